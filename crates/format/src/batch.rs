@@ -1,0 +1,171 @@
+//! A batch: one atomic append to the log.
+//!
+//! ```text
+//! | header 96 | entries ... | zeroes to a whole block | payload, whole blocks |
+//! ```
+//!
+//! Batches have consecutive sequence numbers over the whole pool, and each carries the checksum of the one
+//! before it: a batch is part of history only where the chain from the checkpoint reaches it. A *group* is a
+//! run of batches of which the last has [`GROUP_END`]; recovery applies a group as a whole or not at all.
+
+use crate::checksum::Check64;
+use crate::entry::EntryIter;
+use crate::layout::*;
+use crate::{BLOCK, FormatError, PoolId, Result, SegmentId, Slot, VERSION, align_up};
+
+const MAGIC: &[u8; 8] = b"FBBATCH\0";
+/// Flag: the last batch of its group.
+pub const GROUP_END: u32 = 1;
+
+layout!(batch_header, "batch header", 96, {
+    MAGIC @ 0, 8, "`FBBATCH\\0`";
+    POOL_ID @ 8, 16, "pool id";
+    EPOCH @ 24, 8, "epoch of its writer";
+    SEQ @ 32, 8, "sequence number, consecutive over the pool";
+    CHAIN @ 40, 8, "checksum of the batch before it";
+    SEGMENT @ 48, 4, "segment id";
+    OFFSET @ 52, 4, "byte offset of this batch in the segment";
+    FLAGS @ 56, 4, "1: last of its group";
+    ENTRIES_LEN @ 60, 4, "bytes of entries";
+    PAYLOAD_LEN @ 64, 4, "bytes of payload, whole blocks";
+    VERSION @ 68, 4, "format version";
+    CHECK @ 88, 8, "CRC-64/NVME of the batch without these 8 bytes";
+});
+
+/// Header of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchHeader {
+    /// The pool.
+    pub pool: PoolId,
+    /// Epoch of the writer.
+    pub epoch: u64,
+    /// Sequence number.
+    pub seq: u64,
+    /// Checksum of the batch before it.
+    pub chain: u64,
+    /// The segment it stands in.
+    pub segment: SegmentId,
+    /// Its byte offset there.
+    pub offset: u32,
+    /// [`GROUP_END`] or 0.
+    pub flags: u32,
+}
+
+impl BatchHeader {
+    /// Bytes before the payload, for that many bytes of entries.
+    pub const fn head_len(entries_len: usize) -> usize {
+        align_up(batch_header::SIZE + entries_len, BLOCK)
+    }
+
+    /// First slot of the payload of a batch at byte `offset` of its segment.
+    pub const fn payload_slot(offset: u64, entries_len: usize) -> Slot {
+        Slot::at(offset + Self::head_len(entries_len) as u64)
+    }
+
+    /// Encodes header and entries into `head`, which has [`Self::head_len`] bytes of zeroes, and returns the
+    /// batch's checksum. `payload` is what will stand behind it, whole blocks.
+    pub fn encode(&self, head: &mut [u8], entries: &[u8], payload: &[u8]) -> u64 {
+        use batch_header as l;
+        assert_eq!(head.len(), Self::head_len(entries.len()));
+        assert!(payload.len().is_multiple_of(BLOCK));
+        put_bytes(head, l::MAGIC, MAGIC);
+        put_bytes(head, l::POOL_ID, &self.pool.0);
+        put_u64(head, l::EPOCH, self.epoch);
+        put_u64(head, l::SEQ, self.seq);
+        put_u64(head, l::CHAIN, self.chain);
+        put_u32(head, l::SEGMENT, self.segment.0);
+        put_u32(head, l::OFFSET, self.offset);
+        put_u32(head, l::FLAGS, self.flags);
+        put_u32(head, l::ENTRIES_LEN, entries.len() as u32);
+        put_u32(head, l::PAYLOAD_LEN, payload.len() as u32);
+        put_u32(head, l::VERSION, VERSION);
+        head[l::SIZE..l::SIZE + entries.len()].copy_from_slice(entries);
+        let check = check(head, payload);
+        put_u64(head, l::CHECK, check);
+        check
+    }
+}
+
+fn check(head: &[u8], payload: &[u8]) -> u64 {
+    let mut c = Check64::default();
+    c.update(&head[..batch_header::CHECK.start]);
+    c.update(&head[batch_header::SIZE..]);
+    c.update(payload);
+    c.finish()
+}
+
+/// A batch that was read and found whole.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a> {
+    /// Its header.
+    pub header: BatchHeader,
+    /// Its checksum, to which the next batch links.
+    pub check: u64,
+    /// First slot of its payload.
+    pub payload_slot: Slot,
+    /// Its payload.
+    pub payload: &'a [u8],
+    entries: &'a [u8],
+}
+
+impl<'a> Batch<'a> {
+    /// Bytes of the batch whose header begins `b`, before anything but its plausibility is known; so that a
+    /// reader knows how much to read. At least a header's worth of bytes is needed.
+    pub fn peek_len(b: &[u8]) -> Result<usize> {
+        use batch_header as l;
+        const WHAT: &str = "batch";
+        if b.len() < l::SIZE {
+            return Err(FormatError::Truncated(WHAT));
+        }
+        if &b[l::MAGIC] != MAGIC {
+            return Err(FormatError::Magic(WHAT));
+        }
+        let payload = get_u32(b, l::PAYLOAD_LEN) as usize;
+        if !payload.is_multiple_of(BLOCK) {
+            return Err(FormatError::Value { what: WHAT, field: "payload_len" });
+        }
+        Ok(BatchHeader::head_len(get_u32(b, l::ENTRIES_LEN) as usize) + payload)
+    }
+
+    /// Verifies and decodes the batch that was read at `offset` of `segment` of `pool`.
+    pub fn decode(b: &'a [u8], pool: PoolId, segment: SegmentId, offset: u32) -> Result<Batch<'a>> {
+        use batch_header as l;
+        const WHAT: &str = "batch";
+        let len = Batch::peek_len(b)?;
+        let b = b.get(..len).ok_or(FormatError::Truncated(WHAT))?;
+        let entries_len = get_u32(b, l::ENTRIES_LEN) as usize;
+        let (head, payload) = b.split_at(BatchHeader::head_len(entries_len));
+        let stored = get_u64(b, l::CHECK);
+        if check(head, payload) != stored {
+            return Err(FormatError::Checksum(WHAT));
+        }
+        let found = get_u32(b, l::VERSION);
+        if found > VERSION {
+            return Err(FormatError::Newer { found });
+        }
+        let header = BatchHeader {
+            pool: PoolId(get_array(b, l::POOL_ID)),
+            epoch: get_u64(b, l::EPOCH),
+            seq: get_u64(b, l::SEQ),
+            chain: get_u64(b, l::CHAIN),
+            segment: SegmentId(get_u32(b, l::SEGMENT)),
+            offset: get_u32(b, l::OFFSET),
+            flags: get_u32(b, l::FLAGS),
+        };
+        if (header.pool, header.segment, header.offset) != (pool, segment, offset) {
+            return Err(FormatError::Foreign { what: WHAT, field: "place" });
+        }
+        Ok(Batch {
+            header,
+            check: stored,
+            payload_slot: BatchHeader::payload_slot(offset as u64, entries_len),
+            payload,
+            entries: &head[l::SIZE..l::SIZE + entries_len],
+        })
+    }
+
+    /// Its entries, in order.
+    pub fn entries(&self) -> EntryIter<'a> {
+        EntryIter::new(self.entries)
+    }
+}

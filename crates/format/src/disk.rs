@@ -1,0 +1,249 @@
+//! Disks (volumes, snapshots, images) as the catalogue records them, and the changes to the catalogue that
+//! the log carries.
+
+use crate::layout::*;
+use crate::{FormatError, MapValue, Result};
+
+/// Longest name of a disk, in bytes.
+pub const MAX_NAME: usize = 255;
+
+/// Number of a disk; starts at 1 and is never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct DiskId(pub u32);
+
+/// What a disk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Role {
+    /// Can be written.
+    Volume = 1,
+    /// An immutable point of a volume, its parent.
+    Snapshot = 2,
+    /// Immutable, made to be cloned.
+    Image = 3,
+    /// An import that is under way; a pool that is opened removes it.
+    Import = 4,
+}
+
+/// When a write is durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+pub enum SyncMode {
+    /// A volatile write cache: flush and FUA are honoured, and dirty data is never older than a second.
+    #[default]
+    Flush = 1,
+    /// Every acknowledged write is durable.
+    Always = 2,
+    /// Nothing is promised; flushes are answered at once.
+    Never = 3,
+}
+
+layout!(disk, "disk record", 96, {
+    ID @ 0, 4, "disk id";
+    ROLE @ 4, 1, "1 volume, 2 snapshot, 3 image, 4 import under way";
+    SYNC @ 5, 1, "1 flush, 2 always, 3 never";
+    HEIGHT @ 6, 1, "levels of the block map above its leaves";
+    NAME_LEN @ 7, 1, "bytes of the name, which follows the record";
+    SIZE_BYTES @ 8, 8, "size in bytes, a multiple of 512";
+    CREATED_MS @ 16, 8, "creation time, Unix milliseconds";
+    PARENT @ 24, 4, "of a snapshot: its volume; else 0";
+    ORIGIN @ 28, 4, "of a clone: the snapshot or image it started from; else 0";
+    WRITE_CACHE @ 32, 8, "of a desktop: bytes of its RAM write cache; else 0";
+    UUID @ 40, 16, "identity that guests and initiators see, random";
+    ROOT @ 56, 12, "root of the block map, as a block reference";
+});
+
+/// A disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskRecord {
+    /// Its number.
+    pub id: DiskId,
+    /// What it is.
+    pub role: Role,
+    /// When its writes are durable.
+    pub sync: SyncMode,
+    /// Its name: at most [`MAX_NAME`] bytes of UTF-8. A snapshot's name is its own part, without the volume's.
+    pub name: String,
+    /// Size in bytes.
+    pub size: u64,
+    /// Creation time in Unix milliseconds.
+    pub created_ms: u64,
+    /// Of a snapshot: its volume.
+    pub parent: Option<DiskId>,
+    /// Of a clone: the snapshot or image it started from.
+    pub origin: Option<DiskId>,
+    /// Of a desktop: bytes of its RAM write cache.
+    pub write_cache: u64,
+    /// Identity that guests and initiators see.
+    pub uuid: [u8; 16],
+    /// Levels of the block map above its leaves.
+    pub height: u8,
+    /// Root of the block map: a node, or a hole where nothing is mapped.
+    pub root: MapValue,
+}
+
+fn optional(id: u32) -> Option<DiskId> {
+    (id != 0).then_some(DiskId(id))
+}
+
+impl DiskRecord {
+    /// Appends the record, then the name, then zeroes up to a multiple of eight.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        use disk as l;
+        assert!(self.name.len() <= MAX_NAME, "names are checked where they are given");
+        let start = out.len();
+        out.resize(start + l::SIZE, 0);
+        let b = &mut out[start..];
+        put_u32(b, l::ID, self.id.0);
+        put_u8(b, l::ROLE, self.role as u8);
+        put_u8(b, l::SYNC, self.sync as u8);
+        put_u8(b, l::HEIGHT, self.height);
+        put_u8(b, l::NAME_LEN, self.name.len() as u8);
+        put_u64(b, l::SIZE_BYTES, self.size);
+        put_u64(b, l::CREATED_MS, self.created_ms);
+        put_u32(b, l::PARENT, self.parent.map_or(0, |d| d.0));
+        put_u32(b, l::ORIGIN, self.origin.map_or(0, |d| d.0));
+        put_u64(b, l::WRITE_CACHE, self.write_cache);
+        put_bytes(b, l::UUID, &self.uuid);
+        put_bytes(b, l::ROOT, &self.root.encode());
+        out.extend_from_slice(self.name.as_bytes());
+        out.resize(crate::align_up(out.len() - start, 8) + start, 0);
+    }
+
+    /// Decodes one record at the front of `bytes` and moves past it.
+    pub fn decode(bytes: &mut &[u8]) -> Result<DiskRecord> {
+        use disk as l;
+        const WHAT: &str = "disk record";
+        let bad = |field| FormatError::Value { what: WHAT, field };
+        let b = *bytes;
+        if b.len() < l::SIZE {
+            return Err(FormatError::Truncated(WHAT));
+        }
+        let name_len = get_u8(b, l::NAME_LEN) as usize;
+        let len = crate::align_up(l::SIZE + name_len, 8);
+        if b.len() < len {
+            return Err(FormatError::Truncated(WHAT));
+        }
+        let name = std::str::from_utf8(&b[l::SIZE..l::SIZE + name_len]).map_err(|_| bad("name"))?;
+        let record = DiskRecord {
+            id: optional(get_u32(b, l::ID)).ok_or(bad("id"))?,
+            role: match get_u8(b, l::ROLE) {
+                1 => Role::Volume,
+                2 => Role::Snapshot,
+                3 => Role::Image,
+                4 => Role::Import,
+                _ => return Err(bad("role")),
+            },
+            sync: match get_u8(b, l::SYNC) {
+                1 => SyncMode::Flush,
+                2 => SyncMode::Always,
+                3 => SyncMode::Never,
+                _ => return Err(bad("sync")),
+            },
+            name: name.to_owned(),
+            size: get_u64(b, l::SIZE_BYTES),
+            created_ms: get_u64(b, l::CREATED_MS),
+            parent: optional(get_u32(b, l::PARENT)),
+            origin: optional(get_u32(b, l::ORIGIN)),
+            write_cache: get_u64(b, l::WRITE_CACHE),
+            uuid: get_array(b, l::UUID),
+            height: get_u8(b, l::HEIGHT),
+            root: MapValue::decode(&get_array(b, l::ROOT)).ok_or(bad("root"))?,
+        };
+        *bytes = &b[len..];
+        Ok(record)
+    }
+}
+
+layout!(op, "catalogue change", 24, {
+    KIND @ 0, 1, "1 create, 2 delete, 3 copy contents, 4 resize, 5 update";
+    DISK @ 4, 4, "disk id";
+    FROM @ 8, 4, "of create and copy: the disk whose contents it takes; else 0";
+    SIZE_BYTES @ 16, 8, "of resize: the new size in bytes";
+});
+
+/// One change to the catalogue. Create and update are followed by a disk record, whose root is not used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CatalogueOp {
+    /// A new disk, empty or with the contents that `from` has at this place of the log.
+    Create {
+        /// The disk; its root and height are not used.
+        disk: DiskRecord,
+        /// The disk whose contents it starts from.
+        from: Option<DiskId>,
+    },
+    /// The disk is gone.
+    Delete {
+        /// Which.
+        disk: DiskId,
+    },
+    /// The disk takes contents and size of `from`: rollback and reset.
+    Copy {
+        /// Which disk is changed.
+        disk: DiskId,
+        /// Whose contents it takes.
+        from: DiskId,
+    },
+    /// A new size; what lies beyond a smaller one is discarded.
+    Resize {
+        /// Which disk.
+        disk: DiskId,
+        /// The new size in bytes.
+        size: u64,
+    },
+    /// Everything but size and contents is replaced.
+    Update {
+        /// The disk as it is now; its size, root and height are not used.
+        disk: DiskRecord,
+    },
+}
+
+impl CatalogueOp {
+    /// Appends the encoded change, a multiple of eight bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.resize(start + op::SIZE, 0);
+        let b = &mut out[start..];
+        let mut head = |kind, disk: DiskId, from: Option<DiskId>, size| {
+            put_u8(b, op::KIND, kind);
+            put_u32(b, op::DISK, disk.0);
+            put_u32(b, op::FROM, from.map_or(0, |d| d.0));
+            put_u64(b, op::SIZE_BYTES, size);
+        };
+        match self {
+            CatalogueOp::Create { disk, from } => {
+                head(1, disk.id, *from, 0);
+                disk.encode(out);
+            }
+            CatalogueOp::Delete { disk } => head(2, *disk, None, 0),
+            CatalogueOp::Copy { disk, from } => head(3, *disk, Some(*from), 0),
+            CatalogueOp::Resize { disk, size } => head(4, *disk, None, *size),
+            CatalogueOp::Update { disk } => {
+                head(5, disk.id, None, 0);
+                disk.encode(out);
+            }
+        }
+    }
+
+    /// Decodes exactly one change from `bytes`.
+    pub fn decode(bytes: &[u8]) -> Result<CatalogueOp> {
+        const WHAT: &str = "catalogue change";
+        let bad = |field| FormatError::Value { what: WHAT, field };
+        let (b, mut rest) = bytes.split_at_checked(op::SIZE).ok_or(FormatError::Truncated(WHAT))?;
+        let disk = optional(get_u32(b, op::DISK)).ok_or(bad("disk"))?;
+        let from = optional(get_u32(b, op::FROM));
+        let mut record = || {
+            let r = DiskRecord::decode(&mut rest)?;
+            if r.id == disk { Ok(r) } else { Err(bad("disk")) }
+        };
+        let change = match get_u8(b, op::KIND) {
+            1 => CatalogueOp::Create { disk: record()?, from },
+            2 => CatalogueOp::Delete { disk },
+            3 => CatalogueOp::Copy { disk, from: from.ok_or(bad("from"))? },
+            4 => CatalogueOp::Resize { disk, size: get_u64(b, op::SIZE_BYTES) },
+            5 => CatalogueOp::Update { disk: record()? },
+            _ => return Err(bad("kind")),
+        };
+        if rest.is_empty() { Ok(change) } else { Err(bad("length")) }
+    }
+}

@@ -1,0 +1,261 @@
+//! Entries: what a batch says. They apply in order.
+
+use crate::layout::*;
+use crate::{BlockRef, CatalogueOp, DiskId, Form, FormatError, MapValue, Result, Slot, align_up};
+
+/// Keyed BLAKE3 of a block, 128 bits kept; all zero where none was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Fingerprint(pub [u8; 16]);
+
+const PUT: u8 = 1;
+const REFERENCE: u8 = 2;
+const ZERO: u8 = 3;
+const NODE: u8 = 4;
+const BLOB: u8 = 5;
+const CATALOGUE: u8 = 6;
+
+layout!(put, "entry: put", 40, {
+    TAG @ 0, 1, "1";
+    FORM @ 1, 1, "form: codec and stored length";
+    DISK @ 4, 4, "disk id";
+    BLOCK_INDEX @ 8, 8, "logical block number";
+    SLOT @ 16, 4, "slot in this segment, within this batch's payload";
+    CRC @ 20, 4, "CRC-32C of the plain content";
+    FINGERPRINT @ 24, 16, "fingerprint; zero where none was made";
+});
+layout!(reference, "entry: reference", 32, {
+    TAG @ 0, 1, "2";
+    DISK @ 4, 4, "disk id";
+    BLOCK_INDEX @ 8, 8, "logical block number";
+    TARGET @ 16, 12, "the block that is stored already, as a block reference";
+});
+layout!(zero, "entry: zero", 24, {
+    TAG @ 0, 1, "3";
+    ALLOCATED @ 1, 1, "0 hole, 1 allocated zeroes";
+    DISK @ 4, 4, "disk id";
+    BLOCK_INDEX @ 8, 8, "first logical block number";
+    COUNT @ 16, 8, "blocks";
+});
+layout!(node, "entry: map node", 16, {
+    TAG @ 0, 1, "4";
+    FORM @ 1, 1, "form: stored length";
+    SLOT @ 4, 4, "slot in this segment, within this batch's payload";
+    CRC @ 8, 4, "CRC-32C of the node, padded to its stored length";
+});
+layout!(blob, "entry: checkpoint piece", 16, {
+    TAG @ 0, 1, "5";
+    SLOT @ 4, 4, "first slot in this segment, within this batch's payload";
+    LEN @ 8, 4, "bytes";
+});
+layout!(catalogue, "entry: catalogue change", 8, {
+    TAG @ 0, 1, "6";
+    LEN @ 4, 4, "bytes of the change, which follows; a multiple of 8";
+});
+
+/// One entry of a batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Entry {
+    /// A block of a disk, whose content is in this batch's payload.
+    Put {
+        /// The disk.
+        disk: DiskId,
+        /// Logical block number.
+        block: u64,
+        /// Where the content is.
+        slot: Slot,
+        /// How it is stored.
+        form: Form,
+        /// CRC-32C of the plain content.
+        crc: u32,
+        /// Fingerprint, or zeroes.
+        fingerprint: Fingerprint,
+    },
+    /// A block of a disk, whose content is stored already.
+    Reference {
+        /// The disk.
+        disk: DiskId,
+        /// Logical block number.
+        block: u64,
+        /// The stored block.
+        target: BlockRef,
+    },
+    /// A range of blocks that read as zeroes from here on.
+    Zero {
+        /// The disk.
+        disk: DiskId,
+        /// First logical block number.
+        block: u64,
+        /// Number of blocks.
+        count: u64,
+        /// Whether the range stays allocated.
+        allocated: bool,
+    },
+    /// A node of a block map, in this batch's payload.
+    Node {
+        /// Where it is.
+        slot: Slot,
+        /// Stored length.
+        form: Form,
+        /// CRC-32C of the stored bytes.
+        crc: u32,
+    },
+    /// A piece of a checkpoint, in this batch's payload.
+    Blob {
+        /// Where it begins.
+        slot: Slot,
+        /// Bytes.
+        len: u32,
+    },
+    /// A change to the catalogue.
+    Catalogue(CatalogueOp),
+}
+
+impl Entry {
+    /// Appends the encoded entry, a multiple of eight bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        fn grow(out: &mut Vec<u8>, n: usize, tag: u8) -> &mut [u8] {
+            let start = out.len();
+            out.resize(start + n, 0);
+            out[start] = tag;
+            &mut out[start..]
+        }
+        match self {
+            Entry::Put { disk, block, slot, form, crc, fingerprint } => {
+                let b = grow(out, put::SIZE, PUT);
+                put_u8(b, put::FORM, form.0);
+                put_u32(b, put::DISK, disk.0);
+                put_u64(b, put::BLOCK_INDEX, *block);
+                put_u32(b, put::SLOT, slot.0);
+                put_u32(b, put::CRC, *crc);
+                put_bytes(b, put::FINGERPRINT, &fingerprint.0);
+            }
+            Entry::Reference { disk, block, target } => {
+                let b = grow(out, reference::SIZE, REFERENCE);
+                put_u32(b, reference::DISK, disk.0);
+                put_u64(b, reference::BLOCK_INDEX, *block);
+                put_bytes(b, reference::TARGET, &MapValue::At(*target).encode());
+            }
+            Entry::Zero { disk, block, count, allocated } => {
+                let b = grow(out, zero::SIZE, ZERO);
+                put_u8(b, zero::ALLOCATED, u8::from(*allocated));
+                put_u32(b, zero::DISK, disk.0);
+                put_u64(b, zero::BLOCK_INDEX, *block);
+                put_u64(b, zero::COUNT, *count);
+            }
+            Entry::Node { slot, form, crc } => {
+                let b = grow(out, node::SIZE, NODE);
+                put_u8(b, node::FORM, form.0);
+                put_u32(b, node::SLOT, slot.0);
+                put_u32(b, node::CRC, *crc);
+            }
+            Entry::Blob { slot, len } => {
+                let b = grow(out, blob::SIZE, BLOB);
+                put_u32(b, blob::SLOT, slot.0);
+                put_u32(b, blob::LEN, *len);
+            }
+            Entry::Catalogue(change) => {
+                grow(out, catalogue::SIZE, CATALOGUE);
+                change.encode(out);
+                let len = out.len() - start - catalogue::SIZE;
+                put_u32(&mut out[start..], catalogue::LEN, len as u32);
+            }
+        }
+        debug_assert!((out.len() - start).is_multiple_of(8));
+    }
+
+    /// Decodes the entry at the front of `b`; returns it and its length.
+    fn decode(b: &[u8]) -> Result<(Entry, usize)> {
+        const WHAT: &str = "entry";
+        let bad = |field| FormatError::Value { what: WHAT, field };
+        let fixed = |n| b.get(..n).ok_or(FormatError::Truncated(WHAT));
+        Ok(match b.first().copied() {
+            Some(PUT) => {
+                let b = fixed(put::SIZE)?;
+                let form = Form(get_u8(b, put::FORM));
+                form.codec().ok_or(bad("form"))?;
+                let entry = Entry::Put {
+                    disk: DiskId(get_u32(b, put::DISK)),
+                    block: get_u64(b, put::BLOCK_INDEX),
+                    slot: Slot(get_u32(b, put::SLOT)),
+                    form,
+                    crc: get_u32(b, put::CRC),
+                    fingerprint: Fingerprint(get_array(b, put::FINGERPRINT)),
+                };
+                (entry, put::SIZE)
+            }
+            Some(REFERENCE) => {
+                let b = fixed(reference::SIZE)?;
+                let Some(MapValue::At(target)) = MapValue::decode(&get_array(b, reference::TARGET)) else {
+                    return Err(bad("target"));
+                };
+                let disk = DiskId(get_u32(b, reference::DISK));
+                let block = get_u64(b, reference::BLOCK_INDEX);
+                (Entry::Reference { disk, block, target }, reference::SIZE)
+            }
+            Some(ZERO) => {
+                let b = fixed(zero::SIZE)?;
+                let entry = Entry::Zero {
+                    disk: DiskId(get_u32(b, zero::DISK)),
+                    block: get_u64(b, zero::BLOCK_INDEX),
+                    count: get_u64(b, zero::COUNT),
+                    allocated: get_u8(b, zero::ALLOCATED) != 0,
+                };
+                (entry, zero::SIZE)
+            }
+            Some(NODE) => {
+                let b = fixed(node::SIZE)?;
+                let form = Form(get_u8(b, node::FORM));
+                let entry =
+                    Entry::Node { slot: Slot(get_u32(b, node::SLOT)), form, crc: get_u32(b, node::CRC) };
+                (entry, node::SIZE)
+            }
+            Some(BLOB) => {
+                let b = fixed(blob::SIZE)?;
+                let entry = Entry::Blob { slot: Slot(get_u32(b, blob::SLOT)), len: get_u32(b, blob::LEN) };
+                (entry, blob::SIZE)
+            }
+            Some(CATALOGUE) => {
+                let len = get_u32(fixed(catalogue::SIZE)?, catalogue::LEN) as usize;
+                if len != align_up(len, 8) {
+                    return Err(bad("len"));
+                }
+                let whole = fixed(catalogue::SIZE + len)?;
+                (Entry::Catalogue(CatalogueOp::decode(&whole[catalogue::SIZE..])?), whole.len())
+            }
+            Some(_) => return Err(bad("tag")),
+            None => return Err(FormatError::Truncated(WHAT)),
+        })
+    }
+}
+
+/// The entries of a batch, in order; ends after the first that does not decode.
+#[derive(Debug, Clone)]
+pub struct EntryIter<'a>(&'a [u8]);
+
+impl<'a> EntryIter<'a> {
+    /// Over the entry bytes of a batch.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        EntryIter(bytes)
+    }
+}
+
+impl Iterator for EntryIter<'_> {
+    type Item = Result<Entry>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        match Entry::decode(self.0) {
+            Ok((entry, len)) => {
+                self.0 = &self.0[len..];
+                Some(Ok(entry))
+            }
+            Err(e) => {
+                self.0 = &[];
+                Some(Err(e))
+            }
+        }
+    }
+}

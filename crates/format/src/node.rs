@@ -1,0 +1,118 @@
+//! A node of a block map on the store.
+//!
+//! A node has 256 places. A *full* node lists all of them; a *sparse* node lists some, and the others are as
+//! in its base, or holes where it has none. A base is never sparse with a base of its own: chains end after
+//! one step. In a leaf (level 0) a place holds a block; above, a place holds the node of the level below.
+
+use crate::layout::*;
+use crate::{BLOCK, BlockRef, FormatError, MapValue, Result, Slot, align_up};
+
+const MAGIC: u32 = u32::from_le_bytes(*b"FBMN");
+/// Places in a node.
+pub const FANOUT: usize = 256;
+const FULL: u8 = 1;
+const SPARSE: u8 = 2;
+
+layout!(map_node, "map node", 32, {
+    MAGIC @ 0, 4, "`FBMN`";
+    LEVEL @ 4, 1, "0 leaf; else levels above the leaves";
+    KIND @ 5, 1, "1 full: 256 block references follow; 2 sparse: keys, then block references";
+    COUNT @ 6, 2, "places listed";
+    INDEX @ 8, 8, "number of this node in its level: first block >> 8 * (level + 1)";
+    BASE @ 16, 12, "of a sparse node: its base, as a block reference, or a hole";
+});
+
+/// The places that a node lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodeEntries {
+    /// All 256.
+    Full(Vec<MapValue>),
+    /// Some, by ascending place; the others are as in the base.
+    Sparse {
+        /// The node that has the other places, if any: full, or sparse without a base.
+        base: Option<BlockRef>,
+        /// Place and value.
+        places: Vec<(u8, MapValue)>,
+    },
+}
+
+/// A node of a block map.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MapNode {
+    /// 0 for a leaf.
+    pub level: u8,
+    /// Number of this node in its level.
+    pub index: u64,
+    /// Its places.
+    pub entries: NodeEntries,
+}
+
+impl MapNode {
+    /// Encodes the node, padded to whole slots; at most one block. A sparse node must list few enough places.
+    pub fn encode(&self) -> Vec<u8> {
+        use map_node as l;
+        let mut b = vec![0; l::SIZE];
+        put_u32(&mut b, l::MAGIC, MAGIC);
+        put_u8(&mut b, l::LEVEL, self.level);
+        put_u64(&mut b, l::INDEX, self.index);
+        match &self.entries {
+            NodeEntries::Full(places) => {
+                assert_eq!(places.len(), FANOUT);
+                put_u8(&mut b, l::KIND, FULL);
+                put_u16(&mut b, l::COUNT, FANOUT as u16);
+                places.iter().for_each(|v| b.extend_from_slice(&v.encode()));
+            }
+            NodeEntries::Sparse { base, places } => {
+                put_u8(&mut b, l::KIND, SPARSE);
+                put_u16(&mut b, l::COUNT, places.len() as u16);
+                put_bytes(&mut b, l::BASE, &base.map_or(MapValue::Hole, MapValue::At).encode());
+                b.extend(places.iter().map(|(place, _)| place));
+                b.resize(align_up(b.len(), 4), 0);
+                places.iter().for_each(|(_, v)| b.extend_from_slice(&v.encode()));
+            }
+        }
+        b.resize(align_up(b.len(), Slot::UNIT), 0);
+        assert!(b.len() <= BLOCK);
+        b
+    }
+
+    /// Decodes a node from its stored bytes, padding included.
+    pub fn decode(b: &[u8]) -> Result<MapNode> {
+        use map_node as l;
+        const WHAT: &str = "map node";
+        let bad = |field| FormatError::Value { what: WHAT, field };
+        if b.len() < l::SIZE {
+            return Err(FormatError::Truncated(WHAT));
+        }
+        if get_u32(b, l::MAGIC) != MAGIC {
+            return Err(FormatError::Magic(WHAT));
+        }
+        let value = |at: &[u8]| MapValue::decode(&get_array(at, 0..12)).ok_or(bad("place"));
+        let values = |from: usize, count: usize| {
+            let at = b.get(from..from + count * MapValue::SIZE).ok_or(FormatError::Truncated(WHAT))?;
+            at.chunks_exact(MapValue::SIZE).map(value).collect::<Result<Vec<_>>>()
+        };
+        let count = get_u16(b, l::COUNT) as usize;
+        if count > FANOUT {
+            return Err(bad("count"));
+        }
+        let entries = match get_u8(b, l::KIND) {
+            FULL if count == FANOUT => NodeEntries::Full(values(l::SIZE, FANOUT)?),
+            SPARSE => {
+                let base = match MapValue::decode(&get_array(b, l::BASE)).ok_or(bad("base"))? {
+                    MapValue::Hole => None,
+                    MapValue::At(r) => Some(r),
+                    MapValue::Zero => return Err(bad("base")),
+                };
+                let keys = b.get(l::SIZE..l::SIZE + count).ok_or(FormatError::Truncated(WHAT))?;
+                if !keys.is_sorted_by(|a, b| a < b) {
+                    return Err(bad("keys"));
+                }
+                let values = values(align_up(l::SIZE + count, 4), count)?;
+                NodeEntries::Sparse { base, places: keys.iter().copied().zip(values).collect() }
+            }
+            _ => return Err(bad("kind")),
+        };
+        Ok(MapNode { level: get_u8(b, l::LEVEL), index: get_u64(b, l::INDEX), entries })
+    }
+}

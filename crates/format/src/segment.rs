@@ -1,0 +1,257 @@
+//! Segments: a header, batches in order, and, once sealed, a footer with the directory of the slots.
+
+use crate::checksum::{check64, crc32c};
+use crate::layout::*;
+use crate::{BLOCK, Fingerprint, Form, FormatError, PoolId, Result, SegmentId, Slot, VERSION, align_up};
+
+const HEADER_MAGIC: &[u8; 8] = b"FBSEGMNT";
+const FOOTER_MAGIC: &[u8; 8] = b"FBSEALED";
+
+/// What a segment is written for. Each stream has one open segment at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Stream {
+    /// Blocks of guests, and changes to the catalogue.
+    Data = 1,
+    /// Blocks that die young.
+    Short = 2,
+    /// Map nodes and checkpoints.
+    Map = 3,
+    /// What the cleaner moved.
+    Moved = 4,
+}
+
+impl Stream {
+    /// All streams.
+    pub const ALL: [Stream; 4] = [Stream::Data, Stream::Short, Stream::Map, Stream::Moved];
+
+    pub(crate) fn decode(v: u8) -> Option<Stream> {
+        Stream::ALL.into_iter().find(|s| *s as u8 == v)
+    }
+}
+
+layout!(segment_header, "segment header", BLOCK, {
+    MAGIC @ 0, 8, "`FBSEGMNT`";
+    VERSION @ 8, 4, "format version";
+    STREAM @ 12, 1, "1 data, 2 short, 3 map, 4 moved";
+    POOL_ID @ 16, 16, "pool id";
+    SEGMENT @ 32, 4, "segment id";
+    EPOCH @ 40, 8, "epoch of its writer";
+    FIRST_SEQ @ 48, 8, "sequence number of its first batch";
+    CHECK @ 4088, 8, "CRC-64/NVME of all bytes before it";
+});
+
+/// First block of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SegmentHeader {
+    /// The pool it belongs to.
+    pub pool: PoolId,
+    /// Its number.
+    pub segment: SegmentId,
+    /// Its stream.
+    pub stream: Stream,
+    /// Epoch of its writer.
+    pub epoch: u64,
+    /// Sequence number of its first batch.
+    pub first_seq: u64,
+}
+
+impl SegmentHeader {
+    /// Encodes into one block.
+    pub fn encode(&self) -> Vec<u8> {
+        use segment_header as l;
+        let mut b = vec![0; l::SIZE];
+        put_bytes(&mut b, l::MAGIC, HEADER_MAGIC);
+        put_u32(&mut b, l::VERSION, VERSION);
+        put_u8(&mut b, l::STREAM, self.stream as u8);
+        put_bytes(&mut b, l::POOL_ID, &self.pool.0);
+        put_u32(&mut b, l::SEGMENT, self.segment.0);
+        put_u64(&mut b, l::EPOCH, self.epoch);
+        put_u64(&mut b, l::FIRST_SEQ, self.first_seq);
+        let check = check64(&b[..l::CHECK.start]);
+        put_u64(&mut b, l::CHECK, check);
+        b
+    }
+
+    /// Decodes the first block of `segment` of `pool`.
+    pub fn decode(b: &[u8], pool: PoolId, segment: SegmentId) -> Result<SegmentHeader> {
+        use segment_header as l;
+        const WHAT: &str = "segment header";
+        if b.len() < l::SIZE {
+            return Err(FormatError::Truncated(WHAT));
+        }
+        if &b[l::MAGIC] != HEADER_MAGIC {
+            return Err(FormatError::Magic(WHAT));
+        }
+        if check64(&b[..l::CHECK.start]) != get_u64(b, l::CHECK) {
+            return Err(FormatError::Checksum(WHAT));
+        }
+        let header = SegmentHeader {
+            pool: PoolId(get_array(b, l::POOL_ID)),
+            segment: SegmentId(get_u32(b, l::SEGMENT)),
+            stream: Stream::decode(get_u8(b, l::STREAM))
+                .ok_or(FormatError::Value { what: WHAT, field: "stream" })?,
+            epoch: get_u64(b, l::EPOCH),
+            first_seq: get_u64(b, l::FIRST_SEQ),
+        };
+        if header.pool != pool {
+            return Err(FormatError::Foreign { what: WHAT, field: "pool_id" });
+        }
+        if header.segment != segment {
+            return Err(FormatError::Foreign { what: WHAT, field: "segment" });
+        }
+        Ok(header)
+    }
+}
+
+/// What a slot holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum SlotKind {
+    /// A guest's block.
+    Block = 1,
+    /// A node of a block map.
+    Node = 2,
+}
+
+layout!(directory_entry, "directory entry", 32, {
+    SLOT @ 0, 4, "slot";
+    FORM @ 4, 1, "form: codec and stored length";
+    KIND @ 5, 1, "1 block, 2 map node";
+    CRC @ 8, 4, "CRC-32C of the plain content";
+    FINGERPRINT @ 16, 16, "fingerprint; zero where none was made";
+});
+
+/// A slot as the directory lists it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirectoryEntry {
+    /// Its place.
+    pub slot: Slot,
+    /// How it is stored.
+    pub form: Form,
+    /// What it holds.
+    pub kind: SlotKind,
+    /// CRC-32C of its plain content.
+    pub crc: u32,
+    /// Its fingerprint, if one was made.
+    pub fingerprint: Fingerprint,
+}
+
+layout!(segment_footer, "segment footer", BLOCK, {
+    MAGIC @ 0, 8, "`FBSEALED`";
+    VERSION @ 8, 4, "format version";
+    COUNT @ 12, 4, "directory entries, which follow this block, padded to whole blocks";
+    POOL_ID @ 16, 16, "pool id";
+    SEGMENT @ 32, 4, "segment id";
+    OFFSET @ 36, 4, "byte offset of this footer in the segment";
+    LAST_SEQ @ 40, 8, "sequence number of its last batch";
+    DIRECTORY_CRC @ 48, 4, "CRC-32C of the directory entries";
+    CHECK @ 4088, 8, "CRC-64/NVME of all bytes before it";
+});
+
+/// Footer of a sealed segment; it stands where the next batch would, and its directory follows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SegmentFooter {
+    /// The pool.
+    pub pool: PoolId,
+    /// The segment.
+    pub segment: SegmentId,
+    /// Byte offset of the footer.
+    pub offset: u32,
+    /// Sequence number of the last batch.
+    pub last_seq: u64,
+    /// Number of directory entries.
+    pub count: u32,
+    /// CRC-32C of the directory.
+    pub directory_crc: u32,
+}
+
+impl SegmentFooter {
+    /// Encodes footer and directory, padded to whole blocks. `count` and `directory_crc` are filled in here.
+    pub fn encode(mut self, directory: &[DirectoryEntry]) -> Vec<u8> {
+        use {directory_entry as d, segment_footer as l};
+        let mut b = vec![0; l::SIZE + directory.len() * d::SIZE];
+        for (e, at) in directory.iter().zip(b[l::SIZE..].chunks_exact_mut(d::SIZE)) {
+            put_u32(at, d::SLOT, e.slot.0);
+            put_u8(at, d::FORM, e.form.0);
+            put_u8(at, d::KIND, e.kind as u8);
+            put_u32(at, d::CRC, e.crc);
+            put_bytes(at, d::FINGERPRINT, &e.fingerprint.0);
+        }
+        self.count = directory.len() as u32;
+        self.directory_crc = crc32c(&b[l::SIZE..]);
+        put_bytes(&mut b, l::MAGIC, FOOTER_MAGIC);
+        put_u32(&mut b, l::VERSION, VERSION);
+        put_u32(&mut b, l::COUNT, self.count);
+        put_bytes(&mut b, l::POOL_ID, &self.pool.0);
+        put_u32(&mut b, l::SEGMENT, self.segment.0);
+        put_u32(&mut b, l::OFFSET, self.offset);
+        put_u64(&mut b, l::LAST_SEQ, self.last_seq);
+        put_u32(&mut b, l::DIRECTORY_CRC, self.directory_crc);
+        let check = check64(&b[..l::CHECK.start]);
+        put_u64(&mut b, l::CHECK, check);
+        b.resize(align_up(b.len(), BLOCK), 0);
+        b
+    }
+
+    /// Whether the bytes begin as a footer does.
+    pub fn is_footer(b: &[u8]) -> bool {
+        b.starts_with(FOOTER_MAGIC)
+    }
+
+    /// Decodes the footer block that was read at `offset` of `segment`.
+    pub fn decode(b: &[u8], pool: PoolId, segment: SegmentId, offset: u32) -> Result<SegmentFooter> {
+        use segment_footer as l;
+        const WHAT: &str = "segment footer";
+        if b.len() < l::SIZE {
+            return Err(FormatError::Truncated(WHAT));
+        }
+        if !Self::is_footer(b) {
+            return Err(FormatError::Magic(WHAT));
+        }
+        if check64(&b[..l::CHECK.start]) != get_u64(b, l::CHECK) {
+            return Err(FormatError::Checksum(WHAT));
+        }
+        let footer = SegmentFooter {
+            pool: PoolId(get_array(b, l::POOL_ID)),
+            segment: SegmentId(get_u32(b, l::SEGMENT)),
+            offset: get_u32(b, l::OFFSET),
+            last_seq: get_u64(b, l::LAST_SEQ),
+            count: get_u32(b, l::COUNT),
+            directory_crc: get_u32(b, l::DIRECTORY_CRC),
+        };
+        if (footer.pool, footer.segment, footer.offset) != (pool, segment, offset) {
+            return Err(FormatError::Foreign { what: WHAT, field: "place" });
+        }
+        Ok(footer)
+    }
+
+    /// Bytes of the directory, without padding.
+    pub fn directory_len(&self) -> usize {
+        self.count as usize * directory_entry::SIZE
+    }
+
+    /// Decodes the directory: the bytes that follow the footer block, at least [`Self::directory_len`] of them.
+    pub fn decode_directory(&self, b: &[u8]) -> Result<Vec<DirectoryEntry>> {
+        use directory_entry as d;
+        const WHAT: &str = "segment directory";
+        let b = b.get(..self.directory_len()).ok_or(FormatError::Truncated(WHAT))?;
+        if crc32c(b) != self.directory_crc {
+            return Err(FormatError::Checksum(WHAT));
+        }
+        let entry = |at: &[u8]| {
+            Ok(DirectoryEntry {
+                slot: Slot(get_u32(at, d::SLOT)),
+                form: Form(get_u8(at, d::FORM)),
+                kind: match get_u8(at, d::KIND) {
+                    1 => SlotKind::Block,
+                    2 => SlotKind::Node,
+                    _ => return Err(FormatError::Value { what: WHAT, field: "kind" }),
+                },
+                crc: get_u32(at, d::CRC),
+                fingerprint: Fingerprint(get_array(at, d::FINGERPRINT)),
+            })
+        };
+        b.chunks_exact(d::SIZE).map(entry).collect()
+    }
+}

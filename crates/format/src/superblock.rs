@@ -1,0 +1,165 @@
+//! The superblock: which pool this is, who holds it, and where its last checkpoint lies.
+//!
+//! A store keeps two copies; generation `g` is written to copy `g % 2`, so a torn write leaves the other.
+
+use crate::checksum::check64;
+use crate::layout::*;
+use crate::{BLOCK, FormatError, Result, SegmentId, VERSION};
+
+const MAGIC: &[u8; 8] = b"FOREBAY\0";
+/// Most blobs that a checkpoint may consist of.
+pub const MAX_BLOBS: usize = 128;
+
+/// Identity of a pool: 16 random bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct PoolId(pub [u8; 16]);
+
+impl std::fmt::Debug for PoolId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+impl std::fmt::Display for PoolId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+layout!(blob_ref, "blob reference", 24, {
+    SEGMENT @ 0, 4, "segment id";
+    OFFSET @ 4, 4, "byte offset in the segment";
+    LEN @ 8, 4, "length in bytes";
+    CHECK @ 16, 8, "CRC-64/NVME of the bytes";
+});
+
+/// A piece of a checkpoint: `len` bytes at `offset` of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlobRef {
+    /// The segment.
+    pub segment: SegmentId,
+    /// Byte offset in it.
+    pub offset: u32,
+    /// Bytes.
+    pub len: u32,
+    /// CRC-64/NVME of the bytes.
+    pub check: u64,
+}
+
+layout!(superblock, "superblock", BLOCK, {
+    MAGIC @ 0, 8, "`FOREBAY\\0`";
+    VERSION @ 8, 4, "format version";
+    POOL_ID @ 16, 16, "pool id, random";
+    GENERATION @ 32, 8, "number of this superblock; each swap adds one";
+    EPOCH @ 40, 8, "ownership epoch; each opening for writing adds one";
+    FINGERPRINT_KEY @ 48, 32, "key of the pool's fingerprints, random and secret";
+    CREATED_MS @ 80, 8, "creation time, Unix milliseconds";
+    SEGMENT_BYTES @ 88, 4, "size at which segments are sealed";
+    BLOB_COUNT @ 92, 4, "pieces of the checkpoint";
+    SEQ @ 96, 8, "sequence number of the last batch that the checkpoint covers";
+    CHAIN @ 104, 8, "checksum of that batch, to which the next one must link";
+    BLOBS @ 128, MAX_BLOBS * blob_ref::SIZE, "the pieces, as blob references";
+    CHECK @ 4088, 8, "CRC-64/NVME of all bytes before it";
+});
+
+/// The superblock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Superblock {
+    /// Which pool.
+    pub pool: PoolId,
+    /// Number of this superblock.
+    pub generation: u64,
+    /// Ownership epoch.
+    pub epoch: u64,
+    /// Key of the pool's fingerprints.
+    pub fingerprint_key: [u8; 32],
+    /// Creation time in Unix milliseconds.
+    pub created_ms: u64,
+    /// Size at which segments are sealed.
+    pub segment_bytes: u32,
+    /// Last batch that the checkpoint covers.
+    pub seq: u64,
+    /// That batch's checksum.
+    pub chain: u64,
+    /// The checkpoint's pieces; none in a pool that has had no checkpoint.
+    pub blobs: Vec<BlobRef>,
+}
+
+impl Superblock {
+    /// Encodes into one block. At most [`MAX_BLOBS`] blobs.
+    pub fn encode(&self) -> Vec<u8> {
+        use superblock as l;
+        assert!(self.blobs.len() <= MAX_BLOBS);
+        let mut b = vec![0; l::SIZE];
+        put_bytes(&mut b, l::MAGIC, MAGIC);
+        put_u32(&mut b, l::VERSION, VERSION);
+        put_bytes(&mut b, l::POOL_ID, &self.pool.0);
+        put_u64(&mut b, l::GENERATION, self.generation);
+        put_u64(&mut b, l::EPOCH, self.epoch);
+        put_bytes(&mut b, l::FINGERPRINT_KEY, &self.fingerprint_key);
+        put_u64(&mut b, l::CREATED_MS, self.created_ms);
+        put_u32(&mut b, l::SEGMENT_BYTES, self.segment_bytes);
+        put_u32(&mut b, l::BLOB_COUNT, self.blobs.len() as u32);
+        put_u64(&mut b, l::SEQ, self.seq);
+        put_u64(&mut b, l::CHAIN, self.chain);
+        for (r, at) in self.blobs.iter().zip(b[l::BLOBS].chunks_exact_mut(blob_ref::SIZE)) {
+            put_u32(at, blob_ref::SEGMENT, r.segment.0);
+            put_u32(at, blob_ref::OFFSET, r.offset);
+            put_u32(at, blob_ref::LEN, r.len);
+            put_u64(at, blob_ref::CHECK, r.check);
+        }
+        let check = check64(&b[..l::CHECK.start]);
+        put_u64(&mut b, l::CHECK, check);
+        b
+    }
+
+    /// Decodes one copy. The version is judged before the checksum, so that a newer pool is named as such.
+    pub fn decode(b: &[u8]) -> Result<Superblock> {
+        use superblock as l;
+        const WHAT: &str = "superblock";
+        if b.len() < l::SIZE {
+            return Err(FormatError::Truncated(WHAT));
+        }
+        if &b[l::MAGIC] != MAGIC {
+            return Err(FormatError::Magic(WHAT));
+        }
+        let found = get_u32(b, l::VERSION);
+        if found > VERSION {
+            return Err(FormatError::Newer { found });
+        }
+        if check64(&b[..l::CHECK.start]) != get_u64(b, l::CHECK) {
+            return Err(FormatError::Checksum(WHAT));
+        }
+        let count = get_u32(b, l::BLOB_COUNT) as usize;
+        if count > MAX_BLOBS {
+            return Err(FormatError::Value { what: WHAT, field: "blob_count" });
+        }
+        let blobs = b[l::BLOBS].chunks_exact(blob_ref::SIZE).take(count).map(|at| BlobRef {
+            segment: SegmentId(get_u32(at, blob_ref::SEGMENT)),
+            offset: get_u32(at, blob_ref::OFFSET),
+            len: get_u32(at, blob_ref::LEN),
+            check: get_u64(at, blob_ref::CHECK),
+        });
+        Ok(Superblock {
+            pool: PoolId(get_array(b, l::POOL_ID)),
+            generation: get_u64(b, l::GENERATION),
+            epoch: get_u64(b, l::EPOCH),
+            fingerprint_key: get_array(b, l::FINGERPRINT_KEY),
+            created_ms: get_u64(b, l::CREATED_MS),
+            segment_bytes: get_u32(b, l::SEGMENT_BYTES),
+            seq: get_u64(b, l::SEQ),
+            chain: get_u64(b, l::CHAIN),
+            blobs: blobs.collect(),
+        })
+    }
+
+    /// The newer of the two copies that decodes; where none does, why the better one fails.
+    pub fn choose(copies: [Option<&[u8]>; 2]) -> Result<Superblock> {
+        let mut decoded = copies.into_iter().flatten().map(Superblock::decode).collect::<Vec<_>>();
+        // A newer format wins over an older copy beside it: opening the older one would go back in time.
+        if let Some(newer) = decoded.iter().find(|r| matches!(r, Err(FormatError::Newer { .. }))) {
+            return newer.clone();
+        }
+        decoded.sort_by_key(|r| r.as_ref().map_or(0, |s| s.generation + 1));
+        decoded.pop().unwrap_or(Err(FormatError::Truncated("superblock")))
+    }
+}

@@ -1,0 +1,132 @@
+//! A byte buffer that the kernel can read and write directly: aligned, with its length a matter of the owner.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// Aligned bytes. `len` bytes are initialised and visible; `capacity` bytes are allocated and initialised.
+pub struct IoBuf {
+    ptr: NonNull<u8>,
+    len: usize,
+    capacity: usize,
+}
+
+// SAFETY: an IoBuf owns its allocation alone, as a Vec does.
+unsafe impl Send for IoBuf {}
+// SAFETY: a shared reference gives out only shared slices.
+unsafe impl Sync for IoBuf {}
+
+impl IoBuf {
+    /// Alignment of the memory, and the unit of direct I/O: no device asks for more.
+    pub const ALIGN: usize = 4096;
+
+    /// An empty buffer with room for at least `capacity` bytes, rounded up to [`IoBuf::ALIGN`].
+    pub fn with_capacity(capacity: usize) -> IoBuf {
+        let capacity = capacity.max(1).next_multiple_of(Self::ALIGN);
+        // SAFETY: the size is not zero.
+        let raw = unsafe { alloc_zeroed(Self::layout(capacity)) };
+        let ptr = NonNull::new(raw).unwrap_or_else(|| handle_alloc_error(Self::layout(capacity)));
+        IoBuf { ptr, len: 0, capacity }
+    }
+
+    /// A buffer of `len` zero bytes.
+    pub fn zeroed(len: usize) -> IoBuf {
+        let mut b = IoBuf::with_capacity(len);
+        b.len = len;
+        b
+    }
+
+    fn layout(capacity: usize) -> Layout {
+        Layout::from_size_align(capacity, Self::ALIGN).expect("a buffer is far smaller than the address space")
+    }
+
+    /// Bytes that fit without growing.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Makes it empty; the memory stays.
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Cuts or grows to `len`; new bytes are zero.
+    pub fn resize(&mut self, len: usize) {
+        let old = self.len;
+        self.reserve(len);
+        self.len = len;
+        if len > old {
+            self[old..].fill(0);
+        }
+    }
+
+    /// Sets the length after the kernel filled the buffer. At most the capacity; whatever the bytes are, they
+    /// are initialised.
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len <= self.capacity);
+        self.len = len;
+    }
+
+    /// Appends bytes.
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) {
+        let old = self.len;
+        self.reserve(old + bytes.len());
+        self.len = old + bytes.len();
+        self[old..].copy_from_slice(bytes);
+    }
+
+    /// Appends zeroes up to a multiple of `align`.
+    pub fn pad_to(&mut self, align: usize) {
+        self.resize(self.len.next_multiple_of(align));
+    }
+
+    /// Start of the memory, for the kernel.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    fn reserve(&mut self, capacity: usize) {
+        if capacity > self.capacity {
+            let mut grown = IoBuf::with_capacity(capacity.max(self.capacity * 2));
+            grown.len = self.len;
+            grown.copy_from_slice(self);
+            *self = grown;
+        }
+    }
+}
+
+impl Drop for IoBuf {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `with_capacity` with this very layout.
+        unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.capacity)) }
+    }
+}
+
+impl Deref for IoBuf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `capacity` bytes are allocated and initialised (zeroed at first), and len <= capacity.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for IoBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and the borrow is unique.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+impl From<&[u8]> for IoBuf {
+    fn from(bytes: &[u8]) -> IoBuf {
+        let mut b = IoBuf::with_capacity(bytes.len());
+        b.extend_from_slice(bytes);
+        b
+    }
+}
+
+impl std::fmt::Debug for IoBuf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "IoBuf({} of {} bytes)", self.len, self.capacity)
+    }
+}

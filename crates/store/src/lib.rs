@@ -1,0 +1,9 @@
+//! Where bytes rest: the store contract and its backends.
+//!
+//! In the order in which a byte meets them: the contract, the counting wrapper that every pool puts around
+//! its store, then the backends.
+mod buf;
+mod contract;
+
+pub use buf::IoBuf;
+pub use contract::{BoxFuture, Capacity, ObjectStat, Result, Store, StoreError};
