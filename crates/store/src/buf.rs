@@ -37,7 +37,8 @@ impl IoBuf {
     }
 
     fn layout(capacity: usize) -> Layout {
-        Layout::from_size_align(capacity, Self::ALIGN).expect("a buffer is far smaller than the address space")
+        Layout::from_size_align(capacity, Self::ALIGN)
+            .expect("a buffer is far smaller than the address space")
     }
 
     /// Bytes that fit without growing.

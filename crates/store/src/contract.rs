@@ -45,6 +45,9 @@ pub enum StoreError {
     /// The store cannot be written.
     #[error("the store is read-only")]
     ReadOnly,
+    /// The place holds something, but no store.
+    #[error("{0:?} holds other files and no pool: give an empty directory, or the right one")]
+    NotAStore(std::path::PathBuf),
     /// The expected superblock is not the one that is there: someone else has taken the pool.
     #[error("the superblock was changed by another server; this one no longer holds the pool")]
     Fenced,

@@ -4,6 +4,12 @@
 //! its store, then the backends.
 mod buf;
 mod contract;
+mod metered;
+mod superblock;
+
+mod memory;
 
 pub use buf::IoBuf;
 pub use contract::{BoxFuture, Capacity, ObjectStat, Result, Store, StoreError};
+pub use memory::MemoryStore;
+pub use metered::{Metered, OpCount, StoreCounts};

@@ -1,0 +1,209 @@
+//! A store in memory, for tests and for pools that need not outlive the process.
+//!
+//! It holds the contract strictly: a misuse that a file would silently take (an append that is not at the
+//! end, two at once, an offset off the alignment) is a panic here. Every operation is complete when the call
+//! returns; the future only carries the result. Room is accounted as a directory does it, with what an object
+//! expects to grow to set aside when it is created, so that [`StoreError::Full`] arises at the same places.
+//!
+//! A process restart is modelled by handing the same `Arc` to the next opener; for crashes see
+//! `FaultyStore`.
+
+use std::collections::BTreeMap;
+use std::future::ready;
+
+use forebay_format::{SegmentId, Superblock};
+use parking_lot::Mutex;
+
+use crate::superblock::{check_swap, copy_of};
+use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store, StoreError};
+
+/// Default of [`MemoryStore::set_capacity`].
+const DEFAULT_CAPACITY: u64 = 1 << 40;
+
+/// See the module.
+pub struct MemoryStore {
+    state: Mutex<State>,
+}
+
+struct State {
+    objects: BTreeMap<SegmentId, Object>,
+    superblock: [Option<Vec<u8>>; 2],
+    capacity: u64,
+    used: u64,
+}
+
+struct Object {
+    bytes: Vec<u8>,
+    /// Accounted room: the larger of what was appended and what was announced.
+    reserved: u64,
+}
+
+/// Panics where an offset or a length breaks the contract.
+pub(crate) fn assert_aligned(what: &str, id: SegmentId, offset: u64, len: usize) {
+    assert!(
+        offset.is_multiple_of(IoBuf::ALIGN as u64) && len.is_multiple_of(IoBuf::ALIGN) && len > 0,
+        "{what} of {len} bytes at {offset} of object {id} is not a multiple of {}",
+        IoBuf::ALIGN
+    );
+}
+
+/// What a read of `bytes` at `offset` gives.
+pub(crate) fn slice_at(bytes: &[u8], offset: u64, len: usize) -> &[u8] {
+    let start = usize::try_from(offset).map_or(bytes.len(), |o| o.min(bytes.len()));
+    &bytes[start..start.saturating_add(len).min(bytes.len())]
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        MemoryStore::new()
+    }
+}
+
+impl MemoryStore {
+    /// An empty store with room for 1 TiB.
+    pub fn new() -> MemoryStore {
+        MemoryStore::with_capacity(DEFAULT_CAPACITY)
+    }
+
+    /// An empty store with room for `bytes`.
+    pub fn with_capacity(bytes: u64) -> MemoryStore {
+        let state = State { objects: BTreeMap::new(), superblock: [None, None], capacity: bytes, used: 0 };
+        MemoryStore { state: Mutex::new(state) }
+    }
+
+    /// Changes the room. Below what is in use, every append that needs more fails, and nothing is lost.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.state.lock().capacity = bytes;
+    }
+
+    /// Changes stored bytes in place, as a medium that rots would. Panics where the object does not exist.
+    pub fn damage(&self, id: SegmentId, change: impl FnOnce(&mut Vec<u8>)) {
+        change(&mut self.state.lock().objects.get_mut(&id).expect("the object to damage exists").bytes);
+    }
+
+    /// Replaces a superblock copy, as damage or another server would.
+    pub fn set_superblock(&self, copy: usize, bytes: Option<Vec<u8>>) {
+        self.state.lock().superblock[copy] = bytes;
+    }
+}
+
+impl State {
+    fn append(&mut self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Result<IoBuf> {
+        assert_aligned("append", id, offset, data.len());
+        let end = offset + data.len() as u64;
+        let object = self.objects.get(&id);
+        if offset == 0 {
+            assert!(object.is_none(), "object {id} is created twice");
+        } else {
+            let Some(object) = object else { return Err(StoreError::NotFound(id)) };
+            assert_eq!(object.bytes.len() as u64, offset, "append to object {id} is not at its end");
+        }
+        let before = object.map_or(0, |o| o.reserved);
+        let reserved = before.max(end).max(if offset == 0 { expected } else { 0 });
+        if self.used + (reserved - before) > self.capacity {
+            return Err(StoreError::Full);
+        }
+        self.used += reserved - before;
+        let object = self.objects.entry(id).or_insert_with(|| Object { bytes: Vec::new(), reserved });
+        object.reserved = reserved;
+        object.bytes.extend_from_slice(&data);
+        Ok(data)
+    }
+
+    fn delete(&mut self, id: SegmentId) {
+        if let Some(object) = self.objects.remove(&id) {
+            self.used -= object.reserved;
+        }
+    }
+}
+
+fn done<'a, T: Send + 'a>(value: T) -> BoxFuture<'a, T> {
+    Box::pin(ready(value))
+}
+
+impl Store for MemoryStore {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+        done(self.state.lock().append(id, offset, data, expected))
+    }
+
+    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        let found = self.state.lock().objects.contains_key(&id);
+        done(if found { Ok(()) } else { Err(StoreError::NotFound(id)) })
+    }
+
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+        assert_aligned("read", id, offset, len);
+        let state = self.state.lock();
+        let object = state.objects.get(&id).ok_or(StoreError::NotFound(id));
+        done(object.map(|o| IoBuf::from(slice_at(&o.bytes, offset, len))))
+    }
+
+    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        self.state.lock().delete(id);
+        done(Ok(()))
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        let state = self.state.lock();
+        let stats = state.objects.iter().map(|(id, o)| ObjectStat { id: *id, len: o.bytes.len() as u64 });
+        done(Ok(stats.collect()))
+    }
+
+    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+        done(Ok(self.state.lock().superblock.clone()))
+    }
+
+    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+        let mut state = self.state.lock();
+        let checked = check_swap(state.superblock.each_ref().map(Option::as_deref), new);
+        if checked.is_ok() {
+            state.superblock[copy_of(new)] = Some(new.encode());
+        }
+        done(checked)
+    }
+
+    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
+        let state = self.state.lock();
+        done(Ok(Capacity { total: state.capacity, free: state.capacity.saturating_sub(state.used) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn append(store: &MemoryStore, id: u32, offset: u64, len: usize) -> Result<IoBuf> {
+        store.state.lock().append(SegmentId(id), offset, IoBuf::zeroed(len), 0)
+    }
+
+    #[test]
+    #[should_panic(expected = "is not at its end")]
+    fn an_append_behind_the_end_panics() {
+        let store = MemoryStore::new();
+        append(&store, 1, 0, 4096).unwrap();
+        let _ = append(&store, 1, 8192, 4096);
+    }
+
+    #[test]
+    #[should_panic(expected = "is created twice")]
+    fn creating_twice_panics() {
+        let store = MemoryStore::new();
+        append(&store, 1, 0, 4096).unwrap();
+        let _ = append(&store, 1, 0, 4096);
+    }
+
+    #[test]
+    #[should_panic(expected = "is not a multiple of")]
+    fn an_unaligned_append_panics() {
+        let _ = append(&MemoryStore::new(), 1, 0, 100);
+    }
+
+    #[test]
+    fn room_comes_back_with_a_delete() {
+        let store = MemoryStore::with_capacity(8192);
+        append(&store, 1, 0, 8192).unwrap();
+        assert_eq!(append(&store, 2, 0, 4096).unwrap_err(), StoreError::Full);
+        store.state.lock().delete(SegmentId(1));
+        append(&store, 2, 0, 4096).unwrap();
+    }
+}

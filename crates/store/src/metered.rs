@@ -1,0 +1,228 @@
+//! Counts what passes: every figure of store operations and bytes is taken here, and nowhere else.
+//!
+//! An operation is counted when it is issued, with the bytes that it asks for, whether or not it succeeds or
+//! its future is kept: that is the load which the store sees. Service times are of those that succeed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use forebay_format::{SegmentId, Superblock};
+
+use crate::superblock::COPY_BYTES;
+use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store};
+
+/// Operations and bytes of one kind.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OpCount {
+    /// Operations.
+    pub ops: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// What a [`Metered`] store has seen since it was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreCounts {
+    /// Reads of objects and of the superblock (both copies: one operation).
+    pub read: OpCount,
+    /// Appends and superblock swaps.
+    pub write: OpCount,
+    /// Syncs of objects; the one inside a superblock swap is part of the swap.
+    pub sync: u64,
+    /// Deletes.
+    pub delete: u64,
+    /// Lists of all objects.
+    pub list: u64,
+    /// Operations of any kind that failed.
+    pub failed: u64,
+}
+
+#[derive(Default)]
+struct Counter {
+    ops: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Counter {
+    fn add(&self, bytes: usize) {
+        self.ops.fetch_add(1, Relaxed);
+        self.bytes.fetch_add(bytes as u64, Relaxed);
+    }
+    fn get(&self) -> OpCount {
+        OpCount { ops: self.ops.load(Relaxed), bytes: self.bytes.load(Relaxed) }
+    }
+}
+
+/// An exponentially weighted mean of microseconds, each sample with a weight of one eighth. Kept times 256,
+/// so that a fast store does not round to nothing; 0 is "no sample yet".
+#[derive(Default)]
+struct Ewma(AtomicU64);
+
+impl Ewma {
+    const SCALE: u64 = 256;
+
+    fn add(&self, start: Instant) {
+        let us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX).min(u64::MAX >> 12);
+        let sample = (us * Self::SCALE).max(1);
+        // Two samples at once may lose one: it is a mean.
+        let old = self.0.load(Relaxed);
+        let new = if old == 0 { sample } else { old - old / 8 + sample / 8 };
+        self.0.store(new.max(1), Relaxed);
+    }
+    fn get_us(&self) -> u64 {
+        self.0.load(Relaxed) / Self::SCALE
+    }
+}
+
+#[derive(Default)]
+struct Meters {
+    read: Counter,
+    write: Counter,
+    sync: AtomicU64,
+    delete: AtomicU64,
+    list: AtomicU64,
+    failed: AtomicU64,
+    append_time: Ewma,
+    sync_time: Ewma,
+}
+
+/// A store that counts what passes to another one.
+pub struct Metered {
+    inner: Arc<dyn Store>,
+    meters: Meters,
+}
+
+impl Metered {
+    /// Counts what passes to `inner`.
+    pub fn new(inner: Arc<dyn Store>) -> Metered {
+        Metered { inner, meters: Meters::default() }
+    }
+
+    /// The store behind.
+    pub fn inner(&self) -> &Arc<dyn Store> {
+        &self.inner
+    }
+
+    /// What was counted.
+    pub fn counts(&self) -> StoreCounts {
+        let m = &self.meters;
+        StoreCounts {
+            read: m.read.get(),
+            write: m.write.get(),
+            sync: m.sync.load(Relaxed),
+            delete: m.delete.load(Relaxed),
+            list: m.list.load(Relaxed),
+            failed: m.failed.load(Relaxed),
+        }
+    }
+
+    /// What a commit costs here at present, in microseconds: the running mean of an append plus that of a
+    /// sync. 0 before the first.
+    pub fn commit_us(&self) -> u64 {
+        self.meters.append_time.get_us() + self.meters.sync_time.get_us()
+    }
+
+    /// Passes on the result of an operation that was issued already, and takes its time since `start`.
+    fn watch<'a, T: Send + 'a>(
+        &'a self,
+        op: BoxFuture<'a, Result<T>>,
+        timed: Option<(&'a Ewma, Instant)>,
+    ) -> BoxFuture<'a, Result<T>> {
+        Box::pin(async move {
+            let result = op.await;
+            match (&result, timed) {
+                (Ok(_), Some((mean, start))) => mean.add(start),
+                (Ok(_), None) => {}
+                (Err(_), _) => {
+                    self.meters.failed.fetch_add(1, Relaxed);
+                }
+            }
+            result
+        })
+    }
+}
+
+impl Store for Metered {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+        self.meters.write.add(data.len());
+        let timed = Some((&self.meters.append_time, Instant::now()));
+        self.watch(self.inner.append(id, offset, data, expected), timed)
+    }
+
+    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        self.meters.sync.fetch_add(1, Relaxed);
+        let timed = Some((&self.meters.sync_time, Instant::now()));
+        self.watch(self.inner.sync(id), timed)
+    }
+
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+        self.meters.read.add(len);
+        self.watch(self.inner.read(id, offset, len), None)
+    }
+
+    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        self.meters.delete.fetch_add(1, Relaxed);
+        self.watch(self.inner.delete(id), None)
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.meters.list.fetch_add(1, Relaxed);
+        self.watch(self.inner.list(), None)
+    }
+
+    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+        self.meters.read.add(2 * COPY_BYTES);
+        self.watch(self.inner.read_superblock(), None)
+    }
+
+    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+        self.meters.write.add(COPY_BYTES);
+        self.watch(self.inner.swap_superblock(new), None)
+    }
+
+    /// Not counted: it asks for no I/O.
+    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
+        self.inner.capacity()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryStore;
+
+    #[tokio::test]
+    async fn counts_operations_and_bytes() {
+        let store = Metered::new(Arc::new(MemoryStore::new()));
+        let id = SegmentId(1);
+        store.append(id, 0, IoBuf::zeroed(8192), 0).await.unwrap();
+        store.append(id, 8192, IoBuf::zeroed(4096), 0).await.unwrap();
+        store.sync(id).await.unwrap();
+        store.read(id, 0, 4096).await.unwrap();
+        store.sync(SegmentId(2)).await.unwrap_err();
+        drop(store.delete(id));
+        let expected = StoreCounts {
+            read: OpCount { ops: 1, bytes: 4096 },
+            write: OpCount { ops: 2, bytes: 12288 },
+            sync: 2,
+            delete: 1,
+            list: 0,
+            failed: 1,
+        };
+        assert_eq!(store.counts(), expected);
+    }
+
+    #[test]
+    fn the_mean_follows_the_samples() {
+        let mean = Ewma::default();
+        assert_eq!(mean.get_us(), 0);
+        let ago = |us| Instant::now() - std::time::Duration::from_micros(us);
+        mean.add(ago(1_000_000));
+        assert!((1_000_000..1_100_000).contains(&mean.get_us()));
+        for _ in 0..200 {
+            mean.add(ago(1000));
+        }
+        assert!((900..100_000).contains(&mean.get_us()), "{}", mean.get_us());
+    }
+}

@@ -1,0 +1,72 @@
+//! The rule of the superblock's compare-and-swap, the same for every backend.
+
+use forebay_format::{FormatError, Superblock};
+
+use crate::{Result, StoreError};
+
+/// Bytes of one copy.
+pub(crate) const COPY_BYTES: usize = forebay_format::BLOCK;
+
+/// The copy that `new` goes to.
+pub(crate) fn copy_of(new: &Superblock) -> usize {
+    (new.generation % 2) as usize
+}
+
+/// Whether `new` may replace what the two copies hold now: the newest valid copy must be of the same pool and
+/// one generation older. A copy of a newer format counts as another server's.
+pub(crate) fn check_swap(copies: [Option<&[u8]>; 2], new: &Superblock) -> Result<()> {
+    let newest = match Superblock::choose(copies) {
+        Ok(newest) => newest,
+        Err(FormatError::Newer { .. }) => return Err(StoreError::Fenced),
+        Err(_) if new.generation <= 1 => return Ok(()),
+        Err(_) => return Err(StoreError::Fenced),
+    };
+    let successor = newest.generation.checked_add(1) == Some(new.generation);
+    if successor && newest.pool == new.pool { Ok(()) } else { Err(StoreError::Fenced) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_format::PoolId;
+
+    fn block(pool: u8, generation: u64) -> Superblock {
+        Superblock {
+            pool: PoolId([pool; 16]),
+            generation,
+            epoch: 1,
+            fingerprint_key: [0; 32],
+            created_ms: 0,
+            segment_bytes: 1 << 20,
+            seq: 0,
+            chain: 0,
+            blobs: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn only_the_successor_of_the_newest_copy_may_be_written() {
+        let (a, b) = (block(1, 4).encode(), block(1, 5).encode());
+        let copies = [Some(&a[..]), Some(&b[..])];
+        assert_eq!(check_swap(copies, &block(1, 6)), Ok(()));
+        for generation in [0, 1, 4, 5, 7, u64::MAX] {
+            assert_eq!(check_swap(copies, &block(1, generation)), Err(StoreError::Fenced));
+        }
+        assert_eq!(check_swap(copies, &block(2, 6)), Err(StoreError::Fenced), "another pool");
+    }
+
+    #[test]
+    fn an_empty_store_takes_the_first_generations_only() {
+        for (generation, expected) in [(0, Ok(())), (1, Ok(())), (2, Err(StoreError::Fenced))] {
+            assert_eq!(check_swap([None, None], &block(1, generation)), expected);
+        }
+    }
+
+    #[test]
+    fn a_damaged_newest_copy_leaves_the_older_one_to_succeed() {
+        let (a, mut b) = (block(1, 4).encode(), block(1, 5).encode());
+        b[100] ^= 1;
+        assert_eq!(check_swap([Some(&a), Some(&b)], &block(1, 5)), Ok(()));
+        assert_eq!(check_swap([Some(&a), Some(&b)], &block(1, 6)), Err(StoreError::Fenced));
+    }
+}
