@@ -3,6 +3,8 @@
 //! It knows no sockets, and has no clock and no randomness of its own: a [`Host`] hands them in, so that a
 //! simulation can drive it. The modules, in the order of the path of a write, then of a read, then of the
 //! work behind both:
+#[allow(dead_code, unused_imports)]
+mod cache;
 mod error;
 mod host;
 mod pool;

@@ -1,0 +1,164 @@
+//! Misses under way: one store read for each address, however many readers wait.
+//!
+//! The reader that asks first for an address is its *leader*; those that come while it works are *followers*
+//! and get its result. A leader that fails, or is dropped before it is done (its client went away), takes the
+//! address out and sends the followers back to the start, where one of them becomes the next leader: nobody
+//! inherits another reader's error, and nobody waits for ever.
+//!
+//! How a reader uses it so that an address is read once:
+//! 1. look into the cache;
+//! 2. [`MissTable::enter`];
+//! 3. as leader, look into the cache *once more* (another leader may have finished between 1 and 2), else
+//!    read the store, insert into the cache, then [`Leader::complete`];
+//!    as follower, await, and on `None` begin again.
+//!
+//! A reader that needs several addresses leads all that it can and completes them *before* it awaits what
+//! others lead; otherwise two such readers could wait for each other.
+//!
+//! Followers are woken in the order in which they came, so that a simulated run can be repeated.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use forebay_format::Address;
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+
+/// The misses under way; clones are handles to the same table. `T` is what a leader hands to its followers.
+pub(crate) struct MissTable<T> {
+    flights: Arc<Mutex<HashMap<Address, Arc<Flight<T>>>>>,
+}
+
+/// One miss under way. The lock of the table is never taken while this one is held.
+struct Flight<T>(Mutex<State<T>>);
+
+struct State<T> {
+    outcome: Option<Outcome<T>>,
+    /// Followers that wait, by the number that each was given.
+    waiting: Vec<(u64, Waker)>,
+    next_follower: u64,
+}
+
+enum Outcome<T> {
+    Done(T),
+    Abandoned,
+}
+
+/// What a reader that missed has to do.
+pub(crate) enum Turn<T> {
+    /// Read the store, and complete.
+    Leader(Leader<T>),
+    /// Wait for the one who does.
+    Follower(Follower<T>),
+}
+
+impl<T> Clone for MissTable<T> {
+    fn clone(&self) -> Self {
+        MissTable { flights: self.flights.clone() }
+    }
+}
+
+impl<T> Default for MissTable<T> {
+    fn default() -> Self {
+        MissTable { flights: Arc::default() }
+    }
+}
+
+impl<T> MissTable<T> {
+    /// Joins the read of `addr` that is under way, or begins one.
+    pub fn enter(&self, addr: Address) -> Turn<T> {
+        let mut flights = self.flights.lock();
+        if let Some(flight) = flights.get(&addr) {
+            return Turn::Follower(Follower { flight: flight.clone(), number: None });
+        }
+        let state = State { outcome: None, waiting: Vec::new(), next_follower: 0 };
+        let flight = Arc::new(Flight(Mutex::new(state)));
+        flights.insert(addr, flight.clone());
+        drop(flights);
+        Turn::Leader(Leader { table: self.clone(), addr, flight: Some(flight) })
+    }
+
+    /// Misses under way.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.flights.lock().len()
+    }
+}
+
+/// The duty to read an address. Dropping it without completing sends the followers back to the start.
+pub(crate) struct Leader<T> {
+    table: MissTable<T>,
+    addr: Address,
+    flight: Option<Arc<Flight<T>>>,
+}
+
+impl<T> Leader<T> {
+    /// Ends the miss and hands `value` to every follower. What goes into the cache must be there before.
+    pub fn complete(mut self, value: T) {
+        self.end(Outcome::Done(value));
+    }
+
+    fn end(&mut self, outcome: Outcome<T>) {
+        let Some(flight) = self.flight.take() else { return };
+        // Out of the table first: whoever begins again must not meet this miss once more.
+        self.table.flights.lock().remove(&self.addr);
+        let mut state = flight.0.lock();
+        state.outcome = Some(outcome);
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+}
+
+impl<T> Drop for Leader<T> {
+    fn drop(&mut self) {
+        self.end(Outcome::Abandoned);
+    }
+}
+
+/// Waits for a leader: its value, or `None` where it gave up and the caller has to begin again.
+pub(crate) struct Follower<T> {
+    flight: Arc<Flight<T>>,
+    number: Option<u64>,
+}
+
+impl<T: Clone> Future for Follower<T> {
+    type Output = Option<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
+        let this = &mut *self;
+        let mut state = this.flight.0.lock();
+        match &state.outcome {
+            Some(Outcome::Done(value)) => return Poll::Ready(Some(value.clone())),
+            Some(Outcome::Abandoned) => return Poll::Ready(None),
+            None => {}
+        }
+        let mut waker = cx.waker().clone();
+        let number = *this.number.get_or_insert(state.next_follower);
+        match state.waiting.iter_mut().find(|(n, _)| *n == number) {
+            Some((_, old)) => std::mem::swap(old, &mut waker),
+            None => {
+                state.next_follower += 1;
+                state.waiting.push((number, waker));
+                return Poll::Pending;
+            }
+        }
+        // Dropping a waker may drop a task, and with it anything: not under the lock.
+        drop(state);
+        drop(waker);
+        Poll::Pending
+    }
+}
+
+impl<T> Drop for Follower<T> {
+    fn drop(&mut self) {
+        let Some(number) = self.number else { return };
+        let mut state = self.flight.0.lock();
+        let mine = state.waiting.iter().position(|(n, _)| *n == number);
+        let waker = mine.map(|at| state.waiting.remove(at));
+        drop(state);
+        drop(waker);
+    }
+}

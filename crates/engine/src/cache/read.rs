@@ -1,0 +1,119 @@
+//! The read cache: blocks by address, in shards.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use forebay_format::{Address, BLOCK};
+use parking_lot::Mutex;
+
+use super::shard::{Shard, hash_of};
+use crate::CacheStats;
+
+/// Most shards. Two readers meet in one with a chance of 1 in 64, for the 100 ns of a copy.
+const MAX_SHARDS: usize = 64;
+/// Least budget of a shard, where there are several: in smaller ones, the load of the shards would be uneven.
+const MIN_SHARD_BYTES: u64 = 4 << 20;
+
+/// A shard on cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Place(Mutex<Shard>);
+
+/// Blocks in RAM, keyed by address. See the [module](super) for what holds of them.
+///
+/// A small budget uses fewer shards. A change of their number empties the cache; a reader or writer that
+/// still goes by the old number meets an empty shard or leaves a block where nobody looks for it, and neither
+/// can be wrong, since an address has one content for ever.
+pub(crate) struct ReadCache {
+    places: Box<[Place]>,
+    /// Shards in use, a power of two.
+    active: AtomicUsize,
+    budget: AtomicU64,
+    /// Held while the budget changes.
+    resizing: Mutex<()>,
+}
+
+impl ReadCache {
+    /// A cache that takes at most `budget` bytes, overhead included. With 0 it holds nothing.
+    pub fn new(budget: u64) -> ReadCache {
+        let cache = ReadCache {
+            places: (0..MAX_SHARDS).map(|_| Place::default()).collect(),
+            active: AtomicUsize::new(1),
+            budget: AtomicU64::new(0),
+            resizing: Mutex::new(()),
+        };
+        cache.set_budget(budget);
+        cache
+    }
+
+    fn place(&self, hash: u64) -> &Mutex<Shard> {
+        // The index uses the lowest and the highest bits.
+        &self.places[(hash >> 40) as usize & (self.active.load(Relaxed) - 1)].0
+    }
+
+    /// Copies bytes of the block at `addr`, from `offset_in_block` on, to `out`, and counts a hit; where it is
+    /// not held, counts a miss, leaves `out` as it is, and returns `false`.
+    pub fn get(&self, addr: Address, offset_in_block: usize, out: &mut [u8]) -> bool {
+        let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
+        let mut shard = self.place(hash).lock();
+        let hit = shard.get(key, hash, offset_in_block, out);
+        shard.misses += u64::from(!hit);
+        hit
+    }
+
+    /// As [`ReadCache::get`], but counts no miss: for a caller that comes back with `get` after a miss.
+    pub fn probe(&self, addr: Address, offset_in_block: usize, out: &mut [u8]) -> bool {
+        let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
+        self.place(hash).lock().get(key, hash, offset_in_block, out)
+    }
+
+    /// Takes in a block whose checksum was verified. Doing so again changes nothing.
+    pub fn insert(&self, addr: Address, block: &[u8; BLOCK]) {
+        let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
+        self.place(hash).lock().insert(key, hash, block);
+    }
+
+    /// Whether the block is held; not a use of it. It may be gone a moment later.
+    pub fn contains(&self, addr: Address) -> bool {
+        let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
+        self.place(hash).lock().contains(key, hash)
+    }
+
+    /// Changes the budget; on return, no more than that is in use.
+    pub fn set_budget(&self, budget: u64) {
+        let _alone = self.resizing.lock();
+        let wanted = (budget / MIN_SHARD_BYTES).clamp(1, MAX_SHARDS as u64) as usize;
+        let active = 1 << wanted.ilog2();
+        if active != self.active.load(Relaxed) {
+            self.set_limits(|_| 0);
+            self.active.store(active, Relaxed);
+        }
+        self.budget.store(budget, Relaxed);
+        let each = Shard::frames_within(budget / active as u64);
+        self.set_limits(|at| if at < active { each } else { 0 });
+    }
+
+    fn set_limits(&self, limit: impl Fn(usize) -> usize) {
+        for (at, place) in self.places.iter().enumerate() {
+            place.0.lock().set_limit(limit(at));
+            while place.0.lock().shrink() {}
+        }
+    }
+
+    /// Hits, misses, bytes held with all overhead, budget.
+    pub fn stats(&self) -> CacheStats {
+        let mut stats = CacheStats { budget: self.budget.load(Relaxed), ..CacheStats::default() };
+        for place in &self.places {
+            let shard = place.0.lock();
+            stats.hits += shard.hits;
+            stats.misses += shard.misses;
+            stats.bytes += shard.heap_bytes();
+        }
+        stats
+    }
+
+    /// Blocks held.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.places.iter().map(|place| place.0.lock().len()).sum()
+    }
+}

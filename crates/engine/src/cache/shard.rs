@@ -1,0 +1,228 @@
+//! One shard of the read cache: an index, frames, and the S3-FIFO policy (Yang et al., "FIFO Queues are All
+//! You Need for Cache Eviction", SOSP 2023).
+//!
+//! New blocks enter the *small* queue, a tenth of the frames. Those that are used there move on to the *main*
+//! queue; the others leave early and are remembered by the ghost, and enter the main queue if they come back.
+//! So a scan passes through the small queue and leaves the main queue alone. A hit changes one counter and
+//! nothing else: no queue is reordered.
+
+use forebay_format::BLOCK;
+use hashbrown::HashTable;
+
+use super::frames::{CHUNK_FRAMES, Frames, Meta, Queue};
+use super::ghost::Ghost;
+
+/// Hits that are counted: 0 to 3, as in the paper.
+const MAX_HITS: u8 = 3;
+/// Hits in the small queue that make a block move on to the main queue. The paper asks for two; one gives the
+/// same hit rates on skewed loads and scans, and follows a moving working set sooner (see the tests).
+const PROMOTE_HITS: u8 = 1;
+/// Share of the small queue: one in ten.
+const SMALL_SHARE: usize = 10;
+/// Frames looked at for one eviction; then the next one goes, hits or not, so that the lock is held briefly.
+const MAX_STEPS: usize = 128;
+
+/// Memory of a shard that does not grow with its frames: alignment of the last chunk, smallest index and
+/// ghost, the chunk's record.
+const BASE_COST: u64 = 6 << 10;
+/// Most memory that a frame costs. The block; 16 bytes of metadata; 16 for its part of the chunk's alignment;
+/// at most 23 in the index (5 for each bucket, of which 7/8 are usable; a table in which erased places pile up
+/// doubles once beyond what its content needs); 4 in the ghost.
+const FRAME_COST: u64 = BLOCK as u64 + 64;
+
+/// Spreads a key over all bits; addresses are not chosen by an adversary, so no secret goes in.
+pub(super) fn hash_of(key: u64) -> u64 {
+    let wide = u128::from(key ^ 0x2d35_8dcc_aa6c_78a5) * 0x9e37_79b9_7f4a_7c15_u128;
+    (wide >> 64) as u64 ^ wide as u64
+}
+
+/// A part of the cache that has its own lock.
+pub(super) struct Shard {
+    limit: usize,
+    index: HashTable<u32>,
+    frames: Frames,
+    free: Queue,
+    small: Queue,
+    main: Queue,
+    ghost: Ghost,
+    pub hits: u64,
+    pub misses: u64,
+}
+
+impl Default for Shard {
+    fn default() -> Self {
+        Shard {
+            limit: 0,
+            index: HashTable::new(),
+            frames: Frames::default(),
+            free: Queue::EMPTY,
+            small: Queue::EMPTY,
+            main: Queue::EMPTY,
+            ghost: Ghost::default(),
+            hits: 0,
+            misses: 0,
+        }
+    }
+}
+
+impl Shard {
+    /// Frames that fit a budget.
+    pub fn frames_within(budget: u64) -> usize {
+        (budget.saturating_sub(BASE_COST) / FRAME_COST) as usize
+    }
+
+    /// Blocks held.
+    pub fn len(&self) -> usize {
+        self.small.len() + self.main.len()
+    }
+
+    /// Bytes on the heap, used or not.
+    pub fn heap_bytes(&self) -> u64 {
+        (self.frames.heap_bytes() + self.index.allocation_size() + self.ghost.heap_bytes()) as u64
+    }
+
+    fn find(&self, key: u64, hash: u64) -> Option<u32> {
+        self.index.find(hash, |f| self.frames.meta(*f).key == key).copied()
+    }
+
+    /// Whether the block is held. No hit.
+    pub fn contains(&self, key: u64, hash: u64) -> bool {
+        self.find(key, hash).is_some()
+    }
+
+    /// Copies from the block to `out`, from byte `offset` on.
+    pub fn get(&mut self, key: u64, hash: u64, offset: usize, out: &mut [u8]) -> bool {
+        let Some(frame) = self.find(key, hash) else { return false };
+        let (meta, block) = self.frames.hit(frame);
+        if meta.hits < MAX_HITS {
+            meta.hits += 1;
+        }
+        out.copy_from_slice(&block[offset..offset + out.len()]);
+        self.hits += 1;
+        true
+    }
+
+    /// Takes a block in, or writes it over the one that is held for the same key.
+    pub fn insert(&mut self, key: u64, hash: u64, block: &[u8; BLOCK]) {
+        if let Some(frame) = self.find(key, hash) {
+            self.frames.block_mut(frame).copy_from_slice(block);
+            return;
+        }
+        let Some(frame) = self.take_frame() else { return };
+        *self.frames.meta_mut(frame) = Meta { key, next: 0, hits: 0 };
+        self.frames.block_mut(frame).copy_from_slice(block);
+        let frames = &self.frames;
+        self.index.insert_unique(hash, frame, |f| hash_of(frames.meta(*f).key));
+        let queue = if self.ghost.take(hash) { &mut self.main } else { &mut self.small };
+        queue.push(&mut self.frames, frame);
+    }
+
+    /// A frame to fill: a free one, a new one, or that of a block that has to leave. None in a shard without
+    /// budget.
+    fn take_frame(&mut self) -> Option<u32> {
+        if self.free.len() == 0 && self.frames.capacity() < self.limit {
+            for frame in self.frames.grow(self.limit) {
+                self.free.push(&mut self.frames, frame);
+            }
+        }
+        if self.free.len() == 0 {
+            self.evict();
+        }
+        if self.limit == 0 {
+            return None;
+        }
+        self.free.pop(&self.frames)
+    }
+
+    /// Makes one block leave, unless there is none.
+    fn evict(&mut self) {
+        let small_target = (self.limit / SMALL_SHARE).max(1);
+        for step in 0.. {
+            let patient = step < MAX_STEPS;
+            if self.small.len() >= small_target || self.main.len() == 0 {
+                let Some(frame) = self.small.pop(&self.frames) else { return };
+                let meta = self.frames.meta_mut(frame);
+                if meta.hits < PROMOTE_HITS || !patient {
+                    let hash = hash_of(meta.key);
+                    self.ghost.insert(hash);
+                    return self.release(frame, hash);
+                }
+                meta.hits = 0;
+                self.main.push(&mut self.frames, frame);
+            } else {
+                let Some(frame) = self.main.pop(&self.frames) else { return };
+                let meta = self.frames.meta_mut(frame);
+                if meta.hits == 0 || !patient {
+                    let hash = hash_of(meta.key);
+                    return self.release(frame, hash);
+                }
+                meta.hits -= 1;
+                self.main.push(&mut self.frames, frame);
+            }
+        }
+    }
+
+    fn release(&mut self, frame: u32, hash: u64) {
+        if let Ok(entry) = self.index.find_entry(hash, |f| *f == frame) {
+            entry.remove();
+        }
+        self.free.push(&mut self.frames, frame);
+    }
+
+    /// Sets how many blocks may be held. Where that is fewer, [`Shard::shrink`] has to follow.
+    pub fn set_limit(&mut self, limit: usize) {
+        if limit != self.limit {
+            self.limit = limit;
+            self.ghost = Ghost::new(limit);
+        }
+    }
+
+    /// Gives at most one chunk back, moving the blocks in it that stay; whether there is more to do. One chunk
+    /// at a time, so that the caller can let go of the lock in between.
+    pub fn shrink(&mut self) -> bool {
+        if self.frames.capacity() <= self.limit {
+            let frames = &self.frames;
+            // Room for a chunk's worth more: the next insertions need not make it anew.
+            let room = (self.index.len() + CHUNK_FRAMES).min(self.limit);
+            self.index.shrink_to(room, |f| hash_of(frames.meta(*f).key));
+            return false;
+        }
+        let (first, len) = self.frames.last_chunk();
+        let keep = (self.frames.capacity() - len).min(self.limit);
+        while self.len() > keep {
+            self.evict();
+        }
+        let mut free = Queue::EMPTY;
+        while let Some(frame) = self.free.pop(&self.frames) {
+            if frame < first {
+                free.push(&mut self.frames, frame);
+            }
+        }
+        self.free = free;
+        self.small = self.moved_below(self.small, first);
+        self.main = self.moved_below(self.main, first);
+        self.frames.drop_last_chunk();
+        true
+    }
+
+    /// The same queue, with every frame from `first` on replaced by a free one below.
+    fn moved_below(&mut self, mut queue: Queue, first: u32) -> Queue {
+        let mut kept = Queue::EMPTY;
+        while let Some(frame) = queue.pop(&self.frames) {
+            let mut to = frame;
+            if frame >= first {
+                let Some(free) = self.free.pop(&self.frames) else {
+                    unreachable!("as many blocks left as the other chunks have no room for")
+                };
+                let hash = hash_of(self.frames.meta(frame).key);
+                self.frames.move_from_last(frame, free);
+                if let Some(place) = self.index.find_mut(hash, |f| *f == frame) {
+                    *place = free;
+                }
+                to = free;
+            }
+            kept.push(&mut self.frames, to);
+        }
+        kept
+    }
+}

@@ -1,0 +1,121 @@
+//! What the policy is worth: hit rates beside plain LRU of the same number of blocks, on the same accesses.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::*;
+use crate::cache::ReadCache;
+
+/// Least recently used leaves first.
+struct Lru {
+    room: usize,
+    now: u64,
+    last_use: HashMap<u64, u64>,
+    by_use: BTreeMap<u64, u64>,
+}
+
+impl Lru {
+    fn new(room: usize) -> Lru {
+        Lru { room, now: 0, last_use: HashMap::new(), by_use: BTreeMap::new() }
+    }
+    fn access(&mut self, n: u64) -> bool {
+        self.now += 1;
+        let before = self.last_use.insert(n, self.now);
+        if let Some(before) = before {
+            self.by_use.remove(&before);
+        }
+        self.by_use.insert(self.now, n);
+        if self.last_use.len() > self.room
+            && let Some((_, oldest)) = self.by_use.pop_first()
+        {
+            self.last_use.remove(&oldest);
+        }
+        before.is_some()
+    }
+}
+
+/// Ranks with probability in proportion to 1 / rank^s.
+struct Zipf(Vec<f64>);
+
+impl Zipf {
+    fn new(n: usize, s: f64) -> Zipf {
+        let mut sum = 0.0;
+        let mut cumulative = Vec::with_capacity(n);
+        for rank in 1..=n {
+            sum += (rank as f64).powf(-s);
+            cumulative.push(sum);
+        }
+        cumulative.iter_mut().for_each(|c| *c /= sum);
+        Zipf(cumulative)
+    }
+    fn draw(&self, random: &mut Random) -> u64 {
+        let u = random.unit();
+        self.0.partition_point(|c| *c < u) as u64
+    }
+}
+
+/// Hit rates of the cache and of LRU over the second half of `accesses`.
+fn hit_rates(budget: u64, accesses: impl Iterator<Item = u64> + Clone) -> (f64, f64) {
+    let cache = ReadCache::new(budget);
+    let mut lru = Lru::new((budget / (BLOCK as u64 + 64)) as usize);
+    let total = accesses.clone().count();
+    let (mut hits, mut lru_hits, mut counted) = (0, 0, 0);
+    let (plain, mut out) = (block(0), [0; 16]);
+    for (i, n) in accesses.enumerate() {
+        let hit = cache.get(address(n), 0, &mut out);
+        if !hit {
+            cache.insert(address(n), &plain);
+        }
+        let lru_hit = lru.access(n);
+        if i >= total / 2 {
+            hits += u64::from(hit);
+            lru_hits += u64::from(lru_hit);
+            counted += 1;
+        }
+    }
+    (hits as f64 / counted as f64, lru_hits as f64 / counted as f64)
+}
+
+/// Desktops at work (skewed) while backups or virus scanners read everything once.
+#[test]
+fn a_scan_does_not_push_out_what_is_used_often() {
+    const BLOCKS: usize = 40_000;
+    let zipf = Zipf::new(BLOCKS, 0.9);
+    let mut random = Random(1);
+    let mut accesses = Vec::new();
+    let mut scanned = BLOCKS as u64;
+    for _ in 0..40 {
+        accesses.extend((0..10_000).map(|_| zipf.draw(&mut random)));
+        // Longer than the cache has blocks, and never read again.
+        accesses.extend(scanned..scanned + 5_000);
+        scanned += 5_000;
+    }
+    let (ours, lru) = hit_rates(16 << 20, accesses.iter().copied());
+    println!("scan + zipf: {ours:.3}, LRU {lru:.3}");
+    assert!(ours > lru + 0.08, "{ours:.3} against {lru:.3} of LRU");
+}
+
+#[test]
+fn on_a_plain_skewed_load_it_is_no_worse_than_lru() {
+    let zipf = Zipf::new(40_000, 0.9);
+    let mut random = Random(2);
+    let accesses = (0..400_000).map(|_| zipf.draw(&mut random)).collect::<Vec<_>>();
+    for budget in [4 << 20, 16 << 20, 64 << 20] {
+        let (ours, lru) = hit_rates(budget, accesses.iter().copied());
+        println!("zipf, {budget} bytes: {ours:.3}, LRU {lru:.3}");
+        assert!(ours > lru - 0.005, "{ours:.3} against {lru:.3} of LRU in {budget} bytes");
+    }
+}
+
+/// The hot set moves on: what was hot long ago has to make room. This is what LRU does best.
+#[test]
+fn it_follows_a_working_set_that_moves() {
+    let zipf = Zipf::new(4_000, 0.6);
+    let mut random = Random(3);
+    let mut accesses = Vec::new();
+    for phase in 0..20 {
+        accesses.extend((0..40_000).map(|_| phase * 2_000 + zipf.draw(&mut random)));
+    }
+    let (ours, lru) = hit_rates(16 << 20, accesses.iter().copied());
+    println!("moving set: {ours:.3}, LRU {lru:.3}");
+    assert!(ours > lru - 0.05, "{ours:.3} against {lru:.3} of LRU");
+}
