@@ -1,1 +1,7 @@
-//! placeholder
+//! Workloads and reports: a load generator for NBD servers, and the benchmarks of what Forebay promises.
+//!
+//! `nbd` is a client written from the protocol document, `load` drives it at depth and checks what comes back,
+//! `bench` runs loads against Forebay and its peers in turns and prints the promises beside what was measured.
+pub mod load;
+pub mod nbd;
+mod rng;

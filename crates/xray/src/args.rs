@@ -1,0 +1,180 @@
+//! The command line.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use forebay_xray::load::{Access, Spec, Stop};
+use forebay_xray::nbd::Target;
+
+/// Loads and benchmarks for NBD servers.
+#[derive(Debug, Parser)]
+#[command(name = "forebay-xray", version)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Load one export of an NBD server and report rates and latencies
+    NbdLoad(NbdLoad),
+}
+
+/// A load.
+#[derive(Debug, Args)]
+pub struct NbdLoad {
+    /// Server: unix:PATH or HOST:PORT
+    #[arg(long)]
+    uri: Target,
+    /// Export
+    #[arg(long, default_value = "")]
+    export: String,
+    /// Pattern
+    #[arg(long, value_enum, default_value_t = Rw::Randread)]
+    rw: Rw,
+    /// Share of reads of the mix, in per cent
+    #[arg(long, default_value_t = 70, value_parser = clap::value_parser!(u8).range(PER_CENT))]
+    read_percent: u8,
+    /// Bytes of each request, such as 4k or 1m
+    #[arg(long, default_value = "4k", value_parser = size)]
+    bs: u64,
+    /// Requests under way on each connection
+    #[arg(long, default_value_t = 32)]
+    depth: u16,
+    /// Connections; the range is divided between them
+    #[arg(long, default_value_t = 1)]
+    connections: u16,
+    /// How long
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// Stop after so many requests on each connection instead
+    #[arg(long, conflicts_with = "seconds")]
+    requests: Option<u64>,
+    /// Stop after as many requests as the range has blocks instead
+    #[arg(long, conflicts_with_all = ["seconds", "requests"])]
+    once: bool,
+    /// Flush at this interval and at the end, such as 1s or 100ms
+    #[arg(long, value_parser = duration)]
+    flush_each: Option<Duration>,
+    /// Requests per second on each connection, as a Poisson process
+    #[arg(long)]
+    rate: Option<f64>,
+    /// First byte of the range
+    #[arg(long, default_value = "0", value_parser = size)]
+    offset: u64,
+    /// Bytes of the range; to the end of the export by default
+    #[arg(long, value_parser = size)]
+    size: Option<u64>,
+    /// Seed of offsets, mix, arrivals and content
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Ask for simple replies, as the Linux kernel's client does, not for structured ones
+    #[arg(long)]
+    simple_replies: bool,
+    /// Check what is read against what this run wrote; read all of that at the end
+    #[arg(long)]
+    verify: bool,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+const PER_CENT: RangeInclusive<i64> = 0..=100;
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Rw {
+    Randread,
+    Randwrite,
+    Mix,
+    Read,
+    Write,
+}
+
+impl NbdLoad {
+    /// The load that was asked for.
+    pub fn spec(&self) -> Spec {
+        let (access, read_percent) = match self.rw {
+            Rw::Randread => (Access::Random, 100),
+            Rw::Randwrite => (Access::Random, 0),
+            Rw::Mix => (Access::Random, self.read_percent),
+            Rw::Read => (Access::Sequential, 100),
+            Rw::Write => (Access::Sequential, 0),
+        };
+        let stop = match self.requests {
+            _ if self.once => Stop::OncePerBlock,
+            Some(n) => Stop::Requests(n),
+            None => Stop::After(Duration::try_from_secs_f64(self.seconds).unwrap_or_default()),
+        };
+        let end = self.size.map_or(u64::MAX, |size| self.offset.saturating_add(size));
+        Spec {
+            access,
+            read_percent,
+            block_bytes: u32::try_from(self.bs).unwrap_or(u32::MAX),
+            depth: self.depth,
+            connections: self.connections,
+            stop,
+            flush_each: self.flush_each,
+            rate: self.rate,
+            range: Some(self.offset..end),
+            seed: self.seed,
+            structured: !self.simple_replies,
+            verify: self.verify,
+            ..Spec::new(self.uri.clone(), &self.export)
+        }
+    }
+}
+
+/// Reads a size: a number with K, M, G or T, in powers of 1024.
+pub fn size(text: &str) -> Result<u64, &'static str> {
+    const WRONG: &str = "use a number of bytes, or one with K, M, G or T";
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        _ => return Err(WRONG),
+    };
+    digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or(WRONG)
+}
+
+/// Reads a time: a number with ms or s.
+fn duration(text: &str) -> Result<Duration, &'static str> {
+    const WRONG: &str = "use a number with ms or s";
+    let (digits, per_second) = match text.strip_suffix("ms") {
+        Some(digits) => (digits, 1e3),
+        None => (text.strip_suffix('s').ok_or(WRONG)?, 1.0),
+    };
+    let seconds = digits.parse::<f64>().map_err(|_| WRONG)? / per_second;
+    Duration::try_from_secs_f64(seconds).ok().filter(|d| !d.is_zero()).ok_or(WRONG)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_and_times_are_read() {
+        assert_eq!(size("4k"), Ok(4096));
+        assert_eq!(size("1MiB"), Ok(1 << 20));
+        assert_eq!(size("512"), Ok(512));
+        for bad in ["", "k", "4x", "-1", "99999999999T"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("1s"), Ok(Duration::from_secs(1)));
+        for bad in ["", "1", "0s", "-1s", "xs"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The command `forebay-xray`: loads and benchmarks.
+
+mod args;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use forebay_xray::load::{self, Report};
+
+use args::{Cli, Command, NbdLoad};
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::NbdLoad(args) => nbd_load(&args),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("forebay-xray: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn nbd_load(args: &NbdLoad) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let report = load::run(&args.spec())?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print(&report);
+    }
+    let clean = report.errors == 0 && report.mismatches == 0;
+    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn print(r: &Report) {
+    println!("{} reads, {} writes in {:.2} s", r.reads, r.writes, r.seconds);
+    println!("{:.0} IOPS, {:.1} MiB/s", r.iops, r.mib_s);
+    let l = r.latency;
+    println!(
+        "latency in us: mean {:.1}, median {:.1}, 99 % {:.1}, 99.9 % {:.1}, longest {:.1}",
+        l.mean_us, l.p50_us, l.p99_us, l.p999_us, l.max_us
+    );
+    if r.flushes > 0 {
+        let l = r.flush_latency;
+        println!("{} flushes, in ms: median {:.2}, longest {:.2}", r.flushes, l.p50_us / 1e3, l.max_us / 1e3);
+    }
+    if let Some(code) = r.first_error {
+        println!("{} ERRORS, the first of them {code}", r.errors);
+    }
+    if r.verified > 0 {
+        println!("{} requests verified, {} MISMATCHES", r.verified, r.mismatches);
+    }
+    if let Some(offset) = r.first_mismatch {
+        println!("the first mismatch is at offset {offset}");
+    }
+}

@@ -1,0 +1,48 @@
+//! Where a server listens: `unix:PATH` or `HOST:PORT`.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// An address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// A UNIX socket.
+    Unix(PathBuf),
+    /// Host and port, as the resolver takes them.
+    Tcp(String),
+}
+
+/// Not an address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("\"{0}\" is no address: use unix:PATH or HOST:PORT")]
+pub struct TargetError(String);
+
+impl FromStr for Target {
+    type Err = TargetError;
+
+    fn from_str(text: &str) -> Result<Target, TargetError> {
+        let bad = || TargetError(text.to_owned());
+        if let Some(path) = text.strip_prefix("unix:") {
+            return if path.is_empty() { Err(bad()) } else { Ok(Target::Unix(path.into())) };
+        }
+        let (host, port) = text.rsplit_once(':').ok_or_else(bad)?;
+        if host.is_empty() || port.parse::<u16>().is_err() {
+            return Err(bad());
+        }
+        Ok(Target::Tcp(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_are_read_and_others_refused() {
+        assert_eq!("unix:/a b".parse(), Ok(Target::Unix("/a b".into())));
+        assert_eq!("[::1]:10809".parse(), Ok(Target::Tcp("[::1]:10809".into())));
+        for bad in ["", "unix:", "host", ":1", "host:", "host:70000"] {
+            assert!(bad.parse::<Target>().is_err(), "{bad}");
+        }
+    }
+}
