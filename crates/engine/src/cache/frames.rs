@@ -3,10 +3,14 @@
 //! A frame's number is its chunk's number times [`CHUNK_FRAMES`] plus its place there, so numbers stay valid
 //! while chunks are added. Only the last chunk may be shorter than the others.
 
+use std::ops::Range;
+
 use forebay_format::BLOCK;
 
-/// Frames of a full chunk: 1 MiB.
-pub(super) const CHUNK_FRAMES: usize = 256;
+use super::pages::{HUGE, Pages};
+
+/// Frames of a full chunk: one huge page.
+pub(super) const CHUNK_FRAMES: usize = HUGE / BLOCK;
 /// No frame.
 pub(super) const NIL: u32 = u32::MAX;
 
@@ -21,33 +25,40 @@ pub(super) struct Meta {
     pub hits: u8,
 }
 
-/// Page-aligned blocks, so that a copy touches as few pages and cache lines as possible.
-struct Chunk {
+/// Blocks, page-aligned, so that a copy touches as few pages and cache lines as possible.
+pub(super) struct Chunk {
     meta: Box<[Meta]>,
-    bytes: Box<[u8]>,
-    start: usize,
+    bytes: Pages,
 }
 
 impl Chunk {
-    fn new(frames: usize) -> Chunk {
-        // Zeroed memory comes from the kernel page by page as it is used; nothing is touched here. Aligning
-        // by hand costs a page of address space for each chunk, and keeps this file free of `unsafe`.
-        let bytes = vec![0; (frames + 1) * BLOCK].into_boxed_slice();
-        let start = (BLOCK - bytes.as_ptr() as usize % BLOCK) % BLOCK;
-        Chunk { meta: vec![Meta { key: 0, next: NIL, hits: 0 }; frames].into(), bytes, start }
+    /// New frames; `None` where the system has no memory. Takes its time: not to be called under a lock.
+    pub fn new(frames: usize) -> Option<Chunk> {
+        let meta = vec![Meta { key: 0, next: NIL, hits: 0 }; frames].into();
+        Some(Chunk { meta, bytes: Pages::new(frames * BLOCK)? })
+    }
+
+    /// Its frames.
+    pub fn len(&self) -> usize {
+        self.meta.len()
     }
 
     fn block(&self, at: usize) -> &[u8] {
-        &self.bytes[self.start + at * BLOCK..][..BLOCK]
+        &self.bytes[at * BLOCK..][..BLOCK]
     }
 
     fn block_mut(&mut self, at: usize) -> &mut [u8] {
-        &mut self.bytes[self.start + at * BLOCK..][..BLOCK]
+        &mut self.bytes[at * BLOCK..][..BLOCK]
     }
 
     fn copy_from(&mut self, at: usize, other: &Chunk, from: usize) {
         self.meta[at] = other.meta[from];
         self.block_mut(at).copy_from_slice(other.block(from));
+    }
+
+    fn truncate(&mut self, frames: usize) {
+        self.meta = self.meta[..frames].into();
+        self.bytes.truncate(frames * BLOCK);
     }
 
     fn heap_bytes(&self) -> usize {
@@ -77,44 +88,64 @@ impl Frames {
         self.chunks.iter().map(Chunk::heap_bytes).sum::<usize>() + self.chunks.capacity() * size_of::<Chunk>()
     }
 
-    /// Adds frames, up to a chunk's worth and at most to `limit` in all; returns the numbers of the new ones.
-    pub fn grow(&mut self, limit: usize) -> std::ops::Range<u32> {
-        let missing = limit.saturating_sub(self.capacity);
-        let short = self.chunks.last().map_or(0, |c| c.meta.len()) % CHUNK_FRAMES;
-        let added = missing.min(CHUNK_FRAMES - short);
-        let first = self.chunks.len().saturating_sub(usize::from(short > 0)) * CHUNK_FRAMES + short;
-        if added > 0 {
-            let mut chunk = Chunk::new(short + added);
-            if short > 0
-                && let Some(old) = self.chunks.pop()
-            {
-                (0..short).for_each(|at| chunk.copy_from(at, &old, at));
-            }
-            // Exactly one more: a cache has few chunks, and room for twice as many would count.
-            self.chunks.reserve_exact(1);
-            self.chunks.push(chunk);
-            self.capacity += added;
+    fn last_len(&self) -> usize {
+        self.chunks.last().map_or(0, Chunk::len)
+    }
+
+    /// Length of the chunk to hand to [`Frames::add`] next, so that there are at most `limit` frames in all;
+    /// `None` where there are as many. A short last chunk is replaced by a longer one.
+    pub fn wanted(&self, limit: usize) -> Option<usize> {
+        let missing = limit.checked_sub(self.capacity).filter(|missing| *missing > 0)?;
+        let short = self.last_len() % CHUNK_FRAMES;
+        Some((short + missing).min(CHUNK_FRAMES))
+    }
+
+    /// Adds a chunk of the length that is wanted; returns the numbers of the new frames.
+    pub fn add(&mut self, mut chunk: Chunk) -> Range<u32> {
+        let short = self.last_len() % CHUNK_FRAMES;
+        if short > 0
+            && let Some(old) = self.chunks.pop()
+        {
+            (0..short).for_each(|at| chunk.copy_from(at, &old, at));
         }
-        first as u32..(first + added) as u32
+        let first = self.chunks.len() * CHUNK_FRAMES;
+        let new = (first + short) as u32..(first + chunk.len()) as u32;
+        self.capacity += new.len();
+        // Exactly one more: a cache has few chunks, and room for twice as many would count.
+        self.chunks.reserve_exact(1);
+        self.chunks.push(chunk);
+        new
     }
 
-    /// Number of the first frame of the last chunk, and how many it has.
-    pub fn last_chunk(&self) -> (u32, usize) {
-        let len = self.chunks.last().map_or(0, |c| c.meta.len());
-        ((self.chunks.len().saturating_sub(1) * CHUNK_FRAMES) as u32, len)
+    /// Number of the first frame that [`Frames::cut`] will take; at most a chunk goes at a time.
+    pub fn cut_from(&self, limit: usize) -> u32 {
+        let last = self.chunks.len().saturating_sub(1) * CHUNK_FRAMES;
+        limit.clamp(last, last + self.last_len()) as u32
     }
 
-    /// Gives the last chunk back; its frames must not be in use.
-    pub fn drop_last_chunk(&mut self) {
-        self.capacity -= self.chunks.pop().map_or(0, |c| c.meta.len());
+    /// Gives the frames from [`Frames::cut_from`] on back; they must not be in use.
+    pub fn cut(&mut self, from: u32) {
+        let (_, kept) = split(from);
+        let Some(mut chunk) = self.chunks.pop() else { return };
+        // All frames below the last chunk exist, so a number is also a count.
+        self.capacity = from as usize;
+        if kept > 0 {
+            chunk.truncate(kept);
+            self.chunks.push(chunk);
+        }
         self.chunks.shrink_to_fit();
     }
 
-    /// Copies a frame of the last chunk, with what is known of it, to one of another chunk.
+    /// Copies a frame of the last chunk, with what is known of it, to another.
     pub fn move_from_last(&mut self, from: u32, to: u32) {
         let ((_, from), (chunk, to)) = (split(from), split(to));
-        if let Some((last, others)) = self.chunks.split_last_mut() {
-            others[chunk].copy_from(to, last, from);
+        let Some((last, others)) = self.chunks.split_last_mut() else { return };
+        match others.get_mut(chunk) {
+            Some(other) => other.copy_from(to, last, from),
+            None => {
+                last.meta[to] = last.meta[from];
+                last.bytes.copy_within(from * BLOCK..(from + 1) * BLOCK, to * BLOCK);
+            }
         }
     }
 
@@ -131,8 +162,8 @@ impl Frames {
     /// The block of a frame, and its metadata to be changed.
     pub fn hit(&mut self, frame: u32) -> (&mut Meta, &[u8]) {
         let (chunk, at) = split(frame);
-        let Chunk { meta, bytes, start } = &mut self.chunks[chunk];
-        (&mut meta[at], &bytes[*start + at * BLOCK..][..BLOCK])
+        let Chunk { meta, bytes } = &mut self.chunks[chunk];
+        (&mut meta[at], &bytes[at * BLOCK..][..BLOCK])
     }
 
     pub fn block_mut(&mut self, frame: u32) -> &mut [u8] {

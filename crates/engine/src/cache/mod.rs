@@ -11,7 +11,7 @@
 //!   of the address's shard.
 //! - All memory, overhead included, stays within the budget. Overhead is at most 64 bytes for each cached
 //!   block, and there is no allocation per block.
-//! - No lock is held across an await or an allocation larger than one chunk.
+//! - No lock is held across an await, or while memory for blocks is made.
 //!
 //! **Misses.** [`MissTable`] makes one reader of several that miss the same address the *leader*, which reads
 //! the store; the others wait for its result. See there for how the two play together.
@@ -19,6 +19,7 @@
 mod frames;
 mod ghost;
 mod miss;
+mod pages;
 mod read;
 mod shard;
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use forebay_format::{Address, BLOCK};
 use parking_lot::Mutex;
 
+use super::frames::Chunk;
 use super::shard::{Shard, hash_of};
 use crate::CacheStats;
 
@@ -69,7 +70,15 @@ impl ReadCache {
     /// Takes in a block whose checksum was verified. Doing so again changes nothing.
     pub fn insert(&self, addr: Address, block: &[u8; BLOCK]) {
         let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
-        self.place(hash).lock().insert(key, hash, block);
+        let place = self.place(hash);
+        let mut shard = place.lock();
+        if let Some(frames) = shard.wanted() {
+            drop(shard);
+            let chunk = Chunk::new(frames);
+            shard = place.lock();
+            chunk.into_iter().for_each(|chunk| shard.add(chunk));
+        }
+        shard.insert(key, hash, block);
     }
 
     /// Whether the block is held; not a use of it. It may be gone a moment later.

@@ -9,7 +9,7 @@
 use forebay_format::BLOCK;
 use hashbrown::HashTable;
 
-use super::frames::{CHUNK_FRAMES, Frames, Meta, Queue};
+use super::frames::{CHUNK_FRAMES, Chunk, Frames, Meta, Queue};
 use super::ghost::Ghost;
 
 /// Hits that are counted: 0 to 3, as in the paper.
@@ -22,12 +22,11 @@ const SMALL_SHARE: usize = 10;
 /// Frames looked at for one eviction; then the next one goes, hits or not, so that the lock is held briefly.
 const MAX_STEPS: usize = 128;
 
-/// Memory of a shard that does not grow with its frames: alignment of the last chunk, smallest index and
-/// ghost, the chunk's record.
-const BASE_COST: u64 = 6 << 10;
-/// Most memory that a frame costs. The block; 16 bytes of metadata; 16 for its part of the chunk's alignment;
-/// at most 23 in the index (5 for each bucket, of which 7/8 are usable; a table in which erased places pile up
-/// doubles once beyond what its content needs); 4 in the ghost.
+/// Memory of a shard that does not grow with its frames: smallest index and ghost, a chunk's record.
+const BASE_COST: u64 = 512;
+/// Most memory that a frame costs. The block; 16 bytes of metadata; at most 23 in the index (5 for each bucket,
+/// of which 7/8 are usable; a table in which erased places pile up doubles once beyond what its content needs);
+/// 4 in the ghost; 21 to spare.
 const FRAME_COST: u64 = BLOCK as u64 + 64;
 
 /// Spreads a key over all bits; addresses are not chosen by an adversary, so no secret goes in.
@@ -102,6 +101,20 @@ impl Shard {
         true
     }
 
+    /// Length of the chunk to hand to [`Shard::add`] before the next insertion, if one is due.
+    pub fn wanted(&self) -> Option<usize> {
+        if self.free.len() == 0 { self.frames.wanted(self.limit) } else { None }
+    }
+
+    /// Adds a chunk, unless it is wanted no longer: the lock was free while it was made.
+    pub fn add(&mut self, chunk: Chunk) {
+        if self.wanted() == Some(chunk.len()) {
+            for frame in self.frames.add(chunk) {
+                self.free.push(&mut self.frames, frame);
+            }
+        }
+    }
+
     /// Takes a block in, or writes it over the one that is held for the same key.
     pub fn insert(&mut self, key: u64, hash: u64, block: &[u8; BLOCK]) {
         if let Some(frame) = self.find(key, hash) {
@@ -117,14 +130,8 @@ impl Shard {
         queue.push(&mut self.frames, frame);
     }
 
-    /// A frame to fill: a free one, a new one, or that of a block that has to leave. None in a shard without
-    /// budget.
+    /// A frame to fill: a free one, or that of a block that has to leave. None in a shard without budget.
     fn take_frame(&mut self) -> Option<u32> {
-        if self.free.len() == 0 && self.frames.capacity() < self.limit {
-            for frame in self.frames.grow(self.limit) {
-                self.free.push(&mut self.frames, frame);
-            }
-        }
         if self.free.len() == 0 {
             self.evict();
         }
@@ -187,9 +194,8 @@ impl Shard {
             self.index.shrink_to(room, |f| hash_of(frames.meta(*f).key));
             return false;
         }
-        let (first, len) = self.frames.last_chunk();
-        let keep = (self.frames.capacity() - len).min(self.limit);
-        while self.len() > keep {
+        let first = self.frames.cut_from(self.limit);
+        while self.len() > first as usize {
             self.evict();
         }
         let mut free = Queue::EMPTY;
@@ -201,7 +207,7 @@ impl Shard {
         self.free = free;
         self.small = self.moved_below(self.small, first);
         self.main = self.moved_below(self.main, first);
-        self.frames.drop_last_chunk();
+        self.frames.cut(first);
         true
     }
 
@@ -212,7 +218,7 @@ impl Shard {
             let mut to = frame;
             if frame >= first {
                 let Some(free) = self.free.pop(&self.frames) else {
-                    unreachable!("as many blocks left as the other chunks have no room for")
+                    unreachable!("as many blocks left as the other frames have no room for")
                 };
                 let hash = hash_of(self.frames.meta(frame).key);
                 self.frames.move_from_last(frame, free);

@@ -74,7 +74,7 @@ fn without_a_budget_it_holds_nothing() {
 fn a_tiny_budget_holds_a_few_blocks() {
     let cache = ReadCache::new(64 << 10);
     (0..1_000).for_each(|n| cache.insert(address(n), &block(n)));
-    assert!((12..=15).contains(&cache.len()), "{}", cache.len());
+    assert!((14..=15).contains(&cache.len()), "{}", cache.len());
     assert!(cache.contains(address(999)));
     assert!(cache.stats().bytes <= 64 << 10);
 }
@@ -99,13 +99,13 @@ fn overhead_is_at_most_64_bytes_for_each_block() {
 #[test]
 fn a_budget_that_shrinks_and_grows_is_followed_at_once() {
     let cache = ReadCache::new(320 << 20);
-    (0..60_000).for_each(|n| cache.insert(address(n), &block(n)));
+    (0..100_000).for_each(|n| cache.insert(address(n), &block(n)));
     for budget in [300 << 20, 270 << 20, 256 << 20] {
         cache.set_budget(budget);
         assert!(cache.stats().bytes <= budget);
-        assert!(cache.len() as u64 * BLOCK as u64 > budget / 100 * 75, "{} in {budget}", cache.len());
+        assert!(cache.len() as u64 * BLOCK as u64 > budget / 100 * 97, "{} in {budget}", cache.len());
         let mut out = [0; BLOCK];
-        let intact = (0..60_000).filter(|n| {
+        let intact = (0..100_000).filter(|n| {
             let hit = cache.get(address(*n), 0, &mut out);
             assert!(!hit || out == block(*n));
             hit
@@ -113,7 +113,7 @@ fn a_budget_that_shrinks_and_grows_is_followed_at_once() {
         assert_eq!(intact.count(), cache.len());
     }
     cache.set_budget(320 << 20);
-    (60_000..140_000).for_each(|n| cache.insert(address(n), &block(n)));
+    (100_000..180_000).for_each(|n| cache.insert(address(n), &block(n)));
     assert!(cache.len() > 75_000);
     cache.set_budget(0);
     assert_eq!((cache.len(), cache.stats().bytes), (0, 0));
