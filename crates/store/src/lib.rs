@@ -7,9 +7,11 @@ mod contract;
 mod metered;
 mod superblock;
 
+mod directory;
 mod memory;
 
 pub use buf::IoBuf;
 pub use contract::{BoxFuture, Capacity, ObjectStat, Result, Store, StoreError};
+pub use directory::{DirectoryOptions, DirectoryStore, IoMode};
 pub use memory::MemoryStore;
 pub use metered::{Metered, OpCount, StoreCounts};

@@ -1,0 +1,266 @@
+//! The segment files of a directory: their names, their creation and deletion, and a bounded cache of open
+//! ones.
+//!
+//! A file that is in use stays open however many there are; of those that are not, the least recently used
+//! is closed first. A deleted file never stays in the cache: the deleter takes it out after the unlink, and
+//! whoever puts one in looks afterwards whether it still has a name. One of the two always sees the other.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_format::SegmentId;
+use parking_lot::Mutex;
+
+use crate::ObjectStat;
+
+const SUFFIX: &str = ".seg";
+
+/// See the module.
+pub(super) struct Files {
+    dir: File,
+    path: std::path::PathBuf,
+    direct: bool,
+    writable: bool,
+    /// The file system cannot set room aside.
+    no_fallocate: AtomicBool,
+    cache: Mutex<Cache>,
+}
+
+struct Cache {
+    open: HashMap<SegmentId, Cached>,
+    limit: usize,
+    clock: u64,
+}
+
+struct Cached {
+    file: Arc<File>,
+    used: u64,
+}
+
+impl Cache {
+    /// Closes the least recently used file that nobody uses.
+    fn evict(&mut self) -> bool {
+        let idle = self.open.iter().filter(|(_, c)| Arc::strong_count(&c.file) == 1);
+        let oldest = idle.min_by_key(|(_, c)| c.used).map(|(id, _)| *id);
+        oldest.is_some_and(|id| self.open.remove(&id).is_some())
+    }
+}
+
+/// Opens `name` in `dir`.
+fn open_at(dir: &File, name: &str, flags: libc::c_int) -> io::Result<File> {
+    let name = std::ffi::CString::new(name)?;
+    // SAFETY: the directory is open, the name ends with a zero byte.
+    let fd = unsafe { libc::openat(dir.as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC, 0o600) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and owned by nobody else.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+fn name_of(id: SegmentId) -> String {
+    format!("{id}{SUFFIX}")
+}
+
+/// The object that a file name stands for; `None` for a name that no store gives.
+fn parse_name(name: &str) -> Option<SegmentId> {
+    let id = SegmentId(u32::from_str_radix(name.strip_suffix(SUFFIX)?, 16).ok()?);
+    (name_of(id) == name).then_some(id)
+}
+
+impl Files {
+    /// The files of `path`, of which up to `limit` are kept open.
+    pub(super) fn new(
+        path: &std::path::Path,
+        direct: bool,
+        writable: bool,
+        limit: usize,
+    ) -> io::Result<Files> {
+        let cache = Mutex::new(Cache { open: HashMap::new(), limit: limit.max(1), clock: 0 });
+        let no_fallocate = AtomicBool::new(false);
+        Ok(Files { dir: File::open(path)?, path: path.into(), direct, writable, no_fallocate, cache })
+    }
+
+    /// The file of an object, if it is open; never blocks.
+    pub(super) fn cached(&self, id: SegmentId) -> Option<Arc<File>> {
+        let mut cache = self.cache.lock();
+        cache.clock += 1;
+        let now = cache.clock;
+        cache.open.get_mut(&id).map(|cached| {
+            cached.used = now;
+            cached.file.clone()
+        })
+    }
+
+    /// Opens an object's file; may block.
+    pub(super) fn open(&self, id: SegmentId) -> io::Result<Arc<File>> {
+        if let Some(file) = self.cached(id) {
+            return Ok(file);
+        }
+        let access = if self.writable { libc::O_RDWR } else { libc::O_RDONLY };
+        let file = Arc::new(self.open_flags(id, access)?);
+        self.keep(id, file)
+    }
+
+    /// Creates an object's file, durably, with room for `expected` bytes set aside; fails if it exists. May
+    /// block. A file that could not get its room is removed again.
+    pub(super) fn create(&self, id: SegmentId, expected: u64) -> io::Result<Arc<File>> {
+        let file = Arc::new(self.open_flags(id, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)?);
+        if let Err(e) = self.set_aside(&file, expected).and_then(|()| self.dir.sync_all()) {
+            let _ = self.unlink(id);
+            return Err(e);
+        }
+        self.keep(id, file)
+    }
+
+    /// Deletes an object's file, durably; may block. One that does not exist is no error.
+    pub(super) fn delete(&self, id: SegmentId) -> io::Result<()> {
+        let unlinked = match self.unlink(id) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        };
+        self.cache.lock().open.remove(&id);
+        // Also where there was nothing to delete: an earlier delete may have failed half-way.
+        unlinked.and_then(|()| self.dir.sync_all())
+    }
+
+    /// All objects, by ascending number; may block.
+    pub(super) fn list(&self) -> io::Result<Vec<ObjectStat>> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(&self.path)? {
+            let entry = entry?;
+            let Some(id) = entry.file_name().to_str().and_then(parse_name) else { continue };
+            match entry.metadata() {
+                Ok(metadata) => found.push(ObjectStat { id, len: metadata.len() }),
+                // Deleted since the directory was read.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+        }
+        found.sort_by_key(|stat| stat.id);
+        Ok(found)
+    }
+
+    /// Whether the directory itself has been deleted.
+    pub(super) fn vanished(&self) -> bool {
+        self.dir.metadata().map_or(true, |m| m.nlink() == 0)
+    }
+
+    /// Free and total bytes of the file system.
+    pub(super) fn room(&self) -> io::Result<crate::Capacity> {
+        // SAFETY: an all-zero statvfs is a valid value of a plain C structure.
+        let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open and the structure is ours.
+        if unsafe { libc::fstatvfs(self.dir.as_raw_fd(), &raw mut stat) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let unit = stat.f_frsize;
+        Ok(crate::Capacity { total: stat.f_blocks * unit, free: stat.f_bavail * unit })
+    }
+
+    fn open_flags(&self, id: SegmentId, flags: libc::c_int) -> io::Result<File> {
+        let flags = if self.direct { flags | libc::O_DIRECT } else { flags };
+        loop {
+            match open_at(&self.dir, &name_of(id), flags) {
+                // The process ran out of descriptors: ours that are idle are the first to go.
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                    if !self.cache.lock().evict() {
+                        return Err(e);
+                    }
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn keep(&self, id: SegmentId, file: Arc<File>) -> io::Result<Arc<File>> {
+        {
+            let mut cache = self.cache.lock();
+            while cache.open.len() >= cache.limit && cache.evict() {}
+            cache.clock += 1;
+            let used = cache.clock;
+            cache.open.insert(id, Cached { file: file.clone(), used });
+        }
+        if file.metadata()?.nlink() == 0 {
+            self.cache.lock().open.remove(&id);
+            return Err(io::Error::from_raw_os_error(libc::ENOENT));
+        }
+        Ok(file)
+    }
+
+    fn set_aside(&self, file: &File, len: u64) -> io::Result<()> {
+        if len == 0 || self.no_fallocate.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let len = libc::off_t::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+        loop {
+            // SAFETY: a plain system call on an open descriptor.
+            if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) } == 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
+                    if !self.no_fallocate.swap(true, Ordering::Relaxed) {
+                        tracing::warn!(path = %self.path.display(), "this file system sets no room aside: a full disk shows only when it is written");
+                    }
+                    return Ok(());
+                }
+                _ => return Err(error),
+            }
+        }
+    }
+
+    fn unlink(&self, id: SegmentId) -> io::Result<()> {
+        let name = std::ffi::CString::new(name_of(id))?;
+        // SAFETY: the directory is open, the name ends with a zero byte.
+        let answer = unsafe { libc::unlinkat(self.dir.as_raw_fd(), name.as_ptr(), 0) };
+        if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_ones_that_a_store_gives() {
+        assert_eq!(parse_name("0000002a.seg"), Some(SegmentId(42)));
+        for name in ["2a.seg", "0000002A.seg", "0000002a", "+000002a.seg", "0000002a.seg~", "10000002a.seg"] {
+            assert_eq!(parse_name(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_cache_is_bounded_and_keeps_what_is_in_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(dir.path(), false, true, 2).unwrap();
+        let in_use = files.create(SegmentId(1), 0).unwrap();
+        for id in 2..6 {
+            files.create(SegmentId(id), 0).unwrap();
+        }
+        let cache = files.cache.lock();
+        let mut open = cache.open.keys().copied().collect::<Vec<_>>();
+        open.sort();
+        assert_eq!(open, [SegmentId(1), SegmentId(5)]);
+        drop((cache, in_use));
+    }
+
+    #[test]
+    fn a_deleted_file_is_not_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(dir.path(), false, true, 2).unwrap();
+        let file = files.create(SegmentId(1), 0).unwrap();
+        files.delete(SegmentId(1)).unwrap();
+        assert!(files.cached(SegmentId(1)).is_none());
+        // A reader that had opened it just before puts it in only now.
+        assert_eq!(files.keep(SegmentId(1), file).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(files.cached(SegmentId(1)).is_none());
+    }
+}

@@ -1,0 +1,96 @@
+//! A few threads for what may block. They are started as they are needed and sleep when idle.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use parking_lot::{Condvar, Mutex};
+
+/// Most threads. They wait for the disk, not for a core: this is the queue depth where there is no ring.
+const MAX_THREADS: usize = 16;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// See the module.
+pub(in crate::directory) struct Pool {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    idle: usize,
+    closing: bool,
+}
+
+impl Pool {
+    /// Starts the first thread; without it nothing would ever run.
+    pub(super) fn new() -> io::Result<Pool> {
+        let pool = Pool { shared: Arc::default(), threads: Mutex::default() };
+        pool.add_thread(&mut pool.threads.lock())?;
+        Ok(pool)
+    }
+
+    /// Runs `job` on a thread, in order of arrival.
+    pub(in crate::directory) fn run(&self, job: impl FnOnce() + Send + 'static) {
+        let crowded = {
+            let mut queue = self.shared.queue.lock();
+            assert!(!queue.closing, "no operation is started while the store is closed");
+            queue.jobs.push_back(Box::new(job));
+            queue.jobs.len() > queue.idle
+        };
+        self.shared.work.notify_one();
+        if crowded {
+            let mut threads = self.threads.lock();
+            if threads.len() < MAX_THREADS {
+                // One that cannot be started is no loss: the others take the job.
+                let _ = self.add_thread(&mut threads);
+            }
+        }
+    }
+
+    fn add_thread(&self, threads: &mut Vec<JoinHandle<()>>) -> io::Result<()> {
+        let shared = self.shared.clone();
+        threads.push(thread::Builder::new().name("store-pool".into()).spawn(move || shared.work())?);
+        Ok(())
+    }
+
+    /// Runs what is queued, then ends the threads.
+    pub(super) fn shut_down(&self) {
+        self.shared.queue.lock().closing = true;
+        self.shared.work.notify_all();
+        self.threads.lock().drain(..).for_each(join);
+    }
+}
+
+/// Waits for a thread's end, unless it is this one (the last owner was dropped by a waker that it called).
+pub(super) fn join(thread: JoinHandle<()>) {
+    if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+        tracing::error!("an I/O thread panicked");
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        let mut queue = self.queue.lock();
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                parking_lot::MutexGuard::unlocked(&mut queue, job);
+            } else if queue.closing {
+                return;
+            } else {
+                queue.idle += 1;
+                self.work.wait(&mut queue);
+                queue.idle -= 1;
+            }
+        }
+    }
+}

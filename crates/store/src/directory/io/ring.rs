@@ -1,0 +1,160 @@
+//! One io_uring for all threads: whoever starts an operation submits it; one thread, the reaper, sleeps in
+//! the kernel until something completes and hands the results over. Idle, it uses no CPU, and it needs
+//! nothing of the executor that awaits.
+//!
+//! Invariants:
+//! - From the push of its entry to its completion the kernel owns an operation: it is a leaked `Box<Op>`
+//!   whose address is the entry's user data, and only the reaper takes it back.
+//! - Entries are pushed under `pushing`; completions are taken by the reaper alone.
+//! - The kernel ties a request to the thread that submitted it and cancels what is still queued when that
+//!   thread ends. [`Op::advance`] asks for another try then, which the reaper submits, and it outlives all.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+use parking_lot::Mutex;
+
+use super::pool::join;
+use super::{Action, Op};
+
+/// Entries that may wait for submission; submitters empty the queue at once, so it is seldom longer than the
+/// number of threads.
+const ENTRIES: u32 = 256;
+
+/// Completions that may wait for the reaper; more are kept by the kernel.
+const COMPLETIONS: u32 = 4096;
+
+/// From this size on, an operation is started by a kernel thread: pinning its pages would hold up the
+/// submitter and everyone who submits behind it.
+const LARGE_BYTES: usize = 512 << 10;
+
+/// User data of the entry that ends the reaper.
+const STOP: u64 = 0;
+
+/// Pause before another try where the kernel has no memory or no room for completions.
+const RETRY_PAUSE: Duration = Duration::from_micros(100);
+
+/// See the module.
+pub(super) struct Ring {
+    shared: Arc<Shared>,
+    reaper: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    ring: IoUring,
+    pushing: Mutex<()>,
+    /// Operations that the kernel owns.
+    in_flight: AtomicUsize,
+}
+
+impl Ring {
+    /// Fails where the kernel or a sandbox forbids io_uring, or does not know all of the operations.
+    pub(super) fn new() -> io::Result<Ring> {
+        let ring = IoUring::builder().setup_clamp().setup_cqsize(COMPLETIONS).dontfork().build(ENTRIES)?;
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::Fsync::CODE, opcode::Nop::CODE];
+        if !ring.params().is_feature_nodrop() || !needed.iter().all(|code| probe.is_supported(*code)) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let shared = Arc::new(Shared { ring, pushing: Mutex::new(()), in_flight: AtomicUsize::new(0) });
+        let reaper = shared.clone();
+        let reaper = thread::Builder::new().name("store-reaper".into()).spawn(move || reaper.reap())?;
+        Ok(Ring { shared, reaper: Mutex::new(Some(reaper)) })
+    }
+
+    /// Hands an operation to the kernel.
+    pub(super) fn start(&self, op: Op) {
+        self.shared.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.shared.push(Box::new(op));
+        self.shared.submit();
+    }
+
+    /// Completes everything that was started and ends the reaper.
+    pub(super) fn shut_down(&self) {
+        let Some(reaper) = self.reaper.lock().take() else { return };
+        self.shared.push_entry(&opcode::Nop::new().build().user_data(STOP));
+        self.shared.submit();
+        join(reaper);
+    }
+}
+
+impl Shared {
+    fn push(&self, mut op: Box<Op>) {
+        let fd = types::Fd(op.file.as_raw_fd());
+        let (len, offset, ptr) = (op.next_len() as u32, op.next_offset(), op.next_ptr());
+        let entry = match op.action {
+            Action::Read => opcode::Read::new(fd, ptr, len).offset(offset).build(),
+            Action::Write => opcode::Write::new(fd, ptr, len).offset(offset).build(),
+            Action::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+        };
+        let blocks = op.must_block || len as usize >= LARGE_BYTES;
+        let flags = if blocks { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
+        self.push_entry(&entry.flags(flags).user_data(Box::into_raw(op) as u64));
+    }
+
+    fn push_entry(&self, entry: &squeue::Entry) {
+        loop {
+            let pushed = {
+                let _only = self.pushing.lock();
+                // SAFETY: the lock makes this the only view of the submission queue. The entry points into a
+                // leaked operation, which stays where it is until the reaper takes it back.
+                unsafe { self.ring.submission_shared().push(entry).is_ok() }
+            };
+            if pushed {
+                return;
+            }
+            self.submit();
+        }
+    }
+
+    /// Tells the kernel of everything that was pushed.
+    fn submit(&self) {
+        while let Err(e) = self.ring.submit() {
+            // No memory, or too many completions wait: nothing was taken, the entries stay queued. The reaper
+            // makes room meanwhile.
+            if e.raw_os_error() != Some(libc::EINTR) {
+                thread::sleep(RETRY_PAUSE);
+            }
+        }
+    }
+
+    fn reap(&self) {
+        let mut completed = Vec::new();
+        let mut stopping = false;
+        while !stopping || self.in_flight.load(Ordering::Relaxed) > 0 {
+            // This also submits what `take_in` has pushed.
+            let waited = self.ring.submit_and_wait(1);
+            // SAFETY: only this thread takes completions.
+            let completions = unsafe { self.ring.completion_shared() };
+            completed.extend(completions.map(|c| (c.user_data(), c.result())));
+            if completed.is_empty() && waited.is_err_and(|e| e.raw_os_error() != Some(libc::EINTR)) {
+                thread::sleep(RETRY_PAUSE);
+            }
+            for (user_data, result) in completed.drain(..) {
+                match user_data {
+                    STOP => stopping = true,
+                    op => self.take_in(op as *mut Op, result),
+                }
+            }
+        }
+    }
+
+    fn take_in(&self, op: *mut Op, result: i32) {
+        // SAFETY: the pointer was leaked in `push`, and its completion comes once.
+        let mut op = unsafe { Box::from_raw(op) };
+        let answer = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
+        match op.advance(answer) {
+            None => self.push(op),
+            Some(result) => {
+                self.in_flight.fetch_sub(1, Ordering::Relaxed);
+                op.complete(result);
+            }
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The operations of the contract on a directory.
+//!
+//! Whatever must happen when an operation ends (the object's new end, its failure) happens in the closure
+//! that ends it, not in the future that reports it: the future may be gone by then.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+
+use forebay_format::{SegmentId, Superblock};
+use tokio::sync::oneshot;
+
+use super::errors::{failed_before, store_error, vanished};
+use super::io::Op;
+use super::place::read_copies;
+use super::{DirectoryStore, Shared, SuperblockFile, describe, receive, refuse};
+use crate::memory::assert_aligned;
+use crate::superblock::{COPY_BYTES, check_swap, copy_of};
+use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store, StoreError};
+
+type Answer<T> = oneshot::Sender<Result<T>>;
+
+impl Shared {
+    /// Why an object's file could not be opened.
+    pub(super) fn open_error(&self, what: &'static str, id: SegmentId, error: &std::io::Error) -> StoreError {
+        match error.raw_os_error() {
+            Some(libc::ENOENT) if self.files.vanished() => vanished(describe(what, id)),
+            Some(libc::ENOENT) => StoreError::NotFound(id),
+            _ => store_error(describe(what, id), error),
+        }
+    }
+
+    /// The rest of an append, as an operation on the object's file.
+    fn write_or_fail(self: &Arc<Self>, opened: Result<Arc<File>>, append: Append) -> Option<Op> {
+        match opened {
+            Ok(file) => Some(self.write(file, append)),
+            Err(e) => {
+                match e {
+                    StoreError::NotFound(id) => self.growing.forget(id),
+                    _ => self.growing.end(append.id, None),
+                }
+                let _ = append.answer.send(Err(e));
+                None
+            }
+        }
+    }
+
+    fn write(self: &Arc<Self>, file: Arc<File>, append: Append) -> Op {
+        let shared = self.clone();
+        let Append { id, offset, data, answer } = append;
+        let finish = move |data, written: std::io::Result<usize>| {
+            shared.growing.end(id, written.as_ref().ok().map(|len| offset + *len as u64));
+            let result = written.map(|_| data).map_err(|e| store_error(describe("append to", id), &e));
+            let _ = answer.send(result);
+        };
+        Op::write(file, offset, data, Box::new(finish))
+    }
+
+    fn fdatasync(self: &Arc<Self>, file: Arc<File>, id: SegmentId, answer: Answer<()>) -> Op {
+        let shared = self.clone();
+        let finish = move |_, synced: std::io::Result<usize>| {
+            let result = match synced {
+                Err(e) => {
+                    shared.growing.fail(id);
+                    Err(store_error(describe("sync of", id), &e))
+                }
+                // The kernel reports a lost page once; a sync beside the one that was told proves nothing.
+                Ok(_) if shared.growing.has_failed(id) => Err(failed_before(describe("sync of", id))),
+                Ok(_) => Ok(()),
+            };
+            let _ = answer.send(result);
+        };
+        Op::sync(file, Box::new(finish))
+    }
+
+    /// Creates the object for its first append.
+    fn create(&self, append: &Append, expected: u64) -> Result<Arc<File>> {
+        let room = expected.max(append.data.len() as u64);
+        self.files.create(append.id, room).map_err(|e| {
+            self.growing.forget(append.id);
+            match e.raw_os_error() {
+                Some(libc::ENOENT) => vanished(describe("create", append.id)),
+                _ => store_error(describe("create", append.id), &e),
+            }
+        })
+    }
+
+    fn swap_superblock(&self, new: &Superblock) -> Result<()> {
+        let what = || "writing the superblock".to_owned();
+        let io = |e: std::io::Error| store_error(what, &e);
+        let mut superblock = self.superblock.lock();
+        if superblock.failed {
+            return Err(failed_before(what));
+        }
+        if superblock.file.metadata().map_err(io)?.nlink() == 0 {
+            return Err(vanished(what));
+        }
+        let copies = superblock.read()?;
+        check_swap(copies.each_ref().map(Option::as_deref), new)?;
+        let block = IoBuf::from(&new.encode()[..]);
+        let at = (copy_of(new) * COPY_BYTES) as u64;
+        let written = superblock.file.write_all_at(&block, at).and_then(|()| superblock.file.sync_data());
+        superblock.failed = written.is_err();
+        written.map_err(io)
+    }
+}
+
+impl SuperblockFile {
+    /// The copies that are there; one that was never written is all zero.
+    fn read(&self) -> Result<[Option<Vec<u8>>; 2]> {
+        let bytes =
+            read_copies(&self.file).map_err(|e| store_error(|| "reading the superblock".into(), &e))?;
+        let copy = |n: usize| {
+            let copy = bytes.get(n * COPY_BYTES..(n + 1) * COPY_BYTES)?;
+            copy.iter().any(|b| *b != 0).then(|| copy.to_vec())
+        };
+        Ok([copy(0), copy(1)])
+    }
+}
+
+/// An append that has begun.
+struct Append {
+    id: SegmentId,
+    offset: u64,
+    data: IoBuf,
+    answer: Answer<IoBuf>,
+}
+
+impl Store for DirectoryStore {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+        assert_aligned("append", id, offset, data.len());
+        if !self.shared.writable {
+            return refuse(StoreError::ReadOnly);
+        }
+        if !self.shared.growing.begin(id, offset) {
+            return refuse(failed_before(describe("append to", id)));
+        }
+        let (answer, result) = oneshot::channel();
+        let append = Append { id, offset, data, answer };
+        let shared = self.shared.clone();
+        if offset > 0 {
+            self.on_file("append to", id, move |opened| shared.write_or_fail(opened, append));
+        } else {
+            let io = self.io.clone();
+            self.io.pool.run(move || {
+                let created = shared.create(&append, expected);
+                if let Some(op) = shared.write_or_fail(created, append) {
+                    io.start_here(op);
+                }
+            });
+        }
+        receive(result)
+    }
+
+    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        if !self.shared.writable {
+            return refuse(StoreError::ReadOnly);
+        }
+        if self.shared.growing.has_failed(id) {
+            return refuse(failed_before(describe("sync of", id)));
+        }
+        let (answer, result) = oneshot::channel();
+        let shared = self.shared.clone();
+        self.on_file("sync of", id, move |opened| match opened {
+            Ok(file) => Some(shared.fdatasync(file, id, answer)),
+            Err(e) => answer.send(Err(e)).err().and(None),
+        });
+        receive(result)
+    }
+
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+        assert_aligned("read", id, offset, len);
+        let (answer, result) = oneshot::channel();
+        self.on_file("read of", id, move |opened| match opened {
+            Ok(file) => {
+                let finish = move |data, read: std::io::Result<usize>| {
+                    let _ =
+                        answer.send(read.map(|_| data).map_err(|e| store_error(describe("read of", id), &e)));
+                };
+                Some(Op::read(file, offset, len, Box::new(finish)))
+            }
+            Err(e) => answer.send(Err(e)).err().and(None),
+        });
+        receive(result)
+    }
+
+    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        if !self.shared.writable {
+            return refuse(StoreError::ReadOnly);
+        }
+        self.blocking(move |shared| {
+            shared.files.delete(id).map_err(|e| store_error(describe("delete", id), &e))?;
+            shared.growing.forget(id);
+            Ok(())
+        })
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.blocking(|shared| {
+            let what = || "listing the objects".to_owned();
+            if shared.files.vanished() {
+                return Err(vanished(what));
+            }
+            shared.files.list().map_err(|e| store_error(what, &e))
+        })
+    }
+
+    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+        self.blocking(|shared| shared.superblock.lock().read())
+    }
+
+    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+        if !self.shared.writable {
+            return refuse(StoreError::ReadOnly);
+        }
+        let new = new.clone();
+        self.blocking(move |shared| shared.swap_superblock(&new))
+    }
+
+    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
+        self.blocking(|shared| {
+            shared.files.room().map_err(|e| store_error(|| "asking for free room".into(), &e))
+        })
+    }
+}

@@ -1,0 +1,276 @@
+//! The store contract, held against every backend.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Backend, backends, block_on, id, pattern, superblock};
+use forebay_store::{IoBuf, ObjectStat, Store, StoreError};
+use proptest::prelude::*;
+
+/// What reads give where a preallocated object was not yet written.
+fn zeroes_behind(read: &[u8], written: &[u8]) -> bool {
+    read.len() >= written.len() && read.starts_with(written) && read[written.len()..].iter().all(|b| *b == 0)
+}
+
+fn on_all(test: impl AsyncFn(&mut Backend)) {
+    for mut backend in backends() {
+        eprintln!("backend: {}", backend.name);
+        block_on(test(&mut backend));
+    }
+}
+
+#[test]
+fn what_was_appended_is_read_back_and_survives_a_restart() {
+    on_all(async |backend| {
+        let (a, b) = (pattern(1, 8192), pattern(2, 4096));
+        let whole = [&a[..], &b[..]].concat();
+        for restarted in [false, true] {
+            let store = backend.store();
+            if !restarted {
+                let back = store.append(id(1), 0, a.to_vec()[..].into(), 65536).await.unwrap();
+                assert!(back.capacity() >= 8192, "the buffer comes back");
+                store.append(id(1), 8192, IoBuf::from(&b[..]), 65536).await.unwrap();
+                store.sync(id(1)).await.unwrap();
+            }
+            assert!(zeroes_behind(&store.read(id(1), 0, 1 << 20).await.unwrap(), &whole));
+            assert_eq!(store.read(id(1), 4096, 4096).await.unwrap()[..], whole[4096..8192]);
+            assert_eq!(store.read(id(1), 8192, 4096).await.unwrap()[..], b[..]);
+            assert!(store.read(id(1), 1 << 30, 4096).await.unwrap().is_empty());
+            backend.reopen();
+        }
+    });
+}
+
+#[test]
+fn what_does_not_exist_is_not_found() {
+    on_all(async |backend| {
+        let store = backend.store();
+        let missing = Err(StoreError::NotFound(id(5)));
+        assert_eq!(store.read(id(5), 0, 4096).await.map(|_| ()), missing);
+        assert_eq!(store.sync(id(5)).await, missing);
+        assert_eq!(store.append(id(5), 4096, IoBuf::zeroed(4096), 0).await.map(|_| ()), missing);
+        assert_eq!(store.delete(id(5)).await, Ok(()));
+        // None of this keeps it from being created.
+        store.append(id(5), 0, IoBuf::zeroed(4096), 0).await.unwrap();
+    });
+}
+
+#[test]
+fn objects_are_listed_in_order_and_deleted_for_good() {
+    on_all(async |backend| {
+        for n in [7, 1, 0xffff_ffff, 12] {
+            backend.store().append(id(n), 0, pattern(n.into(), 4096), 4096).await.unwrap();
+        }
+        backend.store().read(id(7), 0, 4096).await.unwrap();
+        backend.store().delete(id(7)).await.unwrap();
+        let expected = [1, 12, 0xffff_ffff].map(|n| ObjectStat { id: id(n), len: 4096 });
+        for _ in 0..2 {
+            assert_eq!(backend.store().list().await.unwrap(), expected);
+            assert_eq!(backend.store().read(id(7), 0, 4096).await.unwrap_err(), StoreError::NotFound(id(7)));
+            backend.reopen();
+        }
+    });
+}
+
+#[test]
+fn an_object_that_exists_is_not_created_again() {
+    // In the same opening that is a broken invariant of the caller and may panic; in the next one it is what
+    // a damaged pool may lead to.
+    for mut backend in backends().into_iter().filter(|b| b.name != "memory") {
+        block_on(async {
+            backend.store().append(id(1), 0, pattern(1, 4096), 4096).await.unwrap();
+            backend.reopen();
+            backend.store().append(id(1), 0, pattern(2, 4096), 4096).await.unwrap_err();
+            assert_eq!(backend.store().read(id(1), 0, 4096).await.unwrap()[..], pattern(1, 4096)[..]);
+        });
+    }
+}
+
+#[test]
+fn the_superblock_is_compared_before_it_is_swapped() {
+    on_all(async |backend| {
+        assert_eq!(backend.store().read_superblock().await.unwrap(), [None, None]);
+        assert_eq!(backend.store().swap_superblock(&superblock(2)).await, Err(StoreError::Fenced));
+        for generation in 1..=4 {
+            backend.store().swap_superblock(&superblock(generation)).await.unwrap();
+            assert_eq!(
+                backend.store().swap_superblock(&superblock(generation)).await,
+                Err(StoreError::Fenced)
+            );
+            backend.reopen();
+        }
+        let expected = [Some(superblock(4).encode()), Some(superblock(3).encode())];
+        assert_eq!(backend.store().read_superblock().await.unwrap(), expected);
+        assert_eq!(backend.store().swap_superblock(&superblock(6)).await, Err(StoreError::Fenced));
+        backend.store().swap_superblock(&superblock(5)).await.unwrap();
+    });
+}
+
+#[test]
+fn an_operation_completes_although_its_future_is_dropped() {
+    on_all(async |backend| {
+        for n in 1..=4 {
+            backend.store().append(id(n), 0, pattern(n.into(), 1 << 20), 2 << 20).await.unwrap();
+        }
+        for n in 1..=8 {
+            // A thread that ends at once: what it had queued in the kernel must not end with it.
+            let (store, offset) = (backend.store().clone(), if n <= 4 { 1 << 20 } else { 0 });
+            let data = pattern(100 + u64::from(n), 1 << 20);
+            std::thread::spawn(move || drop(store.append(id(n), offset, data, 2 << 20))).join().unwrap();
+        }
+        // Closing waits for what is in flight.
+        backend.reopen();
+        for n in 1..=8 {
+            let offset = if n <= 4 { 1 << 20 } else { 0 };
+            let read = backend.store().read(id(n), offset, 1 << 20).await.unwrap();
+            assert!(read[..] == pattern(100 + u64::from(n), 1 << 20)[..], "{n}");
+        }
+    });
+}
+
+#[test]
+fn large_transfers_are_whole() {
+    on_all(async |backend| {
+        let data = pattern(5, 24 << 20);
+        backend.store().append(id(1), 0, IoBuf::from(&data[..]), 32 << 20).await.unwrap();
+        let read = backend.store().read(id(1), 4096, 32 << 20).await.unwrap();
+        assert!(zeroes_behind(&read, &data[4096..]));
+    });
+}
+
+#[test]
+fn many_readers_at_once_each_get_their_own_bytes() {
+    on_all(async |backend| {
+        for n in 1..=6 {
+            backend.store().append(id(n), 0, pattern(n.into(), 256 << 10), 256 << 10).await.unwrap();
+        }
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let store = backend.store();
+                scope.spawn(move || block_on(read_randomly(store, thread)));
+            }
+        });
+    });
+}
+
+async fn read_randomly(store: &Arc<dyn Store>, seed: u64) {
+    let mut random = seed;
+    for _ in 0..40 {
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        // Sixteen in flight, over more objects than the file cache keeps open.
+        let wanted = (0..16).map(|_| (1 + next(6) as u32, next(64) * 4096, (1 + next(16)) as usize * 4096));
+        let wanted = wanted.collect::<Vec<_>>();
+        let reads = wanted.iter().map(|(n, at, len)| store.read(id(*n), *at, *len)).collect::<Vec<_>>();
+        for (read, (n, at, len)) in reads.into_iter().zip(wanted) {
+            let object = pattern(n.into(), 256 << 10);
+            let end = (at as usize + len).min(object.len());
+            assert!(read.await.unwrap()[..] == object[at as usize..end], "object {n} at {at}");
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Append { object: u32, pages: usize },
+    Sync { object: u32 },
+    Read { object: u32, page: u64, pages: usize },
+    Delete { object: u32 },
+    List,
+    Swap,
+    Reopen,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..5_u32, 1..20_usize).prop_map(|(object, pages)| Step::Append { object, pages }),
+        2 => (0..5_u32).prop_map(|object| Step::Sync { object }),
+        6 => (0..5_u32, 0..40_u64, 1..40_usize)
+            .prop_map(|(object, page, pages)| Step::Read { object, page, pages }),
+        1 => (0..5_u32).prop_map(|object| Step::Delete { object }),
+        1 => Just(Step::List),
+        1 => Just(Step::Swap),
+        1 => Just(Step::Reopen),
+    ]
+}
+
+/// What the store must hold: of each name the number under which it lives now, and its bytes.
+#[derive(Default)]
+struct Model {
+    objects: [Option<(u32, Vec<u8>)>; 5],
+    next_id: u32,
+    generation: u64,
+}
+
+async fn follow(backend: &mut Backend, steps: &[Step]) {
+    let mut model = Model::default();
+    for (n, step) in steps.iter().enumerate() {
+        let store = backend.store().clone();
+        match *step {
+            Step::Append { object, pages } => {
+                let data = pattern(n as u64, pages * 4096);
+                let (at, bytes) = model.objects[object as usize].get_or_insert_with(|| {
+                    model.next_id += 1; // never used again
+                    (model.next_id, Vec::new())
+                });
+                let offset = bytes.len() as u64;
+                bytes.extend_from_slice(&data);
+                store.append(id(*at), offset, data, 40 * 4096).await.unwrap();
+            }
+            Step::Sync { object } => {
+                if let Some((at, _)) = &model.objects[object as usize] {
+                    store.sync(id(*at)).await.unwrap();
+                }
+            }
+            Step::Read { object, page, pages } => {
+                let Some((at, bytes)) = &model.objects[object as usize] else { continue };
+                let read = store.read(id(*at), page * 4096, pages * 4096).await.unwrap();
+                let start = bytes.len().min(page as usize * 4096);
+                let end = bytes.len().min(start + pages * 4096);
+                assert!(zeroes_behind(&read, &bytes[start..end]), "step {n}");
+            }
+            Step::Delete { object } => {
+                if let Some((at, _)) = model.objects[object as usize].take() {
+                    store.delete(id(at)).await.unwrap();
+                }
+            }
+            Step::List => {
+                let listed = store.list().await.unwrap();
+                let mut expected = model.objects.iter().flatten().collect::<Vec<_>>();
+                expected.sort();
+                assert_eq!(listed.len(), expected.len());
+                for (stat, (at, bytes)) in listed.iter().zip(expected) {
+                    assert!(stat.id == id(*at) && stat.len >= bytes.len() as u64, "step {n}");
+                }
+            }
+            Step::Swap => {
+                model.generation += 1;
+                store.swap_superblock(&superblock(model.generation)).await.unwrap();
+            }
+            Step::Reopen => {
+                drop(store);
+                backend.reopen();
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 16,
+        failure_persistence: None,
+        rng_seed: prop::test_runner::RngSeed::Fixed(0x0f0e_0bea),
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn every_backend_behaves_like_the_model(steps in prop::collection::vec(step(), 1..60)) {
+        for mut backend in backends() {
+            block_on(follow(&mut backend, &steps));
+        }
+    }
+}

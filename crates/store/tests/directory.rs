@@ -1,0 +1,207 @@
+//! What only a directory can meet: locks, other people's files, a full, read-only or vanished file system.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use common::{Mount, block_on, id, options, pattern, superblock};
+use forebay_store::{DirectoryOptions, DirectoryStore, IoBuf, IoMode, Store, StoreError};
+
+fn open(path: &Path) -> Result<std::sync::Arc<DirectoryStore>, StoreError> {
+    DirectoryStore::open(path, &DirectoryOptions::default())
+}
+
+fn reason(error: &StoreError) -> &str {
+    match error {
+        StoreError::Io { reason, .. } => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Says why a test shows nothing here.
+fn skip(why: &str) {
+    eprintln!("SKIPPED: {why}");
+}
+
+#[test]
+fn a_second_opener_is_refused_and_the_first_is_undisturbed() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = open(dir.path()).unwrap();
+    block_on(first.append(id(1), 0, pattern(1, 4096), 8192)).unwrap();
+    let busy = StoreError::Busy(format!(" (process {})", std::process::id()));
+    assert_eq!(open(dir.path()).map(|_| ()), Err(busy.clone()));
+    let look = || DirectoryStore::open_read_only(dir.path(), &DirectoryOptions::default());
+    assert_eq!(look().map(|_| ()), Err(busy));
+    block_on(first.append(id(1), 4096, pattern(2, 4096), 8192)).unwrap();
+    drop(first);
+    let readers = [look().unwrap(), look().unwrap()];
+    assert_eq!(open(dir.path()).map(|_| ()), Err(StoreError::Busy(String::new())), "while someone looks");
+    assert_eq!(block_on(readers[1].read(id(1), 4096, 4096)).unwrap()[..], pattern(2, 4096)[..]);
+    drop(readers);
+    open(dir.path()).unwrap();
+}
+
+#[test]
+fn looking_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let looked = DirectoryStore::open_read_only(dir.path(), &DirectoryOptions::default());
+    assert_eq!(looked.map(|_| ()), Err(StoreError::NotAStore(dir.path().into())));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    let store = open(dir.path()).unwrap();
+    block_on(store.append(id(1), 0, pattern(1, 4096), 4096)).unwrap();
+    drop(store);
+    let store = DirectoryStore::open_read_only(dir.path(), &DirectoryOptions::default()).unwrap();
+    block_on(async {
+        let refused = Err(StoreError::ReadOnly);
+        assert_eq!(store.append(id(2), 0, IoBuf::zeroed(4096), 0).await.map(|_| ()), refused);
+        assert_eq!(store.sync(id(1)).await, refused);
+        assert_eq!(store.delete(id(1)).await, refused);
+        assert_eq!(store.swap_superblock(&superblock(1)).await, refused);
+        assert_eq!(store.list().await.unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn a_directory_with_other_files_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("thesis.tex"), "years of work").unwrap();
+    assert_eq!(open(dir.path()).map(|_| ()), Err(StoreError::NotAStore(dir.path().into())));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing was added");
+}
+
+#[test]
+fn a_missing_directory_is_made_and_the_servers_own_files_do_not_matter() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(&dir.path().join("a/b")).unwrap());
+    fs::create_dir(dir.path().join("c")).unwrap();
+    fs::write(dir.path().join("c/forebay.sock"), "").unwrap();
+    drop(open(&dir.path().join("c")).unwrap());
+    fs::write(dir.path().join("file"), "").unwrap();
+    assert!(open(&dir.path().join("file")).is_err());
+}
+
+#[test]
+fn segments_without_a_superblock_are_not_taken_for_a_new_store() {
+    let dir = tempfile::tempdir().unwrap();
+    block_on(open(dir.path()).unwrap().append(id(1), 0, pattern(1, 4096), 4096)).unwrap();
+    fs::remove_file(dir.path().join("superblock")).unwrap();
+    let error = open(dir.path()).map(|_| ()).unwrap_err();
+    assert!(reason(&error).contains("superblock"), "{error}");
+    assert!(!dir.path().join("superblock").exists());
+}
+
+#[test]
+fn an_opening_that_was_cut_short_is_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("lock"), "12345\n").unwrap();
+    fs::create_dir(dir.path().join("segments")).unwrap();
+    drop(open(dir.path()).unwrap());
+    // A superblock file without its length.
+    fs::write(dir.path().join("superblock"), "").unwrap();
+    let store = open(dir.path()).unwrap();
+    block_on(store.swap_superblock(&superblock(1))).unwrap();
+    let copies = block_on(store.read_superblock()).unwrap();
+    assert_eq!(copies, [None, Some(superblock(1).encode())]);
+}
+
+#[test]
+fn a_foreign_writer_is_noticed_at_the_next_swap() {
+    for direct in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = DirectoryStore::open(dir.path(), &options(IoMode::Auto, direct)).unwrap();
+        block_on(store.swap_superblock(&superblock(1))).unwrap();
+        let other = fs::File::options().write(true).open(dir.path().join("superblock")).unwrap();
+        other.write_all_at(&superblock(2).encode(), 0).unwrap();
+        other.sync_all().unwrap();
+        assert_eq!(block_on(store.swap_superblock(&superblock(2))), Err(StoreError::Fenced));
+    }
+}
+
+#[test]
+fn a_full_disk_is_full_and_goes_on_when_there_is_room() {
+    let Some(mount) = Mount::tmpfs(8 << 20) else {
+        return skip("a full disk needs the right to mount a tmpfs");
+    };
+    for io in [IoMode::Auto, IoMode::Threads] {
+        let store = DirectoryStore::open(&mount.path().join("data"), &options(io, true)).unwrap();
+        block_on(async {
+            let before = store.capacity().await.unwrap();
+            assert!(before.total >= 7 << 20 && before.free <= before.total);
+            store.append(id(1), 0, pattern(1, 1 << 20), 5 << 20).await.unwrap();
+            assert!(store.capacity().await.unwrap().free <= before.free - (5 << 20), "room is set aside");
+            let full = store.append(id(2), 0, pattern(2, 1 << 20), 5 << 20).await;
+            assert_eq!(full.map(|_| ()), Err(StoreError::Full));
+            assert_eq!(store.list().await.unwrap().len(), 1, "an object without room is not there");
+            // What was announced has its room, and more has not.
+            store.append(id(1), 1 << 20, pattern(3, 4 << 20), 5 << 20).await.unwrap();
+            store.sync(id(1)).await.unwrap();
+            let beyond = store.append(id(1), 5 << 20, pattern(4, 6 << 20), 5 << 20).await;
+            assert_eq!(beyond.map(|_| ()), Err(StoreError::Full));
+            assert!(store.sync(id(1)).await.is_err(), "nothing is synced after a failure");
+            assert_eq!(store.read(id(1), 1 << 20, 4096).await.unwrap()[..], pattern(3, 4096)[..]);
+            store.delete(id(1)).await.unwrap();
+            store.append(id(3), 0, pattern(5, 1 << 20), 5 << 20).await.unwrap();
+            store.delete(id(3)).await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_file_system_that_turns_read_only_says_so() {
+    let Some(mount) = Mount::tmpfs(8 << 20) else { return skip("a read-only disk needs the right to mount") };
+    drop(open(mount.path()).unwrap());
+    if !mount.make_read_only() {
+        return skip("the tmpfs cannot be made read-only");
+    }
+    assert_eq!(open(mount.path()).map(|_| ()), Err(StoreError::ReadOnly));
+    let looked = DirectoryStore::open_read_only(mount.path(), &DirectoryOptions::default()).unwrap();
+    assert!(block_on(looked.list()).unwrap().is_empty());
+}
+
+#[test]
+fn a_directory_that_vanishes_is_named_as_such() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("data");
+    let store = DirectoryStore::open(&path, &options(IoMode::Auto, true)).unwrap();
+    block_on(async {
+        store.append(id(1), 0, pattern(1, 4096), 8192).await.unwrap();
+        store.swap_superblock(&superblock(1)).await.unwrap();
+        fs::remove_dir_all(&path).unwrap();
+        let errors = [
+            store.append(id(2), 0, pattern(1, 4096), 4096).await.map(|_| ()).unwrap_err(),
+            store.read(id(3), 0, 4096).await.map(|_| ()).unwrap_err(),
+            store.list().await.map(|_| ()).unwrap_err(),
+            store.swap_superblock(&superblock(2)).await.unwrap_err(),
+        ];
+        for error in errors {
+            assert!(reason(&error).contains("was deleted"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_file_that_was_cut_reads_short() {
+    let dir = tempfile::tempdir().unwrap();
+    for direct in [true, false] {
+        let store = DirectoryStore::open(dir.path(), &options(IoMode::Auto, direct)).unwrap();
+        block_on(store.delete(id(1))).unwrap();
+        block_on(async { store.append(id(1), 0, pattern(1, 65536), 65536).await }).unwrap();
+        let file = fs::File::options().write(true).open(dir.path().join("segments/00000001.seg")).unwrap();
+        file.set_len(10_000).unwrap();
+        let read = block_on(store.read(id(1), 0, 65536)).unwrap();
+        assert!(read[..] == pattern(1, 65536)[..10_000]);
+        assert!(block_on(store.read(id(1), 12288, 4096)).unwrap().is_empty());
+    }
+}
+
+#[test]
+fn files_with_other_names_are_no_objects() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    for name in ["1.seg", "00000001.bak", "notes"] {
+        fs::write(dir.path().join("segments").join(name), "x").unwrap();
+    }
+    assert!(block_on(store.list()).unwrap().is_empty());
+}
