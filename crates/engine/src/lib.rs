@@ -4,16 +4,36 @@
 //! simulation can drive it. The modules, in the order of the path of a write, then of a read, then of the
 //! work behind both:
 #[allow(dead_code, unused_imports)]
-mod cache;
-mod error;
-mod host;
-mod pool;
-mod stats;
+mod disk;
+mod buffer;
+mod commit;
+mod log;
+mod apply;
+mod map;
 mod volume;
+mod catalogue;
 
+mod read;
+mod cache;
+mod fetch;
+
+mod pool;
+mod admin;
+mod checkpoint;
+mod recovery;
+mod scan;
+mod reclaim;
+
+mod error;
+mod hash;
+mod host;
+mod limits;
+mod stats;
+
+pub use admin::{CloneRequest, DiskInfo};
+pub use disk::{Disk, Extent, Fast};
 pub use error::{Error, Result};
 pub use forebay_format::{DiskId, Role, SyncMode};
 pub use host::{BoxFuture, Host};
-pub use pool::{CloneRequest, DiskInfo, Pool, PoolConfig};
+pub use pool::{Pool, PoolConfig};
 pub use stats::{CacheStats, Count, GuestStats, PoolStats, StoreStats};
-pub use volume::{Disk, Extent, Fast};

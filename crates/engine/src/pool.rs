@@ -1,12 +1,24 @@
-//! The pool: opening, closing, and everything an administrator does to disks.
+//! The pool: its parts, opening and closing it, and the work behind.
 
 use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
-use forebay_format::{DiskId, Role, SyncMode};
-use forebay_store::Store;
-use serde::Serialize;
+use forebay_format::DiskId;
+use forebay_store::{Metered, Store};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::{Notify, watch};
 
-use crate::{Disk, Host, PoolStats, Result};
+use crate::cache::{MissTable, ReadCache};
+use crate::catalogue::Catalogue;
+use crate::commit::{PendingOp, Progress};
+use crate::fetch::Fetched;
+use crate::log::Log;
+use crate::map::NodeCache;
+use crate::stats::{Counter, GuestCounters, StoreStats, count};
+use crate::volume::Volume;
+use crate::{Count, Disk, Error, GuestStats, Host, PoolStats, Result};
 
 /// How a pool is run. All sizes in bytes.
 #[derive(Debug, Clone)]
@@ -17,7 +29,7 @@ pub struct PoolConfig {
     pub map_cache: u64,
     /// Most dirty data that is held before writers wait.
     pub write_buffer: u64,
-    /// Size at which new segments are sealed.
+    /// Size at which new segments are sealed: 64 KiB to 1 GiB.
     pub segment_bytes: u32,
     /// Log bytes after which a checkpoint is made.
     pub checkpoint_bytes: u64,
@@ -35,133 +47,315 @@ impl Default for PoolConfig {
     }
 }
 
-/// What is known of a disk.
-#[derive(Debug, Clone, Serialize)]
-pub struct DiskInfo {
-    /// Number.
-    #[serde(skip)]
-    pub id: DiskId,
-    /// Name by which it is exported; of a snapshot, `volume@snapshot`.
-    pub name: String,
-    /// `volume`, `snapshot`, `image`.
-    #[serde(skip)]
-    pub role: Role,
-    /// Size in bytes.
-    pub size: u64,
-    /// When writes are durable.
-    #[serde(skip)]
-    pub sync: SyncMode,
-    /// Creation time in Unix milliseconds.
-    pub created_ms: u64,
-    /// Name of the snapshot or image it was cloned from, while that exists.
-    pub origin: Option<String>,
-    /// Snapshots of it.
-    pub snapshots: usize,
-    /// Clones of it.
-    pub clones: usize,
-    /// Open connections.
-    pub clients: usize,
-    /// Identity that guests see.
-    #[serde(skip)]
-    pub uuid: [u8; 16],
-    /// RAM write cache of a desktop in bytes, else 0.
-    pub write_cache: u64,
+/// What the commit shares with writers; see [`crate::commit`].
+pub(crate) struct Commit {
+    /// Passed by every write; closed while the buffers are frozen.
+    pub gate: RwLock<()>,
+    /// Freezes so far; changes only behind the gate.
+    pub freezes: AtomicU64,
+    /// Bytes in the buffers.
+    pub dirty: AtomicI64,
+    /// Disks whose active buffer holds something.
+    pub disks: Mutex<Vec<Arc<Volume>>>,
+    pub ops: Mutex<Vec<PendingOp>>,
+    pub wake: Notify,
+    /// Somebody waits.
+    pub urgent: AtomicBool,
+    pub closing: AtomicBool,
+    /// Room in the store is short; data is not taken.
+    pub full: AtomicBool,
+    pub progress: watch::Sender<Progress>,
 }
 
-/// One clone to be made.
-#[derive(Debug, Clone)]
-pub struct CloneRequest {
-    /// Name of the new volume.
-    pub name: String,
-    /// Its durability.
-    pub sync: SyncMode,
-    /// RAM write cache of a desktop; 0 for an ordinary volume.
-    pub write_cache: u64,
+impl Commit {
+    fn new() -> Commit {
+        Commit {
+            gate: RwLock::new(()),
+            freezes: AtomicU64::new(0),
+            dirty: AtomicI64::new(0),
+            disks: Mutex::default(),
+            ops: Mutex::default(),
+            wake: Notify::new(),
+            urgent: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            full: AtomicBool::new(false),
+            progress: watch::channel(Progress::default()).0,
+        }
+    }
+
+    /// Has the next commit begin at once.
+    pub fn hurry(&self) {
+        self.urgent.store(true, Relaxed);
+        self.wake.notify_one();
+    }
+
+    pub fn has_work(&self) -> bool {
+        !self.disks.lock().is_empty() || !self.ops.lock().is_empty()
+    }
+}
+
+/// What the pool counts itself.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub damaged: Counter,
+    pub commits: Counter,
+    pub checkpoints: Counter,
+    pub recovered_batches: AtomicU64,
+    pub recovery_ms: AtomicU64,
+    /// What guests did to disks that are gone.
+    retired: Mutex<GuestStats>,
+}
+
+impl Counters {
+    pub fn retire(&self, guest: &GuestCounters) {
+        *self.retired.lock() += guest.get();
+    }
+}
+
+/// Work behind: checkpoints and reclaiming.
+pub(crate) struct Upkeep {
+    /// One checkpoint or reclaim at a time.
+    pub lock: tokio::sync::Mutex<()>,
+    pub wake: Notify,
+    /// `Log::appended` at the last checkpoint.
+    pub checkpointed: AtomicU64,
+    /// Something was deleted: segments may be free.
+    pub reclaim_due: AtomicBool,
+    pub stopped: AtomicBool,
 }
 
 /// An open pool.
-pub struct Pool {}
+pub struct Pool {
+    pub(crate) store: Arc<Metered>,
+    pub(crate) host: Arc<dyn Host>,
+    pub(crate) config: PoolConfig,
+    pub(crate) catalogue: RwLock<Catalogue>,
+    pub(crate) commit: Commit,
+    pub(crate) log: tokio::sync::Mutex<Log>,
+    pub(crate) appended: Arc<AtomicU64>,
+    pub(crate) nodes: NodeCache,
+    pub(crate) node_misses: MissTable<()>,
+    pub(crate) cache: ReadCache,
+    pub(crate) misses: MissTable<Fetched>,
+    pub(crate) counters: Counters,
+    pub(crate) upkeep: Upkeep,
+    /// One administrator's operation at a time.
+    pub(crate) admin: tokio::sync::Mutex<()>,
+    latched: OnceLock<String>,
+}
 
-#[allow(clippy::todo, unused_variables)]
+/// While the store is short of room, it is asked this often.
+const SPACE_CHECK: Duration = Duration::from_secs(1);
+
 impl Pool {
     /// Opens the pool on `store`; makes one where the store is empty.
+    ///
+    /// # Errors
+    /// [`Error::Format`] where what is there is damaged, foreign or newer; [`Error::Store`] where it cannot be
+    /// read or written.
     pub async fn open(store: Arc<dyn Store>, host: Arc<dyn Host>, config: PoolConfig) -> Result<Arc<Pool>> {
-        todo!()
+        let store = Arc::new(Metered::new(store));
+        let pool = Arc::new(Pool::recover(store, host, config).await?);
+        pool.host.spawn("commit", Box::pin(pool.clone().commit_loop()));
+        pool.host.spawn("upkeep", Box::pin(pool.clone().upkeep_loop()));
+        pool.check_space().await?;
+        pool.remove_imports().await?;
+        Ok(pool)
     }
-    /// Flushes, makes a checkpoint, stops the background tasks. Later requests fail with `Closed`.
+
+    /// The parts of a pool, around a log and a catalogue that recovery goes on to fill.
+    pub(crate) fn assemble(
+        store: Arc<Metered>,
+        host: Arc<dyn Host>,
+        config: PoolConfig,
+        log: Log,
+        catalogue: Catalogue,
+    ) -> Pool {
+        Pool {
+            appended: log.appended.clone(),
+            nodes: NodeCache::new(config.map_cache),
+            cache: ReadCache::new(config.read_cache),
+            catalogue: RwLock::new(catalogue),
+            log: tokio::sync::Mutex::new(log),
+            commit: Commit::new(),
+            node_misses: MissTable::default(),
+            misses: MissTable::default(),
+            counters: Counters::default(),
+            upkeep: Upkeep {
+                lock: tokio::sync::Mutex::new(()),
+                wake: Notify::new(),
+                checkpointed: AtomicU64::new(0),
+                reclaim_due: AtomicBool::new(false),
+                stopped: AtomicBool::new(false),
+            },
+            admin: tokio::sync::Mutex::new(()),
+            latched: OnceLock::new(),
+            store,
+            host,
+            config,
+        }
+    }
+
+    /// Commits, makes a checkpoint, stops the background tasks. Later requests fail with `Closed`.
+    ///
+    /// # Errors
+    /// Whatever kept acknowledged data from becoming durable.
     pub async fn close(&self) -> Result<()> {
-        todo!()
+        self.commit.closing.store(true, Relaxed);
+        self.commit.hurry();
+        let mut progress = self.commit.progress.subscribe();
+        progress.wait_for(|p| p.stopped).await.map_err(|_| Error::Closed)?;
+        self.upkeep.stopped.store(true, Relaxed);
+        self.upkeep.wake.notify_one();
+        self.check_latch()?;
+        self.checkpoint().await
     }
-    /// All disks but imports under way, by name.
-    pub fn disks(&self) -> Vec<DiskInfo> {
-        todo!()
-    }
-    /// One disk: `NAME`, or `VOLUME@SNAPSHOT`.
-    pub fn disk(&self, name: &str) -> Result<DiskInfo> {
-        todo!()
-    }
-    /// Makes an empty volume.
-    pub async fn create_volume(&self, name: &str, size: u64, sync: SyncMode) -> Result<DiskInfo> {
-        todo!()
-    }
-    /// Makes clones of `source` (`IMAGE`, `VOLUME`, `VOLUME@SNAPSHOT`), all or none.
-    pub async fn clone_disk(&self, source: &str, clones: &[CloneRequest]) -> Result<Vec<DiskInfo>> {
-        todo!()
-    }
-    /// Makes a snapshot of a volume; it holds every write acknowledged before.
-    pub async fn create_snapshot(&self, volume: &str, name: &str) -> Result<DiskInfo> {
-        todo!()
-    }
-    /// Sets a volume back to one of its snapshots. Refused while clients are connected.
-    pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
-        todo!()
-    }
-    /// Sets a clone back to the image or snapshot it came from. Refused while clients are connected.
-    pub async fn reset(&self, volume: &str) -> Result<()> {
-        todo!()
-    }
-    /// Deletes a volume, an image, or `VOLUME@SNAPSHOT`; refused while it is in use or others depend on it.
-    pub async fn delete(&self, name: &str) -> Result<()> {
-        todo!()
-    }
-    /// Changes the size of a volume; shrinking discards what lies beyond.
-    pub async fn resize(&self, volume: &str, size: u64) -> Result<()> {
-        todo!()
-    }
-    /// Begins an import: a disk that only this handle knows, and that a crash or `abandon_import` removes.
-    pub async fn begin_import(&self, name: &str, size: u64) -> Result<Arc<Disk>> {
-        todo!()
-    }
-    /// Makes an import an image, durably.
-    pub async fn finish_import(&self, import: Arc<Disk>) -> Result<DiskInfo> {
-        todo!()
-    }
-    /// Removes an import.
-    pub async fn abandon_import(&self, import: Arc<Disk>) -> Result<()> {
-        todo!()
-    }
+
     /// Opens a disk by its export name; it counts as a client until the handle is dropped.
-    pub fn attach(&self, name: &str) -> Result<Arc<Disk>> {
-        todo!()
+    pub fn attach(self: &Arc<Pool>, name: &str) -> Result<Arc<Disk>> {
+        let volume = self.catalogue.read().find(name)?;
+        volume.attach(name)?;
+        Ok(Arc::new(Disk::new(self.clone(), volume, name.to_owned())))
     }
-    /// Makes everything durable that was acknowledged so far.
-    pub async fn flush(&self) -> Result<()> {
-        todo!()
+
+    /// A disk by its number.
+    pub(crate) fn volume(&self, id: DiskId) -> Option<Arc<Volume>> {
+        self.catalogue.read().get(id).cloned()
     }
-    /// Makes a checkpoint now.
-    pub async fn checkpoint(&self) -> Result<()> {
-        todo!()
+
+    /// Stops acknowledging, for good.
+    pub(crate) fn latch(&self, why: &Error) {
+        let _ = self.latched.set(why.to_string());
     }
-    /// Finds segments in which nothing is live, and frees them; returns the bytes freed.
-    pub async fn reclaim(&self) -> Result<u64> {
-        todo!()
+
+    pub(crate) fn check_latch(&self) -> Result<()> {
+        match self.latched.get() {
+            Some(why) => Err(Error::Latched(why.clone())),
+            None => Ok(()),
+        }
     }
+
+    /// An error where the pool takes no changes any more.
+    pub(crate) fn check_running(&self) -> Result<()> {
+        self.check_latch()?;
+        if self.commit.closing.load(Relaxed) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// Called by the commit when a group is done.
+    pub(crate) async fn after_commit(&self) {
+        if self.checkpoint_due() {
+            self.upkeep.wake.notify_one();
+        }
+        if let Err(e) = self.check_space().await {
+            tracing::warn!("cannot tell how much room is left: {e}");
+        }
+    }
+
+    fn checkpoint_due(&self) -> bool {
+        let since = self.appended.load(Relaxed) - self.upkeep.checkpointed.load(Relaxed);
+        since >= self.config.checkpoint_bytes
+    }
+
+    /// Room that must stay for deletions, checkpoints and what is in the buffers already.
+    fn reserve(&self, total: u64) -> u64 {
+        (2 * self.config.segment_bytes as u64 + 2 * self.config.write_buffer).min(total / 4)
+    }
+
+    /// Takes data or refuses it, by the room that is left.
+    pub(crate) async fn check_space(&self) -> Result<()> {
+        let room = self.store.capacity().await?;
+        let full = room.free < self.reserve(room.total);
+        if self.commit.full.swap(full, Relaxed) != full {
+            tracing::warn!(free = room.free, "the store {}", if full { "is full" } else { "has room again" });
+            self.upkeep.wake.notify_one();
+        }
+        Ok(())
+    }
+
+    /// The task that makes checkpoints and frees segments.
+    async fn upkeep_loop(self: Arc<Pool>) {
+        while !self.upkeep.stopped.load(Relaxed) {
+            if self.commit.full.load(Relaxed) {
+                let mut pause = self.host.sleep(SPACE_CHECK);
+                tokio::select! {
+                    biased;
+                    () = self.upkeep.wake.notified() => {}
+                    () = &mut pause => {}
+                }
+                let _ = self.check_space().await;
+            } else {
+                self.upkeep.wake.notified().await;
+            }
+            if self.check_running().is_err() {
+                continue;
+            }
+            let done = if self.upkeep.reclaim_due.swap(false, Relaxed) {
+                self.reclaim().await.map(drop)
+            } else if self.checkpoint_due() {
+                self.checkpoint().await
+            } else {
+                Ok(())
+            };
+            if let Err(e) = done {
+                tracing::warn!("checkpoint failed: {e}");
+            }
+        }
+    }
+
     /// The counters.
     pub async fn stats(&self) -> PoolStats {
-        todo!()
+        let (seq, segments, stored) = {
+            let log = self.log.lock().await;
+            let stored = log.table().values().map(|r| r.written as u64).sum();
+            (log.head().seq, log.table().len() as u64, stored)
+        };
+        let room = self.store.capacity().await.ok();
+        let (mut guest, disks) = (*self.counters.retired.lock(), {
+            let catalogue = self.catalogue.read();
+            catalogue.len() as u64
+        });
+        self.catalogue.read().iter().for_each(|d| guest += d.guest.get());
+        let counts = self.store.counts();
+        PoolStats {
+            guest,
+            store: StoreStats {
+                read: count(counts.read),
+                write: count(counts.write),
+                sync: counts.sync,
+                delete: counts.delete,
+            },
+            read_cache: self.cache.stats(),
+            map_cache: self.nodes.stats(),
+            dirty_bytes: self.commit.dirty.load(Relaxed).max(0) as u64,
+            stored_bytes: stored,
+            store_total_bytes: room.map_or(0, |r| r.total),
+            store_free_bytes: room.map_or(0, |r| r.free),
+            disks,
+            segments,
+            seq,
+            commits: self.counters.commits.get().ops,
+            checkpoints: self.counters.checkpoints.get().ops,
+            damaged_blocks: self.counters.damaged.get().ops,
+            recovered_batches: self.counters.recovered_batches.load(Relaxed),
+            recovery_ms: self.counters.recovery_ms.load(Relaxed),
+        }
     }
+
     /// What guests did to one disk since the pool was opened.
-    pub fn disk_stats(&self, name: &str) -> Result<crate::GuestStats> {
-        todo!()
+    pub fn disk_stats(&self, name: &str) -> Result<GuestStats> {
+        Ok(self.catalogue.read().find(name)?.guest.get())
+    }
+}
+
+impl std::ops::AddAssign for GuestStats {
+    fn add_assign(&mut self, other: GuestStats) {
+        let add = |a: &mut Count, b: Count| {
+            a.ops += b.ops;
+            a.bytes += b.bytes;
+        };
+        add(&mut self.read, other.read);
+        add(&mut self.write, other.write);
+        add(&mut self.discard, other.discard);
+        self.flush += other.flush;
     }
 }

@@ -127,3 +127,8 @@ pub struct PoolStats {
     /// Milliseconds that recovery took.
     pub recovery_ms: u64,
 }
+
+/// A count of the store's meter.
+pub(crate) fn count(c: forebay_store::OpCount) -> Count {
+    Count { ops: c.ops, bytes: c.bytes }
+}

@@ -1,91 +1,136 @@
-//! An attached disk: the requests of a guest.
+//! A disk in memory: what the catalogue records of it, its write buffer, its block map.
 //!
-//! Offsets and lengths are in bytes and may be unaligned. Front ends check ranges once (`offset + len` within
-//! [`Disk::size`]); a request that slips past because the disk shrank in between fails with `OutOfRange`.
+//! Locks, in the order in which they may be taken: the pool's freeze gate, `buffers`, `tree`. Each is held for
+//! the time of a few look-ups and never across an await.
 
-use crate::{GuestStats, Result};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Whether a request was done at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fast {
-    /// Done.
-    Done,
-    /// Nothing was done; use the waiting form.
-    Wait,
+use forebay_format::{BLOCK, DiskId, DiskRecord, Role, SyncMode};
+use parking_lot::{Mutex, RwLock};
+
+use crate::buffer::Buffers;
+use crate::map::Tree;
+use crate::stats::GuestCounters;
+use crate::{Error, Result};
+
+/// A volume, snapshot, image or import.
+pub(crate) struct Volume {
+    id: DiskId,
+    record: RwLock<Arc<DiskRecord>>,
+    /// Size in bytes; also in the record, here for the fast path.
+    size: AtomicU64,
+    pub buffers: Mutex<Buffers>,
+    pub tree: RwLock<Tree>,
+    clients: Mutex<Clients>,
+    pub guest: GuestCounters,
+    broken: OnceLock<String>,
 }
 
-/// A run of blocks of one kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extent {
-    /// Bytes.
-    pub len: u64,
-    /// Nothing is allocated for it (NBD_STATE_HOLE).
-    pub hole: bool,
-    /// It reads as zeroes (NBD_STATE_ZERO).
-    pub zero: bool,
+#[derive(Default)]
+struct Clients {
+    count: usize,
+    /// An operation is under way that no client may see half done.
+    exclusive: bool,
 }
 
-/// A disk that a client has open. Cheap to share; the last clone dropped detaches it.
-pub struct Disk {}
+/// Blocks of a disk of `size` bytes.
+pub(crate) fn blocks(size: u64) -> u64 {
+    size.div_ceil(BLOCK as u64)
+}
 
-#[allow(clippy::todo, unused_variables)]
-impl Disk {
-    /// Export name.
-    pub fn name(&self) -> String {
-        todo!()
+impl Volume {
+    pub fn new(record: DiskRecord, tree: Tree) -> Volume {
+        Volume {
+            id: record.id,
+            size: AtomicU64::new(record.size),
+            record: RwLock::new(Arc::new(record)),
+            buffers: Mutex::default(),
+            tree: RwLock::new(tree),
+            clients: Mutex::default(),
+            guest: GuestCounters::default(),
+            broken: OnceLock::new(),
+        }
     }
-    /// Size in bytes as of now.
+
+    pub fn id(&self) -> DiskId {
+        self.id
+    }
+
+    /// The record as of now; its root and height are not kept up to date.
+    pub fn record(&self) -> Arc<DiskRecord> {
+        self.record.read().clone()
+    }
+
+    /// Replaces the record, of which only the commit makes new ones.
+    pub fn set_record(&self, record: DiskRecord) {
+        self.size.store(record.size, Relaxed);
+        *self.record.write() = Arc::new(record);
+    }
+
     pub fn size(&self) -> u64 {
-        todo!()
+        self.size.load(Relaxed)
     }
-    /// Whether writes are refused.
-    pub fn read_only(&self) -> bool {
-        todo!()
+
+    pub fn role(&self) -> Role {
+        self.record.read().role
     }
-    /// Whether an acknowledged write is durable already, so that no flush is needed.
-    pub fn write_through(&self) -> bool {
-        todo!()
+
+    pub fn sync(&self) -> SyncMode {
+        self.record.read().sync
     }
-    /// Counters of this disk.
-    pub fn stats(&self) -> GuestStats {
-        todo!()
+
+    pub fn clients(&self) -> usize {
+        self.clients.lock().count
     }
-    /// Reads into `out` if that needs no waiting; nothing is counted and `out` is undefined on `Wait`.
-    pub fn try_read(&self, offset: u64, out: &mut [u8]) -> Result<Fast> {
-        todo!()
+
+    /// Counts a client, unless an operation has the disk for itself.
+    pub fn attach(&self, name: &str) -> Result<()> {
+        let mut clients = self.clients.lock();
+        if clients.exclusive {
+            return Err(Error::InUse { name: name.to_owned(), clients: 1 });
+        }
+        clients.count += 1;
+        Ok(())
     }
-    /// Reads into `out`.
-    pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        todo!()
+
+    pub fn detach(&self) {
+        self.clients.lock().count -= 1;
     }
-    /// Writes if that needs no waiting (room in the buffer, no unaligned edge whose sector must be read, not
-    /// write-through).
-    pub fn try_write(&self, offset: u64, data: &[u8]) -> Result<Fast> {
-        todo!()
+
+    /// Takes the disk for an operation that needs it without clients; ends when the guard goes.
+    pub fn exclude_clients(self: &Arc<Volume>, name: &str) -> Result<Exclusive> {
+        let mut clients = self.clients.lock();
+        if clients.count > 0 || clients.exclusive {
+            return Err(Error::InUse { name: name.to_owned(), clients: clients.count.max(1) });
+        }
+        clients.exclusive = true;
+        Ok(Exclusive(self.clone()))
     }
-    /// Writes; durable on return with `fua` or on a write-through disk.
-    pub async fn write(&self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
-        todo!()
+
+    /// Marks the disk as one whose block map cannot be read any more.
+    pub fn fail(&self, why: &Error) {
+        if self.broken.set(why.to_string()).is_ok() {
+            tracing::error!(disk = %self.record().name, "disk taken out of service: {why}");
+        }
     }
-    /// Zeroes a range: as a hole, or with `allocated`, so that it is reported as allocated.
-    pub async fn write_zeroes(&self, offset: u64, len: u64, allocated: bool, fua: bool) -> Result<()> {
-        todo!()
+
+    /// An error where the block map was found damaged while it was being changed: what the disk holds is not
+    /// known any more.
+    pub fn check_sound(&self) -> Result<()> {
+        match self.broken.get() {
+            Some(why) => Err(Error::Damaged(format!("the block map of '{}' ({why})", self.record().name))),
+            None => Ok(()),
+        }
     }
-    /// Discards a range: whole blocks read as zeroes afterwards, partial ones stay.
-    pub async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
-        todo!()
-    }
-    /// Makes everything durable that was acknowledged before the call.
-    pub async fn flush(&self) -> Result<()> {
-        todo!()
-    }
-    /// Whether a range is allocated, as runs that cover `len` bytes from `offset` on or stop after `max` runs
-    /// (never an empty list for a range that is not empty).
-    pub async fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
-        todo!()
-    }
-    /// Brings a range into the read cache.
-    pub async fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
-        todo!()
+}
+
+/// No client can attach while this lives.
+pub(crate) struct Exclusive(Arc<Volume>);
+
+impl Drop for Exclusive {
+    fn drop(&mut self) {
+        self.0.clients.lock().exclusive = false;
     }
 }

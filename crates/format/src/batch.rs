@@ -164,6 +164,11 @@ impl<'a> Batch<'a> {
         })
     }
 
+    /// Its entries as they are encoded, for an [`EntryIter`].
+    pub fn entry_bytes(&self) -> &'a [u8] {
+        self.entries
+    }
+
     /// Its entries, in order.
     pub fn entries(&self) -> EntryIter<'a> {
         EntryIter::new(self.entries)

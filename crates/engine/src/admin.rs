@@ -1,0 +1,321 @@
+//! What an administrator does to disks. One operation at a time; each is one group of the log, and has
+//! happened, durably, when it returns.
+
+use std::sync::Arc;
+
+use forebay_format::{CatalogueOp, DiskId, DiskRecord, MAX_NAME, MapValue, Role, SyncMode};
+use serde::Serialize;
+
+use crate::catalogue::{check_name, check_size, shorten};
+use crate::pool::Pool;
+use crate::volume::{Exclusive, Volume};
+use crate::{Disk, Error, Result};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What is known of a disk.
+#[derive(Debug, Clone, Serialize)]
+pub struct DiskInfo {
+    /// Number.
+    #[serde(skip)]
+    pub id: DiskId,
+    /// Name by which it is exported; of a snapshot, `volume@snapshot`.
+    pub name: String,
+    /// `volume`, `snapshot`, `image`.
+    #[serde(skip)]
+    pub role: Role,
+    /// Size in bytes.
+    pub size: u64,
+    /// When writes are durable.
+    #[serde(skip)]
+    pub sync: SyncMode,
+    /// Creation time in Unix milliseconds.
+    pub created_ms: u64,
+    /// Name of the snapshot or image it was cloned from, while that exists.
+    pub origin: Option<String>,
+    /// Snapshots of it.
+    pub snapshots: usize,
+    /// Clones of it.
+    pub clones: usize,
+    /// Open connections.
+    pub clients: usize,
+    /// Identity that guests see.
+    #[serde(skip)]
+    pub uuid: [u8; 16],
+    /// RAM write cache of a desktop in bytes, else 0.
+    pub write_cache: u64,
+}
+
+/// One clone to be made.
+#[derive(Debug, Clone)]
+pub struct CloneRequest {
+    /// Name of the new volume.
+    pub name: String,
+    /// Its durability.
+    pub sync: SyncMode,
+    /// RAM write cache of a desktop; 0 for an ordinary volume.
+    pub write_cache: u64,
+}
+
+impl Pool {
+    /// All disks but imports under way, by name.
+    pub fn disks(&self) -> Vec<DiskInfo> {
+        let visible: Vec<_> = {
+            let catalogue = self.catalogue.read();
+            catalogue.iter().filter(|d| d.role() != Role::Import).cloned().collect()
+        };
+        let mut disks: Vec<_> = visible.iter().map(|d| self.info(d)).collect();
+        // Counted in one pass: asking for each disk anew would be quadratic in their number.
+        let mut dependants = std::collections::BTreeMap::<DiskId, (usize, usize)>::new();
+        for record in visible.iter().map(|d| d.record()) {
+            if let Some(parent) = record.parent {
+                dependants.entry(parent).or_default().0 += 1;
+            }
+            if let Some(origin) = record.origin {
+                dependants.entry(origin).or_default().1 += 1;
+            }
+        }
+        for disk in &mut disks {
+            (disk.snapshots, disk.clones) = dependants.get(&disk.id).copied().unwrap_or_default();
+        }
+        disks.sort_by(|a, b| a.name.cmp(&b.name));
+        disks
+    }
+
+    /// One disk: `NAME`, or `VOLUME@SNAPSHOT`.
+    pub fn disk(&self, name: &str) -> Result<DiskInfo> {
+        let disk = self.catalogue.read().find(name)?;
+        let mut info = self.info(&disk);
+        let catalogue = self.catalogue.read();
+        info.snapshots = catalogue.snapshots(disk.id());
+        info.clones = catalogue.clones(disk.id()).0;
+        Ok(info)
+    }
+
+    /// What is known of a disk itself, without those that depend on it.
+    fn info(&self, disk: &Volume) -> DiskInfo {
+        let record = disk.record();
+        let catalogue = self.catalogue.read();
+        let origin = record.origin.and_then(|o| catalogue.get(o));
+        DiskInfo {
+            id: record.id,
+            name: catalogue.export_name(disk),
+            role: record.role,
+            size: disk.size(),
+            sync: record.sync,
+            created_ms: record.created_ms,
+            origin: origin.map(|o| catalogue.export_name(o)),
+            snapshots: 0,
+            clones: 0,
+            clients: disk.clients(),
+            uuid: record.uuid,
+            write_cache: record.write_cache,
+        }
+    }
+
+    /// Makes an empty volume.
+    pub async fn create_volume(&self, name: &str, size: u64, sync: SyncMode) -> Result<DiskInfo> {
+        check_name(name)?;
+        check_size(size)?;
+        let _admin = self.admin.lock().await;
+        self.catalogue.read().check_free(name)?;
+        let disk = DiskRecord { sync, ..self.new_record(name, size, Role::Volume) };
+        self.commit_ops(vec![CatalogueOp::Create { disk, from: None }]).await?;
+        self.disk(name)
+    }
+
+    /// Makes clones of `source` (`IMAGE`, `VOLUME`, `VOLUME@SNAPSHOT`), all or none.
+    pub async fn clone_disk(&self, source: &str, clones: &[CloneRequest]) -> Result<Vec<DiskInfo>> {
+        let _admin = self.admin.lock().await;
+        let from = self.catalogue.read().find(source)?;
+        let mut ops = Vec::new();
+        let mut names = std::collections::BTreeSet::new();
+        for clone in clones {
+            check_name(&clone.name)?;
+            self.catalogue.read().check_free(&clone.name)?;
+            if !names.insert(&clone.name) {
+                return Err(Error::Exists(shorten(&clone.name)));
+            }
+            let disk = DiskRecord {
+                sync: clone.sync,
+                write_cache: clone.write_cache,
+                // A clone of a volume as it is now depends on nothing: the volume goes on changing.
+                origin: (from.role() != Role::Volume).then_some(from.id()),
+                ..self.new_record(&clone.name, from.size(), Role::Volume)
+            };
+            ops.push(CatalogueOp::Create { disk, from: Some(from.id()) });
+        }
+        self.commit_ops(ops).await?;
+        let made: Vec<_> = clones.iter().filter_map(|c| self.catalogue.read().find(&c.name).ok()).collect();
+        Ok(made.iter().map(|d| self.info(d)).collect())
+    }
+
+    /// Makes a snapshot of a volume; it holds every write acknowledged before.
+    pub async fn create_snapshot(&self, volume: &str, name: &str) -> Result<DiskInfo> {
+        check_name(name)?;
+        let _admin = self.admin.lock().await;
+        let parent = self.find_volume(volume)?;
+        let full = format!("{volume}@{name}");
+        self.catalogue.read().check_free(&full)?;
+        let disk = DiskRecord {
+            sync: parent.sync(),
+            parent: Some(parent.id()),
+            ..self.new_record(name, parent.size(), Role::Snapshot)
+        };
+        self.commit_ops(vec![CatalogueOp::Create { disk, from: Some(parent.id()) }]).await?;
+        self.disk(&full)
+    }
+
+    /// Sets a volume back to one of its snapshots. Refused while clients are connected.
+    pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
+        let _admin = self.admin.lock().await;
+        let disk = self.find_volume(volume)?;
+        let from = self.catalogue.read().find(&format!("{volume}@{snapshot}"))?;
+        self.copy_contents(&disk, volume, from.id()).await
+    }
+
+    /// Sets a clone back to the image or snapshot it came from. Refused while clients are connected.
+    pub async fn reset(&self, volume: &str) -> Result<()> {
+        let _admin = self.admin.lock().await;
+        let disk = self.find_volume(volume)?;
+        let Some(origin) = disk.record().origin else {
+            return Err(Error::WrongKind {
+                name: shorten(volume),
+                is: "a volume of its own",
+                needs: "a clone of an image or a snapshot",
+            });
+        };
+        self.copy_contents(&disk, volume, origin).await
+    }
+
+    async fn copy_contents(&self, disk: &Arc<Volume>, name: &str, from: DiskId) -> Result<()> {
+        let _alone = disk.exclude_clients(name)?;
+        self.commit_ops(vec![CatalogueOp::Copy { disk: disk.id(), from }]).await?;
+        self.upkeep.reclaim_due.store(true, Relaxed);
+        self.upkeep.wake.notify_one();
+        Ok(())
+    }
+
+    /// Deletes a volume, an image, or `VOLUME@SNAPSHOT`; refused while it is in use or others depend on it.
+    pub async fn delete(&self, name: &str) -> Result<()> {
+        let _admin = self.admin.lock().await;
+        let disk = self.catalogue.read().find(name)?;
+        self.delete_disk(&disk, name).await
+    }
+
+    async fn delete_disk(&self, disk: &Arc<Volume>, name: &str) -> Result<()> {
+        let _alone: Exclusive = disk.exclude_clients(name)?;
+        {
+            let catalogue = self.catalogue.read();
+            let snapshots = catalogue.snapshots(disk.id());
+            if snapshots > 0 {
+                return Err(Error::HasSnapshots { name: shorten(name), snapshots });
+            }
+            if let (clones, Some(example)) = catalogue.clones(disk.id()) {
+                return Err(Error::HasClones { name: shorten(name), clones, example });
+            }
+        }
+        self.commit_ops(vec![CatalogueOp::Delete { disk: disk.id() }]).await?;
+        self.upkeep.reclaim_due.store(true, Relaxed);
+        self.upkeep.wake.notify_one();
+        Ok(())
+    }
+
+    /// Changes the size of a volume. Shrinking discards what lies beyond, and is refused while clients are
+    /// connected.
+    pub async fn resize(&self, volume: &str, size: u64) -> Result<()> {
+        check_size(size)?;
+        let _admin = self.admin.lock().await;
+        let disk = self.find_volume(volume)?;
+        let _alone = if size < disk.size() { Some(disk.exclude_clients(volume)?) } else { None };
+        self.commit_ops(vec![CatalogueOp::Resize { disk: disk.id(), size }]).await
+    }
+
+    /// Begins an import: a disk that only this handle knows, and that a crash or `abandon_import` removes.
+    pub async fn begin_import(self: &Arc<Pool>, name: &str, size: u64) -> Result<Arc<Disk>> {
+        check_name(name)?;
+        check_size(size)?;
+        let _admin = self.admin.lock().await;
+        self.catalogue.read().check_free(name)?;
+        let disk = self.new_record(name, size, Role::Import);
+        let id = disk.id;
+        self.commit_ops(vec![CatalogueOp::Create { disk, from: None }]).await?;
+        let volume = self.volume(id).ok_or_else(|| Error::NotFound(shorten(name)))?;
+        volume.attach(name)?;
+        Ok(Arc::new(Disk::new(self.clone(), volume, name.to_owned())))
+    }
+
+    /// Makes an import an image, durably.
+    pub async fn finish_import(&self, import: Arc<Disk>) -> Result<DiskInfo> {
+        let _admin = self.admin.lock().await;
+        let volume = self.import(&import)?;
+        let disk = DiskRecord { role: Role::Image, ..(*volume.record()).clone() };
+        self.commit_ops(vec![CatalogueOp::Update { disk }]).await?;
+        let name = import.name();
+        drop(import);
+        self.disk(&name)
+    }
+
+    /// Removes an import.
+    pub async fn abandon_import(&self, import: Arc<Disk>) -> Result<()> {
+        let _admin = self.admin.lock().await;
+        let volume = self.import(&import)?;
+        let name = import.name();
+        drop(import);
+        self.delete_disk(&volume, &name).await
+    }
+
+    /// Removes what imports left that a crash interrupted.
+    pub(crate) async fn remove_imports(&self) -> Result<()> {
+        let left: Vec<_> = {
+            let catalogue = self.catalogue.read();
+            catalogue.iter().filter(|d| d.role() == Role::Import).map(|d| d.id()).collect()
+        };
+        if left.is_empty() {
+            return Ok(());
+        }
+        tracing::info!(imports = left.len(), "removing what interrupted imports left");
+        self.commit_ops(left.into_iter().map(|disk| CatalogueOp::Delete { disk }).collect()).await?;
+        self.upkeep.reclaim_due.store(true, Relaxed);
+        self.upkeep.wake.notify_one();
+        Ok(())
+    }
+
+    fn import(&self, handle: &Disk) -> Result<Arc<Volume>> {
+        let volume = self.volume(handle.id()).filter(|v| v.role() == Role::Import);
+        volume.ok_or_else(|| Error::NotFound(shorten(&handle.name())))
+    }
+
+    fn find_volume(&self, name: &str) -> Result<Arc<Volume>> {
+        let disk = self.catalogue.read().find(name)?;
+        let is = match disk.role() {
+            Role::Volume => return Ok(disk),
+            Role::Snapshot => "a snapshot",
+            Role::Image => "an image",
+            Role::Import => "an import",
+        };
+        Err(Error::WrongKind { name: shorten(name), is, needs: "a volume" })
+    }
+
+    fn new_record(&self, name: &str, size: u64, role: Role) -> DiskRecord {
+        debug_assert!(name.len() <= MAX_NAME);
+        let mut uuid = [0; 16];
+        self.host.random(&mut uuid);
+        // RFC 9562, section 5.4: version 4, variant 10.
+        uuid[6] = uuid[6] & 0x0f | 0x40;
+        uuid[8] = uuid[8] & 0x3f | 0x80;
+        DiskRecord {
+            id: self.catalogue.write().take_id(),
+            role,
+            sync: SyncMode::Flush,
+            name: name.to_owned(),
+            size,
+            created_ms: self.host.unix_ms(),
+            parent: None,
+            origin: None,
+            write_cache: 0,
+            uuid,
+            height: 0,
+            root: MapValue::Hole,
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Checkpoints: maps, catalogue and segment table as of one batch, so that recovery need not read further back.
+//!
+//! A checkpoint is taken *between* groups, under the log's lock: there, maps and catalogue are what the log up
+//! to its head says. Taking it copies root pointers and records only; writing it goes on beside commits, into
+//! the map stream. It counts from the moment at which the superblock names it. Until then the one before
+//! stands, and nothing that it needs has been freed ([`crate::reclaim`] sees to that).
+//!
+//! What is written for a checkpoint comes *after* the batch up to which it holds, so recovery reads it again
+//! as part of the log, in which it changes nothing.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use forebay_format::{
+    BlobRef, BlockRef, Checkpoint, DiskRecord, Form, MAX_BLOBS, SegmentId, Slot, Stream, check64, crc32c,
+};
+
+use crate::log::{Draft, Head, Item};
+use crate::map::{Dirty, Tree, collect_dirty};
+use crate::pool::Pool;
+use crate::{Error, Result};
+
+/// A checkpoint that was taken.
+pub(crate) struct Taken {
+    pub head: Head,
+    pub checkpoint: Checkpoint,
+    /// The maps of its disks, in the same order.
+    pub trees: Vec<Tree>,
+}
+
+impl Pool {
+    /// Makes a checkpoint now.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] and whatever the store reports; the one before stays in force.
+    pub async fn checkpoint(&self) -> Result<()> {
+        let _alone = self.upkeep.lock.lock().await;
+        self.make_checkpoint().await.map(drop)
+    }
+
+    /// Makes a checkpoint, under the upkeep lock, and tells what it holds.
+    pub(crate) async fn make_checkpoint(&self) -> Result<Taken> {
+        self.check_latch()?;
+        let mut taken = self.take().await;
+        let appended = self.appended.load(Relaxed);
+        for group in collect_dirty(taken.trees.iter()) {
+            self.write_nodes(&group).await?;
+        }
+        for (disk, tree) in taken.checkpoint.disks.iter_mut().zip(&taken.trees) {
+            (disk.root, disk.height) = tree.record().expect("every node below the root was stored, and the root");
+        }
+        let bytes = taken.checkpoint.encode();
+        let blobs = self.write_blobs(&bytes).await?;
+        {
+            let mut log = self.log.lock().await;
+            self.latching(log.sync().await)?;
+            let Head { seq, chain } = taken.head;
+            let swapped = log.swap_superblock(|s| (s.seq, s.chain, s.blobs) = (seq, chain, blobs)).await;
+            self.latching(swapped)?;
+        }
+        self.upkeep.checkpointed.store(appended, Relaxed);
+        self.counters.checkpoints.add(bytes.len() as u64);
+        for disk in &taken.checkpoint.disks {
+            if let Some(volume) = self.volume(disk.id) {
+                volume.tree.write().settle(&self.nodes);
+            }
+        }
+        Ok(taken)
+    }
+
+    async fn take(&self) -> Taken {
+        let log = self.log.lock().await;
+        let catalogue = self.catalogue.read();
+        let (mut disks, mut trees) = (Vec::new(), Vec::new());
+        for disk in catalogue.iter() {
+            disks.push(DiskRecord { size: disk.size(), ..(*disk.record()).clone() });
+            trees.push(disk.tree.read().clone());
+        }
+        let checkpoint = Checkpoint {
+            seq: log.head().seq,
+            next_disk: catalogue.next_id(),
+            next_segment: log.next_segment(),
+            disks,
+            segments: log.table().values().copied().collect(),
+        };
+        Taken { head: log.head(), checkpoint, trees }
+    }
+
+    /// Writes nodes that refer to none of each other, a batch at a time, so that commits get their turn.
+    async fn write_nodes(&self, nodes: &[Dirty]) -> Result<()> {
+        const NODES_AT_A_TIME: usize = 512;
+        for nodes in nodes.chunks(NODES_AT_A_TIME) {
+            let encoded: Vec<Vec<u8>> = nodes.iter().map(|n| n.encode().encode()).collect();
+            let items: Vec<_> =
+                encoded.iter().map(|content| Item::Node { content, crc: crc32c(content) }).collect();
+            let mut log = self.log.lock().await;
+            let drafts = Draft::split(&items, log.batch_limit());
+            let appended = log.append_group(Stream::Map, &drafts).await;
+            let addresses = self.latching(appended)?;
+            // Synced before a commit can follow: what a guest was told is durable must not stand behind a
+            // batch that is not.
+            self.latching(log.sync().await)?;
+            for (((node, content), item), addr) in nodes.iter().zip(&encoded).zip(&items).zip(addresses) {
+                if let Item::Node { crc, .. } = *item {
+                    node.set_stored(BlockRef { addr, form: Form::raw(content.len()), crc });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_blobs(&self, bytes: &[u8]) -> Result<Vec<BlobRef>> {
+        let mut log = self.log.lock().await;
+        // Room for header and entry of each batch.
+        let piece = log.batch_limit() - 2 * forebay_format::BLOCK;
+        let pieces: Vec<&[u8]> = bytes.chunks(piece).collect();
+        if pieces.len() > MAX_BLOBS {
+            tracing::error!(bytes = bytes.len(), "the catalogue has outgrown what a checkpoint can hold");
+            return Err(Error::NoSpace);
+        }
+        let items: Vec<_> = pieces.iter().map(|p| Item::Blob(p)).collect();
+        let drafts = Draft::split(&items, log.batch_limit());
+        let appended = log.append_group(Stream::Map, &drafts).await;
+        let addresses = self.latching(appended)?;
+        let refs = pieces.iter().zip(addresses).map(|(piece, addr)| BlobRef {
+            segment: addr.segment,
+            offset: addr.slot.offset() as u32,
+            len: piece.len() as u32,
+            check: check64(piece),
+        });
+        Ok(refs.collect())
+    }
+
+    /// Latches the pool after a failure of the log, but for a want of room, which the log outlives.
+    fn latching<T>(&self, result: std::result::Result<T, forebay_store::StoreError>) -> Result<T> {
+        result.map_err(|e| {
+            let e = Error::from(e);
+            if !matches!(e, Error::NoSpace) {
+                tracing::error!("the pool stops: {e}");
+                self.latch(&e);
+                self.commit.hurry();
+            }
+            e
+        })
+    }
+
+    /// Reads the checkpoint that the superblock names.
+    pub(crate) async fn read_checkpoint(&self, blobs: &[BlobRef]) -> Result<Option<Checkpoint>> {
+        if blobs.is_empty() {
+            return Ok(None);
+        }
+        let mut bytes = Vec::new();
+        for blob in blobs {
+            let slot = Slot::at((blob.offset as u64) / Slot::UNIT as u64 * Slot::UNIT as u64);
+            let addr = forebay_format::Address { segment: blob.segment, slot };
+            let piece = self.read_exact(addr, blob.offset as u64, blob.len as usize).await?;
+            if check64(&piece) != blob.check {
+                return Err(crate::fetch::damage(addr));
+            }
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(Some(Checkpoint::decode(&bytes)?))
+    }
+
+    /// Segments in which pieces of the checkpoint lie.
+    pub(crate) fn blob_segments(blobs: &[BlobRef]) -> impl Iterator<Item = SegmentId> {
+        blobs.iter().map(|b| b.segment)
+    }
+}

@@ -1,0 +1,380 @@
+//! The commit: everything dirty goes to the log as one group, then into the maps, then guests are answered.
+//!
+//! One commit runs at a time. It *freezes* the write buffers of all disks at one moment, behind a gate that
+//! every write passes, so that a group holds whole requests and, over all disks, a prefix of what was
+//! acknowledged. Then, in this order and never another:
+//!
+//! 1. partial blocks are completed with what the map has beneath them;
+//! 2. the group is appended: of each disk first the zeroed ranges, then the blocks; then changes to the
+//!    catalogue;
+//! 3. the log is synced;
+//! 4. maps and catalogue take the group over, as recovery would ([`crate::apply`]);
+//! 5. the frozen buffers go, and whoever waits is told.
+//!
+//! A group that finds no room stays frozen and is tried again; its waiters are told that it failed, and
+//! changes to the catalogue that come meanwhile (deletions, above all) join it. Any other failure latches the
+//! pool.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use forebay_format::{Address, BLOCK, CatalogueOp, DiskId, Role, Stream, crc32c};
+use forebay_store::StoreError;
+use hashbrown::HashMap;
+use tokio::sync::oneshot;
+
+use crate::buffer::{ALL_SECTORS, Buffers, Page, WriteBuffer, copy_sectors};
+use crate::limits::{DIRTY_AGE, FULL_RETRY};
+use crate::log::{Draft, Item, Log, raw_block};
+use crate::pool::Pool;
+use crate::volume::Volume;
+use crate::{Error, Result};
+
+/// How far commits have come; what flushes wait on.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Progress {
+    /// Freezes whose group is durable and in the maps.
+    pub done: u64,
+    /// Attempts that found no room.
+    pub failures: u64,
+    /// The pool has latched or closed.
+    pub stopped: bool,
+}
+
+/// A change to the catalogue that waits for its commit.
+pub(crate) struct PendingOp {
+    pub ops: Vec<CatalogueOp>,
+    pub done: oneshot::Sender<Result<()>>,
+}
+
+/// What one commit writes.
+#[derive(Default)]
+struct Group {
+    frozen: Vec<(Arc<Volume>, Arc<WriteBuffer>)>,
+    ops: Vec<PendingOp>,
+    freeze: u64,
+}
+
+impl Pool {
+    /// Whether a write of `len` bytes may go into the buffer now. An error where it never may.
+    pub(crate) fn admit(&self, len: u64) -> Result<bool> {
+        self.check_running()?;
+        if self.commit.full.load(Relaxed) && len > 0 {
+            return Err(Error::NoSpace);
+        }
+        let dirty = self.commit.dirty.load(Relaxed).max(0) as u64;
+        if dirty == 0 || dirty + len <= self.config.write_buffer {
+            return Ok(true);
+        }
+        self.commit.hurry();
+        Ok(false)
+    }
+
+    /// Waits until a write of `len` bytes may go into the buffer.
+    pub(crate) async fn wait_for_room(&self, len: u64) -> Result<()> {
+        let mut progress = self.commit.progress.subscribe();
+        loop {
+            progress.mark_unchanged();
+            if self.admit(len)? {
+                return Ok(());
+            }
+            progress.changed().await.map_err(|_| Error::Closed)?;
+        }
+    }
+
+    /// Changes the buffers of a disk under the freeze gate. `change` returns by how much they grew.
+    pub(crate) fn change(
+        &self,
+        volume: &Arc<Volume>,
+        blocks: Range<u64>,
+        change: impl FnOnce(&mut Buffers, Range<u64>) -> i64,
+    ) {
+        if blocks.is_empty() {
+            return;
+        }
+        let _gate = self.commit.gate.read();
+        let mut buffers = volume.buffers.lock();
+        let was_clean = buffers.active().is_empty();
+        let grown = change(&mut buffers, blocks);
+        if was_clean && !buffers.active().is_empty() {
+            self.commit.disks.lock().push(volume.clone());
+        }
+        drop(buffers);
+        let before = self.commit.dirty.fetch_add(grown, Relaxed);
+        if was_clean {
+            self.commit.wake.notify_one();
+        }
+        // Begin early enough that writers need not wait for the budget.
+        let half = self.config.write_buffer as i64 / 2;
+        if before < half && before + grown >= half {
+            self.commit.hurry();
+        }
+    }
+
+    /// Waits until everything is durable that was acknowledged on a disk before the call.
+    pub(crate) async fn flush_volume(&self, volume: &Volume) -> Result<()> {
+        let mut progress = self.commit.progress.subscribe();
+        let target = {
+            let _gate = self.commit.gate.read();
+            let freezes = self.commit.freezes.load(Relaxed);
+            let buffers = volume.buffers.lock();
+            match (buffers.active().is_empty(), buffers.is_committing()) {
+                (false, _) => freezes + 1,
+                (true, true) => freezes,
+                (true, false) => return self.check_latch(),
+            }
+        };
+        self.await_freeze(&mut progress, target).await
+    }
+
+    /// Waits until everything is durable that was acknowledged on any disk before the call.
+    pub async fn flush(&self) -> Result<()> {
+        let mut progress = self.commit.progress.subscribe();
+        let target = {
+            let _gate = self.commit.gate.read();
+            self.commit.freezes.load(Relaxed) + u64::from(!self.commit.disks.lock().is_empty())
+        };
+        self.await_freeze(&mut progress, target).await
+    }
+
+    async fn await_freeze(
+        &self,
+        progress: &mut tokio::sync::watch::Receiver<Progress>,
+        target: u64,
+    ) -> Result<()> {
+        let failures = progress.borrow().failures;
+        self.commit.hurry();
+        let enough = |p: &Progress| p.done >= target || p.failures > failures || p.stopped;
+        let reached = *progress.wait_for(enough).await.map_err(|_| Error::Closed)?;
+        if reached.done >= target {
+            Ok(())
+        } else if reached.stopped {
+            self.check_running()?;
+            Err(Error::Closed)
+        } else {
+            Err(Error::NoSpace)
+        }
+    }
+
+    /// Commits changes to the catalogue; all in one group.
+    pub(crate) async fn commit_ops(&self, ops: Vec<CatalogueOp>) -> Result<()> {
+        self.check_running()?;
+        let (done, result) = oneshot::channel();
+        self.commit.ops.lock().push(PendingOp { ops, done });
+        self.commit.hurry();
+        result.await.unwrap_or(Err(Error::Closed))
+    }
+
+    /// The task that commits, until the pool closes or latches.
+    pub(crate) async fn commit_loop(self: Arc<Pool>) {
+        let mut group = Group::default();
+        loop {
+            let stuck = !group.frozen.is_empty() || !group.ops.is_empty();
+            if stuck {
+                self.host.sleep(FULL_RETRY).await;
+            } else if !self.commit.has_work() {
+                if self.commit.closing.load(Relaxed) {
+                    break;
+                }
+                self.commit.wake.notified().await;
+                continue;
+            } else {
+                self.linger().await;
+            }
+            match self.commit_once(&mut group).await {
+                Ok(()) => group = Group::default(),
+                Err(Error::NoSpace) if !self.commit.closing.load(Relaxed) => self.out_of_room(&mut group),
+                Err(e) => {
+                    tracing::error!("the pool stops: {e}");
+                    self.latch(&e);
+                    break;
+                }
+            }
+        }
+        let pending = std::mem::take(&mut *self.commit.ops.lock());
+        for op in pending.into_iter().chain(group.ops) {
+            // A receiver that has gone does not want to know.
+            let _ = op.done.send(self.check_running().and(Err(Error::Closed)));
+        }
+        self.commit.progress.send_modify(|p| p.stopped = true);
+    }
+
+    /// Lets a commit gather more, until its data is of age or somebody is in a hurry.
+    async fn linger(&self) {
+        let mut age = self.host.sleep(DIRTY_AGE);
+        while !self.commit.urgent.swap(false, Relaxed) {
+            tokio::select! {
+                biased;
+                () = self.commit.wake.notified() => {}
+                () = &mut age => return,
+            }
+        }
+    }
+
+    /// Tells the waiters of a group that it found no room. Changes to the catalogue are given up (what they
+    /// wanted was not done); the data stays, for it was acknowledged.
+    fn out_of_room(&self, group: &mut Group) {
+        self.commit.full.store(true, Relaxed);
+        for op in group.ops.drain(..) {
+            let _ = op.done.send(Err(Error::NoSpace));
+        }
+        self.commit.progress.send_modify(|p| p.failures += 1);
+    }
+
+    async fn commit_once(&self, group: &mut Group) -> Result<()> {
+        let mut log = self.log.lock().await;
+        self.freeze(group);
+        if group.frozen.is_empty() && group.ops.is_empty() {
+            return Ok(());
+        }
+        let completed = self.complete_partial_blocks(group).await;
+        let items = items(group, &completed);
+        let addresses = match self.write_group(&mut log, &items).await {
+            Err(StoreError::Full) => return Err(Error::NoSpace),
+            other => other?,
+        };
+        log.sync().await?;
+        self.take_over(&items, &addresses).await?;
+        let results = self.apply_ops(group).await;
+        drop(items);
+        self.finish(group, results);
+        drop(log);
+        self.after_commit().await;
+        Ok(())
+    }
+
+    /// Takes what is dirty now. A group that was frozen before and found no room only gains operations.
+    fn freeze(&self, group: &mut Group) {
+        let _gate = self.commit.gate.write();
+        group.ops.append(&mut self.commit.ops.lock());
+        if group.frozen.is_empty() {
+            group.freeze = self.commit.freezes.fetch_add(1, Relaxed) + 1;
+            for volume in std::mem::take(&mut *self.commit.disks.lock()) {
+                let frozen = volume.buffers.lock().freeze();
+                group.frozen.extend(frozen.map(|f| (volume, f)));
+            }
+        }
+    }
+
+    /// Reads what partial blocks lack. A block whose base is damaged stays as it is, unreadable: to complete it
+    /// would be to invent data.
+    async fn complete_partial_blocks(&self, group: &Group) -> HashMap<(DiskId, u64), Option<Page>> {
+        let mut completed = HashMap::new();
+        for (volume, buffer) in &group.frozen {
+            for (block, dirty) in buffer.sorted_blocks() {
+                if dirty.mask == ALL_SECTORS {
+                    continue;
+                }
+                let base = if buffer.base_is_zero(block) {
+                    Ok(Box::new([0; BLOCK]))
+                } else {
+                    self.read_base(volume, block).await
+                };
+                let page = base.map(|mut page| {
+                    copy_sectors(&dirty.page, dirty.mask, &(0..BLOCK), &mut page[..]);
+                    page
+                });
+                if let Err(e) = &page {
+                    tracing::error!(block, "a partial write to a damaged block was dropped: {e}");
+                }
+                completed.insert((volume.id(), block), page.ok());
+            }
+        }
+        completed
+    }
+
+    async fn write_group(&self, log: &mut Log, items: &[Item<'_>]) -> std::result::Result<Vec<Address>, StoreError> {
+        let drafts = Draft::split(items, log.batch_limit());
+        log.append_group(Stream::Data, &drafts).await
+    }
+
+    /// Brings blocks and zeroed ranges into the maps.
+    async fn take_over(&self, items: &[Item<'_>], addresses: &[Address]) -> Result<()> {
+        let mut addresses = addresses.iter();
+        let mut at = 0;
+        while let Some(disk) = items.get(at).and_then(Item::disk) {
+            let until = items[at..].iter().take_while(|i| i.disk() == Some(disk)).count() + at;
+            let of_disk = &items[at..until];
+            at = until;
+            let placed = of_disk.iter().map(|item| match *item {
+                Item::Block { block, crc, .. } => {
+                    let addr = *addresses.next().expect("every block of a group has an address");
+                    crate::apply::Change::put(block, raw_block(addr, crc))
+                }
+                Item::Zero { block, count, allocated, .. } => crate::apply::Change::zero(block, count, allocated),
+                _ => unreachable!("items with a disk are blocks and zeroed ranges"),
+            });
+            let changes: Vec<_> = placed.collect();
+            let Some(volume) = self.volume(disk) else { continue };
+            if volume.role() != Role::Import {
+                self.cache_written(of_disk, &changes);
+            }
+            if let Err(e) = self.apply_changes(&volume, &changes).await {
+                volume.fail(&e);
+            }
+        }
+        Ok(())
+    }
+
+    /// What was just written is likely to be read soon; an import is not.
+    fn cache_written(&self, items: &[Item<'_>], changes: &[crate::apply::Change]) {
+        for (item, change) in items.iter().zip(changes) {
+            if let (Item::Block { content, .. }, Some(target)) = (item, change.target()) {
+                self.cache.insert(target.addr, content);
+            }
+        }
+    }
+
+    async fn apply_ops(&self, group: &Group) -> Vec<Result<()>> {
+        let mut results = Vec::new();
+        for pending in &group.ops {
+            let mut result = Ok(());
+            for op in &pending.ops {
+                result = result.and(self.apply_op(op).await);
+            }
+            results.push(result);
+        }
+        results
+    }
+
+    /// Forgets the frozen buffers, frees their memory, tells the waiters.
+    fn finish(&self, group: &mut Group, results: Vec<Result<()>>) {
+        let mut freed = 0;
+        for (volume, buffer) in group.frozen.drain(..) {
+            freed += buffer.cost() as i64;
+            volume.buffers.lock().thaw();
+        }
+        self.commit.dirty.fetch_sub(freed, Relaxed);
+        self.counters.commits.add(0);
+        let freeze = group.freeze;
+        self.commit.progress.send_modify(|p| p.done = p.done.max(freeze));
+        for (pending, result) in group.ops.drain(..).zip(results) {
+            let _ = pending.done.send(result);
+        }
+    }
+}
+
+/// A group as items of the log: of each disk zeroed ranges, then blocks; then changes to the catalogue.
+fn items<'a>(group: &'a Group, completed: &'a HashMap<(DiskId, u64), Option<Page>>) -> Vec<Item<'a>> {
+    let mut items = Vec::new();
+    for (volume, buffer) in &group.frozen {
+        let disk = volume.id();
+        items.extend(buffer.zeroes().map(|(range, allocated)| Item::Zero {
+            disk,
+            block: range.start,
+            count: range.end - range.start,
+            allocated,
+        }));
+        for (block, dirty) in buffer.sorted_blocks() {
+            let content = match completed.get(&(disk, block)) {
+                None => &dirty.page,
+                Some(Some(page)) => page,
+                Some(None) => continue,
+            };
+            items.push(Item::Block { disk, block, content, crc: crc32c(&content[..]) });
+        }
+    }
+    items.extend(group.ops.iter().flat_map(|p| &p.ops).map(Item::Op));
+    items
+}

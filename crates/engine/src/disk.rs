@@ -1,0 +1,345 @@
+//! An attached disk: the requests of a guest.
+//!
+//! Offsets and lengths are in bytes and may be unaligned. Front ends check ranges once (`offset + len` within
+//! [`Disk::size`]); a request that slips past because the disk shrank in between fails with `OutOfRange`.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use forebay_format::{BLOCK, DiskId, Role, SECTOR, SyncMode};
+
+use crate::limits::{READAHEAD_MAX, READAHEAD_MIN};
+use crate::map::RunKind;
+use crate::pool::Pool;
+use crate::read::pieces;
+use crate::volume::Volume;
+use crate::{Error, GuestStats, Result};
+
+/// Whether a request was done at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fast {
+    /// Done.
+    Done,
+    /// Nothing was done; use the waiting form.
+    Wait,
+}
+
+/// A run of blocks of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes.
+    pub len: u64,
+    /// Nothing is allocated for it (NBD_STATE_HOLE).
+    pub hole: bool,
+    /// It reads as zeroes (NBD_STATE_ZERO).
+    pub zero: bool,
+}
+
+/// A disk that a client has open. Dropping it detaches the client.
+pub struct Disk {
+    pool: Arc<Pool>,
+    volume: Arc<Volume>,
+    name: String,
+    /// Where the last read that waited ended, and how far ahead the next one may read.
+    next_read: AtomicU64,
+    ahead: AtomicU64,
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.volume.detach();
+    }
+}
+
+impl Disk {
+    /// A handle to a volume that counts its client already.
+    pub(crate) fn new(pool: Arc<Pool>, volume: Arc<Volume>, name: String) -> Disk {
+        Disk { pool, volume, name, next_read: AtomicU64::new(0), ahead: AtomicU64::new(READAHEAD_MIN) }
+    }
+
+    pub(crate) fn id(&self) -> DiskId {
+        self.volume.id()
+    }
+
+    /// Export name.
+    pub fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    /// Size in bytes as of now.
+    pub fn size(&self) -> u64 {
+        self.volume.size()
+    }
+
+    /// Whether writes are refused.
+    pub fn read_only(&self) -> bool {
+        matches!(self.volume.role(), Role::Snapshot | Role::Image)
+    }
+
+    /// Whether an acknowledged write is durable already, so that no flush is needed.
+    pub fn write_through(&self) -> bool {
+        self.volume.sync() == SyncMode::Always
+    }
+
+    /// Counters of this disk.
+    pub fn stats(&self) -> GuestStats {
+        self.volume.guest.get()
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.size() => Ok(()),
+            _ => Err(Error::OutOfRange),
+        }
+    }
+
+    fn check_write(&self, offset: u64, len: u64) -> Result<()> {
+        if self.read_only() {
+            return Err(Error::ReadOnly(self.name.clone()));
+        }
+        self.volume.check_sound()?;
+        self.check(offset, len)
+    }
+
+    /// Reads into `out` if that needs no waiting; on `Wait` nothing is counted and `out` is undefined.
+    pub fn try_read(&self, offset: u64, out: &mut [u8]) -> Result<Fast> {
+        self.check(offset, out.len() as u64)?;
+        self.volume.check_sound()?;
+        let mut gaps = Vec::new();
+        let found = self.pool.gather(&self.volume, offset, out, &mut gaps, true);
+        if found.is_err() || !gaps.is_empty() {
+            return Ok(Fast::Wait);
+        }
+        self.volume.guest.read.add(out.len() as u64);
+        Ok(Fast::Done)
+    }
+
+    /// Reads into `out`.
+    pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.check(offset, out.len() as u64)?;
+        let sequential = self.next_read.swap(offset + out.len() as u64, Relaxed) == offset;
+        let ahead = if sequential { (self.ahead.load(Relaxed) * 2).min(READAHEAD_MAX) } else { READAHEAD_MIN };
+        self.ahead.store(ahead, Relaxed);
+        self.pool.read(&self.volume, offset, out, ahead.saturating_sub(out.len() as u64)).await?;
+        self.volume.guest.read.add(out.len() as u64);
+        Ok(())
+    }
+
+    /// Writes if that needs no waiting (room in the buffer, whole sectors, not write-through).
+    pub fn try_write(&self, offset: u64, data: &[u8]) -> Result<Fast> {
+        self.check_write(offset, data.len() as u64)?;
+        if self.write_through() || !aligned(offset, data.len() as u64) || !self.pool.admit(data.len() as u64)? {
+            return Ok(Fast::Wait);
+        }
+        self.write_sectors(offset, data);
+        self.volume.guest.write.add(data.len() as u64);
+        Ok(Fast::Done)
+    }
+
+    /// Writes; durable on return with `fua` or on a write-through disk.
+    pub async fn write(&self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
+        self.check_write(offset, data.len() as u64)?;
+        self.pool.wait_for_room(data.len() as u64).await?;
+        self.write_bytes(offset, data).await?;
+        self.volume.guest.write.add(data.len() as u64);
+        self.settle(fua).await
+    }
+
+    /// What a change must wait for before it is answered.
+    async fn settle(&self, fua: bool) -> Result<()> {
+        let durable = match self.volume.sync() {
+            SyncMode::Always => true,
+            SyncMode::Flush => fua,
+            SyncMode::Never => false,
+        };
+        if durable { self.pool.flush_volume(&self.volume).await } else { Ok(()) }
+    }
+
+    /// Writes whole sectors into the buffer.
+    fn write_sectors(&self, offset: u64, data: &[u8]) {
+        self.change(blocks_of(offset, data.len() as u64), |buffer| {
+            let mut at = 0;
+            for (block, within) in pieces(offset, data.len()) {
+                let next = at + within.len();
+                buffer.write(block, within, &data[at..next]);
+                at = next;
+            }
+        });
+    }
+
+    fn change(&self, blocks: Range<u64>, change: impl FnOnce(&mut crate::buffer::WriteBuffer)) {
+        self.pool.change(&self.volume, blocks, |buffers, blocks| buffers.change(blocks, change));
+    }
+
+    /// Writes any bytes: the sectors at the edges that are written in part are read first.
+    async fn write_bytes(&self, offset: u64, data: &[u8]) -> Result<()> {
+        if aligned(offset, data.len() as u64) {
+            self.write_sectors(offset, data);
+            return Ok(());
+        }
+        let sector = SECTOR as u64;
+        let start = offset / sector * sector;
+        let end = (offset + data.len() as u64).next_multiple_of(sector);
+        let blocks = blocks_of(start, end - start);
+        let mut edges = [[0; SECTOR]; 2];
+        loop {
+            // Whoever writes to these blocks while we read them makes what we read worthless.
+            let watch = self.volume.buffers.lock().watch(blocks.clone());
+            let guard = Unwatch { volume: &self.volume, watch: Some(watch) };
+            self.pool.read(&self.volume, start, &mut edges[0], 0).await?;
+            self.pool.read(&self.volume, end - sector, &mut edges[1], 0).await?;
+            let mut whole = vec![0; (end - start) as usize];
+            whole[..SECTOR].copy_from_slice(&edges[0]);
+            let tail = whole.len() - SECTOR;
+            whole[tail..].copy_from_slice(&edges[1]);
+            let at = (offset - start) as usize;
+            whole[at..at + data.len()].copy_from_slice(data);
+            if self.write_unless_hit(guard, blocks.clone(), start, &whole) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Writes if nobody else wrote to the watched blocks.
+    fn write_unless_hit(&self, mut guard: Unwatch<'_>, blocks: Range<u64>, offset: u64, data: &[u8]) -> bool {
+        let mut done = false;
+        self.pool.change(&self.volume, blocks, |buffers, blocks| {
+            if guard.watch.take().is_some_and(|w| buffers.unwatch(w)) {
+                return 0;
+            }
+            done = true;
+            buffers.change(blocks, |buffer| {
+                let mut at = 0;
+                for (block, within) in pieces(offset, data.len()) {
+                    let next = at + within.len();
+                    buffer.write(block, within, &data[at..next]);
+                    at = next;
+                }
+            })
+        });
+        done
+    }
+
+    /// Zeroes a range: as a hole, or with `allocated`, so that it is reported as allocated.
+    pub async fn write_zeroes(&self, offset: u64, len: u64, allocated: bool, fua: bool) -> Result<()> {
+        self.check_write(offset, len)?;
+        self.pool.wait_for_room(0).await?;
+        let whole = self.whole_blocks(offset, len);
+        if whole.is_empty() {
+            self.write_bytes(offset, &[0; 2 * BLOCK][..len as usize]).await?;
+        } else {
+            let (first, last) = (whole.start * BLOCK as u64, whole.end * BLOCK as u64);
+            if offset < first {
+                self.write_bytes(offset, &[0; BLOCK][..(first - offset) as usize]).await?;
+            }
+            self.change(whole.clone(), |buffer| buffer.zero(whole, allocated));
+            if offset + len > last {
+                self.write_bytes(last, &[0; BLOCK][..(offset + len - last) as usize]).await?;
+            }
+        }
+        self.volume.guest.discard.add(len);
+        self.settle(fua).await
+    }
+
+    /// Discards a range: whole blocks read as zeroes afterwards, partial ones stay.
+    pub async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
+        self.check_write(offset, len)?;
+        let whole = self.whole_blocks(offset, len);
+        self.change(whole.clone(), |buffer| buffer.zero(whole, false));
+        self.volume.guest.discard.add(len);
+        self.settle(fua).await
+    }
+
+    /// The blocks that lie wholly in a range; a block that the end of the disk cuts counts as whole.
+    fn whole_blocks(&self, offset: u64, len: u64) -> Range<u64> {
+        let end = offset + len;
+        let last = if end == self.size() { end.div_ceil(BLOCK as u64) } else { end / BLOCK as u64 };
+        let first = offset.div_ceil(BLOCK as u64);
+        first..last.max(first)
+    }
+
+    /// Makes everything durable that was acknowledged before the call.
+    pub async fn flush(&self) -> Result<()> {
+        self.volume.guest.flush.add(0);
+        match self.volume.sync() {
+            SyncMode::Never => Ok(()),
+            SyncMode::Flush | SyncMode::Always => self.pool.flush_volume(&self.volume).await,
+        }
+    }
+
+    /// Whether a range is allocated, as runs that cover `len` bytes from `offset` on or stop after `max` runs
+    /// (never an empty list for a range that is not empty).
+    ///
+    /// What is dirty is committed first, so that the block map alone can tell. Where that fails, the whole
+    /// range is reported as data, which is always true enough.
+    pub async fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
+        self.check(offset, len)?;
+        self.volume.check_sound()?;
+        if self.pool.flush_volume(&self.volume).await.is_err() {
+            return Ok(vec![Extent { len, hole: false, zero: false }]);
+        }
+        let end = offset + len;
+        let mut at = offset;
+        let mut extents: Vec<Extent> = Vec::new();
+        while at < end && extents.len() < max.max(1) {
+            let block = at / BLOCK as u64;
+            let most = end.div_ceil(BLOCK as u64) - block;
+            let run = self.volume.tree.read().run(&self.pool.nodes, block, most);
+            let (kind, count) = match run {
+                Ok(run) => run,
+                Err(need) => {
+                    self.pool.load_node(need).await?;
+                    continue;
+                }
+            };
+            let until = ((block + count.max(1)) * BLOCK as u64).min(end);
+            let (hole, zero) = match kind {
+                RunKind::Hole => (true, true),
+                RunKind::Zero => (false, true),
+                RunKind::Data => (false, false),
+            };
+            match extents.last_mut() {
+                Some(last) if (last.hole, last.zero) == (hole, zero) => last.len += until - at,
+                _ => extents.push(Extent { len: until - at, hole, zero }),
+            }
+            at = until;
+        }
+        Ok(extents)
+    }
+
+    /// Brings a range into the read cache.
+    pub async fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
+        self.check(offset, len)?;
+        let mut scratch = vec![0; len.min(READAHEAD_MAX) as usize];
+        let mut at = offset;
+        while at < offset + len {
+            let part = (offset + len - at).min(READAHEAD_MAX) as usize;
+            self.pool.read(&self.volume, at, &mut scratch[..part], 0).await?;
+            at += part as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Ends a watch that was not asked for its result.
+struct Unwatch<'a> {
+    volume: &'a Volume,
+    watch: Option<u64>,
+}
+
+impl Drop for Unwatch<'_> {
+    fn drop(&mut self) {
+        if let Some(watch) = self.watch.take() {
+            self.volume.buffers.lock().unwatch(watch);
+        }
+    }
+}
+
+fn aligned(offset: u64, len: u64) -> bool {
+    offset.is_multiple_of(SECTOR as u64) && len.is_multiple_of(SECTOR as u64)
+}
+
+fn blocks_of(offset: u64, len: u64) -> Range<u64> {
+    offset / BLOCK as u64..(offset + len).div_ceil(BLOCK as u64)
+}

@@ -1,0 +1,397 @@
+//! The log: the only writer of segments and of the superblock.
+//!
+//! **The commit argument.** A *group* is what one commit writes: one or more batches, the last of them marked.
+//! [`Log::append_group`] appends them one after the other, each linked to the one before by sequence number
+//! and checksum; [`Log::sync`] then makes every segment durable that was touched since the last sync. Only
+//! after that does the caller change maps and answer guests. So at a crash:
+//!
+//! - during an append: the group has no valid end, recovery drops it; nobody was told that it is durable;
+//! - between append and sync: the group may be there wholly, in part or not at all; either it is applied as a
+//!   whole (nobody minds that an unanswered write happened) or dropped;
+//! - after the sync: the group is whole, and so is every group before it, because each was synced before the
+//!   next was begun; the chain from the checkpoint reaches it.
+//!
+//! **When there is no room.** An append that fails with [`StoreError::Full`] leaves a torn batch behind. The
+//! segment is left, sequence number and chain go back to the group's start, and before anything else is
+//! appended the epoch goes up by one: whatever the failed group left cannot be taken for the new one, since
+//! for one sequence number the highest epoch wins. Any other failure latches the pool; the log is not used
+//! again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use forebay_format::{
+    Address, BLOCK, BatchHeader, BlockRef, CatalogueOp, DirectoryEntry, DiskId, Entry, Fingerprint, Form,
+    GROUP_END, SegmentFooter, SegmentHeader, SegmentId, SegmentRecord, SegmentState, Slot, SlotKind, Stream,
+    Superblock,
+};
+use forebay_store::{IoBuf, Store, StoreError};
+
+use crate::limits::BATCH_BYTES;
+
+/// What a batch is to say.
+pub(crate) enum Item<'a> {
+    /// A block of a disk and the checksum of its content.
+    Block { disk: DiskId, block: u64, content: &'a [u8; BLOCK], crc: u32 },
+    /// A range that reads as zeroes.
+    Zero { disk: DiskId, block: u64, count: u64, allocated: bool },
+    /// An encoded map node and its checksum.
+    Node { content: &'a [u8], crc: u32 },
+    /// A piece of a checkpoint.
+    Blob(&'a [u8]),
+    /// A change to the catalogue.
+    Op(&'a CatalogueOp),
+}
+
+impl Item<'_> {
+    fn payload(&self) -> &[u8] {
+        match self {
+            Item::Block { content, .. } => &content[..],
+            Item::Node { content, .. } | Item::Blob(content) => content,
+            Item::Zero { .. } | Item::Op(_) => &[],
+        }
+    }
+
+    fn entry(&self, slot: Slot) -> Entry {
+        match *self {
+            Item::Block { disk, block, crc, .. } => {
+                let fingerprint = Fingerprint::default();
+                Entry::Put { disk, block, slot, form: Form::RAW_BLOCK, crc, fingerprint }
+            }
+            Item::Zero { disk, block, count, allocated } => Entry::Zero { disk, block, count, allocated },
+            Item::Node { content, crc } => Entry::Node { slot, form: Form::raw(content.len()), crc },
+            Item::Blob(content) => Entry::Blob { slot, len: content.len() as u32 },
+            Item::Op(op) => Entry::Catalogue(op.clone()),
+        }
+    }
+
+    fn entry_len(&self) -> usize {
+        let mut entry = Vec::new();
+        self.entry(Slot::default()).encode(&mut entry);
+        entry.len()
+    }
+
+    /// The disk of a block or a zeroed range.
+    pub fn disk(&self) -> Option<DiskId> {
+        match *self {
+            Item::Block { disk, .. } | Item::Zero { disk, .. } => Some(disk),
+            Item::Node { .. } | Item::Blob(_) | Item::Op(_) => None,
+        }
+    }
+
+    fn directory(&self, slot: Slot) -> Option<DirectoryEntry> {
+        let (form, kind, crc) = match *self {
+            Item::Block { crc, .. } => (Form::RAW_BLOCK, SlotKind::Block, crc),
+            Item::Node { content, crc } => (Form::raw(content.len()), SlotKind::Node, crc),
+            _ => return None,
+        };
+        Some(DirectoryEntry { slot, form, kind, crc, fingerprint: Fingerprint::default() })
+    }
+}
+
+/// A batch that is to be written: some items of a group.
+pub(crate) struct Draft<'a> {
+    items: &'a [Item<'a>],
+    entries_len: usize,
+    payload_len: usize,
+}
+
+impl<'a> Draft<'a> {
+    /// Splits items into drafts of at most `limit` bytes; at least one draft, so that a group has an end.
+    pub fn split(items: &'a [Item<'a>], limit: usize) -> Vec<Draft<'a>> {
+        let mut drafts = Vec::new();
+        let (mut first, mut entries_len, mut payload_len) = (0, 0, 0);
+        for (i, item) in items.iter().enumerate() {
+            let (entry, payload) = (item.entry_len(), item.payload().len().next_multiple_of(Slot::UNIT));
+            let grown = batch_len(entries_len + entry, payload_len + payload);
+            if grown > limit && i > first {
+                drafts.push(Draft { items: &items[first..i], entries_len, payload_len });
+                (first, entries_len, payload_len) = (i, 0, 0);
+            }
+            entries_len += entry;
+            payload_len += payload;
+        }
+        drafts.push(Draft { items: &items[first..], entries_len, payload_len });
+        drafts
+    }
+
+    fn len(&self) -> usize {
+        batch_len(self.entries_len, self.payload_len)
+    }
+}
+
+fn batch_len(entries_len: usize, payload_len: usize) -> usize {
+    BatchHeader::head_len(entries_len) + payload_len.next_multiple_of(BLOCK)
+}
+
+/// The segment that a stream appends to.
+struct Open {
+    id: SegmentId,
+    offset: u64,
+    directory: Vec<DirectoryEntry>,
+}
+
+/// Sequence number and checksum of the newest batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub seq: u64,
+    pub chain: u64,
+}
+
+/// The log of an open pool.
+pub(crate) struct Log {
+    store: Arc<dyn Store>,
+    superblock: Superblock,
+    head: Head,
+    open: BTreeMap<Stream, Open>,
+    table: BTreeMap<SegmentId, SegmentRecord>,
+    unsynced: Vec<SegmentId>,
+    next_segment: u32,
+    /// The epoch must rise before the next append; see the module.
+    raise_epoch: bool,
+    spare: IoBuf,
+    /// Bytes appended since the pool was opened; for whoever decides when a checkpoint is due.
+    pub appended: Arc<AtomicU64>,
+}
+
+impl Log {
+    /// The log as recovery leaves it. `superblock` is the one on the store, already of this epoch.
+    pub fn new(
+        store: Arc<dyn Store>,
+        superblock: Superblock,
+        head: Head,
+        table: BTreeMap<SegmentId, SegmentRecord>,
+        next_segment: u32,
+    ) -> Log {
+        Log {
+            store,
+            superblock,
+            head,
+            open: BTreeMap::new(),
+            table,
+            unsynced: Vec::new(),
+            next_segment,
+            raise_epoch: false,
+            spare: IoBuf::with_capacity(0),
+            appended: Arc::default(),
+        }
+    }
+
+    /// The newest batch.
+    pub fn head(&self) -> Head {
+        self.head
+    }
+
+    /// The superblock as it is on the store.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// Next segment number.
+    pub fn next_segment(&self) -> u32 {
+        self.next_segment
+    }
+
+    /// All segments, as of now.
+    pub fn table(&self) -> &BTreeMap<SegmentId, SegmentRecord> {
+        &self.table
+    }
+
+    /// Whether a segment is being appended to.
+    pub fn is_open(&self, id: SegmentId) -> bool {
+        self.open.values().any(|o| o.id == id)
+    }
+
+    /// Forgets a segment whose object was deleted.
+    pub fn forget(&mut self, id: SegmentId) {
+        debug_assert!(!self.is_open(id));
+        self.table.remove(&id);
+    }
+
+    /// Largest batch that fits: four of them in a segment at least.
+    pub fn batch_limit(&self) -> usize {
+        BATCH_BYTES.min(self.superblock.segment_bytes as usize / 4)
+    }
+
+    /// Appends drafts as one group. Gives the address of each payload item, in order. Nothing is durable
+    /// before [`Log::sync`]. After an error other than `Full` the log must not be used again.
+    pub async fn append_group(
+        &mut self,
+        stream: Stream,
+        drafts: &[Draft<'_>],
+    ) -> Result<Vec<Address>, StoreError> {
+        if self.raise_epoch {
+            let epoch = self.superblock.epoch + 1;
+            self.swap_superblock(|s| s.epoch = epoch).await?;
+            self.raise_epoch = false;
+        }
+        let start = self.head;
+        let mut addresses = Vec::new();
+        for (i, draft) in drafts.iter().enumerate() {
+            let last = i + 1 == drafts.len();
+            if let Err(e) = self.append(stream, draft, last, &mut addresses).await {
+                if e == StoreError::Full {
+                    self.open.remove(&stream).map(|o| self.close_record(o.id, SegmentState::Sealed));
+                    self.head = start;
+                    self.raise_epoch = true;
+                }
+                return Err(e);
+            }
+        }
+        Ok(addresses)
+    }
+
+    async fn append(
+        &mut self,
+        stream: Stream,
+        draft: &Draft<'_>,
+        last: bool,
+        addresses: &mut Vec<Address>,
+    ) -> Result<(), StoreError> {
+        let segment_bytes = self.superblock.segment_bytes as u64;
+        if self.open.get(&stream).is_some_and(|o| o.offset + draft.len() as u64 > segment_bytes) {
+            self.seal(stream).await?;
+        }
+        let seq = self.head.seq + 1;
+        let (id, start) = match self.open.get(&stream) {
+            Some(o) => (o.id, o.offset),
+            None => {
+                let id = SegmentId(self.next_segment);
+                self.next_segment += 1;
+                (id, 0)
+            }
+        };
+        let at = start.max(BLOCK as u64);
+        let total = (at - start) as usize + draft.len();
+        let mut buf = std::mem::replace(&mut self.spare, IoBuf::with_capacity(0));
+        if buf.capacity() < total {
+            buf = IoBuf::with_capacity(total);
+        }
+        buf.set_len(total);
+        if start == 0 {
+            let header = SegmentHeader {
+                pool: self.superblock.pool,
+                segment: id,
+                stream,
+                epoch: self.superblock.epoch,
+                first_seq: seq,
+            };
+            buf[..BLOCK].copy_from_slice(&header.encode());
+        }
+        let header = BatchHeader {
+            pool: self.superblock.pool,
+            epoch: self.superblock.epoch,
+            seq,
+            chain: self.head.chain,
+            segment: id,
+            offset: at as u32,
+            flags: if last { GROUP_END } else { 0 },
+        };
+        let mut directory = Vec::new();
+        let chain = fill(&header, draft, &mut buf[(at - start) as usize..], addresses, &mut directory);
+        self.spare = self.store.append(id, start, buf, segment_bytes).await?;
+
+        self.appended.fetch_add(total as u64, Relaxed);
+        self.head = Head { seq, chain };
+        if !self.unsynced.contains(&id) {
+            self.unsynced.push(id);
+        }
+        let open = self.open.entry(stream).or_insert(Open { id, offset: 0, directory: Vec::new() });
+        open.offset = start + total as u64;
+        open.directory.append(&mut directory);
+        let record = self.table.entry(id).or_insert(SegmentRecord {
+            segment: id,
+            stream,
+            state: SegmentState::Open,
+            container: id.0,
+            written: 0,
+            first_seq: seq,
+            last_seq: seq,
+        });
+        record.written = open.offset as u32;
+        record.last_seq = seq;
+        Ok(())
+    }
+
+    /// Writes the footer of a stream's segment, after which the next append opens a new one.
+    async fn seal(&mut self, stream: Stream) -> Result<(), StoreError> {
+        let Some(open) = self.open.get(&stream) else { return Ok(()) };
+        let footer = SegmentFooter {
+            pool: self.superblock.pool,
+            segment: open.id,
+            offset: open.offset as u32,
+            last_seq: self.table.get(&open.id).map_or(0, |r| r.last_seq),
+            count: 0,
+            directory_crc: 0,
+        };
+        let (id, offset) = (open.id, open.offset);
+        let bytes = footer.encode(&open.directory);
+        self.store.append(id, offset, IoBuf::from(&bytes[..]), offset + bytes.len() as u64).await?;
+        if !self.unsynced.contains(&id) {
+            self.unsynced.push(id);
+        }
+        self.open.remove(&stream);
+        self.close_record(id, SegmentState::Sealed);
+        Ok(())
+    }
+
+    fn close_record(&mut self, id: SegmentId, state: SegmentState) {
+        if let Some(r) = self.table.get_mut(&id) {
+            r.state = state;
+        }
+    }
+
+    /// Makes everything durable that was appended. After an error the log must not be used again.
+    pub async fn sync(&mut self) -> Result<(), StoreError> {
+        for id in std::mem::take(&mut self.unsynced) {
+            self.store.sync(id).await?;
+        }
+        Ok(())
+    }
+
+    /// Replaces the superblock, durably.
+    pub async fn swap_superblock(&mut self, change: impl FnOnce(&mut Superblock)) -> Result<(), StoreError> {
+        let mut next = self.superblock.clone();
+        change(&mut next);
+        next.generation += 1;
+        self.store.swap_superblock(&next).await?;
+        self.superblock = next;
+        Ok(())
+    }
+}
+
+/// Lays out one batch in `out`, which is as long as the batch. Returns the batch's checksum.
+fn fill(
+    header: &BatchHeader,
+    draft: &Draft,
+    out: &mut [u8],
+    addresses: &mut Vec<Address>,
+    directory: &mut Vec<DirectoryEntry>,
+) -> u64 {
+    let (head, payload) = out.split_at_mut(BatchHeader::head_len(draft.entries_len));
+    let base = BatchHeader::payload_slot(header.offset as u64, draft.entries_len);
+    let mut entries = Vec::with_capacity(draft.entries_len);
+    let mut at = 0;
+    for item in draft.items {
+        let slot = Slot(base.0 + (at / Slot::UNIT) as u32);
+        item.entry(slot).encode(&mut entries);
+        directory.extend(item.directory(slot));
+        let content = item.payload();
+        if !content.is_empty() {
+            addresses.push(Address { segment: header.segment, slot });
+            payload[at..at + content.len()].copy_from_slice(content);
+            let end = (at + content.len()).next_multiple_of(Slot::UNIT);
+            payload[at + content.len()..end].fill(0);
+            at = end;
+        }
+    }
+    payload[at..].fill(0);
+    head.fill(0);
+    header.encode(head, &entries, payload)
+}
+
+/// The reference to a raw block at an address.
+pub(crate) fn raw_block(addr: Address, crc: u32) -> BlockRef {
+    BlockRef { addr, form: Form::RAW_BLOCK, crc }
+}

@@ -1,0 +1,179 @@
+//! Reading: write buffer, block map, read cache, and for what is in neither, the store.
+//!
+//! The order is what makes it right: the buffers are asked *before* the map. A commit puts its blocks into the
+//! map first and forgets the frozen buffer after, so what is no longer in the buffers is already in the map.
+
+use std::ops::Range;
+
+use forebay_format::{BLOCK, BlockRef, MapValue};
+
+use crate::buffer::{ALL_SECTORS, copy_sectors, sectors, zero_sectors};
+use crate::limits::{CHUNK_BLOCKS, READ_RETRIES};
+use crate::map::NeedNode;
+use crate::pool::Pool;
+use crate::volume::Volume;
+use crate::{Error, Result};
+
+/// A part of a read that has to come from the store.
+pub(crate) struct Gap {
+    /// Logical block number.
+    pub block: u64,
+    /// Where its bytes go in the reader's memory.
+    pub at: usize,
+    /// Which bytes of the block are wanted.
+    pub within: Range<usize>,
+    /// Sectors that the write buffer has filled already.
+    pub have: u8,
+    /// Where the block is stored.
+    pub target: BlockRef,
+}
+
+impl Gap {
+    /// Copies the block into the reader's memory.
+    pub fn fill(&self, content: &[u8; BLOCK], out: &mut [u8]) {
+        let out = &mut out[self.at..self.at + self.within.len()];
+        copy_sectors(content, !self.have, &self.within, out);
+    }
+}
+
+/// The blocks that a byte range touches, with the part of each that is in it.
+pub(crate) fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let end = offset + len as u64;
+    let (first, last) = (offset / BLOCK as u64, end.div_ceil(BLOCK as u64));
+    (first..last).map(move |block| {
+        let start = block * BLOCK as u64;
+        let within = offset.max(start) - start..end.min(start + BLOCK as u64) - start;
+        (block, within.start as usize..within.end as usize)
+    })
+}
+
+impl Pool {
+    /// Fills `out` from RAM; lists in `gaps` what is not there. With `stop_at_gap` it ends at the first.
+    pub(crate) fn gather(
+        &self,
+        volume: &Volume,
+        offset: u64,
+        out: &mut [u8],
+        gaps: &mut Vec<Gap>,
+        stop_at_gap: bool,
+    ) -> std::result::Result<(), NeedNode> {
+        let mut done = 0;
+        while done < out.len() {
+            let first = (offset + done as u64) / BLOCK as u64;
+            let chunk_end = ((first + CHUNK_BLOCKS as u64) * BLOCK as u64 - offset) as usize;
+            let chunk = done..chunk_end.min(out.len());
+            self.gather_chunk(volume, offset, chunk.clone(), out, gaps)?;
+            if stop_at_gap && !gaps.is_empty() {
+                return Ok(());
+            }
+            done = chunk.end;
+        }
+        Ok(())
+    }
+
+    /// Gathers `chunk` of `out`, which stands for the disk's bytes from `offset` on.
+    fn gather_chunk(
+        &self,
+        volume: &Volume,
+        offset: u64,
+        chunk: Range<usize>,
+        out: &mut [u8],
+        gaps: &mut Vec<Gap>,
+    ) -> std::result::Result<(), NeedNode> {
+        let from = offset + chunk.start as u64;
+        let mut have = [0; CHUNK_BLOCKS];
+        {
+            let buffers = volume.buffers.lock();
+            if !buffers.is_clean() {
+                let mut at = chunk.start;
+                for ((block, within), have) in pieces(from, chunk.len()).zip(&mut have) {
+                    *have = buffers.overlay(block, &within, &mut out[at..at + within.len()]);
+                    at += within.len();
+                }
+            }
+        }
+        let first = from / BLOCK as u64;
+        let count = (from + chunk.len() as u64).div_ceil(BLOCK as u64) - first;
+        let mut values = [MapValue::Hole; CHUNK_BLOCKS];
+        let values = &mut values[..count as usize];
+        let (known, need) = volume.tree.read().get_range(&self.nodes, first, values);
+        if known < values.len()
+            && let Some(need) = need
+        {
+            return Err(need);
+        }
+        let mut at = chunk.start;
+        for (((block, within), have), value) in pieces(from, chunk.len()).zip(have).zip(values) {
+            let part = &mut out[at..at + within.len()];
+            if have & sectors(&within) != sectors(&within) {
+                match *value {
+                    MapValue::Hole | MapValue::Zero => zero_sectors(!have, &within, part),
+                    MapValue::At(target) => {
+                        if !self.from_cache(target, &within, have, part) {
+                            gaps.push(Gap { block, at, within: within.clone(), have, target });
+                        }
+                    }
+                }
+            }
+            at += within.len();
+        }
+        Ok(())
+    }
+
+    fn from_cache(&self, target: BlockRef, within: &Range<usize>, have: u8, out: &mut [u8]) -> bool {
+        if have == 0 {
+            return self.cache.get(target.addr, within.start, out);
+        }
+        let mut block = [0; BLOCK];
+        let hit = self.cache.get(target.addr, 0, &mut block);
+        if hit {
+            copy_sectors(&block, !have, within, out);
+        }
+        hit
+    }
+
+    /// Reads, waiting for the store where it must. `ahead` is how many bytes behind the last one may be
+    /// fetched as well.
+    pub(crate) async fn read(&self, volume: &Volume, offset: u64, out: &mut [u8], ahead: u64) -> Result<()> {
+        let mut tries = 0;
+        loop {
+            volume.check_sound()?;
+            let mut gaps = Vec::new();
+            match self.gather(volume, offset, out, &mut gaps, false) {
+                Ok(()) => {}
+                Err(need) => {
+                    self.load_node(need).await?;
+                    continue;
+                }
+            }
+            if gaps.is_empty() {
+                return Ok(());
+            }
+            match self.fill_gaps(volume, gaps, out, ahead).await {
+                // The segment was freed after the look-up: the block has a new place, or is gone.
+                Err(Error::Store(forebay_store::StoreError::NotFound(_))) if tries < READ_RETRIES => tries += 1,
+                other => return other,
+            }
+        }
+    }
+
+    /// Reads one block as the map has it, without the write buffers: the base under a partial write.
+    pub(crate) async fn read_base(&self, volume: &Volume, block: u64) -> Result<Box<[u8; BLOCK]>> {
+        let mut page = Box::new([0; BLOCK]);
+        let value = loop {
+            let found = volume.tree.read().get(&self.nodes, block);
+            match found {
+                Ok(value) => break value,
+                Err(need) => drop(self.load_node(need).await?),
+            }
+        };
+        if let MapValue::At(target) = value {
+            let within = 0..BLOCK;
+            if !self.from_cache(target, &within, 0, &mut page[..]) {
+                let gap = Gap { block, at: 0, within, have: !ALL_SECTORS, target };
+                self.fill_gaps(volume, vec![gap], &mut page[..], 0).await?;
+            }
+        }
+        Ok(page)
+    }
+}

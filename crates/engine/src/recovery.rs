@@ -1,0 +1,230 @@
+//! Opening a pool: what a crash, or a clean stop, has left becomes the pool again.
+//!
+//! 1. The newer valid superblock is taken and replaced by one with the next epoch: from here on, whoever held
+//!    the pool before is fenced out.
+//! 2. The checkpoint gives catalogue, roots and segment table.
+//! 3. The segments that may hold later batches are scanned: those that the checkpoint calls open, from where it
+//!    left them, and those with numbers that it had not given out yet.
+//! 4. History is picked out ([`crate::scan::history`]), synced (a batch that is only in some cache must not
+//!    become part of what later ones build on), and applied in order.
+//! 5. New batches go into new segments. What the old ones hold beyond history stays behind, never to be taken
+//!    for history: the next batch has a higher epoch, and later ones link to it.
+//!
+//! Time is bounded by the bytes of log since the checkpoint. Nothing is deleted here: should the end of history
+//! have been found too early because of damage, all is still there to be looked at.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use forebay_format::{
+    Address, BLOCK, BlockRef, Checkpoint, DiskId, Entry, EntryIter, FormatError, PoolId, SegmentId, SegmentRecord,
+    SegmentState, Slot, Superblock,
+};
+use forebay_store::{Metered, Store};
+
+use crate::apply::Change;
+use crate::catalogue::Catalogue;
+use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
+use crate::log::{Head, Log};
+use crate::map::Tree;
+use crate::pool::Pool;
+use crate::scan::{Scanned, history, scan_segment};
+use crate::volume::{Volume, blocks};
+use crate::{Error, Host, PoolConfig, Result};
+
+impl Pool {
+    /// Recovers the pool on a store, or makes a new one where the store is empty. No task runs yet.
+    pub(crate) async fn recover(store: Arc<Metered>, host: Arc<dyn Host>, config: PoolConfig) -> Result<Pool> {
+        let begin = host.now();
+        let superblock = claim(&store, &*host, &config).await?;
+        let objects = store.list().await?;
+        let head = Head { seq: superblock.seq, chain: superblock.chain };
+        let pool_id = superblock.pool;
+        let blobs = superblock.blobs.clone();
+        let next = objects.iter().map(|o| o.id.0 + 1).max().unwrap_or(1);
+        let log = Log::new(store.clone(), superblock.clone(), head, BTreeMap::new(), next);
+        let pool = Pool::assemble(store, host, config, log, Catalogue::default());
+        let checkpoint = pool.read_checkpoint(&blobs).await?.unwrap_or_default();
+        if checkpoint.seq != superblock.seq && !blobs.is_empty() {
+            return Err(FormatError::Foreign { what: "checkpoint", field: "seq" }.into());
+        }
+        pool.load_catalogue(&checkpoint)?;
+
+        let mut table: BTreeMap<_, _> = checkpoint.segments.iter().map(|r| (r.segment, *r)).collect();
+        let mut scanned = Vec::new();
+        for object in &objects {
+            let known = table.get(&object.id);
+            let from = match known {
+                Some(r) if r.state == SegmentState::Sealed => continue,
+                Some(r) => r.written as u64,
+                None if object.id.0 < checkpoint.next_segment => continue,
+                None => 0,
+            };
+            let stream = known.map(|r| r.stream);
+            scanned.extend(scan_segment(&*pool.store, pool_id, object.id, stream, from, object.len).await?);
+        }
+        let (applied, head) = history(scanned, head);
+        let touched: BTreeSet<SegmentId> = applied.iter().map(|b| b.header.segment).collect();
+        for segment in touched {
+            pool.store.sync(segment).await?;
+        }
+        pool.replay(&applied).await?;
+        note_segments(&mut table, &applied);
+        pool.counters.recovered_batches.store(applied.len() as u64, Relaxed);
+        let replayed: u64 = applied.iter().map(|b| b.end - b.header.offset as u64).sum();
+        {
+            let mut log = pool.log.lock().await;
+            let next = next.max(checkpoint.next_segment);
+            let mut recovered = Log::new(pool.store.clone(), superblock, head, table, next);
+            recovered.appended = pool.appended.clone();
+            *log = recovered;
+            // Counts towards the next checkpoint, or a pool that crashes often would replay ever more.
+            log.appended.store(replayed, Relaxed);
+            // Objects that are in no table are what a crash left behind.
+            let orphans = objects.iter().any(|o| !log.table().contains_key(&o.id));
+            pool.upkeep.reclaim_due.store(orphans, Relaxed);
+        }
+        let took = pool.host.now().saturating_sub(begin);
+        pool.counters.recovery_ms.store(took.as_millis() as u64, Relaxed);
+        tracing::info!(
+            batches = applied.len(),
+            megabytes = replayed >> 20,
+            ms = took.as_millis() as u64,
+            "recovered"
+        );
+        Ok(pool)
+    }
+
+    fn load_catalogue(&self, checkpoint: &Checkpoint) -> Result<()> {
+        let mut catalogue = Catalogue::new(checkpoint.next_disk);
+        // Volumes before snapshots, whose names begin with theirs.
+        let (snapshots, others): (Vec<_>, Vec<_>) = checkpoint.disks.iter().partition(|d| d.parent.is_some());
+        for disk in others.into_iter().chain(snapshots) {
+            let tree = Tree::from_record(disk.root, disk.height, blocks(disk.size))?;
+            catalogue.insert(Arc::new(Volume::new(disk.clone(), tree)));
+        }
+        *self.catalogue.write() = catalogue;
+        Ok(())
+    }
+
+    /// Applies batches in order.
+    async fn replay(&self, batches: &[Scanned]) -> Result<()> {
+        let mut pending = Pending::default();
+        for batch in batches {
+            for entry in EntryIter::new(&batch.entries) {
+                match entry? {
+                    Entry::Put { disk, block, slot, form, crc, .. } => {
+                        if !batch.holds(slot) {
+                            return Err(FormatError::Value { what: "entry: put", field: "slot" }.into());
+                        }
+                        let addr = Address { segment: batch.header.segment, slot };
+                        pending.add(self, disk, Change::put(block, BlockRef { addr, form, crc })).await?;
+                    }
+                    Entry::Reference { disk, block, target } => {
+                        pending.add(self, disk, Change::put(block, target)).await?;
+                    }
+                    Entry::Zero { disk, block, count, allocated } => {
+                        pending.add(self, disk, Change::zero(block, count, allocated)).await?;
+                    }
+                    Entry::Catalogue(op) => {
+                        pending.apply(self).await?;
+                        self.apply_op(&op).await?;
+                    }
+                    Entry::Node { .. } | Entry::Blob { .. } => {}
+                }
+            }
+        }
+        pending.apply(self).await
+    }
+}
+
+impl Scanned {
+    fn holds(&self, slot: Slot) -> bool {
+        let first = self.payload_slot.0;
+        (first..first + (self.payload_len / Slot::UNIT) as u32).contains(&slot.0)
+    }
+}
+
+/// Changes to one disk, which are applied together.
+#[derive(Default)]
+struct Pending {
+    disk: DiskId,
+    changes: Vec<Change>,
+}
+
+impl Pending {
+    async fn add(&mut self, pool: &Pool, disk: DiskId, change: Change) -> Result<()> {
+        if disk != self.disk {
+            self.apply(pool).await?;
+            self.disk = disk;
+        }
+        self.changes.push(change);
+        Ok(())
+    }
+
+    /// A disk whose map is damaged is taken out of service; the others are recovered all the same.
+    async fn apply(&mut self, pool: &Pool) -> Result<()> {
+        let changes = std::mem::take(&mut self.changes);
+        let Some(volume) = pool.volume(self.disk) else { return Ok(()) };
+        match pool.apply_changes(&volume, &changes).await {
+            Err(e @ (Error::Damaged(_) | Error::Format(_))) => {
+                volume.fail(&e);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+}
+
+/// Takes the pool: the superblock gets the next epoch. Makes a pool where the store is empty.
+async fn claim(store: &Metered, host: &dyn Host, config: &PoolConfig) -> Result<Superblock> {
+    let segment_bytes =
+        config.segment_bytes.clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES) / BLOCK as u32 * BLOCK as u32;
+    let copies = store.read_superblock().await?;
+    let mut superblock = if copies.iter().all(Option::is_none) {
+        if !store.list().await?.is_empty() {
+            return Err(Error::NoPool("there are segments, but the superblock is gone".into()));
+        }
+        let (mut pool, mut fingerprint_key) = ([0; 16], [0; 32]);
+        host.random(&mut pool);
+        host.random(&mut fingerprint_key);
+        Superblock {
+            pool: PoolId(pool),
+            generation: 0,
+            epoch: 0,
+            fingerprint_key,
+            created_ms: host.unix_ms(),
+            segment_bytes,
+            seq: 0,
+            chain: 0,
+            blobs: Vec::new(),
+        }
+    } else {
+        Superblock::choose([copies[0].as_deref(), copies[1].as_deref()])?
+    };
+    superblock.generation += 1;
+    superblock.epoch += 1;
+    superblock.segment_bytes = segment_bytes;
+    store.swap_superblock(&superblock).await?;
+    Ok(superblock)
+}
+
+/// Brings the segment table up to what history says. No segment is continued.
+fn note_segments(table: &mut BTreeMap<SegmentId, SegmentRecord>, applied: &[Scanned]) {
+    table.values_mut().for_each(|r| r.state = SegmentState::Sealed);
+    for batch in applied {
+        let segment = batch.header.segment;
+        let record = table.entry(segment).or_insert(SegmentRecord {
+            segment,
+            stream: batch.stream,
+            state: SegmentState::Sealed,
+            container: segment.0,
+            written: 0,
+            first_seq: batch.header.seq,
+            last_seq: 0,
+        });
+        record.written = batch.end as u32;
+        record.last_seq = batch.header.seq;
+    }
+}
