@@ -7,6 +7,7 @@
 mod cache;
 mod error;
 mod host;
+mod map;
 mod pool;
 mod stats;
 mod volume;
