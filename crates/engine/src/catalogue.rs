@@ -59,7 +59,9 @@ impl Catalogue {
     pub fn export_name(&self, disk: &Volume) -> String {
         let record = disk.record();
         match record.parent.and_then(|p| self.disks.get(&p)) {
-            Some(parent) if record.role == Role::Snapshot => format!("{}@{}", parent.record().name, record.name),
+            Some(parent) if record.role == Role::Snapshot => {
+                format!("{}@{}", parent.record().name, record.name)
+            }
             _ => record.name.clone(),
         }
     }

@@ -46,7 +46,8 @@ impl Pool {
             self.write_nodes(&group).await?;
         }
         for (disk, tree) in taken.checkpoint.disks.iter_mut().zip(&taken.trees) {
-            (disk.root, disk.height) = tree.record().expect("every node below the root was stored, and the root");
+            (disk.root, disk.height) =
+                tree.record().expect("every node below the root was stored, and the root");
         }
         let bytes = taken.checkpoint.encode();
         let blobs = self.write_blobs(&bytes).await?;

@@ -284,7 +284,11 @@ impl Pool {
         completed
     }
 
-    async fn write_group(&self, log: &mut Log, items: &[Item<'_>]) -> std::result::Result<Vec<Address>, StoreError> {
+    async fn write_group(
+        &self,
+        log: &mut Log,
+        items: &[Item<'_>],
+    ) -> std::result::Result<Vec<Address>, StoreError> {
         let drafts = Draft::split(items, log.batch_limit());
         log.append_group(Stream::Data, &drafts).await
     }
@@ -302,7 +306,9 @@ impl Pool {
                     let addr = *addresses.next().expect("every block of a group has an address");
                     crate::apply::Change::put(block, raw_block(addr, crc))
                 }
-                Item::Zero { block, count, allocated, .. } => crate::apply::Change::zero(block, count, allocated),
+                Item::Zero { block, count, allocated, .. } => {
+                    crate::apply::Change::zero(block, count, allocated)
+                }
                 _ => unreachable!("items with a disk are blocks and zeroed ranges"),
             });
             let changes: Vec<_> = placed.collect();

@@ -119,7 +119,8 @@ impl Disk {
     pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         self.check(offset, out.len() as u64)?;
         let sequential = self.next_read.swap(offset + out.len() as u64, Relaxed) == offset;
-        let ahead = if sequential { (self.ahead.load(Relaxed) * 2).min(READAHEAD_MAX) } else { READAHEAD_MIN };
+        let ahead =
+            if sequential { (self.ahead.load(Relaxed) * 2).min(READAHEAD_MAX) } else { READAHEAD_MIN };
         self.ahead.store(ahead, Relaxed);
         self.pool.read(&self.volume, offset, out, ahead.saturating_sub(out.len() as u64)).await?;
         self.volume.guest.read.add(out.len() as u64);
@@ -129,7 +130,10 @@ impl Disk {
     /// Writes if that needs no waiting (room in the buffer, whole sectors, not write-through).
     pub fn try_write(&self, offset: u64, data: &[u8]) -> Result<Fast> {
         self.check_write(offset, data.len() as u64)?;
-        if self.write_through() || !aligned(offset, data.len() as u64) || !self.pool.admit(data.len() as u64)? {
+        if self.write_through()
+            || !aligned(offset, data.len() as u64)
+            || !self.pool.admit(data.len() as u64)?
+        {
             return Ok(Fast::Wait);
         }
         self.write_sectors(offset, data);

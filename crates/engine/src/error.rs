@@ -118,7 +118,9 @@ impl Error {
         const ESHUTDOWN: u32 = 108;
         match self {
             Error::ReadOnly(_) => EPERM,
-            Error::OutOfRange | Error::BadName { .. } | Error::BadSize { .. } | Error::WrongKind { .. } => EINVAL,
+            Error::OutOfRange | Error::BadName { .. } | Error::BadSize { .. } | Error::WrongKind { .. } => {
+                EINVAL
+            }
             Error::NoSpace => ENOSPC,
             Error::Closed => ESHUTDOWN,
             Error::NotFound(_) | Error::NoPool(_) => ENOENT,

@@ -40,7 +40,13 @@ type Run = Vec<Wanted>;
 
 impl Pool {
     /// Reads what `gaps` name into `out`, and up to `ahead` bytes behind the last into the cache.
-    pub(crate) async fn fill_gaps(&self, volume: &Volume, gaps: Vec<Gap>, out: &mut [u8], ahead: u64) -> Result<()> {
+    pub(crate) async fn fill_gaps(
+        &self,
+        volume: &Volume,
+        gaps: Vec<Gap>,
+        out: &mut [u8],
+        ahead: u64,
+    ) -> Result<()> {
         let mut todo: Vec<usize> = (0..gaps.len()).collect();
         let mut ahead = ahead;
         while !todo.is_empty() {

@@ -3,26 +3,26 @@
 //! It knows no sockets, and has no clock and no randomness of its own: a [`Host`] hands them in, so that a
 //! simulation can drive it. The modules, in the order of the path of a write, then of a read, then of the
 //! work behind both:
+mod apply;
+mod buffer;
+mod catalogue;
+mod commit;
 #[allow(dead_code, unused_imports)]
 mod disk;
-mod buffer;
-mod commit;
 mod log;
-mod apply;
 mod map;
 mod volume;
-mod catalogue;
 
-mod read;
 mod cache;
 mod fetch;
+mod read;
 
-mod pool;
 mod admin;
 mod checkpoint;
+mod pool;
+mod reclaim;
 mod recovery;
 mod scan;
-mod reclaim;
 
 mod error;
 mod hash;

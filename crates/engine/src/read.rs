@@ -151,7 +151,9 @@ impl Pool {
             }
             match self.fill_gaps(volume, gaps, out, ahead).await {
                 // The segment was freed after the look-up: the block has a new place, or is gone.
-                Err(Error::Store(forebay_store::StoreError::NotFound(_))) if tries < READ_RETRIES => tries += 1,
+                Err(Error::Store(forebay_store::StoreError::NotFound(_))) if tries < READ_RETRIES => {
+                    tries += 1
+                }
                 other => return other,
             }
         }

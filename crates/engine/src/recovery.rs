@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_format::{
-    Address, BLOCK, BlockRef, Checkpoint, DiskId, Entry, EntryIter, FormatError, PoolId, SegmentId, SegmentRecord,
-    SegmentState, Slot, Superblock,
+    Address, BLOCK, BlockRef, Checkpoint, DiskId, Entry, EntryIter, FormatError, PoolId, SegmentId,
+    SegmentRecord, SegmentState, Slot, Superblock,
 };
 use forebay_store::{Metered, Store};
 
@@ -35,7 +35,11 @@ use crate::{Error, Host, PoolConfig, Result};
 
 impl Pool {
     /// Recovers the pool on a store, or makes a new one where the store is empty. No task runs yet.
-    pub(crate) async fn recover(store: Arc<Metered>, host: Arc<dyn Host>, config: PoolConfig) -> Result<Pool> {
+    pub(crate) async fn recover(
+        store: Arc<Metered>,
+        host: Arc<dyn Host>,
+        config: PoolConfig,
+    ) -> Result<Pool> {
         let begin = host.now();
         let superblock = claim(&store, &*host, &config).await?;
         let objects = store.list().await?;

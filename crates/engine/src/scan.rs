@@ -89,9 +89,13 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// The bytes at an aligned offset; fewer where the object ends.
     async fn bytes(&mut self, at: u64, len: usize) -> Result<&[u8]> {
+        if at >= self.len {
+            return Ok(&[]);
+        }
         let end = (at + len as u64).min(self.len);
         if at < self.start || end > self.start + self.buf.len() as u64 {
-            let want = (len.max(SCAN_BYTES) as u64).min(self.len.saturating_sub(at)).next_multiple_of(BLOCK as u64);
+            let want =
+                (len.max(SCAN_BYTES) as u64).min(self.len.saturating_sub(at)).next_multiple_of(BLOCK as u64);
             self.buf = self.store.read(self.segment, at, want as usize).await?;
             self.start = at;
         }

@@ -26,5 +26,5 @@ mod shard;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use miss::{Follower, Leader, MissTable, Turn};
+pub(crate) use miss::{Leader, MissTable, Turn};
 pub(crate) use read::ReadCache;

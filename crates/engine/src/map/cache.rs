@@ -1,0 +1,144 @@
+//! The map cache: clean nodes by address, within a budget of bytes.
+//!
+//! Split into shards by a hash of the address; each shard has its share of the budget and evicts by CLOCK over
+//! the buckets of its table: a look-up sets a node's mark, the hand clears marks and takes what has none. A node
+//! that is being used stays alive through its own count, in the cache or not.
+
+use forebay_format::BlockRef;
+use hashbrown::HashTable;
+use parking_lot::Mutex;
+
+use super::{NeedNode, Node};
+use crate::CacheStats;
+
+const SHARDS: usize = 16;
+/// The least budget of a shard: a few nodes more than one descent needs, so that loading always gets on.
+const LEAST: usize = 64 << 10;
+/// Bytes that a node's place in a table takes, with the table's spare places.
+const PER_NODE: usize = 40;
+
+struct Entry {
+    key: u64,
+    node: Node,
+    used: bool,
+}
+
+#[derive(Default)]
+struct Shard {
+    table: HashTable<Entry>,
+    bytes: usize,
+    hand: usize,
+    hits: u64,
+    misses: u64,
+}
+
+/// Clean nodes by address.
+pub(crate) struct NodeCache {
+    shards: [Mutex<Shard>; SHARDS],
+    budget: usize,
+}
+
+fn hash(key: u64) -> u64 {
+    let h = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    h ^ (h >> 32)
+}
+
+impl NodeCache {
+    /// An empty cache of so many bytes.
+    pub(crate) fn new(budget: u64) -> NodeCache {
+        let share = usize::try_from(budget).unwrap_or(usize::MAX) / SHARDS;
+        NodeCache { shards: Default::default(), budget: share.max(LEAST) }
+    }
+
+    fn shard(&self, hash: u64) -> &Mutex<Shard> {
+        &self.shards[(hash >> 24) as usize % SHARDS]
+    }
+
+    /// The node that is asked for, or the wish to load it.
+    pub(super) fn get(&self, need: NeedNode) -> Result<Node, NeedNode> {
+        let key = need.at.addr.to_u64();
+        let hash = hash(key);
+        let mut shard = self.shard(hash).lock();
+        let shard = &mut *shard;
+        match shard.table.find_mut(hash, |e| e.key == key) {
+            Some(entry) if need.fits(&entry.node) => {
+                shard.hits += 1;
+                entry.used = true;
+                Ok(entry.node.clone())
+            }
+            _ => {
+                shard.misses += 1;
+                Err(need)
+            }
+        }
+    }
+
+    /// The node, if it is here; counts as neither hit nor miss.
+    pub(super) fn peek(&self, need: NeedNode) -> Option<Node> {
+        let key = need.at.addr.to_u64();
+        let hash = hash(key);
+        let shard = self.shard(hash).lock();
+        let entry = shard.table.find(hash, |e| e.key == key)?;
+        need.fits(&entry.node).then(|| entry.node.clone())
+    }
+
+    /// Takes in a node that is on the store at `at`; makes room for it.
+    pub(crate) fn insert(&self, at: BlockRef, node: Node) {
+        node.set_stored(at);
+        let key = at.addr.to_u64();
+        let hash = hash(key);
+        let mut dropped = Vec::new();
+        let mut shard = self.shard(hash).lock();
+        let new = Entry { key, node, used: true };
+        shard.bytes += new.node.bytes() + PER_NODE;
+        match shard.table.find_mut(hash, |e| e.key == key) {
+            Some(old) => dropped.push(std::mem::replace(old, new).node),
+            None => {
+                shard.table.insert_unique(hash, new, |e| self::hash(e.key));
+            }
+        }
+        shard.bytes -= dropped.iter().map(|n| n.bytes() + PER_NODE).sum::<usize>();
+        shard.evict(self.budget, key, &mut dropped);
+        // Freed after the lock is.
+        drop(shard);
+    }
+
+    /// Hits, misses, bytes.
+    pub(crate) fn stats(&self) -> CacheStats {
+        let mut stats = CacheStats { budget: (self.budget * SHARDS) as u64, ..CacheStats::default() };
+        for shard in &self.shards {
+            let shard = shard.lock();
+            stats.hits += shard.hits;
+            stats.misses += shard.misses;
+            stats.bytes += shard.bytes as u64;
+        }
+        stats
+    }
+
+    /// Drops every node.
+    #[cfg(test)]
+    pub(super) fn clear(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            shard.table.clear();
+            shard.bytes = 0;
+        }
+    }
+}
+
+impl Shard {
+    /// Moves the hand until the shard is within its budget; never takes `keep`, which has just come.
+    fn evict(&mut self, budget: usize, keep: u64, dropped: &mut Vec<Node>) {
+        while self.bytes > budget && self.table.len() > 1 {
+            self.hand = (self.hand + 1) % self.table.num_buckets();
+            let Ok(mut entry) = self.table.get_bucket_entry(self.hand) else { continue };
+            let e = entry.get_mut();
+            if e.key == keep || std::mem::take(&mut e.used) {
+                continue;
+            }
+            let (entry, _) = entry.remove();
+            self.bytes -= entry.node.bytes() + PER_NODE;
+            dropped.push(entry.node);
+        }
+    }
+}

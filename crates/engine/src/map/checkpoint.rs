@@ -1,0 +1,243 @@
+//! What a checkpoint does with maps, and what walks over them: mark and check.
+//!
+//! A checkpoint copies the trees, collects the nodes that are not stored, and appends them group by group: each
+//! group refers only to nodes of the groups before it, which have their addresses by then. The trees may change
+//! meanwhile: a node that the copies hold is shared, so it stays as it is. When all of it is durable, the trees
+//! settle. A node keeps its address in between, but no one reads it from there: only settling turns pointers
+//! into addresses.
+
+use std::collections::HashSet;
+
+use forebay_format::{BlockRef, MapNode, MapValue};
+use triomphe::Arc;
+
+use super::inner::{Child, Inner};
+use super::node::{Base, Node};
+use super::{MAX_HEIGHT, NeedNode, NodeCache, Place, Tree};
+
+/// A node that is in memory only.
+#[derive(Debug, Clone)]
+pub(crate) enum Dirty {
+    /// A leaf.
+    Leaf(Node),
+    /// An inner node.
+    Inner(Arc<Inner>),
+}
+
+impl Dirty {
+    /// The node as it is laid out on the store. Nodes of earlier groups must be stored by now.
+    pub(crate) fn encode(&self) -> MapNode {
+        match self {
+            Dirty::Leaf(node) => node.to_format(),
+            Dirty::Inner(node) => node.to_format(),
+        }
+    }
+
+    /// Where it rests, if it does.
+    pub(crate) fn stored(&self) -> Option<BlockRef> {
+        match self {
+            Dirty::Leaf(node) => node.stored(),
+            Dirty::Inner(node) => node.stored.get(),
+        }
+    }
+
+    /// Its address is decided. The first call counts.
+    pub(crate) fn set_stored(&self, at: BlockRef) {
+        match self {
+            Dirty::Leaf(node) => node.set_stored(at),
+            Dirty::Inner(node) => node.stored.set(at),
+        }
+    }
+}
+
+/// The distinct nodes of `trees` that are not stored, in groups of which each refers only to those before it:
+/// leaves without a base, leaves with one, then the inner nodes level by level. Empty groups are left out.
+pub(crate) fn collect_dirty<'a>(trees: impl Iterator<Item = &'a Tree>) -> Vec<Vec<Dirty>> {
+    let mut groups: [Vec<Dirty>; MAX_HEIGHT as usize + 1] = Default::default();
+    let mut seen = HashSet::new();
+    for tree in trees {
+        collect(&tree.root, &mut groups, &mut seen);
+    }
+    groups.into_iter().filter(|g| !g.is_empty()).collect()
+}
+
+fn collect(child: &Child, groups: &mut [Vec<Dirty>], seen: &mut HashSet<*const u8>) {
+    match child {
+        Child::Hole | Child::Zero | Child::Stored(_) => {}
+        Child::Leaf(node) => collect_leaf(node, groups, seen),
+        Child::Inner(node) => {
+            if node.stored.get().is_none() && seen.insert(Arc::as_ptr(node).cast()) {
+                node.children.iter().for_each(|c| collect(c, groups, seen));
+                groups[usize::from(node.place.level()) + 1].push(Dirty::Inner(node.clone()));
+            }
+        }
+    }
+}
+
+fn collect_leaf(node: &Node, groups: &mut [Vec<Dirty>], seen: &mut HashSet<*const u8>) {
+    if node.stored().is_none() && seen.insert(node.ptr()) {
+        if let Base::Mem(base) = node.base() {
+            collect_leaf(base, groups, seen);
+        }
+        groups[usize::from(node.has_base())].push(Dirty::Leaf(node.clone()));
+    }
+}
+
+impl Tree {
+    /// After a checkpoint is durable, and before the next begins to give out addresses: lets go of the nodes that
+    /// have been stored, into the cache. The tree may have changed since the checkpoint began. It costs in proportion to the nodes that had changed. A node that
+    /// is not stored and that another tree holds, too, is left as it is until it is stored in its turn.
+    pub(crate) fn settle(&mut self, cache: &NodeCache) {
+        settle(&mut self.root, cache);
+    }
+}
+
+fn settle(child: &mut Child, cache: &NodeCache) {
+    match child {
+        Child::Hole | Child::Zero | Child::Stored(_) => {}
+        Child::Leaf(node) => match node.stored() {
+            Some(at) => {
+                release_leaf(node, at, cache);
+                *child = Child::Stored(at.into());
+            }
+            None => settle_base(node, cache),
+        },
+        Child::Inner(node) => match node.stored.get() {
+            Some(at) => {
+                release_inner(node, at, cache);
+                *child = Child::Stored(at.into());
+            }
+            None => {
+                if let Some(node) = Arc::get_mut(node) {
+                    node.children.iter_mut().for_each(|c| settle(c, cache));
+                }
+            }
+        },
+    }
+}
+
+/// A leaf that is not stored need not hold its base in memory if that is stored.
+fn settle_base(node: &mut Node, cache: &NodeCache) {
+    if let Base::Mem(base) = node.base()
+        && let Some(at) = base.stored()
+    {
+        let base = base.clone();
+        if node.set_base(Base::Stored(at.into())) {
+            release_leaf(&base, at, cache);
+        }
+    }
+}
+
+/// Gives a stored inner node and all below it to the cache. Where the node is there already, so was the rest.
+fn release_inner(node: &Inner, at: BlockRef, cache: &NodeCache) {
+    if cache.peek(NeedNode::child(at, node.place)).is_some() {
+        return;
+    }
+    for child in &node.children {
+        match child {
+            Child::Hole | Child::Zero | Child::Stored(_) => {}
+            Child::Leaf(leaf) => release_leaf(leaf, leaf.stored().expect("below a stored node"), cache),
+            Child::Inner(inner) => {
+                release_inner(inner, inner.stored.get().expect("below a stored node"), cache);
+            }
+        }
+    }
+    cache.insert(at, node.to_node());
+}
+
+fn release_leaf(leaf: &Node, at: BlockRef, cache: &NodeCache) {
+    if cache.peek(NeedNode::child(at, leaf.place())).is_some() {
+        return;
+    }
+    match leaf.base() {
+        // The cache must not hold what its budget does not count.
+        Base::Mem(base) => {
+            let base_at = base.stored().expect("below a stored node");
+            release_leaf(base, base_at, cache);
+            cache.insert(at, leaf.on(Base::Stored(base_at.into())));
+        }
+        _ => cache.insert(at, leaf.clone()),
+    }
+}
+
+/// What a map refers to.
+#[derive(Debug, Clone)]
+pub(crate) enum Ref {
+    /// A stored block of the disk.
+    Block(BlockRef),
+    /// A stored node.
+    Node(NeedNode),
+    /// The stored base of a leaf. Of its blocks, only those count that the leaf does not list: see
+    /// [`Node::uncovered`]. It may count wholly for another tree.
+    Base(NeedNode),
+    /// A node that is in memory only, or not yet let go of.
+    Memory(Dirty),
+}
+
+impl Ref {
+    fn child(child: &Child, place: Place) -> Option<Ref> {
+        Some(match child {
+            Child::Hole | Child::Zero => return None,
+            Child::Stored(at) => Ref::Node(NeedNode::child(at.get(), place)),
+            Child::Leaf(node) => Ref::Memory(Dirty::Leaf(node.clone())),
+            Child::Inner(node) => Ref::Memory(Dirty::Inner(node.clone())),
+        })
+    }
+}
+
+impl Tree {
+    /// The root, where a walk begins; `None` if all is holes or zeroes.
+    pub(crate) fn root(&self) -> Option<Ref> {
+        Ref::child(&self.root, Place::root(self.height))
+    }
+}
+
+impl Dirty {
+    /// Calls `f` with all that the node refers to.
+    pub(crate) fn references(&self, mut f: impl FnMut(Ref)) {
+        match self {
+            Dirty::Leaf(node) => node.references(f),
+            Dirty::Inner(node) => {
+                let places = (0..=u8::MAX).zip(&node.children);
+                places.filter_map(|(i, c)| Ref::child(c, node.place.child(i))).for_each(&mut f);
+            }
+        }
+    }
+}
+
+impl Node {
+    /// Calls `f` with all that the node refers to: its base; blocks, or nodes of the level below.
+    pub(crate) fn references(&self, mut f: impl FnMut(Ref)) {
+        match self.base() {
+            Base::None => {}
+            Base::Stored(at) => f(Ref::Base(NeedNode::base(at.get(), self.place()))),
+            Base::Mem(base) => f(Ref::Memory(Dirty::Leaf(base.clone()))),
+        }
+        for (i, value) in self.iter() {
+            if let MapValue::At(at) = value {
+                f(match self.place().level() {
+                    0 => Ref::Block(at),
+                    _ => Ref::Node(NeedNode::child(at, self.place().child(i))),
+                });
+            }
+        }
+    }
+
+    /// Calls `f` with the blocks of the node's base, given loaded, that the node does not list itself.
+    pub(crate) fn uncovered(&self, base: &Node, mut f: impl FnMut(BlockRef)) {
+        for (i, value) in base.iter() {
+            if let MapValue::At(at) = value
+                && self.own(i).is_none()
+            {
+                f(at);
+            }
+        }
+    }
+}
+
+impl NodeCache {
+    /// The node of a reference, if it is here; else the caller loads it as for any operation.
+    pub(crate) fn find(&self, need: NeedNode) -> Option<Node> {
+        self.peek(need)
+    }
+}

@@ -1,0 +1,195 @@
+//! Changing blocks.
+
+use forebay_format::MapValue;
+
+use super::inner::Child;
+use super::node::{Base, Node};
+use super::{
+    COPY_MAX, MAX_HEIGHT, MERGE_AT, NeedNode, NodeCache, Place, SPARSE_MAX, Tree, height_for, is_full,
+    place_in,
+};
+
+impl Tree {
+    /// Sets one block.
+    pub(crate) fn set(&mut self, cache: &NodeCache, block: u64, value: MapValue) -> Result<(), NeedNode> {
+        assert!(block < self.blocks, "ranges are checked where requests come in");
+        set(&mut self.root, cache, Place::root(self.height), block, value)
+    }
+
+    /// Makes a range holes, or allocated zeroes. Whole subtrees are replaced, so the cost is that of the edges.
+    /// Interrupted, it may have done a part.
+    pub(crate) fn fill(
+        &mut self,
+        cache: &NodeCache,
+        first: u64,
+        count: u64,
+        value: MapValue,
+    ) -> Result<(), NeedNode> {
+        assert!(!matches!(value, MapValue::At(_)), "only holes and zeroes fill a range");
+        assert!(first.checked_add(count).is_some_and(|end| end <= self.blocks));
+        if count == 0 {
+            return Ok(());
+        }
+        let to_end = value == MapValue::Hole && first + count == self.blocks;
+        // Beyond the end are holes anyway: with them, the last subtree is replaced as a whole, too.
+        let last = if to_end { self.span_end() } else { first + count - 1 };
+        fill(&mut self.root, cache, Place::root(self.height), (first, last), value)
+    }
+
+    /// Changes the size. What lies beyond the new end is discarded, and reads as holes should the disk grow again.
+    pub(crate) fn resize(&mut self, cache: &NodeCache, blocks: u64) -> Result<(), NeedNode> {
+        let height = height_for(blocks);
+        assert!(height <= MAX_HEIGHT, "sizes are checked where they come in");
+        if blocks < self.blocks {
+            let beyond = (blocks, self.span_end());
+            fill(&mut self.root, cache, Place::root(self.height), beyond, MapValue::Hole)?;
+        }
+        while self.height > height {
+            if !matches!(self.root, Child::Hole | Child::Zero) {
+                let root = self.root.own_inner(cache, Place::root(self.height))?;
+                self.root = std::mem::take(&mut root.children[0]);
+            }
+            self.height -= 1;
+            self.blocks = self.span_end() + 1;
+        }
+        while self.height < height {
+            let top = Place::root(self.height + 1);
+            if !matches!(self.root, Child::Hole) {
+                let old = std::mem::take(&mut self.root);
+                self.root.own_inner(cache, top)?.children[0] = old;
+            }
+            self.height += 1;
+        }
+        self.blocks = blocks;
+        Ok(())
+    }
+
+    /// Last block for which the tree has places.
+    fn span_end(&self) -> u64 {
+        Place::root(self.height).span().1
+    }
+}
+
+fn set(
+    child: &mut Child,
+    cache: &NodeCache,
+    place: Place,
+    block: u64,
+    value: MapValue,
+) -> Result<(), NeedNode> {
+    if child.is_all(value) {
+        return Ok(());
+    }
+    if place.level() == 0 {
+        return set_leaf(child, cache, place, place_in(0, block), value);
+    }
+    let i = place_in(place.level(), block);
+    let node = child.own_inner(cache, place)?;
+    set(&mut node.children[usize::from(i)], cache, place.child(i), block, value)
+}
+
+fn fill(
+    child: &mut Child,
+    cache: &NodeCache,
+    place: Place,
+    (first, last): (u64, u64),
+    value: MapValue,
+) -> Result<(), NeedNode> {
+    let (start, end) = place.span();
+    if child.is_all(value) {
+        return Ok(());
+    }
+    if first <= start && end <= last {
+        *child = Child::from_value(value);
+        return Ok(());
+    }
+    let level = place.level();
+    let range = place_in(level, first.max(start))..=place_in(level, last.min(end));
+    if level == 0 {
+        for i in range {
+            if !child.is_all(value) {
+                set_leaf(child, cache, place, i, value)?;
+            }
+        }
+        return Ok(());
+    }
+    let node = child.own_inner(cache, place)?;
+    for i in range {
+        fill(&mut node.children[usize::from(i)], cache, place.child(i), (first, last), value)?;
+    }
+    if node.children.iter().all(|c| c.is_all(MapValue::Hole)) {
+        *child = Child::Hole;
+    }
+    Ok(())
+}
+
+/// Sets a place of a leaf. `child` is not all `value`.
+fn set_leaf(
+    child: &mut Child,
+    cache: &NodeCache,
+    place: Place,
+    i: u8,
+    value: MapValue,
+) -> Result<(), NeedNode> {
+    let leaf = match child {
+        Child::Hole => Node::build(place, Base::None, &[(i, value)]),
+        Child::Zero => {
+            let mut zeroes = Node::uniform(place, MapValue::Zero);
+            zeroes.set(i, value);
+            zeroes
+        }
+        Child::Stored(at) if is_full(at.get()) => Node::build(place, Base::Stored(*at), &[(i, value)]),
+        Child::Stored(at) => {
+            let node = cache.get(NeedNode::child(at.get(), place))?;
+            changed(&node, Base::Stored(*at), cache, i, value)?
+        }
+        Child::Leaf(leaf) if leaf.is_changeable() => {
+            if let Some(merged) = merged_for_room(leaf, cache, i)? {
+                *leaf = merged;
+            }
+            leaf.set(i, value);
+            match tidied(leaf, cache) {
+                Some(tidy) => *child = tidy,
+                None => debug_assert!(leaf.is_changeable()),
+            }
+            return Ok(());
+        }
+        // Perhaps it has an address, but whether it can be read back from there only settling tells.
+        Child::Leaf(leaf) => changed(leaf, Base::Mem(leaf.clone()), cache, i, value)?,
+        Child::Inner(_) => unreachable!("an inner node at level 0"),
+    };
+    *child = tidied(&leaf, cache).unwrap_or(Child::Leaf(leaf));
+    Ok(())
+}
+
+/// A leaf that is as `leaf`, which is shared or stored, but for one place. `this` is how to stand on it.
+fn changed(leaf: &Node, this: Base, cache: &NodeCache, i: u8, value: MapValue) -> Result<Node, NeedNode> {
+    if !leaf.has_base() && leaf.count() > COPY_MAX {
+        return Ok(Node::build(leaf.place(), this, &[(i, value)]));
+    }
+    let merged = merged_for_room(leaf, cache, i)?;
+    Ok(merged.as_ref().unwrap_or(leaf).with(i, value))
+}
+
+/// The leaf merged with its base, if it cannot list another place and `i` is not listed.
+fn merged_for_room(leaf: &Node, cache: &NodeCache, i: u8) -> Result<Option<Node>, NeedNode> {
+    if leaf.count() < SPARSE_MAX || leaf.own(i).is_some() {
+        return Ok(None);
+    }
+    Ok(leaf.load_base(cache)?.map(|base| leaf.merged(&base)))
+}
+
+/// What better takes the place of a leaf that was changed: nothing, or the leaf merged with its base.
+fn tidied(leaf: &Node, cache: &NodeCache) -> Option<Child> {
+    let merged = match leaf.base() {
+        Base::None => None,
+        _ if leaf.count() <= MERGE_AT => return None,
+        Base::Mem(base) => Some(leaf.merged(base)),
+        Base::Stored(at) => Some(leaf.merged(&cache.peek(NeedNode::base(at.get(), leaf.place()))?)),
+    };
+    match merged {
+        Some(merged) if merged.count() == 0 => Some(Child::Hole),
+        Some(merged) => Some(Child::Leaf(merged)),
+        None => (leaf.count() == 0).then_some(Child::Hole),
+    }
+}

@@ -1,0 +1,204 @@
+//! The engine through its interface, on a store in memory: what a front end and an administrator see.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_engine::{BoxFuture, CloneRequest, Disk, Error, Fast, Host, Pool, PoolConfig, SyncMode};
+use forebay_store::{MemoryStore, Store};
+
+struct TestHost(Instant);
+
+impl Host for TestHost {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+    fn unix_ms(&self) -> u64 {
+        1_700_000_000_000
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
+        tokio::spawn(task);
+    }
+    fn random(&self, bytes: &mut [u8]) {
+        bytes.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
+    }
+}
+
+fn config() -> PoolConfig {
+    PoolConfig {
+        read_cache: 8 << 20,
+        map_cache: 4 << 20,
+        write_buffer: 1 << 20,
+        segment_bytes: 1 << 20,
+        checkpoint_bytes: 8 << 20,
+    }
+}
+
+async fn open(store: &Arc<MemoryStore>) -> Arc<Pool> {
+    let store: Arc<dyn Store> = store.clone();
+    Pool::open(store, Arc::new(TestHost(Instant::now())), config()).await.unwrap()
+}
+
+async fn read(disk: &Disk, offset: u64, len: usize) -> Vec<u8> {
+    let mut out = vec![0xee; len];
+    disk.read(offset, &mut out).await.unwrap();
+    out
+}
+
+fn clone(name: &str) -> CloneRequest {
+    CloneRequest { name: name.into(), sync: SyncMode::Flush, write_cache: 0 }
+}
+
+#[tokio::test]
+async fn what_was_written_is_read_before_and_after_a_restart() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", 10 << 20, SyncMode::Flush).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    assert_eq!(read(&v, 0, 8192).await, vec![0; 8192]);
+    v.write(4096, &[1; 8192], false).await.unwrap();
+    v.write(512, &[2; 512], false).await.unwrap();
+    v.write(5000, &[3; 10], false).await.unwrap();
+    let expected = |all: &[u8]| {
+        assert_eq!(all[..512], [0; 512]);
+        assert_eq!(all[512..1024], [2; 512]);
+        assert_eq!(all[1024..4096], [0; 3072]);
+        assert_eq!(all[4096..5000], [1; 904]);
+        assert_eq!(all[5000..5010], [3; 10]);
+        assert_eq!(all[5010..12288], [1; 12288 - 5010]);
+    };
+    expected(&read(&v, 0, 12288).await);
+    v.flush().await.unwrap();
+    expected(&read(&v, 0, 12288).await);
+    drop(v);
+    pool.close().await.unwrap();
+    assert!(matches!(pool.create_volume("w", 4096, SyncMode::Flush).await, Err(Error::Closed)));
+
+    let pool = open(&store).await;
+    let v = pool.attach("v").unwrap();
+    expected(&read(&v, 0, 12288).await);
+    v.write_zeroes(4096, 4096, false, false).await.unwrap();
+    v.discard(8192, 100, false).await.unwrap();
+    let all = read(&v, 0, 12288).await;
+    assert_eq!(all[4096..8192], [0; 4096]);
+    assert_eq!(all[8192..12288], [1; 4096]);
+}
+
+#[tokio::test]
+async fn a_cached_read_and_a_buffered_write_do_not_wait() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", 1 << 20, SyncMode::Flush).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    assert_eq!(v.try_write(0, &[7; 4096]).unwrap(), Fast::Done);
+    let mut out = [0; 4096];
+    assert_eq!(v.try_read(0, &mut out).unwrap(), Fast::Done);
+    assert_eq!(out, [7; 4096]);
+    v.flush().await.unwrap();
+    assert_eq!(v.try_read(0, &mut out).unwrap(), Fast::Done);
+    assert_eq!(v.try_write(100, &[7; 4096]).unwrap(), Fast::Wait, "unaligned");
+    assert!(matches!(v.try_write(1 << 20, &[7; 512]), Err(Error::OutOfRange)));
+}
+
+#[tokio::test]
+async fn snapshots_and_clones_keep_what_they_were_made_of() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", 1 << 20, SyncMode::Flush).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    v.write(0, &[1; 4096], false).await.unwrap();
+    pool.create_snapshot("v", "s").await.unwrap();
+    v.write(0, &[2; 4096], false).await.unwrap();
+    pool.clone_disk("v@s", &[clone("c1"), clone("c2")]).await.unwrap();
+    pool.clone_disk("v", &[clone("d")]).await.unwrap();
+    let c1 = pool.attach("c1").unwrap();
+    c1.write(512, &[9; 512], false).await.unwrap();
+    assert_eq!(read(&c1, 0, 512).await, [1; 512]);
+    assert_eq!(read(&c1, 512, 512).await, [9; 512]);
+    assert_eq!(read(&pool.attach("c2").unwrap(), 0, 4096).await, [1; 4096]);
+    assert_eq!(read(&pool.attach("d").unwrap(), 0, 4096).await, [2; 4096]);
+    let s = pool.attach("v@s").unwrap();
+    assert!(s.read_only());
+    assert!(matches!(s.write(0, &[0; 512], false).await, Err(Error::ReadOnly(_))));
+    assert!(matches!(pool.rollback("v", "s").await, Err(Error::InUse { .. })));
+    drop((v, s));
+    pool.rollback("v", "s").await.unwrap();
+    assert_eq!(read(&pool.attach("v").unwrap(), 0, 4096).await, [1; 4096]);
+    assert!(matches!(pool.delete("v").await, Err(Error::HasSnapshots { .. })));
+    assert!(matches!(pool.delete("v@s").await, Err(Error::HasClones { clones: 2, .. })));
+    drop(c1);
+    pool.reset("c1").await.unwrap();
+    assert_eq!(read(&pool.attach("c1").unwrap(), 0, 4096).await, [1; 4096]);
+    for name in ["c1", "c2", "v@s", "v", "d"] {
+        pool.delete(name).await.unwrap();
+    }
+    assert!(pool.disks().is_empty());
+}
+
+#[tokio::test]
+async fn names_and_sizes_that_cannot_be_are_refused() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    for name in ["", "a/b", "a@b", " a", "a\n", "..", &"x".repeat(300)] {
+        assert!(matches!(pool.create_volume(name, 4096, SyncMode::Flush).await, Err(Error::BadName { .. })));
+    }
+    for size in [0, 1000, (64 << 40) + 512] {
+        assert!(matches!(pool.create_volume("v", size, SyncMode::Flush).await, Err(Error::BadSize { .. })));
+    }
+    pool.create_volume("with spaces inside", 64 << 40, SyncMode::Flush).await.unwrap();
+    let v = pool.attach("with spaces inside").unwrap();
+    v.write((64 << 40) - 512, &[1; 512], true).await.unwrap();
+    assert_eq!(read(&v, (64 << 40) - 1024, 1024).await[512..], [1; 512]);
+    let extents = v.extents(0, 64 << 40, 16).await.unwrap();
+    assert_eq!(extents.len(), 2);
+    assert_eq!(extents[1].len, 4096);
+    let again = pool.create_volume("with spaces inside", 4096, SyncMode::Flush).await;
+    assert!(matches!(again, Err(Error::Exists(_))));
+    assert!(matches!(pool.disk("nobody"), Err(Error::NotFound(_))));
+}
+
+#[tokio::test]
+async fn imports_appear_when_they_are_finished_and_vanish_when_they_are_not() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    let import = pool.begin_import("golden", 1 << 20).await.unwrap();
+    import.write(0, &[5; 65536], false).await.unwrap();
+    assert!(matches!(pool.attach("golden"), Err(Error::NotFound(_))));
+    assert!(matches!(pool.create_volume("golden", 512, SyncMode::Flush).await, Err(Error::Exists(_))));
+    pool.finish_import(import).await.unwrap();
+    assert_eq!(read(&pool.attach("golden").unwrap(), 0, 65536).await, [5; 65536]);
+    let import = pool.begin_import("second", 1 << 20).await.unwrap();
+    import.write(0, &[5; 65536], true).await.unwrap();
+    pool.abandon_import(import).await.unwrap();
+    let import = pool.begin_import("third", 1 << 20).await.unwrap();
+    import.write(0, &[5; 65536], true).await.unwrap();
+    // The server is killed: nobody closes the pool.
+    let pool = open(&store).await;
+    assert_eq!(pool.disks().len(), 1);
+    pool.create_volume("third", 512, SyncMode::Flush).await.unwrap();
+}
+
+#[tokio::test]
+async fn segments_without_live_data_are_freed() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("keep", 16 << 20, SyncMode::Flush).await.unwrap();
+    pool.create_volume("go", 16 << 20, SyncMode::Flush).await.unwrap();
+    pool.attach("keep").unwrap().write(0, &[1; 1 << 20], true).await.unwrap();
+    let go = pool.attach("go").unwrap();
+    for i in 0..12 {
+        go.write(i << 20, &[i as u8 + 1; 1 << 20], true).await.unwrap();
+    }
+    drop(go);
+    let before = pool.stats().await.stored_bytes;
+    pool.delete("go").await.unwrap();
+    pool.reclaim().await.unwrap();
+    let after = pool.stats().await.stored_bytes;
+    assert!(after + (10 << 20) < before, "{before} bytes before, {after} after");
+    assert_eq!(read(&pool.attach("keep").unwrap(), 0, 1 << 20).await, vec![1; 1 << 20]);
+    pool.close().await.unwrap();
+    let pool = open(&store).await;
+    assert_eq!(read(&pool.attach("keep").unwrap(), 0, 1 << 20).await, vec![1; 1 << 20]);
+}
