@@ -1,0 +1,46 @@
+# Everything a contributor runs. `make help` lists it.
+SHELL := /bin/bash
+CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+
+.DEFAULT_GOAL := build
+.PHONY: help setup build demo test test-rust test-clients bench fmt lint clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install what the targets below need (Debian 12; asks for root only if something is missing)
+	@scripts/setup.sh
+
+build: ## the release binary
+	$(CARGO) build --release --locked -p forebay-server
+
+demo: setup build ## boot real guests from clones of one golden image, and print what it cost the store
+	@FOREBAY_BIN=$(TARGET)/release/forebay python3 demo/demo.py
+
+test: setup ## every test: Rust first, then real clients against the real server
+	@$(MAKE) --no-print-directory test-rust
+	@$(MAKE) --no-print-directory test-clients
+
+test-rust:
+	$(CARGO) test --workspace --locked
+
+test-clients: build ## only the real clients: nbdinfo, nbdcopy, qemu, fio, file systems, kill -9
+	@FOREBAY_BIN=$(TARGET)/release/forebay python3 tests/clients/run.py
+
+bench: setup build ## the promised figures, each beside its peer, in one run
+	$(CARGO) run --release --locked -p forebay-xray -- bench
+
+fmt: ## format all code
+	$(CARGO) fmt --all
+
+lint: ## formatting, clippy, tidy, licences of dependencies
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) run -q --locked -p xtask -- tidy
+	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
+	$(CARGO) deny --offline check licenses bans sources
+
+clean: ## remove build output and cached images
+	$(CARGO) clean
+	rm -rf .cache
