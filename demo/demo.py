@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""Boots real Debian guests from clones of one golden image, and prints what that cost the store.
+
+One guest boots alone first, from a cold server, as the reference. Then the server restarts, so that it is cold
+again, and all guests boot at once. Each writes files of its own, reads them back from its disk and powers off;
+then the host checks every clone's file system and that it holds its own files only.
+
+DEMO_GUESTS (4) sets how many, DEMO_ACCEL (auto, kvm, tcg) how, DEMO_KEEP=1 keeps everything.
+"""
+
+import hashlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "scripts", "pylib"))
+
+from forebay import Failed, Server, run  # noqa: E402
+from guest import Accel, Guest  # noqa: E402
+import report  # noqa: E402
+
+PHASES = ("boot", "work", "shutdown")
+# Far beyond what an emulated guest on a busy machine takes: only for guests that hang.
+PHASE_TIMEOUT_S = 900
+# Buffered writes reach the store within a second; so long after a phase ends, its writes are counted in it.
+SETTLE_S = 1.3
+
+began = time.monotonic()
+
+
+def say(text):
+    print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
+
+
+def counters(server, names):
+    """Guest counters of each volume, and the store's."""
+    return {"store": server.json("stats")["store"], "guests": {n: server.json("stats", n) for n in names}}
+
+
+def run_guests(server, names, image, accel, logs):
+    """Boots guests from the volumes `names`, all at once, and takes them through their phases.
+
+    Returns the counters before the first phase and after each, and what each guest said of its files.
+    """
+    samples = [counters(server, names)]
+    guests, reports = [], {}
+    try:
+        guests = [Guest(name, image, server.nbd, accel, logs) for name in names]
+        for phase in PHASES:
+            begin, deadline = time.monotonic(), time.monotonic() + PHASE_TIMEOUT_S
+            for guest in guests:
+                if phase == "boot":
+                    guest.expect("up", deadline)
+                elif phase == "work":
+                    reports[guest.name] = guest.expect("done", deadline)
+                else:
+                    guest.wait(deadline)
+            say(f"  {phase}: {len(names)} guest(s) in {time.monotonic() - begin:.1f} s")
+            time.sleep(SETTLE_S)
+            samples.append(counters(server, names))
+            for guest in guests:
+                if phase != "shutdown":
+                    guest.say({"boot": "work", "work": "off"}[phase])
+    finally:
+        for guest in guests:
+            guest.kill()
+    return samples, reports
+
+
+def check_clone(server, name, reported, scratch):
+    """The clone's file system is clean, and holds the files that this guest reported, and no other guest's."""
+    raw, out = os.path.join(scratch, f"{name}.raw"), os.path.join(scratch, f"{name}.files")
+    run("nbdcopy", server.uri(name), raw)
+    run("e2fsck", "-fn", raw)
+    listing = run("debugfs", "-R", "ls -p /srv/own", raw).stdout
+    owners = [line.split("/")[5] for line in listing.splitlines() if line.count("/") > 5]
+    if sorted(owners) != [".", "..", name]:
+        raise Failed(f"{name}: /srv/own holds {owners}, expected only '{name}'")
+    os.mkdir(out)
+    run("debugfs", "-R", f"rdump /srv/own/{name} {out}", raw)
+    root = os.path.join(out, name)
+    with open(os.path.join(root, "manifest"), "rb") as f:
+        manifest = f.read()
+    files, digest = reported[1], reported[2]
+    if hashlib.sha256(manifest).hexdigest() != digest:
+        raise Failed(f"{name}: the manifest is not the one that the guest reported")
+    run("sha256sum", "--quiet", "--check", "manifest", cwd=root)
+    with open(os.path.join(root, "identity")) as f:
+        if f.read().strip() != name:
+            raise Failed(f"{name}: its identity file is another guest's")
+    shutil.rmtree(out)
+    os.unlink(raw)
+    return int(files)
+
+
+def check_golden(server, image, scratch):
+    """No clone changed the image."""
+    raw = os.path.join(scratch, "golden.raw")
+    run("nbdcopy", server.uri("golden"), raw)
+    run("qemu-img", "compare", "-f", "raw", "-F", "qcow2", raw, os.path.join(image, "disk.qcow2"))
+    os.unlink(raw)
+
+
+def demo(scratch, count):
+    image = run(os.path.join(HERE, "build-image.sh"), timeout=3600, stderr=None).stdout.strip()
+    with ThreadPoolExecutor(1) as pool:
+        accel_choice = pool.submit(Accel.choose, os.path.join(image, "vmlinuz"), scratch)
+        server = Server(os.path.join(scratch, "data"), log=os.path.join(scratch, "server.log"))
+        try:
+            say("importing the image")
+            server.start()
+            server.cli("image", "import", "golden", os.path.join(image, "disk.qcow2"))
+            accel = accel_choice.result()
+            how = "KVM" if accel.name == "kvm" else "emulation (KVM cannot run this guest here)"
+            if accel.name == "tcg" and os.environ.get("DEMO_ACCEL") == "tcg":
+                how = "emulation, as asked"
+            say(f"guests run with {how}")
+            return storm(server, image, accel, scratch, count)
+        finally:
+            server.close()
+
+
+def storm(server, image, accel, scratch, count):
+    """The reference boot, the boot storm, and all checks. Returns the exit status."""
+    server.cli("volume", "clone", "golden", "reference")
+    begin = time.monotonic()
+    server.cli("volume", "clone", "golden", "guest", "--count", str(count))
+    say(f"{count} clones made in {(time.monotonic() - begin) * 1000:.0f} ms, process start included")
+    names = [f"guest-{i:03}" for i in range(1, count + 1)]
+
+    server.stop()
+    server.start()
+    say("one guest boots alone, from a cold server: the reference")
+    cold, _ = run_guests(server, ["reference"], image, accel, scratch)
+
+    server.stop()
+    server.start()
+    say(f"{count} guests boot at once, from a cold server")
+    hot, reports = run_guests(server, names, image, accel, scratch)
+
+    say("checking each clone's file system from the host")
+    for name in names:
+        files = check_clone(server, name, reports[name], scratch)
+        say(f"  {name}: file system clean, {files} files verified, all its own")
+    check_golden(server, image, scratch)
+    say("  golden: unchanged")
+    server.stop()
+    run(server.bin, "check", "--data", server.data)
+    say("  pool: every map and checksum verified by 'forebay check'")
+
+    print()
+    print(report.table(PHASES, cold, hot, names))
+    print()
+    print(report.verdicts(cold, hot))
+    print()
+    say(f"done: {count} real guests ran from clones of one image, and every check passed")
+    return 0
+
+
+def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    count = int(os.environ.get("DEMO_GUESTS", "4"))
+    base = os.path.join(HERE, "..", ".cache")
+    os.makedirs(base, exist_ok=True)
+    scratch = os.path.realpath(tempfile.mkdtemp(prefix="demo-", dir=base))
+    keep = os.environ.get("DEMO_KEEP") == "1"
+    try:
+        return demo(scratch, count)
+    except Failed as e:
+        keep = True
+        print(f"demo: FAILED: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("demo: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        if keep:
+            print(f"demo: logs and data are in {scratch}", file=sys.stderr)
+        else:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""One demo guest: a QEMU process, and the line protocol over its second serial port."""
+
+import os
+import queue
+import socket
+import threading
+import time
+
+from forebay import Failed, run, spawn
+
+RAM_MIB = 256
+
+
+class Accel:
+    """How guests are run: with KVM where a guest really boots under it, else emulated."""
+
+    def __init__(self, name):
+        self.name = name
+        # Emulation pays for every feature of `-cpu max`; a plain CPU boots a fifth faster.
+        cpu = "host" if name == "kvm" else "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt"
+        self.args = ["-accel", name, "-cpu", cpu]
+
+    @staticmethod
+    def choose(kernel, scratch):
+        """KVM if it can boot this kernel. /dev/kvm alone proves little: nested, it may stop at the first page."""
+        want = os.environ.get("DEMO_ACCEL", "auto")
+        if want in ("kvm", "tcg"):
+            return Accel(want)
+        if want != "auto":
+            raise Failed(f"DEMO_ACCEL={want}: use kvm, tcg or auto")
+        if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+            return Accel("tcg")
+        # Without a root file system the kernel panics within a second or two, and -no-reboot ends QEMU.
+        console = os.path.join(scratch, "kvm-probe.log")
+        probe = ["qemu-system-x86_64", *machine(Accel("kvm")), "-kernel", kernel, "-append", "console=ttyS0 panic=-1"]
+        try:
+            run(*probe, "-serial", f"file:{console}", timeout=15)
+            with open(console, errors="replace") as f:
+                return Accel("kvm" if "Kernel panic" in f.read() else "tcg")
+        except Failed:
+            return Accel("tcg")
+
+
+def machine(accel):
+    """Arguments of every QEMU here."""
+    return [
+        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-machine", "pc", "-m", str(RAM_MIB), "-smp", "1"),
+        *accel.args,
+    ]
+
+
+class Guest:
+    """A guest that boots from an export of the server. Messages arrive in `self.messages` as lists of words."""
+
+    def __init__(self, name, image, nbd_socket, accel, logs):
+        self.name = name
+        self.console = os.path.join(logs, f"{name}.console")
+        self.messages = queue.Queue()
+        self.connection = None
+        # The second serial port is a socket on which this side listens: nothing is said before both are there.
+        path = os.path.join(os.path.dirname(nbd_socket), f"{name}.tty")
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen(1)
+        threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
+        # Power management, crypto self-tests and mitigations cost an emulated guest seconds and tell nothing here.
+        append = f"root=/dev/vda rw console=ttyS0 quiet panic=-1 mitigations=off audit=0 forebay.guest={name}"
+        megabytes = 16 if accel.name == "kvm" else 8
+        disk = f"driver=nbd,node-name=disk,server.type=unix,server.path={nbd_socket},export={name}"
+        argv = [
+            *("qemu-system-x86_64", "-name", name, *machine(accel)),
+            *("-kernel", os.path.join(image, "vmlinuz"), "-initrd", os.path.join(image, "initrd.img")),
+            *("-append", f"{append} forebay.megabytes={megabytes}"),
+            *("-blockdev", f"{disk},cache.direct=on,discard=unmap"),
+            *("-device", "virtio-blk-pci,drive=disk"),
+            *("-serial", f"file:{self.console}"),
+            *("-chardev", f"socket,id=control,path={path}", "-serial", "chardev:control"),
+        ]
+        with open(os.path.join(logs, f"{name}.qemu"), "wb") as log:
+            self.process = spawn(argv, stdout=log, stderr=log)
+
+    def _listen(self, listener):
+        self.connection, _ = listener.accept()
+        listener.close()
+        with self.connection.makefile("r", errors="replace") as lines:
+            for line in lines:
+                self.messages.put(line.split())
+
+    def say(self, word):
+        """Sends a word to the guest."""
+        self.connection.sendall(f"{word}\n".encode())
+
+    def expect(self, word, deadline):
+        """The next message, which must begin with `word` and come before `deadline`."""
+        while True:
+            try:
+                message = self.messages.get(timeout=0.2)
+            except queue.Empty:
+                if self.process.poll() is not None:
+                    raise Failed(f"{self.name}: QEMU ended while '{word}' was awaited; see {self.console}") from None
+                if time.monotonic() > deadline:
+                    raise Failed(f"{self.name}: no '{word}' in time; see {self.console}") from None
+                continue
+            if message and message[0] == word:
+                return message[1:]
+            raise Failed(f"{self.name}: said '{' '.join(message)}' instead of '{word}'; see {self.console}")
+
+    def wait(self, deadline):
+        """Waits for the guest to power off."""
+        while self.process.poll() is None:
+            if time.monotonic() > deadline:
+                raise Failed(f"{self.name}: did not power off in time; see {self.console}")
+            time.sleep(0.05)
+        if self.process.returncode != 0:
+            raise Failed(f"{self.name}: QEMU ended with status {self.process.returncode}")
+
+    def kill(self):
+        """Ends QEMU, whatever its state."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()

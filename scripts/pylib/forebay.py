@@ -1,0 +1,155 @@
+"""Running a Forebay server from Python, for the demo and the client tests.
+
+The server is the real binary with the real command line; nothing here reaches around them. Sockets live in a
+short path of their own, because a UNIX socket path has at most 107 bytes.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Failed(Exception):
+    """Something did not do what it should; the text is for the reader of the test's output."""
+
+
+def die_with_parent():
+    """For `preexec_fn`: the child is killed when this process ends, however it ends."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def spawn(argv, **kwargs):
+    """Starts a process that cannot outlive this one, and that a Ctrl-C at the terminal does not reach."""
+    return subprocess.Popen(
+        [str(a) for a in argv], preexec_fn=die_with_parent, start_new_session=True, stdin=subprocess.DEVNULL, **kwargs
+    )
+
+
+def run(*argv, check=True, timeout=300, **kwargs):
+    """Runs a command to its end with its output captured; raises `Failed` with that output if it fails."""
+    kwargs.setdefault("stdin", subprocess.DEVNULL)
+    argv = [str(a) for a in argv]
+    try:
+        done = subprocess.run(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout, **kwargs
+        )
+    except subprocess.TimeoutExpired as e:
+        raise Failed(f"{' '.join(argv)}: not done after {timeout} s") from e
+    if check and done.returncode != 0:
+        raise Failed(f"{' '.join(argv)}: exit status {done.returncode}\n{done.stdout}{done.stderr}".rstrip())
+    return done
+
+
+def binary():
+    """The server to test."""
+    path = os.environ.get("FOREBAY_BIN", "target/release/forebay")
+    if not os.access(path, os.X_OK):
+        raise Failed(f"{path} does not exist: run 'make build', or set FOREBAY_BIN")
+    return os.path.abspath(path)
+
+
+class Server:
+    """A `forebay serve` on one data directory. Start, stop, kill and start again as often as wanted."""
+
+    def __init__(self, data, log=None, args=()):
+        self.bin = binary()
+        self.data = str(data)
+        self.sockets = tempfile.mkdtemp(prefix="forebay-", dir="/tmp")
+        self.control = os.path.join(self.sockets, "control")
+        self.nbd = os.path.join(self.sockets, "nbd")
+        self.log = log or self.data.rstrip("/") + ".log"
+        self.args = list(args)
+        self.process = None
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Ends the server, whatever its state, and removes its sockets."""
+        if self.process:
+            self.kill()
+        shutil.rmtree(self.sockets, ignore_errors=True)
+
+    def launch(self):
+        """Starts the process without waiting for it."""
+        argv = [self.bin, "serve", "--data", self.data, "--socket", self.control, "--nbd", f"unix:{self.nbd}"]
+        with open(self.log, "ab") as log:
+            self.process = spawn(argv + self.args, stdout=log, stderr=log)
+        return self.process
+
+    def start(self, timeout=60):
+        """Starts the server and waits until it answers."""
+        # Left by a server that was killed. A control socket in its place means ready.
+        for path in (self.control, self.nbd):
+            if os.path.exists(path):
+                os.unlink(path)
+        self.launch()
+        deadline = time.monotonic() + timeout
+        while not (os.path.exists(self.control) and os.path.exists(self.nbd)):
+            if self.process.poll() is not None:
+                raise Failed(f"the server ended with status {self.process.returncode}:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise Failed(f"the server is not ready after {timeout} s:\n{self.log_tail()}")
+            time.sleep(0.002)
+        return self
+
+    def log_tail(self, lines=15):
+        with open(self.log, errors="replace") as f:
+            return "".join(f.readlines()[-lines:]).rstrip()
+
+    def wait(self, timeout):
+        """Waits for the process to end by itself; its exit status."""
+        try:
+            status = self.process.wait(timeout)
+        except subprocess.TimeoutExpired as e:
+            raise Failed(f"the server still runs after {timeout} s") from e
+        self.process = None
+        return status
+
+    def stop(self, timeout=30):
+        """SIGTERM, and exit status 0 is expected. Returns the seconds it took."""
+        begin = time.monotonic()
+        self.process.terminate()
+        status = self.wait(timeout)
+        if status != 0:
+            raise Failed(f"the server ended with status {status} after SIGTERM:\n{self.log_tail()}")
+        return time.monotonic() - begin
+
+    def kill(self):
+        """SIGKILL: a crash of the process."""
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def cli(self, *args, check=True, **kwargs):
+        """Runs a command of the command line against this server."""
+        return run(self.bin, "--socket", self.control, *args, check=check, **kwargs)
+
+    def json(self, *args, **kwargs):
+        """The same with `--json`; what it printed, parsed."""
+        return json.loads(self.cli("--json", *args, **kwargs).stdout)
+
+    def refused(self, *args):
+        """A command that must fail with status 1 and one line on standard error; that line."""
+        done = self.cli(*args, check=False)
+        lines = done.stderr.strip().splitlines()
+        if done.returncode != 1 or len(lines) != 1:
+            raise Failed(
+                f"'forebay {' '.join(args)}' should be refused in one line; status {done.returncode}\n{done.stderr}"
+            )
+        return lines[0]
+
+    def uri(self, export):
+        """The NBD URI of an export."""
+        return f"nbd+unix:///{export}?socket={self.nbd}"
