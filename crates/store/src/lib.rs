@@ -8,10 +8,12 @@ mod metered;
 mod superblock;
 
 mod directory;
+mod faulty;
 mod memory;
 
 pub use buf::IoBuf;
 pub use contract::{BoxFuture, Capacity, ObjectStat, Result, Store, StoreError};
 pub use directory::{DirectoryOptions, DirectoryStore, IoMode};
+pub use faulty::{Crash, Fault, FaultyOp, FaultyStore, When};
 pub use memory::MemoryStore;
 pub use metered::{Metered, OpCount, StoreCounts};

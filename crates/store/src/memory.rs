@@ -6,7 +6,7 @@
 //! expects to grow to set aside when it is created, so that [`StoreError::Full`] arises at the same places.
 //!
 //! A process restart is modelled by handing the same `Arc` to the next opener; for crashes see
-//! `FaultyStore`.
+//! [`FaultyStore`](crate::FaultyStore).
 
 use std::collections::BTreeMap;
 use std::future::ready;

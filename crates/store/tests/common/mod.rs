@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_format::{PoolId, SegmentId, Superblock};
-use forebay_store::{DirectoryOptions, DirectoryStore, IoBuf, IoMode, MemoryStore, Store};
+use forebay_store::{DirectoryOptions, DirectoryStore, FaultyStore, IoBuf, IoMode, MemoryStore, Store};
 
 /// A store that can be closed and opened again.
 pub struct Backend {
@@ -41,8 +41,11 @@ fn directory(name: &'static str, options: DirectoryOptions) -> Backend {
 /// Every backend, fresh and empty.
 pub fn backends() -> Vec<Backend> {
     let memory = Arc::new(MemoryStore::new());
+    let faulty = FaultyStore::new(1);
+    faulty.set_delay(3);
     vec![
         Backend::new("memory", move || memory.clone()),
+        Backend::new("faulty, without faults", move || faulty.reopen()),
         directory("directory", options(IoMode::Auto, true)),
         directory("directory, threads", options(IoMode::Threads, true)),
         directory("directory, page cache", options(IoMode::Auto, false)),

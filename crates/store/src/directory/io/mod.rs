@@ -127,6 +127,8 @@ impl Op {
         if let (Action::Read, Ok(len)) = (self.action, &result) {
             self.buf.set_len(*len);
         }
+        // First, so that whoever then deletes the file gets its room back.
+        drop(self.file);
         (self.finish)(self.buf, result);
     }
 

@@ -1,0 +1,317 @@
+//! The machine under the faulty store: its objects, what is in flight, and its crashes.
+//!
+//! An operation takes effect when it completes. Until then it is in `in_flight`, and a crash decides by
+//! chance how much of it took place. An operation that a crash took out of `in_flight` can no longer change
+//! anything: so a future of the time before the crash cannot touch what the next opener sees.
+
+use std::collections::BTreeMap;
+
+use forebay_format::{SegmentId, Superblock};
+
+use super::Crash;
+use super::faults::{Fault, Faults, FaultyOp};
+use super::medium::{Object, SuperblockCopy};
+use super::random::Random;
+use crate::memory::slice_at;
+use crate::superblock::{check_swap, copy_of};
+use crate::{Capacity, IoBuf, ObjectStat, Result, StoreError};
+
+/// An operation, with what was known when it began.
+pub(super) enum Effect {
+    Append { id: SegmentId, offset: u64, data: IoBuf, expected: u64 },
+    Sync { id: SegmentId, end: usize },
+    Read { id: SegmentId, offset: u64, len: usize },
+    Delete { id: SegmentId },
+    List,
+    ReadSuperblock,
+    Swap { new: Box<Superblock> },
+    Capacity,
+}
+
+impl Effect {
+    fn op(&self) -> Option<FaultyOp> {
+        match self {
+            Effect::Append { .. } => Some(FaultyOp::Append),
+            Effect::Sync { .. } => Some(FaultyOp::Sync),
+            Effect::Read { .. } => Some(FaultyOp::Read),
+            Effect::Delete { .. } => Some(FaultyOp::Delete),
+            Effect::Swap { .. } => Some(FaultyOp::Swap),
+            Effect::List | Effect::ReadSuperblock | Effect::Capacity => None,
+        }
+    }
+}
+
+/// What an operation answers.
+pub(super) enum Answer {
+    Done,
+    Buf(IoBuf),
+    Objects(Vec<ObjectStat>),
+    Superblock([Option<Vec<u8>>; 2]),
+    Capacity(Capacity),
+}
+
+struct InFlight {
+    effect: Effect,
+    fault: Option<Fault>,
+}
+
+pub(super) struct Machine {
+    pub(super) random: Random,
+    pub(super) faults: Faults,
+    pub(super) objects: BTreeMap<SegmentId, Object>,
+    pub(super) superblock: [SuperblockCopy; 2],
+    /// A swap failed.
+    superblock_lost: bool,
+    pub(super) capacity: u64,
+    /// Most polls that an operation takes beyond the first.
+    pub(super) max_delay: u32,
+    /// Operations begun, ever.
+    pub(super) ops: u64,
+    pub(super) crash_at: Option<(u64, Crash)>,
+    /// Which opening is the current one, and whether it has not crashed yet.
+    pub(super) incarnation: u64,
+    pub(super) alive: bool,
+    in_flight: BTreeMap<u64, InFlight>,
+}
+
+/// The error of whatever is asked of a machine that has crashed.
+pub(super) fn crashed() -> StoreError {
+    StoreError::Io { what: "store".into(), reason: "the machine has crashed".into(), errno: libc::ESHUTDOWN }
+}
+
+fn injected(fault: Fault, what: &str) -> StoreError {
+    match fault {
+        Fault::Full => StoreError::Full,
+        _ => StoreError::Io { what: what.into(), reason: "an injected fault".into(), errno: libc::EIO },
+    }
+}
+
+impl Machine {
+    pub(super) fn new(seed: u64) -> Machine {
+        Machine {
+            random: Random::new(seed),
+            faults: Faults::default(),
+            objects: BTreeMap::new(),
+            superblock: Default::default(),
+            superblock_lost: false,
+            capacity: 1 << 40,
+            max_delay: 0,
+            ops: 0,
+            crash_at: None,
+            incarnation: 0,
+            alive: true,
+            in_flight: BTreeMap::new(),
+        }
+    }
+
+    /// Puts an operation in flight; its number, and how many polls it takes.
+    pub(super) fn begin(&mut self, incarnation: u64, mut effect: Effect) -> Result<(u64, u64)> {
+        if !self.alive || incarnation != self.incarnation {
+            return Err(crashed());
+        }
+        match &mut effect {
+            Effect::Append { id, offset, data, expected } => {
+                self.check_append(*id, *offset, data.len() as u64, *expected)?;
+            }
+            Effect::Sync { id, end } => *end = self.object(*id)?.view.len(),
+            _ => {}
+        }
+        let fault = effect.op().and_then(|op| self.faults.strike(op, &mut self.random));
+        let polls = self.random.below(u64::from(self.max_delay) + 1);
+        self.ops += 1;
+        self.in_flight.insert(self.ops, InFlight { effect, fault });
+        if let Some((_, kind)) = self.crash_at.take_if(|(at, _)| *at <= self.ops) {
+            self.crash(kind);
+        }
+        Ok((self.ops, polls))
+    }
+
+    fn object(&mut self, id: SegmentId) -> Result<&mut Object> {
+        self.objects.get_mut(&id).ok_or(StoreError::NotFound(id))
+    }
+
+    fn check_append(&mut self, id: SegmentId, offset: u64, len: u64, expected: u64) -> Result<()> {
+        let other = |op: &InFlight| matches!(&op.effect, Effect::Append { id: other, .. } if *other == id);
+        assert!(!self.in_flight.values().any(other), "two appends at once to object {id}");
+        let before = match self.objects.get(&id) {
+            None if offset > 0 => return Err(StoreError::NotFound(id)),
+            None => 0,
+            Some(_) if offset == 0 => {
+                return Err(StoreError::Io {
+                    what: format!("create object {id}"),
+                    reason: "it exists".into(),
+                    errno: libc::EEXIST,
+                });
+            }
+            Some(object) if object.end_unknown => {
+                return Err(injected(Fault::Io, "append after a failed one"));
+            }
+            Some(object) => {
+                assert_eq!(object.view.len() as u64, offset, "append to object {id} is not at its end");
+                object.len()
+            }
+        };
+        let after = before.max(offset + len).max(if offset == 0 { expected } else { 0 });
+        if self.used() + (after - before) > self.capacity { Err(StoreError::Full) } else { Ok(()) }
+    }
+
+    /// Room in use, with what appends in flight are about to take.
+    fn used(&self) -> u64 {
+        let coming = self.in_flight.values().map(|op| match &op.effect {
+            Effect::Append { offset: 0, data, expected, .. } => (*expected).max(data.len() as u64),
+            Effect::Append { id, offset, data, .. } => {
+                let len = self.objects.get(id).map_or(0, Object::len);
+                (offset + data.len() as u64).saturating_sub(len)
+            }
+            _ => 0,
+        });
+        self.objects.values().map(Object::len).sum::<u64>() + coming.sum::<u64>()
+    }
+
+    /// Lets an operation take effect. `None` where a crash came first.
+    pub(super) fn complete(&mut self, op: u64) -> Option<Result<Answer>> {
+        let InFlight { effect, fault } = self.in_flight.remove(&op)?;
+        Some(match effect {
+            Effect::Append { id, data, expected, .. } => self.append(id, data, expected, fault),
+            Effect::Sync { id, end } => self.sync(id, end, fault),
+            Effect::Read { id, offset, len } => self.read(id, offset, len, fault),
+            Effect::Delete { id } => self.delete(id, fault),
+            Effect::List => {
+                let stats = self.objects.iter().map(|(id, object)| ObjectStat { id: *id, len: object.len() });
+                Ok(Answer::Objects(stats.collect()))
+            }
+            Effect::ReadSuperblock => {
+                Ok(Answer::Superblock(self.superblock.each_ref().map(|copy| copy.view.clone())))
+            }
+            Effect::Swap { new } => self.swap(&new, fault),
+            Effect::Capacity => {
+                let free = self.capacity.saturating_sub(self.used());
+                Ok(Answer::Capacity(Capacity { total: self.capacity, free }))
+            }
+        })
+    }
+
+    fn append(&mut self, id: SegmentId, data: IoBuf, expected: u64, fault: Option<Fault>) -> Result<Answer> {
+        let Some(fault) = fault.filter(|f| *f != Fault::Rot) else {
+            self.objects.entry(id).or_insert_with(|| Object::new(expected)).append(&data);
+            return Ok(Answer::Buf(data));
+        };
+        let written = match fault {
+            Fault::Short => 1 + self.random.below(data.len() as u64 - 1) as usize,
+            _ if self.random.one_in(2) => data.len(),
+            _ => 0,
+        };
+        if written > 0 || self.objects.contains_key(&id) {
+            let object = self.objects.entry(id).or_insert_with(|| Object::new(expected));
+            object.append(&data[..written]);
+            object.lose(&mut self.random);
+            object.end_unknown = true;
+        }
+        Err(injected(fault, "append"))
+    }
+
+    fn sync(&mut self, id: SegmentId, end: usize, fault: Option<Fault>) -> Result<Answer> {
+        let object = self.objects.get_mut(&id).ok_or(StoreError::NotFound(id))?;
+        match fault.filter(|f| *f != Fault::Rot) {
+            Some(fault) => {
+                object.lose(&mut self.random);
+                Err(injected(fault, "sync"))
+            }
+            None => {
+                object.sync(end);
+                Ok(Answer::Done)
+            }
+        }
+    }
+
+    fn read(&mut self, id: SegmentId, offset: u64, len: usize, fault: Option<Fault>) -> Result<Answer> {
+        let object = self.objects.get_mut(&id).ok_or(StoreError::NotFound(id))?;
+        match fault {
+            Some(Fault::Rot) => {
+                let bits = slice_at(&object.view, offset, len).len() as u64 * 8;
+                if bits > 0 {
+                    let bit = self.random.below(bits);
+                    object.view[(offset + bit / 8) as usize] ^= 1 << (bit % 8);
+                }
+            }
+            Some(fault) => return Err(injected(fault, "read")),
+            None => {}
+        }
+        let mut buf = IoBuf::from(slice_at(&object.view, offset, len));
+        // What was announced is there, as zeroes.
+        let end = object.len().saturating_sub(offset).min(len as u64);
+        buf.resize(end as usize);
+        Ok(Answer::Buf(buf))
+    }
+
+    fn delete(&mut self, id: SegmentId, fault: Option<Fault>) -> Result<Answer> {
+        let fault = fault.filter(|f| *f != Fault::Rot);
+        if fault.is_none() || self.random.one_in(2) {
+            self.objects.remove(&id);
+        }
+        fault.map_or(Ok(Answer::Done), |fault| Err(injected(fault, "delete")))
+    }
+
+    fn swap(&mut self, new: &Superblock, fault: Option<Fault>) -> Result<Answer> {
+        if self.superblock_lost {
+            return Err(injected(Fault::Io, "superblock swap after a failed one"));
+        }
+        check_swap(self.superblock.each_ref().map(|copy| copy.view.as_deref()), new)?;
+        let copy = &mut self.superblock[copy_of(new)];
+        if let Some(fault) = fault.filter(|f| *f != Fault::Rot) {
+            self.superblock_lost = true;
+            copy.tear(&new.encode(), &mut self.random);
+            return Err(injected(fault, "superblock swap"));
+        }
+        copy.view = Some(new.encode());
+        self.superblock.iter_mut().for_each(SuperblockCopy::sync);
+        Ok(Answer::Done)
+    }
+
+    /// Ends the current opening.
+    pub(super) fn crash(&mut self, kind: Crash) {
+        self.alive = false;
+        self.crash_at = None;
+        for (_, op) in std::mem::take(&mut self.in_flight) {
+            self.interrupt(op.effect, kind);
+        }
+        if kind == Crash::PowerLoss {
+            let random = &mut self.random;
+            self.objects.retain(|_, object| object.lose_power(random));
+            self.superblock.iter_mut().for_each(|copy| copy.lose_power(random));
+        }
+        self.superblock_lost = false;
+    }
+
+    /// How far an operation came that a crash interrupts. What a power loss takes of it is decided later.
+    fn interrupt(&mut self, effect: Effect, kind: Crash) {
+        let coin = self.random.one_in(2);
+        match effect {
+            Effect::Append { id, data, expected, .. } => {
+                // Of a kill, a prefix; of a power loss, anything: whatever was in flight is exposed by sectors.
+                let len = data.len() as u64;
+                let reached = if kind == Crash::Kill { self.random.below(len + 1) } else { len };
+                if reached > 0 || coin {
+                    let object = self.objects.entry(id).or_insert_with(|| Object::new(expected));
+                    object.append(&data[..reached as usize]);
+                }
+            }
+            Effect::Sync { id, end } if coin => {
+                if let Some(object) = self.objects.get_mut(&id) {
+                    object.sync(end);
+                }
+            }
+            Effect::Delete { id } if coin => {
+                self.objects.remove(&id);
+            }
+            Effect::Swap { new } if !self.superblock_lost => {
+                let copies = self.superblock.each_ref().map(|copy| copy.view.as_deref());
+                if coin && check_swap(copies, &new).is_ok() {
+                    // Not synced: a power loss, now or after the next opening, still tears it.
+                    self.superblock[copy_of(&new)].view = Some(new.encode());
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! A store for tests that fails, is slow, rots and crashes, all by chance from one seed.
+//!
+//! It models durability as the contract promises it and nothing more (see [`medium`]), and time as a number
+//! of polls: an operation completes when its future was polled often enough or is dropped, so that a
+//! simulation on one thread interleaves operations and replays them from the seed. A run is deterministic as
+//! long as one thread drives it.
+//!
+//! A *crash* ends the current opening: what was in flight takes place as far as chance has it, every later
+//! call on the old handle fails, and [`FaultyStore::reopen`] gives a new one on the bytes that survived.
+
+mod faults;
+mod machine;
+mod medium;
+mod random;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use forebay_format::{SegmentId, Superblock};
+use parking_lot::Mutex;
+
+use self::machine::{Answer, Effect, Machine, crashed};
+use crate::memory::assert_aligned;
+use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store};
+
+pub use self::faults::{Fault, FaultyOp, When};
+
+/// How a machine stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Crash {
+    /// The power goes: of everything not synced, any part survives.
+    PowerLoss,
+    /// The process is killed: what had completed survives, of an append in flight a prefix. What was not
+    /// synced can still be lost to the next power loss.
+    Kill,
+}
+
+/// One opening of the machine's store. See the module.
+pub struct FaultyStore {
+    machine: Arc<Mutex<Machine>>,
+    incarnation: u64,
+}
+
+impl FaultyStore {
+    /// An empty store without faults, on a new machine.
+    pub fn new(seed: u64) -> Arc<FaultyStore> {
+        Arc::new(FaultyStore { machine: Arc::new(Mutex::new(Machine::new(seed))), incarnation: 0 })
+    }
+
+    /// Stops the machine now. Nothing happens where it has stopped already, or this handle is an old one.
+    pub fn crash(&self, kind: Crash) {
+        let mut machine = self.machine.lock();
+        if machine.alive && machine.incarnation == self.incarnation {
+            machine.crash(kind);
+        }
+    }
+
+    /// Stops the machine when it has begun operation number `op` (see [`FaultyStore::ops`]), while that is
+    /// in flight.
+    pub fn crash_at(&self, op: u64, kind: Crash) {
+        self.machine.lock().crash_at = Some((op, kind));
+    }
+
+    /// Operations begun since the machine was made, over all openings.
+    pub fn ops(&self) -> u64 {
+        self.machine.lock().ops
+    }
+
+    /// Whether this opening has ended.
+    pub fn has_crashed(&self) -> bool {
+        let machine = self.machine.lock();
+        !machine.alive || machine.incarnation != self.incarnation
+    }
+
+    /// Opens the store again. Where the machine still runs, this kills the process that has it open first.
+    /// Faults, delays and capacity stay as they are set.
+    pub fn reopen(&self) -> Arc<FaultyStore> {
+        let mut machine = self.machine.lock();
+        if machine.alive {
+            machine.crash(Crash::Kill);
+        }
+        machine.alive = true;
+        machine.incarnation += 1;
+        Arc::new(FaultyStore { machine: self.machine.clone(), incarnation: machine.incarnation })
+    }
+
+    /// Adds a rule of failure.
+    pub fn inject(&self, op: FaultyOp, fault: Fault, when: When) {
+        self.machine.lock().faults.add(op, fault, when);
+    }
+
+    /// Drops all rules of failure.
+    pub fn clear_faults(&self) {
+        self.machine.lock().faults.clear();
+    }
+
+    /// Lets each operation take up to so many polls more than one, by chance; 0 at first.
+    pub fn set_delay(&self, max_polls: u32) {
+        self.machine.lock().max_delay = max_polls;
+    }
+
+    /// Changes the room; 1 TiB at first.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.machine.lock().capacity = bytes;
+    }
+
+    /// Flips one bit of an object's byte at `offset`. False where there is no such byte.
+    pub fn flip_bit(&self, id: SegmentId, offset: u64, bit: u8) -> bool {
+        let mut machine = self.machine.lock();
+        let byte = machine.objects.get_mut(&id).and_then(|object| object.view.get_mut(offset as usize));
+        byte.map(|byte| *byte ^= 1 << (bit % 8)).is_some()
+    }
+
+    /// Flips one bit anywhere in the objects; where, or `None` in a store without bytes.
+    pub fn flip_any_bit(&self) -> Option<(SegmentId, u64)> {
+        let mut machine = self.machine.lock();
+        let Machine { random, objects, .. } = &mut *machine;
+        let total = objects.values().map(|object| object.view.len() as u64).sum::<u64>();
+        let mut at = random.below(total.max(1));
+        for (id, object) in objects {
+            if let Some(byte) = object.view.get_mut(at as usize) {
+                *byte ^= 1 << random.below(8);
+                return Some((*id, at));
+            }
+            at -= object.view.len() as u64;
+        }
+        None
+    }
+
+    /// Flips one bit of a superblock copy. False where that copy is not there.
+    pub fn flip_superblock_bit(&self, copy: usize) -> bool {
+        let mut machine = self.machine.lock();
+        let Machine { random, superblock, .. } = &mut *machine;
+        let Some(bytes) = &mut superblock[copy].view else { return false };
+        let at = random.below(bytes.len() as u64) as usize;
+        bytes[at] ^= 1 << random.below(8);
+        superblock[copy].sync();
+        true
+    }
+
+    fn start<T: Send + 'static>(&self, effect: Effect, answer: fn(Answer) -> T) -> BoxFuture<'_, Result<T>> {
+        match self.machine.lock().begin(self.incarnation, effect) {
+            Ok((op, polls)) => Box::pin(Pending { machine: self.machine.clone(), op, polls, answer }),
+            Err(e) => Box::pin(std::future::ready(Err(e))),
+        }
+    }
+}
+
+/// An operation in flight.
+struct Pending<T> {
+    machine: Arc<Mutex<Machine>>,
+    op: u64,
+    polls: u64,
+    answer: fn(Answer) -> T,
+}
+
+impl<T> Future for Pending<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
+        if self.polls > 0 {
+            self.polls -= 1;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let completed = self.machine.lock().complete(self.op);
+        Poll::Ready(completed.unwrap_or_else(|| Err(crashed())).map(self.answer))
+    }
+}
+
+impl<T> Drop for Pending<T> {
+    fn drop(&mut self) {
+        // An operation completes whether or not anyone waits. One that has, or that a crash took, is gone.
+        self.machine.lock().complete(self.op);
+    }
+}
+
+fn done(_: Answer) {}
+
+fn buf(answer: Answer) -> IoBuf {
+    match answer {
+        Answer::Buf(buf) => buf,
+        _ => unreachable!("appends and reads answer with a buffer"),
+    }
+}
+
+impl Store for FaultyStore {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+        assert_aligned("append", id, offset, data.len());
+        self.start(Effect::Append { id, offset, data, expected }, buf)
+    }
+
+    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        self.start(Effect::Sync { id, end: 0 }, done)
+    }
+
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+        assert_aligned("read", id, offset, len);
+        self.start(Effect::Read { id, offset, len }, buf)
+    }
+
+    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        self.start(Effect::Delete { id }, done)
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.start(Effect::List, |answer| match answer {
+            Answer::Objects(objects) => objects,
+            _ => unreachable!("a list answers with objects"),
+        })
+    }
+
+    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+        self.start(Effect::ReadSuperblock, |answer| match answer {
+            Answer::Superblock(copies) => copies,
+            _ => unreachable!("a read of the superblock answers with its copies"),
+        })
+    }
+
+    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+        self.start(Effect::Swap { new: Box::new(new.clone()) }, done)
+    }
+
+    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
+        self.start(Effect::Capacity, |answer| match answer {
+            Answer::Capacity(capacity) => capacity,
+            _ => unreachable!("a question for room answers with it"),
+        })
+    }
+}
