@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll, Wake, Waker};
 
 use super::*;
-use crate::cache::{Follower, Leader, MissTable, Turn};
+use crate::cache::miss::Follower;
+use crate::cache::{Leader, MissTable, Turn};
 
 /// Counts how often it is woken.
 #[derive(Default)]
