@@ -1,0 +1,229 @@
+//! The command line (DESIGN, section 16): the one table from which parsing, help, man page and shell
+//! completions are made. It is a contract, because scripts rely on it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::builder::NonEmptyStringValueParser as Name;
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::config::{DEFAULT_DATA, ListenAddr, parse_http_addr};
+use crate::control::Sync;
+use crate::size::Size;
+
+/// Serves clones of golden disk images from a crash-safe log.
+#[derive(Debug, Parser)]
+#[command(name = "forebay", version, disable_help_subcommand = true, max_term_width = 100)]
+pub struct Cli {
+    /// Options of every command.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, Args)]
+pub struct Global {
+    /// Print JSON for programs
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Control socket of the server [default: forebay.sock in the data directory]
+    #[arg(long, global = true, value_name = "PATH", env = "FOREBAY_SOCKET")]
+    pub socket: Option<PathBuf>,
+    /// Data directory
+    #[arg(long, global = true, value_name = "DIR", env = "FOREBAY_DATA", help = format!(
+        "Data directory; commands other than serve look there for the socket [default: {DEFAULT_DATA}]"
+    ))]
+    pub data: Option<PathBuf>,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the server
+    Serve(ServeArgs),
+    /// Golden images: import, list, show, remove
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Volumes: create, clone, list, show, remove, resize, reset
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+    /// Snapshots of volumes: create, list, remove, roll back
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
+    /// Show what guests did and what it cost: operations, bytes, offload, hit rates, memory
+    Stats(StatsArgs),
+    /// Free the space of removed disks and snapshots now
+    Gc,
+    /// Print the completion script of a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Print the manual page
+    #[command(hide = true)]
+    Man,
+}
+
+/// Options of `serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Configuration file (TOML); flags win over it
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Serve NBD here: unix:PATH or HOST:PORT; may be given more than once
+    #[arg(long, value_name = "ADDRESS")]
+    pub nbd: Vec<ListenAddr>,
+    /// Certificate chain of the NBD server (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Key of the NBD server (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Ask NBD clients for a certificate that these authorities signed (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_client_ca: Option<PathBuf>,
+    /// Serve the HTTP/JSON API here too, without authentication
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_http_addr)]
+    pub http: Option<SocketAddr>,
+    /// Let --http be an address that other machines can reach
+    #[arg(long)]
+    pub http_allow_remote: bool,
+    /// Budget of the read cache [default: 1 GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub cache: Option<Size>,
+    /// Data-plane threads [default: 2]
+    #[arg(long, value_name = "N")]
+    pub cores: Option<usize>,
+}
+
+/// `forebay image …`
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// List all images
+    List,
+    /// Show one image
+    Show {
+        /// Name of the image
+        #[arg(value_parser = Name::new())]
+        name: String,
+    },
+    /// Remove an image that has no clones
+    Rm {
+        /// Name of the image
+        #[arg(value_parser = Name::new())]
+        name: String,
+    },
+}
+
+/// `forebay volume …`
+#[derive(Debug, Subcommand)]
+pub enum VolumeCommand {
+    /// Make an empty volume
+    Create {
+        /// Name of the new volume
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// Its size: bytes, or with K, M, G, T (powers of two)
+        #[arg(long)]
+        size: Size,
+        /// When its writes are durable
+        #[arg(long, value_enum, default_value_t)]
+        sync: Sync,
+    },
+    /// Make clones of an image, a volume or a snapshot
+    Clone {
+        /// IMAGE, VOLUME or VOLUME@SNAPSHOT
+        #[arg(value_name = "SOURCE[@SNAPSHOT]", value_parser = Name::new())]
+        source: String,
+        /// Name of the clone; with --count, what the names begin with
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// Make this many: NAME-001, NAME-002 and so on, all or none
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(crate::control::MAX_CLONES)))]
+        count: Option<u32>,
+        /// When their writes are durable
+        #[arg(long, value_enum, default_value_t)]
+        sync: Sync,
+    },
+    /// List all volumes
+    List,
+    /// Show one volume
+    Show {
+        /// Name of the volume
+        #[arg(value_parser = Name::new())]
+        name: String,
+    },
+    /// Remove a volume that nobody uses and that has no snapshots
+    Rm {
+        /// Name of the volume
+        #[arg(value_parser = Name::new())]
+        name: String,
+    },
+    /// Change the size of a volume; shrinking discards what lies beyond
+    Resize {
+        /// Name of the volume
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// The new size
+        size: Size,
+    },
+    /// Set a clone back to the image or snapshot it came from
+    Reset {
+        /// Name of the volume
+        #[arg(value_parser = Name::new())]
+        name: String,
+    },
+}
+
+/// `forebay snapshot …`
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// Make a snapshot of a volume
+    Create {
+        /// The volume
+        #[arg(value_parser = Name::new())]
+        volume: String,
+        /// Name of the snapshot
+        #[arg(value_parser = Name::new())]
+        name: String,
+    },
+    /// List the snapshots of a volume
+    List {
+        /// The volume
+        #[arg(value_parser = Name::new())]
+        volume: String,
+    },
+    /// Remove a snapshot that has no clones
+    Rm {
+        /// The volume
+        #[arg(value_parser = Name::new())]
+        volume: String,
+        /// Name of the snapshot
+        #[arg(value_parser = Name::new())]
+        name: String,
+    },
+    /// Set a volume back to a snapshot
+    Rollback {
+        /// The volume
+        #[arg(value_parser = Name::new())]
+        volume: String,
+        /// Name of the snapshot
+        #[arg(value_parser = Name::new())]
+        name: String,
+    },
+}
+
+/// Options of `stats`.
+#[derive(Debug, Args)]
+pub struct StatsArgs {
+    /// Only this volume, image or VOLUME@SNAPSHOT
+    #[arg(value_parser = Name::new())]
+    pub volume: Option<String>,
+    /// Show the rates of each second until interrupted
+    #[arg(long)]
+    pub watch: bool,
+}

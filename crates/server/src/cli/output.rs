@@ -1,0 +1,188 @@
+//! What people and programs read on standard output.
+
+use std::io::{self, Write};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use super::CliError;
+use super::args::Cli;
+use crate::control::{DiskView, Kind};
+use crate::size::Size;
+
+/// Prints a value as JSON, on one line.
+pub(super) fn json(value: &impl Serialize) -> Result<(), CliError> {
+    let text = serde_json::to_string(value).map_err(|e| CliError::Output(e.into()))?;
+    line(&text)
+}
+
+/// Prints a text and a line end; nothing for an empty text.
+pub(super) fn line(text: &str) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    let written = if text.is_empty() { Ok(()) } else { writeln!(out, "{text}") };
+    written.and_then(|()| out.flush()).map_err(CliError::Output)
+}
+
+/// A table without lines, as people and `awk` like it.
+pub(super) fn table(header: &[&str], right: &[usize]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(header);
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    for &index in right {
+        if let Some(column) = table.column_mut(index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// The text of a table, without blanks at the ends of lines.
+pub(super) fn render(table: &Table) -> String {
+    let text = table.to_string();
+    text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
+}
+
+/// `image list`, `volume list`, `snapshot list`.
+pub(super) fn disk_table(disks: &[DiskView], kind: Kind) -> String {
+    let now = now_ms();
+    let header: &[&str] = match kind {
+        Kind::Image => &["NAME", "SIZE", "CLONES", "AGE"],
+        Kind::Snapshot => &["NAME", "SIZE", "CLONES", "AGE"],
+        Kind::Volume => &["NAME", "SIZE", "SYNC", "SNAPSHOTS", "CLIENTS", "AGE", "ORIGIN"],
+    };
+    let right: &[usize] = match kind {
+        Kind::Volume => &[1, 3, 4, 5],
+        Kind::Image | Kind::Snapshot => &[1, 2, 3],
+    };
+    let mut t = table(header, right);
+    for d in disks {
+        let (size, age) = (Size(d.size_bytes).to_string(), age(now, d.created_ms));
+        match kind {
+            Kind::Image | Kind::Snapshot => t.add_row([d.name.clone(), size, d.clones.to_string(), age]),
+            Kind::Volume => t.add_row([
+                d.name.clone(),
+                size,
+                sync_text(d),
+                d.snapshots.to_string(),
+                d.clients.to_string(),
+                age,
+                d.origin.clone().unwrap_or_default(),
+            ]),
+        };
+    }
+    render(&t)
+}
+
+/// `image show`, `volume show`.
+pub(super) fn disk_details(d: &DiskView) -> String {
+    let mut t = table(&[], &[]);
+    let kind = match d.kind {
+        Kind::Volume => "volume",
+        Kind::Snapshot => "snapshot",
+        Kind::Image => "image",
+    };
+    let mut row = |name: &str, value: String| {
+        t.add_row([name.to_owned(), value]);
+    };
+    row("name", d.name.clone());
+    row("kind", kind.into());
+    row("size", format!("{} ({} bytes)", Size(d.size_bytes), d.size_bytes));
+    if d.kind == Kind::Volume {
+        row("sync", sync_text(d));
+        row("snapshots", d.snapshots.to_string());
+    }
+    row("clones", d.clones.to_string());
+    row("clients", d.clients.to_string());
+    if let Some(origin) = &d.origin {
+        row("origin", origin.clone());
+    }
+    row("uuid", d.uuid.clone());
+    row("age", age(now_ms(), d.created_ms));
+    for column in t.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    render(&t)
+}
+
+fn sync_text(d: &DiskView) -> String {
+    use crate::control::Sync;
+    match d.sync {
+        Sync::Flush => "flush",
+        Sync::Always => "always",
+        Sync::Never => "never",
+    }
+    .into()
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// How long ago, in the largest whole unit.
+fn age(now_ms: u64, then_ms: u64) -> String {
+    let s = now_ms.saturating_sub(then_ms) / 1000;
+    match s {
+        0..60 => format!("{s} s"),
+        60..3600 => format!("{} min", s / 60),
+        3600..86_400 => format!("{} h", s / 3600),
+        _ => format!("{} d", s / 86_400),
+    }
+}
+
+/// Prints the completion script of a shell.
+pub(super) fn completions(shell: Shell) -> Result<(), CliError> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "forebay", &mut script);
+    write_all(&script)
+}
+
+/// Prints the manual page: the program's, then a section for each command.
+pub(super) fn man() -> Result<(), CliError> {
+    let mut command = Cli::command();
+    command.build();
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command.clone()).render(&mut page).map_err(CliError::Output)?;
+    man_commands(&command, "forebay", &mut page).map_err(CliError::Output)?;
+    write_all(&page)
+}
+
+/// Each command that does something, with its synopsis and options.
+fn man_commands(parent: &clap::Command, prefix: &str, page: &mut Vec<u8>) -> io::Result<()> {
+    for command in parent.get_subcommands().filter(|c| !c.is_hide_set()) {
+        let name = format!("{prefix} {}", command.get_name());
+        if command.has_subcommands() {
+            man_commands(command, &name, page)?;
+            continue;
+        }
+        writeln!(page, ".SH \"{}\"", name.to_uppercase())?;
+        let man = clap_mangen::Man::new(command.clone());
+        man.render_description_section(page)?;
+        man.render_synopsis_section(page)?;
+        man.render_options_section(page)?;
+    }
+    Ok(())
+}
+
+fn write_all(bytes: &[u8]) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(CliError::Output)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages() {
+        for (s, text) in [(0, "0 s"), (59, "59 s"), (60, "1 min"), (7200, "2 h"), (86_400 * 400, "400 d")] {
+            assert_eq!(age(s * 1000, 0), text);
+        }
+        assert_eq!(age(0, 5000), "0 s", "a clock that was set back");
+    }
+}

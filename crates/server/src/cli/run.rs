@@ -1,0 +1,172 @@
+//! Running one command.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+use serde_json::json;
+
+use super::args::{Cli, Command, Global, ImageCommand, ServeArgs, SnapshotCommand, VolumeCommand};
+use super::client::Client;
+use super::{CliError, output, stats};
+use crate::config::{ConfigFile, DEFAULT_DATA, Overrides, SOCKET_NAME, ServeConfig, TlsFiles};
+use crate::control::{
+    CloneVolumes, CreateSnapshot, CreateVolume, DiskView, Kind, Reclaimed, Resize, Rollback,
+};
+use crate::size::Size;
+
+/// Runs a parsed command line to its end.
+pub(super) fn run(cli: Cli) -> Result<(), CliError> {
+    match cli.command {
+        Command::Serve(args) => {
+            let config = serve_config(&cli.global, args)?;
+            Ok(crate::serve::run(&config, cli.global.json)?)
+        }
+        Command::Completions { shell } => output::completions(shell),
+        Command::Man => output::man(),
+        command => {
+            let session = Session { client: Client::new(&socket_path(&cli.global)), json: cli.global.json };
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.map_err(CliError::System)?.block_on(session.run(command))
+        }
+    }
+}
+
+fn serve_config(global: &Global, args: ServeArgs) -> Result<ServeConfig, CliError> {
+    let file = match &args.config {
+        Some(path) => ConfigFile::load(path)?,
+        None => ConfigFile::default(),
+    };
+    let tls = match (args.tls_cert, args.tls_key) {
+        (Some(cert), Some(key)) => Some(TlsFiles { cert, key, client_ca: args.tls_client_ca }),
+        _ => None,
+    };
+    let flags = Overrides {
+        data: global.data.clone(),
+        socket: global.socket.clone(),
+        nbd: args.nbd,
+        tls,
+        http: args.http,
+        http_allow_remote: args.http_allow_remote,
+        cache: args.cache,
+        cores: args.cores,
+    };
+    Ok(ServeConfig::resolve(file, flags)?)
+}
+
+fn socket_path(global: &Global) -> PathBuf {
+    let data = || global.data.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_DATA));
+    global.socket.clone().unwrap_or_else(|| data().join(SOCKET_NAME))
+}
+
+/// One command against a running server.
+struct Session {
+    client: Client,
+    json: bool,
+}
+
+impl Session {
+    async fn run(&self, command: Command) -> Result<(), CliError> {
+        match command {
+            Command::Image(c) => self.image(c).await,
+            Command::Volume(c) => self.volume(c).await,
+            Command::Snapshot(c) => self.snapshot(c).await,
+            Command::Stats(args) => stats::run(&self.client, &args, self.json).await,
+            Command::Gc => {
+                let done: Reclaimed = self.client.post(&["pool", "gc"], &json!({})).await?;
+                self.say(&done, |r| format!("freed {}", Size(r.freed_bytes)))
+            }
+            Command::Serve(_) | Command::Completions { .. } | Command::Man => {
+                unreachable!("run before a session begins")
+            }
+        }
+    }
+
+    async fn image(&self, command: ImageCommand) -> Result<(), CliError> {
+        match command {
+            ImageCommand::List => self.list(&["images"], Kind::Image).await,
+            ImageCommand::Show { name } => self.show(&["images", &name]).await,
+            ImageCommand::Rm { name } => {
+                let done = self.client.delete(&["images", &name]).await?;
+                self.say(&done, |_| format!("removed image '{name}'"))
+            }
+        }
+    }
+
+    async fn volume(&self, command: VolumeCommand) -> Result<(), CliError> {
+        match command {
+            VolumeCommand::Create { name, size, sync } => {
+                let body = CreateVolume { name, size_bytes: size.0, sync };
+                let made: DiskView = self.client.post(&["volumes"], &body).await?;
+                self.say(&made, |d| format!("made volume '{}', {}", d.name, Size(d.size_bytes)))
+            }
+            VolumeCommand::Clone { source, name, count, sync } => {
+                let body = CloneVolumes { source, name, count, sync };
+                let made: Vec<DiskView> = self.client.post(&["clones"], &body).await?;
+                self.say(&made, |made| clones_made(made, &body.source))
+            }
+            VolumeCommand::List => self.list(&["volumes"], Kind::Volume).await,
+            VolumeCommand::Show { name } => self.show(&["volumes", &name]).await,
+            VolumeCommand::Rm { name } => {
+                let done = self.client.delete(&["volumes", &name]).await?;
+                self.say(&done, |_| format!("removed volume '{name}'"))
+            }
+            VolumeCommand::Resize { name, size } => {
+                let body = Resize { size_bytes: size.0 };
+                let done: DiskView = self.client.post(&["volumes", &name, "resize"], &body).await?;
+                self.say(&done, |d| format!("volume '{}' has {} now", d.name, Size(d.size_bytes)))
+            }
+            VolumeCommand::Reset { name } => {
+                let done: DiskView = self.client.post(&["volumes", &name, "reset"], &json!({})).await?;
+                let origin = done.origin.clone().unwrap_or_default();
+                self.say(&done, |d| format!("volume '{}' is as '{origin}' again", d.name))
+            }
+        }
+    }
+
+    async fn snapshot(&self, command: SnapshotCommand) -> Result<(), CliError> {
+        match command {
+            SnapshotCommand::Create { volume, name } => {
+                let body = CreateSnapshot { name };
+                let made: DiskView = self.client.post(&["volumes", &volume, "snapshots"], &body).await?;
+                self.say(&made, |d| format!("made snapshot '{}'", d.name))
+            }
+            SnapshotCommand::List { volume } => {
+                self.list(&["volumes", &volume, "snapshots"], Kind::Snapshot).await
+            }
+            SnapshotCommand::Rm { volume, name } => {
+                let done = self.client.delete(&["volumes", &volume, "snapshots", &name]).await?;
+                self.say(&done, |_| format!("removed snapshot '{volume}@{name}'"))
+            }
+            SnapshotCommand::Rollback { volume, name } => {
+                let body = Rollback { snapshot: name };
+                let done: DiskView = self.client.post(&["volumes", &volume, "rollback"], &body).await?;
+                self.say(&done, |d| format!("volume '{}' is as '{0}@{1}' again", d.name, body.snapshot))
+            }
+        }
+    }
+
+    async fn list(&self, path: &[&str], kind: Kind) -> Result<(), CliError> {
+        let disks: Vec<DiskView> = self.client.get(path).await?;
+        self.say(&disks, |disks| output::disk_table(disks, kind))
+    }
+
+    async fn show(&self, path: &[&str]) -> Result<(), CliError> {
+        let disk: DiskView = self.client.get(path).await?;
+        self.say(&disk, output::disk_details)
+    }
+
+    /// Prints a result: as JSON, or as what `text` makes of it.
+    fn say<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<(), CliError> {
+        if self.json { output::json(value) } else { output::line(&text(value)) }
+    }
+}
+
+fn clones_made(made: &[DiskView], source: &str) -> String {
+    match made {
+        [] => format!("made no clone of '{source}'"),
+        [one] => format!("made volume '{}', a clone of '{source}'", one.name),
+        [first, .., last] => {
+            format!("made {} clones of '{source}': '{}' to '{}'", made.len(), first.name, last.name)
+        }
+    }
+}

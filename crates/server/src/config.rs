@@ -1,0 +1,326 @@
+//! The configuration of `serve`: a TOML file, overridden by flags.
+//!
+//! A key that is not known is an error, with its line: a misspelt durability option must not be ignored.
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use forebay_engine::PoolConfig;
+use serde::Deserialize;
+
+use crate::size::Size;
+
+/// Default data directory of the commands that talk to a running server.
+pub const DEFAULT_DATA: &str = "/var/lib/forebay";
+/// Name of the control socket in the data directory.
+pub const SOCKET_NAME: &str = "forebay.sock";
+/// Most data-plane threads.
+const MAX_CORES: usize = 256;
+
+/// Why a configuration cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {reason}")]
+    Read {
+        /// The file.
+        path: String,
+        /// What the system said.
+        reason: String,
+    },
+    /// The file is not what it should be.
+    #[error("{path}, line {line}: {reason}")]
+    Syntax {
+        /// The file.
+        path: String,
+        /// Where, from 1 on.
+        line: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// No data directory was named.
+    #[error("no data directory: give --data DIR, or 'data' in the configuration file")]
+    NoData,
+    /// A value that cannot be.
+    #[error("{option} cannot be {value}: {why}")]
+    Value {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+/// Where NBD clients are served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListenAddr {
+    /// A UNIX socket.
+    Unix(PathBuf),
+    /// A TCP address; the host may be a name.
+    Tcp {
+        /// Host name or address, without brackets.
+        host: String,
+        /// Port.
+        port: u16,
+    },
+}
+
+impl FromStr for ListenAddr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ListenAddr, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            if path.is_empty() {
+                return Err("unix: needs a path, such as unix:/run/forebay/nbd.sock".into());
+            }
+            return Ok(ListenAddr::Unix(path.into()));
+        }
+        let wrong = || format!("'{text}' is not an address; write unix:PATH or HOST:PORT");
+        let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+        let host = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
+            Some(literal) => literal,
+            None if host.contains(':') => return Err(wrong()),
+            None => host,
+        };
+        if host.is_empty() {
+            return Err(wrong());
+        }
+        Ok(ListenAddr::Tcp { host: host.to_owned(), port: port.parse().map_err(|_| wrong())? })
+    }
+}
+
+impl fmt::Display for ListenAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddr::Unix(path) => write!(f, "unix:{}", path.display()),
+            ListenAddr::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            ListenAddr::Tcp { host, port } => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ListenAddr {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<ListenAddr, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// A TCP address of the API: `HOST:PORT`, where the host may be a name.
+pub fn parse_http_addr(text: &str) -> Result<SocketAddr, String> {
+    let wrong = |why: String| format!("'{text}' is not an address ({why}); write HOST:PORT");
+    let mut found = text.to_socket_addrs().map_err(|e| wrong(e.to_string()))?;
+    found.next().ok_or_else(|| wrong("the name has no address".into()))
+}
+
+fn http_addr<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse_http_addr(&text).map(Some).map_err(serde::de::Error::custom)
+}
+
+/// The file. Every key may be left out.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConfigFile {
+    /// The data directory.
+    pub data: Option<PathBuf>,
+    /// The control socket.
+    pub socket: Option<PathBuf>,
+    /// Data-plane threads.
+    pub cores: Option<usize>,
+    /// Memory.
+    #[serde(default)]
+    pub memory: MemorySection,
+    /// The log.
+    #[serde(default)]
+    pub log: LogSection,
+    /// NBD.
+    #[serde(default)]
+    pub nbd: NbdSection,
+    /// The API over TCP.
+    #[serde(default)]
+    pub http: HttpSection,
+}
+
+/// `[memory]`: budgets.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemorySection {
+    /// Read cache.
+    pub read_cache: Option<Size>,
+    /// Map cache.
+    pub map_cache: Option<Size>,
+    /// Dirty data before writers wait.
+    pub write_buffer: Option<Size>,
+}
+
+/// `[log]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogSection {
+    /// Size at which segments are sealed.
+    pub segment: Option<Size>,
+    /// Log bytes between checkpoints.
+    pub checkpoint: Option<Size>,
+}
+
+/// `[nbd]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NbdSection {
+    /// Addresses.
+    #[serde(default)]
+    pub listen: Vec<ListenAddr>,
+    /// TLS.
+    pub tls: Option<TlsFiles>,
+}
+
+/// Files of a TLS server, all PEM.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    /// The server's certificate chain.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// Who must have signed client certificates; without it, clients need none.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// `[http]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HttpSection {
+    /// Address.
+    #[serde(default, deserialize_with = "http_addr")]
+    pub listen: Option<SocketAddr>,
+    /// Whether the address may be reachable from other machines.
+    #[serde(default)]
+    pub allow_remote: bool,
+}
+
+impl ConfigFile {
+    /// Reads a file.
+    pub fn load(path: &Path) -> Result<ConfigFile, ConfigError> {
+        let shown = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| ConfigError::Read { path: shown.clone(), reason: e.to_string() })?;
+        Self::parse(&shown, &text)
+    }
+
+    /// Parses the text of the file at `path`.
+    pub fn parse(path: &str, text: &str) -> Result<ConfigFile, ConfigError> {
+        toml::from_str(text).map_err(|e| {
+            let start = e.span().map_or(0, |span| span.start).min(text.len());
+            let line = text.as_bytes()[..start].iter().filter(|b| **b == b'\n').count() + 1;
+            let reason = e.message().replace('\n', "; ");
+            ConfigError::Syntax { path: path.to_owned(), line, reason }
+        })
+    }
+}
+
+/// What `serve` runs with.
+#[derive(Debug, Clone)]
+pub struct ServeConfig {
+    /// The data directory.
+    pub data: PathBuf,
+    /// The control socket.
+    pub socket: PathBuf,
+    /// Where NBD clients are served.
+    pub nbd: Vec<ListenAddr>,
+    /// TLS of the NBD server.
+    pub tls: Option<TlsFiles>,
+    /// The API over TCP.
+    pub http: Option<SocketAddr>,
+    /// Data-plane threads.
+    pub cores: usize,
+    /// How the pool is run.
+    pub pool: PoolConfig,
+}
+
+/// What flags say; each wins over the file.
+#[derive(Debug, Clone, Default)]
+#[allow(missing_docs)] // as in `ConfigFile`
+pub struct Overrides {
+    pub data: Option<PathBuf>,
+    pub socket: Option<PathBuf>,
+    pub nbd: Vec<ListenAddr>,
+    pub tls: Option<TlsFiles>,
+    pub http: Option<SocketAddr>,
+    pub http_allow_remote: bool,
+    pub cache: Option<Size>,
+    pub cores: Option<usize>,
+}
+
+impl ServeConfig {
+    /// Joins a file (or none) and flags, and checks the result.
+    pub fn resolve(file: ConfigFile, flags: Overrides) -> Result<ServeConfig, ConfigError> {
+        let data = flags.data.or(file.data).ok_or(ConfigError::NoData)?;
+        let socket = flags.socket.or(file.socket).unwrap_or_else(|| data.join(SOCKET_NAME));
+        let cores = flags.cores.or(file.cores).unwrap_or(2);
+        if cores == 0 || cores > MAX_CORES {
+            let why = "use a number from 1 to 256";
+            return Err(ConfigError::Value { option: "cores", value: cores.to_string(), why });
+        }
+        let http = flags.http.or(file.http.listen);
+        if let Some(addr) = http
+            && !addr.ip().is_loopback()
+            && !(flags.http_allow_remote || file.http.allow_remote)
+        {
+            let why = "the API has no authentication yet; use a loopback address, or add --http-allow-remote";
+            return Err(ConfigError::Value { option: "http", value: addr.to_string(), why });
+        }
+        let read_cache = flags.cache.or(file.memory.read_cache);
+        Ok(ServeConfig {
+            data,
+            socket,
+            nbd: if flags.nbd.is_empty() { file.nbd.listen } else { flags.nbd },
+            tls: flags.tls.or(file.nbd.tls),
+            http,
+            cores,
+            pool: pool_config(read_cache, &file.memory, &file.log)?,
+        })
+    }
+}
+
+fn pool_config(
+    read_cache: Option<Size>,
+    memory: &MemorySection,
+    log: &LogSection,
+) -> Result<PoolConfig, ConfigError> {
+    let default = PoolConfig::default();
+    let bytes = |size: Option<Size>, default: u64| size.map_or(default, |s| s.0);
+    let segment = bytes(log.segment, default.segment_bytes.into());
+    let segment_bytes = match u32::try_from(segment) {
+        Ok(n) if (4 << 20..=1 << 30).contains(&n) && n % 4096 == 0 => n,
+        _ => {
+            let why = "use 4M to 1G, in whole blocks of 4096 bytes";
+            return Err(ConfigError::Value { option: "log.segment", value: segment.to_string(), why });
+        }
+    };
+    let config = PoolConfig {
+        read_cache: bytes(read_cache, default.read_cache),
+        map_cache: bytes(memory.map_cache, default.map_cache),
+        write_buffer: bytes(memory.write_buffer, default.write_buffer),
+        segment_bytes,
+        checkpoint_bytes: bytes(log.checkpoint, default.checkpoint_bytes),
+    };
+    let least = |option, value: u64, least: u64, why| {
+        if value < least {
+            return Err(ConfigError::Value { option, value: Size(value).to_string(), why });
+        }
+        Ok(())
+    };
+    least("the read cache", config.read_cache, 1 << 20, "it needs at least 1M")?;
+    least("memory.map_cache", config.map_cache, 1 << 20, "it needs at least 1M")?;
+    least("memory.write_buffer", config.write_buffer, 1 << 20, "it needs at least 1M")?;
+    least("log.checkpoint", config.checkpoint_bytes, 1 << 20, "it needs at least 1M")?;
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests;

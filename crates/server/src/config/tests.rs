@@ -1,0 +1,110 @@
+use super::*;
+
+fn resolve(text: &str, flags: Overrides) -> Result<ServeConfig, ConfigError> {
+    ServeConfig::resolve(ConfigFile::parse("f.toml", text)?, flags)
+}
+
+fn data() -> Overrides {
+    Overrides { data: Some("/d".into()), ..Overrides::default() }
+}
+
+#[test]
+fn a_full_file_is_understood() {
+    let text = r#"
+        data = "/srv/pool"
+        cores = 4
+        [memory]
+        read_cache = "2GiB"
+        map_cache = 67108864
+        write_buffer = "32M"
+        [log]
+        segment = "16M"
+        checkpoint = "256M"
+        [nbd]
+        listen = ["unix:/run/a b.sock", "[::1]:10809"]
+        tls = { cert = "c.pem", key = "k.pem" }
+        [http]
+        listen = "127.0.0.1:8080"
+    "#;
+    let c = resolve(text, Overrides::default()).unwrap();
+    assert_eq!(c.data, Path::new("/srv/pool"));
+    assert_eq!(c.socket, Path::new("/srv/pool/forebay.sock"));
+    assert_eq!(c.cores, 4);
+    assert_eq!((c.pool.read_cache, c.pool.map_cache), (2 << 30, 64 << 20));
+    assert_eq!((c.pool.segment_bytes, c.pool.checkpoint_bytes), (16 << 20, 256 << 20));
+    let nbd: Vec<_> = c.nbd.iter().map(ToString::to_string).collect();
+    assert_eq!(nbd, ["unix:/run/a b.sock", "[::1]:10809"]);
+    assert_eq!(c.http.unwrap().port(), 8080);
+    assert!(c.tls.unwrap().client_ca.is_none());
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let text = "data = '/a'\ncores = 4\n[nbd]\nlisten = ['h:1']\n[memory]\nread_cache = '1G'";
+    let flags = Overrides {
+        cores: Some(1),
+        nbd: vec!["unix:/x".parse().unwrap()],
+        cache: Some(Size(2 << 30)),
+        ..data()
+    };
+    let c = resolve(text, flags).unwrap();
+    assert_eq!((c.data.as_path(), c.cores, c.pool.read_cache), (Path::new("/d"), 1, 2 << 30));
+    assert_eq!(c.nbd, [ListenAddr::Unix("/x".into())]);
+}
+
+#[test]
+fn mistakes_are_reported_with_their_line() {
+    for (text, line, part) in [
+        ("cores = 2\nfsync = false\n", 2, "unknown field `fsync`"),
+        ("[memory]\n\nread_cach = 1", 3, "unknown field `read_cach`"),
+        ("cores = 2\ncores = 3", 2, "duplicate key"),
+        ("[memory]\nread_cache = '40X'", 2, "'40X' is not a size"),
+        ("[nbd]\nlisten = ['nowhere']", 2, "'nowhere' is not an address"),
+        ("[http]\nlisten = '127.0.0.1'", 2, "is not an address"),
+    ] {
+        match resolve(text, data()) {
+            Err(ConfigError::Syntax { line: l, reason, .. }) => {
+                assert_eq!(l, line, "{text}: {reason}");
+                assert!(reason.contains(part), "{text}: {reason}");
+                assert!(!reason.contains('\n'), "{reason}");
+            }
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn values_that_cannot_be_are_refused() {
+    for text in [
+        "cores = 0",
+        "cores = 1000",
+        "[log]\nsegment = 4097",
+        "[log]\nsegment = '8G'",
+        "[memory]\nread_cache = 5",
+    ] {
+        assert!(matches!(resolve(text, data()), Err(ConfigError::Value { .. })), "{text}");
+    }
+    assert!(matches!(resolve("", Overrides::default()), Err(ConfigError::NoData)));
+}
+
+#[test]
+fn the_api_stays_on_the_machine_unless_told_otherwise() {
+    let http = |addr: &str, allow| Overrides {
+        http: Some(addr.parse().unwrap()),
+        http_allow_remote: allow,
+        ..data()
+    };
+    assert!(resolve("", http("127.0.0.1:80", false)).is_ok());
+    assert!(resolve("", http("[::1]:80", false)).is_ok());
+    assert!(resolve("", http("0.0.0.0:80", false)).is_err());
+    assert!(resolve("", http("0.0.0.0:80", true)).is_ok());
+    assert!(resolve("[http]\nallow_remote = true", http("10.0.0.1:80", false)).is_ok());
+}
+
+#[test]
+fn addresses() {
+    for bad in ["", "unix:", "host", "host:", ":10809", "host:99999", "::1:10809", "[]:1"] {
+        assert!(bad.parse::<ListenAddr>().is_err(), "{bad}");
+    }
+    assert_eq!("localhost:10809".parse(), Ok(ListenAddr::Tcp { host: "localhost".into(), port: 10809 }));
+}

@@ -1,0 +1,320 @@
+//! The control plane: everything an administrator can ask, as one enum, and its execution against the pool.
+//!
+//! Every way in (the API over the control socket or TCP, later a dashboard) turns its request into an
+//! [`Action`] and hands it to [`Control::run`]. So there is one place that decides, logs and answers.
+//!
+//! An action that has begun runs to its end, whether or not the client still listens: it runs in a task of its
+//! own, and a shutdown waits for it. Imports are not actions: they last as long as their connection.
+
+mod error;
+mod view;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_engine::{CloneRequest, DiskInfo, Error as EngineError, Pool, Role};
+use serde::Serialize;
+use tokio::sync::{Semaphore, watch};
+
+pub use error::{ControlError, ErrorBody, ErrorDetail, Result};
+pub use view::*;
+
+/// Actions that run at the same time; more wait.
+const MAX_RUNNING: u32 = 64;
+/// Most clones that one request makes.
+pub const MAX_CLONES: u32 = 100_000;
+
+/// What an administrator asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // the names are those of the pool's methods and of the API's resources
+pub enum Action {
+    ListImages,
+    ShowImage { name: String },
+    RemoveImage { name: String },
+    ListVolumes,
+    ShowVolume { name: String },
+    CreateVolume(CreateVolume),
+    CloneVolumes(CloneVolumes),
+    RemoveVolume { name: String },
+    ResizeVolume { name: String, size_bytes: u64 },
+    ResetVolume { name: String },
+    RollbackVolume { name: String, snapshot: String },
+    ListSnapshots { volume: String },
+    CreateSnapshot { volume: String, name: String },
+    RemoveSnapshot { volume: String, name: String },
+    Server,
+    Stats,
+    DiskStats { name: String },
+    Reclaim,
+    Checkpoint,
+}
+
+impl Action {
+    /// Whether it changes nothing.
+    pub fn is_query(&self) -> bool {
+        use Action::*;
+        matches!(
+            self,
+            ListImages
+                | ShowImage { .. }
+                | ListVolumes
+                | ShowVolume { .. }
+                | ListSnapshots { .. }
+                | Server
+                | Stats
+                | DiskStats { .. }
+        )
+    }
+}
+
+/// The answer to an action.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+#[allow(missing_docs)]
+pub enum Reply {
+    Disk(DiskView),
+    Disks(Vec<DiskView>),
+    Server(ServerView),
+    Stats(Box<StatsView>),
+    DiskStats(GuestView),
+    Reclaimed(Reclaimed),
+    /// Done, and there is nothing to say about it.
+    Done {},
+}
+
+/// What the server says of itself.
+#[derive(Debug, Clone)]
+pub struct ServerInfo {
+    /// Where the pool is.
+    pub data: PathBuf,
+    /// Addresses on which NBD clients are served.
+    pub nbd: Vec<String>,
+    /// Address of the API over TCP.
+    pub http: Option<String>,
+    /// When it became ready.
+    pub started: Instant,
+}
+
+/// Runs actions. Cheap to share.
+#[derive(Clone)]
+pub struct Control {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    pool: Arc<Pool>,
+    info: ServerInfo,
+    running: Arc<Semaphore>,
+    stopping: watch::Sender<bool>,
+}
+
+impl Control {
+    /// A control plane over an open pool.
+    pub fn new(pool: Arc<Pool>, info: ServerInfo) -> Control {
+        let running = Arc::new(Semaphore::new(MAX_RUNNING as usize));
+        Control { inner: Arc::new(Inner { pool, info, running, stopping: watch::Sender::new(false) }) }
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.inner.pool
+    }
+
+    /// What the server says of itself.
+    pub fn info(&self) -> &ServerInfo {
+        &self.inner.info
+    }
+
+    /// Becomes true when the server is told to stop.
+    pub fn stopping(&self) -> watch::Receiver<bool> {
+        self.inner.stopping.subscribe()
+    }
+
+    /// Takes a place among the running jobs; [`Control::stop`] waits until it is given back.
+    pub async fn begin(&self) -> Result<tokio::sync::OwnedSemaphorePermit> {
+        let permit = Arc::clone(&self.inner.running).acquire_owned().await;
+        permit.map_err(|_| ControlError::closed())
+    }
+
+    /// Refuses new jobs, tells long ones to give up, and waits at most `patience` for those that run.
+    pub async fn stop(&self, patience: Duration) {
+        self.inner.stopping.send_replace(true);
+        let all = Arc::clone(&self.inner.running).acquire_many_owned(MAX_RUNNING);
+        if tokio::time::timeout(patience, all).await.is_err() {
+            tracing::warn!("some control-plane jobs did not finish in time");
+        }
+        self.inner.running.close();
+    }
+
+    /// Runs an action to its end.
+    pub async fn run(&self, action: Action) -> Result<Reply> {
+        if *self.inner.stopping.borrow() {
+            return Err(ControlError::closed());
+        }
+        let permit = self.begin().await?;
+        let this = self.clone();
+        let task = tokio::spawn(async move {
+            let result = this.execute(&action).await;
+            drop(permit);
+            if !action.is_query() {
+                match &result {
+                    Ok(_) => tracing::info!(?action, "done"),
+                    Err(e) => tracing::info!(?action, error = %e, "failed"),
+                }
+            }
+            result
+        });
+        task.await.unwrap_or_else(|e| Err(ControlError::internal(format!("the action failed: {e}"))))
+    }
+
+    async fn execute(&self, action: &Action) -> Result<Reply> {
+        let pool = &*self.inner.pool;
+        let done = Ok(Reply::Done {});
+        match action {
+            Action::ListImages => Ok(self.list(|d| d.role == Role::Image)),
+            Action::ListVolumes => Ok(self.list(|d| d.role == Role::Volume)),
+            Action::ShowImage { name } => self.show(name, Role::Image),
+            Action::ShowVolume { name } => self.show(name, Role::Volume),
+            Action::RemoveImage { name } => {
+                self.expect(name, Role::Image)?;
+                pool.delete(name).await?;
+                done
+            }
+            Action::RemoveVolume { name } => {
+                self.expect(name, Role::Volume)?;
+                pool.delete(name).await?;
+                done
+            }
+            Action::CreateVolume(v) => disk(&pool.create_volume(&v.name, v.size_bytes, v.sync.into()).await?),
+            Action::CloneVolumes(c) => self.clone_volumes(c).await,
+            Action::ResizeVolume { name, size_bytes } => {
+                pool.resize(name, *size_bytes).await?;
+                self.show(name, Role::Volume)
+            }
+            Action::ResetVolume { name } => {
+                pool.reset(name).await?;
+                self.show(name, Role::Volume)
+            }
+            Action::RollbackVolume { name, snapshot } => {
+                pool.rollback(name, snapshot).await?;
+                self.show(name, Role::Volume)
+            }
+            Action::ListSnapshots { volume } => {
+                self.expect(volume, Role::Volume)?;
+                let prefix = format!("{volume}@");
+                Ok(self.list(|d| d.role == Role::Snapshot && d.name.starts_with(&prefix)))
+            }
+            Action::CreateSnapshot { volume, name } => disk(&pool.create_snapshot(volume, name).await?),
+            Action::RemoveSnapshot { volume, name } => {
+                let full = format!("{volume}@{name}");
+                self.expect(&full, Role::Snapshot)?;
+                pool.delete(&full).await?;
+                done
+            }
+            Action::Server => Ok(Reply::Server(self.server_view())),
+            Action::Stats => {
+                Ok(Reply::Stats(Box::new(StatsView::new(&pool.stats().await, resident_memory()))))
+            }
+            Action::DiskStats { name } => Ok(Reply::DiskStats(pool.disk_stats(name)?.into())),
+            Action::Reclaim => Ok(Reply::Reclaimed(Reclaimed { freed_bytes: pool.reclaim().await? })),
+            Action::Checkpoint => {
+                pool.checkpoint().await?;
+                done
+            }
+        }
+    }
+
+    async fn clone_volumes(&self, c: &CloneVolumes) -> Result<Reply> {
+        let names = clone_names(&c.name, c.count)?;
+        let request = |name| CloneRequest { name, sync: c.sync.into(), write_cache: 0 };
+        let requests: Vec<_> = names.into_iter().map(request).collect();
+        let made = self.inner.pool.clone_disk(&c.source, &requests).await?;
+        Ok(Reply::Disks(made.iter().filter_map(DiskView::new).collect()))
+    }
+
+    fn list(&self, wanted: impl Fn(&DiskInfo) -> bool) -> Reply {
+        let disks = self.inner.pool.disks();
+        Reply::Disks(disks.iter().filter(|d| wanted(d)).filter_map(DiskView::new).collect())
+    }
+
+    fn show(&self, name: &str, role: Role) -> Result<Reply> {
+        disk(&self.expect(name, role)?)
+    }
+
+    /// The disk of this name, which must be of this kind: `volume rm` must not remove an image.
+    fn expect(&self, name: &str, role: Role) -> Result<DiskInfo> {
+        let info = self.inner.pool.disk(name)?;
+        if info.role == role {
+            return Ok(info);
+        }
+        let wrong = EngineError::WrongKind { name: info.name, is: article(info.role), needs: article(role) };
+        Err(wrong.into())
+    }
+
+    fn server_view(&self) -> ServerView {
+        let info = &self.inner.info;
+        ServerView {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            data: info.data.display().to_string(),
+            pid: std::process::id(),
+            uptime_s: info.started.elapsed().as_secs(),
+            nbd: info.nbd.clone(),
+            http: info.http.clone(),
+        }
+    }
+}
+
+fn disk(info: &DiskInfo) -> Result<Reply> {
+    DiskView::new(info).map(Reply::Disk).ok_or_else(|| EngineError::NotFound(info.name.clone()).into())
+}
+
+fn article(role: Role) -> &'static str {
+    match role {
+        Role::Volume => "a volume",
+        Role::Snapshot => "a snapshot",
+        Role::Image => "an image",
+        Role::Import => "an import under way",
+    }
+}
+
+/// `NAME`, or `NAME-001` to `NAME-count` with three digits or as many as the count has.
+fn clone_names(name: &str, count: Option<u32>) -> Result<Vec<String>> {
+    let Some(count) = count else { return Ok(vec![name.to_owned()]) };
+    if count == 0 || count > MAX_CLONES {
+        return Err(ControlError::bad_request(format!(
+            "cannot make {count} clones at once: choose a count from 1 to {MAX_CLONES}"
+        )));
+    }
+    let width = count.to_string().len().max(3);
+    Ok((1..=count).map(|i| format!("{name}-{i:0width$}")).collect())
+}
+
+/// Resident memory of this process in bytes; 0 where the system does not tell.
+fn resident_memory() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = statm.split_ascii_whitespace().nth(1).and_then(|p| p.parse().ok()).unwrap_or(0);
+    // SAFETY: sysconf reads a constant of the system.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    pages * u64::try_from(page).unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clones_are_numbered_with_three_digits_or_more() {
+        assert_eq!(clone_names("w", None).unwrap(), ["w"]);
+        assert_eq!(clone_names("w", Some(2)).unwrap(), ["w-001", "w-002"]);
+        let many = clone_names("w", Some(1000)).unwrap();
+        assert_eq!((many[0].as_str(), many[999].as_str()), ("w-0001", "w-1000"));
+        assert!(clone_names("w", Some(0)).is_err());
+        assert!(clone_names("w", Some(MAX_CLONES + 1)).is_err());
+    }
+
+    #[test]
+    fn memory_of_the_process_is_known() {
+        assert!(resident_memory() > 0);
+    }
+}

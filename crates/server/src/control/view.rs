@@ -1,0 +1,341 @@
+//! What the API says and takes: the JSON of DESIGN's words. It is a promise to scripts, so it is declared
+//! here and not derived from what the engine happens to keep.
+
+use forebay_engine::{CacheStats, Count, DiskInfo, GuestStats, PoolStats, Role, StoreStats, SyncMode};
+use serde::{Deserialize, Serialize};
+
+/// What a disk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Can be written.
+    Volume,
+    /// An immutable point of a volume.
+    Snapshot,
+    /// A golden image.
+    Image,
+}
+
+/// When a write is durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Sync {
+    /// A volatile write cache: flush and FUA are honoured, and dirty data is never older than a second.
+    #[default]
+    Flush,
+    /// Write-through: every acknowledged write is durable.
+    Always,
+    /// Nothing is promised; a flush is answered at once.
+    Never,
+}
+
+impl From<Sync> for SyncMode {
+    fn from(sync: Sync) -> SyncMode {
+        match sync {
+            Sync::Flush => SyncMode::Flush,
+            Sync::Always => SyncMode::Always,
+            Sync::Never => SyncMode::Never,
+        }
+    }
+}
+
+impl From<SyncMode> for Sync {
+    fn from(mode: SyncMode) -> Sync {
+        match mode {
+            SyncMode::Flush => Sync::Flush,
+            SyncMode::Always => Sync::Always,
+            SyncMode::Never => Sync::Never,
+        }
+    }
+}
+
+/// A volume, snapshot or image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskView {
+    /// Name by which it is exported; of a snapshot, `volume@snapshot`.
+    pub name: String,
+    /// What it is.
+    pub kind: Kind,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// When its writes are durable.
+    pub sync: Sync,
+    /// Creation time in Unix milliseconds.
+    pub created_ms: u64,
+    /// The snapshot or image it was cloned from, while that exists.
+    pub origin: Option<String>,
+    /// How many snapshots it has.
+    pub snapshots: usize,
+    /// How many clones it has.
+    pub clones: usize,
+    /// How many connections have it open.
+    pub clients: usize,
+    /// Identity that guests see.
+    pub uuid: String,
+}
+
+impl DiskView {
+    /// The view of a disk; `None` for an import under way, which nobody may see.
+    pub fn new(info: &DiskInfo) -> Option<DiskView> {
+        let kind = match info.role {
+            Role::Volume => Kind::Volume,
+            Role::Snapshot => Kind::Snapshot,
+            Role::Image => Kind::Image,
+            Role::Import => return None,
+        };
+        Some(DiskView {
+            name: info.name.clone(),
+            kind,
+            size_bytes: info.size,
+            sync: info.sync.into(),
+            created_ms: info.created_ms,
+            origin: info.origin.clone(),
+            snapshots: info.snapshots,
+            clones: info.clones,
+            clients: info.clients,
+            uuid: uuid_text(&info.uuid),
+        })
+    }
+}
+
+/// The usual hyphenated form (RFC 9562, section 4).
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
+/// Body of `POST /volumes`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateVolume {
+    /// Name of the new volume.
+    pub name: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// When its writes are durable.
+    #[serde(default)]
+    pub sync: Sync,
+}
+
+/// Body of `POST /clones`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CloneVolumes {
+    /// Image, volume, or `volume@snapshot`.
+    pub source: String,
+    /// Name of the clone; with `count`, what the names `NAME-001` and so on begin with.
+    pub name: String,
+    /// How many; without it, one that is named `name`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u32>,
+    /// When their writes are durable.
+    #[serde(default)]
+    pub sync: Sync,
+}
+
+/// Body of `POST /volumes/{name}/resize`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resize {
+    /// The new size.
+    pub size_bytes: u64,
+}
+
+/// Body of `POST /volumes/{name}/snapshots`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateSnapshot {
+    /// Name of the snapshot: its own part, without the volume's.
+    pub name: String,
+}
+
+/// Body of `POST /volumes/{name}/rollback`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rollback {
+    /// Name of the snapshot: its own part, without the volume's.
+    pub snapshot: String,
+}
+
+/// What `gc` did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reclaimed {
+    /// Bytes that the store got back.
+    pub freed_bytes: u64,
+}
+
+/// The server and its pool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerView {
+    /// Release of the server.
+    pub version: String,
+    /// Where the pool is.
+    pub data: String,
+    /// Process id of the server.
+    pub pid: u32,
+    /// Seconds since the server became ready.
+    pub uptime_s: u64,
+    /// Addresses on which NBD clients are served.
+    pub nbd: Vec<String>,
+    /// Address of the API over TCP.
+    pub http: Option<String>,
+}
+
+/// Operations and bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct CountView {
+    /// Operations.
+    pub ops: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl From<Count> for CountView {
+    fn from(c: Count) -> CountView {
+        CountView { ops: c.ops, bytes: c.bytes }
+    }
+}
+
+/// What guests asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct GuestView {
+    /// Reads.
+    pub read: CountView,
+    /// Writes.
+    pub write: CountView,
+    /// Discards and write-zeroes.
+    pub discard: CountView,
+    /// Flushes.
+    pub flush_ops: u64,
+}
+
+impl From<GuestStats> for GuestView {
+    fn from(s: GuestStats) -> GuestView {
+        GuestView {
+            read: s.read.into(),
+            write: s.write.into(),
+            discard: s.discard.into(),
+            flush_ops: s.flush,
+        }
+    }
+}
+
+/// What the store was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct StoreView {
+    /// Reads.
+    pub read: CountView,
+    /// Appends and superblock writes.
+    pub write: CountView,
+    /// Syncs.
+    pub sync_ops: u64,
+    /// Deleted objects.
+    pub delete_ops: u64,
+}
+
+impl From<StoreStats> for StoreView {
+    fn from(s: StoreStats) -> StoreView {
+        StoreView { read: s.read.into(), write: s.write.into(), sync_ops: s.sync, delete_ops: s.delete }
+    }
+}
+
+/// A cache.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct CacheView {
+    /// Look-ups that found it.
+    pub hits: u64,
+    /// Look-ups that did not.
+    pub misses: u64,
+    /// Share of look-ups that found it; none before the first.
+    pub hit_rate: Option<f64>,
+    /// Bytes held.
+    pub bytes: u64,
+    /// Its budget.
+    pub budget_bytes: u64,
+}
+
+impl From<CacheStats> for CacheView {
+    fn from(s: CacheStats) -> CacheView {
+        CacheView {
+            hits: s.hits,
+            misses: s.misses,
+            hit_rate: ratio(s.hits, s.hits + s.misses),
+            bytes: s.bytes,
+            budget_bytes: s.budget,
+        }
+    }
+}
+
+/// `GET /stats`: the counters since the pool was opened.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct StatsView {
+    /// Guest operations of all disks.
+    pub guest: GuestView,
+    /// Store operations.
+    pub store: StoreView,
+    /// Share of guest reads and writes that cost no store read or write of their own; none before the first.
+    pub offload: Option<f64>,
+    /// The read cache.
+    pub read_cache: CacheView,
+    /// The map cache.
+    pub map_cache: CacheView,
+    /// Bytes that are not yet durable.
+    pub dirty_bytes: u64,
+    /// Resident memory of the server process.
+    pub memory_bytes: u64,
+    /// Bytes that all segments occupy.
+    pub stored_bytes: u64,
+    /// Room in the store in all.
+    pub store_total_bytes: u64,
+    /// Room in the store that is free.
+    pub store_free_bytes: u64,
+    /// Volumes, snapshots and images.
+    pub disks: u64,
+    /// Segments.
+    pub segments: u64,
+    /// Sequence number of the last durable batch.
+    pub seq: u64,
+    /// Commits.
+    pub commits: u64,
+    /// Checkpoints.
+    pub checkpoints: u64,
+    /// Blocks whose checksum did not match.
+    pub damaged_blocks: u64,
+    /// Batches replayed when the pool was opened.
+    pub recovered_batches: u64,
+    /// Milliseconds that recovery took.
+    pub recovery_ms: u64,
+}
+
+impl StatsView {
+    /// The view of a pool's counters, in a process that holds `memory_bytes`.
+    pub fn new(s: &PoolStats, memory_bytes: u64) -> StatsView {
+        let guest_ops = s.guest.read.ops + s.guest.write.ops;
+        let store_ops = s.store.read.ops + s.store.write.ops;
+        StatsView {
+            guest: s.guest.into(),
+            store: s.store.into(),
+            offload: ratio(store_ops, guest_ops).map(|cost| 1.0 - cost),
+            read_cache: s.read_cache.into(),
+            map_cache: s.map_cache.into(),
+            dirty_bytes: s.dirty_bytes,
+            memory_bytes,
+            stored_bytes: s.stored_bytes,
+            store_total_bytes: s.store_total_bytes,
+            store_free_bytes: s.store_free_bytes,
+            disks: s.disks,
+            segments: s.segments,
+            seq: s.seq,
+            commits: s.commits,
+            checkpoints: s.checkpoints,
+            damaged_blocks: s.damaged_blocks,
+            recovered_batches: s.recovered_batches,
+            recovery_ms: s.recovery_ms,
+        }
+    }
+}
+
+/// `part / whole`, where there is a whole.
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole != 0).then(|| part as f64 / whole as f64)
+}

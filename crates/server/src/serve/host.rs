@@ -1,0 +1,142 @@
+//! The world that the engine is handed: a clock, randomness, and a thread of its own on which its background
+//! tasks run, so that neither a guest's requests nor the control plane can hold them up.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use forebay_engine::{BoxFuture, Host};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+/// The engine's thread. Dropping it stops the thread and whatever still runs there.
+pub struct EngineThread {
+    host: Arc<EngineHost>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+/// [`Host`] of a server.
+struct EngineHost {
+    start: Instant,
+    handle: Handle,
+}
+
+impl EngineThread {
+    /// Starts the thread.
+    pub fn start() -> std::io::Result<EngineThread> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let thread = thread::Builder::new().name("engine".into()).spawn(move || {
+            // A sender that is dropped says the same as one that sends.
+            let _ = runtime.block_on(stopped);
+        })?;
+        let host = Arc::new(EngineHost { start: Instant::now(), handle });
+        Ok(EngineThread { host, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// What the engine is handed.
+    pub fn host(&self) -> Arc<dyn Host> {
+        Arc::clone(&self.host) as Arc<dyn Host>
+    }
+
+    /// Runs `future` on the engine's thread, so that its work is not done on the caller's.
+    pub async fn run<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T {
+        match self.host.handle.spawn(future).await {
+            Ok(value) => value,
+            Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
+            // The thread stops only when `self` is dropped, and that is borrowed here.
+            Err(_) => unreachable!("the engine thread runs as long as its owner"),
+        }
+    }
+}
+
+impl Drop for EngineThread {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Host for EngineHost {
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn unix_ms(&self) -> u64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        // The timer is that of the engine's runtime, whichever thread asks.
+        let _entered = self.handle.enter();
+        Box::pin(tokio::time::sleep(duration))
+    }
+
+    fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>) {
+        self.handle.spawn(async move {
+            let guard = AbortOnPanic(name);
+            task.await;
+            std::mem::forget(guard);
+        });
+    }
+
+    fn random(&self, bytes: &mut [u8]) {
+        if let Err(e) = getrandom::fill(bytes) {
+            // Without it, pools would get the same secrets and identities.
+            panic!("the system gives no random bytes: {e}");
+        }
+    }
+}
+
+/// A background task of the engine that panics leaves guests waiting for ever for what it was to do. The log
+/// makes a crash safe and a restart quick, so that is what happens instead.
+struct AbortOnPanic(&'static str);
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("forebay: the engine task '{}' failed; the server stops at once: restart it", self.0);
+            std::process::abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_and_timers_run_on_the_engine_thread_from_anywhere() {
+        let engine = EngineThread::start().unwrap();
+        let host = engine.host();
+        let (tx, rx) = std::sync::mpsc::channel();
+        let timer = host.sleep(Duration::from_millis(5));
+        let before = host.now();
+        let clock = Arc::clone(&host);
+        host.spawn(
+            "test",
+            Box::pin(async move {
+                timer.await;
+                let _ = tx.send((thread::current().name().map(str::to_owned), clock.now()));
+            }),
+        );
+        let (name, after) = rx.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert_eq!(name.as_deref(), Some("engine"));
+        assert!(after - before >= Duration::from_millis(4));
+    }
+
+    #[test]
+    fn random_bytes_differ() {
+        let engine = EngineThread::start().unwrap();
+        let (mut a, mut b) = ([0; 16], [0; 16]);
+        engine.host().random(&mut a);
+        engine.host().random(&mut b);
+        assert_ne!(a, b);
+    }
+}

@@ -1,0 +1,225 @@
+//! The running server: opens the pool, listens, says that it is ready, and stops in order.
+//!
+//! **Start.** The store (which refuses a second server), the pool, the listeners; last the control socket is
+//! put in its place and one line printed. Whatever fails before leaves nothing behind.
+//!
+//! **Stop.** On the first SIGTERM or SIGINT: no new connections, requests under way finish (a bounded time),
+//! imports are undone, the pool makes everything durable and closes. Exit status 0. A second signal exits at
+//! once, which is as safe as a crash and no safer.
+
+mod host;
+mod notify;
+mod socket;
+mod store;
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use axum::serve::Listener;
+use forebay_engine::Pool;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::api::{self, Origin};
+use crate::config::ServeConfig;
+use crate::control::{Control, ServerInfo};
+pub use host::EngineThread;
+use socket::ControlSocket;
+
+/// How long requests and jobs that are under way may take to finish on a stop.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Why a server cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The system refuses something basic.
+    #[error("cannot start: {0}")]
+    System(#[from] std::io::Error),
+    /// The store cannot be opened.
+    #[error("cannot open the pool in {path}: {source}")]
+    Store {
+        /// The data directory.
+        path: PathBuf,
+        /// What went wrong.
+        source: forebay_store::StoreError,
+    },
+    /// The pool cannot be opened or closed.
+    #[error("{0}")]
+    Pool(#[from] forebay_engine::Error),
+    /// A server answers on the control socket.
+    #[error("a server answers on {0} already; stop it first, or use another --socket")]
+    SocketInUse(PathBuf),
+    /// Something else has the name of the control socket.
+    #[error("{0} exists and is not a socket; remove it, or use another --socket")]
+    NotASocket(PathBuf),
+    /// The path of the control socket is too long for the system.
+    #[error("the socket path {path} is too long: use --socket with at most {max} bytes")]
+    SocketPath {
+        /// The path.
+        path: PathBuf,
+        /// Most bytes.
+        max: usize,
+    },
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address}: {reason}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// What the system said.
+        reason: String,
+    },
+}
+
+impl ServeError {
+    fn listen(address: &str, e: &std::io::Error) -> ServeError {
+        ServeError::Listen { address: address.to_owned(), reason: e.to_string() }
+    }
+}
+
+/// Runs a server until it is told to stop. `json` chooses the form of the line that says it is ready.
+pub fn run(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
+    init_tracing();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(serve(config, json));
+    // A connection that is stuck must not hold the process up.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    result
+}
+
+async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
+    let mut signals = Signals::new()?;
+    let (mut socket, control_listener) = ControlSocket::bind(&config.socket)?;
+    let store = store::open(&config.data)?;
+    let engine = EngineThread::start()?;
+    let opened = Instant::now();
+    let pool = engine.run(Pool::open(store, engine.host(), config.pool.clone())).await?;
+    tracing::info!(ms = opened.elapsed().as_millis(), "pool open");
+
+    let http = bind_http(config.http).await?;
+    let info = ServerInfo {
+        data: config.data.clone(),
+        nbd: config.nbd.iter().map(ToString::to_string).collect(),
+        http: http.as_ref().map(|(_, addr)| addr.to_string()),
+        started: Instant::now(),
+    };
+    let control = Control::new(pool.clone(), info);
+    let mut listeners = vec![listen(control_listener, &control, Origin::Socket)];
+    if let Some((listener, addr)) = http {
+        let origin = if addr.ip().is_loopback() { Origin::Loopback } else { Origin::Remote };
+        listeners.push(listen(listener, &control, origin));
+    }
+    socket.publish()?;
+    say_ready(config, &control, json);
+    notify::notify("READY=1");
+
+    signals.first().await;
+    tracing::info!("stopping");
+    notify::notify("STOPPING=1");
+    let stop = async {
+        control.stop(DRAIN).await;
+        for listener in &mut listeners {
+            // What is still open after that long is cut.
+            let _ = tokio::time::timeout(DRAIN, listener).await;
+        }
+        drop(socket);
+        engine.run(async move { pool.close().await }).await
+    };
+    tokio::select! {
+        closed = stop => closed?,
+        () = signals.second() => exit_at_once(),
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn bind_http(addr: Option<SocketAddr>) -> Result<Option<(TcpListener, SocketAddr)>, ServeError> {
+    let Some(addr) = addr else { return Ok(None) };
+    let fail = |e| ServeError::listen(&addr.to_string(), &e);
+    let listener = TcpListener::bind(addr).await.map_err(fail)?;
+    let bound = listener.local_addr().map_err(fail)?;
+    Ok(Some((listener, bound)))
+}
+
+/// Serves the API on a listener until the control plane stops.
+fn listen<L>(listener: L, control: &Control, origin: Origin) -> JoinHandle<()>
+where
+    L: Listener,
+    L::Addr: std::fmt::Debug,
+{
+    let mut stopping: watch::Receiver<bool> = control.stopping();
+    let router = api::router(control.clone(), origin);
+    tokio::spawn(async move {
+        let stop = async move {
+            // A control plane that is gone has stopped.
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+        };
+        if let Err(e) = axum::serve(listener, router).with_graceful_shutdown(stop).await {
+            tracing::error!(error = %e, "a listener of the API failed");
+        }
+    })
+}
+
+/// Prints the one line that says where the server listens. A closed standard output is no reason to fail.
+fn say_ready(config: &ServeConfig, control: &Control, json: bool) {
+    let info = control.info();
+    let line = if json {
+        json!({"ready": true, "socket": config.socket, "nbd": info.nbd, "http": info.http}).to_string()
+    } else {
+        let mut line = format!("forebay is ready: control {}", config.socket.display());
+        for address in &info.nbd {
+            line += &format!(", nbd {address}");
+        }
+        if let Some(address) = &info.http {
+            line += &format!(", http {address}");
+        }
+        line
+    };
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Signals> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn first(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => (),
+            _ = self.interrupt.recv() => (),
+        }
+    }
+
+    async fn second(&mut self) {
+        self.first().await;
+    }
+}
+
+fn exit_at_once() -> ! {
+    eprintln!("forebay: stopped at once by a second signal; the next start recovers from the log");
+    std::process::exit(1)
+}
+
+/// Diagnostics go to standard error; `FOREBAY_LOG` filters them, such as `debug` or `forebay_engine=trace`.
+fn init_tracing() {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let done = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    if let Err(e) = done {
+        eprintln!("forebay: {e}");
+    }
+}
