@@ -29,7 +29,10 @@ pub(super) fn line(text: &str) -> Result<(), CliError> {
 /// A table without lines, as people and `awk` like it.
 pub(super) fn table(header: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(header);
+    table.load_preset(presets::NOTHING);
+    if !header.is_empty() {
+        table.set_header(header);
+    }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }

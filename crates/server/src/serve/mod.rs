@@ -93,8 +93,9 @@ pub fn run(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
 
 async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
-    let (mut socket, control_listener) = ControlSocket::bind(&config.socket)?;
+    // The store first: a new one wants its directory empty, and the socket may be in there.
     let store = store::open(&config.data)?;
+    let (mut socket, control_listener) = ControlSocket::bind(&config.socket)?;
     let engine = EngineThread::start()?;
     let opened = Instant::now();
     let pool = engine.run(Pool::open(store, engine.host(), config.pool.clone())).await?;
