@@ -212,3 +212,19 @@ fn files_with_other_names_are_no_objects() {
     }
     assert!(block_on(store.list()).unwrap().is_empty());
 }
+
+#[test]
+fn more_operations_than_any_queue_holds_all_complete() {
+    for io in [IoMode::Auto, IoMode::Threads] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = DirectoryStore::open(dir.path(), &options(io, true)).unwrap();
+        let data = pattern(1, 1 << 20);
+        block_on(async {
+            store.append(id(1), 0, IoBuf::from(&data[..]), 1 << 20).await.unwrap();
+            let reads = (0..6000).map(|n| (n % 256 * 4096, store.read(id(1), n as u64 % 256 * 4096, 4096)));
+            for (at, read) in reads.collect::<Vec<_>>() {
+                assert!(read.await.unwrap()[..] == data[at..at + 4096]);
+            }
+        });
+    }
+}

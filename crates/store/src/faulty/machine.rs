@@ -290,7 +290,11 @@ impl Machine {
             Effect::Append { id, data, expected, .. } => {
                 // Of a kill, a prefix; of a power loss, anything: whatever was in flight is exposed by sectors.
                 let len = data.len() as u64;
-                let reached = if kind == Crash::Kill { self.random.below(len + 1) } else { len };
+                let reached = match (kind, self.random.below(4)) {
+                    (Crash::PowerLoss, _) | (_, 0) => len,
+                    (Crash::Kill, 1) => 0,
+                    (Crash::Kill, _) => self.random.below(len),
+                };
                 if reached > 0 || coin {
                     let object = self.objects.entry(id).or_insert_with(|| Object::new(expected));
                     object.append(&data[..reached as usize]);
