@@ -94,7 +94,7 @@ impl Pool {
             let (known, _) = volume.tree.read().get_range(&self.nodes, block, values);
             for value in &values[..known] {
                 let MapValue::At(target) = *value else { return };
-                if !follows(run, target) || self.cache.contains(target.addr) {
+                if !extends(run, &target) || self.cache.contains(target.addr) {
                     return;
                 }
                 let Turn::Leader(leader) = self.misses.enter(target.addr) else { return };
@@ -199,19 +199,22 @@ pub(crate) fn damage(addr: Address) -> Error {
     Error::Damaged(format!("segment {}, offset {}", addr.segment, addr.slot.offset()))
 }
 
-/// Whether a block lies right behind the last of a run.
-fn follows(run: &Run, target: BlockRef) -> bool {
-    let Some(last) = run.last().map(|w| w.target) else { return false };
-    last.form == Form::RAW_BLOCK
-        && target.form == Form::RAW_BLOCK
-        && target.addr.segment == last.addr.segment
-        && target.addr.slot.0 as usize == last.addr.slot.0 as usize + BLOCK / Slot::UNIT
-        && (run.len() + 1) * BLOCK <= BATCH_BYTES
+/// Whether `next` lies right behind `block` on the store, both as they are.
+pub(crate) fn follows(block: &BlockRef, next: &BlockRef) -> bool {
+    block.form == Form::RAW_BLOCK
+        && next.form == Form::RAW_BLOCK
+        && next.addr.segment == block.addr.segment
+        && next.addr.slot.0 as usize == block.addr.slot.0 as usize + BLOCK / Slot::UNIT
+}
+
+/// Whether a run can take a block.
+fn extends(run: &Run, target: &BlockRef) -> bool {
+    run.last().is_some_and(|last| follows(&last.target, target)) && (run.len() + 1) * BLOCK <= BATCH_BYTES
 }
 
 fn push(runs: &mut Vec<Run>, wanted: Wanted) {
     match runs.last_mut() {
-        Some(run) if follows(run, wanted.target) => run.push(wanted),
+        Some(run) if extends(run, &wanted.target) => run.push(wanted),
         _ => runs.push(vec![wanted]),
     }
 }

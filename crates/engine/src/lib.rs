@@ -18,7 +18,9 @@ mod fetch;
 mod read;
 
 mod admin;
+mod check;
 mod checkpoint;
+mod inspect;
 mod pool;
 mod reclaim;
 mod recovery;
@@ -31,9 +33,14 @@ mod limits;
 mod stats;
 
 pub use admin::{CloneRequest, DiskInfo};
+pub use check::{CheckReport, Problem, check};
 pub use disk::{Disk, Extent, Fast};
 pub use error::{Error, Result};
+pub use forebay_format::SegmentId;
 pub use forebay_format::{DiskId, Role, SyncMode};
 pub use host::{BoxFuture, Host};
+pub use inspect::{
+    BatchView, SegmentView, SuperblockView, inspect_batches, inspect_segments, inspect_superblocks,
+};
 pub use pool::{Pool, PoolConfig};
 pub use stats::{CacheStats, Count, GuestStats, PoolStats, StoreStats};

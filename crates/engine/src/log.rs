@@ -232,7 +232,9 @@ impl Log {
             let last = i + 1 == drafts.len();
             if let Err(e) = self.append(stream, draft, last, &mut addresses).await {
                 if e == StoreError::Full {
-                    self.open.remove(&stream).map(|o| self.close_record(o.id, SegmentState::Sealed));
+                    if let Some(left) = self.open.remove(&stream) {
+                        self.close_record(left.id);
+                    }
                     self.head = start;
                     self.raise_epoch = true;
                 }
@@ -332,13 +334,13 @@ impl Log {
             self.unsynced.push(id);
         }
         self.open.remove(&stream);
-        self.close_record(id, SegmentState::Sealed);
+        self.close_record(id);
         Ok(())
     }
 
-    fn close_record(&mut self, id: SegmentId, state: SegmentState) {
+    fn close_record(&mut self, id: SegmentId) {
         if let Some(r) = self.table.get_mut(&id) {
-            r.state = state;
+            r.state = SegmentState::Sealed;
         }
     }
 

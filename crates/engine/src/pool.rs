@@ -16,6 +16,7 @@ use crate::commit::{PendingOp, Progress};
 use crate::fetch::Fetched;
 use crate::log::Log;
 use crate::map::NodeCache;
+use crate::recovery::Mode;
 use crate::stats::{Counter, GuestCounters, StoreStats, count};
 use crate::volume::Volume;
 use crate::{Count, Disk, Error, GuestStats, Host, PoolStats, Result};
@@ -155,7 +156,7 @@ impl Pool {
     /// read or written.
     pub async fn open(store: Arc<dyn Store>, host: Arc<dyn Host>, config: PoolConfig) -> Result<Arc<Pool>> {
         let store = Arc::new(Metered::new(store));
-        let pool = Arc::new(Pool::recover(store, host, config).await?);
+        let pool = Arc::new(Pool::recover(store, host, config, Mode::Own).await?);
         pool.host.spawn("commit", Box::pin(pool.clone().commit_loop()));
         pool.host.spawn("upkeep", Box::pin(pool.clone().upkeep_loop()));
         pool.check_space().await?;

@@ -109,7 +109,7 @@ impl Pool {
                 match *value {
                     MapValue::Hole | MapValue::Zero => zero_sectors(!have, &within, part),
                     MapValue::At(target) => {
-                        if !self.from_cache(target, &within, have, part) {
+                        if !self.read_cached(target, &within, have, part) {
                             gaps.push(Gap { block, at, within: within.clone(), have, target });
                         }
                     }
@@ -120,7 +120,7 @@ impl Pool {
         Ok(())
     }
 
-    fn from_cache(&self, target: BlockRef, within: &Range<usize>, have: u8, out: &mut [u8]) -> bool {
+    fn read_cached(&self, target: BlockRef, within: &Range<usize>, have: u8, out: &mut [u8]) -> bool {
         if have == 0 {
             return self.cache.get(target.addr, within.start, out);
         }
@@ -171,7 +171,7 @@ impl Pool {
         };
         if let MapValue::At(target) = value {
             let within = 0..BLOCK;
-            if !self.from_cache(target, &within, 0, &mut page[..]) {
+            if !self.read_cached(target, &within, 0, &mut page[..]) {
                 let gap = Gap { block, at: 0, within, have: !ALL_SECTORS, target };
                 self.fill_gaps(volume, vec![gap], &mut page[..], 0).await?;
             }

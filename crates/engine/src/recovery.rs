@@ -33,15 +33,25 @@ use crate::scan::{Scanned, history, scan_segment};
 use crate::volume::{Volume, blocks};
 use crate::{Error, Host, PoolConfig, Result};
 
+/// What a pool is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// To be held and written.
+    Own,
+    /// To be looked at; nothing is written.
+    Look,
+}
+
 impl Pool {
     /// Recovers the pool on a store, or makes a new one where the store is empty. No task runs yet.
     pub(crate) async fn recover(
         store: Arc<Metered>,
         host: Arc<dyn Host>,
         config: PoolConfig,
+        mode: Mode,
     ) -> Result<Pool> {
         let begin = host.now();
-        let superblock = claim(&store, &*host, &config).await?;
+        let superblock = find(&store, &*host, &config, mode).await?;
         let objects = store.list().await?;
         let head = Head { seq: superblock.seq, chain: superblock.chain };
         let pool_id = superblock.pool;
@@ -69,9 +79,11 @@ impl Pool {
             scanned.extend(scan_segment(&*pool.store, pool_id, object.id, stream, from, object.len).await?);
         }
         let (applied, head) = history(scanned, head);
-        let touched: BTreeSet<SegmentId> = applied.iter().map(|b| b.header.segment).collect();
-        for segment in touched {
-            pool.store.sync(segment).await?;
+        if mode == Mode::Own {
+            let touched: BTreeSet<SegmentId> = applied.iter().map(|b| b.header.segment).collect();
+            for segment in touched {
+                pool.store.sync(segment).await?;
+            }
         }
         pool.replay(&applied).await?;
         note_segments(&mut table, &applied);
@@ -181,8 +193,8 @@ impl Pending {
     }
 }
 
-/// Takes the pool: the superblock gets the next epoch. Makes a pool where the store is empty.
-async fn claim(store: &Metered, host: &dyn Host, config: &PoolConfig) -> Result<Superblock> {
+/// Finds the superblock. To own the pool, gives it the next epoch; makes a pool where the store is empty.
+async fn find(store: &Metered, host: &dyn Host, config: &PoolConfig, mode: Mode) -> Result<Superblock> {
     let segment_bytes =
         config.segment_bytes.clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES) / BLOCK as u32 * BLOCK as u32;
     let copies = store.read_superblock().await?;
@@ -207,6 +219,9 @@ async fn claim(store: &Metered, host: &dyn Host, config: &PoolConfig) -> Result<
     } else {
         Superblock::choose([copies[0].as_deref(), copies[1].as_deref()])?
     };
+    if mode == Mode::Look {
+        return Ok(superblock);
+    }
     superblock.generation += 1;
     superblock.epoch += 1;
     superblock.segment_bytes = segment_bytes;

@@ -1,5 +1,7 @@
 //! The engine through its interface, on a store in memory: what a front end and an administrator see.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -201,4 +203,102 @@ async fn segments_without_live_data_are_freed() {
     pool.close().await.unwrap();
     let pool = open(&store).await;
     assert_eq!(read(&pool.attach("keep").unwrap(), 0, 1 << 20).await, vec![1; 1 << 20]);
+}
+
+async fn check(store: &Arc<MemoryStore>) -> Vec<String> {
+    let store: Arc<dyn Store> = store.clone();
+    let report = forebay_engine::check(store, Arc::new(TestHost(Instant::now())), |_| {}).await.unwrap();
+    let line = |p: &forebay_engine::Problem| format!("{} at {}, of {:?}", p.what, p.place, p.disks);
+    report.problems.iter().map(line).collect()
+}
+
+#[tokio::test]
+async fn check_finds_damage_and_names_the_disks_that_suffer() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", 8 << 20, SyncMode::Flush).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    for i in 0..4 {
+        v.write(i << 20, &[i as u8 + 1; 1 << 20], true).await.unwrap();
+    }
+    pool.clone_disk("v", &[clone("c")]).await.unwrap();
+    v.write(0, &[9; 4096], true).await.unwrap();
+    drop(v);
+    pool.create_volume("other", 8 << 20, SyncMode::Flush).await.unwrap();
+    pool.close().await.unwrap();
+    assert_eq!(check(&store).await, Vec::<String>::new());
+
+    let objects = store.list().await.unwrap();
+    let first = objects[0].id;
+    // Somewhere in the payload of the first batches, which hold the first block of the clone alone.
+    let at = {
+        let bytes = store.read(first, 0, 64 << 10).await.unwrap();
+        (0..bytes.len()).step_by(4096).find(|&at| bytes[at..at + 4096] == [1; 4096]).unwrap()
+    };
+    store.damage(first, |bytes| bytes[at + 77] ^= 1);
+    let problems = check(&store).await;
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    assert!(problems[0].contains("a batch is damaged"), "{problems:?}");
+    assert!(
+        problems[1].contains("a block is damaged") && problems[1].ends_with("of [\"c\"]"),
+        "{problems:?}"
+    );
+    let pool = open(&store).await;
+    let c = pool.attach("c").unwrap();
+    let mut out = [0; 4096];
+    assert!(matches!(c.read(0, &mut out).await, Err(Error::Damaged(_))));
+    c.read(4096, &mut out).await.unwrap();
+    assert_eq!(out, [1; 4096]);
+    assert!(pool.stats().await.damaged_blocks >= 1);
+}
+
+#[tokio::test]
+async fn one_damaged_superblock_copy_harms_nothing_and_two_are_reported() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", 1 << 20, SyncMode::Flush).await.unwrap();
+    pool.attach("v").unwrap().write(0, &[1; 4096], true).await.unwrap();
+    pool.close().await.unwrap();
+    for copy in 0..2 {
+        let good = store.read_superblock().await.unwrap()[copy].clone();
+        let mut bad = good.clone().unwrap();
+        bad[100] ^= 1;
+        store.set_superblock(copy, Some(bad));
+        let pool = open(&store).await;
+        assert_eq!(read(&pool.attach("v").unwrap(), 0, 4096).await, [1; 4096]);
+        pool.close().await.unwrap();
+    }
+    store.set_superblock(0, Some(vec![0; 4096]));
+    store.set_superblock(1, Some(vec![0; 4096]));
+    let opened = Pool::open(store.clone(), Arc::new(TestHost(Instant::now())), config()).await;
+    assert!(matches!(opened, Err(Error::Format(_))));
+}
+
+#[tokio::test]
+async fn a_full_store_refuses_data_and_takes_it_again_when_there_is_room() {
+    let store = Arc::new(MemoryStore::with_capacity(24 << 20));
+    let pool = open(&store).await;
+    for name in ["a", "b"] {
+        pool.create_volume(name, 64 << 20, SyncMode::Flush).await.unwrap();
+    }
+    pool.attach("b").unwrap().write(0, &vec![7; 4 << 20], true).await.unwrap();
+    let a = pool.attach("a").unwrap();
+    let mut written = 0;
+    let error = loop {
+        match a.write(written, &[3; 1 << 18], true).await {
+            Ok(()) => written += 1 << 18,
+            Err(e) => break e,
+        }
+        assert!(written < 32 << 20, "the store cannot hold that much");
+    };
+    assert!(matches!(error, Error::NoSpace), "{error}");
+    assert!(written > 8 << 20);
+    assert_eq!(read(&a, written - 4096, 4096).await, [3; 4096]);
+    pool.delete("b").await.unwrap();
+    drop(a);
+    pool.create_volume("c", 4096, SyncMode::Flush).await.unwrap();
+    pool.delete("a").await.unwrap();
+    pool.reclaim().await.unwrap();
+    pool.attach("c").unwrap().write(0, &[5; 4096], true).await.unwrap();
+    pool.close().await.unwrap();
 }

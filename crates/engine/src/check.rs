@@ -1,0 +1,317 @@
+//! Verifying a pool that no server has open: every superblock copy, every batch, every node, every block.
+//!
+//! Nothing is written. The log is read twice over: once batch by batch, which finds damage wherever it is, and
+//! once from the maps, which finds what is missing and says whose data it was.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use forebay_format::{
+    BLOCK, BlockRef, FormatError, PoolId, SegmentFooter, SegmentId, SegmentRecord, SegmentState, Superblock,
+    crc32c,
+};
+use forebay_store::{Metered, Store};
+use hashbrown::HashSet;
+use serde::Serialize;
+
+use crate::catalogue::shorten;
+use crate::fetch::follows;
+use crate::hash::BuildU64Hasher;
+use crate::map::{Dirty, NeedNode, Ref, Tree};
+use crate::pool::Pool;
+use crate::recovery::Mode;
+use crate::scan::scan_segment;
+use crate::{Error, Host, PoolConfig, Result};
+
+/// Something that is not as it should be.
+#[derive(Debug, Clone, Serialize)]
+pub struct Problem {
+    /// What is wrong.
+    pub what: String,
+    /// Where on the store.
+    pub place: String,
+    /// The disks that need what is damaged, by export name.
+    pub disks: Vec<String>,
+}
+
+/// What a check went through and found.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct CheckReport {
+    /// Volumes, snapshots and images.
+    pub disks: u64,
+    /// Segments.
+    pub segments: u64,
+    /// Batches.
+    pub batches: u64,
+    /// Distinct nodes of block maps.
+    pub nodes: u64,
+    /// Blocks that maps refer to; one that several maps share counts once for each distinct node.
+    pub blocks: u64,
+    /// Bytes read.
+    pub bytes_read: u64,
+    /// What is wrong; empty for a sound pool.
+    pub problems: Vec<Problem>,
+}
+
+impl CheckReport {
+    fn problem(&mut self, what: impl Into<String>, place: String) {
+        self.problems.push(Problem { what: what.into(), place, disks: Vec::new() });
+    }
+}
+
+/// Verifies the pool on a store that no server has open. `progress` is called now and then.
+///
+/// # Errors
+/// Where there is no pool at all, where it is of a newer format, and where damage leaves no way in: neither
+/// superblock copy, or not the checkpoint. Everything else is in the report.
+pub async fn check(
+    store: Arc<dyn Store>,
+    host: Arc<dyn Host>,
+    mut progress: impl FnMut(&CheckReport),
+) -> Result<CheckReport> {
+    let mut report = CheckReport::default();
+    let superblock = check_superblocks(&*store, &mut report).await?;
+    let store = Arc::new(Metered::new(store));
+    let pool = Pool::recover(store, host, PoolConfig::default(), Mode::Look).await?;
+    let table: Vec<SegmentRecord> = pool.log.lock().await.table().values().copied().collect();
+    report.segments = table.len() as u64;
+    for record in &table {
+        check_segment(&pool, superblock.pool, record, &mut report).await?;
+        report.bytes_read = pool.store.counts().read.bytes;
+        progress(&report);
+    }
+    check_maps(&pool, &mut report, &mut progress).await;
+    report.bytes_read = pool.store.counts().read.bytes;
+    Ok(report)
+}
+
+async fn check_superblocks(store: &dyn Store, report: &mut CheckReport) -> Result<Superblock> {
+    let copies = store.read_superblock().await?;
+    if copies.iter().all(Option::is_none) {
+        return Err(Error::NoPool("there is no superblock".into()));
+    }
+    let best = Superblock::choose([copies[0].as_deref(), copies[1].as_deref()])?;
+    for (i, copy) in copies.iter().enumerate() {
+        let place = format!("superblock copy {i}");
+        match copy.as_deref().map(Superblock::decode) {
+            Some(Ok(_)) => {}
+            Some(Err(e)) => report.problem(e.to_string(), place),
+            // The first superblock of a new pool has no other beside it yet.
+            None if best.generation < 2 => {}
+            None => report.problem("it is missing", place),
+        }
+    }
+    Ok(best)
+}
+
+/// Verifies the batches of a segment, and its footer if it has one.
+async fn check_segment(
+    pool: &Pool,
+    id: PoolId,
+    record: &SegmentRecord,
+    report: &mut CheckReport,
+) -> Result<()> {
+    let (segment, written) = (record.segment, record.written as u64);
+    let place = |at: u64| format!("segment {segment}, offset {at}");
+    let mut at = 0;
+    let mut stream = None;
+    while at < written {
+        let found = match scan_segment(&*pool.store, id, segment, stream, at, written).await {
+            Ok(found) => found,
+            Err(Error::Store(e)) => {
+                report.problem(e.to_string(), place(at));
+                return Ok(());
+            }
+            Err(e) => return Err(e),
+        };
+        report.batches += found.len() as u64;
+        let end = found.last().map_or(at.max(if stream.is_some() { BLOCK as u64 } else { 0 }), |b| b.end);
+        if end >= written {
+            break;
+        }
+        let what = if end == 0 { "the segment header is damaged" } else { "a batch is damaged" };
+        report.problem(what, place(end));
+        // Batches begin at whole blocks: the next one is found by trying each.
+        stream = Some(record.stream);
+        at = end.max(BLOCK as u64) + if end == 0 { 0 } else { BLOCK as u64 };
+        while at < written && scan_segment(&*pool.store, id, segment, stream, at, written).await?.is_empty() {
+            at += BLOCK as u64;
+        }
+    }
+    if record.state == SegmentState::Sealed {
+        check_footer(pool, id, segment, written, report).await;
+    }
+    Ok(())
+}
+
+/// A segment that its writer left in a crash has no footer; one that is there must be whole.
+async fn check_footer(pool: &Pool, id: PoolId, segment: SegmentId, at: u64, report: &mut CheckReport) {
+    let Ok(head) = pool.store.read(segment, at, BLOCK).await else { return };
+    if !SegmentFooter::is_footer(&head) {
+        return;
+    }
+    let verify = async {
+        let footer = SegmentFooter::decode(&head, id, segment, at as u32)?;
+        let len = footer.directory_len().next_multiple_of(BLOCK);
+        if len > 0 {
+            footer.decode_directory(&pool.store.read(segment, at + BLOCK as u64, len).await?)?;
+        }
+        Ok::<_, Error>(())
+    };
+    if let Err(e) = verify.await {
+        report.problem(format!("the directory is damaged ({e})"), format!("segment {segment}, offset {at}"));
+    }
+}
+
+/// Walks every map; then, if something was damaged, once more to say whose it was.
+async fn check_maps(pool: &Pool, report: &mut CheckReport, progress: &mut impl FnMut(&CheckReport)) {
+    let disks: Vec<(String, Tree)> = {
+        let catalogue = pool.catalogue.read();
+        catalogue.iter().map(|d| (shorten(&catalogue.export_name(d)), d.tree.read().clone())).collect()
+    };
+    report.disks = disks.len() as u64;
+    let mut damaged: BTreeMap<u64, Problem> = BTreeMap::new();
+    let mut seen = Seen::default();
+    for (_, tree) in &disks {
+        let mut todo: Vec<Ref> = tree.root().into_iter().collect();
+        while let Some(reference) = todo.pop() {
+            let Some(blocks) = step(pool, reference, &mut seen, &mut todo, &mut damaged).await else {
+                continue;
+            };
+            report.nodes += 1;
+            report.blocks += blocks.len() as u64;
+            verify_blocks(pool, blocks, &mut damaged).await;
+        }
+        report.bytes_read = pool.store.counts().read.bytes;
+        progress(report);
+    }
+    if !damaged.is_empty() {
+        for (name, tree) in &disks {
+            let needed = needed_by(pool, tree).await;
+            let mine = damaged.iter_mut().filter(|(addr, _)| needed.contains(*addr));
+            mine.for_each(|(_, problem)| problem.disks.push(name.clone()));
+        }
+    }
+    report.problems.extend(damaged.into_values());
+}
+
+type Seen = HashSet<u64, BuildU64Hasher>;
+
+impl Ref {
+    fn address(&self) -> Option<u64> {
+        match self {
+            Ref::Block(block) => Some(block.addr.to_u64()),
+            Ref::Node(need) | Ref::Base(need) => Some(need.at.addr.to_u64()),
+            Ref::Memory(dirty) => dirty.stored().map(|at| at.addr.to_u64()),
+        }
+    }
+}
+
+/// Takes one step of a walk: puts what a node refers to on the list, and returns its blocks. `None` where the
+/// node was seen before, or cannot be read.
+async fn step(
+    pool: &Pool,
+    reference: Ref,
+    seen: &mut Seen,
+    todo: &mut Vec<Ref>,
+    damaged: &mut BTreeMap<u64, Problem>,
+) -> Option<Vec<BlockRef>> {
+    if reference.address().is_some_and(|addr| !seen.insert(addr)) {
+        return None;
+    }
+    let mut blocks = Vec::new();
+    let mut note = |r| match r {
+        Ref::Block(block) => blocks.push(block),
+        other => todo.push(other),
+    };
+    match reference {
+        Ref::Block(_) => note(reference),
+        Ref::Memory(dirty) => dirty.references(note),
+        Ref::Node(need) | Ref::Base(need) => match pool.load_node(need).await {
+            Ok(node) => node.references(note),
+            Err(e) => {
+                damaged.insert(need.at.addr.to_u64(), node_problem(need, &e));
+                return None;
+            }
+        },
+    }
+    Some(blocks)
+}
+
+/// Addresses of all nodes and blocks that one disk needs. Of the base of a leaf it needs only the blocks that
+/// the leaf does not list itself.
+async fn needed_by(pool: &Pool, tree: &Tree) -> Seen {
+    let mut needed = Seen::default();
+    let mut todo: Vec<Ref> = tree.root().into_iter().collect();
+    while let Some(reference) = todo.pop() {
+        needed.extend(reference.address());
+        let (leaf, mut base) = match reference {
+            Ref::Block(_) => continue,
+            Ref::Memory(Dirty::Inner(inner)) => {
+                Dirty::Inner(inner).references(|r| todo.push(r));
+                continue;
+            }
+            Ref::Memory(Dirty::Leaf(leaf)) => (leaf, None),
+            Ref::Node(need) | Ref::Base(need) => match pool.load_node(need).await {
+                Ok(node) => (node, None),
+                Err(_) => continue,
+            },
+        };
+        leaf.references(|r| match r {
+            Ref::Base(need) => base = Some(Ref::Base(need)),
+            Ref::Memory(dirty @ Dirty::Leaf(_)) => base = Some(Ref::Memory(dirty)),
+            other => todo.push(other),
+        });
+        let Some(base) = base else { continue };
+        needed.extend(base.address());
+        let base = match base {
+            Ref::Base(need) => pool.load_node(need).await.ok(),
+            Ref::Memory(Dirty::Leaf(node)) => Some(node),
+            _ => None,
+        };
+        if let Some(base) = base {
+            leaf.uncovered(&base, |block| {
+                needed.insert(block.addr.to_u64());
+            });
+        }
+    }
+    needed
+}
+
+fn node_problem(need: NeedNode, why: &Error) -> Problem {
+    Problem {
+        what: format!("a node of a block map cannot be read ({why})"),
+        place: place(need.at),
+        disks: Vec::new(),
+    }
+}
+
+fn place(at: BlockRef) -> String {
+    format!("segment {}, offset {}", at.addr.segment, at.addr.slot.offset())
+}
+
+/// Reads blocks, as many at a time as lie together, and verifies their checksums.
+async fn verify_blocks(pool: &Pool, mut blocks: Vec<BlockRef>, damaged: &mut BTreeMap<u64, Problem>) {
+    blocks.sort_unstable_by_key(|b| b.addr);
+    blocks.dedup();
+    let mut rest = &blocks[..];
+    while let Some(first) = rest.first() {
+        let count = 1 + rest.windows(2).take_while(|w| follows(&w[0], &w[1])).count();
+        let (run, behind) = rest.split_at(count);
+        rest = behind;
+        let bytes = pool.read_exact(first.addr, first.addr.slot.offset(), run.len() * BLOCK).await;
+        for (i, block) in run.iter().enumerate() {
+            let why = match &bytes {
+                Ok(bytes) if crc32c(&bytes[i * BLOCK..][..BLOCK]) == block.crc => continue,
+                Ok(_) => FormatError::Checksum("block").to_string(),
+                Err(e) => e.to_string(),
+            };
+            let problem = Problem {
+                what: format!("a block is damaged ({why})"),
+                place: place(*block),
+                disks: Vec::new(),
+            };
+            damaged.insert(block.addr.to_u64(), problem);
+        }
+    }
+}
