@@ -15,12 +15,19 @@ const SHARDS: usize = 16;
 /// The least budget of a shard: a few nodes more than one descent needs, so that loading always gets on.
 const LEAST: usize = 64 << 10;
 /// Bytes that a node's place in a table takes, with the table's spare places.
-const PER_NODE: usize = 40;
+const PER_NODE: usize = 28;
+/// Set in an entry's key when it was looked up since the hand came by. Addresses have 56 bits.
+const USED: u64 = 1 << 63;
 
 struct Entry {
     key: u64,
     node: Node,
-    used: bool,
+}
+
+impl Entry {
+    fn is(&self, key: u64) -> bool {
+        self.key & !USED == key
+    }
 }
 
 #[derive(Default)]
@@ -54,17 +61,17 @@ impl NodeCache {
         &self.shards[(hash >> 24) as usize % SHARDS]
     }
 
-    /// The node that is asked for, or the wish to load it.
-    pub(super) fn get(&self, need: NeedNode) -> Result<Node, NeedNode> {
+    /// What `f` makes of the node that is asked for, or the wish to load it. `f` runs under the shard's lock.
+    pub(super) fn look<R>(&self, need: NeedNode, f: impl FnOnce(&Node) -> R) -> Result<R, NeedNode> {
         let key = need.at.addr.to_u64();
         let hash = hash(key);
         let mut shard = self.shard(hash).lock();
         let shard = &mut *shard;
-        match shard.table.find_mut(hash, |e| e.key == key) {
+        match shard.table.find_mut(hash, |e| e.is(key)) {
             Some(entry) if need.fits(&entry.node) => {
                 shard.hits += 1;
-                entry.used = true;
-                Ok(entry.node.clone())
+                entry.key |= USED;
+                Ok(f(&entry.node))
             }
             _ => {
                 shard.misses += 1;
@@ -73,12 +80,17 @@ impl NodeCache {
         }
     }
 
+    /// The node that is asked for, or the wish to load it.
+    pub(super) fn get(&self, need: NeedNode) -> Result<Node, NeedNode> {
+        self.look(need, Node::clone)
+    }
+
     /// The node, if it is here; counts as neither hit nor miss.
     pub(super) fn peek(&self, need: NeedNode) -> Option<Node> {
         let key = need.at.addr.to_u64();
         let hash = hash(key);
         let shard = self.shard(hash).lock();
-        let entry = shard.table.find(hash, |e| e.key == key)?;
+        let entry = shard.table.find(hash, |e| e.is(key))?;
         need.fits(&entry.node).then(|| entry.node.clone())
     }
 
@@ -89,12 +101,12 @@ impl NodeCache {
         let hash = hash(key);
         let mut dropped = Vec::new();
         let mut shard = self.shard(hash).lock();
-        let new = Entry { key, node, used: true };
+        let new = Entry { key: key | USED, node };
         shard.bytes += new.node.bytes() + PER_NODE;
-        match shard.table.find_mut(hash, |e| e.key == key) {
+        match shard.table.find_mut(hash, |e| e.is(key)) {
             Some(old) => dropped.push(std::mem::replace(old, new).node),
             None => {
-                shard.table.insert_unique(hash, new, |e| self::hash(e.key));
+                shard.table.insert_unique(hash, new, |e| self::hash(e.key & !USED));
             }
         }
         shard.bytes -= dropped.iter().map(|n| n.bytes() + PER_NODE).sum::<usize>();
@@ -133,7 +145,8 @@ impl Shard {
             self.hand = (self.hand + 1) % self.table.num_buckets();
             let Ok(mut entry) = self.table.get_bucket_entry(self.hand) else { continue };
             let e = entry.get_mut();
-            if e.key == keep || std::mem::take(&mut e.used) {
+            if e.is(keep) || e.key & USED != 0 {
+                e.key &= !USED;
                 continue;
             }
             let (entry, _) = entry.remove();

@@ -31,6 +31,7 @@ const LOW_MARGIN: u32 = 1 << 14;
 const SCRATCH: usize = FANOUT * 13;
 
 /// Bytes of nodes that are on no store yet, over all pools of the process.
+#[allow(dead_code, reason = "a figure for those who tune checkpoints")]
 pub(crate) fn unstored_bytes() -> u64 {
     UNSTORED.load(Relaxed)
 }
@@ -259,10 +260,22 @@ impl Node {
 
     /// The places that it lists, ascending.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u8, MapValue)> + '_ {
+        self.listed(0)
+    }
+
+    /// The places from `first` on that it lists, ascending.
+    pub(super) fn listed(&self, first: u8) -> impl Iterator<Item = (u8, MapValue)> + '_ {
         let (head, slice) = (self.head(), &self.0.slice);
-        let values = slice[head.values(slice.len())..].chunks_exact(head.width());
+        let count = self.count();
+        let start = match first {
+            _ if head.dense => first.into(),
+            0 => 0,
+            _ => find(&slice[..count], first).unwrap_or_else(|i| i),
+        };
+        let width = head.width();
+        let values = slice[head.values(slice.len()) + start * width..].chunks_exact(width);
         let key = |i: usize| if head.dense { i as u8 } else { slice[i] };
-        (0..self.count()).zip(values).map(move |(i, b)| (key(i), head.unpack(b)))
+        (start..count).zip(values).map(move |(i, b)| (key(i), head.unpack(b)))
     }
 
     /// Sets a place: here if no one else holds the node and it is not stored, else in a copy that `self`

@@ -27,24 +27,51 @@ impl RunKind {
     }
 }
 
-/// The lowest thing on the way to a block.
-enum Reach {
+/// Where the way to a block ends, or leaves the memory that the tree itself holds.
+enum Reach<'a> {
     /// All blocks up to this last one are holes, or are zeroes.
     All(MapValue, u64),
-    Leaf(Node),
+    /// At the leaf.
+    Leaf(&'a Node),
+    /// At a stored node of this level.
+    Stored(BlockRef, u8),
+}
+
+/// What a leaf says of a block.
+enum Said {
+    Value(MapValue),
+    AsIn(Base),
+}
+
+impl Said {
+    fn by(leaf: &Node, place: u8) -> Said {
+        match (leaf.own(place), leaf.base()) {
+            (Some(value), _) => Said::Value(value),
+            (None, Base::None) => Said::Value(MapValue::Hole),
+            (None, base) => Said::AsIn(base.clone()),
+        }
+    }
 }
 
 impl Tree {
     /// What the map says of one block.
     pub(crate) fn get(&self, cache: &NodeCache, block: u64) -> Result<MapValue, NeedNode> {
-        match self.reach(cache, block)? {
-            Reach::All(value, _) => Ok(value),
-            Reach::Leaf(leaf) => {
-                let place = place_in(0, block);
-                match leaf.own(place) {
-                    Some(value) => Ok(value),
-                    None => Ok(leaf.load_base(cache)?.and_then(|b| b.own(place)).unwrap_or_default()),
-                }
+        let place = place_in(0, block);
+        let said = match self.reach(block) {
+            Reach::All(value, _) => return Ok(value),
+            Reach::Leaf(leaf) => Said::by(leaf, place),
+            Reach::Stored(at, level) => match descend(cache, at, level, block)? {
+                Ok(leaf) => cache.look(leaf, |leaf| Said::by(leaf, place))?,
+                Err((value, _)) => return Ok(value),
+            },
+        };
+        match said {
+            Said::Value(value) => Ok(value),
+            Said::AsIn(Base::None) => Ok(MapValue::Hole),
+            Said::AsIn(Base::Mem(base)) => Ok(base.own(place).unwrap_or_default()),
+            Said::AsIn(Base::Stored(at)) => {
+                let need = NeedNode::base(at.get(), Place::of(0, block));
+                cache.look(need, |base| base.own(place).unwrap_or_default())
             }
         }
     }
@@ -61,13 +88,13 @@ impl Tree {
         while done < out.len() {
             let block = first + done as u64;
             let left = &mut out[done..];
-            let filled = self.reach(cache, block).and_then(|reach| match reach {
-                Reach::All(value, last) => {
+            let filled = self.leaf(cache, block).and_then(|found| match found {
+                Err((value, last)) => {
                     let n = left.len().min(usize::try_from(last - block + 1).unwrap_or(usize::MAX));
                     left[..n].fill(value);
                     Ok(n)
                 }
-                Reach::Leaf(leaf) => {
+                Ok(leaf) => {
                     let place = place_in(0, block);
                     let n = left.len().min(FANOUT - usize::from(place));
                     leaf.read(cache, place, &mut left[..n])?;
@@ -108,9 +135,9 @@ impl Tree {
 
     /// Kind of a block, and the last block of that kind in its leaf or absent subtree, at most `end`.
     fn stretch(&self, cache: &NodeCache, block: u64, end: u64) -> Result<(RunKind, u64), NeedNode> {
-        match self.reach(cache, block)? {
-            Reach::All(value, last) => Ok((RunKind::of(value), last.min(end))),
-            Reach::Leaf(leaf) => {
+        match self.leaf(cache, block)? {
+            Err((value, last)) => Ok((RunKind::of(value), last.min(end))),
+            Ok(leaf) => {
                 let place = place_in(0, block);
                 let n = (FANOUT - usize::from(place)).min(usize::try_from(end - block).unwrap_or(FANOUT) + 1);
                 let mut values = [MapValue::Hole; FANOUT];
@@ -122,38 +149,54 @@ impl Tree {
         }
     }
 
-    /// Goes down to the leaf of `block`: first by pointer, then through the cache.
-    fn reach(&self, cache: &NodeCache, block: u64) -> Result<Reach, NeedNode> {
+    /// The leaf of `block`, or what all blocks are up to which last one.
+    fn leaf(&self, cache: &NodeCache, block: u64) -> Result<Result<Node, (MapValue, u64)>, NeedNode> {
+        match self.reach(block) {
+            Reach::All(value, last) => Ok(Err((value, last))),
+            Reach::Leaf(leaf) => Ok(Ok(leaf.clone())),
+            Reach::Stored(at, level) => match descend(cache, at, level, block)? {
+                Ok(leaf) => cache.get(leaf).map(Ok),
+                Err(all) => Ok(Err(all)),
+            },
+        }
+    }
+
+    /// Goes down as far as there are pointers.
+    fn reach(&self, block: u64) -> Reach<'_> {
         assert!(block < self.blocks, "ranges are checked where requests come in");
         let mut child = &self.root;
         let mut level = self.height;
         loop {
             level -= 1;
-            let all = |value| Ok(Reach::All(value, last_block(level, block)));
             match child {
-                Child::Hole => return all(MapValue::Hole),
-                Child::Zero => return all(MapValue::Zero),
-                Child::Leaf(leaf) => return Ok(Reach::Leaf(leaf.clone())),
+                Child::Hole => return Reach::All(MapValue::Hole, last_block(level, block)),
+                Child::Zero => return Reach::All(MapValue::Zero, last_block(level, block)),
+                Child::Leaf(leaf) => return Reach::Leaf(leaf),
                 Child::Inner(node) => child = &node.children[usize::from(place_in(level, block))],
-                Child::Stored(at) => return reach_stored(cache, at.get(), level, block),
+                Child::Stored(at) => return Reach::Stored(at.get(), level),
             }
         }
     }
 }
 
-/// Goes on from a node of `level` that is stored at `at`.
-fn reach_stored(cache: &NodeCache, mut at: BlockRef, mut level: u8, block: u64) -> Result<Reach, NeedNode> {
+/// Goes on through the cache, from a node of `level` that is stored at `at`: to the leaf, which is not looked up
+/// yet, or to what all blocks are up to which last one.
+fn descend(
+    cache: &NodeCache,
+    mut at: BlockRef,
+    mut level: u8,
+    block: u64,
+) -> Result<Result<NeedNode, (MapValue, u64)>, NeedNode> {
     loop {
-        let place = Place::of(level, block);
-        let node = cache.get(NeedNode::child(at, place))?;
+        let need = NeedNode::child(at, Place::of(level, block));
         if level == 0 {
-            return Ok(Reach::Leaf(node));
+            return Ok(Ok(need));
         }
-        let value = node.own(place_in(level, block)).unwrap_or_default();
+        let value = cache.look(need, |node| node.own(place_in(level, block)).unwrap_or_default())?;
         level -= 1;
         match value {
             MapValue::At(next) => at = next,
-            value => return Ok(Reach::All(value, last_block(level, block))),
+            value => return Ok(Err((value, last_block(level, block)))),
         }
     }
 }
@@ -175,23 +218,28 @@ impl Node {
 
     /// Reads the places from `first` on.
     fn read(&self, cache: &NodeCache, first: u8, out: &mut [MapValue]) -> Result<(), NeedNode> {
-        if let [one] = out
-            && let Some(value) = self.own(first)
-        {
-            *one = value;
+        if self.has_base() && self.copy_listed(first, out) == out.len() {
             return Ok(());
         }
+        let base = self.load_base(cache)?;
         out.fill(MapValue::Hole);
-        let first = usize::from(first);
-        let range = first..first + out.len();
-        let mut put = |node: &Node| {
-            let mine = node.iter().filter(|(p, _)| range.contains(&usize::from(*p)));
-            mine.for_each(|(p, v)| out[usize::from(p) - first] = v);
-        };
-        if let Some(base) = self.load_base(cache)? {
-            put(&base);
+        if let Some(base) = base {
+            base.copy_listed(first, out);
         }
-        put(self);
+        self.copy_listed(first, out);
         Ok(())
+    }
+
+    /// Copies the places from `first` on that the node lists; returns how many.
+    fn copy_listed(&self, first: u8, out: &mut [MapValue]) -> usize {
+        let mut listed = 0;
+        for (place, value) in self.listed(first) {
+            match out.get_mut(usize::from(place - first)) {
+                Some(out) => *out = value,
+                None => break,
+            }
+            listed += 1;
+        }
+        listed
     }
 }

@@ -305,3 +305,224 @@ proptest::proptest! {
         twin.check_all(&mut world);
     }
 }
+
+/// A disk of full leaves that is wholly on the store, and nothing of it in memory.
+fn image(world: &mut World, leaves: u64) -> Tree {
+    let mut rng = Rng(7);
+    let mut tree = Tree::new(leaves * FANOUT as u64);
+    for block in 0..tree.blocks() {
+        world.set(&mut tree, block, rng.at());
+    }
+    world.checkpoint([&mut tree]);
+    world.cache.clear();
+    tree
+}
+
+#[test]
+fn a_base_counts_only_where_it_is_not_covered() {
+    let mut world = World::new();
+    let tree = image(&mut world, 1);
+    let mut clone = tree.clone();
+    world.set(&mut clone, 3, MapValue::Hole);
+    world.set(&mut clone, 200, MapValue::Zero);
+    world.checkpoint([&mut clone]);
+    let Some(Ref::Node(need)) = clone.root() else { panic!("a stored root") };
+    let leaf = world.retry(|cache| cache.get(need));
+    let mut base = None;
+    leaf.references(|r| match r {
+        Ref::Base(need) => base = Some(need),
+        other => panic!("it lists no block, but refers to {other:?}"),
+    });
+    let base = world.retry(|cache| cache.get(base.expect("it stands on the image's leaf")));
+    let mut rest = Vec::new();
+    leaf.uncovered(&base, |at| rest.push(MapValue::At(at)));
+    let visible: Vec<_> = (0..256).filter(|b| ![3, 200].contains(b)).map(|b| world.get(&tree, b)).collect();
+    assert_eq!(rest, visible);
+}
+
+/// Distinct stored nodes below some trees, bases included.
+fn distinct<'a>(world: &mut World, trees: impl IntoIterator<Item = &'a Tree>) -> usize {
+    let mut seen = HashSet::new();
+    let mut todo: Vec<Ref> = trees.into_iter().filter_map(Tree::root).collect();
+    while let Some(reference) = todo.pop() {
+        match reference {
+            Ref::Block(_) => {}
+            Ref::Memory(_) => panic!("all is stored"),
+            Ref::Node(need) | Ref::Base(need) => {
+                if seen.insert(need.at.addr) {
+                    let node = need.accept(&world.store[&need.at.addr.to_u64()]).unwrap();
+                    node.references(|r| todo.push(r));
+                }
+            }
+        }
+    }
+    seen.len()
+}
+
+#[test]
+fn clones_share_all_that_they_have_not_written() {
+    let mut world = World::new();
+    let image = image(&mut world, 300);
+    // 300 leaves, two nodes above them, the root.
+    assert_eq!(distinct(&mut world, [&image]), 303);
+    let mut clones = vec![image.clone(); 50];
+    for (i, clone) in clones.iter_mut().enumerate() {
+        world.set(clone, i as u64 * 100, MapValue::Zero);
+    }
+    // Each has a leaf, the node above it, and a root of its own.
+    assert_eq!(world.checkpoint(&mut clones), 50 * 3);
+    assert_eq!(distinct(&mut world, clones.iter().chain([&image])), 303 + 50 * 3);
+    // What a clone shares with its own clone is stored once.
+    let (a, mut b) = (clones[0].clone(), clones[0].clone());
+    world.set(&mut b, 70_000, MapValue::Hole);
+    let mut c = b.clone();
+    assert_eq!(world.checkpoint([&mut b, &mut c]), 3);
+    assert_eq!(b.record(), c.record());
+    assert_eq!(a.record(), clones[0].record());
+}
+
+#[test]
+fn the_first_write_to_a_full_leaf_reads_no_leaf() {
+    let mut world = World::new();
+    let image = image(&mut world, 300);
+    let mut clone = image.clone();
+    world.loads = Default::default();
+    for block in [5, 6, 5, 255, 256, 60_000] {
+        world.set(&mut clone, block, MapValue::Zero);
+    }
+    assert_eq!(world.loads[..3], [0, 1, 1], "two places of one inner node, below the root");
+    let groups = collect_dirty([&clone].into_iter());
+    assert_eq!(groups.iter().map(Vec::len).collect::<Vec<_>>(), [3, 1, 1]);
+    for leaf in &groups[0] {
+        assert!(leaf.encode().encode().len() <= 128, "a few places take little on the store");
+    }
+    assert_eq!(world.get(&clone, 6), MapValue::Zero);
+    assert_eq!(world.loads[0], 0, "what was written is in memory");
+    assert_eq!(world.get(&clone, 7), world.get(&image, 7));
+    assert_eq!(world.loads[0], 1);
+}
+
+#[test]
+fn a_leaf_that_may_have_a_base_is_read_before_it_is_changed() {
+    let mut world = World::new();
+    let mut clone = image(&mut world, 2);
+    let before: Vec<_> = (0..256).map(|b| world.get(&clone, b)).collect();
+    for block in 0..150 {
+        world.set(&mut clone, block, MapValue::Zero);
+        // Cold each time: the list grows beyond where it merges with a base that is at hand.
+        world.checkpoint([&mut clone]);
+        world.cache.clear();
+    }
+    let expected: Vec<_> = (0..256).map(|b| if b < 150 { MapValue::Zero } else { before[b] }).collect();
+    assert_eq!(world.range(&clone, 0, 256), expected);
+}
+
+#[test]
+fn huge_holes_and_zeroes_cost_nothing() {
+    let mut world = World::new();
+    let mut tree = Tree::new(1 << 34);
+    assert_eq!(tree.run(&world.cache, 0, u64::MAX), Ok((RunKind::Hole, 1 << 34)));
+    world.retry(|cache| tree.fill(cache, 1, (1 << 34) - 1, MapValue::Zero));
+    let nodes: usize = collect_dirty([&tree].into_iter()).iter().map(Vec::len).sum();
+    assert_eq!(nodes, 5, "one for each level");
+    assert_eq!(tree.run(&world.cache, 0, u64::MAX), Ok((RunKind::Hole, 1)));
+    assert_eq!(tree.run(&world.cache, 1, 1000), Ok((RunKind::Zero, 1000)));
+    world.retry(|cache| tree.fill(cache, 0, 1 << 34, MapValue::Hole));
+    assert_eq!(tree.record(), Some((MapValue::Hole, 5)));
+    assert_eq!(collect_dirty([&tree].into_iter()).len(), 0);
+}
+
+#[test]
+fn shrunk_and_grown_again_reads_holes() {
+    let mut world = World::new();
+    let mut tree = image(&mut world, 300);
+    for blocks in [70_000, 10, 76_800, 0, 76_800] {
+        world.retry(|cache| tree.resize(cache, blocks));
+    }
+    assert_eq!(tree.record(), Some((MapValue::Hole, 3)));
+    let mut tree = image(&mut world, 300);
+    world.retry(|cache| tree.resize(cache, 10));
+    let kept = world.range(&tree, 0, 10);
+    world.retry(|cache| tree.resize(cache, 1 << 34));
+    assert_eq!(world.range(&tree, 0, 10), kept);
+    assert_eq!(world.range(&tree, 10, 300), [MapValue::Hole; 300]);
+    assert_eq!(world.get(&tree, (1 << 34) - 1), MapValue::Hole);
+}
+
+#[test]
+fn a_node_of_another_place_is_refused() {
+    let mut world = World::new();
+    let tree = image(&mut world, 300);
+    let need = tree.get(&world.cache, 0).unwrap_err();
+    world.load(need);
+    let need = tree.get(&world.cache, 0).unwrap_err();
+    let other = tree.get(&world.cache, 70_000).unwrap_err();
+    let bytes = &world.store[&other.at.addr.to_u64()];
+    assert_eq!(need.accept(bytes).unwrap_err(), FormatError::Foreign { what: "map node", field: "index" });
+    assert!(other.accept(bytes).is_ok());
+    // Put under the address of the other, it is not used either.
+    let node = other.accept(bytes).unwrap();
+    world.cache.insert(need.at, node);
+    assert_eq!(tree.get(&world.cache, 0), Err(need));
+}
+
+#[test]
+fn a_base_with_a_base_is_refused() {
+    let places = vec![(1, MapValue::Zero)];
+    let at = |slot| BlockRef {
+        addr: Address { segment: SegmentId(1), slot: Slot(slot) },
+        form: Form::raw(64),
+        crc: 0,
+    };
+    let sparse = |base, level| MapNode {
+        level,
+        index: 0,
+        entries: NodeEntries::Sparse { base, places: places.clone() },
+    };
+    let need = NeedNode::base(at(2), Place::root(1));
+    assert!(need.accept(&sparse(None, 0).encode()).is_ok());
+    let error = need.accept(&sparse(Some(at(3)), 0).encode()).unwrap_err();
+    assert_eq!(error, FormatError::Value { what: "map node", field: "base" });
+    // And there are no bases above the leaves, no levels above the fifth, no numbers beyond the level's.
+    assert!(Node::from_format(sparse(Some(at(3)), 1)).is_err());
+    assert!(Node::from_format(sparse(None, MAX_HEIGHT)).is_err());
+    assert!(Node::from_format(MapNode { index: 1 << 26, ..sparse(None, 0) }).is_err());
+    assert!(Tree::from_record(MapValue::Hole, 1, 257).is_err());
+}
+
+#[test]
+fn the_cache_keeps_to_its_budget() {
+    let mut world = World::new();
+    let tree = image(&mut world, 1500);
+    world.range(&tree, 0, 1500 * FANOUT);
+    let stats = world.cache.stats();
+    assert!(stats.bytes <= stats.budget && stats.bytes > stats.budget / 2, "{stats:?}");
+    assert!(stats.misses >= 1500 && stats.hits > 0, "{stats:?}");
+    world.cache.clear();
+    assert_eq!(world.cache.stats().bytes, 0);
+}
+
+#[test]
+fn a_tree_lets_go_of_what_was_stored() {
+    let mut world = World::new();
+    let mut tree = image(&mut world, 300);
+    let mut clone = tree.clone();
+    for block in (0..76_800).step_by(5) {
+        world.set(&mut clone, block, MapValue::Zero);
+    }
+    // A clone of what is not stored yet, changed before, while and after it is.
+    let mut second = clone.clone();
+    world.set(&mut second, 1, MapValue::Hole);
+    let copies = [clone.clone(), second.clone()];
+    world.set(&mut second, 2, MapValue::Hole);
+    world.write_out(&copies);
+    drop(copies);
+    world.set(&mut second, 3, MapValue::Hole);
+    [&mut clone, &mut second, &mut tree].into_iter().for_each(|t| t.settle(&world.cache));
+    assert!(clone.record().is_some() && collect_dirty([&clone].into_iter()).is_empty());
+    let left: usize = collect_dirty([&second].into_iter()).iter().map(Vec::len).sum();
+    assert_eq!(left, 3, "what was written since: a leaf, and the nodes above it");
+    world.cache.clear();
+    assert_eq!(world.get(&second, 5), MapValue::Zero);
+    assert_eq!(world.range(&second, 1, 3), [MapValue::Hole; 3]);
+}
