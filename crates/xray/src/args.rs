@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -21,6 +22,22 @@ pub struct Cli {
 pub enum Command {
     /// Load one export of an NBD server and report rates and latencies
     NbdLoad(NbdLoad),
+    /// Measure Forebay's promises beside its peers, in one run
+    Bench(Bench),
+}
+
+/// The benchmarks.
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// The forebay binary; "none" measures the peers alone
+    #[arg(long, default_value = "target/release/forebay")]
+    pub forebay: PathBuf,
+    /// Directory for data and for the report bench.json; it should be on the disk to be measured
+    #[arg(long, default_value = "target/bench")]
+    pub dir: PathBuf,
+    /// Shorter, on less data
+    #[arg(long)]
+    pub quick: bool,
 }
 
 /// A load.

@@ -2,6 +2,7 @@
 //!
 //! `nbd` is a client written from the protocol document, `load` drives it at depth and checks what comes back,
 //! `bench` runs loads against Forebay and its peers in turns and prints the promises beside what was measured.
+pub mod bench;
 pub mod load;
 pub mod nbd;
 mod rng;

@@ -5,6 +5,7 @@ mod args;
 use std::process::ExitCode;
 
 use clap::Parser;
+use forebay_xray::bench::{self, Options};
 use forebay_xray::load::{self, Report};
 
 use args::{Cli, Command, NbdLoad};
@@ -12,6 +13,7 @@ use args::{Cli, Command, NbdLoad};
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::NbdLoad(args) => nbd_load(&args),
+        Command::Bench(args) => bench(&args),
     };
     match done {
         Ok(code) => code,
@@ -54,4 +56,22 @@ fn print(r: &Report) {
     if let Some(offset) = r.first_mismatch {
         println!("the first mismatch is at offset {offset}");
     }
+}
+
+fn bench(args: &args::Bench) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let forebay = (args.forebay.as_os_str() != "none").then(|| args.forebay.clone());
+    if let Some(binary) = forebay.as_ref().filter(|b| !b.exists()) {
+        return Err(format!("{} does not exist: run cargo build --release first", binary.display()).into());
+    }
+    let report = bench::run(&Options { forebay, parent: args.dir.clone(), quick: args.quick })?;
+    println!("{}", report.machine.line());
+    println!("{}", report.peers.join("; "));
+    println!("{}", report.table());
+    if report.machine.busy() {
+        println!("The machine was busy before the start: ratios hold, absolute figures do not.");
+    }
+    let file = args.dir.join("bench.json");
+    std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;
+    println!("{:.0} s; all rounds are in {}", report.seconds, file.display());
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,146 @@
+//! The benchmarks of DESIGN, section 15: each promise beside its peer, in one run.
+//!
+//! Figures of a shared or virtual machine mean little by themselves. So all servers run at once, idle except
+//! for the one that is measured; each row goes through all of them in turns, several rounds; and a ratio is the
+//! median over the rounds of two figures measured within seconds of each other. A benchmark fails only where a
+//! server or a client fails: a promise that is missed is a line in the table.
+
+mod error;
+mod fio;
+mod io_rows;
+mod machine;
+mod pool_rows;
+mod process;
+mod report;
+mod rounds;
+mod servers;
+mod workdir;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+pub use error::{BenchError, Result};
+pub use report::{BenchReport, Bound, Row, Unit, Verdict};
+
+use machine::Machine;
+use servers::{Forebay, ForebayConfig, Server};
+use workdir::WorkDir;
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The `forebay` binary; the peers alone are measured without one.
+    pub forebay: Option<PathBuf>,
+    /// Where data goes: a directory on the disk to be measured.
+    pub parent: PathBuf,
+    /// Shorter, on less data.
+    pub quick: bool,
+}
+
+/// How long everything takes.
+struct Pace {
+    rounds: u32,
+    fio_rounds: u32,
+    read: Duration,
+    write: Duration,
+    snapshots: u32,
+    recovery_bytes: u64,
+}
+
+impl Pace {
+    fn of(quick: bool) -> Pace {
+        let seconds = Duration::from_secs_f64;
+        if quick {
+            Pace {
+                rounds: 3,
+                fio_rounds: 2,
+                read: seconds(0.6),
+                write: seconds(1.2),
+                snapshots: 100,
+                recovery_bytes: 256 << 20,
+            }
+        } else {
+            Pace {
+                rounds: 5,
+                fio_rounds: 3,
+                read: seconds(2.0),
+                write: seconds(3.0),
+                snapshots: 1000,
+                recovery_bytes: 1 << 30,
+            }
+        }
+    }
+}
+
+/// What the rows share. Fields drop in order: the servers end before their files go.
+struct Bench {
+    ours: Option<Forebay>,
+    nbdkit: Server,
+    qemu_reads: Server,
+    qemu_writes: Server,
+    size: u64,
+    dir: WorkDir,
+}
+
+/// Name of the pool of the I/O rows.
+const MAIN_POOL: &str = "main";
+
+impl Bench {
+    fn start(options: &Options, size: u64) -> Result<Bench> {
+        let dir = WorkDir::create(&options.parent)?;
+        let base = dir.data("base.raw");
+        workdir::random_image(&base, size)?;
+        let ours = match &options.forebay {
+            None => None,
+            Some(binary) => {
+                // The images of all rows fit: what is measured is the cache, not the disk.
+                let config = ForebayConfig { name: MAIN_POOL, cache: 4 * size, checkpoint: None };
+                let forebay = Forebay::start(&dir, binary, &config)?;
+                forebay.import("base", &base)?;
+                forebay.clone_disk("base", "reads")?;
+                forebay.clone_disk("base", "writes")?;
+                Some(forebay)
+            }
+        };
+        Ok(Bench {
+            ours,
+            nbdkit: servers::nbdkit(&dir, size)?,
+            qemu_reads: servers::qemu_nbd(&dir, &base, "qemu-reads")?,
+            qemu_writes: servers::qemu_nbd(&dir, &base, "qemu-writes")?,
+            size,
+            dir,
+        })
+    }
+
+    /// Tells on standard error what is being done.
+    fn say(&self, what: &str) {
+        eprintln!("bench: {what}");
+    }
+}
+
+/// Runs all rows.
+pub fn run(options: &Options) -> Result<BenchReport> {
+    let begun = Instant::now();
+    let machine = Machine::here();
+    let peers = vec![
+        servers::version("nbdkit", "nbdkit")?,
+        servers::version("qemu-nbd", "qemu-utils")?,
+        servers::version("fio", "fio")?,
+    ];
+    let pace = Pace::of(options.quick);
+    let size = if options.quick { 256 << 20 } else { 1 << 30 };
+    let mut bench = Bench::start(options, size)?;
+    io_rows::warm_up(&bench)?;
+    let mut rows = io_rows::reads(&bench, &pace)?;
+    rows.extend(io_rows::writes(&bench, &pace)?);
+    if let (Some(mut forebay), Some(binary)) = (bench.ours.take(), &options.forebay) {
+        rows.extend(pool_rows::snapshots(&bench, &pace, &forebay)?);
+        forebay.server.process.stop()?;
+        drop(forebay);
+        rows.extend(pool_rows::memory(&bench, &pace, binary, MAIN_POOL)?);
+        rows.extend(pool_rows::clones(&bench, binary)?);
+        rows.extend(pool_rows::recovery(&bench, &pace, binary)?);
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    Ok(BenchReport { machine, peers, quick: options.quick, seconds, rows })
+}

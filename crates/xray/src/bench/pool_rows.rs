@@ -1,0 +1,167 @@
+//! Rows about the pool: clones, snapshots, recovery, memory. Only the first has a peer.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use super::error::Result;
+use super::report::{Bound, Row, Unit};
+use super::rounds::{Disk, generate, in_turns};
+use super::servers::{Forebay, ForebayConfig, run};
+use super::workdir::sparse_image;
+use super::{Bench, Pace};
+use crate::load::{Spec, Stop};
+
+const GIB: u64 = 1 << 30;
+const CLONES: u32 = 1000;
+const IMAGE_BYTES: u64 = 40 * GIB;
+/// A MiB of data at each of these: 160 MiB, in places all over the image.
+const IMAGE_DATA_EACH: u64 = 256 << 20;
+/// `qemu-img create` is timed on so many clones, and the time of a thousand worked out.
+const PEER_CLONES: u32 = 25;
+
+/// 1,000 clones of a large image, on a server of their own so that its memory is theirs.
+pub fn clones(bench: &Bench, binary: &Path) -> Result<Vec<Row>> {
+    bench.say("1,000 clones of a 40 GiB image");
+    let image = bench.dir.data("large.raw");
+    sparse_image(&image, IMAGE_BYTES, IMAGE_DATA_EACH)?;
+    let config = ForebayConfig { name: "clones", cache: 64 << 20, checkpoint: None };
+    let forebay = Forebay::start(&bench.dir, binary, &config)?;
+    forebay.import("large", &image)?;
+    // The first clone pays for whatever the first clone ever pays for.
+    forebay.clone_disk("large", "first")?;
+    let before = forebay.memory()?;
+    let begun = Instant::now();
+    forebay.cli(&["volume", "clone", "large", "vm", "--count", &CLONES.to_string()])?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let grown = forebay.memory()?.resident.saturating_sub(before.resident);
+
+    let begun = Instant::now();
+    for n in 0..PEER_CLONES {
+        let clone = bench.dir.data(&format!("clone-{n}.qcow2"));
+        let mut command = Command::new("qemu-img");
+        run(command.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(&image).arg(clone))?;
+    }
+    let peer = begun.elapsed().as_secs_f64() * f64::from(CLONES) / f64::from(PEER_CLONES);
+    let each = grown as f64 / f64::from(CLONES) / 1024.0;
+    Ok(vec![
+        Row::compare(
+            "1,000 clones of a 40 GiB image",
+            Unit::Seconds,
+            Bound::AtMost(1.0),
+            &[seconds],
+            ("qemu-img create", &[peer]),
+        ),
+        Row::alone("  RAM of each", Unit::Kib, Bound::AtMost(64.0), &[each]),
+    ])
+}
+
+/// Random reads of a volume with many snapshots beside one with the same writes and none.
+pub fn snapshots(bench: &Bench, pace: &Pace, forebay: &Forebay) -> Result<Vec<Row>> {
+    const WRITES_BETWEEN: u64 = 16;
+    bench.say("reads with and without snapshots");
+    let range = 0..bench.size.min(256 << 20);
+    let (plain, snapped) = ("plain", "snapped");
+    for volume in [plain, snapped] {
+        forebay.clone_disk("base", volume)?;
+    }
+    let disk = |export| Disk { server: &forebay.server, export };
+    let write = |export, seed: u32, n: u64| {
+        generate(disk(export), |spec| {
+            spec.read_percent = 0;
+            spec.range = Some(range.clone());
+            spec.seed = u64::from(seed);
+            spec.stop = Stop::Requests(n);
+            spec.flush_each = Some(Duration::from_secs(3600));
+        })
+    };
+    for n in 0..pace.snapshots {
+        write(snapped, n, WRITES_BETWEEN)?;
+        forebay.cli(&["snapshot", "create", snapped, &format!("s{n:04}")])?;
+        write(plain, n, WRITES_BETWEEN)?;
+    }
+    let read = |spec: &mut Spec, round: u32| {
+        spec.range = Some(range.clone());
+        spec.seed = u64::from(round) + 1;
+        spec.stop = Stop::After(pace.read / 2);
+    };
+    // Once to bring both into the cache.
+    let disks = [disk(snapped), disk(plain)];
+    in_turns(&disks, 1, |disk, round| generate(disk, |spec| read(spec, round)))?;
+    let series = in_turns(&disks, pace.rounds * 2, |disk, round| generate(disk, |spec| read(spec, round)))?;
+    let [with, without] = [0, 1].map(|i| series.get(i).cloned().unwrap_or_default());
+    let what = format!("4 KiB random reads after {} snapshots", pace.snapshots);
+    Ok(vec![
+        Row::compare(
+            what,
+            Unit::Iops,
+            Bound::RatioAtLeast(0.97),
+            &with.of(|s| s.iops),
+            ("forebay without", &without.of(|s| s.iops)),
+        ),
+        Row::compare(
+            "  server CPU of each",
+            Unit::CpuMicros,
+            Bound::Nothing,
+            &with.of(|s| s.cpu_us),
+            ("forebay without", &without.of(|s| s.cpu_us)),
+        ),
+    ])
+}
+
+/// Kill -9 after writing a log that no checkpoint has cut, and the time until the server answers again.
+pub fn recovery(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
+    bench.say("recovery");
+    let config = ForebayConfig { name: "recovery", cache: 256 << 20, checkpoint: Some(64 * GIB) };
+    let mut forebay = Forebay::start(&bench.dir, binary, &config)?;
+    forebay.cli(&["volume", "create", "log", "--size", "8G"])?;
+    let before = forebay.stat("/store/write/bytes")?;
+    generate(Disk { server: &forebay.server, export: "log" }, |spec| {
+        spec.read_percent = 0;
+        spec.stop = Stop::Requests(pace.recovery_bytes / 4096);
+        spec.flush_each = Some(Duration::from_secs(1));
+    })?;
+    let log = forebay.stat("/store/write/bytes")?.saturating_sub(before) as f64 / GIB as f64;
+    forebay.server.process.kill()?;
+    drop(forebay);
+    let begun = Instant::now();
+    let forebay = Forebay::start(&bench.dir, binary, &config)?;
+    let wall = begun.elapsed().as_secs_f64();
+    let said = forebay.stat("/recovery_ms")? as f64 / 1e3;
+    Ok(vec![
+        Row::alone(
+            "recovery after kill -9, start to ready, by log since the checkpoint",
+            Unit::SecondsPerGib,
+            Bound::AtMost(2.0),
+            &[wall / log],
+        ),
+        Row::alone(
+            "  of which replay, as the server says",
+            Unit::SecondsPerGib,
+            Bound::Nothing,
+            &[said / log],
+        ),
+    ])
+}
+
+/// The most memory a server ever took whose caches were filled past their budgets by reads and writes.
+pub fn memory(bench: &Bench, pace: &Pace, binary: &Path, pool: &'static str) -> Result<Vec<Row>> {
+    bench.say("memory against budgets");
+    let config = ForebayConfig { name: pool, cache: bench.size / 4, checkpoint: None };
+    let forebay = Forebay::start(&bench.dir, binary, &config)?;
+    for (export, read_percent) in [("reads", 100), ("writes", 50)] {
+        generate(Disk { server: &forebay.server, export }, |spec| {
+            spec.read_percent = read_percent;
+            spec.connections = 4;
+            spec.depth = 16;
+            spec.flush_each = (read_percent < 100).then_some(Duration::from_secs(1));
+            spec.stop = Stop::After(pace.write * 2);
+        })?;
+    }
+    let budgets = forebay.stat("/read_cache/budget_bytes")? + forebay.stat("/map_cache/budget_bytes")?;
+    let mib = |bytes: f64| bytes / f64::from(1 << 20);
+    let limit = mib(budgets as f64 * 1.1) + 200.0;
+    let peak = mib(forebay.memory()?.peak as f64);
+    let what = format!("peak memory, cache budgets {:.0} MiB", mib(budgets as f64));
+    Ok(vec![Row::alone(what, Unit::Mib, Bound::AtMost(limit), &[peak])])
+}

@@ -1,0 +1,175 @@
+//! The servers that are compared: how each is started, and what it is asked for.
+
+use std::ffi::OsStr;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use super::error::{BenchError, During, Result};
+use super::process::{Memory, Process};
+use super::workdir::WorkDir;
+use crate::nbd::Target;
+
+/// A running NBD server.
+pub struct Server {
+    /// Its name in the report.
+    pub name: &'static str,
+    /// The process.
+    pub process: Process,
+    socket: PathBuf,
+}
+
+impl Server {
+    fn start(name: &'static str, command: Command, socket: PathBuf, log: &Path) -> Result<Server> {
+        let mut process = Process::start(name, command, log)?;
+        process.wait_until(|| answers(&socket))?;
+        Ok(Server { name, process, socket })
+    }
+
+    /// Its address.
+    pub fn target(&self) -> Target {
+        Target::Unix(self.socket.clone())
+    }
+
+    /// The URI of an export, as libnbd reads it.
+    pub fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket.display())
+    }
+}
+
+fn answers(socket: &Path) -> bool {
+    UnixStream::connect(socket).is_ok()
+}
+
+/// `nbdkit memory`: a disk in RAM, the fastest that a general NBD server does.
+pub fn nbdkit(dir: &WorkDir, size: u64) -> Result<Server> {
+    let socket = dir.socket("nbdkit");
+    let mut command = Command::new("nbdkit");
+    command.args(["--foreground", "--unix"]).arg(&socket).args(["memory", &size.to_string()]);
+    Server::start("nbdkit memory", command, socket, &dir.data("nbdkit.log"))
+}
+
+/// `qemu-nbd` on a qcow2 clone of the raw image `base`, the way a KVM host would export it.
+pub fn qemu_nbd(dir: &WorkDir, base: &Path, name: &str) -> Result<Server> {
+    let clone = dir.data(&format!("{name}.qcow2"));
+    run(Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"])
+        .arg(base)
+        .arg(&clone))?;
+    let socket = dir.socket(name);
+    let mut command = Command::new("qemu-nbd");
+    command
+        .args(["--persistent", "--shared=16", "--format=qcow2", "--cache=writeback"])
+        .args(["--discard=unmap", "--aio=threads", "--export-name=", "--socket"])
+        .arg(&socket)
+        .arg(&clone);
+    Server::start("qemu-nbd qcow2", command, socket, &dir.data(&format!("{name}.log")))
+}
+
+/// How a Forebay server is run.
+#[derive(Debug, Clone)]
+pub struct ForebayConfig {
+    /// Distinguishes its files from those of other servers.
+    pub name: &'static str,
+    /// Read cache in bytes.
+    pub cache: u64,
+    /// Log bytes between checkpoints; the server's own default without.
+    pub checkpoint: Option<u64>,
+}
+
+/// A running Forebay.
+pub struct Forebay {
+    /// Its NBD side.
+    pub server: Server,
+    binary: PathBuf,
+    control: PathBuf,
+}
+
+impl Forebay {
+    /// Starts one on the directory that belongs to its name; a pool that is there is opened.
+    pub fn start(dir: &WorkDir, binary: &Path, config: &ForebayConfig) -> Result<Forebay> {
+        let name = config.name;
+        let (control, socket) = (dir.socket(&format!("{name}.ctl")), dir.socket(name));
+        let file = dir.data(&format!("{name}.toml"));
+        let text = config.checkpoint.map_or(String::new(), |n| format!("[log]\ncheckpoint = {n}\n"));
+        std::fs::write(&file, text).during(|| format!("cannot write {}", file.display()))?;
+        let mut command = Command::new(binary);
+        command.arg("serve").arg("--data").arg(dir.data(name)).arg("--config").arg(&file);
+        command.arg("--socket").arg(&control);
+        command.arg("--nbd").arg(format!("unix:{}", socket.display()));
+        command.arg("--cache").arg(config.cache.to_string());
+        let mut process = Process::start("forebay", command, &dir.data(&format!("{name}.log")))?;
+        process.wait_until(|| answers(&control) && answers(&socket))?;
+        Ok(Forebay {
+            server: Server { name: "forebay", process, socket },
+            binary: binary.to_owned(),
+            control,
+        })
+    }
+
+    /// Runs a command of its command line and reads what that prints.
+    pub fn cli<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<Value> {
+        let mut command = Command::new(&self.binary);
+        command.arg("--json").arg("--socket").arg(&self.control).args(args);
+        let output = run(&mut command)?;
+        serde_json::from_slice(&output.stdout).map_err(|_| unusable(&command, "JSON"))
+    }
+
+    /// Imports a raw image.
+    pub fn import(&self, name: &str, file: &Path) -> Result<()> {
+        let args = [OsStr::new("image"), OsStr::new("import"), OsStr::new(name), file.as_os_str()];
+        let mut command = Command::new(&self.binary);
+        // It may print progress, which is not wanted here.
+        run(command.arg("--json").arg("--socket").arg(&self.control).args(args)).map(drop)
+    }
+
+    /// Clones a disk.
+    pub fn clone_disk(&self, source: &str, name: &str) -> Result<()> {
+        self.cli(&["volume", "clone", source, name]).map(drop)
+    }
+
+    /// A counter of `forebay stats`, by its path in the JSON.
+    pub fn stat(&self, pointer: &'static str) -> Result<u64> {
+        self.cli(&["stats"])?
+            .pointer(pointer)
+            .and_then(Value::as_u64)
+            .ok_or(BenchError::Output { command: "forebay stats --json".to_owned(), wanted: pointer })
+    }
+
+    /// Its memory.
+    pub fn memory(&self) -> Result<Memory> {
+        self.server.process.memory()
+    }
+}
+
+/// Runs a command that must succeed.
+pub fn run(command: &mut Command) -> Result<Output> {
+    let output =
+        command.output().during(|| format!("cannot run {}", command.get_program().to_string_lossy()))?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " | ");
+    Err(BenchError::Command { command: shown(command), stderr })
+}
+
+/// Output that is not what it should be.
+pub fn unusable(command: &Command, wanted: &'static str) -> BenchError {
+    BenchError::Output { command: shown(command), wanted }
+}
+
+fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
+}
+
+/// The first line that `program --version` prints.
+pub fn version(program: &'static str, package: &'static str) -> Result<String> {
+    let output = Command::new(program)
+        .arg("--version")
+        .output()
+        .map_err(|_| BenchError::Missing { program, package })?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or(program).trim().to_owned())
+}

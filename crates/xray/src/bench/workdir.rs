@@ -1,0 +1,73 @@
+//! Where the benchmarks keep their files: data on the disk to be measured, sockets where their paths are short
+//! enough, and both gone afterwards.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::error::{During, Result};
+use crate::rng::Rng;
+
+/// Two directories.
+pub struct WorkDir {
+    data: PathBuf,
+    sockets: PathBuf,
+}
+
+impl WorkDir {
+    /// Makes them: one below `parent`, one in the directory for temporary files.
+    pub fn create(parent: &Path) -> Result<WorkDir> {
+        let name = format!("forebay-bench-{}", std::process::id());
+        let dir = WorkDir { data: parent.join(&name), sockets: std::env::temp_dir().join(&name) };
+        for path in [&dir.data, &dir.sockets] {
+            fs::create_dir_all(path).during(|| format!("cannot create {}", path.display()))?;
+        }
+        Ok(dir)
+    }
+
+    /// A path for data.
+    pub fn data(&self, name: &str) -> PathBuf {
+        self.data.join(name)
+    }
+
+    /// A path for a socket.
+    pub fn socket(&self, name: &str) -> PathBuf {
+        self.sockets.join(name)
+    }
+}
+
+impl Drop for WorkDir {
+    fn drop(&mut self) {
+        // What cannot be removed stays; nothing better can be done at the end.
+        let _ = fs::remove_dir_all(&self.data);
+        let _ = fs::remove_dir_all(&self.sockets);
+    }
+}
+
+/// Writes a raw image of `size` random bytes; it is in the page cache afterwards, and on the disk.
+pub fn random_image(path: &Path, size: u64) -> Result<()> {
+    let what = || format!("cannot write {}", path.display());
+    let mut file = File::create(path).during(what)?;
+    let mut rng = Rng::new(size);
+    let mut chunk = vec![0; 1 << 20];
+    for _ in 0..size.div_ceil(chunk.len() as u64) {
+        rng.fill(&mut chunk);
+        file.write_all(&chunk).during(what)?;
+    }
+    file.sync_all().during(what)
+}
+
+/// Writes a sparse raw image of `size` bytes with a MiB of random data at every `each` bytes.
+pub fn sparse_image(path: &Path, size: u64, each: u64) -> Result<()> {
+    let what = || format!("cannot write {}", path.display());
+    let file = File::create(path).during(what)?;
+    file.set_len(size).during(what)?;
+    let mut rng = Rng::new(size);
+    let mut chunk = vec![0; 1 << 20];
+    for at in (0..size.saturating_sub(chunk.len() as u64)).step_by(each as usize) {
+        rng.fill(&mut chunk);
+        file.write_all_at(&chunk, at).during(what)?;
+    }
+    file.sync_all().during(what)
+}
