@@ -107,6 +107,11 @@ impl Files {
         self.keep(id, file)
     }
 
+    /// Opens an object's file for one use; may block.
+    pub(super) fn open_uncached(&self, id: SegmentId) -> io::Result<File> {
+        self.open_flags(id, libc::O_RDWR)
+    }
+
     /// Creates an object's file, durably, with room for `expected` bytes set aside; fails if it exists. May
     /// block. A file that could not get its room is removed again.
     pub(super) fn create(&self, id: SegmentId, expected: u64) -> io::Result<Arc<File>> {

@@ -26,6 +26,7 @@ mod growing;
 mod io;
 mod ops;
 mod place;
+mod trim;
 
 use std::fs::File;
 use std::path::Path;
@@ -107,6 +108,9 @@ impl DirectoryStore {
     ) -> Result<Arc<Self>> {
         let error = |e: std::io::Error| store_error(|| format!("opening the store {}", path.display()), &e);
         let files = Files::new(&place.segments, place.direct, writable, options.open_files).map_err(error)?;
+        if writable {
+            trim::trim_tails(&files);
+        }
         let shared = Shared {
             files,
             superblock: Mutex::new(SuperblockFile { file: place.superblock, failed: false }),
