@@ -11,5 +11,6 @@ pub mod api;
 pub mod cli;
 pub mod config;
 pub mod control;
+pub mod nbd;
 pub mod serve;
 pub mod size;

@@ -1,0 +1,141 @@
+//! One client, from accept to close.
+
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use forebay_engine::Pool;
+use forebay_wire::nbd::ProtocolError;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
+use tokio_rustls::server::TlsStream;
+
+use super::listen::{RawSocket, Socket};
+use super::negotiate::negotiate;
+use super::session::Session;
+use super::tls::Tls;
+use super::worker::Worker;
+
+/// What every connection needs.
+#[derive(Clone)]
+pub(super) struct Context {
+    pub pool: Arc<Pool>,
+    pub tls: Tls,
+    /// How many there are.
+    pub connections: Arc<AtomicUsize>,
+    pub closing: watch::Receiver<bool>,
+}
+
+/// Why a connection ended, other than by the client's wish.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum End {
+    #[error("connection lost: {0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Protocol(#[from] ProtocolError),
+    #[error("TLS handshake failed: {0}")]
+    Tls(io::Error),
+    #[error("bytes in clear after STARTTLS")]
+    ClearAfterStartTls,
+    #[error("no option in {0:?}")]
+    NegotiationTimeout(Duration),
+    #[error("export '{name}' was refused: {why}")]
+    ExportName { name: String, why: String },
+}
+
+/// Serves a client in a task of this thread.
+pub(super) fn spawn(worker: &Rc<Worker>, context: &Context, socket: RawSocket) {
+    let (worker, mut context) = (worker.clone(), context.clone());
+    let counted = Counted::new(&context.connections);
+    let entered = worker.enter();
+    tokio::task::spawn_local(async move {
+        let _guards = (counted, entered);
+        if let Err(end) = serve(worker, &mut context, socket).await {
+            tracing::info!(%end, "an NBD connection ended");
+        }
+    });
+}
+
+async fn serve(worker: Rc<Worker>, context: &mut Context, socket: RawSocket) -> Result<(), End> {
+    let stream = Stream::Plain(socket.into_tokio()?);
+    let mut closing = context.closing.clone();
+    let negotiated = tokio::select! {
+        biased;
+        // Whoever has not chosen an export by now has nothing to lose.
+        _ = closing.wait_for(|c| *c) => return Ok(()),
+        // On the heap, for the time that it takes: a connection is idle in its session.
+        negotiated = Box::pin(negotiate(stream, context)) => negotiated?,
+    };
+    match negotiated {
+        Some(negotiated) => Session::new(worker, negotiated).await,
+        None => Ok(()),
+    }
+}
+
+/// Counts in the server's total until dropped.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(total: &Arc<AtomicUsize>) -> Counted {
+        total.fetch_add(1, Ordering::Relaxed);
+        Counted(total.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A client's bytes, in clear or under TLS.
+pub(super) enum Stream {
+    Plain(Socket),
+    Tls(Box<TlsStream<Socket>>),
+}
+
+/// Calls a method of whichever stream it is.
+macro_rules! either {
+    ($self:expr, $method:ident($($arg:expr),*)) => {
+        match $self.get_mut() {
+            Stream::Plain(s) => Pin::new(s).$method($($arg),*),
+            Stream::Tls(s) => Pin::new(s).$method($($arg),*),
+        }
+    };
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut TaskContext<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        either!(self, poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut TaskContext<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        either!(self, poll_write(cx, buf))
+    }
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut TaskContext<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        either!(self, poll_write_vectored(cx, bufs))
+    }
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+        either!(self, poll_flush(cx))
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+        either!(self, poll_shutdown(cx))
+    }
+}

@@ -1,0 +1,193 @@
+//! Requests that have to wait for the engine, each in a task of the connection's thread.
+//!
+//! A job holds its [`Ticket`], so its memory is charged to the connection until it is done, also when the
+//! client is gone by then: what was begun is finished.
+
+use std::sync::Arc;
+
+use forebay_engine::{Disk, Error, Result};
+use forebay_wire::nbd::{
+    self, BlockDescriptor, Command, DATA_CHUNK_HEADER, ErrorCode, SIMPLE_REPLY, STATE_HOLE, STATE_ZERO,
+};
+
+use super::backlog::Ticket;
+
+/// Bytes of a long read that are read and sent as one chunk.
+const PIECE: usize = 256 << 10;
+/// Most descriptors in a block status reply.
+const MAX_EXTENTS: usize = 8192;
+/// What a request without data is charged: the longest block status reply.
+pub(super) const OTHER_COST: usize = MAX_EXTENTS * 8;
+/// Data that is shorter is sent, be it zero.
+const MIN_HOLE: usize = 512;
+
+/// What a read is charged.
+pub(super) fn read_cost(structured: bool, len: u32, dont_fragment: bool) -> usize {
+    if structured && !dont_fragment { PIECE.min(len as usize) } else { len as usize }
+}
+
+/// Whether `data` is sent as a hole.
+pub(super) fn worth_a_hole(data: &[u8]) -> bool {
+    let Some((head, _)) = data.split_at_checked(MIN_HOLE) else { return false };
+    // Most data is not zero, and shows it at once.
+    is_zero(&head[..16]) && is_zero(data)
+}
+
+fn is_zero(data: &[u8]) -> bool {
+    // Whole lines without a branch in each: the compiler makes vector instructions of it.
+    let lines = data.chunks_exact(128);
+    lines.remainder().iter().all(|b| *b == 0)
+        && lines.into_iter().all(|l| l.iter().fold(0, |a, b| a | b) == 0)
+}
+
+/// A request to be done in a task.
+pub(super) struct Job {
+    disk: Arc<Disk>,
+    ticket: Ticket,
+    cookie: u64,
+    structured: bool,
+}
+
+impl Job {
+    pub fn new(disk: Arc<Disk>, ticket: Ticket, cookie: u64, structured: bool) -> Job {
+        Job { disk, ticket, cookie, structured }
+    }
+
+    /// Reads.
+    pub fn spawn_read(self, offset: u64, len: u32, dont_fragment: bool) {
+        tokio::task::spawn_local(async move {
+            let done = match (self.structured, dont_fragment) {
+                (true, false) => self.read_in_pieces(offset, len as usize).await,
+                (true, true) => self.read_whole(offset, len as usize, DATA_CHUNK_HEADER).await,
+                (false, _) => self.read_whole(offset, len as usize, SIMPLE_REPLY).await,
+            };
+            if let Err(e) = done {
+                self.reply(Err(e));
+            }
+        });
+    }
+
+    /// Writes `message[start..]`.
+    pub fn spawn_write(self, message: Vec<u8>, start: usize, offset: u64, fua: bool) {
+        tokio::task::spawn_local(async move {
+            let done = self.disk.write(offset, &message[start..], fua).await;
+            drop(message);
+            self.reply(done);
+        });
+    }
+
+    /// Does a command other than read, write and disconnect.
+    pub fn spawn_other(self, command: Command) {
+        tokio::task::spawn_local(async move {
+            let done = match command {
+                Command::Flush => self.disk.flush().await,
+                Command::Trim { offset, len, fua } => self.disk.discard(offset, len.into(), fua).await,
+                Command::Cache { offset, len } => self.disk.prefetch(offset, len.into()).await,
+                Command::WriteZeroes { offset, len, fua, no_hole } => {
+                    self.disk.write_zeroes(offset, len.into(), no_hole, fua).await
+                }
+                Command::BlockStatus { offset, len, one } => {
+                    match self.block_status(offset, len, one).await {
+                        Ok(()) => return,
+                        Err(e) => Err(e),
+                    }
+                }
+                Command::Read { .. } | Command::Write { .. } | Command::Disconnect => {
+                    unreachable!("served elsewhere")
+                }
+            };
+            self.reply(done);
+        });
+    }
+
+    /// Each piece is sent when it is there, and the next is read when the client takes them: a long read costs
+    /// the memory of a short one.
+    async fn read_in_pieces(&self, offset: u64, len: usize) -> Result<()> {
+        let mut at = 0;
+        while at < len {
+            let piece = PIECE.min(len - at);
+            self.ticket.backlog().room().await;
+            if self.ticket.backlog().is_gone() {
+                return Ok(());
+            }
+            let mut chunk = vec![0; DATA_CHUNK_HEADER + piece];
+            let from = offset + at as u64;
+            self.disk.read(from, &mut chunk[DATA_CHUNK_HEADER..]).await?;
+            at += piece;
+            let done = at == len;
+            if worth_a_hole(&chunk[DATA_CHUNK_HEADER..]) {
+                chunk = nbd::hole_chunk(self.cookie, from, piece as u32, done).to_vec();
+            } else {
+                let header = nbd::data_chunk_header(self.cookie, from, piece as u32, done);
+                chunk[..DATA_CHUNK_HEADER].copy_from_slice(&header);
+            }
+            self.send(chunk);
+            if !done {
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(())
+    }
+
+    /// One header, then all the data: nothing can be sent before all of it is read.
+    async fn read_whole(&self, offset: u64, len: usize, header: usize) -> Result<()> {
+        let mut reply = vec![0; header + len];
+        for at in (0..len).step_by(PIECE) {
+            let piece = &mut reply[header + at..header + len.min(at + PIECE)];
+            self.disk.read(offset + at as u64, piece).await?;
+            tokio::task::yield_now().await;
+        }
+        if header == SIMPLE_REPLY {
+            reply[..header].copy_from_slice(&nbd::simple_reply(self.cookie, None));
+        } else if worth_a_hole(&reply[header..]) {
+            reply = nbd::hole_chunk(self.cookie, offset, len as u32, true).to_vec();
+        } else {
+            reply[..header].copy_from_slice(&nbd::data_chunk_header(self.cookie, offset, len as u32, true));
+        }
+        self.send(reply);
+        Ok(())
+    }
+
+    async fn block_status(&self, offset: u64, len: u32, one: bool) -> Result<()> {
+        let max = if one { 1 } else { MAX_EXTENTS };
+        let extents = self.disk.extents(offset, len.into(), max).await?;
+        let mut left = u64::from(len);
+        let mut descriptors: Vec<BlockDescriptor> = Vec::with_capacity(extents.len().min(max));
+        for extent in extents.iter().take(max) {
+            let run = extent.len.min(left);
+            if run == 0 {
+                break;
+            }
+            left -= run;
+            let state = if extent.hole { STATE_HOLE } else { 0 } | if extent.zero { STATE_ZERO } else { 0 };
+            descriptors.push(BlockDescriptor { len: run as u32, state });
+        }
+        debug_assert!(!descriptors.is_empty(), "the engine describes at least the first byte");
+        let mut reply = Vec::new();
+        nbd::block_status_chunk(&mut reply, self.cookie, &descriptors);
+        self.send(reply);
+        Ok(())
+    }
+
+    fn send(&self, reply: Vec<u8>) {
+        self.ticket.backlog().push(reply);
+        self.ticket.backlog().wake();
+    }
+
+    fn reply(&self, done: Result<()>) {
+        self.send(match done {
+            Ok(()) => nbd::simple_reply(self.cookie, None).to_vec(),
+            Err(e) => self.error(&e),
+        });
+    }
+
+    fn error(&self, e: &Error) -> Vec<u8> {
+        let code = ErrorCode::from_errno(e.errno());
+        if !self.structured {
+            return nbd::simple_reply(self.cookie, Some(code)).to_vec();
+        }
+        let mut reply = Vec::new();
+        nbd::error_chunk(&mut reply, self.cookie, code, &e.to_string());
+        reply
+    }
+}

@@ -1,0 +1,351 @@
+//! Where the server listens: UNIX sockets and TCP ports, and the sockets that come of them.
+//!
+//! A UNIX socket file outlives a server that was killed. It is replaced only if nobody answers on it, and
+//! removed at the end only if it is still the one that was made here.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::str::FromStr;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use socket2::{Domain, SockAddr, SockRef, TcpKeepalive, Type};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+/// Who may connect: the server's user and group.
+const SOCKET_MODE: libc::mode_t = 0o660;
+const BACKLOG: i32 = 1024;
+/// Longest path that fits into a socket address.
+const PATH_MAX: usize = 107;
+/// What the kernel is asked to queue for a slow reader of a UNIX socket, in bytes: the replies to a deep
+/// queue of small reads in one go.
+const SEND_BUFFER: usize = 512 << 10;
+
+/// An address to listen on: `unix:PATH` or `HOST:PORT`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListenAddr {
+    /// A UNIX socket.
+    Unix(PathBuf),
+    /// A host name or address, and a port; port 0 takes a free one.
+    Tcp(String),
+}
+
+/// An address that cannot be one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is not an address to listen on; write unix:PATH or HOST:PORT")]
+pub struct BadAddr(String);
+
+impl FromStr for ListenAddr {
+    type Err = BadAddr;
+
+    fn from_str(s: &str) -> Result<ListenAddr, BadAddr> {
+        let bad = || BadAddr(s.to_owned());
+        if let Some(path) = s.strip_prefix("unix:") {
+            return if path.is_empty() { Err(bad()) } else { Ok(ListenAddr::Unix(PathBuf::from(path))) };
+        }
+        let (host, port) = s.rsplit_once(':').ok_or_else(bad)?;
+        let bare_v6 = host.contains(':') && !host.starts_with('[');
+        if host.is_empty() || bare_v6 || port.parse::<u16>().is_err() {
+            return Err(bad());
+        }
+        Ok(ListenAddr::Tcp(s.to_owned()))
+    }
+}
+
+impl fmt::Display for ListenAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddr::Unix(path) => write!(f, "unix:{}", path.display()),
+            ListenAddr::Tcp(addr) => f.write_str(addr),
+        }
+    }
+}
+
+/// Why the server cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Another server answers on the socket.
+    #[error("another server is listening on {0}; stop it or choose another address")]
+    InUse(ListenAddr),
+    /// There is a file in the way.
+    #[error("{0} exists and is not a socket; remove it or choose another path")]
+    NotASocket(PathBuf),
+    /// The path does not fit into a socket address.
+    #[error("socket path {0} is longer than {PATH_MAX} bytes; choose a shorter one")]
+    PathTooLong(PathBuf),
+    /// A host name without an address.
+    #[error("{0}: no such host")]
+    NoHost(ListenAddr),
+    /// Anything else.
+    #[error("cannot listen on {addr}: {error}")]
+    Io {
+        /// Where.
+        addr: ListenAddr,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// A bound listener.
+#[derive(Debug)]
+pub(super) enum Listener {
+    Unix { listener: std::os::unix::net::UnixListener, file: SocketFile },
+    Tcp(std::net::TcpListener),
+}
+
+/// A UNIX socket's file, removed when dropped.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    dev: u64,
+    ino: u64,
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Someone may have put another in its place.
+        if let Ok(m) = std::fs::symlink_metadata(&self.path)
+            && (m.dev(), m.ino()) == (self.dev, self.ino)
+        {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Listener {
+    /// Binds to every address that `addr` stands for.
+    pub fn bind(addr: &ListenAddr) -> Result<Vec<Listener>, ListenError> {
+        match addr {
+            ListenAddr::Unix(path) => Ok(vec![bind_unix(addr, path)?]),
+            ListenAddr::Tcp(host) => {
+                let io = |error| ListenError::Io { addr: addr.clone(), error };
+                let resolved: Vec<SocketAddr> =
+                    host.to_socket_addrs().map_err(|_| ListenError::NoHost(addr.clone()))?.collect();
+                if resolved.is_empty() {
+                    return Err(ListenError::NoHost(addr.clone()));
+                }
+                resolved.into_iter().map(|a| bind_tcp(a).map_err(io_or_in_use(addr, io))).collect()
+            }
+        }
+    }
+
+    /// Where it listens, with the port that was taken.
+    pub fn address(&self) -> ListenAddr {
+        match self {
+            Listener::Unix { file, .. } => ListenAddr::Unix(file.path.clone()),
+            Listener::Tcp(l) => {
+                ListenAddr::Tcp(l.local_addr().map_or_else(|_| String::new(), |a| a.to_string()))
+            }
+        }
+    }
+
+    /// Takes it into the runtime of this thread.
+    pub fn into_tokio(self) -> io::Result<Acceptor> {
+        Ok(match self {
+            Listener::Unix { listener, file } => Acceptor::Unix(UnixListener::from_std(listener)?, file),
+            Listener::Tcp(l) => Acceptor::Tcp(TcpListener::from_std(l)?),
+        })
+    }
+}
+
+fn io_or_in_use(
+    addr: &ListenAddr,
+    io: impl Fn(io::Error) -> ListenError,
+) -> impl Fn(io::Error) -> ListenError {
+    move |e| if e.kind() == io::ErrorKind::AddrInUse { ListenError::InUse(addr.clone()) } else { io(e) }
+}
+
+fn bind_tcp(addr: SocketAddr) -> io::Result<Listener> {
+    let socket = socket2::Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    if addr.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&addr.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(Listener::Tcp(socket.into()))
+}
+
+fn bind_unix(addr: &ListenAddr, path: &Path) -> Result<Listener, ListenError> {
+    if path.as_os_str().len() > PATH_MAX {
+        return Err(ListenError::PathTooLong(path.to_owned()));
+    }
+    let io = |error| ListenError::Io { addr: addr.clone(), error };
+    match std::fs::symlink_metadata(path) {
+        Ok(m) if !m.file_type().is_socket() => return Err(ListenError::NotASocket(path.to_owned())),
+        Ok(_) => match std::os::unix::net::UnixStream::connect(path) {
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path).map_err(io)?
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return Err(io(e)),
+            // A full backlog is an answer too.
+            Ok(_) | Err(_) => return Err(ListenError::InUse(addr.clone())),
+        },
+        Err(_) => {}
+    }
+    let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None).map_err(io)?;
+    // The socket's own mode is what the file starts with, so that it is at no moment open to others.
+    // SAFETY: fchmod takes a descriptor, which is open, and a mode.
+    unsafe { libc::fchmod(std::os::fd::AsRawFd::as_raw_fd(&socket), SOCKET_MODE) };
+    let io = io_or_in_use(addr, io);
+    socket.bind(&SockAddr::unix(path).map_err(&io)?).map_err(&io)?;
+    let meta = std::fs::symlink_metadata(path).map_err(&io)?;
+    let file = SocketFile { path: path.to_owned(), dev: meta.dev(), ino: meta.ino() };
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(SOCKET_MODE);
+    std::fs::set_permissions(path, mode).map_err(&io)?;
+    socket.listen(BACKLOG).map_err(&io)?;
+    socket.set_nonblocking(true).map_err(&io)?;
+    Ok(Listener::Unix { listener: socket.into(), file })
+}
+
+/// A listener in a runtime.
+pub(super) enum Acceptor {
+    Unix(UnixListener, #[expect(dead_code, reason = "removes the file when dropped")] SocketFile),
+    Tcp(TcpListener),
+}
+
+impl Acceptor {
+    /// The next client, ready to be handed to another thread.
+    pub async fn accept(&self) -> io::Result<RawSocket> {
+        match self {
+            Acceptor::Unix(l, _) => {
+                let socket = l.accept().await?.0.into_std()?;
+                // Advisory: a smaller buffer only means more, smaller writes.
+                let _ = SockRef::from(&socket).set_send_buffer_size(SEND_BUFFER);
+                Ok(RawSocket::Unix(socket))
+            }
+            Acceptor::Tcp(l) => {
+                let (socket, _) = l.accept().await?;
+                socket.set_nodelay(true)?;
+                // A client whose host is gone would keep its disk in use for ever.
+                let keepalive = TcpKeepalive::new()
+                    .with_time(Duration::from_secs(60))
+                    .with_interval(Duration::from_secs(10))
+                    .with_retries(6);
+                SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;
+                Ok(RawSocket::Tcp(socket.into_std()?))
+            }
+        }
+    }
+}
+
+/// A connected socket that belongs to no runtime yet.
+#[derive(Debug)]
+pub(super) enum RawSocket {
+    Unix(std::os::unix::net::UnixStream),
+    Tcp(std::net::TcpStream),
+}
+
+impl RawSocket {
+    /// Takes it into the runtime of this thread.
+    pub fn into_tokio(self) -> io::Result<Socket> {
+        Ok(match self {
+            RawSocket::Unix(s) => Socket::Unix(UnixStream::from_std(s)?),
+            RawSocket::Tcp(s) => Socket::Tcp(TcpStream::from_std(s)?),
+        })
+    }
+}
+
+/// A client's socket.
+#[derive(Debug)]
+pub(super) enum Socket {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+/// Calls a method of whichever socket it is.
+macro_rules! either {
+    ($self:expr, $method:ident($($arg:expr),*)) => {
+        match $self.get_mut() {
+            Socket::Unix(s) => Pin::new(s).$method($($arg),*),
+            Socket::Tcp(s) => Pin::new(s).$method($($arg),*),
+        }
+    };
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        either!(self, poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        either!(self, poll_write(cx, buf))
+    }
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        either!(self, poll_write_vectored(cx, bufs))
+    }
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, poll_flush(cx))
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_parse() {
+        let unix: ListenAddr = "unix:/run/x.sock".parse().unwrap();
+        assert_eq!(unix, ListenAddr::Unix("/run/x.sock".into()));
+        for good in ["127.0.0.1:10809", "[::1]:10809", "localhost:0"] {
+            let parsed: ListenAddr = good.parse().unwrap();
+            assert_eq!(parsed.to_string(), good);
+        }
+        for bad in ["", "unix:", "localhost", ":10809", "::1:10809", "host:port", "host:70000"] {
+            assert!(bad.parse::<ListenAddr>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_a_live_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let addr = ListenAddr::Unix(path.clone());
+        // A server that was killed leaves its file behind.
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let first = Listener::bind(&addr).unwrap();
+        assert!(matches!(Listener::bind(&addr), Err(ListenError::InUse(_))));
+        assert_eq!(std::fs::symlink_metadata(&path).unwrap().mode() & 0o777, 0o660);
+        drop(first);
+        assert!(!path.exists(), "the file goes with the listener");
+        std::fs::write(&path, "precious").unwrap();
+        assert!(matches!(Listener::bind(&addr), Err(ListenError::NotASocket(_))));
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_socket_that_was_replaced_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let first = Listener::bind(&ListenAddr::Unix(path.clone())).unwrap();
+        std::fs::rename(&path, dir.path().join("moved")).unwrap();
+        let _second = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        drop(first);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_long_path_is_refused_with_a_reason() {
+        let addr = ListenAddr::Unix(format!("/tmp/{}", "x".repeat(120)).into());
+        assert!(matches!(Listener::bind(&addr), Err(ListenError::PathTooLong(_))));
+    }
+}

@@ -1,0 +1,94 @@
+//! A data-plane thread: its runtime, the buffers that its connections share, and its end.
+
+use std::cell::{Cell, RefCell, RefMut};
+use std::future::Future;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::LocalSet;
+
+use super::backlog::Backlog;
+use super::scratch::Scratch;
+
+/// What the connections of one thread have in common. Borrowed for the length of one poll, never across an
+/// await.
+pub(super) struct Worker {
+    scratch: RefCell<Scratch>,
+    closing: Cell<bool>,
+    connections: Cell<usize>,
+    last_left: Notify,
+    /// Sessions to wake when the server closes.
+    sessions: RefCell<Vec<Weak<Backlog>>>,
+}
+
+impl Worker {
+    /// The worker of this thread.
+    pub fn new() -> Rc<Worker> {
+        Rc::new(Worker {
+            scratch: RefCell::new(Scratch::new()),
+            closing: Cell::new(false),
+            connections: Cell::new(0),
+            last_left: Notify::new(),
+            sessions: RefCell::new(Vec::new()),
+        })
+    }
+
+    /// Runs the thread's main task; what is still running on the thread when it ends is dropped.
+    pub fn block_on<T>(self: Rc<Self>, main: impl Future<Output = std::io::Result<T>>) -> std::io::Result<T> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        LocalSet::new().block_on(&runtime, main)
+    }
+
+    /// The shared buffers.
+    pub fn scratch(&self) -> RefMut<'_, Scratch> {
+        self.scratch.borrow_mut()
+    }
+
+    /// Whether new requests are refused.
+    pub fn closing(&self) -> bool {
+        self.closing.get()
+    }
+
+    /// Counts a connection until the guard is dropped.
+    pub fn enter(self: &Rc<Self>) -> Entered {
+        self.connections.set(self.connections.get() + 1);
+        Entered(self.clone())
+    }
+
+    /// Has a session woken when the server closes.
+    pub fn register(&self, session: &Rc<Backlog>) {
+        let mut sessions = self.sessions.borrow_mut();
+        // Forget the dead when there may be many of them: amortised, nothing.
+        if sessions.len() == sessions.capacity() {
+            sessions.retain(|s| s.strong_count() > 0);
+        }
+        sessions.push(Rc::downgrade(session));
+    }
+
+    /// Has the sessions end, and waits for it, but no longer than `grace`.
+    pub async fn close(&self, grace: Duration) {
+        self.closing.set(true);
+        let sessions = self.sessions.take();
+        sessions.iter().filter_map(Weak::upgrade).for_each(|s| s.wake());
+        let all_left = async {
+            while self.connections.get() > 0 {
+                self.last_left.notified().await;
+            }
+        };
+        let _ = tokio::time::timeout(grace, all_left).await;
+    }
+}
+
+/// A connection that is there.
+pub(super) struct Entered(Rc<Worker>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let left = self.0.connections.get() - 1;
+        self.0.connections.set(left);
+        if left == 0 {
+            self.0.last_left.notify_one();
+        }
+    }
+}

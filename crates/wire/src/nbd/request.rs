@@ -1,0 +1,311 @@
+//! Requests ("Request message"): 28 bytes (magic, flags, type, cookie, offset, length) and, for a write, data.
+//!
+//! A [`Request`] that comes out is within the disk, allowed on it, and carries only flags that mean something;
+//! nothing behind checks again. One that does not pass becomes a [`Refusal`], which is answered; if it was a
+//! write its data is skipped first, in no memory, so that the next request is found.
+
+use super::consts::*;
+use super::{ErrorCode, ProtocolError, take};
+
+/// What requests are checked against: what was negotiated, and the disk as it is now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// Size of the disk in bytes.
+    pub size: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Structured replies were negotiated.
+    pub structured: bool,
+    /// The context `base:allocation` was negotiated.
+    pub block_status: bool,
+}
+
+/// What a client asks for. Ranges lie within the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// Read `len` bytes, at most [`MAX_PAYLOAD`].
+    Read {
+        /// Where.
+        offset: u64,
+        /// How much, in bytes.
+        len: u32,
+        /// In one chunk.
+        dont_fragment: bool,
+    },
+    /// Write the payload.
+    Write {
+        /// Where.
+        offset: u64,
+        /// Durable when answered.
+        fua: bool,
+    },
+    /// Finish what was asked for, and close.
+    Disconnect,
+    /// Make all answered writes durable.
+    Flush,
+    /// Discard a range.
+    Trim {
+        /// Where.
+        offset: u64,
+        /// How much, in bytes.
+        len: u32,
+        /// Durable when answered.
+        fua: bool,
+    },
+    /// Bring a range into the cache.
+    Cache {
+        /// Where.
+        offset: u64,
+        /// How much, in bytes.
+        len: u32,
+    },
+    /// Zero a range.
+    WriteZeroes {
+        /// Where.
+        offset: u64,
+        /// How much, in bytes.
+        len: u32,
+        /// Durable when answered.
+        fua: bool,
+        /// Leave it allocated.
+        no_hole: bool,
+    },
+    /// Describe a range; it is not empty.
+    BlockStatus {
+        /// Where.
+        offset: u64,
+        /// How much, in bytes.
+        len: u32,
+        /// One descriptor only.
+        one: bool,
+    },
+}
+
+/// A request that can be served as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// The client's name for it; goes back with each reply.
+    pub cookie: u64,
+    /// What to do.
+    pub command: Command,
+    /// Data of a write, else empty.
+    pub payload: &'a [u8],
+}
+
+/// A request that is answered with an error; the connection goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// A type that is not known.
+    #[error("unknown command {0}")]
+    UnknownCommand(u16),
+    /// A flag that is not known, or has no meaning here.
+    #[error("flags {0:#x} are not allowed with this command")]
+    BadFlags(u16),
+    /// A range that ends behind the disk.
+    #[error("the request goes beyond the end of the disk")]
+    BeyondEnd,
+    /// A write (or zeroing) that ends behind the disk.
+    #[error("the write goes beyond the end of the disk")]
+    WriteBeyondEnd,
+    /// A change to a disk that cannot be changed.
+    #[error("the export is read-only")]
+    ReadOnly,
+    /// Data of more than [`MAX_PAYLOAD`].
+    #[error("reads and writes are limited to 32 MiB")]
+    TooLong,
+    /// A read of more than [`MAX_PAYLOAD`], not to be split.
+    #[error("a read that is not to be split is limited to 32 MiB")]
+    TooLongForOne,
+    /// Block status without a context.
+    #[error("no metadata context was negotiated")]
+    NoContext,
+    /// Block status of nothing.
+    #[error("block status needs a length")]
+    EmptyRange,
+}
+
+impl Refusal {
+    /// The error that goes back.
+    pub fn code(self) -> ErrorCode {
+        match self {
+            Refusal::ReadOnly => ErrorCode::Perm,
+            Refusal::WriteBeyondEnd => ErrorCode::NoSpc,
+            Refusal::TooLongForOne => ErrorCode::Overflow,
+            _ => ErrorCode::Inval,
+        }
+    }
+}
+
+/// What was found at the front of the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step<'a> {
+    /// Nothing whole yet. The bytes that were used are gone; the next message is there once `want` bytes are
+    /// (counted from the first unused one; as much as is known by now).
+    NeedMore {
+        /// How many bytes there have to be.
+        want: usize,
+    },
+    /// A request.
+    Request(Request<'a>),
+    /// A request to be answered with an error.
+    Refused {
+        /// The client's name for it.
+        cookie: u64,
+        /// Whether it was a read, whose error has a form of its own.
+        refusal: Refusal,
+    },
+}
+
+/// Decodes the client's side of a transmission.
+#[derive(Debug, Default)]
+pub struct RequestDecoder {
+    /// A refused write: what to say when so many more bytes have passed.
+    skipping: Option<(u64, Refusal, usize)>,
+}
+
+struct Header {
+    flags: u16,
+    kind: u16,
+    cookie: u64,
+    offset: u64,
+    len: u32,
+}
+
+impl RequestDecoder {
+    /// A decoder for a client that has just left negotiation.
+    pub fn new() -> RequestDecoder {
+        RequestDecoder::default()
+    }
+
+    /// Looks at `bytes`, which start where the last call stopped. Returns how many of them are used up, and
+    /// what they were.
+    pub fn next<'a>(&mut self, rules: &Rules, bytes: &'a [u8]) -> Result<(usize, Step<'a>), ProtocolError> {
+        if let Some((cookie, refusal, left)) = self.skipping {
+            return Ok(self.skip(cookie, refusal, left, bytes));
+        }
+        let Some(header) = Header::parse(bytes)? else {
+            return Ok((0, Step::NeedMore { want: REQUEST_HEADER }));
+        };
+        let cookie = header.cookie;
+        // Only a write has data, also one that is refused.
+        let data_len = if header.kind == CMD_WRITE { header.len as usize } else { 0 };
+        let command = match header.check(rules) {
+            Ok(command) => command,
+            Err(refusal) => {
+                let (used, step) = self.skip(cookie, refusal, data_len, &bytes[REQUEST_HEADER..]);
+                return Ok((REQUEST_HEADER + used, step));
+            }
+        };
+        let end = REQUEST_HEADER + data_len;
+        Ok(match bytes.get(REQUEST_HEADER..end) {
+            Some(payload) => (end, Step::Request(Request { cookie, command, payload })),
+            None => (0, Step::NeedMore { want: end }),
+        })
+    }
+
+    fn skip<'a>(&mut self, cookie: u64, refusal: Refusal, left: usize, bytes: &[u8]) -> (usize, Step<'a>) {
+        let used = left.min(bytes.len());
+        if used < left {
+            self.skipping = Some((cookie, refusal, left - used));
+            return (used, Step::NeedMore { want: 1 });
+        }
+        self.skipping = None;
+        (used, Step::Refused { cookie, refusal })
+    }
+}
+
+impl Header {
+    #[inline]
+    fn parse(bytes: &[u8]) -> Result<Option<Header>, ProtocolError> {
+        // As soon as the magic is there: a peer that speaks something else is not waited for.
+        if let Some(magic) = take::<4>(bytes, 0).map(u32::from_be_bytes)
+            && magic != REQUEST_MAGIC
+        {
+            return Err(ProtocolError::RequestMagic(magic));
+        }
+        let Some(h) = take::<REQUEST_HEADER>(bytes, 0) else { return Ok(None) };
+        Ok(Some(Header {
+            flags: u16::from_be_bytes([h[4], h[5]]),
+            kind: u16::from_be_bytes([h[6], h[7]]),
+            cookie: u64::from_be_bytes([h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15]]),
+            offset: u64::from_be_bytes([h[16], h[17], h[18], h[19], h[20], h[21], h[22], h[23]]),
+            len: u32::from_be_bytes([h[24], h[25], h[26], h[27]]),
+        }))
+    }
+
+    fn check(&self, rules: &Rules) -> Result<Command, Refusal> {
+        let Header { flags, offset, len, .. } = *self;
+        let fua = flags & CMD_FLAG_FUA != 0;
+        match self.kind {
+            CMD_READ => {
+                let dont_fragment = flags & CMD_FLAG_DF != 0;
+                self.flags(if rules.structured { CMD_FLAG_DF } else { 0 })?;
+                self.within(rules, Refusal::BeyondEnd)?;
+                match (len > MAX_PAYLOAD, dont_fragment) {
+                    (false, _) => Ok(Command::Read { offset, len, dont_fragment }),
+                    (true, true) => Err(Refusal::TooLongForOne),
+                    (true, false) => Err(Refusal::TooLong),
+                }
+            }
+            CMD_WRITE => {
+                self.flags(0)?;
+                self.writable(rules)?;
+                self.within(rules, Refusal::WriteBeyondEnd)?;
+                if len > MAX_PAYLOAD { Err(Refusal::TooLong) } else { Ok(Command::Write { offset, fua }) }
+            }
+            // Nothing that a client says while it leaves is worth an argument.
+            CMD_DISC => Ok(Command::Disconnect),
+            CMD_FLUSH => {
+                self.flags(0)?;
+                Ok(Command::Flush)
+            }
+            CMD_TRIM => {
+                self.flags(0)?;
+                self.writable(rules)?;
+                self.within(rules, Refusal::BeyondEnd)?;
+                Ok(Command::Trim { offset, len, fua })
+            }
+            CMD_CACHE => {
+                self.flags(0)?;
+                self.within(rules, Refusal::BeyondEnd)?;
+                Ok(Command::Cache { offset, len })
+            }
+            CMD_WRITE_ZEROES => {
+                // Zeroing is always fast here, so the flag asks for nothing.
+                self.flags(CMD_FLAG_NO_HOLE | CMD_FLAG_FAST_ZERO)?;
+                self.writable(rules)?;
+                self.within(rules, Refusal::WriteBeyondEnd)?;
+                Ok(Command::WriteZeroes { offset, len, fua, no_hole: flags & CMD_FLAG_NO_HOLE != 0 })
+            }
+            CMD_BLOCK_STATUS => {
+                self.flags(CMD_FLAG_REQ_ONE)?;
+                if !rules.block_status {
+                    return Err(Refusal::NoContext);
+                }
+                self.within(rules, Refusal::BeyondEnd)?;
+                if len == 0 {
+                    return Err(Refusal::EmptyRange);
+                }
+                Ok(Command::BlockStatus { offset, len, one: flags & CMD_FLAG_REQ_ONE != 0 })
+            }
+            other => Err(Refusal::UnknownCommand(other)),
+        }
+    }
+
+    /// FUA is allowed on every command, though on some it means nothing ("Command flags").
+    fn flags(&self, allowed: u16) -> Result<(), Refusal> {
+        let bad = self.flags & !(allowed | CMD_FLAG_FUA);
+        if bad == 0 { Ok(()) } else { Err(Refusal::BadFlags(bad)) }
+    }
+
+    fn writable(&self, rules: &Rules) -> Result<(), Refusal> {
+        if rules.read_only { Err(Refusal::ReadOnly) } else { Ok(()) }
+    }
+
+    fn within(&self, rules: &Rules, refusal: Refusal) -> Result<(), Refusal> {
+        match self.offset.checked_add(u64::from(self.len)) {
+            Some(end) if end <= rules.size => Ok(()),
+            _ => Err(refusal),
+        }
+    }
+}
