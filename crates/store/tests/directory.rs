@@ -228,3 +228,23 @@ fn more_operations_than_any_queue_holds_all_complete() {
         });
     }
 }
+
+#[test]
+fn a_sandbox_without_io_uring_and_direct_io_gets_threads_and_the_page_cache() {
+    // A filter holds for one thread and for those that it starts.
+    let sandboxed = std::thread::spawn(|| {
+        if !common::forbid_uring_and_direct_io() {
+            return skip("this system takes no seccomp filter");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let store = open(dir.path()).unwrap();
+        assert_eq!(store.modes(), (false, false));
+        block_on(async {
+            store.append(id(1), 0, pattern(1, 65536), 1 << 20).await.unwrap();
+            store.sync(id(1)).await.unwrap();
+            store.swap_superblock(&superblock(1)).await.unwrap();
+            assert_eq!(store.read(id(1), 4096, 8192).await.unwrap()[..], pattern(1, 65536)[4096..12288]);
+        });
+    });
+    sandboxed.join().unwrap();
+}

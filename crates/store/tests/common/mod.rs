@@ -125,3 +125,30 @@ fn mount(at: &Path, kind: &std::ffi::CStr, flags: libc::c_ulong, data: Option<&s
     // SAFETY: a plain system call; the strings live until it returns.
     unsafe { libc::mount(kind.as_ptr(), at.as_ptr(), kind.as_ptr(), flags, data.cast()) == 0 }
 }
+
+/// Makes the kernel refuse `io_uring_setup` with EPERM and `O_DIRECT` with EINVAL, to this thread and its
+/// children: what a container's seccomp profile and an old tmpfs do.
+pub fn forbid_uring_and_direct_io() -> bool {
+    const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    const IF_BITS: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+    const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let refuse = |errno: libc::c_int| libc::SECCOMP_RET_ERRNO | errno as u32;
+    let mut steps = [
+        step(LOAD, 0, 0, 0), // the number of the system call
+        step(IF_EQUAL, 4, 0, libc::SYS_io_uring_setup as u32),
+        step(IF_EQUAL, 0, 2, libc::SYS_openat as u32),
+        step(LOAD, 0, 0, 16 + 2 * 8), // its third argument
+        step(IF_BITS, 2, 0, libc::O_DIRECT as u32),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+        step(RETURN, 0, 0, refuse(libc::EPERM)),
+        step(RETURN, 0, 0, refuse(libc::EINVAL)),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // SAFETY: plain system calls; the program lives until they return.
+    unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    }
+}

@@ -62,6 +62,7 @@ impl Ring {
         if !ring.params().is_feature_nodrop() || !needed.iter().all(|code| probe.is_supported(*code)) {
             return Err(io::ErrorKind::Unsupported.into());
         }
+        try_out(&ring)?;
         let shared = Arc::new(Shared { ring, pushing: Mutex::new(()), in_flight: AtomicUsize::new(0) });
         let reaper = shared.clone();
         let reaper = thread::Builder::new().name("store-reaper".into()).spawn(move || reaper.reap())?;
@@ -81,6 +82,18 @@ impl Ring {
         self.shared.push_entry(&opcode::Nop::new().build().user_data(STOP));
         self.shared.submit();
         join(reaper);
+    }
+}
+
+/// Sends one entry that does nothing: some sandboxes let a ring be made and then forbid its use.
+fn try_out(ring: &IoUring) -> io::Result<()> {
+    // SAFETY: nobody else knows the ring yet, and the entry refers to nothing.
+    unsafe { ring.submission_shared().push(&opcode::Nop::new().build()) }.map_err(io::Error::other)?;
+    ring.submit_and_wait(1)?;
+    // SAFETY: as above.
+    match unsafe { ring.completion_shared() }.next() {
+        Some(completion) if completion.result() == 0 => Ok(()),
+        _ => Err(io::ErrorKind::Unsupported.into()),
     }
 }
 
