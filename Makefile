@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# Debian's own, which has the libnbd module; another one earlier in PATH would not.
+PYTHON ?= /usr/bin/python3
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build demo test test-rust test-clients bench fmt lint clean
@@ -16,7 +18,7 @@ build: ## the release binary
 	$(CARGO) build --release --locked -p forebay-server
 
 demo: setup build ## boot real guests from clones of one golden image, and print what it cost the store
-	@FOREBAY_BIN=$(TARGET)/release/forebay python3 demo/demo.py
+	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) demo/demo.py
 
 test: setup ## every test: Rust first, then real clients against the real server
 	@$(MAKE) --no-print-directory test-rust
@@ -26,7 +28,7 @@ test-rust:
 	$(CARGO) test --workspace --locked
 
 test-clients: build ## only the real clients: nbdinfo, nbdcopy, qemu, fio, file systems, kill -9
-	@FOREBAY_BIN=$(TARGET)/release/forebay python3 tests/clients/run.py
+	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/clients/run.py
 
 bench: setup build ## the promised figures, each beside its peer, in one run
 	$(CARGO) run --release --locked -p forebay-xray -- bench

@@ -150,6 +150,14 @@ class Server:
             )
         return lines[0]
 
+    def wait_unused(self, volume, timeout=10):
+        """Waits until the server knows that no client has the volume open any more."""
+        deadline = time.monotonic() + timeout
+        while self.json("volume", "show", volume)["clients"]:
+            if time.monotonic() > deadline:
+                raise Failed(f"{volume} still has clients after {timeout} s")
+            time.sleep(0.01)
+
     def uri(self, export):
         """The NBD URI of an export."""
         return f"nbd+unix:///{export}?socket={self.nbd}"

@@ -1,0 +1,321 @@
+"""kill -9 at random moments under load: no acknowledged flush is ever lost, and what is left is a prefix.
+
+Several clients, each a process with a volume and a ledger of its own, write, zero, discard, flush, use FUA, make
+snapshots and roll back. The server is killed, started again, and each client holds what it finds against its
+ledger (see `ledger`), snapshots included.
+"""
+
+import collections
+import multiprocessing
+import os
+import random
+import select
+import signal
+import time
+import traceback
+
+from forebay import Failed, die_with_parent, run
+from harness import check, connect, test
+from ledger import BLOCK, Ledger, Violation, block_bytes
+
+CLIENTS = 3
+BLOCKS = 1024
+# Connections of each client to its volume: a flush on one covers the writes of both.
+CONNECTIONS = 2
+DEPTH = 12
+MAX_RUN = 12
+SNAPSHOTS = 3
+
+# Small segments and frequent checkpoints, so that kills hit sealing and checkpoints as well.
+CONFIG = """
+[log]
+segment = "4M"
+checkpoint = "12M"
+[memory]
+map_cache = "1M"
+"""
+
+
+class Snapshot:
+    """What may be in a snapshot; after the first look, what is in it."""
+
+    def __init__(self, name, history, floor):
+        self.name, self.history, self.floor = name, history, floor
+        self.seen = self.content = None
+
+
+class Client:
+    """One client and its volume."""
+
+    def __init__(self, number, server, seed):
+        self.name = f"volume-{number}"
+        self.server = server
+        self.random = random.Random(f"{seed}-{number}")
+        self.ledger = Ledger(number, BLOCKS)
+        self.snapshots = collections.deque()
+        self.count = collections.Counter()
+
+    def read_all(self, export):
+        handle = connect(self.server, export)
+        data = bytes(handle.pread(BLOCKS * BLOCK, 0))
+        handle.shutdown()
+        return data
+
+    def verify(self):
+        """After a restart: the volume, and one of its snapshots."""
+        seen = self.ledger.check(self.read_all(self.name))
+        self.ledger.settle(seen)
+        if self.snapshots:
+            self.verify_snapshot(self.random.choice(self.snapshots))
+        if len(self.snapshots) > SNAPSHOTS:
+            self.server.cli("snapshot", "rm", self.name, self.snapshots.popleft().name)
+        if self.snapshots and self.random.random() < 0.1:
+            self.roll_back(self.random.choice(self.snapshots))
+
+    def verify_snapshot(self, snapshot):
+        data = self.read_all(f"{self.name}@{snapshot.name}")
+        self.count["snapshots checked"] += 1
+        try:
+            if snapshot.content is None:
+                snapshot.seen = self.ledger.check(data, snapshot.history, snapshot.floor)
+                snapshot.content, snapshot.history = data, None
+            elif snapshot.content != data:
+                raise Violation("it is not what it was")
+        except Violation as e:
+            raise Violation(f"snapshot {snapshot.name}: {e}") from e
+
+    def roll_back(self, snapshot):
+        self.verify_snapshot(snapshot)
+        self.server.wait_unused(self.name)
+        self.server.cli("snapshot", "rollback", self.name, snapshot.name)
+        self.ledger.settle(snapshot.seen)
+        self.count["rollbacks"] += 1
+
+    def load(self):
+        """Works until the server is gone."""
+        import nbd
+
+        try:
+            handles = [connect(self.server, self.name) for _ in range(CONNECTIONS)]
+        except nbd.Error:
+            return
+        poll = select.poll()
+        by_fd = {h.aio_get_fd(): h for h in handles}
+        for fd in by_fd:
+            poll.register(fd)
+        try:
+            while True:
+                for h in handles:
+                    while h.aio_in_flight() < DEPTH:
+                        self.submit(nbd, h)
+                for fd, h in by_fd.items():
+                    direction = h.aio_get_direction()
+                    readable = select.POLLIN if direction & nbd.AIO_DIRECTION_READ else 0
+                    poll.modify(fd, readable | (select.POLLOUT if direction & nbd.AIO_DIRECTION_WRITE else 0))
+                for fd, event in poll.poll(1000):
+                    h = by_fd[fd]
+                    if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                        h.aio_notify_read()
+                    elif event & select.POLLOUT:
+                        h.aio_notify_write()
+                    if h.aio_is_dead() or h.aio_is_closed():
+                        return
+                if self.random.random() < 0.004:
+                    self.make_snapshot()
+        except nbd.Error:
+            return
+
+    def submit(self, nbd, handle):
+        """Sends one random operation."""
+        dice = self.random.random()
+        if dice < 0.06:
+            sent = self.ledger.tick()
+            handle.aio_flush(completion=lambda error: self.flushed(error, sent))
+            return
+        first = self.random.randrange(BLOCKS)
+        blocks = range(first, min(BLOCKS, first + self.random.randint(1, MAX_RUN)))
+        # Two operations on one block at a time would leave their order open.
+        if any(self.ledger.busy_until(b) for b in blocks):
+            return
+        zero = dice < 0.16
+        fua = self.random.random() < 0.05
+        flags = nbd.CMD_FLAG_FUA if fua else 0
+        write = self.ledger.submit(blocks, zero)
+        done = lambda error: self.written(error, write, blocks, fua)  # noqa: E731
+        offset, length = first * BLOCK, len(blocks) * BLOCK
+        if not zero:
+            data = b"".join(block_bytes(self.ledger.volume, b, write.version) for b in blocks)
+            handle.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(data)), offset, completion=done, flags=flags)
+        elif dice < 0.11:
+            handle.aio_trim(length, offset, completion=done, flags=flags)
+        else:
+            handle.aio_zero(length, offset, completion=done, flags=flags)
+
+    def written(self, error, write, blocks, fua):
+        if error.value == 0:
+            self.count["writes"] += 1
+            self.ledger.acknowledge(write)
+            if fua:
+                self.ledger.make_durable(blocks, write.acknowledged)
+        return 1
+
+    def flushed(self, error, sent):
+        if error.value == 0:
+            self.count["flushes"] += 1
+            self.ledger.make_durable(self.ledger.touched, sent)
+        return 1
+
+    def make_snapshot(self):
+        """Makes a snapshot while operations are under way: it holds at least what is acknowledged now."""
+        name = f"s{self.count['snapshots']}"
+        floor = self.ledger.floor(self.ledger.clock)
+        done = self.server.cli("snapshot", "create", self.name, name, check=False)
+        self.count["snapshots"] += 1
+        if done.returncode == 0:
+            self.snapshots.append(Snapshot(name, self.ledger.freeze(), floor))
+
+
+def client_process(client, pipe):
+    """Does what the test says, round by round; never raises."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        while True:
+            word = pipe.recv()
+            if word == "verify":
+                client.verify()
+            elif word == "load":
+                client.load()
+            else:
+                pipe.send(("ok", dict(client.count)))
+                return
+            pipe.send(("ok", None))
+    except Violation as e:
+        pipe.send(("violation", f"{client.name}: {e}"))
+    except Exception:  # the report of a defect in the test must reach the main process, too
+        pipe.send(("failed", f"{client.name}: {traceback.format_exc()}"))
+
+
+class Clients:
+    """All client processes."""
+
+    def __init__(self, clients):
+        fork = multiprocessing.get_context("fork")
+        self.pipes, self.processes = [], []
+        for client in clients:
+            ours, theirs = fork.Pipe()
+            process = fork.Process(target=client_process, args=(client, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def tell(self, word):
+        for pipe in self.pipes:
+            pipe.send(word)
+
+    def answers(self, round_):
+        """One answer of each client; a broken promise fails the test."""
+        out = []
+        for pipe in self.pipes:
+            if not pipe.poll(60):
+                raise Failed(f"round {round_}: a client hangs")
+            kind, text = pipe.recv()
+            if kind != "ok":
+                raise Failed(f"round {round_}: {text}")
+            out.append(text)
+        return out
+
+    def close(self):
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+@test
+def the_ledger_finds_broken_promises(t):
+    """A judge that never says no proves nothing."""
+
+    def judge(history, change):
+        ledger = Ledger(7, 4)
+        data = bytearray(4 * BLOCK)
+        for block, zero in history:
+            write = ledger.submit([block], zero)
+            ledger.acknowledge(write)
+            content = bytes(BLOCK) if zero else block_bytes(7, block, write.version)
+            data[block * BLOCK : (block + 1) * BLOCK] = content
+        change(ledger, data)
+        try:
+            ledger.check(bytes(data))
+        except Violation as e:
+            return str(e)
+        return None
+
+    def put(block, content):
+        def change(ledger, data):
+            data[block * BLOCK : (block + 1) * BLOCK] = content
+
+        return change
+
+    def flushed_then(change):
+        def both(ledger, data):
+            ledger.make_durable(ledger.touched, ledger.clock)
+            change(ledger, data)
+
+        return both
+
+    history = [(0, False), (1, False), (1, True), (0, False), (2, False)]
+    old, torn = block_bytes(7, 0, 1), block_bytes(7, 0, 1)[:512] + block_bytes(7, 0, 4)[512:]
+    lost = put(2, bytes(BLOCK))
+    bad = {
+        "torn": put(0, torn),
+        "nobody wrote": put(0, b"x" * BLOCK),
+        "holds block 1": put(0, block_bytes(7, 1, 2)),
+        "of volume 8": put(0, block_bytes(8, 0, 4)),
+        "never written": put(2, block_bytes(7, 2, 99)),
+        "version 4 of it is durable": flushed_then(put(0, old)),
+        "is zero, although": flushed_then(lost),
+        "version 3 of it is durable": flushed_then(put(1, block_bytes(7, 1, 2))),
+        # Not flushed, but what came after it has survived.
+        "not a prefix": put(0, old),
+    }
+    for words, change in bad.items():
+        found = judge(history, change)
+        check(found and words in found, f"'{words}' was judged as {found!r}")
+    for change in (put(2, block_bytes(7, 2, 5)), flushed_then(lambda ledger, data: None), lost):
+        check(judge(history, change) is None, f"a good state was judged as {judge(history, change)!r}")
+
+
+@test
+def kill_9_loses_no_flush(t):
+    rounds = int(os.environ.get("FOREBAY_CRASH_ROUNDS", "200"))
+    with open(t.path("config.toml"), "w") as f:
+        f.write(CONFIG)
+    server = t.server("--config", t.path("config.toml"))
+    for number in range(CLIENTS):
+        server.cli("volume", "create", f"volume-{number}", "--size", str(BLOCKS * BLOCK))
+    clients = Clients(Client(n, server, t.random.random()) for n in range(CLIENTS))
+    t.defer(clients.close)
+    slowest = 0.0
+    for round_ in range(rounds):
+        clients.tell("load")
+        time.sleep(t.random.uniform(0.0, 0.25))
+        server.kill()
+        clients.answers(round_)
+        # Now and then recovery itself is killed.
+        while t.random.random() < 0.1:
+            server.launch()
+            time.sleep(t.random.uniform(0.0, 0.05))
+            server.kill()
+        begin = time.monotonic()
+        server.start()
+        slowest = max(slowest, time.monotonic() - begin)
+        clients.tell("verify")
+        clients.answers(round_)
+    clients.tell("count")
+    total = sum((collections.Counter(c) for c in clients.answers(rounds)), collections.Counter())
+    check(total["flushes"] > rounds and total["writes"] > 20 * rounds, f"too little happened: {dict(total)}")
+    server.stop()
+    run(server.bin, "check", "--data", server.data)
+    done = ", ".join(f"{n} {what}" for what, n in sorted(total.items()))
+    print(f"     {rounds} kills: {done}; slowest start {slowest * 1000:.0f} ms", flush=True)

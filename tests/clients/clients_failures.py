@@ -1,0 +1,325 @@
+"""A server in trouble: a second one on its pool, stores that are full, read-only, gone, damaged or foreign, and
+SIGTERM under load."""
+
+import os
+import shutil
+import threading
+import time
+
+from forebay import Failed
+from harness import BLOCK, MIB, check, connect, equal, need_root, refused_by_server, run, test
+
+
+def one_line(server, what):
+    """Starts a server that must refuse: status 1 and, besides its log, one line that says why. That line."""
+    open(server.log, "w").close()
+    server.launch()
+    status = server.wait(30)
+    equal(status, 1, f"exit status with {what}")
+    lines = [line for line in server.log_tail().splitlines() if line.startswith("forebay:")]
+    check(len(lines) == 1, f"{what}: expected one line for the user, found\n{server.log_tail()}")
+    return lines[0]
+
+
+def refuses_to_start(t, server, what, *words):
+    line = one_line(server, what)
+    check(any(word in line for word in words), f"{what}: '{line}' says none of {words}")
+
+
+def blocks_of(handle, count, first=0):
+    return [bytes(handle.pread(BLOCK, (first + i) * BLOCK)) for i in range(count)]
+
+
+def mount_tmpfs(t, size):
+    need_root("mounting a small file system")
+    where = t.path("small")
+    os.mkdir(where)
+    run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", where)
+    t.defer(run, "umount", "-l", where)
+    return where
+
+
+def listing(directory):
+    """Names and contents of a directory, but for sockets."""
+    out = {}
+    for name in sorted(os.listdir(directory)):
+        path = os.path.join(directory, name)
+        if os.path.isfile(path):
+            with open(path, "rb") as f:
+                out[name] = f.read()
+    return out
+
+
+@test
+def a_second_server_is_refused(t):
+    s = t.server()
+    s.cli("volume", "create", "disk", "--size", "4M")
+    h = connect(s, "disk")
+    h.pwrite(b"1" * BLOCK, 0)
+    second = t.server(start=False)
+    second.log = t.path("second.log")
+    refuses_to_start(t, second, "a second server", "use", "another")
+    h.pwrite(b"2" * BLOCK, BLOCK)
+    h.flush()
+    equal(bytes(h.pread(1, 0)) + bytes(h.pread(1, BLOCK)), b"12", "blocks of the first server")
+    s.kill()
+    # A lock that outlives its owner would be worse than none.
+    second.start()
+    equal(bytes(connect(second, "disk").pread(1, BLOCK)), b"2", "block after the first server died")
+
+
+@test
+def a_read_only_store_is_refused(t):
+    where = mount_tmpfs(t, "256M")
+    data = os.path.join(where, "data")
+    s = t.server(data=data)
+    s.cli("volume", "create", "disk", "--size", "1M")
+    s.stop()
+    run("mount", "-o", "remount,ro", where)
+    refuses_to_start(t, s, "a read-only store", "read-only", "Read-only")
+    run("mount", "-o", "remount,rw", where)
+    s.start()
+    equal(len(s.json("volume", "list")), 1, "volumes afterwards")
+
+
+@test
+def a_full_store_fails_writes_and_serves_reads(t):
+    where = mount_tmpfs(t, "320M")
+    s = t.server("--cache", "16M", data=os.path.join(where, "data"))
+    s.cli("volume", "create", "disk", "--size", "1G")
+    h = connect(s, "disk")
+    written = fill_until_refused(t, h)
+    check(written > 60, f"only {written} MiB could be written")
+    for _ in range(3):
+        refused_by_server("ENOSPC", fill_more, t, h, written)
+    first = [bytes(h.pread(16, i * MIB)) for i in range(written)]
+    equal(first, [tag(i) for i in range(written)], "what was acknowledged")
+    h.shutdown()
+    s.wait_unused("disk")
+    s.kill()
+    s.start()
+    h = connect(s, "disk")
+    flushed = [bytes(h.pread(16, i * MIB)) for i in range(written - 1)]
+    equal(flushed, [tag(i) for i in range(written - 1)], "what was flushed, after a crash")
+    h.shutdown()
+    s.wait_unused("disk")
+    # Deleting is how an administrator gets out of it.
+    s.cli("volume", "rm", "disk")
+    s.cli("gc")
+    s.cli("volume", "create", "next", "--size", "64M")
+    h = connect(s, "next")
+    h.pwrite(t.random.randbytes(8 * MIB), 0)
+    h.flush()
+
+
+def tag(i):
+    return b"MiB %012d" % i
+
+
+def fill_until_refused(t, h):
+    """Writes MiB by MiB with a flush after each, until the store is full. How many were flushed."""
+    import nbd
+
+    for i in range(1024):
+        try:
+            h.pwrite(tag(i) + t.random.randbytes(MIB - 16), i * MIB)
+            h.flush()
+        except nbd.Error as e:
+            equal(e.errno, "ENOSPC", f"error after {i} MiB")
+            return i
+    raise Failed("a GiB fits into a store of 320 MiB")
+
+
+def fill_more(t, h, written):
+    """Either the write or its flush has to fail."""
+    h.pwrite(t.random.randbytes(32 * MIB), (written + 1) * MIB)
+    h.flush()
+
+
+@test
+def a_store_that_vanishes_fails_requests(t):
+    s = t.server("--cache", "1M")
+    s.cli("volume", "create", "disk", "--size", "256M")
+    noise = t.noise_file("noise", 128 * MIB)
+    run("nbdcopy", "--flush", noise, s.uri("disk"))
+    shutil.rmtree(s.data)
+    with open(noise, "rb") as f:
+        expected = f.read()
+    h = connect(s, "disk")
+    outcomes = {"right": 0, "failed": 0}
+    import nbd
+
+    for i in range(0, 128, 4):
+        try:
+            data = bytes(h.pread(BLOCK, i * MIB))
+        except nbd.Error:
+            outcomes["failed"] += 1
+            continue
+        equal(data == expected[i * MIB : i * MIB + BLOCK], True, f"a read at {i} MiB that succeeded is right")
+        outcomes["right"] += 1
+    try:
+        h.pwrite(t.random.randbytes(16 * MIB), 0)
+        h.flush()
+        raise Failed("a flush succeeded although the store is gone")
+    except nbd.Error:
+        pass
+    # It must still end when told to.
+    s.process.terminate()
+    s.wait(10)
+
+
+@test
+def damaged_pools_are_refused_or_recovered(t):
+    s = t.server()
+    s.cli("volume", "create", "disk", "--size", "16M")
+    noise = t.noise_file("noise", 16 * MIB)
+    run("nbdcopy", "--flush", noise, s.uri("disk"))
+    s.stop()
+    good = t.path("good")
+    shutil.copytree(s.data, good)
+    supers = [n for n in listing(good) if not n.endswith(".seg") and os.path.getsize(os.path.join(good, n))]
+    check(supers, f"no superblock among {os.listdir(good)}")
+
+    def damage(change):
+        shutil.rmtree(s.data)
+        shutil.copytree(good, s.data)
+        change(s.data)
+
+    for name in supers:
+        damage(lambda d, n=name: os.truncate(os.path.join(d, n), 100))
+        before = listing(s.data)
+        starts_whole_or_refuses(t, s, noise, f"{name} cut to 100 bytes")
+        check(set(before) <= set(listing(s.data)) | {name}, f"{name}: files of a damaged pool were deleted")
+    segments = [n for n in listing(good) if n.endswith(".seg")]
+    for name in segments:
+        damage(lambda d, n=name: os.truncate(os.path.join(d, n), os.path.getsize(os.path.join(d, n)) // 2))
+        never_serves_wrong_data(t, s, noise, f"{name} cut in half")
+        damage(lambda d, n=name: flip_bits(t, os.path.join(d, n)))
+        never_serves_wrong_data(t, s, noise, f"{name} with flipped bits")
+        damage(lambda d, n=name: os.unlink(os.path.join(d, n)))
+        never_serves_wrong_data(t, s, noise, f"{name} missing")
+
+
+def flip_bits(t, path):
+    with open(path, "r+b") as f:
+        size = os.path.getsize(path)
+        for _ in range(40):
+            offset = t.random.randrange(size)
+            f.seek(offset)
+            byte = f.read(1)[0]
+            f.seek(offset)
+            f.write(bytes([byte ^ (1 << t.random.randrange(8))]))
+
+
+def start_or_status(server):
+    """Starts the server; false if it refuses with status 1 and a line for the user."""
+    open(server.log, "w").close()
+    try:
+        server.start()
+        return True
+    except Failed:
+        check(server.process is not None and server.process.poll() == 1, f"no refusal:\n{server.log_tail()}")
+        server.process = None
+        lines = [line for line in server.log_tail().splitlines() if line.startswith("forebay:")]
+        check(len(lines) == 1, f"expected one line for the user:\n{server.log_tail()}")
+        return False
+
+
+def starts_whole_or_refuses(t, server, noise, what):
+    if start_or_status(server):
+        run("nbdcopy", server.uri("disk"), t.path("copy"))
+        equal(run("cmp", noise, t.path("copy"), check=False).returncode, 0, f"contents with {what}")
+        server.stop()
+
+
+def never_serves_wrong_data(t, server, noise, what):
+    """With a part of the log gone, a volume may lose its tail or fail to read; it never shows other bytes."""
+    import nbd
+
+    if not start_or_status(server):
+        return
+    if any(v["name"] == "disk" for v in server.json("volume", "list")):
+        with open(noise, "rb") as f:
+            expected = f.read()
+        h = connect(server, "disk")
+        for b in range(0, len(expected) // BLOCK, 3):
+            try:
+                data = bytes(h.pread(BLOCK, b * BLOCK))
+            except nbd.Error:
+                continue
+            # Everything was flushed before a clean end, so a zero block would be silent loss.
+            check(data == expected[b * BLOCK : (b + 1) * BLOCK], f"{what}: block {b} is wrong, and no error")
+    server.kill()
+
+
+@test
+def foreign_directories_are_left_alone(t):
+    data = t.path("data")
+    os.mkdir(data)
+    with open(os.path.join(data, "thesis.odt"), "w") as f:
+        f.write("years of work")
+    s = t.server(start=False)
+    status = one_line_or_start(s)
+    with open(os.path.join(data, "thesis.odt")) as f:
+        equal(f.read(), "years of work", f"a file that was there before (server status {status})")
+    if status is None:
+        s.stop()
+    # A superblock that is none.
+    for name in ("superblock", "superblock.0", "superblock.1", "0.super", "super-0", "super-1"):
+        with open(os.path.join(data, name), "wb") as f:
+            f.write(b"not a superblock" * 512)
+    before = listing(data)
+    status = one_line_or_start(s)
+    check(all(listing(data).get(n) == c for n, c in before.items()), f"foreign files were changed (status {status})")
+
+
+def one_line_or_start(server):
+    """None if it starts, else its status."""
+    return None if start_or_status(server) else 1
+
+
+@test
+def sigterm_under_load_is_quick_and_loses_nothing(t):
+    s = t.server()
+    s.cli("volume", "create", "disk", "--size", "64M")
+    for round_ in range(5):
+        acknowledged, stop = [{} for _ in range(4)], threading.Event()
+        threads = [
+            threading.Thread(target=write_until_gone, args=(s, i, acknowledged[i], stop)) for i in range(len(acknowledged))
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(t.random.uniform(0.2, 0.6))
+        took = s.stop()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        check(took < 5, f"it took {took:.1f} s to stop")
+        count = sum(map(len, acknowledged))
+        check(count > 50, f"only {count} writes in round {round_}")
+        s.start()
+        h = connect(s, "disk")
+        for blocks in acknowledged:
+            for block, stamp in blocks.items():
+                found = bytes(h.pread(BLOCK, block * BLOCK))[:8]
+                check(
+                    int.from_bytes(found, "big") >= stamp,
+                    f"round {round_}, block {block}: an acknowledged write is gone after a clean stop",
+                )
+        h.shutdown()
+
+
+def write_until_gone(server, number, acknowledged, stop):
+    """Writes stamped blocks of a range of its own, and notes each that was acknowledged."""
+    import nbd
+
+    h = connect(server, "disk")
+    stamp = time.monotonic_ns()
+    try:
+        while not stop.is_set():
+            block = number * 4096 + stamp % 512
+            h.pwrite(stamp.to_bytes(8, "big") * (BLOCK // 8), block * BLOCK)
+            acknowledged[block] = stamp
+            stamp += 1
+    except nbd.Error:
+        pass

@@ -1,0 +1,154 @@
+"""File systems made, filled, checked and mounted again on a volume, by way of nbdfuse and a loop device."""
+
+import os
+import time
+
+from forebay import Failed, spawn
+from harness import MIB, Skipped, check, need_root, run, test
+
+
+class Fs:
+    """How a file system is made, mounted and checked."""
+
+    def __init__(self, name, make, check_command, mount_type=None):
+        self.name, self.make, self.check_command = name, make, check_command
+        self.mount_type = mount_type or name
+
+
+EXT4 = Fs("ext4", ["mkfs.ext4", "-q", "-F"], ["e2fsck", "-fn"])
+XFS = Fs("xfs", ["mkfs.xfs", "-q", "-f"], ["xfs_repair", "-n", "-f"])
+# ntfsresize --info reads and verifies all metadata, which ntfsfix does not.
+NTFS = Fs("ntfs", ["mkfs.ntfs", "-q", "-F", "-Q"], ["ntfsresize", "--info", "--force"], "ntfs-3g")
+
+
+class Fuse:
+    """An export as a file."""
+
+    def __init__(self, t, server, export):
+        self.dir = t.path("fuse")
+        os.makedirs(self.dir, exist_ok=True)
+        self.file = os.path.join(self.dir, "disk")
+        self.process = spawn(["nbdfuse", self.file, server.uri(export)])
+        deadline = time.monotonic() + 10
+        while not os.path.exists(self.file):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise Failed("nbdfuse does not start")
+            time.sleep(0.02)
+        t.defer(self.close)
+
+    def close(self):
+        if self.process is None:
+            return
+        run("fusermount3", "-u", self.dir, check=False)
+        self.process.wait(30)
+        self.process = None
+
+
+class Mount:
+    """The file system in that file, mounted."""
+
+    def __init__(self, t, fs, file, *options):
+        self.dir = t.path("mnt")
+        os.makedirs(self.dir, exist_ok=True)
+        run("mount", "-t", fs.mount_type, "-o", ",".join(["loop", *options]), file, self.dir)
+        self.mounted = True
+        t.defer(self.close)
+
+    def close(self):
+        if self.mounted:
+            run("umount", self.dir)
+            self.mounted = False
+
+
+def need_fuse_and_loop():
+    need_root("mounting file systems")
+    for device in ("/dev/fuse", "/dev/loop-control"):
+        if not os.path.exists(device):
+            raise Skipped(f"needs {device}")
+
+
+def need_kernel_support(fs):
+    with open("/proc/filesystems") as f:
+        if fs.mount_type != "ntfs-3g" and fs.mount_type not in f.read().split():
+            if run("modprobe", fs.mount_type, check=False).returncode != 0:
+                raise Skipped(f"this kernel has no {fs.mount_type}")
+
+
+def fill(t, root):
+    """Many small files, a few large ones, some of them gone again; and a list of checksums."""
+    for d in range(8):
+        os.makedirs(os.path.join(root, f"d{d}"))
+        for i in range(120):
+            with open(os.path.join(root, f"d{d}", f"f{i}"), "wb") as f:
+                f.write(t.random.randbytes(t.random.randrange(0, 30000)))
+    for i in range(4):
+        with open(os.path.join(root, f"big{i}"), "wb") as f:
+            for _ in range(12):
+                f.write(t.random.randbytes(MIB))
+            f.flush()
+            os.fsync(f.fileno())
+    for i in range(0, 120, 3):
+        os.unlink(os.path.join(root, "d0", f"f{i}"))
+    files = run("find", ".", "-type", "f", cwd=root).stdout.split()
+    sums = run("sha256sum", *sorted(files), cwd=root).stdout
+    with open(t.path("sums"), "w") as f:
+        f.write(sums)
+
+
+def verify(t, root):
+    run("sha256sum", "--quiet", "--check", t.path("sums"), cwd=root)
+
+
+def exercise(t, fs):
+    need_fuse_and_loop()
+    need_kernel_support(fs)
+    s = t.server()
+    s.cli("volume", "create", "disk", "--size", "512M")
+    fuse = Fuse(t, s, "disk")
+    run(*fs.make, fuse.file)
+    mount = Mount(t, fs, fuse.file)
+    fill(t, mount.dir)
+    mount.close()
+    run(*fs.check_command, fuse.file)
+    # Mounted again, from the server's memory.
+    mount = Mount(t, fs, fuse.file)
+    verify(t, mount.dir)
+    run("sync", "-f", mount.dir)
+    s.cli("snapshot", "create", "disk", "filled")
+    for d in range(4):
+        run("rm", "-r", os.path.join(mount.dir, f"d{d}"))
+    mount.close()
+    fuse.close()
+    # And again from the store, after a crash of the server: unmounting has flushed.
+    s.kill()
+    s.start()
+    fuse = Fuse(t, s, "disk")
+    run(*fs.check_command, fuse.file)
+    mount = Mount(t, fs, fuse.file)
+    check(not os.path.exists(os.path.join(mount.dir, "d0")), "a deleted directory is back")
+    check(os.path.exists(os.path.join(mount.dir, "d7", "f0")), "a file is gone")
+    mount.close()
+    fuse.close()
+    # A clone of the snapshot is as after a power cut while mounted: the journal mends it, and all is there.
+    s.cli("volume", "clone", "disk@filled", "copy")
+    fuse = Fuse(t, s, "copy")
+    mount = Mount(t, fs, fuse.file)
+    verify(t, mount.dir)
+    mount.close()
+    run(*fs.check_command, fuse.file)
+    fuse.close()
+
+
+@test
+def ext4_on_a_volume(t):
+    exercise(t, EXT4)
+
+
+@test
+def xfs_on_a_volume(t):
+    exercise(t, XFS)
+
+
+@test
+def ntfs_on_a_volume(t):
+    exercise(t, NTFS)

@@ -1,0 +1,185 @@
+"""Bad input: names, sizes, commands, and clients that do not speak NBD."""
+
+import os
+import socket
+import struct
+import time
+
+from harness import BLOCK, MIB, check, connect, equal, refused_by_server, run, test
+
+NBD_MAGIC = 0x4E42444D41474943
+IHAVEOPT = 0x49484156454F5054
+REQUEST_MAGIC = 0x25609513
+OPT_EXPORT_NAME = 1
+CMD_READ, CMD_WRITE = 0, 1
+
+
+@test
+def bad_names_are_refused(t):
+    s = t.server()
+    names = ["a/b", "../a", " a", "a ", "..", ".", "a\nb", "a@b", "x" * 300, ""]
+    for name in names:
+        done = s.cli("volume", "create", "--size", "1M", "--", name, check=False)
+        check(done.returncode in (1, 2), f"name {name!r}: exit status {done.returncode}")
+        check(done.stderr.strip(), f"name {name!r}: nothing on standard error")
+    equal(s.json("volume", "list"), [], "volumes")
+    # These look odd, but are names.
+    for name in ("a b", "ÄÖÜ-桌面", "x" * 255, "-leading", "100%"):
+        s.cli("volume", "create", "--size", "1M", "--", name)
+        s.cli("volume", "rm", "--", name)
+
+
+@test
+def bad_sizes_are_refused(t):
+    s = t.server()
+    for size in ("0", "1000", "513", "65T", "16E", "-1", "1.5.5", "", "lots", "99999999999999999999"):
+        done = s.cli("volume", "create", "disk", f"--size={size}", check=False)
+        check(done.returncode in (1, 2) and done.stderr.strip(), f"size {size!r}: {done.returncode} {done.stderr}")
+    equal(s.json("volume", "list"), [], "volumes")
+    s.cli("volume", "create", "huge", "--size", "64T")
+    s.cli("volume", "create", "tiny", "--size", "512")
+    h = connect(s, "huge")
+    equal(h.get_size(), 64 << 40, "size")
+    h.pwrite(b"e" * BLOCK, (64 << 40) - BLOCK)
+    h.flush()
+    equal(bytes(h.pread(2, (64 << 40) - 2)), b"ee", "the last bytes")
+    tiny = connect(s, "tiny")
+    tiny.pwrite(b"t" * 512, 0)
+    equal(bytes(tiny.pread(512, 0)), b"t" * 512, "the only sector")
+
+
+@test
+def wrong_usage_has_its_own_status(t):
+    s = t.server()
+    for args in (["volume"], ["volume", "create", "x"], ["frobnicate"], ["stats", "--nonsense"]):
+        equal(s.cli(*args, check=False).returncode, 2, f"status of {args}")
+    for args in (
+        ["volume", "show", "nobody"],
+        ["volume", "rm", "nobody"],
+        ["volume", "clone", "nobody", "x"],
+        ["snapshot", "create", "nobody", "x"],
+        ["snapshot", "rollback", "nobody", "x"],
+        ["image", "rm", "nobody"],
+        ["stats", "nobody"],
+    ):
+        check("nobody" in s.refused(*args), f"{args}: the refusal does not name it")
+    s.cli("volume", "create", "x", "--size", "1M")
+    check("exists" in s.refused("volume", "create", "x", "--size", "1M"), "a name taken twice")
+    s.stop()
+    check("serve" in s.refused("volume", "list"), "without a server, the refusal does not say what to do")
+
+
+@test
+def bad_image_files_leave_nothing(t):
+    s = t.server()
+    with open(t.path("short.qcow2"), "wb") as f:
+        f.write(b"QFI\xfb" + bytes(3))
+    s.refused("image", "import", "bad", t.path("absent"))
+    s.refused("image", "import", "bad", t.path("short.qcow2"))
+    s.refused("image", "import", "bad", t.dir)
+    # A qcow2 whose tables point beyond its end.
+    run("qemu-img", "convert", "-O", "qcow2", t.noise_file("raw", 4 * MIB), t.path("cut.qcow2"))
+    os.truncate(t.path("cut.qcow2"), MIB)
+    s.refused("image", "import", "bad", t.path("cut.qcow2"))
+    equal(s.json("image", "list"), [], "images")
+    s.stop()
+    s.start()
+    equal(s.json("image", "list"), [], "images after a restart")
+
+
+@test
+def requests_beyond_the_end_fail(t):
+    s = t.server()
+    s.cli("volume", "create", "disk", "--size", "1M")
+    h = connect(s, "disk")
+    h.set_strict_mode(0)
+    refused_by_server("EINVAL", h.pread, 512, MIB)
+    refused_by_server("EINVAL", h.pread, 1024, MIB - 512)
+    refused_by_server("ENOSPC", h.pwrite, bytes(1024), MIB - 512)
+    refused_by_server("EINVAL", h.pread, 512, 1 << 62)
+    # The connection goes on.
+    equal(bytes(h.pread(4, 0)), bytes(4), "a read afterwards")
+
+
+@test
+def garbage_disturbs_nobody(t):
+    s = t.server()
+    s.cli("volume", "create", "disk", "--size", "1M")
+    good = connect(s, "disk")
+    for i in range(60):
+        raw = socket.socket(socket.AF_UNIX)
+        raw.settimeout(5)
+        raw.connect(s.nbd)
+        try:
+            if i % 3:
+                raw.recv(18)
+                raw.sendall(struct.pack(">I", 3))
+            if i % 3 == 2:
+                raw.sendall(struct.pack(">QII", IHAVEOPT, t.random.randrange(1, 12), t.random.choice([5, 1 << 31])))
+            raw.sendall(t.random.randbytes(t.random.randrange(1, 70000)))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the server hangs up on it, as it should
+        raw.close()
+        good.pwrite(bytes([i]) * 512, 0)
+    equal(bytes(good.pread(1, 0)), b"\x3b", "the last write")
+
+
+def enter_transmission(server, export):
+    """A raw connection in the transmission phase, by the oldest option; its replies are simple ones."""
+    raw = socket.socket(socket.AF_UNIX)
+    raw.settimeout(10)
+    raw.connect(server.nbd)
+    greeting = raw.recv(18, socket.MSG_WAITALL)
+    equal(struct.unpack(">QQ", greeting[:16]), (NBD_MAGIC, IHAVEOPT), "greeting")
+    raw.sendall(struct.pack(">I", 3))
+    raw.sendall(struct.pack(">QII", IHAVEOPT, OPT_EXPORT_NAME, len(export)) + export.encode())
+    equal(len(raw.recv(10, socket.MSG_WAITALL)), 10, "reply to the export name")
+    return raw
+
+
+@test
+def clients_that_stop_half_way_are_forgotten(t):
+    s = t.server()
+    s.cli("volume", "create", "disk", "--size", "1M")
+    for _ in range(20):
+        raw = enter_transmission(s, "disk")
+        # A write of a block, of which only a part ever comes.
+        raw.sendall(struct.pack(">IHHQQI", REQUEST_MAGIC, 0, CMD_WRITE, 1, 0, BLOCK) + b"x" * 100)
+        raw.close()
+    h = connect(s, "disk")
+    equal(bytes(h.pread(BLOCK, 0)), bytes(BLOCK), "a write that never came in whole")
+    h.shutdown()
+    s.wait_unused("disk")
+    s.cli("volume", "rm", "disk")
+
+
+@test
+def a_client_that_never_reads_costs_little(t):
+    s = t.server("--cache", "64M")
+    s.cli("volume", "create", "disk", "--size", "64M")
+    run("nbdcopy", t.noise_file("noise", 64 * MIB), s.uri("disk"))
+    before = resident(s.process.pid)
+    deaf = []
+    for _ in range(8):
+        raw = enter_transmission(s, "disk")
+        raw.setblocking(False)
+        deaf.append(raw)
+        try:
+            for i in range(20000):
+                raw.send(struct.pack(">IHHQQI", REQUEST_MAGIC, 0, CMD_READ, i, (i % 32) * MIB, MIB))
+        except BlockingIOError:
+            pass
+    h = connect(s, "disk")
+    begin = time.monotonic()
+    for i in range(200):
+        h.pread(BLOCK, i * BLOCK)
+    check(time.monotonic() - begin < 5, "another client waits for it")
+    grown = resident(s.process.pid) - before
+    check(grown < 400 * MIB, f"memory grew by {grown // MIB} MiB")
+    for raw in deaf:
+        raw.close()
+
+
+def resident(pid):
+    with open(f"/proc/{pid}/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")

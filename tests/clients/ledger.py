@@ -1,0 +1,160 @@
+"""What a volume may hold after a crash, worked out from what one client did to it.
+
+Every block that is written says which volume, block and version it is, over all its 4096 bytes, so that a torn
+or misplaced block is recognised by itself. For each block the ledger keeps every version since the last one that
+is certain, and when each was submitted and acknowledged, on one clock.
+
+After a crash, a volume must hold:
+
+1. in each block, a version that was written to it, whole (rule 7 of the write path: blocks are atomic);
+2. nothing older than what a flush, or FUA, made durable;
+3. a prefix of history: where a write is seen, so is every write that was acknowledged before that one was
+   submitted (rule 3), on the same block or another version after it.
+
+At most one operation at a time is under way on a block, so versions of a block are in order.
+"""
+
+import struct
+
+BLOCK = 4096
+HEADER = struct.Struct(">8sIIQQ")
+MAGIC = b"forebay\x01"
+REPEAT = BLOCK // HEADER.size
+
+
+class Violation(Exception):
+    """A promise is broken; the text says which, where and how."""
+
+
+def block_bytes(volume, block, version):
+    """The content of a block."""
+    return HEADER.pack(MAGIC, volume, block, version, version * 0x9E3779B97F4A7C15 % (1 << 64)) * REPEAT
+
+
+ZERO = bytes(BLOCK)
+
+
+class Write:
+    """One operation on a run of blocks: data, or zeroes (by discard or write-zeroes)."""
+
+    __slots__ = ("version", "zero", "submitted", "acknowledged")
+
+    def __init__(self, version, zero, submitted):
+        self.version, self.zero, self.submitted = version, zero, submitted
+        self.acknowledged = None
+
+
+class Ledger:
+    """The history of one volume. Version 0 of each block is zeroes."""
+
+    def __init__(self, volume, blocks):
+        self.volume, self.blocks = volume, blocks
+        self.clock = 0
+        self.version = 0
+        begin = Write(0, True, 0)
+        begin.acknowledged = 0
+        self.history = [[begin] for _ in range(blocks)]
+        self.durable = [0] * blocks
+        # Blocks with writes since the last verification, so that a flush need not look at all.
+        self.touched = set()
+
+    def tick(self):
+        self.clock += 1
+        return self.clock
+
+    def submit(self, blocks, zero):
+        """Notes an operation that is about to be sent."""
+        self.version += 1
+        write = Write(self.version, zero, self.tick())
+        for b in blocks:
+            self.history[b].append(write)
+            self.touched.add(b)
+        return write
+
+    def acknowledge(self, write):
+        """Notes the reply to it."""
+        write.acknowledged = self.tick()
+
+    def make_durable(self, blocks, until):
+        """What was acknowledged by `until` on the clock is durable on these blocks."""
+        for b in blocks:
+            latest = last_acknowledged(self.history[b], until)
+            self.durable[b] = max(self.durable[b], latest)
+
+    def floor(self, until):
+        """For each block, the latest version that was acknowledged by `until`."""
+        floor = list(self.durable)
+        for b in self.touched:
+            floor[b] = max(floor[b], last_acknowledged(self.history[b], until))
+        return floor
+
+    def freeze(self):
+        """The histories as they are now, for a snapshot."""
+        return [list(h) for h in self.history]
+
+    def check(self, data, history=None, floor=None):
+        """Holds contents against the history; returns for each block the write that it shows."""
+        history = history or self.history
+        floor = list(floor or self.durable)
+        seen = [self.identify(data, b, history[b], floor[b]) for b in range(self.blocks)]
+        # Zeroes may come from several operations; only data proves that its write arrived.
+        last = max((w.submitted for w in seen if not w.zero), default=0)
+        for b, write in enumerate(seen):
+            required = last_acknowledged(history[b], last - 1)
+            if write.version < required:
+                raise Violation(
+                    f"block {b} shows version {write.version}, although version {required} of it was acknowledged "
+                    f"before a write was submitted that has survived: not a prefix of history"
+                )
+        return seen
+
+    def identify(self, data, b, history, floor):
+        content = data[b * BLOCK : (b + 1) * BLOCK]
+        if content == ZERO:
+            zero = max((w for w in history if w.zero), key=lambda w: w.version, default=None)
+            if zero is None or zero.version < floor:
+                raise Violation(f"block {b} is zero, although version {floor} of it is durable")
+            return zero
+        if content != content[: HEADER.size] * REPEAT:
+            raise Violation(f"block {b} is torn: {describe(content)}")
+        magic, volume, block, version, _ = HEADER.unpack_from(content)
+        if content != block_bytes(volume, block, version):
+            raise Violation(f"block {b} holds bytes that nobody wrote ({magic!r})")
+        if (volume, block) != (self.volume, b):
+            raise Violation(f"block {b} of volume {self.volume} holds block {block} of volume {volume}")
+        if version < floor:
+            raise Violation(f"block {b} shows version {version}, although version {floor} of it is durable")
+        for write in reversed(history):
+            if write.version == version and not write.zero:
+                return write
+        raise Violation(f"block {b} shows version {version}, which was never written to it")
+
+    def settle(self, seen):
+        """After a check: what was seen is now the one certain state."""
+        self.touched.clear()
+        for b, write in enumerate(seen):
+            base = Write(write.version, write.zero, 0)
+            base.acknowledged = 0
+            self.history[b] = [base]
+            self.durable[b] = write.version
+
+    def busy_until(self, b):
+        """Whether an operation is under way on this block."""
+        return self.history[b][-1].acknowledged is None
+
+
+def last_acknowledged(history, until):
+    """The latest version in a block's history that was acknowledged by `until`."""
+    for write in reversed(history):
+        if write.acknowledged is not None and write.acknowledged <= until:
+            return write.version
+    return 0
+
+
+def describe(content):
+    """The versions that a torn block is made of, by sectors."""
+    versions = []
+    for offset in range(0, BLOCK, 512):
+        magic, volume, block, version, _ = HEADER.unpack_from(content, offset)
+        versions.append(f"{volume}/{block}/{version}" if magic == MAGIC else "?")
+    return " ".join(versions)
