@@ -53,7 +53,6 @@ impl Pool {
         let blobs = self.write_blobs(&bytes).await?;
         {
             let mut log = self.log.lock().await;
-            self.latching(log.sync().await)?;
             let Head { seq, chain } = taken.head;
             let swapped = log.swap_superblock(|s| (s.seq, s.chain, s.blobs) = (seq, chain, blobs)).await;
             self.latching(swapped)?;
@@ -95,11 +94,8 @@ impl Pool {
                 encoded.iter().map(|content| Item::Node { content, crc: crc32c(content) }).collect();
             let mut log = self.log.lock().await;
             let drafts = Draft::split(&items, log.batch_limit());
-            let appended = log.append_group(Stream::Map, &drafts).await;
-            let addresses = self.latching(appended)?;
-            // Synced before a commit can follow: what a guest was told is durable must not stand behind a
-            // batch that is not.
-            self.latching(log.sync().await)?;
+            let written = log.write_group(Stream::Map, &drafts).await;
+            let addresses = self.latching(written)?;
             for (((node, content), item), addr) in nodes.iter().zip(&encoded).zip(&items).zip(addresses) {
                 if let Item::Node { crc, .. } = *item {
                     node.set_stored(BlockRef { addr, form: Form::raw(content.len()), crc });
@@ -120,8 +116,8 @@ impl Pool {
         }
         let items: Vec<_> = pieces.iter().map(|p| Item::Blob(p)).collect();
         let drafts = Draft::split(&items, log.batch_limit());
-        let appended = log.append_group(Stream::Map, &drafts).await;
-        let addresses = self.latching(appended)?;
+        let written = log.write_group(Stream::Map, &drafts).await;
+        let addresses = self.latching(written)?;
         let refs = pieces.iter().zip(addresses).map(|(piece, addr)| BlobRef {
             segment: addr.segment,
             offset: addr.slot.offset() as u32,

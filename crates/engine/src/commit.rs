@@ -5,11 +5,10 @@
 //! acknowledged. Then, in this order and never another:
 //!
 //! 1. partial blocks are completed with what the map has beneath them;
-//! 2. the group is appended: of each disk first the zeroed ranges, then the blocks; then changes to the
-//!    catalogue;
-//! 3. the log is synced;
-//! 4. maps and catalogue take the group over, as recovery would ([`crate::apply`]);
-//! 5. the frozen buffers go, and whoever waits is told.
+//! 2. the group is written to the log, durably: of each disk first the zeroed ranges, then the blocks; then
+//!    changes to the catalogue;
+//! 3. maps and catalogue take the group over, as recovery would ([`crate::apply`]);
+//! 4. the frozen buffers go, and whoever waits is told.
 //!
 //! A group that finds no room stays frozen and is tried again; its waiters are told that it failed, and
 //! changes to the catalogue that come meanwhile (deletions, above all) join it. Any other failure latches the
@@ -234,7 +233,6 @@ impl Pool {
             Err(StoreError::Full) => return Err(Error::NoSpace),
             other => other?,
         };
-        log.sync().await?;
         self.take_over(&items, &addresses).await?;
         let results = self.apply_ops(group).await;
         drop(items);
@@ -290,7 +288,7 @@ impl Pool {
         items: &[Item<'_>],
     ) -> std::result::Result<Vec<Address>, StoreError> {
         let drafts = Draft::split(items, log.batch_limit());
-        log.append_group(Stream::Data, &drafts).await
+        log.write_group(Stream::Data, &drafts).await
     }
 
     /// Brings blocks and zeroed ranges into the maps.

@@ -1,9 +1,9 @@
 //! The log: the only writer of segments and of the superblock.
 //!
 //! **The commit argument.** A *group* is what one commit writes: one or more batches, the last of them marked.
-//! [`Log::append_group`] appends them one after the other, each linked to the one before by sequence number
-//! and checksum; [`Log::sync`] then makes every segment durable that was touched since the last sync. Only
-//! after that does the caller change maps and answer guests. So at a crash:
+//! [`Log::write_group`] appends them one after the other, each linked to the one before by sequence number and
+//! checksum, and then syncs every segment that it touched. Only after that does the caller change maps and
+//! answer guests. So at a crash:
 //!
 //! - during an append: the group has no valid end, recovery drops it; nobody was told that it is durable;
 //! - between append and sync: the group may be there wholly, in part or not at all; either it is applied as a
@@ -214,34 +214,48 @@ impl Log {
         BATCH_BYTES.min(self.superblock.segment_bytes as usize / 4)
     }
 
-    /// Appends drafts as one group. Gives the address of each payload item, in order. Nothing is durable
-    /// before [`Log::sync`]. After an error other than `Full` the log must not be used again.
-    pub async fn append_group(
+    /// Writes drafts as one group, durably. Gives the address of each payload item, in order. After an error
+    /// other than `Full` the log must not be used again.
+    pub async fn write_group(
         &mut self,
         stream: Stream,
         drafts: &[Draft<'_>],
     ) -> Result<Vec<Address>, StoreError> {
+        debug_assert!(self.unsynced.is_empty(), "every group is synced before the next");
         if self.raise_epoch {
             let epoch = self.superblock.epoch + 1;
             self.swap_superblock(|s| s.epoch = epoch).await?;
             self.raise_epoch = false;
         }
-        let start = self.head;
+        let (start, first_new) = (self.head, self.next_segment);
+        let before = self.open.get(&stream).and_then(|o| self.table.get(&o.id)).copied();
         let mut addresses = Vec::new();
         for (i, draft) in drafts.iter().enumerate() {
             let last = i + 1 == drafts.len();
             if let Err(e) = self.append(stream, draft, last, &mut addresses).await {
                 if e == StoreError::Full {
-                    if let Some(left) = self.open.remove(&stream) {
-                        self.close_record(left.id);
-                    }
-                    self.head = start;
-                    self.raise_epoch = true;
+                    self.give_up(stream, start, before, SegmentId(first_new));
                 }
                 return Err(e);
             }
         }
+        for id in std::mem::take(&mut self.unsynced) {
+            self.store.sync(id).await?;
+        }
         Ok(addresses)
+    }
+
+    /// Forgets a group that found no room: `before` is the record of the segment in which it began, and
+    /// segments from `first_new` on are its own.
+    fn give_up(&mut self, stream: Stream, start: Head, before: Option<SegmentRecord>, first_new: SegmentId) {
+        self.open.remove(&stream);
+        self.unsynced.clear();
+        self.table.split_off(&first_new);
+        if let Some(record) = before {
+            self.table.insert(record.segment, SegmentRecord { state: SegmentState::Sealed, ..record });
+        }
+        self.head = start;
+        self.raise_epoch = true;
     }
 
     async fn append(
@@ -342,14 +356,6 @@ impl Log {
         if let Some(r) = self.table.get_mut(&id) {
             r.state = SegmentState::Sealed;
         }
-    }
-
-    /// Makes everything durable that was appended. After an error the log must not be used again.
-    pub async fn sync(&mut self) -> Result<(), StoreError> {
-        for id in std::mem::take(&mut self.unsynced) {
-            self.store.sync(id).await?;
-        }
-        Ok(())
     }
 
     /// Replaces the superblock, durably.
