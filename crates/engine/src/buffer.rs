@@ -166,6 +166,14 @@ impl WriteBuffer {
         blocks
     }
 
+    /// The blocks that were written in part, in order.
+    pub fn partial_blocks(&self) -> Vec<(u64, &Dirty)> {
+        let partial = self.blocks.iter().filter(|(_, d)| d.mask != ALL_SECTORS);
+        let mut blocks: Vec<_> = partial.map(|(&b, d)| (b, d)).collect();
+        blocks.sort_unstable_by_key(|&(b, _)| b);
+        blocks
+    }
+
     /// Whether what a partial block lacks is zero, because the range beneath was zeroed.
     pub fn base_is_zero(&self, block: u64) -> bool {
         self.zeroed(block)

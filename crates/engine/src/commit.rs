@@ -23,7 +23,7 @@ use forebay_store::StoreError;
 use hashbrown::HashMap;
 use tokio::sync::oneshot;
 
-use crate::buffer::{ALL_SECTORS, Buffers, Page, WriteBuffer, copy_sectors};
+use crate::buffer::{Buffers, Page, WriteBuffer, copy_sectors};
 use crate::limits::{DIRTY_AGE, FULL_RETRY};
 use crate::log::{Draft, Item, Log, raw_block};
 use crate::pool::Pool;
@@ -260,10 +260,7 @@ impl Pool {
     async fn complete_partial_blocks(&self, group: &Group) -> HashMap<(DiskId, u64), Option<Page>> {
         let mut completed = HashMap::new();
         for (volume, buffer) in &group.frozen {
-            for (block, dirty) in buffer.sorted_blocks() {
-                if dirty.mask == ALL_SECTORS {
-                    continue;
-                }
+            for (block, dirty) in buffer.partial_blocks() {
                 let base = if buffer.base_is_zero(block) {
                     Ok(Box::new([0; BLOCK]))
                 } else {

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use forebay_format::{BLOCK, DiskId, Role, SECTOR, SyncMode};
 
-use crate::limits::{READAHEAD_MAX, READAHEAD_MIN};
+use forebay_store::StoreError;
+
+use crate::limits::{READ_RETRIES, READAHEAD_MAX, READAHEAD_MIN};
 use crate::map::RunKind;
 use crate::pool::Pool;
 use crate::read::pieces;
@@ -286,16 +288,22 @@ impl Disk {
         let end = offset + len;
         let mut at = offset;
         let mut extents: Vec<Extent> = Vec::new();
+        let mut tries = 0;
         while at < end && extents.len() < max.max(1) {
             let block = at / BLOCK as u64;
             let most = end.div_ceil(BLOCK as u64) - block;
             let run = self.volume.tree.read().run(&self.pool.nodes, block, most);
             let (kind, count) = match run {
                 Ok(run) => run,
-                Err(need) => {
-                    self.pool.load_node(need).await?;
-                    continue;
-                }
+                Err(need) => match self.pool.load_node(need).await {
+                    Ok(_) => continue,
+                    // Freed since the look-up, which the next one will not meet.
+                    Err(Error::Store(StoreError::NotFound(_))) if tries < READ_RETRIES => {
+                        tries += 1;
+                        continue;
+                    }
+                    Err(e) => return Err(e),
+                },
             };
             let until = ((block + count.max(1)) * BLOCK as u64).min(end);
             let (hole, zero) = match kind {

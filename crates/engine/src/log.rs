@@ -66,10 +66,11 @@ impl Item<'_> {
         }
     }
 
-    fn entry_len(&self) -> usize {
-        let mut entry = Vec::new();
-        self.entry(Slot::default()).encode(&mut entry);
-        entry.len()
+    /// Bytes of its entry, which is encoded into `scratch` to find out.
+    fn entry_len(&self, scratch: &mut Vec<u8>) -> usize {
+        scratch.clear();
+        self.entry(Slot::default()).encode(scratch);
+        scratch.len()
     }
 
     /// The disk of a block or a zeroed range.
@@ -100,10 +101,11 @@ pub(crate) struct Draft<'a> {
 impl<'a> Draft<'a> {
     /// Splits items into drafts of at most `limit` bytes; at least one draft, so that a group has an end.
     pub fn split(items: &'a [Item<'a>], limit: usize) -> Vec<Draft<'a>> {
-        let mut drafts = Vec::new();
+        let (mut drafts, mut scratch) = (Vec::new(), Vec::new());
         let (mut first, mut entries_len, mut payload_len) = (0, 0, 0);
         for (i, item) in items.iter().enumerate() {
-            let (entry, payload) = (item.entry_len(), item.payload().len().next_multiple_of(Slot::UNIT));
+            let (entry, payload) =
+                (item.entry_len(&mut scratch), item.payload().len().next_multiple_of(Slot::UNIT));
             let grown = batch_len(entries_len + entry, payload_len + payload);
             if grown > limit && i > first {
                 drafts.push(Draft { items: &items[first..i], entries_len, payload_len });

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use forebay_format::{BLOCK, BlockRef, MapValue};
+use forebay_store::StoreError;
 
 use crate::buffer::{ALL_SECTORS, copy_sectors, sectors, zero_sectors};
 use crate::limits::{CHUNK_BLOCKS, READ_RETRIES};
@@ -138,25 +139,27 @@ impl Pool {
         let mut tries = 0;
         loop {
             volume.check_sound()?;
-            let mut gaps = Vec::new();
-            match self.gather(volume, offset, out, &mut gaps, false) {
-                Ok(()) => {}
-                Err(need) => {
-                    self.load_node(need).await?;
-                    continue;
-                }
-            }
-            if gaps.is_empty() {
-                return Ok(());
-            }
-            match self.fill_gaps(volume, gaps, out, ahead).await {
-                // The segment was freed after the look-up: the block has a new place, or is gone.
-                Err(Error::Store(forebay_store::StoreError::NotFound(_))) if tries < READ_RETRIES => {
-                    tries += 1
-                }
-                other => return other,
+            match self.read_once(volume, offset, out, ahead).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                // The segment was freed after the look-up: what was in it has a new place, or is gone.
+                Err(Error::Store(StoreError::NotFound(_))) if tries < READ_RETRIES => tries += 1,
+                Err(e) => return Err(e),
             }
         }
+    }
+
+    /// Reads, or loads one map node that is needed for it; `false` then.
+    async fn read_once(&self, volume: &Volume, offset: u64, out: &mut [u8], ahead: u64) -> Result<bool> {
+        let mut gaps = Vec::new();
+        if let Err(need) = self.gather(volume, offset, out, &mut gaps, false) {
+            self.load_node(need).await?;
+            return Ok(false);
+        }
+        if !gaps.is_empty() {
+            self.fill_gaps(volume, gaps, out, ahead).await?;
+        }
+        Ok(true)
     }
 
     /// Reads one block as the map has it, without the write buffers: the base under a partial write.
