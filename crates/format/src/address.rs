@@ -25,7 +25,7 @@ impl Slot {
     pub const UNIT: usize = 64;
     /// One past the highest slot: segments are at most 1 GiB.
     pub const LIMIT: u32 = 1 << 24;
-    /// Byte offset in the segment.
+    /// Byte offset in the segment. Never overflows, whatever the number.
     pub const fn offset(self) -> u64 {
         self.0 as u64 * Self::UNIT as u64
     }
@@ -87,6 +87,15 @@ impl Form {
             _ => None,
         }
     }
+    /// Whether this is the form of something stored at `slot` that ends at byte `end` of its segment or before.
+    /// Of a member of a group only the begin is judged: the group has the length.
+    pub const fn fits(self, slot: Slot, end: u64) -> bool {
+        match self.codec() {
+            Some(Codec::Raw | Codec::Lz4) => slot.offset() + self.stored_len() as u64 <= end,
+            Some(Codec::ZstdGroup) => slot.offset() < end,
+            None => false,
+        }
+    }
     /// Stored length in bytes, of all codecs but [`Codec::ZstdGroup`].
     pub const fn stored_len(self) -> usize {
         ((self.0 & 63) as usize + 1) * Slot::UNIT
@@ -143,12 +152,16 @@ impl MapValue {
             get_u32(b, block_ref::CRC),
         ])
     }
-    /// The three words that maps keep in memory.
+    /// The three words that maps keep in memory. The slot of a block must be below [`Slot::LIMIT`], and its
+    /// segment not 0: anything else would be read back as another value.
     pub const fn to_words(self) -> [u32; 3] {
         match self {
             MapValue::Hole => [0, 0, 0],
             MapValue::Zero => [0, 1, 0],
-            MapValue::At(r) => [r.addr.segment.0, r.addr.slot.0 | (r.form.0 as u32) << 24, r.crc],
+            MapValue::At(r) => {
+                assert!(r.addr.segment.0 != 0 && r.addr.slot.0 < Slot::LIMIT);
+                [r.addr.segment.0, r.addr.slot.0 | (r.form.0 as u32) << 24, r.crc]
+            }
         }
     }
     /// The value of three words; `None` where no writer produces them.
@@ -159,10 +172,11 @@ impl MapValue {
             [0, _, _] => None,
             [segment, slot_form, crc] => {
                 let form = Form((slot_form >> 24) as u8);
-                if form.codec().is_none() {
+                let slot = Slot(slot_form & (Slot::LIMIT - 1));
+                if !form.fits(slot, crate::MAX_SEGMENT) {
                     return None;
                 }
-                let addr = Address { segment: SegmentId(segment), slot: Slot(slot_form & (Slot::LIMIT - 1)) };
+                let addr = Address { segment: SegmentId(segment), slot };
                 Some(MapValue::At(BlockRef { addr, form, crc }))
             }
         }

@@ -8,12 +8,17 @@
 //! before it: a batch is part of history only where the chain from the checkpoint reaches it. A *group* is a
 //! run of batches of which the last has [`GROUP_END`]; recovery applies a group as a whole or not at all.
 
+use std::ops::Range;
+
 use crate::checksum::Check64;
 use crate::entry::EntryIter;
 use crate::layout::*;
-use crate::{BLOCK, FormatError, PoolId, Result, SegmentId, Slot, VERSION, align_up};
+use crate::{
+    BLOCK, FormatError, MAX_SEGMENT, PoolId, Result, SegmentId, Slot, VERSION, align_up, check_version,
+};
 
-const MAGIC: &[u8; 8] = b"FBBATCH\0";
+pub(crate) const MAGIC: &[u8; 8] = b"FBBATCH\0";
+const WHAT: &str = "batch";
 /// Flag: the last batch of its group.
 pub const GROUP_END: u32 = 1;
 
@@ -67,7 +72,9 @@ impl BatchHeader {
     pub fn encode(&self, head: &mut [u8], entries: &[u8], payload: &[u8]) -> u64 {
         use batch_header as l;
         assert_eq!(head.len(), Self::head_len(entries.len()));
-        assert!(payload.len().is_multiple_of(BLOCK));
+        assert!(payload.len().is_multiple_of(BLOCK) && entries.len().is_multiple_of(8));
+        assert!(u64::from(self.offset) + (head.len() + payload.len()) as u64 <= MAX_SEGMENT);
+        assert!(self.offset.is_multiple_of(BLOCK as u32) && self.flags & !GROUP_END == 0);
         put_bytes(head, l::MAGIC, MAGIC);
         put_bytes(head, l::POOL_ID, &self.pool.0);
         put_u64(head, l::EPOCH, self.epoch);
@@ -86,7 +93,7 @@ impl BatchHeader {
     }
 }
 
-fn check(head: &[u8], payload: &[u8]) -> u64 {
+pub(crate) fn check(head: &[u8], payload: &[u8]) -> u64 {
     let mut c = Check64::default();
     c.update(&head[..batch_header::CHECK.start]);
     c.update(&head[batch_header::SIZE..]);
@@ -110,10 +117,9 @@ pub struct Batch<'a> {
 
 impl<'a> Batch<'a> {
     /// Bytes of the batch whose header begins `b`, before anything but its plausibility is known; so that a
-    /// reader knows how much to read. At least a header's worth of bytes is needed.
+    /// reader knows how much to read; at most 1 GiB. At least a header's worth of bytes is needed.
     pub fn peek_len(b: &[u8]) -> Result<usize> {
         use batch_header as l;
-        const WHAT: &str = "batch";
         if b.len() < l::SIZE {
             return Err(FormatError::Truncated(WHAT));
         }
@@ -124,13 +130,20 @@ impl<'a> Batch<'a> {
         if !payload.is_multiple_of(BLOCK) {
             return Err(FormatError::Value { what: WHAT, field: "payload_len" });
         }
-        Ok(BatchHeader::head_len(get_u32(b, l::ENTRIES_LEN) as usize) + payload)
+        let entries = get_u32(b, l::ENTRIES_LEN) as usize;
+        if !entries.is_multiple_of(8) {
+            return Err(FormatError::Value { what: WHAT, field: "entries_len" });
+        }
+        let len = BatchHeader::head_len(entries) + payload;
+        if len as u64 > MAX_SEGMENT {
+            return Err(FormatError::Value { what: WHAT, field: "payload_len" });
+        }
+        Ok(len)
     }
 
     /// Verifies and decodes the batch that was read at `offset` of `segment` of `pool`.
     pub fn decode(b: &'a [u8], pool: PoolId, segment: SegmentId, offset: u32) -> Result<Batch<'a>> {
         use batch_header as l;
-        const WHAT: &str = "batch";
         let len = Batch::peek_len(b)?;
         let b = b.get(..len).ok_or(FormatError::Truncated(WHAT))?;
         let entries_len = get_u32(b, l::ENTRIES_LEN) as usize;
@@ -139,10 +152,7 @@ impl<'a> Batch<'a> {
         if check(head, payload) != stored {
             return Err(FormatError::Checksum(WHAT));
         }
-        let found = get_u32(b, l::VERSION);
-        if found > VERSION {
-            return Err(FormatError::Newer { found });
-        }
+        check_version(WHAT, get_u32(b, l::VERSION))?;
         let header = BatchHeader {
             pool: PoolId(get_array(b, l::POOL_ID)),
             epoch: get_u64(b, l::EPOCH),
@@ -154,6 +164,12 @@ impl<'a> Batch<'a> {
         };
         if (header.pool, header.segment, header.offset) != (pool, segment, offset) {
             return Err(FormatError::Foreign { what: WHAT, field: "place" });
+        }
+        if !offset.is_multiple_of(BLOCK as u32) || u64::from(offset) + len as u64 > MAX_SEGMENT {
+            return Err(FormatError::Value { what: WHAT, field: "offset" });
+        }
+        if header.flags & !GROUP_END != 0 {
+            return Err(FormatError::Value { what: WHAT, field: "flags" });
         }
         Ok(Batch {
             header,
@@ -169,8 +185,14 @@ impl<'a> Batch<'a> {
         self.entries
     }
 
-    /// Its entries, in order.
+    /// Bytes of the segment that are its payload.
+    pub fn payload_range(&self) -> Range<u64> {
+        let start = self.payload_slot.offset();
+        start..start + self.payload.len() as u64
+    }
+
+    /// Its entries, in order; one whose content is not within the payload is an error.
     pub fn entries(&self) -> EntryIter<'a> {
-        EntryIter::new(self.entries)
+        EntryIter::within(self.entries, self.payload_range())
     }
 }

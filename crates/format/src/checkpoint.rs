@@ -2,9 +2,9 @@
 //! its disk records.
 
 use crate::layout::*;
-use crate::{DiskRecord, FormatError, Result, SegmentId, Stream};
+use crate::{DiskRecord, FormatError, MAX_SEGMENT, Result, SegmentId, Stream};
 
-const MAGIC: &[u8; 8] = b"FBCHECKP";
+pub(crate) const MAGIC: &[u8; 8] = b"FBCHECKP";
 
 layout!(checkpoint, "checkpoint", 48, {
     MAGIC @ 0, 8, "`FBCHECKP`";
@@ -68,10 +68,37 @@ pub struct Checkpoint {
     pub segments: Vec<SegmentRecord>,
 }
 
+impl SegmentRecord {
+    fn bad_field(&self) -> Option<&'static str> {
+        if self.segment.0 == 0 {
+            Some("segment")
+        } else if self.container == 0 {
+            Some("container")
+        } else if u64::from(self.written) > MAX_SEGMENT {
+            Some("written")
+        } else {
+            None
+        }
+    }
+}
+
 impl Checkpoint {
+    /// What no writer produces, if there is such a field. Ids must be below those that are handed out next:
+    /// none may ever be used twice.
+    fn bad_field(&self) -> Option<&'static str> {
+        if self.disks.iter().any(|d| d.id.0 >= self.next_disk) {
+            Some("next_disk")
+        } else if self.segments.iter().any(|s| s.segment.0 >= self.next_segment) {
+            Some("next_segment")
+        } else {
+            self.segments.iter().find_map(SegmentRecord::bad_field)
+        }
+    }
+
     /// Encodes it; the caller splits the bytes into pieces.
     pub fn encode(&self) -> Vec<u8> {
         use {checkpoint as l, segment_record as s};
+        assert_eq!(self.bad_field(), None, "it could not be read back");
         let mut b = vec![0; l::SIZE];
         put_bytes(&mut b, l::MAGIC, MAGIC);
         put_u64(&mut b, l::SEQ, self.seq);
@@ -107,8 +134,11 @@ impl Checkpoint {
         let disks = (0..get_u32(head, l::DISKS)).map(|_| DiskRecord::decode(&mut rest));
         let disks = disks.collect::<Result<Vec<_>>>()?;
         let count = get_u32(head, l::SEGMENTS) as usize;
-        let table = count.checked_mul(s::SIZE).and_then(|n| rest.get(..n));
-        let table = table.ok_or(FormatError::Truncated(WHAT))?.chunks_exact(s::SIZE);
+        let (table, rest) = rest.split_at_checked(count * s::SIZE).ok_or(FormatError::Truncated(WHAT))?;
+        if !rest.is_empty() {
+            return Err(bad("length"));
+        }
+        let table = table.chunks_exact(s::SIZE);
         let record = |at: &[u8]| {
             Ok(SegmentRecord {
                 segment: SegmentId(get_u32(at, s::SEGMENT)),
@@ -124,12 +154,16 @@ impl Checkpoint {
                 last_seq: get_u64(at, s::LAST_SEQ),
             })
         };
-        Ok(Checkpoint {
+        let checkpoint = Checkpoint {
             seq: get_u64(head, l::SEQ),
             next_disk: get_u32(head, l::NEXT_DISK),
             next_segment: get_u32(head, l::NEXT_SEGMENT),
             disks,
             segments: table.map(record).collect::<Result<Vec<_>>>()?,
-        })
+        };
+        match checkpoint.bad_field() {
+            Some(field) => Err(bad(field)),
+            None => Ok(checkpoint),
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! the log carries.
 
 use crate::layout::*;
-use crate::{FormatError, MapValue, Result};
+use crate::{FormatError, MAX_BLOCKS, MAX_LEVEL, MapValue, Result, SECTOR};
 
 /// Longest name of a disk, in bytes.
 pub const MAX_NAME: usize = 255;
@@ -50,7 +50,7 @@ layout!(disk, "disk record", 96, {
     ORIGIN @ 28, 4, "of a clone: the snapshot or image it started from; else 0";
     WRITE_CACHE @ 32, 8, "of a desktop: bytes of its RAM write cache; else 0";
     UUID @ 40, 16, "identity that guests and initiators see, random";
-    ROOT @ 56, 12, "root of the block map, as a block reference";
+    ROOT @ 56, 12, "root of the block map, as a block reference: a node, a hole, or allocated zeroes";
 });
 
 /// A disk.
@@ -78,7 +78,7 @@ pub struct DiskRecord {
     pub uuid: [u8; 16],
     /// Levels of the block map above its leaves.
     pub height: u8,
-    /// Root of the block map: a node, or a hole where nothing is mapped.
+    /// Root of the block map: a node, or what all of the disk is.
     pub root: MapValue,
 }
 
@@ -86,11 +86,35 @@ fn optional(id: u32) -> Option<DiskId> {
     (id != 0).then_some(DiskId(id))
 }
 
+/// Whether a disk can have this size.
+fn is_size(bytes: u64) -> bool {
+    bytes.is_multiple_of(SECTOR as u64) && bytes.div_ceil(crate::BLOCK as u64) <= MAX_BLOCKS
+}
+
 impl DiskRecord {
+    /// What no writer produces, if there is such a field.
+    fn bad_field(&self) -> Option<&'static str> {
+        if self.id.0 == 0 {
+            Some("id")
+        } else if self.name.is_empty() || self.name.len() > MAX_NAME || self.name.contains(char::is_control) {
+            Some("name")
+        } else if !is_size(self.size) {
+            Some("size_bytes")
+        } else if self.height > MAX_LEVEL {
+            Some("height")
+        } else if self.parent.is_some() != (self.role == Role::Snapshot) || self.parent == Some(self.id) {
+            Some("parent")
+        } else if self.origin == Some(self.id) {
+            Some("origin")
+        } else {
+            None
+        }
+    }
+
     /// Appends the record, then the name, then zeroes up to a multiple of eight.
     pub fn encode(&self, out: &mut Vec<u8>) {
         use disk as l;
-        assert!(self.name.len() <= MAX_NAME, "names are checked where they are given");
+        assert_eq!(self.bad_field(), None, "names and sizes are checked where they are given");
         let start = out.len();
         out.resize(start + l::SIZE, 0);
         let b = &mut out[start..];
@@ -126,7 +150,7 @@ impl DiskRecord {
         }
         let name = std::str::from_utf8(&b[l::SIZE..l::SIZE + name_len]).map_err(|_| bad("name"))?;
         let record = DiskRecord {
-            id: optional(get_u32(b, l::ID)).ok_or(bad("id"))?,
+            id: DiskId(get_u32(b, l::ID)),
             role: match get_u8(b, l::ROLE) {
                 1 => Role::Volume,
                 2 => Role::Snapshot,
@@ -150,6 +174,9 @@ impl DiskRecord {
             height: get_u8(b, l::HEIGHT),
             root: MapValue::decode(&get_array(b, l::ROOT)).ok_or(bad("root"))?,
         };
+        if let Some(field) = record.bad_field() {
+            return Err(bad(field));
+        }
         *bytes = &b[len..];
         Ok(record)
     }
@@ -199,8 +226,21 @@ pub enum CatalogueOp {
 }
 
 impl CatalogueOp {
+    /// What no writer produces, if there is such a field, apart from what a disk record in it says.
+    fn bad_field(&self) -> Option<&'static str> {
+        match self {
+            CatalogueOp::Create { disk, from } if *from == Some(disk.id) => Some("from"),
+            CatalogueOp::Copy { disk, from } if disk == from || from.0 == 0 => Some("from"),
+            CatalogueOp::Delete { disk } | CatalogueOp::Copy { disk, .. } if disk.0 == 0 => Some("disk"),
+            CatalogueOp::Resize { disk, .. } if disk.0 == 0 => Some("disk"),
+            CatalogueOp::Resize { size, .. } if !is_size(*size) => Some("size_bytes"),
+            _ => None,
+        }
+    }
+
     /// Appends the encoded change, a multiple of eight bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
+        assert_eq!(self.bad_field(), None, "it could not be read back");
         let start = out.len();
         out.resize(start + op::SIZE, 0);
         let b = &mut out[start..];
@@ -244,6 +284,12 @@ impl CatalogueOp {
             5 => CatalogueOp::Update { disk: record()? },
             _ => return Err(bad("kind")),
         };
-        if rest.is_empty() { Ok(change) } else { Err(bad("length")) }
+        if !rest.is_empty() {
+            return Err(bad("length"));
+        }
+        match change.bad_field() {
+            Some(field) => Err(bad(field)),
+            None => Ok(change),
+        }
     }
 }

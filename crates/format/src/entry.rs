@@ -1,7 +1,12 @@
 //! Entries: what a batch says. They apply in order.
 
 use crate::layout::*;
-use crate::{BlockRef, CatalogueOp, DiskId, Form, FormatError, MapValue, Result, Slot, align_up};
+use std::ops::Range;
+
+use crate::{
+    BlockRef, CatalogueOp, Codec, DiskId, Form, FormatError, MAX_BLOCKS, MAX_SEGMENT, MapValue, Result, Slot,
+    align_up,
+};
 
 /// Keyed BLAKE3 of a block, 128 bits kept; all zero where none was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -113,6 +118,7 @@ pub enum Entry {
 impl Entry {
     /// Appends the encoded entry, a multiple of eight bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
+        debug_assert_eq!(self.bad_field(&(0..MAX_SEGMENT)), None, "it could not be read back");
         let start = out.len();
         fn grow(out: &mut Vec<u8>, n: usize, tag: u8) -> &mut [u8] {
             let start = out.len();
@@ -164,6 +170,35 @@ impl Entry {
         debug_assert!((out.len() - start).is_multiple_of(8));
     }
 
+    /// What no writer produces, if there is such a field; `payload` is where in the segment its content must be.
+    fn bad_field(&self, payload: &Range<u64>) -> Option<&'static str> {
+        let inside = |slot: Slot, form: Form| slot.offset() >= payload.start && form.fits(slot, payload.end);
+        match self {
+            Entry::Put { disk, .. } | Entry::Reference { disk, .. } | Entry::Zero { disk, .. }
+                if disk.0 == 0 =>
+            {
+                Some("disk")
+            }
+            Entry::Put { block, .. } | Entry::Reference { block, .. } if *block >= MAX_BLOCKS => {
+                Some("block_index")
+            }
+            Entry::Put { slot, form, .. } if !inside(*slot, *form) => Some("slot"),
+            Entry::Zero { block, count, .. }
+                if *count == 0 || block.checked_add(*count).is_none_or(|end| end > MAX_BLOCKS) =>
+            {
+                Some("count")
+            }
+            Entry::Node { form, .. } if form.codec() != Some(Codec::Raw) => Some("form"),
+            Entry::Node { slot, form, .. } if !inside(*slot, *form) => Some("slot"),
+            Entry::Blob { slot, len }
+                if slot.offset() < payload.start || slot.offset() + u64::from(*len) > payload.end =>
+            {
+                Some("slot")
+            }
+            _ => None,
+        }
+    }
+
     /// Decodes the entry at the front of `b`; returns it and its length.
     fn decode(b: &[u8]) -> Result<(Entry, usize)> {
         const WHAT: &str = "entry";
@@ -173,7 +208,6 @@ impl Entry {
             Some(PUT) => {
                 let b = fixed(put::SIZE)?;
                 let form = Form(get_u8(b, put::FORM));
-                form.codec().ok_or(bad("form"))?;
                 let entry = Entry::Put {
                     disk: DiskId(get_u32(b, put::DISK)),
                     block: get_u64(b, put::BLOCK_INDEX),
@@ -199,7 +233,11 @@ impl Entry {
                     disk: DiskId(get_u32(b, zero::DISK)),
                     block: get_u64(b, zero::BLOCK_INDEX),
                     count: get_u64(b, zero::COUNT),
-                    allocated: get_u8(b, zero::ALLOCATED) != 0,
+                    allocated: match get_u8(b, zero::ALLOCATED) {
+                        0 => false,
+                        1 => true,
+                        _ => return Err(bad("allocated")),
+                    },
                 };
                 (entry, zero::SIZE)
             }
@@ -231,12 +269,29 @@ impl Entry {
 
 /// The entries of a batch, in order; ends after the first that does not decode.
 #[derive(Debug, Clone)]
-pub struct EntryIter<'a>(&'a [u8]);
+pub struct EntryIter<'a> {
+    bytes: &'a [u8],
+    payload: Range<u64>,
+}
 
 impl<'a> EntryIter<'a> {
-    /// Over the entry bytes of a batch.
+    /// Over the entry bytes of a batch whose payload is not at hand: content may be anywhere in a segment.
     pub fn new(bytes: &'a [u8]) -> Self {
-        EntryIter(bytes)
+        EntryIter::within(bytes, 0..MAX_SEGMENT)
+    }
+
+    /// Over the entry bytes of a batch. An entry whose content is not within `payload`, the bytes of the
+    /// segment that are this batch's payload, is an error.
+    pub fn within(bytes: &'a [u8], payload: Range<u64>) -> Self {
+        EntryIter { bytes, payload }
+    }
+
+    fn decode(&self) -> Result<(Entry, usize)> {
+        let (entry, len) = Entry::decode(self.bytes)?;
+        match entry.bad_field(&self.payload) {
+            Some(field) => Err(FormatError::Value { what: "entry", field }),
+            None => Ok((entry, len)),
+        }
     }
 }
 
@@ -244,18 +299,12 @@ impl Iterator for EntryIter<'_> {
     type Item = Result<Entry>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.0.is_empty() {
+        if self.bytes.is_empty() {
             return None;
         }
-        match Entry::decode(self.0) {
-            Ok((entry, len)) => {
-                self.0 = &self.0[len..];
-                Some(Ok(entry))
-            }
-            Err(e) => {
-                self.0 = &[];
-                Some(Err(e))
-            }
-        }
+        let decoded = self.decode();
+        let used = decoded.as_ref().map_or(self.bytes.len(), |(_, len)| *len);
+        self.bytes = &self.bytes[used..];
+        Some(decoded.map(|(entry, _)| entry))
     }
 }

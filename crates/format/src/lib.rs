@@ -1,31 +1,34 @@
 //! The bytes that Forebay keeps on a store.
 //!
 //! Every persisted structure is declared here, by hand, little-endian, with explicit offsets; nothing on a
-//! store is laid out by a serializer's derive. Encoders are total. Decoders take bytes that may be damaged or
-//! hostile: they never panic and never allocate more than their input justifies.
+//! store is laid out by a serializer's derive. Encoders refuse, by assertion, what decoders would refuse: a
+//! pool that cannot be opened again must not be written. Decoders take bytes that may be damaged or hostile:
+//! they never panic and never allocate more than their input justifies.
 //!
 //! `docs/format.md` draws each layout; a test holds that page against the tables in this crate.
 //!
 //! In the order in which a pool is opened:
-mod layout;
-mod superblock;
-mod checkpoint;
-mod disk;
-mod segment;
-mod batch;
-mod entry;
-mod node;
 mod address;
+mod batch;
+mod checkpoint;
 mod checksum;
+mod disk;
+mod entry;
+#[doc(hidden)]
+pub mod fuzzing;
+mod layout;
+mod node;
+mod segment;
+mod superblock;
 
 pub use address::{Address, BlockRef, Codec, Form, MapValue, SegmentId, Slot};
 pub use batch::{Batch, BatchHeader, GROUP_END};
 pub use checkpoint::{Checkpoint, SegmentRecord, SegmentState};
-pub use checksum::{check64, crc32c, Check64};
+pub use checksum::{Check64, check64, crc32c};
 pub use disk::{CatalogueOp, DiskId, DiskRecord, MAX_NAME, Role, SyncMode};
 pub use entry::{Entry, EntryIter, Fingerprint};
 pub use layout::{Field, LAYOUTS, Layout};
-pub use node::{FANOUT, MapNode, NodeEntries};
+pub use node::{FANOUT, MAX_BLOCKS, MAX_LEVEL, MapNode, NodeEntries};
 pub use segment::{DirectoryEntry, SegmentFooter, SegmentHeader, SlotKind, Stream};
 pub use superblock::{BlobRef, MAX_BLOBS, PoolId, Superblock};
 
@@ -35,6 +38,20 @@ pub const BLOCK: usize = 4096;
 pub const SECTOR: usize = 512;
 /// Format version written by this release; older ones that it can read are named in `docs/format.md`.
 pub const VERSION: u32 = 1;
+/// Bytes that a segment can have at most, so that every slot has a number: 1 GiB. Its directory may stand behind.
+pub const MAX_SEGMENT: u64 = Slot::LIMIT as u64 * Slot::UNIT as u64;
+
+// Lengths from a store are 32 bits wide; with 64-bit arithmetic their sums cannot overflow.
+const _: () = assert!(usize::BITS >= 64, "a 64-bit platform is needed");
+
+/// Judges the version that a structure names, once its checksum is known to be right.
+pub(crate) fn check_version(what: &'static str, found: u32) -> Result<()> {
+    match found {
+        0 => Err(FormatError::Value { what, field: "version" }),
+        VERSION => Ok(()),
+        _ => Err(FormatError::Newer { found }),
+    }
+}
 
 /// Why bytes from a store are not what they should be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

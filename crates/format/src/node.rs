@@ -8,6 +8,10 @@ use crate::layout::*;
 use crate::{BLOCK, BlockRef, FormatError, MapValue, Result, Slot, align_up};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"FBMN");
+/// Highest level that a node can have; seven levels of 256 places cover [`MAX_BLOCKS`].
+pub const MAX_LEVEL: u8 = 6;
+/// Blocks that a disk can have at most: 2^64 bytes.
+pub const MAX_BLOCKS: u64 = 1 << 52;
 /// Places in a node.
 pub const FANOUT: usize = 256;
 const FULL: u8 = 1;
@@ -48,9 +52,21 @@ pub struct MapNode {
 }
 
 impl MapNode {
-    /// Encodes the node, padded to whole slots; at most one block. A sparse node must list few enough places.
+    /// What no writer produces, if there is such a field.
+    fn bad_field(&self) -> Option<&'static str> {
+        if self.level > MAX_LEVEL {
+            Some("level")
+        } else if self.index >= MAX_BLOCKS.div_ceil(1 << (8 * (u32::from(self.level) + 1))) {
+            Some("index")
+        } else {
+            None
+        }
+    }
+
+    /// Encodes the node, padded to whole slots; at most one block. Sparse places must ascend.
     pub fn encode(&self) -> Vec<u8> {
         use map_node as l;
+        assert_eq!(self.bad_field(), None, "it could not be read back");
         let mut b = vec![0; l::SIZE];
         put_u32(&mut b, l::MAGIC, MAGIC);
         put_u8(&mut b, l::LEVEL, self.level);
@@ -63,6 +79,7 @@ impl MapNode {
                 places.iter().for_each(|v| b.extend_from_slice(&v.encode()));
             }
             NodeEntries::Sparse { base, places } => {
+                assert!(places.is_sorted_by(|a, b| a.0 < b.0));
                 put_u8(&mut b, l::KIND, SPARSE);
                 put_u16(&mut b, l::COUNT, places.len() as u16);
                 put_bytes(&mut b, l::BASE, &base.map_or(MapValue::Hole, MapValue::At).encode());
@@ -113,6 +130,10 @@ impl MapNode {
             }
             _ => return Err(bad("kind")),
         };
-        Ok(MapNode { level: get_u8(b, l::LEVEL), index: get_u64(b, l::INDEX), entries })
+        let node = MapNode { level: get_u8(b, l::LEVEL), index: get_u64(b, l::INDEX), entries };
+        match node.bad_field() {
+            Some(field) => Err(bad(field)),
+            None => Ok(node),
+        }
     }
 }

@@ -2,10 +2,13 @@
 
 use crate::checksum::{check64, crc32c};
 use crate::layout::*;
-use crate::{BLOCK, Fingerprint, Form, FormatError, PoolId, Result, SegmentId, Slot, VERSION, align_up};
+use crate::{
+    BLOCK, Fingerprint, Form, FormatError, MAX_SEGMENT, PoolId, Result, SegmentId, Slot, VERSION, align_up,
+    check_version,
+};
 
-const HEADER_MAGIC: &[u8; 8] = b"FBSEGMNT";
-const FOOTER_MAGIC: &[u8; 8] = b"FBSEALED";
+pub(crate) const HEADER_MAGIC: &[u8; 8] = b"FBSEGMNT";
+pub(crate) const FOOTER_MAGIC: &[u8; 8] = b"FBSEALED";
 
 /// What a segment is written for. Each stream has one open segment at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,6 +89,7 @@ impl SegmentHeader {
         if check64(&b[..l::CHECK.start]) != get_u64(b, l::CHECK) {
             return Err(FormatError::Checksum(WHAT));
         }
+        check_version(WHAT, get_u32(b, l::VERSION))?;
         let header = SegmentHeader {
             pool: PoolId(get_array(b, l::POOL_ID)),
             segment: SegmentId(get_u32(b, l::SEGMENT)),
@@ -137,6 +141,12 @@ pub struct DirectoryEntry {
     pub fingerprint: Fingerprint,
 }
 
+impl DirectoryEntry {
+    fn is_valid(&self) -> bool {
+        self.form.fits(self.slot, MAX_SEGMENT)
+    }
+}
+
 layout!(segment_footer, "segment footer", BLOCK, {
     MAGIC @ 0, 8, "`FBSEALED`";
     VERSION @ 8, 4, "format version";
@@ -170,6 +180,7 @@ impl SegmentFooter {
     /// Encodes footer and directory, padded to whole blocks. `count` and `directory_crc` are filled in here.
     pub fn encode(mut self, directory: &[DirectoryEntry]) -> Vec<u8> {
         use {directory_entry as d, segment_footer as l};
+        assert!(directory.len() <= Slot::LIMIT as usize && directory.iter().all(DirectoryEntry::is_valid));
         let mut b = vec![0; l::SIZE + directory.len() * d::SIZE];
         for (e, at) in directory.iter().zip(b[l::SIZE..].chunks_exact_mut(d::SIZE)) {
             put_u32(at, d::SLOT, e.slot.0);
@@ -212,6 +223,7 @@ impl SegmentFooter {
         if check64(&b[..l::CHECK.start]) != get_u64(b, l::CHECK) {
             return Err(FormatError::Checksum(WHAT));
         }
+        check_version(WHAT, get_u32(b, l::VERSION))?;
         let footer = SegmentFooter {
             pool: PoolId(get_array(b, l::POOL_ID)),
             segment: SegmentId(get_u32(b, l::SEGMENT)),
@@ -223,10 +235,13 @@ impl SegmentFooter {
         if (footer.pool, footer.segment, footer.offset) != (pool, segment, offset) {
             return Err(FormatError::Foreign { what: WHAT, field: "place" });
         }
+        if footer.count > Slot::LIMIT {
+            return Err(FormatError::Value { what: WHAT, field: "count" });
+        }
         Ok(footer)
     }
 
-    /// Bytes of the directory, without padding.
+    /// Bytes of the directory, without padding; at most 512 MiB.
     pub fn directory_len(&self) -> usize {
         self.count as usize * directory_entry::SIZE
     }
@@ -240,7 +255,7 @@ impl SegmentFooter {
             return Err(FormatError::Checksum(WHAT));
         }
         let entry = |at: &[u8]| {
-            Ok(DirectoryEntry {
+            let entry = DirectoryEntry {
                 slot: Slot(get_u32(at, d::SLOT)),
                 form: Form(get_u8(at, d::FORM)),
                 kind: match get_u8(at, d::KIND) {
@@ -250,7 +265,8 @@ impl SegmentFooter {
                 },
                 crc: get_u32(at, d::CRC),
                 fingerprint: Fingerprint(get_array(at, d::FINGERPRINT)),
-            })
+            };
+            if entry.is_valid() { Ok(entry) } else { Err(FormatError::Value { what: WHAT, field: "slot" }) }
         };
         b.chunks_exact(d::SIZE).map(entry).collect()
     }

@@ -4,9 +4,9 @@
 
 use crate::checksum::check64;
 use crate::layout::*;
-use crate::{BLOCK, FormatError, Result, SegmentId, VERSION};
+use crate::{BLOCK, FormatError, MAX_SEGMENT, Result, SegmentId, VERSION, check_version};
 
-const MAGIC: &[u8; 8] = b"FOREBAY\0";
+pub(crate) const MAGIC: &[u8; 8] = b"FOREBAY\0";
 /// Most blobs that a checkpoint may consist of.
 pub const MAX_BLOBS: usize = 128;
 
@@ -84,11 +84,34 @@ pub struct Superblock {
     pub blobs: Vec<BlobRef>,
 }
 
+/// Whether a checksum at the end of a superblock's block is right. It stands there in every version.
+fn is_whole(b: &[u8]) -> bool {
+    b.len() >= superblock::SIZE && check64(&b[..superblock::CHECK.start]) == get_u64(b, superblock::CHECK)
+}
+
+impl BlobRef {
+    fn is_valid(&self) -> bool {
+        self.segment.0 != 0 && self.len > 0 && u64::from(self.offset) + u64::from(self.len) <= MAX_SEGMENT
+    }
+}
+
 impl Superblock {
+    /// What no writer produces, if there is such a field.
+    fn bad_field(&self) -> Option<&'static str> {
+        let segment_bytes = u64::from(self.segment_bytes);
+        if segment_bytes == 0 || segment_bytes > MAX_SEGMENT || !segment_bytes.is_multiple_of(BLOCK as u64) {
+            return Some("segment_bytes");
+        }
+        if self.blobs.len() > MAX_BLOBS {
+            return Some("blob_count");
+        }
+        (!self.blobs.iter().all(BlobRef::is_valid)).then_some("blobs")
+    }
+
     /// Encodes into one block. At most [`MAX_BLOBS`] blobs.
     pub fn encode(&self) -> Vec<u8> {
         use superblock as l;
-        assert!(self.blobs.len() <= MAX_BLOBS);
+        assert_eq!(self.bad_field(), None, "it could not be read back");
         let mut b = vec![0; l::SIZE];
         put_bytes(&mut b, l::MAGIC, MAGIC);
         put_u32(&mut b, l::VERSION, VERSION);
@@ -126,9 +149,10 @@ impl Superblock {
         if found > VERSION {
             return Err(FormatError::Newer { found });
         }
-        if check64(&b[..l::CHECK.start]) != get_u64(b, l::CHECK) {
+        if !is_whole(b) {
             return Err(FormatError::Checksum(WHAT));
         }
+        check_version(WHAT, found)?;
         let count = get_u32(b, l::BLOB_COUNT) as usize;
         if count > MAX_BLOBS {
             return Err(FormatError::Value { what: WHAT, field: "blob_count" });
@@ -139,7 +163,7 @@ impl Superblock {
             len: get_u32(at, blob_ref::LEN),
             check: get_u64(at, blob_ref::CHECK),
         });
-        Ok(Superblock {
+        let superblock = Superblock {
             pool: PoolId(get_array(b, l::POOL_ID)),
             generation: get_u64(b, l::GENERATION),
             epoch: get_u64(b, l::EPOCH),
@@ -149,17 +173,38 @@ impl Superblock {
             seq: get_u64(b, l::SEQ),
             chain: get_u64(b, l::CHAIN),
             blobs: blobs.collect(),
-        })
+        };
+        match superblock.bad_field() {
+            Some(field) => Err(FormatError::Value { what: WHAT, field }),
+            None => Ok(superblock),
+        }
     }
 
     /// The newer of the two copies that decodes; where none does, why the better one fails.
     pub fn choose(copies: [Option<&[u8]>; 2]) -> Result<Superblock> {
-        let mut decoded = copies.into_iter().flatten().map(Superblock::decode).collect::<Vec<_>>();
-        // A newer format wins over an older copy beside it: opening the older one would go back in time.
-        if let Some(newer) = decoded.iter().find(|r| matches!(r, Err(FormatError::Newer { .. }))) {
-            return newer.clone();
+        let mut decoded = Vec::new();
+        for copy in copies.into_iter().flatten() {
+            let result = Superblock::decode(copy);
+            // A newer format wins over an older copy beside it: opening the older one would go back in time.
+            // But only if it is one: a damaged version must not make the good copy useless.
+            if matches!(result, Err(FormatError::Newer { .. })) && is_whole(copy) {
+                return result;
+            }
+            decoded.push(result);
         }
-        decoded.sort_by_key(|r| r.as_ref().map_or(0, |s| s.generation + 1));
-        decoded.pop().unwrap_or(Err(FormatError::Truncated("superblock")))
+        if let [Ok(a), Ok(b)] = &decoded[..]
+            && a.pool != b.pool
+        {
+            return Err(FormatError::Foreign { what: "superblock copy", field: "pool_id" });
+        }
+        let best = decoded.into_iter().max_by_key(|result| match result {
+            Ok(superblock) => (6, superblock.generation),
+            Err(FormatError::Newer { .. }) => (5, 0),
+            Err(FormatError::Value { .. } | FormatError::Foreign { .. }) => (4, 0),
+            Err(FormatError::Checksum(_)) => (3, 0),
+            Err(FormatError::Truncated(_)) => (2, 0),
+            Err(FormatError::Magic(_)) => (1, 0),
+        });
+        best.unwrap_or(Err(FormatError::Truncated("superblock")))
     }
 }

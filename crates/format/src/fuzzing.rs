@@ -1,0 +1,171 @@
+//! Entry points for fuzzing: one plain function for each structure, which takes any bytes and panics where a
+//! promise of this crate is broken. The targets in `fuzz/` call them, and so does a test with the checked-in
+//! corpus.
+//!
+//! The promises: no decoder panics; what is accepted can be encoded, and decodes to the same again.
+//!
+//! A checksum stops a fuzzer at the door. So each function tries the bytes as they are, and then once more
+//! with magic number and checksum put right, as an attacker would.
+
+use crate::checksum::{check64, crc32c};
+use crate::layout::*;
+use crate::*;
+
+/// A target: its name, which is also that of its corpus, and its function.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    ("superblock", superblock),
+    ("checkpoint", checkpoint),
+    ("catalogue_op", catalogue_op),
+    ("segment_header", segment_header),
+    ("segment_footer", segment_footer),
+    ("batch", batch),
+    ("entries", entries),
+    ("map_node", map_node),
+];
+
+/// The bytes, at least `len` of them, with the magic number put right.
+fn with_magic(data: &[u8], len: usize, magic: &[u8]) -> Vec<u8> {
+    let mut b = data.to_vec();
+    b.resize(len.max(b.len()), 0);
+    b[..magic.len()].copy_from_slice(magic);
+    b
+}
+
+/// Puts the checksum right that ends the first block.
+fn seal_block(b: &mut [u8]) {
+    let check = check64(&b[..BLOCK - 8]);
+    put_u64(b, BLOCK - 8..BLOCK, check);
+}
+
+/// [`Superblock`]: one copy, and the choice between two.
+pub fn superblock(data: &[u8]) {
+    let _ = Superblock::decode(data);
+    let mut b = with_magic(data, BLOCK, crate::superblock::MAGIC);
+    seal_block(&mut b);
+    let patched = Superblock::decode(&b);
+    if let Ok(superblock) = &patched {
+        assert_eq!(Superblock::decode(&superblock.encode()).as_ref(), Ok(superblock));
+    }
+    // The other copy: whatever stands behind the first, or the bytes as they came.
+    let other = data.get(BLOCK..).filter(|rest| !rest.is_empty()).unwrap_or(data);
+    let chosen = Superblock::choose([Some(&b), Some(other)]);
+    assert_eq!(chosen.is_ok(), Superblock::choose([Some(other), Some(&b)]).is_ok());
+    if let (Ok(chosen), Ok(one)) = (chosen, patched) {
+        assert!(chosen.generation >= one.generation);
+    }
+}
+
+/// [`Checkpoint`].
+pub fn checkpoint(data: &[u8]) {
+    let b = with_magic(data, 8, crate::checkpoint::MAGIC);
+    for bytes in [data, &b] {
+        if let Ok(checkpoint) = Checkpoint::decode(bytes) {
+            let again = checkpoint.encode();
+            assert_eq!(again.len(), bytes.len());
+            assert_eq!(Checkpoint::decode(&again), Ok(checkpoint));
+        }
+    }
+}
+
+/// [`CatalogueOp`].
+pub fn catalogue_op(data: &[u8]) {
+    if let Ok(op) = CatalogueOp::decode(data) {
+        let mut again = Vec::new();
+        op.encode(&mut again);
+        assert_eq!(again.len(), data.len());
+        assert_eq!(CatalogueOp::decode(&again), Ok(op));
+    }
+}
+
+/// [`SegmentHeader`].
+pub fn segment_header(data: &[u8]) {
+    use crate::segment::segment_header as l;
+    let mut b = with_magic(data, BLOCK, crate::segment::HEADER_MAGIC);
+    seal_block(&mut b);
+    let (pool, segment) = (PoolId(get_array(&b, l::POOL_ID)), SegmentId(get_u32(&b, l::SEGMENT)));
+    let _ = SegmentHeader::decode(data, pool, segment);
+    if let Ok(header) = SegmentHeader::decode(&b, pool, segment) {
+        assert_eq!(SegmentHeader::decode(&header.encode(), pool, segment), Ok(header));
+    }
+}
+
+/// [`SegmentFooter`] and the directory behind it.
+pub fn segment_footer(data: &[u8]) {
+    use crate::segment::segment_footer as l;
+    let mut b = with_magic(data, BLOCK, crate::segment::FOOTER_MAGIC);
+    let len = get_u32(&b, l::COUNT) as usize * crate::segment::directory_entry::SIZE;
+    if let Some(directory) = b.get(BLOCK..BLOCK + len) {
+        let crc = crc32c(directory);
+        put_u32(&mut b, l::DIRECTORY_CRC, crc);
+    }
+    seal_block(&mut b);
+    let (pool, segment) = (PoolId(get_array(&b, l::POOL_ID)), SegmentId(get_u32(&b, l::SEGMENT)));
+    let offset = get_u32(&b, l::OFFSET);
+    for bytes in [data, &b] {
+        let Ok(footer) = SegmentFooter::decode(bytes, pool, segment, offset) else { continue };
+        let Ok(directory) = footer.decode_directory(&bytes[BLOCK..]) else { continue };
+        let again = footer.encode(&directory);
+        let read = SegmentFooter::decode(&again, pool, segment, offset).expect("its own encoding");
+        assert_eq!(read.count, footer.count);
+        assert_eq!(read.decode_directory(&again[BLOCK..]), Ok(directory));
+    }
+}
+
+/// [`Batch`] with its entries and payload.
+pub fn batch(data: &[u8]) {
+    use crate::batch::batch_header as l;
+    /// Longer ones teach nothing, and cost memory.
+    const MAX_LEN: usize = 1 << 20;
+    let mut b = with_magic(data, l::SIZE, crate::batch::MAGIC);
+    let (pool, segment) = (PoolId(get_array(&b, l::POOL_ID)), SegmentId(get_u32(&b, l::SEGMENT)));
+    let offset = get_u32(&b, l::OFFSET);
+    let _ = Batch::decode(data, pool, segment, offset);
+    let Some(len) = Batch::peek_len(&b).ok().filter(|len| *len <= MAX_LEN) else { return };
+    b.resize(len, 0);
+    let head_len = BatchHeader::head_len(get_u32(&b, l::ENTRIES_LEN) as usize);
+    let check = crate::batch::check(&b[..head_len], &b[head_len..]);
+    put_u64(&mut b, l::CHECK, check);
+    let Ok(batch) = Batch::decode(&b, pool, segment, offset) else { return };
+    assert_eq!(batch.payload_range().end, u64::from(offset) + len as u64);
+    for entry in batch.entries().map_while(Result::ok) {
+        assert_content_inside(&batch, &entry);
+    }
+    let mut head = vec![0; head_len];
+    let check = batch.header.encode(&mut head, batch.entry_bytes(), batch.payload);
+    head.extend_from_slice(batch.payload);
+    let again = Batch::decode(&head, pool, segment, offset).expect("its own encoding");
+    assert_eq!((again.header, again.check), (batch.header, check));
+    assert_eq!((again.entry_bytes(), again.payload), (batch.entry_bytes(), batch.payload));
+}
+
+fn assert_content_inside(batch: &Batch, entry: &Entry) {
+    let (slot, len) = match entry {
+        Entry::Put { slot, form, .. } if form.codec() == Some(Codec::ZstdGroup) => (slot, 1),
+        Entry::Put { slot, form, .. } | Entry::Node { slot, form, .. } => (slot, form.stored_len() as u64),
+        Entry::Blob { slot, len } => (slot, u64::from(*len)),
+        Entry::Reference { .. } | Entry::Zero { .. } | Entry::Catalogue(_) => return,
+    };
+    let payload = batch.payload_range();
+    assert!(slot.offset() >= payload.start && slot.offset() + len <= payload.end);
+}
+
+/// [`EntryIter`] over any bytes.
+pub fn entries(data: &[u8]) {
+    let mut again = Vec::new();
+    let accepted: Vec<_> = EntryIter::new(data).map_while(Result::ok).collect();
+    accepted.iter().for_each(|entry| entry.encode(&mut again));
+    assert!(again.len() <= data.len());
+    assert_eq!(EntryIter::new(&again).collect::<Result<Vec<_>>>(), Ok(accepted));
+}
+
+/// [`MapNode`].
+pub fn map_node(data: &[u8]) {
+    if let Ok(node) = MapNode::decode(data) {
+        let again = node.encode();
+        assert!(again.len() <= BLOCK);
+        assert_eq!(MapNode::decode(&again), Ok(node));
+    }
+}

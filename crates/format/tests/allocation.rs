@@ -1,0 +1,78 @@
+//! Decoders allocate in proportion to their input, whatever counts it claims. A program of its own, since it
+//! measures with its own allocator.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use common::*;
+use forebay_format::*;
+
+/// The system's allocator, which counts for each thread.
+struct Counting;
+
+thread_local! {
+    static ALLOCATED: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: hands everything on to the system's allocator; the counter does not allocate.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.with(|n| n.set(n.get() + layout.size()));
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Bytes allocated in all while decoding, given back or not.
+fn allocated<T>(decode: impl FnOnce() -> T) -> usize {
+    let before = ALLOCATED.with(Cell::get);
+    drop(decode());
+    ALLOCATED.with(Cell::get) - before
+}
+
+/// In each sample, each aligned word in turn becomes a huge count.
+#[test]
+fn claimed_counts_do_not_make_room() {
+    type Decode = fn(&[u8]);
+    let mut op = Vec::new();
+    ops()[0].encode(&mut op);
+    let mut all = Vec::new();
+    entries(Slot(192)).iter().for_each(|e| e.encode(&mut all));
+    let (footer, directory) = footer();
+    let cases: [(Vec<u8>, Decode); 6] = [
+        (checkpoint().encode(), |b| drop(Checkpoint::decode(b))),
+        (op, |b| drop(CatalogueOp::decode(b))),
+        (all, |b| EntryIter::new(b).for_each(drop)),
+        (nodes()[1].encode(), |b| drop(MapNode::decode(b))),
+        (batch(), |b| drop(Batch::decode(b, POOL, SegmentId(2), BATCH_OFFSET).map(|b| b.entries().count()))),
+        (footer.encode(&directory), |b| {
+            // Its checksum would stop the rest: what is claimed here is claimed by the footer that is used.
+            let count = u32::from_le_bytes([b[12], b[13], b[14], b[15]]);
+            let footer = SegmentFooter { count, directory_crc: crc32c(&b[BLOCK..]), ..common::footer().0 };
+            drop(footer.decode_directory(&b[BLOCK..]));
+        }),
+    ];
+    for (bytes, decode) in cases {
+        for at in (0..bytes.len() - 4).step_by(2) {
+            for claim in [u32::MAX, u32::MAX - 7, 1 << 24, 0x0001_0000] {
+                let mut bytes = bytes.clone();
+                bytes[at..at + 4].copy_from_slice(&claim.to_le_bytes());
+                let used = allocated(|| decode(&bytes));
+                assert!(
+                    used <= 4 * bytes.len() + 4096,
+                    "{used} bytes allocated for {}, word at {at}",
+                    bytes.len()
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Samples of every structure, and strategies that generate them.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use forebay_format::*;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+pub const POOL: PoolId = PoolId(*b"0123456789abcdef");
+
+pub fn block_ref(segment: u32, slot: u32) -> BlockRef {
+    let addr = Address { segment: SegmentId(segment), slot: Slot(slot) };
+    BlockRef { addr, form: Form::RAW_BLOCK, crc: 0xc0ff_ee00 | slot & 0xff }
+}
+
+pub fn superblock() -> Superblock {
+    let blob = |n: u32| BlobRef {
+        segment: SegmentId(2),
+        offset: 8192 * n,
+        len: 5000 + n,
+        check: 0x1122_3344 + u64::from(n),
+    };
+    Superblock {
+        pool: POOL,
+        generation: 41,
+        epoch: 7,
+        fingerprint_key: *b"a key of thirty-two random bytes",
+        created_ms: 1_760_000_000_000,
+        segment_bytes: 64 << 20,
+        seq: 1234,
+        chain: 0xfeed_face_cafe_beef,
+        blobs: (1..4).map(blob).collect(),
+    }
+}
+
+pub fn disk(id: u32, name: &str, role: Role) -> DiskRecord {
+    DiskRecord {
+        id: DiskId(id),
+        role,
+        sync: SyncMode::Always,
+        name: name.into(),
+        size: (40 << 30) + 512,
+        created_ms: 1_760_000_000_123,
+        parent: (role == Role::Snapshot).then_some(DiskId(1)),
+        origin: (role == Role::Volume).then_some(DiskId(77)),
+        write_cache: 256 << 20,
+        uuid: *b"uuid-of-sixteen!",
+        height: 2,
+        root: MapValue::At(BlockRef { form: Form::raw(49 * 64), ..block_ref(3, 4711) }),
+    }
+}
+
+pub fn checkpoint() -> Checkpoint {
+    let segment = |n: u32, stream, state| SegmentRecord {
+        segment: SegmentId(n),
+        stream,
+        state,
+        container: n,
+        written: 8192 * n,
+        first_seq: u64::from(n) * 100,
+        last_seq: u64::from(n) * 100 + 50,
+    };
+    let image = DiskRecord { root: MapValue::Hole, height: 0, ..disk(77, "debian-12", Role::Image) };
+    Checkpoint {
+        seq: 1234,
+        next_disk: 78,
+        next_segment: 5,
+        disks: vec![disk(1, "büro-001", Role::Volume), disk(2, "before-update", Role::Snapshot), image],
+        segments: vec![
+            segment(2, Stream::Data, SegmentState::Sealed),
+            segment(3, Stream::Map, SegmentState::Open),
+            segment(4, Stream::Short, SegmentState::Open),
+        ],
+    }
+}
+
+pub fn ops() -> Vec<CatalogueOp> {
+    vec![
+        CatalogueOp::Create { disk: disk(5, "ci-0001", Role::Volume), from: Some(DiskId(77)) },
+        CatalogueOp::Delete { disk: DiskId(6) },
+        CatalogueOp::Copy { disk: DiskId(5), from: DiskId(77) },
+        CatalogueOp::Resize { disk: DiskId(5), size: 1 << 40 },
+        CatalogueOp::Update { disk: disk(5, "x", Role::Volume) },
+    ]
+}
+
+pub fn header() -> SegmentHeader {
+    SegmentHeader { pool: POOL, segment: SegmentId(2), stream: Stream::Data, epoch: 7, first_seq: 200 }
+}
+
+pub fn footer() -> (SegmentFooter, Vec<DirectoryEntry>) {
+    let footer = SegmentFooter {
+        pool: POOL,
+        segment: SegmentId(2),
+        offset: 1 << 20,
+        last_seq: 250,
+        count: 0,
+        directory_crc: 0,
+    };
+    let entry = |n: u32, kind| DirectoryEntry {
+        slot: Slot(128 + 64 * n),
+        form: Form::raw(4096 - 64 * n as usize),
+        kind,
+        crc: 0xdead_0000 + n,
+        fingerprint: Fingerprint([n as u8; 16]),
+    };
+    (footer, vec![entry(0, SlotKind::Block), entry(1, SlotKind::Node), entry(2, SlotKind::Block)])
+}
+
+/// Every kind of entry; the payload is two blocks that begin at `slot`.
+pub fn entries(slot: Slot) -> Vec<Entry> {
+    let second = Slot(slot.0 + 64);
+    let mut all = vec![
+        Entry::Put {
+            disk: DiskId(5),
+            block: 123_456_789,
+            slot,
+            form: Form::RAW_BLOCK,
+            crc: 1,
+            fingerprint: Fingerprint([9; 16]),
+        },
+        Entry::Reference { disk: DiskId(5), block: 7, target: block_ref(2, 640) },
+        Entry::Zero { disk: DiskId(5), block: 8, count: 1 << 30, allocated: true },
+        Entry::Zero { disk: DiskId(5), block: 0, count: 1, allocated: false },
+        Entry::Node { slot: second, form: Form::raw(3104), crc: 2 },
+        Entry::Blob { slot: second, len: 4096 },
+    ];
+    all.extend(ops().into_iter().map(Entry::Catalogue));
+    all
+}
+
+pub const BATCH_OFFSET: u32 = 8192;
+
+/// A whole batch with every kind of entry.
+pub fn batch() -> Vec<u8> {
+    let (mut bytes, mut len) = (Vec::new(), 0);
+    // The payload's place depends on the length of the entries, which does not depend on the place.
+    for _ in 0..2 {
+        bytes.clear();
+        let slot = BatchHeader::payload_slot(u64::from(BATCH_OFFSET), len);
+        entries(slot).iter().for_each(|e| e.encode(&mut bytes));
+        len = bytes.len();
+    }
+    encode_batch(&bytes, &[0xa5; 2 * BLOCK])
+}
+
+pub fn encode_batch(entries: &[u8], payload: &[u8]) -> Vec<u8> {
+    let header = BatchHeader {
+        pool: POOL,
+        epoch: 7,
+        seq: 201,
+        chain: 0x0123_4567_89ab_cdef,
+        segment: SegmentId(2),
+        offset: BATCH_OFFSET,
+        flags: GROUP_END,
+    };
+    let mut b = vec![0; BatchHeader::head_len(entries.len())];
+    header.encode(&mut b, entries, payload);
+    b.extend_from_slice(payload);
+    b
+}
+
+pub fn nodes() -> Vec<MapNode> {
+    let value = |n: u32| match n % 3 {
+        0 => MapValue::Hole,
+        1 => MapValue::Zero,
+        _ => MapValue::At(block_ref(1 + n, 64 * n)),
+    };
+    let full = NodeEntries::Full((0..256).map(value).collect());
+    let some =
+        |base| NodeEntries::Sparse { base, places: [0, 3, 7, 200, 255].map(|p| (p, value(p.into()))).into() };
+    vec![
+        MapNode { level: 0, index: 12_345, entries: full },
+        MapNode { level: 2, index: 3, entries: some(Some(block_ref(9, 6400))) },
+        MapNode { level: 6, index: 0, entries: some(None) },
+    ]
+}
+
+pub fn any_ref() -> impl Strategy<Value = BlockRef> {
+    // A member of a group may begin anywhere; blocks must end within the segment.
+    (1..=u32::MAX, 0..Slot::LIMIT - 64, 0..192_u8, any::<u32>()).prop_map(|(segment, slot, form, crc)| {
+        BlockRef { addr: Address { segment: SegmentId(segment), slot: Slot(slot) }, form: Form(form), crc }
+    })
+}
+
+pub fn any_value() -> impl Strategy<Value = MapValue> {
+    prop_oneof![Just(MapValue::Hole), Just(MapValue::Zero), any_ref().prop_map(MapValue::At)]
+}
+
+pub fn any_disk() -> impl Strategy<Value = DiskRecord> {
+    let role = prop_oneof![Just(Role::Volume), Just(Role::Snapshot), Just(Role::Image), Just(Role::Import)];
+    let sync = prop_oneof![Just(SyncMode::Flush), Just(SyncMode::Always), Just(SyncMode::Never)];
+    let name = "[^\\p{Cc}]{1,63}";
+    let numbers = (1..u32::MAX, 0..1_u64 << 55, any::<u64>(), any::<u64>(), any::<[u8; 16]>());
+    (role, sync, name, numbers, 0..=MAX_LEVEL, any_value()).prop_map(
+        |(role, sync, name, (id, sectors, created_ms, write_cache, uuid), height, root)| DiskRecord {
+            id: DiskId(id),
+            role,
+            sync,
+            name,
+            size: sectors * 512,
+            created_ms,
+            parent: (role == Role::Snapshot).then_some(DiskId(id + 1)),
+            origin: (uuid[0] > 127).then_some(DiskId(if id == 9 { 8 } else { 9 })),
+            write_cache,
+            uuid,
+            height,
+            root,
+        },
+    )
+}
+
+pub fn any_op() -> impl Strategy<Value = CatalogueOp> {
+    let id = (1..=u32::MAX).prop_map(DiskId);
+    prop_oneof![
+        any_disk().prop_map(|disk| CatalogueOp::Create { from: disk.origin, disk }),
+        id.clone().prop_map(|disk| CatalogueOp::Delete { disk }),
+        (1..u32::MAX).prop_map(|n| CatalogueOp::Copy { disk: DiskId(n), from: DiskId(n + 1) }),
+        (id, 0..1_u64 << 55).prop_map(|(disk, n)| CatalogueOp::Resize { disk, size: n * 512 }),
+        any_disk().prop_map(|disk| CatalogueOp::Update { disk }),
+    ]
+}
+
+pub fn any_entry() -> impl Strategy<Value = Entry> {
+    let disk = (1..=u32::MAX).prop_map(DiskId);
+    prop_oneof![
+        (disk.clone(), 0..MAX_BLOCKS, any_ref(), any::<[u8; 16]>()).prop_map(|(disk, block, at, print)| {
+            Entry::Put {
+                disk,
+                block,
+                slot: at.addr.slot,
+                form: at.form,
+                crc: at.crc,
+                fingerprint: Fingerprint(print),
+            }
+        }),
+        (disk.clone(), 0..MAX_BLOCKS, any_ref()).prop_map(|(disk, block, target)| Entry::Reference {
+            disk,
+            block,
+            target
+        }),
+        (disk, 0..MAX_BLOCKS, 1..=MAX_BLOCKS, any::<bool>()).prop_map(|(disk, block, count, allocated)| {
+            Entry::Zero { disk, block, count: count.min(MAX_BLOCKS - block), allocated }
+        }),
+        (any_ref(), 1..=4096_usize).prop_map(|(at, len)| Entry::Node {
+            slot: at.addr.slot,
+            form: Form::raw(len),
+            crc: at.crc
+        }),
+        (0..Slot::LIMIT - 64, 0..=4096_u32).prop_map(|(slot, len)| Entry::Blob { slot: Slot(slot), len }),
+        any_op().prop_map(Entry::Catalogue),
+    ]
+}
+
+pub fn any_node() -> impl Strategy<Value = MapNode> {
+    let full = vec(any_value(), 256).prop_map(NodeEntries::Full);
+    let places = proptest::collection::btree_map(any::<u8>(), any_value(), 0..=256);
+    let sparse = (proptest::option::of(any_ref()), places)
+        .prop_map(|(base, places)| NodeEntries::Sparse { base, places: places.into_iter().collect() });
+    (0..=MAX_LEVEL, any::<u64>(), prop_oneof![full, sparse]).prop_map(|(level, index, entries)| {
+        let nodes = MAX_BLOCKS.div_ceil(1 << (8 * (u32::from(level) + 1)));
+        MapNode { level, index: index % nodes, entries }
+    })
+}
+
+pub fn any_checkpoint() -> impl Strategy<Value = Checkpoint> {
+    let segment = (1..u32::MAX, 0..4_usize, any::<bool>(), 0..=1_u32 << 30, any::<(u64, u64)>()).prop_map(
+        |(n, stream, open, written, (first_seq, last_seq))| SegmentRecord {
+            segment: SegmentId(n),
+            stream: Stream::ALL[stream],
+            state: if open { SegmentState::Open } else { SegmentState::Sealed },
+            container: n,
+            written,
+            first_seq,
+            last_seq,
+        },
+    );
+    (any::<u64>(), vec(any_disk(), 0..8), vec(segment, 0..40)).prop_map(|(seq, disks, segments)| Checkpoint {
+        seq,
+        next_disk: disks.iter().map(|d| d.id.0 + 1).max().unwrap_or(1),
+        next_segment: segments.iter().map(|s| s.segment.0 + 1).max().unwrap_or(1),
+        disks,
+        segments,
+    })
+}
+
+pub fn any_superblock() -> impl Strategy<Value = Superblock> {
+    let blob = (1..=u32::MAX, 0..1_u32 << 29, 1..1_u32 << 29, any::<u64>())
+        .prop_map(|(n, offset, len, check)| BlobRef { segment: SegmentId(n), offset, len, check });
+    let numbers = (any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>());
+    let keys = (any::<[u8; 16]>(), any::<[u8; 32]>());
+    (keys, numbers, 1..=(1_u32 << 18), vec(blob, 0..=MAX_BLOBS)).prop_map(
+        |((pool, fingerprint_key), (generation, epoch, created_ms, seq, chain), blocks, blobs)| Superblock {
+            pool: PoolId(pool),
+            generation,
+            epoch,
+            fingerprint_key,
+            created_ms,
+            segment_bytes: blocks * 4096,
+            seq,
+            chain,
+            blobs,
+        },
+    )
+}

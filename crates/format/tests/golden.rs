@@ -1,0 +1,78 @@
+//! Files in `tests/golden`, written by each released version, are read, and encode to the same bytes. They are
+//! never changed. `FOREBAY_WRITE_GOLDEN=1 cargo test -p forebay-format` writes those that are missing.
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::*;
+use forebay_format::*;
+
+/// Compares a golden file with what is encoded today.
+fn golden(name: &str, encoded: &[u8]) -> Vec<u8> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    if !path.exists() && std::env::var_os("FOREBAY_WRITE_GOLDEN").is_some() {
+        std::fs::write(&path, encoded).unwrap();
+    }
+    let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    assert!(bytes == encoded, "{name}: today's encoding differs from the golden file");
+    bytes
+}
+
+#[test]
+fn superblock_of_version_1() {
+    let bytes = golden("v1-superblock.bin", &superblock().encode());
+    assert_eq!(Superblock::decode(&bytes), Ok(superblock()));
+}
+
+#[test]
+fn checkpoint_of_version_1() {
+    let bytes = golden("v1-checkpoint.bin", &checkpoint().encode());
+    assert_eq!(Checkpoint::decode(&bytes), Ok(checkpoint()));
+}
+
+#[test]
+fn segment_of_version_1() {
+    let bytes = golden("v1-segment-header.bin", &header().encode());
+    assert_eq!(SegmentHeader::decode(&bytes, POOL, SegmentId(2)), Ok(header()));
+
+    let (footer, directory) = footer();
+    let bytes = golden("v1-segment-footer.bin", &footer.encode(&directory));
+    let read = SegmentFooter::decode(&bytes, POOL, SegmentId(2), 1 << 20).unwrap();
+    assert_eq!((read.count, read.last_seq), (3, 250));
+    assert_eq!(read.decode_directory(&bytes[BLOCK..]), Ok(directory));
+}
+
+#[test]
+fn batch_of_version_1() {
+    let bytes = golden("v1-batch.bin", &batch());
+    let read = Batch::decode(&bytes, POOL, SegmentId(2), BATCH_OFFSET).unwrap();
+    assert_eq!((read.header.seq, read.header.epoch, read.header.flags), (201, 7, GROUP_END));
+    assert_eq!(read.entries().collect::<Result<Vec<_>>>(), Ok(entries(read.payload_slot)));
+    assert_eq!(read.payload, [0xa5; 2 * BLOCK]);
+}
+
+#[test]
+fn map_nodes_of_version_1() {
+    for (name, node) in ["full", "sparse", "sparse-without-base"].into_iter().zip(nodes()) {
+        let bytes = golden(&format!("v1-map-node-{name}.bin"), &node.encode());
+        assert_eq!(MapNode::decode(&bytes), Ok(node));
+    }
+}
+
+#[test]
+fn catalogue_changes_of_version_1() {
+    for (name, op) in ["create", "delete", "copy", "resize", "update"].into_iter().zip(ops()) {
+        let mut encoded = Vec::new();
+        op.encode(&mut encoded);
+        let bytes = golden(&format!("v1-catalogue-{name}.bin"), &encoded);
+        assert_eq!(CatalogueOp::decode(&bytes), Ok(op));
+    }
+}
+
+/// The checksums are those that the documentation names (check values of the CRC catalogue, for "123456789").
+#[test]
+fn checksums_are_the_documented_ones() {
+    assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    assert_eq!(check64(b"123456789"), 0xae8b_1486_0a79_9888);
+}

@@ -1,0 +1,302 @@
+//! Bytes with right checksums and wrong contents: what only an attacker or a bug can write.
+
+mod common;
+
+use common::*;
+use forebay_format::*;
+
+/// Changes bytes of a structure of one block whose checksum is at its end, and puts the checksum right.
+fn forged(mut block: Vec<u8>, at: usize, bytes: &[u8]) -> Vec<u8> {
+    block[at..at + bytes.len()].copy_from_slice(bytes);
+    let check = check64(&block[..BLOCK - 8]);
+    block[BLOCK - 8..BLOCK].copy_from_slice(&check.to_le_bytes());
+    block
+}
+
+fn value(what: &'static str, field: &'static str) -> FormatError {
+    FormatError::Value { what, field }
+}
+
+#[test]
+fn superblock_fields_are_within_bounds() {
+    let good = superblock().encode();
+    let refused = |at, bytes: &[u8]| Superblock::decode(&forged(good.clone(), at, bytes)).unwrap_err();
+    assert_eq!(refused(8, &[0]), value("superblock", "version"));
+    assert_eq!(refused(8, &[2]), FormatError::Newer { found: 2 });
+    assert_eq!(refused(88, &[0; 4]), value("superblock", "segment_bytes"));
+    assert_eq!(refused(88, &[0xff; 4]), value("superblock", "segment_bytes"));
+    assert_eq!(refused(92, &[129]), value("superblock", "blob_count"));
+    assert_eq!(refused(92, &[0xff; 4]), value("superblock", "blob_count"));
+    // A piece that is empty, without a segment, or beyond the end of any segment.
+    assert_eq!(refused(92, &[4]), value("superblock", "blobs"));
+    assert_eq!(refused(128, &[0; 4]), value("superblock", "blobs"));
+    assert_eq!(refused(132, &[0xff; 8]), value("superblock", "blobs"));
+}
+
+#[test]
+fn the_choice_between_two_superblocks() {
+    let (old, new) = (superblock(), Superblock { generation: 42, ..superblock() });
+    let (a, b) = (new.encode(), old.encode());
+    assert_eq!(Superblock::choose([Some(&a), Some(&b)]), Ok(new.clone()));
+    assert_eq!(Superblock::choose([None, Some(&b)]), Ok(old.clone()));
+    assert_eq!(Superblock::choose([None, None]), Err(FormatError::Truncated("superblock")));
+
+    // The highest generation of all is one like any other.
+    let last = Superblock { generation: u64::MAX, ..superblock() };
+    assert_eq!(Superblock::choose([Some(&last.encode()), Some(&a)]), Ok(last));
+
+    // One damaged copy never hides the other, wherever the damage is, its version included.
+    for at in [0, 8, 9, 40, 4000, 4095] {
+        let mut damaged = a.clone();
+        damaged[at] ^= 0xff;
+        assert_eq!(Superblock::choose([Some(&damaged), Some(&b)]), Ok(old.clone()), "byte {at}");
+        assert_eq!(Superblock::choose([Some(&b), Some(&damaged)]), Ok(old.clone()), "byte {at}");
+        assert_eq!(Superblock::choose([Some(&a[..at]), Some(&b)]), Ok(old.clone()));
+    }
+    // A copy that really is newer wins over the other.
+    let newer = forged(a.clone(), 8, &[2]);
+    assert_eq!(Superblock::choose([Some(&newer), Some(&b)]), Err(FormatError::Newer { found: 2 }));
+    // Copies of two pools are not one pool.
+    let other = Superblock { pool: PoolId([1; 16]), ..old };
+    let foreign = Superblock::choose([Some(&a), Some(&other.encode())]);
+    assert!(matches!(foreign, Err(FormatError::Foreign { .. })));
+    // Of two bad copies, the one that says more: a copy never written is no news.
+    let mut damaged = a.clone();
+    damaged[50] ^= 1;
+    for copies in [[Some(&damaged[..]), Some(&[0; BLOCK][..])], [Some(&[0; BLOCK][..]), Some(&damaged[..])]] {
+        assert_eq!(Superblock::choose(copies), Err(FormatError::Checksum("superblock")));
+    }
+}
+
+#[test]
+fn segments_of_other_versions_pools_and_places_are_named_as_such() {
+    let head = header().encode();
+    let decode = |b: &[u8]| SegmentHeader::decode(b, POOL, SegmentId(2)).unwrap_err();
+    assert_eq!(decode(&forged(head.clone(), 8, &[2])), FormatError::Newer { found: 2 });
+    assert_eq!(decode(&forged(head.clone(), 8, &[0])), value("segment header", "version"));
+    assert_eq!(decode(&forged(head.clone(), 12, &[5])), value("segment header", "stream"));
+    assert!(matches!(decode(&forged(head.clone(), 16, &[1])), FormatError::Foreign { field: "pool_id", .. }));
+    assert!(matches!(decode(&forged(head, 32, &[1])), FormatError::Foreign { field: "segment", .. }));
+
+    let (footer, directory) = footer();
+    let foot = footer.encode(&directory);
+    let decode = |b: &[u8]| SegmentFooter::decode(b, POOL, SegmentId(2), 1 << 20).unwrap_err();
+    assert_eq!(decode(&forged(foot.clone(), 8, &[2])), FormatError::Newer { found: 2 });
+    assert_eq!(decode(&forged(foot.clone(), 12, &[0xff; 4])), value("segment footer", "count"));
+    assert!(matches!(decode(&forged(foot, 36, &[1])), FormatError::Foreign { .. }));
+}
+
+#[test]
+fn directories_list_only_what_a_segment_can_hold() {
+    let (footer, directory) = footer();
+    let good = footer.encode(&directory);
+    for (at, bytes, field) in [
+        (0, &[0xff, 0xff, 0xff, 0][..], "slot"), // a block that begins at the very end
+        (0, &[0, 0, 0, 1][..], "slot"),          // beyond it
+        (4, &[0xff][..], "slot"),                // a form that is reserved
+        (5, &[3][..], "kind"),
+    ] {
+        let mut bad = good.clone();
+        bad[BLOCK + at..BLOCK + at + bytes.len()].copy_from_slice(bytes);
+        let crc = crc32c(&bad[BLOCK..BLOCK + directory.len() * 32]);
+        let bad = forged(bad, 48, &crc.to_le_bytes());
+        let read = SegmentFooter::decode(&bad, POOL, SegmentId(2), 1 << 20).unwrap();
+        assert_eq!(read.decode_directory(&bad[BLOCK..]), Err(value("segment directory", field)));
+    }
+}
+
+/// A batch header that asks for more than there can be is refused before anyone makes room for it.
+#[test]
+fn batch_lengths_are_bounded() {
+    let good = batch();
+    let peek = |at: usize, value: u32| {
+        let mut b = good[..96].to_vec();
+        b[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        Batch::peek_len(&b)
+    };
+    assert_eq!(peek(60, 1), Err(value("batch", "entries_len")));
+    assert_eq!(peek(64, 512), Err(value("batch", "payload_len")));
+    assert_eq!(peek(60, u32::MAX - 7), Err(value("batch", "payload_len")));
+    assert_eq!(peek(64, u32::MAX - 4095), Err(value("batch", "payload_len")));
+    assert_eq!(peek(64, 1 << 30), Err(value("batch", "payload_len")));
+    assert!(peek(64, (1 << 30) - 8192).is_ok_and(|len| len <= 1 << 30));
+}
+
+#[test]
+fn batches_are_where_and_what_they_say() {
+    /// Changes a header field and puts the checksum right.
+    fn forge(at: usize, value: u32) -> Vec<u8> {
+        let mut b = batch();
+        b[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        let mut check = Check64::default();
+        [&b[..88], &b[96..]].iter().for_each(|part| check.update(part));
+        let check = check.finish();
+        b[88..96].copy_from_slice(&check.to_le_bytes());
+        b
+    }
+    let decode = |b: &[u8], at| Batch::decode(b, POOL, SegmentId(2), at).map(drop);
+    assert_eq!(decode(&batch(), BATCH_OFFSET), Ok(()));
+    assert!(matches!(decode(&batch(), 0), Err(FormatError::Foreign { .. })));
+    assert_eq!(decode(&forge(56, 2), BATCH_OFFSET), Err(value("batch", "flags")));
+    assert_eq!(decode(&forge(68, 2), BATCH_OFFSET), Err(FormatError::Newer { found: 2 }));
+    assert_eq!(decode(&forge(68, 0), BATCH_OFFSET), Err(value("batch", "version")));
+    assert_eq!(decode(&forge(52, 8200), 8200), Err(value("batch", "offset")));
+    assert_eq!(decode(&forge(52, (1 << 30) - 4096), (1 << 30) - 4096), Err(value("batch", "offset")));
+    assert_eq!(decode(&forge(52, u32::MAX - 4095), u32::MAX - 4095), Err(value("batch", "offset")));
+}
+
+/// Content outside of the batch's own payload would be that of another batch, of no known checksum.
+#[test]
+fn entries_point_into_their_own_batch() {
+    let payload_at = BatchHeader::payload_slot(u64::from(BATCH_OFFSET), 40).0;
+    let put = |slot| Entry::Put {
+        disk: DiskId(1),
+        block: 0,
+        slot: Slot(slot),
+        form: Form::RAW_BLOCK,
+        crc: 0,
+        fingerprint: Fingerprint::default(),
+    };
+    let first = |entry: Entry| {
+        let mut bytes = Vec::new();
+        entry.encode(&mut bytes);
+        let whole = encode_batch(&bytes, &[0; BLOCK]);
+        let batch = Batch::decode(&whole, POOL, SegmentId(2), BATCH_OFFSET).unwrap();
+        batch.entries().next().unwrap().map(drop)
+    };
+    assert_eq!(first(put(payload_at)), Ok(()));
+    for slot in [0, payload_at - 1, payload_at + 1, payload_at + 64] {
+        assert_eq!(first(put(slot)), Err(value("entry", "slot")));
+    }
+    let (slot, form) = (Slot(payload_at + 32), Form::raw(2049));
+    assert_eq!(first(Entry::Node { slot, form, crc: 0 }), Err(value("entry", "slot")));
+    assert_eq!(first(Entry::Blob { slot, len: 2048 }), Ok(()));
+    assert_eq!(first(Entry::Blob { slot, len: 2049 }), Err(value("entry", "slot")));
+}
+
+#[test]
+fn entries_have_no_numbers_that_overflow() {
+    let entries = entries(Slot(192));
+    let forge = |n: usize, at: usize, bytes: &[u8]| {
+        let mut b = Vec::new();
+        entries[n].encode(&mut b);
+        b[at..at + bytes.len()].copy_from_slice(bytes);
+        EntryIter::new(&b).next().unwrap().unwrap_err()
+    };
+    assert_eq!(forge(0, 0, &[0]), value("entry", "tag"));
+    assert_eq!(forge(0, 0, &[7]), value("entry", "tag"));
+    assert_eq!(forge(0, 1, &[0xc0]), value("entry", "slot"));
+    assert_eq!(forge(0, 4, &[0; 4]), value("entry", "disk"));
+    assert_eq!(forge(0, 8, &[0xff; 8]), value("entry", "block_index"));
+    assert_eq!(forge(0, 16, &[0xff; 4]), value("entry", "slot"));
+    assert_eq!(forge(1, 16, &[0; 12]), value("entry", "target"));
+    assert_eq!(forge(1, 23, &[0xc0]), value("entry", "target"));
+    assert_eq!(forge(2, 1, &[2]), value("entry", "allocated"));
+    assert_eq!(forge(2, 8, &[0xff; 8]), value("entry", "count"));
+    assert_eq!(forge(2, 16, &[0xff; 8]), value("entry", "count"));
+    assert_eq!(forge(2, 16, &[0; 8]), value("entry", "count"));
+    assert_eq!(forge(4, 1, &[64]), value("entry", "form"));
+    assert_eq!(forge(5, 4, &[0xff; 8]), value("entry", "slot"));
+    assert_eq!(forge(6, 4, &[1]), value("entry", "len"));
+    assert_eq!(forge(6, 4, &[0xf8, 0xff, 0xff, 0xff]), FormatError::Truncated("entry"));
+}
+
+#[test]
+fn disk_records_are_possible_disks() {
+    let mut good = Vec::new();
+    disk(5, "name", Role::Volume).encode(&mut good);
+    let forge = |at: usize, bytes: &[u8]| {
+        let mut b = good.clone();
+        b[at..at + bytes.len()].copy_from_slice(bytes);
+        DiskRecord::decode(&mut &b[..]).unwrap_err()
+    };
+    let bad = |field| value("disk record", field);
+    assert_eq!(forge(0, &[0; 4]), bad("id"));
+    assert_eq!(forge(4, &[0]), bad("role"));
+    assert_eq!(forge(4, &[2]), bad("parent"));
+    assert_eq!(forge(24, &[1]), bad("parent"));
+    assert_eq!(forge(28, &[5]), bad("origin"));
+    assert_eq!(forge(5, &[4]), bad("sync"));
+    // Levels beyond these would shift block numbers by 64 bits and more.
+    assert_eq!(forge(6, &[7]), bad("height"));
+    assert_eq!(forge(7, &[0]), bad("name"));
+    assert_eq!(forge(7, &[0xff]), FormatError::Truncated("disk record"));
+    assert_eq!(forge(96, &[0]), bad("name"));
+    assert_eq!(forge(96, b"\n"), bad("name"));
+    assert_eq!(forge(96, &[0xff]), bad("name"));
+    assert_eq!(forge(8, &[1]), bad("size_bytes"));
+    assert_eq!(forge(63, &[0xff]), bad("root"));
+}
+
+#[test]
+fn catalogue_changes_make_sense() {
+    let forge = |n: usize, at: usize, bytes: &[u8]| {
+        let mut b = Vec::new();
+        ops()[n].encode(&mut b);
+        b[at..at + bytes.len()].copy_from_slice(bytes);
+        CatalogueOp::decode(&b).unwrap_err()
+    };
+    let bad = |field| value("catalogue change", field);
+    assert_eq!(forge(0, 0, &[6]), bad("kind"));
+    assert_eq!(forge(0, 0, &[2]), bad("length"));
+    assert_eq!(forge(0, 4, &[6]), bad("disk"));
+    assert_eq!(forge(0, 8, &[5]), bad("from"));
+    assert_eq!(forge(1, 4, &[0; 4]), bad("disk"));
+    assert_eq!(forge(2, 8, &[0; 4]), bad("from"));
+    assert_eq!(forge(2, 8, &[5]), bad("from"));
+    assert_eq!(forge(3, 16, &[1]), bad("size_bytes"));
+}
+
+#[test]
+fn checkpoints_never_hand_out_an_id_twice() {
+    let good = checkpoint().encode();
+    let forge = |at: usize, bytes: &[u8]| {
+        let mut b = good.clone();
+        b[at..at + bytes.len()].copy_from_slice(bytes);
+        Checkpoint::decode(&b).unwrap_err()
+    };
+    let bad = |field| value("checkpoint", field);
+    assert_eq!(forge(16, &[77]), bad("next_disk"));
+    assert_eq!(forge(20, &[4]), bad("next_segment"));
+    assert!(matches!(forge(24, &[0xff; 4]), FormatError::Value { what: "disk record", .. }));
+    assert_eq!(forge(28, &[0xff; 4]), FormatError::Truncated("checkpoint"));
+    assert_eq!(forge(28, &[2]), bad("length"));
+    let table = good.len() - 3 * 40;
+    assert_eq!(forge(table, &[0; 4]), bad("segment"));
+    assert_eq!(forge(table + 4, &[0]), bad("stream"));
+    assert_eq!(forge(table + 5, &[3]), bad("state"));
+    assert_eq!(forge(table + 8, &[0; 4]), bad("container"));
+    assert_eq!(forge(table + 12, &[0xff; 4]), bad("written"));
+}
+
+#[test]
+fn map_nodes_are_possible_nodes() {
+    let forge = |n: usize, at: usize, bytes: &[u8]| {
+        let mut b = nodes()[n].encode();
+        b[at..at + bytes.len()].copy_from_slice(bytes);
+        MapNode::decode(&b).unwrap_err()
+    };
+    let bad = |field| value("map node", field);
+    assert_eq!(forge(0, 4, &[7]), bad("level"));
+    assert_eq!(forge(0, 4, &[255]), bad("level"));
+    assert_eq!(forge(0, 5, &[3]), bad("kind"));
+    assert_eq!(forge(0, 6, &[255, 0]), bad("kind"));
+    assert_eq!(forge(0, 6, &[1, 1]), bad("count"));
+    assert_eq!(forge(0, 8, &[0xff; 8]), bad("index"));
+    assert_eq!(forge(1, 32, &[3]), bad("keys"));
+    assert_eq!(forge(1, 16, &[0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]), bad("base"));
+    assert_eq!(forge(2, 8, &[1]), bad("index"));
+}
+
+/// A slot that does not fit its 24 bits would become part of the form.
+#[test]
+#[should_panic(expected = "r.addr.slot.0 < Slot::LIMIT")]
+fn a_slot_beyond_the_limit_is_not_encoded() {
+    MapValue::At(block_ref(1, Slot::LIMIT)).encode();
+}
+
+#[test]
+#[should_panic(expected = "checked where they are given")]
+fn what_could_not_be_read_back_is_not_written() {
+    disk(1, "a\0b", Role::Volume).encode(&mut Vec::new());
+}
