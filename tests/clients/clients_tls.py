@@ -57,8 +57,7 @@ def tls_server(t, authority, *args):
     """A server with TLS on TCP (and, as always, a UNIX socket); and its URI without the certificates."""
     port = free_port()
     s = t.server(
-        *("--nbd", f"127.0.0.1:{port}", "--tls-cert", authority.path("server-cert.pem")),
-        *("--tls-key", authority.path("server-key.pem"), *args),
+        *("--nbd", f"127.0.0.1:{port}", "--tls", "on", "--tls-certificates", authority.dir, *args),
     )
     s.cli("volume", "create", "disk", "--size", "8M")
     return s, lambda certificates: f"nbds://localhost:{port}/disk?tls-certificates={certificates}"
@@ -89,7 +88,7 @@ def tls_with_a_server_certificate(t):
 @test
 def tls_with_client_certificates(t):
     ours, theirs = authorities(t)
-    s, uri = tls_server(t, ours, "--tls-client-ca", ours.cert)
+    s, uri = tls_server(t, ours, "--tls-verify-peer")
     noise = t.noise_file("noise", 8 * MIB)
     run("nbdcopy", "--flush", noise, uri(ours.dir))
     run("nbdcopy", uri(ours.dir), t.path("back"))

@@ -2,14 +2,13 @@
 //!
 //! A key that is not known is an error, with its line: a misspelt durability option must not be ignored.
 
-use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use forebay_engine::PoolConfig;
 use serde::Deserialize;
 
+use crate::nbd::{ClientCertificates, ListenAddr, TlsConfig, TlsMode};
 use crate::size::Size;
 
 /// Default data directory of the commands that talk to a running server.
@@ -53,61 +52,6 @@ pub enum ConfigError {
         /// What is wrong with it.
         why: &'static str,
     },
-}
-
-/// Where NBD clients are served.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ListenAddr {
-    /// A UNIX socket.
-    Unix(PathBuf),
-    /// A TCP address; the host may be a name.
-    Tcp {
-        /// Host name or address, without brackets.
-        host: String,
-        /// Port.
-        port: u16,
-    },
-}
-
-impl FromStr for ListenAddr {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<ListenAddr, String> {
-        if let Some(path) = text.strip_prefix("unix:") {
-            if path.is_empty() {
-                return Err("unix: needs a path, such as unix:/run/forebay/nbd.sock".into());
-            }
-            return Ok(ListenAddr::Unix(path.into()));
-        }
-        let wrong = || format!("'{text}' is not an address; write unix:PATH or HOST:PORT");
-        let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-        let host = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
-            Some(literal) => literal,
-            None if host.contains(':') => return Err(wrong()),
-            None => host,
-        };
-        if host.is_empty() {
-            return Err(wrong());
-        }
-        Ok(ListenAddr::Tcp { host: host.to_owned(), port: port.parse().map_err(|_| wrong())? })
-    }
-}
-
-impl fmt::Display for ListenAddr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ListenAddr::Unix(path) => write!(f, "unix:{}", path.display()),
-            ListenAddr::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            ListenAddr::Tcp { host, port } => write!(f, "{host}:{port}"),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for ListenAddr {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<ListenAddr, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
 }
 
 /// A TCP address of the API: `HOST:PORT`, where the host may be a name.
@@ -176,19 +120,34 @@ pub struct NbdSection {
     #[serde(default)]
     pub listen: Vec<ListenAddr>,
     /// TLS.
-    pub tls: Option<TlsFiles>,
+    #[serde(default)]
+    pub tls: TlsSection,
 }
 
-/// Files of a TLS server, all PEM.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+/// `[nbd.tls]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TlsFiles {
-    /// The server's certificate chain.
-    pub cert: PathBuf,
-    /// Its key.
-    pub key: PathBuf,
-    /// Who must have signed client certificates; without it, clients need none.
-    pub client_ca: Option<PathBuf>,
+pub struct TlsSection {
+    /// Who has to use TLS; `require` where only the certificates are named.
+    pub mode: Option<TlsMode>,
+    /// Directory with ca-cert.pem, server-cert.pem and server-key.pem.
+    pub certificates: Option<PathBuf>,
+    /// Whether clients must have a certificate that the authority signed.
+    pub verify_peer: Option<bool>,
+}
+
+impl TlsSection {
+    /// What `flags` say, and where they say nothing, what the file says.
+    fn config(self, flags: TlsSection) -> TlsConfig {
+        let dir = flags.certificates.or(self.certificates);
+        let default = if dir.is_some() { TlsMode::Require } else { TlsMode::Off };
+        let verify = flags.verify_peer.or(self.verify_peer).unwrap_or(false);
+        TlsConfig {
+            mode: flags.mode.or(self.mode).unwrap_or(default),
+            dir,
+            clients: if verify { ClientCertificates::Required } else { ClientCertificates::Optional },
+        }
+    }
 }
 
 /// `[http]`.
@@ -233,7 +192,7 @@ pub struct ServeConfig {
     /// Where NBD clients are served.
     pub nbd: Vec<ListenAddr>,
     /// TLS of the NBD server.
-    pub tls: Option<TlsFiles>,
+    pub tls: TlsConfig,
     /// The API over TCP.
     pub http: Option<SocketAddr>,
     /// Data-plane threads.
@@ -249,7 +208,7 @@ pub struct Overrides {
     pub data: Option<PathBuf>,
     pub socket: Option<PathBuf>,
     pub nbd: Vec<ListenAddr>,
-    pub tls: Option<TlsFiles>,
+    pub tls: TlsSection,
     pub http: Option<SocketAddr>,
     pub http_allow_remote: bool,
     pub cache: Option<Size>,
@@ -279,7 +238,7 @@ impl ServeConfig {
             data,
             socket,
             nbd: if flags.nbd.is_empty() { file.nbd.listen } else { flags.nbd },
-            tls: flags.tls.or(file.nbd.tls),
+            tls: file.nbd.tls.config(flags.tls),
             http,
             cores,
             pool: pool_config(read_cache, &file.memory, &file.log)?,

@@ -8,8 +8,9 @@ use clap::builder::NonEmptyStringValueParser as Name;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::config::{DEFAULT_DATA, ListenAddr, parse_http_addr};
+use crate::config::{DEFAULT_DATA, parse_http_addr};
 use crate::control::Sync;
+use crate::nbd::{ListenAddr, TlsMode};
 use crate::size::Size;
 
 /// Serves clones of golden disk images from a crash-safe log.
@@ -77,15 +78,15 @@ pub struct ServeArgs {
     /// Serve NBD here: unix:PATH or HOST:PORT; may be given more than once
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<ListenAddr>,
-    /// Certificate chain of the NBD server (PEM)
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
-    pub tls_cert: Option<PathBuf>,
-    /// Key of the NBD server (PEM)
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub tls_key: Option<PathBuf>,
-    /// Ask NBD clients for a certificate that these authorities signed (PEM)
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub tls_client_ca: Option<PathBuf>,
+    /// Who has to use TLS over NBD [default: require, if --tls-certificates is given]
+    #[arg(long, value_name = "MODE", requires = "tls_certificates")]
+    pub tls: Option<TlsMode>,
+    /// Directory with ca-cert.pem, server-cert.pem and server-key.pem
+    #[arg(long, value_name = "DIR")]
+    pub tls_certificates: Option<PathBuf>,
+    /// Serve only clients with a certificate that the authority in ca-cert.pem signed
+    #[arg(long, requires = "tls_certificates")]
+    pub tls_verify_peer: bool,
     /// Serve the HTTP/JSON API here too, without authentication
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_http_addr)]
     pub http: Option<SocketAddr>,

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::args::{Cli, Command, Global, ImageCommand, ServeArgs, SnapshotCommand, VolumeCommand};
 use super::client::Client;
 use super::{CliError, output, stats};
-use crate::config::{ConfigFile, DEFAULT_DATA, Overrides, SOCKET_NAME, ServeConfig, TlsFiles};
+use crate::config::{ConfigFile, DEFAULT_DATA, Overrides, SOCKET_NAME, ServeConfig, TlsSection};
 use crate::control::{
     CloneVolumes, CreateSnapshot, CreateVolume, DiskView, Kind, Reclaimed, Resize, Rollback,
 };
@@ -36,9 +36,10 @@ fn serve_config(global: &Global, args: ServeArgs) -> Result<ServeConfig, CliErro
         Some(path) => ConfigFile::load(path)?,
         None => ConfigFile::default(),
     };
-    let tls = match (args.tls_cert, args.tls_key) {
-        (Some(cert), Some(key)) => Some(TlsFiles { cert, key, client_ca: args.tls_client_ca }),
-        _ => None,
+    let tls = TlsSection {
+        mode: args.tls,
+        certificates: args.tls_certificates,
+        verify_peer: args.tls_verify_peer.then_some(true),
     };
     let flags = Overrides {
         data: global.data.clone(),

@@ -22,7 +22,7 @@ fn the_contract_is_understood() {
     for line in [
         "serve --data /d",
         "serve --data /d --config f.toml --nbd unix:/s --nbd [::1]:10809 --http 127.0.0.1:80 --cache 8G --cores 4",
-        "serve --data /d --nbd 127.0.0.1:10809 --tls-cert c --tls-key k --tls-client-ca a",
+        "serve --data /d --nbd 127.0.0.1:10809 --tls require --tls-certificates d --tls-verify-peer",
         "image list",
         "image show debian",
         "image rm debian",
@@ -85,7 +85,7 @@ fn mistakes_take_one_line_that_points_to_the_help() {
     for line in [
         "volume show",
         "serve --nbd nowhere",
-        "serve --data /d --tls-cert c",
+        "serve --data /d --tls-verify-peer",
         "stats a b",
         "image show ''x y",
     ] {

@@ -66,6 +66,13 @@ impl fmt::Display for ListenAddr {
     }
 }
 
+impl<'de> serde::Deserialize<'de> for ListenAddr {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<ListenAddr, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 /// Why the server cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {

@@ -16,7 +16,7 @@ use super::tls::{Tls, TlsConfig, TlsError};
 use super::worker::Worker;
 
 /// How long clients have to take their last replies after a shutdown began.
-const SHUTDOWN_GRACE: Duration = Duration::from_millis(4500);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 /// How long to wait after a failed accept (out of descriptors, mostly) before the next.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -101,7 +101,7 @@ impl Handle {
     }
 
     /// Stops: no new clients; what was asked for is finished and answered, what is asked for later is refused
-    /// with `ESHUTDOWN`; clients that do not take their answers are left after 5 seconds. The socket files are
+    /// with `ESHUTDOWN`; clients that do not take their answers are left after 2 seconds. The socket files are
     /// gone when this returns. The pool stays open.
     pub async fn shutdown(mut self) {
         self.closing.send_replace(true);

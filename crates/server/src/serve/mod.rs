@@ -28,6 +28,7 @@ use tokio::task::JoinHandle;
 use crate::api::{self, Origin};
 use crate::config::ServeConfig;
 use crate::control::{Control, ServerInfo};
+use crate::nbd;
 pub use host::EngineThread;
 use socket::ControlSocket;
 
@@ -65,6 +66,9 @@ pub enum ServeError {
         /// Most bytes.
         max: usize,
     },
+    /// The NBD server cannot start.
+    #[error("{0}")]
+    Nbd(#[from] nbd::BindError),
     /// An address cannot be listened on.
     #[error("cannot listen on {address}: {reason}")]
     Listen {
@@ -101,10 +105,12 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     let pool = engine.run(Pool::open(store, engine.host(), config.pool.clone())).await?;
     tracing::info!(ms = opened.elapsed().as_millis(), "pool open");
 
+    let nbd = nbd::Config { listen: config.nbd.clone(), tls: config.tls.clone() };
+    let nbd = nbd::Server::bind(&nbd)?.run(pool.clone(), config.cores)?;
     let http = bind_http(config.http).await?;
     let info = ServerInfo {
         data: config.data.clone(),
-        nbd: config.nbd.iter().map(ToString::to_string).collect(),
+        nbd: nbd.addresses().iter().map(ToString::to_string).collect(),
         http: http.as_ref().map(|(_, addr)| addr.to_string()),
         started: Instant::now(),
     };
@@ -122,7 +128,7 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     tracing::info!("stopping");
     notify::notify("STOPPING=1");
     let stop = async {
-        control.stop(DRAIN).await;
+        tokio::join!(nbd.shutdown(), control.stop(DRAIN));
         for listener in &mut listeners {
             // What is still open after that long is cut.
             let _ = tokio::time::timeout(DRAIN, listener).await;
