@@ -3,4 +3,5 @@
 //! No sockets, no tasks, no allocation that a peer can size. Everything a peer sends is bounded and checked
 //! here, once; the code behind takes a request as valid.
 
+pub mod fuzzing;
 pub mod nbd;
