@@ -11,6 +11,7 @@ pub mod api;
 pub mod cli;
 pub mod config;
 pub mod control;
+pub mod import;
 pub mod nbd;
 pub mod serve;
 pub mod size;

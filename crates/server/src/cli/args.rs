@@ -10,6 +10,7 @@ use clap_complete::Shell;
 
 use crate::config::{DEFAULT_DATA, parse_http_addr};
 use crate::control::Sync;
+use crate::import::Format;
 use crate::nbd::{ListenAddr, TlsMode};
 use crate::size::Size;
 
@@ -104,6 +105,18 @@ pub struct ServeArgs {
 /// `forebay image …`
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
+    /// Make an image of a disk file: raw, qcow2, VMDK or VHDX
+    Import {
+        /// Name of the new image
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// Path of the file, or http:// or https:// URL
+        #[arg(value_name = "FILE|URL", value_parser = Name::new())]
+        file: String,
+        /// What the file is, if it is not to be found out
+        #[arg(long, value_enum, default_value_t)]
+        format: Format,
+    },
     /// List all images
     List,
     /// Show one image

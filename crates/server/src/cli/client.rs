@@ -93,6 +93,12 @@ impl Client {
         self.call(Method::POST, segments, Some(body)).await
     }
 
+    /// `POST` with an answer that comes line by line.
+    pub async fn post_lines(&self, segments: &[&str], body: &impl Serialize) -> Result<Lines> {
+        let response = self.send(Method::POST, segments, Some(body)).await?;
+        Ok(Lines { body: response.into_body(), buffer: Vec::new() })
+    }
+
     /// One request and its whole answer.
     async fn call<T: DeserializeOwned>(
         &self,
@@ -145,6 +151,34 @@ impl Client {
         let unreachable = |reason: String| ClientError::Unreachable { path: self.socket.clone(), reason };
         let connected = tokio::time::timeout(CONNECT_PATIENCE, UnixStream::connect(&self.socket)).await;
         connected.map_err(|_| unreachable("it is too busy".into()))?.map_err(|e| unreachable(reason(&e)))
+    }
+}
+
+/// An answer of one JSON value a line. Dropping it hangs up.
+pub struct Lines {
+    body: Incoming,
+    buffer: Vec<u8>,
+}
+
+impl Lines {
+    /// The next value; `None` at the end.
+    pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                return serde_json::from_slice(&line)
+                    .map(Some)
+                    .map_err(|e| ClientError::Foreign(e.to_string()));
+            }
+            match self.body.frame().await {
+                None => return Ok(None),
+                Some(frame) => {
+                    if let Ok(data) = frame.map_err(|e| broken(&e))?.into_data() {
+                        self.buffer.extend_from_slice(&data);
+                    }
+                }
+            }
+        }
     }
 }
 

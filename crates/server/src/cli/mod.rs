@@ -4,6 +4,7 @@
 
 mod args;
 mod client;
+mod import;
 mod output;
 mod run;
 mod stats;
@@ -35,6 +36,12 @@ pub enum CliError {
     /// The server could not run.
     #[error("{0}")]
     Serve(#[from] crate::serve::ServeError),
+    /// The user pressed Ctrl-C.
+    #[error("interrupted; the server undoes the import")]
+    Interrupted,
+    /// A file name that cannot be sent to the server.
+    #[error("cannot use the file name '{0}': {1}")]
+    FileName(String, String),
     /// Standard output is gone.
     #[error("cannot write the output: {0}")]
     Output(std::io::Error),

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::args::{Cli, Command, Global, ImageCommand, ServeArgs, SnapshotCommand, VolumeCommand};
 use super::client::Client;
-use super::{CliError, output, stats};
+use super::{CliError, import, output, stats};
 use crate::config::{ConfigFile, DEFAULT_DATA, Overrides, SOCKET_NAME, ServeConfig, TlsSection};
 use crate::control::{
     CloneVolumes, CreateSnapshot, CreateVolume, DiskView, Kind, Reclaimed, Resize, Rollback,
@@ -84,6 +84,9 @@ impl Session {
 
     async fn image(&self, command: ImageCommand) -> Result<(), CliError> {
         match command {
+            ImageCommand::Import { name, file, format } => {
+                import::run(&self.client, name, &file, format, self.json).await
+            }
             ImageCommand::List => self.list(&["images"], Kind::Image).await,
             ImageCommand::Show { name } => self.show(&["images", &name]).await,
             ImageCommand::Rm { name } => {

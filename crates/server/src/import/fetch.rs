@@ -1,0 +1,201 @@
+//! Fetching an image file by HTTP.
+//!
+//! Disk formats are read at random, and many servers send only from the start; so the file is fetched whole,
+//! into a file in the data directory that has no name and goes away with its last reader, however that ends.
+//! A connection that breaks is taken up again where the server allows it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use ureq::http::{Response, StatusCode, header};
+use ureq::{Agent, Body};
+
+use super::file::ImageFile;
+use super::{ImportError, Result};
+
+/// Bytes that are read at a time.
+const CHUNK: usize = 1 << 20;
+/// How often a broken connection is taken up again without anything new in between.
+const RETRIES: u32 = 5;
+/// How long to wait before that, times the number of the attempt.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
+/// How long a server may take to accept a connection, and to begin its answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Fetches `url` and opens what came. `progress` gets the bytes done and, where known, in all.
+pub(super) async fn fetch(
+    url: String,
+    data: PathBuf,
+    mut progress: impl FnMut(u64, Option<u64>),
+) -> Result<ImageFile> {
+    let usable = ["http://", "https://"].iter().any(|scheme| url.starts_with(scheme));
+    if !usable {
+        return Err(ImportError::BadUrl(url));
+    }
+    let (report, mut reports) = mpsc::channel(8);
+    // A thread of its own: a server that stalls may hold it for long, and nobody waits for it then.
+    let (answer, result) = tokio::sync::oneshot::channel();
+    let spawned = std::thread::Builder::new().name("fetch".into()).spawn(move || {
+        let mut download = Download { url, done: 0, total: None, validator: None };
+        // Whoever asked may have gone.
+        let _ = answer.send(download.run(&data, &report));
+    });
+    spawned.map_err(|_| ImportError::Internal("no thread to fetch with"))?;
+    while let Some((done, total)) = reports.recv().await {
+        progress(done, total);
+    }
+    result.await.unwrap_or(Err(ImportError::Internal("fetching the file went wrong")))
+}
+
+struct Download {
+    url: String,
+    done: u64,
+    total: Option<u64>,
+    /// What tells whether the file is still the same (RFC 9110, section 13.1.5).
+    validator: Option<String>,
+}
+
+/// Why an attempt ended.
+enum Broken {
+    /// Another attempt may do better.
+    Again(String),
+    /// It would not.
+    For(ImportError),
+}
+
+impl Download {
+    fn run(&mut self, data: &Path, report: &mpsc::Sender<(u64, Option<u64>)>) -> Result<ImageFile> {
+        let spool = |error| ImportError::Spool { path: data.display().to_string(), error };
+        let mut file = unnamed_file(data).map_err(spool)?;
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(PATIENCE))
+            .timeout_recv_response(Some(PATIENCE))
+            .build();
+        let agent = Agent::new_with_config(config);
+        let mut attempts = 0;
+        loop {
+            let before = self.done;
+            match self.attempt(&agent, &mut file, report, &spool) {
+                Ok(()) => break,
+                Err(Broken::For(e)) => return Err(e),
+                Err(Broken::Again(reason)) => {
+                    attempts = if self.done > before { 1 } else { attempts + 1 };
+                    if attempts > RETRIES {
+                        return Err(self.failed(reason));
+                    }
+                    if report.is_closed() {
+                        return Err(ImportError::Cancelled);
+                    }
+                    std::thread::sleep(RETRY_DELAY * attempts);
+                }
+            }
+        }
+        ImageFile::from_download(file, &self.url)
+    }
+
+    /// Asks for the file, or for the rest of it, and keeps what comes.
+    fn attempt(
+        &mut self,
+        agent: &Agent,
+        file: &mut File,
+        report: &mpsc::Sender<(u64, Option<u64>)>,
+        spool: &impl Fn(std::io::Error) -> ImportError,
+    ) -> std::result::Result<(), Broken> {
+        let mut response = self.ask(agent)?;
+        if response.status() == StatusCode::OK && self.done != 0 {
+            // The server sends all of it again.
+            self.done = 0;
+            file.set_len(0).map_err(|e| Broken::For(spool(e)))?;
+        }
+        if self.done == 0 {
+            self.total = response.body().content_length();
+            self.validator = validator(&response);
+        }
+        file.seek(SeekFrom::Start(self.done)).map_err(|e| Broken::For(spool(e)))?;
+        let mut body = response.body_mut().with_config().limit(u64::MAX).reader();
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            let n = match body.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(n) => n,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(Broken::Again(e.to_string())),
+            };
+            file.write_all(&buffer[..n]).map_err(|e| Broken::For(spool(e)))?;
+            self.done += n as u64;
+            match report.try_send((self.done, self.total)) {
+                Err(mpsc::error::TrySendError::Closed(_)) => return Err(Broken::For(ImportError::Cancelled)),
+                // Who reads reports slowly misses some.
+                Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => (),
+            }
+        }
+        match self.total {
+            Some(total) if self.done < total => Err(Broken::Again("the connection broke".into())),
+            _ => Ok(()),
+        }
+    }
+
+    fn ask(&self, agent: &Agent) -> std::result::Result<Response<Body>, Broken> {
+        let mut request = agent.get(&self.url);
+        if self.done != 0 {
+            request = request.header(header::RANGE, format!("bytes={}-", self.done));
+            if let Some(validator) = &self.validator {
+                request = request.header(header::IF_RANGE, validator);
+            }
+        }
+        let response = request.call().map_err(|e| match e {
+            ureq::Error::BadUri(_) | ureq::Error::Http(_) => Broken::For(self.failed(e.to_string())),
+            other => Broken::Again(other.to_string()),
+        })?;
+        let status = response.status();
+        let resumed = self.done != 0
+            && status == StatusCode::PARTIAL_CONTENT
+            && content_range_start(&response) == Some(self.done);
+        if status == StatusCode::OK || resumed {
+            return Ok(response);
+        }
+        let reason = format!("the server answered {status}");
+        if status.is_server_error() {
+            Err(Broken::Again(reason))
+        } else {
+            Err(Broken::For(self.failed(reason)))
+        }
+    }
+
+    fn failed(&self, reason: String) -> ImportError {
+        ImportError::Fetch { url: self.url.clone(), reason }
+    }
+}
+
+/// A strong entity tag, or the time of the last change.
+fn validator(response: &Response<Body>) -> Option<String> {
+    let get = |name| response.headers().get(name).and_then(|v| v.to_str().ok());
+    let tag = get(header::ETAG).filter(|tag| !tag.starts_with("W/"));
+    tag.or_else(|| get(header::LAST_MODIFIED)).map(str::to_owned)
+}
+
+/// The start of `Content-Range: bytes START-END/TOTAL`.
+fn content_range_start(response: &Response<Body>) -> Option<u64> {
+    let range = response.headers().get(header::CONTENT_RANGE)?.to_str().ok()?;
+    range.strip_prefix("bytes ")?.split_once('-')?.0.parse().ok()
+}
+
+/// A file in `directory` that has no name.
+fn unnamed_file(directory: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    match options.clone().custom_flags(libc::O_TMPFILE).open(directory) {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => (),
+        other => return other,
+    }
+    // A file system without O_TMPFILE: a name for an instant.
+    let path = directory.join(format!(".download-{}-{:?}", std::process::id(), std::thread::current().id()));
+    let file = options.create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}

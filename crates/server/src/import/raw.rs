@@ -1,0 +1,28 @@
+//! Raw disks: the file is the disk. Holes of the file are not read.
+
+use super::file::ImageFile;
+use super::{Image, Result, Run};
+
+/// A raw disk.
+pub(super) struct Raw(ImageFile);
+
+impl Raw {
+    /// The disk in `file`.
+    pub fn new(file: ImageFile) -> Raw {
+        Raw(file)
+    }
+}
+
+impl Image for Raw {
+    fn size(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn run(&mut self, offset: u64) -> Result<Run> {
+        self.0.run(offset)
+    }
+
+    fn read(&mut self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.0.read_at(offset, out)
+    }
+}

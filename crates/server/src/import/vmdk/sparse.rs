@@ -1,0 +1,195 @@
+//! A sparse extent of a VMDK: a grain directory names grain tables, a grain table names grains. In a
+//! stream-optimised extent each grain is packed and preceded by a marker, and the directory stands at the end.
+
+use super::super::compress::unpack_zlib;
+use super::super::file::ImageFile;
+use super::super::file::bytes::{le16, le32, le64};
+use super::super::{Image, Result, Run};
+use super::SECTOR;
+use super::descriptor::{Descriptor, is_descriptor};
+
+/// The first bytes of a file.
+pub const MAGIC: &[u8] = b"KDMV";
+/// Bytes of the header.
+const HEADER: u64 = 512;
+/// The grain directory stands at the end, and a copy of the header behind it says where.
+const AT_END: u64 = u64::MAX;
+/// Most sectors of a grain (128 KiB is usual to be the most; this is generous).
+const MAX_GRAIN: u64 = 4096;
+/// Most entries of a grain table.
+const MAX_TABLE: u64 = 4096;
+/// Largest extent.
+const MAX_SIZE: u64 = 64 << 40;
+
+/// Flags of the header.
+mod flag {
+    /// A grain table entry of 1 says that the grain is zero.
+    pub const ZERO_GRAIN: u32 = 1 << 2;
+    pub const COMPRESSED: u32 = 1 << 16;
+    pub const MARKERS: u32 = 1 << 17;
+}
+
+/// Where a grain is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Grain {
+    Zero,
+    /// At this offset of the file.
+    At(u64),
+}
+
+/// An open sparse extent.
+pub(super) struct Sparse {
+    file: ImageFile,
+    size: u64,
+    grain: u64,
+    table_entries: u64,
+    zero_grain: bool,
+    packed: bool,
+    directory: Vec<u32>,
+    /// The grain table read last: its index in the directory and its bytes.
+    table: (Option<u64>, Vec<u8>),
+    /// The grain unpacked last: its index and its bytes.
+    unpacked: (Option<u64>, Vec<u8>),
+}
+
+impl Sparse {
+    /// Reads header, descriptor and grain directory.
+    pub fn open(file: ImageFile) -> Result<Sparse> {
+        let mut header = file.read_vec(0, HEADER)?;
+        check(&file, &header)?;
+        check_descriptor(&file, &header)?;
+        if le64(&header, 56) == AT_END {
+            // The last sector is the marker for the end of the stream; before it stands the footer.
+            header = file.read_vec(file.len().saturating_sub(2 * SECTOR), HEADER)?;
+            check(&file, &header)?;
+        }
+        let flags = le32(&header, 8);
+        let (capacity, grain, table_entries) =
+            (le64(&header, 12), le64(&header, 20), u64::from(le32(&header, 44)));
+        let packed = flags & flag::COMPRESSED != 0;
+        if packed && le16(&header, 77) != 1 {
+            return file.unsupported("is packed in a way that is not known here");
+        }
+        if packed != (flags & flag::MARKERS != 0) {
+            return file.damaged("its flags contradict each other");
+        }
+        let size = capacity.checked_mul(SECTOR).filter(|s| *s <= MAX_SIZE);
+        let size = size.ok_or_else(|| file.damaged_or("its size is out of range"))?;
+        let grain_ok = grain.is_power_of_two() && (1..=MAX_GRAIN).contains(&grain);
+        if !grain_ok || !(1..=MAX_TABLE).contains(&table_entries) {
+            return file.damaged("its grain size is out of range");
+        }
+        let tables = capacity.div_ceil(grain * table_entries);
+        let at = le64(&header, 56).saturating_mul(SECTOR);
+        let directory = file.read_vec(at, tables * 4)?;
+        let directory = directory.chunks_exact(4).map(|e| le32(e, 0)).collect();
+        Ok(Sparse {
+            file,
+            size,
+            grain: grain * SECTOR,
+            table_entries,
+            zero_grain: flags & flag::ZERO_GRAIN != 0,
+            packed,
+            directory,
+            table: (None, Vec::new()),
+            unpacked: (None, Vec::new()),
+        })
+    }
+
+    /// The place of grain `index`, and how many grains from it on are certain to be zero if it is.
+    fn grain(&mut self, index: u64) -> Result<(Grain, u64)> {
+        let (table, entry) = (index / self.table_entries, index % self.table_entries);
+        let table_sector = u64::from(self.directory[table as usize]);
+        if table_sector == 0 || (table_sector == 1 && self.zero_grain) {
+            return Ok((Grain::Zero, self.table_entries - entry));
+        }
+        if self.table.0 != Some(table) {
+            let bytes = self.file.read_vec(table_sector * SECTOR, self.table_entries * 4)?;
+            self.table = (Some(table), bytes);
+        }
+        match u64::from(le32(&self.table.1, entry as usize * 4)) {
+            0 => Ok((Grain::Zero, 1)),
+            1 if self.zero_grain => Ok((Grain::Zero, 1)),
+            sector => Ok((Grain::At(sector * SECTOR), 1)),
+        }
+    }
+
+    /// Unpacks a grain, unless it is the one unpacked last. Its marker has the sector of the disk (8 bytes)
+    /// and the length of the packed data (4 bytes), which follows.
+    fn unpack(&mut self, index: u64, at: u64) -> Result<()> {
+        if self.unpacked.0 == Some(index) {
+            return Ok(());
+        }
+        self.unpacked.0 = None;
+        let marker: [u8; 12] = self.file.read_array(at)?;
+        let (sector, len) = (le64(&marker, 0), u64::from(le32(&marker, 8)));
+        // Packed data is hardly longer than what was packed.
+        if sector != index * (self.grain / SECTOR) || len > 2 * self.grain + 1024 {
+            return self.file.damaged("a grain is not what its table says");
+        }
+        let packed = self.file.read_vec(at + 12, len)?;
+        self.unpacked.1.resize(self.grain as usize, 0);
+        let wanted = (self.size - index * self.grain).min(self.grain) as usize;
+        match unpack_zlib(&packed, &mut self.unpacked.1) {
+            Ok(got) if got >= wanted => (),
+            _ => return self.file.damaged("a packed grain cannot be unpacked"),
+        }
+        self.unpacked.0 = Some(index);
+        Ok(())
+    }
+}
+
+fn check(file: &ImageFile, header: &[u8]) -> Result<()> {
+    if !header.starts_with(MAGIC) {
+        return file.damaged("a header of it is missing");
+    }
+    if !(1..=3).contains(&le32(header, 4)) {
+        return file.unsupported("is a VMDK of a version that is not known here");
+    }
+    // Line ends are kept in the header so that a transfer as text shows.
+    if header[73..77] != *b"\n \r\n" {
+        return file.damaged("it was copied as text");
+    }
+    Ok(())
+}
+
+/// The descriptor inside, if there is one: a delta disk is refused.
+fn check_descriptor(file: &ImageFile, header: &[u8]) -> Result<()> {
+    let (at, sectors) = (le64(header, 28), le64(header, 36));
+    if at == 0 || sectors == 0 {
+        return Ok(());
+    }
+    if sectors > super::MAX_DESCRIPTOR / SECTOR {
+        return file.damaged("its descriptor is too long");
+    }
+    let text = file.read_vec(at.saturating_mul(SECTOR), sectors * SECTOR)?;
+    // In a part of a split disk its place is there, and blank.
+    if is_descriptor(&text) { Descriptor::parse(file, &text).map(|_| ()) } else { Ok(()) }
+}
+
+impl Image for Sparse {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn run(&mut self, offset: u64) -> Result<Run> {
+        let index = offset / self.grain;
+        let (grain, count) = self.grain(index)?;
+        let end = ((index + count) * self.grain).min(self.size);
+        Ok(Run { len: end - offset, data: grain != Grain::Zero })
+    }
+
+    fn read(&mut self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let (index, skip) = (offset / self.grain, offset % self.grain);
+        match self.grain(index)?.0 {
+            Grain::Zero => out.fill(0),
+            Grain::At(at) if self.packed => {
+                self.unpack(index, at)?;
+                let skip = skip as usize;
+                out.copy_from_slice(&self.unpacked.1[skip..skip + out.len()]);
+            }
+            Grain::At(at) => self.file.read_at(at + skip, out)?,
+        }
+        Ok(())
+    }
+}
