@@ -34,17 +34,17 @@ def spawn(argv, **kwargs):
 
 
 def run(*argv, check=True, timeout=300, **kwargs):
-    """Runs a command to its end with its output captured; raises `Failed` with that output if it fails."""
-    kwargs.setdefault("stdin", subprocess.DEVNULL)
+    """Runs a command to its end with its output captured, unless told otherwise; raises `Failed` with that output if it fails."""
+    for stream, to in (("stdin", subprocess.DEVNULL), ("stdout", subprocess.PIPE), ("stderr", subprocess.PIPE)):
+        kwargs.setdefault(stream, to)
     argv = [str(a) for a in argv]
     try:
-        done = subprocess.run(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout, **kwargs
-        )
+        done = subprocess.run(argv, text=True, timeout=timeout, **kwargs)
     except subprocess.TimeoutExpired as e:
         raise Failed(f"{' '.join(argv)}: not done after {timeout} s") from e
     if check and done.returncode != 0:
-        raise Failed(f"{' '.join(argv)}: exit status {done.returncode}\n{done.stdout}{done.stderr}".rstrip())
+        said = (done.stdout or "") + (done.stderr or "")
+        raise Failed(f"{' '.join(argv)}: exit status {done.returncode}\n{said}".rstrip())
     return done
 
 

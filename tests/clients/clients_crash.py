@@ -6,6 +6,7 @@ ledger (see `ledger`), snapshots included.
 """
 
 import collections
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -179,6 +180,8 @@ def client_process(client, pipe):
     """Does what the test says, round by round; never raises."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Where it stands if it hangs: see `Clients.answers`.
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
     try:
         while True:
             word = pipe.recv()
@@ -217,9 +220,11 @@ class Clients:
     def answers(self, round_):
         """One answer of each client; a broken promise fails the test."""
         out = []
-        for pipe in self.pipes:
+        for pipe, process in zip(self.pipes, self.processes):
             if not pipe.poll(60):
-                raise Failed(f"round {round_}: a client hangs")
+                os.kill(process.pid, signal.SIGUSR1)
+                time.sleep(0.5)
+                raise Failed(f"round {round_}: a client hangs; where, is on standard error")
             kind, text = pipe.recv()
             if kind != "ok":
                 raise Failed(f"round {round_}: {text}")
