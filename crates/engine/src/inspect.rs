@@ -1,6 +1,6 @@
 //! Looking into a pool that no server has open, without judging it.
 
-use forebay_format::{Entry, EntryIter, SegmentHeader, SegmentId, Superblock};
+use forebay_format::{Entry, SegmentHeader, SegmentId, Superblock};
 use forebay_store::Store;
 use serde::Serialize;
 
@@ -141,10 +141,10 @@ pub async fn inspect_batches(store: &dyn Store, segment: SegmentId) -> Result<Ve
             seq: batch.header.seq,
             epoch: batch.header.epoch,
             group_end: batch.header.flags & forebay_format::GROUP_END != 0,
-            payload_bytes: batch.payload_len as u64,
+            payload_bytes: batch.payload.end - batch.payload.start,
             ..BatchView::default()
         };
-        for entry in EntryIter::new(&batch.entries).flatten() {
+        for entry in batch.entries().flatten() {
             match entry {
                 Entry::Put { .. } => view.puts += 1,
                 Entry::Reference { .. } => view.references += 1,

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_format::{
-    Address, BLOCK, BlockRef, Checkpoint, DiskId, Entry, EntryIter, FormatError, PoolId, SegmentId,
-    SegmentRecord, SegmentState, Slot, Superblock,
+    Address, BLOCK, BlockRef, Checkpoint, DiskId, Entry, FormatError, PoolId, SegmentId, SegmentRecord,
+    SegmentState, Superblock,
 };
 use forebay_store::{Metered, Store};
 
@@ -128,12 +128,9 @@ impl Pool {
     async fn replay(&self, batches: &[Scanned]) -> Result<()> {
         let mut pending = Pending::default();
         for batch in batches {
-            for entry in EntryIter::new(&batch.entries) {
+            for entry in batch.entries() {
                 match entry? {
                     Entry::Put { disk, block, slot, form, crc, .. } => {
-                        if !batch.holds(slot) {
-                            return Err(FormatError::Value { what: "entry: put", field: "slot" }.into());
-                        }
                         let addr = Address { segment: batch.header.segment, slot };
                         pending.add(self, disk, Change::put(block, BlockRef { addr, form, crc })).await?;
                     }
@@ -152,13 +149,6 @@ impl Pool {
             }
         }
         pending.apply(self).await
-    }
-}
-
-impl Scanned {
-    fn holds(&self, slot: Slot) -> bool {
-        let first = self.payload_slot.0;
-        (first..first + (self.payload_len / Slot::UNIT) as u32).contains(&slot.0)
     }
 }
 

@@ -1,10 +1,11 @@
 //! Reading the log back: which batches there are, and which of them are history.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use forebay_format::{
-    BLOCK, Batch, BatchHeader, FormatError, GROUP_END, PoolId, SegmentFooter, SegmentHeader, SegmentId, Slot,
-    Stream,
+    BLOCK, Batch, BatchHeader, EntryIter, FormatError, GROUP_END, PoolId, SegmentFooter, SegmentHeader,
+    SegmentId, Stream,
 };
 use forebay_store::{IoBuf, Store};
 
@@ -17,12 +18,19 @@ pub(crate) struct Scanned {
     pub header: BatchHeader,
     pub stream: Stream,
     pub check: u64,
-    pub payload_slot: Slot,
-    pub payload_len: usize,
+    /// Bytes of the segment that are its payload.
+    pub payload: Range<u64>,
     /// Byte offset at which it ends.
     pub end: u64,
     /// Its entries, encoded.
-    pub entries: Vec<u8>,
+    entries: Vec<u8>,
+}
+
+impl Scanned {
+    /// Its entries, in order; one whose content is not within the payload is an error.
+    pub fn entries(&self) -> EntryIter<'_> {
+        EntryIter::within(&self.entries, self.payload.clone())
+    }
 }
 
 /// Reads the batches of a segment from `from` on (0: from its header), up to the first place where none is.
@@ -68,8 +76,7 @@ pub(crate) async fn scan_segment(
             header: batch.header,
             stream,
             check: batch.check,
-            payload_slot: batch.payload_slot,
-            payload_len: batch.payload.len(),
+            payload: batch.payload_range(),
             end: at + batch_len as u64,
             entries: batch.entry_bytes().to_vec(),
         });
