@@ -1,0 +1,263 @@
+//! What the clients of a life share: the pool, the model, and who may do what at the moment.
+//!
+//! The workload keeps the rules that make its results predictable. Guest operations on a disk hold it *busy*;
+//! an operation that begins a new era of the disk (delete, rollback, resize, ...) *takes* it: it lets no new
+//! one begin and waits for those under way. Writers lock their blocks against each other, except that in an
+//! overlapping run those of whole blocks share them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_engine::{Disk, Error, Host, Pool};
+
+use crate::exec::SimHost;
+use crate::model::Model;
+use crate::plan::Plan;
+use crate::rng::Rng;
+
+/// What errors a run counts with, beside those that the model predicts.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Tolerance {
+    /// The pool is closing.
+    pub closed: bool,
+    /// The store may be full.
+    pub full: bool,
+    /// Reads may fail or find damage.
+    pub unreadable: bool,
+    /// The pool may have latched.
+    pub latched: bool,
+}
+
+impl Tolerance {
+    /// Whether `e` may happen in this run.
+    pub fn permits(&self, e: &Error) -> bool {
+        match e {
+            Error::Closed => self.closed || self.latched,
+            Error::NoSpace => self.full,
+            Error::Latched(_) => self.latched,
+            Error::Store(_) => self.unreadable || self.latched,
+            Error::Damaged(_) | Error::Format(_) => self.unreadable,
+            _ => false,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Slot {
+    busy: u64,
+    taken: bool,
+    locks: Vec<(u64, u64, bool)>,
+    handles: Vec<Arc<Disk>>,
+}
+
+/// See the module.
+pub struct Ctx {
+    /// The pool.
+    pub pool: Arc<Pool>,
+    /// The world.
+    pub host: Arc<SimHost>,
+    /// The reference.
+    pub model: Rc<RefCell<Model>>,
+    /// The shape of the run.
+    pub plan: Plan,
+    /// Operations left in this life.
+    pub left: Cell<u64>,
+    /// What may go wrong now.
+    pub tolerance: Cell<Tolerance>,
+    slots: RefCell<BTreeMap<String, Slot>>,
+    next_name: Cell<u64>,
+}
+
+/// A disk held busy; ends when it goes.
+pub struct Busy {
+    ctx: Rc<Ctx>,
+    name: String,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.ctx.slot(&self.name, |s| s.busy -= 1);
+    }
+}
+
+/// A disk taken; ends when it goes.
+pub struct Taken {
+    ctx: Rc<Ctx>,
+    name: String,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.ctx.slot(&self.name, |s| s.taken = false);
+    }
+}
+
+/// Blocks locked against other writers; ends when it goes.
+pub struct Locked {
+    ctx: Rc<Ctx>,
+    name: String,
+    blocks: (u64, u64, bool),
+}
+
+impl Locked {
+    /// Never unlocks them in this life: nobody knows what they hold.
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        self.ctx.slot(&self.name, |s| {
+            let at = s.locks.iter().position(|l| *l == self.blocks).expect("it is locked");
+            s.locks.swap_remove(at);
+        });
+    }
+}
+
+impl Ctx {
+    /// A new life of the pool.
+    pub fn new(pool: Arc<Pool>, host: Arc<SimHost>, model: Rc<RefCell<Model>>, plan: Plan) -> Rc<Ctx> {
+        let names = model.borrow();
+        let slots = names.names.keys().map(|n| (n.clone(), Slot::default())).collect();
+        let used = names.now();
+        drop(names);
+        Rc::new(Ctx {
+            pool,
+            host,
+            model,
+            left: Cell::new(plan.ops),
+            plan,
+            tolerance: Cell::default(),
+            slots: RefCell::new(slots),
+            next_name: Cell::new(used * 1000),
+        })
+    }
+
+    fn slot<T>(&self, name: &str, f: impl FnOnce(&mut Slot) -> T) -> T {
+        f(self.slots.borrow_mut().entry(name.to_owned()).or_default())
+    }
+
+    /// Gives a tolerated error back as `None`; any other ends the run.
+    pub fn judge<T>(&self, what: &str, result: Result<T, Error>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(e) => {
+                crate::note!("{what}: {e}");
+                assert!(self.tolerance.get().permits(&e), "{what} failed: {e}");
+                None
+            }
+        }
+    }
+
+    /// A name that was never used.
+    pub fn new_name(&self, prefix: &str) -> String {
+        self.next_name.set(self.next_name.get() + 1);
+        format!("{prefix}{}", self.next_name.get())
+    }
+
+    /// Sleeps.
+    pub async fn sleep(&self, ms: u64) {
+        self.host.sleep(Duration::from_millis(ms)).await;
+    }
+
+    /// Whether nobody has taken a disk.
+    pub fn is_free(&self, name: &str) -> bool {
+        self.slots.borrow().get(name).is_none_or(|s| !s.taken)
+    }
+
+    /// Names of the disks that nobody has taken and for which `want` holds.
+    pub fn names(&self, want: impl Fn(&crate::model::DiskState) -> bool) -> Vec<String> {
+        let model = self.model.borrow();
+        let is = |name: &&String| model.disk(name).is_some_and(&want);
+        let public = |name: &&String| !name.starts_with(crate::recover::IMPORT);
+        model.names.keys().filter(public).filter(is).filter(|n| self.is_free(n)).cloned().collect()
+    }
+
+    /// One of those names.
+    pub fn pick(&self, rng: &mut Rng, want: impl Fn(&crate::model::DiskState) -> bool) -> Option<String> {
+        let names = self.names(want);
+        (!names.is_empty()).then(|| rng.pick(&names).clone())
+    }
+
+    /// Holds a disk busy, if nobody has taken it.
+    pub fn busy(self: &Rc<Ctx>, name: &str) -> Option<Busy> {
+        let free = self.slot(name, |s| {
+            s.busy += u64::from(!s.taken);
+            !s.taken
+        });
+        free.then(|| Busy { ctx: self.clone(), name: name.to_owned() })
+    }
+
+    /// Takes a name at once, if nobody has it.
+    pub fn take_now(self: &Rc<Ctx>, name: &str) -> Option<Taken> {
+        let free = self.slot(name, |s| s.busy == 0 && !std::mem::replace(&mut s.taken, true));
+        free.then(|| Taken { ctx: self.clone(), name: name.to_owned() })
+    }
+
+    /// Takes a disk: waits for the operations under way. `detach` closes the handles that clients share.
+    pub async fn take(self: &Rc<Ctx>, name: &str, detach: bool) -> Option<Taken> {
+        if self.slot(name, |s| std::mem::replace(&mut s.taken, true)) {
+            return None;
+        }
+        let taken = Taken { ctx: self.clone(), name: name.to_owned() };
+        let mut waits = 0;
+        while self.slot(name, |s| s.busy) > 0 {
+            self.sleep(1).await;
+            waits += 1;
+            assert!(waits < 600_000, "an operation on '{name}' has not ended for ten minutes");
+        }
+        if detach {
+            let handles = self.slot(name, |s| std::mem::take(&mut s.handles));
+            drop(handles);
+        }
+        Some(taken)
+    }
+
+    /// How many shared handles of a disk are open.
+    pub fn handles(&self, name: &str) -> usize {
+        self.slot(name, |s| s.handles.len())
+    }
+
+    /// A handle to a disk: one that clients share, or a new one, which may become shared.
+    pub fn handle(&self, name: &str, rng: &mut Rng) -> Option<Arc<Disk>> {
+        let shared = self.slot(name, |s| match s.handles.len() {
+            0 => None,
+            n => Some(s.handles[rng.below(n as u64) as usize].clone()),
+        });
+        if let Some(disk) = shared
+            && rng.percent(90)
+        {
+            return Some(disk);
+        }
+        let disk = self.judge(&format!("attach '{name}'"), self.pool.attach(name))?;
+        if rng.percent(60) {
+            self.slot(name, |s| s.handles.truncate(2));
+            self.slot(name, |s| s.handles.push(disk.clone()));
+        }
+        Some(disk)
+    }
+
+    /// Locks blocks `first..end` against other writers, if none has any of them.
+    pub fn lock(self: &Rc<Ctx>, name: &str, first: u64, end: u64, shared: bool) -> Option<Locked> {
+        let clash = |l: &(u64, u64, bool)| l.0 < end && first < l.1 && !(shared && l.2);
+        let free = self.slot(name, |s| {
+            let free = !s.locks.iter().any(clash);
+            if free {
+                s.locks.push((first, end, shared));
+            }
+            free
+        });
+        free.then(|| Locked { ctx: self.clone(), name: name.to_owned(), blocks: (first, end, shared) })
+    }
+
+    /// Ends the run if `result` is a verdict against the engine.
+    pub fn insist(&self, result: Result<(), String>) {
+        if let Err(why) = result {
+            panic!("{why}");
+        }
+    }
+}

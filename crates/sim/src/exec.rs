@@ -1,0 +1,296 @@
+//! A scheduler, a clock and a source of chance that one seed drives: the world of a simulated pool.
+//!
+//! Everything runs in one thread. At each step one task of those that were woken is chosen at random and
+//! polled once; so every order that real threads could produce *at await points* can come up, and a run is
+//! replayed by its seed. Time is virtual: it jumps to the next timer when nothing is ready, and now and then
+//! although something is (a slow processor). No task ready and no timer set while a result is awaited is a
+//! deadlock.
+//!
+//! What it cannot see: races between instructions of two threads outside of locks.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use forebay_engine::{BoxFuture, Host};
+use parking_lot::Mutex;
+
+use crate::rng::{Rng, mix};
+
+/// Steps taken by all executors of the process; a watchdog looks whether it moves.
+pub static STEPS: AtomicU64 = AtomicU64::new(0);
+
+type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
+
+#[derive(Default)]
+struct State {
+    now: Duration,
+    next_timer: u64,
+    timers: BTreeMap<(Duration, u64), Waker>,
+    ready: Vec<usize>,
+    spawned: Vec<(&'static str, BoxFuture<'static, ()>)>,
+}
+
+/// What tasks and executor share.
+struct World {
+    state: Mutex<State>,
+    random: Mutex<Rng>,
+}
+
+impl World {
+    fn now(&self) -> Duration {
+        self.state.lock().now
+    }
+}
+
+/// The host that an engine is handed.
+pub struct SimHost(Arc<World>);
+
+impl Host for SimHost {
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+    fn unix_ms(&self) -> u64 {
+        1_700_000_000_000 + self.now().as_millis() as u64
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(Sleep { world: self.0.clone(), until: self.now() + duration, timer: None })
+    }
+    fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>) {
+        self.0.state.lock().spawned.push((name, task));
+    }
+    fn random(&self, bytes: &mut [u8]) {
+        self.0.random.lock().fill(bytes);
+    }
+}
+
+struct Sleep {
+    world: Arc<World>,
+    until: Duration,
+    timer: Option<u64>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let world = self.world.clone();
+        let mut state = world.state.lock();
+        if state.now >= self.until {
+            return Poll::Ready(());
+        }
+        let timer = self.timer.unwrap_or(state.next_timer);
+        if self.timer.is_none() {
+            state.next_timer += 1;
+            self.timer = Some(timer);
+        }
+        state.timers.insert((self.until, timer), cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(timer) = self.timer {
+            self.world.state.lock().timers.remove(&(self.until, timer));
+        }
+    }
+}
+
+struct TaskWaker {
+    world: Arc<World>,
+    task: usize,
+    queued: AtomicBool,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.queued.swap(true, SeqCst) {
+            self.world.state.lock().ready.push(self.task);
+        }
+    }
+}
+
+struct Task {
+    name: &'static str,
+    future: LocalFuture,
+    waker: Arc<TaskWaker>,
+}
+
+/// How a wait ended.
+#[derive(Debug)]
+pub enum Ran<T> {
+    /// With its result.
+    Done(T),
+    /// The steps that it was given were used up.
+    OutOfSteps,
+}
+
+/// See the module.
+pub struct Executor {
+    world: Arc<World>,
+    tasks: Vec<Option<Task>>,
+    rng: Rng,
+    /// One in so many steps fires a timer although tasks are ready; 0 is never.
+    pub hasty_clock: u64,
+    hash: u64,
+    steps: u64,
+}
+
+impl Executor {
+    /// An empty world.
+    pub fn new(seed: u64) -> Executor {
+        let mut rng = Rng::new(seed);
+        let random = Mutex::new(rng.fork());
+        let world = Arc::new(World { state: Mutex::default(), random });
+        Executor { world, tasks: Vec::new(), rng, hasty_clock: 200, hash: 0, steps: 0 }
+    }
+
+    /// What the engine is handed.
+    pub fn host(&self) -> Arc<SimHost> {
+        Arc::new(SimHost(self.world.clone()))
+    }
+
+    /// Virtual time.
+    pub fn now(&self) -> Duration {
+        self.world.now()
+    }
+
+    /// Steps taken so far.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// A number that stands for everything that happened so far: tasks, their order, times.
+    pub fn trace_hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// Makes `n` part of the trace.
+    pub fn note(&mut self, n: u64) {
+        self.hash = mix(self.hash.rotate_left(5) ^ n);
+    }
+
+    /// Starts a task that is not of the engine.
+    pub fn spawn(&mut self, name: &'static str, future: impl Future<Output = ()> + 'static) {
+        self.add(name, Box::pin(future));
+    }
+
+    fn add(&mut self, name: &'static str, future: LocalFuture) {
+        let task = self.tasks.len();
+        let waker = Arc::new(TaskWaker { world: self.world.clone(), task, queued: AtomicBool::new(true) });
+        self.tasks.push(Some(Task { name, future, waker }));
+        self.world.state.lock().ready.push(task);
+    }
+
+    fn take_spawned(&mut self) {
+        let spawned = std::mem::take(&mut self.world.state.lock().spawned);
+        for (name, future) in spawned {
+            self.add(name, future);
+        }
+    }
+
+    /// Moves the clock to the next timer and fires it; false where there is none.
+    fn fire_timer(&mut self) -> bool {
+        let first = self.world.state.lock().timers.pop_first();
+        let Some(((at, _), waker)) = first else { return false };
+        let mut state = self.world.state.lock();
+        state.now = state.now.max(at);
+        drop(state);
+        waker.wake();
+        true
+    }
+
+    /// One step; false where nothing can ever happen again.
+    pub fn step(&mut self) -> bool {
+        STEPS.fetch_add(1, SeqCst);
+        self.steps += 1;
+        self.take_spawned();
+        if self.hasty_clock > 0 && self.rng.one_in(self.hasty_clock) {
+            self.fire_timer();
+        }
+        while self.world.state.lock().ready.is_empty() {
+            if !self.fire_timer() {
+                return false;
+            }
+        }
+        let task = {
+            let ready = &mut self.world.state.lock().ready;
+            let at = self.rng.below(ready.len() as u64) as usize;
+            ready.swap_remove(at)
+        };
+        self.note((task as u64) << 40 ^ self.now().as_nanos() as u64);
+        let Some(mut running) = self.tasks[task].take() else { return true };
+        running.waker.queued.store(false, SeqCst);
+        let waker = Waker::from(running.waker.clone());
+        if running.future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+            self.tasks[task] = Some(running);
+        }
+        true
+    }
+
+    /// Runs until `future` has its result or `steps` are used up.
+    pub fn run<T: 'static>(&mut self, future: impl Future<Output = T> + 'static, steps: u64) -> Ran<T> {
+        let result = Rc::new(RefCell::new(None));
+        let slot = result.clone();
+        self.spawn("awaited", async move {
+            let value = future.await;
+            *slot.borrow_mut() = Some(value);
+        });
+        for _ in 0..steps {
+            assert!(self.step(), "deadlock: nothing is ready, no timer is set; waiting: {}", self.waiting());
+            if let Some(value) = result.borrow_mut().take() {
+                return Ran::Done(value);
+            }
+        }
+        Ran::OutOfSteps
+    }
+
+    /// Runs until `future` has its result, which it must have in a bounded number of steps.
+    pub fn finish<T: 'static>(&mut self, future: impl Future<Output = T> + 'static) -> T {
+        const BOUND: u64 = 3_000_000;
+        match self.run(future, BOUND) {
+            Ran::Done(value) => value,
+            Ran::OutOfSteps => panic!("no end after {BOUND} steps; alive: {}", self.waiting()),
+        }
+    }
+
+    /// Names of the tasks that have not ended.
+    fn waiting(&self) -> String {
+        let mut count = BTreeMap::new();
+        self.tasks.iter().flatten().for_each(|t| *count.entry(t.name).or_insert(0) += 1);
+        format!("{count:?}")
+    }
+
+    /// The end of the process: all tasks vanish.
+    pub fn kill_tasks(&mut self) {
+        // What a task leaves behind when it is dropped (a wake-up, a task spawned from a destructor) vanishes
+        // too.
+        // Numbers are not used again: a waker that survived must not wake another.
+        let tasks: Vec<_> = self.tasks.iter_mut().filter_map(Option::take).collect();
+        let spawned = std::mem::take(&mut self.world.state.lock().spawned);
+        drop(tasks);
+        drop(spawned);
+        let left = {
+            let mut state = self.world.state.lock();
+            state.ready.clear();
+            (std::mem::take(&mut state.timers), std::mem::take(&mut state.spawned))
+        };
+        drop(left);
+        self.note(0xdead);
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        self.kill_tasks();
+    }
+}

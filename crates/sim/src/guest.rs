@@ -1,0 +1,276 @@
+//! What guests do: reads, writes, zeroes, discards, flushes, block status.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_engine::{Disk, Error, Fast, Role, SyncMode};
+use forebay_format::BLOCK;
+
+use crate::content;
+use crate::ctx::{Ctx, Locked};
+use crate::history::Stamp;
+use crate::model::{Change, Model, pieces};
+use crate::note;
+use crate::rng::Rng;
+
+const B: u64 = BLOCK as u64;
+
+/// One operation of a guest on some disk.
+pub async fn guest_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
+    let writes = rng.percent(55);
+    let wanted = |d: &crate::model::DiskState| d.taken_from.is_none() && (!writes || d.role == Role::Volume);
+    let Some(name) = ctx.pick(rng, wanted) else { return };
+    let Some(_busy) = ctx.busy(&name) else { return };
+    let Some(disk) = ctx.handle(&name, rng) else { return };
+    if writes {
+        change(ctx, &name, &disk, rng).await;
+    } else {
+        look(ctx, &name, &disk, rng).await;
+    }
+}
+
+/// Something that changes nothing.
+pub async fn look(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
+    match rng.weighted(&[70, 12, 8, 10]) {
+        0 => read(ctx, name, disk, rng).await,
+        1 => extents(ctx, name, disk, rng).await,
+        2 => {
+            let (offset, len) = range(ctx, name, rng);
+            note!("prefetch {name} {offset}+{len}");
+            ctx.judge("prefetch", disk.prefetch(offset, len.min(1 << 20)).await);
+        }
+        _ => flush(ctx, name, disk).await,
+    }
+}
+
+/// A byte range within a disk, of many kinds; rarely longer than 32 blocks.
+fn range(ctx: &Ctx, name: &str, rng: &mut Rng) -> (u64, u64) {
+    let size = ctx.model.borrow().disk(name).expect("the disk is busy, so it exists").size;
+    let blocks = size.div_ceil(B);
+    // On a huge disk, places where the block map changes its shape; on a small one, anywhere.
+    let near = match blocks {
+        0..=4096 => rng.below(blocks),
+        _ => match rng.below(5) {
+            0 => rng.below(4),
+            1 => (256 * rng.range(1, 3)).saturating_sub(2) + rng.below(4),
+            2 => 65_536 - 2 + rng.below(4),
+            3 => blocks - 1 - rng.below(3),
+            _ => (1 << rng.below(34)) % blocks,
+        },
+    };
+    let first = near.min(blocks - 1) * B;
+    let (offset, len) = match rng.below(8) {
+        0..=2 => (first, B),
+        3 => (first, B * rng.range(1, 4)),
+        4 => (first, B * rng.range(1, 32)),
+        5 | 6 => (first + 512 * rng.below(8), 512 * rng.range(1, 12)),
+        _ => (first + rng.below(B), rng.range(1, 6000)),
+    };
+    let offset = offset.min(size - 1);
+    (offset, len.min(size - offset).max(1))
+}
+
+async fn read(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
+    let (offset, len) = range(ctx, name, rng);
+    let begin = ctx.model.borrow_mut().tick();
+    note!("{begin} read {name} {offset}+{len}");
+    let mut bytes = vec![0xee; len as usize];
+    let quick = rng.percent(40) && {
+        let quick = ctx.judge("try_read", disk.try_read(offset, &mut bytes));
+        let Some(quick) = quick else { return };
+        quick == Fast::Done
+    };
+    if !quick && ctx.judge("read", disk.read(offset, &mut bytes).await).is_none() {
+        return;
+    }
+    let checked = ctx.model.borrow_mut().check_read(name, offset, &bytes, begin);
+    ctx.insist(checked);
+}
+
+async fn extents(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
+    let (mut offset, mut len) = range(ctx, name, rng);
+    if rng.one_in(4) {
+        (offset, len) = (0, disk.size());
+    }
+    let max = *rng.pick(&[1, 2, 1000]);
+    let begin = ctx.model.borrow_mut().tick();
+    note!("{begin} extents {name} {offset}+{len} max {max}");
+    let Some(runs) = ctx.judge("extents", disk.extents(offset, len, max).await) else { return };
+    assert!(!runs.is_empty() && runs.len() <= max, "{} runs, where 1 to {max} were wanted", runs.len());
+    let total: u64 = runs.iter().map(|r| r.len).sum();
+    assert!(total <= len && runs.iter().all(|r| r.len > 0), "runs of {total} bytes for {len}: {runs:?}");
+    assert!(total == len || runs.len() == max, "{runs:?} end early: {total} of {len} bytes, {max} runs at most");
+    let mut at = offset;
+    for run in runs {
+        assert!(run.zero || !run.hole, "a hole that is not zero");
+        if run.zero {
+            let checked = ctx.model.borrow_mut().check_zero(name, at, run.len, begin);
+            ctx.insist(checked);
+        }
+        at += run.len;
+    }
+}
+
+async fn flush(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>) {
+    let begun = ctx.model.borrow_mut().flush_begins(name);
+    note!("{} flush {name}", begun.0);
+    if ctx.judge("flush", disk.flush().await).is_some() {
+        let mut model = ctx.model.borrow_mut();
+        note!("{} flushed {name} as of {}", model.now(), begun.0);
+        if model.disk(name).is_some_and(|d| d.sync != SyncMode::Never) {
+            model.flushed(name, begun);
+        }
+    }
+}
+
+/// A request that changes a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Request {
+    Write,
+    Zeroes { allocated: bool },
+    Discard,
+}
+
+/// Something that changes a disk.
+pub async fn change(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
+    let request = match rng.weighted(&[70, 8, 7, 15]) {
+        0 => Request::Write,
+        1 => Request::Zeroes { allocated: false },
+        2 => Request::Zeroes { allocated: true },
+        _ => Request::Discard,
+    };
+    let (mut offset, mut len) = range(ctx, name, rng);
+    if request != Request::Write && rng.one_in(6) {
+        (offset, len) = (0, disk.size());
+    }
+    let partial = ctx.model.borrow().partial_blocks(name, offset, len);
+    let shared = ctx.plan.overlapping && partial.is_empty();
+    let Some(lock) = ctx.lock(name, offset / B, (offset + len).div_ceil(B), shared) else {
+        return read(ctx, name, disk, rng).await;
+    };
+    if !settle(ctx, name, disk, &partial).await {
+        return;
+    }
+    let durable = {
+        let model = ctx.model.borrow();
+        model.disk(name).expect("it is busy").sync
+    };
+    let fua = durable != SyncMode::Always && rng.percent(10);
+    // Zeroes now and then; now and then the very bytes that an earlier write put there.
+    let write = match rng.below(20) {
+        0 => 0,
+        1 => ctx.model.borrow().written_at(name, offset).unwrap_or(0),
+        _ => ctx.model.borrow_mut().new_write(),
+    };
+    let what = match request {
+        Request::Write => Change::Write(write),
+        Request::Zeroes { .. } => Change::Zero,
+        Request::Discard => Change::Discard,
+    };
+    let op = ctx.model.borrow_mut().begin();
+    ctx.model.borrow_mut().change(name, op, offset, len, what);
+    let begin = ctx.model.borrow().begun(op);
+    note!("{begin} {request:?} {name} {offset}+{len} w{write}{}", if fua { " fua" } else { "" });
+    let quick = request == Request::Write && !fua && rng.percent(40);
+    let result = carry_out(disk, request, (offset, len), write, fua, quick).await;
+    match result {
+        Ok(()) => {
+            let durable = durable == SyncMode::Always || fua && durable == SyncMode::Flush;
+            ctx.model.borrow_mut().changed(name, op, durable);
+            note!("{} done {begin}", ctx.model.borrow().now());
+        }
+        Err(e) => {
+            ctx.model.borrow_mut().fail(op);
+            ctx.judge(&format!("{begin} {request:?}"), Err::<(), _>(e));
+            settle_failed(ctx, name, disk, lock, (offset, len)).await;
+        }
+    }
+}
+
+async fn carry_out(
+    disk: &Disk,
+    request: Request,
+    (offset, len): (u64, u64),
+    write: content::WriteId,
+    fua: bool,
+    quick: bool,
+) -> Result<(), Error> {
+    match request {
+        Request::Write => {
+            let mut data = vec![0; len as usize];
+            content::fill(write, offset, &mut data);
+            if quick && disk.try_write(offset, &data)? == Fast::Done {
+                return Ok(());
+            }
+            disk.write(offset, &data, fua).await
+        }
+        Request::Zeroes { allocated } => disk.write_zeroes(offset, len, allocated, fua).await,
+        Request::Discard => disk.discard(offset, len, fua).await,
+    }
+}
+
+/// Reads those of `blocks` that could hold one of several things, so that a partial write has a certain base.
+/// False where that did not work.
+pub async fn settle(ctx: &Rc<Ctx>, name: &str, disk: &Disk, blocks: &[u64]) -> bool {
+    for &block in blocks {
+        if ctx.model.borrow().certain(name, block).is_none() && !settle_block(ctx, name, disk, block).await {
+            return false;
+        }
+    }
+    true
+}
+
+async fn settle_block(ctx: &Rc<Ctx>, name: &str, disk: &Disk, block: u64) -> bool {
+    let valid = ctx.model.borrow().disk(name).map_or(0, |d| d.valid(block));
+    let begin = ctx.model.borrow_mut().tick();
+    let mut bytes = vec![0xee; valid];
+    let read = disk.read(block * B, &mut bytes).await;
+    if ctx.judge("read to settle", read).is_none() {
+        return false;
+    }
+    let settled = ctx.model.borrow_mut().settle(name, block, &bytes, begin);
+    ctx.insist(settled);
+    true
+}
+
+/// After a failed change: whether it was done is for a read to say. Where that fails too, the blocks stay
+/// locked until the pool is opened anew.
+async fn settle_failed(ctx: &Rc<Ctx>, name: &str, disk: &Disk, lock: Locked, (offset, len): (u64, u64)) {
+    let blocks: Vec<u64> = {
+        let model = ctx.model.borrow();
+        let range = offset / B..(offset + len).div_ceil(B);
+        model.disk(name).into_iter().flat_map(|d| d.blocks.range(range.clone()).map(|(b, _)| *b)).collect()
+    };
+    if !settle(ctx, name, disk, &blocks).await {
+        lock.keep();
+    }
+}
+
+impl Model {
+    /// The write that the byte at `offset` of a disk came from last.
+    fn written_at(&self, name: &str, offset: u64) -> Option<content::WriteId> {
+        let content = self.certain(name, offset / B)?;
+        content.write_at((offset % B) as usize)
+    }
+
+    /// Checks that a range which block status called zero between `begin` and now may have been so.
+    fn check_zero(&mut self, name: &str, offset: u64, len: u64, begin: Stamp) -> Result<(), String> {
+        let end = self.tick();
+        let span = crate::history::TimeSet::span(begin, end);
+        let Some(disk) = self.disk(name) else { return Ok(()) };
+        let range = offset / B..(offset + len).div_ceil(B);
+        for (&block, cell) in disk.blocks.range(range) {
+            let from = offset.max(block * B);
+            let part = pieces(from, (offset + len - from).min(B - from % B)).next();
+            let Some((_, part)) = part else { continue };
+            let zero = |i: usize| cell.versions[i].value.is_zero_in(part.clone());
+            if !cell.possible(&self.ops, &span).into_iter().any(zero) {
+                let history = self.explain(&self.era(name), block);
+                return Err(format!(
+                    "block status of '{name}' calls {offset}+{len} zero in {span:?}, but block {block}: {history}"
+                ));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! Runs many rounds, each from its own seed, and reports a failure so that it can be replayed.
+//!
+//! `FOREBAY_SEED=n` runs that one round, `FOREBAY_ROUNDS=n` that many instead of the default, and
+//! `FOREBAY_OPS=n` bounds the operations in one life of the pool, which makes a failure smaller.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::sync::Once;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use crate::exec::STEPS;
+use crate::trace;
+
+thread_local! {
+    static IN_ROUND: Cell<bool> = const { Cell::new(false) };
+    static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+    static SEED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A number in the environment.
+pub fn env(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")))
+}
+
+/// Panics inside of a round are kept for its report; a round that hangs ends the process.
+fn prepare() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = take_hook();
+        set_hook(Box::new(move |info| {
+            if IN_ROUND.get() {
+                PANIC.set(info.to_string());
+            } else {
+                before(info);
+            }
+        }));
+        std::thread::spawn(|| {
+            let mut last = STEPS.load(SeqCst);
+            loop {
+                std::thread::sleep(Duration::from_secs(90));
+                let now = STEPS.load(SeqCst);
+                if now == last && RUNNING.load(SeqCst) > 0 {
+                    eprintln!("a round hangs within one poll; the seeds under way were named above");
+                    std::process::abort();
+                }
+                last = now;
+            }
+        });
+    });
+}
+
+static RUNNING: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
+/// Runs one round; its failure as text.
+pub fn attempt<T>(seed: u64, round: impl FnOnce() -> T) -> Result<T, String> {
+    prepare();
+    trace::clear();
+    SEED.set(seed);
+    IN_ROUND.set(true);
+    RUNNING.fetch_add(1, SeqCst);
+    let result = catch_unwind(AssertUnwindSafe(round));
+    RUNNING.fetch_sub(1, SeqCst);
+    IN_ROUND.set(false);
+    result.map_err(|payload| {
+        let kept = PANIC.take();
+        if kept.is_empty() { message(payload.as_ref()) } else { kept }
+    })
+}
+
+fn message(payload: &dyn Any) -> String {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
+}
+
+/// Runs rounds `first_seed..` and panics with a report where one fails. `round` is given the seed and the most
+/// operations in a life.
+pub fn rounds(test: &str, first_seed: u64, count: u64, round: impl Fn(u64, Option<u64>)) {
+    let ops = env("FOREBAY_OPS");
+    let (first, count) = match env("FOREBAY_SEED") {
+        Some(seed) => (seed, 1),
+        None => (first_seed, env("FOREBAY_ROUNDS").unwrap_or(count)),
+    };
+    for seed in first..first + count {
+        if let Err(why) = attempt(seed, || round(seed, ops)) {
+            let (ops, why, tail) = smaller(seed, ops, &round).unwrap_or_else(|| (ops, why, trace::tail(60)));
+            let ops = ops.map_or(String::new(), |n| format!("FOREBAY_OPS={n} "));
+            panic!("\n{tail}\n\n{why}\n\nto replay: FOREBAY_SEED={seed} {ops}cargo test -p forebay-sim {test}\n");
+        }
+    }
+}
+
+/// Looks for fewer operations with which the round fails too.
+fn smaller(
+    seed: u64,
+    ops: Option<u64>,
+    round: &impl Fn(u64, Option<u64>),
+) -> Option<(Option<u64>, String, String)> {
+    let tried = [1, 2, 3, 4, 6, 8, 11, 15, 20, 30, 45, 60, 90, 120];
+    tried.into_iter().filter(|n| ops.is_none_or(|o| *n < o)).find_map(|n| {
+        let why = attempt(seed, || round(seed, Some(n))).err()?;
+        Some((Some(n), why, trace::tail(60)))
+    })
+}

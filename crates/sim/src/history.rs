@@ -1,0 +1,276 @@
+//! Cells with a history: what a block or a name may hold at which time.
+//!
+//! Time is counted in *stamps*: each begin and each end of an operation gets the next number. An operation
+//! takes effect at some unknown moment between its begin and its end; one that never ended, or that failed,
+//! between its begin and never. A version of a cell is *definitely after* another if it began when the other
+//! had taken effect for certain. So a version may be seen at time T exactly if it had begun by T, and no
+//! version that is definitely after it had taken effect for certain by T: its *window* is one interval, and
+//! the times at which some content may be seen are the union of the windows of the versions that hold it.
+//!
+//! What a read has shown narrows the unknown: the version it saw had taken effect when the read ended, and
+//! the versions after that one had not when the read began.
+
+use std::fmt;
+
+/// A moment.
+pub type Stamp = u64;
+/// Later than all others.
+pub const NEVER: Stamp = u64::MAX;
+
+/// A set of moments: disjoint intervals, ends included, ascending.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TimeSet(Vec<(Stamp, Stamp)>);
+
+impl TimeSet {
+    /// No moment.
+    pub fn empty() -> TimeSet {
+        TimeSet(Vec::new())
+    }
+    /// The moments from `first` to `last`.
+    pub fn span(first: Stamp, last: Stamp) -> TimeSet {
+        TimeSet(if first <= last { vec![(first, last)] } else { Vec::new() })
+    }
+    /// All moments.
+    pub fn all() -> TimeSet {
+        TimeSet::span(0, NEVER)
+    }
+    /// Whether there is no moment in it.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+    /// The earliest moment.
+    pub fn first(&self) -> Option<Stamp> {
+        self.0.first().map(|s| s.0)
+    }
+    /// The latest moment.
+    pub fn last(&self) -> Option<Stamp> {
+        self.0.last().map(|s| s.1)
+    }
+    /// The moments in both.
+    pub fn and(&self, other: &TimeSet) -> TimeSet {
+        let mut out = Vec::new();
+        let (mut i, mut j) = (0, 0);
+        while let (Some(a), Some(b)) = (self.0.get(i), other.0.get(j)) {
+            let (first, last) = (a.0.max(b.0), a.1.min(b.1));
+            if first <= last {
+                out.push((first, last));
+            }
+            if a.1 < b.1 { i += 1 } else { j += 1 }
+        }
+        TimeSet(out)
+    }
+    /// The moments in either.
+    pub fn or(&self, other: &TimeSet) -> TimeSet {
+        let mut spans: Vec<_> = self.0.iter().chain(&other.0).copied().collect();
+        spans.sort_unstable();
+        let mut out: Vec<(Stamp, Stamp)> = Vec::new();
+        for (first, last) in spans {
+            match out.last_mut() {
+                Some(o) if first <= o.1.saturating_add(1) => o.1 = o.1.max(last),
+                _ => out.push((first, last)),
+            }
+        }
+        TimeSet(out)
+    }
+}
+
+impl fmt::Debug for TimeSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let one = |&(a, b): &(Stamp, Stamp)| match b {
+            NEVER => format!("{a}.."),
+            _ => format!("{a}..={b}"),
+        };
+        write!(f, "{{{}}}", self.0.iter().map(one).collect::<Vec<_>>().join(" "))
+    }
+}
+
+/// How an operation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// It has not.
+    Pending,
+    /// It failed: it may have been done in part, or may not.
+    Failed,
+    /// It was acknowledged.
+    Acknowledged {
+        /// When.
+        at: Stamp,
+        /// Whether that promised durability.
+        durable: bool,
+    },
+}
+
+/// An operation.
+#[derive(Debug, Clone, Copy)]
+pub struct Op {
+    /// When it began.
+    pub begin: Stamp,
+    /// How it ended.
+    pub end: End,
+}
+
+/// Number of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpId(pub usize);
+
+/// All operations since the last recovery; number 0 is that recovery.
+pub type Ops = Vec<Op>;
+
+/// One value of a cell.
+#[derive(Debug, Clone)]
+pub struct Version<T> {
+    /// What made it.
+    pub op: OpId,
+    /// The value.
+    pub value: T,
+    /// A read that ended then saw it.
+    pub seen: Stamp,
+    /// A read that began then saw an older one.
+    pub after: Stamp,
+    /// It is durable whatever its operation promised: a snapshot holds it.
+    pub durable: bool,
+}
+
+/// A place with a history. The first version is what it held at the last recovery, or when its disk began.
+#[derive(Debug, Clone)]
+pub struct Cell<T> {
+    /// By ascending begin.
+    pub versions: Vec<Version<T>>,
+}
+
+impl<T> Cell<T> {
+    /// A cell that held `value` from `op` on.
+    pub fn new(op: OpId, value: T) -> Cell<T> {
+        let mut cell = Cell { versions: Vec::new() };
+        cell.push(op, value);
+        cell
+    }
+
+    /// Adds the version that `op`, which has just begun, makes.
+    pub fn push(&mut self, op: OpId, value: T) {
+        self.versions.push(Version { op, value, seen: NEVER, after: 0, durable: false });
+    }
+
+    /// When version `i` had taken effect for certain.
+    fn certain(&self, ops: &Ops, i: usize) -> Stamp {
+        let v = &self.versions[i];
+        match ops[v.op.0].end {
+            End::Acknowledged { at, .. } => at.min(v.seen),
+            End::Pending | End::Failed => v.seen,
+        }
+    }
+
+    fn is_after(&self, ops: &Ops, later: usize, earlier: usize) -> bool {
+        self.certain(ops, earlier) < ops[self.versions[later].op.0].begin
+    }
+
+    fn is_durable(&self, ops: &Ops, i: usize, flushed: Stamp) -> bool {
+        let v = &self.versions[i];
+        match ops[v.op.0].end {
+            End::Acknowledged { at, durable } => durable || v.durable || at <= flushed,
+            End::Pending | End::Failed => v.durable,
+        }
+    }
+
+    /// When version `i` may be seen by a read.
+    pub fn window(&self, ops: &Ops, i: usize) -> TimeSet {
+        let v = &self.versions[i];
+        let mut last = NEVER;
+        for j in (0..self.versions.len()).filter(|&j| self.is_after(ops, j, i)) {
+            last = last.min(self.certain(ops, j).saturating_sub(u64::from(self.certain(ops, j) != NEVER)));
+        }
+        TimeSet::span(ops[v.op.0].begin.max(v.after), last)
+    }
+
+    /// At which cuts of history a crash may leave version `i`: as [`Cell::window`], and never if a version
+    /// that is definitely after it was promised to be durable, by itself or by a flush that covered everything
+    /// acknowledged until `flushed`.
+    pub fn cut_window(&self, ops: &Ops, i: usize, flushed: Stamp) -> TimeSet {
+        let lost = |j: usize| self.is_durable(ops, j, flushed) && self.is_after(ops, j, i);
+        if (0..self.versions.len()).any(lost) { TimeSet::empty() } else { self.window(ops, i) }
+    }
+
+    /// The versions that may be seen within `span`.
+    pub fn possible(&self, ops: &Ops, span: &TimeSet) -> Vec<usize> {
+        (0..self.versions.len()).filter(|&i| !self.window(ops, i).and(span).is_empty()).collect()
+    }
+
+    /// Notes that a read that took from `begin` to `end` saw version `i` and can have seen no other.
+    pub fn saw(&mut self, ops: &Ops, i: usize, begin: Stamp, end: Stamp) {
+        let later: Vec<_> = (0..self.versions.len()).filter(|&j| self.is_after(ops, j, i)).collect();
+        for j in later {
+            self.versions[j].after = self.versions[j].after.max(begin);
+        }
+        self.versions[i].seen = self.versions[i].seen.min(end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn op(begin: Stamp, end: Stamp) -> Op {
+        Op { begin, end: End::Acknowledged { at: end, durable: false } }
+    }
+
+    #[test]
+    fn sets_of_moments() {
+        let a = TimeSet::span(1, 5).or(&TimeSet::span(10, 20)).or(&TimeSet::span(6, 7));
+        assert_eq!(format!("{a:?}"), "{1..=7 10..=20}");
+        assert_eq!(format!("{:?}", a.and(&TimeSet::span(5, 12))), "{5..=7 10..=12}");
+        assert!(a.and(&TimeSet::span(8, 9)).is_empty());
+        assert!(TimeSet::span(3, 2).is_empty());
+    }
+
+    #[test]
+    fn a_version_is_seen_from_its_begin_until_the_next_is_certain() {
+        let ops = vec![op(0, 0), op(2, 5), op(7, 9)];
+        let mut cell = Cell::new(OpId(0), 'a');
+        cell.push(OpId(1), 'b');
+        cell.push(OpId(2), 'c');
+        assert_eq!(cell.window(&ops, 0), TimeSet::span(0, 4));
+        assert_eq!(cell.window(&ops, 1), TimeSet::span(2, 8));
+        assert_eq!(cell.window(&ops, 2), TimeSet::span(7, NEVER));
+    }
+
+    #[test]
+    fn of_two_writes_at_once_either_may_be_last() {
+        let ops = vec![op(0, 0), op(2, 5), op(3, 4)];
+        let mut cell = Cell::new(OpId(0), 'a');
+        cell.push(OpId(1), 'b');
+        cell.push(OpId(2), 'c');
+        assert_eq!(cell.window(&ops, 0), TimeSet::span(0, 3));
+        assert_eq!(cell.window(&ops, 1), TimeSet::span(2, NEVER));
+        assert_eq!(cell.window(&ops, 2), TimeSet::span(3, NEVER));
+    }
+
+    #[test]
+    fn an_unanswered_write_may_be_seen_or_not() {
+        let ops = vec![op(0, 0), Op { begin: 2, end: End::Pending }];
+        let mut cell = Cell::new(OpId(0), 'a');
+        cell.push(OpId(1), 'b');
+        assert_eq!(cell.window(&ops, 0), TimeSet::all());
+        assert_eq!(cell.window(&ops, 1), TimeSet::span(2, NEVER));
+        cell.saw(&ops, 1, 4, 6);
+        assert_eq!(cell.window(&ops, 0), TimeSet::span(0, 5));
+    }
+
+    #[test]
+    fn what_is_durable_forbids_what_was_before() {
+        let durable = Op { begin: 2, end: End::Acknowledged { at: 5, durable: true } };
+        let ops = vec![op(0, 0), durable];
+        let mut cell = Cell::new(OpId(0), 'a');
+        cell.push(OpId(1), 'b');
+        assert!(cell.cut_window(&ops, 0, 0).is_empty());
+        assert_eq!(cell.cut_window(&ops, 1, 0), TimeSet::span(2, NEVER));
+    }
+
+    #[test]
+    fn a_read_of_the_old_value_says_that_the_new_one_came_later() {
+        let ops = vec![op(0, 0), op(2, 9)];
+        let mut cell = Cell::new(OpId(0), 'a');
+        cell.push(OpId(1), 'b');
+        cell.saw(&ops, 0, 4, 5);
+        assert_eq!(cell.window(&ops, 1), TimeSet::span(4, NEVER));
+    }
+}

@@ -1,0 +1,453 @@
+//! The reference: every disk as a map from block to history, and every name as a history of disks.
+//!
+//! A name's history is a cell too: its versions are *eras*. Creating, deleting, rolling back, resetting and
+//! resizing begin a new era of a name, with a block map of its own; the workload lets no guest operation of
+//! the disk overlap them. Snapshots and clones do overlap with writes: until their contents have been read
+//! once, such a disk is *taken from* an era of another, at a moment that the reads then narrow down.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use forebay_engine::{Role, SyncMode};
+use forebay_format::BLOCK;
+
+use crate::content::{Content, WriteId, describe};
+use crate::history::{Cell, End, NEVER, Op, OpId, Ops, Stamp, TimeSet};
+
+/// An era of a name: the name and the number of the era.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EraId {
+    /// The name.
+    pub name: String,
+    /// Index of the version.
+    pub era: usize,
+}
+
+/// A disk during one era.
+#[derive(Debug, Clone)]
+pub struct DiskState {
+    /// What it is.
+    pub role: Role,
+    /// Bytes.
+    pub size: u64,
+    /// Its durability.
+    pub sync: SyncMode,
+    /// What it was cloned from.
+    pub origin: Option<String>,
+    /// The blocks that were ever written or are not zero; all others are zero.
+    pub blocks: BTreeMap<u64, Cell<Content>>,
+    /// Its contents are those of that era at some moment of this one's operation, and not known yet.
+    pub taken_from: Option<EraId>,
+    /// A flush promised that what was acknowledged before this moment is durable.
+    pub flushed: Stamp,
+    /// The latest begin of an acknowledged change.
+    pub changed: Stamp,
+}
+
+impl DiskState {
+    /// An empty disk.
+    pub fn empty(role: Role, size: u64, sync: SyncMode) -> DiskState {
+        DiskState {
+            role,
+            size,
+            sync,
+            origin: None,
+            blocks: BTreeMap::new(),
+            taken_from: None,
+            flushed: 0,
+            changed: 0,
+        }
+    }
+    /// Blocks, the last perhaps in part.
+    pub fn block_count(&self) -> u64 {
+        self.size.div_ceil(BLOCK as u64)
+    }
+    /// The bytes of a block that the disk has.
+    pub fn valid(&self, block: u64) -> usize {
+        (self.size - block * BLOCK as u64).min(BLOCK as u64) as usize
+    }
+}
+
+/// What a change puts into a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// These bytes.
+    Write(WriteId),
+    /// Zeroes.
+    Zero,
+    /// Zeroes in whole blocks (a block that the end of the disk cuts is whole), nothing in partial ones.
+    Discard,
+}
+
+/// The pieces of a byte range: block and bytes within it.
+pub fn pieces(offset: u64, len: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
+    const B: u64 = BLOCK as u64;
+    let end = offset + len;
+    (offset / B..end.div_ceil(B)).map(move |block| {
+        let from = offset.max(block * B) - block * B;
+        let to = end.min((block + 1) * B) - block * B;
+        (block, from as usize..to as usize)
+    })
+}
+
+/// The reference model of a pool.
+#[derive(Default)]
+pub struct Model {
+    stamp: Stamp,
+    /// Operations since the last recovery.
+    pub ops: Ops,
+    /// Every name that was ever used since the last recovery.
+    pub names: BTreeMap<String, Cell<Option<DiskState>>>,
+    /// A cut before this moment loses something that was promised to be durable.
+    pub floor: Stamp,
+    /// Writes may overlap each other.
+    pub overlapping: bool,
+    /// Names that one operation makes together.
+    pub groups: Vec<(OpId, Vec<String>)>,
+    next_write: WriteId,
+}
+
+impl Model {
+    /// The model of an empty pool.
+    pub fn new() -> Model {
+        let mut model = Model::default();
+        model.restart();
+        model
+    }
+
+    /// Forgets operations; the state is as of now.
+    pub(crate) fn restart(&mut self) {
+        self.stamp += 1;
+        self.ops = vec![Op {
+            begin: self.stamp,
+            end: End::Acknowledged { at: self.stamp, durable: true },
+        }];
+        self.floor = self.stamp;
+        self.groups.clear();
+    }
+
+    /// The next moment.
+    pub fn tick(&mut self) -> Stamp {
+        self.stamp += 1;
+        self.stamp
+    }
+
+    /// This moment.
+    pub fn now(&self) -> Stamp {
+        self.stamp
+    }
+
+    /// A number for the next write.
+    pub fn new_write(&mut self) -> WriteId {
+        self.next_write += 1;
+        self.next_write
+    }
+
+    /// Begins an operation.
+    pub fn begin(&mut self) -> OpId {
+        let begin = self.tick();
+        self.ops.push(Op { begin, end: End::Pending });
+        OpId(self.ops.len() - 1)
+    }
+
+    /// When `op` began.
+    pub fn begun(&self, op: OpId) -> Stamp {
+        self.ops[op.0].begin
+    }
+
+    /// Ends an operation that was acknowledged; `durable` if that promised that it is durable.
+    pub fn acknowledge(&mut self, op: OpId, durable: bool) -> Stamp {
+        let at = self.tick();
+        self.ops[op.0].end = End::Acknowledged { at, durable };
+        if durable {
+            self.floor = self.floor.max(self.begun(op));
+        }
+        at
+    }
+
+    /// Ends a change of `name` that was acknowledged.
+    pub fn changed(&mut self, name: &str, op: OpId, durable: bool) {
+        self.acknowledge(op, durable);
+        let begun = self.begun(op);
+        let disk = self.disk_mut(name);
+        disk.changed = disk.changed.max(begun);
+    }
+
+    /// Begins a flush of `name`; gives what [`Model::flushed`] needs.
+    pub fn flush_begins(&mut self, name: &str) -> (Stamp, Stamp) {
+        (self.tick(), self.disk(name).map_or(0, |d| d.changed))
+    }
+
+    /// A flush of `name` was acknowledged: what had been acknowledged when it began is durable. It says
+    /// nothing of other disks, but for what a prefix of history implies.
+    pub fn flushed(&mut self, name: &str, (begin, changed): (Stamp, Stamp)) {
+        self.tick();
+        let disk = self.disk_mut(name);
+        disk.flushed = disk.flushed.max(begin);
+        self.floor = self.floor.max(changed);
+    }
+
+    /// Everything that was acknowledged before `moment` is durable.
+    pub fn all_flushed(&mut self, moment: Stamp) {
+        self.floor = self.floor.max(moment);
+    }
+
+    /// Ends an operation that failed.
+    pub fn fail(&mut self, op: OpId) {
+        self.tick();
+        self.ops[op.0].end = End::Failed;
+    }
+
+    /// The newest era of a name, where there is a disk in it.
+    pub fn disk(&self, name: &str) -> Option<&DiskState> {
+        self.names.get(name)?.versions.last()?.value.as_ref()
+    }
+
+    fn disk_mut(&mut self, name: &str) -> &mut DiskState {
+        let era = self.names.get_mut(name).and_then(|c| c.versions.last_mut());
+        era.and_then(|v| v.value.as_mut()).expect("the workload uses disks that exist")
+    }
+
+    /// The newest era of a name.
+    pub fn era(&self, name: &str) -> EraId {
+        EraId { name: name.to_owned(), era: self.names[name].versions.len() - 1 }
+    }
+
+    /// `op` begins a new era of `name`.
+    pub fn new_era(&mut self, name: &str, op: OpId, disk: Option<DiskState>) {
+        let cell = self.names.entry(name.to_owned()).or_insert_with(|| Cell::new(OpId(0), None));
+        cell.push(op, disk);
+    }
+
+    /// Takes back the newest era of a name, which a refused operation began.
+    pub fn drop_era(&mut self, name: &str) {
+        self.names.get_mut(name).expect("it has an era to take back").versions.pop();
+    }
+
+    /// What a block holds now, where that is certain.
+    pub fn certain(&self, name: &str, block: u64) -> Option<Content> {
+        let Some(cell) = self.disk(name)?.blocks.get(&block) else { return Some(Content::zero()) };
+        let now = TimeSet::span(self.stamp, self.stamp);
+        let mut possible = cell.possible(&self.ops, &now).into_iter().map(|i| &cell.versions[i].value);
+        let first = possible.next()?;
+        possible.all(|c| c == first).then(|| first.clone())
+    }
+
+    /// Whether `change` of a range needs to know what its first and last block hold.
+    pub fn partial_blocks(&self, name: &str, offset: u64, len: u64) -> Vec<u64> {
+        let Some(disk) = self.disk(name) else { return Vec::new() };
+        let partial = |(block, part): &(u64, Range<usize>)| part.len() < disk.valid(*block);
+        let mut edges: Vec<_> = pieces(offset, len).take(1).chain(pieces(offset, len).last()).collect();
+        edges.dedup();
+        edges.into_iter().filter(partial).map(|(block, _)| block).collect()
+    }
+
+    /// `op` changes a range of `name`. What partial blocks hold must be certain.
+    pub fn change(&mut self, name: &str, op: OpId, offset: u64, len: u64, change: Change) {
+        let era_op = self.names[name].versions.last().map_or(OpId(0), |v| v.op);
+        let disk = self.disk(name).expect("the workload changes disks that exist");
+        let known: Vec<(u64, Range<usize>)> = match change {
+            Change::Write(_) => pieces(offset, len).collect(),
+            // Blocks that were never written are zero already, and stay it, unless somebody writes meanwhile.
+            _ if self.overlapping => pieces(offset, len).collect(),
+            _ => {
+                let range = offset / BLOCK as u64..(offset + len).div_ceil(BLOCK as u64);
+                let part = |b: u64| pieces(offset.max(b * BLOCK as u64), 1).next().map(|p| (b, p.1.start));
+                let to = |b: u64| (offset + len - b * BLOCK as u64).min(BLOCK as u64) as usize;
+                let parts = disk.blocks.range(range).filter_map(|(&b, _)| part(b));
+                parts.map(|(b, from)| (b, from..to(b))).collect()
+            }
+        };
+        let mut new = Vec::new();
+        for (block, part) in known {
+            let whole = part.len() == disk.valid(block);
+            let before = if whole { Some(Content::zero()) } else { self.certain(name, block) };
+            let before = before.expect("the content of a block that is changed in part is certain");
+            let after = match change {
+                Change::Write(w) => before.with(part, w),
+                Change::Zero => before.with(part, 0),
+                Change::Discard if whole => Content::zero(),
+                Change::Discard => continue,
+            };
+            new.push((block, after));
+        }
+        let disk = self.disk_mut(name);
+        for (block, content) in new {
+            let cell = disk.blocks.entry(block).or_insert_with(|| Cell::new(era_op, Content::zero()));
+            cell.push(op, content);
+        }
+    }
+
+    /// Checks bytes that a read of `name` at `offset` gave, which took from `begin` until now.
+    pub fn check_read(&mut self, name: &str, offset: u64, bytes: &[u8], begin: Stamp) -> Result<(), String> {
+        let end = self.tick();
+        let span = TimeSet::span(begin, end);
+        let ops = std::mem::take(&mut self.ops);
+        let disk = self.disk_mut(name);
+        let mut wrong = None;
+        for (block, part) in pieces(offset, bytes.len() as u64) {
+            let at = (block * BLOCK as u64 + part.start as u64 - offset) as usize;
+            let found = &bytes[at..at + part.len()];
+            if let Err(why) = check_block(&ops, disk, block, part, found, &span) {
+                wrong = Some(format!("read of '{name}' at {offset}, {} bytes: {why}", bytes.len()));
+                break;
+            }
+        }
+        self.ops = ops;
+        wrong.map_or(Ok(()), Err)
+    }
+
+    /// Notes that a read from `begin` until now settled what `block` of `name` holds.
+    pub fn settle(&mut self, name: &str, block: u64, bytes: &[u8], begin: Stamp) -> Result<(), String> {
+        let now = TimeSet::span(begin, self.now());
+        let end = self.tick();
+        let Some(cell) = self.disk(name).and_then(|d| d.blocks.get(&block)) else { return Ok(()) };
+        let matching = |i: &usize| cell.versions[*i].value.matches(block, 0..bytes.len(), bytes);
+        let Some(i) = cell.possible(&self.ops, &now).into_iter().filter(matching).last() else {
+            return Err(format!("block {block} of '{name}' holds {}", describe(block * BLOCK as u64, bytes)));
+        };
+        let content = cell.versions[i].value.clone();
+        self.ops.push(Op { begin, end: End::Acknowledged { at: end, durable: false } });
+        let op = OpId(self.ops.len() - 1);
+        let cell = self.disk_mut(name).blocks.get_mut(&block).expect("found above");
+        cell.push(op, content);
+        Ok(())
+    }
+
+    /// The moments at which era `source` held `bytes` in `block`.
+    pub(crate) fn moments(&self, source: &EraId, block: u64, bytes: &[u8]) -> TimeSet {
+        let disk = self.names[&source.name].versions[source.era].value.as_ref();
+        let Some(cell) = disk.and_then(|d| d.blocks.get(&block)) else {
+            let zero = bytes.iter().all(|b| *b == 0);
+            return if zero { TimeSet::all() } else { TimeSet::empty() };
+        };
+        let matching = |i: &usize| cell.versions[*i].value.matches(block, 0..bytes.len(), bytes);
+        let found = (0..cell.versions.len()).filter(matching);
+        // An era's first version is there from its begin; that it is older does not matter to a copy.
+        found.fold(TimeSet::empty(), |set, i| set.or(&cell.window(&self.ops, i)))
+    }
+
+    /// What a disk that was just taken from another may hold: certain contents, and the blocks of which it
+    /// must be read what they hold.
+    pub fn taken(&self, name: &str) -> (BTreeMap<u64, Content>, Vec<u64>) {
+        let (Some(disk), Some(version)) = (self.disk(name), self.names[name].versions.last()) else {
+            return Default::default();
+        };
+        let Some(source) = &disk.taken_from else { return Default::default() };
+        let op = self.ops[version.op.0];
+        let end = match op.end {
+            End::Acknowledged { at, .. } => at,
+            _ => NEVER,
+        };
+        let span = TimeSet::span(op.begin, end);
+        let (mut known, mut unknown) = (BTreeMap::new(), Vec::new());
+        let from = self.names[&source.name].versions[source.era].value.as_ref();
+        for (&block, cell) in from.iter().flat_map(|d| &d.blocks) {
+            let possible = cell.possible(&self.ops, &span);
+            let mut contents = possible.iter().map(|&i| &cell.versions[i].value);
+            match contents.next() {
+                Some(first) if contents.all(|c| c == first) => drop(known.insert(block, first.clone())),
+                _ => unknown.push(block),
+            }
+        }
+        (known, unknown)
+    }
+
+    /// Settles what `name`, taken from another disk by an acknowledged operation, holds: `read` has the
+    /// blocks that were not certain. Errors where no one moment of the other disk explains them.
+    pub fn settle_taken(&mut self, name: &str, read: &BTreeMap<u64, Vec<u8>>) -> Result<(), String> {
+        let (mut known, _) = self.taken(name);
+        let version = self.names[name].versions.last().expect("it was just made");
+        let (op, source) = (version.op, version.value.as_ref().and_then(|d| d.taken_from.clone()));
+        let source = source.expect("only a disk that was taken from another is settled");
+        let End::Acknowledged { at, .. } = self.ops[op.0].end else { return Ok(()) };
+        let mut moments = TimeSet::span(self.begun(op), at);
+        for (&block, bytes) in read {
+            let now = moments.and(&self.moments(&source, block, bytes));
+            if now.is_empty() {
+                let found = describe(block * BLOCK as u64, bytes);
+                let history = self.explain(&source, block);
+                return Err(format!(
+                    "'{name}' is no moment of '{}': block {block} holds {found}; until then it was one of \
+                     {moments:?}; history of the block: {history}",
+                    source.name
+                ));
+            }
+            moments = now;
+        }
+        let from = self.names.get_mut(&source.name).expect("names are never forgotten");
+        let disk = from.versions[source.era].value.as_mut().expect("it was taken from a disk");
+        for (&block, bytes) in read {
+            let Some(cell) = disk.blocks.get_mut(&block) else { continue };
+            let matching = |v: &&mut crate::history::Version<Content>| {
+                v.value.matches(block, 0..bytes.len(), bytes)
+            };
+            let mut matching: Vec<_> = cell.versions.iter_mut().filter(matching).collect();
+            if let Some(v) = matching.last() {
+                known.insert(block, v.value.clone());
+            }
+            // The snapshot is durable, so what it holds is: of its disk, too.
+            if let [only] = matching.as_mut_slice() {
+                only.seen = only.seen.min(at);
+                only.durable = true;
+            }
+        }
+        let disk = self.disk_mut(name);
+        disk.taken_from = None;
+        let cells = known.into_iter().filter(|(_, c)| !c.is_zero());
+        disk.blocks = cells.map(|(b, c)| (b, Cell::new(op, c))).collect();
+        Ok(())
+    }
+
+    /// The history of a block, for people.
+    pub(crate) fn explain(&self, era: &EraId, block: u64) -> String {
+        let disk = self.names[&era.name].versions[era.era].value.as_ref();
+        match disk.and_then(|d| d.blocks.get(&block)) {
+            Some(cell) => explain_cell(&self.ops, cell),
+            None => "never written".into(),
+        }
+    }
+}
+
+fn explain_cell(ops: &Ops, cell: &Cell<Content>) -> String {
+    let one = |v: &crate::history::Version<Content>| {
+        let op = ops[v.op.0];
+        let end = match op.end {
+            End::Pending => "pending".into(),
+            End::Failed => "failed".into(),
+            End::Acknowledged { at, durable } => format!("{at}{}", if durable { " durable" } else { "" }),
+        };
+        format!("{:?} [{}..{end}]", v.value, op.begin)
+    };
+    cell.versions.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+fn check_block(
+    ops: &Ops,
+    disk: &mut DiskState,
+    block: u64,
+    part: Range<usize>,
+    found: &[u8],
+    span: &TimeSet,
+) -> Result<(), String> {
+    let wrong = |history: String| {
+        let found = describe(block * BLOCK as u64 + part.start as u64, found);
+        Err(format!("block {block} gave {found}; during {span:?} its history was: {history}"))
+    };
+    let Some(cell) = disk.blocks.get_mut(&block) else {
+        return if found.iter().all(|b| *b == 0) { Ok(()) } else { wrong("never written".into()) };
+    };
+    let possible = cell.possible(ops, span);
+    let matches = |i: &usize| cell.versions[*i].value.matches(block, part.clone(), found);
+    let matching: Vec<_> = possible.iter().copied().filter(matches).collect();
+    match matching.as_slice() {
+        [] => wrong(explain_cell(ops, cell)),
+        &[only] => {
+            if let (Some(begin), Some(end)) = (span.first(), span.last()) {
+                cell.saw(ops, only, begin, end);
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}

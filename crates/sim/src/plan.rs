@@ -1,0 +1,81 @@
+//! What one run looks like; all of it follows from the seed.
+
+use forebay_engine::{PoolConfig, SyncMode};
+
+use crate::rng::Rng;
+
+/// The shape of a run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Clients at work at the same time.
+    pub clients: u64,
+    /// Operations in one life of the pool, all clients together.
+    pub ops: u64,
+    /// Lives of the pool: between two of them it crashes or is closed.
+    pub lives: u64,
+    /// Most disks.
+    pub disks: usize,
+    /// Most blocks of an ordinary disk.
+    pub blocks: u64,
+    /// Writers may overlap each other.
+    pub overlapping: bool,
+    /// Some disks are huge and sparse.
+    pub huge: bool,
+    /// Likelihood of [`SyncMode`] `Flush`, `Always`, `Never`.
+    pub sync: [u64; 3],
+    /// How the pool is run.
+    pub pool: PoolConfig,
+    /// Of 100 lives, how many end with a crash.
+    pub crashes: u64,
+    /// How many steps a life takes at most before its crash.
+    pub steps: u64,
+    /// Operations on the catalogue, of 100.
+    pub admin: u64,
+}
+
+impl Plan {
+    /// The plan that a seed stands for, with at most `ops` operations in a life.
+    pub fn new(rng: &mut Rng, ops: Option<u64>) -> Plan {
+        let pool = PoolConfig {
+            read_cache: *rng.pick(&[0, 16 << 10, 64 << 10, 1 << 20]),
+            map_cache: *rng.pick(&[0, 8 << 10, 64 << 10, 1 << 20]),
+            write_buffer: *rng.pick(&[4 << 10, 32 << 10, 128 << 10, 1 << 20]),
+            segment_bytes: *rng.pick(&[64 << 10, 128 << 10, 256 << 10, 1 << 20]),
+            checkpoint_bytes: *rng.pick(&[64 << 10, 256 << 10, 1 << 20, 1 << 30]),
+            ..PoolConfig::default()
+        };
+        let planned = *rng.pick(&[20, 60, 60, 150]);
+        let overlapping = rng.percent(25);
+        Plan {
+            clients: rng.range(1, 5),
+            ops: ops.map_or(planned, |n| n.min(planned)),
+            lives: rng.range(1, 4),
+            disks: rng.range(2, 9) as usize,
+            blocks: *rng.pick(&[2, 8, 24, 60]),
+            overlapping,
+            huge: !overlapping && rng.percent(15),
+            sync: *rng.pick(&[[1, 0, 0], [1, 1, 0], [2, 1, 1], [0, 1, 0]]),
+            pool,
+            crashes: *rng.pick(&[50, 80, 100]),
+            steps: *rng.pick(&[100, 600, 2_000, 6_000]),
+            admin: *rng.pick(&[5, 15, 30]),
+        }
+    }
+
+    /// A durability for a new volume.
+    pub fn pick_sync(&self, rng: &mut Rng) -> SyncMode {
+        [SyncMode::Flush, SyncMode::Always, SyncMode::Never][rng.weighted(&self.sync)]
+    }
+
+    /// A size for a new disk: a multiple of 512.
+    pub fn pick_size(&self, rng: &mut Rng) -> u64 {
+        if self.huge && rng.percent(40) {
+            return *rng.pick(&[64 << 40, (64 << 40) - 512, 1 << 40, (1 << 30) + 4096]);
+        }
+        let blocks = rng.range(1, self.blocks) * 4096;
+        match rng.below(4) {
+            0 => blocks - 512 * rng.range(0, 7),
+            _ => blocks,
+        }
+    }
+}

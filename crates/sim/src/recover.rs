@@ -1,0 +1,224 @@
+//! The judge: is what a pool holds after a crash a prefix of its history?
+//!
+//! **What must hold.** There is one moment T, the cut, for all disks at once: every change that had taken
+//! effect by T is there, no other is. For a block that means: its content is that of a version whose window
+//! holds T ([`crate::history`]); for a name, that the era it is in has a window that holds T. So the judge
+//! intersects, over all names and all their blocks, the sets of moments at which each could have been as it
+//! was found. An empty intersection is a failure; so is a cut before the *floor*, the latest moment up to which
+//! a flush, a durable write or a change to the catalogue promised durability; so is a version that lost
+//! against a durable one.
+//!
+//! **Why it is sound** (never blames a right engine): each version's window covers every moment at which any
+//! permitted order of events could show it; contents that several versions share get the union of their
+//! windows; versions of unanswered operations may be there or not, block by block.
+//!
+//! **What it cannot see.** Whether the blocks of one unanswered request are there all or none (no promise is
+//! made); an order that only other disks' reads could have told apart; a wrong version whose content happens
+//! to be that of a right one (which no guest could see either).
+
+use std::collections::BTreeMap;
+
+use forebay_engine::{Role, SyncMode};
+use forebay_format::BLOCK;
+
+use crate::content::{Content, describe};
+use crate::history::{Cell, End, NEVER, OpId, TimeSet};
+use crate::model::{DiskState, EraId, Model};
+
+/// Names that begin so stand for imports under way, which no recovery keeps.
+pub const IMPORT: &str = "import#";
+
+/// A disk as it was found.
+pub struct Found {
+    /// What it is.
+    pub role: Role,
+    /// Bytes.
+    pub size: u64,
+    /// Its durability.
+    pub sync: SyncMode,
+    /// What it was cloned from.
+    pub origin: Option<String>,
+    /// The blocks that were read. Of those that were not, nothing is known.
+    pub blocks: BTreeMap<u64, Vec<u8>>,
+}
+
+/// Blocks worth reading after a crash: all that any era of the name knows.
+pub fn known_blocks(model: &Model, name: &str) -> Vec<u64> {
+    let eras = model.names.get(name).into_iter().flat_map(|c| &c.versions);
+    let mut blocks: Vec<u64> = Vec::new();
+    for disk in eras.filter_map(|v| v.value.as_ref()) {
+        blocks.extend(disk.blocks.keys());
+        let source = disk.taken_from.as_ref().map(|s| &model.names[&s.name].versions[s.era].value);
+        blocks.extend(source.into_iter().flatten().flat_map(|d| d.blocks.keys()));
+    }
+    blocks.sort_unstable();
+    blocks.dedup();
+    blocks
+}
+
+/// Checks what was found after a crash or a close against `model`, which then begins anew from it.
+pub fn recover(model: &mut Model, found: &BTreeMap<String, Found>) -> Result<(), String> {
+    if let Some(name) = found.keys().find(|n| !model.names.contains_key(*n)) {
+        return Err(format!("'{name}' exists, but was never made"));
+    }
+    let mut cut = TimeSet::span(model.floor, NEVER);
+    for name in model.names.keys().filter(|n| !n.starts_with(IMPORT)) {
+        let mut next = TimeSet::empty();
+        let mut reasons = Vec::new();
+        for era in 0..model.names[name].versions.len() {
+            let era = EraId { name: name.clone(), era };
+            match fits(model, &era, found.get(name), &cut) {
+                Ok(set) => next = next.or(&set),
+                Err(why) => reasons.push(format!("  era {}: {why}", era.era)),
+            }
+        }
+        if next.is_empty() {
+            let is = if found.contains_key(name) { "found" } else { "missing" };
+            return Err(format!(
+                "no prefix of history: '{name}' ({is}) fits no cut in {cut:?}, the floor being {}\n{}",
+                model.floor,
+                reasons.join("\n")
+            ));
+        }
+        cut = next;
+    }
+    check_groups(model, found)?;
+    begin_anew(model, found, &cut)
+}
+
+/// At which of the moments `cut` the name could have been in `era` and as it was found.
+fn fits(model: &Model, era: &EraId, found: Option<&Found>, cut: &TimeSet) -> Result<TimeSet, String> {
+    let cell = &model.names[&era.name];
+    let window = cell.cut_window(&model.ops, era.era, 0);
+    let mut set = window.and(cut);
+    let disk = cell.versions[era.era].value.as_ref();
+    let (disk, found) = match (disk, found) {
+        (None, None) if set.is_empty() => return Err(format!("absent only in {window:?}")),
+        (None, None) => return Ok(set),
+        (None, Some(_)) => return Err("absent".into()),
+        (Some(_), None) => return Err(format!("present in {window:?}")),
+        (Some(disk), Some(found)) => (disk, found),
+    };
+    if set.is_empty() {
+        return Err(format!("only in {window:?}"));
+    }
+    let is = (found.role, found.size, &found.origin);
+    let was = (disk.role, disk.size, &disk.origin);
+    let sync_differs = disk.role == Role::Volume && disk.sync != found.sync;
+    if is != was || sync_differs {
+        return Err(format!("it was {was:?} {:?}, but is {is:?} {:?}", disk.sync, found.sync));
+    }
+    if let Some(source) = &disk.taken_from {
+        return fits_taken(model, era, source, found, set);
+    }
+    for (&block, bytes) in &found.blocks {
+        let moments = match disk.blocks.get(&block) {
+            Some(cell) => {
+                let matches = |i: &usize| cell.versions[*i].value.matches(block, 0..bytes.len(), bytes);
+                let matching = (0..cell.versions.len()).filter(matches);
+                matching.fold(TimeSet::empty(), |s, i| s.or(&cell.cut_window(&model.ops, i, disk.flushed)))
+            }
+            None if bytes.iter().all(|b| *b == 0) => continue,
+            None => TimeSet::empty(),
+        };
+        let next = set.and(&moments);
+        if next.is_empty() {
+            return Err(format!(
+                "block {block} holds {}, as in {moments:?}, while the other blocks are as in {set:?}; flushed \
+                 at {}; history: {}",
+                describe(block * BLOCK as u64, bytes),
+                disk.flushed,
+                model.explain(era, block)
+            ));
+        }
+        set = next;
+    }
+    Ok(set)
+}
+
+/// As [`fits`] for a disk whose contents were taken from another and had not been read before the crash: some
+/// one moment of that disk, within the operation, explains them all.
+fn fits_taken(
+    model: &Model,
+    era: &EraId,
+    source: &EraId,
+    found: &Found,
+    set: TimeSet,
+) -> Result<TimeSet, String> {
+    let op = model.ops[model.names[&era.name].versions[era.era].op.0];
+    let end = match op.end {
+        End::Acknowledged { at, .. } => at,
+        End::Pending | End::Failed => NEVER,
+    };
+    let mut taken = TimeSet::span(op.begin, end);
+    for (&block, bytes) in &found.blocks {
+        let next = taken.and(&model.moments(source, block, bytes));
+        if next.is_empty() {
+            return Err(format!(
+                "block {block} holds {}, but the other blocks were taken from '{}' in {taken:?}; history: {}",
+                describe(block * BLOCK as u64, bytes),
+                source.name,
+                model.explain(source, block)
+            ));
+        }
+        taken = next;
+    }
+    Ok(set.and(&TimeSet::span(taken.first().unwrap_or(NEVER), NEVER)))
+}
+
+/// What one unanswered operation makes together is there together or not at all.
+fn check_groups(model: &Model, found: &BTreeMap<String, Found>) -> Result<(), String> {
+    for (op, names) in &model.groups {
+        let made = |n: &&String| model.names[*n].versions.last().is_some_and(|v| v.op == *op);
+        let there = names.iter().filter(made).filter(|n| found.contains_key(*n)).count();
+        if there != 0 && there != names.iter().filter(made).count() {
+            return Err(format!("of {names:?}, made by one operation, {there} exist"));
+        }
+    }
+    Ok(())
+}
+
+fn begin_anew(model: &mut Model, found: &BTreeMap<String, Found>, cut: &TimeSet) -> Result<(), String> {
+    let mut names = BTreeMap::new();
+    for name in model.names.keys().filter(|n| !n.starts_with(IMPORT)) {
+        let Some(found) = found.get(name) else {
+            names.insert(name.clone(), Cell::new(OpId(0), None));
+            continue;
+        };
+        let eras = (0..model.names[name].versions.len()).rev();
+        let eras = eras.map(|era| EraId { name: name.clone(), era });
+        let era = eras.into_iter().find(|e| fits(model, e, Some(found), cut).is_ok_and(|s| !s.is_empty()));
+        let era = era.ok_or_else(|| format!("'{name}' fits no era at the common cut {cut:?}"))?;
+        let mut disk = DiskState::empty(found.role, found.size, found.sync);
+        disk.origin = found.origin.clone();
+        for (&block, bytes) in &found.blocks {
+            let content = content_of(model, &era, block, bytes);
+            let content = content.ok_or_else(|| format!("block {block} of '{name}' is of no known write"))?;
+            if !content.is_zero() {
+                disk.blocks.insert(block, Cell::new(OpId(0), content));
+            }
+        }
+        names.insert(name.clone(), Cell::new(OpId(0), Some(disk)));
+    }
+    model.names = names;
+    model.restart();
+    Ok(())
+}
+
+/// What the model calls `bytes`, which `block` held in `era`.
+fn content_of(model: &Model, era: &EraId, block: u64, bytes: &[u8]) -> Option<Content> {
+    if bytes.iter().all(|b| *b == 0) {
+        return Some(Content::zero());
+    }
+    let disk = model.names[&era.name].versions[era.era].value.as_ref()?;
+    if let Some(source) = &disk.taken_from {
+        return content_of(model, source, block, bytes);
+    }
+    let versions = disk.blocks.get(&block)?.versions.iter().rev();
+    let matches = |c: &&Content| c.matches(block, 0..bytes.len(), bytes);
+    versions.map(|v| &v.value).find(matches).cloned()
+}
+
+#[cfg(test)]
+#[path = "recover_tests.rs"]
+mod tests;

@@ -1,0 +1,221 @@
+//! One round: a pool that lives several times, with a crash or a close between its lives, under a workload
+//! that the seed decides, and the verdict after each life.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_engine::{Error, Pool};
+use forebay_store::Store;
+
+use crate::admin::admin_op;
+use crate::ctx::{Ctx, Tolerance};
+use crate::exec::{Executor, Ran};
+use crate::guest::guest_op;
+use crate::medium::{Crash, Medium};
+use crate::model::Model;
+use crate::note;
+use crate::plan::Plan;
+use crate::recover::recover;
+use crate::rng::Rng;
+use crate::verify::{interesting, read_back};
+
+/// Puts a store between the pool and the medium.
+pub type Wrap = fn(Arc<dyn Store>, u64) -> Arc<dyn Store>;
+
+/// A pool that is simulated.
+pub struct Round {
+    /// The world.
+    pub exec: Executor,
+    /// What survives a crash.
+    pub medium: Medium,
+    /// The reference.
+    pub model: Rc<RefCell<Model>>,
+    /// The shape of the run.
+    pub plan: Plan,
+    /// Chance.
+    pub rng: Rng,
+    /// What stands between pool and medium.
+    pub wrap: Option<Wrap>,
+    /// Errors that this run counts with.
+    pub tolerance: Tolerance,
+}
+
+/// How a life ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Crash,
+    Close { under_load: bool },
+}
+
+impl Round {
+    /// The round of a seed, with at most `ops` operations in a life.
+    pub fn new(seed: u64, ops: Option<u64>) -> Round {
+        let mut rng = Rng::new(seed);
+        let plan = Plan::new(&mut rng, ops);
+        note!("{plan:?}");
+        let mut model = Model::new();
+        model.overlapping = plan.overlapping;
+        Round {
+            exec: Executor::new(rng.next()),
+            medium: Medium::new(rng.next()),
+            model: Rc::new(RefCell::new(model)),
+            plan,
+            rng,
+            wrap: None,
+            tolerance: Tolerance::default(),
+        }
+    }
+
+    /// Lives all lives, and looks once more at the end. Panics with the verdict where one is against the
+    /// engine. Returns a number that stands for everything that happened.
+    pub fn run(mut self) -> u64 {
+        for life in 0..self.plan.lives {
+            note!("life {life}");
+            self.live();
+        }
+        let pool = self.open();
+        self.judge(&pool);
+        self.close(pool);
+        self.exec.trace_hash()
+    }
+
+    fn store(&mut self) -> Arc<dyn Store> {
+        let store = self.medium.store();
+        match self.wrap {
+            Some(wrap) => wrap(store, self.rng.next()),
+            None => store,
+        }
+    }
+
+    /// Opens the pool, after crashes in the middle of that now and then.
+    pub fn open(&mut self) -> Arc<Pool> {
+        loop {
+            let steps = if self.rng.percent(15) { self.rng.range(1, 120) } else { 3_000_000 };
+            let (store, host, config) = (self.store(), self.exec.host(), self.plan.pool.clone());
+            match self.exec.run(Pool::open(store, host, config), steps) {
+                Ran::Done(Ok(pool)) => return pool,
+                Ran::Done(Err(e)) => panic!("the pool does not open: {e}"),
+                Ran::OutOfSteps => {
+                    assert!(steps < 1000, "the pool did not open in {steps} steps");
+                    note!("crash while the pool opens");
+                    self.crash();
+                }
+            }
+        }
+    }
+
+    /// Loses power, or kills the process.
+    pub fn crash(&mut self) {
+        let crash = if self.rng.percent(70) { Crash::Power } else { Crash::Process };
+        note!("{crash:?} crash at step {}", self.exec.steps());
+        self.medium.crash(crash);
+        self.exec.kill_tasks();
+    }
+
+    /// Compares what the pool holds with what it may hold.
+    pub fn judge(&mut self, pool: &Arc<Pool>) {
+        let (pool, blocks) = (pool.clone(), interesting(&self.model.borrow()));
+        let found = self.exec.finish(async move { read_back(&pool, blocks).await });
+        let verdict = found.and_then(|found| recover(&mut self.model.borrow_mut(), &found));
+        if let Err(why) = verdict {
+            panic!("{why}");
+        }
+        note!("as it should be; {} disks", self.model.borrow().names.len());
+    }
+
+    /// One life, from open to crash or close.
+    fn live(&mut self) {
+        let pool = self.open();
+        self.judge(&pool);
+        let end = match self.rng.below(100) {
+            n if n < self.plan.crashes => End::Crash,
+            _ => End::Close { under_load: self.rng.percent(50) },
+        };
+        let steps = self.rng.range(1, self.plan.steps);
+        let ctx = Ctx::new(pool.clone(), self.exec.host(), self.model.clone(), self.plan.clone());
+        ctx.tolerance.set(self.tolerance);
+        let running = self.start_clients(&ctx);
+        let idle = ctx.clone();
+        let idle = async move {
+            while running.get() > 0 {
+                idle.sleep(20).await;
+            }
+        };
+        match end {
+            End::Crash => {
+                let ran = self.exec.run(idle, steps);
+                note!("{end:?} after {steps} steps: {ran:?}");
+                self.crash();
+            }
+            End::Close { under_load: true } => {
+                let _ = self.exec.run(idle, steps);
+                ctx.tolerance.set(Tolerance { closed: true, ..self.tolerance });
+                drop(ctx);
+                self.close(pool);
+            }
+            End::Close { under_load: false } => {
+                self.exec.finish(idle);
+                drop(ctx);
+                self.close(pool);
+            }
+        }
+    }
+
+    fn start_clients(&mut self, ctx: &Rc<Ctx>) -> Rc<Cell<u64>> {
+        let running = Rc::new(Cell::new(self.plan.clients));
+        for _ in 0..self.plan.clients {
+            let (ctx, mut rng, running) = (ctx.clone(), self.rng.fork(), running.clone());
+            self.exec.spawn("client", async move {
+                client(&ctx, &mut rng).await;
+                running.set(running.get() - 1);
+            });
+        }
+        running
+    }
+
+    /// Closes the pool, or crashes while it closes. A close that succeeds makes everything durable that was
+    /// acknowledged, even while it ran.
+    pub fn close(&mut self, pool: Arc<Pool>) {
+        let steps = if self.rng.percent(20) { self.rng.range(1, 200) } else { 3_000_000 };
+        note!("{} close", self.model.borrow().now());
+        let closing = pool.clone();
+        match self.exec.run(async move { closing.close().await }, steps) {
+            Ran::Done(Ok(())) => {
+                let mut model = self.model.borrow_mut();
+                let now = model.tick();
+                model.all_flushed(now);
+                note!("{now} closed");
+            }
+            Ran::Done(Err(Error::Latched(_))) if self.tolerance.latched => {}
+            Ran::Done(Err(Error::NoSpace)) if self.tolerance.full => {}
+            Ran::Done(Err(e)) => panic!("close failed: {e}"),
+            Ran::OutOfSteps => {
+                assert!(steps < 1000, "close did not end in {steps} steps");
+                note!("crash while the pool closes");
+                drop(pool);
+                return self.crash();
+            }
+        }
+        drop(pool);
+        self.medium.release();
+        self.exec.kill_tasks();
+    }
+}
+
+/// One client: works until the operations of this life are used up or the pool closes.
+async fn client(ctx: &Rc<Ctx>, rng: &mut Rng) {
+    while ctx.left.get() > 0 {
+        ctx.left.set(ctx.left.get() - 1);
+        if ctx.names(|_| true).is_empty() {
+            crate::admin::create(ctx, rng).await;
+        } else if rng.percent(ctx.plan.admin) {
+            admin_op(ctx, rng).await;
+        } else {
+            guest_op(ctx, rng).await;
+        }
+        if rng.percent(20) {
+            ctx.sleep(rng.below(300)).await;
+        }
+    }
+}

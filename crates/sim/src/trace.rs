@@ -1,0 +1,39 @@
+//! What happened in a run, in words, for the report of a failure.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+const KEPT: usize = 400;
+
+thread_local! {
+    static LINES: RefCell<VecDeque<String>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Begins anew.
+pub fn clear() {
+    LINES.with_borrow_mut(VecDeque::clear);
+}
+
+/// Adds a line; the oldest go.
+pub fn note(line: String) {
+    LINES.with_borrow_mut(|lines| {
+        if lines.len() == KEPT {
+            lines.pop_front();
+        }
+        lines.push_back(line);
+    });
+}
+
+/// The last `n` lines.
+pub fn tail(n: usize) -> String {
+    LINES.with_borrow(|lines| {
+        let from = lines.len().saturating_sub(n);
+        lines.iter().skip(from).cloned().collect::<Vec<_>>().join("\n")
+    })
+}
+
+/// Adds a formatted line to the trace.
+#[macro_export]
+macro_rules! note {
+    ($($arg:tt)*) => { $crate::trace::note(format!($($arg)*)) };
+}

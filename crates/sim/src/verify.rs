@@ -1,0 +1,104 @@
+//! Reads everything a pool holds, and checks that what it says of itself is consistent.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use forebay_engine::{DiskInfo, Pool};
+use forebay_format::BLOCK;
+
+use crate::model::Model;
+use crate::recover::Found;
+
+const B: u64 = BLOCK as u64;
+/// Disks with at most so many blocks are read as a whole.
+const SMALL: u64 = 4096;
+
+/// Every disk of the pool with its contents. Of large disks the blocks in `interesting` are read, and those
+/// beside them.
+pub async fn read_back(
+    pool: &Arc<Pool>,
+    interesting: BTreeMap<String, Vec<u64>>,
+) -> Result<BTreeMap<String, Found>, String> {
+    let mut found = BTreeMap::new();
+    let disks = pool.disks();
+    for info in &disks {
+        check_counts(info, &disks)?;
+        let blocks = interesting.get(&info.name).cloned().unwrap_or_default();
+        let blocks = to_read(info.size.div_ceil(B), &blocks);
+        let blocks = read_disk(pool, info, &blocks).await?;
+        let (role, size, sync, origin) = (info.role, info.size, info.sync, info.origin.clone());
+        found.insert(info.name.clone(), Found { role, size, sync, origin, blocks });
+    }
+    if found.len() == disks.len() { Ok(found) } else { Err("two disks have one name".into()) }
+}
+
+/// What a disk says of its snapshots and clones, against the list of disks.
+fn check_counts(info: &DiskInfo, disks: &[DiskInfo]) -> Result<(), String> {
+    let prefix = format!("{}@", info.name);
+    let snapshots = disks.iter().filter(|d| d.name.starts_with(&prefix)).count();
+    let clones = disks.iter().filter(|d| d.origin.as_ref() == Some(&info.name)).count();
+    let (said, is) = ((info.snapshots, info.clones, info.clients), (snapshots, clones, 0));
+    if said == is {
+        Ok(())
+    } else {
+        Err(format!("'{}' says {said:?} snapshots, clones, clients; the list says {is:?}", info.name))
+    }
+}
+
+/// Runs of blocks to be read.
+fn to_read(count: u64, interesting: &[u64]) -> Vec<(u64, u64)> {
+    if count <= SMALL {
+        return vec![(0, count)];
+    }
+    let mut blocks: Vec<u64> = vec![0, count - 1];
+    blocks.extend(interesting.iter().flat_map(|b| [b.saturating_sub(1), *b, b + 1]));
+    blocks.retain(|b| *b < count);
+    blocks.sort_unstable();
+    blocks.dedup();
+    blocks.into_iter().map(|b| (b, b + 1)).collect()
+}
+
+async fn read_disk(
+    pool: &Arc<Pool>,
+    info: &DiskInfo,
+    runs: &[(u64, u64)],
+) -> Result<BTreeMap<u64, Vec<u8>>, String> {
+    let name = &info.name;
+    let disk = pool.attach(name).map_err(|e| format!("attach to '{name}': {e}"))?;
+    let mut blocks = BTreeMap::new();
+    for &(first, end) in runs {
+        let (from, to) = (first * B, (end * B).min(info.size));
+        let mut bytes = vec![0xee; (to - from) as usize];
+        disk.read(from, &mut bytes).await.map_err(|e| format!("read of '{name}' at {from}: {e}"))?;
+        blocks.extend((first..).zip(bytes.chunks(BLOCK).map(<[u8]>::to_vec)));
+    }
+    check_status(name, info.size, &disk, &blocks).await?;
+    Ok(blocks)
+}
+
+/// Block status over the whole disk never calls zero what is not.
+async fn check_status(
+    name: &str,
+    size: u64,
+    disk: &forebay_engine::Disk,
+    blocks: &BTreeMap<u64, Vec<u8>>,
+) -> Result<(), String> {
+    let extents = disk.extents(0, size, usize::MAX).await.map_err(|e| format!("extents of '{name}': {e}"))?;
+    let mut at = 0;
+    for extent in extents {
+        let range = at / B..(at + extent.len).div_ceil(B);
+        let mut data = blocks.range(range).filter(|(_, bytes)| bytes.iter().any(|b| *b != 0));
+        if let Some((block, _)) = data.next()
+            && (extent.zero || extent.hole)
+        {
+            return Err(format!("block status of '{name}' calls block {block} zero, but it holds data"));
+        }
+        at += extent.len;
+    }
+    if at == size { Ok(()) } else { Err(format!("block status of '{name}' covers {at} of {size} bytes")) }
+}
+
+/// Blocks of each disk that are worth reading.
+pub fn interesting(model: &Model) -> BTreeMap<String, Vec<u64>> {
+    model.names.keys().map(|n| (n.clone(), crate::recover::known_blocks(model, n))).collect()
+}
