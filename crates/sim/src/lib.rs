@@ -5,6 +5,7 @@
 mod rng;
 mod exec;
 mod medium;
+mod lie;
 mod plan;
 mod round;
 mod ctx;
@@ -20,5 +21,6 @@ mod harness;
 pub mod trace;
 
 pub use exec::{Executor, Ran, SimHost};
+pub use lie::Liar;
 pub use harness::{attempt, env, rounds};
 pub use round::Round;

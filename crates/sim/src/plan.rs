@@ -29,6 +29,8 @@ pub struct Plan {
     pub crashes: u64,
     /// How many steps a life takes at most before its crash.
     pub steps: u64,
+    /// How many polls a store operation takes at most, beyond the first.
+    pub delay: u32,
     /// Operations on the catalogue, of 100.
     pub admin: u64,
 }
@@ -58,6 +60,7 @@ impl Plan {
             pool,
             crashes: *rng.pick(&[50, 80, 100]),
             steps: *rng.pick(&[100, 600, 2_000, 6_000]),
+            delay: *rng.pick(&[0, 3, 30]),
             admin: *rng.pick(&[5, 15, 30]),
         }
     }

@@ -6,13 +6,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_engine::{Error, Pool};
-use forebay_store::Store;
+use forebay_store::{Crash, Store};
 
 use crate::admin::admin_op;
 use crate::ctx::{Ctx, Tolerance};
 use crate::exec::{Executor, Ran};
 use crate::guest::guest_op;
-use crate::medium::{Crash, Medium};
+use crate::medium::Medium;
 use crate::model::Model;
 use crate::note;
 use crate::plan::Plan;
@@ -58,7 +58,7 @@ impl Round {
         model.overlapping = plan.overlapping;
         Round {
             exec: Executor::new(rng.next()),
-            medium: Medium::new(rng.next()),
+            medium: Medium::new(rng.next(), plan.delay),
             model: Rc::new(RefCell::new(model)),
             plan,
             rng,
@@ -107,7 +107,7 @@ impl Round {
 
     /// Loses power, or kills the process.
     pub fn crash(&mut self) {
-        let crash = if self.rng.percent(70) { Crash::Power } else { Crash::Process };
+        let crash = if self.rng.percent(70) { Crash::PowerLoss } else { Crash::Kill };
         note!("{crash:?} crash at step {}", self.exec.steps());
         self.medium.crash(crash);
         self.exec.kill_tasks();
