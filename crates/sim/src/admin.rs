@@ -225,10 +225,16 @@ async fn reset(ctx: &Rc<Ctx>, rng: &mut Rng) {
 async fn resize(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let Some(name) = ctx.pick(rng, |d| d.role == Role::Volume && d.taken_from.is_none()) else { return };
     let Some(taken) = ctx.take(&name, rng.percent(50)).await else { return };
-    let size = ctx.plan.pick_size(rng);
+    let (size, before) = (ctx.plan.pick_size(rng), ctx.model.borrow().disk(&name).map_or(0, |d| d.size));
+    if size < before && ctx.handles(&name) > 0 {
+        note!("shrink of {name}, which is in use");
+        let refused = ctx.pool.resize(&name, size).await;
+        let tolerated = matches!(&refused, Err(e) if ctx.tolerance.get().permits(e));
+        assert!(matches!(refused, Err(Error::InUse { .. })) || tolerated, "shrunk in use: {refused:?}");
+        return;
+    }
     let op = ctx.model.borrow_mut().begin();
     let Some(state) = resized(ctx, &name, size, op) else { return };
-    let before = ctx.model.borrow().disk(&name).map_or(0, |d| d.size);
     ctx.model.borrow_mut().new_era(&name, op, Some(state));
     note!("{} resize {name} from {before} to {size}", ctx.model.borrow().begun(op));
     let done = ctx.pool.resize(&name, size).await;

@@ -32,7 +32,10 @@ fn prepare() {
         let before = take_hook();
         set_hook(Box::new(move |info| {
             if IN_ROUND.get() {
-                PANIC.set(info.to_string());
+                // Costly, so only for a single round.
+                let single = std::env::var_os("FOREBAY_SEED").is_some();
+                let trace = single.then(|| format!("\n{}", std::backtrace::Backtrace::capture()));
+                PANIC.set(format!("{info}{}", trace.unwrap_or_default()));
             } else {
                 before(info);
             }
@@ -85,7 +88,8 @@ pub fn rounds(test: &str, first_seed: u64, count: u64, round: impl Fn(u64, Optio
     };
     for seed in first..first + count {
         if let Err(why) = attempt(seed, || round(seed, ops)) {
-            let (ops, why, tail) = smaller(seed, ops, &round).unwrap_or_else(|| (ops, why, trace::tail(60)));
+            let tail = trace::tail(60);
+            let (ops, why, tail) = smaller(seed, ops, &round).unwrap_or((ops, why, tail));
             let ops = ops.map_or(String::new(), |n| format!("FOREBAY_OPS={n} "));
             panic!("\n{tail}\n\n{why}\n\nto replay: FOREBAY_SEED={seed} {ops}cargo test -p forebay-sim {test}\n");
         }

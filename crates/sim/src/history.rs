@@ -89,8 +89,11 @@ impl fmt::Debug for TimeSet {
 pub enum End {
     /// It has not.
     Pending,
-    /// It failed: it may have been done in part, or may not.
-    Failed,
+    /// It failed: it may have been done in part, or may not; after that it is not done any more.
+    Failed {
+        /// When.
+        at: Stamp,
+    },
     /// It was acknowledged.
     Acknowledged {
         /// When.
@@ -156,19 +159,28 @@ impl<T> Cell<T> {
         let v = &self.versions[i];
         match ops[v.op.0].end {
             End::Acknowledged { at, .. } => at.min(v.seen),
-            End::Pending | End::Failed => v.seen,
+            End::Pending | End::Failed { .. } => v.seen,
+        }
+    }
+
+    /// When version `i` had taken effect or never would.
+    fn over(&self, ops: &Ops, i: usize) -> Stamp {
+        let v = &self.versions[i];
+        match ops[v.op.0].end {
+            End::Acknowledged { at, .. } | End::Failed { at } => at.min(v.seen),
+            End::Pending => v.seen,
         }
     }
 
     fn is_after(&self, ops: &Ops, later: usize, earlier: usize) -> bool {
-        self.certain(ops, earlier) < ops[self.versions[later].op.0].begin
+        self.over(ops, earlier) < ops[self.versions[later].op.0].begin
     }
 
     fn is_durable(&self, ops: &Ops, i: usize, flushed: Stamp) -> bool {
         let v = &self.versions[i];
         match ops[v.op.0].end {
             End::Acknowledged { at, durable } => durable || v.durable || at <= flushed,
-            End::Pending | End::Failed => v.durable,
+            End::Pending | End::Failed { .. } => v.durable,
         }
     }
 
@@ -253,6 +265,17 @@ mod tests {
         assert_eq!(cell.window(&ops, 1), TimeSet::span(2, NEVER));
         cell.saw(&ops, 1, 4, 6);
         assert_eq!(cell.window(&ops, 0), TimeSet::span(0, 5));
+    }
+
+    #[test]
+    fn a_failed_write_is_over() {
+        let ops = vec![op(0, 0), Op { begin: 2, end: End::Failed { at: 4 } }, op(6, 8)];
+        let mut cell = Cell::new(OpId(0), 'a');
+        cell.push(OpId(1), 'b');
+        cell.push(OpId(2), 'c');
+        assert_eq!(cell.window(&ops, 0), TimeSet::span(0, 7));
+        assert_eq!(cell.window(&ops, 1), TimeSet::span(2, 7));
+        assert_eq!(cell.window(&ops, 2), TimeSet::span(6, NEVER));
     }
 
     #[test]

@@ -194,8 +194,8 @@ impl Model {
 
     /// Ends an operation that failed.
     pub fn fail(&mut self, op: OpId) {
-        self.tick();
-        self.ops[op.0].end = End::Failed;
+        let at = self.tick();
+        self.ops[op.0].end = End::Failed { at };
     }
 
     /// The newest era of a name, where there is a disk in it.
@@ -237,7 +237,9 @@ impl Model {
     pub fn partial_blocks(&self, name: &str, offset: u64, len: u64) -> Vec<u64> {
         let Some(disk) = self.disk(name) else { return Vec::new() };
         let partial = |(block, part): &(u64, Range<usize>)| part.len() < disk.valid(*block);
-        let mut edges: Vec<_> = pieces(offset, len).take(1).chain(pieces(offset, len).last()).collect();
+        let (end, last) = (offset + len, (offset + len - 1) / BLOCK as u64 * BLOCK as u64);
+        let mut edges: Vec<_> = pieces(offset, len).take(1).collect();
+        edges.extend(pieces(last.max(offset), end - last.max(offset)));
         edges.dedup();
         edges.into_iter().filter(partial).map(|(block, _)| block).collect()
     }
@@ -414,7 +416,7 @@ fn explain_cell(ops: &Ops, cell: &Cell<Content>) -> String {
         let op = ops[v.op.0];
         let end = match op.end {
             End::Pending => "pending".into(),
-            End::Failed => "failed".into(),
+            End::Failed { at } => format!("{at} failed"),
             End::Acknowledged { at, durable } => format!("{at}{}", if durable { " durable" } else { "" }),
         };
         format!("{:?} [{}..{end}]", v.value, op.begin)

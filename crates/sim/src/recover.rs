@@ -148,7 +148,7 @@ fn fits_taken(
     let op = model.ops[model.names[&era.name].versions[era.era].op.0];
     let end = match op.end {
         End::Acknowledged { at, .. } => at,
-        End::Pending | End::Failed => NEVER,
+        End::Pending | End::Failed { .. } => NEVER,
     };
     let mut taken = TimeSet::span(op.begin, end);
     for (&block, bytes) in &found.blocks {
