@@ -87,7 +87,8 @@ impl Pool {
     /// Adds blocks to a run that follow its last one both on the disk and on the store, and that nobody has.
     fn extend(&self, volume: &Volume, run: &mut Run, gaps: &[Gap], ahead: u64) {
         let Some(mut block) = run.last().and_then(|w| w.gap).map(|g| gaps[g].block + 1) else { return };
-        let mut left = (ahead / BLOCK as u64) as usize;
+        let end = crate::volume::blocks(volume.size());
+        let mut left = (ahead / BLOCK as u64).min(end.saturating_sub(block)) as usize;
         while left > 0 {
             let mut values = [MapValue::Hole; CHUNK_BLOCKS];
             let values = &mut values[..left.min(CHUNK_BLOCKS)];
