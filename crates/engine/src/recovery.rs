@@ -188,26 +188,17 @@ async fn find(store: &Metered, host: &dyn Host, config: &PoolConfig, mode: Mode)
     let segment_bytes =
         config.segment_bytes.clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES) / BLOCK as u32 * BLOCK as u32;
     let copies = store.read_superblock().await?;
-    let mut superblock = if copies.iter().all(Option::is_none) {
-        if !store.list().await?.is_empty() {
+    let empty = store.list().await?.is_empty();
+    let mut superblock = match Superblock::choose([copies[0].as_deref(), copies[1].as_deref()]) {
+        Ok(superblock) => superblock,
+        Err(newer @ FormatError::Newer { .. }) => return Err(newer.into()),
+        // The first copy to be written is number 1. Where it alone is there, damaged, and no segment is, the
+        // making of a pool was interrupted: there is nothing to be lost.
+        Err(_) if copies[0].is_none() && empty => new_superblock(host),
+        Err(_) if copies.iter().all(Option::is_none) => {
             return Err(Error::NoPool("there are segments, but the superblock is gone".into()));
         }
-        let (mut pool, mut fingerprint_key) = ([0; 16], [0; 32]);
-        host.random(&mut pool);
-        host.random(&mut fingerprint_key);
-        Superblock {
-            pool: PoolId(pool),
-            generation: 0,
-            epoch: 0,
-            fingerprint_key,
-            created_ms: host.unix_ms(),
-            segment_bytes,
-            seq: 0,
-            chain: 0,
-            blobs: Vec::new(),
-        }
-    } else {
-        Superblock::choose([copies[0].as_deref(), copies[1].as_deref()])?
+        Err(e) => return Err(e.into()),
     };
     if mode == Mode::Look {
         return Ok(superblock);
@@ -217,6 +208,24 @@ async fn find(store: &Metered, host: &dyn Host, config: &PoolConfig, mode: Mode)
     superblock.segment_bytes = segment_bytes;
     store.swap_superblock(&superblock).await?;
     Ok(superblock)
+}
+
+/// The superblock of a new pool, before its first generation.
+fn new_superblock(host: &dyn Host) -> Superblock {
+    let (mut pool, mut fingerprint_key) = ([0; 16], [0; 32]);
+    host.random(&mut pool);
+    host.random(&mut fingerprint_key);
+    Superblock {
+        pool: PoolId(pool),
+        generation: 0,
+        epoch: 0,
+        fingerprint_key,
+        created_ms: host.unix_ms(),
+        segment_bytes: 0,
+        seq: 0,
+        chain: 0,
+        blobs: Vec::new(),
+    }
 }
 
 /// Brings the segment table up to what history says. No segment is continued.
