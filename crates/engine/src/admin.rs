@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use forebay_format::{CatalogueOp, DiskId, DiskRecord, MAX_NAME, MapValue, Role, SyncMode};
+use forebay_format::{BLOCK, CatalogueOp, DiskId, DiskRecord, MAX_NAME, MapValue, Role, SyncMode};
 use serde::Serialize;
 
 use crate::catalogue::{check_name, check_size, shorten};
@@ -227,7 +227,21 @@ impl Pool {
         let _admin = self.admin.lock().await;
         let disk = self.find_volume(volume)?;
         let _alone = if size < disk.size() { Some(disk.exclude_clients(volume)?) } else { None };
+        self.zero_tail(&disk, size)?;
         self.commit_ops(vec![CatalogueOp::Resize { disk: disk.id(), size }]).await
+    }
+
+    /// Zeroes what lies behind the end of a disk in its last block, before the disk grows over it: a larger disk
+    /// may have left it there. When a disk shrinks would be too early: the zeroes could outlive a crash that
+    /// the new size does not.
+    fn zero_tail(&self, disk: &Arc<Volume>, size: u64) -> Result<()> {
+        let (block, end) = (disk.size() / BLOCK as u64, (disk.size() % BLOCK as u64) as usize);
+        if size <= disk.size() || end == 0 {
+            return Ok(());
+        }
+        self.change(disk, block..block + 1, |buffers, blocks| {
+            buffers.change(blocks, |buffer| buffer.write(block, end..BLOCK, &[0; BLOCK][end..]))
+        })
     }
 
     /// Begins an import: a disk that only this handle knows, and that a crash or `abandon_import` removes.
