@@ -16,7 +16,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use forebay_format::{Address, BLOCK, CatalogueOp, DiskId, Role, Stream, crc32c};
 use forebay_store::StoreError;
@@ -83,16 +83,20 @@ impl Pool {
     }
 
     /// Changes the buffers of a disk under the freeze gate. `change` returns by how much they grew.
+    ///
+    /// Refuses where no commit would come for it: a pool that closes shuts the gate once while it says so, so
+    /// what passed before is committed, and nothing is acknowledged after.
     pub(crate) fn change(
         &self,
         volume: &Arc<Volume>,
         blocks: Range<u64>,
         change: impl FnOnce(&mut Buffers, Range<u64>) -> i64,
-    ) {
-        if blocks.is_empty() {
-            return;
-        }
+    ) -> Result<()> {
         let _gate = self.commit.gate.read();
+        self.check_running()?;
+        if blocks.is_empty() {
+            return Ok(());
+        }
         let mut buffers = volume.buffers.lock();
         let was_clean = buffers.active().is_empty();
         let grown = change(&mut buffers, blocks);
@@ -109,6 +113,7 @@ impl Pool {
         if before < half && before + grown >= half {
             self.commit.hurry();
         }
+        Ok(())
     }
 
     /// Waits until everything is durable that was acknowledged on a disk before the call.
@@ -158,9 +163,12 @@ impl Pool {
 
     /// Commits changes to the catalogue; all in one group.
     pub(crate) async fn commit_ops(&self, ops: Vec<CatalogueOp>) -> Result<()> {
-        self.check_running()?;
         let (done, result) = oneshot::channel();
-        self.commit.ops.lock().push(PendingOp { ops, done });
+        {
+            let _gate = self.commit.gate.read();
+            self.check_running()?;
+            self.commit.ops.lock().push(PendingOp { ops, done });
+        }
         self.commit.hurry();
         result.await.unwrap_or(Err(Error::Closed))
     }
@@ -170,10 +178,12 @@ impl Pool {
         let mut group = Group::default();
         loop {
             let stuck = !group.frozen.is_empty() || !group.ops.is_empty();
+            // Asked before whether there is work: whatever was let in before the pool began to close shows up.
+            let closing = self.commit.closing.load(Acquire);
             if stuck {
                 self.host.sleep(FULL_RETRY).await;
             } else if !self.commit.has_work() {
-                if self.commit.closing.load(Relaxed) {
+                if closing {
                     break;
                 }
                 self.commit.wake.notified().await;
@@ -191,7 +201,11 @@ impl Pool {
                 }
             }
         }
-        let pending = std::mem::take(&mut *self.commit.ops.lock());
+        let pending = {
+            // Whoever passes the gate from here on is refused.
+            let _gate = self.commit.gate.write();
+            std::mem::take(&mut *self.commit.ops.lock())
+        };
         for op in pending.into_iter().chain(group.ops) {
             // A receiver that has gone does not want to know.
             let _ = op.done.send(self.check_running().and(Err(Error::Closed)));

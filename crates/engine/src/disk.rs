@@ -138,7 +138,7 @@ impl Disk {
         {
             return Ok(Fast::Wait);
         }
-        self.write_sectors(offset, data);
+        self.write_sectors(offset, data)?;
         self.volume.guest.write.add(data.len() as u64);
         Ok(Fast::Done)
     }
@@ -163,7 +163,7 @@ impl Disk {
     }
 
     /// Writes whole sectors into the buffer.
-    fn write_sectors(&self, offset: u64, data: &[u8]) {
+    fn write_sectors(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.change(blocks_of(offset, data.len() as u64), |buffer| {
             let mut at = 0;
             for (block, within) in pieces(offset, data.len()) {
@@ -171,18 +171,17 @@ impl Disk {
                 buffer.write(block, within, &data[at..next]);
                 at = next;
             }
-        });
+        })
     }
 
-    fn change(&self, blocks: Range<u64>, change: impl FnOnce(&mut crate::buffer::WriteBuffer)) {
-        self.pool.change(&self.volume, blocks, |buffers, blocks| buffers.change(blocks, change));
+    fn change(&self, blocks: Range<u64>, change: impl FnOnce(&mut crate::buffer::WriteBuffer)) -> Result<()> {
+        self.pool.change(&self.volume, blocks, |buffers, blocks| buffers.change(blocks, change))
     }
 
     /// Writes any bytes: the sectors at the edges that are written in part are read first.
     async fn write_bytes(&self, offset: u64, data: &[u8]) -> Result<()> {
         if aligned(offset, data.len() as u64) {
-            self.write_sectors(offset, data);
-            return Ok(());
+            return self.write_sectors(offset, data);
         }
         let sector = SECTOR as u64;
         let start = offset / sector * sector;
@@ -201,14 +200,20 @@ impl Disk {
             whole[tail..].copy_from_slice(&edges[1]);
             let at = (offset - start) as usize;
             whole[at..at + data.len()].copy_from_slice(data);
-            if self.write_unless_hit(guard, blocks.clone(), start, &whole) {
+            if self.write_unless_hit(guard, blocks.clone(), start, &whole)? {
                 return Ok(());
             }
         }
     }
 
     /// Writes if nobody else wrote to the watched blocks.
-    fn write_unless_hit(&self, mut guard: Unwatch<'_>, blocks: Range<u64>, offset: u64, data: &[u8]) -> bool {
+    fn write_unless_hit(
+        &self,
+        mut guard: Unwatch<'_>,
+        blocks: Range<u64>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<bool> {
         let mut done = false;
         self.pool.change(&self.volume, blocks, |buffers, blocks| {
             if guard.watch.take().is_some_and(|w| buffers.unwatch(w)) {
@@ -223,8 +228,8 @@ impl Disk {
                     at = next;
                 }
             })
-        });
-        done
+        })?;
+        Ok(done)
     }
 
     /// Zeroes a range: as a hole, or with `allocated`, so that it is reported as allocated.
@@ -239,7 +244,7 @@ impl Disk {
             if offset < first {
                 self.write_bytes(offset, &[0; BLOCK][..(first - offset) as usize]).await?;
             }
-            self.change(whole.clone(), |buffer| buffer.zero(whole, allocated));
+            self.change(whole.clone(), |buffer| buffer.zero(whole, allocated))?;
             if offset + len > last {
                 self.write_bytes(last, &[0; BLOCK][..(offset + len - last) as usize]).await?;
             }
@@ -252,7 +257,7 @@ impl Disk {
     pub async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
         let whole = self.whole_blocks(offset, len);
-        self.change(whole.clone(), |buffer| buffer.zero(whole, false));
+        self.change(whole.clone(), |buffer| buffer.zero(whole, false))?;
         self.volume.guest.discard.add(len);
         self.settle(fua).await
     }

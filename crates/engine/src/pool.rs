@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::time::Duration;
 
 use forebay_format::DiskId;
@@ -202,7 +203,10 @@ impl Pool {
     /// # Errors
     /// Whatever kept acknowledged data from becoming durable.
     pub async fn close(&self) -> Result<()> {
-        self.commit.closing.store(true, Relaxed);
+        {
+            let _gate = self.commit.gate.write();
+            self.commit.closing.store(true, Release);
+        }
         self.commit.hurry();
         let mut progress = self.commit.progress.subscribe();
         progress.wait_for(|p| p.stopped).await.map_err(|_| Error::Closed)?;
