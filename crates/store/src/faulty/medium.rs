@@ -27,6 +27,9 @@ pub(super) struct Object {
     lost: Vec<Range<usize>>,
     /// A sync has made its name durable.
     named: bool,
+    /// A sync has made the announced length durable: what reads as zeroes behind the view goes on to do so.
+    /// (`fsync` writes the size of a file, too; and who reads zeroes and syncs may build on them.)
+    sized: bool,
     /// An append failed, so nobody knows where it ends.
     pub(super) end_unknown: bool,
 }
@@ -54,6 +57,7 @@ impl Object {
     pub(super) fn sync(&mut self, end: usize) {
         self.unsynced.retain(|range| range.end > end);
         self.named = true;
+        self.sized = true;
     }
 
     /// An append or a sync failed: nothing that is not durable by now ever becomes so, and what reads give
@@ -86,6 +90,7 @@ impl Object {
             self.cut(durable, random);
         }
         self.named = true;
+        self.sized = true;
         self.end_unknown = false;
         true
     }
@@ -95,7 +100,7 @@ impl Object {
     fn cut(&mut self, durable: usize, random: &mut Random) {
         let pages = (self.view.len() - durable) / IoBuf::ALIGN;
         self.view.truncate(durable + random.below(pages as u64 + 1) as usize * IoBuf::ALIGN);
-        if random.one_in(2) {
+        if random.one_in(2) && !self.sized {
             self.expected = self.view.len() as u64;
         }
     }
