@@ -192,7 +192,9 @@ fn set_back(ctx: &Ctx, name: &str, from: &str, op: OpId) -> DiskState {
 }
 
 async fn rollback(ctx: &Rc<Ctx>, rng: &mut Rng) {
-    let Some(snapshot) = ctx.pick(rng, |d| d.role == Role::Snapshot && d.taken_from.is_none()) else { return };
+    let Some(snapshot) = ctx.pick(rng, |d| d.role == Role::Snapshot && d.taken_from.is_none()) else {
+        return;
+    };
     let Some(_busy) = ctx.busy(&snapshot) else { return };
     let Some((volume, short)) = snapshot.split_once('@') else { return };
     let Some(taken) = ctx.take(volume, true).await else { return };

@@ -99,7 +99,10 @@ async fn extents(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
     assert!(!runs.is_empty() && runs.len() <= max, "{} runs, where 1 to {max} were wanted", runs.len());
     let total: u64 = runs.iter().map(|r| r.len).sum();
     assert!(total <= len && runs.iter().all(|r| r.len > 0), "runs of {total} bytes for {len}: {runs:?}");
-    assert!(total == len || runs.len() == max, "{runs:?} end early: {total} of {len} bytes, {max} runs at most");
+    assert!(
+        total == len || runs.len() == max,
+        "{runs:?} end early: {total} of {len} bytes, {max} runs at most"
+    );
     let mut at = offset;
     for run in runs {
         assert!(run.zero || !run.hole, "a hole that is not zero");
@@ -176,7 +179,16 @@ pub async fn change(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) 
     match result {
         Ok(()) => {
             let durable = durable == SyncMode::Always || fua && durable == SyncMode::Flush;
-            ctx.model.borrow_mut().changed(name, op, durable);
+            let mut model = ctx.model.borrow_mut();
+            if request == Request::Discard
+                && !covers_a_block(offset, len, model.disk(name).map_or(0, |d| d.size))
+            {
+                // Nothing was to be done, so nothing was promised.
+                model.acknowledge(op, false);
+            } else {
+                model.changed(name, op, durable);
+            }
+            drop(model);
             note!("{} done {begin}", ctx.model.borrow().now());
         }
         Err(e) => {
@@ -185,6 +197,12 @@ pub async fn change(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) 
             settle_failed(ctx, name, disk, lock, (offset, len)).await;
         }
     }
+}
+
+/// Whether a range covers a whole block of a disk of `size` bytes.
+fn covers_a_block(offset: u64, len: u64, size: u64) -> bool {
+    let end = if offset + len == size { size.next_multiple_of(B) } else { offset + len };
+    offset.next_multiple_of(B) + B <= end
 }
 
 async fn carry_out(

@@ -1,7 +1,8 @@
 //! Runs many rounds, each from its own seed, and reports a failure so that it can be replayed.
 //!
 //! `FOREBAY_SEED=n` runs that one round, `FOREBAY_ROUNDS=n` that many instead of the default, and
-//! `FOREBAY_OPS=n` bounds the operations in one life of the pool, which makes a failure smaller.
+//! `FOREBAY_OPS=n` bounds the operations in one life of the pool, which makes a failure smaller; `FOREBAY_TRACE=n` shows
+//! the last `n` lines of the trace instead of 60.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -88,12 +89,19 @@ pub fn rounds(test: &str, first_seed: u64, count: u64, round: impl Fn(u64, Optio
     };
     for seed in first..first + count {
         if let Err(why) = attempt(seed, || round(seed, ops)) {
-            let tail = trace::tail(60);
+            let tail = trace::tail(shown());
             let (ops, why, tail) = smaller(seed, ops, &round).unwrap_or((ops, why, tail));
             let ops = ops.map_or(String::new(), |n| format!("FOREBAY_OPS={n} "));
-            panic!("\n{tail}\n\n{why}\n\nto replay: FOREBAY_SEED={seed} {ops}cargo test -p forebay-sim {test}\n");
+            panic!(
+                "\n{tail}\n\n{why}\n\nto replay: FOREBAY_SEED={seed} {ops}cargo test -p forebay-sim {test}\n"
+            );
         }
     }
+}
+
+/// Lines of the trace that a report shows.
+fn shown() -> usize {
+    env("FOREBAY_TRACE").unwrap_or(60) as usize
 }
 
 /// Looks for fewer operations with which the round fails too.
@@ -105,6 +113,6 @@ fn smaller(
     let tried = [1, 2, 3, 4, 6, 8, 11, 15, 20, 30, 45, 60, 90, 120];
     tried.into_iter().filter(|n| ops.is_none_or(|o| *n < o)).find_map(|n| {
         let why = attempt(seed, || round(seed, Some(n))).err()?;
-        Some((Some(n), why, trace::tail(60)))
+        Some((Some(n), why, trace::tail(shown())))
     })
 }

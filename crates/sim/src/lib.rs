@@ -2,25 +2,25 @@
 //!
 //! A round lets clients loose on a pool, ends its life at some step by a crash or a close, opens it again and
 //! compares what it holds with a model. In the order in which a round meets them:
-mod rng;
-mod exec;
-mod medium;
-mod lie;
-mod plan;
-mod round;
-mod ctx;
-mod guest;
 mod admin;
-mod refused;
 mod content;
-mod history;
-mod model;
-mod verify;
-mod recover;
+mod ctx;
+mod exec;
+mod guest;
 mod harness;
+mod history;
+mod lie;
+mod medium;
+mod model;
+mod plan;
+mod recover;
+mod refused;
+mod rng;
+mod round;
 pub mod trace;
+mod verify;
 
 pub use exec::{Executor, Ran, SimHost};
-pub use lie::Liar;
 pub use harness::{attempt, env, rounds};
+pub use lie::Liar;
 pub use round::Round;

@@ -118,10 +118,7 @@ impl Model {
     /// Forgets operations; the state is as of now.
     pub(crate) fn restart(&mut self) {
         self.stamp += 1;
-        self.ops = vec![Op {
-            begin: self.stamp,
-            end: End::Acknowledged { at: self.stamp, durable: true },
-        }];
+        self.ops = vec![Op { begin: self.stamp, end: End::Acknowledged { at: self.stamp, durable: true } }];
         self.floor = self.stamp;
         self.groups.clear();
     }
@@ -381,9 +378,8 @@ impl Model {
         let disk = from.versions[source.era].value.as_mut().expect("it was taken from a disk");
         for (&block, bytes) in read {
             let Some(cell) = disk.blocks.get_mut(&block) else { continue };
-            let matching = |v: &&mut crate::history::Version<Content>| {
-                v.value.matches(block, 0..bytes.len(), bytes)
-            };
+            let matching =
+                |v: &&mut crate::history::Version<Content>| v.value.matches(block, 0..bytes.len(), bytes);
             let mut matching: Vec<_> = cell.versions.iter_mut().filter(matching).collect();
             if let Some(v) = matching.last() {
                 known.insert(block, v.value.clone());

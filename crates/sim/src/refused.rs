@@ -85,9 +85,8 @@ async fn in_use(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let Some(name) = ctx.pick(rng, |d| d.taken_from.is_none()) else { return };
     let Some(_busy) = ctx.busy(&name) else { return };
     let Some(_handle) = ctx.judge("attach", ctx.pool.attach(&name)) else { return };
-    let used = |e: &Error| {
-        matches!(e, Error::InUse { .. } | Error::HasClones { .. } | Error::HasSnapshots { .. })
-    };
+    let used =
+        |e: &Error| matches!(e, Error::InUse { .. } | Error::HasClones { .. } | Error::HasSnapshots { .. });
     check(ctx, "delete of a disk in use", ctx.pool.delete(&name).await, used);
     let snapshot = ctx.pick(rng, |d| d.role == Role::Snapshot && d.taken_from.is_none());
     if let Some((volume, short)) = snapshot.as_deref().and_then(|s| s.split_once('@'))

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-const KEPT: usize = 400;
+const KEPT: usize = 4000;
 
 thread_local! {
     static LINES: RefCell<VecDeque<String>> = const { RefCell::new(VecDeque::new()) };
