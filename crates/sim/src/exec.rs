@@ -33,6 +33,8 @@ struct State {
     now: Duration,
     next_timer: u64,
     timers: BTreeMap<(Duration, u64), Waker>,
+    /// Ascending: in which order one poll woke several tasks must not matter, for tokio's watch channel
+    /// wakes its waiters in an order of its own chance.
     ready: Vec<usize>,
     spawned: Vec<(&'static str, BoxFuture<'static, ()>)>,
 }
@@ -41,6 +43,14 @@ struct State {
 struct World {
     state: Mutex<State>,
     random: Mutex<Rng>,
+}
+
+impl State {
+    fn make_ready(&mut self, task: usize) {
+        if let Err(at) = self.ready.binary_search(&task) {
+            self.ready.insert(at, task);
+        }
+    }
 }
 
 impl World {
@@ -114,7 +124,7 @@ impl Wake for TaskWaker {
     }
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.queued.swap(true, SeqCst) {
-            self.world.state.lock().ready.push(self.task);
+            self.world.state.lock().make_ready(self.task);
         }
     }
 }
@@ -188,7 +198,7 @@ impl Executor {
         let task = self.tasks.len();
         let waker = Arc::new(TaskWaker { world: self.world.clone(), task, queued: AtomicBool::new(true) });
         self.tasks.push(Some(Task { name, future, waker }));
-        self.world.state.lock().ready.push(task);
+        self.world.state.lock().make_ready(task);
     }
 
     fn take_spawned(&mut self) {
@@ -225,7 +235,7 @@ impl Executor {
         let task = {
             let ready = &mut self.world.state.lock().ready;
             let at = self.rng.below(ready.len() as u64) as usize;
-            ready.swap_remove(at)
+            ready.remove(at)
         };
         self.note((task as u64) << 40 ^ self.now().as_nanos() as u64);
         let Some(mut running) = self.tasks[task].take() else { return true };
