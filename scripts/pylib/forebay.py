@@ -34,7 +34,7 @@ def spawn(argv, **kwargs):
 
 
 def run(*argv, check=True, timeout=300, **kwargs):
-    """Runs a command to its end with its output captured, unless told otherwise; raises `Failed` with that output if it fails."""
+    """Runs a command to its end, its output captured unless told otherwise; `Failed`, with that output, if it fails."""
     for stream, to in (("stdin", subprocess.DEVNULL), ("stdout", subprocess.PIPE), ("stderr", subprocess.PIPE)):
         kwargs.setdefault(stream, to)
     argv = [str(a) for a in argv]

@@ -285,7 +285,8 @@ def sigterm_under_load_is_quick_and_loses_nothing(t):
     for round_ in range(5):
         acknowledged, stop = [{} for _ in range(4)], threading.Event()
         threads = [
-            threading.Thread(target=write_until_gone, args=(s, i, acknowledged[i], stop)) for i in range(len(acknowledged))
+            threading.Thread(target=write_until_gone, args=(s, i, blocks, stop))
+            for i, blocks in enumerate(acknowledged)
         ]
         for thread in threads:
             thread.start()
