@@ -157,15 +157,24 @@ def a_store_that_vanishes_fails_requests(t):
             continue
         equal(data == expected[i * MIB : i * MIB + BLOCK], True, f"a read at {i} MiB that succeeded is right")
         outcomes["right"] += 1
+    # A segment that is open goes on to exist until it is full; the next one has no place to be.
     try:
-        h.pwrite(t.random.randbytes(16 * MIB), 0)
-        h.flush()
-        raise Failed("a flush succeeded although the store is gone")
+        for i in range(10):
+            h.pwrite(t.random.randbytes(16 * MIB), i * 16 * MIB)
+            h.flush()
+        raise Failed("flushes of 160 MiB succeeded although the store is gone")
     except nbd.Error:
         pass
+    refused_by_server("EIO", write_and_flush, h)
     # It must still end when told to.
     s.process.terminate()
     s.wait(10)
+
+
+def write_and_flush(handle):
+    """Either the write or its flush has to fail."""
+    handle.pwrite(b"x" * BLOCK, 0)
+    handle.flush()
 
 
 @test
