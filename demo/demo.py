@@ -143,6 +143,8 @@ def storm(server, image, accel, scratch, count):
     say(f"{count} guests boot at once, from a cold server")
     hot, reports = run_guests(server, names, image, accel, scratch)
 
+    print("", report.table(PHASES, cold, hot, names), "", report.verdicts(cold, hot), "", sep="\n", flush=True)
+
     say("checking each clone's file system from the host")
     for name in names:
         files = check_clone(server, name, reports[name], scratch)
@@ -153,11 +155,6 @@ def storm(server, image, accel, scratch, count):
     run(server.bin, "check", "--data", server.data)
     say("  pool: every map and checksum verified by 'forebay check'")
 
-    print()
-    print(report.table(PHASES, cold, hot, names))
-    print()
-    print(report.verdicts(cold, hot))
-    print()
     say(f"done: {count} real guests ran from clones of one image, and every check passed")
     return 0
 
