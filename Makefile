@@ -27,8 +27,10 @@ test: setup ## every test: Rust first, then real clients against the real server
 test-rust:
 	$(CARGO) test --workspace --locked
 
-test-clients: build ## only the real clients: nbdinfo, nbdcopy, qemu, fio, file systems, kill -9
-	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/clients/run.py
+# Against the binary of the dev profile: optimised enough, built by then, and with every assertion on.
+test-clients: ## only the real clients: nbdinfo, nbdcopy, qemu, fio, file systems, kill -9
+	$(CARGO) build --locked -p forebay-server
+	@FOREBAY_BIN=$(TARGET)/debug/forebay $(PYTHON) tests/clients/run.py
 
 bench: setup build ## the promised figures, each beside its peer, in one run
 	$(CARGO) run --release --locked -p forebay-xray -- bench

@@ -50,9 +50,9 @@ def run(*argv, check=True, timeout=300, **kwargs):
 
 def binary():
     """The server to test."""
-    path = os.environ.get("FOREBAY_BIN", "target/release/forebay")
+    path = os.environ.get("FOREBAY_BIN", "target/debug/forebay")
     if not os.access(path, os.X_OK):
-        raise Failed(f"{path} does not exist: run 'make build', or set FOREBAY_BIN")
+        raise Failed(f"{path} does not exist: run 'cargo build', or set FOREBAY_BIN")
     return os.path.abspath(path)
 
 

@@ -3,7 +3,7 @@
 
     run.py [NAME...]      only tests whose name contains NAME
 
-FOREBAY_BIN is the server (target/release/forebay), FOREBAY_SEED the seed of all random data (1),
+FOREBAY_BIN is the server (target/debug/forebay), FOREBAY_SEED the seed of all random data (1),
 FOREBAY_CRASH_ROUNDS how often the crash test kills the server (200).
 """
 
