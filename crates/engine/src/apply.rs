@@ -28,14 +28,6 @@ impl Change {
         Change::Zero { block, count, allocated }
     }
 
-    /// The stored block, where it is one.
-    pub fn target(&self) -> Option<BlockRef> {
-        match *self {
-            Change::Put { target, .. } => Some(target),
-            Change::Zero { .. } => None,
-        }
-    }
-
     fn apply(&self, pool: &Pool, tree: &mut Tree) -> std::result::Result<(), NeedNode> {
         match *self {
             Change::Put { block, target } => tree.set(&pool.nodes, block, MapValue::At(target)),

@@ -94,9 +94,7 @@ impl WriteBuffer {
                 dirty.mask |= mask;
             }
             hashbrown::hash_map::Entry::Vacant(e) => {
-                let mut page: Page = new_page();
-                page[within].copy_from_slice(data);
-                e.insert(Dirty { page, mask });
+                e.insert(Dirty { page: page_with(within, data), mask });
             }
         }
     }
@@ -180,9 +178,17 @@ impl WriteBuffer {
     }
 }
 
-/// A page of unspecified content.
-fn new_page() -> Page {
-    Box::new([0; BLOCK])
+/// A page that has `data` at `within`, and is zero elsewhere.
+fn page_with(within: Range<usize>, data: &[u8]) -> Page {
+    // A whole block, which most are, is copied into memory that nobody has to zero first.
+    if data.len() == BLOCK
+        && let Ok(page) = Page::try_from(Box::<[u8]>::from(data))
+    {
+        return page;
+    }
+    let mut page = Box::new([0; BLOCK]);
+    page[within].copy_from_slice(data);
+    page
 }
 
 /// A place that is being read in order to be written in part; a write to it in between is noted.

@@ -11,10 +11,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_format::{
-    BlobRef, BlockRef, Checkpoint, DiskRecord, Form, MAX_BLOBS, SegmentId, Slot, Stream, check64, crc32c,
+    BlobRef, BlockRef, Checkpoint, DiskRecord, Form, MAX_BLOBS, SegmentId, Slot, Stream, check64,
 };
 
-use crate::log::{Draft, Head, Item};
+use crate::log::{Draft, Head, Item, Placed};
 use crate::map::{Dirty, Tree, collect_dirty};
 use crate::pool::Pool;
 use crate::{Error, Result};
@@ -90,16 +90,13 @@ impl Pool {
         const NODES_AT_A_TIME: usize = 512;
         for nodes in nodes.chunks(NODES_AT_A_TIME) {
             let encoded: Vec<Vec<u8>> = nodes.iter().map(|n| n.encode().encode()).collect();
-            let items: Vec<_> =
-                encoded.iter().map(|content| Item::Node { content, crc: crc32c(content) }).collect();
+            let items: Vec<_> = encoded.iter().map(|content| Item::Node(content)).collect();
             let mut log = self.log.lock().await;
             let drafts = Draft::split(&items, log.batch_limit());
-            let written = log.write_group(Stream::Map, &drafts).await;
-            let addresses = self.latching(written)?;
-            for (((node, content), item), addr) in nodes.iter().zip(&encoded).zip(&items).zip(addresses) {
-                if let Item::Node { crc, .. } = *item {
-                    node.set_stored(BlockRef { addr, form: Form::raw(content.len()), crc });
-                }
+            let written = log.write_group(Stream::Map, &drafts, &mut |_, _, _| {}).await;
+            let places = self.latching(written)?;
+            for ((node, content), Placed { addr, crc }) in nodes.iter().zip(&encoded).zip(places) {
+                node.set_stored(BlockRef { addr, form: Form::raw(content.len()), crc });
             }
         }
         Ok(())
@@ -116,9 +113,9 @@ impl Pool {
         }
         let items: Vec<_> = pieces.iter().map(|p| Item::Blob(p)).collect();
         let drafts = Draft::split(&items, log.batch_limit());
-        let written = log.write_group(Stream::Map, &drafts).await;
-        let addresses = self.latching(written)?;
-        let refs = pieces.iter().zip(addresses).map(|(piece, addr)| BlobRef {
+        let written = log.write_group(Stream::Map, &drafts, &mut |_, _, _| {}).await;
+        let places = self.latching(written)?;
+        let refs = pieces.iter().zip(places).map(|(piece, Placed { addr, .. })| BlobRef {
             segment: addr.segment,
             offset: addr.slot.offset() as u32,
             len: piece.len() as u32,

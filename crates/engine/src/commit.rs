@@ -18,14 +18,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use forebay_format::{Address, BLOCK, CatalogueOp, DiskId, Role, Stream, crc32c};
+use forebay_format::{Address, BLOCK, CatalogueOp, DiskId, Role, Stream};
 use forebay_store::StoreError;
 use hashbrown::HashMap;
 use tokio::sync::oneshot;
 
 use crate::buffer::{Buffers, Page, WriteBuffer, copy_sectors};
 use crate::limits::{DIRTY_AGE, FULL_RETRY};
-use crate::log::{Draft, Item, Log, raw_block};
+use crate::log::{Draft, Item, Log, Placed, raw_block};
 use crate::pool::Pool;
 use crate::volume::Volume;
 use crate::{Error, Result};
@@ -243,11 +243,11 @@ impl Pool {
         }
         let completed = self.complete_partial_blocks(group).await;
         let items = items(group, &completed);
-        let addresses = match self.write_group(&mut log, &items).await {
+        let places = match self.write_group(&mut log, &items).await {
             Err(StoreError::Full) => return Err(Error::NoSpace),
             other => other?,
         };
-        self.take_over(&items, &addresses).await?;
+        self.take_over(&items, &places).await?;
         let results = self.apply_ops(group).await;
         drop(items);
         self.finish(group, results);
@@ -293,52 +293,54 @@ impl Pool {
         completed
     }
 
+    /// Writes a group, durably. Its blocks go into the read cache on the way: what was just written is likely to
+    /// be read soon; an import is not. They are there before they are durable, which nobody can see: no map has
+    /// their addresses yet, and if the group fails, no map ever will.
     async fn write_group(
         &self,
         log: &mut Log,
         items: &[Item<'_>],
-    ) -> std::result::Result<Vec<Address>, StoreError> {
+    ) -> std::result::Result<Vec<Placed>, StoreError> {
         let drafts = Draft::split(items, log.batch_limit());
-        log.write_group(Stream::Data, &drafts).await
+        let mut current = None;
+        let mut cache = |disk: DiskId, addr: Address, content: &[u8; BLOCK]| {
+            let wanted = match current {
+                Some((known, wanted)) if known == disk => wanted,
+                _ => self.volume(disk).is_some_and(|v| v.role() != Role::Import),
+            };
+            current = Some((disk, wanted));
+            if wanted {
+                self.cache.insert(addr, content);
+            }
+        };
+        log.write_group(Stream::Data, &drafts, &mut cache).await
     }
 
     /// Brings blocks and zeroed ranges into the maps.
-    async fn take_over(&self, items: &[Item<'_>], addresses: &[Address]) -> Result<()> {
-        let mut addresses = addresses.iter();
+    async fn take_over(&self, items: &[Item<'_>], places: &[Placed]) -> Result<()> {
+        let mut places = places.iter();
         let mut at = 0;
         while let Some(disk) = items.get(at).and_then(Item::disk) {
             let until = items[at..].iter().take_while(|i| i.disk() == Some(disk)).count() + at;
             let of_disk = &items[at..until];
             at = until;
-            let placed = of_disk.iter().map(|item| match *item {
-                Item::Block { block, crc, .. } => {
-                    let addr = *addresses.next().expect("every block of a group has an address");
-                    crate::apply::Change::put(block, raw_block(addr, crc))
+            let changes = of_disk.iter().map(|item| match *item {
+                Item::Block { block, .. } => {
+                    let place = places.next().expect("every block of a group has a place");
+                    crate::apply::Change::put(block, raw_block(place.addr, place.crc))
                 }
                 Item::Zero { block, count, allocated, .. } => {
                     crate::apply::Change::zero(block, count, allocated)
                 }
                 _ => unreachable!("items with a disk are blocks and zeroed ranges"),
             });
-            let changes: Vec<_> = placed.collect();
+            let changes: Vec<_> = changes.collect();
             let Some(volume) = self.volume(disk) else { continue };
-            if volume.role() != Role::Import {
-                self.cache_written(of_disk, &changes);
-            }
             if let Err(e) = self.apply_changes(&volume, &changes).await {
                 volume.fail(&e);
             }
         }
         Ok(())
-    }
-
-    /// What was just written is likely to be read soon; an import is not.
-    fn cache_written(&self, items: &[Item<'_>], changes: &[crate::apply::Change]) {
-        for (item, change) in items.iter().zip(changes) {
-            if let (Item::Block { content, .. }, Some(target)) = (item, change.target()) {
-                self.cache.insert(target.addr, content);
-            }
-        }
     }
 
     async fn apply_ops(&self, group: &Group) -> Vec<Result<()>> {
@@ -387,7 +389,7 @@ fn items<'a>(group: &'a Group, completed: &'a HashMap<(DiskId, u64), Option<Page
                 Some(Some(page)) => page,
                 Some(None) => continue,
             };
-            items.push(Item::Block { disk, block, content, crc: crc32c(&content[..]) });
+            items.push(Item::Block { disk, block, content });
         }
     }
     items.extend(group.ops.iter().flat_map(|p| &p.ops).map(Item::Op));

@@ -24,20 +24,20 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use forebay_format::{
     Address, BLOCK, BatchHeader, BlockRef, CatalogueOp, DirectoryEntry, DiskId, Entry, Fingerprint, Form,
     GROUP_END, SegmentFooter, SegmentHeader, SegmentId, SegmentRecord, SegmentState, Slot, SlotKind, Stream,
-    Superblock,
+    Superblock, crc32c,
 };
-use forebay_store::{IoBuf, Store, StoreError};
+use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
 
 use crate::limits::BATCH_BYTES;
 
 /// What a batch is to say.
 pub(crate) enum Item<'a> {
-    /// A block of a disk and the checksum of its content.
-    Block { disk: DiskId, block: u64, content: &'a [u8; BLOCK], crc: u32 },
+    /// A block of a disk.
+    Block { disk: DiskId, block: u64, content: &'a [u8; BLOCK] },
     /// A range that reads as zeroes.
     Zero { disk: DiskId, block: u64, count: u64, allocated: bool },
-    /// An encoded map node and its checksum.
-    Node { content: &'a [u8], crc: u32 },
+    /// An encoded map node.
+    Node(&'a [u8]),
     /// A piece of a checkpoint.
     Blob(&'a [u8]),
     /// A change to the catalogue.
@@ -48,19 +48,20 @@ impl Item<'_> {
     fn payload(&self) -> &[u8] {
         match self {
             Item::Block { content, .. } => &content[..],
-            Item::Node { content, .. } | Item::Blob(content) => content,
+            Item::Node(content) | Item::Blob(content) => content,
             Item::Zero { .. } | Item::Op(_) => &[],
         }
     }
 
-    fn entry(&self, slot: Slot) -> Entry {
+    /// The entry of the item at `slot`, whose content has the checksum `crc`.
+    fn entry(&self, slot: Slot, crc: u32) -> Entry {
         match *self {
-            Item::Block { disk, block, crc, .. } => {
+            Item::Block { disk, block, .. } => {
                 let fingerprint = Fingerprint::default();
                 Entry::Put { disk, block, slot, form: Form::RAW_BLOCK, crc, fingerprint }
             }
             Item::Zero { disk, block, count, allocated } => Entry::Zero { disk, block, count, allocated },
-            Item::Node { content, crc } => Entry::Node { slot, form: Form::raw(content.len()), crc },
+            Item::Node(content) => Entry::Node { slot, form: Form::raw(content.len()), crc },
             Item::Blob(content) => Entry::Blob { slot, len: content.len() as u32 },
             Item::Op(op) => Entry::Catalogue(op.clone()),
         }
@@ -69,7 +70,7 @@ impl Item<'_> {
     /// Bytes of its entry, which is encoded into `scratch` to find out.
     fn entry_len(&self, scratch: &mut Vec<u8>) -> usize {
         scratch.clear();
-        self.entry(Slot::default()).encode(scratch);
+        self.entry(Slot::default(), 0).encode(scratch);
         scratch.len()
     }
 
@@ -77,14 +78,14 @@ impl Item<'_> {
     pub fn disk(&self) -> Option<DiskId> {
         match *self {
             Item::Block { disk, .. } | Item::Zero { disk, .. } => Some(disk),
-            Item::Node { .. } | Item::Blob(_) | Item::Op(_) => None,
+            Item::Node(_) | Item::Blob(_) | Item::Op(_) => None,
         }
     }
 
-    fn directory(&self, slot: Slot) -> Option<DirectoryEntry> {
-        let (form, kind, crc) = match *self {
-            Item::Block { crc, .. } => (Form::RAW_BLOCK, SlotKind::Block, crc),
-            Item::Node { content, crc } => (Form::raw(content.len()), SlotKind::Node, crc),
+    fn directory(&self, slot: Slot, crc: u32) -> Option<DirectoryEntry> {
+        let (form, kind) = match *self {
+            Item::Block { .. } => (Form::RAW_BLOCK, SlotKind::Block),
+            Item::Node(content) => (Form::raw(content.len()), SlotKind::Node),
             _ => return None,
         };
         Some(DirectoryEntry { slot, form, kind, crc, fingerprint: Fingerprint::default() })
@@ -127,6 +128,25 @@ fn batch_len(entries_len: usize, payload_len: usize) -> usize {
     BatchHeader::head_len(entries_len) + payload_len.next_multiple_of(BLOCK)
 }
 
+/// Where a payload item is, and the checksum of its content.
+pub(crate) struct Placed {
+    pub addr: Address,
+    pub crc: u32,
+}
+
+/// Is shown the blocks of a group while they are laid out.
+pub(crate) type OnBlock<'a> = dyn FnMut(DiskId, Address, &[u8; BLOCK]) + Send + 'a;
+
+/// A group that is being written.
+struct Writing<'s, 'b, 'c> {
+    store: &'s dyn Store,
+    stream: Stream,
+    /// The append of the batch before; it goes on while the next batch is laid out.
+    under_way: Option<BoxFuture<'s, Result<IoBuf, StoreError>>>,
+    placed: Vec<Placed>,
+    on_block: &'b mut OnBlock<'c>,
+}
+
 /// The segment that a stream appends to.
 struct Open {
     id: SegmentId,
@@ -152,7 +172,8 @@ pub(crate) struct Log {
     next_segment: u32,
     /// The epoch must rise before the next append; see the module.
     raise_epoch: bool,
-    spare: IoBuf,
+    /// Buffers for reuse: one is filled while another is being written.
+    spares: Vec<IoBuf>,
     /// Bytes appended since the pool was opened; for whoever decides when a checkpoint is due.
     pub appended: Arc<AtomicU64>,
 }
@@ -175,7 +196,7 @@ impl Log {
             unsynced: Vec::new(),
             next_segment,
             raise_epoch: false,
-            spare: IoBuf::with_capacity(0),
+            spares: Vec::new(),
             appended: Arc::default(),
         }
     }
@@ -216,13 +237,15 @@ impl Log {
         BATCH_BYTES.min(self.superblock.segment_bytes as usize / 4)
     }
 
-    /// Writes drafts as one group, durably. Gives the address of each payload item, in order. After an error
-    /// other than `Full` the log must not be used again.
+    /// Writes drafts as one group, durably. Says for each payload item, in order, where it is; `on_block` is
+    /// shown each block of a disk while it is laid out, before it is durable. After an error other than `Full`
+    /// the log must not be used again.
     pub async fn write_group(
         &mut self,
         stream: Stream,
         drafts: &[Draft<'_>],
-    ) -> Result<Vec<Address>, StoreError> {
+        on_block: &mut OnBlock<'_>,
+    ) -> Result<Vec<Placed>, StoreError> {
         debug_assert!(self.unsynced.is_empty(), "every group is synced before the next");
         if self.raise_epoch {
             let epoch = self.superblock.epoch + 1;
@@ -231,20 +254,37 @@ impl Log {
         }
         let (start, first_new) = (self.head, self.next_segment);
         let before = self.open.get(&stream).and_then(|o| self.table.get(&o.id)).copied();
-        let mut addresses = Vec::new();
-        for (i, draft) in drafts.iter().enumerate() {
-            let last = i + 1 == drafts.len();
-            if let Err(e) = self.append(stream, draft, last, &mut addresses).await {
-                if e == StoreError::Full {
-                    self.give_up(stream, start, before, SegmentId(first_new));
-                }
-                return Err(e);
+        let store = self.store.clone();
+        let mut group = Writing { store: &*store, stream, under_way: None, placed: Vec::new(), on_block };
+        if let Err(e) = self.append_all(drafts, &mut group).await {
+            if e == StoreError::Full {
+                self.give_up(stream, start, before, SegmentId(first_new));
             }
+            return Err(e);
         }
         for id in std::mem::take(&mut self.unsynced) {
             self.store.sync(id).await?;
         }
-        Ok(addresses)
+        Ok(group.placed)
+    }
+
+    async fn append_all(
+        &mut self,
+        drafts: &[Draft<'_>],
+        group: &mut Writing<'_, '_, '_>,
+    ) -> Result<(), StoreError> {
+        for (i, draft) in drafts.iter().enumerate() {
+            self.append(draft, i + 1 == drafts.len(), group).await?;
+        }
+        self.settle(group).await
+    }
+
+    /// Waits for the append that is under way.
+    async fn settle(&mut self, group: &mut Writing<'_, '_, '_>) -> Result<(), StoreError> {
+        if let Some(append) = group.under_way.take() {
+            self.spares.push(append.await?);
+        }
+        Ok(())
     }
 
     /// Forgets a group that found no room: `before` is the record of the segment in which it began, and
@@ -260,19 +300,21 @@ impl Log {
         self.raise_epoch = true;
     }
 
+    /// Lays out a batch while the one before it is being written, and begins to write it. Everything here is
+    /// noted as if it had succeeded; whoever learns that it did not gives the whole group up.
     async fn append(
         &mut self,
-        stream: Stream,
         draft: &Draft<'_>,
         last: bool,
-        addresses: &mut Vec<Address>,
+        group: &mut Writing<'_, '_, '_>,
     ) -> Result<(), StoreError> {
         let segment_bytes = self.superblock.segment_bytes as u64;
-        if self.open.get(&stream).is_some_and(|o| o.offset + draft.len() as u64 > segment_bytes) {
-            self.seal(stream).await?;
+        if self.open.get(&group.stream).is_some_and(|o| o.offset + draft.len() as u64 > segment_bytes) {
+            self.settle(group).await?;
+            self.seal(group.stream).await?;
         }
         let seq = self.head.seq + 1;
-        let (id, start) = match self.open.get(&stream) {
+        let (id, start) = match self.open.get(&group.stream) {
             Some(o) => (o.id, o.offset),
             None => {
                 let id = SegmentId(self.next_segment);
@@ -282,16 +324,12 @@ impl Log {
         };
         let at = start.max(BLOCK as u64);
         let total = (at - start) as usize + draft.len();
-        let mut buf = std::mem::replace(&mut self.spare, IoBuf::with_capacity(0));
-        if buf.capacity() < total {
-            buf = IoBuf::with_capacity(total);
-        }
-        buf.set_len(total);
+        let mut buf = self.buffer(total);
         if start == 0 {
             let header = SegmentHeader {
                 pool: self.superblock.pool,
                 segment: id,
-                stream,
+                stream: group.stream,
                 epoch: self.superblock.epoch,
                 first_seq: seq,
             };
@@ -306,17 +344,37 @@ impl Log {
             offset: at as u32,
             flags: if last { GROUP_END } else { 0 },
         };
-        let mut directory = Vec::new();
-        let chain = fill(&header, draft, &mut buf[(at - start) as usize..], addresses, &mut directory);
-        self.spare = self.store.append(id, start, buf, segment_bytes).await?;
-
+        let (chain, directory) = fill(&header, draft, &mut buf[(at - start) as usize..], group);
+        self.settle(group).await?;
+        group.under_way = Some(group.store.append(id, start, buf, segment_bytes));
+        self.note(group.stream, id, start + total as u64, Head { seq, chain }, directory);
         self.appended.fetch_add(total as u64, Relaxed);
-        self.head = Head { seq, chain };
+        Ok(())
+    }
+
+    /// Memory for `len` bytes, whatever is in it.
+    fn buffer(&mut self, len: usize) -> IoBuf {
+        let mut buf = self.spares.pop().filter(|b| b.capacity() >= len);
+        let mut buf = buf.take().unwrap_or_else(|| IoBuf::with_capacity(len));
+        buf.set_len(len);
+        buf
+    }
+
+    /// Notes a batch with which segment `id` ends at byte `end`.
+    fn note(
+        &mut self,
+        stream: Stream,
+        id: SegmentId,
+        end: u64,
+        head: Head,
+        mut directory: Vec<DirectoryEntry>,
+    ) {
+        self.head = head;
         if !self.unsynced.contains(&id) {
             self.unsynced.push(id);
         }
         let open = self.open.entry(stream).or_insert(Open { id, offset: 0, directory: Vec::new() });
-        open.offset = start + total as u64;
+        open.offset = end;
         open.directory.append(&mut directory);
         let record = self.table.entry(id).or_insert(SegmentRecord {
             segment: id,
@@ -324,12 +382,11 @@ impl Log {
             state: SegmentState::Open,
             container: id.0,
             written: 0,
-            first_seq: seq,
-            last_seq: seq,
+            first_seq: head.seq,
+            last_seq: head.seq,
         });
-        record.written = open.offset as u32;
-        record.last_seq = seq;
-        Ok(())
+        record.written = end as u32;
+        record.last_seq = head.seq;
     }
 
     /// Writes the footer of a stream's segment, after which the next append opens a new one.
@@ -371,34 +428,45 @@ impl Log {
     }
 }
 
-/// Lays out one batch in `out`, which is as long as the batch. Returns the batch's checksum.
+/// Lays out one batch in `out`, which is as long as the batch. Returns the batch's checksum and what it adds to
+/// the segment's directory.
+///
+/// All that has to be done with a block's content is done in one visit: the content of a group is far larger
+/// than the core's caches, and to fetch it from memory costs more than to copy or check it.
 fn fill(
     header: &BatchHeader,
     draft: &Draft,
     out: &mut [u8],
-    addresses: &mut Vec<Address>,
-    directory: &mut Vec<DirectoryEntry>,
-) -> u64 {
+    group: &mut Writing<'_, '_, '_>,
+) -> (u64, Vec<DirectoryEntry>) {
     let (head, payload) = out.split_at_mut(BatchHeader::head_len(draft.entries_len));
     let base = BatchHeader::payload_slot(header.offset as u64, draft.entries_len);
     let mut entries = Vec::with_capacity(draft.entries_len);
+    let mut directory = Vec::with_capacity(draft.items.len());
     let mut at = 0;
     for item in draft.items {
         let slot = Slot(base.0 + (at / Slot::UNIT) as u32);
-        item.entry(slot).encode(&mut entries);
-        directory.extend(item.directory(slot));
         let content = item.payload();
+        let mut crc = 0;
         if !content.is_empty() {
-            addresses.push(Address { segment: header.segment, slot });
-            payload[at..at + content.len()].copy_from_slice(content);
+            let addr = Address { segment: header.segment, slot };
+            let place = &mut payload[at..at + content.len()];
+            place.copy_from_slice(content);
+            crc = crc32c(place);
+            if let Item::Block { disk, content, .. } = *item {
+                (group.on_block)(disk, addr, content);
+            }
+            group.placed.push(Placed { addr, crc });
             let end = (at + content.len()).next_multiple_of(Slot::UNIT);
             payload[at + content.len()..end].fill(0);
             at = end;
         }
+        item.entry(slot, crc).encode(&mut entries);
+        directory.extend(item.directory(slot, crc));
     }
     payload[at..].fill(0);
     head.fill(0);
-    header.encode(head, &entries, payload)
+    (header.encode(head, &entries, payload), directory)
 }
 
 /// The reference to a raw block at an address.
