@@ -27,6 +27,9 @@ pub const CHUNK_BLOCKS: usize = 64;
 pub const READ_RETRIES: usize = 16;
 /// Bytes that a log scan reads at a time.
 pub const SCAN_BYTES: usize = 8 << 20;
+/// Segments that recovery scans at once: many disks give their full rate only to several readers. Each takes
+/// two windows of [`SCAN_BYTES`].
+pub const SCANS_AT_ONCE: usize = 4;
 
 const _: () = assert!(MAX_SEGMENT_BYTES as u64 <= Slot::LIMIT as u64 * Slot::UNIT as u64);
 const _: () = assert!(BATCH_BYTES * MAX_BLOBS >= 256 << 20, "a checkpoint of many disks must fit");

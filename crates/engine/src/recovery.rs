@@ -22,10 +22,11 @@ use forebay_format::{
     SegmentState, Superblock,
 };
 use forebay_store::{Metered, Store};
+use futures_util::{StreamExt, stream};
 
 use crate::apply::Change;
 use crate::catalogue::Catalogue;
-use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
+use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, SCANS_AT_ONCE};
 use crate::log::{Head, Log};
 use crate::map::Tree;
 use crate::pool::Pool;
@@ -66,7 +67,7 @@ impl Pool {
         pool.load_catalogue(&checkpoint)?;
 
         let mut table: BTreeMap<_, _> = checkpoint.segments.iter().map(|r| (r.segment, *r)).collect();
-        let mut scanned = Vec::new();
+        let mut scans = Vec::new();
         for object in &objects {
             let known = table.get(&object.id);
             let from = match known {
@@ -76,8 +77,14 @@ impl Pool {
                 None => 0,
             };
             let stream = known.map(|r| r.stream);
-            scanned.extend(scan_segment(&*pool.store, pool_id, object.id, stream, from, object.len).await?);
+            scans.push(scan_segment(&*pool.store, pool_id, object.id, stream, from, object.len));
         }
+        let mut scans = stream::iter(scans).buffered(SCANS_AT_ONCE);
+        let mut scanned = Vec::new();
+        while let Some(found) = scans.next().await {
+            scanned.extend(found?);
+        }
+        drop(scans);
         let (applied, head) = history(scanned, head);
         if mode == Mode::Own {
             let touched: BTreeSet<SegmentId> = applied.iter().map(|b| b.header.segment).collect();

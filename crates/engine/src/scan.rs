@@ -7,7 +7,7 @@ use forebay_format::{
     BLOCK, Batch, BatchHeader, EntryIter, FormatError, GROUP_END, PoolId, SegmentFooter, SegmentHeader,
     SegmentId, Stream,
 };
-use forebay_store::{IoBuf, Store};
+use forebay_store::{BoxFuture, IoBuf, Store};
 
 use crate::Result;
 use crate::limits::{MAX_SEGMENT_BYTES, SCAN_BYTES};
@@ -46,7 +46,7 @@ pub(crate) async fn scan_segment(
     from: u64,
     len: u64,
 ) -> Result<Vec<Scanned>> {
-    let mut reader = Reader { store, segment, len, start: 0, buf: IoBuf::with_capacity(0) };
+    let mut reader = Reader { store, segment, len, start: 0, buf: IoBuf::with_capacity(0), ahead: None };
     let stream = match stream {
         Some(stream) => stream,
         None => match SegmentHeader::decode(reader.bytes(0, BLOCK).await?, pool, segment) {
@@ -84,13 +84,14 @@ pub(crate) async fn scan_segment(
     }
 }
 
-/// A window on an object.
+/// A window on an object, and the next one, which is read while this one is looked at.
 struct Reader<'a> {
     store: &'a dyn Store,
     segment: SegmentId,
     len: u64,
     start: u64,
     buf: IoBuf,
+    ahead: Option<(u64, BoxFuture<'a, forebay_store::Result<IoBuf>>)>,
 }
 
 impl Reader<'_> {
@@ -101,14 +102,38 @@ impl Reader<'_> {
         }
         let end = (at + len as u64).min(self.len);
         if at < self.start || end > self.start + self.buf.len() as u64 {
-            let want =
-                (len.max(SCAN_BYTES) as u64).min(self.len.saturating_sub(at)).next_multiple_of(BLOCK as u64);
-            self.buf = self.store.read(self.segment, at, want as usize).await?;
+            self.buf = match self.ahead.take() {
+                Some((there, window)) if there == at => window.await?,
+                _ => self.read(at, len).await?,
+            };
             self.start = at;
+            self.ahead = self.next_window().map(|next| (next, self.read(next, SCAN_BYTES)));
         }
         let from = (at - self.start) as usize;
         let until = (from + len).min(self.buf.len());
         Ok(self.buf.get(from..until).unwrap_or(&[]))
+    }
+}
+
+impl<'a> Reader<'a> {
+    fn read(&self, at: u64, len: usize) -> BoxFuture<'a, forebay_store::Result<IoBuf>> {
+        let want = (len.max(SCAN_BYTES) as u64).min(self.len.saturating_sub(at));
+        self.store.read(self.segment, at, want.next_multiple_of(BLOCK as u64) as usize)
+    }
+
+    /// Where the first batch begins that does not lie whole in this window; `None` where the log ends in it.
+    fn next_window(&self) -> Option<u64> {
+        let end = self.start + self.buf.len() as u64;
+        let mut at = self.start.max(BLOCK as u64);
+        while at + BLOCK as u64 <= end {
+            let head = &self.buf[(at - self.start) as usize..][..BLOCK];
+            let next = at + Batch::peek_len(head).ok()? as u64;
+            if next > end {
+                break;
+            }
+            at = next;
+        }
+        (self.start < at && at < self.len).then_some(at)
     }
 }
 
