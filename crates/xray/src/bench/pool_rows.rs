@@ -10,7 +10,7 @@ use super::rounds::{Disk, generate, in_turns};
 use super::servers::{Forebay, ForebayConfig, run};
 use super::workdir::sparse_image;
 use super::{Bench, Pace};
-use crate::load::{Spec, Stop};
+use crate::load::{Access, Spec, Stop};
 
 const GIB: u64 = 1 << 30;
 const CLONES: u32 = 1000;
@@ -59,6 +59,7 @@ pub fn clones(bench: &Bench, binary: &Path) -> Result<Vec<Row>> {
 /// Random reads of a volume with many snapshots beside one with the same writes and none.
 pub fn snapshots(bench: &Bench, pace: &Pace, forebay: &Forebay) -> Result<Vec<Row>> {
     const WRITES_BETWEEN: u64 = 16;
+    const WARM_PASSES: usize = 3;
     bench.say("reads with and without snapshots");
     let range = 0..bench.size.min(256 << 20);
     let (plain, snapped) = ("plain", "snapped");
@@ -85,9 +86,15 @@ pub fn snapshots(bench: &Bench, pace: &Pace, forebay: &Forebay) -> Result<Vec<Ro
         spec.seed = u64::from(round) + 1;
         spec.stop = Stop::After(pace.read / 2);
     };
-    // Once to bring both into the cache.
+    // Bring both into the cache whole. A cache that resists scans keeps only what it sees again.
     let disks = [disk(snapped), disk(plain)];
-    in_turns(&disks, 1, |disk, round| generate(disk, |spec| read(spec, round)))?;
+    for disk in disks.iter().cycle().take(disks.len() * WARM_PASSES) {
+        generate(*disk, |spec| {
+            spec.range = Some(range.clone());
+            spec.access = Access::Sequential;
+            spec.stop = Stop::OncePerBlock;
+        })?;
+    }
     let series = in_turns(&disks, pace.rounds * 2, |disk, round| generate(disk, |spec| read(spec, round)))?;
     let [with, without] = [0, 1].map(|i| series.get(i).cloned().unwrap_or_default());
     let what = format!("4 KiB random reads after {} snapshots", pace.snapshots);
