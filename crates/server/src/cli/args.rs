@@ -60,6 +60,14 @@ pub enum Command {
     Stats(StatsArgs),
     /// Free the space of removed disks and snapshots now
     Gc,
+    /// Verify a pool that no server has open: every checksum, every map
+    Check,
+    /// Look into a pool that no server has open: its superblocks and segments
+    Inspect {
+        /// Show the batches of this segment instead: its number as its file is named
+        #[arg(value_name = "SEGMENT", value_parser = parse_segment)]
+        segment: Option<u32>,
+    },
     /// Print the completion script of a shell
     Completions {
         /// The shell
@@ -68,6 +76,13 @@ pub enum Command {
     /// Print the manual page
     #[command(hide = true)]
     Man,
+}
+
+/// The number of a segment, in hexadecimal digits, as in `0000002a.seg`.
+fn parse_segment(text: &str) -> Result<u32, String> {
+    let digits = text.strip_suffix(".seg").unwrap_or(text);
+    let number = digits.bytes().all(|b| b.is_ascii_hexdigit()).then(|| u32::from_str_radix(digits, 16).ok());
+    number.flatten().ok_or_else(|| format!("'{text}' is not a segment; 'forebay inspect' lists them"))
 }
 
 /// Options of `serve`.

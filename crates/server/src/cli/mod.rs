@@ -5,6 +5,7 @@
 mod args;
 mod client;
 mod import;
+mod offline;
 mod output;
 mod run;
 mod stats;
@@ -17,7 +18,8 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches};
 
 pub use args::{Cli, Command, Global, ImageCommand, ServeArgs, SnapshotCommand, StatsArgs, VolumeCommand};
-pub use client::{Client, ClientError};
+pub use client::{Client, ClientError, Lines};
+pub use offline::OfflineError;
 
 /// Exit status of a failure.
 const FAILED: u8 = 1;
@@ -36,6 +38,9 @@ pub enum CliError {
     /// The server could not run.
     #[error("{0}")]
     Serve(#[from] crate::serve::ServeError),
+    /// A pool that no server has open cannot be read, or is damaged.
+    #[error("{0}")]
+    Offline(#[from] offline::OfflineError),
     /// The user pressed Ctrl-C.
     #[error("interrupted; the server undoes the import")]
     Interrupted,

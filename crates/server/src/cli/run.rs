@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::args::{Cli, Command, Global, ImageCommand, ServeArgs, SnapshotCommand, VolumeCommand};
 use super::client::Client;
-use super::{CliError, import, output, stats};
+use super::{CliError, import, offline, output, stats};
 use crate::config::{ConfigFile, DEFAULT_DATA, Overrides, SOCKET_NAME, ServeConfig, TlsSection};
 use crate::control::{
     CloneVolumes, CreateSnapshot, CreateVolume, DiskView, Kind, Reclaimed, Resize, Rollback,
@@ -23,6 +23,8 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
         }
         Command::Completions { shell } => output::completions(shell),
         Command::Man => output::man(),
+        Command::Check => offline::check(&data(&cli.global), cli.global.json),
+        Command::Inspect { segment } => offline::inspect(&data(&cli.global), segment, cli.global.json),
         command => {
             let session = Session { client: Client::new(&socket_path(&cli.global)), json: cli.global.json };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -54,9 +56,12 @@ fn serve_config(global: &Global, args: ServeArgs) -> Result<ServeConfig, CliErro
     Ok(ServeConfig::resolve(file, flags)?)
 }
 
+fn data(global: &Global) -> PathBuf {
+    global.data.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_DATA))
+}
+
 fn socket_path(global: &Global) -> PathBuf {
-    let data = || global.data.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_DATA));
-    global.socket.clone().unwrap_or_else(|| data().join(SOCKET_NAME))
+    global.socket.clone().unwrap_or_else(|| data(global).join(SOCKET_NAME))
 }
 
 /// One command against a running server.
@@ -76,9 +81,11 @@ impl Session {
                 let done: Reclaimed = self.client.post(&["pool", "gc"], &json!({})).await?;
                 self.say(&done, |r| format!("freed {}", Size(r.freed_bytes)))
             }
-            Command::Serve(_) | Command::Completions { .. } | Command::Man => {
-                unreachable!("run before a session begins")
-            }
+            Command::Serve(_)
+            | Command::Check
+            | Command::Inspect { .. }
+            | Command::Completions { .. }
+            | Command::Man => unreachable!("run before a session begins"),
         }
     }
 

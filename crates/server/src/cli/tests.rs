@@ -23,6 +23,8 @@ fn the_contract_is_understood() {
         "serve --data /d",
         "serve --data /d --config f.toml --nbd unix:/s --nbd [::1]:10809 --http 127.0.0.1:80 --cache 8G --cores 4",
         "serve --data /d --nbd 127.0.0.1:10809 --tls require --tls-certificates d --tls-verify-peer",
+        "image import debian disk.qcow2",
+        "image import debian https://example.org/disk.raw --format raw",
         "image list",
         "image show debian",
         "image rm debian",
@@ -42,6 +44,10 @@ fn the_contract_is_understood() {
         "stats",
         "stats v --watch",
         "gc",
+        "check",
+        "check --data /d",
+        "inspect",
+        "inspect 0000002a.seg",
         "completions bash",
         "man",
     ] {
@@ -97,4 +103,59 @@ fn mistakes_take_one_line_that_points_to_the_help() {
 fn an_empty_name_is_a_mistake() {
     let args = ["forebay", "volume", "show", ""].map(OsString::from);
     assert_eq!(parse(args).unwrap_err().exit_code(), i32::from(USAGE));
+}
+
+/// The reference in `docs/cli.md` is made from the table of flags. `UPDATE_DOCS=1 cargo test` writes it anew.
+#[test]
+fn the_page_has_the_reference() {
+    const START: &str = "<!-- made from the table of flags: UPDATE_DOCS=1 cargo test -p forebay-server -->\n";
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let (head, found) = page.split_once(START).expect("the page has its mark");
+    let mut command = Cli::command();
+    command.build();
+    let made = reference(&command);
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(path, format!("{head}{START}{made}")).unwrap();
+    } else {
+        assert!(found == made, "docs/cli.md is out of date: UPDATE_DOCS=1 cargo test -p forebay-server");
+    }
+}
+
+/// A section for each command that does something.
+fn reference(parent: &clap::Command) -> String {
+    let mut text = String::new();
+    for command in parent.get_subcommands().filter(|c| !c.is_hide_set()) {
+        if command.has_subcommands() {
+            text += &reference(command);
+            continue;
+        }
+        let usage = command.clone().render_usage().to_string();
+        let usage = usage.trim_start_matches("Usage: ").trim();
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        let name = command.get_bin_name().unwrap_or_default();
+        text += &format!("\n### {name}\n\n{about}.\n\n```\n{usage}\n```\n");
+        let own = command.get_arguments().filter(|a| !a.is_hide_set() && !a.is_global_set());
+        let rows: String = own.filter(|a| a.get_id() != "help").map(|a| row(a)).collect();
+        if !rows.is_empty() {
+            text += &format!("\n| argument | what it is |\n|---|---|\n{rows}");
+        }
+    }
+    text
+}
+
+fn row(arg: &clap::Arg) -> String {
+    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let takes_value = arg.get_action().takes_values();
+    let mut notes = Vec::new();
+    let values: Vec<_> = arg.get_possible_values().iter().map(|v| v.get_name().to_owned()).collect();
+    if takes_value && !values.is_empty() {
+        notes.push(values.join(", "));
+    }
+    let defaults: Vec<_> = arg.get_default_values().iter().map(|v| v.to_string_lossy()).collect();
+    if takes_value && !defaults.is_empty() {
+        notes.push(format!("default {}", defaults.join(", ")));
+    }
+    let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
+    format!("| `{}` | {}{notes} |\n", arg.to_string().replace('|', "\\|"), help.replace('|', "\\|"))
 }

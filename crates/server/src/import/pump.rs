@@ -77,12 +77,13 @@ impl Reader {
     /// receives.
     fn read_all(&mut self, windows: &mpsc::Sender<Result<Window>>) -> Result<()> {
         let size = self.image.size();
+        let last = size.saturating_sub(1) / WINDOW * WINDOW;
         let mut offset = 0;
         while offset < size {
             let run = self.image.run(offset)?;
-            // The last window is the sign that all was read.
-            if !run.data && offset + run.len < size {
-                offset += run.len;
+            // The last window is sent in any case: it is the sign that all was read.
+            if !run.data && offset < last {
+                offset = (offset + run.len).min(last);
                 if windows.is_closed() {
                     return Ok(());
                 }
@@ -91,8 +92,9 @@ impl Reader {
             let start = offset - offset % BLOCK as u64;
             let end = (offset - offset % WINDOW + WINDOW).min(size.next_multiple_of(512));
             let window = self.read_window(start, end)?;
+            let wanted = !window.runs.is_empty() || end >= size;
             offset = end;
-            if (!window.runs.is_empty() || end >= size) && windows.blocking_send(Ok(window)).is_err() {
+            if wanted && windows.blocking_send(Ok(window)).is_err() {
                 return Ok(());
             }
         }

@@ -33,7 +33,7 @@ pub use host::EngineThread;
 use socket::ControlSocket;
 
 /// How long requests and jobs that are under way may take to finish on a stop.
-const DRAIN: Duration = Duration::from_secs(2);
+const DRAIN: Duration = Duration::from_millis(2500);
 
 /// Why a server cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -128,10 +128,16 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     tracing::info!("stopping");
     notify::notify("STOPPING=1");
     let stop = async {
-        tokio::join!(nbd.shutdown(), control.stop(DRAIN));
-        for listener in &mut listeners {
-            // What is still open after that long is cut.
-            let _ = tokio::time::timeout(DRAIN, listener).await;
+        let drained = async {
+            tokio::join!(nbd.shutdown(), control.stop(DRAIN));
+            for listener in &mut listeners {
+                // A listener that panicked has nothing left to answer.
+                let _ = listener.await;
+            }
+        };
+        // What is still open after that long is cut: there must be time left to make all durable.
+        if tokio::time::timeout(DRAIN, drained).await.is_err() {
+            tracing::warn!("some clients did not take their answers in time");
         }
         drop(socket);
         engine.run(async move { pool.close().await }).await

@@ -1,0 +1,227 @@
+//! `forebay check` and `forebay inspect`: a pool that no server has open, looked at and never written.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_engine::{
+    BatchView, CheckReport, Problem, SegmentId, SegmentView, SuperblockView, inspect_batches,
+    inspect_segments, inspect_superblocks,
+};
+use forebay_store::{DirectoryOptions, DirectoryStore, Store, StoreError};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use super::{CliError, output};
+use crate::serve::EngineThread;
+use crate::size::Size;
+
+/// Why a pool cannot be looked at, or is not sound.
+#[derive(Debug, thiserror::Error)]
+pub enum OfflineError {
+    /// A server has it, or something like that.
+    #[error("cannot open the pool in {path}: {source}{hint}")]
+    Open {
+        /// The data directory.
+        path: PathBuf,
+        /// What went wrong.
+        source: StoreError,
+        /// What to do, if that is known.
+        hint: &'static str,
+    },
+    /// It cannot be read at all.
+    #[error("cannot read the pool in {path}: {source}")]
+    Pool {
+        /// The data directory.
+        path: PathBuf,
+        /// What went wrong.
+        source: forebay_engine::Error,
+    },
+    /// It was read, and is damaged.
+    #[error(
+        "{count} problem(s) found in {path}: restore what is named above from a backup, or remove and make it anew"
+    )]
+    Damaged {
+        /// The data directory.
+        path: PathBuf,
+        /// How many.
+        count: usize,
+    },
+}
+
+/// Verifies every checksum and every map. A pool with problems is a failure, after they were printed.
+pub(super) fn check(data: &Path, json: bool) -> Result<(), CliError> {
+    let (store, engine) = open(data)?;
+    let bar = progress_bar(json);
+    let shown = bar.clone();
+    let host = engine.host();
+    let report = run(&engine, async move {
+        forebay_engine::check(store, host, |r| shown.set_position(r.bytes_read)).await
+    })?;
+    bar.finish_and_clear();
+    let report = report.map_err(|source| OfflineError::Pool { path: data.to_owned(), source })?;
+    if json {
+        output::json(&report)?;
+    } else {
+        output::line(&report_text(&report))?;
+    }
+    match report.problems.len() {
+        0 => Ok(()),
+        count => Err(OfflineError::Damaged { path: data.to_owned(), count }.into()),
+    }
+}
+
+/// Prints superblocks and segments, or the batches of one segment.
+pub(super) fn inspect(data: &Path, segment: Option<u32>, json: bool) -> Result<(), CliError> {
+    let (store, engine) = open(data)?;
+    let failed = |source| OfflineError::Pool { path: data.to_owned(), source };
+    if let Some(segment) = segment {
+        let batches = run(&engine, async move { inspect_batches(&*store, SegmentId(segment)).await })?;
+        let batches = batches.map_err(failed)?;
+        return if json { output::json(&batches) } else { output::line(&batches_text(&batches)) };
+    }
+    let found = run(&engine, async move {
+        let superblocks = inspect_superblocks(&*store).await?;
+        Ok((superblocks, inspect_segments(&*store).await?))
+    })?;
+    let (superblocks, segments) = found.map_err(failed)?;
+    if json {
+        return output::json(&json!({"superblocks": superblocks, "segments": segments}));
+    }
+    output::line(&format!("{}\n\n{}", superblocks_text(&superblocks), segments_text(&segments)))
+}
+
+fn open(data: &Path) -> Result<(Arc<dyn Store>, EngineThread), CliError> {
+    let store = DirectoryStore::open_read_only(data, &DirectoryOptions::default()).map_err(|source| {
+        let hint = match source {
+            StoreError::Busy(_) => "; stop the server first",
+            _ => "",
+        };
+        OfflineError::Open { path: data.to_owned(), source, hint }
+    })?;
+    Ok((store, EngineThread::start().map_err(CliError::System)?))
+}
+
+/// Waits for work on the engine's thread.
+fn run<T: Send + 'static>(
+    engine: &EngineThread,
+    work: impl Future<Output = T> + Send + 'static,
+) -> Result<T, CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().map_err(CliError::System)?;
+    Ok(runtime.block_on(engine.run(work)))
+}
+
+/// A check reads all that is stored; how much that is, nobody knows before.
+fn progress_bar(json: bool) -> ProgressBar {
+    if json || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::no_length().with_message("checking");
+    match ProgressStyle::with_template("{msg} {binary_bytes} {binary_bytes_per_sec}") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+fn report_text(r: &CheckReport) -> String {
+    let mut lines: Vec<String> = r.problems.iter().map(problem_text).collect();
+    let verdict = if r.problems.is_empty() { "sound" } else { "DAMAGED" };
+    lines.push(format!(
+        "{verdict}: {} disks, {} segments, {} batches, {} map nodes, {} blocks, {} read",
+        r.disks,
+        r.segments,
+        r.batches,
+        r.nodes,
+        r.blocks,
+        Size(r.bytes_read)
+    ));
+    lines.join("\n")
+}
+
+fn problem_text(p: &Problem) -> String {
+    match p.disks.as_slice() {
+        [] => format!("{}: {}", p.place, p.what),
+        disks => format!("{}: {} (needed by {})", p.place, p.what, disks.join(", ")),
+    }
+}
+
+fn superblocks_text(superblocks: &[SuperblockView]) -> String {
+    let mut t = output::table(
+        &["SUPERBLOCK", "GENERATION", "EPOCH", "CHECKPOINT", "SEGMENT SIZE", "POOL"],
+        &[0, 1, 2, 3, 4],
+    );
+    for s in superblocks {
+        let copy = s.copy.to_string();
+        match &s.error {
+            Some(error) => {
+                t.add_row([copy, String::new(), String::new(), String::new(), String::new(), error.clone()])
+            }
+            None => t.add_row([
+                copy,
+                s.generation.to_string(),
+                s.epoch.to_string(),
+                s.checkpoint_seq.to_string(),
+                Size(s.segment_bytes.into()).to_string(),
+                s.pool.clone(),
+            ]),
+        };
+    }
+    output::render(&t)
+}
+
+fn segments_text(segments: &[SegmentView]) -> String {
+    let mut t = output::table(&["SEGMENT", "SIZE", "EPOCH", "FIRST BATCH", "STREAM"], &[1, 2, 3]);
+    for s in segments {
+        let size = Size(s.bytes).to_string();
+        match &s.error {
+            Some(error) => t.add_row([s.segment.clone(), size, String::new(), String::new(), error.clone()]),
+            None => t.add_row([
+                s.segment.clone(),
+                size,
+                s.epoch.to_string(),
+                s.first_seq.to_string(),
+                s.stream.clone(),
+            ]),
+        };
+    }
+    output::render(&t)
+}
+
+fn batches_text(batches: &[BatchView]) -> String {
+    let header =
+        ["OFFSET", "BATCH", "EPOCH", "PAYLOAD", "PUTS", "REFS", "ZEROES", "NODES", "BLOBS", "CATALOGUE"];
+    let mut t = output::table(&header, &[0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    for b in batches {
+        let numbers = [b.puts, b.references, b.zeroes, b.nodes, b.blobs].map(|n| n.to_string());
+        let mut row = vec![
+            b.offset.to_string(),
+            // The batches of a group are applied together; a plus says that the group goes on.
+            format!("{}{}", b.seq, if b.group_end { "" } else { "+" }),
+            b.epoch.to_string(),
+            Size(b.payload_bytes).to_string(),
+        ];
+        row.extend(numbers);
+        row.push(b.catalogue.join(", "));
+        t.add_row(row);
+    }
+    output::render(&t)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_come_before_the_verdict() {
+        let sound = CheckReport { disks: 2, ..CheckReport::default() };
+        assert!(report_text(&sound).starts_with("sound: 2 disks"));
+        let problem = Problem {
+            what: "checksum mismatch".into(),
+            place: "segment 7".into(),
+            disks: vec!["a".into(), "b@s".into()],
+        };
+        let damaged = CheckReport { problems: vec![problem], ..CheckReport::default() };
+        let text = report_text(&damaged);
+        assert!(text.starts_with("segment 7: checksum mismatch (needed by a, b@s)\nDAMAGED: "), "{text}");
+    }
+}

@@ -1,0 +1,217 @@
+//! The router: every route answers, errors have their status and body, and `docs/api.md` tells the truth.
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Method, Request, StatusCode, header};
+use forebay_server::api::{Origin, PREFIX, router, routes};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::common::Rig;
+
+struct Caller(Router);
+
+impl Caller {
+    async fn new(origin: Origin) -> (Rig, Caller) {
+        let rig = Rig::new().await;
+        let caller = Caller(router(rig.control.clone(), origin));
+        (rig, caller)
+    }
+
+    async fn send(&self, request: Request<Body>) -> (StatusCode, Value) {
+        let response = self.0.clone().oneshot(request).await.unwrap();
+        let status = response.status();
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        // Of an import the last line counts.
+        let last = bytes.trim_ascii().rsplit(|b| *b == b'\n').next().unwrap();
+        let value = serde_json::from_slice(last).unwrap_or_else(|_| panic!("{status}: {bytes:?}"));
+        (status, value)
+    }
+
+    async fn call(&self, method: Method, path: &str, body: Value) -> (StatusCode, Value) {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("{PREFIX}{path}"))
+            .header(header::HOST, "localhost")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(body.to_string()))
+            .unwrap();
+        self.send(request).await
+    }
+
+    async fn get(&self, path: &str) -> (StatusCode, Value) {
+        self.call(Method::GET, path, Value::Null).await
+    }
+
+    async fn post(&self, path: &str, body: Value) -> (StatusCode, Value) {
+        self.call(Method::POST, path, body).await
+    }
+
+    async fn delete(&self, path: &str) -> (StatusCode, Value) {
+        self.call(Method::DELETE, path, Value::Null).await
+    }
+
+    /// Expects an error of this status and code.
+    async fn refuses(&self, method: Method, path: &str, body: Value, status: u16, code: &str) {
+        let (got, answer) = self.call(method.clone(), path, body).await;
+        assert_eq!(
+            (got.as_u16(), answer["error"]["code"].as_str()),
+            (status, Some(code)),
+            "{method} {path}: {answer}"
+        );
+        assert!(answer["error"]["message"].as_str().is_some_and(|m| !m.is_empty()), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn every_route_is_served_and_nothing_else() {
+    let (_rig, api) = Caller::new(Origin::Socket).await;
+    for route in routes() {
+        let path = route.path.replace(['{', '}'], "");
+        let (status, answer) = api.call(route.method.clone(), &path, json!({})).await;
+        let code = answer["error"]["code"].as_str().unwrap_or_default();
+        assert!(!matches!(code, "no_such_resource" | "method_not_allowed"), "{} {path}", route.method);
+        assert!(status != StatusCode::INTERNAL_SERVER_ERROR, "{} {path}: {answer}", route.method);
+    }
+    api.refuses(Method::GET, "/nothing", Value::Null, 404, "no_such_resource").await;
+    api.refuses(Method::PUT, "/volumes", Value::Null, 405, "method_not_allowed").await;
+}
+
+#[test]
+fn the_page_lists_every_route() {
+    let page = include_str!("../../../../docs/api.md");
+    let (_, table) = page.split_once("## Routes").unwrap();
+    let (table, _) = table.split_once("\n## ").unwrap();
+    let listed: Vec<&str> = table
+        .lines()
+        .filter_map(|l| l.strip_prefix("| `"))
+        .filter_map(|l| l.split_once("` |").map(|(route, _)| route))
+        .collect();
+    let served: Vec<String> = routes().iter().map(|r| format!("{} {}", r.method, r.path)).collect();
+    assert_eq!(listed, served, "docs/api.md and the router differ");
+    for route in routes() {
+        assert!(page.contains(route.about), "docs/api.md does not say: {}", route.about);
+    }
+}
+
+#[tokio::test]
+async fn a_volume_from_birth_to_death() {
+    let (_rig, api) = Caller::new(Origin::Socket).await;
+    let (status, made) =
+        api.post("/volumes", json!({"name": "a b", "size_bytes": 1 << 30, "sync": "always"})).await;
+    assert_eq!((status, made["kind"].as_str()), (StatusCode::CREATED, Some("volume")), "{made}");
+    assert_eq!(api.get("/volumes/a%20b").await.1, made);
+    assert_eq!(made["uuid"].as_str().map(str::len), Some(36));
+    let (_, resized) = api.post("/volumes/a%20b/resize", json!({"size_bytes": 2u64 << 30})).await;
+    assert_eq!(resized["size_bytes"], 2u64 << 30);
+
+    let (status, snapshot) = api.post("/volumes/a%20b/snapshots", json!({"name": "s"})).await;
+    assert_eq!((status, snapshot["name"].as_str()), (StatusCode::CREATED, Some("a b@s")));
+    assert_eq!(api.get("/volumes/a%20b/snapshots").await.1.as_array().map(Vec::len), Some(1));
+    let (status, clones) = api.post("/clones", json!({"source": "a b@s", "name": "c", "count": 2})).await;
+    assert_eq!(status, StatusCode::CREATED);
+    let names: Vec<_> = clones.as_array().unwrap().iter().map(|c| c["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["c-001", "c-002"]);
+    assert_eq!(clones[0]["origin"], "a b@s");
+
+    api.refuses(Method::DELETE, "/volumes/a%20b", Value::Null, 409, "has_snapshots").await;
+    api.refuses(Method::DELETE, "/volumes/a%20b/snapshots/s", Value::Null, 409, "has_clones").await;
+    assert_eq!(api.post("/volumes/c-001/reset", json!({})).await.0, StatusCode::OK);
+    assert_eq!(api.post("/volumes/a%20b/rollback", json!({"snapshot": "s"})).await.0, StatusCode::OK);
+    for path in ["/volumes/c-001", "/volumes/c-002", "/volumes/a%20b/snapshots/s", "/volumes/a%20b"] {
+        assert_eq!(api.delete(path).await, (StatusCode::OK, json!({})), "{path}");
+    }
+    assert_eq!(api.get("/volumes").await.1, json!([]));
+}
+
+#[tokio::test]
+async fn kinds_are_not_mixed_up() {
+    let (rig, api) = Caller::new(Origin::Socket).await;
+    std::fs::write(rig.path("f"), vec![1; 1 << 20]).unwrap();
+    let import = json!({"name": "img", "source": {"file": rig.path("f")}});
+    let (status, done) = api.post("/images", import.clone()).await;
+    assert_eq!((status, done["event"].as_str()), (StatusCode::OK, Some("done")), "{done}");
+    assert_eq!(done["image"]["kind"], "image");
+    api.refuses(Method::POST, "/images", import, 409, "exists").await;
+    api.post("/clones", json!({"source": "img", "name": "vol"})).await;
+    api.refuses(Method::DELETE, "/volumes/img", Value::Null, 409, "wrong_kind").await;
+    api.refuses(Method::GET, "/images/vol", Value::Null, 409, "wrong_kind").await;
+    api.refuses(Method::DELETE, "/images/vol", Value::Null, 409, "wrong_kind").await;
+    api.refuses(Method::POST, "/volumes/img/snapshots", json!({"name": "s"}), 409, "wrong_kind").await;
+    api.refuses(Method::DELETE, "/images/img", Value::Null, 409, "has_clones").await;
+    let client = rig.control.pool().attach("vol").unwrap();
+    api.refuses(Method::DELETE, "/volumes/vol", Value::Null, 409, "in_use").await;
+    drop(client);
+    assert_eq!(api.delete("/volumes/vol").await.0, StatusCode::OK);
+    assert_eq!(api.delete("/images/img").await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn bad_requests_are_refused() {
+    let (_rig, api) = Caller::new(Origin::Socket).await;
+    let create = |name: &str, size: u64| json!({"name": name, "size_bytes": size});
+    for name in ["", "a/b", "a@b", "a\nb", &"n".repeat(300)] {
+        api.refuses(Method::POST, "/volumes", create(name, 1 << 20), 400, "bad_name").await;
+    }
+    for size in [0, 1000, (64 << 40) + 512, u64::MAX] {
+        api.refuses(Method::POST, "/volumes", create("v", size), 400, "bad_size").await;
+    }
+    assert_eq!(api.post("/volumes", create("max", 64 << 40)).await.0, StatusCode::CREATED);
+    let long = "n".repeat(255);
+    assert_eq!(api.post("/volumes", create(&long, 512)).await.0, StatusCode::CREATED);
+    for path in ["/volumes/none", "/volumes/a%2Fb", "/images/none", "/stats/none", "/volumes/none/snapshots"]
+    {
+        api.refuses(Method::GET, path, Value::Null, 404, "not_found").await;
+    }
+    api.refuses(Method::GET, "/volumes/%ff", Value::Null, 400, "bad_request").await;
+    api.refuses(
+        Method::POST,
+        "/clones",
+        json!({"source": "max", "name": "c", "count": 0}),
+        400,
+        "bad_request",
+    )
+    .await;
+    for body in [
+        json!({}),
+        json!([]),
+        json!({"name": "x", "size_bytes": -1}),
+        json!({"name": "x", "size_bytes": 512, "sync": "maybe"}),
+    ] {
+        api.refuses(Method::POST, "/volumes", body, 422, "bad_request").await;
+    }
+    let typo = json!({"name": "x", "size_bytes": 512, "snyc": "always"});
+    api.refuses(Method::POST, "/volumes", typo, 422, "bad_request").await;
+    let no_json = Request::post(format!("{PREFIX}/volumes")).body(Body::from("name=x")).unwrap();
+    assert_eq!(api.send(no_json).await.0, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+}
+
+#[tokio::test]
+async fn over_tcp_the_host_must_be_this_machine_and_files_stay_where_they_are() {
+    let (rig, api) = Caller::new(Origin::Loopback).await;
+    assert_eq!(api.get("/pool").await.0, StatusCode::OK);
+    let rebound = Request::get(format!("{PREFIX}/pool")).header(header::HOST, "evil.example");
+    let (status, answer) = api.send(rebound.body(Body::empty()).unwrap()).await;
+    assert_eq!((status, answer["error"]["code"].as_str()), (StatusCode::FORBIDDEN, Some("bad_host")));
+    std::fs::write(rig.path("f"), vec![1; 512]).unwrap();
+    let import = json!({"name": "x", "source": {"file": rig.path("f")}});
+    api.refuses(Method::POST, "/images", import, 403, "not_here").await;
+}
+
+#[tokio::test]
+async fn counters_tell_what_was_done() {
+    let (rig, api) = Caller::new(Origin::Socket).await;
+    api.post("/volumes", json!({"name": "v", "size_bytes": 1 << 20})).await;
+    let disk = rig.control.pool().attach("v").unwrap();
+    disk.write(0, &[1; 8192], true).await.unwrap();
+    drop(disk);
+    let (_, of_disk) = api.get("/stats/v").await;
+    assert_eq!(of_disk["write"], json!({"ops": 1, "bytes": 8192}));
+    let (_, of_pool) = api.get("/stats").await;
+    assert_eq!(of_pool["guest"]["write"]["bytes"], 8192);
+    assert!(of_pool["store"]["write"]["ops"].as_u64().is_some_and(|n| n > 0), "{of_pool}");
+    assert!(of_pool["memory_bytes"].as_u64().is_some_and(|n| n > 1 << 20), "{of_pool}");
+    assert_eq!(api.post("/pool/checkpoint", json!({})).await, (StatusCode::OK, json!({})));
+    assert!(api.post("/pool/gc", json!({})).await.1["freed_bytes"].is_u64());
+}

@@ -1,0 +1,129 @@
+//! A pool in memory with a control plane, and image files that `qemu-img` makes.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay_engine::{Pool, PoolConfig};
+use forebay_server::control::{Control, ServerInfo};
+use forebay_server::import::{self, Event, Format, Request, Source};
+use forebay_server::serve::EngineThread;
+use forebay_store::MemoryStore;
+
+/// A control plane over a pool in memory.
+pub struct Rig {
+    pub control: Control,
+    pub dir: tempfile::TempDir,
+    // Outlives the pool's last use.
+    _engine: EngineThread,
+}
+
+impl Rig {
+    pub async fn new() -> Rig {
+        let engine = EngineThread::start().unwrap();
+        let config = PoolConfig { read_cache: 32 << 20, map_cache: 32 << 20, ..PoolConfig::default() };
+        let store = Arc::new(MemoryStore::new());
+        let pool = engine.run(Pool::open(store, engine.host(), config)).await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().to_owned();
+        let info = ServerInfo { data, nbd: Vec::new(), http: None, started: Instant::now() };
+        Rig { control: Control::new(pool, info), dir, _engine: engine }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Imports a file to the end: the code of the error, if it fails.
+    pub async fn import(&self, name: &str, path: &Path, format: Format) -> Result<(), (String, String)> {
+        self.import_from(name, Source::File(path.to_owned()), format).await
+    }
+
+    pub async fn import_from(
+        &self,
+        name: &str,
+        source: Source,
+        format: Format,
+    ) -> Result<(), (String, String)> {
+        let request = Request { name: name.into(), source, format };
+        let mut events = import::start(&self.control, request).await.unwrap();
+        while let Some(event) = events.recv().await {
+            match event {
+                Ok(Event::Progress { .. }) => (),
+                Ok(Event::Done { image }) => {
+                    assert_eq!(image.name, name);
+                    return Ok(());
+                }
+                Ok(Event::Failed { error }) => return Err((error.code, error.message)),
+                Err(e) => return Err((e.code.to_owned(), e.message)),
+            }
+        }
+        panic!("an import ended without a last event");
+    }
+
+    /// All bytes of a disk.
+    pub async fn contents(&self, name: &str) -> Vec<u8> {
+        let disk = self.control.pool().attach(name).unwrap();
+        let mut bytes = vec![0; usize::try_from(disk.size()).unwrap()];
+        for (i, chunk) in bytes.chunks_mut(1 << 20).enumerate() {
+            disk.read((i << 20) as u64, chunk).await.unwrap();
+        }
+        bytes
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        self.control.pool().disks().into_iter().map(|d| d.name).collect()
+    }
+}
+
+/// Numbers that are the same in every run.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn roll(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % below
+    }
+}
+
+/// A disk with holes, zeroes, text that packs well, and noise that does not.
+pub fn disk_bytes(len: usize, seed: u64) -> Vec<u8> {
+    let mut dice = Dice(seed | 1);
+    let mut bytes = vec![0; len];
+    for _ in 0..len / (256 << 10) {
+        let start = dice.roll(len as u64) as usize / 512 * 512;
+        let end = (start + [512, 4096, 65_536, 100_000][dice.roll(4) as usize]).min(len);
+        let noise = dice.roll(2) == 0;
+        for (i, b) in bytes[start..end].iter_mut().enumerate() {
+            *b = if noise { dice.roll(256) as u8 } else { (i / 700) as u8 };
+        }
+    }
+    // The last sector is the one that a wrong length loses.
+    bytes[len - 1] = 0xa5;
+    bytes
+}
+
+/// Whether `qemu-img` is here; says so loudly if it is not.
+pub fn have_qemu_img() -> bool {
+    let found = Command::new("qemu-img").arg("--version").output().is_ok_and(|o| o.status.success());
+    if !found {
+        eprintln!("SKIPPED: this test makes its files with qemu-img; install qemu-utils");
+    }
+    found
+}
+
+pub fn qemu_img(args: &[&str], directory: &Path) {
+    let out = Command::new("qemu-img").args(args).current_dir(directory).output().unwrap();
+    assert!(out.status.success(), "qemu-img {args:?}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// Converts `src.raw` in `directory` to `name`.
+pub fn convert(directory: &Path, format: &str, options: &[&str], name: &str) {
+    let mut args = vec!["convert", "-f", "raw", "-O", format];
+    args.extend(options);
+    args.extend(["src.raw", name]);
+    qemu_img(&args, directory);
+}

@@ -1,0 +1,288 @@
+//! The binary itself: start, stop, and what a kill leaves.
+//!
+//! Bounds on time are there to end a test that hangs, and are far above what anything takes.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::common::disk_bytes;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A directory with a pool, and the commands on it.
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+/// A running server; killed if a test ends without stopping it.
+struct Server {
+    child: Child,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    fn signal(&self, signal: i32) {
+        // SAFETY: our own child, which was not waited for yet.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
+    fn exit_code(&mut self) -> Option<i32> {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(begun.elapsed() < PATIENCE, "the server does not stop");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(args).arg("--data").arg(self.path("pool")).current_dir(self.dir.path());
+        command.env_remove("FOREBAY_SOCKET").env_remove("FOREBAY_DATA").stdin(Stdio::null());
+        command
+    }
+
+    /// Starts a server and waits until it says that it is ready.
+    fn serve(&self, args: &[&str]) -> Server {
+        let mut all = vec!["serve", "--cache", "16M"];
+        all.extend(args);
+        let mut child = self.command(&all).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let server = Server { child };
+        assert!(line.starts_with("forebay is ready: control "), "{line}");
+        server
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// Runs a command that must succeed; its standard output.
+    fn ok(&self, args: &[&str]) -> String {
+        let out = self.run(args);
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    }
+
+    /// Runs a command that must fail with this status; the one line that it says.
+    fn fails(&self, args: &[&str], code: i32) -> String {
+        let out = self.run(args);
+        assert_eq!(out.status.code(), Some(code), "{args:?}");
+        assert!(out.stdout.is_empty(), "{args:?}");
+        let said = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(said.lines().count(), 1, "{args:?}: {said}");
+        assert!(said.starts_with("forebay: "), "{said}");
+        said
+    }
+
+    fn names(&self, kind: &str) -> Vec<String> {
+        let list: Vec<Value> = serde_json::from_str(&self.ok(&[kind, "list", "--json"])).unwrap();
+        list.iter().map(|d| d["name"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+#[test]
+fn commands_do_what_they_say_and_fail_in_one_line() {
+    let place = Place::new();
+    assert!(place.fails(&["volume", "list"], 1).contains("forebay serve --data DIR"));
+    let mut server = place.serve(&[]);
+    place.ok(&["volume", "create", "a b", "--size", "1G"]);
+    assert!(place.ok(&["volume", "list"]).contains("a b"));
+    let shown: Value = serde_json::from_str(&place.ok(&["volume", "show", "a b", "--json"])).unwrap();
+    assert_eq!(shown["size_bytes"], 1 << 30);
+    place.ok(&["snapshot", "create", "a b", "s"]);
+    assert_eq!(place.ok(&["volume", "clone", "a b@s", "c", "--count", "3", "--json"]).lines().count(), 1);
+    assert_eq!(place.names("volume"), ["a b", "c-001", "c-002", "c-003"]);
+    assert!(place.ok(&["stats"]).contains("guest reads"));
+    assert!(place.ok(&["stats", "a b", "--json"]).contains("\"read\""));
+    assert!(place.ok(&["gc"]).starts_with("freed "));
+    assert!(place.fails(&["volume", "rm", "a b"], 1).contains("remove them first"));
+    assert!(place.fails(&["image", "rm", "a b"], 1).contains("is a volume"));
+    assert!(place.fails(&["volume", "create", "x", "--size", "0"], 1).contains("not a usable size"));
+    assert!(place.fails(&["volume", "create", &"n".repeat(300), "--size", "1G"], 1).contains("255 bytes"));
+    assert!(place.fails(&["volume", "create", "x"], 2).contains("--help"));
+    assert!(place.fails(&["check"], 1).contains("stop the server first"));
+    server.signal(libc::SIGTERM);
+    assert_eq!(server.exit_code(), Some(0));
+    assert!(!place.path("pool/forebay.sock").exists());
+    let sound = place.ok(&["check"]);
+    assert!(sound.starts_with("sound: 5 disks"), "{sound}");
+    assert!(place.ok(&["inspect"]).contains("SUPERBLOCK"));
+    let found: Value = serde_json::from_str(&place.ok(&["inspect", "--json"])).unwrap();
+    let segment = found["segments"][0]["segment"].as_str().unwrap().to_owned();
+    assert!(place.ok(&["inspect", &segment]).contains("CATALOGUE"));
+}
+
+#[test]
+fn a_second_server_is_refused_and_the_first_undisturbed() {
+    let place = Place::new();
+    let _first = place.serve(&[]);
+    place.ok(&["volume", "create", "v", "--size", "1M"]);
+    let out = place.command(&["serve"]).env("FOREBAY_LOG", "error").output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!((out.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+    assert!(said.contains("in use by another process"), "{said}");
+    let elsewhere = place.path("other.sock").display().to_string();
+    assert_eq!(place.run(&["serve", "--socket", &elsewhere]).status.code(), Some(1));
+    place.ok(&["volume", "create", "w", "--size", "1M"]);
+    assert_eq!(place.names("volume"), ["v", "w"]);
+}
+
+#[test]
+fn a_directory_with_other_files_is_left_alone() {
+    let place = Place::new();
+    fs::create_dir(place.path("pool")).unwrap();
+    fs::write(place.path("pool/letter.txt"), "dear").unwrap();
+    let out = place.command(&["serve"]).env("FOREBAY_LOG", "error").output().unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("other files"));
+    assert_eq!(fs::read_dir(place.path("pool")).unwrap().count(), 1);
+}
+
+/// SIGTERM in the midst of changes and an import: what was answered is there, nothing else is.
+#[test]
+fn sigterm_under_load_loses_nothing_that_was_answered() {
+    let place = Place::new();
+    fs::write(place.path("disk"), disk_bytes(64 << 20, 3)).unwrap();
+    let mut server = place.serve(&[]);
+    let stop = AtomicBool::new(false);
+    let answered = std::thread::scope(|scope| {
+        let creators: Vec<_> = (0..3)
+            .map(|thread| {
+                let (place, stop) = (&place, &stop);
+                scope.spawn(move || {
+                    let names = (0..).map(|n| format!("v{thread}-{n}"));
+                    let created = |name: &String| {
+                        place.run(&["volume", "create", name, "--size", "1M"]).status.success()
+                    };
+                    names
+                        .take_while(|_| !stop.load(Ordering::Relaxed))
+                        .take_while(created)
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let importer = scope.spawn(|| place.run(&["image", "import", "disk", "disk"]).status.success());
+        while place.names("volume").len() < 6 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        server.signal(libc::SIGTERM);
+        assert_eq!(server.exit_code(), Some(0));
+        stop.store(true, Ordering::Relaxed);
+        let volumes: Vec<String> = creators.into_iter().flat_map(|c| c.join().unwrap()).collect();
+        (volumes, importer.join().unwrap())
+    });
+    let _server = place.serve(&[]);
+    let names = place.names("volume");
+    for name in &answered.0 {
+        assert!(names.contains(name), "{name} was made, and is gone");
+    }
+    assert_eq!(place.names("image").len(), usize::from(answered.1));
+    place.ok(&["volume", "rm", &names[0]]);
+}
+
+/// kill -9 of the server and Ctrl-C of the command: in both cases nothing is left of an import.
+#[test]
+fn an_import_that_is_cut_off_leaves_nothing() {
+    let place = Place::new();
+    fs::write(place.path("disk"), disk_bytes(96 << 20, 3)).unwrap();
+    let mut server = place.serve(&[]);
+    let import = |name: &str| {
+        let mut command = place.command(&["image", "import", name, "disk"]);
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    let mut client = import("first");
+    std::thread::sleep(Duration::from_millis(30));
+    server.signal(libc::SIGKILL);
+    assert_eq!(server.exit_code(), None);
+    let done = client.wait().unwrap().success();
+    let _server = place.serve(&[]);
+    assert_eq!(place.names("image").len(), usize::from(done));
+
+    let mut client = import("second");
+    std::thread::sleep(Duration::from_millis(30));
+    // SAFETY: our own child, which was not waited for yet.
+    unsafe { libc::kill(client.id() as i32, libc::SIGINT) };
+    let done = client.wait().unwrap().success();
+    if !done {
+        // The name is free as soon as the server has seen it.
+        let begun = Instant::now();
+        while !place.run(&["image", "import", "second", "disk"]).status.success() {
+            assert!(begun.elapsed() < PATIENCE);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    assert!(place.names("image").contains(&"second".to_owned()));
+}
+
+#[test]
+fn a_second_signal_exits_at_once_and_a_stale_socket_is_replaced() {
+    let place = Place::new();
+    let mut server = place.serve(&[]);
+    server.signal(libc::SIGKILL);
+    server.exit_code();
+    assert!(place.path("pool/forebay.sock").exists(), "a kill leaves the socket");
+    assert!(place.fails(&["volume", "list"], 1).contains("left over"));
+    let mut server = place.serve(&["--http", "127.0.0.1:0"]);
+    let pool: Value = serde_json::from_str(&place.ok(&["stats", "--json"])).unwrap();
+    assert_eq!(pool["disks"], 0);
+    server.signal(libc::SIGTERM);
+    server.signal(libc::SIGINT);
+    // The first may have been enough.
+    assert!(matches!(server.exit_code(), Some(0 | 1)));
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let place = Place::new();
+    let socket = std::os::unix::net::UnixDatagram::bind(place.path("notify")).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut command = place.command(&["serve"]);
+    command.env("NOTIFY_SOCKET", place.path("notify")).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut server = Server { child: command.spawn().unwrap() };
+    let heard = || {
+        let mut buffer = [0; 64];
+        let n = socket.recv(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..n]).into_owned()
+    };
+    assert_eq!(heard(), "READY=1");
+    place.ok(&["volume", "list"]);
+    server.signal(libc::SIGTERM);
+    assert_eq!(heard(), "STOPPING=1");
+    assert_eq!(server.exit_code(), Some(0));
+}
+
+#[test]
+fn completions_and_manual_come_from_the_same_table() {
+    let place = Place::new();
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(place.ok(&["completions", shell]).contains("snapshot"), "{shell}");
+    }
+    let page = place.ok(&["man"]);
+    assert!(page.contains("FOREBAY VOLUME CLONE") && page.contains("\\-\\-count"), "{page}");
+}
