@@ -152,6 +152,9 @@ pub(crate) struct Log {
     next_segment: u32,
     /// The epoch must rise before the next append; see the module.
     raise_epoch: bool,
+    /// What failed. Whoever comes next, be it the commit or a checkpoint, must not build on it: a group that is
+    /// durable behind one that is not would be lost, though it was acknowledged.
+    failed: Option<StoreError>,
     spare: IoBuf,
     /// Bytes appended since the pool was opened; for whoever decides when a checkpoint is due.
     pub appended: Arc<AtomicU64>,
@@ -175,6 +178,7 @@ impl Log {
             unsynced: Vec::new(),
             next_segment,
             raise_epoch: false,
+            failed: None,
             spare: IoBuf::with_capacity(0),
             appended: Arc::default(),
         }
@@ -219,6 +223,19 @@ impl Log {
     /// Writes drafts as one group, durably. Gives the address of each payload item, in order. After an error
     /// other than `Full` the log must not be used again.
     pub async fn write_group(
+        &mut self,
+        stream: Stream,
+        drafts: &[Draft<'_>],
+    ) -> Result<Vec<Address>, StoreError> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
+        let written = self.try_write_group(stream, drafts).await;
+        self.failed = written.as_ref().err().filter(|e| **e != StoreError::Full).cloned();
+        written
+    }
+
+    async fn try_write_group(
         &mut self,
         stream: Stream,
         drafts: &[Draft<'_>],
@@ -365,7 +382,10 @@ impl Log {
         let mut next = self.superblock.clone();
         change(&mut next);
         next.generation += 1;
-        self.store.swap_superblock(&next).await?;
+        if let Err(e) = self.store.swap_superblock(&next).await {
+            self.failed = Some(e.clone());
+            return Err(e);
+        }
         self.superblock = next;
         Ok(())
     }
