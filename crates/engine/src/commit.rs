@@ -47,6 +47,9 @@ pub(crate) struct PendingOp {
     pub done: oneshot::Sender<Result<()>>,
 }
 
+/// Partial blocks, completed; `None` where what is beneath is damaged.
+type Completed = HashMap<(DiskId, u64), Option<Page>>;
+
 /// What one commit writes.
 #[derive(Default)]
 struct Group {
@@ -241,7 +244,7 @@ impl Pool {
         if group.frozen.is_empty() && group.ops.is_empty() {
             return Ok(());
         }
-        let completed = self.complete_partial_blocks(group).await;
+        let completed = self.complete_partial_blocks(group).await?;
         let items = items(group, &completed);
         let places = match self.write_group(&mut log, &items).await {
             Err(StoreError::Full) => return Err(Error::NoSpace),
@@ -271,7 +274,11 @@ impl Pool {
 
     /// Reads what partial blocks lack. A block whose base is damaged stays as it is, unreadable: to complete it
     /// would be to invent data.
-    async fn complete_partial_blocks(&self, group: &Group) -> HashMap<(DiskId, u64), Option<Page>> {
+    ///
+    /// # Errors
+    /// Those of the store: a base that cannot be read now may be whole, and what was written over it was
+    /// acknowledged.
+    async fn complete_partial_blocks(&self, group: &Group) -> Result<Completed> {
         let mut completed = HashMap::new();
         for (volume, buffer) in &group.frozen {
             for (block, dirty) in buffer.partial_blocks() {
@@ -285,12 +292,15 @@ impl Pool {
                     page
                 });
                 if let Err(e) = &page {
+                    if !matches!(e, Error::Damaged(_) | Error::Format(_)) {
+                        return Err(e.clone());
+                    }
                     tracing::error!(block, "a partial write to a damaged block was dropped: {e}");
                 }
                 completed.insert((volume.id(), block), page.ok());
             }
         }
-        completed
+        Ok(completed)
     }
 
     /// Writes a group, durably. Its blocks go into the read cache on the way: what was just written is likely to
@@ -373,7 +383,7 @@ impl Pool {
 }
 
 /// A group as items of the log: of each disk zeroed ranges, then blocks; then changes to the catalogue.
-fn items<'a>(group: &'a Group, completed: &'a HashMap<(DiskId, u64), Option<Page>>) -> Vec<Item<'a>> {
+fn items<'a>(group: &'a Group, completed: &'a Completed) -> Vec<Item<'a>> {
     let mut items = Vec::new();
     for (volume, buffer) in &group.frozen {
         let disk = volume.id();

@@ -172,6 +172,9 @@ pub(crate) struct Log {
     next_segment: u32,
     /// The epoch must rise before the next append; see the module.
     raise_epoch: bool,
+    /// What failed. Whoever comes next, be it the commit or a checkpoint, must not build on it: a group that is
+    /// durable behind one that is not would be lost, though it was acknowledged.
+    failed: Option<StoreError>,
     /// Buffers for reuse: one is filled while another is being written.
     spares: Vec<IoBuf>,
     /// Bytes appended since the pool was opened; for whoever decides when a checkpoint is due.
@@ -196,6 +199,7 @@ impl Log {
             unsynced: Vec::new(),
             next_segment,
             raise_epoch: false,
+            failed: None,
             spares: Vec::new(),
             appended: Arc::default(),
         }
@@ -241,6 +245,20 @@ impl Log {
     /// shown each block of a disk while it is laid out, before it is durable. After an error other than `Full`
     /// the log must not be used again.
     pub async fn write_group(
+        &mut self,
+        stream: Stream,
+        drafts: &[Draft<'_>],
+        on_block: &mut OnBlock<'_>,
+    ) -> Result<Vec<Placed>, StoreError> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
+        let written = self.try_write_group(stream, drafts, on_block).await;
+        self.failed = written.as_ref().err().filter(|e| **e != StoreError::Full).cloned();
+        written
+    }
+
+    async fn try_write_group(
         &mut self,
         stream: Stream,
         drafts: &[Draft<'_>],
@@ -422,7 +440,10 @@ impl Log {
         let mut next = self.superblock.clone();
         change(&mut next);
         next.generation += 1;
-        self.store.swap_superblock(&next).await?;
+        if let Err(e) = self.store.swap_superblock(&next).await {
+            self.failed = Some(e.clone());
+            return Err(e);
+        }
         self.superblock = next;
         Ok(())
     }

@@ -35,8 +35,10 @@ pub async fn admin_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
     }
 }
 
-/// Ends an operation on the catalogue: its eras stay if it was acknowledged, or if nobody knows.
+/// Ends an operation on the catalogue: its eras stay if it was acknowledged, or if nobody knows. What found no
+/// room was not done.
 fn conclude<T>(ctx: &Ctx, what: &str, op: OpId, result: Result<T, Error>) -> Option<T> {
+    let undone = matches!(result, Err(Error::NoSpace));
     match ctx.judge(what, result) {
         Some(value) => {
             let mut model = ctx.model.borrow_mut();
@@ -45,15 +47,23 @@ fn conclude<T>(ctx: &Ctx, what: &str, op: OpId, result: Result<T, Error>) -> Opt
             Some(value)
         }
         None => {
-            ctx.model.borrow_mut().fail(op);
+            let mut model = ctx.model.borrow_mut();
+            model.fail(op);
+            if undone {
+                model.undo(op);
+            }
             None
         }
     }
 }
 
-/// Leaves a disk taken for the rest of this life: nobody knows which era it is in.
-fn leave(taken: impl IntoIterator<Item = Taken>) {
-    taken.into_iter().for_each(std::mem::forget);
+/// Leaves disks taken for the rest of this life of which nobody knows in which era they are.
+fn leave(ctx: &Ctx, taken: impl IntoIterator<Item = Taken>) {
+    for taken in taken {
+        if !ctx.model.borrow().is_certain(taken.name()) {
+            std::mem::forget(taken);
+        }
+    }
 }
 
 /// Makes an empty volume.
@@ -68,7 +78,7 @@ pub async fn create(ctx: &Rc<Ctx>, rng: &mut Rng) {
         Some(info) => {
             assert_eq!((info.name.as_str(), info.size, info.sync), (name.as_str(), size, sync));
         }
-        None => leave([taken]),
+        None => leave(ctx, [taken]),
     }
 }
 
@@ -112,10 +122,10 @@ async fn snapshot(ctx: &Rc<Ctx>, rng: &mut Rng) {
     ctx.model.borrow_mut().new_era(&name, op, Some(state));
     note!("{} snapshot {name}", ctx.model.borrow().begun(op));
     let made = ctx.pool.create_snapshot(&volume, &short).await;
-    let Some(info) = conclude(ctx, "snapshot", op, made) else { return leave([taken]) };
+    let Some(info) = conclude(ctx, "snapshot", op, made) else { return leave(ctx, [taken]) };
     assert_eq!((info.name.as_str(), info.role), (name.as_str(), Role::Snapshot));
     if !settle_taken(ctx, &name).await {
-        leave([taken]);
+        leave(ctx, [taken]);
     }
 }
 
@@ -139,11 +149,11 @@ async fn clone(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let request = |name: &String| CloneRequest { name: name.clone(), sync, write_cache: 0 };
     let requests: Vec<_> = names.iter().map(request).collect();
     let made = ctx.pool.clone_disk(&source, &requests).await;
-    let Some(infos) = conclude(ctx, "clone", op, made) else { return leave(taken) };
+    let Some(infos) = conclude(ctx, "clone", op, made) else { return leave(ctx, taken) };
     assert_eq!(infos.len(), names.len());
     for (name, taken) in names.iter().zip(taken) {
         if !settle_taken(ctx, name).await {
-            leave([taken]);
+            leave(ctx, [taken]);
         }
     }
 }
@@ -162,6 +172,11 @@ async fn delete(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let Some(name) = ctx.pick(rng, |d| d.taken_from.is_none()) else { return };
     let Some(taken) = ctx.take(&name, true).await else { return };
     let (snapshots, clones) = dependents(ctx, &name);
+    // Where room is short, what is being made or deleted beside this may fail, and others depend or not.
+    let full = ctx.tolerance.get().full;
+    if snapshots + clones > 0 && full {
+        return;
+    }
     if snapshots + clones > 0 {
         note!("delete {name}, which others depend on");
         let refused = ctx.pool.delete(&name).await;
@@ -173,9 +188,12 @@ async fn delete(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let op = ctx.model.borrow_mut().begin();
     ctx.model.borrow_mut().new_era(&name, op, None);
     note!("{} delete {name}", ctx.model.borrow().begun(op));
-    let deleted = ctx.pool.delete(&name).await;
+    let deleted = match ctx.pool.delete(&name).await {
+        Err(Error::HasClones { .. } | Error::HasSnapshots { .. }) if full => Err(Error::NoSpace),
+        other => other,
+    };
     if conclude(ctx, "delete", op, deleted).is_none() {
-        leave([taken]);
+        leave(ctx, [taken]);
     }
 }
 
@@ -204,7 +222,7 @@ async fn rollback(ctx: &Rc<Ctx>, rng: &mut Rng) {
     note!("{} rollback to {snapshot}", ctx.model.borrow().begun(op));
     let done = ctx.pool.rollback(volume, short).await;
     if conclude(ctx, "rollback", op, done).is_none() {
-        leave([taken]);
+        leave(ctx, [taken]);
     }
 }
 
@@ -220,7 +238,7 @@ async fn reset(ctx: &Rc<Ctx>, rng: &mut Rng) {
     note!("{} reset {name} to {origin}", ctx.model.borrow().begun(op));
     let done = ctx.pool.reset(&name).await;
     if conclude(ctx, "reset", op, done).is_none() {
-        leave([taken]);
+        leave(ctx, [taken]);
     }
 }
 
@@ -241,7 +259,7 @@ async fn resize(ctx: &Rc<Ctx>, rng: &mut Rng) {
     note!("{} resize {name} from {before} to {size}", ctx.model.borrow().begun(op));
     let done = ctx.pool.resize(&name, size).await;
     if conclude(ctx, "resize", op, done).is_none() {
-        leave([taken]);
+        leave(ctx, [taken]);
     }
 }
 
@@ -265,7 +283,7 @@ async fn import(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let Some(taken) = ctx.take_now(&name) else { return };
     note!("import {name} size {size}");
     let Some(disk) = ctx.judge("begin import", ctx.pool.begin_import(&name, size).await) else {
-        return leave([taken]);
+        return leave(ctx, [taken]);
     };
     let op = ctx.model.borrow_mut().begin();
     ctx.model.borrow_mut().new_era(&key, op, Some(DiskState::empty(Role::Import, size, SyncMode::Flush)));
@@ -273,13 +291,13 @@ async fn import(ctx: &Rc<Ctx>, rng: &mut Rng) {
     assert!(ctx.pool.disk(&name).is_err(), "an import under way is to be seen by nobody");
     for _ in 0..rng.range(0, 6) {
         if !import_op(ctx, &key, &disk, rng).await {
-            return leave([taken]);
+            return leave(ctx, [taken]);
         }
     }
     if rng.percent(25) {
         note!("abandon import {name}");
         if ctx.judge("abandon import", ctx.pool.abandon_import(disk).await).is_none() {
-            leave([taken]);
+            leave(ctx, [taken]);
         }
         return;
     }
@@ -296,7 +314,7 @@ async fn import(ctx: &Rc<Ctx>, rng: &mut Rng) {
         note!("{} finish import {name}", model.begun(op));
     }
     let done = ctx.pool.finish_import(disk).await;
-    let Some(info) = conclude(ctx, "finish import", op, done) else { return leave([taken]) };
+    let Some(info) = conclude(ctx, "finish import", op, done) else { return leave(ctx, [taken]) };
     assert_eq!((info.name.as_str(), info.role, info.size), (name.as_str(), Role::Image, size));
 }
 

@@ -62,9 +62,10 @@ impl Content {
         self.0.is_empty()
     }
 
-    /// Whether the bytes `range` are known to be zero.
-    pub fn is_zero_in(&self, range: Range<usize>) -> bool {
-        self.0.iter().all(|&(s, e, _)| e as usize <= range.start || s as usize >= range.end)
+    /// Whether the bytes `range` of block number `block` are zero; single bytes of a write may be.
+    pub fn is_zero_in(&self, block: u64, range: Range<usize>) -> bool {
+        let untouched = self.0.iter().all(|&(s, e, _)| e as usize <= range.start || s as usize >= range.end);
+        untouched || self.bytes(block, range).iter().all(|b| *b == 0)
     }
 
     /// The write that a byte came from.

@@ -65,6 +65,8 @@ pub struct Ctx {
     pub plan: Plan,
     /// Operations left in this life.
     pub left: Cell<u64>,
+    /// An operation found the pool latched.
+    pub latched: Cell<bool>,
     /// What may go wrong now.
     pub tolerance: Cell<Tolerance>,
     slots: RefCell<BTreeMap<String, Slot>>,
@@ -87,6 +89,13 @@ impl Drop for Busy {
 pub struct Taken {
     ctx: Rc<Ctx>,
     name: String,
+}
+
+impl Taken {
+    /// The disk.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
 }
 
 impl Drop for Taken {
@@ -132,6 +141,7 @@ impl Ctx {
             left: Cell::new(plan.ops),
             plan,
             tolerance: Cell::default(),
+            latched: Cell::new(false),
             slots: RefCell::new(slots),
             next_name: Cell::new(used * 1000),
         })
@@ -147,6 +157,7 @@ impl Ctx {
             Ok(value) => Some(value),
             Err(e) => {
                 crate::note!("{what}: {e}");
+                self.latched.set(self.latched.get() || matches!(e, Error::Latched(_)));
                 assert!(self.tolerance.get().permits(&e), "{what} failed: {e}");
                 None
             }

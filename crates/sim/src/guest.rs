@@ -175,9 +175,11 @@ pub async fn change(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) 
     let begin = ctx.model.borrow().begun(op);
     note!("{begin} {request:?} {name} {offset}+{len} w{write}{}", if fua { " fua" } else { "" });
     let quick = request == Request::Write && !fua && rng.percent(40);
+    let latched = ctx.latched.get();
     let result = carry_out(disk, request, (offset, len), write, fua, quick).await;
     match result {
         Ok(()) => {
+            assert!(!latched, "a pool that has latched acknowledged a change");
             let durable = durable == SyncMode::Always || fua && durable == SyncMode::Flush;
             let mut model = ctx.model.borrow_mut();
             if request == Request::Discard
@@ -281,7 +283,7 @@ impl Model {
             let from = offset.max(block * B);
             let part = pieces(from, (offset + len - from).min(B - from % B)).next();
             let Some((_, part)) = part else { continue };
-            let zero = |i: usize| cell.versions[i].value.is_zero_in(part.clone());
+            let zero = |i: usize| cell.versions[i].value.is_zero_in(block, part.clone());
             if !cell.possible(&self.ops, &span).into_iter().any(zero) {
                 let history = self.explain(&self.era(name), block);
                 return Err(format!(

@@ -132,6 +132,8 @@ pub struct Version<T> {
     pub after: Stamp,
     /// It is durable whatever its operation promised: a snapshot holds it.
     pub durable: bool,
+    /// Nobody made it: a read found what other versions had left. No flush makes a promise about it.
+    pub observed: bool,
 }
 
 /// A place with a history. The first version is what it held at the last recovery, or when its disk began.
@@ -151,7 +153,14 @@ impl<T> Cell<T> {
 
     /// Adds the version that `op`, which has just begun, makes.
     pub fn push(&mut self, op: OpId, value: T) {
-        self.versions.push(Version { op, value, seen: NEVER, after: 0, durable: false });
+        self.versions.push(Version { op, value, seen: NEVER, after: 0, durable: false, observed: false });
+    }
+
+    /// Adds the version that the read `op` observed.
+    pub fn push_observed(&mut self, op: OpId, value: T) {
+        self.push(op, value);
+        let last = self.versions.len() - 1;
+        self.versions[last].observed = true;
     }
 
     /// When version `i` had taken effect for certain.
@@ -179,7 +188,7 @@ impl<T> Cell<T> {
     fn is_durable(&self, ops: &Ops, i: usize, flushed: Stamp) -> bool {
         let v = &self.versions[i];
         match ops[v.op.0].end {
-            End::Acknowledged { at, durable } => durable || v.durable || at <= flushed,
+            End::Acknowledged { at, durable } => durable || v.durable || at <= flushed && !v.observed,
             End::Pending | End::Failed { .. } => v.durable,
         }
     }

@@ -20,7 +20,9 @@ mod round;
 pub mod trace;
 mod verify;
 
+pub use ctx::Tolerance;
 pub use exec::{Executor, Ran, SimHost};
 pub use harness::{attempt, env, rounds};
 pub use lie::Liar;
+pub use rng::Rng;
 pub use round::Round;

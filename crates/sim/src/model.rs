@@ -216,9 +216,19 @@ impl Model {
         cell.push(op, disk);
     }
 
-    /// Takes back the newest era of a name, which a refused operation began.
-    pub fn drop_era(&mut self, name: &str) {
-        self.names.get_mut(name).expect("it has an era to take back").versions.pop();
+    /// Takes back the eras that `op` began: it was refused, and not done.
+    pub fn undo(&mut self, op: OpId) {
+        for cell in self.names.values_mut() {
+            cell.versions.retain(|v| v.op != op || op == OpId(0));
+        }
+        self.groups.retain(|(o, _)| *o != op);
+    }
+
+    /// Whether it is known in which era a name is.
+    pub fn is_certain(&self, name: &str) -> bool {
+        let newest = self.names.get(name).and_then(|c| c.versions.last());
+        newest.is_none_or(|v| matches!(self.ops[v.op.0].end, End::Acknowledged { .. }))
+            && self.disk(name).is_none_or(|d| d.taken_from.is_none())
     }
 
     /// What a block holds now, where that is certain.
@@ -309,7 +319,7 @@ impl Model {
         self.ops.push(Op { begin, end: End::Acknowledged { at: end, durable: false } });
         let op = OpId(self.ops.len() - 1);
         let cell = self.disk_mut(name).blocks.get_mut(&block).expect("found above");
-        cell.push(op, content);
+        cell.push_observed(op, content);
         Ok(())
     }
 

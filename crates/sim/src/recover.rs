@@ -80,6 +80,9 @@ pub fn recover(model: &mut Model, found: &BTreeMap<String, Found>) -> Result<(),
                 reasons.join("\n")
             ));
         }
+        if next != cut {
+            crate::note!("'{name}' narrows the cut from {cut:?} to {next:?}");
+        }
         cut = next;
     }
     check_groups(model, found)?;

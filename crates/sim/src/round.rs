@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_engine::{Error, Pool};
-use forebay_store::{Crash, Store};
+use forebay_store::{Crash, FaultyStore, Store};
 
 use crate::admin::admin_op;
 use crate::ctx::{Ctx, Tolerance};
@@ -18,7 +18,7 @@ use crate::note;
 use crate::plan::Plan;
 use crate::recover::recover;
 use crate::rng::Rng;
-use crate::verify::{interesting, read_back};
+use crate::verify::{interesting, read_back, read_damaged};
 
 /// Puts a store between the pool and the medium.
 pub type Wrap = fn(Arc<dyn Store>, u64) -> Arc<dyn Store>;
@@ -39,7 +39,12 @@ pub struct Round {
     pub wrap: Option<Wrap>,
     /// Errors that this run counts with.
     pub tolerance: Tolerance,
+    /// Sets the faults of a life, when the pool is open and was found right; they end with the life.
+    pub faults: Option<Inject>,
 }
+
+/// See [`Round::faults`].
+pub type Inject = fn(&FaultyStore, &mut Rng);
 
 /// How a life ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +69,7 @@ impl Round {
             rng,
             wrap: None,
             tolerance: Tolerance::default(),
+            faults: None,
         }
     }
 
@@ -107,10 +113,19 @@ impl Round {
 
     /// Loses power, or kills the process.
     pub fn crash(&mut self) {
-        let crash = if self.rng.percent(70) { Crash::PowerLoss } else { Crash::Kill };
+        // After a failed sync a kernel may go on to show what it has not written and never will, and the next
+        // process cannot know. What follows such a failure here is a reboot.
+        let power = self.tolerance.latched || self.rng.percent(70);
+        let crash = if power { Crash::PowerLoss } else { Crash::Kill };
         note!("{crash:?} crash at step {}", self.exec.steps());
+        self.end_faults();
         self.medium.crash(crash);
         self.exec.kill_tasks();
+    }
+
+    fn end_faults(&mut self) {
+        self.medium.faults().clear_faults();
+        self.medium.faults().set_capacity(1 << 40);
     }
 
     /// Compares what the pool holds with what it may hold.
@@ -133,6 +148,9 @@ impl Round {
             _ => End::Close { under_load: self.rng.percent(50) },
         };
         let steps = self.rng.range(1, self.plan.steps);
+        if let Some(inject) = self.faults {
+            inject(self.medium.faults(), &mut self.rng);
+        }
         let ctx = Ctx::new(pool.clone(), self.exec.host(), self.model.clone(), self.plan.clone());
         ctx.tolerance.set(self.tolerance);
         let running = self.start_clients(&ctx);
@@ -150,7 +168,9 @@ impl Round {
             }
             End::Close { under_load: true } => {
                 let _ = self.exec.run(idle, steps);
-                ctx.tolerance.set(Tolerance { closed: true, ..self.tolerance });
+                // What finds no room while the pool closes never will: the pool latches.
+                let latched = self.tolerance.latched || self.tolerance.full;
+                ctx.tolerance.set(Tolerance { closed: true, latched, ..self.tolerance });
                 drop(ctx);
                 self.close(pool);
             }
@@ -159,6 +179,43 @@ impl Round {
                 drop(ctx);
                 self.close(pool);
             }
+        }
+    }
+
+    /// Lives, closes, suffers `damage` to the medium, and opens again. Whatever is read then is right, or an
+    /// error; so is the opening itself. With `all`, nothing at all may be lost. Gives whether the damage was
+    /// noticed.
+    pub fn rot(mut self, damage: fn(&FaultyStore, &mut Rng), all: bool) -> bool {
+        for _ in 0..self.plan.lives {
+            self.live();
+        }
+        let pool = self.open();
+        self.judge(&pool);
+        let closing = pool.clone();
+        let closed = self.exec.finish(async move { closing.close().await });
+        closed.unwrap_or_else(|e| panic!("close failed: {e}"));
+        drop(pool);
+        self.medium.release();
+        self.exec.kill_tasks();
+        damage(self.medium.faults(), &mut self.rng);
+        let (store, host, config) = (self.store(), self.exec.host(), self.plan.pool.clone());
+        let pool = match self.exec.finish(Pool::open(store, host, config)) {
+            Ok(pool) => pool,
+            Err(e) if all => panic!("the pool does not open: {e}"),
+            Err(e) => {
+                note!("the pool does not open: {e}");
+                return true;
+            }
+        };
+        if all {
+            self.judge(&pool);
+            return false;
+        }
+        let model = self.model.clone();
+        let read = self.exec.finish(async move { read_damaged(&pool, &model.borrow()).await });
+        match read {
+            Ok((_, bad)) => bad > 0,
+            Err(why) => panic!("{why}"),
         }
     }
 
@@ -187,9 +244,12 @@ impl Round {
                 model.all_flushed(now);
                 note!("{now} closed");
             }
-            Ran::Done(Err(Error::Latched(_))) if self.tolerance.latched => {}
-            Ran::Done(Err(Error::NoSpace)) if self.tolerance.full => {}
-            Ran::Done(Err(e)) => panic!("close failed: {e}"),
+            Ran::Done(Err(e)) => {
+                assert!(self.tolerance.permits(&e) || self.tolerance.full, "close failed: {e}");
+                note!("close failed: {e}");
+                drop(pool);
+                return self.crash();
+            }
             Ran::OutOfSteps => {
                 assert!(steps < 1000, "close did not end in {steps} steps");
                 note!("crash while the pool closes");
@@ -198,6 +258,7 @@ impl Round {
             }
         }
         drop(pool);
+        self.end_faults();
         self.medium.release();
         self.exec.kill_tasks();
     }

@@ -1,0 +1,76 @@
+//! Stores that fail, fill up and rot: the pool stops or reports, and never serves what was not written.
+
+use forebay_sim::{Rng, Round, Tolerance, rounds};
+use forebay_store::{Fault, FaultyOp, FaultyStore, When};
+
+const ROUNDS: u64 = 150;
+
+fn failing_writes(store: &FaultyStore, rng: &mut Rng) {
+    let op = *rng.pick(&[FaultyOp::Append, FaultyOp::Sync, FaultyOp::Swap]);
+    let fault = *rng.pick(&[Fault::Io, Fault::Short]);
+    store.inject(op, fault, When::After(rng.below(30) as u32));
+}
+
+/// After a failed append, sync or swap nothing is acknowledged, and what was is there.
+#[test]
+fn a_failed_write_latches_the_pool() {
+    rounds("a_failed_write_latches", 0, ROUNDS, |seed, ops| {
+        let mut round = Round::new(seed, ops);
+        round.tolerance = Tolerance { latched: true, ..Tolerance::default() };
+        round.faults = Some(failing_writes);
+        round.run();
+    });
+}
+
+fn failing_reads(store: &FaultyStore, rng: &mut Rng) {
+    store.inject(FaultyOp::Read, Fault::Io, When::PerMillion(rng.range(1_000, 100_000) as u32));
+}
+
+/// A read that the store fails is an error, and nothing that was acknowledged suffers.
+#[test]
+fn failed_reads_lose_nothing() {
+    rounds("failed_reads", 0, ROUNDS, |seed, ops| {
+        let mut round = Round::new(seed, ops);
+        round.tolerance = Tolerance { unreadable: true, latched: true, ..Tolerance::default() };
+        round.faults = Some(failing_reads);
+        round.run();
+    });
+}
+
+fn little_room(store: &FaultyStore, rng: &mut Rng) {
+    store.set_capacity(rng.range(1, 40) * (128 << 10));
+}
+
+/// A store without room refuses, and keeps what it has.
+#[test]
+fn a_full_store_refuses_and_keeps_what_it_has() {
+    rounds("a_full_store", 0, ROUNDS, |seed, ops| {
+        let mut round = Round::new(seed, ops);
+        round.tolerance = Tolerance { full: true, ..Tolerance::default() };
+        round.faults = Some(little_room);
+        round.run();
+    });
+}
+
+/// A bit anywhere in segments, batches, nodes, blocks, checkpoints.
+#[test]
+fn rot_is_reported_and_never_served() {
+    let noticed = std::cell::Cell::new(0);
+    rounds("rot_is_reported", 0, ROUNDS, |seed, ops| {
+        let rot = |store: &FaultyStore, rng: &mut Rng| {
+            (0..rng.range(1, 30)).for_each(|_| drop(store.flip_any_bit()));
+        };
+        noticed.set(noticed.get() + u64::from(Round::new(seed, ops).rot(rot, false)));
+    });
+    assert!(noticed.get() > 0 || ROUNDS < 20, "no damage was ever met");
+}
+
+/// One superblock copy is damaged: the other is as good.
+#[test]
+fn one_superblock_copy_is_enough() {
+    rounds("one_superblock_copy", 0, ROUNDS, |seed, ops| {
+        let damage =
+            |store: &FaultyStore, rng: &mut Rng| drop(store.flip_superblock_bit(rng.below(2) as usize));
+        Round::new(seed, ops).rot(damage, true);
+    });
+}
