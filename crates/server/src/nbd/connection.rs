@@ -1,6 +1,7 @@
 //! One client, from accept to close.
 
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -96,6 +97,20 @@ impl Drop for Counted {
 pub(super) enum Stream {
     Plain(Socket),
     Tls(Box<TlsStream<Socket>>),
+}
+
+impl Stream {
+    /// The descriptor, if it is a UNIX socket's.
+    pub fn unix_fd(&self) -> Option<RawFd> {
+        let socket = match self {
+            Stream::Plain(socket) => socket,
+            Stream::Tls(tls) => tls.get_ref().0,
+        };
+        match socket {
+            Socket::Unix(s) => Some(s.as_raw_fd()),
+            Socket::Tcp(_) => None,
+        }
+    }
 }
 
 /// Calls a method of whichever stream it is.

@@ -7,13 +7,15 @@
 //! the connection, which keeps only what it could not finish; so an idle connection costs little, and a
 //! client that sends much, or reads nothing, is held back by not being read from.
 //!
-//! In the order of a connection's life:
+//! A connection passes `listen`, `connection`, `negotiate` (and `tls`), `session` (and `job`, `backlog`);
+//! `server`, `worker`, `scratch` and `pace` are the threads that it lives on.
 
 mod backlog;
 mod connection;
 mod job;
 mod listen;
 mod negotiate;
+mod pace;
 mod scratch;
 mod server;
 mod session;

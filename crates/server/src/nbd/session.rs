@@ -10,6 +10,7 @@
 
 use std::future::Future;
 use std::io::{self, IoSlice};
+use std::os::fd::RawFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -44,6 +45,8 @@ const SHUTTING_DOWN: &str = "the server is shutting down";
 pub(super) struct Session {
     worker: Rc<Worker>,
     stream: Stream,
+    /// Of a UNIX socket.
+    fd: Option<RawFd>,
     disk: Arc<Disk>,
     structured: bool,
     block_status: bool,
@@ -77,6 +80,7 @@ impl Session {
         worker.register(&backlog);
         Session {
             worker,
+            fd: n.stream.unix_fd(),
             stream: n.stream,
             disk: n.disk,
             structured: n.structured,
@@ -374,6 +378,9 @@ impl Session {
     /// in the backlog then.
     fn send(&mut self, cx: &mut Context<'_>, output: &mut Output) -> Poll<Result<(), End>> {
         let mut fresh = output.filled();
+        if self.backlog.has_replies() || !fresh.is_empty() {
+            self.worker.pace().served(self.fd);
+        }
         while self.backlog.has_replies() || !fresh.is_empty() {
             let written = match self.write_some(cx, fresh) {
                 Poll::Ready(Ok(0)) => {
@@ -433,5 +440,8 @@ impl Future for Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.backlog.abandon();
+        if let Some(fd) = self.fd {
+            self.worker.pace().forget(fd);
+        }
     }
 }

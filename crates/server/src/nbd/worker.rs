@@ -3,18 +3,21 @@
 use std::cell::{Cell, RefCell, RefMut};
 use std::future::Future;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::LocalSet;
 
 use super::backlog::Backlog;
+use super::pace::{Pace, precise_timers};
 use super::scratch::Scratch;
 
 /// What the connections of one thread have in common. Borrowed for the length of one poll, never across an
 /// await.
 pub(super) struct Worker {
     scratch: RefCell<Scratch>,
+    pace: Arc<Pace>,
     closing: Cell<bool>,
     connections: Cell<usize>,
     last_left: Notify,
@@ -27,6 +30,7 @@ impl Worker {
     pub fn new() -> Rc<Worker> {
         Rc::new(Worker {
             scratch: RefCell::new(Scratch::new()),
+            pace: Arc::default(),
             closing: Cell::new(false),
             connections: Cell::new(0),
             last_left: Notify::new(),
@@ -36,13 +40,24 @@ impl Worker {
 
     /// Runs the thread's main task; what is still running on the thread when it ends is dropped.
     pub fn block_on<T>(self: Rc<Self>, main: impl Future<Output = std::io::Result<T>>) -> std::io::Result<T> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        precise_timers();
+        let pace = self.pace.clone();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .on_thread_park(move || pace.before_sleep())
+            .build()?;
         LocalSet::new().block_on(&runtime, main)
     }
 
     /// The shared buffers.
     pub fn scratch(&self) -> RefMut<'_, Scratch> {
         self.scratch.borrow_mut()
+    }
+
+    /// What decides when the thread sleeps.
+    pub fn pace(&self) -> &Pace {
+        &self.pace
     }
 
     /// Whether new requests are refused.

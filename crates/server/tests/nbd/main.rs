@@ -1,0 +1,9 @@
+//! The NBD server as clients meet it: over real sockets, with a pool in memory behind.
+
+mod bad_input;
+mod client;
+mod exports;
+mod flow;
+mod service;
+mod support;
+mod tls;

@@ -1,0 +1,123 @@
+//! A server with a pool in memory, for one test.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_engine::{BoxFuture, Host, Pool, PoolConfig, SyncMode};
+use forebay_server::nbd::{Config, Handle, ListenAddr, Server, TlsConfig};
+use forebay_store::MemoryStore;
+use tokio::runtime::{Builder, Runtime};
+
+/// The world of the engine: real time, and numbers that are the same in every run.
+pub struct TestHost {
+    start: Instant,
+    handle: tokio::runtime::Handle,
+    next: AtomicU64,
+}
+
+impl Host for TestHost {
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+    fn unix_ms(&self) -> u64 {
+        1_700_000_000_000
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        let _entered = self.handle.enter();
+        Box::pin(tokio::time::sleep(duration))
+    }
+    fn spawn(&self, _name: &'static str, task: BoxFuture<'static, ()>) {
+        self.handle.spawn(task);
+    }
+    fn random(&self, bytes: &mut [u8]) {
+        for chunk in bytes.chunks_mut(8) {
+            let n = self.next.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            chunk.copy_from_slice(&n.to_le_bytes()[..chunk.len()]);
+        }
+    }
+}
+
+/// A world whose tasks run in a runtime.
+pub fn host(handle: tokio::runtime::Handle) -> TestHost {
+    TestHost { start: Instant::now(), handle, next: AtomicU64::new(1) }
+}
+
+/// A running server.
+pub struct TestServer {
+    runtime: Runtime,
+    pub pool: Arc<Pool>,
+    handle: Option<Handle>,
+    pub dir: tempfile::TempDir,
+}
+
+/// Size of the volume that every test server has.
+pub const SIZE: u64 = 64 << 20;
+
+impl TestServer {
+    /// With one volume, `vol`, of [`SIZE`] bytes.
+    pub fn start() -> TestServer {
+        TestServer::with_tls(|_| TlsConfig::default())
+    }
+
+    pub fn with_tls(tls: impl FnOnce(&std::path::Path) -> TlsConfig) -> TestServer {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let host = host(runtime.handle().clone());
+        let config = PoolConfig {
+            read_cache: 64 << 20,
+            map_cache: 4 << 20,
+            segment_bytes: 4 << 20,
+            ..Default::default()
+        };
+        let store = Arc::new(MemoryStore::new());
+        let pool = runtime.block_on(Pool::open(store, Arc::new(host), config)).unwrap();
+        runtime.block_on(pool.create_volume("vol", SIZE, SyncMode::Flush)).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let listen =
+            vec![ListenAddr::Unix(dir.path().join("nbd.sock")), ListenAddr::Tcp("127.0.0.1:0".into())];
+        let server = Server::bind(&Config { listen, tls: tls(dir.path()) }).unwrap();
+        let handle = server.run(pool.clone(), 2).unwrap();
+        TestServer { runtime, pool, handle: Some(handle), dir }
+    }
+
+    /// Runs something of the engine's.
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    pub fn socket(&self) -> std::path::PathBuf {
+        self.dir.path().join("nbd.sock")
+    }
+
+    /// `HOST:PORT`.
+    pub fn tcp(&self) -> String {
+        self.handle().addresses()[1].to_string()
+    }
+
+    pub fn handle(&self) -> &Handle {
+        self.handle.as_ref().expect("it runs until the end of the test")
+    }
+
+    /// Stops the server; the pool stays.
+    pub fn shutdown(&mut self) {
+        if let Some(handle) = self.handle.take() {
+            self.runtime.block_on(handle.shutdown());
+        }
+    }
+
+    /// Waits until no client is connected any more.
+    pub fn wait_until_alone(&self) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while self.handle().connections() > 0 || self.pool.disks().iter().any(|d| d.clients > 0) {
+            assert!(Instant::now() < deadline, "clients stay connected");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}

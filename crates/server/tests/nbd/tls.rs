@@ -1,0 +1,171 @@
+//! TLS: who may, who must, and whose certificate counts.
+
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_server::nbd::{ClientCertificates, TlsConfig, TlsMode};
+use forebay_wire::nbd::*;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use crate::client::{Client, option};
+use crate::support::TestServer;
+
+/// Writes a certificate authority, a server's certificate and a client's, by the usual names.
+fn certificates(dir: &Path) {
+    let ca_key = KeyPair::generate().unwrap();
+    let mut ca = CertificateParams::new(Vec::new()).unwrap();
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    std::fs::write(dir.join("ca-cert.pem"), ca.self_signed(&ca_key).unwrap().pem()).unwrap();
+    let issuer = Issuer::new(ca, ca_key);
+    for (role, name) in [("server", "localhost"), ("client", "client")] {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let cert = params.signed_by(&key, &issuer).unwrap();
+        std::fs::write(dir.join(format!("{role}-cert.pem")), cert.pem()).unwrap();
+        std::fs::write(dir.join(format!("{role}-key.pem")), key.serialize_pem()).unwrap();
+    }
+}
+
+fn server(mode: TlsMode, clients: ClientCertificates) -> TestServer {
+    TestServer::with_tls(|dir| {
+        certificates(dir);
+        TlsConfig { mode, dir: Some(dir.to_owned()), clients }
+    })
+}
+
+/// A client that has asked for TLS and been let; with a certificate from `identity`, if any.
+fn upgraded(server: &TestServer, identity: Option<&Path>) -> Client {
+    let dir = server.dir.path();
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(dir.join("ca-cert.pem")).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let config = match identity {
+        None => config.with_no_client_auth(),
+        Some(dir) => {
+            let cert = CertificateDer::from_pem_file(dir.join("client-cert.pem")).unwrap();
+            let key = PrivateKeyDer::from_pem_file(dir.join("client-key.pem")).unwrap();
+            config.with_client_auth_cert(vec![cert], key).unwrap()
+        }
+    };
+    let socket = TcpStream::connect(server.tcp()).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut clear = Client::over(socket.try_clone().unwrap());
+    clear.greet();
+    clear.option(OPT_STARTTLS, b"");
+    assert_eq!(clear.option_reply(OPT_STARTTLS).kind, REP_ACK);
+    let name = ServerName::try_from("localhost").unwrap();
+    let tls = ClientConnection::new(Arc::new(config), name).unwrap();
+    Client::over(StreamOwned::new(tls, socket))
+}
+
+#[test]
+fn a_client_may_use_tls() {
+    let server = server(TlsMode::On, ClientCertificates::Optional);
+    let mut client = upgraded(&server, None);
+    client.set_up();
+    client.go("vol").unwrap();
+    let data = vec![5; 3 << 20];
+    assert_eq!(client.put(0, 4096, &data).error, 0);
+    assert!(client.ask(0, CMD_READ, 4096, data.len() as u32).data == data);
+    assert_eq!(client.ask(0, CMD_FLUSH, 0, 0).error, 0);
+    // And may do without.
+    let mut plain = Client::open(&server.socket(), "vol");
+    assert!(plain.ask(0, CMD_READ, 4096, data.len() as u32).data == data);
+}
+
+#[test]
+fn where_tls_is_required_nothing_else_is_answered() {
+    let server = server(TlsMode::Require, ClientCertificates::Optional);
+    let mut client = Client::greeted(&server.socket());
+    for number in [OPT_LIST, OPT_STRUCTURED_REPLY, 4711] {
+        client.option(number, b"");
+        assert_eq!(client.option_reply(number).kind, REP_ERR_TLS_REQD);
+    }
+    assert_eq!(client.go("vol").unwrap_err().kind, REP_ERR_TLS_REQD);
+    client.option(OPT_EXPORT_NAME, b"vol");
+    client.assert_closed();
+    let mut client = upgraded(&server, None);
+    client.go("vol").unwrap();
+    client.assert_alive();
+}
+
+#[test]
+fn a_certificate_may_be_required() {
+    let server = server(TlsMode::Require, ClientCertificates::Required);
+    let mut known = upgraded(&server, Some(server.dir.path()));
+    known.go("vol").unwrap();
+    known.assert_alive();
+    let mut without = upgraded(&server, None);
+    assert_refused(&mut without);
+    let other = tempfile::tempdir().unwrap();
+    certificates(other.path());
+    let mut stranger = upgraded(&server, Some(other.path()));
+    assert_refused(&mut stranger);
+}
+
+#[test]
+fn a_certificate_that_is_shown_has_to_be_good() {
+    let server = server(TlsMode::On, ClientCertificates::Optional);
+    let other = tempfile::tempdir().unwrap();
+    certificates(other.path());
+    let mut stranger = upgraded(&server, Some(other.path()));
+    assert_refused(&mut stranger);
+}
+
+/// The server ends the connection instead of answering. Where in the handshake that shows is the library's.
+fn assert_refused(client: &mut Client) {
+    let bytes = option(OPT_LIST, b"");
+    let sent = client.socket.write_all(&bytes).and_then(|()| client.socket.flush());
+    let mut answer = [0; 20];
+    assert!(sent.is_err() || client.socket.read_exact(&mut answer).is_err(), "{answer:?}");
+}
+
+#[test]
+fn without_certificates_there_is_no_tls() {
+    let server = TestServer::start();
+    let mut client = Client::greeted(&server.socket());
+    client.option(OPT_STARTTLS, b"");
+    assert_eq!(client.option_reply(OPT_STARTTLS).kind, REP_ERR_POLICY);
+    client.go("vol").unwrap();
+    client.assert_alive();
+}
+
+#[test]
+fn what_was_chosen_in_clear_is_forgotten() {
+    let server = server(TlsMode::On, ClientCertificates::Optional);
+    let mut client = upgraded(&server, None);
+    client.option(OPT_STARTTLS, b"");
+    assert_eq!(client.option_reply(OPT_STARTTLS).kind, REP_ERR_INVALID, "once is enough");
+    client.option(OPT_LIST_META_CONTEXT, &crate::client::meta("vol", &[]));
+    assert_eq!(client.option_reply(OPT_LIST_META_CONTEXT).kind, REP_ERR_INVALID);
+}
+
+#[test]
+fn bytes_smuggled_in_behind_starttls_end_the_connection() {
+    let server = server(TlsMode::On, ClientCertificates::Optional);
+    let mut client = Client::greeted(&server.socket());
+    client.send(&[option(OPT_STARTTLS, b""), option(OPT_LIST, b"")].concat());
+    client.assert_closed();
+}
+
+#[test]
+fn a_broken_handshake_ends_the_connection() {
+    let server = server(TlsMode::On, ClientCertificates::Optional);
+    let mut client = Client::greeted(&server.socket());
+    client.option(OPT_STARTTLS, b"");
+    assert_eq!(client.option_reply(OPT_STARTTLS).kind, REP_ACK);
+    client.send(&[0x55; 100]);
+    // An alert may come first.
+    let mut rest = Vec::new();
+    let _ = client.socket.read_to_end(&mut rest);
+    assert!(rest.len() < 100);
+    server.wait_until_alone();
+}
