@@ -136,7 +136,7 @@ fn reference(parent: &clap::Command) -> String {
         let name = command.get_bin_name().unwrap_or_default();
         text += &format!("\n### {name}\n\n{about}.\n\n```\n{usage}\n```\n");
         let own = command.get_arguments().filter(|a| !a.is_hide_set() && !a.is_global_set());
-        let rows: String = own.filter(|a| a.get_id() != "help").map(|a| row(a)).collect();
+        let rows: String = own.filter(|a| a.get_id() != "help").map(row).collect();
         if !rows.is_empty() {
             text += &format!("\n| argument | what it is |\n|---|---|\n{rows}");
         }

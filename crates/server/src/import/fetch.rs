@@ -8,10 +8,12 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use ureq::http::{Response, StatusCode, header};
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
 use super::file::ImageFile;
@@ -25,6 +27,9 @@ const RETRIES: u32 = 5;
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// How long a server may take to accept a connection, and to begin its answer.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Where distributions keep the certificate authorities that they trust; `SSL_CERT_FILE` comes before.
+const AUTHORITIES: [&str; 3] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
 
 /// Fetches `url` and opens what came. `progress` gets the bytes done and, where known, in all.
 pub(super) async fn fetch(
@@ -71,8 +76,14 @@ impl Download {
     fn run(&mut self, data: &Path, report: &mpsc::Sender<(u64, Option<u64>)>) -> Result<ImageFile> {
         let spool = |error| ImportError::Spool { path: data.display().to_string(), error };
         let mut file = unnamed_file(data).map_err(spool)?;
+        let authorities = authorities();
+        if authorities.is_empty() && self.url.starts_with("https:") {
+            let reason = "no certificate authorities here: install ca-certificates, or set SSL_CERT_FILE";
+            return Err(self.failed(reason.into()));
+        }
         let config = Agent::config_builder()
             .http_status_as_error(false)
+            .tls_config(tls_config(&authorities))
             .timeout_connect(Some(PATIENCE))
             .timeout_recv_response(Some(PATIENCE))
             .build();
@@ -170,6 +181,25 @@ impl Download {
     fn failed(&self, reason: String) -> ImportError {
         ImportError::Fetch { url: self.url.clone(), reason }
     }
+}
+
+/// What the system trusts; nothing where it has no list.
+fn authorities() -> Vec<Certificate<'static>> {
+    let named = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+    let files = named.into_iter().chain(AUTHORITIES.map(PathBuf::from));
+    let Some(bundle) = files.filter_map(|f| std::fs::read(f).ok()).next() else { return Vec::new() };
+    let certificates = parse_pem(&bundle).filter_map(|item| match item {
+        Ok(PemItem::Certificate(certificate)) => Some(certificate),
+        _ => None,
+    });
+    certificates.collect()
+}
+
+fn tls_config(authorities: &[Certificate<'static>]) -> TlsConfig {
+    TlsConfig::builder()
+        .root_certs(RootCerts::new_with_certs(authorities))
+        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .build()
 }
 
 /// A strong entity tag, or the time of the last change.

@@ -43,7 +43,7 @@ pub(super) async fn copy(image: Box<dyn Image>, disk: &Disk, mut progress: impl 
     let (give_back, used) = std::sync::mpsc::channel();
     let reader = std::thread::Builder::new().name("import".into());
     let spawned = reader.spawn(move || {
-        let mut reader = Reader { image, used, made: 0 };
+        let mut reader = Reader { image, used, spare: None };
         if let Err(e) = reader.read_all(&windows) {
             // A receiver that is gone has failed by itself.
             let _ = windows.blocking_send(Err(e));
@@ -69,7 +69,8 @@ pub(super) async fn copy(image: Box<dyn Image>, disk: &Disk, mut progress: impl 
 struct Reader {
     image: Box<dyn Image>,
     used: std::sync::mpsc::Receiver<Vec<u8>>,
-    made: usize,
+    /// A buffer that was not sent.
+    spare: Option<Vec<u8>>,
 }
 
 impl Reader {
@@ -92,9 +93,10 @@ impl Reader {
             let start = offset - offset % BLOCK as u64;
             let end = (offset - offset % WINDOW + WINDOW).min(size.next_multiple_of(512));
             let window = self.read_window(start, end)?;
-            let wanted = !window.runs.is_empty() || end >= size;
             offset = end;
-            if wanted && windows.blocking_send(Ok(window)).is_err() {
+            if window.runs.is_empty() && end < size {
+                self.spare = Some(window.bytes);
+            } else if windows.blocking_send(Ok(window)).is_err() {
                 return Ok(());
             }
         }
@@ -127,13 +129,10 @@ impl Reader {
         Ok(Window { offset: start, bytes, runs })
     }
 
-    /// A buffer that came back, or a new one if not all are made.
+    /// A buffer that is free, or a new one; at most as many as are in flight are ever made, and a few.
     fn buffer(&mut self) -> Vec<u8> {
-        if let Ok(buffer) = self.used.try_recv() {
-            return buffer;
-        }
-        self.made += 1;
-        Vec::with_capacity(WINDOW as usize)
+        let free = self.spare.take().or_else(|| self.used.try_recv().ok());
+        free.unwrap_or_else(|| Vec::with_capacity(WINDOW as usize))
     }
 }
 
