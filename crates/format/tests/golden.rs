@@ -12,7 +12,7 @@ use forebay_format::*;
 fn golden(name: &str, encoded: &[u8]) -> Vec<u8> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if !path.exists() && std::env::var_os("FOREBAY_WRITE_GOLDEN").is_some() {
-        std::fs::write(&path, encoded).unwrap();
+        std::fs::write(&path, encoded).expect("the golden folder can be written");
     }
     let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     assert!(bytes == encoded, "{name}: today's encoding differs from the golden file");
