@@ -312,7 +312,7 @@ impl Model {
         let end = self.tick();
         let Some(cell) = self.disk(name).and_then(|d| d.blocks.get(&block)) else { return Ok(()) };
         let matching = |i: &usize| cell.versions[*i].value.matches(block, 0..bytes.len(), bytes);
-        let Some(i) = cell.possible(&self.ops, &now).into_iter().filter(matching).last() else {
+        let Some(i) = cell.possible(&self.ops, &now).into_iter().rev().find(matching) else {
             return Err(format!("block {block} of '{name}' holds {}", describe(block * BLOCK as u64, bytes)));
         };
         let content = cell.versions[i].value.clone();

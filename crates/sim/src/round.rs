@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_engine::{Error, Pool};
+use forebay_engine::Pool;
 use forebay_store::{Crash, FaultyStore, Store};
 
 use crate::admin::admin_op;
@@ -212,7 +212,7 @@ impl Round {
             return false;
         }
         let model = self.model.clone();
-        let read = self.exec.finish(async move { read_damaged(&pool, &model.borrow()).await });
+        let read = self.exec.finish(async move { read_damaged(&pool, &model).await });
         match read {
             Ok((_, bad)) => bad > 0,
             Err(why) => panic!("{why}"),

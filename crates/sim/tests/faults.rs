@@ -58,7 +58,9 @@ fn rot_is_reported_and_never_served() {
     let noticed = std::cell::Cell::new(0);
     rounds("rot_is_reported", 0, ROUNDS, |seed, ops| {
         let rot = |store: &FaultyStore, rng: &mut Rng| {
-            (0..rng.range(1, 30)).for_each(|_| drop(store.flip_any_bit()));
+            for _ in 0..rng.range(1, 30) {
+                store.flip_any_bit();
+            }
         };
         noticed.set(noticed.get() + u64::from(Round::new(seed, ops).rot(rot, false)));
     });
@@ -69,8 +71,9 @@ fn rot_is_reported_and_never_served() {
 #[test]
 fn one_superblock_copy_is_enough() {
     rounds("one_superblock_copy", 0, ROUNDS, |seed, ops| {
-        let damage =
-            |store: &FaultyStore, rng: &mut Rng| drop(store.flip_superblock_bit(rng.below(2) as usize));
+        let damage = |store: &FaultyStore, rng: &mut Rng| {
+            store.flip_superblock_bit(rng.below(2) as usize);
+        };
         Round::new(seed, ops).rot(damage, true);
     });
 }
