@@ -62,8 +62,9 @@ impl Pool {
     /// Whether a write of `len` bytes may go into the buffer now. An error where it never may.
     pub(crate) fn admit(&self, len: u64) -> Result<bool> {
         self.check_running()?;
-        if self.commit.full.load(Relaxed) && len > 0 {
-            return Err(Error::NoSpace);
+        if self.commit.full.load(Relaxed) {
+            // Zeroes take next to nothing, and to wait for a full store to empty could be for ever.
+            return if len > 0 { Err(Error::NoSpace) } else { Ok(true) };
         }
         let dirty = self.commit.dirty.load(Relaxed).max(0) as u64;
         if dirty == 0 || dirty + len <= self.config.write_buffer {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use forebay_engine::{CloneRequest, Disk, Error, Role, SyncMode};
 use forebay_format::BLOCK;
 
-use crate::ctx::{Ctx, Taken};
+use crate::ctx::{Ctx, Taken, Tolerance};
 use crate::guest;
 use crate::history::{Cell, OpId};
 use crate::model::{Change, DiskState};
@@ -172,9 +172,10 @@ async fn delete(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let Some(name) = ctx.pick(rng, |d| d.taken_from.is_none()) else { return };
     let Some(taken) = ctx.take(&name, true).await else { return };
     let (snapshots, clones) = dependents(ctx, &name);
-    // Where room is short, what is being made or deleted beside this may fail, and others depend or not.
-    let full = ctx.tolerance.get().full;
-    if snapshots + clones > 0 && full {
+    // Where things fail, what is being made or deleted beside this may, and others depend or not.
+    let Tolerance { closed, full, unreadable, latched } = ctx.tolerance.get();
+    let unsure = closed || full || unreadable || latched;
+    if snapshots + clones > 0 && unsure {
         return;
     }
     if snapshots + clones > 0 {
@@ -189,7 +190,12 @@ async fn delete(ctx: &Rc<Ctx>, rng: &mut Rng) {
     ctx.model.borrow_mut().new_era(&name, op, None);
     note!("{} delete {name}", ctx.model.borrow().begun(op));
     let deleted = match ctx.pool.delete(&name).await {
-        Err(Error::HasClones { .. } | Error::HasSnapshots { .. }) if full => Err(Error::NoSpace),
+        Err(Error::HasClones { .. } | Error::HasSnapshots { .. }) if unsure => {
+            // Refused, so not done: as where there is no room.
+            ctx.model.borrow_mut().fail(op);
+            ctx.model.borrow_mut().undo(op);
+            return;
+        }
         other => other,
     };
     if conclude(ctx, "delete", op, deleted).is_none() {

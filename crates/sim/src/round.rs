@@ -213,7 +213,7 @@ impl Round {
             return false;
         }
         let model = self.model.clone();
-        let read = self.exec.finish(async move { read_damaged(&pool, &model.borrow()).await });
+        let read = self.exec.finish(async move { read_damaged(&pool, &model).await });
         match read {
             Ok((_, bad)) => bad > 0,
             Err(why) => panic!("{why}"),

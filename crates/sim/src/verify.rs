@@ -1,5 +1,6 @@
 //! Reads everything a pool holds, and checks that what it says of itself is consistent.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -78,27 +79,25 @@ async fn read_disk(
 
 /// After damage to the medium: each read gives what the model holds, or an error. Gives how many blocks were
 /// read well, and how many were not.
-pub async fn read_damaged(pool: &Arc<Pool>, model: &Model) -> Result<(u64, u64), String> {
+pub async fn read_damaged(pool: &Arc<Pool>, model: &RefCell<Model>) -> Result<(u64, u64), String> {
     let (mut good, mut bad) = (0, 0);
     for info in pool.disks() {
-        let Some(known) = model.disk(&info.name) else { return Err(format!("'{}' exists again", info.name)) };
+        let known = model.borrow().disk(&info.name).cloned();
+        let Some(known) = known else { return Err(format!("'{}' exists again", info.name)) };
         let Ok(disk) = pool.attach(&info.name) else { continue };
-        for (first, end) in to_read(info.size.div_ceil(B), &known.blocks.keys().copied().collect::<Vec<_>>())
-        {
-            for block in first..end.min(known.block_count()) {
-                let mut bytes = vec![0xee; known.valid(block)];
-                match disk.read(block * B, &mut bytes).await {
-                    Ok(()) => good += 1,
-                    Err(_) => {
-                        bad += 1;
-                        continue;
-                    }
-                }
-                let right = model.certain(&info.name, block).expect("a model that was judged is certain");
-                if !right.matches(block, 0..bytes.len(), &bytes) {
-                    let found = crate::content::describe(block * B, &bytes);
-                    return Err(format!("block {block} of '{}' gave {found}, not {right:?}", info.name));
-                }
+        let runs = to_read(info.size.div_ceil(B), &known.blocks.keys().copied().collect::<Vec<_>>());
+        for block in runs.into_iter().flat_map(|(first, end)| first..end.min(known.block_count())) {
+            let mut bytes = vec![0xee; known.valid(block)];
+            if disk.read(block * B, &mut bytes).await.is_err() {
+                bad += 1;
+                continue;
+            }
+            good += 1;
+            let right = model.borrow().certain(&info.name, block);
+            let right = right.expect("a model that was judged is certain");
+            if !right.matches(block, 0..bytes.len(), &bytes) {
+                let found = crate::content::describe(block * B, &bytes);
+                return Err(format!("block {block} of '{}' gave {found}, not {right:?}", info.name));
             }
         }
     }

@@ -3,7 +3,7 @@
 use forebay_sim::{Liar, Round, attempt, env, rounds};
 
 /// Run by default, all tests of this file together, in a minute or so on two slow cores.
-const ROUNDS: u64 = 500;
+const ROUNDS: u64 = 1500;
 
 fn round(seed: u64, ops: Option<u64>) {
     Round::new(seed, ops).run();
