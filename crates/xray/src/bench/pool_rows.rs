@@ -73,14 +73,13 @@ pub fn snapshots(bench: &Bench, pace: &Pace, forebay: &Forebay) -> Result<Vec<Ro
             spec.range = Some(range.clone());
             spec.seed = u64::from(seed);
             spec.stop = Stop::Requests(n);
-            spec.flush_each = Some(Duration::from_secs(3600));
         })
     };
     for n in 0..pace.snapshots {
         write(snapped, n, WRITES_BETWEEN)?;
         forebay.cli(&["snapshot", "create", snapped, &format!("s{n:04}")])?;
-        write(plain, n, WRITES_BETWEEN)?;
     }
+    write(plain, pace.snapshots, WRITES_BETWEEN * u64::from(pace.snapshots))?;
     let read = |spec: &mut Spec, round: u32| {
         spec.range = Some(range.clone());
         spec.seed = u64::from(round) + 1;
