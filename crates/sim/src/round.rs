@@ -185,7 +185,6 @@ impl Round {
     /// Lives, closes, suffers `damage` to the medium, and opens again. Whatever is read then is right, or an
     /// error; so is the opening itself. With `all`, nothing at all may be lost. Gives whether the damage was
     /// noticed.
-    #[expect(clippy::await_holding_refcell_ref, reason = "no other task looks at the model by then")]
     pub fn rot(mut self, damage: fn(&FaultyStore, &mut Rng), all: bool) -> bool {
         for _ in 0..self.plan.lives {
             self.live();
