@@ -1,10 +1,13 @@
 """Bad input: names, sizes, commands, and clients that do not speak NBD."""
 
 import os
+import signal
 import socket
 import struct
+import subprocess
 import time
 
+from forebay import Failed, spawn
 from harness import BLOCK, MIB, check, connect, equal, refused_by_server, run, test
 
 NBD_MAGIC = 0x4E42444D41474943
@@ -85,6 +88,45 @@ def bad_image_files_leave_nothing(t):
     s.stop()
     s.start()
     equal(s.json("image", "list"), [], "images after a restart")
+
+
+@test
+def interrupted_imports_leave_nothing(t):
+    s = t.server()
+    source = t.noise_file("source.raw", 192 * MIB)
+    argv = [s.bin, "--socket", s.control, "image", "import", "golden", source]
+    for end in ("client gets SIGINT", "client gets SIGKILL", "server gets SIGTERM", "server gets SIGKILL"):
+        # An import that is done before it is interrupted is one to try again, sooner.
+        for delay in (0.2, 0.1, 0.05, 0.02, 0.0):
+            client = spawn(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(delay)
+            done = s.json("image", "list")
+            equal([i["name"] for i in done if client.poll() is None], [], "images while an import is under way")
+            interrupt(s, client, end)
+            if client.wait(30) != 0:
+                break
+            s.cli("image", "rm", "golden")
+        else:
+            raise Failed(f"{end}: the import was always faster")
+        deadline = time.monotonic() + 10
+        while s.json("image", "list") and time.monotonic() < deadline:
+            time.sleep(0.02)
+        equal(s.json("image", "list"), [], f"images after: {end}")
+    s.cli("image", "import", "golden", source)
+    run("qemu-img", "compare", "-f", "raw", "-F", "raw", source, s.uri("golden"))
+
+
+def interrupt(server, client, how):
+    """Ends one of the two in the middle of an import; the server runs again afterwards."""
+    who, _, signal_name = how.split()
+    if who == "client":
+        client.send_signal(getattr(signal, signal_name))
+    elif signal_name == "SIGTERM":
+        check(server.stop() < 5, "stopping during an import takes too long")
+        server.start()
+    else:
+        server.kill()
+        server.start()
 
 
 @test
