@@ -12,6 +12,8 @@ pub const BATCH_BYTES: usize = 4 << 20;
 pub const MIN_SEGMENT_BYTES: u32 = 64 << 10;
 /// See [`MIN_SEGMENT_BYTES`].
 pub const MAX_SEGMENT_BYTES: u32 = 1 << 30;
+/// A segment is at most this part of the store.
+pub const SEGMENTS_AT_LEAST: u64 = 32;
 /// Dirty data waits at most this long for a commit to begin. With the time of a commit it stays under the
 /// second that is promised.
 pub const DIRTY_AGE: Duration = Duration::from_millis(500);

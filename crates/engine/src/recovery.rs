@@ -26,7 +26,7 @@ use futures_util::{StreamExt, stream};
 
 use crate::apply::Change;
 use crate::catalogue::Catalogue;
-use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, SCANS_AT_ONCE};
+use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, SCANS_AT_ONCE, SEGMENTS_AT_LEAST};
 use crate::log::{Head, Log};
 use crate::map::Tree;
 use crate::pool::Pool;
@@ -192,8 +192,12 @@ impl Pending {
 
 /// Finds the superblock. To own the pool, gives it the next epoch; makes a pool where the store is empty.
 async fn find(store: &Metered, host: &dyn Host, config: &PoolConfig, mode: Mode) -> Result<Superblock> {
-    let segment_bytes =
-        config.segment_bytes.clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES) / BLOCK as u32 * BLOCK as u32;
+    // A small store gets small segments: what is set aside for the open ones must not be what a full store
+    // lacks to carry out a deletion.
+    let share = u32::try_from(store.capacity().await?.total / SEGMENTS_AT_LEAST).unwrap_or(u32::MAX);
+    let segment_bytes = config.segment_bytes.min(share).clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
+        / BLOCK as u32
+        * BLOCK as u32;
     let copies = store.read_superblock().await?;
     let empty = store.list().await?.is_empty();
     let mut superblock = match Superblock::choose([copies[0].as_deref(), copies[1].as_deref()]) {
