@@ -96,7 +96,8 @@ impl Download {
                 Err(Broken::For(e)) => return Err(e),
                 Err(Broken::Again(reason)) => {
                     attempts = if self.done > before { 1 } else { attempts + 1 };
-                    if attempts > RETRIES {
+                    // A first attempt that got nothing is more likely a wrong URL than a bad moment.
+                    if attempts > RETRIES || self.done == 0 {
                         return Err(self.failed(reason));
                     }
                     if report.is_closed() {
