@@ -67,9 +67,7 @@ fn bench(args: &args::Bench) -> Result<ExitCode, Box<dyn std::error::Error>> {
     println!("{}", report.machine.line());
     println!("{}", report.peers.join("; "));
     println!("{}", report.table());
-    if report.machine.busy() {
-        println!("The machine was busy before the start: ratios hold, absolute figures do not.");
-    }
+    println!("{}", report.trust());
     let file = args.dir.join("bench.json");
     std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;
     println!("{:.0} s; all rounds are in {}", report.seconds, file.display());

@@ -58,9 +58,57 @@ impl Machine {
             self.load_before
         )
     }
+}
 
-    /// Whether something else was running.
-    pub fn busy(&self) -> bool {
-        self.load_before > 0.5 * self.cores as f64
+/// How the machine's CPU time was spent up to some moment, in clock ticks.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CpuTimes {
+    total: u64,
+    /// Used by anybody, or taken by the hypervisor for others.
+    used: u64,
+    /// Used by this process and by children that it has waited for.
+    own: u64,
+}
+
+impl CpuTimes {
+    /// Up to now.
+    pub fn now() -> CpuTimes {
+        let (total, used) = fs::read_to_string("/proc/stat").map_or((0, 0), |text| machine_ticks(&text));
+        // SAFETY: an all-zero `tms` is valid, and `times` writes nothing else.
+        let own = unsafe {
+            let mut t: libc::tms = std::mem::zeroed();
+            libc::times(&raw mut t);
+            [t.tms_utime, t.tms_stime, t.tms_cutime, t.tms_cstime]
+        };
+        CpuTimes { total, used, own: own.iter().map(|t| t.unsigned_abs()).sum() }
+    }
+
+    /// Share of the machine's CPU time since then that went to others, in per cent. Children count as others
+    /// until they have been waited for.
+    pub fn others_percent(&self) -> f64 {
+        let now = CpuTimes::now();
+        let others = (now.used - self.used).saturating_sub(now.own - self.own);
+        100.0 * others as f64 / (now.total - self.total).max(1) as f64
+    }
+}
+
+/// All ticks and the used ones, from the first line of proc_stat(5): user, nice, system, idle, iowait, irq,
+/// softirq, steal. (Guest time, behind them, is in user time already.)
+fn machine_ticks(stat: &str) -> (u64, u64) {
+    let fields = stat.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1).take(8);
+    let ticks: Vec<u64> = fields.map(|f| f.parse().unwrap_or(0)).collect();
+    let total: u64 = ticks.iter().sum();
+    (total, total - ticks.iter().skip(3).take(2).sum::<u64>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_and_waiting_time_is_not_used_time() {
+        let stat = "cpu  100 20 30 4000 500 6 7 8 90 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
+        assert_eq!(machine_ticks(stat), (4671, 171));
+        assert_eq!(machine_ticks(""), (0, 0));
     }
 }

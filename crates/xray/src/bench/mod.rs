@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 pub use error::{BenchError, Result};
 pub use report::{BenchReport, Bound, Row, Unit, Verdict};
 
-use machine::Machine;
+use machine::{CpuTimes, Machine};
 use servers::{Forebay, ForebayConfig, Server};
 use workdir::WorkDir;
 
@@ -121,7 +121,7 @@ impl Bench {
 /// Runs all rows.
 pub fn run(options: &Options) -> Result<BenchReport> {
     let begun = Instant::now();
-    let machine = Machine::here();
+    let (machine, cpu) = (Machine::here(), CpuTimes::now());
     let peers = vec![
         servers::version("nbdkit", "nbdkit")?,
         servers::version("qemu-nbd", "qemu-utils")?,
@@ -141,6 +141,8 @@ pub fn run(options: &Options) -> Result<BenchReport> {
         rows.extend(pool_rows::clones(&bench, binary)?);
         rows.extend(pool_rows::recovery(&bench, &pace, binary)?);
     }
-    let seconds = begun.elapsed().as_secs_f64();
-    Ok(BenchReport { machine, peers, quick: options.quick, seconds, rows })
+    // The peers end here, so that what they used is known to be ours.
+    drop(bench);
+    let (seconds, others_percent) = (begun.elapsed().as_secs_f64(), cpu.others_percent());
+    Ok(BenchReport { machine, peers, quick: options.quick, seconds, others_percent, rows })
 }

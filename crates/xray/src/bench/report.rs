@@ -194,11 +194,28 @@ pub struct BenchReport {
     pub quick: bool,
     /// How long the run took.
     pub seconds: f64,
+    /// Share of the machine's CPU time in the run that went to others, in per cent.
+    pub others_percent: f64,
     /// The rows.
     pub rows: Vec<Row>,
 }
 
+/// What others may take before figures stop to mean much.
+const OTHERS_MAX_PERCENT: f64 = 5.0;
+
 impl BenchReport {
+    /// How far the figures can be trusted, in one line.
+    pub fn trust(&self) -> String {
+        let others = self.others_percent;
+        if others > OTHERS_MAX_PERCENT {
+            format!(
+                "Others used {others:.0} % of the CPU meanwhile: rates and latencies are not to be trusted."
+            )
+        } else {
+            format!("Others used {others:.0} % of the CPU meanwhile.")
+        }
+    }
+
     /// The table for people.
     pub fn table(&self) -> String {
         let mut table = Table::new();
