@@ -33,7 +33,7 @@ test-clients: ## only the real clients: nbdinfo, nbdcopy, qemu, fio, file system
 	@FOREBAY_BIN=$(TARGET)/debug/forebay $(PYTHON) tests/clients/run.py
 
 bench: setup build ## the promised figures, each beside its peer, in one run
-	$(CARGO) run --release --locked -p forebay-xray -- bench
+	$(CARGO) run --release --locked -p forebay-xray -- bench $(ARGS)
 
 fmt: ## format all code
 	$(CARGO) fmt --all

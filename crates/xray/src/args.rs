@@ -29,9 +29,9 @@ pub enum Command {
 /// The benchmarks.
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// The forebay binary; "none" measures the peers alone
-    #[arg(long, default_value = "target/release/forebay")]
-    pub forebay: PathBuf,
+    /// The forebay binary, by default the one beside this program; "none" measures the peers alone
+    #[arg(long)]
+    pub forebay: Option<PathBuf>,
     /// Directory for data and for the report bench.json; it should be on the disk to be measured
     #[arg(long, default_value = "target/bench")]
     pub dir: PathBuf,

@@ -59,7 +59,11 @@ fn print(r: &Report) {
 }
 
 fn bench(args: &args::Bench) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let forebay = (args.forebay.as_os_str() != "none").then(|| args.forebay.clone());
+    let binary = match &args.forebay {
+        Some(binary) => binary.clone(),
+        None => std::env::current_exe()?.with_file_name("forebay"),
+    };
+    let forebay = (binary.as_os_str() != "none").then_some(binary);
     if let Some(binary) = forebay.as_ref().filter(|b| !b.exists()) {
         return Err(format!("{} does not exist: run cargo build --release first", binary.display()).into());
     }

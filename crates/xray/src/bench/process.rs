@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -33,6 +34,16 @@ impl Process {
     pub fn start(name: &'static str, mut command: Command, log: &Path) -> Result<Process> {
         let out = File::create(log).during(|| format!("cannot create {}", log.display()))?;
         let err = out.try_clone().during(|| format!("cannot share {}", log.display()))?;
+        // SAFETY: prctl is a system call and nothing else, which is all that may run between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                // Whoever interrupts the benchmarks is not to find servers running.
+                match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                    0 => Ok(()),
+                    _ => Err(io::Error::last_os_error()),
+                }
+            });
+        }
         let child = command
             .stdin(Stdio::null())
             .stdout(out)
