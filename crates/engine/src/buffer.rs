@@ -133,6 +133,47 @@ impl WriteBuffer {
         self.zeroes.insert(start, (end, allocated));
     }
 
+    /// Takes in what an older buffer has, beneath what is here.
+    fn put_beneath(&mut self, older: WriteBuffer) {
+        for (block, below) in older.blocks {
+            if self.zeroed(block) {
+                continue;
+            }
+            match self.blocks.entry(block) {
+                hashbrown::hash_map::Entry::Occupied(e) => {
+                    let above = e.into_mut();
+                    copy_sectors(&below.page, below.mask & !above.mask, &(0..BLOCK), &mut above.page[..]);
+                    above.mask |= below.mask;
+                }
+                hashbrown::hash_map::Entry::Vacant(e) => drop(e.insert(below)),
+            }
+        }
+        for (start, (end, allocated)) in older.zeroes {
+            for gap in self.not_zeroed(start..end) {
+                self.zeroes.insert(gap.start, (gap.end, allocated));
+            }
+        }
+    }
+
+    /// The parts of a range that no zeroed range covers.
+    fn not_zeroed(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut gaps = Vec::new();
+        let mut at = range.start;
+        if let Some((_, &(end, _))) = self.zeroes.range(..=at).next_back() {
+            at = at.max(end);
+        }
+        for (&start, &(end, _)) in self.zeroes.range(at..range.end.max(at)) {
+            if start > at {
+                gaps.push(at..start);
+            }
+            at = end;
+        }
+        if at < range.end {
+            gaps.push(at..range.end);
+        }
+        gaps
+    }
+
     /// Copies what this buffer has of `within` of a block into `out`, but for the sectors in `have`, which an
     /// upper layer has filled already. Returns the sectors that are filled now.
     pub fn overlay(&self, block: u64, within: &Range<usize>, have: u8, out: &mut [u8]) -> u8 {
@@ -256,6 +297,21 @@ impl Buffers {
         self.frozen.take()
     }
 
+    /// Gives up a freeze: what was frozen goes beneath what was written since. Returns by how much both together
+    /// take less than they did.
+    pub fn unfreeze(&mut self, frozen: Arc<WriteBuffer>) -> i64 {
+        self.frozen = None;
+        // Readers look at it under the lock that the caller holds.
+        let frozen = Arc::into_inner(frozen).expect("nobody else holds a frozen buffer");
+        let before = frozen.cost() + self.active.cost();
+        if self.active.is_empty() {
+            self.active = frozen;
+        } else {
+            self.active.put_beneath(frozen);
+        }
+        before as i64 - self.active.cost() as i64
+    }
+
     /// Begins to note writes to `blocks`.
     pub fn watch(&mut self, blocks: Range<u64>) -> u64 {
         self.next_watch += 1;
@@ -267,5 +323,78 @@ impl Buffers {
     pub fn unwatch(&mut self, id: u64) -> bool {
         let at = self.watches.iter().position(|w| w.id == id);
         at.is_some_and(|at| self.watches.swap_remove(at).hit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BLOCKS: u64 = 8;
+
+    /// A write of sectors, or blocks that become zero.
+    #[derive(Debug, Clone)]
+    enum Op {
+        Write { block: u64, from: usize, sectors: usize, byte: u8 },
+        Zero { from: u64, count: u64, allocated: bool },
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            (0..BLOCKS, 0..8usize, 1..=8usize, 1..=255u8).prop_map(|(block, from, n, byte)| Op::Write {
+                block,
+                from,
+                sectors: n.min(8 - from),
+                byte
+            }),
+            (0..BLOCKS, 1..4u64, any::<bool>()).prop_map(|(from, n, allocated)| Op::Zero {
+                from,
+                count: n.min(BLOCKS - from),
+                allocated
+            }),
+        ]
+    }
+
+    fn apply(buffer: &mut WriteBuffer, op: &Op) {
+        match *op {
+            Op::Write { block, from, sectors, byte } => {
+                let within = from * SECTOR..(from + sectors) * SECTOR;
+                buffer.write(block, within.clone(), &vec![byte; within.len()]);
+            }
+            Op::Zero { from, count, allocated } => buffer.zero(from..from + count, allocated),
+        }
+    }
+
+    /// Of each block, what the buffer has of it, and which kind of zeroed range lies beneath.
+    fn seen(buffer: &WriteBuffer) -> Vec<(Vec<u8>, u8, Option<bool>)> {
+        let zeroed =
+            |b| buffer.zeroes().find(|(range, _)| range.contains(&b)).map(|(_, allocated)| allocated);
+        let block = |b| {
+            let mut out = vec![0xee; BLOCK];
+            let have = buffer.overlay(b, &(0..BLOCK), 0, &mut out);
+            (out, have, zeroed(b))
+        };
+        (0..BLOCKS).map(block).collect()
+    }
+
+    proptest! {
+        /// Whatever was written before and after a freeze that is given up: the buffer is as without the freeze.
+        #[test]
+        fn a_freeze_that_is_given_up_leaves_no_trace(
+            before in prop::collection::vec(op(), 1..12),
+            after in prop::collection::vec(op(), 0..12),
+        ) {
+            let (mut plain, mut buffers) = (WriteBuffer::default(), Buffers::default());
+            let change = |buffers: &mut Buffers, op: &Op| buffers.change(0..BLOCKS, |b| apply(b, op));
+            let mut cost: i64 = before.iter().map(|op| change(&mut buffers, op)).sum();
+            let frozen = buffers.freeze().expect("something was written");
+            cost += after.iter().map(|op| change(&mut buffers, op)).sum::<i64>();
+            cost -= buffers.unfreeze(frozen);
+            before.iter().chain(&after).for_each(|op| apply(&mut plain, op));
+            prop_assert_eq!(seen(buffers.active()), seen(&plain));
+            prop_assert_eq!(cost, buffers.active().cost() as i64);
+        }
     }
 }

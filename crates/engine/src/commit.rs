@@ -10,9 +10,10 @@
 //! 3. maps and catalogue take the group over, as recovery would ([`crate::apply`]);
 //! 4. the frozen buffers go, and whoever waits is told.
 //!
-//! A group that finds no room stays frozen and is tried again; its waiters are told that it failed, and
-//! changes to the catalogue that come meanwhile (deletions, above all) join it. Any other failure latches the
-//! pool.
+//! A group that finds no room is given up: its buffers go beneath what was written since, its waiters are told
+//! that it failed, and all is frozen anew when it is tried again. So changes to the catalogue that come meanwhile
+//! (deletions, above all) still see every write that was acknowledged before them. Any other failure latches
+//! the pool.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -179,9 +180,8 @@ impl Pool {
 
     /// The task that commits, until the pool closes or latches.
     pub(crate) async fn commit_loop(self: Arc<Pool>) {
-        let mut group = Group::default();
+        let mut stuck = false;
         loop {
-            let stuck = !group.frozen.is_empty() || !group.ops.is_empty();
             // Asked before whether there is work: whatever was let in before the pool began to close shows up.
             let closing = self.commit.closing.load(Acquire);
             if stuck {
@@ -195,12 +195,17 @@ impl Pool {
             } else {
                 self.linger().await;
             }
-            match self.commit_once(&mut group).await {
-                Ok(()) => group = Group::default(),
-                Err(Error::NoSpace) if !self.commit.closing.load(Relaxed) => self.out_of_room(&mut group),
+            let mut group = Group::default();
+            stuck = match self.commit_once(&mut group).await {
+                Ok(()) => false,
+                Err(Error::NoSpace) if !self.commit.closing.load(Relaxed) => {
+                    self.out_of_room(group);
+                    true
+                }
                 Err(e) => {
                     tracing::error!("the pool stops: {e}");
                     self.latch(&e);
+                    self.commit.ops.lock().append(&mut group.ops);
                     break;
                 }
             }
@@ -210,7 +215,7 @@ impl Pool {
             let _gate = self.commit.gate.write();
             std::mem::take(&mut *self.commit.ops.lock())
         };
-        for op in pending.into_iter().chain(group.ops) {
+        for op in pending {
             // A receiver that has gone does not want to know.
             let _ = op.done.send(self.check_running().and(Err(Error::Closed)));
         }
@@ -229,11 +234,23 @@ impl Pool {
         }
     }
 
-    /// Tells the waiters of a group that it found no room. Changes to the catalogue are given up (what they
-    /// wanted was not done); the data stays, for it was acknowledged.
-    fn out_of_room(&self, group: &mut Group) {
+    /// Gives up a group that found no room, and tells its waiters. What changes to the catalogue wanted was not
+    /// done; the data stays, for it was acknowledged.
+    fn out_of_room(&self, group: Group) {
         self.commit.full.store(true, Relaxed);
-        for op in group.ops.drain(..) {
+        {
+            let _gate = self.commit.gate.write();
+            for (volume, frozen) in group.frozen {
+                let mut buffers = volume.buffers.lock();
+                let was_clean = buffers.active().is_empty();
+                self.commit.dirty.fetch_sub(buffers.unfreeze(frozen), Relaxed);
+                drop(buffers);
+                if was_clean {
+                    self.commit.disks.lock().push(volume);
+                }
+            }
+        }
+        for op in group.ops {
             let _ = op.done.send(Err(Error::NoSpace));
         }
         self.commit.progress.send_modify(|p| p.failures += 1);
@@ -260,16 +277,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes what is dirty now. A group that was frozen before and found no room only gains operations.
+    /// Takes what is dirty now, and the changes to the catalogue that wait.
     fn freeze(&self, group: &mut Group) {
         let _gate = self.commit.gate.write();
         group.ops.append(&mut self.commit.ops.lock());
-        if group.frozen.is_empty() {
-            group.freeze = self.commit.freezes.fetch_add(1, Relaxed) + 1;
-            for volume in std::mem::take(&mut *self.commit.disks.lock()) {
-                let frozen = volume.buffers.lock().freeze();
-                group.frozen.extend(frozen.map(|f| (volume, f)));
-            }
+        group.freeze = self.commit.freezes.fetch_add(1, Relaxed) + 1;
+        for volume in std::mem::take(&mut *self.commit.disks.lock()) {
+            let frozen = volume.buffers.lock().freeze();
+            group.frozen.extend(frozen.map(|f| (volume, f)));
         }
     }
 

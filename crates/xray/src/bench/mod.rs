@@ -87,7 +87,10 @@ const MAIN_POOL: &str = "main";
 
 impl Bench {
     fn start(options: &Options, size: u64) -> Result<Bench> {
-        let dir = WorkDir::create(&options.parent)?;
+        // A qcow2 image takes a relative name of its backing file from where it lies itself.
+        let parent = std::path::absolute(&options.parent);
+        let dir =
+            WorkDir::create(&parent.during(|| format!("cannot resolve {}", options.parent.display()))?)?;
         let base = dir.data("base.raw");
         workdir::random_image(&base, size)?;
         let ours = match &options.forebay {
