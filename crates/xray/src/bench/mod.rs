@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 pub use error::{BenchError, Result};
 pub use report::{BenchReport, Bound, Row, Unit, Verdict};
 
+use error::During;
 use machine::{CpuTimes, Machine};
 use servers::{Forebay, ForebayConfig, Server};
 use workdir::WorkDir;
