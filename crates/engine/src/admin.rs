@@ -330,6 +330,7 @@ impl Pool {
             uuid,
             height: 0,
             root: MapValue::Hole,
+            dedup_domain: 0,
         }
     }
 }

@@ -7,15 +7,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_format::{
-    BLOCK, BlockRef, FormatError, PoolId, SegmentFooter, SegmentId, SegmentRecord, SegmentState, Superblock,
-    crc32c,
+    BLOCK, BlockRef, PoolId, SegmentFooter, SegmentId, SegmentRecord, SegmentState, Superblock,
 };
 use forebay_store::{Metered, Store};
 use hashbrown::HashSet;
 use serde::Serialize;
 
 use crate::catalogue::shorten;
-use crate::fetch::follows;
 use crate::hash::BuildU64Hasher;
 use crate::map::{Dirty, NeedNode, Ref, Tree};
 use crate::pool::Pool;
@@ -290,28 +288,18 @@ fn place(at: BlockRef) -> String {
     format!("segment {}, offset {}", at.addr.segment, at.addr.slot.offset())
 }
 
-/// Reads blocks, as many at a time as lie together, and verifies their checksums.
+/// Reads blocks and verifies their checksums.
 async fn verify_blocks(pool: &Pool, mut blocks: Vec<BlockRef>, damaged: &mut BTreeMap<u64, Problem>) {
     blocks.sort_unstable_by_key(|b| b.addr);
     blocks.dedup();
-    let mut rest = &blocks[..];
-    while let Some(first) = rest.first() {
-        let count = 1 + rest.windows(2).take_while(|w| follows(&w[0], &w[1])).count();
-        let (run, behind) = rest.split_at(count);
-        rest = behind;
-        let bytes = pool.read_exact(first.addr, first.addr.slot.offset(), run.len() * BLOCK).await;
-        for (i, block) in run.iter().enumerate() {
-            let why = match &bytes {
-                Ok(bytes) if crc32c(&bytes[i * BLOCK..][..BLOCK]) == block.crc => continue,
-                Ok(_) => FormatError::Checksum("block").to_string(),
-                Err(e) => e.to_string(),
-            };
-            let problem = Problem {
-                what: format!("a block is damaged ({why})"),
-                place: place(*block),
-                disks: Vec::new(),
-            };
-            damaged.insert(block.addr.to_u64(), problem);
-        }
-    }
+    pool.read_blocks(&blocks, |i, content| {
+        let Err(why) = content else { return };
+        let problem = Problem {
+            what: format!("a block is damaged ({why})"),
+            place: place(blocks[i]),
+            disks: Vec::new(),
+        };
+        damaged.insert(blocks[i].addr.to_u64(), problem);
+    })
+    .await;
 }

@@ -11,7 +11,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_format::{
-    BlobRef, BlockRef, Checkpoint, DiskRecord, Form, MAX_BLOBS, SegmentId, Slot, Stream, check64,
+    BlobRef, BlockRef, Checkpoint, DiskRecord, Form, MAX_BLOBS, SegmentId, Stream, check64,
 };
 
 use crate::log::{Draft, Head, Item, Placed};
@@ -81,6 +81,8 @@ impl Pool {
             next_segment: log.next_segment(),
             disks,
             segments: log.table().values().copied().collect(),
+            warm: Vec::new(),
+            sampling: 0,
         };
         Taken { head: log.head(), checkpoint, trees }
     }
@@ -144,11 +146,9 @@ impl Pool {
         }
         let mut bytes = Vec::new();
         for blob in blobs {
-            let slot = Slot::at((blob.offset as u64) / Slot::UNIT as u64 * Slot::UNIT as u64);
-            let addr = forebay_format::Address { segment: blob.segment, slot };
-            let piece = self.read_exact(addr, blob.offset as u64, blob.len as usize).await?;
+            let piece = self.read_exact(blob.segment, blob.offset as u64, blob.len as usize).await?;
             if check64(&piece) != blob.check {
-                return Err(crate::fetch::damage(addr));
+                return Err(crate::fetch::damage(blob.segment, blob.offset as u64));
             }
             bytes.extend_from_slice(&piece);
         }

@@ -3,15 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{Address, BLOCK, BlockRef, Codec, Form, FormatError, MapValue, Slot, crc32c};
+use forebay_format::{BLOCK, BlockRef, Codec, Form, FormatError, MapValue, SegmentId, crc32c};
 use forebay_store::{IoBuf, Store};
 use futures_util::future::join_all;
 
 use crate::cache::{Leader, Turn};
 use crate::limits::{BATCH_BYTES, CHUNK_BLOCKS};
 use crate::map::{NeedNode, Node};
+use crate::places::Located;
 use crate::pool::Pool;
 use crate::read::Gap;
+use crate::stored::{unpack, unpack_group};
 use crate::volume::Volume;
 use crate::{Error, Result};
 
@@ -36,7 +38,18 @@ struct Wanted {
 }
 
 /// Blocks that lie one behind the other on the store.
-type Run = Vec<Wanted>;
+#[derive(Default)]
+struct Run {
+    wanted: Vec<Wanted>,
+    places: Vec<Located>,
+}
+
+impl Run {
+    fn push(&mut self, wanted: Wanted, place: Located) {
+        self.wanted.push(wanted);
+        self.places.push(place);
+    }
+}
 
 impl Pool {
     /// Reads what `gaps` name into `out`, and up to `ahead` bytes behind the last into the cache.
@@ -61,7 +74,8 @@ impl Pool {
                         if self.cache.probe(gap.target.addr, 0, &mut block) {
                             gap.fill(&block, out);
                         } else {
-                            push(&mut runs, Wanted { target: gap.target, gap: Some(i), leader });
+                            let place = self.locate(&gap.target).await?;
+                            push(&mut runs, Wanted { target: gap.target, gap: Some(i), leader }, place);
                         }
                     }
                 }
@@ -86,7 +100,9 @@ impl Pool {
 
     /// Adds blocks to a run that follow its last one both on the disk and on the store, and that nobody has.
     fn extend(&self, volume: &Volume, run: &mut Run, gaps: &[Gap], ahead: u64) {
-        let Some(mut block) = run.last().and_then(|w| w.gap).map(|g| gaps[g].block + 1) else { return };
+        let Some(mut block) = run.wanted.last().and_then(|w| w.gap).map(|g| gaps[g].block + 1) else {
+            return;
+        };
         let end = crate::volume::blocks(volume.size());
         let mut left = (ahead / BLOCK as u64).min(end.saturating_sub(block)) as usize;
         while left > 0 {
@@ -95,11 +111,12 @@ impl Pool {
             let (known, _) = volume.tree.read().get_range(&self.nodes, block, values);
             for value in &values[..known] {
                 let MapValue::At(target) = *value else { return };
-                if !extends(run, &target) || self.cache.contains(target.addr) {
+                let Some(place) = self.try_locate(&target) else { return };
+                if !extends(&run.places, &place) || self.cache.contains(target.addr) {
                     return;
                 }
                 let Turn::Leader(leader) = self.misses.enter(target.addr) else { return };
-                run.push(Wanted { target, gap: None, leader });
+                run.push(Wanted { target, gap: None, leader }, place);
             }
             if known < values.len() {
                 return;
@@ -111,21 +128,20 @@ impl Pool {
 
     /// Reads a run with one store read; verifies, caches, and tells the followers.
     async fn read_run(&self, run: Run) -> Result<Vec<(usize, Fetched)>> {
-        let Some(first) = run.first().map(|w| w.target.addr) else { return Ok(Vec::new()) };
-        if run.iter().any(|w| w.target.form != Form::RAW_BLOCK) {
-            return Err(FormatError::Value { what: "block reference", field: "form" }.into());
-        }
-        let start = first.slot.offset();
-        let buf = Arc::new(self.read_exact(first, start, run.len() * BLOCK).await?);
+        let Some((first, last)) = run.places.first().zip(run.places.last()) else { return Ok(Vec::new()) };
+        let len = last.offset + last.len as u64 - first.offset;
+        let stored = self.read_exact(first.object, first.offset, len as usize).await?;
+        let (buf, sound) = plain(&run.places, stored);
+        let buf = Arc::new(buf);
         let mut waiting = Vec::new();
         let mut damaged = None;
-        for (i, wanted) in run.into_iter().enumerate() {
-            let fetched = Fetched { run: buf.clone(), at: i * BLOCK };
-            if crc32c(fetched.content()) != wanted.target.crc {
-                self.count_damage(wanted.target.addr);
+        for (i, (wanted, sound)) in run.wanted.into_iter().zip(sound).enumerate() {
+            let (fetched, place) = (Fetched { run: buf.clone(), at: i * BLOCK }, &run.places[i]);
+            if !sound || crc32c(fetched.content()) != wanted.target.crc {
+                self.count_damage(place.object, place.offset);
                 // A block that was only read ahead is no one's error yet.
                 if wanted.gap.is_some() {
-                    damaged = Some(wanted.target.addr);
+                    damaged = Some(damage(place.object, place.offset));
                 }
                 continue;
             }
@@ -134,20 +150,70 @@ impl Pool {
             wanted.leader.complete(fetched);
         }
         match damaged {
-            Some(addr) => Err(damage(addr)),
+            Some(damage) => Err(damage),
             None => Ok(waiting),
         }
     }
 
-    /// Reads `len` bytes, all of them, at an offset of a segment that need not be aligned.
-    pub(crate) async fn read_exact(&self, addr: Address, offset: u64, len: usize) -> Result<IoBuf> {
+    /// Reads stored blocks, verified, past the read cache; as many at a time as lie together, so they had better
+    /// be sorted. `each` is given the index of every block, with its content or what is wrong with it.
+    pub(crate) async fn read_blocks(
+        &self,
+        blocks: &[BlockRef],
+        mut each: impl FnMut(usize, Result<&[u8; BLOCK]>),
+    ) {
+        let mut run: Vec<Located> = Vec::new();
+        for (i, block) in blocks.iter().enumerate() {
+            let place = self.locate(block).await;
+            let extends = place.as_ref().is_ok_and(|p| extends(&run, p));
+            if !extends {
+                self.read_together(&blocks[i - run.len()..i], i - run.len(), &run, &mut each).await;
+                run.clear();
+            }
+            match place {
+                Ok(place) => run.push(place),
+                Err(e) => each(i, Err(e)),
+            }
+        }
+        let first = blocks.len() - run.len();
+        self.read_together(&blocks[first..], first, &run, &mut each).await;
+    }
+
+    /// Reads blocks that rest at `places`, which lie together; `first` is the index of the first one.
+    async fn read_together(
+        &self,
+        blocks: &[BlockRef],
+        first: usize,
+        places: &[Located],
+        each: &mut impl FnMut(usize, Result<&[u8; BLOCK]>),
+    ) {
+        let Some((begin, end)) = places.first().zip(places.last()) else { return };
+        let len = end.offset + end.len as u64 - begin.offset;
+        let stored = match self.read_exact(begin.object, begin.offset, len as usize).await {
+            Ok(stored) => stored,
+            Err(e) => return (0..places.len()).for_each(|i| each(first + i, Err(e.clone()))),
+        };
+        let (plain, sound) = plain(places, stored);
+        for (i, (content, sound)) in plain.chunks_exact(BLOCK).zip(sound).enumerate() {
+            match content.first_chunk() {
+                Some(content) if sound && crc32c(content) == blocks[i].crc => each(first + i, Ok(content)),
+                _ => {
+                    self.count_damage(places[i].object, places[i].offset);
+                    each(first + i, Err(damage(places[i].object, places[i].offset)));
+                }
+            }
+        }
+    }
+
+    /// Reads `len` bytes, all of them, at an offset of an object that need not be aligned.
+    pub(crate) async fn read_exact(&self, object: SegmentId, offset: u64, len: usize) -> Result<IoBuf> {
         let Range { start, end } = offset..offset + len as u64;
         let from = start / IoBuf::ALIGN as u64 * IoBuf::ALIGN as u64;
         let until = end.next_multiple_of(IoBuf::ALIGN as u64);
-        let mut buf = self.store.read(addr.segment, from, (until - from) as usize).await?;
+        let mut buf = self.store.read(object, from, (until - from) as usize).await?;
         if from + (buf.len() as u64) < end {
-            self.count_damage(addr);
-            return Err(damage(addr));
+            self.count_damage(object, offset);
+            return Err(damage(object, offset));
         }
         let skip = (start - from) as usize;
         if skip > 0 {
@@ -177,45 +243,72 @@ impl Pool {
     }
 
     async fn read_node(&self, need: NeedNode) -> Result<Node> {
-        let BlockRef { addr, form, crc } = need.at;
-        if form.codec() != Some(Codec::Raw) {
+        let BlockRef { form, crc, .. } = need.at;
+        let place = self.locate(&need.at).await?;
+        if form.codec() != Some(Codec::Raw) || place.form != form {
             return Err(FormatError::Value { what: "map node reference", field: "form" }.into());
         }
-        let bytes = self.read_exact(addr, addr.slot.offset(), form.stored_len()).await?;
+        let bytes = self.read_exact(place.object, place.offset, place.len).await?;
         if crc32c(&bytes) != crc {
-            self.count_damage(addr);
-            return Err(damage(addr));
+            self.count_damage(place.object, place.offset);
+            return Err(damage(place.object, place.offset));
         }
         Ok(need.accept(&bytes)?)
     }
 
-    fn count_damage(&self, addr: Address) {
+    fn count_damage(&self, object: SegmentId, offset: u64) {
         self.counters.damaged.add(BLOCK as u64);
-        tracing::error!(segment = %addr.segment, slot = addr.slot.0, "damaged data on the store");
+        tracing::error!(segment = %object, offset, "damaged data on the store");
     }
 }
 
 /// The error for bytes that are not what was written.
-pub(crate) fn damage(addr: Address) -> Error {
-    Error::Damaged(format!("segment {}, offset {}", addr.segment, addr.slot.offset()))
+pub(crate) fn damage(object: SegmentId, offset: u64) -> Error {
+    Error::Damaged(format!("segment {object}, offset {offset}"))
 }
 
-/// Whether `next` lies right behind `block` on the store, both as they are.
-pub(crate) fn follows(block: &BlockRef, next: &BlockRef) -> bool {
-    block.form == Form::RAW_BLOCK
-        && next.form == Form::RAW_BLOCK
-        && next.addr.segment == block.addr.segment
-        && next.addr.slot.0 as usize == block.addr.slot.0 as usize + BLOCK / Slot::UNIT
+/// Whether a run of places can take another.
+fn extends(run: &[Located], place: &Located) -> bool {
+    run.last().is_some_and(|last| last.leads_to(place)) && (run.len() + 1) * BLOCK <= BATCH_BYTES
 }
 
-/// Whether a run can take a block.
-fn extends(run: &Run, target: &BlockRef) -> bool {
-    run.last().is_some_and(|last| follows(&last.target, target)) && (run.len() + 1) * BLOCK <= BATCH_BYTES
+/// The plain blocks of a run of places whose bytes are `stored`, one behind the other, and of each whether it could be
+/// unpacked.
+fn plain(run: &[Located], stored: IoBuf) -> (IoBuf, Vec<bool>) {
+    if run.iter().all(|place| place.form == Form::RAW_BLOCK) {
+        return (stored, vec![true; run.len()]);
+    }
+    let mut blocks = IoBuf::with_capacity(run.len() * BLOCK);
+    blocks.set_len(run.len() * BLOCK);
+    let start = run.first().map_or(0, |place| place.offset);
+    let mut group: Option<(u64, Option<Vec<u8>>)> = None;
+    let unpack = |(place, out): (&Located, &mut [u8])| {
+        let Ok(out) = <&mut [u8; BLOCK]>::try_from(out) else { return false };
+        let bytes = &stored[(place.offset - start) as usize..][..place.len];
+        if place.form.codec() != Some(Codec::ZstdGroup) {
+            return unpack(place.form, bytes, out).is_ok();
+        }
+        if group.as_ref().is_none_or(|(at, _)| *at != place.offset) {
+            group = Some((place.offset, unpack_group(bytes).ok()));
+        }
+        match &group {
+            Some((_, Some(blocks))) => member(blocks, place.form, out),
+            _ => false,
+        }
+    };
+    let sound = run.iter().zip(blocks.chunks_exact_mut(BLOCK)).map(unpack).collect();
+    (blocks, sound)
 }
 
-fn push(runs: &mut Vec<Run>, wanted: Wanted) {
+/// Copies the member that `form` names out of an unpacked group; false where there is none.
+fn member(blocks: &[u8], form: Form, out: &mut [u8; BLOCK]) -> bool {
+    let block = blocks.chunks_exact(BLOCK).nth(form.member_number().into());
+    block.map(|block| out.copy_from_slice(block)).is_some()
+}
+
+fn push(runs: &mut Vec<Run>, wanted: Wanted, place: Located) {
     match runs.last_mut() {
-        Some(run) if extends(run, &wanted.target) => run.push(wanted),
-        _ => runs.push(vec![wanted]),
+        Some(run) if extends(&run.places, &place) => run.push(wanted, place),
+        _ => runs.push(Run { wanted: vec![wanted], places: vec![place] }),
     }
 }

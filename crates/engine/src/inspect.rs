@@ -70,6 +70,8 @@ pub struct BatchView {
     pub nodes: u64,
     /// Entries: pieces of checkpoints.
     pub blobs: u64,
+    /// Entries: segments whose slots were moved.
+    pub relocations: u64,
     /// Entries: changes to the catalogue.
     pub catalogue: Vec<String>,
 }
@@ -152,6 +154,7 @@ pub async fn inspect_batches(store: &dyn Store, segment: SegmentId) -> Result<Ve
                 Entry::Node { .. } => view.nodes += 1,
                 Entry::Blob { .. } => view.blobs += 1,
                 Entry::Catalogue(op) => view.catalogue.push(describe(&op)),
+                Entry::Relocate { .. } => view.relocations += 1,
             }
         }
         view

@@ -15,7 +15,9 @@ mod volume;
 
 mod cache;
 mod fetch;
+mod places;
 mod read;
+mod stored;
 
 mod admin;
 mod check;
@@ -43,4 +45,7 @@ pub use inspect::{
     BatchView, SegmentView, SuperblockView, inspect_batches, inspect_segments, inspect_superblocks,
 };
 pub use pool::{Pool, PoolConfig};
-pub use stats::{CacheStats, Count, GuestStats, PoolStats, StoreStats};
+pub use stats::{
+    CacheStats, Count, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats, PoolStats, ReductionStats,
+    Room, SpaceStats, StoreStats,
+};

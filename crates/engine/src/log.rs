@@ -402,6 +402,7 @@ impl Log {
             written: 0,
             first_seq: head.seq,
             last_seq: head.seq,
+            map: None,
         });
         record.written = end as u32;
         record.last_seq = head.seq;

@@ -20,7 +20,7 @@ use crate::map::NodeCache;
 use crate::recovery::Mode;
 use crate::stats::{Counter, GuestCounters, StoreStats, count};
 use crate::volume::Volume;
-use crate::{Count, Disk, Error, GuestStats, Host, PoolStats, Result};
+use crate::{Count, Disk, DiskStats, Error, GuestStats, Host, PoolStats, Result};
 
 /// How a pool is run. All sizes in bytes.
 #[derive(Debug, Clone)]
@@ -295,7 +295,7 @@ impl Pool {
                 continue;
             }
             let done = if self.upkeep.reclaim_due.swap(false, Relaxed) {
-                self.reclaim().await.map(drop)
+                self.reclaim(&|_| ()).await.map(drop)
             } else if self.checkpoint_due() {
                 self.checkpoint().await
             } else {
@@ -343,12 +343,13 @@ impl Pool {
             damaged_blocks: self.counters.damaged.get().ops,
             recovered_batches: self.counters.recovered_batches.load(Relaxed),
             recovery_ms: self.counters.recovery_ms.load(Relaxed),
+            ..PoolStats::default()
         }
     }
 
-    /// What guests did to one disk since the pool was opened.
-    pub fn disk_stats(&self, name: &str) -> Result<GuestStats> {
-        Ok(self.catalogue.read().find(name)?.guest.get())
+    /// What one disk did and holds.
+    pub fn disk_stats(&self, name: &str) -> Result<DiskStats> {
+        Ok(DiskStats { guest: self.catalogue.read().find(name)?.guest.get(), space: None })
     }
 }
 

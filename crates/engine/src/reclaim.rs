@@ -19,11 +19,12 @@ use crate::checkpoint::Taken;
 use crate::hash::BuildU64Hasher;
 use crate::map::{NeedNode, Ref, Tree};
 use crate::pool::Pool;
-use crate::{Error, Result};
+use crate::{Error, GcProgress, Result};
 
 impl Pool {
-    /// Finds segments in which nothing is live, and frees them; returns the bytes freed.
-    pub async fn reclaim(&self) -> Result<u64> {
+    /// Finds what is live and frees the rest; returns the bytes freed. `progress` is told now and then.
+    pub async fn reclaim(&self, progress: &(dyn Fn(GcProgress) + Send + Sync)) -> Result<u64> {
+        progress(GcProgress::default());
         let _alone = self.upkeep.lock.lock().await;
         let taken = self.make_checkpoint().await?;
         let live = self.mark(&taken).await?;

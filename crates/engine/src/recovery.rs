@@ -151,7 +151,7 @@ impl Pool {
                         pending.apply(self).await?;
                         self.apply_op(&op).await?;
                     }
-                    Entry::Node { .. } | Entry::Blob { .. } => {}
+                    Entry::Node { .. } | Entry::Blob { .. } | Entry::Relocate { .. } => {}
                 }
             }
         }
@@ -252,6 +252,7 @@ fn note_segments(table: &mut BTreeMap<SegmentId, SegmentRecord>, applied: &[Scan
             written: 0,
             first_seq: batch.header.seq,
             last_seq: 0,
+            map: None,
         });
         record.written = batch.end as u32;
         record.last_seq = batch.header.seq;

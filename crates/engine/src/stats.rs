@@ -91,6 +91,61 @@ pub struct CacheStats {
     pub budget: u64,
 }
 
+/// What was not stored because it need not be, since the pool was opened, and what finds it.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct ReductionStats {
+    /// Blocks that were all zero.
+    pub zero_blocks: u64,
+    /// Blocks that were as the disk had them already.
+    pub unchanged_blocks: u64,
+    /// Blocks that were stored already.
+    pub duplicate_blocks: u64,
+    /// Blocks that were stored.
+    pub new_blocks: u64,
+    /// Bytes that the stored blocks took, compressed or not.
+    pub new_bytes: u64,
+    /// Fingerprints in the index.
+    pub index_entries: u64,
+    /// Bytes of the index, its cache of directories included.
+    pub index_bytes: u64,
+    /// Its budget.
+    pub index_budget: u64,
+    /// The index keeps one of `2^index_sampling` fingerprints.
+    pub index_sampling: u8,
+    /// Segments whose fingerprints are still to be read, after the pool was opened.
+    pub index_segments_left: u64,
+}
+
+/// Where the space goes, as the last mark found it.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct SpaceStats {
+    /// When that was, in Unix milliseconds.
+    pub as_of_ms: u64,
+    /// Sizes of all disks.
+    pub logical_bytes: u64,
+    /// Blocks that disks hold, each as often as disks hold it, times 4096.
+    pub mapped_bytes: u64,
+    /// Distinct blocks that disks hold, times 4096.
+    pub unique_bytes: u64,
+    /// Bytes on the store of what disks hold, and of their maps.
+    pub live_bytes: u64,
+    /// Bytes on the store that hold nothing; a cleaning frees most of them.
+    pub reclaimable_bytes: u64,
+}
+
+/// How much room the store has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Room {
+    /// Enough.
+    #[default]
+    Ok,
+    /// So little that somebody should look.
+    Low,
+    /// None for data: writes are refused.
+    Full,
+}
+
 /// The whole pool.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct PoolStats {
@@ -126,6 +181,62 @@ pub struct PoolStats {
     pub recovered_batches: u64,
     /// Milliseconds that recovery took.
     pub recovery_ms: u64,
+    /// How much room there is.
+    pub room: Room,
+    /// What reduction did.
+    pub reduction: ReductionStats,
+    /// Where the space goes; none before the first mark.
+    pub space: Option<SpaceStats>,
+    /// Bytes that the cleaner has written since the pool was opened.
+    pub moved_bytes: u64,
+    /// Bytes that were freed since the pool was opened.
+    pub freed_bytes: u64,
+}
+
+/// What one disk did and holds.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct DiskStats {
+    /// Guest operations since the pool was opened.
+    pub guest: GuestStats,
+    /// What it holds, as the last mark found it.
+    pub space: Option<DiskSpace>,
+}
+
+/// What one disk holds, as the last mark found it.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct DiskSpace {
+    /// Blocks that it holds, times 4096.
+    pub mapped_bytes: u64,
+    /// Bytes on the store that only it holds: what deleting it would free.
+    pub exclusive_bytes: u64,
+}
+
+/// How far a reclaiming is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct GcProgress {
+    /// What is being done.
+    pub phase: GcPhase,
+    /// Steps done of this phase: disks marked, or segments cleaned.
+    pub done: u64,
+    /// Steps of this phase in all.
+    pub total: u64,
+    /// Bytes freed so far.
+    pub freed_bytes: u64,
+    /// Bytes moved so far.
+    pub moved_bytes: u64,
+}
+
+/// A phase of reclaiming.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GcPhase {
+    /// Finding what is live.
+    #[default]
+    Mark,
+    /// Moving what is live out of segments with little of it.
+    Clean,
+    /// All done.
+    Done,
 }
 
 /// A count of the store's meter.

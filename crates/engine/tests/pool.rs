@@ -196,7 +196,7 @@ async fn segments_without_live_data_are_freed() {
     drop(go);
     let before = pool.stats().await.stored_bytes;
     pool.delete("go").await.unwrap();
-    pool.reclaim().await.unwrap();
+    pool.reclaim(&|_| ()).await.unwrap();
     let after = pool.stats().await.stored_bytes;
     assert!(after + (10 << 20) < before, "{before} bytes before, {after} after");
     assert_eq!(read(&pool.attach("keep").unwrap(), 0, 1 << 20).await, vec![1; 1 << 20]);
@@ -298,7 +298,7 @@ async fn a_full_store_refuses_data_and_takes_it_again_when_there_is_room() {
     drop(a);
     pool.create_volume("c", 4096, SyncMode::Flush).await.unwrap();
     pool.delete("a").await.unwrap();
-    pool.reclaim().await.unwrap();
+    pool.reclaim(&|_| ()).await.unwrap();
     pool.attach("c").unwrap().write(0, &[5; 4096], true).await.unwrap();
     pool.close().await.unwrap();
 }

@@ -78,6 +78,19 @@ impl Form {
         assert!(len > 0 && len <= crate::BLOCK);
         Form((len.div_ceil(Slot::UNIT) - 1) as u8)
     }
+    /// One LZ4 block of `len` bytes, rounded up to the slot unit; 1 to 4096.
+    pub const fn lz4(len: usize) -> Form {
+        Form(Form::raw(len).0 | (Codec::Lz4 as u8) << 6)
+    }
+    /// Member `number` of a group, below 64.
+    pub const fn member(number: u8) -> Form {
+        assert!(number < 64);
+        Form(number | (Codec::ZstdGroup as u8) << 6)
+    }
+    /// Of a member of a group: its number.
+    pub const fn member_number(self) -> u8 {
+        self.0 & 63
+    }
     /// The codec; `None` for the value that is reserved.
     pub const fn codec(self) -> Option<Codec> {
         match self.0 >> 6 {

@@ -13,6 +13,8 @@ layout!(checkpoint, "checkpoint", 48, {
     NEXT_SEGMENT @ 20, 4, "next segment id";
     DISKS @ 24, 4, "disk records, which follow";
     SEGMENTS @ 28, 4, "segment records, which follow those";
+    WARM @ 32, 4, "segment ids, four bytes each, which follow those: fingerprints of these were found last";
+    SAMPLING @ 36, 1, "the fingerprint index kept one of 2^n fingerprints";
 });
 layout!(segment_record, "segment record", 40, {
     SEGMENT @ 0, 4, "segment id";
@@ -22,7 +24,12 @@ layout!(segment_record, "segment record", 40, {
     WRITTEN @ 12, 4, "bytes up to the end of its last batch that the checkpoint covers";
     FIRST_SEQ @ 16, 8, "sequence number of its first batch";
     LAST_SEQ @ 24, 8, "sequence number of its last batch that the checkpoint covers";
+    MAP_OFFSET @ 32, 4, "byte offset of its relocation map in its container; 0 until it is moved";
+    MAP_LEN @ 36, 4, "bytes of its relocation map; 0 until it is moved";
 });
+
+/// Most that [`Checkpoint::sampling`] can be.
+const MAX_SAMPLING: u8 = 64;
 
 /// Whether a segment still grows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +58,8 @@ pub struct SegmentRecord {
     pub first_seq: u64,
     /// Sequence number of its last batch.
     pub last_seq: u64,
+    /// Where in its container its relocation map is, once it is moved: byte offset and length.
+    pub map: Option<(u32, u32)>,
 }
 
 /// A checkpoint.
@@ -66,6 +75,10 @@ pub struct Checkpoint {
     pub disks: Vec<DiskRecord>,
     /// All segments.
     pub segments: Vec<SegmentRecord>,
+    /// Segments in which fingerprints were found last, for the index to begin with.
+    pub warm: Vec<SegmentId>,
+    /// The fingerprint index kept one of `2^sampling` fingerprints.
+    pub sampling: u8,
 }
 
 impl SegmentRecord {
@@ -76,6 +89,12 @@ impl SegmentRecord {
             Some("container")
         } else if u64::from(self.written) > MAX_SEGMENT {
             Some("written")
+        } else if self.map.is_some() != (self.container != self.segment.0) {
+            Some("map_offset")
+        } else if self.map.is_some_and(|(offset, len)| {
+            offset == 0 || len == 0 || u64::from(offset) + u64::from(len) > MAX_SEGMENT
+        }) {
+            Some("map_len")
         } else {
             None
         }
@@ -90,6 +109,8 @@ impl Checkpoint {
             Some("next_disk")
         } else if self.segments.iter().any(|s| s.segment.0 >= self.next_segment) {
             Some("next_segment")
+        } else if self.sampling > MAX_SAMPLING {
+            Some("sampling")
         } else {
             self.segments.iter().find_map(SegmentRecord::bad_field)
         }
@@ -106,6 +127,8 @@ impl Checkpoint {
         put_u32(&mut b, l::NEXT_SEGMENT, self.next_segment);
         put_u32(&mut b, l::DISKS, self.disks.len() as u32);
         put_u32(&mut b, l::SEGMENTS, self.segments.len() as u32);
+        put_u32(&mut b, l::WARM, self.warm.len() as u32);
+        put_u8(&mut b, l::SAMPLING, self.sampling);
         self.disks.iter().for_each(|d| d.encode(&mut b));
         for r in &self.segments {
             let start = b.len();
@@ -118,7 +141,10 @@ impl Checkpoint {
             put_u32(at, s::WRITTEN, r.written);
             put_u64(at, s::FIRST_SEQ, r.first_seq);
             put_u64(at, s::LAST_SEQ, r.last_seq);
+            put_u32(at, s::MAP_OFFSET, r.map.map_or(0, |m| m.0));
+            put_u32(at, s::MAP_LEN, r.map.map_or(0, |m| m.1));
         }
+        self.warm.iter().for_each(|s| b.extend_from_slice(&s.0.to_le_bytes()));
         b
     }
 
@@ -135,6 +161,8 @@ impl Checkpoint {
         let disks = disks.collect::<Result<Vec<_>>>()?;
         let count = get_u32(head, l::SEGMENTS) as usize;
         let (table, rest) = rest.split_at_checked(count * s::SIZE).ok_or(FormatError::Truncated(WHAT))?;
+        let warm = get_u32(head, l::WARM) as usize;
+        let (warm, rest) = rest.split_at_checked(warm * 4).ok_or(FormatError::Truncated(WHAT))?;
         if !rest.is_empty() {
             return Err(bad("length"));
         }
@@ -152,6 +180,10 @@ impl Checkpoint {
                 written: get_u32(at, s::WRITTEN),
                 first_seq: get_u64(at, s::FIRST_SEQ),
                 last_seq: get_u64(at, s::LAST_SEQ),
+                map: match (get_u32(at, s::MAP_OFFSET), get_u32(at, s::MAP_LEN)) {
+                    (0, 0) => None,
+                    map => Some(map),
+                },
             })
         };
         let checkpoint = Checkpoint {
@@ -160,6 +192,8 @@ impl Checkpoint {
             next_segment: get_u32(head, l::NEXT_SEGMENT),
             disks,
             segments: table.map(record).collect::<Result<Vec<_>>>()?,
+            warm: warm.chunks_exact(4).map(|b| SegmentId(get_u32(b, 0..4))).collect(),
+            sampling: get_u8(head, l::SAMPLING),
         };
         match checkpoint.bad_field() {
             Some(field) => Err(bad(field)),

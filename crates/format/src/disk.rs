@@ -51,6 +51,7 @@ layout!(disk, "disk record", 96, {
     WRITE_CACHE @ 32, 8, "of a desktop: bytes of its RAM write cache; else 0";
     UUID @ 40, 16, "identity that guests and initiators see, random";
     ROOT @ 56, 12, "root of the block map, as a block reference: a node, a hole, or allocated zeroes";
+    DEDUP_DOMAIN @ 68, 4, "blocks are shared with disks of the same domain only";
 });
 
 /// A disk.
@@ -80,6 +81,8 @@ pub struct DiskRecord {
     pub height: u8,
     /// Root of the block map: a node, or what all of the disk is.
     pub root: MapValue,
+    /// Its blocks are deduplicated against those of disks with the same number, and no others.
+    pub dedup_domain: u32,
 }
 
 fn optional(id: u32) -> Option<DiskId> {
@@ -130,6 +133,7 @@ impl DiskRecord {
         put_u64(b, l::WRITE_CACHE, self.write_cache);
         put_bytes(b, l::UUID, &self.uuid);
         put_bytes(b, l::ROOT, &self.root.encode());
+        put_u32(b, l::DEDUP_DOMAIN, self.dedup_domain);
         out.extend_from_slice(self.name.as_bytes());
         out.resize(crate::align_up(out.len() - start, 8) + start, 0);
     }
@@ -173,6 +177,7 @@ impl DiskRecord {
             uuid: get_array(b, l::UUID),
             height: get_u8(b, l::HEIGHT),
             root: MapValue::decode(&get_array(b, l::ROOT)).ok_or(bad("root"))?,
+            dedup_domain: get_u32(b, l::DEDUP_DOMAIN),
         };
         if let Some(field) = record.bad_field() {
             return Err(bad(field));

@@ -4,8 +4,8 @@ use crate::layout::*;
 use std::ops::Range;
 
 use crate::{
-    BlockRef, CatalogueOp, Codec, DiskId, Form, FormatError, MAX_BLOCKS, MAX_SEGMENT, MapValue, Result, Slot,
-    align_up,
+    BlockRef, CatalogueOp, Codec, DiskId, Form, FormatError, MAX_BLOCKS, MAX_SEGMENT, MapValue, Result,
+    SegmentId, Slot, align_up,
 };
 
 /// Keyed BLAKE3 of a block, 128 bits kept; all zero where none was made.
@@ -18,6 +18,7 @@ const ZERO: u8 = 3;
 const NODE: u8 = 4;
 const BLOB: u8 = 5;
 const CATALOGUE: u8 = 6;
+const RELOCATE: u8 = 7;
 
 layout!(put, "entry: put", 40, {
     TAG @ 0, 1, "1";
@@ -47,14 +48,21 @@ layout!(node, "entry: map node", 16, {
     SLOT @ 4, 4, "slot in this segment, within this batch's payload";
     CRC @ 8, 4, "CRC-32C of the node, padded to its stored length";
 });
-layout!(blob, "entry: checkpoint piece", 16, {
+layout!(blob, "entry: piece", 16, {
     TAG @ 0, 1, "5";
     SLOT @ 4, 4, "first slot in this segment, within this batch's payload";
-    LEN @ 8, 4, "bytes";
+    LEN @ 8, 4, "bytes: a piece of a checkpoint, or blocks that were moved here";
 });
 layout!(catalogue, "entry: catalogue change", 8, {
     TAG @ 0, 1, "6";
     LEN @ 4, 4, "bytes of the change, which follows; a multiple of 8";
+});
+
+layout!(relocate, "entry: relocation", 16, {
+    TAG @ 0, 1, "7";
+    SEGMENT @ 4, 4, "the segment whose live slots rest in this batch's segment from here on";
+    SLOT @ 8, 4, "first slot of the relocation map in this segment, within this batch's payload";
+    LEN @ 12, 4, "bytes of the relocation map";
 });
 
 /// One entry of a batch.
@@ -104,7 +112,7 @@ pub enum Entry {
         /// CRC-32C of the stored bytes.
         crc: u32,
     },
-    /// A piece of a checkpoint, in this batch's payload.
+    /// Bytes that something else refers to, in this batch's payload: a piece of a checkpoint, or moved blocks.
     Blob {
         /// Where it begins.
         slot: Slot,
@@ -113,6 +121,15 @@ pub enum Entry {
     },
     /// A change to the catalogue.
     Catalogue(CatalogueOp),
+    /// The live slots of a segment rest in the segment of this batch from here on.
+    Relocate {
+        /// Whose slots.
+        segment: SegmentId,
+        /// Where the relocation map is, in this batch's payload.
+        slot: Slot,
+        /// Bytes of the relocation map.
+        len: u32,
+    },
 }
 
 impl Entry {
@@ -166,6 +183,12 @@ impl Entry {
                 let len = out.len() - start - catalogue::SIZE;
                 put_u32(&mut out[start..], catalogue::LEN, len as u32);
             }
+            Entry::Relocate { segment, slot, len } => {
+                let b = grow(out, relocate::SIZE, RELOCATE);
+                put_u32(b, relocate::SEGMENT, segment.0);
+                put_u32(b, relocate::SLOT, slot.0);
+                put_u32(b, relocate::LEN, *len);
+            }
         }
         debug_assert!((out.len() - start).is_multiple_of(8));
     }
@@ -190,7 +213,9 @@ impl Entry {
             }
             Entry::Node { form, .. } if form.codec() != Some(Codec::Raw) => Some("form"),
             Entry::Node { slot, form, .. } if !inside(*slot, *form) => Some("slot"),
-            Entry::Blob { slot, len }
+            Entry::Relocate { segment, .. } if segment.0 == 0 => Some("segment"),
+            Entry::Relocate { len: 0, .. } => Some("len"),
+            Entry::Blob { slot, len } | Entry::Relocate { slot, len, .. }
                 if slot.offset() < payload.start || slot.offset() + u64::from(*len) > payload.end =>
             {
                 Some("slot")
@@ -260,6 +285,12 @@ impl Entry {
                 }
                 let whole = fixed(catalogue::SIZE + len)?;
                 (Entry::Catalogue(CatalogueOp::decode(&whole[catalogue::SIZE..])?), whole.len())
+            }
+            Some(RELOCATE) => {
+                let b = fixed(relocate::SIZE)?;
+                let segment = SegmentId(get_u32(b, relocate::SEGMENT));
+                let slot = Slot(get_u32(b, relocate::SLOT));
+                (Entry::Relocate { segment, slot, len: get_u32(b, relocate::LEN) }, relocate::SIZE)
             }
             Some(_) => return Err(bad("tag")),
             None => return Err(FormatError::Truncated(WHAT)),

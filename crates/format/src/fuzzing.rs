@@ -24,6 +24,7 @@ pub const TARGETS: &[Target] = &[
     ("batch", batch),
     ("entries", entries),
     ("map_node", map_node),
+    ("relocation_map", relocation_map),
 ];
 
 /// The bytes, at least `len` of them, with the magic number put right.
@@ -145,7 +146,7 @@ fn assert_content_inside(batch: &Batch, entry: &Entry) {
     let (slot, len) = match entry {
         Entry::Put { slot, form, .. } if form.codec() == Some(Codec::ZstdGroup) => (slot, 1),
         Entry::Put { slot, form, .. } | Entry::Node { slot, form, .. } => (slot, form.stored_len() as u64),
-        Entry::Blob { slot, len } => (slot, u64::from(*len)),
+        Entry::Blob { slot, len } | Entry::Relocate { slot, len, .. } => (slot, u64::from(*len)),
         Entry::Reference { .. } | Entry::Zero { .. } | Entry::Catalogue(_) => return,
     };
     let payload = batch.payload_range();
@@ -159,6 +160,19 @@ pub fn entries(data: &[u8]) {
     accepted.iter().for_each(|entry| entry.encode(&mut again));
     assert!(again.len() <= data.len());
     assert_eq!(EntryIter::new(&again).collect::<Result<Vec<_>>>(), Ok(accepted));
+}
+
+/// [`RelocationMap`].
+pub fn relocation_map(data: &[u8]) {
+    use crate::relocation::relocation_map as l;
+    let mut b = with_magic(data, l::SIZE, crate::relocation::MAGIC);
+    let crc = crc32c(&b[l::SIZE..]);
+    put_u32(&mut b, l::CRC, crc);
+    let (segment, container) = (SegmentId(get_u32(&b, l::SEGMENT)), SegmentId(get_u32(&b, l::CONTAINER)));
+    let _ = RelocationMap::decode(data, segment, container);
+    if let Ok(map) = RelocationMap::decode(&b, segment, container) {
+        assert_eq!(RelocationMap::decode(&map.encode(), segment, container), Ok(map));
+    }
 }
 
 /// [`MapNode`].

@@ -112,6 +112,10 @@ pub const LAYOUTS: &[Layout] = &[
     crate::entry::node::LAYOUT,
     crate::entry::blob::LAYOUT,
     crate::entry::catalogue::LAYOUT,
+    crate::entry::relocate::LAYOUT,
+    crate::relocation::relocation_map::LAYOUT,
+    crate::relocation::relocation::LAYOUT,
+    crate::group::group::LAYOUT,
     crate::address::block_ref::LAYOUT,
     crate::node::map_node::LAYOUT,
 ];

@@ -16,8 +16,10 @@ mod disk;
 mod entry;
 #[doc(hidden)]
 pub mod fuzzing;
+mod group;
 mod layout;
 mod node;
+mod relocation;
 mod segment;
 mod superblock;
 
@@ -27,8 +29,10 @@ pub use checkpoint::{Checkpoint, SegmentRecord, SegmentState};
 pub use checksum::{Check64, check64, crc32c};
 pub use disk::{CatalogueOp, DiskId, DiskRecord, MAX_NAME, Role, SyncMode};
 pub use entry::{Entry, EntryIter, Fingerprint};
+pub use group::GroupHeader;
 pub use layout::{Field, LAYOUTS, Layout};
 pub use node::{FANOUT, MAX_BLOCKS, MAX_LEVEL, MapNode, NodeEntries};
+pub use relocation::{Relocation, RelocationMap};
 pub use segment::{DirectoryEntry, SegmentFooter, SegmentHeader, SlotKind, Stream};
 pub use superblock::{BlobRef, MAX_BLOBS, PoolId, Superblock};
 

@@ -118,6 +118,12 @@ pub enum SlotKind {
     Node = 2,
 }
 
+impl SlotKind {
+    pub(crate) fn decode(v: u8) -> Option<SlotKind> {
+        [SlotKind::Block, SlotKind::Node].into_iter().find(|k| *k as u8 == v)
+    }
+}
+
 layout!(directory_entry, "directory entry", 32, {
     SLOT @ 0, 4, "slot";
     FORM @ 4, 1, "form: codec and stored length";
@@ -258,11 +264,8 @@ impl SegmentFooter {
             let entry = DirectoryEntry {
                 slot: Slot(get_u32(at, d::SLOT)),
                 form: Form(get_u8(at, d::FORM)),
-                kind: match get_u8(at, d::KIND) {
-                    1 => SlotKind::Block,
-                    2 => SlotKind::Node,
-                    _ => return Err(FormatError::Value { what: WHAT, field: "kind" }),
-                },
+                kind: SlotKind::decode(get_u8(at, d::KIND))
+                    .ok_or(FormatError::Value { what: WHAT, field: "kind" })?,
                 crc: get_u32(at, d::CRC),
                 fingerprint: Fingerprint(get_array(at, d::FINGERPRINT)),
             };

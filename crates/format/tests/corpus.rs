@@ -76,6 +76,8 @@ fn seeds() {
         entry.encode(&mut bytes);
         write("entries", &format!("sample-{n}"), &bytes);
     }
+    write("relocation_map", "sample", &relocation_map().encode());
+    write("checkpoint", "moved", &checkpoint_moved().encode());
     for (n, node) in nodes().into_iter().enumerate() {
         write("map_node", &format!("sample-{n}"), &node.encode());
     }

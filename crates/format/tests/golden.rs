@@ -32,6 +32,25 @@ fn checkpoint_of_version_1() {
 }
 
 #[test]
+fn checkpoint_of_a_cleaned_pool_of_version_1() {
+    let bytes = golden("v1-checkpoint-moved.bin", &checkpoint_moved().encode());
+    assert_eq!(Checkpoint::decode(&bytes), Ok(checkpoint_moved()));
+}
+
+#[test]
+fn relocation_of_version_1() {
+    let map = relocation_map();
+    let bytes = golden("v1-relocation-map.bin", &map.encode());
+    assert_eq!(RelocationMap::decode(&bytes, SegmentId(2), SegmentId(4)), Ok(map));
+
+    let entry = Entry::Relocate { segment: SegmentId(2), slot: Slot(640), len: bytes.len() as u32 };
+    let mut encoded = Vec::new();
+    entry.encode(&mut encoded);
+    let bytes = golden("v1-entry-relocation.bin", &encoded);
+    assert_eq!(EntryIter::new(&bytes).collect::<Result<Vec<_>>>(), Ok(vec![entry]));
+}
+
+#[test]
 fn segment_of_version_1() {
     let bytes = golden("v1-segment-header.bin", &header().encode());
     assert_eq!(SegmentHeader::decode(&bytes, POOL, SegmentId(2)), Ok(header()));

@@ -184,7 +184,7 @@ fn entries_have_no_numbers_that_overflow() {
         EntryIter::new(&b).next().unwrap().unwrap_err()
     };
     assert_eq!(forge(0, 0, &[0]), value("entry", "tag"));
-    assert_eq!(forge(0, 0, &[7]), value("entry", "tag"));
+    assert_eq!(forge(0, 0, &[8]), value("entry", "tag"));
     assert_eq!(forge(0, 1, &[0xc0]), value("entry", "slot"));
     assert_eq!(forge(0, 4, &[0; 4]), value("entry", "disk"));
     assert_eq!(forge(0, 8, &[0xff; 8]), value("entry", "block_index"));
@@ -299,4 +299,48 @@ fn a_slot_beyond_the_limit_is_not_encoded() {
 #[should_panic(expected = "checked where they are given")]
 fn what_could_not_be_read_back_is_not_written() {
     disk(1, "a\0b", Role::Volume).encode(&mut Vec::new());
+}
+
+#[test]
+fn relocation_maps_are_within_bounds() {
+    let good = relocation_map();
+    let (segment, container) = (good.segment, good.container);
+    let decode = |bytes: &[u8]| RelocationMap::decode(bytes, segment, container);
+    let forged = |at: usize, bytes: &[u8]| {
+        let mut b = good.encode();
+        b[at..at + bytes.len()].copy_from_slice(bytes);
+        let crc = crc32c(&b[32..]);
+        b[20..24].copy_from_slice(&crc.to_le_bytes());
+        decode(&b).unwrap_err()
+    };
+    let entry = |n: usize| 32 + n * 40;
+    // A place beyond the end of any segment, a length that is not that of the form, entries out of order.
+    assert_eq!(forged(entry(0) + 12, &[0xff; 8]), value("relocation map", "place"));
+    assert_eq!(forged(entry(2) + 16, &[1, 0, 0, 0]), value("relocation map", "units"));
+    assert_eq!(forged(entry(1), &[0, 0, 0, 0]), value("relocation map", "slot"));
+    assert_eq!(forged(entry(0) + 5, &[9]), value("relocation map", "kind"));
+    assert_eq!(forged(entry(0) + 6, &[0xff]), value("relocation map", "place_form"));
+    // More entries than there are bytes; another segment's map; a flipped bit.
+    assert_eq!(forged(16, &[0xff; 4]), FormatError::Truncated("relocation map"));
+    let foreign = RelocationMap::decode(&good.encode(), SegmentId(3), container);
+    assert_eq!(foreign, Err(FormatError::Foreign { what: "relocation map", field: "segment" }));
+    let mut flipped = good.encode();
+    flipped[40] ^= 1;
+    assert_eq!(decode(&flipped), Err(FormatError::Checksum("relocation map")));
+}
+
+#[test]
+fn groups_are_within_bounds() {
+    let mut bytes = vec![7; 100];
+    GroupHeader { members: 8, frame_len: 92 }.encode(&mut bytes);
+    assert_eq!(GroupHeader::decode(&bytes).map(|(header, frame)| (header.members, frame.len())), Ok((8, 92)));
+    assert_eq!(GroupHeader::decode(&bytes[..99]), Err(FormatError::Truncated("group of blocks")));
+    assert_eq!(GroupHeader::decode(&bytes[..7]), Err(FormatError::Truncated("group of blocks")));
+    for members in [0, 65] {
+        bytes[0] = members;
+        assert_eq!(GroupHeader::decode(&bytes).unwrap_err(), value("group of blocks", "members"));
+    }
+    bytes[0] = 1;
+    bytes[4..8].copy_from_slice(&4097_u32.to_le_bytes());
+    assert_eq!(GroupHeader::decode(&bytes).unwrap_err(), value("group of blocks", "frame_len"));
 }

@@ -369,6 +369,6 @@ pub async fn checkpoint(ctx: &Rc<Ctx>) {
 /// Frees what is dead.
 pub async fn reclaim(ctx: &Rc<Ctx>) {
     note!("{} reclaim", ctx.model.borrow_mut().tick());
-    let freed = ctx.judge("reclaim", ctx.pool.reclaim().await);
+    let freed = ctx.judge("reclaim", ctx.pool.reclaim(&|_| ()).await);
     note!("{} reclaim ends: {freed:?} bytes", ctx.model.borrow_mut().tick());
 }

@@ -46,6 +46,7 @@ pub fn disk(id: u32, name: &str, role: Role) -> DiskRecord {
         uuid: *b"uuid-of-sixteen!",
         height: 2,
         root: MapValue::At(BlockRef { form: Form::raw(49 * 64), ..block_ref(3, 4711) }),
+        dedup_domain: 0,
     }
 }
 
@@ -58,6 +59,7 @@ pub fn checkpoint() -> Checkpoint {
         written: 8192 * n,
         first_seq: u64::from(n) * 100,
         last_seq: u64::from(n) * 100 + 50,
+        map: None,
     };
     let image = DiskRecord { root: MapValue::Hole, height: 0, ..disk(77, "debian-12", Role::Image) };
     Checkpoint {
@@ -70,6 +72,46 @@ pub fn checkpoint() -> Checkpoint {
             segment(3, Stream::Map, SegmentState::Open),
             segment(4, Stream::Short, SegmentState::Open),
         ],
+        warm: Vec::new(),
+        sampling: 0,
+    }
+}
+
+/// A checkpoint of a pool that was cleaned.
+pub fn checkpoint_moved() -> Checkpoint {
+    let mut checkpoint = checkpoint();
+    checkpoint.disks[0].dedup_domain = 7;
+    checkpoint.segments[0].container = 4;
+    checkpoint.segments[0].map = Some((1 << 20, RelocationMap::encoded_len(3) as u32));
+    Checkpoint { warm: vec![SegmentId(4), SegmentId(2)], sampling: 3, ..checkpoint }
+}
+
+pub fn relocation_map() -> RelocationMap {
+    let member = |n: u8| Relocation {
+        slot: Slot(128 + 64 * u32::from(n)),
+        form: Form::RAW_BLOCK,
+        kind: SlotKind::Block,
+        crc: 0xdead_0000 + u32::from(n),
+        fingerprint: Fingerprint([n; 16]),
+        place: Slot(256),
+        place_form: Form::member(n),
+        units: 40,
+    };
+    let form = Form::raw(3104);
+    let node = Relocation {
+        slot: Slot(1024),
+        form,
+        kind: SlotKind::Node,
+        fingerprint: Fingerprint::default(),
+        place: Slot(320),
+        place_form: form,
+        units: 49,
+        ..member(2)
+    };
+    RelocationMap {
+        segment: SegmentId(2),
+        container: SegmentId(4),
+        entries: vec![member(0), member(1), node],
     }
 }
 
@@ -205,6 +247,7 @@ pub fn any_disk() -> impl Strategy<Value = DiskRecord> {
             uuid,
             height,
             root,
+            dedup_domain: uuid[1].into(),
         },
     )
 }
@@ -248,6 +291,11 @@ pub fn any_entry() -> impl Strategy<Value = Entry> {
         }),
         (0..Slot::LIMIT - 64, 0..=4096_u32).prop_map(|(slot, len)| Entry::Blob { slot: Slot(slot), len }),
         any_op().prop_map(Entry::Catalogue),
+        (1..=u32::MAX, 0..Slot::LIMIT - 64, 1..=4096_u32).prop_map(|(segment, slot, len)| Entry::Relocate {
+            segment: SegmentId(segment),
+            slot: Slot(slot),
+            len
+        }),
     ]
 }
 
@@ -268,16 +316,19 @@ pub fn any_checkpoint() -> impl Strategy<Value = Checkpoint> {
             segment: SegmentId(n),
             stream: Stream::ALL[stream],
             state: if open { SegmentState::Open } else { SegmentState::Sealed },
-            container: n,
+            container: if first_seq % 2 == 0 { n } else { u32::MAX },
             written,
             first_seq,
             last_seq,
+            map: (first_seq % 2 != 0).then_some((4096, 72)),
         },
     );
     (any::<u64>(), vec(any_disk(), 0..8), vec(segment, 0..40)).prop_map(|(seq, disks, segments)| Checkpoint {
         seq,
         next_disk: disks.iter().map(|d| d.id.0 + 1).max().unwrap_or(1),
         next_segment: segments.iter().map(|s| s.segment.0 + 1).max().unwrap_or(1),
+        warm: segments.iter().map(|s| s.segment).take(seq as usize % 4).collect(),
+        sampling: (seq % 64) as u8,
         disks,
         segments,
     })

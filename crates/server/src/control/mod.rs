@@ -216,8 +216,8 @@ impl Control {
             Action::Stats => {
                 Ok(Reply::Stats(Box::new(StatsView::new(&pool.stats().await, resident_memory()))))
             }
-            Action::DiskStats { name } => Ok(Reply::DiskStats(pool.disk_stats(name)?.into())),
-            Action::Reclaim => Ok(Reply::Reclaimed(Reclaimed { freed_bytes: pool.reclaim().await? })),
+            Action::DiskStats { name } => Ok(Reply::DiskStats(pool.disk_stats(name)?.guest.into())),
+            Action::Reclaim => Ok(Reply::Reclaimed(Reclaimed { freed_bytes: pool.reclaim(&|_| ()).await? })),
             Action::Checkpoint => {
                 pool.checkpoint().await?;
                 done
