@@ -70,7 +70,9 @@ pub async fn check(
     let mut report = CheckReport::default();
     let superblock = check_superblocks(&*store, &mut report).await?;
     let store = Arc::new(Metered::new(store));
-    let pool = Pool::recover(store, host, PoolConfig::default(), Mode::Look).await?;
+    let (pool, _) =
+        Pool::recover(store, host, PoolConfig { dedup_index: 0, ..PoolConfig::default() }, Mode::Look)
+            .await?;
     let table: Vec<SegmentRecord> = pool.log.lock().await.table().values().copied().collect();
     report.segments = table.len() as u64;
     for record in &table {

@@ -10,11 +10,9 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_format::{
-    BlobRef, BlockRef, Checkpoint, DiskRecord, Form, MAX_BLOBS, SegmentId, Stream, check64,
-};
+use forebay_format::{BlobRef, Checkpoint, DiskRecord, MAX_BLOBS, SegmentId, Stream, check64};
 
-use crate::log::{Draft, Head, Item, Placed};
+use crate::log::{Draft, Head, Item};
 use crate::map::{Dirty, Tree, collect_dirty};
 use crate::pool::Pool;
 use crate::{Error, Result};
@@ -75,14 +73,18 @@ impl Pool {
             disks.push(DiskRecord { size: disk.size(), ..(*disk.record()).clone() });
             trees.push(disk.tree.read().clone());
         }
+        let (warm, sampling) = {
+            let dedup = self.dedup.lock();
+            (dedup.warm(), dedup.sampling())
+        };
         let checkpoint = Checkpoint {
             seq: log.head().seq,
             next_disk: catalogue.next_id(),
             next_segment: log.next_segment(),
             disks,
             segments: log.table().values().copied().collect(),
-            warm: Vec::new(),
-            sampling: 0,
+            warm,
+            sampling,
         };
         Taken { head: log.head(), checkpoint, trees }
     }
@@ -97,9 +99,7 @@ impl Pool {
             let drafts = Draft::split(&items, log.batch_limit());
             let written = log.write_group(Stream::Map, &drafts, &mut |_, _, _| {}).await;
             let places = self.latching(written)?;
-            for ((node, content), Placed { addr, crc }) in nodes.iter().zip(&encoded).zip(places) {
-                node.set_stored(BlockRef { addr, form: Form::raw(content.len()), crc });
-            }
+            nodes.iter().zip(places).for_each(|(node, at)| node.set_stored(at));
         }
         Ok(())
     }
@@ -117,9 +117,9 @@ impl Pool {
         let drafts = Draft::split(&items, log.batch_limit());
         let written = log.write_group(Stream::Map, &drafts, &mut |_, _, _| {}).await;
         let places = self.latching(written)?;
-        let refs = pieces.iter().zip(places).map(|(piece, Placed { addr, .. })| BlobRef {
-            segment: addr.segment,
-            offset: addr.slot.offset() as u32,
+        let refs = pieces.iter().zip(places).map(|(piece, at)| BlobRef {
+            segment: at.addr.segment,
+            offset: at.addr.slot.offset() as u32,
             len: piece.len() as u32,
             check: check64(piece),
         });
@@ -127,7 +127,7 @@ impl Pool {
     }
 
     /// Latches the pool after a failure of the log, but for a want of room, which the log outlives.
-    fn latching<T>(&self, result: std::result::Result<T, forebay_store::StoreError>) -> Result<T> {
+    pub(crate) fn latching<T>(&self, result: std::result::Result<T, forebay_store::StoreError>) -> Result<T> {
         result.map_err(|e| {
             let e = Error::from(e);
             if !matches!(e, Error::NoSpace) {

@@ -5,10 +5,11 @@
 //! acknowledged. Then, in this order and never another:
 //!
 //! 1. partial blocks are completed with what the map has beneath them;
-//! 2. the group is written to the log, durably: of each disk first the zeroed ranges, then the blocks; then
+//! 2. what need not be stored is found out ([`crate::reduce`]);
+//! 3. the group is written to the log, durably: of each disk first the zeroed ranges, then the blocks; then
 //!    changes to the catalogue;
-//! 3. maps and catalogue take the group over, as recovery would ([`crate::apply`]);
-//! 4. the frozen buffers go, and whoever waits is told.
+//! 4. maps and catalogue take the group over, as recovery would ([`crate::apply`]);
+//! 5. the frozen buffers go, and whoever waits is told.
 //!
 //! A group that finds no room is given up: its buffers go beneath what was written since, its waiters are told
 //! that it failed, and all is frozen anew when it is tried again. So changes to the catalogue that come meanwhile
@@ -19,15 +20,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use forebay_format::{Address, BLOCK, CatalogueOp, DiskId, Role, Stream};
+use forebay_format::{Address, BLOCK, BlockRef, CatalogueOp, DiskId, Role, Stream};
 use forebay_store::StoreError;
 use hashbrown::HashMap;
 use tokio::sync::oneshot;
 
 use crate::buffer::{Buffers, Page, WriteBuffer, copy_sectors};
 use crate::limits::{DIRTY_AGE, FULL_RETRY};
-use crate::log::{Draft, Item, Log, Placed, raw_block};
+use crate::log::{Draft, Item, Log};
 use crate::pool::Pool;
+use crate::reduce::items;
 use crate::volume::Volume;
 use crate::{Error, Result};
 
@@ -49,13 +51,13 @@ pub(crate) struct PendingOp {
 }
 
 /// Partial blocks, completed; `None` where what is beneath is damaged.
-type Completed = HashMap<(DiskId, u64), Option<Page>>;
+pub(crate) type Completed = HashMap<(DiskId, u64), Option<Page>>;
 
 /// What one commit writes.
 #[derive(Default)]
-struct Group {
-    frozen: Vec<(Arc<Volume>, Arc<WriteBuffer>)>,
-    ops: Vec<PendingOp>,
+pub(crate) struct Group {
+    pub frozen: Vec<(Arc<Volume>, Arc<WriteBuffer>)>,
+    pub ops: Vec<PendingOp>,
     freeze: u64,
 }
 
@@ -263,11 +265,13 @@ impl Pool {
             return Ok(());
         }
         let completed = self.complete_partial_blocks(group).await?;
-        let items = items(group, &completed);
+        let reduced = self.reduce(&mut log, group, &completed).await?;
+        let items = items(group, &completed, &reduced);
         let places = match self.write_group(&mut log, &items).await {
             Err(StoreError::Full) => return Err(Error::NoSpace),
             other => other?,
         };
+        self.note_stored(&items, &places);
         self.take_over(&items, &places).await?;
         let results = self.apply_ops(group).await;
         drop(items);
@@ -326,7 +330,7 @@ impl Pool {
         &self,
         log: &mut Log,
         items: &[Item<'_>],
-    ) -> std::result::Result<Vec<Placed>, StoreError> {
+    ) -> std::result::Result<Vec<BlockRef>, StoreError> {
         let drafts = Draft::split(items, log.batch_limit());
         let mut current = None;
         let mut cache = |disk: DiskId, addr: Address, content: &[u8; BLOCK]| {
@@ -343,8 +347,8 @@ impl Pool {
     }
 
     /// Brings blocks and zeroed ranges into the maps.
-    async fn take_over(&self, items: &[Item<'_>], places: &[Placed]) -> Result<()> {
-        let mut places = places.iter();
+    async fn take_over(&self, items: &[Item<'_>], places: &[BlockRef]) -> Result<()> {
+        let mut stored = places.iter();
         let mut at = 0;
         while let Some(disk) = items.get(at).and_then(Item::disk) {
             let until = items[at..].iter().take_while(|i| i.disk() == Some(disk)).count() + at;
@@ -352,13 +356,15 @@ impl Pool {
             at = until;
             let changes = of_disk.iter().map(|item| match *item {
                 Item::Block { block, .. } => {
-                    let place = places.next().expect("every block of a group has a place");
-                    crate::apply::Change::put(block, raw_block(place.addr, place.crc))
+                    let at = stored.next().expect("every block of a group has a place");
+                    crate::apply::Change::put(block, *at)
                 }
+                Item::Reference { block, target, .. } => crate::apply::Change::put(block, target),
+                Item::Same { block, first, .. } => crate::apply::Change::put(block, places[first]),
                 Item::Zero { block, count, allocated, .. } => {
                     crate::apply::Change::zero(block, count, allocated)
                 }
-                _ => unreachable!("items with a disk are blocks and zeroed ranges"),
+                _ => unreachable!("an item with a disk changes its map"),
             });
             let changes: Vec<_> = changes.collect();
             let Some(volume) = self.volume(disk) else { continue };
@@ -396,28 +402,4 @@ impl Pool {
             let _ = pending.done.send(result);
         }
     }
-}
-
-/// A group as items of the log: of each disk zeroed ranges, then blocks; then changes to the catalogue.
-fn items<'a>(group: &'a Group, completed: &'a Completed) -> Vec<Item<'a>> {
-    let mut items = Vec::new();
-    for (volume, buffer) in &group.frozen {
-        let disk = volume.id();
-        items.extend(buffer.zeroes().map(|(range, allocated)| Item::Zero {
-            disk,
-            block: range.start,
-            count: range.end - range.start,
-            allocated,
-        }));
-        for (block, dirty) in buffer.sorted_blocks() {
-            let content = match completed.get(&(disk, block)) {
-                None => &dirty.page,
-                Some(Some(page)) => page,
-                Some(None) => continue,
-            };
-            items.push(Item::Block { disk, block, content });
-        }
-    }
-    items.extend(group.ops.iter().flat_map(|p| &p.ops).map(Item::Op));
-    items
 }

@@ -139,6 +139,7 @@ impl Pool {
             let (fetched, place) = (Fetched { run: buf.clone(), at: i * BLOCK }, &run.places[i]);
             if !sound || crc32c(fetched.content()) != wanted.target.crc {
                 self.count_damage(place.object, place.offset);
+                self.note_damaged(&wanted.target);
                 // A block that was only read ahead is no one's error yet.
                 if wanted.gap.is_some() {
                     damaged = Some(damage(place.object, place.offset));

@@ -7,10 +7,12 @@ mod apply;
 mod buffer;
 mod catalogue;
 mod commit;
+mod dedup;
 #[allow(dead_code, unused_imports)]
 mod disk;
 mod log;
 mod map;
+mod reduce;
 mod volume;
 
 mod cache;

@@ -27,13 +27,27 @@ use forebay_format::{
     Superblock, crc32c,
 };
 use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
+use hashbrown::HashSet;
 
+use crate::hash::BuildU64Hasher;
 use crate::limits::BATCH_BYTES;
 
 /// What a batch is to say.
 pub(crate) enum Item<'a> {
-    /// A block of a disk.
-    Block { disk: DiskId, block: u64, content: &'a [u8; BLOCK] },
+    /// A block of a disk that is to be stored as `stored`, in `form`.
+    Block {
+        disk: DiskId,
+        block: u64,
+        content: &'a [u8; BLOCK],
+        stored: &'a [u8],
+        form: Form,
+        crc: u32,
+        fingerprint: Fingerprint,
+    },
+    /// A block of a disk that is stored already.
+    Reference { disk: DiskId, block: u64, target: BlockRef },
+    /// A block of a disk that is the same as the `first`th block that this group stores.
+    Same { disk: DiskId, block: u64, first: usize },
     /// A range that reads as zeroes.
     Zero { disk: DiskId, block: u64, count: u64, allocated: bool },
     /// An encoded map node.
@@ -47,19 +61,21 @@ pub(crate) enum Item<'a> {
 impl Item<'_> {
     fn payload(&self) -> &[u8] {
         match self {
-            Item::Block { content, .. } => &content[..],
+            Item::Block { stored, .. } => stored,
             Item::Node(content) | Item::Blob(content) => content,
-            Item::Zero { .. } | Item::Op(_) => &[],
+            Item::Reference { .. } | Item::Same { .. } | Item::Zero { .. } | Item::Op(_) => &[],
         }
     }
 
-    /// The entry of the item at `slot`, whose content has the checksum `crc`.
-    fn entry(&self, slot: Slot, crc: u32) -> Entry {
+    /// The entry of the item at `slot`, where `placed` are the payload items of its group before it, and itself.
+    fn entry(&self, slot: Slot, placed: &[BlockRef]) -> Entry {
+        let crc = placed.last().map_or(0, |p| p.crc);
         match *self {
-            Item::Block { disk, block, .. } => {
-                let fingerprint = Fingerprint::default();
-                Entry::Put { disk, block, slot, form: Form::RAW_BLOCK, crc, fingerprint }
+            Item::Block { disk, block, form, crc, fingerprint, .. } => {
+                Entry::Put { disk, block, slot, form, crc, fingerprint }
             }
+            Item::Reference { disk, block, target } => Entry::Reference { disk, block, target },
+            Item::Same { disk, block, first } => Entry::Reference { disk, block, target: placed[first] },
             Item::Zero { disk, block, count, allocated } => Entry::Zero { disk, block, count, allocated },
             Item::Node(content) => Entry::Node { slot, form: Form::raw(content.len()), crc },
             Item::Blob(content) => Entry::Blob { slot, len: content.len() as u32 },
@@ -70,25 +86,37 @@ impl Item<'_> {
     /// Bytes of its entry, which is encoded into `scratch` to find out.
     fn entry_len(&self, scratch: &mut Vec<u8>) -> usize {
         scratch.clear();
-        self.entry(Slot::default(), 0).encode(scratch);
+        match *self {
+            // Which block it refers to makes no difference.
+            Item::Same { disk, block, .. } => {
+                let addr = Address { segment: SegmentId(1), slot: Slot(0) };
+                let target = BlockRef { addr, form: Form::RAW_BLOCK, crc: 0 };
+                Entry::Reference { disk, block, target }.encode(scratch);
+            }
+            _ => self.entry(Slot::default(), &[]).encode(scratch),
+        }
         scratch.len()
     }
 
-    /// The disk of a block or a zeroed range.
+    /// The disk of what changes a block map.
     pub fn disk(&self) -> Option<DiskId> {
         match *self {
-            Item::Block { disk, .. } | Item::Zero { disk, .. } => Some(disk),
+            Item::Block { disk, .. }
+            | Item::Reference { disk, .. }
+            | Item::Same { disk, .. }
+            | Item::Zero { disk, .. } => Some(disk),
             Item::Node(_) | Item::Blob(_) | Item::Op(_) => None,
         }
     }
 
-    fn directory(&self, slot: Slot, crc: u32) -> Option<DirectoryEntry> {
-        let (form, kind) = match *self {
-            Item::Block { .. } => (Form::RAW_BLOCK, SlotKind::Block),
-            Item::Node(content) => (Form::raw(content.len()), SlotKind::Node),
+    fn directory(&self, at: &BlockRef) -> Option<DirectoryEntry> {
+        let (kind, fingerprint) = match *self {
+            Item::Block { fingerprint, .. } => (SlotKind::Block, fingerprint),
+            Item::Node(_) => (SlotKind::Node, Fingerprint::default()),
             _ => return None,
         };
-        Some(DirectoryEntry { slot, form, kind, crc, fingerprint: Fingerprint::default() })
+        let BlockRef { addr, form, crc } = *at;
+        Some(DirectoryEntry { slot: addr.slot, form, kind, crc, fingerprint })
     }
 }
 
@@ -128,12 +156,6 @@ fn batch_len(entries_len: usize, payload_len: usize) -> usize {
     BatchHeader::head_len(entries_len) + payload_len.next_multiple_of(BLOCK)
 }
 
-/// Where a payload item is, and the checksum of its content.
-pub(crate) struct Placed {
-    pub addr: Address,
-    pub crc: u32,
-}
-
 /// Is shown the blocks of a group while they are laid out.
 pub(crate) type OnBlock<'a> = dyn FnMut(DiskId, Address, &[u8; BLOCK]) + Send + 'a;
 
@@ -143,7 +165,7 @@ struct Writing<'s, 'b, 'c> {
     stream: Stream,
     /// The append of the batch before; it goes on while the next batch is laid out.
     under_way: Option<BoxFuture<'s, Result<IoBuf, StoreError>>>,
-    placed: Vec<Placed>,
+    placed: Vec<BlockRef>,
     on_block: &'b mut OnBlock<'c>,
 }
 
@@ -175,6 +197,8 @@ pub(crate) struct Log {
     /// What failed. Whoever comes next, be it the commit or a checkpoint, must not build on it: a group that is
     /// durable behind one that is not would be lost, though it was acknowledged.
     failed: Option<StoreError>,
+    /// While a mark is under way: addresses that were referred to since it began.
+    pub barrier: Option<HashSet<u64, BuildU64Hasher>>,
     /// Buffers for reuse: one is filled while another is being written.
     spares: Vec<IoBuf>,
     /// Bytes appended since the pool was opened; for whoever decides when a checkpoint is due.
@@ -200,6 +224,7 @@ impl Log {
             next_segment,
             raise_epoch: false,
             failed: None,
+            barrier: None,
             spares: Vec::new(),
             appended: Arc::default(),
         }
@@ -249,7 +274,7 @@ impl Log {
         stream: Stream,
         drafts: &[Draft<'_>],
         on_block: &mut OnBlock<'_>,
-    ) -> Result<Vec<Placed>, StoreError> {
+    ) -> Result<Vec<BlockRef>, StoreError> {
         if let Some(e) = &self.failed {
             return Err(e.clone());
         }
@@ -263,7 +288,7 @@ impl Log {
         stream: Stream,
         drafts: &[Draft<'_>],
         on_block: &mut OnBlock<'_>,
-    ) -> Result<Vec<Placed>, StoreError> {
+    ) -> Result<Vec<BlockRef>, StoreError> {
         debug_assert!(self.unsynced.is_empty(), "every group is synced before the next");
         if self.raise_epoch {
             let epoch = self.superblock.epoch + 1;
@@ -370,6 +395,13 @@ impl Log {
         Ok(())
     }
 
+    /// Notes that a batch is going to refer to a block that is stored already; see [`crate::dedup`].
+    pub fn refer(&mut self, to: &BlockRef) {
+        if let Some(barrier) = &mut self.barrier {
+            barrier.insert(to.addr.to_u64());
+        }
+    }
+
     /// Memory for `len` bytes, whatever is in it.
     fn buffer(&mut self, len: usize) -> IoBuf {
         let mut buf = self.spares.pop().filter(|b| b.capacity() >= len);
@@ -406,6 +438,32 @@ impl Log {
         });
         record.written = end as u32;
         record.last_seq = head.seq;
+    }
+
+    /// Ends the segment of a stream, durably, outside of a group. Where there is no room for its footer it ends
+    /// without.
+    pub async fn end_segment(&mut self, stream: Stream) -> Result<(), StoreError> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
+        let ended = self.try_end_segment(stream).await;
+        self.failed = ended.as_ref().err().cloned();
+        ended
+    }
+
+    async fn try_end_segment(&mut self, stream: Stream) -> Result<(), StoreError> {
+        match self.seal(stream).await {
+            Err(StoreError::Full) => {
+                if let Some(open) = self.open.remove(&stream) {
+                    self.close_record(open.id);
+                }
+            }
+            other => other?,
+        }
+        for id in std::mem::take(&mut self.unsynced) {
+            self.store.sync(id).await?;
+        }
+        Ok(())
     }
 
     /// Writes the footer of a stream's segment, after which the next append opens a new one.
@@ -453,8 +511,8 @@ impl Log {
 /// Lays out one batch in `out`, which is as long as the batch. Returns the batch's checksum and what it adds to
 /// the segment's directory.
 ///
-/// All that has to be done with a block's content is done in one visit: the content of a group is far larger
-/// than the core's caches, and to fetch it from memory costs more than to copy or check it.
+/// All that is left to be done with a block's content is done in one visit: the content of a group is far larger
+/// than the core's caches, and to fetch it from memory costs more than to copy it.
 fn fill(
     header: &BatchHeader,
     draft: &Draft,
@@ -469,29 +527,33 @@ fn fill(
     for item in draft.items {
         let slot = Slot(base.0 + (at / Slot::UNIT) as u32);
         let content = item.payload();
-        let mut crc = 0;
         if !content.is_empty() {
             let addr = Address { segment: header.segment, slot };
             let place = &mut payload[at..at + content.len()];
             place.copy_from_slice(content);
-            crc = crc32c(place);
-            if let Item::Block { disk, content, .. } = *item {
-                (group.on_block)(disk, addr, content);
-            }
-            group.placed.push(Placed { addr, crc });
+            let placed = match *item {
+                Item::Block { disk, content, form, crc, .. } => {
+                    (group.on_block)(disk, addr, content);
+                    BlockRef { addr, form, crc }
+                }
+                // Of a piece only the place counts.
+                Item::Blob(_) => BlockRef { addr, form: Form::default(), crc: 0 },
+                _ => BlockRef { addr, form: Form::raw(content.len()), crc: crc32c(place) },
+            };
+            directory.extend(item.directory(&placed));
+            group.placed.push(placed);
             let end = (at + content.len()).next_multiple_of(Slot::UNIT);
             payload[at + content.len()..end].fill(0);
             at = end;
         }
-        item.entry(slot, crc).encode(&mut entries);
-        directory.extend(item.directory(slot, crc));
+        item.entry(slot, &group.placed).encode(&mut entries);
     }
     payload[at..].fill(0);
     head.fill(0);
     (header.encode(head, &entries, payload), directory)
 }
 
-/// The reference to a raw block at an address.
-pub(crate) fn raw_block(addr: Address, crc: u32) -> BlockRef {
-    BlockRef { addr, form: Form::RAW_BLOCK, crc }
+/// The reference to a block that a directory lists.
+pub(crate) fn block_at(segment: SegmentId, entry: &DirectoryEntry) -> BlockRef {
+    BlockRef { addr: Address { segment, slot: entry.slot }, form: entry.form, crc: entry.crc }
 }

@@ -6,21 +6,23 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::time::Duration;
 
-use forebay_format::DiskId;
+use forebay_format::{Address, BlockRef, DiskId, PoolId, Stream};
 use forebay_store::{Metered, Store};
+use hashbrown::HashSet;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, watch};
 
 use crate::cache::{MissTable, ReadCache};
 use crate::catalogue::Catalogue;
 use crate::commit::{PendingOp, Progress};
+use crate::dedup::Dedup;
 use crate::fetch::Fetched;
 use crate::log::Log;
 use crate::map::NodeCache;
 use crate::recovery::Mode;
 use crate::stats::{Counter, GuestCounters, StoreStats, count};
 use crate::volume::Volume;
-use crate::{Count, Disk, DiskStats, Error, GuestStats, Host, PoolStats, Result};
+use crate::{Count, Disk, DiskStats, Error, GuestStats, Host, PoolStats, ReductionStats, Result};
 
 /// How a pool is run. All sizes in bytes.
 #[derive(Debug, Clone)]
@@ -35,6 +37,10 @@ pub struct PoolConfig {
     pub segment_bytes: u32,
     /// Log bytes after which a checkpoint is made.
     pub checkpoint_bytes: u64,
+    /// Budget of the index of fingerprints.
+    pub dedup_index: u64,
+    /// Whether blocks are compressed.
+    pub compress: bool,
 }
 
 impl Default for PoolConfig {
@@ -45,6 +51,8 @@ impl Default for PoolConfig {
             write_buffer: 64 << 20,
             segment_bytes: 64 << 20,
             checkpoint_bytes: 512 << 20,
+            dedup_index: 128 << 20,
+            compress: true,
         }
     }
 }
@@ -102,10 +110,21 @@ pub(crate) struct Counters {
     pub damaged: Counter,
     pub commits: Counter,
     pub checkpoints: Counter,
+    pub reduction: ReductionCounters,
     pub recovered_batches: AtomicU64,
     pub recovery_ms: AtomicU64,
     /// What guests did to disks that are gone.
     retired: Mutex<GuestStats>,
+}
+
+/// Blocks, by what became of them.
+#[derive(Default)]
+pub(crate) struct ReductionCounters {
+    pub zero: Counter,
+    pub unchanged: Counter,
+    pub duplicate: Counter,
+    /// Stored, with the bytes that they take.
+    pub new: Counter,
 }
 
 impl Counters {
@@ -141,6 +160,13 @@ pub struct Pool {
     pub(crate) misses: MissTable<Fetched>,
     pub(crate) counters: Counters,
     pub(crate) upkeep: Upkeep,
+    /// Which pool it is.
+    pub(crate) id: PoolId,
+    pub(crate) fingerprint_key: [u8; 32],
+    /// Which blocks are stored already.
+    pub(crate) dedup: Mutex<Dedup>,
+    /// Blocks that were found damaged: nothing new is to refer to them.
+    damaged: Mutex<HashSet<Address>>,
     /// One administrator's operation at a time.
     pub(crate) admin: tokio::sync::Mutex<()>,
     latched: OnceLock<String>,
@@ -157,9 +183,12 @@ impl Pool {
     /// read or written.
     pub async fn open(store: Arc<dyn Store>, host: Arc<dyn Host>, config: PoolConfig) -> Result<Arc<Pool>> {
         let store = Arc::new(Metered::new(store));
-        let pool = Arc::new(Pool::recover(store, host, config, Mode::Own).await?);
+        let (pool, warm) = Pool::recover(store, host, config, Mode::Own).await?;
+        let pool = Arc::new(pool);
         pool.host.spawn("commit", Box::pin(pool.clone().commit_loop()));
         pool.host.spawn("upkeep", Box::pin(pool.clone().upkeep_loop()));
+        let index = pool.clone();
+        pool.host.spawn("index", Box::pin(async move { index.rebuild_index(warm).await }));
         pool.check_space().await?;
         pool.remove_imports().await?;
         Ok(pool)
@@ -178,7 +207,6 @@ impl Pool {
             nodes: NodeCache::new(config.map_cache),
             cache: ReadCache::new(config.read_cache),
             catalogue: RwLock::new(catalogue),
-            log: tokio::sync::Mutex::new(log),
             commit: Commit::new(),
             node_misses: MissTable::default(),
             misses: MissTable::default(),
@@ -190,6 +218,11 @@ impl Pool {
                 reclaim_due: AtomicBool::new(false),
                 stopped: AtomicBool::new(false),
             },
+            id: log.superblock().pool,
+            fingerprint_key: log.superblock().fingerprint_key,
+            dedup: Mutex::new(Dedup::new(config.dedup_index, 0)),
+            damaged: Mutex::default(),
+            log: tokio::sync::Mutex::new(log),
             admin: tokio::sync::Mutex::new(()),
             latched: OnceLock::new(),
             store,
@@ -213,6 +246,9 @@ impl Pool {
         self.upkeep.stopped.store(true, Relaxed);
         self.upkeep.wake.notify_one();
         self.check_latch()?;
+        // So that its fingerprints are in a directory at the next start.
+        let ended = self.log.lock().await.end_segment(Stream::Data).await;
+        self.latching(ended)?;
         self.checkpoint().await
     }
 
@@ -221,6 +257,16 @@ impl Pool {
         let volume = self.catalogue.read().find(name)?;
         volume.attach(name)?;
         Ok(Arc::new(Disk::new(self.clone(), volume, name.to_owned())))
+    }
+
+    /// Notes a block that is damaged.
+    pub(crate) fn note_damaged(&self, at: &BlockRef) {
+        self.damaged.lock().insert(at.addr);
+    }
+
+    /// Whether a block is known to be damaged.
+    pub(crate) fn is_damaged(&self, at: &BlockRef) -> bool {
+        self.damaged.lock().contains(&at.addr)
     }
 
     /// A disk by its number.
@@ -343,8 +389,23 @@ impl Pool {
             damaged_blocks: self.counters.damaged.get().ops,
             recovered_batches: self.counters.recovered_batches.load(Relaxed),
             recovery_ms: self.counters.recovery_ms.load(Relaxed),
+            reduction: self.reduction_stats(),
             ..PoolStats::default()
         }
+    }
+
+    fn reduction_stats(&self) -> ReductionStats {
+        let r = &self.counters.reduction;
+        let mut stats = ReductionStats {
+            zero_blocks: r.zero.get().ops,
+            unchanged_blocks: r.unchanged.get().ops,
+            duplicate_blocks: r.duplicate.get().ops,
+            new_blocks: r.new.get().ops,
+            new_bytes: r.new.get().bytes,
+            ..ReductionStats::default()
+        };
+        self.dedup.lock().stats(&mut stats);
+        stats
     }
 
     /// What one disk did and holds.

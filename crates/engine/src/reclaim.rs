@@ -26,6 +26,13 @@ impl Pool {
     pub async fn reclaim(&self, progress: &(dyn Fn(GcProgress) + Send + Sync)) -> Result<u64> {
         progress(GcProgress::default());
         let _alone = self.upkeep.lock.lock().await;
+        self.log.lock().await.barrier = Some(Default::default());
+        let reclaimed = self.mark_and_free().await;
+        self.log.lock().await.barrier = None;
+        reclaimed
+    }
+
+    async fn mark_and_free(&self) -> Result<u64> {
         let taken = self.make_checkpoint().await?;
         let live = self.mark(&taken).await?;
         let (dead, orphans) = self.dead_segments(&taken, &live).await?;
@@ -43,7 +50,6 @@ impl Pool {
         let mut freed = 0;
         for (id, bytes) in dead.into_iter().chain(orphans) {
             self.store.delete(id).await?;
-            self.log.lock().await.forget(id);
             freed += bytes;
         }
         tracing::info!(bytes = freed, "segments freed");
@@ -68,17 +74,24 @@ impl Pool {
         live: &BTreeSet<SegmentId>,
     ) -> Result<(BTreeMap<SegmentId, u64>, BTreeMap<SegmentId, u64>)> {
         let objects = self.store.list().await?;
-        let log = self.log.lock().await;
+        let mut log = self.log.lock().await;
+        // What was referred to since the mark began lives, whatever the mark found.
+        let revived: BTreeSet<SegmentId> =
+            log.barrier.iter().flatten().map(|addr| SegmentId((addr >> 24) as u32)).collect();
         let covered = |id: &SegmentId| {
             let record = log.table().get(id)?;
-            let dead = record.last_seq <= taken.head.seq && !log.is_open(*id) && !live.contains(id);
+            let dead = record.last_seq <= taken.head.seq
+                && !log.is_open(*id)
+                && !live.contains(id)
+                && !revived.contains(id);
             dead.then_some((*id, record.written as u64))
         };
-        let dead = log.table().keys().filter_map(covered).collect();
+        let dead: BTreeMap<_, _> = log.table().keys().filter_map(covered).collect();
         let orphan = |id: SegmentId| {
             id.0 < taken.checkpoint.next_segment && !log.table().contains_key(&id) && !live.contains(&id)
         };
         let orphans = objects.iter().filter(|o| orphan(o.id)).map(|o| (o.id, o.len)).collect();
+        dead.keys().for_each(|id| log.forget(*id));
         Ok((dead, orphans))
     }
 }

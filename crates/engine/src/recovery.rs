@@ -26,6 +26,7 @@ use futures_util::{StreamExt, stream};
 
 use crate::apply::Change;
 use crate::catalogue::Catalogue;
+use crate::dedup::Dedup;
 use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, SCANS_AT_ONCE, SEGMENTS_AT_LEAST};
 use crate::log::{Head, Log};
 use crate::map::Tree;
@@ -44,13 +45,14 @@ pub(crate) enum Mode {
 }
 
 impl Pool {
-    /// Recovers the pool on a store, or makes a new one where the store is empty. No task runs yet.
+    /// Recovers the pool on a store, or makes a new one where the store is empty; says which segments' fingerprints
+    /// were of use. No task runs yet.
     pub(crate) async fn recover(
         store: Arc<Metered>,
         host: Arc<dyn Host>,
         config: PoolConfig,
         mode: Mode,
-    ) -> Result<Pool> {
+    ) -> Result<(Pool, Vec<SegmentId>)> {
         let begin = host.now();
         let superblock = find(&store, &*host, &config, mode).await?;
         let objects = store.list().await?;
@@ -116,7 +118,8 @@ impl Pool {
             ms = took.as_millis() as u64,
             "recovered"
         );
-        Ok(pool)
+        *pool.dedup.lock() = Dedup::new(pool.config.dedup_index, checkpoint.sampling);
+        Ok((pool, checkpoint.warm))
     }
 
     fn load_catalogue(&self, checkpoint: &Checkpoint) -> Result<()> {

@@ -77,6 +77,10 @@ impl Volume {
         self.record.read().role
     }
 
+    pub fn dedup_domain(&self) -> u32 {
+        self.record.read().dedup_domain
+    }
+
     pub fn sync(&self) -> SyncMode {
         self.record.read().sync
     }

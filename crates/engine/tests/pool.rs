@@ -28,6 +28,18 @@ impl Host for TestHost {
     }
 }
 
+/// Bytes that neither repeat nor compress; another number, other bytes.
+fn noise(number: u64, len: usize) -> Vec<u8> {
+    let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes()
+    };
+    (0..len / 8).flat_map(|_| next()).collect()
+}
+
 fn config() -> PoolConfig {
     PoolConfig {
         read_cache: 8 << 20,
@@ -35,6 +47,8 @@ fn config() -> PoolConfig {
         write_buffer: 1 << 20,
         segment_bytes: 1 << 20,
         checkpoint_bytes: 8 << 20,
+        dedup_index: 1 << 20,
+        compress: true,
     }
 }
 
@@ -191,7 +205,7 @@ async fn segments_without_live_data_are_freed() {
     pool.attach("keep").unwrap().write(0, &[1; 1 << 20], true).await.unwrap();
     let go = pool.attach("go").unwrap();
     for i in 0..12 {
-        go.write(i << 20, &[i as u8 + 1; 1 << 20], true).await.unwrap();
+        go.write(i << 20, &noise(i, 1 << 20), true).await.unwrap();
     }
     drop(go);
     let before = pool.stats().await.stored_bytes;
@@ -219,8 +233,9 @@ async fn check_finds_damage_and_names_the_disks_that_suffer() {
     pool.create_volume("v", 8 << 20, SyncMode::Flush).await.unwrap();
     let v = pool.attach("v").unwrap();
     for i in 0..4 {
-        v.write(i << 20, &[i as u8 + 1; 1 << 20], true).await.unwrap();
+        v.write(i << 20, &noise(i, 1 << 20), true).await.unwrap();
     }
+    let first_block = &noise(0, 1 << 20)[..4096];
     pool.clone_disk("v", &[clone("c")]).await.unwrap();
     v.write(0, &[9; 4096], true).await.unwrap();
     drop(v);
@@ -233,7 +248,7 @@ async fn check_finds_damage_and_names_the_disks_that_suffer() {
     // Somewhere in the payload of the first batches, which hold the first block of the clone alone.
     let at = {
         let bytes = store.read(first, 0, 64 << 10).await.unwrap();
-        (0..bytes.len()).step_by(4096).find(|&at| bytes[at..at + 4096] == [1; 4096]).unwrap()
+        (0..bytes.len()).step_by(4096).find(|&at| bytes[at..at + 4096] == *first_block).unwrap()
     };
     store.damage(first, |bytes| bytes[at + 77] ^= 1);
     let problems = check(&store).await;
@@ -248,7 +263,7 @@ async fn check_finds_damage_and_names_the_disks_that_suffer() {
     let mut out = [0; 4096];
     assert!(matches!(c.read(0, &mut out).await, Err(Error::Damaged(_))));
     c.read(4096, &mut out).await.unwrap();
-    assert_eq!(out, [1; 4096]);
+    assert_eq!(out, noise(0, 1 << 20)[4096..8192]);
     assert!(pool.stats().await.damaged_blocks >= 1);
 }
 
@@ -281,11 +296,11 @@ async fn a_full_store_refuses_data_and_takes_it_again_when_there_is_room() {
     for name in ["a", "b"] {
         pool.create_volume(name, 64 << 20, SyncMode::Flush).await.unwrap();
     }
-    pool.attach("b").unwrap().write(0, &vec![7; 4 << 20], true).await.unwrap();
+    pool.attach("b").unwrap().write(0, &noise(7, 4 << 20), true).await.unwrap();
     let a = pool.attach("a").unwrap();
     let mut written = 0;
     let error = loop {
-        match a.write(written, &[3; 1 << 18], true).await {
+        match a.write(written, &noise(written, 1 << 18), true).await {
             Ok(()) => written += 1 << 18,
             Err(e) => break e,
         }
@@ -293,7 +308,8 @@ async fn a_full_store_refuses_data_and_takes_it_again_when_there_is_room() {
     };
     assert!(matches!(error, Error::NoSpace), "{error}");
     assert!(written > 8 << 20);
-    assert_eq!(read(&a, written - 4096, 4096).await, [3; 4096]);
+    let last = noise(written - (1 << 18), 1 << 18);
+    assert_eq!(read(&a, written - 4096, 4096).await, last[last.len() - 4096..]);
     pool.delete("b").await.unwrap();
     drop(a);
     pool.create_volume("c", 4096, SyncMode::Flush).await.unwrap();

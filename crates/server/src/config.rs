@@ -267,6 +267,7 @@ fn pool_config(
         write_buffer: bytes(memory.write_buffer, default.write_buffer),
         segment_bytes,
         checkpoint_bytes: bytes(log.checkpoint, default.checkpoint_bytes),
+        ..default
     };
     let least = |option, value: u64, least: u64, why| {
         if value < least {
