@@ -68,7 +68,7 @@ impl Table {
 
     fn set(&mut self, print: &[u32; 4]) -> &mut [Place] {
         let hash = u64::from(print[0]) << 32 | u64::from(print[1]);
-        let set = (u128::from(hash) * self.sets() as u128 >> 64) as usize;
+        let set = ((u128::from(hash) * self.sets() as u128) >> 64) as usize;
         &mut self.places[set * WAYS..][..WAYS]
     }
 
