@@ -44,6 +44,7 @@ impl Plan {
             write_buffer: *rng.pick(&[4 << 10, 32 << 10, 128 << 10, 1 << 20]),
             segment_bytes: *rng.pick(&[64 << 10, 128 << 10, 256 << 10, 1 << 20]),
             checkpoint_bytes: *rng.pick(&[64 << 10, 256 << 10, 1 << 20, 1 << 30]),
+            ..PoolConfig::default()
         };
         let planned = *rng.pick(&[20, 60, 60, 150]);
         let overlapping = rng.percent(25);
