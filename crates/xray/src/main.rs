@@ -71,6 +71,9 @@ fn bench(args: &args::Bench) -> Result<ExitCode, Box<dyn std::error::Error>> {
     println!("{}", report.machine.line());
     println!("{}", report.peers.join("; "));
     println!("{}", report.table());
+    for note in &report.notes {
+        println!("{note}");
+    }
     println!("{}", report.trust());
     let file = args.dir.join("bench.json");
     std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;
