@@ -20,7 +20,7 @@ mod servers;
 mod space_rows;
 mod workdir;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub use error::{BenchError, Result};
@@ -40,6 +40,29 @@ pub struct Options {
     pub parent: PathBuf,
     /// Shorter, on less data.
     pub quick: bool,
+    /// Only these rows; all where none is named.
+    pub only: Vec<Part>,
+}
+
+impl Options {
+    fn wants(&self, part: Part) -> bool {
+        self.only.is_empty() || self.only.contains(&part)
+    }
+}
+
+/// Rows that are measured together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Reads and writes, beside the peers.
+    Io,
+    /// Snapshots, clones, recovery, memory.
+    Pool,
+    /// CPU of reduction, and what it saves on real data.
+    Reduce,
+    /// Clones that are given the same files.
+    Clones,
+    /// Cleaning, and room that comes back.
+    Space,
 }
 
 /// How long everything takes.
@@ -148,6 +171,41 @@ impl Bench {
     }
 }
 
+/// The rows for which only a Forebay is needed, or another one than that of the reads and writes.
+fn own_rows(
+    bench: &Bench,
+    options: &Options,
+    pace: &Pace,
+    binary: &Path,
+    mut forebay: Forebay,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    if options.wants(Part::Pool) {
+        rows.extend(pool_rows::snapshots(bench, pace, &forebay)?);
+    }
+    forebay.server.process.stop()?;
+    drop(forebay);
+    if options.wants(Part::Pool) {
+        rows.extend(pool_rows::memory(bench, pace, binary, MAIN_POOL)?);
+        rows.extend(pool_rows::clones(bench, binary)?);
+        rows.extend(pool_rows::recovery(bench, pace, binary)?);
+    }
+    let mut packages = files::packages();
+    if options.wants(Part::Reduce) {
+        rows.extend(reduce_rows::cpu(bench, pace, binary, &packages)?);
+        rows.extend(reduce_rows::real_data(bench, pace, binary, &mut packages, notes)?);
+    }
+    if options.wants(Part::Clones) {
+        rows.extend(clone_rows::clones(bench, pace, binary, &mut packages)?);
+    }
+    if options.wants(Part::Space) {
+        rows.extend(space_rows::cleaning(bench, pace, binary)?);
+        rows.extend(space_rows::freed(bench, pace, binary)?);
+    }
+    Ok(rows)
+}
+
 /// Runs all rows.
 pub fn run(options: &Options) -> Result<BenchReport> {
     let begun = Instant::now();
@@ -160,23 +218,17 @@ pub fn run(options: &Options) -> Result<BenchReport> {
     let pace = Pace::of(options.quick);
     let size = if options.quick { 256 << 20 } else { 1 << 30 };
     let mut bench = Bench::start(options, size)?;
-    io_rows::warm_up(&bench)?;
     let mut notes = vec![NO_PEER.to_owned()];
-    let mut rows = io_rows::reads(&bench, &pace)?;
-    rows.extend(io_rows::writes(&bench, &pace)?);
-    if let (Some(mut forebay), Some(binary)) = (bench.ours.take(), &options.forebay) {
-        let mut packages = files::packages();
-        rows.extend(reduce_rows::cpu(&bench, &pace, binary, &packages)?);
-        rows.extend(pool_rows::snapshots(&bench, &pace, &forebay)?);
-        forebay.server.process.stop()?;
-        drop(forebay);
-        rows.extend(pool_rows::memory(&bench, &pace, binary, MAIN_POOL)?);
-        rows.extend(pool_rows::clones(&bench, binary)?);
-        rows.extend(pool_rows::recovery(&bench, &pace, binary)?);
-        rows.extend(reduce_rows::real_data(&bench, &pace, binary, &mut packages, &mut notes)?);
-        rows.extend(clone_rows::clones(&bench, &pace, binary, &mut packages)?);
-        rows.extend(space_rows::cleaning(&bench, &pace, binary)?);
-        rows.extend(space_rows::freed(&bench, &pace, binary)?);
+    let mut rows = Vec::new();
+    if options.wants(Part::Io) || options.wants(Part::Pool) {
+        io_rows::warm_up(&bench)?;
+    }
+    if options.wants(Part::Io) {
+        rows.extend(io_rows::reads(&bench, &pace)?);
+        rows.extend(io_rows::writes(&bench, &pace)?);
+    }
+    if let (Some(forebay), Some(binary)) = (bench.ours.take(), &options.forebay) {
+        rows.extend(own_rows(&bench, options, &pace, binary, forebay, &mut notes)?);
     }
     // The peers end here, so that what they used is known to be ours.
     drop(bench);

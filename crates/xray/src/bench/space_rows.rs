@@ -59,7 +59,8 @@ pub fn cleaning(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     let limit = pace.limited_bytes;
     bench.say(&format!("cleaning at 80 % full, on {} MiB", limit / MIB));
     let forebay = limited(bench, binary, "cleaning", limit)?;
-    let (reads, half) = (limit / 10, limit * 35 / 100);
+    let part = |percent: u64| limit / 100 * percent / MIB * MIB;
+    let (reads, half) = (part(10), part(35));
     for (volume, bytes) in [("reads", reads), ("first", half), ("second", half)] {
         create(&forebay, volume, bytes)?;
     }
