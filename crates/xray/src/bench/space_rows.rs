@@ -28,7 +28,7 @@ const READS: f64 = 500.0;
 /// A pool that may take so much, in segments that are small beside it.
 fn limited(bench: &Bench, binary: &Path, name: &'static str, limit: u64) -> Result<Forebay> {
     let settings = format!(
-        "[store]\nlimit = {limit}\n[memory]\nwrite_buffer = \"16M\"\n[log]\nsegment = \"8M\"\ncheckpoint = \"64M\"\n"
+        "[store]\nlimit = {limit}\n[memory]\nwrite_buffer = \"4M\"\n[log]\nsegment = \"4M\"\ncheckpoint = \"64M\"\n"
     );
     Forebay::start(&bench.dir, binary, &ForebayConfig::new(name, 32 * MIB).with(settings))
 }
