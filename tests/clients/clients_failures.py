@@ -94,6 +94,11 @@ def a_full_store_fails_writes_and_serves_reads(t):
         refused_by_server("ENOSPC", fill_more, t, h, written)
     first = [bytes(h.pread(16, i * MIB)) for i in range(written)]
     equal(first, [tag(i) for i in range(written)], "what was acknowledged")
+    equal(s.json("stats")["room"], "full", "room, as stats say")
+    # What makes no data goes on: discards and cleaning.
+    h.trim(MIB, (written - 1) * MIB)
+    h.flush()
+    s.cli("gc")
     h.shutdown()
     s.wait_unused("disk")
     s.kill()
@@ -103,9 +108,10 @@ def a_full_store_fails_writes_and_serves_reads(t):
     equal(flushed, [tag(i) for i in range(written - 1)], "what was flushed, after a crash")
     h.shutdown()
     s.wait_unused("disk")
-    # Deleting is how an administrator gets out of it.
+    # Deleting is how an administrator gets out of it, and no restart is needed then.
     s.cli("volume", "rm", "disk")
     s.cli("gc")
+    equal(s.json("stats")["room"], "ok", "room after a delete")
     s.cli("volume", "create", "next", "--size", "64M")
     h = connect(s, "next")
     h.pwrite(t.random.randbytes(8 * MIB), 0)

@@ -43,6 +43,8 @@ pub struct DiskInfo {
     pub uuid: [u8; 16],
     /// RAM write cache of a desktop in bytes, else 0.
     pub write_cache: u64,
+    /// Only disks of the same domain share blocks that they wrote alike.
+    pub dedup_domain: u32,
 }
 
 /// One clone to be made.
@@ -109,16 +111,23 @@ impl Pool {
             clients: disk.clients(),
             uuid: record.uuid,
             write_cache: record.write_cache,
+            dedup_domain: record.dedup_domain,
         }
     }
 
-    /// Makes an empty volume.
-    pub async fn create_volume(&self, name: &str, size: u64, sync: SyncMode) -> Result<DiskInfo> {
+    /// Makes an empty volume. What it writes is shared with disks of the same `dedup_domain` alone.
+    pub async fn create_volume(
+        &self,
+        name: &str,
+        size: u64,
+        sync: SyncMode,
+        dedup_domain: u32,
+    ) -> Result<DiskInfo> {
         check_name(name)?;
         check_size(size)?;
         let _admin = self.admin.lock().await;
         self.catalogue.read().check_free(name)?;
-        let disk = DiskRecord { sync, ..self.new_record(name, size, Role::Volume) };
+        let disk = DiskRecord { sync, dedup_domain, ..self.new_record(name, size, Role::Volume) };
         self.commit_ops(vec![CatalogueOp::Create { disk, from: None }]).await?;
         self.disk(name)
     }
@@ -138,6 +147,8 @@ impl Pool {
             let disk = DiskRecord {
                 sync: clone.sync,
                 write_cache: clone.write_cache,
+                // They share what it holds already, so that another domain would hide nothing.
+                dedup_domain: from.record().dedup_domain,
                 // A clone of a volume as it is now depends on nothing: the volume goes on changing.
                 origin: (from.role() != Role::Volume).then_some(from.id()),
                 ..self.new_record(&clone.name, from.size(), Role::Volume)
@@ -159,6 +170,7 @@ impl Pool {
         let disk = DiskRecord {
             sync: parent.sync(),
             parent: Some(parent.id()),
+            dedup_domain: parent.record().dedup_domain,
             ..self.new_record(name, parent.size(), Role::Snapshot)
         };
         self.commit_ops(vec![CatalogueOp::Create { disk, from: Some(parent.id()) }]).await?;
@@ -245,12 +257,17 @@ impl Pool {
     }
 
     /// Begins an import: a disk that only this handle knows, and that a crash or `abandon_import` removes.
-    pub async fn begin_import(self: &Arc<Pool>, name: &str, size: u64) -> Result<Arc<Disk>> {
+    pub async fn begin_import(
+        self: &Arc<Pool>,
+        name: &str,
+        size: u64,
+        dedup_domain: u32,
+    ) -> Result<Arc<Disk>> {
         check_name(name)?;
         check_size(size)?;
         let _admin = self.admin.lock().await;
         self.catalogue.read().check_free(name)?;
-        let disk = self.new_record(name, size, Role::Import);
+        let disk = DiskRecord { dedup_domain, ..self.new_record(name, size, Role::Import) };
         let id = disk.id;
         self.commit_ops(vec![CatalogueOp::Create { disk, from: None }]).await?;
         let volume = self.volume(id).ok_or_else(|| Error::NotFound(shorten(name)))?;

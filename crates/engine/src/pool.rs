@@ -22,7 +22,7 @@ use crate::map::NodeCache;
 use crate::recovery::Mode;
 use crate::stats::{Counter, GuestCounters, StoreStats, count};
 use crate::volume::Volume;
-use crate::{Count, Disk, DiskStats, Error, GuestStats, Host, PoolStats, ReductionStats, Result};
+use crate::{Count, Disk, DiskStats, Error, GuestStats, Host, PoolStats, ReductionStats, Result, Room};
 
 /// How a pool is run. All sizes in bytes.
 #[derive(Debug, Clone)]
@@ -37,9 +37,9 @@ pub struct PoolConfig {
     pub segment_bytes: u32,
     /// Log bytes after which a checkpoint is made.
     pub checkpoint_bytes: u64,
-    /// Budget of the index of fingerprints.
+    /// Budget of the dedup index; of almost nothing, less is found and all stays right.
     pub dedup_index: u64,
-    /// Whether blocks are compressed.
+    /// Whether what is stored is compressed.
     pub compress: bool,
 }
 
@@ -51,7 +51,7 @@ impl Default for PoolConfig {
             write_buffer: 64 << 20,
             segment_bytes: 64 << 20,
             checkpoint_bytes: 512 << 20,
-            dedup_index: 128 << 20,
+            dedup_index: 256 << 20,
             compress: true,
         }
     }
@@ -74,6 +74,8 @@ pub(crate) struct Commit {
     pub closing: AtomicBool,
     /// Room in the store is short; data is not taken.
     pub full: AtomicBool,
+    /// Room in the store will be short soon; somebody was told.
+    pub low: AtomicBool,
     pub progress: watch::Sender<Progress>,
 }
 
@@ -89,6 +91,7 @@ impl Commit {
             urgent: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             full: AtomicBool::new(false),
+            low: AtomicBool::new(false),
             progress: watch::channel(Progress::default()).0,
         }
     }
@@ -172,6 +175,8 @@ pub struct Pool {
     latched: OnceLock<String>,
 }
 
+/// A store of which less than one part in so many is free, beside the reserve, is low on room.
+const LOW_PART: u64 = 10;
 /// While the store is short of room, it is asked this often.
 const SPACE_CHECK: Duration = Duration::from_secs(1);
 
@@ -312,15 +317,38 @@ impl Pool {
         (2 * self.config.segment_bytes as u64 + 2 * self.config.write_buffer).min(total / 4)
     }
 
-    /// Takes data or refuses it, by the room that is left.
+    /// Takes data or refuses it, by the room that is left, and says once when that becomes little.
     pub(crate) async fn check_space(&self) -> Result<()> {
         let room = self.store.capacity().await?;
-        let full = room.free < self.reserve(room.total);
-        if self.commit.full.swap(full, Relaxed) != full {
-            tracing::warn!(free = room.free, "the store {}", if full { "is full" } else { "has room again" });
+        let reserve = self.reserve(room.total);
+        let full = room.free < reserve;
+        let was_low = self.commit.low.load(Relaxed);
+        // It is over only when it is clearly over: a store at the threshold is not told of at every commit.
+        let slack = if was_low { room.total / (10 * LOW_PART) } else { 0 };
+        let low = room.free < reserve + room.total / LOW_PART + slack;
+        self.commit.low.store(low, Relaxed);
+        let was_full = self.commit.full.swap(full, Relaxed);
+        let (free, total) = (room.free, room.total);
+        match (was_full, full) {
+            (false, true) => tracing::warn!(free, total, "the store is full: writes are refused"),
+            (true, false) => tracing::warn!(free, total, "the store has room again: writes are taken"),
+            _ if low && !was_low => tracing::warn!(free, total, "the store is low on room"),
+            _ if was_low && !low => tracing::info!(free, total, "the store is no longer low on room"),
+            _ => {}
+        }
+        if was_full != full {
             self.upkeep.wake.notify_one();
         }
         Ok(())
+    }
+
+    /// How much room there was when that was last looked at.
+    pub(crate) fn room(&self) -> Room {
+        match (self.commit.full.load(Relaxed), self.commit.low.load(Relaxed)) {
+            (true, _) => Room::Full,
+            (false, true) => Room::Low,
+            (false, false) => Room::Ok,
+        }
     }
 
     /// The task that makes checkpoints and frees segments.
@@ -390,6 +418,7 @@ impl Pool {
             recovered_batches: self.counters.recovered_batches.load(Relaxed),
             recovery_ms: self.counters.recovery_ms.load(Relaxed),
             reduction: self.reduction_stats(),
+            room: self.room(),
             ..PoolStats::default()
         }
     }

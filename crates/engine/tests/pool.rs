@@ -71,7 +71,7 @@ fn clone(name: &str) -> CloneRequest {
 async fn what_was_written_is_read_before_and_after_a_restart() {
     let store = Arc::new(MemoryStore::new());
     let pool = open(&store).await;
-    pool.create_volume("v", 10 << 20, SyncMode::Flush).await.unwrap();
+    pool.create_volume("v", 10 << 20, SyncMode::Flush, 0).await.unwrap();
     let v = pool.attach("v").unwrap();
     assert_eq!(read(&v, 0, 8192).await, vec![0; 8192]);
     v.write(4096, &[1; 8192], false).await.unwrap();
@@ -90,7 +90,7 @@ async fn what_was_written_is_read_before_and_after_a_restart() {
     expected(&read(&v, 0, 12288).await);
     drop(v);
     pool.close().await.unwrap();
-    assert!(matches!(pool.create_volume("w", 4096, SyncMode::Flush).await, Err(Error::Closed)));
+    assert!(matches!(pool.create_volume("w", 4096, SyncMode::Flush, 0).await, Err(Error::Closed)));
 
     let pool = open(&store).await;
     let v = pool.attach("v").unwrap();
@@ -106,7 +106,7 @@ async fn what_was_written_is_read_before_and_after_a_restart() {
 async fn a_cached_read_and_a_buffered_write_do_not_wait() {
     let store = Arc::new(MemoryStore::new());
     let pool = open(&store).await;
-    pool.create_volume("v", 1 << 20, SyncMode::Flush).await.unwrap();
+    pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
     let v = pool.attach("v").unwrap();
     assert_eq!(v.try_write(0, &[7; 4096]).unwrap(), Fast::Done);
     let mut out = [0; 4096];
@@ -122,7 +122,7 @@ async fn a_cached_read_and_a_buffered_write_do_not_wait() {
 async fn snapshots_and_clones_keep_what_they_were_made_of() {
     let store = Arc::new(MemoryStore::new());
     let pool = open(&store).await;
-    pool.create_volume("v", 1 << 20, SyncMode::Flush).await.unwrap();
+    pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
     let v = pool.attach("v").unwrap();
     v.write(0, &[1; 4096], false).await.unwrap();
     pool.create_snapshot("v", "s").await.unwrap();
@@ -158,19 +158,25 @@ async fn names_and_sizes_that_cannot_be_are_refused() {
     let store = Arc::new(MemoryStore::new());
     let pool = open(&store).await;
     for name in ["", "a/b", "a@b", " a", "a\n", "..", &"x".repeat(300)] {
-        assert!(matches!(pool.create_volume(name, 4096, SyncMode::Flush).await, Err(Error::BadName { .. })));
+        assert!(matches!(
+            pool.create_volume(name, 4096, SyncMode::Flush, 0).await,
+            Err(Error::BadName { .. })
+        ));
     }
     for size in [0, 1000, (64 << 40) + 512] {
-        assert!(matches!(pool.create_volume("v", size, SyncMode::Flush).await, Err(Error::BadSize { .. })));
+        assert!(matches!(
+            pool.create_volume("v", size, SyncMode::Flush, 0).await,
+            Err(Error::BadSize { .. })
+        ));
     }
-    pool.create_volume("with spaces inside", 64 << 40, SyncMode::Flush).await.unwrap();
+    pool.create_volume("with spaces inside", 64 << 40, SyncMode::Flush, 0).await.unwrap();
     let v = pool.attach("with spaces inside").unwrap();
     v.write((64 << 40) - 512, &[1; 512], true).await.unwrap();
     assert_eq!(read(&v, (64 << 40) - 1024, 1024).await[512..], [1; 512]);
     let extents = v.extents(0, 64 << 40, 16).await.unwrap();
     assert_eq!(extents.len(), 2);
     assert_eq!(extents[1].len, 4096);
-    let again = pool.create_volume("with spaces inside", 4096, SyncMode::Flush).await;
+    let again = pool.create_volume("with spaces inside", 4096, SyncMode::Flush, 0).await;
     assert!(matches!(again, Err(Error::Exists(_))));
     assert!(matches!(pool.disk("nobody"), Err(Error::NotFound(_))));
 }
@@ -179,29 +185,29 @@ async fn names_and_sizes_that_cannot_be_are_refused() {
 async fn imports_appear_when_they_are_finished_and_vanish_when_they_are_not() {
     let store = Arc::new(MemoryStore::new());
     let pool = open(&store).await;
-    let import = pool.begin_import("golden", 1 << 20).await.unwrap();
+    let import = pool.begin_import("golden", 1 << 20, 0).await.unwrap();
     import.write(0, &[5; 65536], false).await.unwrap();
     assert!(matches!(pool.attach("golden"), Err(Error::NotFound(_))));
-    assert!(matches!(pool.create_volume("golden", 512, SyncMode::Flush).await, Err(Error::Exists(_))));
+    assert!(matches!(pool.create_volume("golden", 512, SyncMode::Flush, 0).await, Err(Error::Exists(_))));
     pool.finish_import(import).await.unwrap();
     assert_eq!(read(&pool.attach("golden").unwrap(), 0, 65536).await, [5; 65536]);
-    let import = pool.begin_import("second", 1 << 20).await.unwrap();
+    let import = pool.begin_import("second", 1 << 20, 0).await.unwrap();
     import.write(0, &[5; 65536], true).await.unwrap();
     pool.abandon_import(import).await.unwrap();
-    let import = pool.begin_import("third", 1 << 20).await.unwrap();
+    let import = pool.begin_import("third", 1 << 20, 0).await.unwrap();
     import.write(0, &[5; 65536], true).await.unwrap();
     // The server is killed: nobody closes the pool.
     let pool = open(&store).await;
     assert_eq!(pool.disks().len(), 1);
-    pool.create_volume("third", 512, SyncMode::Flush).await.unwrap();
+    pool.create_volume("third", 512, SyncMode::Flush, 0).await.unwrap();
 }
 
 #[tokio::test]
 async fn segments_without_live_data_are_freed() {
     let store = Arc::new(MemoryStore::new());
     let pool = open(&store).await;
-    pool.create_volume("keep", 16 << 20, SyncMode::Flush).await.unwrap();
-    pool.create_volume("go", 16 << 20, SyncMode::Flush).await.unwrap();
+    pool.create_volume("keep", 16 << 20, SyncMode::Flush, 0).await.unwrap();
+    pool.create_volume("go", 16 << 20, SyncMode::Flush, 0).await.unwrap();
     pool.attach("keep").unwrap().write(0, &[1; 1 << 20], true).await.unwrap();
     let go = pool.attach("go").unwrap();
     for i in 0..12 {
@@ -230,7 +236,7 @@ async fn check(store: &Arc<MemoryStore>) -> Vec<String> {
 async fn check_finds_damage_and_names_the_disks_that_suffer() {
     let store = Arc::new(MemoryStore::new());
     let pool = open(&store).await;
-    pool.create_volume("v", 8 << 20, SyncMode::Flush).await.unwrap();
+    pool.create_volume("v", 8 << 20, SyncMode::Flush, 0).await.unwrap();
     let v = pool.attach("v").unwrap();
     for i in 0..4 {
         v.write(i << 20, &noise(i, 1 << 20), true).await.unwrap();
@@ -239,7 +245,7 @@ async fn check_finds_damage_and_names_the_disks_that_suffer() {
     pool.clone_disk("v", &[clone("c")]).await.unwrap();
     v.write(0, &[9; 4096], true).await.unwrap();
     drop(v);
-    pool.create_volume("other", 8 << 20, SyncMode::Flush).await.unwrap();
+    pool.create_volume("other", 8 << 20, SyncMode::Flush, 0).await.unwrap();
     pool.close().await.unwrap();
     assert_eq!(check(&store).await, Vec::<String>::new());
 
@@ -271,7 +277,7 @@ async fn check_finds_damage_and_names_the_disks_that_suffer() {
 async fn one_damaged_superblock_copy_harms_nothing_and_two_are_reported() {
     let store = Arc::new(MemoryStore::new());
     let pool = open(&store).await;
-    pool.create_volume("v", 1 << 20, SyncMode::Flush).await.unwrap();
+    pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
     pool.attach("v").unwrap().write(0, &[1; 4096], true).await.unwrap();
     pool.close().await.unwrap();
     for copy in 0..2 {
@@ -294,7 +300,7 @@ async fn a_full_store_refuses_data_and_takes_it_again_when_there_is_room() {
     let store = Arc::new(MemoryStore::with_capacity(24 << 20));
     let pool = open(&store).await;
     for name in ["a", "b"] {
-        pool.create_volume(name, 64 << 20, SyncMode::Flush).await.unwrap();
+        pool.create_volume(name, 64 << 20, SyncMode::Flush, 0).await.unwrap();
     }
     pool.attach("b").unwrap().write(0, &noise(7, 4 << 20), true).await.unwrap();
     let a = pool.attach("a").unwrap();
@@ -312,7 +318,7 @@ async fn a_full_store_refuses_data_and_takes_it_again_when_there_is_room() {
     assert_eq!(read(&a, written - 4096, 4096).await, last[last.len() - 4096..]);
     pool.delete("b").await.unwrap();
     drop(a);
-    pool.create_volume("c", 4096, SyncMode::Flush).await.unwrap();
+    pool.create_volume("c", 4096, SyncMode::Flush, 0).await.unwrap();
     pool.delete("a").await.unwrap();
     pool.reclaim(&|_| ()).await.unwrap();
     pool.attach("c").unwrap().write(0, &[5; 4096], true).await.unwrap();

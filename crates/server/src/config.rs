@@ -15,6 +15,8 @@ use crate::size::Size;
 pub const DEFAULT_DATA: &str = "/var/lib/forebay";
 /// Name of the control socket in the data directory.
 pub const SOCKET_NAME: &str = "forebay.sock";
+/// The least that a pool may be limited to.
+const MIN_STORE: u64 = 64 << 20;
 /// Most data-plane threads.
 const MAX_CORES: usize = 256;
 
@@ -79,9 +81,18 @@ pub struct ConfigFile {
     /// Memory.
     #[serde(default)]
     pub memory: MemorySection,
+    /// The store.
+    #[serde(default)]
+    pub store: StoreSection,
     /// The log.
     #[serde(default)]
     pub log: LogSection,
+    /// Compression.
+    #[serde(default)]
+    pub reduce: ReduceSection,
+    /// Deduplication.
+    #[serde(default)]
+    pub dedup: DedupSection,
     /// NBD.
     #[serde(default)]
     pub nbd: NbdSection,
@@ -100,6 +111,30 @@ pub struct MemorySection {
     pub map_cache: Option<Size>,
     /// Dirty data before writers wait.
     pub write_buffer: Option<Size>,
+}
+
+/// `[store]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoreSection {
+    /// What the pool may take of the file system, where that is to be less than all of it.
+    pub limit: Option<Size>,
+}
+
+/// `[reduce]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReduceSection {
+    /// Whether what is stored is compressed.
+    pub compress: Option<bool>,
+}
+
+/// `[dedup]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DedupSection {
+    /// Memory for the index of what is stored.
+    pub index: Option<Size>,
 }
 
 /// `[log]`.
@@ -197,6 +232,8 @@ pub struct ServeConfig {
     pub http: Option<SocketAddr>,
     /// Data-plane threads.
     pub cores: usize,
+    /// What the pool may take of the file system, where that is to be less than all of it.
+    pub store_limit: Option<u64>,
     /// How the pool is run.
     pub pool: PoolConfig,
 }
@@ -218,6 +255,7 @@ pub struct Overrides {
 impl ServeConfig {
     /// Joins a file (or none) and flags, and checks the result.
     pub fn resolve(file: ConfigFile, flags: Overrides) -> Result<ServeConfig, ConfigError> {
+        let pool = pool_config(flags.cache, &file)?;
         let data = flags.data.or(file.data).ok_or(ConfigError::NoData)?;
         let socket = flags.socket.or(file.socket).unwrap_or_else(|| data.join(SOCKET_NAME));
         let cores = flags.cores.or(file.cores).unwrap_or(2);
@@ -233,7 +271,11 @@ impl ServeConfig {
             let why = "the API has no authentication yet; use a loopback address, or add --http-allow-remote";
             return Err(ConfigError::Value { option: "http", value: addr.to_string(), why });
         }
-        let read_cache = flags.cache.or(file.memory.read_cache);
+        let store_limit = file.store.limit.map(|limit| limit.0);
+        if let Some(limit) = store_limit.filter(|limit| *limit < MIN_STORE) {
+            let why = "a pool needs at least 64M";
+            return Err(ConfigError::Value { option: "store.limit", value: Size(limit).to_string(), why });
+        }
         Ok(ServeConfig {
             data,
             socket,
@@ -241,16 +283,14 @@ impl ServeConfig {
             tls: file.nbd.tls.config(flags.tls),
             http,
             cores,
-            pool: pool_config(read_cache, &file.memory, &file.log)?,
+            store_limit,
+            pool,
         })
     }
 }
 
-fn pool_config(
-    read_cache: Option<Size>,
-    memory: &MemorySection,
-    log: &LogSection,
-) -> Result<PoolConfig, ConfigError> {
+fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, ConfigError> {
+    let (memory, log) = (&file.memory, &file.log);
     let default = PoolConfig::default();
     let bytes = |size: Option<Size>, default: u64| size.map_or(default, |s| s.0);
     let segment = bytes(log.segment, default.segment_bytes.into());
@@ -262,12 +302,13 @@ fn pool_config(
         }
     };
     let config = PoolConfig {
-        read_cache: bytes(read_cache, default.read_cache),
+        read_cache: bytes(cache.or(memory.read_cache), default.read_cache),
         map_cache: bytes(memory.map_cache, default.map_cache),
         write_buffer: bytes(memory.write_buffer, default.write_buffer),
         segment_bytes,
         checkpoint_bytes: bytes(log.checkpoint, default.checkpoint_bytes),
-        ..default
+        dedup_index: bytes(file.dedup.index, default.dedup_index),
+        compress: file.reduce.compress.unwrap_or(default.compress),
     };
     let least = |option, value: u64, least: u64, why| {
         if value < least {

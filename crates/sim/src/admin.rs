@@ -73,7 +73,7 @@ pub async fn create(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let op = ctx.model.borrow_mut().begin();
     ctx.model.borrow_mut().new_era(&name, op, Some(DiskState::empty(Role::Volume, size, sync)));
     note!("{} create {name} size {size} {sync:?}", ctx.model.borrow().begun(op));
-    let made = ctx.pool.create_volume(&name, size, sync).await;
+    let made = ctx.pool.create_volume(&name, size, sync, 0).await;
     match conclude(ctx, "create", op, made) {
         Some(info) => {
             assert_eq!((info.name.as_str(), info.size, info.sync), (name.as_str(), size, sync));
@@ -288,7 +288,7 @@ async fn import(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let key = format!("{IMPORT}{name}");
     let Some(taken) = ctx.take_now(&name) else { return };
     note!("import {name} size {size}");
-    let Some(disk) = ctx.judge("begin import", ctx.pool.begin_import(&name, size).await) else {
+    let Some(disk) = ctx.judge("begin import", ctx.pool.begin_import(&name, size, 0).await) else {
         return leave(ctx, [taken]);
     };
     let op = ctx.model.borrow_mut().begin();

@@ -31,7 +31,7 @@ fn check<T: std::fmt::Debug>(ctx: &Ctx, what: &str, result: Result<T>, right: im
 async fn bad_names(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let long = "x".repeat(256);
     for name in ["", "a/b", "a@b", " a", ".", "..", "a\nb", long.as_str()] {
-        let made = ctx.pool.create_volume(name, 4096, SyncMode::Flush).await;
+        let made = ctx.pool.create_volume(name, 4096, SyncMode::Flush, 0).await;
         check(ctx, "create with a bad name", made, |e| matches!(e, Error::BadName { .. }));
     }
     if let Some(source) = ctx.pick(rng, |d| d.taken_from.is_none())
@@ -50,7 +50,7 @@ async fn bad_names(ctx: &Rc<Ctx>, rng: &mut Rng) {
 
 async fn bad_sizes(ctx: &Rc<Ctx>, rng: &mut Rng) {
     for size in [0, 100, 4097, (64 << 40) + 512] {
-        let made = ctx.pool.create_volume(&ctx.new_name("v"), size, SyncMode::Flush).await;
+        let made = ctx.pool.create_volume(&ctx.new_name("v"), size, SyncMode::Flush, 0).await;
         check(ctx, "create with a bad size", made, |e| matches!(e, Error::BadSize { .. }));
         if let Some(name) = ctx.pick(rng, |d| d.role == Role::Volume && d.taken_from.is_none())
             && let Some(_busy) = ctx.busy(&name)
@@ -75,9 +75,9 @@ async fn taken_name(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let Some(name) = ctx.pick(rng, |d| d.role != Role::Snapshot && d.taken_from.is_none()) else { return };
     let Some(_busy) = ctx.busy(&name) else { return };
     let exists = |e: &Error| matches!(e, Error::Exists(_));
-    let made = ctx.pool.create_volume(&name, 4096, SyncMode::Flush).await;
+    let made = ctx.pool.create_volume(&name, 4096, SyncMode::Flush, 0).await;
     check(ctx, "create with a name that is taken", made, exists);
-    let made = ctx.pool.begin_import(&name, 4096).await.map(drop);
+    let made = ctx.pool.begin_import(&name, 4096, 0).await.map(drop);
     check(ctx, "import with a name that is taken", made, exists);
 }
 

@@ -1,9 +1,10 @@
 //! Where bytes rest: the store contract and its backends.
 //!
 //! In the order in which a byte meets them: the contract, the counting wrapper that every pool puts around
-//! its store, then the backends.
+//! its store, the one that limits it, then the backends.
 mod buf;
 mod contract;
+mod limited;
 mod metered;
 mod superblock;
 
@@ -15,5 +16,6 @@ pub use buf::IoBuf;
 pub use contract::{BoxFuture, Capacity, ObjectStat, Result, Store, StoreError};
 pub use directory::{DirectoryOptions, DirectoryStore, IoMode};
 pub use faulty::{Crash, Fault, FaultyOp, FaultyStore, When};
+pub use limited::Limited;
 pub use memory::MemoryStore;
 pub use metered::{Metered, OpCount, StoreCounts};

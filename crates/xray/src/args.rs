@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use forebay_xray::bench::Part;
 use forebay_xray::load::{Access, Spec, Stop};
 use forebay_xray::nbd::Target;
 
@@ -38,6 +39,9 @@ pub struct Bench {
     /// Shorter, on less data
     #[arg(long)]
     pub quick: bool,
+    /// Measure only these rows; may be given more than once
+    #[arg(long, value_enum)]
+    pub only: Vec<Part>,
 }
 
 /// A load.

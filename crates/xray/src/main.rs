@@ -67,10 +67,18 @@ fn bench(args: &args::Bench) -> Result<ExitCode, Box<dyn std::error::Error>> {
     if let Some(binary) = forebay.as_ref().filter(|b| !b.exists()) {
         return Err(format!("{} does not exist: run cargo build --release first", binary.display()).into());
     }
-    let report = bench::run(&Options { forebay, parent: args.dir.clone(), quick: args.quick })?;
+    let report = bench::run(&Options {
+        forebay,
+        parent: args.dir.clone(),
+        quick: args.quick,
+        only: args.only.clone(),
+    })?;
     println!("{}", report.machine.line());
     println!("{}", report.peers.join("; "));
     println!("{}", report.table());
+    for note in &report.notes {
+        println!("{note}");
+    }
     println!("{}", report.trust());
     let file = args.dir.join("bench.json");
     std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;

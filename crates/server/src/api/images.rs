@@ -1,22 +1,17 @@
 //! `/images`: golden images.
 //!
-//! An import is answered with one JSON object a line, as it goes on; it lasts as long as the connection. What
-//! fails before the first line has an HTTP status of its own, as everywhere else.
-
-use std::pin::Pin;
-use std::task::{Context, Poll};
+//! An import is answered with one JSON object a line, as it goes on; it lasts as long as the connection.
 
 use axum::extract::State;
-use axum::http::{Method, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{Method, StatusCode};
+use axum::response::Response;
 use axum::routing::{delete, get, post};
-use hyper::body::{Bytes, Frame};
-use tokio::sync::mpsc;
 
 use super::extract::{Body, Param};
+use super::lines;
 use super::{Api, Origin, Route, run};
 use crate::control::{Action, ControlError};
-use crate::import::{self, Event, Source, Told};
+use crate::import::{self, Event, Source};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -58,39 +53,6 @@ async fn import_image(
             "files of the server can be imported only over its control socket; give a URL instead",
         ));
     }
-    let mut events = import::start(&api.control, request).await?;
-    let first = events.recv().await.ok_or_else(ControlError::closed)??;
-    let lines = Lines { first: Some(first), events };
-    Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], axum::body::Body::new(lines)).into_response())
-}
-
-/// Events as lines of JSON.
-struct Lines {
-    first: Option<Event>,
-    events: mpsc::Receiver<Told>,
-}
-
-impl hyper::body::Body for Lines {
-    type Data = Bytes;
-    type Error = serde_json::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, serde_json::Error>>> {
-        let event = match self.first.take() {
-            Some(event) => event,
-            None => match self.events.poll_recv(context) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(None) => return Poll::Ready(None),
-                Poll::Ready(Some(Ok(event))) => event,
-                Poll::Ready(Some(Err(e))) => Event::Failed { error: e.body().error },
-            },
-        };
-        let line = serde_json::to_vec(&event).map(|mut line| {
-            line.push(b'\n');
-            Frame::data(line.into())
-        });
-        Poll::Ready(Some(line))
-    }
+    let events = import::start(&api.control, request).await?;
+    lines::respond(events, |error| Event::Failed { error }).await
 }

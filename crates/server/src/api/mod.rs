@@ -12,6 +12,7 @@
 mod clones;
 mod extract;
 mod images;
+mod lines;
 mod pool;
 mod snapshots;
 mod stats;

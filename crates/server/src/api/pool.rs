@@ -2,10 +2,11 @@
 
 use axum::extract::State;
 use axum::http::Method;
+use axum::response::Response;
 use axum::routing::{get, post};
 
-use super::{Api, Route, run};
-use crate::control::Action;
+use super::{Api, Route, lines, run};
+use crate::control::{Action, ControlError, GcEvent};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -18,8 +19,8 @@ pub(super) fn routes() -> Vec<Route> {
         Route {
             method: Method::POST,
             path: "/pool/gc",
-            about: "Frees segments in which nothing is live; answers when that is done.",
-            handler: post(|s: State<Api>| run(s, Action::Reclaim)),
+            about: "Frees the space that nothing needs; answers with progress, a line at a time.",
+            handler: post(reclaim),
         },
         Route {
             method: Method::POST,
@@ -28,4 +29,8 @@ pub(super) fn routes() -> Vec<Route> {
             handler: post(|s: State<Api>| run(s, Action::Checkpoint)),
         },
     ]
+}
+
+async fn reclaim(State(api): State<Api>) -> Result<Response, ControlError> {
+    lines::respond(api.control.reclaim().await?, |error| GcEvent::Failed { error }).await
 }

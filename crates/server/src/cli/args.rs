@@ -56,9 +56,9 @@ pub enum Command {
     /// Snapshots of volumes: create, list, remove, roll back
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
-    /// Show what guests did and what it cost: operations, bytes, offload, hit rates, memory
+    /// Show what guests did and what it cost: operations, bytes, hit rates, memory, reduction, space
     Stats(StatsArgs),
-    /// Free the space of removed disks and snapshots now
+    /// Free the space of what was removed, discarded or overwritten, now
     Gc,
     /// Verify a pool that no server has open: every checksum, every map
     Check,
@@ -131,6 +131,9 @@ pub enum ImageCommand {
         /// What the file is, if it is not to be found out
         #[arg(long, value_enum, default_value_t)]
         format: Format,
+        /// Share blocks only with disks of this domain; clones have that of their source
+        #[arg(long, value_name = "N", default_value_t)]
+        dedup_domain: u32,
     },
     /// List all images
     List,
@@ -162,6 +165,9 @@ pub enum VolumeCommand {
         /// When its writes are durable
         #[arg(long, value_enum, default_value_t)]
         sync: Sync,
+        /// Share blocks only with disks of this domain; clones have that of their source
+        #[arg(long, value_name = "N", default_value_t)]
+        dedup_domain: u32,
     },
     /// Make clones of an image, a volume or a snapshot
     Clone {

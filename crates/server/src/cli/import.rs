@@ -12,29 +12,22 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::client::{Client, ClientError, Lines};
 use super::{CliError, output};
 use crate::control::DiskView;
-use crate::import::{Event, Format, Phase, Request, Source};
+use crate::import::{Event, Phase, Request, Source};
 use crate::size::Size;
 
 /// Between two lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// Imports `file` as image `name`.
-pub(super) async fn run(
-    client: &Client,
-    name: String,
-    file: &str,
-    format: Format,
-    json: bool,
-) -> Result<(), CliError> {
-    let request = Request { name, source: source(file)?, format };
+/// Imports an image.
+pub(super) async fn run(client: &Client, request: &Request, json: bool) -> Result<(), CliError> {
     let begun = Instant::now();
     let work = async {
-        let lines = client.post_lines(&["images"], &request).await?;
+        let lines = client.post_lines(&["images"], request).await?;
         follow(lines, Display::new(json)).await
     };
     let (image, written) = tokio::select! {
         done = work => done?,
-        _ = tokio::signal::ctrl_c() => return Err(CliError::Interrupted),
+        _ = tokio::signal::ctrl_c() => return Err(CliError::Interrupted("undoes the import")),
     };
     if json {
         return output::json(&image);
@@ -45,7 +38,7 @@ pub(super) async fn run(
 }
 
 /// What looks like a URL is one; all else is a path, made absolute because the server has another directory.
-fn source(file: &str) -> Result<Source, CliError> {
+pub(super) fn source(file: &str) -> Result<Source, CliError> {
     if file.starts_with("http://") || file.starts_with("https://") {
         return Ok(Source::Url(file.to_owned()));
     }

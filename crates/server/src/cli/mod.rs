@@ -4,6 +4,7 @@
 
 mod args;
 mod client;
+mod gc;
 mod import;
 mod offline;
 mod output;
@@ -42,8 +43,8 @@ pub enum CliError {
     #[error("{0}")]
     Offline(#[from] offline::OfflineError),
     /// The user pressed Ctrl-C.
-    #[error("interrupted; the server undoes the import")]
-    Interrupted,
+    #[error("interrupted; the server {0}")]
+    Interrupted(&'static str),
     /// A file name that cannot be sent to the server.
     #[error("cannot use the file name '{0}': {1}")]
     FileName(String, String),

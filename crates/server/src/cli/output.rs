@@ -104,6 +104,7 @@ pub(super) fn disk_details(d: &DiskView) -> String {
     if let Some(origin) = &d.origin {
         row("origin", origin.clone());
     }
+    row("dedup domain", d.dedup_domain.to_string());
     row("uuid", d.uuid.clone());
     row("age", age(now_ms(), d.created_ms));
     for column in t.column_iter_mut() {
@@ -122,13 +123,13 @@ fn sync_text(d: &DiskView) -> String {
     .into()
 }
 
-fn now_ms() -> u64 {
+pub(super) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// How long ago, in the largest whole unit.
-fn age(now_ms: u64, then_ms: u64) -> String {
+pub(super) fn age(now_ms: u64, then_ms: u64) -> String {
     let s = now_ms.saturating_sub(then_ms) / 1000;
     match s {
         0..60 => format!("{s} s"),

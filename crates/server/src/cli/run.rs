@@ -7,11 +7,10 @@ use serde_json::json;
 
 use super::args::{Cli, Command, Global, ImageCommand, ServeArgs, SnapshotCommand, VolumeCommand};
 use super::client::Client;
-use super::{CliError, import, offline, output, stats};
+use super::{CliError, gc, import, offline, output, stats};
 use crate::config::{ConfigFile, DEFAULT_DATA, Overrides, SOCKET_NAME, ServeConfig, TlsSection};
-use crate::control::{
-    CloneVolumes, CreateSnapshot, CreateVolume, DiskView, Kind, Reclaimed, Resize, Rollback,
-};
+use crate::control::{CloneVolumes, CreateSnapshot, CreateVolume, DiskView, Kind, Resize, Rollback};
+use crate::import::Request;
 use crate::size::Size;
 
 /// Runs a parsed command line to its end.
@@ -77,10 +76,7 @@ impl Session {
             Command::Volume(c) => self.volume(c).await,
             Command::Snapshot(c) => self.snapshot(c).await,
             Command::Stats(args) => stats::run(&self.client, &args, self.json).await,
-            Command::Gc => {
-                let done: Reclaimed = self.client.post(&["pool", "gc"], &json!({})).await?;
-                self.say(&done, |r| format!("freed {}", Size(r.freed_bytes)))
-            }
+            Command::Gc => gc::run(&self.client, self.json).await,
             Command::Serve(_)
             | Command::Check
             | Command::Inspect { .. }
@@ -91,8 +87,9 @@ impl Session {
 
     async fn image(&self, command: ImageCommand) -> Result<(), CliError> {
         match command {
-            ImageCommand::Import { name, file, format } => {
-                import::run(&self.client, name, &file, format, self.json).await
+            ImageCommand::Import { name, file, format, dedup_domain } => {
+                let request = Request { name, source: import::source(&file)?, format, dedup_domain };
+                import::run(&self.client, &request, self.json).await
             }
             ImageCommand::List => self.list(&["images"], Kind::Image).await,
             ImageCommand::Show { name } => self.show(&["images", &name]).await,
@@ -105,8 +102,8 @@ impl Session {
 
     async fn volume(&self, command: VolumeCommand) -> Result<(), CliError> {
         match command {
-            VolumeCommand::Create { name, size, sync } => {
-                let body = CreateVolume { name, size_bytes: size.0, sync };
+            VolumeCommand::Create { name, size, sync, dedup_domain } => {
+                let body = CreateVolume { name, size_bytes: size.0, sync, dedup_domain };
                 let made: DiskView = self.client.post(&["volumes"], &body).await?;
                 self.say(&made, |d| format!("made volume '{}', {}", d.name, Size(d.size_bytes)))
             }

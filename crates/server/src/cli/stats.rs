@@ -1,4 +1,4 @@
-//! `forebay stats`: what guests asked for and what it cost.
+//! `forebay stats`: what guests asked for, what it cost, and where the space goes.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -6,7 +6,10 @@ use std::time::Duration;
 use super::args::StatsArgs;
 use super::client::Client;
 use super::{CliError, output};
-use crate::control::{CacheView, CountView, GuestView, StatsView};
+use crate::control::{
+    CacheView, CountView, DiskSpaceView, DiskStatsView, GuestView, ReductionView, RoomView, SpaceView,
+    StatsView,
+};
 use crate::size::Size;
 
 /// Between two lines of `--watch`.
@@ -17,7 +20,7 @@ pub(super) async fn run(client: &Client, args: &StatsArgs, json: bool) -> Result
     match &args.volume {
         Some(name) => {
             let path = ["stats", name.as_str()];
-            repeat(args.watch, json, async || client.get::<GuestView>(&path).await, guest_text).await
+            repeat(args.watch, json, async || client.get::<DiskStatsView>(&path).await, disk_text).await
         }
         None => repeat(args.watch, json, async || client.get::<StatsView>(&["stats"]).await, pool_text).await,
     }
@@ -60,38 +63,134 @@ fn pool_text(s: &StatsView, before: Option<&StatsView>) -> String {
     count_row(&mut t, "store writes", store.write, old.map(|o| o.write));
     ops_row(&mut t, "store syncs", store.sync_ops, old.map(|o| o.sync_ops));
     ops_row(&mut t, "store deletes", store.delete_ops, old.map(|o| o.delete_ops));
-    format!("{}\n\n{}", output::render(&t), pool_facts(s))
+    format!("{}\n\n{}\n\n{}", output::render(&t), pool_facts(s), space_facts(s, output::now_ms()))
+}
+
+/// Names and values.
+#[derive(Default)]
+struct Facts(Vec<[String; 2]>);
+
+impl Facts {
+    fn row(&mut self, name: &str, value: String) {
+        self.0.push([name.to_owned(), value]);
+    }
+
+    fn text(self) -> String {
+        let mut t = output::table(&[], &[]);
+        for row in self.0 {
+            t.add_row(row);
+        }
+        for column in t.column_iter_mut() {
+            column.set_padding((0, 2));
+        }
+        output::render(&t)
+    }
 }
 
 fn pool_facts(s: &StatsView) -> String {
-    let mut t = output::table(&[], &[]);
-    let mut row = |name: &str, value: String| {
-        t.add_row([name.to_owned(), value]);
-    };
+    let mut facts = Facts::default();
+    let mut row = |name: &str, value: String| facts.row(name, value);
     row("offload", percent(s.offload));
     row("read cache", cache_text(&s.read_cache));
     row("map cache", cache_text(&s.map_cache));
     row("memory", Size(s.memory_bytes).to_string());
     row("not yet durable", Size(s.dirty_bytes).to_string());
-    let stored = Size(s.stored_bytes);
-    row("stored", format!("{stored} in {} segments, {} disks", s.segments, s.disks));
-    row("room", format!("{} free of {}", Size(s.store_free_bytes), Size(s.store_total_bytes)));
     row("log", format!("batch {}, {} commits, {} checkpoints", s.seq, s.commits, s.checkpoints));
     row("recovery", format!("{} batches in {} ms", s.recovered_batches, s.recovery_ms));
     if s.damaged_blocks != 0 {
         row("DAMAGED BLOCKS", format!("{}: run 'forebay check'", s.damaged_blocks));
     }
-    for column in t.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    output::render(&t)
+    facts.text()
 }
 
-/// One disk's counters.
-fn guest_text(s: &GuestView, before: Option<&GuestView>) -> String {
+/// Where the space goes, and what reduction has to do with it.
+fn space_facts(s: &StatsView, now_ms: u64) -> String {
+    let mut facts = Facts::default();
+    let room = format!("{} free of {}", Size(s.store_free_bytes), Size(s.store_total_bytes));
+    facts.row(
+        "room",
+        match s.room {
+            RoomView::Ok => room,
+            RoomView::Low => format!("LOW, {room}: delete what is not needed, or add room"),
+            RoomView::Full => {
+                format!("FULL, {room}: writes are refused; delete what is not needed, or add room")
+            }
+        },
+    );
+    reduction_rows(&mut facts, &s.reduction);
+    facts.row("stored", format!("{} in {} segments, {} disks", Size(s.stored_bytes), s.segments, s.disks));
+    match &s.space {
+        None => facts.row("space", UNKNOWN.to_owned()),
+        Some(space) => space_rows(&mut facts, space, now_ms),
+    }
+    let (freed, moved) = (Size(s.freed_bytes), Size(s.moved_bytes));
+    facts.row("reclaimed", format!("{freed} freed, by moving {moved}"));
+    facts.text()
+}
+
+const UNKNOWN: &str = "not yet known: run 'forebay gc'";
+
+fn reduction_rows(facts: &mut Facts, r: &ReductionView) {
+    let of = |n: u64| percent((r.blocks() != 0).then(|| n as f64 / r.blocks() as f64));
+    facts.row(
+        "written blocks",
+        format!(
+            "{}: {} new, {} duplicate, {} unchanged, {} zero",
+            r.blocks(),
+            of(r.new_blocks),
+            of(r.duplicate_blocks),
+            of(r.unchanged_blocks),
+            of(r.zero_blocks)
+        ),
+    );
+    let (new, all) = (times(r.compression_ratio), times(r.reduction_ratio));
+    facts.row("  reduction", format!("{all}, of what is new {new} by compression"));
+    let index = &r.index;
+    let (held, budget) = (Size(index.bytes), Size(index.budget_bytes));
+    let mut text = format!("{} fingerprints, {held} of {budget} in use", index.entries);
+    if index.one_of > 1 {
+        text += &format!(", one of {} kept", index.one_of);
+    }
+    if index.segments_left > 0 {
+        text += &format!(", {} segments still to be read", index.segments_left);
+    }
+    facts.row("dedup index", text);
+}
+
+fn space_rows(facts: &mut Facts, s: &SpaceView, now_ms: u64) {
+    facts.row("space", as_of(now_ms, s.as_of_ms));
+    facts.row("  logical", Size(s.logical_bytes).to_string());
+    facts.row("  mapped", Size(s.mapped_bytes).to_string());
+    let shared = format!("{}, {} by sharing", Size(s.unique_bytes), times(s.dedup_ratio));
+    facts.row("  unique", shared);
+    let packed = format!("{}, {} by compression", Size(s.live_bytes), times(s.compression_ratio));
+    facts.row("  live", packed);
+    facts.row("  reduction", times(s.reduction_ratio));
+    facts.row("  reclaimable", Size(s.reclaimable_bytes).to_string());
+}
+
+fn as_of(now_ms: u64, then_ms: u64) -> String {
+    format!("as of {} ago", output::age(now_ms, then_ms))
+}
+
+/// One disk's counters, and what it holds.
+fn disk_text(s: &DiskStatsView, before: Option<&DiskStatsView>) -> String {
     let mut t = count_table(before.is_some());
-    guest_rows(&mut t, "", s, before);
-    output::render(&t)
+    guest_rows(&mut t, "", &s.guest, before.map(|b| &b.guest));
+    format!("{}\n\n{}", output::render(&t), disk_space(s.space.as_ref(), output::now_ms()))
+}
+
+fn disk_space(space: Option<&DiskSpaceView>, now_ms: u64) -> String {
+    let mut facts = Facts::default();
+    match space {
+        None => facts.row("space", UNKNOWN.to_owned()),
+        Some(s) => {
+            facts.row("space", as_of(now_ms, s.as_of_ms));
+            facts.row("  mapped", Size(s.mapped_bytes).to_string());
+            facts.row("  exclusive", format!("{}: what removing it frees", Size(s.exclusive_bytes)));
+        }
+    }
+    facts.text()
 }
 
 fn count_table(rates: bool) -> comfy_table::Table {
@@ -131,6 +230,11 @@ fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_owned(), |s| format!("{:.1} %", s * 100.0))
 }
 
+/// How many times less.
+fn times(ratio: Option<f64>) -> String {
+    ratio.map_or_else(|| "-".to_owned(), |r| format!("{r:.2} times"))
+}
+
 fn cache_text(c: &CacheView) -> String {
     let (held, budget) = (Size(c.bytes), Size(c.budget_bytes));
     format!("{} hits, {held} of {budget} in use", percent(c.hit_rate))
@@ -157,5 +261,59 @@ mod tests {
         assert!(!text.contains("DAMAGED"), "{text}");
         now.damaged_blocks = 1;
         assert!(pool_text(&now, None).contains("DAMAGED"), "{text}");
+    }
+
+    fn line<'a>(text: &'a str, name: &str) -> &'a str {
+        let found = text.lines().find(|l| l.trim_start().starts_with(name));
+        found.unwrap_or_else(|| panic!("no {name} in\n{text}"))
+    }
+
+    #[test]
+    fn before_the_first_mark_nothing_is_made_up() {
+        let text = space_facts(&StatsView::default(), 0);
+        assert!(line(&text, "space").ends_with("not yet known: run 'forebay gc'"), "{text}");
+        assert!(!text.contains("NaN") && !text.contains("reclaimable"), "{text}");
+        assert!(line(&text, "written blocks").contains("- new"), "{text}");
+        assert!(disk_space(None, 0).contains("not yet known"));
+    }
+
+    #[test]
+    fn space_and_reduction_are_described() {
+        use forebay_engine::{ReductionStats, SpaceStats};
+        let space = SpaceStats {
+            as_of_ms: 0,
+            logical_bytes: 10 << 30,
+            mapped_bytes: 6 << 30,
+            unique_bytes: 2 << 30,
+            live_bytes: 1 << 30,
+            reclaimable_bytes: 1 << 20,
+        };
+        let reduction = ReductionStats {
+            zero_blocks: 25,
+            duplicate_blocks: 50,
+            new_blocks: 25,
+            new_bytes: 51_200,
+            index_sampling: 2,
+            index_segments_left: 3,
+            ..ReductionStats::default()
+        };
+        let s = StatsView {
+            space: Some(space.into()),
+            reduction: reduction.into(),
+            room: RoomView::Full,
+            ..StatsView::default()
+        };
+        let text = space_facts(&s, 180_000);
+        assert!(line(&text, "space").ends_with("as of 3 min ago"), "{text}");
+        assert!(line(&text, "unique").ends_with("2 GiB, 3.00 times by sharing"), "{text}");
+        assert!(line(&text, "live").ends_with("1 GiB, 2.00 times by compression"), "{text}");
+        assert!(
+            line(&text, "written")
+                .ends_with("100: 25.0 % new, 50.0 % duplicate, 0.0 % unchanged, 25.0 % zero")
+        );
+        assert!(line(&text, "dedup index").ends_with("one of 4 kept, 3 segments still to be read"), "{text}");
+        assert!(line(&text, "room").contains("FULL, "), "{text}");
+        let disk = DiskSpaceView { as_of_ms: 0, mapped_bytes: 1 << 30, exclusive_bytes: 4096 };
+        assert!(line(&disk_space(Some(&disk), 0), "exclusive").contains("4 KiB: what removing it frees"));
     }
 }

@@ -24,12 +24,12 @@ fn the_contract_is_understood() {
         "serve --data /d --config f.toml --nbd unix:/s --nbd [::1]:10809 --http 127.0.0.1:80 --cache 8G --cores 4",
         "serve --data /d --nbd 127.0.0.1:10809 --tls require --tls-certificates d --tls-verify-peer",
         "image import debian disk.qcow2",
-        "image import debian https://example.org/disk.raw --format raw",
+        "image import debian https://example.org/disk.raw --format raw --dedup-domain 4294967295",
         "image list",
         "image show debian",
         "image rm debian",
         "volume create v --size 40GiB --sync always",
-        "volume create v --size 1048576 --sync never",
+        "volume create v --size 1048576 --sync never --dedup-domain 7",
         "volume clone debian web",
         "volume clone v@monday web --count 100",
         "volume list",
@@ -90,6 +90,8 @@ fn mistakes_take_one_line_that_points_to_the_help() {
     }
     for line in [
         "volume show",
+        "volume create v --size 1G --dedup-domain -1",
+        "image import a b --dedup-domain 4294967296",
         "serve --nbd nowhere",
         "serve --data /d --tls-verify-peer",
         "stats a b",

@@ -20,6 +20,12 @@ fn a_full_file_is_understood() {
         [log]
         segment = "16M"
         checkpoint = "256M"
+        [store]
+        limit = "100G"
+        [reduce]
+        compress = false
+        [dedup]
+        index = "1G"
         [nbd]
         listen = ["unix:/run/a b.sock", "[::1]:10809"]
         tls = { certificates = "/etc/forebay/tls" }
@@ -32,10 +38,19 @@ fn a_full_file_is_understood() {
     assert_eq!(c.cores, 4);
     assert_eq!((c.pool.read_cache, c.pool.map_cache), (2 << 30, 64 << 20));
     assert_eq!((c.pool.segment_bytes, c.pool.checkpoint_bytes), (16 << 20, 256 << 20));
+    assert_eq!((c.store_limit, c.pool.compress, c.pool.dedup_index), (Some(100 << 30), false, 1 << 30));
     let nbd: Vec<_> = c.nbd.iter().map(ToString::to_string).collect();
     assert_eq!(nbd, ["unix:/run/a b.sock", "[::1]:10809"]);
     assert_eq!(c.http.unwrap().port(), 8080);
     assert_eq!((c.tls.mode, c.tls.clients), (TlsMode::Require, ClientCertificates::Optional));
+}
+
+#[test]
+fn what_is_stored_is_reduced_unless_told_otherwise() {
+    let c = resolve("", data()).unwrap();
+    assert_eq!((c.store_limit, c.pool.compress, c.pool.dedup_index), (None, true, 256 << 20));
+    let least = resolve("[dedup]\nindex = 0", data()).unwrap();
+    assert_eq!(least.pool.dedup_index, 0, "an index of nothing finds little, and is no mistake");
 }
 
 #[test]
@@ -81,6 +96,7 @@ fn values_that_cannot_be_are_refused() {
         "[log]\nsegment = 4097",
         "[log]\nsegment = '8G'",
         "[memory]\nread_cache = 5",
+        "[store]\nlimit = '1M'",
     ] {
         assert!(matches!(resolve(text, data()), Err(ConfigError::Value { .. })), "{text}");
     }

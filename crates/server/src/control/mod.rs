@@ -4,9 +4,12 @@
 //! [`Action`] and hands it to [`Control::run`]. So there is one place that decides, logs and answers.
 //!
 //! An action that has begun runs to its end, whether or not the client still listens: it runs in a task of its
-//! own, and a shutdown waits for it. Imports are not actions: they last as long as their connection.
+//! own, and a shutdown waits for it. So does reclaiming, which tells how it goes ([`Control::reclaim`]). Imports
+//! are not actions: they last as long as their connection.
 
 mod error;
+mod gc;
+mod space;
 mod view;
 
 use std::path::PathBuf;
@@ -18,6 +21,7 @@ use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
 pub use error::{ControlError, ErrorBody, ErrorDetail, Result};
+pub use space::*;
 pub use view::*;
 
 /// Actions that run at the same time; more wait.
@@ -46,7 +50,6 @@ pub enum Action {
     Server,
     Stats,
     DiskStats { name: String },
-    Reclaim,
     Checkpoint,
 }
 
@@ -77,8 +80,7 @@ pub enum Reply {
     Disks(Vec<DiskView>),
     Server(ServerView),
     Stats(Box<StatsView>),
-    DiskStats(GuestView),
-    Reclaimed(Reclaimed),
+    DiskStats(DiskStatsView),
     /// Done, and there is nothing to say about it.
     Done {},
 }
@@ -186,7 +188,9 @@ impl Control {
                 pool.delete(name).await?;
                 done
             }
-            Action::CreateVolume(v) => disk(&pool.create_volume(&v.name, v.size_bytes, v.sync.into()).await?),
+            Action::CreateVolume(v) => {
+                disk(&pool.create_volume(&v.name, v.size_bytes, v.sync.into(), v.dedup_domain).await?)
+            }
             Action::CloneVolumes(c) => self.clone_volumes(c).await,
             Action::ResizeVolume { name, size_bytes } => {
                 pool.resize(name, *size_bytes).await?;
@@ -216,8 +220,7 @@ impl Control {
             Action::Stats => {
                 Ok(Reply::Stats(Box::new(StatsView::new(&pool.stats().await, resident_memory()))))
             }
-            Action::DiskStats { name } => Ok(Reply::DiskStats(pool.disk_stats(name)?.guest.into())),
-            Action::Reclaim => Ok(Reply::Reclaimed(Reclaimed { freed_bytes: pool.reclaim(&|_| ()).await? })),
+            Action::DiskStats { name } => self.disk_stats(name).await,
             Action::Checkpoint => {
                 pool.checkpoint().await?;
                 done
@@ -231,6 +234,16 @@ impl Control {
         let requests: Vec<_> = names.into_iter().map(request).collect();
         let made = self.inner.pool.clone_disk(&c.source, &requests).await?;
         Ok(Reply::Disks(made.iter().filter_map(DiskView::new).collect()))
+    }
+
+    async fn disk_stats(&self, name: &str) -> Result<Reply> {
+        let pool = &*self.inner.pool;
+        let stats = pool.disk_stats(name)?;
+        let space = match stats.space {
+            None => None,
+            Some(space) => pool.stats().await.space.map(|s| DiskSpaceView::new(space, s.as_of_ms)),
+        };
+        Ok(Reply::DiskStats(DiskStatsView { guest: stats.guest.into(), space }))
     }
 
     fn list(&self, wanted: impl Fn(&DiskInfo) -> bool) -> Reply {

@@ -1,8 +1,13 @@
 //! What the API says and takes: the JSON of DESIGN's words. It is a promise to scripts, so it is declared
 //! here and not derived from what the engine happens to keep.
 
-use forebay_engine::{CacheStats, Count, DiskInfo, GuestStats, PoolStats, Role, StoreStats, SyncMode};
+use forebay_engine::{
+    CacheStats, Count, DiskInfo, GcPhase, GcProgress, GuestStats, PoolStats, Role, StoreStats, SyncMode,
+};
 use serde::{Deserialize, Serialize};
+
+use super::ErrorDetail;
+use super::space::{DiskSpaceView, ReductionView, RoomView, SpaceView};
 
 /// What a disk is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,6 +77,8 @@ pub struct DiskView {
     pub clients: usize,
     /// Identity that guests see.
     pub uuid: String,
+    /// Only disks of the same domain share blocks that they wrote alike.
+    pub dedup_domain: u32,
 }
 
 impl DiskView {
@@ -94,6 +101,7 @@ impl DiskView {
             clones: info.clones,
             clients: info.clients,
             uuid: uuid_text(&info.uuid),
+            dedup_domain: info.dedup_domain,
         })
     }
 }
@@ -115,6 +123,9 @@ pub struct CreateVolume {
     /// When its writes are durable.
     #[serde(default)]
     pub sync: Sync,
+    /// Only disks of the same domain share blocks that they wrote alike.
+    #[serde(default)]
+    pub dedup_domain: u32,
 }
 
 /// Body of `POST /clones`.
@@ -158,10 +169,61 @@ pub struct Rollback {
 }
 
 /// What `gc` did.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Reclaimed {
     /// Bytes that the store got back.
     pub freed_bytes: u64,
+    /// Bytes that were written for it: what lay beside free space and is still needed.
+    pub moved_bytes: u64,
+}
+
+/// What is told of a reclaiming. The last one is `Done` or `Failed`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum GcEvent {
+    /// It goes on.
+    Progress {
+        /// What is done.
+        phase: GcPhaseView,
+        /// Steps done: disks marked, or segments cleaned.
+        done: u64,
+        /// Steps of this phase in all.
+        total: u64,
+        /// What came of it so far.
+        #[serde(flatten)]
+        so_far: Reclaimed,
+    },
+    /// It is over.
+    Done(Reclaimed),
+    /// It failed; what was freed until then stays free.
+    Failed {
+        /// Why.
+        error: ErrorDetail,
+    },
+}
+
+/// A phase of reclaiming.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GcPhaseView {
+    /// Finding what is still needed.
+    Mark,
+    /// Moving it out of segments that have little of it.
+    Clean,
+    /// Nothing any more.
+    Done,
+}
+
+impl From<GcProgress> for GcEvent {
+    fn from(p: GcProgress) -> GcEvent {
+        let phase = match p.phase {
+            GcPhase::Mark => GcPhaseView::Mark,
+            GcPhase::Clean => GcPhaseView::Clean,
+            GcPhase::Done => GcPhaseView::Done,
+        };
+        let so_far = Reclaimed { freed_bytes: p.freed_bytes, moved_bytes: p.moved_bytes };
+        GcEvent::Progress { phase, done: p.done, total: p.total, so_far }
+    }
 }
 
 /// The server and its pool.
@@ -305,6 +367,26 @@ pub struct StatsView {
     pub recovered_batches: u64,
     /// Milliseconds that recovery took.
     pub recovery_ms: u64,
+    /// How much room there is.
+    pub room: RoomView,
+    /// What needed not be stored, and what finds it.
+    pub reduction: ReductionView,
+    /// Where the space goes, as the last mark found it; none before the first.
+    pub space: Option<SpaceView>,
+    /// Bytes that cleaning has written since the pool was opened.
+    pub moved_bytes: u64,
+    /// Bytes that were freed since the pool was opened.
+    pub freed_bytes: u64,
+}
+
+/// `GET /stats/{name}`: what guests did to a disk, and what it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct DiskStatsView {
+    /// Guest operations since the pool was opened.
+    #[serde(flatten)]
+    pub guest: GuestView,
+    /// What it holds, as the last mark found it; none before the first.
+    pub space: Option<DiskSpaceView>,
 }
 
 impl StatsView {
@@ -331,11 +413,16 @@ impl StatsView {
             damaged_blocks: s.damaged_blocks,
             recovered_batches: s.recovered_batches,
             recovery_ms: s.recovery_ms,
+            room: s.room.into(),
+            reduction: s.reduction.into(),
+            space: s.space.map(SpaceView::from),
+            moved_bytes: s.moved_bytes,
+            freed_bytes: s.freed_bytes,
         }
     }
 }
 
 /// `part / whole`, where there is a whole.
-fn ratio(part: u64, whole: u64) -> Option<f64> {
+pub(super) fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole != 0).then(|| part as f64 / whole as f64)
 }

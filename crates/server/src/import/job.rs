@@ -33,6 +33,9 @@ pub struct Request {
     /// What it is.
     #[serde(default)]
     pub format: Format,
+    /// Only disks of the same domain share blocks that they wrote alike.
+    #[serde(default)]
+    pub dedup_domain: u32,
 }
 
 /// Where an image file is.
@@ -129,7 +132,7 @@ async fn run(control: &Control, request: Request, tell: &mpsc::Sender<Told>) -> 
         return Err(ImportError::Empty(request.name));
     }
     let size = image.size().next_multiple_of(512);
-    let disk = pool.begin_import(&request.name, size).await?;
+    let disk = pool.begin_import(&request.name, size, request.dedup_domain).await?;
     match or_cancelled(control, tell, fill(image, &disk, size, &mut reporter)).await {
         Ok(()) => Ok(pool.finish_import(disk).await?),
         Err(e) => {

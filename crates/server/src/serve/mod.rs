@@ -98,7 +98,7 @@ pub fn run(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
 async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
     // The store first: a new one wants its directory empty, and the socket may be in there.
-    let store = store::open(&config.data)?;
+    let store = store::open(&config.data, config.store_limit).await?;
     let (mut socket, control_listener) = ControlSocket::bind(&config.socket)?;
     let engine = EngineThread::start()?;
     let opened = Instant::now();

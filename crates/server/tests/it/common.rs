@@ -46,7 +46,7 @@ impl Rig {
         source: Source,
         format: Format,
     ) -> Result<(), (String, String)> {
-        let request = Request { name: name.into(), source, format };
+        let request = Request { name: name.into(), source, format, dedup_domain: 0 };
         let mut events = import::start(&self.control, request).await.unwrap();
         while let Some(event) = events.recv().await {
             match event {

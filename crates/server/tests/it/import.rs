@@ -12,7 +12,7 @@ use crate::common::{Rig, disk_bytes};
 #[tokio::test]
 async fn a_name_that_is_taken_is_refused_before_anything_is_read() {
     let rig = Rig::new().await;
-    rig.control.pool().create_volume("taken", 1 << 20, Default::default()).await.unwrap();
+    rig.control.pool().create_volume("taken", 1 << 20, Default::default(), 0).await.unwrap();
     let e = rig.import("taken", &rig.path("missing"), Format::Auto).await.unwrap_err();
     assert_eq!(e.0, "exists", "{e:?}");
 }
@@ -35,7 +35,12 @@ async fn hanging_up_undoes_an_import() {
     fs::write(rig.path("f"), disk_bytes(32 << 20, 9)).unwrap();
     let free_before = rig.control.pool().disks().len();
     for events_heard in 0..3 {
-        let request = Request { name: "x".into(), source: Source::File(rig.path("f")), format: Format::Auto };
+        let request = Request {
+            name: "x".into(),
+            source: Source::File(rig.path("f")),
+            format: Format::Auto,
+            dedup_domain: 0,
+        };
         let mut events = import::start(&rig.control, request).await.unwrap();
         for _ in 0..events_heard {
             let _ = events.recv().await;
@@ -66,7 +71,12 @@ async fn settle(rig: &Rig) {
 async fn a_stop_undoes_an_import_and_refuses_others() {
     let rig = Rig::new().await;
     fs::write(rig.path("f"), disk_bytes(32 << 20, 9)).unwrap();
-    let request = Request { name: "x".into(), source: Source::File(rig.path("f")), format: Format::Auto };
+    let request = Request {
+        name: "x".into(),
+        source: Source::File(rig.path("f")),
+        format: Format::Auto,
+        dedup_domain: 0,
+    };
     let mut events = import::start(&rig.control, request.clone()).await.unwrap();
     let control = rig.control.clone();
     let stopped = tokio::spawn(async move { control.stop(Duration::from_secs(60)).await });

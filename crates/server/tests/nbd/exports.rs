@@ -26,7 +26,7 @@ fn list(client: &mut Client) -> Vec<(String, String)> {
 fn with_snapshot_and_image() -> TestServer {
     let server = TestServer::start();
     server.block_on(async {
-        let import = server.pool.begin_import("golden", 1 << 20).await.unwrap();
+        let import = server.pool.begin_import("golden", 1 << 20, 0).await.unwrap();
         server.pool.finish_import(import).await.unwrap();
         server.pool.create_snapshot("vol", "monday").await.unwrap();
         let clone = CloneRequest { name: "desk".into(), sync: SyncMode::Flush, write_cache: 0 };
@@ -91,7 +91,7 @@ fn the_default_export_is_the_only_volume() {
     let mut client = Client::greeted(&server.socket());
     assert_eq!(client.go("").unwrap().0, SIZE);
     client.assert_alive();
-    server.block_on(server.pool.create_volume("second", SIZE, SyncMode::Flush)).unwrap();
+    server.block_on(server.pool.create_volume("second", SIZE, SyncMode::Flush, 0)).unwrap();
     let mut client = Client::greeted(&server.socket());
     let refused = client.go("").unwrap_err();
     assert_eq!(refused.kind, REP_ERR_UNKNOWN);
@@ -174,7 +174,7 @@ fn contexts_are_listed_and_set() {
 #[test]
 fn a_context_of_another_export_does_not_count() {
     let server = TestServer::start();
-    server.block_on(server.pool.create_volume("other", SIZE, SyncMode::Flush)).unwrap();
+    server.block_on(server.pool.create_volume("other", SIZE, SyncMode::Flush, 0)).unwrap();
     let mut client = Client::greeted(&server.socket());
     client.set_up();
     client.option(OPT_SET_META_CONTEXT, &meta("other", &["base:allocation"]));

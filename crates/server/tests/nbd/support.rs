@@ -72,7 +72,7 @@ impl TestServer {
         };
         let store = Arc::new(MemoryStore::new());
         let pool = runtime.block_on(Pool::open(store, Arc::new(host), config)).unwrap();
-        runtime.block_on(pool.create_volume("vol", SIZE, SyncMode::Flush)).unwrap();
+        runtime.block_on(pool.create_volume("vol", SIZE, SyncMode::Flush, 0)).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let listen =
             vec![ListenAddr::Unix(dir.path().join("nbd.sock")), ListenAddr::Tcp("127.0.0.1:0".into())];

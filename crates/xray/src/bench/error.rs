@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::load::LoadError;
+use crate::nbd::NbdError;
 
 /// Result of a step.
 pub type Result<T> = std::result::Result<T, BenchError>;
@@ -59,6 +60,14 @@ pub enum BenchError {
         server: &'static str,
         /// Why.
         source: LoadError,
+    },
+    /// A single request could not be made.
+    #[error("a request to {server} failed: {source}")]
+    Nbd {
+        /// Which server.
+        server: &'static str,
+        /// Why.
+        source: NbdError,
     },
     /// A server answered requests with errors.
     #[error("{server} answered {count} requests with errors, the first with NBD error {code}")]

@@ -5,18 +5,22 @@
 //! median over the rounds of two figures measured within seconds of each other. A benchmark fails only where a
 //! server or a client fails: a promise that is missed is a line in the table.
 
+mod clone_rows;
 mod error;
+mod files;
 mod fio;
 mod io_rows;
 mod machine;
 mod pool_rows;
 mod process;
+mod reduce_rows;
 mod report;
 mod rounds;
 mod servers;
+mod space_rows;
 mod workdir;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub use error::{BenchError, Result};
@@ -36,6 +40,29 @@ pub struct Options {
     pub parent: PathBuf,
     /// Shorter, on less data.
     pub quick: bool,
+    /// Only these rows; all where none is named.
+    pub only: Vec<Part>,
+}
+
+impl Options {
+    fn wants(&self, part: Part) -> bool {
+        self.only.is_empty() || self.only.contains(&part)
+    }
+}
+
+/// Rows that are measured together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Reads and writes, beside the peers.
+    Io,
+    /// Snapshots, clones, recovery, memory.
+    Pool,
+    /// CPU of reduction, and what it saves on real data.
+    Reduce,
+    /// Clones that are given the same files.
+    Clones,
+    /// Cleaning, and room that comes back.
+    Space,
 }
 
 /// How long everything takes.
@@ -46,6 +73,15 @@ struct Pace {
     write: Duration,
     snapshots: u32,
     recovery_bytes: u64,
+    /// Writes of a round of the reduction rows.
+    reduce_writes: u64,
+    /// Files of each image of real data.
+    image_bytes: u64,
+    clones: u32,
+    /// Files that each clone is given.
+    package_bytes: u64,
+    /// Pool on which cleaning is measured.
+    limited_bytes: u64,
 }
 
 impl Pace {
@@ -59,6 +95,11 @@ impl Pace {
                 write: seconds(1.2),
                 snapshots: 100,
                 recovery_bytes: 256 << 20,
+                reduce_writes: 20_000,
+                image_bytes: 96 << 20,
+                clones: 4,
+                package_bytes: 32 << 20,
+                limited_bytes: 256 << 20,
             }
         } else {
             Pace {
@@ -68,6 +109,11 @@ impl Pace {
                 write: seconds(3.0),
                 snapshots: 1000,
                 recovery_bytes: 1 << 30,
+                reduce_writes: 60_000,
+                image_bytes: 400 << 20,
+                clones: 20,
+                package_bytes: 300 << 20,
+                limited_bytes: 1 << 30,
             }
         }
     }
@@ -83,6 +129,9 @@ struct Bench {
     dir: WorkDir,
 }
 
+/// Whom the rows about reduction and space have no peer of.
+const NO_PEER: &str = "Peers of deduplication: none. Debian has no block server in user space that does it (VDO is a \
+                       kernel module, borg and zbackup are for backups); qcow2 compresses, read-only.";
 /// Name of the pool of the I/O rows.
 const MAIN_POOL: &str = "main";
 
@@ -98,7 +147,7 @@ impl Bench {
             None => None,
             Some(binary) => {
                 // The images of all rows fit: what is measured is the cache, not the disk.
-                let config = ForebayConfig { name: MAIN_POOL, cache: 4 * size, checkpoint: None };
+                let config = ForebayConfig::new(MAIN_POOL, 4 * size);
                 let forebay = Forebay::start(&dir, binary, &config)?;
                 forebay.import("base", &base)?;
                 forebay.clone_disk("base", "reads")?;
@@ -122,6 +171,41 @@ impl Bench {
     }
 }
 
+/// The rows for which only a Forebay is needed, or another one than that of the reads and writes.
+fn own_rows(
+    bench: &Bench,
+    options: &Options,
+    pace: &Pace,
+    binary: &Path,
+    mut forebay: Forebay,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    if options.wants(Part::Pool) {
+        rows.extend(pool_rows::snapshots(bench, pace, &forebay)?);
+    }
+    forebay.server.process.stop()?;
+    drop(forebay);
+    if options.wants(Part::Pool) {
+        rows.extend(pool_rows::memory(bench, pace, binary, MAIN_POOL)?);
+        rows.extend(pool_rows::clones(bench, binary)?);
+        rows.extend(pool_rows::recovery(bench, pace, binary)?);
+    }
+    let mut packages = files::packages();
+    if options.wants(Part::Reduce) {
+        rows.extend(reduce_rows::cpu(bench, pace, binary, &packages)?);
+        rows.extend(reduce_rows::real_data(bench, pace, binary, &mut packages, notes)?);
+    }
+    if options.wants(Part::Clones) {
+        rows.extend(clone_rows::clones(bench, pace, binary, &mut packages)?);
+    }
+    if options.wants(Part::Space) {
+        rows.extend(space_rows::cleaning(bench, pace, binary)?);
+        rows.extend(space_rows::freed(bench, pace, binary)?);
+    }
+    Ok(rows)
+}
+
 /// Runs all rows.
 pub fn run(options: &Options) -> Result<BenchReport> {
     let begun = Instant::now();
@@ -134,19 +218,20 @@ pub fn run(options: &Options) -> Result<BenchReport> {
     let pace = Pace::of(options.quick);
     let size = if options.quick { 256 << 20 } else { 1 << 30 };
     let mut bench = Bench::start(options, size)?;
-    io_rows::warm_up(&bench)?;
-    let mut rows = io_rows::reads(&bench, &pace)?;
-    rows.extend(io_rows::writes(&bench, &pace)?);
-    if let (Some(mut forebay), Some(binary)) = (bench.ours.take(), &options.forebay) {
-        rows.extend(pool_rows::snapshots(&bench, &pace, &forebay)?);
-        forebay.server.process.stop()?;
-        drop(forebay);
-        rows.extend(pool_rows::memory(&bench, &pace, binary, MAIN_POOL)?);
-        rows.extend(pool_rows::clones(&bench, binary)?);
-        rows.extend(pool_rows::recovery(&bench, &pace, binary)?);
+    let mut notes = vec![NO_PEER.to_owned()];
+    let mut rows = Vec::new();
+    if options.wants(Part::Io) || options.wants(Part::Pool) {
+        io_rows::warm_up(&bench)?;
+    }
+    if options.wants(Part::Io) {
+        rows.extend(io_rows::reads(&bench, &pace)?);
+        rows.extend(io_rows::writes(&bench, &pace)?);
+    }
+    if let (Some(forebay), Some(binary)) = (bench.ours.take(), &options.forebay) {
+        rows.extend(own_rows(&bench, options, &pace, binary, forebay, &mut notes)?);
     }
     // The peers end here, so that what they used is known to be ours.
     drop(bench);
     let (seconds, others_percent) = (begun.elapsed().as_secs_f64(), cpu.others_percent());
-    Ok(BenchReport { machine, peers, quick: options.quick, seconds, others_percent, rows })
+    Ok(BenchReport { machine, peers, quick: options.quick, seconds, others_percent, rows, notes })
 }

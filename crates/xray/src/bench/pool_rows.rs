@@ -25,7 +25,7 @@ pub fn clones(bench: &Bench, binary: &Path) -> Result<Vec<Row>> {
     bench.say("1,000 clones of a 40 GiB image");
     let image = bench.dir.data("large.raw");
     sparse_image(&image, IMAGE_BYTES, IMAGE_DATA_EACH)?;
-    let config = ForebayConfig { name: "clones", cache: 64 << 20, checkpoint: None };
+    let config = ForebayConfig::new("clones", 64 << 20);
     let forebay = Forebay::start(&bench.dir, binary, &config)?;
     forebay.import("large", &image)?;
     // The first clone pays for whatever the first clone ever pays for.
@@ -118,7 +118,8 @@ pub fn snapshots(bench: &Bench, pace: &Pace, forebay: &Forebay) -> Result<Vec<Ro
 /// Kill -9 after writing a log that no checkpoint has cut, and the time until the server answers again.
 pub fn recovery(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     bench.say("recovery");
-    let config = ForebayConfig { name: "recovery", cache: 256 << 20, checkpoint: Some(64 * GIB) };
+    let config =
+        ForebayConfig::new("recovery", 256 << 20).with(format!("[log]\ncheckpoint = {}\n", 64 * GIB));
     let mut forebay = Forebay::start(&bench.dir, binary, &config)?;
     forebay.cli(&["volume", "create", "log", "--size", "8G"])?;
     let before = forebay.stat("/store/write/bytes")?;
@@ -153,7 +154,7 @@ pub fn recovery(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
 /// The most memory a server ever took whose caches were filled past their budgets by reads and writes.
 pub fn memory(bench: &Bench, pace: &Pace, binary: &Path, pool: &'static str) -> Result<Vec<Row>> {
     bench.say("memory against budgets");
-    let config = ForebayConfig { name: pool, cache: bench.size / 4, checkpoint: None };
+    let config = ForebayConfig::new(pool, bench.size / 4);
     let forebay = Forebay::start(&bench.dir, binary, &config)?;
     for (export, read_percent) in [("reads", 100), ("writes", 50)] {
         generate(Disk { server: &forebay.server, export }, |spec| {

@@ -25,6 +25,10 @@ pub enum Unit {
     Kib,
     /// MiB.
     Mib,
+    /// So many times.
+    Times,
+    /// Per cent.
+    Percent,
 }
 
 impl Unit {
@@ -38,7 +42,10 @@ impl Unit {
             Unit::Seconds => format!("{v:.3} s"),
             Unit::SecondsPerGib => format!("{v:.2} s/GiB"),
             Unit::Kib => format!("{v:.1} KiB"),
+            Unit::Mib if v < 10.0 => format!("{v:.2} MiB"),
             Unit::Mib => format!("{} MiB", thousands(v)),
+            Unit::Times => format!("{v:.2} times"),
+            Unit::Percent => format!("{v:.1} %"),
         }
     }
 }
@@ -66,6 +73,8 @@ pub enum Bound {
     RatioAtMost(f64),
     /// Ours is at most this.
     AtMost(f64),
+    /// Ours is at least this.
+    AtLeast(f64),
     /// Nothing; the figure is for orientation.
     Nothing,
 }
@@ -155,6 +164,7 @@ impl Row {
             Bound::RatioAtLeast(least) => self.ratio.map(|r| r >= least),
             Bound::RatioAtMost(most) => self.ratio.map(|r| r <= most),
             Bound::AtMost(most) => self.ours.map(|v| v <= most),
+            Bound::AtLeast(least) => self.ours.map(|v| v >= least),
             Bound::Nothing => None,
         };
         match holds {
@@ -169,6 +179,7 @@ impl Row {
             Bound::RatioAtLeast(r) => format!("at least {r:.2} of peer"),
             Bound::RatioAtMost(r) => format!("at most {r:.2} of peer"),
             Bound::AtMost(v) => format!("at most {}", self.unit.show(v)),
+            Bound::AtLeast(v) => format!("at least {}", self.unit.show(v)),
             Bound::Nothing => String::new(),
         }
     }
@@ -198,6 +209,8 @@ pub struct BenchReport {
     pub others_percent: f64,
     /// The rows.
     pub rows: Vec<Row>,
+    /// What was left out, and why.
+    pub notes: Vec<String>,
 }
 
 /// What others may take before figures stop to mean much.

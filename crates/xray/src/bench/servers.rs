@@ -75,8 +75,20 @@ pub struct ForebayConfig {
     pub name: &'static str,
     /// Read cache in bytes.
     pub cache: u64,
-    /// Log bytes between checkpoints; the server's own default without.
-    pub checkpoint: Option<u64>,
+    /// Its configuration file, beside what is said here.
+    pub settings: String,
+}
+
+impl ForebayConfig {
+    /// A server with the defaults.
+    pub fn new(name: &'static str, cache: u64) -> ForebayConfig {
+        ForebayConfig { name, cache, settings: String::new() }
+    }
+
+    /// The same with a configuration file.
+    pub fn with(self, settings: impl Into<String>) -> ForebayConfig {
+        ForebayConfig { settings: settings.into(), ..self }
+    }
 }
 
 /// A running Forebay.
@@ -93,8 +105,7 @@ impl Forebay {
         let name = config.name;
         let (control, socket) = (dir.socket(&format!("{name}.ctl")), dir.socket(name));
         let file = dir.data(&format!("{name}.toml"));
-        let text = config.checkpoint.map_or(String::new(), |n| format!("[log]\ncheckpoint = {n}\n"));
-        std::fs::write(&file, text).during(|| format!("cannot write {}", file.display()))?;
+        std::fs::write(&file, &config.settings).during(|| format!("cannot write {}", file.display()))?;
         let mut command = Command::new(binary);
         command.arg("serve").arg("--data").arg(dir.data(name)).arg("--config").arg(&file);
         command.arg("--socket").arg(&control);
@@ -136,6 +147,11 @@ impl Forebay {
             .pointer(pointer)
             .and_then(Value::as_u64)
             .ok_or(BenchError::Output { command: "forebay stats --json".to_owned(), wanted: pointer })
+    }
+
+    /// Frees what nothing needs.
+    pub fn gc(&self) -> Result<()> {
+        self.cli(&["gc"]).map(drop)
     }
 
     /// Its memory.

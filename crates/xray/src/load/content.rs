@@ -3,7 +3,12 @@
 //! A unit (4 KiB, or the request if it is smaller) is a window of a random arena, chosen by the unit's position
 //! and version, under a stamp of both. So no two units ever written are equal (a server that deduplicates gains
 //! nothing), they do not compress, a reader can recompute the content, and filling a request costs a copy.
+//!
+//! Where reduction is to be measured, the arena is real data instead, or whole blocks of it without a stamp.
 
+use std::sync::Arc;
+
+use super::spec::Fill;
 use crate::rng::Rng;
 
 const ARENA_BYTES: usize = 256 << 10;
@@ -13,14 +18,29 @@ const STAMP_BYTES: usize = 24;
 /// Generator and judge of content; the same for the same seed.
 pub(crate) struct Content {
     seed: u64,
-    arena: Vec<u8>,
+    arena: Arc<Vec<u8>>,
+    /// Windows begin at multiples of this.
+    grain: usize,
+    stamp_bytes: usize,
 }
 
 impl Content {
+    /// Noise.
     pub fn new(seed: u64) -> Content {
         let mut arena = vec![0; ARENA_BYTES + UNIT_BYTES];
         Rng::new(seed).fill(&mut arena);
-        Content { seed, arena }
+        Content { seed, arena: Arc::new(arena), grain: 8, stamp_bytes: STAMP_BYTES }
+    }
+
+    /// What `fill` says.
+    pub fn of(seed: u64, fill: &Fill) -> Content {
+        let (arena, grain, stamp_bytes) = match fill {
+            Fill::Noise => return Content::new(seed),
+            Fill::Stamped(arena) => (arena, 8, STAMP_BYTES),
+            Fill::Repeated(arena) => (arena, UNIT_BYTES, 0),
+        };
+        assert!(arena.len() >= 16 * UNIT_BYTES, "an arena of {} bytes is too small", arena.len());
+        Content { seed, arena: Arc::clone(arena), grain, stamp_bytes }
     }
 
     /// Fills `data`, which is to be written at `offset`.
@@ -28,7 +48,7 @@ impl Content {
         for (i, unit) in data.chunks_mut(UNIT_BYTES).enumerate() {
             let (window, stamp) = self.unit(position(offset, i), version, unit.len());
             unit.copy_from_slice(window);
-            unit[..STAMP_BYTES].copy_from_slice(&stamp);
+            unit[..self.stamp_bytes].copy_from_slice(&stamp[..self.stamp_bytes]);
         }
     }
 
@@ -36,13 +56,15 @@ impl Content {
     pub fn matches(&self, offset: u64, version: u64, data: &[u8]) -> bool {
         data.chunks(UNIT_BYTES).enumerate().all(|(i, unit)| {
             let (window, stamp) = self.unit(position(offset, i), version, unit.len());
-            unit[..STAMP_BYTES] == stamp && unit[STAMP_BYTES..] == window[STAMP_BYTES..]
+            let n = self.stamp_bytes;
+            unit[..n] == stamp[..n] && unit[n..] == window[n..]
         })
     }
 
     fn unit(&self, at: u64, version: u64, len: usize) -> (&[u8], [u8; STAMP_BYTES]) {
         let mut mixed = Rng::new(at ^ version.rotate_left(32));
-        let start = mixed.below((ARENA_BYTES / 8) as u64) as usize * 8;
+        let windows = (self.arena.len() - UNIT_BYTES) / self.grain;
+        let start = mixed.below(windows as u64) as usize * self.grain;
         let mut stamp = [0; STAMP_BYTES];
         stamp[0..8].copy_from_slice(&self.seed.to_le_bytes());
         stamp[8..16].copy_from_slice(&at.to_le_bytes());
@@ -71,6 +93,21 @@ mod tests {
             assert!(!Content::new(8).matches(8192, 3, &data), "another run");
             data[len - 1] ^= 1;
             assert!(!content.matches(8192, 3, &data), "a damaged bit");
+        }
+    }
+
+    #[test]
+    fn repeated_content_is_blocks_of_the_arena_and_recognised() {
+        let mut arena = vec![0; 1 << 20];
+        Rng::new(5).fill(&mut arena);
+        let arena = Arc::new(arena);
+        for fill in [Fill::Repeated(arena.clone()), Fill::Stamped(arena.clone())] {
+            let content = Content::of(1, &fill);
+            let mut data = vec![0; 8192];
+            content.fill(0, 9, &mut data);
+            assert!(content.matches(0, 9, &data));
+            let known = data.chunks(4096).all(|d| arena.chunks(4096).any(|a| a == d));
+            assert_eq!(known, matches!(fill, Fill::Repeated(_)));
         }
     }
 

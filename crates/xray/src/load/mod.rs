@@ -15,4 +15,4 @@ mod spec;
 
 pub use report::{Latency, Report};
 pub use run::run;
-pub use spec::{Access, LoadError, Spec, Stop};
+pub use spec::{Access, Fill, LoadError, Spec, Stop};

@@ -95,7 +95,7 @@ impl<'a> Worker<'a> {
         Ok(Worker {
             spec,
             connection,
-            flight: Flight::new(usize::from(spec.depth), Content::new(spec.seed), verified),
+            flight: Flight::new(usize::from(spec.depth), Content::of(spec.seed, &spec.fill), verified),
             parser: Parser::default(),
             buffer: vec![0; RECEIVE_BYTES],
             rng: Rng::new(spec.seed ^ (n + 1) << 32),
@@ -111,6 +111,7 @@ impl<'a> Worker<'a> {
             source: match self.spec.access {
                 Access::Random => Source::Random,
                 Access::Sequential => Source::Sequential(0),
+                Access::Skewed => Source::Skewed,
             },
             reads_only: false,
             left: u64::MAX,

@@ -6,6 +6,8 @@ use crate::rng::Rng;
 pub(crate) enum Source {
     /// Uniformly at random, for ever.
     Random,
+    /// Four of five in the first fifth, for ever.
+    Skewed,
     /// Ascending, round and round; the next one.
     Sequential(u64),
     /// These, once.
@@ -17,6 +19,11 @@ impl Source {
     pub fn next(&mut self, blocks: u64, rng: &mut Rng) -> Option<u64> {
         match self {
             Source::Random => Some(rng.below(blocks)),
+            Source::Skewed => {
+                let hot = (blocks / 5).max(1);
+                let inside = rng.below(5) != 0 || hot == blocks;
+                Some(if inside { rng.below(hot) } else { hot + rng.below(blocks - hot) })
+            }
             Source::Sequential(next) => {
                 let block = *next;
                 *next = (block + 1) % blocks;
@@ -24,5 +31,21 @@ impl Source {
             }
             Source::List(list) => list.next(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_skewed_load_is_hot_in_front_and_reaches_all() {
+        let mut rng = Rng::new(3);
+        let mut next = || Source::Skewed.next(100, &mut rng).expect("goes on for ever");
+        let blocks: Vec<u64> = (0..10_000).map(|_| next()).collect();
+        let hot = blocks.iter().filter(|b| **b < 20).count();
+        assert!((7_500..8_500).contains(&hot), "{hot}");
+        assert!((0..100).all(|b| blocks.contains(&b)));
+        assert_eq!(Source::Skewed.next(1, &mut rng), Some(0));
     }
 }

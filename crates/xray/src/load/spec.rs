@@ -1,6 +1,7 @@
 //! What is to be done to a disk.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::nbd::{NbdError, Target};
@@ -12,6 +13,20 @@ pub enum Access {
     Random,
     /// Ascending, from the start again at the end.
     Sequential,
+    /// Four of five at random in the first fifth, the others at random in the rest.
+    Skewed,
+}
+
+/// What is written.
+#[derive(Debug, Clone, Default)]
+pub enum Fill {
+    /// Blocks that do not compress, no two alike.
+    #[default]
+    Noise,
+    /// Pieces of these bytes (at least 64 KiB) under a stamp: they compress as those do, no two alike.
+    Stamped(Arc<Vec<u8>>),
+    /// Whole blocks of these bytes (at least 64 KiB): once each was written, all that comes is stored already.
+    Repeated(Arc<Vec<u8>>),
 }
 
 /// When a load ends.
@@ -53,6 +68,8 @@ pub struct Spec {
     pub range: Option<Range<u64>>,
     /// Seed of offsets, mix, arrivals and content.
     pub seed: u64,
+    /// What is written.
+    pub fill: Fill,
     /// Ask for structured replies, as QEMU and libnbd do.
     pub structured: bool,
     /// Check what is read against what was written in this run, and read all of that at the end.
@@ -75,6 +92,7 @@ impl Spec {
             rate: None,
             range: None,
             seed: 1,
+            fill: Fill::Noise,
             structured: true,
             verify: false,
         }

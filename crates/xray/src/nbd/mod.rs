@@ -3,10 +3,12 @@
 //! It is written from the protocol document (`doc/proto.md` of the NBD project) and shares no code with the
 //! server, so that a misreading on one side does not hide on the other.
 
+mod disk;
 mod handshake;
 mod reply;
 mod target;
 
+pub use disk::Disk;
 pub use handshake::{Connection, Export, connect};
 pub use reply::{Chunk, Parser, Sink};
 pub use target::{Target, TargetError};
@@ -26,6 +28,8 @@ pub enum Command {
     Disconnect = 2,
     /// NBD_CMD_FLUSH.
     Flush = 3,
+    /// NBD_CMD_TRIM.
+    Trim = 4,
 }
 
 /// What goes wrong between this client and a server.
@@ -48,6 +52,9 @@ pub enum NbdError {
         /// The option reply.
         code: u32,
     },
+    /// The server answered a request with an error.
+    #[error("the server answered with NBD error {0}")]
+    Failed(u32),
     /// The server answered no request in time.
     #[error("the server answered nothing for {0} seconds")]
     Stalled(u64),

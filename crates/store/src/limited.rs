@@ -1,0 +1,168 @@
+//! A store that takes at most so much room, however much the one behind it has.
+//!
+//! Room is accounted as a directory does it: what an object is going to grow to is set aside when it is created,
+//! and comes back when it is deleted. Objects that were there before count with the length that they have. The
+//! superblock does not count: it has its place from the beginning.
+
+use std::collections::HashMap;
+use std::future::ready;
+use std::sync::Arc;
+
+use forebay_format::{SegmentId, Superblock};
+use parking_lot::Mutex;
+
+use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store, StoreError};
+
+/// See the module.
+pub struct Limited {
+    inner: Arc<dyn Store>,
+    limit: u64,
+    taken: Mutex<Taken>,
+}
+
+/// Room that is set aside.
+#[derive(Default)]
+struct Taken {
+    objects: HashMap<SegmentId, u64>,
+    bytes: u64,
+}
+
+impl Taken {
+    /// Sets room aside for an object of `room` bytes; false where that would be above `limit`.
+    fn grow(&mut self, id: SegmentId, room: u64, limit: u64) -> bool {
+        let before = self.objects.get(&id).copied().unwrap_or(0);
+        let more = room.saturating_sub(before);
+        if more > 0 && self.bytes.saturating_add(more) > limit {
+            return false;
+        }
+        self.bytes += more;
+        self.objects.insert(id, before + more);
+        true
+    }
+
+    fn release(&mut self, id: SegmentId) {
+        self.bytes -= self.objects.remove(&id).unwrap_or(0);
+    }
+}
+
+impl Limited {
+    /// Lets a pool take at most `limit` bytes of `inner`. A limit below what is in use takes nothing away: all
+    /// that needs more room fails until there is some.
+    ///
+    /// # Errors
+    /// Those of listing the objects.
+    pub async fn new(inner: Arc<dyn Store>, limit: u64) -> Result<Limited> {
+        let mut taken = Taken::default();
+        for object in inner.list().await? {
+            taken.grow(object.id, object.len, u64::MAX);
+        }
+        Ok(Limited { inner, limit, taken: Mutex::new(taken) })
+    }
+}
+
+impl Store for Limited {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+        let end = offset + data.len() as u64;
+        let room = if offset == 0 { end.max(expected) } else { end };
+        if !self.taken.lock().grow(id, room, self.limit) {
+            return Box::pin(ready(Err(StoreError::Full)));
+        }
+        let appended = self.inner.append(id, offset, data, expected);
+        Box::pin(async move {
+            let result = appended.await;
+            // The store behind has no room either: the object did not come to be.
+            if offset == 0 && matches!(result, Err(StoreError::Full)) {
+                self.taken.lock().release(id);
+            }
+            result
+        })
+    }
+
+    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        self.inner.sync(id)
+    }
+
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+        self.inner.read(id, offset, len)
+    }
+
+    /// Whoever drops the future has the room counted until the store is opened again.
+    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        let deleted = self.inner.delete(id);
+        Box::pin(async move {
+            deleted.await?;
+            self.taken.lock().release(id);
+            Ok(())
+        })
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.inner.list()
+    }
+
+    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+        self.inner.read_superblock()
+    }
+
+    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+        self.inner.swap_superblock(new)
+    }
+
+    /// The narrower of the two: the limit, or what the store behind has.
+    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
+        Box::pin(async move {
+            let inner = self.inner.capacity().await?;
+            let left = self.limit.saturating_sub(self.taken.lock().bytes);
+            Ok(Capacity { total: inner.total.min(self.limit), free: inner.free.min(left) })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryStore;
+
+    async fn limited(inner: &Arc<MemoryStore>, limit: u64) -> Limited {
+        let inner: Arc<dyn Store> = inner.clone();
+        Limited::new(inner, limit).await.unwrap()
+    }
+
+    async fn append(store: &Limited, id: u32, offset: u64, len: usize, expected: u64) -> Result<()> {
+        store.append(SegmentId(id), offset, IoBuf::zeroed(len), expected).await.map(drop)
+    }
+
+    #[tokio::test]
+    async fn nothing_is_stored_beyond_the_limit_and_a_delete_gives_room_back() {
+        let store = limited(&Arc::new(MemoryStore::new()), 32 << 10).await;
+        append(&store, 1, 0, 4096, 16 << 10).await.unwrap();
+        let free = store.capacity().await.unwrap();
+        assert_eq!(free, Capacity { total: 32 << 10, free: 16 << 10 }, "what is announced is set aside");
+        append(&store, 1, 4096, 8192, 0).await.unwrap();
+        append(&store, 1, 12288, 8192, 0).await.unwrap();
+        assert_eq!(store.capacity().await.unwrap().free, 12 << 10, "more than was announced counts too");
+        assert_eq!(append(&store, 2, 0, 4096, 16 << 10).await, Err(StoreError::Full));
+        append(&store, 3, 0, 4096, 12 << 10).await.unwrap();
+        store.delete(SegmentId(1)).await.unwrap();
+        append(&store, 2, 0, 4096, 16 << 10).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_was_there_before_counts() {
+        let inner = Arc::new(MemoryStore::new());
+        append(&limited(&inner, 1 << 20).await, 1, 0, 8192, 0).await.unwrap();
+        let narrow = limited(&inner, 4096).await;
+        assert_eq!(narrow.capacity().await.unwrap().free, 0);
+        assert_eq!(append(&narrow, 1, 8192, 4096, 0).await, Err(StoreError::Full));
+        assert_eq!(narrow.read(SegmentId(1), 0, 8192).await.unwrap().len(), 8192, "and stays");
+    }
+
+    #[tokio::test]
+    async fn a_store_behind_that_is_full_keeps_nothing_set_aside() {
+        let inner = Arc::new(MemoryStore::with_capacity(8192));
+        let store = limited(&inner, 1 << 20).await;
+        assert_eq!(append(&store, 1, 0, 4096, 16 << 10).await, Err(StoreError::Full));
+        assert_eq!(store.capacity().await.unwrap(), Capacity { total: 8192, free: 8192 });
+        append(&store, 1, 0, 4096, 4096).await.unwrap();
+    }
+}

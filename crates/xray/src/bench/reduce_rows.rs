@@ -1,0 +1,266 @@
+//! Rows about reduction: what it costs a write, what it saves on real data, and what a bounded index finds.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::error::{BenchError, Result};
+use super::files::{self, Package, Recipe};
+use super::report::{Bound, Row, Unit};
+use super::rounds::{Disk, generate, in_turns};
+use super::servers::{Forebay, ForebayConfig, run};
+use super::workdir::random_image;
+use super::{Bench, Pace};
+use crate::load::{Access, Fill, Stop};
+
+const MIB: f64 = 1_048_576.0;
+/// Real data that writes are cut from.
+const ARENA: usize = 24 << 20;
+/// What is written over and over.
+const RANGE: u64 = 256 << 20;
+/// Neither compression nor an index.
+const PLAIN: &str = "[reduce]\ncompress = false\n[dedup]\nindex = 0\n";
+/// "At most 1 GB for each TB stored."
+const INDEX_PART: u64 = 1000;
+
+/// Server CPU of a write, with reduction and without, beside `qemu-nbd`.
+pub fn cpu(bench: &Bench, pace: &Pace, binary: &Path, packages: &[Package]) -> Result<Vec<Row>> {
+    let start = |name, settings: &str| -> Result<Forebay> {
+        let forebay = Forebay::start(&bench.dir, binary, &ForebayConfig::new(name, RANGE).with(settings))?;
+        forebay.cli(&["volume", "create", "cpu", "--size", &RANGE.to_string()])?;
+        Ok(forebay)
+    };
+    let (reduced, plain) = (start("cpu-reduced", "")?, start("cpu-plain", PLAIN)?);
+    let disk = |f| Disk { server: f, export: "cpu" };
+    let disks = [disk(&reduced.server), disk(&plain.server), Disk { server: &bench.qemu_writes, export: "" }];
+    let arena = Arc::new(files::bytes_of(packages, ARENA));
+    let contents = [
+        ("that do not compress", Fill::Noise),
+        ("of real data, no two alike", Fill::Stamped(arena.clone())),
+        ("of real data, stored already", Fill::Repeated(arena)),
+    ];
+    let mut rows = Vec::new();
+    for (what, fill) in contents {
+        bench.say(&format!("CPU of writes {what}"));
+        let write = |disk: Disk<'_>, round: u32, stop| {
+            generate(disk, |spec| {
+                spec.read_percent = 0;
+                spec.range = Some(0..RANGE);
+                spec.flush_each = Some(Duration::from_secs(1));
+                spec.seed = u64::from(round) + 1;
+                spec.fill = fill.clone();
+                spec.stop = stop;
+            })
+        };
+        // The first pass allocates, and has every block of the repeated content stored once.
+        for disk in disks {
+            generate(disk, |spec| {
+                spec.read_percent = 0;
+                spec.access = Access::Sequential;
+                spec.range = Some(0..RANGE);
+                spec.block_bytes = 1 << 20;
+                spec.depth = 4;
+                spec.fill = fill.clone();
+                spec.stop = Stop::OncePerBlock;
+            })?;
+        }
+        let series = in_turns(&disks, pace.rounds, |disk, round| {
+            write(disk, round, Stop::Requests(pace.reduce_writes))
+        })?;
+        let [with, without, qemu] =
+            [0, 1, 2].map(|i| series.get(i).map(|s| s.of(|s| s.cpu_us)).unwrap_or_default());
+        let what = format!("server CPU of 4 KiB random writes {what}");
+        let half = Bound::RatioAtMost(0.5);
+        rows.push(Row::compare(what, Unit::CpuMicros, half, &with, ("qemu-nbd qcow2", &qemu)));
+        let what = "  beside no compression and next to no index";
+        rows.push(Row::compare(what, Unit::CpuMicros, Bound::Nothing, &with, ("forebay without", &without)));
+    }
+    Ok(rows)
+}
+
+/// Something to import.
+struct Import {
+    what: String,
+    file: PathBuf,
+    bound: Bound,
+}
+
+impl Import {
+    fn new(what: impl Into<String>, file: PathBuf, bound: Bound) -> Import {
+        Import { what: what.into(), file, bound }
+    }
+}
+
+/// What a pool has counted.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    stored: u64,
+    /// Blocks that were not zero.
+    blocks: u64,
+    duplicates: u64,
+}
+
+impl Counts {
+    fn of(forebay: &Forebay) -> Result<Counts> {
+        let stats = forebay.cli(&["stats"])?;
+        let get = |pointer: &'static str| {
+            let wanted = BenchError::Output { command: "forebay stats --json".to_owned(), wanted: pointer };
+            stats.pointer(pointer).and_then(Value::as_u64).ok_or(wanted)
+        };
+        let duplicates = get("/reduction/duplicate_blocks")?;
+        let others = get("/reduction/new_blocks")? + get("/reduction/unchanged_blocks")?;
+        Ok(Counts { stored: get("/stored_bytes")?, blocks: others + duplicates, duplicates })
+    }
+}
+
+/// Imports of real data: what each adds to the store; and the same with an index as small as is promised.
+pub fn real_data(
+    bench: &Bench,
+    pace: &Pace,
+    binary: &Path,
+    packages: &mut Vec<Package>,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Row>> {
+    bench.say("making images of real files");
+    let imports = images(bench, pace, packages, notes)?;
+    bench.say("importing them");
+    let all = Forebay::start(&bench.dir, binary, &ForebayConfig::new("real", 64 << 20))?;
+    all.gc()?;
+    let mut rows = Vec::new();
+    let begin = Counts::of(&all)?;
+    let mut before = begin;
+    for (i, import) in imports.iter().enumerate() {
+        all.import(&format!("i{i}"), &import.file)?;
+        let now = Counts::of(&all)?;
+        let stored = (now.stored - before.stored) as f64 / MIB;
+        let data = (now.blocks - before.blocks) as f64 * 4096.0 / MIB;
+        let what = format!("stored by an import: {}", import.what);
+        rows.push(Row::compare(what, Unit::Mib, import.bound, &[stored], ("its data", &[data])));
+        before = now;
+    }
+    let stored = before.stored - begin.stored;
+    let data = (before.blocks - begin.blocks) * 4096;
+    let times = data as f64 / stored.max(1) as f64;
+    rows.push(Row::alone("  reduction of all of them", Unit::Times, Bound::Nothing, &[times]));
+    rows.extend(packed_by_qemu(&imports, &rows)?);
+    drop(all);
+    rows.extend(bounded(bench, binary, &imports, before, stored)?);
+    Ok(rows)
+}
+
+/// The first image beside a qcow2 with compressed clusters: what user space offers in Debian.
+fn packed_by_qemu(imports: &[Import], rows: &[Row]) -> Result<Option<Row>> {
+    let (Some(import), Some(ours)) = (imports.first(), rows.first().and_then(|r| r.ours)) else {
+        return Ok(None);
+    };
+    let packed = import.file.with_extension("packed");
+    let mut command = Command::new("qemu-img");
+    command.args(["convert", "-c", "-W", "-O", "qcow2", "-o", "compression_type=zstd"]);
+    run(command.arg(&import.file).arg(&packed))?;
+    let bytes = std::fs::metadata(&packed).map_or(0, |m| m.len());
+    let peer = bytes as f64 / MIB;
+    let what = "  the first one, beside a compressed qcow2 (zstd), which is read-only";
+    Ok(Some(Row::compare(what, Unit::Mib, Bound::Nothing, &[ours], ("qemu-img convert -c", &[peer]))))
+}
+
+/// The same imports with an index of a thousandth of what is stored.
+fn bounded(
+    bench: &Bench,
+    binary: &Path,
+    imports: &[Import],
+    unbounded: Counts,
+    stored: u64,
+) -> Result<Vec<Row>> {
+    bench.say("importing them with a bounded index");
+    let budget = stored / INDEX_PART;
+    let config = ForebayConfig::new("bounded", 64 << 20).with(format!("[dedup]\nindex = {budget}\n"));
+    let forebay = Forebay::start(&bench.dir, binary, &config)?;
+    for (i, import) in imports.iter().enumerate() {
+        forebay.import(&format!("i{i}"), &import.file)?;
+    }
+    let found = Counts::of(&forebay)?;
+    let share = 100.0 * found.duplicates as f64 / unbounded.duplicates.max(1) as f64;
+    let memory = forebay.stat("/reduction/index/bytes")? as f64 / found.stored.max(1) as f64;
+    let (kib, per_tb) = (budget >> 10, memory * 1e12 / MIB);
+    Ok(vec![
+        Row::alone(
+            format!("duplicates found with an index of {kib} KiB, of those that one without bound finds"),
+            Unit::Percent,
+            Bound::AtLeast(97.0),
+            &[share],
+        ),
+        Row::alone("  its memory, by TB stored", Unit::Mib, Bound::AtMost(1e9 / MIB), &[per_tb]),
+    ])
+}
+
+/// All images, in the order in which they are imported.
+fn images(
+    bench: &Bench,
+    pace: &Pace,
+    packages: &mut Vec<Package>,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Import>> {
+    let file = |name: &str| bench.dir.data(name);
+    let (common, one, other) = (
+        files::take(packages, pace.image_bytes * 4 / 5),
+        files::take(packages, pace.image_bytes / 5),
+        files::take(packages, pace.image_bytes / 5),
+    );
+    let ext4 = |name: &str, own: &[Package], order, patch_one_of| -> Result<PathBuf> {
+        let packages = common.iter().chain(own).collect();
+        let recipe = Recipe { packages, order, patch_one_of, free: 16 << 20 };
+        files::ext4(&file(name), &recipe).map(|()| file(name))
+    };
+    let first = ext4("first.raw", &one, 1, 0)?;
+    let mut imports = vec![
+        Import::new("a system of this machine's files, on ext4", first.clone(), Bound::Nothing),
+        Import::new("the same image again", first, Bound::RatioAtMost(0.02)),
+        Import::new(
+            "other packages, four fifths shared, elsewhere",
+            ext4("second.raw", &other, 2, 0)?,
+            Bound::Nothing,
+        ),
+        Import::new(
+            "a point release: one file of 15 changed",
+            ext4("release-1.raw", &one, 1, 15)?,
+            Bound::Nothing,
+        ),
+        Import::new("the next one, in another order", ext4("release-2.raw", &one, 3, 15)?, Bound::Nothing),
+    ];
+    match guest_image() {
+        Some(image) => imports.push(Import::new("the Debian guest of the demo", image, Bound::Nothing)),
+        None => notes.push("No Debian guest image: 'make demo' makes one, and it is imported then.".into()),
+    }
+    let mut windows = files::windows_files(packages, pace.image_bytes / 4);
+    if windows.len() < 20 {
+        notes.push("Few or no Windows programs here: install wine, and they are imported on NTFS.".into());
+    } else {
+        for (name, order) in [("ntfs-1.raw", 1), ("ntfs-2.raw", 2)] {
+            files::shuffle(&mut windows, order);
+            files::ntfs(&file(name), &windows)?;
+        }
+        imports.push(Import::new("Windows programs of Wine, on NTFS", file("ntfs-1.raw"), Bound::Nothing));
+        imports.push(Import::new("the same, elsewhere", file("ntfs-2.raw"), Bound::Nothing));
+    }
+    random_image(&file("random.raw"), pace.image_bytes / 4)?;
+    imports.push(Import::new("random bytes", file("random.raw"), Bound::RatioAtMost(1.03)));
+    zeroes(&file("zero.raw"), pace.image_bytes / 4)?;
+    imports.push(Import::new("zeroes", file("zero.raw"), Bound::AtMost(1.0)));
+    Ok(imports)
+}
+
+/// Zeroes that are written, not holes.
+fn zeroes(path: &Path, bytes: u64) -> Result<()> {
+    use super::error::During;
+    std::fs::write(path, vec![0; bytes as usize]).during(|| format!("cannot write {}", path.display()))
+}
+
+/// What `demo/build-image.sh` has made.
+fn guest_image() -> Option<PathBuf> {
+    let cache = std::env::var_os("FOREBAY_CACHE").map_or_else(|| PathBuf::from(".cache"), PathBuf::from);
+    let made = std::fs::read_dir(cache).ok()?.flatten().map(|e| e.path().join("disk.qcow2"));
+    made.filter(|image| image.exists()).last()
+}

@@ -1,0 +1,447 @@
+"""Space: what is written alike is stored once, what nobody needs comes back, and the figures of both are right."""
+
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+
+from forebay import Failed, spawn
+from harness import BLOCK, MIB, check, connect, equal, refused_by_server, run, test
+
+
+def stats(server):
+    return server.json("stats")
+
+
+def stored(server):
+    """Bytes of the log, when nothing in it is left that `gc` would free."""
+    server.cli("gc")
+    return stats(server)["stored_bytes"]
+
+
+def configured(t, text, **kwargs):
+    """A server with this configuration."""
+    path = t.path("forebay.toml")
+    with open(path, "w") as f:
+        f.write(text)
+    return t.server("--config", path, **kwargs)
+
+
+def write_image(server, volume, file):
+    run("nbdcopy", "--flush", file, server.uri(volume))
+    server.wait_unused(volume)
+
+
+def holds(t, server, volume, file):
+    """Checks that a disk has the content of `file`."""
+    copy = t.path("copy")
+    run("nbdcopy", server.uri(volume), copy)
+    equal(run("cmp", file, copy, check=False).returncode, 0, f"contents of {volume}")
+    os.unlink(copy)
+
+
+def at_most(found, limit, what):
+    check(found <= limit, f"{what}: {found / MIB:.1f} MiB, expected at most {limit / MIB:.1f}")
+
+
+def at_least(found, limit, what):
+    check(found >= limit, f"{what}: {found / MIB:.1f} MiB, expected at least {limit / MIB:.1f}")
+
+
+@test
+def an_image_imported_twice_is_stored_once(t):
+    s = t.server()
+    size = 64 * MIB
+    noise = t.noise_file("noise", size)
+    empty = stored(s)
+    s.cli("image", "import", "first", noise)
+    once = stored(s)
+    at_least(once - empty, size, "stored by the first import of noise")
+    s.cli("image", "import", "second", noise)
+    at_most(stored(s) - once, size // 20, "stored by the second import")
+    at_least(stats(s)["reduction"]["duplicate_blocks"] * BLOCK, size * 97 // 100, "found to be stored already")
+    holds(t, s, "second", noise)
+    # What one of them holds must not go with the other.
+    s.cli("image", "rm", "first")
+    s.cli("gc")
+    holds(t, s, "second", noise)
+
+
+def text_file(t, name, size):
+    """Lines of words: it packs well, and no two blocks are the same."""
+    words = ["forebay", "basin", "turbine", "surge", "segment", "batch", "block", "clone", "image", "of", "the", "a"]
+    path = t.path(name)
+    with open(path, "w") as f:
+        while f.tell() < size:
+            f.write(" ".join(t.random.choices(words, k=200)) + f" {t.random.random()}\n")
+        f.truncate(size)
+    return path
+
+
+@test
+def text_is_compressed_and_noise_is_not(t):
+    s = t.server()
+    size = 32 * MIB
+    text, noise = text_file(t, "text", size), t.noise_file("noise", size)
+    empty = stored(s)
+    s.cli("image", "import", "text", text)
+    with_text = stored(s)
+    at_most(with_text - empty, size * 6 // 10, "stored of 32 MiB of text")
+    s.cli("image", "import", "noise", noise)
+    at_most(stored(s) - with_text, size * 105 // 100, "stored of 32 MiB of noise")
+    holds(t, s, "text", text)
+    holds(t, s, "noise", noise)
+    s.kill()
+    s.start()
+    holds(t, s, "text", text)
+
+
+def base_image(t):
+    """An ext4 file system with some files and much free space; nothing needs root."""
+    tree = t.path("tree")
+    os.makedirs(tree)
+    for i in range(40):
+        with open(os.path.join(tree, f"base{i}"), "wb") as f:
+            f.write(t.random.randbytes(t.random.randrange(1, 400_000)))
+    image = t.path("base.raw")
+    run("mke2fs", "-q", "-t", "ext4", "-d", tree, image, "160M")
+    return image
+
+
+def package_set(t, size):
+    """Files that every clone is going to get."""
+    where = t.path("packages")
+    os.makedirs(where)
+    files, total = [], 0
+    while total < size:
+        path = os.path.join(where, f"f{len(files):04}")
+        data = t.random.randbytes(t.random.choice([700, 5000, 40_000, 300_000, 1_500_000]))
+        with open(path, "wb") as f:
+            f.write(data)
+        files.append(path)
+        total += len(data)
+    return files
+
+
+def install(t, server, base, files, clone):
+    """Writes the files into the clone's file system, in an order, and so to places, of its own."""
+    work, script = t.path(f"{clone}.raw"), t.path("script")
+    run("cp", "--sparse=always", base, work)
+    order = files[:]
+    random.Random(clone).shuffle(order)
+    with open(script, "w") as f:
+        f.write("".join(f"write {path} {os.path.basename(path)}\n" for path in order))
+    run("debugfs", "-w", "-f", script, work)
+    write_image(server, clone, work)
+    return work
+
+
+@test
+def clones_given_the_same_files_store_them_once(t):
+    s = t.server()
+    base = base_image(t)
+    files = package_set(t, 48 * MIB)
+    s.cli("image", "import", "base", base)
+    s.cli("volume", "clone", "base", "pc", "--count", "3")
+    before = stored(s)
+    works = {"pc-001": install(t, s, base, files, "pc-001")}
+    one = stored(s) - before
+    at_least(one, 40 * MIB, "stored of the files of the first clone")
+    for clone in ("pc-002", "pc-003"):
+        works[clone] = install(t, s, base, files, clone)
+    at_most(stored(s) - before, one * 11 // 10, "stored of the files of three clones")
+    for clone, work in works.items():
+        holds(t, s, clone, work)
+        run("e2fsck", "-fn", work)
+
+
+@test
+def dedup_domains_share_nothing(t):
+    s = t.server()
+    size = 16 * MIB
+    noise = t.noise_file("noise", size)
+    s.cli("image", "import", "one", noise, "--dedup-domain", "1")
+    before = stored(s)
+    s.cli("image", "import", "two", noise, "--dedup-domain", "2")
+    apart = stored(s)
+    at_least(apart - before, size, "stored by an import in another domain")
+    s.cli("volume", "create", "own", "--size", str(size), "--dedup-domain", "2")
+    write_image(s, "own", noise)
+    at_most(stored(s) - apart, size // 10, "stored by a volume of the same domain")
+    s.cli("volume", "clone", "two", "copy")
+    s.cli("snapshot", "create", "own", "s")
+    for command, domain in [(("image", "show", "one"), 1), (("volume", "show", "copy"), 2)]:
+        equal(s.json(*command)["dedup_domain"], domain, f"domain of {command[2]}")
+        lines = s.cli(*command).stdout.splitlines()
+        check(any(line.split() == ["dedup", "domain", str(domain)] for line in lines), f"no domain in {lines}")
+    equal(s.json("snapshot", "list", "own")[0]["dedup_domain"], 2, "domain of a snapshot")
+    s.kill()
+    s.start()
+    equal(s.json("volume", "show", "copy")["dedup_domain"], 2, "domain of a clone after a crash")
+
+
+def interleave(t, server, volumes, size):
+    """Fills volumes at the same time, so that what they hold lies side by side. What each got."""
+    handles = {v: connect(server, v) for v in volumes}
+    content = {v: t.random.randbytes(size) for v in volumes}
+    for offset in range(0, size, 64 << 10):
+        for v, h in handles.items():
+            h.pwrite(content[v][offset : offset + (64 << 10)], offset)
+    for h in handles.values():
+        h.flush()
+    return handles, content
+
+
+def content_of(handle, size):
+    """All of a disk; one request may ask for 32 MiB at most."""
+    return b"".join(bytes(handle.pread(16 * MIB, offset)) for offset in range(0, size, 16 * MIB))
+
+
+def free(server):
+    return stats(server)["store_free_bytes"]
+
+
+@test
+def what_was_deleted_or_discarded_comes_back(t):
+    # The room of a limited store is not anybody else's, as that of the disk is.
+    s = configured(t, '[store]\nlimit = "2G"\n')
+    size = 96 * MIB
+    for v in ("keep", "go"):
+        s.cli("volume", "create", v, "--size", str(size))
+    handles, content = interleave(t, s, ["keep", "go"], size)
+    s.cli("gc")
+    before = free(s)
+    handles["go"].shutdown()
+    s.wait_unused("go")
+    s.cli("volume", "rm", "go")
+    said = s.json("gc")
+    at_least(free(s) - before, size * 95 // 100, "free again after a delete")
+    check(said["freed_bytes"] > 0 and said["moved_bytes"] >= 0, f"gc said {said}")
+    equal(content_of(handles["keep"], size) == content["keep"], True, "what stays, after gc")
+    # Every other 64 KiB, so that nothing is free as a whole.
+    before = free(s)
+    for offset in range(0, size, 128 << 10):
+        handles["keep"].trim(64 << 10, offset)
+    handles["keep"].flush()
+    s.cli("gc")
+    at_least(free(s) - before, size // 2 * 95 // 100, "free again after discards")
+    s.kill()
+    s.start()
+    h = connect(s, "keep")
+    for offset in range(0, size, 128 << 10):
+        zero, data = bytes(h.pread(64 << 10, offset)), bytes(h.pread(64 << 10, offset + (64 << 10)))
+        equal(zero.count(0), 64 << 10, f"zeroes at {offset} after a crash")
+        equal(data == content["keep"][offset + (64 << 10) : offset + (128 << 10)], True, f"data at {offset}")
+    # The figures of the cleaning are the server's; the pool itself must agree.
+    h.shutdown()
+    s.stop()
+    run(s.bin, "--data", s.data, "check")
+
+
+@test
+def deduplication_goes_on_after_kill_9(t):
+    s = t.server()
+    size = 48 * MIB
+    noise = t.noise_file("noise", size)
+    s.cli("image", "import", "first", noise)
+    s.kill()
+    s.start()
+    # It serves at once; the index comes back behind.
+    equal(len(connect(s, "first").pread(BLOCK, 0)), BLOCK, "bytes read at once")
+    deadline = time.monotonic() + 60
+    while stats(s)["reduction"]["index"]["segments_left"]:
+        check(time.monotonic() < deadline, "the index is not back after a minute")
+        time.sleep(0.05)
+    before = stored(s)
+    s.cli("image", "import", "second", noise)
+    at_most(stored(s) - before, size // 10, "stored by the second import, after a crash")
+    holds(t, s, "second", noise)
+
+
+@test
+def an_index_of_almost_nothing_finds_less_and_all_is_right(t):
+    for budget in ("0", '"64K"'):
+        s = configured(t, f"[dedup]\nindex = {budget}\n[reduce]\ncompress = false\n", data=f"data{len(budget)}")
+        noise = t.noise_file("noise", 32 * MIB, holes=True)
+        for name in ("first", "second"):
+            s.cli("image", "import", name, noise)
+            holds(t, s, name, noise)
+        reduction = stats(s)["reduction"]
+        equal(reduction["index"]["budget_bytes"], 65536 if "64" in budget else 0, "budget of the index")
+        equal(reduction["compression_ratio"] or 1.0, 1.0, "compression, which is off")
+        s.cli("gc")
+        holds(t, s, "second", noise)
+        s.stop()
+
+
+@test
+def the_figures_of_space_fit_together(t):
+    s = t.server()
+    check("not yet known: run 'forebay gc'" in s.cli("stats").stdout, "nothing is said of what is not known")
+    equal(stats(s)["space"], None, "space before the first mark")
+    s.cli("volume", "create", "a", "--size", "64M")
+    s.cli("volume", "create", "b", "--size", "32M")
+    h = connect(s, "a")
+    block = [t.random.randbytes(BLOCK) for _ in range(256)]
+    data = b"".join(block)
+
+    def counts():
+        r = stats(s)["reduction"]
+        return [r[f"{kind}_blocks"] for kind in ("zero", "unchanged", "duplicate", "new")]
+
+    def written(bytes_, offset):
+        before = counts()
+        h.pwrite(bytes_, offset)
+        h.flush()
+        return [now - then for then, now in zip(before, counts())]
+
+    equal(written(data, 0), [0, 0, 0, 256], "new blocks (zero, unchanged, duplicate, new)")
+    equal(written(data, 0), [0, 256, 0, 0], "the same once more")
+    equal(written(data, MIB), [0, 0, 256, 0], "the same elsewhere")
+    equal(written(bytes(MIB), 2 * MIB), [256, 0, 0, 0], "zeroes")
+    h.shutdown()
+    s.wait_unused("a")
+    s.cli("snapshot", "create", "a", "s")
+    s.cli("gc")
+    now = stats(s)
+    space = now["space"]
+    check(abs(space["as_of_ms"] / 1000 - time.time()) < 60, f"as of {space['as_of_ms']}")
+    equal(space["logical_bytes"], (64 + 64 + 32) * MIB, "sizes of a, a@s and b")
+    equal(space["mapped_bytes"], 4 * MIB, "what a and a@s hold")
+    equal(space["unique_bytes"], MIB, "distinct blocks")
+    check(MIB <= space["live_bytes"] <= now["stored_bytes"], f"live {space} of stored {now['stored_bytes']}")
+    check(space["reclaimable_bytes"] <= now["stored_bytes"], f"reclaimable {space}")
+    equal(space["dedup_ratio"], 4.0, "deduplication")
+    a, b = s.json("stats", "a")["space"], s.json("stats", "b")["space"]
+    equal((a["mapped_bytes"], b["mapped_bytes"]), (2 * MIB, 0), "mapped bytes of a and b")
+    check(a["exclusive_bytes"] < MIB // 2, f"a shares all with its snapshot: {a}")
+    equal(a["as_of_ms"], space["as_of_ms"], "time of the mark")
+    s.cli("snapshot", "rm", "a", "s")
+    s.cli("gc")
+    at_least(s.json("stats", "a")["space"]["exclusive_bytes"], MIB, "exclusive bytes of a, alone")
+    text = s.cli("stats").stdout
+    check("not yet known" not in text and "exclusive" in s.cli("stats", "a").stdout, f"stats say\n{text}")
+
+
+class OverUnix(http.client.HTTPConnection):
+    """The API over the control socket."""
+
+    def __init__(self, path):
+        super().__init__("localhost")
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self.path)
+
+
+@test
+def gc_tells_how_it_goes_and_outlives_its_client(t):
+    s = t.server()
+    for v in ("a", "b"):
+        s.cli("volume", "create", v, "--size", "64M")
+    handles, content = interleave(t, s, ["a", "b"], 64 * MIB)
+    handles["b"].shutdown()
+    s.wait_unused("b")
+    api = OverUnix(s.control)
+    api.request("POST", "/api/v1/pool/gc", "{}", {"content-type": "application/json"})
+    events = [json.loads(line) for line in api.getresponse().read().splitlines()]
+    check(len(events) >= 2 and all(e["event"] == "progress" for e in events[:-1]), f"events {events}")
+    equal(sorted(events[-1]), ["event", "freed_bytes", "moved_bytes"], "the last event's fields")
+    equal(events[-1]["event"], "done", "the last event")
+    s.cli("volume", "rm", "b")
+    client = spawn([s.bin, "--socket", s.control, "gc"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    time.sleep(t.random.uniform(0, 0.05))
+    client.send_signal(signal.SIGINT)
+    said = client.communicate(timeout=30)[1]
+    # It may have been done by then, or not even begun to listen for the signal.
+    check(client.returncode in (0, 1, -signal.SIGINT), f"status {client.returncode}: {said}")
+    if client.returncode == 1:
+        check("goes on" in said and len(said.strip().splitlines()) == 1, f"interrupted gc said {said}")
+    s.cli("gc")
+    equal(content_of(handles["a"], 64 * MIB) == content["a"], True, "what stays")
+    # A server that is told to stop does not wait for a cleaning to end.
+    handles["a"].trim(32 * MIB, 0)
+    handles["a"].shutdown()
+    client = spawn([s.bin, "--socket", s.control, "gc"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(t.random.uniform(0, 0.1))
+    took = s.stop()
+    client.wait(30)
+    check(took < 5, f"it took {took:.1f} s to stop")
+    s.start()
+    h = connect(s, "a")
+    equal(bytes(h.pread(32 * MIB, 32 * MIB)) == content["a"][32 * MIB :], True, "what stays, after a restart")
+
+
+@test
+def a_full_store_takes_writes_again_when_there_is_room(t):
+    s = configured(t, '[store]\nlimit = "320M"\n[memory]\nwrite_buffer = "16M"\n')
+    equal(stats(s)["store_total_bytes"], 320 * MIB, "room in all")
+    equal(stats(s)["room"], "ok", "room of an empty store")
+    for v in ("disk", "other"):
+        s.cli("volume", "create", v, "--size", "1G")
+    other = connect(s, "other")
+    kept = t.random.randbytes(32 * MIB)
+    other.pwrite(kept, 0)
+    other.flush()
+    h = connect(s, "disk")
+    count = fill(t, s, h)
+    check(count > 60, f"only {count} MiB could be written")
+    equal(stats(s)["room"], "full", "room of a full store")
+    check("FULL" in s.cli("stats").stdout, "stats do not say that the store is full")
+    log = open(s.log, errors="replace").read()
+    equal((log.count("is low on room"), log.count("the store is full")), (1, 1), "warnings")
+    # All that is not a write goes on, and so do cleaning and the command line.
+    refused_by_server("ENOSPC", write_and_flush, other, kept, 64 * MIB)
+    equal(bytes(other.pread(32 * MIB, 0)) == kept, True, "what was written before")
+    s.cli("gc")
+    h.trim(count // 2 * MIB, 0)
+    h.flush()
+    equal(bytes(h.pread(MIB, 0)).count(0), MIB, "zeroes after a discard")
+    s.cli("gc")
+    wait_for_room(s)
+    # The same connections, the same server.
+    other.pwrite(kept, 64 * MIB)
+    other.flush()
+    equal(bytes(other.pread(32 * MIB, 64 * MIB)) == kept, True, "what was written after")
+    fill(t, s, h, count)
+    h.shutdown()
+    s.wait_unused("disk")
+    s.cli("volume", "rm", "disk")
+    s.cli("gc")
+    wait_for_room(s)
+    other.pwrite(t.random.randbytes(32 * MIB), 128 * MIB)
+    other.flush()
+    s.kill()
+    s.start()
+    equal(bytes(connect(s, "other").pread(32 * MIB, 64 * MIB)) == kept, True, "after a crash")
+
+
+def write_and_flush(handle, data, offset):
+    """Either the write or its flush has to fail where there is no room."""
+    handle.pwrite(data, offset)
+    handle.flush()
+
+
+def fill(t, server, handle, first=0):
+    """Writes MiB by MiB until the store is full. How many were written."""
+    import nbd
+
+    for i in range(first, 1024):
+        try:
+            write_and_flush(handle, t.random.randbytes(MIB), i * MIB)
+        except nbd.Error as e:
+            equal(e.errno, "ENOSPC", f"error after {i} MiB")
+            return i
+    raise Failed("a GiB fits into a store of 320 MiB")
+
+
+def wait_for_room(server):
+    deadline = time.monotonic() + 15
+    while stats(server)["room"] == "full":
+        check(time.monotonic() < deadline, "the store is still full, after discards and gc")
+        time.sleep(0.05)
