@@ -118,7 +118,7 @@ impl Pool {
             ms = took.as_millis() as u64,
             "recovered"
         );
-        *pool.dedup.lock() = Dedup::new(pool.config.dedup_index, checkpoint.sampling);
+        *pool.dedup.lock() = Dedup::new(pool.config.dedup_index, checkpoint.sampling.saturating_sub(1));
         Ok((pool, checkpoint.warm))
     }
 

@@ -1,8 +1,10 @@
-//! Fingerprints and where their blocks are, in a fixed piece of memory.
+//! Fingerprints and where their blocks are, in bounded memory.
 //!
-//! Sets of [`WAYS`] places; a fingerprint's first bits choose the set, its last ones whether it is sampled. When
-//! three quarters of the places are taken, only every second fingerprint stays: from then on at once for new
-//! ones, and for those that are there set by set, so that no insertion takes long.
+//! Sets of [`WAYS`] places; a fingerprint's first bits choose the set, its last ones whether it is sampled. While
+//! more than three in ten places are taken, each insertion adds a set and splits the one that it comes from (linear
+//! hashing: sets that were not split yet hold twice as much as the others), up to the budget. There, as all sets
+//! are alike again, three in four may be taken; then only every second fingerprint stays: at once for new ones,
+//! and for those that are there set by set. So memory follows what is stored, and no insertion takes long.
 
 use forebay_format::{BlockRef, Fingerprint, MapValue};
 
@@ -45,9 +47,17 @@ fn is_sampled(print: &[u32; 4], sampling: u8) -> bool {
     last.trailing_zeros() >= sampling.into()
 }
 
+/// Sets at first, at least; the most there can be are a power of two times as many.
+const FIRST_SETS: usize = 16;
+
+type Set = [Place; WAYS];
+
 /// See the module.
 pub(super) struct Table {
-    places: Vec<Place>,
+    /// At least `base`, fewer than twice as many: those from `base` on were split off from the first ones.
+    sets: Vec<Set>,
+    base: usize,
+    most: usize,
     len: usize,
     sampling: u8,
     /// Next set to sweep; as many as there are when none is.
@@ -55,26 +65,32 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// An empty table of at most `bytes`, at least one set.
+    /// An empty table of at most `bytes`, and a few KiB in any case.
     pub fn new(bytes: u64, sampling: u8) -> Table {
-        let sets = (bytes as usize / (WAYS * size_of::<Place>())).max(1);
-        // Zeroed memory costs nothing until it is used.
-        Table { places: vec![EMPTY; sets * WAYS], len: 0, sampling: sampling.min(MAX_SAMPLING), swept: sets }
+        let most = (bytes as usize / size_of::<Set>()).max(FIRST_SETS);
+        let doublings = (most / FIRST_SETS).ilog2();
+        let first = most >> doublings;
+        Table {
+            sets: vec![[EMPTY; WAYS]; first],
+            base: first,
+            most: first << doublings,
+            len: 0,
+            sampling: sampling.min(MAX_SAMPLING),
+            swept: usize::MAX,
+        }
     }
 
-    fn sets(&self) -> usize {
-        self.places.len() / WAYS
+    /// Which set a fingerprint belongs to.
+    fn index(&self, print: &[u32; 4]) -> usize {
+        let hash = (u64::from(print[0]) << 32 | u64::from(print[1])) as usize;
+        let index = hash % (2 * self.base);
+        if index < self.sets.len() { index } else { index - self.base }
     }
 
-    fn set(&mut self, print: &[u32; 4]) -> &mut [Place] {
-        let hash = u64::from(print[0]) << 32 | u64::from(print[1]);
-        let set = ((u128::from(hash) * self.sets() as u128) >> 64) as usize;
-        &mut self.places[set * WAYS..][..WAYS]
-    }
-
-    pub fn get(&mut self, fingerprint: &Fingerprint) -> Option<BlockRef> {
+    pub fn get(&self, fingerprint: &Fingerprint) -> Option<BlockRef> {
         let print = words(fingerprint);
-        self.set(&print).iter().find(|p| p.print == print && !p.is_empty()).and_then(Place::get)
+        let set = &self.sets[self.index(&print)];
+        set.iter().find(|p| p.print == print && !p.is_empty()).and_then(Place::get)
     }
 
     /// Takes a fingerprint in, or its block's newer place. False where it is not sampled.
@@ -84,7 +100,8 @@ impl Table {
         if !is_sampled(&print, self.sampling) || fingerprint == Fingerprint::default() {
             return false;
         }
-        let set = self.set(&print);
+        let index = self.index(&print);
+        let set = &mut self.sets[index];
         let known = set.iter().position(|p| p.print == print && !p.is_empty());
         let free = known.or_else(|| set.iter().position(Place::is_empty));
         let grown = known.is_none() && free.is_some();
@@ -92,17 +109,39 @@ impl Table {
         let way = free.unwrap_or(print[3] as usize >> 28);
         set[way] = Place { print, at: MapValue::At(at).to_words() };
         self.len += usize::from(grown);
-        if self.len > self.places.len() / 4 * 3 && self.swept >= self.sets() && self.sampling < MAX_SAMPLING {
+        let places = self.sets.len() * WAYS;
+        if self.sets.len() < self.most {
+            if self.len > places / 10 * 3 {
+                self.split();
+            }
+        } else if self.len > places / 4 * 3 && self.swept >= self.sets.len() && self.sampling < MAX_SAMPLING {
             self.sampling += 1;
             self.swept = 0;
         }
         true
     }
 
+    /// Adds a set, and moves into it what belongs there from the one that had it so far.
+    fn split(&mut self) {
+        let (new, old) = (self.sets.len(), self.sets.len() - self.base);
+        self.sets.push([EMPTY; WAYS]);
+        for way in 0..WAYS {
+            let place = self.sets[old][way];
+            if !place.is_empty() && self.index(&place.print) == new {
+                self.sets[new][way] = place;
+                self.sets[old][way] = EMPTY;
+            }
+        }
+        if self.sets.len() == 2 * self.base {
+            self.base *= 2;
+        }
+    }
+
     /// Forgets a fingerprint if its block is the one that `is` knows.
     pub fn remove(&mut self, fingerprint: &Fingerprint, is: impl Fn(&BlockRef) -> bool) {
         let print = words(fingerprint);
-        let set = self.set(&print);
+        let index = self.index(&print);
+        let set = &mut self.sets[index];
         if let Some(place) = set.iter_mut().find(|p| p.print == print && p.get().is_some_and(|at| is(&at))) {
             *place = EMPTY;
             self.len -= 1;
@@ -111,10 +150,8 @@ impl Table {
 
     fn sweep(&mut self) {
         for _ in 0..SWEEP {
-            if self.swept >= self.sets() {
-                return;
-            }
-            for place in &mut self.places[self.swept * WAYS..][..WAYS] {
+            let Some(set) = self.sets.get_mut(self.swept) else { return };
+            for place in set {
                 if !place.is_empty() && !is_sampled(&place.print, self.sampling) {
                     *place = EMPTY;
                     self.len -= 1;
@@ -133,8 +170,8 @@ impl Table {
         self.len as u64
     }
 
-    /// Bytes, whether they are in use or not.
+    /// Bytes.
     pub fn bytes(&self) -> u64 {
-        size_of_val(&self.places[..]) as u64
+        size_of_val(&self.sets[..]) as u64
     }
 }
