@@ -9,6 +9,7 @@
 //! is the content compared, with the read cache, or by its fingerprint with the index. A block over a range that
 //! the same group zeroes is not unchanged, whatever the map says yet.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use forebay_format::{BLOCK, BlockRef, DiskId, Fingerprint, Form, MapValue, SegmentId, crc32c};
@@ -168,7 +169,7 @@ impl Pool {
         known.iter().flatten().for_each(|at| *hits.entry(at.addr.segment).or_default() += 1);
         let mut hits: Vec<_> = hits.into_iter().collect();
         // Those with the most first; then by number, so that a run can be repeated.
-        hits.sort_unstable_by_key(|(segment, count)| (usize::MAX - count, *segment));
+        hits.sort_unstable_by_key(|(segment, count)| (Reverse(*count), *segment));
         let mut added = false;
         for (segment, _) in hits.into_iter().take(DIRECTORIES_AT_ONCE) {
             let Some(record) = log.table().get(&segment) else { continue };
