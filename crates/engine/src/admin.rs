@@ -10,7 +10,6 @@ use crate::catalogue::{check_name, check_size, shorten};
 use crate::pool::Pool;
 use crate::volume::{Exclusive, Volume};
 use crate::{Disk, Error, Result};
-use std::sync::atomic::Ordering::Relaxed;
 
 /// What is known of a disk.
 #[derive(Debug, Clone, Serialize)]
@@ -202,8 +201,7 @@ impl Pool {
     async fn copy_contents(&self, disk: &Arc<Volume>, name: &str, from: DiskId) -> Result<()> {
         let _alone = disk.exclude_clients(name)?;
         self.commit_ops(vec![CatalogueOp::Copy { disk: disk.id(), from }]).await?;
-        self.upkeep.reclaim_due.store(true, Relaxed);
-        self.upkeep.wake.notify_one();
+        self.garbage_is_due();
         Ok(())
     }
 
@@ -227,8 +225,7 @@ impl Pool {
             }
         }
         self.commit_ops(vec![CatalogueOp::Delete { disk: disk.id() }]).await?;
-        self.upkeep.reclaim_due.store(true, Relaxed);
-        self.upkeep.wake.notify_one();
+        self.garbage_is_due();
         Ok(())
     }
 
@@ -306,8 +303,7 @@ impl Pool {
         }
         tracing::info!(imports = left.len(), "removing what interrupted imports left");
         self.commit_ops(left.into_iter().map(|disk| CatalogueOp::Delete { disk }).collect()).await?;
-        self.upkeep.reclaim_due.store(true, Relaxed);
-        self.upkeep.wake.notify_one();
+        self.garbage_is_due();
         Ok(())
     }
 

@@ -60,7 +60,7 @@ impl Pool {
                 need
             };
             if let Some(node) = need {
-                self.load_node(node).await?;
+                self.load_node(node).await.map_err(|e| self.lost(e))?;
             }
         }
         Ok(())
@@ -94,7 +94,7 @@ impl Pool {
                     let resized = volume.tree.write().resize(&self.nodes, blocks(*size));
                     match resized {
                         Ok(()) => break,
-                        Err(need) => drop(self.load_node(need).await?),
+                        Err(need) => drop(self.load_node(need).await.map_err(|e| self.lost(e))?),
                     }
                 }
                 volume.set_record(DiskRecord { size: *size, ..(*volume.record()).clone() });

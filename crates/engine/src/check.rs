@@ -2,20 +2,23 @@
 //!
 //! Nothing is written. The log is read twice over: once batch by batch, which finds damage wherever it is, and
 //! once from the maps, which finds what is missing and says whose data it was.
+//!
+//! Objects may be gone that the segment table still names: the checkpoint is older than their deletion. Nothing
+//! that is live rests in them, or the second reading finds it missing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use forebay_format::{
-    BLOCK, BlockRef, PoolId, SegmentFooter, SegmentId, SegmentRecord, SegmentState, Superblock,
-};
+use forebay_format::{BLOCK, BlockRef, PoolId, SegmentId, SegmentRecord, Superblock};
 use forebay_store::{Metered, Store};
 use hashbrown::HashSet;
 use serde::Serialize;
 
 use crate::catalogue::shorten;
 use crate::hash::BuildU64Hasher;
-use crate::map::{Dirty, NeedNode, Ref, Tree};
+use crate::map::{Dirty, NeedNode, Node, Ref, Tree};
+use crate::mark::Slots;
+use crate::places::Rest;
 use crate::pool::Pool;
 use crate::recovery::Mode;
 use crate::scan::scan_segment;
@@ -43,7 +46,7 @@ pub struct CheckReport {
     pub batches: u64,
     /// Distinct nodes of block maps.
     pub nodes: u64,
-    /// Blocks that maps refer to; one that several maps share counts once for each distinct node.
+    /// Distinct blocks that maps refer to.
     pub blocks: u64,
     /// Bytes read.
     pub bytes_read: u64,
@@ -75,8 +78,20 @@ pub async fn check(
             .await?;
     let table: Vec<SegmentRecord> = pool.log.lock().await.table().values().copied().collect();
     report.segments = table.len() as u64;
+    let objects: BTreeSet<SegmentId> = pool.store.list().await?.iter().map(|o| o.id).collect();
     for record in &table {
-        check_segment(&pool, superblock.pool, record, &mut report).await?;
+        match Rest::of(record) {
+            Some(rest) if objects.contains(&rest.container) => {
+                if let Err(e) = pool.read_relocation_map(record.segment, &rest).await {
+                    let place = format!("segment {}, for segment {}", rest.container, record.segment);
+                    report.problem(format!("a relocation map cannot be read ({e})"), place);
+                }
+            }
+            None if objects.contains(&record.segment) => {
+                check_segment(&pool, superblock.pool, record, &mut report).await?;
+            }
+            _ => {}
+        }
         report.bytes_read = pool.store.counts().read.bytes;
         progress(&report);
     }
@@ -104,7 +119,8 @@ async fn check_superblocks(store: &dyn Store, report: &mut CheckReport) -> Resul
     Ok(best)
 }
 
-/// Verifies the batches of a segment, and its footer if it has one.
+/// Verifies the batches of a segment. Footer and directory are left out: a crash may tear them, and all that they
+/// say is in the batches, too.
 async fn check_segment(
     pool: &Pool,
     id: PoolId,
@@ -138,29 +154,7 @@ async fn check_segment(
             at += BLOCK as u64;
         }
     }
-    if record.state == SegmentState::Sealed {
-        check_footer(pool, id, segment, written, report).await;
-    }
     Ok(())
-}
-
-/// A segment that its writer left in a crash has no footer; one that is there must be whole.
-async fn check_footer(pool: &Pool, id: PoolId, segment: SegmentId, at: u64, report: &mut CheckReport) {
-    let Ok(head) = pool.store.read(segment, at, BLOCK).await else { return };
-    if !SegmentFooter::is_footer(&head) {
-        return;
-    }
-    let verify = async {
-        let footer = SegmentFooter::decode(&head, id, segment, at as u32)?;
-        let len = footer.directory_len().next_multiple_of(BLOCK);
-        if len > 0 {
-            footer.decode_directory(&pool.store.read(segment, at + BLOCK as u64, len).await?)?;
-        }
-        Ok::<_, Error>(())
-    };
-    if let Err(e) = verify.await {
-        report.problem(format!("the directory is damaged ({e})"), format!("segment {segment}, offset {at}"));
-    }
 }
 
 /// Walks every map; then, if something was damaged, once more to say whose it was.
@@ -171,14 +165,15 @@ async fn check_maps(pool: &Pool, report: &mut CheckReport, progress: &mut impl F
     };
     report.disks = disks.len() as u64;
     let mut damaged: BTreeMap<u64, Problem> = BTreeMap::new();
-    let mut seen = Seen::default();
+    let (mut seen, mut verified) = (Seen::default(), Slots::default());
     for (_, tree) in &disks {
         let mut todo: Vec<Ref> = tree.root().into_iter().collect();
         while let Some(reference) = todo.pop() {
-            let Some(blocks) = step(pool, reference, &mut seen, &mut todo, &mut damaged).await else {
+            let Some(mut blocks) = step(pool, reference, &mut seen, &mut todo, &mut damaged).await else {
                 continue;
             };
             report.nodes += 1;
+            blocks.retain(|block| verified.insert(block));
             report.blocks += blocks.len() as u64;
             verify_blocks(pool, blocks, &mut damaged).await;
         }
@@ -219,23 +214,42 @@ async fn step(
     if reference.address().is_some_and(|addr| !seen.insert(addr)) {
         return None;
     }
-    let mut blocks = Vec::new();
-    let mut note = |r| match r {
-        Ref::Block(block) => blocks.push(block),
-        other => todo.push(other),
+    let (mut blocks, mut base) = (Vec::new(), None);
+    let leaf = match reference {
+        Ref::Block(_) => return None,
+        Ref::Memory(Dirty::Inner(inner)) => {
+            Dirty::Inner(inner).references(|r| todo.push(r));
+            return Some(blocks);
+        }
+        Ref::Memory(Dirty::Leaf(leaf)) => leaf,
+        Ref::Node(need) | Ref::Base(need) => load(pool, need, damaged).await?,
     };
-    match reference {
-        Ref::Block(_) => note(reference),
-        Ref::Memory(dirty) => dirty.references(note),
-        Ref::Node(need) | Ref::Base(need) => match pool.load_node(need).await {
-            Ok(node) => node.references(note),
-            Err(e) => {
-                damaged.insert(need.at.addr.to_u64(), node_problem(need, &e));
-                return None;
-            }
-        },
+    leaf.references(|r| match r {
+        Ref::Block(block) => blocks.push(block),
+        Ref::Base(_) | Ref::Memory(Dirty::Leaf(_)) => base = Some(r),
+        other => todo.push(other),
+    });
+    // Of its base a leaf needs what it does not list itself; the rest may be gone. The base is not a node of its own
+    // here, so it is not noted as seen.
+    let base = match base {
+        Some(Ref::Base(need)) => load(pool, need, damaged).await,
+        Some(Ref::Memory(Dirty::Leaf(node))) => Some(node),
+        _ => None,
+    };
+    if let Some(base) = base {
+        leaf.uncovered(&base, |block| blocks.push(block));
     }
     Some(blocks)
+}
+
+async fn load(pool: &Pool, need: NeedNode, damaged: &mut BTreeMap<u64, Problem>) -> Option<Node> {
+    match pool.load_node(need).await {
+        Ok(node) => Some(node),
+        Err(e) => {
+            damaged.insert(need.at.addr.to_u64(), node_problem(need, &e));
+            None
+        }
+    }
 }
 
 /// Addresses of all nodes and blocks that one disk needs. Of the base of a leaf it needs only the blocks that
@@ -293,7 +307,6 @@ fn place(at: BlockRef) -> String {
 /// Reads blocks and verifies their checksums.
 async fn verify_blocks(pool: &Pool, mut blocks: Vec<BlockRef>, damaged: &mut BTreeMap<u64, Problem>) {
     blocks.sort_unstable_by_key(|b| b.addr);
-    blocks.dedup();
     pool.read_blocks(&blocks, |i, content| {
         let Err(why) = content else { return };
         let problem = Problem {

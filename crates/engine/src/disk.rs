@@ -250,6 +250,7 @@ impl Disk {
             }
         }
         self.volume.guest.discard.add(len);
+        self.pool.upkeep.discarded.fetch_add(len, Relaxed);
         self.settle(fua).await
     }
 
@@ -259,6 +260,7 @@ impl Disk {
         let whole = self.whole_blocks(offset, len);
         self.change(whole.clone(), |buffer| buffer.zero(whole, false))?;
         self.volume.guest.discard.add(len);
+        self.pool.upkeep.discarded.fetch_add(len, Relaxed);
         self.settle(fua).await
     }
 

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use crate::cache::{Leader, Turn};
 use crate::limits::{BATCH_BYTES, CHUNK_BLOCKS};
 use crate::map::{NeedNode, Node};
-use crate::places::Located;
+use crate::places::{Located, View};
 use crate::pool::Pool;
 use crate::read::Gap;
 use crate::stored::{unpack, unpack_group};
@@ -65,6 +65,7 @@ impl Pool {
         while !todo.is_empty() {
             let mut followed = Vec::new();
             let mut runs: Vec<Run> = Vec::new();
+            let view = self.places.view();
             for i in std::mem::take(&mut todo) {
                 let gap = &gaps[i];
                 match self.misses.enter(gap.target.addr) {
@@ -74,20 +75,21 @@ impl Pool {
                         if self.cache.probe(gap.target.addr, 0, &mut block) {
                             gap.fill(&block, out);
                         } else {
-                            let place = self.locate(&gap.target).await?;
+                            let place = self.locate(&view, &gap.target).await?;
                             push(&mut runs, Wanted { target: gap.target, gap: Some(i), leader }, place);
                         }
                     }
                 }
             }
             if let Some(last) = runs.last_mut() {
-                self.extend(volume, last, &gaps, std::mem::take(&mut ahead));
+                self.extend(volume, &view, last, &gaps, std::mem::take(&mut ahead));
             }
             for done in join_all(runs.into_iter().map(|run| self.read_run(run))).await {
                 for (gap, fetched) in done? {
                     gaps[gap].fill(fetched.content(), out);
                 }
             }
+            drop(view);
             for (i, follower) in followed {
                 match follower.await {
                     Some(fetched) => gaps[i].fill(fetched.content(), out),
@@ -99,7 +101,7 @@ impl Pool {
     }
 
     /// Adds blocks to a run that follow its last one both on the disk and on the store, and that nobody has.
-    fn extend(&self, volume: &Volume, run: &mut Run, gaps: &[Gap], ahead: u64) {
+    fn extend(&self, volume: &Volume, view: &View, run: &mut Run, gaps: &[Gap], ahead: u64) {
         let Some(mut block) = run.wanted.last().and_then(|w| w.gap).map(|g| gaps[g].block + 1) else {
             return;
         };
@@ -111,7 +113,7 @@ impl Pool {
             let (known, _) = volume.tree.read().get_range(&self.nodes, block, values);
             for value in &values[..known] {
                 let MapValue::At(target) = *value else { return };
-                let Some(place) = self.try_locate(&target) else { return };
+                let Some(place) = self.try_locate(view, &target) else { return };
                 if !extends(&run.places, &place) || self.cache.contains(target.addr) {
                     return;
                 }
@@ -163,9 +165,10 @@ impl Pool {
         blocks: &[BlockRef],
         mut each: impl FnMut(usize, Result<&[u8; BLOCK]>),
     ) {
+        let view = self.places.view();
         let mut run: Vec<Located> = Vec::new();
         for (i, block) in blocks.iter().enumerate() {
-            let place = self.locate(block).await;
+            let place = self.locate(&view, block).await;
             let extends = place.as_ref().is_ok_and(|p| extends(&run, p));
             if !extends {
                 self.read_together(&blocks[i - run.len()..i], i - run.len(), &run, &mut each).await;
@@ -243,21 +246,35 @@ impl Pool {
         }
     }
 
+    /// As [`Pool::load_node`], for those that walk over whole maps: what they read does not go into the cache,
+    /// where it would take the place of what guests need.
+    pub(crate) async fn pass_node(&self, need: NeedNode) -> Result<Node> {
+        match self.nodes.find(need) {
+            Some(node) => Ok(node),
+            None => self.read_node(need).await,
+        }
+    }
+
     async fn read_node(&self, need: NeedNode) -> Result<Node> {
-        let BlockRef { form, crc, .. } = need.at;
-        let place = self.locate(&need.at).await?;
-        if form.codec() != Some(Codec::Raw) || place.form != form {
+        Ok(need.accept(&self.read_node_bytes(&need.at).await?)?)
+    }
+
+    /// The bytes of a stored node, verified.
+    pub(crate) async fn read_node_bytes(&self, at: &BlockRef) -> Result<IoBuf> {
+        let view = self.places.view();
+        let place = self.locate(&view, at).await?;
+        if at.form.codec() != Some(Codec::Raw) || place.form != at.form {
             return Err(FormatError::Value { what: "map node reference", field: "form" }.into());
         }
         let bytes = self.read_exact(place.object, place.offset, place.len).await?;
-        if crc32c(&bytes) != crc {
+        if crc32c(&bytes) != at.crc {
             self.count_damage(place.object, place.offset);
             return Err(damage(place.object, place.offset));
         }
-        Ok(need.accept(&bytes)?)
+        Ok(bytes)
     }
 
-    fn count_damage(&self, object: SegmentId, offset: u64) {
+    pub(crate) fn count_damage(&self, object: SegmentId, offset: u64) {
         self.counters.damaged.add(BLOCK as u64);
         tracing::error!(segment = %object, offset, "damaged data on the store");
     }

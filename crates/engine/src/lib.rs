@@ -24,11 +24,16 @@ mod stored;
 mod admin;
 mod check;
 mod checkpoint;
+mod clean;
 mod inspect;
+mod mark;
+mod mutation;
 mod pool;
 mod reclaim;
 mod recovery;
 mod scan;
+mod upkeep;
+mod victims;
 
 mod error;
 mod hash;
@@ -46,6 +51,8 @@ pub use host::{BoxFuture, Host};
 pub use inspect::{
     BatchView, SegmentView, SuperblockView, inspect_batches, inspect_segments, inspect_superblocks,
 };
+#[doc(hidden)]
+pub use mutation::Mutation;
 pub use pool::{Pool, PoolConfig};
 pub use stats::{
     CacheStats, Count, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats, PoolStats, ReductionStats,

@@ -32,6 +32,37 @@ pub const SCAN_BYTES: usize = 8 << 20;
 /// Segments that recovery scans at once: many disks give their full rate only to several readers. Each takes
 /// two windows of [`SCAN_BYTES`].
 pub const SCANS_AT_ONCE: usize = 4;
+/// Map nodes that a mark reads at once. Few, so that what guests read waits behind few.
+pub const MARK_READS: usize = 8;
+/// Plain bytes that the cleaner reads, packs and writes in one step: some milliseconds of a disk, for which a
+/// commit may have to wait.
+pub const MOVE_BYTES: usize = 512 << 10;
+/// The cleaner's share of the time while there is plenty of room, in percent; it grows as room gets short.
+pub const CLEAN_DUTY: u64 = 25;
+/// As [`CLEAN_DUTY`], where somebody asked for it and waits.
+pub const CLEAN_DUTY_ASKED: u64 = 50;
+/// Longest pause of the cleaner between two steps.
+pub const CLEAN_PAUSE: Duration = Duration::from_millis(500);
+/// Reclaiming does not begin again by itself sooner than this.
+pub const RECLAIM_PAUSE: Duration = Duration::from_secs(10);
+/// Reclaiming begins by itself when this part of what is stored was appended, or discarded, since the last mark.
+/// The mark reads each map node once, some 1.3 % of the data: an eighth keeps that a tenth of what is written.
+pub const RECLAIM_SHARE: u64 = 8;
+/// With room, only objects are cleaned by themselves of which so much comes back, in percent: to free a byte then
+/// costs a third of a byte to be moved. What is left gets emptier by itself.
+pub const GAIN_WITH_ROOM: u64 = 75;
+/// Least that has to come back of an object for it to be cleaned at all, in percent; less is not worth the writing.
+pub const GAIN_LEAST: u64 = 5;
+/// As [`GAIN_LEAST`], where what is asked for would not be reached without.
+pub const GAIN_ASKED: u64 = 1;
+/// Of all that could come back, what may stay behind when somebody asks for it, in percent. Half of the twentieth
+/// that is promised: the estimate is one.
+pub const LEFT_BEHIND: u64 = 2;
+/// Room that the cleaner sees to that there is, as a part of the store, beside the reserve: one in 32. More would
+/// make it clean fuller objects: at 80 % full each percent that is set aside costs it a twentieth more to write.
+pub const ROOM_SHARE: u64 = 32;
+/// What it frees beyond that when it has to begin: one part in 64, so that a mark pays.
+pub const ROOM_MARGIN: u64 = 64;
 
 const _: () = assert!(MAX_SEGMENT_BYTES as u64 <= Slot::LIMIT as u64 * Slot::UNIT as u64);
 const _: () = assert!(BATCH_BYTES * MAX_BLOBS >= 256 << 20, "a checkpoint of many disks must fit");

@@ -30,7 +30,7 @@ use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
 use hashbrown::HashSet;
 
 use crate::hash::BuildU64Hasher;
-use crate::limits::BATCH_BYTES;
+use crate::limits::{BATCH_BYTES, MAX_SEGMENT_BYTES};
 
 /// What a batch is to say.
 pub(crate) enum Item<'a> {
@@ -54,6 +54,8 @@ pub(crate) enum Item<'a> {
     Node(&'a [u8]),
     /// A piece of a checkpoint.
     Blob(&'a [u8]),
+    /// The relocation map of a segment, encoded: its live slots rest in this segment from here on.
+    Relocate { segment: SegmentId, map: &'a [u8] },
     /// A change to the catalogue.
     Op(&'a CatalogueOp),
 }
@@ -62,7 +64,7 @@ impl Item<'_> {
     fn payload(&self) -> &[u8] {
         match self {
             Item::Block { stored, .. } => stored,
-            Item::Node(content) | Item::Blob(content) => content,
+            Item::Node(content) | Item::Blob(content) | Item::Relocate { map: content, .. } => content,
             Item::Reference { .. } | Item::Same { .. } | Item::Zero { .. } | Item::Op(_) => &[],
         }
     }
@@ -79,6 +81,7 @@ impl Item<'_> {
             Item::Zero { disk, block, count, allocated } => Entry::Zero { disk, block, count, allocated },
             Item::Node(content) => Entry::Node { slot, form: Form::raw(content.len()), crc },
             Item::Blob(content) => Entry::Blob { slot, len: content.len() as u32 },
+            Item::Relocate { segment, map } => Entry::Relocate { segment, slot, len: map.len() as u32 },
             Item::Op(op) => Entry::Catalogue(op.clone()),
         }
     }
@@ -105,7 +108,7 @@ impl Item<'_> {
             | Item::Reference { disk, .. }
             | Item::Same { disk, .. }
             | Item::Zero { disk, .. } => Some(disk),
-            Item::Node(_) | Item::Blob(_) | Item::Op(_) => None,
+            Item::Node(_) | Item::Blob(_) | Item::Relocate { .. } | Item::Op(_) => None,
         }
     }
 
@@ -261,6 +264,18 @@ impl Log {
         self.table.remove(&id);
     }
 
+    /// The open segment of a stream, and how many bytes of batches it can still take.
+    pub fn open_segment(&self, stream: Stream, most: u64) -> Option<(SegmentId, u64)> {
+        self.open.get(&stream).map(|o| (o.id, most.saturating_sub(o.offset)))
+    }
+
+    /// The live slots of a segment rest elsewhere from now on: that is durable.
+    pub fn moved(&mut self, segment: SegmentId, container: SegmentId, map: (u32, u32)) {
+        if let Some(record) = self.table.get_mut(&segment) {
+            (record.container, record.map) = (container.0, Some(map));
+        }
+    }
+
     /// Largest batch that fits: four of them in a segment at least.
     pub fn batch_limit(&self) -> usize {
         BATCH_BYTES.min(self.superblock.segment_bytes as usize / 4)
@@ -352,7 +367,9 @@ impl Log {
         group: &mut Writing<'_, '_, '_>,
     ) -> Result<(), StoreError> {
         let segment_bytes = self.superblock.segment_bytes as u64;
-        if self.open.get(&group.stream).is_some_and(|o| o.offset + draft.len() as u64 > segment_bytes) {
+        // What is moved of one segment stays together; the cleaner begins a new container in time.
+        let most = if group.stream == Stream::Moved { MAX_SEGMENT_BYTES as u64 } else { segment_bytes };
+        if self.open.get(&group.stream).is_some_and(|o| o.offset + draft.len() as u64 > most) {
             self.settle(group).await?;
             self.seal(group.stream).await?;
         }
@@ -537,7 +554,7 @@ fn fill(
                     BlockRef { addr, form, crc }
                 }
                 // Of a piece only the place counts.
-                Item::Blob(_) => BlockRef { addr, form: Form::default(), crc: 0 },
+                Item::Blob(_) | Item::Relocate { .. } => BlockRef { addr, form: Form::default(), crc: 0 },
                 _ => BlockRef { addr, form: Form::raw(content.len()), crc: crc32c(place) },
             };
             directory.extend(item.directory(&placed));

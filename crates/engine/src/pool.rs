@@ -17,12 +17,18 @@ use crate::catalogue::Catalogue;
 use crate::commit::{PendingOp, Progress};
 use crate::dedup::Dedup;
 use crate::fetch::Fetched;
+use crate::limits::{RECLAIM_PAUSE, ROOM_SHARE};
 use crate::log::Log;
 use crate::map::NodeCache;
+use crate::places::Places;
+use crate::reclaim::Space;
 use crate::recovery::Mode;
 use crate::stats::{Counter, GuestCounters, StoreStats, count};
+use crate::upkeep::Upkeep;
 use crate::volume::Volume;
-use crate::{Count, Disk, DiskStats, Error, GuestStats, Host, PoolStats, ReductionStats, Result, Room};
+use crate::{
+    Count, Disk, DiskStats, Error, GuestStats, Host, Mutation, PoolStats, ReductionStats, Result, Room,
+};
 
 /// How a pool is run. All sizes in bytes.
 #[derive(Debug, Clone)]
@@ -41,6 +47,12 @@ pub struct PoolConfig {
     pub dedup_index: u64,
     /// Whether what is stored is compressed.
     pub compress: bool,
+    /// Reclaiming begins by itself no sooner than so long after the last one; at least four times as long as that
+    /// one took, unless room is short.
+    pub reclaim_pause: Duration,
+    /// A rule that is broken on purpose.
+    #[doc(hidden)]
+    pub mutation: Mutation,
 }
 
 impl Default for PoolConfig {
@@ -53,6 +65,8 @@ impl Default for PoolConfig {
             checkpoint_bytes: 512 << 20,
             dedup_index: 256 << 20,
             compress: true,
+            reclaim_pause: RECLAIM_PAUSE,
+            mutation: Mutation::None,
         }
     }
 }
@@ -114,6 +128,9 @@ pub(crate) struct Counters {
     pub commits: Counter,
     pub checkpoints: Counter,
     pub reduction: ReductionCounters,
+    /// What the cleaner wrote, and what was freed.
+    pub moved: Counter,
+    pub freed: Counter,
     pub recovered_batches: AtomicU64,
     pub recovery_ms: AtomicU64,
     /// What guests did to disks that are gone.
@@ -134,18 +151,6 @@ impl Counters {
     pub fn retire(&self, guest: &GuestCounters) {
         *self.retired.lock() += guest.get();
     }
-}
-
-/// Work behind: checkpoints and reclaiming.
-pub(crate) struct Upkeep {
-    /// One checkpoint or reclaim at a time.
-    pub lock: tokio::sync::Mutex<()>,
-    pub wake: Notify,
-    /// `Log::appended` at the last checkpoint.
-    pub checkpointed: AtomicU64,
-    /// Something was deleted: segments may be free.
-    pub reclaim_due: AtomicBool,
-    pub stopped: AtomicBool,
 }
 
 /// An open pool.
@@ -170,6 +175,10 @@ pub struct Pool {
     pub(crate) dedup: Mutex<Dedup>,
     /// Blocks that were found damaged: nothing new is to refer to them.
     damaged: Mutex<HashSet<Address>>,
+    /// Where what was moved rests.
+    pub(crate) places: Places,
+    /// What the last mark found.
+    pub(crate) space: Mutex<Space>,
     /// One administrator's operation at a time.
     pub(crate) admin: tokio::sync::Mutex<()>,
     latched: OnceLock<String>,
@@ -177,8 +186,6 @@ pub struct Pool {
 
 /// A store of which less than one part in so many is free, beside the reserve, is low on room.
 const LOW_PART: u64 = 10;
-/// While the store is short of room, it is asked this often.
-const SPACE_CHECK: Duration = Duration::from_secs(1);
 
 impl Pool {
     /// Opens the pool on `store`; makes one where the store is empty.
@@ -209,21 +216,17 @@ impl Pool {
     ) -> Pool {
         Pool {
             appended: log.appended.clone(),
+            id: log.superblock().pool,
             nodes: NodeCache::new(config.map_cache),
+            places: Places::new(config.map_cache / 4),
+            space: Mutex::default(),
             cache: ReadCache::new(config.read_cache),
             catalogue: RwLock::new(catalogue),
             commit: Commit::new(),
             node_misses: MissTable::default(),
             misses: MissTable::default(),
             counters: Counters::default(),
-            upkeep: Upkeep {
-                lock: tokio::sync::Mutex::new(()),
-                wake: Notify::new(),
-                checkpointed: AtomicU64::new(0),
-                reclaim_due: AtomicBool::new(false),
-                stopped: AtomicBool::new(false),
-            },
-            id: log.superblock().pool,
+            upkeep: Upkeep::default(),
             fingerprint_key: log.superblock().fingerprint_key,
             dedup: Mutex::new(Dedup::new(config.dedup_index, 0)),
             damaged: Mutex::default(),
@@ -299,21 +302,16 @@ impl Pool {
 
     /// Called by the commit when a group is done.
     pub(crate) async fn after_commit(&self) {
-        if self.checkpoint_due() {
-            self.upkeep.wake.notify_one();
+        if self.upkeep_due() {
+            self.upkeep.wake();
         }
         if let Err(e) = self.check_space().await {
             tracing::warn!("cannot tell how much room is left: {e}");
         }
     }
 
-    fn checkpoint_due(&self) -> bool {
-        let since = self.appended.load(Relaxed) - self.upkeep.checkpointed.load(Relaxed);
-        since >= self.config.checkpoint_bytes
-    }
-
     /// Room that must stay for deletions, checkpoints and what is in the buffers already.
-    fn reserve(&self, total: u64) -> u64 {
+    pub(crate) fn reserve(&self, total: u64) -> u64 {
         (2 * self.config.segment_bytes as u64 + 2 * self.config.write_buffer).min(total / 4)
     }
 
@@ -322,6 +320,7 @@ impl Pool {
         let room = self.store.capacity().await?;
         let reserve = self.reserve(room.total);
         let full = room.free < reserve;
+        self.upkeep.room_short.store(room.free < reserve + room.total / ROOM_SHARE, Relaxed);
         let was_low = self.commit.low.load(Relaxed);
         // It is over only when it is clearly over: a store at the threshold is not told of at every commit.
         let slack = if was_low { room.total / (10 * LOW_PART) } else { 0 };
@@ -351,41 +350,11 @@ impl Pool {
         }
     }
 
-    /// The task that makes checkpoints and frees segments.
-    async fn upkeep_loop(self: Arc<Pool>) {
-        while !self.upkeep.stopped.load(Relaxed) {
-            if self.commit.full.load(Relaxed) {
-                let mut pause = self.host.sleep(SPACE_CHECK);
-                tokio::select! {
-                    biased;
-                    () = self.upkeep.wake.notified() => {}
-                    () = &mut pause => {}
-                }
-                let _ = self.check_space().await;
-            } else {
-                self.upkeep.wake.notified().await;
-            }
-            if self.check_running().is_err() {
-                continue;
-            }
-            let done = if self.upkeep.reclaim_due.swap(false, Relaxed) {
-                self.reclaim(&|_| ()).await.map(drop)
-            } else if self.checkpoint_due() {
-                self.checkpoint().await
-            } else {
-                Ok(())
-            };
-            if let Err(e) = done {
-                tracing::warn!("checkpoint failed: {e}");
-            }
-        }
-    }
-
     /// The counters.
     pub async fn stats(&self) -> PoolStats {
         let (seq, segments, stored) = {
             let log = self.log.lock().await;
-            let stored = log.table().values().map(|r| r.written as u64).sum();
+            let stored = log.table().values().filter(|r| r.map.is_none()).map(|r| r.written as u64).sum();
             (log.head().seq, log.table().len() as u64, stored)
         };
         let room = self.store.capacity().await.ok();
@@ -419,6 +388,9 @@ impl Pool {
             recovery_ms: self.counters.recovery_ms.load(Relaxed),
             reduction: self.reduction_stats(),
             room: self.room(),
+            space: self.space.lock().pool,
+            moved_bytes: self.counters.moved.get().bytes,
+            freed_bytes: self.counters.freed.get().bytes,
             ..PoolStats::default()
         }
     }
@@ -439,7 +411,9 @@ impl Pool {
 
     /// What one disk did and holds.
     pub fn disk_stats(&self, name: &str) -> Result<DiskStats> {
-        Ok(DiskStats { guest: self.catalogue.read().find(name)?.guest.get(), space: None })
+        let disk = self.catalogue.read().find(name)?;
+        let space = self.space.lock().disks.get(&disk.id()).copied();
+        Ok(DiskStats { guest: disk.guest.get(), space })
     }
 }
 

@@ -144,7 +144,7 @@ impl Pool {
                 Ok(false) => {}
                 // The segment was freed after the look-up: what was in it has a new place, or is gone.
                 Err(Error::Store(StoreError::NotFound(_))) if tries < READ_RETRIES => tries += 1,
-                Err(e) => return Err(e),
+                Err(e) => return Err(self.lost(e)),
             }
         }
     }
@@ -169,14 +169,15 @@ impl Pool {
             let found = volume.tree.read().get(&self.nodes, block);
             match found {
                 Ok(value) => break value,
-                Err(need) => drop(self.load_node(need).await?),
+                Err(need) => drop(self.load_node(need).await.map_err(|e| self.lost(e))?),
             }
         };
         if let MapValue::At(target) = value {
             let within = 0..BLOCK;
             if !self.read_cached(target, &within, 0, &mut page[..]) {
                 let gap = Gap { block, at: 0, within, have: !ALL_SECTORS, target };
-                self.fill_gaps(volume, vec![gap], &mut page[..], 0).await?;
+                let read = self.fill_gaps(volume, vec![gap], &mut page[..], 0).await;
+                read.map_err(|e| self.lost(e))?;
             }
         }
         Ok(page)

@@ -1,139 +1,243 @@
-//! Freeing segments in which nothing is live: mark, then delete.
+//! Giving room back: mark, drop what is dead, move what is live out of objects with little of it, delete objects.
 //!
-//! **The argument.** The mark begins with a checkpoint and walks everything that it reaches. A segment may go if
-//! all its batches are covered by that checkpoint and nothing reached lies in it. What the pool does meanwhile
-//! cannot bring a dead segment back: new data goes to segments that the checkpoint does not know, and clones,
-//! rollbacks and resets share what some disk of the checkpoint reached. Both superblock copies name this
-//! checkpoint before anything is deleted, so the loss of either copy harms nothing. A read that looked its
-//! block up before the deletion finds the segment gone and looks again.
+//! **The argument.** A reclaim begins with a checkpoint, and has both superblock copies name it (or a later one)
+//! before anything is dropped or moved; so the loss of either copy harms nothing, and recovery never begins from
+//! maps in which more was live than the mark found. The mark walks all that the checkpoint reaches
+//! ([`crate::mark`]). Then
 //!
-//! Each distinct node is walked once, however many clones share it.
+//! - a segment is *dropped* when nothing in it is live, all its batches are covered by the checkpoint, and no
+//!   reference to it was made since the mark began;
+//! - a segment is *moved* out of an object that is worth cleaning ([`crate::victims`], [`crate::clean`]);
+//! - an object is *deleted* when no segment rests in it, the checkpoint covers all its batches, and no reader has
+//!   a place in it any more ([`crate::places`]). The log before the checkpoint is not needed for recovery, and the
+//!   publications that moved its contents are durable, so nothing looks for it again.
+//!
+//! A crash between any two of these leaves objects in which nothing rests: what was deleted is missed by nobody,
+//! and what was not is found by the next reclaim, which looks at the store's own list of objects. Nothing else has
+//! to be remembered, so there is nothing to be resumed.
+//!
+//! Checkpoints that fall due while it cleans are made in between; they only ever come after that of the mark.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
-use forebay_format::SegmentId;
+use forebay_format::{BLOCK, DiskId, SegmentId, SegmentRecord, Stream};
 use forebay_store::Store;
-use hashbrown::HashSet;
+use hashbrown::HashMap;
 
 use crate::checkpoint::Taken;
+use crate::clean::{Moved, Pace};
 use crate::hash::BuildU64Hasher;
-use crate::map::{NeedNode, Ref, Tree};
+use crate::limits::{CLEAN_DUTY, CLEAN_DUTY_ASKED, ROOM_MARGIN, ROOM_SHARE};
+use crate::mark::{Mark, Marked};
 use crate::pool::Pool;
-use crate::{Error, GcProgress, Result};
+use crate::victims::{Effort, Object, choose};
+use crate::{DiskSpace, Error, GcPhase, GcProgress, Mutation, Result, SpaceStats};
+
+/// What the last mark found.
+#[derive(Default)]
+pub(crate) struct Space {
+    pub pool: Option<SpaceStats>,
+    pub disks: HashMap<DiskId, DiskSpace, BuildU64Hasher>,
+}
+
+/// How often readers of an object that is to go are looked for again.
+const READERS_CHECK: Duration = Duration::from_millis(1);
+
+type Report<'a> = &'a (dyn Fn(GcProgress) + Send + Sync);
+
+/// A reclaim under way.
+struct Reclaim<'a> {
+    pool: &'a Pool,
+    report: Report<'a>,
+    taken: Taken,
+    progress: GcProgress,
+    asked: bool,
+}
 
 impl Pool {
-    /// Finds what is live and frees the rest; returns the bytes freed. `progress` is told now and then.
+    /// Finds what is live and frees the rest, as far as it is worth it; returns the bytes freed. `progress` is told
+    /// now and then.
     pub async fn reclaim(&self, progress: &(dyn Fn(GcProgress) + Send + Sync)) -> Result<u64> {
-        progress(GcProgress::default());
+        self.reclaim_as(true, progress).await
+    }
+
+    /// Reclaims; `asked` by somebody who waits, or by itself.
+    pub(crate) async fn reclaim_as(&self, asked: bool, report: Report<'_>) -> Result<u64> {
+        report(GcProgress::default());
         let _alone = self.upkeep.lock.lock().await;
+        self.check_latch()?;
+        // From here on what commits refer to is noted; all that they did before is in the checkpoint.
         self.log.lock().await.barrier = Some(Default::default());
-        let reclaimed = self.mark_and_free().await;
+        let begin = self.host.now();
+        let done = self.reclaim_alone(asked, report).await;
         self.log.lock().await.barrier = None;
-        reclaimed
-    }
-
-    async fn mark_and_free(&self) -> Result<u64> {
-        let taken = self.make_checkpoint().await?;
-        let live = self.mark(&taken).await?;
-        let (dead, orphans) = self.dead_segments(&taken, &live).await?;
-        if dead.is_empty() && orphans.is_empty() {
-            return Ok(0);
-        }
-        {
-            let mut log = self.log.lock().await;
-            log.swap_superblock(|_| {}).await.map_err(|e| {
-                let e = Error::from(e);
-                self.latch(&e);
-                e
-            })?;
-        }
-        let mut freed = 0;
-        for (id, bytes) in dead.into_iter().chain(orphans) {
-            self.store.delete(id).await?;
-            freed += bytes;
-        }
-        tracing::info!(bytes = freed, "segments freed");
         self.check_space().await?;
-        Ok(freed)
+        self.reclaim_ended(begin);
+        done
     }
 
-    /// Segments in which something lies that the checkpoint reaches.
-    async fn mark(&self, taken: &Taken) -> Result<BTreeSet<SegmentId>> {
-        let mut mark = Mark::default();
-        mark.live.extend(Pool::blob_segments(&self.log.lock().await.superblock().blobs));
-        for tree in &taken.trees {
-            mark.walk(self, tree).await?;
+    async fn reclaim_alone(&self, asked: bool, report: Report<'_>) -> Result<u64> {
+        let taken = self.make_checkpoint().await?;
+        self.upkeep.mark_begins(self.appended.load(Relaxed));
+        if self.config.mutation != Mutation::PublishEarly {
+            let swapped = self.log.lock().await.swap_superblock(|_| {}).await;
+            self.latching(swapped)?;
         }
-        Ok(mark.live)
+        let total = taken.checkpoint.disks.len() as u64;
+        let mut mark = Mark::new(self);
+        let count = |done| report(GcProgress { done, total, ..GcProgress::default() });
+        mark.find(&taken, &count).await?;
+        let objects = self.survey(&taken, mark.found()).await?;
+        let marked = mark.add_up(&taken).await?;
+        self.note_space(&marked, &objects);
+        let progress = GcProgress { phase: GcPhase::Clean, ..GcProgress::default() };
+        let mut reclaim = Reclaim { pool: self, report, taken, progress, asked };
+        let freed = reclaim.run(&marked, objects).await;
+        tracing::info!(
+            freed = reclaim.progress.freed_bytes,
+            moved = reclaim.progress.moved_bytes,
+            "space reclaimed"
+        );
+        freed?;
+        report(GcProgress { phase: GcPhase::Done, ..reclaim.progress });
+        Ok(reclaim.progress.freed_bytes)
     }
 
-    /// Segments of the table that may go, and objects that are in no table; with their bytes.
-    async fn dead_segments(
-        &self,
-        taken: &Taken,
-        live: &BTreeSet<SegmentId>,
-    ) -> Result<(BTreeMap<SegmentId, u64>, BTreeMap<SegmentId, u64>)> {
-        let objects = self.store.list().await?;
-        let mut log = self.log.lock().await;
-        // What was referred to since the mark began lives, whatever the mark found.
-        let revived: BTreeSet<SegmentId> =
-            log.barrier.iter().flatten().map(|addr| SegmentId((addr >> 24) as u32)).collect();
-        let covered = |id: &SegmentId| {
-            let record = log.table().get(id)?;
-            let dead = record.last_seq <= taken.head.seq
-                && !log.is_open(*id)
-                && !live.contains(id)
-                && !revived.contains(id);
-            dead.then_some((*id, record.written as u64))
+    fn note_space(&self, marked: &Marked, objects: &[Object]) {
+        let stored: u64 = objects.iter().map(|o| o.bytes).sum();
+        let live = marked.live.values().map(|l| l.stored).sum();
+        let of_disks = marked.disks.values();
+        let pool = SpaceStats {
+            as_of_ms: self.host.unix_ms(),
+            logical_bytes: marked.logical_bytes,
+            mapped_bytes: of_disks.map(|d| d.mapped_bytes).sum(),
+            unique_bytes: marked.blocks * BLOCK as u64,
+            live_bytes: live,
+            reclaimable_bytes: stored.saturating_sub(live),
         };
-        let dead: BTreeMap<_, _> = log.table().keys().filter_map(covered).collect();
-        let orphan = |id: SegmentId| {
-            id.0 < taken.checkpoint.next_segment && !log.table().contains_key(&id) && !live.contains(&id)
-        };
-        let orphans = objects.iter().filter(|o| orphan(o.id)).map(|o| (o.id, o.len)).collect();
-        dead.keys().for_each(|id| log.forget(*id));
-        Ok((dead, orphans))
+        self.upkeep.stored.store(stored, Relaxed);
+        *self.space.lock() = Space { pool: Some(pool), disks: marked.disks.clone() };
+    }
+
+    /// How much room is free and how much the cleaner is to see to that there is.
+    pub(crate) async fn room_wanted(&self) -> Result<(u64, u64, u64)> {
+        let room = self.store.capacity().await?;
+        let least = self.reserve(room.total) + room.total / ROOM_SHARE;
+        Ok((room.free, least, room.total))
     }
 }
 
-#[derive(Default)]
-struct Mark {
-    live: BTreeSet<SegmentId>,
-    seen: HashSet<u64, BuildU64Hasher>,
-    todo: Vec<NeedNode>,
-}
+impl Reclaim<'_> {
+    async fn run(&mut self, marked: &Marked, objects: Vec<Object>) -> Result<()> {
+        self.drop_dead(marked, &objects).await;
+        let ids: Vec<SegmentId> = objects.iter().filter(|o| o.covered).map(|o| o.id).collect();
+        let bytes: HashMap<SegmentId, u64, BuildU64Hasher> =
+            objects.iter().map(|o| (o.id, o.bytes)).collect();
+        let bytes = |id: &SegmentId| bytes.get(id).copied().unwrap_or(0);
+        let empty = self.empty_of(&ids).await;
+        self.delete(empty.iter().map(|id| (*id, bytes(id))).collect()).await?;
 
-impl Mark {
-    async fn walk(&mut self, pool: &Pool, tree: &Tree) -> Result<()> {
-        tree.root().into_iter().for_each(|r| self.note(r));
-        while let Some(need) = self.todo.pop() {
-            let node = pool.load_node(need).await?;
-            node.references(|r| self.note(r));
+        let (free, least, total) = self.pool.room_wanted().await?;
+        let effort = match free < least {
+            _ if self.asked => Effort::All,
+            true => Effort::Bytes(least - free + total / ROOM_MARGIN),
+            false => Effort::Easy,
+        };
+        let victims = choose(&objects, effort);
+        self.progress.total = victims.len() as u64;
+        for victim in &victims {
+            (self.report)(self.progress);
+            self.pool.check_running()?;
+            if !self.clean(victim, marked).await? {
+                break;
+            }
+            let gone = self.empty_of(&[victim.id]).await;
+            self.delete(gone.iter().map(|id| (*id, bytes(id))).collect()).await?;
+            self.progress.done += 1;
+            if self.pool.checkpoint_due() {
+                self.pool.make_checkpoint().await?;
+            }
         }
         Ok(())
     }
 
-    fn note(&mut self, reference: Ref) {
-        match reference {
-            Ref::Block(block) => {
-                self.live.insert(block.addr.segment);
-            }
-            Ref::Node(need) | Ref::Base(need) => {
-                self.live.insert(need.at.addr.segment);
-                if self.seen.insert(need.at.addr.to_u64()) {
-                    self.todo.push(need);
-                }
-            }
-            // The trees of a checkpoint are stored; what of them is still in memory refers to the same.
-            Ref::Memory(dirty) => {
-                if let Some(at) = dirty.stored() {
-                    self.live.insert(at.addr.segment);
-                    if !self.seen.insert(at.addr.to_u64()) {
-                        return;
-                    }
-                }
-                dirty.references(|r| self.note(r));
+    /// Forgets segments in which nothing is live, so that nothing new can refer to them.
+    async fn drop_dead(&self, marked: &Marked, objects: &[Object]) {
+        let mut log = self.pool.log.lock().await;
+        let dead = |r: &&SegmentRecord| {
+            // Of a container only the object counts, which went before a crash.
+            let unused = match r.stream {
+                Stream::Moved => objects.binary_search_by_key(&r.segment, |o| o.id).is_err(),
+                _ => !marked.live.contains_key(&r.segment),
+            };
+            let covered = r.last_seq <= self.taken.head.seq && !log.is_open(r.segment);
+            unused && covered && !self.pool.is_used(log.barrier.as_ref(), r.segment, |_| false)
+        };
+        let dead: Vec<SegmentId> = log.table().values().filter(dead).map(|r| r.segment).collect();
+        for segment in dead {
+            log.forget(segment);
+            self.pool.places.forget(segment);
+        }
+    }
+
+    /// Those objects in which no segment rests. Of a container its own record does not count.
+    async fn empty_of(&self, objects: &[SegmentId]) -> Vec<SegmentId> {
+        let log = self.pool.log.lock().await;
+        let rests = |r: &&SegmentRecord| r.stream != Stream::Moved;
+        let used: BTreeSet<u32> = log.table().values().filter(rests).map(|r| r.container).collect();
+        objects.iter().filter(|id| !used.contains(&id.0) && !log.is_open(**id)).copied().collect()
+    }
+
+    /// Moves everything out of an object. False where there is no room for that: what was freed so far is free.
+    async fn clean(&mut self, victim: &Object, marked: &Marked) -> Result<bool> {
+        for segment in &victim.residents {
+            let record = self.pool.log.lock().await.table().get(segment).copied();
+            let (Some(record), Some(live)) = (record, marked.live.get(segment)) else { continue };
+            let before = self.pool.counters.moved.get().bytes;
+            let moved = self.pool.relocate(&record, live, self.pace().await?).await;
+            self.progress.moved_bytes += self.pool.counters.moved.get().bytes - before;
+            match moved {
+                Ok(Moved::Yes) => {}
+                Ok(Moved::No) => break,
+                Err(Error::NoSpace) => return Ok(false),
+                Err(e) => return Err(e),
             }
         }
+        Ok(true)
+    }
+
+    /// The share of the time for the next segment: all of it when there is next to no room.
+    async fn pace(&self) -> Result<Pace> {
+        let (free, least, total) = self.pool.room_wanted().await?;
+        let plenty = (total / 4).max(least + 1);
+        let short = plenty.saturating_sub(free.max(least)) * 100 / (plenty - least);
+        let calm = if self.asked { CLEAN_DUTY_ASKED } else { CLEAN_DUTY };
+        Ok(Pace(calm + (100 - calm) * short / 100))
+    }
+
+    /// Deletes objects when the last reader is through with them.
+    async fn delete(&mut self, objects: Vec<(SegmentId, u64)>) -> Result<()> {
+        if objects.is_empty() {
+            return Ok(());
+        }
+        while !self.pool.places.is_settled() {
+            self.pool.check_running()?;
+            self.pool.host.sleep(READERS_CHECK).await;
+        }
+        for (id, bytes) in objects {
+            self.pool.store.delete(id).await?;
+            let mut log = self.pool.log.lock().await;
+            // A segment that was moved is known as long as something in it is live.
+            if log.table().get(&id).is_some_and(|r| r.stream == Stream::Moved) {
+                log.forget(id);
+            }
+            drop(log);
+            self.progress.freed_bytes += bytes;
+            self.pool.counters.freed.add(bytes);
+        }
+        self.pool.check_space().await?;
+        Ok(())
     }
 }

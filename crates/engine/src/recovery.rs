@@ -21,7 +21,7 @@ use forebay_format::{
     Address, BLOCK, BlockRef, Checkpoint, DiskId, Entry, FormatError, PoolId, SegmentId, SegmentRecord,
     SegmentState, Superblock,
 };
-use forebay_store::{Metered, Store};
+use forebay_store::{Metered, ObjectStat, Store};
 use futures_util::{StreamExt, stream};
 
 use crate::apply::Change;
@@ -94,8 +94,9 @@ impl Pool {
                 pool.store.sync(segment).await?;
             }
         }
+        note_segments(&mut table, &applied)?;
+        pool.places.set(table.values());
         pool.replay(&applied).await?;
-        note_segments(&mut table, &applied);
         pool.counters.recovered_batches.store(applied.len() as u64, Relaxed);
         let replayed: u64 = applied.iter().map(|b| b.end - b.header.offset as u64).sum();
         {
@@ -106,9 +107,11 @@ impl Pool {
             *log = recovered;
             // Counts towards the next checkpoint, or a pool that crashes often would replay ever more.
             log.appended.store(replayed, Relaxed);
-            // Objects that are in no table are what a crash left behind.
-            let orphans = objects.iter().any(|o| !log.table().contains_key(&o.id));
+            // Objects that are in no table, or in which nothing rests, are what a crash left behind.
+            let rests = |o: &ObjectStat| log.table().get(&o.id).is_some_and(|r| r.map.is_none());
+            let orphans = !objects.iter().all(rests);
             pool.upkeep.reclaim_due.store(orphans, Relaxed);
+            pool.upkeep.stored.store(objects.iter().map(|o| o.len).sum(), Relaxed);
         }
         let took = pool.host.now().saturating_sub(begin);
         pool.counters.recovery_ms.store(took.as_millis() as u64, Relaxed);
@@ -243,7 +246,7 @@ fn new_superblock(host: &dyn Host) -> Superblock {
 }
 
 /// Brings the segment table up to what history says. No segment is continued.
-fn note_segments(table: &mut BTreeMap<SegmentId, SegmentRecord>, applied: &[Scanned]) {
+fn note_segments(table: &mut BTreeMap<SegmentId, SegmentRecord>, applied: &[Scanned]) -> Result<()> {
     table.values_mut().for_each(|r| r.state = SegmentState::Sealed);
     for batch in applied {
         let segment = batch.header.segment;
@@ -259,5 +262,13 @@ fn note_segments(table: &mut BTreeMap<SegmentId, SegmentRecord>, applied: &[Scan
         });
         record.written = batch.end as u32;
         record.last_seq = batch.header.seq;
+        for entry in batch.entries() {
+            if let Entry::Relocate { segment: moved, slot, len } = entry?
+                && let Some(record) = table.get_mut(&moved)
+            {
+                (record.container, record.map) = (segment.0, Some((slot.offset() as u32, len)));
+            }
+        }
     }
+    Ok(())
 }

@@ -49,6 +49,7 @@ fn config() -> PoolConfig {
         checkpoint_bytes: 8 << 20,
         dedup_index: 1 << 20,
         compress: true,
+        ..PoolConfig::default()
     }
 }
 

@@ -309,6 +309,7 @@ fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, Con
         checkpoint_bytes: bytes(log.checkpoint, default.checkpoint_bytes),
         dedup_index: bytes(file.dedup.index, default.dedup_index),
         compress: file.reduce.compress.unwrap_or(default.compress),
+        ..default
     };
     let least = |option, value: u64, least: u64, why| {
         if value < least {

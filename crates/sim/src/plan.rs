@@ -1,6 +1,8 @@
 //! What one run looks like; all of it follows from the seed.
 
-use forebay_engine::{PoolConfig, SyncMode};
+use std::time::Duration;
+
+use forebay_engine::{Mutation, PoolConfig, SyncMode};
 
 use crate::rng::Rng;
 
@@ -33,6 +35,8 @@ pub struct Plan {
     pub delay: u32,
     /// Operations on the catalogue, of 100.
     pub admin: u64,
+    /// How long after a reclaim that was asked for the next one begins, at most; `None` for administrators' only.
+    pub reclaim_every: Option<u64>,
 }
 
 impl Plan {
@@ -47,6 +51,8 @@ impl Plan {
             // With next to nothing, the index is sampled, and directories are read.
             dedup_index: *rng.pick(&[0, 2 << 10, 64 << 10, 4 << 20]),
             compress: rng.percent(70),
+            reclaim_pause: Duration::from_millis(*rng.pick(&[5, 50, 2_000])),
+            mutation: Mutation::None,
         };
         let planned = *rng.pick(&[20, 60, 60, 150]);
         let overlapping = rng.percent(25);
@@ -64,6 +70,7 @@ impl Plan {
             steps: *rng.pick(&[100, 600, 2_000, 6_000]),
             delay: *rng.pick(&[0, 3, 30]),
             admin: *rng.pick(&[5, 15, 30]),
+            reclaim_every: *rng.pick(&[None, Some(20), Some(20), Some(300)]),
         }
     }
 

@@ -221,6 +221,18 @@ impl Round {
 
     fn start_clients(&mut self, ctx: &Rc<Ctx>) -> Rc<Cell<u64>> {
         let running = Rc::new(Cell::new(self.plan.clients));
+        if let Some(most) = self.plan.reclaim_every {
+            let (ctx, mut rng, running) = (ctx.clone(), self.rng.fork(), running.clone());
+            // It counts as running, and ends when it is the last.
+            running.set(running.get() + 1);
+            self.exec.spawn("cleaner", async move {
+                while running.get() > 1 && !ctx.latched.get() {
+                    ctx.sleep(1 + rng.below(most)).await;
+                    crate::admin::reclaim(&ctx).await;
+                }
+                running.set(running.get() - 1);
+            });
+        }
         for _ in 0..self.plan.clients {
             let (ctx, mut rng, running) = (ctx.clone(), self.rng.fork(), running.clone());
             self.exec.spawn("client", async move {

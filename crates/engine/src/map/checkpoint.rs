@@ -224,7 +224,6 @@ impl Node {
     }
 
     /// Calls `f` with the blocks of the node's base, given loaded, that the node does not list itself.
-    #[allow(dead_code, reason = "for a mark of single blocks; freeing whole segments does without")]
     pub(crate) fn uncovered(&self, base: &Node, mut f: impl FnMut(BlockRef)) {
         for (i, value) in base.iter() {
             if let MapValue::At(at) = value

@@ -1,0 +1,231 @@
+//! Which objects are worth cleaning.
+//!
+//! Every object is judged by its *gain*: what would be free if all that is live in it were packed elsewhere. So
+//! neither what a packed object needs for headers nor a relocation map counts as garbage, and an object that was
+//! just written is never cleaned again at once.
+//!
+//! With room, only the emptiest are cleaned. When room is short, or somebody asks, the order is that of benefit
+//! for cost (gain, times age, over what has to be read and written): what has not changed for long is not going
+//! to get emptier by itself, what is young may.
+
+use std::collections::BTreeMap;
+
+use forebay_format::{BLOCK, Codec, RelocationMap, SegmentId, SegmentRecord, Slot};
+use forebay_store::Store;
+use hashbrown::HashMap;
+
+use crate::checkpoint::Taken;
+use crate::hash::BuildU64Hasher;
+use crate::limits::{BATCH_BYTES, GAIN_ASKED, GAIN_LEAST, GAIN_WITH_ROOM, LEFT_BEHIND};
+use crate::mark::Marked;
+use crate::places::Rest;
+use crate::pool::Pool;
+use crate::{Error, Result};
+
+/// An object, as a mark leaves it.
+#[derive(Debug, Clone)]
+pub(crate) struct Object {
+    pub id: SegmentId,
+    /// Its bytes, those of footer and directory left out.
+    pub bytes: u64,
+    /// All that is in it is covered by the checkpoint of the mark, and nothing is appended to it any more.
+    pub covered: bool,
+    /// What cannot be moved is in it.
+    pub stuck: bool,
+    /// Age, in batches of the log.
+    pub age: u64,
+    /// The segments whose live slots rest in it.
+    pub residents: Vec<SegmentId>,
+    /// Bytes of these slots.
+    pub live: u64,
+    /// Bytes that they would take elsewhere.
+    pub packed: u64,
+}
+
+impl Object {
+    /// Bytes that cleaning it would free.
+    pub fn gain(&self) -> u64 {
+        self.bytes.saturating_sub(self.packed)
+    }
+
+    fn gain_percent(&self) -> u64 {
+        self.gain() * 100 / self.bytes.max(1)
+    }
+
+    /// Benefit for cost.
+    fn score(&self) -> u128 {
+        let cost = u128::from(self.bytes + self.packed).max(1);
+        u128::from(self.gain()) * u128::from(self.age + 1) * 1024 / cost
+    }
+}
+
+/// How much is to be cleaned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// What costs next to nothing.
+    Easy,
+    /// So many bytes are wanted.
+    Bytes(u64),
+    /// All that is worth it.
+    All,
+}
+
+/// Picks what to clean out of all objects, in the order in which to clean it.
+pub(crate) fn choose(objects: &[Object], effort: Effort) -> Vec<Object> {
+    let worth = |least: u64| {
+        move |o: &&Object| o.covered && !o.stuck && !o.residents.is_empty() && o.gain_percent() >= least
+    };
+    let mut chosen: Vec<Object> = match effort {
+        Effort::Easy => objects.iter().filter(worth(GAIN_WITH_ROOM)).cloned().collect(),
+        Effort::Bytes(_) => objects.iter().filter(worth(GAIN_LEAST)).cloned().collect(),
+        Effort::All => objects.iter().filter(worth(GAIN_ASKED)).cloned().collect(),
+    };
+    match effort {
+        Effort::Bytes(_) => chosen.sort_by_key(|o| std::cmp::Reverse(o.score())),
+        Effort::Easy | Effort::All => chosen.sort_by_key(|o| std::cmp::Reverse(o.gain_percent())),
+    }
+    let total: u64 = chosen.iter().map(Object::gain).sum();
+    let mut sum = 0;
+    chosen.retain(|o| {
+        let enough = match effort {
+            Effort::Easy => false,
+            Effort::Bytes(wanted) => sum >= wanted,
+            Effort::All => o.gain_percent() < GAIN_LEAST && sum >= total - total * LEFT_BEHIND / 100,
+        };
+        sum += o.gain();
+        !enough
+    });
+    chosen
+}
+
+/// Bytes that the live slots of a moved segment take. What is dead in a group counts as its share of the group.
+pub(crate) fn moved_bytes(map: &RelocationMap, is_live: impl Fn(Slot) -> bool) -> u64 {
+    let mut groups: BTreeMap<Slot, (u64, u64, u64)> = BTreeMap::new();
+    let mut bytes = 0;
+    for entry in &map.entries {
+        let (live, len) = (u64::from(is_live(entry.slot)), u64::from(entry.units) * Slot::UNIT as u64);
+        if entry.place_form.codec() == Some(Codec::ZstdGroup) {
+            let (members, alive, of) = groups.entry(entry.place).or_default();
+            (*members, *alive, *of) = (*members + 1, *alive + live, len);
+        } else {
+            bytes += live * len;
+        }
+    }
+    bytes + groups.values().map(|(members, alive, len)| len * alive / members).sum::<u64>()
+}
+
+impl Pool {
+    /// Looks at all objects after a mark, and corrects there what the slots of moved segments take.
+    pub(crate) async fn survey(&self, taken: &Taken, marked: &mut Marked) -> Result<Vec<Object>> {
+        let listed = self.store.list().await?;
+        let (records, blobs, open) = {
+            let log = self.log.lock().await;
+            let records: Vec<SegmentRecord> = log.table().values().copied().collect();
+            let open: Vec<bool> = records.iter().map(|r| log.is_open(r.segment)).collect();
+            let blobs: Vec<_> = Pool::blob_segments(&log.superblock().blobs).collect();
+            (records, blobs, open)
+        };
+        let mut objects: HashMap<SegmentId, Object, BuildU64Hasher> = HashMap::default();
+        for stat in &listed {
+            let object = Object {
+                id: stat.id,
+                bytes: stat.len,
+                // What is in no table is what a crash left; what came after the mark began has a higher number.
+                covered: stat.id.0 < taken.checkpoint.next_segment,
+                stuck: false,
+                age: 0,
+                residents: Vec::new(),
+                live: 0,
+                packed: 0,
+            };
+            objects.insert(stat.id, object);
+        }
+        for (record, open) in records.iter().zip(open) {
+            let Some(object) = objects.get_mut(&record.segment) else { continue };
+            object.bytes = object.bytes.min(record.written.into());
+            object.covered = record.last_seq <= taken.head.seq && !open && !blobs.contains(&record.segment);
+            object.age = taken.head.seq.saturating_sub(record.last_seq);
+        }
+        for record in &records {
+            let Some(live) = marked.live.get_mut(&record.segment) else { continue };
+            let Some(object) = objects.get_mut(&SegmentId(record.container)) else { continue };
+            if let Some(rest) = Rest::of(record) {
+                match self.read_relocation_map(record.segment, &rest).await {
+                    Ok(map) => live.stored = moved_bytes(&map, |slot| live.slots.contains(slot.0)),
+                    Err(Error::Damaged(_)) => object.stuck = true,
+                    Err(e) => return Err(e),
+                }
+            }
+            object.residents.push(record.segment);
+            object.live += live.stored;
+            let map = RelocationMap::encoded_len(live.slots.len() as usize) as u64;
+            // Its map is a batch of its own; and the head of a container, though that may be shared.
+            let heads = 3 + live.stored / BATCH_BYTES as u64;
+            object.packed += live.stored + map + heads * BLOCK as u64;
+        }
+        let mut objects: Vec<Object> = objects.into_values().collect();
+        objects.sort_by_key(|o| o.id);
+        Ok(objects)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(id: u32, packed: u64, age: u64) -> Object {
+        let residents = vec![SegmentId(id)];
+        Object {
+            id: SegmentId(id),
+            bytes: 1000,
+            covered: true,
+            stuck: false,
+            age,
+            residents,
+            live: packed,
+            packed,
+        }
+    }
+
+    fn ids(objects: &[Object]) -> Vec<u32> {
+        objects.iter().map(|o| o.id.0).collect()
+    }
+
+    #[test]
+    fn with_room_only_the_emptiest_are_cleaned() {
+        let objects = [object(1, 900, 0), object(2, 100, 0), object(3, 240, 0), object(4, 300, 9)];
+        assert_eq!(ids(&choose(&objects, Effort::Easy)), [2, 3]);
+    }
+
+    #[test]
+    fn what_is_asked_for_is_reached_and_no_more() {
+        let objects = [object(1, 900, 0), object(2, 100, 0), object(3, 500, 0), object(4, 600, 0)];
+        assert_eq!(ids(&choose(&objects, Effort::Bytes(1000))), [2, 3]);
+        assert_eq!(ids(&choose(&objects, Effort::Bytes(1))), [2]);
+        assert_eq!(ids(&choose(&objects, Effort::All)), [2, 3, 4, 1]);
+    }
+
+    #[test]
+    fn old_objects_come_before_young_ones_that_are_a_little_emptier() {
+        let objects = [object(1, 500, 10), object(2, 550, 100_000)];
+        assert_eq!(ids(&choose(&objects, Effort::Bytes(1))), [2]);
+    }
+
+    #[test]
+    fn nothing_that_is_full_open_or_stuck_is_cleaned() {
+        let full = object(1, 995, 0);
+        let open = Object { covered: false, ..object(2, 1, 0) };
+        let stuck = Object { stuck: true, ..object(3, 1, 0) };
+        assert_eq!(ids(&choose(&[full, open, stuck], Effort::All)), [0; 0]);
+    }
+
+    #[test]
+    fn what_is_left_behind_is_little_of_what_could_come_back() {
+        // Evenly spread garbage of 3 % in each object: too little for each, but all there is.
+        let objects: Vec<Object> = (1..=10).map(|id| object(id, 970, 0)).collect();
+        assert_eq!(choose(&objects, Effort::All).len(), 10);
+        let with_an_empty_one: Vec<Object> =
+            objects.iter().take(1).cloned().chain((11..=19).map(|id| object(id, 0, 0))).collect();
+        assert_eq!(choose(&with_an_empty_one, Effort::All).len(), 9);
+    }
+}

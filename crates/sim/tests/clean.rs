@@ -1,0 +1,227 @@
+//! Cleaning beside guests, with crashes at every step of it, and with rules broken on purpose.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_engine::{CloneRequest, Mutation, Pool, PoolConfig, SyncMode, check};
+use forebay_sim::{Ran, Rng, Round, attempt, rounds};
+use forebay_store::{Crash, Store};
+
+/// Run by default.
+const ROUNDS: u64 = 1000;
+
+/// A round in which there is always something to be cleaned: segments are small, and one reclaim follows another.
+fn cleaning(seed: u64, ops: Option<u64>) -> Round {
+    let mut round = Round::new(seed, ops);
+    let plan = &mut round.plan;
+    plan.reclaim_every = Some(*round.rng.pick(&[1, 10, 40]));
+    plan.pool.segment_bytes = *round.rng.pick(&[64 << 10, 64 << 10, 128 << 10]);
+    plan.pool.reclaim_pause = Duration::from_millis(*round.rng.pick(&[5, 100]));
+    plan.ops = ops.map_or(150, |n| n.min(150));
+    plan.blocks = plan.blocks.max(24);
+    plan.lives += 1;
+    round
+}
+
+#[test]
+fn cleaning_beside_guests_loses_nothing() {
+    rounds("cleaning_beside_guests", 0, ROUNDS, |seed, ops| {
+        cleaning(seed, ops).run();
+    });
+}
+
+fn broken(mutation: Mutation, within: u64) {
+    let caught = (0..within).find(|seed| {
+        let mut round = cleaning(*seed, None);
+        round.plan.pool.mutation = mutation;
+        attempt(*seed, || round.run()).is_err()
+    });
+    println!("{mutation:?} was found out by seed {caught:?}");
+    assert!(caught.is_some(), "{mutation:?}: {within} rounds, and nothing was lost");
+}
+
+#[test]
+fn a_survivor_that_is_left_behind_is_found_out() {
+    broken(Mutation::SkipSurvivor, 20);
+}
+
+#[test]
+fn an_object_that_is_freed_too_early_is_found_out() {
+    broken(Mutation::FreeEarly, 200);
+}
+
+#[test]
+fn a_barrier_that_is_not_looked_at_is_found_out() {
+    broken(Mutation::DropBarrier, 1000);
+}
+
+#[test]
+fn blocks_of_a_base_that_are_forgotten_are_found_out() {
+    broken(Mutation::ForgetBases, 100);
+}
+
+/// A pool with little that is live in its segments, and with blocks that several disks share.
+struct Scene {
+    round: Round,
+    /// What each disk holds: of each block the byte that fills it.
+    disks: Vec<(&'static str, Vec<u8>)>,
+}
+
+const BLOCKS: u64 = 160;
+
+impl Scene {
+    fn new(seed: u64) -> Scene {
+        let mut round = Round::new(seed, None);
+        round.plan.pool = PoolConfig {
+            read_cache: 0,
+            map_cache: 0,
+            write_buffer: 128 << 10,
+            segment_bytes: 128 << 10,
+            checkpoint_bytes: 1 << 30,
+            reclaim_pause: Duration::from_secs(1 << 20),
+            ..PoolConfig::default()
+        };
+        Scene { round, disks: Vec::new() }
+    }
+
+    fn open(&mut self) -> Arc<Pool> {
+        let store: Arc<dyn Store> = self.round.medium.store();
+        let opening = Pool::open(store, self.round.exec.host(), self.round.plan.pool.clone());
+        self.round.exec.finish(opening).expect("the pool opens")
+    }
+
+    /// Fills disks and makes most of it garbage.
+    fn fill(&mut self, pool: &Arc<Pool>) {
+        let mut rng = Rng::new(7);
+        let (mut v, mut s, mut c) = (vec![0; BLOCKS as usize], Vec::new(), Vec::new());
+        let pool = pool.clone();
+        let filled = async move {
+            pool.create_volume("v", BLOCKS * 4096, SyncMode::Flush).await?;
+            for round in 0..5u8 {
+                let disk = pool.attach("v")?;
+                for block in 0..BLOCKS {
+                    if round == 0 || rng.percent(60) {
+                        v[block as usize] = round * 50 + (block % 49) as u8 + 1;
+                        disk.write(block * 4096, &content(v[block as usize], block), false).await?;
+                    }
+                }
+                disk.flush().await?;
+                drop(disk);
+                if round == 2 {
+                    pool.create_snapshot("v", "s").await?;
+                    s = v.clone();
+                }
+                if round == 3 {
+                    let clone = CloneRequest { name: "c".into(), sync: SyncMode::Flush, write_cache: 0 };
+                    pool.clone_disk("v@s", &[clone]).await?;
+                    c = s.clone();
+                    let disk = pool.attach("c")?;
+                    for block in (0..BLOCKS).step_by(7) {
+                        c[block as usize] = 255;
+                        disk.write(block * 4096, &content(255, block), false).await?;
+                    }
+                    disk.flush().await?;
+                }
+                pool.checkpoint().await?;
+            }
+            Ok::<_, forebay_engine::Error>(vec![("v", v), ("v@s", s), ("c", c)])
+        };
+        self.disks = self.round.exec.finish(filled).expect("a sound store");
+    }
+
+    /// Reads everything, and compares.
+    fn judge(&mut self, pool: &Arc<Pool>, when: &str) {
+        let (pool, disks, when) = (pool.clone(), self.disks.clone(), when.to_owned());
+        self.round.exec.finish(async move {
+            for (name, blocks) in disks {
+                let disk = pool.attach(name).expect("it is there");
+                let mut all = vec![0; blocks.len() * 4096];
+                disk.read(0, &mut all).await.unwrap_or_else(|e| panic!("{when}: {name}: {e}"));
+                for (block, (found, byte)) in all.chunks(4096).zip(blocks).enumerate() {
+                    assert!(found == content(byte, block as u64), "{when}: block {block} of {name}");
+                }
+            }
+        });
+    }
+
+    fn reclaim(&mut self, pool: &Arc<Pool>) -> Result<u64, forebay_engine::Error> {
+        let pool = pool.clone();
+        self.round.exec.finish(async move { pool.reclaim(&|_| ()).await })
+    }
+
+    fn stored(&mut self) -> u64 {
+        let store = self.round.medium.store();
+        let objects = self.round.exec.finish(async move { store.list().await }).expect("a list");
+        objects.iter().map(|o| o.len).sum()
+    }
+
+    fn problems(&mut self) -> Vec<String> {
+        let (store, host) = (self.round.medium.store(), self.round.exec.host());
+        let report = self.round.exec.finish(async move { check(store, host, |_| {}).await });
+        let problems = report.expect("a way in").problems;
+        problems.iter().map(|p| format!("{} at {} of {:?}", p.what, p.place, p.disks)).collect()
+    }
+}
+
+/// Half of the blocks compress well, the others do not.
+fn content(byte: u8, block: u64) -> Vec<u8> {
+    if block % 16 < 8 {
+        return vec![byte; 4096];
+    }
+    let mut rng = Rng::new(u64::from(byte) << 32 | block);
+    (0..4096).map(|_| rng.next() as u8).collect()
+}
+
+/// The store operations of one reclaim are counted; then the same is done again and again, with a crash in the
+/// middle of the first operation, of the second, and so on.
+#[test]
+fn a_crash_at_any_step_of_a_relocation_loses_nothing_and_leaves_nothing() {
+    let mut scene = Scene::new(1);
+    let pool = scene.open();
+    scene.fill(&pool);
+    let before = scene.stored();
+    let first = scene.round.medium.faults().ops();
+    let freed = scene.reclaim(&pool).expect("a sound store");
+    let last = scene.round.medium.faults().ops();
+    let after = scene.stored();
+    scene.judge(&pool, "after a reclaim");
+    assert!(freed > before / 3, "{before} bytes before, {after} after, {freed} freed");
+    drop(pool);
+    println!("{} operations; {before} bytes before, {after} after", last - first);
+    for (op, crash) in (first..last).zip([Crash::PowerLoss, Crash::Kill].into_iter().cycle()) {
+        if let Err(why) = attempt(op, || crash_at(op, crash, after)) {
+            panic!("{crash:?} at operation {}: {why}", op - first);
+        }
+    }
+}
+
+fn crash_at(op: u64, crash: Crash, after: u64) {
+    let mut scene = Scene::new(1);
+    let pool = scene.open();
+    scene.fill(&pool);
+    scene.round.medium.faults().crash_at(op, crash);
+    let reclaiming = pool.clone();
+    let ran = scene.round.exec.run(async move { reclaiming.reclaim(&|_| ()).await }, 3_000_000);
+    assert!(matches!(ran, Ran::Done(Err(_))), "there was no crash");
+    drop(pool);
+    scene.round.exec.kill_tasks();
+    scene.round.medium.release();
+    let problems = scene.problems();
+    assert!(problems.is_empty(), "after the crash: {problems:?}");
+    scene.round.medium.release();
+    scene.round.exec.kill_tasks();
+    let pool = scene.open();
+    scene.judge(&pool, "after the crash");
+    scene.reclaim(&pool).expect("a sound store");
+    scene.judge(&pool, "after another reclaim");
+    // The open segments of the life before are a little more to carry.
+    let stored = scene.stored();
+    assert!(stored < after + after / 4 + (256 << 10), "{stored} bytes, {after} without a crash");
+    let closing = pool.clone();
+    scene.round.exec.finish(async move { closing.close().await }).expect("a sound store");
+    drop(pool);
+    scene.round.medium.release();
+    scene.round.exec.kill_tasks();
+    let problems = scene.problems();
+    assert!(problems.is_empty(), "in the end: {problems:?}");
+}
