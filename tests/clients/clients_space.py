@@ -209,8 +209,9 @@ def free(server):
 @test
 def what_was_deleted_or_discarded_comes_back(t):
     # The room of a limited store is not anybody else's, as that of the disk is.
-    s = configured(t, '[store]\nlimit = "2G"\n')
-    size = 96 * MIB
+    # Segments that are being written are set aside whole: small ones, so that they do not matter.
+    s = configured(t, '[store]\nlimit = "2G"\n[log]\nsegment = "4M"\n')
+    size = 160 * MIB
     for v in ("keep", "go"):
         s.cli("volume", "create", v, "--size", str(size))
     handles, content = interleave(t, s, ["keep", "go"], size)
