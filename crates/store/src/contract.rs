@@ -86,7 +86,8 @@ pub struct Capacity {
 pub trait Store: Send + Sync + 'static {
     /// Appends `data` at the end of object `id`, which must be at `offset`; offset 0 creates the object, and
     /// fails if it exists. `expected` is the length that the object is going to have in the end, so that
-    /// room may be set aside. Gives the buffer back for reuse. One append to an object at a time.
+    /// room may be set aside; a later append that ends there is the last one, and what was set aside beyond it
+    /// comes back. Gives the buffer back for reuse. One append to an object at a time.
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>>;
 
     /// Makes everything durable that was appended to `id`.

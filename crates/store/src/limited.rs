@@ -40,6 +40,14 @@ impl Taken {
         true
     }
 
+    /// The object has reached its end, at `room` bytes.
+    fn finish(&mut self, id: SegmentId, room: u64) {
+        if let Some(taken) = self.objects.get_mut(&id) {
+            self.bytes -= *taken - room.min(*taken);
+            *taken = room.min(*taken);
+        }
+    }
+
     fn release(&mut self, id: SegmentId) {
         self.bytes -= self.objects.remove(&id).unwrap_or(0);
     }
@@ -73,6 +81,8 @@ impl Store for Limited {
             // The store behind has no room either: the object did not come to be.
             if offset == 0 && matches!(result, Err(StoreError::Full)) {
                 self.taken.lock().release(id);
+            } else if offset > 0 && end == expected && result.is_ok() {
+                self.taken.lock().finish(id, end);
             }
             result
         })
@@ -143,6 +153,8 @@ mod tests {
         assert_eq!(store.capacity().await.unwrap().free, 12 << 10, "more than was announced counts too");
         assert_eq!(append(&store, 2, 0, 4096, 16 << 10).await, Err(StoreError::Full));
         append(&store, 3, 0, 4096, 12 << 10).await.unwrap();
+        append(&store, 3, 4096, 4096, 8192).await.unwrap();
+        assert_eq!(store.capacity().await.unwrap().free, 4096, "what the last append leaves over is free");
         store.delete(SegmentId(1)).await.unwrap();
         append(&store, 2, 0, 4096, 16 << 10).await.unwrap();
     }

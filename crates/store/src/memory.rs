@@ -99,11 +99,16 @@ impl State {
             assert_eq!(object.bytes.len() as u64, offset, "append to object {id} is not at its end");
         }
         let before = object.map_or(0, |o| o.reserved);
-        let reserved = before.max(end).max(if offset == 0 { expected } else { 0 });
-        if self.used + (reserved - before) > self.capacity {
+        let reserved = match offset {
+            0 => expected.max(end),
+            // The last append: what was set aside beyond it comes back.
+            _ if end == expected => end,
+            _ => before.max(end),
+        };
+        if self.used - before + reserved > self.capacity.max(self.used) {
             return Err(StoreError::Full);
         }
-        self.used += reserved - before;
+        self.used = self.used - before + reserved;
         let object = self.objects.entry(id).or_insert_with(|| Object { bytes: Vec::new(), reserved });
         object.reserved = reserved;
         object.bytes.extend_from_slice(&data);

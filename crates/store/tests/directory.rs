@@ -44,6 +44,19 @@ fn a_second_opener_is_refused_and_the_first_is_undisturbed() {
 }
 
 #[test]
+fn the_last_append_gives_back_what_was_set_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).unwrap();
+    block_on(store.append(id(1), 0, pattern(1, 4096), 1 << 20)).unwrap();
+    let len = || block_on(store.list()).unwrap()[0].len;
+    let set_aside = len();
+    block_on(store.append(id(1), 4096, pattern(2, 4096), 8192)).unwrap();
+    block_on(store.sync(id(1))).unwrap();
+    assert_eq!(len(), 8192, "of {set_aside}");
+    assert_eq!(block_on(store.read(id(1), 4096, 8192)).unwrap()[..], pattern(2, 4096)[..]);
+}
+
+#[test]
 fn looking_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let looked = DirectoryStore::open_read_only(dir.path(), &DirectoryOptions::default());

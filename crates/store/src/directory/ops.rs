@@ -47,8 +47,15 @@ impl Shared {
 
     fn write(self: &Arc<Self>, file: Arc<File>, append: Append) -> Op {
         let shared = self.clone();
-        let Append { id, offset, data, answer } = append;
+        let Append { id, offset, last, data, answer } = append;
+        let same_file = last.then(|| file.clone());
         let finish = move |data, written: std::io::Result<usize>| {
+            if let (Some(file), Ok(len)) = (same_file, &written)
+                && let Err(e) = file.set_len(offset + *len as u64)
+            {
+                // It costs room, nothing else; whoever opens the store next tries again.
+                tracing::warn!(segment = %id, "cannot give back unused room: {e}");
+            }
             shared.growing.end(id, written.as_ref().ok().map(|len| offset + *len as u64));
             let result = written.map(|_| data).map_err(|e| store_error(describe("append to", id), &e));
             let _ = answer.send(result);
@@ -122,6 +129,8 @@ impl SuperblockFile {
 struct Append {
     id: SegmentId,
     offset: u64,
+    /// It ends where the object is to end: room set aside behind it is not needed.
+    last: bool,
     data: IoBuf,
     answer: Answer<IoBuf>,
 }
@@ -136,7 +145,8 @@ impl Store for DirectoryStore {
             return refuse(failed_before(describe("append to", id)));
         }
         let (answer, result) = oneshot::channel();
-        let append = Append { id, offset, data, answer };
+        let last = offset > 0 && offset + data.len() as u64 == expected;
+        let append = Append { id, offset, last, data, answer };
         let shared = self.shared.clone();
         if offset > 0 {
             self.on_file("append to", id, move |opened| shared.write_or_fail(opened, append));

@@ -14,8 +14,8 @@ use crate::nbd;
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
-/// Guest writes between two looks at how it goes.
-const SLICE: u64 = 32 * MIB;
+/// Written between two looks at how it goes.
+const SLICE: u64 = 8 * MIB;
 /// NBD's error number of a full disk.
 const NO_SPACE: u32 = 28;
 /// How often a load that met a full store is tried again, and how long after.
@@ -41,17 +41,35 @@ fn disk<'a>(forebay: &'a Forebay, export: &'a str) -> Disk<'a> {
     Disk { server: &forebay.server, export }
 }
 
-/// Writes a whole volume.
-fn fill(forebay: &Forebay, volume: &str, seed: u64) -> Result<Report> {
-    generate(disk(forebay, volume), |spec| {
-        spec.read_percent = 0;
-        spec.access = Access::Sequential;
-        spec.block_bytes = 64 << 10;
-        spec.depth = 4;
-        spec.seed = seed;
-        spec.flush_each = Some(Duration::from_secs(1));
-        spec.stop = Stop::OncePerBlock;
-    })
+/// Writes a whole volume, in slices.
+fn fill(forebay: &Forebay, volume: &str, bytes: u64, seed: u64) -> Result<u32> {
+    let mut refused = 0;
+    for start in (0..bytes).step_by(SLICE as usize) {
+        refused += persist(|| {
+            generate(disk(forebay, volume), |spec| {
+                spec.read_percent = 0;
+                spec.access = Access::Sequential;
+                spec.block_bytes = 64 << 10;
+                spec.depth = 4;
+                spec.seed = seed;
+                spec.range = Some(start..bytes.min(start + SLICE));
+                spec.stop = Stop::OncePerBlock;
+            })
+        })?;
+    }
+    Ok(refused)
+}
+
+/// Runs a load until no write of it is refused for want of room, with time for the cleaner in between. How often
+/// it was refused.
+fn persist(load: impl Fn() -> Result<Report>) -> Result<u32> {
+    for refused in 0..RETRIES {
+        match load() {
+            Err(BenchError::Errors { code: NO_SPACE, .. }) => std::thread::sleep(RETRY_AFTER),
+            done => return done.map(|_| refused),
+        }
+    }
+    load().map(|_| RETRIES)
 }
 
 /// Overwrites on a pool that is 80 % full, and the reads of another guest meanwhile.
@@ -64,10 +82,10 @@ pub fn cleaning(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     for (volume, bytes) in [("reads", reads), ("first", half), ("second", half)] {
         create(&forebay, volume, bytes)?;
     }
-    fill(&forebay, "reads", 1)?;
-    fill(&forebay, "first", 2)?;
+    fill(&forebay, "reads", reads, 1)?;
+    fill(&forebay, "first", half, 2)?;
     let calm = timed_reads(&forebay, pace)?;
-    fill(&forebay, "second", 3)?;
+    fill(&forebay, "second", half, 3)?;
     let mut rows = Vec::new();
     let mut busy = Timed::default();
     let loads = [("uniformly random", Access::Random), ("80 % of them to 20 %", Access::Skewed)];
@@ -102,22 +120,14 @@ fn overwrite(forebay: &Forebay, access: Access, bytes: u64, seed: u64) -> Result
     let mut refused = 0;
     for slice in 0..bytes / SLICE {
         let volume = if slice % 2 == 0 { "first" } else { "second" };
-        loop {
-            let done = generate(disk(forebay, volume), |spec| {
+        refused += persist(|| {
+            generate(disk(forebay, volume), |spec| {
                 spec.read_percent = 0;
                 spec.access = access;
                 spec.seed = seed << 32 | slice;
                 spec.stop = Stop::Requests(SLICE / BLOCK);
-            });
-            match done {
-                Ok(_) => break,
-                Err(BenchError::Errors { code: NO_SPACE, .. }) if refused < RETRIES => {
-                    refused += 1;
-                    std::thread::sleep(RETRY_AFTER);
-                }
-                Err(e) => return Err(e),
-            }
-        }
+            })
+        })?;
     }
     Ok(refused)
 }
@@ -163,14 +173,14 @@ fn timed_reads(forebay: &Forebay, pace: &Pace) -> Result<Timed> {
 pub fn freed(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     bench.say("room of what was deleted and discarded");
     const PIECE: u32 = 64 << 10;
-    let size = pace.limited_bytes / 4;
-    let forebay = limited(bench, binary, "freed", size * 8)?;
+    let size = pace.limited_bytes / 2;
+    let forebay = limited(bench, binary, "freed", size * 4)?;
     for volume in ["stay", "go"] {
         create(&forebay, volume, size)?;
     }
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| fill(&forebay, "go", 5));
-        fill(&forebay, "stay", 6)?;
+        let other = scope.spawn(|| fill(&forebay, "go", size, 5));
+        fill(&forebay, "stay", size, 6)?;
         other
             .join()
             .unwrap_or(Err(BenchError::Load { server: forebay.server.name, source: LoadError::Panicked }))
