@@ -32,7 +32,6 @@ use forebay_format::{
 use forebay_store::Store;
 use futures_util::future::join_all;
 
-use crate::hash::BuildU64Hasher;
 use crate::limits::{CLEAN_PAUSE, MARK_READS, MAX_SEGMENT_BYTES, MOVE_BYTES};
 use crate::log::{Draft, Item};
 use crate::mark::{Live, give_way};
@@ -284,14 +283,14 @@ impl Pool {
     /// Whether a slot of a segment came into use since the mark began that is not among those `kept`.
     pub(crate) fn is_used(
         &self,
-        barrier: Option<&hashbrown::HashSet<u64, BuildU64Hasher>>,
+        barrier: Option<&BTreeSet<u64>>,
         segment: SegmentId,
         kept: impl Fn(u64) -> bool,
     ) -> bool {
         let first = Address { segment, slot: Slot(0) }.to_u64();
-        let slot = |addr: &u64| addr.checked_sub(first).filter(|slot| *slot < Slot::LIMIT.into());
+        let slots = first..first + u64::from(Slot::LIMIT);
         self.config.mutation != Mutation::DropBarrier
-            && barrier.is_some_and(|b| b.iter().filter_map(slot).any(|slot| !kept(slot)))
+            && barrier.is_some_and(|b| b.range(slots).any(|addr| !kept(addr - first)))
     }
 }
 

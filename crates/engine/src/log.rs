@@ -17,7 +17,7 @@
 //! for one sequence number the highest epoch wins. Any other failure latches the pool; the log is not used
 //! again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -27,9 +27,7 @@ use forebay_format::{
     Superblock, crc32c,
 };
 use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
-use hashbrown::HashSet;
 
-use crate::hash::BuildU64Hasher;
 use crate::limits::{BATCH_BYTES, MAX_SEGMENT_BYTES};
 
 /// What a batch is to say.
@@ -201,7 +199,7 @@ pub(crate) struct Log {
     /// durable behind one that is not would be lost, though it was acknowledged.
     failed: Option<StoreError>,
     /// While a mark is under way: addresses that were referred to since it began.
-    pub barrier: Option<HashSet<u64, BuildU64Hasher>>,
+    pub barrier: Option<BTreeSet<u64>>,
     /// Buffers for reuse: one is filled while another is being written.
     spares: Vec<IoBuf>,
     /// Bytes appended since the pool was opened; for whoever decides when a checkpoint is due.

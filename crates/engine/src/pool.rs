@@ -391,7 +391,6 @@ impl Pool {
             space: self.space.lock().pool,
             moved_bytes: self.counters.moved.get().bytes,
             freed_bytes: self.counters.freed.get().bytes,
-            ..PoolStats::default()
         }
     }
 

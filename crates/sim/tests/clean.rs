@@ -96,7 +96,7 @@ impl Scene {
         let (mut v, mut s, mut c) = (vec![0; BLOCKS as usize], Vec::new(), Vec::new());
         let pool = pool.clone();
         let filled = async move {
-            pool.create_volume("v", BLOCKS * 4096, SyncMode::Flush).await?;
+            pool.create_volume("v", BLOCKS * 4096, SyncMode::Flush, 0).await?;
             for round in 0..5u8 {
                 let disk = pool.attach("v")?;
                 for block in 0..BLOCKS {

@@ -48,7 +48,10 @@ fn a_full_file_is_understood() {
 #[test]
 fn what_is_stored_is_reduced_unless_told_otherwise() {
     let c = resolve("", data()).unwrap();
-    assert_eq!((c.store_limit, c.pool.compress, c.pool.dedup_index), (None, true, PoolConfig::default().dedup_index));
+    assert_eq!(
+        (c.store_limit, c.pool.compress, c.pool.dedup_index),
+        (None, true, PoolConfig::default().dedup_index)
+    );
     let least = resolve("[dedup]\nindex = 0", data()).unwrap();
     assert_eq!(least.pool.dedup_index, 0, "an index of nothing finds little, and is no mistake");
 }
