@@ -1,0 +1,188 @@
+//! What a batch is to say, and how it is laid out.
+
+use forebay_format::{
+    Address, BLOCK, BatchHeader, BlockRef, CatalogueOp, DirectoryEntry, DiskId, Entry, Fingerprint, Form,
+    SegmentId, Slot, SlotKind, crc32c,
+};
+
+/// What a batch is to say.
+pub(crate) enum Item<'a> {
+    /// A block of a disk that is to be stored as `stored`, in `form`.
+    Block {
+        disk: DiskId,
+        block: u64,
+        content: &'a [u8; BLOCK],
+        stored: &'a [u8],
+        form: Form,
+        crc: u32,
+        fingerprint: Fingerprint,
+    },
+    /// A block of a disk that is stored already.
+    Reference { disk: DiskId, block: u64, target: BlockRef },
+    /// A block of a disk that is the same as the `first`th block that this group stores.
+    Same { disk: DiskId, block: u64, first: usize },
+    /// A range that reads as zeroes.
+    Zero { disk: DiskId, block: u64, count: u64, allocated: bool },
+    /// An encoded map node.
+    Node(&'a [u8]),
+    /// A piece of a checkpoint.
+    Blob(&'a [u8]),
+    /// The relocation map of a segment, encoded: its live slots rest in this segment from here on.
+    Relocate { segment: SegmentId, map: &'a [u8] },
+    /// A change to the catalogue.
+    Op(&'a CatalogueOp),
+}
+
+impl Item<'_> {
+    fn payload(&self) -> &[u8] {
+        match self {
+            Item::Block { stored, .. } => stored,
+            Item::Node(content) | Item::Blob(content) | Item::Relocate { map: content, .. } => content,
+            Item::Reference { .. } | Item::Same { .. } | Item::Zero { .. } | Item::Op(_) => &[],
+        }
+    }
+
+    /// The entry of the item at `slot`, where `placed` are the payload items of its group before it, and itself.
+    fn entry(&self, slot: Slot, placed: &[BlockRef]) -> Entry {
+        let crc = placed.last().map_or(0, |p| p.crc);
+        match *self {
+            Item::Block { disk, block, form, crc, fingerprint, .. } => {
+                Entry::Put { disk, block, slot, form, crc, fingerprint }
+            }
+            Item::Reference { disk, block, target } => Entry::Reference { disk, block, target },
+            Item::Same { disk, block, first } => Entry::Reference { disk, block, target: placed[first] },
+            Item::Zero { disk, block, count, allocated } => Entry::Zero { disk, block, count, allocated },
+            Item::Node(content) => Entry::Node { slot, form: Form::raw(content.len()), crc },
+            Item::Blob(content) => Entry::Blob { slot, len: content.len() as u32 },
+            Item::Relocate { segment, map } => Entry::Relocate { segment, slot, len: map.len() as u32 },
+            Item::Op(op) => Entry::Catalogue(op.clone()),
+        }
+    }
+
+    /// Bytes of its entry, which is encoded into `scratch` to find out.
+    fn entry_len(&self, scratch: &mut Vec<u8>) -> usize {
+        scratch.clear();
+        match *self {
+            // Which block it refers to makes no difference.
+            Item::Same { disk, block, .. } => {
+                let addr = Address { segment: SegmentId(1), slot: Slot(0) };
+                let target = BlockRef { addr, form: Form::RAW_BLOCK, crc: 0 };
+                Entry::Reference { disk, block, target }.encode(scratch);
+            }
+            _ => self.entry(Slot::default(), &[]).encode(scratch),
+        }
+        scratch.len()
+    }
+
+    /// The disk of what changes a block map.
+    pub fn disk(&self) -> Option<DiskId> {
+        match *self {
+            Item::Block { disk, .. }
+            | Item::Reference { disk, .. }
+            | Item::Same { disk, .. }
+            | Item::Zero { disk, .. } => Some(disk),
+            Item::Node(_) | Item::Blob(_) | Item::Relocate { .. } | Item::Op(_) => None,
+        }
+    }
+
+    fn directory(&self, at: &BlockRef) -> Option<DirectoryEntry> {
+        let (kind, fingerprint) = match *self {
+            Item::Block { fingerprint, .. } => (SlotKind::Block, fingerprint),
+            Item::Node(_) => (SlotKind::Node, Fingerprint::default()),
+            _ => return None,
+        };
+        let BlockRef { addr, form, crc } = *at;
+        Some(DirectoryEntry { slot: addr.slot, form, kind, crc, fingerprint })
+    }
+}
+
+/// A batch that is to be written: some items of a group.
+pub(crate) struct Draft<'a> {
+    items: &'a [Item<'a>],
+    entries_len: usize,
+    payload_len: usize,
+}
+
+impl<'a> Draft<'a> {
+    /// Splits items into drafts of at most `limit` bytes; at least one draft, so that a group has an end.
+    pub fn split(items: &'a [Item<'a>], limit: usize) -> Vec<Draft<'a>> {
+        let (mut drafts, mut scratch) = (Vec::new(), Vec::new());
+        let (mut first, mut entries_len, mut payload_len) = (0, 0, 0);
+        for (i, item) in items.iter().enumerate() {
+            let (entry, payload) =
+                (item.entry_len(&mut scratch), item.payload().len().next_multiple_of(Slot::UNIT));
+            let grown = batch_len(entries_len + entry, payload_len + payload);
+            if grown > limit && i > first {
+                drafts.push(Draft { items: &items[first..i], entries_len, payload_len });
+                (first, entries_len, payload_len) = (i, 0, 0);
+            }
+            entries_len += entry;
+            payload_len += payload;
+        }
+        drafts.push(Draft { items: &items[first..], entries_len, payload_len });
+        drafts
+    }
+
+    /// Bytes of the batch.
+    pub fn len(&self) -> usize {
+        batch_len(self.entries_len, self.payload_len)
+    }
+}
+
+fn batch_len(entries_len: usize, payload_len: usize) -> usize {
+    BatchHeader::head_len(entries_len) + payload_len.next_multiple_of(BLOCK)
+}
+
+/// Is shown the blocks of a group while they are laid out.
+pub(crate) type OnBlock<'a> = dyn FnMut(DiskId, Address, &[u8; BLOCK]) + Send + 'a;
+
+/// Lays out one batch in `out`, which is as long as the batch. Adds its payload items to `placed`, those of its
+/// group; returns the batch's checksum and what it adds to the segment's directory.
+///
+/// All that is left to be done with a block's content is done in one visit: the content of a group is far larger
+/// than the core's caches, and to fetch it from memory costs more than to copy it.
+pub(super) fn fill(
+    header: &BatchHeader,
+    draft: &Draft,
+    out: &mut [u8],
+    placed: &mut Vec<BlockRef>,
+    on_block: &mut OnBlock<'_>,
+) -> (u64, Vec<DirectoryEntry>) {
+    let (head, payload) = out.split_at_mut(BatchHeader::head_len(draft.entries_len));
+    let base = BatchHeader::payload_slot(header.offset as u64, draft.entries_len);
+    let mut entries = Vec::with_capacity(draft.entries_len);
+    let mut directory = Vec::with_capacity(draft.items.len());
+    let mut at = 0;
+    for item in draft.items {
+        let slot = Slot(base.0 + (at / Slot::UNIT) as u32);
+        let content = item.payload();
+        if !content.is_empty() {
+            let addr = Address { segment: header.segment, slot };
+            let place = &mut payload[at..at + content.len()];
+            place.copy_from_slice(content);
+            let here = match *item {
+                Item::Block { disk, content, form, crc, .. } => {
+                    on_block(disk, addr, content);
+                    BlockRef { addr, form, crc }
+                }
+                // Of a piece only the place counts.
+                Item::Blob(_) | Item::Relocate { .. } => BlockRef { addr, form: Form::default(), crc: 0 },
+                _ => BlockRef { addr, form: Form::raw(content.len()), crc: crc32c(place) },
+            };
+            directory.extend(item.directory(&here));
+            placed.push(here);
+            let end = (at + content.len()).next_multiple_of(Slot::UNIT);
+            payload[at + content.len()..end].fill(0);
+            at = end;
+        }
+        item.entry(slot, placed).encode(&mut entries);
+    }
+    payload[at..].fill(0);
+    head.fill(0);
+    (header.encode(head, &entries, payload), directory)
+}
+
+/// The reference to a block that a directory lists.
+pub(crate) fn block_at(segment: SegmentId, entry: &DirectoryEntry) -> BlockRef {
+    BlockRef { addr: Address { segment, slot: entry.slot }, form: entry.form, crc: entry.crc }
+}
