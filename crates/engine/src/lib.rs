@@ -25,6 +25,7 @@ mod admin;
 mod check;
 mod checkpoint;
 mod clean;
+mod directory;
 mod inspect;
 mod mark;
 mod mutation;

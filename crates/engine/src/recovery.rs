@@ -121,7 +121,9 @@ impl Pool {
             ms = took.as_millis() as u64,
             "recovered"
         );
-        *pool.dedup.lock() = Dedup::new(pool.config.dedup_index, checkpoint.sampling.saturating_sub(1));
+        let mut dedup = Dedup::new(pool.config.dedup_index, checkpoint.sampling.saturating_sub(1));
+        dedup.segments_left = pool.segments_with_blocks().await.len() as u64;
+        *pool.dedup.lock() = dedup;
         Ok((pool, checkpoint.warm))
     }
 

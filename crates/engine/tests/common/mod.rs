@@ -1,0 +1,81 @@
+//! What the tests of the engine share.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_engine::{BoxFuture, CloneRequest, Disk, Host, Pool, PoolConfig, SyncMode};
+use forebay_store::{MemoryStore, Store};
+
+/// The world as it is, with a fixed date and numbers that are not random.
+pub struct TestHost(pub Instant);
+
+impl Host for TestHost {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+    fn unix_ms(&self) -> u64 {
+        1_700_000_000_000
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
+        tokio::spawn(task);
+    }
+    fn random(&self, bytes: &mut [u8]) {
+        bytes.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
+    }
+}
+
+/// Bytes that neither repeat nor compress; another number, other bytes.
+pub fn noise(number: u64, len: usize) -> Vec<u8> {
+    let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes()
+    };
+    (0..len / 8).flat_map(|_| next()).collect()
+}
+
+pub fn config() -> PoolConfig {
+    PoolConfig {
+        read_cache: 8 << 20,
+        map_cache: 4 << 20,
+        write_buffer: 1 << 20,
+        segment_bytes: 1 << 20,
+        checkpoint_bytes: 8 << 20,
+        dedup_index: 1 << 20,
+        compress: true,
+        ..PoolConfig::default()
+    }
+}
+
+pub async fn open(store: &Arc<MemoryStore>) -> Arc<Pool> {
+    open_with(store, config()).await
+}
+
+pub async fn open_with(store: &Arc<MemoryStore>, config: PoolConfig) -> Arc<Pool> {
+    let store: Arc<dyn Store> = store.clone();
+    Pool::open(store, Arc::new(TestHost(Instant::now())), config).await.unwrap()
+}
+
+pub async fn read(disk: &Disk, offset: u64, len: usize) -> Vec<u8> {
+    let mut out = vec![0xee; len];
+    disk.read(offset, &mut out).await.unwrap();
+    out
+}
+
+pub fn clone(name: &str) -> CloneRequest {
+    CloneRequest { name: name.into(), sync: SyncMode::Flush, write_cache: 0 }
+}
+
+/// The problems that a check finds, one line each.
+pub async fn check(store: &Arc<MemoryStore>) -> Vec<String> {
+    let store: Arc<dyn Store> = store.clone();
+    let report = forebay_engine::check(store, Arc::new(TestHost(Instant::now())), |_| {}).await.unwrap();
+    let line = |p: &forebay_engine::Problem| format!("{} at {}, of {:?}", p.what, p.place, p.disks);
+    report.problems.iter().map(line).collect()
+}
