@@ -47,8 +47,8 @@ pub struct PoolConfig {
     pub dedup_index: u64,
     /// Whether what is stored is compressed.
     pub compress: bool,
-    /// Reclaiming begins by itself no sooner than so long after the last one; at least four times as long as that
-    /// one took, unless room is short.
+    /// Reclaiming begins by itself no sooner than so long after the last one; at least four times as long as
+    /// that one took, unless room is short.
     pub reclaim_pause: Duration,
     /// A rule that is broken on purpose.
     #[doc(hidden)]
