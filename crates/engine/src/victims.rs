@@ -52,10 +52,11 @@ impl Object {
         self.gain() * 100 / self.bytes.max(1)
     }
 
-    /// Benefit for cost.
+    /// Benefit for cost. Age counts by its order of magnitude: with its full weight the cleaner would move fuller
+    /// objects than it must where guests overwrite evenly.
     fn score(&self) -> u128 {
         let cost = u128::from(self.bytes + self.packed).max(1);
-        u128::from(self.gain()) * u128::from(self.age + 1) * 1024 / cost
+        u128::from(self.gain()) * u128::from(32 + (self.age + 1).ilog2()) * 1024 / cost
     }
 }
 
