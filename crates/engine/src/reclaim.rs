@@ -100,6 +100,10 @@ impl Pool {
             moved = reclaim.progress.moved_bytes,
             "space reclaimed"
         );
+        if let Some(space) = &mut self.space.lock().pool {
+            let gained = reclaim.progress.freed_bytes.saturating_sub(reclaim.progress.moved_bytes);
+            space.reclaimable_bytes = space.reclaimable_bytes.saturating_sub(gained);
+        }
         freed?;
         report(GcProgress { phase: GcPhase::Done, ..reclaim.progress });
         Ok(reclaim.progress.freed_bytes)

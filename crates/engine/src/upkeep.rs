@@ -101,6 +101,8 @@ impl Pool {
             || appended >= much
             || discarded >= much
             || (short && (appended >= few || discarded >= few))
+            // Nothing more is appended then: what little there was has to do.
+            || (self.commit.full.load(Relaxed) && (appended > 0 || discarded > 0))
     }
 
     /// Whether there is something to do after a commit.
