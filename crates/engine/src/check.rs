@@ -1,10 +1,10 @@
 //! Verifying a pool that no server has open: every superblock copy, every batch, every node, every block.
 //!
-//! Nothing is written. The log is read twice over: once batch by batch, which finds damage wherever it is, and
-//! once from the maps, which finds what is missing and says whose data it was.
+//! Nothing is written. The log is read twice over: once batch by batch, which finds damage wherever it is,
+//! and once from the maps, which finds what is missing and says whose data it was.
 //!
-//! Objects may be gone that the segment table still names: the checkpoint is older than their deletion. Nothing
-//! that is live rests in them, or the second reading finds it missing.
+//! Objects may be gone that the segment table still names: the checkpoint is older than their deletion.
+//! Nothing that is live rests in them, or the second reading finds it missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -119,8 +119,8 @@ async fn check_superblocks(store: &dyn Store, report: &mut CheckReport) -> Resul
     Ok(best)
 }
 
-/// Verifies the batches of a segment. Footer and directory are left out: a crash may tear them, and all that they
-/// say is in the batches, too.
+/// Verifies the batches of a segment. Footer and directory are left out: a crash may tear them, and all that
+/// they say is in the batches, too.
 async fn check_segment(
     pool: &Pool,
     id: PoolId,
@@ -229,8 +229,8 @@ async fn step(
         Ref::Base(_) | Ref::Memory(Dirty::Leaf(_)) => base = Some(r),
         other => todo.push(other),
     });
-    // Of its base a leaf needs what it does not list itself; the rest may be gone. The base is not a node of its own
-    // here, so it is not noted as seen.
+    // Of its base a leaf needs what it does not list itself; the rest may be gone. The base is not a node of
+    // its own here, so it is not noted as seen.
     let base = match base {
         Some(Ref::Base(need)) => load(pool, need, damaged).await,
         Some(Ref::Memory(Dirty::Leaf(node))) => Some(node),

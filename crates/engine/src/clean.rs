@@ -1,26 +1,29 @@
 //! Moving what is live out of a segment, so that the object in which it rests can go.
 //!
-//! **The steps.** What survives of a segment is read, verified, packed and written into a *container*, a segment
-//! of the `moved` stream, piece by piece, each piece a group of the log of its own, so that commits come in
-//! between. Then one last group is written, which holds the relocation map and says that the segment rests there:
-//! the *publication*. When that is durable, the segment table and [`crate::places`] say the same.
+//! **The steps.** What survives of a segment is read, verified, packed and written into a *container*, a
+//! segment of the `moved` stream, piece by piece, each piece a group of the log of its own, so that commits
+//! come in between. Then one last group is written, which holds the relocation map and says that the segment
+//! rests there: the *publication*. When that is durable, the segment table and [`crate::places`] say the
+//! same.
 //!
-//! **The argument.** Up to the publication nothing refers to the copies. After it nothing refers to the originals,
-//! but readers that found their place before; they hold a view, and the object is not deleted while they do.
-//! A crash before the publication leaves pieces that no map names, in a container that is cleaned like any
-//! other; a crash after it leaves an object in which nothing rests, which the next reclaim deletes.
+//! **The argument.** Up to the publication nothing refers to the copies. After it nothing refers to the
+//! originals, but readers that found their place before; they hold a view, and the object is not deleted
+//! while they do. A crash before the publication leaves pieces that no map names, in a container that is
+//! cleaned like any other; a crash after it leaves an object in which nothing rests, which the next reclaim
+//! deletes.
 //!
 //! What the publication leaves out is gone for good, so before it is written:
 //!
-//! - what the map lists is all that the mark found live. A slot that is live but not in the segment's directory,
-//!   or that does not read back whole, keeps the segment where it is: what is damaged must not get lost on top;
-//! - no reference was made since the mark began to a slot that it leaves out (the barrier, looked at under the
-//!   lock of the log, under which such references are made);
-//! - both superblock copies name the checkpoint of the mark, or a later one. So recovery never begins from maps
-//!   in which more was live, whichever copy it has.
+//! - what the map lists is all that the mark found live. A slot that is live but not in the segment's
+//!   directory, or that does not read back whole, keeps the segment where it is: what is damaged must not get
+//!   lost on top;
+//! - no reference was made since the mark began to a slot that it leaves out (the barrier, looked at under
+//!   the lock of the log, under which such references are made);
+//! - both superblock copies name the checkpoint of the mark, or a later one. So recovery never begins from
+//!   maps in which more was live, whichever copy it has.
 //!
-//! Survivors keep their order, so what was read together still is. Blocks are grouped and compressed with zstd
-//! where that takes less room than they have now ([`crate::stored`]).
+//! Survivors keep their order, so what was read together still is. Blocks are grouped and compressed with
+//! zstd where that takes less room than they have now ([`crate::stored`]).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -159,13 +162,15 @@ impl Pool {
         }
     }
 
-    /// Sees to a container that can take all of these.
+    /// Sees to a container for all of these. One that is three quarters full is ended if they would not fit; one
+    /// that is not becomes longer than other segments, for half-empty ones would be many.
     async fn begin_container(&self, survivors: &[Survivor]) -> Result<()> {
         let bytes: usize = survivors.iter().map(|s| s.takes).sum();
         let wanted = (bytes + RelocationMap::encoded_len(survivors.len())) as u64;
         let mut log = self.log.lock().await;
         let segment_bytes = log.superblock().segment_bytes.into();
-        if log.open_segment(Stream::Moved, segment_bytes).is_some_and(|(_, room)| room < wanted) {
+        let open = log.open_segment(Stream::Moved, segment_bytes);
+        if open.is_some_and(|(_, room)| room < wanted && room <= segment_bytes / 4) {
             let ended = log.end_segment(Stream::Moved).await;
             self.latching(ended)?;
         }
@@ -215,8 +220,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Writes pieces as a group of their own and lists them in the map. False where the container has come to its
-    /// end: what one map lists must be in one container.
+    /// Writes pieces as a group of their own and lists them in the map. False where the container has come to
+    /// its end: what one map lists must be in one container.
     async fn write_pieces(&self, pieces: &[Piece], map: &mut RelocationMap) -> Result<bool> {
         let items: Vec<Item> = pieces.iter().map(|p| Item::Blob(&p.bytes)).collect();
         let bytes: usize = pieces.iter().map(|p| p.bytes.len()).sum();
@@ -244,8 +249,8 @@ impl Pool {
         Ok(true)
     }
 
-    /// Writes the relocation map, and with it makes the move hold; unless something that it leaves out has come
-    /// into use.
+    /// Writes the relocation map, and with it makes the move hold; unless something that it leaves out has
+    /// come into use.
     async fn publish(
         &self,
         record: &SegmentRecord,
@@ -294,8 +299,8 @@ impl Pool {
     }
 }
 
-/// Packs up to [`GROUP_BLOCKS`] blocks: together where that takes less room than they do now, else each on its own.
-/// Without `pack` only what is packed already is packed again.
+/// Packs up to [`GROUP_BLOCKS`] blocks: together where that takes less room than they do now, else each on
+/// its own. Without `pack` only what is packed already is packed again.
 fn pack_group(group: &[Survivor], blocks: &[u8], pack: bool, out: &mut Vec<Piece>) {
     let mut bytes = Vec::new();
     let takes: usize = group.iter().map(|s| s.takes).sum();

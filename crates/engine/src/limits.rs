@@ -45,21 +45,24 @@ pub const CLEAN_DUTY_ASKED: u64 = 50;
 pub const CLEAN_PAUSE: Duration = Duration::from_millis(500);
 /// Reclaiming does not begin again by itself sooner than this.
 pub const RECLAIM_PAUSE: Duration = Duration::from_secs(10);
-/// Reclaiming begins by itself when this part of what is stored was appended, or discarded, since the last mark.
-/// The mark reads each map node once, some 1.3 % of the data: an eighth keeps that a tenth of what is written.
+/// Reclaiming begins by itself when this part of what is stored was appended, or discarded, since the last
+/// mark. The mark reads each map node once, some 1.3 % of the data: an eighth keeps that a tenth of what is
+/// written.
 pub const RECLAIM_SHARE: u64 = 8;
-/// With room, only objects are cleaned by themselves of which so much comes back, in percent: to free a byte then
-/// costs a third of a byte to be moved. What is left gets emptier by itself.
+/// With room, only objects are cleaned by themselves of which so much comes back, in percent: to free a byte
+/// then costs a third of a byte to be moved. What is left gets emptier by itself.
 pub const GAIN_WITH_ROOM: u64 = 75;
-/// Least that has to come back of an object for it to be cleaned at all, in percent; less is not worth the writing.
+/// Least that has to come back of an object for it to be cleaned at all, in percent; less is not worth the
+/// writing.
 pub const GAIN_LEAST: u64 = 5;
 /// As [`GAIN_LEAST`], where what is asked for would not be reached without.
 pub const GAIN_ASKED: u64 = 1;
-/// Of all that could come back, what may stay behind when somebody asks for it, in percent. Half of the twentieth
-/// that is promised: the estimate is one.
+/// Of all that could come back, what may stay behind when somebody asks for it, in percent. Half of the
+/// twentieth that is promised: the estimate is one.
 pub const LEFT_BEHIND: u64 = 2;
-/// Room that the cleaner sees to that there is, as a part of the store, beside the reserve: one in 32. More would
-/// make it clean fuller objects: at 80 % full each percent that is set aside costs it a twentieth more to write.
+/// Room that the cleaner sees to that there is, as a part of the store, beside the reserve: one in 32. More
+/// would make it clean fuller objects: at 80 % full each percent that is set aside costs it a twentieth more
+/// to write.
 pub const ROOM_SHARE: u64 = 32;
 /// What it frees beyond that when it has to begin: one part in 64, so that a mark pays.
 pub const ROOM_MARGIN: u64 = 64;

@@ -1,20 +1,20 @@
 //! The mark: which slots are live, whose they are alone, and how much each disk holds.
 //!
-//! A slot is live if a block map of the checkpoint reaches it: the node or block in it can be read by way of some
-//! disk. Of the base of a leaf only the blocks count that the leaf does not list itself ([`Node::uncovered`]);
-//! a base may stand under several leaves, and be a leaf of its own in another map: what is reached in any of
-//! these ways is live.
+//! A slot is live if a block map of the checkpoint reaches it: the node or block in it can be read by way of
+//! some disk. Of the base of a leaf only the blocks count that the leaf does not list itself
+//! ([`Node::uncovered`]); a base may stand under several leaves, and be a leaf of its own in another map:
+//! what is reached in any of these ways is live.
 //!
-//! **It is safe beside guests**, because what they do cannot bring a dead slot back. A write makes new slots. A
-//! clone, a rollback or a reset shares nodes that a disk of the checkpoint had, or that were made since. A leaf
-//! never loses an entry that hides its base: to discard is to list a hole. There is one way back, a reference
-//! that a commit makes to a block which is stored already; those are noted in the barrier of the log, and the
-//! cleaner looks at it before it drops a slot ([`crate::clean`]).
+//! **It is safe beside guests**, because what they do cannot bring a dead slot back. A write makes new slots.
+//! A clone, a rollback or a reset shares nodes that a disk of the checkpoint had, or that were made since. A
+//! leaf never loses an entry that hides its base: to discard is to list a hole. There is one way back, a
+//! reference that a commit makes to a block which is stored already; those are noted in the barrier of the
+//! log, and the cleaner looks at it before it drops a slot ([`crate::clean`]).
 //!
-//! **Each distinct node is walked once**, however many clones share it, and once more when a second disk turns
-//! out to share it: then all below is *shared*. A third walk, over the nodes that one disk has for itself, adds
-//! up what only that disk holds: slots reached by one disk alone. The walk gives way to other tasks after each
-//! few nodes, and holds no lock while it waits.
+//! **Each distinct node is walked once**, however many clones share it, and once more when a second disk
+//! turns out to share it: then all below is *shared*. A third walk, over the nodes that one disk has for
+//! itself, adds up what only that disk holds: slots reached by one disk alone. The walk gives way to other
+//! tasks after each few nodes, and holds no lock while it waits.
 
 use std::collections::BTreeMap;
 use std::task::Poll;
@@ -293,7 +293,8 @@ impl<'a> Mark<'a> {
         });
         if let Some(base) = said.base {
             self.reach(&base.at, visit);
-            // Many leaves stand on it, of guests too: it may well be in the cache, or come to be of use there.
+            // Many leaves stand on it, of guests too: it may well be in the cache, or come to be of use
+            // there.
             let base = self.pool.load_node(base).await.map_err(|e| self.pool.lost(e))?;
             if self.pool.config.mutation != Mutation::ForgetBases {
                 node.uncovered(&base, |block| said.blocks.push(block));

@@ -1,17 +1,18 @@
 //! Where stored blocks rest: from an address to bytes of an object.
 //!
-//! A slot rests where it was written, at the offset that is its number, until its segment is moved. From then on
-//! a relocation map says where, slot by slot. Which segments were moved is in memory, their maps are read when
-//! they are needed and kept within a budget.
+//! A slot rests where it was written, at the offset that is its number, until its segment is moved. From then
+//! on a relocation map says where, slot by slot. Which segments were moved is in memory, their maps are read
+//! when they are needed and kept within a budget.
 //!
-//! **Old places are let go like this.** Which segments were moved is an immutable [`View`], replaced as a whole
-//! when one more was. A reader takes the view, finds its place in it, and keeps it until it has read. An object
-//! from which a segment was moved away is deleted only when no view is left that is older than the move
-//! ([`Places::is_settled`]); so a reader that found a place also finds the bytes there.
+//! **Old places are let go like this.** Which segments were moved is an immutable [`View`], replaced as a
+//! whole when one more was. A reader takes the view, finds its place in it, and keeps it until it has read.
+//! An object from which a segment was moved away is deleted only when no view is left that is older than the
+//! move ([`Places::is_settled`]); so a reader that found a place also finds the bytes there.
 //!
-//! A slot that a relocation map does not list was not live when its segment was moved. A reader can meet one only
-//! if it took the reference from a block map before that block was overwritten; it is told that the object does
-//! not exist, as where the segment was freed, and looks again. If the map still says the same, it is damage.
+//! A slot that a relocation map does not list was not live when its segment was moved. A reader can meet one
+//! only if it took the reference from a block map before that block was overwritten; it is told that the
+//! object does not exist, as where the segment was freed, and looks again. If the map still says the same, it
+//! is damage.
 
 use std::sync::{Arc, Weak};
 
@@ -232,8 +233,8 @@ impl Pool {
     /// Where a block or node rests.
     ///
     /// # Errors
-    /// Those of the store; [`Error::Damaged`] where the relocation map is; [`StoreError::NotFound`] where it does
-    /// not list the slot.
+    /// Those of the store; [`Error::Damaged`] where the relocation map is; [`StoreError::NotFound`] where it
+    /// does not list the slot.
     pub(crate) async fn locate(&self, view: &View, at: &BlockRef) -> Result<Located> {
         let segment = at.addr.segment;
         let Some(rest) = view.0.get(&segment) else { return Ok(Located::unmoved(at)) };
@@ -278,8 +279,8 @@ impl Pool {
         })
     }
 
-    /// What an error means to somebody who knows that what was looked for is referred to: what cannot be found is
-    /// damage.
+    /// What an error means to somebody who knows that what was looked for is referred to: what cannot be
+    /// found is damage.
     pub(crate) fn lost(&self, e: Error) -> Error {
         match e {
             Error::Store(StoreError::NotFound(segment)) => {

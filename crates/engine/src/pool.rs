@@ -47,8 +47,8 @@ pub struct PoolConfig {
     pub dedup_index: u64,
     /// Whether what is stored is compressed.
     pub compress: bool,
-    /// Reclaiming begins by itself no sooner than so long after the last one; at least four times as long as that
-    /// one took, unless room is short.
+    /// Reclaiming begins by itself no sooner than so long after the last one; at least four times as long as
+    /// that one took, unless room is short.
     pub reclaim_pause: Duration,
     /// A rule that is broken on purpose.
     #[doc(hidden)]
@@ -324,7 +324,9 @@ impl Pool {
         let was_low = self.commit.low.load(Relaxed);
         // It is over only when it is clearly over: a store at the threshold is not told of at every commit.
         let slack = if was_low { room.total / (10 * LOW_PART) } else { 0 };
-        let low = room.free < reserve + room.total / LOW_PART + slack;
+        // What a cleaning would free is room as well: a log that is in use has some of it at any time.
+        let reclaimable = self.space.lock().pool.map_or(0, |s| s.reclaimable_bytes);
+        let low = full || room.free + reclaimable < reserve + room.total / LOW_PART + slack;
         self.commit.low.store(low, Relaxed);
         let was_full = self.commit.full.swap(full, Relaxed);
         let (free, total) = (room.free, room.total);

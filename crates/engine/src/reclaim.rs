@@ -1,20 +1,21 @@
-//! Giving room back: mark, drop what is dead, move what is live out of objects with little of it, delete objects.
+//! Giving room back: mark, drop what is dead, move what is live out of objects with little of it, delete
+//! objects.
 //!
-//! **The argument.** A reclaim begins with a checkpoint, and has both superblock copies name it (or a later one)
-//! before anything is dropped or moved; so the loss of either copy harms nothing, and recovery never begins from
-//! maps in which more was live than the mark found. The mark walks all that the checkpoint reaches
-//! ([`crate::mark`]). Then
+//! **The argument.** A reclaim begins with a checkpoint, and has both superblock copies name it (or a later
+//! one) before anything is dropped or moved; so the loss of either copy harms nothing, and recovery never
+//! begins from maps in which more was live than the mark found. The mark walks all that the checkpoint
+//! reaches ([`crate::mark`]). Then
 //!
 //! - a segment is *dropped* when nothing in it is live, all its batches are covered by the checkpoint, and no
 //!   reference to it was made since the mark began;
 //! - a segment is *moved* out of an object that is worth cleaning ([`crate::victims`], [`crate::clean`]);
-//! - an object is *deleted* when no segment rests in it, the checkpoint covers all its batches, and no reader has
-//!   a place in it any more ([`crate::places`]). The log before the checkpoint is not needed for recovery, and the
-//!   publications that moved its contents are durable, so nothing looks for it again.
+//! - an object is *deleted* when no segment rests in it, the checkpoint covers all its batches, and no reader
+//!   has a place in it any more ([`crate::places`]). The log before the checkpoint is not needed for
+//!   recovery, and the publications that moved its contents are durable, so nothing looks for it again.
 //!
-//! A crash between any two of these leaves objects in which nothing rests: what was deleted is missed by nobody,
-//! and what was not is found by the next reclaim, which looks at the store's own list of objects. Nothing else has
-//! to be remembered, so there is nothing to be resumed.
+//! A crash between any two of these leaves objects in which nothing rests: what was deleted is missed by
+//! nobody, and what was not is found by the next reclaim, which looks at the store's own list of objects.
+//! Nothing else has to be remembered, so there is nothing to be resumed.
 //!
 //! Checkpoints that fall due while it cleans are made in between; they only ever come after that of the mark.
 
@@ -57,8 +58,8 @@ struct Reclaim<'a> {
 }
 
 impl Pool {
-    /// Finds what is live and frees the rest, as far as it is worth it; returns the bytes freed. `progress` is told
-    /// now and then.
+    /// Finds what is live and frees the rest, as far as it is worth it; returns the bytes freed. `progress`
+    /// is told now and then.
     pub async fn reclaim(&self, progress: &(dyn Fn(GcProgress) + Send + Sync)) -> Result<u64> {
         self.reclaim_as(true, progress).await
     }
@@ -73,6 +74,7 @@ impl Pool {
         let begin = self.host.now();
         let done = self.reclaim_alone(asked, report).await;
         self.log.lock().await.barrier = None;
+        self.upkeep.fruitful.store(done.as_ref().is_ok_and(|freed| *freed > 0), Relaxed);
         self.check_space().await?;
         self.reclaim_ended(begin);
         done
@@ -100,6 +102,10 @@ impl Pool {
             moved = reclaim.progress.moved_bytes,
             "space reclaimed"
         );
+        if let Some(space) = &mut self.space.lock().pool {
+            let gained = reclaim.progress.freed_bytes.saturating_sub(reclaim.progress.moved_bytes);
+            space.reclaimable_bytes = space.reclaimable_bytes.saturating_sub(gained);
+        }
         freed?;
         report(GcProgress { phase: GcPhase::Done, ..reclaim.progress });
         Ok(reclaim.progress.freed_bytes)
@@ -190,7 +196,8 @@ impl Reclaim<'_> {
         objects.iter().filter(|id| !used.contains(&id.0) && !log.is_open(**id)).copied().collect()
     }
 
-    /// Moves everything out of an object. False where there is no room for that: what was freed so far is free.
+    /// Moves everything out of an object. False where there is no room for that: what was freed so far is
+    /// free.
     async fn clean(&mut self, victim: &Object, marked: &Marked) -> Result<bool> {
         for segment in &victim.residents {
             let record = self.pool.log.lock().await.table().get(segment).copied();

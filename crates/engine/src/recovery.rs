@@ -3,15 +3,24 @@
 //! 1. The newer valid superblock is taken and replaced by one with the next epoch: from here on, whoever held
 //!    the pool before is fenced out.
 //! 2. The checkpoint gives catalogue, roots and segment table.
-//! 3. The segments that may hold later batches are scanned: those that the checkpoint calls open, from where it
+//! 3. The segments that may hold later batches are scanned: those that the checkpoint calls open, from where
+//! it
 //!    left them, and those with numbers that it had not given out yet.
 //! 4. History is picked out ([`crate::scan::history`]), synced (a batch that is only in some cache must not
 //!    become part of what later ones build on), and applied in order.
 //! 5. New batches go into new segments. What the old ones hold beyond history stays behind, never to be taken
 //!    for history: the next batch has a higher epoch, and later ones link to it.
 //!
-//! Time is bounded by the bytes of log since the checkpoint. Nothing is deleted here: should the end of history
-//! have been found too early because of damage, all is still there to be looked at.
+//! **Moved segments.** All relocations in history are noted before any batch is applied, whatever their place
+//! in it: to apply a batch, map nodes are read, and what they rested in when the checkpoint was made may have
+//! been deleted since. A node that is needed then is one that the checkpoint reaches. It is where the last
+//! relocation says, for the cleaner moves all that its own mark found live, and it publishes and deletes only
+//! after both superblock copies name the checkpoint of that mark, or a later one. So whichever copy this
+//! begins from, its checkpoint reaches nothing in a moved segment that the mark had not found. Were the
+//! copies not both of that age, the older one's maps could need nodes that the move left out.
+//!
+//! Time is bounded by the bytes of log since the checkpoint. Nothing is deleted here: should the end of
+//! history have been found too early because of damage, all is still there to be looked at.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -45,8 +54,8 @@ pub(crate) enum Mode {
 }
 
 impl Pool {
-    /// Recovers the pool on a store, or makes a new one where the store is empty; says which segments' fingerprints
-    /// were of use. No task runs yet.
+    /// Recovers the pool on a store, or makes a new one where the store is empty; says which segments'
+    /// fingerprints were of use. No task runs yet.
     pub(crate) async fn recover(
         store: Arc<Metered>,
         host: Arc<dyn Host>,

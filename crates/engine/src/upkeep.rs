@@ -1,8 +1,8 @@
 //! The work behind: when a checkpoint is made, and when reclaiming begins by itself.
 //!
-//! Reclaiming begins when garbage is likely: something was deleted, or much was appended or discarded since the
-//! last mark, or room is short. It does not begin again at once: what a mark costs is spread over at least four
-//! times its duration, unless room is short.
+//! Reclaiming begins when garbage is likely: something was deleted, or much was appended or discarded since
+//! the last mark, or room is short. It does not begin again at once: what a mark costs is spread over at
+//! least four times its duration, unless room is short.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -38,6 +38,8 @@ pub(crate) struct Upkeep {
     pub discarded: AtomicU64,
     /// Room is so short that the cleaner has to see to it.
     pub room_short: AtomicBool,
+    /// The last reclaim freed something: the next may, too.
+    pub fruitful: AtomicBool,
     /// When reclaiming may begin by itself, in the time of the host.
     not_before: Mutex<Duration>,
     /// Segments that are not cleaned since something in them is damaged.
@@ -100,7 +102,9 @@ impl Pool {
         upkeep.reclaim_due.load(Relaxed)
             || appended >= much
             || discarded >= much
-            || (short && (appended >= few || discarded >= few))
+            || (short && (appended >= few || discarded >= few || upkeep.fruitful.load(Relaxed)))
+            // Nobody can append much any more, so that less has to be reason enough.
+            || (self.commit.full.load(Relaxed) && appended + discarded > 0)
     }
 
     /// Whether there is something to do after a commit.

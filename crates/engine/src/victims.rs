@@ -1,12 +1,12 @@
 //! Which objects are worth cleaning.
 //!
-//! Every object is judged by its *gain*: what would be free if all that is live in it were packed elsewhere. So
-//! neither what a packed object needs for headers nor a relocation map counts as garbage, and an object that was
-//! just written is never cleaned again at once.
+//! Every object is judged by its *gain*: what would be free if all that is live in it were packed elsewhere.
+//! So neither what a packed object needs for headers nor a relocation map counts as garbage, and an object
+//! that was just written is never cleaned again at once.
 //!
-//! With room, only the emptiest are cleaned. When room is short, or somebody asks, the order is that of benefit
-//! for cost (gain, times age, over what has to be read and written): what has not changed for long is not going
-//! to get emptier by itself, what is young may.
+//! With room, only the emptiest are cleaned. When room is short, or somebody asks, the order is that of
+//! benefit for cost (gain, times age, over what has to be read and written): what has not changed for long is
+//! not going to get emptier by itself, what is young may.
 
 use std::collections::BTreeMap;
 
@@ -52,10 +52,11 @@ impl Object {
         self.gain() * 100 / self.bytes.max(1)
     }
 
-    /// Benefit for cost.
+    /// Benefit for cost. Age counts by its order of magnitude: with its full weight the cleaner would move fuller
+    /// objects than it must where guests overwrite evenly.
     fn score(&self) -> u128 {
         let cost = u128::from(self.bytes + self.packed).max(1);
-        u128::from(self.gain()) * u128::from(self.age + 1) * 1024 / cost
+        u128::from(self.gain()) * u128::from(32 + (self.age + 1).ilog2()) * 1024 / cost
     }
 }
 
@@ -98,7 +99,8 @@ pub(crate) fn choose(objects: &[Object], effort: Effort) -> Vec<Object> {
     chosen
 }
 
-/// Bytes that the live slots of a moved segment take. What is dead in a group counts as its share of the group.
+/// Bytes that the live slots of a moved segment take. What is dead in a group counts as its share of the
+/// group.
 pub(crate) fn moved_bytes(map: &RelocationMap, is_live: impl Fn(Slot) -> bool) -> u64 {
     let mut groups: BTreeMap<Slot, (u64, u64, u64)> = BTreeMap::new();
     let mut bytes = 0;
@@ -130,7 +132,8 @@ impl Pool {
             let object = Object {
                 id: stat.id,
                 bytes: stat.len,
-                // What is in no table is what a crash left; what came after the mark began has a higher number.
+                // What is in no table is what a crash left; what came after the mark began has a higher
+                // number.
                 covered: stat.id.0 < taken.checkpoint.next_segment,
                 stuck: false,
                 age: 0,

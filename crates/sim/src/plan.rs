@@ -35,7 +35,8 @@ pub struct Plan {
     pub delay: u32,
     /// Operations on the catalogue, of 100.
     pub admin: u64,
-    /// How long after a reclaim that was asked for the next one begins, at most; `None` for administrators' only.
+    /// How long after a reclaim that was asked for the next one begins, at most; `None` for administrators'
+    /// only.
     pub reclaim_every: Option<u64>,
 }
 

@@ -10,7 +10,8 @@ use forebay_store::{Crash, Store};
 /// Run by default.
 const ROUNDS: u64 = 1000;
 
-/// A round in which there is always something to be cleaned: segments are small, and one reclaim follows another.
+/// A round in which there is always something to be cleaned: segments are small, and one reclaim follows
+/// another.
 fn cleaning(seed: u64, ops: Option<u64>) -> Round {
     let mut round = Round::new(seed, ops);
     let plan = &mut round.plan;
@@ -172,8 +173,8 @@ fn content(byte: u8, block: u64) -> Vec<u8> {
     (0..4096).map(|_| rng.next() as u8).collect()
 }
 
-/// The store operations of one reclaim are counted; then the same is done again and again, with a crash in the
-/// middle of the first operation, of the second, and so on.
+/// The store operations of one reclaim are counted; then the same is done again and again, with a crash in
+/// the middle of the first operation, of the second, and so on.
 #[test]
 fn a_crash_at_any_step_of_a_relocation_loses_nothing_and_leaves_nothing() {
     let mut scene = Scene::new(1);

@@ -82,6 +82,8 @@ struct Pace {
     package_bytes: u64,
     /// Pool on which cleaning is measured.
     limited_bytes: u64,
+    /// What is overwritten on it before the measurement, in per cent of it; half of that is measured.
+    overwrite_percent: u64,
 }
 
 impl Pace {
@@ -96,10 +98,11 @@ impl Pace {
                 snapshots: 100,
                 recovery_bytes: 256 << 20,
                 reduce_writes: 20_000,
-                image_bytes: 96 << 20,
+                image_bytes: 64 << 20,
                 clones: 4,
                 package_bytes: 32 << 20,
                 limited_bytes: 256 << 20,
+                overwrite_percent: 40,
             }
         } else {
             Pace {
@@ -114,6 +117,7 @@ impl Pace {
                 clones: 20,
                 package_bytes: 300 << 20,
                 limited_bytes: 1 << 30,
+                overwrite_percent: 100,
             }
         }
     }

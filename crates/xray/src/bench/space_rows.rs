@@ -19,8 +19,8 @@ const SLICE: u64 = 8 * MIB;
 /// NBD's error number of a full disk.
 const NO_SPACE: u32 = 28;
 /// How often a load that met a full store is tried again, and how long after.
-const RETRIES: u32 = 150;
-const RETRY_AFTER: Duration = Duration::from_millis(200);
+const RETRIES: u32 = 300;
+const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// Requests per second of the load in which reads are timed: well below what the server can do.
 const WRITES: f64 = 2000.0;
 const READS: f64 = 500.0;
@@ -91,9 +91,10 @@ pub fn cleaning(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     let loads = [("uniformly random", Access::Random), ("80 % of them to 20 %", Access::Skewed)];
     for (i, (what, access)) in loads.into_iter().enumerate() {
         bench.say(&format!("  overwrites, {what}"));
-        overwrite(&forebay, access, limit, i as u64)?;
+        let bytes = limit / 100 * pace.overwrite_percent;
+        overwrite(&forebay, access, bytes, i as u64)?;
         let (guest, moved) = (guest_bytes(&forebay)?, forebay.stat("/moved_bytes")?);
-        let refused = overwrite(&forebay, access, limit / 2, i as u64 + 10)?;
+        let refused = overwrite(&forebay, access, bytes / 2, i as u64 + 10)?;
         let guest = guest_bytes(&forebay)? - guest;
         let moved = forebay.stat("/moved_bytes")? - moved;
         let cost = moved as f64 / guest.max(1) as f64;

@@ -1,0 +1,314 @@
+//! Space that comes back: what a cleaning frees, what it says of it, and what it leaves alone.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use forebay_engine::{
+    BoxFuture, CloneRequest, Disk, Error, GcPhase, GcProgress, Host, Pool, PoolConfig, SyncMode, check,
+};
+use forebay_store::{MemoryStore, Store};
+
+struct TestHost(Instant);
+
+impl Host for TestHost {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+    fn unix_ms(&self) -> u64 {
+        1_700_000_000_000
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
+        tokio::spawn(task);
+    }
+    fn random(&self, bytes: &mut [u8]) {
+        bytes.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
+    }
+}
+
+fn config() -> PoolConfig {
+    PoolConfig {
+        read_cache: 0,
+        map_cache: 4 << 20,
+        write_buffer: 1 << 20,
+        segment_bytes: 1 << 20,
+        checkpoint_bytes: 64 << 20,
+        reclaim_pause: Duration::from_secs(3600),
+        ..PoolConfig::default()
+    }
+}
+
+async fn open_as(store: &Arc<MemoryStore>, config: PoolConfig) -> Arc<Pool> {
+    let store: Arc<dyn Store> = store.clone();
+    Pool::open(store, Arc::new(TestHost(Instant::now())), config).await.unwrap()
+}
+
+async fn open(store: &Arc<MemoryStore>) -> Arc<Pool> {
+    open_as(store, config()).await
+}
+
+/// The content of a block that was written as number `n`; it does not compress.
+fn random_block(n: u64) -> Vec<u8> {
+    let mut state = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    (0..512).flat_map(|_| next().to_le_bytes()).collect()
+}
+
+async fn fill(disk: &Disk, blocks: impl Iterator<Item = u64>, of: u64) {
+    for block in blocks {
+        disk.write(block * 4096, &random_block(of << 32 | block), false).await.unwrap();
+    }
+    disk.flush().await.unwrap();
+}
+
+async fn verify(disk: &Disk, blocks: impl Iterator<Item = u64>, of: u64) {
+    let mut out = [0; 4096];
+    for block in blocks {
+        disk.read(block * 4096, &mut out).await.unwrap();
+        assert!(out[..] == random_block(of << 32 | block)[..], "block {block}");
+    }
+}
+
+async fn stored(store: &MemoryStore) -> u64 {
+    store.list().await.unwrap().iter().map(|o| o.len).sum()
+}
+
+fn clone(name: &str) -> CloneRequest {
+    CloneRequest { name: name.into(), sync: SyncMode::Flush, write_cache: 0 }
+}
+
+async fn problems(store: &Arc<MemoryStore>) -> Vec<String> {
+    let store: Arc<dyn Store> = store.clone();
+    let report = check(store, Arc::new(TestHost(Instant::now())), |_| {}).await.unwrap();
+    report.problems.iter().map(|p| format!("{} at {} of {:?}", p.what, p.place, p.disks)).collect()
+}
+
+/// Every second block is discarded, so every segment is half full.
+#[tokio::test]
+async fn what_was_discarded_is_free_again() {
+    const BLOCKS: u64 = 8192;
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", BLOCKS * 4096, SyncMode::Flush, 0).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    fill(&v, 0..BLOCKS, 1).await;
+    let before = stored(&store).await;
+    for block in (0..BLOCKS).step_by(2) {
+        v.discard(block * 4096, 4096, false).await.unwrap();
+    }
+    v.flush().await.unwrap();
+    let seen = std::sync::Mutex::new(Vec::new());
+    let freed = pool.reclaim(&|p: GcProgress| seen.lock().unwrap().push(p)).await.unwrap();
+    let after = stored(&store).await;
+    let discarded = BLOCKS / 2 * 4096;
+    assert!(after + discarded * 95 / 100 < before, "{before} bytes before, {after} after, {freed} freed");
+    verify(&v, (0..BLOCKS).skip(1).step_by(2), 1).await;
+
+    let seen = seen.into_inner().unwrap();
+    let last = seen.last().unwrap();
+    assert_eq!((last.phase, last.done, last.freed_bytes), (GcPhase::Done, last.total, freed));
+    assert!(seen.iter().any(|p| p.phase == GcPhase::Clean && p.done < p.total));
+    let stats = pool.stats().await;
+    assert_eq!((stats.freed_bytes, stats.moved_bytes), (freed, last.moved_bytes));
+    let space = stats.space.unwrap();
+    assert_eq!(space.mapped_bytes, discarded);
+    assert_eq!(space.unique_bytes, discarded);
+    assert!((discarded..discarded + discarded / 50).contains(&space.live_bytes), "{space:?}");
+
+    // Once more there is next to nothing to be done, and all is there after a restart.
+    let again = pool.reclaim(&|_| ()).await.unwrap();
+    assert!(again < discarded / 20, "{again} bytes freed again");
+    drop(v);
+    pool.close().await.unwrap();
+    assert_eq!(problems(&store).await, Vec::<String>::new());
+    let pool = open(&store).await;
+    verify(&pool.attach("v").unwrap(), (0..BLOCKS).skip(1).step_by(2), 1).await;
+}
+
+#[tokio::test]
+async fn each_disk_is_told_what_it_holds_alone() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", 64 << 20, SyncMode::Flush, 0).await.unwrap();
+    fill(&pool.attach("v").unwrap(), 0..1000, 1).await;
+    pool.create_snapshot("v", "s").await.unwrap();
+    pool.clone_disk("v@s", &[clone("a"), clone("b")]).await.unwrap();
+    fill(&pool.attach("a").unwrap(), 500..600, 2).await;
+    pool.create_volume("alone", 64 << 20, SyncMode::Flush, 0).await.unwrap();
+    fill(&pool.attach("alone").unwrap(), 0..300, 3).await;
+    // The same blocks as in the volume: stored once.
+    fill(&pool.attach("alone").unwrap(), 700..750, 1).await;
+    pool.reclaim(&|_| ()).await.unwrap();
+    let of = |name: &str| pool.disk_stats(name).unwrap().space.unwrap();
+    for name in ["v", "v@s", "a", "b"] {
+        assert_eq!(of(name).mapped_bytes, 1000 * 4096, "{name}");
+    }
+    for (name, blocks) in [("v", 0), ("v@s", 0), ("b", 0), ("a", 100), ("alone", 300)] {
+        let bytes = of(name).exclusive_bytes;
+        // And some map nodes.
+        assert!((blocks * 4096..=blocks * 4096 + 16384).contains(&bytes), "{name}: {bytes}");
+    }
+    assert_eq!(of("alone").mapped_bytes, 350 * 4096);
+    let space = pool.stats().await.space.unwrap();
+    assert_eq!(space.unique_bytes, 1400 * 4096);
+    assert_eq!(space.mapped_bytes, 4350 * 4096);
+    assert_eq!(space.logical_bytes, 5 * 64 << 20);
+}
+
+/// Damages the block that was written as `block` of `of`; gives the object.
+async fn damage_block(store: &MemoryStore, of: u64, block: u64) -> forebay_engine::SegmentId {
+    let wanted = random_block(of << 32 | block);
+    for object in store.list().await.unwrap() {
+        let bytes = store.read(object.id, 0, object.len as usize).await.unwrap();
+        if let Some(at) = bytes.windows(4096).step_by(64).position(|w| w == wanted) {
+            store.damage(object.id, |bytes| bytes[at * 64 + 5] ^= 1);
+            return object.id;
+        }
+    }
+    panic!("block {block} is not stored");
+}
+
+#[tokio::test]
+async fn a_segment_with_a_damaged_block_stays_and_the_others_are_cleaned() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", 64 << 20, SyncMode::Flush, 0).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    fill(&v, 0..4000, 1).await;
+    pool.clone_disk("v", &[clone("c")]).await.unwrap();
+    for name in ["v", "c"] {
+        let disk = pool.attach(name).unwrap();
+        for block in (0..4000).step_by(2) {
+            disk.discard(block * 4096, 4096, false).await.unwrap();
+        }
+        disk.flush().await.unwrap();
+    }
+    let object = damage_block(&store, 1, 1001).await;
+    let freed = pool.reclaim(&|_| ()).await.unwrap();
+    assert!(freed > 6 << 20, "{freed}");
+    assert!(store.list().await.unwrap().iter().any(|o| o.id == object), "the damaged segment is gone");
+    let mut out = [0; 4096];
+    assert!(matches!(v.read(1001 * 4096, &mut out).await, Err(Error::Damaged(_))));
+    verify(&v, (1..4000).step_by(2).filter(|b| *b != 1001), 1).await;
+    drop(v);
+    pool.close().await.unwrap();
+    let problems = problems(&store).await;
+    let blocks: Vec<_> = problems.iter().filter(|p| p.contains("a block is damaged")).collect();
+    assert!(matches!(&blocks[..], [one] if one.ends_with(r#"of ["v", "c"]"#)), "{problems:?}");
+}
+
+#[tokio::test]
+async fn damage_in_a_container_is_found_and_all_that_suffer_are_named() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", 64 << 20, SyncMode::Flush, 0).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    fill(&v, 0..2000, 1).await;
+    for block in (0..2000).step_by(2) {
+        v.discard(block * 4096, 4096, false).await.unwrap();
+    }
+    v.flush().await.unwrap();
+    pool.clone_disk("v", &[clone("c")]).await.unwrap();
+    pool.reclaim(&|_| ()).await.unwrap();
+    drop(v);
+    pool.close().await.unwrap();
+    assert_eq!(problems(&store).await, Vec::<String>::new());
+    // A moved block.
+    damage_block(&store, 1, 77).await;
+    let found = problems(&store).await;
+    assert!(
+        found.iter().any(|p| p.contains("a block is damaged") && p.ends_with(r#"of ["v", "c"]"#)),
+        "{found:?}"
+    );
+    // A relocation map.
+    for object in store.list().await.unwrap() {
+        let bytes = store.read(object.id, 0, object.len as usize).await.unwrap();
+        let at = bytes.windows(8).step_by(64).position(|w| w == b"FBRELOCM");
+        if let Some(at) = at {
+            store.damage(object.id, |bytes| bytes[at * 64 + 100] ^= 1);
+            break;
+        }
+    }
+    let found = problems(&store).await;
+    assert!(found.iter().any(|p| p.contains("a relocation map cannot be read")), "{found:?}");
+    let pool = open(&store).await;
+    let v = pool.attach("v").unwrap();
+    let mut out = [0; 4096];
+    let mut bad = 0;
+    for block in (1..2000).step_by(2) {
+        match v.read(block * 4096, &mut out).await {
+            Ok(()) => assert!(out[..] == random_block(1 << 32 | block)[..]),
+            Err(Error::Damaged(_)) => bad += 1,
+            Err(e) => panic!("{e}"),
+        }
+    }
+    assert!((2..999).contains(&bad), "{bad}");
+    assert!(pool.stats().await.damaged_blocks >= 2);
+}
+
+/// Random overwrites of a pool that is four fifths full: the cleaner keeps up by itself.
+#[tokio::test]
+async fn a_pool_that_is_four_fifths_full_goes_on() {
+    const BLOCKS: u64 = 24 << 10;
+    let store = Arc::new(MemoryStore::new());
+    let config = PoolConfig {
+        segment_bytes: 512 << 10,
+        write_buffer: 512 << 10,
+        reclaim_pause: Duration::from_millis(1),
+        ..config()
+    };
+    let pool = open_as(&store, config).await;
+    pool.create_volume("v", BLOCKS * 4096, SyncMode::Flush, 0).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    fill(&v, 0..BLOCKS, 0).await;
+    pool.reclaim(&|_| ()).await.unwrap();
+    let room = store.capacity().await.unwrap();
+    store.set_capacity((room.total - room.free) * 10 / 8);
+    let mut version = vec![0; BLOCKS as usize];
+    let mut state = 1_u64;
+    let (mut refused, written) = (0, AtomicU64::new(0));
+    let moved_before = pool.stats().await.moved_bytes;
+    for n in 1..BLOCKS * 2 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let block = (state >> 33) % BLOCKS;
+        loop {
+            match v.write(block * 4096, &random_block(n << 32 | block), false).await {
+                Ok(()) => break,
+                Err(Error::NoSpace) => {
+                    refused += 1;
+                    assert!(refused < 60_000, "no room comes back: {:#?}", pool.stats().await);
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                Err(e) => panic!("{e}"),
+            }
+        }
+        version[block as usize] = n;
+        written.fetch_add(4096, Relaxed);
+        if n % 64 == 0 {
+            while let Err(e) = v.flush().await {
+                assert!(matches!(e, Error::NoSpace), "{e}");
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        }
+    }
+    let moved = pool.stats().await.moved_bytes - moved_before;
+    let written = written.into_inner();
+    println!(
+        "moved {:.2} bytes for each byte written; refused {refused} times",
+        moved as f64 / written as f64
+    );
+    assert!(moved < written * 4, "{moved} bytes moved for {written}");
+    for (block, n) in (0..).zip(version).step_by(7) {
+        verify(&v, std::iter::once(block), n).await;
+    }
+}
