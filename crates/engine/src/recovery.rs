@@ -4,8 +4,7 @@
 //!    the pool before is fenced out.
 //! 2. The checkpoint gives catalogue, roots and segment table.
 //! 3. The segments that may hold later batches are scanned: those that the checkpoint calls open, from where
-//! it
-//!    left them, and those with numbers that it had not given out yet.
+//!    it left them, and those with numbers that it had not given out yet.
 //! 4. History is picked out ([`crate::scan::history`]), synced (a batch that is only in some cache must not
 //!    become part of what later ones build on), and applied in order.
 //! 5. New batches go into new segments. What the old ones hold beyond history stays behind, never to be taken
