@@ -62,12 +62,17 @@ pub(crate) struct Group {
 }
 
 impl Pool {
-    /// Whether a write of `len` bytes may go into the buffer now. An error where it never may.
+    /// Whether a write of `len` bytes may go into the buffer now, or has to wait: for a commit, or, where the
+    /// store is full of garbage, for the cleaner. An error where it would wait in vain.
     pub(crate) fn admit(&self, len: u64) -> Result<bool> {
         self.check_running()?;
         if self.commit.full.load(Relaxed) {
-            // Zeroes take next to nothing, and to wait for a full store to empty could be for ever.
-            return if len > 0 { Err(Error::NoSpace) } else { Ok(true) };
+            // Zeroes take next to nothing, and may be what makes room.
+            return match len {
+                0 => Ok(true),
+                _ if self.room_may_come() => Ok(false),
+                _ => Err(Error::NoSpace),
+            };
         }
         let dirty = self.commit.dirty.load(Relaxed).max(0) as u64;
         if dirty == 0 || dirty + len <= self.config.write_buffer {
@@ -256,6 +261,7 @@ impl Pool {
             let _ = op.done.send(Err(Error::NoSpace));
         }
         self.commit.progress.send_modify(|p| p.failures += 1);
+        self.upkeep.wake();
     }
 
     async fn commit_once(&self, group: &mut Group) -> Result<()> {

@@ -250,7 +250,7 @@ impl Disk {
             }
         }
         self.volume.guest.discard.add(len);
-        self.pool.upkeep.discarded.fetch_add(len, Relaxed);
+        self.pool.note_discarded(len);
         self.settle(fua).await
     }
 
@@ -260,7 +260,7 @@ impl Disk {
         let whole = self.whole_blocks(offset, len);
         self.change(whole.clone(), |buffer| buffer.zero(whole, false))?;
         self.volume.guest.discard.add(len);
-        self.pool.upkeep.discarded.fetch_add(len, Relaxed);
+        self.pool.note_discarded(len);
         self.settle(fua).await
     }
 

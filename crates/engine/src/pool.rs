@@ -338,7 +338,8 @@ impl Pool {
             _ => {}
         }
         if was_full != full {
-            self.upkeep.wake.notify_one();
+            self.upkeep.wake();
+            self.commit.progress.send_modify(|_| ());
         }
         Ok(())
     }

@@ -71,13 +71,14 @@ impl Pool {
         self.check_latch()?;
         // From here on what commits refer to is noted; all that they did before is in the checkpoint.
         self.log.lock().await.barrier = Some(Default::default());
-        let begin = self.host.now();
+        let (begin, moved) = (self.host.now(), self.counters.moved.get().bytes);
+        self.upkeep.reclaim_begins();
         let done = self.reclaim_alone(asked, report).await;
         self.log.lock().await.barrier = None;
-        self.upkeep.fruitful.store(done.as_ref().is_ok_and(|freed| *freed > 0), Relaxed);
-        self.check_space().await?;
-        self.reclaim_ended(begin);
-        done
+        let checked = self.check_space().await;
+        let moved = self.counters.moved.get().bytes - moved;
+        self.reclaim_ended(begin, done.as_ref().map_or(0, |freed| freed.saturating_sub(moved)));
+        checked.and(done)
     }
 
     async fn reclaim_alone(&self, asked: bool, report: Report<'_>) -> Result<u64> {

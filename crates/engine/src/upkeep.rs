@@ -38,8 +38,12 @@ pub(crate) struct Upkeep {
     pub discarded: AtomicU64,
     /// Room is so short that the cleaner has to see to it.
     pub room_short: AtomicBool,
-    /// The last reclaim freed something: the next may, too.
-    pub fruitful: AtomicBool,
+    /// The last reclaim made room: the next may, too.
+    fruitful: AtomicBool,
+    /// A reclaim is under way.
+    cleaning: AtomicBool,
+    /// The last reclaim left a full store full. Nobody waits for another, unless there is new garbage.
+    hopeless: AtomicBool,
     /// When reclaiming may begin by itself, in the time of the host.
     not_before: Mutex<Duration>,
     /// Segments that are not cleaned since something in them is damaged.
@@ -48,6 +52,11 @@ pub(crate) struct Upkeep {
 }
 
 impl Upkeep {
+    /// A reclaim begins.
+    pub fn reclaim_begins(&self) {
+        self.cleaning.store(true, Relaxed);
+    }
+
     /// A mark begins, when so much was appended.
     pub fn mark_begins(&self, appended: u64) {
         self.reclaim_due.store(false, Relaxed);
@@ -75,11 +84,37 @@ impl Pool {
     /// Notes garbage of which the log does not tell.
     pub(crate) fn garbage_is_due(&self) {
         self.upkeep.reclaim_due.store(true, Relaxed);
+        self.upkeep.hopeless.store(false, Relaxed);
         self.upkeep.wake();
     }
 
-    /// A reclaim that began at `begin` has ended.
-    pub(crate) fn reclaim_ended(&self, begin: Duration) {
+    /// Notes that a guest discarded so many bytes.
+    pub(crate) fn note_discarded(&self, bytes: u64) {
+        let before = self.upkeep.discarded.fetch_add(bytes, Relaxed);
+        if before < self.little() && before + bytes >= self.little() {
+            self.upkeep.hopeless.store(false, Relaxed);
+        }
+    }
+
+    /// What is worth a reclaim where the store is full.
+    fn little(&self) -> u64 {
+        u64::from(self.config.segment_bytes) / 4
+    }
+
+    /// Whether it is worth waiting for room in a full store.
+    pub(crate) fn room_may_come(&self) -> bool {
+        let upkeep = &self.upkeep;
+        !upkeep.hopeless.load(Relaxed) && (upkeep.cleaning.load(Relaxed) || self.reclaim_wanted())
+    }
+
+    /// A reclaim that began at `begin` has ended, and made so much room; none if it failed. Whoever waits for room
+    /// looks again.
+    pub(crate) fn reclaim_ended(&self, begin: Duration, gained: u64) {
+        let fruitful = gained >= self.little();
+        self.upkeep.fruitful.store(fruitful, Relaxed);
+        self.upkeep.hopeless.store(!fruitful && self.commit.full.load(Relaxed), Relaxed);
+        self.upkeep.cleaning.store(false, Relaxed);
+        self.commit.progress.send_modify(|_| ());
         let now = self.host.now();
         let took = now.saturating_sub(begin);
         let short = self.upkeep.room_short.load(Relaxed);
@@ -104,7 +139,7 @@ impl Pool {
             || discarded >= much
             || (short && (appended >= few || discarded >= few || upkeep.fruitful.load(Relaxed)))
             // Nobody can append much any more, so that less has to be reason enough.
-            || (self.commit.full.load(Relaxed) && appended + discarded > 0)
+            || (self.commit.full.load(Relaxed) && appended + discarded >= self.little())
     }
 
     /// Whether there is something to do after a commit.
