@@ -162,7 +162,7 @@ async fn each_disk_is_told_what_it_holds_alone() {
     let space = pool.stats().await.space.unwrap();
     assert_eq!(space.unique_bytes, 1400 * 4096);
     assert_eq!(space.mapped_bytes, 4350 * 4096);
-    assert_eq!(space.logical_bytes, 5 * 64 << 20);
+    assert_eq!(space.logical_bytes, (5 * 64) << 20);
 }
 
 /// Damages the block that was written as `block` of `of`; gives the object.
