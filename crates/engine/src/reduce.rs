@@ -165,22 +165,22 @@ impl Pool {
         if !self.dedup.lock().is_sampled() {
             return known;
         }
-        let mut hits: HashMap<SegmentId, usize> = HashMap::new();
-        known.iter().flatten().for_each(|at| *hits.entry(at.addr.segment).or_default() += 1);
+        let mut hits: HashMap<SegmentId, Vec<BlockRef>> = HashMap::new();
+        known.iter().flatten().for_each(|at| hits.entry(at.addr.segment).or_default().push(*at));
         let mut hits: Vec<_> = hits.into_iter().collect();
         // Those with the most first; then by number, so that a run can be repeated.
-        hits.sort_unstable_by_key(|(segment, count)| (Reverse(*count), *segment));
+        hits.sort_unstable_by_key(|(segment, hits)| (Reverse(hits.len()), *segment));
         let mut added = false;
-        for (segment, _) in hits.into_iter().take(DIRECTORIES_AT_ONCE) {
+        for (segment, hits) in hits.into_iter().take(DIRECTORIES_AT_ONCE) {
             let Some(record) = log.table().get(&segment) else { continue };
             // About as long as its directory: a block is rarely shorter than a quarter.
             let bytes = u64::from(record.written) / 128;
-            if log.is_open(segment) || !self.dedup.lock().wants_directory(segment, bytes) {
+            if log.is_open(segment) || !self.dedup.lock().wants_directory(&hits, bytes) {
                 continue;
             }
             match self.read_directory(record).await {
                 Ok(entries) => {
-                    self.dedup.lock().add_directory(segment, &entries);
+                    self.dedup.lock().add_directory(segment, &entries, &hits);
                     added = true;
                 }
                 Err(e) => tracing::warn!(%segment, "cannot read a directory of fingerprints: {e}"),

@@ -154,8 +154,10 @@ impl Pool {
 
     /// How long until a reclaim that is wanted may begin; `None` if none is.
     fn reclaim_in(&self) -> Option<Duration> {
-        let not_before = *self.upkeep.not_before.lock();
-        self.reclaim_wanted().then(|| not_before.saturating_sub(self.host.now()))
+        let pause = self.upkeep.not_before.lock().saturating_sub(self.host.now());
+        // Where the store is full, guests wait.
+        let most = if self.commit.full.load(Relaxed) { SPACE_CHECK } else { pause };
+        self.reclaim_wanted().then_some(pause.min(most))
     }
 
     /// The task that makes checkpoints and reclaims space.

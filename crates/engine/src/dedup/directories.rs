@@ -1,9 +1,14 @@
-//! Directories of segments in which duplicates were found, sorted by fingerprint, the last used first.
+//! Directories of segments in which duplicates were found, the last used first.
+//!
+//! A directory is kept in *stretches* of some thousand blocks that were stored one after the other, each sorted by
+//! fingerprint: a small budget is so spent on the neighbours of what was found, and not on whole segments.
 
 use forebay_format::{Address, BlockRef, DirectoryEntry, Fingerprint, Form, SegmentId, Slot, SlotKind};
 
-/// Directories that a look-up goes through: duplicates come in runs, so those of the last runs are enough.
-const SEARCHED: usize = 8;
+/// Stretches that a look-up goes through: duplicates come in runs, so those of the last runs are enough.
+const SEARCHED: usize = 32;
+/// Blocks of a stretch: 8 MiB before they are compressed.
+const STRETCH: usize = 2048;
 
 /// A block in 24 bytes.
 struct Entry {
@@ -13,14 +18,32 @@ struct Entry {
     crc: u32,
 }
 
-struct Directory {
+struct Stretch {
     segment: SegmentId,
+    /// Its first and its last slot.
+    slots: (Slot, Slot),
     entries: Box<[Entry]>,
 }
 
-impl Directory {
+impl Stretch {
+    fn new(segment: SegmentId, blocks: &[&DirectoryEntry]) -> Option<Stretch> {
+        let slots = (blocks.first()?.slot, blocks.last()?.slot);
+        let entry = |e: &&DirectoryEntry| Entry {
+            fingerprint: e.fingerprint,
+            slot_form: e.slot.0 | u32::from(e.form.0) << 24,
+            crc: e.crc,
+        };
+        let mut entries: Box<[Entry]> = blocks.iter().map(entry).collect();
+        entries.sort_unstable_by_key(|e| e.fingerprint);
+        Some(Stretch { segment, slots, entries })
+    }
+
+    fn has(&self, at: &BlockRef) -> bool {
+        self.segment == at.addr.segment && (self.slots.0..=self.slots.1).contains(&at.addr.slot)
+    }
+
     fn bytes(&self) -> u64 {
-        size_of_val(&*self.entries) as u64 + size_of::<Directory>() as u64
+        size_of_val(&*self.entries) as u64 + size_of::<Stretch>() as u64
     }
 
     fn find(&self, fingerprint: &Fingerprint) -> Option<BlockRef> {
@@ -34,19 +57,20 @@ impl Directory {
 /// See the module.
 pub(super) struct Directories {
     /// The last used first.
-    list: Vec<Directory>,
+    list: Vec<Stretch>,
     budget: u64,
     bytes: u64,
 }
 
 impl Directories {
-    /// None yet, and at most `budget` bytes; but one is always kept.
+    /// None yet, and at most `budget` bytes; but one stretch is always kept.
     pub fn new(budget: u64) -> Directories {
         Directories { list: Vec::new(), budget, bytes: 0 }
     }
 
-    pub fn has(&self, segment: SegmentId) -> bool {
-        self.list.iter().any(|d| d.segment == segment)
+    /// Whether the neighbours of a block are here.
+    pub fn has(&self, at: &BlockRef) -> bool {
+        self.list.iter().any(|stretch| stretch.has(at))
     }
 
     pub fn find(&mut self, fingerprint: &Fingerprint) -> Option<BlockRef> {
@@ -56,35 +80,35 @@ impl Directories {
         Some(found)
     }
 
-    pub fn add(&mut self, segment: SegmentId, entries: &[DirectoryEntry]) {
-        self.forget(segment);
-        let blocks =
-            entries.iter().filter(|e| e.kind == SlotKind::Block && e.fingerprint != Fingerprint::default());
-        let mut entries: Vec<_> = blocks
-            .map(|e| Entry {
-                fingerprint: e.fingerprint,
-                slot_form: e.slot.0 | u32::from(e.form.0) << 24,
-                crc: e.crc,
-            })
-            .collect();
-        entries.sort_unstable_by_key(|e| e.fingerprint);
-        let directory = Directory { segment, entries: entries.into() };
-        self.bytes += directory.bytes();
-        self.list.insert(0, directory);
+    /// Takes in those stretches of a directory, which is sorted by slot, in which one of `hits` is.
+    pub fn add(&mut self, segment: SegmentId, directory: &[DirectoryEntry], hits: &[BlockRef]) {
+        let is_block =
+            |e: &&DirectoryEntry| e.kind == SlotKind::Block && e.fingerprint != Fingerprint::default();
+        let blocks: Vec<_> = directory.iter().filter(is_block).collect();
+        let stretches = blocks.chunks(STRETCH).filter_map(|blocks| Stretch::new(segment, blocks));
+        for stretch in stretches.filter(|stretch| hits.iter().any(|at| stretch.has(at))) {
+            self.bytes += stretch.bytes();
+            self.list.insert(0, stretch);
+        }
         while self.bytes > self.budget && self.list.len() > 1 {
             self.bytes -= self.list.pop().map_or(0, |d| d.bytes());
         }
     }
 
     pub fn forget(&mut self, segment: SegmentId) {
-        if let Some(i) = self.list.iter().position(|d| d.segment == segment) {
-            self.bytes -= self.list.remove(i).bytes();
-        }
+        self.list.retain(|stretch| stretch.segment != segment);
+        self.bytes = self.list.iter().map(Stretch::bytes).sum();
     }
 
     /// Whose directories there are, the last used first.
-    pub fn segments(&self) -> impl Iterator<Item = SegmentId> {
-        self.list.iter().map(|d| d.segment)
+    pub fn segments(&self) -> Vec<SegmentId> {
+        let mut segments = Vec::new();
+        for stretch in &self.list {
+            if !segments.contains(&stretch.segment) {
+                segments.push(stretch.segment);
+            }
+        }
+        segments
     }
 
     pub fn bytes(&self) -> u64 {

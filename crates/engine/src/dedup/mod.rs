@@ -128,11 +128,12 @@ impl Dedup {
         self.table.insert(fingerprint, at);
     }
 
-    /// Whether the directory of a segment in which `hits` blocks were just found is worth being read; it is
-    /// `bytes` long. If so, it is paid for.
-    pub fn wants_directory(&mut self, segment: SegmentId, bytes: u64) -> bool {
-        let wanted =
-            self.table.sampling() > 0 && !self.directories.has(segment) && self.credit >= bytes as i64;
+    /// Whether the directory of the segment in which `hits` were just found is worth being read; it is `bytes`
+    /// long. If so, it is paid for.
+    pub fn wants_directory(&mut self, hits: &[BlockRef], bytes: u64) -> bool {
+        let wanted = self.table.sampling() > 0
+            && self.credit >= bytes as i64
+            && !hits.iter().all(|at| self.directories.has(at));
         if wanted {
             self.credit -= bytes as i64;
         }
@@ -144,9 +145,10 @@ impl Dedup {
         self.table.sampling() > 0
     }
 
-    /// Takes a directory in.
-    pub fn add_directory(&mut self, segment: SegmentId, entries: &[DirectoryEntry]) {
-        self.directories.add(segment, entries);
+    /// Takes a directory in, as far as it has neighbours of `hits` that are not here yet.
+    pub fn add_directory(&mut self, segment: SegmentId, directory: &[DirectoryEntry], hits: &[BlockRef]) {
+        let new: Vec<_> = hits.iter().filter(|at| !self.directories.has(at)).copied().collect();
+        self.directories.add(segment, directory, &new);
     }
 
     /// Slots of a segment are going to be dropped. Nobody finds them from here on.
@@ -165,7 +167,7 @@ impl Dedup {
 
     /// Segments in which something was found last, the last first.
     pub fn warm(&self) -> Vec<SegmentId> {
-        self.directories.segments().collect()
+        self.directories.segments()
     }
 
     /// One of `2^n` fingerprints is kept.
@@ -227,7 +229,8 @@ mod tests {
         let run = 5_000..6_000;
         let hooks = run.clone().filter(|n| index.find(&print(*n)).is_some()).count();
         assert!((50..700).contains(&hooks), "{hooks}");
-        assert!(index.wants_directory(SegmentId(1), 32 * 1_000));
+        let hit: Vec<_> = run.clone().filter_map(|n| index.find(&print(n))).take(1).collect();
+        assert!(index.wants_directory(&hit, 32 * 1_000));
         let entry = |n: u64| DirectoryEntry {
             slot: Slot(n as u32 * 64),
             form: Form::RAW_BLOCK,
@@ -235,9 +238,9 @@ mod tests {
             crc: n as u32,
             fingerprint: print(n),
         };
-        index.add_directory(SegmentId(1), &run.clone().map(entry).collect::<Vec<_>>());
+        index.add_directory(SegmentId(1), &run.clone().map(entry).collect::<Vec<_>>(), &hit);
         assert!(run.clone().all(|n| index.find(&print(n)) == Some(place(1, n as u32))));
-        assert!(!index.wants_directory(SegmentId(1), 1), "it is there");
+        assert!(!index.wants_directory(&hit, 1), "it is there");
         index.dropped(SegmentId(1), run.clone().map(|n| (print(n), Slot(n as u32 * 64))));
         assert!(run.into_iter().all(|n| index.find(&print(n)).is_none()));
     }
@@ -245,12 +248,12 @@ mod tests {
     #[test]
     fn directories_have_to_be_earned() {
         let mut index = Dedup::new(1 << 20, 3);
-        let free = (0..1_000).filter(|n| index.wants_directory(SegmentId(*n), 1 << 20)).count();
+        let free = (1..1_000).filter(|n| index.wants_directory(&[place(*n, 1)], 1 << 20)).count();
         assert_eq!(free as i64, CREDIT_MAX >> 20);
         let lookups = (1 << 20) / CREDIT_FOR_LOOKUP;
         (0..lookups as u64).for_each(|n| assert_eq!(index.find(&print(n)), None));
-        assert!(index.wants_directory(SegmentId(2_000), 1 << 20));
-        assert!(!index.wants_directory(SegmentId(2_001), 1 << 20));
+        assert!(index.wants_directory(&[place(2_000, 1)], 1 << 20));
+        assert!(!index.wants_directory(&[place(2_001, 1)], 1 << 20));
     }
 
     #[test]
