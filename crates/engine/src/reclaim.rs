@@ -108,6 +108,11 @@ impl Pool {
             space.reclaimable_bytes = space.reclaimable_bytes.saturating_sub(gained);
         }
         freed?;
+        if asked {
+            // What is set aside for more to be moved is room as well.
+            let ended = self.log.lock().await.end_segment(Stream::Moved).await;
+            self.latching(ended)?;
+        }
         report(GcProgress { phase: GcPhase::Done, ..reclaim.progress });
         Ok(reclaim.progress.freed_bytes)
     }

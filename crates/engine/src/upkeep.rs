@@ -156,8 +156,9 @@ impl Pool {
     fn reclaim_in(&self) -> Option<Duration> {
         let pause = self.upkeep.not_before.lock().saturating_sub(self.host.now());
         // Where the store is full, guests wait.
-        let most = if self.commit.full.load(Relaxed) { SPACE_CHECK } else { pause };
-        self.reclaim_wanted().then_some(pause.min(most))
+        let pause =
+            if self.room_may_come() && self.commit.full.load(Relaxed) { Duration::ZERO } else { pause };
+        self.reclaim_wanted().then_some(pause)
     }
 
     /// The task that makes checkpoints and reclaims space.

@@ -32,7 +32,7 @@ pub(crate) struct Object {
     pub covered: bool,
     /// What cannot be moved is in it.
     pub stuck: bool,
-    /// Age, in batches of the log.
+    /// Age of the youngest data in it, in batches of the log.
     pub age: u64,
     /// The segments whose live slots rest in it.
     pub residents: Vec<SegmentId>,
@@ -53,10 +53,11 @@ impl Object {
     }
 
     /// Benefit for cost. Age counts by its order of magnitude: with its full weight the cleaner would move fuller
-    /// objects than it must where guests overwrite evenly.
+    /// objects than it must where guests overwrite evenly; without, it would move young data over and over that
+    /// is about to go.
     fn score(&self) -> u128 {
         let cost = u128::from(self.bytes + self.packed).max(1);
-        u128::from(self.gain()) * u128::from(32 + (self.age + 1).ilog2()) * 1024 / cost
+        u128::from(self.gain()) * u128::from((self.age + 2).ilog2()) * 1024 / cost
     }
 }
 
@@ -136,7 +137,7 @@ impl Pool {
                 // number.
                 covered: stat.id.0 < taken.checkpoint.next_segment,
                 stuck: false,
-                age: 0,
+                age: taken.head.seq,
                 residents: Vec::new(),
                 live: 0,
                 packed: 0,
@@ -147,11 +148,12 @@ impl Pool {
             let Some(object) = objects.get_mut(&record.segment) else { continue };
             object.bytes = object.bytes.min(record.written.into());
             object.covered = record.last_seq <= taken.head.seq && !open && !blobs.contains(&record.segment);
-            object.age = taken.head.seq.saturating_sub(record.last_seq);
         }
         for record in &records {
             let Some(live) = marked.live.get_mut(&record.segment) else { continue };
             let Some(object) = objects.get_mut(&SegmentId(record.container)) else { continue };
+            // Of data that was moved counts when it was written, not when it was moved.
+            object.age = object.age.min(taken.head.seq.saturating_sub(record.last_seq));
             if let Some(rest) = Rest::of(record) {
                 match self.read_relocation_map(record.segment, &rest).await {
                     Ok(map) => live.stored = moved_bytes(&map, |slot| live.slots.contains(slot.0)),

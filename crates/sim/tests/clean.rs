@@ -8,7 +8,7 @@ use forebay_sim::{Ran, Rng, Round, attempt, rounds};
 use forebay_store::{Crash, Store};
 
 /// Run by default.
-const ROUNDS: u64 = 1000;
+const ROUNDS: u64 = 200;
 
 /// A round in which there is always something to be cleaned: segments are small, and one reclaim follows
 /// another.
