@@ -23,8 +23,10 @@ use crate::pool::Pool;
 use crate::stored::compress;
 use crate::volume::Volume;
 
-/// Segments whose directories one commit reads at most: it is waited for.
-const DIRECTORIES_AT_ONCE: usize = 4;
+/// Segments whose directories one commit reads at most, for it is waited for: so many, ...
+const DIRECTORIES_LEAST: usize = 4;
+/// ... and one more for each so many blocks.
+const DIRECTORY_FOR: usize = 1024;
 
 /// What becomes of a block.
 enum Outcome {
@@ -170,8 +172,7 @@ impl Pool {
         let mut hits: Vec<_> = hits.into_iter().collect();
         // Those with the most first; then by number, so that a run can be repeated.
         hits.sort_unstable_by_key(|(segment, hits)| (Reverse(hits.len()), *segment));
-        let mut added = false;
-        for (segment, hits) in hits.into_iter().take(DIRECTORIES_AT_ONCE) {
+        for (segment, hits) in hits.into_iter().take(DIRECTORIES_LEAST + candidates.len() / DIRECTORY_FOR) {
             let Some(record) = log.table().get(&segment) else { continue };
             // About as long as its directory: a block is rarely shorter than a quarter.
             let bytes = u64::from(record.written) / 128;
@@ -179,18 +180,15 @@ impl Pool {
                 continue;
             }
             match self.read_directory(record).await {
-                Ok(entries) => {
-                    self.dedup.lock().add_directory(segment, &entries, &hits);
-                    added = true;
+                Ok(directory) => {
+                    let missed = candidates.iter().zip(&mut known).filter(|(_, known)| known.is_none());
+                    let missed = missed.map(|(c, known)| (&c.fingerprint, known));
+                    self.dedup.lock().search_directory(segment, &directory, &hits, missed);
                 }
                 Err(e) => tracing::warn!(%segment, "cannot read a directory of fingerprints: {e}"),
             }
         }
-        if added {
-            let mut dedup = self.dedup.lock();
-            let missed = known.iter_mut().zip(candidates).filter(|(known, _)| known.is_none());
-            missed.for_each(|(known, c)| *known = dedup.find(&c.fingerprint).filter(usable));
-        }
+        known.iter_mut().filter(|at| at.is_some_and(|at| !usable(&at))).for_each(|at| *at = None);
         known
     }
 

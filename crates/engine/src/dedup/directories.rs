@@ -80,16 +80,27 @@ impl Directories {
         Some(found)
     }
 
-    /// Takes in those stretches of a directory, which is sorted by slot, in which one of `hits` is.
-    pub fn add(&mut self, segment: SegmentId, directory: &[DirectoryEntry], hits: &[BlockRef]) {
+    /// Looks for fingerprints in a whole directory, which is sorted by slot, and keeps those stretches of it in
+    /// which one of `hits` is. `misses` are what is looked for, with where to put what is found.
+    pub fn search<'a>(
+        &mut self,
+        segment: SegmentId,
+        directory: &[DirectoryEntry],
+        hits: &[BlockRef],
+        misses: impl Iterator<Item = (&'a Fingerprint, &'a mut Option<BlockRef>)>,
+    ) {
         let is_block =
             |e: &&DirectoryEntry| e.kind == SlotKind::Block && e.fingerprint != Fingerprint::default();
         let blocks: Vec<_> = directory.iter().filter(is_block).collect();
+        if let Some(whole) = Stretch::new(segment, &blocks) {
+            misses.for_each(|(fingerprint, found)| *found = whole.find(fingerprint));
+        }
         let stretches = blocks.chunks(STRETCH).filter_map(|blocks| Stretch::new(segment, blocks));
-        for stretch in stretches.filter(|stretch| hits.iter().any(|at| stretch.has(at))) {
-            self.bytes += stretch.bytes();
+        for stretch in stretches.filter(|new| hits.iter().any(|at| new.has(at))) {
+            self.list.retain(|old| (old.segment, old.slots) != (segment, stretch.slots));
             self.list.insert(0, stretch);
         }
+        self.bytes = self.list.iter().map(Stretch::bytes).sum();
         while self.bytes > self.budget && self.list.len() > 1 {
             self.bytes -= self.list.pop().map_or(0, |d| d.bytes());
         }

@@ -145,10 +145,15 @@ impl Dedup {
         self.table.sampling() > 0
     }
 
-    /// Takes a directory in, as far as it has neighbours of `hits` that are not here yet.
-    pub fn add_directory(&mut self, segment: SegmentId, directory: &[DirectoryEntry], hits: &[BlockRef]) {
-        let new: Vec<_> = hits.iter().filter(|at| !self.directories.has(at)).copied().collect();
-        self.directories.add(segment, directory, &new);
+    /// Looks for what was missed in the directory of a segment, all of it, and keeps the neighbours of `hits`.
+    pub fn search_directory<'a>(
+        &mut self,
+        segment: SegmentId,
+        directory: &[DirectoryEntry],
+        hits: &[BlockRef],
+        misses: impl Iterator<Item = (&'a Fingerprint, &'a mut Option<BlockRef>)>,
+    ) {
+        self.directories.search(segment, directory, hits, misses);
     }
 
     /// Slots of a segment are going to be dropped. Nobody finds them from here on.
@@ -238,7 +243,10 @@ mod tests {
             crc: n as u32,
             fingerprint: print(n),
         };
-        index.add_directory(SegmentId(1), &run.clone().map(entry).collect::<Vec<_>>(), &hit);
+        let directory: Vec<_> = run.clone().map(entry).collect();
+        let (prints, mut found): (Vec<_>, _) = (run.clone().map(print).collect(), vec![None; 1_000]);
+        index.search_directory(SegmentId(1), &directory, &hit, prints.iter().zip(&mut found));
+        assert!(found.iter().zip(run.clone()).all(|(at, n)| *at == Some(place(1, n as u32))));
         assert!(run.clone().all(|n| index.find(&print(n)) == Some(place(1, n as u32))));
         assert!(!index.wants_directory(&hit, 1), "it is there");
         index.dropped(SegmentId(1), run.clone().map(|n| (print(n), Slot(n as u32 * 64))));
