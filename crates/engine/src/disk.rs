@@ -244,13 +244,13 @@ impl Disk {
             if offset < first {
                 self.write_bytes(offset, &[0; BLOCK][..(first - offset) as usize]).await?;
             }
+            self.note_discarded(&whole);
             self.change(whole.clone(), |buffer| buffer.zero(whole, allocated))?;
             if offset + len > last {
                 self.write_bytes(last, &[0; BLOCK][..(offset + len - last) as usize]).await?;
             }
         }
         self.volume.guest.discard.add(len);
-        self.pool.note_discarded(len);
         self.settle(fua).await
     }
 
@@ -258,10 +258,23 @@ impl Disk {
     pub async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
         let whole = self.whole_blocks(offset, len);
+        self.note_discarded(&whole);
         self.change(whole.clone(), |buffer| buffer.zero(whole, false))?;
         self.volume.guest.discard.add(len);
-        self.pool.note_discarded(len);
         self.settle(fua).await
+    }
+
+    /// Notes that blocks become garbage, unless nothing is there: a guest that trims its free space names all that
+    /// it never used, too.
+    fn note_discarded(&self, blocks: &Range<u64>) {
+        let count = blocks.end - blocks.start;
+        if count == 0 {
+            return;
+        }
+        let run = self.volume.tree.read().run(&self.pool.nodes, blocks.start, count);
+        if !matches!(run, Ok((RunKind::Hole, holes)) if holes >= count) {
+            self.pool.note_discarded(count * BLOCK as u64);
+        }
     }
 
     /// The blocks that lie wholly in a range; a block that the end of the disk cuts counts as whole.
