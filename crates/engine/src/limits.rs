@@ -27,6 +27,13 @@ pub const READAHEAD_MAX: u64 = 1 << 20;
 pub const CHUNK_BLOCKS: usize = 64;
 /// How often a read looks its blocks up again when their segment was freed meanwhile.
 pub const READ_RETRIES: usize = 16;
+/// After a start, fingerprints are read back when guests made fewer store reads than [`INDEX_CALM`] in the time of
+/// [`INDEX_LOOK`], or after [`INDEX_WAIT`] in any case.
+pub const INDEX_CALM: u64 = 8;
+/// See [`INDEX_CALM`].
+pub const INDEX_LOOK: Duration = Duration::from_secs(2);
+/// See [`INDEX_CALM`].
+pub const INDEX_WAIT: Duration = Duration::from_secs(120);
 /// Bytes that a log scan reads at a time.
 pub const SCAN_BYTES: usize = 8 << 20;
 /// Segments that recovery scans at once: many disks give their full rate only to several readers. Each takes

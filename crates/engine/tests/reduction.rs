@@ -22,7 +22,7 @@ fn text(number: u64, len: usize) -> Vec<u8> {
 }
 
 async fn settled(pool: &Pool) -> forebay_engine::ReductionStats {
-    for _ in 0..1000 {
+    for _ in 0..4000 {
         let stats = pool.stats().await.reduction;
         if stats.index_segments_left == 0 {
             return stats;

@@ -7,6 +7,7 @@
 
 use forebay_format::{SegmentId, SegmentRecord, SlotKind, Stream};
 
+use crate::limits::{INDEX_CALM, INDEX_LOOK, INDEX_WAIT};
 use crate::pool::Pool;
 use crate::{Error, Result};
 
@@ -23,6 +24,9 @@ impl Pool {
         // From behind: the warm ones come last in the list, the first of them at its end.
         segments.retain(|s| !warm.contains(s));
         segments.extend(warm.into_iter().rev());
+        if !segments.is_empty() {
+            self.wait_for_calm().await;
+        }
         while let Some(segment) = segments.pop() {
             self.dedup.lock().segments_left = segments.len() as u64 + 1;
             if self.check_running().is_err() {
@@ -39,6 +43,20 @@ impl Pool {
             }
         }
         self.dedup.lock().segments_left = 0;
+    }
+
+    /// Waits while guests boot, which read more from the store than they ever will again: they go first.
+    async fn wait_for_calm(&self) {
+        let until = self.host.now() + INDEX_WAIT;
+        let mut reads = u64::MAX;
+        while self.host.now() < until && self.check_running().is_ok() {
+            let now = self.store.counts().read.ops;
+            if now.checked_sub(reads).is_some_and(|new| new < INDEX_CALM) {
+                return;
+            }
+            reads = now;
+            self.host.sleep(INDEX_LOOK).await;
+        }
     }
 
     async fn read_back(&self, segment: SegmentId) -> Result<()> {
