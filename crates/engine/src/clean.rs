@@ -36,7 +36,7 @@ use forebay_store::Store;
 use futures_util::future::join_all;
 
 use crate::limits::{CLEAN_PAUSE, MARK_READS, MAX_SEGMENT_BYTES, MOVE_BYTES};
-use crate::log::{Draft, Item};
+use crate::log::{Draft, Item, block_at};
 use crate::mark::{Live, give_way};
 use crate::places::Rest;
 use crate::pool::Pool;
@@ -190,7 +190,7 @@ impl Pool {
     }
 
     async fn pack_blocks(&self, segment: SegmentId, run: &[Survivor], out: &mut Vec<Piece>) -> Result<()> {
-        let refs: Vec<BlockRef> = run.iter().map(|s| reference(segment, &s.entry)).collect();
+        let refs: Vec<BlockRef> = run.iter().map(|s| block_at(segment, &s.entry)).collect();
         let mut plain = vec![0; run.len() * BLOCK];
         let mut damaged = None;
         self.read_blocks(&refs, |i, content| match content {
@@ -210,7 +210,7 @@ impl Pool {
 
     async fn pack_nodes(&self, segment: SegmentId, run: &[Survivor], out: &mut Vec<Piece>) -> Result<()> {
         for some in run.chunks(MARK_READS) {
-            let refs: Vec<BlockRef> = some.iter().map(|s| reference(segment, &s.entry)).collect();
+            let refs: Vec<BlockRef> = some.iter().map(|s| block_at(segment, &s.entry)).collect();
             let read = join_all(refs.iter().map(|at| self.read_node_bytes(at))).await;
             for (survivor, bytes) in some.iter().zip(read) {
                 let survivors = vec![(*survivor, survivor.entry.form)];
@@ -321,11 +321,6 @@ fn pack_group(group: &[Survivor], blocks: &[u8], pack: bool, out: &mut Vec<Piece
         bytes.resize(form.stored_len(), 0);
         out.push(Piece { bytes, survivors: vec![(*survivor, form)] });
     }
-}
-
-/// The reference by which a slot is read.
-fn reference(segment: SegmentId, entry: &DirectoryEntry) -> BlockRef {
-    BlockRef { addr: Address { segment, slot: entry.slot }, form: entry.form, crc: entry.crc }
 }
 
 /// What a relocation map says of a slot itself.

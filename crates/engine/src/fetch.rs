@@ -38,7 +38,6 @@ struct Wanted {
 }
 
 /// Blocks that lie one behind the other on the store.
-#[derive(Default)]
 struct Run {
     wanted: Vec<Wanted>,
     places: Vec<Located>,

@@ -14,6 +14,7 @@ mod log;
 mod map;
 mod reduce;
 mod volume;
+mod zero;
 
 mod cache;
 mod fetch;
@@ -59,3 +60,4 @@ pub use stats::{
     CacheStats, Count, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats, PoolStats, ReductionStats,
     Room, SpaceStats, StoreStats,
 };
+pub use zero::is_zero;
