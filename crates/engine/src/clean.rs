@@ -34,10 +34,11 @@ use forebay_format::{
 };
 use forebay_store::Store;
 use futures_util::future::join_all;
+use tokio::task::yield_now;
 
 use crate::limits::{CLEAN_PAUSE, MARK_READS, MAX_SEGMENT_BYTES, MOVE_BYTES};
 use crate::log::{Draft, Item, block_at};
-use crate::mark::{Live, give_way};
+use crate::mark::Live;
 use crate::places::Rest;
 use crate::pool::Pool;
 use crate::stored::{GROUP_BLOCKS, compress, compress_group};
@@ -203,7 +204,7 @@ impl Pool {
         }
         for (group, blocks) in run.chunks(GROUP_BLOCKS).zip(plain.chunks(GROUP_BLOCKS * BLOCK)) {
             pack_group(group, blocks, self.config.compress, out);
-            give_way().await;
+            yield_now().await;
         }
         Ok(())
     }

@@ -17,12 +17,12 @@
 //! tasks after each few nodes, and holds no lock while it waits.
 
 use std::collections::BTreeMap;
-use std::task::Poll;
 
 use forebay_format::{BLOCK, BlockRef, Codec, DiskId, SegmentId};
 use futures_util::future::join_all;
 use hashbrown::HashMap;
 use roaring::RoaringBitmap;
+use tokio::task::yield_now;
 
 use crate::checkpoint::Taken;
 use crate::hash::BuildU64Hasher;
@@ -54,20 +54,6 @@ pub(crate) struct Marked {
     pub disks: HashMap<DiskId, DiskSpace, BuildU64Hasher>,
     /// Sizes of all disks.
     pub logical_bytes: u64,
-}
-
-/// Lets other tasks have their turn.
-pub(crate) async fn give_way() {
-    let mut waited = false;
-    std::future::poll_fn(|cx| {
-        if waited {
-            return Poll::Ready(());
-        }
-        waited = true;
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 /// Bytes of a block or node where it was written.
@@ -220,7 +206,8 @@ impl<'a> Mark<'a> {
                         seen.blocks = blocks;
                     }
                 }
-                give_way().await;
+                // Lets others have their turn, also those that wait for what another thread has done.
+                yield_now().await;
             }
             Ok(count)
         })

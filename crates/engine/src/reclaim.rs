@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use forebay_format::{BLOCK, DiskId, SegmentId, SegmentRecord, Stream};
-use forebay_store::Store;
+use forebay_store::{Capacity, Store};
 use hashbrown::HashMap;
 
 use crate::checkpoint::Taken;
@@ -47,6 +47,16 @@ pub(crate) struct Space {
 const READERS_CHECK: Duration = Duration::from_millis(1);
 
 type Report<'a> = &'a (dyn Fn(GcProgress) + Send + Sync);
+
+/// Room of the store, in bytes.
+struct Headroom {
+    free: u64,
+    /// Without so much nothing is taken from guests.
+    reserve: u64,
+    /// The cleaner sees to it that so much is free.
+    wanted: u64,
+    total: u64,
+}
 
 /// A reclaim under way.
 struct Reclaim<'a> {
@@ -133,11 +143,11 @@ impl Pool {
         *self.space.lock() = Space { pool: Some(pool), disks: marked.disks.clone() };
     }
 
-    /// How much room is free and how much the cleaner is to see to that there is.
-    pub(crate) async fn room_wanted(&self) -> Result<(u64, u64, u64)> {
-        let room = self.store.capacity().await?;
-        let least = self.reserve(room.total) + room.total / ROOM_SHARE;
-        Ok((room.free, least, room.total))
+    /// The room that there is, and that there should be.
+    async fn headroom(&self) -> Result<Headroom> {
+        let Capacity { free, total } = self.store.capacity().await?;
+        let reserve = self.reserve(total);
+        Ok(Headroom { free, reserve, wanted: reserve + total / ROOM_SHARE, total })
     }
 }
 
@@ -151,10 +161,10 @@ impl Reclaim<'_> {
         let empty = self.empty_of(&ids).await;
         self.delete(empty.iter().map(|id| (*id, bytes(id))).collect()).await?;
 
-        let (free, least, total) = self.pool.room_wanted().await?;
-        let effort = match free < least {
+        let room = self.pool.headroom().await?;
+        let effort = match room.free < room.wanted {
             _ if self.asked => Effort::All,
-            true => Effort::Bytes(least - free + total / ROOM_MARGIN),
+            true => Effort::Bytes(room.wanted - room.free + room.total / ROOM_MARGIN),
             false => Effort::Easy,
         };
         let victims = choose(&objects, effort);
@@ -221,13 +231,14 @@ impl Reclaim<'_> {
         Ok(true)
     }
 
-    /// The share of the time for the next segment: all of it when there is next to no room.
+    /// The share of the time for the next segment: more and more of it as guests use up the room that is to be
+    /// free, all of it when there is none but the reserve. So it settles where as much is freed as is written.
     async fn pace(&self) -> Result<Pace> {
-        let (free, least, total) = self.pool.room_wanted().await?;
-        let plenty = (total / 4).max(least + 1);
-        let short = plenty.saturating_sub(free.max(least)) * 100 / (plenty - least);
+        let room = self.pool.headroom().await?;
+        let margin = (room.wanted - room.reserve).max(1);
+        let used_up = room.wanted.saturating_sub(room.free).min(margin) * 100 / margin;
         let calm = if self.asked { CLEAN_DUTY_ASKED } else { CLEAN_DUTY };
-        Ok(Pace(calm + (100 - calm) * short / 100))
+        Ok(Pace(calm + (100 - calm) * used_up / 100))
     }
 
     /// Deletes objects when the last reader is through with them.

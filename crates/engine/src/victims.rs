@@ -52,12 +52,12 @@ impl Object {
         self.gain() * 100 / self.bytes.max(1)
     }
 
-    /// Benefit for cost. Age counts by its order of magnitude: with its full weight the cleaner would move fuller
-    /// objects than it must where guests overwrite evenly; without, it would move young data over and over that
-    /// is about to go.
+    /// Benefit for cost. Age counts by its fourth root: with its full weight the cleaner would move fuller objects
+    /// than it must where guests overwrite evenly; without, it would move young data over and over that is about
+    /// to go (ADR 8).
     fn score(&self) -> u128 {
         let cost = u128::from(self.bytes + self.packed).max(1);
-        u128::from(self.gain()) * u128::from((self.age + 2).ilog2()) * 1024 / cost
+        u128::from(self.gain()) * u128::from(self.age.isqrt().isqrt() + 1) * 1024 / cost
     }
 }
 
