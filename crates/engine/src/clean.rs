@@ -97,18 +97,20 @@ impl Pool {
             container: SegmentId(0),
             entries: Vec::with_capacity(survivors.len()),
         };
-        let mut rest = &survivors[..];
-        while !rest.is_empty() {
+        let mut pieces = Vec::new();
+        let mut steps = survivors.chunks(MOVE_BYTES / BLOCK).peekable();
+        while let Some(step) = steps.next() {
             self.check_running()?;
             let begin = self.host.now();
-            let (step, later) = rest.split_at(rest.len().min(MOVE_BYTES / BLOCK));
-            rest = later;
-            let pieces = match self.pack(record.segment, step).await {
-                Ok(pieces) => pieces,
-                Err(e) => return self.leave_alone(record.segment, e),
-            };
-            if !self.write_pieces(&pieces, &mut map).await? {
-                return Ok(Moved::No);
+            if let Err(e) = self.pack(record.segment, step, &mut pieces).await {
+                return self.leave_alone(record.segment, e);
+            }
+            let packed: usize = pieces.iter().map(|p| p.bytes.len()).sum();
+            if packed >= MOVE_BYTES || steps.peek().is_none() {
+                if !self.write_pieces(&pieces, &mut map).await? {
+                    return Ok(Moved::No);
+                }
+                pieces.clear();
             }
             let took = self.host.now().saturating_sub(begin);
             self.host.sleep(pace.pause(took)).await;
@@ -178,16 +180,15 @@ impl Pool {
         Ok(())
     }
 
-    /// Reads survivors, verifies them, and packs them.
-    async fn pack(&self, segment: SegmentId, survivors: &[Survivor]) -> Result<Vec<Piece>> {
-        let mut pieces = Vec::new();
+    /// Reads survivors, verifies them, and adds them to the pieces.
+    async fn pack(&self, segment: SegmentId, survivors: &[Survivor], out: &mut Vec<Piece>) -> Result<()> {
         for run in survivors.chunk_by(|a, b| a.entry.kind == b.entry.kind) {
             match run[0].entry.kind {
-                SlotKind::Block => self.pack_blocks(segment, run, &mut pieces).await?,
-                SlotKind::Node => self.pack_nodes(segment, run, &mut pieces).await?,
+                SlotKind::Block => self.pack_blocks(segment, run, out).await?,
+                SlotKind::Node => self.pack_nodes(segment, run, out).await?,
             }
         }
-        Ok(pieces)
+        Ok(())
     }
 
     async fn pack_blocks(&self, segment: SegmentId, run: &[Survivor], out: &mut Vec<Piece>) -> Result<()> {

@@ -18,7 +18,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_format::{BLOCK, BlockRef, Codec, DiskId, SegmentId};
+use forebay_format::{BLOCK, BlockRef, Codec, DiskId, DiskRecord, Role, SegmentId};
 use futures_util::future::join_all;
 use hashbrown::HashMap;
 use roaring::RoaringBitmap;
@@ -41,6 +41,8 @@ pub(crate) struct Live {
     pub bytes: u64,
     /// Bytes that they take where they rest now; the same until the segment is moved.
     pub stored: u64,
+    /// How many of them an image reaches.
+    pub of_images: u64,
 }
 
 /// What a mark has found.
@@ -118,6 +120,7 @@ pub(crate) struct Mark<'a> {
     /// Slots that the disk at hand was the first to reach; in the last walk, those that it has alone.
     mine: Slots,
     disk: DiskId,
+    disk_is_image: bool,
     /// Bytes that the disk at hand has alone.
     alone: u64,
 }
@@ -131,14 +134,18 @@ impl<'a> Mark<'a> {
             shared: Slots::default(),
             mine: Slots::default(),
             disk: DiskId(0),
+            disk_is_image: false,
             alone: 0,
         }
     }
 
     /// Finds what is live. `disk_done` is told after each disk how many are done.
     pub async fn find(&mut self, taken: &Taken, disk_done: &(dyn Fn(u64) + Send + Sync)) -> Result<()> {
-        for (disk, done) in taken.checkpoint.disks.iter().zip(1..) {
-            self.begin(disk.id);
+        let disks = &taken.checkpoint.disks;
+        // Images go first, so that it is they who are seen to reach what their clones reach, too.
+        let (images, others): (Vec<_>, Vec<_>) = disks.iter().partition(|d| d.role == Role::Image);
+        for (disk, done) in images.into_iter().chain(others).zip(1..) {
+            self.begin(disk);
             let tree = Tree::from_record(disk.root, disk.height, blocks(disk.size))?;
             let count = match tree.root() {
                 Some(Ref::Node(root)) => self.walk(vec![root], false).await?,
@@ -161,7 +168,7 @@ impl<'a> Mark<'a> {
     /// Adds up what each disk has for itself.
     pub async fn add_up(mut self, taken: &Taken) -> Result<Marked> {
         for disk in &taken.checkpoint.disks {
-            self.begin(disk.id);
+            self.begin(disk);
             let tree = Tree::from_record(disk.root, disk.height, blocks(disk.size))?;
             if let Some(Ref::Node(root)) = tree.root() {
                 self.walk(vec![root], true).await?;
@@ -174,8 +181,8 @@ impl<'a> Mark<'a> {
         Ok(self.found)
     }
 
-    fn begin(&mut self, disk: DiskId) {
-        (self.disk, self.alone) = (disk, 0);
+    fn begin(&mut self, disk: &DiskRecord) {
+        (self.disk, self.disk_is_image, self.alone) = (disk.id, disk.role == Role::Image, 0);
         self.mine.0.clear();
     }
 
@@ -249,6 +256,7 @@ impl<'a> Mark<'a> {
                 let live = self.found.live.entry(at.addr.segment).or_default();
                 if live.slots.insert(at.addr.slot.0) {
                     live.bytes += written_len(at);
+                    live.of_images += u64::from(self.disk_is_image);
                     self.mine.insert(at);
                     return true;
                 }

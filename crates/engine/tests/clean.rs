@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use common::{check, clone, noise, open_with};
+use common::{check, clone, noise, open_with, read, text};
 use forebay_engine::{Disk, Error, GcPhase, GcProgress, Pool, PoolConfig, SyncMode};
 use forebay_store::{MemoryStore, Store};
 
@@ -122,6 +122,66 @@ async fn each_disk_is_told_what_it_holds_alone() {
     assert_eq!(space.unique_bytes, 1400 * 4096);
     assert_eq!(space.mapped_bytes, 4350 * 4096);
     assert_eq!(space.logical_bytes, (5 * 64) << 20);
+}
+
+/// Gives an image of 8 MiB of text, and what it holds.
+async fn import(pool: &Arc<Pool>, name: &str) -> Vec<u8> {
+    let data = text(1, 8 << 20);
+    let image = pool.begin_import(name, data.len() as u64, 0).await.unwrap();
+    image.write(0, &data, true).await.unwrap();
+    pool.finish_import(image).await.unwrap();
+    data
+}
+
+#[tokio::test]
+async fn an_image_is_packed_once_and_a_volume_is_not() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    let data = import(&pool, "golden").await;
+    pool.create_volume("v", 64 << 20, SyncMode::Flush, 0).await.unwrap();
+    pool.attach("v").unwrap().write(0, &text(2, 4 << 20), true).await.unwrap();
+    let live = async || pool.stats().await.space.unwrap().live_bytes;
+    pool.reclaim(&|_| ()).await.unwrap();
+    let before = live().await;
+    let moved = pool.stats().await.moved_bytes;
+    assert!(moved > 0 && moved < 2 << 20, "{moved} bytes were moved");
+    pool.reclaim(&|_| ()).await.unwrap();
+    let (after, again) = (live().await, pool.stats().await.moved_bytes - moved);
+    assert!(after * 10 < before * 9, "{before} bytes before, {after} after");
+    assert!(again < moved / 10, "{again} bytes were moved again");
+    let mut disk = pool.attach("golden").unwrap();
+    assert!(read(&disk, 0, data.len()).await == data);
+    drop(disk);
+    pool.close().await.unwrap();
+    assert_eq!(check(&store).await, Vec::<String>::new());
+    let pool = open(&store).await;
+    disk = pool.attach("golden").unwrap();
+    assert_eq!(read(&disk, 1_234_567, 5000).await, data[1_234_567..][..5000]);
+}
+
+#[tokio::test]
+async fn an_image_is_packed_without_being_asked_for() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open_with(&store, PoolConfig { reclaim_pause: Duration::ZERO, ..config() }).await;
+    import(&pool, "golden").await;
+    for _ in 0..2000 {
+        if pool.stats().await.moved_bytes > 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("nothing was packed");
+}
+
+#[tokio::test]
+async fn an_image_of_noise_is_left_where_it_is() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    let image = pool.begin_import("golden", 4 << 20, 0).await.unwrap();
+    image.write(0, &noise(1, 4 << 20), true).await.unwrap();
+    pool.finish_import(image).await.unwrap();
+    pool.reclaim(&|_| ()).await.unwrap();
+    assert_eq!(pool.stats().await.moved_bytes, 0);
 }
 
 /// Damages the block that was written as `block` of `of`; gives the object.
