@@ -41,38 +41,30 @@ fn of_content(bench: &Bench, pace: &Pace, binary: &Path, content: &Content) -> R
     let (limit, what) = (pace.limited_bytes, content.what);
     bench.say(&format!("cleaning of {what} at {FULL} % full, on {} MiB", limit / MIB));
     let forebay = limited(bench, binary, content.name, limit)?;
-    let part = |percent: u64| limit / 100 * percent / MIB * MIB;
-    let reads = part(10);
-    create(&forebay, "reads", reads)?;
-    fill(&forebay, "reads", reads, 1, &content.fill)?;
-    let live = || -> Result<u64> {
-        forebay.gc()?;
-        forebay.stat("/space/live_bytes")
-    };
-    // As much data as fills the pool to the mark: what compresses is more than it takes.
-    let size = |live: u64| (part(FULL) - part(10)) / 2 * reads / live.max(1) / MIB * MIB;
-    let half = size(live()?);
-    let mut calm = Timed::default();
-    for (volume, seed) in [("first", 2), ("second", 3)] {
-        create(&forebay, volume, half)?;
-        fill(&forebay, volume, half, seed, &content.fill)?;
-        if volume == "first" {
-            calm = timed_reads(&forebay, pace, content)?;
-        }
-    }
+    let mut guests = Guests { forebay: &forebay, content, size: limit / 10 / MIB * MIB, volumes: Vec::new() };
+    guests.add("reads")?;
+    guests.volumes.clear();
+    guests.add("writes")?;
+    let calm = guests.timed_reads(pace)?;
+    guests.fill_up(limit)?;
     let mut rows = Vec::new();
-    let mut busy = Timed::default();
     let loads = [("evenly", Access::Random), ("four of five to a fifth", Access::Skewed)];
     for (i, (how, access)) in loads.into_iter().enumerate() {
         bench.say(&format!("  overwrites, {how}"));
-        let bytes = 2 * half / 100 * pace.overwrite_percent;
-        overwrite(&forebay, access, content, bytes, i as u64)?;
-        let (guest, moved) = (guest_bytes(&forebay)?, forebay.stat("/moved_bytes")?);
-        let refused = overwrite(&forebay, access, content, bytes / 2, i as u64 + 10)?;
-        let guest = guest_bytes(&forebay)? - guest;
+        let bytes = guests.bytes() / 100 * pace.overwrite_percent;
+        guests.overwrite(access, bytes, i as u64)?;
+        let (written, moved) = (guest_bytes(&forebay)?, forebay.stat("/moved_bytes")?);
+        let refused = guests.overwrite(access, bytes / 2, i as u64 + 10)?;
+        let written = guest_bytes(&forebay)? - written;
         let moved = forebay.stat("/moved_bytes")? - moved;
-        let cost = moved as f64 / guest.max(1) as f64;
-        let live = live()?;
+        if access == Access::Random {
+            let busy = guests.timed_reads(pace)?;
+            let text = format!("p99 of reads while {} MiB were cleaned, {what}", busy.moved / MIB);
+            let peer = ("while none were", &calm.p99_us[..]);
+            rows.push(Row::compare(text, Unit::Micros, Bound::RatioAtMost(2.0), &busy.p99_us, peer));
+        }
+        let cost = moved as f64 / written.max(1) as f64;
+        let live = guests.live()?;
         let full = if refused == 0 { String::new() } else { format!(" (store full {refused} times)") };
         let percent = 100 * live / limit;
         let text = format!("moved for each byte written at random, {how}: {what}, {percent} % full{full}");
@@ -83,14 +75,118 @@ fn of_content(bench: &Bench, pace: &Pace, binary: &Path, content: &Content) -> R
             }
             _ => Row::alone(text, Unit::Times, Bound::AtMost(1.3), &[cost]),
         });
-        if access == Access::Random {
-            busy = timed_reads(&forebay, pace, content)?;
+    }
+    Ok(rows)
+}
+
+/// Volumes of one size that are overwritten.
+struct Guests<'a> {
+    forebay: &'a Forebay,
+    content: &'a Content,
+    size: u64,
+    volumes: Vec<String>,
+}
+
+impl Guests<'_> {
+    /// Adds a volume, and writes all of it.
+    fn add(&mut self, name: &str) -> Result<()> {
+        create(self.forebay, name, self.size)?;
+        fill(self.forebay, name, self.size, self.volumes.len() as u64 + 1, &self.content.fill)?;
+        self.volumes.push(name.to_owned());
+        Ok(())
+    }
+
+    /// Adds volumes until the pool is as full as it is to be. How much they take shows only when they were
+    /// overwritten and cleaned: what compresses is packed more tightly then.
+    fn fill_up(&mut self, limit: u64) -> Result<()> {
+        let mut wanted = FULL as usize / 10 - 1;
+        loop {
+            for n in self.volumes.len()..wanted {
+                self.add(&format!("writes-{n}"))?;
+            }
+            self.overwrite(Access::Random, self.bytes(), wanted as u64 + 100)?;
+            let live = self.live()?;
+            // Beside them there is the one that is read.
+            let of_each = live / (self.volumes.len() as u64 + 1);
+            let more = (limit / 100 * FULL).saturating_sub(live) / of_each.max(1);
+            if more == 0 {
+                return Ok(());
+            }
+            wanted += more as usize;
         }
     }
-    let text = format!("p99 of reads while {} MiB were cleaned, {what}", busy.moved / MIB);
-    let peer = ("while none were", &calm.p99_us[..]);
-    rows.push(Row::compare(text, Unit::Micros, Bound::RatioAtMost(2.0), &busy.p99_us, peer));
-    Ok(rows)
+
+    fn bytes(&self) -> u64 {
+        self.size * self.volumes.len() as u64
+    }
+
+    /// Live bytes of the pool.
+    fn live(&self) -> Result<u64> {
+        self.forebay.gc()?;
+        self.forebay.stat("/space/live_bytes")
+    }
+
+    /// Overwrites `bytes` of the volumes, in slices: one that meets a full store is written again when the cleaner
+    /// has had time. How often that was.
+    fn overwrite(&self, access: Access, bytes: u64, seed: u64) -> Result<u32> {
+        let mut refused = 0;
+        for (slice, volume) in (0..bytes / SLICE).zip(self.volumes.iter().cycle()) {
+            refused += persist(|| {
+                generate(disk(self.forebay, volume), |spec| {
+                    spec.read_percent = 0;
+                    spec.access = access;
+                    spec.seed = seed << 32 | slice;
+                    spec.fill = self.content.fill.clone();
+                    spec.stop = Stop::Requests(SLICE / BLOCK);
+                })
+            })?;
+        }
+        Ok(refused)
+    }
+
+    /// Reads at a fixed rate, while another guest writes at a fixed rate.
+    fn timed_reads(&self, pace: &Pace) -> Result<Timed> {
+        let before = self.forebay.stat("/moved_bytes")?;
+        let mut timed = Timed::default();
+        for round in 0..pace.rounds {
+            let load = |export, read_percent, rate| {
+                generate(disk(self.forebay, export), |spec| {
+                    spec.read_percent = read_percent;
+                    spec.rate = Some(rate);
+                    spec.seed = u64::from(round) + 50;
+                    spec.fill = self.content.fill.clone();
+                    spec.stop = Stop::After(pace.write);
+                })
+            };
+            let report = std::thread::scope(|scope| {
+                let writer = scope.spawn(|| load("writes", 0, WRITES));
+                let report = load("reads", 100, READS);
+                // Writes that a full store refuses are counted elsewhere.
+                match writer.join() {
+                    Ok(Ok(_) | Err(BenchError::Errors { code: NO_SPACE, .. })) => report,
+                    Ok(Err(e)) => Err(e),
+                    Err(_) => {
+                        let server = self.forebay.server.name;
+                        Err(BenchError::Load { server, source: LoadError::Panicked })
+                    }
+                }
+            })?;
+            timed.p99_us.push(report.latency.p99_us);
+        }
+        timed.moved = self.forebay.stat("/moved_bytes")? - before;
+        Ok(timed)
+    }
+}
+
+/// Reads beside writes.
+#[derive(Default)]
+struct Timed {
+    p99_us: Vec<f64>,
+    moved: u64,
+}
+
+fn guest_bytes(forebay: &Forebay) -> Result<u64> {
+    forebay.stat("/guest/write/bytes")
 }
 
 /// What has to be moved for each byte that is overwritten at random, at best, where `live` bytes are live in a pool
@@ -109,66 +205,6 @@ fn at_best(live: u64, limit: u64) -> f64 {
         }
     }
     low / (1.0 - low)
-}
-
-fn guest_bytes(forebay: &Forebay) -> Result<u64> {
-    forebay.stat("/guest/write/bytes")
-}
-
-/// Overwrites `bytes` of both volumes, in slices: one that meets a full store is written again when the cleaner
-/// has had time. How often that was.
-fn overwrite(forebay: &Forebay, access: Access, content: &Content, bytes: u64, seed: u64) -> Result<u32> {
-    let mut refused = 0;
-    for slice in 0..bytes / SLICE {
-        let volume = if slice % 2 == 0 { "first" } else { "second" };
-        refused += persist(|| {
-            generate(disk(forebay, volume), |spec| {
-                spec.read_percent = 0;
-                spec.access = access;
-                spec.seed = seed << 32 | slice;
-                spec.fill = content.fill.clone();
-                spec.stop = Stop::Requests(SLICE / BLOCK);
-            })
-        })?;
-    }
-    Ok(refused)
-}
-
-/// Reads beside writes.
-#[derive(Default)]
-struct Timed {
-    p99_us: Vec<f64>,
-    moved: u64,
-}
-
-/// Reads at a fixed rate, while another guest writes at a fixed rate.
-fn timed_reads(forebay: &Forebay, pace: &Pace, content: &Content) -> Result<Timed> {
-    let before = forebay.stat("/moved_bytes")?;
-    let mut timed = Timed::default();
-    for round in 0..pace.rounds {
-        let load = |export, read_percent, rate| {
-            generate(disk(forebay, export), |spec| {
-                spec.read_percent = read_percent;
-                spec.rate = Some(rate);
-                spec.seed = u64::from(round) + 50;
-                spec.fill = content.fill.clone();
-                spec.stop = Stop::After(pace.write);
-            })
-        };
-        let report = std::thread::scope(|scope| {
-            let writer = scope.spawn(|| load("first", 0, WRITES));
-            let report = load("reads", 100, READS);
-            // Writes that a full store refuses are counted elsewhere.
-            match writer.join() {
-                Ok(Ok(_) | Err(BenchError::Errors { code: NO_SPACE, .. })) => report,
-                Ok(Err(e)) => Err(e),
-                Err(_) => Err(BenchError::Load { server: forebay.server.name, source: LoadError::Panicked }),
-            }
-        })?;
-        timed.p99_us.push(report.latency.p99_us);
-    }
-    timed.moved = forebay.stat("/moved_bytes")? - before;
-    Ok(timed)
 }
 
 #[cfg(test)]
