@@ -92,6 +92,9 @@ impl Pool {
     }
 
     async fn reclaim_alone(&self, asked: bool, report: Report<'_>) -> Result<u64> {
+        if asked {
+            self.end_used_segment().await?;
+        }
         let taken = self.make_checkpoint().await?;
         self.upkeep.mark_begins(self.appended.load(Relaxed));
         if self.config.mutation != Mutation::PublishEarly {
@@ -125,6 +128,18 @@ impl Pool {
         }
         report(GcProgress { phase: GcPhase::Done, ..reclaim.progress });
         Ok(reclaim.progress.freed_bytes)
+    }
+
+    /// Ends the segment that takes the data of guests if more than a little is in it: what is open is not cleaned.
+    async fn end_used_segment(&self) -> Result<()> {
+        let mut log = self.log.lock().await;
+        let bytes = log.superblock().segment_bytes.into();
+        let room = log.open_segment(Stream::Data, bytes).map_or(bytes, |(_, room)| room);
+        if bytes - room > bytes / 16 {
+            let ended = log.end_segment(Stream::Data).await;
+            self.latching(ended)?;
+        }
+        Ok(())
     }
 
     fn note_space(&self, marked: &Marked, objects: &[Object]) {
