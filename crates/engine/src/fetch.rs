@@ -262,7 +262,7 @@ impl Pool {
     pub(crate) async fn read_node_bytes(&self, at: &BlockRef) -> Result<IoBuf> {
         let view = self.places.view();
         let place = self.locate(&view, at).await?;
-        if at.form.codec() != Some(Codec::Raw) || place.form != at.form {
+        if at.form.of_node().is_none() || place.form != at.form {
             return Err(FormatError::Value { what: "map node reference", field: "form" }.into());
         }
         let bytes = self.read_exact(place.object, place.offset, place.len).await?;

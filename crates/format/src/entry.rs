@@ -4,7 +4,7 @@ use crate::layout::*;
 use std::ops::Range;
 
 use crate::{
-    BlockRef, CatalogueOp, Codec, DiskId, Form, FormatError, MAX_BLOCKS, MAX_SEGMENT, MapValue, Result,
+    BlockRef, CatalogueOp, DiskId, Form, FormatError, MAX_BLOCKS, MAX_SEGMENT, MapValue, Result,
     SegmentId, Slot, align_up,
 };
 
@@ -211,7 +211,7 @@ impl Entry {
             {
                 Some("count")
             }
-            Entry::Node { form, .. } if form.codec() != Some(Codec::Raw) => Some("form"),
+            Entry::Node { form, .. } if form.of_node().is_none() => Some("form"),
             Entry::Node { slot, form, .. } if !inside(*slot, *form) => Some("slot"),
             Entry::Relocate { segment, .. } if segment.0 == 0 => Some("segment"),
             Entry::Relocate { len: 0, .. } => Some("len"),
