@@ -134,7 +134,7 @@ impl Disk {
         self.check_write(offset, data.len() as u64)?;
         if self.write_through()
             || !aligned(offset, data.len() as u64)
-            || !self.pool.admit(data.len() as u64)?
+            || !self.pool.admit(&self.volume, data.len() as u64)?
         {
             return Ok(Fast::Wait);
         }
@@ -146,7 +146,7 @@ impl Disk {
     /// Writes; durable on return with `fua` or on a write-through disk.
     pub async fn write(&self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
         self.check_write(offset, data.len() as u64)?;
-        self.pool.wait_for_room(data.len() as u64).await?;
+        self.pool.wait_for_room(&self.volume, data.len() as u64).await?;
         self.write_bytes(offset, data).await?;
         self.volume.guest.write.add(data.len() as u64);
         self.settle(fua).await
@@ -235,7 +235,7 @@ impl Disk {
     /// Zeroes a range: as a hole, or with `allocated`, so that it is reported as allocated.
     pub async fn write_zeroes(&self, offset: u64, len: u64, allocated: bool, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
-        self.pool.wait_for_room(0).await?;
+        self.pool.wait_for_room(&self.volume, 0).await?;
         let whole = self.whole_blocks(offset, len);
         if whole.is_empty() {
             self.write_bytes(offset, &[0; 2 * BLOCK][..len as usize]).await?;
@@ -297,8 +297,9 @@ impl Disk {
     /// Whether a range is allocated, as runs that cover `len` bytes from `offset` on or stop after `max` runs
     /// (never an empty list for a range that is not empty).
     ///
-    /// What is dirty is committed first, so that the block map alone can tell. Where that fails, the whole
-    /// range is reported as data, which is always true enough.
+    /// What is dirty is committed first, so that the block map alone can tell; of a desktop, which does not commit,
+    /// the write buffer is asked as well. Where that fails, the whole range is reported as data, which is always
+    /// true enough.
     pub async fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
         self.check(offset, len)?;
         self.volume.check_sound()?;
@@ -309,9 +310,29 @@ impl Disk {
         let mut at = offset;
         let mut extents: Vec<Extent> = Vec::new();
         let mut tries = 0;
+        let blocks = blocks_of(offset, len);
+        let buffered = if self.volume.is_desktop() {
+            self.volume.buffers.lock().runs(blocks.clone())
+        } else {
+            Vec::new()
+        };
+        let mut buffered = buffered.into_iter().peekable();
         while at < end && extents.len() < max.max(1) {
             let block = at / BLOCK as u64;
-            let most = end.div_ceil(BLOCK as u64) - block;
+            while buffered.next_if(|(run, _)| run.end <= block).is_some() {}
+            let mut most = blocks.end - block;
+            if let Some((run, kind)) = buffered.peek() {
+                if run.contains(&block) {
+                    let kind = match kind {
+                        None => RunKind::Data,
+                        Some(true) => RunKind::Zero,
+                        Some(false) => RunKind::Hole,
+                    };
+                    at = extend(&mut extents, kind, at, (run.end * BLOCK as u64).min(end));
+                    continue;
+                }
+                most = most.min(run.start - block);
+            }
             let run = self.volume.tree.read().run(&self.pool.nodes, block, most);
             let (kind, count) = match run {
                 Ok(run) => run,
@@ -325,17 +346,7 @@ impl Disk {
                     Err(e) => return Err(e),
                 },
             };
-            let until = ((block + count.max(1)) * BLOCK as u64).min(end);
-            let (hole, zero) = match kind {
-                RunKind::Hole => (true, true),
-                RunKind::Zero => (false, true),
-                RunKind::Data => (false, false),
-            };
-            match extents.last_mut() {
-                Some(last) if (last.hole, last.zero) == (hole, zero) => last.len += until - at,
-                _ => extents.push(Extent { len: until - at, hole, zero }),
-            }
-            at = until;
+            at = extend(&mut extents, kind, at, ((block + count.max(1)) * BLOCK as u64).min(end));
         }
         Ok(extents)
     }
@@ -352,6 +363,20 @@ impl Disk {
         }
         Ok(())
     }
+}
+
+/// Adds a run from `at` to `until`, which is returned.
+fn extend(extents: &mut Vec<Extent>, kind: RunKind, at: u64, until: u64) -> u64 {
+    let (hole, zero) = match kind {
+        RunKind::Hole => (true, true),
+        RunKind::Zero => (false, true),
+        RunKind::Data => (false, false),
+    };
+    match extents.last_mut() {
+        Some(last) if (last.hole, last.zero) == (hole, zero) => last.len += until - at,
+        _ => extents.push(Extent { len: until - at, hole, zero }),
+    }
+    until
 }
 
 /// Ends a watch that was not asked for its result.

@@ -8,6 +8,7 @@ mod buffer;
 mod catalogue;
 mod commit;
 mod dedup;
+mod desktop;
 #[allow(dead_code, unused_imports)]
 mod disk;
 mod log;
@@ -57,7 +58,7 @@ pub use inspect::{
 pub use mutation::Mutation;
 pub use pool::{Pool, PoolConfig};
 pub use stats::{
-    CacheStats, Count, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats, PoolStats, ReductionStats,
-    Room, SpaceStats, StoreStats,
+    CacheStats, Count, DesktopStats, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats, PoolStats,
+    ReductionStats, Room, SpaceStats, StoreStats,
 };
 pub use zero::is_zero;

@@ -17,6 +17,8 @@ pub const SEGMENTS_AT_LEAST: u64 = 32;
 /// Dirty data waits at most this long for a commit to begin. With the time of a commit it stays under the
 /// second that is promised.
 pub const DIRTY_AGE: Duration = Duration::from_millis(500);
+/// Plain bytes that a desktop lets overflow at a time; some two megabytes when they are packed.
+pub const OVERFLOW_BYTES: usize = 4 << 20;
 /// A commit that failed for want of room is tried again this often.
 pub const FULL_RETRY: Duration = Duration::from_millis(200);
 /// What a miss reads from the store at least, where the blocks behind it lie behind it on the store too.

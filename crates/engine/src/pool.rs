@@ -16,6 +16,7 @@ use crate::cache::{MissTable, ReadCache};
 use crate::catalogue::Catalogue;
 use crate::commit::{PendingOp, Progress};
 use crate::dedup::Dedup;
+use crate::desktop::Desktops;
 use crate::fetch::Fetched;
 use crate::limits::{RECLAIM_PAUSE, ROOM_SHARE};
 use crate::log::Log;
@@ -39,6 +40,8 @@ pub struct PoolConfig {
     pub map_cache: u64,
     /// Most dirty data that is held before writers wait.
     pub write_buffer: u64,
+    /// Most bytes that the write caches of all desktops may hold together.
+    pub desktops: u64,
     /// Size at which new segments are sealed: 64 KiB to 1 GiB.
     pub segment_bytes: u32,
     /// Log bytes after which a checkpoint is made.
@@ -61,6 +64,7 @@ impl Default for PoolConfig {
             read_cache: 1 << 30,
             map_cache: 128 << 20,
             write_buffer: 64 << 20,
+            desktops: 1 << 30,
             segment_bytes: 64 << 20,
             checkpoint_bytes: 512 << 20,
             dedup_index: 256 << 20,
@@ -128,6 +132,8 @@ pub(crate) struct Counters {
     pub commits: Counter,
     pub checkpoints: Counter,
     pub reduction: ReductionCounters,
+    /// What desktops let overflow.
+    pub overflow: Counter,
     /// What the cleaner wrote, and what was freed.
     pub moved: Counter,
     pub freed: Counter,
@@ -160,6 +166,7 @@ pub struct Pool {
     pub(crate) config: PoolConfig,
     pub(crate) catalogue: RwLock<Catalogue>,
     pub(crate) commit: Commit,
+    pub(crate) desktops: Desktops,
     pub(crate) log: tokio::sync::Mutex<Log>,
     pub(crate) appended: Arc<AtomicU64>,
     pub(crate) nodes: NodeCache,
@@ -201,8 +208,10 @@ impl Pool {
         pool.host.spawn("upkeep", Box::pin(pool.clone().upkeep_loop()));
         let index = pool.clone();
         pool.host.spawn("index", Box::pin(async move { index.rebuild_index(warm).await }));
+        pool.host.spawn("overflow", Box::pin(pool.clone().overflow_loop()));
         pool.check_space().await?;
         pool.remove_imports().await?;
+        pool.reset_desktops().await?;
         Ok(pool)
     }
 
@@ -223,6 +232,7 @@ impl Pool {
             cache: ReadCache::new(config.read_cache),
             catalogue: RwLock::new(catalogue),
             commit: Commit::new(),
+            desktops: Desktops::new(config.desktops),
             node_misses: MissTable::default(),
             misses: MissTable::default(),
             counters: Counters::default(),
@@ -249,6 +259,7 @@ impl Pool {
             self.commit.closing.store(true, Release);
         }
         self.commit.hurry();
+        self.desktops.wake();
         let mut progress = self.commit.progress.subscribe();
         progress.wait_for(|p| p.stopped).await.map_err(|_| Error::Closed)?;
         self.upkeep.stopped.store(true, Relaxed);
@@ -390,6 +401,7 @@ impl Pool {
             recovered_batches: self.counters.recovered_batches.load(Relaxed),
             recovery_ms: self.counters.recovery_ms.load(Relaxed),
             reduction: self.reduction_stats(),
+            desktops: self.desktop_stats(),
             room: self.room(),
             space: self.space.lock().pool,
             moved_bytes: self.counters.moved.get().bytes,
@@ -415,7 +427,7 @@ impl Pool {
     pub fn disk_stats(&self, name: &str) -> Result<DiskStats> {
         let disk = self.catalogue.read().find(name)?;
         let space = self.space.lock().disks.get(&disk.id()).copied();
-        Ok(DiskStats { guest: disk.guest.get(), space })
+        Ok(DiskStats { guest: disk.guest.get(), space, cached_bytes: disk.cached() })
     }
 }
 

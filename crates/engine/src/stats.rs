@@ -116,6 +116,19 @@ pub struct ReductionStats {
     pub index_segments_left: u64,
 }
 
+/// Desktops, and what of their writes is where.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct DesktopStats {
+    /// How many there are.
+    pub count: u64,
+    /// Bytes in their write caches.
+    pub cached_bytes: u64,
+    /// Most bytes that may be in there.
+    pub budget: u64,
+    /// Times that one let something overflow, and the bytes that it had taken in RAM.
+    pub overflow: Count,
+}
+
 /// Where the space goes, as the last mark found it.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct SpaceStats {
@@ -185,6 +198,8 @@ pub struct PoolStats {
     pub room: Room,
     /// What reduction did.
     pub reduction: ReductionStats,
+    /// Desktops.
+    pub desktops: DesktopStats,
     /// Where the space goes; none before the first mark.
     pub space: Option<SpaceStats>,
     /// Bytes that the cleaner has written since the pool was opened.
@@ -200,6 +215,8 @@ pub struct DiskStats {
     pub guest: GuestStats,
     /// What it holds, as the last mark found it.
     pub space: Option<DiskSpace>,
+    /// Of a desktop: bytes in its write cache.
+    pub cached_bytes: u64,
 }
 
 /// What one disk holds, as the last mark found it.

@@ -84,3 +84,17 @@ pub async fn check(store: &Arc<MemoryStore>) -> Vec<String> {
     let line = |p: &forebay_engine::Problem| format!("{} at {}, of {:?}", p.what, p.place, p.disks);
     report.problems.iter().map(line).collect()
 }
+
+/// What a crash leaves of a store: all that was written to it, out of reach of the pool that had it open.
+pub async fn left_by_crash(store: &MemoryStore) -> Arc<MemoryStore> {
+    let copy = Arc::new(MemoryStore::new());
+    for (n, bytes) in store.read_superblock().await.unwrap().into_iter().enumerate() {
+        copy.set_superblock(n, bytes);
+    }
+    for object in store.list().await.unwrap() {
+        let bytes = store.read(object.id, 0, object.len as usize).await.unwrap();
+        copy.append(object.id, 0, bytes, object.len).await.unwrap();
+        copy.sync(object.id).await.unwrap();
+    }
+    copy
+}
