@@ -15,6 +15,7 @@ mod map;
 mod reduce;
 mod volume;
 
+mod bulk;
 mod cache;
 mod fetch;
 mod places;

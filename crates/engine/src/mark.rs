@@ -20,13 +20,12 @@ use std::collections::BTreeMap;
 use std::task::Poll;
 
 use forebay_format::{BLOCK, BlockRef, Codec, DiskId, SegmentId};
-use futures_util::future::join_all;
 use hashbrown::HashMap;
 use roaring::RoaringBitmap;
 
 use crate::checkpoint::Taken;
 use crate::hash::BuildU64Hasher;
-use crate::limits::MARK_READS;
+use crate::limits::{MARK_NODES, MARK_TURN};
 use crate::map::{NeedNode, Node, Ref, Tree};
 use crate::pool::Pool;
 use crate::volume::blocks;
@@ -114,12 +113,12 @@ enum Visit {
     Own,
 }
 
-/// What a node says, once its base is loaded.
+/// What a node says.
 #[derive(Default)]
 struct Said {
     blocks: Vec<BlockRef>,
     children: Vec<NeedNode>,
-    base: Option<NeedNode>,
+    base: Option<BlockRef>,
 }
 
 /// A mark under way.
@@ -197,33 +196,53 @@ impl<'a> Mark<'a> {
     fn walk(&mut self, nodes: Vec<NeedNode>, own: bool) -> BoxFuture<'_, Result<u64>> {
         Box::pin(async move {
             let mut count = 0;
-            for some in nodes.chunks(MARK_READS) {
+            for some in nodes.chunks(MARK_NODES) {
                 self.pool.check_running()?;
-                let visits: Vec<(NeedNode, Visit)> = some
-                    .iter()
-                    .filter_map(|need| match if own { self.enter_own(need) } else { self.enter(need) } {
-                        Ok(visit) => Some((*need, visit)),
-                        Err(known) => {
-                            count += known;
-                            None
+                let (mut needs, mut visits) = (Vec::new(), Vec::new());
+                for need in some {
+                    match if own { self.enter_own(need) } else { self.enter(need) } {
+                        Ok(visit) => {
+                            needs.push(*need);
+                            visits.push(visit);
                         }
-                    })
-                    .collect();
-                let loaded = join_all(visits.iter().map(|(need, _)| self.pool.pass_node(*need))).await;
-                for ((need, visit), node) in visits.into_iter().zip(loaded) {
-                    let node = node.map_err(|e| self.pool.lost(e))?;
-                    let blocks = self.node(node, visit).await?;
+                        Err(known) => count += known,
+                    }
+                }
+                let loaded = self.load(&needs).await;
+                for (n, ((need, visit), (node, base))) in needs.iter().zip(visits).zip(loaded).enumerate() {
+                    let blocks = self.node(node.map_err(|e| self.pool.lost(e))?, base, visit).await?;
                     count += blocks;
                     if visit == Visit::New
                         && let Some(seen) = self.seen.get_mut(&need.at.addr.to_u64())
                     {
                         seen.blocks = blocks;
                     }
+                    if n % MARK_TURN == 0 {
+                        give_way().await;
+                    }
                 }
-                give_way().await;
             }
             Ok(count)
         })
+    }
+
+    /// Loads nodes, and with each its base, if it has one.
+    async fn load(&self, needs: &[NeedNode]) -> Vec<(Result<Node>, Option<Result<Node>>)> {
+        let nodes = self.pool.pass_nodes(needs).await;
+        let bases: Vec<Option<NeedNode>> =
+            nodes.iter().map(|node| node.as_ref().ok().and_then(Node::stored_base)).collect();
+        let wanted: Vec<NeedNode> = bases.iter().flatten().copied().collect();
+        let loaded = self.pool.pass_nodes(&wanted).await;
+        for (need, base) in wanted.iter().zip(&loaded) {
+            // Many leaves stand on it, of guests too: it may come to be of use in the cache.
+            if let Ok(base) = base
+                && self.pool.nodes.find(*need).is_none()
+            {
+                self.pool.nodes.insert(need.at, base.clone());
+            }
+        }
+        let mut loaded = loaded.into_iter();
+        nodes.into_iter().zip(bases).map(|(node, base)| (node, base.and_then(|_| loaded.next()))).collect()
     }
 
     /// Reaches a node; an error with the number of its blocks if it need not be walked.
@@ -282,20 +301,18 @@ impl<'a> Mark<'a> {
         false
     }
 
-    /// Walks over one node and all below.
-    async fn node(&mut self, node: Node, visit: Visit) -> Result<u64> {
+    /// Walks over one node and all below; its base was loaded with it.
+    async fn node(&mut self, node: Node, base: Option<Result<Node>>, visit: Visit) -> Result<u64> {
         let mut said = Said::default();
         node.references(|r| match r {
             Ref::Block(block) => said.blocks.push(block),
             Ref::Node(child) => said.children.push(child),
-            Ref::Base(base) => said.base = Some(base),
+            Ref::Base(base) => said.base = Some(base.at),
             Ref::Memory(_) => unreachable!("a node that was read refers to stored nodes only"),
         });
-        if let Some(base) = said.base {
-            self.reach(&base.at, visit);
-            // Many leaves stand on it, of guests too: it may well be in the cache, or come to be of use
-            // there.
-            let base = self.pool.load_node(base).await.map_err(|e| self.pool.lost(e))?;
+        if let Some((at, base)) = said.base.zip(base) {
+            self.reach(&at, visit);
+            let base = base.map_err(|e| self.pool.lost(e))?;
             if self.pool.config.mutation != Mutation::ForgetBases {
                 node.uncovered(&base, |block| said.blocks.push(block));
             }
