@@ -9,9 +9,10 @@
 //! - a segment is *dropped* when nothing in it is live, all its batches are covered by the checkpoint, and no
 //!   reference to it was made since the mark began;
 //! - a segment is *moved* out of an object that is worth cleaning ([`crate::victims`], [`crate::clean`]);
-//! - an object is *deleted* when no segment rests in it, the checkpoint covers all its batches, and no reader
-//!   has a place in it any more ([`crate::places`]). The log before the checkpoint is not needed for
-//!   recovery, and the publications that moved its contents are durable, so nothing looks for it again.
+//! - an object is *deleted* when no segment rests in it, the checkpoint covers all its batches, nothing live was
+//!   written there (which may be though no table has it), and no reader has a place in it any more
+//!   ([`crate::places`]). The log before the checkpoint is not needed for recovery, and the publications that
+//!   moved its contents are durable, so nothing looks for it again.
 //!
 //! A crash between any two of these leaves objects in which nothing rests: what was deleted is missed by
 //! nobody, and what was not is found by the next reclaim, which looks at the store's own list of objects.

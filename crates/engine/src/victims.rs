@@ -134,8 +134,9 @@ impl Pool {
                 id: stat.id,
                 bytes: stat.len,
                 // What is in no table is what a crash left; what came after the mark began has a higher
-                // number.
-                covered: stat.id.0 < taken.checkpoint.next_segment,
+                // number. But a segment of the last checkpoint is in none, either, if recovery found its
+                // batches damaged: nodes in it may be sound all the same.
+                covered: stat.id.0 < taken.checkpoint.next_segment && !marked.live.contains_key(&stat.id),
                 stuck: false,
                 age: taken.head.seq,
                 residents: Vec::new(),
