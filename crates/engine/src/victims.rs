@@ -9,8 +9,9 @@
 //! not going to get emptier by itself, what is young may.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_format::{BLOCK, Codec, RelocationMap, SegmentId, SegmentRecord, Slot};
+use forebay_format::{BLOCK, Codec, RelocationMap, SegmentId, SegmentRecord, Slot, Stream};
 use forebay_store::Store;
 use hashbrown::HashMap;
 
@@ -20,7 +21,7 @@ use crate::limits::{BATCH_BYTES, GAIN_ASKED, GAIN_LEAST, GAIN_WITH_ROOM, LEFT_BE
 use crate::mark::Marked;
 use crate::places::Rest;
 use crate::pool::Pool;
-use crate::{Error, Result};
+use crate::{Error, Mutation, Result};
 
 /// An object, as a mark leaves it.
 #[derive(Debug, Clone)]
@@ -30,7 +31,7 @@ pub(crate) struct Object {
     pub bytes: u64,
     /// All that is in it is covered by the checkpoint of the mark, and nothing is appended to it any more.
     pub covered: bool,
-    /// What cannot be moved is in it.
+    /// What cannot be moved, or must not be, is in it.
     pub stuck: bool,
     /// Age of the youngest data in it, in batches of the log.
     pub age: u64,
@@ -118,7 +119,8 @@ pub(crate) fn moved_bytes(map: &RelocationMap, is_live: impl Fn(Slot) -> bool) -
 }
 
 impl Pool {
-    /// Looks at all objects after a mark, and corrects there what the slots of moved segments take.
+    /// Looks at all objects after a mark. Completes what that has found: what the slots of moved segments take, and
+    /// what may be in use beyond it.
     pub(crate) async fn survey(&self, taken: &Taken, marked: &mut Marked) -> Result<Vec<Object>> {
         let listed = self.store.list().await?;
         let (records, blobs, open) = {
@@ -128,6 +130,9 @@ impl Pool {
             let blobs: Vec<_> = Pool::blob_segments(&log.superblock().blobs).collect();
             (records, blobs, open)
         };
+        if self.config.mutation != Mutation::DropUnseen {
+            marked.set_horizon(&records, self.upkeep.opened_at.load(Relaxed));
+        }
         let mut objects: HashMap<SegmentId, Object, BuildU64Hasher> = HashMap::default();
         for stat in &listed {
             let object = Object {
@@ -136,7 +141,7 @@ impl Pool {
                 // What is in no table is what a crash left; what came after the mark began has a higher
                 // number. But a segment of the last checkpoint is in none, either, if recovery found its
                 // batches damaged: nodes in it may be sound all the same.
-                covered: stat.id.0 < taken.checkpoint.next_segment && !marked.live.contains_key(&stat.id),
+                covered: stat.id.0 < taken.checkpoint.next_segment && !marked.may_be_in_use(stat.id),
                 stuck: false,
                 age: taken.head.seq,
                 residents: Vec::new(),
@@ -151,6 +156,12 @@ impl Pool {
             object.covered = record.last_seq <= taken.head.seq && !open && !blobs.contains(&record.segment);
         }
         for record in &records {
+            if record.stream != Stream::Moved
+                && marked.is_uncertain(record)
+                && let Some(object) = objects.get_mut(&SegmentId(record.container))
+            {
+                object.stuck = true;
+            }
             let Some(live) = marked.live.get_mut(&record.segment) else { continue };
             let Some(object) = objects.get_mut(&SegmentId(record.container)) else { continue };
             // Of data that was moved counts when it was written, not when it was moved.
@@ -158,7 +169,7 @@ impl Pool {
             if let Some(rest) = Rest::of(record) {
                 match self.read_relocation_map(record.segment, &rest).await {
                     Ok(map) => live.stored = moved_bytes(&map, |slot| live.slots.contains(slot.0)),
-                    Err(Error::Damaged(_)) => object.stuck = true,
+                    Err(Error::Damaged(_) | Error::Store(_)) => object.stuck = true,
                     Err(e) => return Err(e),
                 }
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_engine::{CloneRequest, Mutation, Pool, PoolConfig, SyncMode, check};
+use forebay_engine::{CloneRequest, Error, Mutation, Pool, PoolConfig, SegmentId, SyncMode, check};
 use forebay_sim::{Ran, Rng, Round, attempt, rounds};
 use forebay_store::{Crash, Store};
 
@@ -91,6 +91,12 @@ impl Scene {
         self.round.exec.finish(opening).expect("the pool opens")
     }
 
+    /// The process ends.
+    fn restart(&mut self) {
+        self.round.medium.release();
+        self.round.exec.kill_tasks();
+    }
+
     /// Fills disks and makes most of it garbage.
     fn fill(&mut self, pool: &Arc<Pool>) {
         let mut rng = Rng::new(7);
@@ -171,6 +177,82 @@ fn content(byte: u8, block: u64) -> Vec<u8> {
     }
     let mut rng = Rng::new(u64::from(byte) << 32 | block);
     (0..4096).map(|_| rng.next() as u8).collect()
+}
+
+/// Where the nodes of block maps are on the store.
+fn nodes(scene: &mut Scene) -> Vec<(SegmentId, u64)> {
+    let store = scene.round.medium.store();
+    scene.round.exec.finish(async move {
+        let mut found = Vec::new();
+        for object in store.list().await.expect("a list") {
+            let bytes = store.read(object.id, 0, object.len as usize).await.expect("a sound store");
+            let slots = (0..).step_by(64).zip(bytes.chunks_exact(64));
+            found.extend(slots.filter(|(_, b)| b.starts_with(b"FBMN")).map(|(at, _)| (object.id, at)));
+        }
+        found
+    })
+}
+
+/// A node is damaged, space is reclaimed, and the node is made whole again: what was below it must be there.
+/// Gives whether the damage was met, and what was freed.
+fn damage(number: usize, mutation: Mutation) -> Option<(bool, u64)> {
+    let mut scene = Scene::new(1);
+    scene.round.plan.pool.mutation = mutation;
+    let pool = scene.open();
+    scene.fill(&pool);
+    let closing = pool.clone();
+    scene.round.exec.finish(async move { closing.close().await }).expect("a sound store");
+    drop(pool);
+    scene.restart();
+    let &(segment, at) = nodes(&mut scene).get(number)?;
+    assert!(scene.round.medium.faults().flip_bit(segment, at + 40, 3));
+    let pool = scene.open();
+    let writing = pool.clone();
+    let young = async move {
+        writing.create_volume("young", BLOCKS * 4096, SyncMode::Flush, 0).await?;
+        for block in 0..BLOCKS {
+            let disk = writing.attach("young")?;
+            disk.write(block * 4096, &content(7, BLOCKS + block), block % 20 == 0).await?;
+        }
+        writing.delete("young").await
+    };
+    scene.round.exec.finish(young).expect("a sound store");
+    let (met, freed) = match scene.reclaim(&pool) {
+        Ok(freed) => (false, freed),
+        Err(Error::MapsDamaged { freed_bytes, .. }) => (true, freed_bytes),
+        Err(e) => panic!("{e}"),
+    };
+    drop(pool);
+    scene.restart();
+    // A node that nothing refers to may be gone.
+    let there = scene.round.medium.faults().flip_bit(segment, at + 40, 3);
+    assert!(there || !met, "the damaged node is gone");
+    let pool = scene.open();
+    scene.judge(&pool, "when the node is whole again");
+    Some((met, freed))
+}
+
+#[test]
+fn what_is_below_a_damaged_node_is_kept_and_what_is_younger_is_freed() {
+    let mut met = 0;
+    for number in 0.. {
+        match attempt(number, || damage(number as usize, Mutation::None)) {
+            Ok(None) => break,
+            Ok(Some((hit, freed))) => {
+                met += u64::from(hit);
+                assert!(freed > BLOCKS / 2 * 4096 * 3 / 4, "node {number}: {freed} bytes freed");
+            }
+            Err(why) => panic!("node {number}: {why}"),
+        }
+    }
+    println!("{met} nodes were in use");
+    // One leaf for each disk; that of the snapshot is the base of that of the clone.
+    assert_eq!(met, 3);
+    let lost = (0..).map_while(|n| attempt(n, || damage(n as usize, Mutation::DropUnseen)).transpose());
+    assert!(
+        lost.into_iter().any(|found| found.is_err()),
+        "what is not seen is dropped, and nothing was lost"
+    );
 }
 
 /// The store operations of one reclaim are counted; then the same is done again and again, with a crash in
