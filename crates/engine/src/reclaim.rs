@@ -22,12 +22,14 @@
 //! Checkpoints that fall due while it cleans are made in between; they only ever come after that of the mark.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use forebay_format::{BLOCK, DiskId, SegmentId, SegmentRecord, Stream};
 use forebay_store::Store;
 use hashbrown::HashMap;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::catalogue::shorten;
 use crate::checkpoint::Taken;
@@ -74,11 +76,26 @@ impl Pool {
     /// Finds what is live and frees the rest, as far as it is worth it; returns the bytes freed. `progress`
     /// is told now and then.
     ///
+    /// It is a task of its own, so that it runs to its end though the caller goes: what it writes must not be left
+    /// half written, nor the barrier set.
+    ///
     /// # Errors
     /// [`Error::MapsDamaged`] where it had to keep what is not known to be garbage: it has freed the rest. Others
     /// end it early.
-    pub async fn reclaim(&self, progress: &(dyn Fn(GcProgress) + Send + Sync)) -> Result<u64> {
-        let freed = self.reclaim_as(true, progress).await?;
+    pub async fn reclaim(self: &Arc<Pool>, progress: &(dyn Fn(GcProgress) + Send + Sync)) -> Result<u64> {
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let (end, ended) = oneshot::channel();
+        let pool = self.clone();
+        let task = async move {
+            // Whoever has gone is not told.
+            let freed = pool.reclaim_as(true, &|step| _ = tell.send(step)).await;
+            let _ = end.send(freed);
+        };
+        self.host.spawn("reclaim", Box::pin(task));
+        while let Some(step) = told.recv().await {
+            progress(step);
+        }
+        let freed = ended.await.map_err(|_| Error::Closed)??;
         match freed.damaged {
             Some(disks) => Err(Error::MapsDamaged { disks, freed_bytes: freed.bytes }),
             None => Ok(freed.bytes),
