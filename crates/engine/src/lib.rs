@@ -27,6 +27,7 @@ mod check;
 mod checkpoint;
 mod clean;
 mod directory;
+mod footers;
 mod inspect;
 mod mark;
 mod mutation;

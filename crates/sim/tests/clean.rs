@@ -6,8 +6,8 @@ use std::time::Duration;
 use forebay_engine::{
     CloneRequest, Error, Mutation, Pool, PoolConfig, SegmentId, SyncMode, check, inspect_superblocks,
 };
-use forebay_sim::{Ran, Rng, Round, attempt, rounds};
-use forebay_store::{Crash, Store};
+use forebay_sim::{Ran, Rng, Round, Tolerance, attempt, rounds};
+use forebay_store::{Crash, Fault, FaultyOp, Store, When};
 
 /// Run by default.
 const ROUNDS: u64 = 200;
@@ -30,6 +30,20 @@ fn cleaning(seed: u64, ops: Option<u64>) -> Round {
 fn cleaning_beside_guests_loses_nothing() {
     rounds("cleaning_beside_guests", 0, ROUNDS, |seed, ops| {
         cleaning(seed, ops).run();
+    });
+}
+
+/// In particular no footer that a crash has torn, or for which there was no room.
+#[test]
+fn a_check_after_a_crash_reports_no_damage() {
+    rounds("a_check_after_a_crash", 0, ROUNDS, |seed, ops| {
+        let mut round = cleaning(seed, ops);
+        round.check = true;
+        if seed % 4 == 0 {
+            round.tolerance = Tolerance { full: true, ..Tolerance::default() };
+            round.faults = Some(|store, rng| store.set_capacity(rng.range(1, 40) * (128 << 10)));
+        }
+        round.run();
     });
 }
 
@@ -373,4 +387,37 @@ fn the_older_superblock_copy_is_enough_at_any_step_of_a_reclaim() {
     assert!(judged + 4 > last - first, "{judged} of {} steps", last - first);
     let early = attempt(last, || lose_the_newer_copy(last, Crash::Kill, Mutation::PublishEarly));
     assert!(early.is_err(), "what one copy still needs was freed, and nothing was lost");
+}
+
+/// Append number `n` of a reclaim finds no room; after it there is some again. Gives how many appends there were.
+fn no_room_at(n: u32) -> u64 {
+    let mut scene = Scene::new(1);
+    let pool = scene.open();
+    scene.fill(&pool);
+    scene.round.medium.faults().inject(FaultyOp::Append, Fault::Full, When::After(n));
+    let before = scene.round.medium.faults().ops();
+    let refused = scene.reclaim(&pool);
+    assert!(matches!(refused, Ok(_) | Err(Error::NoSpace)), "{refused:?}");
+    let ops = scene.round.medium.faults().ops() - before;
+    scene.round.medium.faults().clear_faults();
+    let ending = pool.clone();
+    scene.round.exec.finish(async move { ending.checkpoint().await }).expect("there is room");
+    drop(pool);
+    scene.restart();
+    let problems = scene.problems();
+    assert!(problems.is_empty(), "{problems:?}");
+    ops
+}
+
+/// A segment for whose footer there was no room has none, and a check does not miss it.
+#[test]
+fn a_check_finds_nothing_where_a_reclaim_found_no_room() {
+    let (mut n, mut ops) = (0, 1);
+    while n < ops {
+        match attempt(n, || no_room_at(n as u32)) {
+            Ok(all) => ops = ops.max(all),
+            Err(why) => panic!("no room at append {n}: {why}"),
+        }
+        n += 1;
+    }
 }
