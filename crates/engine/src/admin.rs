@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use forebay_format::{BLOCK, CatalogueOp, DiskId, DiskRecord, MAX_NAME, MapValue, Role, SyncMode};
+use forebay_format::{BLOCK, CatalogueOp, DiskId, DiskRecord, MAX_NAME, MapValue, Role, Stream, SyncMode};
 use serde::Serialize;
 
 use crate::catalogue::{check_name, check_size, shorten};
@@ -201,7 +201,7 @@ impl Pool {
     async fn copy_contents(&self, disk: &Arc<Volume>, name: &str, from: DiskId) -> Result<()> {
         let _alone = disk.exclude_clients(name)?;
         self.commit_ops(vec![CatalogueOp::Copy { disk: disk.id(), from }]).await?;
-        self.garbage_is_due();
+        self.reclaim_is_due();
         Ok(())
     }
 
@@ -225,7 +225,7 @@ impl Pool {
             }
         }
         self.commit_ops(vec![CatalogueOp::Delete { disk: disk.id() }]).await?;
-        self.garbage_is_due();
+        self.reclaim_is_due();
         Ok(())
     }
 
@@ -276,8 +276,13 @@ impl Pool {
     pub async fn finish_import(&self, import: Arc<Disk>) -> Result<DiskInfo> {
         let _admin = self.admin.lock().await;
         let volume = self.import(&import)?;
+        import.flush().await?;
+        // The cleaner is to pack it, and does not touch a segment that is open.
+        let ended = self.log.lock().await.end_segment(Stream::Data).await;
+        self.latching(ended)?;
         let disk = DiskRecord { role: Role::Image, ..(*volume.record()).clone() };
         self.commit_ops(vec![CatalogueOp::Update { disk }]).await?;
+        self.reclaim_is_due();
         let name = import.name();
         drop(import);
         self.disk(&name)
@@ -303,7 +308,7 @@ impl Pool {
         }
         tracing::info!(imports = left.len(), "removing what interrupted imports left");
         self.commit_ops(left.into_iter().map(|disk| CatalogueOp::Delete { disk }).collect()).await?;
-        self.garbage_is_due();
+        self.reclaim_is_due();
         Ok(())
     }
 

@@ -33,10 +33,11 @@ use forebay_format::{
     Slot, SlotKind, Stream,
 };
 use forebay_store::Store;
+use tokio::task::yield_now;
 
 use crate::limits::{CLEAN_PAUSE, MAX_SEGMENT_BYTES, MOVE_BYTES};
-use crate::log::{Draft, Item};
-use crate::mark::{Live, give_way};
+use crate::log::{Draft, Item, block_at};
+use crate::mark::Live;
 use crate::places::Rest;
 use crate::pool::Pool;
 use crate::stored::{GROUP_BLOCKS, compress, compress_group};
@@ -95,18 +96,20 @@ impl Pool {
             container: SegmentId(0),
             entries: Vec::with_capacity(survivors.len()),
         };
-        let mut rest = &survivors[..];
-        while !rest.is_empty() {
+        let mut pieces = Vec::new();
+        let mut steps = survivors.chunks(MOVE_BYTES / BLOCK).peekable();
+        while let Some(step) = steps.next() {
             self.check_running()?;
             let begin = self.host.now();
-            let (step, later) = rest.split_at(rest.len().min(MOVE_BYTES / BLOCK));
-            rest = later;
-            let pieces = match self.pack(record.segment, step).await {
-                Ok(pieces) => pieces,
-                Err(e) => return self.leave_alone(record.segment, e),
-            };
-            if !self.write_pieces(&pieces, &mut map).await? {
-                return Ok(Moved::No);
+            if let Err(e) = self.pack(record.segment, step, &mut pieces).await {
+                return self.leave_alone(record.segment, e);
+            }
+            let packed: usize = pieces.iter().map(|p| p.bytes.len()).sum();
+            if packed >= MOVE_BYTES || steps.peek().is_none() {
+                if !self.write_pieces(&pieces, &mut map).await? {
+                    return Ok(Moved::No);
+                }
+                pieces.clear();
             }
             let took = self.host.now().saturating_sub(begin);
             self.host.sleep(pace.pause(took)).await;
@@ -176,20 +179,19 @@ impl Pool {
         Ok(())
     }
 
-    /// Reads survivors, verifies them, and packs them.
-    async fn pack(&self, segment: SegmentId, survivors: &[Survivor]) -> Result<Vec<Piece>> {
-        let mut pieces = Vec::new();
+    /// Reads survivors, verifies them, and adds them to the pieces.
+    async fn pack(&self, segment: SegmentId, survivors: &[Survivor], out: &mut Vec<Piece>) -> Result<()> {
         for run in survivors.chunk_by(|a, b| a.entry.kind == b.entry.kind) {
             match run[0].entry.kind {
-                SlotKind::Block => self.pack_blocks(segment, run, &mut pieces).await?,
-                SlotKind::Node => self.pack_nodes(segment, run, &mut pieces).await?,
+                SlotKind::Block => self.pack_blocks(segment, run, out).await?,
+                SlotKind::Node => self.pack_nodes(segment, run, out).await?,
             }
         }
-        Ok(pieces)
+        Ok(())
     }
 
     async fn pack_blocks(&self, segment: SegmentId, run: &[Survivor], out: &mut Vec<Piece>) -> Result<()> {
-        let refs: Vec<BlockRef> = run.iter().map(|s| reference(segment, &s.entry)).collect();
+        let refs: Vec<BlockRef> = run.iter().map(|s| block_at(segment, &s.entry)).collect();
         let mut plain = vec![0; run.len() * BLOCK];
         let mut damaged = None;
         self.read_blocks(&refs, |i, content| match content {
@@ -202,13 +204,13 @@ impl Pool {
         }
         for (group, blocks) in run.chunks(GROUP_BLOCKS).zip(plain.chunks(GROUP_BLOCKS * BLOCK)) {
             pack_group(group, blocks, self.config.compress, out);
-            give_way().await;
+            yield_now().await;
         }
         Ok(())
     }
 
     async fn pack_nodes(&self, segment: SegmentId, run: &[Survivor], out: &mut Vec<Piece>) -> Result<()> {
-        let refs: Vec<BlockRef> = run.iter().map(|s| reference(segment, &s.entry)).collect();
+        let refs: Vec<BlockRef> = run.iter().map(|s| block_at(segment, &s.entry)).collect();
         let mut nodes: Vec<Vec<u8>> = vec![Vec::new(); run.len()];
         let mut damaged = None;
         self.read_nodes(&refs, |i, bytes| match bytes {
@@ -328,11 +330,6 @@ fn pack_group(group: &[Survivor], blocks: &[u8], pack: bool, out: &mut Vec<Piece
         bytes.resize(form.stored_len(), 0);
         out.push(Piece { bytes, survivors: vec![(*survivor, form)] });
     }
-}
-
-/// The reference by which a slot is read.
-fn reference(segment: SegmentId, entry: &DirectoryEntry) -> BlockRef {
-    BlockRef { addr: Address { segment, slot: entry.slot }, form: entry.form, crc: entry.crc }
 }
 
 /// What a relocation map says of a slot itself.

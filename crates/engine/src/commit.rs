@@ -271,7 +271,7 @@ impl Pool {
             return Ok(());
         }
         let completed = self.complete_partial_blocks(group).await?;
-        let reduced = self.reduce(&mut log, group, &completed).await?;
+        let reduced = self.reduce(&mut log, group, &completed).await;
         let items = items(group, &completed, &reduced);
         let places = match self.write_group(&mut log, &items).await {
             Err(StoreError::Full) => return Err(Error::NoSpace),

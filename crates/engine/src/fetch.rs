@@ -38,7 +38,6 @@ struct Wanted {
 }
 
 /// Blocks that lie one behind the other on the store.
-#[derive(Default)]
 struct Run {
     wanted: Vec<Wanted>,
     places: Vec<Located>,
@@ -206,7 +205,7 @@ impl Pool {
 
     /// An error if `bytes`, which rest at `place`, are not the node that was stored.
     pub(crate) fn verify_node(&self, at: &BlockRef, place: &Located, bytes: &[u8]) -> Result<()> {
-        if at.form.codec() != Some(Codec::Raw) || place.form != at.form {
+        if at.form.of_node().is_none() || place.form != at.form {
             return Err(FormatError::Value { what: "map node reference", field: "form" }.into());
         }
         if crc32c(bytes) != at.crc {

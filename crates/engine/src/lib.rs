@@ -14,6 +14,7 @@ mod log;
 mod map;
 mod reduce;
 mod volume;
+mod zero;
 
 mod bulk;
 mod cache;
@@ -61,3 +62,4 @@ pub use stats::{
     CacheStats, Count, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats, PoolStats, ReductionStats,
     Room, SpaceStats, StoreStats,
 };
+pub use zero::is_zero;

@@ -50,8 +50,8 @@ pub const NODE_READ_BYTES: u64 = 256 << 10;
 pub const NODE_READS: usize = 4;
 /// Between nodes that are read together so much may lie that is not asked for. Another read would cost more.
 pub const NODE_GAP: u64 = 16 << 10;
-/// Plain bytes that the cleaner reads, packs and writes in one step: some milliseconds of a disk, for which a
-/// commit may have to wait.
+/// Plain bytes that the cleaner reads and packs in one step, and packed ones that it writes in one: some
+/// milliseconds of a disk, for which a commit may have to wait.
 pub const MOVE_BYTES: usize = 512 << 10;
 /// The cleaner's share of the time while there is plenty of room, in percent; it grows as room gets short.
 pub const CLEAN_DUTY: u64 = 25;
@@ -76,6 +76,9 @@ pub const GAIN_ASKED: u64 = 1;
 /// Of all that could come back, what may stay behind when somebody asks for it, in percent. Half of the
 /// twentieth that is promised: the estimate is one.
 pub const LEFT_BEHIND: u64 = 2;
+/// A segment of an image is packed once if its blocks take less than this share of their plain size, in percent:
+/// what does not compress one by one does not in groups.
+pub const PACK_BELOW: u64 = 95;
 /// Room that the cleaner sees to that there is, as a part of the store, beside the reserve: one in 32. More
 /// would make it clean fuller objects: at 80 % full each percent that is set aside costs it a twentieth more
 /// to write.

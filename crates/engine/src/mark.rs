@@ -28,11 +28,11 @@
 //! walk, so all children of a node are read at once, and what rests together in one store read ([`crate::bulk`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::task::Poll;
 
-use forebay_format::{BLOCK, BlockRef, Codec, DiskId, SegmentId, SegmentRecord};
+use forebay_format::{BLOCK, BlockRef, Codec, DiskId, DiskRecord, Role, SegmentId, SegmentRecord};
 use hashbrown::HashMap;
 use roaring::RoaringBitmap;
+use tokio::task::yield_now;
 
 use crate::checkpoint::Taken;
 use crate::hash::BuildU64Hasher;
@@ -51,6 +51,8 @@ pub(crate) struct Live {
     pub bytes: u64,
     /// Bytes that they take where they rest now; the same until the segment is moved.
     pub stored: u64,
+    /// How many of them an image reaches.
+    pub of_images: u64,
 }
 
 /// What a mark has found.
@@ -94,20 +96,6 @@ impl Marked {
     pub fn may_be_in_use(&self, segment: SegmentId) -> bool {
         self.horizon > 0 || self.live.contains_key(&segment)
     }
-}
-
-/// Lets other tasks have their turn.
-pub(crate) async fn give_way() {
-    let mut waited = false;
-    std::future::poll_fn(|cx| {
-        if waited {
-            return Poll::Ready(());
-        }
-        waited = true;
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 /// Bytes of a block or node where it was written.
@@ -186,6 +174,7 @@ pub(crate) struct Mark<'a> {
     /// Slots that the disk at hand was the first to reach; in the last walk, those that it has alone.
     mine: Slots,
     disk: DiskId,
+    disk_is_image: bool,
     /// Bytes that the disk at hand has alone.
     alone: u64,
 }
@@ -199,14 +188,18 @@ impl<'a> Mark<'a> {
             shared: Slots::default(),
             mine: Slots::default(),
             disk: DiskId(0),
+            disk_is_image: false,
             alone: 0,
         }
     }
 
     /// Finds what is live. `disk_done` is told after each disk how many are done.
     pub async fn find(&mut self, taken: &Taken, disk_done: &(dyn Fn(u64) + Send + Sync)) -> Result<()> {
-        for (disk, done) in taken.checkpoint.disks.iter().zip(1..) {
-            self.begin(disk.id);
+        let disks = &taken.checkpoint.disks;
+        // Images go first, so that it is they who are seen to reach what their clones reach, too.
+        let (images, others): (Vec<_>, Vec<_>) = disks.iter().partition(|d| d.role == Role::Image);
+        for (disk, done) in images.into_iter().chain(others).zip(1..) {
+            self.begin(disk);
             let tree = Tree::from_record(disk.root, disk.height, blocks(disk.size))?;
             let below = match tree.root() {
                 Some(Ref::Node(root)) => self.walk(vec![root], false).await?,
@@ -232,7 +225,7 @@ impl<'a> Mark<'a> {
     /// Adds up what each disk has for itself.
     pub async fn add_up(mut self, taken: &Taken) -> Result<Marked> {
         for disk in &taken.checkpoint.disks {
-            self.begin(disk.id);
+            self.begin(disk);
             let tree = Tree::from_record(disk.root, disk.height, blocks(disk.size))?;
             if let Some(Ref::Node(root)) = tree.root() {
                 self.walk(vec![root], true).await?;
@@ -245,8 +238,8 @@ impl<'a> Mark<'a> {
         Ok(self.found)
     }
 
-    fn begin(&mut self, disk: DiskId) {
-        (self.disk, self.alone) = (disk, 0);
+    fn begin(&mut self, disk: &DiskRecord) {
+        (self.disk, self.disk_is_image, self.alone) = (disk.id, disk.role == Role::Image, 0);
         self.mine.0.clear();
     }
 
@@ -279,7 +272,8 @@ impl<'a> Mark<'a> {
                         seen.below = below;
                     }
                     if n % MARK_TURN == 0 {
-                        give_way().await;
+                        // Lets others have their turn, also those that wait for what another thread has done.
+                        yield_now().await;
                     }
                 }
             }
@@ -353,6 +347,7 @@ impl<'a> Mark<'a> {
                 let live = self.found.live.entry(at.addr.segment).or_default();
                 if live.slots.insert(at.addr.slot.0) {
                     live.bytes += written_len(at);
+                    live.of_images += u64::from(self.disk_is_image);
                     self.mine.insert(at);
                     return true;
                 }

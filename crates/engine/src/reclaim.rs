@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use forebay_format::{BLOCK, DiskId, SegmentId, SegmentRecord, Stream};
-use forebay_store::Store;
+use forebay_store::{Capacity, Store};
 use hashbrown::HashMap;
 use tokio::sync::{mpsc, oneshot};
 
@@ -62,6 +62,16 @@ pub(crate) struct Freed {
 
 /// Names that a message lists at most.
 const NAMES: usize = 8;
+
+/// Room of the store, in bytes.
+struct Headroom {
+    free: u64,
+    /// Without so much nothing is taken from guests.
+    reserve: u64,
+    /// The cleaner sees to it that so much is free.
+    wanted: u64,
+    total: u64,
+}
 
 /// A reclaim under way.
 struct Reclaim<'a> {
@@ -120,6 +130,9 @@ impl Pool {
     }
 
     async fn reclaim_alone(&self, asked: bool, report: Report<'_>) -> Result<Freed> {
+        if asked {
+            self.end_used_segment().await?;
+        }
         let taken = self.make_checkpoint().await?;
         self.upkeep.mark_begins(self.appended.load(Relaxed));
         if self.config.mutation != Mutation::PublishEarly {
@@ -184,6 +197,18 @@ impl Pool {
         }
     }
 
+    /// Ends the segment that takes the data of guests if more than a little is in it: what is open is not cleaned.
+    async fn end_used_segment(&self) -> Result<()> {
+        let mut log = self.log.lock().await;
+        let bytes = log.superblock().segment_bytes.into();
+        let room = log.open_segment(Stream::Data, bytes).map_or(bytes, |(_, room)| room);
+        if bytes - room > bytes / 16 {
+            let ended = log.end_segment(Stream::Data).await;
+            self.latching(ended)?;
+        }
+        Ok(())
+    }
+
     fn note_space(&self, marked: &Marked, objects: &[Object]) {
         let stored: u64 = objects.iter().map(|o| o.bytes).sum();
         let live: u64 = marked.live.values().map(|l| l.stored).sum();
@@ -203,11 +228,11 @@ impl Pool {
         *self.space.lock() = Space { pool: Some(pool), disks: marked.disks.clone() };
     }
 
-    /// How much room is free and how much the cleaner is to see to that there is.
-    pub(crate) async fn room_wanted(&self) -> Result<(u64, u64, u64)> {
-        let room = self.store.capacity().await?;
-        let least = self.reserve(room.total) + room.total / ROOM_SHARE;
-        Ok((room.free, least, room.total))
+    /// The room that there is, and that there should be.
+    async fn headroom(&self) -> Result<Headroom> {
+        let Capacity { free, total } = self.store.capacity().await?;
+        let reserve = self.reserve(total);
+        Ok(Headroom { free, reserve, wanted: reserve + total / ROOM_SHARE, total })
     }
 }
 
@@ -221,10 +246,10 @@ impl Reclaim<'_> {
         let empty = self.empty_of(&ids).await;
         self.delete(empty.iter().map(|id| (*id, bytes(id))).collect()).await?;
 
-        let (free, least, total) = self.pool.room_wanted().await?;
-        let effort = match free < least {
+        let room = self.pool.headroom().await?;
+        let effort = match room.free < room.wanted {
             _ if self.asked => Effort::All,
-            true => Effort::Bytes(least - free + total / ROOM_MARGIN),
+            true => Effort::Bytes(room.wanted - room.free + room.total / ROOM_MARGIN),
             false => Effort::Easy,
         };
         let victims = choose(&objects, effort);
@@ -291,13 +316,14 @@ impl Reclaim<'_> {
         Ok(true)
     }
 
-    /// The share of the time for the next segment: all of it when there is next to no room.
+    /// The share of the time for the next segment: more and more of it as guests use up the room that is to be
+    /// free, all of it when there is none but the reserve. So it settles where as much is freed as is written.
     async fn pace(&self) -> Result<Pace> {
-        let (free, least, total) = self.pool.room_wanted().await?;
-        let plenty = (total / 4).max(least + 1);
-        let short = plenty.saturating_sub(free.max(least)) * 100 / (plenty - least);
+        let room = self.pool.headroom().await?;
+        let margin = (room.wanted - room.reserve).max(1);
+        let used_up = room.wanted.saturating_sub(room.free).min(margin) * 100 / margin;
         let calm = if self.asked { CLEAN_DUTY_ASKED } else { CLEAN_DUTY };
-        Ok(Pace(calm + (100 - calm) * short / 100))
+        Ok(Pace(calm + (100 - calm) * used_up / 100))
     }
 
     /// Deletes objects when the last reader is through with them.

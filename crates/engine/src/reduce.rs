@@ -15,13 +15,13 @@ use std::ops::Range;
 use forebay_format::{BLOCK, BlockRef, DiskId, Fingerprint, Form, MapValue, SegmentId, crc32c};
 use hashbrown::HashMap;
 
-use crate::Result;
 use crate::commit::{Completed, Group};
 use crate::dedup::Fingerprinter;
 use crate::log::{Item, Log};
 use crate::pool::Pool;
 use crate::stored::compress;
 use crate::volume::Volume;
+use crate::zero::is_zero;
 
 /// Segments whose directories one commit reads at most, for it is waited for: so many, ...
 const DIRECTORIES_LEAST: usize = 4;
@@ -82,20 +82,10 @@ fn blocks_of<'a>(
     })
 }
 
-fn is_zero(block: &[u8; BLOCK]) -> bool {
-    // Most blocks show at once that they are not.
-    block[..16] == [0; 16] && block.iter().fold(0, |a, b| a | b) == 0
-}
-
 impl Pool {
     /// Says what becomes of the blocks of a group. The caller holds the log, and goes on holding it until the
     /// group is logged.
-    pub(crate) async fn reduce(
-        &self,
-        log: &mut Log,
-        group: &Group,
-        completed: &Completed,
-    ) -> Result<Reduced> {
+    pub(crate) async fn reduce(&self, log: &mut Log, group: &Group, completed: &Completed) -> Reduced {
         let (mut outcomes, mut candidates) = (Vec::new(), Vec::new());
         let mut keys: HashMap<u32, Fingerprinter> = HashMap::new();
         for (volume, block, content, over_zeroes) in blocks_of(group, completed) {
@@ -148,7 +138,7 @@ impl Pool {
         }
         let reduced = Reduced { outcomes, packed };
         self.count(&reduced);
-        Ok(reduced)
+        reduced
     }
 
     /// Whether the read cache has a block, and it is `content`.

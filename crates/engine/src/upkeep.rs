@@ -1,8 +1,8 @@
 //! The work behind: when a checkpoint is made, and when reclaiming begins by itself.
 //!
-//! Reclaiming begins when garbage is likely: something was deleted, or much was appended or discarded since
-//! the last mark, or room is short. It does not begin again at once: what a mark costs is spread over at
-//! least four times its duration, unless room is short.
+//! Reclaiming begins when there is an image to be packed, or garbage is likely: something was deleted, or much was
+//! appended or discarded since the last mark, or room is short. It does not begin again at once: what a mark costs
+//! is spread over at least four times its duration, unless room is short.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(crate) struct Upkeep {
     pub wake: Notify,
     /// `Log::appended` at the last checkpoint.
     pub checkpointed: AtomicU64,
-    /// Something was deleted: there is garbage.
+    /// Something was deleted, or an image is to be packed.
     pub reclaim_due: AtomicBool,
     /// `Log::appended` when the last mark began.
     marked_at: AtomicU64,
@@ -86,8 +86,8 @@ impl Upkeep {
 }
 
 impl Pool {
-    /// Notes garbage of which the log does not tell.
-    pub(crate) fn garbage_is_due(&self) {
+    /// Notes work for the cleaner of which the log does not tell.
+    pub(crate) fn reclaim_is_due(&self) {
         self.upkeep.reclaim_due.store(true, Relaxed);
         self.upkeep.hopeless.store(false, Relaxed);
         self.upkeep.wake();

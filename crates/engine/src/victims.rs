@@ -4,7 +4,10 @@
 //! So neither what a packed object needs for headers nor a relocation map counts as garbage, and an object
 //! that was just written is never cleaned again at once.
 //!
-//! With room, only the emptiest are cleaned. When room is short, or somebody asks, the order is that of
+//! What an image was stored in is moved once, however full it is: many clones are going to read it, and in groups
+//! it takes less room ([`crate::stored`]). What could not be compressed before is not tried again.
+//!
+//! Otherwise, with room, only the emptiest are cleaned. When room is short, or somebody asks, the order is that of
 //! benefit for cost (gain, times age, over what has to be read and written): what has not changed for long is
 //! not going to get emptier by itself, what is young may.
 
@@ -17,8 +20,8 @@ use hashbrown::HashMap;
 
 use crate::checkpoint::Taken;
 use crate::hash::BuildU64Hasher;
-use crate::limits::{BATCH_BYTES, GAIN_ASKED, GAIN_LEAST, GAIN_WITH_ROOM, LEFT_BEHIND};
-use crate::mark::Marked;
+use crate::limits::{GAIN_ASKED, GAIN_LEAST, GAIN_WITH_ROOM, LEFT_BEHIND, MOVE_BYTES, PACK_BELOW};
+use crate::mark::{Live, Marked};
 use crate::places::Rest;
 use crate::pool::Pool;
 use crate::{Error, Mutation, Result};
@@ -33,6 +36,8 @@ pub(crate) struct Object {
     pub covered: bool,
     /// What cannot be moved, or must not be, is in it.
     pub stuck: bool,
+    /// It is to be moved whatever it gains: most in it is of images, and not in groups yet.
+    pub to_pack: bool,
     /// Age of the youngest data in it, in batches of the log.
     pub age: u64,
     /// The segments whose live slots rest in it.
@@ -53,12 +58,12 @@ impl Object {
         self.gain() * 100 / self.bytes.max(1)
     }
 
-    /// Benefit for cost. Age counts by its order of magnitude: with its full weight the cleaner would move fuller
-    /// objects than it must where guests overwrite evenly; without, it would move young data over and over that
-    /// is about to go.
+    /// Benefit for cost. Age counts by its fourth root: with its full weight the cleaner would move fuller objects
+    /// than it must where guests overwrite evenly; without, it would move young data over and over that is about
+    /// to go (ADR 8).
     fn score(&self) -> u128 {
         let cost = u128::from(self.bytes + self.packed).max(1);
-        u128::from(self.gain()) * u128::from((self.age + 2).ilog2()) * 1024 / cost
+        u128::from(self.gain()) * u128::from(self.age.isqrt().isqrt() + 1) * 1024 / cost
     }
 }
 
@@ -76,7 +81,10 @@ pub(crate) enum Effort {
 /// Picks what to clean out of all objects, in the order in which to clean it.
 pub(crate) fn choose(objects: &[Object], effort: Effort) -> Vec<Object> {
     let worth = |least: u64| {
-        move |o: &&Object| o.covered && !o.stuck && !o.residents.is_empty() && o.gain_percent() >= least
+        move |o: &&Object| {
+            let movable = o.covered && !o.stuck && !o.residents.is_empty();
+            movable && (o.to_pack || o.gain_percent() >= least)
+        }
     };
     let mut chosen: Vec<Object> = match effort {
         Effort::Easy => objects.iter().filter(worth(GAIN_WITH_ROOM)).cloned().collect(),
@@ -93,12 +101,20 @@ pub(crate) fn choose(objects: &[Object], effort: Effort) -> Vec<Object> {
         let enough = match effort {
             Effort::Easy => false,
             Effort::Bytes(wanted) => sum >= wanted,
-            Effort::All => o.gain_percent() < GAIN_LEAST && sum >= total - total * LEFT_BEHIND / 100,
+            Effort::All => {
+                !o.to_pack && o.gain_percent() < GAIN_LEAST && sum >= total - total * LEFT_BEHIND / 100
+            }
         };
         sum += o.gain();
         !enough
     });
     chosen
+}
+
+/// Whether the slots of a segment that was not moved yet are to go into groups.
+fn gains_by_groups(live: &Live) -> bool {
+    let plain = live.slots.len() * BLOCK as u64;
+    live.of_images * 2 > live.slots.len() && live.bytes * 100 < plain * PACK_BELOW
 }
 
 /// Bytes that the live slots of a moved segment take. What is dead in a group counts as its share of the
@@ -143,6 +159,7 @@ impl Pool {
                 // batches damaged: nodes in it may be sound all the same.
                 covered: stat.id.0 < taken.checkpoint.next_segment && !marked.may_be_in_use(stat.id),
                 stuck: false,
+                to_pack: false,
                 age: taken.head.seq,
                 residents: Vec::new(),
                 live: 0,
@@ -166,7 +183,9 @@ impl Pool {
             let Some(object) = objects.get_mut(&SegmentId(record.container)) else { continue };
             // Of data that was moved counts when it was written, not when it was moved.
             object.age = object.age.min(taken.head.seq.saturating_sub(record.last_seq));
-            if let Some(rest) = Rest::of(record) {
+            let rest = Rest::of(record);
+            object.to_pack |= self.config.compress && rest.is_none() && gains_by_groups(live);
+            if let Some(rest) = rest {
                 match self.read_relocation_map(record.segment, &rest).await {
                     Ok(map) => live.stored = moved_bytes(&map, |slot| live.slots.contains(slot.0)),
                     Err(Error::Damaged(_) | Error::Store(_)) => object.stuck = true,
@@ -176,8 +195,9 @@ impl Pool {
             object.residents.push(record.segment);
             object.live += live.stored;
             let map = RelocationMap::encoded_len(live.slots.len() as usize) as u64;
-            // Its map is a batch of its own; and the head of a container, though that may be shared.
-            let heads = 3 + live.stored / BATCH_BYTES as u64;
+            // Its map is a batch of its own, and so is what is moved in one step, padded to a block; and the head of
+            // a container, though that may be shared. Rather too much: what was just moved must not be worth it.
+            let heads = 4 + 2 * live.stored / MOVE_BYTES as u64;
             object.packed += live.stored + map + heads * BLOCK as u64;
         }
         let mut objects: Vec<Object> = objects.into_values().collect();
@@ -197,6 +217,7 @@ mod tests {
             bytes: 1000,
             covered: true,
             stuck: false,
+            to_pack: false,
             age,
             residents,
             live: packed,
@@ -234,6 +255,16 @@ mod tests {
         let open = Object { covered: false, ..object(2, 1, 0) };
         let stuck = Object { stuck: true, ..object(3, 1, 0) };
         assert_eq!(ids(&choose(&[full, open, stuck], Effort::All)), [0; 0]);
+    }
+
+    #[test]
+    fn what_is_to_be_packed_is_moved_however_full_it_is() {
+        let full = Object { to_pack: true, ..object(1, 995, 0) };
+        let empty = object(2, 0, 0);
+        for effort in [Effort::Easy, Effort::Bytes(2000), Effort::All] {
+            assert_eq!(ids(&choose(&[full.clone(), empty.clone()], effort)), [2, 1], "{effort:?}");
+        }
+        assert_eq!(ids(&choose(&[full, empty], Effort::Bytes(500))), [2]);
     }
 
     #[test]

@@ -2,34 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use forebay_engine::{
-    BoxFuture, CloneRequest, Disk, Error, GcPhase, GcProgress, Host, Pool, PoolConfig, SyncMode, check,
-};
+use common::{check, clone, noise, open_with, read, text};
+use forebay_engine::{Disk, Error, GcPhase, GcProgress, Pool, PoolConfig, SyncMode};
 use forebay_store::{MemoryStore, Store};
-
-struct TestHost(Instant);
-
-impl Host for TestHost {
-    fn now(&self) -> Duration {
-        self.0.elapsed()
-    }
-    fn unix_ms(&self) -> u64 {
-        1_700_000_000_000
-    }
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        Box::pin(tokio::time::sleep(duration))
-    }
-    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
-        tokio::spawn(task);
-    }
-    fn random(&self, bytes: &mut [u8]) {
-        bytes.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
-    }
-}
 
 fn config() -> PoolConfig {
     PoolConfig {
@@ -43,25 +24,13 @@ fn config() -> PoolConfig {
     }
 }
 
-async fn open_as(store: &Arc<MemoryStore>, config: PoolConfig) -> Arc<Pool> {
-    let store: Arc<dyn Store> = store.clone();
-    Pool::open(store, Arc::new(TestHost(Instant::now())), config).await.unwrap()
-}
-
 async fn open(store: &Arc<MemoryStore>) -> Arc<Pool> {
-    open_as(store, config()).await
+    open_with(store, config()).await
 }
 
 /// The content of a block that was written as number `n`; it does not compress.
 fn random_block(n: u64) -> Vec<u8> {
-    let mut state = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    (0..512).flat_map(|_| next().to_le_bytes()).collect()
+    noise(n, 4096)
 }
 
 async fn fill(disk: &Disk, blocks: impl Iterator<Item = u64>, of: u64) {
@@ -81,16 +50,6 @@ async fn verify(disk: &Disk, blocks: impl Iterator<Item = u64>, of: u64) {
 
 async fn stored(store: &MemoryStore) -> u64 {
     store.list().await.unwrap().iter().map(|o| o.len).sum()
-}
-
-fn clone(name: &str) -> CloneRequest {
-    CloneRequest { name: name.into(), sync: SyncMode::Flush, write_cache: 0 }
-}
-
-async fn problems(store: &Arc<MemoryStore>) -> Vec<String> {
-    let store: Arc<dyn Store> = store.clone();
-    let report = check(store, Arc::new(TestHost(Instant::now())), |_| {}).await.unwrap();
-    report.problems.iter().map(|p| format!("{} at {} of {:?}", p.what, p.place, p.disks)).collect()
 }
 
 /// Every second block is discarded, so every segment is half full.
@@ -130,7 +89,7 @@ async fn what_was_discarded_is_free_again() {
     assert!(again < discarded / 20, "{again} bytes freed again");
     drop(v);
     pool.close().await.unwrap();
-    assert_eq!(problems(&store).await, Vec::<String>::new());
+    assert_eq!(check(&store).await, Vec::<String>::new());
     let pool = open(&store).await;
     verify(&pool.attach("v").unwrap(), (0..BLOCKS).skip(1).step_by(2), 1).await;
 }
@@ -165,7 +124,7 @@ async fn a_reclaim_whose_caller_goes_runs_to_its_end() {
     verify(&v, (0..BLOCKS).skip(1).step_by(2), 1).await;
     drop(v);
     pool.close().await.unwrap();
-    assert_eq!(problems(&store).await, Vec::<String>::new());
+    assert_eq!(check(&store).await, Vec::<String>::new());
 }
 
 #[tokio::test]
@@ -196,6 +155,66 @@ async fn each_disk_is_told_what_it_holds_alone() {
     assert_eq!(space.unique_bytes, 1400 * 4096);
     assert_eq!(space.mapped_bytes, 4350 * 4096);
     assert_eq!(space.logical_bytes, (5 * 64) << 20);
+}
+
+/// Gives an image of 8 MiB of text, and what it holds.
+async fn import(pool: &Arc<Pool>, name: &str) -> Vec<u8> {
+    let data = text(1, 8 << 20);
+    let image = pool.begin_import(name, data.len() as u64, 0).await.unwrap();
+    image.write(0, &data, true).await.unwrap();
+    pool.finish_import(image).await.unwrap();
+    data
+}
+
+#[tokio::test]
+async fn an_image_is_packed_once_and_a_volume_is_not() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    let data = import(&pool, "golden").await;
+    pool.create_volume("v", 64 << 20, SyncMode::Flush, 0).await.unwrap();
+    pool.attach("v").unwrap().write(0, &text(2, 4 << 20), true).await.unwrap();
+    let live = async || pool.stats().await.space.unwrap().live_bytes;
+    pool.reclaim(&|_| ()).await.unwrap();
+    let before = live().await;
+    let moved = pool.stats().await.moved_bytes;
+    assert!(moved > 0 && moved < 2 << 20, "{moved} bytes were moved");
+    pool.reclaim(&|_| ()).await.unwrap();
+    let (after, again) = (live().await, pool.stats().await.moved_bytes - moved);
+    assert!(after * 10 < before * 9, "{before} bytes before, {after} after");
+    assert!(again < moved / 10, "{again} bytes were moved again");
+    let mut disk = pool.attach("golden").unwrap();
+    assert!(read(&disk, 0, data.len()).await == data);
+    drop(disk);
+    pool.close().await.unwrap();
+    assert_eq!(check(&store).await, Vec::<String>::new());
+    let pool = open(&store).await;
+    disk = pool.attach("golden").unwrap();
+    assert_eq!(read(&disk, 1_234_567, 5000).await, data[1_234_567..][..5000]);
+}
+
+#[tokio::test]
+async fn an_image_is_packed_without_being_asked_for() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open_with(&store, PoolConfig { reclaim_pause: Duration::ZERO, ..config() }).await;
+    import(&pool, "golden").await;
+    for _ in 0..2000 {
+        if pool.stats().await.moved_bytes > 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("nothing was packed");
+}
+
+#[tokio::test]
+async fn an_image_of_noise_is_left_where_it_is() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    let image = pool.begin_import("golden", 4 << 20, 0).await.unwrap();
+    image.write(0, &noise(1, 4 << 20), true).await.unwrap();
+    pool.finish_import(image).await.unwrap();
+    pool.reclaim(&|_| ()).await.unwrap();
+    assert_eq!(pool.stats().await.moved_bytes, 0);
 }
 
 /// Damages the block that was written as `block` of `of`; gives the object.
@@ -235,7 +254,7 @@ async fn a_segment_with_a_damaged_block_stays_and_the_others_are_cleaned() {
     verify(&v, (1..4000).step_by(2).filter(|b| *b != 1001), 1).await;
     drop(v);
     pool.close().await.unwrap();
-    let problems = problems(&store).await;
+    let problems = check(&store).await;
     let blocks: Vec<_> = problems.iter().filter(|p| p.contains("a block is damaged")).collect();
     assert!(matches!(&blocks[..], [one] if one.ends_with(r#"of ["v", "c"]"#)), "{problems:?}");
 }
@@ -255,10 +274,10 @@ async fn damage_in_a_container_is_found_and_all_that_suffer_are_named() {
     pool.reclaim(&|_| ()).await.unwrap();
     drop(v);
     pool.close().await.unwrap();
-    assert_eq!(problems(&store).await, Vec::<String>::new());
+    assert_eq!(check(&store).await, Vec::<String>::new());
     // A moved block.
     damage_block(&store, 1, 77).await;
-    let found = problems(&store).await;
+    let found = check(&store).await;
     assert!(
         found.iter().any(|p| p.contains("a block is damaged") && p.ends_with(r#"of ["v", "c"]"#)),
         "{found:?}"
@@ -272,7 +291,7 @@ async fn damage_in_a_container_is_found_and_all_that_suffer_are_named() {
             break;
         }
     }
-    let found = problems(&store).await;
+    let found = check(&store).await;
     assert!(found.iter().any(|p| p.contains("a relocation map cannot be read")), "{found:?}");
     let pool = open(&store).await;
     let v = pool.attach("v").unwrap();
@@ -300,7 +319,7 @@ async fn a_pool_that_is_four_fifths_full_goes_on() {
         reclaim_pause: Duration::from_millis(1),
         ..config()
     };
-    let pool = open_as(&store, config).await;
+    let pool = open_with(&store, config).await;
     pool.create_volume("v", BLOCKS * 4096, SyncMode::Flush, 0).await.unwrap();
     let v = pool.attach("v").unwrap();
     fill(&v, 0..BLOCKS, 0).await;

@@ -16,11 +16,6 @@ async fn volume(pool: &Arc<Pool>, name: &str) -> Arc<Disk> {
     pool.attach(name).unwrap()
 }
 
-/// Text: it compresses, and no two blocks are alike.
-fn text(number: u64, len: usize) -> Vec<u8> {
-    (0..).flat_map(|line| format!("{number} wrote line {line} of its log\n").into_bytes()).take(len).collect()
-}
-
 async fn settled(pool: &Pool) -> forebay_engine::ReductionStats {
     for _ in 0..4000 {
         let stats = pool.stats().await.reduction;

@@ -65,7 +65,8 @@ pub enum Codec {
 }
 
 /// Codec and stored length in one byte: codec in the top two bits; below them, the stored length in slot
-/// units less one, or, for [`Codec::ZstdGroup`], the member's number in its group.
+/// units less one, or, for [`Codec::ZstdGroup`], the member's number in its group. Of map nodes codec 0 is a sparse
+/// one, codec 1 a full one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Form(pub u8);
 
@@ -81,6 +82,19 @@ impl Form {
     /// One LZ4 block of `len` bytes, rounded up to the slot unit; 1 to 4096.
     pub const fn lz4(len: usize) -> Form {
         Form(Form::raw(len).0 | (Codec::Lz4 as u8) << 6)
+    }
+    /// A full map node of `len` bytes, rounded up to the slot unit; 1 to 4096. Nodes are not compressed, so codec 1
+    /// is free to say that.
+    pub const fn full_node(len: usize) -> Form {
+        Form::lz4(len)
+    }
+    /// Whether this is the form of a map node, and of a full one: `Some(true)`.
+    pub const fn of_node(self) -> Option<bool> {
+        match self.codec() {
+            Some(Codec::Raw) => Some(false),
+            Some(Codec::Lz4) => Some(true),
+            _ => None,
+        }
     }
     /// Member `number` of a group, below 64.
     pub const fn member(number: u8) -> Form {

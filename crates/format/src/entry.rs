@@ -4,8 +4,8 @@ use crate::layout::*;
 use std::ops::Range;
 
 use crate::{
-    BlockRef, CatalogueOp, Codec, DiskId, Form, FormatError, MAX_BLOCKS, MAX_SEGMENT, MapValue, Result,
-    SegmentId, Slot, align_up,
+    BlockRef, CatalogueOp, DiskId, Form, FormatError, MAX_BLOCKS, MAX_SEGMENT, MapValue, Result, SegmentId,
+    Slot, align_up,
 };
 
 /// Keyed BLAKE3 of a block, 128 bits kept; all zero where none was made.
@@ -211,7 +211,7 @@ impl Entry {
             {
                 Some("count")
             }
-            Entry::Node { form, .. } if form.codec() != Some(Codec::Raw) => Some("form"),
+            Entry::Node { form, .. } if form.of_node().is_none() => Some("form"),
             Entry::Node { slot, form, .. } if !inside(*slot, *form) => Some("slot"),
             Entry::Relocate { segment, .. } if segment.0 == 0 => Some("segment"),
             Entry::Relocate { len: 0, .. } => Some("len"),

@@ -22,6 +22,7 @@ mod node;
 mod relocation;
 mod segment;
 mod superblock;
+mod values;
 
 pub use address::{Address, BlockRef, Codec, Form, MapValue, SegmentId, Slot};
 pub use batch::{Batch, BatchHeader, GROUP_END};

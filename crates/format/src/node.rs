@@ -2,10 +2,12 @@
 //!
 //! A node has 256 places. A *full* node lists all of them; a *sparse* node lists some, and the others are as
 //! in its base, or holes where it has none. A base is never sparse with a base of its own: chains end after
-//! one step. In a leaf (level 0) a place holds a block; above, a place holds the node of the level below.
+//! one step. In a leaf (level 0) a place holds a block; above, a place holds the node of the level below. Values are
+//! listed as in [`crate::values`].
 
 use crate::layout::*;
-use crate::{BLOCK, BlockRef, FormatError, MapValue, Result, Slot, align_up};
+use crate::values::{MAX_BYTES, pack, unpack};
+use crate::{BLOCK, BlockRef, Form, FormatError, MapValue, Result, Slot, align_up};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"FBMN");
 /// Highest level that a node can have; seven levels of 256 places cover [`MAX_BLOCKS`].
@@ -15,12 +17,13 @@ pub const MAX_BLOCKS: u64 = 1 << 52;
 /// Places in a node.
 pub const FANOUT: usize = 256;
 const FULL: u8 = 1;
+const _: () = assert!(32 + FANOUT * (1 + MAX_BYTES) <= BLOCK, "any node fits a block");
 const SPARSE: u8 = 2;
 
 layout!(map_node, "map node", 32, {
     MAGIC @ 0, 4, "`FBMN`";
     LEVEL @ 4, 1, "0 leaf; else levels above the leaves";
-    KIND @ 5, 1, "1 full: 256 block references follow; 2 sparse: keys, then block references";
+    KIND @ 5, 1, "1 full: 256 values follow; 2 sparse: as many keys, then values";
     COUNT @ 6, 2, "places listed";
     INDEX @ 8, 8, "number of this node in its level: first block >> 8 * (level + 1)";
     BASE @ 16, 12, "of a sparse node: its base, as a block reference, or a hole";
@@ -63,6 +66,14 @@ impl MapNode {
         }
     }
 
+    /// The form in which an encoded node is stored: it tells a full one from a sparse one.
+    pub fn form(encoded: &[u8]) -> Form {
+        match encoded.get(map_node::KIND.start) {
+            Some(&FULL) => Form::full_node(encoded.len()),
+            _ => Form::raw(encoded.len()),
+        }
+    }
+
     /// Encodes the node, padded to whole slots; at most one block. Sparse places must ascend.
     pub fn encode(&self) -> Vec<u8> {
         use map_node as l;
@@ -76,7 +87,7 @@ impl MapNode {
                 assert_eq!(places.len(), FANOUT);
                 put_u8(&mut b, l::KIND, FULL);
                 put_u16(&mut b, l::COUNT, FANOUT as u16);
-                places.iter().for_each(|v| b.extend_from_slice(&v.encode()));
+                pack(places.iter().copied(), &mut b);
             }
             NodeEntries::Sparse { base, places } => {
                 assert!(places.is_sorted_by(|a, b| a.0 < b.0));
@@ -84,8 +95,7 @@ impl MapNode {
                 put_u16(&mut b, l::COUNT, places.len() as u16);
                 put_bytes(&mut b, l::BASE, &base.map_or(MapValue::Hole, MapValue::At).encode());
                 b.extend(places.iter().map(|(place, _)| place));
-                b.resize(align_up(b.len(), 4), 0);
-                places.iter().for_each(|(_, v)| b.extend_from_slice(&v.encode()));
+                pack(places.iter().map(|(_, value)| *value), &mut b);
             }
         }
         b.resize(align_up(b.len(), Slot::UNIT), 0);
@@ -104,11 +114,8 @@ impl MapNode {
         if get_u32(b, l::MAGIC) != MAGIC {
             return Err(FormatError::Magic(WHAT));
         }
-        let value = |at: &[u8]| MapValue::decode(&get_array(at, 0..12)).ok_or(bad("place"));
-        let values = |from: usize, count: usize| {
-            let at = b.get(from..from + count * MapValue::SIZE).ok_or(FormatError::Truncated(WHAT))?;
-            at.chunks_exact(MapValue::SIZE).map(value).collect::<Result<Vec<_>>>()
-        };
+        let values =
+            |from: usize, count: usize| b.get(from..).and_then(|b| unpack(b, count)).ok_or(bad("values"));
         let count = get_u16(b, l::COUNT) as usize;
         if count > FANOUT {
             return Err(bad("count"));
@@ -125,7 +132,7 @@ impl MapNode {
                 if !keys.is_sorted_by(|a, b| a < b) {
                     return Err(bad("keys"));
                 }
-                let values = values(align_up(l::SIZE + count, 4), count)?;
+                let values = values(l::SIZE + count, count)?;
                 NodeEntries::Sparse { base, places: keys.iter().copied().zip(values).collect() }
             }
             _ => return Err(bad("kind")),

@@ -195,7 +195,7 @@ fn entries_have_no_numbers_that_overflow() {
     assert_eq!(forge(2, 8, &[0xff; 8]), value("entry", "count"));
     assert_eq!(forge(2, 16, &[0xff; 8]), value("entry", "count"));
     assert_eq!(forge(2, 16, &[0; 8]), value("entry", "count"));
-    assert_eq!(forge(4, 1, &[64]), value("entry", "form"));
+    assert_eq!(forge(4, 1, &[128]), value("entry", "form"));
     assert_eq!(forge(5, 4, &[0xff; 8]), value("entry", "slot"));
     assert_eq!(forge(6, 4, &[1]), value("entry", "len"));
     assert_eq!(forge(6, 4, &[0xf8, 0xff, 0xff, 0xff]), FormatError::Truncated("entry"));
@@ -284,6 +284,7 @@ fn map_nodes_are_possible_nodes() {
     assert_eq!(forge(0, 6, &[1, 1]), bad("count"));
     assert_eq!(forge(0, 8, &[0xff; 8]), bad("index"));
     assert_eq!(forge(1, 32, &[3]), bad("keys"));
+    assert_eq!(forge(0, 32, &[0xff]), bad("values"));
     assert_eq!(forge(1, 16, &[0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]), bad("base"));
     assert_eq!(forge(2, 8, &[1]), bad("index"));
 }

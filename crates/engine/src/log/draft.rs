@@ -2,7 +2,7 @@
 
 use forebay_format::{
     Address, BLOCK, BatchHeader, BlockRef, CatalogueOp, DirectoryEntry, DiskId, Entry, Fingerprint, Form,
-    SegmentId, Slot, SlotKind, crc32c,
+    MapNode, SegmentId, Slot, SlotKind, crc32c,
 };
 
 /// What a batch is to say.
@@ -52,7 +52,7 @@ impl Item<'_> {
             Item::Reference { disk, block, target } => Entry::Reference { disk, block, target },
             Item::Same { disk, block, first } => Entry::Reference { disk, block, target: placed[first] },
             Item::Zero { disk, block, count, allocated } => Entry::Zero { disk, block, count, allocated },
-            Item::Node(content) => Entry::Node { slot, form: Form::raw(content.len()), crc },
+            Item::Node(content) => Entry::Node { slot, form: MapNode::form(content), crc },
             Item::Blob(content) => Entry::Blob { slot, len: content.len() as u32 },
             Item::Relocate { segment, map } => Entry::Relocate { segment, slot, len: map.len() as u32 },
             Item::Op(op) => Entry::Catalogue(op.clone()),
@@ -167,7 +167,7 @@ pub(super) fn fill(
                 }
                 // Of a piece only the place counts.
                 Item::Blob(_) | Item::Relocate { .. } => BlockRef { addr, form: Form::default(), crc: 0 },
-                _ => BlockRef { addr, form: Form::raw(content.len()), crc: crc32c(place) },
+                _ => BlockRef { addr, form: MapNode::form(content), crc: crc32c(place) },
             };
             directory.extend(item.directory(&here));
             placed.push(here);

@@ -25,10 +25,10 @@ fn store(tree: &mut Tree, cache: &NodeCache, next: &mut u32) -> (usize, usize) {
     let (mut nodes, mut bytes) = (0, 0);
     for group in collect_dirty([&*tree].into_iter()) {
         for node in &group {
-            let len = node.encode().encode().len();
+            let form = MapNode::form(&node.encode().encode());
             let addr = Address { segment: SegmentId(1 << 20), slot: Slot(*next) };
-            node.set_stored(BlockRef { addr, form: Form::raw(len), crc: 0 });
-            (*next, nodes, bytes) = (*next + 1, nodes + 1, bytes + len);
+            node.set_stored(BlockRef { addr, form, crc: 0 });
+            (*next, nodes, bytes) = (*next + 1, nodes + 1, bytes + form.stored_len());
         }
     }
     tree.settle(cache);

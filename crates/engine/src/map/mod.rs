@@ -22,11 +22,10 @@
 //! # Why a leaf need not be read to be written
 //!
 //! The first write of a clone to a leaf of its image makes a sparse leaf of one place on that leaf. Whether the
-//! image's leaf may be a base must be known; its reference tells: only a full node is [`FULL_LEN`] bytes long,
-//! as sparse ones list at most [`SPARSE_MAX`] places. A shorter leaf may have a base, and is read first if it is
-//! not in memory. Lists of more than [`MERGE_AT`] places are merged with their base when that is in memory, and
+//! image's leaf may be a base must be known; the form in its reference tells whether it is full. A sparse leaf may
+//! have a base, and is read first if it is not in memory. Lists of more than [`MERGE_AT`] places are merged with their base when that is in memory, and
 //! must be at [`SPARSE_MAX`]. This bounds both what a checkpoint writes for a leaf in which few places changed
-//! (64 bytes for one or two, not 3 KiB) and what a base keeps alive.
+//! (64 bytes for one or two, not 1 to 2 KiB) and what a base keeps alive.
 //!
 //! # Loading
 //!
@@ -61,7 +60,7 @@ mod read;
 mod tests;
 mod write;
 
-use forebay_format::{BlockRef, FANOUT, Form, FormatError, MapNode, MapValue};
+use forebay_format::{BlockRef, FormatError, MapNode, MapValue};
 
 pub(crate) use cache::NodeCache;
 pub(crate) use checkpoint::{Dirty, Ref, collect_dirty};
@@ -80,13 +79,9 @@ const MERGE_AT: usize = 96;
 /// A stored or shared leaf without a base that lists no more than this is copied to be changed; a larger one
 /// becomes the base of a sparse leaf.
 const COPY_MAX: usize = 48;
-/// Stored length of a full node, and of no sparse one.
-const FULL_LEN: usize = forebay_format::align_up(32 + FANOUT * MapValue::SIZE, forebay_format::Slot::UNIT);
-const _: () = assert!(32 + SPARSE_MAX.next_multiple_of(4) + SPARSE_MAX * MapValue::SIZE <= FULL_LEN - 64);
-
 /// Whether the node stored at `at` is full. A node that is not may have a base.
 fn is_full(at: BlockRef) -> bool {
-    at.form == Form::raw(FULL_LEN)
+    at.form.of_node() == Some(true)
 }
 
 /// A block reference in the twelve bytes that it has on the store; it is in memory by the million.

@@ -74,8 +74,8 @@ impl World {
         let bytes = node.encode();
         let key = self.store.len() as u32;
         let addr = Address { segment: SegmentId(1 + key / 1000), slot: Slot(key % 1000) };
-        let at = BlockRef { addr, form: Form::raw(bytes.len()), crc: key };
-        assert_eq!(is_full(at), matches!(node.entries, NodeEntries::Full(_)), "a length tells a full node");
+        let at = BlockRef { addr, form: MapNode::form(&bytes), crc: key };
+        assert_eq!(is_full(at), matches!(node.entries, NodeEntries::Full(_)), "the form tells a full node");
         if let NodeEntries::Sparse { base: Some(base), places } = &node.entries {
             let base = MapNode::decode(&self.store[&base.addr.to_u64()]).unwrap();
             assert_eq!((base.level, base.index), (node.level, node.index));

@@ -40,6 +40,11 @@ pub fn noise(number: u64, len: usize) -> Vec<u8> {
     (0..len / 8).flat_map(|_| next()).collect()
 }
 
+/// Text: it compresses, and no two blocks are alike.
+pub fn text(number: u64, len: usize) -> Vec<u8> {
+    (0..).flat_map(|line| format!("{number} wrote line {line} of its log\n").into_bytes()).take(len).collect()
+}
+
 pub fn config() -> PoolConfig {
     PoolConfig {
         read_cache: 8 << 20,

@@ -1,29 +1,24 @@
 //! `forebay image import`: starts the import and shows how it goes.
 //!
-//! On a terminal a bar, otherwise a line now and then; both on standard error, so that standard output has the
-//! result alone. Ctrl-C hangs up, and the server undoes what it did.
+//! Ctrl-C hangs up, and the server undoes what it did.
 
-use std::io::IsTerminal;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hyper::StatusCode;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::client::{Client, ClientError, Lines};
+use super::progress::{Progress, Step};
 use super::{CliError, output};
 use crate::control::DiskView;
 use crate::import::{Event, Phase, Request, Source};
 use crate::size::Size;
-
-/// Between two lines where there is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Imports an image.
 pub(super) async fn run(client: &Client, request: &Request, json: bool) -> Result<(), CliError> {
     let begun = Instant::now();
     let work = async {
         let lines = client.post_lines(&["images"], request).await?;
-        follow(lines, Display::new(json)).await
+        follow(lines, Progress::new(json)).await
     };
     let (image, written) = tokio::select! {
         done = work => done?,
@@ -47,89 +42,41 @@ pub(super) fn source(file: &str) -> Result<Source, CliError> {
 }
 
 /// Reads events to the last; the image, and how many bytes were written.
-async fn follow(mut lines: Lines, mut display: Display) -> Result<(DiskView, u64), CliError> {
+async fn follow(mut lines: Lines, mut progress: Progress) -> Result<(DiskView, u64), CliError> {
     let mut written = 0;
     while let Some(event) = lines.next().await? {
         match event {
             Event::Progress { phase, done_bytes, total_bytes, written_bytes } => {
                 written = written_bytes;
-                display.show(phase, done_bytes, total_bytes);
+                show(&mut progress, phase, done_bytes, total_bytes);
             }
             Event::Done { image } => {
-                display.clear();
+                progress.clear();
                 return Ok((image, written));
             }
             Event::Failed { error } => {
-                display.clear();
+                progress.clear();
                 let status = StatusCode::OK;
                 let refused = ClientError::Refused { status, code: error.code, message: error.message };
                 return Err(refused.into());
             }
         }
     }
-    display.clear();
+    progress.clear();
     Err(ClientError::Broken("it hung up; nothing of the import is left".into()).into())
 }
 
-/// Where progress is shown.
-enum Display {
-    Bar { bar: ProgressBar, phase: Option<Phase> },
-    Lines { last: Instant },
-    Nothing,
-}
-
-impl Display {
-    fn new(json: bool) -> Display {
-        match (json, std::io::stderr().is_terminal()) {
-            (true, _) => Display::Nothing,
-            (false, true) => Display::Bar { bar: ProgressBar::no_length(), phase: None },
-            (false, false) => Display::Lines { last: Instant::now() },
-        }
-    }
-
-    fn show(&mut self, phase: Phase, done: u64, total: Option<u64>) {
-        let verb = match phase {
-            Phase::Download => "downloading",
-            Phase::Import => "importing",
-        };
-        match self {
-            Display::Nothing => (),
-            Display::Bar { bar, phase: shown } => {
-                if *shown != Some(phase) {
-                    *shown = Some(phase);
-                    bar.set_style(style(total.is_some()));
-                    bar.set_message(verb);
-                    bar.reset_eta();
-                }
-                if let Some(total) = total {
-                    bar.set_length(total);
-                }
-                bar.set_position(done);
-            }
-            Display::Lines { last } if last.elapsed() >= LINE_EVERY => {
-                *last = Instant::now();
-                match total {
-                    Some(total) => eprintln!("{verb}: {} of {}", Size(done), Size(total)),
-                    None => eprintln!("{verb}: {}", Size(done)),
-                }
-            }
-            Display::Lines { .. } => (),
-        }
-    }
-
-    fn clear(&self) {
-        if let Display::Bar { bar, .. } = self {
-            bar.finish_and_clear();
-        }
-    }
-}
-
-fn style(has_total: bool) -> ProgressStyle {
-    let template = if has_total {
-        "{msg} {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} to go"
-    } else {
-        "{msg} {binary_bytes} {binary_bytes_per_sec}"
+fn show(progress: &mut Progress, phase: Phase, done: u64, total: Option<u64>) {
+    let message = match phase {
+        Phase::Download => "downloading",
+        Phase::Import => "importing",
     };
-    // A template that indicatif does not like is no reason to fail: a plain bar it is then.
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+    let template = match total {
+        Some(_) => "{msg} {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} to go",
+        None => "{msg} {binary_bytes} {binary_bytes_per_sec}",
+    };
+    progress.show(&Step { template, done, total, message }, || match total {
+        Some(total) => format!("{message}: {} of {}", Size(done), Size(total)),
+        None => format!("{message}: {}", Size(done)),
+    });
 }

@@ -1,6 +1,5 @@
 //! `forebay check` and `forebay inspect`: a pool that no server has open, looked at and never written.
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,9 +8,10 @@ use forebay_engine::{
     inspect_segments, inspect_superblocks,
 };
 use forebay_store::{DirectoryOptions, DirectoryStore, Store, StoreError};
-use indicatif::{ProgressBar, ProgressStyle};
+use parking_lot::Mutex;
 use serde_json::json;
 
+use super::progress::{Progress, Step};
 use super::{CliError, output};
 use crate::serve::EngineThread;
 use crate::size::Size;
@@ -52,13 +52,13 @@ pub enum OfflineError {
 /// Verifies every checksum and every map. A pool with problems is a failure, after they were printed.
 pub(super) fn check(data: &Path, json: bool) -> Result<(), CliError> {
     let (store, engine) = open(data)?;
-    let bar = progress_bar(json);
-    let shown = bar.clone();
+    let progress = Arc::new(Mutex::new(Progress::new(json)));
+    let shown = progress.clone();
     let host = engine.host();
     let report = run(&engine, async move {
-        forebay_engine::check(store, host, |r| shown.set_position(r.bytes_read)).await
+        forebay_engine::check(store, host, |r| show(&mut shown.lock(), r.bytes_read)).await
     })?;
-    bar.finish_and_clear();
+    progress.lock().clear();
     let report = report.map_err(|source| OfflineError::Pool { path: data.to_owned(), source })?;
     if json {
         output::json(&report)?;
@@ -112,15 +112,10 @@ fn run<T: Send + 'static>(
 }
 
 /// A check reads all that is stored; how much that is, nobody knows before.
-fn progress_bar(json: bool) -> ProgressBar {
-    if json || !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::no_length().with_message("checking");
-    match ProgressStyle::with_template("{msg} {binary_bytes} {binary_bytes_per_sec}") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
+fn show(progress: &mut Progress, done: u64) {
+    let template = "{msg} {binary_bytes} {binary_bytes_per_sec}";
+    let step = Step { template, done, total: None, message: "checking" };
+    progress.show(&step, || format!("checking: {} read", Size(done)));
 }
 
 fn report_text(r: &CheckReport) -> String {

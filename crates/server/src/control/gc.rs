@@ -34,7 +34,6 @@ impl Control {
             let last = match freed {
                 Ok(freed_bytes) => {
                     let moved_bytes = reporter.last.lock().moved_bytes;
-                    tracing::info!(freed_bytes, moved_bytes, "space reclaimed");
                     Ok(GcEvent::Done(Reclaimed { freed_bytes, moved_bytes }))
                 }
                 Err(e) => {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use forebay_engine::{Disk, Error, Result};
+use forebay_engine::{Disk, Error, Result, is_zero};
 use forebay_wire::nbd::{
     self, BlockDescriptor, Command, DATA_CHUNK_HEADER, ErrorCode, SIMPLE_REPLY, STATE_HOLE, STATE_ZERO,
 };
@@ -28,16 +28,7 @@ pub(super) fn read_cost(structured: bool, len: u32, dont_fragment: bool) -> usiz
 
 /// Whether `data` is sent as a hole.
 pub(super) fn worth_a_hole(data: &[u8]) -> bool {
-    let Some((head, _)) = data.split_at_checked(MIN_HOLE) else { return false };
-    // Most data is not zero, and shows it at once.
-    is_zero(&head[..16]) && is_zero(data)
-}
-
-fn is_zero(data: &[u8]) -> bool {
-    // Whole lines without a branch in each: the compiler makes vector instructions of it.
-    let lines = data.chunks_exact(128);
-    lines.remainder().iter().all(|b| *b == 0)
-        && lines.into_iter().all(|l| l.iter().fold(0, |a, b| a | b) == 0)
+    data.len() >= MIN_HOLE && is_zero(data)
 }
 
 /// A request to be done in a task.

@@ -11,7 +11,7 @@ use forebay_format::{SegmentId, Superblock};
 use tokio::sync::oneshot;
 
 use super::errors::{failed_before, store_error, vanished};
-use super::io::Op;
+use super::io::{Io, Op};
 use super::place::read_copies;
 use super::{DirectoryStore, Shared, SuperblockFile, describe, receive, refuse};
 use crate::memory::assert_aligned;
@@ -47,18 +47,23 @@ impl Shared {
 
     fn write(self: &Arc<Self>, file: Arc<File>, append: Append) -> Op {
         let shared = self.clone();
-        let Append { id, offset, last, data, answer } = append;
-        let same_file = last.then(|| file.clone());
+        let Append { id, offset, last, data, io, answer } = append;
+        let same_file = last.then(|| (file.clone(), io));
         let finish = move |data, written: std::io::Result<usize>| {
-            if let (Some(file), Ok(len)) = (same_file, &written)
-                && let Err(e) = file.set_len(offset + *len as u64)
-            {
-                // It costs room, nothing else; whoever opens the store next tries again.
-                tracing::warn!(segment = %id, "cannot give back unused room: {e}");
+            let end = written.as_ref().ok().map(|len| offset + *len as u64);
+            let report = move || {
+                shared.growing.end(id, end);
+                let result = written.map(|_| data).map_err(|e| store_error(describe("append to", id), &e));
+                let _ = answer.send(result);
+            };
+            match (same_file, end) {
+                // The file system may wait for its journal, and with it would all who wait for this thread.
+                (Some((file, io)), Some(end)) => io.pool.run(move || {
+                    give_back(&file, end, id);
+                    report();
+                }),
+                _ => report(),
             }
-            shared.growing.end(id, written.as_ref().ok().map(|len| offset + *len as u64));
-            let result = written.map(|_| data).map_err(|e| store_error(describe("append to", id), &e));
-            let _ = answer.send(result);
         };
         Op::write(file, offset, data, Box::new(finish))
     }
@@ -125,6 +130,14 @@ impl SuperblockFile {
     }
 }
 
+/// Gives back the room behind `end` that was set aside.
+fn give_back(file: &File, end: u64, id: SegmentId) {
+    if let Err(e) = file.set_len(end) {
+        // It costs room, nothing else; whoever opens the store next tries again.
+        tracing::warn!(segment = %id, "cannot give back unused room: {e}");
+    }
+}
+
 /// An append that has begun.
 struct Append {
     id: SegmentId,
@@ -132,6 +145,7 @@ struct Append {
     /// It ends where the object is to end: room set aside behind it is not needed.
     last: bool,
     data: IoBuf,
+    io: Arc<Io>,
     answer: Answer<IoBuf>,
 }
 
@@ -146,7 +160,7 @@ impl Store for DirectoryStore {
         }
         let (answer, result) = oneshot::channel();
         let last = offset > 0 && offset + data.len() as u64 == expected;
-        let append = Append { id, offset, last, data, answer };
+        let append = Append { id, offset, last, data, io: self.io.clone(), answer };
         let shared = self.shared.clone();
         if offset > 0 {
             self.on_file("append to", id, move |opened| shared.write_or_fail(opened, append));

@@ -5,11 +5,13 @@
 //! median over the rounds of two figures measured within seconds of each other. A benchmark fails only where a
 //! server or a client fails: a promise that is missed is a line in the table.
 
+mod cleaning_rows;
 mod clone_rows;
 mod error;
 mod files;
 mod fio;
 mod io_rows;
+mod limited;
 mod machine;
 mod pool_rows;
 mod process;
@@ -21,6 +23,7 @@ mod space_rows;
 mod workdir;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use error::{BenchError, Result};
@@ -136,6 +139,8 @@ struct Bench {
 /// Whom the rows about reduction and space have no peer of.
 const NO_PEER: &str = "Peers of deduplication: none. Debian has no block server in user space that does it (VDO is a \
                        kernel module, borg and zbackup are for backups); qcow2 compresses, read-only.";
+/// Real data that writes are cut from.
+const ARENA: usize = 24 << 20;
 /// Name of the pool of the I/O rows.
 const MAIN_POOL: &str = "main";
 
@@ -196,15 +201,16 @@ fn own_rows(
         rows.extend(pool_rows::recovery(bench, pace, binary)?);
     }
     let mut packages = files::packages();
+    let arena = Arc::new(files::bytes_of(&packages, ARENA));
     if options.wants(Part::Reduce) {
-        rows.extend(reduce_rows::cpu(bench, pace, binary, &packages)?);
+        rows.extend(reduce_rows::cpu(bench, pace, binary, &arena)?);
         rows.extend(reduce_rows::real_data(bench, pace, binary, &mut packages, notes)?);
     }
     if options.wants(Part::Clones) {
         rows.extend(clone_rows::clones(bench, pace, binary, &mut packages)?);
     }
     if options.wants(Part::Space) {
-        rows.extend(space_rows::cleaning(bench, pace, binary)?);
+        rows.extend(cleaning_rows::cleaning(bench, pace, binary, &arena)?);
         rows.extend(space_rows::freed(bench, pace, binary)?);
     }
     Ok(rows)

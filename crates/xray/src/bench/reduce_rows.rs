@@ -17,8 +17,6 @@ use super::{Bench, Pace};
 use crate::load::{Access, Fill, Stop};
 
 const MIB: f64 = 1_048_576.0;
-/// Real data that writes are cut from.
-const ARENA: usize = 24 << 20;
 /// What is written over and over.
 const RANGE: u64 = 256 << 20;
 /// Neither compression nor an index.
@@ -27,7 +25,7 @@ const PLAIN: &str = "[reduce]\ncompress = false\n[dedup]\nindex = 0\n";
 const INDEX_PART: u64 = 1000;
 
 /// Server CPU of a write, with reduction and without, beside `qemu-nbd`.
-pub fn cpu(bench: &Bench, pace: &Pace, binary: &Path, packages: &[Package]) -> Result<Vec<Row>> {
+pub fn cpu(bench: &Bench, pace: &Pace, binary: &Path, arena: &Arc<Vec<u8>>) -> Result<Vec<Row>> {
     let start = |name, settings: &str| -> Result<Forebay> {
         let forebay = Forebay::start(&bench.dir, binary, &ForebayConfig::new(name, RANGE).with(settings))?;
         forebay.cli(&["volume", "create", "cpu", "--size", &RANGE.to_string()])?;
@@ -36,11 +34,10 @@ pub fn cpu(bench: &Bench, pace: &Pace, binary: &Path, packages: &[Package]) -> R
     let (reduced, plain) = (start("cpu-reduced", "")?, start("cpu-plain", PLAIN)?);
     let disk = |f| Disk { server: f, export: "cpu" };
     let disks = [disk(&reduced.server), disk(&plain.server), Disk { server: &bench.qemu_writes, export: "" }];
-    let arena = Arc::new(files::bytes_of(packages, ARENA));
     let contents = [
         ("that do not compress", Fill::Noise),
         ("of real data, no two alike", Fill::Stamped(arena.clone())),
-        ("of real data, stored already", Fill::Repeated(arena)),
+        ("of real data, stored already", Fill::Repeated(arena.clone())),
     ];
     let mut rows = Vec::new();
     for (what, fill) in contents {
@@ -104,7 +101,9 @@ struct Counts {
 }
 
 impl Counts {
-    fn of(forebay: &Forebay) -> Result<Counts> {
+    /// After what is not needed any more was freed, and images were packed.
+    fn packed(forebay: &Forebay) -> Result<Counts> {
+        forebay.gc()?;
         let stats = forebay.cli(&["stats"])?;
         let get = |pointer: &'static str| {
             let wanted = BenchError::Output { command: "forebay stats --json".to_owned(), wanted: pointer };
@@ -128,13 +127,12 @@ pub fn real_data(
     let imports = images(bench, pace, packages, notes)?;
     bench.say("importing them");
     let all = Forebay::start(&bench.dir, binary, &ForebayConfig::new("real", 64 << 20))?;
-    all.gc()?;
     let mut rows = Vec::new();
-    let begin = Counts::of(&all)?;
+    let begin = Counts::packed(&all)?;
     let mut before = begin;
     for (i, import) in imports.iter().enumerate() {
         all.import(&format!("i{i}"), &import.file)?;
-        let now = Counts::of(&all)?;
+        let now = Counts::packed(&all)?;
         let stored = (now.stored - before.stored) as f64 / MIB;
         let data = (now.blocks - before.blocks) as f64 * 4096.0 / MIB;
         let what = format!("stored by an import: {}", import.what);
@@ -180,8 +178,9 @@ fn bounded(
     let forebay = Forebay::start(&bench.dir, binary, &config)?;
     for (i, import) in imports.iter().enumerate() {
         forebay.import(&format!("i{i}"), &import.file)?;
+        Counts::packed(&forebay)?;
     }
-    let found = Counts::of(&forebay)?;
+    let found = Counts::packed(&forebay)?;
     let share = 100.0 * found.duplicates as f64 / unbounded.duplicates.max(1) as f64;
     let memory = forebay.stat("/reduction/index/bytes")? as f64 / found.stored.max(1) as f64;
     let (kib, per_tb) = (budget >> 10, memory * 1e12 / MIB);

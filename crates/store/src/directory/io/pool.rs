@@ -39,11 +39,15 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Runs `job` on a thread, in order of arrival.
+    /// Runs `job` on a thread, in order of arrival. While the threads end it is run here: the end of an
+    /// operation under way may ask for that.
     pub(in crate::directory) fn run(&self, job: impl FnOnce() + Send + 'static) {
         let crowded = {
             let mut queue = self.shared.queue.lock();
-            assert!(!queue.closing, "no operation is started while the store is closed");
+            if queue.closing {
+                drop(queue);
+                return job();
+            }
             queue.jobs.push_back(Box::new(job));
             queue.jobs.len() > queue.idle
         };

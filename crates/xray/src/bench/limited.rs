@@ -1,0 +1,71 @@
+//! A pool that may take only so much, and loads that go on when it is full.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::Bench;
+use super::error::{BenchError, Result};
+use super::rounds::{Disk, generate};
+use super::servers::{Forebay, ForebayConfig};
+use crate::load::{Access, Fill, Report, Stop};
+
+const MIB: u64 = 1 << 20;
+/// Written between two looks at how it goes.
+pub const SLICE: u64 = 8 * MIB;
+/// Bytes of a segment, and of the write buffer; small beside the pool.
+pub const SEGMENT: u64 = 4 * MIB;
+/// NBD's error number of a full disk.
+pub const NO_SPACE: u32 = 28;
+/// How often a load that met a full store is tried again, and how long after.
+const RETRIES: u32 = 300;
+const RETRY_AFTER: Duration = Duration::from_millis(100);
+
+/// A pool that may take so much.
+pub fn limited(bench: &Bench, binary: &Path, name: &'static str, limit: u64) -> Result<Forebay> {
+    let settings = format!(
+        "[store]\nlimit = {limit}\n[memory]\nwrite_buffer = {SEGMENT}\n[log]\nsegment = {SEGMENT}\ncheckpoint = \"64M\"\n"
+    );
+    Forebay::start(&bench.dir, binary, &ForebayConfig::new(name, 32 * MIB).with(settings))
+}
+
+/// Creates a volume.
+pub fn create(forebay: &Forebay, volume: &str, bytes: u64) -> Result<()> {
+    forebay.cli(&["volume", "create", volume, "--size", &bytes.to_string()]).map(drop)
+}
+
+/// A volume of a pool.
+pub fn disk<'a>(forebay: &'a Forebay, export: &'a str) -> Disk<'a> {
+    Disk { server: &forebay.server, export }
+}
+
+/// Writes a whole volume, in slices.
+pub fn fill(forebay: &Forebay, volume: &str, bytes: u64, seed: u64, content: &Fill) -> Result<u32> {
+    let mut refused = 0;
+    for start in (0..bytes).step_by(SLICE as usize) {
+        refused += persist(|| {
+            generate(disk(forebay, volume), |spec| {
+                spec.read_percent = 0;
+                spec.access = Access::Sequential;
+                spec.block_bytes = 64 << 10;
+                spec.depth = 4;
+                spec.seed = seed;
+                spec.fill = content.clone();
+                spec.range = Some(start..bytes.min(start + SLICE));
+                spec.stop = Stop::OncePerBlock;
+            })
+        })?;
+    }
+    Ok(refused)
+}
+
+/// Runs a load until no write of it is refused for want of room, with time for the cleaner in between. How often
+/// it was refused.
+pub fn persist(load: impl Fn() -> Result<Report>) -> Result<u32> {
+    for refused in 0..RETRIES {
+        match load() {
+            Err(BenchError::Errors { code: NO_SPACE, .. }) => std::thread::sleep(RETRY_AFTER),
+            done => return done.map(|_| refused),
+        }
+    }
+    load().map(|_| RETRIES)
+}
