@@ -17,6 +17,7 @@ mod reduce;
 mod volume;
 mod zero;
 
+mod bulk;
 mod cache;
 mod fetch;
 mod places;
@@ -28,6 +29,7 @@ mod check;
 mod checkpoint;
 mod clean;
 mod directory;
+mod footers;
 mod inspect;
 mod mark;
 mod mutation;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_format::{BLOCK, MAX_BLOBS, SECTOR, Slot};
+use forebay_format::{BLOCK, FANOUT, MAX_BLOBS, SECTOR, Slot};
 
 /// Largest disk.
 pub const MAX_DISK_BYTES: u64 = 64 << 40;
@@ -41,8 +41,17 @@ pub const SCAN_BYTES: usize = 8 << 20;
 /// Segments that recovery scans at once: many disks give their full rate only to several readers. Each takes
 /// two windows of [`SCAN_BYTES`].
 pub const SCANS_AT_ONCE: usize = 4;
-/// Map nodes that a mark reads at once. Few, so that what guests read waits behind few.
-pub const MARK_READS: usize = 8;
+/// Map nodes that a mark has at hand on each level.
+pub const MARK_NODES: usize = FANOUT;
+/// Nodes and their blocks that a mark looks at before other tasks have their turn: some hundred microseconds.
+pub const MARK_TURN: usize = 8;
+/// Most bytes of one read of map nodes, for those who read many; and how many such reads there are at once. What
+/// guests read waits behind them: a megabyte, some hundred microseconds of a disk.
+pub const NODE_READ_BYTES: u64 = 256 << 10;
+/// See [`NODE_READ_BYTES`].
+pub const NODE_READS: usize = 4;
+/// Between nodes that are read together so much may lie that is not asked for. Another read would cost more.
+pub const NODE_GAP: u64 = 16 << 10;
 /// Plain bytes that the cleaner reads and packs in one step, and packed ones that it writes in one: some
 /// milliseconds of a disk, for which a commit may have to wait.
 pub const MOVE_BYTES: usize = 512 << 10;
@@ -85,3 +94,4 @@ const _: () = assert!(MAX_DISK_BYTES.is_multiple_of(BLOCK as u64));
 const _: () = assert!(BLOCK / SECTOR == 8, "a sector mask has eight bits");
 const _: () = assert!(READAHEAD_MIN <= READAHEAD_MAX);
 const _: () = assert!(SCAN_BYTES >= 2 * BATCH_BYTES);
+const _: () = assert!(NODE_GAP + BLOCK as u64 <= NODE_READ_BYTES);

@@ -142,8 +142,12 @@ pub struct SpaceStats {
     pub unique_bytes: u64,
     /// Bytes on the store of what disks hold, and of their maps.
     pub live_bytes: u64,
-    /// Bytes on the store that hold nothing; a cleaning frees most of them.
+    /// Bytes on the store that hold nothing; a cleaning frees most of them. What must be kept because of damage is
+    /// not among them.
     pub reclaimable_bytes: u64,
+    /// Disks of whose block maps something could not be read: their figures are of the rest, and nothing older than
+    /// the damage is freed.
+    pub damaged_disks: u64,
 }
 
 /// How much room the store has.

@@ -167,6 +167,12 @@ fn space_rows(facts: &mut Facts, s: &SpaceView, now_ms: u64) {
     facts.row("  live", packed);
     facts.row("  reduction", times(s.reduction_ratio));
     facts.row("  reclaimable", Size(s.reclaimable_bytes).to_string());
+    if s.damaged_disks > 0 {
+        facts.row(
+            "  damaged",
+            format!("{} disks, which keep what is older: run 'forebay gc'", s.damaged_disks),
+        );
+    }
 }
 
 fn as_of(now_ms: u64, then_ms: u64) -> String {
@@ -287,6 +293,7 @@ mod tests {
             unique_bytes: 2 << 30,
             live_bytes: 1 << 30,
             reclaimable_bytes: 1 << 20,
+            damaged_disks: 2,
         };
         let reduction = ReductionStats {
             zero_blocks: 25,
@@ -306,6 +313,7 @@ mod tests {
         let text = space_facts(&s, 180_000);
         assert!(line(&text, "space").ends_with("as of 3 min ago"), "{text}");
         assert!(line(&text, "unique").ends_with("2 GiB, 3.00 times by sharing"), "{text}");
+        assert!(line(&text, "damaged").contains("2 disks"), "{text}");
         assert!(line(&text, "live").ends_with("1 GiB, 2.00 times by compression"), "{text}");
         assert!(
             line(&text, "written")
