@@ -131,7 +131,7 @@ impl Pool {
 
     async fn reclaim_alone(&self, asked: bool, report: Report<'_>) -> Result<Freed> {
         if asked {
-            self.end_used_segment().await?;
+            self.end_used_segments().await?;
         }
         let taken = self.make_checkpoint().await?;
         self.upkeep.mark_begins(self.appended.load(Relaxed));
@@ -197,14 +197,16 @@ impl Pool {
         }
     }
 
-    /// Ends the segment that takes the data of guests if more than a little is in it: what is open is not cleaned.
-    async fn end_used_segment(&self) -> Result<()> {
+    /// Ends the segments that take the data of guests if more than a little is in them: what is open is not cleaned.
+    async fn end_used_segments(&self) -> Result<()> {
         let mut log = self.log.lock().await;
         let bytes = log.superblock().segment_bytes.into();
-        let room = log.open_segment(Stream::Data, bytes).map_or(bytes, |(_, room)| room);
-        if bytes - room > bytes / 16 {
-            let ended = log.end_segment(Stream::Data).await;
-            self.latching(ended)?;
+        for stream in [Stream::Data, Stream::Short] {
+            let room = log.open_segment(stream, bytes).map_or(bytes, |(_, room)| room);
+            if bytes - room > bytes / 16 {
+                let ended = log.end_segment(stream).await;
+                self.latching(ended)?;
+            }
         }
         Ok(())
     }

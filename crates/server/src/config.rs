@@ -111,6 +111,8 @@ pub struct MemorySection {
     pub map_cache: Option<Size>,
     /// Dirty data before writers wait.
     pub write_buffer: Option<Size>,
+    /// Writes of desktops, of all together.
+    pub desktops: Option<Size>,
 }
 
 /// `[store]`.
@@ -305,6 +307,7 @@ fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, Con
         read_cache: bytes(cache.or(memory.read_cache), default.read_cache),
         map_cache: bytes(memory.map_cache, default.map_cache),
         write_buffer: bytes(memory.write_buffer, default.write_buffer),
+        desktops: bytes(memory.desktops, default.desktops),
         segment_bytes,
         checkpoint_bytes: bytes(log.checkpoint, default.checkpoint_bytes),
         dedup_index: bytes(file.dedup.index, default.dedup_index),

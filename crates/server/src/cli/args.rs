@@ -183,6 +183,12 @@ pub enum VolumeCommand {
         /// When their writes are durable
         #[arg(long, value_enum, default_value_t)]
         sync: Sync,
+        /// Make desktops: their writes stay in RAM, and are gone after a reset or a restart
+        #[arg(long, conflicts_with = "sync")]
+        desktop: bool,
+        /// RAM for the writes of each desktop; what does not fit goes to the store
+        #[arg(long, value_name = "SIZE", requires = "desktop", default_value = "256M")]
+        write_cache: Size,
     },
     /// List all volumes
     List,
@@ -206,11 +212,20 @@ pub enum VolumeCommand {
         /// The new size
         size: Size,
     },
-    /// Set a clone back to the image or snapshot it came from
+    /// Set clones back to the image or snapshot they came from, all or none
     Reset {
-        /// Name of the volume
+        /// Names of the volumes
+        #[arg(value_name = "NAME", value_parser = Name::new(), required = true)]
+        names: Vec<String>,
+    },
+    /// Make a desktop a persistent volume, with all that was written to it
+    Persist {
+        /// Name of the desktop
         #[arg(value_parser = Name::new())]
         name: String,
+        /// When its writes are durable from then on
+        #[arg(long, value_enum, default_value_t)]
+        sync: Sync,
     },
 }
 

@@ -97,6 +97,9 @@ pub(super) fn disk_details(d: &DiskView) -> String {
     row("size", format!("{} ({} bytes)", Size(d.size_bytes), d.size_bytes));
     if d.kind == Kind::Volume {
         row("sync", sync_text(d));
+        if let Some(bytes) = d.write_cache_bytes {
+            row("write cache", format!("{} of RAM; a desktop", Size(bytes)));
+        }
         row("snapshots", d.snapshots.to_string());
     }
     row("clones", d.clones.to_string());
@@ -116,6 +119,7 @@ pub(super) fn disk_details(d: &DiskView) -> String {
 fn sync_text(d: &DiskView) -> String {
     use crate::control::Sync;
     match d.sync {
+        _ if d.write_cache_bytes.is_some() => "desktop",
         Sync::Flush => "flush",
         Sync::Always => "always",
         Sync::Never => "never",

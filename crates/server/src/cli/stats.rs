@@ -94,6 +94,11 @@ fn pool_facts(s: &StatsView) -> String {
     row("read cache", cache_text(&s.read_cache));
     row("map cache", cache_text(&s.map_cache));
     row("memory", Size(s.memory_bytes).to_string());
+    if s.desktops.count != 0 {
+        let (d, over) = (&s.desktops, s.desktops.overflow);
+        let (held, budget, out) = (Size(d.cached_bytes), Size(d.budget_bytes), Size(over.bytes));
+        row("desktops", format!("{}, {held} of {budget} in RAM, {out} overflowed in {}", d.count, over.ops));
+    }
     row("not yet durable", Size(s.dirty_bytes).to_string());
     row("log", format!("batch {}, {} commits, {} checkpoints", s.seq, s.commits, s.checkpoints));
     row("recovery", format!("{} batches in {} ms", s.recovered_batches, s.recovery_ms));

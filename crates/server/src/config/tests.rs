@@ -17,6 +17,7 @@ fn a_full_file_is_understood() {
         read_cache = "2GiB"
         map_cache = 67108864
         write_buffer = "32M"
+        desktops = "2G"
         [log]
         segment = "16M"
         checkpoint = "256M"

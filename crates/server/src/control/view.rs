@@ -6,7 +6,8 @@ use forebay_engine::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::ErrorDetail;
+use super::desktops::DesktopsView;
+use super::error::ErrorDetail;
 use super::space::{DiskSpaceView, ReductionView, RoomView, SpaceView};
 
 /// What a disk is.
@@ -79,6 +80,8 @@ pub struct DiskView {
     pub uuid: String,
     /// Only disks of the same domain share blocks that they wrote alike.
     pub dedup_domain: u32,
+    /// Of a desktop: most bytes of its writes that are kept in RAM before some go to the store.
+    pub write_cache_bytes: Option<u64>,
 }
 
 impl DiskView {
@@ -102,6 +105,7 @@ impl DiskView {
             clients: info.clients,
             uuid: uuid_text(&info.uuid),
             dedup_domain: info.dedup_domain,
+            write_cache_bytes: (info.write_cache > 0).then_some(info.write_cache),
         })
     }
 }
@@ -142,6 +146,10 @@ pub struct CloneVolumes {
     /// When their writes are durable.
     #[serde(default)]
     pub sync: Sync,
+    /// Makes desktops, of whose writes so many bytes are kept in RAM before some go to the store. Nothing of
+    /// them is durable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_cache_bytes: Option<u64>,
 }
 
 /// Body of `POST /volumes/{name}/resize`.
@@ -371,6 +379,8 @@ pub struct StatsView {
     pub room: RoomView,
     /// What needed not be stored, and what finds it.
     pub reduction: ReductionView,
+    /// Desktops.
+    pub desktops: DesktopsView,
     /// Where the space goes, as the last mark found it; none before the first.
     pub space: Option<SpaceView>,
     /// Bytes that cleaning has written since the pool was opened.
@@ -387,6 +397,8 @@ pub struct DiskStatsView {
     pub guest: GuestView,
     /// What it holds, as the last mark found it; none before the first.
     pub space: Option<DiskSpaceView>,
+    /// Of a desktop: bytes of its writes that are in RAM.
+    pub cached_bytes: u64,
 }
 
 impl StatsView {
@@ -415,6 +427,7 @@ impl StatsView {
             recovery_ms: s.recovery_ms,
             room: s.room.into(),
             reduction: s.reduction.into(),
+            desktops: s.desktops.into(),
             space: s.space.map(SpaceView::from),
             moved_bytes: s.moved_bytes,
             freed_bytes: s.freed_bytes,

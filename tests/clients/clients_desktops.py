@@ -1,0 +1,179 @@
+"""Desktops: what stays in RAM, what overflows, and what a reset, a crash and a restart leave."""
+
+import time
+
+from forebay import Failed
+from harness import BLOCK, MIB, check, connect, equal, refused_by_server, run, test
+
+SIZE = 96 * MIB
+
+
+def configured(t, text):
+    path = t.path("forebay.toml")
+    with open(path, "w") as f:
+        f.write(text)
+    return t.server("--config", path)
+
+
+def with_image(t, text="[memory]\ndesktops = \"256M\"\n"):
+    """A server with an image of noise in its first half."""
+    s = configured(t, text)
+    noise = t.noise_file("noise", SIZE // 2)
+    with open(noise, "r+b") as f:
+        f.truncate(SIZE)
+    s.cli("image", "import", "golden", noise)
+    return s, noise
+
+
+def desktops(s):
+    return s.json("stats")["desktops"]
+
+
+def as_image(t, s, name, image):
+    """Checks that a desktop is as its image."""
+    copy = t.path("copy")
+    run("nbdcopy", s.uri(name), copy)
+    equal(run("cmp", image, copy, check=False).returncode, 0, f"'{name}' beside its image")
+
+
+def fill(h, start, data):
+    """Writes as guests do: 64 KiB at a time, flushes in between."""
+    for at in range(0, len(data), 64 << 10):
+        h.pwrite(data[at:at + (64 << 10)], start + at)
+        if at % MIB == 0:
+            h.flush()
+
+
+@test
+def a_desktop_writes_to_ram_alone(t):
+    s, image = with_image(t)
+    s.cli("volume", "clone", "golden", "desk", "--desktop", "--write-cache", "64M")
+    time.sleep(1.2)  # what the import and the clone have left to be committed
+    before = s.json("stats")["store"]["write"]["ops"]
+    h = connect(s, "desk")
+    data = t.random.randbytes(16 * MIB)
+    for _ in range(4):
+        fill(h, 8 * MIB, data)
+    h.flush()
+    time.sleep(1.2)
+    equal(s.json("stats")["store"]["write"]["ops"] - before, 0, "store writes for 64 MiB of guest writes")
+    equal(desktops(s)["cached_bytes"], 16 * MIB, "bytes in RAM")
+    equal(bytes(h.pread(16 * MIB, 8 * MIB)), data, "what was written")
+    h.trim(8 * MIB, 8 * MIB)
+    check(desktops(s)["cached_bytes"] < 9 * MIB, "a discard frees RAM")
+    h.shutdown()
+    s.wait_unused("desk")
+    s.cli("volume", "reset", "desk")
+    equal(desktops(s)["cached_bytes"], 0, "bytes in RAM after the reset")
+    as_image(t, s, "desk", image)
+
+
+@test
+def a_desktop_overflows_and_begins_anew_after_kill_9_and_restart(t):
+    s, image = with_image(t)
+    s.cli("volume", "clone", "golden", "desk", "--count", "2", "--desktop", "--write-cache", "4M")
+    for stop in (s.kill, s.stop):
+        h = connect(s, "desk-001")
+        data = t.random.randbytes(40 * MIB)
+        before = s.json("stats")["store"]["write"]
+        fill(h, 0, data)
+        equal(bytes(h.pread(32 * MIB, 0)) + bytes(h.pread(8 * MIB, 32 * MIB)), data, "what was written")
+        held = desktops(s)
+        check(held["cached_bytes"] <= 5 * MIB, f"{held['cached_bytes']} bytes in RAM")
+        check(held["overflow"]["bytes"] > 30 * MIB, f"overflow: {held['overflow']}")
+        after = s.json("stats")["store"]["write"]
+        mean = (after["bytes"] - before["bytes"]) / (after["ops"] - before["ops"])
+        check(mean > MIB, f"the mean write to the store had {mean:.0f} bytes")
+        del h
+        stop()
+        s.start()
+        as_image(t, s, "desk-001", image)
+        as_image(t, s, "desk-002", image)
+    s.stop()
+    run(s.bin, "check", "--data", s.data)
+
+
+@test
+def a_desktop_is_kept_while_its_guest_writes(t):
+    s, _ = with_image(t)
+    s.cli("volume", "clone", "golden", "desk", "--desktop", "--write-cache", "8M")
+    h = connect(s, "desk")
+    data = t.random.randbytes(24 * MIB)
+    fill(h, 4 * MIB, data)
+    s.cli("volume", "persist", "desk", "--sync", "flush")
+    h.pwrite(b"x" * BLOCK, 0)
+    h.flush()
+    s.kill()
+    s.start()
+    h = connect(s, "desk")
+    equal(bytes(h.pread(24 * MIB, 4 * MIB)), data, "what was written before")
+    equal(bytes(h.pread(BLOCK, 0)), b"x" * BLOCK, "what was written after")
+    s.cli("snapshot", "create", "desk", "now")
+
+
+@test
+def five_hundred_desktops_are_reset_in_a_second(t):
+    s, image = with_image(t)
+    s.cli("volume", "clone", "golden", "desk", "--count", "500", "--desktop", "--write-cache", "1M")
+    names = [f"desk-{n:03}" for n in range(1, 501)]
+    for name in names[::25]:
+        h = connect(s, name)
+        fill(h, 0, t.random.randbytes(2 * MIB))
+        h.shutdown()
+        s.wait_unused(name)
+    begin = time.monotonic()
+    s.cli("volume", "reset", *names)
+    took = time.monotonic() - begin
+    check(took < 1, f"the reset took {took:.2f} s")
+    equal(desktops(s)["cached_bytes"], 0, "bytes in RAM")
+    as_image(t, s, names[25], image)
+
+
+@test
+def what_a_desktop_cannot_do_says_why(t):
+    s, _ = with_image(t)
+    s.cli("volume", "clone", "golden", "desk", "--desktop")
+    s.cli("volume", "clone", "golden", "kept")
+    for command, text in [
+        (("snapshot", "create", "desk", "s"), "volume persist"),
+        (("volume", "clone", "desk", "c"), "volume persist"),
+        (("volume", "resize", "desk", "1G"), "volume persist"),
+        (("volume", "clone", "kept", "d", "--desktop"), "an image or a snapshot"),
+        (("volume", "persist", "kept"), "a desktop"),
+    ]:
+        try:
+            s.cli(*command)
+        except Failed as e:
+            check(text in str(e), f"{' '.join(command)}: {e}")
+        else:
+            raise Failed(f"{' '.join(command)} succeeded")
+    h = connect(s, "desk")
+    try:
+        s.cli("volume", "reset", "desk")
+    except Failed as e:
+        check("in use" in str(e), str(e))
+    else:
+        raise Failed("a desktop was reset under its guest")
+    del h
+
+
+@test
+def a_desktop_outlives_a_full_store(t):
+    s, _ = with_image(t, '[store]\nlimit = "160M"\n[log]\nsegment = "4M"\n[memory]\nwrite_buffer = "4M"\n')
+    s.cli("volume", "clone", "golden", "desk", "--desktop", "--write-cache", "4M")
+    s.cli("volume", "create", "ballast", "--size", "96M")
+    h = connect(s, "ballast")
+    refused_by_server("ENOSPC", fill, h, 0, t.random.randbytes(96 * MIB))
+    h.shutdown()
+    s.wait_unused("ballast")
+    h = connect(s, "desk")
+    data = t.random.randbytes(48 * MIB)
+    refused_by_server("ENOSPC", fill, h, 0, data)
+    written = 0
+    while written < len(data) and bytes(h.pread(64 << 10, written)) == data[written:written + (64 << 10)]:
+        written += 64 << 10
+    check(written >= 3 * MIB, f"{written} bytes were taken")
+    s.cli("volume", "rm", "ballast")
+    s.cli("gc")
+    fill(h, written, data[written:])
+    equal(bytes(h.pread(24 * MIB, 0)), data[:24 * MIB], "what was written")
