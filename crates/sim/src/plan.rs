@@ -54,6 +54,7 @@ impl Plan {
             compress: rng.percent(70),
             reclaim_pause: Duration::from_millis(*rng.pick(&[5, 50, 2_000])),
             mutation: Mutation::None,
+            ..PoolConfig::default()
         };
         let planned = *rng.pick(&[20, 60, 60, 150]);
         let overlapping = rng.percent(25);
