@@ -1,9 +1,10 @@
 """Desktops: what stays in RAM, what overflows, and what a reset, a crash and a restart leave."""
 
+import os
 import time
 
 from forebay import Failed
-from harness import BLOCK, MIB, check, connect, equal, refused_by_server, run, test
+from harness import BLOCK, MIB, Skipped, check, connect, equal, need_root, refused_by_server, run, test
 
 SIZE = 96 * MIB
 
@@ -177,3 +178,67 @@ def a_desktop_outlives_a_full_store(t):
     s.cli("gc")
     fill(h, written, data[written:])
     equal(bytes(h.pread(24 * MIB, 0)), data[:24 * MIB], "what was written")
+
+
+class MemoryGroups:
+    """Control groups with a memory limit: of cgroup v2, or of the memory controller of v1."""
+
+    PLACES = (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"))
+
+    def __init__(self):
+        self.made = []
+
+    def bound(self, pid, limit):
+        """Moves a process into a group of its own, with so much memory."""
+        need_root("a control group")
+        for root, limit_file in self.PLACES:
+            group = os.path.join(root, f"forebay-test-{pid}")
+            try:
+                os.mkdir(group)
+            except OSError:
+                continue
+            self.made.append(group)
+            # Where a directory is no control group, nothing is in it.
+            if os.path.exists(os.path.join(group, limit_file)):
+                for name, value in ((limit_file, limit), ("cgroup.procs", pid)):
+                    with open(os.path.join(group, name), "w") as f:
+                        f.write(str(value))
+                return
+        raise Skipped("no control group here takes a memory limit")
+
+    def remove(self):
+        for group in self.made:
+            os.rmdir(group)
+
+
+@test
+def half_the_memory_makes_caches_shrink(t):
+    groups = MemoryGroups()
+    t.defer(groups.remove)  # after the server, which ends before
+    path = t.path("forebay.toml")
+    with open(path, "w") as f:
+        f.write('[memory]\nread_cache = "192M"\ndesktops = "512M"\nwrite_buffer = "16M"\nmap_cache = "16M"\n'
+                '[dedup]\nindex = "16M"\n')
+    s = t.server("--config", path)
+    groups.bound(s.process.pid, 384 * MIB)
+    size = 256 * MIB
+    image = t.noise_file("noise", size)
+    s.cli("image", "import", "golden", image)
+    s.cli("volume", "clone", "golden", "desk", "--desktop", "--write-cache", "512M")
+    h = connect(s, "desk")
+    for at in range(0, size, MIB):
+        h.pread(MIB, at)
+    pieces = [t.random.randbytes(MIB) for _ in range(240)]
+    for n, piece in enumerate(pieces):
+        h.pwrite(piece, n * MIB)
+        # As fast as a guest may be, and with time for the server to look.
+        time.sleep(0.01)
+    deadline = time.monotonic() + 20
+    while s.json("stats")["memory_bytes"] > 384 * MIB and time.monotonic() < deadline:
+        time.sleep(0.2)
+    stats = s.json("stats")
+    check(stats["memory_bytes"] < 384 * MIB, f"{stats['memory_bytes'] / MIB:.0f} MiB are resident")
+    shrunk = stats["read_cache"]["budget_bytes"] + stats["desktops"]["budget_bytes"]
+    check(shrunk < 700 * MIB, f"budgets of {shrunk / MIB:.0f} MiB are left of 704")
+    for n, piece in enumerate(pieces):
+        equal(bytes(h.pread(MIB, n * MIB)) == piece, True, f"MiB {n}")

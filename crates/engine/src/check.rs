@@ -73,7 +73,8 @@ pub async fn check(
 ) -> Result<CheckReport> {
     let mut report = CheckReport::default();
     let superblock = check_superblocks(&*store, &mut report).await?;
-    let store = Arc::new(Metered::new(store));
+    let clock = host.clone();
+    let store = Arc::new(Metered::new(store, Arc::new(move || clock.now())));
     let (pool, _) =
         Pool::recover(store, host, PoolConfig { dedup_index: 0, ..PoolConfig::default() }, Mode::Look)
             .await?;

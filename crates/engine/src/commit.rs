@@ -26,7 +26,7 @@ use hashbrown::HashMap;
 use tokio::sync::oneshot;
 
 use crate::buffer::{Buffers, Page, WriteBuffer, copy_sectors};
-use crate::limits::{DIRTY_AGE, FULL_RETRY};
+use crate::limits::FULL_RETRY;
 use crate::log::{Draft, Item, Log};
 use crate::pool::Pool;
 use crate::reduce::items;
@@ -133,7 +133,7 @@ impl Pool {
         drop(buffers);
         let before = self.commit.dirty.fetch_add(grown, Relaxed);
         if was_clean {
-            self.commit.wake.notify_one();
+            self.commit.schedule.wake.notify_one();
         }
         // Begin early enough that writers need not wait for the budget.
         let half = self.config.write_buffer as i64 / 2;
@@ -178,6 +178,7 @@ impl Pool {
         target: u64,
     ) -> Result<()> {
         let failures = progress.borrow().failures;
+        let _waiting = self.commit.schedule.wait();
         self.commit.hurry();
         let enough = |p: &Progress| p.done >= target || p.failures > failures || p.stopped;
         let reached = *progress.wait_for(enough).await.map_err(|_| Error::Closed)?;
@@ -215,7 +216,7 @@ impl Pool {
                 if closing {
                     break;
                 }
-                self.commit.wake.notified().await;
+                self.commit.schedule.wake.notified().await;
                 continue;
             } else {
                 self.linger().await;
@@ -245,18 +246,6 @@ impl Pool {
             let _ = op.done.send(self.check_running().and(Err(Error::Closed)));
         }
         self.commit.progress.send_modify(|p| p.stopped = true);
-    }
-
-    /// Lets a commit gather more, until its data is of age or somebody is in a hurry.
-    async fn linger(&self) {
-        let mut age = self.host.sleep(DIRTY_AGE);
-        while !self.commit.urgent.swap(false, Relaxed) {
-            tokio::select! {
-                biased;
-                () = self.commit.wake.notified() => {}
-                () = &mut age => return,
-            }
-        }
     }
 
     /// Gives up a group that found no room, and tells its waiters. What changes to the catalogue wanted was not

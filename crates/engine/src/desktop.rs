@@ -61,6 +61,12 @@ impl Desktops {
         self.budget.load(Relaxed)
     }
 
+    /// Changes that.
+    pub fn set_budget(&self, bytes: u64) {
+        self.budget.store(bytes, Relaxed);
+        self.wake();
+    }
+
     /// Has the task look whether something is to overflow.
     pub fn wake(&self) {
         self.wake.notify_one();

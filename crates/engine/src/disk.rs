@@ -16,7 +16,7 @@ use crate::map::RunKind;
 use crate::pool::Pool;
 use crate::read::pieces;
 use crate::volume::Volume;
-use crate::{Error, GuestStats, Result};
+use crate::{Coalesce, Error, GuestStats, Result};
 
 /// Whether a request was done at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +81,8 @@ impl Disk {
 
     /// Whether an acknowledged write is durable already, so that no flush is needed.
     pub fn write_through(&self) -> bool {
-        self.volume.sync() == SyncMode::Always
+        let coalesced = self.pool.config.coalesce != Coalesce::Off || self.volume.is_desktop();
+        self.volume.sync() == SyncMode::Always || !coalesced
     }
 
     /// Counters of this disk.
@@ -154,11 +155,7 @@ impl Disk {
 
     /// What a change must wait for before it is answered.
     async fn settle(&self, fua: bool) -> Result<()> {
-        let durable = match self.volume.sync() {
-            SyncMode::Always => true,
-            SyncMode::Flush => fua,
-            SyncMode::Never => false,
-        };
+        let durable = self.write_through() || (fua && self.volume.sync() == SyncMode::Flush);
         if durable { self.pool.flush_volume(&self.volume).await } else { Ok(()) }
     }
 

@@ -14,6 +14,7 @@ mod disk;
 mod log;
 mod map;
 mod reduce;
+mod schedule;
 mod volume;
 mod zero;
 
@@ -59,8 +60,9 @@ pub use inspect::{
 #[doc(hidden)]
 pub use mutation::Mutation;
 pub use pool::{Pool, PoolConfig};
+pub use schedule::Coalesce;
 pub use stats::{
-    CacheStats, Count, DesktopStats, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats, PoolStats,
-    ReductionStats, Room, SpaceStats, StoreStats,
+    CacheStats, CommitStats, Count, DesktopStats, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats,
+    Memory, PoolStats, ReductionStats, Room, SpaceStats, StoreStats,
 };
 pub use zero::is_zero;

@@ -19,6 +19,8 @@ pub const SEGMENTS_AT_LEAST: u64 = 32;
 pub const DIRTY_AGE: Duration = Duration::from_millis(500);
 /// Plain bytes that a desktop lets overflow at a time; some two megabytes when they are packed.
 pub const OVERFLOW_BYTES: usize = 4 << 20;
+/// A commit that somebody waits for may wait so long for others, by default.
+pub const COMMIT_DELAY: Duration = Duration::from_millis(10);
 /// A commit that failed for want of room is tried again this often.
 pub const FULL_RETRY: Duration = Duration::from_millis(200);
 /// What a miss reads from the store at least, where the blocks behind it lie behind it on the store too.

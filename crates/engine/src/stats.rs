@@ -116,6 +116,34 @@ pub struct ReductionStats {
     pub index_segments_left: u64,
 }
 
+/// Memory whose budgets can be changed while a pool is open, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// What the read cache takes, all overhead included.
+    pub read_cache: u64,
+    /// Its budget.
+    pub read_cache_budget: u64,
+    /// What the write caches of desktops take.
+    pub desktops: u64,
+    /// Their budget.
+    pub desktops_budget: u64,
+}
+
+/// What the commit scheduler sees and decides.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct CommitStats {
+    /// Microseconds that a commit costs on the store at present: an append and a sync.
+    pub cost_us: u64,
+    /// Commits that began because data was of age.
+    pub by_age: u64,
+    /// Commits that began because somebody waited, or a buffer filled up.
+    pub by_demand: u64,
+    /// Microseconds that these waited for others, in all.
+    pub delayed_us: u64,
+    /// How many guests lately waited for each of them.
+    pub waiting: f64,
+}
+
 /// Desktops, and what of their writes is where.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct DesktopStats {
@@ -190,6 +218,8 @@ pub struct PoolStats {
     pub seq: u64,
     /// Commits since the pool was opened.
     pub commits: u64,
+    /// What the commit scheduler sees and decides.
+    pub commit: CommitStats,
     /// Checkpoints since the pool was opened.
     pub checkpoints: u64,
     /// Blocks whose checksum did not match.

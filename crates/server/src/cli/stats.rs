@@ -101,6 +101,15 @@ fn pool_facts(s: &StatsView) -> String {
     }
     row("not yet durable", Size(s.dirty_bytes).to_string());
     row("log", format!("batch {}, {} commits, {} checkpoints", s.seq, s.commits, s.checkpoints));
+    let (c, ms) = (&s.commit, |us: u64| us as f64 / 1000.0);
+    let (cost, delayed) = (ms(c.cost_us), ms(c.delayed_us));
+    row(
+        "commits",
+        format!(
+            "{cost:.1} ms each on the store; {} by age, {} for {:.1} guests that waited, {delayed:.0} ms delayed in all",
+            c.by_age, c.by_demand, c.waiting
+        ),
+    );
     row("recovery", format!("{} batches in {} ms", s.recovered_batches, s.recovery_ms));
     if s.damaged_blocks != 0 {
         row("DAMAGED BLOCKS", format!("{}: run 'forebay check'", s.damaged_blocks));

@@ -2,7 +2,8 @@
 //! here and not derived from what the engine happens to keep.
 
 use forebay_engine::{
-    CacheStats, Count, DiskInfo, GcPhase, GcProgress, GuestStats, PoolStats, Role, StoreStats, SyncMode,
+    CacheStats, CommitStats, Count, DiskInfo, GcPhase, GcProgress, GuestStats, PoolStats, Role, StoreStats,
+    SyncMode,
 };
 use serde::{Deserialize, Serialize};
 
@@ -336,6 +337,33 @@ impl From<CacheStats> for CacheView {
     }
 }
 
+/// What the commit scheduler sees and decides.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct CommitView {
+    /// Microseconds that a commit costs on the store at present.
+    pub cost_us: u64,
+    /// Commits that began because data was of age.
+    pub by_age: u64,
+    /// Commits that began because somebody waited, or a buffer filled up.
+    pub by_demand: u64,
+    /// Microseconds that these waited for others, in all.
+    pub delayed_us: u64,
+    /// How many guests lately waited for each of them.
+    pub waiting: f64,
+}
+
+impl From<CommitStats> for CommitView {
+    fn from(s: CommitStats) -> CommitView {
+        CommitView {
+            cost_us: s.cost_us,
+            by_age: s.by_age,
+            by_demand: s.by_demand,
+            delayed_us: s.delayed_us,
+            waiting: s.waiting,
+        }
+    }
+}
+
 /// `GET /stats`: the counters since the pool was opened.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct StatsView {
@@ -367,6 +395,8 @@ pub struct StatsView {
     pub seq: u64,
     /// Commits.
     pub commits: u64,
+    /// What the commit scheduler sees and decides.
+    pub commit: CommitView,
     /// Checkpoints.
     pub checkpoints: u64,
     /// Blocks whose checksum did not match.
@@ -421,6 +451,7 @@ impl StatsView {
             segments: s.segments,
             seq: s.seq,
             commits: s.commits,
+            commit: s.commit.into(),
             checkpoints: s.checkpoints,
             damaged_blocks: s.damaged_blocks,
             recovered_batches: s.recovered_batches,
