@@ -110,6 +110,39 @@ def a_desktop_is_kept_while_its_guest_writes(t):
     equal(bytes(h.pread(24 * MIB, 4 * MIB)), data, "what was written before")
     equal(bytes(h.pread(BLOCK, 0)), b"x" * BLOCK, "what was written after")
     s.cli("snapshot", "create", "desk", "now")
+    # And an image of it has desktops of its own.
+    s.cli("image", "create", "next", "desk@now")
+    h.pwrite(b"y" * BLOCK, 0)
+    s.cli("volume", "clone", "next", "heir", "--desktop")
+    heir = connect(s, "heir")
+    equal(bytes(heir.pread(BLOCK, 0)), b"x" * BLOCK, "the image is as the snapshot was")
+    equal(bytes(heir.pread(24 * MIB, 4 * MIB)), data, "and holds all of it")
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + 10
+    while not condition():
+        check(time.monotonic() < deadline, what)
+        time.sleep(0.05)
+
+
+@test
+def a_desktop_is_reset_when_its_guest_leaves_and_not_when_it_is_cut_off(t):
+    s, image = with_image(t)
+    s.cli("volume", "clone", "golden", "desk", "--desktop", "--reset", "disconnect")
+    h = connect(s, "desk")
+    h.pwrite(b"z" * MIB, 0)
+    del h  # closes the socket without a word
+    s.wait_unused("desk")
+    time.sleep(0.5)
+    h = connect(s, "desk")
+    equal(bytes(h.pread(MIB, 0)), b"z" * MIB, "what was written before the connection broke")
+    second = connect(s, "desk")
+    h.shutdown()
+    equal(bytes(second.pread(MIB, 0)), b"z" * MIB, "seen by a client that is still there")
+    second.shutdown()
+    wait_until(lambda: desktops(s)["cached_bytes"] == 0, "the desktop is not reset")
+    as_image(t, s, "desk", image)
 
 
 @test

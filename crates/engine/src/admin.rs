@@ -43,12 +43,14 @@ pub struct DiskInfo {
     pub uuid: [u8; 16],
     /// RAM write cache of a desktop in bytes, else 0.
     pub write_cache: u64,
+    /// It is a desktop that is reset when its guest leaves.
+    pub reset_at_disconnect: bool,
     /// Only disks of the same domain share blocks that they wrote alike.
     pub dedup_domain: u32,
 }
 
 /// One clone to be made.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct CloneRequest {
     /// Name of the new volume.
     pub name: String,
@@ -56,6 +58,8 @@ pub struct CloneRequest {
     pub sync: SyncMode,
     /// RAM write cache of a desktop; 0 for an ordinary volume.
     pub write_cache: u64,
+    /// A desktop is to be reset when its guest leaves.
+    pub reset_at_disconnect: bool,
 }
 
 impl Pool {
@@ -111,6 +115,7 @@ impl Pool {
             clients: disk.clients(),
             uuid: record.uuid,
             write_cache: record.write_cache,
+            reset_at_disconnect: record.reset_at_disconnect,
             dedup_domain: record.dedup_domain,
         }
     }
@@ -154,6 +159,7 @@ impl Pool {
             let disk = DiskRecord {
                 sync: if clone.write_cache > 0 { SyncMode::Never } else { clone.sync },
                 write_cache: clone.write_cache,
+                reset_at_disconnect: clone.reset_at_disconnect,
                 // They share what it holds already, so that another domain would hide nothing.
                 dedup_domain: from.record().dedup_domain,
                 origin,
@@ -182,6 +188,22 @@ impl Pool {
         };
         self.commit_ops(vec![CatalogueOp::Create { disk, from: Some(parent.id()) }]).await?;
         self.disk(&full)
+    }
+
+    /// Makes an image of what a volume or snapshot holds, every write acknowledged before included.
+    pub async fn create_image(&self, name: &str, source: &str) -> Result<DiskInfo> {
+        check_name(name)?;
+        let _admin = self.admin.lock().await;
+        let from = self.catalogue.read().find(source)?;
+        check_persistent(&from, source)?;
+        self.catalogue.read().check_free(name)?;
+        let disk = DiskRecord {
+            dedup_domain: from.record().dedup_domain,
+            ..self.new_record(name, from.size(), Role::Image)
+        };
+        self.commit_ops(vec![CatalogueOp::Create { disk, from: Some(from.id()) }]).await?;
+        self.reclaim_is_due();
+        self.disk(name)
     }
 
     /// Sets a volume back to one of its snapshots. Refused while clients are connected.
@@ -369,6 +391,7 @@ impl Pool {
             height: 0,
             root: MapValue::Hole,
             dedup_domain: 0,
+            reset_at_disconnect: false,
         }
     }
 }

@@ -23,7 +23,8 @@ use std::sync::atomic::AtomicI64;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_format::{BLOCK, CatalogueOp, DiskRecord, Stream, SyncMode};
+use forebay_format::{BLOCK, CatalogueOp, DiskId, DiskRecord, Stream, SyncMode};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::catalogue::shorten;
@@ -39,6 +40,8 @@ pub(crate) struct Desktops {
     cached: AtomicI64,
     budget: AtomicU64,
     wake: Notify,
+    /// Those whose guest has left for good.
+    left: Mutex<Vec<DiskId>>,
 }
 
 /// Whether overflowing is to begin: early enough that writers need not wait for it.
@@ -48,7 +51,12 @@ fn is_nearly_spent(used: u64, budget: u64) -> bool {
 
 impl Desktops {
     pub fn new(budget: u64) -> Desktops {
-        Desktops { cached: AtomicI64::new(0), budget: AtomicU64::new(budget), wake: Notify::new() }
+        Desktops {
+            cached: AtomicI64::new(0),
+            budget: AtomicU64::new(budget),
+            wake: Notify::new(),
+            left: Mutex::default(),
+        }
     }
 
     /// Bytes in the write caches.
@@ -109,10 +117,42 @@ impl Pool {
         }
     }
 
-    /// The task that lets desktops overflow.
+    /// Notes that the guest of a disk has said goodbye, and nobody else has it open.
+    pub(crate) fn guest_left(&self, volume: &Volume) {
+        if volume.is_desktop() && volume.record().reset_at_disconnect {
+            self.desktops.left.lock().push(volume.id());
+            self.desktops.wake();
+        }
+    }
+
+    /// Resets desktops whose guests have left, but for those that have another one by now.
+    async fn reset_left(&self) -> Result<()> {
+        let left = std::mem::take(&mut *self.desktops.left.lock());
+        let (mut alone, mut ops) = (Vec::new(), Vec::new());
+        for volume in left.into_iter().filter_map(|id| self.volume(id)) {
+            let record = volume.record();
+            if let (true, Some(from)) = (volume.is_desktop(), record.origin)
+                && let Ok(exclusive) = volume.exclude_clients(&record.name)
+            {
+                alone.push(exclusive);
+                ops.push(CatalogueOp::Copy { disk: volume.id(), from });
+            }
+        }
+        if ops.is_empty() {
+            return Ok(());
+        }
+        self.commit_ops(ops).await?;
+        self.reclaim_is_due();
+        Ok(())
+    }
+
+    /// The task that lets desktops overflow, and resets those whose guests have left.
     pub(crate) async fn overflow_loop(self: Arc<Pool>) {
         loop {
             self.desktops.wake.notified().await;
+            if let Err(e) = self.reset_left().await {
+                tracing::warn!("cannot reset a desktop whose guest has left: {e}");
+            }
             while let Some(volume) = self.next_to_overflow() {
                 match self.overflow(&volume).await {
                     Ok(()) => {}
@@ -222,7 +262,7 @@ impl Pool {
                 self.commit.disks.lock().push(volume.clone());
             }
         }
-        let disk = DiskRecord { sync, write_cache: 0, ..(*record).clone() };
+        let disk = DiskRecord { sync, write_cache: 0, reset_at_disconnect: false, ..(*record).clone() };
         self.commit_ops(vec![CatalogueOp::Update { disk }]).await?;
         self.disk(name)
     }

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use forebay_format::{BLOCK, DiskId, Role, SECTOR, SyncMode};
 
@@ -46,22 +46,38 @@ pub struct Disk {
     /// Where the last read that waited ended, and how far ahead the next one may read.
     next_read: AtomicU64,
     ahead: AtomicU64,
+    said_goodbye: AtomicBool,
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        self.volume.detach();
+        if self.volume.detach() == 0 && self.said_goodbye.load(Relaxed) {
+            self.pool.guest_left(&self.volume);
+        }
     }
 }
 
 impl Disk {
     /// A handle to a volume that counts its client already.
     pub(crate) fn new(pool: Arc<Pool>, volume: Arc<Volume>, name: String) -> Disk {
-        Disk { pool, volume, name, next_read: AtomicU64::new(0), ahead: AtomicU64::new(READAHEAD_MIN) }
+        Disk {
+            pool,
+            volume,
+            name,
+            next_read: AtomicU64::new(0),
+            ahead: AtomicU64::new(READAHEAD_MIN),
+            said_goodbye: AtomicBool::new(false),
+        }
     }
 
     pub(crate) fn id(&self) -> DiskId {
         self.volume.id()
+    }
+
+    /// The client ends its connection in good order. One that is cut off may come back and go on, so only after
+    /// this is a desktop reset by itself.
+    pub fn say_goodbye(&self) {
+        self.said_goodbye.store(true, Relaxed);
     }
 
     /// Export name.

@@ -132,8 +132,11 @@ impl Volume {
         Ok(())
     }
 
-    pub fn detach(&self) {
-        self.clients.lock().count -= 1;
+    /// One client less; how many are left.
+    pub fn detach(&self) -> usize {
+        let mut clients = self.clients.lock();
+        clients.count -= 1;
+        clients.count
     }
 
     /// Takes the disk for an operation that needs it without clients; ends when the guard goes.

@@ -14,7 +14,7 @@ use forebay_store::{MemoryStore, Store};
 const MIB: usize = 1 << 20;
 
 fn desktop(name: &str, write_cache: u64) -> CloneRequest {
-    CloneRequest { name: name.into(), sync: SyncMode::Never, write_cache }
+    CloneRequest { name: name.into(), write_cache, ..CloneRequest::default() }
 }
 
 /// A pool with an image of 32 MiB, its first 8 MiB noise, and a desktop of it.

@@ -135,7 +135,7 @@ impl Scene {
                     s = v.clone();
                 }
                 if round == 3 {
-                    let clone = CloneRequest { name: "c".into(), sync: SyncMode::Flush, write_cache: 0 };
+                    let clone = CloneRequest { name: "c".into(), ..CloneRequest::default() };
                     pool.clone_disk("v@s", &[clone]).await?;
                     c = s.clone();
                     let disk = pool.attach("c")?;

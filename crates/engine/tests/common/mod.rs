@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_engine::{BoxFuture, CloneRequest, Disk, Host, Pool, PoolConfig, SyncMode};
+use forebay_engine::{BoxFuture, CloneRequest, Disk, Host, Pool, PoolConfig};
 use forebay_store::{MemoryStore, Store};
 
 /// The world as it is, with a fixed date and numbers that are not random.
@@ -74,7 +74,7 @@ pub async fn read(disk: &Disk, offset: u64, len: usize) -> Vec<u8> {
 }
 
 pub fn clone(name: &str) -> CloneRequest {
-    CloneRequest { name: name.into(), sync: SyncMode::Flush, write_cache: 0 }
+    CloneRequest { name: name.into(), ..CloneRequest::default() }
 }
 
 /// The problems that a check finds, one line each.

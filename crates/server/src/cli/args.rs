@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::config::{DEFAULT_DATA, parse_http_addr};
-use crate::control::Sync;
+use crate::control::{Reset, Sync};
 use crate::import::Format;
 use crate::nbd::{ListenAddr, TlsMode};
 use crate::size::Size;
@@ -135,6 +135,15 @@ pub enum ImageCommand {
         #[arg(long, value_name = "N", default_value_t)]
         dedup_domain: u32,
     },
+    /// Make an image of what a volume or snapshot holds now
+    Create {
+        /// Name of the new image
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// VOLUME or VOLUME@SNAPSHOT; of a desktop, after 'volume persist'
+        #[arg(value_name = "SOURCE[@SNAPSHOT]", value_parser = Name::new())]
+        source: String,
+    },
     /// List all images
     List,
     /// Show one image
@@ -189,6 +198,9 @@ pub enum VolumeCommand {
         /// RAM for the writes of each desktop; what does not fit goes to the store
         #[arg(long, value_name = "SIZE", requires = "desktop", default_value = "256M")]
         write_cache: Size,
+        /// When desktops are reset by themselves
+        #[arg(long, requires = "desktop", value_enum, default_value_t)]
+        reset: Reset,
     },
     /// List all volumes
     List,

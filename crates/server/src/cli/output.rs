@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::CliError;
 use super::args::Cli;
-use crate::control::{DiskView, Kind};
+use crate::control::{DiskView, Kind, Reset};
 use crate::size::Size;
 
 /// Prints a value as JSON, on one line.
@@ -99,6 +99,9 @@ pub(super) fn disk_details(d: &DiskView) -> String {
         row("sync", sync_text(d));
         if let Some(bytes) = d.write_cache_bytes {
             row("write cache", format!("{} of RAM; a desktop", Size(bytes)));
+            if d.reset == Some(Reset::Disconnect) {
+                row("reset", "when its guest disconnects".into());
+            }
         }
         row("snapshots", d.snapshots.to_string());
     }

@@ -9,7 +9,8 @@ use super::client::Client;
 use super::{CliError, gc, import, offline, output, stats};
 use crate::config::{ConfigFile, DEFAULT_DATA, Overrides, SOCKET_NAME, ServeConfig, TlsSection};
 use crate::control::{
-    CloneVolumes, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Resets, Resize, Rollback,
+    CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Resets, Resize,
+    Rollback,
 };
 use crate::import::Request;
 use crate::size::Size;
@@ -92,6 +93,10 @@ impl Session {
                 let request = Request { name, source: import::source(&file)?, format, dedup_domain };
                 import::run(&self.client, &request, self.json).await
             }
+            ImageCommand::Create { name, source } => {
+                let made: DiskView = self.client.post(&["images", &name], &CreateImage { source }).await?;
+                self.say(&made, |d| format!("made image '{}', {}", d.name, Size(d.size_bytes)))
+            }
             ImageCommand::List => self.list(&["images"], Kind::Image).await,
             ImageCommand::Show { name } => self.show(&["images", &name]).await,
             ImageCommand::Rm { name } => {
@@ -108,9 +113,9 @@ impl Session {
                 let made: DiskView = self.client.post(&["volumes"], &body).await?;
                 self.say(&made, |d| format!("made volume '{}', {}", d.name, Size(d.size_bytes)))
             }
-            VolumeCommand::Clone { source, name, count, sync, desktop, write_cache } => {
+            VolumeCommand::Clone { source, name, count, sync, desktop, write_cache, reset } => {
                 let write_cache_bytes = desktop.then_some(write_cache.0);
-                let body = CloneVolumes { source, name, count, sync, write_cache_bytes };
+                let body = CloneVolumes { source, name, count, sync, write_cache_bytes, reset };
                 let made: Vec<DiskView> = self.client.post(&["clones"], &body).await?;
                 self.say(&made, |made| clones_made(made, &body.source))
             }

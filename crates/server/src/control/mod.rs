@@ -37,6 +37,7 @@ pub const MAX_CLONES: u32 = 100_000;
 pub enum Action {
     ListImages,
     ShowImage { name: String },
+    CreateImage { name: String, source: String },
     RemoveImage { name: String },
     ListVolumes,
     ShowVolume { name: String },
@@ -182,6 +183,7 @@ impl Control {
             Action::ListVolumes => Ok(self.list(|d| d.role == Role::Volume)),
             Action::ShowImage { name } => self.show(name, Role::Image),
             Action::ShowVolume { name } => self.show(name, Role::Volume),
+            Action::CreateImage { name, source } => disk(&pool.create_image(name, source).await?),
             Action::RemoveImage { name } => {
                 self.expect(name, Role::Image)?;
                 pool.delete(name).await?;
@@ -243,7 +245,8 @@ impl Control {
         let names = clone_names(&c.name, c.count)?;
         // A desktop without any RAM has room for one block.
         let write_cache = c.write_cache_bytes.map_or(0, |bytes| bytes.max(4096));
-        let request = |name| CloneRequest { name, sync: c.sync.into(), write_cache };
+        let reset_at_disconnect = write_cache > 0 && c.reset == Reset::Disconnect;
+        let request = |name| CloneRequest { name, sync: c.sync.into(), write_cache, reset_at_disconnect };
         let requests: Vec<_> = names.into_iter().map(request).collect();
         let made = self.inner.pool.clone_disk(&c.source, &requests).await?;
         Ok(Reply::Disks(made.iter().filter_map(DiskView::new).collect()))

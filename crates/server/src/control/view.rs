@@ -83,6 +83,8 @@ pub struct DiskView {
     pub dedup_domain: u32,
     /// Of a desktop: most bytes of its writes that are kept in RAM before some go to the store.
     pub write_cache_bytes: Option<u64>,
+    /// Of a desktop: when it is reset by itself.
+    pub reset: Option<Reset>,
 }
 
 impl DiskView {
@@ -107,6 +109,10 @@ impl DiskView {
             uuid: uuid_text(&info.uuid),
             dedup_domain: info.dedup_domain,
             write_cache_bytes: (info.write_cache > 0).then_some(info.write_cache),
+            reset: (info.write_cache > 0).then_some(match info.reset_at_disconnect {
+                true => Reset::Disconnect,
+                false => Reset::Never,
+            }),
         })
     }
 }
@@ -133,6 +139,25 @@ pub struct CreateVolume {
     pub dedup_domain: u32,
 }
 
+/// When a desktop is reset by itself, beside every start of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Reset {
+    /// Not.
+    #[default]
+    Never,
+    /// When its guest ends its last connection in good order.
+    Disconnect,
+}
+
+/// Body of `POST /images/{name}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateImage {
+    /// Volume, image, or `volume@snapshot`.
+    pub source: String,
+}
+
 /// Body of `POST /clones`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -151,6 +176,9 @@ pub struct CloneVolumes {
     /// them is durable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_cache_bytes: Option<u64>,
+    /// Of desktops: when they are reset by themselves.
+    #[serde(default)]
+    pub reset: Reset,
 }
 
 /// Body of `POST /volumes/{name}/resize`.

@@ -19,6 +19,7 @@ mod reduce_rows;
 mod report;
 mod rounds;
 mod servers;
+mod slow_rows;
 mod space_rows;
 mod workdir;
 
@@ -66,6 +67,8 @@ pub enum Part {
     Clones,
     /// Cleaning, and room that comes back.
     Space,
+    /// Small writes on a store that is made as slow as disks.
+    Slow,
 }
 
 /// How long everything takes.
@@ -87,6 +90,9 @@ struct Pace {
     limited_bytes: u64,
     /// What is overwritten on it before the measurement, in per cent of it; half of that is measured.
     overwrite_percent: u64,
+    /// Data on the slow store, and how long it is loaded.
+    slow_bytes: u64,
+    slow: Duration,
 }
 
 impl Pace {
@@ -106,6 +112,8 @@ impl Pace {
                 package_bytes: 32 << 20,
                 limited_bytes: 256 << 20,
                 overwrite_percent: 40,
+                slow_bytes: 128 << 20,
+                slow: seconds(5.0),
             }
         } else {
             Pace {
@@ -121,6 +129,8 @@ impl Pace {
                 package_bytes: 300 << 20,
                 limited_bytes: 1 << 30,
                 overwrite_percent: 100,
+                slow_bytes: 1 << 30,
+                slow: seconds(30.0),
             }
         }
     }
@@ -212,6 +222,9 @@ fn own_rows(
     if options.wants(Part::Space) {
         rows.extend(cleaning_rows::cleaning(bench, pace, binary, &arena)?);
         rows.extend(space_rows::freed(bench, pace, binary)?);
+    }
+    if options.wants(Part::Slow) {
+        rows.extend(slow_rows::coalescing(bench, pace, binary)?);
     }
     Ok(rows)
 }
