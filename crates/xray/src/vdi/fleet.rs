@@ -12,7 +12,7 @@ use super::figures::{GuestRow, Phase, StoreRow, guest, store};
 use super::script::Script;
 use super::shape::scaled;
 use super::tally::Tally;
-use super::{IMAGE, Options};
+use super::{IMAGE, Options, say};
 use crate::bench::error::{BenchError, Result};
 use crate::bench::servers::Forebay;
 use crate::nbd::{self, NbdError};
@@ -99,6 +99,19 @@ impl PhaseResult {
         self.store_ops() / self.guest.seconds
     }
 
+    /// In one line, while others are still to come.
+    fn line(&self) -> String {
+        let (s, ops) = (&self.server, self.store_ops());
+        format!(
+            "{}: {:.0} guest ops each in {:.0} s, {ops:.1} store ops each ({} reads and {} writes in all)",
+            self.phase.name(),
+            self.guest_ops(),
+            self.seconds,
+            s.read_ops,
+            s.write_ops
+        )
+    }
+
     /// One desktop's part.
     pub fn each(&self, n: u64) -> f64 {
         n as f64 / f64::from(self.desktops)
@@ -182,7 +195,7 @@ impl<'a> Fleet<'a> {
         let took = drive::run(&mut self.desks).map_err(failed)?;
         let server = Counters::at_rest(self.forebay, options.still)?.since(&before);
         let tally = self.tally()?;
-        Ok(PhaseResult {
+        let result = PhaseResult {
             phase,
             desktops: self.count(),
             cache,
@@ -201,7 +214,9 @@ impl<'a> Fleet<'a> {
             checked_blocks: tally.checked_blocks,
             wrong_blocks: tally.wrong_blocks,
             server,
-        })
+        };
+        say(&format!("  {}", result.line()));
+        Ok(result)
     }
 
     /// Reads some of what all have written.

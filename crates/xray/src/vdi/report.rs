@@ -84,9 +84,9 @@ impl VdiReport {
                 p,
                 [
                     thousands(p.guest_ops()),
-                    thousands(p.guest.ops.into()),
+                    published(p, thousands(p.guest.ops.into())),
                     mix(p.reads, p.writes),
-                    format!("{} / {}", p.guest.read_percent, 100 - p.guest.read_percent),
+                    published(p, format!("{} / {}", p.guest.read_percent, 100 - p.guest.read_percent)),
                     kib(p.read_bytes, p.reads),
                     kib(p.write_bytes, p.writes),
                     format!("{:.1}", p.guest_ops() / p.guest.seconds),
@@ -180,11 +180,12 @@ impl VdiReport {
 
 /// The promises about these phases.
 pub fn rows(phases: &[PhaseResult]) -> Vec<Row> {
-    let mut rows = Vec::new();
+    let off = |p: &PhaseResult| (p.guest_ops() - f64::from(p.planned_ops)).abs();
+    let most = phases.iter().map(off).fold(0.0, f64::max);
+    let what = "guest ops in a phase, more or less than published";
+    let mut rows = vec![Row::alone(what, Unit::Ops, Bound::AtMost(0.0), &[most])];
     for p in phases {
         let what = |text: &str| format!("{} {}, {}: {text}", p.desktops, p.cache.name(), p.phase.name());
-        let made = p.guest_ops() - f64::from(p.planned_ops);
-        rows.push(Row::alone(what("guest ops, more or less"), Unit::Ops, Bound::AtMost(0.0), &[made.abs()]));
         if let Some(peer) = &p.published {
             let bound = Bound::RatioAtMost(peer.share);
             rows.push(Row::compare(
@@ -236,6 +237,11 @@ fn add<const N: usize>(table: &mut Table, p: &PhaseResult, cells: [String; N]) {
     let first = [format!("{} {}", p.desktops, p.cache.name()), p.phase.name().to_owned()];
     let right = |text| Cell::new(text).set_alignment(CellAlignment::Right);
     table.add_row(first.into_iter().map(Cell::new).chain(cells.into_iter().map(right)));
+}
+
+/// What was published of a guest; how many operations the copying of a profile takes it was not.
+fn published(p: &PhaseResult, text: String) -> String {
+    if p.phase == Phase::Profile { String::new() } else { text }
 }
 
 /// Shares in per cent.

@@ -348,7 +348,7 @@ mod tests {
         let percent = a.values().filter(shared).count() * 100 / a.len();
         assert!((67..=80).contains(&percent), "{percent} %");
         // It fits into the write cache of 256 MiB, as it did in the published test but for a few.
-        let mib = a.len() * 4096 >> 20;
+        let mib = (a.len() * 4096) >> 20;
         assert!((60..200).contains(&mib), "{mib} MiB");
     }
 
