@@ -80,8 +80,8 @@ pub struct Desk<'a> {
 }
 
 impl<'a> Desk<'a> {
-    /// A desktop as its image is.
-    pub fn new(connection: Connection, family: Family<'a>, number: u32) -> Desk<'a> {
+    /// A desktop as its image is, in the morning of a day.
+    pub fn new(connection: Connection, family: Family<'a>, number: u32, day: u32) -> Desk<'a> {
         let now = Instant::now();
         let slot = |_| Slot {
             command: None,
@@ -98,7 +98,7 @@ impl<'a> Desk<'a> {
             connection,
             parser: Parser::default(),
             family,
-            memory: Memory::new(number),
+            memory: Memory::new(number, day),
             script: None,
             next: None,
             slots: (0..=DEPTH).map(slot).collect(),

@@ -125,6 +125,7 @@ pub struct Fleet<'a> {
     family: Family<'a>,
     names: Vec<String>,
     desks: Vec<Desk<'a>>,
+    days: u32,
     /// Blocks that were checked at the ends of its days, and those that were wrong.
     pub audited: (u64, u64),
 }
@@ -159,7 +160,7 @@ impl<'a> Fleet<'a> {
         if names.is_empty() {
             return Err(BenchError::Output { command: "volume clone".to_owned(), wanted: "names" });
         }
-        Ok(Fleet { forebay, options, family, names, desks: Vec::new(), audited: (0, 0) })
+        Ok(Fleet { forebay, options, family, names, desks: Vec::new(), days: 0, audited: (0, 0) })
     }
 
     fn count(&self) -> u32 {
@@ -169,9 +170,10 @@ impl<'a> Fleet<'a> {
     /// Their day: the phases one after the other, from their image on. They are reset afterwards.
     pub fn day(&mut self, phases: &[Phase], cache: Cache) -> Result<Vec<PhaseResult>> {
         let target = self.forebay.server.target();
+        self.days += 1;
         let open = |(name, number): (&String, u32)| {
             let connection = nbd::connect(&target, name, true, TIMEOUT).map_err(failed)?;
-            Ok(Desk::new(connection, self.family, number))
+            Ok(Desk::new(connection, self.family, number, self.days))
         };
         self.desks = self.names.iter().zip(0..).map(open).collect::<Result<Vec<_>>>()?;
         let results = phases.iter().map(|phase| self.phase(*phase, cache)).collect::<Result<Vec<_>>>()?;

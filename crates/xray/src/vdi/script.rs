@@ -50,6 +50,8 @@ pub struct Op {
 #[derive(Debug)]
 pub struct Memory {
     desktop: u32,
+    /// Another day, other content: what was stored on the day before is no help.
+    day: u64,
     rng: Rng,
     /// Where new files end.
     end: Piece,
@@ -60,10 +62,17 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// That of a desktop as its image is.
-    pub fn new(desktop: u32) -> Memory {
+    /// That of a desktop as its image is, in the morning.
+    pub fn new(desktop: u32, day: u32) -> Memory {
         let rng = Rng::new(0xde5c << 32 | u64::from(desktop));
-        Memory { desktop, rng, end: Piece { block: 0, blocks: 0 }, own: Vec::new(), own_blocks: 0 }
+        Memory {
+            desktop,
+            day: day.into(),
+            rng,
+            end: Piece { block: 0, blocks: 0 },
+            own: Vec::new(),
+            own_blocks: 0,
+        }
     }
 
     /// Makes room for a write of a new file.
@@ -91,7 +100,7 @@ impl Memory {
     /// The content of a block that nobody else writes.
     fn own_content(&mut self) -> Origin {
         self.own_blocks += 1;
-        Origin::Own(self.desktop, self.own_blocks)
+        Origin::Own(self.desktop, self.day << 32 | self.own_blocks)
     }
 
     fn own_piece(&mut self) -> Option<Piece> {
@@ -232,7 +241,7 @@ impl<'a> Script<'a> {
                     let cell = data[rng.below(data.len() as u64) as usize];
                     Origin::Image(cell * CELL + rng.below(CELL.into()) as u32)
                 }
-                18..75 => Origin::Family((self.phase as u64) << 40 | number),
+                18..75 => Origin::Family(memory.day << 48 | (self.phase as u64) << 40 | number),
                 _ => memory.own_content(),
             }
         };
@@ -278,7 +287,10 @@ mod tests {
     use super::*;
 
     fn ops(shape: &Shape, desktop: u32, fleet: u32, phases: &[Phase]) -> Vec<Op> {
-        let mut memory = Memory::new(desktop);
+        ops_of(shape, Memory::new(desktop, 1), fleet, phases)
+    }
+
+    fn ops_of(shape: &Shape, mut memory: Memory, fleet: u32, phases: &[Phase]) -> Vec<Op> {
         let day = phases.iter().flat_map(|phase| {
             let mut script = Script::new(shape, *phase, &guest(*phase, fleet), 1.0, 1);
             std::iter::from_fn(|| script.next(&mut memory)).collect::<Vec<_>>()
@@ -332,6 +344,21 @@ mod tests {
         };
         let (a, b) = (read(&first), read(&other));
         assert!(a.intersection(&b).count() * 100 >= a.len() * 99);
+    }
+
+    #[test]
+    fn what_was_written_yesterday_is_not_written_today() {
+        let shape = shape();
+        let new = |day| {
+            let ops = ops_of(&shape, Memory::new(1, day), 11, &[Phase::Boot]);
+            let new = |o: &Origin| matches!(o, Origin::Family(_) | Origin::Own(..));
+            ops.into_iter()
+                .flat_map(|op| op.write)
+                .filter(new)
+                .map(|o| format!("{o:?}"))
+                .collect::<HashSet<_>>()
+        };
+        assert!(new(1).is_disjoint(&new(2)));
     }
 
     #[test]
