@@ -50,7 +50,8 @@ pub struct Op {
 #[derive(Debug)]
 pub struct Memory {
     desktop: u32,
-    /// Another day, other content: what was stored on the day before is no help.
+    /// Another day, other places and other content: what was stored or read on the day before is no help, but for what
+    /// all desktops read of the image.
     day: u64,
     rng: Rng,
     /// Where new files end.
@@ -64,7 +65,7 @@ pub struct Memory {
 impl Memory {
     /// That of a desktop as its image is, in the morning.
     pub fn new(desktop: u32, day: u32) -> Memory {
-        let rng = Rng::new(0xde5c << 32 | u64::from(desktop));
+        let rng = Rng::new(0xde5c << 48 | u64::from(day) << 32 | u64::from(desktop));
         Memory {
             desktop,
             day: day.into(),
