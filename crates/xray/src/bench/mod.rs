@@ -7,21 +7,21 @@
 
 mod cleaning_rows;
 mod clone_rows;
-mod error;
-mod files;
+pub(crate) mod error;
+pub(crate) mod files;
 mod fio;
 mod io_rows;
 mod limited;
-mod machine;
+pub(crate) mod machine;
 mod pool_rows;
 mod process;
 mod reduce_rows;
 mod report;
 mod rounds;
-mod servers;
+pub(crate) mod servers;
 mod slow_rows;
 mod space_rows;
-mod workdir;
+pub(crate) mod workdir;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 pub use error::{BenchError, Result};
 pub use report::{BenchReport, Bound, Row, Unit, Verdict};
+pub(crate) use report::{table, thousands, trust};
 
 use error::During;
 use machine::{CpuTimes, Machine};
