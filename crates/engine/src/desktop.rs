@@ -94,6 +94,7 @@ impl Pool {
         if self.commit.full.load(Relaxed) && !self.room_may_come() {
             return Err(Error::NoSpace);
         }
+        volume.wants_room.store(true, Relaxed);
         self.desktops.wake();
         Ok(false)
     }
@@ -174,12 +175,18 @@ impl Pool {
         }
     }
 
-    /// The desktop that has used most of its budget, if it is nearly spent; or the largest, if that of all is.
+    /// The desktop that has used most of its budget, of those whose budget is nearly spent or whose writers wait: a
+    /// large write may not fit long before. Or the largest, if the budget of all is what is short. Writers that wait
+    /// for another one ask again when this one has overflowed.
     fn next_to_overflow(&self) -> Option<Arc<Volume>> {
-        let all = is_nearly_spent(self.desktops.cached(), self.desktops.budget());
+        let mut all = is_nearly_spent(self.desktops.cached(), self.desktops.budget());
         let catalogue = self.catalogue.read();
         let caches = || catalogue.iter().filter(|v| v.is_desktop() && v.cached() > 0);
-        let own = caches().filter(|v| is_nearly_spent(v.cached(), v.write_cache()));
+        for volume in catalogue.iter().filter(|v| v.wants_room.load(Relaxed) && v.cached() == 0) {
+            all |= volume.wants_room.swap(false, Relaxed);
+        }
+        let own = caches()
+            .filter(|v| v.wants_room.swap(false, Relaxed) || is_nearly_spent(v.cached(), v.write_cache()));
         let fullest = own.max_by_key(|v| u128::from(v.cached()) * 1024 / u128::from(v.write_cache().max(1)));
         let largest = || caches().max_by_key(|v| v.cached()).filter(|_| all);
         fullest.or_else(largest).cloned()

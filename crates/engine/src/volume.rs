@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use forebay_format::{BLOCK, DiskId, DiskRecord, Role, SyncMode};
 use parking_lot::{Mutex, RwLock};
@@ -25,6 +25,8 @@ pub(crate) struct Volume {
     write_cache: AtomicU64,
     /// Of a desktop: bytes in its write buffer.
     cached: AtomicI64,
+    /// Of a desktop: a writer waits for room.
+    pub wants_room: AtomicBool,
     pub buffers: Mutex<Buffers>,
     pub tree: RwLock<Tree>,
     clients: Mutex<Clients>,
@@ -51,6 +53,7 @@ impl Volume {
             size: AtomicU64::new(record.size),
             write_cache: AtomicU64::new(record.write_cache),
             cached: AtomicI64::new(0),
+            wants_room: AtomicBool::new(false),
             record: RwLock::new(Arc::new(record)),
             buffers: Mutex::default(),
             tree: RwLock::new(tree),

@@ -90,6 +90,28 @@ async fn what_does_not_fit_overflows_in_large_writes_and_is_read_back() {
     assert_eq!(read(&pc, 0, 24 * MIB).await, wanted);
 }
 
+/// A large write may not fit although the budget is not nearly spent: of the desktop itself, or of all.
+#[tokio::test]
+async fn large_writes_into_small_caches_get_their_room() {
+    for (own, all) in [(1 << 20, 1 << 30), (1 << 30, 1 << 20)] {
+        let store = Arc::new(MemoryStore::new());
+        let (pool, pc) = with_desktop(&store, PoolConfig { desktops: all, ..config() }, own).await;
+        pool.clone_disk("golden", &[desktop("other", own)]).await.unwrap();
+        let other = pool.attach("other").unwrap();
+        let data = noise(5, 8 * MIB);
+        for (n, piece) in data.chunks(700 << 10).enumerate() {
+            let written = async {
+                pc.write(n as u64 * (700 << 10), piece, false).await.unwrap();
+                other.write(n as u64 * (700 << 10), piece, false).await.unwrap();
+            };
+            tokio::time::timeout(Duration::from_secs(20), written).await.expect("a writer waits for ever");
+        }
+        for disk in [&pc, &other] {
+            assert!(read(disk, 0, data.len()).await == data);
+        }
+    }
+}
+
 #[tokio::test]
 async fn budgets_of_nothing_work() {
     for (own, all) in [(4096, 1 << 30), (1 << 30, 0)] {

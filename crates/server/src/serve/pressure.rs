@@ -19,6 +19,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const CALM: Duration = Duration::from_secs(10);
 /// Caches shrink when tasks were stalled for more than this share of the time.
 const STALLED: f64 = 0.05;
+/// So much that is freed within one look is given back to the system at once.
+const GIVE_BACK: u64 = 64 << 20;
 /// What the read cache keeps in any case, and the desktops.
 const LEAST_CACHE: u64 = 16 << 20;
 const LEAST_DESKTOPS: u64 = 64 << 20;
@@ -74,13 +76,18 @@ pub(super) async fn watch(pool: Arc<Pool>) {
     let memory = pool.memory();
     let configured = Budgets { read_cache: memory.read_cache_budget, desktops: memory.desktops_budget };
     let (mut now, mut short) = (configured, Instant::now() - CALM);
-    let mut source = Source::default();
+    let (mut source, mut before) = (Source::default(), 0);
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     loop {
         ticks.tick().await;
         let Some(memory) = source.look() else { continue };
         let uses = pool.memory();
         let used = Budgets { read_cache: uses.read_cache, desktops: uses.desktops };
+        // Desktops that were reset leave much behind at once, in the hands of the allocator.
+        if used.desktops + GIVE_BACK < before {
+            give_back();
+        }
+        before = used.desktops;
         let wanted = next(now, used, configured, &memory, short.elapsed() >= CALM);
         if wanted.read_cache < now.read_cache || wanted.desktops < now.desktops {
             short = Instant::now();
