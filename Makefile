@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PYTHON ?= /usr/bin/python3
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build demo test test-rust test-clients bench bench-vdi fmt lint clean
+.PHONY: help setup build demo test test-rust test-clients bench bench-vdi bench-boot fmt lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ bench: setup build ## the promised figures, each beside its peer, in one run
 
 bench-vdi: setup build ## fleets of virtual desktops, beside published figures (ARGS=--quick for a short run)
 	$(CARGO) run --release --locked -p forebay-xray -- vdi $(ARGS)
+
+bench-boot: setup build ## real guests boot from a slow store, with and without boot profile
+	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) demo/slow_boot.py
 
 fmt: ## format all code
 	$(CARGO) fmt --all

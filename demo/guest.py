@@ -65,6 +65,8 @@ class Guest:
         self.connection = None
         # The second serial port is a socket on which this side listens: nothing is said before both are there.
         path = os.path.join(os.path.dirname(nbd_socket), f"{name}.tty")
+        if os.path.exists(path):  # the guest ran before
+            os.unlink(path)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
         listener.listen(1)

@@ -67,7 +67,7 @@ impl Pool {
     pub fn disks(&self) -> Vec<DiskInfo> {
         let visible: Vec<_> = {
             let catalogue = self.catalogue.read();
-            catalogue.iter().filter(|d| d.role() != Role::Import).cloned().collect()
+            catalogue.visible().cloned().collect()
         };
         let mut disks: Vec<_> = visible.iter().map(|d| self.info(d)).collect();
         // Counted in one pass: asking for each disk anew would be quadratic in their number.
@@ -138,7 +138,11 @@ impl Pool {
     }
 
     /// Makes clones of `source` (`IMAGE`, `VOLUME`, `VOLUME@SNAPSHOT`), all or none.
-    pub async fn clone_disk(&self, source: &str, clones: &[CloneRequest]) -> Result<Vec<DiskInfo>> {
+    pub async fn clone_disk(
+        self: &Arc<Pool>,
+        source: &str,
+        clones: &[CloneRequest],
+    ) -> Result<Vec<DiskInfo>> {
         let _admin = self.admin.lock().await;
         let from = self.catalogue.read().find(source)?;
         check_persistent(&from, source)?;
@@ -168,6 +172,7 @@ impl Pool {
             ops.push(CatalogueOp::Create { disk, from: Some(from.id()) });
         }
         self.commit_ops(ops).await?;
+        self.clones_may_start((!clones.is_empty()).then_some(from.id()));
         let made: Vec<_> = clones.iter().filter_map(|c| self.catalogue.read().find(&c.name).ok()).collect();
         Ok(made.iter().map(|d| self.info(d)).collect())
     }
@@ -216,14 +221,14 @@ impl Pool {
     }
 
     /// Sets a clone back to the image or snapshot it came from. Refused while clients are connected.
-    pub async fn reset(&self, volume: &str) -> Result<()> {
+    pub async fn reset(self: &Arc<Pool>, volume: &str) -> Result<()> {
         self.reset_all(&[volume]).await
     }
 
     /// Resets many clones, all or none, as fast as one.
-    pub async fn reset_all(&self, volumes: &[&str]) -> Result<()> {
+    pub async fn reset_all(self: &Arc<Pool>, volumes: &[&str]) -> Result<()> {
         let _admin = self.admin.lock().await;
-        let (mut alone, mut ops) = (Vec::new(), Vec::new());
+        let (mut alone, mut ops, mut images) = (Vec::new(), Vec::new(), Vec::new());
         for name in volumes {
             let disk = self.find_volume(name)?;
             let Some(from) = disk.record().origin else {
@@ -235,8 +240,11 @@ impl Pool {
             };
             alone.push(disk.exclude_clients(name)?);
             ops.push(CatalogueOp::Copy { disk: disk.id(), from });
+            images.push(from);
         }
-        self.copy_contents(ops).await
+        self.copy_contents(ops).await?;
+        self.clones_may_start(images);
+        Ok(())
     }
 
     /// Gives disks, which the caller has to itself, the contents of others.
@@ -265,7 +273,7 @@ impl Pool {
                 return Err(Error::HasClones { name: shorten(name), clones, example });
             }
         }
-        self.commit_ops(vec![CatalogueOp::Delete { disk: disk.id() }]).await?;
+        self.commit_ops(self.deletion(disk)).await?;
         self.reclaim_is_due();
         Ok(())
     }
@@ -365,12 +373,12 @@ impl Pool {
             Role::Volume => return Ok(disk),
             Role::Snapshot => "a snapshot",
             Role::Image => "an image",
-            Role::Import => "an import",
+            Role::Import | Role::Note => "not for use",
         };
         Err(Error::WrongKind { name: shorten(name), is, needs: "a volume" })
     }
 
-    fn new_record(&self, name: &str, size: u64, role: Role) -> DiskRecord {
+    pub(crate) fn new_record(&self, name: &str, size: u64, role: Role) -> DiskRecord {
         debug_assert!(name.len() <= MAX_NAME);
         let mut uuid = [0; 16];
         self.host.random(&mut uuid);

@@ -36,21 +36,30 @@ impl Catalogue {
 
     pub fn insert(&mut self, disk: Arc<Volume>) {
         self.next = self.next.max(disk.id().0 + 1);
-        self.names.insert(self.export_name(&disk), disk.id());
+        self.name(&disk);
         self.disks.insert(disk.id(), disk);
+    }
+
+    /// Notes under what name a disk is found. Notes are not looked for by name.
+    fn name(&mut self, disk: &Volume) {
+        if disk.role() != Role::Note {
+            self.names.insert(self.export_name(disk), disk.id());
+        }
     }
 
     pub fn remove(&mut self, id: DiskId) -> Option<Arc<Volume>> {
         let disk = self.disks.remove(&id)?;
-        self.names.remove(&self.export_name(&disk));
+        if disk.role() != Role::Note {
+            self.names.remove(&self.export_name(&disk));
+        }
         Some(disk)
     }
 
     /// Called after a disk's role or name has changed.
     pub fn renamed(&mut self, id: DiskId) {
         self.names.retain(|_, i| *i != id);
-        if let Some(disk) = self.disks.get(&id) {
-            self.names.insert(self.export_name(disk), id);
+        if let Some(disk) = self.get(id).cloned() {
+            self.name(&disk);
         }
     }
 
@@ -73,7 +82,7 @@ impl Catalogue {
     /// By export name; imports under way are not found.
     pub fn find(&self, name: &str) -> Result<Arc<Volume>> {
         let disk = self.names.get(name).and_then(|id| self.disks.get(id));
-        let visible = disk.filter(|d| d.role() != Role::Import);
+        let visible = disk.filter(|d| d.role().is_visible());
         visible.cloned().ok_or_else(|| Error::NotFound(shorten(name)))
     }
 
@@ -87,13 +96,14 @@ impl Catalogue {
         self.disks.values()
     }
 
-    pub fn len(&self) -> usize {
-        self.disks.len()
+    /// Disks that users know of.
+    pub fn visible(&self) -> impl Iterator<Item = &Arc<Volume>> {
+        self.iter().filter(|d| d.role().is_visible())
     }
 
     /// Snapshots of a volume.
     pub fn snapshots(&self, of: DiskId) -> usize {
-        self.iter().filter(|d| d.record().parent == Some(of)).count()
+        self.visible().filter(|d| d.record().parent == Some(of)).count()
     }
 
     /// Clones of a snapshot or image: how many, and the name of one.

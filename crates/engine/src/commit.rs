@@ -20,15 +20,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use forebay_format::{Address, BLOCK, BlockRef, CatalogueOp, DiskId, Role, Stream};
+use forebay_format::{Address, BLOCK, BlockRef, CatalogueOp, DiskId, Stream};
 use forebay_store::StoreError;
 use hashbrown::HashMap;
 use tokio::sync::oneshot;
 
 use crate::buffer::{Buffers, Page, WriteBuffer, copy_sectors};
+use crate::disk::blocks_of;
 use crate::limits::FULL_RETRY;
 use crate::log::{Draft, Item, Log};
 use crate::pool::Pool;
+use crate::read::pieces;
 use crate::reduce::items;
 use crate::volume::Volume;
 use crate::{Error, Result};
@@ -141,6 +143,20 @@ impl Pool {
             self.commit.hurry();
         }
         Ok(())
+    }
+
+    /// Writes whole sectors into the buffer of a disk.
+    pub(crate) fn write_sectors(&self, volume: &Arc<Volume>, offset: u64, data: &[u8]) -> Result<()> {
+        self.change(volume, blocks_of(offset, data.len() as u64), |buffers, blocks| {
+            buffers.change(blocks, |buffer| {
+                let mut at = 0;
+                for (block, within) in pieces(offset, data.len()) {
+                    let next = at + within.len();
+                    buffer.write(block, within, &data[at..next]);
+                    at = next;
+                }
+            })
+        })
     }
 
     /// Waits until everything is durable that was acknowledged on a disk before the call.
@@ -357,7 +373,7 @@ impl Pool {
         let mut cache = |disk: DiskId, addr: Address, content: &[u8; BLOCK]| {
             let wanted = match current {
                 Some((known, wanted)) if known == disk => wanted,
-                _ => self.volume(disk).is_some_and(|v| v.role() != Role::Import),
+                _ => self.volume(disk).is_some_and(|v| v.role().is_visible()),
             };
             current = Some((disk, wanted));
             if wanted {

@@ -155,7 +155,7 @@ impl Disk {
         {
             return Ok(Fast::Wait);
         }
-        self.write_sectors(offset, data)?;
+        self.pool.write_sectors(&self.volume, offset, data)?;
         self.volume.guest.write.add(data.len() as u64);
         Ok(Fast::Done)
     }
@@ -175,18 +175,6 @@ impl Disk {
         if durable { self.pool.flush_volume(&self.volume).await } else { Ok(()) }
     }
 
-    /// Writes whole sectors into the buffer.
-    fn write_sectors(&self, offset: u64, data: &[u8]) -> Result<()> {
-        self.change(blocks_of(offset, data.len() as u64), |buffer| {
-            let mut at = 0;
-            for (block, within) in pieces(offset, data.len()) {
-                let next = at + within.len();
-                buffer.write(block, within, &data[at..next]);
-                at = next;
-            }
-        })
-    }
-
     fn change(&self, blocks: Range<u64>, change: impl FnOnce(&mut crate::buffer::WriteBuffer)) -> Result<()> {
         self.pool.change(&self.volume, blocks, |buffers, blocks| buffers.change(blocks, change))
     }
@@ -194,7 +182,7 @@ impl Disk {
     /// Writes any bytes: the sectors at the edges that are written in part are read first.
     async fn write_bytes(&self, offset: u64, data: &[u8]) -> Result<()> {
         if aligned(offset, data.len() as u64) {
-            return self.write_sectors(offset, data);
+            return self.pool.write_sectors(&self.volume, offset, data);
         }
         let sector = SECTOR as u64;
         let start = offset / sector * sector;
@@ -410,6 +398,6 @@ fn aligned(offset: u64, len: u64) -> bool {
     offset.is_multiple_of(SECTOR as u64) && len.is_multiple_of(SECTOR as u64)
 }
 
-fn blocks_of(offset: u64, len: u64) -> Range<u64> {
+pub(crate) fn blocks_of(offset: u64, len: u64) -> Range<u64> {
     offset / BLOCK as u64..(offset + len).div_ceil(BLOCK as u64)
 }

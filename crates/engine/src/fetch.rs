@@ -7,8 +7,8 @@ use forebay_format::{BLOCK, BlockRef, Codec, Form, FormatError, MapValue, Segmen
 use forebay_store::{IoBuf, Store};
 use futures_util::future::join_all;
 
-use crate::cache::{Leader, Turn};
-use crate::limits::{BATCH_BYTES, CHUNK_BLOCKS};
+use crate::cache::{Leader, Rank, Turn};
+use crate::limits::{AHEAD_GAP, BATCH_BYTES, CHUNK_BLOCKS};
 use crate::map::{NeedNode, Node};
 use crate::places::{Located, View};
 use crate::pool::Pool;
@@ -31,20 +31,42 @@ impl Fetched {
 }
 
 /// A block to be read: its reference, who waits for it here (an index into the gaps), and the duty to tell others.
-struct Wanted {
-    target: BlockRef,
-    gap: Option<usize>,
-    leader: Leader<Fetched>,
+pub(crate) struct Wanted {
+    pub target: BlockRef,
+    pub gap: Option<usize>,
+    pub leader: Leader<Fetched>,
 }
 
-/// Blocks that lie one behind the other on the store.
-struct Run {
+/// Blocks that one store read serves, in the order in which they rest.
+pub(crate) struct Run {
     wanted: Vec<Wanted>,
     places: Vec<Located>,
 }
 
 impl Run {
-    fn push(&mut self, wanted: Wanted, place: Located) {
+    pub fn new(wanted: Wanted, place: Located) -> Run {
+        Run { wanted: vec![wanted], places: vec![place] }
+    }
+
+    /// Blocks.
+    pub fn len(&self) -> usize {
+        self.wanted.len()
+    }
+
+    /// Whether a place is behind the last one, over no more than `gap` bytes that nobody asked for, and the read would
+    /// be of no more than `most` bytes.
+    pub fn spans(&self, place: &Located, gap: u64, most: u64) -> bool {
+        self.places.first().zip(self.places.last()).is_some_and(|(first, last)| {
+            let behind = place.offset >= last.offset + last.len as u64 || last.leads_to(place);
+            let end = place.offset + place.len as u64;
+            place.object == last.object
+                && behind
+                && place.offset <= last.offset + last.len as u64 + gap
+                && end - first.offset <= most
+        })
+    }
+
+    pub fn push(&mut self, wanted: Wanted, place: Located) {
         self.wanted.push(wanted);
         self.places.push(place);
     }
@@ -83,7 +105,7 @@ impl Pool {
             if let Some(last) = runs.last_mut() {
                 self.extend(volume, &view, last, &gaps, std::mem::take(&mut ahead));
             }
-            for done in join_all(runs.into_iter().map(|run| self.read_run(run))).await {
+            for done in join_all(runs.into_iter().map(|run| self.read_run(run, Rank::Normal))).await {
                 for (gap, fetched) in done? {
                     gaps[gap].fill(fetched.content(), out);
                 }
@@ -99,7 +121,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Adds blocks to a run that follow its last one both on the disk and on the store, and that nobody has.
+    /// Adds blocks to a run that follow its last one both on the disk and on the store. Some that somebody has already
+    /// may lie in between.
     fn extend(&self, volume: &Volume, view: &View, run: &mut Run, gaps: &[Gap], ahead: u64) {
         let Some(mut block) = run.wanted.last().and_then(|w| w.gap).map(|g| gaps[g].block + 1) else {
             return;
@@ -113,11 +136,15 @@ impl Pool {
             for value in &values[..known] {
                 let MapValue::At(target) = *value else { return };
                 let Some(place) = self.try_locate(view, &target) else { return };
-                if !extends(&run.places, &place) || self.cache.contains(target.addr) {
+                if run.len() * BLOCK >= BATCH_BYTES || !run.spans(&place, AHEAD_GAP, BATCH_BYTES as u64) {
                     return;
                 }
-                let Turn::Leader(leader) = self.misses.enter(target.addr) else { return };
-                run.push(Wanted { target, gap: None, leader }, place);
+                if self.cache.contains(target.addr) {
+                    continue;
+                }
+                if let Turn::Leader(leader) = self.misses.enter(target.addr) {
+                    run.push(Wanted { target, gap: None, leader }, place);
+                }
             }
             if known < values.len() {
                 return;
@@ -128,7 +155,7 @@ impl Pool {
     }
 
     /// Reads a run with one store read; verifies, caches, and tells the followers.
-    async fn read_run(&self, run: Run) -> Result<Vec<(usize, Fetched)>> {
+    pub(crate) async fn read_run(&self, run: Run, rank: Rank) -> Result<Vec<(usize, Fetched)>> {
         let Some((first, last)) = run.places.first().zip(run.places.last()) else { return Ok(Vec::new()) };
         let len = last.offset + last.len as u64 - first.offset;
         let stored = self.read_exact(first.object, first.offset, len as usize).await?;
@@ -147,7 +174,7 @@ impl Pool {
                 }
                 continue;
             }
-            self.cache.insert(wanted.target.addr, fetched.content());
+            self.cache.insert_as(wanted.target.addr, fetched.content(), rank);
             waiting.extend(wanted.gap.map(|gap| (gap, fetched.clone())));
             wanted.leader.complete(fetched);
         }
@@ -231,10 +258,10 @@ pub(crate) fn extends(run: &[Located], place: &Located) -> bool {
     run.last().is_some_and(|last| last.leads_to(place)) && (run.len() + 1) * BLOCK <= BATCH_BYTES
 }
 
-/// The plain blocks of a run of places whose bytes are `stored`, one behind the other, and of each whether it could be
-/// unpacked.
+/// The plain blocks of a run of places, one behind the other, and of each whether it could be unpacked. `stored` are
+/// the bytes from the first place to the end of the last.
 pub(crate) fn plain(run: &[Located], stored: IoBuf) -> (IoBuf, Vec<bool>) {
-    if run.iter().all(|place| place.form == Form::RAW_BLOCK) {
+    if stored.len() == run.len() * BLOCK && run.iter().all(|place| place.form == Form::RAW_BLOCK) {
         return (stored, vec![true; run.len()]);
     }
     let mut blocks = IoBuf::with_capacity(run.len() * BLOCK);
@@ -268,6 +295,6 @@ fn member(blocks: &[u8], form: Form, out: &mut [u8; BLOCK]) -> bool {
 fn push(runs: &mut Vec<Run>, wanted: Wanted, place: Located) {
     match runs.last_mut() {
         Some(run) if extends(&run.places, &place) => run.push(wanted, place),
-        _ => runs.push(Run { wanted: vec![wanted], places: vec![place] }),
+        _ => runs.push(Run::new(wanted, place)),
     }
 }

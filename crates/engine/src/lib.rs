@@ -13,6 +13,7 @@ mod desktop;
 mod disk;
 mod log;
 mod map;
+mod notes;
 mod reduce;
 mod schedule;
 mod volume;
@@ -22,6 +23,7 @@ mod bulk;
 mod cache;
 mod fetch;
 mod places;
+mod profile;
 mod read;
 mod stored;
 
@@ -60,6 +62,7 @@ pub use inspect::{
 #[doc(hidden)]
 pub use mutation::Mutation;
 pub use pool::{Pool, PoolConfig};
+pub use profile::{BootProfile, Prefetched, ProfileInfo};
 pub use schedule::Coalesce;
 pub use stats::{
     CacheStats, CommitStats, Count, DesktopStats, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats,

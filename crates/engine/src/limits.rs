@@ -25,6 +25,8 @@ pub const COMMIT_DELAY: Duration = Duration::from_millis(10);
 pub const FULL_RETRY: Duration = Duration::from_millis(200);
 /// What a miss reads from the store at least, where the blocks behind it lie behind it on the store too.
 pub const READAHEAD_MIN: u64 = 64 << 10;
+/// So much of what is read ahead may be there already: to begin anew behind it would cost another read.
+pub const AHEAD_GAP: u64 = 64 << 10;
 /// What a sequential reader reads ahead at most.
 pub const READAHEAD_MAX: u64 = 1 << 20;
 /// Blocks that the map and the buffers are asked for at a time: bounds how long a lock is held.

@@ -22,6 +22,7 @@ use crate::limits::{COMMIT_DELAY, RECLAIM_PAUSE, ROOM_SHARE};
 use crate::log::Log;
 use crate::map::NodeCache;
 use crate::places::Places;
+use crate::profile::Profiles;
 use crate::reclaim::Space;
 use crate::recovery::Mode;
 use crate::schedule::Schedule;
@@ -29,8 +30,8 @@ use crate::stats::{Counter, GuestCounters, StoreStats, count};
 use crate::upkeep::Upkeep;
 use crate::volume::Volume;
 use crate::{
-    Coalesce, Count, Disk, DiskStats, Error, GuestStats, Host, Memory, Mutation, PoolStats, ReductionStats,
-    Result, Room,
+    BootProfile, Coalesce, Count, Disk, DiskStats, Error, GuestStats, Host, Memory, Mutation, PoolStats,
+    ReductionStats, Result, Room,
 };
 
 /// How a pool is run. All sizes in bytes.
@@ -59,6 +60,8 @@ pub struct PoolConfig {
     /// Reclaiming begins by itself no sooner than so long after the last one; at least four times as long as
     /// that one took, unless room is short.
     pub reclaim_pause: Duration,
+    /// When boot profiles are used.
+    pub boot_profile: BootProfile,
     /// A rule that is broken on purpose.
     #[doc(hidden)]
     pub mutation: Mutation,
@@ -78,6 +81,7 @@ impl Default for PoolConfig {
             dedup_index: 256 << 20,
             compress: true,
             reclaim_pause: RECLAIM_PAUSE,
+            boot_profile: BootProfile::default(),
             mutation: Mutation::None,
         }
     }
@@ -177,6 +181,7 @@ pub struct Pool {
     pub(crate) node_misses: MissTable<()>,
     pub(crate) cache: ReadCache,
     pub(crate) misses: MissTable<Fetched>,
+    pub(crate) profiles: Profiles,
     pub(crate) counters: Counters,
     pub(crate) upkeep: Upkeep,
     /// Which pool it is.
@@ -217,6 +222,7 @@ impl Pool {
         pool.check_space().await?;
         pool.remove_imports().await?;
         pool.reset_desktops().await?;
+        pool.all_clones_may_start();
         Ok(pool)
     }
 
@@ -240,6 +246,7 @@ impl Pool {
             desktops: Desktops::new(config.desktops),
             node_misses: MissTable::default(),
             misses: MissTable::default(),
+            profiles: Profiles::default(),
             counters: Counters::default(),
             upkeep: Upkeep::default(),
             fingerprint_key: log.superblock().fingerprint_key,
@@ -279,7 +286,9 @@ impl Pool {
     /// Opens a disk by its export name; it counts as a client until the handle is dropped.
     pub fn attach(self: &Arc<Pool>, name: &str) -> Result<Arc<Disk>> {
         let volume = self.catalogue.read().find(name)?;
-        volume.attach(name)?;
+        if volume.attach(name)? == 1 {
+            self.guest_came(&volume);
+        }
         Ok(Arc::new(Disk::new(self.clone(), volume, name.to_owned())))
     }
 
@@ -398,7 +407,7 @@ impl Pool {
         let room = self.store.capacity().await.ok();
         let (mut guest, disks) = (*self.counters.retired.lock(), {
             let catalogue = self.catalogue.read();
-            catalogue.len() as u64
+            catalogue.visible().count() as u64
         });
         self.catalogue.read().iter().for_each(|d| guest += d.guest.get());
         let counts = self.store.counts();

@@ -4,6 +4,7 @@
 //! map first and forgets the frozen buffer after, so what is no longer in the buffers is already in the map.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_format::{BLOCK, BlockRef, MapValue};
 use forebay_store::StoreError;
@@ -102,6 +103,9 @@ impl Pool {
             && let Some(need) = need
         {
             return Err(need);
+        }
+        if volume.is_recorded.load(Relaxed) {
+            self.profiles.note(volume, self.host.now(), first, values, &have);
         }
         let mut at = chunk.start;
         for (((block, within), have), value) in pieces(from, chunk.len()).zip(have).zip(values) {

@@ -27,6 +27,8 @@ pub(crate) struct Volume {
     cached: AtomicI64,
     /// Of a desktop: a writer waits for room.
     pub wants_room: AtomicBool,
+    /// What it reads is being recorded; see [`crate::profile`].
+    pub is_recorded: AtomicBool,
     pub buffers: Mutex<Buffers>,
     pub tree: RwLock<Tree>,
     clients: Mutex<Clients>,
@@ -54,6 +56,7 @@ impl Volume {
             write_cache: AtomicU64::new(record.write_cache),
             cached: AtomicI64::new(0),
             wants_room: AtomicBool::new(false),
+            is_recorded: AtomicBool::new(false),
             record: RwLock::new(Arc::new(record)),
             buffers: Mutex::default(),
             tree: RwLock::new(tree),
@@ -125,14 +128,14 @@ impl Volume {
         self.clients.lock().count
     }
 
-    /// Counts a client, unless an operation has the disk for itself.
-    pub fn attach(&self, name: &str) -> Result<()> {
+    /// Counts a client, unless an operation has the disk for itself; how many there are.
+    pub fn attach(&self, name: &str) -> Result<usize> {
         let mut clients = self.clients.lock();
         if clients.exclusive {
             return Err(Error::InUse { name: name.to_owned(), clients: 1 });
         }
         clients.count += 1;
-        Ok(())
+        Ok(clients.count)
     }
 
     /// One client less; how many are left.

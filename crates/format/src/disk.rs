@@ -23,6 +23,15 @@ pub enum Role {
     Image = 3,
     /// An import that is under way; a pool that is opened removes it.
     Import = 4,
+    /// What the pool knows of its parent beside its contents; nobody sees it.
+    Note = 5,
+}
+
+impl Role {
+    /// Whether a disk of this role is one that users know of.
+    pub fn is_visible(self) -> bool {
+        !matches!(self, Role::Import | Role::Note)
+    }
 }
 
 /// When a write is durable.
@@ -40,13 +49,13 @@ pub enum SyncMode {
 
 layout!(disk, "disk record", 96, {
     ID @ 0, 4, "disk id";
-    ROLE @ 4, 1, "1 volume, 2 snapshot, 3 image, 4 import under way";
+    ROLE @ 4, 1, "1 volume, 2 snapshot, 3 image, 4 import under way, 5 note";
     SYNC @ 5, 1, "1 flush, 2 always, 3 never";
     HEIGHT @ 6, 1, "levels of the block map above its leaves";
     NAME_LEN @ 7, 1, "bytes of the name, which follows the record";
     SIZE_BYTES @ 8, 8, "size in bytes, a multiple of 512";
     CREATED_MS @ 16, 8, "creation time, Unix milliseconds";
-    PARENT @ 24, 4, "of a snapshot: its volume; else 0";
+    PARENT @ 24, 4, "of a snapshot: its volume; of a note: the disk that it is about; else 0";
     ORIGIN @ 28, 4, "of a clone: the snapshot or image it started from; else 0";
     WRITE_CACHE @ 32, 8, "of a desktop: bytes of its RAM write cache; else 0";
     UUID @ 40, 16, "identity that guests and initiators see, random";
@@ -70,7 +79,7 @@ pub struct DiskRecord {
     pub size: u64,
     /// Creation time in Unix milliseconds.
     pub created_ms: u64,
-    /// Of a snapshot: its volume.
+    /// Of a snapshot: its volume. Of a note: the disk that it is about.
     pub parent: Option<DiskId>,
     /// Of a clone: the snapshot or image it started from.
     pub origin: Option<DiskId>,
@@ -108,7 +117,9 @@ impl DiskRecord {
             Some("size_bytes")
         } else if self.height > MAX_LEVEL {
             Some("height")
-        } else if self.parent.is_some() != (self.role == Role::Snapshot) || self.parent == Some(self.id) {
+        } else if self.parent.is_some() != matches!(self.role, Role::Snapshot | Role::Note)
+            || self.parent == Some(self.id)
+        {
             Some("parent")
         } else if self.origin == Some(self.id) {
             Some("origin")
@@ -164,6 +175,7 @@ impl DiskRecord {
                 2 => Role::Snapshot,
                 3 => Role::Image,
                 4 => Role::Import,
+                5 => Role::Note,
                 _ => return Err(bad("role")),
             },
             sync: match get_u8(b, l::SYNC) {

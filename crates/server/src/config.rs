@@ -6,7 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_engine::{Coalesce, PoolConfig};
+use forebay_engine::{BootProfile, Coalesce, PoolConfig};
 use forebay_store::DiskArray;
 use serde::Deserialize;
 
@@ -106,6 +106,29 @@ pub struct ConfigFile {
     /// The API over TCP.
     #[serde(default)]
     pub http: HttpSection,
+    /// Booting clones.
+    #[serde(default)]
+    pub boot: BootSection,
+}
+
+/// `[boot]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BootSection {
+    /// When boot profiles are used.
+    pub profile: Option<ProfileMode>,
+}
+
+/// `[boot] profile`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProfileMode {
+    /// Only when somebody asks.
+    Off,
+    /// Recorded at the first boot, prefetched when a clone starts.
+    Auto,
+    /// As `auto`; prefetched also when the server starts, and when clones are made or reset.
+    On,
 }
 
 /// `[memory]`: budgets.
@@ -371,6 +394,12 @@ fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, Con
             Some(CoalesceMode::Off) => Coalesce::Off,
         },
         commit_delay: file.commit.max_delay_ms.map_or(default.commit_delay, Duration::from_millis),
+        boot_profile: match file.boot.profile {
+            None => default.boot_profile,
+            Some(ProfileMode::Off) => BootProfile::Off,
+            Some(ProfileMode::Auto) => BootProfile::Auto,
+            Some(ProfileMode::On) => BootProfile::On,
+        },
         dedup_index: bytes(file.dedup.index, default.dedup_index),
         compress: file.reduce.compress.unwrap_or(default.compress),
         ..default

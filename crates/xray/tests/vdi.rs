@@ -31,7 +31,7 @@ fn desktops_do_what_was_published_and_read_what_they_wrote() {
         ..Options::new(forebay, dir.path())
     };
     let report = run(&options).expect("runs");
-    assert_eq!(report.phases.len(), 2 * 3 + 2);
+    assert_eq!(report.phases.len(), 3 * 3 + 2);
     for p in &report.phases {
         assert_eq!(p.reads + p.writes, 3 * u64::from(p.planned_ops), "{:?}", p.phase);
         assert_eq!(p.server.guest_ops, p.reads + p.writes, "as the server counts, {:?}", p.phase);
@@ -41,6 +41,7 @@ fn desktops_do_what_was_published_and_read_what_they_wrote() {
         of.expect("a boot").server
     };
     assert!(boot(Cache::Cold).read_ops > 0);
+    assert!(boot(Cache::Profiled).read_ops < boot(Cache::Cold).read_ops / 2);
     assert!(boot(Cache::Warm).read_bytes < boot(Cache::Cold).read_bytes / 10);
     let steady = report.phases.iter().find(|p| p.phase == Phase::ProfileSteady).expect("the last phase");
     assert!(steady.server.overflow_ops > 0);

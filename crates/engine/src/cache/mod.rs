@@ -28,3 +28,4 @@ mod tests;
 
 pub(crate) use miss::{Leader, MissTable, Turn};
 pub(crate) use read::ReadCache;
+pub(crate) use shard::Rank;

@@ -6,7 +6,7 @@ use forebay_format::{Address, BLOCK};
 use parking_lot::Mutex;
 
 use super::frames::Chunk;
-use super::shard::{Shard, hash_of};
+use super::shard::{Rank, Shard, hash_of};
 use crate::CacheStats;
 
 /// Most shards. Two readers meet in one with a chance of 1 in 64, for the 100 ns of a copy.
@@ -67,8 +67,13 @@ impl ReadCache {
         self.place(hash).lock().get(key, hash, offset_in_block, out)
     }
 
-    /// Takes in a block whose checksum was verified. Doing so again changes nothing.
+    /// [`ReadCache::insert_as`] any other.
     pub fn insert(&self, addr: Address, block: &[u8; BLOCK]) {
+        self.insert_as(addr, block, Rank::Normal);
+    }
+
+    /// Takes in a block whose checksum was verified. Doing so again changes nothing.
+    pub fn insert_as(&self, addr: Address, block: &[u8; BLOCK], rank: Rank) {
         let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
         let place = self.place(hash);
         let mut shard = place.lock();
@@ -78,7 +83,7 @@ impl ReadCache {
             shard = place.lock();
             chunk.into_iter().for_each(|chunk| shard.add(chunk));
         }
-        shard.insert(key, hash, block);
+        shard.insert(key, hash, block, rank);
     }
 
     /// Whether the block is held; not a use of it. It may be gone a moment later.

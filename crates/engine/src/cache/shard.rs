@@ -29,6 +29,15 @@ const BASE_COST: u64 = 512;
 /// 4 in the ghost; 21 to spare.
 const FRAME_COST: u64 = BLOCK as u64 + 64;
 
+/// How much a block is worth to the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rank {
+    /// It has to be used again before it is kept.
+    Normal,
+    /// It is known to be used: it goes to the main queue at once, and round it once more.
+    High,
+}
+
 /// Spreads a key over all bits; addresses are not chosen by an adversary, so no secret goes in.
 pub(super) fn hash_of(key: u64) -> u64 {
     let wide = u128::from(key ^ 0x2d35_8dcc_aa6c_78a5) * 0x9e37_79b9_7f4a_7c15_u128;
@@ -116,17 +125,18 @@ impl Shard {
     }
 
     /// Takes a block in, or writes it over the one that is held for the same key.
-    pub fn insert(&mut self, key: u64, hash: u64, block: &[u8; BLOCK]) {
+    pub fn insert(&mut self, key: u64, hash: u64, block: &[u8; BLOCK], rank: Rank) {
         if let Some(frame) = self.find(key, hash) {
             self.frames.block_mut(frame).copy_from_slice(block);
             return;
         }
         let Some(frame) = self.take_frame() else { return };
-        *self.frames.meta_mut(frame) = Meta { key, next: 0, hits: 0 };
+        let is_high = rank == Rank::High;
+        *self.frames.meta_mut(frame) = Meta { key, next: 0, hits: u8::from(is_high) };
         self.frames.block_mut(frame).copy_from_slice(block);
         let frames = &self.frames;
         self.index.insert_unique(hash, frame, |f| hash_of(frames.meta(*f).key));
-        let queue = if self.ghost.take(hash) { &mut self.main } else { &mut self.small };
+        let queue = if self.ghost.take(hash) || is_high { &mut self.main } else { &mut self.small };
         queue.push(&mut self.frames, frame);
     }
 

@@ -104,7 +104,10 @@ impl Table {
     pub fn insert(&mut self, fingerprint: Fingerprint, at: BlockRef) -> Option<(Fingerprint, BlockRef)> {
         self.sweep();
         let print = words(&fingerprint);
-        if !is_sampled(&print, self.sampling) || fingerprint == Fingerprint::default() {
+        if fingerprint == Fingerprint::default() {
+            return None;
+        }
+        if !is_sampled(&print, self.sampling) {
             return Some((fingerprint, at));
         }
         let index = self.index(&print);
@@ -115,7 +118,8 @@ impl Table {
         // A full set loses one at random.
         let way = free.unwrap_or(print[3] as usize >> 28);
         let gone = std::mem::replace(&mut set[way], Place { print, at: MapValue::At(at).to_words() });
-        let gone = if known.is_none() { gone.get().map(|at| (fingerprint_of(&gone.print), at)) } else { None };
+        let gone =
+            if known.is_none() { gone.get().map(|at| (fingerprint_of(&gone.print), at)) } else { None };
         self.len += usize::from(grown);
         let places = self.sets.len() * WAYS;
         if self.sets.len() < self.most {

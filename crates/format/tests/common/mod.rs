@@ -230,7 +230,8 @@ pub fn any_value() -> impl Strategy<Value = MapValue> {
 }
 
 pub fn any_disk() -> impl Strategy<Value = DiskRecord> {
-    let role = prop_oneof![Just(Role::Volume), Just(Role::Snapshot), Just(Role::Image), Just(Role::Import)];
+    use Role::*;
+    let role = prop_oneof![Just(Volume), Just(Snapshot), Just(Image), Just(Import), Just(Note)];
     let sync = prop_oneof![Just(SyncMode::Flush), Just(SyncMode::Always), Just(SyncMode::Never)];
     let name = "[^\\p{Cc}]{1,63}";
     let numbers = (1..u32::MAX, 0..1_u64 << 55, any::<u64>(), any::<u64>(), any::<[u8; 16]>());
@@ -242,7 +243,7 @@ pub fn any_disk() -> impl Strategy<Value = DiskRecord> {
             name,
             size: sectors * 512,
             created_ms,
-            parent: (role == Role::Snapshot).then_some(DiskId(id + 1)),
+            parent: matches!(role, Snapshot | Note).then_some(DiskId(id + 1)),
             origin: (uuid[0] > 127).then_some(DiskId(if id == 9 { 8 } else { 9 })),
             write_cache,
             uuid,

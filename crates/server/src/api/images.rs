@@ -10,7 +10,7 @@ use axum::routing::{delete, get, post};
 use super::extract::{Body, Param};
 use super::lines;
 use super::{Api, Origin, Route, create, run};
-use crate::control::{Action, ControlError, CreateImage};
+use crate::control::{Action, ChangeProfile, ControlError, CreateImage};
 use crate::import::{self, Event, Source};
 
 pub(super) fn routes() -> Vec<Route> {
@@ -46,6 +46,26 @@ pub(super) fn routes() -> Vec<Route> {
             path: "/images/{name}",
             about: "Removes an image that has no clones.",
             handler: delete(|s: State<Api>, Param(name)| run(s, Action::RemoveImage { name })),
+        },
+        Route {
+            method: Method::GET,
+            path: "/images/{name}/profile",
+            about: "The boot profile of an image or VOLUME@SNAPSHOT.",
+            handler: get(|s: State<Api>, Param(image)| run(s, Action::ShowProfile { image })),
+        },
+        Route {
+            method: Method::POST,
+            path: "/images/{name}/profile",
+            about: "Records the next boot of a clone, ends a recording, or reads a profile into the cache.",
+            handler: post(|s: State<Api>, Param(image), Body(b): Body<ChangeProfile>| {
+                run(s, Action::ChangeProfile { image, action: b.action })
+            }),
+        },
+        Route {
+            method: Method::DELETE,
+            path: "/images/{name}/profile",
+            about: "Forgets a boot profile.",
+            handler: delete(|s: State<Api>, Param(image)| run(s, Action::RemoveProfile { image })),
         },
     ]
 }

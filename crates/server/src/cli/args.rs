@@ -158,6 +158,33 @@ pub enum ImageCommand {
         #[arg(value_parser = Name::new())]
         name: String,
     },
+    /// Show what the boot of an image's clones reads, or change that
+    Profile {
+        /// IMAGE or VOLUME@SNAPSHOT
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// What is to be done; without, it is shown.
+        #[command(flatten)]
+        change: ProfileChange,
+    },
+}
+
+/// What `forebay image profile` changes; one at a time.
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+pub struct ProfileChange {
+    /// Record the next boot of a clone, in the place of what is known
+    #[arg(long)]
+    pub record: bool,
+    /// End a recording now; what was read so far is the profile
+    #[arg(long)]
+    pub stop: bool,
+    /// Read it into the cache now, before clones start
+    #[arg(long)]
+    pub prefetch: bool,
+    /// Forget it
+    #[arg(long)]
+    pub clear: bool,
 }
 
 /// `forebay volume …`

@@ -8,6 +8,7 @@ mod gc;
 mod import;
 mod offline;
 mod output;
+mod profile;
 mod progress;
 mod run;
 mod stats;

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::args::{Cli, Command, Global, ImageCommand, ServeArgs, SnapshotCommand, VolumeCommand};
 use super::client::Client;
-use super::{CliError, gc, import, offline, output, stats};
+use super::{CliError, gc, import, offline, output, profile, stats};
 use crate::config::{ConfigFile, DEFAULT_DATA, Overrides, SOCKET_NAME, ServeConfig, TlsSection};
 use crate::control::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Resets, Resize,
@@ -102,6 +102,9 @@ impl Session {
             ImageCommand::Rm { name } => {
                 let done = self.client.delete(&["images", &name]).await?;
                 self.say(&done, |_| format!("removed image '{name}'"))
+            }
+            ImageCommand::Profile { name, change } => {
+                profile::run(&self.client, &name, &change, self.json).await
             }
         }
     }

@@ -10,6 +10,7 @@
 mod desktops;
 mod error;
 mod gc;
+mod profile;
 mod space;
 mod view;
 
@@ -23,6 +24,7 @@ use tokio::sync::{Semaphore, watch};
 
 pub use desktops::*;
 pub use error::{ControlError, ErrorBody, ErrorDetail, Result};
+pub use profile::*;
 pub use space::*;
 pub use view::*;
 
@@ -39,6 +41,9 @@ pub enum Action {
     ShowImage { name: String },
     CreateImage { name: String, source: String },
     RemoveImage { name: String },
+    ShowProfile { image: String },
+    ChangeProfile { image: String, action: ProfileAction },
+    RemoveProfile { image: String },
     ListVolumes,
     ShowVolume { name: String },
     CreateVolume(CreateVolume),
@@ -66,6 +71,7 @@ impl Action {
             self,
             ListImages
                 | ShowImage { .. }
+                | ShowProfile { .. }
                 | ListVolumes
                 | ShowVolume { .. }
                 | ListSnapshots { .. }
@@ -86,6 +92,8 @@ pub enum Reply {
     Server(ServerView),
     Stats(Box<StatsView>),
     DiskStats(DiskStatsView),
+    Profile(ProfileView),
+    Prefetched(PrefetchedView),
     /// Done, and there is nothing to say about it.
     Done {},
 }
@@ -176,7 +184,7 @@ impl Control {
     }
 
     async fn execute(&self, action: &Action) -> Result<Reply> {
-        let pool = &*self.inner.pool;
+        let pool = &self.inner.pool;
         let done = Ok(Reply::Done {});
         match action {
             Action::ListImages => Ok(self.list(|d| d.role == Role::Image)),
@@ -187,6 +195,12 @@ impl Control {
             Action::RemoveImage { name } => {
                 self.expect(name, Role::Image)?;
                 pool.delete(name).await?;
+                done
+            }
+            Action::ShowProfile { image } => Ok(Reply::Profile(pool.profile(image).await?.into())),
+            Action::ChangeProfile { image, action } => self.change_profile(image, *action).await,
+            Action::RemoveProfile { image } => {
+                pool.forget_profile(image).await?;
                 done
             }
             Action::RemoveVolume { name } => {
@@ -252,6 +266,21 @@ impl Control {
         Ok(Reply::Disks(made.iter().filter_map(DiskView::new).collect()))
     }
 
+    async fn change_profile(&self, image: &str, action: ProfileAction) -> Result<Reply> {
+        let pool = &*self.inner.pool;
+        match action {
+            ProfileAction::Record => pool.record_profile(image)?,
+            ProfileAction::Stop => {
+                if !pool.end_recording(image)? {
+                    let why = format!("no boot of '{image}' is being recorded, and none was asked for");
+                    return Err(ControlError::bad_request(why));
+                }
+            }
+            ProfileAction::Prefetch => return Ok(Reply::Prefetched(pool.prefetch(image).await?.into())),
+        }
+        Ok(Reply::Done {})
+    }
+
     async fn disk_stats(&self, name: &str) -> Result<Reply> {
         let pool = &*self.inner.pool;
         let stats = pool.disk_stats(name)?;
@@ -304,7 +333,7 @@ fn article(role: Role) -> &'static str {
         Role::Volume => "a volume",
         Role::Snapshot => "a snapshot",
         Role::Image => "an image",
-        Role::Import => "an import under way",
+        Role::Import | Role::Note => "not for use",
     }
 }
 

@@ -88,13 +88,13 @@ pub struct DiskView {
 }
 
 impl DiskView {
-    /// The view of a disk; `None` for an import under way, which nobody may see.
+    /// The view of a disk; `None` where nobody may see it.
     pub fn new(info: &DiskInfo) -> Option<DiskView> {
         let kind = match info.role {
             Role::Volume => Kind::Volume,
             Role::Snapshot => Kind::Snapshot,
             Role::Image => Kind::Image,
-            Role::Import => return None,
+            Role::Import | Role::Note => return None,
         };
         Some(DiskView {
             name: info.name.clone(),

@@ -331,7 +331,7 @@ fn description(disk: &DiskInfo) -> String {
         Role::Volume => "volume",
         Role::Snapshot => "snapshot, read-only",
         Role::Image => "image, read-only",
-        Role::Import => "import under way",
+        Role::Import | Role::Note => "not for use",
     };
     match &disk.origin {
         Some(origin) => format!("{what}, clone of {origin}"),

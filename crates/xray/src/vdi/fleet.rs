@@ -1,6 +1,6 @@
 //! A fleet of desktops on a running server, and its phases one after the other.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::Value;
@@ -26,8 +26,10 @@ const AUDITED: usize = 400;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Cache {
-    /// It has just been started: its read cache is empty.
+    /// It has just been started: its read cache is empty. It does without boot profiles.
     Cold,
+    /// It has just been started, and knows what a boot of one desktop reads.
+    Profiled,
     /// The same desktops ran before, and were reset.
     Warm,
 }
@@ -37,6 +39,7 @@ impl Cache {
     pub fn name(self) -> &'static str {
         match self {
             Cache::Cold => "cold",
+            Cache::Profiled => "cold, profile",
             Cache::Warm => "warm",
         }
     }
@@ -165,6 +168,23 @@ impl<'a> Fleet<'a> {
 
     fn count(&self) -> u32 {
         self.names.len() as u32
+    }
+
+    /// One boot, of which the server is to keep the profile.
+    pub fn record(&mut self) -> Result<()> {
+        self.day(&[Phase::Boot], Cache::Cold)?;
+        let begun = Instant::now();
+        loop {
+            let profile = self.forebay.cli(&["image", "profile", IMAGE])?;
+            match profile.get("bytes").and_then(Value::as_u64) {
+                Some(0) if begun.elapsed() < TIMEOUT => std::thread::sleep(Duration::from_millis(100)),
+                Some(bytes) if bytes > 0 => return Ok(()),
+                _ => {
+                    let command = "image profile".to_owned();
+                    return Err(BenchError::Output { command, wanted: "a profile" });
+                }
+            }
+        }
     }
 
     /// Their day: the phases one after the other, from their image on. They are reset afterwards.

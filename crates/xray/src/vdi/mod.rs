@@ -75,7 +75,7 @@ impl Options {
             parent: parent.to_owned(),
             fleets: vec![1, 11, 50, 150],
             phases: vec![Phase::Boot, Phase::Logon, Phase::Steady, Phase::Profile, Phase::ProfileSteady],
-            caches: vec![Cache::Cold, Cache::Warm],
+            caches: vec![Cache::Cold, Cache::Profiled, Cache::Warm],
             speedup: 60.0,
             scale: 1,
             write_cache: 256 << 20,
@@ -118,28 +118,26 @@ pub fn run(options: &Options) -> Result<VdiReport> {
     let mut phases = Vec::new();
     let mut audited = (0, 0);
     for &count in &options.fleets {
-        // A server that has just been started has nothing in its caches.
-        let mut forebay = Forebay::start(&dir, &options.forebay, &config(options, count))?;
-        wait_for_index(&forebay)?;
-        let mut fleet = Fleet::new(&forebay, options, family, count)?;
-        if !options.caches.contains(&Cache::Cold) {
-            say(&format!("{count} desktops, to warm up"));
-            fleet.day(&options.days(count, Cache::Cold)[0], Cache::Cold)?;
-        }
-        for &cache in &options.caches {
-            let [plain, profile] = options.days(count, cache);
-            for day in [&plain, &profile].into_iter().filter(|day| !day.is_empty()) {
-                let names: Vec<_> = day.iter().map(|p| p.name()).collect();
-                say(&format!("{count} desktops, {}: {}", cache.name(), names.join("; ")));
-                let results = fleet.day(day, cache)?;
-                // The boot before a logon with a profile is one more of those that were measured.
-                phases.extend(results.into_iter().filter(|r| day == &plain || r.phase.has_profile()));
+        let (cold, others): (Vec<Cache>, Vec<Cache>) =
+            options.caches.iter().partition(|c| **c == Cache::Cold);
+        for (caches, profile) in [(cold, "off"), (others, "auto")] {
+            let Some(first) = caches.first() else { continue };
+            // A server that has just been started has nothing in its caches.
+            let mut forebay = Forebay::start(&dir, &options.forebay, &config(options, count, profile))?;
+            wait_for_index(&forebay)?;
+            let mut fleet = Fleet::new(&forebay, options, family, count)?;
+            if *first == Cache::Warm {
+                say(&format!("{count} desktops, to warm up"));
+                fleet.day(&options.days(count, Cache::Profiled)[0], Cache::Profiled)?;
             }
+            for &cache in &caches {
+                phases.extend(days(&mut fleet, options, count, cache)?);
+            }
+            audited = (audited.0 + fleet.audited.0, audited.1 + fleet.audited.1);
+            fleet.remove()?;
+            forebay.gc()?;
+            forebay.server.process.stop()?;
         }
-        audited = (audited.0 + fleet.audited.0, audited.1 + fleet.audited.1);
-        fleet.remove()?;
-        forebay.gc()?;
-        forebay.server.process.stop()?;
     }
     Ok(VdiReport {
         machine,
@@ -160,21 +158,40 @@ pub fn run(options: &Options) -> Result<VdiReport> {
     })
 }
 
-/// The pool with the image, packed.
+/// The days of a fleet.
+fn days(fleet: &mut Fleet<'_>, options: &Options, count: u32, cache: Cache) -> Result<Vec<PhaseResult>> {
+    let mut phases = Vec::new();
+    let [plain, profile] = options.days(count, cache);
+    for day in [&plain, &profile].into_iter().filter(|day| !day.is_empty()) {
+        let names: Vec<_> = day.iter().map(|p| p.name()).collect();
+        say(&format!("{count} desktops, {}: {}", cache.name(), names.join("; ")));
+        let results = fleet.day(day, cache)?;
+        // The boot before a logon with a profile is one more of those that were measured.
+        phases.extend(results.into_iter().filter(|r| day == &plain || r.phase.has_profile()));
+    }
+    Ok(phases)
+}
+
+/// The pool with the image, packed, and with the profile of a boot.
 fn import(dir: &WorkDir, options: &Options, family: Family<'_>) -> Result<()> {
     say("the image");
     let raw = dir.data("golden.raw");
     image::write(&raw, family.shape, family.content)?;
-    let mut forebay = Forebay::start(dir, &options.forebay, &config(options, 1))?;
+    let mut forebay = Forebay::start(dir, &options.forebay, &config(options, 1, "auto"))?;
     forebay.import(IMAGE, &raw)?;
     std::fs::remove_file(&raw).during(|| format!("cannot remove {}", raw.display()))?;
     forebay.gc()?;
+    say("one desktop boots, to be recorded");
+    let mut one = Fleet::new(&forebay, options, family, 1)?;
+    one.record()?;
+    one.remove()?;
     forebay.server.process.stop()
 }
 
-fn config(options: &Options, desktops: u32) -> ForebayConfig {
+fn config(options: &Options, desktops: u32, profile: &str) -> ForebayConfig {
     let memory = options.desktop_memory.min(options.write_cache.saturating_mul(desktops.into()));
-    ForebayConfig::new("pool", options.read_cache).with(format!("[memory]\ndesktops = {memory}\n"))
+    ForebayConfig::new("pool", options.read_cache)
+        .with(format!("[memory]\ndesktops = {memory}\n[boot]\nprofile = \"{profile}\"\n"))
 }
 
 /// Waits until the server has read its fingerprints back, which it does once after a start.
