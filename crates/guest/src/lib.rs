@@ -9,15 +9,35 @@
 //! exact and grows old. Nothing that depends on it may be a matter of correctness.
 //!
 //! A disk is **hostile**. Its guest may write to it whatever it likes. Parsers here check before they use, skip what
-//! makes no sense, cannot panic, and pay for every read and every step from a budget, so that a scan ends
+//! makes no sense, cannot panic, and pay for every read and every step from a budget ([`Limits`]), so that a scan ends
 //! and its memory is bounded whatever a disk claims.
 //!
+//! In the order in which a disk is scanned:
+
+mod disk;
+mod scan;
+
+mod partition;
+
+mod magic;
+mod ntfs;
+
+mod bitmap;
+mod bytes;
+mod paths;
+
 mod class;
 mod map;
 mod policy;
 mod refresh;
 
+#[doc(hidden)]
+pub mod fuzzing;
+
 pub use class::{BLOCK, Class};
+pub use disk::{Blocks, Limits, ReadError};
 pub use map::{ClassMap, DecodeError, MAX_BLOCKS};
+pub use paths::Temporary;
 pub use policy::{CachePriority, Policy, StreamChoice, Treatment};
 pub use refresh::Drift;
+pub use scan::{Content, Options, Scan, scan};

@@ -1,0 +1,180 @@
+//! What the tests of file systems share: real tools, made-up programs, and the comparison with what tools say.
+//!
+//! A tool that is missing fails the test: `make setup` installs them all. Only what needs root to mount something is
+//! left out without it, and says so.
+#![allow(dead_code)] // each test program uses a part
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use forebay_guest::{Class, Options, Scan, scan};
+
+/// Runs a tool and returns what it prints. With `may_fail` a failure is an answer too.
+pub fn output(program: &str, args: &[&str], may_fail: bool) -> Vec<u8> {
+    let mut command = Command::new(program);
+    // The tools for file systems stand where only root's shell looks.
+    command.env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()));
+    let output =
+        command.args(args).output().unwrap_or_else(|e| panic!("{program}: {e} (make setup installs it)"));
+    if !may_fail && !output.status.success() {
+        panic!("{program} {args:?} fails: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    output.stdout
+}
+
+pub fn run(program: &str, args: &[&str]) -> String {
+    String::from_utf8_lossy(&output(program, args, false)).into_owned()
+}
+
+/// A path as an argument.
+pub fn arg(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// An empty image file.
+pub fn image(dir: &Path, name: &str, bytes: u64) -> PathBuf {
+    let path = dir.join(name);
+    std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+    path
+}
+
+/// Whether file systems can be mounted here.
+pub fn can_mount(device: &str) -> bool {
+    let root = run("id", &["-u"]).trim() == "0";
+    let can = root && Path::new(device).exists();
+    if !can {
+        eprintln!("left out: mounting needs root and {device}");
+    }
+    can
+}
+
+/// A mounted file system; no more when it is dropped. A driver in user space writes on when `umount` has returned,
+/// so it is waited for.
+pub struct Mounted {
+    pub root: tempfile::TempDir,
+    driver: Option<Child>,
+}
+
+impl Mounted {
+    /// With the kernel's driver.
+    pub fn kernel(image: &Path) -> Mounted {
+        let root = tempfile::tempdir().unwrap();
+        run("mount", &["-o", "loop", arg(image), arg(root.path())]);
+        Mounted { root, driver: None }
+    }
+
+    /// NTFS with ntfs-3g.
+    pub fn ntfs_3g(image: &Path) -> Mounted {
+        let root = tempfile::tempdir().unwrap();
+        let before = std::fs::metadata(root.path()).unwrap().dev();
+        let mut command = Command::new("ntfs-3g");
+        command.args(["-o", "no_detach,streams_interface=windows", arg(image), arg(root.path())]);
+        let mut driver = command.spawn().unwrap_or_else(|e| panic!("ntfs-3g: {e} (make setup installs it)"));
+        while std::fs::metadata(root.path()).unwrap().dev() == before {
+            assert!(driver.try_wait().unwrap().is_none(), "ntfs-3g does not mount");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Mounted { root, driver: Some(driver) }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        output("umount", &[arg(self.root.path())], true);
+        self.driver.take().map(|mut driver| driver.wait());
+    }
+}
+
+/// Bytes that repeat nowhere, so that no file system makes holes of them.
+pub fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// A PE file as far as its headers go.
+pub fn pe(len: usize, seed: u64) -> Vec<u8> {
+    let mut file = noise(len, seed);
+    file[..2].copy_from_slice(b"MZ");
+    file[0x3c..0x40].copy_from_slice(&[0xf0, 0, 0, 0]);
+    file[0xf0..0xf4].copy_from_slice(b"PE\0\0");
+    file
+}
+
+/// An ELF file as far as its identification goes.
+pub fn elf(len: usize, seed: u64) -> Vec<u8> {
+    let mut file = noise(len, seed);
+    file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    file
+}
+
+/// Writes a file, and the directories above it.
+pub fn write(root: &Path, path: &str, content: &[u8]) {
+    let path = root.join(path);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, content).unwrap();
+}
+
+pub fn scan_bytes(disk: &[u8]) -> Scan {
+    let scan = scan(&mut &disk[..], &Options::default());
+    assert!(scan.complete && scan.failed_reads == 0, "{scan:?}");
+    scan
+}
+
+pub fn scan_file(image: &Path) -> Scan {
+    scan_bytes(&std::fs::read(image).unwrap())
+}
+
+/// What tools say, for each 512 bytes: all classes that claim them.
+pub struct Expected(Vec<Vec<Class>>);
+
+impl Expected {
+    pub fn new(bytes: u64) -> Expected {
+        Expected(vec![Vec::new(); (bytes / 512) as usize])
+    }
+
+    pub fn claim(&mut self, offset: u64, len: u64, class: Class) {
+        let (first, last) = ((offset / 512) as usize, ((offset + len) / 512) as usize);
+        self.0[first..last].iter_mut().for_each(|parts| parts.push(class));
+    }
+
+    /// The documented rule: a block of one class has it; else code goes before metadata before other.
+    pub fn classes(&self) -> Vec<Class> {
+        let class_of = |parts: &[Vec<Class>]| {
+            let unclaimed = parts.iter().any(Vec::is_empty).then_some(Class::Other);
+            let mut all: Vec<_> = parts.iter().flatten().copied().chain(unclaimed).collect();
+            all.sort();
+            all.dedup();
+            match all[..] {
+                [one] => one,
+                _ if all.contains(&Class::Code) => Class::Code,
+                _ if all.contains(&Class::Metadata) => Class::Metadata,
+                _ => Class::Other,
+            }
+        };
+        self.0.chunks(8).map(class_of).collect()
+    }
+
+    /// Every block must have its class.
+    pub fn compare(&self, scan: &Scan) {
+        let classes = self.classes();
+        assert_eq!(scan.map.blocks(), classes.len() as u64);
+        let differs = |block: &usize| scan.map.class_of(*block as u64) != classes[*block];
+        let wrong: Vec<_> = (0..classes.len()).filter(differs).collect();
+        let show = |b: &usize| format!("{b}: {:?}, not {:?}", scan.map.class_of(*b as u64), classes[*b]);
+        let first: Vec<_> = wrong.iter().take(10).map(show).collect();
+        assert!(wrong.is_empty(), "{} of {} blocks are wrong: {first:#?}", wrong.len(), classes.len());
+    }
+}
+
+/// Bytes of a class, for the assertion that there were some at all.
+pub fn bytes(scan: &Scan, class: Class) -> u64 {
+    scan.map.bytes_per_class()[class as usize]
+}
