@@ -22,6 +22,10 @@ mod partition;
 mod magic;
 mod ntfs;
 
+mod linux;
+
+mod ext;
+
 mod bitmap;
 mod bytes;
 mod paths;

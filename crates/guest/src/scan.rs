@@ -7,7 +7,7 @@ use crate::disk::{Blocks, Disk, Limits, Result, Tolerate, Volume};
 use crate::magic::{self, Kind};
 use crate::map::ClassMap;
 use crate::paths::{Patterns, Temporary};
-use crate::{ntfs, partition};
+use crate::{ext, ntfs, partition};
 
 /// How to scan.
 #[derive(Debug, Clone, Default)]
@@ -91,10 +91,9 @@ fn scan_volume(volume: &mut Volume, windows: &Patterns, linux: &Patterns) -> Res
     let (result, content) = match kind {
         // The first sector may be gone, and the copy in the last one be there.
         Some(Kind::Ntfs) | None => (ntfs::scan(volume, windows), Content::Ntfs),
-        Some(Kind::Ext) => (Err(crate::disk::Fault::Bad), Content::Ext),
-        Some(Kind::Xfs) => (Err(crate::disk::Fault::Bad), Content::Xfs),
+        Some(Kind::Ext) => (ext::scan(volume, linux), Content::Ext),
+        Some(Kind::Xfs) => return Ok(Content::Xfs),
     };
-    let _ = linux;
     Ok(result.tolerate()?.map_or(Content::Unknown, |()| content))
 }
 

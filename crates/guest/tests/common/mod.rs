@@ -4,12 +4,12 @@
 //! left out without it, and says so.
 #![allow(dead_code)] // each test program uses a part
 
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use forebay_guest::{Class, Options, Scan, scan};
+use forebay_guest::{Blocks, Class, Options, ReadError, Scan, scan};
 
 /// Runs a tool and returns what it prints. With `may_fail` a failure is an answer too.
 pub fn output(program: &str, args: &[&str], may_fail: bool) -> Vec<u8> {
@@ -122,14 +122,90 @@ pub fn write(root: &Path, path: &str, content: &[u8]) {
     std::fs::write(path, content).unwrap();
 }
 
+/// Files of all kinds, as a guest with Linux has them.
+pub fn linux_tree(root: &Path) {
+    for n in 0..12 {
+        write(root, &format!("usr/lib/lib{n}.so"), &elf(500 + n * 30_000, n as u64));
+    }
+    write(root, "usr/lib/win.dll", &pe(60_000, 20));
+    write(root, "usr/share/data", &noise(2_000_000, 21));
+    write(root, "tmp/deep/er/program", &elf(60_000, 22));
+    write(root, "tmp/empty", b"");
+    write(root, "home/anna/.cache/thing/x", &noise(90_000, 23));
+    write(root, "home/anna/tmp/x", &noise(90_000, 24));
+    for n in 0..250 {
+        write(root, &format!("home/anna/many/a file with a rather long name {n}"), &noise(n * 3, n as u64));
+    }
+    std::fs::hard_link(root.join("tmp/deep/er/program"), root.join("var-program")).unwrap();
+    write(root, "tmp/twice", &noise(20_000, 25));
+    std::fs::hard_link(root.join("tmp/twice"), root.join("tmp/again")).unwrap();
+    std::os::unix::fs::symlink("x".repeat(200), root.join("long-link")).unwrap();
+    std::os::unix::fs::symlink("short", root.join("short-link")).unwrap();
+    write(root, "swapfile", &vec![0; 1 << 20]);
+    let swap = root.join("swapfile");
+    std::fs::set_permissions(&swap, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    run("mkswap", &[arg(&swap)]);
+    // mkswap leaves the rest as it was, of which the file system would make a hole.
+    let mut content = std::fs::read(&swap).unwrap();
+    content[..1024].copy_from_slice(&noise(1024, 27));
+    content[2048..4086].copy_from_slice(&noise(2038, 28));
+    content[4096..].copy_from_slice(&noise((1 << 20) - 4096, 26));
+    std::fs::write(&swap, content).unwrap();
+}
+
+/// A program with a hole behind each block.
+pub fn in_pieces(path: &Path, pieces: u64) {
+    let file = std::fs::File::create(path).unwrap();
+    file.write_all_at(&elf(4096, 1), 0).unwrap();
+    (1..pieces).for_each(|n| file.write_all_at(&noise(4096, n), n * 8192).unwrap());
+}
+
+/// An extended attribute that is too long for an inode.
+pub fn set_attribute(path: &Path, len: usize) {
+    let program = format!("import os, sys; os.setxattr(sys.argv[1], 'user.x', b'x' * {len})");
+    run("/usr/bin/python3", &["-c", &program, arg(path)]);
+}
+
+/// Whether the kernel can mount such a file system.
+pub fn can_mount_kind(kind: &str) -> bool {
+    let known =
+        || std::fs::read_to_string("/proc/filesystems").unwrap().split_whitespace().any(|w| w == kind);
+    let can = can_mount("/dev/loop-control")
+        && (known() || {
+            output("modprobe", &[kind], true);
+            known()
+        });
+    if !can {
+        eprintln!("left out: the kernel cannot mount {kind} here");
+    }
+    can
+}
+
+/// An image as a disk.
+struct Image(std::fs::File);
+
+impl Blocks for Image {
+    fn size(&self) -> u64 {
+        self.0.metadata().unwrap().len()
+    }
+
+    fn read(&mut self, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
+        self.0.read_exact_at(out, offset).map_err(|e| ReadError { offset, source: Some(e) })
+    }
+}
+
 pub fn scan_bytes(disk: &[u8]) -> Scan {
-    let scan = scan(&mut &disk[..], &Options::default());
-    assert!(scan.complete && scan.failed_reads == 0, "{scan:?}");
-    scan
+    complete(&mut &disk[..])
 }
 
 pub fn scan_file(image: &Path) -> Scan {
-    scan_bytes(&std::fs::read(image).unwrap())
+    complete(&mut Image(std::fs::File::open(image).unwrap()))
+}
+
+fn complete(disk: &mut dyn Blocks) -> Scan {
+    let scan = scan(disk, &Options::default());
+    assert!(scan.complete && scan.failed_reads == 0, "{:?}", scan.volumes);
+    scan
 }
 
 /// What tools say, for each 512 bytes: all classes that claim them.
