@@ -25,6 +25,7 @@ mod ntfs;
 mod linux;
 
 mod ext;
+mod xfs;
 
 mod bitmap;
 mod bytes;

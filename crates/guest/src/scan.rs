@@ -7,7 +7,7 @@ use crate::disk::{Blocks, Disk, Limits, Result, Tolerate, Volume};
 use crate::magic::{self, Kind};
 use crate::map::ClassMap;
 use crate::paths::{Patterns, Temporary};
-use crate::{ext, ntfs, partition};
+use crate::{ext, ntfs, partition, xfs};
 
 /// How to scan.
 #[derive(Debug, Clone, Default)]
@@ -92,7 +92,7 @@ fn scan_volume(volume: &mut Volume, windows: &Patterns, linux: &Patterns) -> Res
         // The first sector may be gone, and the copy in the last one be there.
         Some(Kind::Ntfs) | None => (ntfs::scan(volume, windows), Content::Ntfs),
         Some(Kind::Ext) => (ext::scan(volume, linux), Content::Ext),
-        Some(Kind::Xfs) => return Ok(Content::Xfs),
+        Some(Kind::Xfs) => (xfs::scan(volume, linux), Content::Xfs),
     };
     Ok(result.tolerate()?.map_or(Content::Unknown, |()| content))
 }
