@@ -61,7 +61,7 @@ impl Default for Limits {
             read_bytes: 32 << 30,
             work: 1 << 30,
             names_bytes: 64 << 20,
-            claims: 4 << 20,
+            claims: 2 << 20,
             runs: 2 << 20,
         }
     }

@@ -82,8 +82,8 @@ impl Pieces {
 }
 
 /// A name in a directory.
-pub(crate) struct Entry {
-    pub name: Vec<u8>,
+pub(crate) struct Entry<'b> {
+    pub name: &'b [u8],
     pub inode: u64,
     /// False only if it is known to be something else.
     pub maybe_directory: bool,
@@ -99,27 +99,29 @@ impl TemporaryFiles {
     }
 }
 
-/// Walks the directories from `root` on, but only those below which a pattern may match. `list` has the entries of
-/// a directory, or `Bad` where it is none.
+/// What takes the entries of a directory.
+pub(crate) type EachEntry<'e> = dyn FnMut(&mut Volume, Entry) -> Result<()> + 'e;
+
+/// Walks the directories from `root` on, but only those below which a pattern may match. `list` hands on the entries
+/// of a directory; it is `Bad` where it is none.
 pub(crate) fn find_temporary(
     volume: &mut Volume,
     patterns: &Patterns,
     root: u64,
-    mut list: impl FnMut(&mut Volume, u64) -> Result<Vec<Entry>>,
+    mut list: impl FnMut(&mut Volume, u64, &mut EachEntry) -> Result<()>,
 ) -> Result<TemporaryFiles> {
     let mut found = HashMap::new();
     let mut seen = HashSet::from([root]);
     let mut todo: Vec<(u64, State)> = vec![(root, patterns.root())];
     while let Some((directory, state)) = todo.pop() {
-        let Some(entries) = list(volume, directory).tolerate()? else { continue };
-        for entry in entries {
+        let mut each = |volume: &mut Volume, entry: Entry| {
             volume.disk.work(1)?;
-            if matches!(&entry.name[..], b"." | b"..") {
-                continue;
+            if matches!(entry.name, b"." | b"..") {
+                return Ok(());
             }
-            let next = patterns.step(&state, &String::from_utf8_lossy(&entry.name));
+            let next = patterns.step(&state, &String::from_utf8_lossy(entry.name));
             if next.is_empty() || !volume.disk.remember(64 + next.len() * 8) {
-                continue;
+                return Ok(());
             }
             if patterns.is_match(&next) {
                 *found.entry(entry.inode).or_insert(0) += 1;
@@ -128,7 +130,9 @@ pub(crate) fn find_temporary(
             if entry.maybe_directory && seen.insert(entry.inode) {
                 todo.push((entry.inode, next));
             }
-        }
+            Ok(())
+        };
+        list(volume, directory, &mut each).tolerate()?;
     }
     Ok(TemporaryFiles(found))
 }

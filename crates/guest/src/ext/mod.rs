@@ -32,7 +32,9 @@ pub(crate) fn scan(volume: &mut Volume, patterns: &Patterns) -> Result<()> {
     let superblock = Superblock::read(volume)?;
     let groups = Groups::read(volume, superblock)?;
     groups.claim_metadata(volume)?;
-    let list = |volume: &mut Volume, number| directory::list(volume, &groups, number);
+    let list = |volume: &mut Volume, number, each: &mut linux::EachEntry| {
+        directory::list(volume, &groups, number, each)
+    };
     let temporary = linux::find_temporary(volume, patterns, ROOT, list)?;
     sweep(volume, &groups, |volume, number, inode| {
         let mut pieces = inode.pieces(volume, &groups.superblock)?;
@@ -70,6 +72,7 @@ fn sweep(
         let used = group.used_inodes;
         let mut done = 0;
         while done < used {
+            volume.disk.work(1)?;
             let count = (used - done).min(CHUNK / size);
             let at = superblock.bytes(group.inode_table).saturating_add(done * size);
             if let Some(table) = volume.read_vec(at, (count * size) as usize).tolerate()? {

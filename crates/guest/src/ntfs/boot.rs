@@ -49,15 +49,16 @@ fn parse(sector: &[u8], volume_len: u64) -> Option<Geometry> {
         n => 1_u64.checked_shl(n.unsigned_abs().into())?,
     };
     let total = le64(sector, 40)?.checked_mul(bytes)?;
+    let mft = [le64(sector, 48)?, le64(sector, 56)?];
     let plausible = (bytes.is_power_of_two() && (256..=4096).contains(&bytes))
         && (cluster.is_power_of_two() && (512..=2 << 20).contains(&cluster))
         && (record.is_power_of_two() && (512..=4096).contains(&record));
-    plausible.then_some(Geometry {
+    plausible.then(|| Geometry {
         sector: bytes,
         cluster,
         clusters: total.min(volume_len) / cluster,
         record: record as usize,
-        mft: [le64(sector, 48)?, le64(sector, 56)?],
+        mft,
         copy_of_boot: total,
     })
 }

@@ -12,6 +12,8 @@ use crate::magic;
 
 /// What Windows allows for a list of attributes; hence at most some 8,000 records of one file.
 const MAX_LIST: u64 = 256 << 10;
+/// Of a stream that is put together; Windows stops long before.
+const MAX_RUNS: usize = 1 << 20;
 const PAGE_FILES: [&str; 3] = ["pagefile.sys", "swapfile.sys", "hiberfil.sys"];
 
 /// A file.
@@ -81,6 +83,9 @@ impl File {
         let (mut all, mut bytes) = (Vec::new(), 0);
         for part in self.attributes().filter(|a| a.kind == kind && a.name == name) {
             let Value::Clusters { first_vcn, size, pairs, .. } = part.value else { continue };
+            if all.len() > MAX_RUNS {
+                return None;
+            }
             found = true;
             if first_vcn == 0 {
                 bytes = size;
@@ -126,7 +131,7 @@ impl File {
         let (mut all_temporary, mut any_page, mut any_extend) = (!names.is_empty(), false, false);
         for name in &names {
             let patterns = places.patterns;
-            let place = places.of(name.parent);
+            let place = places.of(volume, name.parent)?;
             any_extend |= matches!(place, Some(Place::Extend));
             any_page |= matches!(place, Some(Place::Root(_)))
                 && PAGE_FILES.iter().any(|page| page.eq_ignore_ascii_case(&name.name));

@@ -60,6 +60,7 @@ impl Mft {
         let mut buffer = vec![0; CHUNK];
         let mut offset = 0;
         while offset < self.stream.size {
+            volume.disk.work(1)?;
             let part = &mut buffer[..CHUNK.min((self.stream.size - offset) as usize)];
             if self.stream.read(volume, offset, part).tolerate()?.is_some() {
                 for (i, bytes) in part.chunks_exact(record).enumerate() {

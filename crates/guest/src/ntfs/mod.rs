@@ -60,6 +60,7 @@ fn free(volume: &mut Volume, mft: &Mft) -> Result<()> {
     let mut buffer = vec![0; CHUNK];
     let mut offset = 0;
     while offset < stream.size && offset * 8 < clusters {
+        volume.disk.work(1)?;
         let part = &mut buffer[..CHUNK.min((stream.size - offset) as usize)];
         // What cannot be read is not known to be free.
         if stream.read(volume, offset, part).tolerate()?.is_some() {

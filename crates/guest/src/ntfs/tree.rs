@@ -11,6 +11,9 @@ use crate::paths::{Patterns, State};
 /// Windows allows 32,767 characters of a path, hence some 16,000 components; nobody has more than these.
 const MAX_DEPTH: usize = 256;
 
+/// What following a path counts as. It is long on a hostile disk only.
+const PATH_WORK: u64 = 8;
+
 #[derive(Debug)]
 struct Directory {
     sequence: u16,
@@ -77,11 +80,13 @@ impl<'t> Places<'t> {
         Places { tree, patterns, last: None }
     }
 
-    pub fn of(&mut self, directory: Reference) -> Option<&Place> {
+    pub fn of(&mut self, volume: &mut Volume, directory: Reference) -> Result<Option<&Place>> {
+        volume.disk.work(1)?;
         if self.last.as_ref().is_none_or(|(last, _)| *last != directory) {
+            volume.disk.work(PATH_WORK)?;
             self.last = Some((directory, self.find(directory)));
         }
-        self.last.as_ref().and_then(|(_, place)| place.as_ref())
+        Ok(self.last.as_ref().and_then(|(_, place)| place.as_ref()))
     }
 
     fn find(&self, directory: Reference) -> Option<Place> {

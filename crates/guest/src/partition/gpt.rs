@@ -97,3 +97,14 @@ fn read_copy(disk: &mut Disk, sector: u64, lba: u64) -> Result<Vec<Range<u64>>> 
     }
     Ok(found)
 }
+
+/// Puts the checksums of a header and its array right, as an attacker would.
+pub(crate) fn seal(sector: &mut [u8], array: &[u8]) {
+    let Some(len) = le32(sector, 12).map(|len| len as usize).filter(|len| *len >= MIN_HEADER) else { return };
+    if let Some(header) = sector.get_mut(..len) {
+        header[88..92].copy_from_slice(&crc(array).to_le_bytes());
+        header[16..20].fill(0);
+        let check = crc(header);
+        header[16..20].copy_from_slice(&check.to_le_bytes());
+    }
+}

@@ -9,6 +9,8 @@ mod mbr;
 
 use std::ops::Range;
 
+pub(crate) use gpt::seal as seal_gpt;
+
 use crate::disk::{Disk, Result, Tolerate};
 use crate::magic;
 

@@ -33,7 +33,8 @@ pub(crate) fn scan(volume: &mut Volume, patterns: &Patterns) -> Result<()> {
     for group in 0..s.groups {
         group::claim_headers_and_trees(volume, &s, group).tolerate()?;
     }
-    let list = |volume: &mut Volume, number| directory::list(volume, &s, number);
+    let list =
+        |volume: &mut Volume, number, each: &mut linux::EachEntry| directory::list(volume, &s, number, each);
     let temporary = linux::find_temporary(volume, patterns, s.root, list)?;
     for group in 0..s.groups {
         let chunks = |volume: &mut Volume, first, chunk| {
