@@ -1,5 +1,6 @@
 //! The checked-in corpus of every fuzz target, on the stable toolchain: what was found once stays found.
 //! `FOREBAY_WRITE_CORPUS=1 cargo test -p forebay-guest --test corpus` adds the seeds, made by real tools.
+#![allow(clippy::unwrap_used)] // helpers fail as the tests do
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! Disks that lie: real ones with changed bytes, and random ones. A scan of any of them ends within its limits, does
 //! not panic, and takes no more memory than the limits allow. A program of its own, since it counts with its own
 //! allocator.
+#![allow(clippy::unwrap_used)] // helpers fail as the tests do
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -1,4 +1,5 @@
 //! The map against an array with one entry for each block.
+#![allow(clippy::unwrap_used)] // helpers fail as the tests do
 
 use forebay_guest::{BLOCK, Class, ClassMap, DecodeError};
 use proptest::prelude::*;

@@ -107,6 +107,7 @@ fn logical(disk: &mut Disk, extended: &Entry, found: &mut Vec<Range<u64>>) -> Re
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // one range is meant
 mod tests {
     use super::*;
     use crate::disk::Limits;
