@@ -7,7 +7,7 @@
 
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use forebay_guest::{Blocks, Class, Options, ReadError, Scan, scan};
@@ -72,7 +72,10 @@ impl Mounted {
         let before = std::fs::metadata(root.path()).unwrap().dev();
         let mut command = Command::new("ntfs-3g");
         command.args(["-o", "no_detach,streams_interface=windows", arg(image), arg(root.path())]);
-        let mut driver = command.spawn().unwrap_or_else(|e| panic!("ntfs-3g: {e} (make setup installs it)"));
+        let mut driver = command
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|e| panic!("ntfs-3g: {e} (make setup installs it)"));
         while std::fs::metadata(root.path()).unwrap().dev() == before {
             assert!(driver.try_wait().unwrap().is_none(), "ntfs-3g does not mount");
             std::thread::sleep(Duration::from_millis(2));
@@ -83,8 +86,12 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        output("umount", &[arg(self.root.path())], true);
-        self.driver.take().map(|mut driver| driver.wait());
+        let unmounted = Command::new("umount").arg(self.root.path()).status().is_ok_and(|s| s.success());
+        if let Some(mut driver) = self.driver.take() {
+            // It would never end by itself.
+            let _ = if unmounted { Ok(()) } else { driver.kill() };
+            let _ = driver.wait();
+        }
     }
 }
 
