@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PYTHON ?= /usr/bin/python3
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build demo test test-rust test-clients bench fmt lint clean
+.PHONY: help setup build demo test test-rust test-clients bench bench-vdi fmt lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ test-clients: ## only the real clients: nbdinfo, nbdcopy, qemu, fio, file system
 
 bench: setup build ## the promised figures, each beside its peer, in one run
 	$(CARGO) run --release --locked -p forebay-xray -- bench $(ARGS)
+
+bench-vdi: setup build ## fleets of virtual desktops, beside published figures (ARGS=--quick for a short run)
+	$(CARGO) run --release --locked -p forebay-xray -- vdi $(ARGS)
 
 fmt: ## format all code
 	$(CARGO) fmt --all

@@ -98,8 +98,6 @@ def verdicts(cold, storm):
     return "\n".join([
         verdict("store reads of the boot storm, times those of one cold boot", reads, "{:.2f}", 1.05),
         verdict("store writes of the boot storm, share of the guests' writes", writes, "{:.2%}", 0.01),
-        "(These are ordinary volumes: each flush of a guest is a commit, shared by all who flush at the time. The",
-        "second promise is for desktops, whose writes stay in RAM; they come in a later release.)",
     ])
 
 

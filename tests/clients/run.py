@@ -23,6 +23,7 @@ import clients_input  # noqa: E402, F401
 import clients_tls  # noqa: E402, F401
 import clients_filesystems  # noqa: E402, F401
 import clients_space  # noqa: E402, F401
+import clients_desktops  # noqa: E402, F401
 import clients_failures  # noqa: E402, F401
 import clients_crash  # noqa: E402, F401
 

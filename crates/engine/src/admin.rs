@@ -7,6 +7,7 @@ use forebay_format::{BLOCK, CatalogueOp, DiskId, DiskRecord, MAX_NAME, MapValue,
 use serde::Serialize;
 
 use crate::catalogue::{check_name, check_size, shorten};
+use crate::desktop::check_persistent;
 use crate::pool::Pool;
 use crate::volume::{Exclusive, Volume};
 use crate::{Disk, Error, Result};
@@ -42,12 +43,14 @@ pub struct DiskInfo {
     pub uuid: [u8; 16],
     /// RAM write cache of a desktop in bytes, else 0.
     pub write_cache: u64,
+    /// It is a desktop that is reset when its guest leaves.
+    pub reset_at_disconnect: bool,
     /// Only disks of the same domain share blocks that they wrote alike.
     pub dedup_domain: u32,
 }
 
 /// One clone to be made.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct CloneRequest {
     /// Name of the new volume.
     pub name: String,
@@ -55,6 +58,8 @@ pub struct CloneRequest {
     pub sync: SyncMode,
     /// RAM write cache of a desktop; 0 for an ordinary volume.
     pub write_cache: u64,
+    /// A desktop is to be reset when its guest leaves.
+    pub reset_at_disconnect: bool,
 }
 
 impl Pool {
@@ -110,6 +115,7 @@ impl Pool {
             clients: disk.clients(),
             uuid: record.uuid,
             write_cache: record.write_cache,
+            reset_at_disconnect: record.reset_at_disconnect,
             dedup_domain: record.dedup_domain,
         }
     }
@@ -135,6 +141,7 @@ impl Pool {
     pub async fn clone_disk(&self, source: &str, clones: &[CloneRequest]) -> Result<Vec<DiskInfo>> {
         let _admin = self.admin.lock().await;
         let from = self.catalogue.read().find(source)?;
+        check_persistent(&from, source)?;
         let mut ops = Vec::new();
         let mut names = std::collections::BTreeSet::new();
         for clone in clones {
@@ -143,13 +150,19 @@ impl Pool {
             if !names.insert(&clone.name) {
                 return Err(Error::Exists(shorten(&clone.name)));
             }
+            // A clone of a volume as it is now depends on nothing: the volume goes on changing.
+            let origin = (from.role() != Role::Volume).then_some(from.id());
+            if clone.write_cache > 0 && origin.is_none() {
+                let (is, needs) = ("a volume", "an image or a snapshot, to which its desktops can be reset");
+                return Err(Error::WrongKind { name: shorten(source), is, needs });
+            }
             let disk = DiskRecord {
-                sync: clone.sync,
+                sync: if clone.write_cache > 0 { SyncMode::Never } else { clone.sync },
                 write_cache: clone.write_cache,
+                reset_at_disconnect: clone.reset_at_disconnect,
                 // They share what it holds already, so that another domain would hide nothing.
                 dedup_domain: from.record().dedup_domain,
-                // A clone of a volume as it is now depends on nothing: the volume goes on changing.
-                origin: (from.role() != Role::Volume).then_some(from.id()),
+                origin,
                 ..self.new_record(&clone.name, from.size(), Role::Volume)
             };
             ops.push(CatalogueOp::Create { disk, from: Some(from.id()) });
@@ -164,6 +177,7 @@ impl Pool {
         check_name(name)?;
         let _admin = self.admin.lock().await;
         let parent = self.find_volume(volume)?;
+        check_persistent(&parent, volume)?;
         let full = format!("{volume}@{name}");
         self.catalogue.read().check_free(&full)?;
         let disk = DiskRecord {
@@ -176,31 +190,58 @@ impl Pool {
         self.disk(&full)
     }
 
+    /// Makes an image of what a volume or snapshot holds, every write acknowledged before included.
+    pub async fn create_image(&self, name: &str, source: &str) -> Result<DiskInfo> {
+        check_name(name)?;
+        let _admin = self.admin.lock().await;
+        let from = self.catalogue.read().find(source)?;
+        check_persistent(&from, source)?;
+        self.catalogue.read().check_free(name)?;
+        let disk = DiskRecord {
+            dedup_domain: from.record().dedup_domain,
+            ..self.new_record(name, from.size(), Role::Image)
+        };
+        self.commit_ops(vec![CatalogueOp::Create { disk, from: Some(from.id()) }]).await?;
+        self.reclaim_is_due();
+        self.disk(name)
+    }
+
     /// Sets a volume back to one of its snapshots. Refused while clients are connected.
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
         let _admin = self.admin.lock().await;
         let disk = self.find_volume(volume)?;
         let from = self.catalogue.read().find(&format!("{volume}@{snapshot}"))?;
-        self.copy_contents(&disk, volume, from.id()).await
+        let _alone = disk.exclude_clients(volume)?;
+        self.copy_contents(vec![CatalogueOp::Copy { disk: disk.id(), from: from.id() }]).await
     }
 
     /// Sets a clone back to the image or snapshot it came from. Refused while clients are connected.
     pub async fn reset(&self, volume: &str) -> Result<()> {
-        let _admin = self.admin.lock().await;
-        let disk = self.find_volume(volume)?;
-        let Some(origin) = disk.record().origin else {
-            return Err(Error::WrongKind {
-                name: shorten(volume),
-                is: "a volume of its own",
-                needs: "a clone of an image or a snapshot",
-            });
-        };
-        self.copy_contents(&disk, volume, origin).await
+        self.reset_all(&[volume]).await
     }
 
-    async fn copy_contents(&self, disk: &Arc<Volume>, name: &str, from: DiskId) -> Result<()> {
-        let _alone = disk.exclude_clients(name)?;
-        self.commit_ops(vec![CatalogueOp::Copy { disk: disk.id(), from }]).await?;
+    /// Resets many clones, all or none, as fast as one.
+    pub async fn reset_all(&self, volumes: &[&str]) -> Result<()> {
+        let _admin = self.admin.lock().await;
+        let (mut alone, mut ops) = (Vec::new(), Vec::new());
+        for name in volumes {
+            let disk = self.find_volume(name)?;
+            let Some(from) = disk.record().origin else {
+                return Err(Error::WrongKind {
+                    name: shorten(name),
+                    is: "a volume of its own",
+                    needs: "a clone of an image or a snapshot",
+                });
+            };
+            alone.push(disk.exclude_clients(name)?);
+            ops.push(CatalogueOp::Copy { disk: disk.id(), from });
+        }
+        self.copy_contents(ops).await
+    }
+
+    /// Gives disks, which the caller has to itself, the contents of others.
+    async fn copy_contents(&self, ops: Vec<CatalogueOp>) -> Result<()> {
+        self.commit_ops(ops).await?;
         self.reclaim_is_due();
         Ok(())
     }
@@ -235,6 +276,7 @@ impl Pool {
         check_size(size)?;
         let _admin = self.admin.lock().await;
         let disk = self.find_volume(volume)?;
+        check_persistent(&disk, volume)?;
         let _alone = if size < disk.size() { Some(disk.exclude_clients(volume)?) } else { None };
         self.zero_tail(&disk, size)?;
         self.commit_ops(vec![CatalogueOp::Resize { disk: disk.id(), size }]).await
@@ -317,7 +359,7 @@ impl Pool {
         volume.ok_or_else(|| Error::NotFound(shorten(&handle.name())))
     }
 
-    fn find_volume(&self, name: &str) -> Result<Arc<Volume>> {
+    pub(crate) fn find_volume(&self, name: &str) -> Result<Arc<Volume>> {
         let disk = self.catalogue.read().find(name)?;
         let is = match disk.role() {
             Role::Volume => return Ok(disk),
@@ -349,6 +391,7 @@ impl Pool {
             height: 0,
             root: MapValue::Hole,
             dedup_domain: 0,
+            reset_at_disconnect: false,
         }
     }
 }

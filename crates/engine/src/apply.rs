@@ -77,7 +77,9 @@ impl Pool {
                 self.catalogue.write().insert(Arc::new(Volume::new(disk.clone(), tree)));
             }
             CatalogueOp::Delete { disk } => {
-                if let Some(gone) = self.catalogue.write().remove(*disk) {
+                let gone = self.catalogue.write().remove(*disk);
+                if let Some(gone) = gone {
+                    self.forget_cached(&gone);
                     self.counters.retire(&gone.guest);
                 }
             }
@@ -85,6 +87,7 @@ impl Pool {
                 let (volume, source) = (self.known(*disk)?, self.known(*from)?);
                 let tree = source.tree.read().clone();
                 let record = DiskRecord { size: source.size(), ..(*volume.record()).clone() };
+                self.forget_cached(&volume);
                 *volume.tree.write() = tree;
                 volume.set_record(record);
             }

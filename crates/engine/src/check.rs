@@ -15,6 +15,7 @@ use hashbrown::HashSet;
 use serde::Serialize;
 
 use crate::catalogue::shorten;
+use crate::footers::ended_in_order;
 use crate::hash::BuildU64Hasher;
 use crate::map::{Dirty, NeedNode, Node, Ref, Tree};
 use crate::mark::Slots;
@@ -72,12 +73,14 @@ pub async fn check(
 ) -> Result<CheckReport> {
     let mut report = CheckReport::default();
     let superblock = check_superblocks(&*store, &mut report).await?;
-    let store = Arc::new(Metered::new(store));
+    let clock = host.clone();
+    let store = Arc::new(Metered::new(store, Arc::new(move || clock.now())));
     let (pool, _) =
         Pool::recover(store, host, PoolConfig { dedup_index: 0, ..PoolConfig::default() }, Mode::Look)
             .await?;
     let table: Vec<SegmentRecord> = pool.log.lock().await.table().values().copied().collect();
     report.segments = table.len() as u64;
+    let mut epochs = BTreeMap::new();
     let objects: BTreeSet<SegmentId> = pool.store.list().await?.iter().map(|o| o.id).collect();
     for record in &table {
         match Rest::of(record) {
@@ -88,12 +91,26 @@ pub async fn check(
                 }
             }
             None if objects.contains(&record.segment) => {
-                check_segment(&pool, superblock.pool, record, &mut report).await?;
+                let epoch = check_segment(&pool, superblock.pool, record, &mut report).await?;
+                epochs.extend(epoch.map(|epoch| (record.segment, epoch)));
             }
             _ => {}
         }
         report.bytes_read = pool.store.counts().read.bytes;
         progress(&report);
+    }
+    let checkpoint = pool.read_checkpoint(&superblock.blobs).await?.unwrap_or_default();
+    for record in ended_in_order(&table, &epochs, &superblock, &checkpoint) {
+        if let Err(e) = pool.read_footer(record).await {
+            let why = match e {
+                Error::Format(why) => why.to_string(),
+                other => other.to_string(),
+            };
+            let what = format!(
+                "the directory of a segment cannot be read ({why}); its fingerprints are made anew from the batches"
+            );
+            report.problem(what, format!("segment {}, offset {}", record.segment, record.written));
+        }
     }
     check_maps(&pool, &mut report, &mut progress).await;
     report.bytes_read = pool.store.counts().read.bytes;
@@ -119,27 +136,29 @@ async fn check_superblocks(store: &dyn Store, report: &mut CheckReport) -> Resul
     Ok(best)
 }
 
-/// Verifies the batches of a segment. Footer and directory are left out: a crash may tear them, and all that
-/// they say is in the batches, too.
+/// Verifies the batches of a segment. Gives the epoch of the first one, if that is whole.
 async fn check_segment(
     pool: &Pool,
     id: PoolId,
     record: &SegmentRecord,
     report: &mut CheckReport,
-) -> Result<()> {
+) -> Result<Option<u64>> {
     let (segment, written) = (record.segment, record.written as u64);
     let place = |at: u64| format!("segment {segment}, offset {at}");
-    let mut at = 0;
+    let (mut at, mut epoch) = (0, None);
     let mut stream = None;
     while at < written {
         let found = match scan_segment(&*pool.store, id, segment, stream, at, written).await {
             Ok(found) => found,
             Err(Error::Store(e)) => {
                 report.problem(e.to_string(), place(at));
-                return Ok(());
+                return Ok(epoch);
             }
             Err(e) => return Err(e),
         };
+        if at == 0 {
+            epoch = found.first().map(|b| b.header.epoch);
+        }
         report.batches += found.len() as u64;
         let end = found.last().map_or(at.max(if stream.is_some() { BLOCK as u64 } else { 0 }), |b| b.end);
         if end >= written {
@@ -154,7 +173,7 @@ async fn check_segment(
             at += BLOCK as u64;
         }
     }
-    Ok(())
+    Ok(epoch)
 }
 
 /// Walks every map; then, if something was damaged, once more to say whose it was.

@@ -33,10 +33,9 @@ use forebay_format::{
     Slot, SlotKind, Stream,
 };
 use forebay_store::Store;
-use futures_util::future::join_all;
 use tokio::task::yield_now;
 
-use crate::limits::{CLEAN_PAUSE, MARK_READS, MAX_SEGMENT_BYTES, MOVE_BYTES};
+use crate::limits::{CLEAN_PAUSE, MAX_SEGMENT_BYTES, MOVE_BYTES};
 use crate::log::{Draft, Item, block_at};
 use crate::mark::Live;
 use crate::places::Rest;
@@ -211,14 +210,22 @@ impl Pool {
     }
 
     async fn pack_nodes(&self, segment: SegmentId, run: &[Survivor], out: &mut Vec<Piece>) -> Result<()> {
-        for some in run.chunks(MARK_READS) {
-            let refs: Vec<BlockRef> = some.iter().map(|s| block_at(segment, &s.entry)).collect();
-            let read = join_all(refs.iter().map(|at| self.read_node_bytes(at))).await;
-            for (survivor, bytes) in some.iter().zip(read) {
-                let survivors = vec![(*survivor, survivor.entry.form)];
-                out.push(Piece { bytes: bytes?.to_vec(), survivors });
-            }
+        let refs: Vec<BlockRef> = run.iter().map(|s| block_at(segment, &s.entry)).collect();
+        let mut nodes: Vec<Vec<u8>> = vec![Vec::new(); run.len()];
+        let mut damaged = None;
+        self.read_nodes(&refs, |i, bytes| match bytes {
+            Ok(bytes) => nodes[i] = bytes.to_vec(),
+            Err(e) => damaged = Some(e),
+        })
+        .await;
+        if let Some(e) = damaged {
+            return Err(e);
         }
+        let piece = |(survivor, bytes): (&Survivor, _)| Piece {
+            bytes,
+            survivors: vec![(*survivor, survivor.entry.form)],
+        };
+        out.extend(run.iter().zip(nodes).map(piece));
         Ok(())
     }
 

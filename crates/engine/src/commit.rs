@@ -26,7 +26,7 @@ use hashbrown::HashMap;
 use tokio::sync::oneshot;
 
 use crate::buffer::{Buffers, Page, WriteBuffer, copy_sectors};
-use crate::limits::{DIRTY_AGE, FULL_RETRY};
+use crate::limits::FULL_RETRY;
 use crate::log::{Draft, Item, Log};
 use crate::pool::Pool;
 use crate::reduce::items;
@@ -61,11 +61,21 @@ pub(crate) struct Group {
     freeze: u64,
 }
 
+impl Group {
+    /// A group of what was frozen of one disk.
+    pub fn of(volume: Arc<Volume>, frozen: Arc<WriteBuffer>) -> Group {
+        Group { frozen: vec![(volume, frozen)], ..Group::default() }
+    }
+}
+
 impl Pool {
     /// Whether a write of `len` bytes may go into the buffer now, or has to wait: for a commit, or, where the
     /// store is full of garbage, for the cleaner. An error where it would wait in vain.
-    pub(crate) fn admit(&self, len: u64) -> Result<bool> {
+    pub(crate) fn admit(&self, volume: &Volume, len: u64) -> Result<bool> {
         self.check_running()?;
+        if volume.is_desktop() {
+            return self.admit_to_desktop(volume, len);
+        }
         if self.commit.full.load(Relaxed) {
             // Zeroes take next to nothing, and may be what makes room.
             return match len {
@@ -83,11 +93,11 @@ impl Pool {
     }
 
     /// Waits until a write of `len` bytes may go into the buffer.
-    pub(crate) async fn wait_for_room(&self, len: u64) -> Result<()> {
+    pub(crate) async fn wait_for_room(&self, volume: &Volume, len: u64) -> Result<()> {
         let mut progress = self.commit.progress.subscribe();
         loop {
             progress.mark_unchanged();
-            if self.admit(len)? {
+            if self.admit(volume, len)? {
                 return Ok(());
             }
             progress.changed().await.map_err(|_| Error::Closed)?;
@@ -112,13 +122,18 @@ impl Pool {
         let mut buffers = volume.buffers.lock();
         let was_clean = buffers.active().is_empty();
         let grown = change(&mut buffers, blocks);
+        if volume.is_desktop() {
+            drop(buffers);
+            self.note_cached(volume, grown);
+            return Ok(());
+        }
         if was_clean && !buffers.active().is_empty() {
             self.commit.disks.lock().push(volume.clone());
         }
         drop(buffers);
         let before = self.commit.dirty.fetch_add(grown, Relaxed);
         if was_clean {
-            self.commit.wake.notify_one();
+            self.commit.schedule.wake.notify_one();
         }
         // Begin early enough that writers need not wait for the budget.
         let half = self.config.write_buffer as i64 / 2;
@@ -130,6 +145,9 @@ impl Pool {
 
     /// Waits until everything is durable that was acknowledged on a disk before the call.
     pub(crate) async fn flush_volume(&self, volume: &Volume) -> Result<()> {
+        if volume.is_desktop() {
+            return self.check_latch();
+        }
         let mut progress = self.commit.progress.subscribe();
         let target = {
             let _gate = self.commit.gate.read();
@@ -160,6 +178,7 @@ impl Pool {
         target: u64,
     ) -> Result<()> {
         let failures = progress.borrow().failures;
+        let _waiting = self.commit.schedule.wait();
         self.commit.hurry();
         let enough = |p: &Progress| p.done >= target || p.failures > failures || p.stopped;
         let reached = *progress.wait_for(enough).await.map_err(|_| Error::Closed)?;
@@ -197,7 +216,7 @@ impl Pool {
                 if closing {
                     break;
                 }
-                self.commit.wake.notified().await;
+                self.commit.schedule.wake.notified().await;
                 continue;
             } else {
                 self.linger().await;
@@ -229,30 +248,19 @@ impl Pool {
         self.commit.progress.send_modify(|p| p.stopped = true);
     }
 
-    /// Lets a commit gather more, until its data is of age or somebody is in a hurry.
-    async fn linger(&self) {
-        let mut age = self.host.sleep(DIRTY_AGE);
-        while !self.commit.urgent.swap(false, Relaxed) {
-            tokio::select! {
-                biased;
-                () = self.commit.wake.notified() => {}
-                () = &mut age => return,
-            }
-        }
-    }
-
     /// Gives up a group that found no room, and tells its waiters. What changes to the catalogue wanted was not
     /// done; the data stays, for it was acknowledged.
-    fn out_of_room(&self, group: Group) {
+    pub(crate) fn out_of_room(&self, group: Group) {
         self.commit.full.store(true, Relaxed);
         {
             let _gate = self.commit.gate.write();
             for (volume, frozen) in group.frozen {
                 let mut buffers = volume.buffers.lock();
                 let was_clean = buffers.active().is_empty();
-                self.commit.dirty.fetch_sub(buffers.unfreeze(frozen), Relaxed);
+                let less = buffers.unfreeze(frozen);
                 drop(buffers);
-                if was_clean {
+                self.note_buffered(&volume, -less);
+                if was_clean && !volume.is_desktop() {
                     self.commit.disks.lock().push(volume);
                 }
             }
@@ -270,10 +278,18 @@ impl Pool {
         if group.frozen.is_empty() && group.ops.is_empty() {
             return Ok(());
         }
+        self.log_group(&mut log, group, Stream::Data).await?;
+        drop(log);
+        self.after_commit().await;
+        Ok(())
+    }
+
+    /// Writes a group to the log, and brings it into maps and catalogue.
+    pub(crate) async fn log_group(&self, log: &mut Log, group: &mut Group, stream: Stream) -> Result<()> {
         let completed = self.complete_partial_blocks(group).await?;
-        let reduced = self.reduce(&mut log, group, &completed).await;
+        let reduced = self.reduce(log, group, &completed).await;
         let items = items(group, &completed, &reduced);
-        let places = match self.write_group(&mut log, &items).await {
+        let places = match self.write_group(log, &items, stream).await {
             Err(StoreError::Full) => return Err(Error::NoSpace),
             other => other?,
         };
@@ -282,8 +298,6 @@ impl Pool {
         let results = self.apply_ops(group).await;
         drop(items);
         self.finish(group, results);
-        drop(log);
-        self.after_commit().await;
         Ok(())
     }
 
@@ -336,6 +350,7 @@ impl Pool {
         &self,
         log: &mut Log,
         items: &[Item<'_>],
+        stream: Stream,
     ) -> std::result::Result<Vec<BlockRef>, StoreError> {
         let drafts = Draft::split(items, log.batch_limit());
         let mut current = None;
@@ -349,7 +364,7 @@ impl Pool {
                 self.cache.insert(addr, content);
             }
         };
-        log.write_group(Stream::Data, &drafts, &mut cache).await
+        log.write_group(stream, &drafts, &mut cache).await
     }
 
     /// Brings blocks and zeroed ranges into the maps.
@@ -393,14 +408,21 @@ impl Pool {
         results
     }
 
+    /// Notes by how much the buffers of a disk grew, outside of a write.
+    fn note_buffered(&self, volume: &Volume, grown: i64) {
+        if volume.is_desktop() {
+            self.note_cached(volume, grown);
+        } else {
+            self.commit.dirty.fetch_add(grown, Relaxed);
+        }
+    }
+
     /// Forgets the frozen buffers, frees their memory, tells the waiters.
     fn finish(&self, group: &mut Group, results: Vec<Result<()>>) {
-        let mut freed = 0;
         for (volume, buffer) in group.frozen.drain(..) {
-            freed += buffer.cost() as i64;
             volume.buffers.lock().thaw();
+            self.note_buffered(&volume, -(buffer.cost() as i64));
         }
-        self.commit.dirty.fetch_sub(freed, Relaxed);
         self.counters.commits.add(0);
         let freeze = group.freeze;
         self.commit.progress.send_modify(|p| p.done = p.done.max(freeze));

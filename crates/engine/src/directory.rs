@@ -45,7 +45,8 @@ impl Pool {
         Ok(entries)
     }
 
-    async fn read_footer(&self, record: &SegmentRecord) -> Result<Vec<DirectoryEntry>> {
+    /// The slots of a segment, from its footer.
+    pub(crate) async fn read_footer(&self, record: &SegmentRecord) -> Result<Vec<DirectoryEntry>> {
         let at = u64::from(record.written);
         let head = self.store.read(record.segment, at, BLOCK).await?;
         let footer = SegmentFooter::decode(&head, self.id, record.segment, record.written)?;

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use forebay_format::{BLOCK, DiskId, Role, SECTOR, SyncMode};
 
@@ -16,7 +16,7 @@ use crate::map::RunKind;
 use crate::pool::Pool;
 use crate::read::pieces;
 use crate::volume::Volume;
-use crate::{Error, GuestStats, Result};
+use crate::{Coalesce, Error, GuestStats, Result};
 
 /// Whether a request was done at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,22 +46,38 @@ pub struct Disk {
     /// Where the last read that waited ended, and how far ahead the next one may read.
     next_read: AtomicU64,
     ahead: AtomicU64,
+    said_goodbye: AtomicBool,
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        self.volume.detach();
+        if self.volume.detach() == 0 && self.said_goodbye.load(Relaxed) {
+            self.pool.guest_left(&self.volume);
+        }
     }
 }
 
 impl Disk {
     /// A handle to a volume that counts its client already.
     pub(crate) fn new(pool: Arc<Pool>, volume: Arc<Volume>, name: String) -> Disk {
-        Disk { pool, volume, name, next_read: AtomicU64::new(0), ahead: AtomicU64::new(READAHEAD_MIN) }
+        Disk {
+            pool,
+            volume,
+            name,
+            next_read: AtomicU64::new(0),
+            ahead: AtomicU64::new(READAHEAD_MIN),
+            said_goodbye: AtomicBool::new(false),
+        }
     }
 
     pub(crate) fn id(&self) -> DiskId {
         self.volume.id()
+    }
+
+    /// The client ends its connection in good order. One that is cut off may come back and go on, so only after
+    /// this is a desktop reset by itself.
+    pub fn say_goodbye(&self) {
+        self.said_goodbye.store(true, Relaxed);
     }
 
     /// Export name.
@@ -81,7 +97,8 @@ impl Disk {
 
     /// Whether an acknowledged write is durable already, so that no flush is needed.
     pub fn write_through(&self) -> bool {
-        self.volume.sync() == SyncMode::Always
+        let coalesced = self.pool.config.coalesce != Coalesce::Off || self.volume.is_desktop();
+        self.volume.sync() == SyncMode::Always || !coalesced
     }
 
     /// Counters of this disk.
@@ -134,7 +151,7 @@ impl Disk {
         self.check_write(offset, data.len() as u64)?;
         if self.write_through()
             || !aligned(offset, data.len() as u64)
-            || !self.pool.admit(data.len() as u64)?
+            || !self.pool.admit(&self.volume, data.len() as u64)?
         {
             return Ok(Fast::Wait);
         }
@@ -146,7 +163,7 @@ impl Disk {
     /// Writes; durable on return with `fua` or on a write-through disk.
     pub async fn write(&self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
         self.check_write(offset, data.len() as u64)?;
-        self.pool.wait_for_room(data.len() as u64).await?;
+        self.pool.wait_for_room(&self.volume, data.len() as u64).await?;
         self.write_bytes(offset, data).await?;
         self.volume.guest.write.add(data.len() as u64);
         self.settle(fua).await
@@ -154,11 +171,7 @@ impl Disk {
 
     /// What a change must wait for before it is answered.
     async fn settle(&self, fua: bool) -> Result<()> {
-        let durable = match self.volume.sync() {
-            SyncMode::Always => true,
-            SyncMode::Flush => fua,
-            SyncMode::Never => false,
-        };
+        let durable = self.write_through() || (fua && self.volume.sync() == SyncMode::Flush);
         if durable { self.pool.flush_volume(&self.volume).await } else { Ok(()) }
     }
 
@@ -235,7 +248,7 @@ impl Disk {
     /// Zeroes a range: as a hole, or with `allocated`, so that it is reported as allocated.
     pub async fn write_zeroes(&self, offset: u64, len: u64, allocated: bool, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
-        self.pool.wait_for_room(0).await?;
+        self.pool.wait_for_room(&self.volume, 0).await?;
         let whole = self.whole_blocks(offset, len);
         if whole.is_empty() {
             self.write_bytes(offset, &[0; 2 * BLOCK][..len as usize]).await?;
@@ -297,8 +310,9 @@ impl Disk {
     /// Whether a range is allocated, as runs that cover `len` bytes from `offset` on or stop after `max` runs
     /// (never an empty list for a range that is not empty).
     ///
-    /// What is dirty is committed first, so that the block map alone can tell. Where that fails, the whole
-    /// range is reported as data, which is always true enough.
+    /// What is dirty is committed first, so that the block map alone can tell; of a desktop, which does not commit,
+    /// the write buffer is asked as well. Where that fails, the whole range is reported as data, which is always
+    /// true enough.
     pub async fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
         self.check(offset, len)?;
         self.volume.check_sound()?;
@@ -309,9 +323,29 @@ impl Disk {
         let mut at = offset;
         let mut extents: Vec<Extent> = Vec::new();
         let mut tries = 0;
+        let blocks = blocks_of(offset, len);
+        let buffered = if self.volume.is_desktop() {
+            self.volume.buffers.lock().runs(blocks.clone())
+        } else {
+            Vec::new()
+        };
+        let mut buffered = buffered.into_iter().peekable();
         while at < end && extents.len() < max.max(1) {
             let block = at / BLOCK as u64;
-            let most = end.div_ceil(BLOCK as u64) - block;
+            while buffered.next_if(|(run, _)| run.end <= block).is_some() {}
+            let mut most = blocks.end - block;
+            if let Some((run, kind)) = buffered.peek() {
+                if run.contains(&block) {
+                    let kind = match kind {
+                        None => RunKind::Data,
+                        Some(true) => RunKind::Zero,
+                        Some(false) => RunKind::Hole,
+                    };
+                    at = extend(&mut extents, kind, at, (run.end * BLOCK as u64).min(end));
+                    continue;
+                }
+                most = most.min(run.start - block);
+            }
             let run = self.volume.tree.read().run(&self.pool.nodes, block, most);
             let (kind, count) = match run {
                 Ok(run) => run,
@@ -325,17 +359,7 @@ impl Disk {
                     Err(e) => return Err(e),
                 },
             };
-            let until = ((block + count.max(1)) * BLOCK as u64).min(end);
-            let (hole, zero) = match kind {
-                RunKind::Hole => (true, true),
-                RunKind::Zero => (false, true),
-                RunKind::Data => (false, false),
-            };
-            match extents.last_mut() {
-                Some(last) if (last.hole, last.zero) == (hole, zero) => last.len += until - at,
-                _ => extents.push(Extent { len: until - at, hole, zero }),
-            }
-            at = until;
+            at = extend(&mut extents, kind, at, ((block + count.max(1)) * BLOCK as u64).min(end));
         }
         Ok(extents)
     }
@@ -352,6 +376,20 @@ impl Disk {
         }
         Ok(())
     }
+}
+
+/// Adds a run from `at` to `until`, which is returned.
+fn extend(extents: &mut Vec<Extent>, kind: RunKind, at: u64, until: u64) -> u64 {
+    let (hole, zero) = match kind {
+        RunKind::Hole => (true, true),
+        RunKind::Zero => (false, true),
+        RunKind::Data => (false, false),
+    };
+    match extents.last_mut() {
+        Some(last) if (last.hole, last.zero) == (hole, zero) => last.len += until - at,
+        _ => extents.push(Extent { len: until - at, hole, zero }),
+    }
+    until
 }
 
 /// Ends a watch that was not asked for its result.

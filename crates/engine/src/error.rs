@@ -21,6 +21,17 @@ pub enum Error {
     /// Stored bytes are damaged; they were not handed out.
     #[error("damaged data on the store at {0}; run 'forebay check'")]
     Damaged(String),
+    /// A reclaiming has kept all that disks may need of which it could not read everything.
+    #[error(
+        "freed {freed_bytes} bytes; what is older than the damage in the block map of {disks} is kept as long as \
+         that is there: remove it, reset it or roll it back, then reclaim again"
+    )]
+    MapsDamaged {
+        /// The disks.
+        disks: String,
+        /// What could be freed all the same.
+        freed_bytes: u64,
+    },
     /// A write or sync failed earlier; nothing is acknowledged any more.
     #[error("the pool stopped after a failed write ({0}); repair the store and restart the server")]
     Latched(String),
@@ -126,7 +137,11 @@ impl Error {
             Error::NotFound(_) | Error::NoPool(_) => ENOENT,
             Error::Exists(_) => EEXIST,
             Error::InUse { .. } | Error::HasClones { .. } | Error::HasSnapshots { .. } => EBUSY,
-            Error::Damaged(_) | Error::Latched(_) | Error::Format(_) | Error::Store(_) => EIO,
+            Error::Damaged(_)
+            | Error::MapsDamaged { .. }
+            | Error::Latched(_)
+            | Error::Format(_)
+            | Error::Store(_) => EIO,
         }
     }
 }

@@ -157,57 +157,6 @@ impl Pool {
         }
     }
 
-    /// Reads stored blocks, verified, past the read cache; as many at a time as lie together, so they had better
-    /// be sorted. `each` is given the index of every block, with its content or what is wrong with it.
-    pub(crate) async fn read_blocks(
-        &self,
-        blocks: &[BlockRef],
-        mut each: impl FnMut(usize, Result<&[u8; BLOCK]>),
-    ) {
-        let view = self.places.view();
-        let mut run: Vec<Located> = Vec::new();
-        for (i, block) in blocks.iter().enumerate() {
-            let place = self.locate(&view, block).await;
-            let extends = place.as_ref().is_ok_and(|p| extends(&run, p));
-            if !extends {
-                self.read_together(&blocks[i - run.len()..i], i - run.len(), &run, &mut each).await;
-                run.clear();
-            }
-            match place {
-                Ok(place) => run.push(place),
-                Err(e) => each(i, Err(e)),
-            }
-        }
-        let first = blocks.len() - run.len();
-        self.read_together(&blocks[first..], first, &run, &mut each).await;
-    }
-
-    /// Reads blocks that rest at `places`, which lie together; `first` is the index of the first one.
-    async fn read_together(
-        &self,
-        blocks: &[BlockRef],
-        first: usize,
-        places: &[Located],
-        each: &mut impl FnMut(usize, Result<&[u8; BLOCK]>),
-    ) {
-        let Some((begin, end)) = places.first().zip(places.last()) else { return };
-        let len = end.offset + end.len as u64 - begin.offset;
-        let stored = match self.read_exact(begin.object, begin.offset, len as usize).await {
-            Ok(stored) => stored,
-            Err(e) => return (0..places.len()).for_each(|i| each(first + i, Err(e.clone()))),
-        };
-        let (plain, sound) = plain(places, stored);
-        for (i, (content, sound)) in plain.chunks_exact(BLOCK).zip(sound).enumerate() {
-            match content.first_chunk() {
-                Some(content) if sound && crc32c(content) == blocks[i].crc => each(first + i, Ok(content)),
-                _ => {
-                    self.count_damage(places[i].object, places[i].offset);
-                    each(first + i, Err(damage(places[i].object, places[i].offset)));
-                }
-            }
-        }
-    }
-
     /// Reads `len` bytes, all of them, at an offset of an object that need not be aligned.
     pub(crate) async fn read_exact(&self, object: SegmentId, offset: u64, len: usize) -> Result<IoBuf> {
         let Range { start, end } = offset..offset + len as u64;
@@ -234,7 +183,7 @@ impl Pool {
             }
             match self.node_misses.enter(need.at.addr) {
                 Turn::Leader(leader) => {
-                    let node = self.read_node(need).await?;
+                    let node = need.accept(&self.read_node_bytes(&need.at).await?)?;
                     self.nodes.insert(need.at, node.clone());
                     leader.complete(());
                     return Ok(node);
@@ -245,32 +194,25 @@ impl Pool {
         }
     }
 
-    /// As [`Pool::load_node`], for those that walk over whole maps: what they read does not go into the cache,
-    /// where it would take the place of what guests need.
-    pub(crate) async fn pass_node(&self, need: NeedNode) -> Result<Node> {
-        match self.nodes.find(need) {
-            Some(node) => Ok(node),
-            None => self.read_node(need).await,
-        }
-    }
-
-    async fn read_node(&self, need: NeedNode) -> Result<Node> {
-        Ok(need.accept(&self.read_node_bytes(&need.at).await?)?)
-    }
-
     /// The bytes of a stored node, verified.
-    pub(crate) async fn read_node_bytes(&self, at: &BlockRef) -> Result<IoBuf> {
+    async fn read_node_bytes(&self, at: &BlockRef) -> Result<IoBuf> {
         let view = self.places.view();
         let place = self.locate(&view, at).await?;
+        let bytes = self.read_exact(place.object, place.offset, place.len).await?;
+        self.verify_node(at, &place, &bytes)?;
+        Ok(bytes)
+    }
+
+    /// An error if `bytes`, which rest at `place`, are not the node that was stored.
+    pub(crate) fn verify_node(&self, at: &BlockRef, place: &Located, bytes: &[u8]) -> Result<()> {
         if at.form.of_node().is_none() || place.form != at.form {
             return Err(FormatError::Value { what: "map node reference", field: "form" }.into());
         }
-        let bytes = self.read_exact(place.object, place.offset, place.len).await?;
-        if crc32c(&bytes) != at.crc {
+        if crc32c(bytes) != at.crc {
             self.count_damage(place.object, place.offset);
             return Err(damage(place.object, place.offset));
         }
-        Ok(bytes)
+        Ok(())
     }
 
     pub(crate) fn count_damage(&self, object: SegmentId, offset: u64) {
@@ -285,13 +227,13 @@ pub(crate) fn damage(object: SegmentId, offset: u64) -> Error {
 }
 
 /// Whether a run of places can take another.
-fn extends(run: &[Located], place: &Located) -> bool {
+pub(crate) fn extends(run: &[Located], place: &Located) -> bool {
     run.last().is_some_and(|last| last.leads_to(place)) && (run.len() + 1) * BLOCK <= BATCH_BYTES
 }
 
 /// The plain blocks of a run of places whose bytes are `stored`, one behind the other, and of each whether it could be
 /// unpacked.
-fn plain(run: &[Located], stored: IoBuf) -> (IoBuf, Vec<bool>) {
+pub(crate) fn plain(run: &[Located], stored: IoBuf) -> (IoBuf, Vec<bool>) {
     if run.iter().all(|place| place.form == Form::RAW_BLOCK) {
         return (stored, vec![true; run.len()]);
     }

@@ -8,14 +8,17 @@ mod buffer;
 mod catalogue;
 mod commit;
 mod dedup;
+mod desktop;
 #[allow(dead_code, unused_imports)]
 mod disk;
 mod log;
 mod map;
 mod reduce;
+mod schedule;
 mod volume;
 mod zero;
 
+mod bulk;
 mod cache;
 mod fetch;
 mod places;
@@ -27,6 +30,7 @@ mod check;
 mod checkpoint;
 mod clean;
 mod directory;
+mod footers;
 mod inspect;
 mod mark;
 mod mutation;
@@ -56,8 +60,9 @@ pub use inspect::{
 #[doc(hidden)]
 pub use mutation::Mutation;
 pub use pool::{Pool, PoolConfig};
+pub use schedule::Coalesce;
 pub use stats::{
-    CacheStats, Count, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats, PoolStats, ReductionStats,
-    Room, SpaceStats, StoreStats,
+    CacheStats, CommitStats, Count, DesktopStats, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats,
+    Memory, PoolStats, ReductionStats, Room, SpaceStats, StoreStats,
 };
 pub use zero::is_zero;

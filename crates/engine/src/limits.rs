@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_format::{BLOCK, MAX_BLOBS, SECTOR, Slot};
+use forebay_format::{BLOCK, FANOUT, MAX_BLOBS, SECTOR, Slot};
 
 /// Largest disk.
 pub const MAX_DISK_BYTES: u64 = 64 << 40;
@@ -17,6 +17,10 @@ pub const SEGMENTS_AT_LEAST: u64 = 32;
 /// Dirty data waits at most this long for a commit to begin. With the time of a commit it stays under the
 /// second that is promised.
 pub const DIRTY_AGE: Duration = Duration::from_millis(500);
+/// Plain bytes that a desktop lets overflow at a time; some two megabytes when they are packed.
+pub const OVERFLOW_BYTES: usize = 4 << 20;
+/// A commit that somebody waits for may wait so long for others, by default.
+pub const COMMIT_DELAY: Duration = Duration::from_millis(10);
 /// A commit that failed for want of room is tried again this often.
 pub const FULL_RETRY: Duration = Duration::from_millis(200);
 /// What a miss reads from the store at least, where the blocks behind it lie behind it on the store too.
@@ -39,8 +43,17 @@ pub const SCAN_BYTES: usize = 8 << 20;
 /// Segments that recovery scans at once: many disks give their full rate only to several readers. Each takes
 /// two windows of [`SCAN_BYTES`].
 pub const SCANS_AT_ONCE: usize = 4;
-/// Map nodes that a mark reads at once. Few, so that what guests read waits behind few.
-pub const MARK_READS: usize = 8;
+/// Map nodes that a mark has at hand on each level.
+pub const MARK_NODES: usize = FANOUT;
+/// Nodes and their blocks that a mark looks at before other tasks have their turn: some hundred microseconds.
+pub const MARK_TURN: usize = 8;
+/// Most bytes of one read of map nodes, for those who read many; and how many such reads there are at once. What
+/// guests read waits behind them: a megabyte, some hundred microseconds of a disk.
+pub const NODE_READ_BYTES: u64 = 256 << 10;
+/// See [`NODE_READ_BYTES`].
+pub const NODE_READS: usize = 4;
+/// Between nodes that are read together so much may lie that is not asked for. Another read would cost more.
+pub const NODE_GAP: u64 = 16 << 10;
 /// Plain bytes that the cleaner reads and packs in one step, and packed ones that it writes in one: some
 /// milliseconds of a disk, for which a commit may have to wait.
 pub const MOVE_BYTES: usize = 512 << 10;
@@ -83,3 +96,4 @@ const _: () = assert!(MAX_DISK_BYTES.is_multiple_of(BLOCK as u64));
 const _: () = assert!(BLOCK / SECTOR == 8, "a sector mask has eight bits");
 const _: () = assert!(READAHEAD_MIN <= READAHEAD_MAX);
 const _: () = assert!(SCAN_BYTES >= 2 * BATCH_BYTES);
+const _: () = assert!(NODE_GAP + BLOCK as u64 <= NODE_READ_BYTES);

@@ -11,26 +11,36 @@
 //! reference that a commit makes to a block which is stored already; those are noted in the barrier of the
 //! log, and the cleaner looks at it before it drops a slot ([`crate::clean`]).
 //!
+//! **A node that cannot be read** does not end the walk. What it refers to is not known, but it is older: a node
+//! is written when all below it has been, children, base and blocks alike, and no address is given out twice. So
+//! each slot below it was written by a batch with a lower number than the last one of the segment in which the
+//! node was written. The highest of these numbers is the *horizon* of the mark. A segment that began before it
+//! may hold what nobody can see any more: nothing of it is dropped and nothing moved out, dead or alive. One that
+//! began later cannot, and is treated as ever. So a pool goes on to free what was written since the damage; the
+//! rest comes back when no disk reaches the damaged node any more. Its disks are named to whoever asked, and once
+//! in the log. (Where damage has cost the segment its place in the table, the horizon is the end of history as
+//! recovery found it: what a pool has written since it was opened is in the table.)
+//!
 //! **Each distinct node is walked once**, however many clones share it, and once more when a second disk
 //! turns out to share it: then all below is *shared*. A third walk, over the nodes that one disk has for
 //! itself, adds up what only that disk holds: slots reached by one disk alone. The walk gives way to other
-//! tasks after each few nodes, and holds no lock while it waits.
+//! tasks after each few nodes, and holds no lock while it waits. A checkpoint writes nodes in the order of the
+//! walk, so all children of a node are read at once, and what rests together in one store read ([`crate::bulk`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use forebay_format::{BLOCK, BlockRef, Codec, DiskId, DiskRecord, Role, SegmentId};
-use futures_util::future::join_all;
+use forebay_format::{BLOCK, BlockRef, Codec, DiskId, DiskRecord, Role, SegmentId, SegmentRecord};
 use hashbrown::HashMap;
 use roaring::RoaringBitmap;
 use tokio::task::yield_now;
 
 use crate::checkpoint::Taken;
 use crate::hash::BuildU64Hasher;
-use crate::limits::MARK_READS;
+use crate::limits::{MARK_NODES, MARK_TURN};
 use crate::map::{NeedNode, Node, Ref, Tree};
 use crate::pool::Pool;
 use crate::volume::blocks;
-use crate::{BoxFuture, DiskSpace, Mutation, Result};
+use crate::{BoxFuture, DiskSpace, Error, Mutation, Result};
 
 /// The live slots of a segment.
 #[derive(Debug, Default)]
@@ -56,6 +66,36 @@ pub(crate) struct Marked {
     pub disks: HashMap<DiskId, DiskSpace, BuildU64Hasher>,
     /// Sizes of all disks.
     pub logical_bytes: u64,
+    /// Disks of which not all nodes could be read. What is known of them is of the others; and blocks that only
+    /// they share with some disk count as that disk's alone.
+    pub damaged: BTreeSet<DiskId>,
+    /// Segments in which the nodes were written that could not be read.
+    unread: BTreeSet<SegmentId>,
+    /// See the module; 0 where all was read.
+    horizon: u64,
+}
+
+impl Marked {
+    /// Works out the horizon. `records` are all segments, in order; `opened_at` is the batch at which history ended
+    /// when the pool was opened.
+    pub fn set_horizon(&mut self, records: &[SegmentRecord], opened_at: u64) {
+        let last_seq = |segment: &SegmentId| match records.binary_search_by_key(segment, |r| r.segment) {
+            Ok(i) => records[i].last_seq,
+            // Damage has cost its place in the table, so recovery did not find it: all in it is of an earlier life.
+            Err(_) => opened_at,
+        };
+        self.horizon = self.unread.iter().map(last_seq).max().unwrap_or(0);
+    }
+
+    /// Whether slots of a segment may be in use of which the mark does not know.
+    pub fn is_uncertain(&self, record: &SegmentRecord) -> bool {
+        record.first_seq <= self.horizon
+    }
+
+    /// Whether slots of a segment that is in no table may be in use.
+    pub fn may_be_in_use(&self, segment: SegmentId) -> bool {
+        self.horizon > 0 || self.live.contains_key(&segment)
+    }
 }
 
 /// Bytes of a block or node where it was written.
@@ -87,8 +127,22 @@ struct Seen {
     owner: DiskId,
     /// Others reached it, too.
     shared: bool,
-    /// Blocks below.
+    below: Below,
+}
+
+/// What is below a node, or below several.
+#[derive(Debug, Clone, Copy, Default)]
+struct Below {
     blocks: u64,
+    /// Something could not be read.
+    unread: bool,
+}
+
+impl std::ops::AddAssign for Below {
+    fn add_assign(&mut self, other: Below) {
+        self.blocks += other.blocks;
+        self.unread |= other.unread;
+    }
 }
 
 /// Why a node is walked.
@@ -102,12 +156,12 @@ enum Visit {
     Own,
 }
 
-/// What a node says, once its base is loaded.
+/// What a node says.
 #[derive(Default)]
 struct Said {
     blocks: Vec<BlockRef>,
     children: Vec<NeedNode>,
-    base: Option<NeedNode>,
+    base: Option<BlockRef>,
 }
 
 /// A mark under way.
@@ -147,12 +201,15 @@ impl<'a> Mark<'a> {
         for (disk, done) in images.into_iter().chain(others).zip(1..) {
             self.begin(disk);
             let tree = Tree::from_record(disk.root, disk.height, blocks(disk.size))?;
-            let count = match tree.root() {
+            let below = match tree.root() {
                 Some(Ref::Node(root)) => self.walk(vec![root], false).await?,
-                _ => 0,
+                _ => Below::default(),
             };
+            if below.unread {
+                self.found.damaged.insert(disk.id);
+            }
             self.found.logical_bytes += disk.size;
-            let space = DiskSpace { mapped_bytes: count * BLOCK as u64, exclusive_bytes: 0 };
+            let space = DiskSpace { mapped_bytes: below.blocks * BLOCK as u64, exclusive_bytes: 0 };
             self.found.disks.insert(disk.id, space);
             disk_done(done);
         }
@@ -186,51 +243,85 @@ impl<'a> Mark<'a> {
         self.mine.0.clear();
     }
 
-    /// Walks over nodes of one level and all below; returns how many blocks there are.
-    fn walk(&mut self, nodes: Vec<NeedNode>, own: bool) -> BoxFuture<'_, Result<u64>> {
+    /// Walks over nodes of one level and all below.
+    fn walk(&mut self, nodes: Vec<NeedNode>, own: bool) -> BoxFuture<'_, Result<Below>> {
         Box::pin(async move {
-            let mut count = 0;
-            for some in nodes.chunks(MARK_READS) {
+            let mut all = Below::default();
+            for some in nodes.chunks(MARK_NODES) {
                 self.pool.check_running()?;
-                let visits: Vec<(NeedNode, Visit)> = some
-                    .iter()
-                    .filter_map(|need| match if own { self.enter_own(need) } else { self.enter(need) } {
-                        Ok(visit) => Some((*need, visit)),
-                        Err(known) => {
-                            count += known;
-                            None
+                let (mut needs, mut visits) = (Vec::new(), Vec::new());
+                for need in some {
+                    match if own { self.enter_own(need) } else { self.enter(need) } {
+                        Ok(visit) => {
+                            needs.push(*need);
+                            visits.push(visit);
                         }
-                    })
-                    .collect();
-                let loaded = join_all(visits.iter().map(|(need, _)| self.pool.pass_node(*need))).await;
-                for ((need, visit), node) in visits.into_iter().zip(loaded) {
-                    let node = node.map_err(|e| self.pool.lost(e))?;
-                    let blocks = self.node(node, visit).await?;
-                    count += blocks;
-                    if visit == Visit::New
-                        && let Some(seen) = self.seen.get_mut(&need.at.addr.to_u64())
-                    {
-                        seen.blocks = blocks;
+                        Err(known) => all += known,
                     }
                 }
-                // Lets others have their turn, also those that wait for what another thread has done.
-                yield_now().await;
+                let loaded = self.load(&needs).await;
+                for (n, ((need, visit), (node, base))) in needs.iter().zip(visits).zip(loaded).enumerate() {
+                    let below = match node {
+                        Ok(node) => self.node(node, base, visit).await?,
+                        Err(e) => self.unread(&need.at, e)?,
+                    };
+                    all += below;
+                    if visit != Visit::Own
+                        && let Some(seen) = self.seen.get_mut(&need.at.addr.to_u64())
+                    {
+                        seen.below = below;
+                    }
+                    if n % MARK_TURN == 0 {
+                        // Lets others have their turn, also those that wait for what another thread has done.
+                        yield_now().await;
+                    }
+                }
             }
-            Ok(count)
+            Ok(all)
         })
     }
 
-    /// Reaches a node; an error with the number of its blocks if it need not be walked.
-    fn enter(&mut self, need: &NeedNode) -> std::result::Result<Visit, u64> {
+    /// Loads nodes, and with each its base, if it has one.
+    async fn load(&self, needs: &[NeedNode]) -> Vec<(Result<Node>, Option<Result<Node>>)> {
+        let nodes = self.pool.pass_nodes(needs).await;
+        let bases: Vec<Option<NeedNode>> =
+            nodes.iter().map(|node| node.as_ref().ok().and_then(Node::stored_base)).collect();
+        let wanted: Vec<NeedNode> = bases.iter().flatten().copied().collect();
+        let loaded = self.pool.pass_nodes(&wanted).await;
+        for (need, base) in wanted.iter().zip(&loaded) {
+            // Many leaves stand on it, of guests too: it may come to be of use in the cache.
+            if let Ok(base) = base
+                && self.pool.nodes.find(*need).is_none()
+            {
+                self.pool.nodes.insert(need.at, base.clone());
+            }
+        }
+        let mut loaded = loaded.into_iter();
+        nodes.into_iter().zip(bases).map(|(node, base)| (node, base.and_then(|_| loaded.next()))).collect()
+    }
+
+    /// Notes a node that cannot be read. Any other error ends the mark.
+    fn unread(&mut self, at: &BlockRef, e: Error) -> Result<Below> {
+        match self.pool.lost(e) {
+            Error::Damaged(_) | Error::Format(_) | Error::Store(_) => {
+                self.found.unread.insert(at.addr.segment);
+                Ok(Below { blocks: 0, unread: true })
+            }
+            other => Err(other),
+        }
+    }
+
+    /// Reaches a node; an error with what is below it if it need not be walked.
+    fn enter(&mut self, need: &NeedNode) -> std::result::Result<Visit, Below> {
         let key = need.at.addr.to_u64();
         let visit = match self.seen.get_mut(&key) {
-            Some(seen) if seen.shared || seen.owner == self.disk => return Err(seen.blocks),
+            Some(seen) if seen.shared || seen.owner == self.disk => return Err(seen.below),
             Some(seen) => {
                 seen.shared = true;
                 Visit::Share
             }
             None => {
-                self.seen.insert(key, Seen { owner: self.disk, shared: false, blocks: 0 });
+                self.seen.insert(key, Seen { owner: self.disk, shared: false, below: Below::default() });
                 Visit::New
             }
         };
@@ -238,14 +329,14 @@ impl<'a> Mark<'a> {
         Ok(visit)
     }
 
-    /// As [`Mark::enter`], in the last walk. The number of blocks does not matter there.
-    fn enter_own(&mut self, need: &NeedNode) -> std::result::Result<Visit, u64> {
+    /// As [`Mark::enter`], in the last walk. What is below does not matter there.
+    fn enter_own(&mut self, need: &NeedNode) -> std::result::Result<Visit, Below> {
         match self.seen.get(&need.at.addr.to_u64()) {
             Some(seen) if !seen.shared => {
                 self.reach(&need.at, Visit::Own);
                 Ok(Visit::Own)
             }
-            _ => Err(0),
+            _ => Err(Below::default()),
         }
     }
 
@@ -277,31 +368,30 @@ impl<'a> Mark<'a> {
         false
     }
 
-    /// Walks over one node and all below.
-    async fn node(&mut self, node: Node, visit: Visit) -> Result<u64> {
-        let mut said = Said::default();
+    /// Walks over one node and all below; its base was loaded with it.
+    async fn node(&mut self, node: Node, base: Option<Result<Node>>, visit: Visit) -> Result<Below> {
+        let (mut said, mut below) = (Said::default(), Below::default());
         node.references(|r| match r {
             Ref::Block(block) => said.blocks.push(block),
             Ref::Node(child) => said.children.push(child),
-            Ref::Base(base) => said.base = Some(base),
+            Ref::Base(base) => said.base = Some(base.at),
             Ref::Memory(_) => unreachable!("a node that was read refers to stored nodes only"),
         });
-        if let Some(base) = said.base {
-            self.reach(&base.at, visit);
-            // Many leaves stand on it, of guests too: it may well be in the cache, or come to be of use
-            // there.
-            let base = self.pool.load_node(base).await.map_err(|e| self.pool.lost(e))?;
-            if self.pool.config.mutation != Mutation::ForgetBases {
-                node.uncovered(&base, |block| said.blocks.push(block));
+        if let Some((at, base)) = said.base.zip(base) {
+            self.reach(&at, visit);
+            match base {
+                Err(e) => below += self.unread(&at, e)?,
+                Ok(_) if self.pool.config.mutation == Mutation::ForgetBases => {}
+                Ok(base) => node.uncovered(&base, |block| said.blocks.push(block)),
             }
         }
         for block in &said.blocks {
             self.found.blocks += u64::from(self.reach(block, visit));
         }
-        let below = match said.children.is_empty() {
-            true => 0,
-            false => self.walk(said.children, visit == Visit::Own).await?,
-        };
-        Ok(said.blocks.len() as u64 + below)
+        below.blocks += said.blocks.len() as u64;
+        if !said.children.is_empty() {
+            below += self.walk(said.children, visit == Visit::Own).await?;
+        }
+        Ok(below)
     }
 }

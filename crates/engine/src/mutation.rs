@@ -16,4 +16,6 @@ pub enum Mutation {
     PublishEarly,
     /// The mark takes all blocks of a base that a leaf hides for dead, and some that it does not hide.
     ForgetBases,
+    /// The mark takes what is below a damaged node for dead.
+    DropUnseen,
 }

@@ -10,24 +10,27 @@ use forebay_format::{Address, BlockRef, DiskId, PoolId, Stream};
 use forebay_store::{Metered, Store};
 use hashbrown::HashSet;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
 use crate::cache::{MissTable, ReadCache};
 use crate::catalogue::Catalogue;
 use crate::commit::{PendingOp, Progress};
 use crate::dedup::Dedup;
+use crate::desktop::Desktops;
 use crate::fetch::Fetched;
-use crate::limits::{RECLAIM_PAUSE, ROOM_SHARE};
+use crate::limits::{COMMIT_DELAY, RECLAIM_PAUSE, ROOM_SHARE};
 use crate::log::Log;
 use crate::map::NodeCache;
 use crate::places::Places;
 use crate::reclaim::Space;
 use crate::recovery::Mode;
+use crate::schedule::Schedule;
 use crate::stats::{Counter, GuestCounters, StoreStats, count};
 use crate::upkeep::Upkeep;
 use crate::volume::Volume;
 use crate::{
-    Count, Disk, DiskStats, Error, GuestStats, Host, Mutation, PoolStats, ReductionStats, Result, Room,
+    Coalesce, Count, Disk, DiskStats, Error, GuestStats, Host, Memory, Mutation, PoolStats, ReductionStats,
+    Result, Room,
 };
 
 /// How a pool is run. All sizes in bytes.
@@ -39,10 +42,16 @@ pub struct PoolConfig {
     pub map_cache: u64,
     /// Most dirty data that is held before writers wait.
     pub write_buffer: u64,
+    /// Most bytes that the write caches of all desktops may hold together.
+    pub desktops: u64,
     /// Size at which new segments are sealed: 64 KiB to 1 GiB.
     pub segment_bytes: u32,
     /// Log bytes after which a checkpoint is made.
     pub checkpoint_bytes: u64,
+    /// Whether small writes are gathered into large ones.
+    pub coalesce: Coalesce,
+    /// How long a commit that somebody waits for may wait for others.
+    pub commit_delay: Duration,
     /// Budget of the dedup index; of almost nothing, less is found and all stays right.
     pub dedup_index: u64,
     /// Whether what is stored is compressed.
@@ -61,8 +70,11 @@ impl Default for PoolConfig {
             read_cache: 1 << 30,
             map_cache: 128 << 20,
             write_buffer: 64 << 20,
+            desktops: 1 << 30,
             segment_bytes: 64 << 20,
             checkpoint_bytes: 512 << 20,
+            coalesce: Coalesce::Adaptive,
+            commit_delay: COMMIT_DELAY,
             dedup_index: 256 << 20,
             compress: true,
             reclaim_pause: RECLAIM_PAUSE,
@@ -82,9 +94,7 @@ pub(crate) struct Commit {
     /// Disks whose active buffer holds something.
     pub disks: Mutex<Vec<Arc<Volume>>>,
     pub ops: Mutex<Vec<PendingOp>>,
-    pub wake: Notify,
-    /// Somebody waits.
-    pub urgent: AtomicBool,
+    pub schedule: Schedule,
     pub closing: AtomicBool,
     /// Room in the store is short; data is not taken.
     pub full: AtomicBool,
@@ -101,8 +111,7 @@ impl Commit {
             dirty: AtomicI64::new(0),
             disks: Mutex::default(),
             ops: Mutex::default(),
-            wake: Notify::new(),
-            urgent: AtomicBool::new(false),
+            schedule: Schedule::default(),
             closing: AtomicBool::new(false),
             full: AtomicBool::new(false),
             low: AtomicBool::new(false),
@@ -112,8 +121,7 @@ impl Commit {
 
     /// Has the next commit begin at once.
     pub fn hurry(&self) {
-        self.urgent.store(true, Relaxed);
-        self.wake.notify_one();
+        self.schedule.hurry();
     }
 
     pub fn has_work(&self) -> bool {
@@ -128,6 +136,8 @@ pub(crate) struct Counters {
     pub commits: Counter,
     pub checkpoints: Counter,
     pub reduction: ReductionCounters,
+    /// What desktops let overflow.
+    pub overflow: Counter,
     /// What the cleaner wrote, and what was freed.
     pub moved: Counter,
     pub freed: Counter,
@@ -160,6 +170,7 @@ pub struct Pool {
     pub(crate) config: PoolConfig,
     pub(crate) catalogue: RwLock<Catalogue>,
     pub(crate) commit: Commit,
+    pub(crate) desktops: Desktops,
     pub(crate) log: tokio::sync::Mutex<Log>,
     pub(crate) appended: Arc<AtomicU64>,
     pub(crate) nodes: NodeCache,
@@ -194,15 +205,18 @@ impl Pool {
     /// [`Error::Format`] where what is there is damaged, foreign or newer; [`Error::Store`] where it cannot be
     /// read or written.
     pub async fn open(store: Arc<dyn Store>, host: Arc<dyn Host>, config: PoolConfig) -> Result<Arc<Pool>> {
-        let store = Arc::new(Metered::new(store));
+        let clock = host.clone();
+        let store = Arc::new(Metered::new(store, Arc::new(move || clock.now())));
         let (pool, warm) = Pool::recover(store, host, config, Mode::Own).await?;
         let pool = Arc::new(pool);
         pool.host.spawn("commit", Box::pin(pool.clone().commit_loop()));
         pool.host.spawn("upkeep", Box::pin(pool.clone().upkeep_loop()));
         let index = pool.clone();
         pool.host.spawn("index", Box::pin(async move { index.rebuild_index(warm).await }));
+        pool.host.spawn("overflow", Box::pin(pool.clone().overflow_loop()));
         pool.check_space().await?;
         pool.remove_imports().await?;
+        pool.reset_desktops().await?;
         Ok(pool)
     }
 
@@ -223,6 +237,7 @@ impl Pool {
             cache: ReadCache::new(config.read_cache),
             catalogue: RwLock::new(catalogue),
             commit: Commit::new(),
+            desktops: Desktops::new(config.desktops),
             node_misses: MissTable::default(),
             misses: MissTable::default(),
             counters: Counters::default(),
@@ -249,6 +264,7 @@ impl Pool {
             self.commit.closing.store(true, Release);
         }
         self.commit.hurry();
+        self.desktops.wake();
         let mut progress = self.commit.progress.subscribe();
         progress.wait_for(|p| p.stopped).await.map_err(|_| Error::Closed)?;
         self.upkeep.stopped.store(true, Relaxed);
@@ -353,6 +369,25 @@ impl Pool {
         }
     }
 
+    /// The memory whose budgets can be changed.
+    pub fn memory(&self) -> Memory {
+        let cache = self.cache.stats();
+        Memory {
+            read_cache: cache.bytes,
+            read_cache_budget: cache.budget,
+            desktops: self.desktops.cached(),
+            desktops_budget: self.desktops.budget(),
+        }
+    }
+
+    /// Changes these budgets. The read cache is within its new one on return; desktops overflow until they are.
+    pub fn set_memory(&self, read_cache: u64, desktops: u64) {
+        if self.cache.stats().budget != read_cache {
+            self.cache.set_budget(read_cache);
+        }
+        self.desktops.set_budget(desktops);
+    }
+
     /// The counters.
     pub async fn stats(&self) -> PoolStats {
         let (seq, segments, stored) = {
@@ -385,11 +420,13 @@ impl Pool {
             segments,
             seq,
             commits: self.counters.commits.get().ops,
+            commit: self.commit_stats(),
             checkpoints: self.counters.checkpoints.get().ops,
             damaged_blocks: self.counters.damaged.get().ops,
             recovered_batches: self.counters.recovered_batches.load(Relaxed),
             recovery_ms: self.counters.recovery_ms.load(Relaxed),
             reduction: self.reduction_stats(),
+            desktops: self.desktop_stats(),
             room: self.room(),
             space: self.space.lock().pool,
             moved_bytes: self.counters.moved.get().bytes,
@@ -415,7 +452,7 @@ impl Pool {
     pub fn disk_stats(&self, name: &str) -> Result<DiskStats> {
         let disk = self.catalogue.read().find(name)?;
         let space = self.space.lock().disks.get(&disk.id()).copied();
-        Ok(DiskStats { guest: disk.guest.get(), space })
+        Ok(DiskStats { guest: disk.guest.get(), space, cached_bytes: disk.cached() })
     }
 }
 

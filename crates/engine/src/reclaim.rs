@@ -9,9 +9,11 @@
 //! - a segment is *dropped* when nothing in it is live, all its batches are covered by the checkpoint, and no
 //!   reference to it was made since the mark began;
 //! - a segment is *moved* out of an object that is worth cleaning ([`crate::victims`], [`crate::clean`]);
-//! - an object is *deleted* when no segment rests in it, the checkpoint covers all its batches, and no reader
-//!   has a place in it any more ([`crate::places`]). The log before the checkpoint is not needed for
-//!   recovery, and the publications that moved its contents are durable, so nothing looks for it again.
+//! - neither is done to what damage hides from the mark: a segment that may hold it stays as it is;
+//! - an object is *deleted* when no segment rests in it, the checkpoint covers all its batches, nothing live was
+//!   written there (which may be though no table has it), and no reader has a place in it any more
+//!   ([`crate::places`]). The log before the checkpoint is not needed for recovery, and the publications that
+//!   moved its contents are durable, so nothing looks for it again.
 //!
 //! A crash between any two of these leaves objects in which nothing rests: what was deleted is missed by
 //! nobody, and what was not is found by the next reclaim, which looks at the store's own list of objects.
@@ -20,13 +22,16 @@
 //! Checkpoints that fall due while it cleans are made in between; they only ever come after that of the mark.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use forebay_format::{BLOCK, DiskId, SegmentId, SegmentRecord, Stream};
 use forebay_store::{Capacity, Store};
 use hashbrown::HashMap;
+use tokio::sync::{mpsc, oneshot};
 
+use crate::catalogue::shorten;
 use crate::checkpoint::Taken;
 use crate::clean::{Moved, Pace};
 use crate::hash::BuildU64Hasher;
@@ -47,6 +52,16 @@ pub(crate) struct Space {
 const READERS_CHECK: Duration = Duration::from_millis(1);
 
 type Report<'a> = &'a (dyn Fn(GcProgress) + Send + Sync);
+
+/// What came of a reclaim.
+pub(crate) struct Freed {
+    pub bytes: u64,
+    /// Names of the disks whose maps are damaged, for people; none if all are sound.
+    damaged: Option<String>,
+}
+
+/// Names that a message lists at most.
+const NAMES: usize = 8;
 
 /// Room of the store, in bytes.
 struct Headroom {
@@ -70,12 +85,35 @@ struct Reclaim<'a> {
 impl Pool {
     /// Finds what is live and frees the rest, as far as it is worth it; returns the bytes freed. `progress`
     /// is told now and then.
-    pub async fn reclaim(&self, progress: &(dyn Fn(GcProgress) + Send + Sync)) -> Result<u64> {
-        self.reclaim_as(true, progress).await
+    ///
+    /// It is a task of its own, so that it runs to its end though the caller goes: what it writes must not be left
+    /// half written, nor the barrier set.
+    ///
+    /// # Errors
+    /// [`Error::MapsDamaged`] where it had to keep what is not known to be garbage: it has freed the rest. Others
+    /// end it early.
+    pub async fn reclaim(self: &Arc<Pool>, progress: &(dyn Fn(GcProgress) + Send + Sync)) -> Result<u64> {
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let (end, ended) = oneshot::channel();
+        let pool = self.clone();
+        let task = async move {
+            // Whoever has gone is not told.
+            let freed = pool.reclaim_as(true, &|step| _ = tell.send(step)).await;
+            let _ = end.send(freed);
+        };
+        self.host.spawn("reclaim", Box::pin(task));
+        while let Some(step) = told.recv().await {
+            progress(step);
+        }
+        let freed = ended.await.map_err(|_| Error::Closed)??;
+        match freed.damaged {
+            Some(disks) => Err(Error::MapsDamaged { disks, freed_bytes: freed.bytes }),
+            None => Ok(freed.bytes),
+        }
     }
 
     /// Reclaims; `asked` by somebody who waits, or by itself.
-    pub(crate) async fn reclaim_as(&self, asked: bool, report: Report<'_>) -> Result<u64> {
+    pub(crate) async fn reclaim_as(&self, asked: bool, report: Report<'_>) -> Result<Freed> {
         report(GcProgress::default());
         let _alone = self.upkeep.lock.lock().await;
         self.check_latch()?;
@@ -87,13 +125,13 @@ impl Pool {
         self.log.lock().await.barrier = None;
         let checked = self.check_space().await;
         let moved = self.counters.moved.get().bytes - moved;
-        self.reclaim_ended(begin, done.as_ref().map_or(0, |freed| freed.saturating_sub(moved)));
+        self.reclaim_ended(begin, done.as_ref().map_or(0, |freed| freed.bytes.saturating_sub(moved)));
         checked.and(done)
     }
 
-    async fn reclaim_alone(&self, asked: bool, report: Report<'_>) -> Result<u64> {
+    async fn reclaim_alone(&self, asked: bool, report: Report<'_>) -> Result<Freed> {
         if asked {
-            self.end_used_segment().await?;
+            self.end_used_segments().await?;
         }
         let taken = self.make_checkpoint().await?;
         self.upkeep.mark_begins(self.appended.load(Relaxed));
@@ -108,6 +146,7 @@ impl Pool {
         let objects = self.survey(&taken, mark.found()).await?;
         let marked = mark.add_up(&taken).await?;
         self.note_space(&marked, &objects);
+        let damaged = self.note_damaged_maps(&taken, &marked);
         let progress = GcProgress { phase: GcPhase::Clean, ..GcProgress::default() };
         let mut reclaim = Reclaim { pool: self, report, taken, progress, asked };
         let freed = reclaim.run(&marked, objects).await;
@@ -127,24 +166,56 @@ impl Pool {
             self.latching(ended)?;
         }
         report(GcProgress { phase: GcPhase::Done, ..reclaim.progress });
-        Ok(reclaim.progress.freed_bytes)
+        Ok(Freed { bytes: reclaim.progress.freed_bytes, damaged })
     }
 
-    /// Ends the segment that takes the data of guests if more than a little is in it: what is open is not cleaned.
-    async fn end_used_segment(&self) -> Result<()> {
+    /// Warns once of each disk of which the mark could not read everything; gives the names of all of them.
+    fn note_damaged_maps(&self, taken: &Taken, marked: &Marked) -> Option<String> {
+        let warned = std::mem::replace(&mut *self.upkeep.damaged.lock(), marked.damaged.clone());
+        let mut names = Vec::new();
+        for id in &marked.damaged {
+            // It may be gone by now, or have another name.
+            let volume = self.volume(*id);
+            let record = taken.checkpoint.disks.iter().find(|d| d.id == *id);
+            let name = match (volume, record) {
+                (Some(volume), _) => self.catalogue.read().export_name(&volume),
+                (None, Some(record)) => record.name.clone(),
+                (None, None) => continue,
+            };
+            if !warned.contains(id) {
+                tracing::warn!(disk = %name, "its block map is damaged: what is older is not reclaimed");
+            }
+            names.push(format!("'{}'", shorten(&name)));
+        }
+        let more = names.len().saturating_sub(NAMES);
+        names.truncate(NAMES);
+        let listed = names.join(", ");
+        match more {
+            _ if listed.is_empty() => None,
+            0 => Some(listed),
+            more => Some(format!("{listed} and {more} others")),
+        }
+    }
+
+    /// Ends the segments that take the data of guests if more than a little is in them: what is open is not cleaned.
+    async fn end_used_segments(&self) -> Result<()> {
         let mut log = self.log.lock().await;
         let bytes = log.superblock().segment_bytes.into();
-        let room = log.open_segment(Stream::Data, bytes).map_or(bytes, |(_, room)| room);
-        if bytes - room > bytes / 16 {
-            let ended = log.end_segment(Stream::Data).await;
-            self.latching(ended)?;
+        for stream in [Stream::Data, Stream::Short] {
+            let room = log.open_segment(stream, bytes).map_or(bytes, |(_, room)| room);
+            if bytes - room > bytes / 16 {
+                let ended = log.end_segment(stream).await;
+                self.latching(ended)?;
+            }
         }
         Ok(())
     }
 
     fn note_space(&self, marked: &Marked, objects: &[Object]) {
         let stored: u64 = objects.iter().map(|o| o.bytes).sum();
-        let live = marked.live.values().map(|l| l.stored).sum();
+        let live: u64 = marked.live.values().map(|l| l.stored).sum();
+        let stuck = objects.iter().filter(|o| o.stuck);
+        let kept: u64 = stuck.map(|o| o.bytes.saturating_sub(o.live)).sum();
         let of_disks = marked.disks.values();
         let pool = SpaceStats {
             as_of_ms: self.host.unix_ms(),
@@ -152,7 +223,8 @@ impl Pool {
             mapped_bytes: of_disks.map(|d| d.mapped_bytes).sum(),
             unique_bytes: marked.blocks * BLOCK as u64,
             live_bytes: live,
-            reclaimable_bytes: stored.saturating_sub(live),
+            reclaimable_bytes: stored.saturating_sub(live).saturating_sub(kept),
+            damaged_disks: marked.damaged.len() as u64,
         };
         self.upkeep.stored.store(stored, Relaxed);
         *self.space.lock() = Space { pool: Some(pool), disks: marked.disks.clone() };
@@ -207,7 +279,7 @@ impl Reclaim<'_> {
             // Of a container only the object counts, which went before a crash.
             let unused = match r.stream {
                 Stream::Moved => objects.binary_search_by_key(&r.segment, |o| o.id).is_err(),
-                _ => !marked.live.contains_key(&r.segment),
+                _ => !marked.live.contains_key(&r.segment) && !marked.is_uncertain(r),
             };
             let covered = r.last_seq <= self.taken.head.seq && !log.is_open(r.segment);
             unused && covered && !self.pool.is_used(log.barrier.as_ref(), r.segment, |_| false)

@@ -119,6 +119,7 @@ impl Pool {
             let rests = |o: &ObjectStat| log.table().get(&o.id).is_some_and(|r| r.map.is_none());
             let orphans = !objects.iter().all(rests);
             pool.upkeep.reclaim_due.store(orphans, Relaxed);
+            pool.upkeep.opened_at.store(head.seq, Relaxed);
             pool.upkeep.stored.store(objects.iter().map(|o| o.len).sum(), Relaxed);
         }
         let took = pool.host.now().saturating_sub(begin);

@@ -116,6 +116,47 @@ pub struct ReductionStats {
     pub index_segments_left: u64,
 }
 
+/// Memory whose budgets can be changed while a pool is open, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// What the read cache takes, all overhead included.
+    pub read_cache: u64,
+    /// Its budget.
+    pub read_cache_budget: u64,
+    /// What the write caches of desktops take.
+    pub desktops: u64,
+    /// Their budget.
+    pub desktops_budget: u64,
+}
+
+/// What the commit scheduler sees and decides.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct CommitStats {
+    /// Microseconds that a commit costs on the store at present: an append and a sync.
+    pub cost_us: u64,
+    /// Commits that began because data was of age.
+    pub by_age: u64,
+    /// Commits that began because somebody waited, or a buffer filled up.
+    pub by_demand: u64,
+    /// Microseconds that these waited for others, in all.
+    pub delayed_us: u64,
+    /// How many guests lately waited for each of them.
+    pub waiting: f64,
+}
+
+/// Desktops, and what of their writes is where.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct DesktopStats {
+    /// How many there are.
+    pub count: u64,
+    /// Bytes in their write caches.
+    pub cached_bytes: u64,
+    /// Most bytes that may be in there.
+    pub budget: u64,
+    /// Times that one let something overflow, and the bytes that it had taken in RAM.
+    pub overflow: Count,
+}
+
 /// Where the space goes, as the last mark found it.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct SpaceStats {
@@ -129,8 +170,12 @@ pub struct SpaceStats {
     pub unique_bytes: u64,
     /// Bytes on the store of what disks hold, and of their maps.
     pub live_bytes: u64,
-    /// Bytes on the store that hold nothing; a cleaning frees most of them.
+    /// Bytes on the store that hold nothing; a cleaning frees most of them. What must be kept because of damage is
+    /// not among them.
     pub reclaimable_bytes: u64,
+    /// Disks of whose block maps something could not be read: their figures are of the rest, and nothing older than
+    /// the damage is freed.
+    pub damaged_disks: u64,
 }
 
 /// How much room the store has.
@@ -173,6 +218,8 @@ pub struct PoolStats {
     pub seq: u64,
     /// Commits since the pool was opened.
     pub commits: u64,
+    /// What the commit scheduler sees and decides.
+    pub commit: CommitStats,
     /// Checkpoints since the pool was opened.
     pub checkpoints: u64,
     /// Blocks whose checksum did not match.
@@ -185,6 +232,8 @@ pub struct PoolStats {
     pub room: Room,
     /// What reduction did.
     pub reduction: ReductionStats,
+    /// Desktops.
+    pub desktops: DesktopStats,
     /// Where the space goes; none before the first mark.
     pub space: Option<SpaceStats>,
     /// Bytes that the cleaner has written since the pool was opened.
@@ -200,6 +249,8 @@ pub struct DiskStats {
     pub guest: GuestStats,
     /// What it holds, as the last mark found it.
     pub space: Option<DiskSpace>,
+    /// Of a desktop: bytes in its write cache.
+    pub cached_bytes: u64,
 }
 
 /// What one disk holds, as the last mark found it.

@@ -4,12 +4,13 @@
 //! appended or discarded since the last mark, or room is short. It does not begin again at once: what a mark costs
 //! is spread over at least four times its duration, unless room is short.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
-use forebay_format::SegmentId;
+use forebay_format::{DiskId, SegmentId};
 use hashbrown::HashSet;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -32,6 +33,8 @@ pub(crate) struct Upkeep {
     pub reclaim_due: AtomicBool,
     /// `Log::appended` when the last mark began.
     marked_at: AtomicU64,
+    /// The last batch that recovery found.
+    pub opened_at: AtomicU64,
     /// Bytes on the store, as the last mark found, or recovery.
     pub stored: AtomicU64,
     /// Bytes that guests discarded since the last mark began.
@@ -48,6 +51,8 @@ pub(crate) struct Upkeep {
     not_before: Mutex<Duration>,
     /// Segments that are not cleaned since something in them is damaged.
     pub left_alone: Mutex<HashSet<SegmentId>>,
+    /// Disks whose maps the last mark could not read whole.
+    pub damaged: Mutex<BTreeSet<DiskId>>,
     pub stopped: AtomicBool,
 }
 

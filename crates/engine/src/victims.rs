@@ -12,8 +12,9 @@
 //! not going to get emptier by itself, what is young may.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_format::{BLOCK, Codec, RelocationMap, SegmentId, SegmentRecord, Slot};
+use forebay_format::{BLOCK, Codec, RelocationMap, SegmentId, SegmentRecord, Slot, Stream};
 use forebay_store::Store;
 use hashbrown::HashMap;
 
@@ -23,7 +24,7 @@ use crate::limits::{GAIN_ASKED, GAIN_LEAST, GAIN_WITH_ROOM, LEFT_BEHIND, MOVE_BY
 use crate::mark::{Live, Marked};
 use crate::places::Rest;
 use crate::pool::Pool;
-use crate::{Error, Result};
+use crate::{Error, Mutation, Result};
 
 /// An object, as a mark leaves it.
 #[derive(Debug, Clone)]
@@ -33,7 +34,7 @@ pub(crate) struct Object {
     pub bytes: u64,
     /// All that is in it is covered by the checkpoint of the mark, and nothing is appended to it any more.
     pub covered: bool,
-    /// What cannot be moved is in it.
+    /// What cannot be moved, or must not be, is in it.
     pub stuck: bool,
     /// It is to be moved whatever it gains: most in it is of images, and not in groups yet.
     pub to_pack: bool,
@@ -134,7 +135,8 @@ pub(crate) fn moved_bytes(map: &RelocationMap, is_live: impl Fn(Slot) -> bool) -
 }
 
 impl Pool {
-    /// Looks at all objects after a mark, and corrects there what the slots of moved segments take.
+    /// Looks at all objects after a mark. Completes what that has found: what the slots of moved segments take, and
+    /// what may be in use beyond it.
     pub(crate) async fn survey(&self, taken: &Taken, marked: &mut Marked) -> Result<Vec<Object>> {
         let listed = self.store.list().await?;
         let (records, blobs, open) = {
@@ -144,14 +146,18 @@ impl Pool {
             let blobs: Vec<_> = Pool::blob_segments(&log.superblock().blobs).collect();
             (records, blobs, open)
         };
+        if self.config.mutation != Mutation::DropUnseen {
+            marked.set_horizon(&records, self.upkeep.opened_at.load(Relaxed));
+        }
         let mut objects: HashMap<SegmentId, Object, BuildU64Hasher> = HashMap::default();
         for stat in &listed {
             let object = Object {
                 id: stat.id,
                 bytes: stat.len,
                 // What is in no table is what a crash left; what came after the mark began has a higher
-                // number.
-                covered: stat.id.0 < taken.checkpoint.next_segment,
+                // number. But a segment of the last checkpoint is in none, either, if recovery found its
+                // batches damaged: nodes in it may be sound all the same.
+                covered: stat.id.0 < taken.checkpoint.next_segment && !marked.may_be_in_use(stat.id),
                 stuck: false,
                 to_pack: false,
                 age: taken.head.seq,
@@ -167,6 +173,12 @@ impl Pool {
             object.covered = record.last_seq <= taken.head.seq && !open && !blobs.contains(&record.segment);
         }
         for record in &records {
+            if record.stream != Stream::Moved
+                && marked.is_uncertain(record)
+                && let Some(object) = objects.get_mut(&SegmentId(record.container))
+            {
+                object.stuck = true;
+            }
             let Some(live) = marked.live.get_mut(&record.segment) else { continue };
             let Some(object) = objects.get_mut(&SegmentId(record.container)) else { continue };
             // Of data that was moved counts when it was written, not when it was moved.
@@ -176,7 +188,7 @@ impl Pool {
             if let Some(rest) = rest {
                 match self.read_relocation_map(record.segment, &rest).await {
                     Ok(map) => live.stored = moved_bytes(&map, |slot| live.slots.contains(slot.0)),
-                    Err(Error::Damaged(_)) => object.stuck = true,
+                    Err(Error::Damaged(_) | Error::Store(_)) => object.stuck = true,
                     Err(e) => return Err(e),
                 }
             }

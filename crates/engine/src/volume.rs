@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use forebay_format::{BLOCK, DiskId, DiskRecord, Role, SyncMode};
 use parking_lot::{Mutex, RwLock};
@@ -21,6 +21,12 @@ pub(crate) struct Volume {
     record: RwLock<Arc<DiskRecord>>,
     /// Size in bytes; also in the record, here for the fast path.
     size: AtomicU64,
+    /// Of a desktop: most bytes in its write buffer; else 0.
+    write_cache: AtomicU64,
+    /// Of a desktop: bytes in its write buffer.
+    cached: AtomicI64,
+    /// Of a desktop: a writer waits for room.
+    pub wants_room: AtomicBool,
     pub buffers: Mutex<Buffers>,
     pub tree: RwLock<Tree>,
     clients: Mutex<Clients>,
@@ -45,6 +51,9 @@ impl Volume {
         Volume {
             id: record.id,
             size: AtomicU64::new(record.size),
+            write_cache: AtomicU64::new(record.write_cache),
+            cached: AtomicI64::new(0),
+            wants_room: AtomicBool::new(false),
             record: RwLock::new(Arc::new(record)),
             buffers: Mutex::default(),
             tree: RwLock::new(tree),
@@ -66,11 +75,38 @@ impl Volume {
     /// Replaces the record, of which only the commit makes new ones.
     pub fn set_record(&self, record: DiskRecord) {
         self.size.store(record.size, Relaxed);
+        self.write_cache.store(record.write_cache, Relaxed);
         *self.record.write() = Arc::new(record);
     }
 
     pub fn size(&self) -> u64 {
         self.size.load(Relaxed)
+    }
+
+    /// Whether what is written to it stays in RAM, and is gone after a restart; see [`crate::desktop`].
+    pub fn is_desktop(&self) -> bool {
+        self.write_cache() > 0
+    }
+
+    /// Of a desktop: most bytes in its write buffer; else 0.
+    pub fn write_cache(&self) -> u64 {
+        self.write_cache.load(Relaxed)
+    }
+
+    /// Of a desktop: bytes in its write buffer.
+    pub fn cached(&self) -> u64 {
+        self.cached.load(Relaxed).max(0) as u64
+    }
+
+    /// Notes by how much the write buffer of a desktop grew; its size now.
+    pub fn note_cached(&self, grown: i64) -> i64 {
+        self.cached.fetch_add(grown, Relaxed) + grown
+    }
+
+    /// Makes it commit as others do. The bytes that are in its write buffer.
+    pub fn leave_desktops(&self) -> i64 {
+        self.write_cache.store(0, Relaxed);
+        self.cached.swap(0, Relaxed)
     }
 
     pub fn role(&self) -> Role {
@@ -99,8 +135,11 @@ impl Volume {
         Ok(())
     }
 
-    pub fn detach(&self) {
-        self.clients.lock().count -= 1;
+    /// One client less; how many are left.
+    pub fn detach(&self) -> usize {
+        let mut clients = self.clients.lock();
+        clients.count -= 1;
+        clients.count
     }
 
     /// Takes the disk for an operation that needs it without clients; ends when the guard goes.

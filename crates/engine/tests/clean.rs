@@ -94,6 +94,39 @@ async fn what_was_discarded_is_free_again() {
     verify(&pool.attach("v").unwrap(), (0..BLOCKS).skip(1).step_by(2), 1).await;
 }
 
+/// A client of `gc` may hang up at any time.
+#[tokio::test]
+async fn a_reclaim_whose_caller_goes_runs_to_its_end() {
+    const BLOCKS: u64 = 4096;
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", BLOCKS * 4096, SyncMode::Flush, 0).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    fill(&v, 0..BLOCKS, 1).await;
+    for block in (0..BLOCKS).step_by(2) {
+        v.discard(block * 4096, 4096, false).await.unwrap();
+    }
+    v.flush().await.unwrap();
+    let begun = tokio::sync::Notify::new();
+    let progress = |p: GcProgress| {
+        if p.phase == GcPhase::Clean {
+            begun.notify_one();
+        }
+    };
+    tokio::select! {
+        ended = pool.reclaim(&progress) => panic!("nobody could go: {ended:?}"),
+        () = begun.notified() => {}
+    }
+    // The next one begins when the first has ended, and finds nothing left to do.
+    let again = pool.reclaim(&|_| ()).await.unwrap();
+    let (freed, discarded) = (pool.stats().await.freed_bytes, BLOCKS / 2 * 4096);
+    assert!(freed > discarded && again < discarded / 20, "{freed} bytes freed, {again} of them again");
+    verify(&v, (0..BLOCKS).skip(1).step_by(2), 1).await;
+    drop(v);
+    pool.close().await.unwrap();
+    assert_eq!(check(&store).await, Vec::<String>::new());
+}
+
 #[tokio::test]
 async fn each_disk_is_told_what_it_holds_alone() {
     let store = Arc::new(MemoryStore::new());

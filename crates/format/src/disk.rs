@@ -52,6 +52,7 @@ layout!(disk, "disk record", 96, {
     UUID @ 40, 16, "identity that guests and initiators see, random";
     ROOT @ 56, 12, "root of the block map, as a block reference: a node, a hole, or allocated zeroes";
     DEDUP_DOMAIN @ 68, 4, "blocks are shared with disks of the same domain only";
+    FLAGS @ 72, 1, "1: a desktop that is reset when its guest leaves";
 });
 
 /// A disk.
@@ -83,6 +84,8 @@ pub struct DiskRecord {
     pub root: MapValue,
     /// Its blocks are deduplicated against those of disks with the same number, and no others.
     pub dedup_domain: u32,
+    /// Of a desktop: it is reset when its guest leaves.
+    pub reset_at_disconnect: bool,
 }
 
 fn optional(id: u32) -> Option<DiskId> {
@@ -134,6 +137,7 @@ impl DiskRecord {
         put_bytes(b, l::UUID, &self.uuid);
         put_bytes(b, l::ROOT, &self.root.encode());
         put_u32(b, l::DEDUP_DOMAIN, self.dedup_domain);
+        put_u8(b, l::FLAGS, u8::from(self.reset_at_disconnect));
         out.extend_from_slice(self.name.as_bytes());
         out.resize(crate::align_up(out.len() - start, 8) + start, 0);
     }
@@ -178,6 +182,11 @@ impl DiskRecord {
             height: get_u8(b, l::HEIGHT),
             root: MapValue::decode(&get_array(b, l::ROOT)).ok_or(bad("root"))?,
             dedup_domain: get_u32(b, l::DEDUP_DOMAIN),
+            reset_at_disconnect: match get_u8(b, l::FLAGS) {
+                0 => false,
+                1 => true,
+                _ => return Err(bad("flags")),
+            },
         };
         if let Some(field) = record.bad_field() {
             return Err(bad(field));

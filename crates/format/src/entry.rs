@@ -4,8 +4,8 @@ use crate::layout::*;
 use std::ops::Range;
 
 use crate::{
-    BlockRef, CatalogueOp, DiskId, Form, FormatError, MAX_BLOCKS, MAX_SEGMENT, MapValue, Result,
-    SegmentId, Slot, align_up,
+    BlockRef, CatalogueOp, DiskId, Form, FormatError, MAX_BLOCKS, MAX_SEGMENT, MapValue, Result, SegmentId,
+    Slot, align_up,
 };
 
 /// Keyed BLAKE3 of a block, 128 bits kept; all zero where none was made.

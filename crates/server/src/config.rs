@@ -4,8 +4,10 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use forebay_engine::PoolConfig;
+use forebay_engine::{Coalesce, PoolConfig};
+use forebay_store::DiskArray;
 use serde::Deserialize;
 
 use crate::nbd::{ClientCertificates, ListenAddr, TlsConfig, TlsMode};
@@ -15,6 +17,8 @@ use crate::size::Size;
 pub const DEFAULT_DATA: &str = "/var/lib/forebay";
 /// Name of the control socket in the data directory.
 pub const SOCKET_NAME: &str = "forebay.sock";
+/// Longest delay of a commit. With the age at which data is committed it stays below the second that is promised.
+const MAX_COMMIT_DELAY: Duration = Duration::from_millis(500);
 /// The least that a pool may be limited to.
 const MIN_STORE: u64 = 64 << 20;
 /// Most data-plane threads.
@@ -87,6 +91,9 @@ pub struct ConfigFile {
     /// The log.
     #[serde(default)]
     pub log: LogSection,
+    /// Commits.
+    #[serde(default)]
+    pub commit: CommitSection,
     /// Compression.
     #[serde(default)]
     pub reduce: ReduceSection,
@@ -111,6 +118,8 @@ pub struct MemorySection {
     pub map_cache: Option<Size>,
     /// Dirty data before writers wait.
     pub write_buffer: Option<Size>,
+    /// Writes of desktops, of all together.
+    pub desktops: Option<Size>,
 }
 
 /// `[store]`.
@@ -119,6 +128,44 @@ pub struct MemorySection {
 pub struct StoreSection {
     /// What the pool may take of the file system, where that is to be less than all of it.
     pub limit: Option<Size>,
+    /// Disks that the store is to be as slow as.
+    pub slow: Option<SlowSection>,
+}
+
+/// `[store.slow]`: for experiments.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SlowSection {
+    /// How many there are.
+    pub spindles: u32,
+    /// A mean seek, in milliseconds.
+    pub seek_ms: u32,
+    /// Turns in a minute.
+    pub rpm: u32,
+    /// Bytes that one reads or writes in a second.
+    pub rate: Size,
+}
+
+/// `[commit]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CommitSection {
+    /// Whether small writes are gathered into large ones.
+    pub coalesce: Option<CoalesceMode>,
+    /// How long a commit that somebody waits for may wait for others, in milliseconds.
+    pub max_delay_ms: Option<u64>,
+}
+
+/// `[commit] coalesce`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CoalesceMode {
+    /// As the store and the guests make it worth it.
+    Adaptive,
+    /// Every commit waits as long as is allowed.
+    Always,
+    /// Not at all: a write is answered when it is durable.
+    Off,
 }
 
 /// `[reduce]`.
@@ -234,6 +281,8 @@ pub struct ServeConfig {
     pub cores: usize,
     /// What the pool may take of the file system, where that is to be less than all of it.
     pub store_limit: Option<u64>,
+    /// Disks that the store is to be as slow as.
+    pub store_slow: Option<DiskArray>,
     /// How the pool is run.
     pub pool: PoolConfig,
 }
@@ -272,6 +321,12 @@ impl ServeConfig {
             return Err(ConfigError::Value { option: "http", value: addr.to_string(), why });
         }
         let store_limit = file.store.limit.map(|limit| limit.0);
+        let store_slow = file.store.slow.as_ref().map(|slow| DiskArray {
+            spindles: slow.spindles.max(1) as usize,
+            seek: Duration::from_millis(slow.seek_ms.into()),
+            rpm: slow.rpm,
+            bytes_per_second: slow.rate.0,
+        });
         if let Some(limit) = store_limit.filter(|limit| *limit < MIN_STORE) {
             let why = "a pool needs at least 64M";
             return Err(ConfigError::Value { option: "store.limit", value: Size(limit).to_string(), why });
@@ -284,6 +339,7 @@ impl ServeConfig {
             http,
             cores,
             store_limit,
+            store_slow,
             pool,
         })
     }
@@ -305,8 +361,16 @@ fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, Con
         read_cache: bytes(cache.or(memory.read_cache), default.read_cache),
         map_cache: bytes(memory.map_cache, default.map_cache),
         write_buffer: bytes(memory.write_buffer, default.write_buffer),
+        desktops: bytes(memory.desktops, default.desktops),
         segment_bytes,
         checkpoint_bytes: bytes(log.checkpoint, default.checkpoint_bytes),
+        coalesce: match file.commit.coalesce {
+            None => default.coalesce,
+            Some(CoalesceMode::Adaptive) => Coalesce::Adaptive,
+            Some(CoalesceMode::Always) => Coalesce::Always,
+            Some(CoalesceMode::Off) => Coalesce::Off,
+        },
+        commit_delay: file.commit.max_delay_ms.map_or(default.commit_delay, Duration::from_millis),
         dedup_index: bytes(file.dedup.index, default.dedup_index),
         compress: file.reduce.compress.unwrap_or(default.compress),
         ..default
@@ -320,6 +384,10 @@ fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, Con
     least("the read cache", config.read_cache, 1 << 20, "it needs at least 1M")?;
     least("memory.map_cache", config.map_cache, 1 << 20, "it needs at least 1M")?;
     least("memory.write_buffer", config.write_buffer, 1 << 20, "it needs at least 1M")?;
+    if config.commit_delay > MAX_COMMIT_DELAY {
+        let (option, value) = ("commit.max_delay_ms", config.commit_delay.as_millis().to_string());
+        return Err(ConfigError::Value { option, value, why: "use at most 500" });
+    }
     least("log.checkpoint", config.checkpoint_bytes, 1 << 20, "it needs at least 1M")?;
     Ok(config)
 }

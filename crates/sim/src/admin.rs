@@ -146,7 +146,7 @@ async fn clone(ctx: &Rc<Ctx>, rng: &mut Rng) {
         model.groups.push((op, names.clone()));
         note!("{} clone {source} to {names:?} {sync:?}", model.begun(op));
     }
-    let request = |name: &String| CloneRequest { name: name.clone(), sync, write_cache: 0 };
+    let request = |name: &String| CloneRequest { name: name.clone(), sync, ..CloneRequest::default() };
     let requests: Vec<_> = names.iter().map(request).collect();
     let made = ctx.pool.clone_disk(&source, &requests).await;
     let Some(infos) = conclude(ctx, "clone", op, made) else { return leave(ctx, taken) };

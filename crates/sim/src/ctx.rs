@@ -39,7 +39,7 @@ impl Tolerance {
             Error::NoSpace => self.full,
             Error::Latched(_) => self.latched,
             Error::Store(_) => self.unreadable || self.latched,
-            Error::Damaged(_) | Error::Format(_) => self.unreadable,
+            Error::Damaged(_) | Error::MapsDamaged { .. } | Error::Format(_) => self.unreadable,
             _ => false,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_engine::{Mutation, PoolConfig, SyncMode};
+use forebay_engine::{Coalesce, Mutation, PoolConfig, SyncMode};
 
 use crate::rng::Rng;
 
@@ -52,8 +52,11 @@ impl Plan {
             // With next to nothing, the index is sampled, and directories are read.
             dedup_index: *rng.pick(&[0, 2 << 10, 64 << 10, 4 << 20]),
             compress: rng.percent(70),
+            coalesce: *rng.pick(&[Coalesce::Adaptive, Coalesce::Adaptive, Coalesce::Always, Coalesce::Off]),
+            commit_delay: Duration::from_millis(*rng.pick(&[0, 10, 300])),
             reclaim_pause: Duration::from_millis(*rng.pick(&[5, 50, 2_000])),
             mutation: Mutation::None,
+            ..PoolConfig::default()
         };
         let planned = *rng.pick(&[20, 60, 60, 150]);
         let overlapping = rng.percent(25);

@@ -37,7 +37,7 @@ async fn bad_names(ctx: &Rc<Ctx>, rng: &mut Rng) {
     if let Some(source) = ctx.pick(rng, |d| d.taken_from.is_none())
         && let Some(_busy) = ctx.busy(&source)
     {
-        let clone = |name: &str| CloneRequest { name: name.into(), sync: SyncMode::Flush, write_cache: 0 };
+        let clone = |name: &str| CloneRequest { name: name.into(), ..CloneRequest::default() };
         // One bad name among good ones: none is made.
         let both = [clone(&ctx.new_name("c")), clone("a/b")];
         let made = ctx.pool.clone_disk(&source, &both).await;

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_engine::Pool;
+use forebay_engine::{Error, Pool, check};
 use forebay_store::{Crash, FaultyStore, Store};
 
 use crate::admin::admin_op;
@@ -41,6 +41,8 @@ pub struct Round {
     pub tolerance: Tolerance,
     /// Sets the faults of a life, when the pool is open and was found right; they end with the life.
     pub faults: Option<Inject>,
+    /// Checks the pool before each opening: a crash is no damage.
+    pub check: bool,
 }
 
 /// See [`Round::faults`].
@@ -70,6 +72,7 @@ impl Round {
             wrap: None,
             tolerance: Tolerance::default(),
             faults: None,
+            check: false,
         }
     }
 
@@ -97,6 +100,9 @@ impl Round {
     /// Opens the pool, after crashes in the middle of that now and then.
     pub fn open(&mut self) -> Arc<Pool> {
         loop {
+            if self.check {
+                self.check();
+            }
             let steps = if self.rng.percent(15) { self.rng.range(1, 120) } else { 3_000_000 };
             let (store, host, config) = (self.store(), self.exec.host(), self.plan.pool.clone());
             match self.exec.run(Pool::open(store, host, config), steps) {
@@ -109,6 +115,20 @@ impl Round {
                 }
             }
         }
+    }
+
+    /// Has nothing reported but what a crash may really cost: a superblock copy.
+    fn check(&mut self) {
+        let (store, host) = (self.store(), self.exec.host());
+        let report = match self.exec.finish(async move { check(store, host, |_| {}).await }) {
+            Ok(report) => report,
+            Err(Error::NoPool(_)) => return,
+            Err(e) => panic!("the pool cannot be checked: {e}"),
+        };
+        for p in &report.problems {
+            assert!(p.place.starts_with("superblock copy"), "check says: {} at {}", p.what, p.place);
+        }
+        self.medium.release();
     }
 
     /// Loses power, or kills the process.

@@ -1,11 +1,12 @@
 //! Where bytes rest: the store contract and its backends.
 //!
 //! In the order in which a byte meets them: the contract, the counting wrapper that every pool puts around
-//! its store, the one that limits it, then the backends.
+//! its store, those that limit it or slow it down, then the backends.
 mod buf;
 mod contract;
 mod limited;
 mod metered;
+mod slow;
 mod superblock;
 
 mod directory;
@@ -18,4 +19,5 @@ pub use directory::{DirectoryOptions, DirectoryStore, IoMode};
 pub use faulty::{Crash, Fault, FaultyOp, FaultyStore, When};
 pub use limited::Limited;
 pub use memory::MemoryStore;
-pub use metered::{Metered, OpCount, StoreCounts};
+pub use metered::{Clock, Metered, OpCount, StoreCounts};
+pub use slow::{DiskArray, Sleep, Slow};

@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay_xray::bench::Part;
 use forebay_xray::load::{Access, Spec, Stop};
 use forebay_xray::nbd::Target;
+use forebay_xray::vdi::{self, Cache, Phase};
 
 /// Loads and benchmarks for NBD servers.
 #[derive(Debug, Parser)]
@@ -25,6 +26,8 @@ pub enum Command {
     NbdLoad(NbdLoad),
     /// Measure Forebay's promises beside its peers, in one run
     Bench(Bench),
+    /// Replay fleets of virtual desktops, and compare what they cost the store with published figures
+    Vdi(Vdi),
 }
 
 /// The benchmarks.
@@ -42,6 +45,71 @@ pub struct Bench {
     /// Measure only these rows; may be given more than once
     #[arg(long, value_enum)]
     pub only: Vec<Part>,
+}
+
+/// Fleets of desktops.
+#[derive(Debug, Args)]
+pub struct Vdi {
+    /// Sizes of the fleets [default: 1,11,50,150; with --quick: 1,4]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=900))]
+    pub desktops: Vec<u32>,
+    /// Phases, in this order; those with a profile only in fleets of at most 11 [default: all]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub phases: Vec<Phase>,
+    /// Only on an empty read cache, or only after the same desktops ran before [default: both, in this order]
+    #[arg(long, value_enum)]
+    pub cache: Option<Cache>,
+    /// Time goes so many times as fast; the operations stay the same [default: 60; with --quick: 300]
+    #[arg(long, value_parser = factor)]
+    pub speedup: Option<f64>,
+    /// RAM for the writes of each desktop
+    #[arg(long, default_value = "256M", value_parser = size)]
+    pub write_cache: u64,
+    /// RAM for the writes of all desktops together
+    #[arg(long, default_value = "8G", value_parser = size)]
+    pub desktop_memory: u64,
+    /// The server's read cache
+    #[arg(long, default_value = "3G", value_parser = size)]
+    pub read_cache: u64,
+    /// The forebay binary, by default the one beside this program
+    #[arg(long)]
+    pub forebay: Option<PathBuf>,
+    /// Directory for data and for the report vdi.json; it should be on the disk to be measured
+    #[arg(long, default_value = "target/vdi")]
+    pub dir: PathBuf,
+    /// Few desktops, on an image with less data around what they read
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl Vdi {
+    /// What was asked for, of this server.
+    pub fn options(&self, forebay: PathBuf) -> vdi::Options {
+        let fleets = if !self.desktops.is_empty() {
+            self.desktops.clone()
+        } else if self.quick {
+            vec![1, 4]
+        } else {
+            vec![1, 11, 50, 150]
+        };
+        let mut options = vdi::Options::new(forebay, &self.dir);
+        options.fleets = fleets;
+        options.speedup = self.speedup.unwrap_or(if self.quick { 300.0 } else { 60.0 });
+        options.write_cache = self.write_cache;
+        options.desktop_memory = self.desktop_memory;
+        options.read_cache = self.read_cache;
+        options.quick = self.quick;
+        if !self.phases.is_empty() {
+            options.phases = self.phases.clone();
+        }
+        if let Some(cache) = self.cache {
+            options.caches = vec![cache];
+        }
+        if self.quick {
+            options.image_data = 0;
+        }
+        options
+    }
 }
 
 /// A load.
@@ -161,6 +229,11 @@ pub fn size(text: &str) -> Result<u64, &'static str> {
         _ => return Err(WRONG),
     };
     digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or(WRONG)
+}
+
+/// Reads a factor: a number above 0.
+fn factor(text: &str) -> Result<f64, &'static str> {
+    text.parse().ok().filter(|f: &f64| *f > 0.0 && f.is_finite()).ok_or("use a number above 0")
 }
 
 /// Reads a time: a number with ms or s.

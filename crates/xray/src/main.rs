@@ -2,11 +2,13 @@
 
 mod args;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
 use forebay_xray::bench::{self, Options};
 use forebay_xray::load::{self, Report};
+use forebay_xray::vdi;
 
 use args::{Cli, Command, NbdLoad};
 
@@ -14,6 +16,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::NbdLoad(args) => nbd_load(&args),
         Command::Bench(args) => bench(&args),
+        Command::Vdi(args) => vdi(&args),
     };
     match done {
         Ok(code) => code,
@@ -58,15 +61,21 @@ fn print(r: &Report) {
     }
 }
 
-fn bench(args: &args::Bench) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let binary = match &args.forebay {
+/// The server that was named, or the one that was built with this program.
+fn server(named: Option<&PathBuf>) -> Result<PathBuf, Box<dyn std::error::Error>> {
+    let binary = match named {
         Some(binary) => binary.clone(),
         None => std::env::current_exe()?.with_file_name("forebay"),
     };
-    let forebay = (binary.as_os_str() != "none").then_some(binary);
-    if let Some(binary) = forebay.as_ref().filter(|b| !b.exists()) {
+    if binary.as_os_str() != "none" && !binary.exists() {
         return Err(format!("{} does not exist: run cargo build --release first", binary.display()).into());
     }
+    Ok(binary)
+}
+
+fn bench(args: &args::Bench) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let binary = server(args.forebay.as_ref())?;
+    let forebay = (binary.as_os_str() != "none").then_some(binary);
     let report = bench::run(&Options {
         forebay,
         parent: args.dir.clone(),
@@ -84,4 +93,17 @@ fn bench(args: &args::Bench) -> Result<ExitCode, Box<dyn std::error::Error>> {
     std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;
     println!("{:.0} s; all rounds are in {}", report.seconds, file.display());
     Ok(ExitCode::SUCCESS)
+}
+
+fn vdi(args: &args::Vdi) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let report = vdi::run(&args.options(server(args.forebay.as_ref())?))?;
+    println!("{}", report.machine.line());
+    println!("{}", report.guest_table());
+    println!("{}", report.store_table());
+    println!("{}", report.table());
+    println!("{}", report.notes().join("\n"));
+    let file = args.dir.join("vdi.json");
+    std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;
+    println!("{:.0} s; all counters are in {}", report.seconds, file.display());
+    Ok(if report.wrong_blocks() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

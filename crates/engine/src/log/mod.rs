@@ -14,7 +14,7 @@
 //! **When there is no room.** An append that fails with [`StoreError::Full`] leaves a torn batch behind. The
 //! segment is left, sequence number and chain go back to the group's start, and before anything else is
 //! appended the epoch goes up by one: whatever the failed group left cannot be taken for the new one, since
-//! for one sequence number the highest epoch wins. Any other failure latches the pool; the log is not used
+//! for one sequence number the highest epoch wins. So it does after a footer that finds no room. Any other failure latches the pool; the log is not used
 //! again.
 
 mod draft;
@@ -345,6 +345,8 @@ impl Log {
             Err(StoreError::Full) => {
                 if let Some(open) = self.open.remove(&stream) {
                     self.close_record(open.id);
+                    // So that it can be told from segments that must have one; see `crate::footers`.
+                    self.raise_epoch = true;
                 }
             }
             other => other?,

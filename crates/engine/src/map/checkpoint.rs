@@ -223,6 +223,14 @@ impl Node {
         }
     }
 
+    /// Its base, if that is stored.
+    pub(crate) fn stored_base(&self) -> Option<NeedNode> {
+        match self.base() {
+            Base::Stored(at) => Some(NeedNode::base(at.get(), self.place())),
+            Base::None | Base::Mem(_) => None,
+        }
+    }
+
     /// Calls `f` with the blocks of the node's base, given loaded, that the node does not list itself.
     pub(crate) fn uncovered(&self, base: &Node, mut f: impl FnMut(BlockRef)) {
         for (i, value) in base.iter() {

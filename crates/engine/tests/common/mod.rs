@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_engine::{BoxFuture, CloneRequest, Disk, Host, Pool, PoolConfig, SyncMode};
+use forebay_engine::{BoxFuture, CloneRequest, Disk, Host, Pool, PoolConfig};
 use forebay_store::{MemoryStore, Store};
 
 /// The world as it is, with a fixed date and numbers that are not random.
@@ -74,7 +74,7 @@ pub async fn read(disk: &Disk, offset: u64, len: usize) -> Vec<u8> {
 }
 
 pub fn clone(name: &str) -> CloneRequest {
-    CloneRequest { name: name.into(), sync: SyncMode::Flush, write_cache: 0 }
+    CloneRequest { name: name.into(), ..CloneRequest::default() }
 }
 
 /// The problems that a check finds, one line each.
@@ -83,4 +83,18 @@ pub async fn check(store: &Arc<MemoryStore>) -> Vec<String> {
     let report = forebay_engine::check(store, Arc::new(TestHost(Instant::now())), |_| {}).await.unwrap();
     let line = |p: &forebay_engine::Problem| format!("{} at {}, of {:?}", p.what, p.place, p.disks);
     report.problems.iter().map(line).collect()
+}
+
+/// What a crash leaves of a store: all that was written to it, out of reach of the pool that had it open.
+pub async fn left_by_crash(store: &MemoryStore) -> Arc<MemoryStore> {
+    let copy = Arc::new(MemoryStore::new());
+    for (n, bytes) in store.read_superblock().await.unwrap().into_iter().enumerate() {
+        copy.set_superblock(n, bytes);
+    }
+    for object in store.list().await.unwrap() {
+        let bytes = store.read(object.id, 0, object.len as usize).await.unwrap();
+        copy.append(object.id, 0, bytes, object.len).await.unwrap();
+        copy.sync(object.id).await.unwrap();
+    }
+    copy
 }

@@ -47,6 +47,7 @@ pub fn disk(id: u32, name: &str, role: Role) -> DiskRecord {
         height: 2,
         root: MapValue::At(BlockRef { form: Form::raw(49 * 64), ..block_ref(3, 4711) }),
         dedup_domain: 0,
+        reset_at_disconnect: false,
     }
 }
 
@@ -248,6 +249,7 @@ pub fn any_disk() -> impl Strategy<Value = DiskRecord> {
             height,
             root,
             dedup_domain: uuid[1].into(),
+            reset_at_disconnect: uuid[2].is_multiple_of(2),
         },
     )
 }

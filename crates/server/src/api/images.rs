@@ -9,8 +9,8 @@ use axum::routing::{delete, get, post};
 
 use super::extract::{Body, Param};
 use super::lines;
-use super::{Api, Origin, Route, run};
-use crate::control::{Action, ControlError};
+use super::{Api, Origin, Route, create, run};
+use crate::control::{Action, ControlError, CreateImage};
 use crate::import::{self, Event, Source};
 
 pub(super) fn routes() -> Vec<Route> {
@@ -32,6 +32,14 @@ pub(super) fn routes() -> Vec<Route> {
             path: "/images/{name}",
             about: "One image.",
             handler: get(|s: State<Api>, Param(name)| run(s, Action::ShowImage { name })),
+        },
+        Route {
+            method: Method::POST,
+            path: "/images/{name}",
+            about: "Makes an image of what a volume or snapshot holds.",
+            handler: post(|s: State<Api>, Param(name), Body(b): Body<CreateImage>| {
+                create(s, Action::CreateImage { name, source: b.source })
+            }),
         },
         Route {
             method: Method::DELETE,

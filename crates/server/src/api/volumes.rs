@@ -6,7 +6,7 @@ use axum::routing::{delete, get, post};
 
 use super::extract::{Body, Param};
 use super::{Api, Route, create, run};
-use crate::control::{Action, CreateVolume, Resize, Rollback};
+use crate::control::{Action, CreateVolume, Persist, Resets, Resize, Rollback};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -47,6 +47,22 @@ pub(super) fn routes() -> Vec<Route> {
             path: "/volumes/{name}/reset",
             about: "Sets a clone back to the image or snapshot it came from.",
             handler: post(|s: State<Api>, Param(name)| run(s, Action::ResetVolume { name })),
+        },
+        Route {
+            method: Method::POST,
+            path: "/resets",
+            about: "Sets many clones back, all or none, as fast as one.",
+            handler: post(|s: State<Api>, Body(b): Body<Resets>| {
+                run(s, Action::Reset { volumes: b.volumes })
+            }),
+        },
+        Route {
+            method: Method::POST,
+            path: "/volumes/{name}/persist",
+            about: "Makes a desktop a persistent volume, with all that was written to it.",
+            handler: post(|s: State<Api>, Param(name), Body(b): Body<Persist>| {
+                run(s, Action::PersistVolume { name, sync: b.sync })
+            }),
         },
         Route {
             method: Method::POST,

@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::config::{DEFAULT_DATA, parse_http_addr};
-use crate::control::Sync;
+use crate::control::{Reset, Sync};
 use crate::import::Format;
 use crate::nbd::{ListenAddr, TlsMode};
 use crate::size::Size;
@@ -135,6 +135,15 @@ pub enum ImageCommand {
         #[arg(long, value_name = "N", default_value_t)]
         dedup_domain: u32,
     },
+    /// Make an image of what a volume or snapshot holds now
+    Create {
+        /// Name of the new image
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// VOLUME or VOLUME@SNAPSHOT; of a desktop, after 'volume persist'
+        #[arg(value_name = "SOURCE[@SNAPSHOT]", value_parser = Name::new())]
+        source: String,
+    },
     /// List all images
     List,
     /// Show one image
@@ -183,6 +192,15 @@ pub enum VolumeCommand {
         /// When their writes are durable
         #[arg(long, value_enum, default_value_t)]
         sync: Sync,
+        /// Make desktops: their writes stay in RAM, and are gone after a reset or a restart
+        #[arg(long, conflicts_with = "sync")]
+        desktop: bool,
+        /// RAM for the writes of each desktop; what does not fit goes to the store
+        #[arg(long, value_name = "SIZE", requires = "desktop", default_value = "256M")]
+        write_cache: Size,
+        /// When desktops are reset by themselves
+        #[arg(long, requires = "desktop", value_enum, default_value_t)]
+        reset: Reset,
     },
     /// List all volumes
     List,
@@ -206,11 +224,20 @@ pub enum VolumeCommand {
         /// The new size
         size: Size,
     },
-    /// Set a clone back to the image or snapshot it came from
+    /// Set clones back to the image or snapshot they came from, all or none
     Reset {
-        /// Name of the volume
+        /// Names of the volumes
+        #[arg(value_name = "NAME", value_parser = Name::new(), required = true)]
+        names: Vec<String>,
+    },
+    /// Make a desktop a persistent volume, with all that was written to it
+    Persist {
+        /// Name of the desktop
         #[arg(value_parser = Name::new())]
         name: String,
+        /// When its writes are durable from then on
+        #[arg(long, value_enum, default_value_t)]
+        sync: Sync,
     },
 }
 

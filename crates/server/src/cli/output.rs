@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::CliError;
 use super::args::Cli;
-use crate::control::{DiskView, Kind};
+use crate::control::{DiskView, Kind, Reset};
 use crate::size::Size;
 
 /// Prints a value as JSON, on one line.
@@ -97,6 +97,12 @@ pub(super) fn disk_details(d: &DiskView) -> String {
     row("size", format!("{} ({} bytes)", Size(d.size_bytes), d.size_bytes));
     if d.kind == Kind::Volume {
         row("sync", sync_text(d));
+        if let Some(bytes) = d.write_cache_bytes {
+            row("write cache", format!("{} of RAM; a desktop", Size(bytes)));
+            if d.reset == Some(Reset::Disconnect) {
+                row("reset", "when its guest disconnects".into());
+            }
+        }
         row("snapshots", d.snapshots.to_string());
     }
     row("clones", d.clones.to_string());
@@ -116,6 +122,7 @@ pub(super) fn disk_details(d: &DiskView) -> String {
 fn sync_text(d: &DiskView) -> String {
     use crate::control::Sync;
     match d.sync {
+        _ if d.write_cache_bytes.is_some() => "desktop",
         Sync::Flush => "flush",
         Sync::Always => "always",
         Sync::Never => "never",

@@ -3,13 +3,15 @@
 use std::path::PathBuf;
 
 use serde::Serialize;
-use serde_json::json;
 
 use super::args::{Cli, Command, Global, ImageCommand, ServeArgs, SnapshotCommand, VolumeCommand};
 use super::client::Client;
 use super::{CliError, gc, import, offline, output, stats};
 use crate::config::{ConfigFile, DEFAULT_DATA, Overrides, SOCKET_NAME, ServeConfig, TlsSection};
-use crate::control::{CloneVolumes, CreateSnapshot, CreateVolume, DiskView, Kind, Resize, Rollback};
+use crate::control::{
+    CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Resets, Resize,
+    Rollback,
+};
 use crate::import::Request;
 use crate::size::Size;
 
@@ -91,6 +93,10 @@ impl Session {
                 let request = Request { name, source: import::source(&file)?, format, dedup_domain };
                 import::run(&self.client, &request, self.json).await
             }
+            ImageCommand::Create { name, source } => {
+                let made: DiskView = self.client.post(&["images", &name], &CreateImage { source }).await?;
+                self.say(&made, |d| format!("made image '{}', {}", d.name, Size(d.size_bytes)))
+            }
             ImageCommand::List => self.list(&["images"], Kind::Image).await,
             ImageCommand::Show { name } => self.show(&["images", &name]).await,
             ImageCommand::Rm { name } => {
@@ -107,8 +113,9 @@ impl Session {
                 let made: DiskView = self.client.post(&["volumes"], &body).await?;
                 self.say(&made, |d| format!("made volume '{}', {}", d.name, Size(d.size_bytes)))
             }
-            VolumeCommand::Clone { source, name, count, sync } => {
-                let body = CloneVolumes { source, name, count, sync };
+            VolumeCommand::Clone { source, name, count, sync, desktop, write_cache, reset } => {
+                let write_cache_bytes = desktop.then_some(write_cache.0);
+                let body = CloneVolumes { source, name, count, sync, write_cache_bytes, reset };
                 let made: Vec<DiskView> = self.client.post(&["clones"], &body).await?;
                 self.say(&made, |made| clones_made(made, &body.source))
             }
@@ -123,10 +130,14 @@ impl Session {
                 let done: DiskView = self.client.post(&["volumes", &name, "resize"], &body).await?;
                 self.say(&done, |d| format!("volume '{}' has {} now", d.name, Size(d.size_bytes)))
             }
-            VolumeCommand::Reset { name } => {
-                let done: DiskView = self.client.post(&["volumes", &name, "reset"], &json!({})).await?;
-                let origin = done.origin.clone().unwrap_or_default();
-                self.say(&done, |d| format!("volume '{}' is as '{origin}' again", d.name))
+            VolumeCommand::Reset { names } => {
+                let done: Vec<DiskView> = self.client.post(&["resets"], &Resets { volumes: names }).await?;
+                self.say(&done, |done| resets_done(done))
+            }
+            VolumeCommand::Persist { name, sync } => {
+                let body = Persist { sync };
+                let done: DiskView = self.client.post(&["volumes", &name, "persist"], &body).await?;
+                self.say(&done, |d| format!("volume '{}' keeps its writes now", d.name))
             }
         }
     }
@@ -166,6 +177,16 @@ impl Session {
     /// Prints a result: as JSON, or as what `text` makes of it.
     fn say<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<(), CliError> {
         if self.json { output::json(value) } else { output::line(&text(value)) }
+    }
+}
+
+fn resets_done(done: &[DiskView]) -> String {
+    match done {
+        [one] => {
+            let origin = one.origin.as_deref().unwrap_or_default();
+            format!("volume '{}' is as '{origin}' again", one.name)
+        }
+        many => format!("{} volumes are as they began", many.len()),
     }
 }
 

@@ -94,8 +94,22 @@ fn pool_facts(s: &StatsView) -> String {
     row("read cache", cache_text(&s.read_cache));
     row("map cache", cache_text(&s.map_cache));
     row("memory", Size(s.memory_bytes).to_string());
+    if s.desktops.count != 0 {
+        let (d, over) = (&s.desktops, s.desktops.overflow);
+        let (held, budget, out) = (Size(d.cached_bytes), Size(d.budget_bytes), Size(over.bytes));
+        row("desktops", format!("{}, {held} of {budget} in RAM, {out} overflowed in {}", d.count, over.ops));
+    }
     row("not yet durable", Size(s.dirty_bytes).to_string());
     row("log", format!("batch {}, {} commits, {} checkpoints", s.seq, s.commits, s.checkpoints));
+    let (c, ms) = (&s.commit, |us: u64| us as f64 / 1000.0);
+    let (cost, delayed) = (ms(c.cost_us), ms(c.delayed_us));
+    row(
+        "commits",
+        format!(
+            "{cost:.1} ms each on the store; {} by age, {} for {:.1} guests that waited, {delayed:.0} ms delayed in all",
+            c.by_age, c.by_demand, c.waiting
+        ),
+    );
     row("recovery", format!("{} batches in {} ms", s.recovered_batches, s.recovery_ms));
     if s.damaged_blocks != 0 {
         row("DAMAGED BLOCKS", format!("{}: run 'forebay check'", s.damaged_blocks));
@@ -167,6 +181,12 @@ fn space_rows(facts: &mut Facts, s: &SpaceView, now_ms: u64) {
     facts.row("  live", packed);
     facts.row("  reduction", times(s.reduction_ratio));
     facts.row("  reclaimable", Size(s.reclaimable_bytes).to_string());
+    if s.damaged_disks > 0 {
+        facts.row(
+            "  damaged",
+            format!("{} disks, which keep what is older: run 'forebay gc'", s.damaged_disks),
+        );
+    }
 }
 
 fn as_of(now_ms: u64, then_ms: u64) -> String {
@@ -287,6 +307,7 @@ mod tests {
             unique_bytes: 2 << 30,
             live_bytes: 1 << 30,
             reclaimable_bytes: 1 << 20,
+            damaged_disks: 2,
         };
         let reduction = ReductionStats {
             zero_blocks: 25,
@@ -306,6 +327,7 @@ mod tests {
         let text = space_facts(&s, 180_000);
         assert!(line(&text, "space").ends_with("as of 3 min ago"), "{text}");
         assert!(line(&text, "unique").ends_with("2 GiB, 3.00 times by sharing"), "{text}");
+        assert!(line(&text, "damaged").contains("2 disks"), "{text}");
         assert!(line(&text, "live").ends_with("1 GiB, 2.00 times by compression"), "{text}");
         assert!(
             line(&text, "written")

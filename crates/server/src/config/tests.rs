@@ -17,11 +17,16 @@ fn a_full_file_is_understood() {
         read_cache = "2GiB"
         map_cache = 67108864
         write_buffer = "32M"
+        desktops = "2G"
         [log]
         segment = "16M"
         checkpoint = "256M"
+        [commit]
+        coalesce = "always"
+        max_delay_ms = 5
         [store]
         limit = "100G"
+        slow = { spindles = 4, seek_ms = 12, rpm = 5400, rate = "100M" }
         [reduce]
         compress = false
         [dedup]
@@ -37,6 +42,8 @@ fn a_full_file_is_understood() {
     assert_eq!(c.socket, Path::new("/srv/pool/forebay.sock"));
     assert_eq!(c.cores, 4);
     assert_eq!((c.pool.read_cache, c.pool.map_cache), (2 << 30, 64 << 20));
+    assert_eq!((c.pool.coalesce, c.pool.commit_delay), (Coalesce::Always, Duration::from_millis(5)));
+    assert_eq!(c.store_slow.map(|s| (s.spindles, s.rpm, s.bytes_per_second)), Some((4, 5400, 100 << 20)));
     assert_eq!((c.pool.segment_bytes, c.pool.checkpoint_bytes), (16 << 20, 256 << 20));
     assert_eq!((c.store_limit, c.pool.compress, c.pool.dedup_index), (Some(100 << 30), false, 1 << 30));
     let nbd: Vec<_> = c.nbd.iter().map(ToString::to_string).collect();

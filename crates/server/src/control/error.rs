@@ -81,7 +81,7 @@ impl From<EngineError> for ControlError {
             E::NoSpace => (StatusCode::INSUFFICIENT_STORAGE, "no_space"),
             E::Closed => (StatusCode::SERVICE_UNAVAILABLE, "closed"),
             E::Latched(_) => (StatusCode::SERVICE_UNAVAILABLE, "latched"),
-            E::Damaged(_) => (StatusCode::INTERNAL_SERVER_ERROR, "damaged"),
+            E::Damaged(_) | E::MapsDamaged { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "damaged"),
             E::NoPool(_) | E::Format(_) | E::Store(_) => (StatusCode::INTERNAL_SERVER_ERROR, "store"),
         };
         ControlError::new(status, code, e.to_string())

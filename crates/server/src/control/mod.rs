@@ -7,6 +7,7 @@
 //! own, and a shutdown waits for it. So does reclaiming, which tells how it goes ([`Control::reclaim`]). Imports
 //! are not actions: they last as long as their connection.
 
+mod desktops;
 mod error;
 mod gc;
 mod space;
@@ -20,6 +21,7 @@ use forebay_engine::{CloneRequest, DiskInfo, Error as EngineError, Pool, Role};
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
+pub use desktops::*;
 pub use error::{ControlError, ErrorBody, ErrorDetail, Result};
 pub use space::*;
 pub use view::*;
@@ -35,6 +37,7 @@ pub const MAX_CLONES: u32 = 100_000;
 pub enum Action {
     ListImages,
     ShowImage { name: String },
+    CreateImage { name: String, source: String },
     RemoveImage { name: String },
     ListVolumes,
     ShowVolume { name: String },
@@ -43,6 +46,8 @@ pub enum Action {
     RemoveVolume { name: String },
     ResizeVolume { name: String, size_bytes: u64 },
     ResetVolume { name: String },
+    Reset { volumes: Vec<String> },
+    PersistVolume { name: String, sync: Sync },
     RollbackVolume { name: String, snapshot: String },
     ListSnapshots { volume: String },
     CreateSnapshot { volume: String, name: String },
@@ -178,6 +183,7 @@ impl Control {
             Action::ListVolumes => Ok(self.list(|d| d.role == Role::Volume)),
             Action::ShowImage { name } => self.show(name, Role::Image),
             Action::ShowVolume { name } => self.show(name, Role::Volume),
+            Action::CreateImage { name, source } => disk(&pool.create_image(name, source).await?),
             Action::RemoveImage { name } => {
                 self.expect(name, Role::Image)?;
                 pool.delete(name).await?;
@@ -200,6 +206,13 @@ impl Control {
                 pool.reset(name).await?;
                 self.show(name, Role::Volume)
             }
+            Action::Reset { volumes } => {
+                let names: Vec<&str> = volumes.iter().map(String::as_str).collect();
+                pool.reset_all(&names).await?;
+                let found = names.iter().filter_map(|n| DiskView::new(&pool.disk(n).ok()?));
+                Ok(Reply::Disks(found.collect()))
+            }
+            Action::PersistVolume { name, sync } => disk(&pool.persist(name, (*sync).into()).await?),
             Action::RollbackVolume { name, snapshot } => {
                 pool.rollback(name, snapshot).await?;
                 self.show(name, Role::Volume)
@@ -230,7 +243,10 @@ impl Control {
 
     async fn clone_volumes(&self, c: &CloneVolumes) -> Result<Reply> {
         let names = clone_names(&c.name, c.count)?;
-        let request = |name| CloneRequest { name, sync: c.sync.into(), write_cache: 0 };
+        // A desktop without any RAM has room for one block.
+        let write_cache = c.write_cache_bytes.map_or(0, |bytes| bytes.max(4096));
+        let reset_at_disconnect = write_cache > 0 && c.reset == Reset::Disconnect;
+        let request = |name| CloneRequest { name, sync: c.sync.into(), write_cache, reset_at_disconnect };
         let requests: Vec<_> = names.into_iter().map(request).collect();
         let made = self.inner.pool.clone_disk(&c.source, &requests).await?;
         Ok(Reply::Disks(made.iter().filter_map(DiskView::new).collect()))
@@ -243,7 +259,8 @@ impl Control {
             None => None,
             Some(space) => pool.stats().await.space.map(|s| DiskSpaceView::new(space, s.as_of_ms)),
         };
-        Ok(Reply::DiskStats(DiskStatsView { guest: stats.guest.into(), space }))
+        let cached_bytes = stats.cached_bytes;
+        Ok(Reply::DiskStats(DiskStatsView { guest: stats.guest.into(), space, cached_bytes }))
     }
 
     fn list(&self, wanted: impl Fn(&DiskInfo) -> bool) -> Reply {

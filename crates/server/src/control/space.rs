@@ -111,6 +111,8 @@ pub struct SpaceView {
     pub live_bytes: u64,
     /// Room in the store that nothing needs; `gc` frees most of it.
     pub reclaimable_bytes: u64,
+    /// Disks of whose block maps something is damaged: nothing that is older than the damage is freed.
+    pub damaged_disks: u64,
     /// `mapped_bytes / unique_bytes`: what sharing saves, of clones and of blocks that were written alike.
     pub dedup_ratio: Option<f64>,
     /// `unique_bytes / live_bytes`: what compression saves.
@@ -128,6 +130,7 @@ impl From<SpaceStats> for SpaceView {
             unique_bytes: s.unique_bytes,
             live_bytes: s.live_bytes,
             reclaimable_bytes: s.reclaimable_bytes,
+            damaged_disks: s.damaged_disks,
             dedup_ratio: ratio(s.mapped_bytes, s.unique_bytes),
             compression_ratio: ratio(s.unique_bytes, s.live_bytes),
             reduction_ratio: ratio(s.mapped_bytes, s.live_bytes),

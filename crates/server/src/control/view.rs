@@ -2,11 +2,13 @@
 //! here and not derived from what the engine happens to keep.
 
 use forebay_engine::{
-    CacheStats, Count, DiskInfo, GcPhase, GcProgress, GuestStats, PoolStats, Role, StoreStats, SyncMode,
+    CacheStats, CommitStats, Count, DiskInfo, GcPhase, GcProgress, GuestStats, PoolStats, Role, StoreStats,
+    SyncMode,
 };
 use serde::{Deserialize, Serialize};
 
-use super::ErrorDetail;
+use super::desktops::DesktopsView;
+use super::error::ErrorDetail;
 use super::space::{DiskSpaceView, ReductionView, RoomView, SpaceView};
 
 /// What a disk is.
@@ -79,6 +81,10 @@ pub struct DiskView {
     pub uuid: String,
     /// Only disks of the same domain share blocks that they wrote alike.
     pub dedup_domain: u32,
+    /// Of a desktop: most bytes of its writes that are kept in RAM before some go to the store.
+    pub write_cache_bytes: Option<u64>,
+    /// Of a desktop: when it is reset by itself.
+    pub reset: Option<Reset>,
 }
 
 impl DiskView {
@@ -102,6 +108,11 @@ impl DiskView {
             clients: info.clients,
             uuid: uuid_text(&info.uuid),
             dedup_domain: info.dedup_domain,
+            write_cache_bytes: (info.write_cache > 0).then_some(info.write_cache),
+            reset: (info.write_cache > 0).then_some(match info.reset_at_disconnect {
+                true => Reset::Disconnect,
+                false => Reset::Never,
+            }),
         })
     }
 }
@@ -128,6 +139,25 @@ pub struct CreateVolume {
     pub dedup_domain: u32,
 }
 
+/// When a desktop is reset by itself, beside every start of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Reset {
+    /// Not.
+    #[default]
+    Never,
+    /// When its guest ends its last connection in good order.
+    Disconnect,
+}
+
+/// Body of `POST /images/{name}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateImage {
+    /// Volume, image, or `volume@snapshot`.
+    pub source: String,
+}
+
 /// Body of `POST /clones`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -142,6 +172,13 @@ pub struct CloneVolumes {
     /// When their writes are durable.
     #[serde(default)]
     pub sync: Sync,
+    /// Makes desktops, of whose writes so many bytes are kept in RAM before some go to the store. Nothing of
+    /// them is durable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write_cache_bytes: Option<u64>,
+    /// Of desktops: when they are reset by themselves.
+    #[serde(default)]
+    pub reset: Reset,
 }
 
 /// Body of `POST /volumes/{name}/resize`.
@@ -328,6 +365,33 @@ impl From<CacheStats> for CacheView {
     }
 }
 
+/// What the commit scheduler sees and decides.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct CommitView {
+    /// Microseconds that a commit costs on the store at present.
+    pub cost_us: u64,
+    /// Commits that began because data was of age.
+    pub by_age: u64,
+    /// Commits that began because somebody waited, or a buffer filled up.
+    pub by_demand: u64,
+    /// Microseconds that these waited for others, in all.
+    pub delayed_us: u64,
+    /// How many guests lately waited for each of them.
+    pub waiting: f64,
+}
+
+impl From<CommitStats> for CommitView {
+    fn from(s: CommitStats) -> CommitView {
+        CommitView {
+            cost_us: s.cost_us,
+            by_age: s.by_age,
+            by_demand: s.by_demand,
+            delayed_us: s.delayed_us,
+            waiting: s.waiting,
+        }
+    }
+}
+
 /// `GET /stats`: the counters since the pool was opened.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct StatsView {
@@ -359,6 +423,8 @@ pub struct StatsView {
     pub seq: u64,
     /// Commits.
     pub commits: u64,
+    /// What the commit scheduler sees and decides.
+    pub commit: CommitView,
     /// Checkpoints.
     pub checkpoints: u64,
     /// Blocks whose checksum did not match.
@@ -371,6 +437,8 @@ pub struct StatsView {
     pub room: RoomView,
     /// What needed not be stored, and what finds it.
     pub reduction: ReductionView,
+    /// Desktops.
+    pub desktops: DesktopsView,
     /// Where the space goes, as the last mark found it; none before the first.
     pub space: Option<SpaceView>,
     /// Bytes that cleaning has written since the pool was opened.
@@ -387,6 +455,8 @@ pub struct DiskStatsView {
     pub guest: GuestView,
     /// What it holds, as the last mark found it; none before the first.
     pub space: Option<DiskSpaceView>,
+    /// Of a desktop: bytes of its writes that are in RAM.
+    pub cached_bytes: u64,
 }
 
 impl StatsView {
@@ -409,12 +479,14 @@ impl StatsView {
             segments: s.segments,
             seq: s.seq,
             commits: s.commits,
+            commit: s.commit.into(),
             checkpoints: s.checkpoints,
             damaged_blocks: s.damaged_blocks,
             recovered_batches: s.recovered_batches,
             recovery_ms: s.recovery_ms,
             room: s.room.into(),
             reduction: s.reduction.into(),
+            desktops: s.desktops.into(),
             space: s.space.map(SpaceView::from),
             moved_bytes: s.moved_bytes,
             freed_bytes: s.freed_bytes,

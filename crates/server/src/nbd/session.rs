@@ -286,6 +286,7 @@ impl Session {
         let cookie = request.cookie;
         if request.command == Command::Disconnect {
             self.leaving = true;
+            self.disk.say_goodbye();
             return;
         }
         if self.worker.closing() {

@@ -9,6 +9,7 @@
 
 mod host;
 mod notify;
+mod pressure;
 mod socket;
 mod store;
 
@@ -98,13 +99,14 @@ pub fn run(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
 async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
     // The store first: a new one wants its directory empty, and the socket may be in there.
-    let store = store::open(&config.data, config.store_limit).await?;
-    let (mut socket, control_listener) = ControlSocket::bind(&config.socket)?;
     let engine = EngineThread::start()?;
+    let store = store::open(config, engine.host()).await?;
+    let (mut socket, control_listener) = ControlSocket::bind(&config.socket)?;
     let opened = Instant::now();
     let pool = engine.run(Pool::open(store, engine.host(), config.pool.clone())).await?;
     tracing::info!(ms = opened.elapsed().as_millis(), "pool open");
 
+    let pressure = tokio::spawn(pressure::watch(pool.clone()));
     let nbd = nbd::Config { listen: config.nbd.clone(), tls: config.tls.clone() };
     let nbd = nbd::Server::bind(&nbd)?.run(pool.clone(), config.cores)?;
     let http = bind_http(config.http).await?;
@@ -127,6 +129,7 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     signals.first().await;
     tracing::info!("stopping");
     notify::notify("STOPPING=1");
+    pressure.abort();
     let stop = async {
         let drained = async {
             tokio::join!(nbd.shutdown(), control.stop(DRAIN));

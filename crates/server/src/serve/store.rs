@@ -1,20 +1,27 @@
 //! Opening the store of a data directory.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use forebay_store::{DirectoryOptions, DirectoryStore, Limited, Store};
+use forebay_engine::Host;
+use forebay_store::{DirectoryOptions, DirectoryStore, Limited, Slow, Store};
 
 use super::ServeError;
+use crate::config::ServeConfig;
 
-/// Opens the store in `data`, or makes it where the directory is missing or empty; it takes at most `limit`.
-pub(super) async fn open(data: &Path, limit: Option<u64>) -> Result<Arc<dyn Store>, ServeError> {
-    let failed = |source| ServeError::Store { path: data.to_owned(), source };
-    let store = DirectoryStore::open(data, &DirectoryOptions::default()).map_err(failed)?;
-    let (uring, direct) = store.modes();
-    tracing::info!(uring, direct, limit, "store open");
-    match limit {
-        None => Ok(store),
-        Some(limit) => Ok(Arc::new(Limited::new(store, limit).await.map_err(failed)?)),
+/// Opens the store of a server, or makes it where the directory is missing or empty; limited and slowed down as
+/// is configured. `host` is how to wait.
+pub(super) async fn open(config: &ServeConfig, host: Arc<dyn Host>) -> Result<Arc<dyn Store>, ServeError> {
+    let failed = |source| ServeError::Store { path: config.data.clone(), source };
+    let directory = DirectoryStore::open(&config.data, &DirectoryOptions::default()).map_err(failed)?;
+    let (uring, direct) = directory.modes();
+    tracing::info!(uring, direct, limit = config.store_limit, "store open");
+    let mut store: Arc<dyn Store> = directory;
+    if let Some(limit) = config.store_limit {
+        store = Arc::new(Limited::new(store, limit).await.map_err(failed)?);
     }
+    if let Some(array) = config.store_slow {
+        tracing::warn!(?array, "the store is slowed down, as the configuration asks");
+        store = Arc::new(Slow::new(store, array, Arc::new(move |time| host.sleep(time))));
+    }
+    Ok(store)
 }

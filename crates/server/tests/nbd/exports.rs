@@ -29,7 +29,7 @@ fn with_snapshot_and_image() -> TestServer {
         let import = server.pool.begin_import("golden", 1 << 20, 0).await.unwrap();
         server.pool.finish_import(import).await.unwrap();
         server.pool.create_snapshot("vol", "monday").await.unwrap();
-        let clone = CloneRequest { name: "desk".into(), sync: SyncMode::Flush, write_cache: 0 };
+        let clone = CloneRequest { name: "desk".into(), ..CloneRequest::default() };
         server.pool.clone_disk("golden", &[clone]).await.unwrap();
     });
     server

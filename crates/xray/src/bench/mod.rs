@@ -7,20 +7,21 @@
 
 mod cleaning_rows;
 mod clone_rows;
-mod error;
-mod files;
+pub(crate) mod error;
+pub(crate) mod files;
 mod fio;
 mod io_rows;
 mod limited;
-mod machine;
+pub(crate) mod machine;
 mod pool_rows;
 mod process;
 mod reduce_rows;
 mod report;
 mod rounds;
-mod servers;
+pub(crate) mod servers;
+mod slow_rows;
 mod space_rows;
-mod workdir;
+pub(crate) mod workdir;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use std::time::{Duration, Instant};
 
 pub use error::{BenchError, Result};
 pub use report::{BenchReport, Bound, Row, Unit, Verdict};
+pub(crate) use report::{table, thousands, trust};
 
 use error::During;
 use machine::{CpuTimes, Machine};
@@ -66,6 +68,8 @@ pub enum Part {
     Clones,
     /// Cleaning, and room that comes back.
     Space,
+    /// Small writes on a store that is made as slow as disks.
+    Slow,
 }
 
 /// How long everything takes.
@@ -87,6 +91,9 @@ struct Pace {
     limited_bytes: u64,
     /// What is overwritten on it before the measurement, in per cent of it; half of that is measured.
     overwrite_percent: u64,
+    /// Data on the slow store, and how long it is loaded.
+    slow_bytes: u64,
+    slow: Duration,
 }
 
 impl Pace {
@@ -106,6 +113,8 @@ impl Pace {
                 package_bytes: 32 << 20,
                 limited_bytes: 256 << 20,
                 overwrite_percent: 40,
+                slow_bytes: 128 << 20,
+                slow: seconds(5.0),
             }
         } else {
             Pace {
@@ -121,6 +130,8 @@ impl Pace {
                 package_bytes: 300 << 20,
                 limited_bytes: 1 << 30,
                 overwrite_percent: 100,
+                slow_bytes: 1 << 30,
+                slow: seconds(30.0),
             }
         }
     }
@@ -212,6 +223,9 @@ fn own_rows(
     if options.wants(Part::Space) {
         rows.extend(cleaning_rows::cleaning(bench, pace, binary, &arena)?);
         rows.extend(space_rows::freed(bench, pace, binary)?);
+    }
+    if options.wants(Part::Slow) {
+        rows.extend(slow_rows::coalescing(bench, pace, binary)?);
     }
     Ok(rows)
 }

@@ -29,6 +29,12 @@ pub enum Unit {
     Times,
     /// Per cent.
     Percent,
+    /// Operations.
+    Ops,
+    /// Operations a second, where one is many.
+    FewIops,
+    /// A part of one.
+    Ratio,
 }
 
 impl Unit {
@@ -46,12 +52,16 @@ impl Unit {
             Unit::Mib => format!("{} MiB", thousands(v)),
             Unit::Times => format!("{v:.2} times"),
             Unit::Percent => format!("{v:.1} %"),
+            Unit::Ops if v < 100.0 => format!("{v:.1}"),
+            Unit::Ops => thousands(v),
+            Unit::Ratio => format!("{v:.4}"),
+            Unit::FewIops => format!("{v:.3} IOPS"),
         }
     }
 }
 
 /// Groups the digits of a rounded number.
-fn thousands(v: f64) -> String {
+pub(crate) fn thousands(v: f64) -> String {
     let digits = format!("{v:.0}");
     let mut out = String::new();
     for (i, c) in digits.chars().enumerate() {
@@ -219,40 +229,48 @@ const OTHERS_MAX_PERCENT: f64 = 5.0;
 impl BenchReport {
     /// How far the figures can be trusted, in one line.
     pub fn trust(&self) -> String {
-        let others = self.others_percent;
-        if others > OTHERS_MAX_PERCENT {
-            format!(
-                "Others used {others:.0} % of the CPU meanwhile: rates and latencies are not to be trusted."
-            )
-        } else {
-            format!("Others used {others:.0} % of the CPU meanwhile.")
-        }
+        trust(self.others_percent)
     }
 
     /// The table for people.
     pub fn table(&self) -> String {
-        let mut table = Table::new();
-        table.load_preset(presets::UTF8_FULL_CONDENSED);
-        table.set_header(["what", "promise", "forebay", "peer", "", "ratio", ""]);
-        for row in &self.rows {
-            let value = |v: Option<f64>| v.map_or("-".to_owned(), |v| row.unit.show(v));
-            let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
-            table.add_row([
-                Cell::new(&row.what),
-                Cell::new(row.promise()),
-                right(value(row.ours)),
-                right(value(row.peer.as_ref().map(|p| p.value))),
-                Cell::new(row.peer.as_ref().map_or("", |p| p.name)),
-                right(row.ratio.map_or(String::new(), |r| format!("{r:.2}"))),
-                Cell::new(match row.verdict() {
-                    Verdict::Pass => "pass",
-                    Verdict::NotReached => "not reached",
-                    Verdict::None => "",
-                }),
-            ]);
-        }
-        table.to_string()
+        table(&self.rows)
     }
+}
+
+/// How far the figures of a run can be trusted in which others used so much of the CPU.
+pub fn trust(others_percent: f64) -> String {
+    let distrust = if others_percent > OTHERS_MAX_PERCENT {
+        ": rates and latencies are not to be trusted."
+    } else {
+        "."
+    };
+    format!("Others used {others_percent:.0} % of the CPU meanwhile{distrust}")
+}
+
+/// Rows as a table for people.
+pub fn table(rows: &[Row]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    table.set_header(["what", "promise", "forebay", "peer", "", "ratio", ""]);
+    for row in rows {
+        let value = |v: Option<f64>| v.map_or("-".to_owned(), |v| row.unit.show(v));
+        let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+        table.add_row([
+            Cell::new(&row.what),
+            Cell::new(row.promise()),
+            right(value(row.ours)),
+            right(value(row.peer.as_ref().map(|p| p.value))),
+            Cell::new(row.peer.as_ref().map_or("", |p| p.name)),
+            right(row.ratio.map_or(String::new(), |r| format!("{r:.2}"))),
+            Cell::new(match row.verdict() {
+                Verdict::Pass => "pass",
+                Verdict::NotReached => "not reached",
+                Verdict::None => "",
+            }),
+        ]);
+    }
+    table.to_string()
 }
 
 #[cfg(test)]

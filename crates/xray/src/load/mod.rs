@@ -9,7 +9,7 @@ mod content;
 mod flight;
 mod report;
 mod run;
-mod socket;
+pub(crate) mod socket;
 mod source;
 mod spec;
 

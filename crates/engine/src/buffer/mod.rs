@@ -60,6 +60,8 @@ pub(crate) struct Dirty {
     pub page: Page,
     /// Sectors that were written.
     pub mask: u8,
+    /// When it was last written, in writes to this buffer.
+    stamp: u32,
 }
 
 /// Bytes that a zeroed range counts in the budget.
@@ -71,6 +73,8 @@ pub(crate) struct WriteBuffer {
     blocks: HashMap<u64, Dirty, BuildU64Hasher>,
     /// Disjoint ranges by first block: end and whether the range stays allocated.
     zeroes: BTreeMap<u64, (u64, bool)>,
+    /// Writes so far.
+    clock: u32,
 }
 
 impl WriteBuffer {
@@ -87,14 +91,16 @@ impl WriteBuffer {
     pub fn write(&mut self, block: u64, within: Range<usize>, data: &[u8]) {
         debug_assert!(within.start.is_multiple_of(SECTOR) && within.end.is_multiple_of(SECTOR));
         let mask = sectors(&within);
+        self.clock = self.clock.wrapping_add(1);
+        let stamp = self.clock;
         match self.blocks.entry(block) {
             hashbrown::hash_map::Entry::Occupied(e) => {
                 let dirty = e.into_mut();
                 dirty.page[within].copy_from_slice(data);
-                dirty.mask |= mask;
+                (dirty.mask, dirty.stamp) = (dirty.mask | mask, stamp);
             }
             hashbrown::hash_map::Entry::Vacant(e) => {
-                e.insert(Dirty { page: page_with(within, data), mask });
+                e.insert(Dirty { page: page_with(within, data), mask, stamp });
             }
         }
     }
@@ -131,6 +137,29 @@ impl WriteBuffer {
             }
         }
         self.zeroes.insert(start, (end, allocated));
+    }
+
+    /// Takes out the zeroed ranges, and so many of the blocks that were written longest ago. Of what stays, nothing
+    /// lies beneath a part that is taken.
+    fn take_coldest(&mut self, count: usize) -> WriteBuffer {
+        let mut taken = WriteBuffer { zeroes: std::mem::take(&mut self.zeroes), ..WriteBuffer::default() };
+        if count >= self.blocks.len() {
+            taken.blocks = std::mem::take(&mut self.blocks);
+            return taken;
+        }
+        let clock = self.clock;
+        let mut by_age: Vec<(u32, u64)> = self
+            .blocks
+            .iter()
+            .map(|(block, dirty)| (u32::MAX - clock.wrapping_sub(dirty.stamp), *block))
+            .collect();
+        if count > 0 {
+            by_age.select_nth_unstable(count - 1);
+        }
+        for (_, block) in &by_age[..count] {
+            taken.blocks.extend(self.blocks.remove_entry(block));
+        }
+        taken
     }
 
     /// Takes in what an older buffer has, beneath what is here.
@@ -198,6 +227,23 @@ impl WriteBuffer {
         self.zeroes.iter().map(|(&s, &(e, a))| (s..e, a))
     }
 
+    /// As [`Buffers::runs`].
+    fn runs(&self, range: &Range<u64>) -> Vec<(Range<u64>, Option<bool>)> {
+        let mut written: Vec<u64> = self.blocks.keys().copied().filter(|b| range.contains(b)).collect();
+        written.sort_unstable();
+        let mut above: Vec<(Range<u64>, Option<bool>)> = Vec::new();
+        for block in written {
+            match above.last_mut() {
+                Some((run, _)) if run.end == block => run.end += 1,
+                _ => above.push((block..block + 1, None)),
+            }
+        }
+        let below = self.zeroes().map(|(zeroes, allocated)| {
+            (zeroes.start.max(range.start)..zeroes.end.min(range.end), Some(allocated))
+        });
+        lay_over(above, below.filter(|(run, _)| !run.is_empty()).collect())
+    }
+
     /// The written blocks, in order.
     pub fn sorted_blocks(&self) -> Vec<(u64, &Dirty)> {
         let mut blocks: Vec<_> = self.blocks.iter().map(|(&b, d)| (b, d)).collect();
@@ -217,6 +263,29 @@ impl WriteBuffer {
     pub fn base_is_zero(&self, block: u64) -> bool {
         self.zeroed(block)
     }
+}
+
+/// Runs over other runs: where both say something, the upper ones win.
+fn lay_over<T: Copy>(above: Vec<(Range<u64>, T)>, below: Vec<(Range<u64>, T)>) -> Vec<(Range<u64>, T)> {
+    let mut all = above.clone();
+    let mut above = above.iter().peekable();
+    for (run, kind) in below {
+        let mut at = run.start;
+        while above.next_if(|(upper, _)| upper.end <= at).is_some() {}
+        let mut ahead = above.clone();
+        while at < run.end {
+            let Some((upper, _)) = ahead.next_if(|(upper, _)| upper.start < run.end) else {
+                all.push((at..run.end, kind));
+                break;
+            };
+            if at < upper.start {
+                all.push((at..upper.start, kind));
+            }
+            at = at.max(upper.end);
+        }
+    }
+    all.sort_unstable_by_key(|(run, _)| run.start);
+    all
 }
 
 /// A page that has `data` at `within`, and is zero elsewhere.
@@ -292,6 +361,26 @@ impl Buffers {
         self.frozen.clone()
     }
 
+    /// Freezes the zeroed ranges and so many of the blocks that were written longest ago.
+    pub fn freeze_coldest(&mut self, count: usize) -> Arc<WriteBuffer> {
+        assert!(self.frozen.is_none(), "one commit at a time");
+        let frozen = Arc::new(self.active.take_coldest(count));
+        self.frozen = Some(frozen.clone());
+        frozen
+    }
+
+    /// What the buffers say of blocks in `range`: disjoint runs in order, and of each whether it is data, or zeroes
+    /// and whether they stay allocated. Of the rest they say nothing.
+    pub fn runs(&self, range: Range<u64>) -> Vec<(Range<u64>, Option<bool>)> {
+        let mut runs = self.active.runs(&range);
+        if let Some(frozen) = &self.frozen {
+            let above = std::mem::take(&mut runs);
+            let below = frozen.runs(&range);
+            runs = lay_over(above, below);
+        }
+        runs
+    }
+
     /// Forgets the frozen buffer, which the map has taken over.
     pub fn thaw(&mut self) -> Option<Arc<WriteBuffer>> {
         self.frozen.take()
@@ -312,6 +401,12 @@ impl Buffers {
         before as i64 - self.active.cost() as i64
     }
 
+    /// Forgets all that was written. How much that took.
+    pub fn clear(&mut self) -> i64 {
+        let gone = std::mem::take(&mut self.active);
+        gone.cost() as i64
+    }
+
     /// Begins to note writes to `blocks`.
     pub fn watch(&mut self, blocks: Range<u64>) -> u64 {
         self.next_watch += 1;
@@ -327,74 +422,4 @@ impl Buffers {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const BLOCKS: u64 = 8;
-
-    /// A write of sectors, or blocks that become zero.
-    #[derive(Debug, Clone)]
-    enum Op {
-        Write { block: u64, from: usize, sectors: usize, byte: u8 },
-        Zero { from: u64, count: u64, allocated: bool },
-    }
-
-    fn op() -> impl Strategy<Value = Op> {
-        prop_oneof![
-            (0..BLOCKS, 0..8usize, 1..=8usize, 1..=255u8).prop_map(|(block, from, n, byte)| Op::Write {
-                block,
-                from,
-                sectors: n.min(8 - from),
-                byte
-            }),
-            (0..BLOCKS, 1..4u64, any::<bool>()).prop_map(|(from, n, allocated)| Op::Zero {
-                from,
-                count: n.min(BLOCKS - from),
-                allocated
-            }),
-        ]
-    }
-
-    fn apply(buffer: &mut WriteBuffer, op: &Op) {
-        match *op {
-            Op::Write { block, from, sectors, byte } => {
-                let within = from * SECTOR..(from + sectors) * SECTOR;
-                buffer.write(block, within.clone(), &vec![byte; within.len()]);
-            }
-            Op::Zero { from, count, allocated } => buffer.zero(from..from + count, allocated),
-        }
-    }
-
-    /// Of each block, what the buffer has of it, and which kind of zeroed range lies beneath.
-    fn seen(buffer: &WriteBuffer) -> Vec<(Vec<u8>, u8, Option<bool>)> {
-        let zeroed =
-            |b| buffer.zeroes().find(|(range, _)| range.contains(&b)).map(|(_, allocated)| allocated);
-        let block = |b| {
-            let mut out = vec![0xee; BLOCK];
-            let have = buffer.overlay(b, &(0..BLOCK), 0, &mut out);
-            (out, have, zeroed(b))
-        };
-        (0..BLOCKS).map(block).collect()
-    }
-
-    proptest! {
-        /// Whatever was written before and after a freeze that is given up: the buffer is as without the freeze.
-        #[test]
-        fn a_freeze_that_is_given_up_leaves_no_trace(
-            before in prop::collection::vec(op(), 1..12),
-            after in prop::collection::vec(op(), 0..12),
-        ) {
-            let (mut plain, mut buffers) = (WriteBuffer::default(), Buffers::default());
-            let change = |buffers: &mut Buffers, op: &Op| buffers.change(0..BLOCKS, |b| apply(b, op));
-            let mut cost: i64 = before.iter().map(|op| change(&mut buffers, op)).sum();
-            let frozen = buffers.freeze().expect("something was written");
-            cost += after.iter().map(|op| change(&mut buffers, op)).sum::<i64>();
-            cost -= buffers.unfreeze(frozen);
-            before.iter().chain(&after).for_each(|op| apply(&mut plain, op));
-            prop_assert_eq!(seen(buffers.active()), seen(&plain));
-            prop_assert_eq!(cost, buffers.active().cost() as i64);
-        }
-    }
-}
+mod tests;

@@ -1,0 +1,119 @@
+//! Buffers against what they should hold.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const BLOCKS: u64 = 8;
+
+/// A write of sectors, or blocks that become zero.
+#[derive(Debug, Clone)]
+enum Op {
+    Write { block: u64, from: usize, sectors: usize, byte: u8 },
+    Zero { from: u64, count: u64, allocated: bool },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        (0..BLOCKS, 0..8usize, 1..=8usize, 1..=255u8).prop_map(|(block, from, n, byte)| Op::Write {
+            block,
+            from,
+            sectors: n.min(8 - from),
+            byte
+        }),
+        (0..BLOCKS, 1..4u64, any::<bool>()).prop_map(|(from, n, allocated)| Op::Zero {
+            from,
+            count: n.min(BLOCKS - from),
+            allocated
+        }),
+    ]
+}
+
+fn apply(buffer: &mut WriteBuffer, op: &Op) {
+    match *op {
+        Op::Write { block, from, sectors, byte } => {
+            let within = from * SECTOR..(from + sectors) * SECTOR;
+            buffer.write(block, within.clone(), &vec![byte; within.len()]);
+        }
+        Op::Zero { from, count, allocated } => buffer.zero(from..from + count, allocated),
+    }
+}
+
+/// Of each block, what the buffer has of it, and which kind of zeroed range lies beneath.
+fn seen(buffer: &WriteBuffer) -> Vec<(Vec<u8>, u8, Option<bool>)> {
+    let zeroed = |b| buffer.zeroes().find(|(range, _)| range.contains(&b)).map(|(_, allocated)| allocated);
+    let block = |b| {
+        let mut out = vec![0xee; BLOCK];
+        let have = buffer.overlay(b, &(0..BLOCK), 0, &mut out);
+        (out, have, zeroed(b))
+    };
+    (0..BLOCKS).map(block).collect()
+}
+
+proptest! {
+    /// Whatever was written before and after a freeze that is given up: the buffer is as without the freeze.
+    #[test]
+    fn a_freeze_that_is_given_up_leaves_no_trace(
+        before in prop::collection::vec(op(), 1..12),
+        after in prop::collection::vec(op(), 0..12),
+    ) {
+        let (mut plain, mut buffers) = (WriteBuffer::default(), Buffers::default());
+        let change = |buffers: &mut Buffers, op: &Op| buffers.change(0..BLOCKS, |b| apply(b, op));
+        let mut cost: i64 = before.iter().map(|op| change(&mut buffers, op)).sum();
+        let frozen = buffers.freeze().expect("something was written");
+        cost += after.iter().map(|op| change(&mut buffers, op)).sum::<i64>();
+        cost -= buffers.unfreeze(frozen);
+        before.iter().chain(&after).for_each(|op| apply(&mut plain, op));
+        prop_assert_eq!(seen(buffers.active()), seen(&plain));
+        prop_assert_eq!(cost, buffers.active().cost() as i64);
+    }
+}
+
+/// What runs of blocks say of each of `count` blocks.
+fn by_block(runs: &[(Range<u64>, Option<bool>)], count: u64) -> Vec<Option<Option<bool>>> {
+    assert!(runs.is_sorted_by(|a, b| a.0.end <= b.0.start), "{runs:?}");
+    (0..count).map(|b| runs.iter().find(|(run, _)| run.contains(&b)).map(|(_, kind)| *kind)).collect()
+}
+
+proptest! {
+    /// The runs of two layers say what a look at each block says.
+    #[test]
+    fn runs_are_those_of_the_blocks(
+        before in prop::collection::vec(op(), 1..12),
+        after in prop::collection::vec(op(), 0..12),
+    ) {
+        let mut buffers = Buffers::default();
+        let change = |op: &Op, b: &mut Buffers| b.change(0..BLOCKS, |buffer| apply(buffer, op));
+        before.iter().for_each(|op| _ = change(op, &mut buffers));
+        buffers.freeze();
+        after.iter().for_each(|op| _ = change(op, &mut buffers));
+        let layers = [Some(&buffers.active), buffers.frozen.as_deref()];
+        let of_block = |block: u64| {
+            layers.into_iter().flatten().find_map(|layer| {
+                let zeroes = || layer.zeroes().find(|(range, _)| range.contains(&block));
+                let written = layer.blocks.contains_key(&block).then_some(None);
+                written.or_else(|| zeroes().map(|(_, allocated)| Some(allocated)))
+            })
+        };
+        let wanted: Vec<_> = (0..BLOCKS).map(of_block).collect();
+        prop_assert_eq!(by_block(&buffers.runs(0..BLOCKS), BLOCKS), wanted);
+    }
+
+    /// What is taken and what stays together say what was there; what stays is younger.
+    #[test]
+    fn the_coldest_are_taken(ops in prop::collection::vec(op(), 1..24), count in 0..BLOCKS as usize) {
+        let (mut plain, mut buffers) = (WriteBuffer::default(), Buffers::default());
+        for op in &ops {
+            apply(&mut plain, op);
+            buffers.change(0..BLOCKS, |b| apply(b, op));
+        }
+        let taken = buffers.freeze_coldest(count);
+        let youngest = taken.blocks.values().map(|d| d.stamp).max();
+        prop_assert!(buffers.active.blocks.values().all(|d| youngest.is_none_or(|y| d.stamp > y)));
+        prop_assert_eq!(taken.blocks.len(), count.min(plain.blocks.len()));
+        prop_assert_eq!(buffers.active().cost() + taken.cost(), plain.cost());
+        buffers.thaw();
+        buffers.unfreeze(taken);
+        prop_assert_eq!(seen(buffers.active()), seen(&plain));
+    }
+}

@@ -1,0 +1,300 @@
+//! Memory pressure: the caches shrink before the host swaps or the kernel kills, and grow back after.
+//!
+//! Looked at each half second: how much memory the host still has, and every control group that the server is in
+//! (cgroup v2, or the memory controller of v1); and how long tasks were stalled for want of it (PSI). When little is
+//! left or tasks were stalled, the read cache gives way first, for all that it holds is on the store; then the write
+//! caches of desktops, which overflow to the store. When there has been plenty for a while, both grow back in steps,
+//! up to what is configured.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_engine::Pool;
+use tokio::time::Instant;
+
+/// Between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// For so long there has to be plenty before caches grow again.
+const CALM: Duration = Duration::from_secs(10);
+/// Caches shrink when tasks were stalled for more than this share of the time.
+const STALLED: f64 = 0.05;
+/// So much that is freed within one look is given back to the system at once.
+const GIVE_BACK: u64 = 64 << 20;
+/// What the read cache keeps in any case, and the desktops.
+const LEAST_CACHE: u64 = 16 << 20;
+const LEAST_DESKTOPS: u64 = 64 << 20;
+
+/// What there is, where there is least.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Memory {
+    total: u64,
+    available: u64,
+    /// Share of the time in which tasks were stalled.
+    stalled: f64,
+}
+
+/// Budgets, or bytes in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Budgets {
+    read_cache: u64,
+    desktops: u64,
+}
+
+/// What should stay available: then there is time to act.
+fn reserve(total: u64) -> u64 {
+    (total / 16).clamp(64 << 20, 1 << 30)
+}
+
+/// The budgets of the next half second. `calm` says that nothing was short for a while.
+fn next(now: Budgets, used: Budgets, configured: Budgets, memory: &Memory, calm: bool) -> Budgets {
+    let reserve = reserve(memory.total);
+    if memory.available < reserve || memory.stalled > STALLED {
+        let missing = (2 * reserve).saturating_sub(memory.available).max(used.read_cache / 8);
+        // A budget that is not used up gives nothing back before it is as small as what is used.
+        let read_cache = used.read_cache.saturating_sub(missing).max(LEAST_CACHE.min(configured.read_cache));
+        let still = missing.saturating_sub(used.read_cache.saturating_sub(read_cache));
+        let desktops = used.desktops.saturating_sub(still).max(LEAST_DESKTOPS.min(configured.desktops));
+        return Budgets {
+            read_cache: read_cache.min(now.read_cache),
+            desktops: if still > 0 { desktops.min(now.desktops) } else { now.desktops },
+        };
+    }
+    let spare = memory.available.saturating_sub(2 * reserve) / 4;
+    if !calm || spare == 0 {
+        return now;
+    }
+    let grow = |now: u64, configured: u64| configured.min(now + (configured / 16).max(1 << 20).min(spare));
+    Budgets {
+        read_cache: grow(now.read_cache, configured.read_cache),
+        desktops: grow(now.desktops, configured.desktops),
+    }
+}
+
+/// Adapts the budgets of a pool, for ever.
+pub(super) async fn watch(pool: Arc<Pool>) {
+    let memory = pool.memory();
+    let configured = Budgets { read_cache: memory.read_cache_budget, desktops: memory.desktops_budget };
+    let (mut now, mut short) = (configured, Instant::now() - CALM);
+    let (mut source, mut before) = (Source::default(), 0);
+    let mut ticks = tokio::time::interval(LOOK_EVERY);
+    loop {
+        ticks.tick().await;
+        let Some(memory) = source.look() else { continue };
+        let uses = pool.memory();
+        let used = Budgets { read_cache: uses.read_cache, desktops: uses.desktops };
+        // Desktops that were reset leave much behind at once, in the hands of the allocator.
+        if used.desktops + GIVE_BACK < before {
+            give_back();
+        }
+        before = used.desktops;
+        let wanted = next(now, used, configured, &memory, short.elapsed() >= CALM);
+        if wanted.read_cache < now.read_cache || wanted.desktops < now.desktops {
+            short = Instant::now();
+        }
+        if wanted == now {
+            continue;
+        }
+        let Memory { available, stalled, .. } = memory;
+        let (read_cache, desktops) = (wanted.read_cache, wanted.desktops);
+        if short.elapsed().is_zero() || wanted == configured {
+            tracing::info!(
+                available,
+                stalled,
+                read_cache,
+                desktops,
+                "caches follow the memory that there is"
+            );
+        }
+        now = wanted;
+        let target = Arc::clone(&pool);
+        // To shrink a large cache takes its time.
+        let done = tokio::task::spawn_blocking(move || target.set_memory(read_cache, desktops)).await;
+        if done.is_err() {
+            return;
+        }
+        give_back();
+    }
+}
+
+/// Has the allocator give free pages back to the system.
+fn give_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: a call without arguments that matter, from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// Where figures come from.
+#[derive(Default)]
+struct Source {
+    stalled: Option<(Instant, u64)>,
+}
+
+/// A control group.
+struct Group {
+    dir: PathBuf,
+    /// Its files are those of version 2.
+    unified: bool,
+}
+
+impl Source {
+    fn look(&mut self) -> Option<Memory> {
+        let host = host(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
+        // Each time anew: a process can be moved.
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let groups = groups(&own, Path::new("/sys/fs/cgroup"));
+        let left = groups.iter().filter_map(Group::look);
+        let (total, available) = left.fold(host, |a, b| if b.1 < a.1 { b } else { a });
+        Some(Memory { total, available, stalled: self.stalled(&groups) })
+    }
+
+    /// The share of the time since the last look in which tasks were stalled.
+    fn stalled(&mut self, groups: &[Group]) -> f64 {
+        let unified = groups.iter().find(|g| g.unified).map(|g| g.dir.join("memory.pressure"));
+        let read = |path: &Path| stalled_us(&std::fs::read_to_string(path).ok()?);
+        let own = unified.as_deref().and_then(read);
+        let Some(us) = own.or_else(|| read(Path::new("/proc/pressure/memory"))) else { return 0.0 };
+        let now = Instant::now();
+        let share = self.stalled.map_or(0.0, |(then, before)| {
+            us.saturating_sub(before) as f64 / (now - then).as_micros().max(1) as f64
+        });
+        self.stalled = Some((now, us));
+        share
+    }
+}
+
+/// The control groups that bound this process, from the text of `/proc/self/cgroup`: its own, and those around it.
+fn groups(own: &str, root: &Path) -> Vec<Group> {
+    let mut found = Vec::new();
+    for line in own.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
+            continue;
+        };
+        let (base, unified) = match controllers {
+            "" => (root.to_owned(), true),
+            c if c.split(',').any(|c| c == "memory") => (root.join("memory"), false),
+            _ => continue,
+        };
+        for part in Path::new(path.trim_start_matches('/')).ancestors() {
+            found.push(Group { dir: base.join(part), unified });
+        }
+    }
+    found
+}
+
+impl Group {
+    /// Its limit, and what is left of it; `None` where it has none.
+    fn look(&self) -> Option<(u64, u64)> {
+        let read = |name: &str| std::fs::read_to_string(self.dir.join(name)).ok();
+        let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+        let (limit, usage, inactive) = if self.unified {
+            let limit = ["memory.max", "memory.high"].into_iter().filter_map(number).min()?;
+            (limit, number("memory.current")?, "inactive_file")
+        } else {
+            let limit = number("memory.limit_in_bytes").filter(|limit| *limit < 1 << 60)?;
+            (limit, number("memory.usage_in_bytes")?, "total_inactive_file")
+        };
+        // The page cache gives way by itself.
+        let cached = read("memory.stat").and_then(|stat| field(&stat, inactive)).unwrap_or(0);
+        Some((limit, limit.saturating_sub(usage.saturating_sub(cached))))
+    }
+}
+
+/// The number behind a name, each on a line of its own.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix([' ', ':']))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Bytes of the host, and those available, from `/proc/meminfo`.
+fn host(meminfo: &str) -> Option<(u64, u64)> {
+    Some((field(meminfo, "MemTotal")? << 10, field(meminfo, "MemAvailable")? << 10))
+}
+
+/// Microseconds in which some task was stalled, from a PSI file.
+fn stalled_us(psi: &str) -> Option<u64> {
+    let some = psi.lines().find(|line| line.starts_with("some "))?;
+    some.split_whitespace().find_map(|part| part.strip_prefix("total=")?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const FULL: Budgets = Budgets { read_cache: 1024 * MIB, desktops: 2048 * MIB };
+
+    fn memory(available: u64, stalled: f64) -> Memory {
+        Memory { total: 4096 * MIB, available: available * MIB, stalled }
+    }
+
+    #[test]
+    fn the_read_cache_gives_way_first_and_then_desktops() {
+        // 256 MiB are to stay available.
+        let after = next(FULL, FULL, FULL, &memory(200, 0.0), false);
+        assert_eq!(after, Budgets { read_cache: 712 * MIB, ..FULL });
+        let little = Budgets { read_cache: 20 * MIB, ..FULL };
+        let after = next(little, little, FULL, &memory(0, 0.0), false);
+        assert_eq!(after, Budgets { read_cache: 16 * MIB, desktops: (2048 - 508) * MIB });
+        // What is not in use gives nothing back.
+        let used = Budgets { read_cache: 100 * MIB, desktops: 300 * MIB };
+        let after = next(FULL, used, FULL, &memory(100, 0.0), false);
+        assert_eq!(after, Budgets { read_cache: 16 * MIB, desktops: 64 * MIB });
+        let after = next(FULL, FULL, FULL, &memory(3000, 0.5), false);
+        assert_eq!(after.read_cache, 896 * MIB, "stalled tasks count, whatever seems available");
+    }
+
+    #[test]
+    fn budgets_grow_back_when_it_has_been_calm() {
+        let small = Budgets { read_cache: 64 * MIB, desktops: 64 * MIB };
+        assert_eq!(next(small, small, FULL, &memory(3000, 0.0), false), small);
+        assert_eq!(next(small, small, FULL, &memory(400, 0.0), true), small);
+        let mut now = small;
+        for _ in 0..16 {
+            now = next(now, small, FULL, &memory(3000, 0.0), true);
+        }
+        assert_eq!(now, FULL);
+    }
+
+    #[test]
+    fn figures_are_read_as_the_kernel_writes_them() {
+        let meminfo = "MemTotal:       24689340 kB\nMemFree:          500 kB\nMemAvailable:   1048576 kB\n";
+        assert_eq!(host(meminfo), Some((24_689_340 << 10, 1 << 30)));
+        let psi = "some avg10=0.00 avg60=0.00 avg300=0.00 total=4711\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n";
+        assert_eq!(stalled_us(psi), Some(4711));
+        assert_eq!(stalled_us("nothing of the kind"), None);
+        let own = "9:name=systemd:/\n4:cpu,memory:/a/b\n0::/x.slice/y\n";
+        let dirs: Vec<_> = groups(own, Path::new("/c")).into_iter().map(|g| (g.dir, g.unified)).collect();
+        let wanted = [
+            ("/c/memory/a/b", false),
+            ("/c/memory/a", false),
+            ("/c/memory", false),
+            ("/c/x.slice/y", true),
+            ("/c/x.slice", true),
+            ("/c", true),
+        ];
+        assert_eq!(dirs, wanted.map(|(dir, unified)| (PathBuf::from(dir).components().collect(), unified)));
+    }
+
+    #[test]
+    fn what_is_left_of_a_group_counts_the_page_cache_as_free() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        let group = |unified| Group { dir: dir.path().to_owned(), unified };
+        assert_eq!(group(true).look(), None);
+        write("memory.max", "max\n");
+        write("memory.high", "1000\n");
+        write("memory.current", "900\n");
+        write("memory.stat", "anon 500\ninactive_file 300\nactive_file 1\n");
+        assert_eq!(group(true).look(), Some((1000, 400)));
+        write("memory.limit_in_bytes", "9223372036854771712\n");
+        write("memory.usage_in_bytes", "900\n");
+        assert_eq!(group(false).look(), None, "that is how version 1 says that there is none");
+        write("memory.limit_in_bytes", "1000\n");
+        write("memory.stat", "total_inactive_file 800\n");
+        assert_eq!(group(false).look(), Some((1000, 900)));
+    }
+}

@@ -1,0 +1,188 @@
+//! A store as slow as an array of disks: for benchmarks of what adapts to that, on machines that have none.
+//!
+//! Data is striped over spindles, each of which serves one operation after the other. What does not go on where
+//! the spindle's last operation ended costs a seek and half a turn; every byte costs its share of the rate; a sync
+//! costs a seek and half a turn, for that is what a disk without a battery takes to be sure. The operation itself
+//! is carried out by the store behind while that time passes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_format::{SegmentId, Superblock};
+use parking_lot::Mutex;
+
+use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store};
+
+/// Bytes of a stripe.
+const STRIPE: u64 = 1 << 20;
+
+/// What the disks can do.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DiskArray {
+    /// How many there are; at least one.
+    pub spindles: usize,
+    /// A mean seek.
+    pub seek: Duration,
+    /// Turns in a minute.
+    pub rpm: u32,
+    /// Bytes that one reads or writes in a second.
+    pub bytes_per_second: u64,
+}
+
+impl DiskArray {
+    /// Time to come to another place.
+    fn position(&self) -> Duration {
+        self.seek + Duration::from_secs_f64(30.0 / f64::from(self.rpm.max(1)))
+    }
+
+    fn transfer(&self, bytes: u64) -> Duration {
+        Duration::from_secs_f64(bytes as f64 / self.bytes_per_second.max(1) as f64)
+    }
+}
+
+/// Waits so long.
+pub type Sleep = Arc<dyn Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// See the module.
+pub struct Slow {
+    inner: Arc<dyn Store>,
+    array: DiskArray,
+    sleep: Sleep,
+    spindles: Mutex<Vec<Spindle>>,
+}
+
+#[derive(Clone, Copy)]
+struct Spindle {
+    /// When it has served all that it was asked for.
+    free: Instant,
+    /// Where it then is.
+    at: (SegmentId, u64),
+}
+
+impl Slow {
+    /// Lets `inner` seem to be on an array. `sleep` is how to wait.
+    pub fn new(inner: Arc<dyn Store>, array: DiskArray, sleep: Sleep) -> Slow {
+        let spindle = Spindle { free: Instant::now(), at: (SegmentId(0), 0) };
+        Slow { inner, array, sleep, spindles: Mutex::new(vec![spindle; array.spindles.max(1)]) }
+    }
+
+    /// Queues a transfer; how long it is going to take from now on.
+    fn transfer(&self, id: SegmentId, offset: u64, len: u64) -> Duration {
+        let now = Instant::now();
+        let mut spindles = self.spindles.lock();
+        let (mut at, mut done) = (offset, now);
+        while at < offset + len {
+            let end = ((at / STRIPE + 1) * STRIPE).min(offset + len);
+            let spindle = self.spindle(&mut spindles, id, at);
+            let mut took = self.array.transfer(end - at);
+            if spindle.at != (id, at) {
+                took += self.array.position();
+            }
+            *spindle = Spindle { free: spindle.free.max(now) + took, at: (id, end) };
+            done = done.max(spindle.free);
+            at = end;
+        }
+        done - now
+    }
+
+    /// Queues a movement without a transfer, such as a sync takes.
+    fn movement(&self, id: SegmentId) -> Duration {
+        let now = Instant::now();
+        let mut spindles = self.spindles.lock();
+        let spindle = self.spindle(&mut spindles, id, 0);
+        *spindle = Spindle { free: spindle.free.max(now) + self.array.position(), at: (SegmentId(0), 0) };
+        spindle.free - now
+    }
+
+    fn spindle<'a>(&self, spindles: &'a mut [Spindle], id: SegmentId, offset: u64) -> &'a mut Spindle {
+        let stripe = u64::from(id.0) + offset / STRIPE;
+        let count = spindles.len() as u64;
+        &mut spindles[(stripe % count) as usize]
+    }
+
+    /// Passes on a result when both it and the time are there.
+    fn after<'a, T: Send + 'a>(
+        &'a self,
+        took: Duration,
+        op: BoxFuture<'a, Result<T>>,
+    ) -> BoxFuture<'a, Result<T>> {
+        let pause = (self.sleep)(took);
+        Box::pin(async move {
+            let result = op.await;
+            pause.await;
+            result
+        })
+    }
+}
+
+impl Store for Slow {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+        let took = self.transfer(id, offset, data.len() as u64);
+        self.after(took, self.inner.append(id, offset, data, expected))
+    }
+
+    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        self.after(self.movement(id), self.inner.sync(id))
+    }
+
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+        self.after(self.transfer(id, offset, len as u64), self.inner.read(id, offset, len))
+    }
+
+    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        self.after(self.movement(id), self.inner.delete(id))
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.inner.list()
+    }
+
+    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+        self.after(self.movement(SegmentId(0)), self.inner.read_superblock())
+    }
+
+    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+        self.after(self.movement(SegmentId(0)), self.inner.swap_superblock(new))
+    }
+
+    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
+        self.inner.capacity()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryStore;
+
+    fn slow(spindles: usize) -> Slow {
+        let array =
+            DiskArray { spindles, seek: Duration::from_millis(10), rpm: 6000, bytes_per_second: 100 << 20 };
+        Slow::new(Arc::new(MemoryStore::new()), array, Arc::new(|_| Box::pin(std::future::ready(()))))
+    }
+
+    /// Whether a time is so many milliseconds, but for what has passed since.
+    fn is_about(took: Duration, ms: u64) -> bool {
+        (ms.saturating_sub(3)..=ms).contains(&(took.as_millis() as u64))
+    }
+
+    #[test]
+    fn what_goes_on_costs_its_bytes_alone_and_what_jumps_a_seek_and_half_a_turn() {
+        let store = slow(1);
+        let (a, b) = (SegmentId(1), SegmentId(2));
+        assert!(is_about(store.transfer(a, 0, 512 << 10), 15 + 5));
+        assert!(is_about(store.transfer(a, 512 << 10, 512 << 10), 15 + 5 + 5));
+        assert!(is_about(store.transfer(b, 0, 4096), 25 + 15));
+        assert!(is_about(store.movement(b), 40 + 15));
+    }
+
+    #[test]
+    fn spindles_work_side_by_side() {
+        let store = slow(4);
+        for n in 0..4 {
+            assert!(is_about(store.transfer(SegmentId(1), n << 20, 4096), 15), "stripe {n}");
+        }
+        assert!(is_about(store.transfer(SegmentId(1), 4 << 20, 4096), 30));
+        assert!(is_about(slow(4).transfer(SegmentId(1), 0, 4 << 20), 25));
+    }
+}

@@ -1,0 +1,92 @@
+//! Rows about a slow store: the laboratory load of an offload appliance, on four disks of 5400 turns, with small
+//! writes gathered and without.
+//!
+//! The load is that of WORKLOADS: 8 KiB, all random, a fifth reads, 1 GiB in all on two persistent volumes, and as many
+//! requests as 200 linked clones made of the array without an appliance; each guest flushes once a second.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::error::{BenchError, Result};
+use super::limited::{create, disk, fill};
+use super::report::{Bound, Row, Unit};
+use super::rounds::generate;
+use super::servers::{Forebay, ForebayConfig};
+use super::{Bench, Pace};
+use crate::load::{Fill, LoadError, Report, Stop};
+
+const GUESTS: [&str; 2] = ["first", "second"];
+/// Requests per second of all guests together.
+const RATE: f64 = 1785.0;
+/// A fifth of the requests.
+const READ_PERCENT: u8 = 20;
+/// Disks of 5400 turns, as they were sold for arrays of the time.
+const DISKS: &str = "slow = { spindles = 4, seek_ms = 12, rpm = 5400, rate = \"100M\" }";
+
+/// What a server made of the load.
+struct Measured {
+    /// Store operations, reads, writes and syncs, by guest operations.
+    cost: f64,
+    p99_us: f64,
+}
+
+/// The load on both.
+pub fn coalescing(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
+    let measure = |name, coalesce: &str| -> Result<Measured> {
+        bench.say(&format!("small random writes on slow disks, coalesce = {coalesce}"));
+        let settings = format!("[store]\n{DISKS}\n[commit]\ncoalesce = \"{coalesce}\"\n");
+        let forebay = Forebay::start(&bench.dir, binary, &ForebayConfig::new(name, 2 << 30).with(settings))?;
+        load(&forebay, pace)
+    };
+    // Filled while writes are gathered, or it would take hours.
+    let (adaptive, off) = (measure("slow-adaptive", "adaptive")?, measure("slow-off", "off")?);
+    let what = |what: &str| format!("{what}: 8 KiB, random, 20/80, 4 disks of 5400 rpm");
+    let times = ("without gathering", &[off.cost][..]);
+    let p99 = ("without gathering", &[off.p99_us][..]);
+    let cost = Row::compare(
+        what("store operations for each of a guest"),
+        Unit::Times,
+        Bound::AtMost(0.14),
+        &[adaptive.cost],
+        times,
+    );
+    let latency =
+        Row::compare(what("p99 of guests"), Unit::Micros, Bound::RatioAtMost(0.2), &[adaptive.p99_us], p99);
+    Ok(vec![cost, latency])
+}
+
+fn load(forebay: &Forebay, pace: &Pace) -> Result<Measured> {
+    let size = pace.slow_bytes / GUESTS.len() as u64;
+    for (seed, guest) in (1..).zip(GUESTS) {
+        create(forebay, guest, size)?;
+        fill(forebay, guest, size, seed, &Fill::Noise)?;
+    }
+    let operations = |kind: &'static str| forebay.stat(kind);
+    let store = || -> Result<u64> {
+        Ok(operations("/store/read/ops")? + operations("/store/write/ops")? + operations("/store/sync_ops")?)
+    };
+    let before = store()?;
+    let one = |guest: &'static str, seed| {
+        generate(disk(forebay, guest), |spec| {
+            spec.read_percent = READ_PERCENT;
+            spec.block_bytes = 8 << 10;
+            spec.rate = Some(RATE / GUESTS.len() as f64);
+            spec.flush_each = Some(Duration::from_secs(1));
+            spec.seed = seed;
+            spec.stop = Stop::After(pace.slow);
+        })
+    };
+    let reports: Vec<Report> = std::thread::scope(|scope| {
+        let guests: Vec<_> =
+            (10..).zip(GUESTS).map(|(seed, guest)| scope.spawn(move || one(guest, seed))).collect();
+        let joined = guests.into_iter().map(|guest| {
+            let server = forebay.server.name;
+            guest.join().unwrap_or(Err(BenchError::Load { server, source: LoadError::Panicked }))
+        });
+        joined.collect::<Result<_>>()
+    })?;
+    let guest: u64 = reports.iter().map(|r| r.ops).sum();
+    let cost = (store()? - before) as f64 / guest.max(1) as f64;
+    let p99_us = reports.iter().map(|r| r.latency.p99_us).fold(0.0, f64::max);
+    Ok(Measured { cost, p99_us })
+}

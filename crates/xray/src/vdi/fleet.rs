@@ -1,0 +1,270 @@
+//! A fleet of desktops on a running server, and its phases one after the other.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::counters::Counters;
+use super::desk::{Desk, Family};
+use super::drive;
+use super::figures::{GuestRow, Phase, StoreRow, guest, store};
+use super::script::Script;
+use super::shape::scaled;
+use super::tally::Tally;
+use super::{IMAGE, Options, say};
+use crate::bench::error::{BenchError, Result};
+use crate::bench::servers::Forebay;
+use crate::nbd::{self, NbdError};
+
+/// A server that answers nothing for so long is taken for dead.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Blocks of each desktop that are read again and checked at the end.
+const AUDITED: usize = 400;
+
+/// Whether the server has read the image before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Cache {
+    /// It has just been started: its read cache is empty.
+    Cold,
+    /// The same desktops ran before, and were reset.
+    Warm,
+}
+
+impl Cache {
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Cache::Cold => "cold",
+            Cache::Warm => "warm",
+        }
+    }
+}
+
+/// What a phase came to.
+#[derive(Debug, Clone, Serialize)]
+pub struct PhaseResult {
+    /// Which.
+    pub phase: Phase,
+    /// How many desktops.
+    pub desktops: u32,
+    /// What the server had in its read cache.
+    pub cache: Cache,
+    /// What was published of the guests.
+    pub guest: GuestRow,
+    /// What was published of the store.
+    pub published: Option<StoreRow>,
+    /// Reads of all guests.
+    pub reads: u64,
+    /// Writes of all guests.
+    pub writes: u64,
+    /// Bytes read by all guests.
+    pub read_bytes: u64,
+    /// Bytes written by all guests.
+    pub write_bytes: u64,
+    /// Flushes of all guests, which are in no other figure.
+    pub flushes: u64,
+    /// How long the phase took here; guests that could not be served so fast waited.
+    pub seconds: f64,
+    /// Operations that each guest was to make.
+    pub planned_ops: u32,
+    /// How long it was to take.
+    pub planned_seconds: f64,
+    /// Median latency, from an operation's arrival.
+    pub p50_ms: f64,
+    /// 99 of 100 are not above it.
+    pub p99_ms: f64,
+    /// Blocks that were read and checked.
+    pub checked_blocks: u64,
+    /// Those that were wrong.
+    pub wrong_blocks: u64,
+    /// What the server did for it, all desktops together.
+    pub server: Counters,
+}
+
+impl PhaseResult {
+    /// Reads and writes of each guest.
+    pub fn guest_ops(&self) -> f64 {
+        self.each(self.reads + self.writes)
+    }
+
+    /// Store reads and writes for each desktop.
+    pub fn store_ops(&self) -> f64 {
+        self.each(self.server.read_ops + self.server.write_ops)
+    }
+
+    /// The same, a second of the time that the phase takes when it is not sped up.
+    pub fn store_iops(&self) -> f64 {
+        self.store_ops() / self.guest.seconds
+    }
+
+    /// In one line, while others are still to come.
+    fn line(&self) -> String {
+        let (s, ops) = (&self.server, self.store_ops());
+        format!(
+            "{}: {:.0} guest ops each in {:.0} s, {ops:.1} store ops each ({} reads and {} writes in all)",
+            self.phase.name(),
+            self.guest_ops(),
+            self.seconds,
+            s.read_ops,
+            s.write_ops
+        )
+    }
+
+    /// One desktop's part.
+    pub fn each(&self, n: u64) -> f64 {
+        n as f64 / f64::from(self.desktops)
+    }
+}
+
+/// Desktops with their guests.
+pub struct Fleet<'a> {
+    forebay: &'a Forebay,
+    options: &'a Options,
+    family: Family<'a>,
+    names: Vec<String>,
+    desks: Vec<Desk<'a>>,
+    days: u32,
+    /// Blocks that were checked at the ends of its days, and those that were wrong.
+    pub audited: (u64, u64),
+}
+
+impl<'a> Fleet<'a> {
+    /// Makes `count` desktops.
+    pub fn new(
+        forebay: &'a Forebay,
+        options: &'a Options,
+        family: Family<'a>,
+        count: u32,
+    ) -> Result<Fleet<'a>> {
+        let name = format!("desk-{count}");
+        let (count, write_cache) = (count.to_string(), options.write_cache.to_string());
+        let made = forebay.cli(&[
+            "volume",
+            "clone",
+            IMAGE,
+            &name,
+            "--count",
+            &count,
+            "--desktop",
+            "--write-cache",
+            &write_cache,
+        ])?;
+        let names: Vec<String> = made
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|disk| Some(disk.get("name")?.as_str()?.to_owned()))
+            .collect();
+        if names.is_empty() {
+            return Err(BenchError::Output { command: "volume clone".to_owned(), wanted: "names" });
+        }
+        Ok(Fleet { forebay, options, family, names, desks: Vec::new(), days: 0, audited: (0, 0) })
+    }
+
+    fn count(&self) -> u32 {
+        self.names.len() as u32
+    }
+
+    /// Their day: the phases one after the other, from their image on. They are reset afterwards.
+    pub fn day(&mut self, phases: &[Phase], cache: Cache) -> Result<Vec<PhaseResult>> {
+        let target = self.forebay.server.target();
+        self.days += 1;
+        let open = |(name, number): (&String, u32)| {
+            let connection = nbd::connect(&target, name, true, TIMEOUT).map_err(failed)?;
+            Ok(Desk::new(connection, self.family, number, self.days))
+        };
+        self.desks = self.names.iter().zip(0..).map(open).collect::<Result<Vec<_>>>()?;
+        let results = phases.iter().map(|phase| self.phase(*phase, cache)).collect::<Result<Vec<_>>>()?;
+        self.audit()?;
+        // Their guests are shut down.
+        self.desks.clear();
+        self.reset()?;
+        Ok(results)
+    }
+
+    fn phase(&mut self, phase: Phase, cache: Cache) -> Result<PhaseResult> {
+        let options = self.options;
+        let row = scaled(guest(phase, self.count()), options.scale);
+        let before = Counters::at_rest(self.forebay, options.still)?;
+        let mut planned_ops = 0;
+        for desk in &mut self.desks {
+            let script = Script::new(self.family.shape, phase, &row, options.speedup, options.scale);
+            planned_ops = script.left();
+            desk.begin(script);
+        }
+        let took = drive::run(&mut self.desks).map_err(failed)?;
+        let server = Counters::at_rest(self.forebay, options.still)?.since(&before);
+        let tally = self.tally()?;
+        let result = PhaseResult {
+            phase,
+            desktops: self.count(),
+            cache,
+            guest: row,
+            published: store(phase, self.count()),
+            reads: tally.reads,
+            writes: tally.writes,
+            read_bytes: tally.read_bytes,
+            write_bytes: tally.write_bytes,
+            flushes: tally.flushes,
+            seconds: took.as_secs_f64(),
+            planned_ops,
+            planned_seconds: row.seconds / options.speedup,
+            p50_ms: tally.latency_ms(0.5),
+            p99_ms: tally.latency_ms(0.99),
+            checked_blocks: tally.checked_blocks,
+            wrong_blocks: tally.wrong_blocks,
+            server,
+        };
+        say(&format!("  {}", result.line()));
+        Ok(result)
+    }
+
+    /// Reads some of what all have written.
+    fn audit(&mut self) -> Result<()> {
+        self.desks.iter_mut().for_each(|desk| desk.begin_audit(AUDITED));
+        drive::run(&mut self.desks).map_err(failed)?;
+        let tally = self.tally()?;
+        self.audited.0 += tally.checked_blocks;
+        self.audited.1 += tally.wrong_blocks;
+        Ok(())
+    }
+
+    fn tally(&self) -> Result<Tally> {
+        let mut all = Tally::default();
+        self.desks.iter().for_each(|desk| all.add(&desk.tally));
+        match all.first_error {
+            Some(code) => Err(BenchError::Errors { server: "forebay", count: all.errors, code }),
+            None => Ok(all),
+        }
+    }
+
+    /// Sets all back to the image, once their guests have gone.
+    fn reset(&self) -> Result<()> {
+        while self.in_use()? {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let words = ["volume", "reset"].into_iter().chain(self.names.iter().map(String::as_str));
+        self.forebay.cli(&words.collect::<Vec<_>>()).map(drop)
+    }
+
+    /// Whether the server holds a connection of one still.
+    fn in_use(&self) -> Result<bool> {
+        let volumes = self.forebay.cli(&["volume", "list"])?;
+        let unused = |v: &&Value| v.get("clients").and_then(Value::as_u64) == Some(0);
+        let mut used = volumes.as_array().into_iter().flatten().filter(|v| !unused(v));
+        Ok(used.any(|v| {
+            v.get("name").and_then(Value::as_str).is_some_and(|n| self.names.iter().any(|m| m == n))
+        }))
+    }
+
+    /// Removes them.
+    pub fn remove(self) -> Result<()> {
+        self.names.iter().try_for_each(|name| self.forebay.cli(&["volume", "rm", name]).map(drop))
+    }
+}
+
+fn failed(source: NbdError) -> BenchError {
+    BenchError::Nbd { server: "forebay", source }
+}

@@ -1,0 +1,196 @@
+//! Fleets of virtual desktops: boots, logons and office work as published (`figures`), on desktops of a real server,
+//! and what that costs the store beside what was published of the best RAM cache with overflow.
+//!
+//! `shape` says where desktops read and write, `script` what one does in a phase, `content` what is in the blocks;
+//! `desk` is one desktop's connection, `drive` runs all of them from one thread, `fleet` takes them through their
+//! phases with the server's `counters` around each, `report` compares.
+
+mod content;
+mod counters;
+mod desk;
+mod drive;
+mod figures;
+mod fleet;
+mod image;
+mod report;
+mod script;
+mod shape;
+mod tally;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+pub use figures::Phase;
+pub use fleet::{Cache, PhaseResult};
+pub use report::VdiReport;
+
+use crate::bench::error::{BenchError, During, Result};
+use crate::bench::files;
+use crate::bench::machine::{CpuTimes, Machine};
+use crate::bench::servers::{Forebay, ForebayConfig};
+use crate::bench::workdir::WorkDir;
+use content::Content;
+use desk::Family;
+use fleet::Fleet;
+use shape::Shape;
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The `forebay` binary.
+    pub forebay: PathBuf,
+    /// Where data goes.
+    pub parent: PathBuf,
+    /// Sizes of the fleets.
+    pub fleets: Vec<u32>,
+    /// Phases, in this order.
+    pub phases: Vec<Phase>,
+    /// States of the read cache.
+    pub caches: Vec<Cache>,
+    /// How much faster than published time goes.
+    pub speedup: f64,
+    /// One in so many operations is made; for tests.
+    pub scale: u32,
+    /// RAM for the writes of each desktop.
+    pub write_cache: u64,
+    /// RAM for those of all.
+    pub desktop_memory: u64,
+    /// The server's read cache.
+    pub read_cache: u64,
+    /// Bytes of the image.
+    pub image_bytes: u64,
+    /// Bytes of the image that hold data, at least what is read.
+    pub image_data: u64,
+    /// The store is at rest when its counters stand still for so long.
+    pub still: Duration,
+    /// Said in the report.
+    pub quick: bool,
+}
+
+impl Options {
+    /// A full run.
+    pub fn new(forebay: PathBuf, parent: &Path) -> Options {
+        Options {
+            forebay,
+            parent: parent.to_owned(),
+            fleets: vec![1, 11, 50, 150],
+            phases: vec![Phase::Boot, Phase::Logon, Phase::Steady, Phase::Profile, Phase::ProfileSteady],
+            caches: vec![Cache::Cold, Cache::Warm],
+            speedup: 60.0,
+            scale: 1,
+            write_cache: 256 << 20,
+            desktop_memory: 8 << 30,
+            read_cache: 3 << 30,
+            image_bytes: 12 << 30,
+            image_data: 3 << 30,
+            still: Duration::from_millis(1500),
+            quick: false,
+        }
+    }
+
+    /// The phases of a day, and those of a day with a profile, which is one for small fleets.
+    fn days(&self, desktops: u32, cache: Cache) -> [Vec<Phase>; 2] {
+        let (profile, plain): (Vec<Phase>, Vec<Phase>) = self.phases.iter().partition(|p| p.has_profile());
+        let with_profile = desktops <= PROFILE_DESKTOPS && cache == Cache::Warm && !profile.is_empty();
+        [plain, if with_profile { [vec![Phase::Boot], profile].concat() } else { Vec::new() }]
+    }
+}
+
+/// The image's name in the pool.
+const IMAGE: &str = "golden";
+/// Real data that blocks are made of.
+const ARENA: usize = 64 << 20;
+/// Fingerprints are read back within this time after a start.
+const INDEX_WITHIN: Duration = Duration::from_secs(600);
+/// The largest fleet to which profiles are copied, which is the one of the published row.
+const PROFILE_DESKTOPS: u32 = 11;
+
+/// Runs all fleets.
+pub fn run(options: &Options) -> Result<VdiReport> {
+    let begun = Instant::now();
+    let (machine, cpu) = (Machine::here(), CpuTimes::now());
+    let parent = std::path::absolute(&options.parent);
+    let dir = WorkDir::create(&parent.during(|| format!("cannot resolve {}", options.parent.display()))?)?;
+    let shape = Shape::new(options.image_bytes, options.image_data, options.scale);
+    let content = Content::new(files::bytes_of(&files::packages(), ARENA));
+    let family = Family { shape: &shape, content: &content };
+    import(&dir, options, family)?;
+    let mut phases = Vec::new();
+    let mut audited = (0, 0);
+    for &count in &options.fleets {
+        // A server that has just been started has nothing in its caches.
+        let mut forebay = Forebay::start(&dir, &options.forebay, &config(options, count))?;
+        wait_for_index(&forebay)?;
+        let mut fleet = Fleet::new(&forebay, options, family, count)?;
+        if !options.caches.contains(&Cache::Cold) {
+            say(&format!("{count} desktops, to warm up"));
+            fleet.day(&options.days(count, Cache::Cold)[0], Cache::Cold)?;
+        }
+        for &cache in &options.caches {
+            let [plain, profile] = options.days(count, cache);
+            for day in [&plain, &profile].into_iter().filter(|day| !day.is_empty()) {
+                let names: Vec<_> = day.iter().map(|p| p.name()).collect();
+                say(&format!("{count} desktops, {}: {}", cache.name(), names.join("; ")));
+                let results = fleet.day(day, cache)?;
+                // The boot before a logon with a profile is one more of those that were measured.
+                phases.extend(results.into_iter().filter(|r| day == &plain || r.phase.has_profile()));
+            }
+        }
+        audited = (audited.0 + fleet.audited.0, audited.1 + fleet.audited.1);
+        fleet.remove()?;
+        forebay.gc()?;
+        forebay.server.process.stop()?;
+    }
+    Ok(VdiReport {
+        machine,
+        quick: options.quick,
+        speedup: options.speedup,
+        image_bytes: options.image_bytes,
+        image_data_bytes: (shape.data.len() as u64) << 20,
+        boot_touches_bytes: shape.touched_bytes(Phase::Boot),
+        read_cache_bytes: options.read_cache,
+        write_cache_bytes: options.write_cache,
+        desktop_memory_bytes: options.desktop_memory,
+        seconds: begun.elapsed().as_secs_f64(),
+        others_percent: cpu.others_percent(),
+        rows: report::rows(&phases),
+        phases,
+        audited_blocks: audited.0,
+        audited_wrong: audited.1,
+    })
+}
+
+/// The pool with the image, packed.
+fn import(dir: &WorkDir, options: &Options, family: Family<'_>) -> Result<()> {
+    say("the image");
+    let raw = dir.data("golden.raw");
+    image::write(&raw, family.shape, family.content)?;
+    let mut forebay = Forebay::start(dir, &options.forebay, &config(options, 1))?;
+    forebay.import(IMAGE, &raw)?;
+    std::fs::remove_file(&raw).during(|| format!("cannot remove {}", raw.display()))?;
+    forebay.gc()?;
+    forebay.server.process.stop()
+}
+
+fn config(options: &Options, desktops: u32) -> ForebayConfig {
+    let memory = options.desktop_memory.min(options.write_cache.saturating_mul(desktops.into()));
+    ForebayConfig::new("pool", options.read_cache).with(format!("[memory]\ndesktops = {memory}\n"))
+}
+
+/// Waits until the server has read its fingerprints back, which it does once after a start.
+fn wait_for_index(forebay: &Forebay) -> Result<()> {
+    let begun = Instant::now();
+    while forebay.stat("/reduction/index/segments_left")? > 0 {
+        if begun.elapsed() > INDEX_WITHIN {
+            let wanted = "end of reading fingerprints back";
+            return Err(BenchError::Output { command: "forebay stats --json".to_owned(), wanted });
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    Ok(())
+}
+
+/// Tells on standard error what is being done.
+fn say(what: &str) {
+    eprintln!("vdi: {what}");
+}

@@ -1,0 +1,52 @@
+//! A small replay of desktops against the real server, where one was built beside this test.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use forebay_xray::vdi::{Cache, Options, Phase, run};
+
+/// The server: `FOREBAY_BIN`, or the one in the directory above that of the tests.
+fn server() -> Option<PathBuf> {
+    let beside = || Some(std::env::current_exe().ok()?.parent()?.parent()?.join("forebay"));
+    std::env::var_os("FOREBAY_BIN").map(PathBuf::from).or_else(beside).filter(|path| path.exists())
+}
+
+#[test]
+fn desktops_do_what_was_published_and_read_what_they_wrote() {
+    let Some(forebay) = server() else {
+        eprintln!("skipped: no server was built (cargo build -p forebay-server)");
+        return;
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let options = Options {
+        fleets: vec![3],
+        speedup: 2000.0,
+        scale: 50,
+        // So little that they overflow.
+        write_cache: 2 << 20,
+        read_cache: 64 << 20,
+        still: Duration::from_millis(50),
+        image_bytes: 128 << 20,
+        image_data: 64 << 20,
+        ..Options::new(forebay, dir.path())
+    };
+    let report = run(&options).expect("runs");
+    assert_eq!(report.phases.len(), 2 * 3 + 2);
+    for p in &report.phases {
+        assert_eq!(p.reads + p.writes, 3 * u64::from(p.planned_ops), "{:?}", p.phase);
+        assert_eq!(p.server.guest_ops, p.reads + p.writes, "as the server counts, {:?}", p.phase);
+    }
+    let boot = |cache| {
+        let of = report.phases.iter().find(|p| (p.phase, p.cache) == (Phase::Boot, cache));
+        of.expect("a boot").server
+    };
+    assert!(boot(Cache::Cold).read_ops > 0);
+    assert!(boot(Cache::Warm).read_bytes < boot(Cache::Cold).read_bytes / 10);
+    let steady = report.phases.iter().find(|p| p.phase == Phase::ProfileSteady).expect("the last phase");
+    assert!(steady.server.overflow_ops > 0);
+    assert!(report.audited_blocks > 500, "{}", report.audited_blocks);
+    assert_eq!(report.wrong_blocks(), 0);
+    for table in [report.guest_table(), report.store_table(), report.table()] {
+        assert!(table.contains("boot"));
+    }
+}

@@ -1,0 +1,277 @@
+"""Desktops: what stays in RAM, what overflows, and what a reset, a crash and a restart leave."""
+
+import os
+import time
+
+from forebay import Failed
+from harness import BLOCK, MIB, Skipped, check, connect, equal, need_root, refused_by_server, run, test
+
+SIZE = 96 * MIB
+
+
+def configured(t, text):
+    path = t.path("forebay.toml")
+    with open(path, "w") as f:
+        f.write(text)
+    return t.server("--config", path)
+
+
+def with_image(t, text="[memory]\ndesktops = \"256M\"\n"):
+    """A server with an image of noise in its first half."""
+    s = configured(t, text)
+    noise = t.noise_file("noise", SIZE // 2)
+    with open(noise, "r+b") as f:
+        f.truncate(SIZE)
+    s.cli("image", "import", "golden", noise)
+    return s, noise
+
+
+def desktops(s):
+    return s.json("stats")["desktops"]
+
+
+def as_image(t, s, name, image):
+    """Checks that a desktop is as its image."""
+    copy = t.path("copy")
+    run("nbdcopy", s.uri(name), copy)
+    equal(run("cmp", image, copy, check=False).returncode, 0, f"'{name}' beside its image")
+
+
+def fill(h, start, data):
+    """Writes as guests do: 64 KiB at a time, flushes in between."""
+    for at in range(0, len(data), 64 << 10):
+        h.pwrite(data[at:at + (64 << 10)], start + at)
+        if at % MIB == 0:
+            h.flush()
+
+
+@test
+def a_desktop_writes_to_ram_alone(t):
+    s, image = with_image(t)
+    s.cli("volume", "clone", "golden", "desk", "--desktop", "--write-cache", "64M")
+    time.sleep(1.2)  # what the import and the clone have left to be committed
+    before = s.json("stats")["store"]["write"]["ops"]
+    h = connect(s, "desk")
+    data = t.random.randbytes(16 * MIB)
+    for _ in range(4):
+        fill(h, 8 * MIB, data)
+    h.flush()
+    time.sleep(1.2)
+    equal(s.json("stats")["store"]["write"]["ops"] - before, 0, "store writes for 64 MiB of guest writes")
+    equal(desktops(s)["cached_bytes"], 16 * MIB, "bytes in RAM")
+    equal(bytes(h.pread(16 * MIB, 8 * MIB)), data, "what was written")
+    h.trim(8 * MIB, 8 * MIB)
+    check(desktops(s)["cached_bytes"] < 9 * MIB, "a discard frees RAM")
+    h.shutdown()
+    s.wait_unused("desk")
+    s.cli("volume", "reset", "desk")
+    equal(desktops(s)["cached_bytes"], 0, "bytes in RAM after the reset")
+    as_image(t, s, "desk", image)
+
+
+@test
+def a_desktop_overflows_and_begins_anew_after_kill_9_and_restart(t):
+    s, image = with_image(t)
+    s.cli("volume", "clone", "golden", "desk", "--count", "2", "--desktop", "--write-cache", "4M")
+    for stop in (s.kill, s.stop):
+        h = connect(s, "desk-001")
+        data = t.random.randbytes(40 * MIB)
+        before = s.json("stats")["store"]["write"]
+        fill(h, 0, data)
+        equal(bytes(h.pread(32 * MIB, 0)) + bytes(h.pread(8 * MIB, 32 * MIB)), data, "what was written")
+        held = desktops(s)
+        check(held["cached_bytes"] <= 5 * MIB, f"{held['cached_bytes']} bytes in RAM")
+        check(held["overflow"]["bytes"] > 30 * MIB, f"overflow: {held['overflow']}")
+        after = s.json("stats")["store"]["write"]
+        mean = (after["bytes"] - before["bytes"]) / (after["ops"] - before["ops"])
+        check(mean > MIB, f"the mean write to the store had {mean:.0f} bytes")
+        del h
+        stop()
+        s.start()
+        as_image(t, s, "desk-001", image)
+        as_image(t, s, "desk-002", image)
+    s.stop()
+    run(s.bin, "check", "--data", s.data)
+
+
+@test
+def a_desktop_is_kept_while_its_guest_writes(t):
+    s, _ = with_image(t)
+    s.cli("volume", "clone", "golden", "desk", "--desktop", "--write-cache", "8M")
+    h = connect(s, "desk")
+    data = t.random.randbytes(24 * MIB)
+    fill(h, 4 * MIB, data)
+    s.cli("volume", "persist", "desk", "--sync", "flush")
+    h.pwrite(b"x" * BLOCK, 0)
+    h.flush()
+    s.kill()
+    s.start()
+    h = connect(s, "desk")
+    equal(bytes(h.pread(24 * MIB, 4 * MIB)), data, "what was written before")
+    equal(bytes(h.pread(BLOCK, 0)), b"x" * BLOCK, "what was written after")
+    s.cli("snapshot", "create", "desk", "now")
+    # And an image of it has desktops of its own.
+    s.cli("image", "create", "next", "desk@now")
+    h.pwrite(b"y" * BLOCK, 0)
+    s.cli("volume", "clone", "next", "heir", "--desktop")
+    heir = connect(s, "heir")
+    equal(bytes(heir.pread(BLOCK, 0)), b"x" * BLOCK, "the image is as the snapshot was")
+    equal(bytes(heir.pread(24 * MIB, 4 * MIB)), data, "and holds all of it")
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + 10
+    while not condition():
+        check(time.monotonic() < deadline, what)
+        time.sleep(0.05)
+
+
+@test
+def a_desktop_is_reset_when_its_guest_leaves_and_not_when_it_is_cut_off(t):
+    s, image = with_image(t)
+    s.cli("volume", "clone", "golden", "desk", "--desktop", "--reset", "disconnect")
+    h = connect(s, "desk")
+    h.pwrite(b"z" * MIB, 0)
+    del h  # closes the socket without a word
+    s.wait_unused("desk")
+    time.sleep(0.5)
+    h = connect(s, "desk")
+    equal(bytes(h.pread(MIB, 0)), b"z" * MIB, "what was written before the connection broke")
+    second = connect(s, "desk")
+    h.shutdown()
+    equal(bytes(second.pread(MIB, 0)), b"z" * MIB, "seen by a client that is still there")
+    second.shutdown()
+    wait_until(lambda: desktops(s)["cached_bytes"] == 0, "the desktop is not reset")
+    as_image(t, s, "desk", image)
+
+
+@test
+def five_hundred_desktops_are_reset_in_a_second(t):
+    s, image = with_image(t)
+    s.cli("volume", "clone", "golden", "desk", "--count", "500", "--desktop", "--write-cache", "1M")
+    names = [f"desk-{n:03}" for n in range(1, 501)]
+    for name in names[::25]:
+        h = connect(s, name)
+        fill(h, 0, t.random.randbytes(2 * MIB))
+        h.shutdown()
+        s.wait_unused(name)
+    begin = time.monotonic()
+    s.cli("volume", "reset", *names)
+    took = time.monotonic() - begin
+    check(took < 1, f"the reset took {took:.2f} s")
+    equal(desktops(s)["cached_bytes"], 0, "bytes in RAM")
+    as_image(t, s, names[25], image)
+
+
+@test
+def what_a_desktop_cannot_do_says_why(t):
+    s, _ = with_image(t)
+    s.cli("volume", "clone", "golden", "desk", "--desktop")
+    s.cli("volume", "clone", "golden", "kept")
+    for command, text in [
+        (("snapshot", "create", "desk", "s"), "volume persist"),
+        (("volume", "clone", "desk", "c"), "volume persist"),
+        (("volume", "resize", "desk", "1G"), "volume persist"),
+        (("volume", "clone", "kept", "d", "--desktop"), "an image or a snapshot"),
+        (("volume", "persist", "kept"), "a desktop"),
+    ]:
+        try:
+            s.cli(*command)
+        except Failed as e:
+            check(text in str(e), f"{' '.join(command)}: {e}")
+        else:
+            raise Failed(f"{' '.join(command)} succeeded")
+    h = connect(s, "desk")
+    try:
+        s.cli("volume", "reset", "desk")
+    except Failed as e:
+        check("in use" in str(e), str(e))
+    else:
+        raise Failed("a desktop was reset under its guest")
+    del h
+
+
+@test
+def a_desktop_outlives_a_full_store(t):
+    s, _ = with_image(t, '[store]\nlimit = "160M"\n[log]\nsegment = "4M"\n[memory]\nwrite_buffer = "4M"\n')
+    s.cli("volume", "clone", "golden", "desk", "--desktop", "--write-cache", "4M")
+    s.cli("volume", "create", "ballast", "--size", "96M")
+    h = connect(s, "ballast")
+    refused_by_server("ENOSPC", fill, h, 0, t.random.randbytes(96 * MIB))
+    h.shutdown()
+    s.wait_unused("ballast")
+    h = connect(s, "desk")
+    data = t.random.randbytes(48 * MIB)
+    refused_by_server("ENOSPC", fill, h, 0, data)
+    written = 0
+    while written < len(data) and bytes(h.pread(64 << 10, written)) == data[written:written + (64 << 10)]:
+        written += 64 << 10
+    check(written >= 3 * MIB, f"{written} bytes were taken")
+    s.cli("volume", "rm", "ballast")
+    s.cli("gc")
+    fill(h, written, data[written:])
+    equal(bytes(h.pread(24 * MIB, 0)), data[:24 * MIB], "what was written")
+
+
+class MemoryGroups:
+    """Control groups with a memory limit: of cgroup v2, or of the memory controller of v1."""
+
+    PLACES = (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"))
+
+    def __init__(self):
+        self.made = []
+
+    def bound(self, pid, limit):
+        """Moves a process into a group of its own, with so much memory."""
+        need_root("a control group")
+        for root, limit_file in self.PLACES:
+            group = os.path.join(root, f"forebay-test-{pid}")
+            try:
+                os.mkdir(group)
+            except OSError:
+                continue
+            self.made.append(group)
+            # Where a directory is no control group, nothing is in it.
+            if os.path.exists(os.path.join(group, limit_file)):
+                for name, value in ((limit_file, limit), ("cgroup.procs", pid)):
+                    with open(os.path.join(group, name), "w") as f:
+                        f.write(str(value))
+                return
+        raise Skipped("no control group here takes a memory limit")
+
+    def remove(self):
+        for group in self.made:
+            os.rmdir(group)
+
+
+@test
+def half_the_memory_makes_caches_shrink(t):
+    groups = MemoryGroups()
+    t.defer(groups.remove)  # after the server, which ends before
+    path = t.path("forebay.toml")
+    with open(path, "w") as f:
+        f.write('[memory]\nread_cache = "192M"\ndesktops = "512M"\nwrite_buffer = "16M"\nmap_cache = "16M"\n'
+                '[dedup]\nindex = "16M"\n')
+    s = t.server("--config", path)
+    groups.bound(s.process.pid, 384 * MIB)
+    size = 256 * MIB
+    image = t.noise_file("noise", size)
+    s.cli("image", "import", "golden", image)
+    s.cli("volume", "clone", "golden", "desk", "--desktop", "--write-cache", "512M")
+    h = connect(s, "desk")
+    for at in range(0, size, MIB):
+        h.pread(MIB, at)
+    pieces = [t.random.randbytes(MIB) for _ in range(240)]
+    for n, piece in enumerate(pieces):
+        h.pwrite(piece, n * MIB)
+        # As fast as a guest may be, and with time for the server to look.
+        time.sleep(0.01)
+    deadline = time.monotonic() + 20
+    while s.json("stats")["memory_bytes"] > 384 * MIB and time.monotonic() < deadline:
+        time.sleep(0.2)
+    stats = s.json("stats")
+    check(stats["memory_bytes"] < 384 * MIB, f"{stats['memory_bytes'] / MIB:.0f} MiB are resident")
+    shrunk = stats["read_cache"]["budget_bytes"] + stats["desktops"]["budget_bytes"]
+    check(shrunk < 700 * MIB, f"budgets of {shrunk / MIB:.0f} MiB are left of 704")
+    for n, piece in enumerate(pieces):
+        equal(bytes(h.pread(MIB, n * MIB)) == piece, True, f"MiB {n}")
