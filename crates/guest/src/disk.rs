@@ -43,10 +43,12 @@ pub struct Limits {
     pub reads: u64,
     /// Bytes read.
     pub read_bytes: u64,
-    /// Records, entries and extents that are looked at.
+    /// Records, entries, extents and parts of paths that are looked at.
     pub work: u64,
     /// Bytes of memory for what is remembered of directories and files.
     pub names_bytes: usize,
+    /// Bytes of memory for each list of what a single file consists of: its pieces, or its records.
+    pub file_bytes: usize,
     /// Ranges that are found; 16 bytes each while the scan goes on.
     pub claims: usize,
     /// Runs of the map that comes out; 8 bytes each.
@@ -54,18 +56,39 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Enough for a terabyte with some millions of files; at most some 150 MiB of memory.
+    /// Enough for a terabyte with some millions of files; at most some 200 MiB of memory.
     fn default() -> Limits {
         Limits {
             reads: 8 << 20,
             read_bytes: 32 << 30,
             work: 1 << 30,
             names_bytes: 64 << 20,
+            file_bytes: 16 << 20,
             claims: 2 << 20,
             runs: 2 << 20,
         }
     }
 }
+
+impl Limits {
+    /// Bytes of memory that a scan takes at most, the buffers that have one size included.
+    pub fn memory_bytes(&self) -> usize {
+        // A list that grows is there twice while it moves, in a room up to twice as large as needed.
+        let walking = self.names_bytes + 4 * self.file_bytes + self.claims * 48 + BUFFERS;
+        // Names and files are forgotten by then. Four runs may come of each claim: itself and what is beside it.
+        let sweeping = self.claims * (32 + 4 * 8 * 3) + BUFFERS;
+        walking.max(sweeping)
+    }
+
+    /// How many things of so many bytes may be known of a single file. Half as many as there is room for, as a list
+    /// that grows is there twice while it moves.
+    pub(crate) fn of_a_file(&self, each: usize) -> usize {
+        self.file_bytes / (2 * each)
+    }
+}
+
+/// Chunks of tables and bitmaps, blocks, heads of files.
+const BUFFERS: usize = 1 << 20;
 
 /// Why something was not parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +126,8 @@ pub(crate) struct Disk<'a> {
     blocks: &'a mut dyn Blocks,
     size: u64,
     left: Limits,
+    /// What there was to spend at first.
+    pub limits: Limits,
     /// What was found.
     pub found: Builder,
     /// Reads that failed, at places that are on the disk.
@@ -115,7 +140,7 @@ impl<'a> Disk<'a> {
     pub fn new(blocks: &'a mut dyn Blocks, limits: Limits) -> Disk<'a> {
         let size = blocks.size();
         let found = Builder::new(size, limits.claims);
-        Disk { blocks, size, left: limits, found, failed_reads: 0, cut: false }
+        Disk { blocks, size, left: limits, limits, found, failed_reads: 0, cut: false }
     }
 
     pub fn size(&self) -> u64 {
@@ -134,11 +159,10 @@ impl<'a> Disk<'a> {
 
     /// Remembers something of `bytes` bytes; false when there is no room for it.
     pub fn remember(&mut self, bytes: usize) -> bool {
-        match self.left.names_bytes.checked_sub(bytes) {
-            Some(left) => self.left.names_bytes = left,
-            None => self.cut = true,
-        }
-        !self.cut
+        let left = self.left.names_bytes.checked_sub(bytes);
+        self.left.names_bytes = left.unwrap_or(0);
+        self.cut |= left.is_none();
+        left.is_some()
     }
 
     pub fn read(&mut self, offset: u64, out: &mut [u8]) -> Result<()> {

@@ -44,12 +44,13 @@ pub const LIMITS: Limits = Limits {
     read_bytes: 64 << 20,
     work: 300_000,
     names_bytes: 1 << 20,
+    file_bytes: 128 << 10,
     claims: 10_000,
     runs: 1000,
 };
 
 /// Scans within [`LIMITS`], and checks what comes out.
-pub fn check_scan(disk: &mut SparseDisk) -> Scan {
+pub fn check_scan(disk: &mut dyn Blocks) -> Scan {
     let scan = scan(disk, &Options { limits: LIMITS, ..Options::default() });
     assert_eq!(scan.map.blocks(), disk.size().div_ceil(BLOCK));
     assert!(scan.map.len() <= LIMITS.runs);

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::class::Class;
-use crate::disk::{Result, Tolerate, Volume};
+use crate::disk::{Disk, Result, Tolerate, Volume};
 use crate::magic;
 use crate::paths::{Patterns, State};
 
@@ -18,22 +18,26 @@ pub(crate) struct Piece {
     pub len: u64,
 }
 
-/// No file that is worth it has more; what is behind is left out.
-const MAX_PIECES: usize = 1 << 20;
-
 /// The pieces of a file, in the order in which they are found.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces(pub Vec<Piece>);
 
 impl Pieces {
-    pub fn push(&mut self, piece: Piece) {
+    /// Adds a piece that is on the volume. One that has no place in a file is left out, and so are those for which
+    /// there is no room.
+    pub fn push(&mut self, disk: &mut Disk, piece: Piece) {
+        if piece.logical.checked_add(piece.len).is_none() {
+            return;
+        }
         if let Some(last) = self.0.last_mut()
             && last.physical + last.len == piece.physical
             && last.logical + last.len == piece.logical
         {
             last.len += piece.len;
-        } else if self.0.len() < MAX_PIECES {
+        } else if self.0.len() < disk.limits.of_a_file(size_of::<Piece>()) {
             self.0.push(piece);
+        } else {
+            disk.cut = true;
         }
     }
 
@@ -99,6 +103,9 @@ impl TemporaryFiles {
     }
 }
 
+/// An entry in each of the three collections, with the room that these keep for more, and while they move.
+const ENTRY_BYTES: usize = 224;
+
 /// What takes the entries of a directory.
 pub(crate) type EachEntry<'e> = dyn FnMut(&mut Volume, Entry) -> Result<()> + 'e;
 
@@ -115,14 +122,15 @@ pub(crate) fn find_temporary(
     let mut todo: Vec<(u64, State)> = vec![(root, patterns.root())];
     while let Some((directory, state)) = todo.pop() {
         let mut each = |volume: &mut Volume, entry: Entry| {
-            volume.disk.work(1)?;
+            volume.disk.work(Patterns::step_work(&state, entry.name.len()))?;
             if matches!(entry.name, b"." | b"..") {
                 return Ok(());
             }
-            let next = patterns.step(&state, &String::from_utf8_lossy(entry.name));
-            if next.is_empty() || !volume.disk.remember(64 + next.len() * 8) {
+            let mut next = patterns.step(&state, &String::from_utf8_lossy(entry.name));
+            if next.is_empty() || !volume.disk.remember(ENTRY_BYTES + size_of_val(&next[..])) {
                 return Ok(());
             }
+            next.shrink_to_fit();
             if patterns.is_match(&next) {
                 *found.entry(entry.inode).or_insert(0) += 1;
             }

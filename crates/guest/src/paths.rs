@@ -82,6 +82,11 @@ impl Patterns {
         (0..self.patterns.len() as u32).map(|p| (p, 0)).collect()
     }
 
+    /// What a step counts as: a name is folded, and compared with a component of each pattern.
+    pub fn step_work(state: &State, name_len: usize) -> u64 {
+        1 + (name_len * (1 + state.len()) / 16) as u64
+    }
+
     /// The state of what is called `name` in a directory with this state.
     pub fn step(&self, state: &State, name: &str) -> State {
         let mut next = State::new();

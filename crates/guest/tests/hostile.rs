@@ -3,13 +3,17 @@
 //! allocator.
 #![allow(clippy::unwrap_used)] // helpers fail as the tests do
 
+mod bombs;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::path::Path;
 
 use forebay_guest::fuzzing::{LIMITS, SparseDisk, check_scan};
+use forebay_guest::{Blocks, Class, Limits, Options, Scan, scan};
 use proptest::prelude::*;
 use proptest::sample::Index;
+use proptest::test_runner::RngSeed;
 
 /// The system's allocator, which counts for each thread: bytes in use now, and the most since the last reset.
 struct Counting;
@@ -43,14 +47,20 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Scans within the limits, also of memory: what is remembered, and buffers.
-fn check(disk: &mut SparseDisk) {
+/// What `scan` returns, if it took no more memory than these limits promise.
+fn measured(limits: Limits, scan: impl FnOnce() -> Scan) -> Scan {
     let before = IN_USE.with(Cell::get);
     PEAK.with(|peak| peak.set(before));
-    check_scan(disk);
+    let scan = scan();
     let used = PEAK.with(Cell::get) - before;
-    let most = 8 * LIMITS.names_bytes;
-    assert!(used < most as isize, "{used} bytes were in use");
+    let most = limits.memory_bytes() as isize;
+    println!("{used} bytes of {most}");
+    assert!(used <= most, "{used} bytes were in use, and {most} are promised");
+    scan
+}
+
+fn check(disk: &mut dyn Blocks) -> Scan {
+    measured(LIMITS, || check_scan(disk))
 }
 
 fn seed(name: &str) -> SparseDisk {
@@ -65,7 +75,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, rng_seed: RngSeed::Fixed(0x0f0e_0bea), ..ProptestConfig::default() })]
 
     #[test]
     fn changed_disks(
@@ -105,4 +115,60 @@ fn every_field_of_a_boot_sector() {
             }
         }
     }
+}
+
+/// More of a thing than there is room for: the scan says that it left something out. Nearly all room is given to that
+/// thing, so that nothing hides in the room of the others.
+#[test]
+fn lists_end_where_their_room_ends() {
+    let small = Limits { names_bytes: 64 << 10, file_bytes: 64 << 10, claims: 1000, ..Limits::default() };
+    let files = Limits { file_bytes: 1 << 20, ..small };
+    let names = Limits { names_bytes: 8 << 20, ..small };
+    let claims = Limits { claims: 12_000, ..small };
+    let disks = [
+        ("pieces of a file, ext", files, bombs::ext::pieces()),
+        ("pieces of a file, XFS", files, bombs::xfs::pieces()),
+        ("records of a file, NTFS", files, bombs::ntfs::records(24)),
+        ("records of the table, NTFS", files, bombs::ntfs::records(0)),
+        ("names, ext", names, bombs::ext::names(false)),
+        ("claims, ext", claims, bombs::ext::claims()),
+    ];
+    for (name, limits, disk) in disks {
+        println!("{name}");
+        let options = Options { limits, ..Options::default() };
+        let scan = measured(limits, || scan(&mut &disk[..], &options));
+        assert!(!scan.complete, "{name}: a bomb that does not go off tests nothing");
+    }
+}
+
+/// What takes long is paid for by how long it takes: long names, long paths, holes.
+#[test]
+fn work_is_paid_for() {
+    let disks = [
+        ("long names", bombs::ext::names(true)),
+        ("long paths", bombs::ntfs::paths(200, 400)),
+        ("a hole", bombs::ntfs::hole()),
+    ];
+    for (name, disk) in disks {
+        println!("{name}");
+        assert!(!check(&mut &disk[..]).complete, "{name}");
+    }
+    // The same at a length that people have.
+    let disk = bombs::ntfs::paths(8, 400);
+    let scan = check(&mut &disk[..]);
+    assert!(scan.complete && scan.map.bytes_per_class()[Class::Metadata as usize] > 0);
+}
+
+/// Numbers that fit where they stand, but not when they are counted with.
+#[test]
+fn numbers_that_are_too_large() {
+    bombs::ext::clusters().iter().for_each(|disk| drop(check(&mut &disk[..])));
+    check(&mut &bombs::xfs::far_places()[..]);
+    check(&mut &bombs::ext::empty()[..]);
+}
+
+/// What the documentation says of the defaults.
+#[test]
+fn the_default_limits_are_some_200_mib() {
+    assert!(Limits::default().memory_bytes() <= 280 << 20);
 }

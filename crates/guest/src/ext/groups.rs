@@ -30,7 +30,7 @@ pub(super) struct Groups {
 impl Groups {
     pub fn read(volume: &mut Volume, superblock: Superblock) -> Result<Groups> {
         sane(volume.disk.remember(superblock.groups as usize * size_of::<Group>()))?;
-        let mut groups = Groups { superblock, list: Vec::new() };
+        let mut groups = Groups { list: Vec::with_capacity(superblock.groups as usize), superblock };
         let superblock = &groups.superblock;
         let each = superblock.descriptors_per_block();
         for block in 0..superblock.groups.div_ceil(each) {

@@ -103,7 +103,7 @@ fn extents(
         if depth == 0 {
             let physical = field(8) | half(6) << 32;
             let len = if half(4) > UNWRITTEN { half(4) - UNWRITTEN } else { half(4) };
-            add(s, field(0), physical, len, pieces);
+            add(volume, s, (field(0), physical, len), pieces);
         } else {
             let block = field(4) | half(8) << 32;
             if block != 0
@@ -129,7 +129,7 @@ fn indirect(
 ) -> Result<()> {
     volume.disk.work(1)?;
     if level == 0 {
-        add(s, *next, block, 1, pieces);
+        add(volume, s, (*next, block, 1), pieces);
         *next += 1;
         return Ok(());
     }
@@ -149,8 +149,9 @@ fn indirect(
     Ok(())
 }
 
-fn add(s: &Superblock, logical: u64, physical: u64, len: u64, pieces: &mut Pieces) {
+fn add(volume: &mut Volume, s: &Superblock, (logical, physical, len): (u64, u64, u64), pieces: &mut Pieces) {
     if len != 0 && physical != 0 && physical.saturating_add(len) <= s.blocks {
-        pieces.push(Piece { logical: s.bytes(logical), physical: s.bytes(physical), len: s.bytes(len) });
+        let piece = Piece { logical: s.bytes(logical), physical: s.bytes(physical), len: s.bytes(len) };
+        pieces.push(volume.disk, piece);
     }
 }

@@ -16,6 +16,9 @@ const RO_METADATA_CSUM: u32 = 0x400;
 /// Of a file system of 128 TiB; and what a hostile one may make us remember.
 const MAX_GROUPS: u64 = 1 << 20;
 
+/// Clusters of 512 MiB, above which mke2fs does not go.
+const MAX_LOG_CLUSTER: u32 = 19;
+
 /// What the superblock says, checked.
 #[derive(Debug)]
 pub(super) struct Superblock {
@@ -121,7 +124,7 @@ fn parse(b: &[u8]) -> Option<Superblock> {
         blocks_per_group,
         groups,
         blocks_per_bit: if ro & RO_BIGALLOC != 0 {
-            1_u64.checked_shl(log_cluster.checked_sub(log_block)?)?
+            1 << log_cluster.checked_sub(log_block).filter(|_| log_cluster <= MAX_LOG_CLUSTER)?
         } else {
             1
         },

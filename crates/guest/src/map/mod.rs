@@ -142,14 +142,21 @@ impl ClassMap {
         let mut map = self;
         let mut too_short = 2;
         while map.runs.len() > max.max(1) {
-            let mut coarse = ClassMap::empty();
-            for (range, class) in map.runs() {
-                let len = range.end - range.start;
-                coarse.push(len, if len < too_short { Class::Other } else { class });
+            // In its own place: there may be many, and a run is never written before it was read.
+            let (mut kept, mut last) = (0, None);
+            for i in 0..map.runs.len() {
+                let (first, next) = (start(map.runs[i]), map.runs.get(i + 1));
+                let len = next.map_or(map.blocks, |next| start(*next)) - first;
+                let class = if len < too_short { Class::Other } else { class(map.runs[i]) };
+                if last != Some(class) {
+                    map.runs[kept] = first << CLASS_BITS | class as u64;
+                    (kept, last) = (kept + 1, Some(class));
+                }
             }
-            map = coarse;
+            map.runs.truncate(kept);
             too_short *= 2;
         }
+        map.runs.shrink_to_fit();
         map
     }
 }

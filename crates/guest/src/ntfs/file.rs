@@ -9,11 +9,10 @@ use super::{FIRST_USER, Fault, Result, Tolerate, Volume};
 use crate::bytes::{le16, le32};
 use crate::class::Class;
 use crate::magic;
+use crate::paths::Patterns;
 
 /// What Windows allows for a list of attributes; hence at most some 8,000 records of one file.
 const MAX_LIST: u64 = 256 << 10;
-/// Of a stream that is put together; Windows stops long before.
-const MAX_RUNS: usize = 1 << 20;
 const PAGE_FILES: [&str; 3] = ["pagefile.sys", "swapfile.sys", "hiberfil.sys"];
 
 /// A file.
@@ -45,9 +44,14 @@ impl File {
         others.dedup_by_key(|r| r.number);
         for other in others.into_iter().filter(|r| r.number != own.number) {
             let Some(record) = mft.read(volume, other.number).tolerate()? else { continue };
-            if record.base == Some(own) && record.sequence == other.sequence {
-                file.records.push(record);
+            if record.base != Some(own) || record.sequence != other.sequence {
+                continue;
             }
+            if file.records.len() >= volume.disk.limits.of_a_file(mft.geometry.record + size_of::<Record>()) {
+                volume.disk.cut = true;
+                break;
+            }
+            file.records.push(record);
         }
         Ok(file)
     }
@@ -58,8 +62,10 @@ impl File {
         if let Value::Resident(list) = attribute.value {
             return Ok(Some(list.to_vec()));
         }
-        let stream =
-            self.stream(mft, ATTRIBUTE_LIST, &[]).filter(|s| s.size <= MAX_LIST).ok_or(Fault::Bad)?;
+        let stream = self
+            .stream(volume, mft, ATTRIBUTE_LIST, &[])?
+            .filter(|s| s.size <= MAX_LIST)
+            .ok_or(Fault::Bad)?;
         let mut list = vec![0; stream.size as usize];
         Ok(stream.read(volume, 0, &mut list).tolerate()?.map(|()| list))
     }
@@ -69,30 +75,34 @@ impl File {
     }
 
     /// All its names but the short ones.
-    pub fn names(&self) -> Vec<Name> {
-        let values = self.attributes().filter(|a| a.kind == FILE_NAME).filter_map(|a| match a.value {
+    pub fn names(&self) -> impl Iterator<Item = Name> {
+        self.attributes().filter(|a| a.kind == FILE_NAME).filter_map(|a| match a.value {
             Value::Resident(value) => Name::parse(value),
             Value::Clusters { .. } => None,
-        });
-        values.collect()
+        })
     }
 
     /// The stream of an attribute of this type and name, put together of all its parts.
-    pub fn stream(&self, mft: &Mft, kind: u32, name: &[u8]) -> Option<Stream> {
+    pub fn stream(&self, volume: &mut Volume, mft: &Mft, kind: u32, name: &[u8]) -> Result<Option<Stream>> {
+        // Twice the room, as they are sorted.
+        let most = volume.disk.limits.of_a_file(2 * size_of::<Run>());
         let mut found = false;
         let (mut all, mut bytes) = (Vec::new(), 0);
         for part in self.attributes().filter(|a| a.kind == kind && a.name == name) {
             let Value::Clusters { first_vcn, size, pairs, .. } = part.value else { continue };
-            if all.len() > MAX_RUNS {
-                return None;
-            }
             found = true;
             if first_vcn == 0 {
                 bytes = size;
             }
-            all.extend(runs::decode(pairs, first_vcn, mft.geometry.clusters).unwrap_or_default());
+            let runs = runs::decode(pairs, first_vcn, mft.geometry.clusters).unwrap_or_default();
+            volume.disk.work(runs.len() as u64)?;
+            if all.len() + runs.len() > most {
+                volume.disk.cut = true;
+                break;
+            }
+            all.extend(runs);
         }
-        found.then(|| Stream::new(mft.geometry.cluster, bytes, all))
+        Ok(found.then(|| Stream::new(mft.geometry.cluster, bytes, all)))
     }
 
     /// Claims the clusters of all its attributes.
@@ -127,9 +137,9 @@ impl File {
         if !self.attributes().any(|a| a.kind == DATA && matches!(a.value, Value::Clusters { .. })) {
             return Ok(Class::Other);
         }
-        let names = self.names();
-        let (mut all_temporary, mut any_page, mut any_extend) = (!names.is_empty(), false, false);
-        for name in &names {
+        let (mut has_name, mut all_temporary, mut any_page, mut any_extend) = (false, true, false, false);
+        for name in self.names() {
+            has_name = true;
             let patterns = places.patterns;
             let place = places.of(volume, name.parent)?;
             any_extend |= matches!(place, Some(Place::Extend));
@@ -138,7 +148,10 @@ impl File {
             // A file that has a name elsewhere too will stay when this one goes.
             all_temporary &= match place {
                 Some(Place::Root(state) | Place::Below(state)) => {
-                    patterns.is_match(&patterns.step(state, &name.name))
+                    let work = Patterns::step_work(state, name.name.len());
+                    let is_match = patterns.is_match(&patterns.step(state, &name.name));
+                    volume.disk.work(work)?;
+                    is_match
                 }
                 _ => false,
             };
@@ -146,7 +159,7 @@ impl File {
         Ok(match () {
             () if any_extend => Class::Metadata,
             () if any_page => Class::Page,
-            () if all_temporary => Class::Temporary,
+            () if has_name && all_temporary => Class::Temporary,
             () if self.is_program(volume, mft)?.is_some_and(|yes| yes) => Class::Code,
             () => Class::Other,
         })

@@ -27,15 +27,17 @@ impl Mft {
             let Some(bytes) = volume.read_vec(offset, geometry.record).tolerate()? else { continue };
             let Some(first) = Record::parse(&bytes).filter(|r| r.base.is_none()) else { continue };
             let mut mft = Mft { geometry, stream: Stream::new(geometry.cluster, 0, Vec::new()) };
-            let mut known = usize::MAX;
             let mut file = File::alone(0, first);
-            mft.stream = file.stream(&mft, DATA, &[]).ok_or(Fault::Bad)?;
-            while mft.stream.runs.len() != known {
-                known = mft.stream.runs.len();
+            mft.stream = file.stream(volume, &mft, DATA, &[])?.ok_or(Fault::Bad)?;
+            // What makes it no longer is the end, or a table that says now this and now that would go on and on.
+            loop {
                 file = File::gather_from(volume, &mft, file)?;
-                mft.stream = file.stream(&mft, DATA, &[]).ok_or(Fault::Bad)?;
+                let stream = file.stream(volume, &mft, DATA, &[])?.ok_or(Fault::Bad)?;
+                if stream.runs.len() <= mft.stream.runs.len() {
+                    return Ok(mft);
+                }
+                mft.stream = stream;
             }
-            return Ok(mft);
         }
         Err(Fault::Bad)
     }

@@ -54,7 +54,7 @@ pub(crate) fn scan(volume: &mut Volume, patterns: &Patterns) -> Result<()> {
 fn free(volume: &mut Volume, mft: &Mft) -> Result<()> {
     let record = mft.read(volume, BITMAP)?;
     let file = File::gather(volume, mft, BITMAP, record)?;
-    let stream = file.stream(mft, DATA, &[]).ok_or(Fault::Bad)?;
+    let stream = file.stream(volume, mft, DATA, &[])?.ok_or(Fault::Bad)?;
     let clusters = mft.geometry.clusters;
     let cluster = mft.geometry.cluster;
     let mut buffer = vec![0; CHUNK];

@@ -3,6 +3,9 @@
 use super::runs::Run;
 use super::{Fault, Result, Volume};
 
+/// Bytes of a hole that count as a unit of work.
+const HOLE_WORK: u64 = 512;
+
 /// A stream of bytes in clusters.
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -15,7 +18,7 @@ pub(super) struct Stream {
 impl Stream {
     /// A stream of parts in any order; overlapping ones are found wanting when they are read.
     pub fn new(cluster: u64, size: u64, mut runs: Vec<Run>) -> Stream {
-        runs.sort_by_key(|run| run.vcn);
+        runs.sort_unstable_by_key(|run| (run.vcn, run.len));
         let end = runs.last().map_or(0, |run| run.vcn.saturating_add(run.len));
         Stream { cluster, size: size.min(end.saturating_mul(cluster)), runs }
     }
@@ -27,13 +30,18 @@ impl Stream {
             let after = self.runs.partition_point(|run| run.vcn <= vcn);
             let run = after.checked_sub(1).and_then(|i| self.runs.get(i)).ok_or(Fault::Bad)?;
             let within = offset - run.vcn * self.cluster;
-            let left =
-                (run.len * self.cluster).checked_sub(within).filter(|left| *left != 0).ok_or(Fault::Bad)?;
+            // A hole may be longer than any disk.
+            let len = run.len.saturating_mul(self.cluster);
+            let left = len.checked_sub(within).filter(|left| *left != 0).ok_or(Fault::Bad)?;
             let (part, rest) = out.split_at_mut((out.len() as u64).min(left) as usize);
             volume.disk.work(1)?;
             match run.lcn {
                 Some(lcn) => volume.read(lcn * self.cluster + within, part)?,
-                None => part.fill(0),
+                // Not read, so not paid for as a read is.
+                None => {
+                    volume.disk.work(part.len() as u64 / HOLE_WORK)?;
+                    part.fill(0);
+                }
             }
             offset += part.len() as u64;
             out = rest;

@@ -11,9 +11,6 @@ use crate::paths::{Patterns, State};
 /// Windows allows 32,767 characters of a path, hence some 16,000 components; nobody has more than these.
 const MAX_DEPTH: usize = 256;
 
-/// What following a path counts as. It is long on a hostile disk only.
-const PATH_WORK: u64 = 8;
-
 #[derive(Debug)]
 struct Directory {
     sequence: u16,
@@ -34,8 +31,8 @@ impl Tree {
             }
             let sequence = record.sequence;
             let Some(file) = File::gather(volume, mft, number, record).tolerate()? else { return Ok(()) };
-            let Some(Name { parent, name }) = file.names().into_iter().next() else { return Ok(()) };
-            if volume.disk.remember(size_of::<(u64, Directory)>() * 2 + name.len() + 16) {
+            let Some(Name { parent, name }) = file.names().next() else { return Ok(()) };
+            if volume.disk.remember(size_of::<(u64, Directory)>() * 4 + name.len() + 16) {
                 tree.insert(number, Directory { sequence, parent, name: name.into() });
             }
             Ok(())
@@ -83,22 +80,29 @@ impl<'t> Places<'t> {
     pub fn of(&mut self, volume: &mut Volume, directory: Reference) -> Result<Option<&Place>> {
         volume.disk.work(1)?;
         if self.last.as_ref().is_none_or(|(last, _)| *last != directory) {
-            volume.disk.work(PATH_WORK)?;
-            self.last = Some((directory, self.find(directory)));
+            self.last = Some((directory, self.find(volume, directory)?));
         }
         Ok(self.last.as_ref().and_then(|(_, place)| place.as_ref()))
     }
 
-    fn find(&self, directory: Reference) -> Option<Place> {
+    fn find(&self, volume: &mut Volume, directory: Reference) -> Result<Option<Place>> {
         if directory.number == ROOT {
-            return Some(Place::Root(self.patterns.root()));
+            return Ok(Some(Place::Root(self.patterns.root())));
         }
-        let path = self.tree.path(directory)?;
+        let Some(path) = self.tree.path(directory) else {
+            // At the worst it was a circle.
+            volume.disk.work(MAX_DEPTH as u64)?;
+            return Ok(None);
+        };
         // Files that were deleted while open wait in a directory there; they are users' files.
         if directory.number == EXTEND || (path[0] == "$Extend" && path.get(1) != Some(&"$Deleted")) {
-            return Some(Place::Extend);
+            return Ok(Some(Place::Extend));
         }
-        let state = path.iter().fold(self.patterns.root(), |state, name| self.patterns.step(&state, name));
-        Some(Place::Below(state))
+        let mut state = self.patterns.root();
+        for name in path {
+            volume.disk.work(Patterns::step_work(&state, name.len()))?;
+            state = self.patterns.step(&state, name);
+        }
+        Ok(Some(Place::Below(state)))
     }
 }

@@ -111,7 +111,7 @@ impl Fork {
             Fork::Extents(bytes, count) => {
                 for record in bytes.chunks_exact(16).take(usize::try_from(*count).unwrap_or(usize::MAX)) {
                     volume.disk.work(1)?;
-                    add(s, record, &mut pieces);
+                    add(volume, s, record, &mut pieces);
                 }
             }
             Fork::Tree(bytes) => self::tree(volume, s, bytes, &mut pieces)?,
@@ -129,7 +129,7 @@ fn tree(volume: &mut Volume, s: &Superblock, root: &[u8], pieces: &mut Pieces) -
     let mut leaf = |volume: &mut Volume, records: &[u8]| {
         for record in records.chunks_exact(16) {
             volume.disk.work(1)?;
-            add(s, record, pieces);
+            add(volume, s, record, pieces);
         }
         Ok(())
     };
@@ -141,12 +141,13 @@ fn tree(volume: &mut Volume, s: &Superblock, root: &[u8], pieces: &mut Pieces) -
 }
 
 /// An extent: a flag, 54 bits of its place in the file, 52 of its number on the volume, 21 of its length.
-fn add(s: &Superblock, record: &[u8], pieces: &mut Pieces) {
+fn add(volume: &mut Volume, s: &Superblock, record: &[u8], pieces: &mut Pieces) {
     let (Some(high), Some(low)) = (be64(record, 0), be64(record, 8)) else { return };
     let logical = high << 1 >> 10;
     let number = (high & 0x1ff) << 43 | low >> 21;
     let count = low & ((1 << 21) - 1);
     if let Some(physical) = s.bytes_of(number, count) {
-        pieces.push(Piece { logical: logical.saturating_mul(s.block), physical, len: count * s.block });
+        let (logical, len) = (logical.saturating_mul(s.block), count * s.block);
+        pieces.push(volume.disk, Piece { logical, physical, len });
     }
 }

@@ -6,6 +6,8 @@ use crate::disk::Fault;
 
 /// Of a volume of a petabyte; more are not looked at.
 const MAX_GROUPS: u64 = 1 << 20;
+/// The format knows none that are larger.
+const MAX_INODE: u64 = 2048;
 const FEATURE2_FTYPE: u32 = 0x200;
 const INCOMPAT_FTYPE: u32 = 1;
 const INCOMPAT_SPARSE_INODES: u32 = 2;
@@ -39,7 +41,9 @@ impl Superblock {
         let bytes = volume.read_vec(0, 512)?;
         let s = parse(&bytes).ok_or(Fault::Bad)?;
         let is_size = |n: u64, least| n.is_power_of_two() && (least..=65536).contains(&n);
-        sane(is_size(s.block, 512) && is_size(s.sector, 512) && is_size(s.inode, 256))?;
+        sane(
+            is_size(s.block, 512) && is_size(s.sector, 512) && is_size(s.inode, 256) && s.inode <= MAX_INODE,
+        )?;
         sane(is_size(s.directory_block, s.block) && s.inode <= s.block)?;
         sane((1..=MAX_GROUPS).contains(&s.groups) && s.group_bits < 32 && s.inode_bits < 16)?;
         sane(s.group_blocks >= 64 && s.group_blocks <= 1 << s.group_bits)?;
