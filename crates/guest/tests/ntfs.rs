@@ -31,6 +31,14 @@ impl Volume {
         with(Mounted::ntfs_3g(&self.image).root.path());
     }
 
+    /// The same on a disk of its own.
+    fn copy(&self) -> Volume {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("copy");
+        fs::copy(&self.image, &image).unwrap();
+        Volume { image, bytes: self.bytes, cluster: self.cluster, _dir: dir }
+    }
+
     fn cat(&self, args: &[&str]) -> Vec<u8> {
         output("ntfscat", &[&["-f"], args, &[arg(&self.image)]].concat(), false)
     }
@@ -86,12 +94,12 @@ impl Volume {
             return Class::Temporary;
         }
         let content = self.cat(&["-i", &inode.to_string()]);
-        if content.starts_with(b"MZ") && content.get(0xf0..0xf4) == Some(b"PE\0\0")
-            || content.starts_with(b"\x7fELF")
-        {
-            return Class::Code;
-        }
-        Class::Other
+        let signature = || {
+            let at = u32::from_le_bytes(*content.get(0x3c..)?.first_chunk()?) as usize;
+            content.get(at..at + 4)
+        };
+        let is_pe = content.starts_with(b"MZ") && signature() == Some(b"PE\0\0");
+        if is_pe || content.starts_with(b"\x7fELF") { Class::Code } else { Class::Other }
     }
 
     /// The classifier and the tools must agree on every block.
@@ -108,11 +116,32 @@ fn append(path: &Path, content: &[u8]) {
     OpenOptions::new().append(true).open(path).unwrap().write_all(content).unwrap();
 }
 
-/// Programs of Wine, if there are any.
-fn wine() -> Vec<PathBuf> {
-    let directory = fs::read_dir("/usr/lib/wine/x86_64-windows").or(fs::read_dir("/usr/lib/wine"));
-    let files = directory.into_iter().flatten().flatten().map(|entry| entry.path());
-    files.filter(|p| p.extension().is_some_and(|e| e == "dll" || e == "exe")).take(20).collect()
+/// Programs for Windows as compilers make them: small ones of three architectures, which `make setup` installs, and
+/// some of Wine's if it is installed or `FOREBAY_PE_FILES` names a directory.
+fn programs() -> Vec<PathBuf> {
+    let list = |directory: &str, at_most: usize| -> Vec<PathBuf> {
+        let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+        let is_program = |path: &PathBuf| {
+            let extension = path.extension().and_then(|e| e.to_str());
+            matches!(extension, Some("exe" | "dll")) && path.metadata().is_ok_and(|m| m.len() < 500_000)
+        };
+        let mut files: Vec<_> = files.filter(is_program).collect();
+        files.sort();
+        files.truncate(at_most);
+        files
+    };
+    let mut programs = list("/usr/lib/python3/dist-packages/distlib", 6);
+    assert!(programs.len() == 6, "no programs of python3-distlib (make setup installs it)");
+    let named = std::env::var("FOREBAY_PE_FILES").unwrap_or_default();
+    for wine in [&named[..], "/usr/lib/x86_64-linux-gnu/wine/x86_64-windows", "/usr/lib/wine/x86_64-windows"]
+    {
+        programs.extend(list(wine, 20));
+    }
+    programs
+}
+
+fn size(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().len()
 }
 
 fn fill(root: &Path) {
@@ -134,8 +163,8 @@ fn fill(root: &Path) {
     for n in 0..150 {
         write(root, &format!("Users/anna/many/a file with a rather long name {n}"), &noise(n * 40, n as u64));
     }
-    for (n, file) in wine().iter().enumerate() {
-        let _ = fs::copy(file, root.join(format!("Windows/System32/wine{n}.dll")));
+    for (n, file) in programs().iter().enumerate() {
+        fs::copy(file, root.join(format!("Windows/System32/program{n}.exe"))).unwrap();
     }
 }
 
@@ -174,8 +203,60 @@ fn every_block_is_what_ntfs_3g_says() {
     for scan in [&filled, &changed] {
         let least = [Class::Page, Class::Temporary, Class::Code, Class::Metadata, Class::Free];
         assert!(least.iter().all(|class| bytes(scan, *class) > 50_000), "{:?}", scan.map.bytes_per_class());
+        assert!(bytes(scan, Class::Code) > programs().iter().map(|program| size(program)).sum());
     }
     assert!(bytes(&changed, Class::Page) > bytes(&filled, Class::Page) + 400_000);
+}
+
+/// One step of a guest that runs: programs are installed, updated and removed, files are moved and grow by turns.
+fn go_on(root: &Path, step: usize) {
+    let (system, temp) = (root.join("Windows/System32"), root.join("Windows/Temp"));
+    let programs = programs();
+    let installed = root.join(format!("Program Files/{step}/program.exe"));
+    fs::create_dir_all(installed.parent().unwrap()).unwrap();
+    fs::rename(system.join(format!("program{step}.exe")), &installed).unwrap();
+    fs::copy(&programs[step], temp.join(format!("update{step}.exe"))).unwrap();
+    if step > 0 {
+        let unpacked = temp.join(format!("update{}.exe", step - 1));
+        fs::rename(unpacked, system.join(format!("program{}.exe", step - 1))).unwrap();
+    }
+    for turn in 0..10 {
+        let seed = (step * 100 + turn) as u64;
+        append(&installed, &noise(7000, seed));
+        append(&root.join("pagefile.sys"), &noise(20_000, seed + 10));
+        append(&temp.join("deep/er/log"), &noise(5000, seed + 20));
+        append(&root.join("Users/anna/letter.txt"), &noise(3000, seed + 30));
+    }
+    fs::remove_file(system.join(format!("lib{step}.dll"))).unwrap();
+    for n in (step..150).step_by(7) {
+        fs::remove_file(root.join(format!("Users/anna/many/a file with a rather long name {n}"))).ok();
+    }
+}
+
+/// The clone of a volume, while it is mounted and goes on changing: at every moment the scan sees in it what the
+/// tools see. And nothing has changed in what it was cloned from.
+#[test]
+fn a_running_clone() {
+    if !can_mount("/dev/fuse") {
+        return;
+    }
+    let golden = Volume::new(48 * MIB, 4096);
+    golden.mounted(fill);
+    let before = golden.check();
+    let clone = golden.copy();
+    let mounted = Mounted::ntfs_3g(&clone.image);
+    let mut page = bytes(&before, Class::Page);
+    for step in 0..4 {
+        go_on(mounted.root.path(), step);
+        // Both must see the same moment, so they see a copy of it.
+        let scan = clone.copy().check();
+        assert!(bytes(&scan, Class::Page) > page, "the page file has not grown");
+        assert!(scan.map != before.map);
+        page = bytes(&scan, Class::Page);
+    }
+    drop(mounted);
+    assert!(bytes(&clone.check(), Class::Page) == page);
+    assert_eq!(golden.check().map, before.map);
 }
 
 /// Several clusters in a block, and several blocks in a cluster.
@@ -198,15 +279,17 @@ fn clusters_of_other_sizes() {
 fn page_file_without_a_mount() {
     let volume = Volume::new(32 * MIB, 4096);
     let source = volume.image.with_extension("source");
+    let program = fs::read(&programs()[0]).unwrap();
+    let program_len = program.len() as u64;
     for (name, content) in
-        [("pagefile.sys", noise(2_000_000, 1)), ("a.dll", pe(300_000, 2)), ("b", noise(300_000, 3))]
+        [("pagefile.sys", noise(2_000_000, 1)), ("a.dll", program), ("b", noise(300_000, 3))]
     {
         fs::write(&source, content).unwrap();
         run("ntfscp", &["-f", "-q", arg(&volume.image), arg(&source), name]);
     }
     let scan = volume.check();
     assert_eq!(bytes(&scan, Class::Page), 2_000_000_u64.next_multiple_of(4096));
-    assert_eq!(bytes(&scan, Class::Code), 300_000_u64.next_multiple_of(4096));
+    assert_eq!(bytes(&scan, Class::Code), program_len.next_multiple_of(4096));
     run("ntfsfallocate", &["-f", "-l", "6000000", arg(&volume.image), "pagefile.sys"]);
     let scan = volume.check();
     assert_eq!(bytes(&scan, Class::Page), 6_000_000_u64.next_multiple_of(4096));
@@ -238,7 +321,8 @@ fn named_streams_are_not_code() {
 /// turns in several places, so what a pattern frees might lie together.
 fn shatter(root: &Path, each: usize) {
     let name = |n| root.join(format!("filler{n}"));
-    let full = (0..).find(|n| fs::write(name(*n), noise(each, *n as u64)).is_err()).unwrap();
+    // There is an end, or else it is no small volume that is filled.
+    let full = (0..100_000).find(|n| fs::write(name(*n), noise(each, *n as u64)).is_err()).unwrap();
     let gone = noise(full, 7).into_iter().enumerate().filter(|(_, byte)| byte & 1 == 0);
     gone.for_each(|(n, _)| fs::remove_file(name(n)).unwrap());
 }
@@ -277,7 +361,7 @@ fn a_table_in_pieces() {
         write(root, "Windows/Temp/early", &noise(100_000, 1));
         shatter(root, 1024);
         let tiny = |n| root.join(format!("tiny{n}"));
-        let full = (0..).find(|n| fs::write(tiny(*n), b"").is_err()).unwrap();
+        let full = (0..100_000).find(|n| fs::write(tiny(*n), b"").is_err()).unwrap();
         // The last of them is in the last piece of the table, and gets some clusters that others give.
         (0..5000).for_each(|n| fs::remove_file(root.join(format!("filler{n}"))).unwrap_or(()));
         append(&tiny(full - 1), &noise(100_000, 2));
