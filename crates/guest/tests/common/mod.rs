@@ -5,6 +5,7 @@
 // Each test program uses a part, and a helper of a test fails as a test does.
 #![allow(dead_code, clippy::unwrap_used)]
 
+use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -41,14 +42,37 @@ pub fn image(dir: &Path, name: &str, bytes: u64) -> PathBuf {
     path
 }
 
+/// What is missing to mount file systems here, if anything is. Root of a container may have neither the capability
+/// nor the devices.
+fn lacks_to_mount(device: &str) -> Option<String> {
+    const SYS_ADMIN: u32 = 21;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    let capabilities = u64::from_str_radix(capabilities.trim(), 16).unwrap();
+    if run("id", &["-u"]).trim() != "0" {
+        return Some("root".to_owned());
+    }
+    if capabilities >> SYS_ADMIN & 1 == 0 {
+        return Some("the capability CAP_SYS_ADMIN, which a container has to be given".to_owned());
+    }
+    let opened = std::fs::OpenOptions::new().read(true).write(true).open(device);
+    opened.err().map(|error| format!("{device} ({error})"))
+}
+
+/// Says why a test is left out, past what the test harness keeps to itself.
+#[allow(clippy::explicit_write)] // the harness keeps what the macros print
+fn left_out(why: &str) {
+    let name = std::thread::current().name().unwrap_or("a test").to_owned();
+    writeln!(std::io::stderr(), "left out: {name}: {why}").unwrap();
+}
+
 /// Whether file systems can be mounted here.
 pub fn can_mount(device: &str) -> bool {
-    let root = run("id", &["-u"]).trim() == "0";
-    let can = root && Path::new(device).exists();
-    if !can {
-        eprintln!("left out: mounting needs root and {device}");
+    let lacks = lacks_to_mount(device);
+    if let Some(lacks) = &lacks {
+        left_out(&format!("mounting needs {lacks}"));
     }
-    can
+    lacks.is_none()
 }
 
 /// A mounted file system; no more when it is dropped. A driver in user space writes on when `umount` has returned,
@@ -72,12 +96,18 @@ impl Mounted {
         let before = std::fs::metadata(root.path()).unwrap().dev();
         let mut command = Command::new("ntfs-3g");
         command.args(["-o", "no_detach,streams_interface=windows", arg(image), arg(root.path())]);
+        // It complains of what it is used for here, so it is heard only when it fails.
+        let said = tempfile::tempfile().unwrap();
         let mut driver = command
-            .stderr(Stdio::null())
+            .stderr(Stdio::from(said.try_clone().unwrap()))
             .spawn()
             .unwrap_or_else(|e| panic!("ntfs-3g: {e} (make setup installs it)"));
         while std::fs::metadata(root.path()).unwrap().dev() == before {
-            assert!(driver.try_wait().unwrap().is_none(), "ntfs-3g does not mount");
+            if driver.try_wait().unwrap().is_some() {
+                let mut why = vec![0; said.metadata().unwrap().len() as usize];
+                said.read_exact_at(&mut why, 0).unwrap();
+                panic!("ntfs-3g does not mount: {}", String::from_utf8_lossy(&why));
+            }
             std::thread::sleep(Duration::from_millis(2));
         }
         Mounted { root, driver: Some(driver) }
@@ -178,13 +208,15 @@ pub fn set_attribute(path: &Path, len: usize) {
 pub fn can_mount_kind(kind: &str) -> bool {
     let known =
         || std::fs::read_to_string("/proc/filesystems").unwrap().split_whitespace().any(|w| w == kind);
-    let can = can_mount("/dev/loop-control")
-        && (known() || {
-            output("modprobe", &[kind], true);
-            known()
-        });
+    if !can_mount("/dev/loop-control") {
+        return false;
+    }
+    let can = known() || {
+        output("modprobe", &[kind], true);
+        known()
+    };
     if !can {
-        eprintln!("left out: the kernel cannot mount {kind} here");
+        left_out(&format!("mounting needs a kernel with {kind}"));
     }
     can
 }
