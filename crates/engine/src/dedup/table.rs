@@ -41,6 +41,12 @@ fn words(fingerprint: &Fingerprint) -> [u32; 4] {
     std::array::from_fn(|i| u32::from_le_bytes([b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3]]))
 }
 
+fn fingerprint_of(print: &[u32; 4]) -> Fingerprint {
+    let mut fingerprint = Fingerprint::default();
+    fingerprint.0.chunks_exact_mut(4).zip(print).for_each(|(b, word)| b.copy_from_slice(&word.to_le_bytes()));
+    fingerprint
+}
+
 /// Whether a fingerprint is one of the `2^-sampling` that are kept.
 fn is_sampled(print: &[u32; 4], sampling: u8) -> bool {
     let last = u64::from(print[3]) << 32 | u64::from(print[2]);
@@ -93,12 +99,13 @@ impl Table {
         set.iter().find(|p| p.print == print && !p.is_empty()).and_then(Place::get)
     }
 
-    /// Takes a fingerprint in, or its block's newer place. False where it is not sampled.
-    pub fn insert(&mut self, fingerprint: Fingerprint, at: BlockRef) -> bool {
+    /// Takes a fingerprint in, or its block's newer place. What finds no room is returned: this one where it is not
+    /// sampled, or another one that had to go for it.
+    pub fn insert(&mut self, fingerprint: Fingerprint, at: BlockRef) -> Option<(Fingerprint, BlockRef)> {
         self.sweep();
         let print = words(&fingerprint);
         if !is_sampled(&print, self.sampling) || fingerprint == Fingerprint::default() {
-            return false;
+            return Some((fingerprint, at));
         }
         let index = self.index(&print);
         let set = &mut self.sets[index];
@@ -107,7 +114,8 @@ impl Table {
         let grown = known.is_none() && free.is_some();
         // A full set loses one at random.
         let way = free.unwrap_or(print[3] as usize >> 28);
-        set[way] = Place { print, at: MapValue::At(at).to_words() };
+        let gone = std::mem::replace(&mut set[way], Place { print, at: MapValue::At(at).to_words() });
+        let gone = if known.is_none() { gone.get().map(|at| (fingerprint_of(&gone.print), at)) } else { None };
         self.len += usize::from(grown);
         let places = self.sets.len() * WAYS;
         if self.sets.len() < self.most {
@@ -118,7 +126,7 @@ impl Table {
             self.sampling += 1;
             self.swept = 0;
         }
-        true
+        gone
     }
 
     /// Adds a set, and moves into it what belongs there from the one that had it so far.
