@@ -117,11 +117,17 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         let unmounted = Command::new("umount").arg(self.root.path()).status().is_ok_and(|s| s.success());
+        if !unmounted {
+            // Nothing may stay behind in the table of mounts, whoever is still in there.
+            let _ = Command::new("umount").arg("-l").arg(self.root.path()).status();
+        }
         if let Some(mut driver) = self.driver.take() {
             // It would never end by itself.
             let _ = if unmounted { Ok(()) } else { driver.kill() };
             let _ = driver.wait();
         }
+        // What is tested then might not be all on the disk.
+        assert!(unmounted || std::thread::panicking(), "cannot unmount {}", self.root.path().display());
     }
 }
 
