@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_guest::{Blocks, Class, Options, ReadError, Scan, scan};
 
@@ -116,10 +116,21 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg(self.root.path()).status().is_ok_and(|s| s.success());
+        let umount = |options: &[&str]| {
+            let mut command = Command::new("umount");
+            command.args(options).arg(self.root.path()).stderr(Stdio::null());
+            command.status().is_ok_and(|s| s.success())
+        };
+        // A tool that another test starts has this one's open files until it is loaded.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut unmounted = umount(&[]);
+        while !unmounted && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+            unmounted = umount(&[]);
+        }
         if !unmounted {
             // Nothing may stay behind in the table of mounts, whoever is still in there.
-            let _ = Command::new("umount").arg("-l").arg(self.root.path()).status();
+            umount(&["-l"]);
         }
         if let Some(mut driver) = self.driver.take() {
             // It would never end by itself.
