@@ -115,7 +115,8 @@ impl Table {
         // A full set loses one at random.
         let way = free.unwrap_or(print[3] as usize >> 28);
         let gone = std::mem::replace(&mut set[way], Place { print, at: MapValue::At(at).to_words() });
-        let gone = if known.is_none() { gone.get().map(|at| (fingerprint_of(&gone.print), at)) } else { None };
+        let gone =
+            if known.is_none() { gone.get().map(|at| (fingerprint_of(&gone.print), at)) } else { None };
         self.len += usize::from(grown);
         let places = self.sets.len() * WAYS;
         if self.sets.len() < self.most {
