@@ -11,7 +11,8 @@ packages=(
   qemu-system-x86 seabios                          # real guests
   qemu-utils nbdkit libnbd-bin python3-libnbd fio  # real NBD clients, and the servers that we compare with
   debootstrap e2fsprogs                            # the Debian guest image
-  xfsprogs ntfs-3g fuse3 mount                     # file systems made and checked on volumes
+  xfsprogs ntfs-3g fuse3 mount fdisk kmod          # file systems made and checked on volumes
+  util-linux python3-distlib                       # swap areas, and small programs for Windows to put on them
   openssl python3 jq                               # TLS test certificates, test drivers, JSON
 )
 

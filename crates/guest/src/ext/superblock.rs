@@ -1,0 +1,144 @@
+//! The superblock: sizes, and which of the format's variants this is.
+
+use super::{Result, Volume, sane};
+use crate::bytes::{le16, le32};
+use crate::disk::Fault;
+
+const COMPAT_SPARSE_SUPER2: u32 = 0x200;
+const INCOMPAT_META_BG: u32 = 0x10;
+const INCOMPAT_64BIT: u32 = 0x80;
+const INCOMPAT_JOURNAL_DEV: u32 = 0x8;
+const RO_SPARSE_SUPER: u32 = 0x1;
+const RO_GDT_CSUM: u32 = 0x10;
+const RO_BIGALLOC: u32 = 0x200;
+const RO_METADATA_CSUM: u32 = 0x400;
+
+/// Of a file system of 128 TiB; and what a hostile one may make us remember.
+const MAX_GROUPS: u64 = 1 << 20;
+
+/// Clusters of 512 MiB, above which mke2fs does not go.
+const MAX_LOG_CLUSTER: u32 = 19;
+
+/// What the superblock says, checked.
+#[derive(Debug)]
+pub(super) struct Superblock {
+    /// Bytes of a block.
+    pub block: u64,
+    pub blocks: u64,
+    pub first_block: u64,
+    pub blocks_per_group: u64,
+    pub groups: u64,
+    /// Blocks that a bit of a bitmap stands for.
+    pub blocks_per_bit: u64,
+    pub inodes_per_group: u64,
+    pub inode_size: u64,
+    pub descriptor_size: u64,
+    /// Whether descriptors say what was never initialised.
+    pub has_uninit: bool,
+    /// Blocks that descriptors take behind a superblock, those for growing included.
+    pub descriptor_blocks: u64,
+    /// From this block of descriptors on, each lies in the groups that it describes.
+    pub first_meta_bg: u64,
+    first_inode: u64,
+    reserved_inodes: [u64; 5],
+    /// The two groups with copies; every group or some, if there is none.
+    copies: Option<[u64; 2]>,
+    sparse: bool,
+    /// Where multiple mounts are told from each other; 0 for nowhere.
+    pub mmp_block: u64,
+}
+
+impl Superblock {
+    pub fn read(volume: &mut Volume) -> Result<Superblock> {
+        let bytes = volume.read_vec(1024, 1024)?;
+        let superblock = parse(&bytes).ok_or(Fault::Bad)?;
+        let end = superblock.blocks.checked_mul(superblock.block).ok_or(Fault::Bad)?;
+        sane(superblock.is_plausible() && end <= volume.len())?;
+        Ok(superblock)
+    }
+
+    fn is_plausible(&self) -> bool {
+        let per_block = self.block * 8;
+        (self.inode_size.is_power_of_two() && (128..=self.block).contains(&self.inode_size))
+            && (self.descriptor_size.is_power_of_two() && (32..=self.block).contains(&self.descriptor_size))
+            && (256..=per_block * self.blocks_per_bit).contains(&self.blocks_per_group)
+            && (1..=per_block).contains(&self.inodes_per_group)
+            && self.groups <= MAX_GROUPS
+            && self.first_block < self.blocks
+    }
+
+    /// Where a block lies. None has an offset that overflows, as blocks are checked before they are used.
+    pub fn bytes(&self, block: u64) -> u64 {
+        block.saturating_mul(self.block)
+    }
+
+    pub fn first_block_of(&self, group: u64) -> u64 {
+        self.first_block + group * self.blocks_per_group
+    }
+
+    pub fn descriptors_per_block(&self) -> u64 {
+        self.block / self.descriptor_size
+    }
+
+    /// Inodes that the file system itself uses: all below the first of users but the root, and some above.
+    pub fn is_reserved(&self, inode: u64) -> bool {
+        inode != super::ROOT && (inode < self.first_inode || self.reserved_inodes.contains(&inode))
+    }
+
+    /// Whether a group begins with a superblock.
+    pub fn has_copy(&self, group: u64) -> bool {
+        let is_power_of = |base: u64| {
+            let mut power = base;
+            while power < group {
+                power *= base;
+            }
+            power == group
+        };
+        match self.copies {
+            Some(copies) => group == 0 || copies.contains(&group),
+            None => !self.sparse || group <= 1 || [3, 5, 7].into_iter().any(is_power_of),
+        }
+    }
+}
+
+fn parse(b: &[u8]) -> Option<Superblock> {
+    let word = |at| le32(b, at).map(u64::from);
+    let (compat, incompat, ro) = (le32(b, 0x5c)?, le32(b, 0x60)?, le32(b, 0x64)?);
+    let (log_block, log_cluster) = (le32(b, 0x18)?, le32(b, 0x1c)?);
+    if le16(b, 0x38)? != 0xef53 || log_block > 6 || incompat & INCOMPAT_JOURNAL_DEV != 0 {
+        return None;
+    }
+    let is_64bit = incompat & INCOMPAT_64BIT != 0;
+    let has_extra_fields = le32(b, 0x4c)? > 0;
+    let block = 1024 << log_block;
+    let blocks = word(4)? | if is_64bit { word(0x150)? << 32 } else { 0 };
+    let (first_block, blocks_per_group) = (word(0x14)?, word(0x20)?);
+    let groups = blocks.checked_sub(first_block)?.div_ceil(blocks_per_group.max(1));
+    let descriptor_size = if is_64bit { u64::from(le16(b, 0xfe)?).max(64) } else { 32 };
+    let first_meta_bg = if incompat & INCOMPAT_META_BG != 0 { word(0x104)? } else { u64::MAX };
+    let all_descriptors = groups.div_ceil((block / descriptor_size.clamp(32, block)).max(1));
+    Some(Superblock {
+        block,
+        blocks,
+        first_block,
+        blocks_per_group,
+        groups,
+        blocks_per_bit: if ro & RO_BIGALLOC != 0 {
+            1 << log_cluster.checked_sub(log_block).filter(|_| log_cluster <= MAX_LOG_CLUSTER)?
+        } else {
+            1
+        },
+        inodes_per_group: word(0x28)?,
+        inode_size: if has_extra_fields { le16(b, 0x58)?.into() } else { 128 },
+        descriptor_size,
+        has_uninit: ro & (RO_GDT_CSUM | RO_METADATA_CSUM) != 0,
+        descriptor_blocks: all_descriptors.min(first_meta_bg) + u64::from(le16(b, 0xce)?),
+        first_meta_bg,
+        first_inode: if has_extra_fields { word(0x54)? } else { 11 },
+        // The journal, the three quotas, and the files that were deleted while open.
+        reserved_inodes: [word(0xe0)?, word(0x240)?, word(0x244)?, word(0x26c)?, word(0x280)?],
+        copies: (compat & COMPAT_SPARSE_SUPER2 != 0).then_some([word(0x24c)?, word(0x250)?]),
+        sparse: ro & RO_SPARSE_SUPER != 0,
+        mmp_block: word(0x168)? | word(0x16c)? << 32,
+    })
+}

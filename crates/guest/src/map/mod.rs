@@ -1,0 +1,162 @@
+//! The class of every block of a disk, in few bytes.
+//!
+//! Runs of blocks of one class, each a word: the first block's number above the number of the class. They cover
+//! the whole disk and neighbours differ, so a run ends where the next one starts, and a look-up is a binary search.
+
+mod builder;
+mod encode;
+
+use std::ops::Range;
+
+pub(crate) use builder::Builder;
+pub use encode::DecodeError;
+pub(crate) use encode::seal;
+
+use crate::class::{BLOCK, Claims, Class};
+
+const CLASS_BITS: u32 = 3;
+/// More blocks than any disk has; below it a run is a word, and no sum of lengths overflows.
+pub const MAX_BLOCKS: u64 = 1 << 51;
+
+/// Which class each block of a disk has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClassMap {
+    blocks: u64,
+    /// Not empty unless `blocks` is 0; the first starts at 0.
+    runs: Vec<u64>,
+}
+
+fn start(run: u64) -> u64 {
+    run >> CLASS_BITS
+}
+
+fn class(run: u64) -> Class {
+    Class::from_number((run & ((1 << CLASS_BITS) - 1)) as u8).unwrap_or(Class::Other)
+}
+
+impl ClassMap {
+    /// All blocks of a disk of `blocks` blocks as [`Class::Other`].
+    pub fn new(blocks: u64) -> ClassMap {
+        let mut map = ClassMap::empty();
+        map.push(blocks, Class::Other);
+        map
+    }
+
+    fn empty() -> ClassMap {
+        ClassMap { blocks: 0, runs: Vec::new() }
+    }
+
+    /// Adds `len` blocks behind the last one. What is above [`MAX_BLOCKS`] is left out.
+    fn push(&mut self, len: u64, of: Class) {
+        let len = len.min(MAX_BLOCKS - self.blocks);
+        if len != 0 && self.runs.last().is_none_or(|last| class(*last) != of) {
+            self.runs.push(self.blocks << CLASS_BITS | of as u64);
+        }
+        self.blocks += len;
+    }
+
+    /// A map of `blocks` blocks from disjoint ranges in rising order; what lies between them is `Other`. What
+    /// overlaps an earlier range or the end is cut off.
+    pub fn from_ranges(blocks: u64, ranges: impl IntoIterator<Item = (Range<u64>, Class)>) -> ClassMap {
+        let blocks = blocks.min(MAX_BLOCKS);
+        let mut map = ClassMap::empty();
+        for (range, class) in ranges {
+            let (start, end) = (range.start.clamp(map.blocks, blocks), range.end.min(blocks));
+            if start < end {
+                map.push(start - map.blocks, Class::Other);
+                map.push(end - start, class);
+            }
+        }
+        map.push(blocks - map.blocks, Class::Other);
+        map
+    }
+
+    /// Blocks of the disk.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Runs that are kept; each takes 8 bytes.
+    pub fn len(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Whether it is the map of a disk without blocks.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// The class of a block; `Other` behind the end of the disk.
+    pub fn class_of(&self, block: u64) -> Class {
+        if block >= self.blocks {
+            return Class::Other;
+        }
+        let after = self.runs.partition_point(|run| start(*run) <= block);
+        after.checked_sub(1).map_or(Class::Other, |i| class(self.runs[i]))
+    }
+
+    /// All runs in rising order: together they cover the disk, and neighbours differ in their class.
+    pub fn runs(&self) -> impl Iterator<Item = (Range<u64>, Class)> + '_ {
+        self.runs_from(0)
+    }
+
+    fn runs_from(&self, first: usize) -> impl Iterator<Item = (Range<u64>, Class)> + '_ {
+        self.runs[first..].iter().enumerate().map(move |(i, run)| {
+            let end = self.runs.get(first + i + 1).map_or(self.blocks, |next| start(*next));
+            (start(*run)..end, class(*run))
+        })
+    }
+
+    /// The runs of a range of blocks, cut at its ends. It costs a search and the runs that it returns.
+    pub fn runs_in(&self, range: Range<u64>) -> impl Iterator<Item = (Range<u64>, Class)> + '_ {
+        let first = self.runs.partition_point(|run| start(*run) <= range.start).saturating_sub(1);
+        let cut = move |(r, c): (Range<u64>, Class)| (r.start.max(range.start)..r.end.min(range.end), c);
+        self.runs_from(first).map(cut).skip_while(|(r, _)| r.is_empty()).take_while(|(r, _)| !r.is_empty())
+    }
+
+    /// Bytes of each class, by its number.
+    pub fn bytes_per_class(&self) -> [u64; Class::COUNT] {
+        let mut bytes = [0; Class::COUNT];
+        self.runs().for_each(|(range, class)| bytes[class as usize] += (range.end - range.start) * BLOCK);
+        bytes
+    }
+
+    /// What both maps say: where they differ, as where different claims meet in one block (code before metadata
+    /// before other). The result is as long as the longer one; the shorter does not dispute what is behind its end.
+    pub fn merge(&self, other: &ClassMap) -> ClassMap {
+        let mut merged = ClassMap::empty();
+        let (mut left, mut right) = (self.runs().peekable(), other.runs().peekable());
+        loop {
+            let sides = [left.peek().cloned(), right.peek().cloned()];
+            let Some(end) = sides.iter().flatten().map(|(range, _)| range.end).min() else { return merged };
+            let mut claims = Claims::default();
+            sides.iter().flatten().for_each(|(_, class)| claims.add(*class));
+            merged.push(end - merged.blocks, claims.resolve());
+            left.next_if(|(range, _)| range.end == end);
+            right.next_if(|(range, _)| range.end == end);
+        }
+    }
+
+    /// Keeps at most `max` runs: the shortest become `Other`, which is never wrong.
+    pub(crate) fn limit(self, max: usize) -> ClassMap {
+        let mut map = self;
+        let mut too_short = 2;
+        while map.runs.len() > max.max(1) {
+            // In its own place: there may be many, and a run is never written before it was read.
+            let (mut kept, mut last) = (0, None);
+            for i in 0..map.runs.len() {
+                let (first, next) = (start(map.runs[i]), map.runs.get(i + 1));
+                let len = next.map_or(map.blocks, |next| start(*next)) - first;
+                let class = if len < too_short { Class::Other } else { class(map.runs[i]) };
+                if last != Some(class) {
+                    map.runs[kept] = first << CLASS_BITS | class as u64;
+                    (kept, last) = (kept + 1, Some(class));
+                }
+            }
+            map.runs.truncate(kept);
+            too_short *= 2;
+        }
+        map.runs.shrink_to_fit();
+        map
+    }
+}

@@ -1,0 +1,106 @@
+//! The map against an array with one entry for each block.
+#![allow(clippy::unwrap_used)] // helpers fail as the tests do
+
+use forebay_guest::{BLOCK, Class, ClassMap, DecodeError};
+use proptest::prelude::*;
+
+fn classes() -> impl Strategy<Value = Vec<Class>> {
+    let run = (1_usize..20, 0_u8..Class::COUNT as u8);
+    prop::collection::vec(run, 0..30).prop_map(|runs| {
+        runs.into_iter().flat_map(|(len, n)| vec![Class::from_number(n).unwrap(); len]).collect()
+    })
+}
+
+fn map_of(classes: &[Class]) -> ClassMap {
+    let ranges = classes.iter().enumerate().map(|(i, class)| (i as u64..i as u64 + 1, *class));
+    ClassMap::from_ranges(classes.len() as u64, ranges)
+}
+
+fn expand(runs: impl Iterator<Item = (std::ops::Range<u64>, Class)>) -> Vec<(u64, Class)> {
+    runs.flat_map(|(range, class)| range.map(move |block| (block, class))).collect()
+}
+
+proptest! {
+    #[test]
+    fn look_ups_runs_and_sums(model in classes(), from in 0_u64..400, len in 0_u64..400) {
+        let map = map_of(&model);
+        let naive: Vec<_> = model.iter().enumerate().map(|(i, c)| (i as u64, *c)).collect();
+        for (block, class) in &naive {
+            prop_assert_eq!(map.class_of(*block), *class);
+        }
+        prop_assert_eq!(map.class_of(model.len() as u64), Class::Other);
+        prop_assert_eq!(&expand(map.runs()), &naive);
+        let inside: Vec<_> = naive.iter().copied().filter(|(b, _)| (from..from + len).contains(b)).collect();
+        prop_assert_eq!(expand(map.runs_in(from..from + len)), inside);
+        let changes = model.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        prop_assert_eq!(map.len(), changes + usize::from(!model.is_empty()));
+        for class in Class::ALL {
+            let count = model.iter().filter(|c| **c == class).count() as u64;
+            prop_assert_eq!(map.bytes_per_class()[class as usize], count * BLOCK);
+        }
+    }
+
+    #[test]
+    fn merging(a in classes(), b in classes()) {
+        let (left, right) = (map_of(&a), map_of(&b));
+        let merged = left.merge(&right);
+        prop_assert_eq!(merged.blocks(), a.len().max(b.len()) as u64);
+        for block in 0..merged.blocks() as usize {
+            let expected = match (a.get(block), b.get(block)) {
+                (Some(x), Some(y)) if x != y => match [x, y] {
+                    both if both.contains(&&Class::Code) => Class::Code,
+                    both if both.contains(&&Class::Metadata) => Class::Metadata,
+                    _ => Class::Other,
+                },
+                (Some(x), _) | (None, Some(x)) => *x,
+                (None, None) => unreachable!(),
+            };
+            prop_assert_eq!(merged.class_of(block as u64), expected);
+        }
+        prop_assert_eq!(&right.merge(&left), &merged);
+        prop_assert_eq!(&merged.merge(&merged), &merged);
+    }
+
+    #[test]
+    fn bytes_and_back(model in classes(), cut in any::<prop::sample::Index>(), flip in any::<prop::sample::Index>()) {
+        let map = map_of(&model);
+        let bytes = map.encode();
+        prop_assert!(bytes.len() <= 28 + 2 * map.len());
+        prop_assert_eq!(ClassMap::decode(&bytes).unwrap(), map);
+        prop_assert!(ClassMap::decode(&bytes[..cut.index(bytes.len())]).is_err());
+        let mut damaged = bytes.clone();
+        damaged[flip.index(bytes.len())] ^= 0x10;
+        prop_assert!(ClassMap::decode(&damaged).is_err());
+    }
+
+    #[test]
+    fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        forebay_guest::fuzzing::class_map(&bytes);
+    }
+}
+
+#[test]
+fn ranges_are_cut() {
+    use Class::{Code, Free, Other, Page};
+    let map =
+        ClassMap::from_ranges(10, [(2..5, Page), (4..6, Code), (3..4, Free), (9..20, Free), (30..31, Page)]);
+    let runs: Vec<_> = map.runs().collect();
+    assert_eq!(runs, [(0..2, Other), (2..5, Page), (5..6, Code), (6..9, Other), (9..10, Free)]);
+    assert_eq!(map.class_of(u64::MAX), Other);
+    assert!(ClassMap::new(0).is_empty());
+}
+
+#[test]
+fn the_layout_does_not_change() {
+    let map = ClassMap::from_ranges(1000, [(0..1, Class::Metadata), (300..1000, Class::Free)]);
+    let bytes = map.encode();
+    let runs = [0x0c, 0xd8, 0x12, 0xe5, 0x2b];
+    assert_eq!(bytes[..8], *b"FBCM\x01\0\0\0");
+    assert_eq!(
+        (bytes[8..16].to_vec(), bytes[16..24].to_vec()),
+        ([0xe8, 3, 0, 0, 0, 0, 0, 0].into(), [3, 0, 0, 0, 0, 0, 0, 0].into())
+    );
+    assert_eq!(bytes[24..29], runs);
+    let newer = [b"FBCM\x02", &bytes[5..]].concat();
+    assert_eq!(ClassMap::decode(&newer), Err(DecodeError::Version(2)));
+}
