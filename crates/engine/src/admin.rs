@@ -198,7 +198,7 @@ impl Pool {
     /// Makes an image of what a volume or snapshot holds, every write acknowledged before included.
     pub async fn create_image(&self, name: &str, source: &str) -> Result<DiskInfo> {
         check_name(name)?;
-        let _admin = self.admin.lock().await;
+        let admin = self.admin.lock().await;
         let from = self.catalogue.read().find(source)?;
         check_persistent(&from, source)?;
         self.catalogue.read().check_free(name)?;
@@ -206,8 +206,13 @@ impl Pool {
             dedup_domain: from.record().dedup_domain,
             ..self.new_record(name, from.size(), Role::Image)
         };
+        let id = disk.id;
         self.commit_ops(vec![CatalogueOp::Create { disk, from: Some(from.id()) }]).await?;
         self.reclaim_is_due();
+        drop(admin);
+        if let Some(image) = self.volume(id) {
+            self.image_has_classes_of(&image, &from).await;
+        }
         self.disk(name)
     }
 
@@ -248,7 +253,12 @@ impl Pool {
     }
 
     /// Gives disks, which the caller has to itself, the contents of others.
-    async fn copy_contents(&self, ops: Vec<CatalogueOp>) -> Result<()> {
+    async fn copy_contents(&self, mut ops: Vec<CatalogueOp>) -> Result<()> {
+        let disks = ops.iter().filter_map(|op| match op {
+            CatalogueOp::Copy { disk, .. } => Some(*disk),
+            _ => None,
+        });
+        ops.extend(self.forget_classes(&disks.collect()));
         self.commit_ops(ops).await?;
         self.reclaim_is_due();
         Ok(())
@@ -333,6 +343,7 @@ impl Pool {
         let disk = DiskRecord { role: Role::Image, ..(*volume.record()).clone() };
         self.commit_ops(vec![CatalogueOp::Update { disk }]).await?;
         self.reclaim_is_due();
+        self.learn(&volume);
         let name = import.name();
         drop(import);
         self.disk(&name)

@@ -74,7 +74,11 @@ impl Pool {
                     Some(from) => self.known(*from)?.tree.read().clone(),
                     None => Tree::new(blocks(disk.size)),
                 };
-                self.catalogue.write().insert(Arc::new(Volume::new(disk.clone(), tree)));
+                let made = Arc::new(Volume::new(disk.clone(), tree));
+                self.catalogue.write().insert(made.clone());
+                if let Some(from) = from {
+                    made.classes.inherit(&self.known(*from)?.classes);
+                }
             }
             CatalogueOp::Delete { disk } => {
                 let gone = self.catalogue.write().remove(*disk);
@@ -89,6 +93,7 @@ impl Pool {
                 let record = DiskRecord { size: source.size(), ..(*volume.record()).clone() };
                 self.forget_cached(&volume);
                 *volume.tree.write() = tree;
+                volume.classes.inherit(&source.classes);
                 volume.set_record(record);
             }
             CatalogueOp::Resize { disk, size } => {

@@ -26,6 +26,8 @@ use hashbrown::HashMap;
 use tokio::sync::oneshot;
 
 use crate::buffer::{Buffers, Page, WriteBuffer, copy_sectors};
+use crate::cache::Rank;
+use crate::classes::Classifier;
 use crate::disk::blocks_of;
 use crate::limits::FULL_RETRY;
 use crate::log::{Draft, Item, Log};
@@ -310,6 +312,7 @@ impl Pool {
             other => other?,
         };
         self.note_stored(&items, &places);
+        group.frozen.iter().for_each(|(volume, _)| self.learn_if_changed(volume));
         self.take_over(&items, &places).await?;
         let results = self.apply_ops(group).await;
         drop(items);
@@ -369,15 +372,15 @@ impl Pool {
         stream: Stream,
     ) -> std::result::Result<Vec<BlockRef>, StoreError> {
         let drafts = Draft::split(items, log.batch_limit());
-        let mut current = None;
-        let mut cache = |disk: DiskId, addr: Address, content: &[u8; BLOCK]| {
-            let wanted = match current {
-                Some((known, wanted)) if known == disk => wanted,
-                _ => self.volume(disk).is_some_and(|v| v.role().is_visible()),
-            };
-            current = Some((disk, wanted));
-            if wanted {
-                self.cache.insert(addr, content);
+        let (mut current, mut classifier) = (None, Classifier::default());
+        let mut cache = |(disk, block): (DiskId, u64), addr: Address, content: &[u8; BLOCK]| {
+            if current.as_ref().is_none_or(|(known, _)| *known != disk) {
+                current = Some((disk, self.volume(disk).filter(|v| v.role().is_visible())));
+            }
+            if let Some((_, Some(volume))) = &current {
+                // What is written again and again, as metadata is, leaves its former versions behind.
+                let rank = self.rank(classifier.of(volume, block)).min(Rank::Normal);
+                self.cache.insert_as(addr, content, rank);
             }
         };
         log.write_group(stream, &drafts, &mut cache).await

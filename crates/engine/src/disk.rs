@@ -14,7 +14,7 @@ use forebay_store::StoreError;
 use crate::limits::{READ_RETRIES, READAHEAD_MAX, READAHEAD_MIN};
 use crate::map::RunKind;
 use crate::pool::Pool;
-use crate::read::pieces;
+use crate::read::{How, pieces};
 use crate::volume::Volume;
 use crate::{Coalesce, Error, GuestStats, Result};
 
@@ -126,11 +126,11 @@ impl Disk {
         self.check(offset, out.len() as u64)?;
         self.volume.check_sound()?;
         let mut gaps = Vec::new();
-        let found = self.pool.gather(&self.volume, offset, out, &mut gaps, true);
+        let found = self.pool.gather(&self.volume, offset, out, &mut gaps, How::AtOnce);
         if found.is_err() || !gaps.is_empty() {
             return Ok(Fast::Wait);
         }
-        self.volume.guest.read.add(out.len() as u64);
+        self.count_read(offset, out.len(), true);
         Ok(Fast::Done)
     }
 
@@ -141,9 +141,15 @@ impl Disk {
         let ahead =
             if sequential { (self.ahead.load(Relaxed) * 2).min(READAHEAD_MAX) } else { READAHEAD_MIN };
         self.ahead.store(ahead, Relaxed);
-        self.pool.read(&self.volume, offset, out, ahead.saturating_sub(out.len() as u64)).await?;
-        self.volume.guest.read.add(out.len() as u64);
+        let ahead = ahead.saturating_sub(out.len() as u64);
+        let hit = self.pool.read(&self.volume, offset, out, ahead).await?;
+        self.count_read(offset, out.len(), hit);
         Ok(())
+    }
+
+    fn count_read(&self, offset: u64, len: usize, hit: bool) {
+        let before = self.volume.guest.read.next(len as u64);
+        self.volume.classes.note_read(before, offset, hit);
     }
 
     /// Writes if that needs no waiting (room in the buffer, whole sectors, not write-through).

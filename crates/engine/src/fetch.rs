@@ -8,11 +8,12 @@ use forebay_store::{IoBuf, Store};
 use futures_util::future::join_all;
 
 use crate::cache::{Leader, Rank, Turn};
+use crate::classes::Classifier;
 use crate::limits::{AHEAD_GAP, BATCH_BYTES, CHUNK_BLOCKS};
 use crate::map::{NeedNode, Node};
 use crate::places::{Located, View};
 use crate::pool::Pool;
-use crate::read::Gap;
+use crate::read::{Gap, How};
 use crate::stored::{unpack, unpack_group};
 use crate::volume::Volume;
 use crate::{Error, Result};
@@ -30,10 +31,12 @@ impl Fetched {
     }
 }
 
-/// A block to be read: its reference, who waits for it here (an index into the gaps), and the duty to tell others.
+/// A block to be read: its reference, who waits for it here (an index into the gaps), what it is worth to the cache, and
+/// the duty to tell others.
 pub(crate) struct Wanted {
     pub target: BlockRef,
     pub gap: Option<usize>,
+    pub rank: Rank,
     pub leader: Leader<Fetched>,
 }
 
@@ -80,7 +83,9 @@ impl Pool {
         gaps: Vec<Gap>,
         out: &mut [u8],
         ahead: u64,
+        how: How,
     ) -> Result<()> {
+        let mut classifier = Classifier::default();
         let mut todo: Vec<usize> = (0..gaps.len()).collect();
         let mut ahead = ahead;
         while !todo.is_empty() {
@@ -97,15 +102,20 @@ impl Pool {
                             gap.fill(&block, out);
                         } else {
                             let place = self.locate(&view, &gap.target).await?;
-                            push(&mut runs, Wanted { target: gap.target, gap: Some(i), leader }, place);
+                            let rank = match how {
+                                How::Unseen => Rank::Never,
+                                _ => self.rank(classifier.of(volume, gap.block)),
+                            };
+                            let (target, gap) = (gap.target, Some(i));
+                            push(&mut runs, Wanted { target, gap, rank, leader }, place);
                         }
                     }
                 }
             }
             if let Some(last) = runs.last_mut() {
-                self.extend(volume, &view, last, &gaps, std::mem::take(&mut ahead));
+                self.extend(volume, &view, last, &gaps, std::mem::take(&mut ahead), &mut classifier);
             }
-            for done in join_all(runs.into_iter().map(|run| self.read_run(run, Rank::Normal))).await {
+            for done in join_all(runs.into_iter().map(|run| self.read_run(run))).await {
                 for (gap, fetched) in done? {
                     gaps[gap].fill(fetched.content(), out);
                 }
@@ -123,7 +133,15 @@ impl Pool {
 
     /// Adds blocks to a run that follow its last one both on the disk and on the store. Some that somebody has already
     /// may lie in between.
-    fn extend(&self, volume: &Volume, view: &View, run: &mut Run, gaps: &[Gap], ahead: u64) {
+    fn extend(
+        &self,
+        volume: &Volume,
+        view: &View,
+        run: &mut Run,
+        gaps: &[Gap],
+        ahead: u64,
+        classifier: &mut Classifier,
+    ) {
         let Some(mut block) = run.wanted.last().and_then(|w| w.gap).map(|g| gaps[g].block + 1) else {
             return;
         };
@@ -133,17 +151,18 @@ impl Pool {
             let mut values = [MapValue::Hole; CHUNK_BLOCKS];
             let values = &mut values[..left.min(CHUNK_BLOCKS)];
             let (known, _) = volume.tree.read().get_range(&self.nodes, block, values);
-            for value in &values[..known] {
+            for (block, value) in (block..).zip(&values[..known]) {
                 let MapValue::At(target) = *value else { return };
                 let Some(place) = self.try_locate(view, &target) else { return };
                 if run.len() * BLOCK >= BATCH_BYTES || !run.spans(&place, AHEAD_GAP, BATCH_BYTES as u64) {
                     return;
                 }
-                if self.cache.contains(target.addr) {
+                let rank = self.rank(classifier.of(volume, block));
+                if rank == Rank::Never || self.cache.contains(target.addr) {
                     continue;
                 }
                 if let Turn::Leader(leader) = self.misses.enter(target.addr) {
-                    run.push(Wanted { target, gap: None, leader }, place);
+                    run.push(Wanted { target, gap: None, rank, leader }, place);
                 }
             }
             if known < values.len() {
@@ -155,7 +174,7 @@ impl Pool {
     }
 
     /// Reads a run with one store read; verifies, caches, and tells the followers.
-    pub(crate) async fn read_run(&self, run: Run, rank: Rank) -> Result<Vec<(usize, Fetched)>> {
+    pub(crate) async fn read_run(&self, run: Run) -> Result<Vec<(usize, Fetched)>> {
         let Some((first, last)) = run.places.first().zip(run.places.last()) else { return Ok(Vec::new()) };
         let len = last.offset + last.len as u64 - first.offset;
         let stored = self.read_exact(first.object, first.offset, len as usize).await?;
@@ -174,7 +193,7 @@ impl Pool {
                 }
                 continue;
             }
-            self.cache.insert_as(wanted.target.addr, fetched.content(), rank);
+            self.cache.insert_as(wanted.target.addr, fetched.content(), wanted.rank);
             waiting.extend(wanted.gap.map(|gap| (gap, fetched.clone())));
             wanted.leader.complete(fetched);
         }

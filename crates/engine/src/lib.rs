@@ -6,6 +6,7 @@
 mod apply;
 mod buffer;
 mod catalogue;
+mod classes;
 mod commit;
 mod dedup;
 mod desktop;
@@ -51,6 +52,7 @@ mod stats;
 
 pub use admin::{CloneRequest, DiskInfo};
 pub use check::{CheckReport, Problem, check};
+pub use classes::{ClassStats, ClassesInfo, Peek};
 pub use disk::{Disk, Extent, Fast};
 pub use error::{Error, Result};
 pub use forebay_format::SegmentId;

@@ -33,6 +33,13 @@ pub const READAHEAD_MAX: u64 = 1 << 20;
 pub const CHUNK_BLOCKS: usize = 64;
 /// How often a read looks its blocks up again when their segment was freed meanwhile.
 pub const READ_RETRIES: usize = 16;
+/// A volume is scanned anew when so much was written to it where no file was, but not sooner than [`LEARN_PAUSE`] after
+/// the last time.
+pub const LEARN_BYTES: u64 = 64 << 20;
+/// See [`LEARN_BYTES`].
+pub const LEARN_PAUSE: Duration = Duration::from_secs(600);
+/// Memory of the maps of classes beyond which no volume is scanned anew by itself.
+pub const CLASS_MAPS_BYTES: usize = 256 << 20;
 /// After a start, fingerprints are read back when guests made fewer store reads than [`INDEX_CALM`] in the time of
 /// [`INDEX_LOOK`], or after [`INDEX_WAIT`] in any case.
 pub const INDEX_CALM: u64 = 8;

@@ -20,6 +20,8 @@ use crate::{Error, Result};
 pub(crate) enum Note {
     /// What the first boot of an image's clones reads; see [`crate::profile`].
     Profile,
+    /// The classes of its blocks; see [`crate::classes`].
+    Classes,
 }
 
 /// Bytes in front of the content: its length, little-endian.
@@ -31,15 +33,19 @@ impl Note {
     fn name(self) -> &'static str {
         match self {
             Note::Profile => "boot profile",
+            Note::Classes => "block classes",
         }
+    }
+
+    /// Whether a disk is such a note.
+    pub fn is(self, record: &DiskRecord) -> bool {
+        record.role == Role::Note && record.name == self.name()
     }
 }
 
 impl Pool {
     fn note_disk(&self, of: &Volume, note: Note) -> Option<Arc<Volume>> {
-        let is_it = |record: &DiskRecord| {
-            record.role == Role::Note && record.parent == Some(of.id()) && record.name == note.name()
-        };
+        let is_it = |record: &DiskRecord| record.parent == Some(of.id()) && note.is(record);
         self.catalogue.read().iter().find(|disk| is_it(&disk.record())).cloned()
     }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::time::Duration;
 
 use forebay_format::{Address, BlockRef, DiskId, PoolId, Stream};
+use forebay_guest::Policy;
 use forebay_store::{Metered, Store};
 use hashbrown::HashSet;
 use parking_lot::{Mutex, RwLock};
@@ -14,6 +15,7 @@ use tokio::sync::watch;
 
 use crate::cache::{MissTable, ReadCache};
 use crate::catalogue::Catalogue;
+use crate::classes::Learning;
 use crate::commit::{PendingOp, Progress};
 use crate::dedup::Dedup;
 use crate::desktop::Desktops;
@@ -62,6 +64,10 @@ pub struct PoolConfig {
     pub reclaim_pause: Duration,
     /// When boot profiles are used.
     pub boot_profile: BootProfile,
+    /// How blocks are treated by what guests' file systems say of them.
+    pub classes: Policy,
+    /// Whether disks are scanned for that by themselves; see [`Pool::next_to_learn`].
+    pub learn_classes: bool,
     /// A rule that is broken on purpose.
     #[doc(hidden)]
     pub mutation: Mutation,
@@ -82,6 +88,8 @@ impl Default for PoolConfig {
             compress: true,
             reclaim_pause: RECLAIM_PAUSE,
             boot_profile: BootProfile::default(),
+            classes: Policy::default(),
+            learn_classes: true,
             mutation: Mutation::None,
         }
     }
@@ -182,6 +190,7 @@ pub struct Pool {
     pub(crate) cache: ReadCache,
     pub(crate) misses: MissTable<Fetched>,
     pub(crate) profiles: Profiles,
+    pub(crate) learning: Learning,
     pub(crate) counters: Counters,
     pub(crate) upkeep: Upkeep,
     /// Which pool it is.
@@ -223,6 +232,7 @@ impl Pool {
         pool.remove_imports().await?;
         pool.reset_desktops().await?;
         pool.all_clones_may_start();
+        pool.host.spawn("classes", Box::pin(pool.clone().load_classes()));
         Ok(pool)
     }
 
@@ -247,6 +257,7 @@ impl Pool {
             node_misses: MissTable::default(),
             misses: MissTable::default(),
             profiles: Profiles::default(),
+            learning: Learning::default(),
             counters: Counters::default(),
             upkeep: Upkeep::default(),
             fingerprint_key: log.superblock().fingerprint_key,

@@ -16,6 +16,17 @@ use crate::pool::Pool;
 use crate::volume::Volume;
 use crate::{Error, Result};
 
+/// How a disk is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    /// Only if all is in RAM.
+    AtOnce,
+    /// Waiting for the store where it must.
+    Waiting,
+    /// Likewise, by the pool itself: nothing that guests read is kept, counted or known by what this reads.
+    Unseen,
+}
+
 /// A part of a read that has to come from the store.
 pub(crate) struct Gap {
     /// Logical block number.
@@ -50,22 +61,22 @@ pub(crate) fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, Rang
 }
 
 impl Pool {
-    /// Fills `out` from RAM; lists in `gaps` what is not there. With `stop_at_gap` it ends at the first.
+    /// Fills `out` from RAM; lists in `gaps` what is not there, or the first of it.
     pub(crate) fn gather(
         &self,
         volume: &Volume,
         offset: u64,
         out: &mut [u8],
         gaps: &mut Vec<Gap>,
-        stop_at_gap: bool,
+        how: How,
     ) -> std::result::Result<(), NeedNode> {
         let mut done = 0;
         while done < out.len() {
             let first = (offset + done as u64) / BLOCK as u64;
             let chunk_end = ((first + CHUNK_BLOCKS as u64) * BLOCK as u64 - offset) as usize;
             let chunk = done..chunk_end.min(out.len());
-            self.gather_chunk(volume, offset, chunk.clone(), out, gaps)?;
-            if stop_at_gap && !gaps.is_empty() {
+            self.gather_chunk(volume, offset, chunk.clone(), out, gaps, how)?;
+            if how == How::AtOnce && !gaps.is_empty() {
                 return Ok(());
             }
             done = chunk.end;
@@ -81,6 +92,7 @@ impl Pool {
         chunk: Range<usize>,
         out: &mut [u8],
         gaps: &mut Vec<Gap>,
+        how: How,
     ) -> std::result::Result<(), NeedNode> {
         let from = offset + chunk.start as u64;
         let mut have = [0; CHUNK_BLOCKS];
@@ -104,7 +116,7 @@ impl Pool {
         {
             return Err(need);
         }
-        if volume.is_recorded.load(Relaxed) {
+        if volume.is_recorded.load(Relaxed) && how != How::Unseen {
             self.profiles.note(volume, self.host.now(), first, values, &have);
         }
         let mut at = chunk.start;
@@ -114,7 +126,7 @@ impl Pool {
                 match *value {
                     MapValue::Hole | MapValue::Zero => zero_sectors(!have, &within, part),
                     MapValue::At(target) => {
-                        if !self.read_cached(target, &within, have, part) {
+                        if !self.read_cached(target, &within, have, part, how) {
                             gaps.push(Gap { block, at, within: within.clone(), have, target });
                         }
                     }
@@ -125,12 +137,23 @@ impl Pool {
         Ok(())
     }
 
-    fn read_cached(&self, target: BlockRef, within: &Range<usize>, have: u8, out: &mut [u8]) -> bool {
+    fn read_cached(
+        &self,
+        target: BlockRef,
+        within: &Range<usize>,
+        have: u8,
+        out: &mut [u8],
+        how: How,
+    ) -> bool {
+        let get = |offset, out: &mut [u8]| match how {
+            How::AtOnce | How::Waiting => self.cache.get(target.addr, offset, out),
+            How::Unseen => self.cache.peek(target.addr, offset, out),
+        };
         if have == 0 {
-            return self.cache.get(target.addr, within.start, out);
+            return get(within.start, out);
         }
         let mut block = [0; BLOCK];
-        let hit = self.cache.get(target.addr, 0, &mut block);
+        let hit = get(0, &mut block);
         if hit {
             copy_sectors(&block, !have, within, out);
         }
@@ -138,14 +161,31 @@ impl Pool {
     }
 
     /// Reads, waiting for the store where it must. `ahead` is how many bytes behind the last one may be
-    /// fetched as well.
-    pub(crate) async fn read(&self, volume: &Volume, offset: u64, out: &mut [u8], ahead: u64) -> Result<()> {
+    /// fetched as well. Whether all of it was in RAM.
+    pub(crate) async fn read(
+        &self,
+        volume: &Volume,
+        offset: u64,
+        out: &mut [u8],
+        ahead: u64,
+    ) -> Result<bool> {
+        self.read_as(volume, offset, out, ahead, How::Waiting).await
+    }
+
+    pub(crate) async fn read_as(
+        &self,
+        volume: &Volume,
+        offset: u64,
+        out: &mut [u8],
+        ahead: u64,
+        how: How,
+    ) -> Result<bool> {
         let mut tries = 0;
         loop {
             volume.check_sound()?;
-            match self.read_once(volume, offset, out, ahead).await {
-                Ok(true) => return Ok(()),
-                Ok(false) => {}
+            match self.read_once(volume, offset, out, ahead, how).await {
+                Ok(Some(gaps)) => return Ok(gaps == 0),
+                Ok(None) => {}
                 // The segment was freed after the look-up: what was in it has a new place, or is gone.
                 Err(Error::Store(StoreError::NotFound(_))) if tries < READ_RETRIES => tries += 1,
                 Err(e) => return Err(self.lost(e)),
@@ -153,17 +193,25 @@ impl Pool {
         }
     }
 
-    /// Reads, or loads one map node that is needed for it; `false` then.
-    async fn read_once(&self, volume: &Volume, offset: u64, out: &mut [u8], ahead: u64) -> Result<bool> {
+    /// Reads, and says how many blocks were not in RAM; or loads one map node that is needed for it.
+    async fn read_once(
+        &self,
+        volume: &Volume,
+        offset: u64,
+        out: &mut [u8],
+        ahead: u64,
+        how: How,
+    ) -> Result<Option<usize>> {
         let mut gaps = Vec::new();
-        if let Err(need) = self.gather(volume, offset, out, &mut gaps, false) {
+        if let Err(need) = self.gather(volume, offset, out, &mut gaps, how) {
             self.load_node(need).await?;
-            return Ok(false);
+            return Ok(None);
         }
-        if !gaps.is_empty() {
-            self.fill_gaps(volume, gaps, out, ahead).await?;
+        let count = gaps.len();
+        if count > 0 {
+            self.fill_gaps(volume, gaps, out, ahead, how).await?;
         }
-        Ok(true)
+        Ok(Some(count))
     }
 
     /// Reads one block as the map has it, without the write buffers: the base under a partial write.
@@ -178,9 +226,9 @@ impl Pool {
         };
         if let MapValue::At(target) = value {
             let within = 0..BLOCK;
-            if !self.read_cached(target, &within, 0, &mut page[..]) {
+            if !self.read_cached(target, &within, 0, &mut page[..], How::Waiting) {
                 let gap = Gap { block, at: 0, within, have: !ALL_SECTORS, target };
-                let read = self.fill_gaps(volume, vec![gap], &mut page[..], 0).await;
+                let read = self.fill_gaps(volume, vec![gap], &mut page[..], 0, How::Waiting).await;
                 read.map_err(|e| self.lost(e))?;
             }
         }

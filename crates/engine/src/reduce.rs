@@ -8,6 +8,9 @@
 //! **Unchanged** is judged without a read: the map has the checksum of what is there; only where it is the same
 //! is the content compared, with the read cache, or by its fingerprint with the index. A block over a range that
 //! the same group zeroes is not unchanged, whatever the map says yet.
+//!
+//! Blocks of some [classes](crate::classes), such as a page file's, are not looked up, entered in the index or
+//! compressed: nobody will ever write the same, and they are written anew before long.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -15,6 +18,7 @@ use std::ops::Range;
 use forebay_format::{BLOCK, BlockRef, DiskId, Fingerprint, Form, MapValue, SegmentId, crc32c};
 use hashbrown::HashMap;
 
+use crate::classes::Classifier;
 use crate::commit::{Completed, Group};
 use crate::dedup::Fingerprinter;
 use crate::log::{Item, Log};
@@ -58,7 +62,9 @@ pub(crate) struct Reduced {
 struct Candidate<'a> {
     content: &'a [u8; BLOCK],
     crc: u32,
-    fingerprint: Fingerprint,
+    /// None where it is not to be deduplicated.
+    fingerprint: Option<Fingerprint>,
+    compress: bool,
     /// The block that the disk has there now, if the checksum says that it could be the same.
     now: Option<BlockRef>,
     outcome: usize,
@@ -88,7 +94,9 @@ impl Pool {
     pub(crate) async fn reduce(&self, log: &mut Log, group: &Group, completed: &Completed) -> Reduced {
         let (mut outcomes, mut candidates) = (Vec::new(), Vec::new());
         let mut keys: HashMap<u32, Fingerprinter> = HashMap::new();
+        let mut classifier = Classifier::default();
         for (volume, block, content, over_zeroes) in blocks_of(group, completed) {
+            let treatment = self.config.classes.of(classifier.of_written(volume, block));
             let now = if over_zeroes { None } else { volume.tree.read().get(&self.nodes, block).ok() };
             if is_zero(content) {
                 outcomes.push(if now == Some(MapValue::Zero) { Outcome::Unchanged } else { Outcome::Zero });
@@ -103,16 +111,21 @@ impl Pool {
                 outcomes.push(Outcome::Unchanged);
                 continue;
             }
-            let key = keys
-                .entry(volume.dedup_domain())
-                .or_insert_with_key(|domain| Fingerprinter::new(&self.fingerprint_key, *domain));
-            let fingerprint = key.of(content);
-            candidates.push(Candidate { content, crc, fingerprint, now, outcome: outcomes.len() });
+            let fingerprint = treatment.dedup.then(|| {
+                let key = keys
+                    .entry(volume.dedup_domain())
+                    .or_insert_with_key(|domain| Fingerprinter::new(&self.fingerprint_key, *domain));
+                key.of(content)
+            });
+            let compress = self.config.compress && treatment.compress;
+            let outcome = outcomes.len();
+            candidates.push(Candidate { content, crc, fingerprint, compress, now, outcome });
             outcomes.push(Outcome::Unchanged);
         }
         let mut packed = Vec::new();
         let known = self.look_up(log, &candidates).await;
         let (mut new, mut scratch): (HashMap<Fingerprint, usize>, _) = (HashMap::new(), Vec::new());
+        let mut stored = 0;
         for (candidate, known) in candidates.into_iter().zip(known) {
             outcomes[candidate.outcome] = match known {
                 Some(known) if candidate.now.is_some_and(|now| now.addr == known.addr) => Outcome::Unchanged,
@@ -120,17 +133,20 @@ impl Pool {
                     log.refer(&known);
                     Outcome::Known(known)
                 }
-                None => match new.get(&candidate.fingerprint) {
+                None => match candidate.fingerprint.and_then(|fingerprint| new.get(&fingerprint)) {
                     Some(first) => Outcome::Same(*first),
                     None => {
-                        new.insert(candidate.fingerprint, new.len());
+                        new.extend(candidate.fingerprint.map(|fingerprint| (fingerprint, stored)));
+                        stored += 1;
                         let mut form = Form::RAW_BLOCK;
                         let start = packed.len();
-                        if self.config.compress {
+                        if candidate.compress {
                             form = compress(candidate.content, &mut scratch);
                             packed.extend_from_slice(&scratch);
                         }
                         let Candidate { crc, fingerprint, .. } = candidate;
+                        // Zero is that of none: the index takes no such fingerprint, and finds none.
+                        let fingerprint = fingerprint.unwrap_or_default();
                         Outcome::New(New { form, packed: start..packed.len(), crc, fingerprint })
                     }
                 },
@@ -152,7 +168,7 @@ impl Pool {
         let usable = |at: &BlockRef| log.table().contains_key(&at.addr.segment) && !self.is_damaged(at);
         let mut known: Vec<_> = {
             let mut dedup = self.dedup.lock();
-            candidates.iter().map(|c| dedup.find(&c.fingerprint).filter(usable)).collect()
+            candidates.iter().map(|c| dedup.find(c.fingerprint.as_ref()?).filter(usable)).collect()
         };
         if !self.dedup.lock().is_sampled() {
             return known;
@@ -172,7 +188,7 @@ impl Pool {
             match self.read_directory(record).await {
                 Ok(directory) => {
                     let missed = candidates.iter().zip(&mut known).filter(|(_, known)| known.is_none());
-                    let missed = missed.map(|(c, known)| (&c.fingerprint, known));
+                    let missed = missed.filter_map(|(c, known)| Some((c.fingerprint.as_ref()?, known)));
                     self.dedup.lock().search_directory(segment, &directory, &hits, missed);
                 }
                 Err(e) => tracing::warn!(%segment, "cannot read a directory of fingerprints: {e}"),

@@ -14,8 +14,12 @@ pub struct Counter {
 impl Counter {
     /// Counts one operation.
     pub fn add(&self, bytes: u64) {
-        self.ops.fetch_add(1, Relaxed);
+        self.next(bytes);
+    }
+    /// Counts one operation; how many there were before.
+    pub fn next(&self, bytes: u64) -> u64 {
         self.bytes.fetch_add(bytes, Relaxed);
+        self.ops.fetch_add(1, Relaxed)
     }
     /// What was counted.
     pub fn get(&self) -> Count {

@@ -11,6 +11,7 @@ use forebay_format::{BLOCK, DiskId, DiskRecord, Role, SyncMode};
 use parking_lot::{Mutex, RwLock};
 
 use crate::buffer::Buffers;
+use crate::classes::Classes;
 use crate::map::Tree;
 use crate::stats::GuestCounters;
 use crate::{Error, Result};
@@ -33,6 +34,7 @@ pub(crate) struct Volume {
     pub tree: RwLock<Tree>,
     clients: Mutex<Clients>,
     pub guest: GuestCounters,
+    pub classes: Classes,
     broken: OnceLock<String>,
 }
 
@@ -62,6 +64,7 @@ impl Volume {
             tree: RwLock::new(tree),
             clients: Mutex::default(),
             guest: GuestCounters::default(),
+            classes: Classes::default(),
             broken: OnceLock::new(),
         }
     }

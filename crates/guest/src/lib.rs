@@ -43,6 +43,6 @@ pub use class::{BLOCK, Class};
 pub use disk::{Blocks, Limits, ReadError};
 pub use map::{ClassMap, DecodeError, MAX_BLOCKS};
 pub use paths::Temporary;
-pub use policy::{CachePriority, Policy, StreamChoice, Treatment};
+pub use policy::{CachePriority, Change, Policy, Treatment};
 pub use refresh::Drift;
 pub use scan::{Content, Options, Scan, scan};

@@ -23,6 +23,8 @@ pub(super) struct Meta {
     pub next: u32,
     /// Hits since it came into its queue, as far as they are counted.
     pub hits: u8,
+    /// It is the first to go; see [`super::Rank::Low`].
+    pub is_low: bool,
 }
 
 /// Blocks, page-aligned, so that a copy touches as few pages and cache lines as possible.
@@ -34,7 +36,7 @@ pub(super) struct Chunk {
 impl Chunk {
     /// New frames; `None` where the system has no memory. Takes its time: not to be called under a lock.
     pub fn new(frames: usize) -> Option<Chunk> {
-        let meta = vec![Meta { key: 0, next: NIL, hits: 0 }; frames].into();
+        let meta = vec![Meta { key: 0, next: NIL, hits: 0, is_low: false }; frames].into();
         Some(Chunk { meta, bytes: Pages::new(frames * BLOCK)? })
     }
 
@@ -164,6 +166,11 @@ impl Frames {
         let (chunk, at) = split(frame);
         let Chunk { meta, bytes } = &mut self.chunks[chunk];
         (&mut meta[at], &bytes[at * BLOCK..][..BLOCK])
+    }
+
+    pub fn block(&self, frame: u32) -> &[u8] {
+        let (chunk, at) = split(frame);
+        self.chunks[chunk].block(at)
     }
 
     pub fn block_mut(&mut self, frame: u32) -> &mut [u8] {

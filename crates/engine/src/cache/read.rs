@@ -67,13 +67,23 @@ impl ReadCache {
         self.place(hash).lock().get(key, hash, offset_in_block, out)
     }
 
+    /// As [`ReadCache::get`], but leaves no trace: for a caller whose reads say nothing of what guests will read.
+    pub fn peek(&self, addr: Address, offset_in_block: usize, out: &mut [u8]) -> bool {
+        let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
+        self.place(hash).lock().peek(key, hash, offset_in_block, out)
+    }
+
     /// [`ReadCache::insert_as`] any other.
+    #[cfg(test)]
     pub fn insert(&self, addr: Address, block: &[u8; BLOCK]) {
         self.insert_as(addr, block, Rank::Normal);
     }
 
     /// Takes in a block whose checksum was verified. Doing so again changes nothing.
     pub fn insert_as(&self, addr: Address, block: &[u8; BLOCK], rank: Rank) {
+        if rank == Rank::Never {
+            return;
+        }
         let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
         let place = self.place(hash);
         let mut shard = place.lock();

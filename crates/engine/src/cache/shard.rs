@@ -29,9 +29,16 @@ const BASE_COST: u64 = 512;
 /// 4 in the ghost; 21 to spare.
 const FRAME_COST: u64 = BLOCK as u64 + 64;
 
+/// Hits that a block needs for that which is not expected to be used again.
+const PROMOTE_HITS_LOW: u8 = 2;
+
 /// How much a block is worth to the cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
+    /// It is not taken in.
+    Never,
+    /// It has to be used twice to be kept, and is not remembered when it leaves.
+    Low,
     /// It has to be used again before it is kept.
     Normal,
     /// It is known to be used: it goes to the main queue at once, and round it once more.
@@ -98,6 +105,13 @@ impl Shard {
         self.find(key, hash).is_some()
     }
 
+    /// As [`Shard::get`], but it is no use of the block.
+    pub fn peek(&self, key: u64, hash: u64, offset: usize, out: &mut [u8]) -> bool {
+        let Some(frame) = self.find(key, hash) else { return false };
+        out.copy_from_slice(&self.frames.block(frame)[offset..offset + out.len()]);
+        true
+    }
+
     /// Copies from the block to `out`, from byte `offset` on.
     pub fn get(&mut self, key: u64, hash: u64, offset: usize, out: &mut [u8]) -> bool {
         let Some(frame) = self.find(key, hash) else { return false };
@@ -131,12 +145,13 @@ impl Shard {
             return;
         }
         let Some(frame) = self.take_frame() else { return };
-        let is_high = rank == Rank::High;
-        *self.frames.meta_mut(frame) = Meta { key, next: 0, hits: u8::from(is_high) };
+        let (is_high, is_low) = (rank == Rank::High, rank == Rank::Low);
+        *self.frames.meta_mut(frame) = Meta { key, next: 0, hits: u8::from(is_high), is_low };
         self.frames.block_mut(frame).copy_from_slice(block);
         let frames = &self.frames;
         self.index.insert_unique(hash, frame, |f| hash_of(frames.meta(*f).key));
-        let queue = if self.ghost.take(hash) || is_high { &mut self.main } else { &mut self.small };
+        let came_back = self.ghost.take(hash) && !is_low;
+        let queue = if came_back || is_high { &mut self.main } else { &mut self.small };
         queue.push(&mut self.frames, frame);
     }
 
@@ -159,9 +174,12 @@ impl Shard {
             if self.small.len() >= small_target || self.main.len() == 0 {
                 let Some(frame) = self.small.pop(&self.frames) else { return };
                 let meta = self.frames.meta_mut(frame);
-                if meta.hits < PROMOTE_HITS || !patient {
-                    let hash = hash_of(meta.key);
-                    self.ghost.insert(hash);
+                let wanted = if meta.is_low { PROMOTE_HITS_LOW } else { PROMOTE_HITS };
+                if meta.hits < wanted || !patient {
+                    let (hash, is_low) = (hash_of(meta.key), meta.is_low);
+                    if !is_low {
+                        self.ghost.insert(hash);
+                    }
                     return self.release(frame, hash);
                 }
                 meta.hits = 0;

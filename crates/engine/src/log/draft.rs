@@ -133,8 +133,8 @@ fn batch_len(entries_len: usize, payload_len: usize) -> usize {
     BatchHeader::head_len(entries_len) + payload_len.next_multiple_of(BLOCK)
 }
 
-/// Is shown the blocks of a group while they are laid out.
-pub(crate) type OnBlock<'a> = dyn FnMut(DiskId, Address, &[u8; BLOCK]) + Send + 'a;
+/// Is shown the blocks of a group, as disk and block number, while they are laid out.
+pub(crate) type OnBlock<'a> = dyn FnMut((DiskId, u64), Address, &[u8; BLOCK]) + Send + 'a;
 
 /// Lays out one batch in `out`, which is as long as the batch. Adds its payload items to `placed`, those of its
 /// group; returns the batch's checksum and what it adds to the segment's directory.
@@ -161,8 +161,8 @@ pub(super) fn fill(
             let place = &mut payload[at..at + content.len()];
             place.copy_from_slice(content);
             let here = match *item {
-                Item::Block { disk, content, form, crc, .. } => {
-                    on_block(disk, addr, content);
+                Item::Block { disk, block, content, form, crc, .. } => {
+                    on_block((disk, block), addr, content);
                     BlockRef { addr, form, crc }
                 }
                 // Of a piece only the place counts.

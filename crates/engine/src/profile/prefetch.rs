@@ -164,7 +164,7 @@ impl Pool {
             };
             // Where a guest is reading it already, it is for the guest.
             if let Turn::Leader(leader) = self.misses.enter(target.addr) {
-                found.push((place, Wanted { target, gap: None, leader }));
+                found.push((place, Wanted { target, gap: None, rank: Rank::High, leader }));
             }
         }
         found.sort_by_key(|(place, _)| (place.object, place.offset));
@@ -180,7 +180,7 @@ impl Pool {
         (done.reads, done.bytes) = (runs.len() as u64, 0);
         let mut reads = stream::iter(runs.into_iter().map(|run| async {
             let bytes = run.len() as u64 * BLOCK as u64;
-            self.read_run(run, Rank::High).await.map(|_| bytes)
+            self.read_run(run).await.map(|_| bytes)
         }))
         .buffer_unordered(READS);
         while let Some(read) = reads.next().await {
