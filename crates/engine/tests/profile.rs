@@ -106,7 +106,7 @@ async fn a_prefetch_needs_few_reads_and_spares_many() {
     let off = PoolConfig { boot_profile: BootProfile::Off, ..roomy() };
     let pool = open_with(&store, off).await;
     let before = store_reads(&pool).await;
-    boots(&*pool.attach("a").unwrap()).await;
+    boots(&pool.attach("a").unwrap()).await;
     let without = store_reads(&pool).await - before;
     pool.close().await.unwrap();
 
@@ -116,8 +116,8 @@ async fn a_prefetch_needs_few_reads_and_spares_many() {
     let with = store_reads(&pool).await - before;
     assert_eq!((done.bytes, done.cached_bytes), (384 * KIB16 as u64, 0));
     assert!(done.reads <= 12 && with <= 24, "{done:?}, {with} reads in all");
-    boots(&*pool.attach("a").unwrap()).await;
-    boots(&*pool.attach("b").unwrap()).await;
+    boots(&pool.attach("a").unwrap()).await;
+    boots(&pool.attach("b").unwrap()).await;
     assert_eq!(store_reads(&pool).await, before + with, "all of it is there");
     assert!(without > 5 * with, "{without} reads without, {with} with");
     let again = pool.prefetch("golden").await.unwrap();
