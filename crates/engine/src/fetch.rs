@@ -157,7 +157,12 @@ impl Pool {
                 if run.len() * BLOCK >= BATCH_BYTES || !run.spans(&place, AHEAD_GAP, BATCH_BYTES as u64) {
                     return;
                 }
-                let rank = self.rank(classifier.of(volume, block));
+                // The first use of what is read ahead is no second one: else whoever reads all of a disk in order would
+                // push out what is used often.
+                let rank = match self.rank(classifier.of(volume, block)) {
+                    Rank::Normal => Rank::Low,
+                    other => other,
+                };
                 if rank == Rank::Never || self.cache.contains(target.addr) {
                     continue;
                 }

@@ -29,7 +29,7 @@ const BASE_COST: u64 = 512;
 /// 4 in the ghost; 21 to spare.
 const FRAME_COST: u64 = BLOCK as u64 + 64;
 
-/// Hits that a block needs for that which is not expected to be used again.
+/// As [`PROMOTE_HITS`], for [`Rank::Low`].
 const PROMOTE_HITS_LOW: u8 = 2;
 
 /// How much a block is worth to the cache.
@@ -37,7 +37,7 @@ const PROMOTE_HITS_LOW: u8 = 2;
 pub(crate) enum Rank {
     /// It is not taken in.
     Never,
-    /// It has to be used twice to be kept, and is not remembered when it leaves.
+    /// It has to be used twice before it is kept: it is not expected to be used again, or nobody asked for it yet.
     Low,
     /// It has to be used again before it is kept.
     Normal,
@@ -150,8 +150,7 @@ impl Shard {
         self.frames.block_mut(frame).copy_from_slice(block);
         let frames = &self.frames;
         self.index.insert_unique(hash, frame, |f| hash_of(frames.meta(*f).key));
-        let came_back = self.ghost.take(hash) && !is_low;
-        let queue = if came_back || is_high { &mut self.main } else { &mut self.small };
+        let queue = if self.ghost.take(hash) || is_high { &mut self.main } else { &mut self.small };
         queue.push(&mut self.frames, frame);
     }
 
@@ -176,8 +175,8 @@ impl Shard {
                 let meta = self.frames.meta_mut(frame);
                 let wanted = if meta.is_low { PROMOTE_HITS_LOW } else { PROMOTE_HITS };
                 if meta.hits < wanted || !patient {
-                    let (hash, is_low) = (hash_of(meta.key), meta.is_low);
-                    if !is_low {
+                    let (hash, was_wanted) = (hash_of(meta.key), !meta.is_low || meta.hits > 0);
+                    if was_wanted {
                         self.ghost.insert(hash);
                     }
                     return self.release(frame, hash);
