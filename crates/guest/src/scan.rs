@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::class::Class;
 use crate::disk::{Blocks, Disk, Limits, Result, Tolerate, Volume};
 use crate::magic::{self, Kind};
@@ -19,7 +21,8 @@ pub struct Options {
 }
 
 /// What fills a volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Content {
     /// NTFS.
     Ntfs,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_engine::{BootProfile, Coalesce, PoolConfig};
+use forebay_guest::{Change, Class, Policy};
 use forebay_store::DiskArray;
 use serde::Deserialize;
 
@@ -109,6 +110,45 @@ pub struct ConfigFile {
     /// Booting clones.
     #[serde(default)]
     pub boot: BootSection,
+    /// What guests' file systems say of blocks.
+    #[serde(default)]
+    pub classes: ClassesSection,
+}
+
+/// `[classes]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClassesSection {
+    /// Whether disks are scanned by themselves.
+    pub learn: Option<bool>,
+    /// `[classes.other]`: what is not known to be something else.
+    pub other: Change,
+    /// `[classes.page]`
+    pub page: Change,
+    /// `[classes.temporary]`
+    pub temporary: Change,
+    /// `[classes.code]`
+    pub code: Change,
+    /// `[classes.metadata]`
+    pub metadata: Change,
+    /// `[classes.free]`
+    pub free: Change,
+}
+
+impl ClassesSection {
+    fn policy(&self) -> Policy {
+        Class::ALL.into_iter().fold(Policy::default(), |policy, class| {
+            let change = match class {
+                Class::Other => self.other,
+                Class::Page => self.page,
+                Class::Temporary => self.temporary,
+                Class::Code => self.code,
+                Class::Metadata => self.metadata,
+                Class::Free => self.free,
+            };
+            policy.with(class, change)
+        })
+    }
 }
 
 /// `[boot]`.
@@ -400,6 +440,8 @@ fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, Con
             Some(ProfileMode::Auto) => BootProfile::Auto,
             Some(ProfileMode::On) => BootProfile::On,
         },
+        classes: file.classes.policy(),
+        learn_classes: file.classes.learn.unwrap_or(default.learn_classes),
         dedup_index: bytes(file.dedup.index, default.dedup_index),
         compress: file.reduce.compress.unwrap_or(default.compress),
         ..default

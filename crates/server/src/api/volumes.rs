@@ -65,6 +65,18 @@ pub(super) fn routes() -> Vec<Route> {
             }),
         },
         Route {
+            method: Method::GET,
+            path: "/volumes/{name}/classes",
+            about: "What a guest's file systems say of the blocks of a volume, image or VOLUME@SNAPSHOT, and how they fare.",
+            handler: get(|s: State<Api>, Param(name)| run(s, Action::ShowClasses { name })),
+        },
+        Route {
+            method: Method::POST,
+            path: "/volumes/{name}/classes",
+            about: "Scans the disk for that now.",
+            handler: post(|s: State<Api>, Param(name)| run(s, Action::LearnClasses { name })),
+        },
+        Route {
             method: Method::POST,
             path: "/volumes/{name}/rollback",
             about: "Sets a volume back to one of its snapshots.",

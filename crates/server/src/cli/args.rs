@@ -50,7 +50,7 @@ pub enum Command {
     /// Golden images: import, list, show, remove
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Volumes: create, clone, list, show, remove, resize, reset
+    /// Volumes: create, clone, list, show, remove, resize, reset, classes
     #[command(subcommand)]
     Volume(VolumeCommand),
     /// Snapshots of volumes: create, list, remove, roll back
@@ -256,6 +256,15 @@ pub enum VolumeCommand {
         /// Names of the volumes
         #[arg(value_name = "NAME", value_parser = Name::new(), required = true)]
         names: Vec<String>,
+    },
+    /// Show what a disk holds as its guest sees it (page file, programs, free), and how that is read and written
+    Classes {
+        /// VOLUME, IMAGE or VOLUME@SNAPSHOT
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// Scan the disk first
+        #[arg(long)]
+        refresh: bool,
     },
     /// Make a desktop a persistent volume, with all that was written to it
     Persist {

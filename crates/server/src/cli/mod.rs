@@ -3,6 +3,7 @@
 //! 0: done. 1: failed. 2: wrong usage. Scripts rely on it.
 
 mod args;
+mod classes;
 mod client;
 mod gc;
 mod import;

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::args::{Cli, Command, Global, ImageCommand, ServeArgs, SnapshotCommand, VolumeCommand};
 use super::client::Client;
-use super::{CliError, gc, import, offline, output, profile, stats};
+use super::{CliError, classes, gc, import, offline, output, profile, stats};
 use crate::config::{ConfigFile, DEFAULT_DATA, Overrides, SOCKET_NAME, ServeConfig, TlsSection};
 use crate::control::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Resets, Resize,
@@ -136,6 +136,9 @@ impl Session {
             VolumeCommand::Reset { names } => {
                 let done: Vec<DiskView> = self.client.post(&["resets"], &Resets { volumes: names }).await?;
                 self.say(&done, |done| resets_done(done))
+            }
+            VolumeCommand::Classes { name, refresh } => {
+                classes::run(&self.client, &name, refresh, self.json).await
             }
             VolumeCommand::Persist { name, sync } => {
                 let body = Persist { sync };

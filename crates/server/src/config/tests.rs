@@ -1,3 +1,5 @@
+use forebay_guest::CachePriority;
+
 use super::*;
 
 fn resolve(text: &str, flags: Overrides) -> Result<ServeConfig, ConfigError> {
@@ -61,6 +63,24 @@ fn what_is_stored_is_reduced_unless_told_otherwise() {
     );
     let least = resolve("[dedup]\nindex = 0", data()).unwrap();
     assert_eq!(least.pool.dedup_index, 0, "an index of nothing finds little, and is no mistake");
+}
+
+#[test]
+fn the_policy_of_classes_is_changed_where_the_file_says_so() {
+    let text = "[classes]\nlearn = false\n[classes.page]\ncompress = true\n[classes.code]\ncache = 'low'";
+    let pool = resolve(text, data()).unwrap().pool;
+    let change = |class| match class {
+        Class::Page => Change { compress: Some(true), ..Change::default() },
+        Class::Code => Change { cache: Some(CachePriority::Low), ..Change::default() },
+        _ => Change::default(),
+    };
+    let expected = Class::ALL.into_iter().fold(Policy::default(), |p, class| p.with(class, change(class)));
+    assert_eq!((pool.classes, pool.learn_classes), (expected, false));
+    let pool = resolve("", data()).unwrap().pool;
+    assert_eq!((pool.classes, pool.learn_classes), (Policy::default(), true));
+    for wrong in ["[classes]\nlearns = true", "[classes.pages]", "[classes.page]\nstream = 'short'"] {
+        assert!(matches!(resolve(wrong, data()), Err(ConfigError::Syntax { .. })), "{wrong}");
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! own, and a shutdown waits for it. So does reclaiming, which tells how it goes ([`Control::reclaim`]). Imports
 //! are not actions: they last as long as their connection.
 
+mod classes;
 mod desktops;
 mod error;
 mod gc;
@@ -22,6 +23,7 @@ use forebay_engine::{CloneRequest, DiskInfo, Error as EngineError, Pool, Role};
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
+pub use classes::*;
 pub use desktops::*;
 pub use error::{ControlError, ErrorBody, ErrorDetail, Result};
 pub use profile::*;
@@ -53,6 +55,8 @@ pub enum Action {
     ResetVolume { name: String },
     Reset { volumes: Vec<String> },
     PersistVolume { name: String, sync: Sync },
+    ShowClasses { name: String },
+    LearnClasses { name: String },
     RollbackVolume { name: String, snapshot: String },
     ListSnapshots { volume: String },
     CreateSnapshot { volume: String, name: String },
@@ -74,6 +78,7 @@ impl Action {
                 | ShowProfile { .. }
                 | ListVolumes
                 | ShowVolume { .. }
+                | ShowClasses { .. }
                 | ListSnapshots { .. }
                 | Server
                 | Stats
@@ -94,6 +99,7 @@ pub enum Reply {
     DiskStats(DiskStatsView),
     Profile(ProfileView),
     Prefetched(PrefetchedView),
+    Classes(ClassesView),
     /// Done, and there is nothing to say about it.
     Done {},
 }
@@ -122,13 +128,15 @@ struct Inner {
     info: ServerInfo,
     running: Arc<Semaphore>,
     stopping: watch::Sender<bool>,
+    scans: Scans,
 }
 
 impl Control {
     /// A control plane over an open pool.
     pub fn new(pool: Arc<Pool>, info: ServerInfo) -> Control {
         let running = Arc::new(Semaphore::new(MAX_RUNNING as usize));
-        Control { inner: Arc::new(Inner { pool, info, running, stopping: watch::Sender::new(false) }) }
+        let (stopping, scans) = (watch::Sender::new(false), Scans::default());
+        Control { inner: Arc::new(Inner { pool, info, running, stopping, scans }) }
     }
 
     /// The pool.
@@ -227,6 +235,11 @@ impl Control {
                 Ok(Reply::Disks(found.collect()))
             }
             Action::PersistVolume { name, sync } => disk(&pool.persist(name, (*sync).into()).await?),
+            Action::ShowClasses { name } => Ok(Reply::Classes(pool.classes(name)?.into())),
+            Action::LearnClasses { name } => {
+                self.learn_now(name).await?;
+                Ok(Reply::Classes(pool.classes(name)?.into()))
+            }
             Action::RollbackVolume { name, snapshot } => {
                 pool.rollback(name, snapshot).await?;
                 self.show(name, Role::Volume)

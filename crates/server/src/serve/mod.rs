@@ -7,6 +7,7 @@
 //! imports are undone, the pool makes everything durable and closes. Exit status 0. A second signal exits at
 //! once, which is as safe as a crash and no safer.
 
+mod classes;
 mod host;
 mod notify;
 mod pressure;
@@ -117,6 +118,7 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
         started: Instant::now(),
     };
     let control = Control::new(pool.clone(), info);
+    let learning = tokio::spawn(classes::learn(control.clone()));
     let mut listeners = vec![listen(control_listener, &control, Origin::Socket)];
     if let Some((listener, addr)) = http {
         let origin = if addr.ip().is_loopback() { Origin::Loopback } else { Origin::Remote };
@@ -130,6 +132,7 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     tracing::info!("stopping");
     notify::notify("STOPPING=1");
     pressure.abort();
+    learning.abort();
     let stop = async {
         let drained = async {
             tokio::join!(nbd.shutdown(), control.stop(DRAIN));

@@ -1,0 +1,90 @@
+//! `forebay volume classes`: what guests' file systems say of a disk's blocks.
+
+use forebay_guest::{Class, Content};
+
+use super::CliError;
+use super::client::Client;
+use super::output::{age, json, line, now_ms, render, table};
+use crate::control::ClassesView;
+use crate::size::Size;
+
+/// Shows the classes of a disk, after a scan if that is asked for.
+pub(super) async fn run(client: &Client, name: &str, refresh: bool, as_json: bool) -> Result<(), CliError> {
+    let path = ["volumes", name, "classes"];
+    let classes: ClassesView =
+        if refresh { client.post(&path, &serde_json::json!({})).await? } else { client.get(&path).await? };
+    if as_json { json(&classes) } else { line(&describe(&classes)) }
+}
+
+fn describe(view: &ClassesView) -> String {
+    let Some(learned) = view.learned_ms else {
+        return "nothing is known of its blocks; with --refresh it is scanned now".into();
+    };
+    let file_systems: Vec<&str> = view.file_systems.iter().map(|content| file_system(*content)).collect();
+    let head = format!("{}; learned {} ago", file_systems.join(", "), age(now_ms(), learned));
+    let total = view.classes.iter().map(|class| class.bytes).sum::<u64>().max(1);
+    let mut t = table(&["CLASS", "BYTES", "SHARE", "READ HITS", "WRITTEN"], &[1, 2, 3, 4]);
+    for class in &view.classes {
+        t.add_row([
+            class_name(class.class).to_owned(),
+            Size(class.bytes).to_string(),
+            format!("{:.1} %", class.bytes as f64 * 100.0 / total as f64),
+            class.hit_rate.map_or("-".into(), |rate| format!("{:.0} %", rate * 100.0)),
+            Size(class.written_bytes).to_string(),
+        ]);
+    }
+    format!("{head}\n{}", render(&t))
+}
+
+fn file_system(content: Content) -> &'static str {
+    match content {
+        Content::Ntfs => "ntfs",
+        Content::Ext => "ext",
+        Content::Xfs => "xfs",
+        Content::Swap => "swap",
+        Content::Unknown => "unknown",
+    }
+}
+
+fn class_name(class: Class) -> &'static str {
+    match class {
+        Class::Other => "other",
+        Class::Page => "page",
+        Class::Temporary => "temporary",
+        Class::Code => "code",
+        Class::Metadata => "metadata",
+        Class::Free => "free",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::ClassView;
+
+    #[test]
+    fn what_people_read() {
+        let none = ClassesView::default();
+        assert_eq!(describe(&none), "nothing is known of its blocks; with --refresh it is scanned now");
+        let class = |class, bytes, hit_rate| ClassView {
+            class,
+            bytes,
+            written_bytes: 4096,
+            read_hits: 3,
+            read_misses: 1,
+            hit_rate,
+        };
+        let view = ClassesView {
+            learned_ms: Some(now_ms()),
+            file_systems: vec![Content::Ntfs, Content::Unknown],
+            classes: vec![class(Class::Page, 1 << 20, None), class(Class::Code, 3 << 20, Some(0.75))],
+        };
+        let lines = [
+            "ntfs, unknown; learned 0 s ago",
+            "CLASS  BYTES   SHARE  READ HITS  WRITTEN",
+            "page   1 MiB  25.0 %          -    4 KiB",
+            "code   3 MiB  75.0 %       75 %    4 KiB",
+        ];
+        assert_eq!(describe(&view), lines.join("\n"));
+    }
+}
