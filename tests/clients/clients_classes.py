@@ -247,7 +247,7 @@ def classes_of_a_page_file_keep_it_out_of_index_and_cache(t):
             h.pwrite(content, block * BLOCK)
         h.flush()
     after = s.json("stats")["reduction"]
-    equal(after["index_entries"], before["index_entries"], "fingerprints in the index")
+    equal(after["index"]["entries"], before["index"]["entries"], "fingerprints in the index")
     equal(after["duplicate_blocks"], before["duplicate_blocks"], "duplicates")
     equal(after["new_bytes"] - before["new_bytes"], 1024 * BLOCK, "bytes stored for 4 MiB that would compress well")
     equal(one(s, "a", "page")["written_bytes"], 1024 * BLOCK, "bytes written, by class")
@@ -256,6 +256,16 @@ def classes_of_a_page_file_keep_it_out_of_index_and_cache(t):
         equal(bytes(h.pread(BLOCK, block * BLOCK)), content, f"block {block}")
     check(s.json("stats")["store"]["read"]["ops"] - reads >= 64, "the page file was not cached")
     equal(one(s, "a", "page")["hit_rate"], 0.0, "hit rate")
+    # What is written where no file was has the disk scanned anew.
+    learned = s.json("volume", "classes", "a")["learned_ms"]
+    for _ in range(70):
+        h.pwrite(t.random.randbytes(MIB), SIZE - 4 * MIB)
+        h.flush()
+    deadline = time.monotonic() + 20
+    while s.json("volume", "classes", "a")["learned_ms"] == learned:
+        check(time.monotonic() < deadline, "a clone that has changed is not scanned")
+        time.sleep(0.05)
+    equal(known(s, "a"), known(s, "golden"), "no file was changed")
 
 
 @test

@@ -379,7 +379,7 @@ impl Pool {
             }
             if let Some((_, Some(volume))) = &current {
                 // What is written again and again, as metadata is, leaves its former versions behind.
-                let rank = self.rank(classifier.of(volume, block)).min(Rank::Normal);
+                let rank = self.rank(classifier.of_written(volume, block)).min(Rank::Normal);
                 self.cache.insert_as(addr, content, rank);
             }
         };

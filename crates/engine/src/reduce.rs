@@ -96,6 +96,7 @@ impl Pool {
         let mut keys: HashMap<u32, Fingerprinter> = HashMap::new();
         let mut classifier = Classifier::default();
         for (volume, block, content, over_zeroes) in blocks_of(group, completed) {
+            classifier.count_written(volume, block);
             let treatment = self.config.classes.of(classifier.of_written(volume, block));
             let now = if over_zeroes { None } else { volume.tree.read().get(&self.nodes, block).ok() };
             if is_zero(content) {

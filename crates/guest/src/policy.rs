@@ -64,7 +64,6 @@ impl Default for Policy {
             Class::Other => Treatment::default(),
             Class::Page => Treatment { dedup: false, compress: false, cache: Never },
             Class::Code | Class::Metadata => cache(High),
-            // A write to a free block is the first write to a new file: that it is free says something of reads alone.
             Class::Temporary | Class::Free => cache(Low),
         };
         Policy(Class::ALL.map(of))

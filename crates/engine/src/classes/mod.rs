@@ -143,8 +143,16 @@ impl Classifier {
         self.last.unwrap_or(Class::Other)
     }
 
-    /// The class of a block that is written, which is counted.
+    /// The class of a block that is written: where nothing was is a new file now.
     pub fn of_written(&mut self, volume: &Volume, block: u64) -> Class {
+        match self.of(volume, block) {
+            Class::Free => Class::Other,
+            class => class,
+        }
+    }
+
+    /// Counts a block that is written.
+    pub fn count_written(&mut self, volume: &Volume, block: u64) {
         let class = self.of(volume, block);
         if self.known.is_some() {
             volume.classes.counters[class as usize].written.fetch_add(BLOCK as u64, Relaxed);
@@ -152,7 +160,6 @@ impl Classifier {
         if matches!(self.last, None | Some(Class::Free)) {
             volume.classes.news.fetch_add(BLOCK as u64, Relaxed);
         }
-        class
     }
 }
 
