@@ -267,6 +267,7 @@ impl Pool {
     /// Gives up a group that found no room, and tells its waiters. What changes to the catalogue wanted was not
     /// done; the data stays, for it was acknowledged.
     pub(crate) fn out_of_room(&self, group: Group) {
+        self.commit.refused_at.store(self.commit.free.load(Relaxed) + 1, Relaxed);
         self.commit.full.store(true, Relaxed);
         {
             let _gate = self.commit.gate.write();
@@ -309,6 +310,7 @@ impl Pool {
             Err(StoreError::Full) => return Err(Error::NoSpace),
             other => other?,
         };
+        self.commit.refused_at.store(0, Relaxed);
         self.note_stored(&items, &places);
         self.take_over(&items, &places).await?;
         let results = self.apply_ops(group).await;
