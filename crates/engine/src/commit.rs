@@ -33,6 +33,7 @@ use crate::pool::Pool;
 use crate::read::pieces;
 use crate::reduce::items;
 use crate::volume::Volume;
+use crate::zero::is_zero;
 use crate::{Error, Result};
 
 /// How far commits have come; what flushes wait on.
@@ -145,14 +146,21 @@ impl Pool {
         Ok(())
     }
 
-    /// Writes whole sectors into the buffer of a disk.
+    /// Writes whole sectors into the buffer of a disk. Blocks of zeroes take no room in that of a desktop; others
+    /// commit soon, and find them then.
     pub(crate) fn write_sectors(&self, volume: &Arc<Volume>, offset: u64, data: &[u8]) -> Result<()> {
+        let zeroes_are_kept = !volume.is_desktop();
         self.change(volume, blocks_of(offset, data.len() as u64), |buffers, blocks| {
             buffers.change(blocks, |buffer| {
                 let mut at = 0;
                 for (block, within) in pieces(offset, data.len()) {
                     let next = at + within.len();
-                    buffer.write(block, within, &data[at..next]);
+                    let data = &data[at..next];
+                    if zeroes_are_kept || data.len() < BLOCK || !is_zero(data) {
+                        buffer.write(block, within, data);
+                    } else {
+                        buffer.zero(block..block + 1, true);
+                    }
                     at = next;
                 }
             })
