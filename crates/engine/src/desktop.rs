@@ -281,8 +281,24 @@ impl Pool {
             }
         }
         let disk = DiskRecord { sync, write_cache: 0, reset_at_disconnect: false, ..(*record).clone() };
-        self.commit_ops(vec![CatalogueOp::Update { disk }]).await?;
+        let done = self.commit_ops(vec![CatalogueOp::Update { disk }]).await;
+        if matches!(done, Err(Error::NoSpace)) {
+            self.stay_desktop(&volume, record.write_cache).await;
+        }
+        done?;
         self.disk(name)
+    }
+
+    /// Takes back that a desktop was to commit as others do. What it committed meanwhile is as if it had overflowed.
+    async fn stay_desktop(&self, volume: &Volume, write_cache: u64) {
+        let _log = self.log.lock().await;
+        let _gate = self.commit.gate.write();
+        let buffers = volume.buffers.lock();
+        let cached = buffers.active().cost() as i64;
+        self.commit.disks.lock().retain(|disk| disk.id() != volume.id());
+        self.commit.dirty.fetch_sub(cached, Relaxed);
+        self.desktops.cached.fetch_add(cached, Relaxed);
+        volume.join_desktops(write_cache, cached);
     }
 }
 

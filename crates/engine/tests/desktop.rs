@@ -357,3 +357,26 @@ async fn a_store_that_fails_during_overflow() {
         assert!(read(&pool.attach("kept").unwrap(), 0, MIB).await == noise(2, MIB));
     }
 }
+
+#[tokio::test]
+async fn a_desktop_that_finds_no_room_to_be_kept_stays_one() {
+    let store = Arc::new(MemoryStore::new());
+    let (pool, pc) = with_desktop(&store, config(), 4 << 20).await;
+    let room = store.capacity().await.unwrap();
+    store.set_capacity(room.total - room.free);
+    let data = noise(5, 3 * MIB);
+    write(&pc, 0, &data).await;
+    assert!(matches!(pool.persist("pc", SyncMode::Flush).await, Err(Error::NoSpace)));
+    assert_eq!(pool.disk("pc").unwrap().write_cache, 4 << 20);
+    assert_eq!(pool.disk_stats("pc").unwrap().cached_bytes, 3 << 20);
+    assert!(matches!(pool.create_snapshot("pc", "s").await, Err(Error::WrongKind { .. })));
+    pc.flush().await.unwrap();
+    assert!(read(&pc, 0, data.len()).await == data);
+    store.set_capacity(room.total);
+    while let Err(e) = pool.persist("pc", SyncMode::Flush).await {
+        assert!(matches!(e, Error::NoSpace), "{e}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let pool = open(&left_by_crash(&store).await).await;
+    assert!(read(&pool.attach("pc").unwrap(), 0, data.len()).await == data);
+}
