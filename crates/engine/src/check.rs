@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use forebay_format::{BLOCK, BlockRef, PoolId, SegmentId, SegmentRecord, Superblock};
+use forebay_format::{BLOCK, BlockRef, FormatError, PoolId, SegmentId, SegmentRecord, Superblock};
 use forebay_store::{Metered, Store};
 use hashbrown::HashSet;
 use serde::Serialize;
@@ -122,7 +122,19 @@ async fn check_superblocks(store: &dyn Store, report: &mut CheckReport) -> Resul
     if copies.iter().all(Option::is_none) {
         return Err(Error::NoPool("there is no superblock".into()));
     }
-    let best = Superblock::choose([copies[0].as_deref(), copies[1].as_deref()])?;
+    let best = match Superblock::choose([copies[0].as_deref(), copies[1].as_deref()]) {
+        // As when a pool is opened: the first copy to be written is number 1.
+        Err(e)
+            if copies[0].is_none()
+                && !matches!(e, FormatError::Newer { .. })
+                && store.list().await?.is_empty() =>
+        {
+            return Err(Error::NoPool(
+                "the making of a pool was interrupted; open it, and it is made".into(),
+            ));
+        }
+        chosen => chosen?,
+    };
     for (i, copy) in copies.iter().enumerate() {
         let place = format!("superblock copy {i}");
         match copy.as_deref().map(Superblock::decode) {

@@ -35,6 +35,7 @@ use crate::pool::Pool;
 use crate::read::pieces;
 use crate::reduce::items;
 use crate::volume::Volume;
+use crate::zero::is_zero;
 use crate::{Error, Result};
 
 /// How far commits have come; what flushes wait on.
@@ -147,14 +148,21 @@ impl Pool {
         Ok(())
     }
 
-    /// Writes whole sectors into the buffer of a disk.
+    /// Writes whole sectors into the buffer of a disk. Blocks of zeroes take no room in that of a desktop; others
+    /// commit soon, and find them then.
     pub(crate) fn write_sectors(&self, volume: &Arc<Volume>, offset: u64, data: &[u8]) -> Result<()> {
+        let zeroes_are_kept = !volume.is_desktop();
         self.change(volume, blocks_of(offset, data.len() as u64), |buffers, blocks| {
             buffers.change(blocks, |buffer| {
                 let mut at = 0;
                 for (block, within) in pieces(offset, data.len()) {
                     let next = at + within.len();
-                    buffer.write(block, within, &data[at..next]);
+                    let data = &data[at..next];
+                    if zeroes_are_kept || data.len() < BLOCK || !is_zero(data) {
+                        buffer.write(block, within, data);
+                    } else {
+                        buffer.zero(block..block + 1, true);
+                    }
                     at = next;
                 }
             })
@@ -269,6 +277,7 @@ impl Pool {
     /// Gives up a group that found no room, and tells its waiters. What changes to the catalogue wanted was not
     /// done; the data stays, for it was acknowledged.
     pub(crate) fn out_of_room(&self, group: Group) {
+        self.commit.refused_at.store(self.commit.free.load(Relaxed) + 1, Relaxed);
         self.commit.full.store(true, Relaxed);
         {
             let _gate = self.commit.gate.write();
@@ -311,6 +320,7 @@ impl Pool {
             Err(StoreError::Full) => return Err(Error::NoSpace),
             other => other?,
         };
+        self.commit.refused_at.store(0, Relaxed);
         self.note_stored(&items, &places);
         group.frozen.iter().for_each(|(volume, _)| self.learn_if_changed(volume));
         self.take_over(&items, &places).await?;

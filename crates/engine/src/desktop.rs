@@ -155,8 +155,11 @@ impl Pool {
                 tracing::warn!("cannot reset a desktop whose guest has left: {e}");
             }
             while let Some(volume) = self.next_to_overflow() {
+                let begin = self.host.now();
                 match self.overflow(&volume).await {
-                    Ok(()) => {}
+                    Ok(()) if self.is_waited_for(&volume) => {}
+                    // As long again for everybody else: what guests read goes first while there is room.
+                    Ok(()) => self.host.sleep(self.host.now().saturating_sub(begin)).await,
                     Err(Error::NoSpace) => self.host.sleep(FULL_RETRY).await,
                     Err(e) => {
                         self.latch(&e);
@@ -190,6 +193,14 @@ impl Pool {
         let fullest = own.max_by_key(|v| u128::from(v.cached()) * 1024 / u128::from(v.write_cache().max(1)));
         let largest = || caches().max_by_key(|v| v.cached()).filter(|_| all);
         fullest.or_else(largest).cloned()
+    }
+
+    /// Whether somebody waits for room, or soon will.
+    fn is_waited_for(&self, volume: &Volume) -> bool {
+        let is_spent = |used: u64, budget: u64| used > budget - budget / 16;
+        volume.wants_room.load(Relaxed)
+            || is_spent(volume.cached(), volume.write_cache())
+            || is_spent(self.desktops.cached(), self.desktops.budget())
     }
 
     /// Commits what a desktop wrote longest ago.
@@ -270,8 +281,24 @@ impl Pool {
             }
         }
         let disk = DiskRecord { sync, write_cache: 0, reset_at_disconnect: false, ..(*record).clone() };
-        self.commit_ops(vec![CatalogueOp::Update { disk }]).await?;
+        let done = self.commit_ops(vec![CatalogueOp::Update { disk }]).await;
+        if matches!(done, Err(Error::NoSpace)) {
+            self.stay_desktop(&volume, record.write_cache).await;
+        }
+        done?;
         self.disk(name)
+    }
+
+    /// Takes back that a desktop was to commit as others do. What it committed meanwhile is as if it had overflowed.
+    async fn stay_desktop(&self, volume: &Volume, write_cache: u64) {
+        let _log = self.log.lock().await;
+        let _gate = self.commit.gate.write();
+        let buffers = volume.buffers.lock();
+        let cached = buffers.active().cost() as i64;
+        self.commit.disks.lock().retain(|disk| disk.id() != volume.id());
+        self.commit.dirty.fetch_sub(cached, Relaxed);
+        self.desktops.cached.fetch_add(cached, Relaxed);
+        volume.join_desktops(write_cache, cached);
     }
 }
 

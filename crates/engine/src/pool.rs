@@ -110,6 +110,11 @@ pub(crate) struct Commit {
     pub closing: AtomicBool,
     /// Room in the store is short; data is not taken.
     pub full: AtomicBool,
+    /// How much room there was when that was last looked at.
+    pub free: AtomicU64,
+    /// The store refused data when it had so much room, and has taken none since. What it says of its room is not all:
+    /// there are quotas, and others who write.
+    pub refused_at: AtomicU64,
     /// Room in the store will be short soon; somebody was told.
     pub low: AtomicBool,
     pub progress: watch::Sender<Progress>,
@@ -126,6 +131,8 @@ impl Commit {
             schedule: Schedule::default(),
             closing: AtomicBool::new(false),
             full: AtomicBool::new(false),
+            free: AtomicU64::new(0),
+            refused_at: AtomicU64::new(0),
             low: AtomicBool::new(false),
             progress: watch::channel(Progress::default()).0,
         }
@@ -355,7 +362,12 @@ impl Pool {
     pub(crate) async fn check_space(&self) -> Result<()> {
         let room = self.store.capacity().await?;
         let reserve = self.reserve(room.total);
-        let full = room.free < reserve;
+        self.commit.free.store(room.free, Relaxed);
+        if !self.commit.has_work() {
+            // Nobody tries again by itself, so the next one may.
+            self.commit.refused_at.store(0, Relaxed);
+        }
+        let full = room.free < reserve.max(self.commit.refused_at.load(Relaxed));
         self.upkeep.room_short.store(room.free < reserve + room.total / ROOM_SHARE, Relaxed);
         let was_low = self.commit.low.load(Relaxed);
         // It is over only when it is clearly over: a store at the threshold is not told of at every commit.

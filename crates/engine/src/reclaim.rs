@@ -119,13 +119,18 @@ impl Pool {
         self.check_latch()?;
         // From here on what commits refer to is noted; all that they did before is in the checkpoint.
         self.log.lock().await.barrier = Some(Default::default());
-        let (begin, moved) = (self.host.now(), self.counters.moved.get().bytes);
+        let begin = self.host.now();
+        // What the reclaim writes itself counts against it. Where the store is full nobody else writes, and its
+        // checkpoint counts as well: else each one would free what the one before has written, for ever.
+        let full = self.commit.full.load(Relaxed);
+        let written = || if full { self.appended.load(Relaxed) } else { self.counters.moved.get().bytes };
+        let before = written();
         self.upkeep.reclaim_begins();
         let done = self.reclaim_alone(asked, report).await;
         self.log.lock().await.barrier = None;
         let checked = self.check_space().await;
-        let moved = self.counters.moved.get().bytes - moved;
-        self.reclaim_ended(begin, done.as_ref().map_or(0, |freed| freed.bytes.saturating_sub(moved)));
+        let gained = done.as_ref().map_or(0, |freed| freed.bytes.saturating_sub(written() - before));
+        self.reclaim_ended(begin, gained);
         checked.and(done)
     }
 

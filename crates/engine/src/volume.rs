@@ -115,6 +115,12 @@ impl Volume {
         self.cached.swap(0, Relaxed)
     }
 
+    /// Makes it a desktop, with so many bytes in its write buffer.
+    pub fn join_desktops(&self, write_cache: u64, cached: i64) {
+        self.cached.store(cached, Relaxed);
+        self.write_cache.store(write_cache, Relaxed);
+    }
+
     pub fn role(&self) -> Role {
         self.record.read().role
     }

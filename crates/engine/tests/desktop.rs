@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use forebay_engine::{CloneRequest, Disk, Error, Extent, Pool, PoolConfig, SyncMode};
-use forebay_store::{MemoryStore, Store};
+use forebay_engine::{BoxFuture, CloneRequest, Disk, Error, Extent, Pool, PoolConfig, SyncMode};
+use forebay_store::{Crash, DiskArray, Fault, FaultyOp, FaultyStore, MemoryStore, Slow, Store, When};
 
 const MIB: usize = 1 << 20;
 
@@ -265,4 +265,118 @@ async fn what_a_desktop_cannot_do_is_refused() {
     drop(pc);
     pool.delete("pc").await.unwrap();
     assert_eq!(pool.stats().await.desktops.count, 0);
+}
+
+#[tokio::test]
+async fn zeroes_take_no_room() {
+    let store = Arc::new(MemoryStore::new());
+    let (pool, pc) = with_desktop(&store, config(), 16 << 20).await;
+    pc.write(0, &noise(2, 4 * MIB), false).await.unwrap();
+    pc.write(0, &vec![0; 4 * MIB], false).await.unwrap();
+    pc.write(4 << 20, &vec![0; 2 * MIB], false).await.unwrap();
+    pc.write(10 << 20, &[0; 512], false).await.unwrap();
+    assert!(pool.stats().await.desktops.cached_bytes < 64 << 10);
+    assert!(read(&pc, 0, 6 * MIB).await.iter().all(|b| *b == 0));
+    assert!(read(&pc, 6 << 20, 2 * MIB).await == noise(1, 8 * MIB)[6 * MIB..]);
+    let extents = pc.extents(0, 8 << 20, 10).await.unwrap();
+    let zeroes = Extent { len: 6 << 20, hole: false, zero: true };
+    assert_eq!(extents[0], zeroes, "written, so allocated");
+}
+
+/// A reset waits for nobody and takes nothing from anybody's hands: it is refused while a client is there, whatever
+/// that is doing, and whole when it has gone, though overflow may be under way.
+#[tokio::test]
+async fn a_reset_beside_requests_and_overflow() {
+    let array =
+        DiskArray { spindles: 1, seek: Duration::from_millis(3), rpm: 12_000, bytes_per_second: 64 << 20 };
+    let sleep = |d| -> BoxFuture<'static, ()> { Box::pin(tokio::time::sleep(d)) };
+    let memory = Arc::new(MemoryStore::new());
+    with_desktop(&memory, config(), 2 << 20).await.0.close().await.unwrap();
+    let store: Arc<dyn Store> = Arc::new(Slow::new(memory, array, Arc::new(sleep)));
+    let host = Arc::new(TestHost(std::time::Instant::now()));
+    let pool = Pool::open(store, host, config()).await.unwrap();
+    let image = noise(1, 8 * MIB);
+    for round in 0..6 {
+        let pc = pool.attach("pc").unwrap();
+        let data = noise(100 + round, 5 * MIB);
+        let writes = async {
+            write(&pc, 0, &data).await;
+            assert!(read(&pc, 0, data.len()).await == data);
+        };
+        let resets = async {
+            for _ in 0..20 {
+                assert!(matches!(pool.reset("pc").await, Err(Error::InUse { .. })));
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::join!(writes, resets);
+        drop(pc);
+        pool.reset("pc").await.unwrap();
+        assert_eq!(pool.disk_stats("pc").unwrap().cached_bytes, 0);
+        let pc = pool.attach("pc").unwrap();
+        assert!(read(&pc, 0, image.len()).await == image, "round {round}");
+    }
+    assert!(pool.stats().await.desktops.overflow.ops > 0);
+}
+
+/// A store that fails while a desktop overflows: writers learn of it, nobody waits for ever, and after a restart the
+/// desktop is its image and what others had flushed is there.
+#[tokio::test]
+async fn a_store_that_fails_during_overflow() {
+    for op in [FaultyOp::Append, FaultyOp::Sync] {
+        let store = FaultyStore::new(1);
+        let open = async |store: &Arc<FaultyStore>| {
+            let host = Arc::new(TestHost(std::time::Instant::now()));
+            Pool::open(store.clone() as Arc<dyn Store>, host, config()).await.unwrap()
+        };
+        let pool = open(&store).await;
+        let image = pool.begin_import("golden", 32 << 20, 0).await.unwrap();
+        image.write(0, &noise(1, 8 * MIB), false).await.unwrap();
+        pool.finish_import(image).await.unwrap();
+        pool.clone_disk("golden", &[desktop("pc", 2 << 20), clone("kept")]).await.unwrap();
+        let (pc, kept) = (pool.attach("pc").unwrap(), pool.attach("kept").unwrap());
+        kept.write(0, &noise(2, MIB), false).await.unwrap();
+        kept.flush().await.unwrap();
+        store.inject(op, Fault::Io, When::Every(1));
+        let data = noise(3, 16 * MIB);
+        let written = async {
+            for (piece, at) in data.chunks(64 << 10).zip((0..).step_by(64 << 10)) {
+                pc.write(at, piece, false).await?;
+            }
+            Ok::<_, Error>(())
+        };
+        let written =
+            tokio::time::timeout(Duration::from_secs(20), written).await.expect("a writer waits for ever");
+        assert!(matches!(written, Err(Error::Latched(_))), "{op:?}: {written:?}");
+        drop((pc, kept, pool));
+        store.clear_faults();
+        store.crash(Crash::Kill);
+        let store = store.reopen();
+        let pool = open(&store).await;
+        assert!(read(&pool.attach("pc").unwrap(), 0, 8 * MIB).await == noise(1, 8 * MIB));
+        assert!(read(&pool.attach("kept").unwrap(), 0, MIB).await == noise(2, MIB));
+    }
+}
+
+#[tokio::test]
+async fn a_desktop_that_finds_no_room_to_be_kept_stays_one() {
+    let store = Arc::new(MemoryStore::new());
+    let (pool, pc) = with_desktop(&store, config(), 4 << 20).await;
+    let room = store.capacity().await.unwrap();
+    store.set_capacity(room.total - room.free);
+    let data = noise(5, 3 * MIB);
+    write(&pc, 0, &data).await;
+    assert!(matches!(pool.persist("pc", SyncMode::Flush).await, Err(Error::NoSpace)));
+    assert_eq!(pool.disk("pc").unwrap().write_cache, 4 << 20);
+    assert_eq!(pool.disk_stats("pc").unwrap().cached_bytes, 3 << 20);
+    assert!(matches!(pool.create_snapshot("pc", "s").await, Err(Error::WrongKind { .. })));
+    pc.flush().await.unwrap();
+    assert!(read(&pc, 0, data.len()).await == data);
+    store.set_capacity(room.total);
+    while let Err(e) = pool.persist("pc", SyncMode::Flush).await {
+        assert!(matches!(e, Error::NoSpace), "{e}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let pool = open(&left_by_crash(&store).await).await;
+    assert!(read(&pool.attach("pc").unwrap(), 0, data.len()).await == data);
 }

@@ -19,7 +19,7 @@ const B: u64 = BLOCK as u64;
 /// One operation of an administrator.
 pub async fn admin_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let room = ctx.names(|_| true).len() < ctx.plan.disks;
-    match rng.weighted(&[10, 14, 14, 10, 7, 7, 10, 8, 5, 5, 5, 5]) {
+    match rng.weighted(&[10, 14, 14, 10, 7, 7, 10, 8, 5, 5, 5, 5, 6]) {
         0 if room => create(ctx, rng).await,
         1 if room => snapshot(ctx, rng).await,
         2 if room => clone(ctx, rng).await,
@@ -31,6 +31,7 @@ pub async fn admin_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
         8 => flush_pool(ctx).await,
         9 => checkpoint(ctx).await,
         10 => reclaim(ctx).await,
+        11 => persist(ctx, rng).await,
         _ => crate::refused::refused(ctx, rng).await,
     }
 }
@@ -111,42 +112,50 @@ async fn settle_taken(ctx: &Rc<Ctx>, name: &str) -> bool {
     true
 }
 
+/// A snapshot of a volume, or an image of what it holds.
 async fn snapshot(ctx: &Rc<Ctx>, rng: &mut Rng) {
-    let Some(volume) = ctx.pick(rng, |d| d.role == Role::Volume && d.taken_from.is_none()) else { return };
+    let Some(volume) = ctx.pick(rng, |d| d.role == Role::Volume && d.is_source()) else { return };
     let Some(_busy) = ctx.busy(&volume) else { return };
+    let role = if rng.percent(15) { Role::Image } else { Role::Snapshot };
     let short = ctx.new_name("s");
-    let name = format!("{volume}@{short}");
+    let name = if role == Role::Image { short.clone() } else { format!("{volume}@{short}") };
     let Some(taken) = ctx.take_now(&name) else { return };
-    let state = copy_of(ctx, &volume, Role::Snapshot, SyncMode::Flush);
+    let state = copy_of(ctx, &volume, role, SyncMode::Flush);
     let op = ctx.model.borrow_mut().begin();
     ctx.model.borrow_mut().new_era(&name, op, Some(state));
     note!("{} snapshot {name}", ctx.model.borrow().begun(op));
-    let made = ctx.pool.create_snapshot(&volume, &short).await;
+    let made = match role {
+        Role::Image => ctx.pool.create_image(&name, &volume).await,
+        _ => ctx.pool.create_snapshot(&volume, &short).await,
+    };
     let Some(info) = conclude(ctx, "snapshot", op, made) else { return leave(ctx, [taken]) };
-    assert_eq!((info.name.as_str(), info.role), (name.as_str(), Role::Snapshot));
+    assert_eq!((info.name.as_str(), info.role), (name.as_str(), role));
     if !settle_taken(ctx, &name).await {
         leave(ctx, [taken]);
     }
 }
 
 async fn clone(ctx: &Rc<Ctx>, rng: &mut Rng) {
-    let Some(source) = ctx.pick(rng, |d| d.taken_from.is_none()) else { return };
+    let Some(source) = ctx.pick(rng, DiskState::is_source) else { return };
     let Some(_busy) = ctx.busy(&source) else { return };
-    let sync = ctx.plan.pick_sync(rng);
+    let from_volume = ctx.model.borrow().disk(&source).is_some_and(|d| d.role == Role::Volume);
+    let write_cache = if !from_volume && rng.percent(35) { *rng.pick(&[4096, 16 << 10, 1 << 20]) } else { 0 };
+    let sync = if write_cache > 0 { SyncMode::Never } else { ctx.plan.pick_sync(rng) };
     let count = *rng.pick(&[1, 1, 1, 2, 3]);
     let names: Vec<_> = (0..count).map(|_| ctx.new_name("c")).collect();
     let taken: Vec<_> = names.iter().filter_map(|n| ctx.take_now(n)).collect();
     let mut state = copy_of(ctx, &source, Role::Volume, sync);
-    let from_volume = ctx.model.borrow().disk(&source).is_some_and(|d| d.role == Role::Volume);
     state.origin = (!from_volume).then(|| source.clone());
+    state.desktop = write_cache > 0;
     let op = ctx.model.borrow_mut().begin();
     {
         let mut model = ctx.model.borrow_mut();
         names.iter().for_each(|n| model.new_era(n, op, Some(state.clone())));
         model.groups.push((op, names.clone()));
-        note!("{} clone {source} to {names:?} {sync:?}", model.begun(op));
+        note!("{} clone {source} to {names:?} {sync:?} write cache {write_cache}", model.begun(op));
     }
-    let request = |name: &String| CloneRequest { name: name.clone(), sync, ..CloneRequest::default() };
+    let request =
+        |name: &String| CloneRequest { name: name.clone(), sync, write_cache, ..CloneRequest::default() };
     let requests: Vec<_> = names.iter().map(request).collect();
     let made = ctx.pool.clone_disk(&source, &requests).await;
     let Some(infos) = conclude(ctx, "clone", op, made) else { return leave(ctx, taken) };
@@ -209,7 +218,7 @@ fn set_back(ctx: &Ctx, name: &str, from: &str, op: OpId) -> DiskState {
     let (disk, from_disk) = (model.disk(name), model.disk(from));
     let (disk, source) = (disk.expect("it is taken"), from_disk.expect("it is busy"));
     let mut state = DiskState::empty(disk.role, source.size, disk.sync);
-    state.origin = disk.origin.clone();
+    (state.origin, state.desktop) = (disk.origin.clone(), disk.desktop);
     let certain = |b: &u64| model.certain(from, *b).expect("an immutable disk has certain contents");
     state.blocks = source.blocks.keys().map(|b| (*b, Cell::new(op, certain(b)))).collect();
     state
@@ -249,7 +258,7 @@ async fn reset(ctx: &Rc<Ctx>, rng: &mut Rng) {
 }
 
 async fn resize(ctx: &Rc<Ctx>, rng: &mut Rng) {
-    let Some(name) = ctx.pick(rng, |d| d.role == Role::Volume && d.taken_from.is_none()) else { return };
+    let Some(name) = ctx.pick(rng, |d| d.role == Role::Volume && d.is_source()) else { return };
     let Some(taken) = ctx.take(&name, rng.percent(50)).await else { return };
     let (size, before) = (ctx.plan.pick_size(rng), ctx.model.borrow().disk(&name).map_or(0, |d| d.size));
     if size < before && ctx.handles(&name) > 0 {
@@ -265,6 +274,22 @@ async fn resize(ctx: &Rc<Ctx>, rng: &mut Rng) {
     note!("{} resize {name} from {before} to {size}", ctx.model.borrow().begun(op));
     let done = ctx.pool.resize(&name, size).await;
     if conclude(ctx, "resize", op, done).is_none() {
+        leave(ctx, [taken]);
+    }
+}
+
+/// Makes a desktop a persistent volume.
+async fn persist(ctx: &Rc<Ctx>, rng: &mut Rng) {
+    let Some(name) = ctx.pick(rng, |d| d.desktop && d.taken_from.is_none()) else { return };
+    let Some(taken) = ctx.take(&name, rng.percent(50)).await else { return };
+    let sync = ctx.plan.pick_sync(rng);
+    let size = ctx.model.borrow().disk(&name).map_or(0, |d| d.size);
+    let op = ctx.model.borrow_mut().begin();
+    let Some(state) = resized(ctx, &name, size, op) else { return };
+    ctx.model.borrow_mut().new_era(&name, op, Some(DiskState { sync, ..state }));
+    note!("{} persist {name} {sync:?}", ctx.model.borrow().begun(op));
+    let done = ctx.pool.persist(&name, sync).await;
+    if conclude(ctx, "persist", op, done).is_none() {
         leave(ctx, [taken]);
     }
 }

@@ -34,6 +34,8 @@ pub struct DiskState {
     pub sync: SyncMode,
     /// What it was cloned from.
     pub origin: Option<String>,
+    /// What is written to it is gone when the pool is opened anew.
+    pub desktop: bool,
     /// The blocks that were ever written or are not zero; all others are zero.
     pub blocks: BTreeMap<u64, Cell<Content>>,
     /// Its contents are those of that era at some moment of this one's operation, and not known yet.
@@ -52,11 +54,16 @@ impl DiskState {
             size,
             sync,
             origin: None,
+            desktop: false,
             blocks: BTreeMap::new(),
             taken_from: None,
             flushed: 0,
             changed: 0,
         }
+    }
+    /// Whether copies can be made of it, and it can be resized.
+    pub fn is_source(&self) -> bool {
+        self.taken_from.is_none() && !self.desktop
     }
     /// Blocks, the last perhaps in part.
     pub fn block_count(&self) -> u64 {
@@ -198,6 +205,11 @@ impl Model {
     /// The newest era of a name, where there is a disk in it.
     pub fn disk(&self, name: &str) -> Option<&DiskState> {
         self.names.get(name)?.versions.last()?.value.as_ref()
+    }
+
+    /// What a disk holds that never changes, also where it was deleted since.
+    pub fn immutable(&self, name: &str) -> Option<&DiskState> {
+        self.names.get(name)?.versions.iter().rev().find_map(|v| v.value.as_ref())
     }
 
     fn disk_mut(&mut self, name: &str) -> &mut DiskState {

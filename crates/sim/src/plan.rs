@@ -47,6 +47,7 @@ impl Plan {
             read_cache: *rng.pick(&[0, 16 << 10, 64 << 10, 1 << 20]),
             map_cache: *rng.pick(&[0, 8 << 10, 64 << 10, 1 << 20]),
             write_buffer: *rng.pick(&[4 << 10, 32 << 10, 128 << 10, 1 << 20]),
+            desktops: *rng.pick(&[0, 16 << 10, 256 << 10, 1 << 30]),
             segment_bytes: *rng.pick(&[64 << 10, 128 << 10, 256 << 10, 1 << 20]),
             checkpoint_bytes: *rng.pick(&[64 << 10, 256 << 10, 1 << 20, 1 << 30]),
             // With next to nothing, the index is sampled, and directories are read.

@@ -8,6 +8,8 @@
 //! a flush, a durable write or a change to the catalogue promised durability; so is a version that lost
 //! against a durable one.
 //!
+//! A desktop is the exception: whatever was written to it, it is found as what it was cloned from.
+//!
 //! **Why it is sound** (never blames a right engine): each version's window covers every moment at which any
 //! permitted order of events could show it; contents that several versions share get the union of their
 //! windows; versions of unanswered operations may be there or not, block by block.
@@ -38,6 +40,8 @@ pub struct Found {
     pub sync: SyncMode,
     /// What it was cloned from.
     pub origin: Option<String>,
+    /// It is a desktop.
+    pub desktop: bool,
     /// The blocks that were read. Of those that were not, nothing is known.
     pub blocks: BTreeMap<u64, Vec<u8>>,
 }
@@ -105,11 +109,14 @@ fn fits(model: &Model, era: &EraId, found: Option<&Found>, cut: &TimeSet) -> Res
     if set.is_empty() {
         return Err(format!("only in {window:?}"));
     }
-    let is = (found.role, found.size, &found.origin);
-    let was = (disk.role, disk.size, &disk.origin);
+    let is = (found.role, found.size, &found.origin, found.desktop);
+    let was = (disk.role, disk.size, &disk.origin, disk.desktop);
     let sync_differs = disk.role == Role::Volume && disk.sync != found.sync;
     if is != was || sync_differs {
         return Err(format!("it was {was:?} {:?}, but is {is:?} {:?}", disk.sync, found.sync));
+    }
+    if disk.desktop {
+        return fits_desktop(model, disk, found).map(|()| set);
     }
     if let Some(source) = &disk.taken_from {
         return fits_taken(model, era, source, found, set);
@@ -137,6 +144,25 @@ fn fits(model: &Model, era: &EraId, found: Option<&Found>, cut: &TimeSet) -> Res
         set = next;
     }
     Ok(set)
+}
+
+/// As [`fits`] for a desktop: it is as its origin, at any moment.
+fn fits_desktop(model: &Model, disk: &DiskState, found: &Found) -> Result<(), String> {
+    for (&block, bytes) in &found.blocks {
+        if content_of_desktop(model, disk, block, bytes).is_none() {
+            let found = describe(block * BLOCK as u64, bytes);
+            return Err(format!("block {block} of a desktop holds {found}, its origin does not"));
+        }
+    }
+    Ok(())
+}
+
+/// What the model calls `bytes`, if the origin of a desktop holds them in `block`.
+fn content_of_desktop(model: &Model, disk: &DiskState, block: u64, bytes: &[u8]) -> Option<Content> {
+    let origin = model.immutable(disk.origin.as_deref()?)?;
+    let newest = origin.blocks.get(&block).and_then(|cell| cell.versions.last());
+    let content = newest.map_or_else(Content::zero, |v| v.value.clone());
+    content.matches(block, 0..bytes.len(), bytes).then_some(content)
 }
 
 /// As [`fits`] for a disk whose contents were taken from another and had not been read before the crash: some
@@ -194,6 +220,7 @@ fn begin_anew(model: &mut Model, found: &BTreeMap<String, Found>, cut: &TimeSet)
         let era = era.ok_or_else(|| format!("'{name}' fits no era at the common cut {cut:?}"))?;
         let mut disk = DiskState::empty(found.role, found.size, found.sync);
         disk.origin = found.origin.clone();
+        disk.desktop = found.desktop;
         for (&block, bytes) in &found.blocks {
             let content = content_of(model, &era, block, bytes);
             let content = content.ok_or_else(|| format!("block {block} of '{name}' is of no known write"))?;
@@ -214,6 +241,9 @@ fn content_of(model: &Model, era: &EraId, block: u64, bytes: &[u8]) -> Option<Co
         return Some(Content::zero());
     }
     let disk = model.names[&era.name].versions[era.era].value.as_ref()?;
+    if disk.desktop {
+        return content_of_desktop(model, disk, block, bytes);
+    }
     if let Some(source) = &disk.taken_from {
         return content_of(model, source, block, bytes);
     }

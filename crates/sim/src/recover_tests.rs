@@ -52,6 +52,7 @@ fn disk(writes: [u32; BLOCKS as usize]) -> Found {
         size: BLOCKS * B,
         sync: SyncMode::Flush,
         origin: None,
+        desktop: false,
         blocks: writes.iter().enumerate().map(bytes).collect(),
     }
 }

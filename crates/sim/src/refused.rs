@@ -5,17 +5,19 @@ use std::rc::Rc;
 use forebay_engine::{CloneRequest, Error, Result, Role, SyncMode};
 
 use crate::ctx::Ctx;
+use crate::model::DiskState;
 use crate::note;
 use crate::rng::Rng;
 
 /// One such request.
 pub async fn refused(ctx: &Rc<Ctx>, rng: &mut Rng) {
-    match rng.below(6) {
+    match rng.below(7) {
         0 => bad_names(ctx, rng).await,
         1 => bad_sizes(ctx, rng).await,
         2 => unknown(ctx).await,
         3 => taken_name(ctx, rng).await,
         4 => in_use(ctx, rng).await,
+        5 => of_desktops(ctx, rng).await,
         _ => bad_requests(ctx, rng).await,
     }
 }
@@ -34,7 +36,7 @@ async fn bad_names(ctx: &Rc<Ctx>, rng: &mut Rng) {
         let made = ctx.pool.create_volume(name, 4096, SyncMode::Flush, 0).await;
         check(ctx, "create with a bad name", made, |e| matches!(e, Error::BadName { .. }));
     }
-    if let Some(source) = ctx.pick(rng, |d| d.taken_from.is_none())
+    if let Some(source) = ctx.pick(rng, DiskState::is_source)
         && let Some(_busy) = ctx.busy(&source)
     {
         let clone = |name: &str| CloneRequest { name: name.into(), ..CloneRequest::default() };
@@ -95,6 +97,17 @@ async fn in_use(ctx: &Rc<Ctx>, rng: &mut Rng) {
     {
         check(ctx, "rollback of a volume in use", ctx.pool.rollback(volume, short).await, used);
     }
+}
+
+async fn of_desktops(ctx: &Rc<Ctx>, rng: &mut Rng) {
+    let Some(name) = ctx.pick(rng, |d| d.desktop) else { return };
+    let Some(_busy) = ctx.busy(&name) else { return };
+    let wrong = |e: &Error| matches!(e, Error::WrongKind { .. });
+    check(ctx, "snapshot of a desktop", ctx.pool.create_snapshot(&name, "s").await, wrong);
+    check(ctx, "image of a desktop", ctx.pool.create_image(&ctx.new_name("g"), &name).await, wrong);
+    check(ctx, "resize of a desktop", ctx.pool.resize(&name, 4096).await, wrong);
+    let clone = CloneRequest { name: ctx.new_name("c"), ..CloneRequest::default() };
+    check(ctx, "clone of a desktop", ctx.pool.clone_disk(&name, &[clone]).await, wrong);
 }
 
 async fn bad_requests(ctx: &Rc<Ctx>, rng: &mut Rng) {

@@ -28,7 +28,8 @@ pub async fn read_back(
         let blocks = to_read(info.size.div_ceil(B), &blocks);
         let blocks = read_disk(pool, info, &blocks).await?;
         let (role, size, sync, origin) = (info.role, info.size, info.sync, info.origin.clone());
-        found.insert(info.name.clone(), Found { role, size, sync, origin, blocks });
+        let desktop = info.write_cache > 0;
+        found.insert(info.name.clone(), Found { role, size, sync, origin, desktop, blocks });
     }
     if found.len() == disks.len() { Ok(found) } else { Err("two disks have one name".into()) }
 }

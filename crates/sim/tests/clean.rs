@@ -74,7 +74,7 @@ fn a_barrier_that_is_not_looked_at_is_found_out() {
 
 #[test]
 fn blocks_of_a_base_that_are_forgotten_are_found_out() {
-    broken(Mutation::ForgetBases, 100);
+    broken(Mutation::ForgetBases, 400);
 }
 
 /// A pool with little that is live in its segments, and with blocks that several disks share.

@@ -6,11 +6,10 @@
 //! short to be a boot is thrown away, and so is a copy, which reads from one end to the other. The list is a note of the
 //! image ([`crate::notes`]): durable, gone with the image, and never more than advice.
 //!
-//! **Prefetching** takes the list in windows, in the order in which it was recorded. What of a window is not cached is
-//! sorted by where it rests and read in few large reads, over what lies in between ([`prefetch`]). All of a window is
-//! announced as misses under way before the first read, so a guest that wants some of it waits for that read instead of
-//! making one of its own; one that runs ahead of the window reads for itself, and the prefetch leaves out what it has
-//! read.
+//! **Prefetching** sorts what is not cached by where it rests and reads it in few large reads, over what lies in between
+//! ([`prefetch`]); the read with the block that was recorded first comes first. All of it is announced as misses under
+//! way before that, so a guest that wants some of it waits for that read instead of making one of its own. Lists longer
+//! than a window are taken in several, in the order in which they were recorded.
 
 mod list;
 mod prefetch;

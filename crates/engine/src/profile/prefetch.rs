@@ -18,9 +18,10 @@ use crate::pool::Pool;
 use crate::volume::{Volume, blocks};
 use crate::{Error, Result};
 
-/// Blocks that are announced, sorted and read together: 32 MiB. A guest that wants one of them waits for no more than
-/// that, some tenths of a second of a slow disk.
-const WINDOW: usize = 8192;
+/// Blocks that are announced, sorted and read together: 512 MiB, so most boots as a whole. What a boot reads one after
+/// the other rests far apart: of smaller windows each would be many reads. A guest may wait for all of it, some seconds
+/// of a slow disk at the very beginning of its boot.
+const WINDOW: usize = 1 << 17;
 /// Blocks of one read: what is unpacked before other tasks have their turn. And how many reads are under way at once.
 const READ_BLOCKS: usize = 1024;
 const READS: usize = 4;
@@ -151,8 +152,8 @@ impl Pool {
     async fn prefetch_window(&self, image: &Volume, window: &[u64]) -> Result<Prefetched> {
         let mut done = Prefetched::default();
         let view = self.places.view();
-        let mut found: Vec<(Located, Wanted)> = Vec::new();
-        for target in self.stored(image, window) {
+        let mut found: Vec<(Located, usize, Wanted)> = Vec::new();
+        for (rank, target) in self.stored(image, window).into_iter().enumerate() {
             if self.cache.contains(target.addr) {
                 done.cached_bytes += BLOCK as u64;
                 continue;
@@ -164,21 +165,24 @@ impl Pool {
             };
             // Where a guest is reading it already, it is for the guest.
             if let Turn::Leader(leader) = self.misses.enter(target.addr) {
-                found.push((place, Wanted { target, gap: None, rank: Rank::High, leader }));
+                found.push((place, rank, Wanted { target, gap: None, rank: Rank::High, leader }));
             }
         }
-        found.sort_by_key(|(place, _)| (place.object, place.offset));
-        let mut runs: Vec<Run> = Vec::new();
-        for (place, wanted) in found {
+        found.sort_by_key(|(place, ..)| (place.object, place.offset));
+        let mut runs: Vec<(usize, Run)> = Vec::new();
+        for (place, rank, wanted) in found {
             match runs.last_mut() {
-                Some(run) if run.spans(&place, GAP, READ_BYTES) && run.len() < READ_BLOCKS => {
-                    run.push(wanted, place)
+                Some((first, run)) if run.spans(&place, GAP, READ_BYTES) && run.len() < READ_BLOCKS => {
+                    *first = rank.min(*first);
+                    run.push(wanted, place);
                 }
-                _ => runs.push(Run::new(wanted, place)),
+                _ => runs.push((rank, Run::new(wanted, place))),
             }
         }
+        // What is needed first comes first.
+        runs.sort_by_key(|(first, _)| *first);
         (done.reads, done.bytes) = (runs.len() as u64, 0);
-        let mut reads = stream::iter(runs.into_iter().map(|run| async {
+        let mut reads = stream::iter(runs.into_iter().map(|(_, run)| async {
             let bytes = run.len() as u64 * BLOCK as u64;
             self.read_run(run).await.map(|_| bytes)
         }))

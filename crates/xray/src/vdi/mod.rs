@@ -115,7 +115,7 @@ pub fn run(options: &Options) -> Result<VdiReport> {
     let content = Content::new(files::bytes_of(&files::packages(), ARENA));
     let family = Family { shape: &shape, content: &content };
     import(&dir, options, family)?;
-    let mut phases = Vec::new();
+    let (mut phases, mut memory) = (Vec::new(), Vec::new());
     let mut audited = (0, 0);
     for &count in &options.fleets {
         let (cold, others): (Vec<Cache>, Vec<Cache>) =
@@ -134,6 +134,7 @@ pub fn run(options: &Options) -> Result<VdiReport> {
                 phases.extend(days(&mut fleet, options, count, cache)?);
             }
             audited = (audited.0 + fleet.audited.0, audited.1 + fleet.audited.1);
+            memory.push(report::memory_row(count, caches[0], budgets(&forebay)?, forebay.memory()?.peak));
             fleet.remove()?;
             forebay.gc()?;
             forebay.server.process.stop()?;
@@ -151,7 +152,7 @@ pub fn run(options: &Options) -> Result<VdiReport> {
         desktop_memory_bytes: options.desktop_memory,
         seconds: begun.elapsed().as_secs_f64(),
         others_percent: cpu.others_percent(),
-        rows: report::rows(&phases),
+        rows: [report::rows(&phases), memory].concat(),
         phases,
         audited_blocks: audited.0,
         audited_wrong: audited.1,
@@ -192,6 +193,17 @@ fn config(options: &Options, desktops: u32, profile: &str) -> ForebayConfig {
     let memory = options.desktop_memory.min(options.write_cache.saturating_mul(desktops.into()));
     ForebayConfig::new("pool", options.read_cache)
         .with(format!("[memory]\ndesktops = {memory}\n[boot]\nprofile = \"{profile}\"\n"))
+}
+
+/// Bytes that a server may take for what it keeps.
+fn budgets(forebay: &Forebay) -> Result<u64> {
+    let budgets = [
+        "/read_cache/budget_bytes",
+        "/map_cache/budget_bytes",
+        "/desktops/budget_bytes",
+        "/reduction/index/budget_bytes",
+    ];
+    budgets.into_iter().map(|which| forebay.stat(which)).sum()
 }
 
 /// Waits until the server has read its fingerprints back, which it does once after a start.

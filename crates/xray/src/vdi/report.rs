@@ -213,6 +213,13 @@ pub fn rows(phases: &[PhaseResult]) -> Vec<Row> {
     rows
 }
 
+/// The most memory that a server ever took, beside the budgets of what it keeps.
+pub fn memory_row(desktops: u32, cache: Cache, budgets: u64, peak: u64) -> Row {
+    let what = format!("{desktops} {}: peak memory, budgets {:.0} MiB", cache.name(), mib(budgets as f64));
+    let limit = mib(budgets as f64 * 1.1) + 200.0;
+    Row::alone(what, Unit::Mib, Bound::AtMost(limit), &[mib(peak as f64)])
+}
+
 /// Store reads of cold boots of many beside that of one.
 fn storms(phases: &[PhaseResult]) -> Vec<Row> {
     let cold = |p: &&PhaseResult| p.phase == Phase::Boot && p.cache == Cache::Cold;
