@@ -34,7 +34,6 @@ mod paths;
 mod class;
 mod map;
 mod policy;
-mod refresh;
 
 #[doc(hidden)]
 pub mod fuzzing;
@@ -44,5 +43,4 @@ pub use disk::{Blocks, Limits, ReadError};
 pub use map::{ClassMap, DecodeError, MAX_BLOCKS};
 pub use paths::Temporary;
 pub use policy::{CachePriority, Change, Policy, Treatment};
-pub use refresh::Drift;
 pub use scan::{Content, Options, Scan, scan};

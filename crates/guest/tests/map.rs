@@ -41,27 +41,6 @@ proptest! {
     }
 
     #[test]
-    fn merging(a in classes(), b in classes()) {
-        let (left, right) = (map_of(&a), map_of(&b));
-        let merged = left.merge(&right);
-        prop_assert_eq!(merged.blocks(), a.len().max(b.len()) as u64);
-        for block in 0..merged.blocks() as usize {
-            let expected = match (a.get(block), b.get(block)) {
-                (Some(x), Some(y)) if x != y => match [x, y] {
-                    both if both.contains(&&Class::Code) => Class::Code,
-                    both if both.contains(&&Class::Metadata) => Class::Metadata,
-                    _ => Class::Other,
-                },
-                (Some(x), _) | (None, Some(x)) => *x,
-                (None, None) => unreachable!(),
-            };
-            prop_assert_eq!(merged.class_of(block as u64), expected);
-        }
-        prop_assert_eq!(&right.merge(&left), &merged);
-        prop_assert_eq!(&merged.merge(&merged), &merged);
-    }
-
-    #[test]
     fn bytes_and_back(model in classes(), cut in any::<prop::sample::Index>(), flip in any::<prop::sample::Index>()) {
         let map = map_of(&model);
         let bytes = map.encode();

@@ -12,7 +12,7 @@ pub(crate) use builder::Builder;
 pub use encode::DecodeError;
 pub(crate) use encode::seal;
 
-use crate::class::{BLOCK, Claims, Class};
+use crate::class::{BLOCK, Class};
 
 const CLASS_BITS: u32 = 3;
 /// More blocks than any disk has; below it a run is a word, and no sum of lengths overflows.
@@ -119,22 +119,6 @@ impl ClassMap {
         let mut bytes = [0; Class::COUNT];
         self.runs().for_each(|(range, class)| bytes[class as usize] += (range.end - range.start) * BLOCK);
         bytes
-    }
-
-    /// What both maps say: where they differ, as where different claims meet in one block (code before metadata
-    /// before other). The result is as long as the longer one; the shorter does not dispute what is behind its end.
-    pub fn merge(&self, other: &ClassMap) -> ClassMap {
-        let mut merged = ClassMap::empty();
-        let (mut left, mut right) = (self.runs().peekable(), other.runs().peekable());
-        loop {
-            let sides = [left.peek().cloned(), right.peek().cloned()];
-            let Some(end) = sides.iter().flatten().map(|(range, _)| range.end).min() else { return merged };
-            let mut claims = Claims::default();
-            sides.iter().flatten().for_each(|(_, class)| claims.add(*class));
-            merged.push(end - merged.blocks, claims.resolve());
-            left.next_if(|(range, _)| range.end == end);
-            right.next_if(|(range, _)| range.end == end);
-        }
     }
 
     /// Keeps at most `max` runs: the shortest become `Other`, which is never wrong.
