@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::*;
-use crate::cache::ReadCache;
+use crate::cache::{Rank, ReadCache};
 
 /// Least recently used leaves first.
 struct Lru {
@@ -92,6 +92,40 @@ fn a_scan_does_not_push_out_what_is_used_often() {
     let (ours, lru) = hit_rates(16 << 20, accesses.iter().copied());
     println!("scan + zipf: {ours:.3}, LRU {lru:.3}");
     assert!(ours > lru + 0.08, "{ours:.3} against {lru:.3} of LRU");
+}
+
+/// What ranks low is used once by whoever reads a disk in order, and leaves the main queue alone for that.
+#[test]
+fn what_ranks_high_stays_while_what_ranks_low_passes() {
+    let kept_beside = |rank| {
+        let (cache, plain, mut out) = (ReadCache::new(4 << 20), block(0), [0; 16]);
+        (0..500).for_each(|n| cache.insert_as(address(n), &plain, Rank::High));
+        for n in 1_000..50_000 {
+            cache.insert_as(address(n), &plain, rank);
+            assert_eq!(cache.get(address(n), 0, &mut out), rank != Rank::Never);
+        }
+        (0..500).filter(|n| cache.contains(address(*n))).count()
+    };
+    assert_eq!([Rank::Never, Rank::Low].map(kept_beside), [500; 2]);
+    assert_eq!(kept_beside(Rank::Normal), 0, "all of it was used again");
+    // Used twice, it is as good as any.
+    let (cache, plain, mut out) = (ReadCache::new(4 << 20), block(0), [0; 16]);
+    cache.insert_as(address(0), &plain, Rank::Low);
+    assert!((0..2).all(|_| cache.get(address(0), 0, &mut out)));
+    (1..2_000).for_each(|n| cache.insert(address(n), &plain));
+    assert!(cache.contains(address(0)));
+}
+
+/// Whoever peeks changes neither counters nor what is kept.
+#[test]
+fn peeking_is_no_use() {
+    let (cache, plain, mut out) = (ReadCache::new(4 << 20), block(7), [0; BLOCK]);
+    cache.insert(address(0), &plain);
+    assert!(cache.peek(address(0), 0, &mut out) && out == plain);
+    assert!(!cache.peek(address(1), 0, &mut out));
+    assert_eq!((cache.stats().hits, cache.stats().misses), (0, 0));
+    (1..2_000).for_each(|n| cache.insert(address(n), &plain));
+    assert!(!cache.contains(address(0)));
 }
 
 #[test]
