@@ -191,12 +191,19 @@ impl<'a> Fleet<'a> {
     pub fn day(&mut self, phases: &[Phase], cache: Cache) -> Result<Vec<PhaseResult>> {
         let target = self.forebay.server.target();
         self.days += 1;
+        // What is read ahead for those who connect is part of their boot.
+        let mut before = Counters::at_rest(self.forebay, self.options.still)?;
         let open = |(name, number): (&String, u32)| {
             let connection = nbd::connect(&target, name, true, TIMEOUT).map_err(failed)?;
             Ok(Desk::new(connection, self.family, number, self.days))
         };
         self.desks = self.names.iter().zip(0..).map(open).collect::<Result<Vec<_>>>()?;
-        let results = phases.iter().map(|phase| self.phase(*phase, cache)).collect::<Result<Vec<_>>>()?;
+        let mut results = Vec::new();
+        for phase in phases {
+            let (result, after) = self.phase(*phase, cache, before)?;
+            results.push(result);
+            before = after;
+        }
         self.audit()?;
         // Their guests are shut down.
         self.desks.clear();
@@ -204,10 +211,10 @@ impl<'a> Fleet<'a> {
         Ok(results)
     }
 
-    fn phase(&mut self, phase: Phase, cache: Cache) -> Result<PhaseResult> {
+    /// Takes them through a phase; what it came to, and the counters after it.
+    fn phase(&mut self, phase: Phase, cache: Cache, before: Counters) -> Result<(PhaseResult, Counters)> {
         let options = self.options;
         let row = scaled(guest(phase, self.count()), options.scale);
-        let before = Counters::at_rest(self.forebay, options.still)?;
         let mut planned_ops = 0;
         for desk in &mut self.desks {
             let script = Script::new(self.family.shape, phase, &row, options.speedup, options.scale);
@@ -215,7 +222,8 @@ impl<'a> Fleet<'a> {
             desk.begin(script);
         }
         let took = drive::run(&mut self.desks).map_err(failed)?;
-        let server = Counters::at_rest(self.forebay, options.still)?.since(&before);
+        let after = Counters::at_rest(self.forebay, options.still)?;
+        let server = after.since(&before);
         let tally = self.tally()?;
         let result = PhaseResult {
             phase,
@@ -238,7 +246,7 @@ impl<'a> Fleet<'a> {
             server,
         };
         say(&format!("  {}", result.line()));
-        Ok(result)
+        Ok((result, after))
     }
 
     /// Reads some of what all have written.
