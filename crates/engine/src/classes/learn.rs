@@ -31,7 +31,7 @@ use crate::{Error, Result};
 pub(crate) struct Learning {
     queue: Mutex<VecDeque<DiskId>>,
     wake: Notify,
-    /// When a volume, or a desktop of an image, was last found to have changed.
+    /// When a volume, or a desktop of an image, was last found to have changed, where that is not long ago.
     last: Mutex<HashMap<DiskId, Duration>>,
 }
 
@@ -125,7 +125,8 @@ impl Pool {
         let origin = volume.record().origin.filter(|_| volume.is_desktop());
         let (now, key) = (self.host.now(), origin.unwrap_or(volume.id()));
         let mut last = self.learning.last.lock();
-        if last.get(&key).is_some_and(|last| now.saturating_sub(*last) < LEARN_PAUSE) {
+        last.retain(|_, last| now.saturating_sub(*last) < LEARN_PAUSE);
+        if last.contains_key(&key) {
             return;
         }
         // Whatever comes of it, the next one is not before its time.
