@@ -170,9 +170,10 @@ impl<'a> Fleet<'a> {
         self.names.len() as u32
     }
 
-    /// One boot, of which the server is to keep the profile.
+    /// One boot and logon, of which the server is to keep the profile: it ends a recording only when a guest has been
+    /// quiet for a while.
     pub fn record(&mut self) -> Result<()> {
-        self.day(&[Phase::Boot], Cache::Cold)?;
+        self.day(&[Phase::Boot, Phase::Logon], Cache::Cold)?;
         let begun = Instant::now();
         loop {
             let profile = self.forebay.cli(&["image", "profile", IMAGE])?;

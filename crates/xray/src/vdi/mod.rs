@@ -182,7 +182,7 @@ fn import(dir: &WorkDir, options: &Options, family: Family<'_>) -> Result<()> {
     forebay.import(IMAGE, &raw)?;
     std::fs::remove_file(&raw).during(|| format!("cannot remove {}", raw.display()))?;
     forebay.gc()?;
-    say("one desktop boots, to be recorded");
+    say("one desktop boots and its user logs on, to be recorded");
     let mut one = Fleet::new(&forebay, options, family, 1)?;
     one.record()?;
     one.remove()?;
