@@ -28,7 +28,7 @@ const READS: usize = 4;
 /// Bytes of one read as they are stored.
 const READ_BYTES: u64 = 4 << 20;
 /// So much may lie between two blocks that are read together: a disk passes over it sooner than it moves its head.
-const GAP: u64 = 512 << 10;
+const GAP: u64 = 1 << 20;
 
 /// What a prefetch did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
