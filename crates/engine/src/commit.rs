@@ -373,9 +373,8 @@ impl Pool {
     }
 
     /// Writes a group, durably. Its blocks go into the read cache on the way: what was just written is likely to
-    /// be read soon. Those of an import do not, nor what a desktop lets overflow, which was written longest ago. They
-    /// are there before they are durable, which nobody can see: no map has their addresses yet, and if the group
-    /// fails, no map ever will.
+    /// be read soon; an import is not. They are there before they are durable, which nobody can see: no map has
+    /// their addresses yet, and if the group fails, no map ever will.
     async fn write_group(
         &self,
         log: &mut Log,
@@ -388,9 +387,7 @@ impl Pool {
             if current.as_ref().is_none_or(|(known, _)| *known != disk) {
                 current = Some((disk, self.volume(disk).filter(|v| v.role().is_visible())));
             }
-            if let Some((_, Some(volume))) = &current
-                && stream != Stream::Short
-            {
+            if let Some((_, Some(volume))) = &current {
                 // What is written again and again, as metadata is, leaves its former versions behind.
                 let rank = self.rank(classifier.of_written(volume, block)).min(Rank::Normal);
                 self.cache.insert_as(addr, content, rank);

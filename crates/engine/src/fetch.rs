@@ -158,9 +158,9 @@ impl Pool {
                     return;
                 }
                 // The first use of what is read ahead is no second one: else whoever reads all of a disk in order would
-                // push out what is used often.
+                // push out what is used often. But what one desktop has read ahead, others of its fleet want next.
                 let rank = match self.rank(classifier.of(volume, block)) {
-                    Rank::Normal => Rank::Low,
+                    Rank::Normal if !volume.is_desktop() => Rank::Low,
                     other => other,
                 };
                 if rank == Rank::Never || self.cache.contains(target.addr) {
