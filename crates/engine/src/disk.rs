@@ -11,7 +11,7 @@ use forebay_format::{BLOCK, DiskId, Role, SECTOR, SyncMode};
 
 use forebay_store::StoreError;
 
-use crate::limits::{READ_RETRIES, READAHEAD_MAX, READAHEAD_MIN};
+use crate::limits::{READ_RETRIES, READAHEAD_DESKTOP, READAHEAD_MAX, READAHEAD_MIN};
 use crate::map::RunKind;
 use crate::pool::Pool;
 use crate::read::{How, pieces};
@@ -138,8 +138,13 @@ impl Disk {
     pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         self.check(offset, out.len() as u64)?;
         let sequential = self.next_read.swap(offset + out.len() as u64, Relaxed) == offset;
-        let ahead =
-            if sequential { (self.ahead.load(Relaxed) * 2).min(READAHEAD_MAX) } else { READAHEAD_MIN };
+        let ahead = if sequential {
+            (self.ahead.load(Relaxed) * 2).min(READAHEAD_MAX)
+        } else if self.volume.is_desktop() {
+            READAHEAD_DESKTOP
+        } else {
+            READAHEAD_MIN
+        };
         self.ahead.store(ahead, Relaxed);
         let ahead = ahead.saturating_sub(out.len() as u64);
         let hit = self.pool.read(&self.volume, offset, out, ahead).await?;

@@ -10,7 +10,6 @@ mod classes;
 mod commit;
 mod dedup;
 mod desktop;
-#[allow(dead_code, unused_imports)]
 mod disk;
 mod log;
 mod map;

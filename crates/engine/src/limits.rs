@@ -25,6 +25,8 @@ pub const COMMIT_DELAY: Duration = Duration::from_millis(10);
 pub const FULL_RETRY: Duration = Duration::from_millis(200);
 /// What a miss reads from the store at least, where the blocks behind it lie behind it on the store too.
 pub const READAHEAD_MIN: u64 = 64 << 10;
+/// The same for a desktop: what it reads of its image lies together in files, and others read the same soon.
+pub const READAHEAD_DESKTOP: u64 = 256 << 10;
 /// So much of what is read ahead may be there already: to begin anew behind it would cost another read.
 pub const AHEAD_GAP: u64 = 64 << 10;
 /// What a sequential reader reads ahead at most.
@@ -103,6 +105,6 @@ const _: () = assert!(MAX_SEGMENT_BYTES as u64 <= Slot::LIMIT as u64 * Slot::UNI
 const _: () = assert!(BATCH_BYTES * MAX_BLOBS >= 256 << 20, "a checkpoint of many disks must fit");
 const _: () = assert!(MAX_DISK_BYTES.is_multiple_of(BLOCK as u64));
 const _: () = assert!(BLOCK / SECTOR == 8, "a sector mask has eight bits");
-const _: () = assert!(READAHEAD_MIN <= READAHEAD_MAX);
+const _: () = assert!(READAHEAD_MIN <= READAHEAD_DESKTOP && READAHEAD_DESKTOP <= READAHEAD_MAX);
 const _: () = assert!(SCAN_BYTES >= 2 * BATCH_BYTES);
 const _: () = assert!(NODE_GAP + BLOCK as u64 <= NODE_READ_BYTES);
