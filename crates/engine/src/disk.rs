@@ -140,7 +140,7 @@ impl Disk {
         let sequential = self.next_read.swap(offset + out.len() as u64, Relaxed) == offset;
         let ahead = if sequential {
             (self.ahead.load(Relaxed) * 2).min(READAHEAD_MAX)
-        } else if self.volume.is_desktop() {
+        } else if self.volume.is_desktop() && self.pool.cache.has_room() {
             READAHEAD_DESKTOP
         } else {
             READAHEAD_MIN

@@ -25,7 +25,8 @@ pub const COMMIT_DELAY: Duration = Duration::from_millis(10);
 pub const FULL_RETRY: Duration = Duration::from_millis(200);
 /// What a miss reads from the store at least, where the blocks behind it lie behind it on the store too.
 pub const READAHEAD_MIN: u64 = 64 << 10;
-/// The same for a desktop: what it reads of its image lies together in files, and others read the same soon.
+/// The same for a desktop, as long as it pushes nothing out of the read cache: what it reads of its image lies
+/// together in files, and others read the same soon.
 pub const READAHEAD_DESKTOP: u64 = 256 << 10;
 /// So much of what is read ahead may be there already: to begin anew behind it would cost another read.
 pub const AHEAD_GAP: u64 = 64 << 10;

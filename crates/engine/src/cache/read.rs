@@ -1,6 +1,6 @@
 //! The read cache: blocks by address, in shards.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use forebay_format::{Address, BLOCK};
 use parking_lot::Mutex;
@@ -29,6 +29,8 @@ pub(crate) struct ReadCache {
     /// Shards in use, a power of two.
     active: AtomicUsize,
     budget: AtomicU64,
+    /// Some shard has no frame left: what comes in pushes something out.
+    full: AtomicBool,
     /// Held while the budget changes.
     resizing: Mutex<()>,
 }
@@ -40,6 +42,7 @@ impl ReadCache {
             places: (0..MAX_SHARDS).map(|_| Place::default()).collect(),
             active: AtomicUsize::new(1),
             budget: AtomicU64::new(0),
+            full: AtomicBool::new(false),
             resizing: Mutex::new(()),
         };
         cache.set_budget(budget);
@@ -94,6 +97,14 @@ impl ReadCache {
             chunk.into_iter().for_each(|chunk| shard.add(chunk));
         }
         shard.insert(key, hash, block, rank);
+        if shard.is_full() && !self.full.load(Relaxed) {
+            self.full.store(true, Relaxed);
+        }
+    }
+
+    /// Whether what comes in pushes nothing out.
+    pub fn has_room(&self) -> bool {
+        !self.full.load(Relaxed)
     }
 
     /// Whether the block is held; not a use of it. It may be gone a moment later.
@@ -114,6 +125,7 @@ impl ReadCache {
         self.budget.store(budget, Relaxed);
         let each = Shard::frames_within(budget / active as u64);
         self.set_limits(|at| if at < active { each } else { 0 });
+        self.full.store(false, Relaxed);
     }
 
     fn set_limits(&self, limit: impl Fn(usize) -> usize) {

@@ -91,6 +91,11 @@ impl Shard {
         self.small.len() + self.main.len()
     }
 
+    /// Whether the next block pushes one out.
+    pub fn is_full(&self) -> bool {
+        self.free.len() == 0 && self.frames.capacity() >= self.limit
+    }
+
     /// Bytes on the heap, used or not.
     pub fn heap_bytes(&self) -> u64 {
         (self.frames.heap_bytes() + self.index.allocation_size() + self.ghost.heap_bytes()) as u64
