@@ -11,7 +11,8 @@ use forebay_guest::{Change, Class, Policy};
 use forebay_store::DiskArray;
 use serde::Deserialize;
 
-use crate::nbd::{ClientCertificates, ListenAddr, TlsConfig, TlsMode};
+use crate::nbd::{ClientCertificates, TlsConfig, TlsMode};
+use crate::plane::ListenAddr;
 use crate::size::Size;
 
 /// Default data directory of the commands that talk to a running server.

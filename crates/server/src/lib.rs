@@ -13,5 +13,6 @@ pub mod config;
 pub mod control;
 pub mod import;
 pub mod nbd;
+pub mod plane;
 pub mod serve;
 pub mod size;

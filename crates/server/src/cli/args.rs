@@ -11,7 +11,8 @@ use clap_complete::Shell;
 use crate::config::{DEFAULT_DATA, parse_http_addr};
 use crate::control::{Reset, Sync};
 use crate::import::Format;
-use crate::nbd::{ListenAddr, TlsMode};
+use crate::nbd::TlsMode;
+use crate::plane::ListenAddr;
 use crate::size::Size;
 
 /// Serves clones of golden disk images from a crash-safe log.

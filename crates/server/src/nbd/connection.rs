@@ -5,30 +5,24 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use forebay_engine::Pool;
 use forebay_wire::nbd::ProtocolError;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::watch;
 use tokio_rustls::server::TlsStream;
 
-use super::listen::{RawSocket, Socket};
 use super::negotiate::negotiate;
-use super::session::Session;
+use super::session::session;
 use super::tls::Tls;
-use super::worker::Worker;
+use crate::plane::{FrontEnd, RawSocket, Socket, Worker};
 
 /// What every connection needs.
 #[derive(Clone)]
 pub(super) struct Context {
     pub pool: Arc<Pool>,
     pub tls: Tls,
-    /// How many there are.
-    pub connections: Arc<AtomicUsize>,
-    pub closing: watch::Receiver<bool>,
 }
 
 /// Why a connection ended, other than by the client's wish.
@@ -48,48 +42,31 @@ pub(super) enum End {
     ExportName { name: String, why: String },
 }
 
-/// Serves a client in a task of this thread.
-pub(super) fn spawn(worker: &Rc<Worker>, context: &Context, socket: RawSocket) {
-    let (worker, mut context) = (worker.clone(), context.clone());
-    let counted = Counted::new(&context.connections);
-    let entered = worker.enter();
-    tokio::task::spawn_local(async move {
-        let _guards = (counted, entered);
-        if let Err(end) = serve(worker, &mut context, socket).await {
-            tracing::info!(%end, "an NBD connection ended");
-        }
-    });
+impl FrontEnd for Context {
+    fn spawn(&self, worker: &Rc<Worker>, socket: RawSocket) {
+        let (worker, context) = (worker.clone(), self.clone());
+        let entered = worker.enter();
+        tokio::task::spawn_local(async move {
+            let _entered = entered;
+            if let Err(end) = serve(worker, &context, socket).await {
+                tracing::info!(%end, "an NBD connection ended");
+            }
+        });
+    }
 }
 
-async fn serve(worker: Rc<Worker>, context: &mut Context, socket: RawSocket) -> Result<(), End> {
+async fn serve(worker: Rc<Worker>, context: &Context, socket: RawSocket) -> Result<(), End> {
     let stream = Stream::Plain(socket.into_tokio()?);
-    let mut closing = context.closing.clone();
     let negotiated = tokio::select! {
         biased;
         // Whoever has not chosen an export by now has nothing to lose.
-        _ = closing.wait_for(|c| *c) => return Ok(()),
+        () = worker.stopping() => return Ok(()),
         // On the heap, for the time that it takes: a connection is idle in its session.
         negotiated = Box::pin(negotiate(stream, context)) => negotiated?,
     };
     match negotiated {
-        Some(negotiated) => Session::new(worker, negotiated).await,
+        Some(negotiated) => session(worker, negotiated).await,
         None => Ok(()),
-    }
-}
-
-/// Counts in the server's total until dropped.
-struct Counted(Arc<AtomicUsize>);
-
-impl Counted {
-    fn new(total: &Arc<AtomicUsize>) -> Counted {
-        total.fetch_add(1, Ordering::Relaxed);
-        Counted(total.clone())
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

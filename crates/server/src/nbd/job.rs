@@ -10,7 +10,7 @@ use forebay_wire::nbd::{
     self, BlockDescriptor, Command, DATA_CHUNK_HEADER, ErrorCode, SIMPLE_REPLY, STATE_HOLE, STATE_ZERO,
 };
 
-use super::backlog::Ticket;
+use crate::plane::Ticket;
 
 /// Bytes of a long read that are read and sent as one chunk.
 const PIECE: usize = 256 << 10;

@@ -21,7 +21,7 @@ const MAX_UNSENT: usize = 2 << 20;
 
 /// The backlog of one connection.
 #[derive(Default)]
-pub(super) struct Backlog {
+pub(crate) struct Backlog {
     requests: Cell<usize>,
     request_bytes: Cell<usize>,
     replies: RefCell<VecDeque<Vec<u8>>>,
@@ -42,6 +42,10 @@ impl Backlog {
     /// Whether all is done and sent.
     pub fn is_empty(&self) -> bool {
         self.requests.get() == 0 && self.unsent.get() == 0
+    }
+    /// Whether requests are under way.
+    pub fn has_requests(&self) -> bool {
+        self.requests.get() > 0
     }
     /// Whether replies wait.
     pub fn has_replies(&self) -> bool {
@@ -124,7 +128,7 @@ impl Backlog {
 }
 
 /// A request that is under way; done when dropped.
-pub(super) struct Ticket {
+pub(crate) struct Ticket {
     backlog: Rc<Backlog>,
     bytes: usize,
 }

@@ -100,14 +100,14 @@ pub enum ListenError {
 
 /// A bound listener.
 #[derive(Debug)]
-pub(super) enum Listener {
+pub(crate) enum Listener {
     Unix { listener: std::os::unix::net::UnixListener, file: SocketFile },
     Tcp(std::net::TcpListener),
 }
 
 /// A UNIX socket's file, removed when dropped.
 #[derive(Debug)]
-pub(super) struct SocketFile {
+pub(crate) struct SocketFile {
     path: PathBuf,
     dev: u64,
     ino: u64,
@@ -213,7 +213,7 @@ fn bind_unix(addr: &ListenAddr, path: &Path) -> Result<Listener, ListenError> {
 }
 
 /// A listener in a runtime.
-pub(super) enum Acceptor {
+pub(crate) enum Acceptor {
     Unix(UnixListener, #[expect(dead_code, reason = "removes the file when dropped")] SocketFile),
     Tcp(TcpListener),
 }
@@ -245,7 +245,7 @@ impl Acceptor {
 
 /// A connected socket that belongs to no runtime yet.
 #[derive(Debug)]
-pub(super) enum RawSocket {
+pub(crate) enum RawSocket {
     Unix(std::os::unix::net::UnixStream),
     Tcp(std::net::TcpStream),
 }
@@ -262,7 +262,7 @@ impl RawSocket {
 
 /// A client's socket.
 #[derive(Debug)]
-pub(super) enum Socket {
+pub(crate) enum Socket {
     Unix(UnixStream),
     Tcp(TcpStream),
 }

@@ -28,7 +28,7 @@ const MAX_CLIENTS: usize = 4;
 
 /// The pace of one thread.
 #[derive(Default)]
-pub(super) struct Pace {
+pub(crate) struct Pace {
     state: Mutex<State>,
 }
 
@@ -133,7 +133,7 @@ fn has_unread(socket: RawFd) -> bool {
 }
 
 /// Has the kernel end this thread's short sleeps in time: it may be 50 microseconds late otherwise.
-pub(super) fn precise_timers() {
+pub(crate) fn precise_timers() {
     const SLACK_NS: libc::c_ulong = 1000;
     // SAFETY: PR_SET_TIMERSLACK takes a number and touches no memory of ours.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, SLACK_NS) };

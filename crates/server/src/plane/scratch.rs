@@ -4,16 +4,16 @@
 //! stay in the core's second-level cache when requests are small: what is not reached is not touched.
 
 /// Bytes that are received at once.
-pub(super) const INPUT: usize = 256 << 10;
+pub(crate) const INPUT: usize = 256 << 10;
 /// Longest read that is served straight into the output.
-pub(super) const FAST_READ_MAX: usize = 256 << 10;
+pub(crate) const FAST_READ_MAX: usize = 256 << 10;
 /// Room that is kept for the headers around one reply, and for a short error.
 const HEADROOM: usize = 2 << 10;
 /// Bytes of replies that are gathered before they are sent.
 const OUTPUT: usize = FAST_READ_MAX + HEADROOM + (256 << 10);
 
 /// The buffers.
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     /// What was received.
     pub input: Box<[u8]>,
     /// What is to be sent.
@@ -27,7 +27,7 @@ impl Scratch {
 }
 
 /// Replies, back to back.
-pub(super) struct Output {
+pub(crate) struct Output {
     bytes: Box<[u8]>,
     len: usize,
 }

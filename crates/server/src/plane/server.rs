@@ -1,18 +1,15 @@
-//! Starting, running and stopping the server: one data-plane thread for each core it is given, each with a
-//! runtime of its own. The first also accepts, and hands clients out in turn.
+//! Starting, running and stopping the data plane.
 
 use std::io;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use forebay_engine::Pool;
 use tokio::sync::{mpsc, watch};
 
-use super::connection;
 use super::listen::{Acceptor, ListenAddr, ListenError, Listener, RawSocket};
-use super::tls::{Tls, TlsConfig, TlsError};
 use super::worker::Worker;
 
 /// How long clients have to take their last replies after a shutdown began.
@@ -20,33 +17,19 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 /// How long to wait after a failed accept (out of descriptors, mostly) before the next.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// What the server is told at its start.
-#[derive(Debug, Clone, Default)]
-pub struct Config {
-    /// Where to listen.
-    pub listen: Vec<ListenAddr>,
-    /// Whether and how TLS is used.
-    pub tls: TlsConfig,
+/// What speaks one protocol.
+pub(crate) trait FrontEnd: Send + Sync {
+    /// Serves a client in a task of this thread.
+    fn spawn(&self, worker: &Rc<Worker>, socket: RawSocket);
 }
 
-/// Why the server cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum BindError {
-    /// An address.
-    #[error(transparent)]
-    Listen(#[from] ListenError),
-    /// The certificates.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
+/// A data plane that is bound, so that its addresses are taken, and does not run yet: clients queue up.
+#[derive(Default)]
+pub struct Plane {
+    doors: Vec<(Listener, Arc<dyn FrontEnd>)>,
 }
 
-/// A server that is bound, so that its addresses are taken, and does not run yet: clients queue up.
-pub struct Server {
-    listeners: Vec<Listener>,
-    tls: Tls,
-}
-
-/// A running server.
+/// A running data plane.
 pub struct Handle {
     addresses: Vec<ListenAddr>,
     connections: Arc<AtomicUsize>,
@@ -54,35 +37,39 @@ pub struct Handle {
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Server {
-    /// Takes the addresses and reads the certificates.
-    pub fn bind(config: &Config) -> Result<Server, BindError> {
-        let tls = Tls::load(&config.tls)?;
-        let mut listeners = Vec::new();
-        for addr in &config.listen {
-            listeners.extend(Listener::bind(addr)?);
+impl Plane {
+    /// Takes the addresses of a front end. Returns them with the ports that were taken.
+    pub(crate) fn listen(
+        &mut self,
+        front: &Arc<dyn FrontEnd>,
+        addresses: &[ListenAddr],
+    ) -> Result<Vec<ListenAddr>, ListenError> {
+        let mut taken = Vec::new();
+        for address in addresses {
+            for listener in Listener::bind(address)? {
+                taken.push(listener.address());
+                self.doors.push((listener, front.clone()));
+            }
         }
-        Ok(Server { listeners, tls })
+        Ok(taken)
     }
 
-    /// Serves the disks of `pool` on `cores` threads, at least one.
-    pub fn run(self, pool: Arc<Pool>, cores: usize) -> io::Result<Handle> {
-        let addresses = self.listeners.iter().map(Listener::address).collect();
+    /// Serves clients on `cores` threads, at least one.
+    pub fn run(self, cores: usize) -> io::Result<Handle> {
+        let addresses = self.doors.iter().map(|(listener, _)| listener.address()).collect();
         let connections = Arc::new(AtomicUsize::new(0));
         let (closing, closing_rx) = watch::channel(false);
         let mut handle = Handle { addresses, connections: connections.clone(), closing, threads: Vec::new() };
-        let context = connection::Context { pool, tls: self.tls, connections, closing: closing_rx };
         let cores = cores.max(1);
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..cores).map(|_| mpsc::unbounded_channel()).unzip();
-        let mut listeners = Some((self.listeners, senders));
-        for (n, sockets) in receivers.into_iter().enumerate() {
-            let context = context.clone();
-            let accept = listeners.take();
+        let mut doors = Some((self.doors, senders));
+        for (n, clients) in receivers.into_iter().enumerate() {
+            let (closing, connections, accept) = (closing_rx.clone(), connections.clone(), doors.take());
             // A thread that cannot be had ends those that are there: the handle is dropped.
             handle.threads.push(
                 std::thread::Builder::new()
-                    .name(format!("nbd-{n}"))
-                    .spawn(move || run_thread(context, sockets, accept))?,
+                    .name(format!("data-{n}"))
+                    .spawn(move || run_thread(closing, connections, clients, accept))?,
             );
         }
         Ok(handle)
@@ -100,9 +87,9 @@ impl Handle {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Stops: no new clients; what was asked for is finished and answered, what is asked for later is refused
-    /// with `ESHUTDOWN`; clients that do not take their answers are left after 2 seconds. The socket files are
-    /// gone when this returns. The pool stays open.
+    /// Stops: no new clients; what was asked for is finished and answered, what is asked for later is refused;
+    /// clients that do not take their answers are left after 2 seconds. The socket files are gone when this
+    /// returns. The pool stays open.
     pub async fn shutdown(mut self) {
         self.closing.send_replace(true);
         let threads = std::mem::take(&mut self.threads);
@@ -122,23 +109,25 @@ impl Drop for Handle {
     }
 }
 
-type Accept = (Vec<Listener>, Vec<mpsc::UnboundedSender<RawSocket>>);
+/// A client, and what speaks with it.
+type Client = (Arc<dyn FrontEnd>, RawSocket);
+type Accept = (Vec<(Listener, Arc<dyn FrontEnd>)>, Vec<mpsc::UnboundedSender<Client>>);
 
 /// A data-plane thread, from start to end.
 fn run_thread(
-    context: connection::Context,
-    mut sockets: mpsc::UnboundedReceiver<RawSocket>,
+    mut closing: watch::Receiver<bool>,
+    connections: Arc<AtomicUsize>,
+    mut clients: mpsc::UnboundedReceiver<Client>,
     accept: Option<Accept>,
 ) {
-    let mut closing = context.closing.clone();
-    let worker = Worker::new();
+    let worker = Worker::new(closing.clone(), connections);
     let result = worker.clone().block_on(async move {
-        if let Some((listeners, senders)) = accept {
+        if let Some((doors, senders)) = accept {
             let senders: Arc<[_]> = senders.into();
             let next = Arc::new(AtomicUsize::new(0));
-            for listener in listeners {
-                let (senders, next, closing) = (senders.clone(), next.clone(), context.closing.clone());
-                tokio::task::spawn_local(accept_loop(listener.into_tokio()?, senders, next, closing));
+            for (listener, front) in doors {
+                let (senders, next, closing) = (senders.clone(), next.clone(), closing.clone());
+                tokio::task::spawn_local(accept_loop(listener.into_tokio()?, front, senders, next, closing));
             }
         }
         loop {
@@ -146,22 +135,23 @@ fn run_thread(
                 biased;
                 _ = closing.wait_for(|c| *c) => break,
                 // Where nothing can come any more, because nothing is listened on, only closing is waited for.
-                Some(socket) = sockets.recv() => connection::spawn(&worker, &context, socket),
+                Some((front, socket)) = clients.recv() => front.spawn(&worker, socket),
             }
         }
-        drop(sockets);
+        drop(clients);
         worker.close(SHUTDOWN_GRACE).await;
         io::Result::Ok(())
     });
     if let Err(error) = result {
-        tracing::error!(%error, "an NBD thread cannot run");
+        tracing::error!(%error, "a data-plane thread cannot run");
     }
 }
 
 /// Accepts clients until the server closes; the listener is dropped then.
 async fn accept_loop(
     acceptor: Acceptor,
-    senders: Arc<[mpsc::UnboundedSender<RawSocket>]>,
+    front: Arc<dyn FrontEnd>,
+    senders: Arc<[mpsc::UnboundedSender<Client>]>,
     next: Arc<AtomicUsize>,
     mut closing: watch::Receiver<bool>,
 ) {
@@ -175,10 +165,10 @@ async fn accept_loop(
             Ok(socket) => {
                 let n = next.fetch_add(1, Ordering::Relaxed) % senders.len();
                 // A receiver that is gone is closing, and closes the socket.
-                let _ = senders[n].send(socket);
+                let _ = senders[n].send((front.clone(), socket));
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept an NBD client; trying again");
+                tracing::warn!(%error, "cannot accept a client; trying again");
                 tokio::time::sleep(ACCEPT_RETRY).await;
             }
         }

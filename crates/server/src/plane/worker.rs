@@ -4,9 +4,10 @@ use std::cell::{Cell, RefCell, RefMut};
 use std::future::Future;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::LocalSet;
 
 use super::backlog::Backlog;
@@ -15,24 +16,29 @@ use super::scratch::Scratch;
 
 /// What the connections of one thread have in common. Borrowed for the length of one poll, never across an
 /// await.
-pub(super) struct Worker {
+pub(crate) struct Worker {
     scratch: RefCell<Scratch>,
     pace: Arc<Pace>,
+    stopping: watch::Receiver<bool>,
     closing: Cell<bool>,
     connections: Cell<usize>,
+    /// Of all threads.
+    total: Arc<AtomicUsize>,
     last_left: Notify,
     /// Sessions to wake when the server closes.
     sessions: RefCell<Vec<Weak<Backlog>>>,
 }
 
 impl Worker {
-    /// The worker of this thread.
-    pub fn new() -> Rc<Worker> {
+    /// The worker of this thread. `stopping` becomes true when the server stops, `total` counts connections.
+    pub fn new(stopping: watch::Receiver<bool>, total: Arc<AtomicUsize>) -> Rc<Worker> {
         Rc::new(Worker {
             scratch: RefCell::new(Scratch::new()),
             pace: Arc::default(),
+            stopping,
             closing: Cell::new(false),
             connections: Cell::new(0),
+            total,
             last_left: Notify::new(),
             sessions: RefCell::new(Vec::new()),
         })
@@ -60,6 +66,12 @@ impl Worker {
         &self.pace
     }
 
+    /// Waits until the server is told to stop.
+    pub async fn stopping(&self) {
+        // A server that is gone has stopped.
+        let _ = self.stopping.clone().wait_for(|stopping| *stopping).await;
+    }
+
     /// Whether new requests are refused.
     pub fn closing(&self) -> bool {
         self.closing.get()
@@ -68,6 +80,7 @@ impl Worker {
     /// Counts a connection until the guard is dropped.
     pub fn enter(self: &Rc<Self>) -> Entered {
         self.connections.set(self.connections.get() + 1);
+        self.total.fetch_add(1, Relaxed);
         Entered(self.clone())
     }
 
@@ -96,12 +109,13 @@ impl Worker {
 }
 
 /// A connection that is there.
-pub(super) struct Entered(Rc<Worker>);
+pub(crate) struct Entered(Rc<Worker>);
 
 impl Drop for Entered {
     fn drop(&mut self) {
         let left = self.0.connections.get() - 1;
         self.0.connections.set(left);
+        self.0.total.fetch_sub(1, Relaxed);
         if left == 0 {
             self.0.last_left.notify_one();
         }

@@ -31,6 +31,7 @@ use crate::api::{self, Origin};
 use crate::config::ServeConfig;
 use crate::control::{Control, ServerInfo};
 use crate::nbd;
+use crate::plane::Plane;
 pub use host::EngineThread;
 use socket::ControlSocket;
 
@@ -109,11 +110,13 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
 
     let pressure = tokio::spawn(pressure::watch(pool.clone()));
     let nbd = nbd::Config { listen: config.nbd.clone(), tls: config.tls.clone() };
-    let nbd = nbd::Server::bind(&nbd)?.run(pool.clone(), config.cores)?;
+    let mut plane = Plane::default();
+    let nbd = nbd::listen(&mut plane, pool.clone(), &nbd)?;
+    let plane = plane.run(config.cores)?;
     let http = bind_http(config.http).await?;
     let info = ServerInfo {
         data: config.data.clone(),
-        nbd: nbd.addresses().iter().map(ToString::to_string).collect(),
+        nbd: nbd.iter().map(ToString::to_string).collect(),
         http: http.as_ref().map(|(_, addr)| addr.to_string()),
         started: Instant::now(),
     };
@@ -135,7 +138,7 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     learning.abort();
     let stop = async {
         let drained = async {
-            tokio::join!(nbd.shutdown(), control.stop(DRAIN));
+            tokio::join!(plane.shutdown(), control.stop(DRAIN));
             for listener in &mut listeners {
                 // A listener that panicked has nothing left to answer.
                 let _ = listener.await;

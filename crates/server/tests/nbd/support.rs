@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_engine::{BoxFuture, Host, Pool, PoolConfig, SyncMode};
-use forebay_server::nbd::{Config, Handle, ListenAddr, Server, TlsConfig};
+use forebay_server::nbd::{self, TlsConfig};
+use forebay_server::plane::{Handle, ListenAddr, Plane};
 use forebay_store::MemoryStore;
 use tokio::runtime::{Builder, Runtime};
 
@@ -76,8 +77,9 @@ impl TestServer {
         let dir = tempfile::tempdir().unwrap();
         let listen =
             vec![ListenAddr::Unix(dir.path().join("nbd.sock")), ListenAddr::Tcp("127.0.0.1:0".into())];
-        let server = Server::bind(&Config { listen, tls: tls(dir.path()) }).unwrap();
-        let handle = server.run(pool.clone(), 2).unwrap();
+        let mut plane = Plane::default();
+        nbd::listen(&mut plane, pool.clone(), &nbd::Config { listen, tls: tls(dir.path()) }).unwrap();
+        let handle = plane.run(2).unwrap();
         TestServer { runtime, pool, handle: Some(handle), dir }
     }
 
