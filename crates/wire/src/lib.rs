@@ -4,4 +4,5 @@
 //! here, once; the code behind takes a request as valid.
 
 pub mod fuzzing;
+pub mod iscsi;
 pub mod nbd;
