@@ -112,6 +112,17 @@ impl Pool {
                 volume.set_record(DiskRecord { size: volume.size(), ..disk.clone() });
                 self.catalogue.write().renamed(disk.id);
             }
+            CatalogueOp::CopyRange { disk, block, from, source_block, count } => {
+                let (volume, source) = (self.known(*disk)?, self.known(*from)?);
+                let copied = self.copy_range(&volume, *block, &source, *source_block, *count).await;
+                if let Err(e) = copied {
+                    // As with any change to a map that is damaged: the others are not to suffer for it.
+                    volume.fail(&e);
+                    if !matches!(e, Error::Damaged(_) | Error::Format(_)) {
+                        return Err(e);
+                    }
+                }
+            }
         }
         Ok(())
     }

@@ -7,7 +7,7 @@
 //! 1. partial blocks are completed with what the map has beneath them;
 //! 2. what need not be stored is found out ([`crate::reduce`]);
 //! 3. the group is written to the log, durably: of each disk first the zeroed ranges, then the blocks; then
-//!    changes to the catalogue;
+//!    changes to the catalogue, copies by reference ([`crate::copy`]) among them;
 //! 4. maps and catalogue take the group over, as recovery would ([`crate::apply`]);
 //! 5. the frozen buffers go, and whoever waits is told.
 //!
@@ -292,6 +292,7 @@ impl Pool {
                 }
             }
         }
+        self.end_copies(&group.ops);
         for op in group.ops {
             let _ = op.done.send(Err(Error::NoSpace));
         }
@@ -334,6 +335,7 @@ impl Pool {
     fn freeze(&self, group: &mut Group) {
         let _gate = self.commit.gate.write();
         group.ops.append(&mut self.commit.ops.lock());
+        self.begin_copies(&group.ops);
         group.freeze = self.commit.freezes.fetch_add(1, Relaxed) + 1;
         for volume in std::mem::take(&mut *self.commit.disks.lock()) {
             let frozen = volume.buffers.lock().freeze();
@@ -452,6 +454,7 @@ impl Pool {
             volume.buffers.lock().thaw();
             self.note_buffered(&volume, -(buffer.cost() as i64));
         }
+        self.end_copies(&group.ops);
         self.counters.commits.add(0);
         let freeze = group.freeze;
         self.commit.progress.send_modify(|p| p.done = p.done.max(freeze));

@@ -13,8 +13,9 @@ use forebay_store::StoreError;
 
 use crate::limits::{READ_RETRIES, READAHEAD_DESKTOP, READAHEAD_MAX, READAHEAD_MIN};
 use crate::map::RunKind;
+use crate::notes::Note;
 use crate::pool::Pool;
-use crate::read::{How, pieces};
+use crate::read::How;
 use crate::volume::Volume;
 use crate::{Coalesce, Error, GuestStats, Result};
 
@@ -40,8 +41,8 @@ pub struct Extent {
 
 /// A disk that a client has open. Dropping it detaches the client.
 pub struct Disk {
-    pool: Arc<Pool>,
-    volume: Arc<Volume>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) volume: Arc<Volume>,
     name: String,
     /// Where the last read that waited ended, and how far ahead the next one may read.
     next_read: AtomicU64,
@@ -85,6 +86,11 @@ impl Disk {
         self.name.clone()
     }
 
+    /// Identity that guests and initiators see; stays the same for the disk's life.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.volume.record().uuid
+    }
+
     /// Size in bytes as of now.
     pub fn size(&self) -> u64 {
         self.volume.size()
@@ -106,14 +112,31 @@ impl Disk {
         self.volume.guest.get()
     }
 
-    fn check(&self, offset: u64, len: u64) -> Result<()> {
+    /// The persistent reservations that a front end keeps with this disk; `None` where there are none.
+    ///
+    /// # Errors
+    /// Those of a read; [`Error::Damaged`] where they cannot be read.
+    pub async fn reservations(&self) -> Result<Option<Vec<u8>>> {
+        self.pool.note(&self.volume, Note::Reservations).await
+    }
+
+    /// Replaces them, durably, or removes them. They go with the disk, stay when it is rolled back or reset, and
+    /// no clone has them.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where the disk is gone; those of a write.
+    pub async fn set_reservations(&self, content: Option<&[u8]>) -> Result<()> {
+        self.pool.set_note(&self.volume, Note::Reservations, content).await
+    }
+
+    pub(crate) fn check(&self, offset: u64, len: u64) -> Result<()> {
         match offset.checked_add(len) {
             Some(end) if end <= self.size() => Ok(()),
             _ => Err(Error::OutOfRange),
         }
     }
 
-    fn check_write(&self, offset: u64, len: u64) -> Result<()> {
+    pub(crate) fn check_write(&self, offset: u64, len: u64) -> Result<()> {
         if self.read_only() {
             return Err(Error::ReadOnly(self.name.clone()));
         }
@@ -181,7 +204,7 @@ impl Disk {
     }
 
     /// What a change must wait for before it is answered.
-    async fn settle(&self, fua: bool) -> Result<()> {
+    pub(crate) async fn settle(&self, fua: bool) -> Result<()> {
         let durable = self.write_through() || (fua && self.volume.sync() == SyncMode::Flush);
         if durable { self.pool.flush_volume(&self.volume).await } else { Ok(()) }
     }
@@ -190,64 +213,16 @@ impl Disk {
         self.pool.change(&self.volume, blocks, |buffers, blocks| buffers.change(blocks, change))
     }
 
-    /// Writes any bytes: the sectors at the edges that are written in part are read first.
-    async fn write_bytes(&self, offset: u64, data: &[u8]) -> Result<()> {
-        if aligned(offset, data.len() as u64) {
-            return self.pool.write_sectors(&self.volume, offset, data);
-        }
-        let sector = SECTOR as u64;
-        let start = offset / sector * sector;
-        let end = (offset + data.len() as u64).next_multiple_of(sector);
-        let blocks = blocks_of(start, end - start);
-        let mut edges = [[0; SECTOR]; 2];
-        loop {
-            // Whoever writes to these blocks while we read them makes what we read worthless.
-            let watch = self.volume.buffers.lock().watch(blocks.clone());
-            let guard = Unwatch { volume: &self.volume, watch: Some(watch) };
-            self.pool.read(&self.volume, start, &mut edges[0], 0).await?;
-            self.pool.read(&self.volume, end - sector, &mut edges[1], 0).await?;
-            let mut whole = vec![0; (end - start) as usize];
-            whole[..SECTOR].copy_from_slice(&edges[0]);
-            let tail = whole.len() - SECTOR;
-            whole[tail..].copy_from_slice(&edges[1]);
-            let at = (offset - start) as usize;
-            whole[at..at + data.len()].copy_from_slice(data);
-            if self.write_unless_hit(guard, blocks.clone(), start, &whole)? {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Writes if nobody else wrote to the watched blocks.
-    fn write_unless_hit(
-        &self,
-        mut guard: Unwatch<'_>,
-        blocks: Range<u64>,
-        offset: u64,
-        data: &[u8],
-    ) -> Result<bool> {
-        let mut done = false;
-        self.pool.change(&self.volume, blocks, |buffers, blocks| {
-            if guard.watch.take().is_some_and(|w| buffers.unwatch(w)) {
-                return 0;
-            }
-            done = true;
-            buffers.change(blocks, |buffer| {
-                let mut at = 0;
-                for (block, within) in pieces(offset, data.len()) {
-                    let next = at + within.len();
-                    buffer.write(block, within, &data[at..next]);
-                    at = next;
-                }
-            })
-        })?;
-        Ok(done)
-    }
-
     /// Zeroes a range: as a hole, or with `allocated`, so that it is reported as allocated.
     pub async fn write_zeroes(&self, offset: u64, len: u64, allocated: bool, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
         self.pool.wait_for_room(&self.volume, 0).await?;
+        self.zero(offset, len, allocated).await?;
+        self.volume.guest.discard.add(len);
+        self.settle(fua).await
+    }
+
+    pub(crate) async fn zero(&self, offset: u64, len: u64, allocated: bool) -> Result<()> {
         let whole = self.whole_blocks(offset, len);
         if whole.is_empty() {
             self.write_bytes(offset, &[0; 2 * BLOCK][..len as usize]).await?;
@@ -262,8 +237,7 @@ impl Disk {
                 self.write_bytes(last, &[0; BLOCK][..(offset + len - last) as usize]).await?;
             }
         }
-        self.volume.guest.discard.add(len);
-        self.settle(fua).await
+        Ok(())
     }
 
     /// Discards a range: whole blocks read as zeroes afterwards, partial ones stay.
@@ -278,7 +252,7 @@ impl Disk {
 
     /// Notes that blocks become garbage, unless nothing is there: a guest that trims its free space names all that
     /// it never used, too.
-    fn note_discarded(&self, blocks: &Range<u64>) {
+    pub(crate) fn note_discarded(&self, blocks: &Range<u64>) {
         let count = blocks.end - blocks.start;
         if count == 0 {
             return;
@@ -290,7 +264,7 @@ impl Disk {
     }
 
     /// The blocks that lie wholly in a range; a block that the end of the disk cuts counts as whole.
-    fn whole_blocks(&self, offset: u64, len: u64) -> Range<u64> {
+    pub(crate) fn whole_blocks(&self, offset: u64, len: u64) -> Range<u64> {
         let end = offset + len;
         let last = if end == self.size() { end.div_ceil(BLOCK as u64) } else { end / BLOCK as u64 };
         let first = offset.div_ceil(BLOCK as u64);
@@ -300,6 +274,10 @@ impl Disk {
     /// Makes everything durable that was acknowledged before the call.
     pub async fn flush(&self) -> Result<()> {
         self.volume.guest.flush.add(0);
+        self.flush_changes().await
+    }
+
+    pub(crate) async fn flush_changes(&self) -> Result<()> {
         match self.volume.sync() {
             SyncMode::Never => Ok(()),
             SyncMode::Flush | SyncMode::Always => self.pool.flush_volume(&self.volume).await,
@@ -391,21 +369,7 @@ fn extend(extents: &mut Vec<Extent>, kind: RunKind, at: u64, until: u64) -> u64 
     until
 }
 
-/// Ends a watch that was not asked for its result.
-struct Unwatch<'a> {
-    volume: &'a Volume,
-    watch: Option<u64>,
-}
-
-impl Drop for Unwatch<'_> {
-    fn drop(&mut self) {
-        if let Some(watch) = self.watch.take() {
-            self.volume.buffers.lock().unwatch(watch);
-        }
-    }
-}
-
-fn aligned(offset: u64, len: u64) -> bool {
+pub(crate) fn aligned(offset: u64, len: u64) -> bool {
     offset.is_multiple_of(SECTOR as u64) && len.is_multiple_of(SECTOR as u64)
 }
 

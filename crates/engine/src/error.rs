@@ -15,6 +15,9 @@ pub enum Error {
     /// A request beyond the end of the disk.
     #[error("request goes beyond the end of the disk")]
     OutOfRange,
+    /// A range was to be copied onto one that it overlaps.
+    #[error("a range of a disk cannot be copied onto one that it overlaps")]
+    Overlap,
     /// The store is full.
     #[error("the store is full: delete disks or snapshots, or add room")]
     NoSpace,
@@ -129,9 +132,11 @@ impl Error {
         const ESHUTDOWN: u32 = 108;
         match self {
             Error::ReadOnly(_) => EPERM,
-            Error::OutOfRange | Error::BadName { .. } | Error::BadSize { .. } | Error::WrongKind { .. } => {
-                EINVAL
-            }
+            Error::OutOfRange
+            | Error::Overlap
+            | Error::BadName { .. }
+            | Error::BadSize { .. }
+            | Error::WrongKind { .. } => EINVAL,
             Error::NoSpace => ENOSPC,
             Error::Closed => ESHUTDOWN,
             Error::NotFound(_) | Error::NoPool(_) => ENOENT,

@@ -173,5 +173,8 @@ fn describe(op: &forebay_format::CatalogueOp) -> String {
         Op::Copy { disk, from } => format!("copy {} from {}", disk.0, from.0),
         Op::Resize { disk, size } => format!("resize {} to {size} bytes", disk.0),
         Op::Update { disk } => format!("update {} '{}'", disk.id.0, disk.name),
+        Op::CopyRange { disk, block, from, source_block, count } => {
+            format!("copy {count} blocks to {} at {block} from {} at {source_block}", disk.0, from.0)
+        }
     }
 }

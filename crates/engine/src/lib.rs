@@ -8,6 +8,7 @@ mod buffer;
 mod catalogue;
 mod classes;
 mod commit;
+mod copy;
 mod dedup;
 mod desktop;
 mod disk;
@@ -16,6 +17,7 @@ mod map;
 mod notes;
 mod reduce;
 mod schedule;
+mod update;
 mod volume;
 mod zero;
 

@@ -36,6 +36,15 @@ pub const READAHEAD_MAX: u64 = 1 << 20;
 pub const CHUNK_BLOCKS: usize = 64;
 /// How often a read looks its blocks up again when their segment was freed meanwhile.
 pub const READ_RETRIES: usize = 16;
+/// Blocks that one change to the catalogue copies at most by their addresses: some ten milliseconds, for which other
+/// commits wait.
+pub const COPY_BLOCKS: u64 = 1 << 20;
+/// Pieces of a copy, of one leaf at most, that are done under one lock of the map: some tens of microseconds.
+pub const COPY_STEPS: usize = 16;
+/// What a copied address counts towards the next checkpoint: its bytes in a map node there.
+pub const COPY_VALUE_BYTES: u64 = 12;
+/// What cannot be copied by address is read and written in pieces of so many bytes.
+pub const COPY_BYTES: u64 = 1 << 20;
 /// A volume is scanned anew when so much was written to it where no file was, but not sooner than [`LEARN_PAUSE`] after
 /// the last time.
 pub const LEARN_BYTES: u64 = 64 << 20;

@@ -6,7 +6,9 @@
 //! what is reached in any of these ways is live.
 //!
 //! **It is safe beside guests**, because what they do cannot bring a dead slot back. A write makes new slots.
-//! A clone, a rollback or a reset shares nodes that a disk of the checkpoint had, or that were made since. A
+//! A clone, a rollback or a reset shares nodes that a disk of the checkpoint had, or that were made since. So does a
+//! copy of a range, of nodes and of what stands in them: it takes what its source's map says at that moment, and
+//! what a map says is of the checkpoint, or newer, or came the way below, and was noted when it did. A
 //! leaf never loses an entry that hides its base: to discard is to list a hole. There is one way back, a
 //! reference that a commit makes to a block which is stored already; those are noted in the barrier of the
 //! log, and the cleaner looks at it before it drops a slot ([`crate::clean`]).

@@ -1,16 +1,20 @@
-//! Notes: what the pool knows of a disk beside its contents.
+//! Notes: what the pool knows of a disk beside its contents, and *documents*: what it keeps for its server, of no
+//! disk.
 //!
-//! A note is a disk of its own that nobody sees, whose parent is the disk that it is about. So it is as durable,
-//! checked and cleaned as all else, and this module has nothing to recover. It is written as an import is and becomes
-//! a note in the same group of the log in which the one before goes: after a crash there is the old one or the new
-//! one, whole. It goes with its disk.
+//! A note is a disk of its own that nobody sees, whose parent is the disk that it is about; a document is one without a
+//! parent. So it is as durable, checked and cleaned as all else, and this module has nothing to recover. It is written
+//! as an import is and becomes a note in the same group of the log in which the one before goes: after a crash there is
+//! the old one or the new one, whole. It goes with its disk; it stays when that gets other contents, and no clone has
+//! it.
 //!
-//! Notes are advice: whoever reads one has to live with none, or with one that has grown old.
+//! What the engine itself notes is advice: it can live with none, or with one that has grown old. What front ends give
+//! it to keep, reservations and documents, it does not interpret.
 
 use std::sync::Arc;
 
-use forebay_format::{CatalogueOp, DiskRecord, Role, SECTOR};
+use forebay_format::{CatalogueOp, DiskId, DiskRecord, Role, SECTOR};
 
+use crate::catalogue::{check_name, shorten};
 use crate::pool::Pool;
 use crate::volume::Volume;
 use crate::{Error, Result};
@@ -22,6 +26,8 @@ pub(crate) enum Note {
     Profile,
     /// The classes of its blocks; see [`crate::classes`].
     Classes,
+    /// Persistent reservations, for a front end.
+    Reservations,
 }
 
 /// Bytes in front of the content: its length, little-endian.
@@ -34,6 +40,7 @@ impl Note {
         match self {
             Note::Profile => "boot profile",
             Note::Classes => "block classes",
+            Note::Reservations => "reservations",
         }
     }
 
@@ -44,63 +51,92 @@ impl Note {
 }
 
 impl Pool {
-    fn note_disk(&self, of: &Volume, note: Note) -> Option<Arc<Volume>> {
-        let is_it = |record: &DiskRecord| record.parent == Some(of.id()) && note.is(record);
-        self.catalogue.read().iter().find(|disk| is_it(&disk.record())).cloned()
-    }
-
     /// Reads a note; `None` where there is none.
     ///
     /// # Errors
     /// Those of a read; [`Error::Damaged`] where the note is.
     pub(crate) async fn note(&self, of: &Volume, note: Note) -> Result<Option<Vec<u8>>> {
+        self.read_note(Some(of.id()), note.name()).await
+    }
+
+    /// Replaces a note, durably; or removes it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where the disk is gone; [`Error::BadSize`] beyond 64 MiB; those of a write.
+    pub(crate) async fn set_note(&self, of: &Volume, note: Note, content: Option<&[u8]>) -> Result<()> {
+        self.replace_note(Some(of), note.name(), content).await
+    }
+
+    /// Reads a document of the pool; `None` where there is none of this name.
+    ///
+    /// # Errors
+    /// Those of a read; [`Error::Damaged`] where the document is.
+    pub async fn document(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.read_note(None, name).await
+    }
+
+    /// Replaces a document of the pool, durably, or removes it: after a crash there is the old one or the new one.
+    /// Names are as those of disks, which they have nothing to do with.
+    ///
+    /// # Errors
+    /// [`Error::BadName`]; [`Error::BadSize`] beyond 64 MiB; those of a write.
+    pub async fn set_document(&self, name: &str, content: Option<&[u8]>) -> Result<()> {
+        check_name(name)?;
+        self.replace_note(None, name, content).await
+    }
+
+    fn note_disk(&self, of: Option<DiskId>, name: &str) -> Option<Arc<Volume>> {
+        let is_it = |r: &DiskRecord| r.role == Role::Note && r.parent == of && r.name == name;
+        self.catalogue.read().iter().find(|disk| is_it(&disk.record())).cloned()
+    }
+
+    async fn read_note(&self, of: Option<DiskId>, name: &str) -> Result<Option<Vec<u8>>> {
         // So that it is not replaced, and its blocks freed, meanwhile.
         let _admin = self.admin.lock().await;
-        let Some(disk) = self.note_disk(of, note) else { return Ok(None) };
+        let Some(disk) = self.note_disk(of, name) else { return Ok(None) };
         let mut header = [0; HEADER];
         self.read(&disk, 0, &mut header, 0).await?;
         let len = u64::from_le_bytes(header);
-        if len > (MAX_CONTENT as u64).min(disk.size() - HEADER as u64) {
-            return Err(Error::Damaged(format!("the {} of '{}'", note.name(), of.record().name)));
+        if len > (MAX_CONTENT as u64).min(disk.size().saturating_sub(HEADER as u64)) {
+            let of = of.and_then(|of| self.volume(of)).map(|of| format!(" of '{}'", of.record().name));
+            return Err(Error::Damaged(format!("the {name}{}", of.unwrap_or_default())));
         }
         let mut content = vec![0; len as usize];
         self.read(&disk, HEADER as u64, &mut content, 0).await?;
         Ok(Some(content))
     }
 
-    /// Replaces a note, durably; or removes it.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] where the disk is gone; those of a write.
-    pub(crate) async fn set_note(&self, of: &Volume, note: Note, content: Option<&[u8]>) -> Result<()> {
+    async fn replace_note(&self, of: Option<&Volume>, name: &str, content: Option<&[u8]>) -> Result<()> {
+        if let Some(len) = content.map(<[u8]>::len).filter(|len| *len > MAX_CONTENT) {
+            return Err(Error::BadSize { size: len as u64, why: "notes and documents are at most 64 MiB" });
+        }
         let _admin = self.admin.lock().await;
-        let Some(about) = self.volume(of.id()) else { return Err(Error::NotFound(of.record().name.clone())) };
+        if let Some(of) = of.filter(|of| self.volume(of.id()).is_none()) {
+            return Err(Error::NotFound(shorten(&of.record().name)));
+        }
+        let parent = of.map(Volume::id);
         let mut ops = Vec::new();
-        let before = self.note_disk(of, note);
+        let before = self.note_disk(parent, name);
         ops.extend(before.map(|disk| CatalogueOp::Delete { disk: disk.id() }));
-        if let Some(content) = content.filter(|c| c.len() <= MAX_CONTENT) {
+        if let Some(content) = content {
             let mut bytes = (content.len() as u64).to_le_bytes().to_vec();
             bytes.extend_from_slice(content);
             bytes.resize(bytes.len().next_multiple_of(SECTOR), 0);
-            let written = self.write_note(&about, &bytes).await?;
-            let record = DiskRecord {
-                role: Role::Note,
-                parent: Some(of.id()),
-                name: note.name().to_owned(),
-                ..(*written.record()).clone()
-            };
+            let written = self.write_note(of.map_or(0, Volume::dedup_domain), &bytes).await?;
+            let record =
+                DiskRecord { role: Role::Note, parent, name: name.to_owned(), ..(*written.record()).clone() };
             ops.push(CatalogueOp::Update { disk: record });
         }
         if ops.is_empty() { Ok(()) } else { self.commit_ops(ops).await }
     }
 
     /// Writes the disk that is to be a note.
-    async fn write_note(&self, about: &Volume, bytes: &[u8]) -> Result<Arc<Volume>> {
+    async fn write_note(&self, dedup_domain: u32, bytes: &[u8]) -> Result<Arc<Volume>> {
         const PIECE: usize = 1 << 20;
         // No user can give such a name, and no two of them are the same.
         let mut record = self.new_record("note", bytes.len() as u64, Role::Import);
         record.name = format!("note/{}", record.id.0);
-        record.dedup_domain = about.dedup_domain();
+        record.dedup_domain = dedup_domain;
         let (id, name) = (record.id, record.name.clone());
         self.commit_ops(vec![CatalogueOp::Create { disk: record, from: None }]).await?;
         let volume = self.volume(id).ok_or(Error::NotFound(name))?;

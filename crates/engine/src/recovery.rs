@@ -114,7 +114,7 @@ impl Pool {
             recovered.appended = pool.appended.clone();
             *log = recovered;
             // Counts towards the next checkpoint, or a pool that crashes often would replay ever more.
-            log.appended.store(replayed, Relaxed);
+            log.appended.fetch_add(replayed, Relaxed);
             // Objects that are in no table, or in which nothing rests, are what a crash left behind.
             let rests = |o: &ObjectStat| log.table().get(&o.id).is_some_and(|r| r.map.is_none());
             let orphans = !objects.iter().all(rests);

@@ -61,7 +61,7 @@ impl GuestCounters {
 pub struct GuestStats {
     /// Reads.
     pub read: Count,
-    /// Writes, FUA included.
+    /// Writes, FUA included, and copies.
     pub write: Count,
     /// Discards and write-zeroes.
     pub discard: Count,

@@ -23,7 +23,7 @@ pub enum Role {
     Image = 3,
     /// An import that is under way; a pool that is opened removes it.
     Import = 4,
-    /// What the pool knows of its parent beside its contents; nobody sees it.
+    /// What the pool knows of its parent beside its contents, or of none of its disks; nobody sees it.
     Note = 5,
 }
 
@@ -55,7 +55,7 @@ layout!(disk, "disk record", 96, {
     NAME_LEN @ 7, 1, "bytes of the name, which follows the record";
     SIZE_BYTES @ 8, 8, "size in bytes, a multiple of 512";
     CREATED_MS @ 16, 8, "creation time, Unix milliseconds";
-    PARENT @ 24, 4, "of a snapshot: its volume; of a note: the disk that it is about; else 0";
+    PARENT @ 24, 4, "of a snapshot: its volume; of a note: the disk that it is about, if there is one; else 0";
     ORIGIN @ 28, 4, "of a clone: the snapshot or image it started from; else 0";
     WRITE_CACHE @ 32, 8, "of a desktop: bytes of its RAM write cache; else 0";
     UUID @ 40, 16, "identity that guests and initiators see, random";
@@ -79,7 +79,7 @@ pub struct DiskRecord {
     pub size: u64,
     /// Creation time in Unix milliseconds.
     pub created_ms: u64,
-    /// Of a snapshot: its volume. Of a note: the disk that it is about.
+    /// Of a snapshot: its volume. Of a note: the disk that it is about, if there is one.
     pub parent: Option<DiskId>,
     /// Of a clone: the snapshot or image it started from.
     pub origin: Option<DiskId>,
@@ -117,14 +117,21 @@ impl DiskRecord {
             Some("size_bytes")
         } else if self.height > MAX_LEVEL {
             Some("height")
-        } else if self.parent.is_some() != matches!(self.role, Role::Snapshot | Role::Note)
-            || self.parent == Some(self.id)
-        {
+        } else if !self.has_its_parent() {
             Some("parent")
         } else if self.origin == Some(self.id) {
             Some("origin")
         } else {
             None
+        }
+    }
+
+    /// Whether it has a parent, and another one than itself, where its role asks for that.
+    fn has_its_parent(&self) -> bool {
+        match (self.role, self.parent) {
+            (Role::Snapshot | Role::Note, Some(parent)) => parent != self.id,
+            (Role::Snapshot, None) => false,
+            (_, parent) => parent.is_none(),
         }
     }
 
@@ -209,13 +216,19 @@ impl DiskRecord {
 }
 
 layout!(op, "catalogue change", 24, {
-    KIND @ 0, 1, "1 create, 2 delete, 3 copy contents, 4 resize, 5 update";
+    KIND @ 0, 1, "1 create, 2 delete, 3 copy contents, 4 resize, 5 update, 6 copy range";
     DISK @ 4, 4, "disk id";
-    FROM @ 8, 4, "of create and copy: the disk whose contents it takes; else 0";
+    FROM @ 8, 4, "of create, copy and copy range: the disk whose contents it takes; else 0";
     SIZE_BYTES @ 16, 8, "of resize: the new size in bytes";
 });
+layout!(range, "copied range", 24, {
+    BLOCK_INDEX @ 0, 8, "first logical block number in the disk that is changed";
+    SOURCE_BLOCK @ 8, 8, "first logical block number in the disk that is copied from";
+    COUNT @ 16, 8, "blocks";
+});
 
-/// One change to the catalogue. Create and update are followed by a disk record, whose root is not used.
+/// One change to the catalogue. Create and update are followed by a disk record, whose root is not used; copy range
+/// is followed by the range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CatalogueOp {
     /// A new disk, empty or with the contents that `from` has at this place of the log.
@@ -249,6 +262,20 @@ pub enum CatalogueOp {
         /// The disk as it is now; its size, root and height are not used.
         disk: DiskRecord,
     },
+    /// A range of a disk takes what a range of the same length of `from` holds at this place of the log. Where both
+    /// are of one disk they do not overlap.
+    CopyRange {
+        /// Which disk is changed.
+        disk: DiskId,
+        /// Its first logical block.
+        block: u64,
+        /// Whose contents it takes; may be the same disk.
+        from: DiskId,
+        /// The first logical block of that.
+        source_block: u64,
+        /// Number of blocks.
+        count: u64,
+    },
 }
 
 impl CatalogueOp {
@@ -260,6 +287,19 @@ impl CatalogueOp {
             CatalogueOp::Delete { disk } | CatalogueOp::Copy { disk, .. } if disk.0 == 0 => Some("disk"),
             CatalogueOp::Resize { disk, .. } if disk.0 == 0 => Some("disk"),
             CatalogueOp::Resize { size, .. } if !is_size(*size) => Some("size_bytes"),
+            CatalogueOp::CopyRange { disk, .. } if disk.0 == 0 => Some("disk"),
+            CatalogueOp::CopyRange { from, .. } if from.0 == 0 => Some("from"),
+            CatalogueOp::CopyRange { block, source_block, count, .. }
+                if *count == 0
+                    || block.max(source_block).checked_add(*count).is_none_or(|end| end > MAX_BLOCKS) =>
+            {
+                Some("count")
+            }
+            CatalogueOp::CopyRange { disk, block, from, source_block, count }
+                if disk == from && block.abs_diff(*source_block) < *count =>
+            {
+                Some("source_block")
+            }
             _ => None,
         }
     }
@@ -288,6 +328,14 @@ impl CatalogueOp {
                 head(5, disk.id, None, 0);
                 disk.encode(out);
             }
+            CatalogueOp::CopyRange { disk, block, from, source_block, count } => {
+                head(6, *disk, Some(*from), 0);
+                out.resize(start + op::SIZE + range::SIZE, 0);
+                let b = &mut out[start + op::SIZE..];
+                put_u64(b, range::BLOCK_INDEX, *block);
+                put_u64(b, range::SOURCE_BLOCK, *source_block);
+                put_u64(b, range::COUNT, *count);
+            }
         }
     }
 
@@ -308,6 +356,17 @@ impl CatalogueOp {
             3 => CatalogueOp::Copy { disk, from: from.ok_or(bad("from"))? },
             4 => CatalogueOp::Resize { disk, size: get_u64(b, op::SIZE_BYTES) },
             5 => CatalogueOp::Update { disk: record()? },
+            6 => {
+                let b;
+                (b, rest) = rest.split_at_checked(range::SIZE).ok_or(FormatError::Truncated(WHAT))?;
+                CatalogueOp::CopyRange {
+                    disk,
+                    block: get_u64(b, range::BLOCK_INDEX),
+                    from: from.ok_or(bad("from"))?,
+                    source_block: get_u64(b, range::SOURCE_BLOCK),
+                    count: get_u64(b, range::COUNT),
+                }
+            }
             _ => return Err(bad("kind")),
         };
         if !rest.is_empty() {

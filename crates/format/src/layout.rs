@@ -102,6 +102,7 @@ pub const LAYOUTS: &[Layout] = &[
     crate::checkpoint::segment_record::LAYOUT,
     crate::disk::disk::LAYOUT,
     crate::disk::op::LAYOUT,
+    crate::disk::range::LAYOUT,
     crate::segment::segment_header::LAYOUT,
     crate::segment::segment_footer::LAYOUT,
     crate::segment::directory_entry::LAYOUT,

@@ -81,7 +81,9 @@ fn map_nodes_of_version_1() {
 
 #[test]
 fn catalogue_changes_of_version_1() {
-    for (name, op) in ["create", "delete", "copy", "resize", "update"].into_iter().zip(ops()) {
+    let names = ["create", "delete", "copy", "resize", "update", "copy-range"];
+    assert_eq!(names.len(), ops().len());
+    for (name, op) in names.into_iter().zip(ops()) {
         let mut encoded = Vec::new();
         op.encode(&mut encoded);
         let bytes = golden(&format!("v1-catalogue-{name}.bin"), &encoded);

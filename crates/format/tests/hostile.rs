@@ -215,6 +215,11 @@ fn disk_records_are_possible_disks() {
     assert_eq!(forge(4, &[0]), bad("role"));
     assert_eq!(forge(4, &[2]), bad("parent"));
     assert_eq!(forge(24, &[1]), bad("parent"));
+    let mut document = good.clone();
+    document[4] = 5;
+    assert!(DiskRecord::decode(&mut &document[..]).is_ok_and(|record| record.parent.is_none()));
+    document[24] = 5;
+    assert_eq!(DiskRecord::decode(&mut &document[..]).unwrap_err(), bad("parent"), "its own");
     assert_eq!(forge(28, &[5]), bad("origin"));
     assert_eq!(forge(5, &[4]), bad("sync"));
     // Levels beyond these would shift block numbers by 64 bits and more.
@@ -237,7 +242,7 @@ fn catalogue_changes_make_sense() {
         CatalogueOp::decode(&b).unwrap_err()
     };
     let bad = |field| value("catalogue change", field);
-    assert_eq!(forge(0, 0, &[6]), bad("kind"));
+    assert_eq!(forge(0, 0, &[7]), bad("kind"));
     assert_eq!(forge(0, 0, &[2]), bad("length"));
     assert_eq!(forge(0, 4, &[6]), bad("disk"));
     assert_eq!(forge(0, 8, &[5]), bad("from"));
@@ -245,6 +250,13 @@ fn catalogue_changes_make_sense() {
     assert_eq!(forge(2, 8, &[0; 4]), bad("from"));
     assert_eq!(forge(2, 8, &[5]), bad("from"));
     assert_eq!(forge(3, 16, &[1]), bad("size_bytes"));
+    assert_eq!(forge(5, 4, &[0; 4]), bad("disk"));
+    assert_eq!(forge(5, 8, &[0; 4]), bad("from"));
+    assert_eq!(forge(5, 40, &[0; 8]), bad("count"));
+    assert_eq!(forge(5, 30, &[0x10]), bad("count"));
+    assert_eq!(forge(5, 24, &[0xff; 8]), bad("count"));
+    // Of one disk, onto blocks that it copies from.
+    assert_eq!(forge(5, 8, &[5]), bad("source_block"));
 }
 
 #[test]

@@ -17,9 +17,13 @@ use crate::rng::mix;
 /// Number of a write; 0 stands for zeroes.
 pub type WriteId = u32;
 
+/// Bytes of a block that came from one write: start and end, the write, and by how many bytes they were copied upwards
+/// since then, to another place of that disk or of another one.
+type Run = (u16, u16, WriteId, i64);
+
 /// The content of one block: disjoint runs of bytes by ascending start; what no run covers is zero.
 #[derive(Clone, PartialEq, Eq, Default)]
-pub struct Content(Rc<[(u16, u16, WriteId)]>);
+pub struct Content(Rc<[Run]>);
 
 /// Writes with the same content everywhere have one of these numbers instead of their own.
 const TWINS: std::ops::RangeInclusive<WriteId> = u32::MAX - 4..=u32::MAX;
@@ -79,30 +83,44 @@ impl Content {
 
     /// Whether the bytes `range` of block number `block` are zero; single bytes of a write may be.
     pub fn is_zero_in(&self, block: u64, range: Range<usize>) -> bool {
-        let untouched = self.0.iter().all(|&(s, e, _)| e as usize <= range.start || s as usize >= range.end);
+        let untouched = self.0.iter().all(|&(s, e, ..)| e as usize <= range.start || s as usize >= range.end);
         untouched || self.bytes(block, range).iter().all(|b| *b == 0)
     }
 
     /// The write that a byte came from.
     pub fn write_at(&self, at: usize) -> Option<WriteId> {
-        self.0.iter().find(|(s, e, _)| (*s as usize..*e as usize).contains(&at)).map(|r| r.2)
+        self.0.iter().find(|(s, e, ..)| (*s as usize..*e as usize).contains(&at)).map(|r| r.2)
     }
 
     /// This content with the bytes `range` taken from `write`.
     pub fn with(&self, range: Range<usize>, write: WriteId) -> Content {
+        let run = (range.start as u16, range.end as u16, write, 0);
+        self.with_runs(range, (write != 0).then_some(run))
+    }
+
+    /// This content with the bytes from `at` on taken from the bytes `range` of another block, whose place is `shift`
+    /// bytes before their new one.
+    pub fn with_copy(&self, at: usize, from: &Content, range: Range<usize>, shift: i64) -> Content {
+        let clip = |&(s, e, w, moved): &Run| {
+            let (s, e) = ((s as usize).max(range.start), (e as usize).min(range.end));
+            let there = |i: usize| (i - range.start + at) as u16;
+            (s < e).then(|| (there(s), there(e), w, moved + shift))
+        };
+        self.with_runs(at..at + range.len(), from.0.iter().filter_map(clip))
+    }
+
+    fn with_runs(&self, range: Range<usize>, new: impl IntoIterator<Item = Run>) -> Content {
         let (start, end) = (range.start as u16, range.end as u16);
         let mut runs = Vec::with_capacity(self.0.len() + 2);
-        for &(s, e, w) in self.0.iter() {
+        for &(s, e, w, moved) in self.0.iter() {
             if s < start {
-                runs.push((s, e.min(start), w));
+                runs.push((s, e.min(start), w, moved));
             }
             if e > end {
-                runs.push((s.max(end), e, w));
+                runs.push((s.max(end), e, w, moved));
             }
         }
-        if write != 0 && start < end {
-            runs.push((start, end, write));
-        }
+        runs.extend(new.into_iter().filter(|(s, e, ..)| s < e));
         runs.sort_unstable();
         Content(runs.into())
     }
@@ -110,10 +128,10 @@ impl Content {
     /// The bytes `range` of block number `block`.
     pub fn bytes(&self, block: u64, range: Range<usize>) -> Vec<u8> {
         let mut out = vec![0; range.len()];
-        for &(s, e, w) in self.0.iter() {
+        for &(s, e, w, moved) in self.0.iter() {
             let (s, e) = ((s as usize).max(range.start), (e as usize).min(range.end));
             if s < e {
-                let at = block * BLOCK as u64 + s as u64;
+                let at = (block * BLOCK as u64 + s as u64).wrapping_add_signed(-moved);
                 fill(w, at, &mut out[s - range.start..e - range.start]);
             }
         }
@@ -131,11 +149,14 @@ impl fmt::Debug for Content {
         if self.is_zero() {
             return f.write_str("zero");
         }
-        for (i, &(s, e, w)) in self.0.iter().enumerate() {
+        for (i, &(s, e, w, moved)) in self.0.iter().enumerate() {
             let sep = if i == 0 { "" } else { "," };
             match (s, e as usize) {
                 (0, BLOCK) => write!(f, "w{w}")?,
                 _ => write!(f, "{sep}w{w}[{s}..{e}]")?,
+            }
+            if moved != 0 {
+                write!(f, "{moved:+}")?;
             }
         }
         Ok(())
@@ -182,6 +203,15 @@ mod tests {
         assert!(c.matches(3, 590..1100, &expected[590..1100]));
         expected[4095] ^= 1;
         assert!(!c.matches(3, 0..4096, &expected));
+    }
+
+    #[test]
+    fn copies_have_the_bytes_of_where_they_came_from() {
+        let from = Content::zero().with(0..4096, 7).with(512..1024, 8);
+        let c = Content::zero().with(0..100, 9).with_copy(50, &from, 500..1500, 2 * 4096 - 450);
+        assert_eq!(c.bytes(5, 50..1050), from.bytes(3, 500..1500));
+        assert_eq!(c.bytes(5, 0..50), Content::zero().with(0..50, 9).bytes(5, 0..50));
+        assert!(c.is_zero_in(5, 1050..4096));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What guests do: reads, writes, zeroes, discards, flushes, block status.
 
+use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use forebay_engine::{Disk, Error, Fast, Role, SyncMode};
 use forebay_format::BLOCK;
 
 use crate::content;
+use crate::copy::copy;
 use crate::ctx::{Ctx, Locked};
 use crate::history::Stamp;
 use crate::model::{Change, Model, pieces};
@@ -22,7 +24,9 @@ pub async fn guest_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let Some(name) = ctx.pick(rng, wanted) else { return };
     let Some(_busy) = ctx.busy(&name) else { return };
     let Some(disk) = ctx.handle(&name, rng) else { return };
-    if writes {
+    if writes && rng.percent(12) {
+        copy(ctx, &name, &disk, rng).await;
+    } else if writes {
         change(ctx, &name, &disk, rng).await;
     } else {
         look(ctx, &name, &disk, rng).await;
@@ -44,7 +48,7 @@ pub async fn look(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
 }
 
 /// A byte range within a disk, of many kinds; rarely longer than 32 blocks.
-fn range(ctx: &Ctx, name: &str, rng: &mut Rng) -> (u64, u64) {
+pub fn range(ctx: &Ctx, name: &str, rng: &mut Rng) -> (u64, u64) {
     let size = ctx.model.borrow().disk(name).expect("the disk is busy, so it exists").size;
     let blocks = size.div_ceil(B);
     // On a huge disk, places where the block map changes its shape; on a small one, anywhere.
@@ -130,20 +134,25 @@ async fn flush(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Request {
     Write,
-    Zeroes { allocated: bool },
+    /// A write by way of [`Disk::update`].
+    Update,
+    Zeroes {
+        allocated: bool,
+    },
     Discard,
 }
 
 /// Something that changes a disk.
 pub async fn change(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
-    let request = match rng.weighted(&[70, 8, 7, 15]) {
+    let request = match rng.weighted(&[60, 10, 8, 7, 15]) {
         0 => Request::Write,
-        1 => Request::Zeroes { allocated: false },
-        2 => Request::Zeroes { allocated: true },
+        1 => Request::Update,
+        2 => Request::Zeroes { allocated: false },
+        3 => Request::Zeroes { allocated: true },
         _ => Request::Discard,
     };
     let (mut offset, mut len) = range(ctx, name, rng);
-    if request != Request::Write && rng.one_in(6) {
+    if !matches!(request, Request::Write | Request::Update) && rng.one_in(6) {
         (offset, len) = (0, disk.size());
     }
     let partial = ctx.model.borrow().partial_blocks(name, offset, len);
@@ -166,7 +175,7 @@ pub async fn change(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) 
         _ => ctx.model.borrow_mut().new_write(),
     };
     let what = match request {
-        Request::Write => Change::Write(write),
+        Request::Write | Request::Update => Change::Write(write),
         Request::Zeroes { .. } => Change::Zero,
         Request::Discard => Change::Discard,
     };
@@ -224,6 +233,13 @@ async fn carry_out(
             }
             disk.write(offset, &data, fua).await
         }
+        Request::Update => {
+            let put = |bytes: &mut [u8]| {
+                content::fill(write, offset, bytes);
+                ControlFlow::<()>::Continue(())
+            };
+            disk.update(offset, len, fua, put).await.map(drop)
+        }
         Request::Zeroes { allocated } => disk.write_zeroes(offset, len, allocated, fua).await,
         Request::Discard => disk.discard(offset, len, fua).await,
     }
@@ -255,7 +271,7 @@ async fn settle_block(ctx: &Rc<Ctx>, name: &str, disk: &Disk, block: u64) -> boo
 
 /// After a failed change: whether it was done is for a read to say. Where that fails too, the blocks stay
 /// locked until the pool is opened anew.
-async fn settle_failed(ctx: &Rc<Ctx>, name: &str, disk: &Disk, lock: Locked, (offset, len): (u64, u64)) {
+pub async fn settle_failed(ctx: &Rc<Ctx>, name: &str, disk: &Disk, lock: Locked, (offset, len): (u64, u64)) {
     let blocks: Vec<u64> = {
         let model = ctx.model.borrow();
         let range = offset / B..(offset + len).div_ceil(B);

@@ -134,6 +134,8 @@ pub struct Version<T> {
     pub durable: bool,
     /// Nobody made it: a read found what other versions had left. No flush makes a promise about it.
     pub observed: bool,
+    /// It is in the log a while before it is seen: that a read saw an older one says nothing of its place in history.
+    pub late: bool,
 }
 
 /// A place with a history. The first version is what it held at the last recovery, or when its disk began.
@@ -153,7 +155,15 @@ impl<T> Cell<T> {
 
     /// Adds the version that `op`, which has just begun, makes.
     pub fn push(&mut self, op: OpId, value: T) {
-        self.versions.push(Version { op, value, seen: NEVER, after: 0, durable: false, observed: false });
+        self.versions.push(Version {
+            op,
+            value,
+            seen: NEVER,
+            after: 0,
+            durable: false,
+            observed: false,
+            late: false,
+        });
     }
 
     /// Adds the version that the read `op` observed.
@@ -161,6 +171,13 @@ impl<T> Cell<T> {
         self.push(op, value);
         let last = self.versions.len() - 1;
         self.versions[last].observed = true;
+    }
+
+    /// As [`Cell::push`], of a copy.
+    pub fn push_late(&mut self, op: OpId, value: T) {
+        self.push(op, value);
+        let last = self.versions.len() - 1;
+        self.versions[last].late = true;
     }
 
     /// When version `i` had taken effect for certain.
@@ -218,7 +235,8 @@ impl<T> Cell<T> {
 
     /// Notes that a read that took from `begin` to `end` saw version `i` and can have seen no other.
     pub fn saw(&mut self, ops: &Ops, i: usize, begin: Stamp, end: Stamp) {
-        let later: Vec<_> = (0..self.versions.len()).filter(|&j| self.is_after(ops, j, i)).collect();
+        let is_later = |&j: &usize| !self.versions[j].late && self.is_after(ops, j, i);
+        let later: Vec<_> = (0..self.versions.len()).filter(is_later).collect();
         for j in later {
             self.versions[j].after = self.versions[j].after.max(begin);
         }

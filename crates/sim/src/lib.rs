@@ -4,6 +4,7 @@
 //! compares what it holds with a model. In the order in which a round meets them:
 mod admin;
 mod content;
+mod copy;
 mod ctx;
 mod exec;
 mod guest;

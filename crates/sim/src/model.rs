@@ -212,7 +212,7 @@ impl Model {
         self.names.get(name)?.versions.iter().rev().find_map(|v| v.value.as_ref())
     }
 
-    fn disk_mut(&mut self, name: &str) -> &mut DiskState {
+    pub(crate) fn disk_mut(&mut self, name: &str) -> &mut DiskState {
         let era = self.names.get_mut(name).and_then(|c| c.versions.last_mut());
         era.and_then(|v| v.value.as_mut()).expect("the workload uses disks that exist")
     }

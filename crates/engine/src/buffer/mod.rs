@@ -308,6 +308,16 @@ struct Watch {
     hit: bool,
 }
 
+impl Watch {
+    fn note(&mut self, blocks: &Range<u64>) {
+        self.hit |= overlap(&self.blocks, blocks);
+    }
+}
+
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
 /// The buffers of a disk.
 #[derive(Default)]
 pub(crate) struct Buffers {
@@ -315,6 +325,8 @@ pub(crate) struct Buffers {
     frozen: Option<Arc<WriteBuffer>>,
     watches: Vec<Watch>,
     next_watch: u64,
+    /// Blocks into which the commit that is under way copies others, in the map; see [`crate::copy`].
+    copies: Vec<Range<u64>>,
 }
 
 impl Buffers {
@@ -332,9 +344,7 @@ impl Buffers {
 
     /// Lets `change` change the active buffer in `blocks`. Returns by how much it grew.
     pub fn change(&mut self, blocks: Range<u64>, change: impl FnOnce(&mut WriteBuffer)) -> i64 {
-        for w in &mut self.watches {
-            w.hit |= w.blocks.start < blocks.end && blocks.start < w.blocks.end;
-        }
+        self.watches.iter_mut().for_each(|w| w.note(&blocks));
         let before = self.active.cost() as i64;
         change(&mut self.active);
         self.active.cost() as i64 - before
@@ -414,10 +424,29 @@ impl Buffers {
         self.next_watch
     }
 
-    /// Stops noting; says whether there was a write.
+    /// Stops noting; says whether there was a write, or a copy is under way.
     pub fn unwatch(&mut self, id: u64) -> bool {
-        let at = self.watches.iter().position(|w| w.id == id);
-        at.is_some_and(|at| self.watches.swap_remove(at).hit)
+        let Some(at) = self.watches.iter().position(|w| w.id == id) else { return false };
+        let watch = self.watches.swap_remove(at);
+        watch.hit || self.is_copied_to(&watch.blocks)
+    }
+
+    /// A copy into `blocks` begins: from now on it may be in the map.
+    pub fn begin_copy(&mut self, blocks: Range<u64>) {
+        self.copies.push(blocks);
+    }
+
+    /// Whether a copy into some of `blocks` is under way.
+    pub fn is_copied_to(&self, blocks: &Range<u64>) -> bool {
+        self.copies.iter().any(|copy| overlap(copy, blocks))
+    }
+
+    /// A copy has ended; it is in the map, or will not be.
+    pub fn end_copy(&mut self, blocks: &Range<u64>) {
+        if let Some(at) = self.copies.iter().position(|copy| copy == blocks) {
+            self.copies.swap_remove(at);
+        }
+        self.watches.iter_mut().for_each(|w| w.note(blocks));
     }
 }
 

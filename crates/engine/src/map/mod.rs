@@ -27,6 +27,12 @@
 //! must be at [`SPARSE_MAX`]. This bounds both what a checkpoint writes for a leaf in which few places changed
 //! (64 bytes for one or two, not 1 to 2 KiB) and what a base keeps alive.
 //!
+//! # Copies
+//!
+//! A range may take what another map says of as many blocks ([`Tree::copy`]). A node knows its place, so whole
+//! subtrees are shared only where a range is copied to the same blocks of another disk; anywhere else the values
+//! are copied, a leaf at a time.
+//!
 //! # Loading
 //!
 //! Operations never wait. One that meets a node which is not in memory returns [`NeedNode`]; the caller reads
@@ -51,6 +57,7 @@
 
 mod cache;
 mod checkpoint;
+mod copy;
 #[cfg(test)]
 mod figures;
 mod inner;

@@ -149,6 +149,15 @@ impl Tree {
         }
     }
 
+    /// What all blocks from `block` up to which last one are; `None` where there is a leaf.
+    pub(super) fn absent(&self, cache: &NodeCache, block: u64) -> Result<Option<(MapValue, u64)>, NeedNode> {
+        match self.reach(block) {
+            Reach::All(value, last) => Ok(Some((value, last))),
+            Reach::Leaf(_) => Ok(None),
+            Reach::Stored(at, level) => Ok(descend(cache, at, level, block)?.err()),
+        }
+    }
+
     /// The leaf of `block`, or what all blocks are up to which last one.
     fn leaf(&self, cache: &NodeCache, block: u64) -> Result<Result<Node, (MapValue, u64)>, NeedNode> {
         match self.reach(block) {

@@ -198,6 +198,32 @@ impl Twin {
         }
     }
 
+    /// Copies a range from another disk, or from what this one was before: to the same place, to one that is a leaf
+    /// or a subtree away, or to any.
+    fn copy(&mut self, source: &Twin, world: &mut World, rng: &mut Rng) {
+        let (blocks, there) = (self.tree.blocks(), source.tree.blocks());
+        let unit = 1 << (8 * rng.below(3));
+        let (first, from) = (rng.below(blocks) / unit * unit, rng.below(there) / unit * unit);
+        let from = if rng.chance(2) { first } else { from };
+        if from >= there {
+            return;
+        }
+        let longest = (blocks - first).min(there - from);
+        let count = if rng.chance(2) { longest } else { 1 + rng.below(longest.min(2000)) };
+        let mut done = 0;
+        while done < count {
+            let step =
+                |cache: &_| self.tree.copy(cache, first + done, &source.tree, from + done, count - done);
+            let n = world.retry(step);
+            assert!(n > 0 && n <= count - done);
+            done += n;
+        }
+        let mut tail = self.model.split_off(&first);
+        self.model.append(&mut tail.split_off(&(first + count)));
+        let copied = source.model.range(from..from + count);
+        self.model.extend(copied.map(|(block, value)| (block - from + first, *value)));
+    }
+
     fn expect(&self, block: u64) -> MapValue {
         self.model.get(&block).copied().unwrap_or_default()
     }
@@ -271,6 +297,10 @@ fn history(seed: u64, steps: u64) {
                 }
             },
             4 => world.cache.clear(),
+            5..8 => {
+                let source = disks[rng.below(disks.len() as u64) as usize].clone();
+                disks[i].copy(&source, &mut world, &mut rng);
+            }
             _ => disks[i].change(&mut world, &mut rng),
         }
         disks[i % disks.len()].check_some(&mut world, &mut rng);
@@ -379,6 +409,28 @@ fn clones_share_all_that_they_have_not_written() {
     assert_eq!(world.checkpoint([&mut b, &mut c]), 3);
     assert_eq!(b.record(), c.record());
     assert_eq!(a.record(), clones[0].record());
+}
+
+/// To the same place of another disk: what both do not write anew is stored once, and found without being read.
+#[test]
+fn a_copy_to_the_same_place_shares_whole_subtrees() {
+    let mut world = World::new();
+    let source = image(&mut world, 600);
+    let blocks = source.blocks();
+    let mut tree = Tree::new(1 << 30);
+    world.loads = Default::default();
+    let (mut done, mut steps) = (0, 0);
+    while done < blocks {
+        done += world.retry(|cache| tree.copy(cache, done, &source, done, blocks - done));
+        steps += 1;
+    }
+    assert!(steps <= 4 + 2 * 256, "{steps} steps");
+    assert_eq!(world.loads[0], 0, "no leaf is read");
+    assert!(world.checkpoint([&mut tree]) <= 4, "the way to them is new");
+    for block in [0, 65_535, 65_536, blocks - 1] {
+        assert_eq!(world.get(&tree, block), world.get(&source, block));
+    }
+    assert_eq!(world.get(&tree, blocks), MapValue::Hole);
 }
 
 #[test]

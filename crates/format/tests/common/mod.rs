@@ -123,6 +123,13 @@ pub fn ops() -> Vec<CatalogueOp> {
         CatalogueOp::Copy { disk: DiskId(5), from: DiskId(77) },
         CatalogueOp::Resize { disk: DiskId(5), size: 1 << 40 },
         CatalogueOp::Update { disk: disk(5, "x", Role::Volume) },
+        CatalogueOp::CopyRange {
+            disk: DiskId(5),
+            block: 1 << 20,
+            from: DiskId(77),
+            source_block: 300,
+            count: 2_621_440,
+        },
     ]
 }
 
@@ -167,7 +174,8 @@ pub fn entries(slot: Slot) -> Vec<Entry> {
         Entry::Node { slot: second, form: Form::raw(3104), crc: 2 },
         Entry::Blob { slot: second, len: 4096 },
     ];
-    all.extend(ops().into_iter().map(Entry::Catalogue));
+    // The golden batch was written before there were others.
+    all.extend(ops().into_iter().take(5).map(Entry::Catalogue));
     all
 }
 
@@ -243,7 +251,12 @@ pub fn any_disk() -> impl Strategy<Value = DiskRecord> {
             name,
             size: sectors * 512,
             created_ms,
-            parent: matches!(role, Snapshot | Note).then_some(DiskId(id + 1)),
+            // A note need not have one.
+            parent: match role {
+                Snapshot => Some(DiskId(id + 1)),
+                Note => uuid[3].is_multiple_of(2).then_some(DiskId(id + 1)),
+                _ => None,
+            },
             origin: (uuid[0] > 127).then_some(DiskId(if id == 9 { 8 } else { 9 })),
             write_cache,
             uuid,
@@ -263,6 +276,15 @@ pub fn any_op() -> impl Strategy<Value = CatalogueOp> {
         (1..u32::MAX).prop_map(|n| CatalogueOp::Copy { disk: DiskId(n), from: DiskId(n + 1) }),
         (id, 0..1_u64 << 55).prop_map(|(disk, n)| CatalogueOp::Resize { disk, size: n * 512 }),
         any_disk().prop_map(|disk| CatalogueOp::Update { disk }),
+        (1..u32::MAX, 0..2_u32, 1..1_u64 << 50, 0..1_u64 << 50, 0..1_u64 << 50).prop_map(
+            |(disk, other, count, block, behind)| CatalogueOp::CopyRange {
+                disk: DiskId(disk),
+                block,
+                from: DiskId(disk + other),
+                source_block: block + count + behind,
+                count,
+            }
+        ),
     ]
 }
 
