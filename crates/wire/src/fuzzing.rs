@@ -6,21 +6,29 @@
 //! were cut; and no more is kept than the longest message.
 
 use crate::nbd::*;
+use crate::{iscsi, scsi};
 
 /// A target: its name, which is also that of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: &[Target] = &[("nbd_options", nbd_options), ("nbd_requests", nbd_requests)];
+pub const TARGETS: &[Target] = &[
+    ("iscsi_pdus", iscsi_pdus),
+    ("iscsi_text", iscsi_text),
+    ("nbd_options", nbd_options),
+    ("nbd_requests", nbd_requests),
+    ("scsi_cdb", scsi_cdb),
+    ("scsi_parameters", scsi_parameters),
+];
 
 /// Feeds `bytes` in pieces of `piece`, as a server would: what is not used stays in front of the next piece.
 /// `next` returns how much it used, and whether there may be more to find.
-fn feed(
+fn feed<E>(
     bytes: &[u8],
     piece: usize,
     most_held: usize,
-    mut next: impl FnMut(&[u8]) -> Result<(usize, bool), ProtocolError>,
-) -> Option<ProtocolError> {
+    mut next: impl FnMut(&[u8]) -> Result<(usize, bool), E>,
+) -> Option<E> {
     let mut held = Vec::new();
     for piece in bytes.chunks(piece.max(1)) {
         held.extend_from_slice(piece);
@@ -45,7 +53,7 @@ pub fn nbd_options(data: &[u8]) {
     let Some((cut, bytes)) = data.split_first() else { return };
     let run = |piece: usize| {
         let (mut decoder, mut events) = (OptionDecoder::new(), Vec::new());
-        let error = feed(bytes, piece, OPTION_MAX as usize + 16, |held| {
+        let error = feed::<ProtocolError>(bytes, piece, OPTION_MAX as usize + 16, |held| {
             let (used, event) = decoder.next(held)?;
             let more = event != OptionEvent::NeedMore;
             if more {
@@ -76,7 +84,7 @@ pub fn nbd_requests(data: &[u8]) {
     };
     let run = |piece: usize| {
         let (mut decoder, mut seen) = (RequestDecoder::new(), Vec::new());
-        let error = feed(bytes, piece, MAX_PAYLOAD as usize + REQUEST_HEADER, |held| {
+        let error = feed::<ProtocolError>(bytes, piece, MAX_PAYLOAD as usize + REQUEST_HEADER, |held| {
             let (used, step) = decoder.next(&rules, held)?;
             match step {
                 Step::NeedMore { want } => {
@@ -116,4 +124,131 @@ fn check(rules: &Rules, command: &Command, payload: &[u8]) {
     };
     assert!(offset + len as u64 <= rules.size);
     assert!(!(changes && rules.read_only));
+}
+
+/// [`iscsi::decode`] and what becomes of PDUs. The first byte says how the stream is cut, the second which digests
+/// there are.
+pub fn iscsi_pdus(data: &[u8]) {
+    const MAX_DATA: usize = 4096;
+    let Some((&[cut, digests], bytes)) = data.split_first_chunk() else { return };
+    let digests = iscsi::Digests { header: digests & 1 != 0, data: digests & 2 != 0 };
+    let run = |piece: usize| {
+        let mut requests = Vec::new();
+        // The longest PDU: with all additional header segments, padding and digests.
+        let most = iscsi::BHS + 255 * 4 + MAX_DATA + 3 + 8;
+        let error = feed::<iscsi::ProtocolError>(bytes, piece, most, |held| {
+            match iscsi::decode(held, digests, MAX_DATA)? {
+                iscsi::Step::NeedMore { want } => {
+                    assert!(want > held.len() && want <= most);
+                    Ok((0, false))
+                }
+                iscsi::Step::Pdu { used, pdu } => {
+                    assert!(pdu.data.len() <= MAX_DATA && pdu.ahs.len() <= 255 * 4);
+                    let request =
+                        format!("{:?} {:?}", iscsi::Request::parse(&pdu), iscsi::Login::parse(&pdu));
+                    requests.push((request, pdu.intact));
+                    Ok((used, true))
+                }
+            }
+        });
+        (requests, error)
+    };
+    let whole = run(bytes.len().min(1024));
+    assert_eq!(run(usize::from(cut)), whole);
+}
+
+/// [`iscsi::text`] and [`iscsi::Negotiator`]: whatever an initiator offers, what is agreed on is within bounds.
+pub fn iscsi_text(data: &[u8]) {
+    let offer =
+        iscsi::Offer { max_recv: 65536, max_burst: 1 << 20, first_burst: 1 << 18, max_outstanding_r2t: 4 };
+    let Ok(pairs) = iscsi::text::parse(data) else { return };
+    let mut negotiator = iscsi::Negotiator::new(offer);
+    let mut answers = Vec::new();
+    for (key, value) in &pairs {
+        let _ = (iscsi::text::number(value), iscsi::text::binary(value, 64).map(|b| assert!(b.len() <= 64)));
+        negotiator.answer(key, value, false, &mut answers);
+    }
+    negotiator.declare(&mut answers);
+    assert!(iscsi::text::parse(&answers).is_ok_and(|a| a.len() <= pairs.len() + 1) || pairs.len() >= 128);
+    let p = negotiator.parameters();
+    assert!((512..1 << 24).contains(&p.max_send) && (512..=offer.max_burst).contains(&p.max_burst));
+    assert!(p.first_burst <= p.max_burst && p.first_burst <= offer.first_burst);
+    assert!((1..=offer.max_outstanding_r2t).contains(&p.max_outstanding_r2t));
+}
+
+/// [`scsi::Request::decode`]: the first four bytes are the size of the unit, the rest is the CDB.
+pub fn scsi_cdb(data: &[u8]) {
+    let Some((size, cdb)) = data.split_first_chunk() else { return };
+    let rules = scsi::Rules { blocks: u64::from(u32::from_be_bytes(*size)) };
+    let decoded = scsi::Request::decode(cdb, &rules);
+    // What transports fill the field up with is not looked at.
+    if let Ok(request) = &decoded {
+        check_scsi(request, rules.blocks * u64::from(scsi::BLOCK));
+        let filled = [cdb, &[0xff; 16]].concat();
+        assert_eq!(scsi::Request::decode(&filled, &rules), decoded);
+    }
+    if let Err(sense) = decoded {
+        assert!(sense.encode(false).len() == 18 && sense.encode(true).len() <= 32);
+    }
+}
+
+/// Whatever is let through lies within the unit and transfers no more than its limits.
+fn check_scsi(request: &scsi::Request, size: u64) {
+    use scsi::Request::*;
+    let range = match *request {
+        Verify { offset, len, .. } | PreFetch { offset, len } => Some((offset, len)),
+        Read { offset, len } => Some((offset, len.into())),
+        GetLbaStatus { offset, .. } => Some((offset, scsi::BLOCK.into())),
+        _ => request.changed_range(),
+    };
+    if let Some((offset, len)) = range {
+        let block = u64::from(scsi::BLOCK);
+        assert!(offset.is_multiple_of(block) && len.is_multiple_of(block) && offset + len <= size);
+    }
+    if let scsi::Transfer::Out(bytes) = request.transfer() {
+        assert!(bytes > 0 && bytes <= u64::from(scsi::TRANSFER_MAX * scsi::BLOCK));
+        assert!(request.accepts(bytes).is_ok());
+    }
+}
+
+/// The decoders of parameter lists: the first byte says which, the second is a flag, the next two are the size of
+/// the unit; the rest is the list.
+pub fn scsi_parameters(data: &[u8]) {
+    let Some((&[which, flag, high, low], list)) = data.split_first_chunk() else { return };
+    let rules = scsi::Rules { blocks: u64::from(u16::from_be_bytes([high, low])) };
+    let within = |ranges: &[scsi::BlockRange], most: usize| {
+        assert!(ranges.len() <= most);
+        let size = rules.blocks * u64::from(scsi::BLOCK);
+        assert!(ranges.iter().all(|r| r.offset + r.len <= size));
+    };
+    match which % 6 {
+        0 => {
+            let state = scsi::ModeState::default();
+            let Ok(new) = scsi::mode_select(list, flag & 1 != 0, &state, rules.blocks) else { return };
+            assert_eq!(new.write_back, state.write_back);
+        }
+        1 => {
+            let decoded = scsi::ReserveParameters::decode(list);
+            assert!(decoded.is_err() || list.len() == scsi::ReserveParameters::LENGTH);
+        }
+        2 => {
+            let Ok(ranges) = scsi::unmap_list(list, &rules) else { return };
+            within(&ranges, scsi::UNMAP_DESCRIPTORS_MAX as usize);
+        }
+        3 => {
+            let Ok(copy) = scsi::CopyList::decode(list) else { return };
+            assert!(copy.targets.len() <= usize::from(scsi::COPY_TARGETS_MAX));
+            assert!(copy.segments.len() <= usize::from(scsi::COPY_SEGMENTS_MAX));
+            assert!(copy.targets.iter().all(|t| t.bytes.len() <= 20));
+        }
+        4 => {
+            let Ok(populate) = scsi::PopulateList::decode(list, &rules) else { return };
+            within(&populate.ranges, scsi::TOKEN_RANGES_MAX.into());
+            assert!(populate.timeout <= scsi::TOKEN_TIMEOUT_MAX);
+        }
+        _ => {
+            let Ok(write) = scsi::WriteList::decode(list, &rules) else { return };
+            within(&write.ranges, scsi::TOKEN_RANGES_MAX.into());
+        }
+    }
 }

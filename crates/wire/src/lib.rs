@@ -6,3 +6,4 @@
 pub mod fuzzing;
 pub mod iscsi;
 pub mod nbd;
+pub mod scsi;

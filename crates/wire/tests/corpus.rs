@@ -94,4 +94,89 @@ fn seeds() {
     write("nbd_requests", "beyond", &[&[30, 6, 1, 0], &beyond[..]].concat());
     let long = [request(0, CMD_READ, 0, 33 << 20), request(CMD_FLAG_DF, CMD_READ, 0, 33 << 20)].concat();
     write("nbd_requests", "long", &[&[64, 0xff, 0xff, 0xff], &long[..]].concat());
+    scsi_seeds(&write);
+    iscsi_seeds(&write);
+}
+
+/// CDBs and parameter lists as initiators send them.
+fn scsi_seeds(write: &dyn Fn(&str, &str, &[u8])) {
+    let unit = [0, 1, 0, 0];
+    for (name, cdb) in [
+        ("read6", &[0x08, 0x01, 2, 3, 0, 0][..]),
+        ("read10", &[0x28, 0x18, 0, 0, 0, 8, 0, 0, 8, 0]),
+        ("write16", &[0x8a, 0x08, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 8, 0, 0]),
+        ("verify12", &[0xaf, 0x06, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0]),
+        ("compare-and-write", &[0x89, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 255, 0, 0]),
+        ("write-same", &[0x93, 0x09, 0, 0, 0, 0, 0, 0, 255, 0, 0, 0, 0, 0, 0, 0]),
+        ("lba-status", &[0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0]),
+        ("inquiry", &[0x12, 1, 0x83, 1, 0, 0]),
+        ("mode-sense", &[0x5a, 0x10, 0x4a, 0xff, 0, 0, 0, 1, 0, 0]),
+        ("reserve-out", &[0x5f, 1, 0x05, 0, 0, 0, 0, 0, 24, 0]),
+        ("opcodes", &[0xa3, 0x0c, 0x83, 0x9e, 0, 0x10, 0, 0, 255, 255, 0, 0]),
+        ("beyond", &[0x88, 0, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0]),
+    ] {
+        write("scsi_cdb", name, &[&unit[..], cdb].concat());
+    }
+    let list = |which: u8, flag: u8, bytes: &[u8]| [&[which, flag, 0x10, 0][..], bytes].concat();
+    let control = [0x0a, 10, 6, 0x10, 8, 0, 0, 0, 255, 255, 0, 0];
+    write("scsi_parameters", "mode6", &list(0, 0, &[&[0; 4][..], &control].concat()));
+    write("scsi_parameters", "mode10", &list(0, 1, &[&[0; 8][..], &control].concat()));
+    write("scsi_parameters", "reserve", &list(1, 0, &[[0; 20], [1; 20]].concat()[..24]));
+    let ranges = [0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 8, 0, 0, 0, 0];
+    write("scsi_parameters", "unmap", &list(2, 0, &[&[0, 22, 0, 16, 0, 0, 0, 0][..], &ranges].concat()));
+    let mut copy = vec![1, 0, 0, 32, 0, 0, 0, 0, 0, 0, 0, 28, 0, 0, 0, 0];
+    copy.extend_from_slice(&[0xe4, 0, 0, 0, 1, 3, 0, 8, 0x31, 2, 3, 4, 5, 6, 7, 8]);
+    copy.extend_from_slice(&[0; 14]);
+    copy.extend_from_slice(&[2, 0, 2, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0, 8]);
+    copy.extend_from_slice(&[0; 16]);
+    write("scsi_parameters", "copy", &list(3, 0, &copy));
+    let populate = [&[0, 30, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 16][..], &ranges].concat();
+    write("scsi_parameters", "populate", &list(4, 0, &populate));
+    let mut token =
+        [&[2, 0x26, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 1][..], &[0; 514]].concat();
+    token.extend_from_slice(&[0, 16]);
+    token.extend_from_slice(&ranges);
+    write("scsi_parameters", "write-token", &list(5, 0, &token));
+}
+
+/// Sessions and logins as initiators hold them.
+fn iscsi_seeds(write: &dyn Fn(&str, &str, &[u8])) {
+    use forebay_wire::iscsi::{BHS, Digests};
+    let pdu = |opcode: u8, flags: u8, data: &[u8], digests: Digests| {
+        let mut header = [0; BHS];
+        (header[0], header[1]) = (opcode, flags);
+        header[4..8].copy_from_slice(&(data.len() as u32).to_be_bytes());
+        header[16..20].copy_from_slice(&7u32.to_be_bytes());
+        header[32..42].copy_from_slice(&[0x2a, 0, 0, 0, 0, 8, 0, 0, 1, 0]);
+        let mut out = Vec::new();
+        digests.append(&header, data, &mut out);
+        out
+    };
+    let login = b"InitiatorName=iqn.2026-01.org.example:i\0SessionType=Normal\0TargetName=iqn.2026-01.org.example:t\0";
+    for (name, bits) in [("plain", 0u8), ("header", 1), ("both", 3)] {
+        let digests = Digests { header: bits & 1 != 0, data: bits & 2 != 0 };
+        let all = [
+            (0x43, 0x87, &login[..]),
+            (0x01, 0xa0, &[5; 512]),
+            (0x05, 0x80, &[6; 100]),
+            (0x40, 0x80, b"ping"),
+            (0x02, 0x81, b""),
+        ];
+        let stream: Vec<u8> =
+            all.iter().flat_map(|(op, flags, data)| pdu(*op, *flags, data, digests)).collect();
+        write("iscsi_pdus", name, &[&[17, bits][..], &stream].concat());
+    }
+    write(
+        "iscsi_pdus",
+        "too-long",
+        &[&[1, 0][..], &pdu(0x01, 0x80, &[1; 5000], Digests::default())].concat(),
+    );
+    write("iscsi_text", "login", login);
+    let operational = b"HeaderDigest=CRC32C,None\0DataDigest=None\0InitialR2T=No\0ImmediateData=Yes\0MaxBurstLength=0x40000\0FirstBurstLength=65536\0MaxOutstandingR2T=8\0MaxRecvDataSegmentLength=262144\0ErrorRecoveryLevel=2\0DefaultTime2Wait=0\0X-org.example.thing=1\0";
+    write("iscsi_text", "operational", operational);
+    write(
+        "iscsi_text",
+        "chap",
+        b"CHAP_N=user\0CHAP_R=0x00112233445566778899aabbccddeeff\0CHAP_I=7\0CHAP_C=0bAAECAwQFBgcICQ==\0",
+    );
 }

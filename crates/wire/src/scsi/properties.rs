@@ -1,0 +1,178 @@
+//! What a transport and a unit want to know of a request: what it transfers, what it needs, what it changes.
+
+use super::{BLOCK, Request, Sense, Transfer, VerifyCheck, codes};
+
+/// How a command stands to reservations (SPC-4, "Commands that are allowed in the presence of various
+/// reservations"; SBC-3, "Reservations"; SPC-2, "Reservations").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Never conflicts.
+    Always,
+    /// Conflicts with RESERVE only.
+    Status,
+    /// Reads: conflicts with exclusive access.
+    Read,
+    /// Changes, or reserves what it wants to change: conflicts with exclusive writing, too.
+    Write,
+    /// RESERVE: conflicts with registrations, and with the RESERVE of another nexus.
+    Reserve,
+    /// RELEASE: conflicts with registrations.
+    Release,
+}
+
+impl Request {
+    /// How much it transfers by its CDB. Other than for a read, what comes in may be less: then that is the
+    /// length from which residuals are counted.
+    pub fn transfer(&self) -> Transfer {
+        use Request::*;
+        let bytes = match *self {
+            TestUnitReady
+            | SynchronizeCache { .. }
+            | StartStopUnit { .. }
+            | PreFetch { .. }
+            | Reserve
+            | Release => Transfer::None,
+            Read { len, .. } => Transfer::In(len.into()),
+            ReadCapacity10 => Transfer::In(8),
+            RequestSense { allocation, .. }
+            | Inquiry { allocation, .. }
+            | ReportLuns { allocation, .. }
+            | ReadCapacity16 { allocation }
+            | GetLbaStatus { allocation, .. }
+            | ModeSense { allocation, .. }
+            | PersistentReserveIn { allocation, .. }
+            | CopyStatus { allocation, .. }
+            | CopyParameters { allocation }
+            | TokenInformation { allocation, .. }
+            | TargetPortGroups { allocation }
+            | SupportedOpcodes { allocation, .. }
+            | SupportedTaskManagement { allocation, .. } => Transfer::In(allocation.into()),
+            Write { len, .. } | WriteAndVerify { len, .. } | OrWrite { len, .. } => Transfer::Out(len.into()),
+            Verify { len, check, .. } => match check {
+                VerifyCheck::Nothing => Transfer::None,
+                VerifyCheck::Data => Transfer::Out(len),
+                VerifyCheck::Block => Transfer::Out(if len == 0 { 0 } else { BLOCK.into() }),
+            },
+            CompareAndWrite { len, .. } => Transfer::Out(2 * u64::from(len)),
+            WriteSame { no_data, .. } => Transfer::Out(if no_data { 0 } else { BLOCK.into() }),
+            Unmap { length }
+            | ModeSelect { length, .. }
+            | PersistentReserveOut { length, .. }
+            | ExtendedCopy { length }
+            | PopulateToken { length, .. }
+            | WriteUsingToken { length, .. } => Transfer::Out(length.into()),
+        };
+        match bytes {
+            Transfer::In(0) | Transfer::Out(0) => Transfer::None,
+            other => other,
+        }
+    }
+
+    /// Whether the command can be carried out with so many bytes from the initiator, which for a transport is
+    /// the expected data transfer length: known before any data has come.
+    ///
+    /// A write may bring fewer blocks, then these are written, or more, then the rest is not looked at (both
+    /// show as residuals). Where data of another length would mean something else, it has to be right.
+    ///
+    /// # Errors
+    /// INVALID FIELD IN CDB, PARAMETER LIST LENGTH ERROR, or INVALID FIELD IN COMMAND INFORMATION UNIT.
+    pub fn accepts(&self, bytes: u64) -> Result<(), Sense> {
+        use Request::*;
+        let out = match self.transfer() {
+            Transfer::Out(out) => out,
+            _ => 0,
+        };
+        match self {
+            CompareAndWrite { .. } if bytes != out => Err(Sense::cdb(13)),
+            // With UNMAP some send no block, as what is unmapped is zero anyway.
+            WriteSame { unmap: true, .. } if bytes == 0 => Ok(()),
+            WriteSame { .. } if bytes != out => Err(Sense::illegal(codes::INVALID_FIELD_IN_INFORMATION_UNIT)),
+            Write { .. } | WriteAndVerify { .. } if bytes.is_multiple_of(BLOCK.into()) => Ok(()),
+            Unmap { .. }
+            | ModeSelect { .. }
+            | PersistentReserveOut { .. }
+            | ExtendedCopy { .. }
+            | PopulateToken { .. }
+            | WriteUsingToken { .. }
+                if bytes < out =>
+            {
+                Err(Sense::length())
+            }
+            _ if bytes < out => Err(Sense::illegal(codes::INVALID_FIELD_IN_INFORMATION_UNIT)),
+            _ => Ok(()),
+        }
+    }
+
+    /// How it stands to reservations. PERSISTENT RESERVE OUT sees to that itself.
+    pub fn access(&self) -> Access {
+        use Request::*;
+        match self {
+            Inquiry { .. }
+            | ReportLuns { .. }
+            | RequestSense { .. }
+            | ReadCapacity10
+            | ReadCapacity16 { .. }
+            | TargetPortGroups { .. }
+            | StartStopUnit { start: true } => Access::Always,
+            TestUnitReady
+            | PersistentReserveIn { .. }
+            | PersistentReserveOut { .. }
+            | SupportedOpcodes { .. }
+            | SupportedTaskManagement { .. } => Access::Status,
+            Read { .. } | Verify { .. } | PreFetch { .. } | GetLbaStatus { .. } | ModeSense { .. } => {
+                Access::Read
+            }
+            Write { .. }
+            | WriteAndVerify { .. }
+            | OrWrite { .. }
+            | CompareAndWrite { .. }
+            | WriteSame { .. }
+            | Unmap { .. }
+            | SynchronizeCache { .. }
+            | StartStopUnit { start: false }
+            | ModeSelect { .. }
+            | ExtendedCopy { .. }
+            | CopyStatus { .. }
+            | CopyParameters { .. }
+            | PopulateToken { .. }
+            | WriteUsingToken { .. }
+            | TokenInformation { .. } => Access::Write,
+            Reserve => Access::Reserve,
+            Release => Access::Release,
+        }
+    }
+
+    /// Whether it changes what the unit holds. EXTENDED COPY, which may change another unit, is not counted.
+    pub fn changes(&self) -> bool {
+        use Request::*;
+        matches!(
+            self,
+            Write { .. }
+                | WriteAndVerify { .. }
+                | OrWrite { .. }
+                | CompareAndWrite { .. }
+                | WriteSame { .. }
+                | Unmap { .. }
+                | WriteUsingToken { .. }
+        )
+    }
+
+    /// The range that it changes, as offset and length in bytes, where the CDB says it.
+    pub fn changed_range(&self) -> Option<(u64, u64)> {
+        use Request::*;
+        match *self {
+            Write { offset, len, .. }
+            | WriteAndVerify { offset, len, .. }
+            | OrWrite { offset, len, .. }
+            | CompareAndWrite { offset, len, .. }
+            | WriteSame { offset, len, .. } => Some((offset, len.into())),
+            _ => None,
+        }
+    }
+
+    /// Whether it is carried out while there is a unit attention, which it does not report (SPC-4, "Unit
+    /// attention conditions").
+    pub fn ignores_attention(&self) -> bool {
+        matches!(self, Request::Inquiry { .. } | Request::ReportLuns { .. } | Request::RequestSense { .. })
+    }
+}
