@@ -11,9 +11,13 @@ use forebay_guest::{Change, Class, Policy};
 use forebay_store::DiskArray;
 use serde::Deserialize;
 
+mod iscsi;
+
 use crate::nbd::{ClientCertificates, TlsConfig, TlsMode};
 use crate::plane::ListenAddr;
 use crate::size::Size;
+use crate::targets::{IqnName, Target};
+pub use iscsi::{InitiatorSection, IscsiSection, LunSection, SessionLimits, TargetSection, parse_portal};
 
 /// Default data directory of the commands that talk to a running server.
 pub const DEFAULT_DATA: &str = "/var/lib/forebay";
@@ -44,6 +48,14 @@ pub enum ConfigError {
         path: String,
         /// Where, from 1 on.
         line: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A target that the file asks for cannot be.
+    #[error("iscsi.target {name}: {reason}")]
+    Target {
+        /// The target.
+        name: IqnName,
         /// What is wrong.
         reason: String,
     },
@@ -105,6 +117,9 @@ pub struct ConfigFile {
     /// NBD.
     #[serde(default)]
     pub nbd: NbdSection,
+    /// iSCSI.
+    #[serde(default)]
+    pub iscsi: IscsiSection,
     /// The API over TCP.
     #[serde(default)]
     pub http: HttpSection,
@@ -339,6 +354,12 @@ pub struct ServeConfig {
     pub nbd: Vec<ListenAddr>,
     /// TLS of the NBD server.
     pub tls: TlsConfig,
+    /// Where iSCSI initiators are served.
+    pub iscsi: Vec<ListenAddr>,
+    /// How many of them.
+    pub iscsi_limits: SessionLimits,
+    /// Targets that are made, or brought in line, at the start; their numbers are chosen then.
+    pub iscsi_targets: Vec<Target>,
     /// The API over TCP.
     pub http: Option<SocketAddr>,
     /// Data-plane threads.
@@ -359,6 +380,7 @@ pub struct Overrides {
     pub socket: Option<PathBuf>,
     pub nbd: Vec<ListenAddr>,
     pub tls: TlsSection,
+    pub iscsi: Vec<ListenAddr>,
     pub http: Option<SocketAddr>,
     pub http_allow_remote: bool,
     pub cache: Option<Size>,
@@ -395,11 +417,15 @@ impl ServeConfig {
             let why = "a pool needs at least 64M";
             return Err(ConfigError::Value { option: "store.limit", value: Size(limit).to_string(), why });
         }
+        let (iscsi_limits, listen) = (file.iscsi.limits()?, file.iscsi.listen.clone());
         Ok(ServeConfig {
             data,
             socket,
             nbd: if flags.nbd.is_empty() { file.nbd.listen } else { flags.nbd },
             tls: file.nbd.tls.config(flags.tls),
+            iscsi: if flags.iscsi.is_empty() { listen } else { flags.iscsi },
+            iscsi_limits,
+            iscsi_targets: file.iscsi.targets()?,
             http,
             cores,
             store_limit,

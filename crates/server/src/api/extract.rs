@@ -21,6 +21,21 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
+/// `?force=true`, the only query that there is.
+pub(super) struct Force(pub bool);
+
+impl<S: Send + Sync> FromRequestParts<S> for Force {
+    type Rejection = ControlError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ControlError> {
+        match parts.uri.query() {
+            None | Some("" | "force=false") => Ok(Force(false)),
+            Some("force=true") => Ok(Force(true)),
+            Some(_) => Err(ControlError::bad_request("the query can only be 'force=true' or 'force=false'")),
+        }
+    }
+}
+
 /// The parameters of the path, percent-decoded.
 pub(super) struct Param<T>(pub T);
 

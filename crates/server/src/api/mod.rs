@@ -16,6 +16,7 @@ mod lines;
 mod pool;
 mod snapshots;
 mod stats;
+mod targets;
 mod volumes;
 
 use axum::extract::{Request, State};
@@ -66,6 +67,7 @@ pub fn routes() -> Vec<Route> {
         volumes::routes(),
         clones::routes(),
         snapshots::routes(),
+        targets::routes(),
         stats::routes(),
         pool::routes(),
     ]

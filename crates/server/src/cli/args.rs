@@ -8,7 +8,7 @@ use clap::builder::NonEmptyStringValueParser as Name;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::config::{DEFAULT_DATA, parse_http_addr};
+use crate::config::{DEFAULT_DATA, parse_http_addr, parse_portal};
 use crate::control::{Reset, Sync};
 use crate::import::Format;
 use crate::nbd::TlsMode;
@@ -57,6 +57,12 @@ pub enum Command {
     /// Snapshots of volumes: create, list, remove, roll back
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
+    /// iSCSI targets: create, list, show, remove, and who may come
+    #[command(subcommand)]
+    Target(TargetCommand),
+    /// Disks of iSCSI targets: map, unmap, list
+    #[command(subcommand)]
+    Lun(LunCommand),
     /// Show what guests did and what it cost: operations, bytes, hit rates, memory, reduction, space
     Stats(StatsArgs),
     /// Free the space of what was removed, discarded or overwritten, now
@@ -104,6 +110,9 @@ pub struct ServeArgs {
     /// Serve only clients with a certificate that the authority in ca-cert.pem signed
     #[arg(long, requires = "tls_certificates")]
     pub tls_verify_peer: bool,
+    /// Serve iSCSI here: HOST:PORT; may be given more than once
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_portal)]
+    pub iscsi: Vec<ListenAddr>,
     /// Serve the HTTP/JSON API here too, without authentication
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_http_addr)]
     pub http: Option<SocketAddr>,
@@ -313,6 +322,122 @@ pub enum SnapshotCommand {
         /// Name of the snapshot
         #[arg(value_parser = Name::new())]
         name: String,
+    },
+}
+
+/// `forebay target …`
+#[derive(Debug, Subcommand)]
+pub enum TargetCommand {
+    /// Make a target; unless it is open, it admits nobody until initiators are allowed
+    Create {
+        /// Its name, such as iqn.2026-01.org.example:disks
+        #[arg(value_name = "IQN", value_parser = Name::new())]
+        name: String,
+        /// Admit any initiator
+        #[arg(long)]
+        open: bool,
+        /// With what initiators authenticate themselves that have nothing of their own.
+        #[command(flatten)]
+        chap: ChapArgs,
+        /// User as which the target authenticates itself to initiators (mutual CHAP)
+        #[arg(long, value_name = "USER", requires = "mutual_secret_file")]
+        mutual_user: Option<String>,
+        /// File with its secret, which must not be that of an initiator; - is standard input
+        #[arg(long, value_name = "FILE", requires = "mutual_user")]
+        mutual_secret_file: Option<PathBuf>,
+    },
+    /// List all targets
+    List,
+    /// Show one target: its LUNs, who may come, who is connected
+    Show {
+        /// Name of the target
+        #[arg(value_name = "IQN", value_parser = Name::new())]
+        name: String,
+    },
+    /// Remove a target; its disks stay
+    Rm {
+        /// Name of the target
+        #[arg(value_name = "IQN", value_parser = Name::new(), required_unless_present = "all")]
+        name: Option<String>,
+        /// Remove all targets, also if the table of them cannot be read
+        #[arg(long, conflicts_with = "name")]
+        all: bool,
+        /// Even if initiators are connected, which are cut off
+        #[arg(long)]
+        force: bool,
+    },
+    /// Let an initiator come; again, to change what it may
+    Allow {
+        /// Name of the target
+        #[arg(value_name = "IQN", value_parser = Name::new())]
+        target: String,
+        /// Name of the initiator
+        #[arg(value_parser = Name::new())]
+        initiator: String,
+        /// With what it authenticates itself, if not with what the target says.
+        #[command(flatten)]
+        chap: ChapArgs,
+        /// Let it see only this LUN; may be given more than once
+        #[arg(long, value_name = "N")]
+        lun: Vec<u16>,
+    },
+    /// Take back what was allowed to an initiator
+    Deny {
+        /// Name of the target
+        #[arg(value_name = "IQN", value_parser = Name::new())]
+        target: String,
+        /// Name of the initiator
+        #[arg(value_parser = Name::new())]
+        initiator: String,
+    },
+}
+
+/// With what initiators authenticate themselves.
+#[derive(Debug, Args)]
+pub struct ChapArgs {
+    /// User as which initiators authenticate themselves (CHAP)
+    #[arg(long, value_name = "USER", requires = "chap_secret_file")]
+    pub chap_user: Option<String>,
+    /// File with the secret, 12 to 255 bytes; - is standard input
+    #[arg(long, value_name = "FILE", requires = "chap_user")]
+    pub chap_secret_file: Option<PathBuf>,
+}
+
+/// `forebay lun …`
+#[derive(Debug, Subcommand)]
+pub enum LunCommand {
+    /// Show a disk to the initiators of a target; again, with its number, to change how
+    Map {
+        /// Name of the target
+        #[arg(value_parser = Name::new())]
+        target: String,
+        /// VOLUME, or IMAGE or VOLUME@SNAPSHOT, which are read-only
+        #[arg(value_parser = Name::new())]
+        disk: String,
+        /// Its number, 0 to 255 [default: the lowest that is free]
+        #[arg(long, value_name = "N")]
+        lun: Option<u16>,
+        /// Refuse writes
+        #[arg(long)]
+        read_only: bool,
+        /// Answer writes before they are durable; initiators flush what is to be safe
+        #[arg(long, conflicts_with = "read_only")]
+        write_back: bool,
+    },
+    /// Take a disk away from a target
+    Unmap {
+        /// Name of the target
+        #[arg(value_parser = Name::new())]
+        target: String,
+        /// Number of the disk
+        #[arg(value_name = "N")]
+        lun: u16,
+    },
+    /// List the disks of a target
+    List {
+        /// Name of the target
+        #[arg(value_parser = Name::new())]
+        target: String,
     },
 }
 

@@ -80,22 +80,33 @@ impl Client {
 
     /// `GET`.
     pub async fn get<T: DeserializeOwned>(&self, segments: &[&str]) -> Result<T> {
-        self.call(Method::GET, segments, None::<&()>).await
+        self.call(Method::GET, path(segments), None::<&()>).await
     }
 
     /// `DELETE`.
-    pub async fn delete(&self, segments: &[&str]) -> Result<Value> {
-        self.call(Method::DELETE, segments, None::<&()>).await
+    pub async fn delete<T: DeserializeOwned>(&self, segments: &[&str]) -> Result<T> {
+        self.call(Method::DELETE, path(segments), None::<&()>).await
+    }
+
+    /// `DELETE` of what may be in use; with `force`, of what is.
+    pub async fn remove(&self, segments: &[&str], force: bool) -> Result<Value> {
+        let query = if force { "?force=true" } else { "" };
+        self.call(Method::DELETE, path(segments) + query, None::<&()>).await
+    }
+
+    /// `PUT`.
+    pub async fn put<T: DeserializeOwned>(&self, segments: &[&str], body: &impl Serialize) -> Result<T> {
+        self.call(Method::PUT, path(segments), Some(body)).await
     }
 
     /// `POST`.
     pub async fn post<T: DeserializeOwned>(&self, segments: &[&str], body: &impl Serialize) -> Result<T> {
-        self.call(Method::POST, segments, Some(body)).await
+        self.call(Method::POST, path(segments), Some(body)).await
     }
 
     /// `POST` with an answer that comes line by line.
     pub async fn post_lines(&self, segments: &[&str], body: &impl Serialize) -> Result<Lines> {
-        let response = self.send(Method::POST, segments, Some(body)).await?;
+        let response = self.send(Method::POST, path(segments), Some(body)).await?;
         Ok(Lines { body: response.into_body(), buffer: Vec::new() })
     }
 
@@ -103,10 +114,10 @@ impl Client {
     async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
-        segments: &[&str],
+        path: String,
         body: Option<&impl Serialize>,
     ) -> Result<T> {
-        let response = self.send(method, segments, body).await?;
+        let response = self.send(method, path, body).await?;
         let bytes = response.into_body().collect().await.map_err(|e| broken(&e))?.to_bytes();
         serde_json::from_slice(&bytes).map_err(|e| ClientError::Foreign(e.to_string()))
     }
@@ -115,7 +126,7 @@ impl Client {
     pub async fn send(
         &self,
         method: Method,
-        segments: &[&str],
+        path: String,
         body: Option<&impl Serialize>,
     ) -> Result<Response<Incoming>> {
         let bytes = match body {
@@ -124,7 +135,7 @@ impl Client {
         };
         let request = Request::builder()
             .method(method)
-            .uri(path(segments))
+            .uri(path)
             .header(header::HOST, "forebay")
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(bytes)))

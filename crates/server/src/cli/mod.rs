@@ -13,6 +13,7 @@ mod profile;
 mod progress;
 mod run;
 mod stats;
+mod target;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -21,7 +22,10 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches};
 
-pub use args::{Cli, Command, Global, ImageCommand, ServeArgs, SnapshotCommand, StatsArgs, VolumeCommand};
+pub use args::{
+    ChapArgs, Cli, Command, Global, ImageCommand, LunCommand, ServeArgs, SnapshotCommand, StatsArgs,
+    TargetCommand, VolumeCommand,
+};
 pub use client::{Client, ClientError, Lines};
 pub use offline::OfflineError;
 
@@ -51,6 +55,12 @@ pub enum CliError {
     /// A file name that cannot be sent to the server.
     #[error("cannot use the file name '{0}': {1}")]
     FileName(String, String),
+    /// A secret cannot be read.
+    #[error("cannot read the secret in '{}': {}", .0.display(), .1)]
+    Secret(std::path::PathBuf, std::io::Error),
+    /// Standard input is read once.
+    #[error("only one secret can come from standard input; put the other into a file")]
+    TwoSecrets,
     /// Standard output is gone.
     #[error("cannot write the output: {0}")]
     Output(std::io::Error),

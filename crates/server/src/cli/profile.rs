@@ -17,7 +17,7 @@ pub(super) async fn run(
     let path = ["images", image, "profile"];
     let action = match *change {
         ProfileChange { clear: true, .. } => {
-            let done = client.delete(&path).await?;
+            let done: serde_json::Value = client.delete(&path).await?;
             let text = || format!("forgot the boot profile of '{image}'");
             return if as_json { json(&done) } else { line(&text()) };
         }

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use super::args::{Cli, Command, Global, ImageCommand, ServeArgs, SnapshotCommand, VolumeCommand};
 use super::client::Client;
-use super::{CliError, classes, gc, import, offline, output, profile, stats};
+use super::{CliError, classes, gc, import, offline, output, profile, stats, target};
 use crate::config::{ConfigFile, DEFAULT_DATA, Overrides, SOCKET_NAME, ServeConfig, TlsSection};
 use crate::control::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Resets, Resize,
@@ -49,6 +50,7 @@ fn serve_config(global: &Global, args: ServeArgs) -> Result<ServeConfig, CliErro
         socket: global.socket.clone(),
         nbd: args.nbd,
         tls,
+        iscsi: args.iscsi,
         http: args.http,
         http_allow_remote: args.http_allow_remote,
         cache: args.cache,
@@ -77,6 +79,8 @@ impl Session {
             Command::Image(c) => self.image(c).await,
             Command::Volume(c) => self.volume(c).await,
             Command::Snapshot(c) => self.snapshot(c).await,
+            Command::Target(c) => target::target(&self.client, c, self.json).await,
+            Command::Lun(c) => target::lun(&self.client, c, self.json).await,
             Command::Stats(args) => stats::run(&self.client, &args, self.json).await,
             Command::Gc => gc::run(&self.client, self.json).await,
             Command::Serve(_)
@@ -100,7 +104,7 @@ impl Session {
             ImageCommand::List => self.list(&["images"], Kind::Image).await,
             ImageCommand::Show { name } => self.show(&["images", &name]).await,
             ImageCommand::Rm { name } => {
-                let done = self.client.delete(&["images", &name]).await?;
+                let done: Value = self.client.delete(&["images", &name]).await?;
                 self.say(&done, |_| format!("removed image '{name}'"))
             }
             ImageCommand::Profile { name, change } => {
@@ -125,7 +129,7 @@ impl Session {
             VolumeCommand::List => self.list(&["volumes"], Kind::Volume).await,
             VolumeCommand::Show { name } => self.show(&["volumes", &name]).await,
             VolumeCommand::Rm { name } => {
-                let done = self.client.delete(&["volumes", &name]).await?;
+                let done: Value = self.client.delete(&["volumes", &name]).await?;
                 self.say(&done, |_| format!("removed volume '{name}'"))
             }
             VolumeCommand::Resize { name, size } => {
@@ -159,7 +163,7 @@ impl Session {
                 self.list(&["volumes", &volume, "snapshots"], Kind::Snapshot).await
             }
             SnapshotCommand::Rm { volume, name } => {
-                let done = self.client.delete(&["volumes", &volume, "snapshots", &name]).await?;
+                let done: Value = self.client.delete(&["volumes", &volume, "snapshots", &name]).await?;
                 self.say(&done, |_| format!("removed snapshot '{volume}@{name}'"))
             }
             SnapshotCommand::Rollback { volume, name } => {

@@ -148,6 +148,60 @@ fn the_api_stays_on_the_machine_unless_told_otherwise() {
 }
 
 #[test]
+fn iscsi_is_served_on_ports_and_its_targets_are_checked() {
+    let c = resolve("", data()).unwrap();
+    let limits = SessionLimits { all: 2048, per_initiator: 64 };
+    assert_eq!((c.iscsi, c.iscsi_limits, c.iscsi_targets), (vec![], limits, vec![]));
+    let dir = tempfile::tempdir().unwrap();
+    let secret = dir.path().join("secret");
+    std::fs::write(&secret, "twelve bytes\n").unwrap();
+    let file = secret.display();
+    let text = format!(
+        "[iscsi]\nlisten = ['0.0.0.0:3260', '[::]:3260']\nmax_sessions = 9\nmax_sessions_per_initiator = 2\n\
+         [[iscsi.target]]\nname = 'iqn.2026-01.org.example:A'\nchap_user = 'u'\nchap_secret_file = '{file}'\n\
+         luns = [{{lun = 0, disk = 'v'}}, {{lun = 4, disk = 'w', read_only = true}}]\n\
+         initiators = [{{name = 'iqn.1993-08.org.debian:01:x', luns = [4]}}]"
+    );
+    let c = resolve(&text, data()).unwrap();
+    assert_eq!((c.iscsi.len(), c.iscsi_limits), (2, SessionLimits { all: 9, per_initiator: 2 }));
+    let target = &c.iscsi_targets[0];
+    assert_eq!((target.name.as_str(), target.open), ("iqn.2026-01.org.example:a", false));
+    assert_eq!(target.chap.as_ref().unwrap().secret.reveal(), b"twelve bytes");
+    assert_eq!((target.luns.len(), target.luns[&4].read_only), (2, true));
+    let flags = Overrides { iscsi: vec![parse_portal("h:1").unwrap()], ..data() };
+    assert_eq!(resolve(&text, flags).unwrap().iscsi, [ListenAddr::Tcp("h:1".into())]);
+
+    let with = |rest: &str| resolve(&format!("[[iscsi.target]]\nname = 'iqn.2026-01.a:b'\n{rest}"), data());
+    for (rest, why) in [
+        ("luns = [{lun = 1, disk = 'v'}, {lun = 1, disk = 'w'}]", "LUN 1 of target"),
+        ("luns = [{lun = 1, disk = 'v'}, {lun = 2, disk = 'v'}]", "'v' is LUN 1"),
+        ("luns = [{lun = 256, disk = 'v'}]", "256 cannot be a LUN"),
+        ("initiators = [{name = 'iqn.2026-01.a', luns = [0]}]", "has no LUN 0"),
+        ("initiators = [{name = 'iqn.2026-01.a'}, {name = 'iqn.2026-01.A'}]", "two entries"),
+        ("chap_user = 'u'", "needs a file"),
+        ("chap_user = 'u'\nchap_secret_file = '/none'", "cannot read the secret in /none"),
+        ("[[iscsi.target]]\nname = 'IQN.2026-01.a:b'", "exists already"),
+    ] {
+        match with(rest) {
+            Err(e @ ConfigError::Target { .. }) => assert!(e.to_string().contains(why), "{rest}: {e}"),
+            other => panic!("{rest}: {other:?}"),
+        }
+    }
+    for (text, why) in [
+        ("[iscsi]\nlisten = ['unix:/s']", "HOST:PORT"),
+        ("[[iscsi.target]]\nname = 'disks'", "not an iSCSI name"),
+        ("[[iscsi.target]]\nopen = true", "missing field `name`"),
+        ("[iscsi]\nmax_session = 1", "unknown field"),
+    ] {
+        match resolve(text, data()) {
+            Err(ConfigError::Syntax { line: 2 | 1, reason, .. }) => assert!(reason.contains(why), "{reason}"),
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+    assert!(matches!(resolve("[iscsi]\nmax_sessions = 0", data()), Err(ConfigError::Value { .. })));
+}
+
+#[test]
 fn addresses() {
     for bad in ["", "unix:", "host", "host:", ":10809", "host:99999", "::1:10809"] {
         assert!(bad.parse::<ListenAddr>().is_err(), "{bad}");

@@ -6,6 +6,8 @@ use axum::response::{IntoResponse, Response};
 use forebay_engine::Error as EngineError;
 use serde::{Deserialize, Serialize};
 
+use crate::targets::TargetError;
+
 /// Result of a control-plane action.
 pub type Result<T> = std::result::Result<T, ControlError>;
 
@@ -78,11 +80,32 @@ impl From<EngineError> for ControlError {
             E::BadName { .. } => (StatusCode::BAD_REQUEST, "bad_name"),
             E::BadSize { .. } => (StatusCode::BAD_REQUEST, "bad_size"),
             E::OutOfRange => (StatusCode::BAD_REQUEST, "out_of_range"),
+            E::Overlap => (StatusCode::BAD_REQUEST, "overlap"),
             E::NoSpace => (StatusCode::INSUFFICIENT_STORAGE, "no_space"),
             E::Closed => (StatusCode::SERVICE_UNAVAILABLE, "closed"),
             E::Latched(_) => (StatusCode::SERVICE_UNAVAILABLE, "latched"),
             E::Damaged(_) | E::MapsDamaged { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "damaged"),
             E::NoPool(_) | E::Format(_) | E::Store(_) => (StatusCode::INTERNAL_SERVER_ERROR, "store"),
+        };
+        ControlError::new(status, code, e.to_string())
+    }
+}
+
+impl From<TargetError> for ControlError {
+    fn from(e: TargetError) -> ControlError {
+        use TargetError as E;
+        let (status, code) = match e {
+            E::Pool(e) => return e.into(),
+            E::NoTarget(_) | E::NoLun { .. } | E::NoInitiator { .. } => (StatusCode::NOT_FOUND, "not_found"),
+            E::Exists(_) | E::LunTaken { .. } | E::InitiatorTwice(_) => (StatusCode::CONFLICT, "exists"),
+            E::InUse { .. } => (StatusCode::CONFLICT, "in_use"),
+            E::Mapped { .. } => (StatusCode::CONFLICT, "mapped"),
+            E::Volatile(_) => (StatusCode::CONFLICT, "volatile"),
+            E::NoNumber | E::Full(_) => (StatusCode::CONFLICT, "full"),
+            E::Name(_) => (StatusCode::BAD_REQUEST, "bad_name"),
+            E::HighLun(_) => (StatusCode::BAD_REQUEST, "bad_lun"),
+            E::Chap { .. } | E::SameSecret => (StatusCode::BAD_REQUEST, "bad_chap"),
+            E::Unreadable(_) => (StatusCode::INTERNAL_SERVER_ERROR, "unreadable"),
         };
         ControlError::new(status, code, e.to_string())
     }

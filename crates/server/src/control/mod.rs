@@ -13,6 +13,7 @@ mod error;
 mod gc;
 mod profile;
 mod space;
+mod targets;
 mod view;
 
 use std::path::PathBuf;
@@ -28,7 +29,10 @@ pub use desktops::*;
 pub use error::{ControlError, ErrorBody, ErrorDetail, Result};
 pub use profile::*;
 pub use space::*;
+pub use targets::*;
 pub use view::*;
+
+use crate::targets::Targets;
 
 /// Actions that run at the same time; more wait.
 const MAX_RUNNING: u32 = 64;
@@ -61,6 +65,15 @@ pub enum Action {
     ListSnapshots { volume: String },
     CreateSnapshot { volume: String, name: String },
     RemoveSnapshot { volume: String, name: String },
+    ListTargets,
+    ShowTarget { name: String },
+    CreateTarget(CreateTarget),
+    RemoveTarget { name: String, force: bool },
+    RemoveTargets { force: bool },
+    AllowInitiator { target: String, initiator: String, allowed: AllowInitiator },
+    DenyInitiator { target: String, initiator: String },
+    MapLun { target: String, lun: Option<u16>, map: MapLun },
+    UnmapLun { target: String, lun: u16 },
     Server,
     Stats,
     DiskStats { name: String },
@@ -80,6 +93,8 @@ impl Action {
                 | ShowVolume { .. }
                 | ShowClasses { .. }
                 | ListSnapshots { .. }
+                | ListTargets
+                | ShowTarget { .. }
                 | Server
                 | Stats
                 | DiskStats { .. }
@@ -100,6 +115,9 @@ pub enum Reply {
     Profile(ProfileView),
     Prefetched(PrefetchedView),
     Classes(ClassesView),
+    Target(TargetView),
+    Targets(Vec<TargetView>),
+    Lun(LunView),
     /// Done, and there is nothing to say about it.
     Done {},
 }
@@ -111,6 +129,8 @@ pub struct ServerInfo {
     pub data: PathBuf,
     /// Addresses on which NBD clients are served.
     pub nbd: Vec<String>,
+    /// Addresses on which iSCSI initiators are served.
+    pub iscsi: Vec<String>,
     /// Address of the API over TCP.
     pub http: Option<String>,
     /// When it became ready.
@@ -125,6 +145,7 @@ pub struct Control {
 
 struct Inner {
     pool: Arc<Pool>,
+    targets: Arc<Targets>,
     info: ServerInfo,
     running: Arc<Semaphore>,
     stopping: watch::Sender<bool>,
@@ -132,16 +153,21 @@ struct Inner {
 }
 
 impl Control {
-    /// A control plane over an open pool.
-    pub fn new(pool: Arc<Pool>, info: ServerInfo) -> Control {
+    /// A control plane over an open pool and its targets.
+    pub fn new(pool: Arc<Pool>, targets: Arc<Targets>, info: ServerInfo) -> Control {
         let running = Arc::new(Semaphore::new(MAX_RUNNING as usize));
         let (stopping, scans) = (watch::Sender::new(false), Scans::default());
-        Control { inner: Arc::new(Inner { pool, info, running, stopping, scans }) }
+        Control { inner: Arc::new(Inner { pool, targets, info, running, stopping, scans }) }
     }
 
     /// The pool.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.inner.pool
+    }
+
+    /// Who may see which disk over iSCSI.
+    pub fn targets(&self) -> &Arc<Targets> {
+        &self.inner.targets
     }
 
     /// What the server says of itself.
@@ -200,22 +226,14 @@ impl Control {
             Action::ShowImage { name } => self.show(name, Role::Image),
             Action::ShowVolume { name } => self.show(name, Role::Volume),
             Action::CreateImage { name, source } => disk(&pool.create_image(name, source).await?),
-            Action::RemoveImage { name } => {
-                self.expect(name, Role::Image)?;
-                pool.delete(name).await?;
-                done
-            }
+            Action::RemoveImage { name } => self.remove_disk(name, Role::Image).await,
             Action::ShowProfile { image } => Ok(Reply::Profile(pool.profile(image).await?.into())),
             Action::ChangeProfile { image, action } => self.change_profile(image, *action).await,
             Action::RemoveProfile { image } => {
                 pool.forget_profile(image).await?;
                 done
             }
-            Action::RemoveVolume { name } => {
-                self.expect(name, Role::Volume)?;
-                pool.delete(name).await?;
-                done
-            }
+            Action::RemoveVolume { name } => self.remove_disk(name, Role::Volume).await,
             Action::CreateVolume(v) => {
                 disk(&pool.create_volume(&v.name, v.size_bytes, v.sync.into(), v.dedup_domain).await?)
             }
@@ -251,11 +269,22 @@ impl Control {
             }
             Action::CreateSnapshot { volume, name } => disk(&pool.create_snapshot(volume, name).await?),
             Action::RemoveSnapshot { volume, name } => {
-                let full = format!("{volume}@{name}");
-                self.expect(&full, Role::Snapshot)?;
-                pool.delete(&full).await?;
+                self.remove_disk(&format!("{volume}@{name}"), Role::Snapshot).await
+            }
+            Action::ListTargets => self.list_targets().await,
+            Action::ShowTarget { name } => self.show_target(name).await,
+            Action::CreateTarget(new) => self.create_target(new).await,
+            Action::RemoveTarget { name, force } => self.remove_target(name, *force).await,
+            Action::RemoveTargets { force } => {
+                self.targets().remove_all(*force).await?;
                 done
             }
+            Action::AllowInitiator { target, initiator, allowed } => {
+                self.allow_initiator(target, initiator, allowed).await
+            }
+            Action::DenyInitiator { target, initiator } => self.deny_initiator(target, initiator).await,
+            Action::MapLun { target, lun, map } => self.map_lun(target, *lun, map).await,
+            Action::UnmapLun { target, lun } => self.unmap_lun(target, *lun).await,
             Action::Server => Ok(Reply::Server(self.server_view())),
             Action::Stats => {
                 Ok(Reply::Stats(Box::new(StatsView::new(&pool.stats().await, resident_memory()))))
@@ -332,6 +361,7 @@ impl Control {
             pid: std::process::id(),
             uptime_s: info.started.elapsed().as_secs(),
             nbd: info.nbd.clone(),
+            iscsi: info.iscsi.clone(),
             http: info.http.clone(),
         }
     }

@@ -276,6 +276,8 @@ pub struct ServerView {
     pub uptime_s: u64,
     /// Addresses on which NBD clients are served.
     pub nbd: Vec<String>,
+    /// Addresses on which iSCSI initiators are served.
+    pub iscsi: Vec<String>,
     /// Address of the API over TCP.
     pub http: Option<String>,
 }

@@ -10,10 +10,10 @@ use tower::ServiceExt;
 
 use crate::common::Rig;
 
-struct Caller(Router);
+pub struct Caller(Router);
 
 impl Caller {
-    async fn new(origin: Origin) -> (Rig, Caller) {
+    pub async fn new(origin: Origin) -> (Rig, Caller) {
         let rig = Rig::new().await;
         let caller = Caller(router(rig.control.clone(), origin));
         (rig, caller)
@@ -29,7 +29,7 @@ impl Caller {
         (status, value)
     }
 
-    async fn call(&self, method: Method, path: &str, body: Value) -> (StatusCode, Value) {
+    pub async fn call(&self, method: Method, path: &str, body: Value) -> (StatusCode, Value) {
         let request = Request::builder()
             .method(method)
             .uri(format!("{PREFIX}{path}"))
@@ -40,11 +40,11 @@ impl Caller {
         self.send(request).await
     }
 
-    async fn get(&self, path: &str) -> (StatusCode, Value) {
+    pub async fn get(&self, path: &str) -> (StatusCode, Value) {
         self.call(Method::GET, path, Value::Null).await
     }
 
-    async fn post(&self, path: &str, body: Value) -> (StatusCode, Value) {
+    pub async fn post(&self, path: &str, body: Value) -> (StatusCode, Value) {
         self.call(Method::POST, path, body).await
     }
 

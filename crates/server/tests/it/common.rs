@@ -9,6 +9,7 @@ use forebay_engine::{Pool, PoolConfig};
 use forebay_server::control::{Control, ServerInfo};
 use forebay_server::import::{self, Event, Format, Request, Source};
 use forebay_server::serve::EngineThread;
+use forebay_server::targets::Targets;
 use forebay_store::MemoryStore;
 
 /// A control plane over a pool in memory.
@@ -27,8 +28,10 @@ impl Rig {
         let pool = engine.run(Pool::open(store, engine.host(), config)).await.unwrap();
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().to_owned();
-        let info = ServerInfo { data, nbd: Vec::new(), http: None, started: Instant::now() };
-        Rig { control: Control::new(pool, info), dir, _engine: engine }
+        let info =
+            ServerInfo { data, nbd: Vec::new(), iscsi: Vec::new(), http: None, started: Instant::now() };
+        let targets = Arc::new(Targets::load(pool.clone()).await);
+        Rig { control: Control::new(pool, targets, info), dir, _engine: engine }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

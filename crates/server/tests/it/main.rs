@@ -8,3 +8,4 @@ mod formats;
 mod hostile;
 mod import;
 mod process;
+mod targets;

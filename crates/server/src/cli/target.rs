@@ -1,0 +1,309 @@
+//! `forebay target …` and `forebay lun …`: who may see which disk over iSCSI.
+
+use std::fs::File;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::CliError;
+use super::args::{ChapArgs, LunCommand, TargetCommand};
+use super::client::Client;
+use super::output::{age, json, line, now_ms, render, table};
+use crate::control::{AllowInitiator, CreateTarget, InitiatorView, LunView, MapLun, SessionView, TargetView};
+use crate::size::Size;
+use crate::targets::{Chap, Secret};
+
+/// Runs `forebay target …`.
+pub(super) async fn target(client: &Client, command: TargetCommand, as_json: bool) -> Result<(), CliError> {
+    match command {
+        TargetCommand::Create { name, open, chap: own, mutual_user, mutual_secret_file } => {
+            let mutual = ChapArgs { chap_user: mutual_user, chap_secret_file: mutual_secret_file };
+            let both = [&own, &mutual].map(|c| c.chap_secret_file.as_deref());
+            if both == [Some(Path::new("-")); 2] {
+                return Err(CliError::TwoSecrets);
+            }
+            let body = CreateTarget { name, open, chap: chap(own)?, mutual: chap(mutual)? };
+            let made: TargetView = client.post(&["targets"], &body).await?;
+            say(&made, as_json, target_made)
+        }
+        TargetCommand::List => {
+            let targets: Vec<TargetView> = client.get(&["targets"]).await?;
+            say(&targets, as_json, |targets| target_table(targets))
+        }
+        TargetCommand::Show { name } => {
+            let target: TargetView = client.get(&["targets", &name]).await?;
+            say(&target, as_json, target_details)
+        }
+        TargetCommand::Rm { name, all: _, force } => {
+            let path: Vec<&str> = std::iter::once("targets").chain(name.as_deref()).collect();
+            let done = client.remove(&path, force).await?;
+            say(&done, as_json, |_| match &name {
+                Some(name) => format!("removed target {name}"),
+                None => "removed all targets".into(),
+            })
+        }
+        TargetCommand::Allow { target, initiator, chap: own, lun } => {
+            let luns = (!lun.is_empty()).then_some(lun);
+            let body = AllowInitiator { chap: chap(own)?, luns };
+            let done: TargetView = client.put(&["targets", &target, "initiators", &initiator], &body).await?;
+            say(&done, as_json, |done| format!("target {} admits {}", done.name, initiator.to_lowercase()))
+        }
+        TargetCommand::Deny { target, initiator } => {
+            let path = ["targets", &target, "initiators", &initiator];
+            let done: TargetView = client.delete(&path).await?;
+            say(&done, as_json, |done| denied(done, &initiator.to_lowercase()))
+        }
+    }
+}
+
+/// Runs `forebay lun …`.
+pub(super) async fn lun(client: &Client, command: LunCommand, as_json: bool) -> Result<(), CliError> {
+    match command {
+        LunCommand::Map { target, disk, lun, read_only, write_back } => {
+            let body = MapLun { disk, read_only, write_back };
+            let path = ["targets", &target, "luns"];
+            let mapped: LunView = match lun {
+                None => client.post(&path, &body).await?,
+                Some(lun) => client.put(&[path[0], path[1], path[2], &lun.to_string()], &body).await?,
+            };
+            say(&mapped, as_json, |m| {
+                let how = if m.read_only && !read_only { ", read-only" } else { "" };
+                format!("'{}' is LUN {} of target {}{how}", m.disk, m.lun, target.to_lowercase())
+            })
+        }
+        LunCommand::Unmap { target, lun } => {
+            let path = ["targets", &target, "luns", &lun.to_string()];
+            let done: serde_json::Value = client.delete(&path).await?;
+            say(&done, as_json, |_| format!("unmapped LUN {lun} of target {}", target.to_lowercase()))
+        }
+        LunCommand::List { target } => {
+            let target: TargetView = client.get(&["targets", &target]).await?;
+            say(&target.luns, as_json, |luns| lun_table(luns))
+        }
+    }
+}
+
+fn say<T: Serialize>(value: &T, as_json: bool, text: impl FnOnce(&T) -> String) -> Result<(), CliError> {
+    if as_json { json(value) } else { line(&text(value)) }
+}
+
+/// User and secret; clap sees to it that there are both or none.
+fn chap(args: ChapArgs) -> Result<Option<Chap>, CliError> {
+    let (Some(user), Some(path)) = (args.chap_user, args.chap_secret_file) else { return Ok(None) };
+    let secret = match path.as_os_str().as_encoded_bytes() {
+        b"-" => Secret::read(std::io::stdin().lock()),
+        _ => File::open(&path).and_then(Secret::read),
+    };
+    secret.map(|secret| Some(Chap { user, secret })).map_err(|e| CliError::Secret(path, e))
+}
+
+fn target_made(t: &TargetView) -> String {
+    let whom = match (t.open, &t.chap_user) {
+        (false, _) => format!("it admits nobody yet: forebay target allow {} INITIATOR", t.name),
+        (true, Some(user)) => format!("it admits any initiator that authenticates itself as '{user}'"),
+        (true, None) => "it admits any initiator".into(),
+    };
+    format!("made target {}; {whom}", t.name)
+}
+
+fn denied(t: &TargetView, initiator: &str) -> String {
+    if t.open {
+        format!("removed what target {} had on {initiator}; it may still come, as any initiator may", t.name)
+    } else {
+        format!("target {} admits {initiator} no more", t.name)
+    }
+}
+
+fn target_table(targets: &[TargetView]) -> String {
+    let mut t = table(&["NAME", "LUNS", "INITIATORS", "CHAP", "SESSIONS"], &[1, 4]);
+    for target in targets {
+        let initiators = match (target.open, target.initiators.len()) {
+            (true, _) => "any".into(),
+            (false, 0) => "none".into(),
+            (false, count) => count.to_string(),
+        };
+        t.add_row([
+            target.name.clone(),
+            target.luns.len().to_string(),
+            initiators,
+            chap_text(target),
+            target.sessions.len().to_string(),
+        ]);
+    }
+    render(&t)
+}
+
+/// Who has to authenticate itself.
+fn chap_text(target: &TargetView) -> String {
+    let own = target.initiators.iter().filter(|i| i.chap_user.is_some()).count();
+    let text = if target.chap_user.is_some() || (own > 0 && own == target.initiators.len() && !target.open) {
+        "all"
+    } else if own > 0 {
+        "some"
+    } else {
+        "no"
+    };
+    text.into()
+}
+
+fn target_details(target: &TargetView) -> String {
+    let mut t = table(&[], &[]);
+    let mut row = |name: &str, value: String| {
+        t.add_row([name.to_owned(), value]);
+    };
+    row("name", target.name.clone());
+    row("number", target.number.to_string());
+    let admits = match (target.open, target.initiators.is_empty()) {
+        (true, _) => "any initiator",
+        (false, true) => "nobody; see 'forebay target allow'",
+        (false, false) => "the initiators below",
+    };
+    row("admits", admits.into());
+    row("chap", target.chap_user.as_ref().map_or("none".into(), |user| format!("as '{user}'")));
+    if let Some(user) = &target.mutual_user {
+        row("mutual chap", format!("as '{user}'"));
+    }
+    for column in t.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    let mut parts = vec![render(&t)];
+    if !target.luns.is_empty() {
+        parts.push(lun_table(&target.luns));
+    }
+    if !target.initiators.is_empty() {
+        parts.push(initiator_table(&target.initiators));
+    }
+    if !target.sessions.is_empty() {
+        parts.push(session_table(&target.sessions));
+    }
+    parts.join("\n\n")
+}
+
+fn lun_table(luns: &[LunView]) -> String {
+    let mut t = table(&["LUN", "DISK", "SIZE", "ACCESS", "CACHE"], &[0, 2]);
+    for lun in luns {
+        t.add_row([
+            lun.lun.to_string(),
+            lun.disk.clone(),
+            lun.size_bytes.map_or("gone".into(), |bytes| Size(bytes).to_string()),
+            if lun.read_only { "read-only" } else { "read-write" }.into(),
+            match (lun.read_only, lun.write_back) {
+                (true, _) => "-",
+                (false, true) => "write-back",
+                (false, false) => "write-through",
+            }
+            .into(),
+        ]);
+    }
+    render(&t)
+}
+
+fn initiator_table(initiators: &[InitiatorView]) -> String {
+    let mut t = table(&["INITIATOR", "CHAP", "LUNS"], &[]);
+    for initiator in initiators {
+        let luns = match &initiator.luns {
+            None => "all".into(),
+            Some(luns) if luns.is_empty() => "none".into(),
+            Some(luns) => luns.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        };
+        let chap = initiator.chap_user.as_ref().map_or("-".into(), |user| format!("as '{user}'"));
+        t.add_row([initiator.name.clone(), chap, luns]);
+    }
+    render(&t)
+}
+
+fn session_table(sessions: &[SessionView]) -> String {
+    let mut t = table(&["SESSION OF", "ADDRESS", "FOR"], &[2]);
+    for s in sessions {
+        t.add_row([s.initiator.clone(), s.address.clone(), age(now_ms(), s.since_ms)]);
+    }
+    render(&t)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lun(lun: u16, disk: &str, read_only: bool) -> LunView {
+        let size_bytes = (lun != 9).then_some(10 << 30);
+        LunView { lun, disk: disk.into(), size_bytes, read_only, write_back: lun == 1 }
+    }
+
+    fn view() -> TargetView {
+        let initiator = |name: &str, chap: Option<&str>, luns: Option<Vec<u16>>| InitiatorView {
+            name: name.into(),
+            chap_user: chap.map(str::to_owned),
+            luns,
+        };
+        TargetView {
+            name: "iqn.2026-01.org.example:a".into(),
+            number: 3,
+            open: false,
+            chap_user: Some("all".into()),
+            mutual_user: Some("us".into()),
+            luns: vec![lun(0, "db", false), lun(1, "scratch", false), lun(9, "db@monday", true)],
+            initiators: vec![
+                initiator("iqn.1993-08.org.debian:01:x", None, None),
+                initiator("iqn.1993-08.org.debian:01:longer", Some("one"), Some(vec![0, 9])),
+                initiator("iqn.1993-08.org.debian:01:z", None, Some(vec![])),
+            ],
+            sessions: vec![SessionView {
+                initiator: "iqn.1993-08.org.debian:01:x".into(),
+                address: "[::1]:4711".into(),
+                since_ms: now_ms(),
+            }],
+        }
+    }
+
+    #[test]
+    fn what_people_read() {
+        let lines = [
+            "name         iqn.2026-01.org.example:a",
+            "number       3",
+            "admits       the initiators below",
+            "chap         as 'all'",
+            "mutual chap  as 'us'",
+            "",
+            "LUN  DISK         SIZE  ACCESS      CACHE",
+            "  0  db         10 GiB  read-write  write-through",
+            "  1  scratch    10 GiB  read-write  write-back",
+            "  9  db@monday    gone  read-only   -",
+            "",
+            "INITIATOR                         CHAP      LUNS",
+            "iqn.1993-08.org.debian:01:x       -         all",
+            "iqn.1993-08.org.debian:01:longer  as 'one'  0, 9",
+            "iqn.1993-08.org.debian:01:z       -         none",
+            "",
+            "SESSION OF                   ADDRESS     FOR",
+            "iqn.1993-08.org.debian:01:x  [::1]:4711  0 s",
+        ];
+        assert_eq!(target_details(&view()), lines.join("\n"));
+        let lines = [
+            "NAME                       LUNS  INITIATORS  CHAP  SESSIONS",
+            "iqn.2026-01.org.example:a     3  3           all          1",
+        ];
+        assert_eq!(target_table(&[view()]), lines.join("\n"));
+    }
+
+    #[test]
+    fn who_may_come_is_said() {
+        let with = |change: fn(&mut TargetView)| {
+            let mut view = view();
+            change(&mut view);
+            view
+        };
+        assert!(target_made(&view()).contains("nobody yet: forebay target allow iqn.2026-01.org.example:a"));
+        assert!(target_made(&with(|t| t.open = true)).ends_with("authenticates itself as 'all'"));
+        let open = with(|t| (t.open, t.chap_user) = (true, None));
+        assert!(target_made(&open).ends_with("admits any initiator"));
+        assert!(denied(&open, "x").contains("may still come"));
+        assert!(denied(&view(), "x").ends_with("no more"));
+        assert_eq!(chap_text(&open), "some");
+        assert_eq!(chap_text(&with(|t| (t.chap_user, t.initiators) = (None, vec![]))), "no");
+        let own = with(|t| {
+            t.chap_user = None;
+            t.initiators.retain(|i| i.chap_user.is_some());
+        });
+        assert_eq!(chap_text(&own), "all");
+    }
+}

@@ -1,0 +1,183 @@
+//! `[iscsi]`: where iSCSI is served, to how many, and targets that the file asks for.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use super::ConfigError;
+use crate::plane::ListenAddr;
+use crate::targets::{Chap, Initiator, IqnName, Lun, Secret, Target, TargetError};
+
+/// A portal: `HOST:PORT`.
+pub fn parse_portal(text: &str) -> Result<ListenAddr, String> {
+    match text.parse() {
+        Ok(addr @ ListenAddr::Tcp(_)) => Ok(addr),
+        _ => Err(format!("'{text}' is not an address for iSCSI; write HOST:PORT, such as 0.0.0.0:3260")),
+    }
+}
+
+fn portals<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<ListenAddr>, D::Error> {
+    let texts = Vec::<String>::deserialize(deserializer)?;
+    let portals = texts.iter().map(|text| parse_portal(text));
+    portals.collect::<Result<_, _>>().map_err(serde::de::Error::custom)
+}
+
+/// `[iscsi]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IscsiSection {
+    /// Addresses.
+    #[serde(default, deserialize_with = "portals")]
+    pub listen: Vec<ListenAddr>,
+    /// Most sessions.
+    pub max_sessions: Option<usize>,
+    /// Most sessions of one initiator.
+    pub max_sessions_per_initiator: Option<usize>,
+    /// `[[iscsi.target]]`
+    #[serde(default)]
+    pub target: Vec<TargetSection>,
+}
+
+/// `[[iscsi.target]]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TargetSection {
+    /// Its name.
+    pub name: IqnName,
+    /// Any initiator may come.
+    #[serde(default)]
+    pub open: bool,
+    /// User and secret of all initiators that have none of their own.
+    pub chap_user: Option<String>,
+    /// File with that secret.
+    pub chap_secret_file: Option<PathBuf>,
+    /// User and secret of the target itself.
+    pub mutual_user: Option<String>,
+    /// File with that secret.
+    pub mutual_secret_file: Option<PathBuf>,
+    /// Its disks.
+    #[serde(default)]
+    pub luns: Vec<LunSection>,
+    /// Who may come.
+    #[serde(default)]
+    pub initiators: Vec<InitiatorSection>,
+}
+
+/// One of `luns`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LunSection {
+    /// Its number.
+    pub lun: u16,
+    /// Volume, image, or `VOLUME@SNAPSHOT`.
+    pub disk: String,
+    /// Writes are refused.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Writes are answered before they are durable.
+    #[serde(default)]
+    pub write_back: bool,
+}
+
+/// One of `initiators`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InitiatorSection {
+    /// Its name.
+    pub name: IqnName,
+    /// Its user.
+    pub chap_user: Option<String>,
+    /// File with its secret.
+    pub chap_secret_file: Option<PathBuf>,
+    /// The LUNs that it sees; all, where nothing is said.
+    pub luns: Option<Vec<u16>>,
+}
+
+/// How many may be connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionLimits {
+    /// Sessions in all.
+    pub all: usize,
+    /// Sessions of one initiator.
+    pub per_initiator: usize,
+}
+
+impl IscsiSection {
+    pub(super) fn limits(&self) -> Result<SessionLimits, ConfigError> {
+        let limits = SessionLimits {
+            all: self.max_sessions.unwrap_or(2048),
+            per_initiator: self.max_sessions_per_initiator.unwrap_or(64),
+        };
+        for (option, value) in
+            [("iscsi.max_sessions", limits.all), ("iscsi.max_sessions_per_initiator", limits.per_initiator)]
+        {
+            if value == 0 {
+                let why = "use at least 1; to serve no iSCSI, leave 'listen' out";
+                return Err(ConfigError::Value { option, value: value.to_string(), why });
+            }
+        }
+        Ok(limits)
+    }
+
+    /// The targets, with the secrets that the files hold. What can be seen to be wrong is refused here.
+    pub(super) fn targets(self) -> Result<Vec<Target>, ConfigError> {
+        let mut targets: Vec<Target> = Vec::new();
+        for section in self.target {
+            let name = section.name.clone();
+            let bad = |e: TargetError| ConfigError::Target { name: name.clone(), reason: e.to_string() };
+            if targets.iter().any(|other| other.name == name) {
+                return Err(bad(TargetError::Exists(name.clone())));
+            }
+            let target = section.target()?;
+            target.check().map_err(bad)?;
+            targets.push(target);
+        }
+        Ok(targets)
+    }
+}
+
+impl TargetSection {
+    fn target(self) -> Result<Target, ConfigError> {
+        let name = self.name;
+        let mut initiators = Vec::new();
+        for i in self.initiators {
+            let chap = chap(&name, i.chap_user, i.chap_secret_file)?;
+            initiators.push(Initiator { name: i.name, chap, luns: i.luns });
+        }
+        let mut target = Target {
+            number: 0,
+            open: self.open,
+            chap: chap(&name, self.chap_user, self.chap_secret_file)?,
+            mutual: chap(&name, self.mutual_user, self.mutual_secret_file)?,
+            luns: Default::default(),
+            initiators,
+            name,
+        };
+        for LunSection { lun, disk, read_only, write_back } in self.luns {
+            if let Some(there) = target.luns.insert(lun, Lun { disk, read_only, write_back }) {
+                let (target, disk) = (target.name, there.disk);
+                let taken = TargetError::LunTaken { target: target.clone(), lun, disk };
+                return Err(ConfigError::Target { name: target, reason: taken.to_string() });
+            }
+        }
+        Ok(target)
+    }
+}
+
+/// User and secret, which are named together or not at all.
+fn chap(
+    target: &IqnName,
+    user: Option<String>,
+    secret_file: Option<PathBuf>,
+) -> Result<Option<Chap>, ConfigError> {
+    let bad = |reason| ConfigError::Target { name: target.clone(), reason };
+    let (user, path) = match (user, secret_file) {
+        (None, None) => return Ok(None),
+        (Some(user), Some(path)) => (user, path),
+        _ => return Err(bad("a user for CHAP needs a file with the secret, and the other way round".into())),
+    };
+    let secret = File::open(&path).and_then(Secret::read);
+    let secret = secret.map_err(|e| bad(format!("cannot read the secret in {}: {e}", path.display())))?;
+    Ok(Some(Chap { user, secret }))
+}

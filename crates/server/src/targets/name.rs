@@ -1,0 +1,183 @@
+//! Names of iSCSI targets and initiators.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Longest name in bytes (RFC 7143, section 4.2.7.1).
+const MAX_LEN: usize = 223;
+
+/// The name of a target or an initiator, in any of the formats of RFC 7143, section 4.2.7: `iqn.`, `eui.`, `naa.`.
+///
+/// It is kept in lower case, so that equal names are the same bytes (stringprep's case folding, RFC 3722). Of the
+/// characters beyond ASCII, which the RFC permits and nobody uses, none is taken; `_`, which it forbids, is, as some
+/// initiators make their names of the names of machines.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct IqnName(String);
+
+/// A text that is no such name, and why.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{name}' is not an iSCSI name: {why}")]
+pub struct BadIqn {
+    /// The text, shortened.
+    name: String,
+    why: &'static str,
+}
+
+impl IqnName {
+    /// The name, in lower case.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for IqnName {
+    type Err = BadIqn;
+
+    fn from_str(text: &str) -> Result<IqnName, BadIqn> {
+        match mistake(text) {
+            None => Ok(IqnName(text.to_ascii_lowercase())),
+            Some(why) => {
+                let shown = text.chars().map(|c| if c.is_control() { '?' } else { c }).take(64).collect();
+                Err(BadIqn { name: shown, why })
+            }
+        }
+    }
+}
+
+/// What is wrong with a name, if something is.
+fn mistake(text: &str) -> Option<&'static str> {
+    if text.len() > MAX_LEN {
+        return Some("it is longer than 223 bytes");
+    }
+    if !text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.:_".contains(&b)) {
+        return Some("it can have only letters, digits, '-', '.', ':' and '_'");
+    }
+    let lower = text.to_ascii_lowercase();
+    let is_hex = |digits: &str| digits.bytes().all(|b| b.is_ascii_hexdigit());
+    if let Some(rest) = lower.strip_prefix("iqn.") {
+        iqn_mistake(rest)
+    } else if let Some(digits) = lower.strip_prefix("eui.") {
+        (digits.len() != 16 || !is_hex(digits)).then_some("'eui.' is followed by 16 hexadecimal digits")
+    } else if let Some(digits) = lower.strip_prefix("naa.") {
+        let good = matches!(digits.len(), 16 | 32) && is_hex(digits);
+        (!good).then_some("'naa.' is followed by 16 or 32 hexadecimal digits")
+    } else {
+        Some(
+            "it begins with none of 'iqn.', 'eui.' and 'naa.'; take one such as iqn.2026-01.org.example:disks",
+        )
+    }
+}
+
+/// What is wrong with what follows `iqn.`: a month, a domain name in reverse, and maybe `:` with anything.
+fn iqn_mistake(rest: &str) -> Option<&'static str> {
+    let (date, authority) = match rest.split_once('.') {
+        Some((date, authority)) => (date, authority),
+        None => (rest, ""),
+    };
+    let month = date.split_once('-').and_then(|(year, month)| {
+        let digits = |text: &str, count| text.len() == count && text.bytes().all(|b| b.is_ascii_digit());
+        (digits(year, 4) && digits(month, 2)).then_some(month)
+    });
+    if !month.is_some_and(|month| ("01"..="12").contains(&month)) {
+        return Some("'iqn.' is followed by a year and a month, as in iqn.2026-01.org.example:disks");
+    }
+    let (domain, own) = match authority.split_once(':') {
+        Some((domain, own)) => (domain, Some(own)),
+        None => (authority, None),
+    };
+    let is_label = |label: &str| label.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if !domain.split('.').all(is_label) {
+        return Some(
+            "the month is followed by a domain name in reverse, as in iqn.2026-01.org.example:disks",
+        );
+    }
+    (own == Some("")).then_some("nothing follows the ':'")
+}
+
+impl fmt::Display for IqnName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Borrow<str> for IqnName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<IqnName> for String {
+    fn from(name: IqnName) -> String {
+        name.0
+    }
+}
+
+impl TryFrom<String> for IqnName {
+    type Error = BadIqn;
+
+    fn try_from(text: String) -> Result<IqnName, BadIqn> {
+        text.parse()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_real_initiators_are_names() {
+        for name in [
+            "iqn.1993-08.org.debian:01:8f5a1b2c3d4e",
+            "iqn.1991-05.com.microsoft:host.example.com",
+            "iqn.1998-01.com.vmware:esx-0a1b2c3d",
+            "iqn.2008-11.org.linux-kvm:my_guest",
+            "iqn.2007-10.com.github:sahlberg:libiscsi:iscsi-test",
+            "iqn.2026-12.org.example",
+            "eui.02004567A425678D",
+            "naa.52004567BA64678D",
+            "naa.62004567BA64678D0123456789ABCDEF",
+        ] {
+            assert_eq!(name.parse::<IqnName>().unwrap().as_str(), name.to_ascii_lowercase());
+        }
+        let (a, b) = ("IQN.2026-01.Org.Example:A".parse::<IqnName>(), "iqn.2026-01.org.example:a".parse());
+        assert_eq!(a, b);
+    }
+
+    #[test]
+    fn others_are_told_what_is_wrong() {
+        let long = format!("iqn.2026-01.org.example:{}", "x".repeat(200));
+        for (name, why) in [
+            ("", "none of 'iqn.'"),
+            ("disk", "none of 'iqn.'"),
+            ("iqn", "none of 'iqn.'"),
+            ("iqn.", "a year and a month"),
+            ("iqn.2026", "a year and a month"),
+            ("iqn.2026-13.org.example", "a year and a month"),
+            ("iqn.2026-00.org.example", "a year and a month"),
+            ("iqn.26-01.org.example", "a year and a month"),
+            ("iqn.2026-01", "a domain name"),
+            ("iqn.2026-01.", "a domain name"),
+            ("iqn.2026-01.:x", "a domain name"),
+            ("iqn.2026-01.org..example:x", "a domain name"),
+            ("iqn.2026-01.org.example:", "nothing follows"),
+            ("iqn.2026-01.org.example:a b", "only letters"),
+            ("iqn.2026-01.org.example:a/b", "only letters"),
+            ("iqn.2026-01.org.example:é", "only letters"),
+            ("iqn.2026-01.org.example:a\n", "only letters"),
+            ("eui.02004567a425678", "16 hexadecimal"),
+            ("eui.02004567a425678g", "16 hexadecimal"),
+            ("naa.52004567ba64678d00", "16 or 32"),
+            (&long, "223 bytes"),
+        ] {
+            let said = name.parse::<IqnName>().unwrap_err().to_string();
+            assert!(said.contains(why) && !said.contains('\n'), "{name}: {said}");
+        }
+        let most = format!("iqn.2026-01.org.example:{}", "x".repeat(199));
+        assert_eq!(most.len(), MAX_LEN);
+        assert!(most.parse::<IqnName>().is_ok());
+    }
+}

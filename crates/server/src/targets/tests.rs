@@ -1,0 +1,317 @@
+use forebay_engine::{CloneRequest, PoolConfig};
+use forebay_store::{MemoryStore, Store};
+
+use super::*;
+use crate::serve::EngineThread;
+
+const A: &str = "iqn.2026-01.org.example:a";
+const B: &str = "iqn.2026-01.org.example:b";
+const HOST: &str = "iqn.1993-08.org.debian:01:host";
+
+fn name(text: &str) -> IqnName {
+    text.parse().unwrap()
+}
+
+fn target(text: &str) -> Target {
+    Target {
+        name: name(text),
+        number: 0,
+        open: false,
+        chap: None,
+        mutual: None,
+        luns: BTreeMap::new(),
+        initiators: Vec::new(),
+    }
+}
+
+fn lun(disk: &str) -> Lun {
+    Lun { disk: disk.into(), read_only: false, write_back: false }
+}
+
+fn chap(user: &str, secret: &str) -> Chap {
+    Chap { user: user.into(), secret: Secret::new(secret.into()) }
+}
+
+fn initiator(text: &str, luns: Option<Vec<u16>>) -> Initiator {
+    Initiator { name: name(text), chap: None, luns }
+}
+
+fn said<T>(result: Result<T>) -> String {
+    result.err().expect("it is refused").to_string()
+}
+
+/// A pool with volumes `v` and `w`, a snapshot `v@s`, an image, a desktop and one that forgets.
+struct Rig {
+    engine: EngineThread,
+    store: Arc<MemoryStore>,
+    pool: Arc<Pool>,
+    targets: Targets,
+}
+
+impl Rig {
+    async fn new() -> Rig {
+        let (engine, store) = (EngineThread::start().unwrap(), Arc::new(MemoryStore::new()));
+        let pool = open(&engine, &store).await;
+        for name in ["v", "w"] {
+            pool.create_volume(name, 1 << 20, SyncMode::Flush, 0).await.unwrap();
+        }
+        pool.create_volume("never", 1 << 20, SyncMode::Never, 0).await.unwrap();
+        pool.create_snapshot("v", "s").await.unwrap();
+        pool.create_image("image", "v").await.unwrap();
+        let desktop =
+            CloneRequest { name: "desktop".into(), write_cache: 1 << 20, ..CloneRequest::default() };
+        pool.clone_disk("image", &[desktop]).await.unwrap();
+        let targets = Targets::load(pool.clone()).await;
+        Rig { engine, store, pool, targets }
+    }
+
+    /// As a server that was stopped and started.
+    async fn again(self) -> Rig {
+        let Rig { engine, store, pool, targets } = self;
+        drop(targets);
+        engine
+            .run({
+                let pool = pool.clone();
+                async move { pool.close().await }
+            })
+            .await
+            .unwrap();
+        drop(pool);
+        let pool = open(&engine, &store).await;
+        let targets = Targets::load(pool.clone()).await;
+        Rig { engine, store, pool, targets }
+    }
+}
+
+async fn open(engine: &EngineThread, store: &Arc<MemoryStore>) -> Arc<Pool> {
+    let config = PoolConfig { read_cache: 4 << 20, map_cache: 4 << 20, ..PoolConfig::default() };
+    let store: Arc<dyn Store> = store.clone();
+    engine.run(Pool::open(store, engine.host(), config)).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_table_outlives_its_server_and_numbers_are_not_used_again() {
+    let rig = Rig::new().await;
+    let t = &rig.targets;
+    assert_eq!(t.create(target(A)).await.unwrap().number, 1);
+    assert_eq!(t.create(target(B)).await.unwrap().number, 2);
+    assert!(said(t.create(target(A)).await).contains("exists already"));
+    t.map(&name(A), None, lun("v")).await.unwrap();
+    t.allow(&name(A), Initiator { chap: Some(chap("u", "twelve bytes")), ..initiator(HOST, Some(vec![0])) })
+        .await
+        .unwrap();
+    t.remove(&name(B), false).await.unwrap();
+    let before = t.snapshot();
+    let rig = rig.again().await;
+    let t = &rig.targets;
+    assert_eq!(t.snapshot(), before);
+    assert_eq!(t.create(target(B)).await.unwrap().number, 3);
+    t.remove_all(false).await.unwrap();
+    let rig = rig.again().await;
+    assert!(rig.targets.snapshot().is_empty());
+    assert_eq!(rig.targets.create(target(A)).await.unwrap().number, 4);
+}
+
+#[tokio::test]
+async fn disks_are_mapped_as_they_can_be() {
+    let rig = Rig::new().await;
+    let (t, a) = (&rig.targets, name(A));
+    assert!(said(t.map(&a, None, lun("v")).await).contains("there is no target"));
+    t.create(target(A)).await.unwrap();
+    let mut changed = t.changed();
+    assert_eq!(t.map(&a, None, lun("v")).await.unwrap(), (0, lun("v")));
+    assert!(changed.has_changed().unwrap());
+    changed.mark_unchanged();
+    let read_only = |disk: &str| Lun { read_only: true, ..lun(disk) };
+    let write_back = |disk: &str| Lun { write_back: true, ..lun(disk) };
+    assert_eq!(t.map(&a, Some(2), lun("v@s")).await.unwrap(), (2, read_only("v@s")));
+    assert_eq!(t.map(&a, None, write_back("image")).await.unwrap(), (1, read_only("image")));
+    assert_eq!(t.map(&a, Some(255), write_back("w")).await.unwrap(), (255, write_back("w")));
+    // Again under its own number: other options.
+    assert_eq!(t.map(&a, Some(255), read_only("w")).await.unwrap(), (255, read_only("w")));
+    changed.mark_unchanged();
+    t.map(&a, Some(255), read_only("w")).await.unwrap();
+    for (at, disk, why) in [
+        (None, "nobody", "no volume, snapshot or image is named 'nobody'"),
+        (None, "v", "'v' is LUN 0 of target iqn.2026-01.org.example:a; unmap it first"),
+        (Some(7), "v", "'v' is LUN 0"),
+        (Some(0), "never", "--write-back"),
+        (None, "desktop", "--write-back"),
+        (Some(256), "never", "256 cannot be a LUN"),
+    ] {
+        let lun = if at == Some(256) { write_back(disk) } else { lun(disk) };
+        let refused = said(t.map(&a, at, lun).await);
+        assert!(refused.contains(why), "{disk}: {refused}");
+    }
+    assert!(said(t.map(&a, Some(0), write_back("never")).await).contains("LUN 0 of target"));
+    assert!(!changed.has_changed().unwrap(), "what is refused, or was so, changes nothing");
+    t.map(&a, None, write_back("desktop")).await.unwrap();
+    t.unmap(&a, 255).await.unwrap();
+    assert!(said(t.unmap(&a, 255).await).contains("has no LUN 255"));
+    let luns: Vec<_> = t.get(&a).unwrap().luns.keys().copied().collect();
+    assert_eq!(luns, [0, 1, 2, 3]);
+}
+
+#[tokio::test]
+async fn a_mapped_disk_is_not_removed() {
+    let rig = Rig::new().await;
+    let t = &rig.targets;
+    t.create(target(A)).await.unwrap();
+    t.map(&name(A), Some(9), lun("v@s")).await.unwrap();
+    let refused = said(t.unmapped("v@s").await);
+    assert_eq!(refused, format!("'v@s' is LUN 9 of target {A}; unmap it first"));
+    let removing = t.unmapped("w").await.unwrap();
+    let a = name(A);
+    let mapping = t.map(&a, None, lun("w"));
+    let waited = tokio::time::timeout(std::time::Duration::from_millis(20), mapping).await;
+    assert!(waited.is_err(), "it waits for the removal");
+    rig.pool.delete("w").await.unwrap();
+    drop(removing);
+    assert!(said(t.map(&name(A), None, lun("w")).await).contains("is named 'w'"));
+}
+
+#[tokio::test]
+async fn initiators_see_what_they_may_and_nothing_else() {
+    let rig = Rig::new().await;
+    let (t, a, host) = (&rig.targets, name(A), name(HOST));
+    let admits = |who: &IqnName| t.get(&a).unwrap().admission(who).is_some();
+    t.create(Target { chap: Some(chap("all", "all of twelve")), ..target(A) }).await.unwrap();
+    assert!(!admits(&host), "nobody, unless somebody is allowed");
+    t.map(&a, None, lun("v")).await.unwrap();
+    t.map(&a, None, lun("w")).await.unwrap();
+    assert!(said(t.allow(&a, initiator(HOST, Some(vec![0, 2]))).await).contains("has no LUN 2"));
+    t.allow(&a, initiator(HOST, Some(vec![0, 1]))).await.unwrap();
+    t.unmap(&a, 0).await.unwrap();
+    t.map(&a, None, lun("v@s")).await.unwrap();
+    {
+        let target = t.get(&a).unwrap();
+        let here = target.admission(&host).unwrap();
+        assert_eq!(here.chap, target.chap.as_ref());
+        let seen: Vec<u16> = target.luns.keys().copied().filter(|lun| here.sees(*lun)).collect();
+        assert_eq!(seen, [1], "another disk under an old number is not seen");
+    }
+    let own = Initiator { chap: Some(chap("own", "its own secret")), ..initiator(HOST, None) };
+    t.allow(&a, own.clone()).await.unwrap();
+    {
+        let target = t.get(&a).unwrap();
+        let here = target.admission(&host).unwrap();
+        assert_eq!((here.chap, here.sees(0), target.initiators.len()), (own.chap.as_ref(), true, 1));
+    }
+    t.deny(&a, &host).await.unwrap();
+    assert!(!admits(&host) && said(t.deny(&a, &host).await).contains("has no entry"));
+    t.create(Target { open: true, ..target(B) }).await.unwrap();
+    assert!(
+        t.get(&name(B)).unwrap().admission(&host).is_some_and(|here| here.chap.is_none() && here.sees(9))
+    );
+}
+
+#[tokio::test]
+async fn secrets_are_long_enough_and_those_of_both_sides_differ() {
+    let rig = Rig::new().await;
+    let t = &rig.targets;
+    let with = |chap, mutual| Target { chap: Some(chap), mutual, ..target(A) };
+    for (wrong, why) in [
+        (with(chap("u", "eleven byte"), None), "shorter than 12"),
+        (with(chap("u", &"x".repeat(256)), None), "longer than 255"),
+        (with(chap("u", "twelve\nbytes"), None), "line ends"),
+        (with(chap("", "twelve bytes"), None), "1 to 255 bytes"),
+        (
+            with(chap("u", "twelve bytes"), Some(chap("m", "twelve bytes"))),
+            "must not be that of an initiator",
+        ),
+        (with(chap("u", "twelve bytes"), Some(chap("m", "short"))), "'m' cannot be used"),
+    ] {
+        let refused = said(t.create(wrong).await);
+        assert!(refused.contains(why) && !refused.contains("eleven"), "{refused}");
+    }
+    let good = with(chap("u", "twelve bytes"), Some(chap("m", "other bytes.")));
+    t.create(good).await.unwrap();
+    let same = Initiator { chap: Some(chap("x", "other bytes.")), ..initiator(HOST, None) };
+    assert!(said(t.allow(&name(A), same).await).contains("must not be"));
+    let printed = format!("{:?}", t.snapshot());
+    assert!(!printed.contains("bytes") && printed.contains("***"), "{printed}");
+    let read = |bytes: &'static [u8]| Secret::read(bytes).map(|s| s.reveal().to_vec());
+    assert_eq!(read(b" a b \r\n").unwrap(), b" a b ");
+    assert_eq!(read(b"a\n\n").unwrap(), b"a\n");
+    assert!(read(&[0xff; 16]).is_err() && read(&[b'x'; 2000]).is_err());
+}
+
+#[tokio::test]
+async fn a_target_with_sessions_goes_only_by_force() {
+    let rig = Rig::new().await;
+    let (t, a) = (&rig.targets, name(A));
+    t.create(target(A)).await.unwrap();
+    t.create(target(B)).await.unwrap();
+    let session = |n: u16| SessionInfo {
+        target: a.clone(),
+        initiator: name(HOST),
+        address: ([10, 0, 0, 1], n).into(),
+        since_ms: 7,
+    };
+    let (first, second) = (t.session_began(session(1)), t.session_began(session(2)));
+    assert_eq!((t.sessions(&a), t.sessions(&name(B))), (vec![session(1), session(2)], vec![]));
+    drop(first);
+    assert_eq!(t.sessions(&a), [session(2)]);
+    assert!(said(t.remove(&a, false).await).contains("has 1 session(s)"));
+    assert!(said(t.remove_all(false).await).contains("--force"));
+    t.remove(&name(B), false).await.unwrap();
+    t.remove(&a, true).await.unwrap();
+    drop(second);
+    assert!(t.sessions(&a).is_empty() && said(t.remove(&a, true).await).contains("there is no target"));
+}
+
+#[tokio::test]
+async fn what_a_configuration_asks_for_is_there_and_the_rest_stays() {
+    let rig = Rig::new().await;
+    let t = &rig.targets;
+    t.create(target(B)).await.unwrap();
+    let wanted = |disks: &[&str]| Target {
+        luns: (0..).zip(disks.iter().map(|disk| lun(disk))).collect(),
+        initiators: vec![initiator(HOST, Some(vec![0, 1]))],
+        ..target(A)
+    };
+    t.apply(&[wanted(&["v", "not yet", "v@s"])]).await.unwrap();
+    let there = t.get(&name(A)).unwrap();
+    let luns: Vec<_> = there.luns.iter().map(|(n, lun)| (*n, lun.disk.as_str(), lun.read_only)).collect();
+    assert_eq!(luns, [(0, "v", false), (2, "v@s", true)]);
+    assert_eq!((there.number, there.initiators[0].luns.as_deref()), (2, Some(&[0][..])));
+    let changed = t.changed();
+    t.apply(&[wanted(&["v", "not yet", "v@s"])]).await.unwrap();
+    assert!(!changed.has_changed().unwrap(), "nothing is written");
+    rig.pool.create_volume("not yet", 1 << 20, SyncMode::Flush, 0).await.unwrap();
+    t.unmap(&name(A), 0).await.unwrap();
+    t.apply(&[wanted(&["v", "not yet", "v@s"])]).await.unwrap();
+    let there = t.get(&name(A)).unwrap();
+    assert_eq!((there.luns.len(), there.number), (3, 2));
+    assert_eq!(there.initiators[0].luns.as_deref(), Some(&[0, 1][..]));
+    assert!(t.get(&name(B)).is_some());
+}
+
+#[tokio::test]
+async fn a_table_that_cannot_be_read_is_kept_until_it_is_dropped() {
+    let rig = Rig::new().await;
+    rig.targets.create(target(A)).await.unwrap();
+    let newer = br#"{"version":2,"groups":[]}"#;
+    rig.pool.set_document(document::NAME, Some(newer)).await.unwrap();
+    let rig = rig.again().await;
+    let t = &rig.targets;
+    assert!(t.snapshot().is_empty());
+    let results = [
+        t.check_readable().await,
+        t.create(target(B)).await.map(drop),
+        t.apply(&[target(B)]).await,
+        t.remove(&name(A), true).await,
+    ];
+    for result in results {
+        assert!(said(result).contains("it has version 2, this release knows version 1"));
+    }
+    // What it may hold is not known, so no disk can be kept for it.
+    drop(t.unmapped("v").await.unwrap());
+    let rig = rig.again().await;
+    let kept = rig.pool.document(document::NAME).await.unwrap();
+    assert_eq!(kept.as_deref(), Some(&newer[..]));
+    rig.targets.remove_all(false).await.unwrap();
+    rig.targets.check_readable().await.unwrap();
+    rig.targets.create(target(B)).await.unwrap();
+    assert_eq!(rig.again().await.targets.snapshot().len(), 1);
+}

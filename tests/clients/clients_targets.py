@@ -1,0 +1,111 @@
+"""Targets by command line: what is made outlives kill -9, what is refused says why, and secrets stay secret."""
+
+import json
+import os
+
+from harness import check, equal, run, test
+
+A = "iqn.2026-01.org.example:a"
+B = "iqn.2026-01.org.example:b"
+HOST = "iqn.1993-08.org.debian:01:host"
+SECRET = "a secret of all"
+
+
+def say_secret(t, name, secret):
+    path = t.path(name)
+    with open(path, "w") as f:
+        f.write(secret + "\n")
+    os.chmod(path, 0o600)
+    return path
+
+
+def refusals(s, cases):
+    for part, *args in cases:
+        said = s.refused(*args)
+        check(part in said, f"'forebay {' '.join(args)}' says: {said}")
+
+
+@test
+def targets_outlive_kill_9_and_keep_their_disks(t):
+    s = t.server()
+    secret = say_secret(t, "secret", SECRET)
+    for name in ("v", "w", "other"):
+        s.cli("volume", "create", name, "--size", "8M")
+    s.cli("snapshot", "create", "v", "s")
+    said = s.cli("target", "create", A).stdout
+    check("admits nobody yet" in said, said)
+    s.cli("target", "create", B, "--open", "--chap-user", "all", "--chap-secret-file", secret)
+    s.cli("lun", "map", A, "v")
+    s.cli("lun", "map", A, "w", "--lun", "7", "--write-back")
+    equal(s.json("lun", "map", A, "v@s")["read_only"], True, "a snapshot is read-only")
+    s.cli("target", "allow", A, HOST, "--lun", "7", "--chap-user", "one", "--chap-secret-file", secret)
+    refusals(s, [
+        ("'v' is LUN 0 of target " + A + "; unmap it first", "volume", "rm", "v"),
+        ("'v@s' is LUN 1 of target", "snapshot", "rm", "v", "s"),
+        ("exists already", "target", "create", A),
+        ("'disks' is not an iSCSI name", "target", "create", "disks"),
+        ("LUN 7 of target " + A + " is 'w'", "lun", "map", A, "other", "--lun", "7"),
+        ("'v' is LUN 0", "lun", "map", A, "v"),
+        ("256 cannot be a LUN", "lun", "map", B, "v", "--lun", "256"),
+        ("has no LUN 9", "lun", "unmap", A, "9"),
+        ("has no LUN 9", "target", "allow", A, HOST, "--lun", "9"),
+        ("there is no target", "target", "show", "iqn.2026-01.org.example:c"),
+        ("has no entry for", "target", "deny", B, HOST),
+        ("shorter than 12", "target", "allow", A, HOST, "--chap-user", "u", "--chap-secret-file", say_secret(t, "short", "x")),
+        ("cannot read the secret", "target", "allow", A, HOST, "--chap-user", "u", "--chap-secret-file", t.path("none")),
+    ])
+    equal(s.cli("target", "create", B, "--chap-user", "u", check=False).returncode, 2, "a user without a secret")
+
+    before = s.json("target", "list")
+    equal([(l["lun"], l["disk"]) for l in before[0]["luns"]], [(0, "v"), (1, "v@s"), (7, "w")], "LUNs")
+    equal((before[1]["open"], before[1]["chap_user"], before[1]["number"]), (True, "all", 2), "the second target")
+    s.kill()
+    s.start()
+    equal(s.json("target", "list"), before, "targets after kill -9")
+    for args in (("target", "list"), ("target", "show", A), ("lun", "list", A)):
+        said = s.cli(*args).stdout
+        check(SECRET not in said, said)
+    check(SECRET not in json.dumps(before), "a secret in JSON")
+
+    s.cli("target", "deny", A, HOST)
+    s.cli("lun", "unmap", A, "0")
+    s.cli("target", "rm", B)
+    s.kill()
+    s.start()
+    left = s.json("target", "list")
+    equal([t["name"] for t in left], [A], "targets")
+    equal(([l["lun"] for l in left[0]["luns"]], left[0]["initiators"]), ([1, 7], []), "what is left of the first")
+    with open(s.log) as f:
+        check(SECRET not in f.read(), "a secret in the log")
+    s.cli("target", "rm", A)
+    s.cli("snapshot", "rm", "v", "s")
+    s.cli("volume", "rm", "v")
+    s.stop()
+    run(s.bin, "check", "--data", s.data)
+
+
+@test
+def targets_of_the_configuration_are_brought_in_line(t):
+    secret, config = say_secret(t, "secret", SECRET), t.path("config.toml")
+    with open(config, "w") as f:
+        f.write(f"""
+[[iscsi.target]]
+name = "{A}"
+chap_user = "all"
+chap_secret_file = "{secret}"
+luns = [{{ lun = 0, disk = "v" }}, {{ lun = 3, disk = "later" }}]
+initiators = [{{ name = "{HOST}", luns = [0] }}]
+""")
+    s = t.server("--config", config)
+    equal(s.json("target", "show", A)["luns"], [], "no disk is there yet")
+    s.cli("target", "create", B)
+    for name in ("v", "later"):
+        s.cli("volume", "create", name, "--size", "1M")
+    s.cli("target", "deny", A, HOST)
+    s.stop()
+    s.start()
+    target = s.json("target", "show", A)
+    equal([(l["lun"], l["disk"]) for l in target["luns"]], [(0, "v"), (3, "later")], "LUNs")
+    equal((target["chap_user"], target["number"]), ("all", 1), "user and number")
+    equal([(i["name"], i["luns"]) for i in target["initiators"]], [(HOST, [0])], "initiators")
+    check(any(other["name"] == B for other in s.json("target", "list")), "the other one stays")
