@@ -1,0 +1,92 @@
+//! Unit attentions: what a nexus has to be told before its next command (SAM-5, "Unit attention conditions").
+
+use forebay_wire::scsi::{Code, Sense, SenseKey, codes};
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnitAttention {
+    /// The nexus is new.
+    PowerOn,
+    /// The unit was reset.
+    Reset,
+    /// The nexus was lost, and is there again.
+    NexusLoss,
+    /// Another nexus had the commands of this one aborted.
+    CommandsCleared,
+    /// The unit has another size.
+    CapacityChanged,
+    /// Another nexus changed mode parameters.
+    ModeChanged,
+    /// The persistent reservation of this nexus was cleared by another one.
+    ReservationsPreempted,
+    /// A persistent reservation was released.
+    ReservationsReleased,
+    /// The registration of this nexus was removed by another one.
+    RegistrationsPreempted,
+    /// The initiator has other units than before.
+    LunsChanged,
+    /// The unit describes itself otherwise.
+    InquiryChanged,
+    /// The store is nearly full.
+    Threshold,
+}
+
+impl UnitAttention {
+    /// The additional sense code.
+    pub fn code(self) -> Code {
+        match self {
+            UnitAttention::PowerOn => codes::POWER_ON_OCCURRED,
+            UnitAttention::Reset => codes::RESET_OCCURRED,
+            UnitAttention::NexusLoss => codes::NEXUS_LOSS_OCCURRED,
+            UnitAttention::CommandsCleared => codes::COMMANDS_CLEARED,
+            UnitAttention::CapacityChanged => codes::CAPACITY_CHANGED,
+            UnitAttention::ModeChanged => codes::MODE_PARAMETERS_CHANGED,
+            UnitAttention::ReservationsPreempted => codes::RESERVATIONS_PREEMPTED,
+            UnitAttention::ReservationsReleased => codes::RESERVATIONS_RELEASED,
+            UnitAttention::RegistrationsPreempted => codes::REGISTRATIONS_PREEMPTED,
+            UnitAttention::LunsChanged => codes::REPORTED_LUNS_CHANGED,
+            UnitAttention::InquiryChanged => codes::INQUIRY_DATA_CHANGED,
+            UnitAttention::Threshold => codes::THIN_PROVISIONING_THRESHOLD,
+        }
+    }
+
+    /// Whether it goes ahead of a reservation conflict (SAM-5, "Status precedence").
+    fn is_reset(self) -> bool {
+        matches!(self, UnitAttention::PowerOn | UnitAttention::Reset | UnitAttention::NexusLoss)
+    }
+
+    /// As sense data.
+    pub fn sense(self) -> Sense {
+        Sense::new(SenseKey::UnitAttention, self.code())
+    }
+}
+
+/// Attentions that a nexus was not told of yet: each at most once, those of resets first.
+#[derive(Debug, Default)]
+pub(super) struct Attentions(Vec<UnitAttention>);
+
+impl Attentions {
+    /// Adds one.
+    pub fn note(&mut self, attention: UnitAttention) {
+        if self.0.contains(&attention) {
+            return;
+        }
+        let at = if attention.is_reset() { 0 } else { self.0.len() };
+        self.0.insert(at, attention);
+    }
+
+    /// Takes the next; with `resets_only` only one that goes ahead of a reservation conflict.
+    pub fn take(&mut self, resets_only: bool) -> Option<UnitAttention> {
+        let first = *self.0.first()?;
+        (first.is_reset() || !resets_only).then(|| self.0.remove(0))
+    }
+
+    /// Forgets one that the initiator learnt otherwise.
+    pub fn forget(&mut self, attention: UnitAttention) {
+        self.0.retain(|a| *a != attention);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}

@@ -1,0 +1,322 @@
+//! Third-party copies: EXTENDED COPY, and copies by token.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use forebay_engine::Error;
+use forebay_wire::scsi::{
+    Access, BLOCK, BlockRange, CopyList, CopyOutcome, CopySegment, PopulateList, Sense, SenseKey,
+    TokenOutcome, WriteList, codes, copy_status, token_information,
+};
+
+use super::nexus::Nexus;
+use super::response::{Response, sense_of};
+use super::tokens::Grant;
+use super::unit::LogicalUnit;
+
+/// Most outcomes of each kind that a nexus keeps; the oldest go.
+const OUTCOMES_MAX: usize = 64;
+/// Service actions.
+const POPULATE_TOKEN: u8 = 0x10;
+const WRITE_USING_TOKEN: u8 = 0x11;
+
+/// How the copies of a nexus ended, by their list identifiers; gone with the nexus.
+#[derive(Default)]
+pub(super) struct Outcomes {
+    copies: VecDeque<(u8, CopyOutcome)>,
+    tokens: VecDeque<(u32, TokenOutcome)>,
+}
+
+fn remember<K: PartialEq, V>(outcomes: &mut VecDeque<(K, V)>, key: K, outcome: V) {
+    outcomes.retain(|(other, _)| *other != key);
+    if outcomes.len() >= OUTCOMES_MAX {
+        outcomes.pop_front();
+    }
+    outcomes.push_back((key, outcome));
+}
+
+/// Why a copy did not succeed.
+enum Failure {
+    Sense(Sense),
+    Engine(Error),
+}
+
+impl From<Sense> for Failure {
+    fn from(sense: Sense) -> Failure {
+        Failure::Sense(sense)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Engine(error)
+    }
+}
+
+impl Failure {
+    fn sense(&self) -> Sense {
+        match self {
+            Failure::Sense(sense) => *sense,
+            Failure::Engine(error) => sense_of(error),
+        }
+    }
+}
+
+const fn aborted(code: forebay_wire::scsi::Code) -> Sense {
+    Sense::new(SenseKey::CopyAborted, code)
+}
+
+/// A range to be copied, whose units are known.
+struct Step<'a> {
+    source: &'a LogicalUnit,
+    destination: &'a LogicalUnit,
+    segment: CopySegment,
+    /// How many segments it is: initiators cut long copies up, and each by itself would wait for a commit.
+    segments: u16,
+}
+
+impl Step<'_> {
+    fn is_within_a_unit(&self) -> bool {
+        std::ptr::eq(self.source, self.destination)
+    }
+
+    /// Takes a step that goes on where this one ends, if it is one.
+    fn take(&mut self, next: &Step<'_>) -> bool {
+        let (mine, theirs) = (&mut self.segment, &next.segment);
+        let goes_on = std::ptr::eq(self.source, next.source)
+            && std::ptr::eq(self.destination, next.destination)
+            && mine.source_offset + mine.len == theirs.source_offset
+            && mine.offset + mine.len == theirs.offset;
+        let len = mine.len + theirs.len;
+        if !goes_on || (next.is_within_a_unit() && mine.offset.abs_diff(mine.source_offset) < len) {
+            return false;
+        }
+        mine.len = len;
+        self.segments += next.segments;
+        true
+    }
+}
+
+impl Nexus {
+    /// EXTENDED COPY(LID1).
+    pub(super) async fn extended_copy(&self, list: &[u8]) -> Response {
+        if list.is_empty() {
+            return Response::good();
+        }
+        let list = match CopyList::decode(list) {
+            Ok(list) => list,
+            Err(sense) => return self.check(&sense),
+        };
+        let nexuses = self.member.session.upgrade().map_or(Vec::new(), |session| session.nexuses());
+        let mut outcome = CopyOutcome { done: false, segments: 0, bytes: 0 };
+        let done = self.copy_segments(&list, &nexuses, &mut outcome).await;
+        outcome.done = done.is_ok();
+        if let Some(identifier) = list.list {
+            remember(&mut self.outcomes.lock().copies, identifier, outcome);
+        }
+        done.map_or_else(|failure| self.check(&failure.sense()), |()| Response::good())
+    }
+
+    /// Nothing is copied unless all segments can be.
+    async fn copy_segments(
+        &self,
+        list: &CopyList,
+        nexuses: &[Arc<Nexus>],
+        outcome: &mut CopyOutcome,
+    ) -> Result<(), Failure> {
+        let find = |index: u16| -> Result<&Nexus, Sense> {
+            let designator = list.targets.get(usize::from(index));
+            let designator = designator.ok_or(aborted(codes::COPY_TARGET_NOT_REACHABLE))?;
+            let all = std::iter::once(self).chain(nexuses.iter().map(|n| &**n));
+            let mut named = all.filter(|n| designator.names(n.unit.identity()));
+            named.next().ok_or(aborted(codes::COPY_TARGET_NOT_REACHABLE))
+        };
+        let mut steps: Vec<Step<'_>> = Vec::new();
+        for &segment in &list.segments {
+            let (source, destination) = (find(segment.source)?, find(segment.destination)?);
+            source.may_copy(segment.source_offset, segment.len, Access::Read)?;
+            destination.may_copy(segment.offset, segment.len, Access::Write)?;
+            let step = Step { source: &source.unit, destination: &destination.unit, segment, segments: 1 };
+            if step.is_within_a_unit() && segment.offset.abs_diff(segment.source_offset) < segment.len {
+                return Err(Sense::illegal(codes::INVALID_FIELD_IN_PARAMETER_LIST).into());
+            }
+            if !steps.last_mut().is_some_and(|last| last.take(&step)) {
+                steps.push(step);
+            }
+        }
+        for Step { source, destination, segment, segments } in &steps {
+            let CopySegment { source_offset, offset, len, .. } = *segment;
+            destination.note_change(offset, len);
+            destination.disk().copy_from(offset, source.disk(), source_offset, len).await?;
+            outcome.segments += segments;
+            outcome.bytes += len;
+        }
+        if self.durable(false) {
+            for step in &steps {
+                step.destination.disk().flush().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a copy of this initiator may read, or write, here.
+    fn may_copy(&self, offset: u64, len: u64, access: Access) -> Result<(), Sense> {
+        let end = self.unit.blocks() * u64::from(BLOCK);
+        let within = offset.checked_add(len).is_some_and(|e| e <= end);
+        if !within {
+            return Err(aborted(codes::NO_ADDITIONAL_SENSE));
+        }
+        let refused = access == Access::Write && self.is_protected();
+        if refused || self.unit.conflicts(&self.member, access) {
+            return Err(aborted(codes::THIRD_PARTY_DEVICE_FAILURE));
+        }
+        Ok(())
+    }
+
+    /// RECEIVE COPY STATUS(LID1).
+    pub(super) fn copy_status(&self, list: u8, allocation: u32) -> Response {
+        let outcomes = self.outcomes.lock();
+        match outcomes.copies.iter().find(|(key, _)| *key == list) {
+            Some((_, outcome)) => Response::data(copy_status(outcome), allocation),
+            None => self.check(&Sense::cdb(2)),
+        }
+    }
+
+    /// POPULATE TOKEN.
+    pub(super) fn populate_token(&self, list: u32, parameters: &[u8]) -> Response {
+        let made = PopulateList::decode(parameters, &self.rules())
+            .and_then(|parsed| self.unit.grant(parsed.ranges, parsed.timeout));
+        let grant = match made {
+            Ok(grant) => grant,
+            Err(sense) => return self.check(&sense),
+        };
+        let token = Some(grant.token.encode(self.unit.identity(), grant.bytes()));
+        let outcome = TokenOutcome { action: POPULATE_TOKEN, failure: None, bytes: grant.bytes(), token };
+        remember(&mut self.outcomes.lock().tokens, list, outcome);
+        Response::good()
+    }
+
+    /// WRITE USING TOKEN.
+    pub(super) async fn write_using_token(&self, list: u32, parameters: &[u8]) -> Response {
+        let parsed = match WriteList::decode(parameters, &self.rules()) {
+            Ok(parsed) => parsed,
+            Err(sense) => return self.check(&sense),
+        };
+        let mut bytes = 0;
+        let failure = self.write_ranges(&parsed, &mut bytes).await.err().map(|failure| failure.sense());
+        let outcome = TokenOutcome { action: WRITE_USING_TOKEN, failure, bytes, token: None };
+        remember(&mut self.outcomes.lock().tokens, list, outcome);
+        failure.map_or_else(Response::good, |sense| self.check(&sense))
+    }
+
+    async fn write_ranges(&self, list: &WriteList, done: &mut u64) -> Result<(), Failure> {
+        match &list.token {
+            None => {
+                for range in list.ranges.iter().filter(|r| r.len > 0) {
+                    self.unit.note_change(range.offset, range.len);
+                    self.disk().write_zeroes(range.offset, range.len, false, false).await?;
+                    *done += range.len;
+                }
+            }
+            Some(token) => {
+                let grant = self.unit.all_tokens.find(token)?;
+                self.copy_granted(list, &grant, done).await?;
+                if list.delete {
+                    self.unit.all_tokens.delete(&grant);
+                }
+            }
+        }
+        if self.durable(false) {
+            self.disk().flush().await?;
+        }
+        Ok(())
+    }
+
+    async fn copy_granted(&self, list: &WriteList, grant: &Grant, done: &mut u64) -> Result<(), Failure> {
+        let source = grant.unit.upgrade().ok_or(Sense::illegal(codes::TOKEN_UNKNOWN))?;
+        let wanted: u64 = list.ranges.iter().map(|r| r.len).sum();
+        if list.offset.checked_add(wanted).is_none_or(|end| end > grant.bytes()) {
+            return Err(Sense::parameter(8).into());
+        }
+        for (from, to) in pair(&grant.ranges, list.offset, &list.ranges) {
+            let revoked = Failure::Sense(Sense::illegal(codes::TOKEN_REVOKED));
+            self.unit.note_change(to.offset, to.len);
+            // By this very change, where it is to be written onto what the token stands for.
+            if grant.is_revoked() {
+                return Err(revoked);
+            }
+            self.disk().copy_from(to.offset, source.disk(), from, to.len).await?;
+            // Whoever changed the source meanwhile revoked the token first.
+            if grant.is_revoked() {
+                return Err(revoked);
+            }
+            *done += to.len;
+        }
+        Ok(())
+    }
+
+    /// RECEIVE ROD TOKEN INFORMATION.
+    pub(super) fn token_information(&self, list: u32, allocation: u32) -> Response {
+        let outcomes = self.outcomes.lock();
+        match outcomes.tokens.iter().find(|(key, _)| *key == list) {
+            Some((_, outcome)) => Response::data(token_information(outcome), allocation),
+            None => self.check(&Sense::cdb(2)),
+        }
+    }
+}
+
+/// Cuts `to`, which take what `from` hold from `skip` bytes on, into pieces of one range each: where to read,
+/// and the range to write.
+fn pair(from: &[BlockRange], mut skip: u64, to: &[BlockRange]) -> Vec<(u64, BlockRange)> {
+    let mut sources = from.iter().filter_map(|range| {
+        let skipped = skip.min(range.len);
+        skip -= skipped;
+        (range.len > skipped).then(|| BlockRange { offset: range.offset + skipped, len: range.len - skipped })
+    });
+    let mut pieces = Vec::new();
+    let mut source = BlockRange { offset: 0, len: 0 };
+    for range in to {
+        let mut left = *range;
+        while left.len > 0 {
+            if source.len == 0 {
+                let Some(next) = sources.next() else { return pieces };
+                source = next;
+            }
+            let len = left.len.min(source.len);
+            pieces.push((source.offset, BlockRange { offset: left.offset, len }));
+            (left.offset, left.len) = (left.offset + len, left.len - len);
+            (source.offset, source.len) = (source.offset + len, source.len - len);
+        }
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_paired() {
+        let range = |offset, len| BlockRange { offset, len };
+        let from = [range(100, 10), range(0, 0), range(50, 5), range(200, 20)];
+        let to = [range(1000, 8), range(2000, 0), range(3000, 10)];
+        assert_eq!(
+            pair(&from, 4, &to),
+            [(104, range(1000, 6)), (50, range(1006, 2)), (52, range(3000, 3)), (200, range(3003, 7)),]
+        );
+        assert_eq!(pair(&from, 35, &[]), []);
+    }
+
+    #[test]
+    fn outcomes_are_bounded_and_replaced() {
+        let mut outcomes = VecDeque::new();
+        for n in 0..100 {
+            remember(&mut outcomes, n, 'a');
+        }
+        remember(&mut outcomes, 50, 'b');
+        assert_eq!(
+            (outcomes.len(), outcomes.front(), outcomes.back()),
+            (64, Some(&(36, 'a')), Some(&(50, 'b')))
+        );
+    }
+}

@@ -1,0 +1,28 @@
+//! The SCSI device server: what a logical unit does with a command, whatever transport it came by.
+//!
+//! A [`LogicalUnit`] is one disk, shared by all sessions that use it, on all threads: it holds what they have
+//! in common, reservations (`reserve`), mode parameters, tokens of its contents (`tokens`). A [`Nexus`] is
+//! one session's access to it. A transport has each command pass [`Nexus::admit`], which decodes it and
+//! checks everything that is checked before a command begins; what comes out it may carry out itself, if it
+//! is a plain read or write, or hand to [`Nexus::perform`]. `medium` is the only place that changes what a
+//! disk holds.
+//!
+//! Locks are short, never held across an await, and none is held while a transport is called. In the order in
+//! which they may be taken: a unit's reservations, its reserver, its members, a member's attentions.
+
+mod attention;
+mod copy;
+mod io;
+mod medium;
+mod nexus;
+mod perform;
+mod reserve;
+mod response;
+mod stored;
+mod tokens;
+mod unit;
+
+pub use attention::UnitAttention;
+pub use nexus::Nexus;
+pub use response::{Response, absent, sense_of};
+pub use unit::{LogicalUnit, Port, Session, Settings, Units};

@@ -1,0 +1,174 @@
+//! Carrying a command out.
+
+use forebay_engine::Result;
+use forebay_wire::scsi::{
+    OpcodeQuery, PortIdentity, Request, ReserveOut, ReserveParameters, Sense, SenseKey, VpdPage, capacity10,
+    capacity16, codes, copy_parameters, mode_select, mode_sense, opcodes_all, opcodes_one, report_luns,
+    standard_inquiry, target_port_groups, task_management_functions, vpd_page,
+};
+
+use super::attention::UnitAttention;
+use super::nexus::Nexus;
+use super::reserve::Refusal;
+use super::response::{REVISION, Response};
+
+impl Nexus {
+    /// Carries out a command that [`admit`](Self::admit) let through, with what the initiator sent for it.
+    /// The data of the response is no longer than the initiator takes.
+    pub async fn perform(&self, request: &Request, data_out: &[u8]) -> Response {
+        if let Err(sense) = request.accepts(data_out.len() as u64) {
+            return self.check(&sense);
+        }
+        match self.carry_out(request, data_out).await {
+            Ok(response) => response,
+            Err(error) => self.failed(&error),
+        }
+    }
+
+    async fn carry_out(&self, request: &Request, data_out: &[u8]) -> Result<Response> {
+        use Request::*;
+        // A parameter list is as long as the CDB says, though more may have come.
+        let parameters = |length: u32| &data_out[..length as usize];
+        Ok(match *request {
+            Read { offset, len } => self.read(offset, len).await,
+            Write { offset, len, fua } => self.answer(self.write(offset, len, data_out, fua).await),
+            WriteAndVerify { offset, len, compare } => {
+                self.write_and_verify(offset, len, data_out, compare).await?
+            }
+            Verify { offset, len, check } => self.verify(offset, len, data_out, check).await?,
+            OrWrite { offset, len, fua } => self.answer(self.or_write(offset, len, data_out, fua).await),
+            CompareAndWrite { offset, fua, .. } => self.compare_and_write(offset, data_out, fua).await?,
+            WriteSame { offset, len, unmap, .. } => {
+                self.answer(self.write_same(offset, len, data_out, unmap).await)
+            }
+            Unmap { length } => self.unmap(parameters(length)).await?,
+            GetLbaStatus { offset, allocation } => self.lba_status(offset, allocation).await?,
+            PreFetch { offset, len } => self.answer(self.prefetch(offset, len).await),
+            SynchronizeCache { .. } => self.answer(self.disk().flush().await),
+            ExtendedCopy { length } => self.extended_copy(parameters(length)).await,
+            PopulateToken { list, length } => self.populate_token(list, parameters(length)),
+            WriteUsingToken { list, length } => self.write_using_token(list, parameters(length)).await,
+            PersistentReserveOut { action, length } => self.reserve_out(action, parameters(length)).await?,
+            ModeSelect { ten, length } => self.mode_select(ten, parameters(length)),
+            _ => self.tell(request),
+        })
+    }
+
+    /// Commands that wait for nothing.
+    fn tell(&self, request: &Request) -> Response {
+        use Request::*;
+        match *request {
+            RequestSense { descriptor, allocation } => {
+                let nothing = Sense::new(SenseKey::NoSense, codes::NO_ADDITIONAL_SENSE);
+                let sense = self.member.take(false).map_or(nothing, UnitAttention::sense);
+                Response::data(sense.encode(descriptor), allocation)
+            }
+            Inquiry { page, allocation } => self.inquiry(page, allocation),
+            ReportLuns { select, allocation } => {
+                let luns = self.member.session.upgrade().map_or(Vec::new(), |session| session.luns());
+                self.member.forget(UnitAttention::LunsChanged);
+                Response::data(report_luns(if select == 1 { &[] } else { &luns }), allocation)
+            }
+            ReadCapacity10 => Response::data(capacity10(self.unit.blocks()), u32::MAX),
+            ReadCapacity16 { allocation } => Response::data(capacity16(self.unit.blocks()), allocation),
+            ModeSense { allocation, .. } => {
+                let mode = self.unit.mode(self.settings.write_back);
+                match mode_sense(request, &mode, self.is_read_only(), self.unit.blocks()) {
+                    Ok(data) => Response::data(data, allocation),
+                    Err(sense) => self.check(&sense),
+                }
+            }
+            PersistentReserveIn { action, allocation } => {
+                Response::data(self.unit.reservations.lock().tell(action), allocation)
+            }
+            Reserve if self.unit.reserve(self.member.id) => Response::good(),
+            Reserve => Response::conflict(),
+            Release if !self.unit.reservations.lock().is_empty() => Response::conflict(),
+            Release => {
+                self.unit.release(self.member.id);
+                Response::good()
+            }
+            CopyStatus { list, allocation } => self.copy_status(list, allocation),
+            CopyParameters { allocation } => Response::data(copy_parameters(), allocation),
+            TokenInformation { list, allocation } => self.token_information(list, allocation),
+            TargetPortGroups { allocation } => {
+                let port = self.port();
+                Response::data(target_port_groups(port.tpgt, port.relative_port), allocation)
+            }
+            SupportedOpcodes { query, timeouts, allocation } => match query {
+                OpcodeQuery::All => Response::data(opcodes_all(timeouts), allocation),
+                OpcodeQuery::One { options, opcode, action } => {
+                    match opcodes_one(options, opcode, action, timeouts) {
+                        Ok(data) => Response::data(data, allocation),
+                        Err(sense) => self.check(&sense),
+                    }
+                }
+            },
+            SupportedTaskManagement { extended, allocation } => {
+                Response::data(task_management_functions(extended), allocation)
+            }
+            // TEST UNIT READY and START STOP UNIT: the unit is always ready, and stays so.
+            _ => Response::good(),
+        }
+    }
+
+    fn inquiry(&self, page: Option<u8>, allocation: u32) -> Response {
+        let Some(code) = page else {
+            return Response::data(standard_inquiry(true, REVISION), allocation);
+        };
+        let port = self.port();
+        let about = VpdPage {
+            identity: *self.unit.identity(),
+            port: PortIdentity { target: &port.target, group: port.tpgt, relative: port.relative_port },
+            volatile_cache: self.settings.write_back,
+        };
+        match vpd_page(code, &about) {
+            Some(data) => Response::data(data, allocation),
+            None => self.check(&Sense::cdb(2)),
+        }
+    }
+
+    fn mode_select(&self, ten: bool, list: &[u8]) -> Response {
+        let before = self.unit.mode(self.settings.write_back);
+        match mode_select(list, ten, &before, self.unit.blocks()) {
+            Ok(after) => {
+                if after != before {
+                    self.unit.set_mode(&after);
+                    self.unit.tell_others(Some(self.member.id), UnitAttention::ModeChanged);
+                }
+                Response::good()
+            }
+            Err(sense) => self.check(&sense),
+        }
+    }
+
+    /// PERSISTENT RESERVE OUT: one at a time. The change is kept with the disk before anybody sees it.
+    async fn reserve_out(&self, action: ReserveOut, list: &[u8]) -> Result<Response> {
+        let parameters = match ReserveParameters::decode(list) {
+            Ok(parameters) => parameters,
+            Err(sense) => return Ok(self.check(&sense)),
+        };
+        let mut kept = self.unit.kept.lock().await;
+        let mut new = self.unit.reservations.lock().clone();
+        let effects = match new.change(self.port(), action, &parameters) {
+            Ok(effects) => effects,
+            Err(Refusal::Conflict) => return Ok(Response::conflict()),
+            Err(Refusal::Check(sense)) => return Ok(self.check(&sense)),
+        };
+        let to_keep = new.encode();
+        if to_keep != *kept {
+            self.disk().set_reservations(to_keep.as_deref()).await?;
+            *kept = to_keep;
+        }
+        self.unit.install(new);
+        drop(kept);
+        for (port, attention) in &effects.attentions {
+            self.unit.tell(port, *attention);
+        }
+        let aborted = |port: &super::Port| effects.aborted.iter().any(|other| other.is(port));
+        for (session, lun) in self.unit.sessions(self.member.id, aborted) {
+            session.abort_tasks(lun);
+        }
+        Ok(Response::good())
+    }
+}

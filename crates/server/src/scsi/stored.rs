@@ -1,0 +1,145 @@
+//! Registrations and reservation as they are kept with a disk, if the initiators want them kept when the
+//! power is lost (APTPL). Integers are big-endian.
+//!
+//! | bytes | |
+//! |---|---|
+//! | 1 | version: 1 |
+//! | 1 | type of the reservation, 0 if there is none |
+//! | 2 | which registration holds it, or made it |
+//! | 2 | number of registrations, then each: |
+//! | 8 | key |
+//! | 6 | ISID |
+//! | 2 | target portal group tag |
+//! | 2 | relative target port identifier |
+//! | 1, *n* | length of the initiator's name, name |
+//! | 1, *n* | length of the target's name, name |
+
+use std::sync::Arc;
+
+use forebay_wire::scsi::ReservationType;
+
+use super::reserve::{REGISTRATIONS_MAX, Registration, Reservations};
+use super::unit::Port;
+
+const VERSION: u8 = 1;
+
+impl Reservations {
+    /// What is kept; `None` if nothing is.
+    pub fn encode(&self) -> Option<Vec<u8>> {
+        if !self.keep || self.is_empty() {
+            return None;
+        }
+        let (kind, holder) = match &self.held {
+            Some((kind, holder)) => {
+                // Of a reservation that all hold, who made it may be gone; then the first stands for all.
+                let at = self.registrations.iter().position(|r| r.port.is(holder)).unwrap_or(0);
+                (*kind as u8, at as u16)
+            }
+            None => (0, 0),
+        };
+        let mut bytes = vec![VERSION, kind];
+        bytes.extend_from_slice(&holder.to_be_bytes());
+        bytes.extend_from_slice(&(self.registrations.len() as u16).to_be_bytes());
+        for Registration { key, port } in &self.registrations {
+            bytes.extend_from_slice(&key.to_be_bytes());
+            bytes.extend_from_slice(&port.isid);
+            bytes.extend_from_slice(&port.tpgt.to_be_bytes());
+            bytes.extend_from_slice(&port.relative_port.to_be_bytes());
+            for name in [&port.initiator, &port.target] {
+                // iSCSI names have at most 223 bytes (RFC 7143, "iSCSI names").
+                let name = &name.as_bytes()[..name.len().min(255)];
+                bytes.push(name.len() as u8);
+                bytes.extend_from_slice(name);
+            }
+        }
+        Some(bytes)
+    }
+
+    /// What was kept; `None` if the bytes are not that.
+    pub fn decode(bytes: &[u8]) -> Option<Reservations> {
+        let mut fields = Fields(bytes);
+        let [version, kind] = fields.array()?;
+        let holder = usize::from(u16::from_be_bytes(fields.array()?));
+        let count = usize::from(u16::from_be_bytes(fields.array()?));
+        if version != VERSION || count > REGISTRATIONS_MAX {
+            return None;
+        }
+        let mut registrations = Vec::new();
+        for _ in 0..count {
+            let key = u64::from_be_bytes(fields.array()?);
+            let isid = fields.array()?;
+            let tpgt = u16::from_be_bytes(fields.array()?);
+            let relative_port = u16::from_be_bytes(fields.array()?);
+            let (initiator, target) = (fields.name()?, fields.name()?);
+            let port = Arc::new(Port { initiator, isid, target, tpgt, relative_port });
+            registrations.push(Registration { key, port });
+        }
+        let held = match kind {
+            0 => None,
+            kind => Some((ReservationType::decode(kind)?, registrations.get(holder)?.port.clone())),
+        };
+        fields.0.is_empty().then_some(Reservations { generation: 0, keep: true, registrations, held })
+    }
+}
+
+/// Reads one field after the other.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*head)
+    }
+
+    fn name(&mut self) -> Option<String> {
+        let [len] = self.array()?;
+        let (name, rest) = self.0.split_at_checked(len.into())?;
+        self.0 = rest;
+        String::from_utf8(name.to_vec()).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some() -> Reservations {
+        let port = |n: u8| {
+            Arc::new(Port {
+                initiator: "i".repeat(usize::from(n) * 100),
+                isid: [n; 6],
+                target: "iqn.2026-11.example:disks".into(),
+                tpgt: n.into(),
+                relative_port: 7,
+            })
+        };
+        let registrations: Vec<_> =
+            (0..3).map(|n| Registration { key: 1 << (n * 20), port: port(n) }).collect();
+        let held = Some((ReservationType::ExclusiveAccessRegistrants, registrations[2].port.clone()));
+        Reservations { generation: 0, keep: true, registrations, held }
+    }
+
+    #[test]
+    fn what_is_kept_comes_back() {
+        let state = some();
+        let back = Reservations::decode(&state.encode().unwrap()).unwrap();
+        assert_eq!(format!("{back:?}"), format!("{state:?}"));
+        let nothing = Reservations { keep: false, ..some() };
+        assert_eq!(nothing.encode(), None);
+    }
+
+    #[test]
+    fn what_is_cut_or_foreign_is_not_taken() {
+        let bytes = some().encode().unwrap();
+        for len in 0..bytes.len() {
+            assert!(Reservations::decode(&bytes[..len]).is_none());
+        }
+        for (at, bad) in [(0, 2), (1, 2), (1, 9), (3, 3), (4, 0xff)] {
+            let mut bytes = bytes.clone();
+            bytes[at] = bad;
+            assert!(Reservations::decode(&bytes).is_none(), "byte {at} is {bad}");
+        }
+        assert!(Reservations::decode(&[&bytes[..], b"\0"].concat()).is_none());
+    }
+}

@@ -1,0 +1,10 @@
+//! The SCSI device server: nexuses on units of a pool in memory.
+
+#![allow(clippy::unwrap_used)]
+
+mod attention;
+mod blocks;
+mod copies;
+mod reservations;
+mod support;
+mod units;
