@@ -17,6 +17,7 @@ mod store;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::serve::Listener;
@@ -30,8 +31,11 @@ use tokio::task::JoinHandle;
 use crate::api::{self, Origin};
 use crate::config::ServeConfig;
 use crate::control::{Control, ServerInfo};
+use crate::iscsi;
 use crate::nbd;
-use crate::plane::Plane;
+use crate::plane::{ListenError, Plane};
+use crate::scsi::Units;
+use crate::targets::Targets;
 pub use host::EngineThread;
 use socket::ControlSocket;
 
@@ -72,6 +76,9 @@ pub enum ServeError {
     /// The NBD server cannot start.
     #[error("{0}")]
     Nbd(#[from] nbd::BindError),
+    /// The iSCSI target cannot start.
+    #[error("{0}")]
+    Iscsi(#[from] ListenError),
     /// An address cannot be listened on.
     #[error("cannot listen on {address}: {reason}")]
     Listen {
@@ -110,17 +117,32 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
 
     let pressure = tokio::spawn(pressure::watch(pool.clone()));
     let nbd = nbd::Config { listen: config.nbd.clone(), tls: config.tls.clone() };
+    let targets = Arc::new(Targets::load(pool.clone()).await);
+    if let Err(e) = targets.apply(&config.iscsi_targets).await {
+        tracing::error!("the targets of the configuration are not there: {e}");
+    }
+    let units = Arc::new(Units::new());
+    let following = tokio::spawn(iscsi::follow(targets.clone(), units.clone()));
     let mut plane = Plane::default();
     let nbd = nbd::listen(&mut plane, pool.clone(), &nbd)?;
+    let iscsi = iscsi::listen(
+        &mut plane,
+        pool.clone(),
+        targets.clone(),
+        units.clone(),
+        config.iscsi_limits,
+        &config.iscsi,
+    )?;
     let plane = plane.run(config.cores)?;
     let http = bind_http(config.http).await?;
     let info = ServerInfo {
         data: config.data.clone(),
         nbd: nbd.iter().map(ToString::to_string).collect(),
+        iscsi: iscsi.iter().map(ToString::to_string).collect(),
         http: http.as_ref().map(|(_, addr)| addr.to_string()),
         started: Instant::now(),
     };
-    let control = Control::new(pool.clone(), info);
+    let control = Control::new(pool.clone(), targets, info);
     let learning = tokio::spawn(classes::learn(control.clone()));
     let mut listeners = vec![listen(control_listener, &control, Origin::Socket)];
     if let Some((listener, addr)) = http {
@@ -136,6 +158,7 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     notify::notify("STOPPING=1");
     pressure.abort();
     learning.abort();
+    following.abort();
     let stop = async {
         let drained = async {
             tokio::join!(plane.shutdown(), control.stop(DRAIN));
@@ -190,11 +213,17 @@ where
 fn say_ready(config: &ServeConfig, control: &Control, json: bool) {
     let info = control.info();
     let line = if json {
-        json!({"ready": true, "socket": config.socket, "nbd": info.nbd, "http": info.http}).to_string()
+        json!({
+            "ready": true, "socket": config.socket, "nbd": info.nbd, "iscsi": info.iscsi, "http": info.http,
+        })
+        .to_string()
     } else {
         let mut line = format!("forebay is ready: control {}", config.socket.display());
         for address in &info.nbd {
             line += &format!(", nbd {address}");
+        }
+        for address in &info.iscsi {
+            line += &format!(", iscsi {address}");
         }
         if let Some(address) = &info.http {
             line += &format!(", http {address}");

@@ -1,0 +1,216 @@
+//! The commands of a session: what is answered at once, what gathers data, and what runs in a task.
+
+use std::rc::Rc;
+
+use forebay_engine::Fast;
+use forebay_wire::iscsi::reply::{self, Residual};
+use forebay_wire::iscsi::{Command, DataOut};
+use forebay_wire::scsi::{self, Code, Sense, SenseKey, Status, Transfer};
+
+use super::gather::Gather;
+use super::link::Place;
+use super::session::Session;
+use super::task::{Task, moved};
+use crate::plane::{FAST_READ_MAX, Output};
+use crate::scsi::{Nexus, Response, Session as _, absent};
+
+/// Bytes that a session may have asked for with R2Ts, over all its commands.
+const MAX_SOLICITED: usize = 16 << 20;
+/// Most PDUs of one read that is answered at once; their headers fit into the room that the output keeps for them.
+const FAST_READ_PDUS: usize = 32;
+/// PROTOCOL SERVICE CRC ERROR, and DATA PHASE ERROR for data that is not in order (11.4.7.2).
+pub(super) const CRC_ERROR: Code = Code(0x47, 0x05);
+const DATA_PHASE_ERROR: Code = Code(0x4b, 0x00);
+/// OVERLAPPED COMMANDS ATTEMPTED: the tag is in use.
+const OVERLAPPED: Code = Code(0x4e, 0x00);
+
+pub(super) fn aborted(code: Code) -> Response {
+    Response::check(&Sense::new(SenseKey::AbortedCommand, code), false)
+}
+
+/// Bytes that an initiator is going to send for a command.
+fn expected_out(command: &Command<'_>) -> u64 {
+    if command.write { command.expected.into() } else { 0 }
+}
+
+impl Session {
+    /// Answers a command at once.
+    pub(super) fn respond(
+        &self,
+        command: &Command<'_>,
+        moved: u64,
+        response: &Response,
+        output: &mut Output,
+    ) {
+        self.link.respond(command.tag, command.expected, moved, response, |h, d| self.link.put(h, d, output));
+    }
+
+    pub(super) fn command(&mut self, command: &Command<'_>, place: Place, output: &mut Output) {
+        if self.worker.closing() {
+            drop(place);
+            return self.respond(command, 0, &Response { status: Status::Busy, ..Response::good() }, output);
+        }
+        let Some(view) = &self.view else {
+            drop(place);
+            return self.respond(command, 0, &absent(&command.cdb, &[]), output);
+        };
+        let Some(nexus) = command.lun.number().and_then(|lun| view.unit(lun)) else {
+            let response = absent(&command.cdb, &view.luns());
+            drop(place);
+            return self.respond(command, response.data_in.len() as u64, &response, output);
+        };
+        let request = match nexus.admit(&command.cdb) {
+            Ok(request) => request,
+            Err(response) => {
+                drop(place);
+                return self.respond(command, 0, &response, output);
+            }
+        };
+        if let Err(sense) = request.accepts(expected_out(command)) {
+            drop(place);
+            let response = nexus.check(&sense);
+            return self.respond(command, moved(&request, &response), &response, output);
+        }
+        match request {
+            scsi::Request::Read { offset, len } if self.read_now(command, &nexus, offset, len, output) => {
+                return;
+            }
+            scsi::Request::Write { offset, len, fua: false }
+                if self.write_now(command, &nexus, offset, len) =>
+            {
+                drop(place);
+                return self.respond(command, u64::from(len), &Response::good(), output);
+            }
+            _ => {}
+        }
+        let gather = match request.transfer() {
+            Transfer::Out(len) => Some(self.gather(command, len)),
+            Transfer::In(_) | Transfer::None => None,
+        };
+        let whole = gather.as_ref().is_none_or(Gather::is_whole);
+        let (data, gather) = match gather {
+            Some(gather) if whole => (gather.into_data(), None),
+            gather => (Vec::new(), gather),
+        };
+        let task = Task::new(command.tag, command.lun, command.expected, nexus, request, gather, place);
+        if !self.tasks.add(&task) {
+            return self.end(&task, &aborted(OVERLAPPED), output);
+        }
+        if whole {
+            self.tasks.run(task, data);
+        } else {
+            self.solicit(&task, output);
+        }
+    }
+
+    /// Ends a task that does not run.
+    pub(super) fn end(&self, task: &Rc<Task>, response: &Response, output: &mut Output) {
+        self.tasks.end(task, Some(response), |h, d| self.link.put(h, d, output));
+    }
+
+    /// How the data of a command comes that takes `len` bytes.
+    fn gather(&self, command: &Command<'_>, len: u64) -> Gather {
+        let p = &self.link.parameters;
+        let expected = expected_out(command) as usize;
+        let wanted = usize::try_from(len).unwrap_or(usize::MAX).min(expected);
+        let immediate = if command.write { command.data } else { &[] };
+        let unsolicited = (!command.is_final && !p.initial_r2t).then(|| p.first_burst.min(expected));
+        Gather::new(wanted, immediate, unsolicited)
+    }
+
+    /// Asks for data, as far as the session may have it under way.
+    fn solicit(&self, task: &Rc<Task>, output: &mut Output) {
+        let p = &self.link.parameters;
+        let mut outstanding = self.tasks.outstanding();
+        let mut gather = task.gather.borrow_mut();
+        let Some(gather) = gather.as_mut() else { return };
+        while outstanding == 0 || outstanding + p.max_burst <= MAX_SOLICITED {
+            let tag = self.next_transfer_tag.get();
+            let Some(s) = gather.solicit(tag, p.max_burst, p.max_outstanding_r2t) else { return };
+            self.transfer_tag();
+            outstanding += s.len as usize;
+            let numbers = self.link.numbers();
+            let header = reply::r2t(task.lun, task.tag, tag, &numbers, s.r2t_sn, s.offset, s.len);
+            self.link.put(&header, &[], output);
+        }
+    }
+
+    pub(super) fn data_out(&mut self, pdu: &DataOut<'_>, output: &mut Output) {
+        // Data of a command that has been answered is left where it is.
+        let Some(task) = self.tasks.get(pdu.tag) else { return };
+        let mut slot = task.gather.borrow_mut();
+        let Some(gather) = slot.as_mut() else { return };
+        let taken = gather.take(pdu);
+        if taken.is_err() {
+            slot.take();
+            drop(slot);
+            return self.end(&task, &aborted(DATA_PHASE_ERROR), output);
+        }
+        if gather.is_whole() {
+            let data = slot.take().map_or_else(Vec::new, Gather::into_data);
+            drop(slot);
+            self.tasks.run(task, data);
+            self.tasks.gathering().iter().for_each(|waiting| self.solicit(waiting, output));
+        } else {
+            drop(slot);
+            self.solicit(&task, output);
+        }
+    }
+
+    /// Reads straight into the output, if that needs no waiting. False if it does.
+    fn read_now(
+        &self,
+        command: &Command<'_>,
+        nexus: &Nexus,
+        offset: u64,
+        len: u32,
+        output: &mut Output,
+    ) -> bool {
+        let p = &self.link.parameters;
+        let bytes = (len as usize).min(if command.read { command.expected as usize } else { 0 });
+        let pieces = bytes.div_ceil(p.max_send);
+        if bytes == 0 || bytes > FAST_READ_MAX || bytes > p.max_burst || pieces > FAST_READ_PDUS {
+            return false;
+        }
+        let head = p.digests.header_len();
+        let (out, _) = output.reserve(bytes + pieces * (head + 3 + 4), 0);
+        let mut used = 0;
+        for at in (0..bytes).step_by(p.max_send) {
+            let piece = p.max_send.min(bytes - at);
+            let data = &mut out[used + head..used + head + piece];
+            if !matches!(nexus.disk().try_read(offset + at as u64, data), Ok(Fast::Done)) {
+                return false;
+            }
+            used += head + piece + p.digests.trailer_len(piece);
+        }
+        let residual = Residual::of(command.expected.into(), len.into());
+        let (mut used, mut data_sn) = (0, 0);
+        for at in (0..bytes).step_by(p.max_send) {
+            let piece = p.max_send.min(bytes - at);
+            let header = if at + piece == bytes {
+                let numbers = self.link.status_numbers();
+                reply::data_in_with_status(command.tag, &numbers, data_sn, at as u32, piece, residual)
+            } else {
+                reply::data_in(command.tag, &self.link.numbers(), data_sn, at as u32, piece, false)
+            };
+            let end = used + head + piece;
+            let next = end + p.digests.trailer_len(piece);
+            let (pdu, trailer) = out[used..next].split_at_mut(end - used);
+            p.digests.put_header(&header, &mut pdu[..head]);
+            p.digests.put_trailer(&pdu[head..], trailer);
+            (used, data_sn) = (next, data_sn + 1);
+        }
+        output.keep(used);
+        true
+    }
+
+    /// Writes data that came with its command straight from where it lies, if that needs no waiting. False if it does.
+    fn write_now(&self, command: &Command<'_>, nexus: &Nexus, offset: u64, len: u32) -> bool {
+        let is_whole = command.data.len() == len as usize
+            && expected_out(command) >= u64::from(len)
+            && (command.is_final || self.link.parameters.initial_r2t);
+        is_whole
+            && !nexus.durable(false)
+            && matches!(nexus.disk().try_write(offset, command.data), Ok(Fast::Done))
+    }
+}

@@ -1,0 +1,178 @@
+//! The data of a command on its way here: immediate, unsolicited, or asked for with R2Ts.
+//!
+//! It comes in order (DataPDUInOrder and DataSequenceInOrder are always Yes), so a gathering is a vector that grows;
+//! what comes out of order is an error of the initiator's.
+
+use std::collections::VecDeque;
+
+use forebay_wire::iscsi::{DataOut, NO_TAG};
+
+/// Data that is being gathered.
+pub(super) struct Gather {
+    data: Vec<u8>,
+    /// Bytes that the command takes.
+    wanted: usize,
+    /// Bytes that have come, those that it does not take included.
+    received: usize,
+    /// Unsolicited data that may still come; its next number.
+    unsolicited: Option<(usize, u32)>,
+    /// Asked for and not come.
+    sequences: VecDeque<Sequence>,
+    /// Bytes that have come or were asked for.
+    asked: usize,
+    next_r2t_sn: u32,
+}
+
+struct Sequence {
+    transfer_tag: u32,
+    left: usize,
+    next_sn: u32,
+}
+
+/// An R2T to be sent.
+pub(super) struct Solicit {
+    pub r2t_sn: u32,
+    pub offset: u32,
+    pub len: u32,
+}
+
+/// Data that is not what it has to be.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct OutOfOrder;
+
+impl Gather {
+    /// Begins with the immediate data. `unsolicited`: so many bytes may follow by themselves, that included.
+    pub fn new(wanted: usize, immediate: &[u8], unsolicited: Option<usize>) -> Gather {
+        Gather {
+            data: immediate[..immediate.len().min(wanted)].to_vec(),
+            wanted,
+            received: immediate.len(),
+            unsolicited: unsolicited.map(|most| (most.saturating_sub(immediate.len()), 0)),
+            sequences: VecDeque::new(),
+            asked: immediate.len(),
+            next_r2t_sn: 0,
+        }
+    }
+
+    /// Whether all has come.
+    pub fn is_whole(&self) -> bool {
+        self.data.len() == self.wanted && self.unsolicited.is_none() && self.sequences.is_empty()
+    }
+
+    /// The data.
+    pub fn into_data(self) -> Vec<u8> {
+        self.data
+    }
+
+    /// Bytes that were asked for and have not come.
+    pub fn outstanding(&self) -> usize {
+        self.sequences.iter().map(|s| s.left).sum()
+    }
+
+    /// What to ask for next, under `transfer_tag`, where no more than `max_outstanding` R2Ts are.
+    pub fn solicit(
+        &mut self,
+        transfer_tag: u32,
+        max_burst: usize,
+        max_outstanding: usize,
+    ) -> Option<Solicit> {
+        if self.unsolicited.is_some() || self.asked >= self.wanted || self.sequences.len() >= max_outstanding
+        {
+            return None;
+        }
+        let len = (self.wanted - self.asked).min(max_burst);
+        let solicit = Solicit { r2t_sn: self.next_r2t_sn, offset: self.asked as u32, len: len as u32 };
+        self.sequences.push_back(Sequence { transfer_tag, left: len, next_sn: 0 });
+        self.asked += len;
+        self.next_r2t_sn += 1;
+        Some(solicit)
+    }
+
+    /// Takes data.
+    pub fn take(&mut self, pdu: &DataOut<'_>) -> Result<(), OutOfOrder> {
+        let len = pdu.data.len();
+        let (left, next_sn) = match (&mut self.unsolicited, self.sequences.front_mut()) {
+            (Some((left, next_sn)), _) if pdu.transfer_tag == NO_TAG => (left, next_sn),
+            (None, Some(s)) if s.transfer_tag == pdu.transfer_tag => (&mut s.left, &mut s.next_sn),
+            _ => return Err(OutOfOrder),
+        };
+        if pdu.offset as usize != self.received || pdu.data_sn != *next_sn || len > *left {
+            return Err(OutOfOrder);
+        }
+        *left -= len;
+        *next_sn += 1;
+        let solicited_rest = pdu.transfer_tag != NO_TAG && *left > 0;
+        self.received += len;
+        let room = self.wanted - self.data.len();
+        self.data.extend_from_slice(&pdu.data[..len.min(room)]);
+        if pdu.is_final {
+            if pdu.transfer_tag == NO_TAG {
+                self.unsolicited = None;
+                self.asked = self.received;
+            } else if solicited_rest {
+                return Err(OutOfOrder);
+            } else {
+                self.sequences.pop_front();
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pdu(transfer_tag: u32, data_sn: u32, offset: u32, is_final: bool, data: &[u8]) -> DataOut<'_> {
+        DataOut { tag: 1, transfer_tag, data_sn, offset, is_final, data }
+    }
+
+    #[test]
+    fn data_comes_by_all_three_ways() {
+        let mut g = Gather::new(10, &[1, 2], Some(5));
+        assert!(g.solicit(7, 3, 1).is_none(), "unsolicited data comes first");
+        g.take(&pdu(NO_TAG, 0, 2, false, &[3])).unwrap();
+        g.take(&pdu(NO_TAG, 1, 3, true, &[4])).unwrap();
+        let s = g.solicit(7, 3, 2).unwrap();
+        assert_eq!((s.r2t_sn, s.offset, s.len), (0, 4, 3));
+        let s = g.solicit(8, 3, 2).unwrap();
+        assert_eq!((s.r2t_sn, s.offset, s.len), (1, 7, 3));
+        assert!(g.solicit(9, 3, 2).is_none());
+        assert_eq!(g.outstanding(), 6);
+        g.take(&pdu(7, 0, 4, true, &[5, 6, 7])).unwrap();
+        assert!(!g.is_whole());
+        g.take(&pdu(8, 0, 7, false, &[8, 9])).unwrap();
+        g.take(&pdu(8, 1, 9, true, &[10])).unwrap();
+        assert!(g.is_whole());
+        assert_eq!(g.into_data(), (1..=10).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn what_a_command_does_not_take_is_dropped() {
+        let mut g = Gather::new(2, &[1], Some(4));
+        g.take(&pdu(NO_TAG, 0, 1, true, &[2, 3, 4])).unwrap();
+        assert!(g.is_whole());
+        assert_eq!(g.into_data(), [1, 2]);
+    }
+
+    #[test]
+    fn what_comes_out_of_order_is_refused() {
+        let begun = || {
+            let mut g = Gather::new(8, &[], None);
+            g.solicit(7, 8, 1).unwrap();
+            g
+        };
+        for bad in [
+            pdu(NO_TAG, 0, 0, true, &[0; 8]),
+            pdu(6, 0, 0, true, &[0; 8]),
+            pdu(7, 1, 0, true, &[0; 8]),
+            pdu(7, 0, 1, false, &[0; 4]),
+            pdu(7, 0, 0, true, &[0; 9]),
+            pdu(7, 0, 0, true, &[0; 7]),
+        ] {
+            assert_eq!(begun().take(&bad), Err(OutOfOrder), "{bad:?}");
+        }
+        let mut g = Gather::new(8, &[], Some(4));
+        assert_eq!(g.take(&pdu(NO_TAG, 0, 0, true, &[0; 5])), Err(OutOfOrder));
+    }
+}

@@ -1,0 +1,365 @@
+//! The full feature phase of one session, which has one connection (RFC 7143, sections 4.2 and 11).
+//!
+//! Commands come numbered in order, and there is one connection, so what is out of order inside the window was lost
+//! on the way, and the connection ends: that is error recovery level 0. A read of what is cached, and a write that
+//! need not wait, are done at once; all else runs in tasks ([`super::task`]).
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task;
+
+use forebay_wire::iscsi::reply::{self, Reason};
+use forebay_wire::iscsi::text;
+use forebay_wire::iscsi::{BHS, Lun, NO_TAG, Numbering, Pdu, Request, Step, TaskFunction, before, decode};
+use tokio::net::TcpStream;
+
+use super::command::{CRC_ERROR, aborted};
+use super::connection::{Context, End};
+use super::discovery::send_targets;
+use super::link::{Link, Place};
+use super::login::{LoggedIn, MAX_RECV};
+use super::task::{Task, Tasks};
+use super::units::View;
+use super::watch::{Inbox, watch};
+use crate::plane::{Backlog, Conversation, Output, Protocol, Stop, Worker};
+use crate::scsi::Session as _;
+use crate::targets::{IqnName, SessionInfo};
+
+/// Responses to task management (11.6.1).
+const FUNCTION_COMPLETE: u8 = 0;
+const NO_TASK: u8 = 1;
+const NO_LUN: u8 = 2;
+const NO_REASSIGN: u8 = 4;
+const NOT_SUPPORTED: u8 = 5;
+/// Responses to a logout (11.15.1).
+const CLOSED: u8 = 0;
+const NO_RECOVERY: u8 = 2;
+
+/// A session.
+pub(super) struct Session {
+    pub(super) worker: Rc<Worker>,
+    context: Arc<Context>,
+    initiator: IqnName,
+    local: SocketAddr,
+    /// What it sees; `None` in a session of discovery.
+    pub(super) view: Option<Arc<View>>,
+    pub(super) link: Rc<Link>,
+    pub(super) tasks: Rc<Tasks>,
+    inbox: Rc<Inbox>,
+    pub(super) next_transfer_tag: Cell<u32>,
+    /// The text of requests that are not whole, and what is left of an answer, under its transfer tag.
+    said: Vec<u8>,
+    unsaid: Option<(u32, Vec<u8>)>,
+    leaving: bool,
+    /// The initiator was told that the server stops.
+    told_of_end: bool,
+}
+
+/// Serves an initiator that has logged in, until it leaves.
+pub(super) async fn session(
+    worker: Rc<Worker>,
+    context: Arc<Context>,
+    stream: TcpStream,
+    login: LoggedIn,
+    peer: SocketAddr,
+    local: SocketAddr,
+) -> Result<(), End> {
+    let link = Link::new(login.parameters, login.stat_sn, login.exp_cmd_sn);
+    let inbox = Inbox::new(link.backlog.clone());
+    let (mut view, mut listed, mut end) = (None, None, None);
+    if let Some((target, registered)) = &login.session {
+        let seen = View::new(context.clone(), target, login.initiator.clone(), login.isid);
+        seen.refresh().await;
+        tracing::info!(initiator = %login.initiator, %peer, target = %target.name, "logged in");
+        let since_ms = unix_ms();
+        let (target, initiator) = (target.name.clone(), login.initiator.clone());
+        listed =
+            Some(context.targets.session_began(SessionInfo { target, initiator, address: peer, since_ms }));
+        end = Some(registered.end.clone());
+        view = Some(seen);
+    }
+    let _watching = watch(&context, &inbox, view.clone(), end);
+    let seen = view.clone();
+    let backlog = link.backlog.clone();
+    let session = Session {
+        worker: worker.clone(),
+        context,
+        initiator: login.initiator,
+        local,
+        view,
+        tasks: Tasks::new(link.clone()),
+        link,
+        inbox,
+        next_transfer_tag: Cell::new(0),
+        said: Vec::new(),
+        unsaid: None,
+        leaving: false,
+        told_of_end: false,
+    };
+    let done = Conversation::new(worker, stream, None, login.rest, backlog.clone(), session).await;
+    // What was begun is finished before another session of this initiator begins.
+    settled(&backlog).await;
+    seen.iter().for_each(|view| view.leave());
+    drop((listed, login.session));
+    done
+}
+
+fn unix_ms() -> u64 {
+    std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64)
+}
+
+/// Waits until no request is under way.
+async fn settled(backlog: &Backlog) {
+    std::future::poll_fn(|cx| {
+        backlog.set_waker(cx.waker());
+        if backlog.has_requests() { task::Poll::Pending } else { task::Poll::Ready(()) }
+    })
+    .await;
+}
+
+impl Protocol for Session {
+    type Error = End;
+
+    fn serve(&mut self, input: &[u8], output: &mut Output) -> Result<(usize, Stop), End> {
+        self.inbox.heard();
+        let mut used = 0;
+        while !self.leaving {
+            if output.is_full() {
+                return Ok((used, Stop::Output));
+            }
+            if self.link.backlog.is_full() {
+                return Ok((used, Stop::Backlog));
+            }
+            match decode(&input[used..], self.link.parameters.digests, MAX_RECV)? {
+                Step::NeedMore { want } => return Ok((used, Stop::Input { want })),
+                Step::Pdu { used: n, pdu } => {
+                    self.pdu(&pdu, output)?;
+                    used += n;
+                }
+            }
+        }
+        Ok((used, Stop::Leave))
+    }
+
+    fn serve_long(&mut self, message: Vec<u8>, output: &mut Output) -> Result<Stop, End> {
+        self.serve(&message, output).map(|(_, stop)| stop)
+    }
+
+    fn attend(&mut self, _: &mut task::Context<'_>, output: &mut Output) -> Result<(), End> {
+        if let Some(why) = self.inbox.ended() {
+            return Err(End::Ended(why));
+        }
+        if self.inbox.is_silent() {
+            return Err(End::Silence);
+        }
+        if self.worker.closing() && !std::mem::replace(&mut self.told_of_end, true) {
+            // All connections of the session are going to end (11.9.1).
+            self.link.put(&reply::asynchronous(&self.link.status_numbers(), 3, [0, 2, 0]), &[], output);
+        }
+        if self.inbox.take_aborts()
+            && let Some(view) = &self.view
+        {
+            for lun in view.take_aborted() {
+                // Those that run end without an answer; nobody waits for it.
+                self.tasks.abort(|task| task.lun.number() == Some(lun));
+            }
+        }
+        if self.inbox.take_ping() {
+            let tag = self.transfer_tag();
+            self.link.put(&reply::nop_in(NO_TAG, tag, &self.link.numbers(), 0), &[], output);
+        }
+        Ok(())
+    }
+}
+
+impl Session {
+    pub(super) fn transfer_tag(&self) -> u32 {
+        let tag = self.next_transfer_tag.get();
+        // One that stands for none is never given.
+        self.next_transfer_tag.set(if tag == NO_TAG - 1 { 0 } else { tag + 1 });
+        tag
+    }
+
+    fn pdu(&mut self, pdu: &Pdu<'_>, output: &mut Output) -> Result<(), End> {
+        let request = Request::parse(pdu);
+        if !pdu.intact {
+            return self.damaged(pdu, &request, output);
+        }
+        let place = match request.numbering() {
+            Some(numbering) => match self.place(numbering)? {
+                Some(place) => place,
+                None => return Ok(()),
+            },
+            None => self.link.take(true),
+        };
+        match request {
+            Request::NopOut { tag: NO_TAG, .. } => {}
+            Request::NopOut { tag, data, .. } => {
+                drop(place);
+                let data = &data[..data.len().min(self.link.parameters.max_send)];
+                let header = reply::nop_in(tag, NO_TAG, &self.link.status_numbers(), data.len());
+                self.link.put(&header, data, output);
+            }
+            Request::Command(command) => self.command(&command, place, output),
+            Request::DataOut(data) => self.data_out(&data, output),
+            Request::TaskManagement { function, lun, tag, referenced_tag, .. } => {
+                self.manage(function, lun, tag, referenced_tag, place);
+            }
+            Request::Text { tag, transfer_tag, continues, text, .. } => {
+                drop(place);
+                self.text(pdu, tag, transfer_tag, continues, text, output);
+            }
+            Request::Logout { tag, reason, .. } => {
+                drop(place);
+                self.logout(tag, reason, output);
+            }
+            Request::Snack => self.reject(pdu, Reason::Snack, output),
+            Request::Unknown(_) => self.reject(pdu, Reason::NotSupported, output),
+        }
+        Ok(())
+    }
+
+    /// The place of a command in the window; `None` where it is outside, and not to be answered (4.2.2.1).
+    fn place(&self, numbering: Numbering) -> Result<Option<Place>, End> {
+        let (expected, room) = self.link.window();
+        let found = numbering.cmd_sn;
+        if numbering.immediate || (found == expected && room > 0) {
+            return Ok(Some(self.link.take(numbering.immediate)));
+        }
+        if before(found, expected) || !before(found, expected.wrapping_add(room)) {
+            return Ok(None);
+        }
+        Err(End::Gap { expected, found })
+    }
+
+    /// A PDU whose data was damaged on the way is rejected, and its command fails (7.8).
+    fn damaged(&mut self, pdu: &Pdu<'_>, request: &Request<'_>, output: &mut Output) -> Result<(), End> {
+        tracing::warn!(initiator = %self.initiator, "the digest of a data segment is wrong");
+        self.reject(pdu, Reason::DataDigest, output);
+        match request {
+            Request::DataOut(data) => {
+                if let Some(task) = self.tasks.get(data.tag).filter(|t| t.gather.take().is_some()) {
+                    self.end(&task, &aborted(CRC_ERROR), output);
+                }
+            }
+            Request::Command(command) => {
+                // It takes its number, for the initiator knows it as sent.
+                if let Some(place) = self.place(command.numbering)? {
+                    drop(place);
+                    self.respond(command, 0, &aborted(CRC_ERROR), output);
+                }
+            }
+            // The initiator sends it again, under the same number.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn reject(&self, pdu: &Pdu<'_>, reason: Reason, output: &mut Output) {
+        let header: &[u8; BHS] = pdu.header.as_bytes();
+        self.link.put(&reply::reject(&self.link.status_numbers(), reason), header, output);
+    }
+
+    fn manage(&self, function: TaskFunction, lun: Lun, tag: u32, referenced: u32, place: Place) {
+        let tasks = &self.tasks;
+        let answer = |place, response| tasks.manage(|_| false, tag, place, move || response);
+        let Some(view) = &self.view else { return answer(place, NO_LUN) };
+        let unit = lun.number().and_then(|lun| view.unit(lun));
+        match (function, unit) {
+            (TaskFunction::AbortTask, _) => {
+                let is_meant = |task: &Task| task.tag == referenced && task.lun == lun;
+                let there = tasks.get(referenced).is_some_and(|task| is_meant(&task));
+                let response = if there { FUNCTION_COMPLETE } else { NO_TASK };
+                tasks.manage(is_meant, tag, place, move || response);
+            }
+            (TaskFunction::TargetWarmReset | TaskFunction::TargetColdReset, _) => {
+                let units = view.nexuses();
+                tasks.manage(
+                    |_| true,
+                    tag,
+                    place,
+                    move || {
+                        units.iter().for_each(|unit| unit.reset());
+                        FUNCTION_COMPLETE
+                    },
+                );
+            }
+            (TaskFunction::TaskReassign, _) => answer(place, NO_REASSIGN),
+            (TaskFunction::Other(_), _) => answer(place, NOT_SUPPORTED),
+            (_, None) => answer(place, NO_LUN),
+            (function, Some(unit)) => tasks.manage(
+                |task| task.lun == lun,
+                tag,
+                place,
+                move || {
+                    match function {
+                        TaskFunction::LogicalUnitReset => unit.reset(),
+                        TaskFunction::ClearTaskSet => unit.clear_task_set(),
+                        _ => {}
+                    }
+                    FUNCTION_COMPLETE
+                },
+            ),
+        }
+    }
+
+    fn text(
+        &mut self,
+        pdu: &Pdu<'_>,
+        tag: u32,
+        transfer_tag: u32,
+        continues: bool,
+        said: &[u8],
+        output: &mut Output,
+    ) {
+        let mut answer = match self.unsaid.take() {
+            Some((expected, rest)) if transfer_tag == expected => rest,
+            _ if transfer_tag != NO_TAG => return self.reject(pdu, Reason::Protocol, output),
+            _ => {
+                self.said.extend_from_slice(said);
+                if self.said.len() > text::MAX_TEXT {
+                    self.said.clear();
+                    return self.reject(pdu, Reason::Protocol, output);
+                }
+                if continues {
+                    let header = reply::text(tag, &self.link.status_numbers(), None, 0);
+                    return self.link.put(&header, &[], output);
+                }
+                let said = std::mem::take(&mut self.said);
+                match self.answer(&said) {
+                    Some(answer) => answer,
+                    None => return self.reject(pdu, Reason::Protocol, output),
+                }
+            }
+        };
+        let rest = answer.split_off(answer.len().min(self.link.parameters.max_send));
+        let more = (!rest.is_empty()).then(|| self.transfer_tag());
+        let header = reply::text(tag, &self.link.status_numbers(), more, answer.len());
+        self.link.put(&header, &answer, output);
+        self.unsaid = more.map(|tag| (tag, rest));
+    }
+
+    fn answer(&self, said: &[u8]) -> Option<Vec<u8>> {
+        let mut out = Vec::new();
+        for (key, value) in text::parse(said).ok()? {
+            match key {
+                "SendTargets" => {
+                    let current = self.view.as_ref().map(|view| view.target());
+                    send_targets(&self.context, &self.initiator, current, value, self.local, &mut out);
+                }
+                // What was negotiated stays.
+                _ => text::push(&mut out, key, "Reject"),
+            }
+        }
+        Some(out)
+    }
+
+    fn logout(&mut self, tag: u32, reason: u8, output: &mut Output) {
+        // The connection is all of the session.
+        let response = if matches!(reason, 0 | 1) { CLOSED } else { NO_RECOVERY };
+        self.leaving = response == CLOSED;
+        self.link.put(&reply::logout(tag, &self.link.status_numbers(), response), &[], output);
+    }
+}
