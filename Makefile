@@ -6,7 +6,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 PYTHON ?= /usr/bin/python3
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build demo test test-rust test-clients bench bench-vdi bench-boot fmt lint clean
+.PHONY: help setup build demo test test-rust test-clients bench bench-vdi bench-boot bench-ats fmt lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +28,7 @@ test-rust:
 	$(CARGO) test --workspace --locked
 
 # Against the binary of the dev profile: optimised enough, built by then, and with every assertion on.
-test-clients: ## only the real clients: nbdinfo, nbdcopy, qemu, fio, file systems, kill -9
+test-clients: ## only the real clients: nbdinfo, nbdcopy, qemu, fio, file systems, Linux hosts, kill -9
 	$(CARGO) build --locked -p forebay-server
 	@FOREBAY_BIN=$(TARGET)/debug/forebay $(PYTHON) tests/clients/run.py
 
@@ -40,6 +40,9 @@ bench-vdi: setup build ## fleets of virtual desktops, beside published figures (
 
 bench-boot: setup build ## real guests boot from a slow store, with and without boot profile
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) demo/slow_boot.py
+
+bench-ats: setup build ## volumes that hosts share over iSCSI: locks, snapshots, and throughput beside tgtd
+	$(CARGO) run --release --locked -p forebay-xray -- ats $(ARGS)
 
 fmt: ## format all code
 	$(CARGO) fmt --all

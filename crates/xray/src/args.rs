@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use forebay_xray::ats;
 use forebay_xray::bench::Part;
+use forebay_xray::iscsi::{Address, Load};
 use forebay_xray::load::{Access, Spec, Stop};
 use forebay_xray::nbd::Target;
 use forebay_xray::vdi::{self, Cache, Phase};
 
-/// Loads and benchmarks for NBD servers.
+/// Loads and benchmarks for NBD servers and iSCSI targets.
 #[derive(Debug, Parser)]
 #[command(name = "forebay-xray", version)]
 pub struct Cli {
@@ -24,10 +26,14 @@ pub struct Cli {
 pub enum Command {
     /// Load one export of an NBD server and report rates and latencies
     NbdLoad(NbdLoad),
+    /// Load one logical unit of an iSCSI target and report rates and latencies
+    IscsiLoad(IscsiLoad),
     /// Measure Forebay's promises beside its peers, in one run
     Bench(Bench),
     /// Replay fleets of virtual desktops, and compare what they cost the store with published figures
     Vdi(Vdi),
+    /// Measure volumes that hosts share over iSCSI: locks, snapshots, and throughput beside tgtd
+    Ats(Ats),
 }
 
 /// The benchmarks.
@@ -45,6 +51,23 @@ pub struct Bench {
     /// Measure only these rows; may be given more than once
     #[arg(long, value_enum)]
     pub only: Vec<Part>,
+}
+
+/// Shared volumes.
+#[derive(Debug, Args)]
+pub struct Ats {
+    /// The forebay binary, by default the one beside this program
+    #[arg(long)]
+    pub forebay: Option<PathBuf>,
+    /// Directory for data, the report ats.json and the plot ats.svg; it should be on the disk to be measured
+    #[arg(long, default_value = "target/ats")]
+    pub dir: PathBuf,
+    /// Shorter, on less data
+    #[arg(long)]
+    pub quick: bool,
+    /// Measure only this; may be given more than once
+    #[arg(long, value_enum)]
+    pub only: Vec<ats::Part>,
 }
 
 /// Fleets of desktops.
@@ -169,6 +192,70 @@ pub struct NbdLoad {
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// A load over iSCSI.
+#[derive(Debug, Args)]
+pub struct IscsiLoad {
+    /// Portal: HOST:PORT
+    #[arg(long)]
+    portal: String,
+    /// Name of the target
+    #[arg(long)]
+    target: String,
+    /// Logical unit
+    #[arg(long, default_value_t = 0)]
+    lun: u8,
+    /// Pattern; mixes are for NBD
+    #[arg(long, value_enum, default_value_t = Rw::Randread)]
+    rw: Rw,
+    /// Bytes of each command, such as 4k or 64k
+    #[arg(long, default_value = "4k", value_parser = size)]
+    bs: u64,
+    /// Commands under way in each session
+    #[arg(long, default_value_t = 32)]
+    depth: u16,
+    /// Initiators, each with a session
+    #[arg(long, default_value_t = 1)]
+    initiators: u16,
+    /// How long
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// SYNCHRONIZE CACHE at this interval and at the end, such as 1s or 100ms
+    #[arg(long, value_parser = duration)]
+    flush_each: Option<Duration>,
+    /// Seed of offsets and content
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl IscsiLoad {
+    /// The load that was asked for.
+    pub fn load(&self) -> Result<Load<'static>, &'static str> {
+        let address = Address { portal: self.portal.clone(), target: self.target.clone(), lun: self.lun };
+        let mut load = Load::new(address);
+        (load.access, load.writes) = match self.rw {
+            Rw::Randread => (Access::Random, false),
+            Rw::Randwrite => (Access::Random, true),
+            Rw::Read => (Access::Sequential, false),
+            Rw::Write => (Access::Sequential, true),
+            Rw::Mix => return Err("mixes are for NBD"),
+        };
+        load.block_bytes = u32::try_from(self.bs)
+            .ok()
+            .filter(|n| *n > 0 && n % 512 == 0)
+            .ok_or("--bs has to be a multiple of 512 below 4G")?;
+        if self.depth == 0 || self.initiators == 0 {
+            return Err("depth and initiators must be at least 1");
+        }
+        (load.depth, load.initiators) = (self.depth, self.initiators);
+        load.stop = Stop::After(Duration::try_from_secs_f64(self.seconds).unwrap_or_default());
+        (load.flush_each, load.seed) = (self.flush_each, self.seed);
+        Ok(load)
+    }
 }
 
 const PER_CENT: RangeInclusive<i64> = 0..=100;

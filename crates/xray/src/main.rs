@@ -6,17 +6,20 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use forebay_xray::ats;
 use forebay_xray::bench::{self, Options};
 use forebay_xray::load::{self, Report};
 use forebay_xray::vdi;
 
-use args::{Cli, Command, NbdLoad};
+use args::{Cli, Command, IscsiLoad, NbdLoad};
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::NbdLoad(args) => nbd_load(&args),
+        Command::IscsiLoad(args) => iscsi_load(&args),
         Command::Bench(args) => bench(&args),
         Command::Vdi(args) => vdi(&args),
+        Command::Ats(args) => ats(&args),
     };
     match done {
         Ok(code) => code,
@@ -28,11 +31,18 @@ fn main() -> ExitCode {
 }
 
 fn nbd_load(args: &NbdLoad) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let report = load::run(&args.spec())?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+    show(&load::run(&args.spec())?, args.json)
+}
+
+fn iscsi_load(args: &IscsiLoad) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    show(&args.load()?.run()?.report, args.json)
+}
+
+fn show(report: &Report, json: bool) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(report)?);
     } else {
-        print(&report);
+        print(report);
     }
     let clean = report.errors == 0 && report.mismatches == 0;
     Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -106,4 +116,26 @@ fn vdi(args: &args::Vdi) -> Result<ExitCode, Box<dyn std::error::Error>> {
     std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;
     println!("{:.0} s; all counters are in {}", report.seconds, file.display());
     Ok(if report.wrong_blocks() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn ats(args: &args::Ats) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let report = ats::run(&ats::Options {
+        forebay: server(args.forebay.as_ref())?,
+        parent: args.dir.clone(),
+        quick: args.quick,
+        only: args.only.clone(),
+    })?;
+    println!("{}", report.machine.line());
+    println!("{}", report.peers.join("; "));
+    let (file, plot) = (args.dir.join("ats.json"), args.dir.join("ats.svg"));
+    if !report.scenes.is_empty() {
+        println!("{}", report.scene_table());
+        std::fs::write(&plot, ats::svg(&report.scenes))?;
+        println!("drawn in {}", plot.display());
+    }
+    println!("{}", report.table());
+    println!("{}", report.trust());
+    std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;
+    println!("{:.0} s; all rounds are in {}", report.seconds, file.display());
+    Ok(ExitCode::SUCCESS)
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::iscsi::IscsiError;
 use crate::load::LoadError;
 use crate::nbd::NbdError;
 
@@ -72,6 +73,24 @@ pub enum BenchError {
     /// A server answered requests with errors.
     #[error("{server} answered {count} requests with errors, the first with NBD error {code}")]
     Errors {
+        /// Which.
+        server: &'static str,
+        /// How many.
+        count: u64,
+        /// The first error.
+        code: u32,
+    },
+    /// A session with a target went wrong.
+    #[error("the initiator of {server} failed: {source}")]
+    Iscsi {
+        /// Whose target.
+        server: &'static str,
+        /// Why.
+        source: IscsiError,
+    },
+    /// A target answered commands with errors.
+    #[error("{server} answered {count} commands with errors, the first with {code:#08x} (sense, or status)")]
+    Scsi {
         /// Which.
         server: &'static str,
         /// How many.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::error::{BenchError, Result};
 use super::fio;
+use super::process::Process;
 use super::servers::Server;
 use crate::load::{self, Report, Spec};
 
@@ -40,11 +41,11 @@ impl Series {
     }
 }
 
-/// Runs `load` on a disk once and accounts for the server's CPU.
-pub fn measure(disk: Disk<'_>, load: impl FnOnce(Disk<'_>) -> Result<Report>) -> Result<Sample> {
-    let before = disk.server.process.cpu()?;
-    let report = load(disk)?;
-    let cpu = disk.server.process.cpu()?.saturating_sub(before);
+/// Runs `load` once and accounts for the CPU of the server's process.
+pub fn account(process: &Process, load: impl FnOnce() -> Result<Report>) -> Result<Sample> {
+    let before = process.cpu()?;
+    let report = load()?;
+    let cpu = process.cpu()?.saturating_sub(before);
     Ok(Sample {
         iops: report.iops,
         mib_s: report.mib_s,
@@ -53,20 +54,35 @@ pub fn measure(disk: Disk<'_>, load: impl FnOnce(Disk<'_>) -> Result<Report>) ->
     })
 }
 
-/// Measures all disks in each of `rounds` rounds, another one first each time.
+/// Runs `load` on a disk once and accounts for the server's CPU.
+pub fn measure(disk: Disk<'_>, load: impl FnOnce(Disk<'_>) -> Result<Report>) -> Result<Sample> {
+    account(&disk.server.process, || load(disk))
+}
+
+/// Measures all of `things` in each of `rounds` rounds, another one first each time.
+pub fn alternate<T, S>(
+    things: &[T],
+    rounds: u32,
+    measure: impl Fn(&T, u32) -> Result<S>,
+) -> Result<Vec<Vec<S>>> {
+    let mut series: Vec<Vec<S>> = things.iter().map(|_| Vec::new()).collect();
+    for round in 0..rounds {
+        for turn in 0..things.len() {
+            let i = (turn + round as usize) % things.len();
+            series[i].push(measure(&things[i], round)?);
+        }
+    }
+    Ok(series)
+}
+
+/// Measures all disks in turns.
 pub fn in_turns(
     disks: &[Disk<'_>],
     rounds: u32,
     load: impl Fn(Disk<'_>, u32) -> Result<Report>,
 ) -> Result<Vec<Series>> {
-    let mut series = vec![Series::default(); disks.len()];
-    for round in 0..rounds {
-        for turn in 0..disks.len() {
-            let i = (turn + round as usize) % disks.len();
-            series[i].0.push(measure(disks[i], |disk| load(disk, round))?);
-        }
-    }
-    Ok(series)
+    let series = alternate(disks, rounds, |disk, round| measure(*disk, |disk| load(disk, round)))?;
+    Ok(series.into_iter().map(Series).collect())
 }
 
 /// Runs our own generator on a disk; `change` says with what.

@@ -154,6 +154,11 @@ impl Forebay {
         self.cli(&["gc"]).map(drop)
     }
 
+    /// Its control socket.
+    pub fn control(&self) -> &Path {
+        &self.control
+    }
+
     /// Its memory.
     pub fn memory(&self) -> Result<Memory> {
         self.server.process.memory()

@@ -13,6 +13,9 @@ pub(crate) mod socket;
 mod source;
 mod spec;
 
+pub(crate) use content::Content;
+pub(crate) use report::Tally;
 pub use report::{Latency, Report};
 pub use run::run;
+pub(crate) use source::Source;
 pub use spec::{Access, Fill, LoadError, Spec, Stop};

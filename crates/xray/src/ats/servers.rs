@@ -1,0 +1,181 @@
+//! The targets that are compared, with the same disks: Forebay, and `tgtd`, the target in user space that Debian has.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::bench::Result;
+use crate::bench::error::{BenchError, During};
+use crate::bench::process::Process;
+use crate::bench::servers::{Forebay, ForebayConfig, run};
+use crate::bench::workdir::{WorkDir, random_image};
+use crate::iscsi::{Address, Load, Loaded};
+use crate::load::Report;
+
+/// Logical units, the same on both. Unit 0 is `tgtd`'s own.
+pub const READS: u8 = 1;
+/// With a write cache: a write is answered when it is in RAM.
+pub const WRITES: u8 = 2;
+/// Without one.
+pub const DURABLE: u8 = 3;
+/// The volume that hosts share, on Forebay only; as `DURABLE`.
+pub const SHARED: u8 = 4;
+
+const TARGET: &str = "iqn.2026-01.org.example:bench";
+/// Name of the image that all of Forebay's volumes are clones of.
+pub const BASE: &str = "base";
+
+/// A running target.
+#[derive(Clone, Copy)]
+pub struct Target<'a> {
+    /// Its name in the report.
+    pub name: &'static str,
+    /// The process.
+    pub process: &'a Process,
+    portal: &'a str,
+}
+
+impl Target<'_> {
+    /// A logical unit of it.
+    pub fn unit(&self, lun: u8) -> Address {
+        Address { portal: self.portal.to_owned(), target: TARGET.to_owned(), lun }
+    }
+
+    /// The URL of a logical unit, as libiscsi reads it.
+    pub fn url(&self, lun: u8) -> String {
+        format!("iscsi://{}/{TARGET}/{lun}", self.portal)
+    }
+
+    /// Runs a load, none of whose commands may fail; `change` says which.
+    pub fn load(&self, lun: u8, change: impl FnOnce(&mut Load<'_>)) -> Result<Report> {
+        let mut load = Load::new(self.unit(lun));
+        change(&mut load);
+        self.sound(load.run()).map(|loaded| loaded.report)
+    }
+
+    /// What a load came to, if none of its commands failed.
+    pub fn sound(&self, loaded: std::result::Result<Loaded, crate::iscsi::IscsiError>) -> Result<Loaded> {
+        let server = self.name;
+        let loaded = loaded.map_err(|source| BenchError::Iscsi { server, source })?;
+        match loaded.report.first_error {
+            Some(code) => Err(BenchError::Scsi { server, count: loaded.report.errors, code }),
+            None => Ok(loaded),
+        }
+    }
+}
+
+/// An address of this machine that nobody listens on.
+fn portal() -> Result<String> {
+    let listener = TcpListener::bind("127.0.0.1:0").during(|| "cannot find a free port".to_owned())?;
+    let address = listener.local_addr().during(|| "cannot find a free port".to_owned())?;
+    Ok(address.to_string())
+}
+
+/// A Forebay with the units.
+pub struct Ours {
+    /// The server.
+    pub forebay: Forebay,
+    portal: String,
+}
+
+impl Ours {
+    /// Starts one whose units are clones of an image of `size` random bytes, for which its cache has room three times.
+    pub fn start(dir: &WorkDir, binary: &Path, size: u64) -> Result<Ours> {
+        let portal = portal()?;
+        let settings = format!("[iscsi]\nlisten = [\"{portal}\"]\n");
+        let forebay = Forebay::start(dir, binary, &ForebayConfig::new("forebay", 3 * size).with(settings))?;
+        let image = dir.data("base.raw");
+        random_image(&image, size)?;
+        forebay.import(BASE, &image)?;
+        forebay.cli(&["target", "create", TARGET, "--open"])?;
+        for (volume, lun, write_back) in [
+            ("reads", READS, false),
+            ("writes", WRITES, true),
+            ("durable", DURABLE, false),
+            ("shared", SHARED, false),
+        ] {
+            forebay.clone_disk(BASE, volume)?;
+            let lun = lun.to_string();
+            let map = ["lun", "map", TARGET, volume, "--lun", &lun, "--write-back"];
+            forebay.cli(&map[..if write_back { 7 } else { 6 }])?;
+        }
+        Ok(Ours { forebay, portal })
+    }
+
+    /// Whether its read cache is as full as it ever is.
+    pub fn cache_is_full(&self) -> Result<bool> {
+        let (bytes, budget) =
+            (self.forebay.stat("/read_cache/bytes")?, self.forebay.stat("/read_cache/budget_bytes")?);
+        Ok(bytes >= budget / 20 * 19)
+    }
+
+    /// Its target.
+    pub fn target(&self) -> Target<'_> {
+        Target { name: "forebay", process: &self.forebay.server.process, portal: &self.portal }
+    }
+}
+
+/// A `tgtd` of its own, whatever else runs on this machine.
+pub struct Tgtd {
+    process: Process,
+    portal: String,
+    ipc: PathBuf,
+}
+
+/// The number of its control socket.
+const CONTROL: &str = "1";
+/// The mode page that says that there is no write cache: byte 2, bit 2 of the caching page.
+const NO_WRITE_CACHE: &str =
+    "mode_page=8:0:18:0x10:0:0xff:0xff:0:0:0xff:0xff:0xff:0xff:0x80:0x14:0:0:0:0:0:0";
+
+impl Tgtd {
+    /// Starts one with files of `size` random bytes beside Forebay's data, on the backing store `rdwr`, which is its
+    /// default, and with limits that are no lower than Forebay's.
+    pub fn start(dir: &WorkDir, size: u64) -> Result<Tgtd> {
+        let (portal, ipc) = (portal()?, dir.socket("tgtd"));
+        let mut command = Command::new("tgtd");
+        command
+            .args(["-f", "-C", CONTROL, "--iscsi", &format!("portal={portal}")])
+            .env("TGT_IPC_SOCKET", &ipc);
+        let process = Process::start("tgtd", command, &dir.data("tgtd.log"))?;
+        let mut tgtd = Tgtd { process, portal, ipc };
+        let admin = tgtd.admin();
+        tgtd.process.wait_until(|| admin(&["--mode", "system", "--op", "show"]).is_ok())?;
+        admin(&["--mode", "target", "--op", "new", "--tid", "1", "-T", TARGET])?;
+        for (name, value) in [
+            ("MaxRecvDataSegmentLength", "262144"),
+            ("MaxXmitDataSegmentLength", "262144"),
+            ("FirstBurstLength", "262144"),
+            ("MaxBurstLength", "1048576"),
+            ("InitialR2T", "No"),
+        ] {
+            admin(&["--mode", "target", "--op", "update", "--tid", "1", "-n", name, "-v", value])?;
+        }
+        for lun in [READS, WRITES, DURABLE] {
+            let (file, lun_text) = (dir.data(&format!("tgtd-{lun}.raw")), lun.to_string());
+            random_image(&file, size)?;
+            let unit = ["--mode", "logicalunit", "--tid", "1", "--lun", &lun_text];
+            admin(&[&unit[..], &["--op", "new", "-b", &file.to_string_lossy()]].concat())?;
+            if lun == DURABLE {
+                admin(&[&unit[..], &["--op", "update", "--params", NO_WRITE_CACHE]].concat())?;
+            }
+        }
+        admin(&["--mode", "target", "--op", "bind", "--tid", "1", "-I", "ALL"])?;
+        Ok(tgtd)
+    }
+
+    /// What runs `tgtadm`.
+    fn admin(&self) -> impl Fn(&[&str]) -> Result<()> + use<> {
+        let ipc = self.ipc.clone();
+        move |args| {
+            let mut command = Command::new("tgtadm");
+            run(command.args(["-C", CONTROL, "--lld", "iscsi"]).args(args).env("TGT_IPC_SOCKET", &ipc))
+                .map(drop)
+        }
+    }
+
+    /// Its target.
+    pub fn target(&self) -> Target<'_> {
+        Target { name: "tgtd", process: &self.process, portal: &self.portal }
+    }
+}

@@ -1,0 +1,77 @@
+//! The initiator and the experiments against the real server, where one was built beside this test.
+
+use super::servers::{DURABLE, WRITES};
+use super::*;
+use crate::iscsi::{Command, Session, Status};
+use crate::rng::Rng;
+
+/// The server: `FOREBAY_BIN`, or the one in the directory above that of the tests.
+fn server() -> Option<PathBuf> {
+    let beside = || Some(std::env::current_exe().ok()?.parent()?.parent()?.join("forebay"));
+    let found =
+        std::env::var_os("FOREBAY_BIN").map(PathBuf::from).or_else(beside).filter(|path| path.exists());
+    if found.is_none() {
+        eprintln!("skipped: no server was built (cargo build -p forebay-server)");
+    }
+    found
+}
+
+const SIZE: u64 = 16 << 20;
+
+#[test]
+fn what_is_written_in_any_length_is_read() {
+    let Some(forebay) = server() else { return };
+    let parent = tempfile::tempdir().expect("a directory");
+    let dir = WorkDir::create(parent.path()).expect("a directory");
+    let ours = Ours::start(&dir, &forebay, SIZE).expect("starts");
+    let mut rng = Rng::new(1);
+    for lun in [WRITES, DURABLE] {
+        let mut session = Session::connect(&ours.target().unit(lun), 1, 1).expect("logs in");
+        assert_eq!(session.capacity().expect("has one"), SIZE);
+        assert!(session.must(&Command::inquiry(), &[]).expect("answers")[8..].starts_with(b"FOREBAY"));
+        // Immediate alone, with more that is unsolicited, and with R2Ts.
+        for len in [512, 4096, 64 << 10, 200 << 10, 256 << 10, 260 << 10, 3 << 20] {
+            let mut data = vec![0; len as usize];
+            rng.fill(&mut data);
+            session.must(&Command::write(8192, len), &data).expect("writes");
+            let read = session.must(&Command::read(8192, len), &[]).expect("reads");
+            assert!(read == data, "{len} bytes");
+        }
+        session.leave().expect("logs out");
+    }
+
+    let mut hosts = [1, 2].map(|n| Session::connect(&ours.target().unit(DURABLE), n, 1).expect("logs in"));
+    let mut status =
+        |n: usize, command: &Command, data: &[u8]| hosts[n].execute(command, data).expect("answers").status;
+    let zero = status(0, &Command::write(0, 512), &[0; 512]);
+    assert_eq!(zero, Status::Good);
+    let take = [[0; 512], [1; 512]].concat();
+    assert_eq!(status(0, &Command::compare_and_write(0, 512), &take), Status::Good);
+    assert!(status(1, &Command::compare_and_write(0, 512), &take).is_miscompare());
+    assert_eq!(status(0, &Command::reserve(), &[]), Status::Good);
+    assert_eq!(status(1, &Command::read(0, 512), &[]), Status::Conflict);
+    assert_eq!(status(1, &Command::reserve(), &[]), Status::Conflict);
+    assert_eq!(status(0, &Command::release(), &[]), Status::Good);
+    assert_eq!(status(1, &Command::read(0, 512), &[]), Status::Good);
+}
+
+#[test]
+fn reservations_are_in_the_way_and_compare_and_write_is_not() {
+    let Some(forebay) = server() else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let options = Options { forebay, parent: dir.path().into(), quick: true, only: vec![Part::Shared] };
+    let scene = Duration::from_millis(200);
+    let pace = Pace { rounds: 1, perf_rounds: 1, load: scene, scene_rounds: 1, scene, size: SIZE };
+    let report = match measure(&options, &pace) {
+        Err(BenchError::Missing { program, .. }) => return eprintln!("skipped: {program} is not installed"),
+        report => report.expect("runs"),
+    };
+    assert_eq!((report.scenes.len(), report.rows.len()), (12, 10));
+    for scene in &report.scenes {
+        assert!(scene.median(|m| m.data_iops) > 0.0, "{}", scene.name);
+        let reserved = scene.name.starts_with("RESERVE");
+        assert_eq!(scene.median(|m| m.data_conflicts) > 0.0, reserved, "{}", scene.name);
+        assert_eq!(scene.median(|m| m.operations) > 0.0, scene.name != "alone", "{}", scene.name);
+    }
+    assert!(report.scene_table().contains("RESERVE") && report.table().contains("COMPARE AND WRITE"));
+}
