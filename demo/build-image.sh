@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# Makes the golden image of the demo: a real Debian 12 with systemd and Debian's kernel, on ext4, as qcow2, with
-# its kernel and initrd beside it. Prints the directory that holds `disk.qcow2`, `vmlinuz` and `initrd.img`.
+# Makes a guest image: a real Debian 12 with systemd and Debian's kernel, on ext4, as qcow2, with its kernel and
+# initrd beside it. Prints the directory that holds `disk.qcow2`, `vmlinuz` and `initrd.img`.
+#
+#     build-image.sh             the golden image of the demo
+#     build-image.sh initiator   the same with what an iSCSI host needs, for the client tests
 #
 # Cached by the hash of everything that goes into it. No loop devices or mounts on the host (mke2fs -d fills the
 # file system), so it works in a container; debootstrap needs root.
@@ -12,6 +15,19 @@ suite=bookworm
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 include=systemd-sysv,dbus,udev,kmod,initramfs-tools,zstd,linux-image-cloud-amd64,procps,util-linux-extra
 size=2G
+kind=${1:-demo}
+# Each kind has a directory of its own in the cache, so that making one leaves the others.
+case $kind in
+  demo) ;;
+  initiator)
+    include+=,open-iscsi,sg3-utils,xfsprogs,e2fsprogs,fio,iproute2
+    cache+=/initiator
+    ;;
+  *)
+    printf 'image: there is no image "%s"\n' "$kind" >&2
+    exit 2
+    ;;
+esac
 
 say() { printf 'image: %s\n' "$*" >&2; }
 
@@ -39,11 +55,16 @@ configure() {
   printf '/dev/vda / ext4 defaults,discard 0 1\n' >"$root/etc/fstab"
   # Each clone makes a machine identity of its own at its first boot.
   : >"$root/etc/machine-id"
-  install -m 755 "$here/guest/forebay-guest" "$root/usr/local/sbin/"
+  install -m 755 "$here"/guest/forebay-{guest,agent} "$root/usr/local/sbin/"
   install -m 644 "$here/guest/forebay-guest.service" "$root/etc/systemd/system/"
   mkdir -p "$root/srv/own"
   chroot "$root" systemctl enable --quiet forebay-guest.service
   chroot "$root" systemctl mask --quiet getty.target e2scrub_reap.service apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer
+  if [[ $kind == initiator ]]; then
+    # Who needs them starts them: a boot should not wait for them.
+    chroot "$root" systemctl mask --quiet iscsid.socket iscsid.service open-iscsi.service
+    mkdir -p "$root"/mnt/{a,b}
+  fi
   rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
 }
 
@@ -68,7 +89,7 @@ main() {
   flock 9 # two builds at once would fill one directory
   if [[ ! -e $dir/disk.qcow2 ]]; then
     if ((EUID != 0)); then
-      say "making the guest image needs root (debootstrap): run 'sudo demo/build-image.sh' once; it stays cached"
+      say "making the guest image needs root (debootstrap): run 'sudo demo/build-image.sh $kind' once; it stays cached"
       exit 1
     fi
     say "making a Debian 12 image with debootstrap (a few minutes, once; log: $log)"

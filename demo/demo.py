@@ -50,7 +50,7 @@ def run_guests(server, names, image, accel, logs):
     samples = [counters(server, names)]
     guests, reports = [], {}
     try:
-        guests = [Guest(name, image, server.nbd, accel, logs) for name in names]
+        guests = [Guest.on_export(server, name, image, accel, logs) for name in names]
         for phase in PHASES:
             begin, deadline = time.monotonic(), time.monotonic() + PHASE_TIMEOUT_S
             for guest in guests:

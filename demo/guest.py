@@ -1,4 +1,4 @@
-"""One demo guest: a QEMU process, and the line protocol over its second serial port."""
+"""One guest: a QEMU process, and the line protocol over its second serial port."""
 
 import os
 import queue
@@ -56,35 +56,44 @@ def machine(accel):
 
 
 class Guest:
-    """A guest that boots from an export of the server. Messages arrive in `self.messages` as lists of words."""
+    """A guest that boots from `drive`, a block device as QEMU names them. Messages arrive as lists of words.
 
-    def __init__(self, name, image, nbd_socket, accel, logs):
+    Its socket goes into `sockets`, whose path has to be short.
+    """
+
+    def __init__(self, name, image, drive, accel, logs, sockets, args=(), append=""):
         self.name = name
         self.console = os.path.join(logs, f"{name}.console")
         self.messages = queue.Queue()
         self.connection = None
         # The second serial port is a socket on which this side listens: nothing is said before both are there.
-        path = os.path.join(os.path.dirname(nbd_socket), f"{name}.tty")
+        path = os.path.join(sockets, f"{name}.tty")
         if os.path.exists(path):  # the guest ran before
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
         listener.listen(1)
         threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
-        append = f"root=/dev/vda rw console=ttyS0 quiet panic=-1 {QUICK} forebay.guest={name}"
         megabytes = 16 if accel.name == "kvm" else 8
-        disk = f"driver=nbd,node-name=disk,server.type=unix,server.path={nbd_socket},export={name}"
+        job = f"forebay.guest={name} forebay.megabytes={megabytes}"
         argv = [
             *("qemu-system-x86_64", "-name", name, *machine(accel)),
             *("-kernel", os.path.join(image, "vmlinuz"), "-initrd", os.path.join(image, "initrd.img")),
-            *("-append", f"{append} forebay.megabytes={megabytes}"),
-            *("-blockdev", f"{disk},cache.direct=on,discard=unmap"),
+            *("-append", f"root=/dev/vda rw console=ttyS0 quiet panic=-1 {QUICK} {job} {append}"),
+            *("-blockdev", f"{drive},node-name=disk"),
             *("-device", "virtio-blk-pci,drive=disk"),
             *("-serial", f"file:{self.console}"),
             *("-chardev", f"socket,id=control,path={path}", "-serial", "chardev:control"),
+            *args,
         ]
         with open(os.path.join(logs, f"{name}.qemu"), "wb") as log:
             self.process = spawn(argv, stdout=log, stderr=log)
+
+    @classmethod
+    def on_export(cls, server, name, image, accel, logs):
+        """A guest that boots from the export of its name."""
+        drive = f"driver=nbd,server.type=unix,server.path={server.nbd},export={name},cache.direct=on,discard=unmap"
+        return cls(name, image, drive, accel, logs, server.sockets)
 
     def _listen(self, listener):
         self.connection, _ = listener.accept()
@@ -97,20 +106,23 @@ class Guest:
         """Sends a word to the guest."""
         self.connection.sendall(f"{word}\n".encode())
 
-    def expect(self, word, deadline):
-        """The next message, which must begin with `word` and come before `deadline`."""
+    def next(self, what, deadline):
+        """The next message, which must come before `deadline`; `what` says what is awaited."""
         while True:
             try:
-                message = self.messages.get(timeout=0.2)
+                return self.messages.get(timeout=0.2)
             except queue.Empty:
                 if self.process.poll() is not None:
-                    raise Failed(f"{self.name}: QEMU ended while '{word}' was awaited; see {self.console}") from None
+                    raise Failed(f"{self.name}: QEMU ended while '{what}' was awaited; see {self.console}") from None
                 if time.monotonic() > deadline:
-                    raise Failed(f"{self.name}: no '{word}' in time; see {self.console}") from None
-                continue
-            if message and message[0] == word:
-                return message[1:]
-            raise Failed(f"{self.name}: said '{' '.join(message)}' instead of '{word}'; see {self.console}")
+                    raise Failed(f"{self.name}: no '{what}' in time; see {self.console}") from None
+
+    def expect(self, word, deadline):
+        """What follows `word` in the next message, which must begin with it and come before `deadline`."""
+        message = self.next(word, deadline)
+        if message and message[0] == word:
+            return message[1:]
+        raise Failed(f"{self.name}: said '{' '.join(message)}' instead of '{word}'; see {self.console}")
 
     def wait(self, deadline):
         """Waits for the guest to power off."""

@@ -59,7 +59,7 @@ class Bench:
         before = server.json("stats")["store"]["read"]
         begin, guests, took = time.monotonic(), [], []
         try:
-            guests = [Guest(name, self.image, server.nbd, self.accel, self.scratch) for name in names]
+            guests = [Guest.on_export(server, n, self.image, self.accel, self.scratch) for n in names]
             for guest in guests:
                 guest.expect("up", begin + BOOT_TIMEOUT_S)
                 took.append(time.monotonic() - begin)

@@ -10,7 +10,9 @@ packages=(
   gcc libc6-dev make ca-certificates               # linking Rust programs, running the Makefile
   qemu-system-x86 seabios                          # real guests
   qemu-utils nbdkit libnbd-bin python3-libnbd fio  # real NBD clients, and the servers that we compare with
-  debootstrap e2fsprogs                            # the Debian guest image
+  qemu-block-extra libiscsi-bin                    # real iSCSI clients: QEMU's own, and the conformance tests
+  tgt                                              # the iSCSI target that we compare with
+  debootstrap e2fsprogs                            # the Debian guest images
   xfsprogs ntfs-3g fuse3 mount fdisk kmod          # file systems made and checked on volumes
   util-linux python3-distlib                       # swap areas, and small programs for Windows to put on them
   openssl python3 jq                               # TLS test certificates, test drivers, JSON
@@ -79,6 +81,11 @@ main() {
       say "qemu-utils $(installed qemu-utils) does not go with the qemu-system-x86 of this release: installing $match"
       install+=("$match" --allow-downgrades)
     fi
+  fi
+  # Debian's tgt starts a target on every address as soon as it is installed. The benchmarks run one of their own.
+  if [[ " ${missing[*]} " == *" tgt "* && -d /run/systemd/system ]]; then
+    say "tgt.service is masked, so that no target is open to the network"
+    systemctl mask tgt.service
   fi
   "${install[@]}"
   mapfile -t missing < <(missing_packages)

@@ -68,6 +68,8 @@ class Server:
         self.log = log or self.data.rstrip("/") + ".log"
         self.args = list(args)
         self.process = None
+        # How often it was started.
+        self.starts = 0
 
     def __enter__(self):
         return self.start()
@@ -86,6 +88,7 @@ class Server:
         argv = [self.bin, "serve", "--data", self.data, "--socket", self.control, "--nbd", f"unix:{self.nbd}"]
         with open(self.log, "ab") as log:
             self.process = spawn(argv + self.args, stdout=log, stderr=log)
+        self.starts += 1
         return self.process
 
     def start(self, timeout=60):

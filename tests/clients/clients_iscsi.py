@@ -1,0 +1,480 @@
+"""The iSCSI target: libiscsi's own test suite, logins, access, sessions, locks on the disk, and initiators that
+misbehave."""
+
+import os
+import re
+import socket
+import struct
+import threading
+import time
+
+from forebay import Failed
+from harness import MIB, check, equal, run, test
+from initiator import BLOCK, CHECK, CONFLICT, GOOD, Closed, Initiator, Refused
+
+TARGET = "iqn.2026-01.org.example:t"
+SECRET, OTHER_SECRET = "twelve bytes and more", "another one of the target"
+# Of libiscsi's tests: what cannot be passed, and what skips itself; docs/protocols.md says why.
+KNOWN_WRONG = {"GetLBAStatus.UnmapSingle"}
+SKIPPED = re.compile(
+    r"(PreventAllow|Sanitize|WriteAtomic16|ReadDefectData1[02])\.|ReadOnly.ReadOnlySBC|StartStopUnit.Simple|WriteSame1[06].ZeroBlocks"
+)
+
+
+def target(t, *volumes, size="64M", create=(), lun=(), serve=()):
+    """A server with one target, which has these volumes; its address."""
+    s = t.server("--iscsi", "127.0.0.1:0", *serve)
+    s.cli("target", "create", TARGET, *(create or ["--open"]))
+    for volume in volumes:
+        s.cli("volume", "create", volume, "--size", size)
+        s.cli("lun", "map", TARGET, volume, *lun)
+    return s, portal(s)
+
+
+def portal(s):
+    """Where the server that runs now listens: it says so in its last line that says that it is ready."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        ready = [line for line in s.log_tail(1000).splitlines() if "forebay is ready" in line]
+        if len(ready) == s.starts:
+            host, port = re.search(r", iscsi ([\d.]+|\[[\da-f:]+\]):(\d+)", ready[-1]).groups()
+            return host.strip("[]"), int(port)
+        time.sleep(0.01)
+    raise Failed("the server does not say where it listens")
+
+
+def url(address, lun=0):
+    return f"iscsi://{address[0]}:{address[1]}/{TARGET}/{lun}"
+
+
+def secret_file(t, name, secret):
+    with open(t.path(name), "w") as f:
+        f.write(secret)
+    return t.path(name)
+
+
+def refused(status, function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Refused as e:
+        equal(f"{e.status:#06x}", f"{status:#06x}", "status of the login")
+        return
+    raise Failed(f"the login succeeded; it should fail with {status:#06x}")
+
+
+@test
+def libiscsi_finds_no_fault(t):
+    s, address = target(t, "disk", size="1G")
+    listed = run("iscsi-test-cu", "--list").stdout
+    tests = re.findall(r"^(?:ALL)\.(\w+\.[\w-]+)$", listed.replace(" ", ""), re.M)
+    check(len(tests) > 200, f"'iscsi-test-cu --list' names {len(tests)} tests")
+    families = {}
+    for name in tests:
+        families.setdefault(name.split(".")[0], []).append(name)
+    # A family at a time, since its tests count on each other; where one is an exception, each by itself.
+    for family, names in families.items():
+        skipped = {bool(SKIPPED.match(name)) for name in names}
+        if len(skipped) == 1 and not KNOWN_WRONG.intersection(names):
+            passes(family, len(names), skipped.pop(), address)
+        else:
+            for name in names:
+                if name not in KNOWN_WRONG:
+                    passes(name, 1, bool(SKIPPED.match(name)), address)
+
+
+def passes(name, count, skipped, address):
+    done = run("iscsi-test-cu", "--dataloss", "--normal", f"--test=ALL.{name}", url(address), url(address), check=False)
+    summary = re.search(r"tests\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", done.stdout)
+    check(summary, f"{name} did not end:\n{done.stdout[-2000:]}{done.stderr[-500:]}")
+    right = (str(count), str(count), str(count), "0")
+    equal(summary.groups(), right, f"{name}: tests in all, run, passed and failed:\n{done.stdout[-1500:]}\n")
+    equal("SKIPPED" in done.stdout, skipped, f"whether {name} skips itself")
+
+
+@test
+def initiators_prove_who_they_are(t):
+    first, second = secret_file(t, "first", SECRET), secret_file(t, "second", OTHER_SECRET)
+    create = ["--chap-user", "all", "--chap-secret-file", first, "--mutual-user", "target", "--mutual-secret-file", second]
+    s, address = target(t, "disk", create=["--open", *create])
+    for algorithm in (5, 6, 7, 8):
+        i = Initiator(address, TARGET, chap=("all", SECRET), mutual=OTHER_SECRET, algorithm=algorithm)
+        equal(i.ready().read_blocks(0, 1).status, GOOD, f"a read after CHAP with algorithm {algorithm}")
+        i.logout()
+    refused(0x0201, Initiator, address, TARGET, chap=("all", "not the secret"))
+    refused(0x0201, Initiator, address, TARGET, chap=("nobody", SECRET))
+    refused(0x0201, Initiator, address, TARGET)
+    refused(0x0201, Initiator, address, TARGET, chap=("all", SECRET), algorithm=4)
+    began = time.monotonic()
+    for _ in range(4):
+        refused(0x0201, Initiator, address, TARGET, chap=("all", "guess after guess"))
+    check(time.monotonic() - began > 2, "guessing takes no time")
+    check("CHAP failed" in s.log_tail(200), "failures are not in the log")
+    check(SECRET not in s.log_tail(500), "the secret is in the log")
+    listed = run("iscsi-inq", f"iscsi://all%{SECRET}@{address[0]}:{address[1]}/{TARGET}/0").stdout
+    check("FOREBAY" in listed, listed)
+
+
+@test
+def who_may_not_come_learns_nothing(t):
+    s, address = target(t, "a", "b", create=["--chap-user", "u", "--chap-secret-file", secret_file(t, "s", SECRET)])
+    friend, stranger = "iqn.2026-01.org.example:friend", "iqn.2026-01.org.example:stranger"
+    s.cli("target", "allow", TARGET, friend, "--lun", "1")
+    refused(0x0203, Initiator, address, TARGET, name=stranger)
+    refused(0x0203, Initiator, address, TARGET + "x", name=stranger)
+    equal(Initiator(address, name=stranger).text({"SendTargets": "All"}), [], "what a stranger discovers")
+    equal(Initiator(address, name=stranger).text({"SendTargets": TARGET}), [], "what a stranger discovers by name")
+    found = Initiator(address, name=friend).text({"SendTargets": "All"})
+    equal(found, [f"TargetName={TARGET}", f"TargetAddress={address[0]}:{address[1]},1"], "what a friend discovers")
+    i = Initiator(address, TARGET, name=friend, chap=("u", SECRET))
+    luns = i.command(struct.pack(">BBBBBBIBB", 0xA0, 0, 0, 0, 0, 0, 256, 0, 0), expected=256).data
+    equal(luns[:8] + luns[8:16], struct.pack(">IIBBHI", 8, 0, 0, 1, 0, 0), "the units that it sees")
+    equal(i.read_blocks(0, 1, lun=0).code, (5, 0x25, 0), "a read of a unit that is masked")
+    # What administrators change is followed at once.
+    i.command(bytes(6), lun=1)
+    s.cli("target", "allow", TARGET, friend)
+    wait_for(lambda: i.command(bytes(6), lun=0).code != (5, 0x25, 0), "a unit that was allowed")
+    s.cli("lun", "unmap", TARGET, "1")
+    wait_for(lambda: i.command(bytes(6), lun=1).code == (5, 0x25, 0), "a unit that was unmapped")
+    equal(len(s.json("target", "show", TARGET)["sessions"]), 1, "sessions")
+    s.cli("target", "deny", TARGET, friend)
+    try:
+        wait_for(lambda: i.command(bytes(6), lun=0) is None, "a session of an initiator that was denied")
+    except Closed:
+        pass
+
+
+def wait_for(condition, what, timeout=10):
+    until = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > until:
+            raise Failed(f"{what}: nothing happened within {timeout} s")
+        time.sleep(0.05)
+
+
+@test
+def there_are_several_portals_and_ipv6(t):
+    s = t.server("--iscsi", "127.0.0.1:0", "--iscsi", "[::1]:0")
+    s.cli("target", "create", TARGET, "--open")
+    s.cli("volume", "create", "disk", "--size", "8M")
+    s.cli("lun", "map", TARGET, "disk")
+    four = portal(s)
+    found = Initiator(four).text({"SendTargets": "All"})
+    equal([line.split("=")[0] for line in found], ["TargetName", "TargetAddress", "TargetAddress"], "what is discovered")
+    six = re.fullmatch(r"TargetAddress=\[::1\]:(\d+),1", found[2])
+    check(six, f"no IPv6 portal: {found}")
+    i = Initiator(("::1", int(six[1])), TARGET).ready()
+    equal(i.write_blocks(5, b"six!" * 128).status, GOOD, "a write over IPv6")
+    equal(Initiator(four, TARGET, isid=2).ready().read_blocks(5, 1).data, b"six!" * 128, "what IPv4 reads of it")
+
+
+@test
+def a_session_takes_the_place_of_its_predecessor(t):
+    s, address = target(t, "disk")
+    old = Initiator(address, TARGET).ready()
+    new = Initiator(address, TARGET).ready()
+    equal(new.write_blocks(0, b"n" * BLOCK).status, GOOD, "a write of the new session")
+    try:
+        old.read_blocks(0, 1)
+        raise Failed("the old session goes on")
+    except Closed:
+        pass
+    other = Initiator(address, TARGET, isid=2).ready()
+    equal(other.read_blocks(0, 1).data, b"n" * BLOCK, "what another session reads")
+    equal(len(s.json("target", "show", TARGET)["sessions"]), 2, "sessions")
+
+
+@test
+def a_thousand_sessions_at_once(t):
+    with open(t.path("config"), "w") as f:
+        f.write("[iscsi]\nmax_sessions = 1000\nmax_sessions_per_initiator = 500\n")
+    s, address = target(t, "disk", serve=["--config", t.path("config")])
+    names = [f"iqn.2026-01.org.example:{n}" for n in range(2)]
+    sessions = [Initiator(address, TARGET, name=name, isid=i) for name in names for i in range(500)]
+    refused(0x0302, Initiator, address, TARGET, name=names[0], isid=501)
+    refused(0x0302, Initiator, address, TARGET, name="iqn.2026-01.org.example:more")
+    for n, i in enumerate(sessions):
+        equal(i.ready().write_blocks(n, bytes([n % 251]) * BLOCK).status, GOOD, f"a write of session {n}")
+    equal(sessions[0].read_blocks(999, 1).data, bytes([999 % 251]) * BLOCK, "what the last one wrote")
+    for i in sessions:
+        i.close()
+    wait_for(lambda: not s.json("target", "show", TARGET)["sessions"], "sessions that were cut off")
+
+
+@test
+def digests_are_made_and_checked(t):
+    _, address = target(t, "disk")
+    digests = {"HeaderDigest": "CRC32C", "DataDigest": "CRC32C"}
+    i = Initiator(address, TARGET, keys=digests).ready()
+    data = t.random.randbytes(100 * BLOCK)
+    equal(i.write_blocks(3, data).status, GOOD, "a write with digests")
+    equal(i.read_blocks(3, 100).data, data, "what is read with digests")
+    # A damaged data segment fails its command and nothing else; a damaged header ends the connection.
+    cdb = struct.pack(">BBQIBB", 0x8A, 0, 3, 1, 0, 0)
+    i.send(i.command_pdu(cdb, out=b"x" * BLOCK), b"x" * BLOCK, damage="data")
+    equal(i.result().status, -2, "a PDU with damaged data is rejected")
+    equal(i.result().code, (0xB, 0x47, 5), "its command")
+    equal(i.read_blocks(3, 100).data, data, "what a damaged write left")
+    i.send(i.command_pdu(bytes(6)), damage="header")
+    try:
+        i.receive()
+        raise Failed("a damaged header did no harm to its connection")
+    except Closed:
+        pass
+
+
+@test
+def initiators_that_misbehave(t):
+    s, address = target(t, "disk")
+    other = Initiator(address, TARGET, isid=99).ready()
+    equal(other.write_blocks(0, b"good" * 128).status, GOOD, "a write")
+
+    # A number too far is not answered; a gap in the window ends the connection.
+    i = Initiator(address, TARGET).ready()
+    i.cmd_sn += 1000
+    i.send(i.command_pdu(bytes(6)))
+    i.cmd_sn -= 1001
+    equal(i.command(bytes(6)).status, GOOD, "a command after one that was out of the window")
+    i.cmd_sn += 1
+    i.send(i.command_pdu(bytes(6)))
+    closed(i, "a command is missing")
+
+    # More data than was asked for, and data at another place than was asked for.
+    for damage in (lambda h: struct.pack_into(">I", h, 40, 4096), lambda h: struct.pack_into(">I", h, 36, 7)):
+        i = Initiator(address, TARGET, keys={"ImmediateData": "No"}).ready()
+        out = b"bad!" * 4096
+        i.send(i.command_pdu(struct.pack(">BBQIBB", 0x8A, 0, 0, len(out) // BLOCK, 0, 0), out=out))
+        r2t, _ = i.receive()
+        equal(r2t[0], 0x31, "what asks for data")
+        header = bytearray(48)
+        header[0], header[1] = 0x05, 0x80
+        header[16:24] = r2t[16:24]
+        damage(header)
+        i.send(header, out[:8192])
+        equal(i.result().code, (0xB, 0x4B, 0), "a write whose data is out of order")
+        equal(other.read_blocks(0, 1).data, b"good" * 128, "what it left")
+        i.close()
+
+    # PDUs longer than allowed, of no kind, and noise.
+    i = Initiator(address, TARGET).ready()
+    i.send(bytes([0x1E]) + bytes(47))
+    equal(i.result().status, -5, "a PDU of no kind is rejected")
+    equal(i.command(bytes(6)).status, GOOD, "a command after it")
+    i.send(i.command_pdu(bytes(6)), bytes(100_000))
+    closed(i, "a data segment that is too long")
+    for _ in range(50):
+        noise = socket.create_connection(address)
+        try:
+            noise.sendall(t.random.randbytes(t.random.randrange(1, 5000)))
+        except ConnectionError:
+            pass
+        noise.close()
+    for cut in (1, 47, 60):
+        half = socket.create_connection(address)
+        half.sendall((b"\x43\x87" + bytes(3) + b"\x00\x01\x00" + bytes(40) + b"InitiatorName=iqn")[:cut])
+        half.close()
+    equal(other.read_blocks(0, 1).data, b"good" * 128, "what all that left")
+
+    # Whoever does not finish its login is let go, and keeps nobody from logging in.
+    slow = [socket.create_connection(address) for _ in range(100)]
+    for half in slow:
+        half.sendall(b"\x43\x87")
+    Initiator(address, TARGET, isid=7).ready().logout()
+    slow[0].settimeout(25)
+    equal(slow[0].recv(1), b"", "what a login gets that is never finished")
+
+
+def closed(i, why):
+    try:
+        while True:
+            i.receive()
+    except Closed:
+        return
+    except TimeoutError:
+        raise Failed(f"the connection goes on though {why}") from None
+
+
+@test
+def writes_are_durable_when_they_are_answered(t):
+    s, address = target(t, "disk", "cached")
+    s.cli("lun", "unmap", TARGET, "1")
+    s.cli("lun", "map", TARGET, "cached", "--lun", "1", "--write-back")
+    i = Initiator(address, TARGET).ready()
+    caching = struct.pack(">BBBBBB", 0x1A, 8, 8, 0, 64, 0)
+    equal(i.command(caching, expected=64).data[4 + 2] & 4, 0, "WCE of a unit")
+    i.command(bytes(6), lun=1)
+    equal(i.command(caching, expected=64, lun=1).data[4 + 2] & 4, 4, "WCE of a unit that is mapped with --write-back")
+    data = t.random.randbytes(MIB)
+    for at in range(0, 4 * 2048, 2048):
+        equal(i.write_blocks(at, data).status, GOOD, "a write")
+    s.kill()
+    s.start()
+    i = Initiator(portal(s), TARGET).ready()
+    for at in range(0, 4 * 2048, 2048):
+        equal(b"".join(i.read_blocks(at + n, 128).data for n in range(0, 2048, 128)), data, "what a crash left")
+
+
+@test
+def counters_count_right_across_kill_9(t):
+    """COMPARE AND WRITE is linearizable: initiators add to the same counters, and each notes what it was told."""
+    s, address = target(t, "disk")
+    clients, rounds = 4, 3
+    told, unsure, addresses = [0] * clients, [0] * clients, [address]
+    stop = threading.Event()
+
+    def count(n):
+        i, random = None, t.random.__class__(n)
+        while not stop.is_set():
+            try:
+                if i is None:
+                    i = Initiator(addresses[-1], TARGET, name=f"iqn.2026-01.org.example:{n}", isid=n, timeout=5).ready()
+                lba = random.randrange(3)
+                now = i.read_blocks(lba, 1)
+                if now.status != GOOD:
+                    continue
+                value = struct.unpack_from(">Q", now.data)[0]
+                new = struct.pack(">QQ", value + 1, n) * (BLOCK // 16)
+                unsure[n] += 1
+                done = i.compare_and_write(lba, now.data, new)
+                unsure[n] -= 1
+                told[n] += done.status == GOOD
+                check(done.status == GOOD or done.code == (0xE, 0x1D, 0), f"COMPARE AND WRITE: {done}")
+            except (Closed, Refused, OSError):
+                i = None
+                time.sleep(0.05)
+
+    threads = [threading.Thread(target=count, args=(n,), daemon=True) for n in range(clients)]
+    for thread in threads:
+        thread.start()
+    for _ in range(rounds):
+        time.sleep(1.5)
+        s.kill()
+        s.start()
+        addresses.append(portal(s))
+    time.sleep(1.5)
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+    i = Initiator(addresses[-1], TARGET, isid=50).ready()
+    total = sum(struct.unpack_from(">Q", i.read_blocks(lba, 1).data)[0] for lba in range(3))
+    check(sum(told) > 100, f"only {sum(told)} increments")
+    check(sum(told) <= total <= sum(told) + sum(unsure), f"{total} counted, {sum(told)} told and {sum(unsure)} unsure")
+
+
+@test
+def reservations_outlive_a_restart(t):
+    s, address = target(t, "disk")
+    a, b = (Initiator(address, TARGET, isid=n).ready() for n in (1, 2))
+
+    def out(i, action, key=0, new=0, kind=5, aptpl=1):
+        data = struct.pack(">QQIBBH", key, new, 0, aptpl, 0, 0)
+        return i.command(struct.pack(">BBBHIB", 0x5F, action, kind, 0, len(data), 0), out=data).status
+
+    equal(out(a, 0, new=0xA), GOOD, "REGISTER")
+    equal(out(a, 1, key=0xA), GOOD, "RESERVE")
+    equal(b.write_blocks(0, b"b" * BLOCK).status, CONFLICT, "a write of who is not registered")
+    s.kill()
+    s.start()
+    a, b = (Initiator(portal(s), TARGET, isid=n).ready() for n in (1, 2))
+    equal(b.write_blocks(0, b"b" * BLOCK).status, CONFLICT, "the same after kill -9")
+    equal(a.write_blocks(0, b"a" * BLOCK).status, GOOD, "a write of who has reserved it")
+    equal(out(b, 0, new=0xB), GOOD, "REGISTER")
+    equal(out(b, 4, key=0xB, new=0xA), GOOD, "PREEMPT")
+    equal(a.command(bytes(6)).code, (6, 0x2A, 5), "what the preempted one is told")
+    equal(a.write_blocks(0, b"a" * BLOCK).status, CONFLICT, "its write")
+    equal(b.write_blocks(0, b"b" * BLOCK).status, GOOD, "that of its successor")
+
+
+@test
+def a_full_store_is_told_and_recovers(t):
+    with open(t.path("config"), "w") as f:
+        f.write('[store]\nlimit = "96M"\n')
+    s, address = target(t, "disk", size="512M", serve=["--config", t.path("config")])
+    i = Initiator(address, TARGET).ready()
+    full = None
+    for at in range(0, 512):
+        done = i.write_blocks(at * 1024, t.random.randbytes(1024 * BLOCK))
+        if done.status == CHECK:
+            full = done
+            break
+    check(full, "the store is never full")
+    equal(full.code, (7, 0x27, 7), "sense of a write to a full store")
+    equal(i.read_blocks(0, 8).status, GOOD, "a read meanwhile")
+    unmap = struct.pack(">HHIQII", 22, 16, 0, 0, 512 * 2048 - 1, 0)
+    equal(i.command(struct.pack(">BBIBHB", 0x42, 0, 0, 0, len(unmap), 0), out=unmap).status, GOOD, "UNMAP")
+    wait_for(lambda: i.write_blocks(0, b"again..." * 64).status == GOOD, "room", 30)
+
+
+@test
+def a_copy_moves_no_data(t):
+    """EXTENDED COPY of a whole volume: its blocks are shared, not written."""
+    s, address = target(t, "from", "to", size="64M")
+    i = Initiator(address, TARGET).ready()
+    i.command(bytes(6), lun=1)
+    data = t.random.randbytes(MIB)
+    for at in range(64):
+        equal(i.write_blocks(at * 2048, data[at:] + data[:at]).status, GOOD, "a write")
+    before = s.json("stats")["store"]["write"]["bytes"]
+
+    def naa(lun):
+        page = i.command(struct.pack(">BBBHB", 0x12, 1, 0x83, 1024, 0), expected=1024, lun=lun).data
+        at = 4
+        while page[at + 1] & 0xF != 3:
+            at += 4 + page[at + 3]
+        return page[at : at + 4 + page[at + 3]]
+
+    targets = b"".join((b"\xe4\x00\x00\x00" + naa(lun)).ljust(28, b"\0") + b"\x00\x00\x02\x00" for lun in (0, 1))
+    segments = b"".join(
+        struct.pack(">BBHHHHHQQ", 2, 0, 24, 0, 1, 0, 8192 * 2, at, at) for at in range(0, 64 * 2048, 8192 * 2)
+    )
+    header = struct.pack(">BBHIII", 0, 0, len(targets), 0, len(segments), 0)
+    parameters = header + targets + segments
+    done = i.command(struct.pack(">BB8xIBB", 0x83, 0, len(parameters), 0, 0), out=parameters)
+    equal(done.status, GOOD, f"EXTENDED COPY ({done.code})")
+    for at in range(0, 64, 7):
+        found = b"".join(i.read_blocks(at * 2048 + n, 128, lun=1).data for n in range(0, 2048, 128))
+        equal(found, data[at:] + data[:at], f"MiB {at} of the copy")
+    written = s.json("stats")["store"]["write"]["bytes"] - before
+    check(written < MIB, f"{written} bytes were written to the store")
+
+
+@test
+def a_unit_grows_and_goes_under_load(t):
+    s, address = target(t, "disk", "other")
+    i = Initiator(address, TARGET).ready()
+    i.command(bytes(6), lun=1)
+    s.cli("volume", "resize", "disk", "128M")
+    equal(i.command(bytes(6)).code, (6, 0x2A, 9), "what an initiator is told of a unit that grew")
+    size = i.command(struct.pack(">BB8xIBB", 0x9E, 0x10, 32, 0, 0), expected=32).data
+    equal(struct.unpack_from(">Q", size)[0], 128 * 2048 - 1, "its last block")
+    check("is LUN 0 of target" in s.refused("volume", "rm", "disk"), "a disk that is mapped is removed")
+    gone, failures = threading.Event(), []
+
+    def load():
+        while not gone.is_set():
+            done = i.write_blocks(0, b"x" * 64 * BLOCK)
+            if done.status == CHECK and done.code == (5, 0x25, 0):
+                return
+            if done.status not in (GOOD, CHECK):
+                failures.append(done)
+
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    time.sleep(0.3)
+    s.cli("lun", "unmap", TARGET, "0")
+    thread.join(10)
+    check(not thread.is_alive(), "the unit is still there")
+    equal(failures, [], "other errors")
+    equal(i.command(bytes(6), lun=1).code, (6, 0x3F, 0x0E), "what the initiator is told at another unit")
+    equal(i.write_blocks(0, b"y" * BLOCK, lun=1).status, GOOD, "a write to the other unit")
+    s.cli("volume", "rm", "disk")
+
+
+@test
+def a_server_that_stops_says_so(t):
+    s, address = target(t, "disk")
+    i = Initiator(address, TARGET).ready()
+    equal(i.write_blocks(0, b"z" * BLOCK).status, GOOD, "a write")
+    s.stop()
+    header, _ = i.receive()
+    equal((header[0], header[36]), (0x32, 3), "an asynchronous message that connections end")
+    closed(i, "the server stopped")

@@ -1,0 +1,246 @@
+"""An iSCSI initiator of two pages (RFC 7143): what the tests need that say what no well-behaved initiator would.
+
+One connection, one command at a time. `Initiator` logs in, `command` sends a CDB and returns a `Result`; the PDUs
+themselves can be sent and received with `send` and `receive`.
+"""
+
+import hashlib
+import socket
+import struct
+from dataclasses import dataclass
+
+NAME = "iqn.2026-01.org.example:tester"
+BLOCK = 512
+GOOD, CHECK, BUSY, CONFLICT = 0x00, 0x02, 0x08, 0x18
+HASHES = {5: hashlib.md5, 6: hashlib.sha1, 7: hashlib.sha256, 8: hashlib.sha3_256}
+
+
+class Refused(Exception):
+    """A login that was refused; `status` is its class and detail."""
+
+    def __init__(self, status):
+        super().__init__(f"login status {status:#06x}")
+        self.status = status
+
+
+class Closed(Exception):
+    """The target closed the connection."""
+
+
+@dataclass
+class Result:
+    """How a command ended."""
+
+    status: int
+    data: bytes = b""
+    sense: bytes = b""
+    residual: int = 0
+
+    @property
+    def code(self):
+        """Sense key, additional sense code and qualifier, of sense data in fixed format."""
+        return (self.sense[2] & 15, self.sense[12], self.sense[13]) if len(self.sense) > 13 else None
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return struct.pack("<I", crc ^ 0xFFFFFFFF)
+
+
+def pairs(text):
+    return dict(pair.split("=", 1) for pair in text.decode().split("\0") if pair)
+
+
+def text_of(keys):
+    return b"".join(f"{key}={value}\0".encode() for key, value in keys.items())
+
+
+class Initiator:
+    """A session. `chap` is (user, secret), `mutual` the secret that the target has to prove."""
+
+    def __init__(self, address, target=None, name=NAME, isid=1, chap=None, mutual=None, algorithm=5, keys=(), timeout=20):
+        self.socket = socket.create_connection(address, timeout=timeout)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.buffer = b""
+        self.isid = struct.pack(">BHBH", 0x80, 0, 0, isid)
+        self.tag, self.cmd_sn, self.exp_stat_sn = 0, 1, 0
+        self.header_digest = self.data_digest = False
+        first = {"InitiatorName": name, "SessionType": "Normal" if target else "Discovery"}
+        if target:
+            first["TargetName"] = target
+        if chap:
+            self.authenticate(first, chap, mutual, algorithm)
+            first = {}
+        wanted = {"HeaderDigest": "None", "DataDigest": "None", "MaxRecvDataSegmentLength": "65536", **dict(keys)}
+        if target:
+            wanted = {"InitialR2T": "Yes", "ImmediateData": "Yes", **wanted}
+        agreed = self.login(0x87, {**first, **wanted})
+        self.header_digest = agreed.get("HeaderDigest") == "CRC32C"
+        self.data_digest = agreed.get("DataDigest") == "CRC32C"
+        self.agreed = agreed
+
+    def authenticate(self, first, chap, mutual, algorithm):
+        self.login(0x00, {**first, "AuthMethod": "CHAP"})
+        asked = self.login(0x00, {"CHAP_A": algorithm})
+        hash_of = HASHES[int(asked["CHAP_A"])]
+        challenge = bytes.fromhex(asked["CHAP_C"][2:])
+        user, secret = chap
+        answer = hash_of(bytes([int(asked["CHAP_I"])]) + secret.encode() + challenge).hexdigest()
+        proof = {"CHAP_N": user, "CHAP_R": "0x" + answer}
+        if mutual:
+            proof |= {"CHAP_I": "77", "CHAP_C": "0x" + "5a" * 20}
+        said = self.login(0x81, proof)
+        if mutual:
+            right = hash_of(bytes([77]) + mutual.encode() + b"\x5a" * 20).hexdigest()
+            if said.get("CHAP_R") != "0x" + right:
+                raise Refused(0)
+
+    def login(self, flags, keys):
+        """One request of the login phase; the keys of its answer."""
+        header = bytearray(48)
+        header[0], header[1] = 0x43, flags
+        header[8:14] = self.isid
+        struct.pack_into(">IHHII", header, 16, 0x1000, 0, 0, self.cmd_sn, self.exp_stat_sn)
+        self.send(header, text_of(keys))
+        answer, data = self.receive()
+        status = struct.unpack_from(">H", answer, 36)[0]
+        if answer[0] != 0x23 or status:
+            raise Refused(status)
+        return pairs(data)
+
+    def send(self, header, data=b"", damage=None):
+        """Sends a PDU. `damage` is "header" or "data" for a wrong digest."""
+        header = bytearray(header)
+        header[5:8] = len(data).to_bytes(3, "big")
+        out = bytes(header)
+        if self.header_digest:
+            out += crc32c(header) if damage != "header" else b"oops"
+        padded = data + bytes(-len(data) % 4)
+        out += padded
+        if data and self.data_digest:
+            out += crc32c(padded) if damage != "data" else b"oops"
+        self.socket.sendall(out)
+
+    def read(self, count):
+        while len(self.buffer) < count:
+            try:
+                more = self.socket.recv(1 << 18)
+            except ConnectionError as e:
+                raise Closed from e
+            if not more:
+                raise Closed
+            self.buffer += more
+        out, self.buffer = self.buffer[:count], self.buffer[count:]
+        return out
+
+    def receive(self):
+        """The next PDU: its header and its data."""
+        header = self.read(48)
+        if self.header_digest and self.read(4) != crc32c(header):
+            raise Refused(1)
+        length = int.from_bytes(header[5:8], "big")
+        data = self.read(length + -length % 4)
+        if length and self.data_digest and self.read(4) != crc32c(data):
+            raise Refused(2)
+        if header[0] in (0x20, 0x21, 0x22, 0x23, 0x24, 0x26, 0x32, 0x3F) or (header[0] == 0x25 and header[1] & 1):
+            self.exp_stat_sn = struct.unpack_from(">I", header, 24)[0] + 1 & 0xFFFFFFFF
+        return header, data[:length]
+
+    def command_pdu(self, cdb, expected=0, out=None, lun=0, final=True):
+        """The header of a command, which takes the next number."""
+        self.tag += 1
+        header = bytearray(48)
+        header[0] = 0x01
+        header[1] = (0x80 if final else 0) | (0x20 if out is not None else 0x40 if expected else 0)
+        header[9] = lun
+        length = len(out) if out is not None else expected
+        struct.pack_into(">IIII", header, 16, self.tag, length, self.cmd_sn, self.exp_stat_sn)
+        header[32 : 32 + len(cdb)] = cdb
+        self.cmd_sn = self.cmd_sn + 1 & 0xFFFFFFFF
+        return header
+
+    def command(self, cdb, expected=0, out=None, lun=0):
+        """Carries a command out."""
+        self.send(self.command_pdu(cdb, expected, out, lun), out[:8192] if out else b"")
+        return self.result(out)
+
+    def result(self, out=None):
+        """What comes of the last command, whose data is sent as it is asked for."""
+        data = bytearray()
+        while True:
+            header, piece = self.receive()
+            opcode = header[0]
+            if opcode == 0x31:
+                self.data_out(header, out)
+            elif opcode == 0x25:
+                data += piece
+                if header[1] & 1:
+                    return Result(header[3], bytes(data), b"", struct.unpack_from(">I", header, 44)[0])
+            elif opcode == 0x21:
+                return Result(header[3], bytes(data), piece[2:], struct.unpack_from(">I", header, 44)[0])
+            elif opcode == 0x3F:
+                return Result(-header[2])
+
+    def data_out(self, r2t, out):
+        transfer_tag, offset, length = (struct.unpack_from(">I", r2t, at)[0] for at in (20, 40, 44))
+        sent = 0
+        while sent < length:
+            piece = out[offset + sent : offset + min(length, sent + 8192)]
+            header = bytearray(48)
+            header[0], header[1] = 0x05, 0x80 if sent + len(piece) == length else 0
+            header[16:20] = r2t[16:20]
+            struct.pack_into(">I", header, 20, transfer_tag)
+            struct.pack_into(">I", header, 28, self.exp_stat_sn)
+            struct.pack_into(">II", header, 36, sent // 8192, offset + sent)
+            self.send(header, piece)
+            sent += len(piece)
+
+    def ready(self):
+        """Takes the unit attentions that wait."""
+        while self.command(bytes(6)).status == CHECK:
+            pass
+        return self
+
+    def read_blocks(self, lba, count, lun=0):
+        return self.command(struct.pack(">BBQIBB", 0x88, 0, lba, count, 0, 0), expected=count * BLOCK, lun=lun)
+
+    def write_blocks(self, lba, data, lun=0):
+        return self.command(struct.pack(">BBQIBB", 0x8A, 0, lba, len(data) // BLOCK, 0, 0), out=data, lun=lun)
+
+    def compare_and_write(self, lba, expected, new, lun=0):
+        cdb = struct.pack(">BBQBBBBBB", 0x89, 0, lba, 0, 0, 0, len(new) // BLOCK, 0, 0)
+        return self.command(cdb, out=expected + new, lun=lun)
+
+    def text(self, keys):
+        self.tag += 1
+        header = bytearray(48)
+        header[0], header[1] = 0x04, 0x80
+        struct.pack_into(">IIII", header, 16, self.tag, 0xFFFFFFFF, self.cmd_sn, self.exp_stat_sn)
+        self.cmd_sn += 1
+        self.send(header, text_of(keys))
+        answer, data = self.receive()
+        said = data
+        while answer[1] & 0x40:
+            struct.pack_into(">II", header, 16, self.tag, struct.unpack_from(">I", answer, 20)[0])
+            struct.pack_into(">II", header, 24, self.cmd_sn, self.exp_stat_sn)
+            self.cmd_sn += 1
+            self.send(header)
+            answer, data = self.receive()
+            said += data
+        return [line for line in said.decode().split("\0") if line]
+
+    def logout(self):
+        header = bytearray(48)
+        header[0], header[1] = 0x46, 0x80
+        struct.pack_into(">IIII", header, 16, 0x2000, 0, self.cmd_sn, self.exp_stat_sn)
+        self.send(header)
+        answer, _ = self.receive()
+        self.close()
+        return answer[2]
+
+    def close(self):
+        self.socket.close()
