@@ -390,13 +390,16 @@ def a_full_store_is_told_and_recovers(t):
         f.write('[store]\nlimit = "96M"\n')
     s, address = target(t, "disk", size="512M", serve=["--config", t.path("config")])
     i = Initiator(address, TARGET).ready()
-    full = None
+    full, warned = None, False
     for at in range(0, 512):
         done = i.write_blocks(at * 1024, t.random.randbytes(1024 * BLOCK))
-        if done.status == CHECK:
+        if done.code == (6, 0x38, 7):
+            warned = True
+        elif done.status == CHECK:
             full = done
             break
     check(full, "the store is never full")
+    check(warned, "no word that the store is low on room before it is full")
     equal(full.code, (7, 0x27, 7), "sense of a write to a full store")
     equal(i.read_blocks(0, 8).status, GOOD, "a read meanwhile")
     unmap = struct.pack(">HHIQII", 22, 16, 0, 0, 512 * 2048 - 1, 0)

@@ -17,7 +17,7 @@ use crate::notes::Note;
 use crate::pool::Pool;
 use crate::read::How;
 use crate::volume::Volume;
-use crate::{Coalesce, Error, GuestStats, Result};
+use crate::{Coalesce, Error, GuestStats, Result, Room};
 
 /// Whether a request was done at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +89,11 @@ impl Disk {
     /// Identity that guests and initiators see; stays the same for the disk's life.
     pub fn uuid(&self) -> [u8; 16] {
         self.volume.record().uuid
+    }
+
+    /// Whether the store has room for more.
+    pub fn room(&self) -> Room {
+        self.pool.room()
     }
 
     /// Size in bytes as of now.

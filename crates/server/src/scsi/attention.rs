@@ -25,8 +25,6 @@ pub enum UnitAttention {
     RegistrationsPreempted,
     /// The initiator has other units than before.
     LunsChanged,
-    /// The unit describes itself otherwise.
-    InquiryChanged,
     /// The store is nearly full.
     Threshold,
 }
@@ -45,7 +43,6 @@ impl UnitAttention {
             UnitAttention::ReservationsReleased => codes::RESERVATIONS_RELEASED,
             UnitAttention::RegistrationsPreempted => codes::REGISTRATIONS_PREEMPTED,
             UnitAttention::LunsChanged => codes::REPORTED_LUNS_CHANGED,
-            UnitAttention::InquiryChanged => codes::INQUIRY_DATA_CHANGED,
             UnitAttention::Threshold => codes::THIN_PROVISIONING_THRESHOLD,
         }
     }

@@ -19,10 +19,9 @@ impl Nexus {
         if let Err(sense) = request.accepts(data_out.len() as u64) {
             return self.check(&sense);
         }
-        match self.carry_out(request, data_out).await {
-            Ok(response) => response,
-            Err(error) => self.failed(&error),
-        }
+        let done = self.carry_out(request, data_out).await;
+        self.unit.note_room();
+        done.unwrap_or_else(|error| self.failed(&error))
     }
 
     async fn carry_out(&self, request: &Request, data_out: &[u8]) -> Result<Response> {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Weak};
 
-use forebay_engine::{Disk, Pool, Result};
+use forebay_engine::{Disk, Pool, Result, Room};
 use forebay_wire::scsi::{Access, BLOCK, Identity, ModeState};
 use parking_lot::Mutex;
 
@@ -122,6 +122,8 @@ pub struct LogicalUnit {
     /// Why a command has to be looked at more closely; 0 almost always.
     flags: AtomicU32,
     descriptor_sense: AtomicBool,
+    /// The store was low on room when last looked at.
+    low: AtomicBool,
     members: Mutex<Vec<Arc<Member>>>,
     next_member: AtomicU64,
     pub(super) reservations: Mutex<Reservations>,
@@ -182,6 +184,7 @@ impl LogicalUnit {
             size: AtomicU64::new(disk.size()),
             flags: AtomicU32::new(flags),
             descriptor_sense: AtomicBool::new(false),
+            low: AtomicBool::new(false),
             members: Mutex::default(),
             next_member: AtomicU64::new(0),
             reservations: Mutex::new(reservations),
@@ -252,6 +255,14 @@ impl LogicalUnit {
             self.tell_others(None, UnitAttention::CapacityChanged);
         }
         size / u64::from(BLOCK)
+    }
+
+    /// Tells all nexuses, once, that the store has become low on room (SBC-3, 4.7.3.8.2 soft threshold).
+    pub(super) fn note_room(&self) {
+        let low = self.disk.room() != Room::Ok;
+        if low != self.low.load(Relaxed) && self.low.swap(low, Relaxed) != low && low {
+            self.tell_others(None, UnitAttention::Threshold);
+        }
     }
 
     /// Tells all nexuses but one.
