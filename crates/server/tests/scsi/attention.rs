@@ -23,10 +23,10 @@ fn each_is_told_once_and_some_commands_do_not_wait_for_it() {
     let unit = session.on(0);
     unit.nexus.note(UnitAttention::LunsChanged);
     unit.nexus.note(UnitAttention::LunsChanged);
-    unit.nexus.note(UnitAttention::InquiryChanged);
+    unit.nexus.note(UnitAttention::CapacityChanged);
     unit.good(&INQUIRY, &[]);
     unit.attention(UnitAttention::LunsChanged);
-    unit.attention(UnitAttention::InquiryChanged);
+    unit.attention(UnitAttention::CapacityChanged);
     unit.ready();
     // Who asks which units there are has learnt it.
     unit.nexus.note(UnitAttention::LunsChanged);
