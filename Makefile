@@ -28,7 +28,7 @@ test-rust:
 	$(CARGO) test --workspace --locked
 
 # Against the binary of the dev profile: optimised enough, built by then, and with every assertion on.
-test-clients: ## only the real clients: nbdinfo, nbdcopy, qemu, fio, file systems, Linux hosts, kill -9
+test-clients: ## only the real clients: nbdinfo, nbdcopy, qemu, fio, file systems, kill -9
 	$(CARGO) build --locked -p forebay-server
 	@FOREBAY_BIN=$(TARGET)/debug/forebay $(PYTHON) tests/clients/run.py
 

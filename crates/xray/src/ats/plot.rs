@@ -11,12 +11,13 @@ const BAR: f64 = 190.0;
 const LINE: f64 = 26.0;
 const TOP: f64 = 64.0;
 
-type Panel = (&'static str, fn(&Moment) -> f64);
+/// A figure, and its unit. IOPS are shown by those of A alone at the same pace, or those at a rate would not be seen.
+type Panel = (&'static str, fn(&Moment) -> f64, &'static str);
 
 const PANELS: [Panel; 3] = [
-    ("data IOPS of host A", |m| m.data_iops),
-    ("locked updates or snapshots a second", |m| m.operations),
-    ("conflicts a second, of both", |m| m.data_conflicts + m.lock_conflicts),
+    ("data IOPS of host A, by A alone", |m| m.data_iops, " %"),
+    ("locked updates or snapshots a second", |m| m.operations, ""),
+    ("conflicts a second, of both", |m| m.data_conflicts + m.lock_conflicts, ""),
 ];
 
 /// Draws a bar for each figure of each scene; a thin line spans its rounds.
@@ -34,14 +35,18 @@ pub fn svg(scenes: &[Scene]) -> String {
         let pace = if scene.data_rate.is_some() { "A at a rate" } else { "A flat out" };
         text(&mut out, NAME - 8.0, y, "end", &format!("{pace}; {}", scene.name));
     }
-    for (column, (title, figure)) in PANELS.into_iter().enumerate() {
+    for (column, (title, figure, unit)) in PANELS.into_iter().enumerate() {
+        let scale = |scene: &Scene| {
+            let alone = scenes.iter().find(|other| other.data_rate == scene.data_rate).unwrap_or(scene);
+            if column == 0 { 100.0 / alone.median(figure).max(1.0) } else { 1.0 }
+        };
         let x = NAME + PANEL * column as f64;
         text(&mut out, x, TOP - 12.0, "start", title);
-        let most = scenes.iter().flat_map(|scene| scene.of(figure)).fold(1.0, f64::max);
+        let most = scenes.iter().flat_map(|s| s.of(|m| figure(m) * scale(s))).fold(1.0, f64::max);
         for (row, scene) in scenes.iter().enumerate() {
             let y = TOP + LINE * row as f64;
-            let values = scene.of(figure);
-            let median = scene.median(figure);
+            let values = scene.of(|m| figure(m) * scale(scene));
+            let median = scene.median(figure) * scale(scene);
             let length = |v: f64| BAR * v / most;
             let ends = (
                 values.iter().copied().fold(median, f64::min),
@@ -59,7 +64,7 @@ pub fn svg(scenes: &[Scene]) -> String {
                 x + length(ends.1),
                 my = y + (LINE - 8.0) / 2.0,
             );
-            text(&mut out, x + length(ends.1) + 4.0, y + 13.0, "start", &thousands(median));
+            text(&mut out, x + length(ends.1) + 4.0, y + 13.0, "start", &(thousands(median) + unit));
         }
     }
     out.push_str("</svg>\n");
@@ -85,7 +90,7 @@ mod tests {
         };
         let svg = svg(&[scene("alone", [90_000.0, 110_000.0]), scene("RESERVE", [900.0, 1_100.0])]);
         assert_eq!(svg.matches("<path").count(), 6);
-        assert!(svg.contains(">100,000<") && svg.contains("RESERVE<"));
-        assert!(svg.contains("width=\"172.7\""), "100,000 of 110,000");
+        assert!(svg.contains(">100 %<") && svg.contains(">1 %<") && svg.contains("RESERVE<"));
+        assert!(svg.contains("width=\"172.7\""), "100 of 110 %");
     }
 }

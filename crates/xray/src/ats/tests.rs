@@ -68,8 +68,8 @@ fn reservations_are_in_the_way_and_compare_and_write_is_not() {
     };
     assert_eq!((report.scenes.len(), report.rows.len()), (12, 10));
     for scene in &report.scenes {
-        assert!(scene.median(|m| m.data_iops) > 0.0, "{}", scene.name);
         let reserved = scene.name.starts_with("RESERVE");
+        assert!(reserved || scene.median(|m| m.data_iops) > 0.0, "{}", scene.name);
         assert_eq!(scene.median(|m| m.data_conflicts) > 0.0, reserved, "{}", scene.name);
         assert_eq!(scene.median(|m| m.operations) > 0.0, scene.name != "alone", "{}", scene.name);
     }

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::error::{During, Result};
 use crate::rng::Rng;
@@ -18,7 +19,9 @@ pub struct WorkDir {
 impl WorkDir {
     /// Makes them: one below `parent`, one in the directory for temporary files.
     pub fn create(parent: &Path) -> Result<WorkDir> {
-        let name = format!("forebay-bench-{}", std::process::id());
+        // A process of tests makes several.
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let name = format!("forebay-bench-{}-{}", std::process::id(), MADE.fetch_add(1, Relaxed));
         let dir = WorkDir { data: parent.join(&name), sockets: std::env::temp_dir().join(&name) };
         for path in [&dir.data, &dir.sockets] {
             fs::create_dir_all(path).during(|| format!("cannot create {}", path.display()))?;
