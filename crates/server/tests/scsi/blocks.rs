@@ -125,11 +125,6 @@ fn write_same_and_what_is_mapped_then() {
     // Without UNMAP it stays mapped.
     unit.good(&blocks(0x93, 0, 40, 8), &[0; 512]);
     assert_eq!((unit.read(40, 8), status(40).1), (vec![0; 4096], MAPPED));
-    // Zero blocks go to the end.
-    let last = SIZE / 512 - 100;
-    unit.write(last, &[3; 51200]);
-    unit.good(&blocks(0x93, 9, last, 0), &[]);
-    assert_eq!(unit.read(last, 100), vec![0; 51200]);
     unit.fails(
         &blocks(0x93, 0, 0, 8),
         &[0; 1024],
