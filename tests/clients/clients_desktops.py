@@ -63,7 +63,6 @@ def a_desktop_writes_to_ram_alone(t):
     h.trim(8 * MIB, 8 * MIB)
     check(desktops(s)["cached_bytes"] < 9 * MIB, "a discard frees RAM")
     h.shutdown()
-    s.wait_unused("desk")
     s.cli("volume", "reset", "desk")
     equal(desktops(s)["cached_bytes"], 0, "bytes in RAM after the reset")
     as_image(t, s, "desk", image)

@@ -191,7 +191,6 @@ def clients_that_stop_half_way_are_forgotten(t):
     h = connect(s, "disk")
     equal(bytes(h.pread(BLOCK, 0)), bytes(BLOCK), "a write that never came in whole")
     h.shutdown()
-    s.wait_unused("disk")
     s.cli("volume", "rm", "disk")
 
 

@@ -96,13 +96,11 @@ def rollback_and_reset_go_back(t):
     check("connect" in s.refused("snapshot", "rollback", "pc", "good"), "the refusal does not say why")
     check("connect" in s.refused("volume", "reset", "pc"), "the refusal does not say why")
     h.shutdown()
-    s.wait_unused("pc")
     s.cli("snapshot", "rollback", "pc", "good")
     equal(get(s, "pc", 5), 1, "block 5 after the rollback")
     s.kill()
     s.start()
     equal(get(s, "pc", 5), 1, "block 5 after the rollback and a crash")
-    s.wait_unused("pc")
     s.cli("volume", "reset", "pc")
     run("cmp", image, export_file(t, s, "pc"))
 
@@ -120,13 +118,28 @@ def what_others_need_is_not_deleted(t):
     h = connect(s, "child")
     check("in use" in s.refused("volume", "rm", "child"), "child: the refusal does not say why")
     h.shutdown()
-    s.wait_unused("child")
     # In the order of dependence all of it goes.
     s.cli("volume", "rm", "child")
     s.cli("snapshot", "rm", "pc", "one")
     s.cli("volume", "rm", "pc")
     s.cli("image", "rm", "golden")
     equal([*s.json("volume", "list"), *s.json("image", "list")], [], "what is left")
+
+
+@test
+def who_is_just_leaving_is_not_in_the_way(t):
+    """The server learns a moment later than the client that the client has hung up."""
+    s = t.server()
+    s.cli("volume", "create", "disk", "--size", "4M")
+    h = connect(s, "disk")
+    put(h, 0, 1)
+    leaving = threading.Timer(0.3, h.shutdown)
+    leaving.start()
+    s.cli("volume", "resize", "disk", "2M")
+    leaving.join()
+    h = connect(s, "disk")
+    check("in use by 1 connection" in s.refused("volume", "rm", "disk"), "the refusal does not say why")
+    equal(bytes(h.pread(1, 0)), b"\1", "a byte after the refusal")
 
 
 @test

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::targets::TargetError;
 
+const IN_USE: &str = "in_use";
+
 /// Result of a control-plane action.
 pub type Result<T> = std::result::Result<T, ControlError>;
 
@@ -60,6 +62,11 @@ impl ControlError {
         EngineError::Closed.into()
     }
 
+    /// Whether clients that are connected are in the way.
+    pub fn is_in_use(&self) -> bool {
+        self.code == IN_USE
+    }
+
     /// The JSON body.
     pub fn body(&self) -> ErrorBody {
         ErrorBody { error: ErrorDetail { code: self.code.to_owned(), message: self.message.clone() } }
@@ -72,7 +79,7 @@ impl From<EngineError> for ControlError {
         let (status, code) = match &e {
             E::NotFound(_) => (StatusCode::NOT_FOUND, "not_found"),
             E::Exists(_) => (StatusCode::CONFLICT, "exists"),
-            E::InUse { .. } => (StatusCode::CONFLICT, "in_use"),
+            E::InUse { .. } => (StatusCode::CONFLICT, IN_USE),
             E::HasClones { .. } => (StatusCode::CONFLICT, "has_clones"),
             E::HasSnapshots { .. } => (StatusCode::CONFLICT, "has_snapshots"),
             E::WrongKind { .. } => (StatusCode::CONFLICT, "wrong_kind"),
@@ -98,7 +105,7 @@ impl From<TargetError> for ControlError {
             E::Pool(e) => return e.into(),
             E::NoTarget(_) | E::NoLun { .. } | E::NoInitiator { .. } => (StatusCode::NOT_FOUND, "not_found"),
             E::Exists(_) | E::LunTaken { .. } | E::InitiatorTwice(_) => (StatusCode::CONFLICT, "exists"),
-            E::InUse { .. } => (StatusCode::CONFLICT, "in_use"),
+            E::InUse { .. } => (StatusCode::CONFLICT, IN_USE),
             E::Mapped { .. } => (StatusCode::CONFLICT, "mapped"),
             E::Volatile(_) => (StatusCode::CONFLICT, "volatile"),
             E::NoNumber | E::Full(_) => (StatusCode::CONFLICT, "full"),

@@ -36,6 +36,11 @@ use crate::targets::Targets;
 
 /// Actions that run at the same time; more wait.
 const MAX_RUNNING: u32 = 64;
+/// How long an action that needs a disk for itself waits for connections whose clients may just have left: the
+/// server learns that a client is gone a moment after the client does.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// How often it looks meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Most clones that one request makes.
 pub const MAX_CLONES: u32 = 100_000;
 
@@ -204,7 +209,7 @@ impl Control {
         let permit = self.begin().await?;
         let this = self.clone();
         let task = tokio::spawn(async move {
-            let result = this.execute(&action).await;
+            let result = this.execute_when_free(&action).await;
             drop(permit);
             if !action.is_query() {
                 match &result {
@@ -215,6 +220,20 @@ impl Control {
             result
         });
         task.await.unwrap_or_else(|e| Err(ControlError::internal(format!("the action failed: {e}"))))
+    }
+
+    /// Executes an action, again for [`FAREWELL`] when it is refused for a disk or a target that is in use: what
+    /// is refused has changed nothing.
+    async fn execute_when_free(&self, action: &Action) -> Result<Reply> {
+        let begun = Instant::now();
+        loop {
+            match self.execute(action).await {
+                Err(e) if e.is_in_use() && begun.elapsed() < FAREWELL => {
+                    tokio::time::sleep(LOOK_AGAIN).await;
+                }
+                result => return result,
+            }
+        }
     }
 
     async fn execute(&self, action: &Action) -> Result<Reply> {
