@@ -25,7 +25,7 @@ const CHUNK: usize = 1 << 20;
 const RETRIES: u32 = 5;
 /// How long to wait before that, times the number of the attempt.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
-/// How long a server may take to accept a connection, and to begin its answer.
+/// How long a server may take to accept a connection, and to send anything.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Where distributions keep the certificate authorities that they trust; `SSL_CERT_FILE` comes before.
 const AUTHORITIES: [&str; 3] =
@@ -45,7 +45,7 @@ pub(super) async fn fetch(
     // A thread of its own: a server that stalls may hold it for long, and nobody waits for it then.
     let (answer, result) = tokio::sync::oneshot::channel();
     let spawned = std::thread::Builder::new().name("fetch".into()).spawn(move || {
-        let mut download = Download { url, done: 0, total: None, validator: None };
+        let mut download = Download::new(url, PATIENCE);
         // Whoever asked may have gone.
         let _ = answer.send(download.run(&data, &report));
     });
@@ -58,6 +58,7 @@ pub(super) async fn fetch(
 
 struct Download {
     url: String,
+    patience: Duration,
     done: u64,
     total: Option<u64>,
     /// What tells whether the file is still the same (RFC 9110, section 13.1.5).
@@ -73,6 +74,10 @@ enum Broken {
 }
 
 impl Download {
+    fn new(url: String, patience: Duration) -> Download {
+        Download { url, patience, done: 0, total: None, validator: None }
+    }
+
     fn run(&mut self, data: &Path, report: &mpsc::Sender<(u64, Option<u64>)>) -> Result<ImageFile> {
         let spool = |error| ImportError::Spool { path: data.display().to_string(), error };
         let mut file = unnamed_file(data).map_err(spool)?;
@@ -84,8 +89,9 @@ impl Download {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .tls_config(tls_config(&authorities))
-            .timeout_connect(Some(PATIENCE))
-            .timeout_recv_response(Some(PATIENCE))
+            .timeout_connect(Some(self.patience))
+            .timeout_recv_response(Some(self.patience))
+            .timeout_per_read(Some(self.patience))
             .build();
         let agent = Agent::new_with_config(config);
         let mut attempts = 0;
@@ -229,4 +235,48 @@ fn unnamed_file(directory: &Path) -> std::io::Result<File> {
     let file = options.create_new(true).open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// Reads a request, and sends the part of a file that begins at `start`.
+    fn answer(stream: &mut TcpStream, body: &[u8], start: usize, sent: usize) {
+        let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        let _request: Vec<_> = lines.map_while(|line| line.ok().filter(|line| !line.is_empty())).collect();
+        let (status, end) = (if start == 0 { "200 OK" } else { "206 Partial Content" }, body.len());
+        let range = format!("content-range: bytes {start}-{}/{end}\r\n", end - 1);
+        let length = end - start;
+        let head = format!("HTTP/1.1 {status}\r\netag: \"1\"\r\n{range}content-length: {length}\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(&body[start..start + sent]).unwrap();
+    }
+
+    #[test]
+    fn a_server_that_stalls_is_asked_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/disk.img", listener.local_addr().unwrap());
+        let body: Vec<u8> = (0..10_000_u32).map(|n| n as u8).collect();
+        let there = body.clone();
+        let server = std::thread::spawn(move || {
+            // It sends a part and keeps the connection.
+            let (mut stalled, _) = listener.accept().unwrap();
+            answer(&mut stalled, &there, 0, 4_000);
+            let (mut stream, _) = listener.accept().unwrap();
+            answer(&mut stream, &there, 4_000, 6_000);
+            stalled
+        });
+        let directory = tempfile::tempdir().unwrap();
+        let (report, _reports) = mpsc::channel(8);
+        let mut download = Download::new(url, Duration::from_millis(200));
+        let file = download.run(directory.path(), &report).unwrap();
+        let mut fetched = vec![0; body.len()];
+        file.read_at(0, &mut fetched).unwrap();
+        assert!(fetched == body);
+        server.join().unwrap();
+    }
 }
