@@ -9,6 +9,7 @@
 
 pub mod api;
 pub mod cli;
+mod clock;
 pub mod config;
 pub mod control;
 pub mod import;

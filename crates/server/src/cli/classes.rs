@@ -4,7 +4,8 @@ use forebay_guest::{Class, Content};
 
 use super::CliError;
 use super::client::Client;
-use super::output::{age, json, line, now_ms, render, table};
+use super::output::{age, json, line, render, table};
+use crate::clock::unix_ms;
 use crate::control::ClassesView;
 use crate::size::Size;
 
@@ -21,7 +22,7 @@ fn describe(view: &ClassesView) -> String {
         return "nothing is known of its blocks; with --refresh it is scanned now".into();
     };
     let file_systems: Vec<&str> = view.file_systems.iter().map(|content| file_system(*content)).collect();
-    let head = format!("{}; learned {} ago", file_systems.join(", "), age(now_ms(), learned));
+    let head = format!("{}; learned {} ago", file_systems.join(", "), age(unix_ms(), learned));
     let total = view.classes.iter().map(|class| class.bytes).sum::<u64>().max(1);
     let mut t = table(&["CLASS", "BYTES", "SHARE", "READ HITS", "WRITTEN"], &[1, 2, 3, 4]);
     for class in &view.classes {
@@ -75,7 +76,7 @@ mod tests {
             hit_rate,
         };
         let view = ClassesView {
-            learned_ms: Some(now_ms()),
+            learned_ms: Some(unix_ms()),
             file_systems: vec![Content::Ntfs, Content::Unknown],
             classes: vec![class(Class::Page, 1 << 20, None), class(Class::Code, 3 << 20, Some(0.75))],
         };

@@ -1,7 +1,6 @@
 //! What people and programs read on standard output.
 
 use std::io::{self, Write};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::CommandFactory;
 use clap_complete::Shell;
@@ -10,6 +9,7 @@ use serde::Serialize;
 
 use super::CliError;
 use super::args::Cli;
+use crate::clock::unix_ms;
 use crate::control::{DiskView, Kind, Reset};
 use crate::size::Size;
 
@@ -52,7 +52,7 @@ pub(super) fn render(table: &Table) -> String {
 
 /// `image list`, `volume list`, `snapshot list`.
 pub(super) fn disk_table(disks: &[DiskView], kind: Kind) -> String {
-    let now = now_ms();
+    let now = unix_ms();
     let header: &[&str] = match kind {
         Kind::Image => &["NAME", "SIZE", "CLONES", "AGE"],
         Kind::Snapshot => &["NAME", "SIZE", "CLONES", "AGE"],
@@ -112,7 +112,7 @@ pub(super) fn disk_details(d: &DiskView) -> String {
     }
     row("dedup domain", d.dedup_domain.to_string());
     row("uuid", d.uuid.clone());
-    row("age", age(now_ms(), d.created_ms));
+    row("age", age(unix_ms(), d.created_ms));
     for column in t.column_iter_mut() {
         column.set_padding((0, 2));
     }
@@ -128,11 +128,6 @@ fn sync_text(d: &DiskView) -> String {
         Sync::Never => "never",
     }
     .into()
-}
-
-pub(super) fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// How long ago, in the largest whole unit.

@@ -3,7 +3,8 @@
 use super::CliError;
 use super::args::ProfileChange;
 use super::client::Client;
-use super::output::{age, json, line, now_ms};
+use super::output::{age, json, line};
+use crate::clock::unix_ms;
 use crate::control::{ChangeProfile, PrefetchedView, ProfileAction, ProfileView};
 use crate::size::Size;
 
@@ -57,7 +58,7 @@ fn describe(p: &ProfileView) -> String {
             "a boot reads {} in {} pieces; recorded {} ago; {} of it is cached",
             Size(p.bytes),
             p.runs,
-            age(now_ms(), when),
+            age(unix_ms(), when),
             Size(p.cached_bytes)
         )),
         None if !p.recording && !p.waiting => lines.push("no boot profile".to_owned()),
@@ -91,7 +92,7 @@ mod tests {
             "the next boot of a clone will be recorded"
         );
         let known =
-            ProfileView { bytes: 300 << 20, runs: 12, recorded_ms: Some(now_ms()), recording: true, ..none };
+            ProfileView { bytes: 300 << 20, runs: 12, recorded_ms: Some(unix_ms()), recording: true, ..none };
         assert_eq!(
             describe(&known),
             "a boot reads 300 MiB in 12 pieces; recorded 0 s ago; 0 B of it is cached\na boot is being recorded"

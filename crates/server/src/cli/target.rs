@@ -8,7 +8,8 @@ use serde::Serialize;
 use super::CliError;
 use super::args::{ChapArgs, LunCommand, TargetCommand};
 use super::client::Client;
-use super::output::{age, json, line, now_ms, render, table};
+use super::output::{age, json, line, render, table};
+use crate::clock::unix_ms;
 use crate::control::{AllowInitiator, CreateTarget, InitiatorView, LunView, MapLun, SessionView, TargetView};
 use crate::size::Size;
 use crate::targets::{Chap, Secret};
@@ -215,7 +216,7 @@ fn initiator_table(initiators: &[InitiatorView]) -> String {
 fn session_table(sessions: &[SessionView]) -> String {
     let mut t = table(&["SESSION OF", "ADDRESS", "FOR"], &[2]);
     for s in sessions {
-        t.add_row([s.initiator.clone(), s.address.clone(), age(now_ms(), s.since_ms)]);
+        t.add_row([s.initiator.clone(), s.address.clone(), age(unix_ms(), s.since_ms)]);
     }
     render(&t)
 }
@@ -250,7 +251,7 @@ mod tests {
             sessions: vec![SessionView {
                 initiator: "iqn.1993-08.org.debian:01:x".into(),
                 address: "[::1]:4711".into(),
-                since_ms: now_ms(),
+                since_ms: unix_ms(),
             }],
         }
     }

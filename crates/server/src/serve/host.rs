@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use forebay_engine::{BoxFuture, Host};
 use tokio::runtime::{Builder, Handle};
@@ -68,8 +68,7 @@ impl Host for EngineHost {
     }
 
     fn unix_ms(&self) -> u64 {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+        crate::clock::unix_ms()
     }
 
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
