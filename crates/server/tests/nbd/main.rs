@@ -9,3 +9,6 @@ mod flow;
 mod service;
 mod support;
 mod tls;
+
+#[path = "../common/host.rs"]
+mod host;

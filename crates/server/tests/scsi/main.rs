@@ -8,3 +8,6 @@ mod copies;
 mod reservations;
 mod support;
 mod units;
+
+#[path = "../common/host.rs"]
+mod host;

@@ -1,47 +1,18 @@
 //! A pool in memory, its units, and sessions on them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
-use forebay_engine::{BoxFuture, Host, Pool, PoolConfig, SyncMode};
+use forebay_engine::{Pool, PoolConfig, SyncMode};
 use forebay_server::scsi::{Nexus, Port, Response, Session, Settings, UnitAttention, Units};
 use forebay_store::MemoryStore;
 use forebay_wire::scsi::{Code, Request, Sense, SenseKey, Status};
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::host::host;
+
 /// Size of each volume.
 pub const SIZE: u64 = 8 << 20;
-
-/// The world of the engine: real time, and numbers that are the same in every run.
-struct TestHost {
-    start: Instant,
-    handle: tokio::runtime::Handle,
-    next: AtomicU64,
-}
-
-impl Host for TestHost {
-    fn now(&self) -> Duration {
-        self.start.elapsed()
-    }
-    fn unix_ms(&self) -> u64 {
-        1_700_000_000_000
-    }
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        let _entered = self.handle.enter();
-        Box::pin(tokio::time::sleep(duration))
-    }
-    fn spawn(&self, _name: &'static str, task: BoxFuture<'static, ()>) {
-        self.handle.spawn(task);
-    }
-    fn random(&self, bytes: &mut [u8]) {
-        for chunk in bytes.chunks_mut(8) {
-            let n = self.next.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            chunk.copy_from_slice(&n.to_le_bytes()[..chunk.len()]);
-        }
-    }
-}
 
 /// A pool with the volumes `a` and `b`.
 pub struct World {
@@ -53,8 +24,7 @@ pub struct World {
 impl World {
     pub fn new() -> World {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (start, handle) = (Instant::now(), runtime.handle().clone());
-        let host = Arc::new(TestHost { start, handle, next: AtomicU64::new(1) });
+        let host = Arc::new(host(runtime.handle().clone()));
         let config = PoolConfig {
             read_cache: 16 << 20,
             map_cache: 4 << 20,
