@@ -1,5 +1,4 @@
-//! Changes to what a disk holds that are more than a write, and what a disk keeps for its unit: the calls
-//! into the engine that others in this folder share.
+//! Changes that depend on what a disk holds: what COMPARE AND WRITE and ORWRITE are, said of a disk.
 
 use std::ops::ControlFlow;
 

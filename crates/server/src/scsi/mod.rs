@@ -4,8 +4,8 @@
 //! in common, reservations (`reserve`), mode parameters, tokens of its contents (`tokens`). A [`Nexus`] is
 //! one session's access to it. A transport has each command pass [`Nexus::admit`], which decodes it and
 //! checks everything that is checked before a command begins; what comes out it may carry out itself, if it
-//! is a plain read or write, or hand to [`Nexus::perform`]. `medium` is the only place that changes what a
-//! disk holds.
+//! is a plain read or write, or hand to [`Nexus::perform`]. `io` reads and changes what a disk holds (`medium`
+//! where that depends on what is there), `copy` copies it.
 //!
 //! Locks are short, never held across an await, and none is held while a transport is called. In the order in
 //! which they may be taken: a unit's reservations, its reserver, its members, a member's attentions.

@@ -50,11 +50,6 @@ impl Nexus {
         &self.member.port
     }
 
-    /// How the unit is mapped.
-    pub fn settings(&self) -> Settings {
-        self.settings
-    }
-
     /// Whether a write has to be durable before it is answered; for transports that carry out a
     /// [`Request::Write`] themselves.
     #[inline]

@@ -165,9 +165,7 @@ impl Nexus {
             self.unit.tell(port, *attention);
         }
         let aborted = |port: &super::Port| effects.aborted.iter().any(|other| other.is(port));
-        for (session, lun) in self.unit.sessions(self.member.id, aborted) {
-            session.abort_tasks(lun);
-        }
+        self.unit.abort_others(self.member.id, aborted);
         Ok(Response::good())
     }
 }

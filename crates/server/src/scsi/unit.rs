@@ -270,12 +270,14 @@ impl LogicalUnit {
         self.members.lock().iter().filter(|m| Some(m.id) != but).for_each(|m| m.note(attention));
     }
 
-    /// The sessions, but for one's, of a nexus that is `wanted`, and the logical unit numbers of this unit
-    /// there.
-    pub(super) fn sessions(&self, but: u64, wanted: impl Fn(&Port) -> bool) -> Vec<(Arc<dyn Session>, u16)> {
+    /// Has the sessions, but for one's, of nexuses that are `wanted` abort their commands to this unit.
+    pub(super) fn abort_others(&self, but: u64, wanted: impl Fn(&Port) -> bool) {
         let members = self.members.lock();
         let wanted = members.iter().filter(|m| m.id != but && wanted(&m.port));
-        wanted.filter_map(|m| Some((m.session.upgrade()?, m.lun))).collect()
+        let sessions: Vec<_> = wanted.filter_map(|m| Some((m.session.upgrade()?, m.lun))).collect();
+        // Nothing is locked while they are called.
+        drop(members);
+        sessions.iter().for_each(|(session, lun)| session.abort_tasks(*lun));
     }
 
     /// Tells the nexus of a port, if it is there.
@@ -360,9 +362,7 @@ impl LogicalUnit {
     /// CLEAR TASK SET: commands of other sessions are aborted, and they are told.
     pub(super) fn clear_task_set(&self, by: &Member) {
         self.tell_others(Some(by.id), UnitAttention::CommandsCleared);
-        for (session, lun) in self.sessions(by.id, |_| true) {
-            session.abort_tasks(lun);
-        }
+        self.abort_others(by.id, |_| true);
     }
 
     /// LOGICAL UNIT RESET: RESERVE and mode parameters go, commands of other sessions are aborted, and everybody is
@@ -371,8 +371,6 @@ impl LogicalUnit {
         self.end_reserve(|_| true);
         self.set_mode(&ModeState::default());
         self.tell_others(None, UnitAttention::Reset);
-        for (session, lun) in self.sessions(by.id, |_| true) {
-            session.abort_tasks(lun);
-        }
+        self.abort_others(by.id, |_| true);
     }
 }
