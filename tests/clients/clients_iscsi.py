@@ -123,8 +123,9 @@ def who_may_not_come_learns_nothing(t):
     refused(0x0203, Initiator, address, TARGET + "x", name=stranger)
     equal(Initiator(address, name=stranger).text({"SendTargets": "All"}), [], "what a stranger discovers")
     equal(Initiator(address, name=stranger).text({"SendTargets": TARGET}), [], "what a stranger discovers by name")
-    found = Initiator(address, name=friend).text({"SendTargets": "All"})
-    equal(found, [f"TargetName={TARGET}", f"TargetAddress={address[0]}:{address[1]},1"], "what a friend discovers")
+    for pieces in (1, 3):
+        found = Initiator(address, name=friend).text({"SendTargets": "All"}, pieces)
+        equal(found, [f"TargetName={TARGET}", f"TargetAddress={address[0]}:{address[1]},1"], "what a friend discovers")
     i = Initiator(address, TARGET, name=friend, chap=("u", SECRET))
     luns = i.command(struct.pack(">BBBBBBIBB", 0xA0, 0, 0, 0, 0, 0, 256, 0, 0), expected=256).data
     equal(luns[:8] + luns[8:16], struct.pack(">IIBBHI", 8, 0, 0, 1, 0, 0), "the units that it sees")
@@ -291,6 +292,34 @@ def closed(i, why):
         return
     except TimeoutError:
         raise Failed(f"the connection goes on though {why}") from None
+
+
+@test
+def what_an_initiator_leaves_open_is_bounded(t):
+    """Data that never comes neither fills the memory nor keeps other writes from being asked for theirs."""
+    _, address = target(t, "disk")
+    keys = {"ImmediateData": "No", "MaxBurstLength": "262144"}
+    i = Initiator(address, TARGET, keys=keys).ready()
+    window, room, out = 128, 64, bytes(262144)
+    write = struct.pack(">BBQIBB", 0x8A, 0, 0, len(out) // BLOCK, 0, 0)
+    for _ in range(window):
+        i.send(i.command_pdu(write, out=out))
+    asked = [i.receive()[0] for _ in range(room)]
+    equal({pdu[0] for pdu in asked}, {0x31}, "what asks for data")
+    # Beside the window: immediate commands are neither numbered nor limited by it.
+    for n in range(window + 10):
+        i.send(bytes([0x41]) + i.command_pdu(write, out=out)[1:])
+        i.cmd_sn -= 1
+    rejected = [i.receive()[0] for _ in range(10)]
+    equal({(pdu[0], pdu[2]) for pdu in rejected}, {(0x3F, 6)}, "immediate commands that are too many")
+    # Writes that are aborted leave their room to the others.
+    tags = [struct.unpack_from(">I", pdu, 16)[0] for pdu in asked]
+    for tag in tags:
+        i.abort_task(tag)
+    pdus = [i.receive()[0] for _ in range(2 * room)]
+    equal(sum((pdu[0], pdu[2]) == (0x22, 0) for pdu in pdus), room, "tasks that were aborted")
+    more = {struct.unpack_from(">I", pdu, 16)[0] for pdu in pdus if pdu[0] == 0x31}
+    equal(len(more - {*tags}), room, "others whose data is asked for")
 
 
 @test

@@ -215,23 +215,37 @@ class Initiator:
         cdb = struct.pack(">BBQBBBBBB", 0x89, 0, lba, 0, 0, 0, len(new) // BLOCK, 0, 0)
         return self.command(cdb, out=expected + new, lun=lun)
 
-    def text(self, keys):
+    def text(self, keys, pieces=1):
+        """The lines that answer a text, which is sent in so many pieces."""
         self.tag += 1
-        header = bytearray(48)
-        header[0], header[1] = 0x04, 0x80
-        struct.pack_into(">IIII", header, 16, self.tag, 0xFFFFFFFF, self.cmd_sn, self.exp_stat_sn)
-        self.cmd_sn += 1
-        self.send(header, text_of(keys))
-        answer, data = self.receive()
-        said = data
+        asked = text_of(keys)
+        size = -(-len(asked) // pieces)
+        for at in range(0, len(asked), size):
+            piece = asked[at : at + size]
+            last = at + size >= len(asked)
+            answer, said = self.text_pdu(0x80 if last else 0x40, piece, answer if at else None)
+            if not last and (answer[1], said) != (0, b""):
+                raise ValueError(f"half a question was answered: {answer.hex()} {said}")
         while answer[1] & 0x40:
-            struct.pack_into(">II", header, 16, self.tag, struct.unpack_from(">I", answer, 20)[0])
-            struct.pack_into(">II", header, 24, self.cmd_sn, self.exp_stat_sn)
-            self.cmd_sn += 1
-            self.send(header)
-            answer, data = self.receive()
-            said += data
+            answer, more = self.text_pdu(0x80, b"", answer)
+            said += more
         return [line for line in said.decode().split("\0") if line]
+
+    def text_pdu(self, flags, data, before):
+        header = bytearray(48)
+        header[0], header[1] = 0x04, flags
+        transfer_tag = before[20:24] if before else b"\xff\xff\xff\xff"
+        struct.pack_into(">I4sII", header, 16, self.tag, transfer_tag, self.cmd_sn, self.exp_stat_sn)
+        self.cmd_sn = self.cmd_sn + 1 & 0xFFFFFFFF
+        self.send(header, data)
+        return self.receive()
+
+    def abort_task(self, tag, lun=0):
+        """Asks for a task to be aborted, beside the window."""
+        header = bytearray(48)
+        header[0], header[1], header[9] = 0x42, 0x81, lun
+        struct.pack_into(">IIIII", header, 16, 0x3000, tag, self.cmd_sn, self.exp_stat_sn, self.cmd_sn)
+        self.send(header)
 
     def logout(self):
         header = bytearray(48)

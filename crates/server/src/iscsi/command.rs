@@ -7,7 +7,7 @@ use forebay_wire::iscsi::reply::{self, Residual};
 use forebay_wire::iscsi::{Command, DataOut};
 use forebay_wire::scsi::{self, Code, Sense, SenseKey, Status, Transfer};
 
-use super::gather::Gather;
+use super::gather::{Gather, OutOfOrder};
 use super::link::Place;
 use super::session::Session;
 use super::task::{Task, moved};
@@ -34,42 +34,38 @@ fn expected_out(command: &Command<'_>) -> u64 {
 }
 
 impl Session {
-    /// Answers a command at once.
+    /// Answers a command at once, which gives its place back first, so that the answer says so.
     pub(super) fn respond(
         &self,
         command: &Command<'_>,
+        place: Place,
         moved: u64,
         response: &Response,
         output: &mut Output,
     ) {
+        drop(place);
         self.link.respond(command.tag, command.expected, moved, response, |h, d| self.link.put(h, d, output));
     }
 
     pub(super) fn command(&mut self, command: &Command<'_>, place: Place, output: &mut Output) {
         if self.worker.closing() {
-            drop(place);
-            return self.respond(command, 0, &Response { status: Status::Busy, ..Response::good() }, output);
+            let busy = Response { status: Status::Busy, ..Response::good() };
+            return self.respond(command, place, 0, &busy, output);
         }
         let Some(view) = &self.view else {
-            drop(place);
-            return self.respond(command, 0, &absent(&command.cdb, &[]), output);
+            return self.respond(command, place, 0, &absent(&command.cdb, &[]), output);
         };
         let Some(nexus) = command.lun.number().and_then(|lun| view.unit(lun)) else {
             let response = absent(&command.cdb, &view.luns());
-            drop(place);
-            return self.respond(command, response.data_in.len() as u64, &response, output);
+            return self.respond(command, place, response.data_in.len() as u64, &response, output);
         };
         let request = match nexus.admit(&command.cdb) {
             Ok(request) => request,
-            Err(response) => {
-                drop(place);
-                return self.respond(command, 0, &response, output);
-            }
+            Err(response) => return self.respond(command, place, 0, &response, output),
         };
         if let Err(sense) = request.accepts(expected_out(command)) {
-            drop(place);
             let response = nexus.check(&sense);
-            return self.respond(command, moved(&request, &response), &response, output);
+            return self.respond(command, place, moved(&request, &response), &response, output);
         }
         match request {
             scsi::Request::Read { offset, len } if self.read_now(command, &nexus, offset, len, output) => {
@@ -78,8 +74,7 @@ impl Session {
             scsi::Request::Write { offset, len, fua: false }
                 if self.write_now(command, &nexus, offset, len) =>
             {
-                drop(place);
-                return self.respond(command, u64::from(len), &Response::good(), output);
+                return self.respond(command, place, u64::from(len), &Response::good(), output);
             }
             _ => {}
         }
@@ -125,9 +120,8 @@ impl Session {
         let mut gather = task.gather.borrow_mut();
         let Some(gather) = gather.as_mut() else { return };
         while outstanding == 0 || outstanding + p.max_burst <= MAX_SOLICITED {
-            let tag = self.next_transfer_tag.get();
+            let tag = self.transfer_tag();
             let Some(s) = gather.solicit(tag, p.max_burst, p.max_outstanding_r2t) else { return };
-            self.transfer_tag();
             outstanding += s.len as usize;
             let numbers = self.link.numbers();
             let header = reply::r2t(task.lun, task.tag, tag, &numbers, s.r2t_sn, s.offset, s.len);
@@ -138,23 +132,25 @@ impl Session {
     pub(super) fn data_out(&mut self, pdu: &DataOut<'_>, output: &mut Output) {
         // Data of a command that has been answered is left where it is.
         let Some(task) = self.tasks.get(pdu.tag) else { return };
-        let mut slot = task.gather.borrow_mut();
-        let Some(gather) = slot.as_mut() else { return };
-        let taken = gather.take(pdu);
-        if taken.is_err() {
-            slot.take();
-            drop(slot);
-            return self.end(&task, &aborted(DATA_PHASE_ERROR), output);
+        let taken =
+            task.gather.borrow_mut().as_mut().map(|gather| gather.take(pdu).map(|()| gather.is_whole()));
+        match taken {
+            None => {}
+            Some(Ok(false)) => self.solicit(&task, output),
+            Some(Ok(true)) => {
+                let data = self.tasks.stop_gathering(&task).map_or_else(Vec::new, Gather::into_data);
+                self.tasks.run(task, data);
+            }
+            Some(Err(OutOfOrder)) => {
+                self.tasks.stop_gathering(&task);
+                self.end(&task, &aborted(DATA_PHASE_ERROR), output);
+            }
         }
-        if gather.is_whole() {
-            let data = slot.take().map_or_else(Vec::new, Gather::into_data);
-            drop(slot);
-            self.tasks.run(task, data);
-            self.tasks.gathering().iter().for_each(|waiting| self.solicit(waiting, output));
-        } else {
-            drop(slot);
-            self.solicit(&task, output);
-        }
+    }
+
+    /// Asks for the data of commands that wait, once others have made room for it.
+    pub(super) fn solicit_more(&self, output: &mut Output) {
+        self.tasks.may_gather_more().iter().for_each(|waiting| self.solicit(waiting, output));
     }
 
     /// Reads straight into the output, if that needs no waiting. False if it does.
@@ -181,7 +177,7 @@ impl Session {
             if !matches!(nexus.disk().try_read(offset + at as u64, data), Ok(Fast::Done)) {
                 return false;
             }
-            used += head + piece + p.digests.trailer_len(piece);
+            used += p.digests.pdu_len(piece);
         }
         let residual = Residual::of(command.expected.into(), len.into());
         let (mut used, mut data_sn) = (0, 0);
@@ -193,11 +189,8 @@ impl Session {
             } else {
                 reply::data_in(command.tag, &self.link.numbers(), data_sn, at as u32, piece, false)
             };
-            let end = used + head + piece;
-            let next = end + p.digests.trailer_len(piece);
-            let (pdu, trailer) = out[used..next].split_at_mut(end - used);
-            p.digests.put_header(&header, &mut pdu[..head]);
-            p.digests.put_trailer(&pdu[head..], trailer);
+            let next = used + p.digests.pdu_len(piece);
+            p.digests.seal(&header, piece, &mut out[used..next]);
             (used, data_sn) = (next, data_sn + 1);
         }
         output.keep(used);

@@ -23,7 +23,7 @@ pub(super) const WINDOW: u32 = 128;
 /// How long a login may take.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(15);
 /// Logins that may be under way; who comes then is not let in.
-const MAX_LOGINS: usize = 512;
+pub(super) const MAX_LOGINS: usize = 512;
 
 /// What every connection needs.
 pub(super) struct Context {
@@ -35,13 +35,6 @@ pub(super) struct Context {
     pub logins: Semaphore,
     /// Where initiators are told to come.
     pub portals: std::sync::OnceLock<Vec<ListenAddr>>,
-}
-
-impl Context {
-    /// Places for logins.
-    pub fn logins() -> Semaphore {
-        Semaphore::new(MAX_LOGINS)
-    }
 }
 
 /// Why a connection ended, other than by the initiator's wish.
@@ -61,8 +54,6 @@ pub(super) enum End {
     TooManyLogins,
     #[error("command {found} is missing: {expected} was to come")]
     Gap { expected: u32, found: u32 },
-    #[error("nothing was heard of the initiator")]
-    Silence,
     #[error("{0}")]
     Ended(&'static str),
 }

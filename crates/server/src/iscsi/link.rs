@@ -80,23 +80,16 @@ impl Link {
 
     /// Sends a PDU from a task.
     pub fn push(&self, header: &[u8; BHS], data: &[u8]) {
-        let digests = self.parameters.digests;
-        let mut bytes =
-            Vec::with_capacity(digests.header_len() + data.len() + digests.trailer_len(data.len()));
-        digests.append(header, data, &mut bytes);
+        let mut bytes = Vec::new();
+        self.parameters.digests.append(header, data, &mut bytes);
         self.backlog.push(bytes);
     }
 
     /// Sends a PDU while the session serves.
     pub fn put(&self, header: &[u8; BHS], data: &[u8], output: &mut Output) {
         let digests = self.parameters.digests;
-        let head = digests.header_len();
-        let len = head + data.len() + digests.trailer_len(data.len());
-        let (out, _) = output.reserve(len, 0);
-        digests.put_header(header, &mut out[..head]);
-        let (body, trailer) = out[head..].split_at_mut(data.len());
-        body.copy_from_slice(data);
-        digests.put_trailer(body, trailer);
+        let len = digests.pdu_len(data.len());
+        digests.put(header, data, output.reserve(len, 0).0);
         output.keep(len);
     }
 

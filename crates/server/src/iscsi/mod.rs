@@ -22,12 +22,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use forebay_engine::Pool;
+use tokio::sync::Semaphore;
 
 use crate::config::SessionLimits;
 use crate::plane::{FrontEnd, ListenAddr, ListenError, Plane};
 use crate::scsi::Units;
 use crate::targets::Targets;
-use connection::{Context, Front};
+use connection::{Context, Front, MAX_LOGINS};
 use registry::Registry;
 
 /// Has the data plane serve targets over iSCSI. Takes the addresses, and returns them with the ports that were taken.
@@ -45,7 +46,7 @@ pub fn listen(
         units,
         registry: Registry::new(limits),
         failures: Default::default(),
-        logins: Context::logins(),
+        logins: Semaphore::new(MAX_LOGINS),
         portals: Default::default(),
     });
     let front: Arc<dyn FrontEnd> = Arc::new(Front(context.clone()));

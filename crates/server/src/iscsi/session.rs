@@ -16,17 +16,20 @@ use forebay_wire::iscsi::{BHS, Lun, NO_TAG, Numbering, Pdu, Request, Step, TaskF
 use tokio::net::TcpStream;
 
 use super::command::{CRC_ERROR, aborted};
-use super::connection::{Context, End};
+use super::connection::{Context, End, WINDOW};
 use super::discovery::send_targets;
 use super::link::{Link, Place};
 use super::login::{LoggedIn, MAX_RECV};
 use super::task::{Task, Tasks};
 use super::units::View;
 use super::watch::{Inbox, watch};
+use crate::clock::unix_ms;
 use crate::plane::{Backlog, Conversation, Output, Protocol, Stop, Worker};
 use crate::scsi::Session as _;
 use crate::targets::{IqnName, SessionInfo};
 
+/// Tasks of a session from which on it takes none beside the window. Those hold memory as others do.
+const MAX_TASKS: usize = 2 * WINDOW as usize;
 /// Responses to task management (11.6.1).
 const FUNCTION_COMPLETE: u8 = 0;
 const NO_TASK: u8 = 1;
@@ -48,13 +51,20 @@ pub(super) struct Session {
     pub(super) link: Rc<Link>,
     pub(super) tasks: Rc<Tasks>,
     inbox: Rc<Inbox>,
-    pub(super) next_transfer_tag: Cell<u32>,
-    /// The text of requests that are not whole, and what is left of an answer, under its transfer tag.
-    said: Vec<u8>,
-    unsaid: Option<(u32, Vec<u8>)>,
+    next_transfer_tag: Cell<u32>,
+    /// A text exchange that goes on with the request of this transfer tag.
+    exchange: Option<(u32, Exchange)>,
     leaving: bool,
     /// The initiator was told that the server stops.
     told_of_end: bool,
+}
+
+/// A text exchange of more than one request (11.10).
+enum Exchange {
+    /// What was asked so far.
+    Asked(Vec<u8>),
+    /// What is left of the answer.
+    Unsaid(Vec<u8>),
 }
 
 /// Serves an initiator that has logged in, until it leaves.
@@ -93,8 +103,7 @@ pub(super) async fn session(
         link,
         inbox,
         next_transfer_tag: Cell::new(0),
-        said: Vec::new(),
-        unsaid: None,
+        exchange: None,
         leaving: false,
         told_of_end: false,
     };
@@ -104,10 +113,6 @@ pub(super) async fn session(
     seen.iter().for_each(|view| view.leave());
     drop((listed, login.session));
     done
-}
-
-fn unix_ms() -> u64 {
-    std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Waits until no request is under way.
@@ -151,9 +156,6 @@ impl Protocol for Session {
         if let Some(why) = self.inbox.ended() {
             return Err(End::Ended(why));
         }
-        if self.inbox.is_silent() {
-            return Err(End::Silence);
-        }
         if self.worker.closing() && !std::mem::replace(&mut self.told_of_end, true) {
             // All connections of the session are going to end (11.9.1).
             self.link.put(&reply::asynchronous(&self.link.status_numbers(), 3, [0, 2, 0]), &[], output);
@@ -166,6 +168,7 @@ impl Protocol for Session {
                 self.tasks.abort(|task| task.lun.number() == Some(lun));
             }
         }
+        self.solicit_more(output);
         if self.inbox.take_ping() {
             let tag = self.transfer_tag();
             self.link.put(&reply::nop_in(NO_TAG, tag, &self.link.numbers(), 0), &[], output);
@@ -201,6 +204,9 @@ impl Session {
                 let data = &data[..data.len().min(self.link.parameters.max_send)];
                 let header = reply::nop_in(tag, NO_TAG, &self.link.status_numbers(), data.len());
                 self.link.put(&header, data, output);
+            }
+            Request::Command(command) if command.numbering.immediate && self.tasks.len() >= MAX_TASKS => {
+                self.reject(pdu, Reason::TooManyImmediate, output);
             }
             Request::Command(command) => self.command(&command, place, output),
             Request::DataOut(data) => self.data_out(&data, output),
@@ -240,15 +246,16 @@ impl Session {
         self.reject(pdu, Reason::DataDigest, output);
         match request {
             Request::DataOut(data) => {
-                if let Some(task) = self.tasks.get(data.tag).filter(|t| t.gather.take().is_some()) {
+                if let Some(task) =
+                    self.tasks.get(data.tag).filter(|t| self.tasks.stop_gathering(t).is_some())
+                {
                     self.end(&task, &aborted(CRC_ERROR), output);
                 }
             }
             Request::Command(command) => {
                 // It takes its number, for the initiator knows it as sent.
                 if let Some(place) = self.place(command.numbering)? {
-                    drop(place);
-                    self.respond(command, 0, &aborted(CRC_ERROR), output);
+                    self.respond(command, place, 0, &aborted(CRC_ERROR), output);
                 }
             }
             // The initiator sends it again, under the same number.
@@ -314,31 +321,34 @@ impl Session {
         said: &[u8],
         output: &mut Output,
     ) {
-        let mut answer = match self.unsaid.take() {
-            Some((expected, rest)) if transfer_tag == expected => rest,
-            _ if transfer_tag != NO_TAG => return self.reject(pdu, Reason::Protocol, output),
-            _ => {
-                self.said.extend_from_slice(said);
-                if self.said.len() > text::MAX_TEXT {
-                    self.said.clear();
-                    return self.reject(pdu, Reason::Protocol, output);
-                }
+        // A request without a transfer tag begins anew.
+        let exchange = match self.exchange.take() {
+            Some((expected, exchange)) if transfer_tag == expected => exchange,
+            _ if transfer_tag == NO_TAG => Exchange::Asked(Vec::new()),
+            _ => return self.reject(pdu, Reason::Protocol, output),
+        };
+        let answer = match exchange {
+            Exchange::Unsaid(rest) => Some(rest),
+            Exchange::Asked(before) if before.len() + said.len() > text::MAX_TEXT => None,
+            Exchange::Asked(mut asked) => {
+                asked.extend_from_slice(said);
                 if continues {
-                    let header = reply::text(tag, &self.link.status_numbers(), None, 0);
-                    return self.link.put(&header, &[], output);
+                    return self.say(tag, &[], Some(Exchange::Asked(asked)), output);
                 }
-                let said = std::mem::take(&mut self.said);
-                match self.answer(&said) {
-                    Some(answer) => answer,
-                    None => return self.reject(pdu, Reason::Protocol, output),
-                }
+                self.answer(&asked)
             }
         };
+        let Some(mut answer) = answer else { return self.reject(pdu, Reason::Protocol, output) };
         let rest = answer.split_off(answer.len().min(self.link.parameters.max_send));
-        let more = (!rest.is_empty()).then(|| self.transfer_tag());
-        let header = reply::text(tag, &self.link.status_numbers(), more, answer.len());
-        self.link.put(&header, &answer, output);
-        self.unsaid = more.map(|tag| (tag, rest));
+        self.say(tag, &answer, (!rest.is_empty()).then_some(Exchange::Unsaid(rest)), output);
+    }
+
+    /// Answers the text request `tag`, and has the initiator go on where there is more of the exchange.
+    fn say(&mut self, tag: u32, text: &[u8], more: Option<Exchange>, output: &mut Output) {
+        self.exchange = more.map(|exchange| (self.transfer_tag(), exchange));
+        let transfer_tag = self.exchange.as_ref().map(|(tag, _)| *tag);
+        let header = reply::text(tag, &self.link.status_numbers(), transfer_tag, text.len());
+        self.link.put(&header, text, output);
     }
 
     fn answer(&self, said: &[u8]) -> Option<Vec<u8>> {

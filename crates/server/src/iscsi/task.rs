@@ -69,11 +69,13 @@ impl Task {
 pub(super) struct Tasks {
     link: Rc<Link>,
     by_tag: RefCell<HashMap<u32, Rc<Task>>>,
+    /// One has stopped gathering, so that others may be asked for more.
+    made_room: Cell<bool>,
 }
 
 impl Tasks {
     pub fn new(link: Rc<Link>) -> Rc<Tasks> {
-        Rc::new(Tasks { link, by_tag: RefCell::default() })
+        Rc::new(Tasks { link, by_tag: RefCell::default(), made_room: Cell::new(false) })
     }
 
     /// Adds a task; false where its tag is taken.
@@ -96,8 +98,23 @@ impl Tasks {
         by_tag.values().filter_map(|t| Some(t.gather.borrow().as_ref()?.outstanding())).sum()
     }
 
-    /// Tasks that gather.
-    pub fn gathering(&self) -> Vec<Rc<Task>> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.by_tag.borrow().len()
+    }
+
+    /// Takes what a task has gathered; `None` where it does not gather.
+    pub fn stop_gathering(&self, task: &Task) -> Option<Gather> {
+        let gather = task.gather.take();
+        self.made_room.set(self.made_room.get() || gather.is_some());
+        gather
+    }
+
+    /// Where a task has stopped gathering since this was asked last: those that gather.
+    pub fn may_gather_more(&self) -> Vec<Rc<Task>> {
+        if !self.made_room.take() {
+            return Vec::new();
+        }
         self.by_tag.borrow().values().filter(|t| t.gather.borrow().is_some()).cloned().collect()
     }
 
@@ -138,7 +155,7 @@ impl Tasks {
         let mut meant: Vec<_> = self.by_tag.borrow().values().filter(|t| is_meant(t)).cloned().collect();
         meant.retain(|task| {
             task.aborted.set(true);
-            let gathers = task.gather.take().is_some();
+            let gathers = self.stop_gathering(task).is_some();
             if gathers {
                 self.end(task, None, |_, _| ());
             }

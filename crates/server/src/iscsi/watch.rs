@@ -24,7 +24,6 @@ pub(super) struct Inbox {
     ended: Cell<Option<&'static str>>,
     aborts: Cell<bool>,
     ping: Cell<bool>,
-    silent: Cell<bool>,
 }
 
 impl Inbox {
@@ -35,7 +34,6 @@ impl Inbox {
             ended: Cell::new(None),
             aborts: Cell::new(false),
             ping: Cell::new(false),
-            silent: Cell::new(false),
         })
     }
 
@@ -47,11 +45,6 @@ impl Inbox {
     /// Why the session has to end, if it has to.
     pub fn ended(&self) -> Option<&'static str> {
         self.ended.get()
-    }
-
-    /// Whether nothing was heard for too long.
-    pub fn is_silent(&self) -> bool {
-        self.silent.get()
     }
 
     /// Whether another nexus has had commands aborted; see [`View::take_aborted`].
@@ -118,13 +111,13 @@ pub(super) fn watch(
             () = replaced => inbox.end("its initiator has logged in anew"),
             () = follows => inbox.end("its target is not there for it any more"),
             () = aborts => {}
-            () = listen(&inbox) => {}
+            () = listen(&inbox) => inbox.end("nothing was heard of the initiator"),
         }
     };
     Watching(tokio::task::spawn_local(task).abort_handle())
 }
 
-/// Asks an initiator that is quiet whether it is there.
+/// Asks an initiator that is quiet whether it is there. Ends when it is not.
 async fn listen(inbox: &Inbox) {
     let mut asked = false;
     loop {
@@ -138,8 +131,6 @@ async fn listen(inbox: &Inbox) {
             inbox.backlog.wake();
             tokio::time::sleep(QUIET).await;
         } else {
-            inbox.silent.set(true);
-            inbox.backlog.wake();
             return;
         }
     }

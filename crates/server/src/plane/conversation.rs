@@ -254,10 +254,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
                     return Poll::Ready(Err(io::Error::from(io::ErrorKind::WriteZero).into()));
                 }
                 Poll::Ready(Ok(n)) => n,
-                Poll::Ready(Err(e)) => {
-                    output.clear();
-                    return Poll::Ready(Err(e.into()));
-                }
+                Poll::Ready(Err(e)) => return Poll::Ready(Err(e.into())),
                 Poll::Pending => {
                     self.backlog.push(fresh.to_vec());
                     output.clear();

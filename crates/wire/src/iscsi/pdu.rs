@@ -50,37 +50,42 @@ impl Digests {
     }
 
     /// Bytes of padding and digest behind a data segment.
-    pub fn trailer_len(self, data: usize) -> usize {
+    fn trailer_len(self, data: usize) -> usize {
         padding(data) + if self.data && data > 0 { DIGEST } else { 0 }
     }
 
-    /// Writes a header and its digest into `out`, which has [`Digests::header_len`] bytes.
-    pub fn put_header(self, header: &[u8; BHS], out: &mut [u8]) {
-        out[..BHS].copy_from_slice(header);
+    /// Bytes of a whole PDU with a data segment of `data` bytes.
+    pub fn pdu_len(self, data: usize) -> usize {
+        self.header_len() + data + self.trailer_len(data)
+    }
+
+    /// Makes a whole PDU of `out`, in which `data` bytes lie already, [`Digests::header_len`] bytes from its start: puts
+    /// the header before them, padding and digests around them. It has [`Digests::pdu_len`] bytes.
+    pub fn seal(self, header: &[u8; BHS], data: usize, out: &mut [u8]) {
+        let (head, rest) = out.split_at_mut(self.header_len());
+        head[..BHS].copy_from_slice(header);
         if self.header {
-            out[BHS..].copy_from_slice(&crc32c(header, 0).to_le_bytes());
+            head[BHS..].copy_from_slice(&crc32c(header, 0).to_le_bytes());
+        }
+        let (data, trailer) = rest.split_at_mut(data);
+        let padding = padding(data.len());
+        trailer[..padding].fill(0);
+        if self.data && !data.is_empty() {
+            trailer[padding..].copy_from_slice(&crc32c(data, padding).to_le_bytes());
         }
     }
 
-    /// Writes what goes behind `data` into `out`, which has [`Digests::trailer_len`] bytes.
-    pub fn put_trailer(self, data: &[u8], out: &mut [u8]) {
-        let padding = padding(data.len());
-        out[..padding].fill(0);
-        if self.data && !data.is_empty() {
-            out[padding..].copy_from_slice(&crc32c(data, padding).to_le_bytes());
-        }
+    /// Writes a whole PDU into `out`, which has [`Digests::pdu_len`] bytes.
+    pub fn put(self, header: &[u8; BHS], data: &[u8], out: &mut [u8]) {
+        out[self.header_len()..][..data.len()].copy_from_slice(data);
+        self.seal(header, data.len(), out);
     }
 
     /// Appends a whole PDU.
     pub fn append(self, header: &[u8; BHS], data: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
-        let (head, tail) = (self.header_len(), self.trailer_len(data.len()));
-        out.resize(start + head, 0);
-        self.put_header(header, &mut out[start..]);
-        out.extend_from_slice(data);
-        let end = out.len();
-        out.resize(end + tail, 0);
-        self.put_trailer(data, &mut out[end..]);
+        out.resize(start + self.pdu_len(data.len()), 0);
+        self.put(header, data, &mut out[start..]);
     }
 }
 

@@ -190,9 +190,14 @@ pub fn nop_in(tag: u32, transfer_tag: u32, numbers: &Numbers, len: usize) -> [u8
     h
 }
 
-/// Text (11.11). With `transfer_tag` it asks for a request for the rest.
+/// Text (11.11). With `transfer_tag` it asks for a request that goes on: for the rest of the answer or, where it has
+/// no text itself, with the rest of the question.
 pub fn text(tag: u32, numbers: &Numbers, transfer_tag: Option<u32>, len: usize) -> [u8; BHS] {
-    let flags = if transfer_tag.is_some() { 0x40 } else { 0x80 };
+    let flags = match transfer_tag {
+        None => 0x80,
+        Some(_) if len > 0 => 0x40,
+        Some(_) => 0,
+    };
     let mut h = header(0x24, flags, len, tag, numbers);
     put(&mut h, 20, transfer_tag.unwrap_or(NO_TAG));
     h
