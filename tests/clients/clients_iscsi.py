@@ -14,6 +14,7 @@ from initiator import BLOCK, CHECK, CONFLICT, GOOD, Closed, Initiator, Refused
 
 TARGET = "iqn.2026-01.org.example:t"
 SECRET, OTHER_SECRET = "twelve bytes and more", "another one of the target"
+ABORT_TASK, CLEAR_TASK_SET, LUN_RESET = 1, 4, 5
 # Of libiscsi's tests: what cannot be passed, and what skips itself; docs/protocols.md says why.
 KNOWN_WRONG = {"GetLBAStatus.UnmapSingle"}
 SKIPPED = re.compile(
@@ -315,11 +316,30 @@ def what_an_initiator_leaves_open_is_bounded(t):
     # Writes that are aborted leave their room to the others.
     tags = [struct.unpack_from(">I", pdu, 16)[0] for pdu in asked]
     for tag in tags:
-        i.abort_task(tag)
+        i.manage(ABORT_TASK, tag)
     pdus = [i.receive()[0] for _ in range(2 * room)]
     equal(sum((pdu[0], pdu[2]) == (0x22, 0) for pdu in pdus), room, "tasks that were aborted")
     more = {struct.unpack_from(">I", pdu, 16)[0] for pdu in pdus if pdu[0] == 0x31}
     equal(len(more - {*tags}), room, "others whose data is asked for")
+
+
+@test
+def what_others_have_begun_ends_before_a_reset(t):
+    _, address = target(t, "disk")
+    writer = Initiator(address, TARGET, isid=1, keys={"ImmediateData": "No"}).ready()
+    other = Initiator(address, TARGET, isid=2).ready()
+    out = b"late" * 128
+    for function, told in ((LUN_RESET, (6, 0x29, 3)), (CLEAR_TASK_SET, (6, 0x2F, 0))):
+        writer.send(writer.command_pdu(struct.pack(">BBQIBB", 0x8A, 0, 0, 1, 0, 0), out=out))
+        r2t, _ = writer.receive()
+        equal(r2t[0], 0x31, "what asks for data")
+        other.manage(function)
+        answer, _ = other.receive()
+        equal((answer[0], answer[2]), (0x22, 0), "answer to the function")
+        # What comes too late changes nothing.
+        writer.data_out(r2t, out)
+        equal(writer.command(bytes(6)).code, told, "what the other one is told")
+        equal(other.ready().read_blocks(0, 1).data, bytes(BLOCK), "a block whose write was aborted")
 
 
 @test

@@ -240,10 +240,10 @@ class Initiator:
         self.send(header, data)
         return self.receive()
 
-    def abort_task(self, tag, lun=0):
-        """Asks for a task to be aborted, beside the window."""
+    def manage(self, function, tag=0xFFFFFFFF, lun=0):
+        """Asks for a task management function, beside the window."""
         header = bytearray(48)
-        header[0], header[1], header[9] = 0x42, 0x81, lun
+        header[0], header[1], header[9] = 0x42, 0x80 | function, lun
         struct.pack_into(">IIIII", header, 16, 0x3000, tag, self.cmd_sn, self.exp_stat_sn, self.cmd_sn)
         self.send(header)
 

@@ -59,15 +59,16 @@ impl Session {
             let response = absent(&command.cdb, &view.luns());
             return self.respond(command, place, response.data_in.len() as u64, &response, output);
         };
-        let request = match nexus.admit(&command.cdb) {
-            Ok(request) => request,
+        let admitted = match nexus.admit(&command.cdb) {
+            Ok(admitted) => admitted,
             Err(response) => return self.respond(command, place, 0, &response, output),
         };
+        let request = &admitted.request;
         if let Err(sense) = request.accepts(expected_out(command)) {
             let response = nexus.check(&sense);
-            return self.respond(command, place, moved(&request, &response), &response, output);
+            return self.respond(command, place, moved(request, &response), &response, output);
         }
-        match request {
+        match *request {
             scsi::Request::Read { offset, len } if self.read_now(command, &nexus, offset, len, output) => {
                 return;
             }
@@ -87,7 +88,7 @@ impl Session {
             Some(gather) if whole => (gather.into_data(), None),
             gather => (Vec::new(), gather),
         };
-        let task = Task::new(command.tag, command.lun, command.expected, nexus, request, gather, place);
+        let task = Task::new(command.tag, command.lun, command.expected, nexus, admitted, gather, place);
         if !self.tasks.add(&task) {
             return self.end(&task, &aborted(OVERLAPPED), output);
         }

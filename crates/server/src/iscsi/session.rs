@@ -164,7 +164,7 @@ impl Protocol for Session {
             && let Some(view) = &self.view
         {
             for lun in view.take_aborted() {
-                // Those that run end without an answer; nobody waits for it.
+                // Those that run end without an answer; whoever had them aborted waits for them.
                 self.tasks.abort(|task| task.lun.number() == Some(lun));
             }
         }
@@ -271,7 +271,7 @@ impl Session {
 
     fn manage(&self, function: TaskFunction, lun: Lun, tag: u32, referenced: u32, place: Place) {
         let tasks = &self.tasks;
-        let answer = |place, response| tasks.manage(|_| false, tag, place, move || response);
+        let answer = |place, response| tasks.manage(|_| false, tag, place, std::future::ready(response));
         let Some(view) = &self.view else { return answer(place, NO_LUN) };
         let unit = lun.number().and_then(|lun| view.unit(lun));
         match (function, unit) {
@@ -279,36 +279,32 @@ impl Session {
                 let is_meant = |task: &Task| task.tag == referenced && task.lun == lun;
                 let there = tasks.get(referenced).is_some_and(|task| is_meant(&task));
                 let response = if there { FUNCTION_COMPLETE } else { NO_TASK };
-                tasks.manage(is_meant, tag, place, move || response);
+                tasks.manage(is_meant, tag, place, std::future::ready(response));
             }
             (TaskFunction::TargetWarmReset | TaskFunction::TargetColdReset, _) => {
                 let units = view.nexuses();
-                tasks.manage(
-                    |_| true,
-                    tag,
-                    place,
-                    move || {
-                        units.iter().for_each(|unit| unit.reset());
-                        FUNCTION_COMPLETE
-                    },
-                );
+                let reset = async move {
+                    for unit in units {
+                        unit.reset().await;
+                    }
+                    FUNCTION_COMPLETE
+                };
+                tasks.manage(|_| true, tag, place, reset);
             }
             (TaskFunction::TaskReassign, _) => answer(place, NO_REASSIGN),
             (TaskFunction::Other(_), _) => answer(place, NOT_SUPPORTED),
             (_, None) => answer(place, NO_LUN),
-            (function, Some(unit)) => tasks.manage(
-                |task| task.lun == lun,
-                tag,
-                place,
-                move || {
+            (function, Some(unit)) => {
+                let others = async move {
                     match function {
-                        TaskFunction::LogicalUnitReset => unit.reset(),
-                        TaskFunction::ClearTaskSet => unit.clear_task_set(),
+                        TaskFunction::LogicalUnitReset => unit.reset().await,
+                        TaskFunction::ClearTaskSet => unit.clear_task_set().await,
                         _ => {}
                     }
                     FUNCTION_COMPLETE
-                },
-            ),
+                };
+                tasks.manage(|task| task.lun == lun, tag, place, others);
+            }
         }
     }
 

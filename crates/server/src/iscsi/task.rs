@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 
 use super::gather::Gather;
 use super::link::{Link, Place};
-use crate::scsi::{Nexus, Response};
+use crate::scsi::{Admitted, Nexus, Response, Underway};
 
 /// A command under way.
 pub(super) struct Task {
@@ -28,7 +28,8 @@ pub(super) struct Task {
     /// Its data, until it is whole.
     pub gather: RefCell<Option<Gather>>,
     aborted: Cell<bool>,
-    place: RefCell<Option<Place>>,
+    /// What it gives back when it is over.
+    holds: RefCell<Option<(Place, Option<Underway>)>>,
     over: Cell<bool>,
     ended: Notify,
 }
@@ -39,7 +40,7 @@ impl Task {
         lun: Lun,
         expected: u32,
         nexus: Arc<Nexus>,
-        request: scsi::Request,
+        admitted: Admitted,
         gather: Option<Gather>,
         place: Place,
     ) -> Rc<Task> {
@@ -48,10 +49,10 @@ impl Task {
             lun,
             expected,
             nexus,
-            request,
+            request: admitted.request,
             gather: RefCell::new(gather),
             aborted: Cell::new(false),
-            place: RefCell::new(Some(place)),
+            holds: RefCell::new(Some((place, admitted.underway))),
             over: Cell::new(false),
             ended: Notify::new(),
         })
@@ -141,7 +142,7 @@ impl Tasks {
             by_tag.remove(&task.tag);
         }
         drop(by_tag);
-        task.place.take();
+        task.holds.take();
         if let Some(response) = response.filter(|_| !task.aborted.get()) {
             let moved = moved(&task.request, response);
             self.link.respond(task.tag, task.expected, moved, response, send);
@@ -164,13 +165,13 @@ impl Tasks {
         meant
     }
 
-    /// Aborts tasks as [`Tasks::abort`] does, then has `then` say what the request `tag` is answered.
+    /// Aborts tasks as [`Tasks::abort`] does, then does `then`, which says what the request `tag` is answered.
     pub fn manage(
         self: &Rc<Self>,
         is_meant: impl Fn(&Task) -> bool,
         tag: u32,
         place: Place,
-        then: impl FnOnce() -> u8 + 'static,
+        then: impl Future<Output = u8> + 'static,
     ) {
         let running = self.abort(is_meant);
         let ticket = self.link.backlog.enter(0);
@@ -179,7 +180,7 @@ impl Tasks {
             for task in running {
                 task.over().await;
             }
-            let response = then();
+            let response = then.await;
             drop(place);
             tasks.link.push(&reply::task_management(tag, &tasks.link.status_numbers(), response), &[]);
             drop(ticket);

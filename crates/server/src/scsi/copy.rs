@@ -131,9 +131,10 @@ impl Nexus {
             let mut named = all.filter(|n| designator.names(n.unit.identity()));
             named.next().ok_or(aborted(codes::COPY_TARGET_NOT_REACHABLE))
         };
-        let mut steps: Vec<Step<'_>> = Vec::new();
+        let (mut steps, mut underway): (Vec<Step<'_>>, _) = (Vec::new(), Vec::new());
         for &segment in &list.segments {
             let (source, destination) = (find(segment.source)?, find(segment.destination)?);
+            underway.push(destination.member.gate.enter());
             source.may_copy(segment.source_offset, segment.len, Access::Read)?;
             destination.may_copy(segment.offset, segment.len, Access::Write)?;
             let step = Step { source: &source.unit, destination: &destination.unit, segment, segments: 1 };

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::attention::UnitAttention;
 use super::copy::Outcomes;
 use super::response::{Response, sense_of};
+use super::underway::Underway;
 use super::unit::{HAS_TOKENS, LogicalUnit, Member, PROTECTED, Port, RESERVED, Settings};
 
 /// An I_T_L nexus. Dropping it leaves the unit: RESERVE is released, registrations stay.
@@ -21,6 +22,14 @@ pub struct Nexus {
     read_only: bool,
     /// Of third-party copies, until the initiator asks.
     pub(super) outcomes: Mutex<Outcomes>,
+}
+
+/// A command that may run.
+pub struct Admitted {
+    /// The command.
+    pub request: Request,
+    /// Of one that changes what the unit holds; to be dropped when it is over, and not before.
+    pub underway: Option<Underway>,
 }
 
 impl Drop for Nexus {
@@ -58,21 +67,25 @@ impl Nexus {
     }
 
     /// Decodes a command and checks all that is checked before it begins: unit attentions, reservations, its
-    /// range, write protection. What it changes, tokens of that are void from here on.
+    /// range, write protection. What it changes, tokens of that are void from here on; who has it aborted waits until
+    /// it is over ([`Admitted::underway`]).
     ///
     /// # Errors
     /// How it is answered instead.
     #[inline]
-    pub fn admit(&self, cdb: &[u8]) -> Result<Request, Response> {
+    pub fn admit(&self, cdb: &[u8]) -> Result<Admitted, Response> {
         let decoded = Request::decode(cdb, &self.rules());
-        if self.unit.flags() != 0 || self.member.alert.load(Acquire) {
-            return self.admit_closely(cdb, decoded);
-        }
-        match decoded {
-            Ok(request) if self.read_only && request.changes() => Err(self.protected()),
-            Ok(request) => Ok(request),
-            Err(sense) => Err(self.check(&sense)),
-        }
+        let underway = decoded.as_ref().is_ok_and(Request::changes).then(|| self.member.gate.enter());
+        let admitted = if self.unit.flags() != 0 || self.member.alert.load(Acquire) {
+            self.admit_closely(cdb, decoded)
+        } else {
+            match decoded {
+                Ok(request) if self.read_only && request.changes() => Err(self.protected()),
+                Ok(request) => Ok(request),
+                Err(sense) => Err(self.check(&sense)),
+            }
+        };
+        Ok(Admitted { request: admitted?, underway })
     }
 
     /// The unit as commands are checked against it.
@@ -140,15 +153,16 @@ impl Nexus {
     }
 
     /// LOGICAL UNIT RESET: RESERVE is released, mode parameters are as at first, commands of other sessions
-    /// are aborted, and every nexus, this one too, is told (SAM-5, "Logical unit reset"). The session's own
-    /// commands are the transport's to abort, before.
-    pub fn reset(&self) {
-        self.unit.reset(&self.member);
+    /// are aborted, and every nexus, this one too, is told (SAM-5, "Logical unit reset"). Ends when none of those
+    /// changes anything any more. The session's own commands are the transport's to abort, before.
+    pub async fn reset(&self) {
+        self.unit.reset(&self.member).await;
     }
 
     /// CLEAR TASK SET: commands of other sessions are aborted, and they are told (SAM-5, "CLEAR TASK SET function").
-    pub fn clear_task_set(&self) {
-        self.unit.clear_task_set(&self.member);
+    /// Ends when none of those changes anything any more.
+    pub async fn clear_task_set(&self) {
+        self.unit.clear_task_set(&self.member).await;
     }
 
     /// Tells this nexus something.

@@ -165,7 +165,7 @@ impl Nexus {
             self.unit.tell(port, *attention);
         }
         let aborted = |port: &super::Port| effects.aborted.iter().any(|other| other.is(port));
-        self.unit.abort_others(self.member.id, aborted);
+        self.unit.abort_others(self.member.id, aborted).await;
         Ok(Response::good())
     }
 }

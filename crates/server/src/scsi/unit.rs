@@ -13,6 +13,7 @@ use super::attention::{Attentions, UnitAttention};
 use super::nexus::Nexus;
 use super::reserve::Reservations;
 use super::tokens::{Tokens, UnitTokens};
+use super::underway::Gate;
 
 /// An I_T nexus: an initiator port and a target port.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +56,8 @@ pub trait Session: Send + Sync {
     fn luns(&self) -> Vec<u16>;
     /// The session's nexuses with units that third-party copies may name.
     fn nexuses(&self) -> Vec<Arc<Nexus>>;
-    /// Another nexus has all commands to a unit aborted: a reset, or PREEMPT AND ABORT.
+    /// Another nexus has all commands to a unit aborted: a reset, or PREEMPT AND ABORT. It waits until they are over,
+    /// and no command of this session may wait for that.
     fn abort_tasks(&self, lun: u16);
 }
 
@@ -145,6 +147,8 @@ pub(super) struct Member {
     pub session: Weak<dyn Session>,
     /// There are attentions.
     pub alert: AtomicBool,
+    /// Its commands that change what the unit holds.
+    pub gate: Gate,
     attentions: Mutex<Attentions>,
 }
 
@@ -220,6 +224,7 @@ impl LogicalUnit {
             lun: settings.lun,
             session,
             alert: AtomicBool::new(false),
+            gate: Gate::default(),
             attentions: Mutex::default(),
         });
         member.note(UnitAttention::PowerOn);
@@ -270,14 +275,21 @@ impl LogicalUnit {
         self.members.lock().iter().filter(|m| Some(m.id) != but).for_each(|m| m.note(attention));
     }
 
-    /// Has the sessions, but for one's, of nexuses that are `wanted` abort their commands to this unit.
-    pub(super) fn abort_others(&self, but: u64, wanted: impl Fn(&Port) -> bool) {
-        let members = self.members.lock();
-        let wanted = members.iter().filter(|m| m.id != but && wanted(&m.port));
-        let sessions: Vec<_> = wanted.filter_map(|m| Some((m.session.upgrade()?, m.lun))).collect();
+    /// Has the sessions, but for one's, of nexuses that are `wanted` abort their commands to this unit, and waits
+    /// until none of those changes anything any more.
+    pub(super) async fn abort_others(&self, but: u64, wanted: impl Fn(&Port) -> bool) {
+        let members: Vec<_> =
+            self.members.lock().iter().filter(|m| m.id != but && wanted(&m.port)).cloned().collect();
+        let closed: Vec<_> = members.iter().map(|m| m.gate.close()).collect();
         // Nothing is locked while they are called.
-        drop(members);
-        sessions.iter().for_each(|(session, lun)| session.abort_tasks(*lun));
+        for member in members {
+            if let Some(session) = member.session.upgrade() {
+                session.abort_tasks(member.lun);
+            }
+        }
+        for gate in closed {
+            gate.empty().await;
+        }
     }
 
     /// Tells the nexus of a port, if it is there.
@@ -360,17 +372,17 @@ impl LogicalUnit {
     }
 
     /// CLEAR TASK SET: commands of other sessions are aborted, and they are told.
-    pub(super) fn clear_task_set(&self, by: &Member) {
+    pub(super) async fn clear_task_set(&self, by: &Member) {
         self.tell_others(Some(by.id), UnitAttention::CommandsCleared);
-        self.abort_others(by.id, |_| true);
+        self.abort_others(by.id, |_| true).await;
     }
 
     /// LOGICAL UNIT RESET: RESERVE and mode parameters go, commands of other sessions are aborted, and everybody is
     /// told.
-    pub(super) fn reset(&self, by: &Member) {
+    pub(super) async fn reset(&self, by: &Member) {
         self.end_reserve(|_| true);
         self.set_mode(&ModeState::default());
         self.tell_others(None, UnitAttention::Reset);
-        self.abort_others(by.id, |_| true);
+        self.abort_others(by.id, |_| true).await;
     }
 }

@@ -53,7 +53,7 @@ fn a_reset_is_told_to_all() {
     one.on(0).good(&cdb, &page);
     two.on(0).attention(UnitAttention::ModeChanged);
     one.on(0).good(&RESERVE, &[]);
-    two.on(0).nexus.reset();
+    world.runtime.block_on(two.on(0).nexus.reset());
     assert_eq!((one.aborted(), two.aborted()), (vec![0], vec![]));
     for session in [&one, &two] {
         let response = session.on(0).send(&TEST_UNIT_READY, &[]);

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod aborts;
 mod attention;
 mod blocks;
 mod copies;

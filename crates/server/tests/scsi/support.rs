@@ -130,7 +130,7 @@ impl OnUnit {
     /// Sends a command as a transport would.
     pub fn send(&self, cdb: &[u8], data_out: &[u8]) -> Response {
         match self.nexus.admit(cdb) {
-            Ok(request) => self.perform(&request, data_out),
+            Ok(admitted) => self.perform(&admitted.request, data_out),
             Err(response) => response,
         }
     }
