@@ -1,20 +1,17 @@
-"""The iSCSI target: libiscsi's own test suite, logins, access, sessions, locks on the disk, and initiators that
-misbehave."""
+"""The iSCSI target: libiscsi's own test suite, logins, access, sessions, and initiators that misbehave."""
 
-import os
 import re
 import socket
 import struct
-import threading
 import time
 
+from datastore import TARGET, portal, refused, target, url, wait_for
 from forebay import Failed
 from harness import MIB, check, equal, run, test
-from initiator import BLOCK, CHECK, CONFLICT, GOOD, Closed, Initiator, Refused
+from initiator import BLOCK, GOOD, Closed, Initiator
 
-TARGET = "iqn.2026-01.org.example:t"
 SECRET, OTHER_SECRET = "twelve bytes and more", "another one of the target"
-ABORT_TASK, CLEAR_TASK_SET, LUN_RESET = 1, 4, 5
+ABORT_TASK = 1
 # Of libiscsi's tests: what cannot be passed, and what skips itself; docs/protocols.md says why.
 KNOWN_WRONG = {"GetLBAStatus.UnmapSingle"}
 SKIPPED = re.compile(
@@ -22,45 +19,10 @@ SKIPPED = re.compile(
 )
 
 
-def target(t, *volumes, size="64M", create=(), lun=(), serve=()):
-    """A server with one target, which has these volumes; its address."""
-    s = t.server("--iscsi", "127.0.0.1:0", *serve)
-    s.cli("target", "create", TARGET, *(create or ["--open"]))
-    for volume in volumes:
-        s.cli("volume", "create", volume, "--size", size)
-        s.cli("lun", "map", TARGET, volume, *lun)
-    return s, portal(s)
-
-
-def portal(s):
-    """Where the server that runs now listens: it says so in its last line that says that it is ready."""
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        ready = [line for line in s.log_tail(1000).splitlines() if "forebay is ready" in line]
-        if len(ready) == s.starts:
-            host, port = re.search(r", iscsi ([\d.]+|\[[\da-f:]+\]):(\d+)", ready[-1]).groups()
-            return host.strip("[]"), int(port)
-        time.sleep(0.01)
-    raise Failed("the server does not say where it listens")
-
-
-def url(address, lun=0):
-    return f"iscsi://{address[0]}:{address[1]}/{TARGET}/{lun}"
-
-
 def secret_file(t, name, secret):
     with open(t.path(name), "w") as f:
         f.write(secret)
     return t.path(name)
-
-
-def refused(status, function, *args, **kwargs):
-    try:
-        function(*args, **kwargs)
-    except Refused as e:
-        equal(f"{e.status:#06x}", f"{status:#06x}", "status of the login")
-        return
-    raise Failed(f"the login succeeded; it should fail with {status:#06x}")
 
 
 @test
@@ -143,14 +105,6 @@ def who_may_not_come_learns_nothing(t):
         wait_for(lambda: i.command(bytes(6), lun=0) is None, "a session of an initiator that was denied")
     except Closed:
         pass
-
-
-def wait_for(condition, what, timeout=10):
-    until = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > until:
-            raise Failed(f"{what}: nothing happened within {timeout} s")
-        time.sleep(0.05)
 
 
 @test
@@ -321,204 +275,22 @@ def what_an_initiator_leaves_open_is_bounded(t):
     equal(sum((pdu[0], pdu[2]) == (0x22, 0) for pdu in pdus), room, "tasks that were aborted")
     more = {struct.unpack_from(">I", pdu, 16)[0] for pdu in pdus if pdu[0] == 0x31}
     equal(len(more - {*tags}), room, "others whose data is asked for")
-
-
-@test
-def what_others_have_begun_ends_before_a_reset(t):
-    _, address = target(t, "disk")
-    writer = Initiator(address, TARGET, isid=1, keys={"ImmediateData": "No"}).ready()
-    other = Initiator(address, TARGET, isid=2).ready()
-    out = b"late" * 128
-    for function, told in ((LUN_RESET, (6, 0x29, 3)), (CLEAR_TASK_SET, (6, 0x2F, 0))):
-        writer.send(writer.command_pdu(struct.pack(">BBQIBB", 0x8A, 0, 0, 1, 0, 0), out=out))
-        r2t, _ = writer.receive()
-        equal(r2t[0], 0x31, "what asks for data")
-        other.manage(function)
-        answer, _ = other.receive()
-        equal((answer[0], answer[2]), (0x22, 0), "answer to the function")
-        # What comes too late changes nothing.
-        writer.data_out(r2t, out)
-        equal(writer.command(bytes(6)).code, told, "what the other one is told")
-        equal(other.ready().read_blocks(0, 1).data, bytes(BLOCK), "a block whose write was aborted")
-
-
-@test
-def writes_are_durable_when_they_are_answered(t):
-    s, address = target(t, "disk", "cached")
-    s.cli("lun", "unmap", TARGET, "1")
-    s.cli("lun", "map", TARGET, "cached", "--lun", "1", "--write-back")
-    i = Initiator(address, TARGET).ready()
-    caching = struct.pack(">BBBBBB", 0x1A, 8, 8, 0, 64, 0)
-    equal(i.command(caching, expected=64).data[4 + 2] & 4, 0, "WCE of a unit")
-    i.command(bytes(6), lun=1)
-    equal(i.command(caching, expected=64, lun=1).data[4 + 2] & 4, 4, "WCE of a unit that is mapped with --write-back")
-    data = t.random.randbytes(MIB)
-    for at in range(0, 4 * 2048, 2048):
-        equal(i.write_blocks(at, data).status, GOOD, "a write")
-    s.kill()
-    s.start()
-    i = Initiator(portal(s), TARGET).ready()
-    for at in range(0, 4 * 2048, 2048):
-        equal(b"".join(i.read_blocks(at + n, 128).data for n in range(0, 2048, 128)), data, "what a crash left")
-
-
-@test
-def counters_count_right_across_kill_9(t):
-    """COMPARE AND WRITE is linearizable: initiators add to the same counters, and each notes what it was told."""
-    s, address = target(t, "disk")
-    clients, rounds = 4, 3
-    told, unsure, addresses = [0] * clients, [0] * clients, [address]
-    stop = threading.Event()
-
-    def count(n):
-        i, random = None, t.random.__class__(n)
-        while not stop.is_set():
-            try:
-                if i is None:
-                    i = Initiator(addresses[-1], TARGET, name=f"iqn.2026-01.org.example:{n}", isid=n, timeout=5).ready()
-                lba = random.randrange(3)
-                now = i.read_blocks(lba, 1)
-                if now.status != GOOD:
-                    continue
-                value = struct.unpack_from(">Q", now.data)[0]
-                new = struct.pack(">QQ", value + 1, n) * (BLOCK // 16)
-                unsure[n] += 1
-                done = i.compare_and_write(lba, now.data, new)
-                unsure[n] -= 1
-                told[n] += done.status == GOOD
-                check(done.status == GOOD or done.code == (0xE, 0x1D, 0), f"COMPARE AND WRITE: {done}")
-            except (Closed, Refused, OSError):
-                i = None
-                time.sleep(0.05)
-
-    threads = [threading.Thread(target=count, args=(n,), daemon=True) for n in range(clients)]
-    for thread in threads:
-        thread.start()
-    for _ in range(rounds):
-        time.sleep(1.5)
-        s.kill()
-        s.start()
-        addresses.append(portal(s))
-    time.sleep(1.5)
-    stop.set()
-    for thread in threads:
-        thread.join(20)
-    i = Initiator(addresses[-1], TARGET, isid=50).ready()
-    total = sum(struct.unpack_from(">Q", i.read_blocks(lba, 1).data)[0] for lba in range(3))
-    check(sum(told) > 100, f"only {sum(told)} increments")
-    check(sum(told) <= total <= sum(told) + sum(unsure), f"{total} counted, {sum(told)} told and {sum(unsure)} unsure")
-
-
-@test
-def reservations_outlive_a_restart(t):
-    s, address = target(t, "disk")
-    a, b = (Initiator(address, TARGET, isid=n).ready() for n in (1, 2))
-
-    def out(i, action, key=0, new=0, kind=5, aptpl=1):
-        data = struct.pack(">QQIBBH", key, new, 0, aptpl, 0, 0)
-        return i.command(struct.pack(">BBBHIB", 0x5F, action, kind, 0, len(data), 0), out=data).status
-
-    equal(out(a, 0, new=0xA), GOOD, "REGISTER")
-    equal(out(a, 1, key=0xA), GOOD, "RESERVE")
-    equal(b.write_blocks(0, b"b" * BLOCK).status, CONFLICT, "a write of who is not registered")
-    s.kill()
-    s.start()
-    a, b = (Initiator(portal(s), TARGET, isid=n).ready() for n in (1, 2))
-    equal(b.write_blocks(0, b"b" * BLOCK).status, CONFLICT, "the same after kill -9")
-    equal(a.write_blocks(0, b"a" * BLOCK).status, GOOD, "a write of who has reserved it")
-    equal(out(b, 0, new=0xB), GOOD, "REGISTER")
-    equal(out(b, 4, key=0xB, new=0xA), GOOD, "PREEMPT")
-    equal(a.command(bytes(6)).code, (6, 0x2A, 5), "what the preempted one is told")
-    equal(a.write_blocks(0, b"a" * BLOCK).status, CONFLICT, "its write")
-    equal(b.write_blocks(0, b"b" * BLOCK).status, GOOD, "that of its successor")
-
-
-@test
-def a_full_store_is_told_and_recovers(t):
-    with open(t.path("config"), "w") as f:
-        f.write('[store]\nlimit = "96M"\n')
-    s, address = target(t, "disk", size="512M", serve=["--config", t.path("config")])
-    i = Initiator(address, TARGET).ready()
-    full, warned = None, False
-    for at in range(0, 512):
-        done = i.write_blocks(at * 1024, t.random.randbytes(1024 * BLOCK))
-        if done.code == (6, 0x38, 7):
-            warned = True
-        elif done.status == CHECK:
-            full = done
-            break
-    check(full, "the store is never full")
-    check(warned, "no word that the store is low on room before it is full")
-    equal(full.code, (7, 0x27, 7), "sense of a write to a full store")
-    equal(i.read_blocks(0, 8).status, GOOD, "a read meanwhile")
-    unmap = struct.pack(">HHIQII", 22, 16, 0, 0, 512 * 2048 - 1, 0)
-    equal(i.command(struct.pack(">BBIBHB", 0x42, 0, 0, 0, len(unmap), 0), out=unmap).status, GOOD, "UNMAP")
-    wait_for(lambda: i.write_blocks(0, b"again..." * 64).status == GOOD, "room", 30)
-
-
-@test
-def a_copy_moves_no_data(t):
-    """EXTENDED COPY of a whole volume: its blocks are shared, not written."""
-    s, address = target(t, "from", "to", size="64M")
-    i = Initiator(address, TARGET).ready()
-    i.command(bytes(6), lun=1)
-    data = t.random.randbytes(MIB)
-    for at in range(64):
-        equal(i.write_blocks(at * 2048, data[at:] + data[:at]).status, GOOD, "a write")
-    before = s.json("stats")["store"]["write"]["bytes"]
-
-    def naa(lun):
-        page = i.command(struct.pack(">BBBHB", 0x12, 1, 0x83, 1024, 0), expected=1024, lun=lun).data
-        at = 4
-        while page[at + 1] & 0xF != 3:
-            at += 4 + page[at + 3]
-        return page[at : at + 4 + page[at + 3]]
-
-    targets = b"".join((b"\xe4\x00\x00\x00" + naa(lun)).ljust(28, b"\0") + b"\x00\x00\x02\x00" for lun in (0, 1))
-    segments = b"".join(
-        struct.pack(">BBHHHHHQQ", 2, 0, 24, 0, 1, 0, 8192 * 2, at, at) for at in range(0, 64 * 2048, 8192 * 2)
-    )
-    header = struct.pack(">BBHIII", 0, 0, len(targets), 0, len(segments), 0)
-    parameters = header + targets + segments
-    done = i.command(struct.pack(">BB8xIBB", 0x83, 0, len(parameters), 0, 0), out=parameters)
-    equal(done.status, GOOD, f"EXTENDED COPY ({done.code})")
-    for at in range(0, 64, 7):
-        found = b"".join(i.read_blocks(at * 2048 + n, 128, lun=1).data for n in range(0, 2048, 128))
-        equal(found, data[at:] + data[:at], f"MiB {at} of the copy")
-    written = s.json("stats")["store"]["write"]["bytes"] - before
-    check(written < MIB, f"{written} bytes were written to the store")
-
-
-@test
-def a_unit_grows_and_goes_under_load(t):
-    s, address = target(t, "disk", "other")
-    i = Initiator(address, TARGET).ready()
-    i.command(bytes(6), lun=1)
-    s.cli("volume", "resize", "disk", "128M")
-    equal(i.command(bytes(6)).code, (6, 0x2A, 9), "what an initiator is told of a unit that grew")
-    size = i.command(struct.pack(">BB8xIBB", 0x9E, 0x10, 32, 0, 0), expected=32).data
-    equal(struct.unpack_from(">Q", size)[0], 128 * 2048 - 1, "its last block")
-    check("is LUN 0 of target" in s.refused("volume", "rm", "disk"), "a disk that is mapped is removed")
-    gone, failures = threading.Event(), []
-
-    def load():
-        while not gone.is_set():
-            done = i.write_blocks(0, b"x" * 64 * BLOCK)
-            if done.status == CHECK and done.code == (5, 0x25, 0):
-                return
-            if done.status not in (GOOD, CHECK):
-                failures.append(done)
-
-    thread = threading.Thread(target=load, daemon=True)
-    thread.start()
-    time.sleep(0.3)
-    s.cli("lun", "unmap", TARGET, "0")
-    thread.join(10)
-    check(not thread.is_alive(), "the unit is still there")
-    equal(failures, [], "other errors")
-    equal(i.command(bytes(6), lun=1).code, (6, 0x3F, 0x0E), "what the initiator is told at another unit")
-    equal(i.write_blocks(0, b"y" * BLOCK, lun=1).status, GOOD, "a write to the other unit")
-    s.cli("volume", "rm", "disk")
+    # A write is asked for its data once there is room for all of it.
+    i = Initiator(address, TARGET, keys=keys).ready()
+    big = bytes(12 * MIB)
+    write = struct.pack(">BBQIBB", 0x8A, 0, 0, len(big) // BLOCK, 0, 0)
+    for _ in range(3):
+        i.send(i.command_pdu(write, out=big))
+    asked, done = [], 0
+    while done < 3:
+        pdu, _ = i.receive()
+        if pdu[0] == 0x31:
+            asked.append(struct.unpack_from(">I", pdu, 16)[0])
+            i.data_out(pdu, big)
+        else:
+            equal((pdu[0], pdu[3]), (0x21, GOOD), "a long write")
+            done += 1
+    equal((len({*asked}), asked), (3, sorted(asked)), "writes in the order in which their data was asked for")
 
 
 @test

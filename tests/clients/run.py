@@ -26,6 +26,7 @@ import clients_space  # noqa: E402, F401
 import clients_desktops  # noqa: E402, F401
 import clients_targets  # noqa: E402, F401
 import clients_iscsi  # noqa: E402, F401
+import clients_luns  # noqa: E402, F401
 import clients_initiators  # noqa: E402, F401
 import clients_classes  # noqa: E402, F401
 import clients_failures  # noqa: E402, F401

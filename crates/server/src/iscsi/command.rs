@@ -14,8 +14,6 @@ use super::task::{Task, moved};
 use crate::plane::{FAST_READ_MAX, Output};
 use crate::scsi::{Nexus, Response, Session as _, absent};
 
-/// Bytes that a session may have asked for with R2Ts, over all its commands.
-const MAX_SOLICITED: usize = 16 << 20;
 /// Most PDUs of one read that is answered at once; their headers fit into the room that the output keeps for them.
 const FAST_READ_PDUS: usize = 32;
 /// PROTOCOL SERVICE CRC ERROR, and DATA PHASE ERROR for data that is not in order (11.4.7.2).
@@ -95,7 +93,7 @@ impl Session {
         if whole {
             self.tasks.run(task, data);
         } else {
-            self.solicit(&task, output);
+            self.solicit_more(output);
         }
     }
 
@@ -114,19 +112,24 @@ impl Session {
         Gather::new(wanted, immediate, unsolicited)
     }
 
-    /// Asks for data, as far as the session may have it under way.
+    /// Asks for the data of a command, as far as there is room for it and the initiator takes R2Ts.
     fn solicit(&self, task: &Rc<Task>, output: &mut Output) {
         let p = &self.link.parameters;
-        let mut outstanding = self.tasks.outstanding();
         let mut gather = task.gather.borrow_mut();
         let Some(gather) = gather.as_mut() else { return };
-        while outstanding == 0 || outstanding + p.max_burst <= MAX_SOLICITED {
+        loop {
             let tag = self.transfer_tag();
             let Some(s) = gather.solicit(tag, p.max_burst, p.max_outstanding_r2t) else { return };
-            outstanding += s.len as usize;
             let numbers = self.link.numbers();
             let header = reply::r2t(task.lun, task.tag, tag, &numbers, s.r2t_sn, s.offset, s.len);
             self.link.put(&header, &[], output);
+        }
+    }
+
+    /// Asks for the data of commands that wait for room, where there is some.
+    pub(super) fn solicit_more(&self, output: &mut Output) {
+        while let Some(task) = self.tasks.next_to_ask() {
+            self.solicit(&task, output);
         }
     }
 
@@ -147,11 +150,6 @@ impl Session {
                 self.end(&task, &aborted(DATA_PHASE_ERROR), output);
             }
         }
-    }
-
-    /// Asks for the data of commands that wait, once others have made room for it.
-    pub(super) fn solicit_more(&self, output: &mut Output) {
-        self.tasks.may_gather_more().iter().for_each(|waiting| self.solicit(waiting, output));
     }
 
     /// Reads straight into the output, if that needs no waiting. False if it does.

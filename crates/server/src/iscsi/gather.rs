@@ -1,5 +1,6 @@
 //! The data of a command on its way here: immediate, unsolicited, or asked for with R2Ts.
 //!
+//! A session asks for the data of so many commands as it has room for all of it ([`Tasks`](super::task::Tasks)).
 //! It comes in order (DataPDUInOrder and DataSequenceInOrder are always Yes), so a gathering is a vector that grows;
 //! what comes out of order is an error of the initiator's.
 
@@ -12,6 +13,8 @@ pub(super) struct Gather {
     data: Vec<u8>,
     /// Bytes that the command takes.
     wanted: usize,
+    /// There is room for it.
+    begun: bool,
     /// Bytes that have come, those that it does not take included.
     received: usize,
     /// Unsolicited data that may still come; its next number.
@@ -46,6 +49,7 @@ impl Gather {
         Gather {
             data: immediate[..immediate.len().min(wanted)].to_vec(),
             wanted,
+            begun: false,
             received: immediate.len(),
             unsolicited: unsolicited.map(|most| (most.saturating_sub(immediate.len()), 0)),
             sequences: VecDeque::new(),
@@ -64,9 +68,19 @@ impl Gather {
         self.data
     }
 
-    /// Bytes that were asked for and have not come.
-    pub fn outstanding(&self) -> usize {
-        self.sequences.iter().map(|s| s.left).sum()
+    /// Bytes that the command takes.
+    pub fn wanted(&self) -> usize {
+        self.wanted
+    }
+
+    /// From now on there is room for all of it.
+    pub fn begin(&mut self) {
+        self.begun = true;
+    }
+
+    /// Whether there is.
+    pub fn has_begun(&self) -> bool {
+        self.begun
     }
 
     /// What to ask for next, under `transfer_tag`, where no more than `max_outstanding` R2Ts are.
@@ -76,8 +90,8 @@ impl Gather {
         max_burst: usize,
         max_outstanding: usize,
     ) -> Option<Solicit> {
-        if self.unsolicited.is_some() || self.asked >= self.wanted || self.sequences.len() >= max_outstanding
-        {
+        let waits = !self.begun || self.unsolicited.is_some();
+        if waits || self.asked >= self.wanted || self.sequences.len() >= max_outstanding {
             return None;
         }
         let len = (self.wanted - self.asked).min(max_burst);
@@ -130,15 +144,16 @@ mod tests {
     #[test]
     fn data_comes_by_all_three_ways() {
         let mut g = Gather::new(10, &[1, 2], Some(5));
+        g.begin();
         assert!(g.solicit(7, 3, 1).is_none(), "unsolicited data comes first");
         g.take(&pdu(NO_TAG, 0, 2, false, &[3])).unwrap();
         g.take(&pdu(NO_TAG, 1, 3, true, &[4])).unwrap();
+        assert_eq!(g.wanted(), 10);
         let s = g.solicit(7, 3, 2).unwrap();
         assert_eq!((s.r2t_sn, s.offset, s.len), (0, 4, 3));
         let s = g.solicit(8, 3, 2).unwrap();
         assert_eq!((s.r2t_sn, s.offset, s.len), (1, 7, 3));
         assert!(g.solicit(9, 3, 2).is_none());
-        assert_eq!(g.outstanding(), 6);
         g.take(&pdu(7, 0, 4, true, &[5, 6, 7])).unwrap();
         assert!(!g.is_whole());
         g.take(&pdu(8, 0, 7, false, &[8, 9])).unwrap();
@@ -159,6 +174,8 @@ mod tests {
     fn what_comes_out_of_order_is_refused() {
         let begun = || {
             let mut g = Gather::new(8, &[], None);
+            assert!(g.solicit(6, 8, 1).is_none(), "there is no room yet");
+            g.begin();
             g.solicit(7, 8, 1).unwrap();
             g
         };

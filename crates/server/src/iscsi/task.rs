@@ -1,11 +1,11 @@
 //! The commands of a session that are under way, and their management (RFC 7143, 4.2.3.3 and 11.5).
 //!
-//! A task gathers its data, then it runs. One that is aborted while it gathers is gone at once. One that runs cannot
-//! be stopped: it is finished, nobody is told, and whoever had it aborted is answered after it. So nothing of an
-//! aborted task happens after the answer.
+//! A task gathers its data, which is asked for once the session has room for all of it; then it runs. One that is
+//! aborted while it gathers is gone at once. One that runs cannot be stopped: it is finished, nobody is told, and
+//! whoever had it aborted is answered after it. So nothing of an aborted task happens after the answer.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -16,6 +16,9 @@ use tokio::sync::Notify;
 use super::gather::Gather;
 use super::link::{Link, Place};
 use crate::scsi::{Admitted, Nexus, Response, Underway};
+
+/// Bytes that the commands of a session take whose data is asked for, unless it is one alone.
+const MAX_GATHERED: usize = 16 << 20;
 
 /// A command under way.
 pub(super) struct Task {
@@ -70,13 +73,15 @@ impl Task {
 pub(super) struct Tasks {
     link: Rc<Link>,
     by_tag: RefCell<HashMap<u32, Rc<Task>>>,
-    /// One has stopped gathering, so that others may be asked for more.
-    made_room: Cell<bool>,
+    /// Those that gather and whose data is not asked for yet, in the order in which they came.
+    waiting: RefCell<VecDeque<Rc<Task>>>,
+    /// Bytes that the others take that gather.
+    asked: Cell<usize>,
 }
 
 impl Tasks {
     pub fn new(link: Rc<Link>) -> Rc<Tasks> {
-        Rc::new(Tasks { link, by_tag: RefCell::default(), made_room: Cell::new(false) })
+        Rc::new(Tasks { link, by_tag: RefCell::default(), waiting: RefCell::default(), asked: Cell::new(0) })
     }
 
     /// Adds a task; false where its tag is taken.
@@ -86,6 +91,9 @@ impl Tasks {
             return false;
         }
         by_tag.insert(task.tag, task.clone());
+        if task.gather.borrow().is_some() {
+            self.waiting.borrow_mut().push_back(task.clone());
+        }
         true
     }
 
@@ -93,30 +101,32 @@ impl Tasks {
         self.by_tag.borrow().get(&tag).cloned()
     }
 
-    /// Bytes that were asked for with R2Ts and have not come.
-    pub fn outstanding(&self) -> usize {
-        let by_tag = self.by_tag.borrow();
-        by_tag.values().filter_map(|t| Some(t.gather.borrow().as_ref()?.outstanding())).sum()
-    }
-
     /// How many there are.
     pub fn len(&self) -> usize {
         self.by_tag.borrow().len()
     }
 
-    /// Takes what a task has gathered; `None` where it does not gather.
-    pub fn stop_gathering(&self, task: &Task) -> Option<Gather> {
-        let gather = task.gather.take();
-        self.made_room.set(self.made_room.get() || gather.is_some());
-        gather
+    /// The next task whose data is to be asked for: the one that came first, once there is room for all of it.
+    pub fn next_to_ask(&self) -> Option<Rc<Task>> {
+        let mut waiting = self.waiting.borrow_mut();
+        let mut gather = waiting.front()?.gather.borrow_mut();
+        let asked = self.asked.get();
+        let begins = gather.as_mut().filter(|g| asked == 0 || asked + g.wanted() <= MAX_GATHERED)?;
+        begins.begin();
+        self.asked.set(asked + begins.wanted());
+        drop(gather);
+        waiting.pop_front()
     }
 
-    /// Where a task has stopped gathering since this was asked last: those that gather.
-    pub fn may_gather_more(&self) -> Vec<Rc<Task>> {
-        if !self.made_room.take() {
-            return Vec::new();
+    /// Takes what a task has gathered; `None` where it does not gather.
+    pub fn stop_gathering(&self, task: &Rc<Task>) -> Option<Gather> {
+        let gather = task.gather.take()?;
+        if gather.has_begun() {
+            self.asked.set(self.asked.get() - gather.wanted());
+        } else {
+            self.waiting.borrow_mut().retain(|waiting| !Rc::ptr_eq(waiting, task));
         }
-        self.by_tag.borrow().values().filter(|t| t.gather.borrow().is_some()).cloned().collect()
+        Some(gather)
     }
 
     /// Carries out a command that has its data, in a task of this thread.

@@ -1,0 +1,53 @@
+"""A server with an iSCSI target, and what is asked of it over and over."""
+
+import re
+import time
+
+from forebay import Failed
+from harness import equal
+from initiator import Refused
+
+TARGET = "iqn.2026-01.org.example:t"
+
+
+def target(t, *volumes, size="64M", create=(), lun=(), serve=()):
+    """A server with one target, which has these volumes; its address."""
+    s = t.server("--iscsi", "127.0.0.1:0", *serve)
+    s.cli("target", "create", TARGET, *(create or ["--open"]))
+    for volume in volumes:
+        s.cli("volume", "create", volume, "--size", size)
+        s.cli("lun", "map", TARGET, volume, *lun)
+    return s, portal(s)
+
+
+def portal(s):
+    """Where the server that runs now listens: it says so in its last line that says that it is ready."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        ready = [line for line in s.log_tail(1000).splitlines() if "forebay is ready" in line]
+        if len(ready) == s.starts:
+            host, port = re.search(r", iscsi ([\d.]+|\[[\da-f:]+\]):(\d+)", ready[-1]).groups()
+            return host.strip("[]"), int(port)
+        time.sleep(0.01)
+    raise Failed("the server does not say where it listens")
+
+
+def url(address, lun=0):
+    return f"iscsi://{address[0]}:{address[1]}/{TARGET}/{lun}"
+
+
+def refused(status, function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Refused as e:
+        equal(f"{e.status:#06x}", f"{status:#06x}", "status of the login")
+        return
+    raise Failed(f"the login succeeded; it should fail with {status:#06x}")
+
+
+def wait_for(condition, what, timeout=10):
+    until = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > until:
+            raise Failed(f"{what}: nothing happened within {timeout} s")
+        time.sleep(0.05)
