@@ -27,9 +27,9 @@ test: setup ## every test: Rust first, then real clients against the real server
 test-rust:
 	$(CARGO) test --workspace --locked
 
-# Against the binary of the dev profile: optimised enough, built by then, and with every assertion on.
+# Against the binary that the Rust tests run: built by then, optimised enough, and with every assertion on.
 test-clients: ## only the real clients: nbdinfo, nbdcopy, qemu, fio, file systems, kill -9
-	$(CARGO) build --locked -p forebay-server
+	$(CARGO) test --workspace --locked --no-run
 	@FOREBAY_BIN=$(TARGET)/debug/forebay $(PYTHON) tests/clients/run.py
 
 bench: setup build ## the promised figures, each beside its peer, in one run
