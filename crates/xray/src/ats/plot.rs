@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::scenes::{Moment, Scene};
+use crate::bench::report::median;
 use crate::bench::thousands;
 
 const NAME: f64 = 270.0;
@@ -11,13 +12,14 @@ const BAR: f64 = 190.0;
 const LINE: f64 = 26.0;
 const TOP: f64 = 64.0;
 
-/// A figure, and its unit. IOPS are shown by those of A alone at the same pace, or those at a rate would not be seen.
-type Panel = (&'static str, fn(&Moment) -> f64, &'static str);
+/// A figure of a round, and of the round of A alone at the same pace that belongs to it; its unit.
+type Panel = (&'static str, fn(&Moment, &Moment) -> f64, &'static str);
 
+// IOPS are shown by those of A alone, or those at a rate would not be seen; and round by round, as the table has them.
 const PANELS: [Panel; 3] = [
-    ("data IOPS of host A, by A alone", |m| m.data_iops, " %"),
-    ("locked updates or snapshots a second", |m| m.operations, ""),
-    ("conflicts a second, of both", |m| m.data_conflicts + m.lock_conflicts, ""),
+    ("data IOPS of host A, by A alone", |m, alone| 100.0 * m.data_iops / alone.data_iops.max(1.0), " %"),
+    ("locked updates or snapshots a second", |m, _| m.operations, ""),
+    ("conflicts a second, of both", |m, _| m.data_conflicts + m.lock_conflicts, ""),
 ];
 
 /// Draws a bar for each figure of each scene; a thin line spans its rounds.
@@ -36,17 +38,17 @@ pub fn svg(scenes: &[Scene]) -> String {
         text(&mut out, NAME - 8.0, y, "end", &format!("{pace}; {}", scene.name));
     }
     for (column, (title, figure, unit)) in PANELS.into_iter().enumerate() {
-        let scale = |scene: &Scene| {
+        let values = |scene: &Scene| -> Vec<f64> {
             let alone = scenes.iter().find(|other| other.data_rate == scene.data_rate).unwrap_or(scene);
-            if column == 0 { 100.0 / alone.median(figure).max(1.0) } else { 1.0 }
+            scene.rounds.iter().zip(&alone.rounds).map(|(m, alone)| figure(m, alone)).collect()
         };
         let x = NAME + PANEL * column as f64;
         text(&mut out, x, TOP - 12.0, "start", title);
-        let most = scenes.iter().flat_map(|s| s.of(|m| figure(m) * scale(s))).fold(1.0, f64::max);
+        let most = scenes.iter().flat_map(values).fold(1.0, f64::max);
         for (row, scene) in scenes.iter().enumerate() {
             let y = TOP + LINE * row as f64;
-            let values = scene.of(|m| figure(m) * scale(scene));
-            let median = scene.median(figure) * scale(scene);
+            let values = values(scene);
+            let median = median(&values).unwrap_or_default();
             let length = |v: f64| BAR * v / most;
             let ends = (
                 values.iter().copied().fold(median, f64::min),
@@ -91,6 +93,6 @@ mod tests {
         let svg = svg(&[scene("alone", [90_000.0, 110_000.0]), scene("RESERVE", [900.0, 1_100.0])]);
         assert_eq!(svg.matches("<path").count(), 6);
         assert!(svg.contains(">100 %<") && svg.contains(">1 %<") && svg.contains("RESERVE<"));
-        assert!(svg.contains("width=\"172.7\""), "100 of 110 %");
+        assert!(svg.contains("width=\"190.0\""), "100 of 100 %");
     }
 }
