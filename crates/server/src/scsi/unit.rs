@@ -56,8 +56,8 @@ pub trait Session: Send + Sync {
     fn luns(&self) -> Vec<u16>;
     /// The session's nexuses with units that third-party copies may name.
     fn nexuses(&self) -> Vec<Arc<Nexus>>;
-    /// Another nexus has all commands to a unit aborted: a reset, or PREEMPT AND ABORT. It waits until they are over,
-    /// and no command of this session may wait for that.
+    /// Another nexus has all commands to a unit aborted: a reset, or PREEMPT AND ABORT. It waits until those are over
+    /// that change something; so none of them may wait for an abort itself.
     fn abort_tasks(&self, lun: u16);
 }
 
