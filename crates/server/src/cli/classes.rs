@@ -4,7 +4,7 @@ use forebay_guest::{Class, Content};
 
 use super::CliError;
 use super::client::Client;
-use super::output::{age, json, line, render, table};
+use super::output::{age, render, say, table};
 use crate::clock::unix_ms;
 use crate::control::ClassesView;
 use crate::size::Size;
@@ -14,7 +14,7 @@ pub(super) async fn run(client: &Client, name: &str, refresh: bool, as_json: boo
     let path = ["volumes", name, "classes"];
     let classes: ClassesView =
         if refresh { client.post(&path, &serde_json::json!({})).await? } else { client.get(&path).await? };
-    if as_json { json(&classes) } else { line(&describe(&classes)) }
+    say(&classes, as_json, describe)
 }
 
 fn describe(view: &ClassesView) -> String {
@@ -34,7 +34,7 @@ fn describe(view: &ClassesView) -> String {
             Size(class.written_bytes).to_string(),
         ]);
     }
-    format!("{head}\n{}", render(&t))
+    format!("{head}\n{}", render(t))
 }
 
 fn file_system(content: Content) -> &'static str {

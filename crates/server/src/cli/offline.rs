@@ -161,7 +161,7 @@ fn superblocks_text(superblocks: &[SuperblockView]) -> String {
             ]),
         };
     }
-    output::render(&t)
+    output::render(t)
 }
 
 fn segments_text(segments: &[SegmentView]) -> String {
@@ -179,7 +179,7 @@ fn segments_text(segments: &[SegmentView]) -> String {
             ]),
         };
     }
-    output::render(&t)
+    output::render(t)
 }
 
 fn batches_text(batches: &[BatchView]) -> String {
@@ -199,7 +199,7 @@ fn batches_text(batches: &[BatchView]) -> String {
         row.push(b.catalogue.join(", "));
         t.add_row(row);
     }
-    output::render(&t)
+    output::render(t)
 }
 
 #[cfg(test)]

@@ -19,6 +19,15 @@ pub(super) fn json(value: &impl Serialize) -> Result<(), CliError> {
     line(&text)
 }
 
+/// Prints a value as JSON where that is asked for, else as a text for people.
+pub(super) fn say<T: Serialize>(
+    value: &T,
+    as_json: bool,
+    text: impl FnOnce(&T) -> String,
+) -> Result<(), CliError> {
+    if as_json { json(value) } else { line(&text(value)) }
+}
+
 /// Prints a text and a line end; nothing for an empty text.
 pub(super) fn line(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
@@ -33,9 +42,6 @@ pub(super) fn table(header: &[&str], right: &[usize]) -> Table {
     if !header.is_empty() {
         table.set_header(header);
     }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
     for &index in right {
         if let Some(column) = table.column_mut(index) {
             column.set_cell_alignment(CellAlignment::Right);
@@ -45,7 +51,8 @@ pub(super) fn table(header: &[&str], right: &[usize]) -> Table {
 }
 
 /// The text of a table, without blanks at the ends of lines.
-pub(super) fn render(table: &Table) -> String {
+pub(super) fn render(mut table: Table) -> String {
+    table.column_iter_mut().for_each(|column| _ = column.set_padding((0, 2)));
     let text = table.to_string();
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
@@ -78,7 +85,7 @@ pub(super) fn disk_table(disks: &[DiskView], kind: Kind) -> String {
             ]),
         };
     }
-    render(&t)
+    render(t)
 }
 
 /// `image show`, `volume show`.
@@ -113,10 +120,7 @@ pub(super) fn disk_details(d: &DiskView) -> String {
     row("dedup domain", d.dedup_domain.to_string());
     row("uuid", d.uuid.clone());
     row("age", age(unix_ms(), d.created_ms));
-    for column in t.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    render(&t)
+    render(t)
 }
 
 fn sync_text(d: &DiskView) -> String {

@@ -3,7 +3,7 @@
 use super::CliError;
 use super::args::ProfileChange;
 use super::client::Client;
-use super::output::{age, json, line};
+use super::output::{age, say};
 use crate::clock::unix_ms;
 use crate::control::{ChangeProfile, PrefetchedView, ProfileAction, ProfileView};
 use crate::size::Size;
@@ -19,13 +19,12 @@ pub(super) async fn run(
     let action = match *change {
         ProfileChange { clear: true, .. } => {
             let done: serde_json::Value = client.delete(&path).await?;
-            let text = || format!("forgot the boot profile of '{image}'");
-            return if as_json { json(&done) } else { line(&text()) };
+            return say(&done, as_json, |_| format!("forgot the boot profile of '{image}'"));
         }
         ProfileChange { prefetch: true, .. } => {
             let body = ChangeProfile { action: ProfileAction::Prefetch };
             let done: PrefetchedView = client.post(&path, &body).await?;
-            return if as_json { json(&done) } else { line(&prefetched(done)) };
+            return say(&done, as_json, prefetched);
         }
         ProfileChange { record: true, .. } => {
             Some((ProfileAction::Record, "the next boot of a clone is recorded"))
@@ -35,13 +34,13 @@ pub(super) async fn run(
     };
     if let Some((action, text)) = action {
         let done: serde_json::Value = client.post(&path, &ChangeProfile { action }).await?;
-        return if as_json { json(&done) } else { line(text) };
+        return say(&done, as_json, |_| text.to_owned());
     }
     let profile: ProfileView = client.get(&path).await?;
-    if as_json { json(&profile) } else { line(&describe(&profile)) }
+    say(&profile, as_json, describe)
 }
 
-fn prefetched(done: PrefetchedView) -> String {
+fn prefetched(done: &PrefetchedView) -> String {
     match (done.bytes, done.cached_bytes) {
         (0, 0) => "nothing to prefetch: it has no boot profile, or that is being prefetched".into(),
         (0, cached) => format!("all of it is cached already: {}", Size(cached)),
@@ -98,6 +97,6 @@ mod tests {
             "a boot reads 300 MiB in 12 pieces; recorded 0 s ago; 0 B of it is cached\na boot is being recorded"
         );
         let done = PrefetchedView { bytes: 1 << 20, reads: 3, cached_bytes: 4096 };
-        assert_eq!(prefetched(done), "read 1 MiB in 3 reads of the store; 4 KiB was cached");
+        assert_eq!(prefetched(&done), "read 1 MiB in 3 reads of the store; 4 KiB was cached");
     }
 }

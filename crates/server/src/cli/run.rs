@@ -186,7 +186,7 @@ impl Session {
 
     /// Prints a result: as JSON, or as what `text` makes of it.
     fn say<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<(), CliError> {
-        if self.json { output::json(value) } else { output::line(&text(value)) }
+        output::say(value, self.json, text)
     }
 }
 

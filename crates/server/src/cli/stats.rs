@@ -64,7 +64,7 @@ fn pool_text(s: &StatsView, before: Option<&StatsView>) -> String {
     count_row(&mut t, "store writes", store.write, old.map(|o| o.write));
     ops_row(&mut t, "store syncs", store.sync_ops, old.map(|o| o.sync_ops));
     ops_row(&mut t, "store deletes", store.delete_ops, old.map(|o| o.delete_ops));
-    format!("{}\n\n{}\n\n{}", output::render(&t), pool_facts(s), space_facts(s, unix_ms()))
+    format!("{}\n\n{}\n\n{}", output::render(t), pool_facts(s), space_facts(s, unix_ms()))
 }
 
 /// Names and values.
@@ -81,10 +81,7 @@ impl Facts {
         for row in self.0 {
             t.add_row(row);
         }
-        for column in t.column_iter_mut() {
-            column.set_padding((0, 2));
-        }
-        output::render(&t)
+        output::render(t)
     }
 }
 
@@ -198,7 +195,7 @@ fn as_of(now_ms: u64, then_ms: u64) -> String {
 fn disk_text(s: &DiskStatsView, before: Option<&DiskStatsView>) -> String {
     let mut t = count_table(before.is_some());
     guest_rows(&mut t, "", &s.guest, before.map(|b| &b.guest));
-    format!("{}\n\n{}", output::render(&t), disk_space(s.space.as_ref(), unix_ms()))
+    format!("{}\n\n{}", output::render(t), disk_space(s.space.as_ref(), unix_ms()))
 }
 
 fn disk_space(space: Option<&DiskSpaceView>, now_ms: u64) -> String {

@@ -3,12 +3,10 @@
 use std::fs::File;
 use std::path::Path;
 
-use serde::Serialize;
-
 use super::CliError;
 use super::args::{ChapArgs, LunCommand, TargetCommand};
 use super::client::Client;
-use super::output::{age, json, line, render, table};
+use super::output::{age, render, say, table};
 use crate::clock::unix_ms;
 use crate::control::{AllowInitiator, CreateTarget, InitiatorView, LunView, MapLun, SessionView, TargetView};
 use crate::size::Size;
@@ -84,10 +82,6 @@ pub(super) async fn lun(client: &Client, command: LunCommand, as_json: bool) -> 
     }
 }
 
-fn say<T: Serialize>(value: &T, as_json: bool, text: impl FnOnce(&T) -> String) -> Result<(), CliError> {
-    if as_json { json(value) } else { line(&text(value)) }
-}
-
 /// User and secret; clap sees to it that there are both or none.
 fn chap(args: ChapArgs) -> Result<Option<Chap>, CliError> {
     let (Some(user), Some(path)) = (args.chap_user, args.chap_secret_file) else { return Ok(None) };
@@ -131,7 +125,7 @@ fn target_table(targets: &[TargetView]) -> String {
             target.sessions.len().to_string(),
         ]);
     }
-    render(&t)
+    render(t)
 }
 
 /// Who has to authenticate itself.
@@ -164,10 +158,7 @@ fn target_details(target: &TargetView) -> String {
     if let Some(user) = &target.mutual_user {
         row("mutual chap", format!("as '{user}'"));
     }
-    for column in t.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    let mut parts = vec![render(&t)];
+    let mut parts = vec![render(t)];
     if !target.luns.is_empty() {
         parts.push(lun_table(&target.luns));
     }
@@ -196,7 +187,7 @@ fn lun_table(luns: &[LunView]) -> String {
             .into(),
         ]);
     }
-    render(&t)
+    render(t)
 }
 
 fn initiator_table(initiators: &[InitiatorView]) -> String {
@@ -210,7 +201,7 @@ fn initiator_table(initiators: &[InitiatorView]) -> String {
         let chap = initiator.chap_user.as_ref().map_or("-".into(), |user| format!("as '{user}'"));
         t.add_row([initiator.name.clone(), chap, luns]);
     }
-    render(&t)
+    render(t)
 }
 
 fn session_table(sessions: &[SessionView]) -> String {
@@ -218,7 +209,7 @@ fn session_table(sessions: &[SessionView]) -> String {
     for s in sessions {
         t.add_row([s.initiator.clone(), s.address.clone(), age(unix_ms(), s.since_ms)]);
     }
-    render(&t)
+    render(t)
 }
 
 #[cfg(test)]
