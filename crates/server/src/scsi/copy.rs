@@ -152,11 +152,6 @@ impl Nexus {
             outcome.segments += segments;
             outcome.bytes += len;
         }
-        if self.durable(false) {
-            for step in &steps {
-                step.destination.disk().flush().await?;
-            }
-        }
         Ok(())
     }
 
@@ -212,13 +207,7 @@ impl Nexus {
 
     async fn write_ranges(&self, list: &WriteList, done: &mut u64) -> Result<(), Failure> {
         match &list.token {
-            None => {
-                for range in list.ranges.iter().filter(|r| r.len > 0) {
-                    self.unit.note_change(range.offset, range.len);
-                    self.disk().write_zeroes(range.offset, range.len, false, false).await?;
-                    *done += range.len;
-                }
-            }
+            None => self.zero_ranges(&list.ranges, done).await?,
             Some(token) => {
                 let grant = self.unit.all_tokens.find(token)?;
                 self.copy_granted(list, &grant, done).await?;
@@ -227,12 +216,10 @@ impl Nexus {
                 }
             }
         }
-        if self.durable(false) {
-            self.disk().flush().await?;
-        }
         Ok(())
     }
 
+    /// As all copies by [`Disk::copy_from`](forebay_engine::Disk::copy_from), it is durable on return.
     async fn copy_granted(&self, list: &WriteList, grant: &Grant, done: &mut u64) -> Result<(), Failure> {
         let source = grant.unit.upgrade().ok_or(Sense::illegal(codes::TOKEN_UNKNOWN))?;
         let wanted: u64 = list.ranges.iter().map(|r| r.len).sum();

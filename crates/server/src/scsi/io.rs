@@ -2,8 +2,8 @@
 
 use forebay_engine::Result;
 use forebay_wire::scsi::{
-    BLOCK, LbaStatus, STATUS_DESCRIPTORS_MAX, Sense, SenseKey, TRANSFER_MAX, VerifyCheck, codes, lba_status,
-    unmap_list,
+    BLOCK, BlockRange, LbaStatus, STATUS_DESCRIPTORS_MAX, Sense, SenseKey, TRANSFER_MAX, VerifyCheck, codes,
+    lba_status, unmap_list,
 };
 
 use super::medium::{self, PIECE};
@@ -122,14 +122,17 @@ impl Nexus {
             Ok(ranges) => ranges,
             Err(sense) => return Ok(self.check(&sense)),
         };
+        Ok(self.answer(self.zero_ranges(&ranges, &mut 0).await))
+    }
+
+    /// Makes holes of ranges; `done` grows by the bytes of those that are.
+    pub(super) async fn zero_ranges(&self, ranges: &[BlockRange], done: &mut u64) -> Result<()> {
         for range in ranges.iter().filter(|r| r.len > 0) {
             self.unit.note_change(range.offset, range.len);
             self.disk().write_zeroes(range.offset, range.len, false, false).await?;
+            *done += range.len;
         }
-        if self.durable(false) {
-            self.disk().flush().await?;
-        }
-        Ok(Response::good())
+        if self.durable(false) { self.disk().flush().await } else { Ok(()) }
     }
 
     pub(super) async fn lba_status(&self, offset: u64, allocation: u32) -> Result<Response> {
