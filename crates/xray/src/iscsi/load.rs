@@ -156,11 +156,7 @@ impl<'a> Worker<'a> {
             load,
             session,
             blocks,
-            source: match load.access {
-                Access::Random => Source::Random,
-                Access::Sequential => Source::Sequential(0),
-                Access::Skewed => Source::Skewed,
-            },
+            source: load.access.into(),
             content: Content::new(load.seed),
             rng: Rng::new(load.seed ^ u64::from(n + 1) << 32),
             slots: vec![None; usize::from(load.depth) + 1],
@@ -170,11 +166,7 @@ impl<'a> Worker<'a> {
             next_flush: None,
             next_burst: Instant::now(),
             burst: 0,
-            left: match load.stop {
-                Stop::After(_) => u64::MAX,
-                Stop::Requests(n) => n,
-                Stop::OncePerBlock => blocks,
-            },
+            left: load.stop.requests(blocks),
             tally: Tally::default(),
             conflicts: 0,
         })
@@ -183,10 +175,7 @@ impl<'a> Worker<'a> {
     fn run(mut self) -> Result<(Tally, u64, Duration), IscsiError> {
         let began = Instant::now();
         self.next_burst = began;
-        let deadline = match self.load.stop {
-            Stop::After(time) => Some(began + time),
-            Stop::Requests(_) | Stop::OncePerBlock => None,
-        };
+        let deadline = self.load.stop.deadline(began);
         self.next_flush = self.load.flush_each.map(|each| began + each);
         loop {
             let now = Instant::now();

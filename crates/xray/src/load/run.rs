@@ -7,7 +7,7 @@ use super::content::Content;
 use super::flight::{Flight, Io};
 use super::report::{Report, Tally};
 use super::source::Source;
-use super::spec::{Access, LoadError, Spec, Stop};
+use super::spec::{LoadError, Spec};
 use super::{socket, spec};
 use crate::nbd::{self, Command, Connection, NbdError, Parser};
 use crate::rng::Rng;
@@ -108,23 +108,14 @@ impl<'a> Worker<'a> {
     fn run(mut self) -> Result<(Tally, Duration), LoadError> {
         let began = Instant::now();
         let mut phase = Phase {
-            source: match self.spec.access {
-                Access::Random => Source::Random,
-                Access::Sequential => Source::Sequential(0),
-                Access::Skewed => Source::Skewed,
-            },
+            source: self.spec.access.into(),
             reads_only: false,
-            left: u64::MAX,
-            deadline: None,
+            left: self.spec.stop.requests(self.blocks),
+            deadline: self.spec.stop.deadline(began),
             next_flush: self.spec.flush_each.map(|d| began + d),
             next_due: self.spec.rate.map(|_| began),
             over: false,
         };
-        match self.spec.stop {
-            Stop::After(d) => phase.deadline = Some(began + d),
-            Stop::Requests(n) => phase.left = n,
-            Stop::OncePerBlock => phase.left = self.blocks,
-        }
         self.drive(&mut phase)?;
         let elapsed = began.elapsed();
         if self.spec.verify {

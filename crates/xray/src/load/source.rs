@@ -1,5 +1,6 @@
 //! Which block comes next.
 
+use super::spec::Access;
 use crate::rng::Rng;
 
 /// A source of block numbers below a bound.
@@ -12,6 +13,16 @@ pub(crate) enum Source {
     Sequential(u64),
     /// These, once.
     List(std::vec::IntoIter<u64>),
+}
+
+impl From<Access> for Source {
+    fn from(access: Access) -> Source {
+        match access {
+            Access::Random => Source::Random,
+            Access::Sequential => Source::Sequential(0),
+            Access::Skewed => Source::Skewed,
+        }
+    }
 }
 
 impl Source {

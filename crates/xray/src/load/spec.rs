@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::nbd::{NbdError, Target};
 
@@ -38,6 +38,25 @@ pub enum Stop {
     Requests(u64),
     /// After each connection has gone once through its part of the range.
     OncePerBlock,
+}
+
+impl Stop {
+    /// Most requests on a connection whose part of the range has `blocks`.
+    pub(crate) fn requests(self, blocks: u64) -> u64 {
+        match self {
+            Stop::After(_) => u64::MAX,
+            Stop::Requests(n) => n,
+            Stop::OncePerBlock => blocks,
+        }
+    }
+
+    /// When a load that began then is over, if not by its requests.
+    pub(crate) fn deadline(self, began: Instant) -> Option<Instant> {
+        match self {
+            Stop::After(time) => Some(began + time),
+            Stop::Requests(_) | Stop::OncePerBlock => None,
+        }
+    }
 }
 
 /// A load on one export.
