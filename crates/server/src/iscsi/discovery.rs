@@ -18,7 +18,7 @@ pub(super) fn send_targets(
     local: SocketAddr,
     out: &mut Vec<u8>,
 ) {
-    let snapshot = context.targets.snapshot();
+    let (snapshot, portals) = (context.targets.snapshot(), portals(context, local));
     let named: Option<IqnName> = wanted.parse().ok();
     let is_wanted = |target: &Target| match (wanted, current) {
         ("All", None) => true,
@@ -27,7 +27,7 @@ pub(super) fn send_targets(
     };
     for target in snapshot.values().filter(|t| is_wanted(t) && t.admission(initiator).is_some()) {
         text::push(out, "TargetName", target.name.as_str());
-        for portal in portals(context, local) {
+        for portal in &portals {
             text::push(out, "TargetAddress", &format!("{portal},{PORTAL_GROUP}"));
         }
     }

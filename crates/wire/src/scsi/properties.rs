@@ -169,10 +169,4 @@ impl Request {
             _ => None,
         }
     }
-
-    /// Whether it is carried out while there is a unit attention, which it does not report (SPC-4, "Unit
-    /// attention conditions").
-    pub fn ignores_attention(&self) -> bool {
-        matches!(self, Request::Inquiry { .. } | Request::ReportLuns { .. } | Request::RequestSense { .. })
-    }
 }
