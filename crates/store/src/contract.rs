@@ -11,7 +11,10 @@
 //!
 //! **Failure.** After an append or sync fails, the bytes since the last completed sync of that object are in
 //! an unknown state for ever; the caller must not sync again and take success for durability (the kernel may
-//! have dropped the dirty pages). The engine latches.
+//! have dropped the dirty pages). The engine latches. That holds for [`StoreError::Full`] as well: an append that
+//! finds no room leaves that object with an unknown end, and the others as they were; a sync that finds none (file
+//! systems that allocate late, thin volumes, quotas) is a failed sync. After a failed `swap_superblock` the copy that it
+//! was to write is old, new or torn, and no other swap succeeds in this opening.
 //!
 //! **Ownership.** One opener at a time: a second gets [`StoreError::Busy`]. On RADOS each append asserts the
 //! epoch; in a directory a lock file does.
@@ -61,6 +64,24 @@ pub enum StoreError {
         /// Its errno, where there is one.
         errno: i32,
     },
+}
+
+impl StoreError {
+    /// Whether an error of a read may be of that place alone: the medium or the file system reports that it cannot
+    /// give these bytes (Linux: `blk_errors` in block/blk-core.c). All others are of the store, its path or this host.
+    pub fn concerns_one_place(&self) -> bool {
+        const OF_A_PLACE: [i32; 6] = [
+            libc::EIO,
+            // A medium error, a failed command, wrong protection information, ...
+            libc::ENODATA,
+            libc::EREMOTEIO,
+            libc::EILSEQ,
+            // ... and what file systems make of a wrong checksum.
+            libc::EBADMSG,
+            libc::EUCLEAN,
+        ];
+        matches!(self, StoreError::Io { errno, .. } if OF_A_PLACE.contains(errno))
+    }
 }
 
 /// An object, as [`Store::list`] finds it.

@@ -16,7 +16,7 @@ mod memory;
 pub use buf::IoBuf;
 pub use contract::{BoxFuture, Capacity, ObjectStat, Result, Store, StoreError};
 pub use directory::{DirectoryOptions, DirectoryStore, IoMode};
-pub use faulty::{Crash, Fault, FaultyOp, FaultyStore, When};
+pub use faulty::{Crash, Fault, FaultyOp, FaultyStore, Image, When};
 pub use limited::Limited;
 pub use memory::MemoryStore;
 pub use metered::{Clock, Metered, OpCount, StoreCounts};

@@ -173,6 +173,38 @@ fn failed_appends_leave_the_end_unknown() {
     }
 }
 
+/// A want of room is a failure like others where it strikes a sync, a swap or a deletion.
+#[test]
+fn no_room_at_a_sync_a_swap_or_a_deletion_leaves_what_any_failure_leaves() {
+    let (mut lost, mut torn, mut deleted) = (0, 0, 0);
+    for seed in 0..100 {
+        block_on(async {
+            let store = FaultyStore::new(seed);
+            store.append(id(1), 0, pattern(1, 16384), 0).await.unwrap();
+            store.inject(FaultyOp::Sync, Fault::Full, When::After(0));
+            assert_eq!(store.sync(id(1)).await, Err(StoreError::Full));
+            for generation in 1..=3 {
+                store.swap_superblock(&superblock(generation)).await.unwrap();
+            }
+            store.inject(FaultyOp::Swap, Fault::Full, When::After(0));
+            assert_eq!(store.swap_superblock(&superblock(4)).await, Err(StoreError::Full));
+            assert!(injected(&store.swap_superblock(&superblock(4)).await), "its copy is unknown");
+            store.append(id(2), 0, pattern(2, 4096), 0).await.unwrap();
+            store.inject(FaultyOp::Delete, Fault::Full, When::After(0));
+            assert_eq!(store.delete(id(2)).await, Err(StoreError::Full));
+            deleted += u64::from(contents(&store, 2).await.is_none());
+            store.delete(id(2)).await.unwrap();
+            store.crash(Crash::PowerLoss);
+            let store = store.reopen();
+            lost += u64::from(contents(&store, 1).await.is_none_or(|c| c[..] != pattern(1, 16384)[..]));
+            let [even, odd] = store.read_superblock().await.unwrap();
+            assert_eq!(odd, Some(superblock(3).encode()));
+            torn += u64::from(![superblock(2).encode(), superblock(4).encode()].map(Some).contains(&even));
+        });
+    }
+    assert!(lost > 10 && torn > 10 && deleted > 10, "{lost} {torn} {deleted}");
+}
+
 #[test]
 fn a_swap_in_flight_leaves_the_other_copy_whole() {
     let (mut old, mut new, mut torn) = (0, 0, 0);

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use forebay_format::SegmentId;
 use parking_lot::Mutex;
 
+use super::patience::patiently;
 use crate::ObjectStat;
 
 const SUFFIX: &str = ".seg";
@@ -29,6 +30,9 @@ pub(super) struct Files {
     /// The file system cannot set room aside.
     no_fallocate: AtomicBool,
     cache: Mutex<Cache>,
+    /// Errors that the next calls to open a file fail with.
+    #[cfg(test)]
+    pub(super) open_errors: Mutex<Vec<libc::c_int>>,
 }
 
 struct Cache {
@@ -83,7 +87,16 @@ impl Files {
     ) -> io::Result<Files> {
         let cache = Mutex::new(Cache { open: HashMap::new(), limit: limit.max(1), clock: 0 });
         let no_fallocate = AtomicBool::new(false);
-        Ok(Files { dir: File::open(path)?, path: path.into(), direct, writable, no_fallocate, cache })
+        Ok(Files {
+            dir: patiently(|| File::open(path))?,
+            path: path.into(),
+            direct,
+            writable,
+            no_fallocate,
+            cache,
+            #[cfg(test)]
+            open_errors: Mutex::default(),
+        })
     }
 
     /// The file of an object, if it is open; never blocks.
@@ -136,6 +149,10 @@ impl Files {
 
     /// All objects, by ascending number; may block.
     pub(super) fn list(&self) -> io::Result<Vec<ObjectStat>> {
+        patiently(|| self.list_once())
+    }
+
+    fn list_once(&self) -> io::Result<Vec<ObjectStat>> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir(&self.path)? {
             let entry = entry?;
@@ -160,27 +177,39 @@ impl Files {
     pub(super) fn room(&self) -> io::Result<crate::Capacity> {
         // SAFETY: an all-zero statvfs is a valid value of a plain C structure.
         let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is open and the structure is ours.
-        if unsafe { libc::fstatvfs(self.dir.as_raw_fd(), &raw mut stat) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        patiently(|| {
+            // SAFETY: the descriptor is open and the structure is ours.
+            let answer = unsafe { libc::fstatvfs(self.dir.as_raw_fd(), &raw mut stat) };
+            if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        })?;
         let unit = stat.f_frsize;
         Ok(crate::Capacity { total: stat.f_blocks * unit, free: stat.f_bavail * unit })
     }
 
     fn open_flags(&self, id: SegmentId, flags: libc::c_int) -> io::Result<File> {
         let flags = if self.direct { flags | libc::O_DIRECT } else { flags };
-        loop {
-            match open_at(&self.dir, &name_of(id), flags) {
-                // The process ran out of descriptors: ours that are idle are the first to go.
-                Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                    if !self.cache.lock().evict() {
-                        return Err(e);
+        let name = name_of(id);
+        patiently(|| {
+            loop {
+                match self.open_once(&name, flags) {
+                    // The process ran out of descriptors: ours that are idle are the first to go.
+                    Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                        if !self.cache.lock().evict() {
+                            return Err(e);
+                        }
                     }
+                    other => return other,
                 }
-                other => return other,
             }
+        })
+    }
+
+    fn open_once(&self, name: &str, flags: libc::c_int) -> io::Result<File> {
+        #[cfg(test)]
+        if let Some(errno) = self.open_errors.lock().pop() {
+            return Err(io::Error::from_raw_os_error(errno));
         }
+        open_at(&self.dir, name, flags)
     }
 
     fn keep(&self, id: SegmentId, file: Arc<File>) -> io::Result<Arc<File>> {
@@ -191,7 +220,7 @@ impl Files {
             let used = cache.clock;
             cache.open.insert(id, Cached { file: file.clone(), used });
         }
-        if file.metadata()?.nlink() == 0 {
+        if patiently(|| file.metadata())?.nlink() == 0 {
             self.cache.lock().open.remove(&id);
             return Err(io::Error::from_raw_os_error(libc::ENOENT));
         }
@@ -203,30 +232,29 @@ impl Files {
             return Ok(());
         }
         let len = libc::off_t::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-        loop {
+        let set_aside = patiently(|| {
             // SAFETY: a plain system call on an open descriptor.
-            if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) } == 0 {
-                return Ok(());
-            }
-            let error = io::Error::last_os_error();
-            match error.raw_os_error() {
-                Some(libc::EINTR) => {}
-                Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
-                    if !self.no_fallocate.swap(true, Ordering::Relaxed) {
-                        tracing::warn!(path = %self.path.display(), "this file system sets no room aside: a full disk shows only when it is written");
-                    }
-                    return Ok(());
+            let answer = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) };
+            if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        });
+        match set_aside {
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
+                if !self.no_fallocate.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(path = %self.path.display(), "this file system sets no room aside: a full disk shows only when it is written");
                 }
-                _ => return Err(error),
+                Ok(())
             }
+            other => other,
         }
     }
 
     fn unlink(&self, id: SegmentId) -> io::Result<()> {
         let name = std::ffi::CString::new(name_of(id))?;
-        // SAFETY: the directory is open, the name ends with a zero byte.
-        let answer = unsafe { libc::unlinkat(self.dir.as_raw_fd(), name.as_ptr(), 0) };
-        if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        patiently(|| {
+            // SAFETY: the directory is open, the name ends with a zero byte.
+            let answer = unsafe { libc::unlinkat(self.dir.as_raw_fd(), name.as_ptr(), 0) };
+            if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        })
     }
 }
 
@@ -267,5 +295,19 @@ mod tests {
         // A reader that had opened it just before puts it in only now.
         assert_eq!(files.keep(SegmentId(1), file).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert!(files.cached(SegmentId(1)).is_none());
+    }
+    #[test]
+    fn a_shortage_of_descriptors_or_memory_is_waited_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(dir.path(), false, true, 2).unwrap();
+        let shortage = || *files.open_errors.lock() = [libc::EMFILE, libc::ENFILE, libc::ENOMEM].repeat(2);
+        shortage();
+        drop(files.create(SegmentId(1), 0).unwrap());
+        files.cache.lock().open.clear();
+        shortage();
+        drop(files.open(SegmentId(1)).unwrap());
+        *files.open_errors.lock() = vec![libc::EIO];
+        files.cache.lock().open.clear();
+        assert_eq!(files.open(SegmentId(1)).unwrap_err().raw_os_error(), Some(libc::EIO));
     }
 }

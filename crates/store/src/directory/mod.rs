@@ -25,6 +25,7 @@ mod files;
 mod growing;
 mod io;
 mod ops;
+mod patience;
 mod place;
 mod trim;
 

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::errors::{failed_before, store_error, vanished};
 use super::io::{Io, Op};
+use super::patience::patiently;
 use super::place::read_copies;
 use super::{DirectoryStore, Shared, SuperblockFile, describe, receive, refuse};
 use crate::memory::assert_aligned;
@@ -104,14 +105,16 @@ impl Shared {
         if superblock.failed {
             return Err(failed_before(what));
         }
-        if superblock.file.metadata().map_err(io)?.nlink() == 0 {
+        if patiently(|| superblock.file.metadata()).map_err(io)?.nlink() == 0 {
             return Err(vanished(what));
         }
         let copies = superblock.read()?;
         check_swap(copies.each_ref().map(Option::as_deref), new)?;
         let block = IoBuf::from(&new.encode()[..]);
         let at = (copy_of(new) * COPY_BYTES) as u64;
-        let written = superblock.file.write_all_at(&block, at).and_then(|()| superblock.file.sync_data());
+        // The same bytes at the same place: before the sync, a write may be repeated; the sync may not.
+        let written =
+            patiently(|| superblock.file.write_all_at(&block, at)).and_then(|()| superblock.file.sync_data());
         superblock.failed = written.is_err();
         written.map_err(io)
     }
@@ -120,8 +123,8 @@ impl Shared {
 impl SuperblockFile {
     /// The copies that are there; one that was never written is all zero.
     fn read(&self) -> Result<[Option<Vec<u8>>; 2]> {
-        let bytes =
-            read_copies(&self.file).map_err(|e| store_error(|| "reading the superblock".into(), &e))?;
+        let bytes = patiently(|| read_copies(&self.file))
+            .map_err(|e| store_error(|| "reading the superblock".into(), &e))?;
         let copy = |n: usize| {
             let copy = bytes.get(n * COPY_BYTES..(n + 1) * COPY_BYTES)?;
             copy.iter().any(|b| *b != 0).then(|| copy.to_vec())
@@ -132,7 +135,7 @@ impl SuperblockFile {
 
 /// Gives back the room behind `end` that was set aside.
 fn give_back(file: &File, end: u64, id: SegmentId) {
-    if let Err(e) = file.set_len(end) {
+    if let Err(e) = patiently(|| file.set_len(end)) {
         // It costs room, nothing else; whoever opens the store next tries again.
         tracing::warn!(segment = %id, "cannot give back unused room: {e}");
     }

@@ -7,6 +7,8 @@ use super::random::Random;
 pub enum FaultyOp {
     /// [`Store::append`](crate::Store::append).
     Append,
+    /// Of these, the ones that create an object.
+    Create,
     /// [`Store::sync`](crate::Store::sync).
     Sync,
     /// [`Store::read`](crate::Store::read).
@@ -15,6 +17,24 @@ pub enum FaultyOp {
     Delete,
     /// [`Store::swap_superblock`](crate::Store::swap_superblock).
     Swap,
+    /// [`Store::list`](crate::Store::list).
+    List,
+    /// [`Store::capacity`](crate::Store::capacity).
+    Capacity,
+}
+
+impl FaultyOp {
+    /// All of them.
+    pub const ALL: [FaultyOp; 8] = [
+        FaultyOp::Append,
+        FaultyOp::Create,
+        FaultyOp::Sync,
+        FaultyOp::Read,
+        FaultyOp::Delete,
+        FaultyOp::Swap,
+        FaultyOp::List,
+        FaultyOp::Capacity,
+    ];
 }
 
 /// How an operation fails. What an append, sync, delete or swap has done by then is left to chance.
@@ -22,11 +42,18 @@ pub enum FaultyOp {
 pub enum Fault {
     /// [`StoreError::Io`](crate::StoreError::Io).
     Io,
+    /// [`StoreError::Io`](crate::StoreError::Io) with EMFILE: the process has no descriptor left. Nothing
+    /// was done.
+    NoFiles,
     /// [`StoreError::Full`](crate::StoreError::Full).
     Full,
     /// Of an append: a proper part of the data is written, from its start; then as [`Fault::Io`]. Of other
     /// operations the same as that.
     Short,
+    /// Of an append: it is acknowledged, and what lay there before is there still. Of other operations nothing.
+    Lost,
+    /// Of an append: as [`Fault::Lost`], and the data lies over what some object holds. Of other operations nothing.
+    Misdirected,
     /// Of a read: it succeeds, but before it a bit that it covers flips on the medium, for good. Of other
     /// operations nothing.
     Rot,
@@ -37,6 +64,8 @@ pub enum Fault {
 pub enum When {
     /// Once: lets so many operations pass, and strikes the next.
     After(u32),
+    /// For good: lets so many operations pass, and strikes all others.
+    From(u32),
     /// Each so-many-th operation; not 0.
     Every(u32),
     /// Each operation with so many chances in a million.
@@ -48,6 +77,13 @@ struct Rule {
     fault: Fault,
     when: When,
     seen: u32,
+}
+
+impl Fault {
+    /// Whether the operation reports it, and has not done what it was asked to.
+    pub(super) fn is_reported(self) -> bool {
+        !matches!(self, Fault::Rot | Fault::Lost | Fault::Misdirected)
+    }
 }
 
 /// The rules in force; where several strike at once, the oldest counts.
@@ -71,9 +107,10 @@ impl Faults {
             if rule.op != op {
                 return true;
             }
-            rule.seen = rule.seen.wrapping_add(1);
+            rule.seen = rule.seen.saturating_add(1);
             let (hit, keep) = match rule.when {
                 When::After(n) => (rule.seen > n, rule.seen <= n),
+                When::From(n) => (rule.seen > n, true),
                 When::Every(n) => (rule.seen.is_multiple_of(n), true),
                 When::PerMillion(n) => (random.below(1_000_000) < u64::from(n), true),
             };
@@ -101,6 +138,7 @@ mod tests {
     fn rules_strike_when_they_say() {
         assert_eq!(strikes(When::After(0)), [true, false, false, false, false, false]);
         assert_eq!(strikes(When::After(2)), [false, false, true, false, false, false]);
+        assert_eq!(strikes(When::From(4)), [false, false, false, false, true, true]);
         assert_eq!(strikes(When::Every(3)), [false, false, true, false, false, true]);
         assert_eq!(strikes(When::PerMillion(1_000_000)), [true; 6]);
         assert_eq!(strikes(When::PerMillion(0)), [false; 6]);

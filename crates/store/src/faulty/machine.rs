@@ -5,6 +5,7 @@
 //! anything: so a future of the time before the crash cannot touch what the next opener sees.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use forebay_format::{SegmentId, Superblock};
 
@@ -36,7 +37,9 @@ impl Effect {
             Effect::Read { .. } => Some(FaultyOp::Read),
             Effect::Delete { .. } => Some(FaultyOp::Delete),
             Effect::Swap { .. } => Some(FaultyOp::Swap),
-            Effect::List | Effect::ReadSuperblock | Effect::Capacity => None,
+            Effect::List => Some(FaultyOp::List),
+            Effect::Capacity => Some(FaultyOp::Capacity),
+            Effect::ReadSuperblock => None,
         }
     }
 }
@@ -58,6 +61,8 @@ struct InFlight {
 pub(super) struct Machine {
     pub(super) random: Random,
     pub(super) faults: Faults,
+    /// Byte ranges of objects that cannot be read.
+    pub(super) bad_sectors: Vec<(SegmentId, Range<u64>)>,
     pub(super) objects: BTreeMap<SegmentId, Object>,
     pub(super) superblock: [SuperblockCopy; 2],
     /// A swap failed.
@@ -82,7 +87,10 @@ pub(super) fn crashed() -> StoreError {
 fn injected(fault: Fault, what: &str) -> StoreError {
     match fault {
         Fault::Full => StoreError::Full,
-        _ => StoreError::Io { what: what.into(), reason: "an injected fault".into(), errno: libc::EIO },
+        _ => {
+            let errno = if fault == Fault::NoFiles { libc::EMFILE } else { libc::EIO };
+            StoreError::Io { what: what.into(), reason: "an injected fault".into(), errno }
+        }
     }
 }
 
@@ -91,6 +99,7 @@ impl Machine {
         Machine {
             random: Random::new(seed),
             faults: Faults::default(),
+            bad_sectors: Vec::new(),
             objects: BTreeMap::new(),
             superblock: Default::default(),
             superblock_lost: false,
@@ -116,7 +125,10 @@ impl Machine {
             Effect::Sync { id, end } => *end = self.object(*id)?.view.len(),
             _ => {}
         }
-        let fault = effect.op().and_then(|op| self.faults.strike(op, &mut self.random));
+        let mut fault = effect.op().and_then(|op| self.faults.strike(op, &mut self.random));
+        if let Effect::Append { offset: 0, .. } = effect {
+            fault = fault.or_else(|| self.faults.strike(FaultyOp::Create, &mut self.random));
+        }
         let polls = self.random.below(u64::from(self.max_delay) + 1);
         self.ops += 1;
         self.in_flight.insert(self.ops, InFlight { effect, fault });
@@ -176,6 +188,9 @@ impl Machine {
             Effect::Sync { id, end } => self.sync(id, end, fault),
             Effect::Read { id, offset, len } => self.read(id, offset, len, fault),
             Effect::Delete { id } => self.delete(id, fault),
+            Effect::List | Effect::Capacity if fault.is_some_and(Fault::is_reported) => {
+                Err(injected(fault.unwrap_or(Fault::Io), "the store"))
+            }
             Effect::List => {
                 let stats = self.objects.iter().map(|(id, object)| ObjectStat { id: *id, len: object.len() });
                 Ok(Answer::Objects(stats.collect()))
@@ -192,11 +207,20 @@ impl Machine {
     }
 
     fn append(&mut self, id: SegmentId, data: IoBuf, expected: u64, fault: Option<Fault>) -> Result<Answer> {
-        let Some(fault) = fault.filter(|f| *f != Fault::Rot) else {
+        if matches!(fault, Some(Fault::Lost | Fault::Misdirected)) {
+            if fault == Some(Fault::Misdirected) {
+                self.write_elsewhere(&data);
+            }
+            let there = vec![0; data.len()];
+            self.objects.entry(id).or_insert_with(|| Object::new(expected)).append(&there);
+            return Ok(Answer::Buf(data));
+        }
+        let Some(fault) = fault.filter(|f| f.is_reported()) else {
             self.objects.entry(id).or_insert_with(|| Object::new(expected)).append(&data);
             return Ok(Answer::Buf(data));
         };
         let written = match fault {
+            Fault::NoFiles => return Err(injected(fault, "append")),
             Fault::Short => 1 + self.random.below(data.len() as u64 - 1) as usize,
             _ if self.random.one_in(2) => data.len(),
             _ => 0,
@@ -210,9 +234,24 @@ impl Machine {
         Err(injected(fault, "append"))
     }
 
+    /// Puts bytes over what an object holds: of each the place is a whole page, as a disk that mistakes an address has it.
+    fn write_elsewhere(&mut self, data: &[u8]) {
+        let fits = |o: &&mut Object| o.view.len() > data.len();
+        let mut objects: Vec<_> = self.objects.values_mut().filter(fits).collect();
+        if objects.is_empty() {
+            return;
+        }
+        let chosen = self.random.below(objects.len() as u64) as usize;
+        let view = &mut objects[chosen].view;
+        let pages = (view.len() - data.len()) / IoBuf::ALIGN;
+        let at = self.random.below(pages as u64 + 1) as usize * IoBuf::ALIGN;
+        view[at..at + data.len()].copy_from_slice(data);
+    }
+
     fn sync(&mut self, id: SegmentId, end: usize, fault: Option<Fault>) -> Result<Answer> {
         let object = self.objects.get_mut(&id).ok_or(StoreError::NotFound(id))?;
-        match fault.filter(|f| *f != Fault::Rot) {
+        match fault.filter(|f| f.is_reported()) {
+            Some(Fault::NoFiles) => Err(injected(Fault::NoFiles, "sync")),
             Some(fault) => {
                 object.lose(&mut self.random);
                 Err(injected(fault, "sync"))
@@ -234,8 +273,13 @@ impl Machine {
                     object.view[(offset + bit / 8) as usize] ^= 1 << (bit % 8);
                 }
             }
-            Some(fault) => return Err(injected(fault, "read")),
-            None => {}
+            Some(fault) if fault.is_reported() => return Err(injected(fault, "read")),
+            _ => {}
+        }
+        let read = offset..offset + len as u64;
+        if self.bad_sectors.iter().any(|(of, bad)| *of == id && bad.start < read.end && read.start < bad.end)
+        {
+            return Err(injected(Fault::Io, "read"));
         }
         let mut buf = IoBuf::from(slice_at(&object.view, offset, len));
         // What was announced is there, as zeroes.
@@ -245,8 +289,8 @@ impl Machine {
     }
 
     fn delete(&mut self, id: SegmentId, fault: Option<Fault>) -> Result<Answer> {
-        let fault = fault.filter(|f| *f != Fault::Rot);
-        if fault.is_none() || self.random.one_in(2) {
+        let fault = fault.filter(|f| f.is_reported());
+        if fault.is_none() || fault != Some(Fault::NoFiles) && self.random.one_in(2) {
             self.objects.remove(&id);
         }
         fault.map_or(Ok(Answer::Done), |fault| Err(injected(fault, "delete")))
@@ -257,8 +301,11 @@ impl Machine {
             return Err(injected(Fault::Io, "superblock swap after a failed one"));
         }
         check_swap(self.superblock.each_ref().map(|copy| copy.view.as_deref()), new)?;
+        if fault == Some(Fault::NoFiles) {
+            return Err(injected(Fault::NoFiles, "superblock swap"));
+        }
         let copy = &mut self.superblock[copy_of(new)];
-        if let Some(fault) = fault.filter(|f| *f != Fault::Rot) {
+        if let Some(fault) = fault.filter(|f| f.is_reported()) {
             self.superblock_lost = true;
             copy.tear(&new.encode(), &mut self.random);
             return Err(injected(fault, "superblock swap"));

@@ -39,6 +39,14 @@ impl Object {
         Object { expected, ..Object::default() }
     }
 
+    /// An object of these bytes, all of them durable.
+    pub(super) fn durable(bytes: &[u8]) -> Object {
+        let mut object = Object::new(0);
+        object.append(bytes);
+        object.sync(object.view.len());
+        object
+    }
+
     /// Length in bytes, as a list shows it.
     pub(super) fn len(&self) -> u64 {
         self.expected.max(self.view.len() as u64)
@@ -58,6 +66,12 @@ impl Object {
         self.unsynced.retain(|range| range.end > end);
         self.named = true;
         self.sized = true;
+    }
+
+    /// All that a read gives is durable.
+    pub(super) fn write_back(&mut self) {
+        self.lost.clear();
+        self.sync(self.view.len());
     }
 
     /// An append or a sync failed: nothing that is not durable by now ever becomes so, and what reads give
@@ -126,6 +140,11 @@ pub(super) struct SuperblockCopy {
 }
 
 impl SuperblockCopy {
+    /// A copy that is on the medium.
+    pub(super) fn durable(view: Option<Vec<u8>>) -> SuperblockCopy {
+        SuperblockCopy { durable: view.clone(), view }
+    }
+
     pub(super) fn sync(&mut self) {
         self.durable.clone_from(&self.view);
     }

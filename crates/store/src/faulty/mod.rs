@@ -9,10 +9,12 @@
 //! call on the old handle fails, and [`FaultyStore::reopen`] gives a new one on the bytes that survived.
 
 mod faults;
+mod image;
 mod machine;
 mod medium;
 mod random;
 
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -25,6 +27,7 @@ use crate::memory::assert_aligned;
 use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store};
 
 pub use self::faults::{Fault, FaultyOp, When};
+pub use self::image::Image;
 
 /// How a machine stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +98,17 @@ impl FaultyStore {
         self.machine.lock().faults.clear();
     }
 
+    /// Has each read that touches these bytes of an object fail with EIO, as on a medium with an unreadable sector;
+    /// until [`FaultyStore::mend_sectors`].
+    pub fn break_sectors(&self, id: SegmentId, bytes: Range<u64>) {
+        self.machine.lock().bad_sectors.push((id, bytes));
+    }
+
+    /// Makes all sectors readable again, as they were.
+    pub fn mend_sectors(&self) {
+        self.machine.lock().bad_sectors.clear();
+    }
+
     /// Lets each operation take up to so many polls more than one, by chance; 0 at first.
     pub fn set_delay(&self, max_polls: u32) {
         self.machine.lock().max_delay = max_polls;
@@ -103,6 +117,11 @@ impl FaultyStore {
     /// Changes the room; 1 TiB at first.
     pub fn set_capacity(&self, bytes: u64) {
         self.machine.lock().capacity = bytes;
+    }
+
+    /// The kernel writes back all that reads give of the objects: no power loss takes any of it later.
+    pub fn write_back(&self) {
+        self.machine.lock().objects.values_mut().for_each(medium::Object::write_back);
     }
 
     /// Flips one bit of an object's byte at `offset`. False where there is no such byte.

@@ -11,7 +11,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::patience::{Patience, is_interruption, is_shortage};
 use crate::IoBuf;
 
 pub(super) use pool::Pool;
@@ -45,6 +47,9 @@ pub(super) struct Op {
     reached: usize,
     /// The kernel could not start it without blocking.
     must_block: bool,
+    /// The last call found the system short of something: pause before the next one.
+    short: bool,
+    patience: Patience,
     finish: Finish,
 }
 
@@ -67,7 +72,8 @@ impl Op {
 
     fn new(action: Action, file: Arc<File>, buf: IoBuf, offset: u64, len: usize, finish: Finish) -> Op {
         assert!(len <= buf.capacity());
-        Op { action, file, buf, offset, len, done: 0, reached: 0, must_block: false, finish }
+        let (short, patience) = (false, Patience::default());
+        Op { action, file, buf, offset, len, done: 0, reached: 0, must_block: false, short, patience, finish }
     }
 
     /// Bytes of the next call.
@@ -90,11 +96,11 @@ impl Op {
         let moved = match answer {
             Ok(moved) => moved,
             Err(e) => {
-                let errno = e.raw_os_error();
-                // A ring cancels what a thread that ends had queued; it was not started.
-                let again = [libc::EINTR, libc::EAGAIN, libc::ECANCELED].map(Some).contains(&errno);
+                let again = is_interruption(&e);
                 self.must_block |= again;
-                return if again { None } else { Some(Err(e)) };
+                // A sync that failed is never repeated.
+                self.short = !again && is_shortage(&e) && self.action != Action::Sync;
+                return if again || self.short { None } else { Some(Err(e)) };
             }
         };
         match self.action {
@@ -103,6 +109,16 @@ impl Op {
             Action::Read if moved == 0 => Some(Ok(self.reached.max(self.done))),
             Action::Read | Action::Write => self.went_on_to(self.done + moved),
         }
+    }
+
+    /// The pause before the next call, where the last one found the system short of something; an error where that
+    /// has lasted too long.
+    fn pause(&mut self) -> io::Result<Option<Duration>> {
+        if !std::mem::take(&mut self.short) {
+            return Ok(None);
+        }
+        let too_long = io::Error::from_raw_os_error(libc::ENOMEM);
+        self.patience.next_pause().ok_or(too_long).map(Some)
     }
 
     fn went_on_to(&mut self, end: usize) -> Option<io::Result<usize>> {
@@ -138,6 +154,10 @@ impl Op {
             let answer = self.call();
             if let Some(result) = self.advance(answer) {
                 return self.complete(result);
+            }
+            match self.pause() {
+                Ok(pause) => pause.into_iter().for_each(std::thread::sleep),
+                Err(e) => return self.complete(Err(e)),
             }
         }
     }
@@ -252,6 +272,21 @@ mod tests {
         }
         let mut op = op(Action::Sync, 0);
         assert_eq!(op.advance(errno(libc::EIO)).unwrap().unwrap_err().raw_os_error(), Some(libc::EIO));
+    }
+
+    #[test]
+    fn a_shortage_of_memory_is_waited_out_but_not_by_a_sync() {
+        for action in [Action::Read, Action::Write] {
+            let mut op = op(action, 8192);
+            assert!(op.advance(Ok(4096)).is_none());
+            assert_eq!(op.pause().unwrap(), None);
+            assert!(op.advance(errno(libc::ENOMEM)).is_none());
+            assert!(op.pause().unwrap().is_some());
+            assert_eq!((op.next_offset(), op.next_len()), (4096, 4096), "it goes on where it was");
+            assert_eq!(op.advance(Ok(4096)).unwrap().unwrap(), 8192);
+        }
+        let mut op = op(Action::Sync, 0);
+        assert_eq!(op.advance(errno(libc::ENOMEM)).unwrap().unwrap_err().raw_os_error(), Some(libc::ENOMEM));
     }
 
     #[test]

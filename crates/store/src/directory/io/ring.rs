@@ -39,6 +39,9 @@ const STOP: u64 = 0;
 /// Pause before another try where the kernel has no memory or no room for completions.
 const RETRY_PAUSE: Duration = Duration::from_micros(100);
 
+/// Longest pause of the reaper, which all completions wait for.
+const LONGEST_REAPER_PAUSE: Duration = Duration::from_millis(5);
+
 /// See the module.
 pub(super) struct Ring {
     shared: Arc<Shared>,
@@ -139,6 +142,8 @@ impl Shared {
 
     fn reap(&self) {
         let mut completed = Vec::new();
+        // Operations for which the system was short of something: pushed again after one pause for all of them.
+        let mut short = Vec::new();
         let mut stopping = false;
         while !stopping || self.in_flight.load(Ordering::Relaxed) > 0 {
             // This also submits what `take_in` has pushed.
@@ -152,22 +157,29 @@ impl Shared {
             for (user_data, result) in completed.drain(..) {
                 match user_data {
                     STOP => stopping = true,
-                    op => self.take_in(op as *mut Op, result),
+                    op => self.take_in(op as *mut Op, result, &mut short),
                 }
+            }
+            if let Some(pause) = short.iter().map(|(_, pause)| *pause).min() {
+                thread::sleep(pause.min(LONGEST_REAPER_PAUSE));
+                short.drain(..).for_each(|(op, _)| self.push(op));
             }
         }
     }
 
-    fn take_in(&self, op: *mut Op, result: i32) {
+    fn take_in(&self, op: *mut Op, result: i32, short: &mut Vec<(Box<Op>, Duration)>) {
         // SAFETY: the pointer was leaked in `push`, and its completion comes once.
         let mut op = unsafe { Box::from_raw(op) };
         let answer = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
-        match op.advance(answer) {
-            None => self.push(op),
-            Some(result) => {
-                self.in_flight.fetch_sub(1, Ordering::Relaxed);
-                op.complete(result);
-            }
-        }
+        let result = match op.advance(answer) {
+            Some(result) => result,
+            None => match op.pause() {
+                Ok(None) => return self.push(op),
+                Ok(Some(pause)) => return short.push((op, pause)),
+                Err(e) => Err(e),
+            },
+        };
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        op.complete(result);
     }
 }
