@@ -34,6 +34,7 @@ layout!(batch_header, "batch header", 96, {
     ENTRIES_LEN @ 60, 4, "bytes of entries";
     PAYLOAD_LEN @ 64, 4, "bytes of payload, whole blocks";
     VERSION @ 68, 4, "format version";
+    GROUP @ 72, 8, "sequence number of the first batch of its group; 0 from writers that did not say";
     CHECK @ 88, 8, "CRC-64/NVME of the batch without these 8 bytes";
 });
 
@@ -54,6 +55,8 @@ pub struct BatchHeader {
     pub offset: u32,
     /// [`GROUP_END`] or 0.
     pub flags: u32,
+    /// Sequence number of the first batch of its group, at most `seq`; 0 from writers that did not say.
+    pub group: u64,
 }
 
 impl BatchHeader {
@@ -75,6 +78,7 @@ impl BatchHeader {
         assert!(payload.len().is_multiple_of(BLOCK) && entries.len().is_multiple_of(8));
         assert!(u64::from(self.offset) + (head.len() + payload.len()) as u64 <= MAX_SEGMENT);
         assert!(self.offset.is_multiple_of(BLOCK as u32) && self.flags & !GROUP_END == 0);
+        assert!(self.group <= self.seq);
         put_bytes(head, l::MAGIC, MAGIC);
         put_bytes(head, l::POOL_ID, &self.pool.0);
         put_u64(head, l::EPOCH, self.epoch);
@@ -86,6 +90,7 @@ impl BatchHeader {
         put_u32(head, l::ENTRIES_LEN, entries.len() as u32);
         put_u32(head, l::PAYLOAD_LEN, payload.len() as u32);
         put_u32(head, l::VERSION, VERSION);
+        put_u64(head, l::GROUP, self.group);
         head[l::SIZE..l::SIZE + entries.len()].copy_from_slice(entries);
         let check = check(head, payload);
         put_u64(head, l::CHECK, check);
@@ -141,6 +146,16 @@ impl<'a> Batch<'a> {
         Ok(len)
     }
 
+    /// Whether `b` begins like the header of the batch at `offset` of `segment` of `pool`: what a search for
+    /// batches asks before it reads and verifies one.
+    pub fn may_begin(b: &[u8], pool: PoolId, segment: SegmentId, offset: u32) -> bool {
+        use batch_header as l;
+        Batch::peek_len(b).is_ok()
+            && b[l::POOL_ID] == pool.0
+            && get_u32(b, l::SEGMENT) == segment.0
+            && get_u32(b, l::OFFSET) == offset
+    }
+
     /// Verifies and decodes the batch that was read at `offset` of `segment` of `pool`.
     pub fn decode(b: &'a [u8], pool: PoolId, segment: SegmentId, offset: u32) -> Result<Batch<'a>> {
         use batch_header as l;
@@ -161,6 +176,7 @@ impl<'a> Batch<'a> {
             segment: SegmentId(get_u32(b, l::SEGMENT)),
             offset: get_u32(b, l::OFFSET),
             flags: get_u32(b, l::FLAGS),
+            group: get_u64(b, l::GROUP),
         };
         if (header.pool, header.segment, header.offset) != (pool, segment, offset) {
             return Err(FormatError::Foreign { what: WHAT, field: "place" });
@@ -170,6 +186,9 @@ impl<'a> Batch<'a> {
         }
         if header.flags & !GROUP_END != 0 {
             return Err(FormatError::Value { what: WHAT, field: "flags" });
+        }
+        if header.group > header.seq {
+            return Err(FormatError::Value { what: WHAT, field: "group" });
         }
         Ok(Batch {
             header,

@@ -2,7 +2,7 @@
 //! its disk records.
 
 use crate::layout::*;
-use crate::{DiskRecord, FormatError, MAX_SEGMENT, Result, SegmentId, Stream};
+use crate::{BLOCK, DiskRecord, FormatError, MAX_SEGMENT, Result, SegmentId, Stream};
 
 pub(crate) const MAGIC: &[u8; 8] = b"FBCHECKP";
 
@@ -20,6 +20,7 @@ layout!(segment_record, "segment record", 40, {
     SEGMENT @ 0, 4, "segment id";
     STREAM @ 4, 1, "1 data, 2 short, 3 map, 4 moved";
     STATE @ 5, 1, "1 open, 2 sealed";
+    FOOTER @ 6, 1, "1: sealed with a footer, which is durable; 0: not said";
     CONTAINER @ 8, 4, "object in which its live slots rest; the segment's own id until they are moved";
     WRITTEN @ 12, 4, "bytes up to the end of its last batch that the checkpoint covers";
     FIRST_SEQ @ 16, 8, "sequence number of its first batch";
@@ -50,6 +51,8 @@ pub struct SegmentRecord {
     pub stream: Stream,
     /// Whether it still grows.
     pub state: SegmentState,
+    /// It was sealed with a footer, which is durable. False where that is not known.
+    pub footer: bool,
     /// The object in which its live slots rest.
     pub container: u32,
     /// Bytes up to the end of its last batch.
@@ -87,7 +90,9 @@ impl SegmentRecord {
             Some("segment")
         } else if self.container == 0 {
             Some("container")
-        } else if u64::from(self.written) > MAX_SEGMENT {
+        } else if self.footer && self.state == SegmentState::Open {
+            Some("footer")
+        } else if u64::from(self.written) > MAX_SEGMENT || !self.written.is_multiple_of(BLOCK as u32) {
             Some("written")
         } else if self.map.is_some() != (self.container != self.segment.0) {
             Some("map_offset")
@@ -137,6 +142,7 @@ impl Checkpoint {
             put_u32(at, s::SEGMENT, r.segment.0);
             put_u8(at, s::STREAM, r.stream as u8);
             put_u8(at, s::STATE, r.state as u8);
+            put_u8(at, s::FOOTER, r.footer.into());
             put_u32(at, s::CONTAINER, r.container);
             put_u32(at, s::WRITTEN, r.written);
             put_u64(at, s::FIRST_SEQ, r.first_seq);
@@ -176,6 +182,7 @@ impl Checkpoint {
                     2 => SegmentState::Sealed,
                     _ => return Err(bad("state")),
                 },
+                footer: get_u8(at, s::FOOTER) == 1,
                 container: get_u32(at, s::CONTAINER),
                 written: get_u32(at, s::WRITTEN),
                 first_seq: get_u64(at, s::FIRST_SEQ),

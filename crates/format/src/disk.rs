@@ -62,6 +62,7 @@ layout!(disk, "disk record", 96, {
     ROOT @ 56, 12, "root of the block map, as a block reference: a node, a hole, or allocated zeroes";
     DEDUP_DOMAIN @ 68, 4, "blocks are shared with disks of the same domain only";
     FLAGS @ 72, 1, "1: a desktop that is reset when its guest leaves";
+    MAP_DAMAGED @ 73, 1, "1: a node of its block map could not be read";
 });
 
 /// A disk.
@@ -95,6 +96,8 @@ pub struct DiskRecord {
     pub dedup_domain: u32,
     /// Of a desktop: it is reset when its guest leaves.
     pub reset_at_disconnect: bool,
+    /// A node of its block map could not be read.
+    pub map_damaged: bool,
 }
 
 fn optional(id: u32) -> Option<DiskId> {
@@ -156,6 +159,7 @@ impl DiskRecord {
         put_bytes(b, l::ROOT, &self.root.encode());
         put_u32(b, l::DEDUP_DOMAIN, self.dedup_domain);
         put_u8(b, l::FLAGS, u8::from(self.reset_at_disconnect));
+        put_u8(b, l::MAP_DAMAGED, u8::from(self.map_damaged));
         out.extend_from_slice(self.name.as_bytes());
         out.resize(crate::align_up(out.len() - start, 8) + start, 0);
     }
@@ -205,6 +209,11 @@ impl DiskRecord {
                 0 => false,
                 1 => true,
                 _ => return Err(bad("flags")),
+            },
+            map_damaged: match get_u8(b, l::MAP_DAMAGED) {
+                0 => false,
+                1 => true,
+                _ => return Err(bad("map_damaged")),
             },
         };
         if let Some(field) = record.bad_field() {

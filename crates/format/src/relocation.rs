@@ -5,10 +5,15 @@
 
 use crate::checksum::crc32c;
 use crate::layout::*;
-use crate::{Codec, Fingerprint, Form, FormatError, MAX_SEGMENT, Result, SegmentId, Slot, SlotKind};
+use crate::{
+    BLOCK, Codec, Fingerprint, Form, FormatError, GroupHeader, MAX_SEGMENT, Result, SegmentId, Slot, SlotKind,
+};
 
 pub(crate) const MAGIC: &[u8; 8] = b"FBRELOCM";
 const WHAT: &str = "relocation map";
+
+/// Most slot units of a group.
+const GROUP_UNITS: u32 = (GroupHeader::SIZE + GroupHeader::MAX_MEMBERS * BLOCK).div_ceil(Slot::UNIT) as u32;
 
 layout!(relocation_map, "relocation map", 32, {
     MAGIC @ 0, 8, "`FBRELOCM`";
@@ -63,16 +68,17 @@ pub struct RelocationMap {
 impl Relocation {
     fn bad_field(&self) -> Option<&'static str> {
         let units = match self.place_form.codec() {
-            Some(Codec::ZstdGroup) => self.units,
+            // No more than its blocks would take raw, so that a reader fetches no more for one of them.
+            Some(Codec::ZstdGroup) => self.units.min(GROUP_UNITS),
             Some(Codec::Raw | Codec::Lz4) => (self.place_form.stored_len() / Slot::UNIT) as u32,
             None => return Some("place_form"),
         };
         if !self.form.fits(self.slot, MAX_SEGMENT) {
             Some("slot")
-        } else if self.units != units || self.units == 0 {
-            Some("units")
         } else if u64::from(self.place.0) + u64::from(self.units) > Slot::LIMIT.into() {
             Some("place")
+        } else if self.units != units || self.units == 0 {
+            Some("units")
         } else {
             None
         }

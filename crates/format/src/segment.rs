@@ -241,13 +241,14 @@ impl SegmentFooter {
         if (footer.pool, footer.segment, footer.offset) != (pool, segment, offset) {
             return Err(FormatError::Foreign { what: WHAT, field: "place" });
         }
-        if footer.count > Slot::LIMIT {
+        // Each entry is of a slot in front of it.
+        if footer.count > footer.offset / Slot::UNIT as u32 {
             return Err(FormatError::Value { what: WHAT, field: "count" });
         }
         Ok(footer)
     }
 
-    /// Bytes of the directory, without padding; at most 512 MiB.
+    /// Bytes of the directory, without padding; at most half of those in front of the footer.
     pub fn directory_len(&self) -> usize {
         self.count as usize * directory_entry::SIZE
     }

@@ -38,6 +38,12 @@ fn checkpoint_of_a_cleaned_pool_of_version_1() {
 }
 
 #[test]
+fn checkpoint_with_footers_of_version_1() {
+    let bytes = golden("v1-checkpoint-footers.bin", &checkpoint_footers().encode());
+    assert_eq!(Checkpoint::decode(&bytes), Ok(checkpoint_footers()));
+}
+
+#[test]
 fn relocation_of_version_1() {
     let map = relocation_map();
     let bytes = golden("v1-relocation-map.bin", &map.encode());
@@ -67,8 +73,16 @@ fn batch_of_version_1() {
     let bytes = golden("v1-batch.bin", &batch());
     let read = Batch::decode(&bytes, POOL, SegmentId(2), BATCH_OFFSET).unwrap();
     assert_eq!((read.header.seq, read.header.epoch, read.header.flags), (201, 7, GROUP_END));
+    assert_eq!(read.header.group, 0);
     assert_eq!(read.entries().collect::<Result<Vec<_>>>(), Ok(entries(read.payload_slot)));
     assert_eq!(read.payload, [0xa5; 2 * BLOCK]);
+}
+
+#[test]
+fn batch_of_a_known_group_of_version_1() {
+    let bytes = golden("v1-batch-group.bin", &batch_of_group());
+    let read = Batch::decode(&bytes, POOL, SegmentId(2), BATCH_OFFSET).unwrap();
+    assert_eq!((read.header.seq, read.header.group), (201, 199));
 }
 
 #[test]

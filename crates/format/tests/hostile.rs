@@ -357,3 +357,32 @@ fn groups_are_within_bounds() {
     bytes[4..8].copy_from_slice(&4097_u32.to_le_bytes());
     assert_eq!(GroupHeader::decode(&bytes).unwrap_err(), value("group of blocks", "frame_len"));
 }
+
+/// What a reader would have to fetch for one block, or for one directory, is bounded by what a writer makes.
+#[test]
+fn claimed_lengths_are_within_what_is_described() {
+    let good = relocation_map();
+    let forged = |n: usize, units: u32| {
+        let mut b = good.encode();
+        let at = 32 + n * 40 + 16;
+        b[at..at + 4].copy_from_slice(&units.to_le_bytes());
+        let crc = crc32c(&b[32..]);
+        b[20..24].copy_from_slice(&crc.to_le_bytes());
+        RelocationMap::decode(&b, good.segment, good.container)
+    };
+    let group = good.entries.iter().position(|e| e.place_form.codec() == Some(Codec::ZstdGroup)).unwrap();
+    assert!(forged(group, 4097).is_ok());
+    assert_eq!(forged(group, 4098), Err(value("relocation map", "units")));
+
+    let (footer, _) = footer();
+    let forged = |count: u32| {
+        let mut b = footer.encode(&[]);
+        b[12..16].copy_from_slice(&count.to_le_bytes());
+        let check = check64(&b[..4088]);
+        b[4088..4096].copy_from_slice(&check.to_le_bytes());
+        SegmentFooter::decode(&b, POOL, footer.segment, footer.offset)
+    };
+    let most = footer.offset / Slot::UNIT as u32;
+    assert!(forged(most).is_ok());
+    assert_eq!(forged(most + 1), Err(value("segment footer", "count")));
+}

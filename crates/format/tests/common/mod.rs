@@ -48,6 +48,7 @@ pub fn disk(id: u32, name: &str, role: Role) -> DiskRecord {
         root: MapValue::At(BlockRef { form: Form::raw(49 * 64), ..block_ref(3, 4711) }),
         dedup_domain: 0,
         reset_at_disconnect: false,
+        map_damaged: false,
     }
 }
 
@@ -56,6 +57,7 @@ pub fn checkpoint() -> Checkpoint {
         segment: SegmentId(n),
         stream,
         state,
+        footer: false,
         container: n,
         written: 8192 * n,
         first_seq: u64::from(n) * 100,
@@ -85,6 +87,13 @@ pub fn checkpoint_moved() -> Checkpoint {
     checkpoint.segments[0].container = 4;
     checkpoint.segments[0].map = Some((1 << 20, RelocationMap::encoded_len(3) as u32));
     Checkpoint { warm: vec![SegmentId(4), SegmentId(2)], sampling: 3, ..checkpoint }
+}
+
+/// A checkpoint that says which segments have a footer.
+pub fn checkpoint_footers() -> Checkpoint {
+    let mut checkpoint = checkpoint();
+    checkpoint.segments[0].footer = true;
+    checkpoint
 }
 
 pub fn relocation_map() -> RelocationMap {
@@ -194,7 +203,16 @@ pub fn batch() -> Vec<u8> {
     encode_batch(&bytes, &[0xa5; 2 * BLOCK])
 }
 
+/// As [`batch`], from a writer that says where its group begins.
+pub fn batch_of_group() -> Vec<u8> {
+    encode_batch_of(199, &[], &[0xa5; BLOCK])
+}
+
 pub fn encode_batch(entries: &[u8], payload: &[u8]) -> Vec<u8> {
+    encode_batch_of(0, entries, payload)
+}
+
+fn encode_batch_of(group: u64, entries: &[u8], payload: &[u8]) -> Vec<u8> {
     let header = BatchHeader {
         pool: POOL,
         epoch: 7,
@@ -203,6 +221,7 @@ pub fn encode_batch(entries: &[u8], payload: &[u8]) -> Vec<u8> {
         segment: SegmentId(2),
         offset: BATCH_OFFSET,
         flags: GROUP_END,
+        group,
     };
     let mut b = vec![0; BatchHeader::head_len(entries.len())];
     header.encode(&mut b, entries, payload);
@@ -264,6 +283,7 @@ pub fn any_disk() -> impl Strategy<Value = DiskRecord> {
             root,
             dedup_domain: uuid[1].into(),
             reset_at_disconnect: uuid[2].is_multiple_of(2),
+            map_damaged: uuid[3].is_multiple_of(2),
         },
     )
 }
@@ -341,8 +361,9 @@ pub fn any_checkpoint() -> impl Strategy<Value = Checkpoint> {
             segment: SegmentId(n),
             stream: Stream::ALL[stream],
             state: if open { SegmentState::Open } else { SegmentState::Sealed },
+            footer: !open && last_seq % 2 == 0,
             container: if first_seq % 2 == 0 { n } else { u32::MAX },
-            written,
+            written: written / 4096 * 4096,
             first_seq,
             last_seq,
             map: (first_seq % 2 != 0).then_some((4096, 72)),
