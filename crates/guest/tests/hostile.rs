@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::path::Path;
 
 use forebay_guest::fuzzing::{LIMITS, SparseDisk, check_scan};
-use forebay_guest::{Blocks, Class, Limits, Options, Scan, scan};
+use forebay_guest::{Blocks, Class, Limits, Options, ReadError, Scan, scan};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::RngSeed;
@@ -157,6 +157,65 @@ fn work_is_paid_for() {
     let disk = bombs::ntfs::paths(8, 400);
     let scan = check(&mut &disk[..]);
     assert!(scan.complete && scan.map.bytes_per_class()[Class::Metadata as usize] > 0);
+}
+
+/// A disk that counts the reads of what is not zero, and the chances to rest.
+struct Counted<'a> {
+    disk: &'a [u8],
+    reads: u64,
+    bytes: u64,
+    pauses: u64,
+}
+
+impl Blocks for Counted<'_> {
+    fn size(&self) -> u64 {
+        self.disk.len() as u64
+    }
+
+    fn read(&mut self, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
+        self.disk.read(offset, out)?;
+        if out.iter().any(|b| *b != 0) {
+            self.reads += 1;
+            self.bytes += out.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn pause(&mut self) -> bool {
+        self.pauses += 1;
+        self.pauses < 100
+    }
+}
+
+/// A guest that writes little can have its disk scanned for little only: a region of 16 KiB costs at most 32 times its
+/// bytes and 256 reads, however often its blocks are named.
+#[test]
+fn a_scan_costs_by_what_the_disk_holds() {
+    let disks = [
+        ("blocks of trees, ext", bombs::ext::repeated_blocks()),
+        ("clusters of the table, NTFS", bombs::ntfs::repeated_table()),
+    ];
+    for (name, disk) in disks {
+        let mut counted = Counted { disk: &disk, reads: 0, bytes: 0, pauses: 0 };
+        let scan = measured(Limits::default(), || scan(&mut counted, &Options::default()));
+        let regions = disk.chunks(16 << 10).filter(|r| r.iter().any(|b| *b != 0)).count() as u64;
+        println!("{name}: {} reads, {} bytes of {regions} regions", counted.reads, counted.bytes);
+        assert!(!scan.complete, "{name}: a bomb that does not go off tests nothing");
+        assert!(counted.reads <= 257 * regions, "{name}: {} reads of {regions} regions", counted.reads);
+        // What is read at once may be 256 KiB, and go over.
+        let most = 33 * regions * (16 << 10) + (1 << 20);
+        assert!(counted.bytes <= most, "{name}: {} bytes of {regions} regions", counted.bytes);
+    }
+}
+
+/// A scan that reads nothing for long rests too, and ends on request.
+#[test]
+fn a_scan_that_only_works_can_rest() {
+    let disk = bombs::ext::names(true);
+    let mut counted = Counted { disk: &disk, reads: 0, bytes: 0, pauses: 0 };
+    let scan = scan(&mut counted, &Options::default());
+    assert_eq!(counted.pauses, 100);
+    assert!(!scan.complete);
 }
 
 /// Numbers that fit where they stand, but not when they are counted with.

@@ -72,6 +72,21 @@ pub fn pieces() -> Vec<u8> {
     disk
 }
 
+/// Files whose trees have the same few blocks on each level, each named by every entry of the level above.
+pub fn repeated_blocks() -> Vec<u8> {
+    let mut disk = empty();
+    let first = FREE_FOR_USE as u32;
+    for number in 12..INODES as usize {
+        inode(&mut disk, number, FILE, 5, &[pointer(first + 4); 4]);
+    }
+    node(&mut disk, FREE_FOR_USE * BLOCK, 0, &[]);
+    for level in 1..5 {
+        let at = (FREE_FOR_USE + level) * BLOCK;
+        node(&mut disk, at, level as u16, &[pointer(first + level as u32 - 1); 84]);
+    }
+    disk
+}
+
 /// `/tmp` full of names, each of another inode. With `names_overlap` the same bytes are the names of many entries.
 pub fn names(names_overlap: bool) -> Vec<u8> {
     let mut disk = empty();

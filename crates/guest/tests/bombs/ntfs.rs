@@ -159,3 +159,19 @@ pub fn hole() -> Vec<u8> {
     volume.clusters(0, 0x80, 0, u64::MAX, &table);
     volume.disk
 }
+
+/// A master file table whose runs are the same clusters again and again.
+pub fn repeated_table() -> Vec<u8> {
+    const CLUSTERS: u16 = 1900;
+    let mut volume = Volume::new(40, CLUSTERS.into());
+    volume.disk[(MFT + 40) * RECORD..][..usize::from(CLUSTERS) * RECORD].fill(b'A');
+    volume.used[0] = (56, 56);
+    put(&mut volume.disk, MFT * RECORD + 56, &[0xff; 4]);
+    let mut runs = vec![0x12, 40, 0, MFT as u8];
+    let [low, high] = CLUSTERS.to_le_bytes();
+    (0..90).for_each(|_| runs.extend([0x12, low, high, 0]));
+    runs.push(0);
+    let clusters = 40 + 90 * u64::from(CLUSTERS);
+    volume.clusters(0, 0x80, 0, clusters * RECORD as u64, &runs);
+    volume.disk
+}
