@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::catalogue::{check_name, check_size, shorten};
 use crate::desktop::check_persistent;
+use crate::limits::FULL_RETRY;
 use crate::pool::Pool;
 use crate::volume::{Exclusive, Volume};
 use crate::{Disk, Error, Result};
@@ -47,6 +48,9 @@ pub struct DiskInfo {
     pub reset_at_disconnect: bool,
     /// Only disks of the same domain share blocks that they wrote alike.
     pub dedup_domain: u32,
+    /// It is known that a node of its block map cannot be read: what is below it reads as damaged, and the disk is not
+    /// copied from.
+    pub map_damaged: bool,
 }
 
 /// One clone to be made.
@@ -117,6 +121,7 @@ impl Pool {
             write_cache: record.write_cache,
             reset_at_disconnect: record.reset_at_disconnect,
             dedup_domain: record.dedup_domain,
+            map_damaged: disk.has_damaged_map(),
         }
     }
 
@@ -146,6 +151,7 @@ impl Pool {
         let _admin = self.admin.lock().await;
         let from = self.catalogue.read().find(source)?;
         check_persistent(&from, source)?;
+        from.check_map(source)?;
         let mut ops = Vec::new();
         let mut names = std::collections::BTreeSet::new();
         for clone in clones {
@@ -183,6 +189,7 @@ impl Pool {
         let _admin = self.admin.lock().await;
         let parent = self.find_volume(volume)?;
         check_persistent(&parent, volume)?;
+        parent.check_map(volume)?;
         let full = format!("{volume}@{name}");
         self.catalogue.read().check_free(&full)?;
         let disk = DiskRecord {
@@ -201,6 +208,7 @@ impl Pool {
         let admin = self.admin.lock().await;
         let from = self.catalogue.read().find(source)?;
         check_persistent(&from, source)?;
+        from.check_map(source)?;
         self.catalogue.read().check_free(name)?;
         let disk = DiskRecord {
             dedup_domain: from.record().dedup_domain,
@@ -220,7 +228,9 @@ impl Pool {
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
         let _admin = self.admin.lock().await;
         let disk = self.find_volume(volume)?;
-        let from = self.catalogue.read().find(&format!("{volume}@{snapshot}"))?;
+        let full = format!("{volume}@{snapshot}");
+        let from = self.catalogue.read().find(&full)?;
+        from.check_map(&full)?;
         let _alone = disk.exclude_clients(volume)?;
         self.copy_contents(vec![CatalogueOp::Copy { disk: disk.id(), from: from.id() }]).await
     }
@@ -243,6 +253,11 @@ impl Pool {
                     needs: "a clone of an image or a snapshot",
                 });
             };
+            if let Some(image) = self.volume(from)
+                && !disk.is_desktop()
+            {
+                image.check_map(&self.catalogue.read().export_name(&image))?;
+            }
             alone.push(disk.exclude_clients(name)?);
             ops.push(CatalogueOp::Copy { disk: disk.id(), from });
             images.push(from);
@@ -253,15 +268,28 @@ impl Pool {
     }
 
     /// Gives disks, which the caller has to itself, the contents of others.
-    async fn copy_contents(&self, mut ops: Vec<CatalogueOp>) -> Result<()> {
+    pub(crate) async fn copy_contents(&self, mut ops: Vec<CatalogueOp>) -> Result<()> {
         let disks = ops.iter().filter_map(|op| match op {
             CatalogueOp::Copy { disk, .. } => Some(*disk),
             _ => None,
         });
+        let all_same = ops.iter().all(|op| match op {
+            CatalogueOp::Copy { disk, from } => self.have_same_map(*disk, *from),
+            _ => true,
+        });
         ops.extend(self.forget_classes(&disks.collect()));
         self.commit_ops(ops).await?;
-        self.reclaim_is_due();
+        if !all_same {
+            self.reclaim_is_due();
+        }
         Ok(())
+    }
+
+    /// Whether it is known that two disks have the same stored contents: one is a clone to which nothing was committed.
+    fn have_same_map(&self, one: DiskId, other: DiskId) -> bool {
+        let record = |disk| self.volume(disk).and_then(|v| v.tree.read().record());
+        let one = record(one);
+        one.is_some() && one == record(other)
     }
 
     /// Deletes a volume, an image, or `VOLUME@SNAPSHOT`; refused while it is in use or others depend on it.
@@ -337,6 +365,7 @@ impl Pool {
         let _admin = self.admin.lock().await;
         let volume = self.import(&import)?;
         import.flush().await?;
+        volume.check_map(&import.name())?;
         // The cleaner is to pack it, and does not touch a segment that is open.
         let ended = self.log.lock().await.end_segment(Stream::Data).await;
         self.latching(ended)?;
@@ -358,8 +387,9 @@ impl Pool {
         self.delete_disk(&volume, &name).await
     }
 
-    /// Removes what imports left that a crash interrupted.
-    pub(crate) async fn remove_imports(&self) -> Result<()> {
+    /// Removes what imports left that a crash interrupted, before a client can begin others. Where there is no room for
+    /// that, a task goes on trying: a full pool must open, or nothing could ever be deleted.
+    pub(crate) async fn remove_imports(self: &Arc<Pool>) -> Result<()> {
         let left: Vec<_> = {
             let catalogue = self.catalogue.read();
             catalogue.iter().filter(|d| d.role() == Role::Import).map(|d| d.id()).collect()
@@ -368,7 +398,24 @@ impl Pool {
             return Ok(());
         }
         tracing::info!(imports = left.len(), "removing what interrupted imports left");
-        self.commit_ops(left.into_iter().map(|disk| CatalogueOp::Delete { disk }).collect()).await?;
+        match self.delete_imports(&left).await {
+            Err(Error::NoSpace) => {
+                tracing::warn!("no room to remove what interrupted imports left: trying again");
+                let pool = self.clone();
+                let retry = async move {
+                    while matches!(pool.delete_imports(&left).await, Err(Error::NoSpace)) {
+                        pool.host.sleep(FULL_RETRY).await;
+                    }
+                };
+                self.host.spawn("imports", Box::pin(retry));
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    async fn delete_imports(&self, imports: &[DiskId]) -> Result<()> {
+        self.commit_ops(imports.iter().map(|disk| CatalogueOp::Delete { disk: *disk }).collect()).await?;
         self.reclaim_is_due();
         Ok(())
     }
@@ -411,6 +458,7 @@ impl Pool {
             root: MapValue::Hole,
             dedup_domain: 0,
             reset_at_disconnect: false,
+            map_damaged: false,
         }
     }
 }

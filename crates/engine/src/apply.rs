@@ -44,6 +44,9 @@ const CHANGES_AT_A_TIME: usize = 128;
 
 impl Pool {
     /// Makes changes to the block map of a disk, in order.
+    ///
+    /// # Errors
+    /// Not all are made: see [`crate::damage`].
     pub(crate) async fn apply_changes(&self, volume: &Volume, changes: &[Change]) -> Result<()> {
         let mut done = 0;
         while done < changes.len() {
@@ -60,25 +63,43 @@ impl Pool {
                 need
             };
             if let Some(node) = need {
-                self.load_node(node).await.map_err(|e| self.lost(e))?;
+                self.bring_for(volume, node).await?;
             }
         }
         Ok(())
     }
 
+    /// Sees to a node that a change to the map of a disk needs.
+    async fn bring_for(&self, volume: &Volume, need: NeedNode) -> Result<()> {
+        self.bring(need, |need, why| {
+            let stands = volume.tree.write().stand_in(&self.nodes, need)?;
+            if stands {
+                volume.note_map_damage(why);
+            }
+            Ok(stands)
+        })
+        .await
+    }
+
     /// Makes one change to the catalogue.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] and [`Error::Format`] where it can be made neither now nor in recovery. Any other: it is not
+    /// made, and must be.
     pub(crate) async fn apply_op(&self, op: &CatalogueOp) -> Result<()> {
         match op {
             CatalogueOp::Create { disk, from } => {
-                let tree = match from {
-                    Some(from) => self.known(*from)?.tree.read().clone(),
+                let source = from.map(|from| self.known(from)).transpose()?;
+                let tree = match &source {
+                    Some(source) => source.tree.read().clone(),
                     None => Tree::new(blocks(disk.size)),
                 };
                 let made = Arc::new(Volume::new(disk.clone(), tree));
-                self.catalogue.write().insert(made.clone());
-                if let Some(from) = from {
-                    made.classes.inherit(&self.known(*from)?.classes);
+                if let Some(source) = source {
+                    made.inherit_map_damage(&source);
+                    made.classes.inherit(&source.classes);
                 }
+                self.catalogue.write().insert(made);
             }
             CatalogueOp::Delete { disk } => {
                 let gone = self.catalogue.write().remove(*disk);
@@ -93,8 +114,10 @@ impl Pool {
                 let record = DiskRecord { size: source.size(), ..(*volume.record()).clone() };
                 self.forget_cached(&volume);
                 *volume.tree.write() = tree;
+                volume.inherit_map_damage(&source);
                 volume.classes.inherit(&source.classes);
                 volume.set_record(record);
+                volume.reset_done();
             }
             CatalogueOp::Resize { disk, size } => {
                 let volume = self.known(*disk)?;
@@ -102,7 +125,7 @@ impl Pool {
                     let resized = volume.tree.write().resize(&self.nodes, blocks(*size));
                     match resized {
                         Ok(()) => break,
-                        Err(need) => drop(self.load_node(need).await.map_err(|e| self.lost(e))?),
+                        Err(need) => self.bring_for(&volume, need).await?,
                     }
                 }
                 volume.set_record(DiskRecord { size: *size, ..(*volume.record()).clone() });
@@ -114,14 +137,7 @@ impl Pool {
             }
             CatalogueOp::CopyRange { disk, block, from, source_block, count } => {
                 let (volume, source) = (self.known(*disk)?, self.known(*from)?);
-                let copied = self.copy_range(&volume, *block, &source, *source_block, *count).await;
-                if let Err(e) = copied {
-                    // As with any change to a map that is damaged: the others are not to suffer for it.
-                    volume.fail(&e);
-                    if !matches!(e, Error::Damaged(_) | Error::Format(_)) {
-                        return Err(e);
-                    }
-                }
+                self.copy_range(&volume, *block, &source, *source_block, *count).await?;
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 
 use crate::fetch::{damage, extends, plain};
 use crate::limits::{NODE_GAP, NODE_READ_BYTES, NODE_READS};
-use crate::map::{NeedNode, Node};
+use crate::map::{Held, NeedNode, Node};
 use crate::places::{Located, View};
 use crate::pool::Pool;
 use crate::{Error, Result};
@@ -108,10 +108,20 @@ impl Pool {
 
     /// Reads stored nodes, verified: bounded bytes in a read and a few reads at once, so that what guests read
     /// waits behind little. `each` is given the index of every node, with its bytes or what is wrong with it.
-    pub(crate) async fn read_nodes(&self, nodes: &[BlockRef], mut each: impl FnMut(usize, Result<&[u8]>)) {
+    pub(crate) async fn read_nodes(&self, nodes: &[BlockRef], each: impl FnMut(usize, Result<&[u8]>)) {
+        self.read_nodes_at_once(nodes, NODE_READS, each).await;
+    }
+
+    /// As [`Pool::read_nodes`], with `at_once` reads at a time.
+    async fn read_nodes_at_once(
+        &self,
+        nodes: &[BlockRef],
+        at_once: usize,
+        mut each: impl FnMut(usize, Result<&[u8]>),
+    ) {
         let view = self.places.view();
         let runs = self.runs(&view, nodes, takes_node, |i, e| each(i, Err(e))).await;
-        for some in runs.chunks(NODE_READS) {
+        for some in runs.chunks(at_once) {
             let read = join_all(some.iter().map(|run| self.read_whole(run))).await;
             for (run, read) in some.iter().zip(read) {
                 let begin = run.places.first().map_or(0, |p| p.offset);
@@ -129,6 +139,29 @@ impl Pool {
                 }
             }
         }
+    }
+
+    /// Brings nodes into the cache and keeps them there, as far as they can be read. Whether that was any.
+    pub(crate) async fn load_and_hold(
+        &self,
+        needs: &[NeedNode],
+        held: &mut Held<'_>,
+        at_once: usize,
+    ) -> bool {
+        // What is known to be damaged is judged by the one that needs it.
+        let needs: Vec<&NeedNode> = needs.iter().filter(|need| !self.is_damaged(&need.at)).collect();
+        let refs: Vec<BlockRef> = needs.iter().map(|need| need.at).collect();
+        let mut loaded = false;
+        self.read_nodes_at_once(&refs, at_once, |i, bytes| {
+            let need = needs[i];
+            if let Some(node) = bytes.ok().and_then(|bytes| need.accept(bytes).ok()) {
+                self.nodes.insert(need.at, node.clone());
+                held.keep(need.at, &node);
+                loaded = true;
+            }
+        })
+        .await;
+        loaded
     }
 
     /// The nodes of block maps that are needed, in the same order. What is read does not go into the cache, where

@@ -15,14 +15,15 @@ use hashbrown::HashSet;
 use serde::Serialize;
 
 use crate::catalogue::shorten;
-use crate::footers::ended_in_order;
+use crate::damage::is_lost;
+use crate::footers::{Epochs, ended_in_order};
 use crate::hash::BuildU64Hasher;
 use crate::map::{Dirty, NeedNode, Node, Ref, Tree};
 use crate::mark::Slots;
 use crate::places::Rest;
 use crate::pool::Pool;
-use crate::recovery::Mode;
-use crate::scan::scan_segment;
+use crate::recovery::{Mode, OnLoss, Recovered};
+use crate::scan::scan_past_gaps;
 use crate::{Error, Host, PoolConfig, Result};
 
 /// Something that is not as it should be.
@@ -75,12 +76,17 @@ pub async fn check(
     let superblock = check_superblocks(&*store, &mut report).await?;
     let clock = host.clone();
     let store = Arc::new(Metered::new(store, Arc::new(move || clock.now())));
-    let (pool, _) =
-        Pool::recover(store, host, PoolConfig { dedup_index: 0, ..PoolConfig::default() }, Mode::Look)
-            .await?;
+    let config = PoolConfig { dedup_index: 0, ..PoolConfig::default() };
+    let Recovered { pool, damage, .. } =
+        Pool::recover(store, host, config, Mode::Look, OnLoss::Report).await?;
+    if let Some(damage) = damage {
+        let what =
+            format!("{damage}; what follows is of the pool in front of that, 'forebay recover' says more");
+        report.problem(what, format!("batch {}", damage.id));
+    }
     let table: Vec<SegmentRecord> = pool.log.lock().await.table().values().copied().collect();
     report.segments = table.len() as u64;
-    let mut epochs = BTreeMap::new();
+    let mut epochs = Epochs::default();
     let objects: BTreeSet<SegmentId> = pool.store.list().await?.iter().map(|o| o.id).collect();
     for record in &table {
         match Rest::of(record) {
@@ -91,8 +97,7 @@ pub async fn check(
                 }
             }
             None if objects.contains(&record.segment) => {
-                let epoch = check_segment(&pool, superblock.pool, record, &mut report).await?;
-                epochs.extend(epoch.map(|epoch| (record.segment, epoch)));
+                check_segment(&pool, superblock.pool, record, &mut epochs, &mut report).await?;
             }
             _ => {}
         }
@@ -100,7 +105,8 @@ pub async fn check(
         progress(&report);
     }
     let checkpoint = pool.read_checkpoint(&superblock.blobs).await?.unwrap_or_default();
-    for record in ended_in_order(&table, &epochs, &superblock, &checkpoint) {
+    let in_place = |r: &&SegmentRecord| r.map.is_none() && objects.contains(&r.segment);
+    for record in ended_in_order(&table, &epochs, &superblock, &checkpoint).into_iter().filter(in_place) {
         if let Err(e) = pool.read_footer(record).await {
             let why = match e {
                 Error::Format(why) => why.to_string(),
@@ -148,44 +154,38 @@ async fn check_superblocks(store: &dyn Store, report: &mut CheckReport) -> Resul
     Ok(best)
 }
 
-/// Verifies the batches of a segment. Gives the epoch of the first one, if that is whole.
+/// Verifies the batches of a segment, and notes what they tell of epochs.
 async fn check_segment(
     pool: &Pool,
     id: PoolId,
     record: &SegmentRecord,
+    epochs: &mut Epochs,
     report: &mut CheckReport,
-) -> Result<Option<u64>> {
-    let (segment, written) = (record.segment, record.written as u64);
+) -> Result<()> {
+    let segment = record.segment;
     let place = |at: u64| format!("segment {segment}, offset {at}");
-    let (mut at, mut epoch) = (0, None);
-    let mut stream = None;
-    while at < written {
-        let found = match scan_segment(&*pool.store, id, segment, stream, at, written).await {
-            Ok(found) => found,
-            Err(Error::Store(e)) => {
-                report.problem(e.to_string(), place(at));
-                return Ok(epoch);
-            }
-            Err(e) => return Err(e),
-        };
-        if at == 0 {
-            epoch = found.first().map(|b| b.header.epoch);
+    let scan = match scan_past_gaps(&*pool.store, id, segment, None, u64::from(record.written)).await {
+        Ok(scan) => scan,
+        Err(Error::Store(e)) => {
+            report.problem(e.to_string(), place(0));
+            return Ok(());
         }
-        report.batches += found.len() as u64;
-        let end = found.last().map_or(at.max(if stream.is_some() { BLOCK as u64 } else { 0 }), |b| b.end);
-        if end >= written {
-            break;
-        }
-        let what = if end == 0 { "the segment header is damaged" } else { "a batch is damaged" };
-        report.problem(what, place(end));
-        // Batches begin at whole blocks: the next one is found by trying each.
-        stream = Some(record.stream);
-        at = end.max(BLOCK as u64) + if end == 0 { 0 } else { BLOCK as u64 };
-        while at < written && scan_segment(&*pool.store, id, segment, stream, at, written).await?.is_empty() {
-            at += BLOCK as u64;
-        }
+        Err(e) => return Err(e),
+    };
+    report.batches += scan.batches.len() as u64;
+    if scan.header_damaged {
+        report.problem("the segment header is damaged", place(0));
     }
-    Ok(epoch)
+    for gap in &scan.gaps {
+        report.problem("a batch is damaged", place(gap.offset));
+    }
+    let first = scan.batches.first().filter(|b| b.header.offset as usize == BLOCK);
+    epochs.of_segments.extend(first.map(|b| (segment, b.header.epoch)));
+    for batch in &scan.batches {
+        let last = epochs.last_group.entry(batch.header.epoch).or_default();
+        *last = batch.header.group.max(*last);
+    }
+    Ok(())
 }
 
 /// Walks every map; then, if something was damaged, once more to say whose it was.
@@ -204,7 +204,13 @@ async fn check_maps(pool: &Pool, report: &mut CheckReport, progress: &mut impl F
                 continue;
             };
             report.nodes += 1;
-            blocks.retain(|block| verified.insert(block));
+            blocks.retain(|block| {
+                if is_lost(block) {
+                    damaged.entry(block.addr.to_u64()).or_insert_with(|| lost_problem(*block));
+                    return false;
+                }
+                verified.insert(block)
+            });
             report.blocks += blocks.len() as u64;
             verify_blocks(pool, blocks, &mut damaged).await;
         }
@@ -329,6 +335,11 @@ fn node_problem(need: NeedNode, why: &Error) -> Problem {
         place: place(need.at),
         disks: Vec::new(),
     }
+}
+
+fn lost_problem(at: BlockRef) -> Problem {
+    let what = "a block is lost: something that it depended on could not be read".into();
+    Problem { what, place: place(at), disks: Vec::new() }
 }
 
 fn place(at: BlockRef) -> String {

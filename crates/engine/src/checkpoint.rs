@@ -15,7 +15,7 @@ use forebay_format::{BlobRef, Checkpoint, DiskRecord, MAX_BLOBS, SegmentId, Stre
 use crate::log::{Draft, Head, Item};
 use crate::map::{Dirty, Tree, collect_dirty};
 use crate::pool::Pool;
-use crate::{Error, Result};
+use crate::{Error, Mutation, Result};
 
 /// A checkpoint that was taken.
 pub(crate) struct Taken {
@@ -23,6 +23,8 @@ pub(crate) struct Taken {
     pub checkpoint: Checkpoint,
     /// The maps of its disks, in the same order.
     pub trees: Vec<Tree>,
+    /// What [`crate::volume::Volume::map_damage`] was of them, in the same order.
+    pub map_damage: Vec<u64>,
 }
 
 impl Pool {
@@ -35,10 +37,24 @@ impl Pool {
         self.make_checkpoint().await.map(drop)
     }
 
+    /// Makes a checkpoint that both superblock copies name, so that the loss of either copy does not lead back before
+    /// it.
+    pub(crate) async fn checkpoint_in_both_copies(&self) -> Result<()> {
+        let _alone = self.upkeep.lock.lock().await;
+        self.make_checkpoint().await?;
+        self.renew_older_copy().await
+    }
+
+    /// Has the older superblock copy name the checkpoint of the newer one.
+    pub(crate) async fn renew_older_copy(&self) -> Result<()> {
+        let swapped = self.log.lock().await.swap_superblock(|_| {}).await;
+        self.latching(swapped)
+    }
+
     /// Makes a checkpoint, under the upkeep lock, and tells what it holds.
     pub(crate) async fn make_checkpoint(&self) -> Result<Taken> {
         self.check_latch()?;
-        let mut taken = self.take().await;
+        let mut taken = self.take().await?;
         let appended = self.appended.load(Relaxed);
         for group in collect_dirty(taken.trees.iter()) {
             self.write_nodes(&group).await?;
@@ -51,7 +67,8 @@ impl Pool {
         let blobs = self.write_blobs(&bytes).await?;
         {
             let mut log = self.log.lock().await;
-            let Head { seq, chain } = taken.head;
+            let ahead = self.config.mutation == Mutation::CheckpointAhead;
+            let Head { seq, chain } = if ahead { log.head() } else { taken.head };
             let swapped = log.swap_superblock(|s| (s.seq, s.chain, s.blobs) = (seq, chain, blobs)).await;
             self.latching(swapped)?;
         }
@@ -65,12 +82,17 @@ impl Pool {
         Ok(taken)
     }
 
-    async fn take(&self) -> Taken {
+    async fn take(&self) -> Result<Taken> {
         let log = self.log.lock().await;
+        // A commit that latched the pool may have left a group that the maps did not take.
+        self.check_latch()?;
         let catalogue = self.catalogue.read();
-        let (mut disks, mut trees) = (Vec::new(), Vec::new());
+        let (mut disks, mut trees, mut map_damage) = (Vec::new(), Vec::new(), Vec::new());
         for disk in catalogue.iter() {
-            disks.push(DiskRecord { size: disk.size(), ..(*disk.record()).clone() });
+            let damage = disk.map_damage();
+            map_damage.push(damage);
+            let record = (*disk.record()).clone();
+            disks.push(DiskRecord { size: disk.size(), map_damaged: damage > 0, ..record });
             trees.push(disk.tree.read().clone());
         }
         let (warm, sampling) = {
@@ -86,7 +108,7 @@ impl Pool {
             warm,
             sampling,
         };
-        Taken { head: log.head(), checkpoint, trees }
+        Ok(Taken { head: log.head(), checkpoint, trees, map_damage })
     }
 
     /// Writes nodes that refer to none of each other, a batch at a time, so that commits get their turn.

@@ -8,7 +8,7 @@
 //!
 //! **The argument.** Up to the publication nothing refers to the copies. After it nothing refers to the
 //! originals, but readers that found their place before; they hold a view, and the object is not deleted
-//! while they do. A crash before the publication leaves pieces that no map names, in a container that is
+//! while they do, nor before a checkpoint has the publication in it ([`crate::reclaim`]). A crash before the publication leaves pieces that no map names, in a container that is
 //! cleaned like any other; a crash after it leaves an object in which nothing rests, which the next reclaim
 //! deletes.
 //!

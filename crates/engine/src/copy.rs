@@ -23,11 +23,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_format::{BLOCK, CatalogueOp, FANOUT, FormatError};
+use forebay_format::{BLOCK, CatalogueOp, FANOUT};
 use tokio::task::yield_now;
 
 use crate::commit::PendingOp;
-use crate::limits::{COPY_BLOCKS, COPY_BYTES, COPY_STEPS, COPY_VALUE_BYTES, MARK_NODES};
+use crate::limits::{COMMIT_READS, COPY_BLOCKS, COPY_BYTES, COPY_STEPS, COPY_VALUE_BYTES, MARK_NODES};
+use crate::map::Held;
 use crate::pool::Pool;
 use crate::volume::{Volume, blocks};
 use crate::zero::is_zero;
@@ -51,7 +52,6 @@ impl Disk {
     /// those of [`Disk::read`] and [`Disk::write`].
     pub async fn copy_from(&self, offset: u64, source: &Disk, source_offset: u64, len: u64) -> Result<()> {
         source.check(source_offset, len)?;
-        source.volume.check_sound()?;
         self.check_write(offset, len)?;
         let same = Arc::ptr_eq(&self.volume, &source.volume);
         if same && offset.abs_diff(source_offset) < len {
@@ -79,6 +79,8 @@ impl Disk {
             && self.volume.dedup_domain() == source.volume.dedup_domain()
             && !self.volume.is_desktop()
             && !source.volume.is_desktop()
+            // What is damaged is found by reading, before anything is copied.
+            && !source.volume.has_damaged_map()
     }
 
     /// Copies by reading and writing. What is zero becomes a hole.
@@ -117,10 +119,14 @@ impl Disk {
             } else {
                 self.pool.load_range(&source.volume, range).await?;
             }
-            self.note_discarded(&(block..block + count));
+            let garbage = self.held_bytes(&(block..block + count));
             let op = CatalogueOp::CopyRange { disk, block, from: source_id, source_block, count };
             self.pool.commit_ops(vec![op]).await?;
-            self.volume.check_sound()?;
+            self.pool.note_discarded(garbage);
+            if source.volume.has_damaged_map() {
+                // It was found when it was too late to refuse: what is damaged there is so here.
+                return Err(Error::MapDamaged(source.name()));
+            }
             block += count;
         }
         Ok(())
@@ -141,13 +147,22 @@ impl Pool {
             }
             before = first;
             for (need, node) in missing.iter().zip(self.pass_nodes(&missing).await) {
-                self.nodes.insert(need.at, node.map_err(|e| self.lost(e))?);
+                let node = node.map_err(|e| self.lost(e)).inspect_err(|e| {
+                    if matches!(e, Error::Damaged(_) | Error::Format(_)) {
+                        volume.note_map_damage(e);
+                    }
+                });
+                self.nodes.insert(need.at, node?);
             }
         }
         Ok(())
     }
 
-    /// Brings a copied range into the map of `volume`, as the log says.
+    /// Brings a copied range into the map of `volume`, as the log says. What is damaged in the map of the source is
+    /// damaged in that of `volume` then.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]: nothing was changed. Any other: not all was, and must be.
     pub(crate) async fn copy_range(
         &self,
         volume: &Volume,
@@ -156,15 +171,16 @@ impl Pool {
         from: u64,
         count: u64,
     ) -> Result<()> {
-        source.check_sound()?;
         let fits =
             |v: &Volume, first: u64| first.checked_add(count).is_some_and(|end| end <= blocks(v.size()));
         if !fits(volume, first) || !fits(source, from) {
-            return Err(FormatError::Value { what: "copied range", field: "count" }.into());
+            return Err(Error::OutOfRange);
         }
-        // One lock at a time, and a source that stands still, also if it is this very map.
-        let source = source.tree.read().clone();
+        // One lock at a time, and a source that stands still, also if it is this very map. What stands in for damage
+        // in it is for the copy alone.
+        let mut copied_from = source.tree.read().clone();
         let (mut done, mut copied) = (0, 0);
+        let mut held = Held::new(&self.nodes);
         while done < count {
             let need = {
                 let mut tree = volume.tree.write();
@@ -173,7 +189,7 @@ impl Pool {
                     if done == count || need.is_some() {
                         break;
                     }
-                    match tree.copy(&self.nodes, first + done, &source, from + done, count - done) {
+                    match tree.copy(&self.nodes, first + done, &copied_from, from + done, count - done) {
                         Ok(n) => {
                             copied += if n <= FANOUT as u64 { n } else { 0 };
                             done += n;
@@ -184,10 +200,28 @@ impl Pool {
                 need
             };
             match need {
-                Some(node) => drop(self.load_node(node).await.map_err(|e| self.lost(e))?),
+                Some(node) => {
+                    let missing = copied_from.missing(&self.nodes, from + done..from + count, COMMIT_READS);
+                    self.load_and_hold(&missing, &mut held, COMMIT_READS).await;
+                    self.bring(node, |need, why| {
+                        let of_source = copied_from.stand_in(&self.nodes, need)?;
+                        if of_source {
+                            source.note_map_damage(why);
+                            return Ok(true);
+                        }
+                        let stands = volume.tree.write().stand_in(&self.nodes, need)?;
+                        if stands {
+                            volume.note_map_damage(why);
+                        }
+                        Ok(stands)
+                    })
+                    .await?;
+                }
                 None => yield_now().await,
             }
         }
+        // Whole subtrees are shared unseen.
+        volume.add_map_damage(source);
         self.appended.fetch_add(copied * COPY_VALUE_BYTES, Relaxed);
         Ok(())
     }

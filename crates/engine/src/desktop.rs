@@ -8,8 +8,8 @@
 //!
 //! **A desktop never mixes what it was with what it is.** Blocks overflow in any order, so after a crash the maps
 //! of desktops hold parts of what was written. Therefore a pool that is opened sets every desktop back to its
-//! origin before anybody can attach it, durably: the log says so, or what is committed for a desktop later could
-//! be recovered on top of what it held before.
+//! origin before a client can attach it ([`crate::reset`]), durably: the log says so, or what is committed for a
+//! desktop later could be recovered on top of what it held before.
 //!
 //! **Turning one into a persistent volume** makes it commit as others do from one moment on, and only after that
 //! is it recorded as one. A crash in between finds a desktop, and resets it; a crash after it finds all that it
@@ -19,18 +19,16 @@
 //! that makes a desktop something else; so none of these meet.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_format::{BLOCK, CatalogueOp, DiskId, DiskRecord, Stream, SyncMode};
-use parking_lot::Mutex;
+use forebay_format::{BLOCK, CatalogueOp, DiskRecord, Stream, SyncMode};
 use tokio::sync::Notify;
 
+use crate::buffer::ZEROES_COST;
 use crate::catalogue::shorten;
-use crate::commit::Group;
-use crate::limits::{FULL_RETRY, OVERFLOW_BYTES};
+use crate::commit::{Group, zeroes_budget};
+use crate::limits::{COLD_READS, FULL_RETRY, OVERFLOW_BYTES};
 use crate::pool::Pool;
+use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use crate::volume::Volume;
 use crate::{DesktopStats, DiskInfo, Error, Result};
 
@@ -40,9 +38,12 @@ pub(crate) struct Desktops {
     cached: AtomicI64,
     budget: AtomicU64,
     wake: Notify,
-    /// Those whose guest has left for good.
-    left: Mutex<Vec<DiskId>>,
+    /// Some may be due for their reset.
+    pub resets: Notify,
 }
+
+/// A piece that overflows takes at most one part in this many of the reserve.
+const RESERVE_PART: u64 = 4;
 
 /// Whether overflowing is to begin: early enough that writers need not wait for it.
 fn is_nearly_spent(used: u64, budget: u64) -> bool {
@@ -55,7 +56,7 @@ impl Desktops {
             cached: AtomicI64::new(0),
             budget: AtomicU64::new(budget),
             wake: Notify::new(),
-            left: Mutex::default(),
+            resets: Notify::new(),
         }
     }
 
@@ -79,19 +80,26 @@ impl Desktops {
     pub fn wake(&self) {
         self.wake.notify_one();
     }
+
+    /// Has the task look whether a desktop is to be reset.
+    pub fn wake_resets(&self) {
+        self.resets.notify_one();
+    }
 }
 
 impl Pool {
     /// Whether a write of `len` bytes may go into a desktop's cache now, or has to wait until there is room.
     pub(crate) fn admit_to_desktop(&self, volume: &Volume, len: u64) -> Result<bool> {
-        let fits = |used: u64, budget: u64| used == 0 || used + len <= budget;
-        if len == 0
-            || (fits(volume.cached(), volume.write_cache())
-                && fits(self.desktops.cached(), self.desktops.budget()))
+        // Zeroes free pages more often than they take room, so there is a reserve for them.
+        let fits = |used: u64, budget: u64| match len {
+            0 => used == 0 || used + ZEROES_COST <= zeroes_budget(budget),
+            _ => used == 0 || used + len <= budget,
+        };
+        if fits(volume.cached(), volume.write_cache()) && fits(self.desktops.cached(), self.desktops.budget())
         {
             return Ok(true);
         }
-        if self.commit.full.load(Relaxed) && !self.room_may_come() {
+        if self.commit.full.load(Relaxed) && !self.reclaim_may_help() {
             return Err(Error::NoSpace);
         }
         volume.wants_room.store(true, Relaxed);
@@ -118,49 +126,18 @@ impl Pool {
         }
     }
 
-    /// Notes that the guest of a disk has said goodbye, and nobody else has it open.
-    pub(crate) fn guest_left(&self, volume: &Volume) {
-        if volume.is_desktop() && volume.record().reset_at_disconnect {
-            self.desktops.left.lock().push(volume.id());
-            self.desktops.wake();
-        }
-    }
-
-    /// Resets desktops whose guests have left, but for those that have another one by now.
-    async fn reset_left(&self) -> Result<()> {
-        let left = std::mem::take(&mut *self.desktops.left.lock());
-        let (mut alone, mut ops) = (Vec::new(), Vec::new());
-        for volume in left.into_iter().filter_map(|id| self.volume(id)) {
-            let record = volume.record();
-            if let (true, Some(from)) = (volume.is_desktop(), record.origin)
-                && let Ok(exclusive) = volume.exclude_clients(&record.name)
-            {
-                alone.push(exclusive);
-                ops.push(CatalogueOp::Copy { disk: volume.id(), from });
-            }
-        }
-        if ops.is_empty() {
-            return Ok(());
-        }
-        self.commit_ops(ops).await?;
-        self.reclaim_is_due();
-        Ok(())
-    }
-
-    /// The task that lets desktops overflow, and resets those whose guests have left.
+    /// The task that lets desktops overflow.
     pub(crate) async fn overflow_loop(self: Arc<Pool>) {
         loop {
             self.desktops.wake.notified().await;
-            if let Err(e) = self.reset_left().await {
-                tracing::warn!("cannot reset a desktop whose guest has left: {e}");
-            }
             while let Some(volume) = self.next_to_overflow() {
                 let begin = self.host.now();
                 match self.overflow(&volume).await {
-                    Ok(()) if self.is_waited_for(&volume) => {}
+                    Ok(_) if self.is_waited_for(&volume) => {}
                     // As long again for everybody else: what guests read goes first while there is room.
-                    Ok(()) => self.host.sleep(self.host.now().saturating_sub(begin)).await,
+                    Ok(_) => self.host.sleep(self.host.now().saturating_sub(begin)).await,
                     Err(Error::NoSpace) => self.host.sleep(FULL_RETRY).await,
+                    Err(Error::Closed) => break,
                     Err(e) => {
                         self.latch(&e);
                         break;
@@ -180,11 +157,11 @@ impl Pool {
 
     /// The desktop that has used most of its budget, of those whose budget is nearly spent or whose writers wait: a
     /// large write may not fit long before. Or the largest, if the budget of all is what is short. Writers that wait
-    /// for another one ask again when this one has overflowed.
+    /// for another one ask again when this one has overflowed. What is about to be reset does not overflow.
     fn next_to_overflow(&self) -> Option<Arc<Volume>> {
         let mut all = is_nearly_spent(self.desktops.cached(), self.desktops.budget());
         let catalogue = self.catalogue.read();
-        let caches = || catalogue.iter().filter(|v| v.is_desktop() && v.cached() > 0);
+        let caches = || catalogue.iter().filter(|v| v.is_desktop() && v.cached() > 0 && !v.is_reset_due());
         for volume in catalogue.iter().filter(|v| v.wants_room.load(Relaxed) && v.cached() == 0) {
             all |= volume.wants_room.swap(false, Relaxed);
         }
@@ -203,26 +180,59 @@ impl Pool {
             || is_spent(self.desktops.cached(), self.desktops.budget())
     }
 
-    /// Commits what a desktop wrote longest ago.
-    async fn overflow(&self, volume: &Arc<Volume>) -> Result<()> {
+    /// Commits what a desktop wrote longest ago. How many bytes of its write buffer that frees.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where only the reserve is left, or less: then, and where what it needs cannot be read, the
+    /// desktop is as it was. After any other error the pool has latched.
+    async fn overflow(&self, volume: &Arc<Volume>) -> Result<u64> {
+        let touched = volume.buffers.lock().active().coldest_touched(OVERFLOW_BYTES / BLOCK);
+        let mut warm = self.warm();
+        self.warm_up(vec![(volume.clone(), touched)], &mut warm, COLD_READS).await;
         let mut log = self.log.lock().await;
-        if !volume.is_desktop() {
-            return Ok(());
+        self.check_running()?;
+        if !volume.is_desktop() || volume.is_reset_due() {
+            return Ok(0);
         }
-        let frozen = volume.buffers.lock().freeze_coldest(OVERFLOW_BYTES / BLOCK);
+        let most = self.overflow_bytes()?;
+        let frozen = volume.buffers.lock().freeze_coldest(most / BLOCK);
         let bytes = frozen.cost();
         let mut group = Group::of(volume.clone(), frozen);
-        match self.log_group(&mut log, &mut group, Stream::Short).await {
+        match self.log_group(&mut log, &mut group, Stream::Short, &mut warm).await {
             Ok(()) => self.counters.overflow.add(bytes),
             Err(Error::NoSpace) => {
                 self.out_of_room(group);
                 return Err(Error::NoSpace);
             }
-            Err(e) => return Err(e),
+            // Nothing has left for the log, so that all can be taken back.
+            Err(e) if !group.is_written => {
+                self.take_back(&mut group);
+                return Err(e);
+            }
+            Err(e) => {
+                tracing::error!("the pool stops: {e}");
+                self.latch(&e);
+                self.commit.hurry();
+                return Err(e);
+            }
         }
         drop(log);
         self.after_commit().await;
-        Ok(())
+        Ok(bytes)
+    }
+
+    /// How much a desktop may let overflow at a time, in bytes. What was acknowledged elsewhere, deletions and resets
+    /// depend on the reserve, so that is left alone but for a part of a last piece.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] where only the reserve is left.
+    fn overflow_bytes(&self) -> Result<usize> {
+        if self.commit.full.load(Relaxed) {
+            return Err(Error::NoSpace);
+        }
+        let reserve = self.commit.reserve.load(Relaxed);
+        let beyond = self.commit.free.load(Relaxed).saturating_sub(reserve);
+        Ok((beyond.max(reserve / RESERVE_PART) as usize).clamp(BLOCK, OVERFLOW_BYTES))
     }
 
     /// The counters of desktops.
@@ -233,23 +243,6 @@ impl Pool {
             budget: self.desktops.budget(),
             overflow: self.counters.overflow.get(),
         }
-    }
-
-    /// Sets all desktops back, when a pool is opened.
-    pub(crate) async fn reset_desktops(&self) -> Result<()> {
-        let ops: Vec<_> = {
-            let catalogue = self.catalogue.read();
-            let resets = catalogue
-                .iter()
-                .filter(|v| v.is_desktop())
-                .filter_map(|v| Some(CatalogueOp::Copy { disk: v.id(), from: v.record().origin? }));
-            resets.collect()
-        };
-        if ops.is_empty() {
-            return Ok(());
-        }
-        tracing::info!(desktops = ops.len(), "desktops begin from their images");
-        self.commit_ops(ops).await
     }
 
     /// Makes a desktop a persistent volume, which has all that was written to it. Its guest may go on meanwhile.
@@ -264,10 +257,18 @@ impl Pool {
             let (is, needs) = ("a persistent volume already", "a desktop");
             return Err(Error::WrongKind { name: shorten(name), is, needs });
         }
+        let persisting = Persisting::begin(self, &volume, name)?;
         // Most of it goes out piece by piece, so that the last group is a small one, however much is written
         // meanwhile.
-        for _ in 0..volume.cached() / OVERFLOW_BYTES as u64 {
-            self.overflow(&volume).await?;
+        let mut ahead = volume.cached();
+        while ahead > OVERFLOW_BYTES as u64 {
+            match self.overflow(&volume).await? {
+                0 => break,
+                bytes => ahead = ahead.saturating_sub(bytes),
+            }
+        }
+        if volume.cached() > 0 {
+            self.overflow_bytes()?;
         }
         {
             let _log = self.log.lock().await;
@@ -286,6 +287,7 @@ impl Pool {
             self.stay_desktop(&volume, record.write_cache).await;
         }
         done?;
+        persisting.end();
         self.disk(name)
     }
 
@@ -299,6 +301,34 @@ impl Pool {
         self.commit.dirty.fetch_sub(cached, Relaxed);
         self.desktops.cached.fetch_add(cached, Relaxed);
         volume.join_desktops(write_cache, cached);
+    }
+}
+
+/// A desktop that is becoming a persistent volume. It stays a desktop if this goes before [`Persisting::end`].
+struct Persisting<'a> {
+    pool: &'a Pool,
+    volume: &'a Volume,
+    kept: bool,
+}
+
+impl<'a> Persisting<'a> {
+    fn begin(pool: &'a Pool, volume: &'a Volume, name: &str) -> Result<Persisting<'a>> {
+        volume.begin_persist(&shorten(name))?;
+        Ok(Persisting { pool, volume, kept: false })
+    }
+
+    /// It is persistent.
+    fn end(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Persisting<'_> {
+    fn drop(&mut self) {
+        self.volume.end_persist(self.kept);
+        self.pool.desktops.wake_resets();
+        // Clients may wait to attach.
+        self.pool.commit.progress.send_modify(|_| ());
     }
 }
 

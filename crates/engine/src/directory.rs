@@ -28,7 +28,7 @@ impl Pool {
             }
         }
         let (segment, until) = (record.segment, u64::from(record.written));
-        let batches = scan_segment(&*self.store, self.id, segment, Some(record.stream), 0, until).await?;
+        let batches = scan_segment(&*self.store, self.id, segment, Some(record.stream), until).await?;
         let mut entries = Vec::new();
         for entry in batches.iter().flat_map(|b| b.entries()) {
             entries.extend(match entry? {

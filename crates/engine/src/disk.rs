@@ -5,19 +5,22 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use forebay_format::{BLOCK, DiskId, Role, SECTOR, SyncMode};
+use forebay_format::{BLOCK, DiskId, FANOUT, Role, SECTOR, SyncMode};
 
 use forebay_store::StoreError;
+use tokio::task::yield_now;
 
-use crate::limits::{READ_RETRIES, READAHEAD_DESKTOP, READAHEAD_MAX, READAHEAD_MIN};
+use crate::limits::{
+    LEAF_STEPS, READ_RETRIES, READAHEAD_DESKTOP, READAHEAD_MAX, READAHEAD_MIN, TURN_BYTES, TURN_STEPS,
+};
 use crate::map::RunKind;
 use crate::notes::Note;
 use crate::pool::Pool;
 use crate::read::How;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use crate::volume::Volume;
-use crate::{Coalesce, Error, GuestStats, Result, Room};
+use crate::{Coalesce, Error, GuestStats, Mutation, Result, Room};
 
 /// Whether a request was done at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,12 +51,14 @@ pub struct Disk {
     next_read: AtomicU64,
     ahead: AtomicU64,
     said_goodbye: AtomicBool,
+    /// Lost writes of the disk that this client knows of; see [`crate::damage`].
+    known_losses: AtomicU64,
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        if self.volume.detach() == 0 && self.said_goodbye.load(Relaxed) {
-            self.pool.guest_left(&self.volume);
+        if self.volume.detach(self.said_goodbye.load(Relaxed)) {
+            self.pool.desktops.wake_resets();
         }
     }
 }
@@ -62,6 +67,7 @@ impl Disk {
     /// A handle to a volume that counts its client already.
     pub(crate) fn new(pool: Arc<Pool>, volume: Arc<Volume>, name: String) -> Disk {
         Disk {
+            known_losses: AtomicU64::new(volume.reported_losses()),
             pool,
             volume,
             name,
@@ -76,9 +82,11 @@ impl Disk {
     }
 
     /// The client ends its connection in good order. One that is cut off may come back and go on, so only after
-    /// this is a desktop reset by itself.
+    /// this is a desktop reset by itself. From the return on no other client attaches before the reset is done.
     pub fn say_goodbye(&self) {
-        self.said_goodbye.store(true, Relaxed);
+        if !self.said_goodbye.swap(true, Relaxed) && self.pool.config.mutation != Mutation::ReuseDesktop {
+            self.volume.leave();
+        }
     }
 
     /// Export name.
@@ -145,14 +153,12 @@ impl Disk {
         if self.read_only() {
             return Err(Error::ReadOnly(self.name.clone()));
         }
-        self.volume.check_sound()?;
         self.check(offset, len)
     }
 
     /// Reads into `out` if that needs no waiting; on `Wait` nothing is counted and `out` is undefined.
     pub fn try_read(&self, offset: u64, out: &mut [u8]) -> Result<Fast> {
         self.check(offset, out.len() as u64)?;
-        self.volume.check_sound()?;
         let mut gaps = Vec::new();
         let found = self.pool.gather(&self.volume, offset, out, &mut gaps, How::AtOnce);
         if found.is_err() || !gaps.is_empty() {
@@ -190,6 +196,7 @@ impl Disk {
         self.check_write(offset, data.len() as u64)?;
         if self.write_through()
             || !aligned(offset, data.len() as u64)
+            || self.pool.is_paced(&self.volume)
             || !self.pool.admit(&self.volume, data.len() as u64)?
         {
             return Ok(Fast::Wait);
@@ -203,7 +210,16 @@ impl Disk {
     pub async fn write(&self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
         self.check_write(offset, data.len() as u64)?;
         self.pool.wait_for_room(&self.volume, data.len() as u64).await?;
-        self.write_bytes(offset, data).await?;
+        let (mut at, end) = (offset, offset + data.len() as u64);
+        // In pieces that end between blocks, so that only the ends of the range are written in part.
+        while at < end {
+            if at > offset {
+                yield_now().await;
+            }
+            let until = ((at / TURN_BYTES + 1) * TURN_BYTES).min(end);
+            self.write_bytes(at, &data[(at - offset) as usize..(until - offset) as usize]).await?;
+            at = until;
+        }
         self.volume.guest.write.add(data.len() as u64);
         self.settle(fua).await
     }
@@ -211,7 +227,11 @@ impl Disk {
     /// What a change must wait for before it is answered.
     pub(crate) async fn settle(&self, fua: bool) -> Result<()> {
         let durable = self.write_through() || (fua && self.volume.sync() == SyncMode::Flush);
-        if durable { self.pool.flush_volume(&self.volume).await } else { Ok(()) }
+        if !durable {
+            return Ok(());
+        }
+        self.pool.flush_volume(&self.volume).await?;
+        self.volume.check_losses(&self.known_losses)
     }
 
     fn change(&self, blocks: Range<u64>, change: impl FnOnce(&mut crate::buffer::WriteBuffer)) -> Result<()> {
@@ -236,8 +256,7 @@ impl Disk {
             if offset < first {
                 self.write_bytes(offset, &[0; BLOCK][..(first - offset) as usize]).await?;
             }
-            self.note_discarded(&whole);
-            self.change(whole.clone(), |buffer| buffer.zero(whole, allocated))?;
+            self.discard_blocks(whole, allocated)?;
             if offset + len > last {
                 self.write_bytes(last, &[0; BLOCK][..(offset + len - last) as usize]).await?;
             }
@@ -248,23 +267,39 @@ impl Disk {
     /// Discards a range: whole blocks read as zeroes afterwards, partial ones stay.
     pub async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
+        self.pool.wait_for_room(&self.volume, 0).await?;
         let whole = self.whole_blocks(offset, len);
-        self.note_discarded(&whole);
-        self.change(whole.clone(), |buffer| buffer.zero(whole, false))?;
+        self.discard_blocks(whole, false)?;
         self.volume.guest.discard.add(len);
         self.settle(fua).await
     }
 
-    /// Notes that blocks become garbage, unless nothing is there: a guest that trims its free space names all that
-    /// it never used, too.
-    pub(crate) fn note_discarded(&self, blocks: &Range<u64>) {
+    /// Zeroes whole blocks. What they held is garbage when that is committed.
+    fn discard_blocks(&self, whole: Range<u64>, allocated: bool) -> Result<()> {
+        let garbage = self.held_bytes(&whole);
+        self.change(whole.clone(), |buffer| {
+            self.pool.upkeep.discards.fetch_add(garbage, Relaxed);
+            buffer.zero(whole.clone(), allocated);
+        })?;
+        if !whole.is_empty() && !self.volume.is_desktop() {
+            // The leaves in between go as a whole.
+            for end in [whole.start, whole.end - 1] {
+                self.pool.note_cold(&self.volume, end..end + 1, std::iter::empty());
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that become garbage with these blocks: none if nothing is there, for a guest that trims its free space
+    /// names all that it never used, too.
+    pub(crate) fn held_bytes(&self, blocks: &Range<u64>) -> u64 {
         let count = blocks.end - blocks.start;
         if count == 0 {
-            return;
+            return 0;
         }
-        let run = self.volume.tree.read().run(&self.pool.nodes, blocks.start, count);
-        if !matches!(run, Ok((RunKind::Hole, holes)) if holes >= count) {
-            self.pool.note_discarded(count * BLOCK as u64);
+        match self.volume.tree.read().run(&self.pool.nodes, blocks.start, count) {
+            Ok((RunKind::Hole, holes)) if holes >= count => 0,
+            _ => count * BLOCK as u64,
         }
     }
 
@@ -277,6 +312,10 @@ impl Disk {
     }
 
     /// Makes everything durable that was acknowledged before the call.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], once for each client, where an acknowledged write is lost to damage; see [`crate::damage`].
+    /// All else was made durable then.
     pub async fn flush(&self) -> Result<()> {
         self.volume.guest.flush.add(0);
         self.flush_changes().await
@@ -284,9 +323,10 @@ impl Disk {
 
     pub(crate) async fn flush_changes(&self) -> Result<()> {
         match self.volume.sync() {
-            SyncMode::Never => Ok(()),
-            SyncMode::Flush | SyncMode::Always => self.pool.flush_volume(&self.volume).await,
+            SyncMode::Never => {}
+            SyncMode::Flush | SyncMode::Always => self.pool.flush_volume(&self.volume).await?,
         }
+        self.volume.check_losses(&self.known_losses)
     }
 
     /// Whether a range is allocated, as runs that cover `len` bytes from `offset` on or stop after `max` runs
@@ -297,7 +337,6 @@ impl Disk {
     /// true enough.
     pub async fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
         self.check(offset, len)?;
-        self.volume.check_sound()?;
         if self.pool.flush_volume(&self.volume).await.is_err() {
             return Ok(vec![Extent { len, hole: false, zero: false }]);
         }
@@ -312,7 +351,13 @@ impl Disk {
             Vec::new()
         };
         let mut buffered = buffered.into_iter().peekable();
+        let mut steps = 0;
         while at < end && extents.len() < max.max(1) {
+            steps += LEAF_STEPS;
+            if steps >= TURN_STEPS {
+                steps = 0;
+                yield_now().await;
+            }
             let block = at / BLOCK as u64;
             while buffered.next_if(|(run, _)| run.end <= block).is_some() {}
             let mut most = blocks.end - block;
@@ -331,7 +376,7 @@ impl Disk {
             let run = self.volume.tree.read().run(&self.pool.nodes, block, most);
             let (kind, count) = match run {
                 Ok(run) => run,
-                Err(need) => match self.pool.load_node(need).await {
+                Err(need) => match self.pool.load_for_read(&self.volume, need).await {
                     Ok(_) => continue,
                     // Freed since the look-up, which the next one will not meet.
                     Err(Error::Store(StoreError::NotFound(_))) if tries < READ_RETRIES => {
@@ -341,6 +386,7 @@ impl Disk {
                     Err(e) => return Err(e),
                 },
             };
+            steps += count / FANOUT as u64 * LEAF_STEPS;
             at = extend(&mut extents, kind, at, ((block + count.max(1)) * BLOCK as u64).min(end));
         }
         Ok(extents)
@@ -350,13 +396,43 @@ impl Disk {
     pub async fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
         self.check(offset, len)?;
         let mut scratch = vec![0; len.min(READAHEAD_MAX) as usize];
-        let mut at = offset;
-        while at < offset + len {
-            let part = (offset + len - at).min(READAHEAD_MAX) as usize;
-            self.pool.read(&self.volume, at, &mut scratch[..part], 0).await?;
-            at += part as u64;
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let mut part = self.zeroes(at, end - at)?;
+            if part == 0 {
+                part = (end - at).min(READAHEAD_MAX);
+                self.pool.read(&self.volume, at, &mut scratch[..part as usize], 0).await?;
+            }
+            at += part;
+            yield_now().await;
         }
         Ok(())
+    }
+
+    /// How many bytes from `offset` on, at most `len`, read as zeroes without being looked at one by one, since the
+    /// block map has them as holes. 0 does not say that there is anything else.
+    ///
+    /// It takes as long as a read from RAM, whatever `len` is. As with a read, what is written meanwhile may be seen
+    /// or not.
+    ///
+    /// # Errors
+    /// As [`Disk::try_read`].
+    pub fn zeroes(&self, offset: u64, len: u64) -> Result<u64> {
+        self.check(offset, len)?;
+        let blocks = blocks_of(offset, len);
+        // The buffers before the map, as for a read.
+        let Some(written) = self.volume.buffers.lock().first_written(&blocks) else { return Ok(0) };
+        if written <= blocks.start {
+            return Ok(0);
+        }
+        let run = self.volume.tree.read().run(&self.pool.nodes, blocks.start, written - blocks.start);
+        Ok(match run {
+            Ok((RunKind::Hole | RunKind::Zero, count)) => {
+                ((blocks.start + count) * BLOCK as u64).min(offset + len) - offset
+            }
+            // A node that is not at hand is left to a read, which loads it.
+            Ok((RunKind::Data, _)) | Err(_) => 0,
+        })
     }
 }
 
@@ -378,6 +454,8 @@ pub(crate) fn aligned(offset: u64, len: u64) -> bool {
     offset.is_multiple_of(SECTOR as u64) && len.is_multiple_of(SECTOR as u64)
 }
 
+/// The blocks that a byte range touches; none where it is empty.
 pub(crate) fn blocks_of(offset: u64, len: u64) -> Range<u64> {
-    offset / BLOCK as u64..(offset + len).div_ceil(BLOCK as u64)
+    let first = offset / BLOCK as u64;
+    first..if len == 0 { first } else { (offset + len).div_ceil(BLOCK as u64) }
 }

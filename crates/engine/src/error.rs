@@ -24,6 +24,12 @@ pub enum Error {
     /// Stored bytes are damaged; they were not handed out.
     #[error("damaged data on the store at {0}; run 'forebay check'")]
     Damaged(String),
+    /// The contents of a disk are not copied, since its block map is damaged.
+    #[error(
+        "the block map of '{0}' is damaged, so it is not copied: 'forebay check' says where; overwrite or discard that \
+         range and run 'forebay gc', roll it back, reset it, or remove it"
+    )]
+    MapDamaged(String),
     /// A reclaiming has kept all that disks may need of which it could not read everything.
     #[error(
         "freed {freed_bytes} bytes; what is older than the damage in the block map of {disks} is kept as long as \
@@ -55,6 +61,9 @@ pub enum Error {
         /// How many handles are open.
         clients: usize,
     },
+    /// A desktop still holds what its last client wrote.
+    #[error("'{0}' is being reset and cannot be attached yet; try again in a moment")]
+    Resetting(String),
     /// Clones depend on it.
     #[error("'{name}' has {clones} clone(s), '{example}' among them; remove them first")]
     HasClones {
@@ -102,6 +111,12 @@ pub enum Error {
     /// The directory or device does not hold a pool.
     #[error("no pool here: {0}")]
     NoPool(String),
+    /// The log is damaged in front of flushed writes; nothing of it was served.
+    #[error("{0}; 'forebay recover' says what would be lost; nothing was changed")]
+    LogDamaged(Box<crate::LogDamage>),
+    /// A loss was accepted that is not the one that there is.
+    #[error("{0}; run 'forebay recover' without --accept-loss, and read its report")]
+    OtherLoss(String),
     /// A structure of the pool is damaged or foreign.
     #[error("cannot open the pool: {0}")]
     Format(#[from] FormatError),
@@ -136,14 +151,20 @@ impl Error {
             | Error::Overlap
             | Error::BadName { .. }
             | Error::BadSize { .. }
+            | Error::OtherLoss(_)
             | Error::WrongKind { .. } => EINVAL,
             Error::NoSpace => ENOSPC,
             Error::Closed => ESHUTDOWN,
             Error::NotFound(_) | Error::NoPool(_) => ENOENT,
             Error::Exists(_) => EEXIST,
-            Error::InUse { .. } | Error::HasClones { .. } | Error::HasSnapshots { .. } => EBUSY,
+            Error::InUse { .. }
+            | Error::Resetting(_)
+            | Error::HasClones { .. }
+            | Error::HasSnapshots { .. } => EBUSY,
             Error::Damaged(_)
+            | Error::MapDamaged(_)
             | Error::MapsDamaged { .. }
+            | Error::LogDamaged(_)
             | Error::Latched(_)
             | Error::Format(_)
             | Error::Store(_) => EIO,

@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 
 use crate::cache::{Leader, Rank, Turn};
 use crate::classes::Classifier;
+use crate::damage::is_lost;
 use crate::limits::{AHEAD_GAP, BATCH_BYTES, CHUNK_BLOCKS};
 use crate::map::{NeedNode, Node};
 use crate::places::{Located, View};
@@ -153,6 +154,9 @@ impl Pool {
             let (known, _) = volume.tree.read().get_range(&self.nodes, block, values);
             for (block, value) in (block..).zip(&values[..known]) {
                 let MapValue::At(target) = *value else { return };
+                if is_lost(&target) {
+                    return;
+                }
                 let Some(place) = self.try_locate(view, &target) else { return };
                 if run.len() * BLOCK >= BATCH_BYTES || !run.spans(&place, AHEAD_GAP, BATCH_BYTES as u64) {
                     return;

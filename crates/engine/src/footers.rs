@@ -1,35 +1,44 @@
-//! Which segments must have a footer: those of which it can be told that they were ended in order, and durably.
+//! Which segments must have a footer: those of which it is known that they were ended in order, and durably.
 //!
-//! The segment table does not tell. It calls a segment sealed whose footer is durable, but also one that was
-//! open at a crash, which has none or a torn one, and one that was left in the middle of a group for want of
-//! room. What tells them apart is the *epoch*: it goes up with every opening, and before anything is written
-//! after a want of room. So within one epoch a segment is left by its footer alone, and
+//! That a segment is sealed does not say so: one that was open at a crash is sealed too, without a footer or with a torn
+//! one, and so is one that was left in the middle of a group for want of room. These are known to have one:
 //!
-//! - a segment after which its stream began another one of the same epoch was ended no later than in the group
-//!   of that one's first batch. A batch of another stream that came later in the same life came after that
-//!   group, and so after its sync;
-//! - a segment that the checkpoint in force calls sealed, and that is of the epoch in which this one was made,
-//!   was ended before it, in a group that was synced.
+//! - segments of which the checkpoint says so. It does from the time at which a footer was written and synced, in
+//!   whichever life of the pool that was. Older builds did not note it; of their last life, what the checkpoint in
+//!   force calls sealed and is of that life's epoch was ended before the checkpoint was made, in a group that was synced.
+//! - segments that were ended since the last checkpoint of a life that ended with a crash. The *epoch* goes up with
+//!   every opening, and before anything is written after a want of room, so within one epoch a segment is left by its
+//!   footer alone. One after which its stream began another one of the same epoch was ended no later than in the group
+//!   of that one's first batch. A later group of that epoch was begun when that one was synced, footer and all. Batches
+//!   say where their group begins; of those that do not, one of another stream that came later was in a later group.
 //!
-//! Of the others nothing is said. Where a footer is damaged all that it says is found in the batches
-//! ([`crate::directory`]), so nobody's data is.
+//! Left out is what was ended in the last group before a crash: its footer may be torn. Where a footer is damaged all
+//! that it says is found in the batches ([`crate::directory`]), so no data is lost.
 
 use std::collections::BTreeMap;
 
 use forebay_format::{Checkpoint, SegmentId, SegmentRecord, SegmentState, Stream, Superblock};
 
-/// The records of those segments, in order. `records` are all, in order; `epochs` says in which epoch each
-/// segment was begun, as far as that could be read.
+/// What the batches of all segments tell.
+#[derive(Default)]
+pub(crate) struct Epochs {
+    /// In which epoch each segment was begun, as far as that could be read.
+    pub of_segments: BTreeMap<SegmentId, u64>,
+    /// Of each epoch, where the last group begins that is known of.
+    pub last_group: BTreeMap<u64, u64>,
+}
+
+/// The records of those segments, in order. `records` are all, in order.
 pub(crate) fn ended_in_order<'a>(
     records: &'a [SegmentRecord],
-    epochs: &BTreeMap<SegmentId, u64>,
+    epochs: &Epochs,
     superblock: &Superblock,
     checkpoint: &Checkpoint,
 ) -> Vec<&'a SegmentRecord> {
     // Of each epoch and stream, the last batch.
     let mut last: BTreeMap<(u64, Stream), u64> = BTreeMap::new();
     for record in records {
-        if let Some(epoch) = epochs.get(&record.segment) {
+        if let Some(epoch) = epochs.of_segments.get(&record.segment) {
             let last = last.entry((*epoch, record.stream)).or_default();
             *last = record.last_seq.max(*last);
         }
@@ -41,13 +50,14 @@ pub(crate) fn ended_in_order<'a>(
     // Of each epoch and stream, the first batch of the segment that was looked at last.
     let mut next: BTreeMap<(u64, Stream), u64> = BTreeMap::new();
     let ended = |record: &&SegmentRecord| {
-        let Some(&epoch) = epochs.get(&record.segment) else { return false };
+        let Some(&epoch) = epochs.of_segments.get(&record.segment) else { return record.footer };
         let next = next.insert((epoch, record.stream), record.first_seq);
         let later = |seq: u64| {
             let mut others = Stream::ALL.into_iter().filter(|s| *s != record.stream);
-            others.any(|s| last.get(&(epoch, s)).is_some_and(|last| *last > seq))
+            epochs.last_group.get(&epoch).is_some_and(|group| *group > seq)
+                || others.any(|s| last.get(&(epoch, s)).is_some_and(|last| *last > seq))
         };
-        next.is_some_and(later) || (epoch == superblock.epoch && sealed(record.segment))
+        record.footer || next.is_some_and(later) || (epoch == superblock.epoch && sealed(record.segment))
     };
     let mut found: Vec<_> = records.iter().rev().filter(ended).collect();
     found.reverse();
@@ -65,6 +75,7 @@ mod tests {
             segment: SegmentId(segment),
             stream,
             state: SegmentState::Sealed,
+            footer: false,
             container: segment,
             written: 8192,
             first_seq: seqs.0,
@@ -75,7 +86,13 @@ mod tests {
 
     /// Those of `records` that were ended in order. Each comes with its epoch; the superblock is of epoch 9.
     fn ended(records: &[(u64, SegmentRecord)], sealed: &[u32]) -> Vec<u32> {
-        let epochs = records.iter().map(|(epoch, r)| (r.segment, *epoch)).collect();
+        ended_before(records, sealed, &[])
+    }
+
+    /// `groups` are epochs, and where the last group of each begins.
+    fn ended_before(records: &[(u64, SegmentRecord)], sealed: &[u32], groups: &[(u64, u64)]) -> Vec<u32> {
+        let of_segments = records.iter().map(|(epoch, r)| (r.segment, *epoch)).collect();
+        let epochs = Epochs { of_segments, last_group: groups.iter().copied().collect() };
         let records: Vec<SegmentRecord> = records.iter().map(|(_, r)| *r).collect();
         let superblock = Superblock {
             pool: PoolId([1; 16]),
@@ -104,6 +121,21 @@ mod tests {
         // Of another life, or after a want of room.
         assert_eq!(ended(&[(1, first), (2, second), (2, map(7))], &[]), [0; 0]);
         assert_eq!(ended(&[(1, first), (1, second), (2, map(7))], &[]), [0; 0]);
+    }
+
+    #[test]
+    fn a_later_group_of_any_stream_proves_it() {
+        let (first, second) = (record(1, Stream::Data, (1, 4)), record(2, Stream::Data, (5, 8)));
+        assert_eq!(ended_before(&[(1, first), (1, second)], &[], &[(1, 6)]), [1]);
+        // The batches up to the end are of the group that was being written.
+        assert_eq!(ended_before(&[(1, first), (1, second)], &[], &[(1, 5)]), [0; 0]);
+        assert_eq!(ended_before(&[(1, first), (1, second)], &[], &[(2, 9)]), [0; 0]);
+    }
+
+    #[test]
+    fn what_a_checkpoint_has_noted_holds_in_later_lives() {
+        let noted = SegmentRecord { footer: true, ..record(1, Stream::Data, (1, 4)) };
+        assert_eq!(ended(&[(3, noted), (3, record(2, Stream::Map, (5, 6)))], &[]), [1]);
     }
 
     #[test]

@@ -136,7 +136,7 @@ pub async fn inspect_batches(store: &dyn Store, segment: SegmentId) -> Result<Ve
     let objects = store.list().await?;
     let object = objects.iter().find(|o| o.id == segment);
     let len = object.ok_or_else(|| Error::NotFound(format!("segment {segment}")))?.len;
-    let batches = scan_segment(store, pool, segment, None, 0, len).await?;
+    let batches = scan_segment(store, pool, segment, None, len).await?;
     let view = |batch: &crate::scan::Scanned| {
         let mut view = BatchView {
             offset: batch.header.offset as u64,
@@ -162,7 +162,8 @@ pub async fn inspect_batches(store: &dyn Store, segment: SegmentId) -> Result<Ve
     Ok(batches.iter().map(view).collect())
 }
 
-fn describe(op: &forebay_format::CatalogueOp) -> String {
+/// A change to the catalogue, for people.
+pub(crate) fn describe(op: &forebay_format::CatalogueOp) -> String {
     use forebay_format::CatalogueOp as Op;
     match op {
         Op::Create { disk, from: Some(from) } => {

@@ -9,6 +9,7 @@ mod catalogue;
 mod classes;
 mod commit;
 mod copy;
+mod damage;
 mod dedup;
 mod desktop;
 mod disk;
@@ -16,15 +17,18 @@ mod log;
 mod map;
 mod notes;
 mod reduce;
+mod reset;
 mod schedule;
 mod update;
 mod volume;
+mod warm;
 mod zero;
 
 mod bulk;
 mod cache;
 mod fetch;
 mod places;
+mod plausible;
 mod profile;
 mod read;
 mod stored;
@@ -35,7 +39,10 @@ mod checkpoint;
 mod clean;
 mod directory;
 mod footers;
+mod governor;
+mod history;
 mod inspect;
+mod loss;
 mod mark;
 mod mutation;
 mod pool;
@@ -50,6 +57,7 @@ mod hash;
 mod host;
 mod limits;
 mod stats;
+mod sync;
 
 pub use admin::{CloneRequest, DiskInfo};
 pub use check::{CheckReport, Problem, check};
@@ -62,6 +70,7 @@ pub use host::{BoxFuture, Host};
 pub use inspect::{
     BatchView, SegmentView, SuperblockView, inspect_batches, inspect_segments, inspect_superblocks,
 };
+pub use loss::{DamagedPlace, DiskLoss, LogDamage, LossReport, recover_log};
 #[doc(hidden)]
 pub use mutation::Mutation;
 pub use pool::{Pool, PoolConfig};

@@ -6,14 +6,20 @@ use forebay_format::{BLOCK, FANOUT, MAX_BLOBS, SECTOR, Slot};
 
 /// Largest disk.
 pub const MAX_DISK_BYTES: u64 = 64 << 40;
+/// Highest id of a disk or a segment, less one, with which a pool is opened. Ids are never used twice; 16 million are
+/// left for the time until the next opening.
+pub const MAX_ID: u32 = u32::MAX - (1 << 24);
+/// Highest generation, epoch and sequence number with which a pool is opened: at a million a second, after 146,000 years.
+pub const MAX_COUNT: u64 = 1 << 62;
 /// Most bytes of one batch, header and entries included, where segments are large enough.
 pub const BATCH_BYTES: usize = 4 << 20;
 /// Smallest and largest segment.
 pub const MIN_SEGMENT_BYTES: u32 = 64 << 10;
 /// See [`MIN_SEGMENT_BYTES`].
 pub const MAX_SEGMENT_BYTES: u32 = 1 << 30;
-/// A segment is at most this part of the store.
-pub const SEGMENTS_AT_LEAST: u64 = 32;
+/// A segment is at most this part of the store: each stream has one open, set aside whole, and a victim of the cleaner
+/// that is a small part of the store is emptier or fuller than the mean.
+pub const SEGMENTS_AT_LEAST: u64 = 128;
 /// Dirty data waits at most this long for a commit to begin. With the time of a commit it stays under the
 /// second that is promised.
 pub const DIRTY_AGE: Duration = Duration::from_millis(500);
@@ -23,6 +29,22 @@ pub const OVERFLOW_BYTES: usize = 4 << 20;
 pub const COMMIT_DELAY: Duration = Duration::from_millis(10);
 /// A commit that failed for want of room is tried again this often.
 pub const FULL_RETRY: Duration = Duration::from_millis(200);
+/// Writes to a disk that are accepted although what their commit needs has to be read first. What a flush waits for
+/// because of one disk is so little.
+pub const COLD_BLOCKS: usize = 8;
+/// Reads at a time for such writes, which others need not wait for: as many as for the mark.
+pub const COLD_READS: usize = NODE_READS;
+/// Reads at a time for a commit, which flushes wait for.
+pub const COMMIT_READS: usize = 64;
+/// Reads one after the other that lead to all that a change needs: each level of the map, and a base.
+pub const WARM_ROUNDS: usize = 8;
+/// How long a client that attaches to a desktop waits for the reset after the client before it.
+pub const ATTACH_WAIT: Duration = Duration::from_secs(10);
+/// A reset that failed, or whose disk was held, is tried again after this, and after twice as long each time up to
+/// [`RESET_RETRY_MAX`].
+pub const RESET_RETRY: Duration = Duration::from_millis(20);
+/// See [`RESET_RETRY`].
+pub const RESET_RETRY_MAX: Duration = Duration::from_millis(500);
 /// What a miss reads from the store at least, where the blocks behind it lie behind it on the store too.
 pub const READAHEAD_MIN: u64 = 64 << 10;
 /// The same for a desktop, as long as it pushes nothing out of the read cache: what it reads of its image lies
@@ -32,8 +54,22 @@ pub const READAHEAD_DESKTOP: u64 = 256 << 10;
 pub const AHEAD_GAP: u64 = 64 << 10;
 /// What a sequential reader reads ahead at most.
 pub const READAHEAD_MAX: u64 = 1 << 20;
+/// What a request of a guest does at most before its task yields, so that other guests of the thread do not wait for it:
+/// bytes that are written or read ahead, some ten to a hundred microseconds.
+pub const TURN_BYTES: u64 = 256 << 10;
+/// The same in pieces of a block map that are looked at: subtrees and leaves, which count as [`LEAF_STEPS`].
+pub const TURN_STEPS: u64 = 1024;
+/// See [`TURN_STEPS`].
+pub const LEAF_STEPS: u64 = 8;
 /// Blocks that the map and the buffers are asked for at a time: bounds how long a lock is held.
 pub const CHUNK_BLOCKS: usize = 64;
+/// A failed read on which a commit or recovery depends is tried again for so long, and [`READ_TRIES`] times at least;
+/// commits wait meanwhile.
+pub const READ_PATIENCE: Duration = Duration::from_millis(500);
+/// See [`READ_PATIENCE`]: of a disk that takes seconds to report a bad sector that is what counts.
+pub const READ_TRIES: u32 = 4;
+/// Longest pause between two of them; the first is a millisecond, each further one twice as long.
+pub const READ_PAUSE: Duration = Duration::from_millis(128);
 /// How often a read looks its blocks up again when their segment was freed meanwhile.
 pub const READ_RETRIES: usize = 16;
 /// Blocks that one change to the catalogue copies at most by their addresses: some ten milliseconds, for which other
@@ -108,7 +144,9 @@ pub const PACK_BELOW: u64 = 95;
 /// would make it clean fuller objects: at 80 % full each percent that is set aside costs it a twentieth more
 /// to write.
 pub const ROOM_SHARE: u64 = 32;
-/// What it frees beyond that when it has to begin: one part in 64, so that a mark pays.
+/// Where less than this part of the store is free above the reserve, marks come more often.
+pub const TIGHT_SHARE: u64 = 8;
+/// What it frees beyond [`ROOM_SHARE`] when it has to begin: one part in 64, so that a mark pays.
 pub const ROOM_MARGIN: u64 = 64;
 
 const _: () = assert!(MAX_SEGMENT_BYTES as u64 <= Slot::LIMIT as u64 * Slot::UNIT as u64);
@@ -117,4 +155,5 @@ const _: () = assert!(MAX_DISK_BYTES.is_multiple_of(BLOCK as u64));
 const _: () = assert!(BLOCK / SECTOR == 8, "a sector mask has eight bits");
 const _: () = assert!(READAHEAD_MIN <= READAHEAD_DESKTOP && READAHEAD_DESKTOP <= READAHEAD_MAX);
 const _: () = assert!(SCAN_BYTES >= 2 * BATCH_BYTES);
+const _: () = assert!(TIGHT_SHARE < ROOM_SHARE, "room is tight before it is short");
 const _: () = assert!(NODE_GAP + BLOCK as u64 <= NODE_READ_BYTES);

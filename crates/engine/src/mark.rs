@@ -71,6 +71,8 @@ pub(crate) struct Marked {
     /// Disks of which not all nodes could be read. What is known of them is of the others; and blocks that only
     /// they share with some disk count as that disk's alone.
     pub damaged: BTreeSet<DiskId>,
+    /// Those of them of which a node is damaged, and was not only unreadable for now.
+    pub damaged_maps: BTreeSet<DiskId>,
     /// Segments in which the nodes were written that could not be read.
     unread: BTreeSet<SegmentId>,
     /// See the module; 0 where all was read.
@@ -136,14 +138,17 @@ struct Seen {
 #[derive(Debug, Clone, Copy, Default)]
 struct Below {
     blocks: u64,
-    /// Something could not be read.
+    /// Something could not be read, ...
     unread: bool,
+    /// ... for it is damaged.
+    damaged: bool,
 }
 
 impl std::ops::AddAssign for Below {
     fn add_assign(&mut self, other: Below) {
         self.blocks += other.blocks;
         self.unread |= other.unread;
+        self.damaged |= other.damaged;
     }
 }
 
@@ -209,6 +214,9 @@ impl<'a> Mark<'a> {
             };
             if below.unread {
                 self.found.damaged.insert(disk.id);
+            }
+            if below.damaged {
+                self.found.damaged_maps.insert(disk.id);
             }
             self.found.logical_bytes += disk.size;
             let space = DiskSpace { mapped_bytes: below.blocks * BLOCK as u64, exclusive_bytes: 0 };
@@ -304,13 +312,13 @@ impl<'a> Mark<'a> {
 
     /// Notes a node that cannot be read. Any other error ends the mark.
     fn unread(&mut self, at: &BlockRef, e: Error) -> Result<Below> {
-        match self.pool.lost(e) {
-            Error::Damaged(_) | Error::Format(_) | Error::Store(_) => {
-                self.found.unread.insert(at.addr.segment);
-                Ok(Below { blocks: 0, unread: true })
-            }
-            other => Err(other),
-        }
+        let damaged = match self.pool.lost(e) {
+            Error::Damaged(_) | Error::Format(_) => true,
+            Error::Store(_) => false,
+            other => return Err(other),
+        };
+        self.found.unread.insert(at.addr.segment);
+        Ok(Below { blocks: 0, unread: true, damaged })
     }
 
     /// Reaches a node; an error with what is below it if it need not be walked.

@@ -67,6 +67,25 @@ impl Pool {
         self.replace_note(Some(of), note.name(), content).await
     }
 
+    /// The persistent reservations that a front end keeps with a disk, read without opening it; `None` where there are
+    /// none.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; those of a read; [`Error::Damaged`] where they are.
+    pub async fn reservations(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let disk = self.catalogue.read().find(name)?;
+        self.note(&disk, Note::Reservations).await
+    }
+
+    /// Replaces them, durably, or removes them. For a disk that no front end has open.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; those of a write.
+    pub async fn set_reservations(&self, name: &str, content: Option<&[u8]>) -> Result<()> {
+        let disk = self.catalogue.read().find(name)?;
+        self.set_note(&disk, Note::Reservations, content).await
+    }
+
     /// Reads a document of the pool; `None` where there is none of this name.
     ///
     /// # Errors

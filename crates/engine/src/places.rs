@@ -19,12 +19,12 @@ use std::sync::{Arc, Weak};
 use forebay_format::{Address, BlockRef, Form, RelocationMap, SegmentId, SegmentRecord, Slot};
 use forebay_store::StoreError;
 use hashbrown::HashMap;
-use parking_lot::{Mutex, RwLock};
 
 use crate::cache::{MissTable, Turn};
 use crate::fetch::damage;
 use crate::hash::BuildU64Hasher;
 use crate::pool::Pool;
+use crate::sync::{Mutex, RwLock};
 use crate::{Error, Result};
 
 /// Bytes of an object in which a block is.

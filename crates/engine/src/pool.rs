@@ -1,17 +1,15 @@
 //! The pool: its parts, opening and closing it, and the work behind.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::time::Duration;
 
 use forebay_format::{Address, BlockRef, DiskId, PoolId, Stream};
 use forebay_guest::Policy;
 use forebay_store::{Metered, Store};
 use hashbrown::HashSet;
-use parking_lot::{Mutex, RwLock};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::cache::{MissTable, ReadCache};
 use crate::catalogue::Catalogue;
@@ -20,15 +18,18 @@ use crate::commit::{PendingOp, Progress};
 use crate::dedup::Dedup;
 use crate::desktop::Desktops;
 use crate::fetch::Fetched;
-use crate::limits::{COMMIT_DELAY, RECLAIM_PAUSE, ROOM_SHARE};
+use crate::limits::{COMMIT_DELAY, RECLAIM_PAUSE};
 use crate::log::Log;
 use crate::map::NodeCache;
 use crate::places::Places;
 use crate::profile::Profiles;
 use crate::reclaim::Space;
-use crate::recovery::Mode;
+use crate::recovery::{Mode, OnLoss, Recovered};
 use crate::schedule::Schedule;
 use crate::stats::{Counter, GuestCounters, StoreStats, count};
+use crate::sync::atomic::Ordering::{Relaxed, Release};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
+use crate::sync::{Mutex, RwLock};
 use crate::upkeep::Upkeep;
 use crate::volume::Volume;
 use crate::{
@@ -107,11 +108,24 @@ pub(crate) struct Commit {
     pub disks: Mutex<Vec<Arc<Volume>>>,
     pub ops: Mutex<Vec<PendingOp>>,
     pub schedule: Schedule,
+    /// Disks with cold writes, for the task that reads what those need.
+    pub cold: Mutex<VecDeque<Arc<Volume>>>,
+    pub cold_wake: Notify,
     pub closing: AtomicBool,
     /// Room in the store is short; data is not taken.
     pub full: AtomicBool,
     /// How much room there was when that was last looked at.
     pub free: AtomicU64,
+    /// How much of it is kept for deletions, checkpoints and what is in the buffers already.
+    pub reserve: AtomicU64,
+    /// How much there was in all.
+    pub total: AtomicU64,
+    /// Bytes that the buffers may hold now.
+    pub budget: AtomicU64,
+    /// Bytes that guests may write per second now; `u64::MAX` is no bound.
+    pub write_rate: AtomicU64,
+    /// When the next write may go on where they are bound, in the time of the host.
+    pub next_write: Mutex<Duration>,
     /// The store refused data when it had so much room, and has taken none since. What it says of its room is not all:
     /// there are quotas, and others who write.
     pub refused_at: AtomicU64,
@@ -129,9 +143,16 @@ impl Commit {
             disks: Mutex::default(),
             ops: Mutex::default(),
             schedule: Schedule::default(),
+            cold: Mutex::default(),
+            cold_wake: Notify::new(),
             closing: AtomicBool::new(false),
             full: AtomicBool::new(false),
             free: AtomicU64::new(0),
+            reserve: AtomicU64::new(0),
+            total: AtomicU64::new(0),
+            budget: AtomicU64::new(u64::MAX),
+            write_rate: AtomicU64::new(u64::MAX),
+            next_write: Mutex::default(),
             refused_at: AtomicU64::new(0),
             low: AtomicBool::new(false),
             progress: watch::channel(Progress::default()).0,
@@ -202,6 +223,8 @@ pub struct Pool {
     pub(crate) upkeep: Upkeep,
     /// Which pool it is.
     pub(crate) id: PoolId,
+    /// Size at which its segments are sealed: what was configured, or less in a small store.
+    pub(crate) segment_bytes: u64,
     pub(crate) fingerprint_key: [u8; 32],
     /// Which blocks are stored already.
     pub(crate) dedup: Mutex<Dedup>,
@@ -223,21 +246,25 @@ impl Pool {
     /// Opens the pool on `store`; makes one where the store is empty.
     ///
     /// # Errors
-    /// [`Error::Format`] where what is there is damaged, foreign or newer; [`Error::Store`] where it cannot be
-    /// read or written.
+    /// [`Error::Format`] where what is there is damaged, foreign or newer; [`Error::LogDamaged`] where flushed writes
+    /// would be lost; [`Error::Store`] where it cannot be read or written.
     pub async fn open(store: Arc<dyn Store>, host: Arc<dyn Host>, config: PoolConfig) -> Result<Arc<Pool>> {
         let clock = host.clone();
         let store = Arc::new(Metered::new(store, Arc::new(move || clock.now())));
-        let (pool, warm) = Pool::recover(store, host, config, Mode::Own).await?;
+        let Recovered { pool, warm, .. } =
+            Pool::recover(store, host, config, Mode::Own, OnLoss::Refuse).await?;
         let pool = Arc::new(pool);
+        // Before upkeep looks: a room that is not known yet would look like a full store.
+        pool.check_space().await?;
         pool.host.spawn("commit", Box::pin(pool.clone().commit_loop()));
+        pool.host.spawn("cold writes", Box::pin(pool.clone().warm_loop()));
         pool.host.spawn("upkeep", Box::pin(pool.clone().upkeep_loop()));
         let index = pool.clone();
         pool.host.spawn("index", Box::pin(async move { index.rebuild_index(warm).await }));
         pool.host.spawn("overflow", Box::pin(pool.clone().overflow_loop()));
-        pool.check_space().await?;
         pool.remove_imports().await?;
         pool.reset_desktops().await?;
+        pool.host.spawn("resets", Box::pin(pool.clone().reset_loop()));
         pool.all_clones_may_start();
         pool.host.spawn("classes", Box::pin(pool.clone().load_classes()));
         Ok(pool)
@@ -254,6 +281,7 @@ impl Pool {
         Pool {
             appended: log.appended.clone(),
             id: log.superblock().pool,
+            segment_bytes: log.superblock().segment_bytes.into(),
             nodes: NodeCache::new(config.map_cache),
             places: Places::new(config.map_cache / 4),
             space: Mutex::default(),
@@ -290,6 +318,8 @@ impl Pool {
         }
         self.commit.hurry();
         self.desktops.wake();
+        self.desktops.wake_resets();
+        self.commit.cold_wake.notify_one();
         let mut progress = self.commit.progress.subscribe();
         progress.wait_for(|p| p.stopped).await.map_err(|_| Error::Closed)?;
         self.upkeep.stopped.store(true, Relaxed);
@@ -302,6 +332,9 @@ impl Pool {
     }
 
     /// Opens a disk by its export name; it counts as a client until the handle is dropped.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::InUse`]; [`Error::Resetting`], where [`Pool::attach_when_reset`] waits.
     pub fn attach(self: &Arc<Pool>, name: &str) -> Result<Arc<Disk>> {
         let volume = self.catalogue.read().find(name)?;
         if volume.attach(name)? == 1 {
@@ -355,7 +388,7 @@ impl Pool {
 
     /// Room that must stay for deletions, checkpoints and what is in the buffers already.
     pub(crate) fn reserve(&self, total: u64) -> u64 {
-        (2 * self.config.segment_bytes as u64 + 2 * self.config.write_buffer).min(total / 4)
+        (2 * self.segment_bytes + 2 * self.config.write_buffer).min(total / 4)
     }
 
     /// Takes data or refuses it, by the room that is left, and says once when that becomes little.
@@ -363,12 +396,13 @@ impl Pool {
         let room = self.store.capacity().await?;
         let reserve = self.reserve(room.total);
         self.commit.free.store(room.free, Relaxed);
+        self.commit.reserve.store(reserve, Relaxed);
+        self.commit.total.store(room.total, Relaxed);
         if !self.commit.has_work() {
             // Nobody tries again by itself, so the next one may.
             self.commit.refused_at.store(0, Relaxed);
         }
         let full = room.free < reserve.max(self.commit.refused_at.load(Relaxed));
-        self.upkeep.room_short.store(room.free < reserve + room.total / ROOM_SHARE, Relaxed);
         let was_low = self.commit.low.load(Relaxed);
         // It is over only when it is clearly over: a store at the threshold is not told of at every commit.
         let slack = if was_low { room.total / (10 * LOW_PART) } else { 0 };
@@ -377,9 +411,13 @@ impl Pool {
         let low = full || room.free + reclaimable < reserve + room.total / LOW_PART + slack;
         self.commit.low.store(low, Relaxed);
         let was_full = self.commit.full.swap(full, Relaxed);
+        self.commit.budget.store(self.situation().buffer_budget(self.config.write_buffer), Relaxed);
+        self.commit.write_rate.store(self.write_rate().unwrap_or(u64::MAX), Relaxed);
         let (free, total) = (room.free, room.total);
         match (was_full, full) {
-            (false, true) => tracing::warn!(free, total, "the store is full: writes are refused"),
+            (false, true) => {
+                tracing::warn!(free, total, "the store is full: writes wait for a cleaning, or are refused")
+            }
             (true, false) => tracing::warn!(free, total, "the store has room again: writes are taken"),
             _ if low && !was_low => tracing::warn!(free, total, "the store is low on room"),
             _ if was_low && !low => tracing::info!(free, total, "the store is no longer low on room"),

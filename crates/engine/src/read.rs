@@ -9,7 +9,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use forebay_format::{BLOCK, BlockRef, MapValue};
 use forebay_store::StoreError;
 
-use crate::buffer::{ALL_SECTORS, copy_sectors, sectors, zero_sectors};
+use crate::buffer::{ALL_SECTORS, Page, copy_sectors, sectors, zero_sectors};
+use crate::damage::{is_lost, lost_block};
+use crate::disk::blocks_of;
 use crate::limits::{CHUNK_BLOCKS, READ_RETRIES};
 use crate::map::NeedNode;
 use crate::pool::Pool;
@@ -25,6 +27,17 @@ pub(crate) enum How {
     Waiting,
     /// Likewise, by the pool itself: nothing that guests read is kept, counted or known by what this reads.
     Unseen,
+}
+
+/// What keeps a read from being gathered.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// A node of the map is not in RAM.
+    Node(NeedNode),
+    /// The map ends before the range does: the disk has become smaller since that was checked.
+    OutOfRange,
+    /// The block is lost, whatever the store says.
+    Lost(BlockRef),
 }
 
 /// A part of a read that has to come from the store.
@@ -52,8 +65,7 @@ impl Gap {
 /// The blocks that a byte range touches, with the part of each that is in it.
 pub(crate) fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
     let end = offset + len as u64;
-    let (first, last) = (offset / BLOCK as u64, end.div_ceil(BLOCK as u64));
-    (first..last).map(move |block| {
+    blocks_of(offset, len as u64).map(move |block| {
         let start = block * BLOCK as u64;
         let within = offset.max(start) - start..end.min(start + BLOCK as u64) - start;
         (block, within.start as usize..within.end as usize)
@@ -69,17 +81,29 @@ impl Pool {
         out: &mut [u8],
         gaps: &mut Vec<Gap>,
         how: How,
-    ) -> std::result::Result<(), NeedNode> {
-        let mut done = 0;
-        while done < out.len() {
-            let first = (offset + done as u64) / BLOCK as u64;
+    ) -> std::result::Result<(), Stop> {
+        self.gather_from(&mut 0, volume, offset, out, gaps, how)
+    }
+
+    /// As [`Pool::gather`], from byte `done` of `out` on, which moves to where it stopped.
+    fn gather_from(
+        &self,
+        done: &mut usize,
+        volume: &Volume,
+        offset: u64,
+        out: &mut [u8],
+        gaps: &mut Vec<Gap>,
+        how: How,
+    ) -> std::result::Result<(), Stop> {
+        while *done < out.len() {
+            let first = (offset + *done as u64) / BLOCK as u64;
             let chunk_end = ((first + CHUNK_BLOCKS as u64) * BLOCK as u64 - offset) as usize;
-            let chunk = done..chunk_end.min(out.len());
+            let chunk = *done..chunk_end.min(out.len());
             self.gather_chunk(volume, offset, chunk.clone(), out, gaps, how)?;
             if how == How::AtOnce && !gaps.is_empty() {
                 return Ok(());
             }
-            done = chunk.end;
+            *done = chunk.end;
         }
         Ok(())
     }
@@ -93,7 +117,7 @@ impl Pool {
         out: &mut [u8],
         gaps: &mut Vec<Gap>,
         how: How,
-    ) -> std::result::Result<(), NeedNode> {
+    ) -> std::result::Result<(), Stop> {
         let from = offset + chunk.start as u64;
         let mut have = [0; CHUNK_BLOCKS];
         {
@@ -111,10 +135,8 @@ impl Pool {
         let mut values = [MapValue::Hole; CHUNK_BLOCKS];
         let values = &mut values[..count as usize];
         let (known, need) = volume.tree.read().get_range(&self.nodes, first, values);
-        if known < values.len()
-            && let Some(need) = need
-        {
-            return Err(need);
+        if known < values.len() {
+            return Err(need.map_or(Stop::OutOfRange, Stop::Node));
         }
         if volume.is_recorded.load(Relaxed) && how != How::Unseen {
             self.profiles.note(volume, self.host.now(), first, values, &have);
@@ -125,6 +147,7 @@ impl Pool {
             if have & sectors(&within) != sectors(&within) {
                 match *value {
                     MapValue::Hole | MapValue::Zero => zero_sectors(!have, &within, part),
+                    MapValue::At(target) if is_lost(&target) => return Err(Stop::Lost(target)),
                     MapValue::At(target) => {
                         if !self.read_cached(target, &within, have, part, how) {
                             gaps.push(Gap { block, at, within: within.clone(), have, target });
@@ -182,10 +205,8 @@ impl Pool {
     ) -> Result<bool> {
         let mut tries = 0;
         loop {
-            volume.check_sound()?;
             match self.read_once(volume, offset, out, ahead, how).await {
-                Ok(Some(gaps)) => return Ok(gaps == 0),
-                Ok(None) => {}
+                Ok(gaps) => return Ok(gaps == 0),
                 // The segment was freed after the look-up: what was in it has a new place, or is gone.
                 Err(Error::Store(StoreError::NotFound(_))) if tries < READ_RETRIES => tries += 1,
                 Err(e) => return Err(self.lost(e)),
@@ -193,7 +214,8 @@ impl Pool {
         }
     }
 
-    /// Reads, and says how many blocks were not in RAM; or loads one map node that is needed for it.
+    /// Reads, and says how many blocks were not in RAM. Loads the map nodes that are needed one by one, and goes on where
+    /// one was missing: the map cache need not hold those of the whole range at one time.
     async fn read_once(
         &self,
         volume: &Volume,
@@ -201,35 +223,51 @@ impl Pool {
         out: &mut [u8],
         ahead: u64,
         how: How,
-    ) -> Result<Option<usize>> {
-        let mut gaps = Vec::new();
-        if let Err(need) = self.gather(volume, offset, out, &mut gaps, how) {
-            self.load_node(need).await?;
-            return Ok(None);
+    ) -> Result<usize> {
+        let (mut gaps, mut done) = (Vec::new(), 0);
+        loop {
+            match self.gather_from(&mut done, volume, offset, out, &mut gaps, how) {
+                Ok(()) => break,
+                Err(Stop::OutOfRange) => return Err(Error::OutOfRange),
+                Err(Stop::Lost(target)) => return Err(lost_block(&target)),
+                Err(Stop::Node(need)) => {
+                    self.load_for_read(volume, need).await?;
+                }
+            }
         }
         let count = gaps.len();
         if count > 0 {
             self.fill_gaps(volume, gaps, out, ahead, how).await?;
         }
-        Ok(Some(count))
+        Ok(count)
     }
 
     /// Reads one block as the map has it, without the write buffers: the base under a partial write.
-    pub(crate) async fn read_base(&self, volume: &Volume, block: u64) -> Result<Box<[u8; BLOCK]>> {
+    ///
+    /// # Errors
+    /// With each comes what could not be read: the block, or the node of the map that says which block it is.
+    pub(crate) async fn read_base(
+        &self,
+        volume: &Volume,
+        block: u64,
+    ) -> std::result::Result<Page, (BlockRef, Error)> {
         let mut page = Box::new([0; BLOCK]);
         let value = loop {
             let found = volume.tree.read().get(&self.nodes, block);
             match found {
                 Ok(value) => break value,
-                Err(need) => drop(self.load_node(need).await.map_err(|e| self.lost(e))?),
+                Err(need) => drop(self.load_node(need).await.map_err(|e| (need.at, self.lost(e)))?),
             }
         };
         if let MapValue::At(target) = value {
+            if is_lost(&target) {
+                return Err((target, lost_block(&target)));
+            }
             let within = 0..BLOCK;
             if !self.read_cached(target, &within, 0, &mut page[..], How::Waiting) {
                 let gap = Gap { block, at: 0, within, have: !ALL_SECTORS, target };
                 let read = self.fill_gaps(volume, vec![gap], &mut page[..], 0, How::Waiting).await;
-                read.map_err(|e| self.lost(e))?;
+                read.map_err(|e| (target, self.lost(e)))?;
             }
         }
         Ok(page)

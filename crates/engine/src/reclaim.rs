@@ -12,8 +12,14 @@
 //! - neither is done to what damage hides from the mark: a segment that may hold it stays as it is;
 //! - an object is *deleted* when no segment rests in it, the checkpoint covers all its batches, nothing live was
 //!   written there (which may be though no table has it), and no reader has a place in it any more
-//!   ([`crate::places`]). The log before the checkpoint is not needed for recovery, and the publications that
-//!   moved its contents are durable, so nothing looks for it again.
+//!   ([`crate::places`]). An object that this reclaim emptied waits for a second checkpoint, named by both superblock
+//!   copies as well: that one has the segments where they were moved to. So no deletion rests on anything behind the
+//!   checkpoint of either copy. A log that is damaged there, and is given up from there on ([`crate::loss`]), takes
+//!   publications with it, and what they moved is then still where it was before.
+//!
+//! What waits is bounded: the second checkpoint is made when [`EMPTIED_AT_MOST`] segments' worth of bytes wait, when
+//! room is short, and at the end of the reclaim. It costs what a checkpoint costs, some map nodes that guests changed
+//! since the last one.
 //!
 //! A crash between any two of these leaves objects in which nothing rests: what was deleted is missed by
 //! nobody, and what was not is found by the next reclaim, which looks at the store's own list of objects.
@@ -38,7 +44,7 @@ use crate::hash::BuildU64Hasher;
 use crate::limits::{CLEAN_DUTY, CLEAN_DUTY_ASKED, ROOM_MARGIN, ROOM_SHARE};
 use crate::mark::{Mark, Marked};
 use crate::pool::Pool;
-use crate::victims::{Effort, Object, choose};
+use crate::victims::{Effort, Object, choose, worth_cleaning};
 use crate::{DiskSpace, Error, GcPhase, GcProgress, Mutation, Result, SpaceStats};
 
 /// What the last mark found.
@@ -56,6 +62,8 @@ type Report<'a> = &'a (dyn Fn(GcProgress) + Send + Sync);
 /// What came of a reclaim.
 pub(crate) struct Freed {
     pub bytes: u64,
+    /// All that was worth it was cleaned.
+    exhausted: bool,
     /// Names of the disks whose maps are damaged, for people; none if all are sound.
     damaged: Option<String>,
 }
@@ -66,8 +74,6 @@ const NAMES: usize = 8;
 /// Room of the store, in bytes.
 struct Headroom {
     free: u64,
-    /// Without so much nothing is taken from guests.
-    reserve: u64,
     /// The cleaner sees to it that so much is free.
     wanted: u64,
     total: u64,
@@ -80,7 +86,14 @@ struct Reclaim<'a> {
     taken: Taken,
     progress: GcProgress,
     asked: bool,
+    /// Objects that were emptied since the last checkpoint, and their bytes.
+    emptied: Vec<(SegmentId, u64)>,
 }
+
+/// Bytes of emptied objects that wait for a checkpoint at most, in segments.
+const EMPTIED_AT_MOST: u64 = 8;
+/// Room beside the reserve with less than which they do not wait, in segments.
+const ROOM_TO_WAIT: u64 = 2;
 
 impl Pool {
     /// Finds what is live and frees the rest, as far as it is worth it; returns the bytes freed. `progress`
@@ -120,17 +133,11 @@ impl Pool {
         // From here on what commits refer to is noted; all that they did before is in the checkpoint.
         self.log.lock().await.barrier = Some(Default::default());
         let begin = self.host.now();
-        // What the reclaim writes itself counts against it. Where the store is full nobody else writes, and its
-        // checkpoint counts as well: else each one would free what the one before has written, for ever.
-        let full = self.commit.full.load(Relaxed);
-        let written = || if full { self.appended.load(Relaxed) } else { self.counters.moved.get().bytes };
-        let before = written();
-        self.upkeep.reclaim_begins();
+        let before = self.reclaim_begins();
         let done = self.reclaim_alone(asked, report).await;
         self.log.lock().await.barrier = None;
         let checked = self.check_space().await;
-        let gained = done.as_ref().map_or(0, |freed| freed.bytes.saturating_sub(written() - before));
-        self.reclaim_ended(begin, gained);
+        self.reclaim_ended(begin, before, done.as_ref().is_ok_and(|freed| freed.exhausted));
         checked.and(done)
     }
 
@@ -138,11 +145,11 @@ impl Pool {
         if asked {
             self.end_used_segments().await?;
         }
-        let taken = self.make_checkpoint().await?;
-        self.upkeep.mark_begins(self.appended.load(Relaxed));
+        let before = self.upkeep.before_mark();
+        let taken = self.make_checkpoint().await.inspect_err(|_| self.upkeep.no_mark(&before))?;
+        self.upkeep.mark_begins(self.appended.load(Relaxed), &before);
         if self.config.mutation != Mutation::PublishEarly {
-            let swapped = self.log.lock().await.swap_superblock(|_| {}).await;
-            self.latching(swapped)?;
+            self.renew_older_copy().await?;
         }
         let total = taken.checkpoint.disks.len() as u64;
         let mut mark = Mark::new(self);
@@ -153,7 +160,7 @@ impl Pool {
         self.note_space(&marked, &objects);
         let damaged = self.note_damaged_maps(&taken, &marked);
         let progress = GcProgress { phase: GcPhase::Clean, ..GcProgress::default() };
-        let mut reclaim = Reclaim { pool: self, report, taken, progress, asked };
+        let mut reclaim = Reclaim { pool: self, report, taken, progress, asked, emptied: Vec::new() };
         let freed = reclaim.run(&marked, objects).await;
         tracing::info!(
             freed = reclaim.progress.freed_bytes,
@@ -164,19 +171,27 @@ impl Pool {
             let gained = reclaim.progress.freed_bytes.saturating_sub(reclaim.progress.moved_bytes);
             space.reclaimable_bytes = space.reclaimable_bytes.saturating_sub(gained);
         }
-        freed?;
+        let exhausted = freed?;
         if asked {
             // What is set aside for more to be moved is room as well.
             let ended = self.log.lock().await.end_segment(Stream::Moved).await;
             self.latching(ended)?;
         }
         report(GcProgress { phase: GcPhase::Done, ..reclaim.progress });
-        Ok(Freed { bytes: reclaim.progress.freed_bytes, damaged })
+        Ok(Freed { bytes: reclaim.progress.freed_bytes, exhausted, damaged })
     }
 
     /// Warns once of each disk of which the mark could not read everything; gives the names of all of them.
     fn note_damaged_maps(&self, taken: &Taken, marked: &Marked) -> Option<String> {
         let warned = std::mem::replace(&mut *self.upkeep.damaged.lock(), marked.damaged.clone());
+        for (disk, found) in taken.checkpoint.disks.iter().zip(&taken.map_damage) {
+            let Some(volume) = self.volume(disk.id) else { continue };
+            if marked.damaged_maps.contains(&disk.id) {
+                volume.note_map_damage(&"a reclaim could not read all of it");
+            } else if !marked.damaged.contains(&disk.id) {
+                volume.map_is_sound(*found);
+            }
+        }
         let mut names = Vec::new();
         for id in &marked.damaged {
             // It may be gone by now, or have another name.
@@ -205,7 +220,7 @@ impl Pool {
     /// Ends the segments that take the data of guests if more than a little is in them: what is open is not cleaned.
     async fn end_used_segments(&self) -> Result<()> {
         let mut log = self.log.lock().await;
-        let bytes = log.superblock().segment_bytes.into();
+        let bytes = self.segment_bytes;
         for stream in [Stream::Data, Stream::Short] {
             let room = log.open_segment(stream, bytes).map_or(bytes, |(_, room)| room);
             if bytes - room > bytes / 16 {
@@ -238,13 +253,13 @@ impl Pool {
     /// The room that there is, and that there should be.
     async fn headroom(&self) -> Result<Headroom> {
         let Capacity { free, total } = self.store.capacity().await?;
-        let reserve = self.reserve(total);
-        Ok(Headroom { free, reserve, wanted: reserve + total / ROOM_SHARE, total })
+        Ok(Headroom { free, wanted: self.reserve(total) + total / ROOM_SHARE, total })
     }
 }
 
 impl Reclaim<'_> {
-    async fn run(&mut self, marked: &Marked, objects: Vec<Object>) -> Result<()> {
+    /// Frees what is dead and cleans what is worth it. False where it ended before, or had no need to go on.
+    async fn run(&mut self, marked: &Marked, objects: Vec<Object>) -> Result<bool> {
         self.drop_dead(marked, &objects).await;
         let ids: Vec<SegmentId> = objects.iter().filter(|o| o.covered).map(|o| o.id).collect();
         let bytes: HashMap<SegmentId, u64, BuildU64Hasher> =
@@ -265,16 +280,47 @@ impl Reclaim<'_> {
             (self.report)(self.progress);
             self.pool.check_running()?;
             if !self.clean(victim, marked).await? {
-                break;
+                // Where there is no room for a checkpoint either, the next reclaim deletes them.
+                match self.delete_emptied().await {
+                    Ok(()) | Err(Error::NoSpace) => return Ok(false),
+                    Err(e) => return Err(e),
+                }
             }
             let gone = self.empty_of(&[victim.id]).await;
-            self.delete(gone.iter().map(|id| (*id, bytes(id))).collect()).await?;
+            self.emptied.extend(gone.iter().map(|id| (*id, bytes(id))));
             self.progress.done += 1;
-            if self.pool.checkpoint_due() {
+            if self.emptied_must_go().await? {
+                self.delete_emptied().await?;
+            } else if self.pool.checkpoint_due() {
                 self.pool.make_checkpoint().await?;
             }
         }
-        Ok(())
+        self.delete_emptied().await?;
+        Ok(effort != Effort::Easy && victims.len() == worth_cleaning(&objects, effort))
+    }
+
+    /// Whether what was emptied is not to wait for more.
+    async fn emptied_must_go(&self) -> Result<bool> {
+        let bytes: u64 = self.emptied.iter().map(|(_, bytes)| bytes).sum();
+        let segment_bytes = self.pool.segment_bytes;
+        if bytes == 0 || bytes >= EMPTIED_AT_MOST * segment_bytes || self.pool.checkpoint_due() {
+            return Ok(bytes > 0);
+        }
+        let room = self.pool.headroom().await?;
+        Ok(room.free < self.pool.reserve(room.total) + ROOM_TO_WAIT * segment_bytes)
+    }
+
+    /// Deletes what was emptied, when a checkpoint covers the publications that emptied it.
+    async fn delete_emptied(&mut self) -> Result<()> {
+        if self.emptied.is_empty() {
+            return Ok(());
+        }
+        if self.pool.config.mutation != Mutation::DeleteUncovered {
+            self.pool.make_checkpoint().await?;
+            self.pool.renew_older_copy().await?;
+        }
+        let emptied = std::mem::take(&mut self.emptied);
+        self.delete(emptied).await
     }
 
     /// Forgets segments in which nothing is live, so that nothing new can refer to them.
@@ -326,11 +372,9 @@ impl Reclaim<'_> {
     /// The share of the time for the next segment: more and more of it as guests use up the room that is to be
     /// free, all of it when there is none but the reserve. So it settles where as much is freed as is written.
     async fn pace(&self) -> Result<Pace> {
-        let room = self.pool.headroom().await?;
-        let margin = (room.wanted - room.reserve).max(1);
-        let used_up = room.wanted.saturating_sub(room.free).min(margin) * 100 / margin;
+        self.pool.check_space().await?;
         let calm = if self.asked { CLEAN_DUTY_ASKED } else { CLEAN_DUTY };
-        Ok(Pace(calm + (100 - calm) * used_up / 100))
+        Ok(Pace(self.pool.situation().clean_duty(calm)))
     }
 
     /// Deletes objects when the last reader is through with them.
@@ -353,6 +397,7 @@ impl Reclaim<'_> {
             self.progress.freed_bytes += bytes;
             self.pool.counters.freed.add(bytes);
         }
+        self.pool.note_freed();
         self.pool.check_space().await?;
         Ok(())
     }

@@ -5,7 +5,8 @@
 //! 2. The checkpoint gives catalogue, roots and segment table.
 //! 3. The segments that may hold later batches are scanned: those that the checkpoint calls open, from where
 //!    it left them, and those with numbers that it had not given out yet.
-//! 4. History is picked out ([`crate::scan::history`]), synced (a batch that is only in some cache must not
+//! 4. History is picked out ([`crate::history`]); where it ends because of damage, the pool is not opened
+//!    ([`crate::loss`]). It is synced (a batch that is only in some cache must not
 //!    become part of what later ones build on), and applied in order.
 //! 5. New batches go into new segments. What the old ones hold beyond history stays behind, never to be taken
 //!    for history: the next batch has a higher epoch, and later ones link to it.
@@ -18,8 +19,19 @@
 //! begins from, its checkpoint reaches nothing in a moved segment that the mark had not found. Were the
 //! copies not both of that age, the older one's maps could need nodes that the move left out.
 //!
-//! Time is bounded by the bytes of log since the checkpoint. Nothing is deleted here: should the end of
-//! history have been found too early because of damage, all is still there to be looked at.
+//! Time is bounded by the bytes of log since the checkpoint, and by the room set aside in the segments that were open.
+//! Nothing is deleted here.
+//!
+//! **What damage does.**
+//!
+//! | damaged or missing | what opening does |
+//! |---|---|
+//! | one superblock copy | takes the other one, whose checkpoint may be older: the log since then is all there |
+//! | both copies | refuses: nothing says where to begin |
+//! | a piece of the checkpoint | refuses: catalogue and maps are in it |
+//! | a batch behind the checkpoint, a segment, or its header, and a later group is there | refuses, and says what would be lost ([`crate::loss`]); but opens where it held map nodes only |
+//! | the same, and nothing of a later group is there | opens in front of it: it cannot be told from a group that a crash interrupted |
+//! | anything in front of the checkpoint | opens: reads and checks find it |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,11 +47,14 @@ use futures_util::{StreamExt, stream};
 use crate::apply::Change;
 use crate::catalogue::Catalogue;
 use crate::dedup::Dedup;
+use crate::history::{History, history};
 use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, SCANS_AT_ONCE, SEGMENTS_AT_LEAST};
-use crate::log::{Head, Log};
+use crate::log::{Head, Log, SWAP, SYNC, for_good};
+use crate::loss::LogDamage;
 use crate::map::Tree;
+use crate::plausible::{check_ids, check_record, check_superblock};
 use crate::pool::Pool;
-use crate::scan::{Scanned, history, scan_segment};
+use crate::scan::{Scanned, SegmentScan, scan_past_gaps};
 use crate::volume::{Volume, blocks};
 use crate::{Error, Host, PoolConfig, Result};
 
@@ -52,21 +67,55 @@ pub(crate) enum Mode {
     Look,
 }
 
+/// What is done where the log is damaged in front of flushed writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnLoss {
+    /// Nothing is opened.
+    Refuse,
+    /// The pool is opened as it was in front of the damage.
+    Report,
+    /// As [`OnLoss::Report`], if the damage is this one; see [`LogDamage::id`].
+    Accept(u64),
+}
+
+impl OnLoss {
+    fn judge(self, damage: Option<&LogDamage>) -> Result<()> {
+        match damage {
+            Some(damage) if self != OnLoss::Report && self != OnLoss::Accept(damage.id) => {
+                Err(Error::LogDamaged(Box::new(damage.clone())))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A pool that was recovered. No task runs yet.
+pub(crate) struct Recovered {
+    pub pool: Pool,
+    /// Segments of which the fingerprints were of use.
+    pub warm: Vec<SegmentId>,
+    /// Flushed writes that the pool is without.
+    pub damage: Option<LogDamage>,
+}
+
 impl Pool {
-    /// Recovers the pool on a store, or makes a new one where the store is empty; says which segments'
-    /// fingerprints were of use. No task runs yet.
+    /// Recovers the pool on a store, or makes a new one where the store is empty.
+    ///
+    /// # Errors
+    /// [`Error::LogDamaged`] where `on_loss` does not let it open without what is lost.
     pub(crate) async fn recover(
         store: Arc<Metered>,
         host: Arc<dyn Host>,
         config: PoolConfig,
         mode: Mode,
-    ) -> Result<(Pool, Vec<SegmentId>)> {
+        on_loss: OnLoss,
+    ) -> Result<Recovered> {
         let begin = host.now();
-        let superblock = find(&store, &*host, &config, mode).await?;
+        let mut superblock = find(&store, &*host, &config, mode).await?;
         let objects = store.list().await?;
         let head = Head { seq: superblock.seq, chain: superblock.chain };
-        let pool_id = superblock.pool;
         let blobs = superblock.blobs.clone();
+        check_ids(&Checkpoint::default(), &objects)?;
         let next = objects.iter().map(|o| o.id.0 + 1).max().unwrap_or(1);
         let log = Log::new(store.clone(), superblock.clone(), head, BTreeMap::new(), next);
         let pool = Pool::assemble(store, host, config, log, Catalogue::default());
@@ -74,37 +123,34 @@ impl Pool {
         if checkpoint.seq != superblock.seq && !blobs.is_empty() {
             return Err(FormatError::Foreign { what: "checkpoint", field: "seq" }.into());
         }
+        check_ids(&checkpoint, &objects)?;
         pool.load_catalogue(&checkpoint)?;
 
         let mut table: BTreeMap<_, _> = checkpoint.segments.iter().map(|r| (r.segment, *r)).collect();
-        let mut scans = Vec::new();
-        for object in &objects {
-            let known = table.get(&object.id);
-            let from = match known {
-                Some(r) if r.state == SegmentState::Sealed => continue,
-                Some(r) => r.written as u64,
-                None if object.id.0 < checkpoint.next_segment => continue,
-                None => 0,
-            };
-            let stream = known.map(|r| r.stream);
-            scans.push(scan_segment(&*pool.store, pool_id, object.id, stream, from, object.len));
+        let History { applied, head, bridged, lost, newest_epoch } =
+            history(pool.scan_log(&objects, &checkpoint, &table).await?, head);
+        for gap in &bridged {
+            let (segment, offset) = (gap.segment, gap.offset);
+            tracing::warn!(%segment, offset, "the log is damaged where it holds no writes; run 'forebay check'");
         }
-        let mut scans = stream::iter(scans).buffered(SCANS_AT_ONCE);
-        let mut scanned = Vec::new();
-        while let Some(found) = scans.next().await {
-            scanned.extend(found?);
-        }
-        drop(scans);
-        let (applied, head) = history(scanned, head);
         if mode == Mode::Own {
-            let touched: BTreeSet<SegmentId> = applied.iter().map(|b| b.header.segment).collect();
-            for segment in touched {
-                pool.store.sync(segment).await?;
-            }
+            raise_epoch_above(newest_epoch, &pool.store, &mut superblock).await?;
         }
         note_segments(&mut table, &applied)?;
         pool.places.set(table.values());
         pool.replay(&applied).await?;
+        let damage = match &lost {
+            Some(lost) => Some(LogDamage::new(&pool, lost, &missing_segments(&objects, &checkpoint))?),
+            None => None,
+        };
+        on_loss.judge(damage.as_ref())?;
+        if mode == Mode::Own {
+            let touched: BTreeSet<SegmentId> = applied.iter().map(|b| b.header.segment).collect();
+            for segment in touched {
+                let synced = pool.store.sync(segment).await;
+                synced.map_err(|e| for_good(e, SYNC))?;
+            }
+        }
         pool.counters.recovered_batches.store(applied.len() as u64, Relaxed);
         let replayed: u64 = applied.iter().map(|b| b.end - b.header.offset as u64).sum();
         {
@@ -133,7 +179,32 @@ impl Pool {
         let mut dedup = Dedup::new(pool.config.dedup_index, checkpoint.sampling.saturating_sub(1));
         dedup.segments_left = pool.segments_with_blocks().await.len() as u64;
         *pool.dedup.lock() = dedup;
-        Ok((pool, checkpoint.warm))
+        Ok(Recovered { pool, warm: checkpoint.warm, damage })
+    }
+
+    /// Scans the segments that may hold batches that the checkpoint does not cover.
+    async fn scan_log(
+        &self,
+        objects: &[ObjectStat],
+        checkpoint: &Checkpoint,
+        table: &BTreeMap<SegmentId, SegmentRecord>,
+    ) -> Result<Vec<SegmentScan>> {
+        let mut scans = Vec::new();
+        for object in objects {
+            let record = table.get(&object.id).copied();
+            match record {
+                Some(r) if r.state == SegmentState::Sealed => continue,
+                None if object.id.0 < checkpoint.next_segment => continue,
+                _ => {}
+            }
+            scans.push(scan_past_gaps(&*self.store, self.id, object.id, record, object.len));
+        }
+        let mut scans = stream::iter(scans).buffered(SCANS_AT_ONCE);
+        let mut scanned = Vec::new();
+        while let Some(found) = scans.next().await {
+            scanned.push(found?);
+        }
+        Ok(scanned)
     }
 
     fn load_catalogue(&self, checkpoint: &Checkpoint) -> Result<()> {
@@ -141,6 +212,7 @@ impl Pool {
         // Volumes before snapshots, whose names begin with theirs.
         let (snapshots, others): (Vec<_>, Vec<_>) = checkpoint.disks.iter().partition(|d| d.parent.is_some());
         for disk in others.into_iter().chain(snapshots) {
+            check_record(disk)?;
             let tree = Tree::from_record(disk.root, disk.height, blocks(disk.size))?;
             catalogue.insert(Arc::new(Volume::new(disk.clone(), tree)));
         }
@@ -153,7 +225,12 @@ impl Pool {
         let mut pending = Pending::default();
         for batch in batches {
             for entry in batch.entries() {
-                match entry? {
+                let entry = entry?;
+                self.check_entry(&entry)?;
+                if self.config.mutation.skips(&entry) {
+                    continue;
+                }
+                match entry {
                     Entry::Put { disk, block, slot, form, crc, .. } => {
                         let addr = Address { segment: batch.header.segment, slot };
                         pending.add(self, disk, Change::put(block, BlockRef { addr, form, crc })).await?;
@@ -193,16 +270,12 @@ impl Pending {
         Ok(())
     }
 
-    /// A disk whose map is damaged is taken out of service; the others are recovered all the same.
+    /// As the commit does: damage is of the blocks below it, and any other error fails the opening.
     async fn apply(&mut self, pool: &Pool) -> Result<()> {
         let changes = std::mem::take(&mut self.changes);
-        let Some(volume) = pool.volume(self.disk) else { return Ok(()) };
-        match pool.apply_changes(&volume, &changes).await {
-            Err(e @ (Error::Damaged(_) | Error::Format(_))) => {
-                volume.fail(&e);
-                Ok(())
-            }
-            other => other,
+        match pool.volume(self.disk) {
+            Some(volume) => pool.apply_changes(&volume, &changes).await,
+            None => Ok(()),
         }
     }
 }
@@ -228,15 +301,41 @@ async fn find(store: &Metered, host: &dyn Host, config: &PoolConfig, mode: Mode)
         }
         Err(e) => return Err(e.into()),
     };
+    check_superblock(&superblock)?;
     if mode == Mode::Look {
         return Ok(superblock);
     }
     superblock.generation += 1;
     superblock.epoch += 1;
     superblock.segment_bytes = segment_bytes;
-    store.swap_superblock(&superblock).await?;
+    store.swap_superblock(&superblock).await.map_err(|e| for_good(e, SWAP))?;
     Ok(superblock)
 }
+
+/// Raises the epoch above that of all batches that were found. It is above them unless the newest superblock copy was
+/// damaged: then the older one may have led to an epoch that was used before, and one number would stand for two lives.
+async fn raise_epoch_above(newest: u64, store: &Metered, superblock: &mut Superblock) -> Result<()> {
+    if newest >= superblock.epoch {
+        let beyond = FormatError::Value { what: "batch", field: "epoch" };
+        superblock.epoch = newest.checked_add(1).ok_or(beyond)?;
+        superblock.generation += 1;
+        store.swap_superblock(superblock).await.map_err(|e| for_good(e, SWAP))?;
+    }
+    Ok(())
+}
+
+/// Segments that are not there, though the checkpoint calls them open, or though later ones are there: a deletion would
+/// be covered by the checkpoint.
+fn missing_segments(objects: &[ObjectStat], checkpoint: &Checkpoint) -> Vec<SegmentId> {
+    let there: BTreeSet<u32> = objects.iter().map(|o| o.id.0).collect();
+    let open = checkpoint.segments.iter().filter(|r| r.state == SegmentState::Open).map(|r| r.segment.0);
+    let last = there.last().copied().unwrap_or(0);
+    let later = (checkpoint.next_segment..last).take(MISSING_AT_MOST);
+    open.chain(later).filter(|id| !there.contains(id)).map(SegmentId).collect()
+}
+
+/// Segments that a report looks for.
+const MISSING_AT_MOST: usize = 1 << 16;
 
 /// The superblock of a new pool, before its first generation.
 fn new_superblock(host: &dyn Host) -> Superblock {
@@ -261,10 +360,13 @@ fn note_segments(table: &mut BTreeMap<SegmentId, SegmentRecord>, applied: &[Scan
     table.values_mut().for_each(|r| r.state = SegmentState::Sealed);
     for batch in applied {
         let segment = batch.header.segment;
+        // History has batches of segments with a header only.
+        let Some(stream) = batch.stream else { continue };
         let record = table.entry(segment).or_insert(SegmentRecord {
             segment,
-            stream: batch.stream,
+            stream,
             state: SegmentState::Sealed,
+            footer: false,
             container: segment.0,
             written: 0,
             first_seq: batch.header.seq,

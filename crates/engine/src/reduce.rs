@@ -16,10 +16,12 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use forebay_format::{BLOCK, BlockRef, DiskId, Fingerprint, Form, MapValue, SegmentId, crc32c};
+use futures_util::future::join_all;
 use hashbrown::HashMap;
 
 use crate::classes::Classifier;
 use crate::commit::{Completed, Group};
+use crate::damage::is_lost;
 use crate::dedup::Fingerprinter;
 use crate::log::{Item, Log};
 use crate::pool::Pool;
@@ -80,8 +82,8 @@ fn blocks_of<'a>(
         blocks.filter_map(move |(block, dirty)| {
             let content = match completed.get(&(volume.id(), block)) {
                 None => &dirty.page,
-                Some(Some(page)) => page,
-                Some(None) => return None,
+                Some(Ok(page)) => page,
+                Some(Err(_)) => return None,
             };
             Some((&**volume, block, &**content, buffer.base_is_zero(block)))
         })
@@ -105,7 +107,7 @@ impl Pool {
             }
             let crc = crc32c(content);
             let now = match now {
-                Some(MapValue::At(now)) if now.crc == crc => Some(now),
+                Some(MapValue::At(now)) if now.crc == crc && !is_lost(&now) => Some(now),
                 _ => None,
             };
             if now.is_some_and(|now| self.is_cached_as(now, content)) {
@@ -164,12 +166,16 @@ impl Pool {
         self.cache.probe(at.addr, 0, &mut cached) && cached == *content
     }
 
-    /// Looks candidates up in the index; reads directories where that pays.
+    /// Looks candidates up in the index; reads directories where that pays. The index may be wrong, since what it was
+    /// read back from may be; so a block whose checksum is another one is not taken for the same.
     async fn look_up(&self, log: &Log, candidates: &[Candidate<'_>]) -> Vec<Option<BlockRef>> {
-        let usable = |at: &BlockRef| log.table().contains_key(&at.addr.segment) && !self.is_damaged(at);
+        let usable = |c: &Candidate<'_>, at: &BlockRef| {
+            at.crc == c.crc && log.table().contains_key(&at.addr.segment) && !self.is_damaged(at)
+        };
         let mut known: Vec<_> = {
             let mut dedup = self.dedup.lock();
-            candidates.iter().map(|c| dedup.find(c.fingerprint.as_ref()?).filter(usable)).collect()
+            let find = |c: &Candidate<'_>| dedup.find(c.fingerprint.as_ref()?).filter(|at| usable(c, at));
+            candidates.iter().map(find).collect()
         };
         if !self.dedup.lock().is_sampled() {
             return known;
@@ -179,6 +185,7 @@ impl Pool {
         let mut hits: Vec<_> = hits.into_iter().collect();
         // Those with the most first; then by number, so that a run can be repeated.
         hits.sort_unstable_by_key(|(segment, hits)| (Reverse(hits.len()), *segment));
+        let mut chosen = Vec::new();
         for (segment, hits) in hits.into_iter().take(DIRECTORIES_LEAST + candidates.len() / DIRECTORY_FOR) {
             let Some(record) = log.table().get(&segment) else { continue };
             // About as long as its directory: a block is rarely shorter than a quarter.
@@ -186,7 +193,12 @@ impl Pool {
             if log.is_open(segment) || !self.dedup.lock().wants_directory(&hits, bytes) {
                 continue;
             }
-            match self.read_directory(record).await {
+            chosen.push((segment, hits, record));
+        }
+        // All at once: flushes wait for this.
+        let read = join_all(chosen.iter().map(|(_, _, record)| self.read_directory(record))).await;
+        for ((segment, hits, _), directory) in chosen.into_iter().zip(read) {
+            match directory {
                 Ok(directory) => {
                     let missed = candidates.iter().zip(&mut known).filter(|(_, known)| known.is_none());
                     let missed = missed.filter_map(|(c, known)| Some((c.fingerprint.as_ref()?, known)));
@@ -195,7 +207,9 @@ impl Pool {
                 Err(e) => tracing::warn!(%segment, "cannot read a directory of fingerprints: {e}"),
             }
         }
-        known.iter_mut().filter(|at| at.is_some_and(|at| !usable(&at))).for_each(|at| *at = None);
+        for (candidate, known) in candidates.iter().zip(&mut known) {
+            *known = known.filter(|at| usable(candidate, at));
+        }
         known
     }
 
@@ -239,6 +253,11 @@ pub(crate) fn items<'a>(group: &'a Group, completed: &'a Completed, reduced: &'a
             && let Some(outcome) = outcomes.next()
         {
             push(&mut items, disk, block, content, outcome, &reduced.packed);
+        }
+        for (block, _) in buffer.partial_blocks() {
+            if let Some(Err(lost)) = completed.get(&(disk, block)) {
+                items.push(Item::Reference { disk, block, target: *lost });
+            }
         }
     }
     items.extend(group.ops.iter().flat_map(|p| &p.ops).map(Item::Op));

@@ -1,22 +1,28 @@
-//! Reading the log back: which batches there are, and which of them are history.
+//! Reading the log back: which batches there are, and where there is something else in their place.
+//!
+//! Batches stand one behind the other. Where none is, a scan goes on block by block, for behind a batch that was
+//! torn or damaged there may be others: [`crate::history`] tells from them whether the log ends there. What it
+//! takes for a batch has, under its checksum, the number of the pool, which guests do not know, of the segment, and
+//! the offset: content of guests that looks like a batch, or is one of another place, is none. Each block is read
+//! once, and a second time as part of a batch if one may begin there, so a scan costs at most two reads of the
+//! segment. Room that was set aside and never written is read as zeroes without the disk.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use forebay_format::{
-    BLOCK, Batch, BatchHeader, EntryIter, FormatError, GROUP_END, PoolId, SegmentFooter, SegmentHeader,
-    SegmentId, Stream,
+    BLOCK, Batch, BatchHeader, EntryIter, FormatError, PoolId, SegmentFooter, SegmentHeader, SegmentId,
+    SegmentRecord, Stream,
 };
 use forebay_store::{BoxFuture, IoBuf, Store};
 
 use crate::Result;
 use crate::limits::{MAX_SEGMENT_BYTES, SCAN_BYTES};
-use crate::log::Head;
 
 /// A batch that was found whole.
 pub(crate) struct Scanned {
     pub header: BatchHeader,
-    pub stream: Stream,
+    /// Unknown where the header of its segment is damaged.
+    pub stream: Option<Stream>,
     pub check: u64,
     /// Bytes of the segment that are its payload.
     pub payload: Range<u64>,
@@ -27,14 +33,68 @@ pub(crate) struct Scanned {
 }
 
 impl Scanned {
+    /// An empty batch: its number, its epoch, where its group begins, and whether it ends that.
+    #[cfg(test)]
+    pub fn for_test(
+        segment: SegmentId,
+        stream: Stream,
+        (seq, epoch, group, ends): (u64, u64, u64, bool),
+        chain: u64,
+        check: u64,
+    ) -> Scanned {
+        let (pool, flags) = (PoolId([1; 16]), if ends { forebay_format::GROUP_END } else { 0 });
+        let header = BatchHeader { pool, epoch, seq, chain, segment, offset: 4096, flags, group };
+        Scanned { header, stream: Some(stream), check, payload: 0..0, end: 8192, entries: Vec::new() }
+    }
+
     /// Its entries, in order; one whose content is not within the payload is an error.
     pub fn entries(&self) -> EntryIter<'_> {
         EntryIter::within(&self.entries, self.payload.clone())
     }
 }
 
-/// Reads the batches of a segment from `from` on (0: from its header), up to the first place where none is.
-/// Gives nothing where the header is not one of this pool.
+/// A place behind which batches were looked for, since none begins there.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Gap {
+    pub segment: SegmentId,
+    pub stream: Option<Stream>,
+    pub offset: u64,
+    /// Nothing but zeroes is there, in the first block at least.
+    pub blank: bool,
+    /// The last batch before it in the segment, as far as that is known.
+    pub after: Option<Neighbour>,
+    /// The first batch behind it in the segment. At a footer: one more than the last batch before that.
+    pub before: Option<Neighbour>,
+}
+
+/// What stands next to a gap.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Neighbour {
+    pub seq: u64,
+    /// Its epoch, or what that is at least; unknown of a footer.
+    pub epoch: Option<u64>,
+}
+
+/// What a segment holds from some place on.
+pub(crate) struct SegmentScan {
+    pub segment: SegmentId,
+    /// The header is not one of this pool.
+    pub header_damaged: bool,
+    /// In their order.
+    pub batches: Vec<Scanned>,
+    /// In their order.
+    pub gaps: Vec<Gap>,
+}
+
+/// What begins at a place.
+enum Found {
+    Batch(Scanned),
+    Footer(SegmentFooter),
+    Nothing,
+}
+
+/// Reads the batches of a segment, up to the first place where none is. Where `stream` is not known, gives nothing if
+/// the header is not one of this pool.
 ///
 /// # Errors
 /// Those of the store, and [`FormatError::Newer`]; damage ends the scan instead.
@@ -43,10 +103,9 @@ pub(crate) async fn scan_segment(
     pool: PoolId,
     segment: SegmentId,
     stream: Option<Stream>,
-    from: u64,
     len: u64,
 ) -> Result<Vec<Scanned>> {
-    let mut reader = Reader { store, segment, len, start: 0, buf: IoBuf::with_capacity(0), ahead: None };
+    let mut reader = Reader::new(store, segment, len);
     let stream = match stream {
         Some(stream) => stream,
         None => match SegmentHeader::decode(reader.bytes(0, BLOCK).await?, pool, segment) {
@@ -55,33 +114,68 @@ pub(crate) async fn scan_segment(
             Err(_) => return Ok(Vec::new()),
         },
     };
-    let mut at = from.max(BLOCK as u64);
+    let mut at = BLOCK as u64;
     let mut found = Vec::new();
-    loop {
-        let head = reader.bytes(at, BLOCK).await?;
-        if SegmentFooter::is_footer(head) {
-            return Ok(found);
-        }
-        let Ok(batch_len) = Batch::peek_len(head) else { return Ok(found) };
-        if batch_len as u64 > len.saturating_sub(at).min(MAX_SEGMENT_BYTES as u64) {
-            return Ok(found);
-        }
-        let bytes = reader.bytes(at, batch_len).await?;
-        let batch = match Batch::decode(bytes, pool, segment, at as u32) {
-            Ok(batch) => batch,
-            Err(newer @ FormatError::Newer { .. }) => return Err(newer.into()),
-            Err(_) => return Ok(found),
-        };
-        found.push(Scanned {
-            header: batch.header,
-            stream,
-            check: batch.check,
-            payload: batch.payload_range(),
-            end: at + batch_len as u64,
-            entries: batch.entry_bytes().to_vec(),
-        });
-        at += batch_len as u64;
+    while let Found::Batch(batch) = reader.look(pool, Some(stream), at).await? {
+        at = batch.end;
+        found.push(batch);
     }
+    Ok(found)
+}
+
+/// Reads all batches of a segment, from the end of what `record` has of it on if there is one, past whatever is
+/// not a batch.
+///
+/// # Errors
+/// As [`scan_segment`].
+pub(crate) async fn scan_past_gaps(
+    store: &dyn Store,
+    pool: PoolId,
+    segment: SegmentId,
+    record: Option<SegmentRecord>,
+    len: u64,
+) -> Result<SegmentScan> {
+    let head = store.read(segment, 0, BLOCK).await?;
+    let header = match SegmentHeader::decode(&head, pool, segment) {
+        Ok(header) => Some(header),
+        Err(newer @ FormatError::Newer { .. }) => return Err(newer.into()),
+        Err(_) => None,
+    };
+    let stream = record.map(|r| r.stream).or(header.map(|h| h.stream));
+    let epoch = header.map(|h| h.epoch);
+    let seq = record.map(|r| r.last_seq).or(header.map(|h| h.first_seq.saturating_sub(1)));
+    let mut after = seq.map(|seq| Neighbour { seq, epoch });
+    let mut scan =
+        SegmentScan { segment, header_damaged: header.is_none(), batches: Vec::new(), gaps: Vec::new() };
+    let mut reader = Reader::new(store, segment, len);
+    let mut at = record.map_or(0, |r| u64::from(r.written)).max(BLOCK as u64);
+    let mut gap: Option<Gap> = None;
+    while at < len {
+        match reader.look(pool, stream, at).await? {
+            Found::Batch(batch) => {
+                let here = Neighbour { seq: batch.header.seq, epoch: Some(batch.header.epoch) };
+                scan.gaps.extend(gap.take().map(|gap| Gap { before: Some(here), ..gap }));
+                (after, at) = (Some(here), batch.end);
+                scan.batches.push(batch);
+            }
+            Found::Footer(footer) => {
+                let here = Neighbour { seq: footer.last_seq.saturating_add(1), epoch: None };
+                scan.gaps.extend(gap.map(|gap| Gap { before: Some(here), ..gap }));
+                return Ok(scan);
+            }
+            Found::Nothing => {
+                let bytes = reader.bytes(at, BLOCK).await?;
+                let (blank, at_end) = (bytes.iter().all(|b| *b == 0), bytes.is_empty());
+                gap.get_or_insert(Gap { segment, stream, offset: at, blank, after, before: None });
+                if at_end {
+                    break;
+                }
+                at += BLOCK as u64;
+            }
+        }
+    }
+    scan.gaps.extend(gap);
+    Ok(scan)
 }
 
 /// A window on an object, and the next one, which is read while this one is looked at.
@@ -94,7 +188,42 @@ struct Reader<'a> {
     ahead: Option<(u64, BoxFuture<'a, forebay_store::Result<IoBuf>>)>,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    fn new(store: &'a dyn Store, segment: SegmentId, len: u64) -> Reader<'a> {
+        let len = len.min(u64::from(MAX_SEGMENT_BYTES));
+        Reader { store, segment, len, start: 0, buf: IoBuf::with_capacity(0), ahead: None }
+    }
+
+    /// What begins at an aligned offset.
+    async fn look(&mut self, pool: PoolId, stream: Option<Stream>, at: u64) -> Result<Found> {
+        let (segment, room) = (self.segment, self.len.saturating_sub(at));
+        let head = self.bytes(at, BLOCK).await?;
+        if SegmentFooter::is_footer(head) {
+            let footer = SegmentFooter::decode(head, pool, segment, at as u32);
+            return Ok(footer.map_or(Found::Nothing, Found::Footer));
+        }
+        if !Batch::may_begin(head, pool, segment, at as u32) {
+            return Ok(Found::Nothing);
+        }
+        let Ok(batch_len) = Batch::peek_len(head) else { return Ok(Found::Nothing) };
+        if batch_len as u64 > room {
+            return Ok(Found::Nothing);
+        }
+        let batch = match Batch::decode(self.bytes(at, batch_len).await?, pool, segment, at as u32) {
+            Ok(batch) => batch,
+            Err(newer @ FormatError::Newer { .. }) => return Err(newer.into()),
+            Err(_) => return Ok(Found::Nothing),
+        };
+        Ok(Found::Batch(Scanned {
+            header: batch.header,
+            stream,
+            check: batch.check,
+            payload: batch.payload_range(),
+            end: at + batch_len as u64,
+            entries: batch.entry_bytes().to_vec(),
+        }))
+    }
+
     /// The bytes at an aligned offset; fewer where the object ends.
     async fn bytes(&mut self, at: u64, len: usize) -> Result<&[u8]> {
         if at >= self.len {
@@ -113,21 +242,24 @@ impl Reader<'_> {
         let until = (from + len).min(self.buf.len());
         Ok(self.buf.get(from..until).unwrap_or(&[]))
     }
-}
 
-impl<'a> Reader<'a> {
     fn read(&self, at: u64, len: usize) -> BoxFuture<'a, forebay_store::Result<IoBuf>> {
         let want = (len.max(SCAN_BYTES) as u64).min(self.len.saturating_sub(at));
         self.store.read(self.segment, at, want.next_multiple_of(BLOCK as u64) as usize)
     }
 
-    /// Where the first batch begins that does not lie whole in this window; `None` where the log ends in it.
+    /// Where the first batch begins that does not lie whole in this window. From where none is on, the scan goes
+    /// block by block, and into the next window.
     fn next_window(&self) -> Option<u64> {
         let end = self.start + self.buf.len() as u64;
         let mut at = self.start.max(BLOCK as u64);
         while at + BLOCK as u64 <= end {
             let head = &self.buf[(at - self.start) as usize..][..BLOCK];
-            let next = at + Batch::peek_len(head).ok()? as u64;
+            let Ok(len) = Batch::peek_len(head) else {
+                at = end;
+                break;
+            };
+            let next = at + len as u64;
             if next > end {
                 break;
             }
@@ -135,29 +267,4 @@ impl<'a> Reader<'a> {
         }
         (self.start < at && at < self.len).then_some(at)
     }
-}
-
-/// Picks history out of what was scanned: from `head` on, group after whole group, as long as sequence numbers
-/// are consecutive, each batch links to the one before, and the epoch does not fall. Where several batches have
-/// one number, that of the highest epoch counts.
-pub(crate) fn history(scanned: Vec<Scanned>, head: Head) -> (Vec<Scanned>, Head) {
-    let mut by_seq: BTreeMap<u64, Vec<Scanned>> = BTreeMap::new();
-    for batch in scanned {
-        by_seq.entry(batch.header.seq).or_default().push(batch);
-    }
-    let (mut applied, mut group) = (Vec::new(), Vec::new());
-    let (mut committed, mut at, mut epoch) = (head, head, 0);
-    while let Some(candidates) = by_seq.remove(&(at.seq + 1)) {
-        let links = |b: &Scanned| b.header.chain == at.chain && b.header.epoch >= epoch;
-        let Some(batch) = candidates.into_iter().filter(links).max_by_key(|b| b.header.epoch) else { break };
-        at = Head { seq: batch.header.seq, chain: batch.check };
-        epoch = batch.header.epoch;
-        let last = batch.header.flags & GROUP_END != 0;
-        group.push(batch);
-        if last {
-            applied.append(&mut group);
-            committed = at;
-        }
-    }
-    (applied, committed)
 }

@@ -9,8 +9,6 @@
 //! costs, as measured, and never longer than the configured bound: a fast store is hardly waited for, a slow one
 //! gets rarer and larger groups. A guest that flushes alone never waits for others.
 
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -19,6 +17,8 @@ use crate::CommitStats;
 use crate::limits::DIRTY_AGE;
 use crate::pool::Pool;
 use crate::stats::Counter;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::atomic::{AtomicBool, AtomicU64};
 
 /// Whether small writes are gathered into large ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

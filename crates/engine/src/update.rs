@@ -65,7 +65,7 @@ impl Disk {
 
     /// Writes any bytes: the sectors at the edges that are written in part are read first.
     pub(crate) async fn write_bytes(&self, offset: u64, data: &[u8]) -> Result<()> {
-        if aligned(offset, data.len() as u64) {
+        if data.is_empty() || aligned(offset, data.len() as u64) {
             return self.pool.write_sectors(&self.volume, offset, data);
         }
         let sectors = sectors_of(offset, data.len() as u64);

@@ -2,24 +2,21 @@
 //!
 //! Reclaiming begins when there is an image to be packed, or garbage is likely: something was deleted, or much was
 //! appended or discarded since the last mark, or room is short. It does not begin again at once: what a mark costs
-//! is spread over at least four times its duration, unless room is short.
+//! is spread over at least four times its duration, unless room is short. [`crate::governor`] decides.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use forebay_format::{DiskId, SegmentId};
 use hashbrown::HashSet;
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::limits::RECLAIM_SHARE;
+use crate::governor::{FreeingRate, Level, Outcome, PATIENCE, SPACE_CHECK, Situation, min_reclaim_bytes};
 use crate::pool::Pool;
-
-/// While the store is short of room, it is asked this often.
-const SPACE_CHECK: Duration = Duration::from_secs(1);
+use crate::sync::Mutex;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::atomic::{AtomicBool, AtomicU64};
 
 /// Work behind: checkpoints and reclaiming.
 #[derive(Default)]
@@ -37,18 +34,20 @@ pub(crate) struct Upkeep {
     pub opened_at: AtomicU64,
     /// Bytes on the store, as the last mark found, or recovery.
     pub stored: AtomicU64,
-    /// Bytes that guests discarded since the last mark began.
+    /// Bytes that guests discarded, in commits since the last mark began.
     pub discarded: AtomicU64,
-    /// Room is so short that the cleaner has to see to it.
-    pub room_short: AtomicBool,
-    /// The last reclaim made room: the next may, too.
-    fruitful: AtomicBool,
+    /// The same, of what is not committed yet: a mark would find it live.
+    pub discards: AtomicU64,
+    /// Bytes that guests' data took in the log, of all time.
+    pub written: AtomicU64,
+    /// `written` when the last mark began.
+    written_at_mark: AtomicU64,
     /// A reclaim is under way.
     cleaning: AtomicBool,
-    /// The last reclaim left a full store full. Nobody waits for another, unless there is new garbage.
-    hopeless: AtomicBool,
-    /// When reclaiming may begin by itself, in the time of the host.
-    not_before: Mutex<Duration>,
+    /// The last reclaim.
+    last: Mutex<Last>,
+    /// How fast room is freed.
+    rate: Mutex<FreeingRate>,
     /// Segments that are not cleaned since something in them is damaged.
     pub left_alone: Mutex<HashSet<SegmentId>>,
     /// Disks whose maps the last mark could not read whole.
@@ -56,17 +55,49 @@ pub(crate) struct Upkeep {
     pub stopped: AtomicBool,
 }
 
+/// What was known of garbage before a mark.
+pub(crate) struct BeforeMark {
+    due: bool,
+    written: u64,
+    discarded: u64,
+}
+
+/// The last reclaim.
+struct Last {
+    outcome: Outcome,
+    patience: u32,
+    /// When it ended, in the time of the host; when the pool was opened, before the first.
+    ended: Duration,
+    took: Duration,
+}
+
+impl Default for Last {
+    fn default() -> Last {
+        // Nothing is known of what is dead, so the first reclaim is worth waiting for.
+        Last { outcome: Outcome::default(), patience: PATIENCE, ended: Duration::ZERO, took: Duration::ZERO }
+    }
+}
+
 impl Upkeep {
-    /// A reclaim begins.
-    pub fn reclaim_begins(&self) {
-        self.cleaning.store(true, Relaxed);
+    /// The checkpoint of a mark is about to be made: what happens from here on may be missing in it.
+    pub fn before_mark(&self) -> BeforeMark {
+        BeforeMark {
+            due: self.reclaim_due.swap(false, Relaxed),
+            written: self.written.load(Relaxed),
+            discarded: self.discarded.load(Relaxed),
+        }
     }
 
-    /// A mark begins, when so much was appended.
-    pub fn mark_begins(&self, appended: u64) {
-        self.reclaim_due.store(false, Relaxed);
+    /// A mark begins, when so much was appended. Its checkpoint has all that was done `before`.
+    pub fn mark_begins(&self, appended: u64, before: &BeforeMark) {
         self.marked_at.store(appended, Relaxed);
-        self.discarded.store(0, Relaxed);
+        self.written_at_mark.store(before.written, Relaxed);
+        self.discarded.fetch_sub(before.discarded, Relaxed);
+    }
+
+    /// There is no checkpoint, and so no mark.
+    pub fn no_mark(&self, before: &BeforeMark) {
+        self.reclaim_due.fetch_or(before.due, Relaxed);
     }
 
     /// What the cleaner wrote itself is no sign of garbage.
@@ -74,9 +105,10 @@ impl Upkeep {
         self.marked_at.fetch_add(bytes, Relaxed);
     }
 
-    /// The next reclaim is not to begin by itself before then.
-    pub fn rest_until(&self, then: Duration) {
-        *self.not_before.lock() = then;
+    /// Something became garbage: another reclaim is worth waiting for.
+    fn raise_hopes(&self) {
+        let mut last = self.last.lock();
+        last.patience = last.patience.max(1);
     }
 
     /// Has the upkeep look whether there is something to do.
@@ -89,67 +121,98 @@ impl Pool {
     /// Notes work for the cleaner of which the log does not tell.
     pub(crate) fn reclaim_is_due(&self) {
         self.upkeep.reclaim_due.store(true, Relaxed);
-        self.upkeep.hopeless.store(false, Relaxed);
+        self.upkeep.raise_hopes();
         self.upkeep.wake();
     }
 
-    /// Notes that a guest discarded so many bytes.
+    /// Notes bytes that were discarded, in a commit that is done.
     pub(crate) fn note_discarded(&self, bytes: u64) {
         let before = self.upkeep.discarded.fetch_add(bytes, Relaxed);
-        if before < self.little() && before + bytes >= self.little() {
-            self.upkeep.hopeless.store(false, Relaxed);
+        let enough = min_reclaim_bytes(self.segment_bytes);
+        if before < enough && before + bytes >= enough {
+            self.upkeep.raise_hopes();
         }
     }
 
-    /// What is worth a reclaim where the store is full.
-    fn little(&self) -> u64 {
-        u64::from(self.config.segment_bytes) / 4
+    /// What decisions about room depend on, as of now.
+    pub(crate) fn situation(&self) -> Situation {
+        let (upkeep, commit) = (&self.upkeep, &self.commit);
+        let (outcome, patience) = {
+            let last = upkeep.last.lock();
+            (last.outcome, last.patience)
+        };
+        let total = commit.total.load(Relaxed);
+        Situation {
+            free: commit.free.load(Relaxed),
+            total,
+            reserve: self.reserve(total),
+            full: commit.full.load(Relaxed),
+            segment: self.segment_bytes,
+            stored: upkeep.stored.load(Relaxed),
+            appended: self.appended.load(Relaxed).saturating_sub(upkeep.marked_at.load(Relaxed)),
+            written: upkeep.written.load(Relaxed).saturating_sub(upkeep.written_at_mark.load(Relaxed)),
+            discarded: upkeep.discarded.load(Relaxed),
+            due: upkeep.reclaim_due.load(Relaxed),
+            cleaning: upkeep.cleaning.load(Relaxed),
+            last: outcome,
+            patience,
+        }
     }
 
     /// Whether it is worth waiting for room in a full store.
-    pub(crate) fn room_may_come(&self) -> bool {
-        let upkeep = &self.upkeep;
-        !upkeep.hopeless.load(Relaxed) && (upkeep.cleaning.load(Relaxed) || self.reclaim_wanted())
+    pub(crate) fn reclaim_may_help(&self) -> bool {
+        self.situation().reclaim_may_help()
     }
 
-    /// A reclaim that began at `begin` has ended, and made so much room; none if it failed. Whoever waits for room
-    /// looks again.
-    pub(crate) fn reclaim_ended(&self, begin: Duration, gained: u64) {
-        let fruitful = gained >= self.little();
-        self.upkeep.fruitful.store(fruitful, Relaxed);
-        self.upkeep.hopeless.store(!fruitful && self.commit.full.load(Relaxed), Relaxed);
+    /// Bytes that guests may write per second now; `None` is no bound.
+    pub(crate) fn write_rate(&self) -> Option<u64> {
+        self.situation().write_rate(self.upkeep.rate.lock().per_second())
+    }
+
+    /// Bytes that checkpoints and the cleaner wrote.
+    fn own_bytes(&self) -> u64 {
+        self.appended.load(Relaxed).saturating_sub(self.upkeep.written.load(Relaxed))
+    }
+
+    /// A reclaim begins; gives the bytes that were freed before, and those that the pool wrote itself.
+    pub(crate) fn reclaim_begins(&self) -> (u64, u64) {
+        let so_far = (self.counters.freed.get().bytes, self.own_bytes());
+        self.upkeep.rate.lock().begin(self.host.now(), so_far.0, so_far.1);
+        self.upkeep.cleaning.store(true, Relaxed);
+        so_far
+    }
+
+    /// Room was freed.
+    pub(crate) fn note_freed(&self) {
+        let (now, freed) = (self.host.now(), self.counters.freed.get().bytes);
+        self.upkeep.rate.lock().sample(now, freed, self.own_bytes());
+    }
+
+    /// A reclaim that began at `begin` has ended; `before` is what [`Pool::reclaim_begins`] gave. Writers that wait for
+    /// room look again.
+    pub(crate) fn reclaim_ended(&self, begin: Duration, before: (u64, u64), exhausted: bool) {
+        self.note_freed();
+        let (freed, own) = (self.counters.freed.get().bytes - before.0, self.own_bytes() - before.1);
+        let outcome = Outcome { gained: freed.saturating_sub(own), exhausted };
+        let short = self.situation().level() >= Level::Short;
+        {
+            let mut last = self.upkeep.last.lock();
+            last.outcome = outcome;
+            last.ended = self.host.now();
+            last.took = last.ended.saturating_sub(begin);
+            last.patience = if !short || outcome.gained >= min_reclaim_bytes(self.segment_bytes) {
+                PATIENCE
+            } else {
+                last.patience.saturating_sub(1)
+            };
+        }
         self.upkeep.cleaning.store(false, Relaxed);
         self.commit.progress.send_modify(|_| ());
-        let now = self.host.now();
-        let took = now.saturating_sub(begin);
-        let short = self.upkeep.room_short.load(Relaxed);
-        let pause = if short {
-            self.config.reclaim_pause.min(SPACE_CHECK).max(took)
-        } else {
-            self.config.reclaim_pause.max(took * 4)
-        };
-        self.upkeep.rest_until(now + pause);
-    }
-
-    /// Whether garbage is likely.
-    fn reclaim_wanted(&self) -> bool {
-        let upkeep = &self.upkeep;
-        let appended = self.appended.load(Relaxed).saturating_sub(upkeep.marked_at.load(Relaxed));
-        let discarded = upkeep.discarded.load(Relaxed);
-        let few = 4 * u64::from(self.config.segment_bytes);
-        let much = (upkeep.stored.load(Relaxed) / RECLAIM_SHARE).max(few);
-        let short = upkeep.room_short.load(Relaxed);
-        upkeep.reclaim_due.load(Relaxed)
-            || appended >= much
-            || discarded >= much
-            || (short && (appended >= few || discarded >= few || upkeep.fruitful.load(Relaxed)))
-            // Nobody can append much any more, so that less has to be reason enough.
-            || (self.commit.full.load(Relaxed) && appended + discarded >= self.little())
     }
 
     /// Whether there is something to do after a commit.
     pub(crate) fn upkeep_due(&self) -> bool {
-        self.checkpoint_due() || self.reclaim_wanted()
+        self.checkpoint_due() || self.situation().wants_reclaim()
     }
 
     pub(crate) fn checkpoint_due(&self) -> bool {
@@ -159,16 +222,16 @@ impl Pool {
 
     /// How long until a reclaim that is wanted may begin; `None` if none is.
     fn reclaim_in(&self) -> Option<Duration> {
-        let pause = self.upkeep.not_before.lock().saturating_sub(self.host.now());
-        // Where the store is full, guests wait.
-        let pause =
-            if self.room_may_come() && self.commit.full.load(Relaxed) { Duration::ZERO } else { pause };
-        self.reclaim_wanted().then_some(pause)
+        let situation = self.situation();
+        let last = self.upkeep.last.lock();
+        let pause = situation.pause(self.config.reclaim_pause, last.took);
+        let rested = self.host.now().saturating_sub(last.ended);
+        situation.wants_reclaim().then_some(pause.saturating_sub(rested))
     }
 
     /// The task that makes checkpoints and reclaims space.
     pub(crate) async fn upkeep_loop(self: Arc<Pool>) {
-        self.upkeep.rest_until(self.host.now() + self.config.reclaim_pause);
+        self.upkeep.last.lock().ended = self.host.now();
         while !self.upkeep.stopped.load(Relaxed) {
             let full = self.commit.full.load(Relaxed).then_some(SPACE_CHECK);
             let wait = self.reclaim_in().into_iter().chain(full).min();

@@ -78,19 +78,27 @@ pub(crate) enum Effort {
     All,
 }
 
+/// Objects that may be cleaned with this effort, however much is wanted.
+fn candidates(objects: &[Object], effort: Effort) -> impl Iterator<Item = &Object> {
+    let least = match effort {
+        Effort::Easy => GAIN_WITH_ROOM,
+        Effort::Bytes(_) => GAIN_LEAST,
+        Effort::All => GAIN_ASKED,
+    };
+    objects.iter().filter(move |o| {
+        let movable = o.covered && !o.stuck && !o.residents.is_empty();
+        movable && (o.to_pack || o.gain_percent() >= least)
+    })
+}
+
+/// How many objects could be cleaned with this effort.
+pub(crate) fn worth_cleaning(objects: &[Object], effort: Effort) -> usize {
+    candidates(objects, effort).count()
+}
+
 /// Picks what to clean out of all objects, in the order in which to clean it.
 pub(crate) fn choose(objects: &[Object], effort: Effort) -> Vec<Object> {
-    let worth = |least: u64| {
-        move |o: &&Object| {
-            let movable = o.covered && !o.stuck && !o.residents.is_empty();
-            movable && (o.to_pack || o.gain_percent() >= least)
-        }
-    };
-    let mut chosen: Vec<Object> = match effort {
-        Effort::Easy => objects.iter().filter(worth(GAIN_WITH_ROOM)).cloned().collect(),
-        Effort::Bytes(_) => objects.iter().filter(worth(GAIN_LEAST)).cloned().collect(),
-        Effort::All => objects.iter().filter(worth(GAIN_ASKED)).cloned().collect(),
-    };
+    let mut chosen: Vec<Object> = candidates(objects, effort).cloned().collect();
     match effort {
         Effort::Bytes(_) => chosen.sort_by_key(|o| std::cmp::Reverse(o.score())),
         Effort::Easy | Effort::All => chosen.sort_by_key(|o| std::cmp::Reverse(o.gain_percent())),

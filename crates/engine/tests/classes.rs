@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::*;
 use forebay_engine::{ClassStats, CloneRequest, Disk, Error, Pool, PoolConfig, SegmentId, SyncMode};
 use forebay_guest::{Class, ClassMap, Content};
-use forebay_store::{MemoryStore, Store};
+use forebay_store::{FaultyStore, MemoryStore, Store};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
@@ -361,4 +361,45 @@ async fn reads_are_sampled_by_class() {
     let page = class(&pool, "v", Class::Page);
     assert_eq!((page.read_hits, page.read_misses), (0, 10));
     assert_eq!(class(&pool, "v", Class::Code).written_bytes, 32 * BLOCK);
+}
+
+/// A disk that is scanned has no client for that, so its size can change while the scan waits for the store.
+#[tokio::test]
+async fn a_disk_that_shrinks_while_it_is_scanned_ends_the_scan() {
+    const LARGE: u64 = 64 * MIB;
+    for how in ["resize", "rollback", "reset"] {
+        let store = FaultyStore::new(1);
+        let open = || async {
+            let (store, host) = (store.reopen(), Arc::new(TestHost(std::time::Instant::now())));
+            Pool::open(store, host, config()).await.unwrap()
+        };
+        let pool = open().await;
+        pool.create_volume("base", SIZE, SyncMode::Flush, 0).await.unwrap();
+        pool.create_image("image", "base").await.unwrap();
+        pool.clone_disk("image", &[clone("v")]).await.unwrap();
+        pool.create_snapshot("v", "small").await.unwrap();
+        pool.resize("v", LARGE).await.unwrap();
+        let v = pool.attach("v").unwrap();
+        for mib in 0..LARGE / MIB {
+            v.write(mib * MIB, &noise(mib + 1, 4096), false).await.unwrap();
+        }
+        drop(v);
+        pool.close().await.unwrap();
+        // The scan now waits for each of 64 leaves, and the change for less.
+        let pool = open().await;
+        store.set_delay(50);
+        let peek = pool.peek("v").unwrap();
+        let mut out = vec![0; LARGE as usize];
+        let change = async {
+            match how {
+                "resize" => pool.resize("v", SIZE).await,
+                "rollback" => pool.rollback("v", "small").await,
+                _ => pool.reset("v").await,
+            }
+        };
+        let (read, changed) = tokio::join!(peek.read(0, &mut out), change);
+        changed.unwrap();
+        assert!(matches!(read, Err(Error::OutOfRange)), "{how}: {read:?}");
+        assert_eq!(pool.disk("v").unwrap().size, SIZE);
+    }
 }

@@ -47,6 +47,68 @@ async fn what_was_written_is_read_before_and_after_a_restart() {
 }
 
 #[tokio::test]
+async fn requests_of_no_bytes_are_done_anywhere() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    // At the edge of a block, and between edges.
+    for offset in [0, 100, 512, 513, 4096, 1 << 20] {
+        let at_once = if offset % 512 == 0 { Fast::Done } else { Fast::Wait };
+        assert_eq!(v.try_write(offset, &[]).unwrap(), at_once);
+        assert_eq!(v.try_read(offset, &mut []).unwrap(), Fast::Done);
+        v.read(offset, &mut []).await.unwrap();
+        v.write(offset, &[], true).await.unwrap();
+        v.write_zeroes(offset, 0, false, true).await.unwrap();
+        v.discard(offset, 0, true).await.unwrap();
+        v.prefetch(offset, 0).await.unwrap();
+        assert!(v.extents(offset, 0, 1).await.unwrap().is_empty());
+    }
+    assert_eq!(v.stats().write.bytes, 0);
+}
+
+/// Polls a request until it is done; how often.
+async fn polls<T>(request: impl Future<Output = T>) -> (T, u64) {
+    let (mut request, mut polls) = (std::pin::pin!(request), 0);
+    let done = std::future::poll_fn(|cx| {
+        polls += 1;
+        request.as_mut().poll(cx)
+    });
+    (done.await, polls)
+}
+
+#[tokio::test]
+async fn a_long_request_lets_others_have_their_turn() {
+    const GIB: u64 = 1 << 30;
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", 16 << 40, SyncMode::Flush, 0).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    // A piece of at most 256 KiB for each poll.
+    let data = vec![7; 3 << 20];
+    assert!(polls(v.write(0, &data, false)).await.1 >= 12);
+    assert!(polls(v.write(100, &data, false)).await.1 >= 13);
+    assert_eq!(read(&v, 100, data.len()).await, data);
+    v.flush().await.unwrap();
+    // Holes of any size take no longer than the map of what lies between them.
+    let (mut at, mut looks) = (8 << 20, 0);
+    while at < 16 << 40 {
+        let zeroes = v.zeroes(at, (16 << 40) - at).unwrap();
+        assert!(zeroes > 0, "a hole at {at} is not seen");
+        (at, looks) = (at + zeroes, looks + 1);
+    }
+    assert!(looks <= 4, "{looks} looks at 16 TiB");
+    assert!(polls(v.prefetch(0, 16 << 40)).await.1 < 20);
+    // What is written and not committed is no hole.
+    assert_eq!(v.zeroes(0, 4096).unwrap(), 0);
+    v.write(GIB + 4096, &[1; 512], false).await.unwrap();
+    assert_eq!(v.zeroes(GIB, GIB).unwrap(), 4096);
+    assert_eq!(v.zeroes(GIB + 4096, GIB).unwrap(), 0);
+    assert_eq!(v.zeroes(GIB + 8192, 100).unwrap(), 100);
+    assert!(v.zeroes((16 << 40) - 1, 2).is_err());
+}
+
+#[tokio::test]
 async fn a_cached_read_and_a_buffered_write_do_not_wait() {
     let store = Arc::new(MemoryStore::new());
     let pool = open(&store).await;
@@ -260,4 +322,30 @@ async fn a_full_store_refuses_data_and_takes_it_again_when_there_is_room() {
     pool.reclaim(&|_| ()).await.unwrap();
     pool.attach("c").unwrap().write(0, &[5; 4096], true).await.unwrap();
     pool.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn discards_wait_for_room_in_the_write_buffer() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", 4 << 30, SyncMode::Flush, 0).await.unwrap();
+    let disk = pool.attach("v").unwrap();
+    let budget = config().write_buffer;
+    // No commit runs as long as this task does not wait, so each discard that is let in stays in the buffer.
+    let mut waited = false;
+    for n in 0..100_000 {
+        let discard = std::pin::pin!(disk.discard(n * 8192, 4096, false));
+        if futures_util::FutureExt::now_or_never(discard).is_none() {
+            waited = true;
+            break;
+        }
+    }
+    assert!(waited, "{} bytes are dirty", pool.stats().await.dirty_bytes);
+    assert!(pool.stats().await.dirty_bytes <= budget);
+    for n in 0..20_000 {
+        disk.discard(n * 8192, 4096, false).await.unwrap();
+        disk.write_zeroes(n * 8192 + 4096, 4096, true, false).await.unwrap();
+    }
+    assert!(pool.stats().await.dirty_bytes <= budget);
+    disk.flush().await.unwrap();
 }

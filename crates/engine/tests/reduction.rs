@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use common::*;
 use forebay_engine::{Disk, Error, Pool, PoolConfig, SyncMode};
+use forebay_format::{check64, crc32c};
 use forebay_store::{MemoryStore, Store};
 
 const MIB: usize = 1 << 20;
@@ -175,4 +176,44 @@ async fn rot_in_a_shared_block_is_everyones() {
         a.write(0, &data, true).await.unwrap();
         assert_eq!(read(&a, 0, 4096).await, data);
     }
+}
+
+/// Exchanges the fingerprints of the first two blocks in each directory, under right checksums.
+async fn exchange_fingerprints(store: &MemoryStore) -> usize {
+    let mut exchanged = 0;
+    for object in store.list().await.unwrap() {
+        store.damage(object.id, |bytes| {
+            let Some(at) = bytes.chunks_exact(4096).position(|b| b.starts_with(b"FBSEALED")) else { return };
+            let (footer, directory) = bytes[at * 4096..].split_at_mut(4096);
+            let count = u32::from_le_bytes(footer[12..16].try_into().unwrap()) as usize;
+            let entries = &mut directory[..count * 32];
+            let is_block = |n: &usize| entries[n * 32 + 5] == 1;
+            let blocks: Vec<usize> = (0..count).filter(is_block).take(2).collect();
+            let &[a, b] = &blocks[..] else { return };
+            (0..16).for_each(|i| entries.swap(a * 32 + 16 + i, b * 32 + 16 + i));
+            footer[48..52].copy_from_slice(&crc32c(entries).to_le_bytes());
+            let check = check64(&footer[..4088]);
+            footer[4088..].copy_from_slice(&check.to_le_bytes());
+            exchanged += 1;
+        });
+    }
+    exchanged
+}
+
+/// What a directory says is only as right as the directory. The checksum of the block tells.
+#[tokio::test]
+async fn a_fingerprint_that_leads_to_another_block_is_not_followed() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    let a = volume(&pool, "a").await;
+    a.write(0, &noise(1, 8192), true).await.unwrap();
+    drop(a);
+    pool.close().await.unwrap();
+    assert!(exchange_fingerprints(&store).await > 0);
+    let pool = open(&store).await;
+    assert!(settled(&pool).await.index_entries > 0);
+    let b = volume(&pool, "b").await;
+    b.write(0, &noise(1, 8192), true).await.unwrap();
+    assert!(read(&b, 0, 8192).await == noise(1, 8192));
+    assert_eq!(pool.stats().await.reduction.duplicate_blocks, 0);
 }

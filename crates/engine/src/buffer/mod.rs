@@ -12,10 +12,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{BLOCK, SECTOR};
+use forebay_format::{BLOCK, FANOUT, SECTOR};
 use hashbrown::HashMap;
 
 use crate::hash::BuildU64Hasher;
+use crate::map::Touch;
 
 /// All sectors of a block.
 pub(crate) const ALL_SECTORS: u8 = 0xff;
@@ -66,6 +67,11 @@ pub(crate) struct Dirty {
 
 /// Bytes that a zeroed range counts in the budget.
 const ZERO_RANGE_COST: u64 = 64;
+/// The most that one zeroed range adds to the budget: it can cut another one in two.
+pub(crate) const ZEROES_COST: u64 = 2 * ZERO_RANGE_COST;
+
+/// Written blocks that are searched one by one; some hundred microseconds.
+const SEARCHED_BLOCKS: usize = 1 << 16;
 
 /// One layer pair; see the module.
 #[derive(Default)]
@@ -139,6 +145,43 @@ impl WriteBuffer {
         self.zeroes.insert(start, (end, allocated));
     }
 
+    /// What of a map changes when this is committed, in any order.
+    pub fn touched(&self) -> Vec<Touch> {
+        let blocks = self.blocks.iter().map(|(&block, dirty)| self.touch(block, dirty));
+        blocks.chain(self.zeroes_touch()).collect()
+    }
+
+    /// The same for the zeroed ranges, and for the `count` blocks that were written longest ago.
+    pub fn coldest_touched(&self, count: usize) -> Vec<Touch> {
+        let coldest = self.coldest(count);
+        let touch = |block: &u64| Some(self.touch(*block, self.blocks.get(block)?));
+        coldest.iter().filter_map(touch).chain(self.zeroes_touch()).collect()
+    }
+
+    fn touch(&self, block: u64, dirty: &Dirty) -> Touch {
+        Touch { block, count: 1, is_read: dirty.mask != ALL_SECTORS && !self.zeroed(block) }
+    }
+
+    /// Only the leaves at the ends of a zeroed range stay.
+    fn zeroes_touch(&self) -> impl Iterator<Item = Touch> {
+        let ends = self.zeroes.iter().flat_map(|(&start, &(end, _))| [start, end - 1]);
+        ends.map(|block| Touch { block, count: FANOUT, is_read: false })
+    }
+
+    /// The `count` blocks that were written longest ago, in any order.
+    fn coldest(&self, count: usize) -> Vec<u64> {
+        if count >= self.blocks.len() {
+            return self.blocks.keys().copied().collect();
+        }
+        let clock = self.clock;
+        let age = |(block, dirty): (&u64, &Dirty)| (u32::MAX - clock.wrapping_sub(dirty.stamp), *block);
+        let mut by_age: Vec<(u32, u64)> = self.blocks.iter().map(age).collect();
+        if count > 0 {
+            by_age.select_nth_unstable(count - 1);
+        }
+        by_age[..count].iter().map(|(_, block)| *block).collect()
+    }
+
     /// Takes out the zeroed ranges, and so many of the blocks that were written longest ago. Of what stays, nothing
     /// lies beneath a part that is taken.
     fn take_coldest(&mut self, count: usize) -> WriteBuffer {
@@ -147,17 +190,8 @@ impl WriteBuffer {
             taken.blocks = std::mem::take(&mut self.blocks);
             return taken;
         }
-        let clock = self.clock;
-        let mut by_age: Vec<(u32, u64)> = self
-            .blocks
-            .iter()
-            .map(|(block, dirty)| (u32::MAX - clock.wrapping_sub(dirty.stamp), *block))
-            .collect();
-        if count > 0 {
-            by_age.select_nth_unstable(count - 1);
-        }
-        for (_, block) in &by_age[..count] {
-            taken.blocks.extend(self.blocks.remove_entry(block));
+        for block in self.coldest(count) {
+            taken.blocks.extend(self.blocks.remove_entry(&block));
         }
         taken
     }
@@ -359,6 +393,20 @@ impl Buffers {
             }
             _ => have,
         }
+    }
+
+    /// The first block in a range that was written, where that is found out quickly: `None` where it would take long.
+    pub fn first_written(&self, range: &Range<u64>) -> Option<u64> {
+        let layers = [Some(&self.active), self.frozen.as_deref()];
+        let mut first = range.end;
+        for layer in layers.into_iter().flatten() {
+            if layer.blocks.len() > SEARCHED_BLOCKS {
+                return None;
+            }
+            let written = layer.blocks.keys().filter(|block| range.contains(block));
+            first = written.min().map_or(first, |block| first.min(*block));
+        }
+        Some(first)
     }
 
     /// Freezes the active buffer for a commit, if there is anything in it.

@@ -24,7 +24,8 @@ use std::task::{Context, Poll, Waker};
 
 use forebay_format::Address;
 use hashbrown::HashMap;
-use parking_lot::Mutex;
+
+use crate::sync::Mutex;
 
 /// The misses under way; clones are handles to the same table. `T` is what a leader hands to its followers.
 pub(crate) struct MissTable<T> {

@@ -1,13 +1,12 @@
 //! The read cache: blocks by address, in shards.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-
 use forebay_format::{Address, BLOCK};
-use parking_lot::Mutex;
 
 use super::frames::Chunk;
 use super::shard::{Rank, Shard, hash_of};
 use crate::CacheStats;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Most shards. Two readers meet in one with a chance of 1 in 64, for the 100 ns of a copy.
 const MAX_SHARDS: usize = 64;

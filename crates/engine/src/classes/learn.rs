@@ -15,7 +15,6 @@ use std::time::Duration;
 use forebay_format::{CatalogueOp, DiskId, DiskRecord, Role};
 use forebay_guest::{ClassMap, Content};
 use hashbrown::HashMap;
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::Known;
@@ -23,6 +22,7 @@ use crate::limits::{CLASS_MAPS_BYTES, LEARN_BYTES, LEARN_PAUSE};
 use crate::notes::Note;
 use crate::pool::Pool;
 use crate::read::How;
+use crate::sync::Mutex;
 use crate::volume::Volume;
 use crate::{Error, Result};
 

@@ -25,11 +25,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use forebay_format::{BLOCK, DiskId};
 use forebay_guest::{CachePriority, Class, ClassMap, Content};
-use parking_lot::RwLock;
 
 use crate::Result;
 use crate::cache::Rank;
 use crate::pool::Pool;
+use crate::sync::RwLock;
 use crate::volume::Volume;
 
 pub(crate) use learn::Learning;

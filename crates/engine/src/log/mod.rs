@@ -11,17 +11,25 @@
 //! - after the sync: the group is whole, and so is every group before it, because each was synced before the
 //!   next was begun; the chain from the checkpoint reaches it.
 //!
-//! **When there is no room.** An append that fails with [`StoreError::Full`] leaves a torn batch behind. The
-//! segment is left, sequence number and chain go back to the group's start, and before anything else is
-//! appended the epoch goes up by one: whatever the failed group left cannot be taken for the new one, since
-//! for one sequence number the highest epoch wins. So it does after a footer that finds no room. Any other failure latches the pool; the log is not used
-//! again.
+//! **When there is no room**, that can be survived where nothing was promised yet, which is an append alone:
+//!
+//! | the store is full at | what is known | what the log does |
+//! |---|---|---|
+//! | an append of a group, or the footer of a segment that ends within it | a torn batch may be left; nothing was synced | gives the group up: leaves the segment, goes back to the group's start; [`StoreError::Full`], and the caller may write it again |
+//! | the footer of a segment that is ended outside of a group | as above | ends the segment without a footer; no error |
+//! | a sync | nothing about the bytes since the last one, for ever (delayed allocation, thin volumes, quotas) | fails for good, as after any failed sync |
+//! | a superblock write: checkpoint, new epoch, a copy renewed for the cleaner | that copy may be old, new or torn; the other one is whole | fails for good; a restart begins from a whole copy, and either will do |
+//! | a deletion | the object may be there | no concern of the log: [`crate::reclaim`] tries it again |
+//!
+//! After a group was given up, the epoch goes up by one before anything else is appended: whatever the failed group
+//! left cannot be taken for the new one, since for one sequence number the highest epoch wins. So it does after a
+//! footer that finds no room. What fails for good latches the pool; the log is not used again. Such an error is never
+//! [`StoreError::Full`] ([`for_good`]), so that no caller takes it for one that can be survived.
 
 mod draft;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use forebay_format::{
     BLOCK, BatchHeader, BlockRef, DirectoryEntry, GROUP_END, SegmentFooter, SegmentHeader, SegmentId,
@@ -32,11 +40,14 @@ use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
 pub(crate) use draft::{Draft, Item, OnBlock, block_at};
 
 use crate::limits::{BATCH_BYTES, MAX_SEGMENT_BYTES};
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A group that is being written.
 struct Writing<'s, 'b, 'c> {
     store: &'s dyn Store,
     stream: Stream,
+    /// Sequence number of its first batch.
+    first_seq: u64,
     /// The append of the batch before; it goes on while the next batch is laid out.
     under_way: Option<BoxFuture<'s, Result<IoBuf, StoreError>>>,
     placed: Vec<BlockRef>,
@@ -154,7 +165,7 @@ impl Log {
 
     /// Writes drafts as one group, durably. Says for each payload item, in order, where it is; `on_block` is
     /// shown each block of a disk while it is laid out, before it is durable. After an error other than `Full`
-    /// the log must not be used again.
+    /// the log must not be used again; `Full` means that an append found no room, and the group was given up.
     pub async fn write_group(
         &mut self,
         stream: Stream,
@@ -184,16 +195,21 @@ impl Log {
         let (start, first_new) = (self.head, self.next_segment);
         let before = self.open.get(&stream).and_then(|o| self.table.get(&o.id)).copied();
         let store = self.store.clone();
-        let mut group = Writing { store: &*store, stream, under_way: None, placed: Vec::new(), on_block };
+        let mut group = Writing {
+            store: &*store,
+            stream,
+            first_seq: start.seq + 1,
+            under_way: None,
+            placed: Vec::new(),
+            on_block,
+        };
         if let Err(e) = self.append_all(drafts, &mut group).await {
             if e == StoreError::Full {
                 self.give_up(stream, start, before, SegmentId(first_new));
             }
             return Err(e);
         }
-        for id in std::mem::take(&mut self.unsynced) {
-            self.store.sync(id).await?;
-        }
+        self.sync_all().await?;
         Ok(group.placed)
     }
 
@@ -274,6 +290,7 @@ impl Log {
             segment: id,
             offset: at as u32,
             flags: if last { GROUP_END } else { 0 },
+            group: group.first_seq,
         };
         let (chain, directory) =
             draft::fill(&header, draft, &mut buf[(at - start) as usize..], &mut group.placed, group.on_block);
@@ -319,6 +336,7 @@ impl Log {
             segment: id,
             stream,
             state: SegmentState::Open,
+            footer: false,
             container: id.0,
             written: 0,
             first_seq: head.seq,
@@ -344,15 +362,20 @@ impl Log {
         match self.seal(stream).await {
             Err(StoreError::Full) => {
                 if let Some(open) = self.open.remove(&stream) {
-                    self.close_record(open.id);
+                    self.close_record(open.id, false);
                     // So that it can be told from segments that must have one; see `crate::footers`.
                     self.raise_epoch = true;
                 }
             }
             other => other?,
         }
+        self.sync_all().await
+    }
+
+    /// Makes durable what was appended since the last time.
+    async fn sync_all(&mut self) -> Result<(), StoreError> {
         for id in std::mem::take(&mut self.unsynced) {
-            self.store.sync(id).await?;
+            self.store.sync(id).await.map_err(|e| for_good(e, SYNC))?;
         }
         Ok(())
     }
@@ -375,13 +398,14 @@ impl Log {
             self.unsynced.push(id);
         }
         self.open.remove(&stream);
-        self.close_record(id);
+        // A checkpoint says so only when the footer is synced: it is taken between groups.
+        self.close_record(id, true);
         Ok(())
     }
 
-    fn close_record(&mut self, id: SegmentId) {
+    fn close_record(&mut self, id: SegmentId, footer: bool) {
         if let Some(r) = self.table.get_mut(&id) {
-            r.state = SegmentState::Sealed;
+            (r.state, r.footer) = (SegmentState::Sealed, footer);
         }
     }
 
@@ -391,6 +415,7 @@ impl Log {
         change(&mut next);
         next.generation += 1;
         if let Err(e) = self.store.swap_superblock(&next).await {
+            let e = for_good(e, SWAP);
             self.failed = Some(e.clone());
             return Err(e);
         }
@@ -398,3 +423,23 @@ impl Log {
         Ok(())
     }
 }
+
+/// What a failed sync is called.
+pub(crate) const SYNC: &str = "sync of a segment";
+/// What a failed superblock write is called.
+pub(crate) const SWAP: &str = "writing the superblock";
+
+/// The error of an operation after which nothing is known: a want of room is one like others there. See the module.
+pub(crate) fn for_good(e: StoreError, what: &str) -> StoreError {
+    match e {
+        StoreError::Full => StoreError::Io {
+            what: what.to_owned(),
+            reason: "the store has no room left".to_owned(),
+            errno: ENOSPC,
+        },
+        other => other,
+    }
+}
+
+/// "No space left on device" (`errno(3)`).
+const ENOSPC: i32 = 28;

@@ -5,15 +5,17 @@
 //! that is being used stays alive through its own count, in the cache or not.
 
 use forebay_format::BlockRef;
-use hashbrown::HashTable;
-use parking_lot::Mutex;
+use hashbrown::{HashMap, HashSet, HashTable};
 
 use super::{NeedNode, Node};
 use crate::CacheStats;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const SHARDS: usize = 16;
-/// The least budget of a shard: a few nodes more than one descent needs, so that loading always gets on.
-const LEAST: usize = 64 << 10;
+/// The least budget of a shard: a few nodes more than one descent needs, so that loading always gets on. A budget of
+/// less than sixteen of these has fewer shards.
+const LEAST: usize = 32 << 10;
 /// Bytes that a node's place in a table takes, with the table's spare places.
 const PER_NODE: usize = 28;
 /// Set in an entry's key when it was looked up since the hand came by. Addresses have 56 bits.
@@ -41,8 +43,15 @@ struct Shard {
 
 /// Clean nodes by address.
 pub(crate) struct NodeCache {
+    /// Of these, the first `used`.
     shards: [Mutex<Shard>; SHARDS],
+    used: usize,
+    /// Of each shard.
     budget: usize,
+    /// Nodes that must not go, with how many hold each; see [`super::Held`].
+    pinned: Mutex<HashMap<u64, (Node, usize)>>,
+    /// How many these are: mostly none, so that a miss need not look.
+    pins: AtomicUsize,
 }
 
 fn hash(key: u64) -> u64 {
@@ -53,12 +62,19 @@ fn hash(key: u64) -> u64 {
 impl NodeCache {
     /// An empty cache of so many bytes.
     pub(crate) fn new(budget: u64) -> NodeCache {
-        let share = usize::try_from(budget).unwrap_or(usize::MAX) / SHARDS;
-        NodeCache { shards: Default::default(), budget: share.max(LEAST) }
+        let budget = usize::try_from(budget).unwrap_or(usize::MAX).max(LEAST);
+        let used = (budget / LEAST).min(SHARDS);
+        NodeCache {
+            shards: Default::default(),
+            used,
+            budget: budget / used,
+            pinned: Mutex::default(),
+            pins: AtomicUsize::new(0),
+        }
     }
 
     fn shard(&self, hash: u64) -> &Mutex<Shard> {
-        &self.shards[(hash >> 24) as usize % SHARDS]
+        &self.shards[(hash >> 24) as usize % self.used]
     }
 
     /// What `f` makes of the node that is asked for, or the wish to load it. `f` runs under the shard's lock.
@@ -73,11 +89,50 @@ impl NodeCache {
                 entry.key |= USED;
                 Ok(f(&entry.node))
             }
-            _ => {
-                shard.misses += 1;
-                Err(need)
+            _ => match self.pinned(need) {
+                Some(node) => {
+                    shard.hits += 1;
+                    Ok(f(&node))
+                }
+                None => {
+                    shard.misses += 1;
+                    Err(need)
+                }
+            },
+        }
+    }
+
+    fn pinned(&self, need: NeedNode) -> Option<Node> {
+        if self.pins.load(Relaxed) == 0 {
+            return None;
+        }
+        let pinned = self.pinned.lock();
+        let (node, _) = pinned.get(&need.at.addr.to_u64())?;
+        need.fits(node).then(|| node.clone())
+    }
+
+    /// Keeps a node whatever is evicted.
+    pub(super) fn pin(&self, key: u64, node: &Node) {
+        let mut pinned = self.pinned.lock();
+        pinned.entry(key).or_insert_with(|| (node.clone(), 0)).1 += 1;
+        self.pins.store(pinned.len(), Relaxed);
+    }
+
+    /// Ends that, once for each.
+    pub(super) fn unpin(&self, keys: &HashSet<u64>) {
+        let mut gone = Vec::new();
+        let mut pinned = self.pinned.lock();
+        for key in keys {
+            if let hashbrown::hash_map::Entry::Occupied(mut entry) = pinned.entry(*key) {
+                entry.get_mut().1 -= 1;
+                if entry.get().1 == 0 {
+                    gone.push(entry.remove());
+                }
             }
         }
+        self.pins.store(pinned.len(), Relaxed);
+        // Freed after the lock is.
+        drop(pinned);
     }
 
     /// The node that is asked for, or the wish to load it.
@@ -89,9 +144,12 @@ impl NodeCache {
     pub(super) fn peek(&self, need: NeedNode) -> Option<Node> {
         let key = need.at.addr.to_u64();
         let hash = hash(key);
-        let shard = self.shard(hash).lock();
-        let entry = shard.table.find(hash, |e| e.is(key))?;
-        need.fits(&entry.node).then(|| entry.node.clone())
+        let found = {
+            let shard = self.shard(hash).lock();
+            let entry = shard.table.find(hash, |e| e.is(key));
+            entry.filter(|e| need.fits(&e.node)).map(|e| e.node.clone())
+        };
+        found.or_else(|| self.pinned(need))
     }
 
     /// Takes in a node that is on the store at `at`; makes room for it.
@@ -117,7 +175,7 @@ impl NodeCache {
 
     /// Hits, misses, bytes.
     pub(crate) fn stats(&self) -> CacheStats {
-        let mut stats = CacheStats { budget: (self.budget * SHARDS) as u64, ..CacheStats::default() };
+        let mut stats = CacheStats { budget: (self.budget * self.used) as u64, ..CacheStats::default() };
         for shard in &self.shards {
             let shard = shard.lock();
             stats.hits += shard.hits;

@@ -87,7 +87,7 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    fn new(place: Place, mut child: impl FnMut(u8) -> Child) -> Inner {
+    pub(super) fn new(place: Place, mut child: impl FnMut(u8) -> Child) -> Inner {
         let stored = Stored::new(size_of::<Inner>() + 16);
         Inner { place, stored, children: std::array::from_fn(|i| child(i as u8)) }
     }

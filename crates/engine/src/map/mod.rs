@@ -33,6 +33,11 @@
 //! subtrees are shared only where a range is copied to the same blocks of another disk; anywhere else the values
 //! are copied, a leaf at a time.
 //!
+//! # Damage
+//!
+//! A stored node that cannot be read is damage of what is below it and of nothing else: a reader learns of it when it
+//! gets there, and a change puts a stand-in in its place and goes on ([`stand_in`]).
+//!
 //! # Loading
 //!
 //! Operations never wait. One that meets a node which is not in memory returns [`NeedNode`]; the caller reads
@@ -60,9 +65,11 @@ mod checkpoint;
 mod copy;
 #[cfg(test)]
 mod figures;
+mod hold;
 mod inner;
 mod node;
 mod read;
+mod stand_in;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -71,6 +78,7 @@ use forebay_format::{BlockRef, FormatError, MapNode, MapValue};
 
 pub(crate) use cache::NodeCache;
 pub(crate) use checkpoint::{Dirty, Ref, collect_dirty};
+pub(crate) use hold::{Held, Touch};
 use inner::Child;
 pub(crate) use node::Node;
 #[allow(unused_imports, reason = "as the function")]
@@ -220,7 +228,6 @@ impl Tree {
     }
 
     /// Size in blocks.
-    #[cfg(test)]
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks
     }

@@ -385,7 +385,17 @@ impl Node {
     /// The node and its base in one, without a base.
     pub(super) fn merged(&self, base: &Node) -> Node {
         let mut values = [MapValue::Hole; FANOUT];
-        base.iter().chain(self.iter()).for_each(|(p, v)| values[usize::from(p)] = v);
+        base.iter().for_each(|(p, v)| values[usize::from(p)] = v);
+        self.laid_over(values)
+    }
+
+    /// The node on a base of which every place is `value`, in one.
+    pub(super) fn over(&self, value: MapValue) -> Node {
+        self.laid_over([value; FANOUT])
+    }
+
+    fn laid_over(&self, mut values: [MapValue; FANOUT]) -> Node {
+        self.iter().for_each(|(p, v)| values[usize::from(p)] = v);
         let entries: Vec<_> = (0..=u8::MAX).zip(values).filter(|(_, v)| *v != MapValue::Hole).collect();
         Node::build(self.place(), Base::None, &entries)
     }

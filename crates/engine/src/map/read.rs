@@ -5,6 +5,7 @@ use forebay_format::{BlockRef, FANOUT, MapValue};
 use super::inner::Child;
 use super::node::{Base, Node};
 use super::{NeedNode, NodeCache, Place, Tree, place_in};
+use crate::limits::{LEAF_STEPS, TURN_STEPS};
 
 /// Kinds of blocks, for block status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +55,7 @@ impl Said {
 }
 
 impl Tree {
-    /// What the map says of one block.
+    /// What the map says of one block; a hole for one that lies beyond the end.
     pub(crate) fn get(&self, cache: &NodeCache, block: u64) -> Result<MapValue, NeedNode> {
         let place = place_in(0, block);
         let said = match self.reach(block) {
@@ -77,7 +78,7 @@ impl Tree {
     }
 
     /// Fills `out` with what the map says of the blocks from `first` on. Returns how many places were filled and,
-    /// where that is not all, the node that is missing.
+    /// where that is not all, the node that is missing; `None` where the map ends there.
     pub(crate) fn get_range(
         &self,
         cache: &NodeCache,
@@ -85,6 +86,8 @@ impl Tree {
         out: &mut [MapValue],
     ) -> (usize, Option<NeedNode>) {
         let mut done = 0;
+        let inside = usize::try_from(self.blocks.saturating_sub(first)).unwrap_or(usize::MAX).min(out.len());
+        let out = &mut out[..inside];
         while done < out.len() {
             let block = first + done as u64;
             let left = &mut out[done..];
@@ -110,11 +113,15 @@ impl Tree {
     }
 
     /// Kind of `block`, and for how many blocks from there on it is the same, up to `max` (at least 1). Where a
-    /// node is missing behind `block` the run ends early; adjacent runs may so be of one kind.
+    /// node is missing behind `block`, or [`TURN_STEPS`] of the map were looked at, the run ends early; adjacent runs
+    /// may so be of one kind. Beyond the end are holes.
     pub(crate) fn run(&self, cache: &NodeCache, block: u64, max: u64) -> Result<(RunKind, u64), NeedNode> {
         let end = block.saturating_add(max).min(self.blocks);
-        let (mut kind, mut at) = (None, block);
-        while at < end {
+        if block >= end {
+            return Ok((RunKind::Hole, max));
+        }
+        let (mut kind, mut at, mut steps) = (None, block, 0);
+        while at < end && steps < TURN_STEPS {
             let (found, last) = match self.stretch(cache, at, end - 1) {
                 Ok(stretch) => stretch,
                 Err(_) if kind.is_some() => break,
@@ -124,12 +131,14 @@ impl Tree {
                 break;
             }
             kind = Some(found);
+            // What is longer than a leaf is a subtree that is not there.
+            steps += if last - at < FANOUT as u64 { LEAF_STEPS } else { 1 };
             at = last + 1;
             if at & (FANOUT as u64 - 1) != 0 {
                 break;
             }
         }
-        let kind = kind.expect("a run begins inside the disk and has room");
+        let kind = kind.expect("the run is not empty");
         Ok((kind, at - block))
     }
 
@@ -171,8 +180,13 @@ impl Tree {
     }
 
     /// Goes down as far as there are pointers.
+    ///
+    /// A range that was checked against the size of a disk may lie beyond the end of its map a moment later: a disk
+    /// that is scanned or prefetched has no client, so that it can shrink meanwhile.
     fn reach(&self, block: u64) -> Reach<'_> {
-        assert!(block < self.blocks, "ranges are checked where requests come in");
+        if block >= self.blocks {
+            return Reach::All(MapValue::Hole, u64::MAX);
+        }
         let mut child = &self.root;
         let mut level = self.height;
         loop {

@@ -15,18 +15,20 @@ mod list;
 mod prefetch;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use forebay_format::{BLOCK, DiskId, MapValue, Role};
 use hashbrown::{HashMap, HashSet};
-use parking_lot::Mutex;
+use roaring::RoaringTreemap;
 use serde::Serialize;
 
 use crate::catalogue::shorten;
 use crate::notes::Note;
 use crate::pool::Pool;
+use crate::sync::Mutex;
 use crate::volume::Volume;
 use crate::{Error, Result};
 use list::{Profile, Recorder};
@@ -62,6 +64,8 @@ struct Recording {
     image: DiskId,
     clone: DiskId,
     recorder: Recorder,
+    /// Blocks that the clone has written since it began.
+    written: RoaringTreemap,
     began: Duration,
     last_new: Duration,
     /// Somebody wants it to end.
@@ -96,13 +100,26 @@ pub struct ProfileInfo {
 }
 
 impl Profiles {
-    /// Notes what a recorded clone reads: the blocks from `first` on that its map has and `have` says its write buffer
-    /// has not.
+    /// Notes what a recorded clone writes: these blocks are no longer its image's, also when they have left the write
+    /// buffer.
+    pub fn note_written(&self, clone: &Volume, blocks: &Range<u64>) {
+        let mut recordings = self.recordings.lock();
+        if let Some(recording) = recordings.iter_mut().find(|r| r.clone == clone.id()) {
+            recording.written.insert_range(blocks.clone());
+        }
+    }
+
+    /// Notes what a recorded clone reads: the blocks from `first` on that its map has, that it has not written, and that
+    /// `have` says its write buffer has not.
     pub fn note(&self, clone: &Volume, now: Duration, first: u64, values: &[MapValue], have: &[u8]) {
         let mut recordings = self.recordings.lock();
         let Some(recording) = recordings.iter_mut().find(|r| r.clone == clone.id()) else { return };
         for ((block, value), have) in (first..).zip(values).zip(have) {
-            if matches!(value, MapValue::At(_)) && *have == 0 && recording.recorder.note(block) {
+            if matches!(value, MapValue::At(_))
+                && *have == 0
+                && !recording.written.contains(block)
+                && recording.recorder.note(block)
+            {
                 recording.last_new = now;
             }
         }
@@ -195,6 +212,7 @@ impl Pool {
                 image: image.id(),
                 clone: clone.id(),
                 recorder: Recorder::default(),
+                written: RoaringTreemap::new(),
                 began: now,
                 last_new: now,
                 end: false,

@@ -9,6 +9,7 @@ use tokio::task::yield_now;
 
 use super::Profile;
 use crate::cache::{Rank, Turn};
+use crate::damage::is_lost;
 use crate::fetch::{Run, Wanted};
 use crate::hash::BuildU64Hasher;
 use crate::limits::CHUNK_BLOCKS;
@@ -130,7 +131,7 @@ impl Pool {
             let mut values = [MapValue::Hole; CHUNK_BLOCKS];
             let (known, _) = image.tree.read().get_range(&self.nodes, run[0], &mut values[..run.len()]);
             stored.extend(values[..known].iter().filter_map(|value| match value {
-                MapValue::At(target) => Some(*target),
+                MapValue::At(target) if !is_lost(target) => Some(*target),
                 _ => None,
             }));
         }

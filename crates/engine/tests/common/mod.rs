@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_engine::{BoxFuture, CloneRequest, Disk, Host, Pool, PoolConfig};
+use forebay_engine::{BoxFuture, CloneRequest, Disk, Host, Pool, PoolConfig, Result};
 use forebay_store::{MemoryStore, Store};
 
 /// The world as it is, with a fixed date and numbers that are not random.
@@ -62,9 +62,24 @@ pub async fn open(store: &Arc<MemoryStore>) -> Arc<Pool> {
     open_with(store, config()).await
 }
 
-pub async fn open_with(store: &Arc<MemoryStore>, config: PoolConfig) -> Arc<Pool> {
-    let store: Arc<dyn Store> = store.clone();
-    Pool::open(store, Arc::new(TestHost(Instant::now())), config).await.unwrap()
+pub async fn open_with(store: &Arc<impl Store + 'static>, config: PoolConfig) -> Arc<Pool> {
+    try_open_with(store, config).await.unwrap()
+}
+
+pub async fn try_open_with(store: &Arc<impl Store + 'static>, config: PoolConfig) -> Result<Arc<Pool>> {
+    Pool::open(store.clone(), Arc::new(TestHost(Instant::now())), config).await
+}
+
+/// No map stays in memory, and no checkpoint is made that was not asked for.
+pub fn cold_config() -> PoolConfig {
+    PoolConfig {
+        map_cache: 0,
+        read_cache: 0,
+        checkpoint_bytes: 1 << 30,
+        reclaim_pause: Duration::from_secs(3600),
+        learn_classes: false,
+        ..config()
+    }
 }
 
 pub async fn read(disk: &Disk, offset: u64, len: usize) -> Vec<u8> {
@@ -78,9 +93,9 @@ pub fn clone(name: &str) -> CloneRequest {
 }
 
 /// The problems that a check finds, one line each.
-pub async fn check(store: &Arc<MemoryStore>) -> Vec<String> {
-    let store: Arc<dyn Store> = store.clone();
-    let report = forebay_engine::check(store, Arc::new(TestHost(Instant::now())), |_| {}).await.unwrap();
+pub async fn check(store: &Arc<impl Store + 'static>) -> Vec<String> {
+    let report =
+        forebay_engine::check(store.clone(), Arc::new(TestHost(Instant::now())), |_| {}).await.unwrap();
     let line = |p: &forebay_engine::Problem| format!("{} at {}, of {:?}", p.what, p.place, p.disks);
     report.problems.iter().map(line).collect()
 }

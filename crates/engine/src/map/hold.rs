@@ -1,0 +1,125 @@
+//! Bringing nodes into memory before they are needed, and keeping them there.
+
+use forebay_format::{BlockRef, MapValue};
+use hashbrown::HashSet;
+
+use super::inner::Child;
+use super::node::Node;
+use super::{NeedNode, NodeCache, Place, SPARSE_MAX, Tree, is_full, place_in};
+
+/// Blocks of one leaf that are to be changed, or one that is to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Touch {
+    /// The first of them.
+    pub block: u64,
+    /// How many of them change.
+    pub count: usize,
+    /// What the map says of `block` is needed, too.
+    pub is_read: bool,
+}
+
+/// Nodes that stay in memory while this lives, whatever the cache evicts.
+pub(crate) struct Held<'a> {
+    cache: &'a NodeCache,
+    keys: HashSet<u64>,
+}
+
+impl<'a> Held<'a> {
+    pub(crate) fn new(cache: &'a NodeCache) -> Held<'a> {
+        Held { cache, keys: HashSet::new() }
+    }
+
+    /// Keeps a node that is stored at `at`.
+    pub(crate) fn keep(&mut self, at: BlockRef, node: &Node) {
+        let key = at.addr.to_u64();
+        if self.keys.insert(key) {
+            self.cache.pin(key, node);
+        }
+    }
+
+    fn find(&mut self, need: NeedNode) -> Result<Node, NeedNode> {
+        let node = self.cache.peek(need).ok_or(need)?;
+        self.keep(need.at, &node);
+        Ok(node)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.cache.unpin(&self.keys);
+    }
+}
+
+impl Tree {
+    /// Holds the nodes without which a change cannot be made.
+    ///
+    /// # Errors
+    /// The next one that is not in memory.
+    pub(crate) fn hold(&self, held: &mut Held<'_>, touch: Touch) -> Result<(), NeedNode> {
+        self.visit(touch, &mut |need| held.find(need))
+    }
+
+    /// Whether the nodes without which a change cannot be made are in memory.
+    pub(crate) fn is_warm(&self, cache: &NodeCache, touch: Touch) -> bool {
+        self.visit(touch, &mut |need| cache.peek(need).ok_or(need)).is_ok()
+    }
+
+    /// Looks the stored nodes up that a change needs, from the root down.
+    fn visit(
+        &self,
+        touch: Touch,
+        find: &mut impl FnMut(NeedNode) -> Result<Node, NeedNode>,
+    ) -> Result<(), NeedNode> {
+        if touch.block >= self.blocks {
+            return Ok(());
+        }
+        let mut level = self.height - 1;
+        let mut child = &self.root;
+        loop {
+            match child {
+                Child::Hole | Child::Zero => return Ok(()),
+                Child::Inner(node) => {
+                    child = &node.children[usize::from(place_in(level, touch.block))];
+                    level -= 1;
+                }
+                Child::Leaf(leaf) => return visit_base(leaf, touch, find),
+                Child::Stored(at) => return visit_stored(at.get(), level, touch, find),
+            }
+        }
+    }
+}
+
+fn visit_stored(
+    mut at: BlockRef,
+    mut level: u8,
+    touch: Touch,
+    find: &mut impl FnMut(NeedNode) -> Result<Node, NeedNode>,
+) -> Result<(), NeedNode> {
+    while level > 0 {
+        let node = find(NeedNode::child(at, Place::of(level, touch.block)))?;
+        match node.own(place_in(level, touch.block)) {
+            Some(MapValue::At(next)) => at = next,
+            _ => return Ok(()),
+        }
+        level -= 1;
+    }
+    // A full leaf becomes the base of a sparse one unread, until that lists too many blocks.
+    if is_full(at) && touch.count < SPARSE_MAX && !touch.is_read {
+        return Ok(());
+    }
+    let leaf = find(NeedNode::child(at, Place::of(0, touch.block)))?;
+    visit_base(&leaf, touch, find)
+}
+
+fn visit_base(
+    leaf: &Node,
+    touch: Touch,
+    find: &mut impl FnMut(NeedNode) -> Result<Node, NeedNode>,
+) -> Result<(), NeedNode> {
+    let merges = leaf.count() + touch.count >= SPARSE_MAX;
+    let reads = touch.is_read && leaf.own(place_in(0, touch.block)).is_none();
+    match leaf.stored_base() {
+        Some(base) if merges || reads => find(base).map(drop),
+        _ => Ok(()),
+    }
+}

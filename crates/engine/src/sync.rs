@@ -1,0 +1,51 @@
+//! Locks and atomics of what threads share: those of `parking_lot` and the standard library; under `--cfg shuttle`
+//! those of shuttle, which runs `tests/threads.rs` under many schedules.
+//!
+//! Every lock of the engine is taken from here: shuttle runs all threads on one, so a lock that it does not know, held
+//! at a point where it switches, would stop it for good. Counters that nothing depends on stay with the standard
+//! library.
+
+#[cfg(not(shuttle))]
+pub(crate) use parking_lot::{Mutex, RwLock};
+#[cfg(not(shuttle))]
+pub(crate) use std::sync::atomic;
+
+#[cfg(shuttle)]
+pub(crate) use self::shuttled::{Mutex, RwLock};
+#[cfg(shuttle)]
+pub(crate) use shuttle::sync::atomic;
+
+/// Shuttle's locks with the interface of `parking_lot`: they are not poisoned.
+#[cfg(shuttle)]
+mod shuttled {
+    use std::sync::PoisonError;
+
+    use shuttle::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub fn new(value: T) -> Mutex<T> {
+            Mutex(shuttle::sync::Mutex::new(value))
+        }
+        pub fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
+    #[derive(Debug, Default)]
+    pub(crate) struct RwLock<T>(shuttle::sync::RwLock<T>);
+
+    impl<T> RwLock<T> {
+        pub fn new(value: T) -> RwLock<T> {
+            RwLock(shuttle::sync::RwLock::new(value))
+        }
+        pub fn read(&self) -> RwLockReadGuard<'_, T> {
+            self.0.read().unwrap_or_else(PoisonError::into_inner)
+        }
+        pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+            self.0.write().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+}

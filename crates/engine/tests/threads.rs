@@ -1,0 +1,301 @@
+//! A pool whose threads shuttle interleaves: the freeze gate, progress of commits, the latch and the miss table under
+//! thousands of schedules. Run by `make test-threads`; a failure prints the schedule that replays it.
+#![cfg(shuttle)]
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use forebay_engine::{BoxFuture, Coalesce, Disk, Error, Fast, Host, Mutation, Pool, PoolConfig, SyncMode};
+use forebay_format::{SegmentId, Superblock};
+use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result as StoreResult, Store, StoreError};
+use shuttle::future::{block_on, yield_now};
+use shuttle::thread;
+
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 4;
+
+/// Time passes when it is looked at, and a sleep gives others a few turns.
+#[derive(Default)]
+struct ShuttleHost(AtomicU64);
+
+impl Host for ShuttleHost {
+    fn now(&self) -> Duration {
+        Duration::from_micros(self.0.fetch_add(1, Relaxed))
+    }
+    fn unix_ms(&self) -> u64 {
+        0
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        self.0.fetch_add(duration.as_micros() as u64, Relaxed);
+        Box::pin(async {
+            for _ in 0..3 {
+                yield_now().await;
+            }
+        })
+    }
+    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
+        drop(shuttle::future::spawn(task));
+    }
+    fn random(&self, bytes: &mut [u8]) {
+        bytes.fill(7);
+    }
+}
+
+/// A store whose operations take turns with everything else.
+struct Slow {
+    store: Arc<MemoryStore>,
+    /// So many changes succeed before all fail.
+    left: AtomicU64,
+}
+
+impl Slow {
+    fn new(store: Arc<MemoryStore>) -> Arc<Slow> {
+        Arc::new(Slow { store, left: AtomicU64::new(u64::MAX) })
+    }
+
+    async fn change<'a, T>(&self, change: impl FnOnce() -> BoxFuture<'a, StoreResult<T>>) -> StoreResult<T> {
+        yield_now().await;
+        if self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err() {
+            let (what, reason) = ("a change".into(), "it fails on purpose".into());
+            return Err(StoreError::Io { what, reason, errno: 5 });
+        }
+        let done = change().await;
+        yield_now().await;
+        done
+    }
+}
+
+impl Store for Slow {
+    fn append(
+        &self,
+        id: SegmentId,
+        at: u64,
+        data: IoBuf,
+        expected: u64,
+    ) -> BoxFuture<'_, StoreResult<IoBuf>> {
+        Box::pin(async move { self.change(|| self.store.append(id, at, data, expected)).await })
+    }
+    fn sync(&self, id: SegmentId) -> BoxFuture<'_, StoreResult<()>> {
+        Box::pin(self.change(move || self.store.sync(id)))
+    }
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, StoreResult<IoBuf>> {
+        Box::pin(async move {
+            yield_now().await;
+            self.store.read(id, offset, len).await
+        })
+    }
+    fn delete(&self, id: SegmentId) -> BoxFuture<'_, StoreResult<()>> {
+        Box::pin(self.change(move || self.store.delete(id)))
+    }
+    fn list(&self) -> BoxFuture<'_, StoreResult<Vec<ObjectStat>>> {
+        self.store.list()
+    }
+    fn capacity(&self) -> BoxFuture<'_, StoreResult<Capacity>> {
+        self.store.capacity()
+    }
+    fn read_superblock(&self) -> BoxFuture<'_, StoreResult<[Option<Vec<u8>>; 2]>> {
+        self.store.read_superblock()
+    }
+    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, StoreResult<()>> {
+        let new = new.clone();
+        Box::pin(async move { self.change(|| self.store.swap_superblock(&new)).await })
+    }
+}
+
+fn config() -> PoolConfig {
+    PoolConfig {
+        read_cache: 0,
+        map_cache: 0,
+        write_buffer: 16 * BLOCK as u64,
+        segment_bytes: 64 << 10,
+        coalesce: Coalesce::Off,
+        dedup_index: 0,
+        learn_classes: false,
+        ..PoolConfig::default()
+    }
+}
+
+fn open(store: Arc<dyn Store>) -> Arc<Pool> {
+    open_with(store, config())
+}
+
+fn open_with(store: Arc<dyn Store>, config: PoolConfig) -> Arc<Pool> {
+    block_on(Pool::open(store, Arc::new(ShuttleHost::default()), config)).unwrap()
+}
+
+/// Runs a test under `schedules` random schedules.
+fn check(round: impl Fn() + Send + Sync + 'static, schedules: usize) {
+    let mut config = shuttle::Config::new();
+    // A test build is not thrifty with its stack.
+    config.stack_size = 1 << 20;
+    shuttle::Runner::new(shuttle::scheduler::RandomScheduler::new(schedules), config).run(round);
+}
+
+/// A volume on a new store.
+fn prepared() -> Arc<MemoryStore> {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(store.clone());
+    block_on(pool.create_volume("v", BLOCKS * BLOCK as u64, SyncMode::Flush, 0)).unwrap();
+    block_on(pool.close()).unwrap();
+    store
+}
+
+/// A block of this version; compression and reduction find nothing to do.
+fn content(version: u64) -> Vec<u8> {
+    let word = |i: u64| (version << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (1..=BLOCK as u64 / 8).flat_map(|i| (word(i) | 1 << 63).to_le_bytes()).collect()
+}
+
+fn version(disk: &Disk, block: u64) -> u64 {
+    let mut data = vec![0; BLOCK];
+    block_on(disk.read(block * BLOCK as u64, &mut data)).unwrap();
+    (0..16).find(|v| if *v == 0 { data.iter().all(|b| *b == 0) } else { data == content(*v) }).unwrap()
+}
+
+/// Writes versions of one block and flushes now and then; the last version that a flush covered.
+fn write_and_flush(disk: &Disk, block: u64) -> u64 {
+    let mut durable = 0;
+    for version in 1..=4 {
+        let (offset, data) = (block * BLOCK as u64, content(version));
+        let fast = disk.try_write(offset, &data);
+        let done = match fast {
+            Ok(Fast::Wait) => block_on(disk.write(offset, &data, false)),
+            other => other.map(drop),
+        };
+        if done.is_err() {
+            return durable;
+        }
+        if version % 2 == 0 && block_on(disk.flush()).is_ok() {
+            durable = version;
+        }
+    }
+    durable
+}
+
+/// Writers flush side by side, on a store that fails at some change or at none; whatever a flush covered is there when
+/// the pool is opened again.
+fn flushes_cover(changes: u64, mutation: Mutation) {
+    let store = prepared();
+    let slow = Slow::new(store.clone());
+    let pool = open_with(slow.clone(), PoolConfig { mutation, ..config() });
+    slow.left.store(changes, Relaxed);
+    let disk = match pool.attach("v") {
+        Ok(disk) => disk,
+        Err(e) => panic!("{e}"),
+    };
+    let writers: Vec<_> = (0..2)
+        .map(|block| {
+            let disk = disk.clone();
+            thread::spawn(move || write_and_flush(&disk, block))
+        })
+        .collect();
+    let durable: Vec<u64> = writers.into_iter().map(|w| w.join().unwrap()).collect();
+    drop(disk);
+    let closed = block_on(pool.close());
+    let again = open(store);
+    let disk = again.attach("v").unwrap();
+    for (block, durable) in durable.into_iter().enumerate() {
+        let found = version(&disk, block as u64);
+        assert!(found >= durable, "block {block}: version {durable} was flushed, {found} is there");
+        assert!(closed.is_err() || found == 4, "block {block}: the pool was closed, and {found} is there");
+    }
+    drop(disk);
+    block_on(again.close()).unwrap();
+}
+
+#[test]
+fn flushes_cover_what_was_acknowledged() {
+    check(|| flushes_cover(u64::MAX, Mutation::None), 3000);
+}
+
+#[test]
+fn a_latched_pool_acknowledges_no_flush() {
+    for changes in 0..6 {
+        check(move || flushes_cover(changes, Mutation::None), 500);
+    }
+}
+
+#[test]
+#[should_panic(expected = "was flushed")]
+fn a_flush_that_does_not_wait_is_noticed() {
+    for changes in 0..20 {
+        check(move || flushes_cover(changes, Mutation::FlushEarly), 500);
+    }
+}
+
+/// A pool that closes refuses what it will not commit.
+#[test]
+fn nothing_is_acknowledged_after_close() {
+    let round = || {
+        let store = prepared();
+        let pool = open(Slow::new(store.clone()));
+        let disk = pool.attach("v").unwrap();
+        let writer = {
+            let disk = disk.clone();
+            thread::spawn(move || {
+                let mut last = 0;
+                for version in 1..=3 {
+                    match disk.try_write(0, &content(version)) {
+                        Ok(Fast::Done) => last = version,
+                        Ok(_) => {}
+                        Err(Error::Closed) => break,
+                        Err(e) => panic!("{e}"),
+                    }
+                }
+                last
+            })
+        };
+        block_on(pool.close()).unwrap();
+        let last = writer.join().unwrap();
+        drop(disk);
+        let again = open(store);
+        assert!(version(&again.attach("v").unwrap(), 0) >= last, "version {last} was acknowledged");
+        block_on(again.close()).unwrap();
+    };
+    check(round, 2000);
+}
+
+/// Readers of the same cold blocks, one of which gives up: all others get the data, and none waits for ever.
+#[test]
+fn readers_share_misses() {
+    let round = || {
+        let store = prepared();
+        {
+            let pool = open(store.clone());
+            let disk = pool.attach("v").unwrap();
+            (0..BLOCKS).for_each(|b| block_on(disk.write(b * BLOCK as u64, &content(b + 1), false)).unwrap());
+            drop(disk);
+            block_on(pool.close()).unwrap();
+        }
+        let pool = open(Slow::new(store));
+        let disk = pool.attach("v").unwrap();
+        let readers: Vec<_> = (0..3u64)
+            .map(|n| {
+                let disk = disk.clone();
+                thread::spawn(move || {
+                    let gives_up = async {
+                        let mut data = vec![0; BLOCK];
+                        tokio::select! {
+                            biased;
+                            done = disk.read(0, &mut data) => done.unwrap(),
+                            () = async { for _ in 0..n { yield_now().await } } => {}
+                        }
+                    };
+                    if n > 0 {
+                        block_on(gives_up);
+                    }
+                    for block in 0..BLOCKS {
+                        let block = (block + n) % BLOCKS;
+                        assert_eq!(version(&disk, block), block + 1);
+                    }
+                })
+            })
+            .collect();
+        readers.into_iter().for_each(|r| r.join().unwrap());
+        drop(disk);
+        block_on(pool.close()).unwrap();
+    };
+    check(round, 2000);
+}
