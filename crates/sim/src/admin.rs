@@ -19,6 +19,9 @@ const B: u64 = BLOCK as u64;
 /// One operation of an administrator.
 pub async fn admin_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let room = ctx.names(|_| true).len() < ctx.plan.disks;
+    if ctx.plan.sessions > 0 && rng.percent(ctx.plan.sessions) {
+        return crate::session::users(ctx, rng).await;
+    }
     match rng.weighted(&[10, 14, 14, 10, 7, 7, 10, 8, 5, 5, 5, 5, 6]) {
         0 if room => create(ctx, rng).await,
         1 if room => snapshot(ctx, rng).await,
@@ -59,7 +62,7 @@ fn conclude<T>(ctx: &Ctx, what: &str, op: OpId, result: Result<T, Error>) -> Opt
 }
 
 /// Leaves disks taken for the rest of this life of which nobody knows in which era they are.
-fn leave(ctx: &Ctx, taken: impl IntoIterator<Item = Taken>) {
+pub(crate) fn leave(ctx: &Ctx, taken: impl IntoIterator<Item = Taken>) {
     for taken in taken {
         if !ctx.model.borrow().is_certain(taken.name()) {
             std::mem::forget(taken);
@@ -147,6 +150,8 @@ async fn clone(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let mut state = copy_of(ctx, &source, Role::Volume, sync);
     state.origin = (!from_volume).then(|| source.clone());
     state.desktop = write_cache > 0;
+    state.resets = state.desktop && ctx.plan.sessions > 0 && rng.percent(80);
+    let reset_at_disconnect = state.resets;
     let op = ctx.model.borrow_mut().begin();
     {
         let mut model = ctx.model.borrow_mut();
@@ -154,8 +159,7 @@ async fn clone(ctx: &Rc<Ctx>, rng: &mut Rng) {
         model.groups.push((op, names.clone()));
         note!("{} clone {source} to {names:?} {sync:?} write cache {write_cache}", model.begun(op));
     }
-    let request =
-        |name: &String| CloneRequest { name: name.clone(), sync, write_cache, ..CloneRequest::default() };
+    let request = |name: &String| CloneRequest { name: name.clone(), sync, write_cache, reset_at_disconnect };
     let requests: Vec<_> = names.iter().map(request).collect();
     let made = ctx.pool.clone_disk(&source, &requests).await;
     let Some(infos) = conclude(ctx, "clone", op, made) else { return leave(ctx, taken) };
@@ -213,12 +217,12 @@ async fn delete(ctx: &Rc<Ctx>, rng: &mut Rng) {
 }
 
 /// The newest era of `name` as it would be with the contents and size of `from`.
-fn set_back(ctx: &Ctx, name: &str, from: &str, op: OpId) -> DiskState {
+pub(crate) fn set_back(ctx: &Ctx, name: &str, from: &str, op: OpId) -> DiskState {
     let model = ctx.model.borrow();
     let (disk, from_disk) = (model.disk(name), model.disk(from));
     let (disk, source) = (disk.expect("it is taken"), from_disk.expect("it is busy"));
     let mut state = DiskState::empty(disk.role, source.size, disk.sync);
-    (state.origin, state.desktop) = (disk.origin.clone(), disk.desktop);
+    (state.origin, state.desktop, state.resets) = (disk.origin.clone(), disk.desktop, disk.resets);
     let certain = |b: &u64| model.certain(from, *b).expect("an immutable disk has certain contents");
     state.blocks = source.blocks.keys().map(|b| (*b, Cell::new(op, certain(b)))).collect();
     state

@@ -31,6 +31,9 @@ pub struct Tolerance {
     pub latched: bool,
 }
 
+/// Input/output error.
+const EIO: u32 = 5;
+
 impl Tolerance {
     /// Whether `e` may happen in this run.
     pub fn permits(&self, e: &Error) -> bool {
@@ -39,8 +42,10 @@ impl Tolerance {
             Error::NoSpace => self.full,
             Error::Latched(_) => self.latched,
             Error::Store(_) => self.unreadable || self.latched,
-            Error::Damaged(_) | Error::MapsDamaged { .. } | Error::Format(_) => self.unreadable,
-            _ => false,
+            Error::Damaged(_) | Error::MapDamaged(_) | Error::MapsDamaged { .. } | Error::Format(_) => {
+                self.unreadable
+            }
+            _ => self.unreadable && e.errno() == EIO,
         }
     }
 }

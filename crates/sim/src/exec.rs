@@ -266,7 +266,7 @@ impl Executor {
 
     /// Runs until `future` has its result, which it must have in a bounded number of steps.
     pub fn finish<T: 'static>(&mut self, future: impl Future<Output = T> + 'static) -> T {
-        const BOUND: u64 = 3_000_000;
+        const BOUND: u64 = 30_000_000;
         match self.run(future, BOUND) {
             Ran::Done(value) => value,
             Ran::OutOfSteps => panic!("no end after {BOUND} steps; alive: {}", self.waiting()),

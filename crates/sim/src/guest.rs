@@ -27,7 +27,9 @@ pub async fn guest_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
     if writes && rng.percent(12) {
         copy(ctx, &name, &disk, rng).await;
     } else if writes {
-        change(ctx, &name, &disk, rng).await;
+        for _ in 0..ctx.plan.scatter {
+            change(ctx, &name, &disk, rng).await;
+        }
     } else {
         look(ctx, &name, &disk, rng).await;
     }
@@ -54,6 +56,7 @@ pub fn range(ctx: &Ctx, name: &str, rng: &mut Rng) -> (u64, u64) {
     // On a huge disk, places where the block map changes its shape; on a small one, anywhere.
     let near = match blocks {
         0..=4096 => rng.below(blocks),
+        _ if ctx.plan.wide => rng.below(blocks),
         _ => match rng.below(5) {
             0 => rng.below(4),
             1 => (256 * rng.range(1, 3)).saturating_sub(2) + rng.below(4),

@@ -8,8 +8,10 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::exec::STEPS;
 use crate::trace;
@@ -56,7 +58,7 @@ fn prepare() {
     });
 }
 
-static RUNNING: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+static RUNNING: AtomicU64 = AtomicU64::new(0);
 
 /// Runs one round; its failure as text.
 pub fn attempt<T>(seed: u64, round: impl FnOnce() -> T) -> Result<T, String> {
@@ -79,23 +81,39 @@ fn message(payload: &dyn Any) -> String {
     text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
 }
 
-/// Runs rounds `first_seed..` and panics with a report where one fails. `round` is given the seed and the most
-/// operations in a life.
-pub fn rounds(test: &str, first_seed: u64, count: u64, round: impl Fn(u64, Option<u64>)) {
+/// Runs rounds `first_seed..`, on all cores, and panics with a report where one fails. `round` is given the seed and
+/// the most operations in a life.
+pub fn rounds(test: &str, first_seed: u64, count: u64, round: impl Fn(u64, Option<u64>) + Sync) {
     let ops = env("FOREBAY_OPS");
     let (first, count) = match env("FOREBAY_SEED") {
         Some(seed) => (seed, 1),
         None => (first_seed, env("FOREBAY_ROUNDS").unwrap_or(count)),
     };
-    for seed in first..first + count {
-        if let Err(why) = attempt(seed, || round(seed, ops)) {
+    let next = AtomicU64::new(first);
+    let failed = Mutex::new(None::<(u64, String)>);
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, SeqCst);
+            if seed >= first + count || failed.lock().is_some() {
+                return;
+            }
+            let Err(why) = attempt(seed, || round(seed, ops)) else { continue };
             let tail = trace::tail(shown());
             let (ops, why, tail) = smaller(seed, ops, &round).unwrap_or((ops, why, tail));
             let ops = ops.map_or(String::new(), |n| format!("FOREBAY_OPS={n} "));
-            panic!(
+            let report = format!(
                 "\n{tail}\n\n{why}\n\nto replay: FOREBAY_SEED={seed} {ops}cargo test -p forebay-sim {test}\n"
             );
+            let mut failed = failed.lock();
+            if failed.as_ref().is_none_or(|(other, _)| seed < *other) {
+                *failed = Some((seed, report));
+            }
         }
+    };
+    let workers = std::thread::available_parallelism().map_or(1, usize::from).min(count as usize);
+    std::thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(work))));
+    if let Some((_, report)) = failed.into_inner() {
+        panic!("{report}");
     }
 }
 

@@ -36,6 +36,8 @@ pub struct DiskState {
     pub origin: Option<String>,
     /// What is written to it is gone when the pool is opened anew.
     pub desktop: bool,
+    /// It is reset when its user leaves.
+    pub resets: bool,
     /// The blocks that were ever written or are not zero; all others are zero.
     pub blocks: BTreeMap<u64, Cell<Content>>,
     /// Its contents are those of that era at some moment of this one's operation, and not known yet.
@@ -55,6 +57,7 @@ impl DiskState {
             sync,
             origin: None,
             desktop: false,
+            resets: false,
             blocks: BTreeMap::new(),
             taken_from: None,
             flushed: 0,

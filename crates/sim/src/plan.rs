@@ -23,6 +23,12 @@ pub struct Plan {
     pub overlapping: bool,
     /// Some disks are huge and sparse.
     pub huge: bool,
+    /// Some disks have maps of many leaves, in two or three levels, and are written all over.
+    pub wide: bool,
+    /// Requests of a guest that writes, one after the other.
+    pub scatter: u64,
+    /// Of 100 operations of administrators, how many are a desktop's users, one after the other.
+    pub sessions: u64,
     /// Likelihood of [`SyncMode`] `Flush`, `Always`, `Never`.
     pub sync: [u64; 3],
     /// How the pool is run.
@@ -69,6 +75,9 @@ impl Plan {
             blocks: *rng.pick(&[2, 8, 24, 60]),
             overlapping,
             huge: !overlapping && rng.percent(15),
+            wide: false,
+            scatter: 1,
+            sessions: 0,
             sync: *rng.pick(&[[1, 0, 0], [1, 1, 0], [2, 1, 1], [0, 1, 0]]),
             pool,
             crashes: *rng.pick(&[50, 80, 100]),
@@ -77,6 +86,17 @@ impl Plan {
             admin: *rng.pick(&[5, 15, 30]),
             reclaim_every: *rng.pick(&[None, Some(20), Some(20), Some(300)]),
         }
+    }
+
+    /// Makes the maps of the disks so large that the map cache evicts, and checkpoints so frequent that nodes are cold.
+    pub fn widen(&mut self, rng: &mut Rng) {
+        self.wide = true;
+        (self.overlapping, self.huge) = (false, false);
+        self.scatter = *rng.pick(&[4, 12, 30]);
+        self.disks = self.disks.min(5);
+        self.pool.map_cache = 0;
+        self.pool.checkpoint_bytes = *rng.pick(&[64 << 10, 64 << 10, 256 << 10, 1 << 30]);
+        self.pool.segment_bytes = *rng.pick(&[128 << 10, 1 << 20]);
     }
 
     /// A durability for a new volume.
@@ -88,6 +108,10 @@ impl Plan {
     pub fn pick_size(&self, rng: &mut Rng) -> u64 {
         if self.huge && rng.percent(40) {
             return *rng.pick(&[64 << 40, (64 << 40) - 512, 1 << 40, (1 << 30) + 4096]);
+        }
+        if self.wide && rng.percent(80) {
+            let most = *rng.pick(&[6_000, 20_000, 80_000]);
+            return rng.range(2_000, most) * 4096;
         }
         let blocks = rng.range(1, self.blocks) * 4096;
         match rng.below(4) {

@@ -42,6 +42,8 @@ pub struct Found {
     pub origin: Option<String>,
     /// It is a desktop.
     pub desktop: bool,
+    /// It is reset when its user leaves.
+    pub resets: bool,
     /// The blocks that were read. Of those that were not, nothing is known.
     pub blocks: BTreeMap<u64, Vec<u8>>,
 }
@@ -221,6 +223,7 @@ fn begin_anew(model: &mut Model, found: &BTreeMap<String, Found>, cut: &TimeSet)
         let mut disk = DiskState::empty(found.role, found.size, found.sync);
         disk.origin = found.origin.clone();
         disk.desktop = found.desktop;
+        disk.resets = found.resets;
         for (&block, bytes) in &found.blocks {
             let content = content_of(model, &era, block, bytes);
             let content = content.ok_or_else(|| format!("block {block} of '{name}' is of no known write"))?;

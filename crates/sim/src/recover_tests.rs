@@ -53,6 +53,7 @@ fn disk(writes: [u32; BLOCKS as usize]) -> Found {
         sync: SyncMode::Flush,
         origin: None,
         desktop: false,
+        resets: false,
         blocks: writes.iter().enumerate().map(bytes).collect(),
     }
 }

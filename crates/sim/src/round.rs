@@ -4,9 +4,11 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_engine::{Error, Pool, check};
-use forebay_store::{Crash, FaultyStore, Store};
+use forebay_engine::{Error, LogDamage, Pool, check, recover_log};
+use forebay_store::{Crash, FaultyStore, Image, Store};
 
 use crate::admin::admin_op;
 use crate::ctx::{Ctx, Tolerance};
@@ -18,7 +20,7 @@ use crate::note;
 use crate::plan::Plan;
 use crate::recover::recover;
 use crate::rng::Rng;
-use crate::verify::{interesting, read_back, read_damaged};
+use crate::verify::{interesting, read_back};
 
 /// Puts a store between the pool and the medium.
 pub type Wrap = fn(Arc<dyn Store>, u64) -> Arc<dyn Store>;
@@ -43,6 +45,15 @@ pub struct Round {
     pub faults: Option<Inject>,
     /// Checks the pool before each opening: a crash is no damage.
     pub check: bool,
+    /// After the pool has latched the process may end without the machine, and what the kernel shows is what it has
+    /// written back by the next loss of power.
+    pub restart_after_latch: bool,
+    /// The medium is damaged: what cannot be read is not judged.
+    pub damaged: bool,
+    /// Before each opening, flips a bit and looks at what is reported of the log, and flips it back.
+    pub probe: bool,
+    /// How often the log was reported to be damaged.
+    pub reported: Arc<AtomicU64>,
 }
 
 /// See [`Round::faults`].
@@ -73,6 +84,10 @@ impl Round {
             tolerance: Tolerance::default(),
             faults: None,
             check: false,
+            restart_after_latch: false,
+            damaged: false,
+            probe: false,
+            reported: Arc::default(),
         }
     }
 
@@ -89,7 +104,24 @@ impl Round {
         self.exec.trace_hash()
     }
 
-    fn store(&mut self) -> Arc<dyn Store> {
+    /// Lives all lives, and gives what is on the medium then: as a close has left it, or a crash.
+    pub fn leave(mut self, last_words: impl AsyncFnOnce(&Arc<Pool>) + 'static) -> Image {
+        for _ in 0..self.plan.lives {
+            self.live();
+        }
+        let pool = self.open();
+        let talking = pool.clone();
+        self.exec.finish(async move { last_words(&talking).await });
+        if self.rng.percent(50) {
+            let closing = pool.clone();
+            self.exec.finish(async move { closing.close().await }).expect("a sound store");
+        }
+        drop(pool);
+        self.exec.kill_tasks();
+        self.medium.faults().image()
+    }
+
+    pub(crate) fn store(&mut self) -> Arc<dyn Store> {
         let store = self.medium.store();
         match self.wrap {
             Some(wrap) => wrap(store, self.rng.next()),
@@ -102,6 +134,9 @@ impl Round {
         loop {
             if self.check {
                 self.check();
+            }
+            if self.probe {
+                self.probe_log();
             }
             let steps = if self.rng.percent(15) { self.rng.range(1, 120) } else { 3_000_000 };
             let (store, host, config) = (self.store(), self.exec.host(), self.plan.pool.clone());
@@ -131,15 +166,60 @@ impl Round {
         self.medium.release();
     }
 
+    /// Has no damage to the log reported where there is none, and finds the place of a bit that flips there. The bit
+    /// flips back, so the pool is then as it was.
+    fn probe_log(&mut self) {
+        const BITS: u64 = 6;
+        match self.log_damage() {
+            Ok(None) => {}
+            Ok(Some(damage)) => panic!("a crash is taken for damage: {damage}"),
+            Err(Error::NoPool(_)) => return self.medium.release(),
+            Err(e) => panic!("the pool cannot be looked at: {e}"),
+        }
+        let store = self.store();
+        let objects = self.exec.finish(async move { store.list().await }).expect("a list");
+        for _ in 0..BITS * u64::from(!objects.is_empty()) {
+            let object = *self.rng.pick(&objects);
+            let (at, bit) = (self.rng.below(object.len.max(1)), self.rng.below(8) as u8);
+            if !self.medium.faults().flip_bit(object.id, at, bit) {
+                continue;
+            }
+            // What has lost its checkpoint cannot be looked at.
+            if let Ok(Some(damage)) = self.log_damage() {
+                note!("bit {bit} of byte {at} of {}: {damage}", object.id);
+                let segment = object.id.to_string();
+                assert!(
+                    damage.places.iter().any(|p| p.segment == segment),
+                    "byte {at} of {segment}: {damage}"
+                );
+                self.reported.fetch_add(1, Relaxed);
+            }
+            assert!(self.medium.faults().flip_bit(object.id, at, bit));
+        }
+        self.medium.release();
+    }
+
+    fn log_damage(&mut self) -> Result<Option<LogDamage>, Error> {
+        let (store, host) = (self.store(), self.exec.host());
+        let looked = self.exec.finish(async move { recover_log(store, host, None).await });
+        looked.map(|report| report.damage)
+    }
+
     /// Loses power, or kills the process.
     pub fn crash(&mut self) {
         // After a failed sync a kernel may go on to show what it has not written and never will, and the next
         // process cannot know. What follows such a failure here is a reboot.
-        let power = self.tolerance.latched || self.rng.percent(70);
+        let power = match self.restart_after_latch {
+            true => self.rng.percent(30),
+            false => self.tolerance.latched || self.rng.percent(70),
+        };
         let crash = if power { Crash::PowerLoss } else { Crash::Kill };
         note!("{crash:?} crash at step {}", self.exec.steps());
         self.end_faults();
         self.medium.crash(crash);
+        if self.restart_after_latch && crash == Crash::Kill {
+            self.medium.faults().write_back();
+        }
         self.exec.kill_tasks();
     }
 
@@ -151,7 +231,8 @@ impl Round {
     /// Compares what the pool holds with what it may hold.
     pub fn judge(&mut self, pool: &Arc<Pool>) {
         let (pool, blocks) = (pool.clone(), interesting(&self.model.borrow()));
-        let found = self.exec.finish(async move { read_back(&pool, blocks).await });
+        let damaged = self.damaged;
+        let found = self.exec.finish(async move { read_back(&pool, blocks, damaged).await });
         let verdict = found.and_then(|found| recover(&mut self.model.borrow_mut(), &found));
         if let Err(why) = verdict {
             panic!("{why}");
@@ -160,9 +241,14 @@ impl Round {
     }
 
     /// One life, from open to crash or close.
-    fn live(&mut self) {
+    pub(crate) fn live(&mut self) {
         let pool = self.open();
         self.judge(&pool);
+        self.live_on(pool);
+    }
+
+    /// The rest of a life, whose pool is open and was found right.
+    pub(crate) fn live_on(&mut self, pool: Arc<Pool>) {
         let end = match self.rng.below(100) {
             n if n < self.plan.crashes => End::Crash,
             _ => End::Close { under_load: self.rng.percent(50) },
@@ -199,43 +285,6 @@ impl Round {
                 drop(ctx);
                 self.close(pool);
             }
-        }
-    }
-
-    /// Lives, closes, suffers `damage` to the medium, and opens again. Whatever is read then is right, or an
-    /// error; so is the opening itself. With `all`, nothing at all may be lost. Gives whether the damage was
-    /// noticed.
-    pub fn rot(mut self, damage: fn(&FaultyStore, &mut Rng), all: bool) -> bool {
-        for _ in 0..self.plan.lives {
-            self.live();
-        }
-        let pool = self.open();
-        self.judge(&pool);
-        let closing = pool.clone();
-        let closed = self.exec.finish(async move { closing.close().await });
-        closed.unwrap_or_else(|e| panic!("close failed: {e}"));
-        drop(pool);
-        self.medium.release();
-        self.exec.kill_tasks();
-        damage(self.medium.faults(), &mut self.rng);
-        let (store, host, config) = (self.store(), self.exec.host(), self.plan.pool.clone());
-        let pool = match self.exec.finish(Pool::open(store, host, config)) {
-            Ok(pool) => pool,
-            Err(e) if all => panic!("the pool does not open: {e}"),
-            Err(e) => {
-                note!("the pool does not open: {e}");
-                return true;
-            }
-        };
-        if all {
-            self.judge(&pool);
-            return false;
-        }
-        let model = self.model.clone();
-        let read = self.exec.finish(async move { read_damaged(&pool, &model).await });
-        match read {
-            Ok((_, bad)) => bad > 0,
-            Err(why) => panic!("{why}"),
         }
     }
 

@@ -14,8 +14,13 @@ pub fn clear() {
     LINES.with_borrow_mut(VecDeque::clear);
 }
 
-/// Adds a line; the oldest go.
+/// Adds a line; the oldest go. With `FOREBAY_LIVE` it is printed at once, for a round that does not end.
 pub fn note(line: String) {
+    static LIVE: std::sync::LazyLock<bool> =
+        std::sync::LazyLock::new(|| std::env::var_os("FOREBAY_LIVE").is_some());
+    if *LIVE {
+        eprintln!("{line}");
+    }
     LINES.with_borrow_mut(|lines| {
         if lines.len() == KEPT {
             lines.pop_front();

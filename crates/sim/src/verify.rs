@@ -1,7 +1,7 @@
 //! Reads everything a pool holds, and checks that what it says of itself is consistent.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use forebay_engine::{DiskInfo, Pool};
@@ -16,9 +16,12 @@ const SMALL: u64 = 4096;
 
 /// Every disk of the pool with its contents. Of large disks the blocks in `interesting` are read, and those
 /// beside them.
+///
+/// With `damaged`, blocks that cannot be read are left out.
 pub async fn read_back(
     pool: &Arc<Pool>,
     interesting: BTreeMap<String, Vec<u64>>,
+    damaged: bool,
 ) -> Result<BTreeMap<String, Found>, String> {
     let mut found = BTreeMap::new();
     let disks = pool.disks();
@@ -26,10 +29,11 @@ pub async fn read_back(
         check_counts(info, &disks)?;
         let blocks = interesting.get(&info.name).cloned().unwrap_or_default();
         let blocks = to_read(info.size.div_ceil(B), &blocks);
-        let blocks = read_disk(pool, info, &blocks).await?;
+        let blocks = read_disk(pool, info, &blocks, damaged).await?;
         let (role, size, sync, origin) = (info.role, info.size, info.sync, info.origin.clone());
         let desktop = info.write_cache > 0;
-        found.insert(info.name.clone(), Found { role, size, sync, origin, desktop, blocks });
+        let resets = info.reset_at_disconnect;
+        found.insert(info.name.clone(), Found { role, size, sync, origin, desktop, resets, blocks });
     }
     if found.len() == disks.len() { Ok(found) } else { Err("two disks have one name".into()) }
 }
@@ -64,24 +68,44 @@ async fn read_disk(
     pool: &Arc<Pool>,
     info: &DiskInfo,
     runs: &[(u64, u64)],
+    damaged: bool,
 ) -> Result<BTreeMap<u64, Vec<u8>>, String> {
     let name = &info.name;
-    let disk = pool.attach(name).map_err(|e| format!("attach to '{name}': {e}"))?;
     let mut blocks = BTreeMap::new();
+    let disk = match pool.attach(name) {
+        Ok(disk) => disk,
+        Err(e) if damaged => {
+            crate::note!("attach to '{name}': {e}");
+            return Ok(blocks);
+        }
+        Err(e) => return Err(format!("attach to '{name}': {e}")),
+    };
+    let step = if damaged { 1 } else { u64::MAX };
     for &(first, end) in runs {
-        let (from, to) = (first * B, (end * B).min(info.size));
-        let mut bytes = vec![0xee; (to - from) as usize];
-        disk.read(from, &mut bytes).await.map_err(|e| format!("read of '{name}' at {from}: {e}"))?;
-        blocks.extend((first..).zip(bytes.chunks(BLOCK).map(<[u8]>::to_vec)));
+        let mut at = first;
+        while at < end {
+            let next = at.saturating_add(step).min(end);
+            let (from, to) = (at * B, (next * B).min(info.size));
+            let mut bytes = vec![0xee; (to - from) as usize];
+            match disk.read(from, &mut bytes).await {
+                Ok(()) => blocks.extend((at..).zip(bytes.chunks(BLOCK).map(<[u8]>::to_vec))),
+                Err(e) if damaged => crate::note!("read of '{name}' at {from}: {e}"),
+                Err(e) => return Err(format!("read of '{name}' at {from}: {e}")),
+            }
+            at = next;
+        }
     }
-    check_status(name, info.size, &disk, &blocks).await?;
+    match check_status(name, info.size, &disk, &blocks).await {
+        Err(_) if damaged && disk.extents(0, info.size, usize::MAX).await.is_err() => {}
+        checked => checked?,
+    }
     Ok(blocks)
 }
 
-/// After damage to the medium: each read gives what the model holds, or an error. Gives how many blocks were
-/// read well, and how many were not.
-pub async fn read_damaged(pool: &Arc<Pool>, model: &RefCell<Model>) -> Result<(u64, u64), String> {
-    let (mut good, mut bad) = (0, 0);
+/// After damage to the medium: each read gives what the model holds, or an error. Gives the disks of which blocks could
+/// not be read.
+pub async fn read_damaged(pool: &Arc<Pool>, model: &RefCell<Model>) -> Result<BTreeSet<String>, String> {
+    let mut bad = BTreeSet::new();
     for info in pool.disks() {
         let known = model.borrow().disk(&info.name).cloned();
         let Some(known) = known else { return Err(format!("'{}' exists again", info.name)) };
@@ -90,10 +114,9 @@ pub async fn read_damaged(pool: &Arc<Pool>, model: &RefCell<Model>) -> Result<(u
         for block in runs.into_iter().flat_map(|(first, end)| first..end.min(known.block_count())) {
             let mut bytes = vec![0xee; known.valid(block)];
             if disk.read(block * B, &mut bytes).await.is_err() {
-                bad += 1;
+                bad.insert(info.name.clone());
                 continue;
             }
-            good += 1;
             let right = model.borrow().certain(&info.name, block);
             let right = right.expect("a model that was judged is certain");
             if !right.matches(block, 0..bytes.len(), &bytes) {
@@ -102,7 +125,7 @@ pub async fn read_damaged(pool: &Arc<Pool>, model: &RefCell<Model>) -> Result<(u
             }
         }
     }
-    Ok((good, bad))
+    Ok(bad)
 }
 
 /// Block status over the whole disk never calls zero what is not.

@@ -1,5 +1,7 @@
 //! Stores that fail, fill up and rot: the pool stops or reports, and never serves what was not written.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use forebay_sim::{Rng, Round, Tolerance, rounds};
 use forebay_store::{Fault, FaultyOp, FaultyStore, When};
 
@@ -9,6 +11,40 @@ fn failing_writes(store: &FaultyStore, rng: &mut Rng) {
     let op = *rng.pick(&[FaultyOp::Append, FaultyOp::Sync, FaultyOp::Swap]);
     let fault = *rng.pick(&[Fault::Io, Fault::Short]);
     store.inject(op, fault, When::After(rng.below(30) as u32));
+}
+
+fn no_room_anywhere(store: &FaultyStore, rng: &mut Rng) {
+    for _ in 0..rng.range(1, 4) {
+        let op = *rng.pick(&[FaultyOp::Append, FaultyOp::Sync, FaultyOp::Swap, FaultyOp::Delete]);
+        store.inject(op, Fault::Full, When::After(rng.below(40) as u32));
+    }
+}
+
+/// A store may be full at any operation. An append can be tried again; a sync or swap cannot.
+#[test]
+fn a_store_that_is_full_at_any_operation_loses_nothing() {
+    rounds("full_at_any_operation", 0, ROUNDS, |seed, ops| {
+        let mut round = Round::new(seed, ops);
+        round.tolerance = Tolerance { full: true, latched: true, ..Tolerance::default() };
+        round.faults = Some(no_room_anywhere);
+        round.run();
+    });
+}
+
+/// A crash is never taken for damage to the log, and damage to it is found where it is.
+#[test]
+fn a_crash_is_no_damage_to_the_log_and_a_flipped_bit_is() {
+    let reported = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    rounds("log_damage", 0, ROUNDS, |seed, ops| {
+        let mut round = Round::new(seed, ops);
+        round.probe = true;
+        round.reported = reported.clone();
+        round.run();
+    });
+    assert!(
+        reported.load(std::sync::atomic::Ordering::Relaxed) > 0 || ROUNDS < 20,
+        "no damage was ever reported"
+    );
 }
 
 /// After a failed append, sync or swap nothing is acknowledged, and what was is there.
@@ -55,16 +91,16 @@ fn a_full_store_refuses_and_keeps_what_it_has() {
 /// A bit anywhere in segments, batches, nodes, blocks, checkpoints.
 #[test]
 fn rot_is_reported_and_never_served() {
-    let noticed = std::cell::Cell::new(0);
+    let noticed = AtomicU64::new(0);
     rounds("rot_is_reported", 0, ROUNDS, |seed, ops| {
         let rot = |store: &FaultyStore, rng: &mut Rng| {
             for _ in 0..rng.range(1, 30) {
                 store.flip_any_bit();
             }
         };
-        noticed.set(noticed.get() + u64::from(Round::new(seed, ops).rot(rot, false)));
+        noticed.fetch_add(u64::from(Round::new(seed, ops).rot(rot, false)), Relaxed);
     });
-    assert!(noticed.get() > 0 || ROUNDS < 20, "no damage was ever met");
+    assert!(noticed.load(Relaxed) > 0 || ROUNDS < 20, "no damage was ever met");
 }
 
 /// One superblock copy is damaged: the other is as good.
