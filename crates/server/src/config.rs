@@ -12,12 +12,18 @@ use forebay_store::DiskArray;
 use serde::Deserialize;
 
 mod iscsi;
+mod limits;
+mod nbd;
 
-use crate::nbd::{ClientCertificates, TlsConfig, TlsMode};
-use crate::plane::ListenAddr;
+use crate::import::FetchPolicy;
+use crate::iscsi::Algorithm;
+use crate::nbd::Config as NbdConfig;
+use crate::plane::{ConnectionLimits, ListenAddr, MemoryLimits};
 use crate::size::Size;
 use crate::targets::{IqnName, Target};
 pub use iscsi::{InitiatorSection, IscsiSection, LunSection, SessionLimits, TargetSection, parse_portal};
+pub use limits::LimitsSection;
+pub use nbd::{NbdFlags, NbdListenerSection, NbdSection, TlsSection};
 
 /// Default data directory of the commands that talk to a running server.
 pub const DEFAULT_DATA: &str = "/var/lib/forebay";
@@ -74,14 +80,25 @@ pub enum ConfigError {
     },
 }
 
-/// A TCP address of the API: `HOST:PORT`, where the host may be a name.
-pub fn parse_http_addr(text: &str) -> Result<SocketAddr, String> {
-    let wrong = |why: String| format!("'{text}' is not an address ({why}); write HOST:PORT");
-    let mut found = text.to_socket_addrs().map_err(|e| wrong(e.to_string()))?;
-    found.next().ok_or_else(|| wrong("the name has no address".into()))
+/// Where the API is served over TCP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpAddr {
+    /// The address.
+    pub addr: SocketAddr,
+    /// The host as it was written: a name by which clients may address the API, or an address.
+    pub host: String,
 }
 
-fn http_addr<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
+/// A TCP address of the API: `HOST:PORT`, where the host may be a name.
+pub fn parse_http_addr(text: &str) -> Result<HttpAddr, String> {
+    let wrong = |why: String| format!("'{text}' is not an address ({why}); write HOST:PORT");
+    let mut found = text.to_socket_addrs().map_err(|e| wrong(e.to_string()))?;
+    let addr = found.next().ok_or_else(|| wrong("the name has no address".into()))?;
+    let host = text.rsplit_once(':').map_or(text, |(host, _)| host).to_owned();
+    Ok(HttpAddr { addr, host })
+}
+
+fn http_addr<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<HttpAddr>, D::Error> {
     let text = String::deserialize(deserializer)?;
     parse_http_addr(&text).map(Some).map_err(serde::de::Error::custom)
 }
@@ -120,9 +137,15 @@ pub struct ConfigFile {
     /// iSCSI.
     #[serde(default)]
     pub iscsi: IscsiSection,
+    /// What clients may take of the server.
+    #[serde(default)]
+    pub limits: LimitsSection,
     /// The API over TCP.
     #[serde(default)]
     pub http: HttpSection,
+    /// Images from URLs.
+    #[serde(default)]
+    pub import: ImportSection,
     /// Booting clones.
     #[serde(default)]
     pub boot: BootSection,
@@ -165,6 +188,17 @@ impl ClassesSection {
             policy.with(class, change)
         })
     }
+}
+
+/// `[import]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImportSection {
+    /// Most bytes of a file that is fetched.
+    pub max_size: Option<Size>,
+    /// Whether redirects may lead to private addresses.
+    #[serde(default)]
+    pub allow_private: bool,
 }
 
 /// `[boot]`.
@@ -273,54 +307,19 @@ pub struct LogSection {
     pub checkpoint: Option<Size>,
 }
 
-/// `[nbd]`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NbdSection {
-    /// Addresses.
-    #[serde(default)]
-    pub listen: Vec<ListenAddr>,
-    /// TLS.
-    #[serde(default)]
-    pub tls: TlsSection,
-}
-
-/// `[nbd.tls]`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TlsSection {
-    /// Who has to use TLS; `require` where only the certificates are named.
-    pub mode: Option<TlsMode>,
-    /// Directory with ca-cert.pem, server-cert.pem and server-key.pem.
-    pub certificates: Option<PathBuf>,
-    /// Whether clients must have a certificate that the authority signed.
-    pub verify_peer: Option<bool>,
-}
-
-impl TlsSection {
-    /// What `flags` say, and where they say nothing, what the file says.
-    fn config(self, flags: TlsSection) -> TlsConfig {
-        let dir = flags.certificates.or(self.certificates);
-        let default = if dir.is_some() { TlsMode::Require } else { TlsMode::Off };
-        let verify = flags.verify_peer.or(self.verify_peer).unwrap_or(false);
-        TlsConfig {
-            mode: flags.mode.or(self.mode).unwrap_or(default),
-            dir,
-            clients: if verify { ClientCertificates::Required } else { ClientCertificates::Optional },
-        }
-    }
-}
-
 /// `[http]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpSection {
     /// Address.
     #[serde(default, deserialize_with = "http_addr")]
-    pub listen: Option<SocketAddr>,
+    pub listen: Option<HttpAddr>,
     /// Whether the address may be reachable from other machines.
     #[serde(default)]
     pub allow_remote: bool,
+    /// Names by which clients address the server, beside `localhost` and that of `listen`.
+    #[serde(default)]
+    pub hosts: Vec<String>,
 }
 
 impl ConfigFile {
@@ -350,18 +349,26 @@ pub struct ServeConfig {
     pub data: PathBuf,
     /// The control socket.
     pub socket: PathBuf,
-    /// Where NBD clients are served.
-    pub nbd: Vec<ListenAddr>,
-    /// TLS of the NBD server.
-    pub tls: TlsConfig,
+    /// Where NBD clients are served, and what.
+    pub nbd: NbdConfig,
     /// Where iSCSI initiators are served.
     pub iscsi: Vec<ListenAddr>,
     /// How many of them.
     pub iscsi_limits: SessionLimits,
+    /// Hash functions that CHAP may use.
+    pub chap_algorithms: Vec<Algorithm>,
     /// Targets that are made, or brought in line, at the start; their numbers are chosen then.
     pub iscsi_targets: Vec<Target>,
+    /// How many clients there may be, as far as there are descriptors.
+    pub connections: ConnectionLimits,
+    /// What clients may have the server hold.
+    pub client_memory: MemoryLimits,
     /// The API over TCP.
     pub http: Option<SocketAddr>,
+    /// Names by which clients may address it there.
+    pub http_hosts: Vec<String>,
+    /// How images are fetched from URLs.
+    pub imports: FetchPolicy,
     /// Data-plane threads.
     pub cores: usize,
     /// What the pool may take of the file system, where that is to be less than all of it.
@@ -378,11 +385,13 @@ pub struct ServeConfig {
 pub struct Overrides {
     pub data: Option<PathBuf>,
     pub socket: Option<PathBuf>,
-    pub nbd: Vec<ListenAddr>,
-    pub tls: TlsSection,
+    pub nbd: NbdFlags,
     pub iscsi: Vec<ListenAddr>,
-    pub http: Option<SocketAddr>,
+    pub http: Option<HttpAddr>,
     pub http_allow_remote: bool,
+    pub http_hosts: Vec<String>,
+    pub import_max_size: Option<Size>,
+    pub import_allow_private: bool,
     pub cache: Option<Size>,
     pub cores: Option<usize>,
 }
@@ -399,6 +408,9 @@ impl ServeConfig {
             return Err(ConfigError::Value { option: "cores", value: cores.to_string(), why });
         }
         let http = flags.http.or(file.http.listen);
+        let http_hosts =
+            [http.iter().map(|http| http.host.clone()).collect(), file.http.hosts, flags.http_hosts].concat();
+        let http = http.map(|http| http.addr);
         if let Some(addr) = http
             && !addr.ip().is_loopback()
             && !(flags.http_allow_remote || file.http.allow_remote)
@@ -418,15 +430,26 @@ impl ServeConfig {
             return Err(ConfigError::Value { option: "store.limit", value: Size(limit).to_string(), why });
         }
         let (iscsi_limits, listen) = (file.iscsi.limits()?, file.iscsi.listen.clone());
+        let chap_algorithms = file.iscsi.chap_algorithms()?;
         Ok(ServeConfig {
             data,
             socket,
-            nbd: if flags.nbd.is_empty() { file.nbd.listen } else { flags.nbd },
-            tls: file.nbd.tls.config(flags.tls),
+            nbd: file.nbd.config(flags.nbd)?,
             iscsi: if flags.iscsi.is_empty() { listen } else { flags.iscsi },
             iscsi_limits,
+            chap_algorithms,
             iscsi_targets: file.iscsi.targets()?,
+            connections: file.limits.connections()?,
+            client_memory: file.limits.memory()?,
             http,
+            http_hosts,
+            imports: FetchPolicy {
+                max_bytes: flags
+                    .import_max_size
+                    .or(file.import.max_size)
+                    .map_or(FetchPolicy::default().max_bytes, |size| size.0),
+                allow_private: flags.import_allow_private || file.import.allow_private,
+            },
             cores,
             store_limit,
             store_slow,

@@ -12,11 +12,16 @@ pub mod cli;
 mod clock;
 pub mod config;
 pub mod control;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod import;
 pub mod iscsi;
+mod modes;
 pub mod nbd;
 pub mod plane;
 pub mod scsi;
 pub mod serve;
 pub mod size;
 pub mod targets;
+mod text;
+mod throttle;

@@ -5,12 +5,12 @@
 //!
 //! **Trust.** The control socket belongs to root alone, and whoever can use it can do all that the server can,
 //! such as read any file by importing it. Over TCP there is no authentication yet: the address is a loopback
-//! one unless the operator insists, the `Host` header must name the server (so that a web page cannot reach it
-//! by rebinding its own name), bodies must be declared as JSON (so that a web form cannot), and the server's
-//! own files cannot be imported.
+//! one unless the operator insists, and the server's own files cannot be imported. Requests that a web page may have
+//! sent are refused (`guard`).
 
 mod clones;
 mod extract;
+mod guard;
 mod images;
 mod lines;
 mod pool;
@@ -19,14 +19,15 @@ mod stats;
 mod targets;
 mod volumes;
 
-use axum::extract::{Request, State};
-use axum::http::{Method, StatusCode, header};
-use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
+use axum::extract::State;
+use axum::http::{Method, StatusCode};
+use axum::middleware;
 use axum::routing::MethodRouter;
 use axum::{Json, Router};
 
 use crate::control::{Action, Control, ControlError, Reply};
+pub use guard::HEADER;
+use guard::{Guard, guard};
 
 /// What every path begins with.
 pub const PREFIX: &str = "/api/v1";
@@ -76,13 +77,14 @@ pub fn routes() -> Vec<Route> {
     .collect()
 }
 
-/// The router for requests that come in by `origin`.
-pub fn router(control: Control, origin: Origin) -> Router {
+/// The router for requests that come in by `origin`. `hosts` are names of this server, beside those that are known
+/// (`localhost`, addresses), by which TCP clients may address it.
+pub fn router(control: Control, origin: Origin, hosts: &[String]) -> Router {
     let mut router = Router::new();
     for route in routes() {
         router = router.route(&format!("{PREFIX}{}", route.path), route.handler);
     }
-    let router = router
+    router
         .fallback(|| async {
             ControlError::new(StatusCode::NOT_FOUND, "no_such_resource", "no such resource; see docs/api.md")
         })
@@ -92,12 +94,10 @@ pub fn router(control: Control, origin: Origin) -> Router {
                 "method_not_allowed",
                 "this resource does not have that method; see docs/api.md",
             )
-        });
-    let router = match origin {
-        Origin::Loopback => router.layer(middleware::from_fn(require_loopback_host)),
-        Origin::Socket | Origin::Remote => router,
-    };
-    router.with_state(Api { control, origin })
+        })
+        // Around everything above: no route can be served without it.
+        .layer(middleware::from_fn_with_state(Guard::new(origin, hosts), guard))
+        .with_state(Api { control, origin })
 }
 
 /// Runs an action and answers 200.
@@ -110,46 +110,9 @@ async fn create(State(api): State<Api>, action: Action) -> Result<(StatusCode, J
     api.control.run(action).await.map(|reply| (StatusCode::CREATED, Json(reply)))
 }
 
-/// Refuses requests whose `Host` is not this machine's own: the mark of DNS rebinding.
-async fn require_loopback_host(request: Request, next: Next) -> Response {
-    let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
-    if is_loopback_host(host) {
-        return next.run(request).await;
-    }
-    ControlError::new(
-        StatusCode::FORBIDDEN,
-        "bad_host",
-        "this address answers only requests to localhost; use its loopback address in the URL",
-    )
-    .into_response()
-}
-
-fn is_loopback_host(host: &str) -> bool {
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
-        _ => host,
-    };
-    if name.eq_ignore_ascii_case("localhost") {
-        return true;
-    }
-    let literal = name.strip_prefix('[').and_then(|n| n.strip_suffix(']')).unwrap_or(name);
-    literal.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_the_machine_itself_is_loopback() {
-        for host in ["localhost", "LOCALHOST:80", "127.0.0.1", "127.1.2.3:8080", "[::1]", "[::1]:8080"] {
-            assert!(is_loopback_host(host), "{host}");
-        }
-        for host in ["", "example.org", "localhost.example.org", "10.0.0.1:80", "[fe80::1]:80", "127.0.0.1.x"]
-        {
-            assert!(!is_loopback_host(host), "{host}");
-        }
-    }
 
     #[test]
     fn no_two_routes_are_the_same() {

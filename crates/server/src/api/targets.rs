@@ -65,6 +65,22 @@ pub(super) fn routes() -> Vec<Route> {
             handler: delete(|s: State<Api>, Param((target, lun))| run(s, Action::UnmapLun { target, lun })),
         },
         Route {
+            method: Method::GET,
+            path: "/targets/{name}/luns/{lun}/reservations",
+            about: "Reservations and registrations of the disk under a LUN.",
+            handler: get(|s: State<Api>, Param((target, lun))| {
+                run(s, Action::ShowReservations { target, lun })
+            }),
+        },
+        Route {
+            method: Method::DELETE,
+            path: "/targets/{name}/luns/{lun}/reservations",
+            about: "Ends all reservations of the disk under a LUN and removes all registrations.",
+            handler: delete(|s: State<Api>, Param((target, lun))| {
+                run(s, Action::ClearReservations { target, lun })
+            }),
+        },
+        Route {
             method: Method::PUT,
             path: "/targets/{name}/initiators/{initiator}",
             about: "Lets an initiator come, or changes what it may.",

@@ -1,14 +1,13 @@
 //! The command line (DESIGN, section 16): the one table from which parsing, help, man page and shell
 //! completions are made. It is a contract, because scripts rely on it.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser as Name;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::config::{DEFAULT_DATA, parse_http_addr, parse_portal};
+use crate::config::{DEFAULT_DATA, HttpAddr, parse_http_addr, parse_portal};
 use crate::control::{Reset, Sync};
 use crate::import::Format;
 use crate::nbd::TlsMode;
@@ -75,6 +74,12 @@ pub enum Command {
         #[arg(value_name = "SEGMENT", value_parser = parse_segment)]
         segment: Option<u32>,
     },
+    /// Report flushed writes that damage to the log has cut off, in a pool that no server has open
+    Recover {
+        /// Open the pool without the writes that the report names: the number of the damage, from the report
+        #[arg(long, value_name = "ID")]
+        accept_loss: Option<u64>,
+    },
     /// Print the completion script of a shell
     Completions {
         /// The shell
@@ -101,6 +106,9 @@ pub struct ServeArgs {
     /// Serve NBD here: unix:PATH or HOST:PORT; may be given more than once
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<ListenAddr>,
+    /// Let --nbd be an address that other machines can reach without TLS
+    #[arg(long)]
+    pub nbd_allow_remote: bool,
     /// Who has to use TLS over NBD [default: require, if --tls-certificates is given]
     #[arg(long, value_name = "MODE", requires = "tls_certificates")]
     pub tls: Option<TlsMode>,
@@ -115,10 +123,19 @@ pub struct ServeArgs {
     pub iscsi: Vec<ListenAddr>,
     /// Serve the HTTP/JSON API here too, without authentication
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_http_addr)]
-    pub http: Option<SocketAddr>,
+    pub http: Option<HttpAddr>,
     /// Let --http be an address that other machines can reach
     #[arg(long)]
     pub http_allow_remote: bool,
+    /// Name in the URLs of HTTP clients, beside localhost and that of --http; may be given more than once
+    #[arg(long, value_name = "NAME")]
+    pub http_host: Vec<String>,
+    /// Largest file that is fetched to import it from a URL [default: 1 TiB]
+    #[arg(long, value_name = "SIZE")]
+    pub import_max_size: Option<Size>,
+    /// Let URLs that are imported lead to private addresses by redirects, and names to this machine
+    #[arg(long)]
+    pub import_allow_private: bool,
     /// Budget of the read cache [default: 1 GiB]
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<Size>,
@@ -438,6 +455,18 @@ pub enum LunCommand {
         /// Name of the target
         #[arg(value_parser = Name::new())]
         target: String,
+    },
+    /// Show reservations and registrations of a disk, or end them
+    Reservations {
+        /// Name of the target
+        #[arg(value_parser = Name::new())]
+        target: String,
+        /// Number of the disk
+        #[arg(value_name = "N")]
+        lun: u16,
+        /// End all reservations and remove all registrations: cluster nodes lose their fencing
+        #[arg(long)]
+        clear: bool,
     },
 }
 

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-use crate::api::PREFIX;
+use crate::api::{self, PREFIX};
 use crate::control::ErrorBody;
 
 /// What is escaped in one segment of a path: all but RFC 3986's unreserved characters.
@@ -137,6 +137,7 @@ impl Client {
             .method(method)
             .uri(path)
             .header(header::HOST, "forebay")
+            .header(api::HEADER, "1")
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(bytes)))
             .map_err(|e| ClientError::Foreign(e.to_string()))?;

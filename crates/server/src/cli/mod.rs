@@ -125,9 +125,9 @@ fn usage_line(e: &clap::Error) -> String {
     format!("{what}{tip}; see '{command} --help'")
 }
 
-/// Whatever it is, on one line.
+/// Whatever it is, on one line, with escapes for what is not plain text.
 fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    crate::text::one_line(&text.split_whitespace().collect::<Vec<_>>().join(" ")).into_owned()
 }
 
 #[cfg(test)]

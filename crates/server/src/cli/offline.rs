@@ -1,11 +1,12 @@
-//! `forebay check` and `forebay inspect`: a pool that no server has open, looked at and never written.
+//! `forebay check`, `forebay inspect` and `forebay recover`: a pool that no server has open. It is only read, unless
+//! `recover` is told which loss to accept.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_engine::{
-    BatchView, CheckReport, Problem, SegmentId, SegmentView, SuperblockView, inspect_batches,
-    inspect_segments, inspect_superblocks,
+    BatchView, CheckReport, LogDamage, LossReport, Problem, SegmentId, SegmentView, SuperblockView,
+    inspect_batches, inspect_segments, inspect_superblocks, recover_log,
 };
 use forebay_store::{DirectoryOptions, DirectoryStore, Store, StoreError};
 use parking_lot::Mutex;
@@ -36,6 +37,17 @@ pub enum OfflineError {
         path: PathBuf,
         /// What went wrong.
         source: forebay_engine::Error,
+    },
+    /// Its log is damaged, and the loss was not accepted.
+    #[error(
+        "flushed writes in {path} cannot be reached: restore what is named above from a backup, or give them up with \
+         'forebay recover --accept-loss {id}'"
+    )]
+    Cut {
+        /// The data directory.
+        path: PathBuf,
+        /// The damage.
+        id: u64,
     },
     /// It was read, and is damaged.
     #[error(
@@ -91,14 +103,45 @@ pub(super) fn inspect(data: &Path, segment: Option<u32>, json: bool) -> Result<(
     output::line(&format!("{}\n\n{}", superblocks_text(&superblocks), segments_text(&segments)))
 }
 
+/// Reports what damage to the log has cut off. With `accept`, the number of that damage, makes the pool open without it.
+/// A loss that is not accepted is a failure, after it was printed.
+pub(super) fn recover(data: &Path, accept: Option<u64>, json: bool) -> Result<(), CliError> {
+    let (store, engine) = open(data)?;
+    let host = engine.host();
+    let failed = |source| OfflineError::Pool { path: data.to_owned(), source };
+    let mut report = run(&engine, async move { recover_log(store, host, None).await })?.map_err(failed)?;
+    if accept.is_some() {
+        // The pool is written, so no other process may have it open, not even to look at it.
+        let store = DirectoryStore::open(data, &DirectoryOptions::default());
+        let store = store.map_err(|source| cannot_open(data, source))?;
+        let host = engine.host();
+        let accepted = run(&engine, async move { recover_log(store, host, accept).await })?;
+        report = accepted.map_err(failed)?;
+    }
+    if json {
+        output::json(&report)?;
+    } else {
+        output::line(&loss_text(&report))?;
+    }
+    match &report.damage {
+        Some(damage) if !report.accepted => {
+            Err(OfflineError::Cut { path: data.to_owned(), id: damage.id }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn cannot_open(path: &Path, source: StoreError) -> OfflineError {
+    let hint = match source {
+        StoreError::Busy(_) => "; stop the server first",
+        _ => "",
+    };
+    OfflineError::Open { path: path.to_owned(), source, hint }
+}
+
 fn open(data: &Path) -> Result<(Arc<dyn Store>, EngineThread), CliError> {
-    let store = DirectoryStore::open_read_only(data, &DirectoryOptions::default()).map_err(|source| {
-        let hint = match source {
-            StoreError::Busy(_) => "; stop the server first",
-            _ => "",
-        };
-        OfflineError::Open { path: data.to_owned(), source, hint }
-    })?;
+    let store = DirectoryStore::open_read_only(data, &DirectoryOptions::default());
+    let store = store.map_err(|source| cannot_open(data, source))?;
     Ok((store, EngineThread::start().map_err(CliError::System)?))
 }
 
@@ -138,6 +181,43 @@ fn problem_text(p: &Problem) -> String {
         [] => format!("{}: {}", p.place, p.what),
         disks => format!("{}: {} (needed by {})", p.place, p.what, disks.join(", ")),
     }
+}
+
+fn loss_text(r: &LossReport) -> String {
+    let Some(damage) = &r.damage else {
+        return "the log can be followed to its end: nothing is lost".to_owned();
+    };
+    let mut lines = vec![damage_text(damage)];
+    if !damage.disks.is_empty() {
+        let mut t = output::table(&["DISK", "WRITTEN", "ZEROED"], &[1, 2]);
+        for disk in &damage.disks {
+            let size = |blocks: u64| Size(blocks.saturating_mul(BLOCK_BYTES)).to_string();
+            t.add_row([disk.name.clone(), size(disk.written_blocks), size(disk.zeroed_blocks)]);
+        }
+        lines.push(output::render(t));
+    }
+    lines.extend(damage.catalogue.iter().map(|change| format!("lost change: {change}")));
+    lines.push(match r.accepted {
+        true => format!("accepted: the pool opens as it was after batch {}", damage.intact_until),
+        false => "nothing was changed".to_owned(),
+    });
+    lines.join("\n")
+}
+
+/// Bytes of a block, in which losses are counted.
+const BLOCK_BYTES: u64 = 4096;
+
+fn damage_text(damage: &LogDamage) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for place in &damage.places {
+        lines.push(format!("segment {}, offset {}: {}", place.segment, place.offset, place.what));
+    }
+    lines.push(format!(
+        "DAMAGED: batch {} cannot be read; {} commits behind it are cut off ({} batches, and at least {} that are \
+         damaged or missing)",
+        damage.id, damage.lost_groups, damage.lost_batches, damage.missing_batches
+    ));
+    lines.join("\n")
 }
 
 fn superblocks_text(superblocks: &[SuperblockView]) -> String {
@@ -204,7 +284,36 @@ fn batches_text(batches: &[BatchView]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use forebay_engine::{DamagedPlace, DiskLoss};
+
     use super::*;
+
+    #[test]
+    fn a_loss_is_told_by_disk() {
+        let none = LossReport { damage: None, accepted: false };
+        assert!(loss_text(&none).contains("nothing is lost"));
+        let disk = DiskLoss { name: "office-1".into(), written_blocks: 3, zeroed_blocks: 256 };
+        let place = DamagedPlace { segment: "0000002a".into(), offset: 8192, what: "a batch is damaged" };
+        let damage = LogDamage {
+            id: 17,
+            intact_until: 16,
+            places: vec![place],
+            missing_batches: 1,
+            lost_batches: 5,
+            lost_groups: 4,
+            disks: vec![disk],
+            catalogue: vec!["delete 9".into()],
+        };
+        let text = loss_text(&LossReport { damage: Some(damage.clone()), accepted: false });
+        assert!(
+            text.starts_with("segment 0000002a, offset 8192: a batch is damaged\nDAMAGED: batch 17"),
+            "{text}"
+        );
+        assert!(text.contains("office-1") && text.contains("12 KiB") && text.contains("1 MiB"), "{text}");
+        assert!(text.contains("lost change: delete 9") && text.ends_with("nothing was changed"), "{text}");
+        let text = loss_text(&LossReport { damage: Some(damage), accepted: true });
+        assert!(text.ends_with("opens as it was after batch 16"), "{text}");
+    }
 
     #[test]
     fn problems_come_before_the_verdict() {

@@ -12,11 +12,15 @@ use super::args::Cli;
 use crate::clock::unix_ms;
 use crate::control::{DiskView, Kind, Reset};
 use crate::size::Size;
+use crate::text;
+
+/// To the top left, and clear to the end (ECMA-48, CUP and ED).
+const CLEAR_SCREEN: &str = "\x1b[H\x1b[J";
 
 /// Prints a value as JSON, on one line.
 pub(super) fn json(value: &impl Serialize) -> Result<(), CliError> {
     let text = serde_json::to_string(value).map_err(|e| CliError::Output(e.into()))?;
-    line(&text)
+    print("", &text::json(&text))
 }
 
 /// Prints a value as JSON where that is asked for, else as a text for people.
@@ -28,11 +32,19 @@ pub(super) fn say<T: Serialize>(
     if as_json { json(value) } else { line(&text(value)) }
 }
 
-/// Prints a text and a line end; nothing for an empty text.
+/// Prints a text and a line end; nothing for an empty text. Names in it may be anything: they are escaped.
 pub(super) fn line(text: &str) -> Result<(), CliError> {
+    if text.is_empty() { Ok(()) } else { print("", &text::lines(text)) }
+}
+
+/// The same in the place of all that a terminal shows.
+pub(super) fn screen(text: &str) -> Result<(), CliError> {
+    print(CLEAR_SCREEN, &text::lines(text))
+}
+
+fn print(control: &str, text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
-    let written = if text.is_empty() { Ok(()) } else { writeln!(out, "{text}") };
-    written.and_then(|()| out.flush()).map_err(CliError::Output)
+    writeln!(out, "{control}{text}").and_then(|()| out.flush()).map_err(CliError::Output)
 }
 
 /// A table without lines, as people and `awk` like it.
@@ -85,7 +97,11 @@ pub(super) fn disk_table(disks: &[DiskView], kind: Kind) -> String {
             ]),
         };
     }
-    render(t)
+    let damaged: Vec<&str> = disks.iter().filter(|d| d.map_damaged).map(|d| &*d.name).collect();
+    match damaged.is_empty() {
+        true => render(t),
+        false => format!("{}\nDamaged block maps: {}; run 'forebay check'", render(t), damaged.join(", ")),
+    }
 }
 
 /// `image show`, `volume show`.
@@ -118,6 +134,9 @@ pub(super) fn disk_details(d: &DiskView) -> String {
         row("origin", origin.clone());
     }
     row("dedup domain", d.dedup_domain.to_string());
+    if d.map_damaged {
+        row("block map", "damaged: run 'forebay check'".into());
+    }
     row("uuid", d.uuid.clone());
     row("age", age(unix_ms(), d.created_ms));
     render(t)
@@ -187,6 +206,20 @@ fn write_all(bytes: &[u8]) -> Result<(), CliError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn damaged_block_maps_are_shown() {
+        let json = r#"{"name": "v", "kind": "volume", "size_bytes": 4096, "sync": "flush", "created_ms": 0, "origin": null,
+            "snapshots": 0, "clones": 0, "clients": 0, "uuid": "", "dedup_domain": 0, "map_damaged": false,
+            "write_cache_bytes": null, "reset": null}"#;
+        let sound: DiskView = serde_json::from_str(json).expect("a disk");
+        let damaged = DiskView { name: "w".into(), map_damaged: true, ..sound.clone() };
+        let list = disk_table(&[sound.clone(), damaged.clone()], Kind::Volume);
+        assert!(list.ends_with("\nDamaged block maps: w; run 'forebay check'"), "{list}");
+        assert!(disk_details(&damaged).contains("damaged: run 'forebay check'"));
+        let sound = disk_table(std::slice::from_ref(&sound), Kind::Volume) + &disk_details(&sound);
+        assert!(!sound.contains("amaged"), "{sound}");
+    }
 
     #[test]
     fn ages() {

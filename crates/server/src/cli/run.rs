@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::args::{Cli, Command, Global, ImageCommand, ServeArgs, SnapshotCommand, VolumeCommand};
 use super::client::Client;
 use super::{CliError, classes, gc, import, offline, output, profile, stats, target};
-use crate::config::{ConfigFile, DEFAULT_DATA, Overrides, SOCKET_NAME, ServeConfig, TlsSection};
+use crate::config::{ConfigFile, DEFAULT_DATA, NbdFlags, Overrides, SOCKET_NAME, ServeConfig, TlsSection};
 use crate::control::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Resets, Resize,
     Rollback,
@@ -27,6 +27,9 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
         Command::Man => output::man(),
         Command::Check => offline::check(&data(&cli.global), cli.global.json),
         Command::Inspect { segment } => offline::inspect(&data(&cli.global), segment, cli.global.json),
+        Command::Recover { accept_loss } => {
+            offline::recover(&data(&cli.global), accept_loss, cli.global.json)
+        }
         command => {
             let session = Session { client: Client::new(&socket_path(&cli.global)), json: cli.global.json };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -48,11 +51,13 @@ fn serve_config(global: &Global, args: ServeArgs) -> Result<ServeConfig, CliErro
     let flags = Overrides {
         data: global.data.clone(),
         socket: global.socket.clone(),
-        nbd: args.nbd,
-        tls,
+        nbd: NbdFlags { listen: args.nbd, allow_remote: args.nbd_allow_remote, tls },
         iscsi: args.iscsi,
         http: args.http,
         http_allow_remote: args.http_allow_remote,
+        http_hosts: args.http_host,
+        import_max_size: args.import_max_size,
+        import_allow_private: args.import_allow_private,
         cache: args.cache,
         cores: args.cores,
     };
@@ -87,6 +92,7 @@ impl Session {
             | Command::Check
             | Command::Inspect { .. }
             | Command::Completions { .. }
+            | Command::Recover { .. }
             | Command::Man => unreachable!("run before a session begins"),
         }
     }

@@ -45,8 +45,8 @@ async fn repeat<T: serde::Serialize>(
             output::json(&now)?;
         } else {
             // Home, then clear to the end of the screen.
-            let clear = if redraw { "\x1b[H\x1b[J" } else { "" };
-            output::line(&format!("{clear}{}", text(&now, before.as_ref())))?;
+            let text = text(&now, before.as_ref());
+            if redraw { output::screen(&text)? } else { output::line(&text)? }
         }
         if !watch {
             return Ok(());

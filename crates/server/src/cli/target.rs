@@ -8,7 +8,9 @@ use super::args::{ChapArgs, LunCommand, TargetCommand};
 use super::client::Client;
 use super::output::{age, render, say, table};
 use crate::clock::unix_ms;
-use crate::control::{AllowInitiator, CreateTarget, InitiatorView, LunView, MapLun, SessionView, TargetView};
+use crate::control::{
+    AllowInitiator, CreateTarget, InitiatorView, LunView, MapLun, ReservationsView, SessionView, TargetView,
+};
 use crate::size::Size;
 use crate::targets::{Chap, Secret};
 
@@ -79,6 +81,17 @@ pub(super) async fn lun(client: &Client, command: LunCommand, as_json: bool) -> 
             let target: TargetView = client.get(&["targets", &target]).await?;
             say(&target.luns, as_json, |luns| lun_table(luns))
         }
+        LunCommand::Reservations { target, lun, clear } => {
+            let path = ["targets", &target, "luns", &lun.to_string(), "reservations"];
+            if clear {
+                let done: serde_json::Value = client.delete(&path).await?;
+                let cleared =
+                    format!("cleared the reservations of LUN {lun} of target {}", target.to_lowercase());
+                return say(&done, as_json, |_| cleared);
+            }
+            let found: ReservationsView = client.get(&path).await?;
+            say(&found, as_json, reservation_table)
+        }
     }
 }
 
@@ -87,7 +100,12 @@ fn chap(args: ChapArgs) -> Result<Option<Chap>, CliError> {
     let (Some(user), Some(path)) = (args.chap_user, args.chap_secret_file) else { return Ok(None) };
     let secret = match path.as_os_str().as_encoded_bytes() {
         b"-" => Secret::read(std::io::stdin().lock()),
-        _ => File::open(&path).and_then(Secret::read),
+        _ => {
+            if let Some(warning) = crate::modes::secret_warning(&path) {
+                eprintln!("forebay: {}", crate::text::one_line(&warning));
+            }
+            File::open(&path).and_then(Secret::read)
+        }
     };
     secret.map(|secret| Some(Chap { user, secret })).map_err(|e| CliError::Secret(path, e))
 }
@@ -186,6 +204,22 @@ fn lun_table(luns: &[LunView]) -> String {
             }
             .into(),
         ]);
+    }
+    render(t)
+}
+
+fn reservation_table(found: &ReservationsView) -> String {
+    let mut t = table(&["INITIATOR", "TARGET", "ISID", "KEY", "RESERVATION"], &[]);
+    let reserve = found.reserve.as_ref().map(|port| (port, "-".to_owned(), "reserve (SPC-2)".to_owned()));
+    let registered = found.registrations.iter().map(|r| {
+        let held = found.persistent.as_ref().filter(|held| held.holder == r.port);
+        (&r.port, r.key.clone(), held.map_or("-".into(), |held| held.kind.replace('_', " ")))
+    });
+    for (port, key, reservation) in registered.chain(reserve) {
+        t.add_row([port.initiator.clone(), port.target.clone(), port.isid.clone(), key, reservation]);
+    }
+    if t.is_empty() {
+        return format!("'{}' has no reservations and no registrations", found.disk);
     }
     render(t)
 }

@@ -55,6 +55,8 @@ fn the_contract_is_understood() {
         "lun map a v --write-back",
         "lun unmap a 0",
         "lun list a",
+        "lun reservations a 0",
+        "lun reservations a 255 --clear",
         "stats",
         "stats v --watch",
         "gc",
@@ -62,6 +64,8 @@ fn the_contract_is_understood() {
         "check --data /d",
         "inspect",
         "inspect 0000002a.seg",
+        "recover",
+        "recover --data /d --accept-loss 4711",
         "completions bash",
         "man",
     ] {

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use super::ConfigError;
+use crate::iscsi::Algorithm;
+use crate::modes;
 use crate::plane::ListenAddr;
 use crate::targets::{Chap, Initiator, IqnName, Lun, Secret, Target, TargetError};
 
@@ -34,6 +36,8 @@ pub struct IscsiSection {
     pub max_sessions: Option<usize>,
     /// Most sessions of one initiator.
     pub max_sessions_per_initiator: Option<usize>,
+    /// Hash functions that CHAP may use; all that are known, where nothing is said.
+    pub chap_algorithms: Option<Vec<Algorithm>>,
     /// `[[iscsi.target]]`
     #[serde(default)]
     pub target: Vec<TargetSection>,
@@ -120,6 +124,18 @@ impl IscsiSection {
         Ok(limits)
     }
 
+    pub(super) fn chap_algorithms(&self) -> Result<Vec<Algorithm>, ConfigError> {
+        match &self.chap_algorithms {
+            None => Ok(Algorithm::ALL.to_vec()),
+            Some(named) if named.is_empty() => Err(ConfigError::Value {
+                option: "iscsi.chap_algorithms",
+                value: "[]".into(),
+                why: "name at least one of \"md5\", \"sha1\", \"sha256\", \"sha3-256\"",
+            }),
+            Some(named) => Ok(named.clone()),
+        }
+    }
+
     /// The targets, with the secrets that the files hold. What can be seen to be wrong is refused here.
     pub(super) fn targets(self) -> Result<Vec<Target>, ConfigError> {
         let mut targets: Vec<Target> = Vec::new();
@@ -177,6 +193,10 @@ fn chap(
         (Some(user), Some(path)) => (user, path),
         _ => return Err(bad("a user for CHAP needs a file with the secret, and the other way round".into())),
     };
+    if let Some(warning) = modes::secret_warning(&path) {
+        // The log does not run yet.
+        eprintln!("forebay: {}", crate::text::one_line(&warning));
+    }
     let secret = File::open(&path).and_then(Secret::read);
     let secret = secret.map_err(|e| bad(format!("cannot read the secret in {}: {e}", path.display())))?;
     Ok(Some(Chap { user, secret }))

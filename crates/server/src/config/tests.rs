@@ -1,6 +1,8 @@
 use forebay_guest::CachePriority;
 
 use super::*;
+use crate::nbd::{Access, ClientCertificates, TlsMode};
+use crate::plane::ListenAddr;
 
 fn resolve(text: &str, flags: Overrides) -> Result<ServeConfig, ConfigError> {
     ServeConfig::resolve(ConfigFile::parse("f.toml", text)?, flags)
@@ -48,10 +50,10 @@ fn a_full_file_is_understood() {
     assert_eq!(c.store_slow.map(|s| (s.spindles, s.rpm, s.bytes_per_second)), Some((4, 5400, 100 << 20)));
     assert_eq!((c.pool.segment_bytes, c.pool.checkpoint_bytes), (16 << 20, 256 << 20));
     assert_eq!((c.store_limit, c.pool.compress, c.pool.dedup_index), (Some(100 << 30), false, 1 << 30));
-    let nbd: Vec<_> = c.nbd.iter().map(ToString::to_string).collect();
+    let nbd: Vec<_> = c.nbd.listeners[0].listen.iter().map(ToString::to_string).collect();
     assert_eq!(nbd, ["unix:/run/a b.sock", "[::1]:10809"]);
     assert_eq!(c.http.unwrap().port(), 8080);
-    assert_eq!((c.tls.mode, c.tls.clients), (TlsMode::Require, ClientCertificates::Optional));
+    assert_eq!((c.nbd.listeners[0].tls, c.nbd.tls.clients), (TlsMode::Require, ClientCertificates::Optional));
 }
 
 #[test]
@@ -88,13 +90,51 @@ fn flags_win_over_the_file() {
     let text = "data = '/a'\ncores = 4\n[nbd]\nlisten = ['h:1']\n[memory]\nread_cache = '1G'";
     let flags = Overrides {
         cores: Some(1),
-        nbd: vec!["unix:/x".parse().unwrap()],
+        nbd: NbdFlags { listen: vec!["unix:/x".parse().unwrap()], ..NbdFlags::default() },
         cache: Some(Size(2 << 30)),
         ..data()
     };
     let c = resolve(text, flags).unwrap();
     assert_eq!((c.data.as_path(), c.cores, c.pool.read_cache), (Path::new("/d"), 1, 2 << 30));
-    assert_eq!(c.nbd, [ListenAddr::Unix("/x".into())]);
+    assert_eq!(c.nbd.listeners[0].listen, [ListenAddr::Unix("/x".into())]);
+}
+
+#[test]
+fn nbd_listeners_have_exports_and_clients() {
+    let text = r#"
+        [nbd]
+        listen = ["unix:/all"]
+        tls = { certificates = "/tls", mode = "on" }
+        [[nbd.listener]]
+        listen = ["127.0.0.1:1"]
+        exports = ["tenant-a-*", "img@*"]
+        read_only = true
+        [[nbd.listener]]
+        listen = ["0.0.0.0:2"]
+        clients = { "CN=host-1" = ["tenant-a-*"], "URI=spiffe://x/*" = ["*"] }
+    "#;
+    let flags = NbdFlags { listen: vec!["unix:/flag".parse().unwrap()], ..NbdFlags::default() };
+    let listeners = resolve(text, Overrides { nbd: flags, ..data() }).unwrap().nbd.listeners;
+    let modes: Vec<_> = listeners.iter().map(|l| l.tls).collect();
+    assert_eq!(
+        modes,
+        [TlsMode::On, TlsMode::On, TlsMode::Require],
+        "who is known by a certificate needs TLS"
+    );
+    assert_eq!(listeners[0].listen, ["unix:/flag".parse().unwrap()], "the listeners of the file stay");
+    assert_eq!(listeners[0].access, Access::default());
+    let exports = ["tenant-a-*", "img@*"].map(|p| p.parse().unwrap());
+    assert_eq!(
+        (listeners[1].access.exports.as_slice(), listeners[1].access.read_only),
+        (exports.as_slice(), true)
+    );
+    let clients: Vec<_> =
+        listeners[2].access.clients.iter().map(|(subject, _)| subject.to_string()).collect();
+    assert_eq!(clients, ["CN=host-1", "URI=spiffe://x/*"]);
+    assert!(listeners.iter().all(|l| !l.allow_remote));
+    let clear = "[[nbd.listener]]\nlisten = ['unix:/x']\ntls = 'on'\nclients = { 'CN=x' = ['*'] }";
+    assert!(matches!(resolve(clear, data()), Err(ConfigError::Value { option: "nbd.listener.tls", .. })));
+    assert!(resolve("[nbd]\nallow_remote = true", data()).unwrap().nbd.listeners[0].allow_remote);
 }
 
 #[test]
@@ -106,6 +146,12 @@ fn mistakes_are_reported_with_their_line() {
         ("[memory]\nread_cache = '40X'", 2, "'40X' is not a size"),
         ("[nbd]\nlisten = ['nowhere']", 2, "'nowhere' is not an address"),
         ("[http]\nlisten = '127.0.0.1'", 2, "is not an address"),
+        ("[[nbd.listener]]\nlisten = ['unix:/x']\nexports = ['a@']", 3, "'a@' is not a pattern"),
+        (
+            "[[nbd.listener]]\nlisten = ['unix:/x']\nclients = { 'O=x' = ['*'] }",
+            3,
+            "'O=x' does not say which",
+        ),
     ] {
         match resolve(text, data()) {
             Err(ConfigError::Syntax { line: l, reason, .. }) => {
@@ -136,7 +182,7 @@ fn values_that_cannot_be_are_refused() {
 #[test]
 fn the_api_stays_on_the_machine_unless_told_otherwise() {
     let http = |addr: &str, allow| Overrides {
-        http: Some(addr.parse().unwrap()),
+        http: Some(parse_http_addr(addr).unwrap()),
         http_allow_remote: allow,
         ..data()
     };
@@ -145,6 +191,9 @@ fn the_api_stays_on_the_machine_unless_told_otherwise() {
     assert!(resolve("", http("0.0.0.0:80", false)).is_err());
     assert!(resolve("", http("0.0.0.0:80", true)).is_ok());
     assert!(resolve("[http]\nallow_remote = true", http("10.0.0.1:80", false)).is_ok());
+    let flags = Overrides { http_hosts: vec!["b.lan".into()], ..http("localhost:80", false) };
+    let c = resolve("[http]\nhosts = ['a.lan']", flags).unwrap();
+    assert_eq!(c.http_hosts, ["localhost", "a.lan", "b.lan"]);
 }
 
 #[test]
@@ -207,4 +256,32 @@ fn addresses() {
         assert!(bad.parse::<ListenAddr>().is_err(), "{bad}");
     }
     assert_eq!("localhost:10809".parse(), Ok(ListenAddr::Tcp("localhost:10809".into())));
+}
+
+#[test]
+fn limits_on_clients_have_defaults_and_bounds() {
+    let c = resolve("", data()).unwrap();
+    assert_eq!(c.connections, ConnectionLimits::default());
+    let text =
+        "[limits]\nconnections = 9\nconnections_per_address = 5\nnegotiating = 3\nnegotiation_timeout_s = 7";
+    let seven = Duration::from_secs(7);
+    let wanted = ConnectionLimits { all: 9, per_address: 5, negotiating: 3, negotiation: seven };
+    assert_eq!(resolve(text, data()).unwrap().connections, wanted);
+    for bad in
+        ["connections = 0", "negotiating = 0", "connections_per_address = 0", "negotiation_timeout_s = 0"]
+    {
+        let error = resolve(&format!("[limits]\n{bad}"), data()).unwrap_err().to_string();
+        assert!(error.contains("limits."), "{error}");
+    }
+}
+
+#[test]
+fn memory_of_clients_has_room_for_the_largest_request() {
+    assert_eq!(resolve("", data()).unwrap().client_memory, MemoryLimits::default());
+    let c = resolve("[limits]\nclient_memory = \"1G\"\nstall_timeout_s = 3", data()).unwrap();
+    assert_eq!(c.client_memory, MemoryLimits { budget: 1 << 30, stall: Duration::from_secs(3) });
+    for bad in ["client_memory = \"64M\"", "stall_timeout_s = 0"] {
+        let error = resolve(&format!("[limits]\n{bad}"), data()).unwrap_err().to_string();
+        assert!(error.contains("limits."), "{error}");
+    }
 }

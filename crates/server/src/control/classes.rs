@@ -132,6 +132,19 @@ impl Blocks for Reader {
             return Err(ReadError { offset, source: None });
         }
         let read = self.runtime.block_on(self.peek.read(offset, out));
+        self.rest();
+        read.map_err(|e| ReadError { offset, source: Some(std::io::Error::other(e)) })
+    }
+
+    fn pause(&mut self) -> bool {
+        self.rest();
+        !*self.stopping.borrow()
+    }
+}
+
+impl Reader {
+    /// Rests if it is time to, whether the time went into reads or into what was read.
+    fn rest(&mut self) {
         let worked = self.began.elapsed();
         if worked >= WORK {
             if self.control.inner.scans.asked.load(Relaxed) == 0 {
@@ -139,6 +152,5 @@ impl Blocks for Reader {
             }
             self.began = Instant::now();
         }
-        read.map_err(|e| ReadError { offset, source: Some(std::io::Error::other(e)) })
     }
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::targets::TargetError;
 
 const IN_USE: &str = "in_use";
+const RESETTING: &str = "resetting";
 
 /// Result of a control-plane action.
 pub type Result<T> = std::result::Result<T, ControlError>;
@@ -62,9 +63,9 @@ impl ControlError {
         EngineError::Closed.into()
     }
 
-    /// Whether clients that are connected are in the way.
+    /// Whether clients that are connected, or that have just left, are in the way.
     pub fn is_in_use(&self) -> bool {
-        self.code == IN_USE
+        self.code == IN_USE || self.code == RESETTING
     }
 
     /// The JSON body.
@@ -80,6 +81,7 @@ impl From<EngineError> for ControlError {
             E::NotFound(_) => (StatusCode::NOT_FOUND, "not_found"),
             E::Exists(_) => (StatusCode::CONFLICT, "exists"),
             E::InUse { .. } => (StatusCode::CONFLICT, IN_USE),
+            E::Resetting(_) => (StatusCode::CONFLICT, RESETTING),
             E::HasClones { .. } => (StatusCode::CONFLICT, "has_clones"),
             E::HasSnapshots { .. } => (StatusCode::CONFLICT, "has_snapshots"),
             E::WrongKind { .. } => (StatusCode::CONFLICT, "wrong_kind"),
@@ -91,8 +93,11 @@ impl From<EngineError> for ControlError {
             E::NoSpace => (StatusCode::INSUFFICIENT_STORAGE, "no_space"),
             E::Closed => (StatusCode::SERVICE_UNAVAILABLE, "closed"),
             E::Latched(_) => (StatusCode::SERVICE_UNAVAILABLE, "latched"),
+            E::MapDamaged(_) => (StatusCode::CONFLICT, "map_damaged"),
             E::Damaged(_) | E::MapsDamaged { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "damaged"),
-            E::NoPool(_) | E::Format(_) | E::Store(_) => (StatusCode::INTERNAL_SERVER_ERROR, "store"),
+            E::NoPool(_) | E::Format(_) | E::LogDamaged(_) | E::OtherLoss(_) | E::Store(_) => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "store")
+            }
         };
         ControlError::new(status, code, e.to_string())
     }

@@ -12,6 +12,7 @@ mod desktops;
 mod error;
 mod gc;
 mod profile;
+mod reservations;
 mod space;
 mod targets;
 mod view;
@@ -28,10 +29,13 @@ pub use classes::*;
 pub use desktops::*;
 pub use error::{ControlError, ErrorBody, ErrorDetail, Result};
 pub use profile::*;
+pub use reservations::*;
 pub use space::*;
 pub use targets::*;
 pub use view::*;
 
+use crate::import::FetchPolicy;
+use crate::scsi::Units;
 use crate::targets::Targets;
 
 /// Actions that run at the same time; more wait.
@@ -79,6 +83,8 @@ pub enum Action {
     DenyInitiator { target: String, initiator: String },
     MapLun { target: String, lun: Option<u16>, map: MapLun },
     UnmapLun { target: String, lun: u16 },
+    ShowReservations { target: String, lun: u16 },
+    ClearReservations { target: String, lun: u16 },
     Server,
     Stats,
     DiskStats { name: String },
@@ -100,6 +106,7 @@ impl Action {
                 | ListSnapshots { .. }
                 | ListTargets
                 | ShowTarget { .. }
+                | ShowReservations { .. }
                 | Server
                 | Stats
                 | DiskStats { .. }
@@ -123,6 +130,7 @@ pub enum Reply {
     Target(TargetView),
     Targets(Vec<TargetView>),
     Lun(LunView),
+    Reservations(ReservationsView),
     /// Done, and there is nothing to say about it.
     Done {},
 }
@@ -138,6 +146,8 @@ pub struct ServerInfo {
     pub iscsi: Vec<String>,
     /// Address of the API over TCP.
     pub http: Option<String>,
+    /// How images are fetched from URLs.
+    pub imports: FetchPolicy,
     /// When it became ready.
     pub started: Instant,
 }
@@ -151,6 +161,7 @@ pub struct Control {
 struct Inner {
     pool: Arc<Pool>,
     targets: Arc<Targets>,
+    units: Arc<Units>,
     info: ServerInfo,
     running: Arc<Semaphore>,
     stopping: watch::Sender<bool>,
@@ -158,11 +169,11 @@ struct Inner {
 }
 
 impl Control {
-    /// A control plane over an open pool and its targets.
-    pub fn new(pool: Arc<Pool>, targets: Arc<Targets>, info: ServerInfo) -> Control {
+    /// A control plane over an open pool, its targets and their logical units.
+    pub fn new(pool: Arc<Pool>, targets: Arc<Targets>, units: Arc<Units>, info: ServerInfo) -> Control {
         let running = Arc::new(Semaphore::new(MAX_RUNNING as usize));
         let (stopping, scans) = (watch::Sender::new(false), Scans::default());
-        Control { inner: Arc::new(Inner { pool, targets, info, running, stopping, scans }) }
+        Control { inner: Arc::new(Inner { pool, targets, units, info, running, stopping, scans }) }
     }
 
     /// The pool.
@@ -173,6 +184,11 @@ impl Control {
     /// Who may see which disk over iSCSI.
     pub fn targets(&self) -> &Arc<Targets> {
         &self.inner.targets
+    }
+
+    /// The logical units of the targets.
+    pub(super) fn units(&self) -> &Arc<Units> {
+        &self.inner.units
     }
 
     /// What the server says of itself.
@@ -304,6 +320,11 @@ impl Control {
             Action::DenyInitiator { target, initiator } => self.deny_initiator(target, initiator).await,
             Action::MapLun { target, lun, map } => self.map_lun(target, *lun, map).await,
             Action::UnmapLun { target, lun } => self.unmap_lun(target, *lun).await,
+            Action::ShowReservations { target, lun } => self.show_reservations(target, *lun).await,
+            Action::ClearReservations { target, lun } => {
+                self.units().clear_reservations(pool, &self.disk_of(target, *lun)?).await?;
+                done
+            }
             Action::Server => Ok(Reply::Server(self.server_view())),
             Action::Stats => {
                 Ok(Reply::Stats(Box::new(StatsView::new(&pool.stats().await, resident_memory()))))

@@ -81,6 +81,8 @@ pub struct DiskView {
     pub uuid: String,
     /// Only disks of the same domain share blocks that they wrote alike.
     pub dedup_domain: u32,
+    /// A node of its block map cannot be read: what is below it reads as damaged, and the disk is not copied from.
+    pub map_damaged: bool,
     /// Of a desktop: most bytes of its writes that are kept in RAM before some go to the store.
     pub write_cache_bytes: Option<u64>,
     /// Of a desktop: when it is reset by itself.
@@ -108,6 +110,7 @@ impl DiskView {
             clients: info.clients,
             uuid: uuid_text(&info.uuid),
             dedup_domain: info.dedup_domain,
+            map_damaged: info.map_damaged,
             write_cache_bytes: (info.write_cache > 0).then_some(info.write_cache),
             reset: (info.write_cache > 0).then_some(match info.reset_at_disconnect {
                 true => Reset::Disconnect,

@@ -14,10 +14,13 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use ureq::http::{Response, StatusCode, header};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body};
 
 use super::file::ImageFile;
+use super::reach::{FetchPolicy, Reach, Refused};
 use super::{ImportError, Result};
+use crate::size::Size;
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 1 << 20;
@@ -35,6 +38,7 @@ const AUTHORITIES: [&str; 3] =
 pub(super) async fn fetch(
     url: String,
     data: PathBuf,
+    policy: FetchPolicy,
     mut progress: impl FnMut(u64, Option<u64>),
 ) -> Result<ImageFile> {
     let usable = ["http://", "https://"].iter().any(|scheme| url.starts_with(scheme));
@@ -45,7 +49,7 @@ pub(super) async fn fetch(
     // A thread of its own: a server that stalls may hold it for long, and nobody waits for it then.
     let (answer, result) = tokio::sync::oneshot::channel();
     let spawned = std::thread::Builder::new().name("fetch".into()).spawn(move || {
-        let mut download = Download::new(url, PATIENCE);
+        let mut download = Download::new(url, PATIENCE, policy);
         // Whoever asked may have gone.
         let _ = answer.send(download.run(&data, &report));
     });
@@ -59,6 +63,7 @@ pub(super) async fn fetch(
 struct Download {
     url: String,
     patience: Duration,
+    policy: FetchPolicy,
     done: u64,
     total: Option<u64>,
     /// What tells whether the file is still the same (RFC 9110, section 13.1.5).
@@ -74,8 +79,8 @@ enum Broken {
 }
 
 impl Download {
-    fn new(url: String, patience: Duration) -> Download {
-        Download { url, patience, done: 0, total: None, validator: None }
+    fn new(url: String, patience: Duration, policy: FetchPolicy) -> Download {
+        Download { url, patience, policy, done: 0, total: None, validator: None }
     }
 
     fn run(&mut self, data: &Path, report: &mpsc::Sender<(u64, Option<u64>)>) -> Result<ImageFile> {
@@ -93,10 +98,12 @@ impl Download {
             .timeout_recv_response(Some(self.patience))
             .timeout_per_read(Some(self.patience))
             .build();
-        let agent = Agent::new_with_config(config);
         let mut attempts = 0;
         loop {
             let before = self.done;
+            // With its own resolver, which tells the URL from what it redirects to.
+            let reach = Reach::new(self.policy.allow_private);
+            let agent = Agent::with_parts(config.clone(), DefaultConnector::default(), reach);
             match self.attempt(&agent, &mut file, report, &spool) {
                 Ok(()) => break,
                 Err(Broken::For(e)) => return Err(e),
@@ -134,6 +141,9 @@ impl Download {
             self.total = response.body().content_length();
             self.validator = validator(&response);
         }
+        if self.total.is_some_and(|total| total > self.policy.max_bytes) {
+            return Err(Broken::For(self.too_long()));
+        }
         file.seek(SeekFrom::Start(self.done)).map_err(|e| Broken::For(spool(e)))?;
         let mut body = response.body_mut().with_config().limit(u64::MAX).reader();
         let mut buffer = vec![0; CHUNK];
@@ -144,6 +154,9 @@ impl Download {
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(Broken::Again(e.to_string())),
             };
+            if self.done + n as u64 > self.policy.max_bytes {
+                return Err(Broken::For(self.too_long()));
+            }
             file.write_all(&buffer[..n]).map_err(|e| Broken::For(spool(e)))?;
             self.done += n as u64;
             match report.try_send((self.done, self.total)) {
@@ -168,6 +181,9 @@ impl Download {
         }
         let response = request.call().map_err(|e| match e {
             ureq::Error::BadUri(_) | ureq::Error::Http(_) => Broken::For(self.failed(e.to_string())),
+            ureq::Error::Other(refused) if refused.is::<Refused>() => {
+                Broken::For(self.failed(refused.to_string()))
+            }
             other => Broken::Again(other.to_string()),
         })?;
         let status = response.status();
@@ -183,6 +199,11 @@ impl Download {
         } else {
             Err(Broken::For(self.failed(reason)))
         }
+    }
+
+    fn too_long(&self) -> ImportError {
+        let most = Size(self.policy.max_bytes);
+        self.failed(format!("it is longer than {most}, which --import-max-size allows"))
     }
 
     fn failed(&self, reason: String) -> ImportError {
@@ -256,6 +277,83 @@ mod tests {
         stream.write_all(&body[start..start + sent]).unwrap();
     }
 
+    /// A server that answers each request with a redirect to `location`, which may name its port as `PORT`.
+    fn redirecting(location: &str) -> (String, std::thread::JoinHandle<()>) {
+        let listener = TcpListener::bind("0.0.0.0:0").unwrap();
+        let port = listener.local_addr().unwrap().port().to_string();
+        let location = location.replace("PORT", &port);
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let head = format!("HTTP/1.1 302 Found\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n");
+            let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            let _request: Vec<_> =
+                lines.map_while(|line| line.ok().filter(|line| !line.is_empty())).collect();
+            stream.write_all(head.as_bytes()).unwrap();
+            drop(stream);
+            if location.contains("follow") {
+                let (mut stream, _) = listener.accept().unwrap();
+                answer(&mut stream, &[7; 1000], 0, 1000);
+            }
+        });
+        (format!("http://127.0.0.1:{port}/disk.img"), server)
+    }
+
+    fn fetched(url: &str, policy: FetchPolicy) -> Result<u64> {
+        let directory = tempfile::tempdir().unwrap();
+        let (report, _reports) = mpsc::channel(8);
+        let mut download = Download::new(url.to_owned(), Duration::from_secs(5), policy);
+        download.run(directory.path(), &report).map(|file| file.len())
+    }
+
+    #[test]
+    fn redirects_lead_to_no_private_address() {
+        for location in [
+            "http://127.0.0.2:PORT/x",
+            "http://10.255.255.1/x",
+            "http://[::1]:PORT/x",
+            "http://169.254.169.254/x",
+        ] {
+            let (url, server) = redirecting(location);
+            let refused = fetched(&url, FetchPolicy::default()).err().unwrap().to_string();
+            assert!(refused.contains("--import-allow-private"), "{location}: {refused}");
+            server.join().unwrap();
+        }
+        // Its own address is no news, and a flag allows the others.
+        for (location, allow_private) in
+            [("http://127.0.0.1:PORT/follow", false), ("http://127.0.0.2:PORT/follow", true)]
+        {
+            let (url, server) = redirecting(location);
+            let policy = FetchPolicy { allow_private, ..FetchPolicy::default() };
+            assert_eq!(fetched(&url, policy).unwrap(), 1000, "{location}");
+            server.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_not_fetched() {
+        for (max_bytes, with_length, ok) in [(1000, true, true), (999, true, false), (999, false, false)] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let url = format!("http://{}/disk.img", listener.local_addr().unwrap());
+            let server = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                if with_length {
+                    return answer(&mut stream, &[7; 1000], 0, if ok { 1000 } else { 0 });
+                }
+                let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+                let _request: Vec<_> =
+                    lines.map_while(|line| line.ok().filter(|line| !line.is_empty())).collect();
+                stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n").unwrap();
+                stream.write_all(&[7; 1000]).unwrap();
+            });
+            let result = fetched(&url, FetchPolicy { max_bytes, ..FetchPolicy::default() });
+            match result {
+                Ok(len) => assert!(ok && len == 1000),
+                Err(e) => assert!(!ok && e.to_string().contains("--import-max-size"), "{e}"),
+            }
+            server.join().unwrap();
+        }
+    }
+
     #[test]
     fn a_server_that_stalls_is_asked_again() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -272,7 +370,7 @@ mod tests {
         });
         let directory = tempfile::tempdir().unwrap();
         let (report, _reports) = mpsc::channel(8);
-        let mut download = Download::new(url, Duration::from_millis(200));
+        let mut download = Download::new(url, Duration::from_millis(200), FetchPolicy::default());
         let file = download.run(directory.path(), &report).unwrap();
         let mut fetched = vec![0; body.len()];
         file.read_at(0, &mut fetched).unwrap();

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::file::ImageFile;
 use super::pump::{self, Moved};
 use super::{Format, Image, ImportError, Result, detect, fetch};
-use crate::control::{Control, ControlError, DiskView, ErrorDetail};
+use crate::control::{Control, ControlError, DiskView, ErrorDetail, ServerInfo};
 
 /// Between two reports of progress.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
@@ -124,8 +124,8 @@ async fn run(control: &Control, request: Request, tell: &mpsc::Sender<Told>) -> 
         return Err(EngineError::Exists(request.name).into());
     }
     let mut reporter = Reporter::new(tell);
-    let data = control.info().data.clone();
-    let file = or_cancelled(control, tell, open_source(request.source, data, &mut reporter)).await?;
+    let file =
+        or_cancelled(control, tell, open_source(request.source, control.info(), &mut reporter)).await?;
     let format = request.format;
     let image = blocking(move || detect::open(file, format)).await?;
     if image.size() == 0 {
@@ -145,11 +145,11 @@ async fn run(control: &Control, request: Request, tell: &mpsc::Sender<Told>) -> 
     }
 }
 
-async fn open_source(source: Source, data: PathBuf, reporter: &mut Reporter<'_>) -> Result<ImageFile> {
+async fn open_source(source: Source, server: &ServerInfo, reporter: &mut Reporter<'_>) -> Result<ImageFile> {
     match source {
         Source::File(path) => blocking(move || ImageFile::open(&path)).await,
         Source::Url(url) => {
-            fetch::fetch(url, data, |done, total| {
+            fetch::fetch(url, server.data.clone(), server.imports, |done, total| {
                 reporter.report(Phase::Download, Moved { done, written: done }, total);
             })
             .await

@@ -20,12 +20,14 @@ mod job;
 mod pump;
 mod qcow2;
 mod raw;
+mod reach;
 mod vhdx;
 mod vmdk;
 
 pub use detect::Format;
 pub use error::{ImportError, Result};
 pub use job::{Event, Phase, Request, Source, Told, start};
+pub use reach::FetchPolicy;
 
 /// A run of bytes of the disk that an image file holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

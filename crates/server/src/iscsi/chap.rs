@@ -1,11 +1,7 @@
 //! CHAP (RFC 1994, RFC 7143 section 12.1.3): who an initiator is, and who the target is.
 
-use std::collections::HashMap;
-use std::net::IpAddr;
-use std::time::{Duration, Instant};
-
 use md5::{Digest, Md5};
-use parking_lot::Mutex;
+use serde::Deserialize;
 use sha1::Sha1;
 use sha2::Sha256;
 use sha3::Sha3_256;
@@ -16,29 +12,34 @@ const CHALLENGE: usize = 32;
 /// Longest challenge that an initiator may send.
 pub(super) const MAX_CHALLENGE: usize = 1024;
 
-/// A hash function, by its number (IANA, "PPP Authentication Algorithms").
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Algorithm {
+/// A hash function, by its number (IANA, "PPP Authentication Algorithms"). The stronger one is the greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Algorithm {
+    /// MD5 (RFC 1994).
     Md5 = 5,
+    /// SHA-1.
     Sha1 = 6,
+    /// SHA-256.
     Sha256 = 7,
+    /// SHA3-256.
+    #[serde(rename = "sha3-256")]
     Sha3_256 = 8,
 }
 
 impl Algorithm {
-    /// The first of a list that is known here.
-    pub fn choose(list: &str) -> Option<Algorithm> {
-        list.split(',').find_map(|number| match number {
-            "5" => Some(Algorithm::Md5),
-            "6" => Some(Algorithm::Sha1),
-            "7" => Some(Algorithm::Sha256),
-            "8" => Some(Algorithm::Sha3_256),
-            _ => None,
-        })
+    /// All of them.
+    pub const ALL: [Algorithm; 4] = [Algorithm::Md5, Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha3_256];
+
+    /// The strongest of the `allowed` ones that an initiator's list names. The order of the list is not followed: an
+    /// initiator that knows a stronger one can use it.
+    pub(super) fn choose(list: &str, allowed: &[Algorithm]) -> Option<Algorithm> {
+        let named = |algorithm: &Algorithm| list.split(',').any(|n| n == (*algorithm as u8).to_string());
+        allowed.iter().copied().filter(named).max()
     }
 
     /// The response to a challenge (RFC 1994, section 4.1).
-    pub fn response(self, id: u8, secret: &[u8], challenge: &[u8]) -> Vec<u8> {
+    pub(super) fn response(self, id: u8, secret: &[u8], challenge: &[u8]) -> Vec<u8> {
         fn digest<D: Digest>(id: u8, secret: &[u8], challenge: &[u8]) -> Vec<u8> {
             D::new().chain_update([id]).chain_update(secret).chain_update(challenge).finalize().to_vec()
         }
@@ -75,55 +76,19 @@ impl Challenge {
     }
 }
 
-/// Addresses that failed to authenticate, and how often: guessing gets slower.
-#[derive(Debug, Default)]
-pub(super) struct Failures {
-    of: Mutex<HashMap<IpAddr, (u32, Instant)>>,
-}
-
-/// Addresses that are remembered; when there are more, all are forgotten.
-const MAX_ADDRESSES: usize = 4096;
-/// What each failure adds to the time that the next answer takes, and the most that it takes.
-const DELAY: Duration = Duration::from_millis(500);
-const MAX_DELAY: Duration = Duration::from_secs(8);
-/// After so long without a failure, an address begins anew.
-const FORGET: Duration = Duration::from_secs(300);
-
-impl Failures {
-    /// How long the answer to an attempt of this address is to wait.
-    pub fn delay(&self, address: IpAddr) -> Duration {
-        match self.of.lock().get(&address) {
-            Some((count, last)) if last.elapsed() < FORGET => (DELAY * *count).min(MAX_DELAY),
-            _ => Duration::ZERO,
-        }
-    }
-
-    /// An attempt failed.
-    pub fn note(&self, address: IpAddr) {
-        let mut of = self.of.lock();
-        if of.len() >= MAX_ADDRESSES && !of.contains_key(&address) {
-            of.clear();
-        }
-        let (count, last) = of.entry(address).or_insert((0, Instant::now()));
-        *count = if last.elapsed() < FORGET { count.saturating_add(1) } else { 1 };
-        *last = Instant::now();
-    }
-
-    /// An attempt succeeded.
-    pub fn forget(&self, address: IpAddr) {
-        self.of.lock().remove(&address);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_first_algorithm_that_is_known_is_taken() {
-        assert_eq!(Algorithm::choose("9,7,5"), Some(Algorithm::Sha256));
-        assert_eq!(Algorithm::choose("5"), Some(Algorithm::Md5));
-        assert_eq!(Algorithm::choose("4,x"), None);
+    fn the_strongest_algorithm_that_is_allowed_is_taken() {
+        let all = &Algorithm::ALL;
+        assert_eq!(Algorithm::choose("5,6,9,7", all), Some(Algorithm::Sha256));
+        assert_eq!(Algorithm::choose("5,8,7", all), Some(Algorithm::Sha3_256));
+        assert_eq!(Algorithm::choose("5", all), Some(Algorithm::Md5));
+        assert_eq!(Algorithm::choose("4,x", all), None);
+        assert_eq!(Algorithm::choose("5,6", &all[1..]), Some(Algorithm::Sha1));
+        assert_eq!(Algorithm::choose("5", &all[1..]), None);
     }
 
     #[test]
@@ -138,15 +103,5 @@ mod tests {
         // MD5 of the bytes 01, "abc", 02: computed by md5sum.
         let md5 = Algorithm::Md5.response(1, b"abc", &[2]);
         assert_eq!(forebay_wire::iscsi::text::hex(&md5), "0x0f4ee20839643cd588649453c3b06a42");
-    }
-
-    #[test]
-    fn guessing_gets_slower() {
-        let (failures, address) = (Failures::default(), IpAddr::from([127, 0, 0, 1]));
-        assert_eq!(failures.delay(address), Duration::ZERO);
-        (0..100).for_each(|_| failures.note(address));
-        assert_eq!(failures.delay(address), MAX_DELAY);
-        failures.forget(address);
-        assert_eq!(failures.delay(address), Duration::ZERO);
     }
 }

@@ -8,10 +8,10 @@ use forebay_wire::iscsi::{Command, DataOut};
 use forebay_wire::scsi::{self, Code, Sense, SenseKey, Status, Transfer};
 
 use super::gather::{Gather, OutOfOrder};
-use super::link::Place;
+use super::link::{Place, Sent};
 use super::session::Session;
-use super::task::{Task, moved};
-use crate::plane::{FAST_READ_MAX, Output};
+use super::task::{TASK_COST, Task, moved, work};
+use crate::plane::{Charge, Kind, Output};
 use crate::scsi::{Nexus, Response, Session as _, absent};
 
 /// Most PDUs of one read that is answered at once; their headers fit into the room that the output keeps for them.
@@ -24,6 +24,11 @@ const OVERLAPPED: Code = Code(0x4e, 0x00);
 
 pub(super) fn aborted(code: Code) -> Response {
     Response::check(&Sense::new(SenseKey::AbortedCommand, code), false)
+}
+
+/// The initiator is to try it again later.
+fn busy() -> Response {
+    Response { status: Status::Busy, ..Response::good() }
 }
 
 /// Bytes that an initiator is going to send for a command.
@@ -42,13 +47,13 @@ impl Session {
         output: &mut Output,
     ) {
         drop(place);
+        let response = (response, Sent::default());
         self.link.respond(command.tag, command.expected, moved, response, |h, d| self.link.put(h, d, output));
     }
 
     pub(super) fn command(&mut self, command: &Command<'_>, place: Place, output: &mut Output) {
         if self.worker.closing() {
-            let busy = Response { status: Status::Busy, ..Response::good() };
-            return self.respond(command, place, 0, &busy, output);
+            return self.respond(command, place, 0, &busy(), output);
         }
         let Some(view) = &self.view else {
             return self.respond(command, place, 0, &absent(&command.cdb, &[]), output);
@@ -77,39 +82,59 @@ impl Session {
             }
             _ => {}
         }
-        let gather = match request.transfer() {
-            Transfer::Out(len) => Some(self.gather(command, len)),
-            Transfer::In(_) | Transfer::None => None,
+        let Some((mut gather, mut charge)) = self.begin(command, request) else {
+            // There is no memory for it. The commands behind it, and data of others, must not wait for some.
+            return self.respond(command, place, 0, &busy(), output);
         };
-        let whole = gather.as_ref().is_none_or(Gather::is_whole);
-        let (data, gather) = match gather {
-            Some(gather) if whole => (gather.into_data(), None),
-            gather => (Vec::new(), gather),
-        };
+        let data =
+            gather.take_if(|gather| gather.is_whole()).map_or_else(Vec::new, |gather| gather.into_data().0);
+        if let Some(gather) = &mut gather {
+            charge.take().into_iter().for_each(|charge| gather.charge(charge));
+        }
         let task = Task::new(command.tag, command.lun, command.expected, nexus, admitted, gather, place);
         if !self.tasks.add(&task) {
             return self.end(&task, &aborted(OVERLAPPED), output);
         }
-        if whole {
-            self.tasks.run(task, data);
-        } else {
-            self.solicit_more(output);
+        match charge {
+            Some(charge) => self.tasks.run(task, data, charge),
+            None => self.solicit_more(output),
         }
+    }
+
+    /// Takes the memory that a command needs at first: to run, or, where it takes data, for what comes unasked. `None`
+    /// where there is none.
+    #[allow(clippy::type_complexity)]
+    fn begin(
+        &self,
+        command: &Command<'_>,
+        request: &scsi::Request,
+    ) -> Option<(Option<Gather>, Option<Charge>)> {
+        let account = self.link.backlog.account();
+        let Transfer::Out(len) = request.transfer() else {
+            return Some((None, Some(account.force(TASK_COST, Kind::Work))));
+        };
+        let (wanted, immediate, unsolicited) = self.gathered(command, len);
+        let first = Gather::first_bytes(wanted, immediate.len(), unsolicited);
+        let runs_now = immediate.len() >= wanted && unsolicited.is_none();
+        let work = if runs_now { work(request) } else { 0 };
+        let charge = account.try_take(TASK_COST + first + work, Kind::Input)?;
+        Some((Some(Gather::new(wanted, immediate, unsolicited)), Some(charge)))
     }
 
     /// Ends a task that does not run.
     pub(super) fn end(&self, task: &Rc<Task>, response: &Response, output: &mut Output) {
-        self.tasks.end(task, Some(response), |h, d| self.link.put(h, d, output));
+        self.tasks.end(task, Some((response, Sent::default())), |h, d| self.link.put(h, d, output));
     }
 
-    /// How the data of a command comes that takes `len` bytes.
-    fn gather(&self, command: &Command<'_>, len: u64) -> Gather {
+    /// How the data of a command comes that takes `len` bytes: how many of them, those that are here, and how many may
+    /// follow unsolicited, those included.
+    fn gathered<'a>(&self, command: &Command<'a>, len: u64) -> (usize, &'a [u8], Option<usize>) {
         let p = &self.link.parameters;
         let expected = expected_out(command) as usize;
         let wanted = usize::try_from(len).unwrap_or(usize::MAX).min(expected);
         let immediate = if command.write { command.data } else { &[] };
         let unsolicited = (!command.is_final && !p.initial_r2t).then(|| p.first_burst.min(expected));
-        Gather::new(wanted, immediate, unsolicited)
+        (wanted, immediate, unsolicited)
     }
 
     /// Asks for the data of a command, as far as there is room for it and the initiator takes R2Ts.
@@ -142,8 +167,11 @@ impl Session {
             None => {}
             Some(Ok(false)) => self.solicit(&task, output),
             Some(Ok(true)) => {
-                let data = self.tasks.stop_gathering(&task).map_or_else(Vec::new, Gather::into_data);
-                self.tasks.run(task, data);
+                let (data, charge) =
+                    self.tasks.stop_gathering(&task).map(Gather::into_data).unwrap_or_default();
+                let charge =
+                    charge.unwrap_or_else(|| self.link.backlog.account().force(data.capacity(), Kind::Input));
+                self.tasks.run(task, data, charge);
             }
             Some(Err(OutOfOrder)) => {
                 self.tasks.stop_gathering(&task);
@@ -164,9 +192,10 @@ impl Session {
         let p = &self.link.parameters;
         let bytes = (len as usize).min(if command.read { command.expected as usize } else { 0 });
         let pieces = bytes.div_ceil(p.max_send);
-        if bytes == 0 || bytes > FAST_READ_MAX || bytes > p.max_burst || pieces > FAST_READ_PDUS {
+        if bytes == 0 || bytes > output.fast_read_max() || bytes > p.max_burst || pieces > FAST_READ_PDUS {
             return false;
         }
+        self.link.backlog.budget().count(bytes);
         let head = p.digests.header_len();
         let (out, _) = output.reserve(bytes + pieces * (head + 3 + 4), 0);
         let mut used = 0;

@@ -3,27 +3,23 @@
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use forebay_engine::Pool;
 use forebay_wire::iscsi::ProtocolError;
 use forebay_wire::iscsi::reply::LoginStatus;
-use tokio::sync::Semaphore;
 
-use super::chap::Failures;
+use super::attempts::Attempts;
+use super::chap::Algorithm;
 use super::login::login;
 use super::registry::Registry;
 use super::session::session;
-use crate::plane::{FrontEnd, ListenAddr, RawSocket, Socket, Worker};
+use crate::plane::{Client, Cut, FrontEnd, ListenAddr, MemoryAccount, Socket, Worker, contained};
 use crate::scsi::Units;
 use crate::targets::Targets;
+use crate::throttle::Throttle;
 
 /// Commands of a session that may be under way.
 pub(super) const WINDOW: u32 = 128;
-/// How long a login may take.
-const LOGIN_TIMEOUT: Duration = Duration::from_secs(15);
-/// Logins that may be under way; who comes then is not let in.
-pub(super) const MAX_LOGINS: usize = 512;
 
 /// What every connection needs.
 pub(super) struct Context {
@@ -31,8 +27,9 @@ pub(super) struct Context {
     pub targets: Arc<Targets>,
     pub units: Arc<Units>,
     pub registry: Arc<Registry>,
-    pub failures: Failures,
-    pub logins: Semaphore,
+    pub attempts: Attempts,
+    /// Hash functions that CHAP may use.
+    pub chap_algorithms: Vec<Algorithm>,
     /// Where initiators are told to come.
     pub portals: std::sync::OnceLock<Vec<ListenAddr>>,
 }
@@ -44,14 +41,12 @@ pub(super) enum End {
     Io(#[from] std::io::Error),
     #[error("{0}")]
     Protocol(#[from] ProtocolError),
-    #[error("no login within {LOGIN_TIMEOUT:?}")]
-    LoginTimeout,
+    #[error(transparent)]
+    Login(#[from] Cut),
     #[error("left while it logged in")]
     LeftInLogin,
     #[error("the login of {initiator} was refused: {status:?}")]
     LoginRefused { status: LoginStatus, initiator: String },
-    #[error("{MAX_LOGINS} logins are under way already")]
-    TooManyLogins,
     #[error("command {found} is missing: {expected} was to come")]
     Gap { expected: u32, found: u32 },
     #[error("{0}")]
@@ -62,35 +57,44 @@ pub(super) enum End {
 pub(super) struct Front(pub Arc<Context>);
 
 impl FrontEnd for Front {
-    fn spawn(&self, worker: &Rc<Worker>, socket: RawSocket) {
+    fn spawn(&self, worker: &Rc<Worker>, client: Client) {
+        static ENDED: Throttle = Throttle::new();
         let (worker, context) = (worker.clone(), self.0.clone());
         let entered = worker.enter();
         tokio::task::spawn_local(async move {
             let _entered = entered;
-            if let Err(end) = serve(worker, context, socket).await {
-                tracing::info!(%end, "an iSCSI connection ended");
+            // Of a panic there is an entry in the log already.
+            if let Ok(Err(end)) = contained("an iSCSI connection", serve(worker, context, client)).await
+                && let Some(left_out) = ENDED.permit()
+            {
+                tracing::info!(%end, left_out, "an iSCSI connection ended");
             }
         });
     }
 }
 
-async fn serve(worker: Rc<Worker>, context: Arc<Context>, socket: RawSocket) -> Result<(), End> {
+async fn serve(worker: Rc<Worker>, context: Arc<Context>, client: Client) -> Result<(), End> {
+    let Client { socket, admission } = client;
     let Socket::Tcp(mut stream) = socket.into_tokio()? else {
         return Err(End::Ended("iSCSI is spoken over TCP alone"));
     };
     let (peer, local) = (plain(stream.peer_addr()?), plain(stream.local_addr()?));
-    let logged_in = {
-        let Ok(_place) = context.logins.try_acquire() else { return Err(End::TooManyLogins) };
-        tokio::select! {
-            biased;
-            () = worker.stopping() => return Ok(()),
-            // On the heap, for the time that it takes.
-            done = tokio::time::timeout(LOGIN_TIMEOUT, Box::pin(login(&mut stream, &context, peer))) => {
-                done.map_err(|_| End::LoginTimeout)??
-            }
-        }
+    // On the heap, for the time that it takes.
+    let login = Box::pin(login(&mut stream, &context, peer, MemoryAccount::new(worker.memory())));
+    let logged_in = match admission.negotiate(&worker, login).await {
+        Err(Cut::Stopping) => return Ok(()),
+        done => done??,
     };
-    session(worker, context, stream, logged_in, peer, local).await
+    if logged_in.session.is_some() {
+        admission.keep()?;
+    }
+    let discovery_idle = logged_in.session.is_none().then(|| admission.negotiation_time());
+    let session = session(worker, context, stream, logged_in, (peer, local), discovery_idle);
+    tokio::select! {
+        done = session => done,
+        // Only a discovery session is: anyone can begin one.
+        () = admission.evicted() => Err(Cut::Evicted.into()),
+    }
 }
 
 /// IPv4 addresses as such.

@@ -8,9 +8,13 @@ use std::collections::VecDeque;
 
 use forebay_wire::iscsi::{DataOut, NO_TAG};
 
+use crate::plane::Charge;
+
 /// Data that is being gathered.
 pub(super) struct Gather {
     data: Vec<u8>,
+    /// With what it is charged, once it is.
+    charge: Option<Charge>,
     /// Bytes that the command takes.
     wanted: usize,
     /// There is room for it.
@@ -46,8 +50,11 @@ pub(super) struct OutOfOrder;
 impl Gather {
     /// Begins with the immediate data. `unsolicited`: so many bytes may follow by themselves, that included.
     pub fn new(wanted: usize, immediate: &[u8], unsolicited: Option<usize>) -> Gather {
+        let mut data = Vec::with_capacity(Gather::first_bytes(wanted, immediate.len(), unsolicited));
+        data.extend_from_slice(&immediate[..immediate.len().min(wanted)]);
         Gather {
-            data: immediate[..immediate.len().min(wanted)].to_vec(),
+            data,
+            charge: None,
             wanted,
             begun: false,
             received: immediate.len(),
@@ -58,14 +65,37 @@ impl Gather {
         }
     }
 
+    /// Bytes of memory that [`Gather::new`] takes.
+    pub fn first_bytes(wanted: usize, immediate: usize, unsolicited: Option<usize>) -> usize {
+        wanted.min(immediate.max(unsolicited.unwrap_or(0)))
+    }
+
+    /// Adds to what it is charged with.
+    pub fn charge(&mut self, more: Charge) {
+        match &mut self.charge {
+            Some(charge) => charge.join(more),
+            none => *none = Some(more),
+        }
+    }
+
+    /// Bytes of memory that it takes to begin, beside those that it has.
+    pub fn missing(&self) -> usize {
+        self.wanted.saturating_sub(self.data.capacity())
+    }
+
+    /// Whether unsolicited data is to come.
+    pub fn awaits_unsolicited(&self) -> bool {
+        self.unsolicited.is_some()
+    }
+
     /// Whether all has come.
     pub fn is_whole(&self) -> bool {
         self.data.len() == self.wanted && self.unsolicited.is_none() && self.sequences.is_empty()
     }
 
-    /// The data.
-    pub fn into_data(self) -> Vec<u8> {
-        self.data
+    /// The data, and what it is charged with.
+    pub fn into_data(self) -> (Vec<u8>, Option<Charge>) {
+        (self.data, self.charge)
     }
 
     /// Bytes that the command takes.
@@ -76,6 +106,7 @@ impl Gather {
     /// From now on there is room for all of it.
     pub fn begin(&mut self) {
         self.begun = true;
+        self.data.reserve_exact(self.wanted - self.data.len());
     }
 
     /// Whether there is.
@@ -159,7 +190,7 @@ mod tests {
         g.take(&pdu(8, 0, 7, false, &[8, 9])).unwrap();
         g.take(&pdu(8, 1, 9, true, &[10])).unwrap();
         assert!(g.is_whole());
-        assert_eq!(g.into_data(), (1..=10).collect::<Vec<u8>>());
+        assert_eq!(g.into_data().0, (1..=10).collect::<Vec<u8>>());
     }
 
     #[test]
@@ -167,7 +198,7 @@ mod tests {
         let mut g = Gather::new(2, &[1], Some(4));
         g.take(&pdu(NO_TAG, 0, 1, true, &[2, 3, 4])).unwrap();
         assert!(g.is_whole());
-        assert_eq!(g.into_data(), [1, 2]);
+        assert_eq!(g.into_data().0, [1, 2]);
     }
 
     #[test]

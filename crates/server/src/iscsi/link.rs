@@ -27,6 +27,16 @@ pub(super) struct Link {
 /// A place in the command window; given back when dropped.
 pub(super) struct Place(Option<Rc<Link>>);
 
+/// Bytes of a long response that are sent in one turn of its task.
+pub(super) const SENT_AT_ONCE: usize = 256 << 10;
+
+/// What of the data of a response is sent.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Sent {
+    bytes: usize,
+    pdus: u32,
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         if let Some(link) = &self.0 {
@@ -36,9 +46,9 @@ impl Drop for Place {
 }
 
 impl Link {
-    pub fn new(parameters: Parameters, stat_sn: u32, exp_cmd_sn: u32) -> Rc<Link> {
+    pub fn new(backlog: Rc<Backlog>, parameters: Parameters, stat_sn: u32, exp_cmd_sn: u32) -> Rc<Link> {
         Rc::new(Link {
-            backlog: Rc::default(),
+            backlog,
             parameters,
             stat_sn: Cell::new(stat_sn),
             exp_cmd_sn: Cell::new(exp_cmd_sn),
@@ -80,9 +90,18 @@ impl Link {
 
     /// Sends a PDU from a task.
     pub fn push(&self, header: &[u8; BHS], data: &[u8]) {
-        let mut bytes = Vec::new();
+        self.backlog.push(self.sealed(header, data));
+    }
+
+    /// Sends a PDU from a task that charges it itself.
+    pub fn push_charged(&self, header: &[u8; BHS], data: &[u8]) {
+        self.backlog.push_charged(self.sealed(header, data), None);
+    }
+
+    fn sealed(&self, header: &[u8; BHS], data: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.parameters.digests.pdu_len(data.len()));
         self.parameters.digests.append(header, data, &mut bytes);
-        self.backlog.push(bytes);
+        bytes
     }
 
     /// Sends a PDU while the session serves.
@@ -93,22 +112,45 @@ impl Link {
         output.keep(len);
     }
 
-    /// Answers a command that was to transfer `expected` bytes: its data first, cut to what the initiator expects.
-    /// `moved` is how many bytes it would have transferred.
+    /// Sends the first data of a long response from a task, [`SENT_AT_ONCE`] bytes of it; false where the rest is for
+    /// [`Link::respond`].
+    pub fn push_some(&self, tag: u32, expected: u32, response: &Response, sent: &mut Sent) -> bool {
+        let data = &response.data_in[..response.data_in.len().min(expected as usize)];
+        let until = sent.bytes + SENT_AT_ONCE;
+        if until >= data.len() {
+            return false;
+        }
+        let (max_send, max_burst) = (self.parameters.max_send, self.parameters.max_burst);
+        while sent.bytes < until {
+            let burst_end = (sent.bytes / max_burst + 1) * max_burst;
+            let end = (sent.bytes + max_send).min(burst_end).min(until);
+            let piece = &data[sent.bytes..end];
+            let last = end == burst_end;
+            self.push_charged(
+                &reply::data_in(tag, &self.numbers(), sent.pdus, sent.bytes as u32, piece.len(), last),
+                piece,
+            );
+            *sent = Sent { bytes: end, pdus: sent.pdus + 1 };
+        }
+        true
+    }
+
+    /// Answers a command that was to transfer `expected` bytes: its data first, cut to what the initiator expects, but
+    /// for what was sent. `moved` is how many bytes it would have transferred.
     pub fn respond(
         &self,
         tag: u32,
         expected: u32,
         moved: u64,
-        response: &Response,
+        (response, sent): (&Response, Sent),
         mut send: impl FnMut(&[u8; BHS], &[u8]),
     ) {
         let residual = Residual::of(expected.into(), moved);
         let data = &response.data_in[..response.data_in.len().min(expected as usize)];
         let is_good = response.status == Status::Good;
-        let mut data_sn = 0;
+        let mut data_sn = sent.pdus;
         let (max_send, max_burst) = (self.parameters.max_send, self.parameters.max_burst);
-        let mut at = 0;
+        let mut at = sent.bytes;
         while at < data.len() {
             let burst_end = (at / max_burst + 1) * max_burst;
             let end = (at + max_send).min(burst_end).min(data.len());

@@ -1,6 +1,7 @@
 //! The login phase (RFC 7143, section 6): who comes, to which target, and how both will speak.
 
 use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_wire::iscsi::reply::{self, LoginStatus, Numbers};
@@ -9,9 +10,11 @@ use forebay_wire::iscsi::{Digests, Login, Negotiator, Offer, Parameters, Protoco
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::attempts::Account;
 use super::chap::{Algorithm, Challenge, MAX_CHALLENGE};
 use super::connection::{Context, End, WINDOW};
 use super::registry::{Key, Registered};
+use crate::plane::{Charge, Kind, MemoryAccount};
 use crate::targets::{Chap, IqnName, Target};
 
 /// Longest data segment of a login request: what holds before anything is declared.
@@ -35,6 +38,8 @@ pub(super) struct LoggedIn {
     pub isid: [u8; 6],
     /// The target; `None` in a session of discovery.
     pub session: Option<(Arc<Target>, Registered)>,
+    /// With what it authenticated itself, if it did.
+    pub proved: Option<Chap>,
     pub parameters: Parameters,
     /// The status number and command number that come next.
     pub stat_sn: u32,
@@ -66,8 +71,12 @@ struct Conversation<'a> {
     leading: Option<Leading>,
     negotiator: Negotiator,
     auth: Auth,
+    proved: Option<Chap>,
     /// What the initiator said in the requests of an unfinished text.
     said: Vec<u8>,
+    /// What memory a long text is charged to, and with what.
+    account: Rc<MemoryAccount>,
+    text_charge: Option<Charge>,
 }
 
 /// What the first request settles.
@@ -80,6 +89,8 @@ struct Leading {
     chaps: Vec<Chap>,
     /// With what the target does.
     mutual: Option<Chap>,
+    /// What failed attempts count against.
+    account: Account,
 }
 
 /// Logs an initiator in. An error is why it was not; it has been told.
@@ -87,6 +98,7 @@ pub(super) async fn login(
     stream: &mut TcpStream,
     context: &Context,
     peer: SocketAddr,
+    account: Rc<MemoryAccount>,
 ) -> Result<LoggedIn, End> {
     let conversation = Conversation {
         stream,
@@ -97,7 +109,10 @@ pub(super) async fn login(
         leading: None,
         negotiator: Negotiator::new(OFFER),
         auth: Auth::NotNeeded,
+        proved: None,
         said: Vec::new(),
+        account,
+        text_charge: None,
     };
     conversation.run().await
 }
@@ -121,6 +136,7 @@ impl Conversation<'_> {
                 continue;
             }
             let said = std::mem::take(&mut self.said);
+            let _charge = self.text_charge.take();
             let mut answer = Vec::new();
             let transit = match self.answer(asked, &said, &mut answer).await {
                 Ok(transit) => transit,
@@ -151,6 +167,7 @@ impl Conversation<'_> {
                 initiator: leading.initiator,
                 isid: leading.isid,
                 session,
+                proved: self.proved,
                 parameters: self.negotiator.parameters(),
                 stat_sn: self.stat_sn,
                 exp_cmd_sn: asked.cmd_sn,
@@ -175,6 +192,7 @@ impl Conversation<'_> {
                     if self.said.len() + login.text.len() > MAX_TEXT {
                         return Err(ProtocolError::Field("a login of more text than any needs").into());
                     }
+                    let total = self.said.len() + login.text.len();
                     self.said.extend_from_slice(login.text);
                     let asked = Asked {
                         transit: login.transit,
@@ -185,6 +203,12 @@ impl Conversation<'_> {
                     };
                     let (continues, tsih, version_min) = (login.continues, login.tsih, login.version_min);
                     self.received.drain(..used);
+                    if total > MAX_SEGMENT && self.text_charge.is_none() {
+                        self.text_charge = self.account.try_take(MAX_TEXT, Kind::Input);
+                        if self.text_charge.is_none() {
+                            return Err(self.refuse(asked, LoginStatus::OutOfResources).await);
+                        }
+                    }
                     // Version 0 is the only one (11.12.4).
                     if version_min > 0 {
                         return Err(self.refuse(asked, LoginStatus::UnsupportedVersion).await);
@@ -263,12 +287,16 @@ impl Conversation<'_> {
         let initiator = value(pairs, "InitiatorName").ok_or(LoginStatus::MissingParameter)?;
         let initiator: IqnName = initiator.parse().map_err(|_| LoginStatus::InitiatorError)?;
         let targets = &self.context.targets;
-        let (target, chaps, mutual) = match value(pairs, "SessionType").unwrap_or("Normal") {
+        let is_listed = |target: &Target| target.initiators.iter().any(|i| i.name == initiator);
+        let listed = |is: bool| is.then(|| initiator.clone());
+        let (target, chaps, mutual, account) = match value(pairs, "SessionType").unwrap_or("Normal") {
             "Discovery" => {
                 let snapshot = targets.snapshot();
                 let seen = || snapshot.values().filter(|t| t.admission(&initiator).is_some());
                 let chaps = seen().filter_map(|t| t.admission(&initiator)?.chap.cloned()).collect();
-                (None, chaps, seen().find_map(|t| t.mutual.clone()))
+                let account =
+                    Account { target: None, initiator: listed(snapshot.values().any(|t| is_listed(t))) };
+                (None, chaps, seen().find_map(|t| t.mutual.clone()), account)
             }
             "Normal" => {
                 let name = value(pairs, "TargetName").ok_or(LoginStatus::MissingParameter)?;
@@ -278,11 +306,13 @@ impl Conversation<'_> {
                 let admission = target.admission(&initiator).ok_or(LoginStatus::NotFound)?;
                 let chaps = admission.chap.cloned().into_iter().collect();
                 let mutual = target.mutual.clone();
-                (Some(target), chaps, mutual)
+                let initiator = listed(is_listed(&target));
+                let account = Account { target: Some(target.name.clone()), initiator };
+                (Some(target), chaps, mutual, account)
             }
             _ => return Err(LoginStatus::SessionType),
         };
-        Ok(Leading { initiator, isid: asked.isid, target, chaps, mutual })
+        Ok(Leading { initiator, isid: asked.isid, target, chaps, mutual, account })
     }
 
     /// Answers the keys of security negotiation.
@@ -301,7 +331,8 @@ impl Conversation<'_> {
             }
         }
         if let Some(list) = value(pairs, "CHAP_A") {
-            let algorithm = Algorithm::choose(list).ok_or(LoginStatus::AuthenticationFailed)?;
+            let algorithm = Algorithm::choose(list, &self.context.chap_algorithms);
+            let algorithm = algorithm.ok_or(LoginStatus::AuthenticationFailed)?;
             if !matches!(self.auth, Auth::Chosen) {
                 return Err(LoginStatus::InitiatorError);
             }
@@ -328,17 +359,19 @@ impl Conversation<'_> {
         let (Auth::Asked(challenge), Some(leading)) = (&self.auth, &self.leading) else {
             return Err(LoginStatus::InitiatorError);
         };
-        tokio::time::sleep(self.context.failures.delay(self.peer)).await;
+        let turn = self.context.attempts.turn(&leading.account, self.peer).await;
+        let turn = turn.map_err(|_| LoginStatus::OutOfResources)?;
         let response = text::binary(response, MAX_CHALLENGE).unwrap_or_default();
         // The secret of nobody is tried as well: how long it takes does not tell who is known.
         let chap = leading.chaps.iter().find(|chap| chap.user == user);
         let secret = chap.map_or(&b"nobody"[..], |chap| chap.secret.reveal());
         if !challenge.is_met(&response, secret) || chap.is_none() {
-            self.context.failures.note(self.peer);
+            turn.failed();
             tracing::warn!(initiator = %leading.initiator, peer = %self.peer, "CHAP failed");
             return Err(LoginStatus::AuthenticationFailed);
         }
-        self.context.failures.forget(self.peer);
+        turn.succeeded();
+        self.proved = chap.cloned();
         if let (Some(id), Some(theirs)) = (value(pairs, "CHAP_I"), value(pairs, "CHAP_C")) {
             let id = text::number(id).and_then(|id| u8::try_from(id).ok());
             let (Some(id), Some(theirs)) = (id, text::binary(theirs, MAX_CHALLENGE)) else {

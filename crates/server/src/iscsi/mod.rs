@@ -1,10 +1,11 @@
 //! The iSCSI target (RFC 7143): initiators on one side, the logical units of [`crate::scsi`] on the other.
 //!
-//! A connection logs in (`login`, with `chap`), which begins a session (`registry`); there is one connection in a
+//! A connection logs in (`login`, with `chap` and `attempts`), which begins a session (`registry`); there is one connection in a
 //! session, and error recovery level 0. Then what it says is served (`session`), commands above all (`command`): their
 //! numbers and the way back are `link`'s, their data is gathered by `gather`, they run in `task`. `units` is what an
 //! initiator sees, `discovery` tells it what it may come to, `watch` tells the session what is not the initiator's doing.
 
+mod attempts;
 mod chap;
 mod command;
 mod connection;
@@ -22,13 +23,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use forebay_engine::Pool;
-use tokio::sync::Semaphore;
 
 use crate::config::SessionLimits;
 use crate::plane::{FrontEnd, ListenAddr, ListenError, Plane};
 use crate::scsi::Units;
 use crate::targets::Targets;
-use connection::{Context, Front, MAX_LOGINS};
+pub use chap::Algorithm;
+use connection::{Context, Front};
 use registry::Registry;
 
 /// Has the data plane serve targets over iSCSI. Takes the addresses, and returns them with the ports that were taken.
@@ -38,6 +39,7 @@ pub fn listen(
     targets: Arc<Targets>,
     units: Arc<Units>,
     limits: SessionLimits,
+    chap_algorithms: &[Algorithm],
     addresses: &[ListenAddr],
 ) -> Result<Vec<ListenAddr>, ListenError> {
     let context = Arc::new(Context {
@@ -45,8 +47,8 @@ pub fn listen(
         targets,
         units,
         registry: Registry::new(limits),
-        failures: Default::default(),
-        logins: Semaphore::new(MAX_LOGINS),
+        attempts: Default::default(),
+        chap_algorithms: chap_algorithms.to_vec(),
         portals: Default::default(),
     });
     let front: Arc<dyn FrontEnd> = Arc::new(Front(context.clone()));

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task;
+use std::time::Duration;
 
 use forebay_wire::iscsi::reply::{self, Reason};
 use forebay_wire::iscsi::text;
@@ -22,14 +23,16 @@ use super::link::{Link, Place};
 use super::login::{LoggedIn, MAX_RECV};
 use super::task::{Task, Tasks};
 use super::units::View;
-use super::watch::{Inbox, watch};
+use super::watch::{Inbox, NOT_ADMITTED, watch};
 use crate::clock::unix_ms;
-use crate::plane::{Backlog, Conversation, Output, Protocol, Stop, Worker};
+use crate::plane::{Backlog, COSTLY_REQUEST, Charge, Conversation, Kind, Output, Protocol, Stop, Worker};
 use crate::scsi::Session as _;
 use crate::targets::{IqnName, SessionInfo};
 
 /// Tasks of a session from which on it takes none beside the window. Those hold memory as others do.
 const MAX_TASKS: usize = 2 * WINDOW as usize;
+/// Most bytes of an answer to a text request in one PDU; the initiator asks for the rest.
+const MAX_TEXT_REPLY: usize = 64 << 10;
 /// Responses to task management (11.6.1).
 const FUNCTION_COMPLETE: u8 = 0;
 const NO_TASK: u8 = 1;
@@ -54,6 +57,8 @@ pub(super) struct Session {
     next_transfer_tag: Cell<u32>,
     /// A text exchange that goes on with the request of this transfer tag.
     exchange: Option<(u32, Exchange)>,
+    /// With what that is charged.
+    exchange_charge: Option<Charge>,
     leaving: bool,
     /// The initiator was told that the server stops.
     told_of_end: bool,
@@ -67,21 +72,37 @@ enum Exchange {
     Unsaid(Vec<u8>),
 }
 
-/// Serves an initiator that has logged in, until it leaves.
+impl Exchange {
+    /// Bytes of memory.
+    fn bytes(&self) -> usize {
+        match self {
+            Exchange::Asked(text) | Exchange::Unsaid(text) => text.capacity(),
+        }
+    }
+}
+
+/// Serves an initiator that has logged in, until it leaves. A discovery session ends when it was idle for
+/// `discovery_idle`.
 pub(super) async fn session(
     worker: Rc<Worker>,
     context: Arc<Context>,
     stream: TcpStream,
     login: LoggedIn,
-    peer: SocketAddr,
-    local: SocketAddr,
+    (peer, local): (SocketAddr, SocketAddr),
+    discovery_idle: Option<Duration>,
 ) -> Result<(), End> {
-    let link = Link::new(login.parameters, login.stat_sn, login.exp_cmd_sn);
+    let backlog = Backlog::new(worker.memory());
+    let link = Link::new(backlog, login.parameters, login.stat_sn, login.exp_cmd_sn);
     let inbox = Inbox::new(link.backlog.clone());
+    // Subscribed before the table is looked at: no change falls in between.
+    let changed = context.targets.changed();
     let (mut view, mut listed, mut end) = (None, None, None);
     if let Some((target, registered)) = &login.session {
-        let seen = View::new(context.clone(), target, login.initiator.clone(), login.isid);
-        seen.refresh().await;
+        let seen =
+            View::new(context.clone(), target, login.initiator.clone(), login.isid, login.proved.clone());
+        if !seen.refresh().await {
+            return Err(End::Ended(NOT_ADMITTED));
+        }
         tracing::info!(initiator = %login.initiator, %peer, target = %target.name, "logged in");
         let since_ms = unix_ms();
         let (target, initiator) = (target.name.clone(), login.initiator.clone());
@@ -90,7 +111,7 @@ pub(super) async fn session(
         end = Some(registered.end.clone());
         view = Some(seen);
     }
-    let _watching = watch(&context, &inbox, view.clone(), end);
+    let _watching = watch(&inbox, view.clone(), end, changed, discovery_idle);
     let seen = view.clone();
     let backlog = link.backlog.clone();
     let session = Session {
@@ -104,6 +125,7 @@ pub(super) async fn session(
         inbox,
         next_transfer_tag: Cell::new(0),
         exchange: None,
+        exchange_charge: None,
         leaving: false,
         told_of_end: false,
     };
@@ -137,9 +159,13 @@ impl Protocol for Session {
             if self.link.backlog.is_full() {
                 return Ok((used, Stop::Backlog));
             }
+            if self.link.backlog.budget().turn_is_over() {
+                return Ok((used, Stop::Turn));
+            }
             match decode(&input[used..], self.link.parameters.digests, MAX_RECV)? {
                 Step::NeedMore { want } => return Ok((used, Stop::Input { want })),
                 Step::Pdu { used: n, pdu } => {
+                    self.link.backlog.budget().count(n);
                     self.pdu(&pdu, output)?;
                     used += n;
                 }
@@ -148,8 +174,12 @@ impl Protocol for Session {
         Ok((used, Stop::Leave))
     }
 
-    fn serve_long(&mut self, message: Vec<u8>, output: &mut Output) -> Result<Stop, End> {
+    fn serve_long(&mut self, message: Vec<u8>, _: Charge, output: &mut Output) -> Result<Stop, End> {
         self.serve(&message, output).map(|(_, stop)| stop)
+    }
+
+    fn awaits_data(&self) -> bool {
+        self.tasks.await_data()
     }
 
     fn attend(&mut self, _: &mut task::Context<'_>, output: &mut Output) -> Result<(), End> {
@@ -335,12 +365,15 @@ impl Session {
             }
         };
         let Some(mut answer) = answer else { return self.reject(pdu, Reason::Protocol, output) };
-        let rest = answer.split_off(answer.len().min(self.link.parameters.max_send));
+        let most = self.link.parameters.max_send.min(MAX_TEXT_REPLY);
+        let rest = answer.split_off(answer.len().min(most));
         self.say(tag, &answer, (!rest.is_empty()).then_some(Exchange::Unsaid(rest)), output);
     }
 
     /// Answers the text request `tag`, and has the initiator go on where there is more of the exchange.
     fn say(&mut self, tag: u32, text: &[u8], more: Option<Exchange>, output: &mut Output) {
+        let account = self.link.backlog.account();
+        self.exchange_charge = more.as_ref().map(|exchange| account.force(exchange.bytes(), Kind::Input));
         self.exchange = more.map(|exchange| (self.transfer_tag(), exchange));
         let transfer_tag = self.exchange.as_ref().map(|(tag, _)| *tag);
         let header = reply::text(tag, &self.link.status_numbers(), transfer_tag, text.len());
@@ -348,10 +381,12 @@ impl Session {
     }
 
     fn answer(&self, said: &[u8]) -> Option<Vec<u8>> {
-        let mut out = Vec::new();
+        self.link.backlog.budget().count(COSTLY_REQUEST);
+        let (mut out, mut listed) = (Vec::new(), false);
         for (key, value) in text::parse(said).ok()? {
             match key {
-                "SendTargets" => {
+                // Once for each request: a repeated key would multiply the memory that the answer takes.
+                "SendTargets" if !std::mem::replace(&mut listed, true) => {
                     let current = self.view.as_ref().map(|view| view.target());
                     send_targets(&self.context, &self.initiator, current, value, self.local, &mut out);
                 }

@@ -8,15 +8,23 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 
 use forebay_wire::iscsi::{BHS, Lun, reply};
 use forebay_wire::scsi;
 use tokio::sync::Notify;
 
 use super::gather::Gather;
-use super::link::{Link, Place};
+use super::link::{Link, Place, SENT_AT_ONCE, Sent};
+use crate::plane::{Charge, Claim, Kind, MAX_UNSENT, spawn_request};
 use crate::scsi::{Admitted, Nexus, Response, Underway};
 
+/// What a command is charged when it is taken, beside its data and its task.
+pub(super) const TASK_COST: usize = 1 << 10;
+/// The most that a command works with at once, beside what it transfers.
+const MAX_WORK: usize = 1 << 20;
+/// The most that data takes which is no read's.
+const MAX_PARAMETERS: u64 = 256 << 10;
 /// Bytes that the commands of a session take whose data is asked for, unless it is one alone.
 const MAX_GATHERED: usize = 16 << 20;
 
@@ -31,6 +39,8 @@ pub(super) struct Task {
     /// Its data, until it is whole.
     pub gather: RefCell<Option<Gather>>,
     aborted: Cell<bool>,
+    /// Signalled when it is aborted.
+    stop: Notify,
     /// What it gives back when it is over.
     holds: RefCell<Option<(Place, Option<Underway>)>>,
     over: Cell<bool>,
@@ -55,6 +65,7 @@ impl Task {
             request: admitted.request,
             gather: RefCell::new(gather),
             aborted: Cell::new(false),
+            stop: Notify::new(),
             holds: RefCell::new(Some((place, admitted.underway))),
             over: Cell::new(false),
             ended: Notify::new(),
@@ -77,11 +88,19 @@ pub(super) struct Tasks {
     waiting: RefCell<VecDeque<Rc<Task>>>,
     /// Bytes that the others take that gather.
     asked: Cell<usize>,
+    /// What the first of those that wait waits for.
+    claim: RefCell<Option<Claim>>,
 }
 
 impl Tasks {
     pub fn new(link: Rc<Link>) -> Rc<Tasks> {
-        Rc::new(Tasks { link, by_tag: RefCell::default(), waiting: RefCell::default(), asked: Cell::new(0) })
+        Rc::new(Tasks {
+            link,
+            by_tag: RefCell::default(),
+            waiting: RefCell::default(),
+            asked: Cell::new(0),
+            claim: RefCell::default(),
+        })
     }
 
     /// Adds a task; false where its tag is taken.
@@ -109,13 +128,30 @@ impl Tasks {
     /// The next task whose data is to be asked for: the one that came first, once there is room for all of it.
     pub fn next_to_ask(&self) -> Option<Rc<Task>> {
         let mut waiting = self.waiting.borrow_mut();
-        let mut gather = waiting.front()?.gather.borrow_mut();
+        let first = waiting.front()?;
+        let mut gather = first.gather.borrow_mut();
         let asked = self.asked.get();
         let begins = gather.as_mut().filter(|g| asked == 0 || asked + g.wanted() <= MAX_GATHERED)?;
+        // Of all clients' memory, too, with what it takes to run: it must not wait for that once it has its data.
+        let missing = begins.missing() + work(&first.request);
+        if missing > 0 {
+            let (backlog, mut claim) = (&self.link.backlog, self.claim.borrow_mut());
+            let waits = claim.get_or_insert_with(|| backlog.account().claim(missing, Kind::Input));
+            let Poll::Ready(charge) = waits.poll(&backlog.waker()) else { return None };
+            *claim = None;
+            begins.charge(charge);
+        }
         begins.begin();
         self.asked.set(asked + begins.wanted());
         drop(gather);
         waiting.pop_front()
+    }
+
+    /// Whether the initiator has to send data for which there is memory.
+    pub fn await_data(&self) -> bool {
+        let unsolicited =
+            |task: &Rc<Task>| task.gather.borrow().as_ref().is_some_and(Gather::awaits_unsolicited);
+        self.asked.get() > 0 || self.waiting.borrow().iter().any(unsolicited)
     }
 
     /// Takes what a task has gathered; `None` where it does not gather.
@@ -124,29 +160,69 @@ impl Tasks {
         if gather.has_begun() {
             self.asked.set(self.asked.get() - gather.wanted());
         } else {
-            self.waiting.borrow_mut().retain(|waiting| !Rc::ptr_eq(waiting, task));
+            let mut waiting = self.waiting.borrow_mut();
+            if waiting.front().is_some_and(|first| Rc::ptr_eq(first, task)) {
+                self.claim.take();
+            }
+            waiting.retain(|waiting| !Rc::ptr_eq(waiting, task));
         }
         Some(gather)
     }
 
-    /// Carries out a command that has its data, in a task of this thread.
-    pub fn run(self: &Rc<Self>, task: Rc<Task>, data: Vec<u8>) {
-        let cost = match task.request.transfer() {
-            scsi::Transfer::In(len) => len.min(task.expected.into()) as usize,
-            _ => data.len(),
-        };
-        let ticket = self.link.backlog.enter(cost);
-        let tasks = self.clone();
-        tokio::task::spawn_local(async move {
+    /// Carries out a command that has its data, in a task of this thread. `charge` is what it holds already.
+    pub fn run(self: &Rc<Self>, task: Rc<Task>, data: Vec<u8>, charge: Charge) {
+        let ticket = self.link.backlog.enter_charged(charge);
+        let running = Running { tasks: self.clone(), task };
+        spawn_request(&self.link.backlog, async move {
+            let _ticket = ticket;
+            let Running { tasks, task } = &running;
+            let (link, backlog) = (&tasks.link, &tasks.link.backlog);
+            // Data that it takes was charged with what it works with.
+            let takes = matches!(task.request.transfer(), scsi::Transfer::Out(_));
+            let held = if takes { 0 } else { work(&task.request) };
+            // What is read is copied into PDUs, so many of which can be unsent.
+            let copied = held.min(task.expected as usize).min(MAX_UNSENT + SENT_AT_ONCE);
+            let mut work = match held {
+                0 => None,
+                held => Some(backlog.account().take_shared(held + copied).await),
+            };
+            if work.is_some() && (task.aborted.get() || backlog.is_gone()) {
+                // No initiator waits for what it would read.
+                return;
+            }
             let response = task.nexus.perform(&task.request, &data).await;
             drop(data);
-            tasks.end(&task, Some(&response), |h, d| tasks.link.push(h, d));
-            drop(ticket);
+            let mut sent = Sent::default();
+            while !task.aborted.get() {
+                tokio::select! {
+                    () = backlog.room() => {}
+                    // The task management function waits for its end, and not for what the initiator reads.
+                    () = task.stop.notified() => break,
+                }
+                if !link.push_some(task.tag, task.expected, &response, &mut sent) {
+                    break;
+                }
+                backlog.wake();
+                tokio::task::yield_now().await;
+            }
+            match &mut work {
+                None => tasks.end(task, Some((&response, sent)), |h, d| link.push(h, d)),
+                Some(work) => {
+                    tasks.end(task, Some((&response, sent)), |h, d| link.push_charged(h, d));
+                    backlog.charge_queued(work.split(copied));
+                }
+            }
+            drop(running);
         });
     }
 
     /// Ends a task: takes it off the list, and answers it, unless it was aborted.
-    pub fn end(&self, task: &Rc<Task>, response: Option<&Response>, send: impl FnMut(&[u8; BHS], &[u8])) {
+    pub fn end(
+        &self,
+        task: &Rc<Task>,
+        response: Option<(&Response, Sent)>,
+        send: impl FnMut(&[u8; BHS], &[u8]),
+    ) {
         let mut by_tag = self.by_tag.borrow_mut();
         if by_tag.get(&task.tag).is_some_and(|there| Rc::ptr_eq(there, task)) {
             by_tag.remove(&task.tag);
@@ -154,7 +230,7 @@ impl Tasks {
         drop(by_tag);
         task.holds.take();
         if let Some(response) = response.filter(|_| !task.aborted.get()) {
-            let moved = moved(&task.request, response);
+            let moved = moved(&task.request, response.0);
             self.link.respond(task.tag, task.expected, moved, response, send);
         }
         task.over.set(true);
@@ -166,6 +242,7 @@ impl Tasks {
         let mut meant: Vec<_> = self.by_tag.borrow().values().filter(|t| is_meant(t)).cloned().collect();
         meant.retain(|task| {
             task.aborted.set(true);
+            task.stop.notify_one();
             let gathers = self.stop_gathering(task).is_some();
             if gathers {
                 self.end(task, None, |_, _| ());
@@ -184,9 +261,9 @@ impl Tasks {
         then: impl Future<Output = u8> + 'static,
     ) {
         let running = self.abort(is_meant);
-        let ticket = self.link.backlog.enter(0);
+        let ticket = self.link.backlog.enter(TASK_COST);
         let tasks = self.clone();
-        tokio::task::spawn_local(async move {
+        spawn_request(&self.link.backlog, async move {
             for task in running {
                 task.over().await;
             }
@@ -195,6 +272,33 @@ impl Tasks {
             tasks.link.push(&reply::task_management(tag, &tasks.link.status_numbers(), response), &[]);
             drop(ticket);
         });
+    }
+}
+
+/// A task that runs. Whatever becomes of it, it is over when this is dropped: others wait for that.
+struct Running {
+    tasks: Rc<Tasks>,
+    task: Rc<Task>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.task.over.get() {
+            self.tasks.end(&self.task, None, |_, _| ());
+        }
+    }
+}
+
+/// Memory that a command takes while it runs, beside the data that came for it.
+pub(super) fn work(request: &scsi::Request) -> usize {
+    match (request, request.transfer()) {
+        (scsi::Request::Read { .. }, scsi::Transfer::In(len)) => usize::try_from(len).unwrap_or(usize::MAX),
+        (_, scsi::Transfer::In(len)) => len.min(MAX_PARAMETERS) as usize,
+        (scsi::Request::Write { .. }, _) => 0,
+        // They compare or copy in pieces, or change as much as came.
+        (_, scsi::Transfer::Out(len)) => usize::try_from(len).unwrap_or(usize::MAX).max(MAX_WORK),
+        (scsi::Request::PreFetch { .. }, _) => MAX_WORK,
+        (_, scsi::Transfer::None) => 0,
     }
 }
 

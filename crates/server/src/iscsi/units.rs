@@ -10,13 +10,15 @@ use tokio::sync::Notify;
 use super::connection::Context;
 use super::login::PORTAL_GROUP;
 use crate::scsi::{Nexus, Port, Session, Settings, UnitAttention};
-use crate::targets::{IqnName, Lun, Target};
+use crate::targets::{Chap, IqnName, Lun, Target};
 
 /// What a session sees; shared with the units, which ask other sessions to abort commands.
 pub(super) struct View {
     context: Arc<Context>,
     target: IqnName,
     initiator: IqnName,
+    /// With what the initiator authenticated itself, if it did.
+    proved: Option<Chap>,
     port: Arc<Port>,
     units: Mutex<BTreeMap<u16, (Lun, Arc<Nexus>)>>,
     /// The session is over.
@@ -28,7 +30,13 @@ pub(super) struct View {
 }
 
 impl View {
-    pub fn new(context: Arc<Context>, target: &Target, initiator: IqnName, isid: [u8; 6]) -> Arc<View> {
+    pub fn new(
+        context: Arc<Context>,
+        target: &Target,
+        initiator: IqnName,
+        isid: [u8; 6],
+        proved: Option<Chap>,
+    ) -> Arc<View> {
         let port = Port {
             initiator: initiator.to_string(),
             isid,
@@ -40,6 +48,7 @@ impl View {
             context,
             target: target.name.clone(),
             initiator,
+            proved,
             port: Arc::new(port),
             units: Mutex::default(),
             left: AtomicBool::new(false),
@@ -72,10 +81,14 @@ impl View {
         std::mem::take(&mut self.aborted.lock())
     }
 
-    /// Follows what administrators changed. False where the initiator may not be here any more.
+    /// Follows what administrators changed. False where the initiator may not be here any more: it is not admitted, or
+    /// has to authenticate itself with another secret than it did.
     pub async fn refresh(self: &Arc<Self>) -> bool {
         let Some(target) = self.context.targets.get(&self.target) else { return false };
         let Some(admission) = target.admission(&self.initiator) else { return false };
+        if admission.chap.is_some_and(|chap| self.proved.as_ref() != Some(chap)) {
+            return false;
+        }
         let wanted: BTreeMap<_, _> =
             target.luns.iter().filter(|(number, _)| admission.sees(**number)).collect();
         let before = self.luns();

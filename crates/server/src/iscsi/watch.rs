@@ -10,12 +10,14 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::connection::Context;
 use super::units::View;
-use crate::plane::Backlog;
+use crate::plane::{Backlog, contained};
 
 /// After so long without a word the initiator is asked whether it is there; after twice as long it is not.
 const QUIET: Duration = Duration::from_secs(30);
+
+/// Why a session ends whose initiator lost its access.
+pub(super) const NOT_ADMITTED: &str = "its target does not admit it any more, or asks for another secret";
 
 /// What a session has to attend to.
 pub(super) struct Inbox {
@@ -72,15 +74,17 @@ impl Drop for Watching {
     }
 }
 
-/// Watches over a session. `end` becomes true when another session takes its place.
+/// Watches over a session. A discovery session ends after `discovery_idle` without a request. `end` becomes true when
+/// another session takes its place; `changed` is the subscription to the table of targets that was made before the
+/// view was first refreshed.
 pub(super) fn watch(
-    context: &Context,
     inbox: &Rc<Inbox>,
     view: Option<Arc<View>>,
     mut end: Option<watch::Receiver<bool>>,
+    mut changed: watch::Receiver<u64>,
+    discovery_idle: Option<Duration>,
 ) -> Watching {
-    let inbox = inbox.clone();
-    let mut changed = context.targets.changed();
+    let (inbox, inbox_of_panic) = (inbox.clone(), inbox.clone());
     let task = async move {
         let replaced = async {
             match &mut end {
@@ -109,12 +113,30 @@ pub(super) fn watch(
         };
         tokio::select! {
             () = replaced => inbox.end("its initiator has logged in anew"),
-            () = follows => inbox.end("its target is not there for it any more"),
+            () = follows => inbox.end(NOT_ADMITTED),
             () = aborts => {}
+            () = idle(&inbox, discovery_idle) => inbox.end("an idle discovery session"),
             () = listen(&inbox) => inbox.end("nothing was heard of the initiator"),
         }
     };
-    Watching(tokio::task::spawn_local(task).abort_handle())
+    let watched = async move {
+        if contained("the watch over a session", task).await.is_err() {
+            inbox_of_panic.end("watching over it failed");
+        }
+    };
+    Watching(tokio::task::spawn_local(watched).abort_handle())
+}
+
+/// Ends when nothing was heard for `most`; never, where that is `None`.
+async fn idle(inbox: &Inbox, most: Option<Duration>) {
+    let Some(most) = most else { return std::future::pending().await };
+    loop {
+        let quiet = inbox.last_heard.get().elapsed();
+        if quiet >= most {
+            return;
+        }
+        tokio::time::sleep(most - quiet).await;
+    }
 }
 
 /// Asks an initiator that is quiet whether it is there. Ends when it is not.

@@ -6,23 +6,26 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
-use std::time::Duration;
 
 use forebay_engine::Pool;
 use forebay_wire::nbd::ProtocolError;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::server::TlsStream;
 
+use super::access::Access;
+use super::handshake::{HandshakeError, Seat};
 use super::negotiate::negotiate;
 use super::session::session;
 use super::tls::Tls;
-use crate::plane::{FrontEnd, RawSocket, Socket, Worker};
+use crate::plane::{Client, Cut, FrontEnd, MemoryAccount, Socket, Worker, contained};
+use crate::throttle::Throttle;
 
 /// What every connection needs.
 #[derive(Clone)]
 pub(super) struct Context {
     pub pool: Arc<Pool>,
     pub tls: Tls,
+    pub access: Access,
 }
 
 /// Why a connection ended, other than by the client's wish.
@@ -32,60 +35,67 @@ pub(super) enum End {
     Io(#[from] io::Error),
     #[error("{0}")]
     Protocol(#[from] ProtocolError),
-    #[error("TLS handshake failed: {0}")]
-    Tls(io::Error),
+    #[error(transparent)]
+    Tls(#[from] HandshakeError),
     #[error("bytes in clear after STARTTLS")]
     ClearAfterStartTls,
-    #[error("no option in {0:?}")]
-    NegotiationTimeout(Duration),
+    #[error(transparent)]
+    Negotiation(#[from] Cut),
+    #[error("no memory for a long option")]
+    NoMemory,
     #[error("export '{name}' was refused: {why}")]
     ExportName { name: String, why: String },
 }
 
 impl FrontEnd for Context {
-    fn spawn(&self, worker: &Rc<Worker>, socket: RawSocket) {
+    fn spawn(&self, worker: &Rc<Worker>, client: Client) {
+        static ENDED: Throttle = Throttle::new();
         let (worker, context) = (worker.clone(), self.clone());
         let entered = worker.enter();
         tokio::task::spawn_local(async move {
             let _entered = entered;
-            if let Err(end) = serve(worker, &context, socket).await {
-                tracing::info!(%end, "an NBD connection ended");
+            // Of a panic there is an entry in the log already.
+            if let Ok(Err(end)) = contained("an NBD connection", serve(worker, &context, client)).await
+                && let Some(left_out) = ENDED.permit()
+            {
+                tracing::info!(%end, left_out, "an NBD connection ended");
             }
         });
     }
 }
 
-async fn serve(worker: Rc<Worker>, context: &Context, socket: RawSocket) -> Result<(), End> {
+async fn serve(worker: Rc<Worker>, context: &Context, client: Client) -> Result<(), End> {
+    let Client { socket, admission } = client;
     let stream = Stream::Plain(socket.into_tokio()?);
-    let negotiated = tokio::select! {
-        biased;
-        // Whoever has not chosen an export by now has nothing to lose.
-        () = worker.stopping() => return Ok(()),
-        // On the heap, for the time that it takes: a connection is idle in its session.
-        negotiated = Box::pin(negotiate(stream, context)) => negotiated?,
+    // On the heap, for the time that it takes: a connection is idle in its session.
+    let negotiated = match admission
+        .negotiate(&worker, Box::pin(negotiate(stream, context, MemoryAccount::new(worker.memory()))))
+        .await
+    {
+        Err(Cut::Stopping) => return Ok(()),
+        negotiated => negotiated??,
     };
-    match negotiated {
-        Some(negotiated) => session(worker, negotiated).await,
-        None => Ok(()),
-    }
+    let Some(negotiated) = negotiated else { return Ok(()) };
+    admission.keep()?;
+    session(worker, negotiated).await
 }
 
 /// A client's bytes, in clear or under TLS.
 pub(super) enum Stream {
     Plain(Socket),
-    Tls(Box<TlsStream<Socket>>),
+    Tls(Box<TlsStream<Seat>>),
 }
 
 impl Stream {
     /// The descriptor, if it is a UNIX socket's.
     pub fn unix_fd(&self) -> Option<RawFd> {
         let socket = match self {
-            Stream::Plain(socket) => socket,
-            Stream::Tls(tls) => tls.get_ref().0,
+            Stream::Plain(socket) => Some(socket),
+            Stream::Tls(tls) => tls.get_ref().0.socket(),
         };
         match socket {
-            Socket::Unix(s) => Some(s.as_raw_fd()),
-            Socket::Tcp(_) => None,
+            Some(Socket::Unix(s)) => Some(s.as_raw_fd()),
+            Some(Socket::Tcp(_)) | None => None,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A job holds its [`Ticket`], so its memory is charged to the connection until it is done, also when the
 //! client is gone by then: what was begun is finished.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_engine::{Disk, Error, Result, is_zero};
@@ -10,21 +11,20 @@ use forebay_wire::nbd::{
     self, BlockDescriptor, Command, DATA_CHUNK_HEADER, ErrorCode, SIMPLE_REPLY, STATE_HOLE, STATE_ZERO,
 };
 
-use crate::plane::Ticket;
+use crate::plane::{Charge, MemoryAccount, Ticket, spawn_request};
 
 /// Bytes of a long read that are read and sent as one chunk.
 const PIECE: usize = 256 << 10;
+/// What a prefetch reads at once.
+const PREFETCH: usize = 1 << 20;
 /// Most descriptors in a block status reply.
 const MAX_EXTENTS: usize = 8192;
-/// What a request without data is charged: the longest block status reply.
-pub(super) const OTHER_COST: usize = MAX_EXTENTS * 8;
+/// What a request is charged when it is taken, beside its data and its task.
+pub(super) const COST: usize = 512;
+/// What one extent takes while a block status reply is made: as the engine says it, as a descriptor, in the reply.
+const EXTENT_COST: usize = 64;
 /// Data that is shorter is sent, be it zero.
 const MIN_HOLE: usize = 512;
-
-/// What a read is charged.
-pub(super) fn read_cost(structured: bool, len: u32, dont_fragment: bool) -> usize {
-    if structured && !dont_fragment { PIECE.min(len as usize) } else { len as usize }
-}
 
 /// Whether `data` is sent as a hole.
 pub(super) fn worth_a_hole(data: &[u8]) -> bool {
@@ -46,7 +46,8 @@ impl Job {
 
     /// Reads.
     pub fn spawn_read(self, offset: u64, len: u32, dont_fragment: bool) {
-        tokio::task::spawn_local(async move {
+        let backlog = self.ticket.backlog().clone();
+        spawn_request(&backlog, async move {
             let done = match (self.structured, dont_fragment) {
                 (true, false) => self.read_in_pieces(offset, len as usize).await,
                 (true, true) => self.read_whole(offset, len as usize, DATA_CHUNK_HEADER).await,
@@ -60,7 +61,8 @@ impl Job {
 
     /// Writes `message[start..]`.
     pub fn spawn_write(self, message: Vec<u8>, start: usize, offset: u64, fua: bool) {
-        tokio::task::spawn_local(async move {
+        let backlog = self.ticket.backlog().clone();
+        spawn_request(&backlog, async move {
             let done = self.disk.write(offset, &message[start..], fua).await;
             drop(message);
             self.reply(done);
@@ -69,11 +71,15 @@ impl Job {
 
     /// Does a command other than read, write and disconnect.
     pub fn spawn_other(self, command: Command) {
-        tokio::task::spawn_local(async move {
+        let backlog = self.ticket.backlog().clone();
+        spawn_request(&backlog, async move {
             let done = match command {
                 Command::Flush => self.disk.flush().await,
                 Command::Trim { offset, len, fua } => self.disk.discard(offset, len.into(), fua).await,
-                Command::Cache { offset, len } => self.disk.prefetch(offset, len.into()).await,
+                Command::Cache { offset, len } => {
+                    let _charge = self.account().take_shared(PREFETCH.min(len as usize)).await;
+                    self.disk.prefetch(offset, len.into()).await
+                }
                 Command::WriteZeroes { offset, len, fua, no_hole } => {
                     self.disk.write_zeroes(offset, len.into(), no_hole, fua).await
                 }
@@ -101,6 +107,7 @@ impl Job {
             if self.ticket.backlog().is_gone() {
                 return Ok(());
             }
+            let charge = self.account().take_shared(DATA_CHUNK_HEADER + piece).await;
             let mut chunk = vec![0; DATA_CHUNK_HEADER + piece];
             let from = offset + at as u64;
             self.disk.read(from, &mut chunk[DATA_CHUNK_HEADER..]).await?;
@@ -112,7 +119,7 @@ impl Job {
                 let header = nbd::data_chunk_header(self.cookie, from, piece as u32, done);
                 chunk[..DATA_CHUNK_HEADER].copy_from_slice(&header);
             }
-            self.send(chunk);
+            self.send_charged(chunk, charge);
             if !done {
                 tokio::task::yield_now().await;
             }
@@ -122,25 +129,32 @@ impl Job {
 
     /// One header, then all the data: nothing can be sent before all of it is read.
     async fn read_whole(&self, offset: u64, len: usize, header: usize) -> Result<()> {
+        let charge = self.account().take_shared(header + len).await;
+        if self.ticket.backlog().is_gone() {
+            return Ok(());
+        }
         let mut reply = vec![0; header + len];
+        let mut is_hole = len >= MIN_HOLE;
         for at in (0..len).step_by(PIECE) {
             let piece = &mut reply[header + at..header + len.min(at + PIECE)];
             self.disk.read(offset + at as u64, piece).await?;
+            is_hole = is_hole && is_zero(piece);
             tokio::task::yield_now().await;
         }
         if header == SIMPLE_REPLY {
             reply[..header].copy_from_slice(&nbd::simple_reply(self.cookie, None));
-        } else if worth_a_hole(&reply[header..]) {
+        } else if is_hole {
             reply = nbd::hole_chunk(self.cookie, offset, len as u32, true).to_vec();
         } else {
             reply[..header].copy_from_slice(&nbd::data_chunk_header(self.cookie, offset, len as u32, true));
         }
-        self.send(reply);
+        self.send_charged(reply, charge);
         Ok(())
     }
 
     async fn block_status(&self, offset: u64, len: u32, one: bool) -> Result<()> {
         let max = if one { 1 } else { MAX_EXTENTS };
+        let _charge = self.account().take_shared(max * EXTENT_COST).await;
         let extents = self.disk.extents(offset, len.into(), max).await?;
         let mut left = u64::from(len);
         let mut descriptors: Vec<BlockDescriptor> = Vec::with_capacity(extents.len().min(max));
@@ -158,6 +172,16 @@ impl Job {
         nbd::block_status_chunk(&mut reply, self.cookie, &descriptors);
         self.send(reply);
         Ok(())
+    }
+
+    fn account(&self) -> &Rc<MemoryAccount> {
+        self.ticket.backlog().account()
+    }
+
+    fn send_charged(&self, reply: Vec<u8>, mut charge: Charge) {
+        charge.shrink(reply.capacity());
+        self.ticket.backlog().push_charged(reply, Some(charge));
+        self.ticket.backlog().wake();
     }
 
     fn send(&self, reply: Vec<u8>) {

@@ -1,17 +1,23 @@
 //! Negotiation: what a client may know, and which disk it gets.
 
-use std::time::Duration;
+use std::rc::Rc;
 
 use forebay_engine::{Disk, DiskInfo, Error, Role};
 use forebay_wire::nbd::{self, *};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use super::access::Grant;
+use super::certificate::CertificateNames;
 use super::connection::{Context, End, Stream};
+use crate::plane::{Charge, Kind, MemoryAccount};
 
-/// How long a client may take over one option, its answer included.
-const OPTION_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes of options that are received without being charged, and what longer ones are charged.
+const SHORT_OPTION: usize = 8 << 10;
+const LONG_OPTION: usize = 2 * OPTION_MAX as usize;
 /// Bytes of a list that are gathered before they are sent.
 const LIST_CHUNK: usize = 16 << 10;
+/// What is answered alike for an export that is not there and for one that the client may not see.
+const NO_EXPORT: &str = "there is no such export, or it is not for this client";
 /// What clients are told about sizes of requests.
 const BLOCK_SIZES: BlockSizes = BlockSizes { min: 1, preferred: 4096, max: MAX_PAYLOAD };
 
@@ -23,15 +29,22 @@ pub(super) struct Negotiated {
     pub structured: bool,
     /// Block status may be asked for.
     pub block_status: bool,
+    /// Writes are refused, whatever the disk allows.
+    pub read_only: bool,
     /// What the client sent after its last option.
     pub input: Vec<u8>,
 }
 
 /// Negotiates; `None` if the client has left, or only wanted to know something.
-pub(super) async fn negotiate(stream: Stream, context: &Context) -> Result<Option<Negotiated>, End> {
+pub(super) async fn negotiate(
+    stream: Stream,
+    context: &Context,
+    account: Rc<MemoryAccount>,
+) -> Result<Option<Negotiated>, End> {
     let mut n = Negotiation {
         context,
         stream,
+        grant: context.access.grant(None),
         over_tls: false,
         decoder: OptionDecoder::new(),
         input: Vec::new(),
@@ -39,18 +52,21 @@ pub(super) async fn negotiate(stream: Stream, context: &Context) -> Result<Optio
         no_zeroes: false,
         structured: false,
         context_of: None,
+        account,
+        charge: None,
     };
     nbd::greeting(&mut n.out);
     loop {
-        let turn = tokio::time::timeout(OPTION_TIMEOUT, n.turn()).await;
-        match turn.map_err(|_| End::NegotiationTimeout(OPTION_TIMEOUT))?? {
-            Turn::GoOn => {}
+        match n.turn().await? {
+            // An option may have the server look through all exports, and thousands can come at once.
+            Turn::GoOn => tokio::task::yield_now().await,
             Turn::Upgrade => n = n.start_tls().await?,
             Turn::Left => return Ok(None),
             Turn::Start { disk, name } => {
                 return Ok(Some(Negotiated {
                     disk,
                     structured: n.structured,
+                    read_only: context.access.read_only,
                     // The contexts are those of one export, by the very name that was used then.
                     block_status: n.structured && n.context_of.as_deref() == Some(&name),
                     stream: n.stream,
@@ -74,7 +90,7 @@ struct Denied(u32, String);
 impl From<Error> for Denied {
     fn from(e: Error) -> Denied {
         let kind = match e {
-            Error::NotFound(_) | Error::BadName { .. } => REP_ERR_UNKNOWN,
+            Error::NotFound(_) | Error::BadName { .. } => return Denied(REP_ERR_UNKNOWN, NO_EXPORT.into()),
             Error::Closed => REP_ERR_SHUTDOWN,
             _ => REP_ERR_POLICY,
         };
@@ -85,6 +101,8 @@ impl From<Error> for Denied {
 struct Negotiation<'a> {
     context: &'a Context,
     stream: Stream,
+    /// What the client may know of.
+    grant: Grant,
     over_tls: bool,
     decoder: OptionDecoder,
     input: Vec<u8>,
@@ -93,6 +111,9 @@ struct Negotiation<'a> {
     structured: bool,
     /// The export for which `base:allocation` was chosen.
     context_of: Option<String>,
+    /// What memory long options are charged to, and with what.
+    account: Rc<MemoryAccount>,
+    charge: Option<Charge>,
 }
 
 impl<'a> Negotiation<'a> {
@@ -107,6 +128,9 @@ impl<'a> Negotiation<'a> {
             self.send().await?;
             if self.stream.read_buf(&mut self.input).await? == 0 {
                 return Ok(Turn::Left);
+            }
+            if self.input.len() > SHORT_OPTION && self.charge.is_none() {
+                self.charge = Some(self.account.try_take(LONG_OPTION, Kind::Input).ok_or(End::NoMemory)?);
             }
         };
         match event {
@@ -180,7 +204,7 @@ impl<'a> Negotiation<'a> {
             OptionRequest::Info(info) => {
                 self.resolve(&info.name).map(|disk| self.describe(option, &info, &disk))
             }
-            OptionRequest::Go(info) => match self.attach(&info.name) {
+            OptionRequest::Go(info) => match self.attach(&info.name).await {
                 Ok((disk, about)) => {
                     self.describe(option, &info, &about);
                     nbd::option_ack(&mut self.out, option);
@@ -206,7 +230,7 @@ impl<'a> Negotiation<'a> {
 
     /// The old way to start, which knows no answer but success.
     async fn export_name(&mut self, name: String) -> Result<Turn, End> {
-        let (disk, about) = match self.attach(&name) {
+        let (disk, about) = match self.attach(&name).await {
             Ok(found) => found,
             Err(Denied(_, why)) => return Err(End::ExportName { name, why }),
         };
@@ -217,7 +241,7 @@ impl<'a> Negotiation<'a> {
     }
 
     fn may_start_tls(&self) -> Result<(), Denied> {
-        if self.context.tls.acceptor.is_none() {
+        if !self.context.tls.is_offered() {
             return Err(Denied(REP_ERR_POLICY, "TLS is not set up on this server".into()));
         }
         if self.over_tls {
@@ -228,9 +252,6 @@ impl<'a> Negotiation<'a> {
 
     /// Goes on under TLS. What was chosen before counts for nothing: someone may have put it in.
     async fn start_tls(mut self) -> Result<Negotiation<'a>, End> {
-        let (Stream::Plain(_), Some(acceptor)) = (&self.stream, self.context.tls.acceptor.clone()) else {
-            return Ok(self);
-        };
         // Whatever came in clear after the option would be taken for a part of the protected stream.
         if !self.input.is_empty() {
             return Err(End::ClearAfterStartTls);
@@ -240,9 +261,10 @@ impl<'a> Negotiation<'a> {
         let Stream::Plain(socket) = self.stream else {
             return Ok(self);
         };
-        let accepted = tokio::time::timeout(OPTION_TIMEOUT, acceptor.accept(socket)).await;
-        let stream = accepted.map_err(|_| End::NegotiationTimeout(OPTION_TIMEOUT))?.map_err(End::Tls)?;
-        self.stream = Stream::Tls(Box::new(stream));
+        let stream = self.context.tls.accept(socket).await?;
+        let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+        self.grant = self.context.access.grant(certificate.map(CertificateNames::of).as_ref());
+        self.stream = Stream::Tls(stream);
         self.over_tls = true;
         self.structured = false;
         self.context_of = None;
@@ -251,7 +273,11 @@ impl<'a> Negotiation<'a> {
 
     async fn list(&mut self) -> Result<(), End> {
         for disk in self.context.pool.disks() {
-            nbd::option_server(&mut self.out, &disk.name, &description(&disk));
+            if !self.grant.sees(&disk.name) {
+                continue;
+            }
+            let remark = self.description(&disk);
+            nbd::option_server(&mut self.out, &disk.name, &remark);
             if self.out.len() >= LIST_CHUNK {
                 self.send().await?;
             }
@@ -282,9 +308,13 @@ impl<'a> Negotiation<'a> {
     /// The disk that an export name means. The empty one means the only volume, if there is just one.
     fn resolve(&self, name: &str) -> Result<DiskInfo, Denied> {
         if !name.is_empty() {
+            if !self.grant.sees(name) {
+                return Err(Denied(REP_ERR_UNKNOWN, NO_EXPORT.into()));
+            }
             return Ok(self.context.pool.disk(name)?);
         }
-        let mut volumes = self.context.pool.disks().into_iter().filter(|d| d.role == Role::Volume);
+        let of_client = |d: &DiskInfo| d.role == Role::Volume && self.grant.sees(&d.name);
+        let mut volumes = self.context.pool.disks().into_iter().filter(of_client);
         match (volumes.next(), volumes.next()) {
             (Some(only), None) => Ok(only),
             (None, _) => Err(Denied(REP_ERR_UNKNOWN, "there is no volume; make one or name an image".into())),
@@ -295,9 +325,9 @@ impl<'a> Negotiation<'a> {
         }
     }
 
-    fn attach(&self, name: &str) -> Result<(std::sync::Arc<Disk>, DiskInfo), Denied> {
+    async fn attach(&self, name: &str) -> Result<(std::sync::Arc<Disk>, DiskInfo), Denied> {
         let about = self.resolve(name)?;
-        let disk = self.context.pool.attach(&about.name)?;
+        let disk = self.context.pool.attach_when_reset(&about.name).await?;
         Ok((disk, about))
     }
 
@@ -308,7 +338,8 @@ impl<'a> Negotiation<'a> {
             nbd::option_info_text(&mut self.out, option, INFO_NAME, &disk.name);
         }
         if info.want_description {
-            nbd::option_info_text(&mut self.out, option, INFO_DESCRIPTION, &description(disk));
+            let remark = self.description(disk);
+            nbd::option_info_text(&mut self.out, option, INFO_DESCRIPTION, &remark);
         }
         if info.want_block_size {
             nbd::option_info_block_size(&mut self.out, option, BLOCK_SIZES);
@@ -318,23 +349,26 @@ impl<'a> Negotiation<'a> {
     fn flags(&self, disk: &DiskInfo) -> u16 {
         let always = FLAG_HAS_FLAGS | FLAG_SEND_FLUSH | FLAG_SEND_FUA | FLAG_SEND_CACHE | FLAG_CAN_MULTI_CONN;
         let by_role = match disk.role {
-            Role::Volume => FLAG_SEND_TRIM | FLAG_SEND_WRITE_ZEROES | FLAG_SEND_FAST_ZERO,
+            Role::Volume if !self.context.access.read_only => {
+                FLAG_SEND_TRIM | FLAG_SEND_WRITE_ZEROES | FLAG_SEND_FAST_ZERO
+            }
             _ => FLAG_READ_ONLY,
         };
         always | by_role | if self.structured { FLAG_SEND_DF } else { 0 }
     }
-}
 
-/// What people are shown next to the name.
-fn description(disk: &DiskInfo) -> String {
-    let what = match disk.role {
-        Role::Volume => "volume",
-        Role::Snapshot => "snapshot, read-only",
-        Role::Image => "image, read-only",
-        Role::Import | Role::Note => "not for use",
-    };
-    match &disk.origin {
-        Some(origin) => format!("{what}, clone of {origin}"),
-        None => what.to_owned(),
+    /// What people are shown next to the name. The origin is an export, which the client may not see.
+    fn description(&self, disk: &DiskInfo) -> String {
+        let what = match disk.role {
+            Role::Volume if self.context.access.read_only => "volume, read-only",
+            Role::Volume => "volume",
+            Role::Snapshot => "snapshot, read-only",
+            Role::Image => "image, read-only",
+            Role::Import | Role::Note => "not for use",
+        };
+        match disk.origin.as_ref().filter(|origin| self.grant.sees(origin)) {
+            Some(origin) => format!("{what}, clone of {origin}"),
+            None => what.to_owned(),
+        }
     }
 }

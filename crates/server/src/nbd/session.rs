@@ -11,8 +11,10 @@ use forebay_wire::nbd::{
 use super::connection::{End, Stream};
 use super::job::{self, Job};
 use super::negotiate::Negotiated;
-use crate::plane::{Backlog, Conversation, FAST_READ_MAX, Output, Protocol, Stop, Worker};
+use crate::plane::{Backlog, Charge, Conversation, Output, Protocol, Stop, Ticket, Worker};
 
+/// What a connection takes for its TLS session, with buffers.
+const TLS_COST: usize = 32 << 10;
 const SHUTTING_DOWN: &str = "the server is shutting down";
 
 /// A connection in transmission.
@@ -21,6 +23,8 @@ pub(super) struct Session {
     disk: Arc<Disk>,
     structured: bool,
     block_status: bool,
+    /// The listener refuses writes.
+    read_only: bool,
     decoder: RequestDecoder,
     backlog: Rc<Backlog>,
     /// The client said that it leaves.
@@ -29,12 +33,16 @@ pub(super) struct Session {
 
 /// Serves a client that has chosen its disk, until it leaves.
 pub(super) fn session(worker: Rc<Worker>, n: Negotiated) -> Conversation<Stream, Session> {
-    let backlog = Rc::new(Backlog::default());
+    let backlog = Backlog::new(worker.memory());
+    if matches!(n.stream, Stream::Tls(_)) {
+        backlog.account().add_to_base(TLS_COST);
+    }
     let session = Session {
         worker: worker.clone(),
         disk: n.disk,
         structured: n.structured,
         block_status: n.block_status,
+        read_only: n.read_only,
         decoder: RequestDecoder::new(),
         backlog: backlog.clone(),
         leaving: false,
@@ -56,8 +64,12 @@ impl Protocol for Session {
             if self.backlog.is_full() {
                 return Ok((used, Stop::Backlog));
             }
+            if self.backlog.budget().turn_is_over() {
+                return Ok((used, Stop::Turn));
+            }
             let (n, step) = self.decoder.next(&rules, &input[used..])?;
             used += n;
+            self.backlog.budget().count(n);
             match step {
                 Step::NeedMore { want } => return Ok((used, Stop::Input { want })),
                 Step::Request(request) => self.request(&request, output),
@@ -69,7 +81,7 @@ impl Protocol for Session {
         Ok((used, Stop::Leave))
     }
 
-    fn serve_long(&mut self, message: Vec<u8>, output: &mut Output) -> Result<Stop, End> {
+    fn serve_long(&mut self, message: Vec<u8>, charge: Charge, output: &mut Output) -> Result<Stop, End> {
         match self.decoder.next(&self.rules(), &message)?.1 {
             Step::NeedMore { .. } => {}
             Step::Refused { cookie, refusal } => {
@@ -80,9 +92,11 @@ impl Protocol for Session {
                 if self.worker.closing() {
                     self.refuse(cookie, ErrorCode::Shutdown, SHUTTING_DOWN, output);
                 } else {
-                    self.job(cookie, message.len()).spawn_write(message, start, offset, fua);
+                    self.job(cookie, self.backlog.enter_charged(charge))
+                        .spawn_write(message, start, offset, fua);
                 }
             }
+            // Only a write is long.
             Step::Request(request) => self.request(&request, output),
         }
         Ok(if self.leaving { Stop::Leave } else { Stop::Input { want: 0 } })
@@ -93,7 +107,7 @@ impl Session {
     fn rules(&self) -> Rules {
         Rules {
             size: self.disk.size(),
-            read_only: self.disk.read_only(),
+            read_only: self.read_only || self.disk.read_only(),
             structured: self.structured,
             block_status: self.block_status,
         }
@@ -118,25 +132,22 @@ impl Session {
             }
             Command::Read { offset, len, dont_fragment } => {
                 if !self.read_now(cookie, offset, len, output) {
-                    self.job(cookie, job::read_cost(self.structured, len, dont_fragment)).spawn_read(
-                        offset,
-                        len,
-                        dont_fragment,
-                    );
+                    self.job(cookie, self.backlog.enter(job::COST)).spawn_read(offset, len, dont_fragment);
                 }
             }
             Command::Write { offset, fua } => self.write(cookie, offset, request.payload, fua, output),
-            command => self.job(cookie, job::OTHER_COST).spawn_other(command),
+            command => self.job(cookie, self.backlog.enter(job::COST)).spawn_other(command),
         }
     }
 
     /// Reads straight into the output, if that needs no waiting. False if it does.
     fn read_now(&mut self, cookie: u64, offset: u64, len: u32, output: &mut Output) -> bool {
         let bytes = len as usize;
-        if bytes > FAST_READ_MAX {
+        if bytes > output.fast_read_max() {
             return false;
         }
         let header_len = if self.structured { DATA_CHUNK_HEADER } else { SIMPLE_REPLY };
+        self.backlog.budget().count(bytes);
         let (header, data) = output.reserve(header_len, bytes);
         match self.disk.try_read(offset, data) {
             Ok(Fast::Wait) => return false,
@@ -165,13 +176,16 @@ impl Session {
         };
         match now {
             Ok(Fast::Done) => self.done(cookie, false, output),
-            Ok(Fast::Wait) => self.job(cookie, data.len()).spawn_write(data.to_vec(), 0, offset, fua),
+            Ok(Fast::Wait) => {
+                let ticket = self.backlog.enter(job::COST + data.len());
+                self.job(cookie, ticket).spawn_write(data.to_vec(), 0, offset, fua);
+            }
             Err(e) => self.refuse(cookie, ErrorCode::from_errno(e.errno()), &e.to_string(), output),
         }
     }
 
-    fn job(&self, cookie: u64, cost: usize) -> Job {
-        Job::new(self.disk.clone(), self.backlog.enter(cost), cookie, self.structured)
+    fn job(&self, cookie: u64, ticket: Ticket) -> Job {
+        Job::new(self.disk.clone(), ticket, cookie, self.structured)
     }
 
     fn done(&self, cookie: u64, read: bool, output: &mut Output) {

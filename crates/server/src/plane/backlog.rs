@@ -1,43 +1,78 @@
 //! What a connection has under way: requests in tasks, and replies that are not sent yet.
 //!
 //! It is bounded, so that a client that sends much or reads nothing costs bounded memory: a session takes no
-//! further request while [`Backlog::is_full`]. A request is charged for the memory that it holds (a
-//! [`Ticket`]), a reply for its bytes until they are sent; each request is let in whole, so the most there
-//! can be is the limit and one request more.
+//! further request while [`Backlog::is_full`]. A request is charged for the memory that it holds (a [`Ticket`]), a
+//! reply for its bytes until they are sent, to the memory of all clients ([`Memory`]); each request is let in whole, so
+//! the most there can be is the connection's share and one request more.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::future::Future;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Waker;
 
 use tokio::sync::Notify;
 
+use super::budget::Budget;
+use super::contain::contained;
+use super::memory::{Charge, Kind, Memory, MemoryAccount};
+
+/// What a task takes beside its request, in bytes.
+const TASK_OVERHEAD: usize = 768;
 /// Most requests in tasks.
 const MAX_REQUESTS: usize = 256;
-/// Bytes held at which no further request is taken.
-const MAX_BYTES: usize = 32 << 20;
 /// Bytes of unsent replies at which a long read waits before it adds more.
-const MAX_UNSENT: usize = 2 << 20;
+pub(crate) const MAX_UNSENT: usize = 2 << 20;
 
 /// The backlog of one connection.
-#[derive(Default)]
 pub(crate) struct Backlog {
     requests: Cell<usize>,
-    request_bytes: Cell<usize>,
-    replies: RefCell<VecDeque<Vec<u8>>>,
+    account: Rc<MemoryAccount>,
+    /// With what they are charged.
+    replies: RefCell<VecDeque<(Vec<u8>, Option<Charge>)>>,
     /// Bytes in `replies`.
     unsent: Cell<usize>,
     /// Signalled as replies are sent.
     sent: Notify,
     /// The client is gone: nobody wants the replies.
     gone: Cell<bool>,
-    waker: RefCell<Option<Waker>>,
+    /// A request panicked: the connection has to end.
+    failed: Cell<bool>,
+    budget: Budget,
+    waker: RefCell<Waker>,
 }
 
 impl Backlog {
+    pub fn new(memory: &Arc<Memory>) -> Rc<Backlog> {
+        Rc::new(Backlog {
+            requests: Cell::default(),
+            account: MemoryAccount::new(memory),
+            replies: RefCell::default(),
+            unsent: Cell::default(),
+            sent: Notify::new(),
+            gone: Cell::default(),
+            failed: Cell::default(),
+            budget: Budget::default(),
+            waker: RefCell::new(Waker::noop().clone()),
+        })
+    }
+
+    /// The memory that the connection holds.
+    pub fn account(&self) -> &Rc<MemoryAccount> {
+        &self.account
+    }
+
     /// Whether no further request may be taken.
     pub fn is_full(&self) -> bool {
-        self.requests.get() >= MAX_REQUESTS || self.request_bytes.get() + self.unsent.get() >= MAX_BYTES
+        let requests = self.requests.get();
+        if self.account.has_reserve() {
+            // Others wait for it, so the connection goes on, be the memory full.
+            return requests >= 2 * MAX_REQUESTS || self.account.is_spent();
+        }
+        requests >= MAX_REQUESTS
+            || self.account.is_spent()
+            || (requests > 0 && self.account.memory().is_full())
     }
     /// Whether all is done and sent.
     pub fn is_empty(&self) -> bool {
@@ -57,37 +92,55 @@ impl Backlog {
         self.unsent.get()
     }
 
-    /// Takes a request that holds `bytes` of memory.
+    /// Takes a request that holds `bytes` of memory, all of which are here already.
     pub fn enter(self: &Rc<Self>, bytes: usize) -> Ticket {
+        self.enter_charged(self.account.force(bytes, Kind::Work))
+    }
+
+    /// Takes a request whose memory is charged already.
+    pub fn enter_charged(self: &Rc<Self>, charge: Charge) -> Ticket {
         self.requests.set(self.requests.get() + 1);
-        self.request_bytes.set(self.request_bytes.get() + bytes);
-        Ticket { backlog: self.clone(), bytes }
+        Ticket { backlog: self.clone(), _charge: charge.into_work() }
+    }
+
+    /// Whom a claim of the session wakes.
+    pub fn waker(&self) -> std::cell::Ref<'_, Waker> {
+        self.waker.borrow()
     }
 
     /// Whom to wake when a request is done.
     pub fn set_waker(&self, waker: &Waker) {
         let mut mine = self.waker.borrow_mut();
-        match &*mine {
-            Some(w) if w.will_wake(waker) => {}
-            _ => *mine = Some(waker.clone()),
-        }
+        mine.clone_from(waker);
     }
     /// Wakes the session.
     pub fn wake(&self) {
-        if let Some(waker) = &*self.waker.borrow() {
-            waker.wake_by_ref();
-        }
+        self.waker.borrow().wake_by_ref();
     }
 
     /// Queues a reply, or a part of one.
     pub fn push(&self, reply: Vec<u8>) {
+        let charge = self.account.force(reply.capacity(), Kind::Work);
+        self.push_charged(reply, Some(charge));
+    }
+    /// Queues a reply that is charged already, with `charge` or, `None`, with that of a later one.
+    pub fn push_charged(&self, reply: Vec<u8>, charge: Option<Charge>) {
         if !self.gone.get() && !reply.is_empty() {
             self.unsent.set(self.unsent.get() + reply.len());
-            self.replies.borrow_mut().push_back(reply);
+            self.replies.borrow_mut().push_back((reply, charge));
+        }
+    }
+    /// Holds a charge until all that is queued now is sent.
+    pub fn charge_queued(&self, charge: Charge) {
+        if let Some((_, last)) = self.replies.borrow_mut().back_mut() {
+            match last {
+                Some(last) => last.join(charge),
+                none => *none = Some(charge),
+            }
         }
     }
     /// The queued replies.
-    pub fn replies(&self) -> std::cell::Ref<'_, VecDeque<Vec<u8>>> {
+    pub fn replies(&self) -> std::cell::Ref<'_, VecDeque<(Vec<u8>, Option<Charge>)>> {
         self.replies.borrow()
     }
     /// Forgets the first `bytes` of the queue; `head` are the bytes of its first reply that were sent earlier.
@@ -96,7 +149,7 @@ impl Backlog {
         let mut replies = self.replies.borrow_mut();
         self.unsent.set(self.unsent.get() - bytes);
         let mut head = head + bytes;
-        while let Some(first) = replies.front()
+        while let Some((first, _)) = replies.front()
             && head >= first.len()
         {
             head -= first.len();
@@ -117,9 +170,17 @@ impl Backlog {
     /// The client is gone.
     pub fn abandon(&self) {
         self.gone.set(true);
-        self.replies.take();
+        drop(self.replies.take());
         self.unsent.set(0);
         self.sent.notify_waiters();
+    }
+    /// What the connection may use of its thread.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+    /// Whether a request panicked, so that the client would wait for its reply for ever.
+    pub fn has_failed(&self) -> bool {
+        self.failed.get()
     }
     /// Whether the client is gone.
     pub fn is_gone(&self) -> bool {
@@ -127,15 +188,30 @@ impl Backlog {
     }
 }
 
+/// Carries out a request of a connection in a task of this thread. A panic ends the connection.
+pub(crate) fn spawn_request<F: Future<Output = ()> + 'static>(backlog: &Rc<Backlog>, request: F) {
+    let backlog = backlog.clone();
+    // On the heap: each future around it would have room for it twice.
+    let request = Box::pin(request);
+    let charge = backlog.account.force(size_of::<F>() + TASK_OVERHEAD, Kind::Work);
+    tokio::task::spawn_local(async move {
+        let _charge = charge;
+        if contained("a request", backlog.budget.run(request)).await.is_err() {
+            backlog.failed.set(true);
+            backlog.wake();
+        }
+    });
+}
+
 /// A request that is under way; done when dropped.
 pub(crate) struct Ticket {
     backlog: Rc<Backlog>,
-    bytes: usize,
+    _charge: Charge,
 }
 
 impl Ticket {
     /// The backlog that it is in.
-    pub fn backlog(&self) -> &Backlog {
+    pub fn backlog(&self) -> &Rc<Backlog> {
         &self.backlog
     }
 }
@@ -144,7 +220,6 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         let b = &self.backlog;
         b.requests.set(b.requests.get() - 1);
-        b.request_bytes.set(b.request_bytes.get() - self.bytes);
         b.wake();
     }
 }

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -54,6 +54,19 @@ impl FromStr for ListenAddr {
             return Err(bad());
         }
         Ok(ListenAddr::Tcp(s.to_owned()))
+    }
+}
+
+impl ListenAddr {
+    /// The first address that it stands for and that other machines can reach, if there is one.
+    pub(crate) fn beyond_loopback(&self) -> Result<Option<SocketAddr>, ListenError> {
+        match self {
+            ListenAddr::Unix(_) => Ok(None),
+            ListenAddr::Tcp(host) => {
+                let mut found = host.to_socket_addrs().map_err(|_| ListenError::NoHost(self.clone()))?;
+                Ok(found.find(|addr| !addr.ip().to_canonical().is_loopback()))
+            }
+        }
     }
 }
 
@@ -230,13 +243,14 @@ impl Acceptor {
             }
             Acceptor::Tcp(l) => {
                 let (socket, _) = l.accept().await?;
-                socket.set_nodelay(true)?;
+                // A client that is gone by now shows when it is served.
+                let _ = socket.set_nodelay(true);
                 // A client whose host is gone would keep its disk in use for ever.
                 let keepalive = TcpKeepalive::new()
                     .with_time(Duration::from_secs(60))
                     .with_interval(Duration::from_secs(10))
                     .with_retries(6);
-                SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;
+                let _ = SockRef::from(&socket).set_tcp_keepalive(&keepalive);
                 Ok(RawSocket::Tcp(socket.into_std()?))
             }
         }
@@ -251,6 +265,14 @@ pub(crate) enum RawSocket {
 }
 
 impl RawSocket {
+    /// The client's address; `None` of a UNIX socket, and where the client is gone.
+    pub fn peer(&self) -> Option<IpAddr> {
+        match self {
+            RawSocket::Unix(_) => None,
+            RawSocket::Tcp(s) => s.peer_addr().ok().map(|peer| peer.ip()),
+        }
+    }
+
     /// Takes it into the runtime of this thread.
     pub fn into_tokio(self) -> io::Result<Socket> {
         Ok(match self {
@@ -265,6 +287,16 @@ impl RawSocket {
 pub(crate) enum Socket {
     Unix(UnixStream),
     Tcp(TcpStream),
+}
+
+impl Socket {
+    /// Takes it out of the runtime of this thread.
+    pub fn into_raw(self) -> io::Result<RawSocket> {
+        Ok(match self {
+            Socket::Unix(s) => RawSocket::Unix(s.into_std()?),
+            Socket::Tcp(s) => RawSocket::Tcp(s.into_std()?),
+        })
+    }
 }
 
 /// Calls a method of whichever socket it is.

@@ -11,6 +11,8 @@ use tokio::sync::{Notify, watch};
 use tokio::task::LocalSet;
 
 use super::backlog::Backlog;
+use super::budget::next_round;
+use super::memory::Memory;
 use super::pace::{Pace, precise_timers};
 use super::scratch::Scratch;
 
@@ -24,14 +26,16 @@ pub(crate) struct Worker {
     connections: Cell<usize>,
     /// Of all threads.
     total: Arc<AtomicUsize>,
+    memory: Arc<Memory>,
     last_left: Notify,
     /// Sessions to wake when the server closes.
     sessions: RefCell<Vec<Weak<Backlog>>>,
 }
 
 impl Worker {
-    /// The worker of this thread. `stopping` becomes true when the server stops, `total` counts connections.
-    pub fn new(stopping: watch::Receiver<bool>, total: Arc<AtomicUsize>) -> Rc<Worker> {
+    /// The worker of this thread. `stopping` becomes true when the server stops, `total` counts connections,
+    /// `memory` is that of all clients.
+    pub fn new(stopping: watch::Receiver<bool>, total: Arc<AtomicUsize>, memory: Arc<Memory>) -> Rc<Worker> {
         Rc::new(Worker {
             scratch: RefCell::new(Scratch::new()),
             pace: Arc::default(),
@@ -39,6 +43,7 @@ impl Worker {
             closing: Cell::new(false),
             connections: Cell::new(0),
             total,
+            memory,
             last_left: Notify::new(),
             sessions: RefCell::new(Vec::new()),
         })
@@ -51,9 +56,17 @@ impl Worker {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
-            .on_thread_park(move || pace.before_sleep())
+            .on_thread_park(move || {
+                pace.before_sleep();
+                next_round();
+            })
             .build()?;
         LocalSet::new().block_on(&runtime, main)
+    }
+
+    /// The memory of all clients.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
     }
 
     /// The shared buffers.

@@ -6,6 +6,8 @@ use forebay_wire::scsi::{
     lba_status, unmap_list,
 };
 
+use tokio::task::yield_now;
+
 use super::medium::{self, PIECE};
 use super::nexus::Nexus;
 use super::response::Response;
@@ -30,10 +32,15 @@ impl Nexus {
 
     pub(super) async fn read(&self, offset: u64, len: u32) -> Response {
         let mut data = vec![0; len as usize];
-        match self.disk().read(offset, &mut data).await {
-            Ok(()) => Response::data(data, len),
-            Err(error) => self.failed(&error),
+        for (n, piece) in data.chunks_mut(PIECE).enumerate() {
+            if n > 0 {
+                yield_now().await;
+            }
+            if let Err(error) = self.disk().read(offset + (n * PIECE) as u64, piece).await {
+                return self.failed(&error);
+            }
         }
+        Response::data(data, len)
     }
 
     /// Writes what there is of the range's data.
@@ -65,20 +72,37 @@ impl Nexus {
         data: &[u8],
         check: VerifyCheck,
     ) -> Result<Response> {
-        let mut stored = vec![0; PIECE.min(len as usize)];
-        for (at, part) in pieces(offset, len) {
-            let stored = &mut stored[..part];
-            self.disk().read(at, stored).await?;
-            let same = match check {
-                VerifyCheck::Nothing => true,
-                VerifyCheck::Data => *stored == data[(at - offset) as usize..][..part],
-                VerifyCheck::Block => stored.chunks(BLOCK as usize).all(|b| *b == data[..BLOCK as usize]),
-            };
-            if !same {
-                return Ok(self.check(&MISCOMPARE));
+        let mut stored = vec![0; PIECE.min(usize::try_from(len).unwrap_or(PIECE))];
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let zeroes = if Nexus::zeroes_pass(data, check) { self.disk().zeroes(at, end - at)? } else { 0 };
+            if zeroes == 0 {
+                let part = (end - at).min(PIECE as u64) as usize;
+                let stored = &mut stored[..part];
+                self.disk().read(at, stored).await?;
+                let same = match check {
+                    VerifyCheck::Nothing => true,
+                    VerifyCheck::Data => *stored == data[(at - offset) as usize..][..part],
+                    VerifyCheck::Block => stored.chunks(BLOCK as usize).all(|b| *b == data[..BLOCK as usize]),
+                };
+                if !same {
+                    return Ok(self.check(&MISCOMPARE));
+                }
+                at += part as u64;
             }
+            at += zeroes;
+            yield_now().await;
         }
         Ok(Response::good())
+    }
+
+    /// Whether a VERIFY finds no fault with zeroes wherever they are, so that holes of any length are passed over.
+    fn zeroes_pass(data: &[u8], check: VerifyCheck) -> bool {
+        match check {
+            VerifyCheck::Nothing => true,
+            VerifyCheck::Block => forebay_engine::is_zero(&data[..BLOCK as usize]),
+            VerifyCheck::Data => false,
+        }
     }
 
     pub(super) async fn or_write(&self, offset: u64, len: u32, data: &[u8], fua: bool) -> Result<()> {
@@ -131,6 +155,7 @@ impl Nexus {
             self.unit.note_change(range.offset, range.len);
             self.disk().write_zeroes(range.offset, range.len, false, false).await?;
             *done += range.len;
+            yield_now().await;
         }
         if self.durable(false) { self.disk().flush().await } else { Ok(()) }
     }

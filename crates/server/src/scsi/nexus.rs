@@ -1,4 +1,9 @@
 //! A session's access to a unit: what every command passes before it begins.
+//!
+//! **Read-only nexuses.** A disk can be mapped for many tenants, a golden image above all, and they share its unit.
+//! So a nexus that may not write may not change what the unit holds, and not what all nexuses share either:
+//! reservations, mode parameters, commands of other sessions. It does not see registrations that were made through
+//! other targets.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
@@ -80,7 +85,7 @@ impl Nexus {
             self.admit_closely(cdb, decoded)
         } else {
             match decoded {
-                Ok(request) if self.read_only && request.changes() => Err(self.protected()),
+                Ok(request) if self.read_only && is_for_writers(&request) => Err(self.protected()),
                 Ok(request) => Ok(request),
                 Err(sense) => Err(self.check(&sense)),
             }
@@ -116,7 +121,7 @@ impl Nexus {
             return Err(self.check(&attention.sense()));
         }
         let request = decoded.map_err(|sense| self.check(&sense))?;
-        if request.changes() && (self.read_only || flags & PROTECTED != 0) {
+        if (self.read_only && is_for_writers(&request)) || (request.changes() && flags & PROTECTED != 0) {
             return Err(self.protected());
         }
         if flags & HAS_TOKENS != 0
@@ -134,6 +139,11 @@ impl Nexus {
 
     pub(super) fn is_read_only(&self) -> bool {
         self.read_only
+    }
+
+    /// Whether this initiator may learn of a registration of `port`.
+    pub(super) fn may_know(&self, port: &Port) -> bool {
+        !self.read_only || port.target == self.port().target
     }
 
     #[cold]
@@ -154,19 +164,33 @@ impl Nexus {
 
     /// LOGICAL UNIT RESET: RESERVE is released, mode parameters are as at first, commands of other sessions
     /// are aborted, and every nexus, this one too, is told (SAM-5, "Logical unit reset"). Ends when none of those
-    /// changes anything any more. The session's own commands are the transport's to abort, before.
+    /// changes anything any more. The session's own commands are the transport's to abort, before. A read-only nexus
+    /// resets nothing but itself.
     pub async fn reset(&self) {
-        self.unit.reset(&self.member).await;
+        if self.read_only {
+            self.note(UnitAttention::Reset);
+        } else {
+            self.unit.reset(&self.member).await;
+        }
     }
 
     /// CLEAR TASK SET: commands of other sessions are aborted, and they are told (SAM-5, "CLEAR TASK SET function").
-    /// Ends when none of those changes anything any more.
+    /// Ends when none of those changes anything any more. A read-only nexus clears nothing of other sessions.
     pub async fn clear_task_set(&self) {
-        self.unit.clear_task_set(&self.member).await;
+        if !self.read_only {
+            self.unit.clear_task_set(&self.member).await;
+        }
     }
 
     /// Tells this nexus something.
     pub fn note(&self, attention: UnitAttention) {
         self.member.note(attention);
     }
+}
+
+/// Whether a command changes what the unit holds, or what all nexuses of the unit share.
+#[inline]
+fn is_for_writers(request: &Request) -> bool {
+    use Request::{ModeSelect, PersistentReserveOut, Reserve};
+    request.changes() || matches!(request, PersistentReserveOut { .. } | ModeSelect { .. } | Reserve)
 }

@@ -78,7 +78,8 @@ impl Nexus {
                 }
             }
             PersistentReserveIn { action, allocation } => {
-                Response::data(self.unit.reservations.lock().tell(action), allocation)
+                let told = self.unit.reservations.lock().tell(action, |port| self.may_know(port));
+                Response::data(told, allocation)
             }
             Reserve if self.unit.reserve(self.member.id) => Response::good(),
             Reserve => Response::conflict(),
@@ -154,16 +155,9 @@ impl Nexus {
             Err(Refusal::Conflict) => return Ok(Response::conflict()),
             Err(Refusal::Check(sense)) => return Ok(self.check(&sense)),
         };
-        let to_keep = new.encode();
-        if to_keep != *kept {
-            self.disk().set_reservations(to_keep.as_deref()).await?;
-            *kept = to_keep;
-        }
-        self.unit.install(new);
+        self.unit.keep_reservations(&mut kept, new).await?;
         drop(kept);
-        for (port, attention) in &effects.attentions {
-            self.unit.tell(port, *attention);
-        }
+        self.unit.tell_all(&effects.attentions);
         let aborted = |port: &super::Port| effects.aborted.iter().any(|other| other.is(port));
         self.unit.abort_others(self.member.id, aborted).await;
         Ok(Response::good())

@@ -90,20 +90,22 @@ impl Reservations {
         shut_out && !exempt()
     }
 
-    /// PERSISTENT RESERVE IN data.
-    pub fn tell(&self, action: ReserveIn) -> Vec<u8> {
+    /// PERSISTENT RESERVE IN data, with those nexuses that are `visible` to the initiator.
+    pub fn tell(&self, action: ReserveIn, visible: impl Fn(&Port) -> bool) -> Vec<u8> {
+        let registrations = || self.registrations.iter().filter(|r| visible(&r.port));
         match action {
-            ReserveIn::Keys => keys(self.generation, self.registrations.iter().map(|r| r.key)),
+            ReserveIn::Keys => keys(self.generation, registrations().map(|r| r.key)),
             ReserveIn::Reservation => {
                 let held = self.held.as_ref().map(|(kind, holder)| {
-                    let key = if kind.held_by_all() { None } else { self.key(holder) };
+                    let shown = !kind.held_by_all() && visible(holder);
+                    let key = if shown { self.key(holder) } else { None };
                     (key.unwrap_or(0), *kind)
                 });
                 reservation(self.generation, held)
             }
             ReserveIn::Capabilities => reservation_capabilities(self.keep),
             ReserveIn::FullStatus => {
-                let all = self.registrations.iter().map(|r| FullStatus {
+                let all = registrations().map(|r| FullStatus {
                     key: r.key,
                     holds: self.holds(&r.port),
                     relative_port: r.port.relative_port,
@@ -203,10 +205,22 @@ impl Reservations {
     fn clear(&mut self, port: &Port) -> Effects {
         let mut effects = Effects::default();
         self.tell_others(port, UnitAttention::ReservationsPreempted, &mut effects);
+        self.remove_all();
+        effects
+    }
+
+    /// Removes all registrations, at an administrator's request; every nexus that had one is to be told.
+    pub fn clear_all(&mut self) -> Effects {
+        let told = self.registrations.iter().map(|r| (r.port.clone(), UnitAttention::ReservationsPreempted));
+        let effects = Effects { attentions: told.collect(), aborted: Vec::new() };
+        self.remove_all();
+        effects
+    }
+
+    fn remove_all(&mut self) {
         self.held = None;
         self.registrations.clear();
         self.generation = self.generation.wrapping_add(1);
-        effects
     }
 
     /// Removes the registrations with `key`; with the reservation, if it is the holder's, which goes to

@@ -49,7 +49,7 @@ pub fn sense_of(error: &Error) -> Sense {
         Error::Overlap => Sense::illegal(codes::INVALID_FIELD_IN_PARAMETER_LIST),
         Error::ReadOnly(_) => Sense::new(SenseKey::DataProtect, codes::WRITE_PROTECTED),
         Error::NoSpace => Sense::new(SenseKey::DataProtect, codes::SPACE_ALLOCATION_FAILED),
-        Error::Damaged(_) | Error::MapsDamaged { .. } | Error::Format(_) => {
+        Error::Damaged(_) | Error::MapDamaged(_) | Error::MapsDamaged { .. } | Error::Format(_) => {
             Sense::new(SenseKey::MediumError, codes::UNRECOVERED_READ_ERROR)
         }
         Error::Closed => Sense::new(SenseKey::NotReady, codes::NOT_READY),

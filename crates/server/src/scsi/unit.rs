@@ -64,9 +64,19 @@ pub trait Session: Send + Sync {
 /// The logical units of a server.
 #[derive(Default)]
 pub struct Units {
-    /// By name of the disk. Entered once, and only while a unit is opened, which may wait for the store.
-    units: tokio::sync::Mutex<HashMap<String, Weak<LogicalUnit>>>,
+    /// Held while a unit is opened, or its reservations are changed, which may wait for the store.
+    units: tokio::sync::Mutex<OpenUnits>,
     tokens: Arc<Tokens>,
+}
+
+/// Units that are in use, by name of the disk.
+#[derive(Default)]
+pub(super) struct OpenUnits(HashMap<String, Weak<LogicalUnit>>);
+
+impl OpenUnits {
+    pub fn find(&self, disk: &str) -> Option<Arc<LogicalUnit>> {
+        self.0.get(disk).and_then(Weak::upgrade)
+    }
 }
 
 impl Units {
@@ -81,20 +91,25 @@ impl Units {
     /// Those of [`Pool::attach`], and of reading what is kept of its reservations.
     pub async fn open(&self, pool: &Arc<Pool>, disk: &str) -> Result<Arc<LogicalUnit>> {
         let mut units = self.units.lock().await;
-        if let Some(unit) = units.get(disk).and_then(Weak::upgrade) {
+        if let Some(unit) = units.find(disk) {
             return Ok(unit);
         }
         let unit = Arc::new(LogicalUnit::open(pool.attach(disk)?, self.tokens.clone()).await?);
         unit.hold_while_registered();
-        units.retain(|_, unit| unit.strong_count() > 0);
-        units.insert(disk.to_owned(), Arc::downgrade(&unit));
+        units.0.retain(|_, unit| unit.strong_count() > 0);
+        units.0.insert(disk.to_owned(), Arc::downgrade(&unit));
         Ok(unit)
+    }
+
+    /// The units that are in use; none is opened meanwhile.
+    pub(super) async fn lock(&self) -> tokio::sync::MutexGuard<'_, OpenUnits> {
+        self.units.lock().await
     }
 
     /// Disks of which `is_unit` does not say so are units no more: registrations do not hold them open longer. Sessions
     /// that use them go on until they end.
     pub async fn keep(&self, is_unit: impl Fn(&str) -> bool) {
-        self.units.lock().await.retain(|disk, unit| {
+        self.units.lock().await.0.retain(|disk, unit| {
             let stays = is_unit(disk);
             if !stays && let Some(unit) = unit.upgrade() {
                 unit.let_go();
@@ -106,7 +121,7 @@ impl Units {
 
 impl Drop for Units {
     fn drop(&mut self) {
-        self.units.get_mut().values().filter_map(Weak::upgrade).for_each(|unit| unit.let_go());
+        self.units.get_mut().0.values().filter_map(Weak::upgrade).for_each(|unit| unit.let_go());
     }
 }
 
@@ -292,9 +307,11 @@ impl LogicalUnit {
         }
     }
 
-    /// Tells the nexus of a port, if it is there.
-    pub(super) fn tell(&self, port: &Port, attention: UnitAttention) {
-        self.members.lock().iter().filter(|m| m.port.is(port)).for_each(|m| m.note(attention));
+    /// Tells the nexuses of these ports, if they are there.
+    pub(super) fn tell_all(&self, attentions: &[(Arc<Port>, UnitAttention)]) {
+        for (port, attention) in attentions {
+            self.members.lock().iter().filter(|m| m.port.is(port)).for_each(|m| m.note(*attention));
+        }
     }
 
     /// Mode parameters; `write_back` is that of a mapping.
@@ -341,7 +358,7 @@ impl LogicalUnit {
         self.end_reserve(|reserver| reserver == member);
     }
 
-    fn end_reserve(&self, which: impl Fn(u64) -> bool) {
+    pub(super) fn end_reserve(&self, which: impl Fn(u64) -> bool) {
         let reservations = self.reservations.lock();
         let mut reserver = self.reserver.lock();
         if reserver.is_some_and(which) {
@@ -350,8 +367,29 @@ impl LogicalUnit {
         }
     }
 
-    /// Replaces registrations and reservation.
-    pub(super) fn install(self: &Arc<Self>, new: Reservations) {
+    /// Replaces registrations and reservation: durably first, then visibly. `kept` is what [`Self::kept`] guards.
+    pub(super) async fn keep_reservations(
+        self: &Arc<Self>,
+        kept: &mut Option<Vec<u8>>,
+        new: Reservations,
+    ) -> Result<()> {
+        let to_keep = new.encode();
+        if to_keep != *kept {
+            self.disk.set_reservations(to_keep.as_deref()).await?;
+            *kept = to_keep;
+        }
+        self.install(new);
+        Ok(())
+    }
+
+    /// The port of the nexus that has RESERVE in force.
+    pub(super) fn reserver_port(&self) -> Option<Arc<Port>> {
+        let reserver = *self.reserver.lock();
+        let members = self.members.lock();
+        members.iter().find(|m| Some(m.id) == reserver).map(|m| m.port.clone())
+    }
+
+    fn install(self: &Arc<Self>, new: Reservations) {
         {
             let mut reservations = self.reservations.lock();
             *reservations = new;

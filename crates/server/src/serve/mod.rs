@@ -7,7 +7,9 @@
 //! imports are undone, the pool makes everything durable and closes. Exit status 0. A second signal exits at
 //! once, which is as safe as a crash and no safer.
 
+mod capped;
 mod classes;
+mod descriptors;
 mod host;
 mod notify;
 mod pressure;
@@ -33,9 +35,11 @@ use crate::config::ServeConfig;
 use crate::control::{Control, ServerInfo};
 use crate::iscsi;
 use crate::nbd;
-use crate::plane::{ListenError, Plane};
+use crate::plane::{ConnectionLimits, ListenError, Plane};
 use crate::scsi::Units;
 use crate::targets::Targets;
+use capped::Capped;
+use descriptors::Descriptors;
 pub use host::EngineThread;
 use socket::ControlSocket;
 
@@ -107,30 +111,32 @@ pub fn run(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
 
 async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
+    let descriptors = Descriptors::raise(config.cores)?;
     // The store first: a new one wants its directory empty, and the socket may be in there.
     let engine = EngineThread::start()?;
-    let store = store::open(config, engine.host()).await?;
+    let store = store::open(config, &descriptors, engine.host()).await?;
     let (mut socket, control_listener) = ControlSocket::bind(&config.socket)?;
     let opened = Instant::now();
     let pool = engine.run(Pool::open(store, engine.host(), config.pool.clone())).await?;
     tracing::info!(ms = opened.elapsed().as_millis(), "pool open");
 
     let pressure = tokio::spawn(pressure::watch(pool.clone()));
-    let nbd = nbd::Config { listen: config.nbd.clone(), tls: config.tls.clone() };
     let targets = Arc::new(Targets::load(pool.clone()).await);
     if let Err(e) = targets.apply(&config.iscsi_targets).await {
         tracing::error!("the targets of the configuration are not there: {e}");
     }
     let units = Arc::new(Units::new());
     let following = tokio::spawn(iscsi::follow(targets.clone(), units.clone()));
-    let mut plane = Plane::default();
-    let nbd = nbd::listen(&mut plane, pool.clone(), &nbd)?;
+    let mut plane = Plane::new(connection_limits(config, &descriptors), config.client_memory);
+    let nbd::Listening { addresses: nbd, certificates } = nbd::listen(&mut plane, &pool, &config.nbd)?;
+    let reloading = tokio::spawn(reload_on_hangup(certificates)?);
     let iscsi = iscsi::listen(
         &mut plane,
         pool.clone(),
         targets.clone(),
         units.clone(),
         config.iscsi_limits,
+        &config.chap_algorithms,
         &config.iscsi,
     )?;
     let plane = plane.run(config.cores)?;
@@ -140,14 +146,17 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
         nbd: nbd.iter().map(ToString::to_string).collect(),
         iscsi: iscsi.iter().map(ToString::to_string).collect(),
         http: http.as_ref().map(|(_, addr)| addr.to_string()),
+        imports: config.imports,
         started: Instant::now(),
     };
-    let control = Control::new(pool.clone(), targets, info);
+    let control = Control::new(pool.clone(), targets, units.clone(), info);
     let learning = tokio::spawn(classes::learn(control.clone()));
-    let mut listeners = vec![listen(control_listener, &control, Origin::Socket)];
+    let socket_listener = Capped::new(control_listener, descriptors.control);
+    let mut listeners = vec![listen(socket_listener, &control, Origin::Socket, &[])];
     if let Some((listener, addr)) = http {
         let origin = if addr.ip().is_loopback() { Origin::Loopback } else { Origin::Remote };
-        listeners.push(listen(listener, &control, origin));
+        let listener = Capped::new(listener, descriptors.control);
+        listeners.push(listen(listener, &control, origin, &config.http_hosts));
     }
     socket.publish()?;
     say_ready(config, &control, json);
@@ -158,6 +167,7 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     notify::notify("STOPPING=1");
     pressure.abort();
     learning.abort();
+    reloading.abort();
     following.abort();
     let stop = async {
         let drained = async {
@@ -182,6 +192,36 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     Ok(())
 }
 
+/// The limits of the configuration, as far as there are descriptors.
+fn connection_limits(config: &ServeConfig, descriptors: &Descriptors) -> ConnectionLimits {
+    let wanted = config.connections;
+    let all = wanted.all.min(descriptors.clients);
+    if all < wanted.all {
+        let limit = descriptors.limit;
+        tracing::warn!(
+            wanted = wanted.all,
+            connections = all,
+            "the limit of {limit} open files allows fewer connections than configured (ulimit -n, LimitNOFILE=)"
+        );
+    }
+    // Clients that have negotiated keep a part that those that have not cannot take.
+    ConnectionLimits { all, negotiating: wanted.negotiating.min(all.div_ceil(2)), ..wanted }
+}
+
+/// Reads the certificates of the NBD server again on each SIGHUP.
+fn reload_on_hangup(certificates: nbd::Certificates) -> std::io::Result<impl Future<Output = ()>> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    Ok(async move {
+        while hangup.recv().await.is_some() {
+            match certificates.reload() {
+                Ok(true) => tracing::info!("TLS certificates read again"),
+                Ok(false) => tracing::info!("SIGHUP: TLS is not set up, so there is nothing to read again"),
+                Err(e) => tracing::error!("the TLS certificates were not replaced, those in use stay: {e}"),
+            }
+        }
+    })
+}
+
 async fn bind_http(addr: Option<SocketAddr>) -> Result<Option<(TcpListener, SocketAddr)>, ServeError> {
     let Some(addr) = addr else { return Ok(None) };
     let fail = |e| ServeError::listen(&addr.to_string(), &e);
@@ -191,13 +231,13 @@ async fn bind_http(addr: Option<SocketAddr>) -> Result<Option<(TcpListener, Sock
 }
 
 /// Serves the API on a listener until the control plane stops.
-fn listen<L>(listener: L, control: &Control, origin: Origin) -> JoinHandle<()>
+fn listen<L>(listener: L, control: &Control, origin: Origin, hosts: &[String]) -> JoinHandle<()>
 where
     L: Listener,
     L::Addr: std::fmt::Debug,
 {
     let mut stopping: watch::Receiver<bool> = control.stopping();
-    let router = api::router(control.clone(), origin);
+    let router = api::router(control.clone(), origin, hosts);
     tokio::spawn(async move {
         let stop = async move {
             // A control plane that is gone has stopped.
@@ -269,8 +309,9 @@ fn exit_at_once() -> ! {
 fn init_tracing() {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let done = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let done =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| crate::text::LogWriter).try_init();
     if let Err(e) = done {
-        eprintln!("forebay: {e}");
+        eprintln!("forebay: {}", crate::text::one_line(&e.to_string()));
     }
 }

@@ -6,13 +6,19 @@ use forebay_engine::Host;
 use forebay_store::{DirectoryOptions, DirectoryStore, Limited, Slow, Store};
 
 use super::ServeError;
+use super::descriptors::Descriptors;
 use crate::config::ServeConfig;
 
 /// Opens the store of a server, or makes it where the directory is missing or empty; limited and slowed down as
 /// is configured. `host` is how to wait.
-pub(super) async fn open(config: &ServeConfig, host: Arc<dyn Host>) -> Result<Arc<dyn Store>, ServeError> {
+pub(super) async fn open(
+    config: &ServeConfig,
+    descriptors: &Descriptors,
+    host: Arc<dyn Host>,
+) -> Result<Arc<dyn Store>, ServeError> {
+    let options = DirectoryOptions { open_files: descriptors.open_files, ..DirectoryOptions::default() };
     let failed = |source| ServeError::Store { path: config.data.clone(), source };
-    let directory = DirectoryStore::open(&config.data, &DirectoryOptions::default()).map_err(failed)?;
+    let directory = DirectoryStore::open(&config.data, &options).map_err(failed)?;
     let (uring, direct) = directory.modes();
     tracing::info!(uring, direct, limit = config.store_limit, "store open");
     let mut store: Arc<dyn Store> = directory;

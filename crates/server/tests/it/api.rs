@@ -2,8 +2,8 @@
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{Method, Request, StatusCode, header};
-use forebay_server::api::{Origin, PREFIX, router, routes};
+use axum::http::{Method, Request, StatusCode, header, request};
+use forebay_server::api::{HEADER, Origin, PREFIX, router, routes};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -15,7 +15,7 @@ pub struct Caller(Router);
 impl Caller {
     pub async fn new(origin: Origin) -> (Rig, Caller) {
         let rig = Rig::new().await;
-        let caller = Caller(router(rig.control.clone(), origin));
+        let caller = Caller(router(rig.control.clone(), origin, &["storage.lan".into()]));
         (rig, caller)
     }
 
@@ -183,7 +183,8 @@ async fn bad_requests_are_refused() {
     }
     let typo = json!({"name": "x", "size_bytes": 512, "snyc": "always"});
     api.refuses(Method::POST, "/volumes", typo, 422, "bad_request").await;
-    let no_json = Request::post(format!("{PREFIX}/volumes")).body(Body::from("name=x")).unwrap();
+    let no_json =
+        Request::post(format!("{PREFIX}/volumes")).header(HEADER, "1").body(Body::from("name=x")).unwrap();
     assert_eq!(api.send(no_json).await.0, StatusCode::UNSUPPORTED_MEDIA_TYPE);
 }
 
@@ -197,6 +198,98 @@ async fn over_tcp_the_host_must_be_this_machine_and_files_stay_where_they_are() 
     std::fs::write(rig.path("f"), vec![1; 512]).unwrap();
     let import = json!({"name": "x", "source": {"file": rig.path("f")}});
     api.refuses(Method::POST, "/images", import, 403, "not_here").await;
+}
+
+/// Each route with an example of its path, by which a page could try it.
+fn requests() -> impl Iterator<Item = (Method, request::Builder)> {
+    routes().into_iter().map(|route| {
+        let path = route.path.replace(['{', '}'], "");
+        let request = Request::builder().method(route.method.clone()).uri(format!("{PREFIX}{path}"));
+        (route.method, request.header(header::HOST, "localhost:8080"))
+    })
+}
+
+#[tokio::test]
+async fn no_route_serves_a_web_page() {
+    for origin in [Origin::Socket, Origin::Loopback, Origin::Remote] {
+        let (_rig, api) = Caller::new(origin).await;
+        let signs = [
+            ("origin", "http://evil.example"),
+            ("origin", "null"),
+            ("origin", "http://localhost:8081"),
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-site", "same-site"),
+        ];
+        for (name, value) in signs {
+            for (method, request) in requests() {
+                let request = request.header(name, value).header(HEADER, "1");
+                let uri = request.uri_ref().cloned();
+                let request = request.header(header::CONTENT_TYPE, "application/json");
+                let (status, answer) = api.send(request.body(Body::from("{}")).unwrap()).await;
+                let found = (status, answer["error"]["code"].as_str());
+                assert_eq!(
+                    found,
+                    (StatusCode::FORBIDDEN, Some("foreign_origin")),
+                    "{method} {uri:?} {name}: {value}"
+                );
+            }
+        }
+        // The server's own pages, and a user who types the address.
+        for (name, value) in [("origin", "http://localhost:8080"), ("sec-fetch-site", "none")] {
+            let request = Request::get(format!("{PREFIX}/pool")).header(header::HOST, "localhost:8080");
+            let (status, answer) = api.send(request.header(name, value).body(Body::empty()).unwrap()).await;
+            assert_eq!(status, StatusCode::OK, "{answer}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_route_that_changes_state_requires_a_header() {
+    let (_rig, api) = Caller::new(Origin::Loopback).await;
+    let code = |answer: &Value| answer["error"]["code"].as_str().unwrap_or_default().to_owned();
+    let mut tried = 0;
+    for (method, request) in requests().filter(|(method, _)| !method.is_safe()) {
+        tried += 1;
+        let uri = request.uri_ref().cloned();
+        let (status, answer) = api.send(request.body(Body::empty()).unwrap()).await;
+        assert_eq!((status.as_u16(), code(&answer)), (403, "header_missing".to_owned()), "{method} {uri:?}");
+    }
+    assert!(tried > 15, "the table of routes has more than {tried} routes that change state");
+    for media_type in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"] {
+        for (method, request) in requests().filter(|(method, _)| !method.is_safe()) {
+            let request = request.header(header::CONTENT_TYPE, media_type).body(Body::from("{}")).unwrap();
+            let (status, answer) = api.send(request).await;
+            assert_eq!((status.as_u16(), code(&answer)), (403, "header_missing".to_owned()), "{method}");
+        }
+    }
+    for (method, request) in requests() {
+        let (_, answer) = api.send(request.header(HEADER, "1").body(Body::empty()).unwrap()).await;
+        assert_ne!(code(&answer), "header_missing", "{method}");
+    }
+}
+
+#[tokio::test]
+async fn no_route_serves_a_rebound_name() {
+    for (origin, hosts) in [
+        (Origin::Loopback, ["evil.example", "10.0.0.1", ""].as_slice()),
+        (Origin::Remote, &["evil.example", "10.0.0.1.evil.example", ""]),
+    ] {
+        let (_rig, api) = Caller::new(origin).await;
+        for host in hosts {
+            for (method, mut request) in requests() {
+                request.headers_mut().unwrap().insert(header::HOST, host.parse().unwrap());
+                let request = request.header(HEADER, "1").body(Body::empty()).unwrap();
+                let (status, answer) = api.send(request).await;
+                let found = (status, answer["error"]["code"].as_str());
+                assert_eq!(found, (StatusCode::FORBIDDEN, Some("bad_host")), "{method} {host}");
+            }
+        }
+        let named = Request::get(format!("{PREFIX}/pool")).header(header::HOST, "storage.lan:80");
+        assert_eq!(api.send(named.body(Body::empty()).unwrap()).await.0, StatusCode::OK);
+        let twice = Request::get(format!("{PREFIX}/pool")).header(header::HOST, "localhost");
+        let twice = twice.header(header::HOST, "evil.example").body(Body::empty()).unwrap();
+        assert_eq!(api.send(twice).await.0, StatusCode::FORBIDDEN);
+    }
 }
 
 #[tokio::test]

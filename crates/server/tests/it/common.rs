@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use forebay_engine::{Pool, PoolConfig};
 use forebay_server::control::{Control, ServerInfo};
-use forebay_server::import::{self, Event, Format, Request, Source};
+use forebay_server::import::{self, Event, FetchPolicy, Format, Request, Source};
+use forebay_server::scsi::Units;
 use forebay_server::serve::EngineThread;
 use forebay_server::targets::Targets;
 use forebay_store::MemoryStore;
@@ -28,10 +29,17 @@ impl Rig {
         let pool = engine.run(Pool::open(store, engine.host(), config)).await.unwrap();
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().to_owned();
-        let info =
-            ServerInfo { data, nbd: Vec::new(), iscsi: Vec::new(), http: None, started: Instant::now() };
+        let info = ServerInfo {
+            data,
+            nbd: Vec::new(),
+            iscsi: Vec::new(),
+            http: None,
+            imports: FetchPolicy::default(),
+            started: Instant::now(),
+        };
         let targets = Arc::new(Targets::load(pool.clone()).await);
-        Rig { control: Control::new(pool, targets, info), dir, _engine: engine }
+        let units = Arc::new(Units::new());
+        Rig { control: Control::new(pool, targets, units, info), dir, _engine: engine }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

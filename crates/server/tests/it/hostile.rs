@@ -58,6 +58,44 @@ async fn files_that_lean_on_others_are_refused() {
     }
 }
 
+/// Descriptors of this process that are open on `*.vmdk` files.
+fn open_vmdks() -> usize {
+    let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
+    open.filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to.to_string_lossy().ends_with("-many.vmdk")))
+        .count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_extents_of_a_vmdk_are_bounded_and_open_one_at_a_time() {
+    let rig = Rig::new().await;
+    let head = "# Disk DescriptorFile\nparentCID=ffffffff\n";
+    fs::write(rig.path("s-many.vmdk"), [b'e'; 512]).unwrap();
+    let write = |count: usize| {
+        let lines = "RW 1 FLAT \"s-many.vmdk\" 0\n".repeat(count);
+        fs::write(rig.path("d.vmdk"), format!("{head}{lines}")).unwrap();
+    };
+    write(30_000);
+    refused(&rig, "d.vmdk", "neither a sparse VMDK nor a descriptor").await;
+    write(4097);
+    refused(&rig, "d.vmdk", "more than 4096 extents").await;
+    write(4096);
+    let (done, most) = (std::sync::atomic::AtomicBool::new(false), std::sync::atomic::AtomicUsize::new(0));
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                most.fetch_max(open_vmdks(), std::sync::atomic::Ordering::Relaxed);
+            }
+        });
+        let path = rig.path("d.vmdk");
+        let import = rig.import("many", &path, Format::Auto);
+        let imported = tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(import));
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        imported.unwrap();
+    });
+    assert!(most.into_inner() <= 2, "one extent is open at a time");
+    assert!(rig.contents("many").await == vec![b'e'; 4096 * 512]);
+}
+
 #[tokio::test]
 async fn a_vmdk_descriptor_reaches_only_vmdk_files_beside_it() {
     let rig = Rig::new().await;

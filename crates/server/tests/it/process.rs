@@ -3,8 +3,10 @@
 //! Bounds on time are there to end a test that hangs, and are far above what anything takes.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -68,9 +70,14 @@ impl Place {
 
     /// Starts a server and waits until it says that it is ready.
     fn serve(&self, args: &[&str]) -> Server {
+        self.serve_logging(args, Stdio::null())
+    }
+
+    /// The same with its log.
+    fn serve_logging(&self, args: &[&str], log: Stdio) -> Server {
         let mut all = vec!["serve", "--cache", "16M"];
         all.extend(args);
-        let mut child = self.command(&all).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = self.command(&all).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let server = Server { child };
@@ -136,6 +143,110 @@ fn commands_do_what_they_say_and_fail_in_one_line() {
     let found: Value = serde_json::from_str(&place.ok(&["inspect", "--json"])).unwrap();
     let segment = found["segments"][0]["segment"].as_str().unwrap().to_owned();
     assert!(place.ok(&["inspect", &segment]).contains("CATALOGUE"));
+}
+
+/// Names that would forge a line of the log, or drive the terminal of the one who reads it.
+#[test]
+fn names_are_escaped_in_the_log_and_on_the_terminal() {
+    let place = Place::new();
+    let nbd = format!("unix:{}", place.path("nbd").display());
+    let log = fs::File::create(place.path("log")).unwrap();
+    let mut server = place.serve_logging(&["--nbd", &nbd], log.into());
+    let name = "x\nERROR forged \u{1b}[2J\u{9b}1m\u{202e}";
+    let mut client = UnixStream::connect(place.path("nbd")).unwrap();
+    // Flags of the client, and NBD_OPT_EXPORT_NAME.
+    let option =
+        [&3_u32.to_be_bytes()[..], b"IHAVEOPT", &1_u32.to_be_bytes(), &(name.len() as u32).to_be_bytes()];
+    client.write_all(&[option.concat().as_slice(), name.as_bytes()].concat()).unwrap();
+    let _ = client.read_to_end(&mut Vec::new());
+
+    place.ok(&["volume", "create", "a\u{202e}b", "--size", "1M"]);
+    let listed = place.ok(&["volume", "list"]);
+    assert!(listed.contains("a\\u{202e}b") && !listed.contains('\u{202e}'), "{listed:?}");
+    let json = place.ok(&["volume", "list", "--json"]);
+    assert!(!json.contains('\u{202e}'), "{json:?}");
+    assert_eq!(place.names("volume"), ["a\u{202e}b"], "and JSON means the same");
+    let said = place.fails(&["image", "import", "x", "/none/\u{1b}[2J"], 1);
+    assert!(said.contains("/none/\\u{1b}[2J"), "{said:?}");
+
+    server.signal(libc::SIGTERM);
+    assert_eq!(server.exit_code(), Some(0));
+    let log = fs::read_to_string(place.path("log")).unwrap();
+    assert!(log.contains("ERROR forged"), "{log:?}");
+    assert!(log.lines().all(|line| !line.starts_with("ERROR")), "{log:?}");
+    assert!(!log.contains(['\u{1b}', '\u{9b}', '\u{202e}']), "{log:?}");
+}
+
+/// The file of the batch that made a disk, and where it begins.
+fn batch_that_made(place: &Place, disk: &str) -> (PathBuf, u64) {
+    let found: Value = serde_json::from_str(&place.ok(&["inspect", "--json"])).unwrap();
+    for segment in found["segments"].as_array().unwrap() {
+        let name = segment["segment"].as_str().unwrap();
+        let batches: Vec<Value> = serde_json::from_str(&place.ok(&["inspect", name, "--json"])).unwrap();
+        let made = |b: &&Value| b["catalogue"].to_string().contains(&format!("'{disk}'"));
+        if let Some(batch) = batches.iter().find(made) {
+            let file = walk(&place.path("pool")).into_iter().find(|p| p.ends_with(format!("{name}.seg")));
+            return (file.unwrap(), batch["offset"].as_u64().unwrap());
+        }
+    }
+    panic!("no batch makes {disk}");
+}
+
+fn walk(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
+    entries.flat_map(|p| if p.is_dir() { walk(&p) } else { vec![p] }).collect()
+}
+
+fn flip_a_bit(file: &Path, at: u64) {
+    let file = fs::OpenOptions::new().read(true).write(true).open(file).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+}
+
+#[test]
+fn a_damaged_log_is_not_opened_until_its_loss_is_accepted() {
+    let place = Place::new();
+    let mut server = place.serve(&[]);
+    for name in ["a", "b", "c", "d"] {
+        place.ok(&["volume", "create", name, "--size", "1M"]);
+    }
+    server.signal(libc::SIGKILL);
+    server.exit_code();
+    assert!(place.ok(&["recover"]).contains("nothing is lost"));
+    let (file, offset) = batch_that_made(&place, "b");
+    flip_a_bit(&file, offset + 1000);
+
+    let said =
+        String::from_utf8(place.command(&["serve"]).env("FOREBAY_LOG", "error").output().unwrap().stderr);
+    let said = said.unwrap();
+    assert!(said.lines().count() == 1 && said.contains("forebay recover"), "{said}");
+    assert!(said.contains(&format!("offset {offset}")), "{said}");
+    let check = place.run(&["check"]);
+    assert_eq!(check.status.code(), Some(1));
+    assert!(String::from_utf8(check.stdout).unwrap().contains("the log is damaged"));
+
+    let reported = place.run(&["recover", "--json"]);
+    assert_eq!(reported.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&reported.stdout).unwrap();
+    assert_eq!(report["accepted"], false);
+    let id = report["damage"]["id"].as_u64().unwrap();
+    assert!(report["damage"]["catalogue"].to_string().contains("'c'"), "{report}");
+    let text = String::from_utf8(place.run(&["recover"]).stdout).unwrap();
+    assert!(text.contains(&format!("offset {offset}: a batch is damaged")), "{text}");
+
+    let other = place.fails(&["recover", "--accept-loss", &(id + 1).to_string()], 1);
+    assert!(other.contains(&id.to_string()), "{other}");
+    // The damage is undone: nothing is lost, and nothing can be accepted.
+    flip_a_bit(&file, offset + 1000);
+    assert!(place.fails(&["recover", "--accept-loss", &id.to_string()], 1).contains("not damaged"));
+    flip_a_bit(&file, offset + 1000);
+    assert!(place.ok(&["recover", "--accept-loss", &id.to_string()]).contains("accepted: the pool opens"));
+    assert!(place.ok(&["recover"]).contains("nothing is lost"));
+    let server = place.serve(&[]);
+    assert_eq!(place.names("volume"), ["a"]);
+    assert!(place.fails(&["recover"], 1).contains("stop the server first"));
+    drop(server);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::client::{Client, info, meta};
 use crate::support::{SIZE, TestServer};
 
 /// The list of exports, each with its remark.
-fn list(client: &mut Client) -> Vec<(String, String)> {
+pub fn list(client: &mut Client) -> Vec<(String, String)> {
     client.option(OPT_LIST, b"");
     let mut found = Vec::new();
     loop {

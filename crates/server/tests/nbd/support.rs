@@ -1,11 +1,12 @@
 //! A server with a pool in memory, for one test.
 
 use std::future::Future;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_engine::{Pool, PoolConfig, SyncMode};
-use forebay_server::nbd::{self, TlsConfig};
+use forebay_server::nbd::{self, ListenerConfig, TlsConfig, TlsMode};
 use forebay_server::plane::{Handle, ListenAddr, Plane};
 use forebay_store::MemoryStore;
 use tokio::runtime::{Builder, Runtime};
@@ -18,6 +19,7 @@ pub struct TestServer {
     pub pool: Arc<Pool>,
     handle: Option<Handle>,
     pub dir: tempfile::TempDir,
+    pub certificates: nbd::Certificates,
 }
 
 /// Size of the volume that every test server has.
@@ -26,28 +28,36 @@ pub const SIZE: u64 = 64 << 20;
 impl TestServer {
     /// With one volume, `vol`, of [`SIZE`] bytes.
     pub fn start() -> TestServer {
-        TestServer::with_tls(|_| TlsConfig::default())
+        TestServer::with_tls(TlsMode::Off, |_| TlsConfig::default())
     }
 
-    pub fn with_tls(tls: impl FnOnce(&std::path::Path) -> TlsConfig) -> TestServer {
+    /// On a UNIX socket and a TCP port, as `mode` says; `tls` makes the certificates.
+    pub fn with_tls(mode: TlsMode, tls: impl FnOnce(&Path) -> TlsConfig) -> TestServer {
+        TestServer::with_config(|dir| {
+            let listen = vec![ListenAddr::Unix(dir.join("nbd.sock")), ListenAddr::Tcp("127.0.0.1:0".into())];
+            let listener = ListenerConfig { listen, tls: mode, ..ListenerConfig::default() };
+            nbd::Config { listeners: vec![listener], tls: tls(dir) }
+        })
+    }
+
+    /// As the configuration says that is made for a directory.
+    pub fn with_config(config: impl FnOnce(&Path) -> nbd::Config) -> TestServer {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let host = host(runtime.handle().clone());
-        let config = PoolConfig {
+        let pool_config = PoolConfig {
             read_cache: 64 << 20,
             map_cache: 4 << 20,
             segment_bytes: 4 << 20,
             ..Default::default()
         };
         let store = Arc::new(MemoryStore::new());
-        let pool = runtime.block_on(Pool::open(store, Arc::new(host), config)).unwrap();
+        let pool = runtime.block_on(Pool::open(store, Arc::new(host), pool_config)).unwrap();
         runtime.block_on(pool.create_volume("vol", SIZE, SyncMode::Flush, 0)).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let listen =
-            vec![ListenAddr::Unix(dir.path().join("nbd.sock")), ListenAddr::Tcp("127.0.0.1:0".into())];
         let mut plane = Plane::default();
-        nbd::listen(&mut plane, pool.clone(), &nbd::Config { listen, tls: tls(dir.path()) }).unwrap();
+        let certificates = nbd::listen(&mut plane, &pool, &config(dir.path())).unwrap().certificates;
         let handle = plane.run(2).unwrap();
-        TestServer { runtime, pool, handle: Some(handle), dir }
+        TestServer { runtime, pool, handle: Some(handle), dir, certificates }
     }
 
     /// Runs something of the engine's.

@@ -1,13 +1,15 @@
 //! TLS: who may, who must, and whose certificate counts.
 
+use std::fs::Permissions;
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_server::nbd::{ClientCertificates, TlsConfig, TlsMode};
 use forebay_wire::nbd::*;
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -15,32 +17,59 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use crate::client::{Client, option};
 use crate::support::TestServer;
 
-/// Writes a certificate authority, a server's certificate and a client's, by the usual names.
-fn certificates(dir: &Path) {
-    let ca_key = KeyPair::generate().unwrap();
-    let mut ca = CertificateParams::new(Vec::new()).unwrap();
-    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    std::fs::write(dir.join("ca-cert.pem"), ca.self_signed(&ca_key).unwrap().pem()).unwrap();
-    let issuer = Issuer::new(ca, ca_key);
-    for (role, name) in [("server", "localhost"), ("client", "client")] {
+/// A certificate authority.
+pub struct Authority(Issuer<'static, KeyPair>);
+
+impl Authority {
+    /// Makes one, and a server's certificate; writes both into `dir`, by the usual names.
+    pub fn new(dir: &Path) -> Authority {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        let cert = params.signed_by(&key, &issuer).unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        std::fs::write(dir.join("ca-cert.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+        let authority = Authority(Issuer::new(params, key));
+        authority.write(dir, "server", "the server", &["localhost"]);
+        authority
+    }
+
+    /// Makes a client's certificate in `dir`, for this common name and these DNS names.
+    pub fn sign(&self, dir: &Path, common_name: &str, dns: &[&str]) {
+        std::fs::create_dir_all(dir).unwrap();
+        self.write(dir, "client", common_name, dns);
+    }
+
+    fn write(&self, dir: &Path, role: &str, common_name: &str, dns: &[&str]) {
+        let key = KeyPair::generate().unwrap();
+        let mut params =
+            CertificateParams::new(dns.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        let cert = params.signed_by(&key, &self.0).unwrap();
         std::fs::write(dir.join(format!("{role}-cert.pem")), cert.pem()).unwrap();
-        std::fs::write(dir.join(format!("{role}-key.pem")), key.serialize_pem()).unwrap();
+        let path = dir.join(format!("{role}-key.pem"));
+        std::fs::write(&path, key.serialize_pem()).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
     }
 }
 
+/// Writes a certificate authority, a server's certificate and a client's, by the usual names.
+fn certificates(dir: &Path) {
+    Authority::new(dir).sign(dir, "client", &["client"]);
+}
+
 fn server(mode: TlsMode, clients: ClientCertificates) -> TestServer {
-    TestServer::with_tls(|dir| {
+    TestServer::with_tls(mode, |dir| {
         certificates(dir);
-        TlsConfig { mode, dir: Some(dir.to_owned()), clients }
+        TlsConfig { dir: Some(dir.to_owned()), clients }
     })
 }
 
 /// A client that has asked for TLS and been let; with a certificate from `identity`, if any.
-fn upgraded(server: &TestServer, identity: Option<&Path>) -> Client {
-    let dir = server.dir.path();
+pub fn upgraded(server: &TestServer, identity: Option<&Path>) -> Client {
+    upgraded_at(&server.tcp(), server.dir.path(), identity)
+}
+
+/// The same at an address, trusting the authority in `dir`.
+pub fn upgraded_at(address: &str, dir: &Path, identity: Option<&Path>) -> Client {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(dir.join("ca-cert.pem")).unwrap()).unwrap();
     let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -55,7 +84,7 @@ fn upgraded(server: &TestServer, identity: Option<&Path>) -> Client {
             config.with_client_auth_cert(vec![cert], key).unwrap()
         }
     };
-    let socket = TcpStream::connect(server.tcp()).unwrap();
+    let socket = TcpStream::connect(address).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let mut clear = Client::over(socket.try_clone().unwrap());
     clear.greet();
@@ -112,6 +141,45 @@ fn a_certificate_may_be_required() {
 }
 
 #[test]
+fn certificates_are_read_again_and_broken_ones_are_not_used() {
+    let server = server(TlsMode::Require, ClientCertificates::Required);
+    let dir = server.dir.path();
+    let old = tempfile::tempdir().unwrap();
+    for name in ["ca-cert.pem", "client-cert.pem", "client-key.pem"] {
+        std::fs::copy(dir.join(name), old.path().join(name)).unwrap();
+    }
+    let mut before = upgraded(&server, Some(dir));
+    before.go("vol").unwrap();
+    let old_client = || upgraded_at(&server.tcp(), old.path(), Some(old.path()));
+
+    // Files that cannot be used change nothing.
+    certificates(dir);
+    std::fs::write(dir.join("server-cert.pem"), "no certificate").unwrap();
+    assert!(server.certificates.reload().is_err());
+    assert!(old_client().go("vol").is_ok());
+
+    certificates(dir);
+    assert!(server.certificates.reload().unwrap());
+    let mut new = upgraded(&server, Some(dir));
+    new.go("vol").unwrap();
+    new.assert_alive();
+    before.assert_alive();
+    assert_refused(&mut upgraded_at(&server.tcp(), dir, Some(old.path())));
+    assert!(!TestServer::start().certificates.reload().unwrap(), "there is nothing to read without TLS");
+}
+
+#[test]
+fn a_key_that_others_can_read_is_refused() {
+    let server = server(TlsMode::On, ClientCertificates::Optional);
+    for mode in [0o644, 0o640, 0o604, 0o620] {
+        std::fs::set_permissions(server.dir.path().join("server-key.pem"), Permissions::from_mode(mode))
+            .unwrap();
+        let refused = server.certificates.reload().unwrap_err().to_string();
+        assert!(refused.contains("chmod 600") && refused.contains(&format!("{mode:03o}")), "{refused}");
+    }
+}
+
+#[test]
 fn a_certificate_that_is_shown_has_to_be_good() {
     let server = server(TlsMode::On, ClientCertificates::Optional);
     let other = tempfile::tempdir().unwrap();
@@ -121,7 +189,7 @@ fn a_certificate_that_is_shown_has_to_be_good() {
 }
 
 /// The server ends the connection instead of answering. Where in the handshake that shows is the library's.
-fn assert_refused(client: &mut Client) {
+pub fn assert_refused(client: &mut Client) {
     let bytes = option(OPT_LIST, b"");
     let sent = client.socket.write_all(&bytes).and_then(|()| client.socket.flush());
     let mut answer = [0; 20];

@@ -6,6 +6,7 @@ mod aborts;
 mod attention;
 mod blocks;
 mod copies;
+mod read_only;
 mod reservations;
 mod support;
 mod units;

@@ -5,24 +5,24 @@ use forebay_wire::scsi::{ReservationType, SenseKey, codes};
 
 use crate::support::*;
 
-const RESERVE: [u8; 6] = [0x16, 0, 0, 0, 0, 0];
+pub const RESERVE: [u8; 6] = [0x16, 0, 0, 0, 0, 0];
 const RELEASE: [u8; 6] = [0x17, 0, 0, 0, 0, 0];
 
 /// Service actions of PERSISTENT RESERVE OUT.
-const REGISTER: u8 = 0;
-const DO_RESERVE: u8 = 1;
+pub const REGISTER: u8 = 0;
+pub const DO_RESERVE: u8 = 1;
 const DO_RELEASE: u8 = 2;
 const CLEAR: u8 = 3;
 const PREEMPT_AND_ABORT: u8 = 5;
-const REGISTER_AND_IGNORE: u8 = 6;
+pub const REGISTER_AND_IGNORE: u8 = 6;
 
-fn reserve_out(action: u8, kind: u8, key: u64, action_key: u64) -> ([u8; 10], Vec<u8>) {
+pub fn reserve_out(action: u8, kind: u8, key: u64, action_key: u64) -> ([u8; 10], Vec<u8>) {
     let mut list = [key.to_be_bytes(), action_key.to_be_bytes()].concat();
     list.extend_from_slice(&[0; 8]);
     ([0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], list)
 }
 
-fn reserve_in(action: u8) -> [u8; 10] {
+pub fn reserve_in(action: u8) -> [u8; 10] {
     [0x5e, action, 0, 0, 0, 0, 0, 1, 0, 0]
 }
 

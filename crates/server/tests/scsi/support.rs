@@ -49,10 +49,15 @@ impl World {
 
     /// As [`session`](Self::session), on these volumes.
     pub fn session_on(&self, n: u8, read_only: bool, disks: &[&str]) -> TestSession {
+        self.session_at(n, read_only, disks, "iqn.2026-11.example:disks")
+    }
+
+    /// As [`session_on`](Self::session_on), through this target.
+    pub fn session_at(&self, n: u8, read_only: bool, disks: &[&str], target: &str) -> TestSession {
         let port = Arc::new(Port {
             initiator: format!("iqn.2026-11.example:host{n}"),
             isid: [0x80, 0, 0, 0, 0, n],
-            target: "iqn.2026-11.example:disks".into(),
+            target: target.into(),
             tpgt: 1,
             relative_port: 1,
         });

@@ -31,6 +31,18 @@ impl ReservationType {
         ReservationType::ExclusiveAccessAll,
     ];
 
+    /// A name for people and programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            ReservationType::WriteExclusive => "write_exclusive",
+            ReservationType::ExclusiveAccess => "exclusive_access",
+            ReservationType::WriteExclusiveRegistrants => "write_exclusive_registrants",
+            ReservationType::ExclusiveAccessRegistrants => "exclusive_access_registrants",
+            ReservationType::WriteExclusiveAll => "write_exclusive_all",
+            ReservationType::ExclusiveAccessAll => "exclusive_access_all",
+        }
+    }
+
     /// The type of a code.
     pub fn decode(code: u8) -> Option<ReservationType> {
         ReservationType::ALL.into_iter().find(|t| *t as u8 == code)

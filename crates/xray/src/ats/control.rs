@@ -31,7 +31,7 @@ impl Control {
 
     fn exchange(&mut self, method: &str, path: &str, body: &str) -> std::io::Result<u16> {
         let request = format!(
-            "{method} /api/v1{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+            "{method} /api/v1{path} HTTP/1.1\r\nHost: localhost\r\nX-Forebay: 1\r\nContent-Type: application/json\r\n\
              Content-Length: {}\r\n\r\n{body}",
             body.len()
         );

@@ -53,6 +53,9 @@ impl Descriptor {
             let access = line.split_ascii_whitespace().next().unwrap_or_default();
             if matches!(access, "RW" | "RDONLY" | "NOACCESS") {
                 extents.extend(extent(file, line)?);
+                if extents.len() > super::MAX_EXTENTS {
+                    return file.damaged("its descriptor names more than 4096 extents");
+                }
             }
         }
         Ok(Descriptor { extents })

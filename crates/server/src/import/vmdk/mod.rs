@@ -3,6 +3,9 @@
 //! A disk is a list of extents. A descriptor, a small text, names them and their files: flat ones are the
 //! bytes of the disk, sparse ones have tables. A monolithic sparse or stream-optimised file is one sparse
 //! extent with the descriptor inside.
+//!
+//! Each extent file is opened once to see that it fits its line, and again when it is read; one is open at a time, so
+//! that the number of extents costs no file descriptors and no memory.
 
 mod descriptor;
 mod sparse;
@@ -17,8 +20,10 @@ pub(super) use sparse::MAGIC as SPARSE_MAGIC;
 
 /// Bytes of the unit in which VMDK counts.
 const SECTOR: u64 = 512;
-/// Longest descriptor file.
-const MAX_DESCRIPTOR: u64 = 1 << 20;
+/// Longest descriptor file. VMware's have some hundred bytes, and some 50 more for each extent.
+const MAX_DESCRIPTOR: u64 = 256 << 10;
+/// Most extents: a disk of 4 TiB in parts of 2 GiB has half of it.
+const MAX_EXTENTS: usize = 4096;
 
 /// Opens a sparse file, or a descriptor and the files that it names.
 pub(super) fn open(file: ImageFile) -> Result<Box<dyn Image>> {
@@ -31,46 +36,56 @@ pub(super) fn open(file: ImageFile) -> Result<Box<dyn Image>> {
     }
     let text = file.read_vec(0, file.len())?;
     let descriptor = Descriptor::parse(&file, &text)?;
-    let mut extents = Vec::new();
+    let mut extents = Vec::with_capacity(descriptor.extents.len());
     let mut start = 0u64;
-    for e in &descriptor.extents {
-        let len = e.sectors.checked_mul(SECTOR).ok_or_else(|| file.damaged_or("an extent is too long"))?;
+    for line in descriptor.extents {
+        let len = line.sectors.checked_mul(SECTOR).ok_or_else(|| file.damaged_or("an extent is too long"))?;
         let end = start.checked_add(len).ok_or_else(|| file.damaged_or("its extents are too long"))?;
-        let body = match &e.kind {
-            ExtentKind::Zero => Body::Zero,
-            ExtentKind::Flat { name, offset_sectors } => {
-                let flat = file.open_sibling(name)?;
-                let skip = offset_sectors.saturating_mul(SECTOR);
-                if skip.checked_add(len).is_none_or(|end| end > flat.len()) {
-                    let (path, offset) = (flat.shown().to_owned(), skip.saturating_add(len));
-                    return Err(ImportError::Truncated { path, len: flat.len(), offset });
-                }
-                Body::Flat { file: flat, skip }
-            }
-            ExtentKind::Sparse { name } => {
-                let sparse = Sparse::open(file.open_sibling(name)?)?;
-                if sparse.size() < len {
-                    return file.damaged("an extent is shorter than the descriptor says");
-                }
-                Body::Sparse(Box::new(sparse))
-            }
-        };
-        extents.push(Extent { start, end, body });
+        let extent = Extent { start, end, kind: line.kind };
+        drop(extent.open(&file)?);
+        extents.push(extent);
         start = end;
     }
     if start == 0 {
         return file.damaged("its descriptor names no extents");
     }
-    Ok(Box::new(Extents { extents, current: 0 }))
+    Ok(Box::new(Extents { descriptor: file, extents, current: None }))
 }
 
 /// One part of a disk.
 struct Extent {
     start: u64,
     end: u64,
-    body: Body,
+    kind: ExtentKind,
 }
 
+impl Extent {
+    /// Opens its file, which is beside the `descriptor`, and checks that it is long enough.
+    fn open(&self, descriptor: &ImageFile) -> Result<Body> {
+        let len = self.end - self.start;
+        match &self.kind {
+            ExtentKind::Zero => Ok(Body::Zero),
+            ExtentKind::Flat { name, offset_sectors } => {
+                let flat = descriptor.open_sibling(name)?;
+                let skip = offset_sectors.saturating_mul(SECTOR);
+                if skip.checked_add(len).is_none_or(|end| end > flat.len()) {
+                    let (path, offset) = (flat.shown().to_owned(), skip.saturating_add(len));
+                    return Err(ImportError::Truncated { path, len: flat.len(), offset });
+                }
+                Ok(Body::Flat { file: flat, skip })
+            }
+            ExtentKind::Sparse { name } => {
+                let sparse = Sparse::open(descriptor.open_sibling(name)?)?;
+                if sparse.size() < len {
+                    return descriptor.damaged("an extent is shorter than the descriptor says");
+                }
+                Ok(Body::Sparse(Box::new(sparse)))
+            }
+        }
+    }
+}
+
+/// An extent whose file is open.
 enum Body {
     Zero,
     Flat { file: ImageFile, skip: u64 },
@@ -79,18 +94,27 @@ enum Body {
 
 /// A disk made of extents, none of them empty, without gaps.
 struct Extents {
+    descriptor: ImageFile,
     extents: Vec<Extent>,
-    /// The extent used last.
-    current: usize,
+    /// The extent used last: its index, and its file.
+    current: Option<(usize, Body)>,
 }
 
 impl Extents {
-    fn at(&mut self, offset: u64) -> &mut Extent {
-        let e = &self.extents[self.current];
-        if !(e.start..e.end).contains(&offset) {
-            self.current = self.extents.partition_point(|e| e.end <= offset);
-        }
-        &mut self.extents[self.current]
+    /// The extent at `offset`: where it begins and ends, and its file.
+    fn at(&mut self, offset: u64) -> Result<(u64, u64, &mut Body)> {
+        let index = self.extents.partition_point(|e| e.end <= offset);
+        let extent = &self.extents[index];
+        let current = match self.current.take() {
+            Some((open, body)) if open == index => (open, body),
+            // What was open is closed first.
+            other => {
+                drop(other);
+                (index, extent.open(&self.descriptor)?)
+            }
+        };
+        let (_, body) = self.current.insert(current);
+        Ok((extent.start, extent.end, body))
     }
 }
 
@@ -100,9 +124,9 @@ impl Image for Extents {
     }
 
     fn run(&mut self, offset: u64) -> Result<Run> {
-        let e = self.at(offset);
-        let (inner, rest) = (offset - e.start, e.end - offset);
-        let run = match &mut e.body {
+        let (start, end, body) = self.at(offset)?;
+        let (inner, rest) = (offset - start, end - offset);
+        let run = match body {
             Body::Zero => Run { len: rest, data: false },
             Body::Flat { file, skip } => file.run(*skip + inner)?,
             Body::Sparse(sparse) => sparse.run(inner)?,
@@ -111,9 +135,9 @@ impl Image for Extents {
     }
 
     fn read(&mut self, offset: u64, out: &mut [u8]) -> Result<()> {
-        let e = self.at(offset);
-        let inner = offset - e.start;
-        match &mut e.body {
+        let (start, _, body) = self.at(offset)?;
+        let inner = offset - start;
+        match body {
             Body::Zero => {
                 out.fill(0);
                 Ok(())

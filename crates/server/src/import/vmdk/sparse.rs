@@ -18,6 +18,8 @@ const AT_END: u64 = u64::MAX;
 const MAX_GRAIN: u64 = 4096;
 /// Most entries of a grain table.
 const MAX_TABLE: u64 = 4096;
+/// Most grain tables: 64 MiB of directory, and 500 TiB at the usual sizes.
+const MAX_TABLES: u64 = 16 << 20;
 /// Largest extent.
 const MAX_SIZE: u64 = 64 << 40;
 
@@ -80,6 +82,9 @@ impl Sparse {
             return file.damaged("its grain size is out of range");
         }
         let tables = capacity.div_ceil(grain * table_entries);
+        if tables > MAX_TABLES {
+            return file.damaged("its grain directory is too long");
+        }
         let at = le64(&header, 56).saturating_mul(SECTOR);
         let directory = file.read_vec(at, tables * 4)?;
         let directory = directory.chunks_exact(4).map(|e| le32(e, 0)).collect();

@@ -1,0 +1,185 @@
+//! Which requests are served at all: the defence against web pages that use a browser to reach the API.
+//!
+//! A browser lets any page send requests to any address, and without a preflight those with a body declared as text
+//! or as a form, or without a body. Three checks run before every route:
+//!
+//! - `Host` over TCP names this server ([`Hosts`]): a page that rebinds its own name to this address is refused.
+//! - `Origin` and `Sec-Fetch-Site`, which a page cannot change (Fetch Standard, "forbidden request-header"; W3C Fetch
+//!   Metadata), say that the request does not come from another site.
+//! - A method that changes state carries [`HEADER`], or a body declared as JSON. A page can send neither to another
+//!   origin without a preflight, and no preflight is answered.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use super::Origin;
+use crate::control::ControlError;
+
+/// The header of requests that change state. Its value says nothing.
+pub const HEADER: &str = "x-forebay";
+
+/// What the checks need to know.
+#[derive(Clone)]
+pub(super) struct Guard {
+    origin: Origin,
+    /// Names of this server beside those that [`Guard::names_this_server`] knows.
+    hosts: Arc<[String]>,
+}
+
+impl Guard {
+    pub fn new(origin: Origin, hosts: &[String]) -> Guard {
+        Guard { origin, hosts: hosts.into() }
+    }
+
+    fn check(&self, method: &Method, headers: &HeaderMap) -> Result<(), ControlError> {
+        let refused = |code, message: &str| Err(ControlError::new(StatusCode::FORBIDDEN, code, message));
+        if self.origin != Origin::Socket
+            && !only(headers, header::HOST.as_str(), |h| self.names_this_server(h))
+        {
+            let why = "the Host header names another server; use this server's address in the URL, or add its name \
+                       with --http-host";
+            return refused("bad_host", why);
+        }
+        let host = headers.get(header::HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
+        let own_site = |site: &str| matches!(site, "same-origin" | "none");
+        if !all(headers, "sec-fetch-site", own_site)
+            || !all(headers, header::ORIGIN.as_str(), |origin| is_origin_of(origin, host))
+        {
+            return refused("foreign_origin", "a web page of another site cannot use this API");
+        }
+        if !method.is_safe() && !headers.contains_key(HEADER) && !declares_json(headers) {
+            let why = "a request that changes something needs the header 'X-Forebay: 1', or a JSON body declared as \
+                       'content-type: application/json'";
+            return refused("header_missing", why);
+        }
+        Ok(())
+    }
+
+    /// Whether a `Host` header names this server: an address (a rebound name is a name), `localhost`, or a
+    /// configured name. Where the API is served on a loopback address, the address must be one too.
+    fn names_this_server(&self, host: &str) -> bool {
+        let name = match host.rsplit_once(':') {
+            Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+            _ => host,
+        };
+        let literal = name.strip_prefix('[').and_then(|n| n.strip_suffix(']')).unwrap_or(name);
+        match literal.parse::<IpAddr>() {
+            Ok(ip) => ip.is_loopback() || self.origin == Origin::Remote,
+            Err(_) => {
+                let known = |other: &String| name.eq_ignore_ascii_case(other);
+                name.eq_ignore_ascii_case("localhost") || self.hosts.iter().any(known)
+            }
+        }
+    }
+}
+
+/// Whether there is exactly one such header and it passes.
+fn only(headers: &HeaderMap, name: &str, test: impl Fn(&str) -> bool) -> bool {
+    headers.get_all(name).iter().count() == 1 && all(headers, name, test)
+}
+
+/// Whether each such header passes; also where there is none.
+fn all(headers: &HeaderMap, name: &str, test: impl Fn(&str) -> bool) -> bool {
+    headers.get_all(name).iter().all(|value| value.to_str().is_ok_and(&test))
+}
+
+/// Whether an `Origin` header is that of this server itself, which was addressed as `host`.
+fn is_origin_of(origin: &str, host: &str) -> bool {
+    let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    authority.is_some_and(|authority| !host.is_empty() && authority.eq_ignore_ascii_case(host))
+}
+
+fn declares_json(headers: &HeaderMap) -> bool {
+    let media_type = |value: &str| {
+        value.split(';').next().is_some_and(|t| t.trim().eq_ignore_ascii_case("application/json"))
+    };
+    only(headers, header::CONTENT_TYPE.as_str(), media_type)
+}
+
+/// The checks, as a layer of the router.
+pub(super) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    match guard.check(request.method(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(refused) => refused.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loopback_listener_knows_the_machine_and_its_configured_name() {
+        let guard = Guard::new(Origin::Loopback, &["Storage.lan".into()]);
+        for host in [
+            "localhost",
+            "LOCALHOST:80",
+            "127.0.0.1",
+            "127.1.2.3:8080",
+            "[::1]",
+            "[::1]:8080",
+            "storage.LAN:8080",
+        ] {
+            assert!(guard.names_this_server(host), "{host}");
+        }
+        for host in [
+            "",
+            "example.org",
+            "localhost.example.org",
+            "10.0.0.1:80",
+            "[fe80::1]:80",
+            "127.0.0.1.x",
+            "storage.lan.example.org",
+        ] {
+            assert!(!guard.names_this_server(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn a_remote_listener_takes_addresses_but_no_foreign_names() {
+        let guard = Guard::new(Origin::Remote, &["storage.lan".into()]);
+        for host in ["10.0.0.1:80", "[fe80::1]", "localhost", "storage.lan:8080"] {
+            assert!(guard.names_this_server(host), "{host}");
+        }
+        for host in ["", "rebound.example", "10.0.0.1.example"] {
+            assert!(!guard.names_this_server(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn an_origin_is_compared_with_the_whole_authority() {
+        assert!(is_origin_of("http://localhost:8080", "localhost:8080"));
+        assert!(is_origin_of("https://Storage.lan", "storage.lan"));
+        for (origin, host) in [
+            ("null", "localhost"),
+            ("http://localhost:8081", "localhost:8080"),
+            ("http://evil.example", "localhost"),
+            ("http://localhost.evil.example", "localhost"),
+            ("http://", ""),
+            ("file://localhost", "localhost"),
+        ] {
+            assert!(!is_origin_of(origin, host), "{origin} {host}");
+        }
+    }
+
+    #[test]
+    fn json_is_declared_by_its_media_type() {
+        let with = |value: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_TYPE, value.parse().unwrap());
+            headers
+        };
+        for good in ["application/json", "Application/JSON; charset=utf-8"] {
+            assert!(declares_json(&with(good)), "{good}");
+        }
+        for bad in ["text/plain", "text/plain; application/json", "application/x-www-form-urlencoded"] {
+            assert!(!declares_json(&with(bad)), "{bad}");
+        }
+        assert!(!declares_json(&HeaderMap::new()));
+    }
+}

@@ -1,0 +1,76 @@
+//! `[limits]`: what clients may take of the server.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::ConfigError;
+use crate::plane::{ConnectionLimits, MIN_BUDGET, MemoryLimits};
+use crate::size::Size;
+
+/// Longest timeout, in seconds.
+const MAX_TIMEOUT_S: u64 = 3600;
+
+/// `[limits]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LimitsSection {
+    /// Connections of clients, in all.
+    pub connections: Option<usize>,
+    /// Connections from one address.
+    pub connections_per_address: Option<usize>,
+    /// Connections that have not chosen an export or logged in yet.
+    pub negotiating: Option<usize>,
+    /// Seconds that they have for it, in all.
+    pub negotiation_timeout_s: Option<u64>,
+    /// Memory for what clients send and are sent, of all together.
+    pub client_memory: Option<Size>,
+    /// Seconds that a client may hold some of it without progress while others wait.
+    pub stall_timeout_s: Option<u64>,
+}
+
+impl LimitsSection {
+    pub(super) fn connections(&self) -> Result<ConnectionLimits, ConfigError> {
+        let default = ConnectionLimits::default();
+        let count = |option, value: Option<usize>, default| match value {
+            Some(0) => {
+                let why = "use at least 1; to serve no clients, leave 'listen' out";
+                Err(ConfigError::Value { option, value: "0".into(), why })
+            }
+            value => Ok(value.unwrap_or(default)),
+        };
+        Ok(ConnectionLimits {
+            all: count("limits.connections", self.connections, default.all)?,
+            per_address: count(
+                "limits.connections_per_address",
+                self.connections_per_address,
+                default.per_address,
+            )?,
+            negotiating: count("limits.negotiating", self.negotiating, default.negotiating)?,
+            negotiation: seconds(
+                "limits.negotiation_timeout_s",
+                self.negotiation_timeout_s,
+                default.negotiation,
+            )?,
+        })
+    }
+
+    pub(super) fn memory(&self) -> Result<MemoryLimits, ConfigError> {
+        let default = MemoryLimits::default();
+        let budget = self.client_memory.map_or(default.budget, |size| size.0);
+        if budget < MIN_BUDGET {
+            let (option, value) = ("limits.client_memory", Size(budget).to_string());
+            return Err(ConfigError::Value { option, value, why: "it needs at least 96M" });
+        }
+        let stall = seconds("limits.stall_timeout_s", self.stall_timeout_s, default.stall)?;
+        Ok(MemoryLimits { budget, stall })
+    }
+}
+
+fn seconds(option: &'static str, value: Option<u64>, default: Duration) -> Result<Duration, ConfigError> {
+    let seconds = value.unwrap_or(default.as_secs());
+    if !(1..=MAX_TIMEOUT_S).contains(&seconds) {
+        return Err(ConfigError::Value { option, value: seconds.to_string(), why: "use 1 to 3600" });
+    }
+    Ok(Duration::from_secs(seconds))
+}

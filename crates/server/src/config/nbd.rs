@@ -1,0 +1,120 @@
+//! `[nbd]`: where NBD is served, to whom, and under TLS or in clear.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use super::ConfigError;
+use crate::nbd::{
+    Access, ClientCertificates, Config, ExportPattern, ListenerConfig, SubjectPattern, TlsConfig, TlsMode,
+};
+use crate::plane::ListenAddr;
+
+/// `[nbd]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NbdSection {
+    /// Addresses at which every disk is exported.
+    #[serde(default)]
+    pub listen: Vec<ListenAddr>,
+    /// Whether addresses that other machines can reach may be served in clear.
+    #[serde(default)]
+    pub allow_remote: bool,
+    /// TLS.
+    #[serde(default)]
+    pub tls: TlsSection,
+    /// `[[nbd.listener]]`
+    #[serde(default)]
+    pub listener: Vec<NbdListenerSection>,
+}
+
+/// `[[nbd.listener]]`: addresses at which some disks are exported.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NbdListenerSection {
+    /// Addresses.
+    pub listen: Vec<ListenAddr>,
+    /// What is exported; everything, where nothing is said.
+    pub exports: Option<Vec<ExportPattern>>,
+    /// Whether writes are refused.
+    #[serde(default)]
+    pub read_only: bool,
+    /// As `nbd.tls.mode`, for these addresses.
+    pub tls: Option<TlsMode>,
+    /// As `nbd.allow_remote`, for these addresses.
+    #[serde(default)]
+    pub allow_remote: bool,
+    /// What which client certificates see of it; all of it for everyone, where none is named.
+    #[serde(default)]
+    pub clients: BTreeMap<SubjectPattern, Vec<ExportPattern>>,
+}
+
+/// `[nbd.tls]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsSection {
+    /// Who has to use TLS; `require` where only the certificates are named.
+    pub mode: Option<TlsMode>,
+    /// Directory with ca-cert.pem, server-cert.pem and server-key.pem.
+    pub certificates: Option<PathBuf>,
+    /// Whether clients must have a certificate that the authority signed.
+    pub verify_peer: Option<bool>,
+}
+
+/// What flags say of NBD.
+#[derive(Debug, Clone, Default)]
+#[allow(missing_docs)] // as in `NbdSection`
+pub struct NbdFlags {
+    pub listen: Vec<ListenAddr>,
+    pub allow_remote: bool,
+    pub tls: TlsSection,
+}
+
+impl NbdSection {
+    /// What `flags` say, and where they say nothing, what the file says. Addresses in flags take the place of
+    /// `nbd.listen`; the listeners of the file stay.
+    pub(super) fn config(self, flags: NbdFlags) -> Result<Config, ConfigError> {
+        let (tls, mode) = self.tls.config(flags.tls);
+        let allow_remote = self.allow_remote || flags.allow_remote;
+        let listen = if flags.listen.is_empty() { self.listen } else { flags.listen };
+        let mut listeners =
+            vec![ListenerConfig { listen, tls: mode, allow_remote, access: Access::default() }];
+        for section in self.listener {
+            listeners.push(section.config(mode, allow_remote)?);
+        }
+        Ok(Config { listeners, tls })
+    }
+}
+
+impl NbdListenerSection {
+    fn config(self, mode: TlsMode, allow_remote: bool) -> Result<ListenerConfig, ConfigError> {
+        let access = Access {
+            exports: self.exports.unwrap_or_else(|| vec![ExportPattern::all()]),
+            clients: self.clients.into_iter().collect(),
+            read_only: self.read_only,
+        };
+        let mode = match (access.needs_certificates(), self.tls) {
+            (false, own) => own.unwrap_or(mode),
+            (true, None | Some(TlsMode::Require)) => TlsMode::Require,
+            (true, Some(_)) => {
+                let (option, why) =
+                    ("nbd.listener.tls", "clients are known by their certificates; use 'require'");
+                return Err(ConfigError::Value { option, value: "'off' or 'on'".into(), why });
+            }
+        };
+        let allow_remote = self.allow_remote || allow_remote;
+        Ok(ListenerConfig { listen: self.listen, tls: mode, allow_remote, access })
+    }
+}
+
+impl TlsSection {
+    /// The certificates, and who has to use TLS.
+    fn config(self, flags: TlsSection) -> (TlsConfig, TlsMode) {
+        let dir = flags.certificates.or(self.certificates);
+        let default = if dir.is_some() { TlsMode::Require } else { TlsMode::Off };
+        let verify = flags.verify_peer.or(self.verify_peer).unwrap_or(false);
+        let clients = if verify { ClientCertificates::Required } else { ClientCertificates::Optional };
+        (TlsConfig { dir, clients }, flags.mode.or(self.mode).unwrap_or(default))
+    }
+}

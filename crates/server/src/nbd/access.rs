@@ -1,0 +1,316 @@
+//! Access control: which exports the clients of a listener see.
+//!
+//! A listener offers the disks that its export patterns match. Where it names clients, a client needs a certificate
+//! and sees, of these, what the patterns of all entries match that its certificate matches. An export that a client
+//! may not see is answered like one that does not exist, in every option.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::certificate::CertificateNames;
+
+/// Text in which `*` stands for any characters, none included, and all else for itself.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Glob(String);
+
+impl Glob {
+    fn matches(&self, text: &str) -> bool {
+        let Some((first, rest)) = self.0.split_once('*') else { return self.0 == text };
+        let Some(mut text) = text.strip_prefix(first) else { return false };
+        let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
+        // The leftmost place is as good as any: what follows has the longest rest to match.
+        for part in middle.split('*') {
+            match text.find(part) {
+                Some(at) => text = &text[at + part.len()..],
+                None => return false,
+            }
+        }
+        text.ends_with(last)
+    }
+}
+
+/// A pattern that cannot be one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadPattern {
+    /// Of an export.
+    #[error("'{0}' is not a pattern for exports; write NAME, VOLUME@SNAPSHOT, or either with '*'")]
+    Export(String),
+    /// Of a certificate's subject.
+    #[error(
+        "'{0}' does not say which certificates; write CN=NAME, DNS=NAME or URI=NAME, where '*' is allowed"
+    )]
+    Subject(String),
+}
+
+/// Which disks are offered: `NAME` or `VOLUME@SNAPSHOT`, where `*` stands for any characters.
+///
+/// Without `@` it matches a disk and all snapshots of it; with `@` only snapshots.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
+#[serde(try_from = "String")]
+pub struct ExportPattern {
+    disk: Glob,
+    snapshot: Option<Glob>,
+}
+
+impl ExportPattern {
+    /// All disks.
+    pub fn all() -> ExportPattern {
+        ExportPattern { disk: Glob("*".into()), snapshot: None }
+    }
+
+    fn matches(&self, export: &str) -> bool {
+        match (export.split_once('@'), &self.snapshot) {
+            (None, None) => self.disk.matches(export),
+            (None, Some(_)) => false,
+            (Some((volume, snapshot)), pattern) => {
+                self.disk.matches(volume) && pattern.as_ref().is_none_or(|p| p.matches(snapshot))
+            }
+        }
+    }
+}
+
+impl FromStr for ExportPattern {
+    type Err = BadPattern;
+
+    fn from_str(text: &str) -> Result<ExportPattern, BadPattern> {
+        let (disk, snapshot) = match text.split_once('@') {
+            Some((disk, snapshot)) => (disk, Some(snapshot)),
+            None => (text, None),
+        };
+        let bad =
+            |part: &str| part.is_empty() || part.contains(['/', '@']) || part.chars().any(char::is_control);
+        if bad(disk) || snapshot.is_some_and(bad) {
+            return Err(BadPattern::Export(text.to_owned()));
+        }
+        Ok(ExportPattern { disk: Glob(disk.into()), snapshot: snapshot.map(|s| Glob(s.into())) })
+    }
+}
+
+impl TryFrom<String> for ExportPattern {
+    type Error = BadPattern;
+
+    fn try_from(text: String) -> Result<ExportPattern, BadPattern> {
+        text.parse()
+    }
+}
+
+/// A kind of name in a certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum NameKind {
+    /// Common name of the subject (RFC 5280, 4.1.2.6).
+    Cn,
+    /// Subject alternative name of type dNSName (RFC 5280, 4.2.1.6); without regard to case.
+    Dns,
+    /// Subject alternative name of type uniformResourceIdentifier.
+    Uri,
+}
+
+/// Which certificates: `CN=`, `DNS=` or `URI=` and a name, where `*` stands for any characters.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Deserialize)]
+#[serde(try_from = "String")]
+pub struct SubjectPattern {
+    kind: NameKind,
+    name: Glob,
+}
+
+impl SubjectPattern {
+    /// Whether one of the certificate's names of this kind matches.
+    fn matches(&self, names: &CertificateNames) -> bool {
+        match self.kind {
+            NameKind::Cn => names.common.iter().any(|name| self.name.matches(name)),
+            NameKind::Dns => names.dns.iter().any(|name| self.name.matches(&name.to_ascii_lowercase())),
+            NameKind::Uri => names.uri.iter().any(|name| self.name.matches(name)),
+        }
+    }
+}
+
+impl FromStr for SubjectPattern {
+    type Err = BadPattern;
+
+    fn from_str(text: &str) -> Result<SubjectPattern, BadPattern> {
+        let bad = || BadPattern::Subject(text.to_owned());
+        let (kind, name) = text.split_once('=').filter(|(_, name)| !name.is_empty()).ok_or_else(bad)?;
+        let (kind, name) = match kind {
+            "CN" => (NameKind::Cn, name.to_owned()),
+            "DNS" => (NameKind::Dns, name.to_ascii_lowercase()),
+            "URI" => (NameKind::Uri, name.to_owned()),
+            _ => return Err(bad()),
+        };
+        Ok(SubjectPattern { kind, name: Glob(name) })
+    }
+}
+
+impl TryFrom<String> for SubjectPattern {
+    type Error = BadPattern;
+
+    fn try_from(text: String) -> Result<SubjectPattern, BadPattern> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for SubjectPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            NameKind::Cn => "CN",
+            NameKind::Dns => "DNS",
+            NameKind::Uri => "URI",
+        };
+        write!(f, "{kind}={}", self.name.0)
+    }
+}
+
+/// What the clients of a listener may do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Access {
+    /// What is offered at all.
+    pub exports: Vec<ExportPattern>,
+    /// What which certificates see of it; where this is empty, every client sees all of it.
+    pub clients: Vec<(SubjectPattern, Vec<ExportPattern>)>,
+    /// Writes are refused.
+    pub read_only: bool,
+}
+
+impl Default for Access {
+    /// Everything, for everyone who can connect.
+    fn default() -> Access {
+        Access { exports: vec![ExportPattern::all()], clients: Vec::new(), read_only: false }
+    }
+}
+
+impl Access {
+    /// Whether clients are told apart by their certificates.
+    pub fn needs_certificates(&self) -> bool {
+        !self.clients.is_empty()
+    }
+
+    /// What a client with a certificate of these names sees; `None` without a certificate.
+    pub(super) fn grant(&self, names: Option<&CertificateNames>) -> Grant {
+        let exports = self.exports.clone();
+        if !self.needs_certificates() {
+            return Grant { exports, client: vec![ExportPattern::all()] };
+        }
+        let entries = self.clients.iter().filter(|(subject, _)| names.is_some_and(|n| subject.matches(n)));
+        Grant { exports, client: entries.flat_map(|(_, patterns)| patterns.clone()).collect() }
+    }
+}
+
+/// What one client sees.
+pub(super) struct Grant {
+    exports: Vec<ExportPattern>,
+    client: Vec<ExportPattern>,
+}
+
+impl Grant {
+    /// Whether the client may know of this export.
+    pub fn sees(&self, export: &str) -> bool {
+        let matched = |patterns: &[ExportPattern]| patterns.iter().any(|p| p.matches(export));
+        matched(&self.exports) && matched(&self.client)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(pattern: &str, export: &str) -> bool {
+        pattern.parse::<ExportPattern>().unwrap().matches(export)
+    }
+
+    #[test]
+    fn a_star_stands_for_any_characters() {
+        for (pattern, name) in [
+            ("a", "a"),
+            ("*", ""),
+            ("*", "anything at all"),
+            ("tenant-a-*", "tenant-a-"),
+            ("tenant-a-*", "tenant-a-disk"),
+            ("*-disk", "x-disk"),
+            ("a*b*c", "abc"),
+            ("a*b*c", "a-b-b-c"),
+            ("*b*", "abc"),
+            ("a**c", "ac"),
+            ("a?", "a?"),
+        ] {
+            assert!(Glob(pattern.into()).matches(name), "{pattern} {name}");
+        }
+        for (pattern, name) in [
+            ("a", "ab"),
+            ("a", ""),
+            ("tenant-a-*", "tenant-b-disk"),
+            ("tenant-a-*", "x-tenant-a-disk"),
+            ("*-disk", "x-disk2"),
+            ("a*a", "a"),
+            ("ab*ba", "aba"),
+            ("a*b*c", "acb"),
+            ("a?", "ab"),
+            ("a.c", "abc"),
+        ] {
+            assert!(!Glob(pattern.into()).matches(name), "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn snapshots_follow_the_rule_of_their_volume() {
+        assert!(matches("vol", "vol") && matches("vol", "vol@monday"));
+        assert!(matches("*", "vol@monday"));
+        assert!(matches("img@*", "img@s") && !matches("img@*", "img") && !matches("img@*", "img2@s"));
+        assert!(matches("img@v*", "img@v1") && !matches("img@v*", "img@w1"));
+        assert!(!matches("vol*day", "vol@monday"), "a star does not reach into the name of a snapshot");
+        for bad in ["", "@", "a@", "@s", "a@b@c", "a/b", "a\nb"] {
+            assert!(bad.parse::<ExportPattern>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_subject_matches_by_any_name_of_its_kind() {
+        let names = CertificateNames {
+            common: vec!["host-1".into(), "spare".into()],
+            dns: vec!["Host-1.Example.ORG".into()],
+            uri: vec!["spiffe://example/host-1".into()],
+        };
+        let matches = |text: &str| text.parse::<SubjectPattern>().unwrap().matches(&names);
+        for good in [
+            "CN=host-1",
+            "CN=spare",
+            "CN=host-*",
+            "DNS=host-1.EXAMPLE.org",
+            "DNS=*.example.org",
+            "URI=spiffe://example/*",
+        ] {
+            assert!(matches(good), "{good}");
+        }
+        for bad in ["CN=host", "CN=HOST-1", "DNS=host-1", "DNS=spare", "CN=host-1.example.org", "URI=host-1"]
+        {
+            assert!(!matches(bad), "{bad}");
+        }
+        for bad in ["host-1", "CN=", "O=example", "cn=x", "=x"] {
+            assert!(bad.parse::<SubjectPattern>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_client_sees_what_both_the_listener_and_its_entries_match() {
+        let pattern = |text: &str| text.parse::<ExportPattern>().unwrap();
+        let access = Access {
+            exports: vec![pattern("a-*"), pattern("img")],
+            clients: vec![
+                ("CN=one".parse().unwrap(), vec![pattern("a-1")]),
+                ("DNS=one".parse().unwrap(), vec![pattern("img"), pattern("b-1")]),
+            ],
+            read_only: false,
+        };
+        let names = |common: &[&str], dns: &[&str]| {
+            let own = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect();
+            CertificateNames { common: own(common), dns: own(dns), uri: Vec::new() }
+        };
+        let seen = |names: Option<&CertificateNames>| {
+            let grant = access.grant(names);
+            ["a-1", "a-2", "img", "img@s", "b-1"].into_iter().filter(|e| grant.sees(e)).collect::<Vec<_>>()
+        };
+        assert_eq!(seen(Some(&names(&["one"], &[]))), ["a-1"]);
+        assert_eq!(seen(Some(&names(&["one"], &["one"]))), ["a-1", "img", "img@s"]);
+        assert_eq!(seen(Some(&names(&["two"], &[]))), [""; 0]);
+        assert_eq!(seen(None), [""; 0]);
+        assert!(Access::default().grant(None).sees("b-1@s"));
+    }
+}

@@ -1,0 +1,276 @@
+//! TLS handshakes, on a thread of their own.
+//!
+//! A handshake costs milliseconds of asymmetric cryptography, in which a data-plane thread would serve no other
+//! client. So the socket leaves its thread for the time of the handshake: it is taken out of the thread's event loop,
+//! joins that of the handshake thread, and returns with the session that was agreed on. Their number is limited; a
+//! client that needs longer than [`HANDSHAKE_TIMEOUT`], the wait for its turn included, is disconnected.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use crate::plane::{RawSocket, Socket, contained};
+
+/// Most handshakes at once, each with some 40 KiB: as many as clients may negotiate by default, so that none waits in
+/// line behind silent ones, which are evicted instead (`plane::connections`).
+const MAX_HANDSHAKES: usize = 1024;
+/// How long one may take, with the wait for its turn.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How much the thread yields to those of the data plane (nice(2)).
+const NICENESS: libc::c_int = 5;
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HandshakeError {
+    #[error("TLS handshake failed: {0}")]
+    Failed(#[from] io::Error),
+    #[error("no TLS handshake in {0:?}")]
+    Timeout(Duration),
+}
+
+/// A session whose socket is not in it: on its way between threads.
+struct Detached {
+    stream: Box<TlsStream<Seat>>,
+    socket: RawSocket,
+}
+
+struct Job {
+    acceptor: TlsAcceptor,
+    socket: RawSocket,
+    done: oneshot::Sender<io::Result<Detached>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// The thread; it ends with the last of these.
+#[derive(Clone)]
+pub(super) struct Handshakes {
+    jobs: mpsc::UnboundedSender<Job>,
+    permits: Arc<Semaphore>,
+    timeout: Duration,
+}
+
+impl Handshakes {
+    /// Starts the thread.
+    pub fn start() -> io::Result<Handshakes> {
+        Handshakes::with(MAX_HANDSHAKES, HANDSHAKE_TIMEOUT)
+    }
+
+    /// The same for at most `limit` handshakes at once, each no longer than `timeout`.
+    fn with(limit: usize, timeout: Duration) -> io::Result<Handshakes> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        let (jobs, mut received) = mpsc::unbounded_channel();
+        std::thread::Builder::new().name("tls".into()).spawn(move || {
+            // SAFETY: a call with plain numbers. 0 is the calling thread (setpriority(2), on Linux).
+            unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) };
+            runtime.block_on(async {
+                while let Some(job) = received.recv().await {
+                    tokio::spawn(contained("a TLS handshake", run(job)));
+                }
+            });
+        })?;
+        Ok(Handshakes { jobs, permits: Arc::new(Semaphore::new(limit)), timeout })
+    }
+
+    /// Agrees with the client on `socket` on a session, and returns to this thread with it. Dropping the future ends
+    /// the handshake.
+    pub async fn accept(
+        &self,
+        acceptor: TlsAcceptor,
+        socket: Socket,
+    ) -> Result<Box<TlsStream<Seat>>, HandshakeError> {
+        let handshake = self.accept_in_time(acceptor, socket);
+        let done = tokio::time::timeout(self.timeout, handshake).await;
+        done.map_err(|_| HandshakeError::Timeout(self.timeout))?
+    }
+
+    async fn accept_in_time(
+        &self,
+        acceptor: TlsAcceptor,
+        socket: Socket,
+    ) -> Result<Box<TlsStream<Seat>>, HandshakeError> {
+        let gone = || io::Error::other("the handshake thread has ended");
+        let permit = self.permits.clone().acquire_owned().await.map_err(|_| gone())?;
+        let (done, result) = oneshot::channel();
+        let job = Job { acceptor, socket: socket.into_raw()?, done, _permit: permit };
+        self.jobs.send(job).map_err(|_| gone())?;
+        let Detached { mut stream, socket } = result.await.map_err(|_| gone())??;
+        stream.get_mut().0.0 = Some(socket.into_tokio()?);
+        Ok(stream)
+    }
+}
+
+/// One handshake, on the handshake thread.
+async fn run(mut job: Job) {
+    let handshake = async {
+        let seat = Seat(Some(job.socket.into_tokio()?));
+        let mut stream = Box::new(job.acceptor.accept(seat).await?);
+        let socket = stream.get_mut().0.0.take().ok_or(io::ErrorKind::NotConnected)?;
+        Ok(Detached { stream, socket: socket.into_raw()? })
+    };
+    let result = tokio::select! {
+        biased;
+        // The connection ended, or its time.
+        () = job.done.closed() => return,
+        result = handshake => result,
+    };
+    // A receiver that is gone closes the socket.
+    let _ = job.done.send(result);
+}
+
+/// The place of a socket under TLS; empty only on the way between threads.
+pub(super) struct Seat(Option<Socket>);
+
+impl Seat {
+    /// The socket, if it is there.
+    pub fn socket(&self) -> Option<&Socket> {
+        self.0.as_ref()
+    }
+}
+
+/// Calls a method of the socket.
+macro_rules! seated {
+    ($self:expr, $method:ident($($arg:expr),*)) => {
+        match &mut $self.get_mut().0 {
+            Some(socket) => Pin::new(socket).$method($($arg),*),
+            None => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        }
+    };
+}
+
+impl AsyncRead for Seat {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        seated!(self, poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Seat {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        seated!(self, poll_write(cx, buf))
+    }
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        seated!(self, poll_write_vectored(cx, bufs))
+    }
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        seated!(self, poll_flush(cx))
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        seated!(self, poll_shutdown(cx))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::Mutex;
+
+    use rcgen::{CertifiedKey, generate_simple_self_signed};
+    use rustls::pki_types::{PrivateKeyDer, ServerName};
+    use rustls::server::{ClientHello, ResolvesServerCert};
+    use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, StreamOwned, sign};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// Notes on which thread a handshake asks for its certificate.
+    #[derive(Debug)]
+    struct Recorder {
+        key: Arc<sign::CertifiedKey>,
+        thread: Mutex<Option<String>>,
+    }
+
+    impl ResolvesServerCert for Recorder {
+        fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<sign::CertifiedKey>> {
+            *self.thread.lock().unwrap() = std::thread::current().name().map(str::to_owned);
+            Some(self.key.clone())
+        }
+    }
+
+    fn both_sides() -> (TlsAcceptor, Arc<ClientConfig>, Arc<Recorder>) {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(vec!["x".to_owned()]).unwrap();
+        let key = PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap();
+        let key = sign::CertifiedKey::from_der(vec![cert.der().clone()], key, &provider).unwrap();
+        let recorder = Arc::new(Recorder { key: Arc::new(key), thread: Mutex::default() });
+        let server = ServerConfig::builder_with_provider(provider.clone());
+        let server = server.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+        let server = server.with_cert_resolver(recorder.clone());
+        let mut roots = RootCertStore::empty();
+        roots.add(cert.der().clone()).unwrap();
+        let client = ClientConfig::builder_with_provider(provider);
+        let client = client.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
+        (TlsAcceptor::from(Arc::new(server)), Arc::new(client.with_no_client_auth()), recorder)
+    }
+
+    /// The server's end of a pair, in this thread's runtime, and the client's.
+    fn pair() -> (Socket, UnixStream) {
+        let (server, client) = UnixStream::pair().unwrap();
+        server.set_nonblocking(true).unwrap();
+        (RawSocket::Unix(server).into_tokio().unwrap(), client)
+    }
+
+    /// A client that says `ping` and expects `pong`.
+    fn ping(config: Arc<ClientConfig>, socket: UnixStream) -> std::thread::JoinHandle<()> {
+        use std::io::{Read, Write};
+        std::thread::spawn(move || {
+            let tls = ClientConnection::new(config, ServerName::try_from("x").unwrap()).unwrap();
+            let mut stream = StreamOwned::new(tls, socket);
+            stream.write_all(b"ping").unwrap();
+            let mut answer = [0; 4];
+            stream.read_exact(&mut answer).unwrap();
+            assert_eq!(&answer, b"pong");
+        })
+    }
+
+    async fn pong(stream: &mut TlsStream<Seat>) {
+        let mut question = [0; 4];
+        stream.read_exact(&mut question).await.unwrap();
+        assert_eq!(&question, b"ping");
+        stream.write_all(b"pong").await.unwrap();
+        stream.flush().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_cryptography_runs_on_the_handshake_thread_and_the_session_returns() {
+        let (acceptor, client_config, recorder) = both_sides();
+        let handshakes = Handshakes::start().unwrap();
+        let (socket, client) = pair();
+        let client = ping(client_config, client);
+        let mut stream = handshakes.accept(acceptor, socket).await.unwrap();
+        assert_eq!(recorder.thread.lock().unwrap().as_deref(), Some("tls"));
+        pong(&mut stream).await;
+        client.join().unwrap();
+        assert_eq!(handshakes.permits.available_permits(), MAX_HANDSHAKES);
+    }
+
+    #[tokio::test]
+    async fn a_silent_client_keeps_its_place_only_until_its_time_is_up() {
+        let (acceptor, client_config, _) = both_sides();
+        let handshakes = Handshakes::with(1, Duration::from_millis(300)).unwrap();
+        let ((silent, _silent_client), (waiting, _waiting_client)) = (pair(), pair());
+        let (first, second) = tokio::join!(
+            handshakes.accept(acceptor.clone(), silent),
+            handshakes.accept(acceptor.clone(), waiting)
+        );
+        assert!(matches!(first, Err(HandshakeError::Timeout(_))));
+        assert!(matches!(second, Err(HandshakeError::Timeout(_))), "the wait for its turn counts");
+        let unhurried = Handshakes { timeout: Duration::from_secs(60), ..handshakes };
+        let (socket, client) = pair();
+        let client = ping(client_config, client);
+        pong(&mut unhurried.accept(acceptor, socket).await.unwrap()).await;
+        client.join().unwrap();
+    }
+}

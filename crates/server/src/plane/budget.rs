@@ -1,0 +1,224 @@
+//! How long one connection may keep its thread, so that no request of one delays the others by more than some
+//! milliseconds.
+//!
+//! **Rounds.** Between two looks at the sockets of a thread, every connection may use [`ROUND`] of its time, in its own
+//! loop and in the tasks of its requests together. What is left then waits for the next round: a client with hundreds
+//! of long requests gets as much of a round as one with a single request. A round ends when the thread sleeps; or,
+//! while work is left, by a waker that the runtime calls after it has looked at the sockets.
+//!
+//! **Turns.** The clock is read once for each poll, which is after the fact. So a single poll has to be short by
+//! itself: the loop of a connection serves requests worth [`TURN`] in one, and a long request is done in pieces of some
+//! hundred microseconds, between which its task yields. The engine does the same (`limits.rs` there).
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+/// Time that a connection may use in one round.
+const ROUND: Duration = Duration::from_millis(1);
+/// What is served in one poll, in bytes moved.
+pub(crate) const TURN: usize = 2 << 20;
+/// What a request costs by itself, in bytes that could be moved meanwhile: one to two microseconds.
+const REQUEST: usize = 4 << 10;
+/// What a request costs that has the server look through many things.
+pub(crate) const COSTLY_REQUEST: usize = 64 << 10;
+
+thread_local! {
+    static ROUNDS: Rounds = const {
+        Rounds { number: Cell::new(0), is_ending: Cell::new(false), waiting: RefCell::new(Vec::new()) }
+    };
+}
+
+/// The rounds of a thread.
+struct Rounds {
+    number: Cell<u64>,
+    /// The runtime is going to call [`NextRound`].
+    is_ending: Cell<bool>,
+    /// Connections and tasks that have more to do.
+    waiting: RefCell<Vec<Waker>>,
+}
+
+/// Begins the next round of this thread; also called when the thread goes to sleep.
+pub(crate) fn next_round() {
+    let waiting = ROUNDS.with(|rounds| {
+        rounds.number.set(rounds.number.get() + 1);
+        rounds.waiting.take()
+    });
+    waiting.into_iter().for_each(Waker::wake);
+}
+
+/// Begins a round when it is woken.
+struct NextRound;
+
+impl Wake for NextRound {
+    fn wake(self: Arc<Self>) {
+        ROUNDS.with(|rounds| rounds.is_ending.set(false));
+        next_round();
+    }
+}
+
+/// Has a task woken in the next round.
+fn wait_for_next_round(cx: &Context<'_>) {
+    let is_ending = ROUNDS.with(|rounds| {
+        rounds.waiting.borrow_mut().push(cx.waker().clone());
+        rounds.is_ending.replace(true)
+    });
+    if !is_ending {
+        // The runtime wakes who yields after it has looked at the sockets, and only then.
+        let waker = Waker::from(Arc::new(NextRound));
+        let _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
+    }
+}
+
+/// What a connection has used of its thread.
+#[derive(Default)]
+pub(crate) struct Budget {
+    round: Cell<u64>,
+    used: Cell<Duration>,
+    /// Of this turn.
+    moved: Cell<usize>,
+}
+
+impl Budget {
+    /// Counts a request that moves `bytes`.
+    pub fn count(&self, bytes: usize) {
+        self.moved.set(self.moved.get().saturating_add(REQUEST + bytes));
+    }
+
+    /// Whether the connection has served enough in this poll.
+    pub fn turn_is_over(&self) -> bool {
+        self.moved.get() >= TURN
+    }
+
+    /// Begins a poll of the connection's loop.
+    pub fn begin_turn(&self) {
+        self.moved.set(0);
+    }
+
+    /// Has the connection go on in the next round.
+    pub fn yield_turn(&self, cx: &Context<'_>) {
+        wait_for_next_round(cx);
+    }
+
+    /// Runs one poll, unless the connection has used its share of this round; then it waits for the next one.
+    pub fn poll<T>(&self, cx: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+        let round = ROUNDS.with(|rounds| rounds.number.get());
+        if self.round.replace(round) != round {
+            self.used.set(Duration::ZERO);
+        }
+        if self.used.get() >= ROUND {
+            wait_for_next_round(cx);
+            return Poll::Pending;
+        }
+        let begun = Instant::now();
+        let polled = poll(cx);
+        self.used.set(self.used.get() + begun.elapsed());
+        polled
+    }
+
+    /// Runs a future within the budget.
+    pub async fn run<F: Future>(&self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        poll_fn(|cx| self.poll(cx, |cx| future.as_mut().poll(cx))).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use tokio::task::{LocalSet, spawn_local, yield_now};
+
+    use super::*;
+
+    fn run(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, test);
+    }
+
+    /// The round in which a thread is.
+    fn round() -> u64 {
+        ROUNDS.with(|rounds| rounds.number.get())
+    }
+
+    #[test]
+    fn a_turn_is_a_bounded_number_of_requests_and_bytes() {
+        let budget = Budget::default();
+        for (bytes, most) in [(0, 512), (4096, 256), (256 << 10, 8)] {
+            budget.begin_turn();
+            let served = (0..10_000).take_while(|_| {
+                let goes_on = !budget.turn_is_over();
+                budget.count(bytes);
+                goes_on
+            });
+            assert_eq!(served.count(), most);
+        }
+    }
+
+    #[test]
+    fn the_tasks_of_a_connection_share_one_round() {
+        run(async {
+            let budget = Rc::new(Budget::default());
+            // What each round took of the connection.
+            let polls = Rc::new(RefCell::new(Vec::new()));
+            let tasks: Vec<_> = (0..50)
+                .map(|_| {
+                    let (budget, polls) = (budget.clone(), polls.clone());
+                    spawn_local(async move {
+                        let work = async {
+                            for _ in 0..4 {
+                                polls.borrow_mut().push(round());
+                                std::thread::sleep(ROUND);
+                                yield_now().await;
+                            }
+                        };
+                        budget.run(work).await;
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.unwrap();
+            }
+            let polls = polls.take();
+            assert_eq!(polls.len(), 200);
+            assert!(polls.windows(2).all(|pair| pair[0] < pair[1]), "two pieces in one round: {polls:?}");
+        });
+    }
+
+    #[test]
+    fn others_have_their_turn_in_each_round() {
+        run(async {
+            let (budget, other) = (Rc::new(Budget::default()), Rc::new(Budget::default()));
+            let busy = spawn_local(async move {
+                let work = async {
+                    for _ in 0..20 {
+                        std::thread::sleep(ROUND);
+                        // A task that wakes itself is no exception.
+                        let mut polled = false;
+                        poll_fn(|cx| {
+                            cx.waker().wake_by_ref();
+                            if std::mem::replace(&mut polled, true) { Poll::Ready(()) } else { Poll::Pending }
+                        })
+                        .await;
+                    }
+                };
+                budget.run(work).await;
+                round()
+            });
+            let first = round();
+            let mut rounds = vec![first];
+            while !busy.is_finished() {
+                other.run(yield_now()).await;
+                rounds.push(round());
+            }
+            assert!(busy.await.unwrap() - first >= 19, "the busy one took several shares of a round");
+            assert!(
+                rounds.windows(2).all(|pair| pair[1] - pair[0] <= 1),
+                "a round without the other: {rounds:?}"
+            );
+        });
+    }
+}

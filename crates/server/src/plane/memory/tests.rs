@@ -1,0 +1,232 @@
+use tokio::task::LocalSet;
+
+use super::*;
+
+const MIB: usize = 1 << 20;
+
+fn memory() -> Arc<Memory> {
+    Memory::new(MemoryLimits { budget: 256 << 20, stall: Duration::from_millis(50) })
+}
+
+/// A claim that is there at once, or waits.
+fn take(account: &Rc<MemoryAccount>, bytes: usize) -> Result<Charge, Claim> {
+    let mut claim = account.claim(bytes, Kind::Work);
+    poll(&mut claim).ok_or(claim)
+}
+
+fn poll(claim: &mut Claim) -> Option<Charge> {
+    match claim.poll(Waker::noop()) {
+        Poll::Ready(charge) => Some(charge),
+        Poll::Pending => None,
+    }
+}
+
+fn used(memory: &Memory) -> usize {
+    memory.used.load(SeqCst)
+}
+
+async fn is_pending<T>(mut future: Pin<&mut impl Future<Output = T>>) -> bool {
+    std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_pending())).await
+}
+
+#[test]
+fn what_is_dropped_is_given_back() {
+    let memory = memory();
+    let account = MemoryAccount::new(&memory);
+    assert_eq!(used(&memory), BASE);
+    let within = account.force(BASE, Kind::Input);
+    assert_eq!((used(&memory), account.held()), (BASE, BASE));
+    let mut charge = account.force(5 * MIB, Kind::Work);
+    charge.join(account.try_take(MIB, Kind::Input).unwrap());
+    assert_eq!((used(&memory), account.work.get()), (BASE + 6 * MIB, 6 * MIB));
+    charge.shrink(2 * MIB);
+    let part = charge.split(MIB);
+    assert_eq!((used(&memory), charge.bytes(), part.bytes()), (BASE + 2 * MIB, MIB, MIB));
+    drop((charge, within, part));
+    assert_eq!((used(&memory), account.held()), (BASE, 0));
+    account.add_to_base(MIB);
+    assert_eq!(used(&memory), BASE + MIB);
+    drop(account);
+    assert_eq!(used(&memory), 0);
+}
+
+#[test]
+fn greedy_connections_leave_room_for_others() {
+    let memory = memory();
+    let greedy: Vec<_> = (0..500).map(|_| MemoryAccount::new(&memory)).collect();
+    let (held, mut waiting): (Vec<_>, Vec<_>) =
+        greedy.iter().map(|account| take(account, 32 * MIB)).partition(Result::is_ok);
+    assert_eq!(held.len(), 6, "five of the budget, one of the reserve");
+    let usual = MemoryAccount::new(&memory);
+    let charge = take(&usual, 4 * MIB - BASE).ok().expect("a usual request does not wait for them");
+    let small = MemoryAccount::new(&memory);
+    assert!(take(&small, BASE).is_ok(), "what the base has room for never waits");
+    assert!(used(&memory) + RESERVE <= 256 * MIB);
+    // Others go first, with what they want more.
+    drop(charge);
+    drop(held);
+    let granted: Vec<_> = waiting.iter_mut().filter_map(|claim| poll(claim.as_mut().err()?)).collect();
+    assert_eq!(granted.len(), 6, "as many as there is room for, whether or not they look");
+    drop((waiting, granted));
+    drop((greedy, usual, small));
+    assert_eq!((used(&memory), memory.is_wanted()), (0, false));
+}
+
+#[test]
+fn who_holds_least_goes_first_and_who_waited_longest_has_the_reserve() {
+    let memory = memory();
+    let account = || MemoryAccount::new(&memory);
+    let mut all = account().force(300 * MIB, Kind::Work);
+    let of_reserve = take(&account(), 20 * MIB).ok().expect("it is the one that has waited longest");
+    assert!(of_reserve.account.has_reserve());
+    let [mut large, mut small] = [10, 1].map(|n| take(&account(), n * MIB).err().unwrap());
+    // Room for one of them.
+    all.shrink(memory.total - 2 * MIB);
+    assert!(poll(&mut large).is_none());
+    let small = poll(&mut small).expect("the smaller one goes first");
+    assert!(!small.account.has_reserve());
+    drop(of_reserve);
+    assert!(poll(&mut large).unwrap().account.has_reserve());
+}
+
+#[test]
+fn connections_that_hold_and_wait_do_not_block_each_other() {
+    let memory = memory();
+    // Each holds a part of what it needs, together all there is.
+    let parts: Vec<_> = (0..200)
+        .map(|_| MemoryAccount::new(&memory))
+        .map(|account| (account.force(2 * MIB, Kind::Input), account.claim(8 * MIB, Kind::Input)))
+        .collect();
+    let mut waiting: Vec<_> = parts.into_iter().map(|(part, claim)| (part, claim, None)).collect();
+    // Those that have what they need go on, and give it back.
+    while !waiting.is_empty() {
+        waiting.iter_mut().for_each(|(_, claim, charge)| *charge = poll(claim));
+        let before = waiting.len();
+        waiting.retain(|(_, _, charge)| charge.is_none());
+        assert!(waiting.len() < before, "{before} are left, and none of them can go on");
+    }
+    assert_eq!(used(&memory), 0);
+}
+
+#[test]
+fn a_claim_that_is_given_up_leaves_nothing_behind() {
+    let memory = memory();
+    let holder = MemoryAccount::new(&memory);
+    let all = holder.force(300 * MIB, Kind::Work);
+    let accounts = [(); 4].map(|()| MemoryAccount::new(&memory));
+    let reserve = take(&accounts[3], MIB).ok().unwrap();
+    let [first, second, mut third] = [0, 1, 2].map(|n| take(&accounts[n], 20 * MIB).err().unwrap());
+    // One that waits, and one that is granted the reserve.
+    drop(first);
+    drop(reserve);
+    drop(second);
+    let charge = poll(&mut third).expect("the reserve was given back");
+    drop((charge, third, all));
+    assert_eq!(used(&memory), 5 * BASE);
+    assert!(!memory.is_wanted() && memory.queue.lock().granted.is_empty());
+}
+
+#[tokio::test]
+async fn a_connection_has_its_share_for_jobs_unless_one_is_larger() {
+    let memory = memory();
+    let account = MemoryAccount::new(&memory);
+    let big = account.take_shared(33 * MIB).await;
+    assert!(account.is_spent());
+    let next = account.take_shared(MIB);
+    tokio::pin!(next);
+    assert!(is_pending(next.as_mut()).await && !memory.is_wanted(), "nobody else is kept waiting");
+    drop(big);
+    let next = next.await;
+    assert_eq!((account.held(), account.share.available_permits()), (MIB, SHARE - MIB));
+    // One that is given up leaves nothing behind.
+    let _all = MemoryAccount::new(&memory).force(300 * MIB, Kind::Work);
+    let _reserve = take(&MemoryAccount::new(&memory), MIB).ok().unwrap();
+    {
+        let waits = account.take_shared(5 * MIB);
+        tokio::pin!(waits);
+        assert!(is_pending(waits.as_mut()).await && memory.is_wanted());
+    }
+    drop(next);
+    assert_eq!((account.share.available_permits(), memory.is_wanted()), (SHARE, false));
+}
+
+#[tokio::test]
+async fn threads_that_take_and_give_back_at_random_all_come_to_an_end() {
+    let memory = memory();
+    let threads: Vec<_> = (0..4)
+        .map(|seed| {
+            let memory = memory.clone();
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+                LocalSet::new().block_on(&runtime, async move {
+                    let tasks: Vec<_> = (0..50_usize)
+                        .map(|n| {
+                            let account = MemoryAccount::new(&memory);
+                            tokio::task::spawn_local(async move {
+                                for round in 0..20 {
+                                    let bytes = (n * 7919 + round * 104_729 + seed * 31) % (30 * MIB);
+                                    let held = account.force(bytes / 100, Kind::Input);
+                                    let charge = account.take_shared(bytes).await;
+                                    tokio::task::yield_now().await;
+                                    drop((charge, held));
+                                }
+                            })
+                        })
+                        .collect();
+                    for task in tasks {
+                        task.await.unwrap();
+                    }
+                });
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert_eq!((used(&memory), memory.is_wanted()), (0, false));
+    assert!(!memory.queue.lock().reserve_is_taken);
+}
+
+/// Polls a stall until it has to be cut; the account holds `bytes`.
+async fn stalls(memory: &Arc<Memory>, bytes: usize) {
+    let account = MemoryAccount::new(memory);
+    let _charge = account.force(bytes, Kind::Work);
+    let mut stall = Stall::new(&account);
+    std::future::poll_fn(|cx| if stall.poll(cx, true) { Poll::Ready(()) } else { Poll::Pending }).await;
+}
+
+#[tokio::test]
+async fn stalled_clients_are_cut_when_others_wait_and_only_then() {
+    let memory = memory();
+    let local = LocalSet::new();
+    let (stalled, idle) = (memory.clone(), memory.clone());
+    let stalled = local.spawn_local(async move { stalls(&stalled, 250 * MIB).await });
+    let idle = local.spawn_local(async move { stalls(&idle, BASE).await });
+    local.run_until(tokio::time::sleep(Duration::from_millis(200))).await;
+    assert!(!stalled.is_finished(), "nobody waits for what it holds");
+    let newcomer = MemoryAccount::new(&memory);
+    let reserve = take(&MemoryAccount::new(&memory), MIB).ok().unwrap();
+    assert!(reserve.account.has_reserve());
+    let charge = local.run_until(newcomer.take_shared(20 * MIB)).await;
+    assert!(stalled.is_finished() && !idle.is_finished(), "one that holds nothing beyond its base stays");
+    drop(charge);
+}
+
+#[tokio::test]
+async fn a_client_that_makes_progress_is_not_stalled() {
+    let memory = memory();
+    let account = MemoryAccount::new(&memory);
+    let _charge = account.force(256 * MIB, Kind::Work);
+    let _reserve = take(&MemoryAccount::new(&memory), MIB).ok().unwrap();
+    let _waits = take(&MemoryAccount::new(&memory), MIB).err().unwrap();
+    let mut stall = Stall::new(&account);
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(200) {
+        stall.moved(256 * MIB / PROGRESS_PART);
+        let cut = std::future::poll_fn(|cx| Poll::Ready(stall.poll(cx, true))).await;
+        assert!(!cut);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let cut = std::future::poll_fn(|cx| if stall.poll(cx, true) { Poll::Ready(()) } else { Poll::Pending });
+    tokio::time::timeout(Duration::from_secs(20), cut).await.unwrap();
+}

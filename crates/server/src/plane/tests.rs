@@ -1,0 +1,70 @@
+//! Connections that fail in the server, beside others on their thread.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::sync::watch;
+
+use super::*;
+
+/// Sends each byte back; panics in the middle of a reply to `!`, and in a request for `?`.
+struct Echo(Rc<Backlog>);
+
+impl Protocol for Echo {
+    type Error = std::io::Error;
+
+    fn serve(&mut self, input: &[u8], output: &mut Output) -> std::io::Result<(usize, Stop)> {
+        for byte in input {
+            output.push(&[*byte]);
+            assert_ne!(*byte, b'!', "as the test wants");
+            if *byte == b'?' {
+                let ticket = self.0.enter(1);
+                spawn_request(&self.0, async move {
+                    let _ticket = ticket;
+                    tokio::task::yield_now().await;
+                    panic!("as the test wants");
+                });
+            }
+        }
+        Ok((input.len(), Stop::Input { want: 1 }))
+    }
+
+    fn serve_long(&mut self, _: Vec<u8>, _: Charge, _: &mut Output) -> std::io::Result<Stop> {
+        unreachable!("no message is long")
+    }
+}
+
+fn connect(worker: &Rc<Worker>) -> (DuplexStream, tokio::task::JoinHandle<std::io::Result<()>>) {
+    let (client, server) = duplex(1 << 16);
+    let backlog = Backlog::new(worker.memory());
+    let served = Conversation::new(worker.clone(), server, None, Vec::new(), backlog.clone(), Echo(backlog));
+    (client, tokio::task::spawn_local(served))
+}
+
+#[test]
+fn a_panic_ends_its_connection_and_no_other() {
+    let (_closing, closing) = watch::channel(false);
+    let worker =
+        Worker::new(closing, Arc::new(AtomicUsize::new(0)), memory::Memory::new(MemoryLimits::default()));
+    let done = worker.clone().block_on(async move {
+        let (mut other, _served) = connect(&worker);
+        for bomb in [b"abc!", b"abc?"] {
+            let (mut client, served) = connect(&worker);
+            let before = panics();
+            client.write_all(bomb).await?;
+            assert!(served.await.expect("the task itself goes on").is_err());
+            assert!(panics() > before);
+            let mut rest = Vec::new();
+            client.read_to_end(&mut rest).await?;
+            // What the connection that panicked left in the thread's output is not sent to another.
+            other.write_all(b"hello").await?;
+            let mut back = [0; 5];
+            other.read_exact(&mut back).await?;
+            assert_eq!(&back, b"hello");
+        }
+        Ok(())
+    });
+    done.unwrap();
+}

@@ -1,0 +1,79 @@
+//! A listener of the API with a limit on its connections; further ones wait in the kernel's queue.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::serve::Listener;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// See the module.
+pub(super) struct Capped<L> {
+    listener: L,
+    places: Arc<Semaphore>,
+}
+
+impl<L> Capped<L> {
+    pub fn new(listener: L, connections: usize) -> Capped<L> {
+        Capped { listener, places: Arc::new(Semaphore::new(connections)) }
+    }
+}
+
+impl<L: Listener> Listener for Capped<L>
+where
+    L::Io: Sync,
+{
+    type Io = Placed<L::Io>;
+    type Addr = L::Addr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        // It is never closed; without a permit the connection is served all the same.
+        let place = self.places.clone().acquire_owned().await.ok();
+        let (io, address) = self.listener.accept().await;
+        (Placed { io, _place: place }, address)
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        self.listener.local_addr()
+    }
+}
+
+/// A connection that has its place.
+pub(super) struct Placed<T> {
+    io: T,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Placed<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_read(cx, buf)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Placed<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,101 @@
+//! Text from peers, files and damaged pools, made safe to show.
+//!
+//! A name may hold anything: escape sequences that reprogram a terminal, line ends that forge a line of a log, marks
+//! that turn the direction of writing around. It is escaped where it leaves the program, not where it is used: in the
+//! writer of the log ([`LogWriter`]), and in the output of the command line.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+/// Whether a character does something else than being shown.
+fn is_active(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            // Marks and embeddings of the bidirectional algorithm (Unicode Standard Annex 9), and what has no width.
+            '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+            // Separators of lines and paragraphs, and what annotates.
+            | '\u{2028}' | '\u{2029}' | '\u{fff9}'..='\u{fffb}'
+            // Tags, which are not shown.
+            | '\u{e0000}'..='\u{e007f}')
+}
+
+fn replace<'a>(text: &'a str, keep: &[char], mut escape: impl FnMut(&mut String, char)) -> Cow<'a, str> {
+    let is_replaced = |c: char| is_active(c) && !keep.contains(&c);
+    if !text.chars().any(is_replaced) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_replaced(c) { escape(&mut out, c) } else { out.push(c) }
+    }
+    Cow::Owned(out)
+}
+
+/// One line: what is not plain text is written as an escape, such as `\n` or `\u{1b}`.
+pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
+    replace(text, &[], |out, c| out.extend(c.escape_default()))
+}
+
+/// The same for text of many lines, whose ends stay.
+pub(crate) fn lines(text: &str) -> Cow<'_, str> {
+    replace(text, &['\n'], |out, c| out.extend(c.escape_default()))
+}
+
+/// The same for a JSON text: the escapes are those of JSON (RFC 8259, section 7). Such characters stand only in its
+/// strings.
+pub(crate) fn json(text: &str) -> Cow<'_, str> {
+    replace(text, &[], |out, c| {
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            // Writing to a string does not fail.
+            let _ = write!(out, "\\u{unit:04x}");
+        }
+    })
+}
+
+/// Standard error for the log: each call of `write` is one event, with its line end, and becomes one line.
+pub(crate) struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(event);
+        let line = text.strip_suffix('\n').unwrap_or(&text);
+        let mut line = one_line(line).into_owned();
+        line.push('\n');
+        io::stderr().lock().write_all(line.as_bytes())?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().lock().flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_acts_on_a_terminal_is_escaped() {
+        for (text, shown) in [
+            ("plain, with ünïcödé and 日本語", "plain, with ünïcödé and 日本語"),
+            ("a\x1b[2Jb", "a\\u{1b}[2Jb"),
+            ("a\nforged line", "a\\nforged line"),
+            ("a\r\tb\u{7f}", "a\\r\\tb\\u{7f}"),
+            ("\u{9b}31m", "\\u{9b}31m"),
+            ("abc\u{202e}gpj.exe", "abc\\u{202e}gpj.exe"),
+            ("a\u{2066}b\u{2028}c\u{200b}d\u{feff}", "a\\u{2066}b\\u{2028}c\\u{200b}d\\u{feff}"),
+        ] {
+            assert_eq!(one_line(text), shown);
+        }
+        assert_eq!(lines("a\nb\x1bc"), "a\nb\\u{1b}c");
+    }
+
+    #[test]
+    fn json_stays_what_it_was() {
+        let value = serde_json::json!({"name": "a\u{202e}\u{9b}\u{7f}\n\x1b\u{e0041}é"});
+        let shown = json(&value.to_string()).into_owned();
+        assert!(shown.chars().all(|c| !is_active(c)), "{shown}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+    }
+}
