@@ -294,6 +294,31 @@ def what_an_initiator_leaves_open_is_bounded(t):
 
 
 @test
+def discoveries_in_bulk_get_bounded_answers(t):
+    """Before any login that needs a secret: many questions at once, from an initiator that takes long PDUs."""
+    s, address = target(t, "disk")
+    for n in range(20):
+        s.cli("target", "create", f"{TARGET}-{n:03}-{'x' * 40}", "--open")
+    i = Initiator(address, keys={"MaxRecvDataSegmentLength": "16777215"})
+    asked = b""
+    for count in (100, 128):
+        text = b"SendTargets=All\0" * count
+        header = bytearray(48)
+        header[0], header[1] = 0x04, 0x80
+        i.tag += 1
+        struct.pack_into(">IIII", header, 16, i.tag, 0xFFFFFFFF, i.cmd_sn, i.exp_stat_sn)
+        header[5:8] = len(text).to_bytes(3, "big")
+        i.cmd_sn += 1
+        asked += bytes(header) + text
+    i.socket.sendall(asked)
+    for count in (100, 128):
+        header, said = i.receive()
+        equal((header[0], header[1], said.count(b"TargetName=")), (0x24, 0x80, 21), "what a discovery is answered")
+        equal(said.count(b"SendTargets=Reject"), count - 1, "questions that were asked before")
+    equal(Initiator(address, TARGET).ready().read_blocks(0, 1).status, GOOD, "a read by another initiator")
+
+
+@test
 def a_server_that_stops_says_so(t):
     s, address = target(t, "disk")
     i = Initiator(address, TARGET).ready()

@@ -349,7 +349,7 @@ def gc_tells_how_it_goes_and_outlives_its_client(t):
     handles["b"].shutdown()
     s.wait_unused("b")
     api = OverUnix(s.control)
-    api.request("POST", "/api/v1/pool/gc", "{}", {"content-type": "application/json"})
+    api.request("POST", "/api/v1/pool/gc", "{}", {"content-type": "application/json", "x-forebay": "1"})
     events = [json.loads(line) for line in api.getresponse().read().splitlines()]
     check(len(events) >= 2 and all(e["event"] == "progress" for e in events[:-1]), f"events {events}")
     equal(sorted(events[-1]), ["event", "freed_bytes", "moved_bytes"], "the last event's fields")

@@ -1,7 +1,10 @@
 """TLS, with certificates made for the test, through libnbd (GnuTLS) and QEMU."""
 
+import json
 import os
+import signal
 import socket
+import time
 
 from harness import MIB, check, equal, run, test
 
@@ -101,3 +104,97 @@ def tls_with_client_certificates(t):
     os.unlink(theirs.cert)
     os.link(ours.cert, theirs.cert)
     check(run("nbdinfo", uri(theirs.dir), check=False).returncode != 0, "served with a foreign client certificate")
+
+
+@test
+def tls_tenants_see_their_own_exports(t):
+    """Two tenants on one listener: each lists and opens its own disks, and learns nothing about the other's."""
+    ours, _ = authorities(t)
+    for tenant in ("a", "b"):
+        ours.sign("client", f"host-{tenant}", "extendedKeyUsage=clientAuth")
+        os.mkdir(t.path(tenant))
+        os.link(ours.cert, os.path.join(t.path(tenant), "ca-cert.pem"))
+        for name in ("client-cert.pem", "client-key.pem"):
+            os.rename(ours.path(name), os.path.join(t.path(tenant), name))
+    port = free_port()
+    config = t.path("forebay.toml")
+    with open(config, "w") as f:
+        f.write(
+            f"""
+[nbd.tls]
+mode = "on"
+certificates = "{ours.dir}"
+[[nbd.listener]]
+listen = ["127.0.0.1:{port}"]
+clients = {{ "CN=host-a" = ["a-*"], "CN=host-b" = ["b-*"] }}
+"""
+        )
+    s = t.server("--config", config)
+    for name in ("a-1", "b-1"):
+        s.cli("volume", "create", name, "--size", "8M")
+    s.cli("snapshot", "create", "b-1", "s")
+
+    def uri(name, tenant):
+        return f"nbds://localhost:{port}/{name}?tls-certificates={t.path(tenant)}"
+
+    for tenant, own, other in (("a", ["a-1"], "b-1"), ("b", ["b-1", "b-1@s"], "a-1")):
+        listed = json.loads(run("nbdinfo", "--list", "--json", uri("", tenant)).stdout)
+        equal([e["export-name"] for e in listed["exports"]], own, f"exports of tenant {tenant}")
+        run("nbdcopy", "--flush", t.noise_file("noise", 8 * MIB), uri(own[0], tenant))
+        answers = []
+        for name in (other, "x-1"):
+            p = run("nbdinfo", uri(name, tenant), check=False)
+            check(p.returncode != 0, f"tenant {tenant} opened {name}")
+            answers.append((p.stdout + p.stderr).replace(name, "NAME"))
+        equal(answers[0], answers[1], "what tells a hidden export from a missing one")
+    clear = run("nbdinfo", f"nbd://localhost:{port}/a-1", check=False)
+    check(clear.returncode != 0, "served in clear")
+    # Beyond the loopback, in clear, the server does not start.
+    p = run(s.bin, "serve", "--data", t.path("other"), "--nbd", f"0.0.0.0:{port}", check=False, timeout=60)
+    check(p.returncode != 0 and "--nbd-allow-remote" in p.stderr, f"clear TCP for everyone: {p.stderr}")
+
+
+@test
+def tls_certificates_are_read_again_on_sighup(t):
+    ours, theirs = authorities(t)
+    s, uri = tls_server(t, ours)
+    run("nbdinfo", uri(ours.dir))
+
+    def replace(name, text):
+        with open(ours.path(name), "w") as f:
+            f.write(text)
+
+    def hang_up(expected):
+        """Sends SIGHUP, and waits for what the log says then."""
+        before = logged(expected)
+        s.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 60
+        while logged(expected) == before:
+            check(time.monotonic() < deadline, f"'{expected}' is not in the log: {s.log_tail()}")
+            time.sleep(0.05)
+
+    def logged(text):
+        with open(s.log) as f:
+            return f.read().count(text)
+
+    files = ("ca-cert.pem", "server-cert.pem", "server-key.pem")
+    # A certificate that does not go with the key is not used.
+    with open(theirs.path("server-cert.pem")) as f:
+        replace("server-cert.pem", f.read())
+    hang_up("those in use stay")
+    anonymous = t.path("anonymous")
+    os.mkdir(anonymous)
+    for authority, works in ((ours, True), (theirs, False)):
+        with open(authority.cert) as f, open(os.path.join(anonymous, "ca-cert.pem"), "w") as to:
+            to.write(f.read())
+        equal(run("nbdinfo", uri(anonymous), check=False).returncode == 0, works, "the old certificate serves")
+    for name in files:
+        with open(theirs.path(name)) as f:
+            replace(name, f.read())
+    hang_up("TLS certificates read again")
+    run("nbdinfo", uri(anonymous))
+    # A key for all to read is not used at the next start.
+    s.stop()
+    os.chmod(ours.path("server-key.pem"), 0o644)
+    p = run(s.bin, "serve", "--data", s.data, "--nbd", "127.0.0.1:0", *("--tls-certificates", ours.dir), check=False, timeout=60)
+    check(p.returncode == 1 and "chmod 600" in p.stderr, f"a key for all to read: {p.stderr}")

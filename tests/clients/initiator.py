@@ -60,7 +60,8 @@ def text_of(keys):
 
 
 class Initiator:
-    """A session. `chap` is (user, secret), `mutual` the secret that the target has to prove."""
+    """A session. `chap` is (user, secret), `mutual` the secret that the target has to prove, `algorithm` one or a list
+    with commas, of which `algorithm` of the session is the one that the target took."""
 
     def __init__(self, address, target=None, name=NAME, isid=1, chap=None, mutual=None, algorithm=5, keys=(), timeout=20):
         self.socket = socket.create_connection(address, timeout=timeout)
@@ -86,7 +87,8 @@ class Initiator:
     def authenticate(self, first, chap, mutual, algorithm):
         self.login(0x00, {**first, "AuthMethod": "CHAP"})
         asked = self.login(0x00, {"CHAP_A": algorithm})
-        hash_of = HASHES[int(asked["CHAP_A"])]
+        self.algorithm = int(asked["CHAP_A"])
+        hash_of = HASHES[self.algorithm]
         challenge = bytes.fromhex(asked["CHAP_C"][2:])
         user, secret = chap
         answer = hash_of(bytes([int(asked["CHAP_I"])]) + secret.encode() + challenge).hexdigest()

@@ -4,7 +4,8 @@
     run.py [NAME...]      only tests whose name contains NAME
 
 FOREBAY_BIN is the server (target/debug/forebay), FOREBAY_SEED the seed of all random data (1),
-FOREBAY_CRASH_ROUNDS how often the crash test kills the server (200).
+FOREBAY_CRASH_ROUNDS how often the crash test kills the server (200), FOREBAY_POWER_CUTS how often the power of its disk
+is cut, on each file system (4), FOREBAY_HOSTILE_S for how many seconds clients of each hostile kind stay (5).
 """
 
 import os
@@ -23,14 +24,18 @@ import clients_input  # noqa: E402, F401
 import clients_tls  # noqa: E402, F401
 import clients_filesystems  # noqa: E402, F401
 import clients_space  # noqa: E402, F401
+import clients_soak  # noqa: E402, F401
 import clients_desktops  # noqa: E402, F401
 import clients_targets  # noqa: E402, F401
 import clients_iscsi  # noqa: E402, F401
+import clients_access  # noqa: E402, F401
 import clients_luns  # noqa: E402, F401
 import clients_initiators  # noqa: E402, F401
 import clients_classes  # noqa: E402, F401
+import clients_hostile  # noqa: E402, F401
 import clients_failures  # noqa: E402, F401
 import clients_crash  # noqa: E402, F401
+import clients_power  # noqa: E402, F401
 
 if __name__ == "__main__":
     # A test run that is told to end ends its servers too.
