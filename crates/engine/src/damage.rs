@@ -51,7 +51,7 @@
 
 use std::time::Duration;
 
-use forebay_format::{Address, BLOCK, BlockRef, Codec, Form, Slot};
+use forebay_format::{BLOCK, BlockRef, Codec, Form, SegmentId, Slot};
 use forebay_store::Store;
 
 use crate::buffer::Page;
@@ -107,15 +107,16 @@ impl Pool {
                 self.host.sleep(Duration::from_millis(1 << tries.count.min(16) >> 1).min(READ_PAUSE)).await;
                 Ok(None)
             }
-            Error::Store(why) if why.concerns_one_place() && self.store_answers(at.addr).await => {
+            Error::Store(why) if why.concerns_one_place() && self.store_answers(at.addr.segment).await => {
                 Ok(Some(Error::Damaged(format!("{} ({why})", place(at)))))
             }
             other => Err(other),
         }
     }
 
-    /// Whether the store can be read at another place than `at`: a superblock, and the begin of one of some objects.
-    async fn store_answers(&self, at: Address) -> bool {
+    /// Whether the store can be read elsewhere than where it failed, in `segment`: a superblock, and the begin of one of
+    /// some objects.
+    pub(crate) async fn store_answers(&self, segment: SegmentId) -> bool {
         const OBJECTS: usize = 8;
         let superblock = self.store.read_superblock().await;
         if !superblock.is_ok_and(|copies| copies.iter().any(Option::is_some)) {
@@ -123,7 +124,7 @@ impl Pool {
         }
         let Ok(mut objects) = self.store.list().await else { return false };
         // An object may be damaged as a whole, so others come first.
-        objects.sort_by_key(|o| o.id == at.segment);
+        objects.sort_by_key(|o| o.id == segment);
         for object in objects.iter().filter(|o| o.len > 0).take(OBJECTS) {
             if self.store.read(object.id, 0, BLOCK).await.is_ok() {
                 return true;

@@ -28,7 +28,8 @@
 //! behind each batch that ends one, and that within one epoch each number is given out once. So a batch of the same
 //! epoch behind such an end proves damage as well.
 //!
-//! What cannot be told: damage to the last group. It looks like one that was not synced.
+//! What cannot be told: damage to the last group. It looks like one that was not synced. But where the medium cannot
+//! give what may be the next batch, its writer had ended that write, as far as anyone knows: that counts as damage.
 //!
 //! **Damage that costs nothing.** Batches of the map stream hold map nodes and pieces of checkpoints, nothing that
 //! recovery applies: what it needs of them, it reads and verifies by itself. So history goes on behind a damaged one,
@@ -108,7 +109,9 @@ pub(crate) fn history(scans: Vec<SegmentScan>, head: Head) -> History {
         }
     }
     let first = at.seq.saturating_add(1);
-    let lost = found.proves_damage(end.seq.saturating_add(1), end_epoch).then(|| Lost {
+    let unreadable = gaps.iter().any(|gap| gap.unreadable && gap.may_hold(first));
+    let proven = unreadable || found.proves_damage(end.seq.saturating_add(1), end_epoch);
+    let lost = proven.then(|| Lost {
         first,
         end: end.seq,
         gaps: gaps.into_iter().filter(|gap| gap.may_hold(first)).collect(),
@@ -256,6 +259,7 @@ mod tests {
                     stream: Some(*stream),
                     offset: i as u64 * 4096,
                     blank: false,
+                    unreadable: false,
                     after: near(batches[..i].iter().flatten().next_back()),
                     before: near(batches[i..].iter().flatten().next()),
                 })

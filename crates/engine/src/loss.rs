@@ -86,7 +86,10 @@ impl fmt::Display for LogDamage {
             Some(at) => write!(f, " at segment {}, offset {} ({})", at.segment, at.offset, at.what)?,
             None => write!(f, ": batch {} is missing", self.id)?,
         }
-        write!(f, "; {} commits of flushed writes behind it cannot be reached", self.lost_groups)?;
+        match self.lost_groups {
+            0 => write!(f, "; flushed writes may have been there")?,
+            groups => write!(f, "; {groups} commits of flushed writes behind it cannot be reached")?,
+        }
         for (i, disk) in self.disks.iter().take(NAMES).enumerate() {
             let lead = if i == 0 { ": " } else { ", " };
             let blocks = disk.written_blocks.saturating_add(disk.zeroed_blocks);
@@ -105,7 +108,10 @@ impl LogDamage {
         let place =
             |segment: SegmentId, offset, what| DamagedPlace { segment: segment.to_string(), offset, what };
         let headers = lost.headers.iter().map(|s| place(*s, 0, "the segment header is damaged"));
-        let gaps = lost.gaps.iter().map(|g| place(g.segment, g.offset, "a batch is damaged"));
+        let gaps = lost.gaps.iter().map(|g| {
+            let what = if g.unreadable { "it cannot be read" } else { "a batch is damaged" };
+            place(g.segment, g.offset, what)
+        });
         let mut places: Vec<_> = headers.chain(gaps).collect();
         if places.is_empty() {
             places.extend(missing.iter().map(|s| place(*s, 0, "the segment is missing")));

@@ -30,7 +30,8 @@
 //! | both copies | refuses: nothing says where to begin |
 //! | a piece of the checkpoint | refuses: catalogue and maps are in it |
 //! | a batch behind the checkpoint, a segment, or its header, and a later group is there | refuses, and says what would be lost ([`crate::loss`]); but opens where it held map nodes only |
-//! | the same, and nothing of a later group is there | opens in front of it: it cannot be told from a group that a crash interrupted |
+//! | a place behind the checkpoint cannot be read, and may hold the next group | the same: that was durable, perhaps |
+//! | a batch behind the checkpoint, and nothing of a later group is there | opens in front of it: it cannot be told from a group that a crash interrupted |
 //! | anything in front of the checkpoint | opens: reads and checks find it |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,7 +42,7 @@ use forebay_format::{
     Address, BLOCK, BlockRef, Checkpoint, DiskId, Entry, FormatError, PoolId, SegmentId, SegmentRecord,
     SegmentState, Superblock,
 };
-use forebay_store::{Metered, ObjectStat, Store};
+use forebay_store::{Metered, ObjectStat, Store, StoreError};
 use futures_util::{StreamExt, stream};
 
 use crate::apply::Change;
@@ -203,6 +204,13 @@ impl Pool {
         let mut scanned = Vec::new();
         while let Some(found) = scans.next().await {
             scanned.push(found?);
+        }
+        let unreadable = scanned.iter().flat_map(|s| &s.gaps).find(|g| g.unreadable);
+        if let Some(gap) = unreadable
+            && !self.store_answers(gap.segment).await
+        {
+            let what = format!("scan of segment {}", gap.segment);
+            return Err(StoreError::Io { what, reason: "the store does not answer".into(), errno: 0 }.into());
         }
         Ok(scanned)
     }

@@ -6,7 +6,11 @@
 //! the offset: content of guests that looks like a batch, or is one of another place, is none. Each block is read
 //! once, and a second time as part of a batch if one may begin there, so a scan costs at most two reads of the
 //! segment. Room that was set aside and never written is read as zeroes without the disk.
+//!
+//! Where the medium cannot give a block, recovery's scan goes on behind it: that is a gap as well, of which it is
+//! known that it is damaged. To all other readers it is an error.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use forebay_format::{
@@ -61,6 +65,8 @@ pub(crate) struct Gap {
     pub offset: u64,
     /// Nothing but zeroes is there, in the first block at least.
     pub blank: bool,
+    /// Some of it cannot be read.
+    pub unreadable: bool,
     /// The last batch before it in the segment, as far as that is known.
     pub after: Option<Neighbour>,
     /// The first batch behind it in the segment. At a footer: one more than the last batch before that.
@@ -124,10 +130,10 @@ pub(crate) async fn scan_segment(
 }
 
 /// Reads all batches of a segment, from the end of what `record` has of it on if there is one, past whatever is
-/// not a batch.
+/// not a batch or cannot be read.
 ///
 /// # Errors
-/// As [`scan_segment`].
+/// As [`scan_segment`], but for those of one place on the medium.
 pub(crate) async fn scan_past_gaps(
     store: &dyn Store,
     pool: PoolId,
@@ -135,8 +141,8 @@ pub(crate) async fn scan_past_gaps(
     record: Option<SegmentRecord>,
     len: u64,
 ) -> Result<SegmentScan> {
-    let head = store.read(segment, 0, BLOCK).await?;
-    let header = match SegmentHeader::decode(&head, pool, segment) {
+    let mut head = Reader::past_damage(store, segment, len.min(BLOCK as u64));
+    let header = match SegmentHeader::decode(head.bytes(0, BLOCK).await?, pool, segment) {
         Ok(header) => Some(header),
         Err(newer @ FormatError::Newer { .. }) => return Err(newer.into()),
         Err(_) => None,
@@ -147,26 +153,40 @@ pub(crate) async fn scan_past_gaps(
     let mut after = seq.map(|seq| Neighbour { seq, epoch });
     let mut scan =
         SegmentScan { segment, header_damaged: header.is_none(), batches: Vec::new(), gaps: Vec::new() };
-    let mut reader = Reader::new(store, segment, len);
-    let mut at = record.map_or(0, |r| u64::from(r.written)).max(BLOCK as u64);
     let mut gap: Option<Gap> = None;
+    if record.is_none() && head.is_unreadable(0..BLOCK as u64) {
+        // Of what stream its batches are is not known, so none of them is taken.
+        scan.gaps.push(Gap {
+            segment,
+            stream,
+            offset: 0,
+            blank: false,
+            unreadable: true,
+            after,
+            before: None,
+        });
+    }
+    let mut reader = Reader::past_damage(store, segment, len);
+    let mut at = record.map_or(0, |r| u64::from(r.written)).max(BLOCK as u64);
     while at < len {
         match reader.look(pool, stream, at).await? {
             Found::Batch(batch) => {
                 let here = Neighbour { seq: batch.header.seq, epoch: Some(batch.header.epoch) };
-                scan.gaps.extend(gap.take().map(|gap| Gap { before: Some(here), ..gap }));
+                scan.gaps.extend(gap.take().map(|gap| reader.end_gap(gap, at, Some(here))));
                 (after, at) = (Some(here), batch.end);
                 scan.batches.push(batch);
             }
             Found::Footer(footer) => {
                 let here = Neighbour { seq: footer.last_seq.saturating_add(1), epoch: None };
-                scan.gaps.extend(gap.map(|gap| Gap { before: Some(here), ..gap }));
+                scan.gaps.extend(gap.map(|gap| reader.end_gap(gap, at, Some(here))));
                 return Ok(scan);
             }
             Found::Nothing => {
                 let bytes = reader.bytes(at, BLOCK).await?;
                 let (blank, at_end) = (bytes.iter().all(|b| *b == 0), bytes.is_empty());
-                gap.get_or_insert(Gap { segment, stream, offset: at, blank, after, before: None });
+                let begun =
+                    Gap { segment, stream, offset: at, blank, unreadable: false, after, before: None };
+                gap.get_or_insert(begun);
                 if at_end {
                     break;
                 }
@@ -174,7 +194,7 @@ pub(crate) async fn scan_past_gaps(
             }
         }
     }
-    scan.gaps.extend(gap);
+    scan.gaps.extend(gap.map(|gap| reader.end_gap(gap, len, None)));
     Ok(scan)
 }
 
@@ -186,12 +206,32 @@ struct Reader<'a> {
     start: u64,
     buf: IoBuf,
     ahead: Option<(u64, BoxFuture<'a, forebay_store::Result<IoBuf>>)>,
+    /// Offsets of the blocks that cannot be read and are passed over; `None` where they are errors.
+    unreadable: Option<BTreeSet<u64>>,
 }
+
+/// What stands for bytes that cannot be read: no batch begins with it, and it is not blank.
+const UNREADABLE: u8 = 0xff;
 
 impl<'a> Reader<'a> {
     fn new(store: &'a dyn Store, segment: SegmentId, len: u64) -> Reader<'a> {
         let len = len.min(u64::from(MAX_SEGMENT_BYTES));
-        Reader { store, segment, len, start: 0, buf: IoBuf::with_capacity(0), ahead: None }
+        Reader { store, segment, len, start: 0, buf: IoBuf::with_capacity(0), ahead: None, unreadable: None }
+    }
+
+    /// One that passes over what the medium cannot give.
+    fn past_damage(store: &'a dyn Store, segment: SegmentId, len: u64) -> Reader<'a> {
+        Reader { unreadable: Some(BTreeSet::new()), ..Reader::new(store, segment, len) }
+    }
+
+    /// Whether some of this range could not be read.
+    fn is_unreadable(&self, range: Range<u64>) -> bool {
+        self.unreadable.as_ref().is_some_and(|blocks| blocks.range(range).next().is_some())
+    }
+
+    /// A gap that was found to end at `end`.
+    fn end_gap(&self, gap: Gap, end: u64, before: Option<Neighbour>) -> Gap {
+        Gap { before, unreadable: self.is_unreadable(gap.offset..end), ..gap }
     }
 
     /// What begins at an aligned offset.
@@ -231,9 +271,15 @@ impl<'a> Reader<'a> {
         }
         let end = (at + len as u64).min(self.len);
         if at < self.start || end > self.start + self.buf.len() as u64 {
-            self.buf = match self.ahead.take() {
-                Some((there, window)) if there == at => window.await?,
-                _ => self.read(at, len).await?,
+            let window = match self.ahead.take() {
+                Some((there, window)) if there == at => window.await,
+                _ => self.read(at, len).await,
+            };
+            self.buf = match window {
+                Err(e) if self.unreadable.is_some() && e.concerns_one_place() => {
+                    self.read_around(at, len).await?
+                }
+                window => window?,
             };
             self.start = at;
             self.ahead = self.next_window().map(|next| (next, self.read(next, SCAN_BYTES)));
@@ -243,9 +289,37 @@ impl<'a> Reader<'a> {
         Ok(self.buf.get(from..until).unwrap_or(&[]))
     }
 
-    fn read(&self, at: u64, len: usize) -> BoxFuture<'a, forebay_store::Result<IoBuf>> {
+    /// Bytes of the window that begins at `at`, and has `len` at least.
+    fn window(&self, at: u64, len: usize) -> usize {
         let want = (len.max(SCAN_BYTES) as u64).min(self.len.saturating_sub(at));
-        self.store.read(self.segment, at, want.next_multiple_of(BLOCK as u64) as usize)
+        want.next_multiple_of(BLOCK as u64) as usize
+    }
+
+    fn read(&self, at: u64, len: usize) -> BoxFuture<'a, forebay_store::Result<IoBuf>> {
+        self.store.read(self.segment, at, self.window(at, len))
+    }
+
+    /// A window of which some cannot be read: halves what fails, down to the blocks that are at fault.
+    async fn read_around(&mut self, at: u64, len: usize) -> Result<IoBuf> {
+        let mut buf = IoBuf::with_capacity(self.window(at, len));
+        let mut parts = vec![(at, self.window(at, len))];
+        while let Some((at, len)) = parts.pop() {
+            match self.store.read(self.segment, at, len).await {
+                Ok(part) => buf.extend_from_slice(&part),
+                Err(e) if !e.concerns_one_place() => return Err(e.into()),
+                Err(_) if len <= BLOCK => {
+                    self.unreadable.get_or_insert_default().insert(at);
+                    buf.resize(buf.len() + len);
+                    let filled = buf.len() - len;
+                    buf[filled..].fill(UNREADABLE);
+                }
+                Err(_) => {
+                    let half = (len / BLOCK).div_ceil(2) * BLOCK;
+                    parts.extend([(at + half as u64, len - half), (at, half)]);
+                }
+            }
+        }
+        Ok(buf)
     }
 
     /// Where the first batch begins that does not lie whole in this window. From where none is on, the scan goes

@@ -13,7 +13,7 @@ use forebay_engine::{
     BatchView, Error, LossReport, Mutation, Pool, PoolConfig, SegmentId, SyncMode, inspect_batches,
     inspect_segments, inspect_superblocks, recover_log,
 };
-use forebay_store::{MemoryStore, Store};
+use forebay_store::{Fault, FaultyOp, FaultyStore, Image, MemoryStore, Store, When};
 
 const BYTES: usize = 4 << 20;
 
@@ -238,6 +238,89 @@ async fn a_bit_in_a_batch_bars_the_pool_exactly_if_a_later_group_is_whole() {
             );
         }
     }
+}
+
+/// The same medium, of which sectors can be made unreadable.
+async fn on_a_medium(store: &MemoryStore) -> Arc<FaultyStore> {
+    let mut image = Image { superblock: store.read_superblock().await.unwrap(), ..Image::default() };
+    for object in store.list().await.unwrap() {
+        let bytes = store.read(object.id, 0, object.len as usize).await.unwrap();
+        image.objects.insert(object.id, bytes.to_vec());
+    }
+    FaultyStore::of_image(1, &image)
+}
+
+/// A sector that cannot be read may be readable again, on another path or another day.
+#[tokio::test]
+async fn an_unreadable_sector_in_the_log_bars_the_pool_until_its_loss_is_accepted() {
+    for seed in 0..4 {
+        let scene = Scene::new(seed, 6).await;
+        for (segment, batch) in &scene.batches {
+            let what = format!("seed {seed}, batch {}, segment {segment}", batch.seq);
+            let store = on_a_medium(&scene.store).await;
+            // In the header or in the payload.
+            let at = batch.offset + if batch.payload_bytes == 0 { 0 } else { seed % 2 * 4096 };
+            store.break_sectors(*segment, at..at + 512);
+            let is_last = !scene.batches.iter().any(|(_, b)| b.seq > batch.seq);
+            let report = recover_log(store.clone(), host(), None).await;
+            if batch.nodes + batch.blobs > 0 && !is_last {
+                // A damaged checkpoint, a batch of nothing but map nodes, or one of which that is not certain.
+                continue;
+            }
+            let damage = report.unwrap().damage.unwrap_or_else(|| panic!("{what}: no damage is reported"));
+            assert_eq!(damage.id, batch.seq, "{what}");
+            let place = &damage.places[0];
+            assert_eq!((place.segment.as_str(), place.what), (&*segment.to_string(), "it cannot be read"));
+            assert_eq!(place.offset, batch.offset, "{what}");
+            let refused = try_open_with(&store, log_config()).await.map(drop).unwrap_err();
+            assert_eq!(damage_of(refused).id, batch.seq, "{what}");
+            assert!(check(&store).await.iter().any(|p| p.contains("it cannot be read")), "{what}");
+
+            let mended = FaultyStore::of_image(1, &store.image());
+            let pool = try_open_with(&mended, log_config()).await.unwrap();
+            assert!(contents(&pool).await == scene.states.last().unwrap().1, "{what}: mended");
+            pool.close().await.unwrap();
+
+            assert!(recover_log(store.clone(), host(), Some(damage.id)).await.unwrap().accepted, "{what}");
+            for life in 0..2 {
+                let pool = try_open_with(&store, log_config()).await.unwrap();
+                assert!(contents(&pool).await == scene.state(damage.intact_until), "{what}, life {life}");
+                pool.close().await.unwrap();
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_segment_that_cannot_be_read_at_all_bars_the_pool() {
+    let scene = Scene::new(1, 6).await;
+    let (segment, first) =
+        scene.batches.iter().rfind(|(s, b)| *s != scene.batches[0].0 && b.blobs == 0).unwrap();
+    let first = scene.batches.iter().find(|(s, _)| s == segment).map_or(first, |(_, b)| b);
+    let store = on_a_medium(&scene.store).await;
+    store.break_sectors(*segment, 0..u64::MAX);
+    let damage = damage_of(try_open_with(&store, log_config()).await.map(drop).unwrap_err());
+    assert_eq!(damage.id, first.seq, "{damage}");
+    recover_log(store.clone(), host(), Some(damage.id)).await.unwrap();
+    let pool = try_open_with(&store, log_config()).await.unwrap();
+    assert!(contents(&pool).await == scene.state(damage.intact_until));
+    pool.close().await.unwrap();
+}
+
+/// A store that does not answer is no damage to the log, whose loss could be accepted.
+#[tokio::test]
+async fn a_store_that_does_not_answer_is_no_damage() {
+    let scene = Scene::new(1, 6).await;
+    let store = on_a_medium(&scene.store).await;
+    store.inject(FaultyOp::Read, Fault::Io, When::From(0));
+    for object in store.list().await.unwrap() {
+        store.break_sectors(object.id, 0..u64::MAX);
+    }
+    for accept in [None, Some(scene.batches[0].1.seq)] {
+        let refused = recover_log(store.clone(), host(), accept).await.unwrap_err();
+        assert!(matches!(refused, Error::Store(_)), "{refused}");
+    }
+    assert!(matches!(try_open_with(&store, log_config()).await.map(drop), Err(Error::Store(_))));
 }
 
 /// A lost write leaves zeroes, or what was there before.

@@ -128,8 +128,12 @@ impl Round {
         }
         let (segment, range) = self.rng.pick(&batches).clone();
         let at = range.start + self.rng.below((range.end - range.start) as u64) as usize;
-        note!("a bit of segment {segment} at {at}, in the batch at {range:?}");
-        self.medium.faults().flip_bit(segment, at as u64, self.rng.below(8) as u8);
+        note!("a bit or sector of segment {segment} at {at}, in the batch at {range:?}");
+        let (medium, at) = (self.medium.faults(), at as u64);
+        match self.rng.below(16) {
+            bit @ 0..8 => _ = medium.flip_bit(segment, at, bit as u8),
+            _ => medium.break_sectors(segment, at..at + 1),
+        }
         let Some(pool) = self.try_open() else { return Some(true) };
         self.damaged = true;
         self.judge(&pool);
