@@ -12,9 +12,9 @@
 //! **Failure.** After an append or sync fails, the bytes since the last completed sync of that object are in
 //! an unknown state for ever; the caller must not sync again and take success for durability (the kernel may
 //! have dropped the dirty pages). The engine latches. That holds for [`StoreError::Full`] as well: an append that
-//! finds no room leaves that object with an unknown end, and the others as they were; a sync that finds none (file
-//! systems that allocate late, thin volumes, quotas) is a failed sync. After a failed `swap_superblock` the copy that it
-//! was to write is old, new or torn, and no other swap succeeds in this opening.
+//! finds no room leaves that object with an unknown end, but never with all of its data, and the others as they were; a
+//! sync that finds none (file systems that allocate late, thin volumes, quotas) is a failed sync. After a failed
+//! `swap_superblock` the copy that it was to write is old, new or torn, and no other swap succeeds in this opening.
 //!
 //! **Ownership.** One opener at a time: a second gets [`StoreError::Busy`]. On RADOS each append asserts the
 //! epoch; in a directory a lock file does.

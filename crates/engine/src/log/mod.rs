@@ -15,7 +15,7 @@
 //!
 //! | the store is full at | what is known | what the log does |
 //! |---|---|---|
-//! | an append of a group, or the footer of a segment that ends within it | a torn batch may be left; nothing was synced | gives the group up: leaves the segment, goes back to the group's start; [`StoreError::Full`], and the caller may write it again |
+//! | an append of a group, or the footer of a segment that ends within it | that batch is not whole, so the group is not history; nothing was synced | gives the group up: leaves the segment, goes back to the group's start; [`StoreError::Full`], and the caller may write it again |
 //! | the footer of a segment that is ended outside of a group | as above | ends the segment without a footer; no error |
 //! | a sync | nothing about the bytes since the last one, for ever (delayed allocation, thin volumes, quotas) | fails for good, as after any failed sync |
 //! | a superblock write: checkpoint, new epoch, a copy renewed for the cleaner | that copy may be old, new or torn; the other one is whole | fails for good; a restart begins from a whole copy, and either will do |

@@ -45,7 +45,7 @@ pub enum Fault {
     /// [`StoreError::Io`](crate::StoreError::Io) with EMFILE: the process has no descriptor left. Nothing
     /// was done.
     NoFiles,
-    /// [`StoreError::Full`](crate::StoreError::Full).
+    /// [`StoreError::Full`](crate::StoreError::Full). Of an append, a proper part of the data is written at most.
     Full,
     /// Of an append: a proper part of the data is written, from its start; then as [`Fault::Io`]. Of other
     /// operations the same as that.

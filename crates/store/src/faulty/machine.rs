@@ -222,6 +222,7 @@ impl Machine {
         let written = match fault {
             Fault::NoFiles => return Err(injected(fault, "append")),
             Fault::Short => 1 + self.random.below(data.len() as u64 - 1) as usize,
+            Fault::Full => self.random.below((data.len() / IoBuf::ALIGN) as u64) as usize * IoBuf::ALIGN,
             _ if self.random.one_in(2) => data.len(),
             _ => 0,
         };
