@@ -2,6 +2,9 @@
 //!
 //! The order is what makes it right: the buffers are asked *before* the map. A commit puts its blocks into the
 //! map first and forgets the frozen buffer after, so what is no longer in the buffers is already in the map.
+//!
+//! A copy by reference ([`crate::copy`]) is the exception: it changes the map over what is frozen. A block of which the
+//! buffers have a part would be half of before the copy and half of after it, so its reader waits for the commit to end.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -38,6 +41,8 @@ pub(crate) enum Stop {
     OutOfRange,
     /// The block is lost, whatever the store says.
     Lost(BlockRef),
+    /// A commit is copying into these blocks.
+    Copied(Range<u64>),
 }
 
 /// A part of a read that has to come from the store.
@@ -120,7 +125,7 @@ impl Pool {
     ) -> std::result::Result<(), Stop> {
         let from = offset + chunk.start as u64;
         let mut have = [0; CHUNK_BLOCKS];
-        {
+        let copies = {
             let buffers = volume.buffers.lock();
             if !buffers.is_clean() {
                 let mut at = chunk.start;
@@ -129,7 +134,8 @@ impl Pool {
                     at += within.len();
                 }
             }
-        }
+            buffers.copies_begun()
+        };
         let first = from / BLOCK as u64;
         let count = (from + chunk.len() as u64).div_ceil(BLOCK as u64) - first;
         let mut values = [MapValue::Hole; CHUNK_BLOCKS];
@@ -137,6 +143,15 @@ impl Pool {
         let (known, need) = volume.tree.read().get_range(&self.nodes, first, values);
         if known < values.len() {
             return Err(need.map_or(Stop::OutOfRange, Stop::Node));
+        }
+        let is_partial = |((_, within), have): ((u64, Range<usize>), u8)| {
+            have != 0 && have & sectors(&within) != sectors(&within)
+        };
+        if pieces(from, chunk.len()).zip(have).any(is_partial) {
+            let (buffers, blocks) = (volume.buffers.lock(), first..first + count);
+            if buffers.is_copied_to(&blocks) || buffers.copies_begun() != copies {
+                return Err(Stop::Copied(blocks));
+            }
         }
         if volume.is_recorded.load(Relaxed) && how != How::Unseen {
             self.profiles.note(volume, self.host.now(), first, values, &have);
@@ -230,6 +245,7 @@ impl Pool {
                 Ok(()) => break,
                 Err(Stop::OutOfRange) => return Err(Error::OutOfRange),
                 Err(Stop::Lost(target)) => return Err(lost_block(&target)),
+                Err(Stop::Copied(blocks)) => self.wait_for_copies(volume, &blocks).await?,
                 Err(Stop::Node(need)) => {
                     self.load_for_read(volume, need).await?;
                 }

@@ -90,6 +90,34 @@ async fn a_copy_holds_what_its_source_held() {
     assert!(all(&after(&pool, "to")).await == model);
 }
 
+/// A commit changes the map while a part of the block is in the write buffer.
+#[tokio::test]
+async fn a_block_is_read_as_before_a_copy_or_as_after_it() {
+    let store = Arc::new(MemoryStore::new());
+    let (pool, from, to) = pool(&store).await;
+    to.flush().await.unwrap();
+    let (at, after) = (8 * 4096, read(&from, 7 * 4096, 4096).await);
+    for round in 0..20 {
+        to.write(at, &text(9, 4096), true).await.unwrap();
+        to.write(at + 512, &noise(round, 512), false).await.unwrap();
+        let before = read(&to, at, 4096).await;
+        let copied = to.copy_from(4096, &from, 0, 3 * MIB);
+        let reads = async {
+            loop {
+                let found = read(&to, at, 4096).await;
+                assert!(found == before || found == after, "a part of each");
+                if found == after {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::join!(async { copied.await.unwrap() }, reads);
+    }
+    drop((from, to));
+    pool.close().await.unwrap();
+}
+
 #[tokio::test]
 async fn holes_and_zeroes_are_copied_as_what_they_are() {
     let store = Arc::new(MemoryStore::new());

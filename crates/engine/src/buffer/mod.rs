@@ -146,9 +146,9 @@ impl WriteBuffer {
     }
 
     /// What of a map changes when this is committed, in any order.
-    pub fn touched(&self) -> Vec<Touch> {
+    pub fn touched(&self) -> impl Iterator<Item = Touch> {
         let blocks = self.blocks.iter().map(|(&block, dirty)| self.touch(block, dirty));
-        blocks.chain(self.zeroes_touch()).collect()
+        blocks.chain(self.zeroes_touch())
     }
 
     /// The same for the zeroed ranges, and for the `count` blocks that were written longest ago.
@@ -361,6 +361,8 @@ pub(crate) struct Buffers {
     next_watch: u64,
     /// Blocks into which the commit that is under way copies others, in the map; see [`crate::copy`].
     copies: Vec<Range<u64>>,
+    /// Copies that began, ever.
+    copies_begun: u64,
 }
 
 impl Buffers {
@@ -482,6 +484,12 @@ impl Buffers {
     /// A copy into `blocks` begins: from now on it may be in the map.
     pub fn begin_copy(&mut self, blocks: Range<u64>) {
         self.copies.push(blocks);
+        self.copies_begun += 1;
+    }
+
+    /// How many copies into this disk began so far.
+    pub fn copies_begun(&self) -> u64 {
+        self.copies_begun
     }
 
     /// Whether a copy into some of `blocks` is under way.
