@@ -45,7 +45,7 @@ impl Disk {
     ///
     /// It is as a write that happens between call and return, block by block: whatever was acknowledged before the
     /// call, on either disk, is before it. On return it is durable, in so far as a flush of this disk makes anything
-    /// durable. Where it fails, a part may have been copied.
+    /// durable. Where it fails, some blocks may have been copied.
     ///
     /// # Errors
     /// [`Error::Overlap`] where both ranges are of one disk and overlap; [`Error::OutOfRange`] for either range;
@@ -88,9 +88,11 @@ impl Disk {
         let mut piece = vec![0; len.min(COPY_BYTES) as usize];
         let mut done = 0;
         while done < len {
-            let part = &mut piece[..(len - done).min(COPY_BYTES) as usize];
+            let to = offset + done;
+            // Up to the end of a block: one that a copy fails at is not half of it.
+            let part = &mut piece[..(len - done).min(COPY_BYTES - to % BLOCK as u64) as usize];
             source.pool.read(&source.volume, source_offset + done, part, 0).await?;
-            let (to, n) = (offset + done, part.len() as u64);
+            let n = part.len() as u64;
             if is_zero(part) {
                 self.pool.wait_for_room(&self.volume, 0).await?;
                 self.zero(to, n, false).await?;
