@@ -30,6 +30,7 @@ use crate::limits::{COLD_READS, FULL_RETRY, OVERFLOW_BYTES};
 use crate::pool::Pool;
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use crate::volume::Volume;
+use crate::warm::by_leaf;
 use crate::{DesktopStats, DiskInfo, Error, Result};
 
 /// What desktops share.
@@ -186,7 +187,7 @@ impl Pool {
     /// [`Error::NoSpace`] where only the reserve is left, or less: then, and where what it needs cannot be read, the
     /// desktop is as it was. After any other error the pool has latched.
     async fn overflow(&self, volume: &Arc<Volume>) -> Result<u64> {
-        let touched = volume.buffers.lock().active().coldest_touched(OVERFLOW_BYTES / BLOCK);
+        let touched = by_leaf(volume.buffers.lock().active().coldest_touched(OVERFLOW_BYTES / BLOCK));
         let mut warm = self.warm();
         self.warm_up(vec![(volume.clone(), touched)], &mut warm, COLD_READS).await;
         let mut log = self.log.lock().await;

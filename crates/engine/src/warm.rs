@@ -25,6 +25,7 @@ use hashbrown::HashMap;
 use crate::buffer::{ALL_SECTORS, Page};
 use crate::commit::Group;
 use crate::damage::is_lost;
+use crate::hash::BuildU64Hasher;
 use crate::limits::{CHUNK_BLOCKS, COLD_BLOCKS, COLD_READS, WARM_ROUNDS};
 use crate::map::{Held, NeedNode, Touch};
 use crate::pool::Pool;
@@ -33,7 +34,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::volume::Volume;
 
-/// Disks with the places in their maps that are about to change.
+/// Disks with the places in their maps that are about to change, as [`by_leaf`] gives them.
 pub(crate) type Touched = Vec<(Arc<Volume>, Vec<Touch>)>;
 
 /// What was read ahead for a group, and is kept until that is done.
@@ -57,17 +58,16 @@ impl Pool {
     /// What is dirty now and will be in the next group.
     pub(crate) fn touched(&self) -> Touched {
         let disks = self.commit.disks.lock().clone();
-        disks.into_iter().map(|v| (v.clone(), v.buffers.lock().active().touched())).collect()
+        disks.into_iter().map(|v| (v.clone(), by_leaf(v.buffers.lock().active().touched()))).collect()
     }
 
     /// What a group changes.
     pub(crate) fn touched_by(&self, group: &Group) -> Touched {
-        group.frozen.iter().map(|(v, frozen)| (v.clone(), frozen.touched())).collect()
+        group.frozen.iter().map(|(v, frozen)| (v.clone(), by_leaf(frozen.touched()))).collect()
     }
 
     /// Reads what changes at these places need, with at most `at_once` reads at a time.
     pub(crate) async fn warm_up(&self, touched: Touched, warm: &mut Warm<'_>, at_once: usize) {
-        let touched: Touched = touched.into_iter().map(|(v, touches)| (v, by_leaf(touches))).collect();
         let mut todo: Vec<(&Arc<Volume>, Touch)> =
             touched.iter().flat_map(|(v, touches)| touches.iter().map(move |t| (v, *t))).collect();
         for _ in 0..WARM_ROUNDS {
@@ -218,6 +218,7 @@ impl Pool {
                 let Some(volume) = next else { break };
                 let touches = volume.cold.take();
                 let count = touches.len();
+                let touches = by_leaf(touches);
                 let mut warm = self.warm();
                 self.warm_up(vec![(volume.clone(), touches)], &mut warm, COLD_READS).await;
                 volume.cold.done(count);
@@ -231,22 +232,20 @@ impl Pool {
     }
 }
 
-/// One touch for each leaf, beside those of blocks that are read.
-fn by_leaf(mut touches: Vec<Touch>) -> Vec<Touch> {
-    touches.sort_unstable_by_key(|t| (t.is_read, t.block));
-    let mut merged: Vec<Touch> = Vec::with_capacity(touches.len());
+/// One touch for each leaf, beside those of blocks that are read; in order.
+pub(crate) fn by_leaf(touches: impl IntoIterator<Item = Touch>) -> Vec<Touch> {
+    let mut merged = Vec::new();
+    let mut leaves: HashMap<u64, Touch, BuildU64Hasher> = HashMap::default();
     for touch in touches {
-        match merged.last_mut() {
-            Some(last)
-                if !touch.is_read
-                    && !last.is_read
-                    && last.block / FANOUT as u64 == touch.block / FANOUT as u64 =>
-            {
-                last.count += touch.count;
-            }
-            _ => merged.push(touch),
+        if touch.is_read {
+            merged.push(touch);
+        } else {
+            let of_leaf = Touch { count: 0, ..touch };
+            leaves.entry(touch.block / FANOUT as u64).or_insert(of_leaf).count += touch.count;
         }
     }
+    merged.extend(leaves.into_values());
+    merged.sort_unstable_by_key(|t| (t.is_read, t.block));
     merged
 }
 

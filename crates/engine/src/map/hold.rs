@@ -10,7 +10,7 @@ use super::{NeedNode, NodeCache, Place, SPARSE_MAX, Tree, is_full, place_in};
 /// Blocks of one leaf that are to be changed, or one that is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Touch {
-    /// The first of them.
+    /// One of them.
     pub block: u64,
     /// How many of them change.
     pub count: usize,
@@ -59,9 +59,16 @@ impl Tree {
         self.visit(touch, &mut |need| held.find(need))
     }
 
-    /// Whether the nodes without which a change cannot be made are in memory.
+    /// Whether the nodes without which a change cannot be made are in memory. A changed leaf counts as all that is needed:
+    /// the base that it is merged with once in [`SPARSE_MAX`] changes is not worth a look at each.
     pub(crate) fn is_warm(&self, cache: &NodeCache, touch: Touch) -> bool {
-        self.visit(touch, &mut |need| cache.peek(need).ok_or(need)).is_ok()
+        debug_assert!(!touch.is_read);
+        match self.descend(touch.block) {
+            Some((Child::Stored(at), level)) => {
+                visit_stored(at.get(), level, touch, &mut |need| cache.peek(need).ok_or(need)).is_ok()
+            }
+            _ => true,
+        }
     }
 
     /// Looks the stored nodes up that a change needs, from the root down.
@@ -70,22 +77,24 @@ impl Tree {
         touch: Touch,
         find: &mut impl FnMut(NeedNode) -> Result<Node, NeedNode>,
     ) -> Result<(), NeedNode> {
-        if touch.block >= self.blocks {
-            return Ok(());
+        match self.descend(touch.block) {
+            Some((Child::Leaf(leaf), _)) => visit_base(leaf, touch, find),
+            Some((Child::Stored(at), level)) => visit_stored(at.get(), level, touch, find),
+            _ => Ok(()),
         }
-        let mut level = self.height - 1;
-        let mut child = &self.root;
-        loop {
-            match child {
-                Child::Hole | Child::Zero => return Ok(()),
-                Child::Inner(node) => {
-                    child = &node.children[usize::from(place_in(level, touch.block))];
-                    level -= 1;
-                }
-                Child::Leaf(leaf) => return visit_base(leaf, touch, find),
-                Child::Stored(at) => return visit_stored(at.get(), level, touch, find),
-            }
+    }
+
+    /// Where the path to a block leaves the changed inner nodes, and on which level; `None` behind the end.
+    fn descend(&self, block: u64) -> Option<(&Child, u8)> {
+        if block >= self.blocks {
+            return None;
         }
+        let (mut child, mut level) = (&self.root, self.height - 1);
+        while let Child::Inner(node) = child {
+            child = &node.children[usize::from(place_in(level, block))];
+            level -= 1;
+        }
+        Some((child, level))
     }
 }
 
