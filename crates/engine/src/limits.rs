@@ -97,6 +97,8 @@ pub const INDEX_LOOK: Duration = Duration::from_secs(2);
 pub const INDEX_WAIT: Duration = Duration::from_secs(120);
 /// Bytes that a log scan reads at a time.
 pub const SCAN_BYTES: usize = 8 << 20;
+/// Blocks of such a piece that cannot be read and are found one by one.
+pub const UNREADABLE_BLOCKS: usize = 16;
 /// Segments that recovery scans at once: many disks give their full rate only to several readers. Each takes
 /// two windows of [`SCAN_BYTES`].
 pub const SCANS_AT_ONCE: usize = 4;

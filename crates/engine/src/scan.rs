@@ -20,7 +20,7 @@ use forebay_format::{
 use forebay_store::{BoxFuture, IoBuf, Store};
 
 use crate::Result;
-use crate::limits::{MAX_SEGMENT_BYTES, SCAN_BYTES};
+use crate::limits::{MAX_SEGMENT_BYTES, SCAN_BYTES, UNREADABLE_BLOCKS};
 
 /// A batch that was found whole.
 pub(crate) struct Scanned {
@@ -299,18 +299,22 @@ impl<'a> Reader<'a> {
         self.store.read(self.segment, at, self.window(at, len))
     }
 
-    /// A window of which some cannot be read: halves what fails, down to the blocks that are at fault.
+    /// A window of which some cannot be read: halves what fails, down to the blocks that are at fault. Where these are
+    /// many, what else fails is passed over as a whole: a dying disk may take seconds for each read.
     async fn read_around(&mut self, at: u64, len: usize) -> Result<IoBuf> {
         let mut buf = IoBuf::with_capacity(self.window(at, len));
         let mut parts = vec![(at, self.window(at, len))];
+        let mut found = 0;
         while let Some((at, len)) = parts.pop() {
             match self.store.read(self.segment, at, len).await {
                 Ok(part) => buf.extend_from_slice(&part),
                 Err(e) if !e.concerns_one_place() => return Err(e.into()),
-                Err(_) if len <= BLOCK => {
-                    self.unreadable.get_or_insert_default().insert(at);
-                    buf.resize(buf.len() + len);
-                    let filled = buf.len() - len;
+                Err(_) if len <= BLOCK || found == UNREADABLE_BLOCKS => {
+                    found = UNREADABLE_BLOCKS.min(found + 1);
+                    let blocks = (at..at + len as u64).step_by(BLOCK);
+                    self.unreadable.get_or_insert_default().extend(blocks);
+                    let filled = buf.len();
+                    buf.resize(filled + len);
                     buf[filled..].fill(UNREADABLE);
                 }
                 Err(_) => {
