@@ -41,7 +41,7 @@ matching_qemu_utils() {
 }
 
 require_rust() {
-  local need=1.88 have
+  local need=1.89 have
   if ! command -v cargo >/dev/null; then
     say "cargo is not installed: get Rust $need or newer from https://rustup.rs" >&2
     exit 1
