@@ -2,42 +2,14 @@
 //! measures with its own allocator.
 
 mod common;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+mod counting;
 
 use common::*;
+use counting::{Counting, allocated};
 use forebay_format::*;
-
-/// The system's allocator, which counts for each thread.
-struct Counting;
-
-thread_local! {
-    static ALLOCATED: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: hands everything on to the system's allocator; the counter does not allocate.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATED.with(|n| n.set(n.get() + layout.size()));
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-/// Bytes allocated in all while decoding, given back or not.
-fn allocated<T>(decode: impl FnOnce() -> T) -> usize {
-    let before = ALLOCATED.with(Cell::get);
-    drop(decode());
-    ALLOCATED.with(Cell::get) - before
-}
 
 /// In each sample, each aligned word in turn becomes a huge count.
 #[test]

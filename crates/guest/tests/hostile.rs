@@ -4,55 +4,24 @@
 #![allow(clippy::unwrap_used)] // helpers fail as the tests do
 
 mod bombs;
+#[path = "../../format/tests/counting/mod.rs"]
+mod counting;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::path::Path;
 
+use counting::{Counting, peak_of};
 use forebay_guest::fuzzing::{LIMITS, SparseDisk, check_scan};
 use forebay_guest::{Blocks, Class, Limits, Options, ReadError, Scan, scan};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::RngSeed;
 
-/// The system's allocator, which counts for each thread: bytes in use now, and the most since the last reset.
-struct Counting;
-
-thread_local! {
-    static IN_USE: Cell<isize> = const { Cell::new(0) };
-    static PEAK: Cell<isize> = const { Cell::new(0) };
-}
-
-fn count(bytes: isize) {
-    IN_USE.with(|in_use| {
-        in_use.set(in_use.get() + bytes);
-        PEAK.with(|peak| peak.set(peak.get().max(in_use.get())));
-    });
-}
-
-// SAFETY: hands everything on to the system's allocator; the counters do not allocate.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
 /// What `scan` returns, if it took no more memory than these limits promise.
 fn measured(limits: Limits, scan: impl FnOnce() -> Scan) -> Scan {
-    let before = IN_USE.with(Cell::get);
-    PEAK.with(|peak| peak.set(before));
-    let scan = scan();
-    let used = PEAK.with(Cell::get) - before;
+    let (scan, used) = peak_of(scan);
     let most = limits.memory_bytes() as isize;
     println!("{used} bytes of {most}");
     assert!(used <= most, "{used} bytes were in use, and {most} are promised");

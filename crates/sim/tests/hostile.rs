@@ -3,11 +3,14 @@
 //!
 //! `FOREBAY_ROUNDS=n` forges that many pools, `FOREBAY_SEED=n` the one.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::{Cell, RefCell};
+#[path = "../../format/tests/counting/mod.rs"]
+mod counting;
+
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use counting::{Counting, peak_of};
 use forebay_sim::hostile::{Original, exercise};
 use forebay_sim::{Rng, note, rounds};
 
@@ -17,34 +20,6 @@ const POOLS: u64 = 3_000;
 const ORIGINALS: u64 = 24;
 /// What the work with a small pool may take, above what is there anyway.
 const MOST_BYTES: isize = 96 << 20;
-
-/// The system's allocator, which counts for each thread what is held, and the most that was.
-struct Counting;
-
-thread_local! {
-    static HELD: Cell<isize> = const { Cell::new(0) };
-    static MOST: Cell<isize> = const { Cell::new(0) };
-}
-
-fn count(bytes: isize) {
-    let held = HELD.get() + bytes;
-    HELD.set(held);
-    MOST.set(MOST.get().max(held));
-}
-
-// SAFETY: hands everything on to the system's allocator; the counters do not allocate.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -64,10 +39,7 @@ fn forged_pools_are_refused_or_served() {
     rounds("forged_pools", 0, POOLS, |seed, _| {
         let original = original(seed % ORIGINALS);
         let image = original.forge(&mut Rng::new(seed));
-        let before = HELD.get();
-        MOST.set(before);
-        exercise(seed, &image);
-        let most = MOST.get() - before;
+        let ((), most) = peak_of(|| exercise(seed, &image));
         note!("{most} bytes at most");
         assert!(most < MOST_BYTES, "{most} bytes were held at one time");
     });
