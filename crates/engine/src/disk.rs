@@ -160,7 +160,7 @@ impl Disk {
     pub fn try_read(&self, offset: u64, out: &mut [u8]) -> Result<Fast> {
         self.check(offset, out.len() as u64)?;
         let mut gaps = Vec::new();
-        let found = self.pool.gather(&self.volume, offset, out, &mut gaps, How::AtOnce);
+        let found = self.pool.gather(&mut 0, &self.volume, offset, out, &mut gaps, How::AtOnce);
         if found.is_err() || !gaps.is_empty() {
             return Ok(Fast::Wait);
         }

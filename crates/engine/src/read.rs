@@ -78,20 +78,9 @@ pub(crate) fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, Rang
 }
 
 impl Pool {
-    /// Fills `out` from RAM; lists in `gaps` what is not there, or the first of it.
+    /// Fills `out` from RAM, from its byte `done` on, which moves to where it stopped; lists in `gaps` what is not there,
+    /// or the first of it.
     pub(crate) fn gather(
-        &self,
-        volume: &Volume,
-        offset: u64,
-        out: &mut [u8],
-        gaps: &mut Vec<Gap>,
-        how: How,
-    ) -> std::result::Result<(), Stop> {
-        self.gather_from(&mut 0, volume, offset, out, gaps, how)
-    }
-
-    /// As [`Pool::gather`], from byte `done` of `out` on, which moves to where it stopped.
-    fn gather_from(
         &self,
         done: &mut usize,
         volume: &Volume,
@@ -125,17 +114,21 @@ impl Pool {
     ) -> std::result::Result<(), Stop> {
         let from = offset + chunk.start as u64;
         let mut have = [0; CHUNK_BLOCKS];
-        let copies = {
+        // Where the buffers have parts of blocks: how many copies had begun.
+        let mut copies = None;
+        {
             let buffers = volume.buffers.lock();
             if !buffers.is_clean() {
                 let mut at = chunk.start;
                 for ((block, within), have) in pieces(from, chunk.len()).zip(&mut have) {
                     *have = buffers.overlay(block, &within, &mut out[at..at + within.len()]);
+                    if *have != 0 && *have & sectors(&within) != sectors(&within) {
+                        copies = Some(buffers.copies_begun());
+                    }
                     at += within.len();
                 }
             }
-            buffers.copies_begun()
-        };
+        }
         let first = from / BLOCK as u64;
         let count = (from + chunk.len() as u64).div_ceil(BLOCK as u64) - first;
         let mut values = [MapValue::Hole; CHUNK_BLOCKS];
@@ -144,10 +137,7 @@ impl Pool {
         if known < values.len() {
             return Err(need.map_or(Stop::OutOfRange, Stop::Node));
         }
-        let is_partial = |((_, within), have): ((u64, Range<usize>), u8)| {
-            have != 0 && have & sectors(&within) != sectors(&within)
-        };
-        if pieces(from, chunk.len()).zip(have).any(is_partial) {
+        if let Some(copies) = copies {
             let (buffers, blocks) = (volume.buffers.lock(), first..first + count);
             if buffers.is_copied_to(&blocks) || buffers.copies_begun() != copies {
                 return Err(Stop::Copied(blocks));
@@ -241,7 +231,7 @@ impl Pool {
     ) -> Result<usize> {
         let (mut gaps, mut done) = (Vec::new(), 0);
         loop {
-            match self.gather_from(&mut done, volume, offset, out, &mut gaps, how) {
+            match self.gather(&mut done, volume, offset, out, &mut gaps, how) {
                 Ok(()) => break,
                 Err(Stop::OutOfRange) => return Err(Error::OutOfRange),
                 Err(Stop::Lost(target)) => return Err(lost_block(&target)),
