@@ -231,7 +231,7 @@ impl Pool {
         if self.commit.full.load(Relaxed) {
             return Err(Error::NoSpace);
         }
-        let reserve = self.commit.reserve.load(Relaxed);
+        let reserve = self.reserve(self.commit.total.load(Relaxed));
         let beyond = self.commit.free.load(Relaxed).saturating_sub(reserve);
         Ok((beyond.max(reserve / RESERVE_PART) as usize).clamp(BLOCK, OVERFLOW_BYTES))
     }

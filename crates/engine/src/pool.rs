@@ -116,8 +116,6 @@ pub(crate) struct Commit {
     pub full: AtomicBool,
     /// How much room there was when that was last looked at.
     pub free: AtomicU64,
-    /// How much of it is kept for deletions, checkpoints and what is in the buffers already.
-    pub reserve: AtomicU64,
     /// How much there was in all.
     pub total: AtomicU64,
     /// Bytes that the buffers may hold now.
@@ -148,7 +146,6 @@ impl Commit {
             closing: AtomicBool::new(false),
             full: AtomicBool::new(false),
             free: AtomicU64::new(0),
-            reserve: AtomicU64::new(0),
             total: AtomicU64::new(0),
             budget: AtomicU64::new(u64::MAX),
             write_rate: AtomicU64::new(u64::MAX),
@@ -396,7 +393,6 @@ impl Pool {
         let room = self.store.capacity().await?;
         let reserve = self.reserve(room.total);
         self.commit.free.store(room.free, Relaxed);
-        self.commit.reserve.store(reserve, Relaxed);
         self.commit.total.store(room.total, Relaxed);
         if !self.commit.has_work() {
             // Nobody tries again by itself, so the next one may.
