@@ -58,8 +58,8 @@ def tenants_of_one_image_cannot_reach_each_other(t):
     one.manage(LUN_RESET)
     answer, _ = one.receive()
     equal((answer[0], answer[2]), (0x22, 0), "answer to a reset")
-    equal(one.command(bytes(6)).code, (6, 0x29, 3), "what who asked for the reset is told")
-    equal(two.command(bytes(6)).status, GOOD, "what the other tenant is told of it")
+    equal(one.command(bytes(6)).code, (6, 0x29, 3), "the attention of the tenant that asked for the reset")
+    equal(two.command(bytes(6)).status, GOOD, "the other tenant gets no attention")
     equal(two.read_blocks(0, 1).status, GOOD, "a read of the other tenant")
 
 
@@ -130,7 +130,7 @@ def a_denial_during_login_is_not_missed(t):
     stop.set()
     thread.join()
     wait_for(lambda: not s.json("target", "show", TARGET)["sessions"], "the end of all sessions of a denied initiator")
-    check(left, "nobody ever logged in")
+    check(left, "no login succeeded")
 
 
 @test

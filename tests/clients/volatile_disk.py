@@ -153,7 +153,7 @@ def main(path, image, seed, *options):
     disk = Disk(image, seed, "--ignore-flush" in options)
 
     def power_cut(*_):
-        # A thread of its own: the handler may have interrupted one that holds the lock.
+        # A separate thread: the handler may have interrupted one that holds the lock.
         threading.Thread(target=lambda: (disk.lose_power(), os._exit(0))).start()
 
     signal.signal(signal.SIGUSR1, power_cut)

@@ -32,6 +32,6 @@ def churn_at_80_percent_live(t):
 
 
 if __name__ == "__main__":
-    # A test run that is told to end ends its servers too.
+    # SIGTERM ends the servers of a test run too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(run_tests(sys.argv[1:], int(os.environ.get("FOREBAY_SEED", "1"))))

@@ -1,7 +1,7 @@
 //! Damage in the log that loses flushed writes: saying what it loses, and opening the pool without them if its
 //! administrator accepts that.
 //!
-//! [`crate::history`] tells damage from an end. A damaged log is not opened: what cannot be reached may come back with
+//! [`crate::history`] tells damage from an end. A damaged log is not opened: what cannot be reached may be restored with
 //! the segment from a backup. An administrator who has none accepts the loss by the number of the first batch that is
 //! missing, which the report gives: so nothing is accepted that was not seen. The pool is then at the last group in
 //! front of the damage, and a checkpoint of that is made, which both superblock copies name. With it all segments of the

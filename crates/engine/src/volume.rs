@@ -61,7 +61,7 @@ struct Clients {
 /// Whether a desktop holds the data of a client that has left.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Reset {
-    /// It does not, or its client may come back.
+    /// It does not, or its client may reconnect.
     #[default]
     No,
     /// It does, and is to be reset before the next client attaches.
@@ -320,7 +320,7 @@ impl Volume {
         self.map_damage() > 0
     }
 
-    /// It has got the contents of another disk in place of its own.
+    /// It has got the contents of another disk in place of what it held.
     pub fn inherit_map_damage(&self, source: &Volume) {
         self.map_damage.store(source.has_damaged_map().into(), Relaxed);
     }

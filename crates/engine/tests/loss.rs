@@ -47,7 +47,7 @@ impl Scene {
     /// Writes `flushes` groups behind the checkpoint, some of several batches and segments.
     async fn new(seed: u64, flushes: u64) -> Scene {
         loop {
-            // On a slow machine a commit may come between two parts of a write.
+            // On a slow machine a commit may fall between two parts of a write.
             if let Some(scene) = Scene::with_a_group_for_each_flush(seed, flushes).await {
                 return scene;
             }

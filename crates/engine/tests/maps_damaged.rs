@@ -13,7 +13,7 @@ use forebay_store::{Fault, FaultyOp, FaultyStore, Store, When};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
-/// Blocks of each MiB of `v` that are written before: so many that its leaf is neither full nor copied to be changed.
+/// Blocks of each MiB of `v` that are written before: enough that its leaf is not copied to be changed, and not full.
 const WRITTEN: u64 = 100;
 
 async fn try_open(store: &FaultyStore) -> forebay_engine::Result<Arc<Pool>> {

@@ -160,7 +160,7 @@ async fn two_at_a_time() {
     }
 }
 
-/// A connection that breaks is no end: its client may come back. What counts is the last one to go.
+/// A connection that breaks is no end: its client may reconnect. What counts is the last one to go.
 #[tokio::test]
 async fn a_client_that_is_cut_off_finds_its_data_again() {
     let pool = with_desktops(Arc::new(MemoryStore::new())).await;
@@ -264,7 +264,7 @@ async fn after_a_crash_or_a_failed_store() {
     }
 }
 
-/// A full store opens, and nobody gets a desktop before it is reset.
+/// A full store opens, and no client gets a desktop before it is reset.
 #[tokio::test]
 async fn after_a_restart_on_a_full_store() {
     let store = Arc::new(MemoryStore::new());

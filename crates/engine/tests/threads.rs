@@ -46,7 +46,7 @@ impl Host for ShuttleHost {
 /// A store whose operations take turns with everything else.
 struct Slow {
     store: Arc<MemoryStore>,
-    /// So many changes succeed before all fail.
+    /// Changes that succeed before all fail.
     left: AtomicU64,
 }
 

@@ -26,7 +26,7 @@ async fn attach(ctx: &Rc<Ctx>, name: &str) -> Option<Arc<Disk>> {
             attached => return ctx.judge("attach to a desktop", attached),
         }
     }
-    // Where there is no room for the reset, nobody gets it: the data stays with the one who wrote it.
+    // Where there is no room for the reset, no client gets it: the data stays with the one who wrote it.
     assert!(ctx.tolerance.get().full, "'{name}' was not reset within {} s", TRIES * PAUSE / 1000);
     None
 }

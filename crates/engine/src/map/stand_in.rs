@@ -3,7 +3,7 @@
 //! **What stands there** says no more than the damaged node did, which is nothing, and goes on pointing at it:
 //!
 //! - for a leaf, a sparse leaf without a listed place, with the damaged one as its base;
-//! - for a higher node, one whose 256 places all hold the address of the damaged one. Whoever goes down there meets
+//! - for a higher node, one whose 256 places all hold the address of the damaged one. A descent there meets
 //!   the same damage; should those bytes be readable again, they are refused for being the node of another place;
 //! - for the base of a leaf, when the leaf must be merged with it or is copied value by value: the leaf without a base,
 //!   with a lost block ([`crate::damage::lost`]) in each place that it does not list.

@@ -1,5 +1,5 @@
 //! `forebay check`, `forebay inspect` and `forebay recover`: a pool that no server has open. It is only read, unless
-//! `recover` is told which loss to accept.
+//! `recover` accepts a loss by its number.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -60,7 +60,7 @@ async fn wait_for_a_turn((client, server): &mut (UnixStream, UnixStream)) -> io:
 /// CPU time of this thread.
 fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one timespec, where it is told to.
+    // SAFETY: writes one timespec, through a pointer to one that is alive.
     let done = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     assert_eq!(done, 0);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

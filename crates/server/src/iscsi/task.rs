@@ -180,7 +180,7 @@ impl Tasks {
             // Data that it takes was charged with what it works with.
             let takes = matches!(task.request.transfer(), scsi::Transfer::Out(_));
             let held = if takes { 0 } else { work(&task.request) };
-            // What is read is copied into PDUs, so many of which can be unsent.
+            // What is read is copied into PDUs, of which a bounded number can be unsent.
             let copied = held.min(task.expected as usize).min(MAX_UNSENT + SENT_AT_ONCE);
             let mut work = match held {
                 0 => None,

@@ -44,7 +44,7 @@ pub(crate) enum Stop {
     Output,
     /// No further request can be taken now: the backlog is full.
     Backlog,
-    /// Others have their turn first: the connection's [`Budget`](super::budget::Budget) says so.
+    /// Other clients have their turn first: the connection's [`Budget`](super::budget::Budget) says so.
     Turn,
     /// The client leaves, once what it asked for is answered.
     Leave,
@@ -438,7 +438,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Future for Conversation<S, 
             if this.stall.poll(cx, owes) {
                 done = Poll::Ready(Err(stalled().into()));
             }
-            // Replies to a client that is cut off are nobody else's.
+            // Replies to a client that is cut off are for no other client.
             scratch.output.clear();
             done
         })

@@ -64,7 +64,7 @@ pub enum Fault {
 pub enum When {
     /// Once: lets so many operations pass, and strikes the next.
     After(u32),
-    /// For good: lets so many operations pass, and strikes all others.
+    /// For good: lets this many operations pass, and strikes all others.
     From(u32),
     /// Each so-many-th operation; not 0.
     Every(u32),

@@ -134,7 +134,7 @@ async fn a_connection_has_its_share_for_jobs_unless_one_is_larger() {
     assert!(account.is_spent());
     let next = account.take_shared(MIB);
     tokio::pin!(next);
-    assert!(is_pending(next.as_mut()).await && !memory.is_wanted(), "nobody else is kept waiting");
+    assert!(is_pending(next.as_mut()).await && !memory.is_wanted(), "no other client is kept waiting");
     drop(big);
     let next = next.await;
     assert_eq!((account.held(), account.share.available_permits()), (MIB, SHARE - MIB));
@@ -203,7 +203,7 @@ async fn stalled_clients_are_cut_when_others_wait_and_only_then() {
     let stalled = local.spawn_local(async move { stalls(&stalled, 250 * MIB).await });
     let idle = local.spawn_local(async move { stalls(&idle, BASE).await });
     local.run_until(tokio::time::sleep(Duration::from_millis(200))).await;
-    assert!(!stalled.is_finished(), "nobody waits for what it holds");
+    assert!(!stalled.is_finished(), "no client waits for what it holds");
     let newcomer = MemoryAccount::new(&memory);
     let reserve = take(&MemoryAccount::new(&memory), MIB).ok().unwrap();
     assert!(reserve.account.has_reserve());
