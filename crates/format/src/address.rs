@@ -1,12 +1,12 @@
-//! Where a stored block is: segment, slot, form, checksum.
+//! The location of a stored block: segment, slot, form, checksum.
 //!
-//! A slot is a position inside the segment *as it was written*, in units of [`Slot::UNIT`] bytes, so the
-//! address of a block leads to its bytes without any table. When the cleaner moves data, only the segment
-//! table changes; addresses stay as they are, for ever.
+//! A slot is a position inside the segment *as it was written*, in units of [`Slot::UNIT`] bytes, so a block
+//! is located from its address without any table. When the cleaner moves data, only the segment table
+//! changes; addresses never change.
 
 use crate::layout::{get_u32, layout, put_u32};
 
-/// Number of a segment; starts at 1 and is never used again, even after the segment is gone.
+/// Number of a segment; starts at 1 and is never reused, even after the segment is deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct SegmentId(pub u32);
 
@@ -25,7 +25,7 @@ impl Slot {
     pub const UNIT: usize = 64;
     /// One past the highest slot: segments are at most 1 GiB.
     pub const LIMIT: u32 = 1 << 24;
-    /// Byte offset in the segment. Never overflows, whatever the number.
+    /// Byte offset in the segment. Never overflows, for any number.
     pub const fn offset(self) -> u64 {
         self.0 as u64 * Self::UNIT as u64
     }
@@ -36,45 +36,45 @@ impl Slot {
     }
 }
 
-/// The logical place of a stored block: never reused, never rewritten when data moves.
+/// The logical address of a stored block: never reused, never changed when data moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Address {
     /// The segment in which it was first written.
     pub segment: SegmentId,
-    /// Its place there.
+    /// Its position in the segment.
     pub slot: Slot,
 }
 
 impl Address {
-    /// One number that orders addresses by place.
+    /// A number that orders addresses by segment, then by slot.
     pub const fn to_u64(self) -> u64 {
         ((self.segment.0 as u64) << 24) | self.slot.0 as u64
     }
 }
 
-/// How a block is stored.
+/// The encoding of a stored block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Codec {
-    /// As it is.
+    /// Uncompressed.
     Raw = 0,
     /// One LZ4 block.
     Lz4 = 1,
-    /// One member of a group that is compressed together with zstd.
+    /// A member of a group that is compressed together with zstd.
     ZstdGroup = 2,
 }
 
 /// Codec and stored length in one byte: codec in the top two bits; below them, the stored length in slot
-/// units less one, or, for [`Codec::ZstdGroup`], the member's number in its group. Of map nodes codec 0 is a sparse
-/// one, codec 1 a full one.
+/// units less one, or, for [`Codec::ZstdGroup`], the member's number in its group. For map nodes, codec 0
+/// means a sparse node, codec 1 a full one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Form(pub u8);
 
 impl Form {
-    /// A whole block, stored as it is.
+    /// A whole block, uncompressed.
     pub const RAW_BLOCK: Form = Form(63);
 
-    /// Stored as it is, in `len` bytes, rounded up to the slot unit; 1 to 4096.
+    /// Uncompressed, in `len` bytes, rounded up to the slot unit; 1 to 4096.
     pub const fn raw(len: usize) -> Form {
         assert!(len > 0 && len <= crate::BLOCK);
         Form((len.div_ceil(Slot::UNIT) - 1) as u8)
@@ -83,12 +83,12 @@ impl Form {
     pub const fn lz4(len: usize) -> Form {
         Form(Form::raw(len).0 | (Codec::Lz4 as u8) << 6)
     }
-    /// A full map node of `len` bytes, rounded up to the slot unit; 1 to 4096. Nodes are not compressed, so codec 1
-    /// is free to say that.
+    /// A full map node of `len` bytes, rounded up to the slot unit; 1 to 4096. Nodes are not compressed, so
+    /// codec 1 is available to mark full nodes.
     pub const fn full_node(len: usize) -> Form {
         Form::lz4(len)
     }
-    /// Whether this is the form of a map node, and of a full one: `Some(true)`.
+    /// For the form of a map node: whether the node is full; `None` for other forms.
     pub const fn of_node(self) -> Option<bool> {
         match self.codec() {
             Some(Codec::Raw) => Some(false),
@@ -101,11 +101,11 @@ impl Form {
         assert!(number < 64);
         Form(number | (Codec::ZstdGroup as u8) << 6)
     }
-    /// Of a member of a group: its number.
+    /// The number of a member in its group.
     pub const fn member_number(self) -> u8 {
         self.0 & 63
     }
-    /// The codec; `None` for the value that is reserved.
+    /// The codec; `None` for the reserved value.
     pub const fn codec(self) -> Option<Codec> {
         match self.0 >> 6 {
             0 => Some(Codec::Raw),
@@ -114,8 +114,8 @@ impl Form {
             _ => None,
         }
     }
-    /// Whether this is the form of something stored at `slot` that ends at byte `end` of its segment or before.
-    /// Of a member of a group only the begin is judged: the group has the length.
+    /// Whether contents in this form at `slot` end at byte `end` of the segment or before. For a member of a
+    /// group only the start is checked, because the group states the length.
     pub const fn fits(self, slot: Slot, end: u64) -> bool {
         match self.codec() {
             Some(Codec::Raw | Codec::Lz4) => slot.offset() + self.stored_len() as u64 <= end,
@@ -123,7 +123,7 @@ impl Form {
             None => false,
         }
     }
-    /// Stored length in bytes, of all codecs but [`Codec::ZstdGroup`].
+    /// Stored length in bytes, for all codecs except [`Codec::ZstdGroup`].
     pub const fn stored_len(self) -> usize {
         ((self.0 & 63) as usize + 1) * Slot::UNIT
     }
@@ -135,24 +135,24 @@ layout!(block_ref, "block reference", 12, {
     CRC @ 8, 4, "CRC-32C of the block's plain content";
 });
 
-/// A stored block: its address, its form, and the checksum of its plain content.
+/// A stored block: its address, its form, and the checksum of its plain contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockRef {
-    /// Where it is.
+    /// Its location.
     pub addr: Address,
-    /// How it is stored.
+    /// Its storage form.
     pub form: Form,
     /// CRC-32C of its plain content.
     pub crc: u32,
 }
 
-/// What a block map says of one block.
+/// The value of one block in a block map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum MapValue {
     /// Never written, or discarded: reads as zeroes.
     #[default]
     Hole,
-    /// Written as zeroes and to be reported as allocated: reads as zeroes, takes no slot.
+    /// Written as zeroes and reported as allocated: reads as zeroes, occupies no slot.
     Zero,
     /// Stored.
     At(BlockRef),
@@ -171,7 +171,7 @@ impl MapValue {
         put_u32(&mut b, block_ref::CRC, w[2]);
         b
     }
-    /// Decodes 12 bytes; `None` where no writer produces them.
+    /// Decodes 12 bytes; `None` for bytes that writers never produce.
     pub fn decode(b: &[u8; 12]) -> Option<MapValue> {
         MapValue::from_words([
             get_u32(b, block_ref::SEGMENT),
@@ -180,7 +180,7 @@ impl MapValue {
         ])
     }
     /// The three words that maps keep in memory. The slot of a block must be below [`Slot::LIMIT`], and its
-    /// segment not 0: anything else would be read back as another value.
+    /// segment not 0: other values would be decoded as a different value.
     pub const fn to_words(self) -> [u32; 3] {
         match self {
             MapValue::Hole => [0, 0, 0],
@@ -191,7 +191,7 @@ impl MapValue {
             }
         }
     }
-    /// The value of three words; `None` where no writer produces them.
+    /// The value of three words; `None` for words that writers never produce.
     pub const fn from_words(w: [u32; 3]) -> Option<MapValue> {
         match w {
             [0, 0, 0] => Some(MapValue::Hole),
@@ -200,7 +200,7 @@ impl MapValue {
             [segment, slot_form, crc] => {
                 let form = Form((slot_form >> 24) as u8);
                 let slot = Slot(slot_form & (Slot::LIMIT - 1));
-                // Whether the segment reaches that far is for its reader to find out: this is a hot path.
+                // This is a hot path: the reader checks whether the segment is that long.
                 if form.codec().is_none() {
                     return None;
                 }

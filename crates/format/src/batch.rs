@@ -4,9 +4,9 @@
 //! | header 96 | entries ... | zeroes to a whole block | payload, whole blocks |
 //! ```
 //!
-//! Batches have consecutive sequence numbers over the whole pool, and each carries the checksum of the one
-//! before it: a batch is part of history only where the chain from the checkpoint reaches it. A *group* is a
-//! run of batches of which the last has [`GROUP_END`]; recovery applies a group as a whole or not at all.
+//! Batches have consecutive sequence numbers in the whole pool, and each contains the checksum of the
+//! previous one: a batch is valid only if the chain from the checkpoint reaches it. A *group* is a run of
+//! batches whose last one has [`GROUP_END`]; recovery applies a group as a whole or not at all.
 
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ layout!(batch_header, "batch header", 96, {
     ENTRIES_LEN @ 60, 4, "bytes of entries";
     PAYLOAD_LEN @ 64, 4, "bytes of payload, whole blocks";
     VERSION @ 68, 4, "format version";
-    GROUP @ 72, 8, "sequence number of the first batch of its group; 0 from writers that did not say";
+    GROUP @ 72, 8, "sequence number of the first batch of its group; 0 from writers that do not record it";
     CHECK @ 88, 8, "CRC-64/NVME of the batch without these 8 bytes";
 });
 
@@ -47,20 +47,20 @@ pub struct BatchHeader {
     pub epoch: u64,
     /// Sequence number.
     pub seq: u64,
-    /// Checksum of the batch before it.
+    /// Checksum of the previous batch.
     pub chain: u64,
-    /// The segment it stands in.
+    /// The segment that contains it.
     pub segment: SegmentId,
     /// Its byte offset there.
     pub offset: u32,
     /// [`GROUP_END`] or 0.
     pub flags: u32,
-    /// Sequence number of the first batch of its group, at most `seq`; 0 from writers that did not say.
+    /// Sequence number of the first batch of its group, at most `seq`; 0 if the writer did not record it.
     pub group: u64,
 }
 
 impl BatchHeader {
-    /// Bytes before the payload, for that many bytes of entries.
+    /// Bytes before the payload, for `entries_len` bytes of entries.
     pub const fn head_len(entries_len: usize) -> usize {
         align_up(batch_header::SIZE + entries_len, BLOCK)
     }
@@ -70,8 +70,8 @@ impl BatchHeader {
         Slot::at(offset + Self::head_len(entries_len) as u64)
     }
 
-    /// Encodes header and entries into `head`, which has [`Self::head_len`] bytes of zeroes, and returns the
-    /// batch's checksum. `payload` is what will stand behind it, whole blocks.
+    /// Encodes header and entries into `head`, which must have [`Self::head_len`] bytes of zeroes, and
+    /// returns the batch's checksum. `payload` is the payload that will follow, in whole blocks.
     pub fn encode(&self, head: &mut [u8], entries: &[u8], payload: &[u8]) -> u64 {
         use batch_header as l;
         assert_eq!(head.len(), Self::head_len(entries.len()));
@@ -106,12 +106,12 @@ pub(crate) fn check(head: &[u8], payload: &[u8]) -> u64 {
     c.finish()
 }
 
-/// A batch that was read and found whole.
+/// A batch that was read and verified.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
     /// Its header.
     pub header: BatchHeader,
-    /// Its checksum, to which the next batch links.
+    /// Its checksum, which the header of the next batch repeats.
     pub check: u64,
     /// First slot of its payload.
     pub payload_slot: Slot,
@@ -121,8 +121,9 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Bytes of the batch whose header begins `b`, before anything but its plausibility is known; so that a
-    /// reader knows how much to read; at most 1 GiB. At least a header's worth of bytes is needed.
+    /// Length of the batch whose header is at the front of `b`, checked for plausibility only, so that a
+    /// reader can determine the number of bytes to read; at most 1 GiB. `b` must have at least the length of
+    /// a header.
     pub fn peek_len(b: &[u8]) -> Result<usize> {
         use batch_header as l;
         if b.len() < l::SIZE {
@@ -146,8 +147,8 @@ impl<'a> Batch<'a> {
         Ok(len)
     }
 
-    /// Whether `b` begins like the header of the batch at `offset` of `segment` of `pool`: what a search for
-    /// batches asks before it reads and verifies one.
+    /// Whether `b` may be the header of the batch at `offset` of `segment` of `pool`: a search for batches
+    /// checks this before it reads and verifies one.
     pub fn may_begin(b: &[u8], pool: PoolId, segment: SegmentId, offset: u32) -> bool {
         use batch_header as l;
         Batch::peek_len(b).is_ok()
@@ -156,7 +157,7 @@ impl<'a> Batch<'a> {
             && get_u32(b, l::OFFSET) == offset
     }
 
-    /// Verifies and decodes the batch that was read at `offset` of `segment` of `pool`.
+    /// Verifies and decodes the batch read at `offset` of `segment` of `pool`.
     pub fn decode(b: &'a [u8], pool: PoolId, segment: SegmentId, offset: u32) -> Result<Batch<'a>> {
         use batch_header as l;
         let len = Batch::peek_len(b)?;
@@ -179,7 +180,7 @@ impl<'a> Batch<'a> {
             group: get_u64(b, l::GROUP),
         };
         if (header.pool, header.segment, header.offset) != (pool, segment, offset) {
-            return Err(FormatError::Foreign { what: WHAT, field: "place" });
+            return Err(FormatError::Foreign { what: WHAT, field: "position" });
         }
         if !offset.is_multiple_of(BLOCK as u32) || u64::from(offset) + len as u64 > MAX_SEGMENT {
             return Err(FormatError::Value { what: WHAT, field: "offset" });
@@ -199,18 +200,18 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Its entries as they are encoded, for an [`EntryIter`].
+    /// Its encoded entries, for an [`EntryIter`].
     pub fn entry_bytes(&self) -> &'a [u8] {
         self.entries
     }
 
-    /// Bytes of the segment that are its payload.
+    /// The range of its payload in the segment, in bytes.
     pub fn payload_range(&self) -> Range<u64> {
         let start = self.payload_slot.offset();
         start..start + self.payload.len() as u64
     }
 
-    /// Its entries, in order; one whose content is not within the payload is an error.
+    /// Its entries, in order; an entry whose contents are outside of the payload is an error.
     pub fn entries(&self) -> EntryIter<'a> {
         EntryIter::within(self.entries, self.payload_range())
     }

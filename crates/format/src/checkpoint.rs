@@ -1,5 +1,5 @@
-//! A checkpoint: catalogue and segment table as of one batch. The block maps are reached from the roots in
-//! its disk records.
+//! A checkpoint: catalogue and segment table as of one batch. The roots in its disk records lead to the block
+//! maps.
 
 use crate::layout::*;
 use crate::{BLOCK, DiskRecord, FormatError, MAX_SEGMENT, Result, SegmentId, Stream};
@@ -20,7 +20,7 @@ layout!(segment_record, "segment record", 40, {
     SEGMENT @ 0, 4, "segment id";
     STREAM @ 4, 1, "1 data, 2 short, 3 map, 4 moved";
     STATE @ 5, 1, "1 open, 2 sealed";
-    FOOTER @ 6, 1, "1: sealed with a footer, which is durable; 0: not said";
+    FOOTER @ 6, 1, "1: sealed with a footer, which is durable; 0: unknown";
     CONTAINER @ 8, 4, "object in which its live slots rest; the segment's own id until they are moved";
     WRITTEN @ 12, 4, "bytes up to the end of its last batch that the checkpoint covers";
     FIRST_SEQ @ 16, 8, "sequence number of its first batch";
@@ -29,10 +29,10 @@ layout!(segment_record, "segment record", 40, {
     MAP_LEN @ 36, 4, "bytes of its relocation map; 0 until it is moved";
 });
 
-/// Most that [`Checkpoint::sampling`] can be.
+/// Largest value of [`Checkpoint::sampling`].
 const MAX_SAMPLING: u8 = 64;
 
-/// Whether a segment still grows.
+/// Whether a segment is open for appends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SegmentState {
@@ -42,18 +42,18 @@ pub enum SegmentState {
     Sealed = 2,
 }
 
-/// A segment, as the checkpoint knows it.
+/// A segment in the checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentRecord {
-    /// Which.
+    /// Its number.
     pub segment: SegmentId,
     /// Its stream.
     pub stream: Stream,
-    /// Whether it still grows.
+    /// Whether it is open for appends.
     pub state: SegmentState,
-    /// It was sealed with a footer, which is durable. False where that is not known.
+    /// Whether it is known to be sealed with a durable footer.
     pub footer: bool,
-    /// The object in which its live slots rest.
+    /// The object that contains its live slots.
     pub container: u32,
     /// Bytes up to the end of its last batch.
     pub written: u32,
@@ -61,14 +61,14 @@ pub struct SegmentRecord {
     pub first_seq: u64,
     /// Sequence number of its last batch.
     pub last_seq: u64,
-    /// Where in its container its relocation map is, once it is moved: byte offset and length.
+    /// Byte offset and length of its relocation map in its container, once it is moved.
     pub map: Option<(u32, u32)>,
 }
 
 /// A checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Checkpoint {
-    /// Last batch that it covers.
+    /// Sequence number of the last batch that it covers.
     pub seq: u64,
     /// Next disk id.
     pub next_disk: u32,
@@ -78,7 +78,7 @@ pub struct Checkpoint {
     pub disks: Vec<DiskRecord>,
     /// All segments.
     pub segments: Vec<SegmentRecord>,
-    /// Segments in which fingerprints were found last, for the index to begin with.
+    /// Segments in which fingerprints were found most recently, to preload the index.
     pub warm: Vec<SegmentId>,
     /// The fingerprint index kept one of `2^sampling` fingerprints.
     pub sampling: u8,
@@ -107,8 +107,8 @@ impl SegmentRecord {
 }
 
 impl Checkpoint {
-    /// What no writer produces, if there is such a field. Ids must be below those that are handed out next:
-    /// none may ever be used twice.
+    /// A field with a value that writers never produce, if any. Ids must be below the next ids to allocate,
+    /// because an id must never be used twice.
     fn bad_field(&self) -> Option<&'static str> {
         if self.disks.iter().any(|d| d.id.0 >= self.next_disk) {
             Some("next_disk")
@@ -121,10 +121,10 @@ impl Checkpoint {
         }
     }
 
-    /// Encodes it; the caller splits the bytes into pieces.
+    /// Encodes the checkpoint; the caller splits the bytes into pieces.
     pub fn encode(&self) -> Vec<u8> {
         use {checkpoint as l, segment_record as s};
-        assert_eq!(self.bad_field(), None, "it could not be read back");
+        assert_eq!(self.bad_field(), None, "the encoded checkpoint would be rejected when decoded");
         let mut b = vec![0; l::SIZE];
         put_bytes(&mut b, l::MAGIC, MAGIC);
         put_u64(&mut b, l::SEQ, self.seq);
@@ -154,7 +154,7 @@ impl Checkpoint {
         b
     }
 
-    /// Decodes the joined pieces, whose checksums the caller has verified.
+    /// Decodes the joined pieces, whose checksums the caller must have verified.
     pub fn decode(b: &[u8]) -> Result<Checkpoint> {
         use {checkpoint as l, segment_record as s};
         const WHAT: &str = "checkpoint";

@@ -2,7 +2,7 @@
 
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 
-/// CRC-32C (Castagnoli, RFC 3720 appendix B.4) of a block's plain content.
+/// CRC-32C (Castagnoli, RFC 3720 appendix B.4), used for a block's plain contents.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }

@@ -1,5 +1,4 @@
-//! Disks (volumes, snapshots, images) as the catalogue records them, and the changes to the catalogue that
-//! the log carries.
+//! Disks (volumes, snapshots, images) as recorded in the catalogue, and the catalogue changes in the log.
 
 use crate::layout::*;
 use crate::{FormatError, MAX_BLOCKS, MAX_LEVEL, MapValue, Result, SECTOR};
@@ -7,30 +6,30 @@ use crate::{FormatError, MAX_BLOCKS, MAX_LEVEL, MapValue, Result, SECTOR};
 /// Longest name of a disk, in bytes.
 pub const MAX_NAME: usize = 255;
 
-/// Number of a disk; starts at 1 and is never used again.
+/// Number of a disk; starts at 1 and is never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct DiskId(pub u32);
 
-/// What a disk is.
+/// The role of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Role {
-    /// Can be written.
+    /// A writable disk.
     Volume = 1,
-    /// An immutable point of a volume, its parent.
+    /// An immutable point in time of a volume, its parent.
     Snapshot = 2,
-    /// Immutable, made to be cloned.
+    /// An immutable disk for cloning.
     Image = 3,
-    /// An import that is under way; a pool that is opened removes it.
+    /// An import in progress; opening a pool removes it.
     Import = 4,
-    /// What the pool knows of its parent beside its contents, or of none of its disks; nobody sees it.
-    Note = 5,
+    /// Metadata of the pool about its parent, or about no disk if it has none; not visible to users.
+    Metadata = 5,
 }
 
 impl Role {
-    /// Whether a disk of this role is one that users know of.
+    /// Whether disks of this role are visible to users.
     pub fn is_visible(self) -> bool {
-        !matches!(self, Role::Import | Role::Note)
+        !matches!(self, Role::Import | Role::Metadata)
     }
 }
 
@@ -43,19 +42,19 @@ pub enum SyncMode {
     Flush = 1,
     /// Every acknowledged write is durable.
     Always = 2,
-    /// Nothing is promised; flushes are answered at once.
+    /// No guarantee; flushes are answered immediately.
     Never = 3,
 }
 
 layout!(disk, "disk record", 96, {
     ID @ 0, 4, "disk id";
-    ROLE @ 4, 1, "1 volume, 2 snapshot, 3 image, 4 import under way, 5 note";
+    ROLE @ 4, 1, "1 volume, 2 snapshot, 3 image, 4 import in progress, 5 metadata";
     SYNC @ 5, 1, "1 flush, 2 always, 3 never";
     HEIGHT @ 6, 1, "levels of the block map above its leaves";
     NAME_LEN @ 7, 1, "bytes of the name, which follows the record";
     SIZE_BYTES @ 8, 8, "size in bytes, a multiple of 512";
     CREATED_MS @ 16, 8, "creation time, Unix milliseconds";
-    PARENT @ 24, 4, "of a snapshot: its volume; of a note: the disk that it is about, if there is one; else 0";
+    PARENT @ 24, 4, "of a snapshot: its volume; of metadata: the disk that it describes, 0 for a document of the pool; otherwise 0";
     ORIGIN @ 28, 4, "of a clone: the snapshot or image it started from; else 0";
     WRITE_CACHE @ 32, 8, "of a desktop: bytes of its RAM write cache; else 0";
     UUID @ 40, 16, "identity that guests and initiators see, random";
@@ -70,31 +69,31 @@ layout!(disk, "disk record", 96, {
 pub struct DiskRecord {
     /// Its number.
     pub id: DiskId,
-    /// What it is.
+    /// Its role.
     pub role: Role,
     /// When its writes are durable.
     pub sync: SyncMode,
-    /// Its name: at most [`MAX_NAME`] bytes of UTF-8. A snapshot's name is its own part, without the volume's.
+    /// Its name: at most [`MAX_NAME`] bytes of UTF-8. A snapshot's name does not include the volume's.
     pub name: String,
     /// Size in bytes.
     pub size: u64,
     /// Creation time in Unix milliseconds.
     pub created_ms: u64,
-    /// Of a snapshot: its volume. Of a note: the disk that it is about, if there is one.
+    /// Of a snapshot: its volume. Of a note: the disk that it describes, if any.
     pub parent: Option<DiskId>,
-    /// Of a clone: the snapshot or image it started from.
+    /// Of a clone: the snapshot or image that it was created from.
     pub origin: Option<DiskId>,
     /// Of a desktop: bytes of its RAM write cache.
     pub write_cache: u64,
-    /// Identity that guests and initiators see.
+    /// Identity reported to guests and initiators.
     pub uuid: [u8; 16],
     /// Levels of the block map above its leaves.
     pub height: u8,
-    /// Root of the block map: a node, or what all of the disk is.
+    /// Root of the block map: a node, or the value of all blocks of the disk.
     pub root: MapValue,
-    /// Its blocks are deduplicated against those of disks with the same number, and no others.
+    /// Deduplication domain: blocks are shared only among disks with the same number.
     pub dedup_domain: u32,
-    /// Of a desktop: it is reset when its guest leaves.
+    /// Of a desktop: it is reset when its guest disconnects.
     pub reset_at_disconnect: bool,
     /// A node of its block map could not be read.
     pub map_damaged: bool,
@@ -110,7 +109,7 @@ fn is_size(bytes: u64) -> bool {
 }
 
 impl DiskRecord {
-    /// What no writer produces, if there is such a field.
+    /// A field with a value that writers never produce, if any.
     fn bad_field(&self) -> Option<&'static str> {
         if self.id.0 == 0 {
             Some("id")
@@ -120,7 +119,7 @@ impl DiskRecord {
             Some("size_bytes")
         } else if self.height > MAX_LEVEL {
             Some("height")
-        } else if !self.has_its_parent() {
+        } else if !self.is_parent_valid() {
             Some("parent")
         } else if self.origin == Some(self.id) {
             Some("origin")
@@ -129,10 +128,10 @@ impl DiskRecord {
         }
     }
 
-    /// Whether it has a parent, and another one than itself, where its role asks for that.
-    fn has_its_parent(&self) -> bool {
+    /// Whether its parent is present exactly if its role requires or permits one, and is another disk.
+    fn is_parent_valid(&self) -> bool {
         match (self.role, self.parent) {
-            (Role::Snapshot | Role::Note, Some(parent)) => parent != self.id,
+            (Role::Snapshot | Role::Metadata, Some(parent)) => parent != self.id,
             (Role::Snapshot, None) => false,
             (_, parent) => parent.is_none(),
         }
@@ -141,7 +140,7 @@ impl DiskRecord {
     /// Appends the record, then the name, then zeroes up to a multiple of eight.
     pub fn encode(&self, out: &mut Vec<u8>) {
         use disk as l;
-        assert_eq!(self.bad_field(), None, "names and sizes are checked where they are given");
+        assert_eq!(self.bad_field(), None, "names and sizes must be validated by the caller");
         let start = out.len();
         out.resize(start + l::SIZE, 0);
         let b = &mut out[start..];
@@ -164,7 +163,7 @@ impl DiskRecord {
         out.resize(crate::align_up(out.len() - start, 8) + start, 0);
     }
 
-    /// Decodes one record at the front of `bytes` and moves past it.
+    /// Decodes one record at the front of `bytes` and advances `bytes` past it.
     pub fn decode(bytes: &mut &[u8]) -> Result<DiskRecord> {
         use disk as l;
         const WHAT: &str = "disk record";
@@ -186,7 +185,7 @@ impl DiskRecord {
                 2 => Role::Snapshot,
                 3 => Role::Image,
                 4 => Role::Import,
-                5 => Role::Note,
+                5 => Role::Metadata,
                 _ => return Err(bad("role")),
             },
             sync: match get_u8(b, l::SYNC) {
@@ -236,51 +235,51 @@ layout!(range, "copied range", 24, {
     COUNT @ 16, 8, "blocks";
 });
 
-/// One change to the catalogue. Create and update are followed by a disk record, whose root is not used; copy range
+/// One catalogue change. Create and update are followed by a disk record, whose root is not used; copy range
 /// is followed by the range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CatalogueOp {
-    /// A new disk, empty or with the contents that `from` has at this place of the log.
+    /// Creates a disk, empty or with the contents of `from` at this position of the log.
     Create {
         /// The disk; its root and height are not used.
         disk: DiskRecord,
-        /// The disk whose contents it starts from.
+        /// The disk whose contents it starts with.
         from: Option<DiskId>,
     },
-    /// The disk is gone.
+    /// Deletes a disk.
     Delete {
-        /// Which.
+        /// The disk.
         disk: DiskId,
     },
-    /// The disk takes contents and size of `from`: rollback and reset.
+    /// Replaces contents and size of the disk by those of `from`: rollback and reset.
     Copy {
-        /// Which disk is changed.
+        /// The disk to change.
         disk: DiskId,
-        /// Whose contents it takes.
+        /// The disk to copy from.
         from: DiskId,
     },
-    /// A new size; what lies beyond a smaller one is discarded.
+    /// Resizes a disk; blocks beyond a smaller size are discarded.
     Resize {
-        /// Which disk.
+        /// The disk.
         disk: DiskId,
         /// The new size in bytes.
         size: u64,
     },
-    /// Everything but size and contents is replaced.
+    /// Replaces everything except size and contents.
     Update {
-        /// The disk as it is now; its size, root and height are not used.
+        /// The new record; its size, root and height are not used.
         disk: DiskRecord,
     },
-    /// A range of a disk takes what a range of the same length of `from` holds at this place of the log. Where both
-    /// are of one disk they do not overlap.
+    /// Copies a range of `from`, with its contents at this position of the log, to a range of a disk. If both
+    /// disks are the same, the ranges must not overlap.
     CopyRange {
-        /// Which disk is changed.
+        /// The disk to change.
         disk: DiskId,
-        /// Its first logical block.
+        /// First logical block of the destination.
         block: u64,
-        /// Whose contents it takes; may be the same disk.
+        /// The disk to copy from; may be the same disk.
         from: DiskId,
-        /// The first logical block of that.
+        /// First logical block of the source.
         source_block: u64,
         /// Number of blocks.
         count: u64,
@@ -288,7 +287,7 @@ pub enum CatalogueOp {
 }
 
 impl CatalogueOp {
-    /// What no writer produces, if there is such a field, apart from what a disk record in it says.
+    /// A field with a value that writers never produce, if any, except for those of a disk record.
     fn bad_field(&self) -> Option<&'static str> {
         match self {
             CatalogueOp::Create { disk, from } if *from == Some(disk.id) => Some("from"),
@@ -315,7 +314,7 @@ impl CatalogueOp {
 
     /// Appends the encoded change, a multiple of eight bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        assert_eq!(self.bad_field(), None, "it could not be read back");
+        assert_eq!(self.bad_field(), None, "the encoded change would be rejected when decoded");
         let start = out.len();
         out.resize(start + op::SIZE, 0);
         let b = &mut out[start..];

@@ -1,4 +1,4 @@
-//! Entries: what a batch says. They apply in order.
+//! Entries: the operations in a batch, which apply in order.
 
 use crate::layout::*;
 use std::ops::Range;
@@ -8,10 +8,11 @@ use crate::{
     Slot, align_up,
 };
 
-/// Keyed BLAKE3 of a block, 128 bits kept; all zero where none was made.
+/// Keyed BLAKE3 of a block, truncated to 128 bits; all zero if it was not computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Fingerprint(pub [u8; 16]);
 
+const WHAT: &str = "entry";
 const PUT: u8 = 1;
 const REFERENCE: u8 = 2;
 const ZERO: u8 = 3;
@@ -68,22 +69,22 @@ layout!(relocate, "entry: relocation", 16, {
 /// One entry of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
-    /// A block of a disk, whose content is in this batch's payload.
+    /// A block of a disk, whose contents are in this batch's payload.
     Put {
         /// The disk.
         disk: DiskId,
         /// Logical block number.
         block: u64,
-        /// Where the content is.
+        /// Slot of the contents.
         slot: Slot,
-        /// How it is stored.
+        /// Its storage form.
         form: Form,
-        /// CRC-32C of the plain content.
+        /// CRC-32C of the plain contents.
         crc: u32,
         /// Fingerprint, or zeroes.
         fingerprint: Fingerprint,
     },
-    /// A block of a disk, whose content is stored already.
+    /// A block of a disk, whose contents are stored already.
     Reference {
         /// The disk.
         disk: DiskId,
@@ -92,7 +93,7 @@ pub enum Entry {
         /// The stored block.
         target: BlockRef,
     },
-    /// A range of blocks that read as zeroes from here on.
+    /// A range of blocks that are zero from this entry on.
     Zero {
         /// The disk.
         disk: DiskId,
@@ -105,27 +106,28 @@ pub enum Entry {
     },
     /// A node of a block map, in this batch's payload.
     Node {
-        /// Where it is.
+        /// Its slot.
         slot: Slot,
         /// Stored length.
         form: Form,
         /// CRC-32C of the stored bytes.
         crc: u32,
     },
-    /// Bytes that something else refers to, in this batch's payload: a piece of a checkpoint, or moved blocks.
+    /// Bytes in this batch's payload that other structures refer to: a piece of a checkpoint, or moved
+    /// blocks.
     Blob {
-        /// Where it begins.
+        /// Its first slot.
         slot: Slot,
         /// Bytes.
         len: u32,
     },
     /// A change to the catalogue.
     Catalogue(CatalogueOp),
-    /// The live slots of a segment rest in the segment of this batch from here on.
+    /// The live slots of a segment are located in the segment of this batch from this entry on.
     Relocate {
-        /// Whose slots.
+        /// The segment whose slots were moved.
         segment: SegmentId,
-        /// Where the relocation map is, in this batch's payload.
+        /// First slot of the relocation map, in this batch's payload.
         slot: Slot,
         /// Bytes of the relocation map.
         len: u32,
@@ -135,7 +137,11 @@ pub enum Entry {
 impl Entry {
     /// Appends the encoded entry, a multiple of eight bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        debug_assert_eq!(self.bad_field(&(0..MAX_SEGMENT)), None, "it could not be read back");
+        debug_assert_eq!(
+            self.bad_field(&(0..MAX_SEGMENT)),
+            None,
+            "the encoded entry would be rejected when decoded"
+        );
         let start = out.len();
         fn grow(out: &mut Vec<u8>, n: usize, tag: u8) -> &mut [u8] {
             let start = out.len();
@@ -193,7 +199,8 @@ impl Entry {
         debug_assert!((out.len() - start).is_multiple_of(8));
     }
 
-    /// What no writer produces, if there is such a field; `payload` is where in the segment its content must be.
+    /// A field with a value that writers never produce, if any; `payload` is the range of the segment that
+    /// must include its contents.
     fn bad_field(&self, payload: &Range<u64>) -> Option<&'static str> {
         let inside = |slot: Slot, form: Form| slot.offset() >= payload.start && form.fits(slot, payload.end);
         match self {
@@ -226,79 +233,81 @@ impl Entry {
 
     /// Decodes the entry at the front of `b`; returns it and its length.
     fn decode(b: &[u8]) -> Result<(Entry, usize)> {
-        const WHAT: &str = "entry";
-        let bad = |field| FormatError::Value { what: WHAT, field };
-        let fixed = |n| b.get(..n).ok_or(FormatError::Truncated(WHAT));
-        Ok(match b.first().copied() {
-            Some(PUT) => {
-                let b = fixed(put::SIZE)?;
-                let form = Form(get_u8(b, put::FORM));
-                let entry = Entry::Put {
-                    disk: DiskId(get_u32(b, put::DISK)),
-                    block: get_u64(b, put::BLOCK_INDEX),
-                    slot: Slot(get_u32(b, put::SLOT)),
-                    form,
-                    crc: get_u32(b, put::CRC),
-                    fingerprint: Fingerprint(get_array(b, put::FINGERPRINT)),
-                };
-                (entry, put::SIZE)
-            }
-            Some(REFERENCE) => {
-                let b = fixed(reference::SIZE)?;
+        let tag = *b.first().ok_or(FormatError::Truncated(WHAT))?;
+        let size = match tag {
+            PUT => put::SIZE,
+            REFERENCE => reference::SIZE,
+            ZERO => zero::SIZE,
+            NODE => node::SIZE,
+            BLOB => blob::SIZE,
+            CATALOGUE => return Entry::decode_catalogue(b),
+            RELOCATE => relocate::SIZE,
+            _ => return Err(bad("tag")),
+        };
+        let b = b.get(..size).ok_or(FormatError::Truncated(WHAT))?;
+        Ok((Entry::decode_fixed(tag, b)?, size))
+    }
+
+    /// Decodes an entry of fixed size, all of whose bytes are in `b`.
+    fn decode_fixed(tag: u8, b: &[u8]) -> Result<Entry> {
+        Ok(match tag {
+            PUT => Entry::Put {
+                disk: DiskId(get_u32(b, put::DISK)),
+                block: get_u64(b, put::BLOCK_INDEX),
+                slot: Slot(get_u32(b, put::SLOT)),
+                form: Form(get_u8(b, put::FORM)),
+                crc: get_u32(b, put::CRC),
+                fingerprint: Fingerprint(get_array(b, put::FINGERPRINT)),
+            },
+            REFERENCE => {
                 let Some(MapValue::At(target)) = MapValue::decode(&get_array(b, reference::TARGET)) else {
                     return Err(bad("target"));
                 };
                 let disk = DiskId(get_u32(b, reference::DISK));
-                let block = get_u64(b, reference::BLOCK_INDEX);
-                (Entry::Reference { disk, block, target }, reference::SIZE)
+                Entry::Reference { disk, block: get_u64(b, reference::BLOCK_INDEX), target }
             }
-            Some(ZERO) => {
-                let b = fixed(zero::SIZE)?;
-                let entry = Entry::Zero {
-                    disk: DiskId(get_u32(b, zero::DISK)),
-                    block: get_u64(b, zero::BLOCK_INDEX),
-                    count: get_u64(b, zero::COUNT),
-                    allocated: match get_u8(b, zero::ALLOCATED) {
-                        0 => false,
-                        1 => true,
-                        _ => return Err(bad("allocated")),
-                    },
-                };
-                (entry, zero::SIZE)
-            }
-            Some(NODE) => {
-                let b = fixed(node::SIZE)?;
-                let form = Form(get_u8(b, node::FORM));
-                let entry =
-                    Entry::Node { slot: Slot(get_u32(b, node::SLOT)), form, crc: get_u32(b, node::CRC) };
-                (entry, node::SIZE)
-            }
-            Some(BLOB) => {
-                let b = fixed(blob::SIZE)?;
-                let entry = Entry::Blob { slot: Slot(get_u32(b, blob::SLOT)), len: get_u32(b, blob::LEN) };
-                (entry, blob::SIZE)
-            }
-            Some(CATALOGUE) => {
-                let len = get_u32(fixed(catalogue::SIZE)?, catalogue::LEN) as usize;
-                if len != align_up(len, 8) {
-                    return Err(bad("len"));
-                }
-                let whole = fixed(catalogue::SIZE + len)?;
-                (Entry::Catalogue(CatalogueOp::decode(&whole[catalogue::SIZE..])?), whole.len())
-            }
-            Some(RELOCATE) => {
-                let b = fixed(relocate::SIZE)?;
-                let segment = SegmentId(get_u32(b, relocate::SEGMENT));
-                let slot = Slot(get_u32(b, relocate::SLOT));
-                (Entry::Relocate { segment, slot, len: get_u32(b, relocate::LEN) }, relocate::SIZE)
-            }
-            Some(_) => return Err(bad("tag")),
-            None => return Err(FormatError::Truncated(WHAT)),
+            ZERO => Entry::Zero {
+                disk: DiskId(get_u32(b, zero::DISK)),
+                block: get_u64(b, zero::BLOCK_INDEX),
+                count: get_u64(b, zero::COUNT),
+                allocated: match get_u8(b, zero::ALLOCATED) {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(bad("allocated")),
+                },
+            },
+            NODE => Entry::Node {
+                slot: Slot(get_u32(b, node::SLOT)),
+                form: Form(get_u8(b, node::FORM)),
+                crc: get_u32(b, node::CRC),
+            },
+            BLOB => Entry::Blob { slot: Slot(get_u32(b, blob::SLOT)), len: get_u32(b, blob::LEN) },
+            RELOCATE => Entry::Relocate {
+                segment: SegmentId(get_u32(b, relocate::SEGMENT)),
+                slot: Slot(get_u32(b, relocate::SLOT)),
+                len: get_u32(b, relocate::LEN),
+            },
+            _ => return Err(bad("tag")),
         })
+    }
+
+    /// Decodes a catalogue change, whose length is stated in the entry.
+    fn decode_catalogue(b: &[u8]) -> Result<(Entry, usize)> {
+        let head = b.get(..catalogue::SIZE).ok_or(FormatError::Truncated(WHAT))?;
+        let len = get_u32(head, catalogue::LEN) as usize;
+        if len != align_up(len, 8) {
+            return Err(bad("len"));
+        }
+        let whole = b.get(..catalogue::SIZE + len).ok_or(FormatError::Truncated(WHAT))?;
+        Ok((Entry::Catalogue(CatalogueOp::decode(&whole[catalogue::SIZE..])?), whole.len()))
     }
 }
 
-/// The entries of a batch, in order; ends after the first that does not decode.
+fn bad(field: &'static str) -> FormatError {
+    FormatError::Value { what: WHAT, field }
+}
+
+/// The entries of a batch, in order; ends after the first one that cannot be decoded.
 #[derive(Debug, Clone)]
 pub struct EntryIter<'a> {
     bytes: &'a [u8],
@@ -306,13 +315,14 @@ pub struct EntryIter<'a> {
 }
 
 impl<'a> EntryIter<'a> {
-    /// Over the entry bytes of a batch whose payload is not at hand: content may be anywhere in a segment.
+    /// Iterates over the entry bytes of a batch whose payload range is unknown: contents may be anywhere in a
+    /// segment.
     pub fn new(bytes: &'a [u8]) -> Self {
         EntryIter::within(bytes, 0..MAX_SEGMENT)
     }
 
-    /// Over the entry bytes of a batch. An entry whose content is not within `payload`, the bytes of the
-    /// segment that are this batch's payload, is an error.
+    /// Iterates over the entry bytes of a batch. An entry whose contents are outside of `payload`, the range
+    /// of this batch's payload in the segment, is an error.
     pub fn within(bytes: &'a [u8], payload: Range<u64>) -> Self {
         EntryIter { bytes, payload }
     }
@@ -320,7 +330,7 @@ impl<'a> EntryIter<'a> {
     fn decode(&self) -> Result<(Entry, usize)> {
         let (entry, len) = Entry::decode(self.bytes)?;
         match entry.bad_field(&self.payload) {
-            Some(field) => Err(FormatError::Value { what: "entry", field }),
+            Some(field) => Err(bad(field)),
             None => Ok((entry, len)),
         }
     }

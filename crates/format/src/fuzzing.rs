@@ -1,17 +1,19 @@
-//! Entry points for fuzzing: one plain function for each structure, which takes any bytes and panics where a
-//! promise of this crate is broken. The targets in `fuzz/` call them, and so does a test with the checked-in
+//! Entry points for fuzzing: one plain function for each structure, which takes any bytes and panics if a
+//! guarantee of this crate is violated. Called by the targets in `fuzz/`, and by a test with the checked-in
 //! corpus.
 //!
-//! The promises: no decoder panics; what is accepted can be encoded, and decodes to the same again.
+//! The guarantees: decoders do not panic; accepted bytes can be encoded again, and decode to the same value.
 //!
-//! A checksum stops a fuzzer at the door. So each function tries the bytes as they are, and then once more
-//! with magic number and checksum put right, as an attacker would.
+//! Random bytes rarely pass a checksum. So each function tries the bytes unchanged, and again with correct
+//! magic number and checksum, as an attacker would write them.
+
+#![expect(clippy::expect_used, reason = "a fuzz target reports a broken promise by a panic")]
 
 use crate::checksum::{check64, crc32c};
 use crate::layout::*;
 use crate::*;
 
-/// A target: its name, which is also that of its corpus, and its function.
+/// A target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
@@ -27,7 +29,7 @@ pub const TARGETS: &[Target] = &[
     ("relocation_map", relocation_map),
 ];
 
-/// The bytes, at least `len` of them, with the magic number put right.
+/// The bytes, at least `len` of them, with the correct magic number.
 fn with_magic(data: &[u8], len: usize, magic: &[u8]) -> Vec<u8> {
     let mut b = data.to_vec();
     b.resize(len.max(b.len()), 0);
@@ -35,7 +37,7 @@ fn with_magic(data: &[u8], len: usize, magic: &[u8]) -> Vec<u8> {
     b
 }
 
-/// Puts the checksum right that ends the first block.
+/// Corrects the checksum at the end of the first block.
 fn seal_block(b: &mut [u8]) {
     let check = check64(&b[..BLOCK - 8]);
     put_u64(b, BLOCK - 8..BLOCK, check);
@@ -50,7 +52,7 @@ pub fn superblock(data: &[u8]) {
     if let Ok(superblock) = &patched {
         assert_eq!(Superblock::decode(&superblock.encode()).as_ref(), Ok(superblock));
     }
-    // The other copy: whatever stands behind the first, or the bytes as they came.
+    // The other copy: the bytes after the first, or else all of the input.
     let other = data.get(BLOCK..).filter(|rest| !rest.is_empty()).unwrap_or(data);
     let chosen = Superblock::choose([Some(&b), Some(other)]);
     assert_eq!(chosen.is_ok(), Superblock::choose([Some(other), Some(&b)]).is_ok());
@@ -93,7 +95,7 @@ pub fn segment_header(data: &[u8]) {
     }
 }
 
-/// [`SegmentFooter`] and the directory behind it.
+/// [`SegmentFooter`] and the directory after it.
 pub fn segment_footer(data: &[u8]) {
     use crate::segment::segment_footer as l;
     let mut b = with_magic(data, BLOCK, crate::segment::FOOTER_MAGIC);
@@ -109,7 +111,8 @@ pub fn segment_footer(data: &[u8]) {
         let Ok(footer) = SegmentFooter::decode(bytes, pool, segment, offset) else { continue };
         let Ok(directory) = footer.decode_directory(&bytes[BLOCK..]) else { continue };
         let again = footer.encode(&directory);
-        let read = SegmentFooter::decode(&again, pool, segment, offset).expect("its own encoding");
+        let read =
+            SegmentFooter::decode(&again, pool, segment, offset).expect("a footer that was just encoded");
         assert_eq!(read.count, footer.count);
         assert_eq!(read.decode_directory(&again[BLOCK..]), Ok(directory));
     }
@@ -118,7 +121,7 @@ pub fn segment_footer(data: &[u8]) {
 /// [`Batch`] with its entries and payload.
 pub fn batch(data: &[u8]) {
     use crate::batch::batch_header as l;
-    /// Longer ones teach nothing, and cost memory.
+    /// Longest batch that is tried: longer ones cover no more code, and cost memory.
     const MAX_LEN: usize = 1 << 20;
     let mut b = with_magic(data, l::SIZE, crate::batch::MAGIC);
     let (pool, segment) = (PoolId(get_array(&b, l::POOL_ID)), SegmentId(get_u32(&b, l::SEGMENT)));
@@ -137,7 +140,7 @@ pub fn batch(data: &[u8]) {
     let mut head = vec![0; head_len];
     let check = batch.header.encode(&mut head, batch.entry_bytes(), batch.payload);
     head.extend_from_slice(batch.payload);
-    let again = Batch::decode(&head, pool, segment, offset).expect("its own encoding");
+    let again = Batch::decode(&head, pool, segment, offset).expect("a batch that was just encoded");
     assert_eq!((again.header, again.check), (batch.header, check));
     assert_eq!((again.entry_bytes(), again.payload), (batch.entry_bytes(), batch.payload));
 }
@@ -153,7 +156,7 @@ fn assert_content_inside(batch: &Batch, entry: &Entry) {
     assert!(slot.offset() >= payload.start && slot.offset() + len <= payload.end);
 }
 
-/// [`EntryIter`] over any bytes.
+/// [`EntryIter`] on any bytes.
 pub fn entries(data: &[u8]) {
     let mut again = Vec::new();
     let accepted: Vec<_> = EntryIter::new(data).map_while(Result::ok).collect();

@@ -1,7 +1,7 @@
-//! Groups: several blocks compressed together, each of which can be asked for by its number.
+//! Groups: several blocks compressed together, each of which can be read by its number.
 //!
-//! A larger input compresses better, and costs a reader more. So groups are small, and a reader that takes one
-//! apart for one block gives the others to its cache: they were neighbours before.
+//! A larger input compresses better, but costs more to read. So groups are small, and a reader that
+//! decompresses one for a single block caches the others, which were neighbours before.
 
 use crate::layout::*;
 use crate::{BLOCK, FormatError, Result};
@@ -11,7 +11,7 @@ layout!(group, "group of blocks", 8, {
     FRAME_LEN @ 4, 4, "bytes of the zstd frame of all blocks, which follows";
 });
 
-/// The head of a group; the frame follows.
+/// The header of a group; the frame follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupHeader {
     /// Blocks in the group, at most [`GroupHeader::MAX_MEMBERS`].
@@ -33,7 +33,7 @@ impl GroupHeader {
         put_u32(out, group::FRAME_LEN, self.frame_len);
     }
 
-    /// Decodes the head of `b`, and gives the frame behind it.
+    /// Decodes the header of a group, and returns it with the frame that follows.
     pub fn decode(b: &[u8]) -> Result<(GroupHeader, &[u8])> {
         const WHAT: &str = "group of blocks";
         let (head, rest) = b.split_at_checked(group::SIZE).ok_or(FormatError::Truncated(WHAT))?;
@@ -42,7 +42,7 @@ impl GroupHeader {
         if header.members == 0 || usize::from(header.members) > Self::MAX_MEMBERS {
             return Err(FormatError::Value { what: WHAT, field: "members" });
         }
-        // What does not shrink is stored raw.
+        // Blocks that do not shrink are stored raw.
         if header.frame_len as usize > usize::from(header.members) * BLOCK {
             return Err(FormatError::Value { what: WHAT, field: "frame_len" });
         }

@@ -1,15 +1,15 @@
-//! Declares a layout once: offsets for the code, a table for `docs/format.md`, checks at compile time.
+//! Declares each layout once: offsets for the code, a table for `docs/format.md`, compile-time checks.
 
 /// One field of a persisted structure.
 #[derive(Debug, Clone, Copy)]
 pub struct Field {
-    /// Name, in lower case as the documentation prints it.
+    /// Name, in upper case; the documentation prints it in lower case.
     pub name: &'static str,
     /// First byte, from the start of the structure.
     pub offset: usize,
     /// Length in bytes.
     pub len: usize,
-    /// What it holds.
+    /// Its meaning.
     pub what: &'static str,
 }
 
@@ -25,7 +25,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Fails to compile where fields overlap, go backwards, or pass the end.
+    /// Fails to compile if fields overlap, are out of order, or exceed the structure.
     pub(crate) const fn checked(self) -> Self {
         let (mut i, mut end) = (0, 0);
         while i < self.fields.len() {
@@ -33,7 +33,7 @@ impl Layout {
             end = self.fields[i].offset + self.fields[i].len;
             i += 1;
         }
-        assert!(end <= self.size, "a field passes the end of the structure");
+        assert!(end <= self.size, "a field exceeds the end of the structure");
         self
     }
 }

@@ -1,19 +1,22 @@
-//! The bytes that Forebay keeps on a store.
+//! The on-disk format of a Forebay pool.
 //!
-//! Every persisted structure is declared here, by hand, little-endian, with explicit offsets; nothing on a
-//! store is laid out by a serializer's derive. Encoders refuse, by assertion, what decoders would refuse: a
-//! pool that cannot be opened again must not be written. Decoders take bytes that may be damaged or hostile:
-//! they never panic and never allocate more than their input justifies.
+//! Every persisted structure is declared here, manually, little-endian, with explicit offsets; no persisted
+//! byte is laid out by a serializer's derive. Encoders reject, by assertion, values that decoders would
+//! reject: a pool that cannot be opened again must not be written. Decoders accept bytes that may be damaged
+//! or hostile: they never panic and never allocate more than their input justifies.
 //!
-//! `docs/format.md` draws each layout; a test holds that page against the tables in this crate.
-//!
-//! In the order in which a pool is opened:
+//! `docs/format.md` documents each layout; a test compares that page with the tables in this crate.
+
+// The input is untrusted: nothing that decodes it may panic.
+#![deny(clippy::expect_used, clippy::panic, clippy::unreachable, clippy::unwrap_used)]
+
 mod address;
 mod batch;
 mod checkpoint;
 mod checksum;
 mod disk;
 mod entry;
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
@@ -41,15 +44,16 @@ pub use superblock::{BlobRef, MAX_BLOBS, PoolId, Superblock};
 pub const BLOCK: usize = 4096;
 /// Bytes of a sector: the smallest unit that a guest addresses.
 pub const SECTOR: usize = 512;
-/// Format version written by this release; older ones that it can read are named in `docs/format.md`.
+/// Format version written by this release; `docs/format.md` lists the older versions that it can read.
 pub const VERSION: u32 = 1;
-/// Bytes that a segment can have at most, so that every slot has a number: 1 GiB. Its directory may stand behind.
+/// Largest size of a segment in bytes, so that every slot has a number: 1 GiB. Its directory may follow
+/// beyond it.
 pub const MAX_SEGMENT: u64 = Slot::LIMIT as u64 * Slot::UNIT as u64;
 
-// Lengths from a store are 32 bits wide; with 64-bit arithmetic their sums cannot overflow.
+// Lengths read from a store have 32 bits; with 64-bit arithmetic their sums cannot overflow.
 const _: () = assert!(usize::BITS >= 64, "a 64-bit platform is needed");
 
-/// Judges the version that a structure names, once its checksum is known to be right.
+/// Checks the version of a structure whose checksum has been verified.
 pub(crate) fn check_version(what: &'static str, found: u32) -> Result<()> {
     match found {
         0 => Err(FormatError::Value { what, field: "version" }),
@@ -58,16 +62,18 @@ pub(crate) fn check_version(what: &'static str, found: u32) -> Result<()> {
     }
 }
 
-/// Why bytes from a store are not what they should be.
+/// Reasons for which bytes from a store are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// The magic number is another one: these bytes are not this structure.
+    /// The magic number differs: the bytes are not this structure.
     #[error("not a {0} (wrong magic number)")]
     Magic(&'static str),
     /// Written by a newer release.
-    #[error("format version {found} is newer than this release understands ({VERSION}): upgrade forebay")]
+    #[error(
+        "format version {found} is newer than version {VERSION}, the newest that this release supports: upgrade forebay"
+    )]
     Newer {
-        /// The version that the bytes name.
+        /// The version in the bytes.
         found: u32,
     },
     /// The checksum does not match.
@@ -76,16 +82,16 @@ pub enum FormatError {
     /// The structure ends before its declared length.
     #[error("{0}: truncated")]
     Truncated(&'static str),
-    /// A field has a value that no writer produces.
-    #[error("{what}: bad value in {field}")]
+    /// A field has a value that writers never produce.
+    #[error("{what}: invalid value in {field}")]
     Value {
         /// The structure.
         what: &'static str,
         /// The field in it.
         field: &'static str,
     },
-    /// It is whole, but belongs to another pool or another place.
-    #[error("{what}: {field} is of another pool, segment or place")]
+    /// The structure is intact, but belongs to another pool or another position.
+    #[error("{what}: {field} belongs to another pool, segment or offset")]
     Foreign {
         /// The structure.
         what: &'static str,

@@ -1,20 +1,20 @@
-//! A node of a block map on the store.
+//! A stored node of a block map.
 //!
-//! A node has 256 places. A *full* node lists all of them; a *sparse* node lists some, and the others are as
-//! in its base, or holes where it has none. A base is never sparse with a base of its own: chains end after
-//! one step. In a leaf (level 0) a place holds a block; above, a place holds the node of the level below. Values are
-//! listed as in [`crate::values`].
+//! A node has 256 entries. A *full* node lists all of them; a *sparse* node lists some, and the others are
+//! those of its base, or holes without a base. A base must not be a sparse node with a base: chains end after
+//! one step. In a leaf (level 0) an entry refers to a block; above, to the node of the level below. Values
+//! are encoded as in [`crate::values`].
 
 use crate::layout::*;
 use crate::values::{MAX_BYTES, pack, unpack};
 use crate::{BLOCK, BlockRef, Form, FormatError, MapValue, Result, Slot, align_up};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"FBMN");
-/// Highest level that a node can have; seven levels of 256 places cover [`MAX_BLOCKS`].
+/// Highest level of a node; seven levels of 256 entries cover [`MAX_BLOCKS`].
 pub const MAX_LEVEL: u8 = 6;
-/// Blocks that a disk can have at most: 2^64 bytes.
+/// Most blocks of a disk: 2^64 bytes.
 pub const MAX_BLOCKS: u64 = 1 << 52;
-/// Places in a node.
+/// Entries of a node.
 pub const FANOUT: usize = 256;
 const FULL: u8 = 1;
 const _: () = assert!(32 + FANOUT * (1 + MAX_BYTES) <= BLOCK, "any node fits a block");
@@ -29,16 +29,16 @@ layout!(map_node, "map node", 32, {
     BASE @ 16, 12, "of a sparse node: its base, as a block reference, or a hole";
 });
 
-/// The places that a node lists.
+/// The entries listed in a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeEntries {
     /// All 256.
     Full(Vec<MapValue>),
-    /// Some, by ascending place; the others are as in the base.
+    /// Some, in ascending order; the others are those of the base.
     Sparse {
-        /// The node that has the other places, if any: full, or sparse without a base.
+        /// The node with the other entries, if any: full, or sparse without a base.
         base: Option<BlockRef>,
-        /// Place and value.
+        /// Index and value.
         places: Vec<(u8, MapValue)>,
     },
 }
@@ -50,12 +50,12 @@ pub struct MapNode {
     pub level: u8,
     /// Number of this node in its level.
     pub index: u64,
-    /// Its places.
+    /// Its entries.
     pub entries: NodeEntries,
 }
 
 impl MapNode {
-    /// What no writer produces, if there is such a field.
+    /// A field with a value that writers never produce, if any.
     fn bad_field(&self) -> Option<&'static str> {
         if self.level > MAX_LEVEL {
             Some("level")
@@ -66,7 +66,7 @@ impl MapNode {
         }
     }
 
-    /// The form in which an encoded node is stored: it tells a full one from a sparse one.
+    /// The form for storing an encoded node: it distinguishes a full node from a sparse one.
     pub fn form(encoded: &[u8]) -> Form {
         match encoded.get(map_node::KIND.start) {
             Some(&FULL) => Form::full_node(encoded.len()),
@@ -74,10 +74,11 @@ impl MapNode {
         }
     }
 
-    /// Encodes the node, padded to whole slots; at most one block. Sparse places must ascend.
+    /// Encodes the node, padded to whole slots; at most one block. The indexes of a sparse node must be
+    /// ascending.
     pub fn encode(&self) -> Vec<u8> {
         use map_node as l;
-        assert_eq!(self.bad_field(), None, "it could not be read back");
+        assert_eq!(self.bad_field(), None, "the encoded node would be rejected when decoded");
         let mut b = vec![0; l::SIZE];
         put_u32(&mut b, l::MAGIC, MAGIC);
         put_u8(&mut b, l::LEVEL, self.level);
@@ -103,7 +104,7 @@ impl MapNode {
         b
     }
 
-    /// Decodes a node from its stored bytes, padding included.
+    /// Decodes a node from its stored bytes, including padding.
     pub fn decode(b: &[u8]) -> Result<MapNode> {
         use map_node as l;
         const WHAT: &str = "map node";

@@ -1,7 +1,7 @@
-//! Relocation maps: where the slots of a segment rest that was moved, and how they are stored there.
+//! Relocation maps: the new locations of the slots of a moved segment, and their storage forms.
 //!
-//! A moved block keeps its address, and all that refers to it stays as it is. Whoever looks for a slot of a
-//! moved segment finds it here. A slot that is not listed is gone: nothing was to refer to it.
+//! A moved block keeps its address, and all references to it remain unchanged. A reader looks up the slots of
+//! a moved segment here. A slot that is not listed was not referenced any more, and is deleted.
 
 use crate::checksum::crc32c;
 use crate::layout::*;
@@ -38,37 +38,37 @@ layout!(relocation, "relocation map entry", 40, {
 pub struct Relocation {
     /// Its slot in the segment.
     pub slot: Slot,
-    /// The form that references to it have.
+    /// The form in references to it.
     pub form: Form,
-    /// What it holds.
+    /// The kind of its contents.
     pub kind: SlotKind,
-    /// CRC-32C of its plain content.
+    /// CRC-32C of its plain contents.
     pub crc: u32,
     /// Fingerprint, or zeroes.
     pub fingerprint: Fingerprint,
-    /// Where in the container its bytes are, or, for a member of a group, where the group begins.
+    /// The slot of its bytes in the container, or, for a member of a group, the first slot of the group.
     pub place: Slot,
-    /// How it is stored there.
+    /// Its storage form there.
     pub place_form: Form,
-    /// Stored length there in slot units; of a member of a group, that of the group.
+    /// Stored length there in slot units; for a member of a group, the length of the group.
     pub units: u32,
 }
 
-/// Where the slots of one segment rest.
+/// The new locations of the slots of one segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelocationMap {
     /// The segment.
     pub segment: SegmentId,
-    /// The segment in whose object they rest.
+    /// The segment whose object contains them.
     pub container: SegmentId,
-    /// Its slots, ascending.
+    /// Its slots, in ascending order.
     pub entries: Vec<Relocation>,
 }
 
 impl Relocation {
     fn bad_field(&self) -> Option<&'static str> {
         let units = match self.place_form.codec() {
-            // No more than its blocks would take raw, so that a reader fetches no more for one of them.
+            // At most the raw size of its blocks, which bounds the bytes that a reader fetches for one block.
             Some(Codec::ZstdGroup) => self.units.min(GROUP_UNITS),
             Some(Codec::Raw | Codec::Lz4) => (self.place_form.stored_len() / Slot::UNIT) as u32,
             None => return Some("place_form"),
@@ -86,7 +86,7 @@ impl Relocation {
 }
 
 impl RelocationMap {
-    /// Bytes of a map of so many entries.
+    /// Bytes of a map with `entries` entries.
     pub const fn encoded_len(entries: usize) -> usize {
         relocation_map::SIZE + entries * relocation::SIZE
     }
@@ -105,10 +105,10 @@ impl RelocationMap {
         }
     }
 
-    /// Encodes it.
+    /// Encodes the map.
     pub fn encode(&self) -> Vec<u8> {
         use {relocation as r, relocation_map as l};
-        assert_eq!(self.bad_field(), None, "it could not be read back");
+        assert_eq!(self.bad_field(), None, "the encoded map would be rejected when decoded");
         let mut b = vec![0; Self::encoded_len(self.entries.len())];
         for (e, at) in self.entries.iter().zip(b[l::SIZE..].chunks_exact_mut(r::SIZE)) {
             put_u32(at, r::SLOT, e.slot.0);
@@ -129,7 +129,7 @@ impl RelocationMap {
         b
     }
 
-    /// Decodes the map of `segment` that was read from `container`.
+    /// Decodes the map of `segment` read from `container`.
     pub fn decode(b: &[u8], segment: SegmentId, container: SegmentId) -> Result<RelocationMap> {
         use {relocation as r, relocation_map as l};
         let bad = |field| FormatError::Value { what: WHAT, field };

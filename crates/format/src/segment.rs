@@ -1,4 +1,4 @@
-//! Segments: a header, batches in order, and, once sealed, a footer with the directory of the slots.
+//! Segments: a header, batches in order, and, once sealed, a footer with the directory of its slots.
 
 use crate::checksum::{check64, crc32c};
 use crate::layout::*;
@@ -10,17 +10,17 @@ use crate::{
 pub(crate) const HEADER_MAGIC: &[u8; 8] = b"FBSEGMNT";
 pub(crate) const FOOTER_MAGIC: &[u8; 8] = b"FBSEALED";
 
-/// What a segment is written for. Each stream has one open segment at a time.
+/// The purpose of a segment. Each stream has one open segment at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Stream {
-    /// Blocks of guests, and changes to the catalogue.
+    /// Blocks of guests, and catalogue changes.
     Data = 1,
-    /// Blocks that die young.
+    /// Blocks with a short lifetime.
     Short = 2,
     /// Map nodes and checkpoints.
     Map = 3,
-    /// What the cleaner moved.
+    /// Blocks moved by the cleaner.
     Moved = 4,
 }
 
@@ -44,7 +44,7 @@ layout!(segment_header, "segment header", BLOCK, {
     CHECK @ 4088, 8, "CRC-64/NVME of all bytes before it";
 });
 
-/// First block of a segment.
+/// The first block of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentHeader {
     /// The pool it belongs to.
@@ -108,7 +108,7 @@ impl SegmentHeader {
     }
 }
 
-/// What a slot holds.
+/// The contents of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum SlotKind {
@@ -132,18 +132,18 @@ layout!(directory_entry, "directory entry", 32, {
     FINGERPRINT @ 16, 16, "fingerprint; zero where none was made";
 });
 
-/// A slot as the directory lists it.
+/// A slot in the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectoryEntry {
-    /// Its place.
+    /// Its position.
     pub slot: Slot,
-    /// How it is stored.
+    /// Its storage form.
     pub form: Form,
-    /// What it holds.
+    /// The kind of its contents.
     pub kind: SlotKind,
-    /// CRC-32C of its plain content.
+    /// CRC-32C of its plain contents.
     pub crc: u32,
-    /// Its fingerprint, if one was made.
+    /// Its fingerprint, or zeroes.
     pub fingerprint: Fingerprint,
 }
 
@@ -165,7 +165,7 @@ layout!(segment_footer, "segment footer", BLOCK, {
     CHECK @ 4088, 8, "CRC-64/NVME of all bytes before it";
 });
 
-/// Footer of a sealed segment; it stands where the next batch would, and its directory follows it.
+/// Footer of a sealed segment, at the offset of the next batch; its directory follows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentFooter {
     /// The pool.
@@ -183,7 +183,7 @@ pub struct SegmentFooter {
 }
 
 impl SegmentFooter {
-    /// Encodes footer and directory, padded to whole blocks. `count` and `directory_crc` are filled in here.
+    /// Encodes footer and directory, padded to whole blocks. Sets `count` and `directory_crc`.
     pub fn encode(mut self, directory: &[DirectoryEntry]) -> Vec<u8> {
         use {directory_entry as d, segment_footer as l};
         assert!(directory.len() <= Slot::LIMIT as usize && directory.iter().all(DirectoryEntry::is_valid));
@@ -211,12 +211,12 @@ impl SegmentFooter {
         b
     }
 
-    /// Whether the bytes begin as a footer does.
+    /// Whether the bytes begin with the magic number of a footer.
     pub fn is_footer(b: &[u8]) -> bool {
         b.starts_with(FOOTER_MAGIC)
     }
 
-    /// Decodes the footer block that was read at `offset` of `segment`.
+    /// Decodes the footer block read at `offset` of `segment`.
     pub fn decode(b: &[u8], pool: PoolId, segment: SegmentId, offset: u32) -> Result<SegmentFooter> {
         use segment_footer as l;
         const WHAT: &str = "segment footer";
@@ -239,21 +239,21 @@ impl SegmentFooter {
             directory_crc: get_u32(b, l::DIRECTORY_CRC),
         };
         if (footer.pool, footer.segment, footer.offset) != (pool, segment, offset) {
-            return Err(FormatError::Foreign { what: WHAT, field: "place" });
+            return Err(FormatError::Foreign { what: WHAT, field: "position" });
         }
-        // Each entry is of a slot in front of it.
+        // Each entry describes a slot before the footer.
         if footer.count > footer.offset / Slot::UNIT as u32 {
             return Err(FormatError::Value { what: WHAT, field: "count" });
         }
         Ok(footer)
     }
 
-    /// Bytes of the directory, without padding; at most half of those in front of the footer.
+    /// Bytes of the directory, without padding; at most half of the bytes before the footer.
     pub fn directory_len(&self) -> usize {
         self.count as usize * directory_entry::SIZE
     }
 
-    /// Decodes the directory: the bytes that follow the footer block, at least [`Self::directory_len`] of them.
+    /// Decodes the directory: at least [`Self::directory_len`] bytes that follow the footer block.
     pub fn decode_directory(&self, b: &[u8]) -> Result<Vec<DirectoryEntry>> {
         use directory_entry as d;
         const WHAT: &str = "segment directory";

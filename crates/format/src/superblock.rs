@@ -1,13 +1,14 @@
-//! The superblock: which pool this is, who holds it, and where its last checkpoint lies.
+//! The superblock: the identity of the pool, its owner epoch, and the location of its last checkpoint.
 //!
-//! A store keeps two copies; generation `g` is written to copy `g % 2`, so a torn write leaves the other.
+//! A store has two copies; generation `g` is written to copy `g % 2`, so a torn write leaves the other
+//! intact.
 
 use crate::checksum::check64;
 use crate::layout::*;
 use crate::{BLOCK, FormatError, MAX_SEGMENT, Result, SegmentId, VERSION, check_version};
 
 pub(crate) const MAGIC: &[u8; 8] = b"FOREBAY\0";
-/// Most blobs that a checkpoint may consist of.
+/// Most pieces of a checkpoint.
 pub const MAX_BLOBS: usize = 128;
 
 /// Identity of a pool: 16 random bytes.
@@ -64,7 +65,7 @@ layout!(superblock, "superblock", BLOCK, {
 /// The superblock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
-    /// Which pool.
+    /// The identity of the pool.
     pub pool: PoolId,
     /// Number of this superblock.
     pub generation: u64,
@@ -76,16 +77,17 @@ pub struct Superblock {
     pub created_ms: u64,
     /// Size at which segments are sealed.
     pub segment_bytes: u32,
-    /// Last batch that the checkpoint covers.
+    /// Sequence number of the last batch that the checkpoint covers.
     pub seq: u64,
     /// That batch's checksum.
     pub chain: u64,
-    /// The checkpoint's pieces; none in a pool that has had no checkpoint.
+    /// The checkpoint's pieces; empty in a pool without a checkpoint.
     pub blobs: Vec<BlobRef>,
 }
 
-/// Whether a checksum at the end of a superblock's block is right. It stands there in every version.
-fn is_whole(b: &[u8]) -> bool {
+/// Whether the checksum at the end of a superblock's block is correct. Its position is the same in every
+/// version.
+fn is_checksum_valid(b: &[u8]) -> bool {
     b.len() >= superblock::SIZE && check64(&b[..superblock::CHECK.start]) == get_u64(b, superblock::CHECK)
 }
 
@@ -96,7 +98,7 @@ impl BlobRef {
 }
 
 impl Superblock {
-    /// What no writer produces, if there is such a field.
+    /// A field with a value that writers never produce, if any.
     fn bad_field(&self) -> Option<&'static str> {
         let segment_bytes = u64::from(self.segment_bytes);
         if segment_bytes == 0 || segment_bytes > MAX_SEGMENT || !segment_bytes.is_multiple_of(BLOCK as u64) {
@@ -108,10 +110,10 @@ impl Superblock {
         (!self.blobs.iter().all(BlobRef::is_valid)).then_some("blobs")
     }
 
-    /// Encodes into one block. At most [`MAX_BLOBS`] blobs.
+    /// Encodes into one block. At most [`MAX_BLOBS`] pieces are allowed.
     pub fn encode(&self) -> Vec<u8> {
         use superblock as l;
-        assert_eq!(self.bad_field(), None, "it could not be read back");
+        assert_eq!(self.bad_field(), None, "the encoded superblock would be rejected when decoded");
         let mut b = vec![0; l::SIZE];
         put_bytes(&mut b, l::MAGIC, MAGIC);
         put_u32(&mut b, l::VERSION, VERSION);
@@ -135,7 +137,8 @@ impl Superblock {
         b
     }
 
-    /// Decodes one copy. The version is judged before the checksum, so that a newer pool is named as such.
+    /// Decodes one copy. The version is checked before the checksum, so that a newer pool is reported as
+    /// such.
     pub fn decode(b: &[u8]) -> Result<Superblock> {
         use superblock as l;
         const WHAT: &str = "superblock";
@@ -149,7 +152,7 @@ impl Superblock {
         if found > VERSION {
             return Err(FormatError::Newer { found });
         }
-        if !is_whole(b) {
+        if !is_checksum_valid(b) {
             return Err(FormatError::Checksum(WHAT));
         }
         check_version(WHAT, found)?;
@@ -180,14 +183,15 @@ impl Superblock {
         }
     }
 
-    /// The newer of the two copies that decodes; where none does, why the better one fails.
+    /// The newer of the two copies that decodes; if neither does, the error of the better one.
     pub fn choose(copies: [Option<&[u8]>; 2]) -> Result<Superblock> {
         let mut decoded = Vec::new();
         for copy in copies.into_iter().flatten() {
             let result = Superblock::decode(copy);
-            // A newer format wins over an older copy beside it: opening the older one would go back in time.
-            // But only if it is one: a damaged version must not make the good copy useless.
-            if matches!(result, Err(FormatError::Newer { .. })) && is_whole(copy) {
+            // A newer format takes precedence over an older copy: opening the older one would revert to an
+            // old state. But only with a correct checksum: a damaged version field must not make the good
+            // copy unusable.
+            if matches!(result, Err(FormatError::Newer { .. })) && is_checksum_valid(copy) {
                 return result;
             }
             decoded.push(result);

@@ -1,17 +1,17 @@
-//! Map values as a node lists them, in about half the bytes that they take one by one.
+//! Map values in a node, encoded in about half of the bytes that they need individually.
 //!
-//! Most blocks lie on the store in the order in which a disk has them, one right behind the other. So of most only
-//! form and checksum are listed. Each value begins with one byte:
+//! Most blocks are stored in the order of their logical block numbers, one directly after the other. So most
+//! values consist only of form and checksum. Each value begins with one byte:
 //!
-//! | byte | the value | follows |
+//! | byte | value | followed by |
 //! |---|---|---|
-//! | up to 0xbf | a block in this form, right behind the one that was listed last | checksum |
+//! | up to 0xbf | a block in this form, directly after the previous block | checksum |
 //! | 0xc0 | a hole | |
 //! | 0xc1 | allocated zeroes | |
-//! | 0xc2 | a block in the segment of the last one | slot (3 bytes), form, checksum |
+//! | 0xc2 | a block in the segment of the previous block | slot (3 bytes), form, checksum |
 //! | 0xc3 | a block anywhere | segment, slot (3 bytes), form, checksum |
 //!
-//! No form is above 0xbf: its top two bits are the codec, of which there are three.
+//! No form exceeds 0xbf: its top two bits are the codec, and there are three codecs.
 
 use crate::{Address, BlockRef, Form, MapValue, SegmentId, Slot};
 
@@ -20,16 +20,16 @@ const ZERO: u8 = 0xc1;
 const IN_SEGMENT: u8 = 0xc2;
 const ANYWHERE: u8 = 0xc3;
 
-/// Most bytes of a value.
+/// Longest encoding of a value, in bytes.
 pub(crate) const MAX_BYTES: usize = 13;
 
-/// Where a block would lie that is right behind `last`.
-fn behind(last: &BlockRef) -> Address {
+/// The address directly after `last`.
+fn address_after(last: &BlockRef) -> Address {
     let slot = last.addr.slot.0 + (last.form.stored_len() / Slot::UNIT) as u32;
     Address { slot: Slot(slot), ..last.addr }
 }
 
-/// Lists values.
+/// Encodes values.
 pub(crate) fn pack(values: impl Iterator<Item = MapValue>, out: &mut Vec<u8>) {
     let mut last: Option<BlockRef> = None;
     for value in values {
@@ -45,8 +45,8 @@ pub(crate) fn pack(values: impl Iterator<Item = MapValue>, out: &mut Vec<u8>) {
             MapValue::At(at) => at,
         };
         let Address { segment, slot } = at.addr;
-        assert!(segment.0 != 0 && slot.0 < Slot::LIMIT, "it could not be read back");
-        if last.is_none_or(|last| behind(&last) != at.addr) {
+        assert!(segment.0 != 0 && slot.0 < Slot::LIMIT, "the encoded value would be rejected when decoded");
+        if last.is_none_or(|last| address_after(&last) != at.addr) {
             if last.is_some_and(|last| last.addr.segment == segment) {
                 out.push(IN_SEGMENT);
             } else {
@@ -61,7 +61,7 @@ pub(crate) fn pack(values: impl Iterator<Item = MapValue>, out: &mut Vec<u8>) {
     }
 }
 
-/// Reads `count` values from the front of `bytes`; `None` where no writer lists them so.
+/// Decodes `count` values at the front of `bytes`; `None` for bytes that [`pack`] never produces.
 pub(crate) fn unpack(bytes: &[u8], count: usize) -> Option<Vec<MapValue>> {
     let mut values = Vec::with_capacity(count);
     let mut rest = bytes;
@@ -86,7 +86,7 @@ pub(crate) fn unpack(bytes: &[u8], count: usize) -> Option<Vec<MapValue>> {
                 let [a, b, c] = take(&mut rest)?;
                 (Address { segment, slot: Slot(u32::from_le_bytes([a, b, c, 0])) }, Form(byte(&mut rest)?))
             }
-            form => (behind(&last?), Form(form)),
+            form => (address_after(&last?), Form(form)),
         };
         let valid = addr.segment.0 != 0 && addr.slot.0 < Slot::LIMIT && form.codec().is_some();
         let at = valid.then_some(BlockRef { addr, form, crc: u32::from_le_bytes(take(&mut rest)?) })?;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_in_a_row_take_five_bytes_each() {
+    fn consecutive_blocks_take_five_bytes_each() {
         let mut slot = 100;
         let values: Vec<MapValue> = (0..256)
             .map(|i| {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn any_values_come_back() {
+    fn any_values_decode_to_the_same() {
         let last = Slot::LIMIT - 1;
         let values = [
             MapValue::Zero,
@@ -152,15 +152,15 @@ mod tests {
     }
 
     #[test]
-    fn what_no_writer_lists_is_refused() {
+    fn values_that_writers_never_produce_are_refused() {
         for bytes in [
-            // The first has none before it.
+            // The first value has no previous block.
             &[0x3f, 1, 2, 3, 4][..],
             &[IN_SEGMENT, 0, 0, 0, 0, 1, 2, 3, 4],
-            // Segment 0, and a form of no codec.
+            // Segment 0, and a form with a reserved codec.
             &[ANYWHERE, 0, 0, 0, 0, 0, 0, 0, 0x3f, 1, 2, 3, 4],
             &[ANYWHERE, 1, 0, 0, 0, 0, 0, 0, 0xc0, 1, 2, 3, 4],
-            // Behind the last slot there is none.
+            // There is no address after the last slot.
             &[ANYWHERE, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4],
             &[0xc4],
         ] {

@@ -1,5 +1,5 @@
-//! Decoders allocate in proportion to their input, whatever counts it claims. A program of its own, since it
-//! measures with its own allocator.
+//! Decoders allocate memory in proportion to their input, whatever counts it contains. This is a separate
+//! test program, because it replaces the allocator.
 
 mod common;
 mod counting;
@@ -11,9 +11,9 @@ use forebay_format::*;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// In each sample, each aligned word in turn becomes a huge count.
+/// In each sample, each aligned word in turn is replaced by a huge count.
 #[test]
-fn claimed_counts_do_not_make_room() {
+fn huge_counts_do_not_cause_allocations() {
     type Decode = fn(&[u8]);
     let mut op = Vec::new();
     ops()[0].encode(&mut op);
@@ -27,7 +27,7 @@ fn claimed_counts_do_not_make_room() {
         (nodes()[1].encode(), |b| drop(MapNode::decode(b))),
         (batch(), |b| drop(Batch::decode(b, POOL, SegmentId(2), BATCH_OFFSET).map(|b| b.entries().count()))),
         (footer.encode(&directory), |b| {
-            // Its checksum would stop the rest: what is claimed here is claimed by the footer that is used.
+            // The checksum would reject a changed footer, so the count is set in the decoded footer.
             let count = u32::from_le_bytes([b[12], b[13], b[14], b[15]]);
             let footer = SegmentFooter { count, directory_crc: crc32c(&b[BLOCK..]), ..common::footer().0 };
             drop(footer.decode_directory(&b[BLOCK..]));

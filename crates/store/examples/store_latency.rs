@@ -1,7 +1,7 @@
-//! What the directory store adds to a system call: `cargo run --release --example store_latency -- DIR`.
+//! Overhead of the directory store over system calls: `cargo run --release --example store_latency -- DIR`.
 //!
-//! Prints the median and the 99th percentile, in microseconds, of 4 KiB direct reads at depth 1, beside plain
-//! `pread` on the same file in turns, and of the engine's commit: one append, then a sync.
+//! Prints the median and the 99th percentile, in microseconds, of 4 KiB direct reads at depth 1, alternating
+//! with plain `pread` on the same file, and of the engine's commit: one append, then a sync.
 #![allow(clippy::unwrap_used, reason = "a measuring tool")]
 
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! A byte buffer that the kernel can read and write directly: aligned, with its length a matter of the owner.
+//! A byte buffer for direct I/O: aligned memory, with a length set by the owner.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -11,13 +11,13 @@ pub struct IoBuf {
     capacity: usize,
 }
 
-// SAFETY: an IoBuf owns its allocation alone, as a Vec does.
+// SAFETY: an IoBuf is the only owner of its allocation, like a Vec.
 unsafe impl Send for IoBuf {}
-// SAFETY: a shared reference gives out only shared slices.
+// SAFETY: shared references give access only to shared slices.
 unsafe impl Sync for IoBuf {}
 
 impl IoBuf {
-    /// Alignment of the memory, and the unit of direct I/O: no device asks for more.
+    /// Alignment of the memory, and the unit of direct I/O: no device requires more.
     pub const ALIGN: usize = 4096;
 
     /// An empty buffer with room for at least `capacity` bytes, rounded up to [`IoBuf::ALIGN`].
@@ -46,12 +46,12 @@ impl IoBuf {
         self.capacity
     }
 
-    /// Makes it empty; the memory stays.
+    /// Sets the length to 0; keeps the memory.
     pub fn clear(&mut self) {
         self.len = 0;
     }
 
-    /// Cuts or grows to `len`; new bytes are zero.
+    /// Truncates or grows to `len`; new bytes are zero.
     pub fn resize(&mut self, len: usize) {
         let old = self.len;
         self.reserve(len);
@@ -61,8 +61,8 @@ impl IoBuf {
         }
     }
 
-    /// Sets the length after the kernel filled the buffer. At most the capacity; whatever the bytes are, they
-    /// are initialised.
+    /// Sets the length after the kernel has filled the buffer. `len` must not exceed the capacity, all of
+    /// which is initialised.
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity);
         self.len = len;
@@ -76,12 +76,12 @@ impl IoBuf {
         self[old..].copy_from_slice(bytes);
     }
 
-    /// Appends zeroes up to a multiple of `align`.
+    /// Appends zeroes up to the next multiple of `align`.
     pub fn pad_to(&mut self, align: usize) {
         self.resize(self.len.next_multiple_of(align));
     }
 
-    /// Start of the memory, for the kernel.
+    /// Start address of the memory, for system calls.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.ptr.as_ptr()
     }
@@ -98,7 +98,7 @@ impl IoBuf {
 
 impl Drop for IoBuf {
     fn drop(&mut self) {
-        // SAFETY: allocated in `with_capacity` with this very layout.
+        // SAFETY: allocated in `with_capacity` with the same layout.
         unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.capacity)) }
     }
 }
@@ -106,7 +106,7 @@ impl Drop for IoBuf {
 impl Deref for IoBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: `capacity` bytes are allocated and initialised (zeroed at first), and len <= capacity.
+        // SAFETY: `capacity` bytes are allocated and initialised (zeroed on allocation), and len <= capacity.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 }

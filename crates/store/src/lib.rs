@@ -1,7 +1,8 @@
-//! Where bytes rest: the store contract and its backends.
+//! The store contract and its backends.
 //!
-//! In the order in which a byte meets them: the contract, the counting wrapper that every pool puts around
-//! its store, those that limit it or slow it down, then the backends.
+//! The contract, the counting wrapper that every pool puts around its store, wrappers that limit a store or
+//! slow it down, and the backends. Groups of modules, lowest first.
+
 mod buf;
 mod contract;
 mod limited;
@@ -10,14 +11,18 @@ mod slow;
 mod superblock;
 
 mod directory;
+#[cfg(feature = "test-util")]
 mod faulty;
+#[cfg(feature = "test-util")]
 mod memory;
 
 pub use buf::IoBuf;
 pub use contract::{BoxFuture, Capacity, ObjectStat, Result, Store, StoreError};
 pub use directory::{DirectoryOptions, DirectoryStore, IoMode};
+#[cfg(feature = "test-util")]
 pub use faulty::{Crash, Fault, FaultyOp, FaultyStore, Image, When};
 pub use limited::Limited;
+#[cfg(feature = "test-util")]
 pub use memory::MemoryStore;
 pub use metered::{Clock, Metered, OpCount, StoreCounts};
 pub use slow::{DiskArray, Sleep, Slow};

@@ -1,8 +1,8 @@
-//! A store that takes at most so much room, however much the one behind it has.
+//! A store with a limit on the space that it uses of another one.
 //!
-//! Room is accounted as a directory does it: what an object is going to grow to is set aside when it is created,
-//! and comes back when it is deleted. Objects that were there before count with the length that they have. The
-//! superblock does not count: it has its place from the beginning.
+//! Space is accounted as in a directory: the expected length of an object is reserved when it is created, and
+//! returned when it is deleted. Objects that existed before count with their length. The superblock does not
+//! count, because its space is always allocated.
 
 use std::collections::HashMap;
 use std::future::ready;
@@ -13,14 +13,14 @@ use parking_lot::Mutex;
 
 use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store, StoreError};
 
-/// See the module.
+/// A store with a space limit.
 pub struct Limited {
     inner: Arc<dyn Store>,
     limit: u64,
     taken: Mutex<Taken>,
 }
 
-/// Room that is set aside.
+/// Reserved space.
 #[derive(Default)]
 struct Taken {
     objects: HashMap<SegmentId, u64>,
@@ -28,7 +28,7 @@ struct Taken {
 }
 
 impl Taken {
-    /// Sets room aside for an object of `room` bytes; false where that would be above `limit`.
+    /// Increases the reservation of an object to `room` bytes; false if that would exceed `limit`.
     fn grow(&mut self, id: SegmentId, room: u64, limit: u64) -> bool {
         let before = self.objects.get(&id).copied().unwrap_or(0);
         let more = room.saturating_sub(before);
@@ -40,7 +40,7 @@ impl Taken {
         true
     }
 
-    /// The object has reached its end, at `room` bytes.
+    /// Reduces the reservation of an object after its last append, to `room` bytes.
     fn finish(&mut self, id: SegmentId, room: u64) {
         if let Some(taken) = self.objects.get_mut(&id) {
             self.bytes -= *taken - room.min(*taken);
@@ -54,8 +54,8 @@ impl Taken {
 }
 
 impl Limited {
-    /// Lets a pool take at most `limit` bytes of `inner`. A limit below what is in use takes nothing away: all
-    /// that needs more room fails until there is some.
+    /// Limits the space used of `inner` to `limit` bytes. If more is in use already, it is kept: operations
+    /// that need space fail until enough is freed.
     ///
     /// # Errors
     /// Those of listing the objects.
@@ -78,7 +78,7 @@ impl Store for Limited {
         let appended = self.inner.append(id, offset, data, expected);
         Box::pin(async move {
             let result = appended.await;
-            // The store behind has no room either: the object did not come to be.
+            // The inner store is full as well, so the object was not created.
             if offset == 0 && matches!(result, Err(StoreError::Full)) {
                 self.taken.lock().release(id);
             } else if offset > 0 && end == expected && result.is_ok() {
@@ -96,7 +96,7 @@ impl Store for Limited {
         self.inner.read(id, offset, len)
     }
 
-    /// Whoever drops the future has the room counted until the store is opened again.
+    /// If the future is dropped, the space counts until the store is opened again.
     fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
         let deleted = self.inner.delete(id);
         Box::pin(async move {
@@ -118,7 +118,7 @@ impl Store for Limited {
         self.inner.swap_superblock(new)
     }
 
-    /// The narrower of the two: the limit, or what the store behind has.
+    /// The smaller of the limit and the capacity of the inner store.
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         Box::pin(async move {
             let inner = self.inner.capacity().await?;
@@ -143,34 +143,42 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_stored_beyond_the_limit_and_a_delete_gives_room_back() {
+    async fn appends_beyond_the_limit_fail_and_a_delete_returns_space() {
         let store = limited(&Arc::new(MemoryStore::new()), 32 << 10).await;
         append(&store, 1, 0, 4096, 16 << 10).await.unwrap();
         let free = store.capacity().await.unwrap();
-        assert_eq!(free, Capacity { total: 32 << 10, free: 16 << 10 }, "what is announced is set aside");
+        assert_eq!(free, Capacity { total: 32 << 10, free: 16 << 10 }, "the expected length is reserved");
         append(&store, 1, 4096, 8192, 0).await.unwrap();
         append(&store, 1, 12288, 8192, 0).await.unwrap();
-        assert_eq!(store.capacity().await.unwrap().free, 12 << 10, "more than was announced counts too");
+        assert_eq!(
+            store.capacity().await.unwrap().free,
+            12 << 10,
+            "bytes beyond the expected length count too"
+        );
         assert_eq!(append(&store, 2, 0, 4096, 16 << 10).await, Err(StoreError::Full));
         append(&store, 3, 0, 4096, 12 << 10).await.unwrap();
         append(&store, 3, 4096, 4096, 8192).await.unwrap();
-        assert_eq!(store.capacity().await.unwrap().free, 4096, "what the last append leaves over is free");
+        assert_eq!(
+            store.capacity().await.unwrap().free,
+            4096,
+            "the reservation beyond the last append is returned"
+        );
         store.delete(SegmentId(1)).await.unwrap();
         append(&store, 2, 0, 4096, 16 << 10).await.unwrap();
     }
 
     #[tokio::test]
-    async fn what_was_there_before_counts() {
+    async fn existing_objects_count() {
         let inner = Arc::new(MemoryStore::new());
         append(&limited(&inner, 1 << 20).await, 1, 0, 8192, 0).await.unwrap();
         let narrow = limited(&inner, 4096).await;
         assert_eq!(narrow.capacity().await.unwrap().free, 0);
         assert_eq!(append(&narrow, 1, 8192, 4096, 0).await, Err(StoreError::Full));
-        assert_eq!(narrow.read(SegmentId(1), 0, 8192).await.unwrap().len(), 8192, "and stays");
+        assert_eq!(narrow.read(SegmentId(1), 0, 8192).await.unwrap().len(), 8192, "existing data is kept");
     }
 
     #[tokio::test]
-    async fn a_store_behind_that_is_full_keeps_nothing_set_aside() {
+    async fn a_full_inner_store_leaves_no_reservation() {
         let inner = Arc::new(MemoryStore::with_capacity(8192));
         let store = limited(&inner, 1 << 20).await;
         assert_eq!(append(&store, 1, 0, 4096, 16 << 10).await, Err(StoreError::Full));

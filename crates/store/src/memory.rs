@@ -1,11 +1,11 @@
 //! A store in memory, for tests and for pools that need not outlive the process.
 //!
-//! It holds the contract strictly: a misuse that a file would silently take (an append that is not at the
-//! end, two at once, an offset off the alignment) is a panic here. Every operation is complete when the call
-//! returns; the future only carries the result. Room is accounted as a directory does it, with what an object
-//! expects to grow to set aside when it is created, so that [`StoreError::Full`] arises at the same places.
+//! It enforces the contract strictly: a misuse that a file would accept silently (an append that is not at
+//! the end, two concurrent appends, an unaligned offset) panics. Every operation is complete when the call
+//! returns; the future only carries the result. Space is accounted as in a directory, with the expected
+//! length of an object reserved when it is created, so that [`StoreError::Full`] occurs in the same cases.
 //!
-//! A process restart is modelled by handing the same `Arc` to the next opener; for crashes see
+//! To model a process restart, pass the same `Arc` to the next opener; for crashes see
 //! [`FaultyStore`](crate::FaultyStore).
 
 use std::collections::BTreeMap;
@@ -14,13 +14,14 @@ use std::future::ready;
 use forebay_format::{SegmentId, Superblock};
 use parking_lot::Mutex;
 
+use crate::contract::assert_aligned;
 use crate::superblock::{check_swap, copy_of};
 use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store, StoreError};
 
-/// Default of [`MemoryStore::set_capacity`].
+/// Default capacity.
 const DEFAULT_CAPACITY: u64 = 1 << 40;
 
-/// See the module.
+/// A store in memory.
 pub struct MemoryStore {
     state: Mutex<State>,
 }
@@ -34,20 +35,11 @@ struct State {
 
 struct Object {
     bytes: Vec<u8>,
-    /// Accounted room: the larger of what was appended and what was announced.
+    /// Accounted space: the larger of the appended and the expected length.
     reserved: u64,
 }
 
-/// Panics where an offset or a length breaks the contract.
-pub(crate) fn assert_aligned(what: &str, id: SegmentId, offset: u64, len: usize) {
-    assert!(
-        offset.is_multiple_of(IoBuf::ALIGN as u64) && len.is_multiple_of(IoBuf::ALIGN) && len > 0,
-        "{what} of {len} bytes at {offset} of object {id} is not a multiple of {}",
-        IoBuf::ALIGN
-    );
-}
-
-/// What a read of `bytes` at `offset` gives.
+/// The result of reading `bytes` at `offset`.
 pub(crate) fn slice_at(bytes: &[u8], offset: u64, len: usize) -> &[u8] {
     let start = usize::try_from(offset).map_or(bytes.len(), |o| o.min(bytes.len()));
     &bytes[start..start.saturating_add(len).min(bytes.len())]
@@ -60,28 +52,28 @@ impl Default for MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty store with room for 1 TiB.
+    /// Creates an empty store with a capacity of 1 TiB.
     pub fn new() -> MemoryStore {
         MemoryStore::with_capacity(DEFAULT_CAPACITY)
     }
 
-    /// An empty store with room for `bytes`.
+    /// Creates an empty store with a capacity of `bytes`.
     pub fn with_capacity(bytes: u64) -> MemoryStore {
         let state = State { objects: BTreeMap::new(), superblock: [None, None], capacity: bytes, used: 0 };
         MemoryStore { state: Mutex::new(state) }
     }
 
-    /// Changes the room. Below what is in use, every append that needs more fails, and nothing is lost.
+    /// Changes the capacity. If more is in use, appends that need space fail, and no data is lost.
     pub fn set_capacity(&self, bytes: u64) {
         self.state.lock().capacity = bytes;
     }
 
-    /// Changes stored bytes in place, as a medium that rots would. Panics where the object does not exist.
+    /// Changes stored bytes in place, to simulate bit rot. Panics if the object does not exist.
     pub fn damage(&self, id: SegmentId, change: impl FnOnce(&mut Vec<u8>)) {
         change(&mut self.state.lock().objects.get_mut(&id).expect("the object to damage exists").bytes);
     }
 
-    /// Replaces a superblock copy, as damage or another server would.
+    /// Replaces a superblock copy, to simulate damage or a write of another server.
     pub fn set_superblock(&self, copy: usize, bytes: Option<Vec<u8>>) {
         self.state.lock().superblock[copy] = bytes;
     }
@@ -101,7 +93,7 @@ impl State {
         let before = object.map_or(0, |o| o.reserved);
         let reserved = match offset {
             0 => expected.max(end),
-            // The last append: what was set aside beyond it comes back.
+            // The last append: space reserved beyond it is returned.
             _ if end == expected => end,
             _ => before.max(end),
         };
@@ -183,7 +175,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "is not at its end")]
-    fn an_append_behind_the_end_panics() {
+    fn an_append_beyond_the_end_panics() {
         let store = MemoryStore::new();
         append(&store, 1, 0, 4096).unwrap();
         let _ = append(&store, 1, 8192, 4096);
@@ -204,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn room_comes_back_with_a_delete() {
+    fn a_delete_returns_space() {
         let store = MemoryStore::with_capacity(8192);
         append(&store, 1, 0, 8192).unwrap();
         assert_eq!(append(&store, 2, 0, 4096).unwrap_err(), StoreError::Full);

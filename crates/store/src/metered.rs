@@ -1,7 +1,7 @@
-//! Counts what passes: every figure of store operations and bytes is taken here, and nowhere else.
+//! Counters of store operations and bytes; no other module counts them.
 //!
-//! An operation is counted when it is issued, with the bytes that it asks for, whether or not it succeeds or
-//! its future is kept: that is the load which the store sees. Service times are of those that succeed.
+//! An operation is counted when it is issued, with its requested bytes, whether or not it succeeds or its
+//! future is kept: this is the load on the store. Service times include only operations that succeed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -21,7 +21,7 @@ pub struct OpCount {
     pub bytes: u64,
 }
 
-/// What a [`Metered`] store has seen since it was made.
+/// Counts of a [`Metered`] store since its creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoreCounts {
     /// Reads of objects and of the superblock (both copies: one operation).
@@ -34,7 +34,7 @@ pub struct StoreCounts {
     pub delete: u64,
     /// Lists of all objects.
     pub list: u64,
-    /// Operations of any kind that failed.
+    /// Failed operations of any kind.
     pub failed: u64,
 }
 
@@ -54,8 +54,8 @@ impl Counter {
     }
 }
 
-/// An exponentially weighted mean of microseconds, each sample with a weight of one eighth. Kept times 256,
-/// so that a fast store does not round to nothing; 0 is "no sample yet".
+/// An exponentially weighted mean of microseconds, each sample with a weight of one eighth. Stored times 256,
+/// so that the mean of a fast store does not round to zero; 0 means no sample yet.
 #[derive(Default)]
 struct Ewma(AtomicU64);
 
@@ -65,7 +65,7 @@ impl Ewma {
     fn add(&self, took: Duration) {
         let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).min(u64::MAX >> 12);
         let sample = (us * Self::SCALE).max(1);
-        // Two samples at once may lose one: it is a mean.
+        // Concurrent updates may lose a sample, which a mean tolerates.
         let old = self.0.load(Relaxed);
         let new = if old == 0 { sample } else { old - old / 8 + sample / 8 };
         self.0.store(new.max(1), Relaxed);
@@ -87,10 +87,10 @@ struct Meters {
     sync_time: Ewma,
 }
 
-/// Says what time it is, since some fixed moment.
+/// Returns the time since some fixed moment.
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// A store that counts what passes to another one.
+/// A store that counts the operations passed to another one.
 pub struct Metered {
     inner: Arc<dyn Store>,
     clock: Clock,
@@ -98,17 +98,17 @@ pub struct Metered {
 }
 
 impl Metered {
-    /// Counts what passes to `inner`, and times it by `clock`.
+    /// Counts the operations passed to `inner`, and measures them by `clock`.
     pub fn new(inner: Arc<dyn Store>, clock: Clock) -> Metered {
         Metered { inner, clock, meters: Meters::default() }
     }
 
-    /// The store behind.
+    /// The inner store.
     pub fn inner(&self) -> &Arc<dyn Store> {
         &self.inner
     }
 
-    /// What was counted.
+    /// The current counts.
     pub fn counts(&self) -> StoreCounts {
         let m = &self.meters;
         StoreCounts {
@@ -121,13 +121,13 @@ impl Metered {
         }
     }
 
-    /// What a commit costs here at present, in microseconds: the running mean of an append plus that of a
-    /// sync. 0 before the first.
+    /// The present cost of a commit, in microseconds: the running mean of an append plus that of a sync. 0
+    /// before the first.
     pub fn commit_us(&self) -> u64 {
         self.meters.append_time.get_us() + self.meters.sync_time.get_us()
     }
 
-    /// Passes on the result of an operation that was issued already, and takes its time since `start`.
+    /// Returns the result of an operation that was issued already, and measures its time since `start`.
     fn watch<'a, T: Send + 'a>(
         &'a self,
         op: BoxFuture<'a, Result<T>>,
@@ -185,7 +185,7 @@ impl Store for Metered {
         self.watch(self.inner.swap_superblock(new), None)
     }
 
-    /// Not counted: it asks for no I/O.
+    /// Not counted, because it causes no I/O.
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         self.inner.capacity()
     }

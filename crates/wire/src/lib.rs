@@ -1,8 +1,13 @@
-//! What peers say, as typed values: bytes in, requests out; replies in, bytes out.
+//! Protocol messages as typed values: decodes the requests of peers, and encodes the replies.
 //!
-//! No sockets, no tasks, no allocation that a peer can size. Everything a peer sends is bounded and checked
-//! here, once; the code behind takes a request as valid.
+//! The crate contains no sockets, no tasks, and no allocation whose size a peer controls. All input of a peer
+//! is bounded and checked here, once; callers can rely on decoded requests being valid.
 
+// The input is untrusted: nothing that decodes it may panic.
+#![deny(clippy::expect_used, clippy::panic, clippy::unreachable, clippy::unwrap_used)]
+
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
 pub mod fuzzing;
 pub mod iscsi;
 pub mod nbd;

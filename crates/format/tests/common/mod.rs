@@ -89,7 +89,7 @@ pub fn checkpoint_moved() -> Checkpoint {
     Checkpoint { warm: vec![SegmentId(4), SegmentId(2)], sampling: 3, ..checkpoint }
 }
 
-/// A checkpoint that says which segments have a footer.
+/// A checkpoint that records which segments have a footer.
 pub fn checkpoint_footers() -> Checkpoint {
     let mut checkpoint = checkpoint();
     checkpoint.segments[0].footer = true;
@@ -183,17 +183,17 @@ pub fn entries(slot: Slot) -> Vec<Entry> {
         Entry::Node { slot: second, form: Form::raw(3104), crc: 2 },
         Entry::Blob { slot: second, len: 4096 },
     ];
-    // The golden batch was written before there were others.
+    // The golden batch was written when there were only these kinds.
     all.extend(ops().into_iter().take(5).map(Entry::Catalogue));
     all
 }
 
 pub const BATCH_OFFSET: u32 = 8192;
 
-/// A whole batch with every kind of entry.
+/// A complete batch with every kind of entry.
 pub fn batch() -> Vec<u8> {
     let (mut bytes, mut len) = (Vec::new(), 0);
-    // The payload's place depends on the length of the entries, which does not depend on the place.
+    // The slot of the payload depends on the length of the entries, which does not depend on the slot.
     for _ in 0..2 {
         bytes.clear();
         let slot = BatchHeader::payload_slot(u64::from(BATCH_OFFSET), len);
@@ -203,7 +203,7 @@ pub fn batch() -> Vec<u8> {
     encode_batch(&bytes, &[0xa5; 2 * BLOCK])
 }
 
-/// As [`batch`], from a writer that says where its group begins.
+/// Like [`batch`], from a writer that records the first batch of the group.
 pub fn batch_of_group() -> Vec<u8> {
     encode_batch_of(199, &[], &[0xa5; BLOCK])
 }
@@ -246,7 +246,7 @@ pub fn nodes() -> Vec<MapNode> {
 }
 
 pub fn any_ref() -> impl Strategy<Value = BlockRef> {
-    // A member of a group may begin anywhere; blocks must end within the segment.
+    // A member of a group may start at any slot; blocks must end within the segment.
     (1..=u32::MAX, 0..Slot::LIMIT - 64, 0..192_u8, any::<u32>()).prop_map(|(segment, slot, form, crc)| {
         BlockRef { addr: Address { segment: SegmentId(segment), slot: Slot(slot) }, form: Form(form), crc }
     })
@@ -258,7 +258,7 @@ pub fn any_value() -> impl Strategy<Value = MapValue> {
 
 pub fn any_disk() -> impl Strategy<Value = DiskRecord> {
     use Role::*;
-    let role = prop_oneof![Just(Volume), Just(Snapshot), Just(Image), Just(Import), Just(Note)];
+    let role = prop_oneof![Just(Volume), Just(Snapshot), Just(Image), Just(Import), Just(Metadata)];
     let sync = prop_oneof![Just(SyncMode::Flush), Just(SyncMode::Always), Just(SyncMode::Never)];
     let name = "[^\\p{Cc}]{1,63}";
     let numbers = (1..u32::MAX, 0..1_u64 << 55, any::<u64>(), any::<u64>(), any::<[u8; 16]>());
@@ -270,10 +270,10 @@ pub fn any_disk() -> impl Strategy<Value = DiskRecord> {
             name,
             size: sectors * 512,
             created_ms,
-            // A note need not have one.
+            // A note may have no parent.
             parent: match role {
                 Snapshot => Some(DiskId(id + 1)),
-                Note => uuid[3].is_multiple_of(2).then_some(DiskId(id + 1)),
+                Metadata => uuid[3].is_multiple_of(2).then_some(DiskId(id + 1)),
                 _ => None,
             },
             origin: (uuid[0] > 127).then_some(DiskId(if id == 9 { 8 } else { 9 })),

@@ -1,5 +1,5 @@
-//! The system's allocator, which counts for each thread. For test programs that measure with it, of other crates as well
-//! (by path): each makes it its own with `#[global_allocator]`.
+//! An allocator that counts for each thread, based on the system's allocator. For test programs that measure
+//! allocations, also of other crates (included by path): each installs it with `#[global_allocator]`.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -9,11 +9,11 @@ use std::cell::Cell;
 pub struct Counting;
 
 thread_local! {
-    /// Bytes in use now, ...
+    /// Bytes in use.
     static IN_USE: Cell<isize> = const { Cell::new(0) };
-    /// ... the most since the last reset, ...
+    /// Most bytes in use since the last reset.
     static PEAK: Cell<isize> = const { Cell::new(0) };
-    /// ... and allocated in all, given back or not.
+    /// Bytes allocated in all, freed or not.
     static ALLOCATED: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -23,22 +23,22 @@ fn count(bytes: isize) {
     PEAK.set(PEAK.get().max(in_use));
 }
 
-// SAFETY: hands everything on to the system's allocator; the counters do not allocate.
+// SAFETY: forwards all calls to the system's allocator; the counters do not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
         ALLOCATED.set(ALLOCATED.get() + layout.size());
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
 
-/// What `work` returns, and the bytes that were in use at one time beyond those before it.
+/// The result of `work`, and the largest number of bytes in use during it beyond those before it.
 pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, isize) {
     let before = IN_USE.get();
     PEAK.set(before);
@@ -46,7 +46,7 @@ pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, isize) {
     (done, PEAK.get() - before)
 }
 
-/// Bytes that `work` allocated in all, given back or not.
+/// Bytes that `work` allocated in all, freed or not.
 pub fn allocated<T>(work: impl FnOnce() -> T) -> usize {
     let before = ALLOCATED.get();
     drop(work());

@@ -1,10 +1,10 @@
-//! From errno to [`StoreError`]: the one table.
+//! The mapping of errno to [`StoreError`], the only one.
 
 use std::io;
 
 use crate::StoreError;
 
-/// What failed, and why: `what` names the operation and its object.
+/// The error of a failed operation; `what` names the operation and its object.
 pub(super) fn store_error(what: impl FnOnce() -> String, error: &io::Error) -> StoreError {
     match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => StoreError::Full,
@@ -13,8 +13,8 @@ pub(super) fn store_error(what: impl FnOnce() -> String, error: &io::Error) -> S
     }
 }
 
-/// The directory was deleted, or its file system is gone, while the store was open.
-pub(super) fn vanished(what: impl FnOnce() -> String) -> StoreError {
+/// The error after the directory was deleted, or its file system unmounted, while the store was open.
+pub(super) fn directory_deleted(what: impl FnOnce() -> String) -> StoreError {
     StoreError::Io {
         what: what(),
         reason: "the store's directory was deleted while it was in use".into(),
@@ -22,8 +22,8 @@ pub(super) fn vanished(what: impl FnOnce() -> String) -> StoreError {
     }
 }
 
-/// An earlier append or sync of the same object failed: whatever it is asked now, it must not succeed.
+/// The error after an earlier append or sync of the same object failed: no later one may succeed.
 pub(super) fn failed_before(what: impl FnOnce() -> String) -> StoreError {
-    let reason = "an earlier write or sync of it failed, so its last bytes are unknown".into();
+    let reason = "an earlier write or sync of it failed, so the state of its last bytes is unknown".into();
     StoreError::Io { what: what(), reason, errno: libc::EIO }
 }

@@ -1,9 +1,9 @@
 //! The segment files of a directory: their names, their creation and deletion, and a bounded cache of open
 //! ones.
 //!
-//! A file that is in use stays open however many there are; of those that are not, the least recently used
-//! is closed first. A deleted file never stays in the cache: the deleter takes it out after the unlink, and
-//! whoever puts one in looks afterwards whether it still has a name. One of the two always sees the other.
+//! Files in use stay open, however many there are; of the others, the least recently used is closed first. A
+//! deleted file never stays in the cache: deletion removes it from the cache after the unlink, and insertion
+//! checks afterwards whether the file still has a name. At least one of the two detects the other.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,21 +16,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use forebay_format::SegmentId;
 use parking_lot::Mutex;
 
-use super::patience::patiently;
+use super::retry::retry_shortage;
 use crate::ObjectStat;
 
 const SUFFIX: &str = ".seg";
 
-/// See the module.
+/// The segment files.
 pub(super) struct Files {
     dir: File,
     path: std::path::PathBuf,
     direct: bool,
     writable: bool,
-    /// The file system cannot set room aside.
+    /// The file system does not support preallocation.
     no_fallocate: AtomicBool,
     cache: Mutex<Cache>,
-    /// Errors that the next calls to open a file fail with.
+    /// Errors with which the next calls to open a file fail.
     #[cfg(test)]
     pub(super) open_errors: Mutex<Vec<libc::c_int>>,
 }
@@ -47,7 +47,7 @@ struct Cached {
 }
 
 impl Cache {
-    /// Closes the least recently used file that nobody uses.
+    /// Closes the least recently used file that is not in use.
     fn evict(&mut self) -> bool {
         let idle = self.open.iter().filter(|(_, c)| Arc::strong_count(&c.file) == 1);
         let oldest = idle.min_by_key(|(_, c)| c.used).map(|(id, _)| *id);
@@ -58,12 +58,12 @@ impl Cache {
 /// Opens `name` in `dir`.
 fn open_at(dir: &File, name: &str, flags: libc::c_int) -> io::Result<File> {
     let name = std::ffi::CString::new(name)?;
-    // SAFETY: the directory is open, the name ends with a zero byte.
+    // SAFETY: the directory is open, and the name is zero-terminated.
     let fd = unsafe { libc::openat(dir.as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC, 0o600) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new and owned by nobody else.
+    // SAFETY: the descriptor is new and has no other owner.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
@@ -71,14 +71,14 @@ fn name_of(id: SegmentId) -> String {
     format!("{id}{SUFFIX}")
 }
 
-/// The object that a file name stands for; `None` for a name that no store gives.
+/// The object of a file name; `None` for a name that is not one of a segment file.
 fn parse_name(name: &str) -> Option<SegmentId> {
     let id = SegmentId(u32::from_str_radix(name.strip_suffix(SUFFIX)?, 16).ok()?);
     (name_of(id) == name).then_some(id)
 }
 
 impl Files {
-    /// The files of `path`, of which up to `limit` are kept open.
+    /// The files in `path`; up to `limit` are kept open.
     pub(super) fn new(
         path: &std::path::Path,
         direct: bool,
@@ -88,7 +88,7 @@ impl Files {
         let cache = Mutex::new(Cache { open: HashMap::new(), limit: limit.max(1), clock: 0 });
         let no_fallocate = AtomicBool::new(false);
         Ok(Files {
-            dir: patiently(|| File::open(path))?,
+            dir: retry_shortage(|| File::open(path))?,
             path: path.into(),
             direct,
             writable,
@@ -125,31 +125,31 @@ impl Files {
         self.open_flags(id, libc::O_RDWR)
     }
 
-    /// Creates an object's file, durably, with room for `expected` bytes set aside; fails if it exists. May
-    /// block. A file that could not get its room is removed again.
+    /// Creates an object's file, durably, with space for `expected` bytes preallocated; fails if it exists.
+    /// May block. If preallocation fails, the file is removed.
     pub(super) fn create(&self, id: SegmentId, expected: u64) -> io::Result<Arc<File>> {
         let file = Arc::new(self.open_flags(id, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)?);
-        if let Err(e) = self.set_aside(&file, expected).and_then(|()| self.dir.sync_all()) {
+        if let Err(e) = self.preallocate(&file, expected).and_then(|()| self.dir.sync_all()) {
             let _ = self.unlink(id);
             return Err(e);
         }
         self.keep(id, file)
     }
 
-    /// Deletes an object's file, durably; may block. One that does not exist is no error.
+    /// Deletes an object's file, durably; may block. Succeeds if it does not exist.
     pub(super) fn delete(&self, id: SegmentId) -> io::Result<()> {
         let unlinked = match self.unlink(id) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
         };
         self.cache.lock().open.remove(&id);
-        // Also where there was nothing to delete: an earlier delete may have failed half-way.
+        // The directory is synced also if the file did not exist: an earlier delete may have failed half-way.
         unlinked.and_then(|()| self.dir.sync_all())
     }
 
     /// All objects, by ascending number; may block.
     pub(super) fn list(&self) -> io::Result<Vec<ObjectStat>> {
-        patiently(|| self.list_once())
+        retry_shortage(|| self.list_once())
     }
 
     fn list_once(&self) -> io::Result<Vec<ObjectStat>> {
@@ -159,7 +159,7 @@ impl Files {
             let Some(id) = entry.file_name().to_str().and_then(parse_name) else { continue };
             match entry.metadata() {
                 Ok(metadata) => found.push(ObjectStat { id, len: metadata.len() }),
-                // Deleted since the directory was read.
+                // The file was deleted after the directory was read.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(e),
             }
@@ -168,17 +168,17 @@ impl Files {
         Ok(found)
     }
 
-    /// Whether the directory itself has been deleted.
-    pub(super) fn vanished(&self) -> bool {
+    /// Whether the directory itself was deleted.
+    pub(super) fn is_deleted(&self) -> bool {
         self.dir.metadata().map_or(true, |m| m.nlink() == 0)
     }
 
     /// Free and total bytes of the file system.
-    pub(super) fn room(&self) -> io::Result<crate::Capacity> {
+    pub(super) fn capacity(&self) -> io::Result<crate::Capacity> {
         // SAFETY: an all-zero statvfs is a valid value of a plain C structure.
         let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-        patiently(|| {
-            // SAFETY: the descriptor is open and the structure is ours.
+        retry_shortage(|| {
+            // SAFETY: the descriptor is open and the structure is valid for writing.
             let answer = unsafe { libc::fstatvfs(self.dir.as_raw_fd(), &raw mut stat) };
             if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
         })?;
@@ -189,10 +189,10 @@ impl Files {
     fn open_flags(&self, id: SegmentId, flags: libc::c_int) -> io::Result<File> {
         let flags = if self.direct { flags | libc::O_DIRECT } else { flags };
         let name = name_of(id);
-        patiently(|| {
+        retry_shortage(|| {
             loop {
                 match self.open_once(&name, flags) {
-                    // The process ran out of descriptors: ours that are idle are the first to go.
+                    // The process is out of descriptors: idle files of the cache are closed first.
                     Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
                         if !self.cache.lock().evict() {
                             return Err(e);
@@ -220,27 +220,30 @@ impl Files {
             let used = cache.clock;
             cache.open.insert(id, Cached { file: file.clone(), used });
         }
-        if patiently(|| file.metadata())?.nlink() == 0 {
+        if retry_shortage(|| file.metadata())?.nlink() == 0 {
             self.cache.lock().open.remove(&id);
             return Err(io::Error::from_raw_os_error(libc::ENOENT));
         }
         Ok(file)
     }
 
-    fn set_aside(&self, file: &File, len: u64) -> io::Result<()> {
+    fn preallocate(&self, file: &File, len: u64) -> io::Result<()> {
         if len == 0 || self.no_fallocate.load(Ordering::Relaxed) {
             return Ok(());
         }
         let len = libc::off_t::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-        let set_aside = patiently(|| {
-            // SAFETY: a plain system call on an open descriptor.
+        let preallocated = retry_shortage(|| {
+            // SAFETY: the descriptor is open; the call accesses no memory.
             let answer = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) };
             if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
         });
-        match set_aside {
+        match preallocated {
             Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
                 if !self.no_fallocate.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(path = %self.path.display(), "this file system sets no room aside: a full disk shows only when it is written");
+                    tracing::warn!(
+                        path = %self.path.display(),
+                        "preallocation is not supported here; a full disk is detected only when it is written to"
+                    );
                 }
                 Ok(())
             }
@@ -250,8 +253,8 @@ impl Files {
 
     fn unlink(&self, id: SegmentId) -> io::Result<()> {
         let name = std::ffi::CString::new(name_of(id))?;
-        patiently(|| {
-            // SAFETY: the directory is open, the name ends with a zero byte.
+        retry_shortage(|| {
+            // SAFETY: the directory is open, and the name is zero-terminated.
             let answer = unsafe { libc::unlinkat(self.dir.as_raw_fd(), name.as_ptr(), 0) };
             if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
         })
@@ -263,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_the_ones_that_a_store_gives() {
+    fn only_names_of_segment_files_are_parsed() {
         assert_eq!(parse_name("0000002a.seg"), Some(SegmentId(42)));
         for name in ["2a.seg", "0000002A.seg", "0000002a", "+000002a.seg", "0000002a.seg~", "10000002a.seg"] {
             assert_eq!(parse_name(name), None, "{name}");
@@ -271,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_bounded_and_keeps_what_is_in_use() {
+    fn the_cache_is_bounded_and_keeps_files_in_use() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::new(dir.path(), false, true, 2).unwrap();
         let in_use = files.create(SegmentId(1), 0).unwrap();
@@ -292,12 +295,12 @@ mod tests {
         let file = files.create(SegmentId(1), 0).unwrap();
         files.delete(SegmentId(1)).unwrap();
         assert!(files.cached(SegmentId(1)).is_none());
-        // A reader that had opened it just before puts it in only now.
+        // A concurrent reader that opened it before the deletion inserts it only now.
         assert_eq!(files.keep(SegmentId(1), file).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert!(files.cached(SegmentId(1)).is_none());
     }
     #[test]
-    fn a_shortage_of_descriptors_or_memory_is_waited_out() {
+    fn a_shortage_of_descriptors_or_memory_is_retried() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::new(dir.path(), false, true, 2).unwrap();
         let shortage = || *files.open_errors.lock() = [libc::EMFILE, libc::ENFILE, libc::ENOMEM].repeat(2);

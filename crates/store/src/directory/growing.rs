@@ -1,33 +1,34 @@
-//! The objects that were appended to since the store was opened: where each ends, and whether it failed.
+//! The objects that were appended to since the store was opened: the end of each, and whether it failed.
 //!
-//! Of the objects of an earlier opening only an upper bound is known, the file's length; the first append to
-//! one is taken at its word.
+//! Of the objects of an earlier opening only an upper bound of the end is known, the file's length; the
+//! offset of the first append to one is not checked.
 
 use std::collections::HashMap;
 
 use forebay_format::SegmentId;
 use parking_lot::Mutex;
 
-/// See the module.
+/// The objects appended to in this opening.
 #[derive(Default)]
 pub(super) struct GrowingObjects(Mutex<HashMap<SegmentId, Growing>>);
 
 struct Growing {
-    /// Where the next append goes.
+    /// Offset of the next append.
     end: u64,
     appending: bool,
-    /// An append or sync failed: no byte since the last good sync can be relied on, ever.
+    /// An append or sync failed: bytes after the last successful sync can never be relied on.
     failed: bool,
 }
 
 impl GrowingObjects {
-    /// An append begins. False where an earlier one or a sync failed; a panic where it breaks the contract.
+    /// Begins an append. Returns false if an earlier append or a sync failed; panics if it violates the
+    /// contract.
     pub(super) fn begin(&self, id: SegmentId, offset: u64) -> bool {
         let mut objects = self.0.lock();
         let fresh = Growing { end: offset, appending: false, failed: false };
         assert!(offset > 0 || !objects.contains_key(&id), "object {id} is created twice");
         let object = objects.entry(id).or_insert(fresh);
-        assert!(!object.appending, "two appends at once to object {id}");
+        assert!(!object.appending, "concurrent appends to object {id}");
         if object.failed {
             return false;
         }
@@ -36,7 +37,7 @@ impl GrowingObjects {
         true
     }
 
-    /// An append has ended: at `end`, or with an error.
+    /// Ends an append: at `end`, or with an error.
     pub(super) fn end(&self, id: SegmentId, end: Option<u64>) {
         if let Some(object) = self.0.lock().get_mut(&id) {
             object.appending = false;
@@ -47,7 +48,7 @@ impl GrowingObjects {
         }
     }
 
-    /// A sync failed.
+    /// Records a failed sync.
     pub(super) fn fail(&self, id: SegmentId) {
         let failed = Growing { end: 0, appending: false, failed: true };
         self.0.lock().entry(id).or_insert(failed).failed = true;
@@ -58,7 +59,7 @@ impl GrowingObjects {
         self.0.lock().get(&id).is_some_and(|object| object.failed)
     }
 
-    /// The object is gone, or never came to be.
+    /// Removes an object that was deleted or could not be created.
     pub(super) fn forget(&self, id: SegmentId) {
         self.0.lock().remove(&id);
     }

@@ -1,4 +1,4 @@
-//! A store in a directory of a local file system: the embedded default.
+//! A store in a directory of a local file system: the default.
 //!
 //! ```text
 //! DIR/lock                     flock, held as long as the store is open; names the holder's process
@@ -6,27 +6,27 @@
 //! DIR/segments/0000002a.seg    object 42
 //! ```
 //!
-//! What the contract promises rests on this:
-//! - **Appends.** A file is created with `O_EXCL`, its room is set aside (`fallocate`) and its name made
-//!   durable (`fsync` of the directory) before its first byte is written. So a full disk shows when an object
-//!   is created, not in its midst, and a synced object cannot lose its name.
-//! - **Sync** is `fdatasync`, which also makes durable what the file system needs to find the data. After a
-//!   failed append or sync an object takes no more appends and no more syncs, because the kernel may drop
-//!   dirty pages when it reports an error and answer the next sync with success.
+//! The guarantees of the contract are implemented as follows:
+//! - **Appends.** A file is created with `O_EXCL`, its space is preallocated (`fallocate`) and its name made
+//!   durable (`fsync` of the directory) before its first byte is written. So a full disk is detected when an
+//!   object is created, not during later appends, and a synced object cannot lose its name.
+//! - **Sync** is `fdatasync`, which also makes the metadata durable that the file system needs to find the
+//!   data. After a failed append or sync an object accepts no more appends and syncs, because the kernel may
+//!   drop dirty pages when it reports an error and report success for the next sync.
 //! - **Superblock.** The newest copy is read back from the disk and compared before the other one is
-//!   overwritten, all under the lock: a tool that ignores the lock is noticed at the next swap.
+//!   overwritten, under the lock: a write by a tool that ignores the lock is detected at the next swap.
 //!
-//! Data moves past the page cache (`O_DIRECT`): the engine has its own cache, and a copy in the kernel would
-//! cost memory and time. What may block (opening, creating, deleting, listing) runs on the pool's threads;
-//! reads, appends and syncs of open files go to the ring at once.
+//! Data bypasses the page cache (`O_DIRECT`): the engine has a cache, and a copy in the kernel would
+//! cost memory and time. Operations that may block (open, create, delete, list) run on the pool's threads;
+//! reads, appends and syncs of open files are submitted to the ring directly.
 
 mod errors;
 mod files;
 mod growing;
 mod io;
+mod open;
 mod ops;
-mod patience;
-mod place;
+mod retry;
 mod trim;
 
 use std::fs::File;
@@ -41,19 +41,19 @@ use self::errors::store_error;
 use self::files::Files;
 use self::growing::GrowingObjects;
 use self::io::{Io, Op};
-use self::place::Lock;
+use self::open::Lock;
 use crate::{BoxFuture, Result, StoreError};
 
 pub use self::io::IoMode;
 
-/// How a directory is opened.
+/// Options for opening a directory.
 #[derive(Debug, Clone)]
 pub struct DirectoryOptions {
-    /// Who carries the I/O out.
+    /// How I/O is executed.
     pub io: IoMode,
-    /// Use `O_DIRECT` where the file system takes it.
+    /// Use `O_DIRECT` if the file system supports it.
     pub direct: bool,
-    /// Segment files that are kept open at most, beside those in use.
+    /// Most segment files that are kept open in addition to those in use.
     pub open_files: usize,
 }
 
@@ -63,13 +63,13 @@ impl Default for DirectoryOptions {
     }
 }
 
-/// See the module.
+/// A store in a directory.
 pub struct DirectoryStore {
     shared: Arc<Shared>,
     io: Arc<Io>,
 }
 
-/// What operations in flight need, too.
+/// State that operations in flight use as well.
 struct Shared {
     files: Files,
     superblock: Mutex<SuperblockFile>,
@@ -81,55 +81,56 @@ struct Shared {
 
 struct SuperblockFile {
     file: File,
-    /// A write or sync of it failed.
+    /// A write or sync of the file failed.
     failed: bool,
 }
 
 impl DirectoryStore {
-    /// Opens the store in `path` for writing, and makes it where the directory is missing or empty.
+    /// Opens the store in `path` for writing, and creates it if the directory is missing or empty.
     ///
-    /// [`StoreError::Busy`] where another process has it open, [`StoreError::NotAStore`] where the directory
-    /// holds other files, [`StoreError::ReadOnly`] where it cannot be written. Blocks; not for a data-plane
-    /// thread.
+    /// Returns [`StoreError::Busy`] if another process has it open, [`StoreError::NotAStore`] if the
+    /// directory contains other files, [`StoreError::ReadOnly`] if it cannot be written to. Blocks; must not
+    /// be called on a data-plane thread.
     pub fn open(path: &Path, options: &DirectoryOptions) -> Result<Arc<DirectoryStore>> {
-        DirectoryStore::start(path, place::open(path, options.direct)?, options, true)
+        DirectoryStore::start(path, open::open(path, options.direct)?, options, true)
     }
 
-    /// Opens the store in `path` to look at it; nothing is changed, and everything that would change it gets
-    /// [`StoreError::ReadOnly`]. Any number of readers, but no server, may have it open meanwhile.
+    /// Opens the store in `path` read-only; operations that would change it return [`StoreError::ReadOnly`].
+    /// Any number of readers, but no server, may have it open at the same time.
     pub fn open_read_only(path: &Path, options: &DirectoryOptions) -> Result<Arc<DirectoryStore>> {
-        DirectoryStore::start(path, place::open_read_only(path, options.direct)?, options, false)
+        DirectoryStore::start(path, open::open_read_only(path, options.direct)?, options, false)
     }
 
     fn start(
         path: &Path,
-        place: place::Place,
+        opened: open::OpenedFiles,
         options: &DirectoryOptions,
         writable: bool,
     ) -> Result<Arc<Self>> {
         let error = |e: std::io::Error| store_error(|| format!("opening the store {}", path.display()), &e);
-        let files = Files::new(&place.segments, place.direct, writable, options.open_files).map_err(error)?;
+        let files =
+            Files::new(&opened.segments, opened.direct, writable, options.open_files).map_err(error)?;
         if writable {
             trim::trim_tails(&files);
         }
         let shared = Shared {
             files,
-            superblock: Mutex::new(SuperblockFile { file: place.superblock, failed: false }),
+            superblock: Mutex::new(SuperblockFile { file: opened.superblock, failed: false }),
             growing: GrowingObjects::default(),
             writable,
-            direct: place.direct,
-            _lock: place.lock,
+            direct: opened.direct,
+            _lock: opened.lock,
         };
         let io = Io::new(options.io).map_err(error)?;
         Ok(Arc::new(DirectoryStore { shared: Arc::new(shared), io: Arc::new(io) }))
     }
 
-    /// How data moves: whether through an io_uring, and whether past the page cache.
+    /// Whether I/O uses an io_uring, and whether it bypasses the page cache.
     pub fn modes(&self) -> (bool, bool) {
         (self.io.is_uring(), self.shared.direct)
     }
 
-    /// Runs what may block.
+    /// Runs a job that may block.
     fn blocking<T: Send + 'static>(
         &self,
         job: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
@@ -137,13 +138,13 @@ impl DirectoryStore {
         let (answer, result) = oneshot::channel();
         let shared = self.shared.clone();
         self.io.pool.run(move || {
-            // Whoever asked may have gone.
+            // The caller may have dropped the future.
             let _ = answer.send(job(&shared));
         });
         receive(result)
     }
 
-    /// Makes an operation of the object's file and starts it: at once where the file is open.
+    /// Creates an operation on the object's file and starts it: immediately if the file is open.
     fn on_file(
         &self,
         what: &'static str,
@@ -172,7 +173,7 @@ impl Drop for DirectoryStore {
     }
 }
 
-/// The future of an operation that runs by itself.
+/// The future of an operation that runs independently.
 fn receive<T: Send + 'static>(result: oneshot::Receiver<Result<T>>) -> BoxFuture<'static, Result<T>> {
     Box::pin(async move {
         let gone = |_| StoreError::Io {

@@ -1,7 +1,7 @@
 //! The operations of the contract on a directory.
 //!
-//! Whatever must happen when an operation ends (the object's new end, its failure) happens in the closure
-//! that ends it, not in the future that reports it: the future may be gone by then.
+//! The effects of the end of an operation (the object's new end, its failure) are applied in the closure that
+//! ends it, not in the future that reports it, because the future may be dropped earlier.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -10,28 +10,28 @@ use std::sync::Arc;
 use forebay_format::{SegmentId, Superblock};
 use tokio::sync::oneshot;
 
-use super::errors::{failed_before, store_error, vanished};
+use super::errors::{directory_deleted, failed_before, store_error};
 use super::io::{Io, Op};
-use super::patience::patiently;
-use super::place::read_copies;
+use super::open::read_copies;
+use super::retry::retry_shortage;
 use super::{DirectoryStore, Shared, SuperblockFile, describe, receive, refuse};
-use crate::memory::assert_aligned;
+use crate::contract::assert_aligned;
 use crate::superblock::{COPY_BYTES, check_swap, copy_of};
 use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store, StoreError};
 
 type Answer<T> = oneshot::Sender<Result<T>>;
 
 impl Shared {
-    /// Why an object's file could not be opened.
+    /// The error of opening an object's file.
     pub(super) fn open_error(&self, what: &'static str, id: SegmentId, error: &std::io::Error) -> StoreError {
         match error.raw_os_error() {
-            Some(libc::ENOENT) if self.files.vanished() => vanished(describe(what, id)),
+            Some(libc::ENOENT) if self.files.is_deleted() => directory_deleted(describe(what, id)),
             Some(libc::ENOENT) => StoreError::NotFound(id),
             _ => store_error(describe(what, id), error),
         }
     }
 
-    /// The rest of an append, as an operation on the object's file.
+    /// Continues an append, as an operation on the object's file.
     fn write_or_fail(self: &Arc<Self>, opened: Result<Arc<File>>, append: Append) -> Option<Op> {
         match opened {
             Ok(file) => Some(self.write(file, append)),
@@ -58,9 +58,9 @@ impl Shared {
                 let _ = answer.send(result);
             };
             match (same_file, end) {
-                // The file system may wait for its journal, and with it would all who wait for this thread.
+                // The file system may wait for its journal, which would delay all operations of this thread.
                 (Some((file, io)), Some(end)) => io.pool.run(move || {
-                    give_back(&file, end, id);
+                    return_space(&file, end, id);
                     report();
                 }),
                 _ => report(),
@@ -77,7 +77,7 @@ impl Shared {
                     shared.growing.fail(id);
                     Err(store_error(describe("sync of", id), &e))
                 }
-                // The kernel reports a lost page once; a sync beside the one that was told proves nothing.
+                // The kernel reports a lost page once; a concurrent sync that succeeds proves nothing.
                 Ok(_) if shared.growing.has_failed(id) => Err(failed_before(describe("sync of", id))),
                 Ok(_) => Ok(()),
             };
@@ -92,7 +92,7 @@ impl Shared {
         self.files.create(append.id, room).map_err(|e| {
             self.growing.forget(append.id);
             match e.raw_os_error() {
-                Some(libc::ENOENT) => vanished(describe("create", append.id)),
+                Some(libc::ENOENT) => directory_deleted(describe("create", append.id)),
                 _ => store_error(describe("create", append.id), &e),
             }
         })
@@ -105,25 +105,26 @@ impl Shared {
         if superblock.failed {
             return Err(failed_before(what));
         }
-        if patiently(|| superblock.file.metadata()).map_err(io)?.nlink() == 0 {
-            return Err(vanished(what));
+        if retry_shortage(|| superblock.file.metadata()).map_err(io)?.nlink() == 0 {
+            return Err(directory_deleted(what));
         }
         let copies = superblock.read()?;
         check_swap(copies.each_ref().map(Option::as_deref), new)?;
         let block = IoBuf::from(&new.encode()[..]);
         let at = (copy_of(new) * COPY_BYTES) as u64;
-        // The same bytes at the same place: before the sync, a write may be repeated; the sync may not.
-        let written =
-            patiently(|| superblock.file.write_all_at(&block, at)).and_then(|()| superblock.file.sync_data());
+        // Before the sync, the write may be repeated, since it writes the same bytes to the same offset; the
+        // sync may not.
+        let written = retry_shortage(|| superblock.file.write_all_at(&block, at))
+            .and_then(|()| superblock.file.sync_data());
         superblock.failed = written.is_err();
         written.map_err(io)
     }
 }
 
 impl SuperblockFile {
-    /// The copies that are there; one that was never written is all zero.
+    /// The copies that were written; one that was never written is all zero.
     fn read(&self) -> Result<[Option<Vec<u8>>; 2]> {
-        let bytes = patiently(|| read_copies(&self.file))
+        let bytes = retry_shortage(|| read_copies(&self.file))
             .map_err(|e| store_error(|| "reading the superblock".into(), &e))?;
         let copy = |n: usize| {
             let copy = bytes.get(n * COPY_BYTES..(n + 1) * COPY_BYTES)?;
@@ -133,19 +134,19 @@ impl SuperblockFile {
     }
 }
 
-/// Gives back the room behind `end` that was set aside.
-fn give_back(file: &File, end: u64, id: SegmentId) {
-    if let Err(e) = patiently(|| file.set_len(end)) {
-        // It costs room, nothing else; whoever opens the store next tries again.
-        tracing::warn!(segment = %id, "cannot give back unused room: {e}");
+/// Returns the preallocated space after `end`.
+fn return_space(file: &File, end: u64, id: SegmentId) {
+    if let Err(e) = retry_shortage(|| file.set_len(end)) {
+        // This only wastes space; the next opening of the store tries again.
+        tracing::warn!(segment = %id, "cannot return unused space: {e}");
     }
 }
 
-/// An append that has begun.
+/// An append in progress.
 struct Append {
     id: SegmentId,
     offset: u64,
-    /// It ends where the object is to end: room set aside behind it is not needed.
+    /// It ends at the expected length of the object: space preallocated beyond it is not needed.
     last: bool,
     data: IoBuf,
     io: Arc<Io>,
@@ -225,8 +226,8 @@ impl Store for DirectoryStore {
     fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
         self.blocking(|shared| {
             let what = || "listing the objects".to_owned();
-            if shared.files.vanished() {
-                return Err(vanished(what));
+            if shared.files.is_deleted() {
+                return Err(directory_deleted(what));
             }
             shared.files.list().map_err(|e| store_error(what, &e))
         })
@@ -246,7 +247,7 @@ impl Store for DirectoryStore {
 
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         self.blocking(|shared| {
-            shared.files.room().map_err(|e| store_error(|| "asking for free room".into(), &e))
+            shared.files.capacity().map_err(|e| store_error(|| "querying free space".into(), &e))
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Which operations fail, how, and when.
+//! Rules for the operations that fail: how, and when.
 
 use super::random::Random;
 
@@ -7,7 +7,7 @@ use super::random::Random;
 pub enum FaultyOp {
     /// [`Store::append`](crate::Store::append).
     Append,
-    /// Of these, the ones that create an object.
+    /// Appends that create an object.
     Create,
     /// [`Store::sync`](crate::Store::sync).
     Sync,
@@ -24,7 +24,7 @@ pub enum FaultyOp {
 }
 
 impl FaultyOp {
-    /// All of them.
+    /// All operations.
     pub const ALL: [FaultyOp; 8] = [
         FaultyOp::Append,
         FaultyOp::Create,
@@ -37,38 +37,40 @@ impl FaultyOp {
     ];
 }
 
-/// How an operation fails. What an append, sync, delete or swap has done by then is left to chance.
+/// How an operation fails. How much of a failed append, sync, delete or swap takes effect is random.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// [`StoreError::Io`](crate::StoreError::Io).
     Io,
-    /// [`StoreError::Io`](crate::StoreError::Io) with EMFILE: the process has no descriptor left. Nothing
-    /// was done.
+    /// [`StoreError::Io`](crate::StoreError::Io) with EMFILE: the process has no descriptor left. The
+    /// operation has no effect.
     NoFiles,
-    /// [`StoreError::Full`](crate::StoreError::Full). Of an append, a proper part of the data is written at most.
+    /// [`StoreError::Full`](crate::StoreError::Full). At most a proper part of the data of an append is
+    /// written.
     Full,
-    /// Of an append: a proper part of the data is written, from its start; then as [`Fault::Io`]. Of other
-    /// operations the same as that.
+    /// An append writes a proper prefix of the data; then like [`Fault::Io`]. Other operations: like
+    /// [`Fault::Io`].
     Short,
-    /// Of an append: it is acknowledged, and what lay there before is there still. Of other operations nothing.
+    /// An append is acknowledged, and the old contents remain. No effect on other operations.
     Lost,
-    /// Of an append: as [`Fault::Lost`], and the data lies over what some object holds. Of other operations nothing.
+    /// An append is like [`Fault::Lost`], and the data overwrites other bytes of some object. No effect on
+    /// other operations.
     Misdirected,
-    /// Of a read: it succeeds, but before it a bit that it covers flips on the medium, for good. Of other
-    /// operations nothing.
+    /// A read succeeds, but before it a bit in its range flips on the medium, permanently. No effect on other
+    /// operations.
     Rot,
 }
 
-/// When a fault strikes.
+/// When a fault occurs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// Once: lets so many operations pass, and strikes the next.
+    /// Once: after this number of operations, the next one fails.
     After(u32),
-    /// For good: lets this many operations pass, and strikes all others.
+    /// Permanently: after this number of operations, all others fail.
     From(u32),
-    /// Each so-many-th operation; not 0.
+    /// Every n-th operation; not 0.
     Every(u32),
-    /// Each operation with so many chances in a million.
+    /// Each operation with this probability, in millionths.
     PerMillion(u32),
 }
 
@@ -80,19 +82,19 @@ struct Rule {
 }
 
 impl Fault {
-    /// Whether the operation reports it, and has not done what it was asked to.
+    /// Whether the operation reports an error instead of success.
     pub(super) fn is_reported(self) -> bool {
         !matches!(self, Fault::Rot | Fault::Lost | Fault::Misdirected)
     }
 }
 
-/// The rules in force; where several strike at once, the oldest counts.
+/// The active rules; if several apply to an operation, the oldest one counts.
 #[derive(Default)]
 pub(super) struct Faults(Vec<Rule>);
 
 impl Faults {
     pub(super) fn add(&mut self, op: FaultyOp, fault: Fault, when: When) {
-        assert!(when != When::Every(0), "every 0th operation is none");
+        assert!(when != When::Every(0), "`Every` needs a number above 0");
         self.0.push(Rule { op, fault, when, seen: 0 });
     }
 
@@ -100,9 +102,9 @@ impl Faults {
         self.0.clear();
     }
 
-    /// What happens to an operation that begins now.
-    pub(super) fn strike(&mut self, op: FaultyOp, random: &mut Random) -> Option<Fault> {
-        let mut struck = None;
+    /// Returns the fault of an operation that begins now.
+    pub(super) fn next_fault(&mut self, op: FaultyOp, random: &mut Random) -> Option<Fault> {
+        let mut fault = None;
         self.0.retain_mut(|rule| {
             if rule.op != op {
                 return true;
@@ -114,12 +116,12 @@ impl Faults {
                 When::Every(n) => (rule.seen.is_multiple_of(n), true),
                 When::PerMillion(n) => (random.below(1_000_000) < u64::from(n), true),
             };
-            if hit && struck.is_none() {
-                struck = Some(rule.fault);
+            if hit && fault.is_none() {
+                fault = Some(rule.fault);
             }
             keep
         });
-        struck
+        fault
     }
 }
 
@@ -127,20 +129,20 @@ impl Faults {
 mod tests {
     use super::*;
 
-    fn strikes(when: When) -> Vec<bool> {
+    fn faults(when: When) -> Vec<bool> {
         let (mut faults, mut random) = (Faults::default(), Random::new(1));
         faults.add(FaultyOp::Sync, Fault::Io, when);
-        assert_eq!(faults.strike(FaultyOp::Read, &mut random), None);
-        (0..6).map(|_| faults.strike(FaultyOp::Sync, &mut random).is_some()).collect()
+        assert_eq!(faults.next_fault(FaultyOp::Read, &mut random), None);
+        (0..6).map(|_| faults.next_fault(FaultyOp::Sync, &mut random).is_some()).collect()
     }
 
     #[test]
-    fn rules_strike_when_they_say() {
-        assert_eq!(strikes(When::After(0)), [true, false, false, false, false, false]);
-        assert_eq!(strikes(When::After(2)), [false, false, true, false, false, false]);
-        assert_eq!(strikes(When::From(4)), [false, false, false, false, true, true]);
-        assert_eq!(strikes(When::Every(3)), [false, false, true, false, false, true]);
-        assert_eq!(strikes(When::PerMillion(1_000_000)), [true; 6]);
-        assert_eq!(strikes(When::PerMillion(0)), [false; 6]);
+    fn rules_apply_at_their_times() {
+        assert_eq!(faults(When::After(0)), [true, false, false, false, false, false]);
+        assert_eq!(faults(When::After(2)), [false, false, true, false, false, false]);
+        assert_eq!(faults(When::From(4)), [false, false, false, false, true, true]);
+        assert_eq!(faults(When::Every(3)), [false, false, true, false, false, true]);
+        assert_eq!(faults(When::PerMillion(1_000_000)), [true; 6]);
+        assert_eq!(faults(When::PerMillion(0)), [false; 6]);
     }
 }

@@ -1,4 +1,4 @@
-//! All bytes of a machine's medium, to be changed at will and put under another machine.
+//! All bytes of a machine's medium, which tests can modify and load into another machine.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use forebay_format::SegmentId;
 use super::FaultyStore;
 use super::medium::{Object, SuperblockCopy};
 
-/// What a medium holds.
+/// The contents of a medium.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Image {
     /// Bytes of each object, up to the end of its last append.
@@ -18,7 +18,7 @@ pub struct Image {
 }
 
 impl FaultyStore {
-    /// What reads give at this moment. Room set aside behind the last append is left out.
+    /// The current contents. Preallocated space after the last append is omitted.
     pub fn image(&self) -> Image {
         let machine = self.machine.lock();
         Image {
@@ -27,7 +27,7 @@ impl FaultyStore {
         }
     }
 
-    /// A store on a new machine whose medium holds `image`, durably.
+    /// A store on a new machine whose medium contains `image`, durably.
     pub fn of_image(seed: u64, image: &Image) -> Arc<FaultyStore> {
         let store = FaultyStore::new(seed);
         {

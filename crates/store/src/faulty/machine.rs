@@ -1,8 +1,8 @@
-//! The machine under the faulty store: its objects, what is in flight, and its crashes.
+//! The machine under the faulty store: its objects, operations in flight, and crashes.
 //!
-//! An operation takes effect when it completes. Until then it is in `in_flight`, and a crash decides by
-//! chance how much of it took place. An operation that a crash took out of `in_flight` can no longer change
-//! anything: so a future of the time before the crash cannot touch what the next opener sees.
+//! An operation takes effect when it completes. Until then it is in `in_flight`, and a crash decides randomly
+//! how much of it takes effect. An operation that a crash removed from `in_flight` can no longer change
+//! anything, so a future from before the crash cannot affect the state of the next opening.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::memory::slice_at;
 use crate::superblock::{check_swap, copy_of};
 use crate::{Capacity, IoBuf, ObjectStat, Result, StoreError};
 
-/// An operation, with what was known when it began.
+/// An operation, with the state captured when it began.
 pub(super) enum Effect {
     Append { id: SegmentId, offset: u64, data: IoBuf, expected: u64 },
     Sync { id: SegmentId, end: usize },
@@ -44,7 +44,7 @@ impl Effect {
     }
 }
 
-/// What an operation answers.
+/// The result of an operation.
 pub(super) enum Answer {
     Done,
     Buf(IoBuf),
@@ -70,7 +70,7 @@ pub(super) struct Machine {
     pub(super) capacity: u64,
     /// Most polls that an operation takes beyond the first.
     pub(super) max_delay: u32,
-    /// Operations begun, ever.
+    /// Operations begun since the machine was created.
     pub(super) ops: u64,
     pub(super) crash_at: Option<(u64, Crash)>,
     /// Which opening is the current one, and whether it has not crashed yet.
@@ -79,7 +79,7 @@ pub(super) struct Machine {
     in_flight: BTreeMap<u64, InFlight>,
 }
 
-/// The error of whatever is asked of a machine that has crashed.
+/// The error of every operation on a machine that has crashed.
 pub(super) fn crashed() -> StoreError {
     StoreError::Io { what: "store".into(), reason: "the machine has crashed".into(), errno: libc::ESHUTDOWN }
 }
@@ -113,7 +113,7 @@ impl Machine {
         }
     }
 
-    /// Puts an operation in flight; its number, and how many polls it takes.
+    /// Puts an operation in flight; returns its number, and the number of polls that it takes.
     pub(super) fn begin(&mut self, incarnation: u64, mut effect: Effect) -> Result<(u64, u64)> {
         if !self.alive || incarnation != self.incarnation {
             return Err(crashed());
@@ -125,9 +125,9 @@ impl Machine {
             Effect::Sync { id, end } => *end = self.object(*id)?.view.len(),
             _ => {}
         }
-        let mut fault = effect.op().and_then(|op| self.faults.strike(op, &mut self.random));
+        let mut fault = effect.op().and_then(|op| self.faults.next_fault(op, &mut self.random));
         if let Effect::Append { offset: 0, .. } = effect {
-            fault = fault.or_else(|| self.faults.strike(FaultyOp::Create, &mut self.random));
+            fault = fault.or_else(|| self.faults.next_fault(FaultyOp::Create, &mut self.random));
         }
         let polls = self.random.below(u64::from(self.max_delay) + 1);
         self.ops += 1;
@@ -144,7 +144,7 @@ impl Machine {
 
     fn check_append(&mut self, id: SegmentId, offset: u64, len: u64, expected: u64) -> Result<()> {
         let other = |op: &InFlight| matches!(&op.effect, Effect::Append { id: other, .. } if *other == id);
-        assert!(!self.in_flight.values().any(other), "two appends at once to object {id}");
+        assert!(!self.in_flight.values().any(other), "concurrent appends to object {id}");
         let before = match self.objects.get(&id) {
             None if offset > 0 => return Err(StoreError::NotFound(id)),
             None => 0,
@@ -167,9 +167,9 @@ impl Machine {
         if self.used() + (after - before) > self.capacity { Err(StoreError::Full) } else { Ok(()) }
     }
 
-    /// Room in use, with what appends in flight are about to take.
+    /// Space in use, including the space that appends in flight will take.
     fn used(&self) -> u64 {
-        let coming = self.in_flight.values().map(|op| match &op.effect {
+        let pending = self.in_flight.values().map(|op| match &op.effect {
             Effect::Append { offset: 0, data, expected, .. } => (*expected).max(data.len() as u64),
             Effect::Append { id, offset, data, .. } => {
                 let len = self.objects.get(id).map_or(0, Object::len);
@@ -177,10 +177,10 @@ impl Machine {
             }
             _ => 0,
         });
-        self.objects.values().map(Object::len).sum::<u64>() + coming.sum::<u64>()
+        self.objects.values().map(Object::len).sum::<u64>() + pending.sum::<u64>()
     }
 
-    /// Lets an operation take effect. `None` where a crash came first.
+    /// Completes an operation. `None` if a crash interrupted it.
     pub(super) fn complete(&mut self, op: u64) -> Option<Result<Answer>> {
         let InFlight { effect, fault } = self.in_flight.remove(&op)?;
         Some(match effect {
@@ -235,7 +235,7 @@ impl Machine {
         Err(injected(fault, "append"))
     }
 
-    /// Puts bytes over what an object holds: of each the place is a whole page, as a disk that mistakes an address has it.
+    /// Overwrites page-aligned bytes of a random object, like a disk that writes to a wrong address.
     fn write_elsewhere(&mut self, data: &[u8]) {
         let fits = |o: &&mut Object| o.view.len() > data.len();
         let mut objects: Vec<_> = self.objects.values_mut().filter(fits).collect();
@@ -283,7 +283,7 @@ impl Machine {
             return Err(injected(Fault::Io, "read"));
         }
         let mut buf = IoBuf::from(slice_at(&object.view, offset, len));
-        // What was announced is there, as zeroes.
+        // Up to the expected length, the object reads as zeroes.
         let end = object.len().saturating_sub(offset).min(len as u64);
         buf.resize(end as usize);
         Ok(Answer::Buf(buf))
@@ -331,12 +331,13 @@ impl Machine {
         self.superblock_lost = false;
     }
 
-    /// How far an operation came that a crash interrupts. What a power loss takes of it is decided later.
+    /// Decides how far an interrupted operation got. The effect of a power loss on it is decided later.
     fn interrupt(&mut self, effect: Effect, kind: Crash) {
         let coin = self.random.one_in(2);
         match effect {
             Effect::Append { id, data, expected, .. } => {
-                // Of a kill, a prefix; of a power loss, anything: whatever was in flight is exposed by sectors.
+                // A kill leaves a prefix. Before a power loss all data counts as written, and is then lost by
+                // sectors.
                 let len = data.len() as u64;
                 let reached = match (kind, self.random.below(4)) {
                     (Crash::PowerLoss, _) | (_, 0) => len,
@@ -359,7 +360,7 @@ impl Machine {
             Effect::Swap { new } if !self.superblock_lost => {
                 let copies = self.superblock.each_ref().map(|copy| copy.view.as_deref());
                 if coin && check_swap(copies, &new).is_ok() {
-                    // Not synced: a power loss, now or after the next opening, still tears it.
+                    // Not synced: a power loss, now or after the next opening, can still tear it.
                     self.superblock[copy_of(&new)].view = Some(new.encode());
                 }
             }

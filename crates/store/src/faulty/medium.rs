@@ -1,25 +1,25 @@
-//! What a medium and the caches in front of it hold, and what a crash leaves of it.
+//! The contents of a medium and of the caches in front of it, and the effect of a crash on them.
 //!
-//! Of each object the *view* is kept, the bytes that a read gives, and which ranges of it a power loss may
-//! still take: those not synced since they were appended, and those *lost* to a failed append or sync, which
-//! no later sync can save. A power loss treats every such range by sectors: the new bytes, zeroes (what lay
-//! there before), or, seldom, garbage. Killing the process leaves the view as it is, and what was not synced
-//! stays exposed to a later power loss: that is the page cache.
+//! For each object this module keeps the *view*, the bytes that a read returns, and the ranges that a power
+//! loss may still destroy: those not synced since they were appended, and those *lost* to a failed append or
+//! sync, which no later sync can save. A power loss treats every such range by sectors: the new bytes, zeroes
+//! (the former contents), or, seldom, garbage. Killing the process leaves the view unchanged, and unsynced
+//! ranges stay exposed to a later power loss: this models the page cache.
 
 use std::ops::Range;
 
 use super::random::Random;
 use crate::IoBuf;
 
-/// What a medium writes whole or not at all.
+/// The unit that a medium writes atomically.
 const SECTOR: usize = 512;
 
-/// An object.
+/// The state of an object.
 #[derive(Default)]
 pub(super) struct Object {
-    /// What reads give, up to the end of the last append.
+    /// The bytes that reads return, up to the end of the last append.
     pub(super) view: Vec<u8>,
-    /// Announced length: the object is as long as this at least, with zeroes behind the view.
+    /// Expected length: the object is at least this long, with zeroes after the view.
     pub(super) expected: u64,
     /// Ranges that were appended and not yet synced.
     unsynced: Vec<Range<usize>>,
@@ -27,10 +27,11 @@ pub(super) struct Object {
     lost: Vec<Range<usize>>,
     /// A sync has made its name durable.
     named: bool,
-    /// A sync has made the announced length durable: what reads as zeroes behind the view goes on to do so.
-    /// (`fsync` writes the size of a file, too; and who reads zeroes and syncs may build on them.)
+    /// A sync has made the expected length durable, so bytes after the view continue to read as zeroes.
+    /// (`fsync` writes the size of a file, too; and a reader that syncs after reading zeroes may rely on
+    /// them.)
     sized: bool,
-    /// An append failed, so nobody knows where it ends.
+    /// An append failed, so the end is unknown.
     pub(super) end_unknown: bool,
 }
 
@@ -61,21 +62,21 @@ impl Object {
         }
     }
 
-    /// A sync that began when the view ended at `end` is done.
+    /// Applies a sync that began when the view ended at `end`.
     pub(super) fn sync(&mut self, end: usize) {
         self.unsynced.retain(|range| range.end > end);
         self.named = true;
         self.sized = true;
     }
 
-    /// All that a read gives is durable.
+    /// Makes the whole view durable.
     pub(super) fn write_back(&mut self) {
         self.lost.clear();
         self.sync(self.view.len());
     }
 
-    /// An append or a sync failed: nothing that is not durable by now ever becomes so, and what reads give
-    /// of it is left to chance.
+    /// Applies a failed append or sync: bytes that are not durable yet never become durable, and their
+    /// contents in later reads are random.
     pub(super) fn lose(&mut self, random: &mut Random) {
         for range in self.unsynced.drain(..) {
             by_sectors(&mut self.view, range.clone(), random);
@@ -83,7 +84,7 @@ impl Object {
         }
     }
 
-    /// What a power loss leaves; false where it leaves not even the name.
+    /// Applies a power loss; false if not even the name survives.
     pub(super) fn lose_power(&mut self, random: &mut Random) -> bool {
         if !self.named && random.one_in(2) {
             return false;
@@ -109,8 +110,8 @@ impl Object {
         true
     }
 
-    /// Cuts the end at a page somewhere behind what is durable: what a file system does that had not yet
-    /// recorded the new length. The announced length may be forgotten with it.
+    /// Truncates at a random page after the durable end, like a file system that has not yet recorded the new
+    /// length. The expected length may be lost too.
     fn cut(&mut self, durable: usize, random: &mut Random) {
         let pages = (self.view.len() - durable) / IoBuf::ALIGN;
         self.view.truncate(durable + random.below(pages as u64 + 1) as usize * IoBuf::ALIGN);
@@ -120,7 +121,7 @@ impl Object {
     }
 }
 
-/// Each sector of a range by itself: as it is, zeroes, or garbage.
+/// Keeps, zeroes or corrupts each sector of a range independently.
 fn by_sectors(view: &mut [u8], range: Range<usize>, random: &mut Random) {
     for sector in view[range].chunks_mut(SECTOR) {
         match random.below(16) {
@@ -134,7 +135,7 @@ fn by_sectors(view: &mut [u8], range: Range<usize>, random: &mut Random) {
 /// One copy of the superblock.
 #[derive(Default, Clone)]
 pub(super) struct SuperblockCopy {
-    /// What a read gives.
+    /// The bytes that a read returns.
     pub(super) view: Option<Vec<u8>>,
     durable: Option<Vec<u8>>,
 }
@@ -149,7 +150,8 @@ impl SuperblockCopy {
         self.durable.clone_from(&self.view);
     }
 
-    /// A write of `new` was under way, or was not synced: old, new, or some sectors of each.
+    /// Applies a write of `new` that was in progress, or not synced: the result is old, new, or some sectors
+    /// of each.
     pub(super) fn tear(&mut self, new: &[u8], random: &mut Random) {
         match random.below(4) {
             0 => {}
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn synced_bytes_outlive_any_power_loss_and_others_come_back_in_every_form() {
+    fn synced_bytes_survive_a_power_loss_and_unsynced_bytes_survive_in_any_state() {
         let mut random = Random::new(7);
         let (mut whole, mut none, mut torn, mut cut) = (0, 0, 0, 0);
         for _ in 0..200 {
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_sync_saves_nothing_that_a_failed_one_lost() {
+    fn a_later_sync_does_not_save_bytes_that_a_failed_one_lost() {
         let mut random = Random::new(7);
         let survived = (0..50).filter(|_| {
             let mut object = object(4096, 4096);
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_was_never_synced_may_go() {
+    fn a_name_that_was_never_synced_may_be_lost() {
         let mut random = Random::new(7);
         let kept = (0..100).filter(|_| object(0, 4096).lose_power(&mut random)).count();
         assert!(kept > 20, "{kept}");

@@ -1,12 +1,13 @@
-//! A store for tests that fails, is slow, rots and crashes, all by chance from one seed.
+//! A store for tests that injects failures, delays, bit rot and crashes, all pseudorandom from one seed.
 //!
-//! It models durability as the contract promises it and nothing more (see [`medium`]), and time as a number
-//! of polls: an operation completes when its future was polled often enough or is dropped, so that a
-//! simulation on one thread interleaves operations and replays them from the seed. A run is deterministic as
-//! long as one thread drives it.
+//! It models durability exactly as the contract guarantees it (see [`medium`]), and time as a number of
+//! polls: an operation completes when its future was polled often enough or is dropped, so that a simulation
+//! on one thread interleaves operations and replays them from the seed. A run is deterministic as long as one
+//! thread drives it.
 //!
-//! A *crash* ends the current opening: what was in flight takes place as far as chance has it, every later
-//! call on the old handle fails, and [`FaultyStore::reopen`] gives a new one on the bytes that survived.
+//! A *crash* ends the current opening: operations in flight take effect in part, as chance decides, every
+//! later call on the old handle fails, and [`FaultyStore::reopen`] returns a new one on the bytes that
+//! survived.
 
 mod faults;
 mod image;
@@ -23,23 +24,23 @@ use forebay_format::{SegmentId, Superblock};
 use parking_lot::Mutex;
 
 use self::machine::{Answer, Effect, Machine, crashed};
-use crate::memory::assert_aligned;
+use crate::contract::assert_aligned;
 use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store};
 
 pub use self::faults::{Fault, FaultyOp, When};
 pub use self::image::Image;
 
-/// How a machine stops.
+/// The kind of a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Crash {
-    /// The power goes: of everything not synced, any part survives.
+    /// A power loss: any part of the unsynced data survives.
     PowerLoss,
-    /// The process is killed: what had completed survives, of an append in flight a prefix. What was not
-    /// synced can still be lost to the next power loss.
+    /// The process is killed: completed operations survive, and a prefix of an append in flight. Unsynced
+    /// data can still be lost in the next power loss.
     Kill,
 }
 
-/// One opening of the machine's store. See the module.
+/// One opening of the machine's store.
 pub struct FaultyStore {
     machine: Arc<Mutex<Machine>>,
     incarnation: u64,
@@ -51,7 +52,7 @@ impl FaultyStore {
         Arc::new(FaultyStore { machine: Arc::new(Mutex::new(Machine::new(seed))), incarnation: 0 })
     }
 
-    /// Stops the machine now. Nothing happens where it has stopped already, or this handle is an old one.
+    /// Stops the machine now. No effect if it has stopped already, or if this handle is an old one.
     pub fn crash(&self, kind: Crash) {
         let mut machine = self.machine.lock();
         if machine.alive && machine.incarnation == self.incarnation {
@@ -59,13 +60,13 @@ impl FaultyStore {
         }
     }
 
-    /// Stops the machine when it has begun operation number `op` (see [`FaultyStore::ops`]), while that is
-    /// in flight.
+    /// Stops the machine when it has begun operation number `op` (see [`FaultyStore::ops`]), while that
+    /// operation is in flight.
     pub fn crash_at(&self, op: u64, kind: Crash) {
         self.machine.lock().crash_at = Some((op, kind));
     }
 
-    /// Operations begun since the machine was made, over all openings.
+    /// Operations begun since the machine was created, over all openings.
     pub fn ops(&self) -> u64 {
         self.machine.lock().ops
     }
@@ -76,8 +77,8 @@ impl FaultyStore {
         !machine.alive || machine.incarnation != self.incarnation
     }
 
-    /// Opens the store again. Where the machine still runs, this kills the process that has it open first.
-    /// Faults, delays and capacity stay as they are set.
+    /// Opens the store again. If the machine is still running, this kills the process that has it open first.
+    /// Faults, delays and capacity remain set.
     pub fn reopen(&self) -> Arc<FaultyStore> {
         let mut machine = self.machine.lock();
         if machine.alive {
@@ -88,50 +89,50 @@ impl FaultyStore {
         Arc::new(FaultyStore { machine: self.machine.clone(), incarnation: machine.incarnation })
     }
 
-    /// Adds a rule of failure.
+    /// Adds a fault rule.
     pub fn inject(&self, op: FaultyOp, fault: Fault, when: When) {
         self.machine.lock().faults.add(op, fault, when);
     }
 
-    /// Drops all rules of failure.
+    /// Removes all fault rules.
     pub fn clear_faults(&self) {
         self.machine.lock().faults.clear();
     }
 
-    /// Has each read that touches these bytes of an object fail with EIO, as on a medium with an unreadable sector;
-    /// until [`FaultyStore::mend_sectors`].
+    /// Makes each read that covers any of these bytes of an object fail with EIO, as with an unreadable
+    /// sector, until [`FaultyStore::mend_sectors`].
     pub fn break_sectors(&self, id: SegmentId, bytes: Range<u64>) {
         self.machine.lock().bad_sectors.push((id, bytes));
     }
 
-    /// Makes all sectors readable again, as they were.
+    /// Makes all sectors readable again, with their old contents.
     pub fn mend_sectors(&self) {
         self.machine.lock().bad_sectors.clear();
     }
 
-    /// Lets each operation take up to so many polls more than one, by chance; 0 at first.
+    /// Delays each operation by a random number of polls up to `max_polls`; 0 initially.
     pub fn set_delay(&self, max_polls: u32) {
         self.machine.lock().max_delay = max_polls;
     }
 
-    /// Changes the room; 1 TiB at first.
+    /// Changes the capacity; 1 TiB initially.
     pub fn set_capacity(&self, bytes: u64) {
         self.machine.lock().capacity = bytes;
     }
 
-    /// The kernel writes back all that reads give of the objects: no power loss takes any of it later.
+    /// Simulates a write-back by the kernel: the current contents of all objects survive later power losses.
     pub fn write_back(&self) {
         self.machine.lock().objects.values_mut().for_each(medium::Object::write_back);
     }
 
-    /// Flips one bit of an object's byte at `offset`. False where there is no such byte.
+    /// Flips one bit of an object's byte at `offset`. Returns false if the byte does not exist.
     pub fn flip_bit(&self, id: SegmentId, offset: u64, bit: u8) -> bool {
         let mut machine = self.machine.lock();
         let byte = machine.objects.get_mut(&id).and_then(|object| object.view.get_mut(offset as usize));
         byte.map(|byte| *byte ^= 1 << (bit % 8)).is_some()
     }
 
-    /// Flips one bit anywhere in the objects; where, or `None` in a store without bytes.
+    /// Flips a random bit of a random object; returns its position, or `None` if the store has no bytes.
     pub fn flip_any_bit(&self) -> Option<(SegmentId, u64)> {
         let mut machine = self.machine.lock();
         let Machine { random, objects, .. } = &mut *machine;
@@ -147,7 +148,7 @@ impl FaultyStore {
         None
     }
 
-    /// Flips one bit of a superblock copy. False where that copy is not there.
+    /// Flips a random bit of a superblock copy. Returns false if the copy does not exist.
     pub fn flip_superblock_bit(&self, copy: usize) -> bool {
         let mut machine = self.machine.lock();
         let Machine { random, superblock, .. } = &mut *machine;
@@ -190,7 +191,8 @@ impl<T> Future for Pending<T> {
 
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
-        // An operation completes whether or not anyone waits. One that has, or that a crash took, is gone.
+        // An operation completes even if its future is dropped. No effect if it has completed, or if a crash
+        // interrupted it.
         self.machine.lock().complete(self.op);
     }
 }
@@ -200,7 +202,7 @@ fn done(_: Answer) {}
 fn buf(answer: Answer) -> IoBuf {
     match answer {
         Answer::Buf(buf) => buf,
-        _ => unreachable!("appends and reads answer with a buffer"),
+        _ => unreachable!("appends and reads return a buffer"),
     }
 }
 
@@ -226,14 +228,14 @@ impl Store for FaultyStore {
     fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
         self.start(Effect::List, |answer| match answer {
             Answer::Objects(objects) => objects,
-            _ => unreachable!("a list answers with objects"),
+            _ => unreachable!("a list returns objects"),
         })
     }
 
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
         self.start(Effect::ReadSuperblock, |answer| match answer {
             Answer::Superblock(copies) => copies,
-            _ => unreachable!("a read of the superblock answers with its copies"),
+            _ => unreachable!("a read of the superblock returns its copies"),
         })
     }
 
@@ -244,7 +246,7 @@ impl Store for FaultyStore {
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         self.start(Effect::Capacity, |answer| match answer {
             Answer::Capacity(capacity) => capacity,
-            _ => unreachable!("a question for room answers with it"),
+            _ => unreachable!("a capacity query returns the capacity"),
         })
     }
 }

@@ -1,7 +1,7 @@
-//! SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): eight lines, and a
-//! run can be replayed from its seed with any later toolchain.
+//! SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): eight lines, so
+//! that a run can be replayed from its seed with any later toolchain.
 
-/// See the module.
+/// The pseudorandom number generator.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -16,7 +16,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit`, which is not zero. The bias of the remainder does not matter here.
+    /// A number below `limit`, which must not be zero. The modulo bias does not matter here.
     pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }

@@ -1,6 +1,6 @@
 //! CRC-32C, the digest (RFC 7143, 13.1).
 
-/// The digest of some bytes, and of as many zeroes behind them as `padding` says.
+/// The digest of some bytes and of `padding` zeroes after them.
 pub fn crc32c(bytes: &[u8], padding: usize) -> u32 {
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
     digest.update(bytes);
@@ -13,8 +13,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_examples_of_the_rfc() {
-        // RFC 7143, appendix A.4; the digest goes out with its least significant byte first.
+    fn the_examples_of_rfc_7143() {
+        // RFC 7143, appendix A.4; the digest is sent with its least significant byte first.
         assert_eq!(crc32c(&[0; 32], 0).to_le_bytes(), [0xaa, 0x36, 0x91, 0x8a]);
         assert_eq!(crc32c(&[0xff; 32], 0).to_le_bytes(), [0x43, 0xab, 0xa8, 0x62]);
         let up: Vec<u8> = (0..32).collect();

@@ -1,8 +1,8 @@
-//! iSCSI, the target's side (RFC 7143): PDUs of an initiator in, typed requests out; replies in, bytes out.
+//! iSCSI, target side (RFC 7143): decodes the PDUs of an initiator into typed requests, and encodes replies.
 //!
-//! [`decode`] finds the PDUs in a stream, and checks their digests; [`Request::parse`] says what one asks for.
-//! [`text`] is the `key=value` form of logins and texts, [`Negotiator`] answers the operational keys. [`reply`]
-//! builds the headers of what a target sends, and [`Digests`] frames them.
+//! [`decode`] finds the PDUs in a stream, and checks their digests; [`Request::parse`] decodes one. [`text`]
+//! is the `key=value` format of logins and texts, [`Negotiator`] answers the operational keys. [`reply`]
+//! builds the headers of a target's PDUs, and [`Digests`] frames them.
 
 mod crc;
 mod negotiate;
@@ -16,10 +16,10 @@ pub use negotiate::{Negotiator, Offer, Parameters};
 pub use pdu::{BHS, Digests, Header, Pdu, ProtocolError, Step, decode, padding};
 pub use request::{Command, DataOut, Login, Lun, Numbering, Request, TaskFunction};
 
-/// A tag that stands for none (RFC 7143, 11.2.1.8 and 11.7.4).
+/// The reserved tag that means no tag (RFC 7143, 11.2.1.8 and 11.7.4).
 pub const NO_TAG: u32 = 0xffff_ffff;
 
-/// Where a number is in the sequence, which wraps (RFC 1982, 32 bits): `a` before `b`.
+/// Whether `a` precedes `b` in a sequence of numbers that wraps (RFC 1982, 32 bits).
 pub fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }

@@ -1,9 +1,10 @@
-//! The operational keys (RFC 7143, 13): what an initiator offers, and what this target makes of it.
+//! Negotiation of the operational keys (RFC 7143, 13): the offers of an initiator, and the answers of this
+//! target.
 
 use super::pdu::Digests;
 use super::text::{number, push};
 
-/// What a session runs with. The lengths are in bytes.
+/// The negotiated parameters of a session. The lengths are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parameters {
     /// Digests.
@@ -12,7 +13,7 @@ pub struct Parameters {
     pub initial_r2t: bool,
     /// A command may carry data.
     pub immediate_data: bool,
-    /// Longest data segment that the initiator takes.
+    /// Longest data segment that the initiator accepts.
     pub max_send: usize,
     /// Longest sequence of Data-In, or of Data-Out for one R2T.
     pub max_burst: usize,
@@ -23,7 +24,7 @@ pub struct Parameters {
 }
 
 impl Default for Parameters {
-    /// What holds where nobody says anything (13.1 to 13.20).
+    /// The defaults without negotiation (13.1 to 13.20).
     fn default() -> Parameters {
         Parameters {
             digests: Digests::default(),
@@ -37,10 +38,10 @@ impl Default for Parameters {
     }
 }
 
-/// What this target offers at most.
+/// The limits of this target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer {
-    /// Longest data segment that it takes.
+    /// Longest data segment that it accepts.
     pub max_recv: usize,
     /// See [`Parameters::max_burst`].
     pub max_burst: usize,
@@ -50,7 +51,7 @@ pub struct Offer {
     pub max_outstanding_r2t: usize,
 }
 
-/// Answers keys, and keeps what came of them.
+/// Answers keys, and records the agreed values.
 #[derive(Debug)]
 pub struct Negotiator {
     offer: Offer,
@@ -58,23 +59,23 @@ pub struct Negotiator {
     declared: bool,
 }
 
-/// Largest length that a key may give.
+/// Largest length that a key may state.
 const MAX_LENGTH: u64 = (1 << 24) - 1;
 
 impl Negotiator {
-    /// Before anything was said.
+    /// A negotiation without any keys so far.
     pub fn new(offer: Offer) -> Negotiator {
         Negotiator { offer, parameters: Parameters::default(), declared: false }
     }
 
-    /// What was agreed on so far.
+    /// The values agreed on so far.
     pub fn parameters(&self) -> Parameters {
         let mut agreed = self.parameters;
         agreed.first_burst = agreed.first_burst.min(agreed.max_burst);
         agreed
     }
 
-    /// Answers the keys that are operational ones. In a `discovery` session those about data are irrelevant.
+    /// Answers a key. In a `discovery` session the keys for data transfer are irrelevant.
     pub fn answer(&mut self, key: &str, value: &str, discovery: bool, out: &mut Vec<u8>) {
         let p = &mut self.parameters;
         let reply = match key {
@@ -132,7 +133,7 @@ impl Negotiator {
         push(out, key, &reply);
     }
 
-    /// Says what this target takes, once.
+    /// Declares the limits of this target, once.
     pub fn declare(&mut self, out: &mut Vec<u8>) {
         if !std::mem::replace(&mut self.declared, true) {
             push(out, "MaxRecvDataSegmentLength", &self.offer.max_recv.to_string());
@@ -144,7 +145,7 @@ fn length(value: &str) -> Option<usize> {
     number(value).filter(|n| (512..=MAX_LENGTH).contains(n)).map(|n| n as usize)
 }
 
-/// The lesser of what both want.
+/// Agrees on the minimum of both offers.
 fn least(value: &str, min: u64, max: u64, mine: u64, keep: impl FnOnce(u64)) -> String {
     match number(value).filter(|n| (min..=max).contains(n)) {
         Some(theirs) => {
@@ -164,7 +165,7 @@ fn yes_or_no(value: &str) -> Option<bool> {
     }
 }
 
-/// Yes where one of both wants it.
+/// Agrees on `Yes` if either side offers it.
 fn either(value: &str, mine: bool, keep: impl FnOnce(bool)) -> String {
     match yes_or_no(value) {
         Some(theirs) => {
@@ -175,7 +176,7 @@ fn either(value: &str, mine: bool, keep: impl FnOnce(bool)) -> String {
     }
 }
 
-/// The first of the digests offered that is known here.
+/// Chooses the first offered digest that is supported.
 fn digest(value: &str, on: &mut bool) -> String {
     match value.split(',').find(|d| matches!(*d, "CRC32C" | "None")) {
         Some(chosen) => {
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn each_key_has_its_rule() {
+    fn each_key_is_answered_by_its_rule() {
         let mut n = Negotiator::new(OFFER);
         for (key, value, reply) in [
             ("HeaderDigest", "CRC32C,None", "CRC32C"),
@@ -222,14 +223,14 @@ mod tests {
         ] {
             assert_eq!(answer(&mut n, key, value), format!("{key}={reply}"));
         }
-        assert_eq!(answer(&mut n, "MaxRecvDataSegmentLength", "262144"), "", "it is a declaration");
+        assert_eq!(answer(&mut n, "MaxRecvDataSegmentLength", "262144"), "", "declarations are not answered");
         let p = n.parameters();
         assert_eq!((p.max_send, p.max_burst, p.first_burst), (262144, 1 << 20, 65536));
         assert!(p.digests.header && !p.digests.data && !p.initial_r2t && !p.immediate_data);
     }
 
     #[test]
-    fn the_first_burst_is_no_longer_than_a_burst() {
+    fn the_first_burst_is_at_most_the_maximum_burst() {
         let mut n = Negotiator::new(OFFER);
         answer(&mut n, "MaxBurstLength", "4096");
         answer(&mut n, "FirstBurstLength", "65536");

@@ -7,38 +7,38 @@ use super::crc::crc32c;
 pub const BHS: usize = 48;
 const DIGEST: usize = 4;
 
-/// A stream that cannot be followed any further: the connection has to end.
+/// Errors after which the stream cannot be decoded any further, so the connection must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// The header's digest is wrong, so its lengths are unknown.
     #[error("the digest of a header is wrong")]
     HeaderDigest,
-    /// More data than was allowed.
-    #[error("a data segment of {len} bytes, {max} were allowed")]
+    /// More data than allowed.
+    #[error("a data segment has {len} bytes, more than the {max} that are allowed")]
     DataTooLong {
-        /// What the header says.
+        /// The length in the header.
         len: usize,
-        /// What the target declared.
+        /// The limit that the target declared.
         max: usize,
     },
-    /// A PDU that has no place in this phase.
-    #[error("a PDU with opcode {0:#04x} is out of place")]
+    /// A PDU that is not allowed in this phase.
+    #[error("a PDU with opcode {0:#04x} is not allowed in this phase")]
     OutOfPlace(u8),
-    /// A field has a value that it cannot have.
+    /// An invalid value of a field.
     #[error("{0}")]
     Field(&'static str),
 }
 
-/// Which digests were negotiated.
+/// The negotiated digests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Digests {
-    /// Behind each header.
+    /// After each header.
     pub header: bool,
-    /// Behind each data segment that is not empty.
+    /// After each data segment that is not empty.
     pub data: bool,
 }
 
-/// Bytes that fill a segment up to a multiple of four.
+/// Bytes that pad a segment to a multiple of four.
 pub fn padding(len: usize) -> usize {
     len.next_multiple_of(4) - len
 }
@@ -49,18 +49,19 @@ impl Digests {
         BHS + if self.header { DIGEST } else { 0 }
     }
 
-    /// Bytes of padding and digest behind a data segment.
+    /// Bytes of padding and digest after a data segment.
     fn trailer_len(self, data: usize) -> usize {
         padding(data) + if self.data && data > 0 { DIGEST } else { 0 }
     }
 
-    /// Bytes of a whole PDU with a data segment of `data` bytes.
+    /// Bytes of a complete PDU with a data segment of `data` bytes.
     pub fn pdu_len(self, data: usize) -> usize {
         self.header_len() + data + self.trailer_len(data)
     }
 
-    /// Makes a whole PDU of `out`, in which `data` bytes lie already, [`Digests::header_len`] bytes from its start: puts
-    /// the header before them, padding and digests around them. It has [`Digests::pdu_len`] bytes.
+    /// Completes the PDU in `out`, which contains `data` bytes already, [`Digests::header_len`] bytes from
+    /// its start: writes the header before them, padding and digests around them. It has [`Digests::pdu_len`]
+    /// bytes.
     pub fn seal(self, header: &[u8; BHS], data: usize, out: &mut [u8]) {
         let (head, rest) = out.split_at_mut(self.header_len());
         head[..BHS].copy_from_slice(header);
@@ -75,13 +76,13 @@ impl Digests {
         }
     }
 
-    /// Writes a whole PDU into `out`, which has [`Digests::pdu_len`] bytes.
+    /// Writes a complete PDU into `out`, which has [`Digests::pdu_len`] bytes.
     pub fn put(self, header: &[u8; BHS], data: &[u8], out: &mut [u8]) {
         out[self.header_len()..][..data.len()].copy_from_slice(data);
         self.seal(header, data.len(), out);
     }
 
-    /// Appends a whole PDU.
+    /// Appends a complete PDU.
     pub fn append(self, header: &[u8; BHS], data: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         out.resize(start + self.pdu_len(data.len()), 0);
@@ -94,7 +95,7 @@ impl Digests {
 pub struct Header<'a>(&'a [u8; BHS]);
 
 impl Header<'_> {
-    /// What the PDU is (11.2.1.2).
+    /// The type of the PDU (11.2.1.2).
     pub fn opcode(self) -> u8 {
         self.0[0] & 0x3f
     }
@@ -132,7 +133,7 @@ impl Header<'_> {
     pub fn task_tag(self) -> u32 {
         self.word(16)
     }
-    /// The whole header, as a Reject sends it back.
+    /// The whole header, which a Reject returns.
     pub fn as_bytes(&self) -> &[u8; BHS] {
         self.0
     }
@@ -149,39 +150,37 @@ impl Header<'_> {
 pub struct Pdu<'a> {
     /// Its header.
     pub header: Header<'a>,
-    /// Additional header segments.
-    pub ahs: &'a [u8],
     /// Its data segment.
     pub data: &'a [u8],
-    /// Whether the digest of the data, if there is one, is right.
+    /// Whether the digest of the data is correct or absent.
     pub intact: bool,
 }
 
-/// What is at the front of a stream.
+/// The result of decoding.
 #[derive(Debug)]
 pub enum Step<'a> {
-    /// Not a whole PDU yet; it will have at least `want` bytes.
+    /// The PDU is not complete; it has at least `want` bytes.
     NeedMore {
         /// Bytes.
         want: usize,
     },
     /// A PDU.
     Pdu {
-        /// Bytes that it takes in the stream.
+        /// Bytes of the stream that the PDU occupies.
         used: usize,
         /// The PDU.
         pdu: Pdu<'a>,
     },
 }
 
-/// Finds the PDU at the front of `input`. Its data segment may have `max_data` bytes.
+/// Decodes the PDU at the front of `input`. Its data segment may have at most `max_data` bytes.
 pub fn decode(input: &[u8], digests: Digests, max_data: usize) -> Result<Step<'_>, ProtocolError> {
     let Some(bhs) = input.first_chunk::<BHS>() else { return Ok(Step::NeedMore { want: BHS }) };
     let header = Header(bhs);
     let len = header.data_len();
     let head = BHS + header.ahs_len();
     let data_at = head + if digests.header { DIGEST } else { 0 };
-    // A wrong length is one of the errors that the digest is there to find, so it is asked first.
+    // The digest is checked first, because a wrong length is one of the errors that it detects.
     if digests.header {
         if input.len() < data_at {
             return Ok(Step::NeedMore { want: data_at });
@@ -202,7 +201,7 @@ pub fn decode(input: &[u8], digests: Digests, max_data: usize) -> Result<Step<'_
     let intact = !digests.data || len == 0 || {
         crc32c(&input[data_at..padded], 0).to_le_bytes() == input[padded..used]
     };
-    Ok(Step::Pdu { used, pdu: Pdu { header, ahs: &input[BHS..head], data, intact } })
+    Ok(Step::Pdu { used, pdu: Pdu { header, data, intact } })
 }
 
 #[cfg(test)]
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_framed_is_found_again_with_any_digests() {
+    fn framed_pdus_are_decoded_with_any_digests() {
         for (header_digest, data_digest) in [(false, false), (true, false), (false, true), (true, true)] {
             let digests = Digests { header: header_digest, data: data_digest };
             for len in [0, 1, 3, 4, 5, 512] {
@@ -236,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told_apart() {
+    fn damage_of_header_and_data_is_distinguished() {
         let digests = Digests { header: true, data: true };
         let mut stream = Vec::new();
         digests.append(&header(0, 8), &[1; 8], &mut stream);

@@ -1,36 +1,37 @@
-//! The headers of what a target sends (RFC 7143, 11.4 to 11.19).
+//! The headers of a target's PDUs (RFC 7143, 11.4 to 11.19).
 //!
-//! Each function makes one header of 48 bytes; [`super::Digests::append`] puts it and its data into a stream.
+//! Each function builds one header of 48 bytes; [`super::Digests::append`] appends it and its data to a
+//! stream.
 
 use super::NO_TAG;
 use super::pdu::BHS;
 use super::request::Lun;
 
-/// The numbers that every PDU of a target carries.
+/// The sequence numbers in every PDU of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Numbers {
-    /// Number of this status, or of the next one where the PDU has none.
+    /// Number of this status, or of the next one if the PDU has no status.
     pub stat_sn: u32,
-    /// The command that is expected next.
+    /// The next expected command.
     pub exp_cmd_sn: u32,
-    /// The last command that there is room for.
+    /// The last command that can be accepted.
     pub max_cmd_sn: u32,
 }
 
-/// What was not transferred, or what there was no room for (11.4.5).
+/// The difference between the expected and the actual transfer length (11.4.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Residual {
-    /// All was transferred.
+    /// None.
     #[default]
     None,
-    /// So many bytes fewer than expected.
+    /// This number of bytes fewer than expected.
     Under(u32),
-    /// So many bytes more than expected.
+    /// This number of bytes more than expected.
     Over(u32),
 }
 
 impl Residual {
-    /// What comes of expecting `expected` bytes where there are `actual`.
+    /// The residual of `actual` bytes where `expected` bytes were expected.
     pub fn of(expected: u64, actual: u64) -> Residual {
         let bytes = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
         match actual {
@@ -49,49 +50,49 @@ impl Residual {
     }
 }
 
-/// Why a PDU is rejected (11.17.1).
+/// Reasons for rejecting a PDU (11.17.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Reason {
     /// Its data has a wrong digest.
     DataDigest = 0x02,
-    /// It needs what was not negotiated.
+    /// It requires a feature that was not negotiated.
     Snack = 0x03,
-    /// It breaks the protocol.
+    /// It violates the protocol.
     Protocol = 0x04,
     /// It is not supported.
     NotSupported = 0x05,
     /// Too many immediate commands.
     TooManyImmediate = 0x06,
-    /// A field is not what it can be.
+    /// A field has an invalid value.
     InvalidField = 0x09,
 }
 
-/// Why a login does not go on (11.13.5): class and detail.
+/// Status of a login (11.13.5): class and detail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum LoginStatus {
-    /// It goes on.
+    /// The login proceeds.
     Success = 0x0000,
-    /// The initiator made an error.
+    /// An error of the initiator.
     InitiatorError = 0x0200,
-    /// It did not prove who it is.
+    /// Authentication failed.
     AuthenticationFailed = 0x0201,
-    /// There is no such target, or not for this initiator.
+    /// The target does not exist, or the initiator has no access to it.
     NotFound = 0x0203,
     /// No common version.
     UnsupportedVersion = 0x0205,
-    /// No further connection in this session.
+    /// The session does not accept another connection.
     TooManyConnections = 0x0206,
-    /// A key is missing.
+    /// A required key is missing.
     MissingParameter = 0x0207,
-    /// A session of this type is not offered.
+    /// This type of session is not supported.
     SessionType = 0x0209,
-    /// There is no such session.
+    /// The session does not exist.
     NoSession = 0x020a,
-    /// Something that the target did not expect.
+    /// A request that is not valid in this stage.
     InvalidRequest = 0x020b,
-    /// The target cannot now.
+    /// The target is out of resources.
     OutOfResources = 0x0302,
 }
 
@@ -111,7 +112,8 @@ fn put(h: &mut [u8; BHS], at: usize, word: u32) {
     h[at..at + 4].copy_from_slice(&word.to_be_bytes());
 }
 
-/// A SCSI response (11.4), whose data segment holds `sense_len` bytes: the length of the sense data and that.
+/// A SCSI response (11.4), whose data segment has `data_len` bytes: the length of the sense data, and the
+/// sense data.
 pub fn scsi_response(
     tag: u32,
     numbers: &Numbers,
@@ -132,7 +134,7 @@ pub fn scsi_response(
 pub fn data_in(tag: u32, numbers: &Numbers, data_sn: u32, offset: u32, len: usize, last: bool) -> [u8; BHS] {
     let mut h = header(0x25, if last { 0x80 } else { 0 }, len, tag, numbers);
     put(&mut h, 20, NO_TAG);
-    // Without status, there is no number of one.
+    // Without a status, the PDU has no status number.
     put(&mut h, 24, 0);
     put(&mut h, 36, data_sn);
     put(&mut h, 40, offset);
@@ -157,7 +159,7 @@ pub fn data_in_with_status(
     h
 }
 
-/// Asks for data of a write (11.8).
+/// A request for data of a write (11.8).
 pub fn r2t(
     lun: Lun,
     tag: u32,
@@ -176,22 +178,22 @@ pub fn r2t(
     h
 }
 
-/// What became of task management (11.6.1).
+/// The result of task management (11.6.1).
 pub fn task_management(tag: u32, numbers: &Numbers, response: u8) -> [u8; BHS] {
     let mut h = header(0x22, 0x80, 0, tag, numbers);
     h[2] = response;
     h
 }
 
-/// The answer to a ping (11.19), or with [`NO_TAG`] as `tag`, a ping.
+/// The answer to a ping (11.19), or, with [`NO_TAG`] as `tag`, a ping.
 pub fn nop_in(tag: u32, transfer_tag: u32, numbers: &Numbers, len: usize) -> [u8; BHS] {
     let mut h = header(0x20, 0x80, len, tag, numbers);
     put(&mut h, 20, transfer_tag);
     h
 }
 
-/// Text (11.11). With `transfer_tag` it asks for a request that goes on: for the rest of the answer or, where it has
-/// no text itself, with the rest of the question.
+/// Text (11.11). With `transfer_tag` it requests continuation: the rest of the answer or, if it has no text,
+/// the rest of the initiator's text.
 pub fn text(tag: u32, numbers: &Numbers, transfer_tag: Option<u32>, len: usize) -> [u8; BHS] {
     let flags = match transfer_tag {
         None => 0x80,
@@ -205,17 +207,17 @@ pub fn text(tag: u32, numbers: &Numbers, transfer_tag: Option<u32>, len: usize) 
 
 /// A login response (11.13).
 pub struct Login {
-    /// Goes to the next stage.
+    /// Transition to the next stage.
     pub transit: bool,
-    /// The text goes on.
+    /// The text continues in the next response.
     pub continues: bool,
-    /// Stage, and the next one.
+    /// Current and next stage.
     pub stages: (u8, u8),
-    /// Initiator session identifier, as it came.
+    /// Initiator session identifier of the request.
     pub isid: [u8; 6],
     /// The session's handle, in the last response.
     pub tsih: u16,
-    /// What became of it.
+    /// The result.
     pub status: LoginStatus,
 }
 
@@ -245,14 +247,14 @@ pub fn logout(tag: u32, numbers: &Numbers, response: u8) -> [u8; BHS] {
     h
 }
 
-/// A PDU that is not taken (11.17); its header is the data.
+/// The rejection of a PDU (11.17), whose header is the data.
 pub fn reject(numbers: &Numbers, reason: Reason) -> [u8; BHS] {
     let mut h = header(0x3f, 0x80, BHS, NO_TAG, numbers);
     h[2] = reason as u8;
     h
 }
 
-/// Something that nobody asked about (11.9): 1 asks for a logout, 3 says that all connections end.
+/// An asynchronous message (11.9): event 1 requests a logout, 3 announces that all connections end.
 pub fn asynchronous(numbers: &Numbers, event: u8, parameters: [u16; 3]) -> [u8; BHS] {
     let mut h = header(0x32, 0x80, 0, NO_TAG, numbers);
     h[36] = event;

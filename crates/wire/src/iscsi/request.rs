@@ -1,4 +1,4 @@
-//! What an initiator asks for (RFC 7143, 11.3 to 11.16), taken from the header of its PDU.
+//! Requests of an initiator (RFC 7143, 11.3 to 11.16), decoded from the header of their PDU.
 
 use super::pdu::{BHS, Header, Pdu, ProtocolError};
 
@@ -30,14 +30,14 @@ impl Lun {
     }
 }
 
-/// Where a PDU is in its session's sequence of commands.
+/// The position of a PDU in its session's command sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Numbering {
-    /// Takes no number of its own.
+    /// Immediate delivery: it does not advance the command sequence.
     pub immediate: bool,
     /// Command sequence number.
     pub cmd_sn: u32,
-    /// The status that the initiator expects next: all before it has arrived.
+    /// The next status that the initiator expects; all earlier ones have arrived.
     pub exp_stat_sn: u32,
 }
 
@@ -48,7 +48,7 @@ pub struct Command<'a> {
     pub lun: Lun,
     /// Initiator task tag.
     pub tag: u32,
-    /// Its place in the sequence.
+    /// Its position in the sequence.
     pub numbering: Numbering,
     /// No unsolicited data follows.
     pub is_final: bool,
@@ -58,22 +58,22 @@ pub struct Command<'a> {
     pub write: bool,
     /// Bytes that the initiator expects to be transferred.
     pub expected: u32,
-    /// The command, or its first 16 bytes.
+    /// The CDB, or its first 16 bytes.
     pub cdb: [u8; 16],
     /// Immediate data.
     pub data: &'a [u8],
 }
 
-/// Data for a command (11.7).
+/// Data of a command (11.7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataOut<'a> {
     /// Initiator task tag of the command.
     pub tag: u32,
-    /// Target transfer tag of the R2T that asked for it, or [`super::NO_TAG`].
+    /// Target transfer tag of the R2T that requested it, or [`super::NO_TAG`].
     pub transfer_tag: u32,
-    /// Its place in its sequence.
+    /// Its position in its sequence.
     pub data_sn: u32,
-    /// Where it belongs in the command's data.
+    /// Its offset in the command's data.
     pub offset: u32,
     /// The last of its sequence.
     pub is_final: bool,
@@ -84,13 +84,13 @@ pub struct DataOut<'a> {
 /// A login request (11.12).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Login<'a> {
-    /// The initiator wants to go to the next stage.
+    /// The initiator requests the transition to the next stage.
     pub transit: bool,
-    /// The text goes on in the next request.
+    /// The text continues in the next request.
     pub continues: bool,
-    /// Stage that it is in, and that it wants: 0 security, 1 operational, 3 full feature phase.
+    /// Current and next stage: 0 security, 1 operational, 3 full feature phase.
     pub stages: (u8, u8),
-    /// The least version that it speaks.
+    /// The lowest version that the initiator supports.
     pub version_min: u8,
     /// Initiator session identifier.
     pub isid: [u8; 6],
@@ -98,15 +98,13 @@ pub struct Login<'a> {
     pub tsih: u16,
     /// Initiator task tag.
     pub tag: u32,
-    /// Connection identifier.
-    pub cid: u16,
-    /// Command sequence number that the session begins with.
+    /// First command sequence number of the session.
     pub cmd_sn: u32,
     /// Its text.
     pub text: &'a [u8],
 }
 
-/// What task management is to do (11.5.1).
+/// Task management functions (11.5.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaskFunction {
     /// Abort one task.
@@ -127,66 +125,62 @@ pub enum TaskFunction {
     Other(u8),
 }
 
-/// What an initiator asks for in the full feature phase.
+/// Requests of the full feature phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
     /// A ping, or the answer to one.
     NopOut {
-        /// Initiator task tag; [`super::NO_TAG`] where it wants no answer.
+        /// Initiator task tag; [`super::NO_TAG`] if no answer is requested.
         tag: u32,
-        /// The target's tag, where it is an answer.
+        /// The target's tag, if it answers a ping of the target.
         transfer_tag: u32,
-        /// Its place in the sequence.
+        /// Its position in the sequence.
         numbering: Numbering,
-        /// What the answer to a ping sends back.
+        /// Ping data, which the answer returns.
         data: &'a [u8],
     },
     /// A SCSI command.
     Command(Command<'a>),
     /// Task management.
     TaskManagement {
-        /// What to do.
+        /// The function.
         function: TaskFunction,
         /// The logical unit.
         lun: Lun,
         /// Initiator task tag.
         tag: u32,
-        /// Its place in the sequence.
+        /// Its position in the sequence.
         numbering: Numbering,
         /// Initiator task tag of the task to abort.
         referenced_tag: u32,
-        /// Command sequence number of that task.
-        referenced_cmd_sn: u32,
     },
     /// Text.
     Text {
         /// Initiator task tag.
         tag: u32,
-        /// The target's tag, where it asks for the rest of an answer.
+        /// The target's tag, if it requests the rest of an answer.
         transfer_tag: u32,
-        /// Its place in the sequence.
+        /// Its position in the sequence.
         numbering: Numbering,
-        /// The text goes on in the next request.
+        /// The text continues in the next request.
         continues: bool,
         /// The text.
         text: &'a [u8],
     },
-    /// Data for a command.
+    /// Data of a command.
     DataOut(DataOut<'a>),
     /// The end of the session or connection.
     Logout {
         /// Initiator task tag.
         tag: u32,
-        /// Its place in the sequence.
+        /// Its position in the sequence.
         numbering: Numbering,
         /// 0 closes the session, 1 the connection, 2 removes the connection for recovery.
         reason: u8,
-        /// Connection identifier.
-        cid: u16,
     },
-    /// A request to send again what was lost, which needs a higher level of recovery.
+    /// A request to retransmit lost PDUs, which needs a higher error recovery level.
     Snack,
-    /// Nothing that an initiator may send.
+    /// A PDU that an initiator must not send.
     Unknown(u8),
 }
 
@@ -195,7 +189,7 @@ fn numbering(header: Header<'_>) -> Numbering {
 }
 
 impl<'a> Login<'a> {
-    /// Takes a login request from its PDU.
+    /// Decodes a login request.
     pub fn parse(pdu: &Pdu<'a>) -> Result<Login<'a>, ProtocolError> {
         let h = pdu.header;
         if h.opcode() != LOGIN {
@@ -210,7 +204,6 @@ impl<'a> Login<'a> {
             isid: h.bytes(8),
             tsih: h.half(14),
             tag: h.task_tag(),
-            cid: h.half(20),
             cmd_sn: h.word(24),
             text: pdu.data,
         })
@@ -218,7 +211,7 @@ impl<'a> Login<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Takes a request from its PDU.
+    /// Decodes a request.
     pub fn parse(pdu: &Pdu<'a>) -> Request<'a> {
         let h = pdu.header;
         let (tag, lun, data) = (h.task_tag(), Lun(h.bytes(8)), pdu.data);
@@ -250,7 +243,6 @@ impl<'a> Request<'a> {
                 tag,
                 numbering: numbering(h),
                 referenced_tag: h.word(20),
-                referenced_cmd_sn: h.word(32),
             },
             TEXT => Request::Text {
                 tag,
@@ -267,15 +259,13 @@ impl<'a> Request<'a> {
                 is_final: h.is_final(),
                 data,
             }),
-            LOGOUT => {
-                Request::Logout { tag, numbering: numbering(h), reason: h.flags() & 0x7f, cid: h.half(20) }
-            }
+            LOGOUT => Request::Logout { tag, numbering: numbering(h), reason: h.flags() & 0x7f },
             SNACK => Request::Snack,
             other => Request::Unknown(other),
         }
     }
 
-    /// Its place in the sequence of commands, where it has one.
+    /// Its position in the command sequence, if it has one.
     pub fn numbering(&self) -> Option<Numbering> {
         match self {
             Request::NopOut { numbering, .. }

@@ -1,21 +1,21 @@
-//! Text segments: `key=value`, each ended by a zero byte (RFC 7143, 6.1).
+//! Text segments: `key=value` pairs, each terminated by a zero byte (RFC 7143, 6.1).
 
-/// Longest text that one side may send in one negotiation, over all its PDUs.
+/// Longest text of one side in a negotiation, over all its PDUs.
 pub const MAX_TEXT: usize = 64 << 10;
 /// Longest key.
 const MAX_KEY: usize = 63;
 /// Most keys in a text.
 const MAX_KEYS: usize = 128;
 
-/// Text that cannot be read.
+/// Text that is not valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("text that is not key=value pairs")]
+#[error("the text does not consist of key=value pairs")]
 pub struct BadText;
 
 /// The pairs of a text, in order.
 pub fn parse(text: &[u8]) -> Result<Vec<(&str, &str)>, BadText> {
     let mut pairs = Vec::new();
-    // Padding and a missing last zero do no harm.
+    // Padding and a missing final zero are tolerated.
     for pair in text.split(|b| *b == 0).filter(|pair| !pair.is_empty()) {
         let pair = std::str::from_utf8(pair).map_err(|_| BadText)?;
         let (key, value) = pair.split_once('=').ok_or(BadText)?;
@@ -45,7 +45,7 @@ pub fn number(value: &str) -> Option<u64> {
     }
 }
 
-/// Bytes in hexadecimal digits behind `0x` or base64 behind `0b` (6.1, binary-value), at most `max`.
+/// Bytes as hexadecimal digits after `0x` or base64 after `0b` (6.1, binary-value), at most `max`.
 pub fn binary(value: &str, max: usize) -> Option<Vec<u8>> {
     let (form, digits) = value.split_at_checked(2)?;
     let bytes = match form {
@@ -56,7 +56,7 @@ pub fn binary(value: &str, max: usize) -> Option<Vec<u8>> {
     (bytes.len() <= max).then_some(bytes)
 }
 
-/// Bytes in hexadecimal digits, behind `0x`.
+/// Bytes as hexadecimal digits after `0x`.
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::from("0x"), |mut out, byte| {
@@ -70,7 +70,7 @@ fn from_hex(digits: &str, max: usize) -> Option<Vec<u8>> {
         return None;
     }
     let nibble = |b: u8| (b as char).to_digit(16).map(|d| d as u8);
-    // Digits of an odd number lack the first one.
+    // With an odd number of digits, the leading zero is missing.
     let digits: Vec<u8> = std::iter::repeat_n(b'0', digits.len() % 2).chain(digits.bytes()).collect();
     digits.chunks(2).map(|pair| Some(nibble(pair[0])? << 4 | nibble(pair[1])?)).collect()
 }

@@ -1,13 +1,13 @@
 //! The Network Block Device protocol, server side: fixed newstyle negotiation and transmission.
 //!
-//! Written to the protocol document of the NetworkBlockDevice project (`doc/proto.md`); section names in the
-//! comments are its own.
+//! Follows the protocol document of the NetworkBlockDevice project (`doc/proto.md`); comments cite its
+//! section names.
 //!
-//! A connection passes two decoders. [`OptionDecoder`] turns the bytes of the negotiation into
-//! [`OptionRequest`]s, [`RequestDecoder`] those of the transmission into [`Request`]s. Both are fed whatever
-//! has arrived so far and say how much of it they used, so the result does not depend on how the bytes were
-//! cut into packets. Both tell two kinds of bad input apart: what the protocol answers with an error
-//! ([`OptionRefusal`], [`Refusal`]; the connection goes on) and what leaves no way to find the next message
+//! A connection uses two decoders in turn. [`OptionDecoder`] decodes the bytes of the negotiation into
+//! [`OptionRequest`]s, [`RequestDecoder`] those of the transmission into [`Request`]s. Both take the bytes
+//! received so far and return the number of bytes used, so the result does not depend on packet boundaries.
+//! Both distinguish two kinds of bad input: errors that the protocol can answer ([`OptionRefusal`],
+//! [`Refusal`]; the connection continues) and errors after which the next message cannot be found
 //! ([`ProtocolError`]; the connection ends).
 
 mod consts;
@@ -28,7 +28,7 @@ pub use reply::{
 };
 pub use request::{Command, Refusal, Request, RequestDecoder, Rules, Step};
 
-/// Bytes from which no next message can be found: the connection has to end.
+/// Errors after which the next message cannot be found, so the connection must end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// Client flags that were not offered.
@@ -37,12 +37,12 @@ pub enum ProtocolError {
     /// An option that does not start with its magic number.
     #[error("bad magic number {0:#018x} in an option; is this an NBD client?")]
     OptionMagic(u64),
-    /// An option so long that not even skipping it makes sense.
+    /// An option longer than [`OPTION_SKIP_MAX`].
     #[error("option {option} announces {len} bytes")]
     OptionTooLong {
-        /// Its number.
+        /// Number of the option.
         option: u32,
-        /// What it announces.
+        /// Its announced length.
         len: u32,
     },
     /// A request that does not start with its magic number.
@@ -72,28 +72,12 @@ pub enum ErrorCode {
     Shutdown = 108,
 }
 
-impl ErrorCode {
-    /// The value for an errno; those that the protocol does not know become `Io`.
-    pub fn from_errno(errno: u32) -> ErrorCode {
-        match errno {
-            1 => ErrorCode::Perm,
-            12 => ErrorCode::NoMem,
-            22 => ErrorCode::Inval,
-            28 => ErrorCode::NoSpc,
-            75 => ErrorCode::Overflow,
-            95 => ErrorCode::NotSup,
-            108 => ErrorCode::Shutdown,
-            _ => ErrorCode::Io,
-        }
-    }
-}
-
-/// The first `N` bytes of `bytes` at `at`, if they are there.
+/// The `N` bytes of `bytes` at `at`, if they exist.
 fn take<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk::<N>().copied()
 }
 
-/// `text`, cut at a character to at most `max` bytes.
+/// `text`, truncated at a character boundary to at most `max` bytes.
 fn cut(text: &str, max: usize) -> &str {
     let mut end = text.len().min(max);
     while !text.is_char_boundary(end) {

@@ -1,34 +1,34 @@
-//! The negotiation, as the server reads it ("Fixed newstyle negotiation", "Option types").
+//! Decoding of the negotiation ("Fixed newstyle negotiation", "Option types").
 //!
-//! What a client sends is its flags (4 bytes), then options: magic (8), number (4), length (4), data. An
-//! option is looked at only when it is there as a whole, so the caller buffers at most [`OPTION_MAX`] bytes
-//! and a header; longer data is skipped as it comes, in no memory.
+//! A client sends its flags (4 bytes), then options: magic (8), number (4), length (4), data. An option is
+//! decoded only when it is complete, so the caller buffers at most [`OPTION_MAX`] bytes and a header; longer
+//! data is skipped on arrival, without buffering.
 
 use super::consts::*;
 use super::{ProtocolError, take};
 
 const OPTION_HEADER: usize = 16;
 
-/// An option that is well formed. Whether it is welcome is the server's to decide.
+/// A well-formed option. The server decides whether to accept it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OptionRequest {
-    /// Start transmission with this export; errors cannot be answered.
+    /// Start transmission with this export; errors cannot be reported.
     ExportName(String),
     /// End the negotiation.
     Abort,
     /// List the exports.
     List,
-    /// Go on under TLS.
+    /// Continue under TLS.
     StartTls,
-    /// Tell about an export.
+    /// Describe an export.
     Info(InfoRequest),
-    /// Tell about an export and start transmission.
+    /// Describe an export and start transmission.
     Go(InfoRequest),
     /// Use structured replies from now on.
     StructuredReply,
-    /// List the metadata contexts that match.
+    /// List the matching metadata contexts.
     ListMetaContext(MetaRequest),
-    /// Choose metadata contexts; each such option replaces the choice before.
+    /// Choose metadata contexts; each such option replaces the previous choice.
     SetMetaContext(MetaRequest),
 }
 
@@ -54,37 +54,37 @@ impl OptionRequest {
 pub struct InfoRequest {
     /// The export; empty for the default one.
     pub name: String,
-    /// The client wants the canonical name.
+    /// The client requests the canonical name.
     pub want_name: bool,
-    /// The client wants the description.
+    /// The client requests the description.
     pub want_description: bool,
-    /// The client wants, and will keep to, the block sizes.
+    /// The client requests the block sizes, and will obey them.
     pub want_block_size: bool,
 }
 
-/// The data of `OPT_LIST_META_CONTEXT` and `OPT_SET_META_CONTEXT`, reduced to what this server has.
+/// The data of `OPT_LIST_META_CONTEXT` and `OPT_SET_META_CONTEXT`, reduced to the contexts of this server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MetaRequest {
     /// The export.
     pub export: String,
     /// A query names `base:allocation`.
     pub allocation: bool,
-    /// A query names the whole namespace `base:`; a wildcard in lists alone.
+    /// A query names the whole namespace `base:`; only lists treat it as a wildcard.
     pub base: bool,
-    /// There was no query at all: in a list, everything.
+    /// The request has no query, which in a list selects all contexts.
     pub empty: bool,
 }
 
-/// An option that is answered with an error; the negotiation goes on.
+/// An option that is answered with an error; the negotiation continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OptionRefusal {
-    /// A number that is not known, or not supported.
-    #[error("this server does not know option {0}")]
+    /// An unknown or unsupported number.
+    #[error("this server does not support option {0}")]
     Unknown(u32),
-    /// Data whose lengths contradict each other, or data where none belongs.
+    /// The data contains contradictory lengths, or the option must not have data.
     #[error("the option's data is malformed")]
     Malformed,
-    /// More data than the option can need.
+    /// More data than any valid option of this kind has.
     #[error("the option is too long")]
     TooBig,
     /// A string over the protocol's limit.
@@ -106,12 +106,12 @@ impl OptionRefusal {
     }
 }
 
-/// What was found at the front of the bytes.
+/// The result of decoding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OptionEvent {
-    /// Nothing whole yet. The bytes that were used are gone; more are needed.
+    /// No complete message. The used bytes are consumed; more are needed.
     NeedMore,
-    /// The client's flags, the first thing it sends.
+    /// The client's flags, which it sends first.
     ClientFlags {
         /// No padding after `OPT_EXPORT_NAME`.
         no_zeroes: bool,
@@ -122,7 +122,7 @@ pub enum OptionEvent {
     Refused {
         /// Its number.
         option: u32,
-        /// Why.
+        /// The reason.
         refusal: OptionRefusal,
     },
 }
@@ -140,8 +140,8 @@ impl OptionDecoder {
         OptionDecoder::default()
     }
 
-    /// Looks at `bytes`, which start where the last call stopped. Returns how many of them are used up, and
-    /// what they were.
+    /// Decodes the front of `bytes`, which start where the last call stopped. Returns the number of used
+    /// bytes, and the result.
     pub fn next(&mut self, bytes: &[u8]) -> Result<(usize, OptionEvent), ProtocolError> {
         if !self.flags_seen {
             return self.client_flags(bytes);
@@ -186,7 +186,8 @@ impl OptionDecoder {
         Ok((4, OptionEvent::ClientFlags { no_zeroes }))
     }
 
-    /// As soon as the magic is there: a peer that speaks something else is not waited for.
+    /// Checks the magic as soon as it has arrived, so that a peer with another protocol is rejected
+    /// immediately.
     fn check_magic(&self, bytes: &[u8]) -> Result<(), ProtocolError> {
         match take::<8>(bytes, 0).map(u64::from_be_bytes) {
             Some(magic) if magic != OPTION_MAGIC => Err(ProtocolError::OptionMagic(magic)),
@@ -208,7 +209,7 @@ impl OptionDecoder {
 fn parse(option: u32, data: &[u8]) -> Result<OptionRequest, OptionRefusal> {
     match option {
         OPT_EXPORT_NAME => Ok(OptionRequest::ExportName(name(data)?)),
-        // An abort ends the negotiation whatever it carries.
+        // An abort ends the negotiation, whatever its data.
         OPT_ABORT => Ok(OptionRequest::Abort),
         OPT_LIST => no_data(data, OptionRequest::List),
         OPT_STARTTLS => no_data(data, OptionRequest::StartTls),
@@ -235,7 +236,7 @@ fn name(bytes: &[u8]) -> Result<String, OptionRefusal> {
     }
 }
 
-/// Reads the pieces of an option's data; all of it has to be used.
+/// Reads the fields of an option's data; all of the data must be used.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -250,7 +251,7 @@ impl<'a> Fields<'a> {
     fn u32(&mut self) -> Result<u32, OptionRefusal> {
         take::<4>(self.bytes(4)?, 0).map(u32::from_be_bytes).ok_or(OptionRefusal::Malformed)
     }
-    /// A string with its length in front.
+    /// A string preceded by its length.
     fn string(&mut self) -> Result<&'a [u8], OptionRefusal> {
         let len = self.u32()?;
         self.bytes(len as usize)
@@ -268,7 +269,7 @@ fn info(data: &[u8]) -> Result<InfoRequest, OptionRefusal> {
             INFO_NAME => request.want_name = true,
             INFO_DESCRIPTION => request.want_description = true,
             INFO_BLOCK_SIZE => request.want_block_size = true,
-            // INFO_EXPORT is always sent; what is unknown need not be answered.
+            // INFO_EXPORT is always sent; unknown requests need not be answered.
             _ => {}
         }
     }
@@ -281,13 +282,14 @@ fn meta(data: &[u8]) -> Result<MetaRequest, OptionRefusal> {
     let mut request = MetaRequest { export: name(fields.string()?)?, ..MetaRequest::default() };
     let queries = fields.u32()?;
     request.empty = queries == 0;
-    // Each query takes at least its length's four bytes, so the loop ends with the data, whatever is claimed.
+    // Each query has at least the four bytes of its length, so the loop ends with the data, whatever count is
+    // given.
     for _ in 0..queries {
         match fields.string()? {
             q if q == BASE_ALLOCATION.as_bytes() => request.allocation = true,
             b"base:" => request.base = true,
             q if q.len() > NAME_MAX as usize => return Err(OptionRefusal::NameTooLong),
-            // A context of a namespace that this server does not have: not an error, just no match.
+            // A context of another namespace is not an error; it just does not match.
             _ => {}
         }
     }

@@ -1,4 +1,4 @@
-//! What the server says in a negotiation. All encoders append to `out`.
+//! The server's messages of a negotiation. All encoders append to `out`.
 
 use super::consts::*;
 use super::cut;
@@ -10,13 +10,13 @@ const LIMIT: usize = NAME_MAX as usize;
 pub struct BlockSizes {
     /// Requests are multiples of it.
     pub min: u32,
-    /// Requests had better be multiples of it.
+    /// Requests should be multiples of it.
     pub preferred: u32,
     /// Longest read or write.
     pub max: u32,
 }
 
-/// The greeting, sent before anything is received.
+/// The greeting, the first message of a connection.
 pub fn greeting(out: &mut Vec<u8>) {
     out.extend_from_slice(&NBD_MAGIC.to_be_bytes());
     out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
@@ -34,18 +34,18 @@ fn reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
     data.iter().for_each(|d| out.extend_from_slice(d));
 }
 
-/// The option is done.
+/// Success of an option.
 pub fn option_ack(out: &mut Vec<u8>, option: u32) {
     reply(out, option, REP_ACK, &[]);
 }
 
-/// The option failed with `error` (`REP_ERR_…`); `text` is for the client's user, and is cut to what the
-/// protocol allows.
+/// Failure of an option with `error` (`REP_ERR_…`); `text` is a message for the client's user, truncated to
+/// the limit of the protocol.
 pub fn option_error(out: &mut Vec<u8>, option: u32, error: u32, text: &str) {
     reply(out, option, error, &[cut(text, LIMIT).as_bytes()]);
 }
 
-/// One export of a list, with a remark for people.
+/// One export of a list, with a description for users.
 pub fn option_server(out: &mut Vec<u8>, name: &str, description: &str) {
     let name = cut(name, LIMIT);
     reply(
@@ -73,12 +73,12 @@ pub fn option_info_block_size(out: &mut Vec<u8>, option: u32, sizes: BlockSizes)
     reply(out, option, REP_INFO, &[&INFO_BLOCK_SIZE.to_be_bytes(), &min, &preferred, &max]);
 }
 
-/// One metadata context; `id` counts only in the answer to `OPT_SET_META_CONTEXT`.
+/// One metadata context; `id` is significant only in the reply to `OPT_SET_META_CONTEXT`.
 pub fn option_meta_context(out: &mut Vec<u8>, option: u32, id: u32, name: &str) {
     reply(out, option, REP_META_CONTEXT, &[&id.to_be_bytes(), name.as_bytes()]);
 }
 
-/// The answer to `OPT_EXPORT_NAME`, which has a form of its own.
+/// The reply to `OPT_EXPORT_NAME`, which has a special format.
 pub fn option_export_name(out: &mut Vec<u8>, size: u64, flags: u16, no_zeroes: bool) {
     out.extend_from_slice(&size.to_be_bytes());
     out.extend_from_slice(&flags.to_be_bytes());

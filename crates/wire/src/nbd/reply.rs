@@ -1,5 +1,5 @@
-//! Replies ("Simple reply message", "Structured reply message"): fixed headers as arrays, to be put in front
-//! of data that is already where it has to be; whole small replies as appends.
+//! Replies ("Simple reply message", "Structured reply message"): fixed headers as arrays, to be written
+//! before data that is in its final position already; complete small replies are appended to a buffer.
 
 use super::consts::*;
 use super::{ErrorCode, cut};
@@ -45,8 +45,8 @@ fn chunk_header(cookie: u64, kind: u16, done: bool, len: u32) -> [u8; CHUNK_HEAD
     r
 }
 
-/// The head of a chunk with `len` bytes of data, which follow it. `len` is not 0: an empty read is answered
-/// with [`none_chunk`].
+/// The header of a chunk with `len` bytes of data, which follow it. `len` must not be 0: an empty read is
+/// answered with [`none_chunk`].
 #[inline]
 pub fn data_chunk_header(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; DATA_CHUNK_HEADER] {
     debug_assert!(len > 0 && len <= MAX_PAYLOAD);
@@ -56,7 +56,7 @@ pub fn data_chunk_header(cookie: u64, offset: u64, len: u32, done: bool) -> [u8;
     r
 }
 
-/// `len` bytes of zeroes (not 0).
+/// `len` bytes of zeroes (`len` must not be 0).
 #[inline]
 pub fn hole_chunk(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; HOLE_CHUNK] {
     debug_assert!(len > 0);
@@ -67,12 +67,12 @@ pub fn hole_chunk(cookie: u64, offset: u64, len: u32, done: bool) -> [u8; HOLE_C
     r
 }
 
-/// Success without content.
+/// Success without payload.
 pub fn none_chunk(cookie: u64) -> [u8; CHUNK_HEADER] {
     chunk_header(cookie, CHUNK_NONE, true, 0)
 }
 
-/// An error, the last chunk of its reply; the text is cut to [`ERROR_TEXT_MAX`].
+/// An error, the last chunk of its reply; the text is truncated to [`ERROR_TEXT_MAX`].
 pub fn error_chunk(out: &mut Vec<u8>, cookie: u64, error: ErrorCode, text: &str) {
     let text = cut(text, ERROR_TEXT_MAX);
     out.extend_from_slice(&chunk_header(cookie, CHUNK_ERROR, true, 6 + text.len() as u32));
@@ -81,7 +81,8 @@ pub fn error_chunk(out: &mut Vec<u8>, cookie: u64, error: ErrorCode, text: &str)
     out.extend_from_slice(text.as_bytes());
 }
 
-/// The status of a range in the context `base:allocation`, as a whole reply. At least one descriptor.
+/// The status of a range in the context `base:allocation`, as a complete reply. At least one descriptor is
+/// required.
 pub fn block_status_chunk(out: &mut Vec<u8>, cookie: u64, descriptors: &[BlockDescriptor]) {
     debug_assert!(!descriptors.is_empty());
     let len = 4 + 8 * descriptors.len() as u32;

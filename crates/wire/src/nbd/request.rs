@@ -1,13 +1,14 @@
-//! Requests ("Request message"): 28 bytes (magic, flags, type, cookie, offset, length) and, for a write, data.
+//! Requests ("Request message"): 28 bytes (magic, flags, type, cookie, offset, length) and, for a write,
+//! data.
 //!
-//! A [`Request`] that comes out is within the disk, allowed on it, and carries only flags that mean something;
-//! nothing behind checks again. One that does not pass becomes a [`Refusal`], which is answered; if it was a
-//! write its data is skipped first, in no memory, so that the next request is found.
+//! A decoded [`Request`] is within the disk, permitted on it, and has only flags that are valid for its
+//! command; callers need not check again. An invalid request becomes a [`Refusal`], which is answered; if it
+//! was a write its data is skipped first, without buffering, so that the next request is found.
 
 use super::consts::*;
 use super::{ErrorCode, ProtocolError, take};
 
-/// What requests are checked against: what was negotiated, and the disk as it is now.
+/// The rules for requests: the negotiated features, and the present state of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
     /// Size of the disk in bytes.
@@ -20,112 +21,112 @@ pub struct Rules {
     pub block_status: bool,
 }
 
-/// What a client asks for. Ranges lie within the disk.
+/// The command of a request. Ranges are within the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
     /// Read `len` bytes, at most [`MAX_PAYLOAD`].
     Read {
-        /// Where.
+        /// Start, in bytes.
         offset: u64,
-        /// How much, in bytes.
+        /// Length, in bytes.
         len: u32,
-        /// In one chunk.
+        /// The reply must be a single chunk.
         dont_fragment: bool,
     },
     /// Write the payload.
     Write {
-        /// Where.
+        /// Start, in bytes.
         offset: u64,
         /// Durable when answered.
         fua: bool,
     },
-    /// Finish what was asked for, and close.
+    /// Finish the requests received before, and close.
     Disconnect,
     /// Make all answered writes durable.
     Flush,
     /// Discard a range.
     Trim {
-        /// Where.
+        /// Start, in bytes.
         offset: u64,
-        /// How much, in bytes.
+        /// Length, in bytes.
         len: u32,
         /// Durable when answered.
         fua: bool,
     },
-    /// Bring a range into the cache.
+    /// Load a range into the cache.
     Cache {
-        /// Where.
+        /// Start, in bytes.
         offset: u64,
-        /// How much, in bytes.
+        /// Length, in bytes.
         len: u32,
     },
     /// Zero a range.
     WriteZeroes {
-        /// Where.
+        /// Start, in bytes.
         offset: u64,
-        /// How much, in bytes.
+        /// Length, in bytes.
         len: u32,
         /// Durable when answered.
         fua: bool,
-        /// Leave it allocated.
+        /// Leave the range allocated.
         no_hole: bool,
     },
-    /// Describe a range; it is not empty.
+    /// Describe the allocation of a range, which is not empty.
     BlockStatus {
-        /// Where.
+        /// Start, in bytes.
         offset: u64,
-        /// How much, in bytes.
+        /// Length, in bytes.
         len: u32,
-        /// One descriptor only.
+        /// Reply with one descriptor only.
         one: bool,
     },
 }
 
-/// A request that can be served as it is.
+/// A valid request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// The client's name for it; goes back with each reply.
+    /// The client's identifier of the request, repeated in each reply.
     pub cookie: u64,
-    /// What to do.
+    /// The command.
     pub command: Command,
-    /// Data of a write, else empty.
+    /// Data of a write; otherwise empty.
     pub payload: &'a [u8],
 }
 
-/// A request that is answered with an error; the connection goes on.
+/// A request that is answered with an error; the connection continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// A type that is not known.
+    /// An unknown type.
     #[error("unknown command {0}")]
     UnknownCommand(u16),
-    /// A flag that is not known, or has no meaning here.
+    /// A flag that is unknown, or not valid for the command.
     #[error("flags {0:#x} are not allowed with this command")]
     BadFlags(u16),
-    /// A range that ends behind the disk.
+    /// A range that ends beyond the disk.
     #[error("the request goes beyond the end of the disk")]
     BeyondEnd,
-    /// A write (or zeroing) that ends behind the disk.
+    /// A write (or zeroing) that ends beyond the disk.
     #[error("the write goes beyond the end of the disk")]
     WriteBeyondEnd,
-    /// A change to a disk that cannot be changed.
+    /// A write to a read-only disk.
     #[error("the export is read-only")]
     ReadOnly,
-    /// Data of more than [`MAX_PAYLOAD`].
+    /// A read or write longer than [`MAX_PAYLOAD`].
     #[error("reads and writes are limited to 32 MiB")]
     TooLong,
-    /// A read of more than [`MAX_PAYLOAD`], not to be split.
-    #[error("a read that is not to be split is limited to 32 MiB")]
+    /// An unfragmented read longer than [`MAX_PAYLOAD`].
+    #[error("a read with the DF flag is limited to 32 MiB")]
     TooLongForOne,
-    /// Block status without a context.
+    /// Block status without a negotiated context.
     #[error("no metadata context was negotiated")]
     NoContext,
-    /// Block status of nothing.
+    /// Block status of an empty range.
     #[error("block status needs a length")]
     EmptyRange,
 }
 
 impl Refusal {
-    /// The error that goes back.
+    /// The error value of the reply.
     pub fn code(self) -> ErrorCode {
         match self {
             Refusal::ReadOnly => ErrorCode::Perm,
@@ -136,22 +137,22 @@ impl Refusal {
     }
 }
 
-/// What was found at the front of the bytes.
+/// The result of decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step<'a> {
-    /// Nothing whole yet. The bytes that were used are gone; the next message is there once `want` bytes are
-    /// (counted from the first unused one; as much as is known by now).
+    /// No complete message. The used bytes are consumed; the next message needs at least `want` bytes
+    /// (counted from the first unused one).
     NeedMore {
-        /// How many bytes there have to be.
+        /// Least number of bytes of the message, as far as known.
         want: usize,
     },
     /// A request.
     Request(Request<'a>),
     /// A request to be answered with an error.
     Refused {
-        /// The client's name for it.
+        /// The client's identifier of the request.
         cookie: u64,
-        /// Whether it was a read, whose error has a form of its own.
+        /// The reason.
         refusal: Refusal,
     },
 }
@@ -159,7 +160,7 @@ pub enum Step<'a> {
 /// Decodes the client's side of a transmission.
 #[derive(Debug, Default)]
 pub struct RequestDecoder {
-    /// A refused write: what to say when so many more bytes have passed.
+    /// A refused write: its cookie, the refusal, and the number of bytes that are still to be skipped.
     skipping: Option<(u64, Refusal, usize)>,
 }
 
@@ -177,8 +178,8 @@ impl RequestDecoder {
         RequestDecoder::default()
     }
 
-    /// Looks at `bytes`, which start where the last call stopped. Returns how many of them are used up, and
-    /// what they were.
+    /// Decodes the front of `bytes`, which start where the last call stopped. Returns the number of used
+    /// bytes, and the result.
     pub fn next<'a>(&mut self, rules: &Rules, bytes: &'a [u8]) -> Result<(usize, Step<'a>), ProtocolError> {
         if let Some((cookie, refusal, left)) = self.skipping {
             return Ok(self.skip(cookie, refusal, left, bytes));
@@ -187,7 +188,7 @@ impl RequestDecoder {
             return Ok((0, Step::NeedMore { want: REQUEST_HEADER }));
         };
         let cookie = header.cookie;
-        // Only a write has data, also one that is refused.
+        // Only writes have data, including refused ones.
         let data_len = if header.kind == CMD_WRITE { header.len as usize } else { 0 };
         let command = match header.check(rules) {
             Ok(command) => command,
@@ -217,7 +218,8 @@ impl RequestDecoder {
 impl Header {
     #[inline]
     fn parse(bytes: &[u8]) -> Result<Option<Header>, ProtocolError> {
-        // As soon as the magic is there: a peer that speaks something else is not waited for.
+        // The magic is checked as soon as it has arrived, so that a peer with another protocol is rejected
+        // immediately.
         if let Some(magic) = take::<4>(bytes, 0).map(u32::from_be_bytes)
             && magic != REQUEST_MAGIC
         {
@@ -253,7 +255,7 @@ impl Header {
                 self.within(rules, Refusal::WriteBeyondEnd)?;
                 if len > MAX_PAYLOAD { Err(Refusal::TooLong) } else { Ok(Command::Write { offset, fua }) }
             }
-            // Nothing that a client says while it leaves is worth an argument.
+            // A disconnect is accepted with any flags and fields.
             CMD_DISC => Ok(Command::Disconnect),
             CMD_FLUSH => {
                 self.flags(0)?;
@@ -271,7 +273,7 @@ impl Header {
                 Ok(Command::Cache { offset, len })
             }
             CMD_WRITE_ZEROES => {
-                // Zeroing is always fast here, so the flag asks for nothing.
+                // Zeroing is always fast here, so the flag has no effect.
                 self.flags(CMD_FLAG_NO_HOLE | CMD_FLAG_FAST_ZERO)?;
                 self.writable(rules)?;
                 self.within(rules, Refusal::WriteBeyondEnd)?;
@@ -292,7 +294,8 @@ impl Header {
         }
     }
 
-    /// FUA is allowed on every command, though on some it means nothing ("Command flags").
+    /// Checks the flags. FUA is allowed with every command, although it has no effect with some ("Command
+    /// flags").
     fn flags(&self, allowed: u16) -> Result<(), Refusal> {
         let bad = self.flags & !(allowed | CMD_FLAG_FUA);
         if bad == 0 { Ok(()) } else { Err(Refusal::BadFlags(bad)) }

@@ -1,9 +1,10 @@
-//! The table of commands: which there are, and which bits of their CDBs mean something here. Decoding refuses
-//! what it does not list, and REPORT SUPPORTED OPERATION CODES tells it.
+//! The table of commands: the supported commands, and the valid bits of their CDBs. Decoding refuses all
+//! others, and REPORT SUPPORTED OPERATION CODES reports the table.
 
 use super::{Put, Sense, codes};
 
-/// A command, by what its CDB is decoded to; those of several CDB lengths are one.
+/// A command, by the request that its CDB is decoded to; the variants with different CDB lengths have one
+/// kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     TestUnitReady,
@@ -47,12 +48,12 @@ pub(super) struct Command {
     /// Service action, in the low five bits of byte 1.
     pub action: Option<u8>,
     pub kind: Kind,
-    /// CDB usage map (SPC-4, "REPORT SUPPORTED OPERATION CODES"), without opcode and service action: bits
-    /// that are set here may be set in a CDB. As long as the CDB.
+    /// CDB usage map (SPC-4, "REPORT SUPPORTED OPERATION CODES"), without opcode and service action: only
+    /// bits that are set here may be set in a CDB. Its length is that of the CDB.
     pub usage: &'static [u8],
 }
 
-/// Bits that are looked at, or may be set and change nothing, in the second byte of a CDB.
+/// Bits in the second byte of a CDB that are evaluated, or may be set without effect.
 const DPO_FUA: u8 = 0x1a; // DPO, FUA, and FUA_NV, which is obsolete.
 const DPO_BYTCHK: u8 = 0x16;
 const IMMED: u8 = 0x02;
@@ -78,7 +79,7 @@ const fn blocks16(flags: u8) -> [u8; 16] {
     [0, flags, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, GROUP, 0]
 }
 
-/// A CDB with a length at its end, `first` bytes of which are something else.
+/// A CDB with a length field at its end, and `second` as the usage map of byte 2.
 const fn length12(second: u8) -> [u8; 12] {
     [0, 0, second, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0]
 }
@@ -86,7 +87,8 @@ const fn length12(second: u8) -> [u8; 12] {
 /// PERSISTENT RESERVE IN and OUT.
 const RESERVE_IN: [u8; 10] = [0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0];
 const RESERVE_OUT: [u8; 10] = [0, 0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 0];
-/// Third-party copies: list identifier of one byte, of four in front, of four behind.
+/// Third-party copies: without list identifier, with one of one byte, with one of four bytes; and copies by
+/// token.
 const COPY: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0];
 const COPY_LID1: [u8; 16] = [0, 0, 255, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0];
 const COPY_LID4: [u8; 16] = [0, 0, 255, 255, 255, 255, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0];
@@ -105,7 +107,7 @@ macro_rules! commands {
     (@action $action:literal) => { Some($action) };
 }
 
-/// In the order of operation codes, and of service actions within one.
+/// Sorted by operation code and service action.
 pub(super) static COMMANDS: [Command; 59] = commands! {
     0x00, TestUnitReady, [0, 0, 0, 0, 0, 0];
     0x03, RequestSense, [0, 0x01, 0, 0, 0xff, 0];
@@ -168,7 +170,7 @@ pub(super) static COMMANDS: [Command; 59] = commands! {
     0xaf, Verify, blocks12(DPO_BYTCHK);
 };
 
-/// Where the rows of an operation code begin in [`COMMANDS`]; `u8::MAX` for those that are not there.
+/// Index of the first row of each operation code in [`COMMANDS`]; `u8::MAX` for unsupported ones.
 static FIRST: [u8; 256] = first_rows();
 
 const fn first_rows() -> [u8; 256] {
@@ -187,7 +189,7 @@ fn rows(opcode: u8) -> impl Iterator<Item = &'static Command> {
     COMMANDS.get(first..).unwrap_or(&[]).iter().take_while(move |c| c.opcode == opcode)
 }
 
-/// The command of a CDB, all of whose bits are ones that mean something, and the CDB cut to its length.
+/// The command of a CDB, and the CDB truncated to its length; an error if any invalid bit is set.
 #[inline]
 pub(super) fn find(cdb: &[u8]) -> Result<(&'static Command, &[u8]), Sense> {
     let Some(&opcode) = cdb.first() else { return Err(Sense::illegal(codes::INVALID_OPERATION_CODE)) };
@@ -213,7 +215,7 @@ pub(super) fn find(cdb: &[u8]) -> Result<(&'static Command, &[u8]), Sense> {
 }
 
 impl Command {
-    /// One descriptor of the list of all commands.
+    /// Appends a descriptor for the list of all commands.
     fn describe(&self, timeouts: bool, out: &mut Vec<u8>) {
         out.extend_from_slice(&[self.opcode, 0]);
         out.put16(self.action.unwrap_or(0).into());
@@ -225,7 +227,7 @@ impl Command {
     }
 }
 
-/// A command timeouts descriptor that recommends nothing.
+/// A command timeouts descriptor without recommendations.
 fn put_timeouts(out: &mut Vec<u8>) {
     out.put16(0x0a);
     out.zeroes(10);
@@ -239,10 +241,10 @@ pub fn opcodes_all(timeouts: bool) -> Vec<u8> {
     out
 }
 
-/// One command (REPORTING OPTIONS 001b to 011b): `options` is the field, which is one of them.
+/// One command (REPORTING OPTIONS 001b to 011b): `options` is that field.
 ///
 /// # Errors
-/// A service action where the command has none, or none where it has.
+/// A service action for a command without one, or none for a command with one.
 pub fn opcodes_one(options: u8, opcode: u8, action: u16, timeouts: bool) -> Result<Vec<u8>, Sense> {
     let first = rows(opcode).next();
     let has_actions = first.is_some_and(|c| c.action.is_some());
@@ -268,7 +270,7 @@ pub fn opcodes_one(options: u8, opcode: u8, action: u16, timeouts: bool) -> Resu
     Ok(out)
 }
 
-/// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS: those of iSCSI that name tasks, a unit or a target.
+/// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS data: the functions of iSCSI on tasks, a unit or a target.
 pub fn task_management_functions(extended: bool) -> Vec<u8> {
     // ABORT TASK, ABORT TASK SET, CLEAR TASK SET, LOGICAL UNIT RESET.
     let mut out = vec![0xd8, 0, 0, 0];
@@ -284,11 +286,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_in_order_and_whole() {
+    fn the_table_is_sorted_and_complete() {
         let order: Vec<_> = COMMANDS.iter().map(|c| (c.opcode, c.action)).collect();
-        assert!(order.is_sorted_by(|a, b| a < b), "rows are found by the first of their operation code");
+        assert!(order.is_sorted_by(|a, b| a < b), "`rows` needs the table to be sorted by operation code");
         for command in &COMMANDS {
-            // SPC-4, "Operation code": the upper three bits say how long the CDB is.
+            // SPC-4, "Operation code": the upper three bits determine the length of the CDB.
             let len = match command.opcode >> 5 {
                 0 => 6,
                 1 | 2 => 10,
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_that_means_nothing_is_pointed_at() {
+    fn every_invalid_bit_is_reported_by_the_field_pointer() {
         for command in &COMMANDS {
             let actions = if command.action.is_some() { 0x1f } else { 0 };
             for byte in 1..command.usage.len() {
@@ -320,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn all_commands_are_reported_and_each_one_for_itself() {
+    fn all_commands_are_reported_in_the_list_and_individually() {
         for timeouts in [false, true] {
             let all = opcodes_all(timeouts);
             let size = if timeouts { 20 } else { 8 };

@@ -1,5 +1,5 @@
-//! EXTENDED COPY(LID1) (SPC-4, "Third-party copy functions"): its parameter list, of identification
-//! descriptors (E4h) and copies from block device to block device (02h), and what RECEIVE COPY RESULTS tells.
+//! EXTENDED COPY(LID1) (SPC-4, "Third-party copy functions"): its parameter list, with identification
+//! descriptors (E4h) and block device to block device segments (02h), and RECEIVE COPY RESULTS data.
 
 use super::*;
 
@@ -9,7 +9,7 @@ pub const COPY_TARGETS_MAX: u16 = 8;
 pub const COPY_SEGMENTS_MAX: u16 = 64;
 /// Most bytes of all descriptors.
 pub const COPY_DESCRIPTORS_MAX: u32 = COPY_TARGETS_MAX as u32 * TARGET + COPY_SEGMENTS_MAX as u32 * SEGMENT;
-/// Longest copy of one segment, in blocks: what its field can say.
+/// Longest copy of one segment, in blocks: the maximum of its field.
 pub const COPY_SEGMENT_BLOCKS_MAX: u32 = 0xffff;
 
 /// Bytes of a list before its descriptors.
@@ -21,7 +21,7 @@ const SEGMENT: u32 = 28;
 const IDENTIFICATION: u8 = 0xe4;
 const BLOCK_TO_BLOCK: u8 = 0x02;
 
-/// How a list names a unit.
+/// The designator of a unit in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Designator {
     /// Code set.
@@ -33,7 +33,7 @@ pub struct Designator {
 }
 
 impl Designator {
-    /// Whether it is one of the designators of a unit.
+    /// Whether it is one of the designators of the unit `identity`.
     pub fn names(&self, identity: &Identity) -> bool {
         let is = |(code_set, kind, bytes): &(u8, u8, Vec<u8>)| {
             (*code_set, *kind) == (self.code_set, self.kind) && *bytes == self.bytes
@@ -42,37 +42,37 @@ impl Designator {
     }
 }
 
-/// One copy. Offsets and length are in bytes; nothing is known yet of the units that they lie in.
+/// One copy. Offsets and length are in bytes, and not yet checked against the units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopySegment {
-    /// Index of the source in the list of targets; may be beyond it.
+    /// Index of the source in the list of targets; may be out of range.
     pub source: u16,
-    /// Index of the destination; likewise.
+    /// Index of the destination in the list of targets; may be out of range.
     pub destination: u16,
-    /// Where to read.
+    /// Offset in the source.
     pub source_offset: u64,
-    /// Where to write.
+    /// Offset in the destination.
     pub offset: u64,
-    /// How much.
+    /// Length.
     pub len: u64,
 }
 
 /// A parameter list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyList {
-    /// By which RECEIVE COPY STATUS asks for the outcome; `None` if nobody will.
+    /// List identifier for RECEIVE COPY STATUS; `None` if the status will not be requested.
     pub list: Option<u8>,
     /// The units, at most [`COPY_TARGETS_MAX`].
     pub targets: Vec<Designator>,
-    /// What to do, in this order; at most [`COPY_SEGMENTS_MAX`].
+    /// The segments, in order of execution; at most [`COPY_SEGMENTS_MAX`].
     pub segments: Vec<CopySegment>,
 }
 
 impl CopyList {
-    /// Decodes a list, which is not empty.
+    /// Decodes a list that is not empty.
     ///
     /// # Errors
-    /// A list that is cut off or too long, too many descriptors, or descriptors of another type.
+    /// The list is truncated or too long, or has too many descriptors, or descriptors of another type.
     pub fn decode(list: &[u8]) -> Result<CopyList, Sense> {
         if list.len() < HEADER {
             return Err(Sense::length());
@@ -120,7 +120,7 @@ fn target(bytes: &[u8], at: usize) -> Result<Designator, Sense> {
     if bytes.len() < TARGET as usize {
         return Err(Sense::length());
     }
-    // LU ID TYPE and NUL are obsolete; the unit is a block device of blocks as ours.
+    // LU ID TYPE and NUL are obsolete; the unit must be a block device with the same block length.
     if bytes[1] & 0x1f != 0 {
         return Err(wrong(1));
     }
@@ -128,7 +128,7 @@ fn target(bytes: &[u8], at: usize) -> Result<Designator, Sense> {
     if block != BLOCK && block != 0 {
         return Err(wrong(29));
     }
-    // The designator is that of a unit.
+    // The designator must be associated with a unit.
     if bytes[5] & 0x30 != 0 {
         return Err(wrong(5));
     }
@@ -159,14 +159,14 @@ fn segment(bytes: &[u8], at: usize) -> Result<CopySegment, Sense> {
     })
 }
 
-/// How a copy ended.
+/// The result of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyOutcome {
-    /// Without an error.
+    /// Whether it succeeded.
     pub done: bool,
-    /// Segments that were carried out.
+    /// Number of executed segments.
     pub segments: u16,
-    /// Bytes that were copied.
+    /// Number of copied bytes.
     pub bytes: u64,
 }
 
@@ -174,7 +174,7 @@ pub struct CopyOutcome {
 pub fn copy_status(outcome: &CopyOutcome) -> Vec<u8> {
     let mut data = vec![0, 0, 0, 0, if outcome.done { 1 } else { 2 }];
     data.put16(outcome.segments);
-    // In KiB, which may be half a one too few, if bytes are too many for the field.
+    // In KiB, rounded down, if the field cannot hold the number of bytes.
     match u32::try_from(outcome.bytes) {
         Ok(bytes) => {
             data.push(0);
@@ -191,7 +191,7 @@ pub fn copy_status(outcome: &CopyOutcome) -> Vec<u8> {
 
 /// RECEIVE COPY OPERATING PARAMETERS data.
 pub fn copy_parameters() -> Vec<u8> {
-    // SNLID: a list identifier is not necessary.
+    // SNLID: a list identifier is not required.
     let mut data = vec![0, 0, 0, 0, 1, 0, 0, 0];
     data.put16(COPY_TARGETS_MAX);
     data.put16(COPY_SEGMENTS_MAX);

@@ -1,4 +1,4 @@
-//! Smaller parameter lists and data: UNMAP, GET LBA STATUS, READ CAPACITY, REPORT LUNS, REPORT TARGET PORT
+//! Short parameter lists and data: UNMAP, GET LBA STATUS, READ CAPACITY, REPORT LUNS, REPORT TARGET PORT
 //! GROUPS.
 
 use super::*;
@@ -6,13 +6,13 @@ use super::*;
 /// A range of a parameter list, in bytes; within the unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockRange {
-    /// Where.
+    /// Start.
     pub offset: u64,
-    /// How much.
+    /// Length.
     pub len: u64,
 }
 
-/// Descriptors of 16 bytes: address, number of blocks. What is left at the end is not one.
+/// Decodes descriptors of 16 bytes: address, number of blocks. An incomplete one at the end is ignored.
 pub(super) fn ranges(bytes: &[u8], rules: &Rules) -> Result<Vec<BlockRange>, Sense> {
     let range = |bytes: &[u8]| {
         let (lba, blocks) = (bytes.get64(0), u64::from(bytes.get32(8)));
@@ -29,7 +29,7 @@ pub(super) fn ranges(bytes: &[u8], rules: &Rules) -> Result<Vec<BlockRange>, Sen
 /// The ranges of an UNMAP.
 ///
 /// # Errors
-/// A list that is cut off, too many ranges, or one that ends behind the unit.
+/// The list is truncated, has too many ranges, or a range that ends beyond the unit.
 pub fn unmap_list(list: &[u8], rules: &Rules) -> Result<Vec<BlockRange>, Sense> {
     if list.is_empty() {
         return Ok(Vec::new());
@@ -44,27 +44,27 @@ pub fn unmap_list(list: &[u8], rules: &Rules) -> Result<Vec<BlockRange>, Sense> 
     ranges(bytes, rules)
 }
 
-/// A run of blocks that are mapped, or not.
+/// A run of blocks with the same provisioning status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LbaStatus {
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Something is stored for them.
+    /// Whether the blocks are mapped.
     pub mapped: bool,
 }
 
-/// GET LBA STATUS data: runs from `offset` on, in bytes. A run longer than a descriptor can say is the last
-/// one, cut.
+/// GET LBA STATUS data: runs from `offset` on, in bytes. A run that exceeds the field of a descriptor is
+/// truncated, and is the last one.
 pub fn lba_status(offset: u64, runs: impl IntoIterator<Item = LbaStatus>) -> Vec<u8> {
     let mut data = vec![0; 8];
     let mut lba = offset / u64::from(BLOCK);
     for run in runs {
         let blocks = run.len / u64::from(BLOCK);
-        let said = u32::try_from(blocks).unwrap_or(u32::MAX);
+        let reported = u32::try_from(blocks).unwrap_or(u32::MAX);
         data.put64(lba);
-        data.put32(said);
+        data.put32(reported);
         data.extend_from_slice(&[u8::from(!run.mapped), 0, 0, 0]);
-        if blocks != u64::from(said) {
+        if blocks != u64::from(reported) {
             break;
         }
         lba += blocks;
@@ -73,7 +73,7 @@ pub fn lba_status(offset: u64, runs: impl IntoIterator<Item = LbaStatus>) -> Vec
     data
 }
 
-/// READ CAPACITY(10) data of a unit of so many blocks.
+/// READ CAPACITY(10) data of a unit with `blocks` blocks.
 pub fn capacity10(blocks: u64) -> Vec<u8> {
     let mut data = Vec::with_capacity(8);
     data.put32(u32::try_from(blocks.saturating_sub(1)).unwrap_or(u32::MAX));
@@ -81,12 +81,12 @@ pub fn capacity10(blocks: u64) -> Vec<u8> {
     data
 }
 
-/// READ CAPACITY(16) data of a unit of so many blocks.
+/// READ CAPACITY(16) data of a unit with `blocks` blocks.
 pub fn capacity16(blocks: u64) -> Vec<u8> {
     let mut data = Vec::with_capacity(32);
     data.put64(blocks.saturating_sub(1));
     data.put32(BLOCK);
-    // No protection; physical blocks, aligned at 0; LBPME and LBPRZ.
+    // No protection; physical blocks, aligned at 0; LBPME and LBPRZ are set.
     data.extend_from_slice(&[0, PHYSICAL_EXPONENT, 0xc0, 0]);
     data.zeroes(16);
     data
@@ -106,7 +106,7 @@ pub fn report_luns(luns: &[u16]) -> Vec<u8> {
 
 /// REPORT TARGET PORT GROUPS data: one group, active and optimised, with one port.
 pub fn target_port_groups(group: u16, relative_port: u16) -> Vec<u8> {
-    // Active/optimised is also the only state it can have.
+    // Active/optimised is the only supported state.
     let mut data = vec![0, 0, 0, 0, 0, 0x01];
     data.put16(group);
     data.extend_from_slice(&[0, 0, 0, 1, 0, 0]);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn status_is_cut_where_a_descriptor_ends() {
+    fn status_is_truncated_to_the_field_of_a_descriptor() {
         let run = |len, mapped| LbaStatus { len, mapped };
         let data = lba_status(1024, [run(512, true), run(1 << 50, false), run(512, true)]);
         assert_eq!(data.len(), 8 + 32);

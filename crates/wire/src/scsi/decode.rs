@@ -1,4 +1,4 @@
-//! From a CDB to a [`Request`].
+//! Decoding of CDBs into [`Request`]s.
 
 use super::command::{Kind, find};
 use super::request::*;
@@ -16,11 +16,11 @@ const PF: u8 = 0x10;
 const SP: u8 = 0x01;
 
 impl Request {
-    /// Decodes a CDB; bytes behind it, with which transports fill up their field for it, are not looked at.
+    /// Decodes a CDB; bytes after it, with which transports pad their field, are ignored.
     ///
     /// # Errors
-    /// What the command is to be ended with: no such command, a field that is wrong or asks for what is not there,
-    /// or a range that ends behind the unit.
+    /// The sense data to return: an unsupported command, an invalid or unsupported field, or a range that
+    /// ends beyond the unit.
     #[inline]
     pub fn decode(cdb: &[u8], rules: &Rules) -> Result<Request, Sense> {
         let (command, cdb) = find(cdb)?;
@@ -32,7 +32,7 @@ impl Request {
             }
             Kind::Write => {
                 let (offset, len) = transfer(cdb, rules)?;
-                // Byte 1 of the six-byte command has address bits in this place.
+                // In the six-byte command, this bit of byte 1 belongs to the address.
                 Ok(Request::Write { offset, len, fua: fua && cdb.len() > 6 })
             }
             Kind::WriteAndVerify => {
@@ -79,7 +79,7 @@ impl Request {
     }
 }
 
-/// Commands that name no blocks.
+/// Commands without a block range.
 fn without_range(kind: Kind, cdb: &[u8]) -> Result<Request, Sense> {
     Ok(match kind {
         Kind::TestUnitReady => Request::TestUnitReady,
@@ -93,7 +93,7 @@ fn without_range(kind: Kind, cdb: &[u8]) -> Result<Request, Sense> {
         },
         Kind::ReadCapacity10 => Request::ReadCapacity10,
         Kind::ReadCapacity16 => Request::ReadCapacity16 { allocation: cdb.get32(10) },
-        // With a power condition the START bit means nothing.
+        // With a power condition, the START bit is ignored.
         Kind::StartStopUnit => Request::StartStopUnit { start: cdb[4] & 0xf1 == 1 },
         Kind::ModeSense => mode_sense(cdb),
         Kind::ModeSelect => mode_select(cdb)?,
@@ -130,13 +130,13 @@ fn without_range(kind: Kind, cdb: &[u8]) -> Result<Request, Sense> {
     })
 }
 
-/// Address and number of blocks, by the length of the CDB.
+/// Address and number of blocks, depending on the length of the CDB.
 #[inline]
 fn range(cdb: &[u8]) -> (u64, u64) {
     match cdb.len() {
         6 => {
             let lba = u64::from(cdb.get32(0) & 0x1f_ffff);
-            // Zero blocks are 256 here, and only here (SBC-3, "READ (6) command").
+            // Only here, zero means 256 blocks (SBC-3, "READ (6) command").
             (lba, if cdb[4] == 0 { 256 } else { cdb[4].into() })
         }
         10 => (cdb.get32(2).into(), cdb.get16(7).into()),
@@ -145,7 +145,7 @@ fn range(cdb: &[u8]) -> (u64, u64) {
     }
 }
 
-/// The offset of a range that lies within the unit, in bytes.
+/// The byte offset of a range, if it is within the unit.
 #[inline]
 fn within(lba: u64, blocks: u64, rules: &Rules) -> Result<u64, Sense> {
     match lba.checked_add(blocks) {
@@ -154,7 +154,7 @@ fn within(lba: u64, blocks: u64, rules: &Rules) -> Result<u64, Sense> {
     }
 }
 
-/// Where the field with the number of blocks begins.
+/// First byte of the field with the number of blocks.
 fn count_field(cdb: &[u8]) -> u16 {
     match cdb.len() {
         6 => 4,
@@ -164,7 +164,7 @@ fn count_field(cdb: &[u8]) -> u16 {
     }
 }
 
-/// The range of a command with as much data, in bytes.
+/// The byte range of a command that transfers data of the same length.
 #[inline]
 fn transfer(cdb: &[u8], rules: &Rules) -> Result<(u64, u32), Sense> {
     let (lba, blocks) = range(cdb);
@@ -193,7 +193,8 @@ fn verify(cdb: &[u8], rules: &Rules) -> Result<Request, Sense> {
 fn write_same(cdb: &[u8], rules: &Rules) -> Result<Request, Sense> {
     let (lba, blocks) = range(cdb);
     let offset = within(lba, blocks, rules)?;
-    // Zero blocks would be the rest of the unit, which is easily too much (WSNZ is 1).
+    // Zero blocks would mean the rest of the unit, which is refused because it may exceed the limit (WSNZ is
+    // 1).
     if blocks == 0 || blocks > u64::from(WRITE_SAME_MAX) {
         return Err(Sense::cdb(count_field(cdb)));
     }
@@ -270,7 +271,7 @@ fn supported_opcodes(cdb: &[u8]) -> Result<Request, Sense> {
     Ok(Request::SupportedOpcodes { query, timeouts: cdb[2] & 0x80 != 0, allocation: cdb.get32(6) })
 }
 
-/// The length of a parameter list, whose field begins at `byte`.
+/// Checks the length of a parameter list; `byte` is the first byte of its field.
 fn parameters(length: u32, byte: u16) -> Result<u32, Sense> {
     if length > PARAMETERS_MAX { Err(Sense::cdb(byte)) } else { Ok(length) }
 }

@@ -6,19 +6,19 @@ use super::Put;
 pub(super) const VENDOR: &[u8; 8] = b"FOREBAY ";
 /// Product identification.
 const PRODUCT: &[u8; 16] = b"VOLUME          ";
-/// First byte of INQUIRY data for a unit that is not there.
+/// First byte of INQUIRY data for a unit that does not exist.
 const NO_UNIT: u8 = 0x7f;
 
-/// Standards that are conformed to (SPC-4, "Version descriptor values"): SAM-5, SPC-4, SBC-3, iSCSI.
+/// Claimed standards (SPC-4, "Version descriptor values"): SAM-5, SPC-4, SBC-3, iSCSI.
 const STANDARDS: [u16; 4] = [0x00a0, 0x0460, 0x04c0, 0x0960];
 
-/// Standard data of a unit, or with `present` false of one that is not there. Four characters of `revision`
-/// count.
+/// Standard data of a unit; with `present` false, of a unit that does not exist. The first four characters of
+/// `revision` are used.
 pub fn standard_inquiry(present: bool, revision: &str) -> Vec<u8> {
     let mut data = Vec::with_capacity(96);
     // A block device; not removable; SPC-4; hierarchical LUNs, format 2.
     data.extend_from_slice(&[if present { 0 } else { NO_UNIT }, 0, 6, 0x12, 0]);
-    // Implicit asymmetric access, third-party copies; several ports; commands are queued.
+    // Implicit asymmetric access, third-party copies; multiple ports; command queueing.
     data.extend_from_slice(&[0x18, 0x10, 0x02]);
     data.extend_from_slice(VENDOR);
     data.extend_from_slice(PRODUCT);

@@ -1,14 +1,14 @@
-//! SCSI block commands, device server side: CDBs and parameter lists as typed values, and the data that goes
-//! back.
+//! SCSI block commands, device server side: decodes CDBs and parameter lists into typed values, and encodes
+//! the returned data.
 //!
-//! Written to SPC-4 (INCITS 513), SBC-3 (INCITS 514) and, for reservations of the old kind, SPC-2; clause
-//! names in the comments are theirs.
+//! Follows SPC-4 (INCITS 513), SBC-3 (INCITS 514) and, for RESERVE and RELEASE, SPC-2; comments cite their
+//! clause names.
 //!
-//! A CDB passes [`Request::decode`]: the one table of commands (`command`) says which are there and which of
-//! their bits mean something, and the same table answers REPORT SUPPORTED OPERATION CODES. A [`Request`] that
-//! comes out carries only what this server knows, and its range lies within the unit; nothing behind checks
-//! again. One that does not pass becomes a [`Sense`]. Parameter lists (`mode`, `reserve`, `copy`, `token`,
-//! `unmap`) are decoded in the same way, into lists whose length the limits in this file bound.
+//! [`Request::decode`] decodes a CDB: the single table of commands (`command`) lists the supported commands
+//! and the valid bits of their CDBs, and the same table answers REPORT SUPPORTED OPERATION CODES. A decoded
+//! [`Request`] has only supported fields, and its range is within the unit; callers need not check again. An
+//! invalid CDB becomes a [`Sense`]. Parameter lists (`mode`, `reserve`, `copy`, `token`, `unmap`) are decoded
+//! in the same way, into lists whose length is bounded by the limits in this file.
 
 mod command;
 mod copy;
@@ -47,43 +47,43 @@ pub use vpd::{Identity, PortIdentity, VpdPage, vpd_page};
 
 /// Bytes of a logical block.
 pub const BLOCK: u32 = 512;
-/// Logical blocks of a physical one, as a power of two (READ CAPACITY(16), LOGICAL BLOCKS PER PHYSICAL BLOCK
+/// Logical blocks per physical block, as a power of two (READ CAPACITY(16), LOGICAL BLOCKS PER PHYSICAL BLOCK
 /// EXPONENT): the engine maps 4096 bytes.
 pub const PHYSICAL_EXPONENT: u8 = 3;
 
 /// Longest read or write, in blocks (MAXIMUM TRANSFER LENGTH): 16 MiB.
 pub const TRANSFER_MAX: u32 = 32768;
-/// Read or write that is best, in blocks (OPTIMAL TRANSFER LENGTH): 1 MiB.
+/// Optimal read or write, in blocks (OPTIMAL TRANSFER LENGTH): 1 MiB.
 pub const TRANSFER_OPTIMAL: u32 = 2048;
 /// Longest WRITE SAME, in blocks (MAXIMUM WRITE SAME LENGTH).
 pub const WRITE_SAME_MAX: u32 = TRANSFER_MAX;
-/// Longest COMPARE AND WRITE, in blocks (MAXIMUM COMPARE AND WRITE LENGTH): all that its CDB can say.
+/// Longest COMPARE AND WRITE, in blocks (MAXIMUM COMPARE AND WRITE LENGTH): the maximum of its CDB field.
 pub const COMPARE_MAX: u8 = 255;
 /// Most descriptors of an UNMAP (MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT).
 pub const UNMAP_DESCRIPTORS_MAX: u32 = 256;
-/// Longest parameter list that is taken, in bytes: all of them are bounded far below by their own limits.
+/// Longest accepted parameter list, in bytes: the limits of the individual lists are all far below.
 pub const PARAMETERS_MAX: u32 = 64 << 10;
-/// Most descriptors in a GET LBA STATUS reply; an initiator asks again for the rest.
+/// Most descriptors in GET LBA STATUS data; an initiator requests the rest separately.
 pub const STATUS_DESCRIPTORS_MAX: u32 = 1024;
 /// Most ranges of a POPULATE TOKEN or WRITE USING TOKEN (MAXIMUM RANGE DESCRIPTORS).
 pub const TOKEN_RANGES_MAX: u16 = 64;
-/// Most blocks that a token stands for, or that one WRITE USING TOKEN writes (MAXIMUM TOKEN TRANSFER SIZE): 4
+/// Most blocks that a token represents, or that one WRITE USING TOKEN writes (MAXIMUM TOKEN TRANSFER SIZE): 4
 /// GiB.
 pub const TOKEN_BLOCKS_MAX: u64 = 8 << 20;
-/// Seconds after which a token that is not used is forgotten, unless it asks for something else.
+/// Default inactivity timeout of a token, in seconds.
 pub const TOKEN_TIMEOUT: u32 = 60;
-/// Most seconds that it can ask for.
+/// Longest inactivity timeout that can be requested, in seconds.
 pub const TOKEN_TIMEOUT_MAX: u32 = 300;
 
 /// Status of a command (SAM-5, "Status codes").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
-    /// Done.
+    /// Success.
     Good = 0x00,
-    /// There is sense data.
+    /// Sense data is available.
     CheckCondition = 0x02,
-    /// The server has no room for the command now.
+    /// The server is out of resources for the command.
     Busy = 0x08,
     /// Another nexus has reserved the unit.
     ReservationConflict = 0x18,
@@ -93,7 +93,7 @@ pub enum Status {
     TaskAborted = 0x40,
 }
 
-/// Appends big-endian integers, which all fields of SCSI are.
+/// Appends big-endian integers, the format of all SCSI fields.
 trait Put {
     fn put16(&mut self, value: u16);
     fn put32(&mut self, value: u32);
@@ -116,7 +116,7 @@ impl Put for Vec<u8> {
     }
 }
 
-/// Big-endian integers at a place; 0 where the bytes end before.
+/// Reads big-endian integers at an offset; 0 if the bytes end before.
 trait Get {
     fn get16(&self, at: usize) -> u16;
     fn get32(&self, at: usize) -> u32;
@@ -138,13 +138,13 @@ impl Get for [u8] {
     }
 }
 
-/// The `N` bytes at `at`, if they are there.
+/// The `N` bytes at `at`, if they exist.
 #[inline]
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk::<N>().copied()
 }
 
-/// Sets the length field of `size` bytes at `at` to how many bytes follow it.
+/// Sets the length field of `size` bytes at `at` to the number of bytes after it.
 fn set_length(data: &mut [u8], at: usize, size: usize) {
     let len = ((data.len() - at - size) as u64).to_be_bytes();
     data[at..at + size].copy_from_slice(&len[8 - size..]);

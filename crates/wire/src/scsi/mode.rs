@@ -3,14 +3,14 @@
 
 use super::*;
 
-/// What MODE SENSE tells and MODE SELECT changes.
+/// The mode parameters that MODE SENSE reports and MODE SELECT changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ModeState {
     /// Sense data is in descriptor format (D_SENSE).
     pub descriptor_sense: bool,
     /// Writes are refused (SWP).
     pub write_protect: bool,
-    /// Writes can be acknowledged before they are durable (WCE); follows the mapping of the unit.
+    /// Writes may be acknowledged before they are durable (WCE); determined by the mapping of the unit.
     pub write_back: bool,
 }
 
@@ -19,7 +19,7 @@ const CONTROL: u8 = 0x0a;
 const EXCEPTIONS: u8 = 0x1c;
 const ALL_PAGES: u8 = 0x3f;
 const ALL_SUBPAGES: u8 = 0xff;
-/// In ascending order, which is that of their being returned.
+/// The pages in ascending order, in which they are returned.
 const PAGES: [u8; 3] = [CACHING, CONTROL, EXCEPTIONS];
 
 const D_SENSE: u8 = 0x04;
@@ -39,12 +39,12 @@ fn page(code: u8, control: PageControl, state: &ModeState) -> Vec<u8> {
             page.zeroes(17);
             page
         }
-        // GLTSD: there are no log parameters to save. Commands may be reordered. No limit to a busy time.
+        // GLTSD: no log parameters are saved. Commands may be reordered. The busy time is not limited.
         CONTROL => {
             let (sense, protect) = (set(state.descriptor_sense, D_SENSE), set(state.write_protect, SWP));
             vec![CONTROL, 10, 0x02 | sense, 0x10, protect, 0, 0, 0, 0xff, 0xff, 0, 0]
         }
-        // DEXCPT: nothing is reported in this way.
+        // DEXCPT: informational exceptions are disabled.
         _ => vec![EXCEPTIONS, 10, 0x08, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     };
     if control == PageControl::Changeable {
@@ -67,11 +67,11 @@ fn block_descriptor(blocks: u64, long: bool, out: &mut Vec<u8>) {
     out.put32(BLOCK);
 }
 
-/// The answer to a [`Request::ModeSense`], whole; `None` for any other request. `read_only` says that writes
-/// are refused for another reason than SWP.
+/// The complete data for a [`Request::ModeSense`]; an error for any other request. `read_only` is whether
+/// writes are refused for another reason than SWP.
 ///
 /// # Errors
-/// A page that is not there; saved values.
+/// An unsupported page; saved values.
 pub fn mode_sense(
     request: &Request,
     state: &ModeState,
@@ -92,7 +92,7 @@ pub fn mode_sense(
     if code != ALL_PAGES && !PAGES.contains(&code) {
         return Err(Sense::cdb_bit(2, 5));
     }
-    // DPOFUA: both bits are taken.
+    // DPOFUA: the DPO and FUA bits are supported.
     let parameter = if read_only || state.write_protect { 0x90 } else { 0x10 };
     let mut data = if ten { vec![0, 0, 0, parameter, 0, 0, 0, 0] } else { vec![0, 0, parameter, 0] };
     let header = data.len();
@@ -110,10 +110,10 @@ pub fn mode_sense(
     Ok(data)
 }
 
-/// What a MODE SELECT with this parameter list makes of `state`.
+/// The mode parameters after a MODE SELECT with this parameter list.
 ///
 /// # Errors
-/// A list that is cut off, a page that is not there, or a change of what cannot be changed.
+/// The list is truncated, or has an unsupported page, or changes a parameter that cannot be changed.
 pub fn mode_select(list: &[u8], ten: bool, state: &ModeState, blocks: u64) -> Result<ModeState, Sense> {
     let mut new = *state;
     if list.is_empty() {
@@ -135,7 +135,7 @@ pub fn mode_select(list: &[u8], ten: bool, state: &ModeState, blocks: u64) -> Re
     Ok(new)
 }
 
-/// The one descriptor there may be says what is so anyway.
+/// Checks that the only permitted block descriptor states the current values.
 fn check_descriptor(list: &[u8], at: usize, len: usize, long: bool, blocks: u64) -> Result<(), Sense> {
     if len != if long { 16 } else { 8 } {
         return Err(Sense::parameter(at as u16 - 1));
@@ -151,11 +151,11 @@ fn check_descriptor(list: &[u8], at: usize, len: usize, long: bool, blocks: u64)
     Ok(())
 }
 
-/// Takes the page at `at` over into `new`; how long it is.
+/// Applies the page at `at` to `new`; returns its length.
 fn select_page(list: &[u8], at: usize, state: &ModeState, new: &mut ModeState) -> Result<usize, Sense> {
     let wrong = |byte: usize| Sense::parameter((at + byte) as u16);
     let code = list[at];
-    // PS is reserved in MODE SELECT; no page has subpages.
+    // PS is reserved in MODE SELECT; subpages are not supported.
     if !PAGES.contains(&code) {
         return Err(wrong(0));
     }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sensed_can_be_selected_with_the_bits_that_may_change() {
+    fn sensed_pages_can_be_selected_with_changed_bits_that_are_changeable() {
         for ten in [false, true] {
             let mut list = sense(ten, PageControl::Current, 0x3f).unwrap();
             assert_eq!(mode_select(&list, ten, &PLAIN, 1 << 33), Ok(PLAIN));
@@ -225,7 +225,7 @@ mod tests {
                 let cut = mode_select(&list[..len], ten, &PLAIN, 1 << 33);
                 assert!(cut.is_ok_and(|new| new == PLAIN || new == changed) || cut == Err(Sense::length()));
             }
-            // WCE follows the mapping; a page that is not there; a length that is wrong.
+            // WCE, which cannot be changed; an unsupported page; a wrong length; an unchangeable byte.
             for (byte, bad) in [(control - 18, 0), (control, 0x19), (control + 1, 9), (control + 3, 0)] {
                 let mut list = list.clone();
                 list[byte] = bad;

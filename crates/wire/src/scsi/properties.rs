@@ -1,9 +1,9 @@
-//! What a transport and a unit want to know of a request: what it transfers, what it needs, what it changes.
+//! Properties of a request for transports and units: its transfer, its reservation conflicts, its changes.
 
 use super::{BLOCK, Request, Sense, Transfer, VerifyCheck, codes};
 
-/// How a command stands to reservations (SPC-4, "Commands that are allowed in the presence of various
-/// reservations"; SBC-3, "Reservations"; SPC-2, "Reservations").
+/// The class of a command for reservation conflicts (SPC-4, "Commands that are allowed in the presence of
+/// various reservations"; SBC-3, "Reservations"; SPC-2, "Reservations").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Never conflicts.
@@ -12,7 +12,7 @@ pub enum Access {
     Status,
     /// Reads: conflicts with exclusive access.
     Read,
-    /// Changes, or reserves what it wants to change: conflicts with exclusive writing, too.
+    /// Changes the unit, or prepares a change: conflicts with exclusive writing, too.
     Write,
     /// RESERVE: conflicts with registrations, and with the RESERVE of another nexus.
     Reserve,
@@ -21,8 +21,8 @@ pub enum Access {
 }
 
 impl Request {
-    /// How much it transfers by its CDB. Other than for a read, what comes in may be less: then that is the
-    /// length from which residuals are counted.
+    /// The transfer length by its CDB. Except for a read, the data returned may be shorter, and residuals are
+    /// then counted from its actual length.
     pub fn transfer(&self) -> Transfer {
         use Request::*;
         let bytes = match *self {
@@ -68,11 +68,12 @@ impl Request {
         }
     }
 
-    /// Whether the command can be carried out with so many bytes from the initiator, which for a transport is
-    /// the expected data transfer length: known before any data has come.
+    /// Checks that the command can be executed with `bytes` bytes from the initiator, which for a transport
+    /// is the expected data transfer length: known before any data arrives.
     ///
-    /// A write may bring fewer blocks, then these are written, or more, then the rest is not looked at (both
-    /// show as residuals). Where data of another length would mean something else, it has to be right.
+    /// With fewer bytes a write writes fewer blocks, and with more the rest is ignored (both are reported as
+    /// residuals). Commands to which data of another length would give another meaning require the exact
+    /// length.
     ///
     /// # Errors
     /// INVALID FIELD IN CDB, PARAMETER LIST LENGTH ERROR, or INVALID FIELD IN COMMAND INFORMATION UNIT.
@@ -84,7 +85,7 @@ impl Request {
         };
         match self {
             CompareAndWrite { .. } if bytes != out => Err(Sense::cdb(13)),
-            // With UNMAP some send no block, as what is unmapped is zero anyway.
+            // With UNMAP some initiators send no block, because unmapped blocks are zero in any case.
             WriteSame { unmap: true, .. } if bytes == 0 => Ok(()),
             WriteSame { .. } if bytes != out => Err(Sense::illegal(codes::INVALID_FIELD_IN_INFORMATION_UNIT)),
             Write { .. } | WriteAndVerify { .. } if bytes.is_multiple_of(BLOCK.into()) => Ok(()),
@@ -103,7 +104,7 @@ impl Request {
         }
     }
 
-    /// How it stands to reservations. PERSISTENT RESERVE OUT sees to that itself.
+    /// Its class for reservation conflicts. PERSISTENT RESERVE OUT checks conflicts when it is executed.
     pub fn access(&self) -> Access {
         use Request::*;
         match self {
@@ -142,7 +143,7 @@ impl Request {
         }
     }
 
-    /// Whether it changes what the unit holds. EXTENDED COPY, which may change another unit, is not counted.
+    /// Whether it changes the contents of the unit. False for EXTENDED COPY, which may change another unit.
     pub fn changes(&self) -> bool {
         use Request::*;
         matches!(
@@ -157,7 +158,7 @@ impl Request {
         )
     }
 
-    /// The range that it changes, as offset and length in bytes, where the CDB says it.
+    /// The range that it changes, as offset and length in bytes, if the CDB states it.
     pub fn changed_range(&self) -> Option<(u64, u64)> {
         use Request::*;
         match *self {

@@ -1,46 +1,46 @@
-//! What an initiator asks for, as typed values.
+//! Requests of an initiator, as typed values.
 
 use super::reserve::ReservationType;
 
-/// What CDBs are checked against: the unit as it is now.
+/// The rules for CDBs: the present state of the unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
     /// Size of the unit in logical blocks.
     pub blocks: u64,
 }
 
-/// How much a command transfers, and which way, by its CDB alone.
+/// The direction and length of a transfer, by the CDB alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
-    /// Nothing.
+    /// No data.
     None,
-    /// To the initiator: so many bytes of a read; at most so many of other data, which is as long as it is.
+    /// To the initiator: the exact number of bytes of a read; the maximum for other data.
     In(u64),
     /// From the initiator, in bytes.
     Out(u64),
 }
 
-/// What VERIFY compares (BYTCHK field).
+/// The comparison of VERIFY (BYTCHK field).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VerifyCheck {
-    /// Nothing: the range has to be readable.
+    /// No comparison: the range must be readable.
     Nothing,
-    /// The range with as much data.
+    /// The range with data of the same length.
     Data,
-    /// Each block of the range with one block of data.
+    /// Each block of the range with a single block of data.
     Block,
 }
 
-/// Which values of a mode page are asked for (PC field).
+/// The requested values of a mode page (PC field).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageControl {
-    /// As they are.
+    /// Current values.
     Current,
-    /// Which bits can be changed.
+    /// A mask of the bits that can be changed.
     Changeable,
-    /// As they are at first.
+    /// Default values.
     Default,
-    /// As they are saved: they are not.
+    /// Saved values, which are not supported.
     Saved,
 }
 
@@ -57,7 +57,7 @@ pub enum ReserveIn {
     FullStatus,
 }
 
-/// Service action of PERSISTENT RESERVE OUT, with the type of those that have one.
+/// Service action of PERSISTENT RESERVE OUT, with its reservation type if it has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReserveOut {
     /// REGISTER.
@@ -76,7 +76,7 @@ pub enum ReserveOut {
     RegisterAndIgnore,
 }
 
-/// Which commands REPORT SUPPORTED OPERATION CODES is to tell of.
+/// The commands that REPORT SUPPORTED OPERATION CODES reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpcodeQuery {
     /// All.
@@ -92,9 +92,9 @@ pub enum OpcodeQuery {
     },
 }
 
-/// A command that can be carried out. Offsets and lengths are in bytes, are multiples of
-/// [`BLOCK`](super::BLOCK), and lie within the unit. `allocation` is the most data that the initiator takes;
-/// `length` is that of the parameter list.
+/// A valid command. Offsets and lengths are in bytes, are multiples of [`BLOCK`](super::BLOCK), and are
+/// within the unit. `allocation` is the most data that the initiator accepts; `length` is the length of the
+/// parameter list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// TEST UNIT READY.
@@ -108,14 +108,14 @@ pub enum Request {
     },
     /// INQUIRY.
     Inquiry {
-        /// A page of vital product data; else the standard data.
+        /// A page of vital product data; otherwise the standard data.
         page: Option<u8>,
         /// Most data.
         allocation: u32,
     },
     /// REPORT LUNS.
     ReportLuns {
-        /// SELECT REPORT: 0 and 2 ask for units, 1 for well-known ones, of which there are none.
+        /// SELECT REPORT: 0 and 2 request units, 1 well-known ones, which are not supported.
         select: u8,
         /// Most data.
         allocation: u32,
@@ -129,65 +129,65 @@ pub enum Request {
     },
     /// READ, at most [`TRANSFER_MAX`](super::TRANSFER_MAX).
     Read {
-        /// Where.
+        /// Start.
         offset: u64,
-        /// How much.
+        /// Length.
         len: u32,
     },
     /// WRITE, at most [`TRANSFER_MAX`](super::TRANSFER_MAX).
     Write {
-        /// Where.
+        /// Start.
         offset: u64,
-        /// How much.
+        /// Length.
         len: u32,
         /// Durable when answered.
         fua: bool,
     },
     /// WRITE AND VERIFY.
     WriteAndVerify {
-        /// Where.
+        /// Start.
         offset: u64,
-        /// How much.
+        /// Length.
         len: u32,
-        /// Compares what is stored with what was sent.
+        /// Compare the stored data with the sent data.
         compare: bool,
     },
     /// VERIFY. With [`VerifyCheck::Data`] at most [`TRANSFER_MAX`](super::TRANSFER_MAX).
     Verify {
-        /// Where.
+        /// Start.
         offset: u64,
-        /// How much.
+        /// Length.
         len: u64,
-        /// What is compared.
+        /// The comparison.
         check: VerifyCheck,
     },
     /// ORWRITE(16).
     OrWrite {
-        /// Where.
+        /// Start.
         offset: u64,
-        /// How much.
+        /// Length.
         len: u32,
         /// Durable when answered.
         fua: bool,
     },
-    /// COMPARE AND WRITE. The data is what is to be there, then what is to be written.
+    /// COMPARE AND WRITE. The data consists of the expected contents, then the new contents.
     CompareAndWrite {
-        /// Where.
+        /// Start.
         offset: u64,
-        /// How much is compared, and written.
+        /// Length that is compared, and written.
         len: u32,
         /// Durable when answered.
         fua: bool,
     },
     /// WRITE SAME, at most [`WRITE_SAME_MAX`](super::WRITE_SAME_MAX).
     WriteSame {
-        /// Where.
+        /// Start.
         offset: u64,
-        /// How much.
+        /// Length.
         len: u32,
-        /// It may be unmapped, if the block is zero.
+        /// The range may be unmapped if the block is zero.
         unmap: bool,
-        /// There is no data: the block is zero.
+        /// No data is sent: the block is zero.
         no_data: bool,
     },
     /// UNMAP.
@@ -197,48 +197,48 @@ pub enum Request {
     },
     /// GET LBA STATUS.
     GetLbaStatus {
-        /// From where; before the end of the unit.
+        /// Start; before the end of the unit.
         offset: u64,
         /// Most data.
         allocation: u32,
     },
     /// PRE-FETCH.
     PreFetch {
-        /// Where.
+        /// Start.
         offset: u64,
-        /// How much; 0 is the rest of the unit, which has been made the length here.
+        /// Length; a length of 0 in the CDB, the rest of the unit, is resolved here.
         len: u64,
     },
-    /// SYNCHRONIZE CACHE; the whole cache, whatever the range.
+    /// SYNCHRONIZE CACHE; applies to the whole cache, whatever the range.
     SynchronizeCache {
-        /// Answer first.
+        /// Answer before the flush has completed.
         immediate: bool,
     },
     /// START STOP UNIT.
     StartStopUnit {
-        /// Start, rather than stop or change the power condition.
+        /// Start, instead of stop or a change of the power condition.
         start: bool,
     },
     /// MODE SENSE.
     ModeSense {
-        /// With the header of the 10-byte command.
+        /// Use the header of the 10-byte command.
         ten: bool,
-        /// The block descriptor may be the long one.
+        /// The long block descriptor is allowed.
         long_descriptor: bool,
-        /// No block descriptor.
+        /// Omit the block descriptor.
         no_descriptor: bool,
-        /// Which values.
+        /// The requested values.
         control: PageControl,
-        /// Page code; 3Fh is all.
+        /// Page code; 3Fh means all pages.
         page: u8,
-        /// Subpage code; 00h is the page itself, FFh it and all its subpages.
+        /// Subpage code; 00h means only the page, FFh also all its subpages.
         subpage: u8,
         /// Most data.
         allocation: u32,
     },
     /// MODE SELECT.
     ModeSelect {
-        /// With the header of the 10-byte command.
+        /// Use the header of the 10-byte command.
         ten: bool,
         /// Bytes of the parameter list.
         length: u32,
@@ -306,16 +306,16 @@ pub enum Request {
     },
     /// REPORT SUPPORTED OPERATION CODES.
     SupportedOpcodes {
-        /// Of which commands.
+        /// The requested commands.
         query: OpcodeQuery,
-        /// With command timeouts descriptors.
+        /// Include command timeouts descriptors.
         timeouts: bool,
         /// Most data.
         allocation: u32,
     },
     /// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS.
     SupportedTaskManagement {
-        /// The long form.
+        /// Use the long format.
         extended: bool,
         /// Most data.
         allocation: u32,

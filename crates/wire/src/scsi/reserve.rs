@@ -6,22 +6,22 @@ use super::*;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ReservationType {
-    /// Only the holder writes.
+    /// Only the holder may write.
     WriteExclusive = 1,
-    /// Only the holder reads and writes.
+    /// Only the holder may read and write.
     ExclusiveAccess = 3,
-    /// Only who is registered writes.
+    /// Only registered nexuses may write.
     WriteExclusiveRegistrants = 5,
-    /// Only who is registered reads and writes.
+    /// Only registered nexuses may read and write.
     ExclusiveAccessRegistrants = 6,
-    /// Only who is registered writes, and all of them hold it.
+    /// Only registered nexuses may write, and all of them are holders.
     WriteExclusiveAll = 7,
-    /// Only who is registered reads and writes, and all of them hold it.
+    /// Only registered nexuses may read and write, and all of them are holders.
     ExclusiveAccessAll = 8,
 }
 
 impl ReservationType {
-    /// All of them.
+    /// All types.
     pub const ALL: [ReservationType; 6] = [
         ReservationType::WriteExclusive,
         ReservationType::ExclusiveAccess,
@@ -31,7 +31,7 @@ impl ReservationType {
         ReservationType::ExclusiveAccessAll,
     ];
 
-    /// A name for people and programs.
+    /// Name for display and in the API.
     pub fn name(self) -> &'static str {
         match self {
             ReservationType::WriteExclusive => "write_exclusive",
@@ -48,17 +48,17 @@ impl ReservationType {
         ReservationType::ALL.into_iter().find(|t| *t as u8 == code)
     }
 
-    /// Whether all that are registered may do what the holder may.
+    /// Whether all registered nexuses have the same access as the holder.
     pub fn includes_registrants(self) -> bool {
         !matches!(self, ReservationType::WriteExclusive | ReservationType::ExclusiveAccess)
     }
 
-    /// Whether all that are registered hold it.
+    /// Whether all registered nexuses are holders.
     pub fn held_by_all(self) -> bool {
         matches!(self, ReservationType::WriteExclusiveAll | ReservationType::ExclusiveAccessAll)
     }
 
-    /// Whether those that are kept out may read.
+    /// Whether nexuses without access may read.
     pub fn allows_reads(self) -> bool {
         matches!(
             self,
@@ -72,11 +72,11 @@ impl ReservationType {
 /// Parameter list of PERSISTENT RESERVE OUT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReserveParameters {
-    /// RESERVATION KEY: that of the nexus.
+    /// RESERVATION KEY: the key of the nexus.
     pub key: u64,
-    /// SERVICE ACTION RESERVATION KEY: its new one, or that of who is preempted.
+    /// SERVICE ACTION RESERVATION KEY: the new key of the nexus, or the key of the nexus to preempt.
     pub action_key: u64,
-    /// APTPL: registrations and reservation are kept when the power is lost.
+    /// APTPL: registrations and reservation persist through a power loss.
     pub keep: bool,
 }
 
@@ -84,10 +84,10 @@ impl ReserveParameters {
     /// Bytes of the list.
     pub const LENGTH: usize = 24;
 
-    /// Decodes the list, which has the length that its CDB says.
+    /// Decodes the list, whose length must be the length in its CDB.
     ///
     /// # Errors
-    /// Another length; SPEC_I_PT and ALL_TG_PT, which the reported capabilities rule out.
+    /// Another length; SPEC_I_PT and ALL_TG_PT, which are not among the reported capabilities.
     pub fn decode(list: &[u8]) -> Result<ReserveParameters, Sense> {
         if list.len() != ReserveParameters::LENGTH {
             return Err(Sense::length());
@@ -108,7 +108,7 @@ pub fn keys(generation: u32, keys: impl IntoIterator<Item = u64>) -> Vec<u8> {
     data
 }
 
-/// READ RESERVATION data; the key of a reservation that all hold is 0.
+/// READ RESERVATION data; the key of a reservation held by all registrants is 0.
 pub fn reservation(generation: u32, reservation: Option<(u64, ReservationType)>) -> Vec<u8> {
     let mut data = generation.to_be_bytes().to_vec();
     data.put32(0);
@@ -120,8 +120,8 @@ pub fn reservation(generation: u32, reservation: Option<(u64, ReservationType)>)
     data
 }
 
-/// REPORT CAPABILITIES data: reservations can be kept when the power is lost, and are if `kept`; all six
-/// types.
+/// REPORT CAPABILITIES data: persistence through a power loss is supported, and active if `kept`; all six
+/// types are supported.
 pub fn reservation_capabilities(kept: bool) -> Vec<u8> {
     vec![0, 8, 0x01, 0x80 | u8::from(kept), 0xea, 0x01, 0, 0]
 }
@@ -131,7 +131,7 @@ pub fn reservation_capabilities(kept: bool) -> Vec<u8> {
 pub struct FullStatus<'a> {
     /// Its key.
     pub key: u64,
-    /// The type of the reservation, if it holds it.
+    /// The type of the reservation, if it is a holder.
     pub holds: Option<ReservationType>,
     /// Relative target port identifier.
     pub relative_port: u16,

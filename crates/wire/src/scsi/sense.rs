@@ -1,12 +1,12 @@
-//! Sense data (SPC-4, "Sense data"): why a command did not succeed.
+//! Sense data (SPC-4, "Sense data"): the reason why a command failed.
 
-/// Sense key: what kind of failure it is.
+/// Sense key: the kind of failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SenseKey {
-    /// Nothing failed.
+    /// No failure.
     NoSense = 0x0,
-    /// The unit cannot be used now.
+    /// The unit cannot be used at present.
     NotReady = 0x2,
     /// The stored data is damaged.
     MediumError = 0x3,
@@ -14,15 +14,15 @@ pub enum SenseKey {
     HardwareError = 0x4,
     /// The command or its parameters are wrong.
     IllegalRequest = 0x5,
-    /// Something changed that the initiator has to know first.
+    /// A change that must be reported to the initiator first.
     UnitAttention = 0x6,
-    /// The unit does not take the change.
+    /// The unit does not permit the change.
     DataProtect = 0x7,
     /// A third-party copy failed.
     CopyAborted = 0xa,
-    /// The command was given up.
+    /// The command was aborted.
     AbortedCommand = 0xb,
-    /// What is stored is not what was sent.
+    /// The stored data differs from the sent data.
     Miscompare = 0xe,
 }
 
@@ -30,7 +30,7 @@ pub enum SenseKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Code(pub u8, pub u8);
 
-/// The additional sense codes that this server says (SPC-4, "ASC and ASCQ assignments"), by their names.
+/// The additional sense codes that this server returns (SPC-4, "ASC and ASCQ assignments"), by name.
 pub mod codes {
     use super::Code;
 
@@ -41,31 +41,31 @@ pub mod codes {
     }
 
     codes! {
-        NO_ADDITIONAL_SENSE = 0x00, 0x00, "Nothing to add.";
+        NO_ADDITIONAL_SENSE = 0x00, 0x00, "No additional information.";
         NOT_READY = 0x04, 0x00, "Logical unit not ready, cause not reportable.";
         INVALID_FIELD_IN_INFORMATION_UNIT = 0x0e, 0x03, "The expected data transfer length does not fit the CDB.";
         THIRD_PARTY_DEVICE_FAILURE = 0x0d, 0x01, "The source or destination of a copy failed.";
-        COPY_TARGET_NOT_REACHABLE = 0x0d, 0x02, "There is no such source or destination of a copy.";
+        COPY_TARGET_NOT_REACHABLE = 0x0d, 0x02, "The source or destination of a copy does not exist.";
         UNRECOVERED_READ_ERROR = 0x11, 0x00, "Stored data is damaged.";
-        PARAMETER_LIST_LENGTH_ERROR = 0x1a, 0x00, "The parameter list is cut off, or too long.";
-        MISCOMPARE_DURING_VERIFY = 0x1d, 0x00, "What is stored is not what was sent.";
-        INVALID_OPERATION_CODE = 0x20, 0x00, "No such command.";
-        LBA_OUT_OF_RANGE = 0x21, 0x00, "The range ends behind the unit.";
-        TOKEN_UNKNOWN = 0x23, 0x04, "No such token here.";
-        TOKEN_REVOKED = 0x23, 0x06, "What the token stood for was changed.";
-        INVALID_FIELD_IN_CDB = 0x24, 0x00, "A field of the CDB.";
-        LOGICAL_UNIT_NOT_SUPPORTED = 0x25, 0x00, "There is no such unit.";
-        INVALID_FIELD_IN_PARAMETER_LIST = 0x26, 0x00, "A field of the parameter list.";
+        PARAMETER_LIST_LENGTH_ERROR = 0x1a, 0x00, "The parameter list is truncated, or too long.";
+        MISCOMPARE_DURING_VERIFY = 0x1d, 0x00, "The stored data differs from the sent data.";
+        INVALID_OPERATION_CODE = 0x20, 0x00, "The command is not supported.";
+        LBA_OUT_OF_RANGE = 0x21, 0x00, "The range ends beyond the unit.";
+        TOKEN_UNKNOWN = 0x23, 0x04, "The token is unknown.";
+        TOKEN_REVOKED = 0x23, 0x06, "The data that the token represents was changed.";
+        INVALID_FIELD_IN_CDB = 0x24, 0x00, "A field of the CDB is invalid.";
+        LOGICAL_UNIT_NOT_SUPPORTED = 0x25, 0x00, "The unit does not exist.";
+        INVALID_FIELD_IN_PARAMETER_LIST = 0x26, 0x00, "A field of the parameter list is invalid.";
         INVALID_RELEASE = 0x26, 0x04, "Release of a persistent reservation of another type.";
         TOO_MANY_TARGET_DESCRIPTORS = 0x26, 0x06, "Of an EXTENDED COPY.";
         UNSUPPORTED_TARGET_DESCRIPTOR = 0x26, 0x07, "Of an EXTENDED COPY.";
         TOO_MANY_SEGMENT_DESCRIPTORS = 0x26, 0x08, "Of an EXTENDED COPY.";
         UNSUPPORTED_SEGMENT_DESCRIPTOR = 0x26, 0x09, "Of an EXTENDED COPY.";
         INLINE_DATA_LENGTH_EXCEEDED = 0x26, 0x0b, "Of an EXTENDED COPY.";
-        WRITE_PROTECTED = 0x27, 0x00, "The unit cannot be written.";
+        WRITE_PROTECTED = 0x27, 0x00, "The unit is write-protected.";
         SOFTWARE_WRITE_PROTECTED = 0x27, 0x02, "The unit is write-protected by its control mode page.";
         SPACE_ALLOCATION_FAILED = 0x27, 0x07, "The store is full.";
-        COMMANDS_CLEARED = 0x2f, 0x00, "Another nexus had the commands of this one aborted.";
+        COMMANDS_CLEARED = 0x2f, 0x00, "Another nexus aborted the commands of this one.";
         POWER_ON_OCCURRED = 0x29, 0x01, "The unit is new to this nexus.";
         RESET_OCCURRED = 0x29, 0x03, "The unit was reset.";
         NEXUS_LOSS_OCCURRED = 0x29, 0x07, "The nexus was lost.";
@@ -73,37 +73,37 @@ pub mod codes {
         RESERVATIONS_PREEMPTED = 0x2a, 0x03, "By another nexus.";
         RESERVATIONS_RELEASED = 0x2a, 0x04, "By another nexus.";
         REGISTRATIONS_PREEMPTED = 0x2a, 0x05, "By another nexus.";
-        CAPACITY_CHANGED = 0x2a, 0x09, "The unit has another size.";
+        CAPACITY_CHANGED = 0x2a, 0x09, "The size of the unit has changed.";
         THIN_PROVISIONING_THRESHOLD = 0x38, 0x07, "The store is nearly full.";
         SAVING_NOT_SUPPORTED = 0x39, 0x00, "Mode pages cannot be saved.";
-        REPORTED_LUNS_CHANGED = 0x3f, 0x0e, "There are other units than before.";
+        REPORTED_LUNS_CHANGED = 0x3f, 0x0e, "The list of units has changed.";
         INTERNAL_TARGET_FAILURE = 0x44, 0x00, "The server or its store failed.";
-        INSUFFICIENT_RESOURCES = 0x55, 0x03, "No room for what the command wants kept.";
-        INSUFFICIENT_REGISTRATIONS = 0x55, 0x04, "No room for a further registration.";
+        INSUFFICIENT_RESOURCES = 0x55, 0x03, "The server lacks resources to execute the command.";
+        INSUFFICIENT_REGISTRATIONS = 0x55, 0x04, "The server lacks resources for another registration.";
     }
 }
 
-/// Which field of the CDB or the parameter list is wrong (SPC-4, "Field pointer sense key specific data").
+/// The invalid field of the CDB or the parameter list (SPC-4, "Field pointer sense key specific data").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field {
-    /// Of the CDB; else of the parameter list.
+    /// The field is in the CDB; otherwise in the parameter list.
     pub in_cdb: bool,
     /// First byte of the field.
     pub byte: u16,
-    /// Its highest bit, if it is not whole bytes.
+    /// Its highest bit, if it does not consist of whole bytes.
     pub bit: Option<u8>,
 }
 
 /// Sense data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sense {
-    /// What kind of failure.
+    /// The kind of failure.
     pub key: SenseKey,
-    /// Which one.
+    /// The failure.
     pub code: Code,
-    /// What the command says of where: the byte that differs, or the block that failed.
+    /// INFORMATION, as defined for the command: the byte that differs, or the block that failed.
     pub information: Option<u64>,
-    /// The field that is wrong.
+    /// The invalid field.
     pub field: Option<Field>,
 }
 
@@ -118,7 +118,7 @@ impl Sense {
         Sense::new(SenseKey::IllegalRequest, code)
     }
 
-    /// INVALID FIELD IN CDB: the field that begins at `byte`.
+    /// INVALID FIELD IN CDB: the field that starts at `byte`.
     pub const fn cdb(byte: u16) -> Sense {
         Sense {
             field: Some(Field { in_cdb: true, byte, bit: None }),
@@ -134,7 +134,7 @@ impl Sense {
         }
     }
 
-    /// INVALID FIELD IN PARAMETER LIST: the field that begins at `byte`.
+    /// INVALID FIELD IN PARAMETER LIST: the field that starts at `byte`.
     pub const fn parameter(byte: u16) -> Sense {
         Sense {
             field: Some(Field { in_cdb: false, byte, bit: None }),
@@ -147,13 +147,13 @@ impl Sense {
         Sense::illegal(codes::PARAMETER_LIST_LENGTH_ERROR)
     }
 
-    /// The same, with INFORMATION.
+    /// Adds INFORMATION.
     pub const fn at(self, information: u64) -> Sense {
         Sense { information: Some(information), ..self }
     }
 
-    /// The bytes: in descriptor format (72h), or in fixed format (70h), in which information that needs more
-    /// than 32 bits is left out.
+    /// The bytes: in descriptor format (72h), or in fixed format (70h), which omits information of more than
+    /// 32 bits.
     pub fn encode(&self, descriptor: bool) -> Vec<u8> {
         if descriptor { self.encode_descriptor() } else { self.encode_fixed() }
     }
@@ -207,7 +207,7 @@ mod tests {
         let sense = Sense::new(SenseKey::Miscompare, codes::MISCOMPARE_DURING_VERIFY).at(0x0102_0304);
         let expected = [0xf0, 0, 0x0e, 1, 2, 3, 4, 10, 0, 0, 0, 0, 0x1d, 0, 0, 0, 0, 0];
         assert_eq!(sense.encode(false), expected);
-        // What does not fit is not said, rather than cut.
+        // Information that does not fit is omitted, not truncated.
         assert_eq!(sense.at(1 << 32).encode(false)[..7], [0x70, 0, 0x0e, 0, 0, 0, 0]);
         let field = Sense::cdb_bit(0x0102, 5).encode(false);
         assert_eq!((field[2], field[12], &field[15..]), (5, 0x24, &[0xcd, 1, 2][..]));

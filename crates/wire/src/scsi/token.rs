@@ -6,26 +6,26 @@ use super::*;
 
 /// Bytes of a token.
 pub const TOKEN: usize = 512;
-/// ROD type of the tokens made here: a point in time that ends with the first change.
+/// ROD type of the tokens of this server: a point in time copy, valid until the first change.
 pub const ROD_TYPE_CHANGE_VULNERABLE: u32 = 0x0080_0001;
-/// ROD type of the token that stands for zeroes, which everybody can make.
+/// ROD type of the token that represents zeroes, which any initiator can create.
 pub const ROD_TYPE_ZERO: u32 = 0xffff_0001;
-/// ROD type by which an initiator leaves it to the server.
+/// ROD type of a request that leaves the choice to the server.
 const ROD_TYPE_ANY: u32 = 0;
-/// ROD type by which it wants any point in time.
+/// ROD type of a request for any point in time copy.
 const ROD_TYPE_ANY_POINT: u32 = 0x0080_ffff;
 
-/// What a token is known by.
+/// The identity of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Token {
-    /// Which one.
+    /// Its number.
     pub identifier: u64,
-    /// What nobody can guess.
+    /// An unpredictable secret.
     pub secret: [u8; 32],
 }
 
 impl Token {
-    /// The bytes of a token for so many bytes of a unit.
+    /// The token for `bytes` bytes of a unit.
     pub fn encode(&self, unit: &Identity, bytes: u64) -> Vec<u8> {
         let mut token = Vec::with_capacity(TOKEN);
         token.put32(ROD_TYPE_CHANGE_VULNERABLE);
@@ -58,36 +58,36 @@ impl Token {
 /// Parameter list of POPULATE TOKEN.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PopulateList {
-    /// Seconds after which a token that is not used may be forgotten.
+    /// Inactivity timeout of the token, in seconds.
     pub timeout: u32,
-    /// What it stands for, one behind the other.
+    /// The ranges that it represents, in order.
     pub ranges: Vec<BlockRange>,
 }
 
 /// Parameter list of WRITE USING TOKEN.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriteList {
-    /// The token; `None` is the one for zeroes.
+    /// The token; `None` for the token that represents zeroes.
     pub token: Option<Token>,
-    /// It is not used again.
+    /// Delete the token afterwards.
     pub delete: bool,
-    /// Where in what it stands for to begin, in bytes.
+    /// Start within the data that the token represents, in bytes.
     pub offset: u64,
-    /// Where to write.
+    /// The ranges to write.
     pub ranges: Vec<BlockRange>,
 }
 
 impl PopulateList {
-    /// Decodes a list against the unit that it is sent to.
+    /// Decodes a list for the unit that it is sent to.
     ///
     /// # Errors
-    /// A list that is cut off, no or too many ranges or blocks, ranges that overlap or end behind the unit, a kind
-    /// of token that is not made here.
+    /// The list is truncated, has no or too many ranges or blocks, ranges that overlap or end beyond the
+    /// unit, or an unsupported ROD type.
     pub fn decode(list: &[u8], rules: &Rules) -> Result<PopulateList, Sense> {
         if list.len() < 16 || usize::from(list.get16(0)) + 2 > list.len() {
             return Err(Sense::length());
         }
-        // RTV: a ROD type is asked for.
+        // RTV: the ROD type field is valid.
         let kind = if list[2] & 0x02 != 0 { list.get32(8) } else { ROD_TYPE_ANY };
         if ![ROD_TYPE_ANY, ROD_TYPE_ANY_POINT, ROD_TYPE_CHANGE_VULNERABLE].contains(&kind) {
             return Err(Sense::parameter(8));
@@ -102,10 +102,10 @@ impl PopulateList {
 }
 
 impl WriteList {
-    /// Decodes a list against the unit that it is sent to.
+    /// Decodes a list for the unit that it is sent to.
     ///
     /// # Errors
-    /// As [`PopulateList::decode`]; a token that cannot be one of ours.
+    /// As [`PopulateList::decode`]; a token that this server cannot have created.
     pub fn decode(list: &[u8], rules: &Rules) -> Result<WriteList, Sense> {
         const RANGES: usize = 16 + TOKEN + 6;
         if list.len() < RANGES + 2 || usize::from(list.get16(0)) + 2 > list.len() {
@@ -122,7 +122,7 @@ impl WriteList {
     }
 }
 
-/// The ranges whose length field is at `at`, behind which they are.
+/// The ranges after the length field at `at`.
 fn token_ranges(list: &[u8], at: usize, rules: &Rules) -> Result<Vec<BlockRange>, Sense> {
     let bytes = list.get(at + 2..).and_then(|rest| rest.get(..usize::from(list.get16(at))));
     let bytes = bytes.ok_or(Sense::length())?;
@@ -142,16 +142,16 @@ fn token_ranges(list: &[u8], at: usize, rules: &Rules) -> Result<Vec<BlockRange>
     Ok(ranges)
 }
 
-/// How a POPULATE TOKEN or WRITE USING TOKEN ended.
+/// The result of a POPULATE TOKEN or WRITE USING TOKEN.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenOutcome {
     /// Its service action.
     pub action: u8,
-    /// Why it failed.
+    /// The reason for a failure.
     pub failure: Option<Sense>,
-    /// Bytes that the token stands for, or that were written.
+    /// Bytes that the token represents, or that were written.
     pub bytes: u64,
-    /// The token that was made.
+    /// The created token.
     pub token: Option<Vec<u8>>,
 }
 
@@ -160,7 +160,7 @@ pub fn token_information(outcome: &TokenOutcome) -> Vec<u8> {
     let sense = outcome.failure.map_or(Vec::new(), |sense| sense.encode(true));
     let mut data = vec![0, 0, 0, 0, outcome.action, if outcome.failure.is_none() { 1 } else { 2 }];
     data.put16(1); // Operation counter.
-    data.put32(u32::MAX); // When to ask again: need not.
+    data.put32(u32::MAX); // Estimated status update delay: unspecified.
     let status = if outcome.failure.is_none() { Status::Good } else { Status::CheckCondition };
     data.extend_from_slice(&[status as u8, sense.len() as u8, sense.len() as u8, 0xf1]);
     data.put64(outcome.bytes / u64::from(BLOCK));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_was_made_is_found_in_a_list() {
+    fn an_encoded_token_is_decoded_from_a_list() {
         let token = Token { identifier: 0x0102, secret: [7; 32] };
         let bytes = token.encode(&Identity { uuid: [3; 16] }, 4096);
         assert_eq!(bytes.len(), TOKEN);

@@ -3,31 +3,31 @@
 use super::inquiry::VENDOR;
 use super::*;
 
-/// Who a logical unit is.
+/// The identity of a logical unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// Of its disk; stays the same for the disk's life.
+    /// UUID of its disk, which never changes.
     pub uuid: [u8; 16],
 }
 
 impl Identity {
-    /// The unit serial number, and what follows the vendor in the T10 designator: the UUID in hexadecimal.
+    /// The unit serial number, which also follows the vendor in the T10 designator: the UUID in hexadecimal.
     fn serial(&self) -> String {
         self.uuid.iter().map(|b| format!("{b:02x}")).collect()
     }
 
-    /// NAA, locally assigned (3h): there is no company identifier of ours that the other formats could hold,
-    /// so these are 60 bits of the UUID; of its last eight bytes, as the first ones say its version.
+    /// NAA, locally assigned (3h), because the other formats need a company identifier, which this product
+    /// does not have: 60 bits of the last eight bytes of the UUID; its first bytes contain the version.
     pub fn naa(&self) -> [u8; 8] {
         let mut naa = [0; 8];
         naa.copy_from_slice(&self.uuid[8..]);
-        // The variant bits of the UUID, always the same, make room for the format.
+        // The format replaces the variant bits of the UUID, which are always the same.
         naa[0] = 0x30 | (naa[0] ^ self.uuid[0]) & 0x0f;
         naa
     }
 
-    /// The designators of the unit (SPC-4, "Device Identification VPD page"), as a peer may name it by any of
-    /// them: code set, type, designator.
+    /// The designators of the unit (SPC-4, "Device Identification VPD page"), any of which a peer may use:
+    /// code set, type, designator.
     pub fn designators(&self) -> [(u8, u8, Vec<u8>); 3] {
         let t10 = [&VENDOR[..], self.serial().as_bytes()].concat();
         let uuid = [&[0x10, 0][..], &self.uuid].concat();
@@ -35,7 +35,7 @@ impl Identity {
     }
 }
 
-/// The target port through which a page is asked for.
+/// The target port through which a page is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortIdentity<'a> {
     /// iSCSI name of the target.
@@ -46,21 +46,21 @@ pub struct PortIdentity<'a> {
     pub relative: u16,
 }
 
-/// What the pages tell.
+/// The contents of the pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VpdPage<'a> {
-    /// Who the unit is.
+    /// The identity of the unit.
     pub identity: Identity,
-    /// How it was reached.
+    /// The port through which it is accessed.
     pub port: PortIdentity<'a>,
-    /// Its cache can lose what it acknowledged.
+    /// Whether its cache can lose acknowledged writes.
     pub volatile_cache: bool,
 }
 
-/// Pages, in ascending order.
+/// Supported pages, in ascending order.
 const PAGES: [u8; 10] = [0x00, 0x80, 0x83, 0x85, 0x86, 0x87, 0x8f, 0xb0, 0xb1, 0xb2];
 
-/// A page; `None` if there is none of this code.
+/// A page; `None` if it is not supported.
 pub fn vpd_page(code: u8, of: &VpdPage<'_>) -> Option<Vec<u8>> {
     let mut page = vec![0, code, 0, 0];
     match code {
@@ -75,11 +75,12 @@ pub fn vpd_page(code: u8, of: &VpdPage<'_>) -> Option<Vec<u8>> {
         0x8f => third_party_copy(&mut page),
         0xb0 => block_limits(&mut page),
         0xb1 => {
-            // Block device characteristics: it does not rotate.
+            // Block device characteristics: not a rotating medium.
             page.put16(1);
             page.zeroes(58);
         }
-        // Logical block provisioning: UNMAP and both WRITE SAME unmap, what is unmapped is zero; thin.
+        // Logical block provisioning: UNMAP and both WRITE SAME commands unmap; unmapped blocks are zero;
+        // thin.
         0xb2 => page.extend_from_slice(&[0, 0xe4, 0x02, 0]),
         _ => return None,
     }
@@ -88,13 +89,13 @@ pub fn vpd_page(code: u8, of: &VpdPage<'_>) -> Option<Vec<u8>> {
 }
 
 fn designator(out: &mut Vec<u8>, code_set: u8, association: u8, kind: u8, bytes: &[u8]) {
-    // Those of ports and devices belong to a protocol: iSCSI (5h).
+    // The designators of ports and devices belong to a protocol: iSCSI (5h).
     let (protocol, valid) = if association == 0 { (0, 0) } else { (0x50, 0x80) };
     out.extend_from_slice(&[protocol | code_set, valid | association << 4 | kind, 0, bytes.len() as u8]);
     out.extend_from_slice(bytes);
 }
 
-/// A SCSI name string, null-terminated and filled to a multiple of four (SPC-4, "SCSI name string
+/// A SCSI name string, null-terminated and padded to a multiple of four (SPC-4, "SCSI name string
 /// designator").
 fn name_string(name: &str) -> Vec<u8> {
     let mut bytes = name.as_bytes()[..name.len().min(247)].to_vec();
@@ -186,7 +187,7 @@ mod tests {
     };
 
     #[test]
-    fn pages_have_their_lengths() {
+    fn length_fields_of_pages_are_correct() {
         for code in 0..=255 {
             let Some(page) = vpd_page(code, &OF) else {
                 assert!(!PAGES.contains(&code));
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn designators_follow_each_other_to_the_end() {
+    fn designators_fill_the_page() {
         let page = vpd_page(0x83, &OF).unwrap();
         let (mut at, mut found) = (4, Vec::new());
         while at < page.len() {
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_of_third_party_copy_follow_each_other_to_the_end() {
+    fn descriptors_of_third_party_copy_fill_the_page() {
         let page = vpd_page(0x8f, &OF).unwrap();
         let (mut at, mut found) = (4, Vec::new());
         while at < page.len() {

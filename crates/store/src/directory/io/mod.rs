@@ -1,8 +1,8 @@
-//! Reads, writes and syncs of files, whoever carries them out: an io_uring or a pool of threads.
+//! Reads, writes and syncs of files, executed by an io_uring or a pool of threads.
 //!
-//! An [`Op`] owns everything that it touches (file, buffer, what to do at the end), so it runs to its end
-//! whether or not anyone waits for it. Both carriers feed what the kernel answered to [`Op::advance`], the
-//! one place that knows how a short or interrupted transfer goes on.
+//! An [`Op`] owns all its resources (file, buffer, completion closure), so it runs to completion even if its
+//! future is dropped. Both executors pass the results of the kernel to [`Op::advance`], the only place that
+//! decides how a short or interrupted transfer continues.
 
 mod pool;
 mod ring;
@@ -13,16 +13,16 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::patience::{Patience, is_interruption, is_shortage};
+use super::retry::{Retry, is_interruption, is_shortage};
 use crate::IoBuf;
 
 pub(super) use pool::Pool;
 use ring::Ring;
 
-/// Most bytes in one call; the kernel takes up to 2 GiB less a page.
+/// Most bytes in one call; the kernel transfers up to 2 GiB less a page.
 const MAX_TRANSFER: usize = 1 << 30;
 
-/// What an operation does.
+/// The kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Read,
@@ -30,7 +30,7 @@ pub(super) enum Action {
     Sync,
 }
 
-/// How an operation ended: the buffer, and the bytes that were moved.
+/// Called at the end of an operation with its buffer and the number of bytes moved.
 pub(super) type Finish = Box<dyn FnOnce(IoBuf, io::Result<usize>) + Send>;
 
 /// One operation on one file.
@@ -39,17 +39,17 @@ pub(super) struct Op {
     file: Arc<File>,
     buf: IoBuf,
     offset: u64,
-    /// Bytes that are to be moved in all, at most the buffer's capacity.
+    /// Bytes to move in all, at most the buffer's capacity.
     len: usize,
-    /// Where the next call goes on, aligned wherever direct I/O needs it.
+    /// Start of the next call in the buffer, aligned if direct I/O needs it.
     done: usize,
-    /// Highest byte that any call reached; tells the end of a file from a short read.
+    /// Highest byte that any call reached; distinguishes the end of a file from a short read.
     reached: usize,
     /// The kernel could not start it without blocking.
     must_block: bool,
-    /// The last call found the system short of something: pause before the next one.
+    /// The last call failed for a shortage: pause before the next one.
     short: bool,
-    patience: Patience,
+    retry: Retry,
     finish: Finish,
 }
 
@@ -65,15 +65,15 @@ impl Op {
         Op::new(Action::Write, file, buf, offset, len, finish)
     }
 
-    /// Makes the file's data durable, and the metadata that is needed to read it.
+    /// Makes the file's data durable, and the metadata needed to read it.
     pub(super) fn sync(file: Arc<File>, finish: Finish) -> Op {
         Op::new(Action::Sync, file, IoBuf::with_capacity(0), 0, 0, finish)
     }
 
     fn new(action: Action, file: Arc<File>, buf: IoBuf, offset: u64, len: usize, finish: Finish) -> Op {
         assert!(len <= buf.capacity());
-        let (short, patience) = (false, Patience::default());
-        Op { action, file, buf, offset, len, done: 0, reached: 0, must_block: false, short, patience, finish }
+        let (short, retry) = (false, Retry::default());
+        Op { action, file, buf, offset, len, done: 0, reached: 0, must_block: false, short, retry, finish }
     }
 
     /// Bytes of the next call.
@@ -81,7 +81,7 @@ impl Op {
         (self.len - self.done).min(MAX_TRANSFER)
     }
 
-    /// Where the next call's bytes are.
+    /// Address of the bytes of the next call.
     fn next_ptr(&mut self) -> *mut u8 {
         // SAFETY: `done <= len <= capacity`, so the pointer stays inside the allocation.
         unsafe { self.buf.as_mut_ptr().add(self.done) }
@@ -91,14 +91,15 @@ impl Op {
         self.offset + self.done as u64
     }
 
-    /// Takes in what a call answered. The result of the whole, or `None` where another call is needed.
+    /// Applies the result of a call. Returns the result of the operation, or `None` if another call is
+    /// needed.
     fn advance(&mut self, answer: io::Result<usize>) -> Option<io::Result<usize>> {
         let moved = match answer {
             Ok(moved) => moved,
             Err(e) => {
                 let again = is_interruption(&e);
                 self.must_block |= again;
-                // A sync that failed is never repeated.
+                // A failed sync is never repeated.
                 self.short = !again && is_shortage(&e) && self.action != Action::Sync;
                 return if again || self.short { None } else { Some(Err(e)) };
             }
@@ -107,26 +108,26 @@ impl Op {
             Action::Sync => Some(Ok(0)),
             Action::Write if moved == 0 => Some(Err(io::ErrorKind::WriteZero.into())),
             Action::Read if moved == 0 => Some(Ok(self.reached.max(self.done))),
-            Action::Read | Action::Write => self.went_on_to(self.done + moved),
+            Action::Read | Action::Write => self.advance_to(self.done + moved),
         }
     }
 
-    /// The pause before the next call, where the last one found the system short of something; an error where that
-    /// has lasted too long.
+    /// The pause before the next call, if the last one failed for a shortage; an error if the shortage has
+    /// lasted too long.
     fn pause(&mut self) -> io::Result<Option<Duration>> {
         if !std::mem::take(&mut self.short) {
             return Ok(None);
         }
         let too_long = io::Error::from_raw_os_error(libc::ENOMEM);
-        self.patience.next_pause().ok_or(too_long).map(Some)
+        self.retry.next_pause().ok_or(too_long).map(Some)
     }
 
-    fn went_on_to(&mut self, end: usize) -> Option<io::Result<usize>> {
+    fn advance_to(&mut self, end: usize) -> Option<io::Result<usize>> {
         if end >= self.len {
             return Some(Ok(self.len));
         }
         if end <= self.reached {
-            // A second try did not get further: the file ends here, or the medium takes no more.
+            // A second call did not get further: the end of the file, or the medium accepts no more bytes.
             return Some(if self.action == Action::Read {
                 Ok(end)
             } else {
@@ -138,17 +139,17 @@ impl Op {
         None
     }
 
-    /// Hands the result over.
+    /// Passes the result to the completion closure.
     fn complete(mut self, result: io::Result<usize>) {
         if let (Action::Read, Ok(len)) = (self.action, &result) {
             self.buf.set_len(*len);
         }
-        // First, so that whoever then deletes the file gets its room back.
+        // Dropped first, so that deleting the file afterwards frees its space.
         drop(self.file);
         (self.finish)(self.buf, result);
     }
 
-    /// Runs it to its end on this thread.
+    /// Runs the operation to completion on this thread.
     fn run(mut self) {
         loop {
             let answer = self.call();
@@ -165,7 +166,7 @@ impl Op {
     fn call(&mut self) -> io::Result<usize> {
         let (fd, len, offset) = (self.file.as_raw_fd(), self.next_len(), self.next_offset() as libc::off_t);
         let ptr = self.next_ptr();
-        // SAFETY: the file is open while the operation owns it, and `len` bytes at `ptr` are inside its buffer.
+        // SAFETY: the operation keeps the file open, and `len` bytes at `ptr` are inside its buffer.
         let answer = unsafe {
             match self.action {
                 Action::Read => libc::pread(fd, ptr.cast(), len, offset),
@@ -177,17 +178,17 @@ impl Op {
     }
 }
 
-/// Who carries operations out.
+/// How operations are executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IoMode {
-    /// An io_uring, or threads where the kernel, the container or `FOREBAY_IO=threads` forbids it.
+    /// By an io_uring, or by threads if the kernel, the container or `FOREBAY_IO=threads` forbids it.
     #[default]
     Auto,
-    /// Always threads.
+    /// Always by threads.
     Threads,
 }
 
-/// The carriers: the pool is always there, for what may block (opening, creating, deleting).
+/// The executors: the pool always exists, for operations that may block (open, create, delete).
 pub(super) struct Io {
     ring: Option<Ring>,
     pub(super) pool: Pool,
@@ -201,12 +202,12 @@ impl Io {
         Ok(Io { ring, pool: Pool::new()? })
     }
 
-    /// Whether an io_uring carries the data.
+    /// Whether an io_uring executes the operations.
     pub(super) fn is_uring(&self) -> bool {
         self.ring.is_some()
     }
 
-    /// Starts an operation and returns at once.
+    /// Starts an operation without blocking.
     pub(super) fn start(&self, op: Op) {
         match &self.ring {
             Some(ring) => ring.start(op),
@@ -214,7 +215,7 @@ impl Io {
         }
     }
 
-    /// Starts an operation from a thread that may block.
+    /// Starts an operation on a thread that may block.
     pub(super) fn start_here(&self, op: Op) {
         match &self.ring {
             Some(ring) => ring.start(op),
@@ -222,7 +223,7 @@ impl Io {
         }
     }
 
-    /// Completes everything that was started and ends the threads.
+    /// Completes all started operations and ends the threads.
     pub(super) fn shut_down(&self) {
         self.pool.shut_down();
         if let Some(ring) = &self.ring {
@@ -234,7 +235,7 @@ impl Io {
 fn warn_no_ring(error: &io::Error) {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(
-        || tracing::warn!(%error, "io_uring is not available here: using threads, at some CPU cost"),
+        || tracing::warn!(%error, "io_uring is not available; using threads, which costs more CPU"),
     );
 }
 
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_transfer_goes_on_at_an_aligned_place() {
+    fn a_short_transfer_continues_at_an_aligned_offset() {
         for action in [Action::Read, Action::Write] {
             let mut op = op(action, 16384);
             assert!(op.advance(Ok(4096)).is_none());
@@ -275,14 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn a_shortage_of_memory_is_waited_out_but_not_by_a_sync() {
+    fn a_shortage_of_memory_is_retried_except_for_a_sync() {
         for action in [Action::Read, Action::Write] {
             let mut op = op(action, 8192);
             assert!(op.advance(Ok(4096)).is_none());
             assert_eq!(op.pause().unwrap(), None);
             assert!(op.advance(errno(libc::ENOMEM)).is_none());
             assert!(op.pause().unwrap().is_some());
-            assert_eq!((op.next_offset(), op.next_len()), (4096, 4096), "it goes on where it was");
+            assert_eq!((op.next_offset(), op.next_len()), (4096, 4096), "it continues at the same offset");
             assert_eq!(op.advance(Ok(4096)).unwrap().unwrap(), 8192);
         }
         let mut op = op(Action::Sync, 0);
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_ends_with_the_file() {
+    fn a_read_ends_at_the_end_of_the_file() {
         let mut aligned = op(Action::Read, 16384);
         assert!(aligned.advance(Ok(8192)).is_none());
         assert_eq!(aligned.advance(Ok(0)).unwrap().unwrap(), 8192);
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_gets_no_further_is_an_error() {
+    fn a_write_that_makes_no_progress_is_an_error() {
         let mut stuck = op(Action::Write, 16384);
         assert!(stuck.advance(Ok(100)).is_none());
         assert!(stuck.advance(Ok(100)).unwrap().is_err());

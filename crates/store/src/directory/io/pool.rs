@@ -1,4 +1,4 @@
-//! A few threads for what may block. They are started as they are needed and sleep when idle.
+//! A small pool of threads for operations that may block. Threads are started on demand and sleep when idle.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,12 +7,12 @@ use std::thread::{self, JoinHandle};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Most threads. They wait for the disk, not for a core: this is the queue depth where there is no ring.
+/// Most threads. They wait for the disk, not for a CPU: this is the queue depth without a ring.
 const MAX_THREADS: usize = 16;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// See the module.
+/// The pool of threads.
 pub(in crate::directory) struct Pool {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -32,15 +32,15 @@ struct Queue {
 }
 
 impl Pool {
-    /// Starts the first thread; without it nothing would ever run.
+    /// Starts the first thread; without it no job would run.
     pub(super) fn new() -> io::Result<Pool> {
         let pool = Pool { shared: Arc::default(), threads: Mutex::default() };
         pool.add_thread(&mut pool.threads.lock())?;
         Ok(pool)
     }
 
-    /// Runs `job` on a thread, in order of arrival. While the threads end it is run here: the end of an
-    /// operation under way may ask for that.
+    /// Runs `job` on a thread, in order of arrival. During shutdown it runs on the calling thread: the
+    /// completion of an operation in flight may submit one.
     pub(in crate::directory) fn run(&self, job: impl FnOnce() + Send + 'static) {
         let crowded = {
             let mut queue = self.shared.queue.lock();
@@ -55,7 +55,7 @@ impl Pool {
         if crowded {
             let mut threads = self.threads.lock();
             if threads.len() < MAX_THREADS {
-                // One that cannot be started is no loss: the others take the job.
+                // If it cannot be started, the other threads take the job.
                 let _ = self.add_thread(&mut threads);
             }
         }
@@ -67,7 +67,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Runs what is queued, then ends the threads.
+    /// Runs all queued jobs, then ends the threads.
     pub(super) fn shut_down(&self) {
         self.shared.queue.lock().closing = true;
         self.shared.work.notify_all();
@@ -75,7 +75,7 @@ impl Pool {
     }
 }
 
-/// Waits for a thread's end, unless it is this one (the last owner was dropped by a waker that it called).
+/// Joins a thread, unless it is the current one (a waker that it called dropped the last owner).
 pub(super) fn join(thread: JoinHandle<()>) {
     if thread.thread().id() != thread::current().id() && thread.join().is_err() {
         tracing::error!("an I/O thread panicked");

@@ -1,13 +1,14 @@
-//! One io_uring for all threads: whoever starts an operation submits it; one thread, the reaper, sleeps in
-//! the kernel until something completes and hands the results over. Idle, it uses no CPU, and it needs
-//! nothing of the executor that awaits.
+//! One io_uring for all threads: the thread that starts an operation submits it; a single thread, the reaper,
+//! sleeps in the kernel until a completion arrives and delivers the results. It uses no CPU while idle, and
+//! is independent of the executor that awaits.
 //!
 //! Invariants:
 //! - From the push of its entry to its completion the kernel owns an operation: it is a leaked `Box<Op>`
-//!   whose address is the entry's user data, and only the reaper takes it back.
-//! - Entries are pushed under `pushing`; completions are taken by the reaper alone.
-//! - The kernel ties a request to the thread that submitted it and cancels what is still queued when that
-//!   thread ends. [`Op::advance`] asks for another try then, which the reaper submits, and it outlives all.
+//!   whose address is the entry's user data, and only the reaper reclaims it.
+//! - Entries are pushed under `pushing`; only the reaper takes completions.
+//! - The kernel binds a request to the thread that submitted it and cancels requests that are still queued
+//!   when that thread ends. [`Op::advance`] then requests another attempt, which the reaper submits, and the
+//!   reaper outlives all submitters.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -22,27 +23,27 @@ use parking_lot::Mutex;
 use super::pool::join;
 use super::{Action, Op};
 
-/// Entries that may wait for submission; submitters empty the queue at once, so it is seldom longer than the
-/// number of threads.
+/// Most entries that wait for submission; submitters empty the queue immediately, so it is seldom longer than
+/// the number of threads.
 const ENTRIES: u32 = 256;
 
-/// Completions that may wait for the reaper; more are kept by the kernel.
+/// Most completions that wait for the reaper; the kernel keeps any others.
 const COMPLETIONS: u32 = 4096;
 
-/// From this size on, an operation is started by a kernel thread: pinning its pages would hold up the
-/// submitter and everyone who submits behind it.
+/// From this size on, an operation is started by a kernel thread: pinning its pages would delay the submitter
+/// and all later submitters.
 const LARGE_BYTES: usize = 512 << 10;
 
 /// User data of the entry that ends the reaper.
 const STOP: u64 = 0;
 
-/// Pause before another try where the kernel has no memory or no room for completions.
+/// Pause before another attempt if the kernel has no memory or no space for completions.
 const RETRY_PAUSE: Duration = Duration::from_micros(100);
 
-/// Longest pause of the reaper, which all completions wait for.
+/// Longest pause of the reaper, which delays all completions.
 const LONGEST_REAPER_PAUSE: Duration = Duration::from_millis(5);
 
-/// See the module.
+/// The io_uring with its reaper.
 pub(super) struct Ring {
     shared: Arc<Shared>,
     reaper: Mutex<Option<JoinHandle<()>>>,
@@ -56,7 +57,7 @@ struct Shared {
 }
 
 impl Ring {
-    /// Fails where the kernel or a sandbox forbids io_uring, or does not know all of the operations.
+    /// Fails if the kernel or a sandbox forbids io_uring, or does not support all of the operations.
     pub(super) fn new() -> io::Result<Ring> {
         let ring = IoUring::builder().setup_clamp().setup_cqsize(COMPLETIONS).dontfork().build(ENTRIES)?;
         let mut probe = Probe::new();
@@ -72,14 +73,14 @@ impl Ring {
         Ok(Ring { shared, reaper: Mutex::new(Some(reaper)) })
     }
 
-    /// Hands an operation to the kernel.
+    /// Submits an operation to the kernel.
     pub(super) fn start(&self, op: Op) {
         self.shared.in_flight.fetch_add(1, Ordering::Relaxed);
         self.shared.push(Box::new(op));
         self.shared.submit();
     }
 
-    /// Completes everything that was started and ends the reaper.
+    /// Completes all started operations and ends the reaper.
     pub(super) fn shut_down(&self) {
         let Some(reaper) = self.reaper.lock().take() else { return };
         self.shared.push_entry(&opcode::Nop::new().build().user_data(STOP));
@@ -88,9 +89,9 @@ impl Ring {
     }
 }
 
-/// Sends one entry that does nothing: some sandboxes let a ring be made and then forbid its use.
+/// Submits one no-op entry: some sandboxes allow creating a ring and then forbid its use.
 fn try_out(ring: &IoUring) -> io::Result<()> {
-    // SAFETY: nobody else knows the ring yet, and the entry refers to nothing.
+    // SAFETY: the ring is not shared yet, and the entry refers to no memory.
     unsafe { ring.submission_shared().push(&opcode::Nop::new().build()) }.map_err(io::Error::other)?;
     ring.submit_and_wait(1)?;
     // SAFETY: as above.
@@ -119,7 +120,7 @@ impl Shared {
             let pushed = {
                 let _only = self.pushing.lock();
                 // SAFETY: the lock makes this the only view of the submission queue. The entry points into a
-                // leaked operation, which stays where it is until the reaper takes it back.
+                // leaked operation, which is not moved or freed until the reaper reclaims it.
                 unsafe { self.ring.submission_shared().push(entry).is_ok() }
             };
             if pushed {
@@ -129,11 +130,11 @@ impl Shared {
         }
     }
 
-    /// Tells the kernel of everything that was pushed.
+    /// Submits all pushed entries to the kernel.
     fn submit(&self) {
         while let Err(e) = self.ring.submit() {
-            // No memory, or too many completions wait: nothing was taken, the entries stay queued. The reaper
-            // makes room meanwhile.
+            // No memory, or too many pending completions: no entry was accepted, all stay queued. The reaper
+            // frees space concurrently.
             if e.raw_os_error() != Some(libc::EINTR) {
                 thread::sleep(RETRY_PAUSE);
             }
@@ -142,11 +143,11 @@ impl Shared {
 
     fn reap(&self) {
         let mut completed = Vec::new();
-        // Operations for which the system was short of something: pushed again after one pause for all of them.
+        // Operations that failed for a shortage: pushed again after one pause for all of them.
         let mut short = Vec::new();
         let mut stopping = false;
         while !stopping || self.in_flight.load(Ordering::Relaxed) > 0 {
-            // This also submits what `take_in` has pushed.
+            // This also submits the entries pushed by `take_in`.
             let waited = self.ring.submit_and_wait(1);
             // SAFETY: only this thread takes completions.
             let completions = unsafe { self.ring.completion_shared() };
@@ -168,7 +169,7 @@ impl Shared {
     }
 
     fn take_in(&self, op: *mut Op, result: i32, short: &mut Vec<(Box<Op>, Duration)>) {
-        // SAFETY: the pointer was leaked in `push`, and its completion comes once.
+        // SAFETY: the pointer was leaked in `push`, and its completion arrives once.
         let mut op = unsafe { Box::from_raw(op) };
         let answer = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
         let result = match op.advance(answer) {

@@ -1,5 +1,5 @@
-//! The checked-in corpus of every fuzz target, on the stable toolchain: what was found once stays found.
-//! `FOREBAY_WRITE_CORPUS=1 cargo test -p forebay-wire` adds the seeds made here.
+//! Runs every fuzz target on its checked-in corpus, on the stable toolchain, as a regression test.
+//! `cargo run -p xtask -- corpora` writes the samples again.
 
 use std::path::{Path, PathBuf};
 
@@ -19,21 +19,21 @@ fn every_input_of_the_corpus_passes() {
         assert!(!inputs.is_empty(), "the corpus of {name} is empty");
         for path in inputs {
             let bytes = std::fs::read(&path).unwrap();
-            // The name of the input goes ahead of whatever panics.
+            // Caught, to report the name of the input.
             let passed = std::panic::catch_unwind(|| target(&bytes));
             assert!(passed.is_ok(), "{} fails", path.display());
         }
     }
 }
 
-/// Each fuzz target of this crate has its program.
+/// Each fuzz target of this crate has a program that calls it.
 #[test]
 fn every_target_has_a_program() {
-    let manifest = include_str!("../../../fuzz/Cargo.toml");
+    let manifest = include_str!("../../../../fuzz/Cargo.toml");
     for (name, _) in fuzzing::TARGETS {
         assert!(manifest.contains(&format!("name = \"{name}\"")), "fuzz/Cargo.toml lacks {name}");
         let program = std::fs::read_to_string(corpus("../fuzz_targets").join(format!("{name}.rs"))).unwrap();
-        assert!(program.contains(&format!("fuzzing::{name}(")), "{name}.rs calls something else");
+        assert!(program.contains(&format!("fuzzing::{name}(")), "{name}.rs does not call its target");
     }
 }
 
@@ -48,19 +48,27 @@ fn request(flags: u16, kind: u16, offset: u64, len: u32) -> Vec<u8> {
     [&magic[..], &flags, &kind, &cookie, &offset.to_be_bytes(), &len.to_be_bytes()].concat()
 }
 
-/// Seeds: conversations as clients hold them, cut and changed ones among them.
-#[test]
-fn seeds() {
-    if std::env::var_os("FOREBAY_WRITE_CORPUS").is_none() {
-        return;
-    }
-    let write = |target: &str, name: &str, bytes: &[u8]| {
+/// Writes a generated sample, or checks that the stored one is current.
+fn put(target: &str, name: &str, bytes: &[u8]) {
+    let path = corpus(target).join(name);
+    if std::env::var_os("FOREBAY_WRITE_CORPUS").is_some() {
         std::fs::create_dir_all(corpus(target)).unwrap();
-        std::fs::write(corpus(target).join(name), bytes).unwrap();
-        std::fs::write(corpus(target).join(format!("{name}-cut")), &bytes[..bytes.len() * 2 / 3]).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    } else {
+        let stored = std::fs::read(&path).unwrap_or_default();
+        assert!(stored == bytes, "{} is not current: run 'cargo run -p xtask -- corpora'", path.display());
+    }
+}
+
+/// Seeds: negotiations and requests of clients, complete, truncated and corrupted.
+#[test]
+fn samples_are_current() {
+    let write = |target: &str, name: &str, bytes: &[u8]| {
+        put(target, name, bytes);
+        put(target, &format!("{name}-cut"), &bytes[..bytes.len() * 2 / 3]);
         let mut changed = bytes.to_vec();
         (5..changed.len()).step_by(31).for_each(|at| changed[at] ^= 0x81);
-        std::fs::write(corpus(target).join(format!("{name}-changed")), changed).unwrap();
+        put(target, &format!("{name}-changed"), &changed);
     };
     let go = option(OPT_GO, b"\0\0\0\x03vol\0\x02\0\x01\0\x03");
     let meta = option(OPT_SET_META_CONTEXT, b"\0\0\0\x03vol\0\0\0\x01\0\0\0\x0fbase:allocation");
@@ -98,7 +106,7 @@ fn seeds() {
     iscsi_seeds(&write);
 }
 
-/// CDBs and parameter lists as initiators send them.
+/// CDBs and parameter lists of initiators.
 fn scsi_seeds(write: &dyn Fn(&str, &str, &[u8])) {
     let unit = [0, 1, 0, 0];
     for (name, cdb) in [
@@ -139,7 +147,7 @@ fn scsi_seeds(write: &dyn Fn(&str, &str, &[u8])) {
     write("scsi_parameters", "write-token", &list(5, 0, &token));
 }
 
-/// Sessions and logins as initiators hold them.
+/// Logins and sessions of initiators.
 fn iscsi_seeds(write: &dyn Fn(&str, &str, &[u8])) {
     use forebay_wire::iscsi::{BHS, Digests};
     let pdu = |opcode: u8, flags: u8, data: &[u8], digests: Digests| {

@@ -1,13 +1,10 @@
-//! The faulty store keeps what the contract promises through faults and crashes, and no more.
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod common;
+//! The faulty store keeps exactly the guarantees of the contract through faults and crashes.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use common::{block_on, id, pattern, superblock};
+use crate::common::{block_on, id, pattern, superblock};
 use forebay_store::{BoxFuture, Crash, Fault, FaultyOp, FaultyStore, IoBuf, Store, StoreError, When};
 
 fn poll_once<T>(future: &mut BoxFuture<'_, T>) -> Poll<T> {
@@ -27,7 +24,7 @@ async fn contents(store: &FaultyStore, n: u32) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn what_was_synced_survives_every_crash() {
+fn synced_bytes_survive_every_crash() {
     for seed in 0..300 {
         block_on(async {
             let mut store = FaultyStore::new(seed);
@@ -45,9 +42,9 @@ fn what_was_synced_survives_every_crash() {
                 assert!(now.starts_with(&synced), "seed {seed}");
                 assert_eq!(store.read_superblock().await.unwrap(), [None, Some(superblock(1).encode())]);
                 if kind == Crash::Kill {
-                    assert!(now[8192..] == pattern(seed + 1, 8192)[..], "what had completed survives a kill");
+                    assert!(now[8192..] == pattern(seed + 1, 8192)[..], "completed appends survive a kill");
                 } else {
-                    synced = now; // nothing is left that a second power loss could take
+                    synced = now; // all surviving bytes are durable now
                 }
             }
         });
@@ -55,7 +52,7 @@ fn what_was_synced_survives_every_crash() {
 }
 
 #[test]
-fn a_kill_does_not_make_durable() {
+fn a_kill_does_not_make_bytes_durable() {
     let lost = (0..100).filter(|seed| {
         block_on(async {
             let store = FaultyStore::new(*seed);
@@ -91,7 +88,7 @@ fn an_append_in_flight_leaves_a_prefix_when_the_process_is_killed() {
         let survived = block_on(contents(&store.reopen(), 1)).unwrap_or_default();
         let data = pattern(seed, 65536);
         let reached = data.iter().zip(&survived).take_while(|(a, b)| a == b).count();
-        assert!(survived[reached..].iter().all(|b| *b == 0), "seed {seed}: a prefix, then nothing");
+        assert!(survived[reached..].iter().all(|b| *b == 0), "seed {seed}: zeroes after the prefix");
         match reached {
             0 => none += 1,
             65536 => whole += 1,
@@ -136,14 +133,14 @@ fn old_futures_cannot_touch_the_next_opening() {
 }
 
 #[test]
-fn a_failed_sync_is_not_healed_by_the_next() {
+fn a_failed_sync_is_not_repaired_by_the_next() {
     let lost = (0..100).filter(|seed| {
         block_on(async {
             let store = FaultyStore::new(*seed);
             store.append(id(1), 0, pattern(1, 16384), 0).await.unwrap();
             store.inject(FaultyOp::Sync, Fault::Io, When::After(0));
             assert!(injected(&store.sync(id(1)).await));
-            // As a kernel does that has dropped the dirty pages: success, which means nothing.
+            // Like a kernel that has dropped the dirty pages: success without effect.
             store.sync(id(1)).await.unwrap();
             store.crash(Crash::PowerLoss);
             contents(&store.reopen(), 1).await.unwrap()[..] != pattern(1, 16384)[..]
@@ -166,16 +163,16 @@ fn failed_appends_leave_the_end_unknown() {
                 assert!(expected.as_ref().is_none_or(|e| *e == failed), "{failed}");
                 assert!(injected(&store.append(id(1), 4096, pattern(2, 8192), 0).await));
                 assert!(contents(&store, 1).await.unwrap().starts_with(&pattern(1, 4096)));
-                // Other objects are not concerned.
+                // Other objects are not affected.
                 store.append(id(2), 0, pattern(3, 4096), 0).await.unwrap();
             });
         }
     }
 }
 
-/// A want of room is a failure like others where it strikes a sync, a swap or a deletion.
+/// A lack of space in a sync, a swap or a deletion is a failure like any other.
 #[test]
-fn no_room_at_a_sync_a_swap_or_a_deletion_leaves_what_any_failure_leaves() {
+fn lack_of_space_in_a_sync_swap_or_deletion_has_the_effects_of_any_failure() {
     let (mut lost, mut torn, mut deleted) = (0, 0, 0);
     for seed in 0..100 {
         block_on(async {
@@ -188,7 +185,10 @@ fn no_room_at_a_sync_a_swap_or_a_deletion_leaves_what_any_failure_leaves() {
             }
             store.inject(FaultyOp::Swap, Fault::Full, When::After(0));
             assert_eq!(store.swap_superblock(&superblock(4)).await, Err(StoreError::Full));
-            assert!(injected(&store.swap_superblock(&superblock(4)).await), "its copy is unknown");
+            assert!(
+                injected(&store.swap_superblock(&superblock(4)).await),
+                "the state of its copy is unknown"
+            );
             store.append(id(2), 0, pattern(2, 4096), 0).await.unwrap();
             store.inject(FaultyOp::Delete, Fault::Full, When::After(0));
             assert_eq!(store.delete(id(2)).await, Err(StoreError::Full));
@@ -229,7 +229,7 @@ fn a_swap_in_flight_leaves_the_other_copy_whole() {
 }
 
 #[test]
-fn a_rotten_bit_stays_rotten() {
+fn a_flipped_bit_stays_flipped() {
     block_on(async {
         let store = FaultyStore::new(5);
         assert_eq!(store.flip_any_bit(), None);
@@ -247,12 +247,12 @@ fn a_rotten_bit_stays_rotten() {
         let rotten = differing(&store.read(id(1), 0, 8192).await.unwrap());
         store.crash(Crash::PowerLoss);
         assert_eq!(differing(&contents(&store.reopen(), 1).await.unwrap()), rotten);
-        assert!(rotten == 3 || rotten == 1, "two may have hit the same bit: {rotten}");
+        assert!(rotten == 3 || rotten == 1, "two faults may have flipped the same bit: {rotten}");
     });
 }
 
 #[test]
-fn the_machine_stops_at_the_operation_it_was_told() {
+fn the_machine_stops_at_the_given_operation() {
     block_on(async {
         let store = FaultyStore::new(1);
         store.append(id(1), 0, pattern(1, 4096), 0).await.unwrap();
@@ -266,7 +266,7 @@ fn the_machine_stops_at_the_operation_it_was_told() {
 }
 
 #[test]
-fn delays_let_operations_overtake_each_other() {
+fn delays_reorder_operations() {
     let overtaken = (0..50).filter(|seed| {
         let store = FaultyStore::new(*seed);
         store.set_delay(5);
@@ -283,7 +283,7 @@ fn delays_let_operations_overtake_each_other() {
 }
 
 #[test]
-fn one_seed_gives_one_run() {
+fn a_run_is_reproducible_from_its_seed() {
     let run = |seed| {
         block_on(async {
             let mut store = FaultyStore::new(seed);
@@ -311,7 +311,7 @@ fn one_seed_gives_one_run() {
 }
 
 #[test]
-fn room_runs_out_and_comes_back() {
+fn space_runs_out_and_is_returned_by_deletes() {
     block_on(async {
         let store: Arc<FaultyStore> = FaultyStore::new(1);
         store.set_capacity(65536);

@@ -1,4 +1,4 @@
-//! CDBs: what comes out of them, and what is refused.
+//! Decoding of CDBs, and the refusal of invalid ones.
 
 use forebay_wire::scsi::*;
 
@@ -35,7 +35,7 @@ fn blocks(opcode: u8, flags: u8, lba: u64, count: u32, len: usize) -> Vec<u8> {
     cdb
 }
 
-/// READ, WRITE, WRITE AND VERIFY, VERIFY of each length, with the most blocks that are taken.
+/// READ, WRITE, WRITE AND VERIFY, VERIFY of each length, with the maximum number of blocks.
 const READS: [(u8, usize); 4] = [(0x08, 6), (0x28, 10), (0xa8, 12), (0x88, 16)];
 const WRITES: [(u8, usize); 4] = [(0x0a, 6), (0x2a, 10), (0xaa, 12), (0x8a, 16)];
 const WRITE_VERIFIES: [(u8, usize); 3] = [(0x2e, 10), (0xae, 12), (0x8e, 16)];
@@ -57,17 +57,17 @@ fn reads_and_writes_of_every_length() {
             assert_eq!(write, Ok(Request::Write { offset: 300 * 512, len: 9 * 512, fua: fua && len > 6 }));
         }
     }
-    // Bits of the address are not flags.
+    // Bits of the address are not decoded as flags.
     let high = Rules { blocks: 1 << 21 };
     let write = Request::decode(&blocks(0x0a, 0, 0x08_0000, 1, 6), &high);
     assert_eq!(write, Ok(Request::Write { offset: 0x08_0000 * 512, len: 512, fua: false }));
-    // Zero blocks are 256, and only of these.
+    // Zero means 256 blocks, only in these commands.
     assert_eq!(decode(&blocks(0x08, 0, 0, 0, 6)), Ok(Request::Read { offset: 0, len: 256 * 512 }));
     assert_eq!(decode(&blocks(0x28, 0, 0, 0, 10)), Ok(Request::Read { offset: 0, len: 0 }));
 }
 
 #[test]
-fn ranges_end_within_the_unit() {
+fn ranges_must_end_within_the_unit() {
     let all = READS.iter().chain(&WRITES).chain(&WRITE_VERIFIES).chain(&VERIFIES).chain(&PREFETCHES);
     for &(opcode, len) in all.chain(&WRITE_SAMES).chain(&OR_WRITE) {
         let at = |lba, count| decode(&blocks(opcode, 0, lba, count, len));
@@ -76,7 +76,7 @@ fn ranges_end_within_the_unit() {
         assert_eq!(at(RULES.blocks - 7, 8), beyond, "{opcode:#x}");
         assert_eq!(at(RULES.blocks + 1, 0), beyond, "{opcode:#x}");
         if len > 6 {
-            // Of no blocks, which WRITE SAME refuses (WSNZ).
+            // Zero blocks, which WRITE SAME refuses (WSNZ).
             let none = at(RULES.blocks, 0);
             assert!(none.is_ok() != WRITE_SAMES.contains(&(opcode, len)), "{opcode:#x}: {none:?}");
             assert_eq!(at(u32::MAX.into(), 1), beyond);
@@ -122,12 +122,12 @@ fn transfers_are_bounded() {
             assert_eq!(long, Sense::cdb(field), "{opcode:#x}");
         }
     }
-    // Not to the end of the unit, either.
+    // Zero does not mean the rest of the unit, either.
     assert_eq!(decode(&blocks(0x93, 0x09, RULES.blocks - 1, 0, 16)), Err(Sense::cdb(10)));
 }
 
 #[test]
-fn protection_and_anchors_are_refused_at_their_bits() {
+fn protection_and_anchor_bits_are_refused() {
     let protected = READS[1..].iter().chain(&WRITES[1..]).chain(&WRITE_VERIFIES).chain(&VERIFIES);
     for &(opcode, len) in protected.chain(&WRITE_SAMES).chain(&OR_WRITE) {
         for protect in 1..8 {
@@ -142,7 +142,7 @@ fn protection_and_anchors_are_refused_at_their_bits() {
 }
 
 #[test]
-fn what_is_verified() {
+fn verify_checks_are_decoded() {
     for (opcode, len) in VERIFIES {
         let check = |bytchk: u8| match decode(&blocks(opcode, bytchk << 1, 8, 4, len)) {
             Ok(request @ Request::Verify { check, .. }) => Ok((check, request.transfer())),
@@ -157,7 +157,7 @@ fn what_is_verified() {
 }
 
 #[test]
-fn commands_and_service_actions_that_are_not_there() {
+fn unsupported_commands_and_service_actions_are_refused() {
     for opcode in [0x04, 0x1e, 0x37, 0x48, 0x4d, 0x9c, 0xb7, 0xff] {
         assert_eq!(decode(&[opcode; 16]), Err(Sense::illegal(codes::INVALID_OPERATION_CODE)));
     }
@@ -167,12 +167,12 @@ fn commands_and_service_actions_that_are_not_there() {
         (cdb[0], cdb[1]) = (opcode, action);
         assert_eq!(decode(&cdb), Err(Sense::cdb_bit(1, 4)));
     }
-    // A CDB that is cut off.
+    // A truncated CDB.
     assert_eq!(decode(&blocks(0x28, 0, 0, 1, 10)[..9]), Err(Sense::cdb(0)));
 }
 
 #[test]
-fn fields_that_are_wrong() {
+fn invalid_fields_are_refused() {
     for (cdb, sense) in [
         (&[0x12, 0, 0x80, 0, 255, 0][..], Sense::cdb(2)),
         (&[0x12, 2, 0, 0, 255, 0], Sense::cdb_bit(1, 1)),
@@ -191,7 +191,7 @@ fn fields_that_are_wrong() {
 }
 
 #[test]
-fn data_out_of_another_length() {
+fn data_out_of_another_length_is_accepted_or_refused() {
     let information_unit = Err(Sense::illegal(codes::INVALID_FIELD_IN_INFORMATION_UNIT));
     let write = decode(&blocks(0x2a, 0, 0, 2, 10)).unwrap();
     assert_eq!(write.transfer(), Transfer::Out(1024));
@@ -226,7 +226,7 @@ fn data_out_of_another_length() {
 }
 
 #[test]
-fn other_fields() {
+fn other_fields_are_decoded() {
     let tests: [(&[u8], Request); 8] = [
         (&[0x12, 1, 0xb0, 1, 2, 0], Request::Inquiry { page: Some(0xb0), allocation: 258 }),
         (&[0x03, 1, 0, 0, 252, 0], Request::RequestSense { descriptor: true, allocation: 252 }),
@@ -255,7 +255,7 @@ fn other_fields() {
     for (cdb, request) in tests {
         assert_eq!(decode(cdb), Ok(request));
     }
-    // To the end of the unit.
+    // The rest of the unit.
     let rest = Request::PreFetch { offset: 512, len: (RULES.blocks - 1) * 512 };
     assert_eq!(decode(&blocks(0x34, 2, 1, 0, 10)), Ok(rest));
 }

@@ -1,7 +1,8 @@
-//! Opening a directory: is it a store, or may it become one; is it free; what can its file system do.
+//! Opening a directory: checks whether it is a store or can become one, takes the lock, and probes the file
+//! system.
 //!
-//! Nothing is written to a directory before it is known to be empty or a store, and nothing but the lock file
-//! before the lock is held.
+//! A directory is written to only after it is known to be empty or a store; before the lock is held, only the
+//! lock file is written.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -20,16 +21,16 @@ const SEGMENTS: &str = "segments";
 /// Bytes of the superblock file.
 const SUPERBLOCK_BYTES: usize = 2 * COPY_BYTES;
 
-/// An opened place, with its lock held as long as it lives.
-pub(super) struct Place {
+/// The opened files of a store, with its lock held until this is dropped.
+pub(super) struct OpenedFiles {
     pub(super) lock: Option<Lock>,
     pub(super) superblock: File,
     pub(super) segments: std::path::PathBuf,
-    /// The file system takes `O_DIRECT`.
+    /// The file system supports `O_DIRECT`.
     pub(super) direct: bool,
 }
 
-/// The held lock; the file names the holder while a writer holds it.
+/// The held lock; the file contains the process id of a writer that holds it.
 pub(super) struct Lock {
     file: File,
     exclusive: bool,
@@ -38,14 +39,15 @@ pub(super) struct Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         if self.exclusive {
-            // A number that stays behind is only ever shown while someone holds the lock.
+            // On failure a stale process id remains, which is displayed only while another process holds the
+            // lock.
             let _ = self.file.set_len(0);
         }
     }
 }
 
-/// Opens for writing; makes the directory where it is missing, and the store where the directory is empty.
-pub(super) fn open(dir: &Path, direct: bool) -> Result<Place> {
+/// Opens for writing; creates the directory if it is missing, and the store if the directory is empty.
+pub(super) fn open(dir: &Path, direct: bool) -> Result<OpenedFiles> {
     let what = || format!("opening the store {}", dir.display());
     fs::create_dir_all(dir).map_err(|e| denied(what, &e))?;
     let known = is_store(dir)?;
@@ -76,11 +78,11 @@ pub(super) fn open(dir: &Path, direct: bool) -> Result<Place> {
     }
     File::open(dir).and_then(|d| d.sync_all()).map_err(io)?;
     let (superblock, direct) = open_superblock(&path, true, direct).map_err(io)?;
-    Ok(Place { lock: Some(lock), superblock, segments, direct })
+    Ok(OpenedFiles { lock: Some(lock), superblock, segments, direct })
 }
 
-/// Opens to read only, while no server has it open. Changes nothing at all.
-pub(super) fn open_read_only(dir: &Path, direct: bool) -> Result<Place> {
+/// Opens read-only, while no server has it open. Changes nothing.
+pub(super) fn open_read_only(dir: &Path, direct: bool) -> Result<OpenedFiles> {
     let what = || format!("opening the store {}", dir.display());
     let io = |e: io::Error| store_error(what, &e);
     if !is_store(dir)? {
@@ -88,15 +90,15 @@ pub(super) fn open_read_only(dir: &Path, direct: bool) -> Result<Place> {
     }
     let lock = match Lock::shared(&dir.join(LOCK)) {
         Ok(lock) => Some(lock),
-        // A copy that somebody made without the lock file.
+        // A copy of the directory without the lock file.
         Err(LockError::Io(e)) if e.kind() == io::ErrorKind::NotFound => None,
         Err(e) => return Err(e.into_store_error(what)),
     };
     let (superblock, direct) = open_superblock(&dir.join(SUPERBLOCK), false, direct).map_err(io)?;
-    Ok(Place { lock, superblock, segments: dir.join(SEGMENTS), direct })
+    Ok(OpenedFiles { lock, superblock, segments: dir.join(SEGMENTS), direct })
 }
 
-/// Whether the directory is a store. False if it may become one; an error if it holds something else.
+/// Whether the directory is a store. False if it may become one; an error if it contains other files.
 fn is_store(dir: &Path) -> Result<bool> {
     let io = |e: io::Error| store_error(|| format!("opening the store {}", dir.display()), &e);
     if dir.join(SUPERBLOCK).try_exists().map_err(io)? {
@@ -107,7 +109,7 @@ fn is_store(dir: &Path) -> Result<bool> {
         let name = entry.map_err(io)?.file_name();
         match name.to_str() {
             Some(SEGMENTS) => segments = true,
-            // An opening that was cut short, the server's own files, a fresh file system.
+            // An interrupted opening, the server's own files, a new file system.
             Some(LOCK | "lost+found") => {}
             Some(name) if name.starts_with("forebay.") => {}
             _ => return Err(StoreError::NotAStore(dir.into())),
@@ -116,7 +118,7 @@ fn is_store(dir: &Path) -> Result<bool> {
     Ok(segments)
 }
 
-/// Opens the superblock file, past the page cache if that works here.
+/// Opens the superblock file, bypassing the page cache if possible.
 fn open_superblock(path: &Path, write: bool, direct: bool) -> io::Result<(File, bool)> {
     let mut options = OpenOptions::new();
     options.read(true).write(write);
@@ -127,7 +129,7 @@ fn open_superblock(path: &Path, write: bool, direct: bool) -> io::Result<(File, 
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
                 static ONCE: std::sync::Once = std::sync::Once::new();
                 ONCE.call_once(|| {
-                    tracing::warn!(path = %path.display(), "this file system takes no direct I/O: its data is in the page cache, too");
+                    tracing::warn!(path = %path.display(), "O_DIRECT is not supported here; using the page cache");
                 });
             }
             other => return other.map(|file| (file, true)),
@@ -136,7 +138,7 @@ fn open_superblock(path: &Path, write: bool, direct: bool) -> io::Result<(File, 
     Ok((options.open(path)?, false))
 }
 
-/// Both copies from the disk; shorter where the file is.
+/// Reads both copies from the disk; returns fewer bytes if the file is shorter.
 pub(super) fn read_copies(file: &File) -> io::Result<IoBuf> {
     let mut buf = IoBuf::zeroed(SUPERBLOCK_BYTES);
     let mut done = 0;
@@ -148,14 +150,14 @@ pub(super) fn read_copies(file: &File) -> io::Result<IoBuf> {
             Err(e) => return Err(e),
         }
         if !done.is_multiple_of(IoBuf::ALIGN) {
-            break; // the file ends here, and a direct read could not go on
+            break; // end of file; a direct read cannot continue at an unaligned offset
         }
     }
     buf.set_len(done);
     Ok(buf)
 }
 
-/// [`StoreError::ReadOnly`] also where only the permission to write is missing.
+/// Like [`store_error`], but returns [`StoreError::ReadOnly`] if permission to write is missing.
 fn denied(what: impl FnOnce() -> String, error: &io::Error) -> StoreError {
     match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => StoreError::ReadOnly,
@@ -201,7 +203,7 @@ impl Lock {
     fn take(path: &Path, options: &OpenOptions, kind: libc::c_int) -> std::result::Result<File, LockError> {
         loop {
             let mut file = options.open(path)?;
-            // SAFETY: a plain system call on an open descriptor.
+            // SAFETY: the descriptor is open; the call accesses no memory.
             if unsafe { libc::flock(file.as_raw_fd(), kind | libc::LOCK_NB) } < 0 {
                 let error = io::Error::last_os_error();
                 match error.raw_os_error() {
@@ -210,8 +212,8 @@ impl Lock {
                     _ => return Err(error.into()),
                 }
             }
-            // Someone may have deleted the file and another opener made a new one: only the lock on the file
-            // that has the name now counts.
+            // The file may have been deleted and created again by another opener: only the lock on the file
+            // that has the name now is valid.
             let (held, named) = (file.metadata()?, fs::metadata(path));
             if named.is_ok_and(|n| (n.dev(), n.ino()) == (held.dev(), held.ino())) {
                 return Ok(file);
@@ -220,10 +222,10 @@ impl Lock {
     }
 }
 
-/// Who holds the lock, as far as the file tells.
+/// The process that holds the lock, as far as the file states it.
 fn holder(file: &mut File) -> String {
     let mut text = String::new();
-    // A holder's number has at most ten digits; whatever else is there, is of no use.
+    // A process id has at most ten digits; other contents are ignored.
     let _ = file.take(16).read_to_string(&mut text);
     text.trim().parse::<u32>().map_or(String::new(), |pid| format!(" (process {pid})"))
 }

@@ -1,12 +1,11 @@
-//! What only a directory can meet: locks, other people's files, a full, read-only or vanished file system.
-
-mod common;
+//! Properties of the directory store only: locks, foreign files, and a full, read-only or deleted file
+//! system.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use common::{Mount, block_on, id, options, pattern, superblock};
+use crate::common::{Mount, block_on, id, options, pattern, superblock};
 use forebay_store::{DirectoryOptions, DirectoryStore, IoBuf, IoMode, Store, StoreError};
 
 fn open(path: &Path) -> Result<std::sync::Arc<DirectoryStore>, StoreError> {
@@ -20,44 +19,48 @@ fn reason(error: &StoreError) -> &str {
     }
 }
 
-/// Says why a test shows nothing here.
+/// Prints the reason why a test is skipped.
 fn skip(why: &str) {
     eprintln!("SKIPPED: {why}");
 }
 
 #[test]
-fn a_second_opener_is_refused_and_the_first_is_undisturbed() {
+fn a_second_opener_is_refused_and_the_first_continues() {
     let dir = tempfile::tempdir().unwrap();
     let first = open(dir.path()).unwrap();
     block_on(first.append(id(1), 0, pattern(1, 4096), 8192)).unwrap();
     let busy = StoreError::Busy(format!(" (process {})", std::process::id()));
     assert_eq!(open(dir.path()).map(|_| ()), Err(busy.clone()));
-    let look = || DirectoryStore::open_read_only(dir.path(), &DirectoryOptions::default());
-    assert_eq!(look().map(|_| ()), Err(busy));
+    let reader = || DirectoryStore::open_read_only(dir.path(), &DirectoryOptions::default());
+    assert_eq!(reader().map(|_| ()), Err(busy));
     block_on(first.append(id(1), 4096, pattern(2, 4096), 8192)).unwrap();
     drop(first);
-    let readers = [look().unwrap(), look().unwrap()];
-    assert_eq!(open(dir.path()).map(|_| ()), Err(StoreError::Busy(String::new())), "while someone looks");
+    let readers = [reader().unwrap(), reader().unwrap()];
+    assert_eq!(
+        open(dir.path()).map(|_| ()),
+        Err(StoreError::Busy(String::new())),
+        "while readers have it open"
+    );
     assert_eq!(block_on(readers[1].read(id(1), 4096, 4096)).unwrap()[..], pattern(2, 4096)[..]);
     drop(readers);
     open(dir.path()).unwrap();
 }
 
 #[test]
-fn the_last_append_gives_back_what_was_set_aside() {
+fn the_last_append_returns_unused_preallocated_space() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path()).unwrap();
     block_on(store.append(id(1), 0, pattern(1, 4096), 1 << 20)).unwrap();
     let len = || block_on(store.list()).unwrap()[0].len;
-    let set_aside = len();
+    let preallocated = len();
     block_on(store.append(id(1), 4096, pattern(2, 4096), 8192)).unwrap();
     block_on(store.sync(id(1))).unwrap();
-    assert_eq!(len(), 8192, "of {set_aside}");
+    assert_eq!(len(), 8192, "of {preallocated}");
     assert_eq!(block_on(store.read(id(1), 4096, 8192)).unwrap()[..], pattern(2, 4096)[..]);
 }
 
 #[test]
-fn looking_changes_nothing() {
+fn opening_read_only_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let looked = DirectoryStore::open_read_only(dir.path(), &DirectoryOptions::default());
     assert_eq!(looked.map(|_| ()), Err(StoreError::NotAStore(dir.path().into())));
@@ -85,7 +88,7 @@ fn a_directory_with_other_files_is_left_alone() {
 }
 
 #[test]
-fn a_missing_directory_is_made_and_the_servers_own_files_do_not_matter() {
+fn a_missing_directory_is_created_and_the_servers_own_files_are_allowed() {
     let dir = tempfile::tempdir().unwrap();
     drop(open(&dir.path().join("a/b")).unwrap());
     fs::create_dir(dir.path().join("c")).unwrap();
@@ -96,7 +99,7 @@ fn a_missing_directory_is_made_and_the_servers_own_files_do_not_matter() {
 }
 
 #[test]
-fn segments_without_a_superblock_are_not_taken_for_a_new_store() {
+fn segments_without_a_superblock_are_not_opened_as_a_new_store() {
     let dir = tempfile::tempdir().unwrap();
     block_on(open(dir.path()).unwrap().append(id(1), 0, pattern(1, 4096), 4096)).unwrap();
     fs::remove_file(dir.path().join("superblock")).unwrap();
@@ -106,7 +109,7 @@ fn segments_without_a_superblock_are_not_taken_for_a_new_store() {
 }
 
 #[test]
-fn an_opening_that_was_cut_short_is_repeated() {
+fn an_interrupted_creation_is_completed() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("lock"), "12345\n").unwrap();
     fs::create_dir(dir.path().join("segments")).unwrap();
@@ -120,7 +123,7 @@ fn an_opening_that_was_cut_short_is_repeated() {
 }
 
 #[test]
-fn a_foreign_writer_is_noticed_at_the_next_swap() {
+fn a_write_by_another_server_is_detected_at_the_next_swap() {
     for direct in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let store = DirectoryStore::open(dir.path(), &options(IoMode::Auto, direct)).unwrap();
@@ -133,9 +136,9 @@ fn a_foreign_writer_is_noticed_at_the_next_swap() {
 }
 
 #[test]
-fn a_full_disk_is_full_and_goes_on_when_there_is_room() {
+fn a_full_disk_fails_appends_until_space_is_freed() {
     let Some(mount) = Mount::tmpfs(8 << 20) else {
-        return skip("a full disk needs the right to mount a tmpfs");
+        return skip("this test needs permission to mount a tmpfs");
     };
     for io in [IoMode::Auto, IoMode::Threads] {
         let store = DirectoryStore::open(&mount.path().join("data"), &options(io, true)).unwrap();
@@ -143,19 +146,19 @@ fn a_full_disk_is_full_and_goes_on_when_there_is_room() {
             let before = store.capacity().await.unwrap();
             assert!(before.total >= 7 << 20 && before.free <= before.total);
             store.append(id(1), 0, pattern(1, 1 << 20), 5 << 20).await.unwrap();
-            assert!(store.capacity().await.unwrap().free <= before.free - (5 << 20), "room is set aside");
+            assert!(store.capacity().await.unwrap().free <= before.free - (5 << 20), "space is preallocated");
             let full = store.append(id(2), 0, pattern(2, 1 << 20), 5 << 20).await;
             assert_eq!(full.map(|_| ()), Err(StoreError::Full));
-            assert_eq!(store.list().await.unwrap().len(), 1, "an object without room is not there");
-            // What was announced has its room, and more has not.
+            assert_eq!(store.list().await.unwrap().len(), 1, "an object without space is not created");
+            // Appends within the expected length have space, and longer ones do not.
             store.append(id(1), 1 << 20, pattern(3, 4 << 20), 5 << 20).await.unwrap();
             store.sync(id(1)).await.unwrap();
             let beyond = store.append(id(1), 5 << 20, pattern(4, 6 << 20), 5 << 20).await;
             assert_eq!(beyond.map(|_| ()), Err(StoreError::Full));
-            assert!(store.sync(id(1)).await.is_err(), "nothing is synced after a failure");
+            assert!(store.sync(id(1)).await.is_err(), "no sync succeeds after a failure");
             assert_eq!(store.read(id(1), 1 << 20, 4096).await.unwrap()[..], pattern(3, 4096)[..]);
             store.delete(id(1)).await.unwrap();
-            // The kernel closes a file a moment after it has answered the last request on it.
+            // The kernel closes a file shortly after it has completed the last request on it.
             while store.capacity().await.unwrap().free < before.free {
                 std::thread::yield_now();
             }
@@ -169,8 +172,10 @@ fn a_full_disk_is_full_and_goes_on_when_there_is_room() {
 }
 
 #[test]
-fn a_file_system_that_turns_read_only_says_so() {
-    let Some(mount) = Mount::tmpfs(8 << 20) else { return skip("a read-only disk needs the right to mount") };
+fn a_file_system_that_becomes_read_only_is_reported() {
+    let Some(mount) = Mount::tmpfs(8 << 20) else {
+        return skip("this test needs permission to mount a tmpfs");
+    };
     drop(open(mount.path()).unwrap());
     if !mount.make_read_only() {
         return skip("the tmpfs cannot be made read-only");
@@ -181,7 +186,7 @@ fn a_file_system_that_turns_read_only_says_so() {
 }
 
 #[test]
-fn a_directory_that_vanishes_is_named_as_such() {
+fn a_deleted_directory_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("data");
     let store = DirectoryStore::open(&path, &options(IoMode::Auto, true)).unwrap();
@@ -202,7 +207,7 @@ fn a_directory_that_vanishes_is_named_as_such() {
 }
 
 #[test]
-fn a_file_that_was_cut_reads_short() {
+fn reads_of_a_truncated_file_are_short() {
     let dir = tempfile::tempdir().unwrap();
     for direct in [true, false] {
         let store = DirectoryStore::open(dir.path(), &options(IoMode::Auto, direct)).unwrap();
@@ -217,7 +222,7 @@ fn a_file_that_was_cut_reads_short() {
 }
 
 #[test]
-fn files_with_other_names_are_no_objects() {
+fn files_with_other_names_are_not_objects() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path()).unwrap();
     for name in ["1.seg", "00000001.bak", "notes"] {
@@ -227,7 +232,7 @@ fn files_with_other_names_are_no_objects() {
 }
 
 #[test]
-fn more_operations_than_any_queue_holds_all_complete() {
+fn more_operations_than_a_queue_holds_all_complete() {
     for io in [IoMode::Auto, IoMode::Threads] {
         let dir = tempfile::tempdir().unwrap();
         let store = DirectoryStore::open(dir.path(), &options(io, true)).unwrap();
@@ -244,10 +249,10 @@ fn more_operations_than_any_queue_holds_all_complete() {
 
 #[test]
 fn a_sandbox_without_io_uring_and_direct_io_gets_threads_and_the_page_cache() {
-    // A filter holds for one thread and for those that it starts.
+    // A filter applies to one thread and those that it starts.
     let sandboxed = std::thread::spawn(|| {
-        if !common::forbid_uring_and_direct_io() {
-            return skip("this system takes no seccomp filter");
+        if !crate::common::forbid_uring_and_direct_io() {
+            return skip("this system does not support seccomp filters");
         }
         let dir = tempfile::tempdir().unwrap();
         let store = open(dir.path()).unwrap();

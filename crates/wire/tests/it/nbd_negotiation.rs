@@ -1,10 +1,10 @@
-//! Negotiation: what is well formed comes out as it went in, what is not is refused or ends the connection,
-//! and how the bytes were cut makes no difference.
+//! Negotiation: well-formed options are decoded correctly, others refused or end the connection, independent
+//! of packet boundaries.
 
 use forebay_wire::nbd::*;
 use proptest::prelude::*;
 
-/// Feeds `bytes` in pieces as a server would: unused bytes stay in front of the next piece.
+/// Feeds `bytes` in pieces, like a server: unused bytes precede the next piece.
 fn decode(bytes: &[u8], cuts: &[usize]) -> (Vec<OptionEvent>, Option<ProtocolError>, usize) {
     let mut decoder = OptionDecoder::new();
     let (mut events, mut held, mut from, mut most) = (Vec::new(), Vec::new(), 0, 0);
@@ -59,7 +59,7 @@ fn flags(flags: u32) -> Vec<u8> {
     flags.to_be_bytes().to_vec()
 }
 
-/// The one event of one option.
+/// Decodes a single option.
 fn one(number: u32, data: &[u8]) -> OptionEvent {
     let bytes = [flags(1), option(number, data)].concat();
     let (events, error, _) = decode(&bytes, &[]);
@@ -78,7 +78,7 @@ fn refused(number: u32, data: &[u8]) -> OptionRefusal {
 }
 
 #[test]
-fn options_come_out_as_they_went_in() {
+fn options_are_decoded_correctly() {
     assert_eq!(one(OPT_LIST, b""), OptionEvent::Option(OptionRequest::List));
     assert_eq!(one(OPT_ABORT, b"whatever"), OptionEvent::Option(OptionRequest::Abort));
     assert_eq!(
@@ -107,7 +107,7 @@ fn malformed_options_are_refused() {
     assert_eq!(refused(OPT_GO, b""), OptionRefusal::Malformed);
     assert_eq!(refused(OPT_GO, &u32::MAX.to_be_bytes()), OptionRefusal::Malformed);
     assert_eq!(refused(OPT_GO, &[info("x", &[]), vec![0]].concat()), OptionRefusal::Malformed);
-    // It claims queries that are not there.
+    // It announces more queries than it has.
     let mut claims = string(b"x");
     claims.extend(u32::MAX.to_be_bytes());
     assert_eq!(refused(OPT_SET_META_CONTEXT, &claims), OptionRefusal::Malformed);
@@ -118,7 +118,7 @@ fn malformed_options_are_refused() {
 }
 
 #[test]
-fn unknown_options_are_refused_whatever_they_carry() {
+fn unknown_options_are_refused_with_any_data() {
     for number in [0, 4, OPT_EXTENDED_HEADERS, 12, 1000, u32::MAX] {
         assert_eq!(refused(number, b"data"), OptionRefusal::Unknown(number));
         assert_eq!(OptionRefusal::Unknown(number).reply(), REP_ERR_UNSUP);
@@ -126,7 +126,7 @@ fn unknown_options_are_refused_whatever_they_carry() {
 }
 
 #[test]
-fn a_long_option_is_skipped_without_being_kept() {
+fn a_long_option_is_skipped_without_buffering() {
     let long = option(OPT_GO, &vec![7; OPTION_MAX as usize + 1]);
     let bytes = [flags(3), long, option(OPT_LIST, b"")].concat();
     let cuts: Vec<usize> = (1000..bytes.len()).step_by(1000).collect();
@@ -134,15 +134,15 @@ fn a_long_option_is_skipped_without_being_kept() {
     assert_eq!(error, None);
     assert_eq!(events[1], OptionEvent::Refused { option: OPT_GO, refusal: OptionRefusal::TooBig });
     assert_eq!(events[2], OptionEvent::Option(OptionRequest::List));
-    assert!(most_held < 1000, "{most_held} bytes were kept");
+    assert!(most_held < 1000, "{most_held} bytes were buffered");
 }
 
 #[test]
-fn what_cannot_be_followed_ends_the_connection() {
+fn undecodable_input_ends_the_connection() {
     assert_eq!(decode(&flags(4), &[]).1, Some(ProtocolError::ClientFlags(4)));
     let bytes = [flags(1), b"GET / HTTP/1.1\r\n".to_vec()].concat();
     assert!(matches!(decode(&bytes, &[]).1, Some(ProtocolError::OptionMagic(_))));
-    // The magic number alone is enough to know.
+    // The magic number is checked as soon as it has arrived.
     assert!(matches!(decode(&bytes[..12], &[]).1, Some(ProtocolError::OptionMagic(_))));
     let mut huge = [flags(1), option(OPT_GO, b"")].concat();
     huge[16..20].copy_from_slice(&(OPTION_SKIP_MAX + 1).to_be_bytes());
@@ -163,7 +163,7 @@ fn replies_have_the_layout_of_the_protocol() {
     );
     out.clear();
     option_error(&mut out, OPT_GO, REP_ERR_UNKNOWN, &"é".repeat(3000));
-    assert_eq!(out[12..20], [0x80, 0, 0, 6, 0, 0, 0x10, 0], "the text is cut, at a character");
+    assert_eq!(out[12..20], [0x80, 0, 0, 6, 0, 0, 0x10, 0], "the text is truncated at a character boundary");
     assert!(std::str::from_utf8(&out[20..]).is_ok());
     out.clear();
     option_export_name(&mut out, 1, 2, false);
@@ -173,8 +173,8 @@ fn replies_have_the_layout_of_the_protocol() {
     assert_eq!(out, [0, 0, 0, 0, 0, 0, 0, 1, 0, 2]);
 }
 
-/// A conversation as a client would hold it, or nearly.
-fn conversation() -> impl Strategy<Value = Vec<u8>> {
+/// A negotiation of a client, valid or nearly valid.
+fn negotiation() -> impl Strategy<Value = Vec<u8>> {
     let data = prop_oneof![
         Just(Vec::new()),
         proptest::collection::vec(any::<u8>(), 0..64),
@@ -190,7 +190,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn cutting_anywhere_changes_nothing(bytes in conversation()) {
+    fn the_result_does_not_depend_on_how_the_bytes_are_split(bytes in negotiation()) {
         let (events, error, _) = decode(&bytes, &[]);
         let every_byte: Vec<usize> = (0..bytes.len()).collect();
         let split = decode(&bytes, &every_byte);
@@ -202,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400), f in 0..4u32) {
+    fn no_input_causes_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400), f in 0..4u32) {
         decode(&bytes, &[]);
         decode(&[flags(f), OPTION_MAGIC.to_be_bytes().to_vec(), bytes].concat(), &[]);
     }

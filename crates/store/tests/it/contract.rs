@@ -1,16 +1,14 @@
-//! The store contract, held against every backend.
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
-mod common;
+//! Tests of the store contract, run on every backend.
 
 use std::sync::Arc;
 
-use common::{Backend, backends, block_on, id, pattern, superblock};
+use crate::common::{Backend, backends, block_on, id, pattern, superblock};
 use forebay_store::{IoBuf, ObjectStat, Store, StoreError};
 use proptest::prelude::*;
 
-/// What reads give where a preallocated object was not yet written.
-fn zeroes_behind(read: &[u8], written: &[u8]) -> bool {
+/// Whether `read` starts with `written`, followed by the zeroes of an object that is preallocated but not
+/// written.
+fn is_followed_by_zeroes(read: &[u8], written: &[u8]) -> bool {
     read.len() >= written.len() && read.starts_with(written) && read[written.len()..].iter().all(|b| *b == 0)
 }
 
@@ -22,7 +20,7 @@ fn on_all(test: impl AsyncFn(&mut Backend)) {
 }
 
 #[test]
-fn what_was_appended_is_read_back_and_survives_a_restart() {
+fn appended_bytes_are_read_back_and_survive_a_restart() {
     on_all(async |backend| {
         let (a, b) = (pattern(1, 8192), pattern(2, 4096));
         let whole = [&a[..], &b[..]].concat();
@@ -30,11 +28,11 @@ fn what_was_appended_is_read_back_and_survives_a_restart() {
             let store = backend.store();
             if !restarted {
                 let back = store.append(id(1), 0, a.to_vec()[..].into(), 65536).await.unwrap();
-                assert!(back.capacity() >= 8192, "the buffer comes back");
+                assert!(back.capacity() >= 8192, "the buffer is returned");
                 store.append(id(1), 8192, IoBuf::from(&b[..]), 65536).await.unwrap();
                 store.sync(id(1)).await.unwrap();
             }
-            assert!(zeroes_behind(&store.read(id(1), 0, 1 << 20).await.unwrap(), &whole));
+            assert!(is_followed_by_zeroes(&store.read(id(1), 0, 1 << 20).await.unwrap(), &whole));
             assert_eq!(store.read(id(1), 4096, 4096).await.unwrap()[..], whole[4096..8192]);
             assert_eq!(store.read(id(1), 8192, 4096).await.unwrap()[..], b[..]);
             assert!(store.read(id(1), 1 << 30, 4096).await.unwrap().is_empty());
@@ -44,7 +42,7 @@ fn what_was_appended_is_read_back_and_survives_a_restart() {
 }
 
 #[test]
-fn what_does_not_exist_is_not_found() {
+fn missing_objects_are_not_found() {
     on_all(async |backend| {
         let store = backend.store();
         let missing = Err(StoreError::NotFound(id(5)));
@@ -52,13 +50,13 @@ fn what_does_not_exist_is_not_found() {
         assert_eq!(store.sync(id(5)).await, missing);
         assert_eq!(store.append(id(5), 4096, IoBuf::zeroed(4096), 0).await.map(|_| ()), missing);
         assert_eq!(store.delete(id(5)).await, Ok(()));
-        // None of this keeps it from being created.
+        // None of these prevents its creation.
         store.append(id(5), 0, IoBuf::zeroed(4096), 0).await.unwrap();
     });
 }
 
 #[test]
-fn objects_are_listed_in_order_and_deleted_for_good() {
+fn objects_are_listed_in_order_and_deleted_permanently() {
     on_all(async |backend| {
         for n in [7, 1, 0xffff_ffff, 12] {
             backend.store().append(id(n), 0, pattern(n.into(), 4096), 4096).await.unwrap();
@@ -76,8 +74,8 @@ fn objects_are_listed_in_order_and_deleted_for_good() {
 
 #[test]
 fn an_object_that_exists_is_not_created_again() {
-    // In the same opening that is a broken invariant of the caller and may panic; in the next one it is what
-    // a damaged pool may lead to.
+    // In the same opening this violates an invariant of the caller and may panic; in the next one a damaged
+    // pool may cause it.
     for mut backend in backends().into_iter().filter(|b| b.name != "memory") {
         block_on(async {
             backend.store().append(id(1), 0, pattern(1, 4096), 4096).await.unwrap();
@@ -109,18 +107,18 @@ fn the_superblock_is_compared_before_it_is_swapped() {
 }
 
 #[test]
-fn an_operation_completes_although_its_future_is_dropped() {
+fn an_operation_completes_after_its_future_is_dropped() {
     on_all(async |backend| {
         for n in 1..=4 {
             backend.store().append(id(n), 0, pattern(n.into(), 1 << 20), 2 << 20).await.unwrap();
         }
         for n in 1..=8 {
-            // A thread that ends at once: what it had queued in the kernel must not end with it.
+            // A thread that ends immediately: its requests in the kernel must complete nevertheless.
             let (store, offset) = (backend.store().clone(), if n <= 4 { 1 << 20 } else { 0 });
             let data = pattern(100 + u64::from(n), 1 << 20);
             std::thread::spawn(move || drop(store.append(id(n), offset, data, 2 << 20))).join().unwrap();
         }
-        // Closing waits for what is in flight.
+        // Closing waits for operations in flight.
         backend.reopen();
         for n in 1..=8 {
             let offset = if n <= 4 { 1 << 20 } else { 0 };
@@ -131,17 +129,17 @@ fn an_operation_completes_although_its_future_is_dropped() {
 }
 
 #[test]
-fn large_transfers_are_whole() {
+fn large_transfers_are_complete() {
     on_all(async |backend| {
         let data = pattern(5, 24 << 20);
         backend.store().append(id(1), 0, IoBuf::from(&data[..]), 32 << 20).await.unwrap();
         let read = backend.store().read(id(1), 4096, 32 << 20).await.unwrap();
-        assert!(zeroes_behind(&read, &data[4096..]));
+        assert!(is_followed_by_zeroes(&read, &data[4096..]));
     });
 }
 
 #[test]
-fn many_readers_at_once_each_get_their_own_bytes() {
+fn concurrent_readers_each_get_their_own_bytes() {
     on_all(async |backend| {
         for n in 1..=6 {
             backend.store().append(id(n), 0, pattern(n.into(), 256 << 10), 256 << 10).await.unwrap();
@@ -162,7 +160,7 @@ async fn read_randomly(store: &Arc<dyn Store>, seed: u64) {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) % below
         };
-        // Sixteen in flight, over more objects than the file cache keeps open.
+        // Sixteen reads in flight, of more objects than the file cache keeps open.
         let wanted = (0..16).map(|_| (1 + next(6) as u32, next(64) * 4096, (1 + next(16)) as usize * 4096));
         let wanted = wanted.collect::<Vec<_>>();
         let reads = wanted.iter().map(|(n, at, len)| store.read(id(*n), *at, *len)).collect::<Vec<_>>();
@@ -198,7 +196,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the store must hold: of each name the number under which it lives now, and its bytes.
+/// The expected contents of the store: for each name its current object number, and its bytes.
 #[derive(Default)]
 struct Model {
     objects: [Option<(u32, Vec<u8>)>; 5],
@@ -214,7 +212,7 @@ async fn follow(backend: &mut Backend, steps: &[Step]) {
             Step::Append { object, pages } => {
                 let data = pattern(n as u64, pages * 4096);
                 let (at, bytes) = model.objects[object as usize].get_or_insert_with(|| {
-                    model.next_id += 1; // never used again
+                    model.next_id += 1; // never reused
                     (model.next_id, Vec::new())
                 });
                 let offset = bytes.len() as u64;
@@ -231,7 +229,7 @@ async fn follow(backend: &mut Backend, steps: &[Step]) {
                 let read = store.read(id(*at), page * 4096, pages * 4096).await.unwrap();
                 let start = bytes.len().min(page as usize * 4096);
                 let end = bytes.len().min(start + pages * 4096);
-                assert!(zeroes_behind(&read, &bytes[start..end]), "step {n}");
+                assert!(is_followed_by_zeroes(&read, &bytes[start..end]), "step {n}");
             }
             Step::Delete { object } => {
                 if let Some((at, _)) = model.objects[object as usize].take() {

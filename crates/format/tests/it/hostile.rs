@@ -1,11 +1,9 @@
-//! Bytes with right checksums and wrong contents: what only an attacker or a bug can write.
+//! Bytes with correct checksums and invalid contents, as written by an attacker or by a bug.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use forebay_format::*;
 
-/// Changes bytes of a structure of one block whose checksum is at its end, and puts the checksum right.
+/// Changes bytes of a structure of one block, and updates the checksum at its end.
 fn forged(mut block: Vec<u8>, at: usize, bytes: &[u8]) -> Vec<u8> {
     block[at..at + bytes.len()].copy_from_slice(bytes);
     let check = check64(&block[..BLOCK - 8]);
@@ -18,7 +16,7 @@ fn value(what: &'static str, field: &'static str) -> FormatError {
 }
 
 #[test]
-fn superblock_fields_are_within_bounds() {
+fn superblock_fields_out_of_bounds_are_refused() {
     let good = superblock().encode();
     let refused = |at, bytes: &[u8]| Superblock::decode(&forged(good.clone(), at, bytes)).unwrap_err();
     assert_eq!(refused(8, &[0]), value("superblock", "version"));
@@ -27,25 +25,25 @@ fn superblock_fields_are_within_bounds() {
     assert_eq!(refused(88, &[0xff; 4]), value("superblock", "segment_bytes"));
     assert_eq!(refused(92, &[129]), value("superblock", "blob_count"));
     assert_eq!(refused(92, &[0xff; 4]), value("superblock", "blob_count"));
-    // A piece that is empty, without a segment, or beyond the end of any segment.
+    // A piece that is empty, without a segment, or beyond the largest segment.
     assert_eq!(refused(92, &[4]), value("superblock", "blobs"));
     assert_eq!(refused(128, &[0; 4]), value("superblock", "blobs"));
     assert_eq!(refused(132, &[0xff; 8]), value("superblock", "blobs"));
 }
 
 #[test]
-fn the_choice_between_two_superblocks() {
+fn the_newer_valid_superblock_is_chosen() {
     let (old, new) = (superblock(), Superblock { generation: 42, ..superblock() });
     let (a, b) = (new.encode(), old.encode());
     assert_eq!(Superblock::choose([Some(&a), Some(&b)]), Ok(new.clone()));
     assert_eq!(Superblock::choose([None, Some(&b)]), Ok(old.clone()));
     assert_eq!(Superblock::choose([None, None]), Err(FormatError::Truncated("superblock")));
 
-    // The highest generation of all is one like any other.
+    // The highest possible generation is valid.
     let last = Superblock { generation: u64::MAX, ..superblock() };
     assert_eq!(Superblock::choose([Some(&last.encode()), Some(&a)]), Ok(last));
 
-    // One damaged copy never hides the other, wherever the damage is, its version included.
+    // A damaged copy does not make the other unusable, whichever byte is damaged, including the version.
     for at in [0, 8, 9, 40, 4000, 4095] {
         let mut damaged = a.clone();
         damaged[at] ^= 0xff;
@@ -53,14 +51,14 @@ fn the_choice_between_two_superblocks() {
         assert_eq!(Superblock::choose([Some(&b), Some(&damaged)]), Ok(old.clone()), "byte {at}");
         assert_eq!(Superblock::choose([Some(&a[..at]), Some(&b)]), Ok(old.clone()));
     }
-    // A copy that really is newer wins over the other.
+    // A copy with a newer version and a correct checksum takes precedence.
     let newer = forged(a.clone(), 8, &[2]);
     assert_eq!(Superblock::choose([Some(&newer), Some(&b)]), Err(FormatError::Newer { found: 2 }));
-    // Copies of two pools are not one pool.
+    // Copies of different pools are refused.
     let other = Superblock { pool: PoolId([1; 16]), ..old };
     let foreign = Superblock::choose([Some(&a), Some(&other.encode())]);
     assert!(matches!(foreign, Err(FormatError::Foreign { .. })));
-    // Of two bad copies, the one that says more: a copy never written is no news.
+    // Of two invalid copies, the more specific error is returned: an unwritten copy is less specific.
     let mut damaged = a.clone();
     damaged[50] ^= 1;
     for copies in [[Some(&damaged[..]), Some(&[0; BLOCK][..])], [Some(&[0; BLOCK][..]), Some(&damaged[..])]] {
@@ -69,7 +67,7 @@ fn the_choice_between_two_superblocks() {
 }
 
 #[test]
-fn segments_of_other_versions_pools_and_places_are_named_as_such() {
+fn segments_of_other_versions_pools_and_positions_are_reported() {
     let head = header().encode();
     let decode = |b: &[u8]| SegmentHeader::decode(b, POOL, SegmentId(2)).unwrap_err();
     assert_eq!(decode(&forged(head.clone(), 8, &[2])), FormatError::Newer { found: 2 });
@@ -87,13 +85,13 @@ fn segments_of_other_versions_pools_and_places_are_named_as_such() {
 }
 
 #[test]
-fn directories_list_only_what_a_segment_can_hold() {
+fn directory_entries_must_fit_into_a_segment() {
     let (footer, directory) = footer();
     let good = footer.encode(&directory);
     for (at, bytes, field) in [
-        (0, &[0xff, 0xff, 0xff, 0][..], "slot"), // a block that begins at the very end
-        (0, &[0, 0, 0, 1][..], "slot"),          // beyond it
-        (4, &[0xff][..], "slot"),                // a form that is reserved
+        (0, &[0xff, 0xff, 0xff, 0][..], "slot"), // a block that starts at the last slot
+        (0, &[0, 0, 0, 1][..], "slot"),          // beyond the last slot
+        (4, &[0xff][..], "slot"),                // a reserved form
         (5, &[3][..], "kind"),
     ] {
         let mut bad = good.clone();
@@ -105,7 +103,7 @@ fn directories_list_only_what_a_segment_can_hold() {
     }
 }
 
-/// A batch header that asks for more than there can be is refused before anyone makes room for it.
+/// An impossible length in a batch header is refused before memory is allocated for the batch.
 #[test]
 fn batch_lengths_are_bounded() {
     let good = batch();
@@ -123,8 +121,8 @@ fn batch_lengths_are_bounded() {
 }
 
 #[test]
-fn batches_are_where_and_what_they_say() {
-    /// Changes a header field and puts the checksum right.
+fn batches_with_invalid_headers_are_refused() {
+    /// Changes a header field and updates the checksum.
     fn forge(at: usize, value: u32) -> Vec<u8> {
         let mut b = batch();
         b[at..at + 4].copy_from_slice(&value.to_le_bytes());
@@ -145,9 +143,10 @@ fn batches_are_where_and_what_they_say() {
     assert_eq!(decode(&forge(52, u32::MAX - 4095), u32::MAX - 4095), Err(value("batch", "offset")));
 }
 
-/// Content outside of the batch's own payload would be that of another batch, of no known checksum.
+/// Contents outside of the batch's payload would belong to another batch, and would not be covered by the
+/// checksum.
 #[test]
-fn entries_point_into_their_own_batch() {
+fn entries_must_refer_to_the_payload_of_their_batch() {
     let payload_at = BatchHeader::payload_slot(u64::from(BATCH_OFFSET), 40).0;
     let put = |slot| Entry::Put {
         disk: DiskId(1),
@@ -175,7 +174,7 @@ fn entries_point_into_their_own_batch() {
 }
 
 #[test]
-fn entries_have_no_numbers_that_overflow() {
+fn entries_with_values_out_of_range_are_refused() {
     let entries = entries(Slot(192));
     let forge = |n: usize, at: usize, bytes: &[u8]| {
         let mut b = Vec::new();
@@ -202,7 +201,7 @@ fn entries_have_no_numbers_that_overflow() {
 }
 
 #[test]
-fn disk_records_are_possible_disks() {
+fn invalid_disk_records_are_refused() {
     let mut good = Vec::new();
     disk(5, "name", Role::Volume).encode(&mut good);
     let forge = |at: usize, bytes: &[u8]| {
@@ -219,10 +218,14 @@ fn disk_records_are_possible_disks() {
     document[4] = 5;
     assert!(DiskRecord::decode(&mut &document[..]).is_ok_and(|record| record.parent.is_none()));
     document[24] = 5;
-    assert_eq!(DiskRecord::decode(&mut &document[..]).unwrap_err(), bad("parent"), "its own");
+    assert_eq!(
+        DiskRecord::decode(&mut &document[..]).unwrap_err(),
+        bad("parent"),
+        "the disk is its own parent"
+    );
     assert_eq!(forge(28, &[5]), bad("origin"));
     assert_eq!(forge(5, &[4]), bad("sync"));
-    // Levels beyond these would shift block numbers by 64 bits and more.
+    // Higher levels would shift block numbers by 64 or more bits.
     assert_eq!(forge(6, &[7]), bad("height"));
     assert_eq!(forge(7, &[0]), bad("name"));
     assert_eq!(forge(7, &[0xff]), FormatError::Truncated("disk record"));
@@ -234,7 +237,7 @@ fn disk_records_are_possible_disks() {
 }
 
 #[test]
-fn catalogue_changes_make_sense() {
+fn invalid_catalogue_changes_are_refused() {
     let forge = |n: usize, at: usize, bytes: &[u8]| {
         let mut b = Vec::new();
         ops()[n].encode(&mut b);
@@ -255,12 +258,12 @@ fn catalogue_changes_make_sense() {
     assert_eq!(forge(5, 40, &[0; 8]), bad("count"));
     assert_eq!(forge(5, 30, &[0x10]), bad("count"));
     assert_eq!(forge(5, 24, &[0xff; 8]), bad("count"));
-    // Of one disk, onto blocks that it copies from.
+    // Overlapping ranges of the same disk.
     assert_eq!(forge(5, 8, &[5]), bad("source_block"));
 }
 
 #[test]
-fn checkpoints_never_hand_out_an_id_twice() {
+fn checkpoints_that_would_reuse_an_id_are_refused() {
     let good = checkpoint().encode();
     let forge = |at: usize, bytes: &[u8]| {
         let mut b = good.clone();
@@ -282,7 +285,7 @@ fn checkpoints_never_hand_out_an_id_twice() {
 }
 
 #[test]
-fn map_nodes_are_possible_nodes() {
+fn invalid_map_nodes_are_refused() {
     let forge = |n: usize, at: usize, bytes: &[u8]| {
         let mut b = nodes()[n].encode();
         b[at..at + bytes.len()].copy_from_slice(bytes);
@@ -301,7 +304,7 @@ fn map_nodes_are_possible_nodes() {
     assert_eq!(forge(2, 8, &[1]), bad("index"));
 }
 
-/// A slot that does not fit its 24 bits would become part of the form.
+/// A slot that exceeds its 24 bits would overwrite the form.
 #[test]
 #[should_panic(expected = "r.addr.slot.0 < Slot::LIMIT")]
 fn a_slot_beyond_the_limit_is_not_encoded() {
@@ -309,13 +312,13 @@ fn a_slot_beyond_the_limit_is_not_encoded() {
 }
 
 #[test]
-#[should_panic(expected = "checked where they are given")]
-fn what_could_not_be_read_back_is_not_written() {
+#[should_panic(expected = "validated by the caller")]
+fn a_record_that_could_not_be_decoded_is_not_encoded() {
     disk(1, "a\0b", Role::Volume).encode(&mut Vec::new());
 }
 
 #[test]
-fn relocation_maps_are_within_bounds() {
+fn invalid_relocation_maps_are_refused() {
     let good = relocation_map();
     let (segment, container) = (good.segment, good.container);
     let decode = |bytes: &[u8]| RelocationMap::decode(bytes, segment, container);
@@ -327,13 +330,13 @@ fn relocation_maps_are_within_bounds() {
         decode(&b).unwrap_err()
     };
     let entry = |n: usize| 32 + n * 40;
-    // A place beyond the end of any segment, a length that is not that of the form, entries out of order.
+    // A slot beyond the largest segment, a length that contradicts the form, entries out of order.
     assert_eq!(forged(entry(0) + 12, &[0xff; 8]), value("relocation map", "place"));
     assert_eq!(forged(entry(2) + 16, &[1, 0, 0, 0]), value("relocation map", "units"));
     assert_eq!(forged(entry(1), &[0, 0, 0, 0]), value("relocation map", "slot"));
     assert_eq!(forged(entry(0) + 5, &[9]), value("relocation map", "kind"));
     assert_eq!(forged(entry(0) + 6, &[0xff]), value("relocation map", "place_form"));
-    // More entries than there are bytes; another segment's map; a flipped bit.
+    // More entries than bytes; the map of another segment; a flipped bit.
     assert_eq!(forged(16, &[0xff; 4]), FormatError::Truncated("relocation map"));
     let foreign = RelocationMap::decode(&good.encode(), SegmentId(3), container);
     assert_eq!(foreign, Err(FormatError::Foreign { what: "relocation map", field: "segment" }));
@@ -343,7 +346,7 @@ fn relocation_maps_are_within_bounds() {
 }
 
 #[test]
-fn groups_are_within_bounds() {
+fn invalid_groups_are_refused() {
     let mut bytes = vec![7; 100];
     GroupHeader { members: 8, frame_len: 92 }.encode(&mut bytes);
     assert_eq!(GroupHeader::decode(&bytes).map(|(header, frame)| (header.members, frame.len())), Ok((8, 92)));
@@ -358,9 +361,10 @@ fn groups_are_within_bounds() {
     assert_eq!(GroupHeader::decode(&bytes).unwrap_err(), value("group of blocks", "frame_len"));
 }
 
-/// What a reader would have to fetch for one block, or for one directory, is bounded by what a writer makes.
+/// The bytes that a reader fetches for one block, or for one directory, are bounded by the largest that a
+/// writer produces.
 #[test]
-fn claimed_lengths_are_within_what_is_described() {
+fn lengths_beyond_those_of_a_writer_are_refused() {
     let good = relocation_map();
     let forged = |n: usize, units: u32| {
         let mut b = good.encode();

@@ -1,8 +1,6 @@
-//! What is written is read back; what was damaged on the way is refused.
+//! Encoded structures decode to the same values; damaged ones are refused.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use forebay_format::*;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -11,23 +9,23 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn map_values_come_back(value in any_value()) {
+    fn map_values_decode_to_the_same(value in any_value()) {
         prop_assert_eq!(MapValue::decode(&value.encode()), Some(value));
         prop_assert_eq!(MapValue::from_words(value.to_words()), Some(value));
     }
 
     #[test]
-    fn superblocks_come_back(superblock in any_superblock()) {
+    fn superblocks_decode_to_the_same(superblock in any_superblock()) {
         prop_assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
     }
 
     #[test]
-    fn checkpoints_come_back(checkpoint in any_checkpoint()) {
+    fn checkpoints_decode_to_the_same(checkpoint in any_checkpoint()) {
         prop_assert_eq!(Checkpoint::decode(&checkpoint.encode()), Ok(checkpoint));
     }
 
     #[test]
-    fn disk_records_come_back_one_after_the_other(disks in vec(any_disk(), 1..5)) {
+    fn consecutive_disk_records_decode_to_the_same(disks in vec(any_disk(), 1..5)) {
         let mut bytes = Vec::new();
         disks.iter().for_each(|d| d.encode(&mut bytes));
         let mut rest = &bytes[..];
@@ -38,28 +36,31 @@ proptest! {
     }
 
     #[test]
-    fn catalogue_changes_come_back(op in any_op()) {
+    fn catalogue_changes_decode_to_the_same(op in any_op()) {
         let mut bytes = Vec::new();
         op.encode(&mut bytes);
         prop_assert_eq!(CatalogueOp::decode(&bytes), Ok(op));
     }
 
     #[test]
-    fn map_nodes_come_back(node in any_node()) {
+    fn map_nodes_decode_to_the_same(node in any_node()) {
         let bytes = node.encode();
         prop_assert!(bytes.len() <= BLOCK && bytes.len().is_multiple_of(Slot::UNIT));
         prop_assert_eq!(MapNode::decode(&bytes), Ok(node));
     }
 
     #[test]
-    fn segment_headers_come_back(stream in 0..4_usize, segment: u32, epoch: u64, first_seq: u64) {
+    fn segment_headers_decode_to_the_same(stream in 0..4_usize, segment: u32, epoch: u64, first_seq: u64) {
         let (stream, segment) = (Stream::ALL[stream], SegmentId(segment));
         let header = SegmentHeader { pool: POOL, segment, stream, epoch, first_seq };
         prop_assert_eq!(SegmentHeader::decode(&header.encode(), POOL, segment), Ok(header));
     }
 
     #[test]
-    fn directories_come_back(refs in vec((any_ref(), any::<bool>(), any::<[u8; 16]>()), 0..300), last_seq: u64) {
+    fn directories_decode_to_the_same(
+        refs in vec((any_ref(), any::<bool>(), any::<[u8; 16]>()), 0..300),
+        last_seq: u64,
+    ) {
         let entry = |(at, node, print): (BlockRef, bool, [u8; 16])| DirectoryEntry {
             slot: at.addr.slot,
             form: at.form,
@@ -75,7 +76,7 @@ proptest! {
     }
 
     #[test]
-    fn entries_come_back(entries in vec(any_entry(), 0..20), blocks in 0..4_usize) {
+    fn entries_decode_to_the_same(entries in vec(any_entry(), 0..20), blocks in 0..4_usize) {
         let mut bytes = Vec::new();
         entries.iter().for_each(|e| e.encode(&mut bytes));
         prop_assert_eq!(EntryIter::new(&bytes).collect::<Result<Vec<_>>>(), Ok(entries));
@@ -88,12 +89,15 @@ proptest! {
     }
 
     #[test]
-    fn decoders_survive_any_bytes(bytes in vec(any::<u8>(), 0..6000)) {
+    fn decoders_do_not_panic_on_any_bytes(bytes in vec(any::<u8>(), 0..6000)) {
         fuzzing::TARGETS.iter().for_each(|(_, target)| target(&bytes));
     }
 
     #[test]
-    fn decoders_survive_damaged_samples(flips in vec((any::<prop::sample::Index>(), any::<u8>()), 0..8), cut: u8) {
+    fn decoders_do_not_panic_on_damaged_samples(
+        flips in vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+        cut: u8,
+    ) {
         for (name, sample) in samples() {
             let mut bytes = sample;
             flips.iter().for_each(|(at, value)| { let at = at.index(bytes.len()); bytes[at] = *value });
@@ -122,9 +126,9 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Every single bit, and every cut: what carries a checksum is never taken for something else.
+/// Any flipped bit and any truncation of a structure with a checksum is detected.
 #[test]
-fn damage_to_what_has_a_checksum_is_refused() {
+fn damaged_structures_with_a_checksum_are_refused() {
     let (footer, directory) = footer();
     let footer_len = BLOCK + directory.len() * 32;
     let whole_footer = |b: &[u8]| {
@@ -146,14 +150,15 @@ fn damage_to_what_has_a_checksum_is_refused() {
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
         for len in 0..covered {
-            assert!(decode(&bytes[..len]).is_err(), "cut to {len}");
+            assert!(decode(&bytes[..len]).is_err(), "truncated to {len}");
         }
     }
 }
 
-/// What lies under the checksum of something else may change meaning, but is refused when cut.
+/// Structures covered by the checksum of another one may decode differently when damaged, but not when
+/// truncated.
 #[test]
-fn cut_structures_are_refused() {
+fn truncated_structures_are_refused() {
     let checkpoint = checkpoint().encode();
     assert!((0..checkpoint.len()).all(|len| Checkpoint::decode(&checkpoint[..len]).is_err()));
     for op in ops() {
@@ -166,7 +171,7 @@ fn cut_structures_are_refused() {
         entry.encode(&mut bytes);
         assert!((1..bytes.len()).all(|len| EntryIter::new(&bytes[..len]).any(|e| e.is_err())));
     }
-    // Behind the last value there is padding, less than a slot unit.
+    // The last value is followed by padding, shorter than a slot unit.
     let node = nodes()[0].encode();
     assert!((0..=node.len() - Slot::UNIT).all(|len| MapNode::decode(&node[..len]).is_err()));
 }

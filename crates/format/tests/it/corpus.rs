@@ -1,11 +1,9 @@
-//! The checked-in corpus of every fuzz target, on the stable toolchain: what was found once stays found.
-//! `FOREBAY_WRITE_CORPUS=1 cargo test -p forebay-format` adds the seeds made from samples.
-
-mod common;
+//! Runs every fuzz target on its checked-in corpus, on the stable toolchain, as a regression test.
+//! `cargo run -p xtask -- corpora` writes the samples again.
 
 use std::path::{Path, PathBuf};
 
-use common::*;
+use crate::common::*;
 use forebay_format::{BLOCK, Slot, fuzzing};
 
 fn corpus(target: &str) -> PathBuf {
@@ -21,37 +19,45 @@ fn every_input_of_the_corpus_passes() {
         assert!(!inputs.is_empty(), "the corpus of {name} is empty");
         for path in inputs {
             let bytes = std::fs::read(&path).unwrap();
-            // The name of the input goes ahead of whatever panics.
+            // Caught, to report the name of the input.
             let passed = std::panic::catch_unwind(|| target(&bytes));
             assert!(passed.is_ok(), "{} fails", path.display());
         }
     }
 }
 
-/// Each fuzz target of this crate has its program, and the other way round.
+/// Each fuzz target of this crate has a program that calls it.
 #[test]
 fn every_target_has_a_program() {
-    let manifest = include_str!("../../../fuzz/Cargo.toml");
+    let manifest = include_str!("../../../../fuzz/Cargo.toml");
     for (name, _) in fuzzing::TARGETS {
         assert!(manifest.contains(&format!("name = \"{name}\"")), "fuzz/Cargo.toml lacks {name}");
         let program = std::fs::read_to_string(corpus("../fuzz_targets").join(format!("{name}.rs"))).unwrap();
-        assert!(program.contains(&format!("fuzzing::{name}(")), "{name}.rs calls something else");
+        assert!(program.contains(&format!("fuzzing::{name}(")), "{name}.rs does not call its target");
     }
 }
 
-/// Seeds: samples, cut and changed ones among them.
-#[test]
-fn seeds() {
-    if std::env::var_os("FOREBAY_WRITE_CORPUS").is_none() {
-        return;
-    }
-    let write = |target: &str, name: &str, bytes: &[u8]| {
+/// Writes a generated sample, or checks that the stored one is current.
+fn put(target: &str, name: &str, bytes: &[u8]) {
+    let path = corpus(target).join(name);
+    if std::env::var_os("FOREBAY_WRITE_CORPUS").is_some() {
         std::fs::create_dir_all(corpus(target)).unwrap();
-        std::fs::write(corpus(target).join(name), bytes).unwrap();
-        std::fs::write(corpus(target).join(format!("{name}-cut")), &bytes[..bytes.len() * 2 / 3]).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    } else {
+        let stored = std::fs::read(&path).unwrap_or_default();
+        assert!(stored == bytes, "{} is not current: run 'cargo run -p xtask -- corpora'", path.display());
+    }
+}
+
+/// Seeds: samples, complete, truncated and corrupted.
+#[test]
+fn samples_are_current() {
+    let write = |target: &str, name: &str, bytes: &[u8]| {
+        put(target, name, bytes);
+        put(target, &format!("{name}-cut"), &bytes[..bytes.len() * 2 / 3]);
         let mut changed = bytes.to_vec();
         (5..changed.len()).step_by(31).for_each(|at| changed[at] ^= 0x81);
-        std::fs::write(corpus(target).join(format!("{name}-changed")), changed).unwrap();
+        put(target, &format!("{name}-changed"), &changed);
     };
     let mut two = superblock().encode();
     two.extend(

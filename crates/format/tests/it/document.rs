@@ -1,10 +1,10 @@
-//! `docs/format.md` has a table for each layout, and says what the code does.
+//! Checks that the table of each layout in `docs/format.md` matches the code.
 
 use forebay_format::{LAYOUTS, Layout};
 
-const PAGE: &str = include_str!("../../../docs/format.md");
+const PAGE: &str = include_str!("../../../../docs/format.md");
 
-/// The table as the page must have it.
+/// The correct table of a layout.
 fn table(layout: &Layout) -> String {
     let mut out = format!(
         "### {} ({} bytes)\n\n| offset | bytes | field | meaning |\n|---:|---:|---|---|\n",
@@ -24,7 +24,7 @@ fn table(layout: &Layout) -> String {
     out
 }
 
-/// What the page has from the heading of a layout to the end of its table.
+/// The section of the page from the heading of a layout to the end of its table.
 fn drawn(layout: &Layout) -> &'static str {
     let heading = format!("### {} (", layout.name);
     let Some(at) = PAGE.find(&heading) else { return "nothing" };
@@ -33,16 +33,16 @@ fn drawn(layout: &Layout) -> &'static str {
     &section[..rows.unwrap_or(section.len())]
 }
 
-/// Where they differ, the message has the table to put in.
+/// On failure, the message contains the correct tables.
 #[test]
-fn every_layout_is_drawn_as_it_is() {
+fn every_layout_is_documented_correctly() {
     let wrong: Vec<_> = LAYOUTS.iter().filter(|layout| drawn(layout) != table(layout)).collect();
     let right: String = wrong.iter().map(|layout| table(layout) + "\n").collect();
-    assert!(wrong.is_empty(), "docs/format.md differs from the code; it must have:\n\n{right}");
+    assert!(wrong.is_empty(), "docs/format.md differs from the code; the correct tables are:\n\n{right}");
 }
 
 #[test]
-fn the_page_has_the_layouts_in_order_and_no_others() {
+fn the_page_documents_all_layouts_in_order_and_no_others() {
     let headings = PAGE.lines().filter(|line| line.starts_with("### "));
     let named: Vec<_> =
         headings.filter_map(|line| line[4..].split_once(" (")).map(|(name, _)| name).collect();

@@ -1,4 +1,4 @@
-//! The backends under test, each behind the same small handle.
+//! The backends under test, each behind the same handle.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::path::Path;
@@ -22,7 +22,7 @@ impl Backend {
     pub fn store(&self) -> &Arc<dyn Store> {
         self.store.as_ref().expect("the backend is open")
     }
-    /// Closes it and opens it again, as a restart of the server does.
+    /// Closes and opens it again, like a restart of the server.
     pub fn reopen(&mut self) {
         self.store = None;
         self.store = Some((self.open)());
@@ -38,7 +38,7 @@ fn directory(name: &'static str, options: DirectoryOptions) -> Backend {
     Backend::new(name, move || DirectoryStore::open(dir.path(), &options).expect("the directory opens"))
 }
 
-/// Every backend, fresh and empty.
+/// Every backend, new and empty.
 pub fn backends() -> Vec<Backend> {
     let memory = Arc::new(MemoryStore::new());
     let faulty = FaultyStore::new(1);
@@ -57,7 +57,7 @@ pub fn block_on<T>(body: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(body)
 }
 
-/// `len` bytes that tell where they belong.
+/// `len` pseudorandom bytes that identify their `seed`.
 pub fn pattern(seed: u64, len: usize) -> IoBuf {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut buf = IoBuf::zeroed(len);
@@ -88,8 +88,8 @@ pub fn superblock(generation: u64) -> Superblock {
     }
 }
 
-/// A small file system of its own, mounted as long as it lives; `None` where this needs rights that are
-/// missing.
+/// A small separate file system, unmounted when dropped; `None` if the process lacks the permission to
+/// mount.
 pub struct Mount(tempfile::TempDir);
 
 impl Mount {
@@ -109,7 +109,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         let path = c_path(self.path());
-        // SAFETY: a plain system call with a path that ends with a zero byte.
+        // SAFETY: the path is zero-terminated.
         unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
     }
 }
@@ -122,12 +122,12 @@ fn c_path(path: &Path) -> std::ffi::CString {
 fn mount(at: &Path, kind: &std::ffi::CStr, flags: libc::c_ulong, data: Option<&str>) -> bool {
     let (at, data) = (c_path(at), data.map(|d| std::ffi::CString::new(d).expect("no zero byte")));
     let data = data.as_ref().map_or(std::ptr::null(), |d| d.as_ptr());
-    // SAFETY: a plain system call; the strings live until it returns.
+    // SAFETY: the strings are valid until the call returns.
     unsafe { libc::mount(kind.as_ptr(), at.as_ptr(), kind.as_ptr(), flags, data.cast()) == 0 }
 }
 
-/// Makes the kernel refuse `io_uring_setup` with EPERM and `O_DIRECT` with EINVAL, to this thread and its
-/// children: what a container's seccomp profile and an old tmpfs do.
+/// Makes the kernel refuse `io_uring_setup` with EPERM and `O_DIRECT` with EINVAL for this thread and its
+/// children, like a container's seccomp profile and an old tmpfs.
 pub fn forbid_uring_and_direct_io() -> bool {
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
@@ -139,14 +139,14 @@ pub fn forbid_uring_and_direct_io() -> bool {
         step(LOAD, 0, 0, 0), // the number of the system call
         step(IF_EQUAL, 4, 0, libc::SYS_io_uring_setup as u32),
         step(IF_EQUAL, 0, 2, libc::SYS_openat as u32),
-        step(LOAD, 0, 0, 16 + 2 * 8), // its third argument
+        step(LOAD, 0, 0, 16 + 2 * 8), // the third argument
         step(IF_BITS, 2, 0, libc::O_DIRECT as u32),
         step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
         step(RETURN, 0, 0, refuse(libc::EPERM)),
         step(RETURN, 0, 0, refuse(libc::EINVAL)),
     ];
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-    // SAFETY: plain system calls; the program lives until they return.
+    // SAFETY: the program is valid until the calls return.
     unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0

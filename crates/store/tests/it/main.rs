@@ -1,0 +1,8 @@
+//! The contract of a store, held by each backend.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
+
+mod common;
+mod contract;
+mod directory;
+mod faulty;
