@@ -1,9 +1,9 @@
-//! Allocation bitmaps: the lowest bit of the first byte is the first unit, and a bit that is clear is free. NTFS and
-//! ext have the same.
+//! Allocation bitmaps, which have the same format in NTFS and ext: the lowest bit of the first byte is the
+//! first unit, and a clear bit means free.
 
 use std::ops::Range;
 
-/// Runs of clear bits among the first `count`.
+/// Returns the runs of clear bits among the first `count`.
 pub(crate) fn clear_runs(bitmap: &[u8], count: usize) -> impl Iterator<Item = Range<usize>> + '_ {
     let count = count.min(bitmap.len() * 8);
     let mut at = 0;
@@ -14,7 +14,7 @@ pub(crate) fn clear_runs(bitmap: &[u8], count: usize) -> impl Iterator<Item = Ra
     })
 }
 
-/// The first bit from `at` on that is `set`, or `count`.
+/// Returns the first bit from `at` on that equals `set`, or `count`.
 fn next(bitmap: &[u8], mut at: usize, count: usize, set: bool) -> usize {
     let skipped = if set { 0 } else { 0xff };
     while at < count {
@@ -37,7 +37,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn like_the_naive_one(bitmap in prop::collection::vec(prop::sample::select(vec![0_u8, 255, 1, 0x18, 0x81]), 0..20), count in 0_usize..200) {
+        fn clear_runs_match_a_bitwise_reference(bitmap in prop::collection::vec(prop::sample::select(vec![0_u8, 255, 1, 0x18, 0x81]), 0..20), count in 0_usize..200) {
             let bits: Vec<_> = clear_runs(&bitmap, count).flatten().collect();
             let naive: Vec<_> = (0..count.min(bitmap.len() * 8)).filter(|i| bitmap[i / 8] >> (i % 8) & 1 == 0).collect();
             prop_assert_eq!(bits, naive);

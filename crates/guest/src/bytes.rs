@@ -1,4 +1,4 @@
-//! Integers out of bytes that a disk holds. All of them tell what is not there from what is.
+//! Integers in byte slices of untrusted length: each function returns `None` if the field is beyond the end.
 
 macro_rules! readers {
     ($($name:ident $integer:ident $from:ident $doc:literal;)*) => {$(

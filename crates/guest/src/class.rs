@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a block: what a class is given to.
+/// Bytes per block, the unit of classification.
 pub const BLOCK: u64 = 4096;
 
-/// What a block holds, as far as the guest's file system tells.
+/// The use of a block by the guest's file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Class {
-    /// All that is not known to be something else: files' data, unknown file systems, gaps between partitions.
+    /// Blocks of no other class: ordinary file data, unknown file systems, gaps between partitions.
     Other = 0,
     /// Page, swap and hibernation files, and swap partitions.
     Page = 1,
@@ -18,26 +18,26 @@ pub enum Class {
     Temporary = 2,
     /// Programs and libraries: PE and ELF files.
     Code = 3,
-    /// What the file system keeps for itself; partition tables.
+    /// File system metadata and partition tables.
     Metadata = 4,
     /// Not allocated.
     Free = 5,
 }
 
 impl Class {
-    /// How many there are.
+    /// Number of classes.
     pub const COUNT: usize = 6;
-    /// Each of them, in the order of their numbers.
+    /// All classes, in the order of their numbers.
     pub const ALL: [Class; Class::COUNT] =
         [Class::Other, Class::Page, Class::Temporary, Class::Code, Class::Metadata, Class::Free];
 
-    /// The class with this number.
+    /// Returns the class with this number.
     pub fn from_number(number: u8) -> Option<Class> {
         Class::ALL.get(usize::from(number)).copied()
     }
 }
 
-/// Classes that claim parts of one block, or the same part of it.
+/// The set of classes that claim a block or parts of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Claims(u8);
 
@@ -50,9 +50,10 @@ impl Claims {
         self.0 |= other.0;
     }
 
-    /// The precedence, in one place: claims that agree decide. Where they differ the block is code if any of it
-    /// is, else metadata if any of it is, else other: it is treated with the care that its most precious part
-    /// needs. So a block is `Page`, `Temporary` or `Free` only if the whole of it is, and nobody disputes it.
+    /// Resolves the claims to one class. A single class is the result. Several classes resolve to `Code` if
+    /// it is among them, otherwise to `Metadata` if it is among them, otherwise to `Other`: the part that
+    /// needs most care determines the treatment. So a block is `Page`, `Temporary` or `Free` only if all of
+    /// it is, without a conflicting claim.
     pub fn resolve(self) -> Class {
         let has = |class: Class| self.0 & (1 << class as u8) != 0;
         if self.0.count_ones() == 1 {
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn precedence() {
+    fn conflicting_claims_resolve_by_precedence() {
         assert_eq!(resolve(&[]), Class::Other);
         for class in Class::ALL {
             assert_eq!(resolve(&[class, class]), class);

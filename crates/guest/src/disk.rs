@@ -1,36 +1,39 @@
-//! The disk as the parsers see it: reads that are counted, and a fault that says whether to go on.
+//! The parsers' access to the disk: reads and work are charged to a budget, and a fault determines whether a
+//! parser continues.
 //!
-//! Everything that a parser does is paid for here: a read by its bytes, a record, an entry or a step by one unit of
-//! work. Both budgets are finite, so every scan ends, whatever loops a disk holds.
+//! A read is charged by its bytes; each record, entry or step costs one unit of work. Both budgets are
+//! finite, so every scan ends, even on a disk with loops.
 //!
-//! What a scan costs is also bounded by what the disk holds, as a guest can have its disk scanned again and again by
-//! writing to it. A region of the disk is read only so often ([`REGION_CHARGE`]): no file system has structures that
-//! must be read more than a few times, and a crafted one would name the same block in a million places. Work beyond a
-//! fixed amount is earned by bytes that are read for the first or second time. Zeroes, which cost the guest nothing,
-//! have a budget of their own, by the size of the disk, and earn little.
+//! The cost of a scan is also bounded by the data on the disk, because a guest can trigger scans repeatedly
+//! by writing to its disk. Reads of each region of the disk are limited ([`REGION_CHARGE`]): valid file
+//! systems do not require more than a few reads of a structure, but a crafted one could reference the same
+//! block in a million places. Work beyond a fixed amount is earned by bytes that are read for the first or
+//! second time. Zeroes, which cost the guest nothing, have a separate budget in proportion to the size of the
+//! disk, and earn little.
 
 use crate::class::Class;
 use crate::map::Builder;
 
-/// A virtual disk that is read.
+/// Read access to a virtual disk.
 pub trait Blocks {
-    /// Its size in bytes.
+    /// Size in bytes.
     fn size(&self) -> u64;
     /// Fills `out` with the bytes at `offset`. Never called beyond [`Blocks::size`].
     fn read(&mut self, offset: u64, out: &mut [u8]) -> std::result::Result<(), ReadError>;
-    /// Called regularly while a scan works without reading, so that it can rest. False ends the scan.
+    /// Called regularly while a scan works without reading, so that the implementation can throttle it.
+    /// Returning false ends the scan.
     fn pause(&mut self) -> bool {
         true
     }
 }
 
-/// The disk could not be read there.
+/// The error of a failed read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the disk at byte {offset}")]
 pub struct ReadError {
-    /// Where the read began.
+    /// Start of the read.
     pub offset: u64,
-    /// Why, if there is more to say.
+    /// The cause, if known.
     pub source: Option<std::io::Error>,
 }
 
@@ -46,27 +49,27 @@ impl Blocks for &[u8] {
     }
 }
 
-/// What a scan may spend. What a disk claims does not count, only what is done.
+/// The budget of a scan. It limits actual reads, work and memory, not the sizes that a disk claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Calls of [`Blocks::read`].
     pub reads: u64,
     /// Bytes read.
     pub read_bytes: u64,
-    /// Records, entries, extents and parts of paths that are looked at.
+    /// Records, entries, extents and path components that are examined.
     pub work: u64,
-    /// Bytes of memory for what is remembered of directories and files.
+    /// Bytes of memory for directories and files.
     pub names_bytes: usize,
-    /// Bytes of memory for each list of what a single file consists of: its pieces, or its records.
+    /// Bytes of memory for each list of a single file: its extents, or its records.
     pub file_bytes: usize,
-    /// Ranges that are found; 16 bytes each while the scan goes on.
+    /// Classified ranges; 16 bytes each during the scan.
     pub claims: usize,
-    /// Runs of the map that comes out; 8 bytes each.
+    /// Runs of the resulting map; 8 bytes each.
     pub runs: usize,
 }
 
 impl Default for Limits {
-    /// Enough for a terabyte with some millions of files; at most some 200 MiB of memory.
+    /// Sufficient for a terabyte with a few million files; uses at most about 200 MiB of memory.
     fn default() -> Limits {
         Limits {
             reads: 8 << 20,
@@ -81,60 +84,61 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Bytes of memory that a scan takes at most, the buffers that have one size included.
+    /// Maximum memory of a scan in bytes, including the buffers of fixed size.
     pub fn memory_bytes(&self) -> usize {
-        // A list that grows is there twice while it moves, in a room up to twice as large as needed.
+        // A growing list exists twice while it is reallocated, with a capacity up to twice its length.
         let charges = CHARGES * size_of::<u32>();
         let walking = self.names_bytes + 4 * self.file_bytes + self.claims * 48 + BUFFERS + charges;
-        // Names and files are forgotten by then. Four runs may come of each claim: itself and what is beside it.
+        // Names and files are freed before the sweep. Each claim can result in four runs: itself and its
+        // neighbours.
         let sweeping = self.claims * (32 + 4 * 8 * 3) + BUFFERS + charges;
         walking.max(sweeping)
     }
 
-    /// How many things of so many bytes may be known of a single file. Half as many as there is room for, as a list
-    /// that grows is there twice while it moves.
-    pub(crate) fn of_a_file(&self, each: usize) -> usize {
+    /// Maximum length of a list of a single file, with entries of `each` bytes. Half of the memory is
+    /// reserved, because a growing list exists twice while it is reallocated.
+    pub(crate) fn max_per_file(&self, each: usize) -> usize {
         self.file_bytes / (2 * each)
     }
 }
 
-/// Chunks of tables and bitmaps, blocks, heads of files.
+/// Memory for chunks of tables and bitmaps, blocks and starts of files.
 const BUFFERS: usize = 1 << 20;
 
-/// Bytes of a region of the disk, whose reads are counted together.
+/// Bytes of a region of the disk. Reads are counted per region.
 const REGION: u64 = 16 << 10;
-/// Regions of the disk are counted in as many counters, chosen by a hash of their number.
+/// Number of read counters. A region's counter is chosen by a hash of its number.
 const CHARGES: usize = 1 << 20;
-/// Most bytes that are read of a region: 32 times what it has.
+/// Maximum bytes read per region: 32 times its size.
 const REGION_CHARGE: u32 = 32 * REGION as u32;
-/// What a read counts as at least, for what it costs apart from its bytes. Inodes of 128 bytes can still be read once
+/// Minimum charge of a read, for its fixed cost. It is low enough that inodes of 128 bytes can be read once
 /// each.
 const READ_CHARGE: u64 = 2 << 10;
-/// Work that every disk is worth.
+/// Initial work budget of every disk.
 const FREE_WORK: u64 = 16 << 20;
-/// Units of work that a byte earns which is not zero, when it is read for the first time and for the second.
+/// Units of work that a non-zero byte earns when it is read for the first and for the second time.
 const WORK_PER_BYTE: u64 = 1;
-/// Zero bytes that earn a unit of work: those of the smallest record that is looked at.
+/// Zero bytes that earn one unit of work: the size of the smallest record that is examined.
 const ZEROES_PER_WORK: u64 = 128;
-/// Zero bytes that may be read of any disk, and the part of the disk's size by which there are more: what ext keeps for
-/// unused inodes.
+/// Budget of zero bytes: a fixed part, and a part of 1/64 of the disk's size, which covers the unused inodes
+/// of ext.
 const FREE_ZEROES: u64 = 256 << 20;
 const ZEROES_OF_SIZE: u64 = 64;
-/// Units of work between two chances to rest.
+/// Units of work between two calls of [`Blocks::pause`].
 const WORK_PER_PAUSE: u64 = 1 << 16;
 
-/// Why something was not parsed.
+/// Why a structure was not parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It makes no sense or cannot be read: leave it out and go on.
-    Bad,
-    /// The budget is spent: stop.
-    Spent,
+    /// The structure is invalid or unreadable: skip it and continue.
+    Invalid,
+    /// The budget is exhausted: end the scan.
+    BudgetExhausted,
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Fault>;
 
-/// `Bad` as nothing; only `Spent` goes up.
+/// Converts `Invalid` to `None`; only `BudgetExhausted` is propagated.
 pub(crate) trait Tolerate<T> {
     fn tolerate(self) -> Result<Option<T>>;
 }
@@ -143,38 +147,38 @@ impl<T> Tolerate<T> for Result<T> {
     fn tolerate(self) -> Result<Option<T>> {
         match self {
             Ok(value) => Ok(Some(value)),
-            Err(Fault::Bad) => Ok(None),
-            Err(Fault::Spent) => Err(Fault::Spent),
+            Err(Fault::Invalid) => Ok(None),
+            Err(Fault::BudgetExhausted) => Err(Fault::BudgetExhausted),
         }
     }
 }
 
-/// What makes no sense where it is not so.
-pub(crate) fn sane(condition: bool) -> Result<()> {
-    if condition { Ok(()) } else { Err(Fault::Bad) }
+/// Returns `Invalid` if a structure violates `condition`.
+pub(crate) fn ensure(condition: bool) -> Result<()> {
+    if condition { Ok(()) } else { Err(Fault::Invalid) }
 }
 
-/// The disk, what may still be spent on it, and what was found.
+/// The disk, the remaining budget, and the claims so far.
 pub(crate) struct Disk<'a> {
     blocks: &'a mut dyn Blocks,
     size: u64,
     left: Limits,
-    /// Work that is not earned yet.
+    /// Work that can still be earned.
     unearned: u64,
     /// Zero bytes that may still be read.
     zeroes: u64,
-    /// Bytes read of regions that hold something.
+    /// Read counters of regions with non-zero data.
     charges: Vec<u32>,
-    /// Work since the last chance to rest.
+    /// Work since the last call of [`Blocks::pause`].
     since_pause: u64,
-    /// What there was to spend at first.
+    /// The initial budget.
     pub limits: Limits,
-    /// What was found.
+    /// The claims so far.
     pub found: Builder,
-    /// Reads that failed, at places that are on the disk.
+    /// Failed reads within the disk.
     pub failed_reads: u64,
-    /// Something was left out for want of room.
-    pub cut: bool,
+    /// Something was skipped because a limit was reached.
+    pub incomplete: bool,
 }
 
 impl<'a> Disk<'a> {
@@ -193,7 +197,7 @@ impl<'a> Disk<'a> {
             limits,
             found,
             failed_reads: 0,
-            cut: false,
+            incomplete: false,
         }
     }
 
@@ -205,47 +209,47 @@ impl<'a> Disk<'a> {
         self.left
     }
 
-    /// Does `units` of work.
+    /// Charges `units` of work.
     pub fn work(&mut self, units: u64) -> Result<()> {
-        self.left.work = self.left.work.checked_sub(units).ok_or(Fault::Spent)?;
+        self.left.work = self.left.work.checked_sub(units).ok_or(Fault::BudgetExhausted)?;
         self.since_pause += units;
         if self.since_pause >= WORK_PER_PAUSE {
             self.since_pause = 0;
-            return if self.blocks.pause() { Ok(()) } else { Err(Fault::Spent) };
+            return if self.blocks.pause() { Ok(()) } else { Err(Fault::BudgetExhausted) };
         }
         Ok(())
     }
 
-    /// Remembers something of `bytes` bytes; false when there is no room for it.
-    pub fn remember(&mut self, bytes: usize) -> bool {
+    /// Charges `bytes` of memory for names; false if the limit is reached.
+    pub fn charge_memory(&mut self, bytes: usize) -> bool {
         let left = self.left.names_bytes.checked_sub(bytes);
         self.left.names_bytes = left.unwrap_or(0);
-        self.cut |= left.is_none();
+        self.incomplete |= left.is_none();
         left.is_some()
     }
 
     pub fn read(&mut self, offset: u64, out: &mut [u8]) -> Result<()> {
         let len = out.len() as u64;
-        sane(offset.checked_add(len).is_some_and(|end| end <= self.size))?;
-        self.left.reads = self.left.reads.checked_sub(1).ok_or(Fault::Spent)?;
-        self.left.read_bytes = self.left.read_bytes.checked_sub(len).ok_or(Fault::Spent)?;
+        ensure(offset.checked_add(len).is_some_and(|end| end <= self.size))?;
+        self.left.reads = self.left.reads.checked_sub(1).ok_or(Fault::BudgetExhausted)?;
+        self.left.read_bytes = self.left.read_bytes.checked_sub(len).ok_or(Fault::BudgetExhausted)?;
         if regions(offset, len).any(|(slot, _)| self.charges[slot] >= REGION_CHARGE) {
-            // It is left out like what cannot be read; the rest of the disk may be sound.
-            self.cut = true;
-            return self.work(1).and(Err(Fault::Bad));
+            // Skip the structure as if it were unreadable; the rest of the disk may be valid.
+            self.incomplete = true;
+            return self.work(1).and(Err(Fault::Invalid));
         }
         self.blocks.read(offset, out).map_err(|_| {
             self.failed_reads += 1;
-            Fault::Bad
+            Fault::Invalid
         })?;
         self.charge(offset, out)
     }
 
-    /// Counts what was read, and lets it earn work.
+    /// Charges a read to the counters of its regions, and credits the work that it earns.
     fn charge(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         let len = bytes.len() as u64;
         if is_zero(bytes) {
-            self.zeroes = self.zeroes.checked_sub(len).ok_or(Fault::Spent)?;
+            self.zeroes = self.zeroes.checked_sub(len).ok_or(Fault::BudgetExhausted)?;
             self.earn(len / ZEROES_PER_WORK);
             return Ok(());
         }
@@ -268,12 +272,12 @@ impl<'a> Disk<'a> {
     }
 }
 
-/// The counters of the regions that a read touches, each with the bytes there.
+/// Returns the counters of the regions that a read covers, each with the number of bytes in the region.
 fn regions(offset: u64, len: u64) -> impl Iterator<Item = (usize, u64)> {
     let end = offset + len;
     (offset / REGION..end.div_ceil(REGION)).map(move |region| {
         let part = ((region + 1) * REGION).min(end) - (region * REGION).max(offset);
-        // Fibonacci hashing: neighbours get counters of their own.
+        // Fibonacci hashing: neighbouring regions have different counters.
         let slot = region.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - CHARGES.ilog2());
         (slot as usize, part)
     })
@@ -284,7 +288,7 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(256).all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
-/// A range of the disk that may hold a file system. Offsets are from its start.
+/// A range of the disk that may contain a file system. Offsets are relative to its start.
 pub(crate) struct Volume<'d, 'a> {
     pub disk: &'d mut Disk<'a>,
     start: u64,
@@ -292,7 +296,7 @@ pub(crate) struct Volume<'d, 'a> {
 }
 
 impl<'d, 'a> Volume<'d, 'a> {
-    /// The part of `start..start + len` that is on the disk.
+    /// Creates the volume `start..start + len`, limited to the end of the disk.
     pub fn new(disk: &'d mut Disk<'a>, start: u64, len: u64) -> Volume<'d, 'a> {
         let start = start.min(disk.size);
         let len = len.min(disk.size - start);
@@ -304,19 +308,19 @@ impl<'d, 'a> Volume<'d, 'a> {
     }
 
     pub fn read(&mut self, offset: u64, out: &mut [u8]) -> Result<()> {
-        sane(offset.checked_add(out.len() as u64).is_some_and(|end| end <= self.len))?;
+        ensure(offset.checked_add(out.len() as u64).is_some_and(|end| end <= self.len))?;
         self.disk.read(self.start + offset, out)
     }
 
-    /// `len` bytes; `len` must be bounded by the caller.
+    /// Reads `len` bytes. The caller must bound `len`.
     pub fn read_vec(&mut self, offset: u64, len: usize) -> Result<Vec<u8>> {
-        sane(offset.checked_add(len as u64).is_some_and(|end| end <= self.len))?;
+        ensure(offset.checked_add(len as u64).is_some_and(|end| end <= self.len))?;
         let mut bytes = vec![0; len];
         self.read(offset, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Claims what lies inside the volume.
+    /// Claims a range, limited to the end of the volume.
     pub fn claim(&mut self, offset: u64, len: u64, class: Class) {
         let len = len.min(self.len.saturating_sub(offset));
         if len != 0 {

@@ -1,7 +1,7 @@
-//! Entry points for fuzzing: plain functions that take any bytes and panic where a promise of this crate is broken.
+//! Entry points for fuzzing: functions that accept any bytes and panic if this crate violates a guarantee.
 //! The targets in `fuzz/` call them, and so does a test with the checked-in corpus.
 //!
-//! The promises: no panic; a scan ends within its limits and says something of every block; what was decoded is
+//! The guarantees: no panic; a scan ends within its limits and classifies every block; a decoded map is
 //! encoded to the same bytes again.
 
 use std::collections::BTreeMap;
@@ -11,13 +11,13 @@ use crate::map::ClassMap;
 use crate::scan::{Options, Scan, scan};
 use crate::{BLOCK, Blocks, Class, Limits, ReadError};
 
-/// A target: its name, which is also that of its corpus, and its function.
+/// A target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
 pub const TARGETS: &[Target] = &[("class_map", class_map), ("guest_disk", guest_disk)];
 
-/// [`ClassMap`], with its checksum as it is and put right.
+/// Decodes a [`ClassMap`], with the checksum as given and with a corrected checksum.
 pub fn class_map(data: &[u8]) {
     let mut sealed = data.to_vec();
     crate::map::seal(&mut sealed);
@@ -29,7 +29,7 @@ pub fn class_map(data: &[u8]) {
     }
 }
 
-/// [`scan`] of a disk, packed as [`pack`] does; as it is, and with the checksums of its partition table put right.
+/// Scans a disk in the format of [`pack`], with the checksums of its partition table as given and corrected.
 pub fn guest_disk(data: &[u8]) {
     let mut disk = SparseDisk::unpack(data);
     check_scan(&mut disk);
@@ -38,7 +38,7 @@ pub fn guest_disk(data: &[u8]) {
     }
 }
 
-/// What a scan of any disk may cost here.
+/// Limits of a scan in the fuzz targets.
 pub const LIMITS: Limits = Limits {
     reads: 20_000,
     read_bytes: 64 << 20,
@@ -49,23 +49,23 @@ pub const LIMITS: Limits = Limits {
     runs: 1000,
 };
 
-/// Scans within [`LIMITS`], and checks what comes out.
+/// Scans within [`LIMITS`] and checks the result.
 pub fn check_scan(disk: &mut dyn Blocks) -> Scan {
     let scan = scan(disk, &Options { limits: LIMITS, ..Options::default() });
     assert_eq!(scan.map.blocks(), disk.size().div_ceil(BLOCK));
     assert!(scan.map.len() <= LIMITS.runs);
     assert!(scan.read_bytes <= LIMITS.read_bytes);
-    assert_eq!(scan.failed_reads, 0, "a read behind the end");
+    assert_eq!(scan.failed_reads, 0, "no read is beyond the end of the disk");
     assert_eq!(ClassMap::decode(&scan.map.encode()).as_ref(), Ok(&scan.map));
     assert_eq!(scan.map.class_of(scan.map.blocks()), Class::Other);
     scan
 }
 
 const UNIT: usize = 512;
-/// Number, and length.
+/// Length of the header of a piece: number and length.
 const PIECE_HEAD: usize = 5;
 
-/// A disk of which only what is not zero takes room.
+/// A sparse disk, which stores only non-zero units.
 #[derive(Debug, Clone)]
 pub struct SparseDisk {
     units: u64,
@@ -94,7 +94,8 @@ impl Blocks for SparseDisk {
 }
 
 impl SparseDisk {
-    /// From pieces: number of a unit of 512 bytes (three bytes), length (two), content. The disk ends with the last.
+    /// Parses pieces: number of a unit of 512 bytes (three bytes), length (two bytes), content. The disk ends
+    /// with the last unit.
     pub fn unpack(mut data: &[u8]) -> SparseDisk {
         let mut disk = SparseDisk { units: 0, content: BTreeMap::new() };
         while let Some((head, rest)) = data.split_first_chunk::<PIECE_HEAD>() {
@@ -111,7 +112,7 @@ impl SparseDisk {
         disk
     }
 
-    /// Changes bytes that are not all zero now; which, by the number of the byte among them.
+    /// Overwrites bytes in the stored units; `at` is an offset in the concatenation of these units.
     pub fn change(&mut self, at: usize, bytes: &[u8]) {
         let units = self.content.len().max(1);
         if let Some(unit) = self.content.values_mut().nth(at / UNIT % units) {
@@ -120,7 +121,7 @@ impl SparseDisk {
         }
     }
 
-    /// Puts the checksums of a GPT right. False if there is none.
+    /// Corrects the checksums of a GPT. Returns false if there is no GPT.
     fn seal_gpt(&mut self) -> bool {
         let mut sector = [0; UNIT];
         let is_gpt = self.read(UNIT as u64, &mut sector).is_ok() && sector.starts_with(b"EFI PART");
@@ -138,12 +139,12 @@ impl SparseDisk {
     }
 }
 
-/// A disk as an input of [`guest_disk`], at most 8 GiB.
+/// Converts a disk of at most 8 GiB to an input of [`guest_disk`].
 pub fn pack(disk: &[u8]) -> Vec<u8> {
     let mut data = Vec::new();
     for (unit, piece) in disk.chunks(UNIT).enumerate() {
         let used = piece.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
-        // The last one says how large the disk is.
+        // The last unit is always included, because it determines the size of the disk.
         if used != 0 || (unit + 1) * UNIT >= disk.len() {
             data.extend_from_slice(&(unit as u32).to_be_bytes()[1..]);
             data.extend_from_slice(&(used as u16).to_be_bytes());

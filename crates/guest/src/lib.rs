@@ -1,18 +1,19 @@
-//! What the file systems of a guest say of the blocks of its disk.
+//! Classification of the blocks of a disk by the file systems of its guest.
 //!
-//! A server of virtual disks sees blocks, not files. But how a block is treated best depends on what it is: nobody
-//! will ever want to share or cache a page file, and the code that all guests run should stay in RAM. So this crate
-//! reads a disk as its guest does, through partition table and file system, and gives every block a [`Class`]. The
-//! result is a [`ClassMap`]; a [`Policy`] says what follows from it.
+//! A virtual disk server sees blocks, not files, but the best treatment of a block depends on its use: a page
+//! file is not worth deduplicating or caching, and the code that all guests run should stay in RAM. This
+//! crate reads a disk as its guest does, through partition table and file system, and assigns a [`Class`] to
+//! every block. The result is a [`ClassMap`]; a [`Policy`] maps each class to a treatment.
 //!
-//! A map is **advice**. The guest is running while its disk is read, and it goes on afterwards: the map was never
-//! exact and grows old. Nothing that depends on it may be a matter of correctness.
+//! A map is **advice**. The guest runs during and after the scan, so the map is never exact and becomes
+//! outdated. Correctness must not depend on it.
 //!
-//! A disk is **hostile**. Its guest may write to it whatever it likes. Parsers here check before they use, skip what
-//! makes no sense, cannot panic, and pay for every read and every step from a budget ([`Limits`]), so that a scan ends
-//! and its memory is bounded whatever a disk claims.
-//!
-//! In the order in which a disk is scanned:
+//! A disk is **untrusted**: its guest can write arbitrary data to it. The parsers validate before use, skip
+//! invalid structures, cannot panic, and pay for every read and every step from a budget ([`Limits`]). So the
+//! duration and the memory of a scan are bounded for every disk.
+
+// The input is untrusted: nothing that decodes it may panic.
+#![deny(clippy::expect_used, clippy::panic, clippy::unreachable, clippy::unwrap_used)]
 
 mod disk;
 mod scan;
@@ -35,6 +36,7 @@ mod class;
 mod map;
 mod policy;
 
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 

@@ -1,4 +1,4 @@
-//! What file systems of Linux have in common here: a walk of directories for the temporary files, and the class of a
+//! Common code of ext and XFS: the directory walk that finds temporary files, and the classification of a
 //! file by its content.
 
 use std::collections::{HashMap, HashSet};
@@ -8,72 +8,72 @@ use crate::disk::{Disk, Result, Tolerate, Volume};
 use crate::magic;
 use crate::paths::{Patterns, State};
 
-/// Neighbouring blocks of a file that are neighbours on the volume, in bytes.
+/// An extent: a range of a file that is contiguous on the volume, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
-    /// In the file.
+pub(crate) struct Extent {
+    /// Offset in the file.
     pub logical: u64,
-    /// On the volume.
+    /// Offset on the volume.
     pub physical: u64,
     pub len: u64,
 }
 
-/// The pieces of a file, in the order in which they are found.
+/// The extents of a file, in the order in which they are found.
 #[derive(Debug, Default)]
-pub(crate) struct Pieces(pub Vec<Piece>);
+pub(crate) struct ExtentList(pub Vec<Extent>);
 
-impl Pieces {
-    /// Adds a piece that is on the volume. One that has no place in a file is left out, and so are those for which
-    /// there is no room.
-    pub fn push(&mut self, disk: &mut Disk, piece: Piece) {
-        if piece.logical.checked_add(piece.len).is_none() {
+impl ExtentList {
+    /// Adds an extent that is within the volume. Skips it if its logical range is invalid or the memory limit
+    /// is reached.
+    pub fn push(&mut self, disk: &mut Disk, extent: Extent) {
+        if extent.logical.checked_add(extent.len).is_none() {
             return;
         }
         if let Some(last) = self.0.last_mut()
-            && last.physical + last.len == piece.physical
-            && last.logical + last.len == piece.logical
+            && last.physical + last.len == extent.physical
+            && last.logical + last.len == extent.logical
         {
-            last.len += piece.len;
-        } else if self.0.len() < disk.limits.of_a_file(size_of::<Piece>()) {
-            self.0.push(piece);
+            last.len += extent.len;
+        } else if self.0.len() < disk.limits.max_per_file(size_of::<Extent>()) {
+            self.0.push(extent);
         } else {
-            disk.cut = true;
+            disk.incomplete = true;
         }
     }
 
     pub fn claim(&self, volume: &mut Volume, class: Class) {
-        self.0.iter().for_each(|piece| volume.claim(piece.physical, piece.len, class));
+        self.0.iter().for_each(|extent| volume.claim(extent.physical, extent.len, class));
     }
 
-    /// Claims the part from `start` to `end` of the file.
+    /// Claims the range from `start` to `end` of the file.
     fn claim_part(&self, volume: &mut Volume, start: u64, end: u64, class: Class) {
-        for piece in &self.0 {
-            let from = start.clamp(piece.logical, piece.logical + piece.len);
-            let to = end.clamp(from, piece.logical + piece.len);
-            volume.claim(piece.physical + (from - piece.logical), to - from, class);
+        for extent in &self.0 {
+            let from = start.clamp(extent.logical, extent.logical + extent.len);
+            let to = end.clamp(from, extent.logical + extent.len);
+            volume.claim(extent.physical + (from - extent.logical), to - from, class);
         }
     }
 
-    /// The beginning of a file of `size` bytes, as far as it is in one row.
+    /// Reads the start of a file of `size` bytes, up to the first hole.
     fn head(&self, volume: &mut Volume, size: u64) -> Result<Vec<u8>> {
         let mut head = Vec::new();
         let wanted = size.min(magic::HEAD as u64);
-        for piece in &self.0 {
+        for extent in &self.0 {
             let left = wanted - head.len() as u64;
-            if left == 0 || piece.logical != head.len() as u64 {
+            if left == 0 || extent.logical != head.len() as u64 {
                 break;
             }
-            head.extend(volume.read_vec(piece.physical, left.min(piece.len) as usize)?);
+            head.extend(volume.read_vec(extent.physical, left.min(extent.len) as usize)?);
         }
         Ok(head)
     }
 
-    /// Claims the blocks of a file by what it begins with.
+    /// Claims the blocks of a file with the class that its first bytes indicate.
     pub fn claim_by_content(&mut self, volume: &mut Volume, size: u64) -> Result<()> {
         if size < magic::MIN_FILE {
             return Ok(());
         }
-        self.0.sort_unstable_by_key(|piece| piece.logical);
+        self.0.sort_unstable_by_key(|extent| extent.logical);
         let Some(head) = self.head(volume, size).tolerate()? else { return Ok(()) };
         if magic::is_program(&head) {
             self.claim(volume, Class::Code);
@@ -85,32 +85,32 @@ impl Pieces {
     }
 }
 
-/// A name in a directory.
+/// A directory entry.
 pub(crate) struct Entry<'b> {
     pub name: &'b [u8],
     pub inode: u64,
-    /// False only if it is known to be something else.
+    /// False only if the entry is known not to be a directory.
     pub maybe_directory: bool,
 }
 
-/// How often each inode was found under a name that a pattern matches.
+/// The number of matching names for each inode.
 pub(crate) struct TemporaryFiles(HashMap<u64, u32>);
 
 impl TemporaryFiles {
-    /// Whether all `links` names of a file are temporary. One that has a name elsewhere too will stay.
+    /// Whether all `links` names of a file match. A file with another name is not temporary.
     pub fn has(&self, inode: u64, links: u32) -> bool {
         self.0.get(&inode).is_some_and(|found| *found >= links)
     }
 }
 
-/// An entry in each of the three collections, with the room that these keep for more, and while they move.
+/// Memory of an entry in the three collections, including their spare capacity and their reallocation.
 const ENTRY_BYTES: usize = 224;
 
-/// What takes the entries of a directory.
+/// A callback for the entries of a directory.
 pub(crate) type EachEntry<'e> = dyn FnMut(&mut Volume, Entry) -> Result<()> + 'e;
 
-/// Walks the directories from `root` on, but only those below which a pattern may match. `list` hands on the entries
-/// of a directory; it is `Bad` where it is none.
+/// Walks the directories from `root`, limited to those below which a pattern can match. `list` passes the
+/// entries of a directory to its callback; it returns `Invalid` if the inode is not a directory.
 pub(crate) fn find_temporary(
     volume: &mut Volume,
     patterns: &Patterns,
@@ -127,14 +127,14 @@ pub(crate) fn find_temporary(
                 return Ok(());
             }
             let mut next = patterns.step(&state, &String::from_utf8_lossy(entry.name));
-            if next.is_empty() || !volume.disk.remember(ENTRY_BYTES + size_of_val(&next[..])) {
+            if next.is_empty() || !volume.disk.charge_memory(ENTRY_BYTES + size_of_val(&next[..])) {
                 return Ok(());
             }
             next.shrink_to_fit();
             if patterns.is_match(&next) {
                 *found.entry(entry.inode).or_insert(0) += 1;
             }
-            // A tree that is in use may seem to have a circle.
+            // A tree that changes during the scan may appear to contain a loop.
             if entry.maybe_directory && seen.insert(entry.inode) {
                 todo.push((entry.inode, next));
             }

@@ -1,53 +1,54 @@
-//! What a file is, by its first bytes.
+//! Detection of file and file system types by their first bytes.
 
 use crate::bytes::{le16, le32, le64};
 
-/// Bytes of a file's beginning that are looked at.
+/// Bytes at the start of a file that are examined.
 pub(crate) const HEAD: usize = 4096;
-/// No program and no swap area is shorter.
+/// Minimum size of a program and of a swap area.
 pub(crate) const MIN_FILE: u64 = 64;
 
-/// A program or library: an image in the ELF or the PE format.
+/// Whether a file is a program or library: ELF or PE.
 pub(crate) fn is_program(head: &[u8]) -> bool {
     is_elf(head) || is_pe(head)
 }
 
-/// ELF (gABI, chapter 4): an identification that names a class, a byte order and version 1.
+/// ELF (gABI, chapter 4): an identification with a valid class, a valid byte order and version 1.
 fn is_elf(head: &[u8]) -> bool {
     matches!(head, [0x7f, b'E', b'L', b'F', 1 | 2, 1 | 2, 1, ..])
 }
 
-/// PE (Microsoft's PE format, "MS-DOS stub"): the stub points to the signature. A file of DOS has no signature, and
-/// one that has its signature behind the head is none that a compiler makes.
+/// PE (Microsoft, "PE Format", section "MS-DOS Stub"): the stub points to the signature. A DOS program has no
+/// signature, and compilers put the signature within the first [`HEAD`] bytes.
 fn is_pe(head: &[u8]) -> bool {
     let signature = || head.get(le32(head, 0x3c)? as usize..);
     head.starts_with(b"MZ") && signature().is_some_and(|s| s.starts_with(b"PE\0\0"))
 }
 
-/// A swap area as its header describes it.
+/// A swap area, according to its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Swap {
-    /// Bytes of the header: one page.
+    /// Length of the header in bytes: one page.
     pub header: u64,
-    /// Bytes of all of it, header included.
+    /// Length of the area in bytes, including the header.
     pub len: u64,
 }
 
-/// A Linux swap area (include/linux/swap.h, `union swap_header`): a signature at the end of the first page, which
-/// has another size on other machines. A hibernated system puts its own over it. `head` holds the first page.
+/// Detects a Linux swap area (include/linux/swap.h, `union swap_header`): a signature is at the end of the
+/// first page, whose size depends on the architecture. Hibernation replaces the signature by other ones.
+/// `head` contains the first page.
 pub(crate) fn swap(head: &[u8], available: u64) -> Option<Swap> {
     const SIGNATURES: [&[u8]; 3] = [b"SWAPSPACE2", b"S1SUSPEND\0", b"ULSUSPEND\0"];
     let page = [4096, 8192, 16384, 65536].into_iter().find(|page| {
         let signature = head.get(page - 10..*page);
         signature.is_some_and(|s| SIGNATURES.contains(&s))
     })?;
-    // A swap area may be in the byte order of a machine of the other kind; it would be refused, and so it is here.
+    // A swap area of a big-endian machine is not detected. Little-endian guests refuse it too.
     let (version, last_page) = (le32(head, 1024)?, le32(head, 1028)?);
     let len = (u64::from(last_page) + 1) * page as u64;
     (version == 1 && last_page > 0 && len <= available).then_some(Swap { header: page as u64, len })
 }
 
-/// What stands at the start of a volume that a parser here reads.
+/// The file systems that this crate can parse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Ntfs,
@@ -55,7 +56,7 @@ pub(crate) enum Kind {
     Xfs,
 }
 
-/// The file system at the start of a volume.
+/// Detects the file system by the start of a volume.
 pub(crate) fn file_system(head: &[u8]) -> Option<Kind> {
     match () {
         () if head.get(3..11) == Some(b"NTFS    ") => Some(Kind::Ntfs),
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs() {
+    fn elf_and_pe_files_are_detected_as_programs() {
         let mut pe = vec![0; 0x90];
         pe[..2].copy_from_slice(b"MZ");
         pe[0x3c] = 0x80;
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn swap_areas() {
+    fn swap_areas_of_all_page_sizes_are_detected() {
         let mut head = vec![0; 65536];
         head[1024] = 1;
         head[1028] = 9;

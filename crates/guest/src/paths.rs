@@ -1,11 +1,11 @@
-//! Which files are temporary, by their paths.
+//! Path patterns that identify temporary files.
 //!
-//! A pattern is a path from the root of a file system, its components separated by `/`. In a component `*` stands
-//! for any characters; the component `**` stands for one or more of any components. All patterns run side by side
-//! as one automaton: a directory has a state, and a name in it leads to the next. So a tree is walked only where a
-//! pattern could still match, and no path is ever put together.
+//! A pattern is a path from the root of a file system, with components separated by `/`. In a component, `*`
+//! matches any characters; the component `**` matches one or more components. All patterns are evaluated
+//! together as one automaton: a directory has a state, and the name of an entry leads to the next state. So a
+//! tree is walked only where a pattern can still match, and full paths are never assembled.
 
-/// What of a guest is a temporary file, on Windows (any case) and on Linux (this case).
+/// Patterns of temporary files, for Windows (case-insensitive) and for Linux (case-sensitive).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Temporary {
     /// For NTFS.
@@ -47,7 +47,7 @@ const LINUX: &[&str] = &[
     "home/*/.cache/**",
     "home/*/snap/*/*/.cache/**",
     "home/*/.var/app/*/cache/**",
-    // File systems of their own for /home and /var.
+    // Separate file systems for /home and /var.
     "*/.cache/**",
     "cache/apt/**",
 ];
@@ -59,14 +59,14 @@ impl Default for Temporary {
     }
 }
 
-/// Patterns ready to be matched.
+/// Parsed patterns.
 #[derive(Debug)]
 pub(crate) struct Patterns {
     patterns: Vec<Vec<Vec<char>>>,
     ignore_case: bool,
 }
 
-/// Where all patterns are after some components: (pattern, component). Sorted.
+/// The state after some components: the sorted list of active positions (pattern, component).
 pub(crate) type State = Vec<(u32, u32)>;
 
 impl Patterns {
@@ -77,17 +77,17 @@ impl Patterns {
         Patterns { patterns, ignore_case }
     }
 
-    /// The state of the root directory. A state without entries leads nowhere.
+    /// Returns the state of the root directory. No pattern can match from an empty state.
     pub fn root(&self) -> State {
         (0..self.patterns.len() as u32).map(|p| (p, 0)).collect()
     }
 
-    /// What a step counts as: a name is folded, and compared with a component of each pattern.
+    /// Returns the work of a step, which case-folds a name and compares it with a component of each pattern.
     pub fn step_work(state: &State, name_len: usize) -> u64 {
         1 + (name_len * (1 + state.len()) / 16) as u64
     }
 
-    /// The state of what is called `name` in a directory with this state.
+    /// Returns the state of the entry `name` in a directory with this state.
     pub fn step(&self, state: &State, name: &str) -> State {
         let mut next = State::new();
         if state.is_empty() {
@@ -108,7 +108,7 @@ impl Patterns {
         next
     }
 
-    /// Whether what has this state is matched by a pattern.
+    /// Whether a pattern matches in this state.
     pub fn is_match(&self, state: &State) -> bool {
         state.iter().any(|(pattern, at)| self.patterns[*pattern as usize].len() == *at as usize)
     }
@@ -118,7 +118,8 @@ fn fold(name: &str, ignore_case: bool) -> Vec<char> {
     if ignore_case { name.chars().flat_map(char::to_lowercase).collect() } else { name.chars().collect() }
 }
 
-/// Whether a component matches; going back to the last `*` only, so in at most the product of both lengths.
+/// Whether a component matches. Backtracks only to the last `*`, so the number of steps is at most the
+/// product of both lengths.
 fn matches(pattern: &[char], name: &[char]) -> bool {
     let (mut p, mut n, mut retry) = (0, 0, None);
     while n < name.len() {
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns() {
+    fn wildcards_match_within_and_across_components() {
         let case = |pattern, path| is_temporary(&[pattern], false, path);
         assert!(case("tmp/**", "tmp/a") && case("tmp/**", "tmp/a/b/c"));
         assert!(!case("tmp/**", "tmp") && !case("tmp/**", "Tmp/a") && !case("tmp/**", "x/tmp/a"));
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_does_not_tell_cases_apart() {
+    fn windows_patterns_ignore_case() {
         let path = "users/ÄNNE/AppData/LOCAL/Temp/setup.log";
         assert!(is_temporary(WINDOWS, true, path));
         assert!(is_temporary(&["Users/änne/**"], true, path));
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn linux() {
+    fn default_linux_patterns_match_temporary_files_only() {
         for path in
             ["tmp/x", "var/cache/apt/pkgcache.bin", "home/u/.cache/mozilla/firefox/p/cache2/entries/0"]
         {

@@ -1,46 +1,46 @@
-//! How the server treats blocks of each class.
+//! The treatment of blocks by their class, as a table that the configuration can change.
 //!
-//! A table, so that a configuration can change it. A policy may only save work or room. A class is what a file
-//! system said some time ago, so a block of any class may by now hold anything: whoever drops or skips something on
-//! account of its class must not lose what was flushed.
+//! A policy may only save work or space. A class reflects the file system at the time of the scan, so a block
+//! of any class may contain arbitrary data now: code that drops or skips something because of its class must
+//! not lose flushed data.
 
 use serde::{Deserialize, Serialize};
 
 use crate::class::Class;
 
-/// Where a block stands in the read cache.
+/// Priority in the read cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CachePriority {
     /// Not admitted.
     Never,
-    /// The first to go.
+    /// Evicted first.
     Low,
-    /// As any data.
+    /// The default.
     Normal,
-    /// The last to go.
+    /// Evicted last.
     High,
 }
 
-/// How blocks of one class are treated.
+/// The treatment of blocks of one class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Treatment {
-    /// Looked up in the index of fingerprints, and entered there.
+    /// Look up and enter the block in the deduplication index.
     pub dedup: bool,
-    /// Compressed where that helps.
+    /// Compress the block if that saves space.
     pub compress: bool,
-    /// Its place in the read cache.
+    /// Priority in the read cache.
     pub cache: CachePriority,
 }
 
 impl Default for Treatment {
-    /// That of data of which nothing is known.
+    /// The treatment of unclassified data.
     fn default() -> Treatment {
         Treatment { dedup: true, compress: true, cache: CachePriority::Normal }
     }
 }
 
-/// What a configuration says of one class.
+/// Changes to the treatment of one class, from the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Change {
@@ -71,12 +71,12 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// How a class is treated.
+    /// Returns the treatment of a class.
     pub fn of(&self, class: Class) -> Treatment {
         self.0[class as usize]
     }
 
-    /// The same but for what is said of one class.
+    /// Returns the policy with the changes of one class applied.
     #[must_use]
     pub fn with(mut self, class: Class, change: Change) -> Policy {
         let Treatment { dedup, compress, cache } = self.of(class);
@@ -94,10 +94,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_file_costs_as_little_as_possible() {
+    fn page_files_are_not_deduplicated_compressed_or_cached() {
         let page = Policy::default().of(Class::Page);
         assert_eq!(page, Treatment { dedup: false, compress: false, cache: CachePriority::Never });
-        // Nothing else is stored in another way, and code stays in RAM longest.
+        // All other classes are stored as usual, and code has the highest cache priority.
         for class in Class::ALL.into_iter().filter(|class| *class != Class::Page) {
             let treatment = Policy::default().of(class);
             assert!(treatment.dedup && treatment.compress);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_changes_what_it_names() {
+    fn a_change_affects_only_its_class_and_settings() {
         let change: Change = toml::from_str("cache = \"never\"\ncompress = false\n").unwrap();
         let policy = Policy::default().with(Class::Temporary, change);
         let expected = Treatment { dedup: true, compress: false, cache: CachePriority::Never };

@@ -1,4 +1,4 @@
-//! From a disk to its map: partitions, then each of them.
+//! The scan of a disk: finds the partitions, then classifies the blocks of each.
 
 use std::ops::Range;
 
@@ -11,16 +11,16 @@ use crate::map::ClassMap;
 use crate::paths::{Patterns, Temporary};
 use crate::{ext, ntfs, partition, xfs};
 
-/// How to scan.
+/// Options of a scan.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Which files are temporary.
+    /// Paths of temporary files.
     pub temporary: Temporary,
-    /// What it may cost.
+    /// The budget.
     pub limits: Limits,
 }
 
-/// What fills a volume.
+/// The content of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Content {
@@ -32,34 +32,34 @@ pub enum Content {
     Xfs,
     /// A Linux swap area.
     Swap,
-    /// Nothing that is known here, or something too damaged to be understood.
+    /// An unknown or too damaged file system, or none.
     Unknown,
 }
 
-/// What a scan found.
+/// The result of a scan.
 #[derive(Debug)]
 pub struct Scan {
     /// The class of every block.
     pub map: ClassMap,
-    /// The partitions in bytes, or the whole disk, and what is in them.
+    /// The byte ranges of the partitions, or of the whole disk, with their contents.
     pub volumes: Vec<(Range<u64>, Content)>,
-    /// Whether the limits sufficed. If not, what was not reached is `Other`.
+    /// Whether the limits were sufficient. If not, blocks that were not reached are `Other`.
     pub complete: bool,
-    /// Reads that the disk refused; what would have been there is `Other`.
+    /// Failed reads; blocks that depend on them are `Other`.
     pub failed_reads: u64,
-    /// Bytes that were read.
+    /// Bytes read.
     pub read_bytes: u64,
 }
 
-/// Scans a disk, which may be in use meanwhile.
+/// Scans a disk, which may be in use at the same time.
 ///
-/// It blocks, for as long as reading all metadata takes, so it belongs on a thread of its own. It cannot fail: the
-/// worst disk is one of which nothing is known.
+/// The function blocks while it reads all metadata, so it should run on a separate thread. It cannot fail: in
+/// the worst case all blocks are `Other`.
 pub fn scan(blocks: &mut dyn Blocks, options: &Options) -> Scan {
     let mut disk = Disk::new(blocks, options.limits);
     let mut volumes = Vec::new();
     let finished = scan_partitions(&mut disk, options, &mut volumes).is_ok();
-    let complete = finished && !disk.cut && !disk.found.overflowed();
+    let complete = finished && !disk.incomplete && !disk.found.overflowed();
     let read_bytes = options.limits.read_bytes - disk.left().read_bytes;
     let failed_reads = disk.failed_reads;
     let map = disk.found.finish();
@@ -83,7 +83,7 @@ fn scan_partitions(
 }
 
 fn scan_volume(volume: &mut Volume, windows: &Patterns, linux: &Patterns) -> Result<Content> {
-    // Large enough for the largest page that a swap header may fill.
+    // The size of the largest swap header.
     let len = volume.len().min(64 << 10) as usize;
     let Some(head) = volume.read_vec(0, len).tolerate()? else { return Ok(Content::Unknown) };
     if let Some(swap) = magic::swap(&head, volume.len()) {
@@ -92,7 +92,7 @@ fn scan_volume(volume: &mut Volume, windows: &Patterns, linux: &Patterns) -> Res
     }
     let kind = magic::file_system(&head);
     let (result, content) = match kind {
-        // The first sector may be gone, and the copy in the last one be there.
+        // NTFS is also tried without a valid first sector, because the last sector has a copy of it.
         Some(Kind::Ntfs) | None => (ntfs::scan(volume, windows), Content::Ntfs),
         Some(Kind::Ext) => (ext::scan(volume, linux), Content::Ext),
         Some(Kind::Xfs) => (xfs::scan(volume, linux), Content::Xfs),
@@ -100,7 +100,8 @@ fn scan_volume(volume: &mut Volume, windows: &Patterns, linux: &Patterns) -> Res
     Ok(result.tolerate()?.map_or(Content::Unknown, |()| content))
 }
 
-/// The header stays when the content of a swap area is forgotten: without it there is none.
+/// Claims a swap area. Its header is metadata: unlike the contents, it must persist, because without it the
+/// area is not recognised.
 pub(crate) fn claim_swap(volume: &mut Volume, swap: magic::Swap) {
     volume.claim(0, swap.header, Class::Metadata);
     volume.claim(swap.header, swap.len - swap.header, Class::Page);

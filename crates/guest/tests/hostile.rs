@@ -1,7 +1,7 @@
-//! Disks that lie: real ones with changed bytes, and random ones. A scan of any of them ends within its limits, does
-//! not panic, and takes no more memory than the limits allow. A program of its own, since it counts with its own
-//! allocator.
-#![allow(clippy::unwrap_used)] // helpers fail as the tests do
+//! Invalid and malicious disks: valid ones with changed bytes, random ones, and crafted ones. A scan of any
+//! disk ends within its limits, does not panic, and uses no more memory than the limits allow. This is a
+//! separate program because it has a counting allocator.
+#![allow(clippy::unwrap_used)] // an error in a helper fails the test
 
 mod bombs;
 #[path = "../../format/tests/counting/mod.rs"]
@@ -19,12 +19,12 @@ use proptest::test_runner::RngSeed;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What `scan` returns, if it took no more memory than these limits promise.
+/// Runs `scan` and asserts that its memory is within the maximum of `limits`.
 fn measured(limits: Limits, scan: impl FnOnce() -> Scan) -> Scan {
     let (scan, used) = peak_of(scan);
     let most = limits.memory_bytes() as isize;
     println!("{used} bytes of {most}");
-    assert!(used <= most, "{used} bytes were in use, and {most} are promised");
+    assert!(used <= most, "{used} bytes were in use, more than the maximum of {most}");
     scan
 }
 
@@ -37,7 +37,7 @@ fn seed(name: &str) -> SparseDisk {
     SparseDisk::unpack(&std::fs::read(corpus.join(name)).unwrap())
 }
 
-/// Few bytes, of values that are often special: counts, lengths, block numbers and flags.
+/// A few bytes with many boundary values, for counts, lengths, block numbers and flags.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let special = prop::sample::select(vec![0_u8, 1, 2, 0x7f, 0x80, 0xff]);
     prop::collection::vec(prop_oneof![special, any::<u8>()], 1..9)
@@ -47,20 +47,20 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, rng_seed: RngSeed::Fixed(0x0f0e_0bea), ..ProptestConfig::default() })]
 
     #[test]
-    fn changed_disks(
+    fn scans_of_changed_disks_stay_within_their_limits(
         name in prop::sample::select(vec!["ntfs", "ext4", "ext2", "xfs", "gpt", "mbr"]),
         changes in prop::collection::vec((any::<Index>(), bytes()), 1..30),
     ) {
         let mut disk = seed(name);
-        // Most of what is not zero is metadata.
+        // Most non-zero data of the seeds is metadata.
         changes.iter().for_each(|(at, bytes)| disk.change(at.index(1 << 20), bytes));
         check(&mut disk);
     }
 
     #[test]
-    fn random_disks(noise in prop::collection::vec(any::<u8>(), 0..20_000), kind in 0..4) {
+    fn scans_of_random_disks_stay_within_their_limits(noise in prop::collection::vec(any::<u8>(), 0..20_000), kind in 0..4) {
         let mut packed = forebay_guest::fuzzing::pack(&noise);
-        // Behind a magic number, or it would stop at the door.
+        // Starts with a magic number, because the scan would end at once otherwise.
         let magic: &[u8] = match kind {
             0 => b"\0\0\0\0\x0b\xeb\x52\x90NTFS    ",
             1 => b"\0\0\0\0\x04XFSB",
@@ -72,9 +72,9 @@ proptest! {
     }
 }
 
-/// Each byte of the first sectors in turn is all ones, and all zeroes.
+/// Overwrites each position of the first sectors with ones and with zeroes.
 #[test]
-fn every_field_of_a_boot_sector() {
+fn every_field_of_a_boot_sector_can_be_invalid() {
     for (name, sectors) in [("ntfs", 1), ("ext4", 3), ("xfs", 4), ("mbr", 1), ("gpt", 3)] {
         for at in 0..sectors * 512 {
             for bytes in [[0xff; 4], [0; 4]] {
@@ -86,17 +86,17 @@ fn every_field_of_a_boot_sector() {
     }
 }
 
-/// More of a thing than there is room for: the scan says that it left something out. Nearly all room is given to that
-/// thing, so that nothing hides in the room of the others.
+/// Disks that exceed one memory limit each: the scan is incomplete, within its memory. The other limits are
+/// small, so that their unused memory cannot hide an excess.
 #[test]
-fn lists_end_where_their_room_ends() {
+fn lists_end_at_their_memory_limit() {
     let small = Limits { names_bytes: 64 << 10, file_bytes: 64 << 10, claims: 1000, ..Limits::default() };
     let files = Limits { file_bytes: 1 << 20, ..small };
     let names = Limits { names_bytes: 8 << 20, ..small };
     let claims = Limits { claims: 12_000, ..small };
     let disks = [
-        ("pieces of a file, ext", files, bombs::ext::pieces()),
-        ("pieces of a file, XFS", files, bombs::xfs::pieces()),
+        ("extents of a file, ext", files, bombs::ext::extents()),
+        ("extents of a file, XFS", files, bombs::xfs::extents()),
         ("records of a file, NTFS", files, bombs::ntfs::records(24)),
         ("records of the table, NTFS", files, bombs::ntfs::records(0)),
         ("names, ext", names, bombs::ext::names(false)),
@@ -106,13 +106,13 @@ fn lists_end_where_their_room_ends() {
         println!("{name}");
         let options = Options { limits, ..Options::default() };
         let scan = measured(limits, || scan(&mut &disk[..], &options));
-        assert!(!scan.complete, "{name}: a bomb that does not go off tests nothing");
+        assert!(!scan.complete, "{name}: the disk must exceed a limit");
     }
 }
 
-/// What takes long is paid for by how long it takes: long names, long paths, holes.
+/// Work is charged in proportion to its duration: long names, long paths, sparse runs.
 #[test]
-fn work_is_paid_for() {
+fn long_names_long_paths_and_holes_exhaust_the_work_budget() {
     let disks = [
         ("long names", bombs::ext::names(true)),
         ("long paths", bombs::ntfs::paths(200, 400)),
@@ -122,13 +122,13 @@ fn work_is_paid_for() {
         println!("{name}");
         assert!(!check(&mut &disk[..]).complete, "{name}");
     }
-    // The same at a length that people have.
+    // The same with paths of ordinary length.
     let disk = bombs::ntfs::paths(8, 400);
     let scan = check(&mut &disk[..]);
     assert!(scan.complete && scan.map.bytes_per_class()[Class::Metadata as usize] > 0);
 }
 
-/// A disk that counts the reads of what is not zero, and the chances to rest.
+/// A disk that counts reads of non-zero data and calls of `pause`.
 struct Counted<'a> {
     disk: &'a [u8],
     reads: u64,
@@ -156,10 +156,10 @@ impl Blocks for Counted<'_> {
     }
 }
 
-/// A guest that writes little can have its disk scanned for little only: a region of 16 KiB costs at most 32 times its
-/// bytes and 256 reads, however often its blocks are named.
+/// The cost of a scan is bounded by the data on the disk: reads of a region of 16 KiB are limited to 32 times
+/// its size and 256 reads, even if its blocks are referenced more often.
 #[test]
-fn a_scan_costs_by_what_the_disk_holds() {
+fn the_cost_of_a_scan_is_bounded_by_the_data_on_the_disk() {
     let disks = [
         ("blocks of trees, ext", bombs::ext::repeated_blocks()),
         ("clusters of the table, NTFS", bombs::ntfs::repeated_table()),
@@ -169,17 +169,17 @@ fn a_scan_costs_by_what_the_disk_holds() {
         let scan = measured(Limits::default(), || scan(&mut counted, &Options::default()));
         let regions = disk.chunks(16 << 10).filter(|r| r.iter().any(|b| *b != 0)).count() as u64;
         println!("{name}: {} reads, {} bytes of {regions} regions", counted.reads, counted.bytes);
-        assert!(!scan.complete, "{name}: a bomb that does not go off tests nothing");
+        assert!(!scan.complete, "{name}: the disk must exceed a limit");
         assert!(counted.reads <= 257 * regions, "{name}: {} reads of {regions} regions", counted.reads);
-        // What is read at once may be 256 KiB, and go over.
+        // A single read can have 256 KiB and exceed the limit by that.
         let most = 33 * regions * (16 << 10) + (1 << 20);
         assert!(counted.bytes <= most, "{name}: {} bytes of {regions} regions", counted.bytes);
     }
 }
 
-/// A scan that reads nothing for long rests too, and ends on request.
+/// A scan that works for long without reading calls `pause` too, and ends on request.
 #[test]
-fn a_scan_that_only_works_can_rest() {
+fn a_scan_that_does_not_read_can_be_paused_and_ended() {
     let disk = bombs::ext::names(true);
     let mut counted = Counted { disk: &disk, reads: 0, bytes: 0, pauses: 0 };
     let scan = scan(&mut counted, &Options::default());
@@ -187,16 +187,16 @@ fn a_scan_that_only_works_can_rest() {
     assert!(!scan.complete);
 }
 
-/// Numbers that fit where they stand, but not when they are counted with.
+/// Numbers that fit into their fields but overflow in calculations.
 #[test]
-fn numbers_that_are_too_large() {
+fn numbers_that_overflow_cause_no_panic() {
     bombs::ext::clusters().iter().for_each(|disk| drop(check(&mut &disk[..])));
-    check(&mut &bombs::xfs::far_places()[..]);
+    check(&mut &bombs::xfs::far_extents()[..]);
     check(&mut &bombs::ext::empty()[..]);
 }
 
-/// What the documentation says of the defaults.
+/// The documentation states the default limits.
 #[test]
-fn the_default_limits_are_some_200_mib() {
+fn the_default_limits_allow_about_200_mib() {
     assert!(Limits::default().memory_bytes() <= 280 << 20);
 }

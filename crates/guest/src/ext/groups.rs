@@ -1,26 +1,26 @@
-//! The groups: what lies where in each of them, and what is free.
+//! Block groups: group descriptors, metadata locations and free blocks.
 
 use super::superblock::Superblock;
-use super::{Class, Result, Tolerate, Volume, sane};
+use super::{Class, Result, Tolerate, Volume, ensure};
 use crate::bitmap;
 use crate::bytes::{le16, le32};
 
 const INODE_UNINIT: u16 = 1;
 const BLOCK_UNINIT: u16 = 2;
 
-/// What a descriptor says. Blocks are those of the volume, and may be anything.
+/// A group descriptor. Block numbers are relative to the volume and not validated.
 #[derive(Debug)]
 pub(super) struct Group {
     block_bitmap: u64,
     inode_bitmap: u64,
     pub inode_table: u64,
-    /// Inodes from the first of the group on that were ever used.
+    /// Number of inodes, from the start of the table, that were ever used.
     pub used_inodes: u64,
-    /// The bitmap was never written: all is free but the metadata.
-    is_fresh: bool,
+    /// BLOCK_UNINIT: the bitmap was never written; all blocks other than metadata are free.
+    block_uninit: bool,
 }
 
-/// All groups.
+/// All block groups.
 #[derive(Debug)]
 pub(super) struct Groups {
     pub superblock: Superblock,
@@ -29,7 +29,7 @@ pub(super) struct Groups {
 
 impl Groups {
     pub fn read(volume: &mut Volume, superblock: Superblock) -> Result<Groups> {
-        sane(volume.disk.remember(superblock.groups as usize * size_of::<Group>()))?;
+        ensure(volume.disk.charge_memory(superblock.groups as usize * size_of::<Group>()))?;
         let mut groups = Groups { list: Vec::with_capacity(superblock.groups as usize), superblock };
         let superblock = &groups.superblock;
         let each = superblock.descriptors_per_block();
@@ -37,7 +37,7 @@ impl Groups {
             let at = superblock.bytes(descriptor_block(superblock, block));
             let count = each.min(superblock.groups - block * each);
             volume.disk.work(count)?;
-            // Without them it is not known what their groups hold; but the numbering must stay.
+            // Unreadable descriptors become empty ones, so that the groups keep their numbers.
             let empty = || vec![0; superblock.block as usize];
             let bytes = volume.read_vec(at, superblock.block as usize).tolerate()?.unwrap_or_else(empty);
             let parts = bytes.chunks_exact(superblock.descriptor_size as usize).take(count as usize);
@@ -46,19 +46,19 @@ impl Groups {
         Ok(groups)
     }
 
-    /// Where an inode is; none where there is no such number.
-    pub fn place_of(&self, inode: u64) -> Option<u64> {
+    /// Returns the offset of an inode; `None` if the number is out of range.
+    pub fn inode_offset(&self, inode: u64) -> Option<u64> {
         let index = inode.checked_sub(1)?;
         let group = self.list.get((index / self.superblock.inodes_per_group) as usize)?;
         let within = index % self.superblock.inodes_per_group;
         self.superblock.bytes(group.inode_table).checked_add(within * self.superblock.inode_size)
     }
 
-    /// Claims what every group has: superblock, descriptors, bitmaps, inodes.
+    /// Claims the metadata of all groups: superblocks, group descriptors, bitmaps and inode tables.
     pub fn claim_metadata(&self, volume: &mut Volume) -> Result<()> {
         let s = &self.superblock;
         let mut claim = |block: u64, count: u64| {
-            // Block 0 is none of these: there, a descriptor says nothing.
+            // Block 0 is never a bitmap or an inode table: the field is unset.
             if block != 0 && block < s.blocks {
                 volume.claim(s.bytes(block), s.bytes(count), Class::Metadata);
             }
@@ -84,14 +84,14 @@ impl Groups {
         Ok(())
     }
 
-    /// Claims what the bitmaps say is free.
+    /// Claims the blocks that are free in the block bitmaps.
     pub fn claim_free(&self, volume: &mut Volume) -> Result<()> {
         let s = &self.superblock;
         for (index, group) in self.list.iter().enumerate() {
             volume.disk.work(1)?;
             let first = s.first_block_of(index as u64);
             let blocks = s.blocks_per_group.min(s.blocks - first);
-            if group.is_fresh {
+            if group.block_uninit {
                 volume.claim(s.bytes(first), s.bytes(blocks), Class::Free);
                 continue;
             }
@@ -112,7 +112,7 @@ impl Groups {
     }
 }
 
-/// The block of the volume that has this block of descriptors.
+/// Returns the block number of a block of the group descriptor table.
 fn descriptor_block(s: &Superblock, block: u64) -> u64 {
     if block < s.first_meta_bg {
         return s.first_block + 1 + block;
@@ -137,6 +137,6 @@ fn parse(b: &[u8], s: &Superblock) -> Option<Group> {
         inode_bitmap: word(4, 0x24)?,
         inode_table,
         used_inodes: if none { 0 } else { s.inodes_per_group.saturating_sub(unused) },
-        is_fresh: flags & BLOCK_UNINIT != 0,
+        block_uninit: flags & BLOCK_UNINIT != 0,
     })
 }

@@ -1,12 +1,13 @@
 //! ext2, ext3 and ext4.
 //!
-//! The superblock says how large groups are; the descriptors of the groups, where their bitmaps and inodes lie. Those
-//! are metadata wherever they lie. Then the inodes are swept, each with its extents or its indirect blocks. A file
-//! is temporary if its path says so, for which only the directories are walked that could hold one. Last, what the
-//! block bitmaps say is free.
+//! The superblock contains the size of the block groups, and the group descriptors the locations of bitmaps
+//! and inode tables, which are claimed as metadata. Then all inodes are swept, with their extent trees or
+//! indirect blocks. Whether a file is temporary depends on its path; only directories that can contain
+//! temporary files are walked. Finally, the block bitmaps provide the free blocks.
 //!
-//! The superblock of a mounted file system is old, but what is used of it does not change, except that it may grow.
-//! The rest lies in the journal for some seconds before it comes to its place; until then the old is seen.
+//! The superblock of a mounted file system is outdated, but the fields used here are constant unless the file
+//! system grows. Other metadata is in the journal for some seconds before it is written in place; until then,
+//! the scan sees the previous state.
 
 mod directory;
 mod groups;
@@ -14,7 +15,7 @@ mod inode;
 mod superblock;
 
 use crate::class::Class;
-use crate::disk::{Result, Tolerate, Volume, sane};
+use crate::disk::{Result, Tolerate, Volume, ensure};
 use crate::linux;
 use crate::paths::Patterns;
 use groups::Groups;
@@ -24,10 +25,10 @@ use superblock::Superblock;
 const ROOT: u64 = 2;
 const BAD_BLOCKS: u64 = 1;
 
-/// Bytes of an inode table that are read at once.
+/// Bytes of an inode table per read.
 const CHUNK: u64 = 64 << 10;
 
-/// Finds what an ext volume holds. `Bad` where it is none.
+/// Scans an ext volume. Returns `Invalid` if it is none.
 pub(crate) fn scan(volume: &mut Volume, patterns: &Patterns) -> Result<()> {
     let superblock = Superblock::read(volume)?;
     let groups = Groups::read(volume, superblock)?;
@@ -37,19 +38,19 @@ pub(crate) fn scan(volume: &mut Volume, patterns: &Patterns) -> Result<()> {
     };
     let temporary = linux::find_temporary(volume, patterns, ROOT, list)?;
     sweep(volume, &groups, |volume, number, inode| {
-        let mut pieces = inode.pieces(volume, &groups.superblock)?;
+        let mut extents = inode.extents(volume, &groups.superblock)?;
         if inode.attributes != 0 && inode.attributes < groups.superblock.blocks {
             volume.claim(groups.superblock.bytes(inode.attributes), groups.superblock.block, Class::Metadata);
         }
         match inode.kind {
             _ if number == BAD_BLOCKS => (),
             _ if groups.superblock.is_reserved(number) || inode.is_internal => {
-                pieces.claim(volume, Class::Metadata)
+                extents.claim(volume, Class::Metadata)
             }
-            Kind::Directory => pieces.claim(volume, Class::Metadata),
-            Kind::File if temporary.has(number, inode.links) => pieces.claim(volume, Class::Temporary),
+            Kind::Directory => extents.claim(volume, Class::Metadata),
+            Kind::File if temporary.has(number, inode.links) => extents.claim(volume, Class::Temporary),
             Kind::File if !inode.is_encrypted => {
-                pieces.claim_by_content(volume, inode.size)?;
+                extents.claim_by_content(volume, inode.size)?;
             }
             _ => (),
         }
@@ -58,7 +59,7 @@ pub(crate) fn scan(volume: &mut Volume, patterns: &Patterns) -> Result<()> {
     groups.claim_free(volume)
 }
 
-/// Hands every inode in use to `each`. One that makes no sense is left out.
+/// Passes every inode in use to `each`. Skips invalid inodes.
 fn sweep(
     volume: &mut Volume,
     groups: &Groups,

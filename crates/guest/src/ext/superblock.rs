@@ -1,6 +1,6 @@
-//! The superblock: sizes, and which of the format's variants this is.
+//! The superblock: geometry and feature flags.
 
-use super::{Result, Volume, sane};
+use super::{Result, Volume, ensure};
 use crate::bytes::{le16, le32};
 use crate::disk::Fault;
 
@@ -13,47 +13,47 @@ const RO_GDT_CSUM: u32 = 0x10;
 const RO_BIGALLOC: u32 = 0x200;
 const RO_METADATA_CSUM: u32 = 0x400;
 
-/// Of a file system of 128 TiB; and what a hostile one may make us remember.
+/// Maximum number of groups, that of a file system of 128 TiB. It bounds the memory for group descriptors.
 const MAX_GROUPS: u64 = 1 << 20;
 
-/// Clusters of 512 MiB, above which mke2fs does not go.
+/// Maximum cluster size of bigalloc, the same as in mke2fs: 512 MiB.
 const MAX_LOG_CLUSTER: u32 = 19;
 
-/// What the superblock says, checked.
+/// The validated superblock.
 #[derive(Debug)]
 pub(super) struct Superblock {
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub block: u64,
     pub blocks: u64,
     pub first_block: u64,
     pub blocks_per_group: u64,
     pub groups: u64,
-    /// Blocks that a bit of a bitmap stands for.
+    /// Blocks per bit of a block bitmap: more than 1 with bigalloc.
     pub blocks_per_bit: u64,
     pub inodes_per_group: u64,
     pub inode_size: u64,
     pub descriptor_size: u64,
-    /// Whether descriptors say what was never initialised.
+    /// Whether group descriptors have the flags INODE_UNINIT and BLOCK_UNINIT.
     pub has_uninit: bool,
-    /// Blocks that descriptors take behind a superblock, those for growing included.
+    /// Blocks of group descriptors after each superblock, including those reserved for growth.
     pub descriptor_blocks: u64,
-    /// From this block of descriptors on, each lies in the groups that it describes.
+    /// From this block of the descriptor table on, each block is in the meta block group that it describes.
     pub first_meta_bg: u64,
     first_inode: u64,
     reserved_inodes: [u64; 5],
-    /// The two groups with copies; every group or some, if there is none.
+    /// With sparse_super2: the two groups with superblock copies.
     copies: Option<[u64; 2]>,
     sparse: bool,
-    /// Where multiple mounts are told from each other; 0 for nowhere.
+    /// Block of multiple mount protection (MMP); 0 for none.
     pub mmp_block: u64,
 }
 
 impl Superblock {
     pub fn read(volume: &mut Volume) -> Result<Superblock> {
         let bytes = volume.read_vec(1024, 1024)?;
-        let superblock = parse(&bytes).ok_or(Fault::Bad)?;
-        let end = superblock.blocks.checked_mul(superblock.block).ok_or(Fault::Bad)?;
-        sane(superblock.is_plausible() && end <= volume.len())?;
+        let superblock = parse(&bytes).ok_or(Fault::Invalid)?;
+        let end = superblock.blocks.checked_mul(superblock.block).ok_or(Fault::Invalid)?;
+        ensure(superblock.is_plausible() && end <= volume.len())?;
         Ok(superblock)
     }
 
@@ -67,7 +67,7 @@ impl Superblock {
             && self.first_block < self.blocks
     }
 
-    /// Where a block lies. None has an offset that overflows, as blocks are checked before they are used.
+    /// Converts blocks to bytes. Block numbers are validated before use, so saturation has no effect.
     pub fn bytes(&self, block: u64) -> u64 {
         block.saturating_mul(self.block)
     }
@@ -80,12 +80,13 @@ impl Superblock {
         self.block / self.descriptor_size
     }
 
-    /// Inodes that the file system itself uses: all below the first of users but the root, and some above.
+    /// Whether the file system itself uses an inode: all below the first user inode other than the root, and
+    /// some above.
     pub fn is_reserved(&self, inode: u64) -> bool {
         inode != super::ROOT && (inode < self.first_inode || self.reserved_inodes.contains(&inode))
     }
 
-    /// Whether a group begins with a superblock.
+    /// Whether a group has a copy of the superblock.
     pub fn has_copy(&self, group: u64) -> bool {
         let is_power_of = |base: u64| {
             let mut power = base;
@@ -135,7 +136,7 @@ fn parse(b: &[u8]) -> Option<Superblock> {
         descriptor_blocks: all_descriptors.min(first_meta_bg) + u64::from(le16(b, 0xce)?),
         first_meta_bg,
         first_inode: if has_extra_fields { word(0x54)? } else { 11 },
-        // The journal, the three quotas, and the files that were deleted while open.
+        // Journal, user, group and project quota, and the orphan file.
         reserved_inodes: [word(0xe0)?, word(0x240)?, word(0x244)?, word(0x26c)?, word(0x280)?],
         copies: (compat & COMPAT_SPARSE_SUPER2 != 0).then_some([word(0x24c)?, word(0x250)?]),
         sparse: ro & RO_SPARSE_SUPER != 0,

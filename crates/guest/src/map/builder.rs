@@ -1,13 +1,13 @@
-//! Makes a map of what a scan finds, in any order.
+//! Construction of a class map from the claims of a scan.
 //!
-//! A claim says that a range of bytes is of a class. It is kept as its two ends; when all are known the ends are
-//! sorted and swept once, so it does not matter in which order claims came, or that a file system that is in use
-//! gives one place to two files. 16 bytes a claim, as many as the limit allows.
+//! A claim assigns a class to a range of bytes. Each claim is stored as its two ends, in 16 bytes. After the
+//! scan the ends are sorted and swept once, so the order of claims is irrelevant, and claims may overlap, as
+//! they do when a file system changes during the scan. The number of claims is limited.
 
 use super::ClassMap;
 use crate::class::{BLOCK, Claims, Class};
 
-/// Bytes that all claims are whole multiples of. The bits below hold what an end means.
+/// Granularity of claims in bytes. The bits below contain the class and the type of an end.
 const UNIT: u64 = 512;
 const IS_START: u64 = 8;
 
@@ -21,18 +21,18 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    /// For a disk of `size` bytes.
+    /// Creates a builder for a disk of `size` bytes.
     pub fn new(size: u64, max_claims: usize) -> Builder {
         let size = size.min(super::MAX_BLOCKS * BLOCK);
         Builder { size, max_claims, ends: Vec::new(), overflowed: false }
     }
 
-    /// Whether claims were left out because there were too many.
+    /// Whether claims were dropped because the limit was reached.
     pub fn overflowed(&self) -> bool {
         self.overflowed
     }
 
-    /// `len` bytes at `offset` are of this class. What lies behind the end of the disk is left out.
+    /// Claims `len` bytes at `offset` for a class. Ignores the part beyond the end of the disk.
     pub fn claim(&mut self, offset: u64, len: u64, class: Class) {
         let end = offset.saturating_add(len).min(self.size);
         if len == 0 || offset >= end {
@@ -40,7 +40,7 @@ impl Builder {
         }
         let (start, end) = (offset / UNIT * UNIT, end.div_ceil(UNIT) * UNIT);
         let (start, end) = (start | IS_START | class as u64, end | class as u64);
-        // What follows the last claim makes it longer: most files are read in the order in which they lie.
+        // Extends the last claim if this one follows it: most files are read in the order of their blocks.
         if let Some(last) = self.ends.last_mut()
             && *last == start & !IS_START
         {
@@ -52,7 +52,8 @@ impl Builder {
         }
     }
 
-    /// The map: each block gets what the claims to its parts amount to. A part that nobody claims is `Other`.
+    /// Builds the map. The class of a block is resolved from the claims to its parts; unclaimed parts are
+    /// `Other`.
     pub fn finish(mut self) -> ClassMap {
         let (mut map, mut block) = (ClassMap::empty(), Claims::default());
         let mut active = [0_u64; Class::COUNT];
@@ -79,8 +80,8 @@ impl Builder {
     }
 }
 
-/// Adds the bytes of `range` to the blocks, all under the same claims. `open` is what is known of the block that
-/// the map ends in front of.
+/// Appends the bytes of `range`, which have the same active claims, to the map. `open` has the claims to the
+/// incomplete block after the end of the map.
 fn cover(map: &mut ClassMap, open: &mut Claims, range: std::ops::Range<u64>, active: &[u64; Class::COUNT]) {
     let mut claims = Claims::default();
     Class::ALL.iter().filter(|c| active[**c as usize] != 0).for_each(|c| claims.add(*c));
@@ -105,7 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn parts_of_blocks() {
+    fn partially_claimed_blocks_are_resolved() {
         let mut b = Builder::new(10 * BLOCK + 100, 100);
         b.claim(0, BLOCK + 512, Class::Page);
         b.claim(2 * BLOCK, 1, Class::Code);
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_claims() {
+    fn claims_beyond_the_limit_are_dropped() {
         let mut b = Builder::new(1 << 20, 2);
         for n in 0..3 {
             b.claim(n * 2 * BLOCK, BLOCK, Class::Code);
@@ -131,9 +132,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against an array with one entry for each sector.
+        /// Compares the map with an array that has one entry per sector.
         #[test]
-        fn like_the_naive_one(
+        fn map_matches_a_reference_per_sector(
             sectors in 0_u64..300,
             claims in prop::collection::vec((0_u64..300, 0_u64..60, 0_u8..6), 0..40),
         ) {

@@ -1,33 +1,34 @@
-//! A map as bytes, to be kept beside a disk. `docs/guests.md` draws the layout.
+//! The stored format of a class map. `docs/guests.md` has the layout.
 //!
-//! Each run is its length and class in one number of 7-bit groups, so most take two or three bytes. A checksum
-//! stands at the end. Decoding takes any bytes: it neither panics nor takes more memory than eight times the input.
+//! Each run is one LEB128 number with its length and class, so most runs have two or three bytes. A checksum
+//! is at the end. Decoding accepts arbitrary bytes: it does not panic, and uses at most eight times the
+//! memory of the input.
 
 use crc_fast::{CrcAlgorithm, checksum};
 
 use super::{CLASS_BITS, ClassMap, MAX_BLOCKS, class};
 
 const MAGIC: &[u8; 4] = b"FBCM";
-/// The version that this release writes, and the only one that it reads.
+/// The version that this release writes, and the only one that it can read.
 const VERSION: u8 = 1;
-/// Magic number, version, three zeroes, blocks, runs.
+/// Length of the header: magic number, version, three zero bytes, blocks, runs.
 const HEADER: usize = 24;
 const CHECK: usize = 4;
 
-/// Why bytes are not a map.
+/// Why bytes cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// Something else, or cut off.
+    /// Not a class map, or truncated.
     #[error("not a class map")]
     Magic,
-    /// Written by a newer release: scan the disk again.
-    #[error("class map of version {0}, which this release does not know")]
+    /// Written by a newer release. The disk has to be scanned again.
+    #[error("class map has version {0}, which this release does not support")]
     Version(u8),
     /// The checksum does not match.
     #[error("class map: checksum mismatch")]
     Checksum,
-    /// The checksum is right, but no encoder writes this.
-    #[error("class map: bad value in {0}")]
+    /// The checksum is correct, but a value is invalid.
+    #[error("class map: invalid value in {0}")]
     Value(&'static str),
 }
 
@@ -35,7 +36,8 @@ fn crc(bytes: &[u8]) -> u32 {
     checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// Takes one number off the front; none where it has no end or is not in its shortest form.
+/// Reads a number and advances `bytes`. Returns `None` if the number is incomplete or not in its shortest
+/// form.
 fn take_number(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0_u64;
     for (i, byte) in bytes.iter().take(9).enumerate() {
@@ -50,7 +52,7 @@ fn take_number(bytes: &mut &[u8]) -> Option<u64> {
 }
 
 impl ClassMap {
-    /// Encodes it.
+    /// Encodes the map.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(HEADER + CHECK + self.runs.len() * 3);
         out.extend_from_slice(MAGIC);
@@ -70,7 +72,7 @@ impl ClassMap {
         out
     }
 
-    /// Decodes what [`ClassMap::encode`] made; these bytes and no others.
+    /// Decodes the output of [`ClassMap::encode`]. Accepts exactly one encoding of each map.
     pub fn decode(bytes: &[u8]) -> Result<ClassMap, DecodeError> {
         let Some((content, check)) = bytes.split_last_chunk::<CHECK>() else {
             return Err(DecodeError::Magic);
@@ -117,7 +119,8 @@ fn class_of_number(number: u64) -> Result<crate::Class, DecodeError> {
     crate::Class::from_number(class).ok_or(DecodeError::Value("class"))
 }
 
-/// Puts the checksum right, as an attacker would.
+/// Corrects the checksum, as an attacker could.
+#[cfg(feature = "fuzzing")]
 pub(crate) fn seal(bytes: &mut [u8]) {
     if let Some((content, check)) = bytes.split_last_chunk_mut::<CHECK>() {
         *check = crc(content).to_le_bytes();

@@ -1,7 +1,8 @@
-//! The class of every block of a disk, in few bytes.
+//! The class map: a compact map from the blocks of a disk to their classes.
 //!
-//! Runs of blocks of one class, each a word: the first block's number above the number of the class. They cover
-//! the whole disk and neighbours differ, so a run ends where the next one starts, and a look-up is a binary search.
+//! The map is a list of runs of blocks of one class. A run is a word: the number of its first block in the
+//! high bits, and the number of the class in the low bits. Runs cover the whole disk and adjacent runs have
+//! different classes, so a run ends where the next one starts, and a look-up is a binary search.
 
 mod builder;
 mod encode;
@@ -10,15 +11,17 @@ use std::ops::Range;
 
 pub(crate) use builder::Builder;
 pub use encode::DecodeError;
+#[cfg(feature = "fuzzing")]
 pub(crate) use encode::seal;
 
 use crate::class::{BLOCK, Class};
 
 const CLASS_BITS: u32 = 3;
-/// More blocks than any disk has; below it a run is a word, and no sum of lengths overflows.
+/// Maximum number of blocks, larger than any disk. It ensures that a run fits in a word and that sums of
+/// lengths do not overflow.
 pub const MAX_BLOCKS: u64 = 1 << 51;
 
-/// Which class each block of a disk has.
+/// The class of each block of a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClassMap {
     blocks: u64,
@@ -35,7 +38,7 @@ fn class(run: u64) -> Class {
 }
 
 impl ClassMap {
-    /// All blocks of a disk of `blocks` blocks as [`Class::Other`].
+    /// Creates a map in which all blocks are [`Class::Other`].
     pub fn new(blocks: u64) -> ClassMap {
         let mut map = ClassMap::empty();
         map.push(blocks, Class::Other);
@@ -46,7 +49,7 @@ impl ClassMap {
         ClassMap { blocks: 0, runs: Vec::new() }
     }
 
-    /// Adds `len` blocks behind the last one. What is above [`MAX_BLOCKS`] is left out.
+    /// Appends `len` blocks, up to [`MAX_BLOCKS`].
     fn push(&mut self, len: u64, of: Class) {
         let len = len.min(MAX_BLOCKS - self.blocks);
         if len != 0 && self.runs.last().is_none_or(|last| class(*last) != of) {
@@ -55,8 +58,8 @@ impl ClassMap {
         self.blocks += len;
     }
 
-    /// A map of `blocks` blocks from disjoint ranges in rising order; what lies between them is `Other`. What
-    /// overlaps an earlier range or the end is cut off.
+    /// Creates a map of `blocks` blocks from disjoint ranges in ascending order. Blocks between them are
+    /// `Other`. The part of a range that overlaps an earlier range or the end of the disk is ignored.
     pub fn from_ranges(blocks: u64, ranges: impl IntoIterator<Item = (Range<u64>, Class)>) -> ClassMap {
         let blocks = blocks.min(MAX_BLOCKS);
         let mut map = ClassMap::empty();
@@ -71,22 +74,22 @@ impl ClassMap {
         map
     }
 
-    /// Blocks of the disk.
+    /// Number of blocks of the disk.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Runs that are kept; each takes 8 bytes.
+    /// Number of runs, which use 8 bytes each.
     pub fn len(&self) -> usize {
         self.runs.len()
     }
 
-    /// Whether it is the map of a disk without blocks.
+    /// Whether the disk has no blocks.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// The class of a block; `Other` behind the end of the disk.
+    /// Returns the class of a block; `Other` beyond the end of the disk.
     pub fn class_of(&self, block: u64) -> Class {
         if block >= self.blocks {
             return Class::Other;
@@ -95,7 +98,7 @@ impl ClassMap {
         after.checked_sub(1).map_or(Class::Other, |i| class(self.runs[i]))
     }
 
-    /// All runs in rising order: together they cover the disk, and neighbours differ in their class.
+    /// Returns all runs in ascending order. They cover the disk, and adjacent runs have different classes.
     pub fn runs(&self) -> impl Iterator<Item = (Range<u64>, Class)> + '_ {
         self.runs_from(0)
     }
@@ -107,26 +110,27 @@ impl ClassMap {
         })
     }
 
-    /// The runs of a range of blocks, cut at its ends. It costs a search and the runs that it returns.
+    /// Returns the runs of a range of blocks, clipped to the range. The cost is a binary search plus the
+    /// returned runs.
     pub fn runs_in(&self, range: Range<u64>) -> impl Iterator<Item = (Range<u64>, Class)> + '_ {
         let first = self.runs.partition_point(|run| start(*run) <= range.start).saturating_sub(1);
         let cut = move |(r, c): (Range<u64>, Class)| (r.start.max(range.start)..r.end.min(range.end), c);
         self.runs_from(first).map(cut).skip_while(|(r, _)| r.is_empty()).take_while(|(r, _)| !r.is_empty())
     }
 
-    /// Bytes of each class, by its number.
+    /// Returns the bytes of each class, indexed by its number.
     pub fn bytes_per_class(&self) -> [u64; Class::COUNT] {
         let mut bytes = [0; Class::COUNT];
         self.runs().for_each(|(range, class)| bytes[class as usize] += (range.end - range.start) * BLOCK);
         bytes
     }
 
-    /// Keeps at most `max` runs: the shortest become `Other`, which is never wrong.
+    /// Reduces the map to at most `max` runs: the shortest ones become `Other`, which is always valid.
     pub(crate) fn limit(self, max: usize) -> ClassMap {
         let mut map = self;
         let mut too_short = 2;
         while map.runs.len() > max.max(1) {
-            // In its own place: there may be many, and a run is never written before it was read.
+            // In place, because there can be many runs. A run is always read before it is overwritten.
             let (mut kept, mut last) = (0, None);
             for i in 0..map.runs.len() {
                 let (first, next) = (start(map.runs[i]), map.runs.get(i + 1));

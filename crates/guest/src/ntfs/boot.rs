@@ -1,26 +1,26 @@
-//! The boot sector, which says how large clusters and records are and where the master file table begins.
+//! The boot sector: sizes of clusters and file records, and the location of the master file table (MFT).
 
 use super::{Fault, Result, Tolerate, Volume};
 use crate::bytes::{le16, le64};
 
-/// What the boot sector says.
+/// The geometry of the volume.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Geometry {
-    /// Bytes of a sector.
+    /// Sector size in bytes.
     pub sector: u64,
-    /// Bytes of a cluster.
+    /// Cluster size in bytes.
     pub cluster: u64,
-    /// Clusters of the volume.
+    /// Number of clusters.
     pub clusters: u64,
-    /// Bytes of a record of the master file table.
+    /// Size of a file record in bytes.
     pub record: usize,
-    /// First clusters of the table, and of the copy of its first records.
+    /// First clusters of `$MFT` and `$MFTMirr`.
     pub mft: [u64; 2],
-    /// Where the second boot sector is.
+    /// Offset of the backup boot sector.
     pub copy_of_boot: u64,
 }
 
-/// The geometry, from the first sector or from the copy in the volume's last.
+/// Reads the geometry from the boot sector, or from its backup in the last sector of the volume.
 pub(super) fn read(volume: &mut Volume) -> Result<Geometry> {
     let mut sector = [0; 512];
     if volume.read(0, &mut sector).tolerate()?.is_some()
@@ -28,9 +28,9 @@ pub(super) fn read(volume: &mut Volume) -> Result<Geometry> {
     {
         return Ok(geometry);
     }
-    let last = volume.len().checked_sub(512).ok_or(Fault::Bad)?;
+    let last = volume.len().checked_sub(512).ok_or(Fault::Invalid)?;
     volume.read(last, &mut sector)?;
-    parse(&sector, volume.len()).ok_or(Fault::Bad)
+    parse(&sector, volume.len()).ok_or(Fault::Invalid)
 }
 
 fn parse(sector: &[u8], volume_len: u64) -> Option<Geometry> {
@@ -38,7 +38,7 @@ fn parse(sector: &[u8], volume_len: u64) -> Option<Geometry> {
         return None;
     }
     let bytes: u64 = le16(sector, 11)?.into();
-    // Above 128 it is the negative exponent.
+    // Values above 128 are the negative binary logarithm.
     let sectors: u64 = match *sector.get(13)? {
         n @ 0..=128 => n.into(),
         n => 1_u64.checked_shl(u32::from(n).abs_diff(256))?,

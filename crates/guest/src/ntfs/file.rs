@@ -1,17 +1,17 @@
-//! One file: all records that describe it, what class it is of, and the clusters that it has.
+//! A file: its base record and extension records, its class, and its clusters.
 
 use super::mft::Mft;
 use super::record::{ATTRIBUTE_LIST, Attribute, DATA, FILE_NAME, Name, Record, Reference, Value};
 use super::runs::{self, Run};
 use super::stream::Stream;
-use super::tree::{Place, Places};
+use super::tree::{Parent, ParentLookup};
 use super::{FIRST_USER, Fault, Result, Tolerate, Volume};
 use crate::bytes::{le16, le32};
 use crate::class::Class;
 use crate::magic;
 use crate::paths::Patterns;
 
-/// What Windows allows for a list of attributes; hence at most some 8,000 records of one file.
+/// Maximum length of an attribute list, the same as in Windows. It limits a file to about 8,000 records.
 const MAX_LIST: u64 = 256 << 10;
 const PAGE_FILES: [&str; 3] = ["pagefile.sys", "swapfile.sys", "hiberfil.sys"];
 
@@ -19,23 +19,23 @@ const PAGE_FILES: [&str; 3] = ["pagefile.sys", "swapfile.sys", "hiberfil.sys"];
 #[derive(Debug)]
 pub(super) struct File {
     number: u64,
-    /// The first is its own; the others add to it.
+    /// The base record, then the extension records.
     records: Vec<Record>,
 }
 
 impl File {
-    /// A file without the records that add to it.
-    pub fn alone(number: u64, record: Record) -> File {
+    /// Creates a file from its base record only.
+    pub fn from_base(number: u64, record: Record) -> File {
         File { number, records: vec![record] }
     }
 
-    /// A file with all its records.
-    pub fn gather(volume: &mut Volume, mft: &Mft, number: u64, record: Record) -> Result<File> {
-        File::gather_from(volume, mft, File::alone(number, record))
+    /// Creates a file from its base record and reads its extension records.
+    pub fn load(volume: &mut Volume, mft: &Mft, number: u64, record: Record) -> Result<File> {
+        File::reload(volume, mft, File::from_base(number, record))
     }
 
-    /// Reads the records again that add to the first. One that says it belongs to another file is left out.
-    pub fn gather_from(volume: &mut Volume, mft: &Mft, mut file: File) -> Result<File> {
+    /// Reads the extension records again. Skips records that do not belong to this file.
+    pub fn reload(volume: &mut Volume, mft: &Mft, mut file: File) -> Result<File> {
         file.records.truncate(1);
         let Some(list) = file.attribute_list(volume, mft)? else { return Ok(file) };
         let own = Reference { number: file.number, sequence: file.records[0].sequence };
@@ -47,8 +47,10 @@ impl File {
             if record.base != Some(own) || record.sequence != other.sequence {
                 continue;
             }
-            if file.records.len() >= volume.disk.limits.of_a_file(mft.geometry.record + size_of::<Record>()) {
-                volume.disk.cut = true;
+            if file.records.len()
+                >= volume.disk.limits.max_per_file(mft.geometry.record + size_of::<Record>())
+            {
+                volume.disk.incomplete = true;
                 break;
             }
             file.records.push(record);
@@ -56,7 +58,7 @@ impl File {
         Ok(file)
     }
 
-    /// The content of `$ATTRIBUTE_LIST`, if there is one.
+    /// Returns the content of the optional `$ATTRIBUTE_LIST`.
     fn attribute_list(&self, volume: &mut Volume, mft: &Mft) -> Result<Option<Vec<u8>>> {
         let Some(attribute) = self.attributes().find(|a| a.kind == ATTRIBUTE_LIST) else { return Ok(None) };
         if let Value::Resident(list) = attribute.value {
@@ -65,7 +67,7 @@ impl File {
         let stream = self
             .stream(volume, mft, ATTRIBUTE_LIST, &[])?
             .filter(|s| s.size <= MAX_LIST)
-            .ok_or(Fault::Bad)?;
+            .ok_or(Fault::Invalid)?;
         let mut list = vec![0; stream.size as usize];
         Ok(stream.read(volume, 0, &mut list).tolerate()?.map(|()| list))
     }
@@ -74,7 +76,7 @@ impl File {
         self.records.iter().flat_map(Record::attributes)
     }
 
-    /// All its names but the short ones.
+    /// Returns all names other than DOS short names.
     pub fn names(&self) -> impl Iterator<Item = Name> {
         self.attributes().filter(|a| a.kind == FILE_NAME).filter_map(|a| match a.value {
             Value::Resident(value) => Name::parse(value),
@@ -82,10 +84,10 @@ impl File {
         })
     }
 
-    /// The stream of an attribute of this type and name, put together of all its parts.
+    /// Returns the stream of the attribute with this type and name, combined from all of its extents.
     pub fn stream(&self, volume: &mut Volume, mft: &Mft, kind: u32, name: &[u8]) -> Result<Option<Stream>> {
-        // Twice the room, as they are sorted.
-        let most = volume.disk.limits.of_a_file(2 * size_of::<Run>());
+        // Twice the memory, because the runs are sorted.
+        let most = volume.disk.limits.max_per_file(2 * size_of::<Run>());
         let mut found = false;
         let (mut all, mut bytes) = (Vec::new(), 0);
         for part in self.attributes().filter(|a| a.kind == kind && a.name == name) {
@@ -97,7 +99,7 @@ impl File {
             let runs = runs::decode(pairs, first_vcn, mft.geometry.clusters).unwrap_or_default();
             volume.disk.work(runs.len() as u64)?;
             if all.len() + runs.len() > most {
-                volume.disk.cut = true;
+                volume.disk.incomplete = true;
                 break;
             }
             all.extend(runs);
@@ -105,15 +107,15 @@ impl File {
         Ok(found.then(|| Stream::new(mft.geometry.cluster, bytes, all)))
     }
 
-    /// Claims the clusters of all its attributes.
-    pub fn claim(&self, volume: &mut Volume, mft: &Mft, places: &mut Places) -> Result<()> {
+    /// Claims the clusters of all attributes.
+    pub fn claim(&self, volume: &mut Volume, mft: &Mft, parents: &mut ParentLookup) -> Result<()> {
         let cluster = mft.geometry.cluster;
-        let class = self.class(volume, mft, places)?;
+        let class = self.class(volume, mft, parents)?;
         for attribute in self.attributes() {
             let Value::Clusters { first_vcn, pairs, .. } = attribute.value else { continue };
             let class = match class {
                 _ if attribute.kind != DATA => Class::Metadata,
-                // What else is in a program or page file is neither.
+                // Named data streams of a program or page file are neither code nor page file.
                 Class::Code | Class::Page if !attribute.name.is_empty() => continue,
                 Class::Other => continue,
                 class => class,
@@ -129,8 +131,8 @@ impl File {
         Ok(())
     }
 
-    /// What its content is: by where it stands, and else by what it begins with.
-    fn class(&self, volume: &mut Volume, mft: &Mft, places: &mut Places) -> Result<Class> {
+    /// Determines the class of the data: by the file's paths, otherwise by its first bytes.
+    fn class(&self, volume: &mut Volume, mft: &Mft, parents: &mut ParentLookup) -> Result<Class> {
         if self.number < FIRST_USER {
             return Ok(Class::Metadata);
         }
@@ -140,14 +142,14 @@ impl File {
         let (mut has_name, mut all_temporary, mut any_page, mut any_extend) = (false, true, false, false);
         for name in self.names() {
             has_name = true;
-            let patterns = places.patterns;
-            let place = places.of(volume, name.parent)?;
-            any_extend |= matches!(place, Some(Place::Extend));
-            any_page |= matches!(place, Some(Place::Root(_)))
+            let patterns = parents.patterns;
+            let parent = parents.of(volume, name.parent)?;
+            any_extend |= matches!(parent, Some(Parent::Extend));
+            any_page |= matches!(parent, Some(Parent::Root(_)))
                 && PAGE_FILES.iter().any(|page| page.eq_ignore_ascii_case(&name.name));
-            // A file that has a name elsewhere too will stay when this one goes.
-            all_temporary &= match place {
-                Some(Place::Root(state) | Place::Below(state)) => {
+            // A file with another, non-temporary name is not temporary.
+            all_temporary &= match parent {
+                Some(Parent::Root(state) | Parent::Below(state)) => {
                     let work = Patterns::step_work(state, name.name.len());
                     let is_match = patterns.is_match(&patterns.step(state, &name.name));
                     volume.disk.work(work)?;
@@ -165,7 +167,7 @@ impl File {
         })
     }
 
-    /// Whether its content begins as a program does; none if that cannot be told.
+    /// Whether the data begins like a program; `None` if this cannot be determined.
     fn is_program(&self, volume: &mut Volume, mft: &Mft) -> Result<Option<bool>> {
         let mut data = self.attributes().filter(|a| a.kind == DATA && a.name.is_empty() && !a.is_coded);
         let first = data.find_map(|a| match a.value {
@@ -174,7 +176,7 @@ impl File {
         });
         let Some((len, pairs)) = first.filter(|(len, _)| *len >= magic::MIN_FILE) else { return Ok(None) };
         let runs = runs::decode(pairs, 0, mft.geometry.clusters).unwrap_or_default();
-        // Behind the first run, if clusters are small, the head may go on elsewhere.
+        // With small clusters, the first bytes may extend beyond the first run.
         let Some(Run { lcn: Some(_), .. }) = runs.first() else { return Ok(None) };
         let stream = Stream::new(mft.geometry.cluster, len, runs);
         let mut head = vec![0; magic::HEAD.min(stream.size as usize)];
@@ -182,7 +184,7 @@ impl File {
     }
 }
 
-/// The records that a list of attributes names.
+/// Returns the record references in an attribute list.
 fn references(mut list: &[u8]) -> Vec<Reference> {
     let mut found: Vec<Reference> = Vec::new();
     while let (Some(kind), Some(len)) = (le32(list, 0), le16(list, 4)) {

@@ -1,4 +1,4 @@
-//! The master file table: found by way of its own first record, and swept.
+//! The master file table (MFT): opened by its first record, which describes the table itself.
 
 use super::boot::Geometry;
 use super::file::File;
@@ -6,10 +6,10 @@ use super::record::{DATA, Record};
 use super::stream::Stream;
 use super::{Fault, Result, Tolerate, Volume};
 
-/// Bytes of the table that are read at once.
+/// Bytes of the table per read.
 const CHUNK: usize = 256 << 10;
 
-/// The table.
+/// The master file table.
 #[derive(Debug)]
 pub(super) struct Mft {
     pub geometry: Geometry,
@@ -17,42 +17,43 @@ pub(super) struct Mft {
 }
 
 impl Mft {
-    /// Reads the first record, or its copy, and what it says of the table.
+    /// Reads the first record, or its copy in `$MFTMirr`, and the runs of the table.
     ///
-    /// A table in many pieces has them listed in more records than one, which are in the table: each is found by way
-    /// of those before it.
+    /// The runs of a fragmented table are in several records, which are in the table themselves: each one is
+    /// located by the runs of the previous ones.
     pub fn open(volume: &mut Volume, geometry: Geometry) -> Result<Mft> {
         for lcn in geometry.mft {
             let offset = lcn.saturating_mul(geometry.cluster);
             let Some(bytes) = volume.read_vec(offset, geometry.record).tolerate()? else { continue };
             let Some(first) = Record::parse(&bytes).filter(|r| r.base.is_none()) else { continue };
             let mut mft = Mft { geometry, stream: Stream::new(geometry.cluster, 0, Vec::new()) };
-            let mut file = File::alone(0, first);
-            mft.stream = file.stream(volume, &mft, DATA, &[])?.ok_or(Fault::Bad)?;
-            // What makes it no longer is the end, or a table that says now this and now that would go on and on.
+            let mut file = File::from_base(0, first);
+            mft.stream = file.stream(volume, &mft, DATA, &[])?.ok_or(Fault::Invalid)?;
+            // Ends when no runs are added, because a table whose records are inconsistent would loop
+            // otherwise.
             loop {
-                file = File::gather_from(volume, &mft, file)?;
-                let stream = file.stream(volume, &mft, DATA, &[])?.ok_or(Fault::Bad)?;
+                file = File::reload(volume, &mft, file)?;
+                let stream = file.stream(volume, &mft, DATA, &[])?.ok_or(Fault::Invalid)?;
                 if stream.runs.len() <= mft.stream.runs.len() {
                     return Ok(mft);
                 }
                 mft.stream = stream;
             }
         }
-        Err(Fault::Bad)
+        Err(Fault::Invalid)
     }
 
-    /// One record, if it is in use.
+    /// Reads a record that is in use.
     pub fn read(&self, volume: &mut Volume, number: u64) -> Result<Record> {
         volume.disk.work(1)?;
         let mut bytes = vec![0; self.geometry.record];
         let offset = number.saturating_mul(self.geometry.record as u64);
-        super::sane(offset < self.stream.size)?;
+        super::ensure(offset < self.stream.size)?;
         self.stream.read(volume, offset, &mut bytes)?;
-        Record::parse(&bytes).ok_or(Fault::Bad)
+        Record::parse(&bytes).ok_or(Fault::Invalid)
     }
 
-    /// Hands every record in use that is not a part of another to `each`, in order.
+    /// Passes every base record in use to `each`, in order.
     pub fn sweep(
         &self,
         volume: &mut Volume,

@@ -1,12 +1,14 @@
-//! NTFS, as Windows and ntfs-3g lay it out.
+//! NTFS, as written by Windows and ntfs-3g.
 //!
-//! Everything is a file, and every file has a record in the master file table, itself a file. Two sweeps over that
-//! table: the first remembers the directories, so that the second can tell where each file stands, and claims its
-//! clusters. Nothing is remembered of files, of which there are ten times as many. Last, what `$Bitmap` says is free.
+//! Everything is a file, and every file has a base record in the master file table (MFT), which is a file
+//! too. The scan sweeps the MFT twice: the first sweep stores the directories, and the second one determines
+//! the path and class of each file and claims its clusters. Files are not stored, because there are about ten
+//! times as many of them as directories. Finally, `$Bitmap` provides the free clusters.
 //!
-//! The volume is in use. A record that is being written fails its fixups and is left out; a record that was used
-//! again has another sequence number than who refers to it expects, and is left out too. Two files may seem to have
-//! the same cluster, or a file one that is free: the builder of the map resolves that to what needs most care.
+//! The volume is in use during the scan. A record that is being written fails its fixups and is skipped. A
+//! record that was reused has another sequence number than references to it expect, and is skipped too. Two
+//! files may appear to share a cluster, or a file may appear to use a free one: the map builder resolves such
+//! conflicts to the class that needs most care.
 
 mod boot;
 mod file;
@@ -18,43 +20,43 @@ mod tree;
 
 use crate::bitmap;
 use crate::class::Class;
-use crate::disk::{Fault, Result, Tolerate, Volume, sane};
+use crate::disk::{Fault, Result, Tolerate, Volume, ensure};
 use crate::paths::Patterns;
 use file::File;
 use mft::Mft;
 use record::DATA;
 use tree::Tree;
 
-/// Records of files that every volume has; the numbers below are reserved for them.
+/// Records of system files; numbers below [`FIRST_USER`] are reserved.
 const BITMAP: u64 = 6;
 const ROOT: u64 = 5;
 const EXTEND: u64 = 11;
 const FIRST_USER: u64 = 24;
 
-/// Bytes of a bitmap that are read at once.
+/// Bytes of the bitmap per read.
 const CHUNK: usize = 64 << 10;
 
-/// Finds what an NTFS volume holds. `Bad` where it is none.
+/// Scans an NTFS volume. Returns `Invalid` if it is none.
 pub(crate) fn scan(volume: &mut Volume, patterns: &Patterns) -> Result<()> {
     let geometry = boot::read(volume)?;
-    // The copy of the boot sector stands behind the last cluster.
+    // The backup boot sector is after the last cluster.
     volume.claim(geometry.copy_of_boot, geometry.sector, Class::Metadata);
     let mft = Mft::open(volume, geometry)?;
     let tree = Tree::read(volume, &mft)?;
-    let mut places = tree::Places::new(&tree, patterns);
+    let mut parents = tree::ParentLookup::new(&tree, patterns);
     mft.sweep(volume, |volume, number, record| {
-        let Some(file) = File::gather(volume, &mft, number, record).tolerate()? else { return Ok(()) };
-        file.claim(volume, &mft, &mut places)
+        let Some(file) = File::load(volume, &mft, number, record).tolerate()? else { return Ok(()) };
+        file.claim(volume, &mft, &mut parents)
     })?;
     free(volume, &mft).tolerate()?;
     Ok(())
 }
 
-/// Claims what `$Bitmap` says is free.
+/// Claims the clusters that are free in `$Bitmap`.
 fn free(volume: &mut Volume, mft: &Mft) -> Result<()> {
     let record = mft.read(volume, BITMAP)?;
-    let file = File::gather(volume, mft, BITMAP, record)?;
-    let stream = file.stream(volume, mft, DATA, &[])?.ok_or(Fault::Bad)?;
+    let file = File::load(volume, mft, BITMAP, record)?;
+    let stream = file.stream(volume, mft, DATA, &[])?.ok_or(Fault::Invalid)?;
     let clusters = mft.geometry.clusters;
     let cluster = mft.geometry.cluster;
     let mut buffer = vec![0; CHUNK];
@@ -62,7 +64,7 @@ fn free(volume: &mut Volume, mft: &Mft) -> Result<()> {
     while offset < stream.size && offset * 8 < clusters {
         volume.disk.work(1)?;
         let part = &mut buffer[..CHUNK.min((stream.size - offset) as usize)];
-        // What cannot be read is not known to be free.
+        // Unreadable parts of the bitmap are skipped: their clusters are not claimed as free.
         if stream.read(volume, offset, part).tolerate()?.is_some() {
             let bits = (clusters - offset * 8).min(CHUNK as u64 * 8) as usize;
             for run in bitmap::clear_runs(part, bits) {

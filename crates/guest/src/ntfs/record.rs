@@ -1,17 +1,17 @@
-//! Records of the master file table, and the attributes in them.
+//! File records of the MFT, and their attributes.
 
 use crate::bytes::{le16, le32, le64};
 
-/// Types of attributes.
+/// Attribute type codes.
 pub(super) const ATTRIBUTE_LIST: u32 = 0x20;
 pub(super) const FILE_NAME: u32 = 0x30;
 pub(super) const DATA: u32 = 0x80;
 const END: u32 = u32::MAX;
 
-/// Fixups stand at the end of each so many bytes.
+/// A fixup is at the end of each stride of this many bytes (update sequence array).
 const STRIDE: usize = 512;
 
-/// A record's number, and how often it was used before: one that was used again is another.
+/// A file reference: the number of a record and its sequence number, which changes when the record is reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reference {
     pub number: u64,
@@ -25,19 +25,19 @@ impl Reference {
     }
 }
 
-/// A record in use, with its fixups undone.
+/// A record in use, with its fixups applied.
 #[derive(Debug)]
 pub(super) struct Record {
     bytes: Vec<u8>,
     pub sequence: u16,
     pub is_directory: bool,
-    /// The record that this one adds to, if it is not one of its own.
+    /// The base record, if this is an extension record.
     pub base: Option<Reference>,
     attributes: usize,
 }
 
 impl Record {
-    /// None where nothing is, or something half-written.
+    /// Returns `None` if the record is unused, invalid or partially written.
     pub fn parse(bytes: &[u8]) -> Option<Record> {
         let flags = le16(bytes, 22)?;
         if !bytes.starts_with(b"FILE") || flags & 1 == 0 {
@@ -51,20 +51,20 @@ impl Record {
         Some(Record {
             sequence: le16(&bytes, 16)?,
             is_directory: flags & 2 != 0,
-            // Record 0 may be a base too; its sequence number tells it from none.
+            // Record 0 can be a base record: a reference to it has a sequence number other than 0.
             base: (base != Reference { number: 0, sequence: 0 }).then_some(base),
             attributes: le16(&bytes, 20)?.into(),
             bytes,
         })
     }
 
-    /// Its attributes, up to the first that makes no sense.
+    /// Returns the attributes, up to the first invalid one.
     pub fn attributes(&self) -> impl Iterator<Item = Attribute<'_>> {
         let mut rest = self.bytes.get(self.attributes..).unwrap_or_default();
         std::iter::from_fn(move || {
             let kind = le32(rest, 0).filter(|kind| *kind != END)?;
             let len = le32(rest, 4)? as usize;
-            // A header is 24 bytes, so this ends.
+            // An attribute has a header of at least 24 bytes, so the iteration ends.
             let (bytes, behind) = rest.split_at_checked(len).filter(|_| len >= 24)?;
             rest = behind;
             Attribute::parse(kind, bytes)
@@ -72,7 +72,8 @@ impl Record {
     }
 }
 
-/// Puts the last two bytes of each stride back; None where they were not written together with the rest.
+/// Restores the last two bytes of each stride. Returns `None` if a stride was not written together with the
+/// others.
 fn undo_fixups(bytes: &mut [u8]) -> Option<()> {
     let (at, count) = (usize::from(le16(bytes, 4)?), usize::from(le16(bytes, 6)?));
     let array = bytes.get(at..at + count * 2)?.to_vec();
@@ -90,29 +91,29 @@ fn undo_fixups(bytes: &mut [u8]) -> Option<()> {
     Some(())
 }
 
-/// One attribute, or one part of it.
+/// An attribute, or one extent of its stream.
 #[derive(Debug)]
 pub(super) struct Attribute<'b> {
     pub kind: u32,
-    /// In UTF-16; empty for the one without a name.
+    /// Name in UTF-16; empty for an unnamed attribute.
     pub name: &'b [u8],
-    /// Compressed or encrypted: what its clusters hold is not what the stream holds.
+    /// Compressed or encrypted: the clusters do not contain the plain stream.
     pub is_coded: bool,
     pub value: Value<'b>,
 }
 
-/// Where its value is.
+/// The value of an attribute.
 #[derive(Debug)]
 pub(super) enum Value<'b> {
-    /// In the record.
+    /// Resident: in the record.
     Resident(&'b [u8]),
-    /// In clusters.
+    /// Non-resident: in clusters.
     Clusters {
-        /// The first of the stream that this part has.
+        /// First VCN of this extent.
         first_vcn: u64,
-        /// Bytes of the stream; only the first part knows.
+        /// Size of the stream in bytes; valid in the first extent only.
         size: u64,
-        /// Of these, bytes that were written.
+        /// Initialised size of the stream in bytes; valid in the first extent only.
         written: u64,
         pairs: &'b [u8],
     },
@@ -138,7 +139,7 @@ impl<'b> Attribute<'b> {
     }
 }
 
-/// A name of a file, in a directory.
+/// A name of a file and its parent directory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Name {
     pub parent: Reference,
@@ -146,7 +147,7 @@ pub(super) struct Name {
 }
 
 impl Name {
-    /// Of the value of a `$FILE_NAME`. None for the short names that only DOS sees.
+    /// Parses the value of a `$FILE_NAME`. Returns `None` for a DOS short name.
     pub fn parse(value: &[u8]) -> Option<Name> {
         const DOS: u8 = 2;
         let (len, space) = (usize::from(*value.get(64)?), *value.get(65)?);

@@ -1,20 +1,20 @@
-//! Mapping pairs: where the clusters of a stream lie.
+//! Mapping pairs, which encode the runs of a non-resident attribute.
 //!
-//! Each pair is a length and the distance of its first cluster from that of the pair before; without a distance it
-//! is a hole. A byte in front has the number of bytes of both.
+//! Each pair is a length and the distance of its first cluster from that of the previous pair; without a
+//! distance, the run is sparse. The byte before a pair contains the sizes of both fields.
 
-/// Neighbouring clusters of a stream that are neighbours on the volume.
+/// A run: clusters of a stream that are contiguous on the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
-    /// First cluster in the stream.
+    /// First cluster in the stream (VCN).
     pub vcn: u64,
     pub len: u64,
-    /// First cluster on the volume; none in a hole.
+    /// First cluster on the volume (LCN); `None` for a sparse run.
     pub lcn: Option<u64>,
 }
 
-/// The runs of an attribute that begins at cluster `first_vcn` of its stream, on a volume of so many clusters. None
-/// if any of them makes no sense: then the others cannot be trusted either.
+/// Decodes the runs of an extent that begins at `first_vcn`, on a volume of `clusters` clusters. Returns
+/// `None` if any run is invalid, because the other ones cannot be trusted then.
 pub(super) fn decode(mut pairs: &[u8], first_vcn: u64, clusters: u64) -> Option<Vec<Run>> {
     let (mut vcn, mut lcn) = (first_vcn, 0_i64);
     let mut runs = Vec::new();
@@ -27,7 +27,7 @@ pub(super) fn decode(mut pairs: &[u8], first_vcn: u64, clusters: u64) -> Option<
         let len = u64::try_from(number(rest.get(..len_bytes)?)?).ok()?;
         let distance = rest.get(len_bytes..len_bytes + lcn_bytes)?;
         pairs = &rest[len_bytes + lcn_bytes..];
-        let place = if distance.is_empty() {
+        let first_lcn = if distance.is_empty() {
             None
         } else {
             lcn = lcn.checked_add(number(distance)?)?;
@@ -36,7 +36,7 @@ pub(super) fn decode(mut pairs: &[u8], first_vcn: u64, clusters: u64) -> Option<
             Some(first)
         };
         (len != 0).then_some(())?;
-        runs.push(Run { vcn, len, lcn: place });
+        runs.push(Run { vcn, len, lcn: first_lcn });
         vcn = vcn.checked_add(len)?;
     }
 }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs() {
+    fn valid_pairs_are_decoded_and_invalid_ones_refused() {
         let run = |vcn, len, lcn| Run { vcn, len, lcn };
         let bytes = [0x21, 0x18, 0x34, 0x56, 0x01, 0x05, 0x11, 0x08, 0xf0, 0];
         let expected = [run(7, 0x18, Some(0x5634)), run(31, 5, None), run(36, 8, Some(0x5624))];

@@ -1,4 +1,4 @@
-//! The directories of a volume: where a file stands.
+//! The directory tree of a volume, which provides the paths of files.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,8 @@ use super::record::{Name, Reference};
 use super::{EXTEND, ROOT, Result, Tolerate, Volume};
 use crate::paths::{Patterns, State};
 
-/// Windows allows 32,767 characters of a path, hence some 16,000 components; nobody has more than these.
+/// Maximum number of components of a path. Windows allows about 16,000 (32,767 characters), but real paths
+/// are far shorter.
 const MAX_DEPTH: usize = 256;
 
 #[derive(Debug)]
@@ -18,7 +19,7 @@ struct Directory {
     name: Box<str>,
 }
 
-/// All directories, by the numbers of their records.
+/// All directories, by their record numbers.
 #[derive(Debug)]
 pub(super) struct Tree(HashMap<u64, Directory>);
 
@@ -30,9 +31,9 @@ impl Tree {
                 return Ok(());
             }
             let sequence = record.sequence;
-            let Some(file) = File::gather(volume, mft, number, record).tolerate()? else { return Ok(()) };
+            let Some(file) = File::load(volume, mft, number, record).tolerate()? else { return Ok(()) };
             let Some(Name { parent, name }) = file.names().next() else { return Ok(()) };
-            if volume.disk.remember(size_of::<(u64, Directory)>() * 4 + name.len() + 16) {
+            if volume.disk.charge_memory(size_of::<(u64, Directory)>() * 4 + name.len() + 16) {
                 tree.insert(number, Directory { sequence, parent, name: name.into() });
             }
             Ok(())
@@ -40,7 +41,8 @@ impl Tree {
         Ok(Tree(tree))
     }
 
-    /// The names from the root to this directory. None if it cannot be found out.
+    /// Returns the names from the root to this directory; `None` if a parent is missing or the path is too
+    /// long.
     fn path(&self, mut at: Reference) -> Option<Vec<&str>> {
         let mut path = Vec::new();
         while at.number != ROOT {
@@ -54,55 +56,56 @@ impl Tree {
     }
 }
 
-/// What a directory means for a file in it.
+/// The kind of a file's parent directory.
 #[derive(Debug, Clone)]
-pub(super) enum Place {
-    /// The root.
+pub(super) enum Parent {
+    /// The root directory.
     Root(State),
-    /// Where the file system keeps files of its own.
+    /// `$Extend`, which contains files of the file system itself.
     Extend,
-    /// Anywhere else.
+    /// Any other directory.
     Below(State),
 }
 
-/// Places of directories. Files that were made together stand together, so the last answer is kept.
-pub(super) struct Places<'t> {
+/// Looks up parent directories. Caches the last result, because files of one directory are often adjacent in
+/// the MFT.
+pub(super) struct ParentLookup<'t> {
     tree: &'t Tree,
     pub patterns: &'t Patterns,
-    last: Option<(Reference, Option<Place>)>,
+    last: Option<(Reference, Option<Parent>)>,
 }
 
-impl<'t> Places<'t> {
-    pub fn new(tree: &'t Tree, patterns: &'t Patterns) -> Places<'t> {
-        Places { tree, patterns, last: None }
+impl<'t> ParentLookup<'t> {
+    pub fn new(tree: &'t Tree, patterns: &'t Patterns) -> ParentLookup<'t> {
+        ParentLookup { tree, patterns, last: None }
     }
 
-    pub fn of(&mut self, volume: &mut Volume, directory: Reference) -> Result<Option<&Place>> {
+    pub fn of(&mut self, volume: &mut Volume, directory: Reference) -> Result<Option<&Parent>> {
         volume.disk.work(1)?;
         if self.last.as_ref().is_none_or(|(last, _)| *last != directory) {
             self.last = Some((directory, self.find(volume, directory)?));
         }
-        Ok(self.last.as_ref().and_then(|(_, place)| place.as_ref()))
+        Ok(self.last.as_ref().and_then(|(_, parent)| parent.as_ref()))
     }
 
-    fn find(&self, volume: &mut Volume, directory: Reference) -> Result<Option<Place>> {
+    fn find(&self, volume: &mut Volume, directory: Reference) -> Result<Option<Parent>> {
         if directory.number == ROOT {
-            return Ok(Some(Place::Root(self.patterns.root())));
+            return Ok(Some(Parent::Root(self.patterns.root())));
         }
         let Some(path) = self.tree.path(directory) else {
-            // At the worst it was a circle.
+            // In the worst case, the parents form a loop.
             volume.disk.work(MAX_DEPTH as u64)?;
             return Ok(None);
         };
-        // Files that were deleted while open wait in a directory there; they are users' files.
+        // `$Extend\$Deleted` contains user files that were deleted while open.
         if directory.number == EXTEND || (path[0] == "$Extend" && path.get(1) != Some(&"$Deleted")) {
-            return Ok(Some(Place::Extend));
+            return Ok(Some(Parent::Extend));
         }
         let mut state = self.patterns.root();
         for name in path {
             volume.disk.work(Patterns::step_work(&state, name.len()))?;
             state = self.patterns.step(&state, name);
         }
-        Ok(Some(Place::Below(state)))
+        Ok(Some(Parent::Below(state)))
     }
 }

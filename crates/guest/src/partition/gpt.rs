@@ -1,4 +1,5 @@
-//! The GUID partition table (UEFI specification, chapter 5): two copies, each with a header and an array, under CRCs.
+//! The GUID partition table (UEFI specification, chapter 5): two copies, each with a header and a partition
+//! entry array, which are protected by CRCs.
 
 use std::ops::Range;
 
@@ -7,10 +8,10 @@ use crc_fast::{CrcAlgorithm, checksum};
 use super::MAX_PARTITIONS;
 use crate::bytes::{le32, le64};
 use crate::class::Class;
-use crate::disk::{Disk, Result, Tolerate, sane};
+use crate::disk::{Disk, Result, Tolerate, ensure};
 
 const MIN_HEADER: usize = 92;
-/// Of the array; tables have 16 KiB.
+/// Maximum length of the partition entry array; 16 KiB is usual.
 const MAX_ARRAY: u64 = 1 << 20;
 
 fn crc(bytes: &[u8]) -> u32 {
@@ -27,7 +28,7 @@ struct Header {
 }
 
 impl Header {
-    /// The header in this sector, if it says that it belongs there. It is the number of its own sector.
+    /// Parses the header in sector `lba`, if its field MyLBA has this value.
     fn parse(sector: &[u8], lba: u64) -> Option<Header> {
         let len = le32(sector, 12)? as usize;
         if !sector.starts_with(b"EFI PART") || len < MIN_HEADER || le64(sector, 24)? != lba {
@@ -54,7 +55,7 @@ impl Header {
     }
 }
 
-/// The partitions of the first copy that is whole; none if there is no such copy.
+/// Returns the partitions of the first valid copy; `None` without a valid copy.
 pub(super) fn find(disk: &mut Disk) -> Result<Option<Vec<Range<u64>>>> {
     for sector in [512, 4096] {
         let last = (disk.size() / sector).saturating_sub(1);
@@ -70,11 +71,11 @@ pub(super) fn find(disk: &mut Disk) -> Result<Option<Vec<Range<u64>>>> {
 fn read_copy(disk: &mut Disk, sector: u64, lba: u64) -> Result<Vec<Range<u64>>> {
     let mut bytes = vec![0; sector as usize];
     disk.read(lba.saturating_mul(sector), &mut bytes)?;
-    let header = Header::parse(&bytes, lba).ok_or(crate::disk::Fault::Bad)?;
-    sane((128..=4096).contains(&header.entry_len) && header.array_len() <= MAX_ARRAY)?;
+    let header = Header::parse(&bytes, lba).ok_or(crate::disk::Fault::Invalid)?;
+    ensure((128..=4096).contains(&header.entry_len) && header.array_len() <= MAX_ARRAY)?;
     let mut array = vec![0; header.array_len() as usize];
     disk.read(header.array.saturating_mul(sector), &mut array)?;
-    sane(crc(&array) == header.array_crc)?;
+    ensure(crc(&array) == header.array_crc)?;
     let mut found = Vec::new();
     for entry in array.chunks_exact(header.entry_len as usize) {
         disk.work(1)?;
@@ -85,7 +86,7 @@ fn read_copy(disk: &mut Disk, sector: u64, lba: u64) -> Result<Vec<Range<u64>>> 
         }
     }
     found.truncate(MAX_PARTITIONS);
-    // The other copy is not looked at, but it is one, and its array lies beside it.
+    // Claims the other copy too, without reading it. Its array is adjacent to its header.
     let array_len = header.array_len().next_multiple_of(sector);
     let claims = [(0, sector), (header.array.saturating_mul(sector), array_len)];
     claims.into_iter().for_each(|(at, len)| disk.found.claim(at, len, Class::Metadata));
@@ -98,7 +99,8 @@ fn read_copy(disk: &mut Disk, sector: u64, lba: u64) -> Result<Vec<Range<u64>>> 
     Ok(found)
 }
 
-/// Puts the checksums of a header and its array right, as an attacker would.
+/// Corrects the checksums of a header and its array, as an attacker could.
+#[cfg(feature = "fuzzing")]
 pub(crate) fn seal(sector: &mut [u8], array: &[u8]) {
     let Some(len) = le32(sector, 12).map(|len| len as usize).filter(|len| *len >= MIN_HEADER) else { return };
     if let Some(header) = sector.get_mut(..len) {

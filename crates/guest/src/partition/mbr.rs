@@ -1,4 +1,4 @@
-//! The partition table of the master boot record, with its chain of extended boot records.
+//! The partition table of the master boot record (MBR), with its chain of extended boot records (EBR).
 
 use std::ops::Range;
 
@@ -31,12 +31,12 @@ impl Entry {
     }
 }
 
-/// The four entries of a sector.
+/// The four partition entries of a sector.
 #[derive(Debug)]
 pub(super) struct Table([Entry; 4]);
 
 impl Table {
-    /// None where it is no partition table: no signature, or entries that no program writes.
+    /// Returns `None` if the sector is not a partition table: no signature, or invalid entries.
     pub fn parse(sector: &[u8], disk_size: u64) -> Option<Table> {
         if le16(sector, 510) != Some(0xaa55) {
             return None;
@@ -50,7 +50,7 @@ impl Table {
             let kind = *sector.get(at + 4)?;
             *entry =
                 Entry { kind, first: le32(sector, at + 8)?.into(), sectors: le32(sector, at + 12)?.into() };
-            // The protective entry of a large disk, or of one that has shrunk, may end behind it.
+            // The protective entry of a large or shrunk disk can end beyond the disk.
             if entry.is_used() && entry.kind != 0xee && entry.bytes(0).start >= disk_size {
                 return None;
             }
@@ -66,7 +66,7 @@ impl Table {
         self.0.iter().any(|e| e.is_used() && e.first != 0)
     }
 
-    /// The partitions, the logical ones too.
+    /// Returns the primary and logical partitions.
     pub fn partitions(&self, disk: &mut Disk) -> Result<Vec<Range<u64>>> {
         disk.found.claim(0, SECTOR, Class::Metadata);
         let mut found = Vec::new();
@@ -82,7 +82,8 @@ impl Table {
     }
 }
 
-/// Follows the chain: each record has a partition, relative to itself, and the next record, relative to the first.
+/// Follows the chain of EBRs: each has a logical partition, relative to itself, and the next EBR, relative to
+/// the first.
 fn logical(disk: &mut Disk, extended: &Entry, found: &mut Vec<Range<u64>>) -> Result<()> {
     let mut at = 0;
     while found.len() < MAX_PARTITIONS {
@@ -97,7 +98,7 @@ fn logical(disk: &mut Disk, extended: &Entry, found: &mut Vec<Range<u64>>) -> Re
         let (links, partitions): (Vec<&Entry>, Vec<&Entry>) =
             table.0.iter().filter(|e| e.is_used()).partition(|e| e.is_extended());
         found.extend(partitions.iter().map(|e| e.bytes(extended.first + at)));
-        // Records that do not go forward may be a circle.
+        // Links must point forward, because the chain could be a loop otherwise.
         match links.first() {
             Some(next) if next.first > at && next.first < extended.sectors => at = next.first,
             _ => return Ok(()),
@@ -107,7 +108,7 @@ fn logical(disk: &mut Disk, extended: &Entry, found: &mut Vec<Range<u64>>) -> Re
 }
 
 #[cfg(test)]
-#[allow(clippy::single_range_in_vec_init)] // one range is meant
+#[allow(clippy::single_range_in_vec_init)] // a list of one range is intended
 mod tests {
     use super::*;
     use crate::disk::Limits;
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_that_is_a_circle_ends() {
+    fn a_loop_of_extended_boot_records_ends() {
         let mut disk = vec![0; 64 * 512];
         entry(&mut disk, 0, 0, 0x83, 1, 9);
         entry(&mut disk, 0, 1, 0x0f, 10, 50);
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_table() {
+    fn a_disk_without_a_valid_table_is_one_volume() {
         let mut disk = vec![0; 64 * 512];
         let whole = vec![0..disk.len() as u64];
         assert_eq!(partitions(&disk), whole);

@@ -1,27 +1,28 @@
-//! Where file systems may lie on a disk.
+//! Partition tables: the byte ranges of a disk that can contain a file system.
 //!
-//! A GUID partition table, if the MBR announces one; else the file system on the whole disk; else the MBR's own
-//! partitions. What a table says of the type of a partition does not count: what is in it is looked at. The blocks of
-//! the tables are claimed as metadata.
+//! The partitions are those of the GUID partition table, if the MBR has a protective entry. Otherwise, a file
+//! system on the whole disk takes precedence over the partitions of the MBR. Partition types are ignored: the
+//! content of each partition is examined. The blocks of the tables are claimed as metadata.
 
 mod gpt;
 mod mbr;
 
 use std::ops::Range;
 
+#[cfg(feature = "fuzzing")]
 pub(crate) use gpt::seal as seal_gpt;
 
 use crate::disk::{Disk, Result, Tolerate};
 use crate::magic;
 
-/// More partitions are not looked at.
+/// Maximum number of partitions.
 const MAX_PARTITIONS: usize = 512;
 
-/// Byte ranges of the disk that may hold a file system each.
+/// Returns the byte ranges of the disk that can contain a file system.
 pub(crate) fn find(disk: &mut Disk) -> Result<Vec<Range<u64>>> {
     let whole = 0..disk.size();
     let mut head = vec![0; magic::HEAD.min(usize::try_from(disk.size()).unwrap_or(magic::HEAD))];
-    // A disk whose first sector cannot be read may have the copy of its table.
+    // If the first sector is unreadable, the second copy of a GPT may be valid.
     let readable = disk.read(0, &mut head).tolerate()?.is_some();
     let table = mbr::Table::parse(&head, disk.size());
     if !readable || table.as_ref().is_none_or(mbr::Table::announces_gpt) {
@@ -30,8 +31,8 @@ pub(crate) fn find(disk: &mut Disk) -> Result<Vec<Range<u64>>> {
         }
         return Ok(vec![whole]);
     }
-    // A boot sector of NTFS ends as an MBR does, and its code may look like a partition table. In ext and swap there
-    // is room for a real MBR, and then an old superblock may have been left behind it.
+    // An NTFS boot sector has the signature of an MBR, and its code may look like a partition table. In ext
+    // and swap, the first sector is unused, so there can be a valid MBR in front of a stale superblock.
     let first = magic::file_system(&head);
     match table {
         Some(table) if table.is_used() && !matches!(first, Some(magic::Kind::Ntfs | magic::Kind::Xfs)) => {

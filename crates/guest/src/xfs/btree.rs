@@ -1,23 +1,23 @@
-//! The B+trees of XFS: those of a group, whose pointers are places in it, and those of an inode's fork, whose
-//! pointers are numbers of the volume.
+//! The B+trees of XFS: short-format trees of an allocation group, whose pointers are block numbers in the
+//! group, and long-format trees of an inode fork, whose pointers are block numbers of the file system.
 
 use super::superblock::Superblock;
-use super::{Class, Result, Tolerate, Volume, sane};
+use super::{Class, Result, Tolerate, Volume, ensure};
 use crate::bytes::{be16, be32, be64};
 use crate::disk::Fault;
 
-/// Higher than any tree of a full volume.
+/// Maximum level of a tree, higher than that of any valid tree.
 pub(super) const MAX_LEVEL: u16 = 12;
 
-/// How the blocks of a kind of tree look.
+/// The block format of a type of tree.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
-    /// Magic numbers in version 4, and in version 5.
+    /// Magic numbers in version 4 and in version 5.
     pub magic: [&'static [u8; 4]; 2],
-    /// Bytes of a key in a node, and of a record in a leaf.
+    /// Length of a key in a node, and of a record in a leaf.
     pub key: usize,
     pub record: usize,
-    /// The group of trees of groups; none for trees of forks.
+    /// The allocation group of a short-format tree; `None` for a long-format tree.
     pub group: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ impl Shape {
         if self.group.is_some() { 4 } else { 8 }
     }
 
-    fn place(&self, s: &Superblock, pointer: u64) -> Option<u64> {
+    fn offset_of(&self, s: &Superblock, pointer: u64) -> Option<u64> {
         match self.group {
             Some(group) => {
                 (pointer != 0 && pointer < s.blocks_of(group)).then(|| s.bytes_in_group(group, pointer))
@@ -45,8 +45,8 @@ impl Shape {
     }
 }
 
-/// Claims the blocks of the tree at `pointer`, of level `level`, and hands the records of each leaf to `leaf`. Each
-/// level is one lower than the one above, so this ends; a block that is no part of such a tree is left out.
+/// Claims the blocks of the tree at `pointer` with level `level`, and passes the records of each leaf to
+/// `leaf`. The recursion ends because the level must decrease by one per block. Skips invalid blocks.
 pub(super) fn walk(
     volume: &mut Volume,
     s: &Superblock,
@@ -55,11 +55,11 @@ pub(super) fn walk(
     leaf: &mut dyn FnMut(&mut Volume, &[u8]) -> Result<()>,
 ) -> Result<()> {
     volume.disk.work(1)?;
-    let place = shape.place(s, pointer).ok_or(Fault::Bad)?;
-    let block = volume.read_vec(place, s.block as usize)?;
+    let offset = shape.offset_of(s, pointer).ok_or(Fault::Invalid)?;
+    let block = volume.read_vec(offset, s.block as usize)?;
     let magic = shape.magic[usize::from(s.is_v5)];
-    sane(block.starts_with(magic) && be16(&block, 4) == Some(level) && level <= MAX_LEVEL)?;
-    volume.claim(place, s.block, Class::Metadata);
+    ensure(block.starts_with(magic) && be16(&block, 4) == Some(level) && level <= MAX_LEVEL)?;
+    volume.claim(offset, s.block, Class::Metadata);
     let count = usize::from(be16(&block, 6).unwrap_or(0));
     let body = block.get(shape.header(s)..).unwrap_or_default();
     if level == 0 {
@@ -72,7 +72,7 @@ pub(super) fn walk(
     Ok(())
 }
 
-/// The pointers of a node: behind as many keys as there is room for.
+/// Returns the pointers of a node. They are after the space for the maximum number of keys.
 pub(super) fn pointers(body: &[u8], shape: Shape, count: usize) -> impl Iterator<Item = u64> + '_ {
     let width = shape.pointer();
     let room = body.len() / (shape.key + width);

@@ -1,4 +1,4 @@
-//! Directories: in the inode, or in blocks. The hash tables behind the blocks are not needed.
+//! Directories: short form in the inode, or data blocks. The hash tables are not needed.
 
 use super::inode::{Inode, Kind};
 use super::superblock::Superblock;
@@ -7,31 +7,31 @@ use crate::bytes::{be16, be32, be64};
 use crate::disk::Fault;
 use crate::linux::{EachEntry, Entry};
 
-/// Larger directories are not walked to their end.
+/// Maximum bytes read of a directory.
 const MAX_BYTES: u64 = 64 << 20;
-/// Where hash tables begin.
+/// Logical offset at which the leaf blocks (hash tables) begin.
 const TABLES: u64 = 32 << 30;
 const TYPE_UNKNOWN: u8 = 0;
 const TYPE_DIRECTORY: u8 = 2;
 
-/// Hands on the entries of the directory with this inode.
+/// Passes the entries of a directory to `each`.
 pub(super) fn list(volume: &mut Volume, s: &Superblock, inode: u64, each: &mut EachEntry) -> Result<()> {
-    let at = s.bytes_of_inode(inode).ok_or(Fault::Bad)?;
+    let at = s.bytes_of_inode(inode).ok_or(Fault::Invalid)?;
     let bytes = volume.read_vec(at, s.inode as usize)?;
-    let inode = Inode::parse(&bytes).filter(|inode| inode.kind == Kind::Directory).ok_or(Fault::Bad)?;
+    let inode = Inode::parse(&bytes).filter(|inode| inode.kind == Kind::Directory).ok_or(Fault::Invalid)?;
     if let Some(local) = inode.local() {
-        return short(volume, local, s.has_types, each);
+        return short_form(volume, local, s.has_types, each);
     }
     let mut left = MAX_BYTES;
-    for piece in inode.pieces(volume, s)?.0.into_iter().filter(|piece| piece.logical < TABLES) {
-        // A block of a directory may be more than one of the volume; they lie together but for broken ones.
-        for offset in (0..piece.len.min(left)).step_by(s.directory_block as usize) {
-            let at = piece.physical + offset;
+    for extent in inode.extents(volume, s)?.0.into_iter().filter(|extent| extent.logical < TABLES) {
+        // A directory block can have several file system blocks, which are assumed to be contiguous.
+        for offset in (0..extent.len.min(left)).step_by(s.directory_block as usize) {
+            let at = extent.physical + offset;
             if let Some(block) = volume.read_vec(at, s.directory_block as usize).tolerate()? {
-                long(volume, &block, s, each)?;
+                data_block(volume, &block, s, each)?;
             }
         }
-        left = left.saturating_sub(piece.len);
+        left = left.saturating_sub(extent.len);
     }
     Ok(())
 }
@@ -41,8 +41,8 @@ fn entry(name: &[u8], inode: u64, kind: Option<u8>) -> Entry<'_> {
     Entry { name, inode, maybe_directory }
 }
 
-/// A directory in an inode: numbers are as short as all of them allow.
-fn short(volume: &mut Volume, bytes: &[u8], has_types: bool, each: &mut EachEntry) -> Result<()> {
+/// Parses a short-form directory. All its inode numbers have 4 bytes, or all have 8.
+fn short_form(volume: &mut Volume, bytes: &[u8], has_types: bool, each: &mut EachEntry) -> Result<()> {
     let [count, wide, ..] = *bytes else { return Ok(()) };
     let width = if wide == 0 { 4 } else { 8 };
     let mut rest = bytes.get(2 + width..).unwrap_or_default();
@@ -58,13 +58,13 @@ fn short(volume: &mut Volume, bytes: &[u8], has_types: bool, each: &mut EachEntr
     Ok(())
 }
 
-/// A block of a directory, up to the first entry that makes no sense.
-fn long(volume: &mut Volume, block: &[u8], s: &Superblock, each: &mut EachEntry) -> Result<()> {
+/// Parses a directory data block, up to the first invalid entry.
+fn data_block(volume: &mut Volume, block: &[u8], s: &Superblock, each: &mut EachEntry) -> Result<()> {
     const UNUSED: u16 = 0xffff;
     let header = if s.is_v5 { 64 } else { 16 };
     let end = match block.get(..4) {
         Some(b"XD2D" | b"XDD3") => block.len(),
-        // The only block: the hash table is at its end, and its length behind it.
+        // Block form, a single block: the hash table and its length are at the end.
         Some(b"XD2B" | b"XDB3") => {
             let table = be32(block, block.len() - 8).map_or(0, |count| count as usize * 8 + 8);
             block.len().saturating_sub(table)

@@ -1,16 +1,16 @@
-//! Inodes, and where the blocks of their two forks lie: in a list in the inode, or in a tree.
+//! Inodes and the block maps of their data and attribute forks: extent lists in the inode, or B+trees.
 
 use super::btree::{self, MAX_LEVEL, Shape};
 use super::superblock::Superblock;
 use super::{Result, Volume};
 use crate::bytes::{be16, be32, be64};
-use crate::linux::{Piece, Pieces};
+use crate::linux::{Extent, ExtentList};
 
 const FORK: Shape = Shape { magic: [b"BMAP", b"BMA3"], key: 8, record: 16, group: None };
 const FLAG_REALTIME: u16 = 1;
 const FLAG2_LARGE_COUNTS: u64 = 0x10;
 
-/// What an inode is of.
+/// The file type of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     File,
@@ -18,16 +18,16 @@ pub(super) enum Kind {
     Other,
 }
 
-/// What stands in a fork.
+/// The content of a fork.
 #[derive(Debug)]
 enum Fork {
-    /// Nothing, or what is of no interest here.
+    /// No block map.
     Empty,
-    /// The content itself.
+    /// Local format: the data itself.
     Local(Vec<u8>),
-    /// So many extents.
+    /// Extent format: the extent records and their number.
     Extents(Vec<u8>, u64),
-    /// The root of a tree.
+    /// B+tree format: the root of the tree.
     Tree(Vec<u8>),
 }
 
@@ -75,7 +75,7 @@ impl Inode {
         })
     }
 
-    /// The content, where it is in the inode itself.
+    /// Returns the content if it is stored in the inode.
     pub fn local(&self) -> Option<&[u8]> {
         match &self.data {
             Fork::Local(bytes) => Some(bytes),
@@ -83,14 +83,14 @@ impl Inode {
         }
     }
 
-    /// Where its content lies. The blocks that say so are claimed as metadata.
-    pub fn pieces(&self, volume: &mut Volume, s: &Superblock) -> Result<Pieces> {
-        self.data.pieces(volume, s)
+    /// Returns the extents of the data fork. Claims the blocks of its B+tree as metadata.
+    pub fn extents(&self, volume: &mut Volume, s: &Superblock) -> Result<ExtentList> {
+        self.data.extents(volume, s)
     }
 
-    /// Where its extended attributes lie.
-    pub fn attribute_pieces(&self, volume: &mut Volume, s: &Superblock) -> Result<Pieces> {
-        self.attributes.pieces(volume, s)
+    /// Returns the extents of the attribute fork. Claims the blocks of its B+tree as metadata.
+    pub fn attribute_extents(&self, volume: &mut Volume, s: &Superblock) -> Result<ExtentList> {
+        self.attributes.extents(volume, s)
     }
 }
 
@@ -104,24 +104,24 @@ fn fork(format: u8, bytes: &[u8], count: u64) -> Fork {
 }
 
 impl Fork {
-    fn pieces(&self, volume: &mut Volume, s: &Superblock) -> Result<Pieces> {
-        let mut pieces = Pieces::default();
+    fn extents(&self, volume: &mut Volume, s: &Superblock) -> Result<ExtentList> {
+        let mut extents = ExtentList::default();
         match self {
             Fork::Empty | Fork::Local(_) => (),
             Fork::Extents(bytes, count) => {
                 for record in bytes.chunks_exact(16).take(usize::try_from(*count).unwrap_or(usize::MAX)) {
                     volume.disk.work(1)?;
-                    add(volume, s, record, &mut pieces);
+                    add(volume, s, record, &mut extents);
                 }
             }
-            Fork::Tree(bytes) => self::tree(volume, s, bytes, &mut pieces)?,
+            Fork::Tree(bytes) => self::tree(volume, s, bytes, &mut extents)?,
         }
-        Ok(pieces)
+        Ok(extents)
     }
 }
 
-/// The tree whose root stands in the inode.
-fn tree(volume: &mut Volume, s: &Superblock, root: &[u8], pieces: &mut Pieces) -> Result<()> {
+/// Walks the B+tree whose root is in the inode.
+fn tree(volume: &mut Volume, s: &Superblock, root: &[u8], extents: &mut ExtentList) -> Result<()> {
     let (Some(level), Some(count)) = (be16(root, 0), be16(root, 2)) else { return Ok(()) };
     if level == 0 || level > MAX_LEVEL {
         return Ok(());
@@ -129,7 +129,7 @@ fn tree(volume: &mut Volume, s: &Superblock, root: &[u8], pieces: &mut Pieces) -
     let mut leaf = |volume: &mut Volume, records: &[u8]| {
         for record in records.chunks_exact(16) {
             volume.disk.work(1)?;
-            add(volume, s, record, pieces);
+            add(volume, s, record, extents);
         }
         Ok(())
     };
@@ -140,14 +140,14 @@ fn tree(volume: &mut Volume, s: &Superblock, root: &[u8], pieces: &mut Pieces) -
     Ok(())
 }
 
-/// An extent: a flag, 54 bits of its place in the file, 52 of its number on the volume, 21 of its length.
-fn add(volume: &mut Volume, s: &Superblock, record: &[u8], pieces: &mut Pieces) {
+/// Decodes an extent record: a flag, 54 bits of logical offset, 52 bits of block number, 21 bits of length.
+fn add(volume: &mut Volume, s: &Superblock, record: &[u8], extents: &mut ExtentList) {
     let (Some(high), Some(low)) = (be64(record, 0), be64(record, 8)) else { return };
     let logical = high << 1 >> 10;
     let number = (high & 0x1ff) << 43 | low >> 21;
     let count = low & ((1 << 21) - 1);
     if let Some(physical) = s.bytes_of(number, count) {
         let (logical, len) = (logical.saturating_mul(s.block), count * s.block);
-        pieces.push(volume.disk, Piece { logical, physical, len });
+        extents.push(volume.disk, Extent { logical, physical, len });
     }
 }

@@ -1,11 +1,11 @@
 //! XFS.
 //!
-//! The volume is made of allocation groups. Each begins with four headers, from which B+trees are reached: of free
-//! extents, of inodes, of owners and of shared extents. The trees and the chunks of inodes are metadata, and so are
-//! the log and what inodes need to know where their blocks lie. A file is temporary if its path says so, for which
-//! only the directories are walked that could hold one.
+//! The volume consists of allocation groups (AG). Each begins with four headers, which contain the roots of
+//! B+trees: free extents, inodes, reverse mappings and reference counts. The trees, the inode chunks, the log
+//! and the block maps of inodes are metadata. Whether a file is temporary depends on its path; only
+//! directories that can contain temporary files are walked.
 //!
-//! The log is not replayed: what was changed in the last seconds may be seen as it was before.
+//! The log is not replayed, so changes of the last seconds may be missing.
 
 mod btree;
 mod directory;
@@ -14,17 +14,17 @@ mod inode;
 mod superblock;
 
 use crate::class::Class;
-use crate::disk::{Result, Tolerate, Volume, sane};
+use crate::disk::{Result, Tolerate, Volume, ensure};
 use crate::linux;
 use crate::paths::Patterns;
 use group::Chunk;
 use inode::{Inode, Kind};
 use superblock::Superblock;
 
-/// Inodes of a chunk, which are read at once.
+/// Inodes per chunk. A chunk is read at once.
 const CHUNK: u64 = 64;
 
-/// Finds what an XFS volume holds. `Bad` where it is none.
+/// Scans an XFS volume. Returns `Invalid` if it is none.
 pub(crate) fn scan(volume: &mut Volume, patterns: &Patterns) -> Result<()> {
     let s = Superblock::read(volume)?;
     if let Some(at) = s.bytes_of(s.log_start, s.log_blocks) {
@@ -54,22 +54,22 @@ fn claim_inode(
     inode: &Inode,
     temporary: &linux::TemporaryFiles,
 ) -> Result<()> {
-    inode.attribute_pieces(volume, s)?.claim(volume, Class::Metadata);
-    let mut pieces = inode.pieces(volume, s)?;
+    inode.attribute_extents(volume, s)?.claim(volume, Class::Metadata);
+    let mut extents = inode.extents(volume, s)?;
     match inode.kind {
-        // In the realtime section other numbers count; it is on another disk anyway.
+        // Block numbers of realtime files refer to the realtime device, which is another disk.
         _ if inode.is_realtime => (),
-        _ if s.reserved_inodes.contains(&number) => pieces.claim(volume, Class::Metadata),
-        Kind::Directory => pieces.claim(volume, Class::Metadata),
-        Kind::File if temporary.has(number, inode.links) => pieces.claim(volume, Class::Temporary),
-        Kind::File => pieces.claim_by_content(volume, inode.size)?,
+        _ if s.reserved_inodes.contains(&number) => extents.claim(volume, Class::Metadata),
+        Kind::Directory => extents.claim(volume, Class::Metadata),
+        Kind::File if temporary.has(number, inode.links) => extents.claim(volume, Class::Temporary),
+        Kind::File => extents.claim_by_content(volume, inode.size)?,
         Kind::Other => (),
     }
     Ok(())
 }
 
-/// Claims the chunk of inodes that begins at `first` in its group, but for the parts that are absent, and hands each
-/// inode in use to `each`.
+/// Claims the present parts of the inode chunk that begins at `first` in its group, and passes each inode in
+/// use to `each`.
 fn sweep(
     volume: &mut Volume,
     s: &Superblock,
@@ -80,8 +80,8 @@ fn sweep(
     let size = s.inode;
     let start = s.bytes_in_group(group, 0).saturating_add(first.saturating_mul(size));
     let end_of_group = s.bytes_in_group(group, s.blocks_of(group));
-    sane(start < end_of_group)?;
-    // Parts that are absent are whole multiples of four inodes.
+    ensure(start < end_of_group)?;
+    // Absent parts are multiples of four inodes.
     for at in (0..CHUNK).step_by(4) {
         if absent >> at & 1 == 0 {
             volume.claim(start + at * size, 4 * size, Class::Metadata);

@@ -1,21 +1,22 @@
-//! The superblock, and how it numbers blocks and inodes: the group in the high bits, the place in it in the low ones.
+//! The superblock, and the numbering of blocks and inodes: the group number is in the high bits, the number
+//! within the group in the low bits.
 
-use super::{Result, Volume, sane};
+use super::{Result, Volume, ensure};
 use crate::bytes::{be16, be32, be64};
 use crate::disk::Fault;
 
-/// Of a volume of a petabyte; more are not looked at.
+/// Maximum number of groups, that of a volume of a petabyte.
 const MAX_GROUPS: u64 = 1 << 20;
-/// The format knows none that are larger.
+/// Maximum inode size of the format.
 const MAX_INODE: u64 = 2048;
 const FEATURE2_FTYPE: u32 = 0x200;
 const INCOMPAT_FTYPE: u32 = 1;
 const INCOMPAT_SPARSE_INODES: u32 = 2;
 
-/// What the superblock says, checked.
+/// The validated superblock.
 #[derive(Debug)]
 pub(super) struct Superblock {
-    /// Bytes of a block, a sector, an inode, a block of a directory.
+    /// Sizes in bytes of a block, a sector, an inode and a directory block.
     pub block: u64,
     pub sector: u64,
     pub inode: u64,
@@ -28,9 +29,9 @@ pub(super) struct Superblock {
     pub log_start: u64,
     pub log_blocks: u64,
     pub root: u64,
-    /// Bitmap and summary of the realtime section, and the three quotas.
+    /// Realtime bitmap and summary; user, group and project quota.
     pub reserved_inodes: [u64; 5],
-    /// Version 5: metadata describes itself, so its headers are longer.
+    /// Version 5: self-describing metadata, which has longer headers.
     pub is_v5: bool,
     pub has_types: bool,
     pub has_sparse_inodes: bool,
@@ -39,29 +40,29 @@ pub(super) struct Superblock {
 impl Superblock {
     pub fn read(volume: &mut Volume) -> Result<Superblock> {
         let bytes = volume.read_vec(0, 512)?;
-        let s = parse(&bytes).ok_or(Fault::Bad)?;
+        let s = parse(&bytes).ok_or(Fault::Invalid)?;
         let is_size = |n: u64, least| n.is_power_of_two() && (least..=65536).contains(&n);
-        sane(
+        ensure(
             is_size(s.block, 512) && is_size(s.sector, 512) && is_size(s.inode, 256) && s.inode <= MAX_INODE,
         )?;
-        sane(is_size(s.directory_block, s.block) && s.inode <= s.block)?;
-        sane((1..=MAX_GROUPS).contains(&s.groups) && s.group_bits < 32 && s.inode_bits < 16)?;
-        sane(s.group_blocks >= 64 && s.group_blocks <= 1 << s.group_bits)?;
-        sane(s.blocks <= volume.len() / s.block && s.groups == s.blocks.div_ceil(s.group_blocks))?;
+        ensure(is_size(s.directory_block, s.block) && s.inode <= s.block)?;
+        ensure((1..=MAX_GROUPS).contains(&s.groups) && s.group_bits < 32 && s.inode_bits < 16)?;
+        ensure(s.group_blocks >= 64 && s.group_blocks <= 1 << s.group_bits)?;
+        ensure(s.blocks <= volume.len() / s.block && s.groups == s.blocks.div_ceil(s.group_blocks))?;
         Ok(s)
     }
 
-    /// Blocks of a group; the last one may be shorter.
+    /// Returns the number of blocks of a group; the last group can be shorter.
     pub fn blocks_of(&self, group: u64) -> u64 {
         self.group_blocks.min(self.blocks.saturating_sub(group * self.group_blocks))
     }
 
-    /// Where a block of a group lies on the volume.
+    /// Returns the offset of a block of a group on the volume.
     pub fn bytes_in_group(&self, group: u64, block: u64) -> u64 {
         (group * self.group_blocks).saturating_add(block).saturating_mul(self.block)
     }
 
-    /// Where `count` blocks from the one with this number on lie; none where there are no such blocks.
+    /// Returns the offset of `count` blocks from block `number`; `None` if they are out of range.
     pub fn bytes_of(&self, number: u64, count: u64) -> Option<u64> {
         let (group, block) = (number >> self.group_bits, number & ((1 << self.group_bits) - 1));
         let fits = group < self.groups && block.checked_add(count)? <= self.blocks_of(group);
@@ -72,7 +73,7 @@ impl Superblock {
         group << (self.group_bits + self.inode_bits) | within
     }
 
-    /// Where an inode lies.
+    /// Returns the offset of an inode; `None` if the number is out of range.
     pub fn bytes_of_inode(&self, number: u64) -> Option<u64> {
         let block = self.bytes_of(number >> self.inode_bits, 1)?;
         Some(block + (number & ((1 << self.inode_bits) - 1)) * self.inode)

@@ -1,4 +1,4 @@
-//! ext: one group, blocks of 1024 bytes, of which inodes have 256 bytes each.
+//! ext: one group, blocks of 1024 bytes, inodes of 256 bytes.
 
 use super::put;
 
@@ -15,7 +15,7 @@ fn word(disk: &mut [u8], at: usize, value: u32) {
     put(disk, at, &value.to_le_bytes());
 }
 
-/// A volume with an empty root.
+/// A volume with an empty root directory.
 pub fn empty() -> Vec<u8> {
     let mut disk = vec![0; BLOCKS * BLOCK];
     let fields =
@@ -29,7 +29,7 @@ pub fn empty() -> Vec<u8> {
     disk
 }
 
-/// An inode in use, with the root of a tree of extents: so many levels below it, and these entries.
+/// Writes an inode in use, with the root of an extent tree of this depth and with these entries.
 fn inode(disk: &mut [u8], number: usize, mode: u16, depth: u16, entries: &[[u8; 12]]) {
     let at = TABLE * BLOCK + (number - 1) * 256;
     put(disk, at, &mode.to_le_bytes());
@@ -60,8 +60,9 @@ fn pointer(block: u32) -> [u8; 12] {
     entry
 }
 
-/// A file whose tree has the same block again and again on each level, and so more pieces than the volume has blocks.
-pub fn pieces() -> Vec<u8> {
+/// A file whose extent tree references the same block repeatedly on each level, so that it has more extents
+/// than the volume has blocks.
+pub fn extents() -> Vec<u8> {
     let mut disk = empty();
     let below: Vec<_> = (0..84).map(|i| extent(i * 2, 1, 2000 + i * 2)).collect();
     let first = FREE_FOR_USE as u32;
@@ -72,7 +73,7 @@ pub fn pieces() -> Vec<u8> {
     disk
 }
 
-/// Files whose trees have the same few blocks on each level, each named by every entry of the level above.
+/// Files whose extent trees share one block per level, which every entry of the level above references.
 pub fn repeated_blocks() -> Vec<u8> {
     let mut disk = empty();
     let first = FREE_FOR_USE as u32;
@@ -87,7 +88,8 @@ pub fn repeated_blocks() -> Vec<u8> {
     disk
 }
 
-/// `/tmp` full of names, each of another inode. With `names_overlap` the same bytes are the names of many entries.
+/// A large `/tmp` in which each entry has a different inode. With `names_overlap`, the names of entries
+/// overlap.
 pub fn names(names_overlap: bool) -> Vec<u8> {
     let mut disk = empty();
     let first = FREE_FOR_USE as u32;
@@ -104,7 +106,7 @@ pub fn names(names_overlap: bool) -> Vec<u8> {
     disk
 }
 
-/// Many groups that have the same bitmap, in which two blocks are free and two are not.
+/// Several groups with the same bitmap, which has two free and two used blocks in turns.
 pub fn claims() -> Vec<u8> {
     const GROUPS: usize = 8;
     let mut disk = empty();
@@ -115,7 +117,7 @@ pub fn claims() -> Vec<u8> {
     disk
 }
 
-/// Clusters so large that their size does not fit.
+/// Volumes with all cluster sizes, up to sizes that overflow.
 pub fn clusters() -> Vec<Vec<u8>> {
     let of = |log_cluster| {
         let mut disk = empty();

@@ -1,4 +1,4 @@
-//! NTFS: clusters and records of 1024 bytes.
+//! NTFS: clusters and file records of 1024 bytes.
 
 use super::put;
 
@@ -7,10 +7,10 @@ const MFT: usize = 4;
 const FIRST_USER: u32 = 24;
 const ROOT: u32 = 5;
 
-/// The volume with these records.
+/// A volume under construction.
 struct Volume {
     disk: Vec<u8>,
-    /// Where the last attribute of each record begins and ends.
+    /// Start and end of the last attribute of each record.
     used: Vec<(usize, usize)>,
 }
 
@@ -30,12 +30,12 @@ impl Volume {
         volume
     }
 
-    /// A record in use, which belongs to another one if there is a `base`.
+    /// Writes a record in use: an extension record if it has a `base`.
     fn record(&mut self, number: usize, base: Option<u32>) {
         let at = (MFT + number) * RECORD;
         let record = &mut self.disk[at..at + RECORD];
         put(record, 0, b"FILE\x30\0\x03\0");
-        // Fixups are all zeroes, and so are the ends of the sectors.
+        // The fixups and the ends of the sectors are zero.
         (record[16], record[20], record[22]) = (1, 56, 1);
         put(record, 24, &(RECORD as u32).to_le_bytes());
         put(record, 32, &base.map_or(0, |base| 1 << 48 | u64::from(base)).to_le_bytes());
@@ -45,7 +45,7 @@ impl Volume {
     fn attribute(&mut self, number: usize, attribute: &[u8]) {
         let (last, used) = self.used[number];
         let record = &mut self.disk[(MFT + number) * RECORD..][..RECORD];
-        // Nothing may stand at the end of a sector, where fixups are: what stands in front of it gets longer instead.
+        // The end of a sector is reserved for the fixup: extend the previous attribute across it instead.
         let crosses = used < 510 && used + attribute.len() + 4 > 510;
         let at = if crosses { 512 } else { used };
         if crosses {
@@ -84,7 +84,7 @@ impl Volume {
     }
 }
 
-/// Runs: a length, and the distance from the run before; none for a hole.
+/// Encodes runs: a length, and the distance from the previous run, or `None` for a sparse run.
 fn pairs(runs: &[(u32, Option<i32>)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (len, distance) in runs {
@@ -96,8 +96,8 @@ fn pairs(runs: &[(u32, Option<i32>)]) -> Vec<u8> {
     bytes
 }
 
-/// One file of as many records as a list of attributes can name, each with as many runs as fit. `number` 0 is the
-/// master file table itself.
+/// A file with as many extension records as an attribute list can reference, each with the maximum number of
+/// runs. `number` 0 is the MFT itself.
 pub fn records(number: u32) -> Vec<u8> {
     const COUNT: u32 = 8000;
     let mut list = Vec::new();
@@ -110,17 +110,17 @@ pub fn records(number: u32) -> Vec<u8> {
     let clusters = list.len().div_ceil(RECORD);
     let records = (FIRST_USER + COUNT) as usize;
     let mut volume = Volume::new(records, clusters);
-    let place = MFT + records;
-    put(&mut volume.disk[place * RECORD..], 0, &list);
-    let run = pairs(&[(clusters as u32, Some(place as i32))]);
+    let lcn = MFT + records;
+    put(&mut volume.disk[lcn * RECORD..], 0, &list);
+    let run = pairs(&[(clusters as u32, Some(lcn as i32))]);
     volume.clusters(number as usize, 0x20, 0, list.len() as u64, &run);
-    // One byte of length and one of distance: 3 bytes for a run of 32 in memory.
+    // One byte of length and one of distance: 3 bytes on disk for a run that needs 32 bytes of memory.
     let mut runs = [[0x11, 1, 0]; 120].concat();
     runs[2] = 1;
     runs.push(0);
     for other in FIRST_USER + 1..FIRST_USER + COUNT {
         volume.record(other as usize, Some(number));
-        // One list in each half of the record.
+        // One attribute in each half of the record.
         for part in 0..2 {
             volume.clusters(other as usize, 0x80, 1 << 30 | u64::from(other) << 9 | part << 8, 0, &runs);
         }
@@ -128,8 +128,8 @@ pub fn records(number: u32) -> Vec<u8> {
     volume.disk
 }
 
-/// Directories in each other, all with long names, below one where all is temporary; and files that stand in the
-/// last two of them by turns, so that the way to each has to be followed.
+/// Nested directories with long names, below a temporary one. Files are in the last two directories in turns,
+/// so that the path of each file has to be resolved again.
 pub fn paths(depth: u32, files: u32) -> Vec<u8> {
     let mut volume = Volume::new((FIRST_USER + depth + files) as usize, 0);
     let long = "x".repeat(100);
@@ -148,7 +148,7 @@ pub fn paths(depth: u32, files: u32) -> Vec<u8> {
     volume.disk
 }
 
-/// A master file table with a hole behind its records, which is longer than can be written down in bytes.
+/// An MFT with a sparse run after its records, whose length in bytes overflows.
 pub fn hole() -> Vec<u8> {
     let mut volume = Volume::new(40, 0);
     let hole = [0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x0f, 0];
@@ -160,7 +160,7 @@ pub fn hole() -> Vec<u8> {
     volume.disk
 }
 
-/// A master file table whose runs are the same clusters again and again.
+/// An MFT whose runs repeat the same clusters.
 pub fn repeated_table() -> Vec<u8> {
     const CLUSTERS: u16 = 1900;
     let mut volume = Volume::new(40, CLUSTERS.into());

@@ -9,7 +9,8 @@ const INODES: usize = 8;
 const TREE: usize = 100;
 const FILE: u16 = 0x8000;
 
-/// A volume with one chunk of inodes, the first of which is a file with a fork in this format and of so many extents.
+/// A volume with one inode chunk. Its first inode is a file with a data fork of this format and number of
+/// extents.
 fn with_file(format: u8, extents: u32, fork: &[u8]) -> Vec<u8> {
     let mut disk = vec![0; BLOCKS as usize * BLOCK];
     put(&mut disk, 0, b"XFSB");
@@ -42,7 +43,7 @@ fn extent(logical: u64, physical: u64, len: u64) -> [u8; 16] {
     (u128::from(logical) << 73 | u128::from(physical) << 21 | u128::from(len)).to_be_bytes()
 }
 
-/// A block of a tree: keys that nobody reads, and the same pointer in all of it.
+/// Writes a node of a B+tree: unused keys, and the same pointer in all entries.
 fn node(disk: &mut [u8], block: usize, level: u8, below: usize) {
     let at = block * BLOCK;
     put(disk, at, b"BMAP\0\0\0\x3e");
@@ -50,8 +51,8 @@ fn node(disk: &mut [u8], block: usize, level: u8, below: usize) {
     (0..62).for_each(|i| put(disk, at + 24 + 62 * 8 + i * 8, &(below as u64).to_be_bytes()));
 }
 
-/// A file whose tree has the same block again and again on each level.
-pub fn pieces() -> Vec<u8> {
+/// A file whose B+tree references the same block repeatedly on each level.
+pub fn extents() -> Vec<u8> {
     let mut root = [0; 156];
     (root[1], root[3]) = (3, 9);
     (0..9).for_each(|i| put(&mut root, 4 + 9 * 8 + i * 8, &(TREE as u64 + 2).to_be_bytes()));
@@ -65,9 +66,9 @@ pub fn pieces() -> Vec<u8> {
     disk
 }
 
-/// Extents that are neighbours on the volume, at the end of the largest file that can be written down; and a swap
-/// area in front, so that they are looked at.
-pub fn far_places() -> Vec<u8> {
+/// Adjacent extents at the maximum logical offset. The file begins with a swap header, so that its extents
+/// are evaluated.
+pub fn far_extents() -> Vec<u8> {
     let most = (1 << 54) - 1;
     let extents = [extent(0, 1000, 4), extent(most, 1004, 2), extent(most, 1006, 2), extent(1, 2000, 5)];
     let mut disk = with_file(2, 4, &extents.concat());

@@ -1,5 +1,4 @@
-//! The map against an array with one entry for each block.
-#![allow(clippy::unwrap_used)] // helpers fail as the tests do
+//! Compares the map with an array that has one entry per block.
 
 use forebay_guest::{BLOCK, Class, ClassMap, DecodeError};
 use proptest::prelude::*;
@@ -22,7 +21,7 @@ fn expand(runs: impl Iterator<Item = (std::ops::Range<u64>, Class)>) -> Vec<(u64
 
 proptest! {
     #[test]
-    fn look_ups_runs_and_sums(model in classes(), from in 0_u64..400, len in 0_u64..400) {
+    fn look_ups_runs_and_sums_match_a_reference(model in classes(), from in 0_u64..400, len in 0_u64..400) {
         let map = map_of(&model);
         let naive: Vec<_> = model.iter().enumerate().map(|(i, c)| (i as u64, *c)).collect();
         for (block, class) in &naive {
@@ -41,7 +40,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_and_back(model in classes(), cut in any::<prop::sample::Index>(), flip in any::<prop::sample::Index>()) {
+    fn encoding_round_trips_and_detects_damage(model in classes(), cut in any::<prop::sample::Index>(), flip in any::<prop::sample::Index>()) {
         let map = map_of(&model);
         let bytes = map.encode();
         prop_assert!(bytes.len() <= 28 + 2 * map.len());
@@ -53,13 +52,13 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn decoding_accepts_arbitrary_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         forebay_guest::fuzzing::class_map(&bytes);
     }
 }
 
 #[test]
-fn ranges_are_cut() {
+fn overlapping_ranges_are_clipped() {
     use Class::{Code, Free, Other, Page};
     let map =
         ClassMap::from_ranges(10, [(2..5, Page), (4..6, Code), (3..4, Free), (9..20, Free), (30..31, Page)]);
@@ -70,7 +69,7 @@ fn ranges_are_cut() {
 }
 
 #[test]
-fn the_layout_does_not_change() {
+fn the_stored_layout_is_stable() {
     let map = ClassMap::from_ranges(1000, [(0..1, Class::Metadata), (300..1000, Class::Free)]);
     let bytes = map.encode();
     let runs = [0x0c, 0xd8, 0x12, 0xe5, 0x2b];

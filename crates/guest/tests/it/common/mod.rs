@@ -1,8 +1,9 @@
-//! What the tests of file systems share: real tools, made-up programs, and the comparison with what tools say.
+//! Shared code of the file system tests: calls of file system tools, synthetic programs, and the comparison
+//! of a scan with the output of the tools.
 //!
-//! A tool that is missing fails the test: `make setup` installs them all. Only what needs root to mount something is
-//! left out without it, and says so.
-// Each test program uses a part, and a helper of a test fails as a test does.
+//! A missing tool fails the test: `make setup` installs all of them. Tests that mount a file system are
+//! skipped with a message if they cannot.
+// Each test program uses only some of these helpers, and an error in a helper fails the test.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::io::Write as _;
@@ -13,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use forebay_guest::{Blocks, Class, Options, ReadError, Scan, scan};
 
-/// Runs a tool and returns what it prints. With `may_fail` a failure is an answer too.
+/// Runs a tool and returns its standard output. With `may_fail`, the tool may exit with an error.
 pub fn output(program: &str, args: &[&str], may_fail: bool) -> Vec<u8> {
     let mut command = Command::new(program);
-    // The tools for file systems stand where only root's shell looks.
+    // File system tools are in directories that only root has in PATH.
     command.env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()));
     let output =
         command.args(args).output().unwrap_or_else(|e| panic!("{program}: {e} (make setup installs it)"));
@@ -35,15 +36,15 @@ pub fn arg(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// An empty image file.
+/// Creates an empty image file.
 pub fn image(dir: &Path, name: &str, bytes: u64) -> PathBuf {
     let path = dir.join(name);
     std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
     path
 }
 
-/// What is missing to mount file systems here, if anything is. Root of a container may have neither the capability
-/// nor the devices.
+/// Returns the privilege or device that is missing to mount file systems. Root in a container may lack the
+/// capability and the devices.
 fn lacks_to_mount(device: &str) -> Option<String> {
     const SYS_ADMIN: u32 = 21;
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -53,59 +54,59 @@ fn lacks_to_mount(device: &str) -> Option<String> {
         return Some("root".to_owned());
     }
     if capabilities >> SYS_ADMIN & 1 == 0 {
-        return Some("the capability CAP_SYS_ADMIN, which a container has to be given".to_owned());
+        return Some("the capability CAP_SYS_ADMIN, which has to be granted to a container".to_owned());
     }
     let opened = std::fs::OpenOptions::new().read(true).write(true).open(device);
     opened.err().map(|error| format!("{device} ({error})"))
 }
 
-/// Says why a test is left out, past what the test harness keeps to itself.
-#[allow(clippy::explicit_write)] // the harness keeps what the macros print
-fn left_out(why: &str) {
+/// Reports why a test is skipped, also if the test harness captures the output.
+#[allow(clippy::explicit_write)] // the harness captures the output of macros only
+fn report_skipped(why: &str) {
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
-    writeln!(std::io::stderr(), "left out: {name}: {why}").unwrap();
+    writeln!(std::io::stderr(), "skipped: {name}: {why}").unwrap();
 }
 
 /// Whether file systems can be mounted here.
 pub fn can_mount(device: &str) -> bool {
     let lacks = lacks_to_mount(device);
     if let Some(lacks) = &lacks {
-        left_out(&format!("mounting needs {lacks}"));
+        report_skipped(&format!("mounting needs {lacks}"));
     }
     lacks.is_none()
 }
 
-/// A mounted file system; no more when it is dropped. A driver in user space writes on when `umount` has returned,
-/// so it is waited for.
+/// A mounted file system, unmounted when dropped. A FUSE driver continues to write after `umount` has
+/// returned, so the driver's exit is awaited.
 pub struct Mounted {
     pub root: tempfile::TempDir,
     driver: Option<Child>,
 }
 
 impl Mounted {
-    /// With the kernel's driver.
+    /// Mounts an image with the kernel's driver.
     pub fn kernel(image: &Path) -> Mounted {
         let root = tempfile::tempdir().unwrap();
         run("mount", &["-o", "loop", arg(image), arg(root.path())]);
         Mounted { root, driver: None }
     }
 
-    /// NTFS with ntfs-3g.
+    /// Mounts an NTFS image with ntfs-3g.
     pub fn ntfs_3g(image: &Path) -> Mounted {
         let root = tempfile::tempdir().unwrap();
         let before = std::fs::metadata(root.path()).unwrap().dev();
         let mut command = Command::new("ntfs-3g");
         command.args(["-o", "no_detach,streams_interface=windows", arg(image), arg(root.path())]);
-        // It complains of what it is used for here, so it is heard only when it fails.
-        let said = tempfile::tempfile().unwrap();
+        // ntfs-3g prints warnings here, so its output is shown only if it fails.
+        let log = tempfile::tempfile().unwrap();
         let mut driver = command
-            .stderr(Stdio::from(said.try_clone().unwrap()))
+            .stderr(Stdio::from(log.try_clone().unwrap()))
             .spawn()
             .unwrap_or_else(|e| panic!("ntfs-3g: {e} (make setup installs it)"));
         while std::fs::metadata(root.path()).unwrap().dev() == before {
             if driver.try_wait().unwrap().is_some() {
-                let mut why = vec![0; said.metadata().unwrap().len() as usize];
-                said.read_exact_at(&mut why, 0).unwrap();
+                let mut why = vec![0; log.metadata().unwrap().len() as usize];
+                log.read_exact_at(&mut why, 0).unwrap();
                 panic!("ntfs-3g does not mount: {}", String::from_utf8_lossy(&why));
             }
             std::thread::sleep(Duration::from_millis(2));
@@ -121,7 +122,7 @@ impl Drop for Mounted {
             command.args(options).arg(self.root.path()).stderr(Stdio::null());
             command.status().is_ok_and(|s| s.success())
         };
-        // A tool that another test starts has this one's open files until it is loaded.
+        // A process that another test forks shares the open files of this process until its exec.
         let deadline = Instant::now() + Duration::from_secs(20);
         let mut unmounted = umount(&[]);
         while !unmounted && Instant::now() < deadline {
@@ -129,20 +130,20 @@ impl Drop for Mounted {
             unmounted = umount(&[]);
         }
         if !unmounted {
-            // Nothing may stay behind in the table of mounts, whoever is still in there.
+            // Remove the mount in any case, even if it is still in use.
             umount(&["-l"]);
         }
         if let Some(mut driver) = self.driver.take() {
-            // It would never end by itself.
+            // The driver of a mounted file system does not end without a kill.
             let _ = if unmounted { Ok(()) } else { driver.kill() };
             let _ = driver.wait();
         }
-        // What is tested then might not be all on the disk.
+        // Without an unmount, data could be missing in the image.
         assert!(unmounted || std::thread::panicking(), "cannot unmount {}", self.root.path().display());
     }
 }
 
-/// Bytes that repeat nowhere, so that no file system makes holes of them.
+/// Pseudo-random bytes, which no file system stores as holes.
 pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -154,7 +155,7 @@ pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     (0..len).map(|_| next()).collect()
 }
 
-/// A PE file as far as its headers go.
+/// Data with the signatures of a PE file.
 pub fn pe(len: usize, seed: u64) -> Vec<u8> {
     let mut file = noise(len, seed);
     file[..2].copy_from_slice(b"MZ");
@@ -163,21 +164,21 @@ pub fn pe(len: usize, seed: u64) -> Vec<u8> {
     file
 }
 
-/// An ELF file as far as its identification goes.
+/// Data with the identification of an ELF file.
 pub fn elf(len: usize, seed: u64) -> Vec<u8> {
     let mut file = noise(len, seed);
     file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
     file
 }
 
-/// Writes a file, and the directories above it.
+/// Writes a file and creates its parent directories.
 pub fn write(root: &Path, path: &str, content: &[u8]) {
     let path = root.join(path);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::fs::write(path, content).unwrap();
 }
 
-/// Files of all kinds, as a guest with Linux has them.
+/// Creates the files of a typical Linux guest, for all classes.
 pub fn linux_tree(root: &Path) {
     for n in 0..12 {
         write(root, &format!("usr/lib/lib{n}.so"), &elf(500 + n * 30_000, n as u64));
@@ -200,7 +201,7 @@ pub fn linux_tree(root: &Path) {
     let swap = root.join("swapfile");
     std::fs::set_permissions(&swap, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     run("mkswap", &[arg(&swap)]);
-    // mkswap leaves the rest as it was, of which the file system would make a hole.
+    // Fills the unused parts of the swap file, which the file system would store as holes.
     let mut content = std::fs::read(&swap).unwrap();
     content[..1024].copy_from_slice(&noise(1024, 27));
     content[2048..4086].copy_from_slice(&noise(2038, 28));
@@ -208,20 +209,20 @@ pub fn linux_tree(root: &Path) {
     std::fs::write(&swap, content).unwrap();
 }
 
-/// A program with a hole behind each block.
-pub fn in_pieces(path: &Path, pieces: u64) {
+/// Creates a program with a hole after each block, so that it has `extents` extents.
+pub fn write_fragmented(path: &Path, extents: u64) {
     let file = std::fs::File::create(path).unwrap();
     file.write_all_at(&elf(4096, 1), 0).unwrap();
-    (1..pieces).for_each(|n| file.write_all_at(&noise(4096, n), n * 8192).unwrap());
+    (1..extents).for_each(|n| file.write_all_at(&noise(4096, n), n * 8192).unwrap());
 }
 
-/// An extended attribute that is too long for an inode.
+/// Sets an extended attribute of `len` bytes.
 pub fn set_attribute(path: &Path, len: usize) {
     let program = format!("import os, sys; os.setxattr(sys.argv[1], 'user.x', b'x' * {len})");
     run("/usr/bin/python3", &["-c", &program, arg(path)]);
 }
 
-/// Whether the kernel can mount such a file system.
+/// Whether the kernel can mount this type of file system.
 pub fn can_mount_kind(kind: &str) -> bool {
     let known =
         || std::fs::read_to_string("/proc/filesystems").unwrap().split_whitespace().any(|w| w == kind);
@@ -233,7 +234,7 @@ pub fn can_mount_kind(kind: &str) -> bool {
         known()
     };
     if !can {
-        left_out(&format!("mounting needs a kernel with {kind}"));
+        report_skipped(&format!("mounting needs a kernel with {kind}"));
     }
     can
 }
@@ -265,7 +266,7 @@ fn complete(disk: &mut dyn Blocks) -> Scan {
     scan
 }
 
-/// What tools say, for each 512 bytes: all classes that claim them.
+/// The expected classes according to the tools: all claims to each sector of 512 bytes.
 pub struct Expected(Vec<Vec<Class>>);
 
 impl Expected {
@@ -278,7 +279,8 @@ impl Expected {
         self.0[first..last].iter_mut().for_each(|parts| parts.push(class));
     }
 
-    /// The documented rule: a block of one class has it; else code goes before metadata before other.
+    /// Resolves the claims by the documented rule: a single class is the result, otherwise code takes
+    /// precedence over metadata, and metadata over other.
     pub fn classes(&self) -> Vec<Class> {
         let class_of = |parts: &[Vec<Class>]| {
             let unclaimed = parts.iter().any(Vec::is_empty).then_some(Class::Other);
@@ -295,7 +297,7 @@ impl Expected {
         self.0.chunks(8).map(class_of).collect()
     }
 
-    /// Every block must have its class.
+    /// Asserts that every block has the expected class.
     pub fn compare(&self, scan: &Scan) {
         let classes = self.classes();
         assert_eq!(scan.map.blocks(), classes.len() as u64);
@@ -307,7 +309,7 @@ impl Expected {
     }
 }
 
-/// Bytes of a class, for the assertion that there were some at all.
+/// Returns the bytes of a class.
 pub fn bytes(scan: &Scan, class: Class) -> u64 {
     scan.map.bytes_per_class()[class as usize]
 }

@@ -1,12 +1,9 @@
-//! The checked-in corpus of every fuzz target, on the stable toolchain: what was found once stays found.
-//! `FOREBAY_WRITE_CORPUS=1 cargo test -p forebay-guest --test corpus` adds the seeds, made by real tools.
-#![allow(clippy::unwrap_used)] // helpers fail as the tests do
-
-mod common;
+//! Runs all fuzz targets with their checked-in corpus on the stable toolchain, as a regression test.
+//! `cargo run -p xtask -- corpora` writes the samples again, by the tools that make file systems.
 
 use std::path::{Path, PathBuf};
 
-use common::*;
+use crate::common::*;
 use forebay_guest::{Class, ClassMap, fuzzing};
 
 fn corpus(target: &str) -> PathBuf {
@@ -22,17 +19,17 @@ fn every_input_of_the_corpus_passes() {
         assert!(!inputs.is_empty(), "the corpus of {name} is empty");
         for path in inputs {
             let bytes = std::fs::read(&path).unwrap();
-            // The name of the input goes ahead of whatever panics.
+            // Catches the panic, to report the name of the input.
             let passed = std::panic::catch_unwind(|| target(&bytes));
             assert!(passed.is_ok(), "{} fails", path.display());
         }
     }
 }
 
-/// Each fuzz target of this crate has its program, and the other way round.
+/// Each fuzz target of this crate has a program in `fuzz/`.
 #[test]
 fn every_target_has_a_program() {
-    let manifest = include_str!("../../../fuzz/Cargo.toml");
+    let manifest = include_str!("../../../../fuzz/Cargo.toml");
     for (name, _) in fuzzing::TARGETS {
         assert!(manifest.contains(&format!("name = \"{name}\"")), "fuzz/Cargo.toml lacks {name}");
         let program = std::fs::read_to_string(corpus("../fuzz_targets").join(format!("{name}.rs"))).unwrap();
@@ -40,9 +37,9 @@ fn every_target_has_a_program() {
     }
 }
 
-/// The seeds are whole disks: a scan finds all that was put there.
+/// The seeds are complete disks: a scan finds all classes.
 #[test]
-fn seeds_are_understood() {
+fn scans_of_the_seeds_find_all_classes() {
     for name in ["ntfs", "ext4", "ext2", "xfs"] {
         let packed = std::fs::read(corpus("guest_disk").join(name)).unwrap();
         let scan = fuzzing::check_scan(&mut fuzzing::SparseDisk::unpack(&packed));
@@ -53,13 +50,21 @@ fn seeds_are_understood() {
     }
 }
 
-fn write_seed(target: &str, name: &str, bytes: &[u8]) {
-    std::fs::create_dir_all(corpus(target)).unwrap();
-    std::fs::write(corpus(target).join(name), bytes).unwrap();
+/// Writes a generated sample, or checks that the stored one is current.
+fn put(target: &str, name: &str, bytes: &[u8]) {
+    let path = corpus(target).join(name);
+    if std::env::var_os("FOREBAY_WRITE_CORPUS").is_some() {
+        std::fs::create_dir_all(corpus(target)).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    } else {
+        let stored = std::fs::read(&path).unwrap_or_default();
+        assert!(stored == bytes, "{} is not current: run 'cargo run -p xtask -- corpora'", path.display());
+    }
 }
 
+/// Not the same in each run, so they are only written.
 #[test]
-fn seeds() {
+fn samples_of_tools() {
     if std::env::var_os("FOREBAY_WRITE_CORPUS").is_none() {
         return;
     }
@@ -68,11 +73,11 @@ fn seeds() {
         let image = image(dir.path(), name, bytes);
         make(&image);
         let mut disk = std::fs::read(&image).unwrap();
-        // A log that was never used is full of ones, which no parser reads.
+        // Clears unused logs, which consist of 0xff bytes and which no parser reads.
         disk.chunks_mut(512).filter(|unit| unit.iter().all(|b| *b == 0xff)).for_each(|unit| unit.fill(0));
         disk
     };
-    let write = |name: &str, disk: &[u8]| write_seed("guest_disk", name, &fuzzing::pack(disk));
+    let write = |name: &str, disk: &[u8]| put("guest_disk", name, &fuzzing::pack(disk));
     let source = dir.path().join("source");
     let mut ntfs = disk("ntfs", 4 << 20, &|image| {
         run("mkfs.ntfs", &["-q", "-F", "-Q", "-c", "1024", arg(image)]);
@@ -83,7 +88,7 @@ fn seeds() {
             run("ntfscp", &["-f", "-q", arg(image), arg(&source), name]);
         }
     });
-    // The table of upper case is large and not used.
+    // Clears `$UpCase`, which is large and not used.
     let dump = run("ntfscluster", &["-f", "-I", "10", arg(&dir.path().join("ntfs"))]);
     let numbers =
         |line: &str| line.split_whitespace().map_while(|w| w.parse::<usize>().ok()).collect::<Vec<_>>();
@@ -116,22 +121,31 @@ fn seeds() {
         run("sh", &["-c", &command]);
     });
     write("gpt", &tables);
-    tables[510..512].copy_from_slice(&[0x55, 0xaa]);
-    for (slot, (kind, first, sectors)) in [(0x83, 8_u32, 8_u32), (0x0f, 32, 512)].into_iter().enumerate() {
-        let entry = &mut tables[446 + 16 * slot..][..16];
-        entry[4] = kind;
-        entry[8..12].copy_from_slice(&first.to_le_bytes());
-        entry[12..].copy_from_slice(&sectors.to_le_bytes());
-    }
-    tables[512..1024].fill(0);
-    tables.copy_within(0..512, 32 * 512);
+    replace_by_mbr(&mut tables);
     write("mbr", &tables);
+}
+
+#[test]
+fn samples_are_current() {
     let map = ClassMap::from_ranges(
         1 << 20,
         [(0..1, Class::Metadata), (300..1000, Class::Free), (1000..90_000, Class::Code)],
     );
-    write_seed("class_map", "sample", &map.encode());
-    write_seed("class_map", "empty", &ClassMap::new(0).encode());
+    put("class_map", "sample", &map.encode());
+    put("class_map", "empty", &ClassMap::new(0).encode());
+}
+
+/// Replaces a GPT by an MBR with a primary and an extended partition, and an EBR with the same entries.
+fn replace_by_mbr(disk: &mut [u8]) {
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    for (slot, (kind, first, sectors)) in [(0x83, 8_u32, 8_u32), (0x0f, 32, 512)].into_iter().enumerate() {
+        let entry = &mut disk[446 + 16 * slot..][..16];
+        entry[4] = kind;
+        entry[8..12].copy_from_slice(&first.to_le_bytes());
+        entry[12..].copy_from_slice(&sectors.to_le_bytes());
+    }
+    disk[512..1024].fill(0);
+    disk.copy_within(0..512, 32 * 512);
 }
 
 fn write_small_tree(tree: &Path) {

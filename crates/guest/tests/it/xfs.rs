@@ -1,17 +1,15 @@
-//! XFS volumes made by mkfs.xfs and filled by the kernel, against what xfs_db says of every block.
-#![allow(clippy::unwrap_used)] // helpers fail as the tests do
-
-mod common;
+//! XFS volumes created by mkfs.xfs and filled by the kernel. The scan is compared with the output of xfs_db
+//! for every block.
 
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use common::*;
+use crate::common::*;
 use forebay_guest::{Class, Content, Scan};
 
-/// mkfs.xfs makes no smaller ones.
+/// The minimum size for mkfs.xfs.
 const BYTES: u64 = 300 << 20;
 
 struct Volume {
@@ -34,7 +32,8 @@ impl Volume {
         run("xfs_db", &args)
     }
 
-    /// Each block of each group, as `block 24 (0/24) type data inode 131 b`.
+    /// Determines the expected classes from lines such as `block 24 (0/24) type data inode 131 b`, one for
+    /// each block.
     fn expected(&self) -> Expected {
         let head = self.db(&["sb 0", "p blocksize dblocks agblocks agcount"]);
         let value = |key: &str| -> u64 {
@@ -52,18 +51,18 @@ impl Volume {
         let commands: Vec<_> = commands.iter().map(String::as_str).collect();
         let names = self.names();
         let mut expected = Expected::new(BYTES);
-        // Bytes of each file that were seen: the first page of a swap file is its header.
+        // Bytes of each file so far: the first page of a swap file is its header.
         let mut seen: HashMap<&str, u64> = HashMap::new();
         for line in self.db(&commands).lines().filter(|l| l.starts_with("block ")) {
             let words: Vec<_> = line.split_whitespace().collect();
-            let place = words[2].trim_matches(['(', ')']);
-            let (group, within) = place.split_once('/').unwrap();
+            let location = words[2].trim_matches(['(', ')']);
+            let (group, within) = location.split_once('/').unwrap();
             let at = (group.parse::<u64>().unwrap() * group_blocks + within.parse::<u64>().unwrap()) * block;
             let class = match words[4] {
                 "free1" | "free2" => Class::Free,
                 "unknown" => panic!("{line}"),
                 "symlink" => Class::Other,
-                // To the tool, the tree of a file is its data.
+                // xfs_db reports the blocks of a file's B+tree as data.
                 "data" if [b"BMA3", b"BMAP"].contains(&&self.magic(at)) => Class::Metadata,
                 "data" => {
                     let (number, names) =
@@ -84,14 +83,14 @@ impl Volume {
         expected
     }
 
-    /// The first bytes of a block.
+    /// Returns the first bytes of a block.
     fn magic(&self, at: u64) -> [u8; 4] {
         let mut magic = [0; 4];
         fs::File::open(&self.image).unwrap().read_exact_at(&mut magic, at).unwrap();
         magic
     }
 
-    /// All names of each inode.
+    /// Returns all paths of each inode.
     fn names(&self) -> HashMap<String, Vec<String>> {
         let mut names: HashMap<String, Vec<String>> = HashMap::new();
         for line in self.db(&["blockget -n", "ncheck"]).lines() {
@@ -110,7 +109,7 @@ impl Volume {
     }
 }
 
-/// By all its names: what is in a file is known from them.
+/// Returns the class of a file by its paths, which imply the contents in these tests.
 fn class(paths: &[String]) -> Class {
     let is_temporary = |path: &String| path.starts_with("tmp/") || path.starts_with("home/anna/.cache/");
     let is_program = |path: &String| ["program", ".so", ".dll"].iter().any(|end| path.ends_with(end));
@@ -130,9 +129,9 @@ fn change(root: &Path) {
     fs::rename(root.join("tmp/deep"), root.join("home/deep")).unwrap();
     fs::remove_file(root.join("var-program")).unwrap();
     fs::rename(root.join("usr/share/data"), root.join("tmp/data")).unwrap();
-    // So many pieces and names that they need trees.
-    in_pieces(&root.join("sparse.so"), 600);
-    in_pieces(&root.join("tmp/sparse"), 40);
+    // Enough extents and names for B+trees.
+    write_fragmented(&root.join("sparse.so"), 600);
+    write_fragmented(&root.join("tmp/sparse"), 40);
     set_attribute(&root.join("tmp/sparse"), 3000);
     set_attribute(&root.join("sparse.so"), 20_000);
     for n in 0..600 {
@@ -142,7 +141,7 @@ fn change(root: &Path) {
 }
 
 #[test]
-fn every_block_is_what_xfs_db_says() {
+fn all_blocks_have_the_classes_that_xfs_db_reports() {
     if !can_mount_kind("xfs") {
         return;
     }
@@ -165,9 +164,10 @@ fn every_block_is_what_xfs_db_says() {
     }
 }
 
-/// The same without root, from a list of files; version 4, which new kernels do not mount, too.
+/// Requires no root: mkfs.xfs creates the files from a list. Also tests version 4, which new kernels do not
+/// mount.
 #[test]
-fn filled_by_mkfs() {
+fn volumes_filled_by_mkfs_are_classified() {
     for options in [&[][..], &["-m", "crc=0", "-n", "ftype=0"]] {
         let dir = tempfile::tempdir().unwrap();
         let (program, other) = (dir.path().join("program"), dir.path().join("other"));

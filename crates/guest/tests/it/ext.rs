@@ -1,14 +1,11 @@
-//! ext volumes made by e2fsprogs and changed by debugfs and the kernel, against what dumpe2fs and debugfs say of
-//! every block.
-#![allow(clippy::unwrap_used)] // helpers fail as the tests do
-
-mod common;
+//! ext volumes created by e2fsprogs and changed by debugfs and the kernel. The scan is compared with the
+//! output of dumpe2fs and debugfs for every block.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
 
-use common::*;
+use crate::common::*;
 use forebay_guest::{Class, Content};
 
 const MIB: u64 = 1 << 20;
@@ -20,7 +17,7 @@ struct Volume {
     dir: tempfile::TempDir,
 }
 
-/// `12-15` or `12`, as first and count.
+/// Parses `12-15` or `12` as first number and count.
 fn range(text: &str) -> Option<(u64, u64)> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let (first, last): (u64, u64) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
@@ -53,7 +50,7 @@ impl Volume {
             line.and_then(|l| l.trim().parse::<u64>().ok())
         };
         let block = value("Block size:").unwrap();
-        // Of clusters that are free, the first block of each is named.
+        // dumpe2fs lists only the first block of each free cluster.
         let cluster = value("Cluster size:").unwrap_or(block) / block;
         let mut claim = |text: &str, class| {
             if let Some((first, mut count)) = range(text) {
@@ -115,7 +112,7 @@ impl Volume {
         expected
     }
 
-    /// All names of each inode.
+    /// Returns all paths of each inode.
     fn paths(&self, count: u64) -> HashMap<u64, Vec<String>> {
         let numbers: Vec<_> = (11..=count).map(|n| n.to_string()).collect();
         let mut paths: HashMap<u64, Vec<String>> = HashMap::new();
@@ -153,7 +150,7 @@ impl Volume {
 }
 
 #[test]
-fn every_block_is_what_debugfs_says() {
+fn all_blocks_have_the_classes_that_debugfs_reports() {
     let variants: [&[&str]; 10] = [
         &["-t", "ext4", "-b", "4096"],
         &["-t", "ext4", "-b", "1024"],
@@ -169,7 +166,7 @@ fn every_block_is_what_debugfs_says() {
     for options in variants {
         println!("{options:?}");
         let volume = Volume::new(64 * MIB, options);
-        // Holes, a file of many pieces, which has a tree of extents or blocks of numbers, and a temporary one.
+        // Free gaps, a fragmented file with an extent tree or indirect blocks, and a temporary file.
         let removals: String = (0..250)
             .step_by(2)
             .map(|n| format!("rm \"home/anna/many/a file with a rather long name {n}\"\n"))
@@ -189,7 +186,7 @@ fn every_block_is_what_debugfs_says() {
 }
 
 #[test]
-fn changed_by_the_kernel() {
+fn changes_by_the_kernel_are_classified() {
     if !can_mount("/dev/loop-control") {
         return;
     }
@@ -207,11 +204,11 @@ fn changed_by_the_kernel() {
         for n in 0..300 {
             write(root, &format!("tmp/more/entry number {n} of the new ones"), &noise(n * 20, n as u64));
         }
-        // So many pieces that the tree has nodes.
-        in_pieces(&root.join("sparse.so"), 900);
+        // Enough extents for an extent tree with nodes.
+        write_fragmented(&root.join("sparse.so"), 900);
         set_attribute(&root.join("tmp/data"), 3000);
     }
     let stat = volume.debugfs(&[], "stat sparse.so\n");
-    assert!(stat.contains("(ETB0)"), "no tree: {stat}");
+    assert!(stat.contains("(ETB0)"), "the file has no extent tree block: {stat}");
     volume.check();
 }

@@ -1,13 +1,11 @@
-//! NTFS volumes made and changed by ntfs-3g, against what its own tools say of every cluster.
-#![allow(clippy::unwrap_used)] // helpers fail as the tests do
-
-mod common;
+//! NTFS volumes created and changed by ntfs-3g. The scan is compared with the output of its tools for every
+//! cluster.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use common::*;
+use crate::common::*;
 use forebay_guest::{Class, Content};
 
 const MIB: u64 = 1 << 20;
@@ -31,7 +29,7 @@ impl Volume {
         with(Mounted::ntfs_3g(&self.image).root.path());
     }
 
-    /// The same on a disk of its own.
+    /// Copies the volume to another image.
     fn copy(&self) -> Volume {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("copy");
@@ -43,10 +41,11 @@ impl Volume {
         output("ntfscat", &[&["-f"], args, &[arg(&self.image)]].concat(), false)
     }
 
-    /// What `ntfscluster` says of each inode, and `ntfscat` of its beginning and of the free clusters.
+    /// Determines the expected classes, from `ntfscluster` for each inode, and from `ntfscat` for contents
+    /// and `$Bitmap`.
     fn expected(&self, is_temporary: fn(&str) -> bool) -> Expected {
         let mut expected = Expected::new(self.bytes);
-        // The copy of the boot sector, which no file has.
+        // The backup boot sector, which does not belong to a file.
         expected.claim(self.bytes - 512, 512, Class::Metadata);
         let records = output("ntfscat", &["-f", "-i", "0", arg(&self.image)], false);
         for (inode, record) in records.chunks(1024).enumerate() {
@@ -102,7 +101,7 @@ impl Volume {
         if is_pe || content.starts_with(b"\x7fELF") { Class::Code } else { Class::Other }
     }
 
-    /// The classifier and the tools must agree on every block.
+    /// Asserts that the scan and the tools agree on every block.
     fn check(&self) -> forebay_guest::Scan {
         let scan = scan_file(&self.image);
         assert_eq!(scan.volumes, [(0..self.bytes, Content::Ntfs)]);
@@ -116,8 +115,8 @@ fn append(path: &Path, content: &[u8]) {
     OpenOptions::new().append(true).open(path).unwrap().write_all(content).unwrap();
 }
 
-/// Programs for Windows as compilers make them: small ones of three architectures, which `make setup` installs, and
-/// some of Wine's if it is installed or `FOREBAY_PE_FILES` names a directory.
+/// Returns real Windows programs: small ones of three architectures, which `make setup` installs, and some of
+/// Wine if it is installed or `FOREBAY_PE_FILES` is a directory with programs.
 fn programs() -> Vec<PathBuf> {
     let list = |directory: &str, at_most: usize| -> Vec<PathBuf> {
         let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -174,7 +173,7 @@ fn change(root: &Path) {
     fs::rename(root.join("Users/anna/letter.txt"), temp.join("letter.txt")).unwrap();
     fs::rename(temp.join("deep"), root.join("Users/deep")).unwrap();
     fs::hard_link(root.join("Users/anna/AppData/Local/Temp/x.tmp"), temp.join("also temporary")).unwrap();
-    // Two files that grow by turns lie between each other.
+    // Two files that grow in turns are fragmented.
     for n in 0..40 {
         append(&root.join("Windows/System32/lib3.dll"), &noise(9000, n));
         append(&root.join("pagefile.sys"), &noise(12_000, n));
@@ -190,7 +189,7 @@ fn change(root: &Path) {
 }
 
 #[test]
-fn every_block_is_what_ntfs_3g_says() {
+fn all_blocks_have_the_classes_that_ntfs_3g_reports() {
     if !can_mount("/dev/fuse") {
         return;
     }
@@ -208,8 +207,8 @@ fn every_block_is_what_ntfs_3g_says() {
     assert!(bytes(&changed, Class::Page) > bytes(&filled, Class::Page) + 400_000);
 }
 
-/// One step of a guest that runs: programs are installed, updated and removed, files are moved and grow by turns.
-fn go_on(root: &Path, step: usize) {
+/// Simulates a running guest: installs, updates and removes programs; moves files and extends them in turns.
+fn guest_activity(root: &Path, step: usize) {
     let (system, temp) = (root.join("Windows/System32"), root.join("Windows/Temp"));
     let programs = programs();
     let installed = root.join(format!("Program Files/{step}/program.exe"));
@@ -233,10 +232,10 @@ fn go_on(root: &Path, step: usize) {
     }
 }
 
-/// The clone of a volume, while it is mounted and goes on changing: at every moment the scan sees in it what the
-/// tools see. And nothing has changed in what it was cloned from.
+/// Scans a clone while it is mounted and changes: after each step, the scan agrees with the tools. The
+/// original volume is unchanged.
 #[test]
-fn a_running_clone() {
+fn a_mounted_clone_is_classified_while_it_changes() {
     if !can_mount("/dev/fuse") {
         return;
     }
@@ -247,8 +246,8 @@ fn a_running_clone() {
     let mounted = Mounted::ntfs_3g(&clone.image);
     let mut page = bytes(&before, Class::Page);
     for step in 0..4 {
-        go_on(mounted.root.path(), step);
-        // Both must see the same moment, so they see a copy of it.
+        guest_activity(mounted.root.path(), step);
+        // Scan and tools read a copy, so that both see the same state.
         let scan = clone.copy().check();
         assert!(bytes(&scan, Class::Page) > page, "the page file has not grown");
         assert!(scan.map != before.map);
@@ -259,9 +258,9 @@ fn a_running_clone() {
     assert_eq!(golden.check().map, before.map);
 }
 
-/// Several clusters in a block, and several blocks in a cluster.
+/// Clusters that are smaller and larger than a block.
 #[test]
-fn clusters_of_other_sizes() {
+fn volumes_with_other_cluster_sizes_are_classified() {
     if !can_mount("/dev/fuse") {
         return;
     }
@@ -274,9 +273,9 @@ fn clusters_of_other_sizes() {
     }
 }
 
-/// The same without root: what `ntfscp` puts in, `ntfsfallocate` and `ntfstruncate` change.
+/// Requires no root: `ntfscp` creates the files, and `ntfsfallocate` extends the page file.
 #[test]
-fn page_file_without_a_mount() {
+fn a_page_file_is_classified_without_a_mount() {
     let volume = Volume::new(32 * MIB, 4096);
     let source = volume.image.with_extension("source");
     let program = fs::read(&programs()[0]).unwrap();
@@ -295,7 +294,7 @@ fn page_file_without_a_mount() {
     assert_eq!(bytes(&scan, Class::Page), 6_000_000_u64.next_multiple_of(4096));
 }
 
-/// Streams with a name, of a program and of a temporary file.
+/// Named data streams of a program and of a temporary file.
 #[test]
 fn named_streams_are_not_code() {
     if !can_mount("/dev/fuse") {
@@ -307,7 +306,7 @@ fn named_streams_are_not_code() {
         write(root, "a.exe:extra", &pe(81_920, 2));
         write(root, "Windows/Temp/t", &noise(40_960, 3));
         write(root, "Windows/Temp/t:extra", &noise(40_960, 4));
-        // It would still be there when the other name is gone.
+        // A file with another, non-temporary name is not temporary.
         write(root, "Windows/Temp/kept", &noise(40_960, 5));
         fs::hard_link(root.join("Windows/Temp/kept"), root.join("kept")).unwrap();
     });
@@ -317,58 +316,59 @@ fn named_streams_are_not_code() {
     assert_eq!(bytes(&scan, Class::Other), 81_920 + 40_960);
 }
 
-/// Fills a volume with files of `each` bytes, and removes a half of them here and there: the driver puts files by
-/// turns in several places, so what a pattern frees might lie together.
-fn shatter(root: &Path, each: usize) {
+/// Fragments the free space: fills the volume with files of `each` bytes and removes about half of them at
+/// random. A regular pattern would not do, because the driver allocates in several zones in turns.
+fn fragment_free_space(root: &Path, each: usize) {
     let name = |n| root.join(format!("filler{n}"));
-    // There is an end, or else it is no small volume that is filled.
+    // Bounded, in case the volume is not small.
     let full = (0..100_000).find(|n| fs::write(name(*n), noise(each, *n as u64)).is_err()).unwrap();
     let gone = noise(full, 7).into_iter().enumerate().filter(|(_, byte)| byte & 1 == 0);
     gone.for_each(|(n, _)| fs::remove_file(name(n)).unwrap());
 }
 
-fn has_list(dump: &str) -> bool {
+fn has_attribute_list(dump: &str) -> bool {
     dump.lines().any(|line| line.contains("0x20 "))
 }
 
-/// Files in so many pieces that their records overflow into others.
+/// Files whose runs do not fit in the base record, so that they need extension records.
 #[test]
-fn lists_of_attributes() {
+fn files_with_attribute_lists_are_classified() {
     if !can_mount("/dev/fuse") {
         return;
     }
     let volume = Volume::new(24 * MIB, 4096);
     volume.mounted(|root| {
-        shatter(root, 16_384);
+        fragment_free_space(root, 16_384);
         write(root, "pagefile.sys", &noise(2 << 20, 1));
         write(root, "big.dll", &pe(6 << 20, 2));
     });
     let dump = run("ntfscluster", &["-f", "-F", "/big.dll", arg(&volume.image)]);
-    assert!(has_list(&dump), "no list of attributes: {dump}");
+    assert!(has_attribute_list(&dump), "the file has no attribute list: {dump}");
     let scan = volume.check();
     assert_eq!(bytes(&scan, Class::Page), 2 << 20);
     assert_eq!(bytes(&scan, Class::Code), 6 << 20);
 }
 
-/// The master file table itself in so many pieces that most of them are known only by records in the others.
+/// An MFT whose runs are mostly in extension records, which are in the table itself.
 #[test]
-fn a_table_in_pieces() {
+fn a_fragmented_mft_is_read_completely() {
     if !can_mount("/dev/fuse") {
         return;
     }
     let volume = Volume::new(12 * MIB, 1024);
     volume.mounted(|root| {
         write(root, "Windows/Temp/early", &noise(100_000, 1));
-        shatter(root, 1024);
+        fragment_free_space(root, 1024);
         let tiny = |n| root.join(format!("tiny{n}"));
         let full = (0..100_000).find(|n| fs::write(tiny(*n), b"").is_err()).unwrap();
-        // The last of them is in the last piece of the table, and gets some clusters that others give.
+        // The record of the last file is in the last run of the table. Removing other files frees clusters
+        // for it.
         (0..5000).for_each(|n| fs::remove_file(root.join(format!("filler{n}"))).unwrap_or(()));
         append(&tiny(full - 1), &noise(100_000, 2));
         fs::rename(tiny(full - 1), root.join("Windows/Temp/late")).unwrap();
     });
     let dump = run("ntfscluster", &["-f", "-I", "0", arg(&volume.image)]);
-    assert!(has_list(&dump), "the table has no list of attributes: {}", dump.lines().count());
+    assert!(has_attribute_list(&dump), "the MFT has no attribute list: {}", dump.lines().count());
     let scan = volume.check();
     assert!(bytes(&scan, Class::Temporary) > 90_000);
 }

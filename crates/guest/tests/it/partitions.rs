@@ -1,7 +1,4 @@
-//! Partition tables made by sfdisk, and swap areas made by mkswap.
-#![allow(clippy::unwrap_used)] // helpers fail as the tests do
-
-mod common;
+//! Partition tables created by sfdisk, and swap areas created by mkswap.
 
 use std::fs;
 use std::io::Write as _;
@@ -9,12 +6,12 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::*;
+use crate::common::*;
 use forebay_guest::{Class, Content};
 
 const MIB: u64 = 1 << 20;
 
-/// Gives an image this table, and returns where its partitions are, in bytes.
+/// Partitions an image, and returns the offsets and lengths of the partitions in bytes.
 fn partition(image: &Path, table: &str) -> Vec<(u64, u64)> {
     let mut command = Command::new("sfdisk");
     command.env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()));
@@ -32,8 +29,8 @@ fn partition(image: &Path, table: &str) -> Vec<(u64, u64)> {
     found
 }
 
-/// Makes something in a file of its own, and puts it into the image.
-fn place(image: &Path, (start, len): (u64, u64), make: impl FnOnce(&Path)) {
+/// Creates the content of a partition in a separate file, and copies it to the image.
+fn write_partition(image: &Path, (start, len): (u64, u64), make: impl FnOnce(&Path)) {
     let part = image.with_extension("part");
     fs::File::create(&part).unwrap().set_len(len).unwrap();
     make(&part);
@@ -42,9 +39,9 @@ fn place(image: &Path, (start, len): (u64, u64), make: impl FnOnce(&Path)) {
 }
 
 fn fill(image: &Path, partitions: &[(u64, u64)]) {
-    place(image, partitions[0], |p| drop(run("mkfs.ntfs", &["-q", "-F", "-Q", arg(p)])));
-    place(image, partitions[1], |p| drop(run("mkswap", &[arg(p)])));
-    place(image, partitions[2], |p| drop(run("mke2fs", &["-q", "-F", arg(p)])));
+    write_partition(image, partitions[0], |p| drop(run("mkfs.ntfs", &["-q", "-F", "-Q", arg(p)])));
+    write_partition(image, partitions[1], |p| drop(run("mkswap", &[arg(p)])));
+    write_partition(image, partitions[2], |p| drop(run("mke2fs", &["-q", "-F", arg(p)])));
 }
 
 fn ranges(partitions: &[(u64, u64)], contents: &[Content]) -> Vec<(std::ops::Range<u64>, Content)> {
@@ -52,11 +49,11 @@ fn ranges(partitions: &[(u64, u64)], contents: &[Content]) -> Vec<(std::ops::Ran
 }
 
 #[test]
-fn tables_of_both_kinds() {
+fn partitions_of_gpt_and_mbr_are_found() {
     let dir = tempfile::tempdir().unwrap();
     let gpt = "label: gpt\n,10M\n,10M\n,10M\n,2M\n";
     let mbr = "label: dos\n,10M\n,10M\n,10M\n,2M\n";
-    // The third is for logical partitions, the fourth lies behind it.
+    // The third partition is the extended one, which contains the logical partitions.
     let logical = "label: dos\n,10M\n,10M\n,50M,E\n,10M,L\n,10M,L\n";
     use Content::{Ext, Ntfs, Swap, Unknown};
     for (name, table, contents) in [
@@ -75,7 +72,7 @@ fn tables_of_both_kinds() {
         assert_eq!(scan.map.class_of(0), Class::Metadata);
         assert!(scan.map.runs_in(partitions[2].0 / 4096..96 * MIB / 4096).any(|(_, c)| c == Class::Free));
         if name == "gpt" {
-            // What lies between partitions is unknown; the copy of the table is at the end.
+            // Gaps between partitions are `Other`; the second copy of the table is at the end.
             assert_eq!(scan.map.class_of(96 * MIB / 4096 - 1), Class::Metadata);
             assert_eq!(scan.map.class_of(50 * MIB / 4096), Class::Other);
         }
@@ -96,20 +93,20 @@ fn the_copy_of_a_damaged_gpt_is_used() {
         damaged[at] ^= 1;
         assert_eq!(whole(&damaged), expected, "{what}");
     }
-    // With both gone nothing is known: the first partition does not begin at the start of the disk.
+    // Without a valid copy, the disk is one volume with unknown content.
     let end = disk.len();
     disk[512 + 40] ^= 1;
     disk[end - 512 + 40] ^= 1;
     assert_eq!(whole(&disk), [(0..end as u64, Content::Unknown)]);
 }
 
-/// A partition at sector 63, as old Windows had it: no cluster begins where a block does.
+/// A partition at sector 63, as created by old Windows releases: its clusters are not aligned to blocks.
 #[test]
-fn an_unaligned_partition() {
+fn files_of_an_unaligned_partition_are_classified() {
     let dir = tempfile::tempdir().unwrap();
     let image = image(dir.path(), "disk", 24 * MIB);
     let partitions = partition(&image, "label: dos\nstart=63, size=40000, type=7\n");
-    place(&image, partitions[0], |p| {
+    write_partition(&image, partitions[0], |p| {
         run("mkfs.ntfs", &["-q", "-F", "-Q", "-c", "4096", arg(p)]);
         let source = p.with_extension("source");
         fs::write(&source, noise(100 * 4096, 1)).unwrap();
@@ -117,12 +114,12 @@ fn an_unaligned_partition() {
     });
     let scan = scan_file(&image);
     assert_eq!(scan.volumes, ranges(&partitions, &[Content::Ntfs]));
-    // Both ends of the file share a block with something else.
+    // The first and last block of the file contain other data too.
     assert_eq!(bytes(&scan, Class::Page), 99 * 4096);
 }
 
 #[test]
-fn swap_on_a_whole_disk_and_disks_that_hold_nothing() {
+fn swap_on_a_whole_disk_and_empty_disks_are_scanned() {
     let dir = tempfile::tempdir().unwrap();
     let image = image(dir.path(), "swap", 8 * MIB);
     run("mkswap", &[arg(&image)]);
