@@ -1,55 +1,57 @@
-//! The catalogue in memory: which disks there are and what they are called.
+//! The catalogue in memory: the disks of a pool and their names.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_format::{DiskId, MAX_NAME, Role, SECTOR};
 
+use crate::disk::Disk;
 use crate::limits::MAX_DISK_BYTES;
-use crate::volume::Volume;
+use crate::sync::RwLock;
+use crate::text::shorten;
 use crate::{Error, Result};
 
 /// All disks of a pool.
 #[derive(Default)]
 pub(crate) struct Catalogue {
-    disks: BTreeMap<DiskId, Arc<Volume>>,
+    disks: BTreeMap<DiskId, Arc<Disk>>,
     names: BTreeMap<String, DiskId>,
     next: u32,
 }
 
 impl Catalogue {
-    /// An empty catalogue that will hand out disk ids from `next` on.
+    /// An empty catalogue that assigns disk ids from `next` on.
     pub fn new(next: u32) -> Catalogue {
         Catalogue { next: next.max(1), ..Catalogue::default() }
     }
 
-    /// The id that the next disk gets.
+    /// The id that the next disk will get.
     pub fn next_id(&self) -> u32 {
         self.next
     }
 
-    /// Sets a disk id aside.
+    /// Reserves a disk id.
     pub fn take_id(&mut self) -> DiskId {
         self.next += 1;
         DiskId(self.next - 1)
     }
 
-    pub fn insert(&mut self, disk: Arc<Volume>) {
+    pub fn insert(&mut self, disk: Arc<Disk>) {
         self.next = self.next.max(disk.id().0 + 1);
         self.name(&disk);
         self.disks.insert(disk.id(), disk);
     }
 
-    /// Notes under what name a disk is found. Notes are not looked for by name.
-    fn name(&mut self, disk: &Volume) {
-        if disk.role() != Role::Note {
+    /// Adds a disk to the index of names. Metadata disks are not in that index.
+    fn name(&mut self, disk: &Disk) {
+        if disk.role() != Role::Metadata {
             self.names.insert(self.export_name(disk), disk.id());
         }
     }
 
-    pub fn remove(&mut self, id: DiskId) -> Option<Arc<Volume>> {
+    pub fn remove(&mut self, id: DiskId) -> Option<Arc<Disk>> {
         let disk = self.disks.remove(&id)?;
-        if disk.role() != Role::Note {
+        if disk.role() != Role::Metadata {
             self.names.remove(&self.export_name(&disk));
         }
         Some(disk)
@@ -63,9 +65,9 @@ impl Catalogue {
         }
     }
 
-    /// Name by which a disk is exported: of a snapshot, `volume@snapshot`. An import has none that a user
-    /// could give, but its name is reserved.
-    pub fn export_name(&self, disk: &Volume) -> String {
+    /// Name by which a disk is exported: for a snapshot, `volume@snapshot`. An import has no name that a user
+    /// could specify, but its future name is reserved.
+    pub fn export_name(&self, disk: &Disk) -> String {
         let record = disk.record();
         match record.parent.and_then(|p| self.disks.get(&p)) {
             Some(parent) if record.role == Role::Snapshot => {
@@ -75,53 +77,44 @@ impl Catalogue {
         }
     }
 
-    pub fn get(&self, id: DiskId) -> Option<&Arc<Volume>> {
+    /// Finds a disk by its id.
+    pub fn get(&self, id: DiskId) -> Option<&Arc<Disk>> {
         self.disks.get(&id)
     }
 
-    /// By export name; imports under way are not found.
-    pub fn find(&self, name: &str) -> Result<Arc<Volume>> {
+    /// Finds a disk by its export name. Imports that are under way are not found.
+    pub fn find(&self, name: &str) -> Result<Arc<Disk>> {
         let disk = self.names.get(name).and_then(|id| self.disks.get(id));
         let visible = disk.filter(|d| d.role().is_visible());
         visible.cloned().ok_or_else(|| Error::NotFound(shorten(name)))
     }
 
-    /// Whether a name is free.
+    /// Returns an error if an export name is in use.
     pub fn check_free(&self, name: &str) -> Result<()> {
         if self.names.contains_key(name) { Err(Error::Exists(shorten(name))) } else { Ok(()) }
     }
 
-    /// By id.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Volume>> {
+    /// All disks, ordered by id.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Disk>> {
         self.disks.values()
     }
 
-    /// Disks that users know of.
-    pub fn visible(&self) -> impl Iterator<Item = &Arc<Volume>> {
+    /// Disks visible to users.
+    pub fn visible(&self) -> impl Iterator<Item = &Arc<Disk>> {
         self.iter().filter(|d| d.role().is_visible())
     }
 
-    /// Snapshots of a volume.
+    /// Number of snapshots of a volume.
     pub fn snapshots(&self, of: DiskId) -> usize {
         self.visible().filter(|d| d.record().parent == Some(of)).count()
     }
 
-    /// Clones of a snapshot or image: how many, and the name of one.
+    /// Number of clones of a snapshot or image, and the name of one of them.
     pub fn clones(&self, of: DiskId) -> (usize, Option<String>) {
         let mut clones = self.iter().filter(|d| d.record().origin == Some(of));
         let first = clones.next().map(|d| self.export_name(d));
         (clones.count() + usize::from(first.is_some()), first)
     }
-}
-
-/// A name cut to a length that fits into a message.
-pub(crate) fn shorten(name: &str) -> String {
-    const SHOWN: usize = 64;
-    let mut shown: String = name.chars().map(|c| if c.is_control() { '?' } else { c }).take(SHOWN).collect();
-    if name.chars().count() > SHOWN {
-        shown.push('…');
-    }
-    shown
 }
 
 /// Checks a name for a disk or a snapshot.
@@ -140,7 +133,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     } else if name != name.trim() {
         bad("it begins or ends with a space")
     } else if name == "." || name == ".." {
-        bad("it would be a path")
+        bad("it is a relative path")
     } else {
         Ok(())
     }
@@ -158,4 +151,10 @@ pub(crate) fn check_size(size: u64) -> Result<()> {
     } else {
         Ok(())
     }
+}
+
+/// Finds a disk by its id. The lock is not held on return, so that the caller may lock the catalogue again,
+/// or wait.
+pub(crate) fn disk_by_id(catalogue: &RwLock<Catalogue>, id: DiskId) -> Option<Arc<Disk>> {
+    catalogue.read().get(id).cloned()
 }

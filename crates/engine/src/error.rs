@@ -1,4 +1,4 @@
-//! What can go wrong, and what each front end says of it: the one table of error codes.
+//! Errors of the engine. Each front end has its own table from these to the codes of its protocol.
 
 use forebay_format::FormatError;
 use forebay_store::StoreError;
@@ -6,39 +6,39 @@ use forebay_store::StoreError;
 /// Result of an engine operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why an operation failed. The text is what a user reads: what happened, and what to do.
+/// Why an operation failed. The text is shown to the user: it states the cause and the remedy.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// A write to an image or a snapshot.
-    #[error("{0} is read-only; clone it to get a disk that can be written")]
+    #[error("{0} is read-only; clone it to get a writable disk")]
     ReadOnly(String),
     /// A request beyond the end of the disk.
     #[error("request goes beyond the end of the disk")]
     OutOfRange,
-    /// A range was to be copied onto one that it overlaps.
-    #[error("a range of a disk cannot be copied onto one that it overlaps")]
+    /// Source and destination of a copy within a disk overlap.
+    #[error("a range of a disk cannot be copied to a range that overlaps it")]
     Overlap,
     /// The store is full.
-    #[error("the store is full: delete disks or snapshots, or add room")]
+    #[error("the store is full; delete disks or snapshots, or add capacity")]
     NoSpace,
-    /// Stored bytes are damaged; they were not handed out.
+    /// Stored bytes are damaged; they were not returned.
     #[error("damaged data on the store at {0}; run 'forebay check'")]
     Damaged(String),
-    /// The contents of a disk are not copied, since its block map is damaged.
+    /// The contents of a disk are not copied because its block map is damaged.
     #[error(
-        "the block map of '{0}' is damaged, so it is not copied: 'forebay check' says where; overwrite or discard that \
-         range and run 'forebay gc', roll it back, reset it, or remove it"
+        "the block map of '{0}' is damaged, so it cannot be copied; 'forebay check' shows where; overwrite or \
+         discard that range and run 'forebay gc', roll it back, reset it, or remove it"
     )]
     MapDamaged(String),
-    /// A reclaiming has kept all that disks may need of which it could not read everything.
+    /// A reclaim kept all data that partly unreadable disks may need.
     #[error(
-        "freed {freed_bytes} bytes; what is older than the damage in the block map of {disks} is kept as long as \
-         that is there: remove it, reset it or roll it back, then reclaim again"
+        "freed {freed_bytes} bytes; data older than the damage in the block map of {disks} is kept as long as \
+         the damage exists: remove, reset or roll back the disk, then run 'forebay gc' again"
     )]
     MapsDamaged {
         /// The disks.
         disks: String,
-        /// What could be freed all the same.
+        /// Bytes that were freed nevertheless.
         freed_bytes: u64,
     },
     /// A write or sync failed earlier; nothing is acknowledged any more.
@@ -58,10 +58,10 @@ pub enum Error {
     InUse {
         /// The disk.
         name: String,
-        /// How many handles are open.
+        /// Number of open disk handles.
         clients: usize,
     },
-    /// A desktop still holds what its last client wrote.
+    /// A desktop still holds data of its last client.
     #[error("'{0}' is being reset and cannot be attached yet; try again in a moment")]
     Resetting(String),
     /// Clones depend on it.
@@ -87,34 +87,34 @@ pub enum Error {
     WrongKind {
         /// The disk.
         name: String,
-        /// What it is, with its article.
+        /// Its actual kind, with its article.
         is: &'static str,
-        /// What the operation needs, with its article.
+        /// The kind that the operation needs, with its article.
         needs: &'static str,
     },
-    /// A name that cannot be one.
+    /// An invalid name.
     #[error("'{name}' is not a usable name: {why}")]
     BadName {
         /// The name, shortened.
         name: String,
-        /// What is wrong with it.
+        /// Why it is invalid.
         why: &'static str,
     },
-    /// A size that cannot be one.
+    /// An invalid size.
     #[error("{size} bytes is not a usable size: {why}")]
     BadSize {
         /// The size.
         size: u64,
-        /// What is wrong with it.
+        /// Why it is invalid.
         why: &'static str,
     },
     /// The directory or device does not hold a pool.
     #[error("no pool here: {0}")]
     NoPool(String),
-    /// The log is damaged in front of flushed writes; nothing of it was served.
-    #[error("{0}; 'forebay recover' says what would be lost; nothing was changed")]
-    LogDamaged(Box<crate::LogDamage>),
-    /// A loss was accepted that is not the one that there is.
+    /// The log is damaged before flushed writes; no data was served.
+    #[error("{0}; run 'forebay recover' to see which writes would be lost; nothing was changed")]
+    LogDamaged(Box<crate::log_damage::LogDamage>),
+    /// A loss was accepted that does not match the existing damage.
     #[error("{0}; run 'forebay recover' without --accept-loss, and read its report")]
     OtherLoss(String),
     /// A structure of the pool is damaged or foreign.
@@ -130,44 +130,6 @@ impl From<StoreError> for Error {
         match e {
             StoreError::Full => Error::NoSpace,
             other => Error::Store(other),
-        }
-    }
-}
-
-impl Error {
-    /// The errno that stands for this error; NBD uses the same numbers (NBD protocol, "Error values").
-    pub fn errno(&self) -> u32 {
-        const EPERM: u32 = 1;
-        const ENOENT: u32 = 2;
-        const EIO: u32 = 5;
-        const EBUSY: u32 = 16;
-        const EEXIST: u32 = 17;
-        const EINVAL: u32 = 22;
-        const ENOSPC: u32 = 28;
-        const ESHUTDOWN: u32 = 108;
-        match self {
-            Error::ReadOnly(_) => EPERM,
-            Error::OutOfRange
-            | Error::Overlap
-            | Error::BadName { .. }
-            | Error::BadSize { .. }
-            | Error::OtherLoss(_)
-            | Error::WrongKind { .. } => EINVAL,
-            Error::NoSpace => ENOSPC,
-            Error::Closed => ESHUTDOWN,
-            Error::NotFound(_) | Error::NoPool(_) => ENOENT,
-            Error::Exists(_) => EEXIST,
-            Error::InUse { .. }
-            | Error::Resetting(_)
-            | Error::HasClones { .. }
-            | Error::HasSnapshots { .. } => EBUSY,
-            Error::Damaged(_)
-            | Error::MapDamaged(_)
-            | Error::MapsDamaged { .. }
-            | Error::LogDamaged(_)
-            | Error::Latched(_)
-            | Error::Format(_)
-            | Error::Store(_) => EIO,
         }
     }
 }

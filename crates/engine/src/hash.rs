@@ -1,5 +1,5 @@
-//! Hashing of numbers that the engine itself hands out or bounds: fast, and the same in every run, so that a
-//! simulation replays.
+//! Hashing of numbers that the engine itself assigns or bounds: fast, and identical in every run, so that a
+//! simulation can be replayed.
 
 use std::hash::{BuildHasherDefault, Hasher};
 

@@ -1,15 +1,16 @@
-//! What the engine is handed from outside: time, randomness, tasks. A server hands in the real ones; a
-//! simulation hands in a clock and a scheduler that it drives itself, and replays a run from its seed.
+//! Services that the engine receives from its environment: time, randomness, tasks. A server provides the
+//! real ones; a simulation provides a clock and a scheduler that it drives itself, and replays a run from its
+//! seed.
 
 use std::time::Duration;
 
 pub use forebay_store::BoxFuture;
 
-/// The world around the engine.
+/// The environment of the engine.
 pub trait Host: Send + Sync + 'static {
-    /// Time since some fixed moment; never goes back.
+    /// Monotonic time since a fixed moment.
     fn now(&self) -> Duration;
-    /// Wall-clock time in Unix milliseconds, for people to read.
+    /// Wall-clock time in Unix milliseconds, for display.
     fn unix_ms(&self) -> u64;
     /// Completes after `duration`.
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()>;

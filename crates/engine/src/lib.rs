@@ -1,81 +1,74 @@
-//! The engine: what happens between a guest's request and the store.
+//! The engine: everything between a guest's request and the store.
 //!
-//! It knows no sockets, and has no clock and no randomness of its own: a [`Host`] hands them in, so that a
-//! simulation can drive it. The modules, in the order of the path of a write, then of a read, then of the
-//! work behind both:
-mod apply;
-mod buffer;
-mod catalogue;
+//! It opens no sockets, and has no clock, threads or randomness: a [`Host`] provides them, so that a
+//! simulation can drive it. An open pool consists of parts, each of which owns a part of the state and
+//! references only the parts before it (`parts.rs`).
+
+// Tests may use the clock and threads; see clippy.toml.
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
+
+mod admin;
 mod classes;
 mod commit;
-mod copy;
-mod damage;
-mod dedup;
+mod context;
 mod desktop;
+mod handle;
+mod offline;
+mod parts;
+mod pool;
+mod profile;
+mod read;
+mod reclaim;
+mod recovery;
+mod space;
+
+mod buffer;
+mod cache;
+mod catalogue;
+mod dedup;
 mod disk;
 mod log;
 mod map;
-mod notes;
-mod reduce;
-mod reset;
-mod schedule;
-mod update;
-mod volume;
-mod warm;
-mod zero;
+mod progress;
 
-mod bulk;
-mod cache;
-mod fetch;
-mod places;
-mod plausible;
-mod profile;
-mod read;
-mod stored;
-
-mod admin;
-mod check;
-mod checkpoint;
-mod clean;
-mod directory;
-mod footers;
-mod governor;
-mod history;
-mod inspect;
-mod loss;
-mod mark;
-mod mutation;
-mod pool;
-mod reclaim;
-mod recovery;
-mod scan;
-mod upkeep;
-mod victims;
-
+mod config;
 mod error;
 mod hash;
 mod host;
 mod limits;
+mod log_damage;
+mod lost;
+mod mutation;
 mod stats;
+mod stored;
 mod sync;
+#[cfg(test)]
+mod testing;
+mod text;
+mod zero;
 
-pub use admin::{CloneRequest, DiskInfo};
-pub use check::{CheckReport, Problem, check};
 pub use classes::{ClassStats, ClassesInfo, Peek};
-pub use disk::{Disk, Extent, Fast};
+pub use config::{BootProfile, Coalesce, PoolConfig};
 pub use error::{Error, Result};
 pub use forebay_format::SegmentId;
 pub use forebay_format::{DiskId, Role, SyncMode};
+pub use handle::{DiskHandle, Extent, Fast};
 pub use host::{BoxFuture, Host};
-pub use inspect::{
-    BatchView, SegmentView, SuperblockView, inspect_batches, inspect_segments, inspect_superblocks,
-};
-pub use loss::{DamagedPlace, DiskLoss, LogDamage, LossReport, recover_log};
+pub use log_damage::{DamagedPlace, DiskLoss, LogDamage};
+#[doc(hidden)]
+pub use mutation::Broken;
+#[cfg(not(feature = "mutation"))]
+use mutation::Mutation;
+#[cfg(feature = "mutation")]
 #[doc(hidden)]
 pub use mutation::Mutation;
-pub use pool::{Pool, PoolConfig};
-pub use profile::{BootProfile, Prefetched, ProfileInfo};
-pub use schedule::Coalesce;
+pub use offline::{
+    BatchView, CheckReport, LossReport, Problem, SegmentView, SuperblockView, check, inspect_batches,
+    inspect_segments, inspect_superblocks, recover_log,
+};
+pub use pool::{CloneRequest, DiskInfo, Pool};
+pub use profile::ProfileInfo;
+pub use read::Prefetched;
 pub use stats::{
     CacheStats, CommitStats, Count, DesktopStats, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats,
     Memory, PoolStats, ReductionStats, Room, SpaceStats, StoreStats,

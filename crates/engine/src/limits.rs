@@ -1,4 +1,4 @@
-//! All limits of the engine in one place, with what holds between them.
+//! All limits of the engine, and the relations between them.
 
 use std::time::Duration;
 
@@ -6,90 +6,93 @@ use forebay_format::{BLOCK, FANOUT, MAX_BLOBS, SECTOR, Slot};
 
 /// Largest disk.
 pub const MAX_DISK_BYTES: u64 = 64 << 40;
-/// Highest id of a disk or a segment, less one, with which a pool is opened. Ids are never used twice; 16 million are
-/// left for the time until the next opening.
+/// Limit for ids of disks and segments when a pool is opened. Ids are never reused; 16 million are left for
+/// assignment until the next opening.
 pub const MAX_ID: u32 = u32::MAX - (1 << 24);
-/// Highest generation, epoch and sequence number with which a pool is opened: at a million a second, after 146,000 years.
+/// Limit for generation, epoch and sequence number when a pool is opened: reached at a million a second after
+/// 146,000 years.
 pub const MAX_COUNT: u64 = 1 << 62;
-/// Most bytes of one batch, header and entries included, where segments are large enough.
+/// Most bytes of one batch, including header and entries, if segments are large enough.
 pub const BATCH_BYTES: usize = 4 << 20;
 /// Smallest and largest segment.
 pub const MIN_SEGMENT_BYTES: u32 = 64 << 10;
 /// See [`MIN_SEGMENT_BYTES`].
 pub const MAX_SEGMENT_BYTES: u32 = 1 << 30;
-/// A segment is at most this part of the store: each stream has one open, set aside whole, and a victim of the cleaner
-/// that is a small part of the store is emptier or fuller than the mean.
+/// A segment takes at most one part in this number of the store: each stream has one open segment,
+/// preallocated as a whole, and the live shares of smaller segments differ more from the mean, which gives
+/// the cleaner emptier victims.
 pub const SEGMENTS_AT_LEAST: u64 = 128;
-/// Dirty data waits at most this long for a commit to begin. With the time of a commit it stays under the
-/// second that is promised.
+/// Dirty data waits at most this long for a commit to begin. Together with the duration of a commit this
+/// stays under the promised second.
 pub const DIRTY_AGE: Duration = Duration::from_millis(500);
-/// Plain bytes that a desktop lets overflow at a time; some two megabytes when they are packed.
+/// Uncompressed bytes that a desktop overflows at a time; some two megabytes after compression.
 pub const OVERFLOW_BYTES: usize = 4 << 20;
-/// A commit that somebody waits for may wait so long for others, by default.
+/// Default limit of how long a commit with waiting requests may be delayed to coalesce.
 pub const COMMIT_DELAY: Duration = Duration::from_millis(10);
-/// A commit that failed for want of room is tried again this often.
+/// Interval at which a commit that failed because the store was full is retried.
 pub const FULL_RETRY: Duration = Duration::from_millis(200);
-/// Writes to a disk that are accepted although what their commit needs has to be read first. What a flush waits for
-/// because of one disk is so little.
+/// Blocks of writes to a disk that are accepted although their commit requires reads. This bounds the reads
+/// that a flush waits for because of one disk.
 pub const COLD_BLOCKS: usize = 8;
-/// Reads at a time for such writes, which others need not wait for: as many as for the mark.
+/// Concurrent reads for such writes, for which no other request waits: as many as for the mark.
 pub const COLD_READS: usize = NODE_READS;
-/// Reads at a time for a commit, which flushes wait for.
+/// Concurrent reads for a commit, for which flushes wait.
 pub const COMMIT_READS: usize = 64;
-/// Reads one after the other that lead to all that a change needs: each level of the map, and a base.
+/// Most dependent reads until everything that a change needs is loaded: each level of the map, and a base.
 pub const WARM_ROUNDS: usize = 8;
-/// How long a client that attaches to a desktop waits for the reset after the client before it.
+/// How long a client that attaches to a desktop waits for the reset after the previous client.
 pub const ATTACH_WAIT: Duration = Duration::from_secs(10);
-/// A reset that failed, or whose disk was held, is tried again after this, and after twice as long each time up to
+/// Delay before a reset is retried that failed or whose disk was in use; doubled with each retry up to
 /// [`RESET_RETRY_MAX`].
 pub const RESET_RETRY: Duration = Duration::from_millis(20);
 /// See [`RESET_RETRY`].
 pub const RESET_RETRY_MAX: Duration = Duration::from_millis(500);
-/// What a miss reads from the store at least, where the blocks behind it lie behind it on the store too.
+/// Least size of the store read for a miss, if the following blocks of the disk are contiguous on the store.
 pub const READAHEAD_MIN: u64 = 64 << 10;
-/// The same for a desktop, as long as it pushes nothing out of the read cache: what it reads of its image lies
-/// together in files, and others read the same soon.
+/// The same for a desktop, as long as its insertions evict nothing from the read cache: files of its image
+/// are contiguous, and other desktops soon read the same blocks.
 pub const READAHEAD_DESKTOP: u64 = 256 << 10;
-/// So much of what is read ahead may be there already: to begin anew behind it would cost another read.
+/// Largest gap in a read-ahead, usually blocks that are cached already: beginning again behind it would cost
+/// another read.
 pub const AHEAD_GAP: u64 = 64 << 10;
-/// What a sequential reader reads ahead at most.
+/// Most bytes that a sequential reader reads ahead.
 pub const READAHEAD_MAX: u64 = 1 << 20;
-/// What a request of a guest does at most before its task yields, so that other guests of the thread do not wait for it:
-/// bytes that are written or read ahead, some ten to a hundred microseconds.
+/// Most bytes that a guest's request writes or reads ahead before its task yields to other guests of the
+/// thread: some ten to a hundred microseconds.
 pub const TURN_BYTES: u64 = 256 << 10;
-/// The same in pieces of a block map that are looked at: subtrees and leaves, which count as [`LEAF_STEPS`].
+/// The same in steps through a block map: subtrees count as one, leaves as [`LEAF_STEPS`].
 pub const TURN_STEPS: u64 = 1024;
 /// See [`TURN_STEPS`].
 pub const LEAF_STEPS: u64 = 8;
-/// Blocks that the map and the buffers are asked for at a time: bounds how long a lock is held.
+/// Blocks looked up in the map and the buffers at a time: bounds how long a lock is held.
 pub const CHUNK_BLOCKS: usize = 64;
-/// A failed read on which a commit or recovery depends is tried again for so long, and [`READ_TRIES`] times at least;
-/// commits wait meanwhile.
+/// How long a failed read on which a commit or recovery depends is retried, with at least [`READ_TRIES`]
+/// attempts; commits wait for it.
 pub const READ_PATIENCE: Duration = Duration::from_millis(500);
-/// See [`READ_PATIENCE`]: of a disk that takes seconds to report a bad sector that is what counts.
+/// See [`READ_PATIENCE`]: for a disk that takes seconds to report a bad sector, this is the effective limit.
 pub const READ_TRIES: u32 = 4;
-/// Longest pause between two of them; the first is a millisecond, each further one twice as long.
+/// Longest pause between two attempts; the first is a millisecond, and each further one twice as long.
 pub const READ_PAUSE: Duration = Duration::from_millis(128);
-/// How often a read looks its blocks up again when their segment was freed meanwhile.
+/// How often a read looks its blocks up again if their segment was freed in between.
 pub const READ_RETRIES: usize = 16;
-/// Blocks that one change to the catalogue copies at most by their addresses: some ten milliseconds, for which other
+/// Most blocks that one change to the catalogue copies by reference: some ten milliseconds, for which other
 /// commits wait.
 pub const COPY_BLOCKS: u64 = 1 << 20;
-/// Pieces of a copy, of one leaf at most, that are done under one lock of the map: some tens of microseconds.
+/// Pieces of a copy, of at most one leaf each, per acquisition of the map's lock: some tens of microseconds.
 pub const COPY_STEPS: usize = 16;
-/// What a copied address counts towards the next checkpoint: its bytes in a map node there.
+/// Bytes that a copied address counts towards the next checkpoint: its size in a map node.
 pub const COPY_VALUE_BYTES: u64 = 12;
-/// What cannot be copied by address is read and written in pieces of so many bytes.
+/// Data that cannot be copied by reference is read and written in pieces of this size.
 pub const COPY_BYTES: u64 = 1 << 20;
-/// A volume is scanned anew when so much was written to it where no file was, but not sooner than [`LEARN_PAUSE`] after
-/// the last time.
+/// A volume is scanned again when this many bytes were written to it outside of known files, but not sooner
+/// than [`LEARN_PAUSE`] after the last scan.
 pub const LEARN_BYTES: u64 = 64 << 20;
 /// See [`LEARN_BYTES`].
 pub const LEARN_PAUSE: Duration = Duration::from_secs(600);
-/// Memory of the maps of classes beyond which no volume is scanned anew by itself.
+/// Total memory of class maps above which no further volume is scanned automatically.
 pub const CLASS_MAPS_BYTES: usize = 256 << 20;
-/// After a start, fingerprints are read back when guests made fewer store reads than [`INDEX_CALM`] in the time of
-/// [`INDEX_LOOK`], or after [`INDEX_WAIT`] in any case.
+/// After the pool is opened, fingerprints are read back when guests caused fewer store reads than
+/// [`INDEX_CALM`] within [`INDEX_LOOK`], or after [`INDEX_WAIT`] in any case.
 pub const INDEX_CALM: u64 = 8;
 /// See [`INDEX_CALM`].
 pub const INDEX_LOOK: Duration = Duration::from_secs(2);
@@ -97,58 +100,60 @@ pub const INDEX_LOOK: Duration = Duration::from_secs(2);
 pub const INDEX_WAIT: Duration = Duration::from_secs(120);
 /// Bytes that a log scan reads at a time.
 pub const SCAN_BYTES: usize = 8 << 20;
-/// Blocks of such a piece that cannot be read and are found one by one.
+/// Most unreadable blocks of such a piece that are located individually.
 pub const UNREADABLE_BLOCKS: usize = 16;
-/// Segments that recovery scans at once: many disks give their full rate only to several readers. Each takes
-/// two windows of [`SCAN_BYTES`].
+/// Segments that recovery scans concurrently: many disks reach their full rate only with several readers.
+/// Each scan takes two windows of [`SCAN_BYTES`].
 pub const SCANS_AT_ONCE: usize = 4;
-/// Map nodes that a mark has at hand on each level.
+/// Map nodes that a mark holds in memory on each level.
 pub const MARK_NODES: usize = FANOUT;
-/// Nodes and their blocks that a mark looks at before other tasks have their turn: some hundred microseconds.
+/// Nodes (with their blocks) that a mark visits before it yields to other tasks: some hundred microseconds.
 pub const MARK_TURN: usize = 8;
-/// Most bytes of one read of map nodes, for those who read many; and how many such reads there are at once. What
-/// guests read waits behind them: a megabyte, some hundred microseconds of a disk.
+/// Most bytes of one read of map nodes, for operations that read many of them; [`NODE_READS`] is the number
+/// of such reads in flight. Guest reads queue behind them: a megabyte, some hundred microseconds of a disk.
 pub const NODE_READ_BYTES: u64 = 256 << 10;
 /// See [`NODE_READ_BYTES`].
 pub const NODE_READS: usize = 4;
-/// Between nodes that are read together so much may lie that is not asked for. Another read would cost more.
+/// Most unneeded bytes between nodes that are read together. A separate read would cost more.
 pub const NODE_GAP: u64 = 16 << 10;
-/// Plain bytes that the cleaner reads and packs in one step, and packed ones that it writes in one: some
-/// milliseconds of a disk, for which a commit may have to wait.
+/// Uncompressed bytes that the cleaner reads and packs in one step, and compressed ones that it writes in
+/// one: some milliseconds of a disk, for which a commit may have to wait.
 pub const MOVE_BYTES: usize = 512 << 10;
-/// The cleaner's share of the time while there is plenty of room, in percent; it grows as room gets short.
+/// The cleaner's share of the time while there is plenty of room, in percent; it increases as room gets
+/// short.
 pub const CLEAN_DUTY: u64 = 25;
-/// As [`CLEAN_DUTY`], where somebody asked for it and waits.
+/// As [`CLEAN_DUTY`], for a reclaim that a client requested and waits for.
 pub const CLEAN_DUTY_ASKED: u64 = 50;
 /// Longest pause of the cleaner between two steps.
 pub const CLEAN_PAUSE: Duration = Duration::from_millis(500);
-/// Reclaiming does not begin again by itself sooner than this.
+/// Least interval between automatic reclaims.
 pub const RECLAIM_PAUSE: Duration = Duration::from_secs(10);
-/// Reclaiming begins by itself when this part of what is stored was appended, or discarded, since the last
-/// mark. The mark reads each map node once, some 1.3 % of the data: an eighth keeps that a tenth of what is
-/// written.
+/// An automatic reclaim begins when this fraction of the stored bytes (one part in this number) was appended,
+/// or discarded, since the last mark. The mark reads each map node once, some 1.3 % of the data: with an
+/// eighth, its reads stay below a tenth of the bytes written.
 pub const RECLAIM_SHARE: u64 = 8;
-/// With room, only objects are cleaned by themselves of which so much comes back, in percent: to free a byte
-/// then costs a third of a byte to be moved. What is left gets emptier by itself.
+/// While there is room, automatic reclaims clean only objects of which at least this share is freed, in
+/// percent: freeing a byte then costs moving a third of a byte. Other objects become sparser with time.
 pub const GAIN_WITH_ROOM: u64 = 75;
-/// Least that has to come back of an object for it to be cleaned at all, in percent; less is not worth the
-/// writing.
+/// Least share of an object that must be freed for it to be cleaned at all, in percent; less does not justify
+/// the writes.
 pub const GAIN_LEAST: u64 = 5;
-/// As [`GAIN_LEAST`], where what is asked for would not be reached without.
+/// As [`GAIN_LEAST`], if the requested amount would not be reached otherwise.
 pub const GAIN_ASKED: u64 = 1;
-/// Of all that could come back, what may stay behind when somebody asks for it, in percent. Half of the
-/// twentieth that is promised: the estimate is one.
+/// Share of the reclaimable bytes that a requested reclaim may leave, in percent. Half of the promised
+/// twentieth, since the figure is an estimate.
 pub const LEFT_BEHIND: u64 = 2;
-/// A segment of an image is packed once if its blocks take less than this share of their plain size, in percent:
-/// what does not compress one by one does not in groups.
+/// A segment of an image is packed once if its blocks take less than this share of their uncompressed size,
+/// in percent: blocks that do not compress singly do not compress in groups.
 pub const PACK_BELOW: u64 = 95;
-/// Room that the cleaner sees to that there is, as a part of the store, beside the reserve: one in 32. More
-/// would make it clean fuller objects: at 80 % full each percent that is set aside costs it a twentieth more
-/// to write.
+/// Room that the cleaner maintains in addition to the reserve, as a fraction of the store: one part in 32.
+/// More would make it clean fuller objects: at 80 % full each percent set aside costs it a twentieth more
+/// writes.
 pub const ROOM_SHARE: u64 = 32;
-/// Where less than this part of the store is free above the reserve, marks come more often.
+/// If less than this fraction of the store is free above the reserve, marks are made more often.
 pub const TIGHT_SHARE: u64 = 8;
-/// What it frees beyond [`ROOM_SHARE`] when it has to begin: one part in 64, so that a mark pays.
+/// Room that a cleaning frees beyond [`ROOM_SHARE`], as a fraction of the store: one part in 64, so that the
+/// mark is worthwhile.
 pub const ROOM_MARGIN: u64 = 64;
 
 const _: () = assert!(MAX_SEGMENT_BYTES as u64 <= Slot::LIMIT as u64 * Slot::UNIT as u64);

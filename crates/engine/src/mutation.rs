@@ -1,43 +1,71 @@
-//! Rules that a test breaks on purpose, to show that the tests would notice.
+//! Rules that tests break on purpose, to show that the tests detect it.
+//!
+//! Only with the feature `mutation`. Without it [`Broken`] equals no rule, and the checks compile to nothing.
 
 use forebay_format::Entry;
 
-/// Which rule is broken.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// The rule that is broken, as [`PoolConfig`](crate::PoolConfig) holds it.
+#[cfg(feature = "mutation")]
+pub type Broken = Mutation;
+
+/// No rule is broken.
+#[cfg(not(feature = "mutation"))]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Broken(());
+
+#[cfg(not(feature = "mutation"))]
+impl PartialEq<Mutation> for Broken {
+    fn eq(&self, _: &Mutation) -> bool {
+        false
+    }
+}
+
+#[cfg(not(feature = "mutation"))]
+impl Broken {
+    /// Whether recovery leaves an entry out.
+    pub(crate) fn skips(self, _: &Entry) -> bool {
+        false
+    }
+}
+
+/// A rule to break.
+#[cfg_attr(feature = "mutation", derive(Debug, Clone, Copy, Default, PartialEq, Eq))]
 pub enum Mutation {
     /// None.
+    #[cfg(feature = "mutation")]
     #[default]
     None,
-    /// The cleaner does not look at what came into use while it marked.
+    /// The cleaner ignores slots that were referenced while it marked.
     DropBarrier,
-    /// The cleaner deletes an object before the relocation of what is in it is durable.
+    /// The cleaner deletes an object before the relocation of its live slots is durable.
     FreeEarly,
     /// The cleaner leaves a live slot behind.
     SkipSurvivor,
     /// The cleaner publishes relocations while a superblock copy still names an older checkpoint.
     PublishEarly,
-    /// The cleaner deletes an object though no checkpoint has its segments where they were moved to.
+    /// The cleaner deletes an object although no checkpoint holds the new location of its segments.
     DeleteUncovered,
-    /// The mark takes all blocks of a base that a leaf hides for dead, and some that it does not hide.
+    /// The mark treats all blocks of a base as dead: those that a leaf hides, and some that it does not hide.
     ForgetBases,
-    /// The mark takes what is below a damaged node for dead.
+    /// The mark treats everything below a damaged node as dead.
     DropUnseen,
     /// A flush is answered when the commit before the one that it needs is done.
     FlushEarly,
     /// The commit completes partial blocks with zeroes.
     ForgetBeneath,
-    /// A checkpoint claims all that is in the log when it is done.
+    /// A checkpoint claims all of the log as of its completion.
     CheckpointAhead,
     /// Recovery does not replay zeroed ranges.
     SkipZeroes,
     /// Recovery replays the log without the changes to the catalogue.
     SkipCatalogue,
-    /// Desktops keep what overflowed when the pool is opened again.
+    /// Desktops keep overflowed data when the pool is opened again.
     KeepDesktops,
     /// A desktop is not reset when its client leaves.
     ReuseDesktop,
 }
 
+#[cfg(feature = "mutation")]
 impl Mutation {
     /// Whether recovery leaves an entry out.
     pub(crate) fn skips(self, entry: &Entry) -> bool {

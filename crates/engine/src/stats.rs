@@ -1,4 +1,4 @@
-//! Counters: what guests asked for, what it cost, what it takes in memory. All since the pool was opened.
+//! Counters of guest operations, store operations and memory use, since the pool was opened.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -16,12 +16,12 @@ impl Counter {
     pub fn add(&self, bytes: u64) {
         self.next(bytes);
     }
-    /// Counts one operation; how many there were before.
+    /// Counts one operation; returns the previous number of operations.
     pub fn next(&self, bytes: u64) -> u64 {
         self.bytes.fetch_add(bytes, Relaxed);
         self.ops.fetch_add(1, Relaxed)
     }
-    /// What was counted.
+    /// The current count.
     pub fn get(&self) -> Count {
         Count { ops: self.ops.load(Relaxed), bytes: self.bytes.load(Relaxed) }
     }
@@ -36,7 +36,7 @@ pub struct Count {
     pub bytes: u64,
 }
 
-/// What guests did to one disk.
+/// Guest operations on one disk.
 #[derive(Debug, Default)]
 pub(crate) struct GuestCounters {
     pub read: Counter,
@@ -82,12 +82,12 @@ pub struct StoreStats {
     pub delete: u64,
 }
 
-/// Hits and misses of a cache, and what it holds.
+/// Hits, misses and size of a cache.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct CacheStats {
-    /// Look-ups that found it.
+    /// Look-ups that hit.
     pub hits: u64,
-    /// Look-ups that did not.
+    /// Look-ups that missed.
     pub misses: u64,
     /// Bytes held, overhead included.
     pub bytes: u64,
@@ -95,18 +95,18 @@ pub struct CacheStats {
     pub budget: u64,
 }
 
-/// What was not stored because it need not be, since the pool was opened, and what finds it.
+/// Data reduction since the pool was opened, and the state of the dedup index.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct ReductionStats {
     /// Blocks that were all zero.
     pub zero_blocks: u64,
-    /// Blocks that were as the disk had them already.
+    /// Blocks whose content equalled the disk's current content.
     pub unchanged_blocks: u64,
     /// Blocks that were stored already.
     pub duplicate_blocks: u64,
     /// Blocks that were stored.
     pub new_blocks: u64,
-    /// Bytes that the stored blocks took, compressed or not.
+    /// Bytes that the stored blocks took, after compression.
     pub new_bytes: u64,
     /// Fingerprints in the index.
     pub index_entries: u64,
@@ -123,75 +123,75 @@ pub struct ReductionStats {
 /// Memory whose budgets can be changed while a pool is open, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// What the read cache takes, all overhead included.
+    /// Bytes of the read cache, including all overhead.
     pub read_cache: u64,
     /// Its budget.
     pub read_cache_budget: u64,
-    /// What the write caches of desktops take.
+    /// Bytes of the write caches of desktops.
     pub desktops: u64,
     /// Their budget.
     pub desktops_budget: u64,
 }
 
-/// What the commit scheduler sees and decides.
+/// Measurements and decisions of the commit scheduler.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct CommitStats {
-    /// Microseconds that a commit costs on the store at present: an append and a sync.
+    /// Current cost of a commit on the store (an append and a sync), in microseconds.
     pub cost_us: u64,
-    /// Commits that began because data was of age.
+    /// Commits that began because data reached the maximum age.
     pub by_age: u64,
-    /// Commits that began because somebody waited, or a buffer filled up.
+    /// Commits that began because a request waited, or a buffer filled up.
     pub by_demand: u64,
-    /// Microseconds that these waited for others, in all.
+    /// Microseconds that these commits were delayed to coalesce, in total.
     pub delayed_us: u64,
-    /// How many guests lately waited for each of them.
+    /// Recent mean number of requests waiting for each of them.
     pub waiting: f64,
 }
 
-/// Desktops, and what of their writes is where.
+/// Desktops, and the state of their writes.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct DesktopStats {
-    /// How many there are.
+    /// Number of desktops.
     pub count: u64,
     /// Bytes in their write caches.
     pub cached_bytes: u64,
-    /// Most bytes that may be in there.
+    /// Limit on these bytes.
     pub budget: u64,
-    /// Times that one let something overflow, and the bytes that it had taken in RAM.
+    /// Overflows, and the bytes of RAM that they freed.
     pub overflow: Count,
 }
 
-/// Where the space goes, as the last mark found it.
+/// Space usage, as of the last mark.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct SpaceStats {
-    /// When that was, in Unix milliseconds.
+    /// Time of the mark, in Unix milliseconds.
     pub as_of_ms: u64,
     /// Sizes of all disks.
     pub logical_bytes: u64,
-    /// Blocks that disks hold, each as often as disks hold it, times 4096.
+    /// Blocks mapped by disks, counted once per disk, times 4096.
     pub mapped_bytes: u64,
-    /// Distinct blocks that disks hold, times 4096.
+    /// Distinct blocks mapped by disks, times 4096.
     pub unique_bytes: u64,
-    /// Bytes on the store of what disks hold, and of their maps.
+    /// Bytes on the store of live blocks and map nodes.
     pub live_bytes: u64,
-    /// Bytes on the store that hold nothing; a cleaning frees most of them. What must be kept because of damage is
-    /// not among them.
+    /// Bytes on the store that are dead; cleaning frees most of them. Data that must be kept because of
+    /// damage is not included.
     pub reclaimable_bytes: u64,
-    /// Disks of whose block maps something could not be read: their figures are of the rest, and nothing older than
+    /// Disks whose block maps were partly unreadable: their figures cover the rest, and nothing older than
     /// the damage is freed.
     pub damaged_disks: u64,
 }
 
-/// How much room the store has.
+/// Level of free room in the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Room {
     /// Enough.
     #[default]
     Ok,
-    /// So little that somebody should look.
+    /// Low: an administrator should act.
     Low,
-    /// None for data: writes are refused.
+    /// No room for data: writes are refused.
     Full,
 }
 
@@ -210,9 +210,9 @@ pub struct PoolStats {
     pub dirty_bytes: u64,
     /// Bytes that all segments occupy on the store.
     pub stored_bytes: u64,
-    /// Room in the store in all.
+    /// Total capacity of the store.
     pub store_total_bytes: u64,
-    /// Room in the store that is free.
+    /// Free room in the store.
     pub store_free_bytes: u64,
     /// Volumes, snapshots, images.
     pub disks: u64,
@@ -222,7 +222,7 @@ pub struct PoolStats {
     pub seq: u64,
     /// Commits since the pool was opened.
     pub commits: u64,
-    /// What the commit scheduler sees and decides.
+    /// Measurements and decisions of the commit scheduler.
     pub commit: CommitStats,
     /// Checkpoints since the pool was opened.
     pub checkpoints: u64,
@@ -232,13 +232,13 @@ pub struct PoolStats {
     pub recovered_batches: u64,
     /// Milliseconds that recovery took.
     pub recovery_ms: u64,
-    /// How much room there is.
+    /// Level of free room.
     pub room: Room,
-    /// What reduction did.
+    /// Data reduction.
     pub reduction: ReductionStats,
     /// Desktops.
     pub desktops: DesktopStats,
-    /// Where the space goes; none before the first mark.
+    /// Space usage; `None` before the first mark.
     pub space: Option<SpaceStats>,
     /// Bytes that the cleaner has written since the pool was opened.
     pub moved_bytes: u64,
@@ -246,34 +246,34 @@ pub struct PoolStats {
     pub freed_bytes: u64,
 }
 
-/// What one disk did and holds.
+/// Operations and space of one disk.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct DiskStats {
     /// Guest operations since the pool was opened.
     pub guest: GuestStats,
-    /// What it holds, as the last mark found it.
+    /// Its space usage, as of the last mark.
     pub space: Option<DiskSpace>,
-    /// Of a desktop: bytes in its write cache.
+    /// For a desktop: bytes in its write cache.
     pub cached_bytes: u64,
 }
 
-/// What one disk holds, as the last mark found it.
+/// Space usage of one disk, as of the last mark.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct DiskSpace {
-    /// Blocks that it holds, times 4096.
+    /// Blocks that it maps, times 4096.
     pub mapped_bytes: u64,
-    /// Bytes on the store that only it holds: what deleting it would free.
+    /// Bytes on the store that no other disk references: deleting the disk would free them.
     pub exclusive_bytes: u64,
 }
 
-/// How far a reclaiming is.
+/// Progress of a reclaim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct GcProgress {
-    /// What is being done.
+    /// The current phase.
     pub phase: GcPhase,
-    /// Steps done of this phase: disks marked, or segments cleaned.
+    /// Completed steps of this phase: disks marked, or segments cleaned.
     pub done: u64,
-    /// Steps of this phase in all.
+    /// Total steps of this phase.
     pub total: u64,
     /// Bytes freed so far.
     pub freed_bytes: u64,
@@ -285,16 +285,29 @@ pub struct GcProgress {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GcPhase {
-    /// Finding what is live.
+    /// Finding live slots.
     #[default]
     Mark,
-    /// Moving what is live out of segments with little of it.
+    /// Moving live slots out of sparse segments.
     Clean,
     /// All done.
     Done,
 }
 
-/// A count of the store's meter.
+/// Converts a count of the store's meter.
 pub(crate) fn count(c: forebay_store::OpCount) -> Count {
     Count { ops: c.ops, bytes: c.bytes }
+}
+
+impl std::ops::AddAssign for GuestStats {
+    fn add_assign(&mut self, other: GuestStats) {
+        let add = |a: &mut Count, b: Count| {
+            a.ops += b.ops;
+            a.bytes += b.bytes;
+        };
+        add(&mut self.read, other.read);
+        add(&mut self.write, other.write);
+        add(&mut self.discard, other.discard);
+        self.flush += other.flush;
+    }
 }

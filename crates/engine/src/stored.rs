@@ -1,9 +1,9 @@
-//! How blocks are stored: raw, as one LZ4 block, or as members of a group that zstd compressed together.
+//! Stored forms of blocks: raw, as one LZ4 block, or as members of a group that zstd compressed together.
 //!
-//! LZ4 is for what is written now: it costs less than the bytes that it saves. Groups are for what is moved
-//! (`crate::clean`): eight neighbours of the moved segment, so that a random read of one block fetches and
-//! unpacks 32 KiB at most, in one store read; the neighbours that the reader's disk has, too, come along into
-//! the read cache.
+//! LZ4 is used for new writes: it costs less than the bytes that it saves. Groups are used for relocated
+//! blocks (`crate::clean`): eight neighbours of the moved segment, so that a random read of one block fetches
+//! and unpacks at most 32 KiB, in one store read; the neighbours that the reader's disk has as well are
+//! inserted into the read cache.
 
 use forebay_format::{BLOCK, Codec, Form, FormatError, GroupHeader, Slot};
 
@@ -11,12 +11,13 @@ use forebay_format::{BLOCK, Codec, Form, FormatError, GroupHeader, Slot};
 pub(crate) const GROUP_BLOCKS: usize = 8;
 /// Bytes of the length before an LZ4 block.
 const LZ4_HEAD: usize = 2;
-/// A block that takes more than this when compressed is stored raw: to unpack it would cost more than it saves.
+/// A block that takes more than this when compressed is stored raw: unpacking it would cost more than it
+/// saves.
 const WORTH: usize = BLOCK - 512;
-/// Level of zstd: what is moved is written once and read often.
+/// Level of zstd: relocated blocks are written once and read often.
 const ZSTD_LEVEL: i32 = 3;
 
-/// Compresses a block into `out`, which is replaced; returns the form. `out` is left empty where the form is
+/// Compresses a block into `out`, which is replaced; returns the form. `out` is left empty if the form is
 /// raw.
 pub(crate) fn compress(block: &[u8; BLOCK], out: &mut Vec<u8>) -> Form {
     out.clear();
@@ -37,11 +38,11 @@ pub(crate) fn compress(block: &[u8; BLOCK], out: &mut Vec<u8>) -> Form {
     }
 }
 
-/// Whether a block is, by a sample of its bytes, encrypted or compressed already. Of 256 random bytes some 162
-/// values differ; text and code have far fewer.
+/// Whether a block appears to be encrypted or compressed already, judged by a sample of its bytes. 256 random
+/// bytes contain some 162 different values; text and code contain far fewer.
 fn looks_random(block: &[u8; BLOCK]) -> bool {
     let mut seen = [false; 256];
-    // Four stretches: data with a short plain header must not pass for plain.
+    // Four samples: the data of a block with a short plain header must be detected as well.
     for part in 0..4 {
         for byte in &block[part * 1024 + 480..][..64] {
             seen[usize::from(*byte)] = true;
@@ -50,10 +51,10 @@ fn looks_random(block: &[u8; BLOCK]) -> bool {
     seen.iter().filter(|s| **s).count() > 140
 }
 
-/// Unpacks a block that is stored on its own in `bytes`, which are as long as its form says.
+/// Unpacks a block that is stored singly in `bytes`, whose length matches its form.
 ///
 /// # Errors
-/// Where the bytes are not what a writer makes.
+/// If no writer produces these bytes.
 pub(crate) fn unpack(form: Form, bytes: &[u8], out: &mut [u8; BLOCK]) -> Result<(), FormatError> {
     const WHAT: &str = "stored block";
     match form.codec() {
@@ -71,14 +72,14 @@ pub(crate) fn unpack(form: Form, bytes: &[u8], out: &mut [u8; BLOCK]) -> Result<
     Ok(())
 }
 
-/// Compresses blocks as a group into `out`, which is replaced and padded to the slot unit. False where that
-/// would not save anything.
+/// Compresses blocks as a group into `out`, which is replaced and padded to the slot unit. Returns false if
+/// that would not save space.
 pub(crate) fn compress_group(blocks: &[u8], out: &mut Vec<u8>) -> bool {
     let members = blocks.len() / BLOCK;
     assert!(blocks.len().is_multiple_of(BLOCK) && (1..=GroupHeader::MAX_MEMBERS).contains(&members));
     out.clear();
     out.resize(GroupHeader::SIZE + blocks.len(), 0);
-    // A destination without room for more than the input makes zstd give up where it would not shrink.
+    // With a destination no larger than the input, zstd fails if the data would not shrink.
     let Ok(len) = zstd::bulk::compress_to_buffer(blocks, &mut out[GroupHeader::SIZE..], ZSTD_LEVEL) else {
         return false;
     };
@@ -88,10 +89,10 @@ pub(crate) fn compress_group(blocks: &[u8], out: &mut Vec<u8>) -> bool {
     out.len() <= members * WORTH
 }
 
-/// Unpacks a group: its blocks, one behind the other.
+/// Unpacks a group: its blocks, concatenated.
 ///
 /// # Errors
-/// Where the bytes are not what a writer makes.
+/// If no writer produces these bytes.
 pub(crate) fn unpack_group(bytes: &[u8]) -> Result<Vec<u8>, FormatError> {
     let (header, frame) = GroupHeader::decode(bytes)?;
     let plain = usize::from(header.members) * BLOCK;
@@ -107,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// Blocks as guests write them: text, sparse, and random ones.
+    /// Blocks typical of guests: text, sparse, and random ones.
     fn block() -> impl Strategy<Value = Vec<u8>> {
         let text = prop::collection::vec("[a-z]{1,9} ", 600..900).prop_map(|words| {
             let mut text = words.concat().into_bytes();

@@ -1,8 +1,8 @@
-//! Locks and atomics of what threads share: those of `parking_lot` and the standard library; under `--cfg shuttle`
-//! those of shuttle, which runs `tests/threads.rs` under many schedules.
+//! Locks and atomics shared between threads: those of `parking_lot` and the standard library; under `--cfg
+//! shuttle` those of shuttle, which runs `tests/threads.rs` under many schedules.
 //!
-//! Every lock of the engine is taken from here: shuttle runs all threads on one, so a lock that it does not know, held
-//! at a point where it switches, would stop it for good. Counters that nothing depends on stay with the standard
+//! All locks of the engine are taken from here: shuttle runs all threads on one, so a foreign lock held at a
+//! point where it switches threads would deadlock. Counters on which nothing depends use the standard
 //! library.
 
 #[cfg(not(shuttle))]

@@ -1,7 +1,7 @@
-//! Telling zeroes from data.
+//! Detection of zeroes.
 
-/// Whether all bytes are zero. Most data shows at once that it is not; the rest is looked at in lines without a
-/// branch in each, of which the compiler makes vector instructions.
+/// Whether all bytes are zero. Most data fails the test in its first bytes; the rest is tested in lines
+/// without a branch in each, which the compiler vectorises.
 pub fn is_zero(bytes: &[u8]) -> bool {
     let (lines, rest) = bytes.as_chunks::<128>();
     bytes.iter().take(16).all(|b| *b == 0)

@@ -1,5 +1,6 @@
-//! A pool whose threads shuttle interleaves: the freeze gate, progress of commits, the latch and the miss table under
-//! thousands of schedules. Run by `make test-threads`; a failure prints the schedule that replays it.
+//! A pool whose threads shuttle interleaves: the freeze gate, progress of commits, the latch and the miss
+//! table under thousands of schedules. Run by `make test-threads`; a failure prints the schedule that replays
+//! it.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used)]
 
@@ -7,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use forebay_engine::{BoxFuture, Coalesce, Disk, Error, Fast, Host, Mutation, Pool, PoolConfig, SyncMode};
+use forebay_engine::{
+    BoxFuture, Coalesce, DiskHandle, Error, Fast, Host, Mutation, Pool, PoolConfig, SyncMode,
+};
 use forebay_format::{SegmentId, Superblock};
 use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result as StoreResult, Store, StoreError};
 use shuttle::future::{block_on, yield_now};
@@ -16,7 +19,7 @@ use shuttle::thread;
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 4;
 
-/// Time passes when it is looked at, and a sleep gives others a few turns.
+/// The clock advances when it is read, and a sleep yields a few times.
 #[derive(Default)]
 struct ShuttleHost(AtomicU64);
 
@@ -43,10 +46,10 @@ impl Host for ShuttleHost {
     }
 }
 
-/// A store whose operations take turns with everything else.
+/// A store whose operations yield to other threads.
 struct Slow {
     store: Arc<MemoryStore>,
-    /// Changes that succeed before all fail.
+    /// Number of changes that succeed before all fail.
     left: AtomicU64,
 }
 
@@ -58,7 +61,7 @@ impl Slow {
     async fn change<'a, T>(&self, change: impl FnOnce() -> BoxFuture<'a, StoreResult<T>>) -> StoreResult<T> {
         yield_now().await;
         if self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err() {
-            let (what, reason) = ("a change".into(), "it fails on purpose".into());
+            let (what, reason) = ("a change".into(), "injected failure".into());
             return Err(StoreError::Io { what, reason, errno: 5 });
         }
         let done = change().await;
@@ -128,7 +131,7 @@ fn open_with(store: Arc<dyn Store>, config: PoolConfig) -> Arc<Pool> {
 /// Runs a test under `schedules` random schedules.
 fn check(round: impl Fn() + Send + Sync + 'static, schedules: usize) {
     let mut config = shuttle::Config::new();
-    // A test build is not thrifty with its stack.
+    // A debug build needs much stack.
     config.stack_size = 1 << 20;
     shuttle::Runner::new(shuttle::scheduler::RandomScheduler::new(schedules), config).run(round);
 }
@@ -142,20 +145,20 @@ fn prepared() -> Arc<MemoryStore> {
     store
 }
 
-/// A block of this version; compression and reduction find nothing to do.
+/// The content of a block in this version; compression and reduction have no effect on it.
 fn content(version: u64) -> Vec<u8> {
     let word = |i: u64| (version << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (1..=BLOCK as u64 / 8).flat_map(|i| (word(i) | 1 << 63).to_le_bytes()).collect()
 }
 
-fn version(disk: &Disk, block: u64) -> u64 {
+fn version(disk: &DiskHandle, block: u64) -> u64 {
     let mut data = vec![0; BLOCK];
     block_on(disk.read(block * BLOCK as u64, &mut data)).unwrap();
     (0..16).find(|v| if *v == 0 { data.iter().all(|b| *b == 0) } else { data == content(*v) }).unwrap()
 }
 
-/// Writes versions of one block and flushes now and then; the last version that a flush covered.
-fn write_and_flush(disk: &Disk, block: u64) -> u64 {
+/// Writes versions of one block and flushes in between; returns the last version that a flush covered.
+fn write_and_flush(disk: &DiskHandle, block: u64) -> u64 {
     let mut durable = 0;
     for version in 1..=4 {
         let (offset, data) = (block * BLOCK as u64, content(version));
@@ -174,8 +177,8 @@ fn write_and_flush(disk: &Disk, block: u64) -> u64 {
     durable
 }
 
-/// Writers flush side by side, on a store that fails at some change or at none; whatever a flush covered is there when
-/// the pool is opened again.
+/// Concurrent writers flush, on a store that fails at some change or at none; every write that a flush
+/// covered is present when the pool is opened again.
 fn flushes_cover(changes: u64, mutation: Mutation) {
     let store = prepared();
     let slow = Slow::new(store.clone());
@@ -198,8 +201,11 @@ fn flushes_cover(changes: u64, mutation: Mutation) {
     let disk = again.attach("v").unwrap();
     for (block, durable) in durable.into_iter().enumerate() {
         let found = version(&disk, block as u64);
-        assert!(found >= durable, "block {block}: version {durable} was flushed, {found} is there");
-        assert!(closed.is_err() || found == 4, "block {block}: the pool was closed, and {found} is there");
+        assert!(found >= durable, "block {block}: version {durable} was flushed, version {found} was found");
+        assert!(
+            closed.is_err() || found == 4,
+            "block {block}: the pool was closed, version {found} was found"
+        );
     }
     drop(disk);
     block_on(again.close()).unwrap();
@@ -219,13 +225,13 @@ fn a_latched_pool_acknowledges_no_flush() {
 
 #[test]
 #[should_panic(expected = "was flushed")]
-fn a_flush_that_does_not_wait_is_noticed() {
+fn a_flush_that_does_not_wait_is_detected() {
     for changes in 0..20 {
         check(move || flushes_cover(changes, Mutation::FlushEarly), 500);
     }
 }
 
-/// A pool that closes refuses what it will not commit.
+/// A pool that is closing refuses writes that it will not commit.
 #[test]
 fn nothing_is_acknowledged_after_close() {
     let round = || {
@@ -257,7 +263,7 @@ fn nothing_is_acknowledged_after_close() {
     check(round, 2000);
 }
 
-/// Readers of the same cold blocks, one of which gives up: all others get the data, and none waits for ever.
+/// Readers of the same cold blocks, one of which gives up: all others get the data, and none waits forever.
 #[test]
 fn readers_share_misses() {
     let round = || {

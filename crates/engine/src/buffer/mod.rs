@@ -1,12 +1,12 @@
-//! The write buffer of a disk: what was acknowledged and is not yet in the log.
+//! The write buffer of a disk: writes that are acknowledged and not yet in the log.
 //!
-//! Two layers, the upper wins: whole or partial *blocks*, and *zeroed ranges* beneath them. A block that was
-//! written in part keeps a mask of its sectors, so a write never waits for a read: what is missing is read
-//! when the buffer is committed.
+//! It has two layers, of which the upper takes precedence: whole or partial *blocks*, and *zeroed ranges*
+//! beneath them. A partially written block keeps a mask of its written sectors, so a write never waits for a
+//! read: the missing sectors are read when the buffer is committed.
 //!
-//! A disk has an *active* buffer, into which writes go, and while a commit runs a *frozen* one, which no one
-//! changes any more. Reads look at active, then frozen, then the map; the frozen one goes only after the map
-//! has taken it over, so no read can miss a write.
+//! A disk has an *active* buffer, which receives writes, and while a commit runs a *frozen* buffer, which is
+//! immutable. Reads search the active buffer, then the frozen one, then the map; the frozen buffer is dropped
+//! only after it was applied to the map, so no read can miss a write.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,7 +30,8 @@ pub(crate) fn sectors(within: &Range<usize>) -> u8 {
     (ALL_SECTORS << first) & (ALL_SECTORS >> (7 - last))
 }
 
-/// Copies those bytes of `block` that lie in `within` and in the sectors of `mask`; `out` stands for `within`.
+/// Copies the bytes of `block` that are in `within` and in the sectors of `mask`; `out[0]` corresponds to
+/// `within.start`.
 pub(crate) fn copy_sectors(block: &[u8; BLOCK], mask: u8, within: &Range<usize>, out: &mut [u8]) {
     debug_assert_eq!(out.len(), within.len());
     if mask & sectors(within) == sectors(within) {
@@ -42,7 +43,7 @@ pub(crate) fn copy_sectors(block: &[u8; BLOCK], mask: u8, within: &Range<usize>,
     });
 }
 
-/// Zeroes those bytes of `out`, which stands for `within`, that lie in the sectors of `mask`.
+/// Zeroes the bytes of `out` that are in the sectors of `mask`; `out[0]` corresponds to `within.start`.
 pub(crate) fn zero_sectors(mask: u8, within: &Range<usize>, out: &mut [u8]) {
     for_sectors(mask, within, |part| out[part.start - within.start..part.end - within.start].fill(0));
 }
@@ -56,30 +57,30 @@ fn for_sectors(mask: u8, within: &Range<usize>, mut each: impl FnMut(Range<usize
     }
 }
 
-/// A block that was written, at least in part.
+/// A block that was written, wholly or in part.
 pub(crate) struct Dirty {
     pub page: Page,
-    /// Sectors that were written.
+    /// The written sectors.
     pub mask: u8,
-    /// When it was last written, in writes to this buffer.
+    /// Time of the last write, counted in writes to this buffer.
     stamp: u32,
 }
 
-/// Bytes that a zeroed range counts in the budget.
+/// Bytes that a zeroed range counts against the budget.
 const ZERO_RANGE_COST: u64 = 64;
-/// The most that one zeroed range adds to the budget: it can cut another one in two.
+/// The most that zeroing one range adds to the cost: it can split another range in two.
 pub(crate) const ZEROES_COST: u64 = 2 * ZERO_RANGE_COST;
 
-/// Written blocks that are searched one by one; some hundred microseconds.
+/// The most written blocks that are searched linearly; this takes some hundred microseconds.
 const SEARCHED_BLOCKS: usize = 1 << 16;
 
-/// One layer pair; see the module.
+/// A layer of blocks above a layer of zeroed ranges; see the module documentation.
 #[derive(Default)]
 pub(crate) struct WriteBuffer {
     blocks: HashMap<u64, Dirty, BuildU64Hasher>,
-    /// Disjoint ranges by first block: end and whether the range stays allocated.
+    /// Disjoint ranges, by first block: end (exclusive), and whether the range stays allocated.
     zeroes: BTreeMap<u64, (u64, bool)>,
-    /// Writes so far.
+    /// Number of writes so far.
     clock: u32,
 }
 
@@ -88,7 +89,7 @@ impl WriteBuffer {
         self.blocks.is_empty() && self.zeroes.is_empty()
     }
 
-    /// What this buffer counts in the budget.
+    /// Bytes that this buffer counts against the budget.
     pub fn cost(&self) -> u64 {
         self.blocks.len() as u64 * BLOCK as u64 + self.zeroes.len() as u64 * ZERO_RANGE_COST
     }
@@ -121,8 +122,8 @@ impl WriteBuffer {
         } else {
             range.clone().for_each(|block| drop(self.blocks.remove(&block)));
         }
-        // Cut what overlaps, then join with neighbours of the same kind: a disk that is discarded piece by
-        // piece ends as one range.
+        // Trim ranges that overlap, then join neighbours of the same kind: a disk that is discarded in pieces
+        // ends up as one range.
         let (mut start, mut end) = (range.start, range.end);
         let mut from = start;
         if let Some((&s, _)) = self.zeroes.range(..start).next_back() {
@@ -145,13 +146,13 @@ impl WriteBuffer {
         self.zeroes.insert(start, (end, allocated));
     }
 
-    /// What of a map changes when this is committed, in any order.
+    /// The map changes that committing this buffer causes, in any order.
     pub fn touched(&self) -> impl Iterator<Item = Touch> {
         let blocks = self.blocks.iter().map(|(&block, dirty)| self.touch(block, dirty));
         blocks.chain(self.zeroes_touch())
     }
 
-    /// The same for the zeroed ranges, and for the `count` blocks that were written longest ago.
+    /// The same for the zeroed ranges and the `count` least recently written blocks.
     pub fn coldest_touched(&self, count: usize) -> Vec<Touch> {
         let coldest = self.coldest(count);
         let touch = |block: &u64| Some(self.touch(*block, self.blocks.get(block)?));
@@ -162,13 +163,13 @@ impl WriteBuffer {
         Touch { block, count: 1, is_read: dirty.mask != ALL_SECTORS && !self.zeroed(block) }
     }
 
-    /// Only the leaves at the ends of a zeroed range stay.
+    /// Of the leaves below a zeroed range, only those at its two ends remain.
     fn zeroes_touch(&self) -> impl Iterator<Item = Touch> {
         let ends = self.zeroes.iter().flat_map(|(&start, &(end, _))| [start, end - 1]);
         ends.map(|block| Touch { block, count: FANOUT, is_read: false })
     }
 
-    /// The `count` blocks that were written longest ago, in any order.
+    /// The `count` least recently written blocks, in any order.
     fn coldest(&self, count: usize) -> Vec<u64> {
         if count >= self.blocks.len() {
             return self.blocks.keys().copied().collect();
@@ -182,8 +183,8 @@ impl WriteBuffer {
         by_age[..count].iter().map(|(_, block)| *block).collect()
     }
 
-    /// Takes out the zeroed ranges, and so many of the blocks that were written longest ago. Of what stays, nothing
-    /// lies beneath a part that is taken.
+    /// Removes and returns all zeroed ranges and the `count` least recently written blocks. No remaining part
+    /// is beneath a part that is removed.
     fn take_coldest(&mut self, count: usize) -> WriteBuffer {
         let mut taken = WriteBuffer { zeroes: std::mem::take(&mut self.zeroes), ..WriteBuffer::default() };
         if count >= self.blocks.len() {
@@ -196,7 +197,7 @@ impl WriteBuffer {
         taken
     }
 
-    /// Takes in what an older buffer has, beneath what is here.
+    /// Merges an older buffer into this one; where both have data, this one takes precedence.
     fn put_beneath(&mut self, older: WriteBuffer) {
         for (block, below) in older.blocks {
             if self.zeroed(block) {
@@ -237,8 +238,8 @@ impl WriteBuffer {
         gaps
     }
 
-    /// Copies what this buffer has of `within` of a block into `out`, but for the sectors in `have`, which an
-    /// upper layer has filled already. Returns the sectors that are filled now.
+    /// Copies this buffer's data for `within` of a block into `out`, except for the sectors in `have`, which
+    /// an upper layer has filled already. Returns the sectors that are filled now.
     pub fn overlay(&self, block: u64, within: &Range<usize>, have: u8, out: &mut [u8]) -> u8 {
         let mut have = have;
         if let Some(dirty) = self.blocks.get(&block) {
@@ -256,7 +257,7 @@ impl WriteBuffer {
         self.zeroes.range(..=block).next_back().is_some_and(|(_, &(end, _))| block < end)
     }
 
-    /// The zeroed ranges, by first block, with whether they stay allocated.
+    /// The zeroed ranges in order of their first block, and whether each stays allocated.
     pub fn zeroes(&self) -> impl Iterator<Item = (Range<u64>, bool)> {
         self.zeroes.iter().map(|(&s, &(e, a))| (s..e, a))
     }
@@ -285,7 +286,7 @@ impl WriteBuffer {
         blocks
     }
 
-    /// The blocks that were written in part, in order.
+    /// The partially written blocks, in order.
     pub fn partial_blocks(&self) -> Vec<(u64, &Dirty)> {
         let partial = self.blocks.iter().filter(|(_, d)| d.mask != ALL_SECTORS);
         let mut blocks: Vec<_> = partial.map(|(&b, d)| (b, d)).collect();
@@ -293,13 +294,13 @@ impl WriteBuffer {
         blocks
     }
 
-    /// Whether what a partial block lacks is zero, because the range beneath was zeroed.
+    /// Whether the unwritten sectors of a partial block are zero because the range beneath was zeroed.
     pub fn base_is_zero(&self, block: u64) -> bool {
         self.zeroed(block)
     }
 }
 
-/// Runs over other runs: where both say something, the upper ones win.
+/// Overlays runs on other runs: where both cover a block, the upper ones take precedence.
 fn lay_over<T: Copy>(above: Vec<(Range<u64>, T)>, below: Vec<(Range<u64>, T)>) -> Vec<(Range<u64>, T)> {
     let mut all = above.clone();
     let mut above = above.iter().peekable();
@@ -322,9 +323,9 @@ fn lay_over<T: Copy>(above: Vec<(Range<u64>, T)>, below: Vec<(Range<u64>, T)>) -
     all
 }
 
-/// A page that has `data` at `within`, and is zero elsewhere.
+/// A page with `data` at `within` and zeroes elsewhere.
 fn page_with(within: Range<usize>, data: &[u8]) -> Page {
-    // A whole block, which most are, is copied into memory that nobody has to zero first.
+    // Most writes are whole blocks: they are copied into memory that need not be zeroed first.
     if data.len() == BLOCK
         && let Ok(page) = Page::try_from(Box::<[u8]>::from(data))
     {
@@ -335,7 +336,7 @@ fn page_with(within: Range<usize>, data: &[u8]) -> Page {
     page
 }
 
-/// A place that is being read in order to be written in part; a write to it in between is noted.
+/// A range that is being read for a read-modify-write; records whether it is written in between.
 struct Watch {
     id: u64,
     blocks: Range<u64>,
@@ -359,9 +360,9 @@ pub(crate) struct Buffers {
     frozen: Option<Arc<WriteBuffer>>,
     watches: Vec<Watch>,
     next_watch: u64,
-    /// Blocks into which the commit that is under way copies others, in the map; see [`crate::copy`].
+    /// Destination blocks, in the map, of copies by the commit that is under way; see [`crate::copy`].
     copies: Vec<Range<u64>>,
-    /// Copies that began, ever.
+    /// Number of copies into this disk that have begun.
     copies_begun: u64,
 }
 
@@ -378,7 +379,8 @@ impl Buffers {
         self.frozen.is_some()
     }
 
-    /// Lets `change` change the active buffer in `blocks`. Returns by how much it grew.
+    /// Applies `change`, which affects only `blocks`, to the active buffer. Returns by how much the buffer's
+    /// cost grew.
     pub fn change(&mut self, blocks: Range<u64>, change: impl FnOnce(&mut WriteBuffer)) -> i64 {
         self.watches.iter_mut().for_each(|w| w.note(&blocks));
         let before = self.active.cost() as i64;
@@ -397,7 +399,8 @@ impl Buffers {
         }
     }
 
-    /// The first block in a range that was written, where that is found out quickly: `None` where it would take long.
+    /// The first written block in a range, or `range.end`; `None` if the search would take long (more than
+    /// [`SEARCHED_BLOCKS`] blocks).
     pub fn first_written(&self, range: &Range<u64>) -> Option<u64> {
         let layers = [Some(&self.active), self.frozen.as_deref()];
         let mut first = range.end;
@@ -411,7 +414,7 @@ impl Buffers {
         Some(first)
     }
 
-    /// Freezes the active buffer for a commit, if there is anything in it.
+    /// Freezes the active buffer for a commit, unless it is empty.
     pub fn freeze(&mut self) -> Option<Arc<WriteBuffer>> {
         assert!(self.frozen.is_none(), "one commit at a time");
         if self.active.is_empty() {
@@ -421,7 +424,7 @@ impl Buffers {
         self.frozen.clone()
     }
 
-    /// Freezes the zeroed ranges and so many of the blocks that were written longest ago.
+    /// Freezes the zeroed ranges and the `count` least recently written blocks.
     pub fn freeze_coldest(&mut self, count: usize) -> Arc<WriteBuffer> {
         assert!(self.frozen.is_none(), "one commit at a time");
         let frozen = Arc::new(self.active.take_coldest(count));
@@ -429,8 +432,8 @@ impl Buffers {
         frozen
     }
 
-    /// What the buffers say of blocks in `range`: disjoint runs in order, and of each whether it is data, or zeroes
-    /// and whether they stay allocated. Of the rest they say nothing.
+    /// The buffered state of `range`: disjoint runs in order, each either data (`None`) or zeroes with
+    /// whether they stay allocated. Blocks in no run are not buffered.
     pub fn runs(&self, range: Range<u64>) -> Vec<(Range<u64>, Option<bool>)> {
         let mut runs = self.active.runs(&range);
         if let Some(frozen) = &self.frozen {
@@ -441,17 +444,17 @@ impl Buffers {
         runs
     }
 
-    /// Forgets the frozen buffer, which the map has taken over.
+    /// Drops the frozen buffer after it was applied to the map.
     pub fn thaw(&mut self) -> Option<Arc<WriteBuffer>> {
         self.frozen.take()
     }
 
-    /// Gives up a freeze: what was frozen goes beneath what was written since. Returns by how much both together
-    /// take less than they did.
+    /// Cancels a freeze: the frozen buffer is merged beneath later writes. Returns by how much the total cost
+    /// shrinks.
     pub fn unfreeze(&mut self, frozen: Arc<WriteBuffer>) -> i64 {
         self.frozen = None;
-        // Readers look at it under the lock that the caller holds.
-        let frozen = Arc::into_inner(frozen).expect("nobody else holds a frozen buffer");
+        // Readers use it only under the lock that the caller holds.
+        let frozen = Arc::into_inner(frozen).expect("a frozen buffer has no other owner");
         let before = frozen.cost() + self.active.cost();
         if self.active.is_empty() {
             self.active = frozen;
@@ -461,33 +464,33 @@ impl Buffers {
         before as i64 - self.active.cost() as i64
     }
 
-    /// Forgets all that was written. How much that took.
+    /// Discards all buffered writes. Returns their cost.
     pub fn clear(&mut self) -> i64 {
         let gone = std::mem::take(&mut self.active);
         gone.cost() as i64
     }
 
-    /// Begins to note writes to `blocks`.
+    /// Begins to record writes to `blocks`.
     pub fn watch(&mut self, blocks: Range<u64>) -> u64 {
         self.next_watch += 1;
         self.watches.push(Watch { id: self.next_watch, blocks, hit: false });
         self.next_watch
     }
 
-    /// Stops noting; says whether there was a write, or a copy is under way.
+    /// Stops recording; returns whether there was a write, or a copy into the blocks is under way.
     pub fn unwatch(&mut self, id: u64) -> bool {
         let Some(at) = self.watches.iter().position(|w| w.id == id) else { return false };
         let watch = self.watches.swap_remove(at);
         watch.hit || self.is_copied_to(&watch.blocks)
     }
 
-    /// A copy into `blocks` begins: from now on it may be in the map.
+    /// Begins a copy into `blocks`: from now on it may be in the map.
     pub fn begin_copy(&mut self, blocks: Range<u64>) {
         self.copies.push(blocks);
         self.copies_begun += 1;
     }
 
-    /// How many copies into this disk began so far.
+    /// Number of copies into this disk that have begun so far.
     pub fn copies_begun(&self) -> u64 {
         self.copies_begun
     }
@@ -497,7 +500,7 @@ impl Buffers {
         self.copies.iter().any(|copy| overlap(copy, blocks))
     }
 
-    /// A copy has ended; it is in the map, or will not be.
+    /// Ends a copy: it was applied to the map, or never will be.
     pub fn end_copy(&mut self, blocks: &Range<u64>) {
         if let Some(at) = self.copies.iter().position(|copy| copy == blocks) {
             self.copies.swap_remove(at);

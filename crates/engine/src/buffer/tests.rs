@@ -1,4 +1,4 @@
-//! Buffers against what they should hold.
+//! Tests write buffers against models.
 
 use proptest::prelude::*;
 
@@ -39,7 +39,7 @@ fn apply(buffer: &mut WriteBuffer, op: &Op) {
     }
 }
 
-/// Of each block, what the buffer has of it, and which kind of zeroed range lies beneath.
+/// For each block, its buffered content and mask, and the kind of the zeroed range beneath.
 fn seen(buffer: &WriteBuffer) -> Vec<(Vec<u8>, u8, Option<bool>)> {
     let zeroed = |b| buffer.zeroes().find(|(range, _)| range.contains(&b)).map(|(_, allocated)| allocated);
     let block = |b| {
@@ -51,7 +51,7 @@ fn seen(buffer: &WriteBuffer) -> Vec<(Vec<u8>, u8, Option<bool>)> {
 }
 
 proptest! {
-    /// Whatever was written before and after a freeze that is given up: the buffer is as without the freeze.
+    /// For any writes before and after a cancelled freeze, the buffer equals one that was never frozen.
     #[test]
     fn a_freeze_that_is_given_up_leaves_no_trace(
         before in prop::collection::vec(op(), 1..12),
@@ -69,14 +69,14 @@ proptest! {
     }
 }
 
-/// What runs of blocks say of each of `count` blocks.
+/// The kind that a list of runs gives for each of `count` blocks.
 fn by_block(runs: &[(Range<u64>, Option<bool>)], count: u64) -> Vec<Option<Option<bool>>> {
     assert!(runs.is_sorted_by(|a, b| a.0.end <= b.0.start), "{runs:?}");
     (0..count).map(|b| runs.iter().find(|(run, _)| run.contains(&b)).map(|(_, kind)| *kind)).collect()
 }
 
 proptest! {
-    /// The runs of two layers say what a look at each block says.
+    /// The merged runs of two layers agree with a lookup of each block.
     #[test]
     fn runs_are_those_of_the_blocks(
         before in prop::collection::vec(op(), 1..12),
@@ -99,7 +99,8 @@ proptest! {
         prop_assert_eq!(by_block(&buffers.runs(0..BLOCKS), BLOCKS), wanted);
     }
 
-    /// What is taken and what stays together say what was there; what stays is younger.
+    /// The taken and the remaining blocks together have the original content, and the remaining ones are
+    /// younger.
     #[test]
     fn the_coldest_are_taken(ops in prop::collection::vec(op(), 1..24), count in 0..BLOCKS as usize) {
         let (mut plain, mut buffers) = (WriteBuffer::default(), Buffers::default());

@@ -1,7 +1,7 @@
-//! Frames: the memory of a shard, one block each, in chunks that come and go as a whole.
+//! Frames: the memory of a shard, one block each, in chunks that are allocated and freed as a whole.
 //!
-//! A frame's number is its chunk's number times [`CHUNK_FRAMES`] plus its place there, so numbers stay valid
-//! while chunks are added. Only the last chunk may be shorter than the others.
+//! A frame's number is its chunk's number times [`CHUNK_FRAMES`] plus its index in the chunk, so numbers stay
+//! valid while chunks are added. Only the last chunk may be shorter than the others.
 
 use std::ops::Range;
 
@@ -11,19 +11,19 @@ use super::pages::{HUGE, Pages};
 
 /// Frames of a full chunk: one huge page.
 pub(super) const CHUNK_FRAMES: usize = HUGE / BLOCK;
-/// No frame.
+/// The number of no frame.
 pub(super) const NIL: u32 = u32::MAX;
 
-/// What is known of a frame.
+/// Metadata of a frame.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Meta {
-    /// The address it holds, as a number.
+    /// The address of its block, as a number.
     pub key: u64,
     /// The next frame of the queue that it is in.
     pub next: u32,
-    /// Hits since it came into its queue, as far as they are counted.
+    /// Hits since it entered its queue, up to the counted maximum.
     pub hits: u8,
-    /// It is the first to go; see [`super::Rank::Low`].
+    /// It is evicted first; see [`super::Rank::Low`].
     pub is_low: bool,
 }
 
@@ -34,13 +34,13 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    /// New frames; `None` where the system has no memory. Takes its time: not to be called under a lock.
+    /// New frames; `None` if the system has no memory. May be slow: not to be called under a lock.
     pub fn new(frames: usize) -> Option<Chunk> {
         let meta = vec![Meta { key: 0, next: NIL, hits: 0, is_low: false }; frames].into();
         Some(Chunk { meta, bytes: Pages::new(frames * BLOCK)? })
     }
 
-    /// Its frames.
+    /// Number of its frames.
     pub fn len(&self) -> usize {
         self.meta.len()
     }
@@ -80,7 +80,7 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// Frames that exist.
+    /// Number of frames.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -94,15 +94,15 @@ impl Frames {
         self.chunks.last().map_or(0, Chunk::len)
     }
 
-    /// Length of the chunk to hand to [`Frames::add`] next, so that there are at most `limit` frames in all;
-    /// `None` where there are as many. A short last chunk is replaced by a longer one.
+    /// Length of the chunk that [`Frames::add`] is to receive next, so that there are at most `limit` frames
+    /// in all; `None` at that number. A short last chunk is replaced by a longer one.
     pub fn wanted(&self, limit: usize) -> Option<usize> {
         let missing = limit.checked_sub(self.capacity).filter(|missing| *missing > 0)?;
         let short = self.last_len() % CHUNK_FRAMES;
         Some((short + missing).min(CHUNK_FRAMES))
     }
 
-    /// Adds a chunk of the length that is wanted; returns the numbers of the new frames.
+    /// Adds a chunk of the length that [`Frames::wanted`] returned; returns the numbers of the new frames.
     pub fn add(&mut self, mut chunk: Chunk) -> Range<u32> {
         let short = self.last_len() % CHUNK_FRAMES;
         if short > 0
@@ -113,19 +113,19 @@ impl Frames {
         let first = self.chunks.len() * CHUNK_FRAMES;
         let new = (first + short) as u32..(first + chunk.len()) as u32;
         self.capacity += new.len();
-        // Exactly one more: a cache has few chunks, and room for twice as many would count.
+        // Exactly one more: a cache has few chunks, and doubling the capacity would be noticeable.
         self.chunks.reserve_exact(1);
         self.chunks.push(chunk);
         new
     }
 
-    /// Number of the first frame that [`Frames::cut`] will take; at most a chunk goes at a time.
+    /// Number of the first frame that [`Frames::cut`] will remove; at most one chunk is removed at a time.
     pub fn cut_from(&self, limit: usize) -> u32 {
         let last = self.chunks.len().saturating_sub(1) * CHUNK_FRAMES;
         limit.clamp(last, last + self.last_len()) as u32
     }
 
-    /// Gives the frames from [`Frames::cut_from`] on back; they must not be in use.
+    /// Frees the frames from [`Frames::cut_from`] on; they must not be in use.
     pub fn cut(&mut self, from: u32) {
         let (_, kept) = split(from);
         let Some(mut chunk) = self.chunks.pop() else { return };
@@ -138,7 +138,7 @@ impl Frames {
         self.chunks.shrink_to_fit();
     }
 
-    /// Copies a frame of the last chunk, with what is known of it, to another.
+    /// Copies a frame of the last chunk, with its metadata, to another frame.
     pub fn move_from_last(&mut self, from: u32, to: u32) {
         let ((_, from), (chunk, to)) = (split(from), split(to));
         let Some((last, others)) = self.chunks.split_last_mut() else { return };
@@ -161,7 +161,7 @@ impl Frames {
         &mut self.chunks[chunk].meta[at]
     }
 
-    /// The block of a frame, and its metadata to be changed.
+    /// The block of a frame, and its metadata for modification.
     pub fn hit(&mut self, frame: u32) -> (&mut Meta, &[u8]) {
         let (chunk, at) = split(frame);
         let Chunk { meta, bytes } = &mut self.chunks[chunk];

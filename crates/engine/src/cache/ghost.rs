@@ -1,12 +1,12 @@
-//! The ghost: which blocks left the small queue lately without a second use.
+//! The ghost: the blocks that recently left the small queue without a second use.
 //!
-//! A ghost hit admits a block straight to the main queue, so a false answer costs a little hit rate and
-//! nothing else. That allows a set-associative table of 32-bit tags in place of an exact queue: 4 bytes for
-//! each frame, one cache line for each question, first in, first out within a set.
+//! A ghost hit admits a block directly to the main queue, so a false positive costs only a little hit rate.
+//! This permits a set-associative table of 32-bit tags in place of an exact queue: 4 bytes per frame, one
+//! cache line per look-up, first in, first out within a set.
 
 const WAYS: usize = 8;
 
-/// Tags of blocks that left, newest first in each set; 0 is no tag.
+/// Tags of blocks that left, newest first in each set; 0 means no tag.
 #[derive(Default)]
 pub(super) struct Ghost {
     sets: Box<[[u32; WAYS]]>,
@@ -24,7 +24,7 @@ impl Ghost {
     }
 
     fn set(&mut self, hash: u64) -> Option<(&mut [u32; WAYS], u32)> {
-        // The shard and its index use other bits of the hash; mixing once more makes set and tag independent.
+        // The shard and its index use other bits of the hash; mixing again makes set and tag independent.
         let mixed = hash.wrapping_mul(0xd6e8_feb8_6659_fd93);
         let at = ((mixed >> 32) * self.sets.len() as u64) >> 32;
         let tag = (mixed as u32 ^ (hash >> 32) as u32).max(1);
@@ -39,7 +39,7 @@ impl Ghost {
         }
     }
 
-    /// Whether a block is remembered; forgets it.
+    /// Removes a block; returns whether it was remembered.
     pub fn take(&mut self, hash: u64) -> bool {
         let Some((set, tag)) = self.set(hash) else { return false };
         let Some(at) = set.iter().position(|t| *t == tag) else { return false };

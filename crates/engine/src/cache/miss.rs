@@ -1,21 +1,21 @@
 //! Misses under way: one store read for each address, however many readers wait.
 //!
-//! The reader that asks first for an address is its *leader*; those that come while it works are *followers*
-//! and get its result. A leader that fails, or is dropped before it is done (its client went away), takes the
-//! address out and sends the followers back to the start, where one of them becomes the next leader: nobody
-//! inherits another reader's error, and nobody waits for ever.
+//! The first reader that requests an address is its *leader*; those that arrive during its read are
+//! *followers* and receive its result. A leader that fails, or is dropped before it completes (its client
+//! disconnected), removes the address and sends the followers back to the start, where one of them becomes
+//! the next leader: no reader inherits another reader's error, and no reader waits forever.
 //!
-//! How a reader uses it so that an address is read once:
+//! Protocol of a reader, so that an address is read once:
 //! 1. look into the cache;
 //! 2. [`MissTable::enter`];
-//! 3. as leader, look into the cache *once more* (another leader may have finished between 1 and 2), else
-//!    read the store, insert into the cache, then [`Leader::complete`];
-//!    as follower, await, and on `None` begin again.
+//! 3. as leader, look into the cache *again* (another leader may have finished between 1 and 2); if the block
+//!    is still missing, read the store, insert into the cache, then [`Leader::complete`]; as follower, await,
+//!    and on `None` restart.
 //!
-//! A reader that needs several addresses leads all that it can and completes them *before* it awaits what
-//! others lead; otherwise two such readers could wait for each other.
+//! A reader that needs several addresses leads all that it can and completes them *before* it awaits those
+//! that others lead; otherwise two such readers could wait for each other.
 //!
-//! Followers are woken in the order in which they came, so that a simulated run can be repeated.
+//! Followers are woken in the order of their first poll, so that a simulated run is reproducible.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -27,17 +27,18 @@ use hashbrown::HashMap;
 
 use crate::sync::Mutex;
 
-/// The misses under way; clones are handles to the same table. `T` is what a leader hands to its followers.
+/// The misses under way; clones are handles to the same table. `T` is the value that a leader passes to its
+/// followers.
 pub(crate) struct MissTable<T> {
     flights: Arc<Mutex<HashMap<Address, Arc<Flight<T>>>>>,
 }
 
-/// One miss under way. The lock of the table is never taken while this one is held.
+/// A miss under way. The lock of the table is never taken while this one is held.
 struct Flight<T>(Mutex<State<T>>);
 
 struct State<T> {
     outcome: Option<Outcome<T>>,
-    /// Followers that wait, by the number that each was given.
+    /// Waiting followers, each by its number.
     waiting: Vec<(u64, Waker)>,
     next_follower: u64,
 }
@@ -47,11 +48,11 @@ enum Outcome<T> {
     Abandoned,
 }
 
-/// What a reader that missed has to do.
+/// The role of a reader that missed.
 pub(crate) enum Turn<T> {
     /// Read the store, and complete.
     Leader(Leader<T>),
-    /// Wait for the one who does.
+    /// Wait for the leader.
     Follower(Follower<T>),
 }
 
@@ -88,7 +89,7 @@ impl<T> MissTable<T> {
     }
 }
 
-/// The duty to read an address. Dropping it without completing sends the followers back to the start.
+/// The obligation to read an address. Dropping it without completing sends the followers back to the start.
 pub(crate) struct Leader<T> {
     table: MissTable<T>,
     addr: Address,
@@ -96,14 +97,14 @@ pub(crate) struct Leader<T> {
 }
 
 impl<T> Leader<T> {
-    /// Ends the miss and hands `value` to every follower. What goes into the cache must be there before.
+    /// Ends the miss and passes `value` to every follower. Insertions into the cache must precede this call.
     pub fn complete(mut self, value: T) {
         self.end(Outcome::Done(value));
     }
 
     fn end(&mut self, outcome: Outcome<T>) {
         let Some(flight) = self.flight.take() else { return };
-        // Out of the table first: whoever begins again must not meet this miss once more.
+        // Remove the miss from the table first: a reader that restarts must not find it again.
         self.table.flights.lock().remove(&self.addr);
         let mut state = flight.0.lock();
         state.outcome = Some(outcome);
@@ -119,7 +120,7 @@ impl<T> Drop for Leader<T> {
     }
 }
 
-/// Waits for a leader: its value, or `None` where it gave up and the caller has to begin again.
+/// Waits for a leader: its value, or `None` if it gave up and the caller must restart.
 pub(crate) struct Follower<T> {
     flight: Arc<Flight<T>>,
     number: Option<u64>,
@@ -146,7 +147,7 @@ impl<T: Clone> Future for Follower<T> {
                 return Poll::Pending;
             }
         }
-        // Dropping a waker may drop a task, and with it anything: not under the lock.
+        // Dropping a waker may drop a task, which runs arbitrary code: not under the lock.
         drop(state);
         drop(waker);
         Poll::Pending

@@ -8,27 +8,27 @@ use crate::CacheStats;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Most shards. Two readers meet in one with a chance of 1 in 64, for the 100 ns of a copy.
+/// Most shards. Two readers use the same shard with a probability of 1 in 64, for the 100 ns of a copy.
 const MAX_SHARDS: usize = 64;
-/// Least budget of a shard, where there are several: in smaller ones, the load of the shards would be uneven.
+/// Least budget of a shard if there are several: with smaller ones, the load of the shards would be uneven.
 const MIN_SHARD_BYTES: u64 = 4 << 20;
 
-/// A shard on cache lines of its own.
+/// A shard on separate cache lines.
 #[derive(Default)]
 #[repr(align(128))]
 struct Place(Mutex<Shard>);
 
-/// Blocks in RAM, keyed by address. See the [module](super) for what holds of them.
+/// Blocks in RAM, keyed by address. Its invariants are in the [module documentation](super).
 ///
-/// A small budget uses fewer shards. A change of their number empties the cache; a reader or writer that
-/// still goes by the old number meets an empty shard or leaves a block where nobody looks for it, and neither
-/// can be wrong, since an address has one content for ever.
+/// A small budget uses fewer shards. Changing their number empties the cache; a concurrent reader or writer
+/// that still uses the old number finds an empty shard, or inserts a block where no reader looks for it. Both
+/// are harmless, since an address has one content forever.
 pub(crate) struct ReadCache {
     places: Box<[Place]>,
-    /// Shards in use, a power of two.
+    /// Number of shards in use, a power of two.
     active: AtomicUsize,
     budget: AtomicU64,
-    /// Some shard has no frame left: what comes in pushes something out.
+    /// Some shard has no free frame: an insertion evicts a block.
     full: AtomicBool,
     /// Held while the budget changes.
     resizing: Mutex<()>,
@@ -49,12 +49,12 @@ impl ReadCache {
     }
 
     fn place(&self, hash: u64) -> &Mutex<Shard> {
-        // The index uses the lowest and the highest bits.
+        // The shard's index uses the lowest and the highest bits.
         &self.places[(hash >> 40) as usize & (self.active.load(Relaxed) - 1)].0
     }
 
-    /// Copies bytes of the block at `addr`, from `offset_in_block` on, to `out`, and counts a hit; where it is
-    /// not held, counts a miss, leaves `out` as it is, and returns `false`.
+    /// Copies bytes of the block at `addr`, from `offset_in_block` on, to `out`, and counts a hit; if the
+    /// block is not held, counts a miss, leaves `out` unchanged, and returns `false`.
     pub fn get(&self, addr: Address, offset_in_block: usize, out: &mut [u8]) -> bool {
         let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
         let mut shard = self.place(hash).lock();
@@ -63,25 +63,26 @@ impl ReadCache {
         hit
     }
 
-    /// As [`ReadCache::get`], but counts no miss: for a caller that comes back with `get` after a miss.
+    /// As [`ReadCache::get`], but counts no miss: for a caller that calls `get` after a miss.
     pub fn probe(&self, addr: Address, offset_in_block: usize, out: &mut [u8]) -> bool {
         let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
         self.place(hash).lock().get(key, hash, offset_in_block, out)
     }
 
-    /// As [`ReadCache::get`], but leaves no trace: for a caller whose reads say nothing of what guests will read.
+    /// As [`ReadCache::get`], but without counting a hit, a miss or a use: for a caller whose reads do not
+    /// indicate future reads of guests.
     pub fn peek(&self, addr: Address, offset_in_block: usize, out: &mut [u8]) -> bool {
         let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
         self.place(hash).lock().peek(key, hash, offset_in_block, out)
     }
 
-    /// [`ReadCache::insert_as`] any other.
+    /// [`ReadCache::insert_as`] with [`Rank::Normal`].
     #[cfg(test)]
     pub fn insert(&self, addr: Address, block: &[u8; BLOCK]) {
         self.insert_as(addr, block, Rank::Normal);
     }
 
-    /// Takes in a block whose checksum was verified. Doing so again changes nothing.
+    /// Inserts a block whose checksum was verified. Repeating an insertion changes nothing.
     pub fn insert_as(&self, addr: Address, block: &[u8; BLOCK], rank: Rank) {
         if rank == Rank::Never {
             return;
@@ -101,12 +102,12 @@ impl ReadCache {
         }
     }
 
-    /// Whether what comes in pushes nothing out.
+    /// Whether an insertion evicts nothing.
     pub fn has_room(&self) -> bool {
         !self.full.load(Relaxed)
     }
 
-    /// Whether the block is held; not a use of it. It may be gone a moment later.
+    /// Whether the block is held; not counted as a use. It may be evicted a moment later.
     pub fn contains(&self, addr: Address) -> bool {
         let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
         self.place(hash).lock().contains(key, hash)
@@ -134,7 +135,7 @@ impl ReadCache {
         }
     }
 
-    /// Hits, misses, bytes held with all overhead, budget.
+    /// Hits, misses, bytes held including all overhead, budget.
     pub fn stats(&self) -> CacheStats {
         let mut stats = CacheStats { budget: self.budget.load(Relaxed), ..CacheStats::default() };
         for place in &self.places {
@@ -146,7 +147,7 @@ impl ReadCache {
         stats
     }
 
-    /// Blocks held.
+    /// Number of blocks held.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.places.iter().map(|place| place.0.lock().len()).sum()

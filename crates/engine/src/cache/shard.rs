@@ -1,10 +1,10 @@
 //! One shard of the read cache: an index, frames, and the S3-FIFO policy (Yang et al., "FIFO Queues are All
 //! You Need for Cache Eviction", SOSP 2023).
 //!
-//! New blocks enter the *small* queue, a tenth of the frames. Those that are used there move on to the *main*
-//! queue; the others leave early and are remembered by the ghost, and enter the main queue if they come back.
-//! So a scan passes through the small queue and leaves the main queue alone. A hit changes one counter and
-//! nothing else: no queue is reordered.
+//! New blocks enter the *small* queue, a tenth of the frames. Those that are used there are promoted to the
+//! *main* queue; the others are evicted early and remembered by the ghost, and enter the main queue if they
+//! are inserted again. A scan therefore passes through the small queue and leaves the main queue alone. A hit
+//! changes only one counter: no queue is reordered.
 
 use forebay_format::BLOCK;
 use hashbrown::HashTable;
@@ -14,44 +14,47 @@ use super::ghost::Ghost;
 
 /// Hits that are counted: 0 to 3, as in the paper.
 const MAX_HITS: u8 = 3;
-/// Hits in the small queue that make a block move on to the main queue. The paper asks for two; one gives the
-/// same hit rates on skewed loads and scans, and follows a moving working set sooner (see the tests).
+/// Hits in the small queue that promote a block to the main queue. The paper uses two; one gives the same hit
+/// rates on skewed loads and scans, and follows a moving working set sooner (see the tests).
 const PROMOTE_HITS: u8 = 1;
 /// Share of the small queue: one in ten.
 const SMALL_SHARE: usize = 10;
-/// Frames looked at for one eviction; then the next one goes, hits or not, so that the lock is held briefly.
+/// Frames examined for one eviction; then the next one is evicted, hits or not, so that the lock is held
+/// briefly.
 const MAX_STEPS: usize = 128;
 
-/// Memory of a shard that does not grow with its frames: smallest index and ghost, a chunk's record.
+/// Memory of a shard that does not depend on its frames: smallest index and ghost, a chunk's record.
 const BASE_COST: u64 = 512;
-/// Most memory that a frame costs. The block; 16 bytes of metadata; at most 23 in the index (5 for each bucket,
-/// of which 7/8 are usable; a table in which erased places pile up doubles once beyond what its content needs);
-/// 4 in the ghost; 21 to spare.
+/// Most memory that a frame costs: the block; 16 bytes of metadata; at most 23 in the index (5 per bucket, of
+/// which 7/8 are usable; a table in which erased buckets accumulate doubles once beyond the size that its
+/// content needs); 4 in the ghost; 21 in reserve.
 const FRAME_COST: u64 = BLOCK as u64 + 64;
 
 /// As [`PROMOTE_HITS`], for [`Rank::Low`].
 const PROMOTE_HITS_LOW: u8 = 2;
 
-/// How much a block is worth to the cache.
+/// A block's priority in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
-    /// It is not taken in.
+    /// It is not inserted.
     Never,
-    /// It has to be used twice before it is kept: it is not expected to be used again, or nobody asked for it yet.
+    /// It must be used twice before it is kept: it is not expected to be used again, or was not requested
+    /// yet.
     Low,
-    /// It has to be used again before it is kept.
+    /// It must be used again before it is kept.
     Normal,
-    /// It is known to be used: it goes to the main queue at once, and round it once more.
+    /// It is known to be used: it enters the main queue at once, and passes through it a second time before
+    /// eviction.
     High,
 }
 
-/// Spreads a key over all bits; addresses are not chosen by an adversary, so no secret goes in.
+/// Spreads a key over all bits; addresses are not chosen by an adversary, so no secret is mixed in.
 pub(super) fn hash_of(key: u64) -> u64 {
     let wide = u128::from(key ^ 0x2d35_8dcc_aa6c_78a5) * 0x9e37_79b9_7f4a_7c15_u128;
     (wide >> 64) as u64 ^ wide as u64
 }
 
-/// A part of the cache that has its own lock.
+/// A part of the cache with a separate lock.
 pub(super) struct Shard {
     limit: usize,
     index: HashTable<u32>,
@@ -81,17 +84,17 @@ impl Default for Shard {
 }
 
 impl Shard {
-    /// Frames that fit a budget.
+    /// Number of frames that fit a budget.
     pub fn frames_within(budget: u64) -> usize {
         (budget.saturating_sub(BASE_COST) / FRAME_COST) as usize
     }
 
-    /// Blocks held.
+    /// Number of blocks held.
     pub fn len(&self) -> usize {
         self.small.len() + self.main.len()
     }
 
-    /// Whether the next block pushes one out.
+    /// Whether the next insertion evicts a block.
     pub fn is_full(&self) -> bool {
         self.free.len() == 0 && self.frames.capacity() >= self.limit
     }
@@ -105,12 +108,12 @@ impl Shard {
         self.index.find(hash, |f| self.frames.meta(*f).key == key).copied()
     }
 
-    /// Whether the block is held. No hit.
+    /// Whether the block is held; not counted as a hit.
     pub fn contains(&self, key: u64, hash: u64) -> bool {
         self.find(key, hash).is_some()
     }
 
-    /// As [`Shard::get`], but it is no use of the block.
+    /// As [`Shard::get`], but not counted as a use of the block.
     pub fn peek(&self, key: u64, hash: u64, offset: usize, out: &mut [u8]) -> bool {
         let Some(frame) = self.find(key, hash) else { return false };
         out.copy_from_slice(&self.frames.block(frame)[offset..offset + out.len()]);
@@ -129,12 +132,12 @@ impl Shard {
         true
     }
 
-    /// Length of the chunk to hand to [`Shard::add`] before the next insertion, if one is due.
+    /// Length of the chunk that [`Shard::add`] is to receive before the next insertion, if one is due.
     pub fn wanted(&self) -> Option<usize> {
         if self.free.len() == 0 { self.frames.wanted(self.limit) } else { None }
     }
 
-    /// Adds a chunk, unless it is wanted no longer: the lock was free while it was made.
+    /// Adds a chunk, unless it is no longer wanted: the lock was free while it was allocated.
     pub fn add(&mut self, chunk: Chunk) {
         if self.wanted() == Some(chunk.len()) {
             for frame in self.frames.add(chunk) {
@@ -143,7 +146,7 @@ impl Shard {
         }
     }
 
-    /// Takes a block in, or writes it over the one that is held for the same key.
+    /// Inserts a block, or overwrites the one that is held for the same key.
     pub fn insert(&mut self, key: u64, hash: u64, block: &[u8; BLOCK], rank: Rank) {
         if let Some(frame) = self.find(key, hash) {
             self.frames.block_mut(frame).copy_from_slice(block);
@@ -159,7 +162,7 @@ impl Shard {
         queue.push(&mut self.frames, frame);
     }
 
-    /// A frame to fill: a free one, or that of a block that has to leave. None in a shard without budget.
+    /// A frame to fill: a free one, or that of an evicted block. `None` in a shard without a budget.
     fn take_frame(&mut self) -> Option<u32> {
         if self.free.len() == 0 {
             self.evict();
@@ -170,7 +173,7 @@ impl Shard {
         self.free.pop(&self.frames)
     }
 
-    /// Makes one block leave, unless there is none.
+    /// Evicts one block, if the shard holds any.
     fn evict(&mut self) {
         let small_target = (self.limit / SMALL_SHARE).max(1);
         for step in 0.. {
@@ -208,7 +211,7 @@ impl Shard {
         self.free.push(&mut self.frames, frame);
     }
 
-    /// Sets how many blocks may be held. Where that is fewer, [`Shard::shrink`] has to follow.
+    /// Sets how many blocks may be held. If the limit decreases, [`Shard::shrink`] must follow.
     pub fn set_limit(&mut self, limit: usize) {
         if limit != self.limit {
             self.limit = limit;
@@ -216,12 +219,12 @@ impl Shard {
         }
     }
 
-    /// Gives at most one chunk back, moving the blocks in it that stay; whether there is more to do. One chunk
-    /// at a time, so that the caller can let go of the lock in between.
+    /// Frees at most one chunk, moving the blocks in it that stay; returns whether there is more to do. One
+    /// chunk at a time, so that the caller can release the lock in between.
     pub fn shrink(&mut self) -> bool {
         if self.frames.capacity() <= self.limit {
             let frames = &self.frames;
-            // Room for a chunk's worth more: the next insertions need not make it anew.
+            // Capacity for one more chunk: the next insertions need not reallocate.
             let room = (self.index.len() + CHUNK_FRAMES).min(self.limit);
             self.index.shrink_to(room, |f| hash_of(frames.meta(*f).key));
             return false;
@@ -250,7 +253,7 @@ impl Shard {
             let mut to = frame;
             if frame >= first {
                 let Some(free) = self.free.pop(&self.frames) else {
-                    unreachable!("as many blocks left as the other frames have no room for")
+                    unreachable!("enough blocks were evicted for the others to fit")
                 };
                 let hash = hash_of(self.frames.meta(frame).key);
                 self.frames.move_from_last(frame, free);

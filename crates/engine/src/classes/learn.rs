@@ -1,64 +1,54 @@
-//! When a disk is to be scanned, and keeping what was found.
-//!
-//! Images are scanned when they are made, and when a pool is opened that has one without a note. A volume is scanned
-//! anew when a good deal was written to it where no file was: new files, of which the map knows nothing. All else that
-//! is written changes what files hold, or metadata, which a guest that runs does all the time.
-//!
-//! A fleet of desktops writes the same things to the same places, and a map for each of them would take much memory. So
-//! all desktops of one image count as one when it is asked whether the last scan was long enough ago.
+//! The owner of class maps: scans of disks, and the results.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
-use forebay_format::{CatalogueOp, DiskId, DiskRecord, Role};
+use forebay_format::{DiskId, Role};
 use forebay_guest::{ClassMap, Content};
-use hashbrown::HashMap;
-use tokio::sync::Notify;
 
-use super::Known;
-use crate::limits::{CLASS_MAPS_BYTES, LEARN_BYTES, LEARN_PAUSE};
-use crate::notes::Note;
-use crate::pool::Pool;
-use crate::read::How;
-use crate::sync::Mutex;
-use crate::volume::Volume;
+use super::queue::ScanQueue;
+use super::state::Learned;
+use crate::admin::{DiskMetadata, Metadata};
+use crate::catalogue::{Catalogue, disk_by_id};
+use crate::disk::Disk;
+use crate::read::{ReadMode, Reader};
+use crate::sync::RwLock;
 use crate::{Error, Result};
 
-/// What is to be scanned.
-#[derive(Default)]
-pub(crate) struct Learning {
-    queue: Mutex<VecDeque<DiskId>>,
-    wake: Notify,
-    /// When a volume, or a desktop of an image, was last found to have changed, where that is not long ago.
-    last: Mutex<HashMap<DiskId, Duration>>,
+/// Owns the class maps of all disks.
+pub(crate) struct ClassLearner {
+    pub scans: Arc<ScanQueue>,
+    pub reader: Arc<Reader>,
+    pub catalogue: Arc<RwLock<Catalogue>>,
+    pub metadata: Arc<Metadata>,
 }
 
-/// A disk that is looked at to learn its classes. It is no client, and its reads leave no trace.
+/// A disk that is scanned for the classes of its blocks. It does not count as a client, and its reads do not
+/// affect the read cache, the counters and boot profiles.
 pub struct Peek {
-    pool: Arc<Pool>,
-    volume: Arc<Volume>,
-    contents: u64,
+    classes: Arc<ClassLearner>,
+    disk: Arc<Disk>,
+    contents_version: u64,
 }
 
 impl Peek {
-    fn new(pool: Arc<Pool>, volume: Arc<Volume>) -> Peek {
-        let contents = volume.classes.contents.load(Relaxed);
-        Peek { pool, volume, contents }
+    fn new(classes: Arc<ClassLearner>, disk: Arc<Disk>) -> Peek {
+        let contents_version = disk.classes.contents_version.load(Relaxed);
+        Peek { classes, disk, contents_version }
     }
 
     /// Export name.
     pub fn name(&self) -> String {
-        self.pool.catalogue.read().export_name(&self.volume)
+        self.classes.catalogue.read().export_name(&self.disk)
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn size(&self) -> u64 {
-        self.volume.size()
+        self.disk.size()
     }
 
-    /// Reads what the disk holds now, every write acknowledged before included.
+    /// Reads the current contents of the disk, including all acknowledged writes.
     ///
     /// # Errors
     /// Those of a read.
@@ -66,167 +56,108 @@ impl Peek {
         if offset.checked_add(out.len() as u64).is_none_or(|end| end > self.size()) {
             return Err(Error::OutOfRange);
         }
-        self.pool.read_as(&self.volume, offset, out, 0, How::Unseen).await.map(drop)
+        self.classes.reader.read_as(&self.disk, offset, out, 0, ReadMode::Internal).await.map(drop)
     }
 
-    /// Keeps what was found; for good, unless the disk is a desktop. It is dropped where the disk is gone, or has
-    /// other contents by now.
+    /// Stores the result of the scan; only in RAM if the disk is a desktop. The result is dropped if the disk
+    /// was deleted or got other contents since the scan began.
     ///
     /// # Errors
-    /// Those of a write: it is not kept.
+    /// Those of a write: the result is not kept.
     pub async fn keep(self, map: ClassMap, file_systems: Vec<Content>) -> Result<()> {
-        let known = Known { map, file_systems, learned_ms: self.pool.host.unix_ms() };
-        self.pool.keep_classes(&self.volume, self.contents, known).await
+        let learned = Learned { map, file_systems, learned_ms: self.classes.reader.cx.host.unix_ms() };
+        self.classes.keep(&self.disk, self.contents_version, learned).await
     }
 }
 
-impl Pool {
+impl ClassLearner {
     /// A disk to be scanned now.
     ///
     /// # Errors
     /// [`Error::NotFound`].
-    pub fn peek(self: &Arc<Pool>, name: &str) -> Result<Peek> {
-        let volume = self.catalogue.read().find(name)?;
-        Ok(Peek::new(self.clone(), volume))
+    pub fn peek(self: &Arc<ClassLearner>, name: &str) -> Result<Peek> {
+        let disk = self.catalogue.read().find(name)?;
+        Ok(Peek::new(self.clone(), disk))
     }
 
     /// Waits for a disk that is to be scanned.
-    pub async fn next_to_learn(self: &Arc<Pool>) -> Peek {
-        loop {
-            let next = self.learning.queue.lock().pop_front();
-            match next.map(|id| self.volume(id)) {
-                Some(Some(volume)) => return Peek::new(self.clone(), volume),
-                Some(None) => {}
-                None => self.learning.wake.notified().await,
-            }
-        }
+    pub async fn next(self: &Arc<ClassLearner>) -> Peek {
+        Peek::new(self.clone(), self.scans.next().await)
     }
 
-    /// Has a disk be scanned when there is time.
-    pub(crate) fn learn(&self, volume: &Volume) {
-        if !self.config.learn_classes {
-            return;
-        }
-        let mut queue = self.learning.queue.lock();
-        if !queue.contains(&volume.id()) {
-            queue.push_back(volume.id());
-        }
-        self.learning.wake.notify_one();
-    }
-
-    /// Has a volume be scanned if enough was written to it where no file was, and the last time was long enough ago.
-    pub(crate) fn learn_if_changed(&self, volume: &Volume) {
-        if volume.classes.news.load(Relaxed) < LEARN_BYTES
-            || !self.config.learn_classes
-            || volume.role() != Role::Volume
-        {
-            return;
-        }
-        let origin = volume.record().origin.filter(|_| volume.is_desktop());
-        let (now, key) = (self.host.now(), origin.unwrap_or(volume.id()));
-        let mut last = self.learning.last.lock();
-        last.retain(|_, last| now.saturating_sub(*last) < LEARN_PAUSE);
-        if last.contains_key(&key) {
-            return;
-        }
-        // Whatever comes of it, the next one is not before its time.
-        last.insert(key, now);
-        drop(last);
-        volume.classes.news.store(0, Relaxed);
-        if self.class_maps_bytes() < CLASS_MAPS_BYTES {
-            self.learn(volume);
-        }
-    }
-
-    /// Memory of the maps that disks have of their own.
-    fn class_maps_bytes(&self) -> usize {
-        let of = |volume: &Arc<Volume>| {
-            let state = volume.classes.state.read();
-            state.known.as_ref().filter(|_| state.own).map_or(0, |known| known.map.len() * size_of::<u64>())
-        };
-        self.catalogue.read().iter().map(of).sum()
-    }
-
-    async fn keep_classes(&self, volume: &Arc<Volume>, contents: u64, known: Known) -> Result<()> {
-        let is_stale = || volume.classes.contents.load(Relaxed) != contents;
+    async fn keep(&self, disk: &Arc<Disk>, contents_version: u64, learned: Learned) -> Result<()> {
+        let is_stale = || disk.classes.contents_version.load(Relaxed) != contents_version;
         if is_stale() {
             return Ok(());
         }
-        if !volume.is_desktop() {
-            self.set_note(volume, Note::Classes, Some(&known.encode())).await?;
+        if !disk.is_desktop() {
+            self.metadata.set(disk, DiskMetadata::Classes, Some(&learned.encode())).await?;
             if is_stale() {
-                return self.set_note(volume, Note::Classes, None).await;
+                return self.metadata.set(disk, DiskMetadata::Classes, None).await;
             }
         }
-        volume.classes.set(known);
-        self.spread_classes();
+        disk.classes.set(learned);
+        self.propagate();
         Ok(())
     }
 
-    /// An image that was made of another disk has what is known of that, until it is scanned itself.
-    pub(crate) async fn image_has_classes_of(&self, image: &Arc<Volume>, from: &Volume) {
-        if let Some(known) = from.classes.known() {
-            let contents = image.classes.contents.load(Relaxed);
-            if let Err(e) = self.keep_classes(image, contents, (*known).clone()).await {
-                tracing::warn!(image = %image.record().name, "cannot keep the classes of its blocks: {e}");
+    /// Gives a new image the map of the disk from which it was made, and requests a scan.
+    pub(crate) async fn give_to_image(&self, image: &Arc<Disk>, from: &Disk) {
+        if let Some(learned) = from.classes.learned() {
+            let contents_version = image.classes.contents_version.load(Relaxed);
+            if let Err(e) = self.keep(image, contents_version, (*learned).clone()).await {
+                tracing::warn!(image = %image.record().name, "cannot keep the block classes: {e}");
             }
         }
-        self.learn(image);
+        self.scans.request(image);
     }
 
-    /// Hands what is known of disks on to those that came from them, if nothing is known of these.
-    fn spread_classes(&self) {
+    /// Shares maps with the disks that were made from a disk and have no map.
+    fn propagate(&self) {
         let catalogue = self.catalogue.read();
-        // Whoever came from a disk has a higher number, so one pass reaches all.
+        // A disk has a higher id than the disk from which it was made, so one pass in order of ids is
+        // sufficient.
         for disk in catalogue.visible() {
             let record = disk.record();
             if let Some(from) = record.origin.or(record.parent).and_then(|from| catalogue.get(from)) {
-                let inherited = from.classes.known();
+                let inherited = from.classes.learned();
                 let mut state = disk.classes.state.write();
-                if !state.own && state.known.is_none() {
-                    state.known = inherited;
+                if !state.is_separate && state.learned.is_none() {
+                    state.learned = inherited;
                 }
             }
         }
     }
 
-    /// The disks that have a map of their own on the store.
-    fn with_class_notes(&self) -> BTreeSet<DiskId> {
+    /// The disks with a separate map on the store.
+    fn with_stored_map(&self) -> BTreeSet<DiskId> {
         let catalogue = self.catalogue.read();
-        let notes = catalogue.iter().map(|disk| disk.record()).filter(|record| Note::Classes.is(record));
-        notes.filter_map(|note| note.parent).collect()
+        let records = catalogue.iter().map(|disk| disk.record());
+        records.filter(|record| DiskMetadata::Classes.is(record)).filter_map(|record| record.parent).collect()
     }
 
-    /// The changes that drop the maps of disks that get other contents.
-    pub(crate) fn forget_classes(&self, disks: &BTreeSet<DiskId>) -> Vec<CatalogueOp> {
-        let catalogue = self.catalogue.read();
-        let is_of_one = |record: &DiskRecord| {
-            Note::Classes.is(record) && record.parent.is_some_and(|parent| disks.contains(&parent))
-        };
-        let notes = catalogue.iter().filter(|disk| is_of_one(&disk.record()));
-        notes.map(|note| CatalogueOp::Delete { disk: note.id() }).collect()
-    }
-
-    /// The task that reads the maps back after the pool was opened.
-    pub(crate) async fn load_classes(self: Arc<Pool>) {
-        for disk in self.with_class_notes().into_iter().filter_map(|id| self.volume(id)) {
+    /// The task that loads the stored maps after the pool was opened.
+    pub(crate) async fn load(self: Arc<ClassLearner>) {
+        for disk in self.with_stored_map().into_iter().filter_map(|id| disk_by_id(&self.catalogue, id)) {
             let name = disk.record().name.clone();
-            match self.note(&disk, Note::Classes).await.map(|note| Known::decode(&note?)) {
-                // It may have been scanned meanwhile.
-                Ok(Some(known)) if !disk.classes.state.read().own => disk.classes.set(known),
+            match self.metadata.get(&disk, DiskMetadata::Classes).await.map(|bytes| Learned::decode(&bytes?))
+            {
+                // A scan may have completed since, which is newer.
+                Ok(Some(learned)) if !disk.classes.state.read().is_separate => disk.classes.set(learned),
                 Ok(Some(_)) => {}
                 Ok(None) => {
-                    tracing::warn!(disk = name, "the classes of its blocks make no sense, and are dropped")
+                    tracing::warn!(disk = name, "the block classes cannot be decoded and are ignored")
                 }
-                Err(e) => tracing::warn!(disk = name, "cannot read the classes of its blocks: {e}"),
+                Err(e) => tracing::warn!(disk = name, "cannot read the block classes: {e}"),
             }
         }
-        self.spread_classes();
+        self.propagate();
         let images: Vec<_> = {
             let catalogue = self.catalogue.read();
-            let unknown = |disk: &&Arc<Volume>| disk.role() == Role::Image && !disk.classes.state.read().own;
-            catalogue.visible().filter(unknown).cloned().collect()
+            let unscanned =
+                |disk: &&Arc<Disk>| disk.role() == Role::Image && !disk.classes.state.read().is_separate;
+            catalogue.visible().filter(unscanned).cloned().collect()
         };
-        images.iter().for_each(|image| self.learn(image));
+        images.iter().for_each(|image| self.scans.request(image));
     }
 }

@@ -1,26 +1,26 @@
-//! Directories of segments in which duplicates were found, the last used first.
+//! Directories of segments in which duplicates were found, most recently used first.
 //!
-//! A directory is kept in *stretches* of some thousand blocks that were stored one after the other, each sorted by
-//! fingerprint: a small budget is so spent on the neighbours of what was found, and not on whole segments.
+//! A directory is kept in *stretches* of some thousand blocks that were stored consecutively, each sorted by
+//! fingerprint: a small budget is thus spent on the neighbours of found blocks, not on whole segments.
 
 use forebay_format::{Address, BlockRef, DirectoryEntry, Fingerprint, Form, SegmentId, Slot, SlotKind};
 
-/// Stretches that a look-up goes through: duplicates come in runs, so those of the last runs are enough.
+/// Stretches that a look-up searches: duplicates occur in runs, so the stretches of recent runs suffice.
 const SEARCHED: usize = 32;
-/// Blocks of a stretch: 8 MiB before they are compressed.
+/// Blocks of a stretch: 8 MiB before compression.
 const STRETCH: usize = 2048;
 
 /// A block in 24 bytes.
 struct Entry {
     fingerprint: Fingerprint,
-    /// Slot, and in the high byte the form.
+    /// Slot, and the form in the high byte.
     slot_form: u32,
     crc: u32,
 }
 
 struct Stretch {
     segment: SegmentId,
-    /// Its first and its last slot.
+    /// Its first and last slot.
     slots: (Slot, Slot),
     entries: Box<[Entry]>,
 }
@@ -54,21 +54,21 @@ impl Stretch {
     }
 }
 
-/// See the module.
+/// The cache of directories; see the module documentation.
 pub(super) struct Directories {
-    /// The last used first.
+    /// Most recently used first.
     list: Vec<Stretch>,
     budget: u64,
     bytes: u64,
 }
 
 impl Directories {
-    /// None yet, and at most `budget` bytes; but one stretch is always kept.
+    /// Empty, with a limit of `budget` bytes; one stretch is always kept.
     pub fn new(budget: u64) -> Directories {
         Directories { list: Vec::new(), budget, bytes: 0 }
     }
 
-    /// Whether the neighbours of a block are here.
+    /// Whether the neighbours of a block are cached.
     pub fn has(&self, at: &BlockRef) -> bool {
         self.list.iter().any(|stretch| stretch.has(at))
     }
@@ -80,8 +80,9 @@ impl Directories {
         Some(found)
     }
 
-    /// Looks for fingerprints in a whole directory, which is sorted by slot, and keeps those stretches of it in
-    /// which one of `hits` is. `misses` are what is looked for, with where to put what is found.
+    /// Searches a whole directory, which is sorted by slot, for fingerprints, and keeps those of its
+    /// stretches that contain one of `hits`. `misses` are the fingerprints to search for, each with the
+    /// location for the result.
     pub fn search<'a>(
         &mut self,
         segment: SegmentId,
@@ -111,7 +112,7 @@ impl Directories {
         self.bytes = self.list.iter().map(Stretch::bytes).sum();
     }
 
-    /// Whose directories there are, the last used first.
+    /// The segments whose directories are cached, most recently used first.
     pub fn segments(&self) -> Vec<SegmentId> {
         let mut segments = Vec::new();
         for stretch in &self.list {

@@ -1,34 +1,36 @@
-//! The index of fingerprints: which blocks are stored already.
+//! The dedup index: the fingerprints of stored blocks.
 //!
-//! # What it promises, and what not
+//! # Guarantees
 //!
-//! *A hit is right.* A fingerprint is a keyed 128-bit hash, with a key that only this pool has, and another one
-//! for each dedup domain: guests can neither make two blocks of one fingerprint nor meet blocks of another
-//! domain. What the index says rests at an address rests there, for an address means the same bytes for ever.
+//! *A hit is correct.* A fingerprint is a keyed 128-bit hash; the key is specific to this pool and to the
+//! dedup domain: guests can neither create two blocks with the same fingerprint nor match blocks of another
+//! domain. A block that the index lists at an address is at that address, since an address means the same
+//! bytes forever.
 //!
 //! *A hit may be used* only while the slot exists. The caller holds the log's lock from the look-up until the
-//! reference is logged, and under that lock: the segment must be in the segment table; the cleaner, which drops
-//! slots under the same lock, tells the index first ([`Dedup::dropped`]); and while a mark is under way every
-//! reference is noted for it, so that it does not take for dead what has just come back to life.
+//! reference is logged, and under that lock: the segment must be in the segment table; the cleaner, which
+//! drops slots under the same lock, removes them from the index first ([`Dedup::dropped`]); and while a mark
+//! is under way every reference is recorded for it, so that it does not treat a slot as dead that has just
+//! been referenced again.
 //!
-//! *A miss means nothing.* The index is a cache. To forget costs space, never data. All of it can be lost in a
-//! crash; it is read back from the directories of the segments while the pool serves ([`rebuild`]).
+//! *A miss has no meaning.* The index is a cache. A lost entry costs space, never data. The whole index may
+//! be lost in a crash; it is read back from the directories of the segments while the pool is serving
+//! ([`rebuild`]).
 //!
 //! # Bounded memory
 //!
-//! A full index takes 28 bytes for each block: 7 GB for each TB. This one takes what it is given, by *sampling*
-//! and *locality*. The [`table`] keeps one of `2^n` fingerprints, those whose last `n` bits are zero; `n` grows
-//! whenever the table fills up, so a small pool has an exact index and a large one a sparse one. Duplicates of
-//! virtual machines come in runs (files of packages, written in about the same order), and a run of some blocks
-//! has a sampled one among them. Its hit leads to a segment; the segment's directory knows the neighbours, and
-//! is kept in a cache ([`directories`]). What was stored last is known exactly, sampled or not: the same update
-//! written into twenty clones at once comes within minutes.
+//! A full index takes 28 bytes per block: 7 GB per TB. This one stays within its budget by *sampling* and
+//! *locality*. The [`table`] keeps one of `2^n` fingerprints, those whose last `n` bits are zero; `n` grows
+//! whenever the table fills up, so a small pool has an exact index and a large one a sparse one. Duplicates
+//! of virtual machines occur in runs (files of packages, written in about the same order), and a run of some
+//! blocks contains a sampled one. Its hit leads to a segment; the segment's directory lists the neighbours,
+//! and is kept in a cache ([`directories`]). The most recently stored blocks are indexed exactly, sampled or
+//! not: the same update written into twenty clones at once arrives within minutes.
 //!
-//! Directories are read while a commit waits. That has to pay: each read must be earned by blocks that were
-//! looked up and, above all, found. Scattered duplicates, one in a segment, are so left alone.
+//! Directories are read while a commit waits. Such a read must be worthwhile: it is paid for by the number of
+//! blocks looked up and, above all, found. Scattered duplicates, one per segment, are therefore left alone.
 
 mod directories;
-mod rebuild;
 mod table;
 
 use forebay_format::{BLOCK, BlockRef, DirectoryEntry, Fingerprint, SegmentId, Slot};
@@ -38,13 +40,14 @@ use crate::stats::ReductionStats;
 use directories::Directories;
 use table::Table;
 
-/// Bytes of a fingerprint in the table of the last ones, with its place in it.
+/// Bytes of a fingerprint in the table of recent ones, including its bucket.
 const RECENT_BYTES: u64 = 48;
-/// Most fingerprints in each generation of the last ones.
+/// Most fingerprints in each generation of recent ones.
 const RECENT_MAX: u64 = 32 << 10;
-/// What a read of a directory costs, in bytes, is paid from this account: how much it holds at most, ...
+/// Reading a directory costs its length in bytes, which is taken from a credit account: the most that the
+/// account holds, ...
 const CREDIT_MAX: i64 = 64 << 20;
-/// ... and how much a block that is looked up, and one that is found, pay in.
+/// ... and the credit for each block that is looked up, and for each that is found.
 const CREDIT_FOR_LOOKUP: i64 = BLOCK as i64 / 8;
 const CREDIT_FOR_HIT: i64 = BLOCK as i64 * 4;
 
@@ -53,12 +56,12 @@ const CREDIT_FOR_HIT: i64 = BLOCK as i64 * 4;
 pub(crate) struct Fingerprinter([u8; 32]);
 
 impl Fingerprinter {
-    /// For a domain of the pool whose key is given. No fingerprint of one domain tells anything in another.
+    /// For a domain of the pool with this key. A fingerprint reveals nothing about blocks of another domain.
     pub fn new(pool_key: &[u8; 32], domain: u32) -> Fingerprinter {
         Fingerprinter(*blake3::keyed_hash(pool_key, &domain.to_le_bytes()).as_bytes())
     }
 
-    /// The fingerprint of a block; never that of none.
+    /// The fingerprint of a block; never the one that means "no block".
     pub fn of(&self, block: &[u8; BLOCK]) -> Fingerprint {
         let mut fingerprint = Fingerprint::default();
         fingerprint.0.copy_from_slice(&blake3::keyed_hash(&self.0, block).as_bytes()[..16]);
@@ -66,22 +69,22 @@ impl Fingerprinter {
     }
 }
 
-/// The index. Guarded by the log's lock in all that decides what is referred to.
+/// The dedup index. All decisions about what to reference are made under the log's lock.
 pub(crate) struct Dedup {
     table: Table,
     directories: Directories,
-    /// What was stored last: this generation, and the one before.
+    /// The most recently stored blocks: the current generation, and the previous one.
     recent: [HashMap<Fingerprint, BlockRef>; 2],
     recent_max: usize,
     credit: i64,
     budget: u64,
-    /// Segments that [`rebuild`] has still to read.
+    /// Segments that [`rebuild`] has yet to read.
     pub segments_left: u64,
 }
 
 impl Dedup {
-    /// An empty index of at most `budget` bytes; a little more where that is next to nothing. `sampling` is
-    /// where it begins.
+    /// An empty index of at most `budget` bytes; slightly more if the budget is close to zero. `sampling` is
+    /// the initial sampling.
     pub fn new(budget: u64, sampling: u8) -> Dedup {
         let recent_max = (budget / 8 / RECENT_BYTES / 2).min(RECENT_MAX);
         Dedup {
@@ -95,7 +98,7 @@ impl Dedup {
         }
     }
 
-    /// Where a block with this fingerprint is stored, as far as is known.
+    /// Where a block with this fingerprint is stored, if the index lists one.
     pub fn find(&mut self, fingerprint: &Fingerprint) -> Option<BlockRef> {
         self.credit = (self.credit + CREDIT_FOR_LOOKUP).min(CREDIT_MAX);
         let known = self
@@ -109,9 +112,10 @@ impl Dedup {
         known
     }
 
-    /// A block was stored.
+    /// Adds a block that was stored.
     pub fn insert(&mut self, fingerprint: Fingerprint, at: BlockRef) {
-        // What finds no place in the table, or loses it, is known for a while yet.
+        // A fingerprint for which the table has no room, or that was displaced from it, is kept among the
+        // recent ones.
         let Some((fingerprint, at)) = self.table.insert(fingerprint, at) else { return };
         if self.recent[0].len() >= self.recent_max {
             self.recent.swap(0, 1);
@@ -122,13 +126,13 @@ impl Dedup {
         }
     }
 
-    /// A block was found stored in a directory.
+    /// Adds a stored block that was found in a directory.
     pub fn insert_old(&mut self, fingerprint: Fingerprint, at: BlockRef) {
         self.table.insert(fingerprint, at);
     }
 
-    /// Whether the directory of the segment in which `hits` were just found is worth being read; it is `bytes`
-    /// long. If so, it is paid for.
+    /// Whether to read the directory of the segment in which `hits` were just found, which is `bytes` long.
+    /// If so, its cost is taken from the account.
     pub fn wants_directory(&mut self, hits: &[BlockRef], bytes: u64) -> bool {
         let wanted = self.table.sampling() > 0
             && self.credit >= bytes as i64
@@ -139,12 +143,12 @@ impl Dedup {
         wanted
     }
 
-    /// Whether misses can be looked for in directories at all.
+    /// Whether misses are searched for in directories at all.
     pub fn is_sampled(&self) -> bool {
         self.table.sampling() > 0
     }
 
-    /// Looks for what was missed in the directory of a segment, all of it, and keeps the neighbours of `hits`.
+    /// Searches the whole directory of a segment for misses, and keeps the neighbours of `hits`.
     pub fn search_directory<'a>(
         &mut self,
         segment: SegmentId,
@@ -155,7 +159,7 @@ impl Dedup {
         self.directories.search(segment, directory, hits, misses);
     }
 
-    /// Slots of a segment are going to be dropped. Nobody finds them from here on.
+    /// Removes slots of a segment that are about to be dropped: they are not found from here on.
     pub fn dropped(&mut self, segment: SegmentId, slots: impl Iterator<Item = (Fingerprint, Slot)>) {
         self.directories.forget(segment);
         for (fingerprint, slot) in slots {
@@ -169,7 +173,7 @@ impl Dedup {
         }
     }
 
-    /// Segments in which something was found last, the last first.
+    /// The segments of the most recent hits, most recent first.
     pub fn warm(&self) -> Vec<SegmentId> {
         self.directories.segments()
     }
@@ -179,7 +183,7 @@ impl Dedup {
         self.table.sampling()
     }
 
-    /// Fills in what the index knows of itself.
+    /// Adds the index's figures to `stats`.
     pub fn stats(&self, stats: &mut ReductionStats) {
         let recent: usize = self.recent.iter().map(HashMap::len).sum();
         stats.index_entries = self.table.len() + recent as u64;
@@ -222,13 +226,13 @@ mod tests {
         let found = (0..100_000)
             .filter(|n| index.find(&print(*n)) == Some(place(1 + *n as u32 / 10_000, *n as u32 % 10_000)));
         assert!(found.count() > 99_500);
-        // Of the last ones, what lost its place in a full set of the table is known as well.
+        // Recent fingerprints that were displaced from a full set of the table are found as well.
         let mut index = Dedup::new(16 << 20, 0);
         (0..20_000).for_each(|n| index.insert(print(n), place(1, n as u32)));
         assert!((0..20_000).all(|n| index.find(&print(n)) == Some(place(1, n as u32))));
     }
 
-    /// A run of duplicates is found through one sampled fingerprint and the directory that it leads to.
+    /// A run of duplicates is found through one sampled fingerprint and the directory to which it leads.
     #[test]
     fn neighbours_are_found_in_directories() {
         let mut index = Dedup::new(1 << 20, 0);
@@ -251,7 +255,7 @@ mod tests {
         index.search_directory(SegmentId(1), &directory, &hit, prints.iter().zip(&mut found));
         assert!(found.iter().zip(run.clone()).all(|(at, n)| *at == Some(place(1, n as u32))));
         assert!(run.clone().all(|n| index.find(&print(n)) == Some(place(1, n as u32))));
-        assert!(!index.wants_directory(&hit, 1), "it is there");
+        assert!(!index.wants_directory(&hit, 1), "it is cached");
         index.dropped(SegmentId(1), run.clone().map(|n| (print(n), Slot(n as u32 * 64))));
         assert!(run.into_iter().all(|n| index.find(&print(n)).is_none()));
     }

@@ -1,20 +1,21 @@
-//! Fingerprints and where their blocks are, in bounded memory.
+//! Fingerprints and the references to their blocks, in bounded memory.
 //!
-//! Sets of [`WAYS`] places; a fingerprint's first bits choose the set, its last ones whether it is sampled. While
-//! more than three in ten places are taken, each insertion adds a set and splits the one that it comes from (linear
-//! hashing: sets that were not split yet hold twice as much as the others), up to the budget. There, as all sets
-//! are alike again, three in four may be taken; then only every second fingerprint stays: at once for new ones,
-//! and for those that are there set by set. So memory follows what is stored, and no insertion takes long.
+//! The table consists of sets of [`WAYS`] entries; a fingerprint's first bits choose the set, its last ones
+//! determine whether it is sampled. While more than three in ten entries are used, each insertion adds a set
+//! and splits an existing one into it (linear hashing: sets that have not been split yet hold twice as much
+//! as the others), up to the budget. At that size all sets are alike again and up to three in four entries
+//! may be used; then only every second fingerprint is kept: at once for new fingerprints, set by set for
+//! existing ones. Memory therefore follows the amount of stored data, and no insertion takes long.
 
 use forebay_format::{BlockRef, Fingerprint, MapValue};
 
 const WAYS: usize = 16;
-/// Sets from which what is not sampled any more is swept at each insertion.
+/// Sets that each insertion sweeps for fingerprints that are no longer sampled.
 const SWEEP: usize = 4;
-/// More would keep next to nothing.
+/// A higher sampling would keep almost no fingerprints.
 const MAX_SAMPLING: u8 = 40;
 
-/// A fingerprint and the block's reference, in 28 bytes; all zero where there is none.
+/// A fingerprint and the block's reference, in 28 bytes; all zero if the entry is empty.
 #[derive(Clone, Copy)]
 struct Place {
     print: [u32; 4],
@@ -47,31 +48,32 @@ fn fingerprint_of(print: &[u32; 4]) -> Fingerprint {
     fingerprint
 }
 
-/// Whether a fingerprint is one of the `2^-sampling` that are kept.
+/// Whether a fingerprint is one of the one in `2^sampling` that are kept.
 fn is_sampled(print: &[u32; 4], sampling: u8) -> bool {
     let last = u64::from(print[3]) << 32 | u64::from(print[2]);
     last.trailing_zeros() >= sampling.into()
 }
 
-/// Sets at first, at least; the most there can be are a power of two times as many.
+/// Initial and least number of sets; the maximum is this times a power of two.
 const FIRST_SETS: usize = 16;
 
 type Set = [Place; WAYS];
 
-/// See the module.
+/// The table; see the module documentation.
 pub(super) struct Table {
-    /// At least `base`, fewer than twice as many: those from `base` on were split off from the first ones.
+    /// At least `base` sets, fewer than twice as many: those from `base` on were split off from the first
+    /// ones.
     sets: Vec<Set>,
     base: usize,
     most: usize,
     len: usize,
     sampling: u8,
-    /// Next set to sweep; as many as there are when none is.
+    /// Next set to sweep; equal to the number of sets if none is left.
     swept: usize,
 }
 
 impl Table {
-    /// An empty table of at most `bytes`, and a few KiB in any case.
+    /// An empty table of at most `bytes`, but at least a few KiB.
     pub fn new(bytes: u64, sampling: u8) -> Table {
         let most = (bytes as usize / size_of::<Set>()).max(FIRST_SETS);
         let doublings = (most / FIRST_SETS).ilog2();
@@ -86,7 +88,7 @@ impl Table {
         }
     }
 
-    /// Which set a fingerprint belongs to.
+    /// The set to which a fingerprint belongs.
     fn index(&self, print: &[u32; 4]) -> usize {
         let hash = (u64::from(print[0]) << 32 | u64::from(print[1])) as usize;
         let index = hash % (2 * self.base);
@@ -99,8 +101,8 @@ impl Table {
         set.iter().find(|p| p.print == print && !p.is_empty()).and_then(Place::get)
     }
 
-    /// Takes a fingerprint in, or its block's newer place. What finds no room is returned: this one where it is not
-    /// sampled, or another one that had to go for it.
+    /// Inserts a fingerprint, or updates the reference of a known one. Returns a fingerprint for which there
+    /// is no room: this one if it is not sampled, or another one that was displaced.
     pub fn insert(&mut self, fingerprint: Fingerprint, at: BlockRef) -> Option<(Fingerprint, BlockRef)> {
         self.sweep();
         let print = words(&fingerprint);
@@ -115,7 +117,7 @@ impl Table {
         let known = set.iter().position(|p| p.print == print && !p.is_empty());
         let free = known.or_else(|| set.iter().position(Place::is_empty));
         let grown = known.is_none() && free.is_some();
-        // A full set loses one at random.
+        // In a full set a random entry is displaced.
         let way = free.unwrap_or(print[3] as usize >> 28);
         let gone = std::mem::replace(&mut set[way], Place { print, at: MapValue::At(at).to_words() });
         let gone =
@@ -133,7 +135,7 @@ impl Table {
         gone
     }
 
-    /// Adds a set, and moves into it what belongs there from the one that had it so far.
+    /// Adds a set, and moves into it the fingerprints that now belong there from the set that held them.
     fn split(&mut self) {
         let (new, old) = (self.sets.len(), self.sets.len() - self.base);
         self.sets.push([EMPTY; WAYS]);
@@ -149,7 +151,7 @@ impl Table {
         }
     }
 
-    /// Forgets a fingerprint if its block is the one that `is` knows.
+    /// Removes a fingerprint if `is` accepts its block.
     pub fn remove(&mut self, fingerprint: &Fingerprint, is: impl Fn(&BlockRef) -> bool) {
         let print = words(fingerprint);
         let index = self.index(&print);
@@ -182,7 +184,7 @@ impl Table {
         self.len as u64
     }
 
-    /// Bytes.
+    /// Memory use in bytes.
     pub fn bytes(&self) -> u64 {
         size_of_val(&self.sets[..]) as u64
     }

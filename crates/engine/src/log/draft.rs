@@ -1,13 +1,13 @@
-//! What a batch is to say, and how it is laid out.
+//! The items of a batch, and their layout.
 
 use forebay_format::{
     Address, BLOCK, BatchHeader, BlockRef, CatalogueOp, DirectoryEntry, DiskId, Entry, Fingerprint, Form,
     MapNode, SegmentId, Slot, SlotKind, crc32c,
 };
 
-/// What a batch is to say.
+/// An item of a batch.
 pub(crate) enum Item<'a> {
-    /// A block of a disk that is to be stored as `stored`, in `form`.
+    /// A block of a disk, to be stored as `stored` in `form`.
     Block {
         disk: DiskId,
         block: u64,
@@ -17,17 +17,17 @@ pub(crate) enum Item<'a> {
         crc: u32,
         fingerprint: Fingerprint,
     },
-    /// A block of a disk that is stored already.
+    /// A block of a disk that refers to a stored block.
     Reference { disk: DiskId, block: u64, target: BlockRef },
-    /// A block of a disk that is the same as the `first`th block that this group stores.
+    /// A block of a disk with the same content as the `first`th block that this group stores.
     Same { disk: DiskId, block: u64, first: usize },
     /// A range that reads as zeroes.
     Zero { disk: DiskId, block: u64, count: u64, allocated: bool },
     /// An encoded map node.
     Node(&'a [u8]),
-    /// A piece of a checkpoint.
+    /// A part of a checkpoint.
     Blob(&'a [u8]),
-    /// The relocation map of a segment, encoded: its live slots rest in this segment from here on.
+    /// The encoded relocation map of a segment: its live slots are located in this segment from now on.
     Relocate { segment: SegmentId, map: &'a [u8] },
     /// A change to the catalogue.
     Op(&'a CatalogueOp),
@@ -42,7 +42,8 @@ impl Item<'_> {
         }
     }
 
-    /// The entry of the item at `slot`, where `placed` are the payload items of its group before it, and itself.
+    /// The entry of the item at `slot`; `placed` are the payload items of its group so far, this one
+    /// included.
     fn entry(&self, slot: Slot, placed: &[BlockRef]) -> Entry {
         let crc = placed.last().map_or(0, |p| p.crc);
         match *self {
@@ -59,11 +60,11 @@ impl Item<'_> {
         }
     }
 
-    /// Bytes of its entry, which is encoded into `scratch` to find out.
+    /// Length of the item's entry, measured by encoding it into `scratch`.
     fn entry_len(&self, scratch: &mut Vec<u8>) -> usize {
         scratch.clear();
         match *self {
-            // Which block it refers to makes no difference.
+            // The length does not depend on the target block.
             Item::Same { disk, block, .. } => {
                 let addr = Address { segment: SegmentId(1), slot: Slot(0) };
                 let target = BlockRef { addr, form: Form::RAW_BLOCK, crc: 0 };
@@ -74,7 +75,7 @@ impl Item<'_> {
         scratch.len()
     }
 
-    /// The disk of what changes a block map.
+    /// The disk whose block map the item changes, if any.
     pub fn disk(&self) -> Option<DiskId> {
         match *self {
             Item::Block { disk, .. }
@@ -96,7 +97,7 @@ impl Item<'_> {
     }
 }
 
-/// A batch that is to be written: some items of a group.
+/// A batch to be written: some consecutive items of a group.
 pub(crate) struct Draft<'a> {
     items: &'a [Item<'a>],
     entries_len: usize,
@@ -104,7 +105,8 @@ pub(crate) struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    /// Splits items into drafts of at most `limit` bytes; at least one draft, so that a group has an end.
+    /// Splits items into drafts of at most `limit` bytes. Returns at least one draft, since a group needs a
+    /// batch that ends it.
     pub fn split(items: &'a [Item<'a>], limit: usize) -> Vec<Draft<'a>> {
         let (mut drafts, mut scratch) = (Vec::new(), Vec::new());
         let (mut first, mut entries_len, mut payload_len) = (0, 0, 0);
@@ -133,14 +135,14 @@ fn batch_len(entries_len: usize, payload_len: usize) -> usize {
     BatchHeader::head_len(entries_len) + payload_len.next_multiple_of(BLOCK)
 }
 
-/// Is shown the blocks of a group, as disk and block number, while they are laid out.
+/// Called with each block of a group (disk and block number, address, content) while it is laid out.
 pub(crate) type OnBlock<'a> = dyn FnMut((DiskId, u64), Address, &[u8; BLOCK]) + Send + 'a;
 
-/// Lays out one batch in `out`, which is as long as the batch. Adds its payload items to `placed`, those of its
-/// group; returns the batch's checksum and what it adds to the segment's directory.
+/// Lays out one batch in `out`, which has the length of the batch. Appends its payload items to `placed`, the
+/// list of its group; returns the batch's checksum and its entries for the segment's directory.
 ///
-/// All that is left to be done with a block's content is done in one visit: the content of a group is far larger
-/// than the core's caches, and to fetch it from memory costs more than to copy it.
+/// All remaining work on a block's content is done in one pass: the content of a group far exceeds the core's
+/// caches, and fetching it from memory again costs more than copying it.
 pub(super) fn fill(
     header: &BatchHeader,
     draft: &Draft,
@@ -165,7 +167,7 @@ pub(super) fn fill(
                     on_block((disk, block), addr, content);
                     BlockRef { addr, form, crc }
                 }
-                // Of a piece only the place counts.
+                // For a checkpoint part or a relocation map, only the address is used.
                 Item::Blob(_) | Item::Relocate { .. } => BlockRef { addr, form: Form::default(), crc: 0 },
                 _ => BlockRef { addr, form: MapNode::form(content), crc: crc32c(place) },
             };
@@ -182,7 +184,12 @@ pub(super) fn fill(
     (header.encode(head, &entries, payload), directory)
 }
 
-/// The reference to a block that a directory lists.
+/// The reference to a block listed in a directory.
 pub(crate) fn block_at(segment: SegmentId, entry: &DirectoryEntry) -> BlockRef {
     BlockRef { addr: Address { segment, slot: entry.slot }, form: entry.form, crc: entry.crc }
+}
+
+/// What a relocation map says of a slot itself.
+pub(crate) fn directory_entry(e: &forebay_format::Relocation) -> DirectoryEntry {
+    DirectoryEntry { slot: e.slot, form: e.form, kind: e.kind, crc: e.crc, fingerprint: e.fingerprint }
 }

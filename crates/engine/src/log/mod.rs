@@ -1,32 +1,37 @@
 //! The log: the only writer of segments and of the superblock.
 //!
-//! **The commit argument.** A *group* is what one commit writes: one or more batches, the last of them marked.
-//! [`Log::write_group`] appends them one after the other, each linked to the one before by sequence number and
+//! **The commit argument.** A *group* is the output of one commit: one or more batches, the last of which is
+//! marked. [`Log::write_group`] appends them in order, each linked to its predecessor by sequence number and
 //! checksum, and then syncs every segment that it touched. Only after that does the caller change maps and
-//! answer guests. So at a crash:
+//! answer guests. Therefore, after a crash:
 //!
-//! - during an append: the group has no valid end, recovery drops it; nobody was told that it is durable;
-//! - between append and sync: the group may be there wholly, in part or not at all; either it is applied as a
-//!   whole (nobody minds that an unanswered write happened) or dropped;
-//! - after the sync: the group is whole, and so is every group before it, because each was synced before the
-//!   next was begun; the chain from the checkpoint reaches it.
+//! - during an append: the group has no valid end and recovery drops it; it was not reported as durable to
+//!   any client;
+//! - between append and sync: the group may be present in full, in part or not at all; recovery either
+//!   applies it as a whole (unacknowledged writes may take effect) or drops it;
+//! - after the sync: the group is complete, and so is every group before it, because each was synced before
+//!   the next one began; the chain from the checkpoint reaches it.
 //!
-//! **When there is no room**, that can be survived where nothing was promised yet, which is an append alone:
+//! **When the store is full**, the log can continue only where nothing was promised yet, that is, at an
+//! append:
 //!
-//! | the store is full at | what is known | what the log does |
+//! | the store is full at | state of the store | action of the log |
 //! |---|---|---|
-//! | an append of a group, or the footer of a segment that ends within it | that batch is not whole, so the group is not history; nothing was synced | gives the group up: leaves the segment, goes back to the group's start; [`StoreError::Full`], and the caller may write it again |
+//! | an append of a group, or the footer of a segment that ends within it | that batch is incomplete, so the group is not part of history; nothing was synced | abandons the group: leaves the segment, returns to the group's start; [`StoreError::Full`], and the caller may write it again |
 //! | the footer of a segment that is ended outside of a group | as above | ends the segment without a footer; no error |
-//! | a sync | nothing about the bytes since the last one, for ever (delayed allocation, thin volumes, quotas) | fails for good, as after any failed sync |
-//! | a superblock write: checkpoint, new epoch, a copy renewed for the cleaner | that copy may be old, new or torn; the other one is whole | fails for good; a restart begins from a whole copy, and either will do |
-//! | a deletion | the object may be there | no concern of the log: [`crate::reclaim`] tries it again |
+//! | a sync | the bytes since the last sync are undefined, permanently (delayed allocation, thin volumes, quotas) | fails permanently, as after any failed sync |
+//! | a superblock write: checkpoint, new epoch, a copy renewed for the cleaner | that copy may be old, new or torn; the other one is intact | fails permanently; a restart begins from an intact copy, and either is valid |
+//! | a deletion | the object may still exist | not handled by the log: [`crate::reclaim`] retries it |
 //!
-//! After a group was given up, the epoch goes up by one before anything else is appended: whatever the failed group
-//! left cannot be taken for the new one, since for one sequence number the highest epoch wins. So it does after a
-//! footer that finds no room. What fails for good latches the pool; the log is not used again. Such an error is never
-//! [`StoreError::Full`] ([`for_good`]), so that no caller takes it for one that can be survived.
+//! After a group is abandoned, the epoch is raised by one before the next append: remains of the failed group
+//! cannot be mistaken for the new one, since for one sequence number the highest epoch wins. The same applies
+//! after a footer for which there was no room. A permanent failure latches the pool; the log is not used
+//! again. Such an error is never [`StoreError::Full`] ([`for_good`]), so that no caller treats it as
+//! recoverable.
 
+mod describe;
 mod draft;
+mod scan;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -37,7 +42,9 @@ use forebay_format::{
 };
 use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
 
-pub(crate) use draft::{Draft, Item, OnBlock, block_at};
+pub(crate) use describe::describe;
+pub(crate) use draft::{Draft, Item, OnBlock, block_at, directory_entry};
+pub(crate) use scan::{Gap, Neighbour, Scanned, SegmentScan, scan_past_gaps, scan_segment};
 
 use crate::limits::{BATCH_BYTES, MAX_SEGMENT_BYTES};
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -48,7 +55,7 @@ struct Writing<'s, 'b, 'c> {
     stream: Stream,
     /// Sequence number of its first batch.
     first_seq: u64,
-    /// The append of the batch before; it goes on while the next batch is laid out.
+    /// The append of the previous batch; it continues while the next batch is laid out.
     under_way: Option<BoxFuture<'s, Result<IoBuf, StoreError>>>,
     placed: Vec<BlockRef>,
     on_block: &'b mut OnBlock<'c>,
@@ -77,21 +84,22 @@ pub(crate) struct Log {
     table: BTreeMap<SegmentId, SegmentRecord>,
     unsynced: Vec<SegmentId>,
     next_segment: u32,
-    /// The epoch must rise before the next append; see the module.
+    /// The epoch must be raised before the next append; see the module documentation.
     raise_epoch: bool,
-    /// What failed. Whoever comes next, be it the commit or a checkpoint, must not build on it: a group that is
-    /// durable behind one that is not would be lost, though it was acknowledged.
+    /// The first failure. No later operation (commit or checkpoint) may build on it: a durable group after
+    /// one that is not durable would be lost although it was acknowledged.
     failed: Option<StoreError>,
-    /// While a mark is under way: addresses that were referred to since it began.
+    /// While a mark is under way: the addresses referenced since it began.
     pub barrier: Option<BTreeSet<u64>>,
-    /// Buffers for reuse: one is filled while another is being written.
+    /// Buffers for reuse: one is filled while another is written.
     spares: Vec<IoBuf>,
-    /// Bytes appended since the pool was opened; for whoever decides when a checkpoint is due.
+    /// Bytes appended since the pool was opened; determines when a checkpoint is due.
     pub appended: Arc<AtomicU64>,
 }
 
 impl Log {
-    /// The log as recovery leaves it. `superblock` is the one on the store, already of this epoch.
+    /// Creates the log from the state that recovery found. `superblock` is the one on the store, already of
+    /// this epoch.
     pub fn new(
         store: Arc<dyn Store>,
         superblock: Superblock,
@@ -125,47 +133,50 @@ impl Log {
         &self.superblock
     }
 
-    /// Next segment number.
+    /// Number of the next segment to be opened.
     pub fn next_segment(&self) -> u32 {
         self.next_segment
     }
 
-    /// All segments, as of now.
+    /// All segments.
     pub fn table(&self) -> &BTreeMap<SegmentId, SegmentRecord> {
         &self.table
     }
 
-    /// Whether a segment is being appended to.
+    /// Whether a segment is open for appending.
     pub fn is_open(&self, id: SegmentId) -> bool {
         self.open.values().any(|o| o.id == id)
     }
 
-    /// Forgets a segment whose object was deleted.
+    /// Removes a segment whose object was deleted.
     pub fn forget(&mut self, id: SegmentId) {
         debug_assert!(!self.is_open(id));
         self.table.remove(&id);
     }
 
-    /// The open segment of a stream, and how many bytes of batches it can still take.
+    /// The open segment of a stream, and how many more bytes of batches fit into it when its size is limited
+    /// to `most`.
     pub fn open_segment(&self, stream: Stream, most: u64) -> Option<(SegmentId, u64)> {
         self.open.get(&stream).map(|o| (o.id, most.saturating_sub(o.offset)))
     }
 
-    /// The live slots of a segment rest elsewhere from now on: that is durable.
+    /// Records a relocation that is durable: the live slots of a segment are in another container from now
+    /// on.
     pub fn moved(&mut self, segment: SegmentId, container: SegmentId, map: (u32, u32)) {
         if let Some(record) = self.table.get_mut(&segment) {
             (record.container, record.map) = (container.0, Some(map));
         }
     }
 
-    /// Largest batch that fits: four of them in a segment at least.
+    /// Size limit of a batch: at least four fit into a segment.
     pub fn batch_limit(&self) -> usize {
         BATCH_BYTES.min(self.superblock.segment_bytes as usize / 4)
     }
 
-    /// Writes drafts as one group, durably. Says for each payload item, in order, where it is; `on_block` is
-    /// shown each block of a disk while it is laid out, before it is durable. After an error other than `Full`
-    /// the log must not be used again; `Full` means that an append found no room, and the group was given up.
+    /// Writes drafts as one group, durably. Returns the reference of each payload item, in order; `on_block`
+    /// is called with each block of a disk while it is laid out, before it is durable. After an error other
+    /// than `Full` the log must not be used again; `Full` means that an append found no room, and the group
+    /// was abandoned.
     pub async fn write_group(
         &mut self,
         stream: Stream,
@@ -232,8 +243,8 @@ impl Log {
         Ok(())
     }
 
-    /// Forgets a group that found no room: `before` is the record of the segment in which it began, and
-    /// segments from `first_new` on are its own.
+    /// Abandons a group for which there was no room: `before` is the record of the segment in which it began,
+    /// and the segments from `first_new` on belong to the group.
     fn give_up(&mut self, stream: Stream, start: Head, before: Option<SegmentRecord>, first_new: SegmentId) {
         self.open.remove(&stream);
         self.unsynced.clear();
@@ -245,8 +256,8 @@ impl Log {
         self.raise_epoch = true;
     }
 
-    /// Lays out a batch while the one before it is being written, and begins to write it. Everything here is
-    /// noted as if it had succeeded; whoever learns that it did not gives the whole group up.
+    /// Lays out a batch while the previous one is being written, and begins to write it. The state is updated
+    /// on the assumption of success; when a failure is detected, the whole group is abandoned.
     async fn append(
         &mut self,
         draft: &Draft<'_>,
@@ -254,7 +265,7 @@ impl Log {
         group: &mut Writing<'_, '_, '_>,
     ) -> Result<(), StoreError> {
         let segment_bytes = self.superblock.segment_bytes as u64;
-        // What is moved of one segment stays together; the cleaner begins a new container in time.
+        // Relocated slots of one segment stay together; the cleaner begins a new container when needed.
         let most = if group.stream == Stream::Moved { MAX_SEGMENT_BYTES as u64 } else { segment_bytes };
         if self.open.get(&group.stream).is_some_and(|o| o.offset + draft.len() as u64 > most) {
             self.settle(group).await?;
@@ -301,14 +312,14 @@ impl Log {
         Ok(())
     }
 
-    /// Notes that a batch is going to refer to a block that is stored already; see [`crate::dedup`].
+    /// Records a new reference to a stored block in the mark's barrier; see [`crate::dedup`].
     pub fn refer(&mut self, to: &BlockRef) {
         if let Some(barrier) = &mut self.barrier {
             barrier.insert(to.addr.to_u64());
         }
     }
 
-    /// Memory for `len` bytes, whatever is in it.
+    /// Memory for `len` bytes, with arbitrary content.
     fn buffer(&mut self, len: usize) -> IoBuf {
         let mut buf = self.spares.pop().filter(|b| b.capacity() >= len);
         let mut buf = buf.take().unwrap_or_else(|| IoBuf::with_capacity(len));
@@ -316,7 +327,7 @@ impl Log {
         buf
     }
 
-    /// Notes a batch with which segment `id` ends at byte `end`.
+    /// Records a batch with which segment `id` ends at byte `end`.
     fn note(
         &mut self,
         stream: Stream,
@@ -347,8 +358,8 @@ impl Log {
         record.last_seq = head.seq;
     }
 
-    /// Ends the segment of a stream, durably, outside of a group. Where there is no room for its footer it ends
-    /// without.
+    /// Ends the segment of a stream, durably, outside of a group. If there is no room for its footer, the
+    /// segment ends without one.
     pub async fn end_segment(&mut self, stream: Stream) -> Result<(), StoreError> {
         if let Some(e) = &self.failed {
             return Err(e.clone());
@@ -363,7 +374,7 @@ impl Log {
             Err(StoreError::Full) => {
                 if let Some(open) = self.open.remove(&stream) {
                     self.close_record(open.id, false);
-                    // So that it can be told from segments that must have one; see `crate::footers`.
+                    // Distinguishes it from segments that must have a footer; see `crate::footers`.
                     self.raise_epoch = true;
                 }
             }
@@ -372,7 +383,7 @@ impl Log {
         self.sync_all().await
     }
 
-    /// Makes durable what was appended since the last time.
+    /// Syncs the segments appended to since the last sync.
     async fn sync_all(&mut self) -> Result<(), StoreError> {
         for id in std::mem::take(&mut self.unsynced) {
             self.store.sync(id).await.map_err(|e| for_good(e, SYNC))?;
@@ -380,7 +391,7 @@ impl Log {
         Ok(())
     }
 
-    /// Writes the footer of a stream's segment, after which the next append opens a new one.
+    /// Writes the footer of a stream's open segment; the next append opens a new one.
     async fn seal(&mut self, stream: Stream) -> Result<(), StoreError> {
         let Some(open) = self.open.get(&stream) else { return Ok(()) };
         let footer = SegmentFooter {
@@ -398,7 +409,7 @@ impl Log {
             self.unsynced.push(id);
         }
         self.open.remove(&stream);
-        // A checkpoint says so only when the footer is synced: it is taken between groups.
+        // A checkpoint records this only when the footer is synced: checkpoints are taken between groups.
         self.close_record(id, true);
         Ok(())
     }
@@ -424,17 +435,18 @@ impl Log {
     }
 }
 
-/// What a failed sync is called.
+/// Operation named in the error of a failed sync.
 pub(crate) const SYNC: &str = "sync of a segment";
-/// What a failed superblock write is called.
+/// Operation named in the error of a failed superblock write.
 pub(crate) const SWAP: &str = "writing the superblock";
 
-/// The error of an operation after which nothing is known: a want of room is one like others there. See the module.
+/// The error of an operation after which the state of the store is unknown: lack of room is as permanent
+/// there as any other failure. See the module documentation.
 pub(crate) fn for_good(e: StoreError, what: &str) -> StoreError {
     match e {
         StoreError::Full => StoreError::Io {
             what: what.to_owned(),
-            reason: "the store has no room left".to_owned(),
+            reason: "no space left on the store".to_owned(),
             errno: ENOSPC,
         },
         other => other,

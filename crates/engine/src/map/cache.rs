@@ -1,24 +1,25 @@
 //! The map cache: clean nodes by address, within a budget of bytes.
 //!
-//! Split into shards by a hash of the address; each shard has its share of the budget and evicts by CLOCK over
-//! the buckets of its table: a look-up sets a node's mark, the hand clears marks and takes what has none. A node
-//! that is being used stays alive through its own count, in the cache or not.
+//! It is split into shards by a hash of the address; each shard has its share of the budget and evicts by
+//! CLOCK over the buckets of its table: a look-up sets a node's mark, the hand clears marks and evicts
+//! unmarked nodes. A node in use stays alive through its reference count, in the cache or not.
 
 use forebay_format::BlockRef;
 use hashbrown::{HashMap, HashSet, HashTable};
 
-use super::{NeedNode, Node};
+use super::need::NeedNode;
+use super::node::Node;
 use crate::CacheStats;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const SHARDS: usize = 16;
-/// The least budget of a shard: a few nodes more than one descent needs, so that loading always gets on. A budget of
-/// less than sixteen of these has fewer shards.
+/// The least budget of a shard: a few nodes more than one descent needs, so that loading always makes
+/// progress. A budget of less than sixteen of these has fewer shards.
 const LEAST: usize = 32 << 10;
-/// Bytes that a node's place in a table takes, with the table's spare places.
+/// Bytes that a node takes in a table, including the table's share of spare buckets.
 const PER_NODE: usize = 28;
-/// Set in an entry's key when it was looked up since the hand came by. Addresses have 56 bits.
+/// Set in an entry's key if it was looked up since the hand last passed. Addresses have 56 bits.
 const USED: u64 = 1 << 63;
 
 struct Entry {
@@ -43,14 +44,14 @@ struct Shard {
 
 /// Clean nodes by address.
 pub(crate) struct NodeCache {
-    /// Of these, the first `used`.
+    /// Only the first `used` shards are in use.
     shards: [Mutex<Shard>; SHARDS],
     used: usize,
-    /// Of each shard.
+    /// Budget of each shard.
     budget: usize,
-    /// Nodes that must not go, with how many hold each; see [`super::Held`].
+    /// Nodes that must not be evicted, and the number of holders of each; see [`super::Held`].
     pinned: Mutex<HashMap<u64, (Node, usize)>>,
-    /// How many these are: mostly none, so that a miss need not look.
+    /// Number of pinned nodes: usually zero, so that a miss need not search them.
     pins: AtomicUsize,
 }
 
@@ -60,7 +61,7 @@ fn hash(key: u64) -> u64 {
 }
 
 impl NodeCache {
-    /// An empty cache of so many bytes.
+    /// An empty cache of `budget` bytes.
     pub(crate) fn new(budget: u64) -> NodeCache {
         let budget = usize::try_from(budget).unwrap_or(usize::MAX).max(LEAST);
         let used = (budget / LEAST).min(SHARDS);
@@ -77,7 +78,8 @@ impl NodeCache {
         &self.shards[(hash >> 24) as usize % self.used]
     }
 
-    /// What `f` makes of the node that is asked for, or the wish to load it. `f` runs under the shard's lock.
+    /// Applies `f` to the needed node; returns the need if the node is not in memory. `f` runs under the
+    /// shard's lock.
     pub(super) fn look<R>(&self, need: NeedNode, f: impl FnOnce(&Node) -> R) -> Result<R, NeedNode> {
         let key = need.at.addr.to_u64();
         let hash = hash(key);
@@ -111,14 +113,14 @@ impl NodeCache {
         need.fits(node).then(|| node.clone())
     }
 
-    /// Keeps a node whatever is evicted.
+    /// Pins a node: it stays in memory regardless of eviction.
     pub(super) fn pin(&self, key: u64, node: &Node) {
         let mut pinned = self.pinned.lock();
         pinned.entry(key).or_insert_with(|| (node.clone(), 0)).1 += 1;
         self.pins.store(pinned.len(), Relaxed);
     }
 
-    /// Ends that, once for each.
+    /// Removes one pin of each node.
     pub(super) fn unpin(&self, keys: &HashSet<u64>) {
         let mut gone = Vec::new();
         let mut pinned = self.pinned.lock();
@@ -131,16 +133,16 @@ impl NodeCache {
             }
         }
         self.pins.store(pinned.len(), Relaxed);
-        // Freed after the lock is.
+        // Nodes are freed after the lock is released.
         drop(pinned);
     }
 
-    /// The node that is asked for, or the wish to load it.
+    /// The needed node; returns the need if it is not in memory.
     pub(super) fn get(&self, need: NeedNode) -> Result<Node, NeedNode> {
         self.look(need, Node::clone)
     }
 
-    /// The node, if it is here; counts as neither hit nor miss.
+    /// The node, if it is cached; counts as neither hit nor miss.
     pub(super) fn peek(&self, need: NeedNode) -> Option<Node> {
         let key = need.at.addr.to_u64();
         let hash = hash(key);
@@ -152,7 +154,7 @@ impl NodeCache {
         found.or_else(|| self.pinned(need))
     }
 
-    /// Takes in a node that is on the store at `at`; makes room for it.
+    /// Inserts a node that is stored at `at`; evicts to make room for it.
     pub(crate) fn insert(&self, at: BlockRef, node: Node) {
         node.set_stored(at);
         let key = at.addr.to_u64();
@@ -169,7 +171,7 @@ impl NodeCache {
         }
         shard.bytes -= dropped.iter().map(|n| n.bytes() + PER_NODE).sum::<usize>();
         shard.evict(self.budget, key, &mut dropped);
-        // Freed after the lock is.
+        // Nodes are freed after the lock is released.
         drop(shard);
     }
 
@@ -197,7 +199,7 @@ impl NodeCache {
 }
 
 impl Shard {
-    /// Moves the hand until the shard is within its budget; never takes `keep`, which has just come.
+    /// Moves the hand until the shard is within its budget; never evicts `keep`, the newest node.
     fn evict(&mut self, budget: usize, keep: u64, dropped: &mut Vec<Node>) {
         while self.bytes > budget && self.table.len() > 1 {
             self.hand = (self.hand + 1) % self.table.num_buckets();

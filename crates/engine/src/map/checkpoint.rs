@@ -1,19 +1,22 @@
-//! What a checkpoint does with maps, and what walks over them: mark and check.
+//! Operations on maps for checkpoints, and the tree walks for mark and check.
 //!
-//! A checkpoint copies the trees, collects the nodes that are not stored, and appends them group by group: each
-//! group refers only to nodes of the groups before it, which have their addresses by then. The trees may change
-//! meanwhile: a node that the copies hold is shared, so it stays as it is. When all of it is durable, the trees
-//! settle. A node keeps its address in between, but no one reads it from there: only settling turns pointers
-//! into addresses.
+//! A checkpoint copies the trees, collects the nodes that are not stored, and appends them in groups: each
+//! group refers only to nodes of earlier groups, which have their addresses by then. The trees may change
+//! concurrently: a node that the copies hold is shared, so it stays unchanged. When the checkpoint is
+//! durable, the trees settle. A node keeps its address in between, but it is not read from there: only
+//! settling turns pointers into addresses.
 
 use std::collections::HashSet;
 
 use forebay_format::{BlockRef, MapNode, MapValue};
 use triomphe::Arc;
 
+use super::cache::NodeCache;
+use super::index::{MAX_HEIGHT, NodeIndex};
 use super::inner::{Child, Inner};
+use super::need::NeedNode;
 use super::node::{Base, Node};
-use super::{MAX_HEIGHT, NeedNode, NodeCache, Place, Tree};
+use super::tree::Tree;
 
 /// A node that is in memory only.
 #[derive(Debug, Clone)]
@@ -25,7 +28,7 @@ pub(crate) enum Dirty {
 }
 
 impl Dirty {
-    /// The node as it is laid out on the store. Nodes of earlier groups must be stored by now.
+    /// The node in its stored layout. Nodes of earlier groups must be stored by now.
     pub(crate) fn encode(&self) -> MapNode {
         match self {
             Dirty::Leaf(node) => node.to_format(),
@@ -33,7 +36,7 @@ impl Dirty {
         }
     }
 
-    /// Its address, if that is decided.
+    /// Its address, if assigned.
     pub(crate) fn stored(&self) -> Option<BlockRef> {
         match self {
             Dirty::Leaf(node) => node.stored(),
@@ -41,7 +44,7 @@ impl Dirty {
         }
     }
 
-    /// Its address is decided. The first call counts.
+    /// Assigns its address. Only the first call has an effect.
     pub(crate) fn set_stored(&self, at: BlockRef) {
         match self {
             Dirty::Leaf(node) => node.set_stored(at),
@@ -50,8 +53,8 @@ impl Dirty {
     }
 }
 
-/// The distinct nodes of `trees` that are not stored, in groups of which each refers only to those before it:
-/// leaves without a base, leaves with one, then the inner nodes level by level. Empty groups are left out.
+/// The distinct nodes of `trees` that are not stored, in groups that refer only to earlier groups: leaves
+/// without a base, leaves with one, then the inner nodes level by level. Empty groups are omitted.
 pub(crate) fn collect_dirty<'a>(trees: impl Iterator<Item = &'a Tree>) -> Vec<Vec<Dirty>> {
     let mut groups: [Vec<Dirty>; MAX_HEIGHT as usize + 1] = Default::default();
     let mut seen = HashSet::new();
@@ -84,9 +87,10 @@ fn collect_leaf(node: &Node, groups: &mut [Vec<Dirty>], seen: &mut HashSet<*cons
 }
 
 impl Tree {
-    /// After a checkpoint is durable, and before the next begins to give out addresses: lets go of the nodes that
-    /// have been stored, into the cache. The tree may have changed since the checkpoint began. It costs in proportion to the nodes that had changed. A node that
-    /// is not stored and that another tree holds, too, is left as it is until it is stored in its turn.
+    /// Releases stored nodes into the cache. Called after a checkpoint is durable, and before the next one
+    /// begins to assign addresses. The tree may have changed since the checkpoint began. The cost is
+    /// proportional to the number of nodes that had changed. A node that is not stored and that another tree
+    /// holds, too, is left unchanged until it is stored.
     pub(crate) fn settle(&mut self, cache: &NodeCache) {
         settle(&mut self.root, cache);
     }
@@ -116,7 +120,7 @@ fn settle(child: &mut Child, cache: &NodeCache) {
     }
 }
 
-/// A leaf that is not stored need not hold its base in memory if that is stored.
+/// A leaf that is not stored need not hold its base in memory if the base is stored.
 fn settle_base(node: &mut Node, cache: &NodeCache) {
     if let Base::Mem(base) = node.base()
         && let Some(at) = base.stored()
@@ -128,7 +132,8 @@ fn settle_base(node: &mut Node, cache: &NodeCache) {
     }
 }
 
-/// Gives a stored inner node and all below it to the cache. Where the node is there already, so was the rest.
+/// Releases a stored inner node and all nodes below it into the cache. If the node is cached already, so were
+/// the nodes below it.
 fn release_inner(node: &Inner, at: BlockRef, cache: &NodeCache) {
     if cache.peek(NeedNode::child(at, node.place)).is_some() {
         return;
@@ -146,11 +151,11 @@ fn release_inner(node: &Inner, at: BlockRef, cache: &NodeCache) {
 }
 
 fn release_leaf(leaf: &Node, at: BlockRef, cache: &NodeCache) {
-    if cache.peek(NeedNode::child(at, leaf.place())).is_some() {
+    if cache.peek(NeedNode::child(at, leaf.index())).is_some() {
         return;
     }
     match leaf.base() {
-        // The cache must not hold what its budget does not count.
+        // The cache must not keep memory alive that its budget does not count.
         Base::Mem(base) => {
             let base_at = base.stored().expect("below a stored node");
             release_leaf(base, base_at, cache);
@@ -160,22 +165,22 @@ fn release_leaf(leaf: &Node, at: BlockRef, cache: &NodeCache) {
     }
 }
 
-/// What a map refers to.
+/// A reference from a map.
 #[derive(Debug, Clone)]
 pub(crate) enum Ref {
     /// A stored block of the disk.
     Block(BlockRef),
     /// A stored node.
     Node(NeedNode),
-    /// The stored base of a leaf. Of its blocks, only those count that the leaf does not list: see
-    /// [`Node::uncovered`]. It may count wholly for another tree.
+    /// The stored base of a leaf. Of its blocks, only those that the leaf does not list are referenced: see
+    /// [`Node::uncovered`]. Another tree may reference all of them.
     Base(NeedNode),
-    /// A node that is in memory only, or not yet let go of.
+    /// A node that is in memory only, or not yet released.
     Memory(Dirty),
 }
 
 impl Ref {
-    fn child(child: &Child, place: Place) -> Option<Ref> {
+    fn child(child: &Child, place: NodeIndex) -> Option<Ref> {
         Some(match child {
             Child::Hole | Child::Zero => return None,
             Child::Stored(at) => Ref::Node(NeedNode::child(at.get(), place)),
@@ -186,14 +191,14 @@ impl Ref {
 }
 
 impl Tree {
-    /// The root, where a walk begins; `None` if all is holes or zeroes.
+    /// The root, where a walk begins; `None` if the map is all holes or zeroes.
     pub(crate) fn root(&self) -> Option<Ref> {
-        Ref::child(&self.root, Place::root(self.height))
+        Ref::child(&self.root, NodeIndex::root(self.height))
     }
 }
 
 impl Dirty {
-    /// Calls `f` with all that the node refers to.
+    /// Calls `f` with each reference from the node.
     pub(crate) fn references(&self, mut f: impl FnMut(Ref)) {
         match self {
             Dirty::Leaf(node) => node.references(f),
@@ -206,18 +211,18 @@ impl Dirty {
 }
 
 impl Node {
-    /// Calls `f` with all that the node refers to: its base; blocks, or nodes of the level below.
+    /// Calls `f` with each reference from the node: its base; blocks, or nodes of the level below.
     pub(crate) fn references(&self, mut f: impl FnMut(Ref)) {
         match self.base() {
             Base::None => {}
-            Base::Stored(at) => f(Ref::Base(NeedNode::base(at.get(), self.place()))),
+            Base::Stored(at) => f(Ref::Base(NeedNode::base(at.get(), self.index()))),
             Base::Mem(base) => f(Ref::Memory(Dirty::Leaf(base.clone()))),
         }
         for (i, value) in self.iter() {
             if let MapValue::At(at) = value {
-                f(match self.place().level() {
+                f(match self.index().level() {
                     0 => Ref::Block(at),
-                    _ => Ref::Node(NeedNode::child(at, self.place().child(i))),
+                    _ => Ref::Node(NeedNode::child(at, self.index().child(i))),
                 });
             }
         }
@@ -226,12 +231,12 @@ impl Node {
     /// Its base, if that is stored.
     pub(crate) fn stored_base(&self) -> Option<NeedNode> {
         match self.base() {
-            Base::Stored(at) => Some(NeedNode::base(at.get(), self.place())),
+            Base::Stored(at) => Some(NeedNode::base(at.get(), self.index())),
             Base::None | Base::Mem(_) => None,
         }
     }
 
-    /// Calls `f` with the blocks of the node's base, given loaded, that the node does not list itself.
+    /// Calls `f` with the blocks of the node's base, passed loaded, that the node does not list itself.
     pub(crate) fn uncovered(&self, base: &Node, mut f: impl FnMut(BlockRef)) {
         for (i, value) in base.iter() {
             if let MapValue::At(at) = value
@@ -244,7 +249,7 @@ impl Node {
 }
 
 impl NodeCache {
-    /// The node of a reference, if it is here; else the caller loads it as for any operation.
+    /// The node of a reference, if it is cached; otherwise the caller loads it as for any operation.
     pub(crate) fn find(&self, need: NeedNode) -> Option<Node> {
         self.peek(need)
     }

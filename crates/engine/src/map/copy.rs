@@ -1,17 +1,21 @@
-//! Copying a range of one map into another, or to another place of the same.
+//! Copies a range of one map into another, or within one map.
 
 use std::ops::Range;
 
 use forebay_format::{FANOUT, MapValue};
 
+use super::cache::NodeCache;
+use super::index::{MAX_HEIGHT, NodeIndex, slot_of};
 use super::inner::Child;
+use super::need::NeedNode;
 use super::node::{Base, Node};
-use super::{NeedNode, NodeCache, Place, Tree, place_in};
+use super::tree::Tree;
 
 impl Tree {
-    /// Copies a piece from the beginning of a range: at most `count` blocks, from `from` on in `source` to `first` on
-    /// here. Returns how many were done: a whole subtree that is shared, a run of holes or zeroes, or what is in one
-    /// leaf. `source` may be a copy of this very tree. Interrupted, it may have done a part.
+    /// Copies the first piece of a range: at most `count` blocks, from `from` on in `source` to `first` on
+    /// here. Returns the number of blocks copied: a whole subtree that is shared, a run of holes or zeroes,
+    /// or the part in one leaf. `source` may be a copy of this same tree. If interrupted, it may have done a
+    /// part.
     pub(crate) fn copy(
         &mut self,
         cache: &NodeCache,
@@ -28,7 +32,7 @@ impl Tree {
             match source.subtree(cache, place)? {
                 Child::Hole => self.fill(cache, first, span, MapValue::Hole)?,
                 Child::Zero => self.fill(cache, first, span, MapValue::Zero)?,
-                shared => put(&mut self.root, cache, Place::root(self.height), place, shared)?,
+                shared => put(&mut self.root, cache, NodeIndex::root(self.height), place, shared)?,
             }
             return Ok(span);
         }
@@ -37,7 +41,7 @@ impl Tree {
             self.fill(cache, first, run, value)?;
             return Ok(run);
         }
-        let in_leaf = FANOUT - usize::from(place_in(0, first));
+        let in_leaf = FANOUT - usize::from(slot_of(0, first));
         let mut values = [MapValue::Hole; FANOUT];
         let values = &mut values[..in_leaf.min(usize::try_from(count).unwrap_or(FANOUT))];
         if let (_, Some(need)) = source.get_range(cache, from, values) {
@@ -47,11 +51,11 @@ impl Tree {
         if !matches!(all, MapValue::At(_)) && values.iter().all(|v| *v == all) {
             self.fill(cache, first, values.len() as u64, all)?;
         } else if values.len() == FANOUT {
-            let place = Place::of(0, first);
+            let place = NodeIndex::of(0, first);
             let listed: Vec<_> =
                 (0..=u8::MAX).zip(values.iter().copied()).filter(|(_, v)| *v != MapValue::Hole).collect();
             let leaf = Child::Leaf(Node::build(place, Base::None, &listed));
-            put(&mut self.root, cache, Place::root(self.height), place, leaf)?;
+            put(&mut self.root, cache, NodeIndex::root(self.height), place, leaf)?;
         } else {
             for (block, value) in (first..).zip(values.iter()) {
                 self.set(cache, block, *value)?;
@@ -60,20 +64,20 @@ impl Tree {
         Ok(values.len() as u64)
     }
 
-    /// What stands at a place of the tree. The place is within it.
-    fn subtree(&self, cache: &NodeCache, place: Place) -> Result<Child, NeedNode> {
+    /// The subtree at a node index. The index is within the tree.
+    fn subtree(&self, cache: &NodeCache, place: NodeIndex) -> Result<Child, NeedNode> {
         let (block, _) = place.span();
         let mut child = &self.root;
         let mut level = self.height - 1;
         while level > place.level() {
             match child {
-                Child::Inner(node) => child = &node.children[usize::from(place_in(level, block))],
+                Child::Inner(node) => child = &node.children[usize::from(slot_of(level, block))],
                 Child::Hole | Child::Zero => break,
                 Child::Stored(at) => {
                     let mut at = at.get();
                     while level > place.level() {
-                        let need = NeedNode::child(at, Place::of(level, block));
-                        let i = place_in(level, block);
+                        let need = NeedNode::child(at, NodeIndex::of(level, block));
+                        let i = slot_of(level, block);
                         match cache.look(need, |node| node.own(i).unwrap_or_default())? {
                             MapValue::At(next) => at = next,
                             value => return Ok(Child::from_value(value)),
@@ -89,34 +93,40 @@ impl Tree {
         Ok(child.clone())
     }
 
-    /// Stored nodes that are not in the cache, and without which it cannot be told what the map says of a range: those
-    /// next to the root. Once they are there, others may be missing. At most `most`.
+    /// Stored nodes that are not in the cache and without which the contents of a range are unknown: those
+    /// nearest to the root. Once they are loaded, others may be missing. At most `most`.
     pub(crate) fn missing(&self, cache: &NodeCache, range: Range<u64>, most: usize) -> Vec<NeedNode> {
         let mut missing = Vec::new();
         if !range.is_empty() {
             let range = (range.start, range.end - 1);
-            find_missing(&self.root, cache, Place::root(self.height), range, most, &mut missing);
+            find_missing(&self.root, cache, NodeIndex::root(self.height), range, most, &mut missing);
         }
         missing
     }
 }
 
-/// The place of the largest subtree that begins with block `first` and has no more than `count` blocks.
-fn largest_within(first: u64, count: u64) -> Option<Place> {
+/// The index of the largest subtree that begins with block `first` and has at most `count` blocks.
+fn largest_within(first: u64, count: u64) -> Option<NodeIndex> {
     let fits = |level: &u8| {
-        let (start, last) = Place::of(*level, first).span();
+        let (start, last) = NodeIndex::of(*level, first).span();
         start == first && last - start < count
     };
-    (0..super::MAX_HEIGHT).take_while(fits).last().map(|level| Place::of(level, first))
+    (0..MAX_HEIGHT).take_while(fits).last().map(|level| NodeIndex::of(level, first))
 }
 
-/// Puts a node in its place below `child`, which stands at `here`.
-fn put(child: &mut Child, cache: &NodeCache, here: Place, place: Place, node: Child) -> Result<(), NeedNode> {
+/// Sets the node at index `place`, below `child`, which is at index `here`.
+fn put(
+    child: &mut Child,
+    cache: &NodeCache,
+    here: NodeIndex,
+    place: NodeIndex,
+    node: Child,
+) -> Result<(), NeedNode> {
     if here == place {
         *child = node;
         return Ok(());
     }
-    let i = place_in(here.level(), place.span().0);
+    let i = slot_of(here.level(), place.span().0);
     let inner = child.own_inner(cache, here)?;
     put(&mut inner.children[usize::from(i)], cache, here.child(i), place, node)
 }
@@ -124,7 +134,7 @@ fn put(child: &mut Child, cache: &NodeCache, here: Place, place: Place, node: Ch
 fn find_missing(
     child: &Child,
     cache: &NodeCache,
-    place: Place,
+    place: NodeIndex,
     (first, last): (u64, u64),
     most: usize,
     missing: &mut Vec<NeedNode>,
@@ -140,7 +150,7 @@ fn find_missing(
     let leaf = match child {
         Child::Hole | Child::Zero => return,
         Child::Inner(node) => {
-            let range = place_in(level, first.max(start))..=place_in(level, last.min(end));
+            let range = slot_of(level, first.max(start))..=slot_of(level, last.min(end));
             return range.for_each(|i| below(i, &node.children[usize::from(i)]));
         }
         Child::Leaf(leaf) => leaf.clone(),

@@ -1,15 +1,18 @@
-//! The figures that the module head states: `cargo test --release -p forebay-engine map::figures -- --ignored
-//! --nocapture --test-threads 1`. They are printed, not asserted: a time is no test. Times are processor time.
+//! Measures the figures in the module documentation: `cargo test --release -p forebay-engine map::figures --
+//! --ignored --nocapture --test-threads 1`. They are printed and not asserted, since timing must not fail a
+//! test. Times are processor time.
 
 use std::hint::black_box;
 
-use forebay_format::{Address, BlockRef, Form, MapValue, SegmentId, Slot};
+use forebay_format::{Address, BlockRef, Form, MapNode, MapValue, SegmentId, Slot};
 
-use super::*;
+use super::cache::*;
+use super::checkpoint::*;
+use super::tree::*;
 
 const BLOCKS: u64 = (40 << 30) / 4096;
 
-/// The block that a log would have stored as its `n`th: raw, in segments of 64 MiB.
+/// The reference of the `n`th block that a log stores: raw, in segments of 64 MiB.
 fn nth(n: u64) -> MapValue {
     let addr = Address { segment: SegmentId(1 + (n >> 14) as u32), slot: Slot((n & 0x3fff) as u32 * 64) };
     MapValue::At(BlockRef { addr, form: Form::RAW_BLOCK, crc: n as u32 })
@@ -20,7 +23,7 @@ fn resident() -> u64 {
     statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
 
-/// Gives a tree's nodes addresses, and the nodes to the cache, as a checkpoint would.
+/// Gives a tree's nodes addresses and inserts the nodes into the cache, as a checkpoint does.
 fn store(tree: &mut Tree, cache: &NodeCache, next: &mut u32) -> (usize, usize) {
     let (mut nodes, mut bytes) = (0, 0);
     for group in collect_dirty([&*tree].into_iter()) {
@@ -42,7 +45,7 @@ fn full_image(cache: &NodeCache, next: &mut u32) -> Tree {
     tree
 }
 
-/// The `i`th of all blocks in an order that looks random: a permutation of 24 bits, less what is beyond.
+/// All blocks in a pseudo-random order: a permutation of 24 bits, without the numbers that are out of range.
 fn scattered() -> impl Iterator<Item = u64> {
     let mix = |i: u32| {
         let i = i.wrapping_mul(0x9e_3779b1) & 0xff_ffff;
@@ -52,7 +55,7 @@ fn scattered() -> impl Iterator<Item = u64> {
     (0..1 << 24).map(mix).filter(|b| *b < BLOCKS)
 }
 
-/// Nanoseconds of processor time of this thread: what a figure costs on a machine that has other work, too.
+/// Processor time of this thread in nanoseconds: not affected by other load on the machine.
 fn cpu_ns() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     stat.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
@@ -68,9 +71,9 @@ fn time(what: &str, blocks: &[u64], mut op: impl FnMut(u64)) {
 #[ignore = "prints figures"]
 fn time_of_lookups() {
     let (lock, memory) = (parking_lot::Mutex::new(0), vec![1u8; 110 << 20]);
-    time("to compare: a lock taken and released", &[0; 1_000_000], |b| *black_box(&lock).lock() += b);
+    time("for comparison: a lock acquired and released", &[0; 1_000_000], |b| *black_box(&lock).lock() += b);
     let (mut at, step) = (0, memory.len() / 2 - 4099);
-    time("to compare: a read in 110 MB that waits for the one before", &[0; 1_000_000], |_| {
+    time("for comparison: a read in 110 MB that depends on the previous one", &[0; 1_000_000], |_| {
         at = (at * 5 + step * usize::from(memory[at])) % memory.len();
     });
     black_box(at);
@@ -100,7 +103,7 @@ fn time_of_lookups() {
 fn memory_of_clones() {
     let (cache, mut next) = (NodeCache::new(4 << 30), 0);
     let image = full_image(&cache, &mut next);
-    println!("an idle clone: {} bytes", size_of::<Tree>());
+    println!("idle clone: {} bytes", size_of::<Tree>());
     for percent in [1, 5, 10, 20, 30, 50] {
         let mut clone = image.clone();
         let count = BLOCKS * percent / 100;
@@ -110,11 +113,10 @@ fn memory_of_clones() {
         written.for_each(|(b, n)| clone.set(&cache, b, nth(n)).unwrap());
         let took = (cpu_ns() - start) as f64 / count as f64;
         let per = |bytes: u64| bytes as f64 / count as f64;
-        let dirty = per(unstored_bytes());
         let grown = per(resident().saturating_sub(resident_before));
         let (nodes, bytes) = store(&mut clone, &cache, &mut next);
         println!(
-            "{percent:2} % random: {dirty:.1} B a block while dirty ({grown:.1} resident), {:.1} cached, \
+            "{percent:2} % random: {grown:.1} B per block resident while dirty, {:.1} cached, \
              {:.1} on the store in {nodes} nodes; set {took:.0} ns",
             per(cache.stats().bytes - cached_before),
             per(bytes as u64),

@@ -1,24 +1,27 @@
-//! Bringing nodes into memory before they are needed, and keeping them there.
+//! Loads nodes into memory before they are needed, and keeps them there.
 
 use forebay_format::{BlockRef, MapValue};
 use hashbrown::HashSet;
 
+use super::cache::NodeCache;
+use super::index::{NodeIndex, SPARSE_MAX, is_full, slot_of};
 use super::inner::Child;
+use super::need::NeedNode;
 use super::node::Node;
-use super::{NeedNode, NodeCache, Place, SPARSE_MAX, Tree, is_full, place_in};
+use super::tree::Tree;
 
-/// Blocks of one leaf that are to be changed, or one that is to be read.
+/// Blocks of one leaf that are to be changed, or one block that is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Touch {
     /// One of them.
     pub block: u64,
-    /// How many of them change.
+    /// How many blocks of the leaf change.
     pub count: usize,
-    /// What the map says of `block` is needed, too.
+    /// Whether the current value of `block` is needed as well.
     pub is_read: bool,
 }
 
-/// Nodes that stay in memory while this lives, whatever the cache evicts.
+/// Keeps nodes in memory while it exists, regardless of eviction.
 pub(crate) struct Held<'a> {
     cache: &'a NodeCache,
     keys: HashSet<u64>,
@@ -51,7 +54,7 @@ impl Drop for Held<'_> {
 }
 
 impl Tree {
-    /// Holds the nodes without which a change cannot be made.
+    /// Holds the nodes that a change needs.
     ///
     /// # Errors
     /// The next one that is not in memory.
@@ -59,8 +62,8 @@ impl Tree {
         self.visit(touch, &mut |need| held.find(need))
     }
 
-    /// Whether the nodes without which a change cannot be made are in memory. A changed leaf counts as all that is needed:
-    /// the base that it is merged with once in [`SPARSE_MAX`] changes is not worth a look at each.
+    /// Whether the nodes that a change needs are in memory. A changed leaf is counted as complete: the base
+    /// with which it is merged once in [`SPARSE_MAX`] changes does not justify a check at each.
     pub(crate) fn is_warm(&self, cache: &NodeCache, touch: Touch) -> bool {
         debug_assert!(!touch.is_read);
         match self.descend(touch.block) {
@@ -71,7 +74,7 @@ impl Tree {
         }
     }
 
-    /// Looks the stored nodes up that a change needs, from the root down.
+    /// Looks up the stored nodes that a change needs, from the root down.
     fn visit(
         &self,
         touch: Touch,
@@ -84,14 +87,14 @@ impl Tree {
         }
     }
 
-    /// Where the path to a block leaves the changed inner nodes, and on which level; `None` behind the end.
+    /// Where the path to a block leaves the changed inner nodes, and at which level; `None` beyond the end.
     fn descend(&self, block: u64) -> Option<(&Child, u8)> {
         if block >= self.blocks {
             return None;
         }
         let (mut child, mut level) = (&self.root, self.height - 1);
         while let Child::Inner(node) = child {
-            child = &node.children[usize::from(place_in(level, block))];
+            child = &node.children[usize::from(slot_of(level, block))];
             level -= 1;
         }
         Some((child, level))
@@ -105,18 +108,18 @@ fn visit_stored(
     find: &mut impl FnMut(NeedNode) -> Result<Node, NeedNode>,
 ) -> Result<(), NeedNode> {
     while level > 0 {
-        let node = find(NeedNode::child(at, Place::of(level, touch.block)))?;
-        match node.own(place_in(level, touch.block)) {
+        let node = find(NeedNode::child(at, NodeIndex::of(level, touch.block)))?;
+        match node.own(slot_of(level, touch.block)) {
             Some(MapValue::At(next)) => at = next,
             _ => return Ok(()),
         }
         level -= 1;
     }
-    // A full leaf becomes the base of a sparse one unread, until that lists too many blocks.
+    // A full leaf becomes the base of a sparse one without being read, until that lists too many blocks.
     if is_full(at) && touch.count < SPARSE_MAX && !touch.is_read {
         return Ok(());
     }
-    let leaf = find(NeedNode::child(at, Place::of(0, touch.block)))?;
+    let leaf = find(NeedNode::child(at, NodeIndex::of(0, touch.block)))?;
     visit_base(&leaf, touch, find)
 }
 
@@ -126,7 +129,7 @@ fn visit_base(
     find: &mut impl FnMut(NeedNode) -> Result<Node, NeedNode>,
 ) -> Result<(), NeedNode> {
     let merges = leaf.count() + touch.count >= SPARSE_MAX;
-    let reads = touch.is_read && leaf.own(place_in(0, touch.block)).is_none();
+    let reads = touch.is_read && leaf.own(slot_of(0, touch.block)).is_none();
     match leaf.stored_base() {
         Some(base) if merges || reads => find(base).map(drop),
         _ => Ok(()),

@@ -1,20 +1,22 @@
-//! Inner nodes that have changed: their children may be in memory only.
+//! Changed inner nodes: their children may be in memory only.
 
 use forebay_format::{FANOUT, MapNode, MapValue};
 use triomphe::Arc;
 
+use super::cache::NodeCache;
+use super::index::{At, NodeIndex};
+use super::need::NeedNode;
 use super::node::{Base, Node, Stored, entries_without_base};
-use super::{At, NeedNode, NodeCache, Place};
 
-/// What stands below a place of an inner node, or at the root.
+/// The subtree at an entry of an inner node, or at the root.
 #[derive(Debug, Clone, Default)]
 pub(super) enum Child {
-    /// Nothing: the whole subtree is holes.
+    /// The whole subtree is holes.
     #[default]
     Hole,
     /// The whole subtree is allocated zeroes.
     Zero,
-    /// A node that is on the store, and perhaps in the cache.
+    /// A node that is on the store, and possibly in the cache.
     Stored(At),
     /// A leaf in memory.
     Leaf(Node),
@@ -23,7 +25,7 @@ pub(super) enum Child {
 }
 
 impl Child {
-    /// The child that a stored place names.
+    /// The child that a stored entry describes.
     pub(super) fn from_value(value: MapValue) -> Child {
         match value {
             MapValue::Hole => Child::Hole,
@@ -32,7 +34,7 @@ impl Child {
         }
     }
 
-    /// The place as it is written on the store; `None` while the child is only in memory.
+    /// The entry in its stored form; `None` while the child is only in memory.
     pub(super) fn to_value(&self) -> Option<MapValue> {
         Some(match self {
             Child::Hole => MapValue::Hole,
@@ -43,7 +45,7 @@ impl Child {
         })
     }
 
-    /// Whether every block below is `value`, a hole or zeroes, as far as can be told from here.
+    /// Whether every block below is `value` (a hole or zeroes), judged without loading nodes.
     pub(super) fn is_all(&self, value: MapValue) -> bool {
         match self {
             Child::Hole => value == MapValue::Hole,
@@ -52,8 +54,8 @@ impl Child {
         }
     }
 
-    /// Makes the child an inner node that may be changed, and returns it. What was stored or shared is copied.
-    pub(super) fn own_inner(&mut self, cache: &NodeCache, place: Place) -> Result<&mut Inner, NeedNode> {
+    /// Makes the child a changeable inner node, and returns it. A stored or shared node is copied.
+    pub(super) fn own_inner(&mut self, cache: &NodeCache, place: NodeIndex) -> Result<&mut Inner, NeedNode> {
         let fresh = match self {
             Child::Hole => Some(Inner::new(place, |_| Child::Hole)),
             Child::Zero => Some(Inner::new(place, |_| Child::Zero)),
@@ -72,7 +74,7 @@ impl Child {
             *self = Child::Inner(Arc::new(fresh));
         }
         let Child::Inner(node) = self else { unreachable!("made above") };
-        let node = Arc::get_mut(node).expect("unique, as &mut self keeps others from cloning it");
+        let node = Arc::get_mut(node).expect("unique: &mut self excludes concurrent clones");
         node.stored.clear();
         Ok(node)
     }
@@ -81,24 +83,24 @@ impl Child {
 /// An inner node with children in memory.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub(super) place: Place,
+    pub(super) place: NodeIndex,
     pub(super) stored: Stored,
     pub(super) children: [Child; FANOUT],
 }
 
 impl Inner {
-    pub(super) fn new(place: Place, mut child: impl FnMut(u8) -> Child) -> Inner {
-        let stored = Stored::new(size_of::<Inner>() + 16);
+    pub(super) fn new(place: NodeIndex, mut child: impl FnMut(u8) -> Child) -> Inner {
+        let stored = Stored::default();
         Inner { place, stored, children: std::array::from_fn(|i| child(i as u8)) }
     }
 
-    /// The places as they are on the store, for which all children must be there.
+    /// The entries in their stored form; all children must be stored.
     fn values(&self) -> impl Iterator<Item = (u8, MapValue)> + '_ {
         let value = |c: &Child| c.to_value().expect("children are stored before their parent");
         (0..=u8::MAX).zip(self.children.iter().map(value))
     }
 
-    /// The node as it is laid out on the store.
+    /// The node in its stored layout.
     pub(super) fn to_format(&self) -> MapNode {
         let entries = entries_without_base(self.values());
         MapNode { level: self.place.level(), index: self.place.index(), entries }

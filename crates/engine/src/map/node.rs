@@ -1,10 +1,11 @@
 //! A node in its packed form: one allocation, immutable once shared.
 //!
-//! Leaves are always packed, and so is every clean node, whatever its level. A packed node is *dense* (a value
-//! for each of the 256 places) or *sparse* (sorted keys, then values). A value takes twelve bytes on the store;
-//! here it takes ten, because the segments that a node names lie close together: each is kept as a 16-bit
-//! distance from `low`, and 0 means "no segment" (a hole or zeroes). A node for which 16 bits do not suffice is
-//! *wide* and keeps whole segment numbers. With its key, a block of a sparse leaf takes eleven bytes.
+//! Leaves are always packed, and so are all clean nodes, whatever their level. A packed node is *dense* (a
+//! value for each of the 256 entries) or *sparse* (sorted keys, then values). A value takes twelve bytes on
+//! the store and ten here, because the segments that a node references are close together: each is kept as a
+//! 16-bit distance from `low`, and 0 means "no segment" (a hole or zeroes). A node for which 16 bits do not
+//! suffice is *wide* and keeps whole segment numbers. With its key, a block of a sparse leaf takes eleven
+//! bytes.
 //!
 //! ```text
 //! dense   | value 0 | value 1 | ... | value 255 |
@@ -13,70 +14,40 @@
 //! ```
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use forebay_format::{BlockRef, FANOUT, FormatError, MapNode, MapValue, NodeEntries};
 use triomphe::{Arc, ThinArc};
 
-use super::{At, Place, SPARSE_MAX};
+use super::index::{At, NodeIndex, SPARSE_MAX};
 
-/// Bytes of all nodes in memory that are on no store yet.
-static UNSTORED: AtomicU64 = AtomicU64::new(0);
-
-/// Bytes that one packed node takes besides its slice: counts, length, head, allocator.
+/// Bytes of a packed node other than its slice: counts, length, head, allocator.
 const OVERHEAD: usize = size_of::<Head>() + 16 + 8;
-/// Room below the lowest segment of a node for references to older segments that come later.
+/// Distance kept below the lowest segment of a node, for later references to older segments.
 const LOW_MARGIN: u32 = 1 << 14;
 /// Bytes of the values of a wide dense node, and of the largest sparse one with its keys.
 const SCRATCH: usize = FANOUT * 13;
 
-/// Bytes of nodes that are on no store yet, over all pools of the process.
-#[allow(dead_code, reason = "a figure for those who tune checkpoints")]
-pub(crate) fn unstored_bytes() -> u64 {
-    UNSTORED.load(Relaxed)
-}
-
-/// Where a node was stored. Counts its bytes as unstored until it is, or until it is dropped.
-#[derive(Debug)]
-pub(super) struct Stored {
-    at: OnceLock<At>,
-    bytes: u16,
-}
+/// Address of a stored node; empty until the node is stored.
+#[derive(Debug, Default)]
+pub(super) struct Stored(OnceLock<At>);
 
 impl Stored {
-    pub(super) fn new(bytes: usize) -> Stored {
-        debug_assert!(bytes <= u16::MAX as usize);
-        UNSTORED.fetch_add(bytes as u64, Relaxed);
-        Stored { at: OnceLock::new(), bytes: bytes as u16 }
-    }
-
     pub(super) fn get(&self) -> Option<BlockRef> {
-        self.at.get().map(|at| at.get())
+        self.0.get().map(|at| at.get())
     }
 
     pub(super) fn set(&self, at: BlockRef) {
-        if self.at.set(at.into()).is_ok() {
-            UNSTORED.fetch_sub(self.bytes.into(), Relaxed);
-        }
+        // The first address counts: the node is identical at each.
+        let _ = self.0.set(at.into());
     }
 
-    /// The content is about to change: what is stored is another node from here on.
+    /// Called before a change of the content: the node at the address no longer equals this one.
     pub(super) fn clear(&mut self) {
-        if self.at.take().is_some() {
-            UNSTORED.fetch_add(self.bytes.into(), Relaxed);
-        }
+        self.0.take();
     }
 }
 
-impl Drop for Stored {
-    fn drop(&mut self) {
-        if self.at.get().is_none() {
-            UNSTORED.fetch_sub(self.bytes.into(), Relaxed);
-        }
-    }
-}
-
-/// What the places that a sparse leaf does not list are as.
+/// The entries that a sparse leaf does not list.
 #[derive(Debug, Clone)]
 pub(super) enum Base {
     /// Holes.
@@ -93,7 +64,7 @@ impl Base {
         match self {
             Base::None => None,
             Base::Stored(at) => Some(at.get()),
-            Base::Mem(node) => Some(node.stored().expect("a base is stored before what stands on it")),
+            Base::Mem(node) => Some(node.stored().expect("a base is stored before the leaves based on it")),
         }
     }
 }
@@ -102,7 +73,7 @@ impl Base {
 struct Head {
     base: Base,
     stored: Stored,
-    place: Place,
+    place: NodeIndex,
     low: u32,
     count: u16,
     wide: bool,
@@ -114,12 +85,12 @@ impl Head {
         if self.wide { 12 } else { 10 }
     }
 
-    /// Where the values begin, in a slice of `len` bytes.
+    /// Offset of the values in a slice of `len` bytes.
     fn values(&self, len: usize) -> usize {
         if self.dense { 0 } else { len / (1 + self.width()) }
     }
 
-    /// The bytes of a value, zero-padded to twelve; `None` where its segment is out of reach of `low`.
+    /// The bytes of a value, zero-padded to twelve; `None` if its segment is out of reach of `low`.
     fn pack(&self, value: MapValue) -> Option<[u8; 12]> {
         let [segment, slot_form, crc] = value.to_words();
         let far = match segment {
@@ -150,13 +121,13 @@ impl Head {
 pub(crate) struct Node(ThinArc<Head, u8>);
 
 impl Node {
-    /// A node that lists `entries`, which ascend. It has no room to grow.
-    pub(super) fn build(place: Place, base: Base, entries: &[(u8, MapValue)]) -> Node {
+    /// A node that lists `entries`, which are in ascending order. It has no room to grow.
+    pub(super) fn build(place: NodeIndex, base: Base, entries: &[(u8, MapValue)]) -> Node {
         let holes_matter = !matches!(base, Base::None);
         let dense = entries.len() == FANOUT || (!holes_matter && entries.len() > SPARSE_MAX);
         let base = if dense { Base::None } else { base };
         let (low, wide) = reach(entries);
-        let mut head = Head { base, stored: Stored::new(0), place, low, count: 0, wide, dense };
+        let mut head = Head { base, stored: Stored::default(), place, low, count: 0, wide, dense };
         let width = head.width();
         let (values, len) =
             if dense { (0, FANOUT * width) } else { (entries.len(), entries.len() * (1 + width)) };
@@ -175,21 +146,20 @@ impl Node {
         Node::alloc(head, &scratch[..len])
     }
 
-    /// A dense leaf of one value.
-    pub(super) fn uniform(place: Place, value: MapValue) -> Node {
+    /// A dense leaf with the same value in all entries.
+    pub(super) fn uniform(place: NodeIndex, value: MapValue) -> Node {
         let entries: Vec<_> = (0..=u8::MAX).map(|p| (p, value)).collect();
         Node::build(place, Base::None, &entries)
     }
 
-    fn alloc(mut head: Head, slice: &[u8]) -> Node {
-        head.stored = Stored::new((OVERHEAD + slice.len() + 15) & !15);
+    fn alloc(head: Head, slice: &[u8]) -> Node {
         Node(ThinArc::from_header_and_slice(head, slice))
     }
 
-    /// The node that a decoded one describes, checked for what no writer produces.
+    /// Packs a decoded node; rejects nodes that no writer produces.
     pub(crate) fn from_format(node: MapNode) -> Result<Node, FormatError> {
         let bad = |field| FormatError::Value { what: "map node", field };
-        let place = Place::checked(node.level, node.index).ok_or(bad("index"))?;
+        let place = NodeIndex::checked(node.level, node.index).ok_or(bad("index"))?;
         Ok(match node.entries {
             NodeEntries::Full(values) => {
                 let entries: Vec<_> = (0..=u8::MAX).zip(values).collect();
@@ -203,7 +173,7 @@ impl Node {
         })
     }
 
-    /// The node as it is laid out on the store. A base in memory must be stored by now.
+    /// The node in its stored layout. A base in memory must be stored by now.
     pub(super) fn to_format(&self) -> MapNode {
         let head = self.head();
         let entries = match head.base.stored() {
@@ -216,54 +186,54 @@ impl Node {
     fn head(&self) -> &Head {
         &self.0.header.header
     }
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn index(&self) -> NodeIndex {
         self.head().place
     }
     pub(super) fn base(&self) -> &Base {
         &self.head().base
     }
-    /// Whether the places that it does not list are as in another node.
+    /// Whether the entries that it does not list are taken from another node.
     pub(super) fn has_base(&self) -> bool {
         !matches!(self.head().base, Base::None)
     }
-    /// Places listed.
+    /// Number of listed entries.
     pub(super) fn count(&self) -> usize {
         self.head().count.into()
     }
-    /// Where it is stored, if it is.
+    /// Its address, if it is stored.
     pub(crate) fn stored(&self) -> Option<BlockRef> {
         self.head().stored.get()
     }
-    /// Its address is decided. The first call counts.
+    /// Sets its address. Only the first call has an effect.
     pub(crate) fn set_stored(&self, at: BlockRef) {
         self.head().stored.set(at);
     }
-    /// Bytes that it takes in memory, of the allocator included.
+    /// Bytes that it takes in memory, including the allocator's.
     pub(crate) fn bytes(&self) -> usize {
-        self.head().stored.bytes.into()
+        (OVERHEAD + self.0.slice.len() + 15) & !15
     }
-    /// Whether it may be changed in place by the one who can borrow it mutably.
+    /// Whether the holder of a mutable borrow may change it in place.
     pub(super) fn is_changeable(&self) -> bool {
         ThinArc::strong_count(&self.0) == 1 && self.stored().is_none()
     }
-    /// Identity, for telling shared nodes apart from equal ones.
+    /// Identity, to distinguish shared nodes from equal ones.
     pub(super) fn ptr(&self) -> *const u8 {
         std::ptr::from_ref(self.head()).cast()
     }
 
-    /// What it says itself of a place; `None` where it leaves that to its base.
+    /// Its own entry at `place`; `None` if the entry is left to its base.
     pub(super) fn own(&self, place: u8) -> Option<MapValue> {
         let (head, slice) = (self.head(), &self.0.slice);
         let i = if head.dense { place.into() } else { find(&slice[..head.count.into()], place).ok()? };
         Some(head.unpack(&slice[head.values(slice.len()) + i * head.width()..][..head.width()]))
     }
 
-    /// The places that it lists, ascending.
+    /// The listed entries, ascending.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u8, MapValue)> + '_ {
         self.listed(0)
     }
 
-    /// The places from `first` on that it lists, ascending.
+    /// The listed entries from `first` on, ascending.
     pub(super) fn listed(&self, first: u8) -> impl Iterator<Item = (u8, MapValue)> + '_ {
         let (head, slice) = (self.head(), &self.0.slice);
         let count = self.count();
@@ -278,15 +248,15 @@ impl Node {
         (start..count).zip(values).map(move |(i, b)| (key(i), head.unpack(b)))
     }
 
-    /// Sets a place: here if no one else holds the node and it is not stored, else in a copy that `self`
-    /// becomes. Without a base, a hole takes no room.
+    /// Sets an entry: in place if the node has no other holder and is not stored, otherwise in a copy that
+    /// replaces `self`. Without a base, a hole occupies no space.
     pub(super) fn set(&mut self, place: u8, value: MapValue) {
         if !self.set_here(place, value) {
             *self = self.with(place, value);
         }
     }
 
-    /// Changes the node itself; `false` if it is shared, stored, full, or `value` is out of its reach.
+    /// Changes the node in place; `false` if it is shared, stored, full, or `value` is out of its reach.
     fn set_here(&mut self, place: u8, value: MapValue) -> bool {
         self.0.with_arc_mut(|arc| {
             let Some(node) = Arc::get_mut(arc) else { return false };
@@ -323,7 +293,7 @@ impl Node {
         })
     }
 
-    /// A copy with one place changed, with a little room to grow.
+    /// A copy with one entry changed, and a little room to grow.
     pub(super) fn with(&self, place: u8, value: MapValue) -> Node {
         let (old, from) = (self.head(), &self.0.slice);
         let absent = value == MapValue::Hole && !self.has_base();
@@ -347,12 +317,12 @@ impl Node {
         scratch[at(i)..at(i + 1)].copy_from_slice(&packed[..width]);
         let rest = &from[old_values + (i + skip) * width..old_values + count * width];
         scratch[at(i + 1)..at(now)].copy_from_slice(rest);
-        let stored = Stored::new(0);
+        let stored = Stored::default();
         let head = Head { base: old.base.clone(), stored, count: now as u16, ..*old };
         Node::alloc(head, &scratch[..values * (1 + width)])
     }
 
-    /// As [`Node::with`], the slow way: through the plain values, choosing the form anew.
+    /// As [`Node::with`], by the slow path: through the plain values, with a newly chosen form.
     fn rebuilt(&self, place: u8, value: MapValue) -> Node {
         let mut entries: Vec<_> = self.iter().collect();
         match entries.binary_search_by_key(&place, |e| e.0) {
@@ -362,16 +332,16 @@ impl Node {
         if !self.has_base() && entries.len() < FANOUT {
             entries.retain(|(_, v)| *v != MapValue::Hole);
         }
-        Node::build(self.place(), self.base().clone(), &entries)
+        Node::build(self.index(), self.base().clone(), &entries)
     }
 
-    /// The same content on another base: for one that has been stored since.
+    /// The same content with another base: for a base that has been stored since.
     pub(super) fn on(&self, base: Base) -> Node {
         let old = self.head();
-        Node::alloc(Head { base, stored: Stored::new(0), ..*old }, &self.0.slice)
+        Node::alloc(Head { base, stored: Stored::default(), ..*old }, &self.0.slice)
     }
 
-    /// Puts the node on another base in place, if no one else holds it.
+    /// Replaces the base in place; `false` if the node has another holder.
     pub(super) fn set_base(&mut self, base: Base) -> bool {
         self.0.with_arc_mut(|arc| match Arc::get_mut(arc) {
             Some(node) => {
@@ -382,14 +352,14 @@ impl Node {
         })
     }
 
-    /// The node and its base in one, without a base.
+    /// Merges the node with its base into a node without a base.
     pub(super) fn merged(&self, base: &Node) -> Node {
         let mut values = [MapValue::Hole; FANOUT];
         base.iter().for_each(|(p, v)| values[usize::from(p)] = v);
         self.laid_over(values)
     }
 
-    /// The node on a base of which every place is `value`, in one.
+    /// Merges the node with a base in which every entry is `value`.
     pub(super) fn over(&self, value: MapValue) -> Node {
         self.laid_over([value; FANOUT])
     }
@@ -397,7 +367,7 @@ impl Node {
     fn laid_over(&self, mut values: [MapValue; FANOUT]) -> Node {
         self.iter().for_each(|(p, v)| values[usize::from(p)] = v);
         let entries: Vec<_> = (0..=u8::MAX).zip(values).filter(|(_, v)| *v != MapValue::Hole).collect();
-        Node::build(self.place(), Base::None, &entries)
+        Node::build(self.index(), Base::None, &entries)
     }
 }
 
@@ -412,7 +382,7 @@ pub(super) fn entries_without_base(places: impl Iterator<Item = (u8, MapValue)>)
     NodeEntries::Full(values)
 }
 
-/// Where `key` is among sorted `keys`, or would be. Counts without branches, many keys at a time.
+/// The index of `key` in sorted `keys`, or its insertion index. Counts without branches, many keys at a time.
 fn find(keys: &[u8], key: u8) -> Result<usize, usize> {
     debug_assert!(keys.len() <= SPARSE_MAX);
     let below = keys.iter().map(|k| u8::from(*k < key)).sum::<u8>().into();
@@ -432,7 +402,7 @@ fn reach(entries: &[(u8, MapValue)]) -> (u32, bool) {
     }
 }
 
-/// Entries that fit where `count` must: what the allocator would round up to, in steps of 32 bytes.
+/// Capacity for at least `count` entries: the allocator's rounding, in steps of 32 bytes, is used.
 fn capacity(count: usize, width: usize) -> usize {
     let bytes = (OVERHEAD + count * (1 + width)).next_multiple_of(32) - OVERHEAD;
     (bytes / (1 + width)).min(SPARSE_MAX)

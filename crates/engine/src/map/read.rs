@@ -2,9 +2,12 @@
 
 use forebay_format::{BlockRef, FANOUT, MapValue};
 
+use super::cache::NodeCache;
+use super::index::{NodeIndex, slot_of};
 use super::inner::Child;
+use super::need::NeedNode;
 use super::node::{Base, Node};
-use super::{NeedNode, NodeCache, Place, Tree, place_in};
+use super::tree::Tree;
 use crate::limits::{LEAF_STEPS, TURN_STEPS};
 
 /// Kinds of blocks, for block status.
@@ -28,9 +31,9 @@ impl RunKind {
     }
 }
 
-/// Where the way to a block ends, or leaves the memory that the tree itself holds.
+/// Where the descent to a block ends, or leaves the memory that the tree itself holds.
 enum Reach<'a> {
-    /// All blocks up to this last one are holes, or are zeroes.
+    /// All blocks up to and including this one are holes, or all are zeroes.
     All(MapValue, u64),
     /// At the leaf.
     Leaf(&'a Node),
@@ -38,7 +41,7 @@ enum Reach<'a> {
     Stored(BlockRef, u8),
 }
 
-/// What a leaf says of a block.
+/// A leaf's entry for a block.
 enum Said {
     Value(MapValue),
     AsIn(Base),
@@ -55,9 +58,9 @@ impl Said {
 }
 
 impl Tree {
-    /// What the map says of one block; a hole for one that lies beyond the end.
+    /// The value of one block; a hole if it is beyond the end.
     pub(crate) fn get(&self, cache: &NodeCache, block: u64) -> Result<MapValue, NeedNode> {
-        let place = place_in(0, block);
+        let place = slot_of(0, block);
         let said = match self.reach(block) {
             Reach::All(value, _) => return Ok(value),
             Reach::Leaf(leaf) => Said::by(leaf, place),
@@ -71,14 +74,14 @@ impl Tree {
             Said::AsIn(Base::None) => Ok(MapValue::Hole),
             Said::AsIn(Base::Mem(base)) => Ok(base.own(place).unwrap_or_default()),
             Said::AsIn(Base::Stored(at)) => {
-                let need = NeedNode::base(at.get(), Place::of(0, block));
+                let need = NeedNode::base(at.get(), NodeIndex::of(0, block));
                 cache.look(need, |base| base.own(place).unwrap_or_default())
             }
         }
     }
 
-    /// Fills `out` with what the map says of the blocks from `first` on. Returns how many places were filled and,
-    /// where that is not all, the node that is missing; `None` where the map ends there.
+    /// Fills `out` with the values of the blocks from `first` on. Returns the number of values filled and, if
+    /// that is not all, the missing node; `None` if the map ends there.
     pub(crate) fn get_range(
         &self,
         cache: &NodeCache,
@@ -98,7 +101,7 @@ impl Tree {
                     Ok(n)
                 }
                 Ok(leaf) => {
-                    let place = place_in(0, block);
+                    let place = slot_of(0, block);
                     let n = left.len().min(FANOUT - usize::from(place));
                     leaf.read(cache, place, &mut left[..n])?;
                     Ok(n)
@@ -112,9 +115,9 @@ impl Tree {
         (done, None)
     }
 
-    /// Kind of `block`, and for how many blocks from there on it is the same, up to `max` (at least 1). Where a
-    /// node is missing behind `block`, or [`TURN_STEPS`] of the map were looked at, the run ends early; adjacent runs
-    /// may so be of one kind. Beyond the end are holes.
+    /// Kind of `block`, and the number of blocks (at least 1, up to `max`) from there on of the same kind. If
+    /// a node after `block` is missing, or after [`TURN_STEPS`] steps through the map, the run ends early;
+    /// adjacent runs may therefore be of one kind. Blocks beyond the end are holes.
     pub(crate) fn run(&self, cache: &NodeCache, block: u64, max: u64) -> Result<(RunKind, u64), NeedNode> {
         let end = block.saturating_add(max).min(self.blocks);
         if block >= end {
@@ -131,7 +134,7 @@ impl Tree {
                 break;
             }
             kind = Some(found);
-            // What is longer than a leaf is a subtree that is not there.
+            // A run longer than a leaf is an absent subtree.
             steps += if last - at < FANOUT as u64 { LEAF_STEPS } else { 1 };
             at = last + 1;
             if at & (FANOUT as u64 - 1) != 0 {
@@ -147,7 +150,7 @@ impl Tree {
         match self.leaf(cache, block)? {
             Err((value, last)) => Ok((RunKind::of(value), last.min(end))),
             Ok(leaf) => {
-                let place = place_in(0, block);
+                let place = slot_of(0, block);
                 let n = (FANOUT - usize::from(place)).min(usize::try_from(end - block).unwrap_or(FANOUT) + 1);
                 let mut values = [MapValue::Hole; FANOUT];
                 leaf.read(cache, place, &mut values[..n])?;
@@ -158,7 +161,7 @@ impl Tree {
         }
     }
 
-    /// What all blocks from `block` up to which last one are; `None` where there is a leaf.
+    /// The common value of all blocks from `block` on, and the last of them; `None` if there is a leaf.
     pub(super) fn absent(&self, cache: &NodeCache, block: u64) -> Result<Option<(MapValue, u64)>, NeedNode> {
         match self.reach(block) {
             Reach::All(value, last) => Ok(Some((value, last))),
@@ -167,7 +170,7 @@ impl Tree {
         }
     }
 
-    /// The leaf of `block`, or what all blocks are up to which last one.
+    /// The leaf of `block`, or the common value of all blocks from `block` on and the last of them.
     fn leaf(&self, cache: &NodeCache, block: u64) -> Result<Result<Node, (MapValue, u64)>, NeedNode> {
         match self.reach(block) {
             Reach::All(value, last) => Ok(Err((value, last))),
@@ -179,10 +182,10 @@ impl Tree {
         }
     }
 
-    /// Goes down as far as there are pointers.
+    /// Descends as far as the nodes are held by pointer.
     ///
-    /// A range that was checked against the size of a disk may lie beyond the end of its map a moment later: a disk
-    /// that is scanned or prefetched has no client, so that it can shrink meanwhile.
+    /// A range that was checked against the size of a disk may be beyond the end of its map a moment later: a
+    /// disk that is being scanned or prefetched has no client and can be shrunk concurrently.
     fn reach(&self, block: u64) -> Reach<'_> {
         if block >= self.blocks {
             return Reach::All(MapValue::Hole, u64::MAX);
@@ -195,15 +198,15 @@ impl Tree {
                 Child::Hole => return Reach::All(MapValue::Hole, last_block(level, block)),
                 Child::Zero => return Reach::All(MapValue::Zero, last_block(level, block)),
                 Child::Leaf(leaf) => return Reach::Leaf(leaf),
-                Child::Inner(node) => child = &node.children[usize::from(place_in(level, block))],
+                Child::Inner(node) => child = &node.children[usize::from(slot_of(level, block))],
                 Child::Stored(at) => return Reach::Stored(at.get(), level),
             }
         }
     }
 }
 
-/// Goes on through the cache, from a node of `level` that is stored at `at`: to the leaf, which is not looked up
-/// yet, or to what all blocks are up to which last one.
+/// Continues the descent through the cache, from a node of `level` that is stored at `at`: to the leaf, which
+/// is not looked up yet, or to the common value of all blocks up to a last one.
 fn descend(
     cache: &NodeCache,
     mut at: BlockRef,
@@ -211,11 +214,11 @@ fn descend(
     block: u64,
 ) -> Result<Result<NeedNode, (MapValue, u64)>, NeedNode> {
     loop {
-        let need = NeedNode::child(at, Place::of(level, block));
+        let need = NeedNode::child(at, NodeIndex::of(level, block));
         if level == 0 {
             return Ok(Ok(need));
         }
-        let value = cache.look(need, |node| node.own(place_in(level, block)).unwrap_or_default())?;
+        let value = cache.look(need, |node| node.own(slot_of(level, block)).unwrap_or_default())?;
         level -= 1;
         match value {
             MapValue::At(next) => at = next,
@@ -224,9 +227,9 @@ fn descend(
     }
 }
 
-/// Last block below the node of `level` in which `block` is.
+/// Last block covered by the node of `level` that covers `block`.
 fn last_block(level: u8, block: u64) -> u64 {
-    Place::of(level, block).span().1
+    NodeIndex::of(level, block).span().1
 }
 
 impl Node {
@@ -235,11 +238,11 @@ impl Node {
         Ok(match self.base() {
             Base::None => None,
             Base::Mem(base) => Some(base.clone()),
-            Base::Stored(at) => Some(cache.get(NeedNode::base(at.get(), self.place()))?),
+            Base::Stored(at) => Some(cache.get(NeedNode::base(at.get(), self.index()))?),
         })
     }
 
-    /// Reads the places from `first` on.
+    /// Reads the entries from `first` on.
     fn read(&self, cache: &NodeCache, first: u8, out: &mut [MapValue]) -> Result<(), NeedNode> {
         if self.has_base() && self.copy_listed(first, out) == out.len() {
             return Ok(());
@@ -253,7 +256,7 @@ impl Node {
         Ok(())
     }
 
-    /// Copies the places from `first` on that the node lists; returns how many.
+    /// Copies the listed entries from `first` on; returns their number.
     fn copy_listed(&self, first: u8, out: &mut [MapValue]) -> usize {
         let mut listed = 0;
         for (place, value) in self.listed(first) {

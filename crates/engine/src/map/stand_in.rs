@@ -1,43 +1,54 @@
-//! Standing in for a node that cannot be read, so that the map takes changes below it all the same.
+//! Replaces a node that cannot be read, so that the map still accepts changes below it.
 //!
-//! **What stands there** says no more than the damaged node did, which is nothing, and goes on pointing at it:
+//! **A stand-in** has no more content than the damaged node could supply, which is none, and keeps referring
+//! to that node:
 //!
-//! - for a leaf, a sparse leaf without a listed place, with the damaged one as its base;
-//! - for a higher node, one whose 256 places all hold the address of the damaged one. A descent there meets
-//!   the same damage; should those bytes be readable again, they are refused for being the node of another place;
-//! - for the base of a leaf, when the leaf must be merged with it or is copied value by value: the leaf without a base,
-//!   with a lost block ([`crate::damage::lost`]) in each place that it does not list.
+//! - for a leaf: a sparse leaf without listed entries, with the damaged one as its base;
+//! - for a higher node: one whose 256 entries all hold the address of the damaged one. A descent there meets
+//!   the same damage; if those bytes become readable again, they are refused because their node index
+//!   differs;
+//! - for the base of a leaf, if the leaf must be merged with it or is copied value by value: the leaf without
+//!   a base, with a lost block ([`crate::lost::lost`]) in each entry that it does not list.
 //!
-//! So a change makes readable what it sets, and nothing that could be read before is lost. Every other block below
-//! reads as damaged, never as what it was or as zeroes. A checkpoint stores stand-ins like all nodes: the damage stays
-//! where it is, in this map and in each that shares it, until all below is overwritten, discarded or replaced. A leaf
-//! that only got a base is whole again if the damaged node is ever readable again.
+//! A change therefore makes its own blocks readable, and no block that was readable is lost. Every other
+//! block below reads as damaged, never as its old content or as zeroes. A checkpoint stores stand-ins like
+//! all nodes: the damage persists, in this map and in each that shares it, until everything below is
+//! overwritten, discarded or replaced. A leaf that was only made a base is intact again if the damaged node
+//! becomes readable again.
 
 use forebay_format::MapValue;
 use triomphe::Arc;
 
+use super::cache::NodeCache;
+use super::index::{NodeIndex, slot_of};
 use super::inner::{Child, Inner};
+use super::need::NeedNode;
 use super::node::{Base, Node};
-use super::{NeedNode, NodeCache, Place, Tree, place_in};
-use crate::damage::lost;
+use super::tree::Tree;
+use crate::lost::lost;
 
 impl Tree {
-    /// Replaces the node that is needed and damaged. False if the tree does not refer to it there.
+    /// Replaces the damaged node that `need` names. Returns false if the tree does not refer to it there.
     pub(crate) fn stand_in(&mut self, cache: &NodeCache, need: NeedNode) -> Result<bool, NeedNode> {
-        let root = Place::root(self.height);
-        if need.place.level() > root.level() || need.place.span().1 > root.span().1 {
+        let root = NodeIndex::root(self.height);
+        if need.index.level() > root.level() || need.index.span().1 > root.span().1 {
             return Ok(false);
         }
         stand_in(&mut self.root, cache, root, &need)
     }
 }
 
-fn stand_in(child: &mut Child, cache: &NodeCache, here: Place, need: &NeedNode) -> Result<bool, NeedNode> {
-    if here != need.place {
+fn stand_in(
+    child: &mut Child,
+    cache: &NodeCache,
+    here: NodeIndex,
+    need: &NeedNode,
+) -> Result<bool, NeedNode> {
+    if here != need.index {
         if matches!(child, Child::Hole | Child::Zero) {
             return Ok(false);
         }
-        let i = place_in(here.level(), need.place.span().0);
+        let i = slot_of(here.level(), need.index.span().0);
         let inner = child.own_inner(cache, here)?;
         return stand_in(&mut inner.children[usize::from(i)], cache, here.child(i), need);
     }

@@ -1,12 +1,20 @@
-//! The map against a simple model, through checkpoints that the writes overtake, evictions and restarts.
+//! Tests the map against a simple model, with checkpoints concurrent to writes, evictions and restarts.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use forebay_format::{Address, BlockRef, FANOUT, Form, MapNode, MapValue, NodeEntries, SegmentId, Slot};
+use forebay_format::{
+    Address, BlockRef, FANOUT, Form, FormatError, MapNode, MapValue, NodeEntries, SegmentId, Slot,
+};
 
-use super::*;
+use super::cache::*;
+use super::checkpoint::*;
+use super::index::*;
+use super::need::*;
+use super::node::*;
+use super::read::*;
+use super::tree::*;
 
-/// SplitMix64: enough for tests, and the same everywhere.
+/// SplitMix64: sufficient for tests, and identical on every platform.
 struct Rng(u64);
 
 impl Rng {
@@ -22,7 +30,7 @@ impl Rng {
     fn chance(&mut self, one_in: u64) -> bool {
         self.below(one_in) == 0
     }
-    /// A stored block; mostly of a segment near the others, at times of any.
+    /// A stored block; usually of a segment near the others, sometimes of any.
     fn at(&mut self) -> MapValue {
         let segment = match self.below(40) {
             0 => 1 + self.below(u64::from(u32::MAX)),
@@ -41,7 +49,7 @@ impl Rng {
     }
 }
 
-/// A store of nodes, a cache, and a count of what was loaded, by level.
+/// A store of nodes, a cache, and counts of loaded nodes by level.
 struct World {
     cache: NodeCache,
     store: HashMap<u64, Vec<u8>>,
@@ -54,8 +62,8 @@ impl World {
     }
 
     fn load(&mut self, need: NeedNode) {
-        self.loads[usize::from(need.place.level())] += 1;
-        let node = need.accept(&self.store[&need.at.addr.to_u64()]).expect("what was stored is whole");
+        self.loads[usize::from(need.index.level())] += 1;
+        let node = need.accept(&self.store[&need.at.addr.to_u64()]).expect("stored nodes decode");
         self.cache.insert(need.at, node);
     }
 
@@ -66,16 +74,16 @@ impl World {
                 Err(need) => self.load(need),
             }
         }
-        panic!("an operation does not get on");
+        panic!("an operation makes no progress");
     }
 
-    /// Appends a node and returns where it is; sees to the layout's bounds.
+    /// Appends a node and returns its reference; checks the layout's bounds.
     fn append(&mut self, node: &MapNode) -> BlockRef {
         let bytes = node.encode();
         let key = self.store.len() as u32;
         let addr = Address { segment: SegmentId(1 + key / 1000), slot: Slot(key % 1000) };
         let at = BlockRef { addr, form: MapNode::form(&bytes), crc: key };
-        assert_eq!(is_full(at), matches!(node.entries, NodeEntries::Full(_)), "the form tells a full node");
+        assert_eq!(is_full(at), matches!(node.entries, NodeEntries::Full(_)), "the form marks a full node");
         if let NodeEntries::Sparse { base: Some(base), places } = &node.entries {
             let base = MapNode::decode(&self.store[&base.addr.to_u64()]).unwrap();
             assert_eq!((base.level, base.index), (node.level, node.index));
@@ -100,7 +108,7 @@ impl World {
         groups.iter().map(Vec::len).sum()
     }
 
-    /// A whole checkpoint at rest; returns the nodes that it stored.
+    /// A whole checkpoint without concurrent writes; returns the number of nodes that it stored.
     fn checkpoint<'a>(&mut self, trees: impl IntoIterator<Item = &'a mut Tree>) -> usize {
         let mut trees: Vec<_> = trees.into_iter().collect();
         let copies: Vec<_> = trees.iter().map(|t| (**t).clone()).collect();
@@ -134,7 +142,7 @@ impl World {
     }
 }
 
-/// A disk, as the map has it and as it must be.
+/// A disk: its map, and the model that the map must match.
 #[derive(Clone)]
 struct Twin {
     tree: Tree,
@@ -156,7 +164,7 @@ impl Twin {
     fn change(&mut self, world: &mut World, rng: &mut Rng) {
         let blocks = self.tree.blocks();
         match rng.below(24) {
-            // Around a few places again and again, so that leaves fill and merge.
+            // Repeatedly in a few regions, so that leaves fill up and merge.
             0..12 => {
                 let first = (rng.below(4) * blocks / 4 + rng.below(600)).min(blocks - 1);
                 for block in first..(first + 1 + rng.below(60)).min(blocks) {
@@ -174,7 +182,7 @@ impl Twin {
                 let first = rng.below(blocks);
                 let longest = if rng.chance(3) { blocks - first } else { (blocks - first).min(700) };
                 let count = 1 + rng.below(longest);
-                // A model of single blocks bears only so many zeroes.
+                // The model holds single blocks, so the number of zeroes is limited.
                 let zero = count < 100_000 && rng.chance(2);
                 let value = if zero { MapValue::Zero } else { MapValue::Hole };
                 world.retry(|cache| self.tree.fill(cache, first, count, value));
@@ -198,8 +206,8 @@ impl Twin {
         }
     }
 
-    /// Copies a range from another disk, or from what this one was before: to the same place, to one that is a leaf
-    /// or a subtree away, or to any.
+    /// Copies a range from another disk, or from an earlier state of this one: to the same blocks, to a
+    /// distance of a leaf or a subtree, or to any.
     fn copy(&mut self, source: &Twin, world: &mut World, rng: &mut Rng) {
         let (blocks, there) = (self.tree.blocks(), source.tree.blocks());
         let unit = 1 << (8 * rng.below(3));
@@ -240,7 +248,7 @@ impl Twin {
         (first..).zip(&range).for_each(|(b, v)| assert_eq!(*v, self.expect(b), "block {b}"));
     }
 
-    /// Everything: by runs over the whole disk, and each block that the model has.
+    /// Checks everything: by runs over the whole disk, and each block of the model.
     fn check_all(&self, world: &mut World) {
         let (mut at, mut data, mut zero) = (0, 0, 0);
         while at < self.tree.blocks() {
@@ -276,7 +284,8 @@ fn history(seed: u64, steps: u64) {
                 disks.push(clone);
             }
             1 if disks.len() > 3 => drop(disks.swap_remove(i)),
-            // A checkpoint takes its copies; writes go on; then it is written; writes go on; then it is done.
+            // A checkpoint copies the trees; writes continue; it is written; writes continue; it is
+            // completed.
             2 | 3 => match under_way.take() {
                 None => under_way = Some(disks.clone()),
                 Some(copies) => {
@@ -286,7 +295,8 @@ fn history(seed: u64, steps: u64) {
                     disks[i].change(&mut world, &mut rng);
                     disks.iter_mut().for_each(|d| d.tree.settle(&world.cache));
                     if rng.chance(3) {
-                        // What a restart finds is what the checkpoint copied, through an empty cache.
+                        // After a restart, the state is that of the checkpoint's copies, read through an
+                        // empty cache.
                         world.cache.clear();
                         for copy in &copies {
                             let (root, height) = copy.tree.record().expect("stored");
@@ -336,7 +346,7 @@ proptest::proptest! {
     }
 }
 
-/// A disk of full leaves that is wholly on the store, and nothing of it in memory.
+/// A disk of full leaves that is stored completely, with no node in memory.
 fn image(world: &mut World, leaves: u64) -> Tree {
     let mut rng = Rng(7);
     let mut tree = Tree::new(leaves * FANOUT as u64);
@@ -361,16 +371,16 @@ fn a_base_counts_only_where_it_is_not_covered() {
     let mut base = None;
     leaf.references(|r| match r {
         Ref::Base(need) => base = Some(need),
-        other => panic!("it lists no block, but refers to {other:?}"),
+        other => panic!("expected no listed block, found a reference to {other:?}"),
     });
-    let base = world.retry(|cache| cache.get(base.expect("it stands on the image's leaf")));
+    let base = world.retry(|cache| cache.get(base.expect("the leaf is based on the image's leaf")));
     let mut rest = Vec::new();
     leaf.uncovered(&base, |at| rest.push(MapValue::At(at)));
     let visible: Vec<_> = (0..256).filter(|b| ![3, 200].contains(b)).map(|b| world.get(&tree, b)).collect();
     assert_eq!(rest, visible);
 }
 
-/// Distinct stored nodes below some trees, bases included.
+/// Number of distinct stored nodes below some trees, bases included.
 fn distinct<'a>(world: &mut World, trees: impl IntoIterator<Item = &'a Tree>) -> usize {
     let mut seen = HashSet::new();
     let mut todo: Vec<Ref> = trees.into_iter().filter_map(Tree::root).collect();
@@ -399,10 +409,10 @@ fn clones_share_all_that_they_have_not_written() {
     for (i, clone) in clones.iter_mut().enumerate() {
         world.set(clone, i as u64 * 100, MapValue::Zero);
     }
-    // Each has a leaf, the node above it, and a root of its own.
+    // Each clone adds a leaf, an inner node and a root.
     assert_eq!(world.checkpoint(&mut clones), 50 * 3);
     assert_eq!(distinct(&mut world, clones.iter().chain([&image])), 303 + 50 * 3);
-    // What a clone shares with its own clone is stored once.
+    // Nodes that a clone shares with its own clone are stored once.
     let (a, mut b) = (clones[0].clone(), clones[0].clone());
     world.set(&mut b, 70_000, MapValue::Hole);
     let mut c = b.clone();
@@ -411,7 +421,8 @@ fn clones_share_all_that_they_have_not_written() {
     assert_eq!(a.record(), clones[0].record());
 }
 
-/// To the same place of another disk: what both do not write anew is stored once, and found without being read.
+/// Copying to the same blocks of another disk: nodes that neither rewrites are stored once, and copied
+/// unread.
 #[test]
 fn a_copy_to_the_same_place_shares_whole_subtrees() {
     let mut world = World::new();
@@ -426,7 +437,7 @@ fn a_copy_to_the_same_place_shares_whole_subtrees() {
     }
     assert!(steps <= 4 + 2 * 256, "{steps} steps");
     assert_eq!(world.loads[0], 0, "no leaf is read");
-    assert!(world.checkpoint([&mut tree]) <= 4, "the way to them is new");
+    assert!(world.checkpoint([&mut tree]) <= 4, "only the path to them is new");
     for block in [0, 65_535, 65_536, blocks - 1] {
         assert_eq!(world.get(&tree, block), world.get(&source, block));
     }
@@ -442,14 +453,14 @@ fn the_first_write_to_a_full_leaf_reads_no_leaf() {
     for block in [5, 6, 5, 255, 256, 60_000] {
         world.set(&mut clone, block, MapValue::Zero);
     }
-    assert_eq!(world.loads[..3], [0, 1, 1], "two places of one inner node, below the root");
+    assert_eq!(world.loads[..3], [0, 1, 1], "two entries of one inner node, below the root");
     let groups = collect_dirty([&clone].into_iter());
     assert_eq!(groups.iter().map(Vec::len).collect::<Vec<_>>(), [3, 1, 1]);
     for leaf in &groups[0] {
-        assert!(leaf.encode().encode().len() <= 128, "a few places take little on the store");
+        assert!(leaf.encode().encode().len() <= 128, "a few entries take little space on the store");
     }
     assert_eq!(world.get(&clone, 6), MapValue::Zero);
-    assert_eq!(world.loads[0], 0, "what was written is in memory");
+    assert_eq!(world.loads[0], 0, "written entries are in memory");
     assert_eq!(world.get(&clone, 7), world.get(&image, 7));
     assert_eq!(world.loads[0], 1);
 }
@@ -461,7 +472,7 @@ fn a_leaf_that_may_have_a_base_is_read_before_it_is_changed() {
     let before: Vec<_> = (0..256).map(|b| world.get(&clone, b)).collect();
     for block in 0..150 {
         world.set(&mut clone, block, MapValue::Zero);
-        // Cold each time: the list grows beyond where it merges with a base that is at hand.
+        // Cold each time: the list grows beyond the size at which it merges with a base in memory.
         world.checkpoint([&mut clone]);
         world.cache.clear();
     }
@@ -512,7 +523,7 @@ fn a_node_of_another_place_is_refused() {
     let bytes = &world.store[&other.at.addr.to_u64()];
     assert_eq!(need.accept(bytes).unwrap_err(), FormatError::Foreign { what: "map node", field: "index" });
     assert!(other.accept(bytes).is_ok());
-    // Put under the address of the other, it is not used either.
+    // It is not used either if it is cached under the address of the other.
     let node = other.accept(bytes).unwrap();
     world.cache.insert(need.at, node);
     assert_eq!(tree.get(&world.cache, 0), Err(need));
@@ -531,11 +542,11 @@ fn a_base_with_a_base_is_refused() {
         index: 0,
         entries: NodeEntries::Sparse { base, places: places.clone() },
     };
-    let need = NeedNode::base(at(2), Place::root(1));
+    let need = NeedNode::base(at(2), NodeIndex::root(1));
     assert!(need.accept(&sparse(None, 0).encode()).is_ok());
     let error = need.accept(&sparse(Some(at(3)), 0).encode()).unwrap_err();
     assert_eq!(error, FormatError::Value { what: "map node", field: "base" });
-    // And there are no bases above the leaves, no levels above the fifth, no numbers beyond the level's.
+    // Also refused: bases above the leaves, levels above the fifth, numbers beyond the level's.
     assert!(Node::from_format(sparse(Some(at(3)), 1)).is_err());
     assert!(Node::from_format(sparse(None, MAX_HEIGHT)).is_err());
     assert!(Node::from_format(MapNode { index: 1 << 26, ..sparse(None, 0) }).is_err());
@@ -562,7 +573,7 @@ fn a_tree_lets_go_of_what_was_stored() {
     for block in (0..76_800).step_by(5) {
         world.set(&mut clone, block, MapValue::Zero);
     }
-    // A clone of what is not stored yet, changed before, while and after it is.
+    // A clone of an unstored tree, changed before, during and after the checkpoint that stores it.
     let mut second = clone.clone();
     world.set(&mut second, 1, MapValue::Hole);
     let copies = [clone.clone(), second.clone()];
@@ -573,7 +584,7 @@ fn a_tree_lets_go_of_what_was_stored() {
     [&mut clone, &mut second, &mut tree].into_iter().for_each(|t| t.settle(&world.cache));
     assert!(clone.record().is_some() && collect_dirty([&clone].into_iter()).is_empty());
     let left: usize = collect_dirty([&second].into_iter()).iter().map(Vec::len).sum();
-    assert_eq!(left, 3, "what was written since: a leaf, and the nodes above it");
+    assert_eq!(left, 3, "later writes: a leaf, and the nodes above it");
     world.cache.clear();
     assert_eq!(world.get(&second, 5), MapValue::Zero);
     assert_eq!(world.range(&second, 1, 3), [MapValue::Hole; 3]);

@@ -2,22 +2,22 @@
 
 use forebay_format::MapValue;
 
+use super::cache::NodeCache;
+use super::index::{COPY_MAX, MAX_HEIGHT, MERGE_AT, NodeIndex, SPARSE_MAX, is_full, slot_of};
 use super::inner::Child;
+use super::need::NeedNode;
 use super::node::{Base, Node};
-use super::{
-    COPY_MAX, MAX_HEIGHT, MERGE_AT, NeedNode, NodeCache, Place, SPARSE_MAX, Tree, height_for, is_full,
-    place_in,
-};
+use super::tree::{Tree, height_for};
 
 impl Tree {
     /// Sets one block.
     pub(crate) fn set(&mut self, cache: &NodeCache, block: u64, value: MapValue) -> Result<(), NeedNode> {
-        assert!(block < self.blocks, "ranges are checked where requests come in");
-        set(&mut self.root, cache, Place::root(self.height), block, value)
+        assert!(block < self.blocks, "the caller checks the range");
+        set(&mut self.root, cache, NodeIndex::root(self.height), block, value)
     }
 
-    /// Makes a range holes, or allocated zeroes. Whole subtrees are replaced, so the cost is that of the edges.
-    /// Interrupted, it may have done a part.
+    /// Makes a range holes, or allocated zeroes. Whole subtrees are replaced, so the cost is that of the
+    /// edges. If interrupted, it may have done a part.
     pub(crate) fn fill(
         &mut self,
         cache: &NodeCache,
@@ -31,29 +31,30 @@ impl Tree {
             return Ok(());
         }
         let to_end = value == MapValue::Hole && first + count == self.blocks;
-        // Beyond the end are holes anyway: with them, the last subtree is replaced as a whole, too.
+        // Blocks beyond the end are holes anyway: with them, the last subtree can be replaced as a whole,
+        // too.
         let last = if to_end { self.span_end() } else { first + count - 1 };
-        fill(&mut self.root, cache, Place::root(self.height), (first, last), value)
+        fill(&mut self.root, cache, NodeIndex::root(self.height), (first, last), value)
     }
 
-    /// Changes the size. What lies beyond the new end is discarded, and reads as holes should the disk grow again.
+    /// Changes the size. Blocks beyond the new end are discarded, and read as holes if the disk grows again.
     pub(crate) fn resize(&mut self, cache: &NodeCache, blocks: u64) -> Result<(), NeedNode> {
         let height = height_for(blocks);
-        assert!(height <= MAX_HEIGHT, "sizes are checked where they come in");
+        assert!(height <= MAX_HEIGHT, "the caller checks the size");
         if blocks < self.blocks {
             let beyond = (blocks, self.span_end());
-            fill(&mut self.root, cache, Place::root(self.height), beyond, MapValue::Hole)?;
+            fill(&mut self.root, cache, NodeIndex::root(self.height), beyond, MapValue::Hole)?;
         }
         while self.height > height {
             if !matches!(self.root, Child::Hole | Child::Zero) {
-                let root = self.root.own_inner(cache, Place::root(self.height))?;
+                let root = self.root.own_inner(cache, NodeIndex::root(self.height))?;
                 self.root = std::mem::take(&mut root.children[0]);
             }
             self.height -= 1;
             self.blocks = self.span_end() + 1;
         }
         while self.height < height {
-            let top = Place::root(self.height + 1);
+            let top = NodeIndex::root(self.height + 1);
             if !matches!(self.root, Child::Hole) {
                 let old = std::mem::take(&mut self.root);
                 self.root.own_inner(cache, top)?.children[0] = old;
@@ -64,16 +65,16 @@ impl Tree {
         Ok(())
     }
 
-    /// Last block for which the tree has places.
+    /// Last block that the tree's nodes can cover.
     fn span_end(&self) -> u64 {
-        Place::root(self.height).span().1
+        NodeIndex::root(self.height).span().1
     }
 }
 
 fn set(
     child: &mut Child,
     cache: &NodeCache,
-    place: Place,
+    place: NodeIndex,
     block: u64,
     value: MapValue,
 ) -> Result<(), NeedNode> {
@@ -81,9 +82,9 @@ fn set(
         return Ok(());
     }
     if place.level() == 0 {
-        return set_leaf(child, cache, place, place_in(0, block), value);
+        return set_leaf(child, cache, place, slot_of(0, block), value);
     }
-    let i = place_in(place.level(), block);
+    let i = slot_of(place.level(), block);
     let node = child.own_inner(cache, place)?;
     set(&mut node.children[usize::from(i)], cache, place.child(i), block, value)
 }
@@ -91,7 +92,7 @@ fn set(
 fn fill(
     child: &mut Child,
     cache: &NodeCache,
-    place: Place,
+    place: NodeIndex,
     (first, last): (u64, u64),
     value: MapValue,
 ) -> Result<(), NeedNode> {
@@ -104,7 +105,7 @@ fn fill(
         return Ok(());
     }
     let level = place.level();
-    let range = place_in(level, first.max(start))..=place_in(level, last.min(end));
+    let range = slot_of(level, first.max(start))..=slot_of(level, last.min(end));
     if level == 0 {
         for i in range {
             if !child.is_all(value) {
@@ -123,11 +124,11 @@ fn fill(
     Ok(())
 }
 
-/// Sets a place of a leaf. `child` is not all `value`.
+/// Sets an entry of a leaf. `child` is not all `value`.
 fn set_leaf(
     child: &mut Child,
     cache: &NodeCache,
-    place: Place,
+    place: NodeIndex,
     i: u8,
     value: MapValue,
 ) -> Result<(), NeedNode> {
@@ -154,7 +155,7 @@ fn set_leaf(
             }
             return Ok(());
         }
-        // Perhaps it has an address, but whether it can be read back from there only settling tells.
+        // It may have an address already, but only settling decides whether it can be read back from there.
         Child::Leaf(leaf) => changed(leaf, Base::Mem(leaf.clone()), cache, i, value)?,
         Child::Inner(_) => unreachable!("an inner node at level 0"),
     };
@@ -162,16 +163,17 @@ fn set_leaf(
     Ok(())
 }
 
-/// A leaf that is as `leaf`, which is shared or stored, but for one place. `this` is how to stand on it.
+/// A leaf that equals `leaf`, which is shared or stored, except for one entry. `this` refers to `leaf` as a
+/// base.
 fn changed(leaf: &Node, this: Base, cache: &NodeCache, i: u8, value: MapValue) -> Result<Node, NeedNode> {
     if !leaf.has_base() && leaf.count() > COPY_MAX {
-        return Ok(Node::build(leaf.place(), this, &[(i, value)]));
+        return Ok(Node::build(leaf.index(), this, &[(i, value)]));
     }
     let merged = merged_for_room(leaf, cache, i)?;
     Ok(merged.as_ref().unwrap_or(leaf).with(i, value))
 }
 
-/// The leaf merged with its base, if it cannot list another place and `i` is not listed.
+/// The leaf merged with its base, if it cannot list another entry and `i` is not listed.
 fn merged_for_room(leaf: &Node, cache: &NodeCache, i: u8) -> Result<Option<Node>, NeedNode> {
     if leaf.count() < SPARSE_MAX || leaf.own(i).is_some() {
         return Ok(None);
@@ -179,13 +181,13 @@ fn merged_for_room(leaf: &Node, cache: &NodeCache, i: u8) -> Result<Option<Node>
     Ok(leaf.load_base(cache)?.map(|base| leaf.merged(&base)))
 }
 
-/// What better takes the place of a leaf that was changed: nothing, or the leaf merged with its base.
+/// A better replacement for a changed leaf, if any: a hole, or the leaf merged with its base.
 fn tidied(leaf: &Node, cache: &NodeCache) -> Option<Child> {
     let merged = match leaf.base() {
         Base::None => None,
         _ if leaf.count() <= MERGE_AT => return None,
         Base::Mem(base) => Some(leaf.merged(base)),
-        Base::Stored(at) => Some(leaf.merged(&cache.peek(NeedNode::base(at.get(), leaf.place()))?)),
+        Base::Stored(at) => Some(leaf.merged(&cache.peek(NeedNode::base(at.get(), leaf.index()))?)),
     };
     match merged {
         Some(merged) if merged.count() == 0 => Some(Child::Hole),

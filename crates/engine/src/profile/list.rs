@@ -6,14 +6,14 @@ use hashbrown::HashSet;
 
 use crate::hash::BuildU64Hasher;
 
-/// The form that this release writes, and the only one that it reads.
+/// The version of the encoding that this release writes, and the only one that it reads.
 const VERSION: u8 = 1;
-/// Version and time.
+/// Bytes of version and time.
 const HEADER: usize = 9;
-/// Most blocks of a profile: 2 GiB. What reads more is not a boot, or not one worth keeping in RAM.
+/// Most blocks of a profile: 2 GiB. A longer recording is not of a boot, or not worth keeping in RAM.
 pub(super) const MAX_BLOCKS: u64 = 1 << 19;
 
-/// What a boot reads.
+/// The blocks that a boot reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Profile {
     /// When it was recorded, in Unix milliseconds.
@@ -27,8 +27,8 @@ impl Profile {
         self.runs.iter().map(|run| run.end - run.start).sum()
     }
 
-    /// Version, time in Unix milliseconds, and for each run how far behind the end of the last one it begins (zigzag)
-    /// and its length, as LEB128 numbers.
+    /// Encodes version, time in Unix milliseconds, and for each run the distance of its start from the end of
+    /// the previous run (zigzag) and its length, as LEB128 numbers.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
         out.extend_from_slice(&self.recorded_ms.to_le_bytes());
@@ -42,7 +42,7 @@ impl Profile {
         out
     }
 
-    /// What [`Profile::encode`] made; `None` of anything else.
+    /// Decodes the output of [`Profile::encode`]; returns `None` for all other bytes.
     pub fn decode(bytes: &[u8]) -> Option<Profile> {
         let (header, mut rest) = bytes.split_first_chunk::<HEADER>()?;
         let (version, recorded_ms) = header.split_first()?;
@@ -50,12 +50,12 @@ impl Profile {
             return None;
         }
         let recorded_ms = u64::from_le_bytes(recorded_ms.try_into().ok()?);
-        let (mut runs, mut end, mut left) = (Vec::new(), 0_u64, MAX_BLOCKS);
+        let (mut runs, mut end, mut remaining) = (Vec::new(), 0_u64, MAX_BLOCKS);
         while !rest.is_empty() {
             let distance = take(&mut rest)?;
             let start = end.checked_add_signed((distance >> 1) as i64 ^ -((distance & 1) as i64))?;
             let len = take(&mut rest)?;
-            left = left.checked_sub(len.max(1))?;
+            remaining = remaining.checked_sub(len.max(1))?;
             end = start.checked_add(len)?;
             runs.push(start..end);
         }
@@ -92,8 +92,8 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Notes a block that was read; whether that is new.
-    pub fn note(&mut self, block: u64) -> bool {
+    /// Records a block that was read; returns whether it is new.
+    pub fn record(&mut self, block: u64) -> bool {
         if self.is_full() || !self.seen.insert(block) {
             return false;
         }
@@ -128,7 +128,7 @@ mod tests {
     fn blocks_are_listed_once_and_in_order() {
         let mut recorder = Recorder::default();
         let read = [5, 6, 7, 100, 6, 101, 3, 4, 5];
-        let new = read.iter().filter(|block| recorder.note(**block)).count();
+        let new = read.iter().filter(|block| recorder.record(**block)).count();
         let profile = recorder.finish(77);
         assert_eq!((new as u64, profile.blocks()), (7, 7));
         assert_eq!(profile.runs, [5..8, 100..102, 3..5]);
@@ -137,15 +137,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_encoded_is_decoded(starts in prop::collection::vec((0..1_u64 << 52, 1..99_u64), 0..40)) {
+        fn an_encoded_profile_is_decoded(starts in prop::collection::vec((0..1_u64 << 52, 1..99_u64), 0..40)) {
             let runs = starts.into_iter().map(|(start, len)| start..start + len).collect();
             let profile = Profile { recorded_ms: 1, runs };
             prop_assert_eq!(Profile::decode(&profile.encode()), Some(profile));
         }
 
-        /// Whatever a disk holds.
+        /// A disk may hold any bytes.
         #[test]
-        fn any_bytes_are_survived(mut bytes in prop::collection::vec(any::<u8>(), 0..200), first in 0..2_u8) {
+        fn arbitrary_bytes_decode_to_a_bounded_profile_or_fail(mut bytes in prop::collection::vec(any::<u8>(), 0..200), first in 0..2_u8) {
             if let Some(version) = bytes.first_mut() {
                 *version = first;
             }

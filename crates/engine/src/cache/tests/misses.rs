@@ -1,4 +1,4 @@
-//! The table of misses, step by step and in random interleavings.
+//! Tests the table of misses, step by step and in random interleavings.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use super::*;
 use crate::cache::miss::Follower;
 use crate::cache::{Leader, MissTable, Turn};
 
-/// Counts how often it is woken.
+/// Counts its wake-ups.
 #[derive(Default)]
 struct Bell(AtomicUsize);
 
@@ -28,14 +28,14 @@ fn poll<T: Clone>(follower: &mut Follower<T>, bell: &Arc<Bell>) -> Poll<Option<T
 fn lead<T>(table: &MissTable<T>, n: u64) -> Leader<T> {
     match table.enter(address(n)) {
         Turn::Leader(leader) => leader,
-        Turn::Follower(_) => panic!("someone leads {n} already"),
+        Turn::Follower(_) => panic!("{n} has a leader already"),
     }
 }
 
 fn follow<T>(table: &MissTable<T>, n: u64) -> Follower<T> {
     match table.enter(address(n)) {
         Turn::Follower(follower) => follower,
-        Turn::Leader(_) => panic!("nobody leads {n}"),
+        Turn::Leader(_) => panic!("{n} has no leader"),
     }
 }
 
@@ -90,8 +90,9 @@ enum Reader {
     Waits(u64, Follower<u64>, Arc<Bell>),
 }
 
-/// Readers that enter, complete, give up and are dropped in random order: at most one leads an address; every
-/// follower whose leader ended was woken and gets that leader's value or is sent back; nothing is left behind.
+/// Readers that enter, complete, give up and are dropped in random order: an address has at most one leader;
+/// every follower whose leader ended was woken and gets that leader's value or is sent back; no entry
+/// remains.
 #[test]
 fn random_interleavings_leave_nobody_waiting() {
     for seed in 0..200 {
@@ -120,7 +121,7 @@ fn random_interleavings_leave_nobody_waiting() {
                     let woken = bell.0.load(Relaxed) > 0;
                     match poll(&mut follower, &bell) {
                         Poll::Pending => {
-                            assert!(!woken, "seed {seed}: woken for nothing");
+                            assert!(!woken, "seed {seed}: woken without a result");
                             Reader::Waits(n, follower, bell)
                         }
                         Poll::Ready(None) => Reader::Idle,
@@ -143,14 +144,14 @@ fn random_interleavings_leave_nobody_waiting() {
         readers.retain(|r| !matches!(r, Reader::Leads(..)));
         for reader in &mut readers {
             if let Reader::Waits(_, follower, bell) = reader {
-                assert!(poll(follower, bell).is_ready(), "seed {seed}: a follower waits for nobody");
+                assert!(poll(follower, bell).is_ready(), "seed {seed}: a follower waits without a leader");
             }
         }
         assert_eq!(table.len(), 0);
     }
 }
 
-/// On several threads, each retrying until it has the value: every value is read once at a time.
+/// On several threads, each retrying until it has the value: no value is read twice at the same time.
 #[test]
 fn threads_coalesce() {
     let table = MissTable::default();

@@ -1,4 +1,4 @@
-//! Tests of the read cache and of the table of misses. All of them are driven by seeds.
+//! Tests of the read cache and of the table of misses. All of them are seeded.
 
 mod misses;
 mod model;
@@ -26,14 +26,14 @@ impl Random {
     }
 }
 
-/// The n-th block of a log: whole blocks, one after the other, through 64 MiB segments.
+/// Address of the n-th block of a log: whole blocks, in sequence, in 64 MiB segments.
 fn address(n: u64) -> Address {
     const BLOCKS: u64 = 16_000;
     let slot = (1 + n % BLOCKS) * (BLOCK / Slot::UNIT) as u64;
     Address { segment: SegmentId(1 + (n / BLOCKS) as u32), slot: Slot(slot as u32) }
 }
 
-/// A block whose every eight bytes tell which it is.
+/// A block whose every eight bytes identify it.
 fn block(seed: u64) -> [u8; BLOCK] {
     let mut b = [0; BLOCK];
     for (i, word) in b.chunks_exact_mut(8).enumerate() {

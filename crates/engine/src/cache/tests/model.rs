@@ -1,11 +1,12 @@
-//! What the cache gives back, and how much it takes.
+//! Tests the contents of the cache, and its memory use.
 
 use std::collections::HashMap;
 
 use super::*;
 use crate::cache::ReadCache;
 
-/// Random insertions, reads and budgets: a hit gives what was inserted last, at any offset; the budget holds.
+/// Random insertions, reads and budgets: a hit returns the last insertion, at any offset, and the budget
+/// holds.
 #[test]
 fn agrees_with_a_map_under_random_operations() {
     for seed in 0..8 {
@@ -79,14 +80,14 @@ fn a_tiny_budget_holds_a_few_blocks() {
     assert!(cache.stats().bytes <= 64 << 10);
 }
 
-/// At every fill, at most 64 bytes for each block; and when full, the budget is used.
+/// At every fill level, at most 64 bytes for each block; and when full, the budget is used.
 #[test]
 fn overhead_is_at_most_64_bytes_for_each_block() {
     for budget in [8 << 20, 37 << 20, 64 << 20, 256 << 20] {
         let cache = ReadCache::new(budget);
         let plain = block(1);
         let fit = budget / BLOCK as u64;
-        // Twice over: erased places pile up in the index, and it grows by them.
+        // Twice the capacity: erased buckets accumulate in the index and make it grow.
         (0..2 * fit).for_each(|n| cache.insert(address(n), &plain));
         let (held, bytes) = (cache.len() as u64, cache.stats().bytes);
         let overhead = (bytes - held * BLOCK as u64) as f64 / held as f64;
@@ -95,7 +96,7 @@ fn overhead_is_at_most_64_bytes_for_each_block() {
     }
 }
 
-/// Shrinking keeps as many blocks as fit, whole, and gives the memory back; growing again makes room again.
+/// Shrinking keeps as many blocks as fit, intact, and frees the memory; growing provides room again.
 #[test]
 fn a_budget_that_shrinks_and_grows_is_followed_at_once() {
     let cache = ReadCache::new(320 << 20);
@@ -119,7 +120,7 @@ fn a_budget_that_shrinks_and_grows_is_followed_at_once() {
     assert_eq!((cache.len(), cache.stats().bytes), (0, 0));
 }
 
-/// Threads that insert, read and resize at once: never a block that is not the one asked for.
+/// Concurrent insertions, reads and resizes: a read never returns a block other than the requested one.
 #[test]
 fn threads_never_see_another_block_or_half_of_one() {
     let cache = ReadCache::new(16 << 20);

@@ -1,11 +1,11 @@
-//! What the policy is worth: hit rates beside plain LRU of the same number of blocks, on the same accesses.
+//! Measures the policy: hit rates compared with plain LRU of the same number of blocks, on the same accesses.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::*;
 use crate::cache::{Rank, ReadCache};
 
-/// Least recently used leaves first.
+/// Evicts the least recently used.
 struct Lru {
     room: usize,
     now: u64,
@@ -85,7 +85,7 @@ fn a_scan_does_not_push_out_what_is_used_often() {
     let mut scanned = BLOCKS as u64;
     for _ in 0..40 {
         accesses.extend((0..10_000).map(|_| zipf.draw(&mut random)));
-        // Longer than the cache has blocks, and never read again.
+        // Longer than the number of cached blocks, and never read again.
         accesses.extend(scanned..scanned + 5_000);
         scanned += 5_000;
     }
@@ -94,7 +94,7 @@ fn a_scan_does_not_push_out_what_is_used_often() {
     assert!(ours > lru + 0.08, "{ours:.3} against {lru:.3} of LRU");
 }
 
-/// What ranks low is used once by whoever reads a disk in order, and leaves the main queue alone for that.
+/// Low-ranked blocks are used once by a sequential reader and do not displace the main queue.
 #[test]
 fn what_ranks_high_stays_while_what_ranks_low_passes() {
     let kept_beside = |rank| {
@@ -107,8 +107,8 @@ fn what_ranks_high_stays_while_what_ranks_low_passes() {
         (0..500).filter(|n| cache.contains(address(*n))).count()
     };
     assert_eq!([Rank::Never, Rank::Low].map(kept_beside), [500; 2]);
-    assert_eq!(kept_beside(Rank::Normal), 0, "all of it was used again");
-    // Used twice, it is as good as any.
+    assert_eq!(kept_beside(Rank::Normal), 0, "all of them were used again");
+    // After two uses, it is kept like any other.
     let (cache, plain, mut out) = (ReadCache::new(4 << 20), block(0), [0; 16]);
     cache.insert_as(address(0), &plain, Rank::Low);
     assert!((0..2).all(|_| cache.get(address(0), 0, &mut out)));
@@ -116,7 +116,7 @@ fn what_ranks_high_stays_while_what_ranks_low_passes() {
     assert!(cache.contains(address(0)));
 }
 
-/// Whoever peeks changes neither counters nor what is kept.
+/// A peek changes neither counters nor the eviction order.
 #[test]
 fn peeking_is_no_use() {
     let (cache, plain, mut out) = (ReadCache::new(4 << 20), block(7), [0; BLOCK]);
@@ -140,7 +140,7 @@ fn on_a_plain_skewed_load_it_is_no_worse_than_lru() {
     }
 }
 
-/// The hot set moves on: what was hot long ago has to make room. This is what LRU does best.
+/// The hot set moves: formerly hot blocks have to make room. This is the load that LRU handles best.
 #[test]
 fn it_follows_a_working_set_that_moves() {
     let zipf = Zipf::new(4_000, 0.6);

@@ -1,4 +1,4 @@
-//! A measurement, not a test: `cargo test --release -p forebay-engine cache -- --ignored --nocapture`.
+//! A benchmark, not a test: `cargo test --release -p forebay-engine cache -- --ignored --nocapture`.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -12,7 +12,7 @@ fn each(what: &str, ops: u64, took: Duration) {
     println!("{what}: {:.0} ns each", took.as_nanos() as f64 / ops as f64);
 }
 
-/// Time that this thread was on a CPU: other load on the machine does not count.
+/// CPU time of this thread: other load on the machine does not count.
 fn cpu() -> Duration {
     let line = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
     Duration::from_nanos(line.split(' ').next().and_then(|ns| ns.parse().ok()).expect("a number"))

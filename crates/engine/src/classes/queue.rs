@@ -1,0 +1,103 @@
+//! The queue of disks to be scanned, and the policy of when a disk is scanned again.
+//!
+//! Images are scanned when they are made, and when a pool is opened that has an image without a stored map. A
+//! volume is scanned again when much was written to blocks that belonged to no file: these are new files,
+//! which the map does not contain. Other writes change the contents of files or metadata, which a running
+//! guest does all the time.
+//!
+//! Many desktops of an image write the same data to the same blocks, and a map for each of them would take
+//! much memory. So all desktops of one image count as one disk for the minimum interval between scans.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use forebay_format::{DiskId, Role};
+use hashbrown::HashMap;
+use tokio::sync::Notify;
+
+use crate::catalogue::{Catalogue, disk_by_id};
+use crate::context::Context;
+use crate::disk::Disk;
+use crate::limits::{CLASS_MAPS_BYTES, LEARN_BYTES, LEARN_PAUSE};
+use crate::sync::{Mutex, RwLock};
+
+/// The disks to be scanned, in order.
+pub(crate) struct ScanQueue {
+    cx: Arc<Context>,
+    catalogue: Arc<RwLock<Catalogue>>,
+    queue: Mutex<VecDeque<DiskId>>,
+    wake: Notify,
+    /// Host time at which a volume, or any desktop of an image, was last found to have changed, if within
+    /// [`LEARN_PAUSE`].
+    last: Mutex<HashMap<DiskId, Duration>>,
+}
+
+impl ScanQueue {
+    pub fn new(cx: Arc<Context>, catalogue: Arc<RwLock<Catalogue>>) -> ScanQueue {
+        ScanQueue { cx, catalogue, queue: Mutex::default(), wake: Notify::new(), last: Mutex::default() }
+    }
+
+    /// Waits for a disk that is to be scanned.
+    pub async fn next(&self) -> Arc<Disk> {
+        loop {
+            let next = self.queue.lock().pop_front();
+            match next.map(|id| disk_by_id(&self.catalogue, id)) {
+                Some(Some(disk)) => return disk,
+                Some(None) => {}
+                None => self.wake.notified().await,
+            }
+        }
+    }
+
+    /// Appends a disk to the queue, if scans are enabled.
+    pub fn request(&self, disk: &Disk) {
+        if !self.cx.config.learn_classes {
+            return;
+        }
+        let mut queue = self.queue.lock();
+        if !queue.contains(&disk.id()) {
+            queue.push_back(disk.id());
+        }
+        self.wake.notify_one();
+    }
+
+    /// Appends a volume to the queue if enough was written to blocks that belonged to no file, and the last
+    /// scan was long enough ago.
+    pub fn request_if_changed(&self, disk: &Disk) {
+        if disk.classes.changed_bytes.load(Relaxed) < LEARN_BYTES
+            || !self.cx.config.learn_classes
+            || disk.role() != Role::Volume
+        {
+            return;
+        }
+        let origin = disk.record().origin.filter(|_| disk.is_desktop());
+        let (now, key) = (self.cx.host.now(), origin.unwrap_or(disk.id()));
+        let mut last = self.last.lock();
+        last.retain(|_, last| now.saturating_sub(*last) < LEARN_PAUSE);
+        if last.contains_key(&key) {
+            return;
+        }
+        // Counts as a scan even if it fails or is not requested below.
+        last.insert(key, now);
+        drop(last);
+        disk.classes.changed_bytes.store(0, Relaxed);
+        if self.class_maps_bytes() < CLASS_MAPS_BYTES {
+            self.request(disk);
+        }
+    }
+
+    /// Memory of all separate maps.
+    fn class_maps_bytes(&self) -> usize {
+        let of = |disk: &Arc<Disk>| {
+            let state = disk.classes.state.read();
+            state
+                .learned
+                .as_ref()
+                .filter(|_| state.is_separate)
+                .map_or(0, |learned| learned.map.len() * size_of::<u64>())
+        };
+        self.catalogue.read().iter().map(of).sum()
+    }
+}

@@ -1,0 +1,188 @@
+//! The classes of one disk: its map, the traffic of each class, and the look-up of a block's class.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use forebay_format::{BLOCK, DiskId};
+use forebay_guest::{Class, ClassMap, Content};
+
+use crate::sync::RwLock;
+
+/// One in this many reads is counted by class: counting all of them would cost more than it is worth.
+const READ_SAMPLE: u64 = 16;
+
+/// The result of scanning a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Learned {
+    pub(super) map: ClassMap,
+    /// The contents of its partitions.
+    pub(super) file_systems: Vec<Content>,
+    /// Time of the scan, in Unix milliseconds.
+    pub(super) learned_ms: u64,
+}
+
+impl Learned {
+    /// Whether any block has a class other than the default.
+    fn is_useful(&self) -> bool {
+        self.map.runs().any(|(_, class)| class != Class::Other)
+    }
+}
+
+/// The classes of one disk.
+#[derive(Default)]
+pub(crate) struct Classes {
+    pub(super) state: RwLock<State>,
+    /// Incremented when the disk gets other contents, for which a scan of the previous contents is invalid.
+    pub(super) contents_version: AtomicU64,
+    /// Bytes written since the last scan to blocks that belonged to no file.
+    pub(super) changed_bytes: AtomicU64,
+    counters: [Counters; Class::COUNT],
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// It results from a scan of this disk, even if that found nothing useful; otherwise it is inherited.
+    pub is_separate: bool,
+    pub learned: Option<Arc<Learned>>,
+}
+
+/// Traffic of guests to blocks of one class.
+#[derive(Default)]
+struct Counters {
+    written: AtomicU64,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+impl Classes {
+    pub(super) fn learned(&self) -> Option<Arc<Learned>> {
+        self.state.read().learned.clone()
+    }
+
+    /// Shares the map of the disk whose contents this disk gets.
+    pub fn inherit(&self, from: &Classes) {
+        let learned = from.learned();
+        self.contents_version.fetch_add(1, Relaxed);
+        self.changed_bytes.store(0, Relaxed);
+        *self.state.write() = State { is_separate: false, learned };
+    }
+
+    /// Replaces the map by the result of a scan of this disk.
+    pub(super) fn set(&self, learned: Learned) {
+        self.changed_bytes.store(0, Relaxed);
+        let learned = learned.is_useful().then(|| Arc::new(learned));
+        *self.state.write() = State { is_separate: true, learned };
+    }
+
+    /// Samples reads: counts this one if `before`, the number of earlier reads of the disk, is a multiple of
+    /// the sample interval. `hit`: it was served from RAM.
+    pub fn note_read(&self, before: u64, offset: u64, hit: bool) {
+        if before.is_multiple_of(READ_SAMPLE) {
+            self.sample_read(offset / BLOCK as u64, hit);
+        }
+    }
+
+    #[cold]
+    fn sample_read(&self, block: u64, hit: bool) {
+        let state = self.state.read();
+        if let Some(learned) = &state.learned {
+            let counters = &self.counters[learned.map.class_of(block) as usize];
+            if hit { &counters.hits } else { &counters.misses }.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// Looks up classes of blocks: fast if blocks are looked up disk by disk, and mostly in ascending order.
+#[derive(Default)]
+pub(crate) struct Classifier {
+    disk: Option<DiskId>,
+    learned: Option<Arc<Learned>>,
+    /// The run of blocks around the last one looked up, all of class `last`.
+    run: Range<u64>,
+    last: Option<Class>,
+}
+
+impl Classifier {
+    /// The class of a block; `Other` without a map.
+    pub fn of(&mut self, disk: DiskId, classes: &Classes, block: u64) -> Class {
+        if self.disk != Some(disk) {
+            let learned = classes.learned();
+            *self = Classifier { disk: Some(disk), learned, ..Classifier::default() };
+        }
+        if !self.run.contains(&block) {
+            let run = self.learned.as_ref().and_then(|learned| learned.map.runs_in(block..u64::MAX).next());
+            (self.run, self.last) =
+                run.map_or((block..u64::MAX, None), |(range, class)| (range, Some(class)));
+        }
+        self.last.unwrap_or(Class::Other)
+    }
+
+    /// The class of a block that is written: a free block becomes part of a new file, whose class is unknown.
+    pub fn of_written(&mut self, disk: DiskId, classes: &Classes, block: u64) -> Class {
+        match self.of(disk, classes, block) {
+            Class::Free => Class::Other,
+            class => class,
+        }
+    }
+
+    /// Counts a block that is written.
+    pub fn count_written(&mut self, disk: DiskId, classes: &Classes, block: u64) {
+        let class = self.of(disk, classes, block);
+        if self.learned.is_some() {
+            classes.counters[class as usize].written.fetch_add(BLOCK as u64, Relaxed);
+        }
+        if matches!(self.last, None | Some(Class::Free)) {
+            classes.changed_bytes.fetch_add(BLOCK as u64, Relaxed);
+        }
+    }
+}
+
+/// The classes of a disk's blocks.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ClassesInfo {
+    /// Time of the scan, in Unix milliseconds; `None` without a map.
+    pub learned_ms: Option<u64>,
+    /// The contents of the disk's partitions.
+    pub file_systems: Vec<Content>,
+    /// Each class; empty without a map.
+    pub classes: Vec<ClassStats>,
+}
+
+/// A class of one disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClassStats {
+    /// The class.
+    pub class: Class,
+    /// Bytes of the disk in blocks of this class.
+    pub bytes: u64,
+    /// Bytes written to these blocks since the pool was opened.
+    pub written_bytes: u64,
+    /// Of a sample of the reads, those that were served from RAM ...
+    pub read_hits: u64,
+    /// ... and those that were not.
+    pub read_misses: u64,
+}
+
+impl Classes {
+    /// The classes of the disk, and the traffic of each.
+    pub fn info(&self) -> ClassesInfo {
+        let Some(learned) = self.learned() else { return ClassesInfo::default() };
+        let bytes = learned.map.bytes_per_class();
+        let stats = |class: Class| {
+            let Counters { written, hits, misses } = &self.counters[class as usize];
+            ClassStats {
+                class,
+                bytes: bytes[class as usize],
+                written_bytes: written.load(Relaxed),
+                read_hits: hits.load(Relaxed),
+                read_misses: misses.load(Relaxed),
+            }
+        };
+        ClassesInfo {
+            learned_ms: Some(learned.learned_ms),
+            file_systems: learned.file_systems.clone(),
+            classes: Class::ALL.map(stats).into(),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Applies batches of the log to maps and catalogue. The commit and recovery both use this code, so a
+//! recovered pool has the same state as the pool that crashed.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use forebay_format::{BlockRef, CatalogueOp, DiskId, DiskRecord, FormatError, MapValue};
+
+use crate::catalogue::Catalogue;
+use crate::desktop::WriteCaches;
+use crate::disk::{Disk, blocks};
+use crate::map::{NeedNode, NodeCache, Tree};
+use crate::read::{NodeReader, Reader, with_nodes};
+use crate::stats::GuestStats;
+use crate::sync::atomic::AtomicU64;
+use crate::sync::{Mutex, RwLock};
+use crate::{Error, Result};
+
+/// A change to the block map of one disk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Change {
+    /// Maps one block to a stored block.
+    Put { block: u64, target: BlockRef },
+    /// Zeroes a range of blocks.
+    Zero { block: u64, count: u64, allocated: bool },
+}
+
+impl Change {
+    pub fn put(block: u64, target: BlockRef) -> Change {
+        Change::Put { block, target }
+    }
+
+    pub fn zero(block: u64, count: u64, allocated: bool) -> Change {
+        Change::Zero { block, count, allocated }
+    }
+
+    fn apply(&self, nodes: &NodeCache, tree: &mut Tree) -> std::result::Result<(), NeedNode> {
+        match *self {
+            Change::Put { block, target } => tree.set(nodes, block, MapValue::At(target)),
+            Change::Zero { block, count, allocated } => {
+                let value = if allocated { MapValue::Zero } else { MapValue::Hole };
+                tree.fill(nodes, block, count, value)
+            }
+        }
+    }
+}
+
+/// Changes applied while the tree is locked once: some tens of microseconds.
+const CHANGES_AT_A_TIME: usize = 128;
+
+/// Applies batches to maps and catalogue.
+pub(crate) struct Applier {
+    pub(super) reader: Arc<Reader>,
+    pub catalogue: Arc<RwLock<Catalogue>>,
+    caches: Arc<WriteCaches>,
+    /// Bytes appended to the log. Changes that are costly for recovery to apply again are added, so that the
+    /// next checkpoint is made earlier.
+    pub(super) appended: Arc<AtomicU64>,
+    /// Operations of guests on disks that were deleted since.
+    pub retired: Mutex<GuestStats>,
+}
+
+impl Applier {
+    /// An applier for the disks of `catalogue`.
+    pub fn new(
+        reader: Arc<Reader>,
+        catalogue: Arc<RwLock<Catalogue>>,
+        caches: Arc<WriteCaches>,
+        appended: Arc<AtomicU64>,
+    ) -> Applier {
+        Applier { reader, catalogue, caches, appended, retired: Mutex::default() }
+    }
+
+    pub(super) fn nodes(&self) -> &NodeReader {
+        &self.reader.nodes
+    }
+
+    /// A disk by its number.
+    pub fn disk(&self, id: DiskId) -> Option<Arc<Disk>> {
+        self.catalogue.read().get(id).cloned()
+    }
+
+    /// Marks the destinations of copies among `ops` as changing. Called while the freeze gate is closed.
+    pub fn begin_copies<'a>(&self, ops: impl Iterator<Item = &'a CatalogueOp>) {
+        self.each_copy(ops, |disk, blocks| disk.buffers.lock().begin_copy(blocks));
+    }
+
+    /// Ends [`Applier::begin_copies`]: the copies were applied or given up.
+    pub fn end_copies<'a>(&self, ops: impl Iterator<Item = &'a CatalogueOp>) {
+        self.each_copy(ops, |disk, blocks| disk.buffers.lock().end_copy(&blocks));
+    }
+
+    fn each_copy<'a>(&self, ops: impl Iterator<Item = &'a CatalogueOp>, each: impl Fn(&Disk, Range<u64>)) {
+        for op in ops {
+            if let CatalogueOp::CopyRange { disk, block, count, .. } = *op
+                && let Some(disk) = self.disk(disk)
+            {
+                each(&disk, block..block + count);
+            }
+        }
+    }
+
+    /// Applies changes to the block map of a disk, in order.
+    ///
+    /// # Errors
+    /// Some changes could not be made: see [`crate::read::damage`].
+    pub async fn apply_changes(&self, disk: &Disk, changes: &[Change]) -> Result<()> {
+        for some in changes.chunks(CHANGES_AT_A_TIME) {
+            let mut remaining = some.iter();
+            let apply = || {
+                let mut tree = disk.tree.write();
+                while let Some(change) = remaining.as_slice().first() {
+                    change.apply(&self.nodes().cache, &mut tree)?;
+                    remaining.next();
+                }
+                Ok(())
+            };
+            with_nodes(apply, |need| Box::pin(self.load_or_stand_in(disk, need))).await?;
+        }
+        Ok(())
+    }
+
+    /// Loads a node that a change to the map of a disk needs, or replaces it by a stand-in and sets the
+    /// disk's damage flag.
+    async fn load_or_stand_in(&self, disk: &Disk, need: NeedNode) -> Result<()> {
+        self.nodes()
+            .load_or_stand_in(need, |need, why| {
+                let replaced = disk.tree.write().stand_in(&self.nodes().cache, need)?;
+                if replaced {
+                    disk.record_map_damage(why);
+                }
+                Ok(replaced)
+            })
+            .await
+    }
+
+    /// Applies one change to the catalogue.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] and [`Error::Format`] if the change is invalid, now as in recovery. Any other
+    /// error: the change was not made although it is in the log, so the pool must stop.
+    pub async fn apply_op(&self, op: &CatalogueOp) -> Result<()> {
+        match op {
+            CatalogueOp::Create { disk: record, from } => {
+                let source = from.map(|from| self.referenced_disk(from)).transpose()?;
+                let tree = match &source {
+                    Some(source) => source.tree.read().clone(),
+                    None => Tree::new(blocks(record.size)),
+                };
+                let made = Arc::new(Disk::new(record.clone(), tree));
+                if let Some(source) = source {
+                    made.inherit_map_damage(&source);
+                    made.classes.inherit(&source.classes);
+                }
+                self.catalogue.write().insert(made);
+            }
+            CatalogueOp::Delete { disk: id } => {
+                let removed = self.catalogue.write().remove(*id);
+                if let Some(disk) = removed {
+                    self.caches.forget(&disk);
+                    *self.retired.lock() += disk.guest.get();
+                }
+            }
+            CatalogueOp::Copy { disk: id, from } => {
+                let (disk, source) = (self.referenced_disk(*id)?, self.referenced_disk(*from)?);
+                let tree = source.tree.read().clone();
+                let record = DiskRecord { size: source.size(), ..(*disk.record()).clone() };
+                self.caches.forget(&disk);
+                *disk.tree.write() = tree;
+                disk.inherit_map_damage(&source);
+                disk.classes.inherit(&source.classes);
+                disk.set_record(record);
+                disk.reset_done();
+            }
+            CatalogueOp::Resize { disk: id, size } => {
+                let disk = self.referenced_disk(*id)?;
+                let resize = || disk.tree.write().resize(&self.nodes().cache, blocks(*size));
+                with_nodes(resize, |need| Box::pin(self.load_or_stand_in(&disk, need))).await?;
+                disk.set_record(DiskRecord { size: *size, ..(*disk.record()).clone() });
+            }
+            CatalogueOp::Update { disk: record } => {
+                let disk = self.referenced_disk(record.id)?;
+                disk.set_record(DiskRecord { size: disk.size(), ..record.clone() });
+                self.catalogue.write().renamed(record.id);
+            }
+            CatalogueOp::CopyRange { disk: id, block, from, source_block, count } => {
+                let (disk, source) = (self.referenced_disk(*id)?, self.referenced_disk(*from)?);
+                self.copy_range(&disk, *block, &source, *source_block, *count).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A disk to which the log refers.
+    fn referenced_disk(&self, id: DiskId) -> Result<Arc<Disk>> {
+        self.disk(id).ok_or(Error::Format(FormatError::Value { what: "entry", field: "disk" }))
+    }
+}

@@ -1,0 +1,405 @@
+//! The commit: writes everything dirty to the log as one group, applies the group to the maps, then completes
+//! the requests that wait for it.
+//!
+//! One commit runs at a time. It *freezes* the write buffers of all disks at one moment, while it closes the
+//! gate that every write passes. So a group holds whole requests (of long requests, whole pieces of
+//! [`TURN_BYTES`]) and, over all disks, a prefix of the acknowledged writes. Then, strictly in this order:
+//!
+//! 1. partial blocks are completed with their bases, which are read through the map;
+//! 2. the blocks that need not be stored are determined ([`super::reduce`]);
+//! 3. the group is written to the log, durably: for each disk first the zeroed ranges, then the blocks;
+//!    finally the changes to the catalogue, copies by reference ([`super::copy`]) among them;
+//! 4. the group is applied to maps and catalogue, by the same code as in recovery ([`super::apply`]);
+//! 5. the frozen buffers are dropped, and waiting requests are completed.
+//!
+//! A group for which the store has no room is given up: its buffers are put back below newer writes, and the
+//! next attempt freezes everything again. Its waiters fail only if no reclaim may help ([`crate::space`]). So
+//! changes to the catalogue that are requested in between, deletions in particular, still include every write
+//! that was acknowledged before them. Any other failure latches the pool while the log is still held. Damage
+//! of a block or of a map node is not such a failure ([`crate::read::damage`]).
+//!
+//! [`TURN_BYTES`]: crate::limits::TURN_BYTES
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_format::{Address, BLOCK, BlockRef, DiskId, Stream};
+use forebay_store::{Store, StoreError};
+use hashbrown::HashMap;
+
+use super::apply::{Applier, Change};
+use super::group::{Completed, Group};
+use super::intake::Intake;
+use super::reduce::{Reducer, items};
+use super::warm::{Touched, Warm, by_leaf};
+use crate::buffer::copy_sectors;
+use crate::cache::Rank;
+use crate::classes::{Classifier, ScanQueue};
+use crate::context::Context;
+use crate::limits::{COMMIT_READS, FULL_RETRY};
+use crate::log::{Draft, Item, Log};
+use crate::progress::CommitProgress;
+use crate::read::Reader;
+use crate::space::SpaceGovernor;
+use crate::stats::Counter;
+use crate::sync::atomic::AtomicU64;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::{Error, Mutation, Result};
+
+/// Owns the log, and everything that changes the log and the maps.
+pub(crate) struct Committer {
+    pub cx: Arc<Context>,
+    pub reader: Arc<Reader>,
+    pub space: Arc<SpaceGovernor>,
+    pub intake: Arc<Intake>,
+    pub progress: Arc<CommitProgress>,
+    pub applier: Applier,
+    pub reducer: Reducer,
+    pub scans: Arc<ScanQueue>,
+    pub log: tokio::sync::Mutex<Log>,
+    /// Bytes appended to the log; shared with it.
+    pub(super) appended: Arc<AtomicU64>,
+    /// Held while a checkpoint or reclaim runs: one at a time.
+    pub checkpoint_lock: tokio::sync::Mutex<()>,
+    /// `appended` at the last checkpoint.
+    pub(super) checkpointed: AtomicU64,
+    pub commits: Counter,
+    pub checkpoints: Counter,
+}
+
+impl Committer {
+    pub fn new(
+        log: Log,
+        intake: Arc<Intake>,
+        applier: Applier,
+        reducer: Reducer,
+        scans: Arc<ScanQueue>,
+    ) -> Committer {
+        Committer {
+            cx: intake.cx.clone(),
+            reader: intake.reader.clone(),
+            space: intake.space.clone(),
+            progress: intake.progress.clone(),
+            intake,
+            applier,
+            reducer,
+            scans,
+            appended: log.appended.clone(),
+            log: tokio::sync::Mutex::new(log),
+            checkpoint_lock: tokio::sync::Mutex::new(()),
+            checkpointed: AtomicU64::new(0),
+            commits: Counter::default(),
+            checkpoints: Counter::default(),
+        }
+    }
+
+    /// Current duration of a commit on the store: an append and a sync.
+    pub fn commit_cost(&self) -> Duration {
+        Duration::from_micros(self.reader.source.store.commit_us())
+    }
+
+    /// The map changes of all dirty buffers, which will be in the next group.
+    fn touched(&self) -> Touched {
+        let disks = self.intake.disks.lock().clone();
+        disks
+            .into_iter()
+            .map(|disk| (disk.clone(), by_leaf(disk.buffers.lock().active().touched())))
+            .collect()
+    }
+
+    /// Called after a commit: checks the free room, and wakes the upkeep task if a checkpoint or reclaim is
+    /// due.
+    pub async fn after_commit(&self) {
+        if self.checkpoint_due() || self.space.situation().wants_reclaim() {
+            self.space.wake.notify_one();
+        }
+        if let Err(e) = self.check_space().await {
+            tracing::warn!("cannot determine the free room of the store: {e}");
+        }
+    }
+
+    /// Checks the free room, on which the admission of writes depends.
+    pub async fn check_space(&self) -> Result<()> {
+        let capacity = self.reader.source.store.capacity().await?;
+        if self.space.observe(capacity, !self.intake.has_work()) {
+            self.space.wake.notify_one();
+            self.progress.wake_waiters();
+        }
+        Ok(())
+    }
+
+    /// The task that commits, until the pool closes or latches.
+    pub async fn commit_loop(self: Arc<Committer>) {
+        let mut stuck = false;
+        loop {
+            // Read before the check for work, which then includes everything that passed the gate before the
+            // pool began to close.
+            let closing = self.cx.is_closing();
+            if stuck {
+                self.cx.host.sleep(FULL_RETRY).await;
+            } else if !self.intake.has_work() {
+                if closing {
+                    break;
+                }
+                self.intake.schedule.wake.notified().await;
+                continue;
+            } else {
+                self.intake.schedule.wait_to_coalesce(&self.cx, || self.commit_cost()).await;
+            }
+            let mut group = Group::default();
+            stuck = match self.commit_once(&mut group).await {
+                Ok(()) => false,
+                Err(Error::NoSpace) if !self.cx.is_closing() => {
+                    self.give_up_group(group);
+                    true
+                }
+                Err(e) => {
+                    tracing::error!("the pool stops: {e}");
+                    self.cx.latch(&e);
+                    self.intake.ops.lock().append(&mut group.ops);
+                    break;
+                }
+            }
+        }
+        let pending = {
+            // Requests that pass the gate from here on are refused.
+            let _gate = self.intake.gate.write();
+            std::mem::take(&mut *self.intake.ops.lock())
+        };
+        for op in pending {
+            // The receiver may have been dropped.
+            let _ = op.done.send(self.cx.check_running().and(Err(Error::Closed)));
+        }
+        self.progress.update(|p| p.stopped = true);
+    }
+
+    /// Gives up a group for which the store has no room. Its data stays in the buffers, since it was
+    /// acknowledged. As long as a reclaim may help, its changes to the catalogue are retried with the next
+    /// group; otherwise they fail, and so do flushes. So a request that waits for reclaims gets one more
+    /// attempt after the last of them.
+    pub fn give_up_group(&self, mut group: Group) {
+        self.space.refused();
+        self.unfreeze_group(&mut group);
+        self.applier.end_copies(group.catalogue_ops());
+        let may_help = self.space.reclaim_may_help();
+        if may_help {
+            self.intake.ops.lock().splice(0..0, group.ops);
+        } else {
+            for op in group.ops {
+                let _ = op.done.send(Err(Error::NoSpace));
+            }
+        }
+        self.progress.update(|p| {
+            p.refusals += u64::from(!may_help);
+            p.ended = p.ended.max(group.freeze);
+        });
+        self.space.wake.notify_one();
+    }
+
+    /// Puts the frozen buffers of a group back, below newer writes.
+    pub fn unfreeze_group(&self, group: &mut Group) {
+        let _gate = self.intake.gate.write();
+        self.space.add_discards(std::mem::take(&mut group.discarded));
+        for (disk, frozen) in group.frozen.drain(..) {
+            let mut buffers = disk.buffers.lock();
+            let was_clean = buffers.active().is_empty();
+            let less = buffers.unfreeze(frozen);
+            drop(buffers);
+            self.intake.count_buffered(&disk, -less);
+            if was_clean && !disk.is_desktop() {
+                self.intake.disks.lock().push(disk);
+            }
+        }
+    }
+
+    async fn commit_once(&self, group: &mut Group) -> Result<()> {
+        let mut warm = Warm::new(&self.reader);
+        warm.read_ahead(self.touched(), COMMIT_READS).await;
+        let mut log = self.log.lock().await;
+        self.freeze(group);
+        if group.frozen.is_empty() && group.ops.is_empty() {
+            self.finish(group, Vec::new());
+            return Ok(());
+        }
+        self.log_group(&mut log, group, Stream::Data, &mut warm).await?;
+        drop(log);
+        self.after_commit().await;
+        Ok(())
+    }
+
+    /// Writes a group to the log, and applies it to maps and catalogue. `warm` holds the nodes and blocks
+    /// that were read for it before the log was locked.
+    pub async fn log_group(
+        &self,
+        log: &mut Log,
+        group: &mut Group,
+        stream: Stream,
+        warm: &mut Warm<'_>,
+    ) -> Result<()> {
+        let before = self.appended.load(Relaxed);
+        warm.read_ahead(touched_by(group), COMMIT_READS).await;
+        let completed = self.complete_partial_blocks(group, warm).await?;
+        completed.values().filter_map(|page| page.as_ref().err()).for_each(|lost| log.refer(lost));
+        let reduced = self.reducer.reduce(log, group, &completed).await;
+        group.is_written = true;
+        let items = items(group, &completed, &reduced);
+        let written = self.write_group(log, &items, stream).await;
+        self.space.wrote(self.appended.load(Relaxed) - before);
+        let refs = match written {
+            Err(StoreError::Full) => return Err(Error::NoSpace),
+            other => other?,
+        };
+        self.space.accepted();
+        self.reducer.record_stored(&items, &refs);
+        group.frozen.iter().for_each(|(disk, _)| self.scans.request_if_changed(disk));
+        let applied = match self.apply_to_maps(&items, &refs).await {
+            Ok(()) => self.apply_ops(group).await,
+            Err(e) => Err(e),
+        };
+        let results = applied.inspect_err(|e| {
+            // While the log is held, so that no checkpoint covers changes that the maps lack: see
+            // crate::read::damage.
+            tracing::error!("cannot apply a group of the log to the maps: {e}");
+            self.cx.latch(e);
+        })?;
+        drop(items);
+        self.finish(group, results);
+        Ok(())
+    }
+
+    /// Freezes all dirty buffers, and takes the pending changes to the catalogue.
+    fn freeze(&self, group: &mut Group) {
+        let _gate = self.intake.gate.write();
+        group.ops.append(&mut self.intake.ops.lock());
+        self.applier.begin_copies(group.catalogue_ops());
+        group.freeze = self.intake.freezes.fetch_add(1, Relaxed) + 1;
+        group.discarded = self.space.take_discards();
+        for disk in std::mem::take(&mut *self.intake.disks.lock()) {
+            let frozen = disk.buffers.lock().freeze();
+            group.frozen.extend(frozen.map(|f| (disk, f)));
+        }
+    }
+
+    /// Completes partial blocks with their bases. A block whose base is damaged becomes lost: see
+    /// [`crate::read::damage`].
+    ///
+    /// # Errors
+    /// Those that do not concern the base: it may be intact, and the write over it was acknowledged.
+    async fn complete_partial_blocks(&self, group: &Group, warm: &Warm<'_>) -> Result<Completed> {
+        let mut completed = HashMap::new();
+        for (disk, buffer) in &group.frozen {
+            for (block, dirty) in buffer.partial_blocks() {
+                let base = if buffer.base_is_zero(block) || self.cx.config.mutation == Mutation::ForgetBeneath
+                {
+                    Ok(Box::new([0; BLOCK]))
+                } else if let Some(page) = warm.base(disk, block) {
+                    Ok(page)
+                } else {
+                    self.reader.read_base_or_lose(disk, block).await?
+                };
+                let page = base.map(|mut page| {
+                    copy_sectors(&dirty.page, dirty.mask, &(0..BLOCK), &mut page[..]);
+                    page
+                });
+                completed.insert((disk.id(), block), page);
+            }
+        }
+        Ok(completed)
+    }
+
+    /// Writes a group to the log, durably. Its blocks are also inserted into the read cache, since recently
+    /// written blocks are likely to be read soon; those of imports are not. They are cached before they are
+    /// durable, but no reader can see them then: no map has their addresses yet, and if the group fails, no
+    /// map ever will.
+    async fn write_group(
+        &self,
+        log: &mut Log,
+        items: &[Item<'_>],
+        stream: Stream,
+    ) -> std::result::Result<Vec<BlockRef>, StoreError> {
+        let drafts = Draft::split(items, log.batch_limit());
+        let (mut current, mut classifier) = (None, Classifier::default());
+        let mut cache = |(id, block): (DiskId, u64), addr: Address, content: &[u8; BLOCK]| {
+            if current.as_ref().is_none_or(|(known, _)| *known != id) {
+                current = Some((id, self.applier.disk(id).filter(|disk| disk.role().is_visible())));
+            }
+            if let Some((_, Some(disk))) = &current {
+                // At most normal: blocks that are written repeatedly, such as metadata, would leave stale
+                // versions at a high rank.
+                let rank = self
+                    .reader
+                    .rank(classifier.of_written(disk.id(), &disk.classes, block))
+                    .min(Rank::Normal);
+                self.reader.cache.insert_as(addr, content, rank);
+            }
+        };
+        log.write_group(stream, &drafts, &mut cache).await
+    }
+
+    /// Applies the blocks and zeroed ranges of a group to the maps. `refs` are the references of its new
+    /// blocks.
+    async fn apply_to_maps(&self, items: &[Item<'_>], refs: &[BlockRef]) -> Result<()> {
+        let mut new_refs = refs.iter();
+        let mut at = 0;
+        while let Some(id) = items.get(at).and_then(Item::disk) {
+            let until = items[at..].iter().take_while(|i| i.disk() == Some(id)).count() + at;
+            let of_disk = &items[at..until];
+            at = until;
+            let changes = of_disk.iter().map(|item| match *item {
+                Item::Block { block, .. } => {
+                    let at = new_refs.next().expect("every new block of a group has a reference");
+                    Change::put(block, *at)
+                }
+                Item::Reference { block, target, .. } => Change::put(block, target),
+                Item::Same { block, first, .. } => Change::put(block, refs[first]),
+                Item::Zero { block, count, allocated, .. } => Change::zero(block, count, allocated),
+                _ => unreachable!("an item with a disk changes its map"),
+            });
+            let changes: Vec<_> = changes.collect();
+            let Some(disk) = self.applier.disk(id) else { continue };
+            self.applier.apply_changes(&disk, &changes).await?;
+        }
+        Ok(())
+    }
+
+    /// Applies the changes to the catalogue; returns the result of each.
+    ///
+    /// # Errors
+    /// A change could not be made although it is in the log; see [`Applier::apply_op`].
+    async fn apply_ops(&self, group: &Group) -> Result<Vec<Result<()>>> {
+        let mut results = Vec::new();
+        for pending in &group.ops {
+            let mut result = Ok(());
+            for op in &pending.ops {
+                match self.applier.apply_op(op).await {
+                    Ok(()) => {}
+                    Err(e @ (Error::OutOfRange | Error::Format(_))) => result = result.and(Err(e)),
+                    Err(e) => return Err(e),
+                }
+            }
+            results.push(result);
+        }
+        Ok(results)
+    }
+
+    /// Drops the frozen buffers, which frees their memory, and completes waiting requests.
+    fn finish(&self, group: &mut Group, results: Vec<Result<()>>) {
+        for (disk, buffer) in group.frozen.drain(..) {
+            disk.buffers.lock().thaw();
+            self.intake.count_buffered(&disk, -(buffer.cost() as i64));
+        }
+        self.space.committed_discards(std::mem::take(&mut group.discarded));
+        self.applier.end_copies(group.catalogue_ops());
+        self.commits.add(0);
+        let freeze = group.freeze;
+        self.progress.update(|p| (p.done, p.ended) = (p.done.max(freeze), p.ended.max(freeze)));
+        for (pending, result) in group.ops.drain(..).zip(results) {
+            let _ = pending.done.send(result);
+        }
+    }
+}
+
+/// The map changes of a group.
+fn touched_by(group: &Group) -> Touched {
+    group.frozen.iter().map(|(disk, frozen)| (disk.clone(), by_leaf(frozen.touched()))).collect()
+}

@@ -1,0 +1,38 @@
+//! A group: the content of one commit.
+
+use std::sync::Arc;
+
+use forebay_format::{BlockRef, CatalogueOp, DiskId};
+use hashbrown::HashMap;
+
+use super::intake::PendingOp;
+use crate::buffer::{Page, WriteBuffer};
+use crate::disk::Disk;
+
+/// Completed partial blocks. If the base of a block is damaged, a reference that marks the block as lost.
+pub(crate) type Completed = HashMap<(DiskId, u64), std::result::Result<Page, BlockRef>>;
+
+/// The buffers and catalogue changes of one commit.
+#[derive(Default)]
+pub(crate) struct Group {
+    pub frozen: Vec<(Arc<Disk>, Arc<WriteBuffer>)>,
+    pub ops: Vec<PendingOp>,
+    /// A part of it may be in the log.
+    pub is_written: bool,
+    /// Number of the freeze in which it was frozen.
+    pub freeze: u64,
+    /// Bytes that guests discarded.
+    pub discarded: u64,
+}
+
+impl Group {
+    /// A group with the frozen buffer of one disk.
+    pub fn of(disk: Arc<Disk>, frozen: Arc<WriteBuffer>) -> Group {
+        Group { frozen: vec![(disk, frozen)], ..Group::default() }
+    }
+
+    /// Its changes to the catalogue.
+    pub fn catalogue_ops(&self) -> impl Iterator<Item = &CatalogueOp> {
+        self.ops.iter().flat_map(|pending| &pending.ops)
+    }
+}

@@ -1,0 +1,318 @@
+//! The state that writers share with the commit.
+//!
+//! Every change of a disk passes the *freeze gate*: writers hold it shared. A commit holds it exclusively
+//! while it freezes all buffers, so a group holds whole requests and, over all disks, a prefix of the
+//! acknowledged writes.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use forebay_format::{BLOCK, CatalogueOp};
+use tokio::sync::{Notify, oneshot};
+
+use super::schedule::Schedule;
+use crate::buffer::Buffers;
+use crate::context::Context;
+use crate::desktop::WriteCaches;
+use crate::disk::Disk;
+use crate::progress::{CommitProgress, Progress};
+use crate::read::{Reader, blocks_of, pieces};
+use crate::space::{Admission, SpaceGovernor};
+use crate::sync::atomic::AtomicU64;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::{Mutex, RwLock};
+use crate::zero::is_zero;
+use crate::{Error, Mutation, Result};
+
+/// A change to the catalogue that waits for its commit.
+pub(crate) struct PendingOp {
+    pub ops: Vec<CatalogueOp>,
+    pub done: oneshot::Sender<Result<()>>,
+}
+
+/// The state that writers share with the commit; see the module documentation.
+pub(crate) struct Intake {
+    pub cx: Arc<Context>,
+    pub reader: Arc<Reader>,
+    pub space: Arc<SpaceGovernor>,
+    pub caches: Arc<WriteCaches>,
+    pub progress: Arc<CommitProgress>,
+    /// The freeze gate: held shared by every change, exclusively while the buffers are frozen.
+    pub gate: RwLock<()>,
+    /// Number of freezes; changes only while the gate is closed.
+    pub freezes: AtomicU64,
+    /// Disks whose active buffer is not empty.
+    pub disks: Mutex<Vec<Arc<Disk>>>,
+    /// Changes to the catalogue that wait for the next commit.
+    pub ops: Mutex<Vec<PendingOp>>,
+    pub schedule: Schedule,
+    /// Disks with cold writes, for the task that reads ahead for them.
+    pub cold: Mutex<VecDeque<Arc<Disk>>>,
+    pub cold_wake: Notify,
+}
+
+impl Intake {
+    pub fn new(
+        reader: Arc<Reader>,
+        space: Arc<SpaceGovernor>,
+        caches: Arc<WriteCaches>,
+        progress: Arc<CommitProgress>,
+    ) -> Intake {
+        Intake {
+            cx: reader.cx.clone(),
+            reader,
+            space,
+            caches,
+            progress,
+            gate: RwLock::new(()),
+            freezes: AtomicU64::new(0),
+            disks: Mutex::default(),
+            ops: Mutex::default(),
+            schedule: Schedule::default(),
+            cold: Mutex::default(),
+            cold_wake: Notify::new(),
+        }
+    }
+
+    /// Requests that the next commit begin soon.
+    pub fn request_commit(&self) {
+        self.schedule.request();
+    }
+
+    /// Whether a commit would have something to write.
+    pub fn has_work(&self) -> bool {
+        !self.disks.lock().is_empty() || !self.ops.lock().is_empty()
+    }
+
+    /// Refuses changes from now on, and wakes the tasks that wait for changes.
+    pub fn close(&self) {
+        {
+            let _gate = self.gate.write();
+            self.cx.begin_close();
+        }
+        self.request_commit();
+        self.cold_wake.notify_one();
+    }
+
+    /// Whether a write of `len` bytes (0: a zeroed range) can be made now, without waiting.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if waiting would not help; those of a pool that does not run.
+    pub fn may_write(&self, disk: &Disk, len: u64) -> Result<bool> {
+        self.cx.check_running()?;
+        if disk.is_desktop() {
+            return self.may_cache(disk, len);
+        }
+        if self.space.is_pacing() || self.has_max_cold_writes(disk) {
+            return Ok(false);
+        }
+        let fits = self.space.may_buffer(len)?;
+        if !fits && !self.space.is_full() {
+            self.request_commit();
+        }
+        Ok(fits)
+    }
+
+    /// Waits until a write of `len` bytes may be made, and reserves room for it.
+    ///
+    /// # Errors
+    /// As [`Intake::may_write`].
+    pub async fn admit(&self, disk: &Disk, len: u64) -> Result<Admission<'_>> {
+        if !disk.is_desktop() {
+            let delay = self.space.pacing_delay(len, self.cx.host.now());
+            if !delay.is_zero() {
+                self.cx.host.sleep(delay).await;
+            }
+        }
+        let mut progress = self.progress.subscribe();
+        // Before the first attempt: an admission that is dropped after it wakes this request.
+        let _waiting = self.space.wait();
+        loop {
+            progress.mark_unchanged();
+            if let Some(admission) = self.try_admit(disk, len)? {
+                return Ok(admission);
+            }
+            progress.changed().await.map_err(|_| Error::Closed)?;
+        }
+    }
+
+    fn try_admit(&self, disk: &Disk, len: u64) -> Result<Option<Admission<'_>>> {
+        self.cx.check_running()?;
+        if disk.is_desktop() {
+            return Ok(self.may_cache(disk, len)?.then(|| Admission::unbounded(&self.space)));
+        }
+        if self.has_max_cold_writes(disk) {
+            return Ok(None);
+        }
+        let admission = self.space.admit(len)?;
+        if admission.is_none() && !self.space.is_full() && self.space.dirty() > 0 {
+            self.request_commit();
+        }
+        Ok(admission)
+    }
+
+    /// Whether a write of `len` bytes may go into a desktop's cache now, or has to wait until there is room.
+    fn may_cache(&self, disk: &Disk, len: u64) -> Result<bool> {
+        if self.caches.fits(disk, len) {
+            return Ok(true);
+        }
+        if self.space.is_full() && !self.space.reclaim_may_help() {
+            return Err(Error::NoSpace);
+        }
+        disk.wants_room.store(true, Relaxed);
+        self.caches.wake();
+        Ok(false)
+    }
+
+    /// Counts by how much the buffers of a disk grew other than by a write.
+    pub fn count_buffered(&self, disk: &Disk, grown: i64) {
+        if disk.is_desktop() {
+            self.caches.add(disk, grown);
+        } else {
+            self.space.buffered(grown);
+        }
+    }
+
+    /// Changes the buffers of a disk under the freeze gate. `change` returns by how many bytes they grew.
+    ///
+    /// # Errors
+    /// Those of a pool that does not run, in which no commit would include the change. A pool that closes
+    /// sets its state while it holds the gate exclusively; so changes that passed the gate before are
+    /// committed, and no later change is acknowledged.
+    pub fn change(
+        &self,
+        disk: &Arc<Disk>,
+        blocks: Range<u64>,
+        change: impl FnOnce(&mut Buffers, Range<u64>) -> i64,
+    ) -> Result<()> {
+        let _gate = self.gate.read();
+        self.cx.check_running()?;
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        if disk.is_recorded.load(Relaxed) {
+            self.reader.recordings.record_written(disk, &blocks);
+        }
+        let mut buffers = disk.buffers.lock();
+        let was_clean = buffers.active().is_empty();
+        let grown = change(&mut buffers, blocks);
+        if disk.is_desktop() {
+            drop(buffers);
+            self.caches.add(disk, grown);
+            return Ok(());
+        }
+        if was_clean && !buffers.active().is_empty() {
+            self.disks.lock().push(disk.clone());
+        }
+        drop(buffers);
+        let is_half_full = self.space.buffered(grown);
+        if was_clean {
+            self.schedule.wake.notify_one();
+        }
+        if is_half_full {
+            self.request_commit();
+        }
+        Ok(())
+    }
+
+    /// Writes whole sectors into the buffer of a disk. In the buffer of a desktop, blocks of zeroes are kept
+    /// as zeroed ranges, which need no room; for other disks the next commit detects them.
+    pub fn write_sectors(&self, disk: &Arc<Disk>, offset: u64, data: &[u8]) -> Result<()> {
+        let zeroes_are_kept = !disk.is_desktop();
+        let blocks = blocks_of(offset, data.len() as u64);
+        let mut grown = 0;
+        self.change(disk, blocks.clone(), |buffers, blocks| {
+            grown = buffers.change(blocks, |buffer| {
+                let mut at = 0;
+                for (block, within) in pieces(offset, data.len()) {
+                    let next = at + within.len();
+                    let data = &data[at..next];
+                    if zeroes_are_kept || data.len() < BLOCK || !is_zero(data) {
+                        buffer.write(block, within, data);
+                    } else {
+                        buffer.zero(block..block + 1, true);
+                    }
+                    at = next;
+                }
+            });
+            grown
+        })?;
+        if grown > 0 && !disk.is_desktop() {
+            let end = offset + data.len() as u64;
+            let edges = [offset, end].into_iter().filter(|edge| !edge.is_multiple_of(BLOCK as u64));
+            self.record_cold(disk, blocks, edges.map(|edge| edge / BLOCK as u64));
+        }
+        Ok(())
+    }
+
+    /// Waits until every write to a disk that was acknowledged before the call is durable.
+    pub async fn flush_disk(&self, disk: &Disk) -> Result<()> {
+        if disk.is_desktop() {
+            return self.cx.check_latch();
+        }
+        let mut progress = self.progress.subscribe();
+        let target = {
+            let _gate = self.gate.read();
+            let freezes = self.freezes.load(Relaxed);
+            let buffers = disk.buffers.lock();
+            match (buffers.active().is_empty(), buffers.is_committing()) {
+                (false, _) => freezes + u64::from(self.cx.config.mutation != Mutation::FlushEarly),
+                (true, true) => freezes,
+                (true, false) => return self.cx.check_latch(),
+            }
+        };
+        self.await_freeze(&mut progress, target).await
+    }
+
+    /// Waits until every write to any disk that was acknowledged before the call is durable.
+    pub async fn flush(&self) -> Result<()> {
+        let mut progress = self.progress.subscribe();
+        let target = {
+            let _gate = self.gate.read();
+            let freezes = self.freezes.load(Relaxed);
+            let is_dirty = !self.disks.lock().is_empty();
+            if !is_dirty && progress.borrow().ended >= freezes {
+                return self.cx.check_latch();
+            }
+            freezes + u64::from(is_dirty)
+        };
+        self.await_freeze(&mut progress, target).await
+    }
+
+    /// Waits until the group of freeze `target` is durable and applied.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if the store has no room and no reclaim may help.
+    async fn await_freeze(
+        &self,
+        progress: &mut tokio::sync::watch::Receiver<Progress>,
+        target: u64,
+    ) -> Result<()> {
+        let refusals = progress.borrow().refusals;
+        let _waiting = self.schedule.wait();
+        self.request_commit();
+        let enough = |p: &Progress| p.done >= target || p.refusals > refusals || p.stopped;
+        let reached = *progress.wait_for(enough).await.map_err(|_| Error::Closed)?;
+        if reached.done >= target {
+            Ok(())
+        } else if reached.stopped {
+            self.cx.check_running()?;
+            Err(Error::Closed)
+        } else {
+            Err(Error::NoSpace)
+        }
+    }
+
+    /// Commits changes to the catalogue, all in one group, and waits for the result.
+    pub async fn commit_ops(&self, ops: Vec<CatalogueOp>) -> Result<()> {
+        let (done, result) = oneshot::channel();
+        {
+            let _gate = self.gate.read();
+            self.cx.check_running()?;
+            self.ops.lock().push(PendingOp { ops, done });
+        }
+        self.request_commit();
+        result.await.unwrap_or(Err(Error::Closed))
+    }
+}

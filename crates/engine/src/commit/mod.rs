@@ -1,0 +1,28 @@
+//! The commit: from dirty buffers to the log, and from the log to the maps.
+//!
+//! [`Intake`] is the part that writers use. [`Committer`] owns the log and runs one commit at a time:
+//! [`warm`] reads the nodes and blocks that it needs, [`Reducer`] decides which blocks are stored,
+//! [`Applier`] applies durable changes to the maps, and [`checkpoint`] bounds recovery.
+
+pub(crate) mod apply;
+pub(crate) mod checkpoint;
+mod cold;
+mod committer;
+mod copy;
+mod group;
+mod index;
+mod intake;
+mod reduce;
+mod schedule;
+#[cfg(test)]
+mod tests;
+pub(crate) mod warm;
+
+pub(crate) use apply::{Applier, Change};
+pub(crate) use checkpoint::Taken;
+pub(crate) use committer::Committer;
+pub(crate) use group::Group;
+pub(crate) use index::segments_with_blocks;
+pub(crate) use intake::Intake;
+pub(crate) use reduce::Reducer;
+pub(crate) use warm::{Warm, by_leaf};

@@ -1,0 +1,93 @@
+//! The configuration of a pool.
+
+use std::time::Duration;
+
+use forebay_guest::Policy;
+
+use crate::Broken;
+use crate::limits::{COMMIT_DELAY, RECLAIM_PAUSE};
+
+/// Whether small writes are coalesced into large ones.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Coalesce {
+    /// Depending on the store and the guests.
+    #[default]
+    Adaptive,
+    /// Every commit waits for the full configured delay.
+    Always,
+    /// Never: a write is answered when it is durable.
+    Off,
+}
+
+/// When boot profiles are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BootProfile {
+    /// Nothing is recorded or prefetched, except on request.
+    Off,
+    /// Recorded while the first clone boots; prefetched when a clone gets its first client.
+    #[default]
+    Auto,
+    /// As `Auto`; also prefetched when the pool is opened and when clones are created or reset, before they
+    /// boot.
+    On,
+}
+
+/// Configuration of a pool. All sizes in bytes.
+#[derive(Debug, Clone)]
+pub struct PoolConfig {
+    /// Budget of the read cache.
+    pub read_cache: u64,
+    /// Budget of the map cache.
+    pub map_cache: u64,
+    /// Limit on dirty data, at which writers wait.
+    pub write_buffer: u64,
+    /// Limit on the write caches of all desktops together.
+    pub desktops: u64,
+    /// Size at which new segments are sealed: 64 KiB to 1 GiB.
+    pub segment_bytes: u32,
+    /// Bytes appended to the log after which a checkpoint is made.
+    pub checkpoint_bytes: u64,
+    /// Whether small writes are coalesced into large ones.
+    pub coalesce: Coalesce,
+    /// Longest delay of a commit with waiting requests, to coalesce further ones.
+    pub commit_delay: Duration,
+    /// Budget of the dedup index. A smaller index finds fewer duplicates; any size is correct.
+    pub dedup_index: u64,
+    /// Whether stored blocks are compressed.
+    pub compress: bool,
+    /// Least pause between two automatic reclaims. The pause is also at least four times as long as the last
+    /// reclaim took, unless room is short.
+    pub reclaim_pause: Duration,
+    /// When boot profiles are used.
+    pub boot_profile: BootProfile,
+    /// Treatment of blocks by their class, which is determined from guests' file systems.
+    pub classes: Policy,
+    /// Whether disks are scanned for these classes automatically; see
+    /// [`Pool::next_to_learn`](crate::Pool::next_to_learn).
+    pub learn_classes: bool,
+    /// A rule that is violated on purpose, to test that the tests detect it.
+    #[doc(hidden)]
+    pub mutation: Broken,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        PoolConfig {
+            read_cache: 1 << 30,
+            map_cache: 128 << 20,
+            write_buffer: 64 << 20,
+            desktops: 1 << 30,
+            segment_bytes: 64 << 20,
+            checkpoint_bytes: 512 << 20,
+            coalesce: Coalesce::Adaptive,
+            commit_delay: COMMIT_DELAY,
+            dedup_index: 256 << 20,
+            compress: true,
+            reclaim_pause: RECLAIM_PAUSE,
+            boot_profile: BootProfile::default(),
+            classes: Policy::default(),
+            learn_classes: true,
+            mutation: Broken::default(),
+        }
+    }
+}

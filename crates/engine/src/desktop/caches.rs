@@ -1,0 +1,108 @@
+//! The write caches of desktops: their bytes in RAM, their budgets, and when they overflow.
+
+use tokio::sync::Notify;
+
+use crate::buffer::ZEROES_COST;
+use crate::disk::Disk;
+use crate::space::zeroes_budget;
+use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+/// The write caches of all desktops.
+pub(crate) struct WriteCaches {
+    /// Bytes in the write caches.
+    cached: AtomicI64,
+    budget: AtomicU64,
+    /// Wakes the task that lets desktops overflow.
+    pub wake: Notify,
+    /// Wakes the task that resets desktops.
+    pub resets: Notify,
+}
+
+/// Whether a desktop must begin to overflow: early enough that writers do not have to wait for it.
+pub(super) fn is_nearly_spent(used: u64, budget: u64) -> bool {
+    used > budget - budget / 8
+}
+
+impl WriteCaches {
+    pub fn new(budget: u64) -> WriteCaches {
+        WriteCaches {
+            cached: AtomicI64::new(0),
+            budget: AtomicU64::new(budget),
+            wake: Notify::new(),
+            resets: Notify::new(),
+        }
+    }
+
+    /// Bytes in the write caches.
+    pub fn cached(&self) -> u64 {
+        self.cached.load(Relaxed).max(0) as u64
+    }
+
+    /// Most bytes that the write caches may hold.
+    pub fn budget(&self) -> u64 {
+        self.budget.load(Relaxed)
+    }
+
+    /// Changes the budget.
+    pub fn set_budget(&self, bytes: u64) {
+        self.budget.store(bytes, Relaxed);
+        self.wake();
+    }
+
+    /// Wakes the task that lets desktops overflow.
+    pub fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    /// Wakes the task that resets desktops.
+    pub fn wake_resets(&self) {
+        self.resets.notify_one();
+    }
+
+    /// Whether a write of `len` bytes (0: a zeroed range) fits into the budget of its desktop and the common
+    /// one.
+    pub fn fits(&self, desktop: &Disk, len: u64) -> bool {
+        // Zeroes free pages more often than they take room, so they have a reserve.
+        let fits = |used: u64, budget: u64| match len {
+            0 => used == 0 || used + ZEROES_COST <= zeroes_budget(budget),
+            _ => used == 0 || used + len <= budget,
+        };
+        fits(desktop.cached(), desktop.write_cache()) && fits(self.cached(), self.budget())
+    }
+
+    /// Records growth of a desktop's cache.
+    pub fn add(&self, desktop: &Disk, grown: i64) {
+        let cached = desktop.record_cached(grown);
+        let all = self.cached.fetch_add(grown, Relaxed) + grown;
+        if is_nearly_spent(cached.max(0) as u64, desktop.write_cache())
+            || is_nearly_spent(all.max(0) as u64, self.budget())
+        {
+            self.wake();
+        }
+    }
+
+    /// Discards the write buffer of a desktop. The caller holds the lock of the log.
+    pub fn forget(&self, disk: &Disk) {
+        if disk.is_desktop() {
+            let freed = disk.buffers.lock().clear();
+            self.add(disk, -freed);
+        }
+    }
+
+    /// Counts `bytes` of a desktop's cache as write buffer of a persistent volume from now on; negative for
+    /// the reverse.
+    pub fn move_to_volumes(&self, bytes: i64) {
+        self.cached.fetch_sub(bytes, Relaxed);
+    }
+
+    /// Whether the cache of a desktop, or all caches together, are so full that writers wait or soon will.
+    pub fn is_short(&self, desktop: &Disk) -> bool {
+        let is_spent = |used: u64, budget: u64| used > budget - budget / 16;
+        is_spent(desktop.cached(), desktop.write_cache()) || is_spent(self.cached(), self.budget())
+    }
+
+    /// Whether the common budget is nearly spent.
+    pub fn is_nearly_spent(&self) -> bool {
+        is_nearly_spent(self.cached(), self.budget())
+    }
+}

@@ -1,0 +1,118 @@
+//! Automatic resets of desktops: after their last client disconnected, and when a pool is opened.
+//!
+//! **No client sees another client's data.** A desktop with reset at disconnect is marked when its last
+//! client disconnects in good order ([`Disk::record_clean_disconnect`]), under the lock that counts clients.
+//! From then on attaching fails with [`Error::Resetting`], or waits ([`crate::Pool::attach_when_reset`]),
+//! until the reset is durable and applied to the maps. Only that, or the completed conversion to a persistent
+//! volume, removes the mark: a reset that fails is retried as long as the pool is open, and opening a pool
+//! marks all its desktops.
+//!
+//! A reset is a small change to the catalogue. It needs no room beyond the reserve, which overflows do not
+//! use up, and it is in the next commit, whatever overflows concurrently. The write buffer of a marked
+//! desktop does not overflow any more.
+
+use std::sync::Arc;
+
+use forebay_format::CatalogueOp;
+
+use super::desktops::Desktops;
+use crate::disk::Disk;
+use crate::limits::{RESET_RETRY, RESET_RETRY_MAX};
+use crate::{Error, Mutation, Result};
+
+/// The desktops that an attempt to reset all due desktops could not reset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Remaining {
+    None,
+    /// Desktops that an operation or a disconnecting client uses.
+    InUse,
+}
+
+impl Desktops {
+    /// The task that resets desktops that are due, until the pool closes or latches.
+    pub(crate) async fn reset_loop(self: Arc<Desktops>) {
+        let mut pause = RESET_RETRY;
+        loop {
+            let remaining = self.reset_due().await;
+            if self.cx.check_running().is_err() {
+                // Clients that wait to attach fail with the error of the pool.
+                self.progress.wake_waiters();
+                return;
+            }
+            match remaining {
+                Ok(Remaining::None) => {
+                    pause = RESET_RETRY;
+                    self.caches.resets.notified().await;
+                    continue;
+                }
+                Ok(Remaining::InUse) => pause = RESET_RETRY,
+                Err(e) => tracing::warn!("cannot reset desktops, retrying: {e}"),
+            }
+            self.cx.host.sleep(pause).await;
+            pause = (pause * 2).min(RESET_RETRY_MAX);
+        }
+    }
+
+    /// Resets all desktops that are due and not in use, in one commit.
+    async fn reset_due(self: &Arc<Desktops>) -> Result<Remaining> {
+        let due: Vec<_> = {
+            let catalogue = self.editor.catalogue.read();
+            catalogue.iter().filter(|d| d.is_reset_due()).cloned().collect()
+        };
+        let (mut running, mut ops, mut images) = (RunningResets::default(), Vec::new(), Vec::new());
+        let mut remaining = Remaining::None;
+        for desktop in due {
+            match (desktop.begin_reset(), desktop.record().origin) {
+                (None, _) => {}
+                (Some(true), Some(from)) => {
+                    ops.push(CatalogueOp::Copy { disk: desktop.id(), from });
+                    images.push(from);
+                    running.0.push(desktop);
+                }
+                (Some(true), None) => {
+                    desktop.reset_failed();
+                    tracing::error!(disk = %desktop.record().name, "a desktop without an image cannot be reset");
+                }
+                (Some(false), _) => remaining = Remaining::InUse,
+            }
+        }
+        if !ops.is_empty() {
+            self.editor.copy_contents(ops).await?;
+            self.profiles.prefetch_images(images);
+        }
+        Ok(remaining)
+    }
+
+    /// Resets all desktops to their images, when a pool is opened. If there is no room for it they stay
+    /// marked, and no client can attach them before the task has reset them.
+    pub(crate) async fn reset_desktops(self: &Arc<Desktops>) -> Result<()> {
+        let desktops: Vec<_> = {
+            let catalogue = self.editor.catalogue.read();
+            catalogue.iter().filter(|d| d.is_desktop()).cloned().collect()
+        };
+        if desktops.is_empty() || self.cx.config.mutation == Mutation::KeepDesktops {
+            return Ok(());
+        }
+        tracing::info!(desktops = desktops.len(), "resetting desktops to their images");
+        desktops.iter().for_each(|desktop| desktop.require_reset());
+        match self.reset_due().await {
+            Err(Error::NoSpace) => {
+                tracing::warn!(
+                    "no room to reset desktops: they cannot be attached until room is freed and they are reset"
+                );
+                Ok(())
+            }
+            other => other.map(drop),
+        }
+    }
+}
+
+/// Desktops whose reset is in a commit. Those that are not reset when this guard is dropped are due again.
+#[derive(Default)]
+struct RunningResets(Vec<Arc<Disk>>);
+
+impl Drop for RunningResets {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|desktop| desktop.reset_failed());
+    }
+}

@@ -1,0 +1,350 @@
+//! An attached disk: the requests of its client.
+//!
+//! Offsets and lengths are in bytes and may be unaligned. Front ends check ranges once (`offset + len` within
+//! [`DiskHandle::size`]); if the disk shrinks after that check, the request fails with [`Error::OutOfRange`].
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use forebay_format::{BLOCK, DiskId, Role, SECTOR, SyncMode};
+use tokio::task::yield_now;
+
+use crate::admin::{DiskMetadata, Metadata};
+use crate::commit::Intake;
+use crate::disk::Disk;
+use crate::limits::{READAHEAD_DESKTOP, READAHEAD_MAX, READAHEAD_MIN, TURN_BYTES};
+use crate::map::RunKind;
+use crate::read::{ReadMode, Reader};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use crate::{Coalesce, Error, GuestStats, Mutation, Result, Room};
+
+/// Result of a request that does not wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fast {
+    /// Done.
+    Done,
+    /// Nothing was done; use the form that waits.
+    Wait,
+}
+
+/// A disk that a client has open. Dropping it detaches the client.
+pub struct DiskHandle {
+    pub(super) reader: Arc<Reader>,
+    pub(super) intake: Arc<Intake>,
+    pub(super) disk: Arc<Disk>,
+    metadata: Arc<Metadata>,
+    name: String,
+    /// End of the last read that waited.
+    next_read: AtomicU64,
+    /// Read-ahead of the next read, in bytes.
+    ahead: AtomicU64,
+    disconnected_cleanly: AtomicBool,
+    /// Number of lost writes of the disk that were reported to this client; see [`crate::read::damage`].
+    known_losses: AtomicU64,
+}
+
+impl Drop for DiskHandle {
+    fn drop(&mut self) {
+        if self.disk.detach(self.disconnected_cleanly.load(Relaxed)) {
+            self.intake.caches.wake_resets();
+        }
+    }
+}
+
+impl DiskHandle {
+    /// A handle to a disk that has counted this client already ([`Disk::attach`]).
+    pub(crate) fn new(metadata: Arc<Metadata>, disk: Arc<Disk>, name: String) -> DiskHandle {
+        DiskHandle {
+            reader: metadata.reader.clone(),
+            intake: metadata.intake.clone(),
+            metadata,
+            known_losses: AtomicU64::new(disk.reported_losses()),
+            disk,
+            name,
+            next_read: AtomicU64::new(0),
+            ahead: AtomicU64::new(READAHEAD_MIN),
+            disconnected_cleanly: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn id(&self) -> DiskId {
+        self.disk.id()
+    }
+
+    /// Records that the client ends its connection cleanly. A client that loses its connection may reconnect
+    /// and continue, so a desktop is reset automatically only after a clean disconnect. From the return on,
+    /// no other client can attach before the reset is complete.
+    pub fn mark_clean_disconnect(&self) {
+        if !self.disconnected_cleanly.swap(true, Relaxed)
+            && self.intake.cx.config.mutation != Mutation::ReuseDesktop
+        {
+            self.disk.record_clean_disconnect();
+        }
+    }
+
+    /// Export name.
+    pub fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    /// Identity that guests and initiators see; constant for the disk's lifetime.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.disk.record().uuid
+    }
+
+    /// The state of free room in the store.
+    pub fn room(&self) -> Room {
+        self.intake.space.room()
+    }
+
+    /// Current size in bytes.
+    pub fn size(&self) -> u64 {
+        self.disk.size()
+    }
+
+    /// Whether writes are refused.
+    pub fn read_only(&self) -> bool {
+        matches!(self.disk.role(), Role::Snapshot | Role::Image)
+    }
+
+    /// Whether writes are durable when they are acknowledged, so that no flush is needed.
+    pub fn write_through(&self) -> bool {
+        let coalesced = self.intake.cx.config.coalesce != Coalesce::Off || self.disk.is_desktop();
+        self.disk.sync() == SyncMode::Always || !coalesced
+    }
+
+    /// Counters of this disk.
+    pub fn stats(&self) -> GuestStats {
+        self.disk.guest.get()
+    }
+
+    /// The persistent reservations that a front end stores with this disk; `None` if it has none.
+    ///
+    /// # Errors
+    /// Those of a read; [`Error::Damaged`] if they cannot be read.
+    pub async fn reservations(&self) -> Result<Option<Vec<u8>>> {
+        self.metadata.get(&self.disk, DiskMetadata::Reservations).await
+    }
+
+    /// Durably replaces or removes the persistent reservations. They are deleted with the disk, survive a
+    /// rollback or reset, and are not copied to clones.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if the disk was deleted; those of a write.
+    pub async fn set_reservations(&self, content: Option<&[u8]>) -> Result<()> {
+        self.metadata.set(&self.disk, DiskMetadata::Reservations, content).await
+    }
+
+    pub(crate) fn check(&self, offset: u64, len: u64) -> Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.size() => Ok(()),
+            _ => Err(Error::OutOfRange),
+        }
+    }
+
+    pub(crate) fn check_write(&self, offset: u64, len: u64) -> Result<()> {
+        if self.read_only() {
+            return Err(Error::ReadOnly(self.name.clone()));
+        }
+        self.check(offset, len)
+    }
+
+    /// Reads into `out` if that is possible without waiting. On [`Fast::Wait`], nothing is counted and `out`
+    /// is undefined.
+    pub fn try_read(&self, offset: u64, out: &mut [u8]) -> Result<Fast> {
+        self.check(offset, out.len() as u64)?;
+        let mut gaps = Vec::new();
+        let found = self.reader.gather(&mut 0, &self.disk, offset, out, &mut gaps, ReadMode::CachedOnly);
+        if found.is_err() || !gaps.is_empty() {
+            return Ok(Fast::Wait);
+        }
+        self.count_read(offset, out.len(), true);
+        Ok(Fast::Done)
+    }
+
+    /// Reads into `out`.
+    pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.check(offset, out.len() as u64)?;
+        let sequential = self.next_read.swap(offset + out.len() as u64, Relaxed) == offset;
+        let ahead = if sequential {
+            (self.ahead.load(Relaxed) * 2).min(READAHEAD_MAX)
+        } else if self.disk.is_desktop() && self.reader.cache.has_room() {
+            READAHEAD_DESKTOP
+        } else {
+            READAHEAD_MIN
+        };
+        self.ahead.store(ahead, Relaxed);
+        let ahead = ahead.saturating_sub(out.len() as u64);
+        let hit = self.reader.read(&self.disk, offset, out, ahead).await?;
+        self.count_read(offset, out.len(), hit);
+        Ok(())
+    }
+
+    fn count_read(&self, offset: u64, len: usize, hit: bool) {
+        let before = self.disk.guest.read.next(len as u64);
+        self.disk.classes.note_read(before, offset, hit);
+    }
+
+    /// Writes if that is possible without waiting: room in the buffer, whole sectors, not write-through.
+    pub fn try_write(&self, offset: u64, data: &[u8]) -> Result<Fast> {
+        self.check_write(offset, data.len() as u64)?;
+        if self.write_through()
+            || !aligned(offset, data.len() as u64)
+            || !self.intake.may_write(&self.disk, data.len() as u64)?
+        {
+            return Ok(Fast::Wait);
+        }
+        self.intake.write_sectors(&self.disk, offset, data)?;
+        self.disk.guest.write.add(data.len() as u64);
+        Ok(Fast::Done)
+    }
+
+    /// Writes. The data is durable on return with `fua` or on a write-through disk.
+    pub async fn write(&self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
+        self.check_write(offset, data.len() as u64)?;
+        let mut room = self.intake.admit(&self.disk, data.len() as u64).await?;
+        let (mut at, end) = (offset, offset + data.len() as u64);
+        // In pieces that end at block boundaries, so that only the ends of the range are partial blocks.
+        while at < end {
+            if at > offset {
+                yield_now().await;
+            }
+            let until = ((at / TURN_BYTES + 1) * TURN_BYTES).min(end);
+            room.spend(until - at);
+            self.write_bytes(at, &data[(at - offset) as usize..(until - offset) as usize]).await?;
+            at = until;
+        }
+        drop(room);
+        self.disk.guest.write.add(data.len() as u64);
+        self.flush_if_required(fua).await
+    }
+
+    /// Waits until a change is durable, if it has to be before it is acknowledged.
+    pub(crate) async fn flush_if_required(&self, fua: bool) -> Result<()> {
+        let durable = self.write_through() || (fua && self.disk.sync() == SyncMode::Flush);
+        if !durable {
+            return Ok(());
+        }
+        self.intake.flush_disk(&self.disk).await?;
+        self.disk.check_losses(&self.known_losses)
+    }
+
+    fn change(&self, blocks: Range<u64>, change: impl FnOnce(&mut crate::buffer::WriteBuffer)) -> Result<()> {
+        self.intake.change(&self.disk, blocks, |buffers, blocks| buffers.change(blocks, change))
+    }
+
+    /// Zeroes a range: as a hole, or with `allocated`, so that it is reported as allocated.
+    pub async fn write_zeroes(&self, offset: u64, len: u64, allocated: bool, fua: bool) -> Result<()> {
+        self.check_write(offset, len)?;
+        let _room = self.intake.admit(&self.disk, 0).await?;
+        self.zero(offset, len, allocated).await?;
+        self.disk.guest.discard.add(len);
+        self.flush_if_required(fua).await
+    }
+
+    pub(crate) async fn zero(&self, offset: u64, len: u64, allocated: bool) -> Result<()> {
+        let whole = self.whole_blocks(offset, len);
+        if whole.is_empty() {
+            self.write_bytes(offset, &[0; 2 * BLOCK][..len as usize]).await?;
+        } else {
+            let (first, last) = (whole.start * BLOCK as u64, whole.end * BLOCK as u64);
+            if offset < first {
+                self.write_bytes(offset, &[0; BLOCK][..(first - offset) as usize]).await?;
+            }
+            self.discard_blocks(whole, allocated)?;
+            if offset + len > last {
+                self.write_bytes(last, &[0; BLOCK][..(offset + len - last) as usize]).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Discards a range: whole blocks read as zeroes afterwards, partial blocks are not changed.
+    pub async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
+        self.check_write(offset, len)?;
+        let _room = self.intake.admit(&self.disk, 0).await?;
+        let whole = self.whole_blocks(offset, len);
+        self.discard_blocks(whole, false)?;
+        self.disk.guest.discard.add(len);
+        self.flush_if_required(fua).await
+    }
+
+    /// Zeroes whole blocks. Their former contents become garbage when the change is committed.
+    fn discard_blocks(&self, whole: Range<u64>, allocated: bool) -> Result<()> {
+        let garbage = self.garbage_of(&whole);
+        self.change(whole.clone(), |buffer| {
+            self.intake.space.add_discards(garbage);
+            buffer.zero(whole.clone(), allocated);
+        })?;
+        if !whole.is_empty() && !self.disk.is_desktop() {
+            // Leaves in between are dropped without being read.
+            for end in [whole.start, whole.end - 1] {
+                self.intake.record_cold(&self.disk, end..end + 1, std::iter::empty());
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that become garbage when these blocks are replaced: none if they are all holes, since a guest
+    /// that trims its free space includes blocks that it never wrote.
+    pub(crate) fn garbage_of(&self, blocks: &Range<u64>) -> u64 {
+        let count = blocks.end - blocks.start;
+        if count == 0 {
+            return 0;
+        }
+        match self.disk.tree.read().run(&self.reader.nodes.cache, blocks.start, count) {
+            Ok((RunKind::Hole, holes)) if holes >= count => 0,
+            _ => count * BLOCK as u64,
+        }
+    }
+
+    /// The blocks that are entirely within a range. A last block that is cut off by the end of the disk
+    /// counts as entire.
+    pub(crate) fn whole_blocks(&self, offset: u64, len: u64) -> Range<u64> {
+        let end = offset + len;
+        let last = if end == self.size() { end.div_ceil(BLOCK as u64) } else { end / BLOCK as u64 };
+        let first = offset.div_ceil(BLOCK as u64);
+        first..last.max(first)
+    }
+
+    /// Makes all writes durable that were acknowledged before the call.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`], once for each client, if an acknowledged write was lost because of damage; see
+    /// `read/damage.rs`. All other writes are durable then.
+    pub async fn flush(&self) -> Result<()> {
+        self.disk.guest.flush.add(0);
+        self.flush_changes().await
+    }
+
+    /// As [`DiskHandle::flush`], without counting a flush.
+    pub(crate) async fn flush_changes(&self) -> Result<()> {
+        match self.disk.sync() {
+            SyncMode::Never => {}
+            SyncMode::Flush | SyncMode::Always => self.intake.flush_disk(&self.disk).await?,
+        }
+        self.disk.check_losses(&self.known_losses)
+    }
+
+    /// Reads a range into the read cache.
+    pub async fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
+        self.check(offset, len)?;
+        let mut scratch = vec![0; len.min(READAHEAD_MAX) as usize];
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let mut part = self.zeroes(at, end - at)?;
+            if part == 0 {
+                part = (end - at).min(READAHEAD_MAX);
+                self.reader.read(&self.disk, at, &mut scratch[..part as usize], 0).await?;
+            }
+            at += part;
+            yield_now().await;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a range consists of whole sectors.
+pub(crate) fn aligned(offset: u64, len: u64) -> bool {
+    offset.is_multiple_of(SECTOR as u64) && len.is_multiple_of(SECTOR as u64)
+}

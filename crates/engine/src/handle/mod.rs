@@ -1,0 +1,10 @@
+//! Disk handles: an open disk, and the requests of its client.
+
+pub(crate) mod copy;
+mod extents;
+#[allow(clippy::module_inception, reason = "the type that the folder is named after")]
+mod handle;
+pub(crate) mod update;
+
+pub use extents::Extent;
+pub use handle::{DiskHandle, Fast};

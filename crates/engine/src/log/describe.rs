@@ -1,0 +1,19 @@
+//! Entries of the log in words.
+
+/// A human-readable description of a change to the catalogue.
+pub(crate) fn describe(op: &forebay_format::CatalogueOp) -> String {
+    use forebay_format::CatalogueOp as Op;
+    match op {
+        Op::Create { disk, from: Some(from) } => {
+            format!("create {} '{}' from {}", disk.id.0, disk.name, from.0)
+        }
+        Op::Create { disk, from: None } => format!("create {} '{}'", disk.id.0, disk.name),
+        Op::Delete { disk } => format!("delete {}", disk.0),
+        Op::Copy { disk, from } => format!("copy {} from {}", disk.0, from.0),
+        Op::Resize { disk, size } => format!("resize {} to {size} bytes", disk.0),
+        Op::Update { disk } => format!("update {} '{}'", disk.id.0, disk.name),
+        Op::CopyRange { disk, block, from, source_block, count } => {
+            format!("copy {count} blocks to {} at {block} from {} at {source_block}", disk.0, from.0)
+        }
+    }
+}

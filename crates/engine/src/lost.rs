@@ -1,0 +1,28 @@
+//! Lost blocks: references that no reader accepts, for blocks whose contents are lost
+//! ([`crate::read::damage`]).
+
+use forebay_format::{BlockRef, Codec, Form, Slot};
+
+use crate::Error;
+
+/// The reference of a block that is lost because the data at `at` cannot be read. It is the form of a raw
+/// block with less than its full length. Raw blocks are always stored in full, so no reader accepts such a
+/// reference, whatever the bytes are.
+pub(crate) fn lost(at: BlockRef) -> BlockRef {
+    BlockRef { form: Form::raw(Slot::UNIT), ..at }
+}
+
+/// Whether a block reference was made by [`lost`].
+pub(crate) fn is_lost(at: &BlockRef) -> bool {
+    at.form.codec() == Some(Codec::Raw) && at.form != Form::RAW_BLOCK
+}
+
+/// The error for reading a lost block.
+pub(crate) fn lost_block(at: &BlockRef) -> Error {
+    Error::Damaged(format!("{} (lost: data that it depended on could not be read)", location_text(at)))
+}
+
+/// The location of a block, for messages.
+pub(crate) fn location_text(at: &BlockRef) -> String {
+    format!("segment {}, offset {}", at.addr.segment, at.addr.slot.offset())
+}

@@ -1,0 +1,42 @@
+//! Requests for nodes that are not in memory.
+
+use forebay_format::{BlockRef, FormatError, MapNode};
+
+use super::index::NodeIndex;
+use super::node::Node;
+
+/// A stored node that an operation needs and that is not in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NeedNode {
+    /// Its location.
+    pub at: BlockRef,
+    pub(super) index: NodeIndex,
+    pub(super) base: bool,
+}
+
+impl NeedNode {
+    pub(super) fn child(at: BlockRef, index: NodeIndex) -> NeedNode {
+        NeedNode { at, index, base: false }
+    }
+    pub(super) fn base(at: BlockRef, index: NodeIndex) -> NeedNode {
+        NeedNode { at, index, base: true }
+    }
+
+    /// Whether `node` is the needed node and valid for its use.
+    pub(super) fn fits(&self, node: &Node) -> bool {
+        node.index() == self.index && !(self.base && node.has_base())
+    }
+
+    /// Decodes the stored bytes of the node, whose checksum the caller has verified, and checks that it has
+    /// the needed index.
+    pub(crate) fn accept(&self, bytes: &[u8]) -> Result<Node, FormatError> {
+        let node = Node::from_format(MapNode::decode(bytes)?)?;
+        if node.index() != self.index {
+            return Err(FormatError::Foreign { what: "map node", field: "index" });
+        }
+        if !self.fits(&node) {
+            return Err(FormatError::Value { what: "map node", field: "base" });
+        }
+        Ok(node)
+    }
+}

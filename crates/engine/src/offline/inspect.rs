@@ -1,0 +1,163 @@
+//! Lists the contents of a pool that no server has open, without verifying them.
+
+use forebay_format::{Entry, SegmentHeader, SegmentId, Superblock};
+use forebay_store::Store;
+use serde::Serialize;
+
+use crate::log::{Scanned, describe, scan_segment};
+use crate::{Error, Result};
+
+/// A superblock copy.
+#[derive(Debug, Clone, Serialize)]
+pub struct SuperblockView {
+    /// Index of the copy.
+    pub copy: usize,
+    /// Why it cannot be read, if so; the other fields are empty then.
+    pub error: Option<String>,
+    /// Pool id.
+    pub pool: String,
+    /// Generation: incremented by each write of the superblock.
+    pub generation: u64,
+    /// Ownership epoch.
+    pub epoch: u64,
+    /// Creation time in Unix milliseconds.
+    pub created_ms: u64,
+    /// Size at which segments are sealed.
+    pub segment_bytes: u32,
+    /// Last batch that the checkpoint covers.
+    pub checkpoint_seq: u64,
+    /// Bytes of the checkpoint.
+    pub checkpoint_bytes: u64,
+}
+
+/// A segment, according to its header.
+#[derive(Debug, Clone, Serialize)]
+pub struct SegmentView {
+    /// Segment number, as in the file name.
+    pub segment: String,
+    /// Bytes of its object, including preallocated room.
+    pub bytes: u64,
+    /// `data`, `short`, `map`, `moved`; empty if the header cannot be read.
+    pub stream: String,
+    /// Epoch of its writer.
+    pub epoch: u64,
+    /// First batch.
+    pub first_seq: u64,
+    /// Why the header cannot be read, if so.
+    pub error: Option<String>,
+}
+
+/// A batch.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct BatchView {
+    /// Byte offset in the segment.
+    pub offset: u64,
+    /// Sequence number.
+    pub seq: u64,
+    /// Epoch of its writer.
+    pub epoch: u64,
+    /// Whether it ends its group.
+    pub group_end: bool,
+    /// Bytes of payload.
+    pub payload_bytes: u64,
+    /// Entries: blocks put.
+    pub puts: u64,
+    /// Entries: references.
+    pub references: u64,
+    /// Entries: zeroed ranges.
+    pub zeroes: u64,
+    /// Entries: map nodes.
+    pub nodes: u64,
+    /// Entries: pieces of checkpoints.
+    pub blobs: u64,
+    /// Entries: segments whose slots were moved.
+    pub relocations: u64,
+    /// Entries: changes to the catalogue.
+    pub catalogue: Vec<String>,
+}
+
+/// Both superblock copies.
+pub async fn inspect_superblocks(store: &dyn Store) -> Result<Vec<SuperblockView>> {
+    let copies = store.read_superblock().await?;
+    let view = |(copy, bytes): (usize, &Option<Vec<u8>>)| {
+        let decoded = match bytes {
+            Some(bytes) => Superblock::decode(bytes).map_err(|e| e.to_string()),
+            None => Err("it is missing".to_owned()),
+        };
+        let error = decoded.as_ref().err().cloned();
+        let s = decoded.ok();
+        SuperblockView {
+            copy,
+            error,
+            pool: s.as_ref().map_or_else(String::new, |s| s.pool.to_string()),
+            generation: s.as_ref().map_or(0, |s| s.generation),
+            epoch: s.as_ref().map_or(0, |s| s.epoch),
+            created_ms: s.as_ref().map_or(0, |s| s.created_ms),
+            segment_bytes: s.as_ref().map_or(0, |s| s.segment_bytes),
+            checkpoint_seq: s.as_ref().map_or(0, |s| s.seq),
+            checkpoint_bytes: s.as_ref().map_or(0, |s| s.blobs.iter().map(|b| b.len as u64).sum()),
+        }
+    };
+    Ok(copies.iter().enumerate().map(view).collect())
+}
+
+async fn superblock(store: &dyn Store) -> Result<Superblock> {
+    let copies = store.read_superblock().await?;
+    if copies.iter().all(Option::is_none) {
+        return Err(Error::NoPool("there is no superblock".into()));
+    }
+    Ok(Superblock::choose([copies[0].as_deref(), copies[1].as_deref()])?)
+}
+
+/// All segments.
+pub async fn inspect_segments(store: &dyn Store) -> Result<Vec<SegmentView>> {
+    let pool = superblock(store).await?.pool;
+    let mut views = Vec::new();
+    for object in store.list().await? {
+        let head = store.read(object.id, 0, forebay_format::BLOCK).await?;
+        let header = SegmentHeader::decode(&head, pool, object.id);
+        views.push(SegmentView {
+            segment: object.id.to_string(),
+            bytes: object.len,
+            stream: header
+                .as_ref()
+                .map_or_else(|_| String::new(), |h| format!("{:?}", h.stream).to_lowercase()),
+            epoch: header.as_ref().map_or(0, |h| h.epoch),
+            first_seq: header.as_ref().map_or(0, |h| h.first_seq),
+            error: header.err().map(|e| e.to_string()),
+        });
+    }
+    Ok(views)
+}
+
+/// The batches of a segment, up to the first gap.
+pub async fn inspect_batches(store: &dyn Store, segment: SegmentId) -> Result<Vec<BatchView>> {
+    let pool = superblock(store).await?.pool;
+    let objects = store.list().await?;
+    let object = objects.iter().find(|o| o.id == segment);
+    let len = object.ok_or_else(|| Error::NotFound(format!("segment {segment}")))?.len;
+    let batches = scan_segment(store, pool, segment, None, len).await?;
+    let view = |batch: &Scanned| {
+        let mut view = BatchView {
+            offset: batch.header.offset as u64,
+            seq: batch.header.seq,
+            epoch: batch.header.epoch,
+            group_end: batch.header.flags & forebay_format::GROUP_END != 0,
+            payload_bytes: batch.payload.end - batch.payload.start,
+            ..BatchView::default()
+        };
+        for entry in batch.entries().flatten() {
+            match entry {
+                Entry::Put { .. } => view.puts += 1,
+                Entry::Reference { .. } => view.references += 1,
+                Entry::Zero { .. } => view.zeroes += 1,
+                Entry::Node { .. } => view.nodes += 1,
+                Entry::Blob { .. } => view.blobs += 1,
+                Entry::Catalogue(op) => view.catalogue.push(describe(&op)),
+                Entry::Relocate { .. } => view.relocations += 1,
+            }
+        }
+        view
+    };
+    Ok(batches.iter().map(view).collect())
+}

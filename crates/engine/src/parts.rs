@@ -1,0 +1,76 @@
+//! The parts of an open pool, and the order in which they are assembled.
+
+use std::sync::Arc;
+
+use crate::admin::{CatalogueEditor, Metadata};
+use crate::catalogue::Catalogue;
+use crate::classes::{ClassLearner, ScanQueue};
+use crate::commit::{Committer, Intake, Reducer};
+use crate::context::Context;
+use crate::desktop::Desktops;
+use crate::profile::BootProfiles;
+use crate::read::Reader;
+use crate::reclaim::Reclaimer;
+use crate::recovery::Recovered;
+use crate::space::SpaceGovernor;
+use crate::sync::RwLock;
+
+/// All parts of an open pool. Each part references only the parts before it in this list.
+pub(crate) struct Parts {
+    pub cx: Arc<Context>,
+    pub reader: Arc<Reader>,
+    pub catalogue: Arc<RwLock<Catalogue>>,
+    pub space: Arc<SpaceGovernor>,
+    pub intake: Arc<Intake>,
+    pub committer: Arc<Committer>,
+    pub reclaimer: Arc<Reclaimer>,
+    pub editor: Arc<CatalogueEditor>,
+    pub metadata: Arc<Metadata>,
+    pub classes: Arc<ClassLearner>,
+    pub profiles: Arc<BootProfiles>,
+    pub desktops: Arc<Desktops>,
+}
+
+impl Parts {
+    /// Assembles the parts of a recovered pool. No task is started.
+    pub fn assemble(recovered: Recovered) -> Parts {
+        let Recovered { reader, progress, caches, applier, log, dedup, stored, orphans, .. } = recovered;
+        let (cx, catalogue) = (reader.cx.clone(), applier.catalogue.clone());
+        let superblock = log.superblock();
+        let (segment_bytes, key) = (superblock.segment_bytes.into(), superblock.fingerprint_key);
+        let opened_at = log.head().seq;
+        let space =
+            Arc::new(SpaceGovernor::new(&cx.config, segment_bytes, log.appended.clone(), progress.clone()));
+        space.recovered(stored, orphans);
+        let intake = Arc::new(Intake::new(reader.clone(), space.clone(), caches, progress));
+        let scans = Arc::new(ScanQueue::new(cx.clone(), catalogue.clone()));
+        let reducer = Reducer::new(reader.clone(), key, dedup);
+        let committer = Arc::new(Committer::new(log, intake.clone(), applier, reducer, scans.clone()));
+        let reclaimer = Arc::new(Reclaimer::new(committer.clone(), opened_at));
+        let editor = Arc::new(CatalogueEditor::new(intake.clone(), catalogue.clone()));
+        let metadata =
+            Arc::new(Metadata { editor: editor.clone(), intake: intake.clone(), reader: reader.clone() });
+        let classes = Arc::new(ClassLearner {
+            scans,
+            reader: reader.clone(),
+            catalogue: catalogue.clone(),
+            metadata: metadata.clone(),
+        });
+        let profiles = Arc::new(BootProfiles::new(reader.clone(), catalogue.clone(), metadata.clone()));
+        let desktops = Arc::new(Desktops::new(committer.clone(), editor.clone(), profiles.clone()));
+        Parts {
+            cx,
+            reader,
+            catalogue,
+            space,
+            intake,
+            committer,
+            reclaimer,
+            editor,
+            metadata,
+            classes,
+            profiles,
+            desktops,
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! Administration of disks. One operation runs at a time; each is one group of the log, and is durable when
+//! it returns.
+
+use std::sync::Arc;
+
+use forebay_format::{BLOCK, CatalogueOp, DiskId, DiskRecord, Role, Stream, SyncMode};
+use serde::Serialize;
+
+use super::pool::Pool;
+use crate::catalogue::{check_name, check_size, disk_by_id};
+use crate::disk::{Disk, Exclusive, check_persistent};
+use crate::handle::DiskHandle;
+use crate::limits::FULL_RETRY;
+use crate::text::shorten;
+use crate::{Error, Result};
+
+/// A disk and its state.
+#[derive(Debug, Clone, Serialize)]
+pub struct DiskInfo {
+    /// Id.
+    #[serde(skip)]
+    pub id: DiskId,
+    /// Export name; for a snapshot, `volume@snapshot`.
+    pub name: String,
+    /// `volume`, `snapshot`, `image`.
+    #[serde(skip)]
+    pub role: Role,
+    /// Size in bytes.
+    pub size: u64,
+    /// When writes are durable.
+    #[serde(skip)]
+    pub sync: SyncMode,
+    /// Creation time in Unix milliseconds.
+    pub created_ms: u64,
+    /// Name of the snapshot or image from which it was cloned, while that exists.
+    pub origin: Option<String>,
+    /// Snapshots of it.
+    pub snapshots: usize,
+    /// Clones of it.
+    pub clones: usize,
+    /// Open connections.
+    pub clients: usize,
+    /// Identity that guests see.
+    #[serde(skip)]
+    pub uuid: [u8; 16],
+    /// RAM write cache of a desktop in bytes; otherwise 0.
+    pub write_cache: u64,
+    /// It is a desktop that is reset when its last client disconnects.
+    pub reset_at_disconnect: bool,
+    /// Blocks are deduplicated only among disks of the same domain.
+    pub dedup_domain: u32,
+    /// A node of its block map is known to be unreadable: reads of the blocks below it fail, and the disk
+    /// cannot be copied.
+    pub map_damaged: bool,
+}
+
+/// One clone to be made.
+#[derive(Debug, Clone, Default)]
+pub struct CloneRequest {
+    /// Name of the new volume.
+    pub name: String,
+    /// When its writes are durable.
+    pub sync: SyncMode,
+    /// RAM write cache of a desktop; 0 for an ordinary volume.
+    pub write_cache: u64,
+    /// Reset a desktop when its last client disconnects.
+    pub reset_at_disconnect: bool,
+}
+
+impl Pool {
+    /// All disks except imports under way, by name.
+    pub fn disks(&self) -> Vec<DiskInfo> {
+        let visible: Vec<_> = {
+            let catalogue = self.parts.catalogue.read();
+            catalogue.visible().cloned().collect()
+        };
+        let mut disks: Vec<_> = visible.iter().map(|d| self.info(d)).collect();
+        // Counted in one pass: counting for each disk separately would be quadratic in their number.
+        let mut dependants = std::collections::BTreeMap::<DiskId, (usize, usize)>::new();
+        for record in visible.iter().map(|d| d.record()) {
+            if let Some(parent) = record.parent {
+                dependants.entry(parent).or_default().0 += 1;
+            }
+            if let Some(origin) = record.origin {
+                dependants.entry(origin).or_default().1 += 1;
+            }
+        }
+        for disk in &mut disks {
+            (disk.snapshots, disk.clones) = dependants.get(&disk.id).copied().unwrap_or_default();
+        }
+        disks.sort_by(|a, b| a.name.cmp(&b.name));
+        disks
+    }
+
+    /// One disk: `NAME`, or `VOLUME@SNAPSHOT`.
+    pub fn disk(&self, name: &str) -> Result<DiskInfo> {
+        let disk = self.parts.catalogue.read().find(name)?;
+        let mut info = self.info(&disk);
+        let catalogue = self.parts.catalogue.read();
+        info.snapshots = catalogue.snapshots(disk.id());
+        info.clones = catalogue.clones(disk.id()).0;
+        Ok(info)
+    }
+
+    /// A disk without the numbers of its snapshots and clones.
+    fn info(&self, disk: &Disk) -> DiskInfo {
+        let record = disk.record();
+        let catalogue = self.parts.catalogue.read();
+        let origin = record.origin.and_then(|o| catalogue.get(o));
+        DiskInfo {
+            id: record.id,
+            name: catalogue.export_name(disk),
+            role: record.role,
+            size: disk.size(),
+            sync: record.sync,
+            created_ms: record.created_ms,
+            origin: origin.map(|o| catalogue.export_name(o)),
+            snapshots: 0,
+            clones: 0,
+            clients: disk.clients(),
+            uuid: record.uuid,
+            write_cache: record.write_cache,
+            reset_at_disconnect: record.reset_at_disconnect,
+            dedup_domain: record.dedup_domain,
+            map_damaged: disk.has_damaged_map(),
+        }
+    }
+
+    /// Creates an empty volume. Its blocks are deduplicated only with disks of the same `dedup_domain`.
+    pub async fn create_volume(
+        &self,
+        name: &str,
+        size: u64,
+        sync: SyncMode,
+        dedup_domain: u32,
+    ) -> Result<DiskInfo> {
+        check_name(name)?;
+        check_size(size)?;
+        let _admin = self.parts.editor.lock.lock().await;
+        self.parts.catalogue.read().check_free(name)?;
+        let disk =
+            DiskRecord { sync, dedup_domain, ..self.parts.editor.new_record(name, size, Role::Volume) };
+        self.parts.intake.commit_ops(vec![CatalogueOp::Create { disk, from: None }]).await?;
+        self.disk(name)
+    }
+
+    /// Creates clones of `source` (`IMAGE`, `VOLUME`, `VOLUME@SNAPSHOT`), all or none.
+    pub async fn clone_disk(&self, source: &str, clones: &[CloneRequest]) -> Result<Vec<DiskInfo>> {
+        let _admin = self.parts.editor.lock.lock().await;
+        let from = self.parts.catalogue.read().find(source)?;
+        check_persistent(&from, source)?;
+        from.check_map(source)?;
+        let mut ops = Vec::new();
+        let mut names = std::collections::BTreeSet::new();
+        for clone in clones {
+            check_name(&clone.name)?;
+            self.parts.catalogue.read().check_free(&clone.name)?;
+            if !names.insert(&clone.name) {
+                return Err(Error::Exists(shorten(&clone.name)));
+            }
+            // A clone of a volume's current contents does not depend on the volume, which continues to
+            // change.
+            let origin = (from.role() != Role::Volume).then_some(from.id());
+            if clone.write_cache > 0 && origin.is_none() {
+                let (is, needs) = ("a volume", "an image or a snapshot, to which desktops can be reset");
+                return Err(Error::WrongKind { name: shorten(source), is, needs });
+            }
+            let disk = DiskRecord {
+                sync: if clone.write_cache > 0 { SyncMode::Never } else { clone.sync },
+                write_cache: clone.write_cache,
+                reset_at_disconnect: clone.reset_at_disconnect,
+                // The clone shares the source's blocks already, so a separate domain would not isolate it.
+                dedup_domain: from.record().dedup_domain,
+                origin,
+                ..self.parts.editor.new_record(&clone.name, from.size(), Role::Volume)
+            };
+            ops.push(CatalogueOp::Create { disk, from: Some(from.id()) });
+        }
+        self.parts.intake.commit_ops(ops).await?;
+        self.parts.profiles.prefetch_images((!clones.is_empty()).then_some(from.id()));
+        let made: Vec<_> =
+            clones.iter().filter_map(|c| self.parts.catalogue.read().find(&c.name).ok()).collect();
+        Ok(made.iter().map(|d| self.info(d)).collect())
+    }
+
+    /// Creates a snapshot of a volume, which includes all writes acknowledged before.
+    pub async fn create_snapshot(&self, volume: &str, name: &str) -> Result<DiskInfo> {
+        check_name(name)?;
+        let _admin = self.parts.editor.lock.lock().await;
+        let parent = self.parts.editor.find_volume(volume)?;
+        check_persistent(&parent, volume)?;
+        parent.check_map(volume)?;
+        let full = format!("{volume}@{name}");
+        self.parts.catalogue.read().check_free(&full)?;
+        let disk = DiskRecord {
+            sync: parent.sync(),
+            parent: Some(parent.id()),
+            dedup_domain: parent.record().dedup_domain,
+            ..self.parts.editor.new_record(name, parent.size(), Role::Snapshot)
+        };
+        self.parts.intake.commit_ops(vec![CatalogueOp::Create { disk, from: Some(parent.id()) }]).await?;
+        self.disk(&full)
+    }
+
+    /// Creates an image of the contents of a volume or snapshot, including all writes acknowledged before.
+    pub async fn create_image(&self, name: &str, source: &str) -> Result<DiskInfo> {
+        check_name(name)?;
+        let admin = self.parts.editor.lock.lock().await;
+        let from = self.parts.catalogue.read().find(source)?;
+        check_persistent(&from, source)?;
+        from.check_map(source)?;
+        self.parts.catalogue.read().check_free(name)?;
+        let disk = DiskRecord {
+            dedup_domain: from.record().dedup_domain,
+            ..self.parts.editor.new_record(name, from.size(), Role::Image)
+        };
+        let id = disk.id;
+        self.parts.intake.commit_ops(vec![CatalogueOp::Create { disk, from: Some(from.id()) }]).await?;
+        self.parts.space.reclaim_is_due();
+        drop(admin);
+        if let Some(image) = disk_by_id(&self.parts.catalogue, id) {
+            self.parts.classes.give_to_image(&image, &from).await;
+        }
+        self.disk(name)
+    }
+
+    /// Rolls a volume back to one of its snapshots. Refused while clients are connected.
+    pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<()> {
+        let _admin = self.parts.editor.lock.lock().await;
+        let disk = self.parts.editor.find_volume(volume)?;
+        let full = format!("{volume}@{snapshot}");
+        let from = self.parts.catalogue.read().find(&full)?;
+        from.check_map(&full)?;
+        let _exclusive = disk.exclude_clients(volume)?;
+        self.parts.editor.copy_contents(vec![CatalogueOp::Copy { disk: disk.id(), from: from.id() }]).await
+    }
+
+    /// Resets a clone to the image or snapshot from which it was made. Refused while clients are connected.
+    pub async fn reset(&self, volume: &str) -> Result<()> {
+        self.reset_all(&[volume]).await
+    }
+
+    /// Resets several clones, all or none, in one commit.
+    pub async fn reset_all(&self, volumes: &[&str]) -> Result<()> {
+        let _admin = self.parts.editor.lock.lock().await;
+        let (mut exclusive, mut ops, mut images) = (Vec::new(), Vec::new(), Vec::new());
+        for name in volumes {
+            let disk = self.parts.editor.find_volume(name)?;
+            let Some(from) = disk.record().origin else {
+                return Err(Error::WrongKind {
+                    name: shorten(name),
+                    is: "a volume without an origin",
+                    needs: "a clone of an image or a snapshot",
+                });
+            };
+            if let Some(image) = disk_by_id(&self.parts.catalogue, from)
+                && !disk.is_desktop()
+            {
+                image.check_map(&self.parts.catalogue.read().export_name(&image))?;
+            }
+            exclusive.push(disk.exclude_clients(name)?);
+            ops.push(CatalogueOp::Copy { disk: disk.id(), from });
+            images.push(from);
+        }
+        self.parts.editor.copy_contents(ops).await?;
+        self.parts.profiles.prefetch_images(images);
+        Ok(())
+    }
+
+    /// Deletes a volume, an image, or `VOLUME@SNAPSHOT`; refused while it is in use or snapshots or clones
+    /// depend on it.
+    pub async fn delete(&self, name: &str) -> Result<()> {
+        let _admin = self.parts.editor.lock.lock().await;
+        let disk = self.parts.catalogue.read().find(name)?;
+        self.delete_disk(&disk, name).await
+    }
+
+    async fn delete_disk(&self, disk: &Arc<Disk>, name: &str) -> Result<()> {
+        let _exclusive: Exclusive = disk.exclude_clients(name)?;
+        {
+            let catalogue = self.parts.catalogue.read();
+            let snapshots = catalogue.snapshots(disk.id());
+            if snapshots > 0 {
+                return Err(Error::HasSnapshots { name: shorten(name), snapshots });
+            }
+            if let (clones, Some(example)) = catalogue.clones(disk.id()) {
+                return Err(Error::HasClones { name: shorten(name), clones, example });
+            }
+        }
+        self.parts.intake.commit_ops(self.parts.editor.deletion(disk)).await?;
+        self.parts.space.reclaim_is_due();
+        Ok(())
+    }
+
+    /// Changes the size of a volume. Shrinking discards the data beyond the new size, and is refused while
+    /// clients are connected.
+    pub async fn resize(&self, volume: &str, size: u64) -> Result<()> {
+        check_size(size)?;
+        let _admin = self.parts.editor.lock.lock().await;
+        let disk = self.parts.editor.find_volume(volume)?;
+        check_persistent(&disk, volume)?;
+        let _exclusive = if size < disk.size() { Some(disk.exclude_clients(volume)?) } else { None };
+        self.zero_tail(&disk, size)?;
+        self.parts.intake.commit_ops(vec![CatalogueOp::Resize { disk: disk.id(), size }]).await
+    }
+
+    /// Zeroes the part of a disk's last block that is beyond its end, before the disk grows: it may hold data
+    /// from a time when the disk was larger. Zeroing when the disk shrinks would be too early: after a crash
+    /// the zeroes could be durable, but not the new size.
+    fn zero_tail(&self, disk: &Arc<Disk>, size: u64) -> Result<()> {
+        let (block, end) = (disk.size() / BLOCK as u64, (disk.size() % BLOCK as u64) as usize);
+        if size <= disk.size() || end == 0 {
+            return Ok(());
+        }
+        self.parts.intake.change(disk, block..block + 1, |buffers, blocks| {
+            buffers.change(blocks, |buffer| buffer.write(block, end..BLOCK, &[0; BLOCK][end..]))
+        })
+    }
+
+    /// Begins an import: a disk that is accessible only through this handle, and that is removed by a crash
+    /// or by [`Pool::abandon_import`].
+    pub async fn begin_import(&self, name: &str, size: u64, dedup_domain: u32) -> Result<Arc<DiskHandle>> {
+        check_name(name)?;
+        check_size(size)?;
+        let _admin = self.parts.editor.lock.lock().await;
+        self.parts.catalogue.read().check_free(name)?;
+        let disk = DiskRecord { dedup_domain, ..self.parts.editor.new_record(name, size, Role::Import) };
+        let id = disk.id;
+        self.parts.intake.commit_ops(vec![CatalogueOp::Create { disk, from: None }]).await?;
+        let disk = disk_by_id(&self.parts.catalogue, id).ok_or_else(|| Error::NotFound(shorten(name)))?;
+        disk.attach(name)?;
+        Ok(Arc::new(DiskHandle::new(self.parts.metadata.clone(), disk, name.to_owned())))
+    }
+
+    /// Turns an import into an image, durably.
+    pub async fn finish_import(&self, import: Arc<DiskHandle>) -> Result<DiskInfo> {
+        let _admin = self.parts.editor.lock.lock().await;
+        let image = self.import(&import)?;
+        import.flush().await?;
+        image.check_map(&import.name())?;
+        // The cleaner packs images, but cannot move an open segment.
+        let ended = self.parts.committer.log.lock().await.end_segment(Stream::Data).await;
+        self.parts.committer.latching(ended)?;
+        let disk = DiskRecord { role: Role::Image, ..(*image.record()).clone() };
+        self.parts.intake.commit_ops(vec![CatalogueOp::Update { disk }]).await?;
+        self.parts.space.reclaim_is_due();
+        self.parts.classes.scans.request(&image);
+        let name = import.name();
+        drop(import);
+        self.disk(&name)
+    }
+
+    /// Removes an import.
+    pub async fn abandon_import(&self, import: Arc<DiskHandle>) -> Result<()> {
+        let _admin = self.parts.editor.lock.lock().await;
+        let disk = self.import(&import)?;
+        let name = import.name();
+        drop(import);
+        self.delete_disk(&disk, &name).await
+    }
+
+    /// Removes imports that a crash interrupted, before new ones can begin. If there is no room for that, a
+    /// task retries: a full pool must open, otherwise no disk could ever be deleted.
+    pub(crate) async fn remove_imports(self: &Arc<Pool>) -> Result<()> {
+        let interrupted: Vec<_> = {
+            let catalogue = self.parts.catalogue.read();
+            catalogue.iter().filter(|d| d.role() == Role::Import).map(|d| d.id()).collect()
+        };
+        if interrupted.is_empty() {
+            return Ok(());
+        }
+        tracing::info!(imports = interrupted.len(), "removing interrupted imports");
+        match self.delete_imports(&interrupted).await {
+            Err(Error::NoSpace) => {
+                tracing::warn!("no room to remove interrupted imports: retrying until there is");
+                let pool = self.clone();
+                let retry = async move {
+                    while matches!(pool.delete_imports(&interrupted).await, Err(Error::NoSpace)) {
+                        pool.parts.cx.host.sleep(FULL_RETRY).await;
+                    }
+                };
+                self.parts.cx.host.spawn("imports", Box::pin(retry));
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    async fn delete_imports(&self, imports: &[DiskId]) -> Result<()> {
+        self.parts
+            .intake
+            .commit_ops(imports.iter().map(|disk| CatalogueOp::Delete { disk: *disk }).collect())
+            .await?;
+        self.parts.space.reclaim_is_due();
+        Ok(())
+    }
+
+    /// The disk of an import under way.
+    fn import(&self, handle: &DiskHandle) -> Result<Arc<Disk>> {
+        let disk = disk_by_id(&self.parts.catalogue, handle.id()).filter(|d| d.role() == Role::Import);
+        disk.ok_or_else(|| Error::NotFound(shorten(&handle.name())))
+    }
+}

@@ -1,0 +1,10 @@
+//! The pool: one log and one set of disks on one store. [`Pool`] opens, closes and attaches disks, and
+//! delegates all other work to its [parts](crate::parts).
+
+mod admin;
+#[allow(clippy::module_inception, reason = "the type that the folder is named after")]
+mod pool;
+mod services;
+
+pub use admin::{CloneRequest, DiskInfo};
+pub use pool::Pool;

@@ -1,0 +1,187 @@
+//! An open pool: opening and closing it, attaching disks, and its counters.
+
+use std::sync::Arc;
+
+use forebay_format::{SegmentId, Stream};
+use forebay_store::{Metered, Store};
+
+use crate::handle::DiskHandle;
+use crate::limits::ATTACH_WAIT;
+use crate::parts::Parts;
+use crate::recovery::{Mode, OnLoss, recover};
+use crate::stats::{StoreStats, count};
+use crate::{DiskStats, Error, Host, Memory, PoolConfig, PoolStats, Result};
+
+/// An open pool.
+pub struct Pool {
+    pub(super) parts: Parts,
+    recovered_batches: u64,
+    recovery_ms: u64,
+}
+
+impl Pool {
+    /// Opens the pool on `store`; creates one if the store is empty.
+    ///
+    /// # Errors
+    /// [`Error::Format`] if the pool on the store is damaged, of another program or of a newer format;
+    /// [`Error::LogDamaged`] if flushed writes would be lost; [`Error::Store`] if the store cannot be read or
+    /// written.
+    pub async fn open(store: Arc<dyn Store>, host: Arc<dyn Host>, config: PoolConfig) -> Result<Arc<Pool>> {
+        let clock = host.clone();
+        let store = Arc::new(Metered::new(store, Arc::new(move || clock.now())));
+        let mut recovered = recover(store, host, config, Mode::Own, OnLoss::Refuse).await?;
+        let warm = std::mem::take(&mut recovered.warm);
+        let (recovered_batches, recovery_ms) = (recovered.batches, recovered.took.as_millis() as u64);
+        let pool = Arc::new(Pool { parts: Parts::assemble(recovered), recovered_batches, recovery_ms });
+        // Before the upkeep task starts, for which unknown room would look like a full store.
+        pool.parts.committer.check_space().await?;
+        pool.start(warm);
+        pool.remove_imports().await?;
+        let Parts { cx, classes, profiles, desktops, .. } = &pool.parts;
+        desktops.reset_desktops().await?;
+        cx.host.spawn("resets", Box::pin(desktops.clone().reset_loop()));
+        profiles.prefetch_all_images();
+        cx.host.spawn("classes", Box::pin(classes.clone().load()));
+        Ok(pool)
+    }
+
+    /// Starts the background tasks.
+    fn start(&self, warm: Vec<SegmentId>) {
+        let Parts { cx, intake, committer, reclaimer, desktops, .. } = &self.parts;
+        cx.host.spawn("commit", Box::pin(committer.clone().commit_loop()));
+        cx.host.spawn("cold writes", Box::pin(intake.clone().warm_loop()));
+        cx.host.spawn("upkeep", Box::pin(reclaimer.clone().upkeep_loop()));
+        let index = committer.clone();
+        cx.host.spawn("index", Box::pin(async move { index.rebuild_index(warm).await }));
+        cx.host.spawn("overflow", Box::pin(desktops.clone().overflow_loop()));
+    }
+
+    /// Commits, makes a checkpoint, stops the background tasks. Later requests fail with `Closed`.
+    ///
+    /// # Errors
+    /// The error because of which acknowledged data did not become durable, or because of which the
+    /// checkpoint failed.
+    pub async fn close(&self) -> Result<()> {
+        let Parts { intake, committer, reclaimer, cx, .. } = &self.parts;
+        intake.close();
+        intake.caches.wake();
+        intake.caches.wake_resets();
+        let mut progress = intake.progress.subscribe();
+        progress.wait_for(|p| p.stopped).await.map_err(|_| Error::Closed)?;
+        reclaimer.stop();
+        cx.check_latch()?;
+        // Writes the segment's directory, from which the next start reads its fingerprints.
+        let ended = committer.log.lock().await.end_segment(Stream::Data).await;
+        committer.latching(ended)?;
+        committer.checkpoint().await
+    }
+
+    /// Opens a disk by its export name. The handle counts as a client until it is dropped.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::InUse`]; [`Error::Resetting`], for which [`Pool::attach_when_reset`]
+    /// waits.
+    pub fn attach(&self, name: &str) -> Result<Arc<DiskHandle>> {
+        let disk = self.parts.catalogue.read().find(name)?;
+        if disk.attach(name)? == 1 {
+            self.parts.profiles.on_first_attach(&disk);
+        }
+        Ok(Arc::new(DiskHandle::new(self.parts.metadata.clone(), disk, name.to_owned())))
+    }
+
+    /// Opens a disk by its export name, as [`Pool::attach`] does. If it is a desktop that is being reset
+    /// after its last client, waits for the reset, at most 10 seconds.
+    ///
+    /// # Errors
+    /// Those of [`Pool::attach`], [`Error::Resetting`] after that time, [`Error::Latched`] and
+    /// [`Error::Closed`].
+    pub async fn attach_when_reset(&self, name: &str) -> Result<Arc<DiskHandle>> {
+        let mut progress = self.parts.intake.progress.subscribe();
+        let mut timeout = self.parts.cx.host.sleep(ATTACH_WAIT);
+        loop {
+            progress.mark_unchanged();
+            match self.attach(name) {
+                Err(Error::Resetting(_)) => self.parts.cx.check_running()?,
+                other => return other,
+            }
+            tokio::select! {
+                biased;
+                changed = progress.changed() => changed.map_err(|_| Error::Closed)?,
+                () = &mut timeout => return self.attach(name),
+            }
+        }
+    }
+
+    /// The use of memory whose budgets can be changed.
+    pub fn memory(&self) -> Memory {
+        let cache = self.parts.reader.cache.stats();
+        Memory {
+            read_cache: cache.bytes,
+            read_cache_budget: cache.budget,
+            desktops: self.parts.intake.caches.cached(),
+            desktops_budget: self.parts.intake.caches.budget(),
+        }
+    }
+
+    /// Changes the budgets of the read cache and of all desktops. On return the read cache is within its new
+    /// budget; desktops overflow until they are within theirs.
+    pub fn set_memory(&self, read_cache: u64, desktops: u64) {
+        if self.parts.reader.cache.stats().budget != read_cache {
+            self.parts.reader.cache.set_budget(read_cache);
+        }
+        self.parts.intake.caches.set_budget(desktops);
+    }
+
+    /// The counters.
+    pub async fn stats(&self) -> PoolStats {
+        let (seq, segments, stored) = {
+            let log = self.parts.committer.log.lock().await;
+            let stored = log.table().values().filter(|r| r.map.is_none()).map(|r| r.written as u64).sum();
+            (log.head().seq, log.table().len() as u64, stored)
+        };
+        let room = self.parts.reader.source.store.capacity().await.ok();
+        let (mut guest, disks) = (*self.parts.committer.applier.retired.lock(), {
+            let catalogue = self.parts.catalogue.read();
+            catalogue.visible().count() as u64
+        });
+        self.parts.catalogue.read().iter().for_each(|d| guest += d.guest.get());
+        let counts = self.parts.reader.source.store.counts();
+        PoolStats {
+            guest,
+            store: StoreStats {
+                read: count(counts.read),
+                write: count(counts.write),
+                sync: counts.sync,
+                delete: counts.delete,
+            },
+            read_cache: self.parts.reader.cache.stats(),
+            map_cache: self.parts.reader.nodes.cache.stats(),
+            dirty_bytes: self.parts.space.dirty(),
+            stored_bytes: stored,
+            store_total_bytes: room.map_or(0, |r| r.total),
+            store_free_bytes: room.map_or(0, |r| r.free),
+            disks,
+            segments,
+            seq,
+            commits: self.parts.committer.commits.get().ops,
+            commit: self.parts.committer.intake.schedule.stats(self.parts.committer.commit_cost()),
+            checkpoints: self.parts.committer.checkpoints.get().ops,
+            damaged_blocks: self.parts.reader.source.damage.get().ops,
+            recovered_batches: self.recovered_batches,
+            recovery_ms: self.recovery_ms,
+            reduction: self.parts.committer.reducer.stats(),
+            desktops: self.parts.desktops.stats(),
+            room: self.parts.space.room(),
+            space: self.parts.reclaimer.figures.lock().pool,
+            moved_bytes: self.parts.space.moved.get().bytes,
+            freed_bytes: self.parts.space.freed.get().bytes,
+        }
+    }
+
+    /// The counters and the space of one disk.
+    pub fn disk_stats(&self, name: &str) -> Result<DiskStats> {
+        let disk = self.parts.catalogue.read().find(name)?;
+        let space = self.parts.reclaimer.figures.lock().disks.get(&disk.id()).copied();
+        Ok(DiskStats { guest: disk.guest.get(), space, cached_bytes: disk.cached() })
+    }
+}

@@ -1,0 +1,145 @@
+//! Operations of the pool that one of its parts performs: flushing, checkpoints, reclaiming, metadata, boot
+//! profiles, classes and desktops.
+
+use forebay_format::SyncMode;
+
+use super::admin::DiskInfo;
+use super::pool::Pool;
+use crate::{ClassesInfo, GcProgress, Peek, Prefetched, ProfileInfo, Result};
+
+impl Pool {
+    /// Waits until everything is durable that was acknowledged on any disk before the call.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoSpace`] if the store is full; [`crate::Error::Latched`] and
+    /// [`crate::Error::Closed`].
+    pub async fn flush(&self) -> Result<()> {
+        self.parts.intake.flush().await
+    }
+
+    /// Makes a checkpoint now.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoSpace`] and errors of the store; the checkpoint before stays in force.
+    pub async fn checkpoint(&self) -> Result<()> {
+        self.parts.committer.checkpoint().await
+    }
+
+    /// Marks live blocks and frees the others, as far as it is worth it; returns the bytes freed. Calls
+    /// `progress` at each step.
+    ///
+    /// # Errors
+    /// [`crate::Error::MapsDamaged`] if data below damaged maps was kept: the rest is freed. Others end it
+    /// early.
+    pub async fn reclaim(&self, progress: &(dyn Fn(GcProgress) + Send + Sync)) -> Result<u64> {
+        self.parts.reclaimer.reclaim(progress).await
+    }
+
+    /// The persistent reservations that a front end keeps with a disk, read without opening it; `None` if
+    /// there are none.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`]; those of a read; [`crate::Error::Damaged`].
+    pub async fn reservations(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.parts.metadata.reservations(name).await
+    }
+
+    /// Replaces the persistent reservations of a disk that no front end has open, durably; `None` removes
+    /// them.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`]; those of a write.
+    pub async fn set_reservations(&self, name: &str, content: Option<&[u8]>) -> Result<()> {
+        self.parts.metadata.set_reservations(name, content).await
+    }
+
+    /// Reads a document of the pool; `None` if no document has this name.
+    ///
+    /// # Errors
+    /// Those of a read; [`crate::Error::Damaged`].
+    pub async fn document(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.parts.metadata.document(name).await
+    }
+
+    /// Replaces a document of the pool, durably, or removes it: after a crash it is the old one or the new
+    /// one. Document names follow the rules of disk names, and are separate from them.
+    ///
+    /// # Errors
+    /// [`crate::Error::BadName`]; [`crate::Error::BadSize`] above 64 MiB; those of a write.
+    pub async fn set_document(&self, name: &str, content: Option<&[u8]>) -> Result<()> {
+        self.parts.metadata.set_document(name, content).await
+    }
+
+    /// The boot profile of an image.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`], and [`crate::Error::WrongKind`] for a volume.
+    pub async fn profile(&self, image: &str) -> Result<ProfileInfo> {
+        self.parts.profiles.info(image).await
+    }
+
+    /// Records the next boot of a clone, in place of the present profile.
+    ///
+    /// # Errors
+    /// As [`Pool::profile`].
+    pub fn record_profile(&self, image: &str) -> Result<()> {
+        self.parts.profiles.record_next(image)
+    }
+
+    /// Ends a recording now: the blocks read so far are the profile, which is kept a moment later. False if
+    /// there was no recording.
+    ///
+    /// # Errors
+    /// As [`Pool::profile`].
+    pub fn end_recording(&self, image: &str) -> Result<bool> {
+        self.parts.profiles.end_recording(image)
+    }
+
+    /// Removes an image's boot profile.
+    ///
+    /// # Errors
+    /// As [`Pool::profile`], and those of a write.
+    pub async fn forget_profile(&self, image: &str) -> Result<()> {
+        self.parts.profiles.forget(image).await
+    }
+
+    /// Prefetches an image now; reads nothing if it has no profile.
+    ///
+    /// # Errors
+    /// As [`Pool::profile`].
+    pub async fn prefetch(&self, image: &str) -> Result<Prefetched> {
+        self.parts.profiles.prefetch(image).await
+    }
+
+    /// The classes of a disk's blocks, and the traffic of each.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`].
+    pub fn classes(&self, name: &str) -> Result<ClassesInfo> {
+        Ok(self.parts.catalogue.read().find(name)?.classes.info())
+    }
+
+    /// A disk to be scanned now.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`].
+    pub fn peek(&self, name: &str) -> Result<Peek> {
+        self.parts.classes.peek(name)
+    }
+
+    /// Waits for a disk that is to be scanned.
+    pub async fn next_to_learn(&self) -> Peek {
+        self.parts.classes.next().await
+    }
+
+    /// Makes a desktop a persistent volume, which keeps everything written to it. Its guest may continue to
+    /// use it.
+    ///
+    /// # Errors
+    /// [`crate::Error::WrongKind`] if it is not a desktop; [`crate::Error::NoSpace`]: it is still a desktop.
+    pub async fn persist(&self, name: &str, sync: SyncMode) -> Result<DiskInfo> {
+        let _admin = self.parts.editor.lock.lock().await;
+        self.parts.desktops.persist(name, sync).await?;
+        self.disk(name)
+    }
+}

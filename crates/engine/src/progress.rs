@@ -1,0 +1,61 @@
+//! The progress of commits, which flushes and waiting writers watch.
+
+use std::ops::Range;
+
+use tokio::sync::watch;
+
+use crate::context::Context;
+use crate::disk::Disk;
+use crate::{Error, Result};
+
+/// The progress of commits.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Progress {
+    /// Freezes whose group is durable and applied to the maps.
+    pub done: u64,
+    /// Freezes whose group is durable or was given up. The data of a group that was given up is back in the
+    /// buffers.
+    pub ended: u64,
+    /// Commits that failed because the store had no room and no reclaim was expected to free some.
+    pub refusals: u64,
+    /// The pool has latched or closed.
+    pub stopped: bool,
+}
+
+/// Publishes [`Progress`]. Every event that may unblock a waiter is published here.
+pub(crate) struct CommitProgress(watch::Sender<Progress>);
+
+impl Default for CommitProgress {
+    fn default() -> CommitProgress {
+        CommitProgress(watch::channel(Progress::default()).0)
+    }
+}
+
+impl CommitProgress {
+    pub fn subscribe(&self) -> watch::Receiver<Progress> {
+        self.0.subscribe()
+    }
+
+    /// Changes the progress and wakes all waiters.
+    pub fn update(&self, change: impl FnOnce(&mut Progress)) {
+        self.0.send_modify(change);
+    }
+
+    /// Wakes all waiters, which check their conditions again.
+    pub fn wake_waiters(&self) {
+        self.0.send_modify(|_| ());
+    }
+
+    /// Waits until no copy into `blocks` is under way.
+    pub async fn wait_for_copies(&self, cx: &Context, disk: &Disk, blocks: &Range<u64>) -> Result<()> {
+        let mut progress = self.subscribe();
+        loop {
+            progress.mark_unchanged();
+            cx.check_running()?;
+            if !disk.buffers.lock().is_copied_to(blocks) {
+                return Ok(());
+            }
+            progress.changed().await.map_err(|_| Error::Closed)?;
+        }
+    }
+}

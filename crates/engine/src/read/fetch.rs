@@ -1,0 +1,159 @@
+//! Cache misses: each block is read from the store once, even if several readers wait for it.
+
+use std::sync::Arc;
+
+use forebay_format::{BLOCK, MapValue, crc32c};
+use futures_util::future::join_all;
+
+use super::gap::{Gap, ReadMode};
+use super::reader::Reader;
+use super::relocation::View;
+use super::run::{Fetched, Run, Wanted, push, unpack_run};
+use super::store::damage;
+use crate::Result;
+use crate::cache::{Rank, Turn};
+use crate::classes::Classifier;
+use crate::disk::Disk;
+use crate::limits::{AHEAD_GAP, BATCH_BYTES, CHUNK_BLOCKS};
+use crate::lost::is_lost;
+
+impl Reader {
+    /// Reads the blocks of `gaps` into `out`, and up to `ahead` bytes after the last into the cache.
+    pub async fn fill_gaps(
+        &self,
+        disk: &Disk,
+        gaps: Vec<Gap>,
+        out: &mut [u8],
+        ahead: u64,
+        mode: ReadMode,
+    ) -> Result<()> {
+        let mut classifier = Classifier::default();
+        let mut todo: Vec<usize> = (0..gaps.len()).collect();
+        let mut ahead = ahead;
+        while !todo.is_empty() {
+            let mut followed = Vec::new();
+            let mut runs: Vec<Run> = Vec::new();
+            let view = self.source.relocation.view();
+            for i in std::mem::take(&mut todo) {
+                let gap = &gaps[i];
+                match self.misses.enter(gap.target.addr) {
+                    Turn::Follower(f) => followed.push((i, f)),
+                    Turn::Leader(leader) => {
+                        let mut block = [0; BLOCK];
+                        if self.cache.probe(gap.target.addr, 0, &mut block) {
+                            gap.fill(&block, out);
+                        } else {
+                            let location = self.source.locate(&view, &gap.target).await?;
+                            let rank = match mode {
+                                ReadMode::Internal => Rank::Never,
+                                _ => self.rank(classifier.of(disk.id(), &disk.classes, gap.block)),
+                            };
+                            let (target, gap) = (gap.target, Some(i));
+                            push(&mut runs, Wanted { target, gap, rank, leader }, location);
+                        }
+                    }
+                }
+            }
+            if let Some(last) = runs.last_mut() {
+                self.extend(disk, &view, last, &gaps, std::mem::take(&mut ahead), &mut classifier);
+            }
+            for done in join_all(runs.into_iter().map(|run| self.read_run(run))).await {
+                for (gap, fetched) in done? {
+                    gaps[gap].fill(fetched.content(), out);
+                }
+            }
+            drop(view);
+            for (i, follower) in followed {
+                match follower.await {
+                    Some(fetched) => gaps[i].fill(fetched.content(), out),
+                    None => todo.push(i),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds blocks that follow the last block of a run both on the disk and in the store. Blocks in between
+    /// that are cached, or that another reader is fetching, are skipped.
+    fn extend(
+        &self,
+        disk: &Disk,
+        view: &View,
+        run: &mut Run,
+        gaps: &[Gap],
+        ahead: u64,
+        classifier: &mut Classifier,
+    ) {
+        let Some(mut block) = run.wanted.last().and_then(|w| w.gap).map(|g| gaps[g].block + 1) else {
+            return;
+        };
+        let end = crate::disk::blocks(disk.size());
+        let mut left = (ahead / BLOCK as u64).min(end.saturating_sub(block)) as usize;
+        while left > 0 {
+            let mut values = [MapValue::Hole; CHUNK_BLOCKS];
+            let values = &mut values[..left.min(CHUNK_BLOCKS)];
+            let (known, _) = disk.tree.read().get_range(&self.nodes.cache, block, values);
+            for (block, value) in (block..).zip(&values[..known]) {
+                let MapValue::At(target) = *value else { return };
+                if is_lost(&target) {
+                    return;
+                }
+                let Some(location) = self.source.locate_cached(view, &target) else { return };
+                if run.len() * BLOCK >= BATCH_BYTES || !run.spans(&location, AHEAD_GAP, BATCH_BYTES as u64) {
+                    return;
+                }
+                // Read-ahead counts as the first use of a block, so that the read which follows is not a
+                // second use: otherwise, reading a disk sequentially would evict frequently used blocks.
+                // Desktops are exempt: the next clones of the same image will read the same blocks.
+                let rank = match self.rank(classifier.of(disk.id(), &disk.classes, block)) {
+                    Rank::Normal if !disk.is_desktop() => Rank::Low,
+                    other => other,
+                };
+                if rank == Rank::Never || self.cache.contains(target.addr) {
+                    continue;
+                }
+                if let Turn::Leader(leader) = self.misses.enter(target.addr) {
+                    run.push(Wanted { target, gap: None, rank, leader }, location);
+                }
+            }
+            if known < values.len() {
+                return;
+            }
+            block += known as u64;
+            left -= known;
+        }
+    }
+
+    /// Reads a run with one store read, verifies and caches its blocks, and passes them to the followers.
+    /// Returns the blocks that fill a gap, with the index of that gap.
+    pub async fn read_run(&self, run: Run) -> Result<Vec<(usize, Fetched)>> {
+        let Some((first, last)) = run.locations.first().zip(run.locations.last()) else {
+            return Ok(Vec::new());
+        };
+        let len = last.offset + last.len as u64 - first.offset;
+        let stored = self.source.read_exact(first.object, first.offset, len as usize).await?;
+        let (buf, sound) = unpack_run(&run.locations, stored);
+        let buf = Arc::new(buf);
+        let mut waiting = Vec::new();
+        let mut damaged = None;
+        for (i, (wanted, sound)) in run.wanted.into_iter().zip(sound).enumerate() {
+            let (fetched, location) = (Fetched { run: buf.clone(), at: i * BLOCK }, &run.locations[i]);
+            if !sound || crc32c(fetched.content()) != wanted.target.crc {
+                self.source.count_damage(location.object, location.offset);
+                self.source.record_damaged(&wanted.target);
+                // Damage to a block that was only read ahead fails no read.
+                if wanted.gap.is_some() {
+                    damaged = Some(damage(location.object, location.offset));
+                }
+                continue;
+            }
+            self.cache.insert_as(wanted.target.addr, fetched.content(), wanted.rank);
+            waiting.extend(wanted.gap.map(|gap| (gap, fetched.clone())));
+            wanted.leader.complete(fetched);
+        }
+        match damaged {
+            Some(damage) => Err(damage),
+            None => Ok(waiting),
+        }
+    }
+}

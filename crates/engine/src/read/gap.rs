@@ -1,0 +1,57 @@
+//! The parts of a read: its mode, and the blocks that have to be read from the store.
+
+use std::ops::Range;
+
+use forebay_format::{BLOCK, BlockRef};
+
+use crate::buffer::copy_sectors;
+
+/// How a disk is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReadMode {
+    /// Only if all of it is in RAM.
+    CachedOnly,
+    /// Waiting for the store if necessary.
+    Wait,
+    /// As `Wait`, for reads by the pool itself: they have no effect on the read cache, the counters and the
+    /// recordings of boots.
+    Internal,
+}
+
+/// A part of a read that has to be read from the store.
+pub(crate) struct Gap {
+    /// Logical block number.
+    pub block: u64,
+    /// Offset of its bytes in the reader's buffer.
+    pub at: usize,
+    /// The requested bytes of the block.
+    pub within: Range<usize>,
+    /// Mask of the sectors that were already filled from the write buffer.
+    pub have: u8,
+    /// Reference of the stored block.
+    pub target: BlockRef,
+}
+
+impl Gap {
+    /// Copies the block into the reader's buffer.
+    pub fn fill(&self, content: &[u8; BLOCK], out: &mut [u8]) {
+        let out = &mut out[self.at..self.at + self.within.len()];
+        copy_sectors(content, !self.have, &self.within, out);
+    }
+}
+
+/// The blocks that a byte range overlaps; none if it is empty.
+pub(crate) fn blocks_of(offset: u64, len: u64) -> Range<u64> {
+    let first = offset / BLOCK as u64;
+    first..if len == 0 { first } else { (offset + len).div_ceil(BLOCK as u64) }
+}
+
+/// The blocks that a byte range overlaps, with the part of each block that is in the range.
+pub(crate) fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let end = offset + len as u64;
+    blocks_of(offset, len as u64).map(move |block| {
+        let start = block * BLOCK as u64;
+        let within = offset.max(start) - start..end.min(start + BLOCK as u64) - start;
+        (block, within.start as usize..within.end as usize)
+    })
+}

@@ -1,0 +1,239 @@
+//! The owner of space reclamation: its entry points, and the results of the last mark. One reclaim under way
+//! is a [`Reclaim`]; its crash safety is argued in [`super`].
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use forebay_format::{BLOCK, DiskId, Stream};
+use hashbrown::HashMap;
+use tokio::sync::{mpsc, oneshot};
+
+use super::clean::Cleaner;
+use super::mark::{Mark, MarkResult};
+use super::run::{Reclaim, ReportProgress};
+use super::victims::Object;
+use crate::commit::{Committer, Taken};
+use crate::context::Context;
+use crate::disk::Disk;
+use crate::hash::BuildU64Hasher;
+use crate::read::Reader;
+use crate::space::SpaceGovernor;
+use crate::sync::Mutex;
+use crate::sync::atomic::AtomicBool;
+use crate::text::shorten;
+use crate::{DiskSpace, Error, GcPhase, GcProgress, Mutation, Result, SpaceStats};
+
+/// The results of the last mark.
+#[derive(Default)]
+pub(crate) struct Figures {
+    pub pool: Option<SpaceStats>,
+    pub disks: HashMap<DiskId, DiskSpace, BuildU64Hasher>,
+}
+
+/// The result of a reclaim.
+pub(super) struct Freed {
+    pub bytes: u64,
+    /// Every object that was worth cleaning was cleaned.
+    exhausted: bool,
+    /// Names of the disks whose maps are damaged, as text for messages; `None` if all maps are sound.
+    damaged: Option<String>,
+}
+
+/// Most names that a message lists.
+const NAMES: usize = 8;
+
+/// Reclaims space: marks, cleans and deletes, one reclaim at a time.
+pub(crate) struct Reclaimer {
+    pub(super) cx: Arc<Context>,
+    pub(super) committer: Arc<Committer>,
+    pub(super) reader: Arc<Reader>,
+    pub(super) space: Arc<SpaceGovernor>,
+    cleaner: Cleaner,
+    /// Number of the last batch of history when the pool was opened.
+    pub(super) opened_at: u64,
+    /// The results of the last mark.
+    pub figures: Mutex<Figures>,
+    /// Disks whose maps the last mark could not read completely.
+    damaged: Mutex<BTreeSet<DiskId>>,
+    pub(super) stopped: AtomicBool,
+}
+
+impl Reclaimer {
+    pub fn new(committer: Arc<Committer>, opened_at: u64) -> Reclaimer {
+        Reclaimer {
+            cx: committer.cx.clone(),
+            reader: committer.reader.clone(),
+            space: committer.space.clone(),
+            cleaner: Cleaner::new(committer.clone()),
+            committer,
+            opened_at,
+            figures: Mutex::default(),
+            damaged: Mutex::default(),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// Marks live slots and frees the others, as far as it is worthwhile; returns the bytes freed. Calls
+    /// `progress` from time to time.
+    ///
+    /// The reclaim runs in a separate task and completes even if the caller is dropped: a container must not
+    /// be left half written, nor the barrier set.
+    ///
+    /// # Errors
+    /// [`Error::MapsDamaged`] if slots had to be kept that may or may not be garbage: the rest is freed.
+    /// Other errors end the reclaim early.
+    pub async fn reclaim(
+        self: &Arc<Reclaimer>,
+        progress: &(dyn Fn(GcProgress) + Send + Sync),
+    ) -> Result<u64> {
+        let (steps, mut received) = mpsc::unbounded_channel();
+        let (end, ended) = oneshot::channel();
+        let reclaimer = self.clone();
+        let task = async move {
+            // Sending fails if the caller was dropped.
+            let freed = reclaimer.run(true, &|step| _ = steps.send(step)).await;
+            let _ = end.send(freed);
+        };
+        self.cx.host.spawn("reclaim", Box::pin(task));
+        while let Some(step) = received.recv().await {
+            progress(step);
+        }
+        let freed = ended.await.map_err(|_| Error::Closed)??;
+        match freed.damaged {
+            Some(disks) => Err(Error::MapsDamaged { disks, freed_bytes: freed.bytes }),
+            None => Ok(freed.bytes),
+        }
+    }
+
+    /// Reclaims; `requested` by a caller that waits, or automatically.
+    pub(super) async fn run(&self, requested: bool, report: ReportProgress<'_>) -> Result<Freed> {
+        report(GcProgress::default());
+        let _exclusive = self.committer.checkpoint_lock.lock().await;
+        self.cx.check_latch()?;
+        // From here on the barrier records references made by commits; the checkpoint contains all earlier
+        // ones.
+        self.committer.log.lock().await.barrier = Some(Default::default());
+        let under_way = self.space.begin_reclaim(self.cx.host.now());
+        let done = self.run_locked(requested, report).await;
+        self.committer.log.lock().await.barrier = None;
+        let checked = self.committer.check_space().await;
+        under_way.end(self.cx.host.now(), done.as_ref().is_ok_and(|freed| freed.exhausted));
+        checked.and(done)
+    }
+
+    async fn run_locked(&self, requested: bool, report: ReportProgress<'_>) -> Result<Freed> {
+        if requested {
+            self.end_used_segments().await?;
+        }
+        let before = self.space.before_mark();
+        let taken =
+            self.committer.make_checkpoint().await.inspect_err(|_| self.space.mark_failed(&before))?;
+        self.space.mark_begins(&before);
+        if self.cx.config.mutation != Mutation::PublishEarly {
+            self.committer.renew_older_copy().await?;
+        }
+        let total = taken.checkpoint.disks.len() as u64;
+        let mut mark = Mark::new(&self.reader);
+        let count = |done| report(GcProgress { done, total, ..GcProgress::default() });
+        mark.find(&taken, &count).await?;
+        let objects = self.survey(&taken, mark.found()).await?;
+        let marked = mark.add_up(&taken).await?;
+        self.record_figures(&marked, &objects);
+        let damaged = self.record_damaged_maps(&taken, &marked);
+        let mut reclaim = Reclaim::new(&self.cleaner, report, &taken, requested);
+        let freed = reclaim.run(&marked, objects).await;
+        tracing::info!(
+            freed = reclaim.progress.freed_bytes,
+            moved = reclaim.progress.moved_bytes,
+            "space reclaimed"
+        );
+        if let Some(space) = &mut self.figures.lock().pool {
+            let gained = reclaim.progress.freed_bytes.saturating_sub(reclaim.progress.moved_bytes);
+            space.reclaimable_bytes = space.reclaimable_bytes.saturating_sub(gained);
+            self.space.set_reclaimable(space.reclaimable_bytes);
+        }
+        let exhausted = freed?;
+        if requested {
+            // The room preallocated for the open container becomes free as well.
+            let ended = self.committer.log.lock().await.end_segment(Stream::Moved).await;
+            self.committer.latching(ended)?;
+        }
+        report(GcProgress { phase: GcPhase::Done, ..reclaim.progress });
+        Ok(Freed { bytes: reclaim.progress.freed_bytes, exhausted, damaged })
+    }
+
+    /// Records for each disk whether its map is damaged, and logs newly damaged maps once. Returns the names
+    /// of all disks with unreadable nodes.
+    fn record_damaged_maps(&self, taken: &Taken, marked: &MarkResult) -> Option<String> {
+        let warned = std::mem::replace(&mut *self.damaged.lock(), marked.damaged.clone());
+        for (record, found) in taken.checkpoint.disks.iter().zip(&taken.map_damage) {
+            let Some(disk) = self.disk(record.id) else { continue };
+            if marked.damaged_maps.contains(&record.id) {
+                disk.record_map_damage(&"a reclaim could not read all of it");
+            } else if !marked.damaged.contains(&record.id) {
+                disk.map_is_sound(*found);
+            }
+        }
+        let mut names = Vec::new();
+        for id in &marked.damaged {
+            // The disk may have been deleted or renamed since the checkpoint.
+            let disk = self.disk(*id);
+            let record = taken.checkpoint.disks.iter().find(|d| d.id == *id);
+            let name = match (disk, record) {
+                (Some(disk), _) => self.committer.applier.catalogue.read().export_name(&disk),
+                (None, Some(record)) => record.name.clone(),
+                (None, None) => continue,
+            };
+            if !warned.contains(id) {
+                tracing::warn!(disk = %name, "the block map is damaged: older segments are not reclaimed");
+            }
+            names.push(format!("'{}'", shorten(&name)));
+        }
+        let more = names.len().saturating_sub(NAMES);
+        names.truncate(NAMES);
+        let listed = names.join(", ");
+        match more {
+            _ if listed.is_empty() => None,
+            0 => Some(listed),
+            more => Some(format!("{listed} and {more} others")),
+        }
+    }
+
+    /// Ends open segments with guests' data of which more than a sixteenth is used: an open segment cannot be
+    /// cleaned.
+    async fn end_used_segments(&self) -> Result<()> {
+        let mut log = self.committer.log.lock().await;
+        let bytes = self.space.segment_bytes();
+        for stream in [Stream::Data, Stream::Short] {
+            let room = log.open_segment(stream, bytes).map_or(bytes, |(_, room)| room);
+            if bytes - room > bytes / 16 {
+                let ended = log.end_segment(stream).await;
+                self.committer.latching(ended)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn record_figures(&self, marked: &MarkResult, objects: &[Object]) {
+        let stored: u64 = objects.iter().map(|o| o.bytes).sum();
+        let live: u64 = marked.live.values().map(|l| l.stored).sum();
+        let stuck = objects.iter().filter(|o| o.stuck);
+        let kept: u64 = stuck.map(|o| o.bytes.saturating_sub(o.live)).sum();
+        let of_disks = marked.disks.values();
+        let pool = SpaceStats {
+            as_of_ms: self.cx.host.unix_ms(),
+            logical_bytes: marked.logical_bytes,
+            mapped_bytes: of_disks.map(|d| d.mapped_bytes).sum(),
+            unique_bytes: marked.blocks * BLOCK as u64,
+            live_bytes: live,
+            reclaimable_bytes: stored.saturating_sub(live).saturating_sub(kept),
+            damaged_disks: marked.damaged.len() as u64,
+        };
+        self.space.marked(stored, pool.reclaimable_bytes);
+        *self.figures.lock() = Figures { pool: Some(pool), disks: marked.disks.clone() };
+    }
+
+    fn disk(&self, id: DiskId) -> Option<Arc<Disk>> {
+        self.committer.applier.disk(id)
+    }
+}

@@ -1,0 +1,211 @@
+//! One reclaim after its mark: drops dead segments, cleans objects and deletes empty ones. Its crash safety
+//! is argued in [`super`].
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use forebay_format::{SegmentId, SegmentRecord, Stream};
+use forebay_store::{Capacity, Store};
+use hashbrown::HashMap;
+
+use super::clean::{Cleaner, MoveOutcome, Pace};
+use super::mark::MarkResult;
+use super::victims::{Effort, Object, choose, worth_cleaning};
+use crate::commit::Taken;
+use crate::hash::BuildU64Hasher;
+use crate::limits::{CLEAN_DUTY, CLEAN_DUTY_ASKED, ROOM_MARGIN, ROOM_SHARE};
+use crate::{Error, GcPhase, GcProgress, Mutation, Result};
+
+/// How often a deletion checks whether readers still hold locations in moved segments.
+const READERS_CHECK: Duration = Duration::from_millis(1);
+/// Most bytes of emptied objects that wait for a checkpoint, in segments.
+const MAX_EMPTIED: u64 = 8;
+/// Least room above the reserve with which emptied objects wait, in segments.
+const ROOM_TO_WAIT: u64 = 2;
+
+pub(super) type ReportProgress<'a> = &'a (dyn Fn(GcProgress) + Send + Sync);
+
+/// Room of the store, in bytes.
+struct Headroom {
+    free: u64,
+    /// The free room that the cleaner maintains.
+    target: u64,
+    total: u64,
+}
+
+/// A reclaim under way, after its mark.
+pub(super) struct Reclaim<'a> {
+    cleaner: &'a Cleaner,
+    report: ReportProgress<'a>,
+    /// The checkpoint that was marked.
+    taken: &'a Taken,
+    pub progress: GcProgress,
+    /// A caller requested the reclaim and waits for it.
+    requested: bool,
+    /// Objects that were emptied since the last checkpoint, and their bytes.
+    emptied: Vec<(SegmentId, u64)>,
+}
+
+impl<'a> Reclaim<'a> {
+    pub fn new(
+        cleaner: &'a Cleaner,
+        report: ReportProgress<'a>,
+        taken: &'a Taken,
+        requested: bool,
+    ) -> Reclaim<'a> {
+        let progress = GcProgress { phase: GcPhase::Clean, ..GcProgress::default() };
+        Reclaim { cleaner, report, taken, progress, requested, emptied: Vec::new() }
+    }
+
+    /// Drops dead segments and cleans the objects that are worth it. Returns true if all of them were
+    /// cleaned; false if it ended early, or only the sparsest had to be cleaned.
+    pub async fn run(&mut self, marked: &MarkResult, objects: Vec<Object>) -> Result<bool> {
+        self.drop_dead(marked, &objects).await;
+        let ids: Vec<SegmentId> = objects.iter().filter(|o| o.covered).map(|o| o.id).collect();
+        let bytes: HashMap<SegmentId, u64, BuildU64Hasher> =
+            objects.iter().map(|o| (o.id, o.bytes)).collect();
+        let bytes = |id: &SegmentId| bytes.get(id).copied().unwrap_or(0);
+        let empty = self.empty_objects(&ids).await;
+        self.delete(empty.iter().map(|id| (*id, bytes(id))).collect()).await?;
+
+        let room = self.headroom().await?;
+        let effort = match room.free < room.target {
+            _ if self.requested => Effort::All,
+            true => Effort::Bytes(room.target - room.free + room.total / ROOM_MARGIN),
+            false => Effort::Easy,
+        };
+        let victims = choose(&objects, effort);
+        self.progress.total = victims.len() as u64;
+        for victim in &victims {
+            (self.report)(self.progress);
+            self.cleaner.cx.check_running()?;
+            if !self.clean(victim, marked).await? {
+                // If there is no room for a checkpoint either, the next reclaim deletes the emptied objects.
+                match self.delete_emptied().await {
+                    Ok(()) | Err(Error::NoSpace) => return Ok(false),
+                    Err(e) => return Err(e),
+                }
+            }
+            let emptied = self.empty_objects(&[victim.id]).await;
+            self.emptied.extend(emptied.iter().map(|id| (*id, bytes(id))));
+            self.progress.done += 1;
+            if self.must_delete_emptied().await? {
+                self.delete_emptied().await?;
+            } else if self.cleaner.committer.checkpoint_due() {
+                self.cleaner.committer.make_checkpoint().await?;
+            }
+        }
+        self.delete_emptied().await?;
+        Ok(effort != Effort::Easy && victims.len() == worth_cleaning(&objects, effort))
+    }
+
+    /// Whether the emptied objects must be deleted before more are emptied.
+    async fn must_delete_emptied(&self) -> Result<bool> {
+        let bytes: u64 = self.emptied.iter().map(|(_, bytes)| bytes).sum();
+        let segment_bytes = self.cleaner.space.segment_bytes();
+        if bytes == 0 || bytes >= MAX_EMPTIED * segment_bytes || self.cleaner.committer.checkpoint_due() {
+            return Ok(bytes > 0);
+        }
+        let room = self.headroom().await?;
+        Ok(room.free < self.cleaner.space.reserve(room.total) + ROOM_TO_WAIT * segment_bytes)
+    }
+
+    /// Deletes the emptied objects after making a checkpoint that covers the publications that emptied them.
+    async fn delete_emptied(&mut self) -> Result<()> {
+        if self.emptied.is_empty() {
+            return Ok(());
+        }
+        if self.cleaner.cx.config.mutation != Mutation::DeleteUncovered {
+            self.cleaner.committer.make_checkpoint().await?;
+            self.cleaner.committer.renew_older_copy().await?;
+        }
+        let emptied = std::mem::take(&mut self.emptied);
+        self.delete(emptied).await
+    }
+
+    /// Removes segments without live slots from the table, so that no new reference to them can be made.
+    async fn drop_dead(&self, marked: &MarkResult, objects: &[Object]) {
+        let mut log = self.cleaner.committer.log.lock().await;
+        let dead = |r: &&SegmentRecord| {
+            // A container's record is unused if its object does not exist: it was deleted before a crash.
+            let unused = match r.stream {
+                Stream::Moved => objects.binary_search_by_key(&r.segment, |o| o.id).is_err(),
+                _ => !marked.live.contains_key(&r.segment) && !marked.is_uncertain(r),
+            };
+            let covered = r.last_seq <= self.taken.head.seq && !log.is_open(r.segment);
+            unused && covered && !self.cleaner.is_used(log.barrier.as_ref(), r.segment, |_| false)
+        };
+        let dead: Vec<SegmentId> = log.table().values().filter(dead).map(|r| r.segment).collect();
+        for segment in dead {
+            log.forget(segment);
+            self.cleaner.reader.source.relocation.forget(segment);
+        }
+    }
+
+    /// Returns those of `objects` in which no segment is stored. A container's own record does not count.
+    async fn empty_objects(&self, objects: &[SegmentId]) -> Vec<SegmentId> {
+        let log = self.cleaner.committer.log.lock().await;
+        let has_slots = |r: &&SegmentRecord| r.stream != Stream::Moved;
+        let used: BTreeSet<u32> = log.table().values().filter(has_slots).map(|r| r.container).collect();
+        objects.iter().filter(|id| !used.contains(&id.0) && !log.is_open(**id)).copied().collect()
+    }
+
+    /// Moves all segments out of an object. Returns false if there is no room for that; segments moved before
+    /// stay moved.
+    async fn clean(&mut self, victim: &Object, marked: &MarkResult) -> Result<bool> {
+        for segment in &victim.residents {
+            let record = self.cleaner.committer.log.lock().await.table().get(segment).copied();
+            let (Some(record), Some(live)) = (record, marked.live.get(segment)) else { continue };
+            let before = self.cleaner.space.moved.get().bytes;
+            let moved = self.cleaner.relocate(&record, live, self.pace().await?).await;
+            self.progress.moved_bytes += self.cleaner.space.moved.get().bytes - before;
+            match moved {
+                Ok(MoveOutcome::Moved) => {}
+                Ok(MoveOutcome::Kept) => break,
+                Err(Error::NoSpace) => return Ok(false),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The cleaner's share of the time for the next segment. It increases as guests use up the free room that
+    /// the cleaner maintains, up to all of the time when only the reserve is left. So it settles where as
+    /// much is freed as is written.
+    async fn pace(&self) -> Result<Pace> {
+        self.cleaner.committer.check_space().await?;
+        let base = if self.requested { CLEAN_DUTY_ASKED } else { CLEAN_DUTY };
+        Ok(Pace(self.cleaner.space.situation().clean_duty(base)))
+    }
+
+    /// Deletes objects once no reader holds a location in them.
+    async fn delete(&mut self, objects: Vec<(SegmentId, u64)>) -> Result<()> {
+        if objects.is_empty() {
+            return Ok(());
+        }
+        while !self.cleaner.reader.source.relocation.is_settled() {
+            self.cleaner.cx.check_running()?;
+            self.cleaner.cx.host.sleep(READERS_CHECK).await;
+        }
+        for (id, bytes) in objects {
+            self.cleaner.reader.source.store.delete(id).await?;
+            let mut log = self.cleaner.committer.log.lock().await;
+            // The record of a moved segment stays in the table as long as one of its slots is live.
+            if log.table().get(&id).is_some_and(|r| r.stream == Stream::Moved) {
+                log.forget(id);
+            }
+            drop(log);
+            self.progress.freed_bytes += bytes;
+            self.cleaner.space.freed.add(bytes);
+        }
+        self.cleaner.space.sample_freed(self.cleaner.cx.host.now());
+        self.cleaner.committer.check_space().await?;
+        Ok(())
+    }
+
+    /// The free room of the store, and the free room that the cleaner maintains.
+    async fn headroom(&self) -> Result<Headroom> {
+        let Capacity { free, total } = self.cleaner.reader.source.store.capacity().await?;
+        Ok(Headroom { free, target: self.cleaner.space.reserve(total) + total / ROOM_SHARE, total })
+    }
+}

@@ -1,0 +1,70 @@
+//! The upkeep task: makes checkpoints, and starts automatic reclaims.
+//!
+//! A reclaim begins if an image is to be packed, or if garbage is likely: a disk was deleted, much was
+//! appended or discarded since the last mark, or room is short. The next one does not begin immediately: the
+//! cost of a mark is spread over at least four times its duration, unless room is short. [`crate::space`]
+//! decides.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::reclaimer::Reclaimer;
+use crate::space::SPACE_CHECK;
+use crate::sync::atomic::Ordering::Relaxed;
+
+impl Reclaimer {
+    /// Stops the upkeep task.
+    pub fn stop(&self) {
+        self.stopped.store(true, Relaxed);
+        self.space.wake.notify_one();
+    }
+
+    /// The task that makes checkpoints and reclaims space.
+    pub(crate) async fn upkeep_loop(self: Arc<Reclaimer>) {
+        self.space.opened(self.cx.host.now());
+        while !self.stopped.load(Relaxed) {
+            let full = self.space.is_full().then_some(SPACE_CHECK);
+            let wait = self.space.reclaim_in(self.cx.host.now()).into_iter().chain(full).min();
+            let idle = !self.committer.checkpoint_due() && wait.is_none_or(|wait| wait > Duration::ZERO);
+            if idle {
+                self.wait_for_work(wait).await;
+            }
+            if full.is_some() {
+                let _ = self.committer.check_space().await;
+            }
+            if self.cx.check_running().is_err() {
+                if !idle {
+                    self.wait_for_work(None).await;
+                }
+                continue;
+            }
+            let done = if self.space.reclaim_in(self.cx.host.now()) == Some(Duration::ZERO) {
+                self.run(false, &|_| ()).await.map(drop)
+            } else if self.committer.checkpoint_due() {
+                self.committer.checkpoint().await
+            } else {
+                Ok(())
+            };
+            if let Err(e) = done {
+                tracing::warn!("upkeep: {e}");
+                // The cause is unlikely to be gone at once.
+                self.wait_for_work(Some(SPACE_CHECK)).await;
+            }
+        }
+    }
+
+    /// Waits for a wake-up, at most for `limit`.
+    async fn wait_for_work(&self, limit: Option<Duration>) {
+        match limit {
+            None => self.space.wake.notified().await,
+            Some(limit) => {
+                let mut pause = self.cx.host.sleep(limit);
+                tokio::select! {
+                    biased;
+                    () = self.space.wake.notified() => {}
+                    () = &mut pause => {}
+                }
+            }
+        }
+    }
+}

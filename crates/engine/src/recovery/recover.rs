@@ -1,0 +1,244 @@
+//! The steps of recovery; their correctness is argued in [`super`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use forebay_format::{BlobRef, Checkpoint, FormatError, SegmentId, SegmentRecord, SegmentState, check64};
+use forebay_store::{Metered, ObjectStat, Store, StoreError};
+use futures_util::{StreamExt, stream};
+
+use super::history::{History, history};
+use super::loss::measure_loss;
+use super::plausible::{check_ids, check_record};
+use super::replay::{record_segments, replay};
+use super::superblock::{Mode, load_superblock, raise_epoch_above};
+use crate::catalogue::Catalogue;
+use crate::commit::{Applier, segments_with_blocks};
+use crate::context::Context;
+use crate::dedup::Dedup;
+use crate::desktop::WriteCaches;
+use crate::disk::{Disk, blocks};
+use crate::limits::SCANS_AT_ONCE;
+use crate::log::{Gap, Head, Log, SYNC, Scanned, SegmentScan, for_good, scan_past_gaps};
+use crate::log_damage::LogDamage;
+use crate::map::Tree;
+use crate::progress::CommitProgress;
+use crate::read::{Reader, StoreReader, damage_at};
+use crate::sync::RwLock;
+use crate::sync::atomic::AtomicU64;
+use crate::{Error, Host, PoolConfig, Result};
+
+/// The reaction to damage to the log that loses flushed writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnLoss {
+    /// The pool is not opened.
+    Refuse,
+    /// The pool is opened in the state before the damage.
+    Report,
+    /// As [`OnLoss::Report`], if the damage is this one; see [`LogDamage::id`].
+    Accept(u64),
+}
+
+impl OnLoss {
+    fn check(self, damage: Option<&LogDamage>) -> Result<()> {
+        match damage {
+            Some(damage) if self != OnLoss::Report && self != OnLoss::Accept(damage.id) => {
+                Err(Error::LogDamaged(Box::new(damage.clone())))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The parts of a recovered pool. No task runs yet.
+pub(crate) struct Recovered {
+    pub reader: Arc<Reader>,
+    pub progress: Arc<CommitProgress>,
+    pub caches: Arc<WriteCaches>,
+    pub applier: Applier,
+    pub log: Log,
+    pub dedup: Dedup,
+    /// Segments whose fingerprints were used before the pool was closed.
+    pub warm: Vec<SegmentId>,
+    /// Bytes on the store.
+    pub stored: u64,
+    /// There are objects that a crash left behind.
+    pub orphans: bool,
+    /// Batches that were replayed.
+    pub batches: u64,
+    /// Duration of the recovery.
+    pub took: std::time::Duration,
+    /// Damage to the log because of which flushed writes are missing.
+    pub damage: Option<LogDamage>,
+}
+
+/// Recovers the pool on a store, or creates a new one if the store is empty.
+///
+/// # Errors
+/// [`Error::LogDamaged`] if flushed writes are lost and `on_loss` does not accept this; those of the store.
+pub(crate) async fn recover(
+    store: Arc<Metered>,
+    host: Arc<dyn Host>,
+    config: PoolConfig,
+    mode: Mode,
+    on_loss: OnLoss,
+) -> Result<Recovered> {
+    let begin = host.now();
+    let mut superblock = load_superblock(&store, &*host, &config, mode).await?;
+    let objects = store.list().await?;
+    let head = Head { seq: superblock.seq, chain: superblock.chain };
+    check_ids(&Checkpoint::default(), &objects)?;
+    let cx = Context::new(host, config);
+    let progress = Arc::new(CommitProgress::default());
+    let source = StoreReader::new(store.clone(), cx.clone(), superblock.pool);
+    let reader = Arc::new(Reader::new(source, progress.clone()));
+    let source = &*reader.source;
+    let checkpoint = read_checkpoint(source, &superblock.blobs).await?.unwrap_or_default();
+    if checkpoint.seq != superblock.seq && !superblock.blobs.is_empty() {
+        return Err(FormatError::Foreign { what: "checkpoint", field: "seq" }.into());
+    }
+    check_ids(&checkpoint, &objects)?;
+    let catalogue = Arc::new(RwLock::new(load_catalogue(&checkpoint)?));
+    let caches = Arc::new(WriteCaches::new(cx.config.desktops));
+    let appended = Arc::new(AtomicU64::new(0));
+    let applier = Applier::new(reader.clone(), catalogue, caches.clone(), appended.clone());
+
+    let mut table: BTreeMap<_, _> = checkpoint.segments.iter().map(|r| (r.segment, *r)).collect();
+    let History { applied, head, bridged, lost, newest_epoch } =
+        history(scan_log(source, &objects, &checkpoint, &table).await?, head);
+    bridged.iter().for_each(warn_of_gap);
+    if mode == Mode::Own {
+        raise_epoch_above(newest_epoch, &store, &mut superblock).await?;
+    }
+    record_segments(&mut table, &applied)?;
+    source.relocation.set(table.values());
+    replay(&applier, &applied, cx.config.mutation).await?;
+    let damage = match &lost {
+        Some(lost) => {
+            let missing = missing_segments(&objects, &checkpoint);
+            Some(measure_loss(&applier.catalogue.read(), lost, &missing)?)
+        }
+        None => None,
+    };
+    on_loss.check(damage.as_ref())?;
+    if mode == Mode::Own {
+        sync_log(&store, &applied).await?;
+    }
+    let replayed: u64 = applied.iter().map(|b| b.end - b.header.offset as u64).sum();
+    let next = objects.iter().map(|o| o.id.0 + 1).max().unwrap_or(1).max(checkpoint.next_segment);
+    let mut log = Log::new(store, superblock, head, table, next);
+    log.appended = appended;
+    // Counts towards the next checkpoint; otherwise a pool that crashes often would replay more each time.
+    log.appended.fetch_add(replayed, crate::sync::atomic::Ordering::Relaxed);
+    // A crash left behind the objects that are in no table, and those in which no segment is stored.
+    let is_used = |o: &ObjectStat| log.table().get(&o.id).is_some_and(|r| r.map.is_none());
+    let orphans = !objects.iter().all(is_used);
+    let mut dedup = Dedup::new(cx.config.dedup_index, checkpoint.sampling.saturating_sub(1));
+    dedup.segments_left = segments_with_blocks(&log).len() as u64;
+    let took = cx.host.now().saturating_sub(begin);
+    let (batches, ms) = (applied.len() as u64, took.as_millis() as u64);
+    tracing::info!(batches, megabytes = replayed >> 20, ms, "recovered");
+    let (warm, stored) = (checkpoint.warm, objects.iter().map(|o| o.len).sum());
+    Ok(Recovered {
+        reader,
+        progress,
+        caches,
+        applier,
+        log,
+        dedup,
+        warm,
+        stored,
+        orphans,
+        batches,
+        took,
+        damage,
+    })
+}
+
+fn warn_of_gap(gap: &Gap) {
+    let (segment, offset) = (gap.segment, gap.offset);
+    tracing::warn!(%segment, offset, "the log is damaged, but no writes are affected; run 'forebay check'");
+}
+
+/// Syncs the segments that hold replayed batches: later batches must not build on one that is only in a
+/// cache.
+async fn sync_log(store: &Metered, applied: &[Scanned]) -> Result<()> {
+    let segments: BTreeSet<SegmentId> = applied.iter().map(|b| b.header.segment).collect();
+    for segment in segments {
+        store.sync(segment).await.map_err(|e| for_good(e, SYNC))?;
+    }
+    Ok(())
+}
+
+/// Reads the checkpoint that the superblock references; `None` for a new pool.
+pub(crate) async fn read_checkpoint(source: &StoreReader, blobs: &[BlobRef]) -> Result<Option<Checkpoint>> {
+    if blobs.is_empty() {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    for blob in blobs {
+        let piece = source.read_exact(blob.segment, blob.offset as u64, blob.len as usize).await?;
+        if check64(&piece) != blob.check {
+            return Err(damage_at(blob.segment, blob.offset as u64));
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(Some(Checkpoint::decode(&bytes)?))
+}
+
+/// Scans the segments that may hold batches that the checkpoint does not cover.
+async fn scan_log(
+    source: &StoreReader,
+    objects: &[ObjectStat],
+    checkpoint: &Checkpoint,
+    table: &BTreeMap<SegmentId, SegmentRecord>,
+) -> Result<Vec<SegmentScan>> {
+    let mut scans = Vec::new();
+    for object in objects {
+        let record = table.get(&object.id).copied();
+        match record {
+            Some(r) if r.state == SegmentState::Sealed => continue,
+            None if object.id.0 < checkpoint.next_segment => continue,
+            _ => {}
+        }
+        scans.push(scan_past_gaps(&*source.store, source.pool, object.id, record, object.len));
+    }
+    let mut scans = stream::iter(scans).buffered(SCANS_AT_ONCE);
+    let mut scanned = Vec::new();
+    while let Some(found) = scans.next().await {
+        scanned.push(found?);
+    }
+    let unreadable = scanned.iter().flat_map(|s| &s.gaps).find(|g| g.unreadable);
+    if let Some(gap) = unreadable
+        && !source.store_answers(gap.segment).await
+    {
+        let what = format!("scan of segment {}", gap.segment);
+        return Err(StoreError::Io { what, reason: "the store does not answer".into(), errno: 0 }.into());
+    }
+    Ok(scanned)
+}
+
+fn load_catalogue(checkpoint: &Checkpoint) -> Result<Catalogue> {
+    let mut catalogue = Catalogue::new(checkpoint.next_disk);
+    // Volumes before their snapshots, whose export names depend on them.
+    let (snapshots, others): (Vec<_>, Vec<_>) = checkpoint.disks.iter().partition(|d| d.parent.is_some());
+    for disk in others.into_iter().chain(snapshots) {
+        check_record(disk)?;
+        let tree = Tree::from_record(disk.root, disk.height, blocks(disk.size))?;
+        catalogue.insert(Arc::new(Disk::new(disk.clone(), tree)));
+    }
+    Ok(catalogue)
+}
+
+/// Segments that are missing although the checkpoint lists them as open, or although later ones exist. The
+/// checkpoint would reflect a deletion.
+fn missing_segments(objects: &[ObjectStat], checkpoint: &Checkpoint) -> Vec<SegmentId> {
+    let existing: BTreeSet<u32> = objects.iter().map(|o| o.id.0).collect();
+    let open = checkpoint.segments.iter().filter(|r| r.state == SegmentState::Open).map(|r| r.segment.0);
+    let last = existing.last().copied().unwrap_or(0);
+    let later = (checkpoint.next_segment..last).take(MAX_MISSING);
+    open.chain(later).filter(|id| !existing.contains(id)).map(SegmentId).collect()
+}
+
+/// Most segment numbers that a report checks.
+const MAX_MISSING: usize = 1 << 16;

@@ -1,0 +1,104 @@
+//! Applies the batches of history.
+
+use std::collections::BTreeMap;
+
+use forebay_format::{Address, BlockRef, DiskId, Entry, SegmentId, SegmentRecord, SegmentState};
+
+use super::plausible::EntryValidator;
+use crate::commit::{Applier, Change};
+use crate::log::Scanned;
+use crate::{Broken, Result};
+
+/// Applies batches in order.
+pub(super) async fn replay(applier: &Applier, batches: &[Scanned], mutation: Broken) -> Result<()> {
+    let mut pending = Pending::default();
+    for batch in batches {
+        for entry in batch.entries() {
+            let entry = entry?;
+            EntryValidator(&applier.catalogue.read()).check_entry(&entry)?;
+            if mutation.skips(&entry) {
+                continue;
+            }
+            match entry {
+                Entry::Put { disk, block, slot, form, crc, .. } => {
+                    let addr = Address { segment: batch.header.segment, slot };
+                    pending.add(applier, disk, Change::put(block, BlockRef { addr, form, crc })).await?;
+                }
+                Entry::Reference { disk, block, target } => {
+                    pending.add(applier, disk, Change::put(block, target)).await?;
+                }
+                Entry::Zero { disk, block, count, allocated } => {
+                    pending.add(applier, disk, Change::zero(block, count, allocated)).await?;
+                }
+                Entry::Catalogue(op) => {
+                    pending.apply(applier).await?;
+                    applier.apply_op(&op).await?;
+                }
+                Entry::Node { .. } | Entry::Blob { .. } | Entry::Relocate { .. } => {}
+            }
+        }
+    }
+    pending.apply(applier).await
+}
+
+/// Changes to one disk, which are applied together.
+#[derive(Default)]
+struct Pending {
+    disk: DiskId,
+    changes: Vec<Change>,
+}
+
+impl Pending {
+    async fn add(&mut self, applier: &Applier, disk: DiskId, change: Change) -> Result<()> {
+        if disk != self.disk {
+            self.apply(applier).await?;
+            self.disk = disk;
+        }
+        self.changes.push(change);
+        Ok(())
+    }
+
+    /// Applies the changes as a commit does: damage to the map affects only the blocks below it, any other
+    /// error makes opening the pool fail.
+    async fn apply(&mut self, applier: &Applier) -> Result<()> {
+        let changes = std::mem::take(&mut self.changes);
+        match applier.disk(self.disk) {
+            Some(disk) => applier.apply_changes(&disk, &changes).await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// Updates the segment table from history. No segment is continued.
+pub(super) fn record_segments(
+    table: &mut BTreeMap<SegmentId, SegmentRecord>,
+    applied: &[Scanned],
+) -> Result<()> {
+    table.values_mut().for_each(|r| r.state = SegmentState::Sealed);
+    for batch in applied {
+        let segment = batch.header.segment;
+        // All batches of history are in segments with an intact header.
+        let Some(stream) = batch.stream else { continue };
+        let record = table.entry(segment).or_insert(SegmentRecord {
+            segment,
+            stream,
+            state: SegmentState::Sealed,
+            footer: false,
+            container: segment.0,
+            written: 0,
+            first_seq: batch.header.seq,
+            last_seq: 0,
+            map: None,
+        });
+        record.written = batch.end as u32;
+        record.last_seq = batch.header.seq;
+        for entry in batch.entries() {
+            if let Entry::Relocate { segment: moved, slot, len } = entry?
+                && let Some(record) = table.get_mut(&moved)
+            {
+                (record.container, record.map) = (segment.0, Some((slot.offset() as u32, len)));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! Reads the superblock, and advances the pool's epoch.
+
+use forebay_format::{BLOCK, FormatError, PoolId, Superblock};
+use forebay_store::{Metered, Store};
+
+use super::plausible::check_superblock;
+use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, SEGMENTS_AT_LEAST};
+use crate::log::{SWAP, for_good};
+use crate::{Error, Host, PoolConfig, Result};
+
+/// The purpose of opening a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// To own and modify it.
+    Own,
+    /// To inspect it; nothing is written.
+    Look,
+}
+
+/// Reads the superblock; for [`Mode::Own`], also writes one with the next epoch. Creates a pool if the store
+/// is empty.
+pub(super) async fn load_superblock(
+    store: &Metered,
+    host: &dyn Host,
+    config: &PoolConfig,
+    mode: Mode,
+) -> Result<Superblock> {
+    // A small store gets small segments: otherwise the preallocated room of open segments could be the room
+    // that a full store lacks to perform a deletion.
+    let share = u32::try_from(store.capacity().await?.total / SEGMENTS_AT_LEAST).unwrap_or(u32::MAX);
+    let segment_bytes = config.segment_bytes.min(share).clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
+        / BLOCK as u32
+        * BLOCK as u32;
+    let copies = store.read_superblock().await?;
+    let empty = store.list().await?.is_empty();
+    let mut superblock = match Superblock::choose([copies[0].as_deref(), copies[1].as_deref()]) {
+        Ok(superblock) => superblock,
+        Err(newer @ FormatError::Newer { .. }) => return Err(newer.into()),
+        // Copy 1 is the first to be written. If only this copy exists and is damaged, and there are no
+        // segments, the creation of a pool was interrupted: it contains no data.
+        Err(_) if copies[0].is_none() && empty => new_superblock(host),
+        Err(_) if copies.iter().all(Option::is_none) => {
+            return Err(Error::NoPool("there are segments, but both superblock copies are missing".into()));
+        }
+        Err(e) => return Err(e.into()),
+    };
+    check_superblock(&superblock)?;
+    if mode == Mode::Look {
+        return Ok(superblock);
+    }
+    superblock.generation += 1;
+    superblock.epoch += 1;
+    superblock.segment_bytes = segment_bytes;
+    store.swap_superblock(&superblock).await.map_err(|e| for_good(e, SWAP))?;
+    Ok(superblock)
+}
+
+/// Raises the epoch above that of all batches found. It is above them unless the newest superblock copy was
+/// damaged: then the epoch derived from the older copy may have been used before, and one epoch would
+/// identify two lives of the pool.
+pub(super) async fn raise_epoch_above(
+    newest: u64,
+    store: &Metered,
+    superblock: &mut Superblock,
+) -> Result<()> {
+    if newest >= superblock.epoch {
+        let beyond = FormatError::Value { what: "batch", field: "epoch" };
+        superblock.epoch = newest.checked_add(1).ok_or(beyond)?;
+        superblock.generation += 1;
+        store.swap_superblock(superblock).await.map_err(|e| for_good(e, SWAP))?;
+    }
+    Ok(())
+}
+
+/// The superblock of a new pool, before its first generation.
+fn new_superblock(host: &dyn Host) -> Superblock {
+    let (mut pool, mut fingerprint_key) = ([0; 16], [0; 32]);
+    host.random(&mut pool);
+    host.random(&mut fingerprint_key);
+    Superblock {
+        pool: PoolId(pool),
+        generation: 0,
+        epoch: 0,
+        fingerprint_key,
+        created_ms: host.unix_ms(),
+        segment_bytes: 0,
+        seq: 0,
+        chain: 0,
+        blobs: Vec::new(),
+    }
+}

@@ -1,0 +1,560 @@
+//! The owner of all numbers about room.
+//!
+//! Writers request admission, commits report free room and new garbage, and reclaims report the room that
+//! they free. Each number is an atomic that is read without a lock: a decision may use values of slightly
+//! different moments. It is made again at the next commit, at the latest [`SPACE_CHECK`](super::SPACE_CHECK)
+//! later.
+//!
+//! **Admission to the write buffers.** A request that can complete without waiting calls
+//! [`SpaceGovernor::may_buffer`] and writes at once; such requests exceed the budget by at most one request
+//! for each thread. A request that can wait between admission and write holds an [`Admission`]. Its bytes
+//! count as used, also while it reads the blocks at its edges. Bytes move from the admission to the buffers
+//! piece by piece, first out of the admission and then into the buffers, and `dirty` is read before
+//! `admitted`: a byte on its way is counted once or not at all, never twice, which could refuse a request
+//! that fits. A request that is refused because of an admission must not wait for a commit alone, which may
+//! have nothing to write: while requests wait, every admission that is dropped wakes them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_store::Capacity;
+use tokio::sync::Notify;
+
+use super::policy::{FreeingRate, Level, MAX_DELAY, Outcome, PATIENCE, Situation, min_reclaim_bytes};
+use crate::buffer::ZEROES_COST;
+use crate::progress::CommitProgress;
+use crate::stats::Counter;
+use crate::sync::Mutex;
+use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
+use crate::{Error, PoolConfig, Result, Room};
+
+/// A store is low on room if, in addition to the reserve, less than the total divided by this number is free.
+const LOW_PART: u64 = 10;
+
+/// The budget of zeroed ranges: `budget` plus a part that only they may use.
+pub(crate) fn zeroes_budget(budget: u64) -> u64 {
+    budget + budget / 8
+}
+
+/// Owns the numbers about room; see the module documentation.
+pub(crate) struct SpaceGovernor {
+    /// Limit on the bytes in the write buffers.
+    write_buffer: u64,
+    /// Size at which segments are sealed.
+    segment_bytes: u64,
+    reclaim_pause: Duration,
+    progress: Arc<CommitProgress>,
+
+    /// Bytes in the write buffers.
+    dirty: AtomicI64,
+    /// Reserved bytes of all admissions.
+    admitted: AtomicU64,
+    /// Requests that wait for admission.
+    waiting: AtomicU64,
+
+    /// The store accepts no data: according to its capacity, or because it refused data.
+    full: AtomicBool,
+    /// The store is low on room, and a warning was logged.
+    low: AtomicBool,
+    /// Capacity of the store when it was last observed.
+    free: AtomicU64,
+    total: AtomicU64,
+    /// Bytes that the write buffers may hold now.
+    buffer_budget: AtomicU64,
+    /// Bytes per second that guests may write now; `u64::MAX` for no limit.
+    write_rate: AtomicU64,
+    /// Host time before which no paced write begins.
+    next_write: Mutex<Duration>,
+    /// Free bytes below which the store is full: it refused data with fewer, and has accepted none since. Its
+    /// capacity does not reflect quotas and other writers. 0 if it did not refuse.
+    refused_at: AtomicU64,
+
+    /// Bytes appended to the log since the pool was created; shared with the log.
+    appended: Arc<AtomicU64>,
+    /// `appended` when the last mark began, plus the bytes that the cleaner has written since.
+    marked_at: AtomicU64,
+    /// Log bytes of guests' data, since the pool was opened.
+    written: AtomicU64,
+    /// `written` when the last mark began.
+    written_at_mark: AtomicU64,
+    /// Bytes on the store, as of the last mark or recovery.
+    stored: AtomicU64,
+    /// Bytes on the store that the last mark found dead.
+    reclaimable: AtomicU64,
+    /// Bytes that guests discarded, in commits since the last mark began.
+    discarded: AtomicU64,
+    /// Bytes that guests discarded in requests that are not committed yet: a mark would still find them live.
+    uncommitted_discards: AtomicU64,
+    /// A disk was deleted, or an image is due for packing.
+    reclaim_due: AtomicBool,
+
+    /// A reclaim is under way.
+    cleaning: AtomicBool,
+    last: Mutex<Last>,
+    rate: Mutex<FreeingRate>,
+    /// Bytes that reclaims freed.
+    pub freed: Counter,
+    /// Bytes that the cleaner wrote.
+    pub moved: Counter,
+
+    /// Wakes the task that makes checkpoints and reclaims.
+    pub wake: Notify,
+}
+
+/// The last reclaim.
+struct Last {
+    outcome: Outcome,
+    patience: u32,
+    /// Host time at its end; before the first reclaim, the time at which the pool was opened.
+    ended: Duration,
+    took: Duration,
+}
+
+impl Default for Last {
+    fn default() -> Last {
+        // The amount of garbage is not known yet, so writers wait for the first reclaim.
+        Last { outcome: Outcome::default(), patience: PATIENCE, ended: Duration::ZERO, took: Duration::ZERO }
+    }
+}
+
+/// The indications of garbage before a mark.
+pub(crate) struct BeforeMark {
+    due: bool,
+    written: u64,
+    discarded: u64,
+}
+
+impl SpaceGovernor {
+    /// The governor of a pool whose segments are sealed at `segment_bytes`. `appended` is the log's counter.
+    pub fn new(
+        config: &PoolConfig,
+        segment_bytes: u64,
+        appended: Arc<AtomicU64>,
+        progress: Arc<CommitProgress>,
+    ) -> SpaceGovernor {
+        SpaceGovernor {
+            write_buffer: config.write_buffer,
+            segment_bytes,
+            reclaim_pause: config.reclaim_pause,
+            progress,
+            dirty: AtomicI64::new(0),
+            admitted: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+            full: AtomicBool::new(false),
+            low: AtomicBool::new(false),
+            free: AtomicU64::new(0),
+            total: AtomicU64::new(0),
+            buffer_budget: AtomicU64::new(u64::MAX),
+            write_rate: AtomicU64::new(u64::MAX),
+            next_write: Mutex::default(),
+            refused_at: AtomicU64::new(0),
+            appended,
+            marked_at: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            written_at_mark: AtomicU64::new(0),
+            stored: AtomicU64::new(0),
+            reclaimable: AtomicU64::new(0),
+            discarded: AtomicU64::new(0),
+            uncommitted_discards: AtomicU64::new(0),
+            reclaim_due: AtomicBool::new(false),
+            cleaning: AtomicBool::new(false),
+            last: Mutex::default(),
+            rate: Mutex::default(),
+            freed: Counter::default(),
+            moved: Counter::default(),
+            wake: Notify::new(),
+        }
+    }
+
+    /// Size at which segments are sealed.
+    pub fn segment_bytes(&self) -> u64 {
+        self.segment_bytes
+    }
+}
+
+/// Room in the write buffers.
+impl SpaceGovernor {
+    /// Whether a write of `len` bytes (0: a zeroed range) may be buffered now. False if it has to wait: for a
+    /// commit, or for the cleaner if the store is full of garbage.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if no reclaim is expected to make room.
+    pub fn may_buffer(&self, len: u64) -> Result<bool> {
+        let Some(budget) = self.budget_for(len)? else { return Ok(false) };
+        let dirty = self.dirty();
+        Ok(fits(dirty + self.admitted.load(SeqCst), len, budget))
+    }
+
+    /// As [`SpaceGovernor::may_buffer`], and reserves the room; `None` if the request has to wait.
+    pub fn admit(&self, len: u64) -> Result<Option<Admission<'_>>> {
+        let Some(budget) = self.budget_for(len)? else { return Ok(None) };
+        let dirty = self.dirty();
+        let take = |admitted| fits(dirty + admitted, len, budget).then_some(admitted + len);
+        let taken = self.admitted.fetch_update(SeqCst, SeqCst, take);
+        Ok(taken.is_ok().then(|| Admission { governor: self, reserved: len, left: len }))
+    }
+
+    /// The budget that a request may use; `None` if it must wait for a reclaim.
+    fn budget_for(&self, len: u64) -> Result<Option<u64>> {
+        if !self.is_full() {
+            return Ok(Some(self.buffer_budget.load(Relaxed).min(self.write_buffer)));
+        }
+        // Zeroed ranges need almost no room and may free some, so a part of the budget is reserved for them.
+        let zeroes = zeroes_budget(self.write_buffer);
+        let dirty = self.dirty();
+        if len == 0 && fits(dirty + self.admitted.load(SeqCst), len, zeroes) {
+            Ok(Some(zeroes))
+        } else if self.reclaim_may_help() {
+            Ok(None)
+        } else {
+            Err(Error::NoSpace)
+        }
+    }
+
+    /// Counts a request that waits for admission until the guard is dropped.
+    pub fn wait(&self) -> WaitGuard<'_> {
+        self.waiting.fetch_add(1, SeqCst);
+        WaitGuard(self)
+    }
+
+    /// Bytes in the write buffers.
+    pub fn dirty(&self) -> u64 {
+        self.dirty.load(Acquire).max(0) as u64
+    }
+
+    /// Records that the buffers grew by `bytes`, or shrank if negative. Returns whether they have become half
+    /// full: a commit should begin now so that writers need not wait.
+    pub fn buffered(&self, bytes: i64) -> bool {
+        let before = self.dirty.fetch_add(bytes, AcqRel);
+        let half = self.write_buffer as i64 / 2;
+        before < half && before + bytes >= half
+    }
+
+    /// Whether writes of guests are slowed down because room is short.
+    pub fn is_pacing(&self) -> bool {
+        self.write_rate.load(Relaxed) != u64::MAX
+    }
+
+    /// Delay of a write of `len` bytes, so that all guests together write at the limited rate.
+    pub fn pacing_delay(&self, len: u64, now: Duration) -> Duration {
+        let rate = self.write_rate.load(Relaxed).max(1);
+        if len == 0 || rate == u64::MAX {
+            return Duration::ZERO;
+        }
+        let takes = Duration::from_secs_f64(len as f64 / rate as f64);
+        let mut next = self.next_write.lock();
+        let begin = (*next).clamp(now, now + MAX_DELAY);
+        *next = begin + takes.min(MAX_DELAY);
+        begin - now
+    }
+}
+
+/// Room in the store.
+impl SpaceGovernor {
+    /// Room that is kept free for deletions, checkpoints, cleaning and the data that is already in the
+    /// buffers.
+    pub fn reserve(&self, total: u64) -> u64 {
+        (2 * self.segment_bytes + 2 * self.write_buffer).min(total / 4)
+    }
+
+    /// Records the capacity of the store, and logs changes of its state. `idle` states that no write waits to
+    /// be committed. Returns whether the store has become full, or has room again.
+    pub fn observe(&self, capacity: Capacity, idle: bool) -> bool {
+        let Capacity { free, total } = capacity;
+        let reserve = self.reserve(total);
+        self.free.store(free, Relaxed);
+        self.total.store(total, Relaxed);
+        if idle {
+            // No commit is retrying, so the next write may be tried.
+            self.refused_at.store(0, Relaxed);
+        }
+        let full = free < reserve.max(self.refused_at.load(Relaxed));
+        let was_low = self.low.load(Relaxed);
+        // Hysteresis, so that a store at the threshold does not log a warning at every commit.
+        let slack = if was_low { total / (10 * LOW_PART) } else { 0 };
+        // Garbage that a reclaim would free counts as room: a log in use always contains some.
+        let room = free + self.reclaimable.load(Relaxed);
+        let low = full || room < reserve + total / LOW_PART + slack;
+        self.low.store(low, Relaxed);
+        let was_full = self.full.swap(full, Relaxed);
+        let situation = self.situation();
+        self.buffer_budget.store(situation.buffer_budget(self.write_buffer), Relaxed);
+        let rate = situation.write_rate(self.rate.lock().per_second());
+        self.write_rate.store(rate.unwrap_or(u64::MAX), Relaxed);
+        match (was_full, full) {
+            (false, true) => {
+                tracing::warn!(free, total, "the store is full: writes wait for a reclaim, or are refused")
+            }
+            (true, false) => tracing::warn!(free, total, "the store has room again: writes are accepted"),
+            _ if low && !was_low => tracing::warn!(free, total, "the store is low on room"),
+            _ if was_low && !low => tracing::info!(free, total, "the store is no longer low on room"),
+            _ => {}
+        }
+        was_full != full
+    }
+
+    /// Records that the store refused data.
+    pub fn refused(&self) {
+        self.refused_at.store(self.free.load(Relaxed) + 1, Relaxed);
+        self.full.store(true, Relaxed);
+    }
+
+    /// Records that the store accepted a group.
+    pub fn accepted(&self) {
+        self.refused_at.store(0, Relaxed);
+    }
+
+    /// Records `bytes` of guests' data in the log, whether or not their group became durable.
+    pub fn wrote(&self, bytes: u64) {
+        self.written.fetch_add(bytes, Relaxed);
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.full.load(Relaxed)
+    }
+
+    /// The state of the store when it was last observed.
+    pub fn room(&self) -> Room {
+        match (self.is_full(), self.low.load(Relaxed)) {
+            (true, _) => Room::Full,
+            (false, true) => Room::Low,
+            (false, false) => Room::Ok,
+        }
+    }
+
+    /// Free bytes above the reserve when the store was last observed, and the reserve.
+    pub fn above_reserve(&self) -> (u64, u64) {
+        let reserve = self.reserve(self.total.load(Relaxed));
+        (self.free.load(Relaxed).saturating_sub(reserve), reserve)
+    }
+}
+
+/// Garbage, and the reclaims that free it.
+impl SpaceGovernor {
+    /// Requests a reclaim for garbage that is not visible in the log: after a deletion, or for an image to be
+    /// packed.
+    pub fn reclaim_is_due(&self) {
+        self.reclaim_due.store(true, Relaxed);
+        self.allow_another_reclaim();
+        self.wake.notify_one();
+    }
+
+    /// Records the results of recovery: bytes in the store, and whether a crash left objects that hold no
+    /// segment.
+    pub fn recovered(&self, stored: u64, orphans: bool) {
+        self.stored.store(stored, Relaxed);
+        self.reclaim_due.store(orphans, Relaxed);
+    }
+
+    /// Records that guests discarded `bytes`, not committed yet.
+    pub fn add_discards(&self, bytes: u64) {
+        self.uncommitted_discards.fetch_add(bytes, Relaxed);
+    }
+
+    /// Takes the bytes that were discarded before a freeze.
+    pub fn take_discards(&self) -> u64 {
+        self.uncommitted_discards.swap(0, Relaxed)
+    }
+
+    /// Records a completed commit that discarded `bytes`.
+    pub fn committed_discards(&self, bytes: u64) {
+        let before = self.discarded.fetch_add(bytes, Relaxed);
+        let enough = min_reclaim_bytes(self.segment_bytes);
+        if before < enough && before + bytes >= enough {
+            self.allow_another_reclaim();
+        }
+    }
+
+    /// Lets writers wait for another reclaim, since there is new garbage.
+    fn allow_another_reclaim(&self) {
+        let mut last = self.last.lock();
+        last.patience = last.patience.max(1);
+    }
+
+    /// The current inputs of all decisions.
+    pub fn situation(&self) -> Situation {
+        let (outcome, patience) = {
+            let last = self.last.lock();
+            (last.outcome, last.patience)
+        };
+        let total = self.total.load(Relaxed);
+        Situation {
+            free: self.free.load(Relaxed),
+            total,
+            reserve: self.reserve(total),
+            full: self.is_full(),
+            segment: self.segment_bytes,
+            stored: self.stored.load(Relaxed),
+            appended: self.appended.load(Relaxed).saturating_sub(self.marked_at.load(Relaxed)),
+            written: self.written.load(Relaxed).saturating_sub(self.written_at_mark.load(Relaxed)),
+            discarded: self.discarded.load(Relaxed),
+            due: self.reclaim_due.load(Relaxed),
+            cleaning: self.cleaning.load(Relaxed),
+            last: outcome,
+            patience,
+        }
+    }
+
+    /// Whether a writer to a full store should wait for room.
+    pub fn reclaim_may_help(&self) -> bool {
+        self.situation().reclaim_may_help()
+    }
+
+    /// Time until a reclaim that is wanted may begin; `None` if none is wanted.
+    pub fn reclaim_in(&self, now: Duration) -> Option<Duration> {
+        let situation = self.situation();
+        let last = self.last.lock();
+        let pause = situation.pause(self.reclaim_pause, last.took);
+        let rested = now.saturating_sub(last.ended);
+        situation.wants_reclaim().then_some(pause.saturating_sub(rested))
+    }
+
+    /// Records that the pool was opened at `now`: the pause before the first reclaim begins.
+    pub fn opened(&self, now: Duration) {
+        self.last.lock().ended = now;
+    }
+
+    /// Called before the checkpoint of a mark is made: it may not contain later changes.
+    pub fn before_mark(&self) -> BeforeMark {
+        BeforeMark {
+            due: self.reclaim_due.swap(false, Relaxed),
+            written: self.written.load(Relaxed),
+            discarded: self.discarded.load(Relaxed),
+        }
+    }
+
+    /// Records that a mark begins, whose checkpoint covers all changes up to `before`.
+    pub fn mark_begins(&self, before: &BeforeMark) {
+        self.marked_at.store(self.appended.load(Relaxed), Relaxed);
+        self.written_at_mark.store(before.written, Relaxed);
+        self.discarded.fetch_sub(before.discarded, Relaxed);
+    }
+
+    /// Records that the checkpoint failed, so there is no mark.
+    pub fn mark_failed(&self, before: &BeforeMark) {
+        self.reclaim_due.fetch_or(before.due, Relaxed);
+    }
+
+    /// Records the result of a mark: `stored` bytes in the store, of which `reclaimable` are dead.
+    pub fn marked(&self, stored: u64, reclaimable: u64) {
+        self.stored.store(stored, Relaxed);
+        self.reclaimable.store(reclaimable, Relaxed);
+    }
+
+    /// Records that `reclaimable` dead bytes remain after a reclaim.
+    pub fn set_reclaimable(&self, reclaimable: u64) {
+        self.reclaimable.store(reclaimable, Relaxed);
+    }
+
+    /// Records that the cleaner wrote `bytes`, which do not indicate garbage.
+    pub fn cleaner_wrote(&self, bytes: u64) {
+        self.moved.add(bytes);
+        self.marked_at.fetch_add(bytes, Relaxed);
+    }
+
+    /// Bytes that checkpoints and the cleaner wrote.
+    fn own_bytes(&self) -> u64 {
+        self.appended.load(Relaxed).saturating_sub(self.written.load(Relaxed))
+    }
+
+    /// Records that a reclaim begins.
+    pub fn begin_reclaim(&self, now: Duration) -> ReclaimGuard<'_> {
+        let (freed, own) = (self.freed.get().bytes, self.own_bytes());
+        self.rate.lock().begin(now, freed, own);
+        self.cleaning.store(true, Relaxed);
+        ReclaimGuard { governor: self, began: now, freed, own }
+    }
+
+    /// Updates the rate of freeing after a reclaim has freed room.
+    pub fn sample_freed(&self, now: Duration) {
+        self.rate.lock().sample(now, self.freed.get().bytes, self.own_bytes());
+    }
+}
+
+/// A reclaim that is under way. If it is dropped without [`ReclaimGuard::end`], the reclaim counts as
+/// cancelled.
+pub(crate) struct ReclaimGuard<'a> {
+    governor: &'a SpaceGovernor,
+    began: Duration,
+    freed: u64,
+    own: u64,
+}
+
+impl ReclaimGuard<'_> {
+    /// Ends the reclaim; `exhausted` states that it cleaned everything worthwhile. Waiting writers check for
+    /// room again.
+    pub fn end(self, now: Duration, exhausted: bool) {
+        let governor = self.governor;
+        governor.sample_freed(now);
+        let (freed, own) = (governor.freed.get().bytes - self.freed, governor.own_bytes() - self.own);
+        let outcome = Outcome { gained: freed.saturating_sub(own), exhausted };
+        let short = governor.situation().level() >= Level::Short;
+        let mut last = governor.last.lock();
+        last.outcome = outcome;
+        last.ended = now;
+        last.took = now.saturating_sub(self.began);
+        last.patience = if !short || outcome.gained >= min_reclaim_bytes(governor.segment_bytes) {
+            PATIENCE
+        } else {
+            last.patience.saturating_sub(1)
+        };
+    }
+}
+
+impl Drop for ReclaimGuard<'_> {
+    fn drop(&mut self) {
+        self.governor.cleaning.store(false, Relaxed);
+        self.governor.progress.wake_waiters();
+    }
+}
+
+/// Room in the write buffers that is reserved for one request. Dropping it returns the unused part.
+pub(crate) struct Admission<'a> {
+    governor: &'a SpaceGovernor,
+    reserved: u64,
+    left: u64,
+}
+
+impl Admission<'_> {
+    /// An admission without a reservation.
+    pub fn unbounded(governor: &SpaceGovernor) -> Admission<'_> {
+        Admission { governor, reserved: 0, left: 0 }
+    }
+
+    /// Releases `bytes` of the reservation, directly before they are written to the buffers and counted
+    /// there.
+    pub fn spend(&mut self, bytes: u64) {
+        let spent = bytes.min(self.left);
+        self.left -= spent;
+        self.governor.admitted.fetch_sub(spent, SeqCst);
+    }
+}
+
+impl Drop for Admission<'_> {
+    fn drop(&mut self) {
+        self.governor.admitted.fetch_sub(self.left, SeqCst);
+        if self.reserved > 0 && self.governor.waiting.load(SeqCst) > 0 {
+            self.governor.progress.wake_waiters();
+        }
+    }
+}
+
+/// A request that waits for admission.
+pub(crate) struct WaitGuard<'a>(&'a SpaceGovernor);
+
+impl Drop for WaitGuard<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Whether a request fits into the budget in addition to `used` bytes, buffered and admitted. If there are
+/// none, a request of any size fits.
+fn fits(used: u64, len: u64, budget: u64) -> bool {
+    used == 0 || used + if len == 0 { ZEROES_COST } else { len } <= budget
+}
+
+#[cfg(test)]
+#[path = "governor_tests.rs"]
+mod tests;

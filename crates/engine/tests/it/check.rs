@@ -1,0 +1,87 @@
+//! Damage to footers and directories is detected, and remains of a crash are not reported as damage.
+
+use std::sync::Arc;
+
+use crate::common::*;
+use forebay_engine::{SegmentId, SyncMode};
+use forebay_store::{MemoryStore, Store};
+
+/// Objects with a footer, and the offset of the footer.
+async fn footers(store: &MemoryStore) -> Vec<(SegmentId, usize)> {
+    let mut found = Vec::new();
+    for object in store.list().await.unwrap() {
+        let bytes = store.read(object.id, 0, object.len as usize).await.unwrap();
+        let at = bytes.chunks_exact(4096).position(|b| b.starts_with(b"FBSEALED"));
+        found.extend(at.map(|at| (object.id, at * 4096)));
+    }
+    found
+}
+
+async fn write_some(store: &Arc<MemoryStore>, close: bool) {
+    let pool = open(store).await;
+    if pool.disks().is_empty() {
+        pool.create_volume("v", 16 << 20, SyncMode::Flush, 0).await.unwrap();
+    }
+    let v = pool.attach("v").unwrap();
+    let seed = pool.stats().await.seq;
+    v.write(0, &noise(seed, 5 << 20), false).await.unwrap();
+    v.flush().await.unwrap();
+    pool.checkpoint().await.unwrap();
+    v.write(8 << 20, &noise(seed + 2, 2 << 20), false).await.unwrap();
+    v.flush().await.unwrap();
+    drop(v);
+    if close {
+        pool.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn damaged_footers_and_directories_are_reported() {
+    let store = Arc::new(MemoryStore::new());
+    write_some(&store, true).await;
+    let first = footers(&store).await;
+    assert!(first.len() > 5, "{first:?}");
+    assert_eq!(check(&store).await, Vec::<String>::new());
+    // Magic, checksum, and an entry of the directory.
+    for (segment, footer) in &first {
+        for at in [footer + 3, footer + 100, footer + 4096 + 5] {
+            store.damage(*segment, |bytes| bytes[at] ^= 4);
+            let found = check(&store).await;
+            let place = format!("at segment {segment}, offset {footer}, of []");
+            assert!(
+                matches!(&found[..], [one] if one.starts_with("the directory of a segment") && one.ends_with(&place)),
+                "{segment}, {at}: {found:?}"
+            );
+            store.damage(*segment, |bytes| bytes[at] ^= 4);
+        }
+    }
+    // In later lives of the pool the footers are still known to be required, except for the last segments of
+    // each life, which a crash may have torn.
+    write_some(&store, false).await;
+    write_some(&store, true).await;
+    assert_eq!(check(&store).await, Vec::<String>::new());
+    let all = footers(&store).await;
+    all.iter().for_each(|(segment, footer)| store.damage(*segment, |bytes| bytes[footer + 100] ^= 4));
+    let found = check(&store).await;
+    assert!(found.len() + 4 >= all.len(), "{} of {}: {found:#?}", found.len(), all.len());
+    // No data is lost.
+    let pool = open(&store).await;
+    read(&pool.attach("v").unwrap(), 0, 16 << 20).await;
+    pool.reclaim(&|_| ()).await.unwrap();
+}
+
+/// The last footer written before a crash may be torn.
+#[tokio::test]
+async fn a_footer_torn_by_a_crash_is_not_reported() {
+    let store = Arc::new(MemoryStore::new());
+    write_some(&store, false).await;
+    let (segment, footer) = footers(&store).await.pop().unwrap();
+    store.damage(segment, |bytes| bytes.truncate(footer + 4096));
+    let (later, from) = (segment.0 + 1, 8192);
+    store.damage(SegmentId(later), |bytes| bytes.truncate(from));
+    assert_eq!(check(&store).await, Vec::<String>::new());
+    let pool = open(&store).await;
+    pool.checkpoint().await.unwrap();
+    pool.close().await.unwrap();
+    assert_eq!(check(&store).await, Vec::<String>::new());
+}

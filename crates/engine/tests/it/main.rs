@@ -1,0 +1,25 @@
+//! The engine from outside, on stores in memory. `threads.rs` is another binary: it needs `--cfg shuttle`.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
+// The host of a test uses the clock and threads; see clippy.toml.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod check;
+mod classes;
+mod clean;
+mod cold;
+mod common;
+mod copy;
+mod damage;
+mod desktop;
+mod full;
+mod loss;
+mod maps_damaged;
+mod mark;
+mod next_user;
+mod notes;
+mod pool;
+mod profile;
+mod reduction;
+mod schedule;
+mod update;
