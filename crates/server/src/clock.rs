@@ -1,8 +1,8 @@
-//! The time of day.
+//! Wall-clock time.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Milliseconds since 1970; 0 where the clock is before.
+/// Milliseconds since 1970; 0 if the clock is set earlier.
 pub(crate) fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

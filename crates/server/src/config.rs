@@ -1,6 +1,6 @@
-//! The configuration of `serve`: a TOML file, overridden by flags.
+//! The configuration of `serve`: a TOML file, overridden by command-line options.
 //!
-//! A key that is not known is an error, with its line: a misspelt durability option must not be ignored.
+//! An unknown key is an error with its line: a misspelt durability option must not be ignored.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -25,75 +25,76 @@ pub use iscsi::{InitiatorSection, IscsiSection, LunSection, SessionLimits, Targe
 pub use limits::LimitsSection;
 pub use nbd::{NbdFlags, NbdListenerSection, NbdSection, TlsSection};
 
-/// Default data directory of the commands that talk to a running server.
+/// Default data directory of all commands other than `serve`.
 pub const DEFAULT_DATA: &str = "/var/lib/forebay";
 /// Name of the control socket in the data directory.
 pub const SOCKET_NAME: &str = "forebay.sock";
-/// Longest delay of a commit. With the age at which data is committed it stays below the second that is promised.
+/// Maximum delay of a commit. Together with the age at which dirty data is committed, it stays below the
+/// promised second.
 const MAX_COMMIT_DELAY: Duration = Duration::from_millis(500);
-/// The least that a pool may be limited to.
+/// Minimum size limit of a pool.
 const MIN_STORE: u64 = 64 << 20;
 /// Most data-plane threads.
 const MAX_CORES: usize = 256;
 
-/// Why a configuration cannot be used.
+/// Why a configuration is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read the configuration {path}: {reason}")]
+    #[error("cannot read the configuration file {path}: {reason}")]
     Read {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The operating system's error.
         reason: String,
     },
-    /// The file is not what it should be.
+    /// The file has a syntax error, an unknown key or a value of the wrong type.
     #[error("{path}, line {line}: {reason}")]
     Syntax {
         /// The file.
         path: String,
-        /// Where, from 1 on.
+        /// The line, counted from 1.
         line: usize,
-        /// What is wrong.
+        /// The error.
         reason: String,
     },
-    /// A target that the file asks for cannot be.
+    /// A target in the file is invalid.
     #[error("iscsi.target {name}: {reason}")]
     Target {
         /// The target.
         name: IqnName,
-        /// What is wrong.
+        /// The error.
         reason: String,
     },
-    /// No data directory was named.
-    #[error("no data directory: give --data DIR, or 'data' in the configuration file")]
+    /// No data directory is configured.
+    #[error("no data directory: give --data DIR, or set 'data' in the configuration file")]
     NoData,
-    /// A value that cannot be.
-    #[error("{option} cannot be {value}: {why}")]
+    /// A value is out of range, or not allowed in combination with others.
+    #[error("invalid value {value} for {option}: {why}")]
     Value {
         /// The option.
         option: &'static str,
-        /// Its value.
+        /// The value.
         value: String,
-        /// What is wrong with it.
+        /// The valid values.
         why: &'static str,
     },
 }
 
-/// Where the API is served over TCP.
+/// A TCP listen address of the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpAddr {
     /// The address.
     pub addr: SocketAddr,
-    /// The host as it was written: a name by which clients may address the API, or an address.
+    /// The configured host: a name by which clients may address the API, or an IP address.
     pub host: String,
 }
 
-/// A TCP address of the API: `HOST:PORT`, where the host may be a name.
+/// Parses a TCP listen address of the API: `HOST:PORT`, where the host may be a name.
 pub fn parse_http_addr(text: &str) -> Result<HttpAddr, String> {
-    let wrong = |why: String| format!("'{text}' is not an address ({why}); write HOST:PORT");
-    let mut found = text.to_socket_addrs().map_err(|e| wrong(e.to_string()))?;
-    let addr = found.next().ok_or_else(|| wrong("the name has no address".into()))?;
+    let invalid = |why: String| format!("invalid address '{text}' ({why}); use HOST:PORT");
+    let mut found = text.to_socket_addrs().map_err(|e| invalid(e.to_string()))?;
+    let addr = found.next().ok_or_else(|| invalid("the name does not resolve to an address".into()))?;
     let host = text.rsplit_once(':').map_or(text, |(host, _)| host).to_owned();
     Ok(HttpAddr { addr, host })
 }
@@ -103,7 +104,7 @@ fn http_addr<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option
     parse_http_addr(&text).map(Some).map_err(serde::de::Error::custom)
 }
 
-/// The file. Every key may be left out.
+/// The configuration file. All keys are optional.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigFile {
@@ -137,19 +138,19 @@ pub struct ConfigFile {
     /// iSCSI.
     #[serde(default)]
     pub iscsi: IscsiSection,
-    /// What clients may take of the server.
+    /// Limits on clients.
     #[serde(default)]
     pub limits: LimitsSection,
     /// The API over TCP.
     #[serde(default)]
     pub http: HttpSection,
-    /// Images from URLs.
+    /// Imports from URLs.
     #[serde(default)]
     pub import: ImportSection,
-    /// Booting clones.
+    /// Boot profiles.
     #[serde(default)]
     pub boot: BootSection,
-    /// What guests' file systems say of blocks.
+    /// Block classes.
     #[serde(default)]
     pub classes: ClassesSection,
 }
@@ -158,9 +159,9 @@ pub struct ConfigFile {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClassesSection {
-    /// Whether disks are scanned by themselves.
+    /// Whether disks are scanned automatically.
     pub learn: Option<bool>,
-    /// `[classes.other]`: what is not known to be something else.
+    /// `[classes.other]`: blocks of no other class.
     pub other: Change,
     /// `[classes.page]`
     pub page: Change,
@@ -194,9 +195,9 @@ impl ClassesSection {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImportSection {
-    /// Most bytes of a file that is fetched.
+    /// Maximum size of a downloaded file.
     pub max_size: Option<Size>,
-    /// Whether redirects may lead to private addresses.
+    /// Whether redirects to private addresses are followed.
     #[serde(default)]
     pub allow_private: bool,
 }
@@ -205,7 +206,7 @@ pub struct ImportSection {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BootSection {
-    /// When boot profiles are used.
+    /// When boot profiles are recorded and prefetched.
     pub profile: Option<ProfileMode>,
 }
 
@@ -213,15 +214,15 @@ pub struct BootSection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProfileMode {
-    /// Only when somebody asks.
+    /// Only on request.
     Off,
     /// Recorded at the first boot, prefetched when a clone starts.
     Auto,
-    /// As `auto`; prefetched also when the server starts, and when clones are made or reset.
+    /// As `auto`; also prefetched when the server starts and when clones are created or reset.
     On,
 }
 
-/// `[memory]`: budgets.
+/// `[memory]`: memory budgets.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemorySection {
@@ -231,7 +232,7 @@ pub struct MemorySection {
     pub map_cache: Option<Size>,
     /// Dirty data before writers wait.
     pub write_buffer: Option<Size>,
-    /// Writes of desktops, of all together.
+    /// Writes of all desktops together.
     pub desktops: Option<Size>,
 }
 
@@ -239,23 +240,23 @@ pub struct MemorySection {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoreSection {
-    /// What the pool may take of the file system, where that is to be less than all of it.
+    /// Maximum size of the pool; without it, the whole file system.
     pub limit: Option<Size>,
-    /// Disks that the store is to be as slow as.
+    /// Hard disks whose speed the store emulates.
     pub slow: Option<SlowSection>,
 }
 
-/// `[store.slow]`: for experiments.
+/// `[store.slow]`: emulates slow disks, for experiments.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlowSection {
-    /// How many there are.
+    /// Number of disks.
     pub spindles: u32,
-    /// A mean seek, in milliseconds.
+    /// Mean seek time in milliseconds.
     pub seek_ms: u32,
-    /// Turns in a minute.
+    /// Rotational speed in revolutions per minute.
     pub rpm: u32,
-    /// Bytes that one reads or writes in a second.
+    /// Transfer rate of one disk in bytes per second.
     pub rate: Size,
 }
 
@@ -263,9 +264,9 @@ pub struct SlowSection {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommitSection {
-    /// Whether small writes are gathered into large ones.
+    /// Whether commits are delayed so that more writes share them.
     pub coalesce: Option<CoalesceMode>,
-    /// How long a commit that somebody waits for may wait for others, in milliseconds.
+    /// Maximum delay, in milliseconds, of a commit for which a guest waits.
     pub max_delay_ms: Option<u64>,
 }
 
@@ -273,11 +274,11 @@ pub struct CommitSection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CoalesceMode {
-    /// As the store and the guests make it worth it.
+    /// Commits are delayed if the speed of the store and the load make it worthwhile.
     Adaptive,
-    /// Every commit waits as long as is allowed.
+    /// Every commit is delayed by the maximum.
     Always,
-    /// Not at all: a write is answered when it is durable.
+    /// Commits are not delayed: a write is acknowledged when it is durable.
     Off,
 }
 
@@ -285,7 +286,7 @@ pub enum CoalesceMode {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReduceSection {
-    /// Whether what is stored is compressed.
+    /// Whether stored blocks are compressed.
     pub compress: Option<bool>,
 }
 
@@ -293,7 +294,7 @@ pub struct ReduceSection {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DedupSection {
-    /// Memory for the index of what is stored.
+    /// Memory for the deduplication index.
     pub index: Option<Size>,
 }
 
@@ -303,7 +304,7 @@ pub struct DedupSection {
 pub struct LogSection {
     /// Size at which segments are sealed.
     pub segment: Option<Size>,
-    /// Log bytes between checkpoints.
+    /// Bytes of log between checkpoints.
     pub checkpoint: Option<Size>,
 }
 
@@ -314,10 +315,10 @@ pub struct HttpSection {
     /// Address.
     #[serde(default, deserialize_with = "http_addr")]
     pub listen: Option<HttpAddr>,
-    /// Whether the address may be reachable from other machines.
+    /// Whether an address that other machines can reach is allowed.
     #[serde(default)]
     pub allow_remote: bool,
-    /// Names by which clients address the server, beside `localhost` and that of `listen`.
+    /// Host names that clients may use, in addition to `localhost` and the host of `listen`.
     #[serde(default)]
     pub hosts: Vec<String>,
 }
@@ -342,44 +343,44 @@ impl ConfigFile {
     }
 }
 
-/// What `serve` runs with.
+/// The resolved configuration of `serve`.
 #[derive(Debug, Clone)]
 pub struct ServeConfig {
     /// The data directory.
     pub data: PathBuf,
     /// The control socket.
     pub socket: PathBuf,
-    /// Where NBD clients are served, and what.
+    /// NBD listeners and exports.
     pub nbd: NbdConfig,
-    /// Where iSCSI initiators are served.
+    /// iSCSI portals.
     pub iscsi: Vec<ListenAddr>,
-    /// How many of them.
+    /// Limits on iSCSI sessions.
     pub iscsi_limits: SessionLimits,
     /// Hash functions that CHAP may use.
     pub chap_algorithms: Vec<Algorithm>,
-    /// Targets that are made, or brought in line, at the start; their numbers are chosen then.
+    /// Targets that are created or updated when the server starts; their numbers are assigned then.
     pub iscsi_targets: Vec<Target>,
-    /// How many clients there may be, as far as there are descriptors.
+    /// Limits on connections; the limit of file descriptors can reduce them.
     pub connections: ConnectionLimits,
-    /// What clients may have the server hold.
+    /// Limits on memory for clients.
     pub client_memory: MemoryLimits,
-    /// The API over TCP.
+    /// Address of the API over TCP.
     pub http: Option<SocketAddr>,
-    /// Names by which clients may address it there.
+    /// Host names by which TCP clients may address the API.
     pub http_hosts: Vec<String>,
-    /// How images are fetched from URLs.
+    /// Policy for imports from URLs.
     pub imports: FetchPolicy,
-    /// Data-plane threads.
+    /// Number of data-plane threads.
     pub cores: usize,
-    /// What the pool may take of the file system, where that is to be less than all of it.
+    /// Maximum size of the pool; without it, the whole file system.
     pub store_limit: Option<u64>,
-    /// Disks that the store is to be as slow as.
+    /// Hard disks whose speed the store emulates.
     pub store_slow: Option<DiskArray>,
-    /// How the pool is run.
+    /// Configuration of the pool.
     pub pool: PoolConfig,
 }
 
-/// What flags say; each wins over the file.
+/// Command-line options; each overrides the file.
 #[derive(Debug, Clone, Default)]
 #[allow(missing_docs)] // as in `ConfigFile`
 pub struct Overrides {
@@ -397,14 +398,14 @@ pub struct Overrides {
 }
 
 impl ServeConfig {
-    /// Joins a file (or none) and flags, and checks the result.
+    /// Merges the file with the command-line options and validates the result.
     pub fn resolve(file: ConfigFile, flags: Overrides) -> Result<ServeConfig, ConfigError> {
         let pool = pool_config(flags.cache, &file)?;
         let data = flags.data.or(file.data).ok_or(ConfigError::NoData)?;
         let socket = flags.socket.or(file.socket).unwrap_or_else(|| data.join(SOCKET_NAME));
         let cores = flags.cores.or(file.cores).unwrap_or(2);
         if cores == 0 || cores > MAX_CORES {
-            let why = "use a number from 1 to 256";
+            let why = "use 1 to 256";
             return Err(ConfigError::Value { option: "cores", value: cores.to_string(), why });
         }
         let http = flags.http.or(file.http.listen);
@@ -415,7 +416,8 @@ impl ServeConfig {
             && !addr.ip().is_loopback()
             && !(flags.http_allow_remote || file.http.allow_remote)
         {
-            let why = "the API has no authentication yet; use a loopback address, or add --http-allow-remote";
+            let why =
+                "the API has no authentication; use a loopback address, or allow it with --http-allow-remote";
             return Err(ConfigError::Value { option: "http", value: addr.to_string(), why });
         }
         let store_limit = file.store.limit.map(|limit| limit.0);
@@ -426,7 +428,7 @@ impl ServeConfig {
             bytes_per_second: slow.rate.0,
         });
         if let Some(limit) = store_limit.filter(|limit| *limit < MIN_STORE) {
-            let why = "a pool needs at least 64M";
+            let why = "use at least 64M";
             return Err(ConfigError::Value { option: "store.limit", value: Size(limit).to_string(), why });
         }
         let (iscsi_limits, listen) = (file.iscsi.limits()?, file.iscsi.listen.clone());
@@ -466,7 +468,7 @@ fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, Con
     let segment_bytes = match u32::try_from(segment) {
         Ok(n) if (4 << 20..=1 << 30).contains(&n) && n % 4096 == 0 => n,
         _ => {
-            let why = "use 4M to 1G, in whole blocks of 4096 bytes";
+            let why = "use 4M to 1G, a multiple of 4096 bytes";
             return Err(ConfigError::Value { option: "log.segment", value: segment.to_string(), why });
         }
     };
@@ -496,20 +498,21 @@ fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, Con
         compress: file.reduce.compress.unwrap_or(default.compress),
         ..default
     };
-    let least = |option, value: u64, least: u64, why| {
-        if value < least {
+    let at_least_1m = |option, value: u64| {
+        if value < 1 << 20 {
+            let why = "use at least 1M";
             return Err(ConfigError::Value { option, value: Size(value).to_string(), why });
         }
         Ok(())
     };
-    least("the read cache", config.read_cache, 1 << 20, "it needs at least 1M")?;
-    least("memory.map_cache", config.map_cache, 1 << 20, "it needs at least 1M")?;
-    least("memory.write_buffer", config.write_buffer, 1 << 20, "it needs at least 1M")?;
+    at_least_1m("memory.read_cache (--cache)", config.read_cache)?;
+    at_least_1m("memory.map_cache", config.map_cache)?;
+    at_least_1m("memory.write_buffer", config.write_buffer)?;
     if config.commit_delay > MAX_COMMIT_DELAY {
         let (option, value) = ("commit.max_delay_ms", config.commit_delay.as_millis().to_string());
         return Err(ConfigError::Value { option, value, why: "use at most 500" });
     }
-    least("log.checkpoint", config.checkpoint_bytes, 1 << 20, "it needs at least 1M")?;
+    at_least_1m("log.checkpoint", config.checkpoint_bytes)?;
     Ok(config)
 }
 

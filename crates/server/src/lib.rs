@@ -1,17 +1,18 @@
 //! The server and its command line.
 //!
-//! In the order in which a command meets them: the command line that a person types, the configuration of
-//! `serve`, the running server and its engine thread, the HTTP/JSON API, the control plane that the API and
-//! everything later shares, and the readers of disk image files.
+//! A command passes through the command line, the configuration of `serve`, the running server and its engine
+//! thread, the HTTP/JSON API, the control plane, and the readers of disk image files. The front ends `nbd`
+//! and `iscsi` share the data plane (`plane`); `scsi` has the logical units of iSCSI targets.
 //!
-//! Nothing here decides what a disk is or when a write is durable: that is the engine's. The control plane
-//! runs on threads of its own and can never delay a guest.
+//! Disks and the durability of writes are the engine's responsibility, not this crate's. The control plane
+//! runs on separate threads and cannot delay a guest.
 
 pub mod api;
 pub mod cli;
 mod clock;
 pub mod config;
 pub mod control;
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod import;

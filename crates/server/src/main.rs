@@ -1,4 +1,4 @@
-//! The `forebay` binary: everything is in the library, so that tests reach it.
+//! The `forebay` binary. All code is in the library, so that tests can call it.
 
 use std::process::ExitCode;
 
@@ -9,9 +9,10 @@ fn main() -> ExitCode {
     forebay_server::cli::main()
 }
 
-/// Ends the process where an invariant does not hold. A thread that only ended itself would leave clients
-/// waiting for ever, and others going on with what it left half done; the log is made for a sudden end. A connection
-/// that fails by itself is ended alone ([`forebay_server::plane::is_contained`]).
+/// Aborts the process on a panic, which means that an invariant is broken. If only the panicking thread
+/// ended, its clients would wait forever, and other threads would continue with state that is half updated;
+/// the log is designed for a sudden end. A panic that is contained to one connection ends only that
+/// connection ([`forebay_server::plane::is_contained`]).
 fn abort_on_panics() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -4,12 +4,12 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Every access of the group and of other users.
+/// All permissions of the group and of other users.
 const OTHERS: u32 = 0o077;
 const PERMISSIONS: u32 = 0o777;
 
-/// The permissions of a file that others than its owner can read or change. None also where the file cannot be looked
-/// at, which shows when it is opened.
+/// The permissions of a file if users other than its owner can read or change it. `None` also if the file
+/// cannot be inspected; opening it reports that error.
 pub(crate) fn open_to_others(path: &Path) -> Option<u32> {
     of(&std::fs::metadata(path).ok()?)
 }
@@ -19,7 +19,7 @@ fn of(found: &Metadata) -> Option<u32> {
     (found.is_file() && mode & OTHERS != 0).then_some(mode)
 }
 
-/// What is said of a secret that others can read.
+/// A warning about a secret file that other users can access.
 pub(crate) fn secret_warning(path: &Path) -> Option<String> {
     let mode = open_to_others(path)?;
     let shown = path.display();

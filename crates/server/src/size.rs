@@ -1,4 +1,4 @@
-//! Sizes as people write and read them. All units are powers of two: `40G` and `40GiB` are the same.
+//! Sizes in human-readable form. All units are powers of two: `40G` and `40GiB` are the same.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,17 +6,17 @@ use std::str::FromStr;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// A number of bytes that a person typed.
+/// A number of bytes, parsed from text such as `40G`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
-/// Why a text is not a size.
+/// Reasons for which a text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// It is not a number with a known unit.
     #[error("'{0}' is not a size; write bytes, or a number with K, M, G or T, such as 40G")]
     Syntax(String),
-    /// More than 64 bits can hold.
+    /// It exceeds 64 bits.
     #[error("'{0}' is too large for a size")]
     TooLarge(String),
 }
@@ -42,7 +42,7 @@ impl FromStr for Size {
     }
 }
 
-/// The power of two that a unit stands for: nothing, `B`, `K`, `KB`, `KiB` and so on, in either case.
+/// The power of two of a unit: nothing, `B`, `K`, `KB`, `KiB` and so on, in either case.
 fn unit_shift(unit: &str) -> Option<u32> {
     let unit = unit.to_ascii_uppercase();
     if unit.is_empty() || unit == "B" {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_size_is_refused() {
+    fn invalid_sizes_are_refused() {
         for text in ["", "G", "-1", "1.5G", "40X", "40GG", "40 G B", "0x10", "١"] {
             assert!(matches!(text.parse::<Size>(), Err(SizeError::Syntax(_))), "{text}");
         }
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_shown_short() {
+    fn sizes_are_displayed_in_the_largest_unit() {
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),

@@ -1,22 +1,23 @@
-//! Text from peers, files and damaged pools, made safe to show.
+//! Escaping of text from peers, files and damaged pools before it is displayed.
 //!
-//! A name may hold anything: escape sequences that reprogram a terminal, line ends that forge a line of a log, marks
-//! that turn the direction of writing around. It is escaped where it leaves the program, not where it is used: in the
-//! writer of the log ([`LogWriter`]), and in the output of the command line.
+//! A name may contain any characters: escape sequences that reprogram a terminal, line ends that forge log
+//! lines, marks that reverse the writing direction. Text is escaped where it is output, not where it is used:
+//! in the log writer ([`LogWriter`]) and in the output of the command line.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-/// Whether a character does something else than being shown.
+/// Whether a character has an effect other than being displayed.
 fn is_active(c: char) -> bool {
     c.is_control()
         || matches!(c,
-            // Marks and embeddings of the bidirectional algorithm (Unicode Standard Annex 9), and what has no width.
+                        // Marks and embeddings of the bidirectional algorithm (Unicode Standard Annex 9), and
+                        // zero-width characters.
             '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
-            // Separators of lines and paragraphs, and what annotates.
+                        // Line and paragraph separators, and interlinear annotations.
             | '\u{2028}' | '\u{2029}' | '\u{fff9}'..='\u{fffb}'
-            // Tags, which are not shown.
+                        // Tags, which are invisible.
             | '\u{e0000}'..='\u{e007f}')
 }
 
@@ -32,28 +33,29 @@ fn replace<'a>(text: &'a str, keep: &[char], mut escape: impl FnMut(&mut String,
     Cow::Owned(out)
 }
 
-/// One line: what is not plain text is written as an escape, such as `\n` or `\u{1b}`.
+/// Escapes text for one line: each active character becomes an escape such as `\n` or `\u{1b}`.
 pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
     replace(text, &[], |out, c| out.extend(c.escape_default()))
 }
 
-/// The same for text of many lines, whose ends stay.
+/// Like [`one_line`], but keeps line ends.
 pub(crate) fn lines(text: &str) -> Cow<'_, str> {
     replace(text, &['\n'], |out, c| out.extend(c.escape_default()))
 }
 
-/// The same for a JSON text: the escapes are those of JSON (RFC 8259, section 7). Such characters stand only in its
-/// strings.
+/// Like [`one_line`] for a JSON text, with the escapes of JSON (RFC 8259, section 7). Active characters occur
+/// only inside its strings.
 pub(crate) fn json(text: &str) -> Cow<'_, str> {
     replace(text, &[], |out, c| {
         for unit in c.encode_utf16(&mut [0; 2]) {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = write!(out, "\\u{unit:04x}");
         }
     })
 }
 
-/// Standard error for the log: each call of `write` is one event, with its line end, and becomes one line.
+/// Standard error for the log: each call of `write` is one event including its line end, and becomes one
+/// line.
 pub(crate) struct LogWriter;
 
 impl Write for LogWriter {
@@ -76,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_acts_on_a_terminal_is_escaped() {
+    fn characters_that_control_a_terminal_are_escaped() {
         for (text, shown) in [
             ("plain, with ünïcödé and 日本語", "plain, with ünïcödé and 日本語"),
             ("a\x1b[2Jb", "a\\u{1b}[2Jb"),
@@ -92,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn json_stays_what_it_was() {
+    fn escaped_json_has_the_same_value() {
         let value = serde_json::json!({"name": "a\u{202e}\u{9b}\u{7f}\n\x1b\u{e0041}é"});
         let shown = json(&value.to_string()).into_owned();
         assert!(shown.chars().all(|c| !is_active(c)), "{shown}");

@@ -1,15 +1,16 @@
-//! Log lines that a peer can cause: a few in each interval, and then how many were left out.
+//! Rate limits for log lines that a peer can cause: a few lines in each interval, then a count of the dropped
+//! ones.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// How long an interval is.
+/// Length of an interval.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Lines of one kind in an interval.
+/// Most lines of one kind in an interval.
 const LINES: u32 = 10;
 
-/// Limits one kind of line.
+/// Rate limit of one kind of line.
 pub(crate) struct Throttle(Mutex<State>);
 
 struct State {
@@ -23,7 +24,7 @@ impl Throttle {
         Throttle(Mutex::new(State { began: None, lines: 0, left_out: 0 }))
     }
 
-    /// Whether a line may be logged now; if so, how many were left out since the last one.
+    /// Returns the number of lines dropped since the last one if a line may be logged now.
     pub fn permit(&self) -> Option<u64> {
         self.permit_at(Instant::now())
     }
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_a_few_lines_and_a_count() {
+    fn a_flood_is_reduced_to_a_few_lines_and_a_count() {
         let (throttle, begin) = (Throttle::new(), Instant::now());
         let logged = (0..1000).filter(|_| throttle.permit_at(begin).is_some()).count();
         assert_eq!(logged, LINES as usize);

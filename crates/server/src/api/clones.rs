@@ -1,4 +1,4 @@
-//! `/clones`: volumes that start from an image, a volume or a snapshot.
+//! `/clones`: creation of clones of an image, volume or snapshot.
 
 use axum::extract::State;
 use axum::http::Method;
@@ -12,7 +12,7 @@ pub(super) fn routes() -> Vec<Route> {
     vec![Route {
         method: Method::POST,
         path: "/clones",
-        about: "Makes one clone, or `count` numbered ones: all or none.",
+        about: "Create one clone, or `count` numbered clones; all or none",
         handler: post(|s: State<Api>, Body(b): Body<CloneVolumes>| create(s, Action::CloneVolumes(b))),
     }]
 }

@@ -1,37 +1,54 @@
-//! Reading requests: axum's extractors, with refusals in the API's own error body.
+//! Request extractors: those of axum, with errors in the API's format.
 
 use axum::Json;
+use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::StatusCode;
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
-use crate::control::ControlError;
+use super::error::{ApiError, Refusal};
 
 /// A JSON body.
 pub(super) struct Body<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
-    type Rejection = ControlError;
+    type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ControlError> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         match Json::from_request(request, state).await {
             Ok(Json(value)) => Ok(Body(value)),
-            Err(e) => Err(ControlError::new(e.status(), "bad_request", e.body_text())),
+            Err(e) => Err(ApiError::refused(json_refusal(&e), e.body_text())),
         }
     }
 }
 
-/// `?force=true`, the only query that there is.
+fn json_refusal(e: &JsonRejection) -> Refusal {
+    match e {
+        JsonRejection::JsonDataError(_) => Refusal::WrongBody,
+        JsonRejection::MissingJsonContentType(_) => Refusal::NotJson,
+        JsonRejection::BytesRejection(e) if e.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+            Refusal::BodyTooLong
+        }
+        // Syntax errors and broken connections; axum may add variants.
+        _ => Refusal::Malformed,
+    }
+}
+
+/// `?force=true`, the only query parameter of the API.
 pub(super) struct Force(pub bool);
 
 impl<S: Send + Sync> FromRequestParts<S> for Force {
-    type Rejection = ControlError;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ControlError> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         match parts.uri.query() {
             None | Some("" | "force=false") => Ok(Force(false)),
             Some("force=true") => Ok(Force(true)),
-            Some(_) => Err(ControlError::bad_request("the query can only be 'force=true' or 'force=false'")),
+            Some(_) => {
+                let message = "unknown query; use 'force=true' or 'force=false'";
+                Err(ApiError::refused(Refusal::Malformed, message))
+            }
         }
     }
 }
@@ -40,12 +57,12 @@ impl<S: Send + Sync> FromRequestParts<S> for Force {
 pub(super) struct Param<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Param<T> {
-    type Rejection = ControlError;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ControlError> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         match Path::from_request_parts(parts, state).await {
             Ok(Path(value)) => Ok(Param(value)),
-            Err(e) => Err(ControlError::bad_request(e.body_text())),
+            Err(e) => Err(ApiError::refused(Refusal::Malformed, e.body_text())),
         }
     }
 }

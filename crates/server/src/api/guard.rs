@@ -1,33 +1,34 @@
-//! Which requests are served at all: the defence against web pages that use a browser to reach the API.
+//! Protection against cross-site requests: web pages that use a browser to reach the API.
 //!
-//! A browser lets any page send requests to any address, and without a preflight those with a body declared as text
-//! or as a form, or without a body. Three checks run before every route:
+//! A browser lets any page send requests to any address. Requests without a body, or with a body declared as
+//! text or as a form, need no preflight. Three checks run before every route:
 //!
-//! - `Host` over TCP names this server ([`Hosts`]): a page that rebinds its own name to this address is refused.
-//! - `Origin` and `Sec-Fetch-Site`, which a page cannot change (Fetch Standard, "forbidden request-header"; W3C Fetch
-//!   Metadata), say that the request does not come from another site.
-//! - A method that changes state carries [`HEADER`], or a body declared as JSON. A page can send neither to another
-//!   origin without a preflight, and no preflight is answered.
+//! - `Host` over TCP must name this server: a page that rebinds its own name to this address is refused.
+//! - `Origin` and `Sec-Fetch-Site`, which a page cannot change (Fetch Standard, "forbidden request-header";
+//!   W3C Fetch Metadata), must not show a request from another site.
+//! - A method that changes state must carry [`HEADER`], or a body declared as JSON. A page can send neither
+//!   to another origin without a preflight, and no preflight is answered.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::Origin;
-use crate::control::ControlError;
+use super::error::{ApiError, Refusal};
 
-/// The header of requests that change state. Its value says nothing.
+/// The header of requests that change state. Its value is ignored.
 pub const HEADER: &str = "x-forebay";
 
-/// What the checks need to know.
+/// The configuration of the checks.
 #[derive(Clone)]
 pub(super) struct Guard {
     origin: Origin,
-    /// Names of this server beside those that [`Guard::names_this_server`] knows.
+    /// Configured names of this server, in addition to those that [`Guard::names_this_server`] always
+    /// accepts.
     hosts: Arc<[String]>,
 }
 
@@ -36,32 +37,33 @@ impl Guard {
         Guard { origin, hosts: hosts.into() }
     }
 
-    fn check(&self, method: &Method, headers: &HeaderMap) -> Result<(), ControlError> {
-        let refused = |code, message: &str| Err(ControlError::new(StatusCode::FORBIDDEN, code, message));
+    fn check(&self, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
+        let refused = |why, message: &str| Err(ApiError::refused(why, message));
         if self.origin != Origin::Socket
             && !only(headers, header::HOST.as_str(), |h| self.names_this_server(h))
         {
-            let why = "the Host header names another server; use this server's address in the URL, or add its name \
-                       with --http-host";
-            return refused("bad_host", why);
+            let message = "the Host header names another server; use this server's address in the URL, or add the name \
+                           with --http-host";
+            return refused(Refusal::BadHost, message);
         }
         let host = headers.get(header::HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
         let own_site = |site: &str| matches!(site, "same-origin" | "none");
         if !all(headers, "sec-fetch-site", own_site)
             || !all(headers, header::ORIGIN.as_str(), |origin| is_origin_of(origin, host))
         {
-            return refused("foreign_origin", "a web page of another site cannot use this API");
+            return refused(Refusal::ForeignOrigin, "web pages of other sites cannot use this API");
         }
         if !method.is_safe() && !headers.contains_key(HEADER) && !declares_json(headers) {
-            let why = "a request that changes something needs the header 'X-Forebay: 1', or a JSON body declared as \
-                       'content-type: application/json'";
-            return refused("header_missing", why);
+            let message = "a request that changes state requires the header 'X-Forebay: 1', or a JSON body with \
+                           'content-type: application/json'";
+            return refused(Refusal::HeaderMissing, message);
         }
         Ok(())
     }
 
-    /// Whether a `Host` header names this server: an address (a rebound name is a name), `localhost`, or a
-    /// configured name. Where the API is served on a loopback address, the address must be one too.
+    /// Whether a `Host` header names this server: an IP address (DNS rebinding requires a name), `localhost`,
+    /// or a configured name. If the API is served on a loopback address, the IP address must be a loopback
+    /// address too.
     fn names_this_server(&self, host: &str) -> bool {
         let name = match host.rsplit_once(':') {
             Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
@@ -71,24 +73,24 @@ impl Guard {
         match literal.parse::<IpAddr>() {
             Ok(ip) => ip.is_loopback() || self.origin == Origin::Remote,
             Err(_) => {
-                let known = |other: &String| name.eq_ignore_ascii_case(other);
-                name.eq_ignore_ascii_case("localhost") || self.hosts.iter().any(known)
+                let matches = |host: &String| name.eq_ignore_ascii_case(host);
+                name.eq_ignore_ascii_case("localhost") || self.hosts.iter().any(matches)
             }
         }
     }
 }
 
-/// Whether there is exactly one such header and it passes.
+/// Whether there is exactly one such header and it passes the test.
 fn only(headers: &HeaderMap, name: &str, test: impl Fn(&str) -> bool) -> bool {
     headers.get_all(name).iter().count() == 1 && all(headers, name, test)
 }
 
-/// Whether each such header passes; also where there is none.
+/// Whether each such header passes the test; true without such a header.
 fn all(headers: &HeaderMap, name: &str, test: impl Fn(&str) -> bool) -> bool {
     headers.get_all(name).iter().all(|value| value.to_str().is_ok_and(&test))
 }
 
-/// Whether an `Origin` header is that of this server itself, which was addressed as `host`.
+/// Whether an `Origin` header names this server, which was addressed as `host`.
 fn is_origin_of(origin: &str, host: &str) -> bool {
     let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
     authority.is_some_and(|authority| !host.is_empty() && authority.eq_ignore_ascii_case(host))
@@ -101,7 +103,7 @@ fn declares_json(headers: &HeaderMap) -> bool {
     only(headers, header::CONTENT_TYPE.as_str(), media_type)
 }
 
-/// The checks, as a layer of the router.
+/// Runs the checks as a layer of the router.
 pub(super) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     match guard.check(request.method(), request.headers()) {
         Ok(()) => next.run(request).await,
@@ -114,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loopback_listener_knows_the_machine_and_its_configured_name() {
+    fn a_loopback_listener_accepts_loopback_addresses_and_configured_names() {
         let guard = Guard::new(Origin::Loopback, &["Storage.lan".into()]);
         for host in [
             "localhost",
@@ -141,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_remote_listener_takes_addresses_but_no_foreign_names() {
+    fn a_remote_listener_accepts_all_addresses_but_only_configured_names() {
         let guard = Guard::new(Origin::Remote, &["storage.lan".into()]);
         for host in ["10.0.0.1:80", "[fe80::1]", "localhost", "storage.lan:8080"] {
             assert!(guard.names_this_server(host), "{host}");
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_declared_by_its_media_type() {
+    fn only_the_json_media_type_declares_a_json_body() {
         let with = |value: &'static str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::CONTENT_TYPE, value.parse().unwrap());

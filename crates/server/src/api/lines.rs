@@ -1,7 +1,6 @@
-//! Answers that come while the work goes on: one JSON object a line.
+//! Streamed responses: one JSON object per line, sent while the work is running.
 //!
-//! What fails before the first line has an HTTP status of its own, as everywhere else; what fails later is the
-//! last line.
+//! A failure before the first line is an ordinary error response; a later failure is the last line.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -12,13 +11,14 @@ use hyper::body::{Bytes, Frame};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
+use super::error;
 use crate::control::{ControlError, ErrorDetail};
 
-/// Answers with `events`, and with what `failed` makes of an error that comes among them.
+/// Streams `events` as the response; `failed` converts an error after the first event to the last event.
 pub(super) async fn respond<E: Serialize + Send + Unpin + 'static>(
     mut events: mpsc::Receiver<Result<E, ControlError>>,
     failed: fn(ErrorDetail) -> E,
-) -> Result<Response, ControlError> {
+) -> error::Result<Response> {
     let first = events.recv().await.ok_or_else(ControlError::closed)??;
     let lines = Lines { first: Some(first), events, failed };
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], axum::body::Body::new(lines)).into_response())
@@ -44,7 +44,7 @@ impl<E: Serialize + Unpin> hyper::body::Body for Lines<E> {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(None) => return Poll::Ready(None),
                 Poll::Ready(Some(Ok(event))) => event,
-                Poll::Ready(Some(Err(e))) => (self.failed)(e.body().error),
+                Poll::Ready(Some(Err(e))) => (self.failed)(e.into()),
             },
         };
         let line = serde_json::to_vec(&event).map(|mut line| {

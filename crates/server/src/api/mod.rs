@@ -1,14 +1,16 @@
-//! The HTTP/JSON API: `/api/v1/…`, over the control socket and, when asked for, over TCP.
+//! The HTTP/JSON API: `/api/v1/…`, over the control socket and optionally over TCP.
 //!
-//! Each resource is one file with its table of routes; the router is built from the tables and
-//! `docs/api.md` is tested against them. A handler decodes its request into an [`Action`] and hands it on.
+//! Each resource is one file with its table of routes; the router is built from the tables, and a test
+//! compares `docs/api.md` with them. A handler decodes its request into an [`Action`] and passes it to the
+//! control plane. HTTP statuses of errors are in `error`.
 //!
-//! **Trust.** The control socket belongs to root alone, and whoever can use it can do all that the server can,
-//! such as read any file by importing it. Over TCP there is no authentication yet: the address is a loopback
-//! one unless the operator insists, and the server's own files cannot be imported. Requests that a web page may have
-//! sent are refused (`guard`).
+//! **Trust.** Only the server's user can open the control socket. A client of the socket has all rights of
+//! the server, such as reading any file by importing it. Over TCP there is no authentication yet: the address
+//! must be a loopback address unless the operator overrides this, and the server's own files cannot be
+//! imported. Requests that a web page may have sent are refused (`guard`).
 
 mod clones;
+mod error;
 mod extract;
 mod guard;
 mod images;
@@ -25,25 +27,26 @@ use axum::middleware;
 use axum::routing::MethodRouter;
 use axum::{Json, Router};
 
-use crate::control::{Action, Control, ControlError, Reply};
+use crate::control::{Action, Control, Reply};
+use error::{ApiError, Refusal, Result};
 pub use guard::HEADER;
 use guard::{Guard, guard};
 
-/// What every path begins with.
+/// Prefix of all paths.
 pub const PREFIX: &str = "/api/v1";
 
-/// How a request came in.
+/// The listener on which a request arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// Over the control socket, which only root can open.
+    /// The control socket, which only the server's user can open.
     Socket,
-    /// Over TCP on a loopback address.
+    /// TCP on a loopback address.
     Loopback,
-    /// Over TCP on any other address.
+    /// TCP on any other address.
     Remote,
 }
 
-/// What handlers share.
+/// The state that handlers share.
 #[derive(Clone)]
 struct Api {
     control: Control,
@@ -54,14 +57,14 @@ struct Api {
 pub struct Route {
     /// The HTTP method.
     pub method: Method,
-    /// The path behind [`PREFIX`], with `{parameters}`.
+    /// The path after [`PREFIX`], with `{parameters}`.
     pub path: &'static str,
-    /// What it does, in one line.
+    /// The description in `docs/api.md`.
     pub about: &'static str,
     handler: MethodRouter<Api>,
 }
 
-/// All routes, by resource.
+/// Returns all routes, grouped by resource.
 pub fn routes() -> Vec<Route> {
     [
         images::routes(),
@@ -77,8 +80,8 @@ pub fn routes() -> Vec<Route> {
     .collect()
 }
 
-/// The router for requests that come in by `origin`. `hosts` are names of this server, beside those that are known
-/// (`localhost`, addresses), by which TCP clients may address it.
+/// Builds the router for the listener `origin`. `hosts` are the names by which TCP clients may address this
+/// server, in addition to `localhost` and IP addresses.
 pub fn router(control: Control, origin: Origin, hosts: &[String]) -> Router {
     let mut router = Router::new();
     for route in routes() {
@@ -86,28 +89,25 @@ pub fn router(control: Control, origin: Origin, hosts: &[String]) -> Router {
     }
     router
         .fallback(|| async {
-            ControlError::new(StatusCode::NOT_FOUND, "no_such_resource", "no such resource; see docs/api.md")
+            ApiError::refused(Refusal::NoSuchResource, "no such resource; see docs/api.md for all routes")
         })
         .method_not_allowed_fallback(|| async {
-            ControlError::new(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "method_not_allowed",
-                "this resource does not have that method; see docs/api.md",
-            )
+            let message = "this resource does not support the method; see docs/api.md for all routes";
+            ApiError::refused(Refusal::MethodNotAllowed, message)
         })
-        // Around everything above: no route can be served without it.
+        // The outermost layer: the checks apply to every route and to the fallbacks.
         .layer(middleware::from_fn_with_state(Guard::new(origin, hosts), guard))
         .with_state(Api { control, origin })
 }
 
-/// Runs an action and answers 200.
-async fn run(State(api): State<Api>, action: Action) -> Result<Json<Reply>, ControlError> {
-    api.control.run(action).await.map(Json)
+/// Runs an action and responds with status 200.
+async fn run(State(api): State<Api>, action: Action) -> Result<Json<Reply>> {
+    Ok(Json(api.control.run(action).await?))
 }
 
-/// Runs an action that makes something, and answers 201.
-async fn create(State(api): State<Api>, action: Action) -> Result<(StatusCode, Json<Reply>), ControlError> {
-    api.control.run(action).await.map(|reply| (StatusCode::CREATED, Json(reply)))
+/// Runs an action that creates a resource, and responds with status 201.
+async fn create(State(api): State<Api>, action: Action) -> Result<(StatusCode, Json<Reply>)> {
+    Ok((StatusCode::CREATED, Json(api.control.run(action).await?)))
 }
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_routes_are_the_same() {
+    fn all_routes_are_distinct() {
         let mut seen = std::collections::HashSet::new();
         for r in routes() {
             assert!(seen.insert((r.method.clone(), r.path)), "{} {}", r.method, r.path);

@@ -1,4 +1,4 @@
-//! `/volumes/{name}/snapshots`: immutable points of a volume.
+//! `/volumes/{name}/snapshots`: snapshots of a volume.
 
 use axum::extract::State;
 use axum::http::Method;
@@ -13,13 +13,13 @@ pub(super) fn routes() -> Vec<Route> {
         Route {
             method: Method::GET,
             path: "/volumes/{name}/snapshots",
-            about: "The snapshots of a volume.",
+            about: "List the snapshots of a volume",
             handler: get(|s: State<Api>, Param(volume)| run(s, Action::ListSnapshots { volume })),
         },
         Route {
             method: Method::POST,
             path: "/volumes/{name}/snapshots",
-            about: "Makes a snapshot, which holds every write acknowledged before.",
+            about: "Create a snapshot; it contains every write acknowledged before",
             handler: post(|s: State<Api>, Param(volume), Body(b): Body<CreateSnapshot>| {
                 create(s, Action::CreateSnapshot { volume, name: b.name })
             }),
@@ -27,7 +27,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route {
             method: Method::DELETE,
             path: "/volumes/{name}/snapshots/{snapshot}",
-            about: "Removes a snapshot that has no clones.",
+            about: "Remove a snapshot that has no clones",
             handler: delete(|s: State<Api>, Param((volume, name))| {
                 run(s, Action::RemoveSnapshot { volume, name })
             }),

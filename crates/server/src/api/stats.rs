@@ -1,4 +1,4 @@
-//! `/stats`: the counters since the pool was opened, and where the space goes.
+//! `/stats`: counters since the pool was opened, data reduction and space.
 
 use axum::extract::State;
 use axum::http::Method;
@@ -13,13 +13,13 @@ pub(super) fn routes() -> Vec<Route> {
         Route {
             method: Method::GET,
             path: "/stats",
-            about: "Counters of the whole pool, what reduction did, and where the space goes.",
+            about: "Show the counters, data reduction and space of the pool",
             handler: get(|s: State<Api>| run(s, Action::Stats)),
         },
         Route {
             method: Method::GET,
             path: "/stats/{name}",
-            about: "What guests did to one volume, image or `volume@snapshot`, and what it holds.",
+            about: "Show the guest I/O and space of a volume, image or `volume@snapshot`",
             handler: get(|s: State<Api>, Param(name)| run(s, Action::DiskStats { name })),
         },
     ]

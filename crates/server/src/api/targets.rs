@@ -1,4 +1,4 @@
-//! `/targets`: who may see which disk over iSCSI.
+//! `/targets`: iSCSI targets, their LUNs and initiator ACLs.
 
 use axum::extract::State;
 use axum::http::Method;
@@ -9,43 +9,52 @@ use super::{Api, Route, create, run};
 use crate::control::{Action, AllowInitiator, CreateTarget, MapLun};
 
 pub(super) fn routes() -> Vec<Route> {
+    [target_routes(), lun_routes(), initiator_routes()].into_iter().flatten().collect()
+}
+
+fn target_routes() -> Vec<Route> {
     vec![
         Route {
             method: Method::GET,
             path: "/targets",
-            about: "All targets.",
+            about: "List all targets",
             handler: get(|s: State<Api>| run(s, Action::ListTargets)),
         },
         Route {
             method: Method::POST,
             path: "/targets",
-            about: "Makes a target. Unless it is open, it admits nobody until initiators are allowed.",
+            about: "Create a target; unless it is open, it admits only initiators with an ACL entry",
             handler: post(|s: State<Api>, Body(b): Body<CreateTarget>| create(s, Action::CreateTarget(b))),
         },
         Route {
             method: Method::DELETE,
             path: "/targets",
-            about: "Removes all targets, also where the table of them cannot be read.",
+            about: "Remove all targets, even if the target table cannot be read",
             handler: delete(|s: State<Api>, Force(force)| run(s, Action::RemoveTargets { force })),
         },
         Route {
             method: Method::GET,
             path: "/targets/{name}",
-            about: "One target: its LUNs, who may come, who is there.",
+            about: "Show a target: LUNs, initiator ACL, sessions",
             handler: get(|s: State<Api>, Param(name)| run(s, Action::ShowTarget { name })),
         },
         Route {
             method: Method::DELETE,
             path: "/targets/{name}",
-            about: "Removes a target; with `?force=true` also one that has sessions.",
+            about: "Remove a target; with `?force=true` even if it has sessions",
             handler: delete(|s: State<Api>, Param(name), Force(force)| {
                 run(s, Action::RemoveTarget { name, force })
             }),
         },
+    ]
+}
+
+fn lun_routes() -> Vec<Route> {
+    vec![
         Route {
             method: Method::POST,
             path: "/targets/{name}/luns",
-            about: "Maps a disk under the lowest number that is free.",
+            about: "Map a disk to the lowest free LUN",
             handler: post(|s: State<Api>, Param(target), Body(map): Body<MapLun>| {
                 create(s, Action::MapLun { target, lun: None, map })
             }),
@@ -53,7 +62,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route {
             method: Method::PUT,
             path: "/targets/{name}/luns/{lun}",
-            about: "Maps a disk under this number, or changes how it is mapped.",
+            about: "Map a disk to this LUN, or change the options of a mapped LUN",
             handler: put(|s: State<Api>, Param((target, lun)), Body(map): Body<MapLun>| {
                 run(s, Action::MapLun { target, lun: Some(lun), map })
             }),
@@ -61,13 +70,13 @@ pub(super) fn routes() -> Vec<Route> {
         Route {
             method: Method::DELETE,
             path: "/targets/{name}/luns/{lun}",
-            about: "Takes a disk away from a target, and from the initiators that use it.",
+            about: "Unmap a LUN, also from initiators that are using it",
             handler: delete(|s: State<Api>, Param((target, lun))| run(s, Action::UnmapLun { target, lun })),
         },
         Route {
             method: Method::GET,
             path: "/targets/{name}/luns/{lun}/reservations",
-            about: "Reservations and registrations of the disk under a LUN.",
+            about: "Show the reservations and registrations of the disk of a LUN",
             handler: get(|s: State<Api>, Param((target, lun))| {
                 run(s, Action::ShowReservations { target, lun })
             }),
@@ -75,15 +84,20 @@ pub(super) fn routes() -> Vec<Route> {
         Route {
             method: Method::DELETE,
             path: "/targets/{name}/luns/{lun}/reservations",
-            about: "Ends all reservations of the disk under a LUN and removes all registrations.",
+            about: "Clear all reservations and registrations of the disk of a LUN",
             handler: delete(|s: State<Api>, Param((target, lun))| {
                 run(s, Action::ClearReservations { target, lun })
             }),
         },
+    ]
+}
+
+fn initiator_routes() -> Vec<Route> {
+    vec![
         Route {
             method: Method::PUT,
             path: "/targets/{name}/initiators/{initiator}",
-            about: "Lets an initiator come, or changes what it may.",
+            about: "Add or update an initiator's ACL entry",
             handler: put(|s: State<Api>, Param((target, initiator)), Body(allowed): Body<AllowInitiator>| {
                 run(s, Action::AllowInitiator { target, initiator, allowed })
             }),
@@ -91,7 +105,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route {
             method: Method::DELETE,
             path: "/targets/{name}/initiators/{initiator}",
-            about: "Takes back what was allowed to an initiator.",
+            about: "Remove an initiator's ACL entry",
             handler: delete(|s: State<Api>, Param((target, initiator))| {
                 run(s, Action::DenyInitiator { target, initiator })
             }),

@@ -1,4 +1,4 @@
-//! `/volumes`: disks that can be written.
+//! `/volumes`: writable disks.
 
 use axum::extract::State;
 use axum::http::Method;
@@ -9,49 +9,58 @@ use super::{Api, Route, create, run};
 use crate::control::{Action, CreateVolume, Persist, Resets, Resize, Rollback};
 
 pub(super) fn routes() -> Vec<Route> {
+    [volume_routes(), reset_routes(), class_routes()].into_iter().flatten().collect()
+}
+
+fn volume_routes() -> Vec<Route> {
     vec![
         Route {
             method: Method::GET,
             path: "/volumes",
-            about: "All volumes.",
+            about: "List all volumes",
             handler: get(|s: State<Api>| run(s, Action::ListVolumes)),
         },
         Route {
             method: Method::POST,
             path: "/volumes",
-            about: "Makes an empty volume.",
+            about: "Create an empty volume",
             handler: post(|s: State<Api>, Body(b): Body<CreateVolume>| create(s, Action::CreateVolume(b))),
         },
         Route {
             method: Method::GET,
             path: "/volumes/{name}",
-            about: "One volume.",
+            about: "Show a volume",
             handler: get(|s: State<Api>, Param(name)| run(s, Action::ShowVolume { name })),
         },
         Route {
             method: Method::DELETE,
             path: "/volumes/{name}",
-            about: "Removes a volume that nobody uses and that has no snapshots.",
+            about: "Remove a volume that has no clients and no snapshots",
             handler: delete(|s: State<Api>, Param(name)| run(s, Action::RemoveVolume { name })),
         },
         Route {
             method: Method::POST,
             path: "/volumes/{name}/resize",
-            about: "Changes the size; what lies beyond a smaller one is discarded.",
+            about: "Resize a volume; shrinking discards the data beyond the new end",
             handler: post(|s: State<Api>, Param(name), Body(b): Body<Resize>| {
                 run(s, Action::ResizeVolume { name, size_bytes: b.size_bytes })
             }),
         },
+    ]
+}
+
+fn reset_routes() -> Vec<Route> {
+    vec![
         Route {
             method: Method::POST,
             path: "/volumes/{name}/reset",
-            about: "Sets a clone back to the image or snapshot it came from.",
+            about: "Reset a clone to the image or snapshot it was created from",
             handler: post(|s: State<Api>, Param(name)| run(s, Action::ResetVolume { name })),
         },
         Route {
             method: Method::POST,
             path: "/resets",
-            about: "Sets many clones back, all or none, as fast as one.",
+            about: "Reset several clones as fast as one; all or none",
             handler: post(|s: State<Api>, Body(b): Body<Resets>| {
                 run(s, Action::Reset { volumes: b.volumes })
             }),
@@ -59,30 +68,35 @@ pub(super) fn routes() -> Vec<Route> {
         Route {
             method: Method::POST,
             path: "/volumes/{name}/persist",
-            about: "Makes a desktop a persistent volume, with all that was written to it.",
+            about: "Convert a desktop into a persistent volume, keeping its writes",
             handler: post(|s: State<Api>, Param(name), Body(b): Body<Persist>| {
                 run(s, Action::PersistVolume { name, sync: b.sync })
             }),
         },
         Route {
+            method: Method::POST,
+            path: "/volumes/{name}/rollback",
+            about: "Roll a volume back to one of its snapshots",
+            handler: post(|s: State<Api>, Param(name), Body(b): Body<Rollback>| {
+                run(s, Action::RollbackVolume { name, snapshot: b.snapshot })
+            }),
+        },
+    ]
+}
+
+fn class_routes() -> Vec<Route> {
+    vec![
+        Route {
             method: Method::GET,
             path: "/volumes/{name}/classes",
-            about: "What a guest's file systems say of the blocks of a volume, image or VOLUME@SNAPSHOT, and how they fare.",
+            about: "Show the block classes of a volume, image or VOLUME@SNAPSHOT, with I/O counters",
             handler: get(|s: State<Api>, Param(name)| run(s, Action::ShowClasses { name })),
         },
         Route {
             method: Method::POST,
             path: "/volumes/{name}/classes",
-            about: "Scans the disk for that now.",
+            about: "Scan the disk for block classes now",
             handler: post(|s: State<Api>, Param(name)| run(s, Action::LearnClasses { name })),
-        },
-        Route {
-            method: Method::POST,
-            path: "/volumes/{name}/rollback",
-            about: "Sets a volume back to one of its snapshots.",
-            handler: post(|s: State<Api>, Param(name), Body(b): Body<Rollback>| {
-                run(s, Action::RollbackVolume { name, snapshot: b.snapshot })
-            }),
         },
     ]
 }

@@ -1,5 +1,5 @@
-//! The command line (DESIGN, section 16): the one table from which parsing, help, man page and shell
-//! completions are made. It is a contract, because scripts rely on it.
+//! The command line (DESIGN, section 16): one table for parsing, help, man page and shell completions. Names
+//! and values are a stable contract, because scripts rely on them.
 
 use std::path::PathBuf;
 
@@ -8,20 +8,20 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::config::{DEFAULT_DATA, HttpAddr, parse_http_addr, parse_portal};
-use crate::control::{Reset, Sync};
+use crate::control::{Reset, SyncPolicy};
 use crate::import::Format;
 use crate::nbd::TlsMode;
 use crate::plane::ListenAddr;
 use crate::size::Size;
 
-/// Serves clones of golden disk images from a crash-safe log.
+/// Serve virtual machine disks over NBD and iSCSI, with snapshots and clones of golden images
 #[derive(Debug, Parser)]
 #[command(name = "forebay", version, disable_help_subcommand = true, max_term_width = 100)]
 pub struct Cli {
     /// Options of every command.
     #[command(flatten)]
     pub global: Global,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -29,7 +29,7 @@ pub struct Cli {
 /// Options of every command.
 #[derive(Debug, Args)]
 pub struct Global {
-    /// Print JSON for programs
+    /// Print the result as JSON
     #[arg(long, global = true)]
     pub json: bool,
     /// Control socket of the server [default: forebay.sock in the data directory]
@@ -37,7 +37,7 @@ pub struct Global {
     pub socket: Option<PathBuf>,
     /// Data directory
     #[arg(long, global = true, value_name = "DIR", env = "FOREBAY_DATA", help = format!(
-        "Data directory; commands other than serve look there for the socket [default: {DEFAULT_DATA}]"
+        "Data directory [default: {DEFAULT_DATA}; serve has no default]"
     ))]
     pub data: Option<PathBuf>,
 }
@@ -47,42 +47,43 @@ pub struct Global {
 pub enum Command {
     /// Run the server
     Serve(ServeArgs),
-    /// Golden images: import, list, show, remove
+    /// Manage golden images: import, create, list, show, remove, boot profile
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Volumes: create, clone, list, show, remove, resize, reset, classes
+    /// Manage volumes: create, clone, list, show, remove, resize, reset, persist, block classes
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Snapshots of volumes: create, list, remove, roll back
+    /// Manage snapshots: create, list, remove, roll back
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
-    /// iSCSI targets: create, list, show, remove, and who may come
+    /// Manage iSCSI targets and their initiator ACLs
     #[command(subcommand)]
     Target(TargetCommand),
-    /// Disks of iSCSI targets: map, unmap, list
+    /// Map disks to iSCSI targets; show and clear reservations
     #[command(subcommand)]
     Lun(LunCommand),
-    /// Show what guests did and what it cost: operations, bytes, hit rates, memory, reduction, space
+    /// Show I/O counters, cache hit rates, memory, data reduction and space
     Stats(StatsArgs),
-    /// Free the space of what was removed, discarded or overwritten, now
+    /// Reclaim the space of removed, discarded and overwritten data now
     Gc,
-    /// Verify a pool that no server has open: every checksum, every map
+    /// Verify all checksums and block maps of a pool while its server is stopped
     Check,
-    /// Look into a pool that no server has open: its superblocks and segments
+    /// Show the superblocks and segments of a pool while its server is stopped
     Inspect {
-        /// Show the batches of this segment instead: its number as its file is named
+        /// Show the batches of this segment instead, such as 0000002a (the name of its file)
         #[arg(value_name = "SEGMENT", value_parser = parse_segment)]
         segment: Option<u32>,
     },
-    /// Report flushed writes that damage to the log has cut off, in a pool that no server has open
+    /// Report flushed writes that are lost to log damage, while the server is stopped
     Recover {
-        /// Open the pool without the writes that the report names: the number of the damage, from the report
+        /// Accept the loss with this damage ID from the report, so that the pool opens without the lost
+        /// writes
         #[arg(long, value_name = "ID")]
         accept_loss: Option<u64>,
     },
-    /// Print the completion script of a shell
+    /// Print a shell completion script
     Completions {
-        /// The shell
+        /// Shell
         shell: Shell,
     },
     /// Print the manual page
@@ -90,56 +91,56 @@ pub enum Command {
     Man,
 }
 
-/// The number of a segment, in hexadecimal digits, as in `0000002a.seg`.
+/// Parses a segment number: hexadecimal digits, as in `0000002a.seg`.
 fn parse_segment(text: &str) -> Result<u32, String> {
     let digits = text.strip_suffix(".seg").unwrap_or(text);
     let number = digits.bytes().all(|b| b.is_ascii_hexdigit()).then(|| u32::from_str_radix(digits, 16).ok());
-    number.flatten().ok_or_else(|| format!("'{text}' is not a segment; 'forebay inspect' lists them"))
+    number.flatten().ok_or_else(|| format!("'{text}' is not a segment; 'forebay inspect' lists the segments"))
 }
 
 /// Options of `serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Configuration file (TOML); flags win over it
+    /// Configuration file (TOML); command-line options override it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Serve NBD here: unix:PATH or HOST:PORT; may be given more than once
+    /// NBD listen address: unix:PATH or HOST:PORT (repeatable)
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<ListenAddr>,
-    /// Let --nbd be an address that other machines can reach without TLS
+    /// Allow NBD without TLS on --nbd addresses that other machines can reach
     #[arg(long)]
     pub nbd_allow_remote: bool,
-    /// Who has to use TLS over NBD [default: require, if --tls-certificates is given]
+    /// TLS mode for NBD [default: require if certificates are configured, else off]
     #[arg(long, value_name = "MODE", requires = "tls_certificates")]
     pub tls: Option<TlsMode>,
     /// Directory with ca-cert.pem, server-cert.pem and server-key.pem
     #[arg(long, value_name = "DIR")]
     pub tls_certificates: Option<PathBuf>,
-    /// Serve only clients with a certificate that the authority in ca-cert.pem signed
+    /// Require NBD clients to present a certificate signed by the CA in ca-cert.pem
     #[arg(long, requires = "tls_certificates")]
     pub tls_verify_peer: bool,
-    /// Serve iSCSI here: HOST:PORT; may be given more than once
+    /// iSCSI listen address (portal): HOST:PORT (repeatable)
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_portal)]
     pub iscsi: Vec<ListenAddr>,
-    /// Serve the HTTP/JSON API here too, without authentication
+    /// Additional listen address for the HTTP/JSON API, without authentication
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_http_addr)]
     pub http: Option<HttpAddr>,
-    /// Let --http be an address that other machines can reach
+    /// Allow an --http address that other machines can reach
     #[arg(long)]
     pub http_allow_remote: bool,
-    /// Name in the URLs of HTTP clients, beside localhost and that of --http; may be given more than once
+    /// Host name that HTTP clients may use, in addition to localhost and the host of --http (repeatable)
     #[arg(long, value_name = "NAME")]
     pub http_host: Vec<String>,
-    /// Largest file that is fetched to import it from a URL [default: 1 TiB]
+    /// Maximum size of a file imported from a URL [default: 1 TiB]
     #[arg(long, value_name = "SIZE")]
     pub import_max_size: Option<Size>,
-    /// Let URLs that are imported lead to private addresses by redirects, and names to this machine
+    /// Let imports from URLs follow redirects to private addresses and names that resolve to this machine
     #[arg(long)]
     pub import_allow_private: bool,
-    /// Budget of the read cache [default: 1 GiB]
+    /// Size of the read cache [default: 1 GiB]
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<Size>,
-    /// Data-plane threads [default: 2]
+    /// Number of data-plane threads [default: 2]
     #[arg(long, value_name = "N")]
     pub cores: Option<usize>,
 }
@@ -147,27 +148,27 @@ pub struct ServeArgs {
 /// `forebay image …`
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Make an image of a disk file: raw, qcow2, VMDK or VHDX
+    /// Import an image from a disk file: raw, qcow2, VMDK or VHDX
     Import {
         /// Name of the new image
         #[arg(value_parser = Name::new())]
         name: String,
-        /// Path of the file, or http:// or https:// URL
+        /// Path of the file, or an http:// or https:// URL
         #[arg(value_name = "FILE|URL", value_parser = Name::new())]
         file: String,
-        /// What the file is, if it is not to be found out
+        /// Image format (default: detect)
         #[arg(long, value_enum, default_value_t)]
         format: Format,
-        /// Share blocks only with disks of this domain; clones have that of their source
+        /// Deduplication domain: only disks of the same domain share blocks; clones inherit it
         #[arg(long, value_name = "N", default_value_t)]
         dedup_domain: u32,
     },
-    /// Make an image of what a volume or snapshot holds now
+    /// Create an image from the current contents of a volume or snapshot
     Create {
         /// Name of the new image
         #[arg(value_parser = Name::new())]
         name: String,
-        /// VOLUME or VOLUME@SNAPSHOT; of a desktop, after 'volume persist'
+        /// VOLUME or VOLUME@SNAPSHOT; run 'volume persist' on a desktop first
         #[arg(value_name = "SOURCE[@SNAPSHOT]", value_parser = Name::new())]
         source: String,
     },
@@ -185,31 +186,31 @@ pub enum ImageCommand {
         #[arg(value_parser = Name::new())]
         name: String,
     },
-    /// Show what the boot of an image's clones reads, or change that
+    /// Show, record, prefetch or delete the boot profile of an image
     Profile {
         /// IMAGE or VOLUME@SNAPSHOT
         #[arg(value_parser = Name::new())]
         name: String,
-        /// What is to be done; without, it is shown.
+        /// The change; without one, the profile is shown.
         #[command(flatten)]
         change: ProfileChange,
     },
 }
 
-/// What `forebay image profile` changes; one at a time.
+/// Changes of `forebay image profile`; at most one at a time.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub struct ProfileChange {
-    /// Record the next boot of a clone, in the place of what is known
+    /// Record the next boot of a clone, replacing the current profile
     #[arg(long)]
     pub record: bool,
-    /// End a recording now; what was read so far is the profile
+    /// Stop recording now; the blocks read so far become the profile
     #[arg(long)]
     pub stop: bool,
-    /// Read it into the cache now, before clones start
+    /// Read the blocks of the profile into the cache now
     #[arg(long)]
     pub prefetch: bool,
-    /// Forget it
+    /// Delete the profile
     #[arg(long)]
     pub clear: bool,
 }
@@ -217,42 +218,42 @@ pub struct ProfileChange {
 /// `forebay volume …`
 #[derive(Debug, Subcommand)]
 pub enum VolumeCommand {
-    /// Make an empty volume
+    /// Create an empty volume
     Create {
         /// Name of the new volume
         #[arg(value_parser = Name::new())]
         name: String,
-        /// Its size: bytes, or with K, M, G, T (powers of two)
+        /// Size in bytes, or with a suffix K, M, G or T (powers of two)
         #[arg(long)]
         size: Size,
-        /// When its writes are durable
+        /// Durability of writes
         #[arg(long, value_enum, default_value_t)]
-        sync: Sync,
-        /// Share blocks only with disks of this domain; clones have that of their source
+        sync: SyncPolicy,
+        /// Deduplication domain: only disks of the same domain share blocks; clones inherit it
         #[arg(long, value_name = "N", default_value_t)]
         dedup_domain: u32,
     },
-    /// Make clones of an image, a volume or a snapshot
+    /// Create clones of an image, volume or snapshot
     Clone {
         /// IMAGE, VOLUME or VOLUME@SNAPSHOT
         #[arg(value_name = "SOURCE[@SNAPSHOT]", value_parser = Name::new())]
         source: String,
-        /// Name of the clone; with --count, what the names begin with
+        /// Name of the clone; with --count, the prefix of the names
         #[arg(value_parser = Name::new())]
         name: String,
-        /// Make this many: NAME-001, NAME-002 and so on, all or none
+        /// Create N clones, NAME-001, NAME-002 and so on; all or none
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(crate::control::MAX_CLONES)))]
         count: Option<u32>,
-        /// When their writes are durable
+        /// Durability of writes
         #[arg(long, value_enum, default_value_t)]
-        sync: Sync,
-        /// Make desktops: their writes stay in RAM, and are gone after a reset or a restart
+        sync: SyncPolicy,
+        /// Create desktops: writes stay in RAM and are discarded by a reset or a server restart
         #[arg(long, conflicts_with = "sync")]
         desktop: bool,
-        /// RAM for the writes of each desktop; what does not fit goes to the store
+        /// RAM for the writes of each desktop; the rest overflows to the store
         #[arg(long, value_name = "SIZE", requires = "desktop", default_value = "256M")]
         write_cache: Size,
-        /// When desktops are reset by themselves
+        /// When desktops are reset automatically
         #[arg(long, requires = "desktop", value_enum, default_value_t)]
         reset: Reset,
     },
@@ -264,13 +265,13 @@ pub enum VolumeCommand {
         #[arg(value_parser = Name::new())]
         name: String,
     },
-    /// Remove a volume that nobody uses and that has no snapshots
+    /// Remove a volume that has no clients and no snapshots
     Rm {
         /// Name of the volume
         #[arg(value_parser = Name::new())]
         name: String,
     },
-    /// Change the size of a volume; shrinking discards what lies beyond
+    /// Resize a volume; shrinking discards the data beyond the new end
     Resize {
         /// Name of the volume
         #[arg(value_parser = Name::new())]
@@ -278,13 +279,14 @@ pub enum VolumeCommand {
         /// The new size
         size: Size,
     },
-    /// Set clones back to the image or snapshot they came from, all or none
+    /// Reset clones to the image or snapshot they were created from; all or none
     Reset {
         /// Names of the volumes
         #[arg(value_name = "NAME", value_parser = Name::new(), required = true)]
         names: Vec<String>,
     },
-    /// Show what a disk holds as its guest sees it (page file, programs, free), and how that is read and written
+    /// Show how much of a disk its guest uses for page file, programs, free space and so on, with I/O
+    /// counters
     Classes {
         /// VOLUME, IMAGE or VOLUME@SNAPSHOT
         #[arg(value_parser = Name::new())]
@@ -293,23 +295,23 @@ pub enum VolumeCommand {
         #[arg(long)]
         refresh: bool,
     },
-    /// Make a desktop a persistent volume, with all that was written to it
+    /// Convert a desktop into a persistent volume, keeping its writes
     Persist {
         /// Name of the desktop
         #[arg(value_parser = Name::new())]
         name: String,
-        /// When its writes are durable from then on
+        /// Durability of writes from then on
         #[arg(long, value_enum, default_value_t)]
-        sync: Sync,
+        sync: SyncPolicy,
     },
 }
 
 /// `forebay snapshot …`
 #[derive(Debug, Subcommand)]
 pub enum SnapshotCommand {
-    /// Make a snapshot of a volume
+    /// Create a snapshot of a volume
     Create {
-        /// The volume
+        /// Name of the volume
         #[arg(value_parser = Name::new())]
         volume: String,
         /// Name of the snapshot
@@ -318,22 +320,22 @@ pub enum SnapshotCommand {
     },
     /// List the snapshots of a volume
     List {
-        /// The volume
+        /// Name of the volume
         #[arg(value_parser = Name::new())]
         volume: String,
     },
     /// Remove a snapshot that has no clones
     Rm {
-        /// The volume
+        /// Name of the volume
         #[arg(value_parser = Name::new())]
         volume: String,
         /// Name of the snapshot
         #[arg(value_parser = Name::new())]
         name: String,
     },
-    /// Set a volume back to a snapshot
+    /// Roll a volume back to a snapshot
     Rollback {
-        /// The volume
+        /// Name of the volume
         #[arg(value_parser = Name::new())]
         volume: String,
         /// Name of the snapshot
@@ -345,45 +347,45 @@ pub enum SnapshotCommand {
 /// `forebay target …`
 #[derive(Debug, Subcommand)]
 pub enum TargetCommand {
-    /// Make a target; unless it is open, it admits nobody until initiators are allowed
+    /// Create a target; without --open it admits only initiators added with 'target allow'
     Create {
-        /// Its name, such as iqn.2026-01.org.example:disks
+        /// Name of the target, such as iqn.2026-01.org.example:disks
         #[arg(value_name = "IQN", value_parser = Name::new())]
         name: String,
         /// Admit any initiator
         #[arg(long)]
         open: bool,
-        /// With what initiators authenticate themselves that have nothing of their own.
+        /// CHAP credentials of initiators whose ACL entry has none.
         #[command(flatten)]
         chap: ChapArgs,
-        /// User as which the target authenticates itself to initiators (mutual CHAP)
+        /// CHAP user name of the target, for mutual CHAP
         #[arg(long, value_name = "USER", requires = "mutual_secret_file")]
         mutual_user: Option<String>,
-        /// File with its secret, which must not be that of an initiator; - is standard input
+        /// File with the secret for mutual CHAP, different from the initiators' secrets; - for standard input
         #[arg(long, value_name = "FILE", requires = "mutual_user")]
         mutual_secret_file: Option<PathBuf>,
     },
     /// List all targets
     List,
-    /// Show one target: its LUNs, who may come, who is connected
+    /// Show one target: LUNs, initiator ACL, sessions
     Show {
         /// Name of the target
         #[arg(value_name = "IQN", value_parser = Name::new())]
         name: String,
     },
-    /// Remove a target; its disks stay
+    /// Remove a target; its disks are kept
     Rm {
         /// Name of the target
         #[arg(value_name = "IQN", value_parser = Name::new(), required_unless_present = "all")]
         name: Option<String>,
-        /// Remove all targets, also if the table of them cannot be read
+        /// Remove all targets, even if the target table cannot be read
         #[arg(long, conflicts_with = "name")]
         all: bool,
-        /// Even if initiators are connected, which are cut off
+        /// Remove the target even if initiators are connected, and end their sessions
         #[arg(long)]
         force: bool,
     },
-    /// Let an initiator come; again, to change what it may
+    /// Add or update an initiator's ACL entry
     Allow {
         /// Name of the target
         #[arg(value_name = "IQN", value_parser = Name::new())]
@@ -391,14 +393,14 @@ pub enum TargetCommand {
         /// Name of the initiator
         #[arg(value_parser = Name::new())]
         initiator: String,
-        /// With what it authenticates itself, if not with what the target says.
+        /// CHAP credentials of this initiator, instead of those of the target.
         #[command(flatten)]
         chap: ChapArgs,
-        /// Let it see only this LUN; may be given more than once
+        /// Expose only this LUN to the initiator (repeatable) [default: all]
         #[arg(long, value_name = "N")]
         lun: Vec<u16>,
     },
-    /// Take back what was allowed to an initiator
+    /// Remove an initiator's ACL entry
     Deny {
         /// Name of the target
         #[arg(value_name = "IQN", value_parser = Name::new())]
@@ -409,13 +411,13 @@ pub enum TargetCommand {
     },
 }
 
-/// With what initiators authenticate themselves.
+/// CHAP credentials of initiators.
 #[derive(Debug, Args)]
 pub struct ChapArgs {
-    /// User as which initiators authenticate themselves (CHAP)
+    /// CHAP user name for initiators
     #[arg(long, value_name = "USER", requires = "chap_secret_file")]
     pub chap_user: Option<String>,
-    /// File with the secret, 12 to 255 bytes; - is standard input
+    /// File with the CHAP secret, 12 to 255 bytes; - for standard input
     #[arg(long, value_name = "FILE", requires = "chap_user")]
     pub chap_secret_file: Option<PathBuf>,
 }
@@ -423,48 +425,48 @@ pub struct ChapArgs {
 /// `forebay lun …`
 #[derive(Debug, Subcommand)]
 pub enum LunCommand {
-    /// Show a disk to the initiators of a target; again, with its number, to change how
+    /// Map a disk to a target as a LUN, or change the options of a mapped LUN
     Map {
         /// Name of the target
         #[arg(value_parser = Name::new())]
         target: String,
-        /// VOLUME, or IMAGE or VOLUME@SNAPSHOT, which are read-only
+        /// VOLUME, IMAGE or VOLUME@SNAPSHOT; images and snapshots are read-only
         #[arg(value_parser = Name::new())]
         disk: String,
-        /// Its number, 0 to 255 [default: the lowest that is free]
+        /// LUN, 0 to 255 [default: the lowest free number]
         #[arg(long, value_name = "N")]
         lun: Option<u16>,
         /// Refuse writes
         #[arg(long)]
         read_only: bool,
-        /// Answer writes before they are durable; initiators flush what is to be safe
+        /// Acknowledge writes before they are durable; initiators have to flush
         #[arg(long, conflicts_with = "read_only")]
         write_back: bool,
     },
-    /// Take a disk away from a target
+    /// Unmap a LUN from a target
     Unmap {
         /// Name of the target
         #[arg(value_parser = Name::new())]
         target: String,
-        /// Number of the disk
+        /// LUN
         #[arg(value_name = "N")]
         lun: u16,
     },
-    /// List the disks of a target
+    /// List the LUNs of a target
     List {
         /// Name of the target
         #[arg(value_parser = Name::new())]
         target: String,
     },
-    /// Show reservations and registrations of a disk, or end them
+    /// Show or clear the reservations and registrations of a LUN
     Reservations {
         /// Name of the target
         #[arg(value_parser = Name::new())]
         target: String,
-        /// Number of the disk
+        /// LUN
         #[arg(value_name = "N")]
         lun: u16,
-        /// End all reservations and remove all registrations: cluster nodes lose their fencing
+        /// Clear all reservations and registrations; cluster nodes lose their fencing
         #[arg(long)]
         clear: bool,
     },
@@ -473,10 +475,10 @@ pub enum LunCommand {
 /// Options of `stats`.
 #[derive(Debug, Args)]
 pub struct StatsArgs {
-    /// Only this volume, image or VOLUME@SNAPSHOT
+    /// Show only this volume, image or VOLUME@SNAPSHOT
     #[arg(value_parser = Name::new())]
     pub volume: Option<String>,
-    /// Show the rates of each second until interrupted
+    /// Refresh every second and show rates, until interrupted
     #[arg(long)]
     pub watch: bool,
 }

@@ -1,28 +1,28 @@
-//! `forebay volume classes`: what guests' file systems say of a disk's blocks.
+//! `forebay volume classes`: the classes of a disk's blocks, as derived from the guest's file systems.
 
 use forebay_guest::{Class, Content};
 
 use super::CliError;
 use super::client::Client;
-use super::output::{age, render, say, table};
+use super::output::{age, print_result, render, table};
 use crate::clock::unix_ms;
 use crate::control::ClassesView;
 use crate::size::Size;
 
-/// Shows the classes of a disk, after a scan if that is asked for.
+/// Shows the classes of a disk, after a scan if `refresh` is set.
 pub(super) async fn run(client: &Client, name: &str, refresh: bool, as_json: bool) -> Result<(), CliError> {
     let path = ["volumes", name, "classes"];
     let classes: ClassesView =
         if refresh { client.post(&path, &serde_json::json!({})).await? } else { client.get(&path).await? };
-    say(&classes, as_json, describe)
+    print_result(&classes, as_json, describe)
 }
 
 fn describe(view: &ClassesView) -> String {
     let Some(learned) = view.learned_ms else {
-        return "nothing is known of its blocks; with --refresh it is scanned now".into();
+        return "the disk has not been scanned yet; scan it with --refresh".into();
     };
     let file_systems: Vec<&str> = view.file_systems.iter().map(|content| file_system(*content)).collect();
-    let head = format!("{}; learned {} ago", file_systems.join(", "), age(unix_ms(), learned));
+    let head = format!("{}; scanned {} ago", file_systems.join(", "), age(unix_ms(), learned));
     let total = view.classes.iter().map(|class| class.bytes).sum::<u64>().max(1);
     let mut t = table(&["CLASS", "BYTES", "SHARE", "READ HITS", "WRITTEN"], &[1, 2, 3, 4]);
     for class in &view.classes {
@@ -64,9 +64,9 @@ mod tests {
     use crate::control::ClassView;
 
     #[test]
-    fn what_people_read() {
+    fn classes_are_shown_as_a_table() {
         let none = ClassesView::default();
-        assert_eq!(describe(&none), "nothing is known of its blocks; with --refresh it is scanned now");
+        assert_eq!(describe(&none), "the disk has not been scanned yet; scan it with --refresh");
         let class = |class, bytes, hit_rate| ClassView {
             class,
             bytes,
@@ -81,7 +81,7 @@ mod tests {
             classes: vec![class(Class::Page, 1 << 20, None), class(Class::Code, 3 << 20, Some(0.75))],
         };
         let lines = [
-            "ntfs, unknown; learned 0 s ago",
+            "ntfs, unknown; scanned 0 s ago",
             "CLASS  BYTES   SHARE  READ HITS  WRITTEN",
             "page   1 MiB  25.0 %          -    4 KiB",
             "code   3 MiB  75.0 %       75 %    4 KiB",

@@ -1,11 +1,11 @@
-//! The client of the API: one request over the control socket.
+//! The API client: one request per connection over the control socket.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
-use hyper::{Method, Request, Response, StatusCode, header};
+use hyper::{Method, Request, Response, header};
 use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
@@ -14,42 +14,39 @@ use serde_json::Value;
 use tokio::net::UnixStream;
 
 use crate::api::{self, PREFIX};
-use crate::control::ErrorBody;
+use crate::control::{ErrorBody, ErrorDetail};
 
-/// What is escaped in one segment of a path: all but RFC 3986's unreserved characters.
+/// Characters that are escaped in a path segment: all except the unreserved characters of RFC 3986.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
-/// How long a server that accepts connections may take to answer the first byte of the greeting.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout of a connection attempt to the control socket.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why there is no answer, or which error it was.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No server accepts connections on the socket.
     #[error(
-        "no server answers on {path} ({reason}): start one with 'forebay serve --data DIR', or name its socket with --socket"
+        "cannot reach the server on {path} ({reason}); start it with 'forebay serve --data DIR', or give its socket with \
+         --socket"
     )]
     Unreachable {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         reason: String,
     },
-    /// The connection broke.
-    #[error("the server did not finish its answer ({0}); see its log")]
+    /// The connection broke before the response was complete.
+    #[error("the server's response is incomplete ({0}); see the server's log")]
     Broken(String),
-    /// It answered with something else than the API does.
-    #[error(
-        "the server gave an answer that this release does not understand ({0}); use the same release on both sides"
-    )]
+    /// The response is not one of this API.
+    #[error("cannot parse the server's response ({0}); use the same release of the command and the server")]
     Foreign(String),
-    /// It said no.
+    /// The server returned an error.
     #[error("{message}")]
     Refused {
-        /// HTTP status.
-        status: StatusCode,
-        /// Code for programs.
+        /// Stable code for programs.
         code: String,
-        /// For people.
+        /// Message for the user.
         message: String,
     },
 }
@@ -57,7 +54,7 @@ pub enum ClientError {
 /// Result of a request.
 pub type Result<T> = std::result::Result<T, ClientError>;
 
-/// A path of the API, made of segments that are escaped one by one.
+/// Builds a path of the API from segments, escaping each one.
 pub fn path(segments: &[&str]) -> String {
     let mut path = PREFIX.to_owned();
     for segment in segments {
@@ -67,13 +64,13 @@ pub fn path(segments: &[&str]) -> String {
     path
 }
 
-/// A server, known by its control socket.
+/// A client of the server on one control socket.
 pub struct Client {
     socket: PathBuf,
 }
 
 impl Client {
-    /// A client of the server on `socket`. Nothing is connected yet.
+    /// Creates a client of the server on `socket`. Each request opens its own connection.
     pub fn new(socket: &Path) -> Client {
         Client { socket: socket.to_owned() }
     }
@@ -88,7 +85,7 @@ impl Client {
         self.call(Method::DELETE, path(segments), None::<&()>).await
     }
 
-    /// `DELETE` of what may be in use; with `force`, of what is.
+    /// `DELETE`; with `force`, also of a resource in use.
     pub async fn remove(&self, segments: &[&str], force: bool) -> Result<Value> {
         let query = if force { "?force=true" } else { "" };
         self.call(Method::DELETE, path(segments) + query, None::<&()>).await
@@ -104,13 +101,13 @@ impl Client {
         self.call(Method::POST, path(segments), Some(body)).await
     }
 
-    /// `POST` with an answer that comes line by line.
+    /// `POST` with a streamed response of one JSON value per line.
     pub async fn post_lines(&self, segments: &[&str], body: &impl Serialize) -> Result<Lines> {
         let response = self.send(Method::POST, path(segments), Some(body)).await?;
         Ok(Lines { body: response.into_body(), buffer: Vec::new() })
     }
 
-    /// One request and its whole answer.
+    /// Sends a request and parses the complete response.
     async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -122,7 +119,7 @@ impl Client {
         serde_json::from_slice(&bytes).map_err(|e| ClientError::Foreign(e.to_string()))
     }
 
-    /// One request; the body of a successful answer is still to come.
+    /// Sends a request and returns a successful response with its body unread.
     pub async fn send(
         &self,
         method: Method,
@@ -145,7 +142,7 @@ impl Client {
             hyper::client::conn::http1::handshake(TokioIo::new(self.connect().await?))
                 .await
                 .map_err(|e| broken(&e))?;
-        // It ends with the answer; its errors come out of the request too.
+        // The task ends with the response; the request reports the connection's errors as well.
         tokio::spawn(connection);
         let response = sender.send_request(request).await.map_err(|e| broken(&e))?;
         if response.status().is_success() {
@@ -154,26 +151,28 @@ impl Client {
         let status = response.status();
         let bytes = response.into_body().collect().await.map_err(|e| broken(&e))?.to_bytes();
         match serde_json::from_slice::<ErrorBody>(&bytes) {
-            Ok(e) => Err(ClientError::Refused { status, code: e.error.code, message: e.error.message }),
+            Ok(e) => Err(e.error.into()),
             Err(_) => Err(ClientError::Foreign(status.to_string())),
         }
     }
 
     async fn connect(&self) -> Result<UnixStream> {
         let unreachable = |reason: String| ClientError::Unreachable { path: self.socket.clone(), reason };
-        let connected = tokio::time::timeout(CONNECT_PATIENCE, UnixStream::connect(&self.socket)).await;
-        connected.map_err(|_| unreachable("it is too busy".into()))?.map_err(|e| unreachable(reason(&e)))
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, UnixStream::connect(&self.socket)).await;
+        connected
+            .map_err(|_| unreachable("the connection timed out".into()))?
+            .map_err(|e| unreachable(reason(&e)))
     }
 }
 
-/// An answer of one JSON value a line. Dropping it hangs up.
+/// A streamed response of one JSON value per line. Dropping it closes the connection.
 pub struct Lines {
     body: Incoming,
     buffer: Vec<u8>,
 }
 
 impl Lines {
-    /// The next value; `None` at the end.
+    /// Returns the next value; `None` at the end.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         loop {
             if let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {
@@ -194,15 +193,23 @@ impl Lines {
     }
 }
 
+impl From<ErrorDetail> for ClientError {
+    fn from(e: ErrorDetail) -> ClientError {
+        ClientError::Refused { code: e.code, message: e.message }
+    }
+}
+
 fn broken(e: &hyper::Error) -> ClientError {
     ClientError::Broken(e.to_string())
 }
 
 fn reason(e: &std::io::Error) -> String {
     match e.kind() {
-        std::io::ErrorKind::NotFound => "there is no such socket".into(),
-        std::io::ErrorKind::ConnectionRefused => "the socket is left over".into(),
-        std::io::ErrorKind::PermissionDenied => "permission denied: it belongs to root".into(),
+        std::io::ErrorKind::NotFound => "no such socket".into(),
+        std::io::ErrorKind::ConnectionRefused => "stale socket: no server is running".into(),
+        std::io::ErrorKind::PermissionDenied => {
+            "permission denied: run this command as the server's user".into()
+        }
         _ => e.to_string(),
     }
 }
@@ -212,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_escaped_as_one_segment() {
+    fn each_name_is_escaped_as_one_path_segment() {
         assert_eq!(path(&["volumes", "a/b c%@é?#"]), "/api/v1/volumes/a%2Fb%20c%25%40%C3%A9%3F%23");
         assert_eq!(path(&["volumes", "..", "x"]), "/api/v1/volumes/../x");
     }

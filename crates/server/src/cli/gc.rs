@@ -1,10 +1,9 @@
-//! `forebay gc`: has the server reclaim space, and shows how that goes.
+//! `forebay gc`: starts a reclaim on the server and shows its progress.
 //!
-//! Ctrl-C ends the command and not the work: the server goes on with it.
+//! Ctrl-C ends the command only: the server continues the reclaim.
 
 use std::time::{Duration, Instant};
 
-use hyper::StatusCode;
 use serde_json::json;
 
 use super::client::{Client, ClientError, Lines};
@@ -13,7 +12,7 @@ use super::{CliError, output};
 use crate::control::{GcEvent, GcPhaseView, Reclaimed};
 use crate::size::Size;
 
-/// Reclaims space.
+/// Runs `forebay gc`.
 pub(super) async fn run(client: &Client, json: bool) -> Result<(), CliError> {
     let begun = Instant::now();
     let work = async {
@@ -22,7 +21,7 @@ pub(super) async fn run(client: &Client, json: bool) -> Result<(), CliError> {
     };
     let done = tokio::select! {
         done = work => done?,
-        _ = tokio::signal::ctrl_c() => return Err(CliError::Interrupted("goes on reclaiming space")),
+        _ = tokio::signal::ctrl_c() => return Err(CliError::Interrupted("continues to reclaim space")),
     };
     if json { output::json(&done) } else { output::line(&summary(done, begun.elapsed())) }
 }
@@ -31,11 +30,11 @@ fn summary(r: Reclaimed, took: Duration) -> String {
     let seconds = took.as_secs_f64();
     match r.moved_bytes {
         0 => format!("freed {} in {seconds:.1} s", Size(r.freed_bytes)),
-        moved => format!("freed {} in {seconds:.1} s, by moving {}", Size(r.freed_bytes), Size(moved)),
+        moved => format!("freed {} in {seconds:.1} s, moved {}", Size(r.freed_bytes), Size(moved)),
     }
 }
 
-/// Reads events to the last.
+/// Reads events up to the last one and shows progress.
 async fn follow(mut lines: Lines, mut progress: Progress) -> Result<Reclaimed, CliError> {
     let last = loop {
         match lines.next().await {
@@ -43,11 +42,10 @@ async fn follow(mut lines: Lines, mut progress: Progress) -> Result<Reclaimed, C
                 show(&mut progress, phase, done, total, so_far);
             }
             Ok(Some(GcEvent::Done(done))) => break Ok(done),
-            Ok(Some(GcEvent::Failed { error })) => {
-                let status = StatusCode::OK;
-                break Err(ClientError::Refused { status, code: error.code, message: error.message });
+            Ok(Some(GcEvent::Failed { error })) => break Err(error.into()),
+            Ok(None) => {
+                break Err(ClientError::Broken("connection closed; run 'forebay gc' again".into()));
             }
-            Ok(None) => break Err(ClientError::Broken("it hung up; run 'forebay gc' again".into())),
             Err(e) => break Err(e),
         }
     };
@@ -57,8 +55,8 @@ async fn follow(mut lines: Lines, mut progress: Progress) -> Result<Reclaimed, C
 
 fn show(progress: &mut Progress, phase: GcPhaseView, done: u64, total: u64, so_far: Reclaimed) {
     let (verb, steps) = match phase {
-        GcPhaseView::Mark => ("finding what is needed", "disks"),
-        GcPhaseView::Clean | GcPhaseView::Done => ("cleaning", "segments"),
+        GcPhaseView::Mark => ("marking live blocks", "disks"),
+        GcPhaseView::Clean | GcPhaseView::Done => ("cleaning segments", "segments"),
     };
     let freed = Size(so_far.freed_bytes);
     let message = &format!("{verb}, {freed} freed");
@@ -71,11 +69,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_line_says_what_it_cost() {
+    fn the_summary_shows_freed_and_moved_bytes() {
         let took = Duration::from_millis(1500);
         let freed = Reclaimed { freed_bytes: 1 << 30, moved_bytes: 0 };
         assert_eq!(summary(freed, took), "freed 1 GiB in 1.5 s");
         let moved = Reclaimed { moved_bytes: 1 << 20, ..freed };
-        assert_eq!(summary(moved, took), "freed 1 GiB in 1.5 s, by moving 1 MiB");
+        assert_eq!(summary(moved, took), "freed 1 GiB in 1.5 s, moved 1 MiB");
     }
 }

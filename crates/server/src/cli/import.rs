@@ -1,10 +1,8 @@
-//! `forebay image import`: starts the import and shows how it goes.
+//! `forebay image import`: starts an import on the server and shows its progress.
 //!
-//! Ctrl-C hangs up, and the server undoes what it did.
+//! Ctrl-C closes the connection, and the server rolls the import back.
 
 use std::time::Instant;
-
-use hyper::StatusCode;
 
 use super::client::{Client, ClientError, Lines};
 use super::progress::{Progress, Step};
@@ -13,7 +11,7 @@ use crate::control::DiskView;
 use crate::import::{Event, Phase, Request, Source};
 use crate::size::Size;
 
-/// Imports an image.
+/// Runs `forebay image import`.
 pub(super) async fn run(client: &Client, request: &Request, json: bool) -> Result<(), CliError> {
     let begun = Instant::now();
     let work = async {
@@ -22,7 +20,7 @@ pub(super) async fn run(client: &Client, request: &Request, json: bool) -> Resul
     };
     let (image, written) = tokio::select! {
         done = work => done?,
-        _ = tokio::signal::ctrl_c() => return Err(CliError::Interrupted("undoes the import")),
+        _ = tokio::signal::ctrl_c() => return Err(CliError::Interrupted("rolls the import back")),
     };
     if json {
         return output::json(&image);
@@ -32,7 +30,8 @@ pub(super) async fn run(client: &Client, request: &Request, json: bool) -> Resul
     output::line(&format!("imported image '{}': {size}, {written} of data, in {seconds:.1} s", image.name))
 }
 
-/// What looks like a URL is one; all else is a path, made absolute because the server has another directory.
+/// Parses the source: an `http://` or `https://` URL, otherwise a path, which is made absolute because the
+/// server's working directory differs.
 pub(super) fn source(file: &str) -> Result<Source, CliError> {
     if file.starts_with("http://") || file.starts_with("https://") {
         return Ok(Source::Url(file.to_owned()));
@@ -41,7 +40,7 @@ pub(super) fn source(file: &str) -> Result<Source, CliError> {
     absolute.map(Source::File).map_err(|e| CliError::FileName(file.to_owned(), e.to_string()))
 }
 
-/// Reads events to the last; the image, and how many bytes were written.
+/// Reads events up to the last one and shows progress. Returns the image and the number of bytes written.
 async fn follow(mut lines: Lines, mut progress: Progress) -> Result<(DiskView, u64), CliError> {
     let mut written = 0;
     while let Some(event) = lines.next().await? {
@@ -56,14 +55,12 @@ async fn follow(mut lines: Lines, mut progress: Progress) -> Result<(DiskView, u
             }
             Event::Failed { error } => {
                 progress.clear();
-                let status = StatusCode::OK;
-                let refused = ClientError::Refused { status, code: error.code, message: error.message };
-                return Err(refused.into());
+                return Err(ClientError::from(error).into());
             }
         }
     }
     progress.clear();
-    Err(ClientError::Broken("it hung up; nothing of the import is left".into()).into())
+    Err(ClientError::Broken("connection closed; the import was rolled back".into()).into())
 }
 
 fn show(progress: &mut Progress, phase: Phase, done: u64, total: Option<u64>) {
@@ -72,7 +69,7 @@ fn show(progress: &mut Progress, phase: Phase, done: u64, total: Option<u64>) {
         Phase::Import => "importing",
     };
     let template = match total {
-        Some(_) => "{msg} {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} to go",
+        Some(_) => "{msg} {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left",
         None => "{msg} {binary_bytes} {binary_bytes_per_sec}",
     };
     progress.show(&Step { template, done, total, message }, || match total {

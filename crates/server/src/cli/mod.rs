@@ -1,6 +1,6 @@
-//! The command line: parses, runs, and turns every failure into one line and an exit status.
+//! The command line: parses and runs a command, and reports every failure as one line and an exit status.
 //!
-//! 0: done. 1: failed. 2: wrong usage. Scripts rely on it.
+//! Exit status, a stable contract for scripts: 0 success, 1 failure, 2 usage error.
 
 mod args;
 mod classes;
@@ -31,45 +31,45 @@ pub use offline::OfflineError;
 
 /// Exit status of a failure.
 const FAILED: u8 = 1;
-/// Exit status of wrong usage.
+/// Exit status of a usage error.
 const USAGE: u8 = 2;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    /// The server said no, or did not answer.
+    /// The server returned an error, or is unreachable.
     #[error("{0}")]
     Client(#[from] ClientError),
-    /// The configuration cannot be used.
+    /// The configuration is invalid.
     #[error("{0}")]
     Config(#[from] crate::config::ConfigError),
     /// The server could not run.
     #[error("{0}")]
     Serve(#[from] crate::serve::ServeError),
-    /// A pool that no server has open cannot be read, or is damaged.
+    /// A pool without a running server cannot be read, or is damaged.
     #[error("{0}")]
     Offline(#[from] offline::OfflineError),
     /// The user pressed Ctrl-C.
     #[error("interrupted; the server {0}")]
     Interrupted(&'static str),
-    /// A file name that cannot be sent to the server.
+    /// A relative path cannot be made absolute.
     #[error("cannot use the file name '{0}': {1}")]
     FileName(String, String),
     /// A secret cannot be read.
     #[error("cannot read the secret in '{}': {}", .0.display(), .1)]
     Secret(std::path::PathBuf, std::io::Error),
-    /// Standard input is read once.
-    #[error("only one secret can come from standard input; put the other into a file")]
+    /// Both secrets were to be read from standard input.
+    #[error("only one secret can be read from standard input; put the other one into a file")]
     TwoSecrets,
-    /// Standard output is gone.
+    /// Standard output cannot be written.
     #[error("cannot write the output: {0}")]
     Output(std::io::Error),
-    /// The system refuses something basic.
+    /// The operating system refuses a resource, such as a thread.
     #[error("cannot start: {0}")]
     System(std::io::Error),
 }
 
-/// The whole program.
+/// Runs the program with the arguments of the process.
 pub fn main() -> ExitCode {
     let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
@@ -77,7 +77,7 @@ pub fn main() -> ExitCode {
     };
     match run::run(cli) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever reads the output has seen enough (`forebay volume list | head`).
+        // The reader of the output closed the pipe (`forebay volume list | head`).
         Err(CliError::Output(e)) if e.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("forebay: {}", one_line(&e.to_string()));
@@ -92,7 +92,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Erro
     Cli::from_arg_matches(&matches)
 }
 
-/// Help and version go to standard output; a mistake is said in one line.
+/// Prints help and version to standard output, and a usage error as one line to standard error.
 fn usage(e: &clap::Error) -> ExitCode {
     if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let mut out = std::io::stdout().lock();
@@ -103,17 +103,17 @@ fn usage(e: &clap::Error) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// What is wrong with a command line, and where to read on.
+/// Describes a usage error in one line that points to the help.
 fn usage_line(e: &clap::Error) -> String {
     if matches!(e.kind(), ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand)
     {
-        return "a command is missing; run 'forebay --help' to see them".into();
+        return "missing command; 'forebay --help' lists the commands".into();
     }
     let text = e.render().to_string();
-    // The usage and the pointer to --help follow after empty lines, as does a tip if there is one.
+    // clap separates the error, an optional tip, the usage and the pointer to --help by empty lines.
     let mut parts = text.split("\n\n").map(one_line);
-    let what = parts.next().unwrap_or_default();
-    let what = what.strip_prefix("error: ").unwrap_or(&what).to_owned();
+    let error = parts.next().unwrap_or_default();
+    let error = error.strip_prefix("error: ").unwrap_or(&error).to_owned();
     let tip = parts.map(|p| p.trim().to_owned()).find(|p| p.starts_with("tip: "));
     let tip = tip.map_or_else(String::new, |t| format!(" ({})", &t["tip: ".len()..]));
     let usage = e.get(ContextKind::Usage).map(|u| one_line(&u.to_string()));
@@ -122,10 +122,10 @@ fn usage_line(e: &clap::Error) -> String {
             let words = u.split(' ').take_while(|w| w.bytes().all(|b| b.is_ascii_lowercase()));
             words.collect::<Vec<_>>().join(" ")
         });
-    format!("{what}{tip}; see '{command} --help'")
+    format!("{error}{tip}; see '{command} --help'")
 }
 
-/// Whatever it is, on one line, with escapes for what is not plain text.
+/// Joins a text into one line and escapes all characters that are not plain text.
 fn one_line(text: &str) -> String {
     crate::text::one_line(&text.split_whitespace().collect::<Vec<_>>().join(" ")).into_owned()
 }

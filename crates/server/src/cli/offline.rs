@@ -1,5 +1,5 @@
-//! `forebay check`, `forebay inspect` and `forebay recover`: a pool that no server has open. It is only read, unless
-//! `recover` accepts a loss by its number.
+//! `forebay check`, `forebay inspect` and `forebay recover`: commands on a pool that no server has open. They
+//! only read the pool, unless `recover` accepts a loss by its ID.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,51 +17,51 @@ use super::{CliError, output};
 use crate::serve::EngineThread;
 use crate::size::Size;
 
-/// Why a pool cannot be looked at, or is not sound.
+/// Why an offline command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OfflineError {
-    /// A server has it, or something like that.
+    /// The store cannot be opened, for example because a server has it open.
     #[error("cannot open the pool in {path}: {source}{hint}")]
     Open {
         /// The data directory.
         path: PathBuf,
-        /// What went wrong.
+        /// The cause.
         source: StoreError,
-        /// What to do, if that is known.
+        /// A hint for the user, or an empty string.
         hint: &'static str,
     },
-    /// It cannot be read at all.
+    /// The pool cannot be read.
     #[error("cannot read the pool in {path}: {source}")]
     Pool {
         /// The data directory.
         path: PathBuf,
-        /// What went wrong.
+        /// The cause.
         source: forebay_engine::Error,
     },
-    /// Its log is damaged, and the loss was not accepted.
+    /// The log is damaged, and the loss was not accepted.
     #[error(
-        "flushed writes in {path} cannot be reached: restore what is named above from a backup, or give them up with \
-         'forebay recover --accept-loss {id}'"
+        "flushed writes in {path} are lost to log damage: restore the segments listed above from a backup, or accept the \
+         loss with 'forebay recover --accept-loss {id}'"
     )]
-    Cut {
+    LossNotAccepted {
         /// The data directory.
         path: PathBuf,
-        /// The damage.
+        /// The damage ID.
         id: u64,
     },
-    /// It was read, and is damaged.
+    /// The pool was read and is damaged.
     #[error(
-        "{count} problem(s) found in {path}: restore what is named above from a backup, or remove and make it anew"
+        "{count} problem(s) found in {path}: restore the disks listed above from a backup, or remove and recreate them"
     )]
     Damaged {
         /// The data directory.
         path: PathBuf,
-        /// How many.
+        /// The number of problems.
         count: usize,
     },
 }
 
-/// Verifies every checksum and every map. A pool with problems is a failure, after they were printed.
+/// Verifies all checksums and all block maps. Prints the problems, then returns an error if there are any.
 pub(super) fn check(data: &Path, json: bool) -> Result<(), CliError> {
     let (store, engine) = open(data)?;
     let progress = Arc::new(Mutex::new(Progress::new(json)));
@@ -103,15 +103,15 @@ pub(super) fn inspect(data: &Path, segment: Option<u32>, json: bool) -> Result<(
     output::line(&format!("{}\n\n{}", superblocks_text(&superblocks), segments_text(&segments)))
 }
 
-/// Reports what damage to the log has cut off. With `accept`, the number of that damage, makes the pool open without it.
-/// A loss that is not accepted is a failure, after it was printed.
+/// Reports the writes lost to log damage. With `accept`, the ID of that damage, lets the pool open without
+/// these writes. Prints the report, then returns an error if a loss is not accepted.
 pub(super) fn recover(data: &Path, accept: Option<u64>, json: bool) -> Result<(), CliError> {
     let (store, engine) = open(data)?;
     let host = engine.host();
     let failed = |source| OfflineError::Pool { path: data.to_owned(), source };
     let mut report = run(&engine, async move { recover_log(store, host, None).await })?.map_err(failed)?;
     if accept.is_some() {
-        // The pool is written, so no other process may have it open, not even to look at it.
+        // The pool is written, so no other process may have it open, not even read-only.
         let store = DirectoryStore::open(data, &DirectoryOptions::default());
         let store = store.map_err(|source| cannot_open(data, source))?;
         let host = engine.host();
@@ -125,7 +125,7 @@ pub(super) fn recover(data: &Path, accept: Option<u64>, json: bool) -> Result<()
     }
     match &report.damage {
         Some(damage) if !report.accepted => {
-            Err(OfflineError::Cut { path: data.to_owned(), id: damage.id }.into())
+            Err(OfflineError::LossNotAccepted { path: data.to_owned(), id: damage.id }.into())
         }
         _ => Ok(()),
     }
@@ -145,7 +145,7 @@ fn open(data: &Path) -> Result<(Arc<dyn Store>, EngineThread), CliError> {
     Ok((store, EngineThread::start().map_err(CliError::System)?))
 }
 
-/// Waits for work on the engine's thread.
+/// Runs `work` on the engine thread and waits for it.
 fn run<T: Send + 'static>(
     engine: &EngineThread,
     work: impl Future<Output = T> + Send + 'static,
@@ -154,7 +154,7 @@ fn run<T: Send + 'static>(
     Ok(runtime.block_on(engine.run(work)))
 }
 
-/// A check reads all that is stored; how much that is, nobody knows before.
+/// Shows the progress of a check. The total is unknown in advance.
 fn show(progress: &mut Progress, done: u64) {
     let template = "{msg} {binary_bytes} {binary_bytes_per_sec}";
     let step = Step { template, done, total: None, message: "checking" };
@@ -179,13 +179,13 @@ fn report_text(r: &CheckReport) -> String {
 fn problem_text(p: &Problem) -> String {
     match p.disks.as_slice() {
         [] => format!("{}: {}", p.place, p.what),
-        disks => format!("{}: {} (needed by {})", p.place, p.what, disks.join(", ")),
+        disks => format!("{}: {} (used by {})", p.place, p.what, disks.join(", ")),
     }
 }
 
 fn loss_text(r: &LossReport) -> String {
     let Some(damage) = &r.damage else {
-        return "the log can be followed to its end: nothing is lost".to_owned();
+        return "the log is readable to its end: nothing is lost".to_owned();
     };
     let mut lines = vec![damage_text(damage)];
     if !damage.disks.is_empty() {
@@ -204,7 +204,7 @@ fn loss_text(r: &LossReport) -> String {
     lines.join("\n")
 }
 
-/// Bytes of a block, in which losses are counted.
+/// Bytes per block; losses are counted in blocks.
 const BLOCK_BYTES: u64 = 4096;
 
 fn damage_text(damage: &LogDamage) -> String {
@@ -213,8 +213,8 @@ fn damage_text(damage: &LogDamage) -> String {
         lines.push(format!("segment {}, offset {}: {}", place.segment, place.offset, place.what));
     }
     lines.push(format!(
-        "DAMAGED: batch {} cannot be read; {} commits behind it are cut off ({} batches, and at least {} that are \
-         damaged or missing)",
+        "DAMAGED: batch {} cannot be read; {} commits after it are lost ({} batches, plus at least {} damaged or \
+         missing)",
         damage.id, damage.lost_groups, damage.lost_batches, damage.missing_batches
     ));
     lines.join("\n")
@@ -270,7 +270,7 @@ fn batches_text(batches: &[BatchView]) -> String {
         let numbers = [b.puts, b.references, b.zeroes, b.nodes, b.blobs].map(|n| n.to_string());
         let mut row = vec![
             b.offset.to_string(),
-            // The batches of a group are applied together; a plus says that the group goes on.
+            // The batches of a group are applied together; a plus marks a batch whose group continues.
             format!("{}{}", b.seq, if b.group_end { "" } else { "+" }),
             b.epoch.to_string(),
             Size(b.payload_bytes).to_string(),
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loss_is_told_by_disk() {
+    fn a_loss_is_reported_per_disk() {
         let none = LossReport { damage: None, accepted: false };
         assert!(loss_text(&none).contains("nothing is lost"));
         let disk = DiskLoss { name: "office-1".into(), written_blocks: 3, zeroed_blocks: 256 };
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_come_before_the_verdict() {
+    fn problems_are_listed_before_the_summary() {
         let sound = CheckReport { disks: 2, ..CheckReport::default() };
         assert!(report_text(&sound).starts_with("sound: 2 disks"));
         let problem = Problem {
@@ -326,6 +326,6 @@ mod tests {
         };
         let damaged = CheckReport { problems: vec![problem], ..CheckReport::default() };
         let text = report_text(&damaged);
-        assert!(text.starts_with("segment 7: checksum mismatch (needed by a, b@s)\nDAMAGED: "), "{text}");
+        assert!(text.starts_with("segment 7: checksum mismatch (used by a, b@s)\nDAMAGED: "), "{text}");
     }
 }

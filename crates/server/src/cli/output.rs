@@ -1,4 +1,4 @@
-//! What people and programs read on standard output.
+//! Standard output: text and tables, or JSON.
 
 use std::io::{self, Write};
 
@@ -10,11 +10,11 @@ use serde::Serialize;
 use super::CliError;
 use super::args::Cli;
 use crate::clock::unix_ms;
-use crate::control::{DiskView, Kind, Reset};
+use crate::control::{DiskView, Kind, Reset, SyncPolicy};
 use crate::size::Size;
 use crate::text;
 
-/// To the top left, and clear to the end (ECMA-48, CUP and ED).
+/// Moves the cursor to the top left and clears to the end of the screen (ECMA-48, CUP and ED).
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[J";
 
 /// Prints a value as JSON, on one line.
@@ -23,8 +23,8 @@ pub(super) fn json(value: &impl Serialize) -> Result<(), CliError> {
     print("", &text::json(&text))
 }
 
-/// Prints a value as JSON where that is asked for, else as a text for people.
-pub(super) fn say<T: Serialize>(
+/// Prints a value as JSON if `as_json` is set, otherwise as `text` renders it.
+pub(super) fn print_result<T: Serialize>(
     value: &T,
     as_json: bool,
     text: impl FnOnce(&T) -> String,
@@ -32,12 +32,13 @@ pub(super) fn say<T: Serialize>(
     if as_json { json(value) } else { line(&text(value)) }
 }
 
-/// Prints a text and a line end; nothing for an empty text. Names in it may be anything: they are escaped.
+/// Prints a text and a newline; prints nothing for an empty text. Escapes control characters, which names can
+/// contain.
 pub(super) fn line(text: &str) -> Result<(), CliError> {
     if text.is_empty() { Ok(()) } else { print("", &text::lines(text)) }
 }
 
-/// The same in the place of all that a terminal shows.
+/// Clears the terminal and prints a text.
 pub(super) fn screen(text: &str) -> Result<(), CliError> {
     print(CLEAR_SCREEN, &text::lines(text))
 }
@@ -47,7 +48,7 @@ fn print(control: &str, text: &str) -> Result<(), CliError> {
     writeln!(out, "{control}{text}").and_then(|()| out.flush()).map_err(CliError::Output)
 }
 
-/// A table without lines, as people and `awk` like it.
+/// Creates a table without borders, readable by people and by `awk`.
 pub(super) fn table(header: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
@@ -62,14 +63,14 @@ pub(super) fn table(header: &[&str], right: &[usize]) -> Table {
     table
 }
 
-/// The text of a table, without blanks at the ends of lines.
+/// Renders a table without trailing blanks.
 pub(super) fn render(mut table: Table) -> String {
     table.column_iter_mut().for_each(|column| _ = column.set_padding((0, 2)));
     let text = table.to_string();
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
-/// `image list`, `volume list`, `snapshot list`.
+/// Renders `image list`, `volume list` and `snapshot list`.
 pub(super) fn disk_table(disks: &[DiskView], kind: Kind) -> String {
     let now = unix_ms();
     let header: &[&str] = match kind {
@@ -104,7 +105,7 @@ pub(super) fn disk_table(disks: &[DiskView], kind: Kind) -> String {
     }
 }
 
-/// `image show`, `volume show`.
+/// Renders `image show` and `volume show`.
 pub(super) fn disk_details(d: &DiskView) -> String {
     let mut t = table(&[], &[]);
     let kind = match d.kind {
@@ -121,9 +122,9 @@ pub(super) fn disk_details(d: &DiskView) -> String {
     if d.kind == Kind::Volume {
         row("sync", sync_text(d));
         if let Some(bytes) = d.write_cache_bytes {
-            row("write cache", format!("{} of RAM; a desktop", Size(bytes)));
+            row("write cache", format!("{} of RAM (desktop)", Size(bytes)));
             if d.reset == Some(Reset::Disconnect) {
-                row("reset", "when its guest disconnects".into());
+                row("reset", "when the client disconnects".into());
             }
         }
         row("snapshots", d.snapshots.to_string());
@@ -143,17 +144,16 @@ pub(super) fn disk_details(d: &DiskView) -> String {
 }
 
 fn sync_text(d: &DiskView) -> String {
-    use crate::control::Sync;
     match d.sync {
         _ if d.write_cache_bytes.is_some() => "desktop",
-        Sync::Flush => "flush",
-        Sync::Always => "always",
-        Sync::Never => "never",
+        SyncPolicy::Flush => "flush",
+        SyncPolicy::Always => "always",
+        SyncPolicy::Never => "never",
     }
     .into()
 }
 
-/// How long ago, in the largest whole unit.
+/// Renders the time since `then_ms` in the largest whole unit.
 pub(super) fn age(now_ms: u64, then_ms: u64) -> String {
     let s = now_ms.saturating_sub(then_ms) / 1000;
     match s {
@@ -164,14 +164,14 @@ pub(super) fn age(now_ms: u64, then_ms: u64) -> String {
     }
 }
 
-/// Prints the completion script of a shell.
+/// Prints a shell completion script.
 pub(super) fn completions(shell: Shell) -> Result<(), CliError> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "forebay", &mut script);
     write_all(&script)
 }
 
-/// Prints the manual page: the program's, then a section for each command.
+/// Prints the manual page: the program, then a section for each command.
 pub(super) fn man() -> Result<(), CliError> {
     let mut command = Cli::command();
     command.build();
@@ -181,7 +181,7 @@ pub(super) fn man() -> Result<(), CliError> {
     write_all(&page)
 }
 
-/// Each command that does something, with its synopsis and options.
+/// Writes a section with synopsis and options for each command without subcommands.
 fn man_commands(parent: &clap::Command, prefix: &str, page: &mut Vec<u8>) -> io::Result<()> {
     for command in parent.get_subcommands().filter(|c| !c.is_hide_set()) {
         let name = format!("{prefix} {}", command.get_name());
@@ -222,10 +222,10 @@ mod tests {
     }
 
     #[test]
-    fn ages() {
+    fn an_age_has_the_largest_whole_unit() {
         for (s, text) in [(0, "0 s"), (59, "59 s"), (60, "1 min"), (7200, "2 h"), (86_400 * 400, "400 d")] {
             assert_eq!(age(s * 1000, 0), text);
         }
-        assert_eq!(age(0, 5000), "0 s", "a clock that was set back");
+        assert_eq!(age(0, 5000), "0 s", "after the clock was set back");
     }
 }

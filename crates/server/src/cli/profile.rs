@@ -1,14 +1,15 @@
-//! `forebay image profile`: what the boot of an image's clones reads.
+//! `forebay image profile`: the boot profile of an image, that is, the blocks that a boot of its clones
+//! reads.
 
 use super::CliError;
 use super::args::ProfileChange;
 use super::client::Client;
-use super::output::{age, say};
+use super::output::{age, print_result};
 use crate::clock::unix_ms;
 use crate::control::{ChangeProfile, PrefetchedView, ProfileAction, ProfileView};
 use crate::size::Size;
 
-/// Shows the profile, or changes it.
+/// Shows or changes the profile.
 pub(super) async fn run(
     client: &Client,
     image: &str,
@@ -19,33 +20,34 @@ pub(super) async fn run(
     let action = match *change {
         ProfileChange { clear: true, .. } => {
             let done: serde_json::Value = client.delete(&path).await?;
-            return say(&done, as_json, |_| format!("forgot the boot profile of '{image}'"));
+            return print_result(&done, as_json, |_| format!("deleted the boot profile of '{image}'"));
         }
         ProfileChange { prefetch: true, .. } => {
             let body = ChangeProfile { action: ProfileAction::Prefetch };
             let done: PrefetchedView = client.post(&path, &body).await?;
-            return say(&done, as_json, prefetched);
+            return print_result(&done, as_json, prefetched);
         }
         ProfileChange { record: true, .. } => {
-            Some((ProfileAction::Record, "the next boot of a clone is recorded"))
+            Some((ProfileAction::Record, "waiting for the next boot of a clone to record it"))
         }
-        ProfileChange { stop: true, .. } => Some((ProfileAction::Stop, "the recording ends")),
+        ProfileChange { stop: true, .. } => Some((ProfileAction::Stop, "stopped recording")),
         _ => None,
     };
     if let Some((action, text)) = action {
         let done: serde_json::Value = client.post(&path, &ChangeProfile { action }).await?;
-        return say(&done, as_json, |_| text.to_owned());
+        return print_result(&done, as_json, |_| text.to_owned());
     }
     let profile: ProfileView = client.get(&path).await?;
-    say(&profile, as_json, describe)
+    print_result(&profile, as_json, describe)
 }
 
 fn prefetched(done: &PrefetchedView) -> String {
     match (done.bytes, done.cached_bytes) {
-        (0, 0) => "nothing to prefetch: it has no boot profile, or that is being prefetched".into(),
-        (0, cached) => format!("all of it is cached already: {}", Size(cached)),
+        (0, 0) => "nothing to prefetch: no boot profile, or a prefetch is running already".into(),
+        (0, cached) => format!("all {} of the boot profile are cached already", Size(cached)),
         (bytes, cached) => {
-            format!("read {} in {} reads of the store; {} was cached", Size(bytes), done.reads, Size(cached))
+            let reads = done.reads;
+            format!("prefetched {} in {reads} store reads; {} were cached already", Size(bytes), Size(cached))
         }
     }
 }
@@ -54,7 +56,7 @@ fn describe(p: &ProfileView) -> String {
     let mut lines = Vec::new();
     match p.recorded_ms {
         Some(when) => lines.push(format!(
-            "a boot reads {} in {} pieces; recorded {} ago; {} of it is cached",
+            "boot profile: {} in {} extents; recorded {} ago; {} cached",
             Size(p.bytes),
             p.runs,
             age(unix_ms(), when),
@@ -64,9 +66,9 @@ fn describe(p: &ProfileView) -> String {
         None => {}
     }
     if p.recording {
-        lines.push("a boot is being recorded".to_owned());
+        lines.push("recording a boot now".to_owned());
     } else if p.waiting {
-        lines.push("the next boot of a clone will be recorded".to_owned());
+        lines.push("waiting for the next boot of a clone to record it".to_owned());
     }
     lines.join("\n")
 }
@@ -76,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_people_read() {
+    fn a_profile_is_described_in_one_line_for_each_state() {
         let none = ProfileView {
             bytes: 0,
             runs: 0,
@@ -88,15 +90,15 @@ mod tests {
         assert_eq!(describe(&none), "no boot profile");
         assert_eq!(
             describe(&ProfileView { waiting: true, ..none }),
-            "the next boot of a clone will be recorded"
+            "waiting for the next boot of a clone to record it"
         );
         let known =
             ProfileView { bytes: 300 << 20, runs: 12, recorded_ms: Some(unix_ms()), recording: true, ..none };
         assert_eq!(
             describe(&known),
-            "a boot reads 300 MiB in 12 pieces; recorded 0 s ago; 0 B of it is cached\na boot is being recorded"
+            "boot profile: 300 MiB in 12 extents; recorded 0 s ago; 0 B cached\nrecording a boot now"
         );
         let done = PrefetchedView { bytes: 1 << 20, reads: 3, cached_bytes: 4096 };
-        assert_eq!(prefetched(&done), "read 1 MiB in 3 reads of the store; 4 KiB was cached");
+        assert_eq!(prefetched(&done), "prefetched 1 MiB in 3 store reads; 4 KiB were cached already");
     }
 }

@@ -1,50 +1,50 @@
-//! How far something is: on a terminal a bar, otherwise a line now and then; both on standard error, so that
-//! standard output has the result alone.
+//! Progress display on standard error: a bar on a terminal, otherwise periodic lines. Standard output has
+//! only the result.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Between two lines where there is no terminal.
+/// Interval between progress lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// Where progress is shown.
+/// The progress display.
 #[derive(Clone)]
 pub(super) enum Progress {
     Bar { bar: ProgressBar, template: &'static str },
     Lines { last: Instant },
-    Nothing,
+    Off,
 }
 
-/// One look at something under way.
+/// A progress report.
 pub(super) struct Step<'a> {
-    /// How the bar looks, in the language of `indicatif`.
+    /// Template of the bar (`indicatif` syntax).
     pub template: &'static str,
     pub done: u64,
-    /// Where it ends, if that is known.
+    /// The total, if known.
     pub total: Option<u64>,
-    /// What is under way.
+    /// The current activity.
     pub message: &'a str,
 }
 
 impl Progress {
-    /// Nothing is shown to those who asked for JSON.
+    /// Creates a display for standard error; with `json`, nothing is shown.
     pub fn new(json: bool) -> Progress {
         match (json, std::io::stderr().is_terminal()) {
-            (true, _) => Progress::Nothing,
+            (true, _) => Progress::Off,
             (false, true) => Progress::Bar { bar: ProgressBar::no_length(), template: "" },
             (false, false) => Progress::Lines { last: Instant::now() },
         }
     }
 
-    /// Shows a step; as a line, if it is time for one, in the words of `line`.
+    /// Updates the bar, or prints `line` if the interval has passed.
     pub fn show(&mut self, step: &Step<'_>, line: impl FnOnce() -> String) {
         match self {
             Progress::Bar { bar, template } => {
                 if *template != step.template {
                     *template = step.template;
-                    // A template that indicatif does not like is no reason to fail: a plain bar it is then.
+                    // An invalid template is not an error: use the default bar.
                     let style = ProgressStyle::with_template(template);
                     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
                     bar.reset_eta();
@@ -57,11 +57,11 @@ impl Progress {
                 *last = Instant::now();
                 eprintln!("{}", crate::text::one_line(&line()));
             }
-            Progress::Lines { .. } | Progress::Nothing => (),
+            Progress::Lines { .. } | Progress::Off => (),
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn clear(&self) {
         if let Progress::Bar { bar, .. } = self {
             bar.finish_and_clear();

@@ -1,4 +1,4 @@
-//! Running one command.
+//! Execution of a parsed command.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ use crate::control::{
 use crate::import::Request;
 use crate::size::Size;
 
-/// Runs a parsed command line to its end.
+/// Runs a parsed command line.
 pub(super) fn run(cli: Cli) -> Result<(), CliError> {
     match cli.command {
         Command::Serve(args) => {
@@ -31,9 +31,10 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
             offline::recover(&data(&cli.global), accept_loss, cli.global.json)
         }
         command => {
-            let session = Session { client: Client::new(&socket_path(&cli.global)), json: cli.global.json };
+            let client = Client::new(&socket_path(&cli.global));
+            let commands = ClientCommands { client, json: cli.global.json };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.map_err(CliError::System)?.block_on(session.run(command))
+            runtime.map_err(CliError::System)?.block_on(commands.run(command))
         }
     }
 }
@@ -72,13 +73,13 @@ fn socket_path(global: &Global) -> PathBuf {
     global.socket.clone().unwrap_or_else(|| data(global).join(SOCKET_NAME))
 }
 
-/// One command against a running server.
-struct Session {
+/// Commands that are sent to a running server.
+struct ClientCommands {
     client: Client,
     json: bool,
 }
 
-impl Session {
+impl ClientCommands {
     async fn run(&self, command: Command) -> Result<(), CliError> {
         match command {
             Command::Image(c) => self.image(c).await,
@@ -93,7 +94,7 @@ impl Session {
             | Command::Inspect { .. }
             | Command::Completions { .. }
             | Command::Recover { .. }
-            | Command::Man => unreachable!("run before a session begins"),
+            | Command::Man => unreachable!("run() handles commands without a server"),
         }
     }
 
@@ -104,14 +105,14 @@ impl Session {
                 import::run(&self.client, &request, self.json).await
             }
             ImageCommand::Create { name, source } => {
-                let made: DiskView = self.client.post(&["images", &name], &CreateImage { source }).await?;
-                self.say(&made, |d| format!("made image '{}', {}", d.name, Size(d.size_bytes)))
+                let image: DiskView = self.client.post(&["images", &name], &CreateImage { source }).await?;
+                self.print(&image, |d| format!("created image '{}', {}", d.name, Size(d.size_bytes)))
             }
             ImageCommand::List => self.list(&["images"], Kind::Image).await,
             ImageCommand::Show { name } => self.show(&["images", &name]).await,
             ImageCommand::Rm { name } => {
                 let done: Value = self.client.delete(&["images", &name]).await?;
-                self.say(&done, |_| format!("removed image '{name}'"))
+                self.print(&done, |_| format!("removed image '{name}'"))
             }
             ImageCommand::Profile { name, change } => {
                 profile::run(&self.client, &name, &change, self.json).await
@@ -123,29 +124,29 @@ impl Session {
         match command {
             VolumeCommand::Create { name, size, sync, dedup_domain } => {
                 let body = CreateVolume { name, size_bytes: size.0, sync, dedup_domain };
-                let made: DiskView = self.client.post(&["volumes"], &body).await?;
-                self.say(&made, |d| format!("made volume '{}', {}", d.name, Size(d.size_bytes)))
+                let volume: DiskView = self.client.post(&["volumes"], &body).await?;
+                self.print(&volume, |d| format!("created volume '{}', {}", d.name, Size(d.size_bytes)))
             }
             VolumeCommand::Clone { source, name, count, sync, desktop, write_cache, reset } => {
                 let write_cache_bytes = desktop.then_some(write_cache.0);
                 let body = CloneVolumes { source, name, count, sync, write_cache_bytes, reset };
-                let made: Vec<DiskView> = self.client.post(&["clones"], &body).await?;
-                self.say(&made, |made| clones_made(made, &body.source))
+                let clones: Vec<DiskView> = self.client.post(&["clones"], &body).await?;
+                self.print(&clones, |clones| clones_text(clones, &body.source))
             }
             VolumeCommand::List => self.list(&["volumes"], Kind::Volume).await,
             VolumeCommand::Show { name } => self.show(&["volumes", &name]).await,
             VolumeCommand::Rm { name } => {
                 let done: Value = self.client.delete(&["volumes", &name]).await?;
-                self.say(&done, |_| format!("removed volume '{name}'"))
+                self.print(&done, |_| format!("removed volume '{name}'"))
             }
             VolumeCommand::Resize { name, size } => {
                 let body = Resize { size_bytes: size.0 };
                 let done: DiskView = self.client.post(&["volumes", &name, "resize"], &body).await?;
-                self.say(&done, |d| format!("volume '{}' has {} now", d.name, Size(d.size_bytes)))
+                self.print(&done, |d| format!("resized volume '{}' to {}", d.name, Size(d.size_bytes)))
             }
             VolumeCommand::Reset { names } => {
                 let done: Vec<DiskView> = self.client.post(&["resets"], &Resets { volumes: names }).await?;
-                self.say(&done, |done| resets_done(done))
+                self.print(&done, |done| resets_text(done))
             }
             VolumeCommand::Classes { name, refresh } => {
                 classes::run(&self.client, &name, refresh, self.json).await
@@ -153,7 +154,7 @@ impl Session {
             VolumeCommand::Persist { name, sync } => {
                 let body = Persist { sync };
                 let done: DiskView = self.client.post(&["volumes", &name, "persist"], &body).await?;
-                self.say(&done, |d| format!("volume '{}' keeps its writes now", d.name))
+                self.print(&done, |d| format!("volume '{}' is persistent now", d.name))
             }
         }
     }
@@ -162,56 +163,56 @@ impl Session {
         match command {
             SnapshotCommand::Create { volume, name } => {
                 let body = CreateSnapshot { name };
-                let made: DiskView = self.client.post(&["volumes", &volume, "snapshots"], &body).await?;
-                self.say(&made, |d| format!("made snapshot '{}'", d.name))
+                let snapshot: DiskView = self.client.post(&["volumes", &volume, "snapshots"], &body).await?;
+                self.print(&snapshot, |d| format!("created snapshot '{}'", d.name))
             }
             SnapshotCommand::List { volume } => {
                 self.list(&["volumes", &volume, "snapshots"], Kind::Snapshot).await
             }
             SnapshotCommand::Rm { volume, name } => {
                 let done: Value = self.client.delete(&["volumes", &volume, "snapshots", &name]).await?;
-                self.say(&done, |_| format!("removed snapshot '{volume}@{name}'"))
+                self.print(&done, |_| format!("removed snapshot '{volume}@{name}'"))
             }
             SnapshotCommand::Rollback { volume, name } => {
                 let body = Rollback { snapshot: name };
                 let done: DiskView = self.client.post(&["volumes", &volume, "rollback"], &body).await?;
-                self.say(&done, |d| format!("volume '{}' is as '{0}@{1}' again", d.name, body.snapshot))
+                self.print(&done, |d| format!("rolled volume '{}' back to '{0}@{1}'", d.name, body.snapshot))
             }
         }
     }
 
     async fn list(&self, path: &[&str], kind: Kind) -> Result<(), CliError> {
         let disks: Vec<DiskView> = self.client.get(path).await?;
-        self.say(&disks, |disks| output::disk_table(disks, kind))
+        self.print(&disks, |disks| output::disk_table(disks, kind))
     }
 
     async fn show(&self, path: &[&str]) -> Result<(), CliError> {
         let disk: DiskView = self.client.get(path).await?;
-        self.say(&disk, output::disk_details)
+        self.print(&disk, output::disk_details)
     }
 
-    /// Prints a result: as JSON, or as what `text` makes of it.
-    fn say<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<(), CliError> {
-        output::say(value, self.json, text)
+    /// Prints a result as JSON, or as `text` renders it.
+    fn print<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<(), CliError> {
+        output::print_result(value, self.json, text)
     }
 }
 
-fn resets_done(done: &[DiskView]) -> String {
-    match done {
+fn resets_text(volumes: &[DiskView]) -> String {
+    match volumes {
         [one] => {
             let origin = one.origin.as_deref().unwrap_or_default();
-            format!("volume '{}' is as '{origin}' again", one.name)
+            format!("reset volume '{}' to '{origin}'", one.name)
         }
-        many => format!("{} volumes are as they began", many.len()),
+        many => format!("reset {} volumes", many.len()),
     }
 }
 
-fn clones_made(made: &[DiskView], source: &str) -> String {
-    match made {
-        [] => format!("made no clone of '{source}'"),
-        [one] => format!("made volume '{}', a clone of '{source}'", one.name),
+fn clones_text(clones: &[DiskView], source: &str) -> String {
+    match clones {
+        [] => format!("created no clone of '{source}'"),
+        [one] => format!("created volume '{}', a clone of '{source}'", one.name),
         [first, .., last] => {
-            format!("made {} clones of '{source}': '{}' to '{}'", made.len(), first.name, last.name)
+            format!("created {} clones of '{source}': '{}' to '{}'", clones.len(), first.name, last.name)
         }
     }
 }

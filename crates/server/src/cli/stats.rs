@@ -1,4 +1,4 @@
-//! `forebay stats`: what guests asked for, what it cost, and where the space goes.
+//! `forebay stats`: guest and store I/O, caches, data reduction and space.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::control::{
 };
 use crate::size::Size;
 
-/// Between two lines of `--watch`.
+/// Interval of `--watch`.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Shows the counters once, or what they gain each second.
+/// Shows the counters once, or with `--watch` every second with their rates.
 pub(super) async fn run(client: &Client, args: &StatsArgs, json: bool) -> Result<(), CliError> {
     match &args.volume {
         Some(name) => {
@@ -27,8 +27,8 @@ pub(super) async fn run(client: &Client, args: &StatsArgs, json: bool) -> Result
     }
 }
 
-/// Fetches and prints; with `watch`, again and again, with the sample before for the rates. On a terminal a
-/// sample takes the place of the one before. JSON is always the counters, as a line for each sample.
+/// Fetches and prints a sample; with `watch`, repeats this and passes the previous sample for the rates. On a
+/// terminal a sample replaces the previous one. JSON always has the counters, one line for each sample.
 async fn repeat<T: serde::Serialize>(
     watch: bool,
     json: bool,
@@ -44,7 +44,6 @@ async fn repeat<T: serde::Serialize>(
         if json {
             output::json(&now)?;
         } else {
-            // Home, then clear to the end of the screen.
             let text = text(&now, before.as_ref());
             if redraw { output::screen(&text)? } else { output::line(&text)? }
         }
@@ -55,7 +54,7 @@ async fn repeat<T: serde::Serialize>(
     }
 }
 
-/// The pool's counters.
+/// Renders the pool's counters.
 fn pool_text(s: &StatsView, before: Option<&StatsView>) -> String {
     let mut t = count_table(before.is_some());
     guest_rows(&mut t, "guest ", &s.guest, before.map(|b| &b.guest));
@@ -67,7 +66,7 @@ fn pool_text(s: &StatsView, before: Option<&StatsView>) -> String {
     format!("{}\n\n{}\n\n{}", output::render(t), pool_facts(s), space_facts(s, unix_ms()))
 }
 
-/// Names and values.
+/// A list of names and values.
 #[derive(Default)]
 struct Facts(Vec<[String; 2]>);
 
@@ -95,7 +94,10 @@ fn pool_facts(s: &StatsView) -> String {
     if s.desktops.count != 0 {
         let (d, over) = (&s.desktops, s.desktops.overflow);
         let (held, budget, out) = (Size(d.cached_bytes), Size(d.budget_bytes), Size(over.bytes));
-        row("desktops", format!("{}, {held} of {budget} in RAM, {out} overflowed in {}", d.count, over.ops));
+        row(
+            "desktops",
+            format!("{}, {held} of {budget} RAM used, {out} overflowed ({} times)", d.count, over.ops),
+        );
     }
     row("not yet durable", Size(s.dirty_bytes).to_string());
     row("log", format!("batch {}, {} commits, {} checkpoints", s.seq, s.commits, s.checkpoints));
@@ -104,7 +106,7 @@ fn pool_facts(s: &StatsView) -> String {
     row(
         "commits",
         format!(
-            "{cost:.1} ms each on the store; {} by age, {} for {:.1} guests that waited, {delayed:.0} ms delayed in all",
+            "{cost:.1} ms each; {} by age, {} on demand ({:.1} waiters each), {delayed:.0} ms total delay",
             c.by_age, c.by_demand, c.waiting
         ),
     );
@@ -115,18 +117,16 @@ fn pool_facts(s: &StatsView) -> String {
     facts.text()
 }
 
-/// Where the space goes, and what reduction has to do with it.
+/// Renders space and data reduction.
 fn space_facts(s: &StatsView, now_ms: u64) -> String {
     let mut facts = Facts::default();
     let room = format!("{} free of {}", Size(s.store_free_bytes), Size(s.store_total_bytes));
     facts.row(
-        "room",
+        "store",
         match s.room {
             RoomView::Ok => room,
-            RoomView::Low => format!("LOW, {room}: delete what is not needed, or add room"),
-            RoomView::Full => {
-                format!("FULL, {room}: writes are refused; delete what is not needed, or add room")
-            }
+            RoomView::Low => format!("LOW, {room}: remove unneeded disks, or add space"),
+            RoomView::Full => format!("FULL, {room}: writes fail; remove unneeded disks, or add space"),
         },
     );
     reduction_rows(&mut facts, &s.reduction);
@@ -136,10 +136,11 @@ fn space_facts(s: &StatsView, now_ms: u64) -> String {
         Some(space) => space_rows(&mut facts, space, now_ms),
     }
     let (freed, moved) = (Size(s.freed_bytes), Size(s.moved_bytes));
-    facts.row("reclaimed", format!("{freed} freed, by moving {moved}"));
+    facts.row("reclaimed", format!("{freed} freed, {moved} moved"));
     facts.text()
 }
 
+/// Shown before the first mark, which determines the use of space.
 const UNKNOWN: &str = "not yet known: run 'forebay gc'";
 
 fn reduction_rows(facts: &mut Facts, r: &ReductionView) {
@@ -156,15 +157,15 @@ fn reduction_rows(facts: &mut Facts, r: &ReductionView) {
         ),
     );
     let (new, all) = (times(r.compression_ratio), times(r.reduction_ratio));
-    facts.row("  reduction", format!("{all}, of what is new {new} by compression"));
+    facts.row("  reduction", format!("{all}, new blocks {new} by compression"));
     let index = &r.index;
     let (held, budget) = (Size(index.bytes), Size(index.budget_bytes));
     let mut text = format!("{} fingerprints, {held} of {budget} in use", index.entries);
     if index.one_of > 1 {
-        text += &format!(", one of {} kept", index.one_of);
+        text += &format!(", 1 in {} sampled", index.one_of);
     }
     if index.segments_left > 0 {
-        text += &format!(", {} segments still to be read", index.segments_left);
+        text += &format!(", {} segments left to load", index.segments_left);
     }
     facts.row("dedup index", text);
 }
@@ -182,7 +183,10 @@ fn space_rows(facts: &mut Facts, s: &SpaceView, now_ms: u64) {
     if s.damaged_disks > 0 {
         facts.row(
             "  damaged",
-            format!("{} disks, which keep what is older: run 'forebay gc'", s.damaged_disks),
+            format!(
+                "{} disks, which hold back older data: run 'forebay gc' for their names",
+                s.damaged_disks
+            ),
         );
     }
 }
@@ -191,7 +195,7 @@ fn as_of(now_ms: u64, then_ms: u64) -> String {
     format!("as of {} ago", output::age(now_ms, then_ms))
 }
 
-/// One disk's counters, and what it holds.
+/// Renders a disk's counters and space.
 fn disk_text(s: &DiskStatsView, before: Option<&DiskStatsView>) -> String {
     let mut t = count_table(before.is_some());
     guest_rows(&mut t, "", &s.guest, before.map(|b| &b.guest));
@@ -205,7 +209,7 @@ fn disk_space(space: Option<&DiskSpaceView>, now_ms: u64) -> String {
         Some(s) => {
             facts.row("space", as_of(now_ms, s.as_of_ms));
             facts.row("  mapped", Size(s.mapped_bytes).to_string());
-            facts.row("  exclusive", format!("{}: what removing it frees", Size(s.exclusive_bytes)));
+            facts.row("  exclusive", format!("{}, freed when the disk is removed", Size(s.exclusive_bytes)));
         }
     }
     facts.text()
@@ -248,9 +252,9 @@ fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_owned(), |s| format!("{:.1} %", s * 100.0))
 }
 
-/// How many times less.
+/// Renders a reduction ratio.
 fn times(ratio: Option<f64>) -> String {
-    ratio.map_or_else(|| "-".to_owned(), |r| format!("{r:.2} times"))
+    ratio.map_or_else(|| "-".to_owned(), |r| format!("{r:.2}x"))
 }
 
 fn cache_text(c: &CacheView) -> String {
@@ -263,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pool_is_described() {
+    fn pool_counters_are_shown_with_rates() {
         let count = |ops, bytes| CountView { ops, bytes };
         let guest =
             GuestView { read: count(100, 409_600), write: count(50, 204_800), ..GuestView::default() };
@@ -287,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn before_the_first_mark_nothing_is_made_up() {
+    fn space_is_unknown_before_the_first_mark() {
         let text = space_facts(&StatsView::default(), 0);
         assert!(line(&text, "space").ends_with("not yet known: run 'forebay gc'"), "{text}");
         assert!(!text.contains("NaN") && !text.contains("reclaimable"), "{text}");
@@ -296,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn space_and_reduction_are_described() {
+    fn space_and_reduction_are_shown() {
         use forebay_engine::{ReductionStats, SpaceStats};
         let space = SpaceStats {
             as_of_ms: 0,
@@ -324,16 +328,16 @@ mod tests {
         };
         let text = space_facts(&s, 180_000);
         assert!(line(&text, "space").ends_with("as of 3 min ago"), "{text}");
-        assert!(line(&text, "unique").ends_with("2 GiB, 3.00 times by sharing"), "{text}");
+        assert!(line(&text, "unique").ends_with("2 GiB, 3.00x by sharing"), "{text}");
         assert!(line(&text, "damaged").contains("2 disks"), "{text}");
-        assert!(line(&text, "live").ends_with("1 GiB, 2.00 times by compression"), "{text}");
+        assert!(line(&text, "live").ends_with("1 GiB, 2.00x by compression"), "{text}");
         assert!(
             line(&text, "written")
                 .ends_with("100: 25.0 % new, 50.0 % duplicate, 0.0 % unchanged, 25.0 % zero")
         );
-        assert!(line(&text, "dedup index").ends_with("one of 4 kept, 3 segments still to be read"), "{text}");
-        assert!(line(&text, "room").contains("FULL, "), "{text}");
+        assert!(line(&text, "dedup index").ends_with("1 in 4 sampled, 3 segments left to load"), "{text}");
+        assert!(line(&text, "store ").contains("FULL, "), "{text}");
         let disk = DiskSpaceView { as_of_ms: 0, mapped_bytes: 1 << 30, exclusive_bytes: 4096 };
-        assert!(line(&disk_space(Some(&disk), 0), "exclusive").contains("4 KiB: what removing it frees"));
+        assert!(line(&disk_space(Some(&disk), 0), "exclusive").contains("4 KiB, freed when the disk"));
     }
 }

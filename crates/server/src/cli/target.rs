@@ -1,4 +1,4 @@
-//! `forebay target …` and `forebay lun …`: who may see which disk over iSCSI.
+//! `forebay target …` and `forebay lun …`: iSCSI targets, initiator ACLs and LUNs.
 
 use std::fs::File;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use super::CliError;
 use super::args::{ChapArgs, LunCommand, TargetCommand};
 use super::client::Client;
-use super::output::{age, render, say, table};
+use super::output::{age, print_result, render, table};
 use crate::clock::unix_ms;
 use crate::control::{
     AllowInitiator, CreateTarget, InitiatorView, LunView, MapLun, ReservationsView, SessionView, TargetView,
@@ -24,21 +24,21 @@ pub(super) async fn target(client: &Client, command: TargetCommand, as_json: boo
                 return Err(CliError::TwoSecrets);
             }
             let body = CreateTarget { name, open, chap: chap(own)?, mutual: chap(mutual)? };
-            let made: TargetView = client.post(&["targets"], &body).await?;
-            say(&made, as_json, target_made)
+            let created: TargetView = client.post(&["targets"], &body).await?;
+            print_result(&created, as_json, created_text)
         }
         TargetCommand::List => {
             let targets: Vec<TargetView> = client.get(&["targets"]).await?;
-            say(&targets, as_json, |targets| target_table(targets))
+            print_result(&targets, as_json, |targets| target_table(targets))
         }
         TargetCommand::Show { name } => {
             let target: TargetView = client.get(&["targets", &name]).await?;
-            say(&target, as_json, target_details)
+            print_result(&target, as_json, target_details)
         }
         TargetCommand::Rm { name, all: _, force } => {
             let path: Vec<&str> = std::iter::once("targets").chain(name.as_deref()).collect();
             let done = client.remove(&path, force).await?;
-            say(&done, as_json, |_| match &name {
+            print_result(&done, as_json, |_| match &name {
                 Some(name) => format!("removed target {name}"),
                 None => "removed all targets".into(),
             })
@@ -47,12 +47,14 @@ pub(super) async fn target(client: &Client, command: TargetCommand, as_json: boo
             let luns = (!lun.is_empty()).then_some(lun);
             let body = AllowInitiator { chap: chap(own)?, luns };
             let done: TargetView = client.put(&["targets", &target, "initiators", &initiator], &body).await?;
-            say(&done, as_json, |done| format!("target {} admits {}", done.name, initiator.to_lowercase()))
+            print_result(&done, as_json, |done| {
+                format!("target {} admits {}", done.name, initiator.to_lowercase())
+            })
         }
         TargetCommand::Deny { target, initiator } => {
             let path = ["targets", &target, "initiators", &initiator];
             let done: TargetView = client.delete(&path).await?;
-            say(&done, as_json, |done| denied(done, &initiator.to_lowercase()))
+            print_result(&done, as_json, |done| denied_text(done, &initiator.to_lowercase()))
         }
     }
 }
@@ -67,7 +69,7 @@ pub(super) async fn lun(client: &Client, command: LunCommand, as_json: bool) -> 
                 None => client.post(&path, &body).await?,
                 Some(lun) => client.put(&[path[0], path[1], path[2], &lun.to_string()], &body).await?,
             };
-            say(&mapped, as_json, |m| {
+            print_result(&mapped, as_json, |m| {
                 let how = if m.read_only && !read_only { ", read-only" } else { "" };
                 format!("'{}' is LUN {} of target {}{how}", m.disk, m.lun, target.to_lowercase())
             })
@@ -75,11 +77,13 @@ pub(super) async fn lun(client: &Client, command: LunCommand, as_json: bool) -> 
         LunCommand::Unmap { target, lun } => {
             let path = ["targets", &target, "luns", &lun.to_string()];
             let done: serde_json::Value = client.delete(&path).await?;
-            say(&done, as_json, |_| format!("unmapped LUN {lun} of target {}", target.to_lowercase()))
+            print_result(&done, as_json, |_| {
+                format!("unmapped LUN {lun} of target {}", target.to_lowercase())
+            })
         }
         LunCommand::List { target } => {
             let target: TargetView = client.get(&["targets", &target]).await?;
-            say(&target.luns, as_json, |luns| lun_table(luns))
+            print_result(&target.luns, as_json, |luns| lun_table(luns))
         }
         LunCommand::Reservations { target, lun, clear } => {
             let path = ["targets", &target, "luns", &lun.to_string(), "reservations"];
@@ -87,15 +91,15 @@ pub(super) async fn lun(client: &Client, command: LunCommand, as_json: bool) -> 
                 let done: serde_json::Value = client.delete(&path).await?;
                 let cleared =
                     format!("cleared the reservations of LUN {lun} of target {}", target.to_lowercase());
-                return say(&done, as_json, |_| cleared);
+                return print_result(&done, as_json, |_| cleared);
             }
             let found: ReservationsView = client.get(&path).await?;
-            say(&found, as_json, reservation_table)
+            print_result(&found, as_json, reservation_table)
         }
     }
 }
 
-/// User and secret; clap sees to it that there are both or none.
+/// Reads the secret of the CHAP arguments; clap ensures that user and file are given together.
 fn chap(args: ChapArgs) -> Result<Option<Chap>, CliError> {
     let (Some(user), Some(path)) = (args.chap_user, args.chap_secret_file) else { return Ok(None) };
     let secret = match path.as_os_str().as_encoded_bytes() {
@@ -110,20 +114,20 @@ fn chap(args: ChapArgs) -> Result<Option<Chap>, CliError> {
     secret.map(|secret| Some(Chap { user, secret })).map_err(|e| CliError::Secret(path, e))
 }
 
-fn target_made(t: &TargetView) -> String {
-    let whom = match (t.open, &t.chap_user) {
-        (false, _) => format!("it admits nobody yet: forebay target allow {} INITIATOR", t.name),
-        (true, Some(user)) => format!("it admits any initiator that authenticates itself as '{user}'"),
+fn created_text(t: &TargetView) -> String {
+    let access = match (t.open, &t.chap_user) {
+        (false, _) => format!("it admits no initiators yet: run 'forebay target allow {} INITIATOR'", t.name),
+        (true, Some(user)) => format!("it admits any initiator that authenticates as '{user}'"),
         (true, None) => "it admits any initiator".into(),
     };
-    format!("made target {}; {whom}", t.name)
+    format!("created target {}; {access}", t.name)
 }
 
-fn denied(t: &TargetView, initiator: &str) -> String {
+fn denied_text(t: &TargetView, initiator: &str) -> String {
     if t.open {
-        format!("removed what target {} had on {initiator}; it may still come, as any initiator may", t.name)
+        format!("removed the ACL entry of {initiator}; target {} is open and still admits it", t.name)
     } else {
-        format!("target {} admits {initiator} no more", t.name)
+        format!("target {} no longer admits {initiator}", t.name)
     }
 }
 
@@ -146,7 +150,7 @@ fn target_table(targets: &[TargetView]) -> String {
     render(t)
 }
 
-/// Who has to authenticate itself.
+/// Renders which initiators have to authenticate: `all`, `some` or `no`.
 fn chap_text(target: &TargetView) -> String {
     let own = target.initiators.iter().filter(|i| i.chap_user.is_some()).count();
     let text = if target.chap_user.is_some() || (own > 0 && own == target.initiators.len() && !target.open) {
@@ -168,13 +172,13 @@ fn target_details(target: &TargetView) -> String {
     row("number", target.number.to_string());
     let admits = match (target.open, target.initiators.is_empty()) {
         (true, _) => "any initiator",
-        (false, true) => "nobody; see 'forebay target allow'",
+        (false, true) => "no initiators; see 'forebay target allow'",
         (false, false) => "the initiators below",
     };
     row("admits", admits.into());
-    row("chap", target.chap_user.as_ref().map_or("none".into(), |user| format!("as '{user}'")));
+    row("chap", target.chap_user.as_ref().map_or("none".into(), |user| format!("user '{user}'")));
     if let Some(user) = &target.mutual_user {
-        row("mutual chap", format!("as '{user}'"));
+        row("mutual chap", format!("user '{user}'"));
     }
     let mut parts = vec![render(t)];
     if !target.luns.is_empty() {
@@ -195,7 +199,7 @@ fn lun_table(luns: &[LunView]) -> String {
         t.add_row([
             lun.lun.to_string(),
             lun.disk.clone(),
-            lun.size_bytes.map_or("gone".into(), |bytes| Size(bytes).to_string()),
+            lun.size_bytes.map_or("removed".into(), |bytes| Size(bytes).to_string()),
             if lun.read_only { "read-only" } else { "read-write" }.into(),
             match (lun.read_only, lun.write_back) {
                 (true, _) => "-",
@@ -232,14 +236,14 @@ fn initiator_table(initiators: &[InitiatorView]) -> String {
             Some(luns) if luns.is_empty() => "none".into(),
             Some(luns) => luns.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         };
-        let chap = initiator.chap_user.as_ref().map_or("-".into(), |user| format!("as '{user}'"));
+        let chap = initiator.chap_user.as_ref().map_or("-".into(), |user| format!("user '{user}'"));
         t.add_row([initiator.name.clone(), chap, luns]);
     }
     render(t)
 }
 
 fn session_table(sessions: &[SessionView]) -> String {
-    let mut t = table(&["SESSION OF", "ADDRESS", "FOR"], &[2]);
+    let mut t = table(&["SESSION INITIATOR", "ADDRESS", "AGE"], &[2]);
     for s in sessions {
         t.add_row([s.initiator.clone(), s.address.clone(), age(unix_ms(), s.since_ms)]);
     }
@@ -282,25 +286,25 @@ mod tests {
     }
 
     #[test]
-    fn what_people_read() {
+    fn target_details_and_table_are_shown() {
         let lines = [
             "name         iqn.2026-01.org.example:a",
             "number       3",
             "admits       the initiators below",
-            "chap         as 'all'",
-            "mutual chap  as 'us'",
+            "chap         user 'all'",
+            "mutual chap  user 'us'",
             "",
-            "LUN  DISK         SIZE  ACCESS      CACHE",
-            "  0  db         10 GiB  read-write  write-through",
-            "  1  scratch    10 GiB  read-write  write-back",
-            "  9  db@monday    gone  read-only   -",
+            "LUN  DISK          SIZE  ACCESS      CACHE",
+            "  0  db          10 GiB  read-write  write-through",
+            "  1  scratch     10 GiB  read-write  write-back",
+            "  9  db@monday  removed  read-only   -",
             "",
-            "INITIATOR                         CHAP      LUNS",
-            "iqn.1993-08.org.debian:01:x       -         all",
-            "iqn.1993-08.org.debian:01:longer  as 'one'  0, 9",
-            "iqn.1993-08.org.debian:01:z       -         none",
+            "INITIATOR                         CHAP        LUNS",
+            "iqn.1993-08.org.debian:01:x       -           all",
+            "iqn.1993-08.org.debian:01:longer  user 'one'  0, 9",
+            "iqn.1993-08.org.debian:01:z       -           none",
             "",
-            "SESSION OF                   ADDRESS     FOR",
+            "SESSION INITIATOR            ADDRESS     AGE",
             "iqn.1993-08.org.debian:01:x  [::1]:4711  0 s",
         ];
         assert_eq!(target_details(&view()), lines.join("\n"));
@@ -312,18 +316,19 @@ mod tests {
     }
 
     #[test]
-    fn who_may_come_is_said() {
+    fn admission_and_chap_are_described() {
         let with = |change: fn(&mut TargetView)| {
             let mut view = view();
             change(&mut view);
             view
         };
-        assert!(target_made(&view()).contains("nobody yet: forebay target allow iqn.2026-01.org.example:a"));
-        assert!(target_made(&with(|t| t.open = true)).ends_with("authenticates itself as 'all'"));
+        let created = created_text(&view());
+        assert!(created.contains("no initiators yet: run 'forebay target allow iqn.2026-01.org.example:a"));
+        assert!(created_text(&with(|t| t.open = true)).ends_with("authenticates as 'all'"));
         let open = with(|t| (t.open, t.chap_user) = (true, None));
-        assert!(target_made(&open).ends_with("admits any initiator"));
-        assert!(denied(&open, "x").contains("may still come"));
-        assert!(denied(&view(), "x").ends_with("no more"));
+        assert!(created_text(&open).ends_with("admits any initiator"));
+        assert!(denied_text(&open, "x").contains("still admits it"));
+        assert!(denied_text(&view(), "x").ends_with("no longer admits x"));
         assert_eq!(chap_text(&open), "some");
         assert_eq!(chap_text(&with(|t| (t.chap_user, t.initiators) = (None, vec![]))), "no");
         let own = with(|t| {

@@ -4,7 +4,7 @@ fn cli(line: &str) -> Result<Cli, clap::Error> {
     parse(std::iter::once("forebay").chain(line.split_whitespace()).map(OsString::from))
 }
 
-fn mistake(line: &str) -> String {
+fn usage_error(line: &str) -> String {
     let e = cli(line).expect_err(line);
     assert_eq!(e.exit_code(), i32::from(USAGE), "{line}");
     let text = usage_line(&e);
@@ -13,12 +13,12 @@ fn mistake(line: &str) -> String {
 }
 
 #[test]
-fn the_table_of_flags_is_consistent() {
+fn the_argument_table_is_consistent() {
     Cli::command().debug_assert();
 }
 
 #[test]
-fn the_contract_is_understood() {
+fn every_documented_command_line_parses() {
     for line in [
         "serve --data /d",
         "serve --data /d --config f.toml --nbd unix:/s --nbd [::1]:10809 --http 127.0.0.1:80 --cache 8G --cores 4",
@@ -70,7 +70,7 @@ fn the_contract_is_understood() {
         "man",
     ] {
         cli(line).unwrap_or_else(|e| panic!("{line}: {e}"));
-        // Options of every command are taken before and behind it.
+        // Global options are accepted before and after the command.
         let json = cli(&format!("{line} --json --socket /s")).unwrap_or_else(|e| panic!("{line}: {e}"));
         assert!(json.global.json);
         assert!(cli(&format!("--json {line}")).unwrap().global.json);
@@ -78,10 +78,10 @@ fn the_contract_is_understood() {
 }
 
 #[test]
-fn mistakes_take_one_line_that_points_to_the_help() {
+fn usage_errors_are_one_line_that_points_to_the_help() {
     for (line, expected) in [
-        ("", "a command is missing; run 'forebay --help' to see them"),
-        ("volume", "a command is missing; run 'forebay --help' to see them"),
+        ("", "missing command; 'forebay --help' lists the commands"),
+        ("volume", "missing command; 'forebay --help' lists the commands"),
         (
             "volum list",
             "unrecognized subcommand 'volum' (a similar subcommand exists: 'volume'); see 'forebay --help'",
@@ -104,7 +104,7 @@ fn mistakes_take_one_line_that_points_to_the_help() {
             "invalid value '0' for '--count <N>': 0 is not in 1..=100000; see 'forebay --help'",
         ),
     ] {
-        assert_eq!(mistake(line), expected, "{line}");
+        assert_eq!(usage_error(line), expected, "{line}");
     }
     for line in [
         "volume show",
@@ -125,23 +125,24 @@ fn mistakes_take_one_line_that_points_to_the_help() {
         "stats a b",
         "image show ''x y",
     ] {
-        mistake(line);
+        usage_error(line);
     }
 }
 
 #[test]
-fn an_empty_name_is_a_mistake() {
+fn an_empty_name_is_a_usage_error() {
     let args = ["forebay", "volume", "show", ""].map(OsString::from);
     assert_eq!(parse(args).unwrap_err().exit_code(), i32::from(USAGE));
 }
 
-/// The reference in `docs/cli.md` is made from the table of flags. `UPDATE_DOCS=1 cargo test` writes it anew.
+/// The reference in `docs/cli.md` is generated from the argument table. `UPDATE_DOCS=1 cargo test` updates
+/// it.
 #[test]
 fn the_page_has_the_reference() {
     const START: &str = "<!-- made from the table of flags: UPDATE_DOCS=1 cargo test -p forebay-server -->\n";
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md");
     let page = std::fs::read_to_string(path).unwrap();
-    let (head, found) = page.split_once(START).expect("the page has its mark");
+    let (head, found) = page.split_once(START).expect("docs/cli.md has the line that starts the reference");
     let mut command = Cli::command();
     command.build();
     let made = reference(&command);
@@ -152,7 +153,7 @@ fn the_page_has_the_reference() {
     }
 }
 
-/// A section for each command that does something.
+/// Renders a section for each command without subcommands.
 fn reference(parent: &clap::Command) -> String {
     let mut text = String::new();
     for command in parent.get_subcommands().filter(|c| !c.is_hide_set()) {
@@ -168,7 +169,7 @@ fn reference(parent: &clap::Command) -> String {
         let own = command.get_arguments().filter(|a| !a.is_hide_set() && !a.is_global_set());
         let rows: String = own.filter(|a| a.get_id() != "help").map(row).collect();
         if !rows.is_empty() {
-            text += &format!("\n| argument | what it is |\n|---|---|\n{rows}");
+            text += &format!("\n| argument | description |\n|---|---|\n{rows}");
         }
     }
     text

@@ -1,4 +1,4 @@
-//! `[iscsi]`: where iSCSI is served, to how many, and targets that the file asks for.
+//! `[iscsi]`: portals, session limits and targets.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -11,11 +11,11 @@ use crate::modes;
 use crate::plane::ListenAddr;
 use crate::targets::{Chap, Initiator, IqnName, Lun, Secret, Target, TargetError};
 
-/// A portal: `HOST:PORT`.
+/// Parses a portal: `HOST:PORT`.
 pub fn parse_portal(text: &str) -> Result<ListenAddr, String> {
     match text.parse() {
         Ok(addr @ ListenAddr::Tcp(_)) => Ok(addr),
-        _ => Err(format!("'{text}' is not an address for iSCSI; write HOST:PORT, such as 0.0.0.0:3260")),
+        _ => Err(format!("invalid iSCSI address '{text}'; use HOST:PORT, such as 0.0.0.0:3260")),
     }
 }
 
@@ -29,14 +29,14 @@ fn portals<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<List
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IscsiSection {
-    /// Addresses.
+    /// Portals.
     #[serde(default, deserialize_with = "portals")]
     pub listen: Vec<ListenAddr>,
-    /// Most sessions.
+    /// Maximum number of sessions.
     pub max_sessions: Option<usize>,
-    /// Most sessions of one initiator.
+    /// Maximum number of sessions of one initiator.
     pub max_sessions_per_initiator: Option<usize>,
-    /// Hash functions that CHAP may use; all that are known, where nothing is said.
+    /// Hash functions that CHAP may use; all supported ones if absent.
     pub chap_algorithms: Option<Vec<Algorithm>>,
     /// `[[iscsi.target]]`
     #[serde(default)]
@@ -47,23 +47,23 @@ pub struct IscsiSection {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TargetSection {
-    /// Its name.
+    /// Name (IQN).
     pub name: IqnName,
-    /// Any initiator may come.
+    /// Any initiator is admitted.
     #[serde(default)]
     pub open: bool,
-    /// User and secret of all initiators that have none of their own.
+    /// CHAP user of initiators whose entry has none.
     pub chap_user: Option<String>,
-    /// File with that secret.
+    /// File with the CHAP secret of these initiators.
     pub chap_secret_file: Option<PathBuf>,
-    /// User and secret of the target itself.
+    /// CHAP user of the target, for mutual CHAP.
     pub mutual_user: Option<String>,
-    /// File with that secret.
+    /// File with the CHAP secret of the target.
     pub mutual_secret_file: Option<PathBuf>,
-    /// Its disks.
+    /// Mapped disks.
     #[serde(default)]
     pub luns: Vec<LunSection>,
-    /// Who may come.
+    /// Initiator ACL.
     #[serde(default)]
     pub initiators: Vec<InitiatorSection>,
 }
@@ -72,14 +72,14 @@ pub struct TargetSection {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LunSection {
-    /// Its number.
+    /// The LUN.
     pub lun: u16,
     /// Volume, image, or `VOLUME@SNAPSHOT`.
     pub disk: String,
     /// Writes are refused.
     #[serde(default)]
     pub read_only: bool,
-    /// Writes are answered before they are durable.
+    /// Writes are acknowledged before they are durable.
     #[serde(default)]
     pub write_back: bool,
 }
@@ -88,22 +88,22 @@ pub struct LunSection {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InitiatorSection {
-    /// Its name.
+    /// Name of the initiator.
     pub name: IqnName,
-    /// Its user.
+    /// CHAP user of the initiator.
     pub chap_user: Option<String>,
-    /// File with its secret.
+    /// File with the CHAP secret of the initiator.
     pub chap_secret_file: Option<PathBuf>,
-    /// The LUNs that it sees; all, where nothing is said.
+    /// LUNs exposed to the initiator; all if absent.
     pub luns: Option<Vec<u16>>,
 }
 
-/// How many may be connected.
+/// Limits on sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionLimits {
-    /// Sessions in all.
+    /// Maximum number of sessions.
     pub all: usize,
-    /// Sessions of one initiator.
+    /// Maximum number of sessions of one initiator.
     pub per_initiator: usize,
 }
 
@@ -117,7 +117,7 @@ impl IscsiSection {
             [("iscsi.max_sessions", limits.all), ("iscsi.max_sessions_per_initiator", limits.per_initiator)]
         {
             if value == 0 {
-                let why = "use at least 1; to serve no iSCSI, leave 'listen' out";
+                let why = "use at least 1; to disable iSCSI, remove 'listen'";
                 return Err(ConfigError::Value { option, value: value.to_string(), why });
             }
         }
@@ -130,13 +130,14 @@ impl IscsiSection {
             Some(named) if named.is_empty() => Err(ConfigError::Value {
                 option: "iscsi.chap_algorithms",
                 value: "[]".into(),
-                why: "name at least one of \"md5\", \"sha1\", \"sha256\", \"sha3-256\"",
+                why: "list at least one of \"md5\", \"sha1\", \"sha256\", \"sha3-256\"",
             }),
             Some(named) => Ok(named.clone()),
         }
     }
 
-    /// The targets, with the secrets that the files hold. What can be seen to be wrong is refused here.
+    /// Reads the secrets and returns the targets. Returns an error for every mistake that is visible without
+    /// the pool.
     pub(super) fn targets(self) -> Result<Vec<Target>, ConfigError> {
         let mut targets: Vec<Target> = Vec::new();
         for section in self.target {
@@ -171,8 +172,8 @@ impl TargetSection {
             name,
         };
         for LunSection { lun, disk, read_only, write_back } in self.luns {
-            if let Some(there) = target.luns.insert(lun, Lun { disk, read_only, write_back }) {
-                let (target, disk) = (target.name, there.disk);
+            if let Some(previous) = target.luns.insert(lun, Lun { disk, read_only, write_back }) {
+                let (target, disk) = (target.name, previous.disk);
                 let taken = TargetError::LunTaken { target: target.clone(), lun, disk };
                 return Err(ConfigError::Target { name: target, reason: taken.to_string() });
             }
@@ -181,7 +182,7 @@ impl TargetSection {
     }
 }
 
-/// User and secret, which are named together or not at all.
+/// Reads the secret of a user; user and file must be given together or not at all.
 fn chap(
     target: &IqnName,
     user: Option<String>,
@@ -191,10 +192,10 @@ fn chap(
     let (user, path) = match (user, secret_file) {
         (None, None) => return Ok(None),
         (Some(user), Some(path)) => (user, path),
-        _ => return Err(bad("a user for CHAP needs a file with the secret, and the other way round".into())),
+        _ => return Err(bad("a CHAP user and the file with its secret must be given together".into())),
     };
     if let Some(warning) = modes::secret_warning(&path) {
-        // The log does not run yet.
+        // Logging has not started yet.
         eprintln!("forebay: {}", crate::text::one_line(&warning));
     }
     let secret = File::open(&path).and_then(Secret::read);

@@ -1,4 +1,4 @@
-//! `[limits]`: what clients may take of the server.
+//! `[limits]`: limits on clients.
 
 use std::time::Duration;
 
@@ -8,24 +8,24 @@ use super::ConfigError;
 use crate::plane::{ConnectionLimits, MIN_BUDGET, MemoryLimits};
 use crate::size::Size;
 
-/// Longest timeout, in seconds.
+/// Maximum of all timeouts, in seconds.
 const MAX_TIMEOUT_S: u64 = 3600;
 
 /// `[limits]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitsSection {
-    /// Connections of clients, in all.
+    /// Maximum number of client connections.
     pub connections: Option<usize>,
-    /// Connections from one address.
+    /// Maximum number of connections from one address.
     pub connections_per_address: Option<usize>,
-    /// Connections that have not chosen an export or logged in yet.
+    /// Maximum number of connections that have not chosen an export or logged in yet.
     pub negotiating: Option<usize>,
-    /// Seconds that they have for it, in all.
+    /// Seconds until these connections are closed.
     pub negotiation_timeout_s: Option<u64>,
-    /// Memory for what clients send and are sent, of all together.
+    /// Memory for requests and replies of all clients together.
     pub client_memory: Option<Size>,
-    /// Seconds that a client may hold some of it without progress while others wait.
+    /// Seconds that a client may hold some of this memory without progress while other clients wait for it.
     pub stall_timeout_s: Option<u64>,
 }
 
@@ -34,7 +34,7 @@ impl LimitsSection {
         let default = ConnectionLimits::default();
         let count = |option, value: Option<usize>, default| match value {
             Some(0) => {
-                let why = "use at least 1; to serve no clients, leave 'listen' out";
+                let why = "use at least 1; to serve no clients, remove 'listen'";
                 Err(ConfigError::Value { option, value: "0".into(), why })
             }
             value => Ok(value.unwrap_or(default)),
@@ -60,7 +60,7 @@ impl LimitsSection {
         let budget = self.client_memory.map_or(default.budget, |size| size.0);
         if budget < MIN_BUDGET {
             let (option, value) = ("limits.client_memory", Size(budget).to_string());
-            return Err(ConfigError::Value { option, value, why: "it needs at least 96M" });
+            return Err(ConfigError::Value { option, value, why: "use at least 96M" });
         }
         let stall = seconds("limits.stall_timeout_s", self.stall_timeout_s, default.stall)?;
         Ok(MemoryLimits { budget, stall })

@@ -1,4 +1,4 @@
-//! `[nbd]`: where NBD is served, to whom, and under TLS or in clear.
+//! `[nbd]`: NBD listeners, access control and TLS.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,10 +15,10 @@ use crate::plane::ListenAddr;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NbdSection {
-    /// Addresses at which every disk is exported.
+    /// Addresses on which all disks are exported.
     #[serde(default)]
     pub listen: Vec<ListenAddr>,
-    /// Whether addresses that other machines can reach may be served in clear.
+    /// Whether addresses that other machines can reach may be served without TLS.
     #[serde(default)]
     pub allow_remote: bool,
     /// TLS.
@@ -29,13 +29,13 @@ pub struct NbdSection {
     pub listener: Vec<NbdListenerSection>,
 }
 
-/// `[[nbd.listener]]`: addresses at which some disks are exported.
+/// `[[nbd.listener]]`: addresses on which some disks are exported.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NbdListenerSection {
     /// Addresses.
     pub listen: Vec<ListenAddr>,
-    /// What is exported; everything, where nothing is said.
+    /// Exported disks; all if absent.
     pub exports: Option<Vec<ExportPattern>>,
     /// Whether writes are refused.
     #[serde(default)]
@@ -45,7 +45,7 @@ pub struct NbdListenerSection {
     /// As `nbd.allow_remote`, for these addresses.
     #[serde(default)]
     pub allow_remote: bool,
-    /// What which client certificates see of it; all of it for everyone, where none is named.
+    /// Exports visible to each client certificate; if empty, all clients see all exports of the listener.
     #[serde(default)]
     pub clients: BTreeMap<SubjectPattern, Vec<ExportPattern>>,
 }
@@ -54,15 +54,15 @@ pub struct NbdListenerSection {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsSection {
-    /// Who has to use TLS; `require` where only the certificates are named.
+    /// TLS mode; `require` if only `certificates` is set.
     pub mode: Option<TlsMode>,
     /// Directory with ca-cert.pem, server-cert.pem and server-key.pem.
     pub certificates: Option<PathBuf>,
-    /// Whether clients must have a certificate that the authority signed.
+    /// Whether clients must present a certificate signed by the CA.
     pub verify_peer: Option<bool>,
 }
 
-/// What flags say of NBD.
+/// Command-line options for NBD.
 #[derive(Debug, Clone, Default)]
 #[allow(missing_docs)] // as in `NbdSection`
 pub struct NbdFlags {
@@ -72,8 +72,8 @@ pub struct NbdFlags {
 }
 
 impl NbdSection {
-    /// What `flags` say, and where they say nothing, what the file says. Addresses in flags take the place of
-    /// `nbd.listen`; the listeners of the file stay.
+    /// Merges the file with the command-line options, which take precedence. Addresses in the options replace
+    /// `nbd.listen`, but not the `[[nbd.listener]]` sections.
     pub(super) fn config(self, flags: NbdFlags) -> Result<Config, ConfigError> {
         let (tls, mode) = self.tls.config(flags.tls);
         let allow_remote = self.allow_remote || flags.allow_remote;
@@ -99,7 +99,7 @@ impl NbdListenerSection {
             (true, None | Some(TlsMode::Require)) => TlsMode::Require,
             (true, Some(_)) => {
                 let (option, why) =
-                    ("nbd.listener.tls", "clients are known by their certificates; use 'require'");
+                    ("nbd.listener.tls", "'clients' identifies clients by their certificates; use 'require'");
                 return Err(ConfigError::Value { option, value: "'off' or 'on'".into(), why });
             }
         };
@@ -109,7 +109,7 @@ impl NbdListenerSection {
 }
 
 impl TlsSection {
-    /// The certificates, and who has to use TLS.
+    /// Merges the section with the command-line options. Returns the certificates and the TLS mode.
     fn config(self, flags: TlsSection) -> (TlsConfig, TlsMode) {
         let dir = flags.certificates.or(self.certificates);
         let default = if dir.is_some() { TlsMode::Require } else { TlsMode::Off };

@@ -13,7 +13,7 @@ fn data() -> Overrides {
 }
 
 #[test]
-fn a_full_file_is_understood() {
+fn all_keys_of_the_file_are_applied() {
     let text = r#"
         data = "/srv/pool"
         cores = 4
@@ -57,18 +57,18 @@ fn a_full_file_is_understood() {
 }
 
 #[test]
-fn what_is_stored_is_reduced_unless_told_otherwise() {
+fn compression_and_deduplication_are_on_by_default() {
     let c = resolve("", data()).unwrap();
     assert_eq!(
         (c.store_limit, c.pool.compress, c.pool.dedup_index),
         (None, true, PoolConfig::default().dedup_index)
     );
-    let least = resolve("[dedup]\nindex = 0", data()).unwrap();
-    assert_eq!(least.pool.dedup_index, 0, "an index of nothing finds little, and is no mistake");
+    let smallest = resolve("[dedup]\nindex = 0", data()).unwrap();
+    assert_eq!(smallest.pool.dedup_index, 0, "an index of 0 bytes is valid");
 }
 
 #[test]
-fn the_policy_of_classes_is_changed_where_the_file_says_so() {
+fn the_file_changes_the_policy_of_single_classes() {
     let text = "[classes]\nlearn = false\n[classes.page]\ncompress = true\n[classes.code]\ncache = 'low'";
     let pool = resolve(text, data()).unwrap().pool;
     let change = |class| match class {
@@ -86,7 +86,7 @@ fn the_policy_of_classes_is_changed_where_the_file_says_so() {
 }
 
 #[test]
-fn flags_win_over_the_file() {
+fn command_line_options_override_the_file() {
     let text = "data = '/a'\ncores = 4\n[nbd]\nlisten = ['h:1']\n[memory]\nread_cache = '1G'";
     let flags = Overrides {
         cores: Some(1),
@@ -119,9 +119,9 @@ fn nbd_listeners_have_exports_and_clients() {
     assert_eq!(
         modes,
         [TlsMode::On, TlsMode::On, TlsMode::Require],
-        "who is known by a certificate needs TLS"
+        "listeners with client certificates require TLS"
     );
-    assert_eq!(listeners[0].listen, ["unix:/flag".parse().unwrap()], "the listeners of the file stay");
+    assert_eq!(listeners[0].listen, ["unix:/flag".parse().unwrap()], "--nbd replaces nbd.listen only");
     assert_eq!(listeners[0].access, Access::default());
     let exports = ["tenant-a-*", "img@*"].map(|p| p.parse().unwrap());
     assert_eq!(
@@ -138,19 +138,19 @@ fn nbd_listeners_have_exports_and_clients() {
 }
 
 #[test]
-fn mistakes_are_reported_with_their_line() {
+fn syntax_errors_are_reported_with_their_line() {
     for (text, line, part) in [
         ("cores = 2\nfsync = false\n", 2, "unknown field `fsync`"),
         ("[memory]\n\nread_cach = 1", 3, "unknown field `read_cach`"),
         ("cores = 2\ncores = 3", 2, "duplicate key"),
         ("[memory]\nread_cache = '40X'", 2, "'40X' is not a size"),
         ("[nbd]\nlisten = ['nowhere']", 2, "'nowhere' is not an address"),
-        ("[http]\nlisten = '127.0.0.1'", 2, "is not an address"),
+        ("[http]\nlisten = '127.0.0.1'", 2, "invalid address '127.0.0.1'"),
         ("[[nbd.listener]]\nlisten = ['unix:/x']\nexports = ['a@']", 3, "'a@' is not a pattern"),
         (
             "[[nbd.listener]]\nlisten = ['unix:/x']\nclients = { 'O=x' = ['*'] }",
             3,
-            "'O=x' does not say which",
+            "'O=x' is not a pattern for certificates",
         ),
     ] {
         match resolve(text, data()) {
@@ -165,7 +165,7 @@ fn mistakes_are_reported_with_their_line() {
 }
 
 #[test]
-fn values_that_cannot_be_are_refused() {
+fn values_out_of_range_are_refused() {
     for text in [
         "cores = 0",
         "cores = 1000",
@@ -180,7 +180,7 @@ fn values_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn the_api_stays_on_the_machine_unless_told_otherwise() {
+fn the_api_listens_on_loopback_addresses_unless_remote_ones_are_allowed() {
     let http = |addr: &str, allow| Overrides {
         http: Some(parse_http_addr(addr).unwrap()),
         http_allow_remote: allow,
@@ -197,7 +197,7 @@ fn the_api_stays_on_the_machine_unless_told_otherwise() {
 }
 
 #[test]
-fn iscsi_is_served_on_ports_and_its_targets_are_checked() {
+fn iscsi_portals_and_targets_are_validated() {
     let c = resolve("", data()).unwrap();
     let limits = SessionLimits { all: 2048, per_initiator: 64 };
     assert_eq!((c.iscsi, c.iscsi_limits, c.iscsi_targets), (vec![], limits, vec![]));
@@ -227,7 +227,7 @@ fn iscsi_is_served_on_ports_and_its_targets_are_checked() {
         ("luns = [{lun = 256, disk = 'v'}]", "256 cannot be a LUN"),
         ("initiators = [{name = 'iqn.2026-01.a', luns = [0]}]", "has no LUN 0"),
         ("initiators = [{name = 'iqn.2026-01.a'}, {name = 'iqn.2026-01.A'}]", "two entries"),
-        ("chap_user = 'u'", "needs a file"),
+        ("chap_user = 'u'", "must be given together"),
         ("chap_user = 'u'\nchap_secret_file = '/none'", "cannot read the secret in /none"),
         ("[[iscsi.target]]\nname = 'IQN.2026-01.a:b'", "exists already"),
     ] {
@@ -251,7 +251,7 @@ fn iscsi_is_served_on_ports_and_its_targets_are_checked() {
 }
 
 #[test]
-fn addresses() {
+fn listen_addresses_without_host_or_port_are_refused() {
     for bad in ["", "unix:", "host", "host:", ":10809", "host:99999", "::1:10809"] {
         assert!(bad.parse::<ListenAddr>().is_err(), "{bad}");
     }
@@ -259,7 +259,7 @@ fn addresses() {
 }
 
 #[test]
-fn limits_on_clients_have_defaults_and_bounds() {
+fn connection_limits_have_defaults_and_bounds() {
     let c = resolve("", data()).unwrap();
     assert_eq!(c.connections, ConnectionLimits::default());
     let text =
@@ -276,7 +276,7 @@ fn limits_on_clients_have_defaults_and_bounds() {
 }
 
 #[test]
-fn memory_of_clients_has_room_for_the_largest_request() {
+fn client_memory_below_the_largest_request_is_refused() {
     assert_eq!(resolve("", data()).unwrap().client_memory, MemoryLimits::default());
     let c = resolve("[limits]\nclient_memory = \"1G\"\nstall_timeout_s = 3", data()).unwrap();
     assert_eq!(c.client_memory, MemoryLimits { budget: 1 << 30, stall: Duration::from_secs(3) });

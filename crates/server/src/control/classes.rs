@@ -1,4 +1,4 @@
-//! What the API says of the classes of a disk's blocks, and the scan by which they are learned.
+//! Block classes: their representation in the API, and the scans of disks that determine them.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -11,37 +11,37 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 
 use super::view::ratio;
-use super::{Control, ControlError, Result};
+use super::{Control, ControlError, Reply, Result};
 
-/// How long a scan that nobody waits for works before it rests, and how many times as long it rests then.
-const WORK: Duration = Duration::from_millis(10);
-const REST: u32 = 3;
+/// A background scan works this long, then pauses [`PAUSE_FACTOR`] times as long as it worked.
+const SCAN_BURST: Duration = Duration::from_millis(10);
+const PAUSE_FACTOR: u32 = 3;
 
-/// `GET /volumes/{name}/classes`: what guests' file systems say of a disk.
+/// `GET /volumes/{name}/classes`: the block classes of a disk.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct ClassesView {
-    /// When that was learned, in Unix milliseconds; none where nothing is known.
+    /// Time of the last scan in Unix milliseconds; `None` before the first.
     pub learned_ms: Option<u64>,
-    /// What the partitions of the disk hold.
+    /// The content of each partition.
     pub file_systems: Vec<Content>,
-    /// Each class; none where nothing is known.
+    /// All classes; empty before the first scan.
     pub classes: Vec<ClassView>,
 }
 
-/// A class of blocks.
+/// A block class.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ClassView {
-    /// Which one.
+    /// The class.
     pub class: Class,
-    /// Bytes of the disk that are of it.
+    /// Bytes of the disk in this class.
     pub bytes: u64,
-    /// Bytes that were written to such blocks since the pool was opened.
+    /// Bytes written to blocks of this class since the pool was opened.
     pub written_bytes: u64,
-    /// Of one in sixteen reads, those that were served from RAM.
+    /// Sampled reads (one in sixteen) that were served from RAM.
     pub read_hits: u64,
-    /// Of one in sixteen reads, those that had to wait for the store.
+    /// Sampled reads (one in sixteen) that waited for the store.
     pub read_misses: u64,
-    /// Share of these that were served from RAM; none before the first.
+    /// Share of the sampled reads that were served from RAM; `None` before the first.
     pub hit_rate: Option<f64>,
 }
 
@@ -60,35 +60,41 @@ impl From<ClassesInfo> for ClassesView {
     }
 }
 
-/// Scans, of which there is one at a time: each may take some 200 MiB.
+/// The state of scans. One runs at a time, because each may use about 200 MiB of memory.
 #[derive(Default)]
 pub(super) struct Scans {
-    one: Mutex<()>,
-    /// How many of those under way or in line somebody waits for.
-    asked: AtomicUsize,
+    running: Mutex<()>,
+    /// Number of running and queued scans that an administrator requested. While there are any, scans do not
+    /// pause.
+    requested: AtomicUsize,
 }
 
 impl Control {
-    /// Scans a disk now, because somebody asked for it.
-    pub(super) async fn learn_now(&self, name: &str) -> Result<()> {
-        let asked = &self.inner.scans.asked;
-        asked.fetch_add(1, Relaxed);
-        let done = match self.pool().peek(name) {
+    pub(super) fn show_classes(&self, name: &str) -> Result<Reply> {
+        Ok(Reply::Classes(self.pool().classes(name)?.into()))
+    }
+
+    /// Scans a disk at the request of an administrator, and replies with its classes.
+    pub(super) async fn scan_classes(&self, name: &str) -> Result<Reply> {
+        let requested = &self.inner.scans.requested;
+        requested.fetch_add(1, Relaxed);
+        let scanned = match self.pool().peek(name) {
             Ok(peek) => self.learn(peek).await,
             Err(e) => Err(e.into()),
         };
-        asked.fetch_sub(1, Relaxed);
-        done
+        requested.fetch_sub(1, Relaxed);
+        scanned?;
+        self.show_classes(name)
     }
 
-    /// Scans a disk on a thread of its own, and keeps what was found.
+    /// Scans a disk on a blocking thread and stores the resulting classes.
     pub(crate) async fn learn(&self, peek: Peek) -> Result<()> {
-        let _alone = self.inner.scans.one.lock().await;
+        let _running = self.inner.scans.running.lock().await;
         let began = Instant::now();
         let (control, runtime) = (self.clone(), Handle::current());
         let work = move || {
-            let mut reader =
-                Reader { stopping: control.stopping(), began: Instant::now(), peek, runtime, control };
+            let (stopping, burst_began) = (control.stopping(), Instant::now());
+            let mut reader = Reader { stopping, burst_began, peek, runtime, control };
             let scan = scan(&mut reader, &Options::default());
             (reader.peek, scan)
         };
@@ -106,20 +112,20 @@ impl Control {
             failed_reads = scan.failed_reads,
             read_bytes = scan.read_bytes,
             ms = began.elapsed().as_millis(),
-            "classes of blocks learned"
+            "scanned the disk for block classes"
         );
         Ok(peek.keep(scan.map, file_systems).await?)
     }
 }
 
-/// A disk that is scanned, on a thread that may wait.
+/// The disk of a scan, read on a thread that may block.
 struct Reader {
     peek: Peek,
     runtime: Handle,
     control: Control,
     stopping: watch::Receiver<bool>,
-    /// When it last rested.
-    began: Instant,
+    /// When the last pause ended.
+    burst_began: Instant,
 }
 
 impl Blocks for Reader {
@@ -132,25 +138,25 @@ impl Blocks for Reader {
             return Err(ReadError { offset, source: None });
         }
         let read = self.runtime.block_on(self.peek.read(offset, out));
-        self.rest();
+        self.throttle();
         read.map_err(|e| ReadError { offset, source: Some(std::io::Error::other(e)) })
     }
 
     fn pause(&mut self) -> bool {
-        self.rest();
+        self.throttle();
         !*self.stopping.borrow()
     }
 }
 
 impl Reader {
-    /// Rests if it is time to, whether the time went into reads or into what was read.
-    fn rest(&mut self) {
-        let worked = self.began.elapsed();
-        if worked >= WORK {
-            if self.control.inner.scans.asked.load(Relaxed) == 0 {
-                thread::sleep(worked * REST);
+    /// Pauses after a burst of reading and processing, unless an administrator waits for a scan.
+    fn throttle(&mut self) {
+        let worked = self.burst_began.elapsed();
+        if worked >= SCAN_BURST {
+            if self.control.inner.scans.requested.load(Relaxed) == 0 {
+                thread::sleep(worked * PAUSE_FACTOR);
             }
-            self.began = Instant::now();
+            self.burst_began = Instant::now();
         }
     }
 }

@@ -1,17 +1,17 @@
-//! What the API says of desktops, and what is asked for them.
+//! Desktops in the API: request bodies and statistics.
 
 use forebay_engine::DesktopStats;
 use serde::{Deserialize, Serialize};
 
-use super::{CountView, Sync};
+use super::{CountView, SyncPolicy};
 
 /// Body of `POST /volumes/{name}/persist`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Persist {
-    /// When its writes are durable from then on.
+    /// Durability of writes from then on.
     #[serde(default)]
-    pub sync: Sync,
+    pub sync: SyncPolicy,
 }
 
 /// Body of `POST /resets`.
@@ -22,16 +22,16 @@ pub struct Resets {
     pub volumes: Vec<String>,
 }
 
-/// Desktops, and what of their writes is where.
+/// Desktops and their write caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DesktopsView {
-    /// How many there are.
+    /// Number of desktops.
     pub count: u64,
-    /// Bytes in their write caches.
+    /// Bytes in all write caches.
     pub cached_bytes: u64,
-    /// Most bytes that may be in there.
+    /// Budget of all write caches together.
     pub budget_bytes: u64,
-    /// Times that one let something overflow to the store, and the bytes that it had taken in RAM.
+    /// Overflows to the store, and the RAM that their data occupied.
     pub overflow: CountView,
 }
 

@@ -1,29 +1,122 @@
-//! What an administrator is told when something fails: the one table of codes and HTTP statuses.
+//! Errors of the control plane: a closed set of kinds, each with a stable code. `api/error.rs` maps the kinds
+//! to HTTP statuses.
 
-use axum::Json;
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
 use forebay_engine::Error as EngineError;
 use serde::{Deserialize, Serialize};
 
 use crate::targets::TargetError;
 
-const IN_USE: &str = "in_use";
-const RESETTING: &str = "resetting";
-
 /// Result of a control-plane action.
 pub type Result<T> = std::result::Result<T, ControlError>;
 
-/// Why an action failed. `message` says in one line what happened and what to do; `code` is for programs.
+/// Why an action failed. The message states the problem and the remedy in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ControlError {
-    /// HTTP status.
-    pub status: StatusCode,
-    /// Stable code, such as `not_found`.
-    pub code: &'static str,
-    /// For people.
+    /// The kind.
+    pub kind: ErrorKind,
+    /// Message for the user.
     pub message: String,
+}
+
+/// The kinds of errors, for programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The request is invalid.
+    BadRequest,
+    /// A name of a disk, target or initiator is invalid.
+    BadName,
+    /// A size is invalid.
+    BadSize,
+    /// A LUN is out of range.
+    BadLun,
+    /// A CHAP user or secret is invalid.
+    BadChap,
+    /// An image file cannot be read or is invalid.
+    BadSource,
+    /// A range is beyond the end of a disk.
+    OutOfRange,
+    /// A range would be copied onto one that it overlaps.
+    Overlap,
+    /// The disk, target, LUN or ACL entry does not exist.
+    NotFound,
+    /// The name or number is taken.
+    Exists,
+    /// Clients or initiators are connected.
+    InUse,
+    /// A desktop is being reset after its last client disconnected.
+    Resetting,
+    /// The disk has clones.
+    HasClones,
+    /// The volume has snapshots.
+    HasSnapshots,
+    /// The disk is of another kind than the action requires.
+    WrongKind,
+    /// The disk is read-only.
+    ReadOnly,
+    /// The disk is mapped to a target.
+    Mapped,
+    /// The disk's writes are not durable, but the mapping requires it.
+    Volatile,
+    /// No free LUN or target number is left.
+    Full,
+    /// The block map of the disk is damaged.
+    MapDamaged,
+    /// Stored data is damaged.
+    Damaged,
+    /// The store failed, or the pool cannot be opened.
+    Store,
+    /// The target table cannot be read.
+    Unreadable,
+    /// A defect of the server.
+    Internal,
+    /// An image file cannot be downloaded.
+    FetchFailed,
+    /// The server is shutting down.
+    Closed,
+    /// The pool stopped after a failed write.
+    Latched,
+    /// An import was cancelled.
+    Cancelled,
+    /// The store is full.
+    NoSpace,
+}
+
+impl ErrorKind {
+    /// The stable code for programs, such as `not_found`.
+    pub fn code(self) -> &'static str {
+        match self {
+            ErrorKind::BadRequest => "bad_request",
+            ErrorKind::BadName => "bad_name",
+            ErrorKind::BadSize => "bad_size",
+            ErrorKind::BadLun => "bad_lun",
+            ErrorKind::BadChap => "bad_chap",
+            ErrorKind::BadSource => "bad_source",
+            ErrorKind::OutOfRange => "out_of_range",
+            ErrorKind::Overlap => "overlap",
+            ErrorKind::NotFound => "not_found",
+            ErrorKind::Exists => "exists",
+            ErrorKind::InUse => "in_use",
+            ErrorKind::Resetting => "resetting",
+            ErrorKind::HasClones => "has_clones",
+            ErrorKind::HasSnapshots => "has_snapshots",
+            ErrorKind::WrongKind => "wrong_kind",
+            ErrorKind::ReadOnly => "read_only",
+            ErrorKind::Mapped => "mapped",
+            ErrorKind::Volatile => "volatile",
+            ErrorKind::Full => "full",
+            ErrorKind::MapDamaged => "map_damaged",
+            ErrorKind::Damaged => "damaged",
+            ErrorKind::Store => "store",
+            ErrorKind::Unreadable => "unreadable",
+            ErrorKind::Internal => "internal",
+            ErrorKind::FetchFailed => "fetch_failed",
+            ErrorKind::Closed => "closed",
+            ErrorKind::Latched => "latched",
+            ErrorKind::Cancelled => "cancelled",
+            ErrorKind::NoSpace => "no_space",
+        }
+    }
 }
 
 /// The body of an error: `{"error": {"code": …, "message": …}}`.
@@ -38,93 +131,88 @@ pub struct ErrorBody {
 pub struct ErrorDetail {
     /// Stable code, such as `not_found`.
     pub code: String,
-    /// For people.
+    /// Message for the user.
     pub message: String,
 }
 
 impl ControlError {
-    /// An error of the given status and code.
-    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> ControlError {
-        ControlError { status, code, message: message.into() }
+    /// Creates an error.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> ControlError {
+        ControlError { kind, message: message.into() }
     }
 
-    /// A request that makes no sense.
+    /// Creates the error of an invalid request.
     pub fn bad_request(message: impl Into<String>) -> ControlError {
-        Self::new(StatusCode::BAD_REQUEST, "bad_request", message)
+        Self::new(ErrorKind::BadRequest, message)
     }
 
-    /// A defect of the server itself.
+    /// Creates the error of a defect of the server.
     pub fn internal(message: impl Into<String>) -> ControlError {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+        Self::new(ErrorKind::Internal, message)
     }
 
-    /// The server is on its way down.
+    /// Creates the error of a server that is shutting down.
     pub fn closed() -> ControlError {
         EngineError::Closed.into()
     }
 
-    /// Whether clients that are connected, or that have just left, are in the way.
+    /// Whether the action failed because clients are connected or have just disconnected.
     pub fn is_in_use(&self) -> bool {
-        self.code == IN_USE || self.code == RESETTING
+        matches!(self.kind, ErrorKind::InUse | ErrorKind::Resetting)
     }
+}
 
-    /// The JSON body.
-    pub fn body(&self) -> ErrorBody {
-        ErrorBody { error: ErrorDetail { code: self.code.to_owned(), message: self.message.clone() } }
+impl From<ControlError> for ErrorDetail {
+    fn from(e: ControlError) -> ErrorDetail {
+        ErrorDetail { code: e.kind.code().to_owned(), message: e.message }
     }
 }
 
 impl From<EngineError> for ControlError {
     fn from(e: EngineError) -> ControlError {
         use EngineError as E;
-        let (status, code) = match &e {
-            E::NotFound(_) => (StatusCode::NOT_FOUND, "not_found"),
-            E::Exists(_) => (StatusCode::CONFLICT, "exists"),
-            E::InUse { .. } => (StatusCode::CONFLICT, IN_USE),
-            E::Resetting(_) => (StatusCode::CONFLICT, RESETTING),
-            E::HasClones { .. } => (StatusCode::CONFLICT, "has_clones"),
-            E::HasSnapshots { .. } => (StatusCode::CONFLICT, "has_snapshots"),
-            E::WrongKind { .. } => (StatusCode::CONFLICT, "wrong_kind"),
-            E::ReadOnly(_) => (StatusCode::CONFLICT, "read_only"),
-            E::BadName { .. } => (StatusCode::BAD_REQUEST, "bad_name"),
-            E::BadSize { .. } => (StatusCode::BAD_REQUEST, "bad_size"),
-            E::OutOfRange => (StatusCode::BAD_REQUEST, "out_of_range"),
-            E::Overlap => (StatusCode::BAD_REQUEST, "overlap"),
-            E::NoSpace => (StatusCode::INSUFFICIENT_STORAGE, "no_space"),
-            E::Closed => (StatusCode::SERVICE_UNAVAILABLE, "closed"),
-            E::Latched(_) => (StatusCode::SERVICE_UNAVAILABLE, "latched"),
-            E::MapDamaged(_) => (StatusCode::CONFLICT, "map_damaged"),
-            E::Damaged(_) | E::MapsDamaged { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "damaged"),
+        let kind = match &e {
+            E::NotFound(_) => ErrorKind::NotFound,
+            E::Exists(_) => ErrorKind::Exists,
+            E::InUse { .. } => ErrorKind::InUse,
+            E::Resetting(_) => ErrorKind::Resetting,
+            E::HasClones { .. } => ErrorKind::HasClones,
+            E::HasSnapshots { .. } => ErrorKind::HasSnapshots,
+            E::WrongKind { .. } => ErrorKind::WrongKind,
+            E::ReadOnly(_) => ErrorKind::ReadOnly,
+            E::BadName { .. } => ErrorKind::BadName,
+            E::BadSize { .. } => ErrorKind::BadSize,
+            E::OutOfRange => ErrorKind::OutOfRange,
+            E::Overlap => ErrorKind::Overlap,
+            E::NoSpace => ErrorKind::NoSpace,
+            E::Closed => ErrorKind::Closed,
+            E::Latched(_) => ErrorKind::Latched,
+            E::MapDamaged(_) => ErrorKind::MapDamaged,
+            E::Damaged(_) | E::MapsDamaged { .. } => ErrorKind::Damaged,
             E::NoPool(_) | E::Format(_) | E::LogDamaged(_) | E::OtherLoss(_) | E::Store(_) => {
-                (StatusCode::INTERNAL_SERVER_ERROR, "store")
+                ErrorKind::Store
             }
         };
-        ControlError::new(status, code, e.to_string())
+        ControlError::new(kind, e.to_string())
     }
 }
 
 impl From<TargetError> for ControlError {
     fn from(e: TargetError) -> ControlError {
         use TargetError as E;
-        let (status, code) = match e {
+        let kind = match e {
             E::Pool(e) => return e.into(),
-            E::NoTarget(_) | E::NoLun { .. } | E::NoInitiator { .. } => (StatusCode::NOT_FOUND, "not_found"),
-            E::Exists(_) | E::LunTaken { .. } | E::InitiatorTwice(_) => (StatusCode::CONFLICT, "exists"),
-            E::InUse { .. } => (StatusCode::CONFLICT, IN_USE),
-            E::Mapped { .. } => (StatusCode::CONFLICT, "mapped"),
-            E::Volatile(_) => (StatusCode::CONFLICT, "volatile"),
-            E::NoNumber | E::Full(_) => (StatusCode::CONFLICT, "full"),
-            E::Name(_) => (StatusCode::BAD_REQUEST, "bad_name"),
-            E::HighLun(_) => (StatusCode::BAD_REQUEST, "bad_lun"),
-            E::Chap { .. } | E::SameSecret => (StatusCode::BAD_REQUEST, "bad_chap"),
-            E::Unreadable(_) => (StatusCode::INTERNAL_SERVER_ERROR, "unreadable"),
+            E::NoTarget(_) | E::NoLun { .. } | E::NoInitiator { .. } => ErrorKind::NotFound,
+            E::Exists(_) | E::LunTaken { .. } | E::InitiatorTwice(_) => ErrorKind::Exists,
+            E::InUse { .. } => ErrorKind::InUse,
+            E::Mapped { .. } => ErrorKind::Mapped,
+            E::Volatile(_) => ErrorKind::Volatile,
+            E::NoNumber | E::Full(_) => ErrorKind::Full,
+            E::Name(_) => ErrorKind::BadName,
+            E::HighLun(_) => ErrorKind::BadLun,
+            E::Chap { .. } | E::SameSecret => ErrorKind::BadChap,
+            E::Unreadable(_) => ErrorKind::Unreadable,
         };
-        ControlError::new(status, code, e.to_string())
-    }
-}
-
-impl IntoResponse for ControlError {
-    fn into_response(self) -> Response {
-        (self.status, Json(self.body())).into_response()
+        ControlError::new(kind, e.to_string())
     }
 }

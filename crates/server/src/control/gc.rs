@@ -1,4 +1,4 @@
-//! Reclaiming space on demand, told as events.
+//! Reclaim on request, with progress events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,66 +10,66 @@ use tokio::time::Instant;
 
 use super::{Control, ControlError, GcEvent, Reclaimed, Result};
 
-/// Between two reports of the same phase.
-const REPORT_EVERY: Duration = Duration::from_millis(100);
-/// Events that wait for a slow receiver; reports of progress beyond are dropped.
-const EVENTS: usize = 8;
+/// Minimum interval between progress events of the same phase.
+const REPORT_INTERVAL: Duration = Duration::from_millis(100);
+/// Capacity of the event channel; progress events beyond it are dropped.
+const EVENT_CAPACITY: usize = 8;
 
-/// An event, or the error with its HTTP status: for a reclaiming that fails before it began.
-pub type GcTold = std::result::Result<GcEvent, ControlError>;
+/// An event, or the error that ended the reclaim.
+pub type GcResult = std::result::Result<GcEvent, ControlError>;
 
 impl Control {
-    /// Frees what nothing needs. It runs to its end, whether or not somebody still listens.
-    pub async fn reclaim(&self) -> Result<mpsc::Receiver<GcTold>> {
-        let place = self.begin().await?;
+    /// Reclaims unused space. The reclaim runs to its end even if the receiver is dropped.
+    pub async fn reclaim(&self) -> Result<mpsc::Receiver<GcResult>> {
+        let permit = self.job_permit().await?;
         if *self.stopping().borrow() {
             return Err(ControlError::closed());
         }
-        let (tell, told) = mpsc::channel(EVENTS);
+        let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
         let pool = Arc::clone(self.pool());
         tokio::spawn(async move {
-            let reporter = Reporter { tell: tell.clone(), last: Mutex::default() };
+            let reporter = Reporter { events: events.clone(), state: Mutex::default() };
             let freed = pool.reclaim(&|progress| reporter.report(progress)).await;
-            drop(place);
+            drop(permit);
             let last = match freed {
                 Ok(freed_bytes) => {
-                    let moved_bytes = reporter.last.lock().moved_bytes;
+                    let moved_bytes = reporter.state.lock().moved_bytes;
                     Ok(GcEvent::Done(Reclaimed { freed_bytes, moved_bytes }))
                 }
                 Err(e) => {
-                    tracing::info!(error = %e, "reclaiming space failed");
+                    tracing::info!(error = %e, "reclaim failed");
                     Err(e.into())
                 }
             };
-            // Whoever has gone does not hear how it ended.
-            let _ = tell.send(last).await;
+            // The receiver may be dropped.
+            let _ = events.send(last).await;
         });
-        Ok(told)
+        Ok(receiver)
     }
 }
 
-/// Reports progress, but not too often.
+/// Sends progress events at a limited rate.
 struct Reporter {
-    tell: mpsc::Sender<GcTold>,
-    last: Mutex<Last>,
+    events: mpsc::Sender<GcResult>,
+    state: Mutex<ReporterState>,
 }
 
 #[derive(Default)]
-struct Last {
-    told: Option<(Instant, GcPhase)>,
+struct ReporterState {
+    last_event: Option<(Instant, GcPhase)>,
     moved_bytes: u64,
 }
 
 impl Reporter {
     fn report(&self, progress: GcProgress) {
         let now = Instant::now();
-        let mut last = self.last.lock();
-        last.moved_bytes = last.moved_bytes.max(progress.moved_bytes);
-        let told = last.told;
-        if told.is_none_or(|(at, phase)| phase != progress.phase || now - at >= REPORT_EVERY) {
-            last.told = Some((now, progress.phase));
-            // A receiver that is behind misses a report, not an event that matters.
-            let _ = self.tell.try_send(Ok(progress.into()));
+        let mut state = self.state.lock();
+        state.moved_bytes = state.moved_bytes.max(progress.moved_bytes);
+        let last = state.last_event;
+        if last.is_none_or(|(at, phase)| phase != progress.phase || now - at >= REPORT_INTERVAL) {
+            state.last_event = Some((now, progress.phase));
+            // A slow receiver misses progress events only.
+            let _ = self.events.try_send(Ok(progress.into()));
         }
     }
 }

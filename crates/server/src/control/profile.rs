@@ -1,43 +1,72 @@
-//! What the API says of boot profiles, and what is asked for them.
+//! Boot profiles: their representation in the API, and the actions on them.
 
 use forebay_engine::{Prefetched, ProfileInfo};
 use serde::{Deserialize, Serialize};
+
+use super::{Control, ControlError, Reply, Result};
 
 /// Body of `POST /images/{name}/profile`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeProfile {
-    /// What is to be done.
+    /// The action.
     pub action: ProfileAction,
 }
 
-/// What can be done with a boot profile.
+/// An action on a boot profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProfileAction {
     /// Record the next boot of a clone.
     Record,
-    /// End a recording; what was read so far is the profile.
+    /// Stop recording; the blocks read so far become the profile.
     Stop,
-    /// Read it into the cache now.
+    /// Read the blocks of the profile into the cache now.
     Prefetch,
 }
 
-/// What is known of the boot of an image's clones.
+/// A boot profile: the blocks that a boot of an image's clones reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProfileView {
     /// Bytes of the disk that a boot reads; 0 without a profile.
     pub bytes: u64,
-    /// Pieces in which they lie on the disk.
+    /// Number of contiguous ranges of the disk.
     pub runs: u64,
-    /// When it was recorded, in Unix milliseconds.
+    /// When the profile was recorded, in Unix milliseconds.
     pub recorded_ms: Option<u64>,
     /// A boot is being recorded.
     pub recording: bool,
-    /// The next boot will be recorded.
+    /// The next boot of a clone will be recorded.
     pub waiting: bool,
-    /// Bytes of it that are in the read cache.
+    /// Bytes of the profile in the read cache.
     pub cached_bytes: u64,
+}
+
+impl Control {
+    pub(super) async fn show_profile(&self, image: &str) -> Result<Reply> {
+        Ok(Reply::Profile(self.pool().profile(image).await?.into()))
+    }
+
+    pub(super) async fn change_profile(&self, image: &str, action: ProfileAction) -> Result<Reply> {
+        let pool = self.pool();
+        match action {
+            ProfileAction::Record => pool.record_profile(image)?,
+            ProfileAction::Stop => {
+                if !pool.end_recording(image)? {
+                    let message =
+                        format!("'{image}' is not recording a boot, and no recording was requested");
+                    return Err(ControlError::bad_request(message));
+                }
+            }
+            ProfileAction::Prefetch => return Ok(Reply::Prefetched(pool.prefetch(image).await?.into())),
+        }
+        Ok(Reply::Done {})
+    }
+
+    pub(super) async fn remove_profile(&self, image: &str) -> Result<Reply> {
+        self.pool().forget_profile(image).await?;
+        Ok(Reply::Done {})
+    }
 }
 
 impl From<ProfileInfo> for ProfileView {
@@ -47,14 +76,14 @@ impl From<ProfileInfo> for ProfileView {
     }
 }
 
-/// What a prefetch did.
+/// The result of a prefetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PrefetchedView {
     /// Bytes of the disk that were read.
     pub bytes: u64,
-    /// Reads of the store that this took, but for those of the block map.
+    /// Store reads, without those of the block map.
     pub reads: u64,
-    /// Bytes of the disk that were in the cache already.
+    /// Bytes of the disk that were already in the cache.
     pub cached_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Reservations of a LUN as the API says them.
+//! SCSI reservations of LUNs: their representation in the API, and the actions on them.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,51 +6,51 @@ use super::{Control, Reply, Result};
 use crate::scsi::{Port, ReservationState};
 use crate::targets::{IqnName, TargetError};
 
-/// Reservations of the disk under a LUN: those made through other targets that map the disk included.
+/// Reservations of the disk of a LUN, including those made through other targets that map the disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReservationsView {
-    /// Its number.
+    /// The LUN.
     pub lun: u16,
     /// Volume, image, or `volume@snapshot`.
     pub disk: String,
-    /// Changes of registrations since the server started (PRGENERATION).
+    /// Number of changes of registrations since the server started (PRGENERATION).
     pub generation: u32,
-    /// Registrations outlive a restart of the server (APTPL).
+    /// Registrations persist over a restart of the server (APTPL).
     pub kept: bool,
     /// The persistent reservation (SPC-4).
     pub persistent: Option<PersistentView>,
-    /// The initiator that has RESERVE in force (SPC-2), and the target through which.
+    /// The holder of a RESERVE (SPC-2).
     pub reserve: Option<PortView>,
-    /// Initiators that are registered.
+    /// Registered initiators.
     pub registrations: Vec<RegistrationView>,
 }
 
 /// A persistent reservation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PersistentView {
-    /// Such as `write_exclusive_registrants`.
+    /// The reservation type, such as `write_exclusive_registrants`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Who holds it; of a type that all registrants hold, who made it.
+    /// The holder; for a type that all registrants hold, the initiator that made the reservation.
     pub holder: PortView,
 }
 
 /// A registration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegistrationView {
-    /// 16 hexadecimal digits.
+    /// The key: 16 hexadecimal digits.
     pub key: String,
-    /// Who is registered.
+    /// The registered initiator.
     #[serde(flatten)]
     pub port: PortView,
 }
 
-/// An initiator at a target.
+/// An initiator port and the target that it uses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortView {
     /// Name of the initiator.
     pub initiator: String,
-    /// ISID of its session: 12 hexadecimal digits.
+    /// ISID of the session: 12 hexadecimal digits.
     pub isid: String,
     /// Name of the target.
     pub target: String,
@@ -88,8 +88,8 @@ impl ReservationsView {
 }
 
 impl Control {
-    /// The disk under a LUN.
-    pub(super) fn disk_of(&self, target: &str, lun: u16) -> Result<String> {
+    /// Returns the name of the disk that is mapped to a LUN.
+    fn disk_of(&self, target: &str, lun: u16) -> Result<String> {
         let name: IqnName = target.parse().map_err(TargetError::from)?;
         let target = self.targets().get(&name).ok_or_else(|| TargetError::NoTarget(name.clone()))?;
         let mapped = target.luns.get(&lun).ok_or(TargetError::NoLun { target: name, lun })?;
@@ -100,5 +100,10 @@ impl Control {
         let disk = self.disk_of(target, lun)?;
         let state = self.units().reservations(self.pool(), &disk).await?;
         Ok(Reply::Reservations(ReservationsView::new(lun, disk, &state)))
+    }
+
+    pub(super) async fn clear_reservations(&self, target: &str, lun: u16) -> Result<Reply> {
+        self.units().clear_reservations(self.pool(), &self.disk_of(target, lun)?).await?;
+        Ok(Reply::Done {})
     }
 }

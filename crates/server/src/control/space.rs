@@ -1,23 +1,24 @@
-//! What the API says of room, reduction and space. Ratios are here, so that every reader has the same ones.
+//! Free space, data reduction and use of space in the API. The ratios are computed here, so that all API
+//! clients show the same values.
 
 use forebay_engine::{DiskSpace, ReductionStats, Room, SpaceStats};
 use serde::{Deserialize, Serialize};
 
 use super::view::ratio;
 
-/// Bytes of a block.
+/// Bytes per block.
 const BLOCK: u64 = 4096;
 
-/// How much room the store has.
+/// The state of the store's free space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RoomView {
-    /// Enough.
+    /// Enough free space.
     #[default]
     Ok,
-    /// So little that somebody should look.
+    /// Low: an administrator should free or add space.
     Low,
-    /// None for data: writes are refused.
+    /// No space for data: writes fail.
     Full,
 }
 
@@ -31,44 +32,44 @@ impl From<Room> for RoomView {
     }
 }
 
-/// What became of the blocks that guests and imports wrote since the pool was opened.
+/// Data reduction of the blocks that guests and imports wrote since the pool was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct ReductionView {
-    /// Blocks that were all zero.
+    /// Blocks of zeroes.
     pub zero_blocks: u64,
-    /// Blocks that were as the disk had them already.
+    /// Blocks that the disk already had with the same contents.
     pub unchanged_blocks: u64,
-    /// Blocks that were stored already.
+    /// Blocks that were already stored elsewhere.
     pub duplicate_blocks: u64,
     /// Blocks that were stored.
     pub new_blocks: u64,
-    /// Bytes that these took.
+    /// Bytes stored for the new blocks.
     pub new_bytes: u64,
-    /// Bytes of stored blocks by the bytes that they took; none before the first.
+    /// Size of the new blocks divided by the bytes stored for them; `None` before the first.
     pub compression_ratio: Option<f64>,
-    /// Bytes of all blocks by the bytes that were stored for them; none before the first.
+    /// Size of all blocks divided by the bytes stored for them; `None` before the first.
     pub reduction_ratio: Option<f64>,
-    /// What finds duplicates.
+    /// The deduplication index.
     pub index: IndexView,
 }
 
-/// The index of what is stored.
+/// The deduplication index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct IndexView {
-    /// Fingerprints in it.
+    /// Number of fingerprints.
     pub entries: u64,
-    /// Memory that it takes, its cache of directories included.
+    /// Memory in use, including the cache of segment directories.
     pub bytes: u64,
-    /// Its budget.
+    /// Memory budget.
     pub budget_bytes: u64,
-    /// It keeps one of so many fingerprints, and finds the others beside them.
+    /// Sampling: the index has one of this many fingerprints, and finds the others next to it in the segment.
     pub one_of: u64,
-    /// Segments that are still to be read since the pool was opened.
+    /// Segments that remain to be loaded since the pool was opened.
     pub segments_left: u64,
 }
 
 impl ReductionView {
-    /// All blocks that were written.
+    /// Number of all blocks written.
     pub fn blocks(&self) -> u64 {
         self.zero_blocks + self.unchanged_blocks + self.duplicate_blocks + self.new_blocks
     }
@@ -96,26 +97,26 @@ impl From<ReductionStats> for ReductionView {
     }
 }
 
-/// Where the space goes, as the last mark found it.
+/// Use of space, as determined by the last mark.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct SpaceView {
-    /// When that was, in Unix milliseconds.
+    /// Time of the mark in Unix milliseconds.
     pub as_of_ms: u64,
-    /// Sizes of all disks.
+    /// Sum of the sizes of all disks.
     pub logical_bytes: u64,
-    /// What disks hold, counted for each disk.
+    /// Mapped data, counted for each disk.
     pub mapped_bytes: u64,
-    /// What disks hold, counted once however many hold it.
+    /// Mapped data, counted once however many disks share it.
     pub unique_bytes: u64,
-    /// Room that it takes in the store, with the maps of the disks.
+    /// Store space of that data and of the disks' block maps.
     pub live_bytes: u64,
-    /// Room in the store that nothing needs; `gc` frees most of it.
+    /// Store space that no disk needs; `gc` frees most of it.
     pub reclaimable_bytes: u64,
-    /// Disks of whose block maps something is damaged: nothing that is older than the damage is freed.
+    /// Disks with damaged block maps: no data older than the damage is freed.
     pub damaged_disks: u64,
-    /// `mapped_bytes / unique_bytes`: what sharing saves, of clones and of blocks that were written alike.
+    /// `mapped_bytes / unique_bytes`: sharing by clones and by deduplication.
     pub dedup_ratio: Option<f64>,
-    /// `unique_bytes / live_bytes`: what compression saves.
+    /// `unique_bytes / live_bytes`: compression.
     pub compression_ratio: Option<f64>,
     /// `mapped_bytes / live_bytes`: both.
     pub reduction_ratio: Option<f64>,
@@ -138,19 +139,19 @@ impl From<SpaceStats> for SpaceView {
     }
 }
 
-/// What one disk holds, as the last mark found it.
+/// Use of space by one disk, as determined by the last mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct DiskSpaceView {
-    /// When that was, in Unix milliseconds.
+    /// Time of the mark in Unix milliseconds.
     pub as_of_ms: u64,
-    /// What it holds, before any reduction.
+    /// Mapped data, before data reduction.
     pub mapped_bytes: u64,
-    /// Room in the store that only it needs: what deleting it would free.
+    /// Store space that only this disk needs, and that its removal would free.
     pub exclusive_bytes: u64,
 }
 
 impl DiskSpaceView {
-    /// What a mark at `as_of_ms` found of a disk.
+    /// Creates the view of a mark at `as_of_ms`.
     pub fn new(s: DiskSpace, as_of_ms: u64) -> DiskSpaceView {
         let DiskSpace { mapped_bytes, exclusive_bytes } = s;
         DiskSpaceView { as_of_ms, mapped_bytes, exclusive_bytes }
@@ -162,9 +163,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratios_need_something_to_divide_by() {
-        let nothing = ReductionView::from(ReductionStats::default());
-        assert_eq!((nothing.compression_ratio, nothing.reduction_ratio), (None, None));
+    fn ratios_are_none_without_data() {
+        let empty = ReductionView::from(ReductionStats::default());
+        assert_eq!((empty.compression_ratio, empty.reduction_ratio), (None, None));
         assert_eq!(SpaceView::from(SpaceStats::default()).reduction_ratio, None);
         let some = ReductionView::from(ReductionStats {
             zero_blocks: 1,

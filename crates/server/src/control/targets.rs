@@ -1,6 +1,5 @@
-//! Targets as the API says and takes them, and what is done with them. No answer has a secret in it.
+//! iSCSI targets: their representation in the API, and the actions on them. No response contains a secret.
 
-use forebay_engine::Role;
 use serde::{Deserialize, Serialize};
 
 use super::{Control, Reply, Result};
@@ -10,29 +9,29 @@ use crate::targets::{Chap, Initiator, IqnName, Lun, SessionInfo, Target, TargetE
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateTarget {
-    /// Its name.
+    /// Name (IQN).
     pub name: String,
-    /// Any initiator may come.
+    /// Any initiator is admitted.
     #[serde(default)]
     pub open: bool,
-    /// With what initiators authenticate themselves that have nothing of their own.
+    /// CHAP credentials of initiators whose ACL entry has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chap: Option<Chap>,
-    /// With what the target authenticates itself.
+    /// CHAP credentials of the target, for mutual CHAP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mutual: Option<Chap>,
 }
 
-/// Body of `POST /targets/{name}/luns`, where the number is chosen, and `PUT /targets/{name}/luns/{lun}`.
+/// Body of `POST /targets/{name}/luns`, which chooses the LUN, and of `PUT /targets/{name}/luns/{lun}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MapLun {
     /// Volume, image, or `volume@snapshot`.
     pub disk: String,
-    /// Writes are refused; of an image or a snapshot they are in any case.
+    /// Writes are refused; always the case for images and snapshots.
     #[serde(default)]
     pub read_only: bool,
-    /// A write is answered before it is durable, and flushes count.
+    /// Writes are acknowledged before they are durable; a flush makes them durable.
     #[serde(default)]
     pub write_back: bool,
 }
@@ -41,10 +40,10 @@ pub struct MapLun {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AllowInitiator {
-    /// With what it authenticates itself, if not with what the target says.
+    /// CHAP credentials of the initiator; those of the target if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chap: Option<Chap>,
-    /// The LUNs that it sees; all, where nothing is said.
+    /// LUNs exposed to the initiator; all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub luns: Option<Vec<u16>>,
 }
@@ -52,58 +51,58 @@ pub struct AllowInitiator {
 /// A target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TargetView {
-    /// Its name.
+    /// Name (IQN).
     pub name: String,
-    /// Relative target port identifier; of no other target ever.
+    /// Relative target port identifier; never reused for another target.
     pub number: u16,
-    /// Any initiator may come.
+    /// Any initiator is admitted.
     pub open: bool,
-    /// User of CHAP of initiators that have none of their own; none, if they need not authenticate themselves.
+    /// CHAP user of initiators whose ACL entry has none; `None` if they need not authenticate.
     pub chap_user: Option<String>,
-    /// As which user the target authenticates itself.
+    /// CHAP user of the target, for mutual CHAP.
     pub mutual_user: Option<String>,
-    /// Its disks.
+    /// Mapped disks.
     pub luns: Vec<LunView>,
-    /// Who may come.
+    /// Initiator ACL.
     pub initiators: Vec<InitiatorView>,
-    /// Who is there.
+    /// Sessions.
     pub sessions: Vec<SessionView>,
 }
 
-/// A disk of a target.
+/// A LUN of a target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LunView {
-    /// Its number.
+    /// The LUN.
     pub lun: u16,
     /// Volume, image, or `volume@snapshot`.
     pub disk: String,
-    /// Its size; none, where the disk is gone.
+    /// Size of the disk; `None` if the disk does not exist any more.
     pub size_bytes: Option<u64>,
     /// Writes are refused.
     pub read_only: bool,
-    /// A write is answered before it is durable, and flushes count.
+    /// Writes are acknowledged before they are durable; a flush makes them durable.
     pub write_back: bool,
 }
 
-/// Who may come to a target.
+/// An entry of a target's initiator ACL.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InitiatorView {
-    /// Its name.
+    /// Name of the initiator.
     pub name: String,
-    /// Its user of CHAP; none, if that of the target counts.
+    /// CHAP user of the initiator; `None` if that of the target applies.
     pub chap_user: Option<String>,
-    /// The LUNs that it sees; none, if all.
+    /// LUNs exposed to the initiator; `None` for all.
     pub luns: Option<Vec<u16>>,
 }
 
-/// Who is connected to a target.
+/// A session of a target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionView {
-    /// Who it is.
+    /// Name of the initiator.
     pub initiator: String,
-    /// Where it comes from.
+    /// Address of the initiator.
     pub address: String,
-    /// When it logged in, in Unix milliseconds.
+    /// Time of the login in Unix milliseconds.
     pub since_ms: u64,
 }
 
@@ -121,7 +120,8 @@ fn user(chap: Option<&Chap>) -> Option<String> {
     chap.map(|chap| chap.user.clone())
 }
 
-fn target(name: &str) -> Result<IqnName> {
+/// Parses the name of a target or an initiator.
+fn iqn(name: &str) -> Result<IqnName> {
     Ok(name.parse().map_err(TargetError::from)?)
 }
 
@@ -165,14 +165,14 @@ impl Control {
 
     pub(super) async fn show_target(&self, name: &str) -> Result<Reply> {
         self.targets().check_readable().await?;
-        let name = target(name)?;
+        let name = iqn(name)?;
         let found = self.targets().get(&name).ok_or(TargetError::NoTarget(name))?;
         Ok(Reply::Target(self.target_view(&found)))
     }
 
     pub(super) async fn create_target(&self, new: &CreateTarget) -> Result<Reply> {
         let new = Target {
-            name: target(&new.name)?,
+            name: iqn(&new.name)?,
             number: 0,
             open: new.open,
             chap: new.chap.clone(),
@@ -184,7 +184,12 @@ impl Control {
     }
 
     pub(super) async fn remove_target(&self, name: &str, force: bool) -> Result<Reply> {
-        self.targets().remove(&target(name)?, force).await?;
+        self.targets().remove(&iqn(name)?, force).await?;
+        Ok(Reply::Done {})
+    }
+
+    pub(super) async fn remove_targets(&self, force: bool) -> Result<Reply> {
+        self.targets().remove_all(force).await?;
         Ok(Reply::Done {})
     }
 
@@ -195,33 +200,25 @@ impl Control {
         allowed: &AllowInitiator,
     ) -> Result<Reply> {
         let AllowInitiator { chap, luns } = allowed.clone();
-        let entry = Initiator { name: target(initiator)?, chap, luns };
-        self.targets().allow(&target(name)?, entry).await?;
+        let entry = Initiator { name: iqn(initiator)?, chap, luns };
+        self.targets().allow(&iqn(name)?, entry).await?;
         self.show_target(name).await
     }
 
     pub(super) async fn deny_initiator(&self, name: &str, initiator: &str) -> Result<Reply> {
-        self.targets().deny(&target(name)?, &target(initiator)?).await?;
+        self.targets().deny(&iqn(name)?, &iqn(initiator)?).await?;
         self.show_target(name).await
     }
 
     pub(super) async fn map_lun(&self, name: &str, lun: Option<u16>, map: &MapLun) -> Result<Reply> {
         let MapLun { disk, read_only, write_back } = map.clone();
-        let lun_of_disk = Lun { disk, read_only, write_back };
-        let (lun, mapped) = self.targets().map(&target(name)?, lun, lun_of_disk).await?;
+        let entry = Lun { disk, read_only, write_back };
+        let (lun, mapped) = self.targets().map(&iqn(name)?, lun, entry).await?;
         Ok(Reply::Lun(self.lun_view(lun, &mapped)))
     }
 
     pub(super) async fn unmap_lun(&self, name: &str, lun: u16) -> Result<Reply> {
-        self.targets().unmap(&target(name)?, lun).await?;
-        Ok(Reply::Done {})
-    }
-
-    /// Removes a disk of this kind, unless a target has it.
-    pub(super) async fn remove_disk(&self, name: &str, role: Role) -> Result<Reply> {
-        self.expect(name, role)?;
-        let _unmapped = self.targets().unmapped(name).await?;
-        self.pool().delete(name).await?;
+        self.targets().unmap(&iqn(name)?, lun).await?;
         Ok(Reply::Done {})
     }
 }

@@ -1,5 +1,5 @@
-//! What the API says and takes: the JSON of DESIGN's words. It is a promise to scripts, so it is declared
-//! here and not derived from what the engine happens to keep.
+//! The JSON types of the API. They are a stable contract with scripts, so they are declared here and not
+//! derived from the types of the engine.
 
 use forebay_engine::{
     CacheStats, CommitStats, Count, DiskInfo, GcPhase, GcProgress, GuestStats, PoolStats, Role, StoreStats,
@@ -11,47 +11,47 @@ use super::desktops::DesktopsView;
 use super::error::ErrorDetail;
 use super::space::{DiskSpaceView, ReductionView, RoomView, SpaceView};
 
-/// What a disk is.
+/// The kind of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Can be written.
+    /// A writable disk.
     Volume,
-    /// An immutable point of a volume.
+    /// An immutable copy of a volume at one moment.
     Snapshot,
     /// A golden image.
     Image,
 }
 
-/// When a write is durable.
+/// Durability of writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Sync {
-    /// A volatile write cache: flush and FUA are honoured, and dirty data is never older than a second.
+pub enum SyncPolicy {
+    /// Volatile write cache: flush and FUA are honoured, and dirty data is never older than a second
     #[default]
     Flush,
-    /// Write-through: every acknowledged write is durable.
+    /// Write-through: every acknowledged write is durable
     Always,
-    /// Nothing is promised; a flush is answered at once.
+    /// No durability guarantee: flushes are acknowledged at once
     Never,
 }
 
-impl From<Sync> for SyncMode {
-    fn from(sync: Sync) -> SyncMode {
-        match sync {
-            Sync::Flush => SyncMode::Flush,
-            Sync::Always => SyncMode::Always,
-            Sync::Never => SyncMode::Never,
+impl From<SyncPolicy> for SyncMode {
+    fn from(policy: SyncPolicy) -> SyncMode {
+        match policy {
+            SyncPolicy::Flush => SyncMode::Flush,
+            SyncPolicy::Always => SyncMode::Always,
+            SyncPolicy::Never => SyncMode::Never,
         }
     }
 }
 
-impl From<SyncMode> for Sync {
-    fn from(mode: SyncMode) -> Sync {
+impl From<SyncMode> for SyncPolicy {
+    fn from(mode: SyncMode) -> SyncPolicy {
         match mode {
-            SyncMode::Flush => Sync::Flush,
-            SyncMode::Always => Sync::Always,
-            SyncMode::Never => Sync::Never,
+            SyncMode::Flush => SyncPolicy::Flush,
+            SyncMode::Always => SyncPolicy::Always,
+            SyncMode::Never => SyncPolicy::Never,
         }
     }
 }
@@ -59,44 +59,44 @@ impl From<SyncMode> for Sync {
 /// A volume, snapshot or image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskView {
-    /// Name by which it is exported; of a snapshot, `volume@snapshot`.
+    /// Name and NBD export name; for a snapshot, `volume@snapshot`.
     pub name: String,
-    /// What it is.
+    /// Kind.
     pub kind: Kind,
     /// Size in bytes.
     pub size_bytes: u64,
-    /// When its writes are durable.
-    pub sync: Sync,
+    /// Durability of writes.
+    pub sync: SyncPolicy,
     /// Creation time in Unix milliseconds.
     pub created_ms: u64,
-    /// The snapshot or image it was cloned from, while that exists.
+    /// The snapshot or image from which it was cloned, while that exists.
     pub origin: Option<String>,
-    /// How many snapshots it has.
+    /// Number of snapshots.
     pub snapshots: usize,
-    /// How many clones it has.
+    /// Number of clones.
     pub clones: usize,
-    /// How many connections have it open.
+    /// Number of connections that have it open.
     pub clients: usize,
-    /// Identity that guests see.
+    /// UUID that is reported to guests.
     pub uuid: String,
-    /// Only disks of the same domain share blocks that they wrote alike.
+    /// Deduplication domain: identical blocks are deduplicated only among disks of the same domain.
     pub dedup_domain: u32,
-    /// A node of its block map cannot be read: what is below it reads as damaged, and the disk is not copied from.
+    /// A node of the block map cannot be read: reads below it fail as damaged, and the disk is not copied.
     pub map_damaged: bool,
-    /// Of a desktop: most bytes of its writes that are kept in RAM before some go to the store.
+    /// For a desktop: most bytes of writes in RAM before some overflow to the store.
     pub write_cache_bytes: Option<u64>,
-    /// Of a desktop: when it is reset by itself.
+    /// For a desktop: when it is reset automatically.
     pub reset: Option<Reset>,
 }
 
 impl DiskView {
-    /// The view of a disk; `None` where nobody may see it.
+    /// Creates the view of a disk; `None` for an internal disk.
     pub fn new(info: &DiskInfo) -> Option<DiskView> {
         let kind = match info.role {
             Role::Volume => Kind::Volume,
             Role::Snapshot => Kind::Snapshot,
             Role::Image => Kind::Image,
-            Role::Import | Role::Note => return None,
+            Role::Import | Role::Metadata => return None,
         };
         Some(DiskView {
             name: info.name.clone(),
@@ -120,7 +120,7 @@ impl DiskView {
     }
 }
 
-/// The usual hyphenated form (RFC 9562, section 4).
+/// Formats a UUID with hyphens (RFC 9562, section 4).
 fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
@@ -132,24 +132,24 @@ fn uuid_text(uuid: &[u8; 16]) -> String {
 pub struct CreateVolume {
     /// Name of the new volume.
     pub name: String,
-    /// Its size.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// When its writes are durable.
+    /// Durability of writes.
     #[serde(default)]
-    pub sync: Sync,
-    /// Only disks of the same domain share blocks that they wrote alike.
+    pub sync: SyncPolicy,
+    /// Deduplication domain: identical blocks are deduplicated only among disks of the same domain.
     #[serde(default)]
     pub dedup_domain: u32,
 }
 
-/// When a desktop is reset by itself, beside every start of the server.
+/// When a desktop is reset automatically, in addition to every start of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Reset {
-    /// Not.
+    /// Only when the server starts
     #[default]
     Never,
-    /// When its guest ends its last connection in good order.
+    /// Also when the last client disconnects cleanly
     Disconnect,
 }
 
@@ -167,19 +167,19 @@ pub struct CreateImage {
 pub struct CloneVolumes {
     /// Image, volume, or `volume@snapshot`.
     pub source: String,
-    /// Name of the clone; with `count`, what the names `NAME-001` and so on begin with.
+    /// Name of the clone; with `count`, the prefix of the names `NAME-001` and so on.
     pub name: String,
-    /// How many; without it, one that is named `name`.
+    /// Number of clones; if absent, one clone with the name `name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u32>,
-    /// When their writes are durable.
+    /// Durability of writes.
     #[serde(default)]
-    pub sync: Sync,
-    /// Makes desktops, of whose writes so many bytes are kept in RAM before some go to the store. Nothing of
-    /// them is durable.
+    pub sync: SyncPolicy,
+    /// If present, the clones are desktops: at most this many bytes of each one's writes are in RAM before
+    /// some overflow to the store. None of their writes are durable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_cache_bytes: Option<u64>,
-    /// Of desktops: when they are reset by themselves.
+    /// For desktops: when they are reset automatically.
     #[serde(default)]
     pub reset: Reset,
 }
@@ -196,7 +196,7 @@ pub struct Resize {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateSnapshot {
-    /// Name of the snapshot: its own part, without the volume's.
+    /// Name of the snapshot, without that of the volume.
     pub name: String,
 }
 
@@ -204,53 +204,53 @@ pub struct CreateSnapshot {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rollback {
-    /// Name of the snapshot: its own part, without the volume's.
+    /// Name of the snapshot, without that of the volume.
     pub snapshot: String,
 }
 
-/// What `gc` did.
+/// The result of a reclaim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Reclaimed {
-    /// Bytes that the store got back.
+    /// Bytes freed in the store.
     pub freed_bytes: u64,
-    /// Bytes that were written for it: what lay beside free space and is still needed.
+    /// Bytes of live data that were rewritten to free the segments that contained them.
     pub moved_bytes: u64,
 }
 
-/// What is told of a reclaiming. The last one is `Done` or `Failed`.
+/// An event of a reclaim. The last one is `Done` or `Failed`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum GcEvent {
-    /// It goes on.
+    /// Progress.
     Progress {
-        /// What is done.
+        /// The current phase.
         phase: GcPhaseView,
         /// Steps done: disks marked, or segments cleaned.
         done: u64,
-        /// Steps of this phase in all.
+        /// Total steps of this phase.
         total: u64,
-        /// What came of it so far.
+        /// The result so far.
         #[serde(flatten)]
         so_far: Reclaimed,
     },
-    /// It is over.
+    /// The reclaim has finished.
     Done(Reclaimed),
-    /// It failed; what was freed until then stays free.
+    /// The reclaim failed; space that was freed before stays free.
     Failed {
-        /// Why.
+        /// The error.
         error: ErrorDetail,
     },
 }
 
-/// A phase of reclaiming.
+/// A phase of a reclaim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GcPhaseView {
-    /// Finding what is still needed.
+    /// Finding live blocks.
     Mark,
-    /// Moving it out of segments that have little of it.
+    /// Moving live blocks out of segments that contain few of them.
     Clean,
-    /// Nothing any more.
+    /// Finished.
     Done,
 }
 
@@ -271,7 +271,7 @@ impl From<GcProgress> for GcEvent {
 pub struct ServerView {
     /// Release of the server.
     pub version: String,
-    /// Where the pool is.
+    /// The data directory.
     pub data: String,
     /// Process id of the server.
     pub pid: u32,
@@ -285,7 +285,7 @@ pub struct ServerView {
     pub http: Option<String>,
 }
 
-/// Operations and bytes.
+/// A number of operations and their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CountView {
     /// Operations.
@@ -300,7 +300,7 @@ impl From<Count> for CountView {
     }
 }
 
-/// What guests asked for.
+/// I/O of guests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct GuestView {
     /// Reads.
@@ -324,7 +324,7 @@ impl From<GuestStats> for GuestView {
     }
 }
 
-/// What the store was asked for.
+/// I/O of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StoreView {
     /// Reads.
@@ -346,15 +346,15 @@ impl From<StoreStats> for StoreView {
 /// A cache.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct CacheView {
-    /// Look-ups that found it.
+    /// Hits.
     pub hits: u64,
-    /// Look-ups that did not.
+    /// Misses.
     pub misses: u64,
-    /// Share of look-ups that found it; none before the first.
+    /// Share of look-ups that are hits; `None` before the first look-up.
     pub hit_rate: Option<f64>,
-    /// Bytes held.
+    /// Bytes in the cache.
     pub bytes: u64,
-    /// Its budget.
+    /// Budget in bytes.
     pub budget_bytes: u64,
 }
 
@@ -370,18 +370,18 @@ impl From<CacheStats> for CacheView {
     }
 }
 
-/// What the commit scheduler sees and decides.
+/// Measurements and decisions of the commit scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct CommitView {
-    /// Microseconds that a commit costs on the store at present.
+    /// Current cost of a commit on the store, in microseconds.
     pub cost_us: u64,
-    /// Commits that began because data was of age.
+    /// Commits started because dirty data reached its maximum age.
     pub by_age: u64,
-    /// Commits that began because somebody waited, or a buffer filled up.
+    /// Commits started because a guest waited, or a buffer was full.
     pub by_demand: u64,
-    /// Microseconds that these waited for others, in all.
+    /// Total microseconds for which commits on demand were delayed so that more guests share them.
     pub delayed_us: u64,
-    /// How many guests lately waited for each of them.
+    /// Recent mean number of guests that waited for each commit on demand.
     pub waiting: f64,
 }
 
@@ -404,7 +404,7 @@ pub struct StatsView {
     pub guest: GuestView,
     /// Store operations.
     pub store: StoreView,
-    /// Share of guest reads and writes that cost no store read or write of their own; none before the first.
+    /// Share of guest reads and writes that caused no separate store read or write; `None` before the first.
     pub offload: Option<f64>,
     /// The read cache.
     pub read_cache: CacheView,
@@ -414,11 +414,11 @@ pub struct StatsView {
     pub dirty_bytes: u64,
     /// Resident memory of the server process.
     pub memory_bytes: u64,
-    /// Bytes that all segments occupy.
+    /// Bytes of all segments.
     pub stored_bytes: u64,
-    /// Room in the store in all.
+    /// Capacity of the store.
     pub store_total_bytes: u64,
-    /// Room in the store that is free.
+    /// Free space of the store.
     pub store_free_bytes: u64,
     /// Volumes, snapshots and images.
     pub disks: u64,
@@ -428,44 +428,44 @@ pub struct StatsView {
     pub seq: u64,
     /// Commits.
     pub commits: u64,
-    /// What the commit scheduler sees and decides.
+    /// The commit scheduler.
     pub commit: CommitView,
     /// Checkpoints.
     pub checkpoints: u64,
-    /// Blocks whose checksum did not match.
+    /// Blocks read with a checksum mismatch.
     pub damaged_blocks: u64,
     /// Batches replayed when the pool was opened.
     pub recovered_batches: u64,
     /// Milliseconds that recovery took.
     pub recovery_ms: u64,
-    /// How much room there is.
+    /// State of the free space.
     pub room: RoomView,
-    /// What needed not be stored, and what finds it.
+    /// Data reduction.
     pub reduction: ReductionView,
     /// Desktops.
     pub desktops: DesktopsView,
-    /// Where the space goes, as the last mark found it; none before the first.
+    /// Use of space, as determined by the last mark; `None` before the first.
     pub space: Option<SpaceView>,
-    /// Bytes that cleaning has written since the pool was opened.
+    /// Bytes that cleaning has rewritten since the pool was opened.
     pub moved_bytes: u64,
-    /// Bytes that were freed since the pool was opened.
+    /// Bytes freed since the pool was opened.
     pub freed_bytes: u64,
 }
 
-/// `GET /stats/{name}`: what guests did to a disk, and what it holds.
+/// `GET /stats/{name}`: guest I/O and space of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct DiskStatsView {
     /// Guest operations since the pool was opened.
     #[serde(flatten)]
     pub guest: GuestView,
-    /// What it holds, as the last mark found it; none before the first.
+    /// Use of space, as determined by the last mark; `None` before the first.
     pub space: Option<DiskSpaceView>,
-    /// Of a desktop: bytes of its writes that are in RAM.
+    /// For a desktop: bytes of its writes in RAM.
     pub cached_bytes: u64,
 }
 
 impl StatsView {
-    /// The view of a pool's counters, in a process that holds `memory_bytes`.
+    /// Creates the view of a pool's counters; `memory_bytes` is the resident memory of the process.
     pub fn new(s: &PoolStats, memory_bytes: u64) -> StatsView {
         let guest_ops = s.guest.read.ops + s.guest.write.ops;
         let store_ops = s.store.read.ops + s.store.write.ops;
@@ -499,7 +499,7 @@ impl StatsView {
     }
 }
 
-/// `part / whole`, where there is a whole.
+/// Returns `part / whole`; `None` if `whole` is 0.
 pub(super) fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole != 0).then(|| part as f64 / whole as f64)
 }

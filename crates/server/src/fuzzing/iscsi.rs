@@ -1,4 +1,4 @@
-//! One iSCSI initiator.
+//! The iSCSI initiator of a fuzzing session.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -10,32 +10,32 @@ use forebay_wire::iscsi::{BHS, Digests, NO_TAG, Step, decode, text};
 use md5::{Digest, Md5};
 
 use super::script::{ISCSI_SESSION, flags, take, take_some};
-use super::world::{OPEN, SECRET, SECURED, USER, world};
-use super::{PATIENCE, assert_no_panic, cut};
+use super::server::{OPEN, SECRET, SECURED, USER, server};
+use super::{TIMEOUT, assert_no_panic, cut};
 
 /// Data segment lengths that an initiator may declare.
 const MAX_RECV: [usize; 6] = [512, 1024, 8192, 65536, 262_144, 16_777_215];
-/// Options of a session.
+/// Option bits of a session.
 const HEADER_DIGEST: u8 = 0x01;
 const DATA_DIGEST: u8 = 0x02;
 const NO_INITIAL_R2T: u8 = 0x04;
 const NO_IMMEDIATE_DATA: u8 = 0x08;
 const SHORT_BURSTS: u8 = 0x10;
 const MANY_R2TS: u8 = 0x20;
-/// Commands with a number that a script can send: they fit into the window.
+/// Most numbered commands that a script can send: they fit into the command window.
 const NUMBERED_MAX: u32 = 100;
-/// Most data of an answer to an R2T.
+/// Most data in answer to one R2T.
 const DATA_OUT_MAX: u32 = 64 << 10;
-/// Tag of pings that are sent to wait.
+/// Tag of the pings that wait for the target.
 const PING_TAG: u32 = 0xfefe_fefe;
 
-/// What the target has said.
+/// The state received from the target.
 #[derive(Default)]
-struct Heard {
-    /// Headers of R2Ts that are not answered.
+struct Received {
+    /// Headers of unanswered R2Ts.
     r2ts: VecDeque<[u8; BHS]>,
     pings: u32,
-    over: bool,
+    closed: bool,
 }
 
 /// A session from the initiator's side.
@@ -47,24 +47,24 @@ struct Initiator {
     cmd_sn: u32,
     numbered: u32,
     pings: u32,
-    /// Where a PDU begins is not known to both sides alike any more, so no ping is answered.
-    astray: bool,
-    /// Status number that comes next.
+    /// PDU boundaries may differ between both sides, so pings are not answered any more.
+    desynchronised: bool,
+    /// The next expected status number.
     stat_sn: u32,
-    heard: Arc<(Mutex<Heard>, Condvar)>,
+    received: Arc<(Mutex<Received>, Condvar)>,
 }
 
-/// Has an initiator say what `script` says. The first bytes are the kind of the session (0: the rest is sent as it is;
-/// 1: discovery; 2: of a target that is open; 3: with CHAP), the data segment length that it declares, its options, and
-/// how what it says is cut.
+/// Runs the initiator of `script`. The first bytes are the kind of session (0: the rest is sent unchanged; 1:
+/// discovery; 2: on an open target; 3: with CHAP), the declared data segment length, the options, and the
+/// size of the pieces that are sent.
 pub fn iscsi_session(script: &[u8]) {
     let panics = crate::plane::panics();
     let mut script = script;
     let Some([kind, max_recv, options, pieces]) = take::<ISCSI_SESSION>(&mut script) else { return };
-    let socket = TcpStream::connect(&world().iscsi).unwrap();
+    let socket = TcpStream::connect(&server().iscsi).unwrap();
     socket.set_nodelay(true).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    socket.set_write_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    socket.set_write_timeout(Some(TIMEOUT)).unwrap();
     let mut initiator = Initiator {
         socket,
         pieces,
@@ -73,21 +73,21 @@ pub fn iscsi_session(script: &[u8]) {
         cmd_sn: 1,
         numbered: 0,
         pings: 0,
-        astray: false,
+        desynchronised: false,
         stat_sn: 0,
-        heard: Arc::default(),
+        received: Arc::default(),
     };
     if kind % 4 != 0 {
         initiator.log_in(kind % 4, options);
     }
     let reader = initiator.listen(kind % 4 != 0);
-    // A target that has had enough closes the connection, which is its right.
+    // The target may close the connection at any time.
     let _ = match kind % 4 {
         0 => cut(script, pieces, |piece| initiator.socket.write_all(piece)),
-        _ => initiator.say(script),
+        _ => initiator.send_records(script),
     };
     let _ = initiator.socket.shutdown(std::net::Shutdown::Write);
-    reader.join().expect("what the target says is well formed");
+    reader.join().expect("the PDUs of the target are well-formed");
     assert_no_panic(panics);
 }
 
@@ -104,8 +104,8 @@ impl Initiator {
         if kind == 3 {
             first.push(("AuthMethod", "CHAP".into()));
             self.log_in_with(0x00, &std::mem::take(&mut first));
-            let asked = self.log_in_with(0x00, &[("CHAP_A", "5".into())]);
-            let value = |key: &str| asked.iter().find(|(k, _)| k == key).map(|(_, v)| v.clone()).unwrap();
+            let answer = self.log_in_with(0x00, &[("CHAP_A", "5".into())]);
+            let value = |key: &str| answer.iter().find(|(k, _)| k == key).map(|(_, v)| v.clone()).unwrap();
             let challenge = text::binary(&value("CHAP_C"), 1024).unwrap();
             let id: u8 = value("CHAP_I").parse().unwrap();
             let proof = Md5::new().chain_update([id]).chain_update(SECRET).chain_update(challenge).finalize();
@@ -126,40 +126,40 @@ impl Initiator {
         self.digests = Digests { header: options & HEADER_DIGEST != 0, data: options & DATA_DIGEST != 0 };
     }
 
-    /// One request of the login phase; the keys of its answer.
+    /// Sends one request of the login phase; returns the keys of the answer.
     fn log_in_with(&mut self, stage: u8, keys: &[(&str, String)]) -> Vec<(String, String)> {
-        let mut said = Vec::new();
-        keys.iter().for_each(|(key, value)| text::push(&mut said, key, value));
+        let mut request = Vec::new();
+        keys.iter().for_each(|(key, value)| text::push(&mut request, key, value));
         let mut header = [0; BHS];
         (header[0], header[1]) = (0x43, stage);
         header[8] = 0x80;
-        header[5..8].copy_from_slice(&(said.len() as u32).to_be_bytes()[1..]);
+        header[5..8].copy_from_slice(&(request.len() as u32).to_be_bytes()[1..]);
         header[24..28].copy_from_slice(&self.cmd_sn.to_be_bytes());
         let mut bytes = Vec::new();
-        self.digests.append(&header, &said, &mut bytes);
+        self.digests.append(&header, &request, &mut bytes);
         self.socket.write_all(&bytes).unwrap();
         let mut header = [0; BHS];
         self.socket.read_exact(&mut header).unwrap();
         let len = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize;
         let mut answer = vec![0; len.next_multiple_of(4)];
         self.socket.read_exact(&mut answer).unwrap();
-        assert_eq!((header[0], header[36], header[37]), (0x23, 0, 0), "a login that has to succeed");
+        assert_eq!((header[0], header[36], header[37]), (0x23, 0, 0), "the login succeeds");
         self.stat_sn = u32::from_be_bytes([header[24], header[25], header[26], header[27]]).wrapping_add(1);
         let pairs = text::parse(&answer[..len]).unwrap();
         pairs.into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
     }
 
     /// Sends the records of a script.
-    fn say(&mut self, mut script: &[u8]) -> std::io::Result<()> {
+    fn send_records(&mut self, mut script: &[u8]) -> std::io::Result<()> {
         while let Some([flags, record @ ..]) = take::<{ 1 + BHS + 2 }>(&mut script) {
             let (header, len) = record.split_at(BHS);
             let len = u16::from_be_bytes([len[0], len[1]]);
             let mut header: [u8; BHS] = header.try_into().unwrap();
             let mut data = take_some(&mut script, len.into()).to_vec();
-            if flags & flags::WAIT != 0 && !self.astray && !self.wait()? {
+            if flags & flags::WAIT != 0 && !self.desynchronised && !self.wait()? {
                 return Ok(());
             }
-            self.astray |= flags & (flags::RAW | flags::AHS) != 0;
+            self.desynchronised |= flags & (flags::RAW | flags::AHS) != 0;
             let mut bytes = Vec::new();
             if flags & flags::RAW != 0 {
                 bytes = [&header[..], &data].concat();
@@ -181,13 +181,14 @@ impl Initiator {
         Ok(())
     }
 
-    /// Puts into a header what it has to have. False where there is nothing that it could answer.
+    /// Fills in the fields of a header. Returns false if the record has no R2T to answer, or no number is
+    /// left.
     fn fill_in(&mut self, flags: u8, header: &mut [u8; BHS], data: &mut Vec<u8>) -> bool {
         const DATA_OUT: u8 = 0x05;
         const NUMBERED: [u8; 5] = [0x00, 0x01, 0x02, 0x04, 0x06];
         let opcode = header[0] & 0x3f;
         if opcode == DATA_OUT && flags & flags::ANSWER_R2T != 0 {
-            let Some(r2t) = self.heard.0.lock().unwrap().r2ts.pop_front() else { return false };
+            let Some(r2t) = self.received.0.lock().unwrap().r2ts.pop_front() else { return false };
             let word = |at: usize| u32::from_be_bytes(r2t[at..at + 4].try_into().unwrap());
             let (wrong_sn, wrong_offset) = (header[39], header[43]);
             header[1] |= 0x80;
@@ -216,7 +217,8 @@ impl Initiator {
         true
     }
 
-    /// Waits until the target has answered what it answers at once. False where it has closed.
+    /// Waits until the target has answered everything that it answers immediately. Returns false if it has
+    /// closed.
     fn wait(&mut self) -> std::io::Result<bool> {
         let mut header = [0; BHS];
         (header[0], header[1]) = (0x40, 0x80);
@@ -227,27 +229,27 @@ impl Initiator {
         self.digests.append(&header, &[], &mut bytes);
         self.socket.write_all(&bytes)?;
         self.pings += 1;
-        let (heard, changed) = &*self.heard;
-        let (heard, timeout) = changed
-            .wait_timeout_while(heard.lock().unwrap(), PATIENCE, |h| h.pings < self.pings && !h.over)
+        let (received, changed) = &*self.received;
+        let (received, timeout) = changed
+            .wait_timeout_while(received.lock().unwrap(), TIMEOUT, |h| h.pings < self.pings && !h.closed)
             .unwrap();
-        assert!(!timeout.timed_out(), "a ping is not answered");
-        Ok(!heard.over)
+        assert!(!timeout.timed_out(), "a ping was not answered");
+        Ok(!received.closed)
     }
 
-    /// Reads what the target says, and checks it where `is_checked`.
+    /// Reads the PDUs of the target, and checks them if `is_checked`.
     fn listen(&self, is_checked: bool) -> thread::JoinHandle<()> {
-        let (mut socket, heard) = (self.socket.try_clone().unwrap(), self.heard.clone());
+        let (mut socket, received) = (self.socket.try_clone().unwrap(), self.received.clone());
         let (digests, max_recv, mut stat_sn) = (self.digests, self.max_recv, self.stat_sn);
         thread::spawn(move || {
-            let _over = Over(heard.clone());
+            let _closed = MarkClosed(received.clone());
             let (mut held, mut bytes) = (Vec::new(), vec![0; 1 << 16]);
             loop {
                 match socket.read(&mut bytes) {
                     Ok(0) => return,
                     Ok(n) => held.extend_from_slice(&bytes[..n]),
                     Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                        panic!("the target does not end the session")
+                        panic!("the target did not end the session")
                     }
                     Err(_) => return,
                 }
@@ -255,8 +257,8 @@ impl Initiator {
                 while is_checked
                     && let Step::Pdu { used, pdu } = decode(&held[done..], digests, max_recv).unwrap()
                 {
-                    assert!(pdu.intact, "a wrong digest");
-                    check(pdu.header.as_bytes(), &mut stat_sn, &heard);
+                    assert!(pdu.intact, "a digest of the target is wrong");
+                    check(pdu.header.as_bytes(), &mut stat_sn, &received);
                     done += used;
                 }
                 held.drain(..if is_checked { done } else { held.len() });
@@ -265,18 +267,18 @@ impl Initiator {
     }
 }
 
-/// Says at its end that the target has closed.
-struct Over(Arc<(Mutex<Heard>, Condvar)>);
+/// Records on drop that the target has closed.
+struct MarkClosed(Arc<(Mutex<Received>, Condvar)>);
 
-impl Drop for Over {
+impl Drop for MarkClosed {
     fn drop(&mut self) {
-        self.0.0.lock().unwrap().over = true;
+        self.0.0.lock().unwrap().closed = true;
         self.0.1.notify_all();
     }
 }
 
-/// Checks one PDU of the target, and takes note of what the initiator has to know.
-fn check(header: &[u8; BHS], stat_sn: &mut u32, heard: &(Mutex<Heard>, Condvar)) {
+/// Checks one PDU of the target, and records its effect on the initiator.
+fn check(header: &[u8; BHS], stat_sn: &mut u32, received: &(Mutex<Received>, Condvar)) {
     let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
     let tag = word(16);
     let has_status = match header[0] {
@@ -284,17 +286,17 @@ fn check(header: &[u8; BHS], stat_sn: &mut u32, heard: &(Mutex<Heard>, Condvar))
         0x21 | 0x22 | 0x24 | 0x26 | 0x32 | 0x3f => true,
         0x25 => header[1] & 1 != 0,
         0x31 => {
-            heard.0.lock().unwrap().r2ts.push_back(*header);
+            received.0.lock().unwrap().r2ts.push_back(*header);
             false
         }
-        other => panic!("{other:#x} is nothing that a target says"),
+        other => panic!("{other:#x} is not an opcode of a target"),
     };
     if has_status {
-        assert_eq!(word(24), *stat_sn, "the number of a status");
+        assert_eq!(word(24), *stat_sn, "the status number");
         *stat_sn = stat_sn.wrapping_add(1);
     }
     if header[0] == 0x20 && tag == PING_TAG {
-        heard.0.lock().unwrap().pings += 1;
-        heard.1.notify_all();
+        received.0.lock().unwrap().pings += 1;
+        received.1.notify_all();
     }
 }

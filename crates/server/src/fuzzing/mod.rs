@@ -1,12 +1,12 @@
-//! Entry points for fuzzing whole sessions: a script of any bytes is what one client says to a running server, from
-//! its connect to its close. The targets in `fuzz/` call them, and so do `tests/sessions` with made-up scripts and the
-//! checked-in corpus.
+//! Entry points for fuzzing whole sessions: a script of arbitrary bytes determines the messages of one client
+//! to a running server, from connecting to closing. Called by the targets in `fuzz/`, and by `tests/sessions`
+//! with generated scripts and the checked-in corpus.
 //!
-//! The promises: nothing that a client says makes the server panic; what comes back is well formed; and the session
-//! ends when the client ends it. A broken one panics here.
+//! The guarantees: no message of a client causes a panic of the server; all replies are well-formed; and the
+//! session ends when the client ends it. A violation panics here.
 //!
-//! The server is a real one, over real sockets, with one data-plane thread and a pool in memory; it is shared by all
-//! scripts of a process.
+//! The server is a real one, with real sockets, one data-plane thread and a pool in memory; all scripts of a
+//! process share it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,31 +14,32 @@ mod iscsi;
 mod nbd;
 mod neighbour;
 mod script;
-mod world;
+mod server;
 
 use std::time::Duration;
 
 pub use iscsi::iscsi_session;
 pub use nbd::nbd_session;
-pub use neighbour::longest_wait_beside;
+pub use neighbour::longest_wait_during;
 pub use script::{ISCSI_HEADER, ISCSI_SESSION, NBD_RECORD, NBD_SESSION, flags};
-pub use world::{SIZE, SPARSE_SIZE};
+pub use server::{SIZE, SPARSE_SIZE};
 
-/// A target: its name, which is also that of its corpus, and its function.
+/// A target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
 pub const TARGETS: &[Target] = &[("iscsi_session", iscsi_session), ("nbd_session", nbd_session)];
 
-/// How long the server may take to end a session, and to answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit for the server to end a session, and to answer.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Fails where the server has panicked since there were `before` panics.
+/// Fails if the server has panicked since the count was `before`.
 fn assert_no_panic(before: u64) {
-    assert_eq!(crate::plane::panics(), before, "the server panicked while it served this script");
+    assert_eq!(crate::plane::panics(), before, "the server panicked while serving this script");
 }
 
-/// Gives `bytes` to `send` in pieces: the first ones of at most `most` bytes, the rest at once. 0 does not cut.
+/// Passes `bytes` to `send` in pieces: the first ones of at most `most` bytes, the rest in a single piece. 0
+/// disables splitting.
 fn cut(bytes: &[u8], most: u8, mut send: impl FnMut(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
     const PIECES: usize = 64;
     if most == 0 {

@@ -1,4 +1,4 @@
-//! One NBD client.
+//! The NBD client of a fuzzing session.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -9,27 +9,27 @@ use std::thread;
 use forebay_wire::nbd::*;
 
 use super::script::{NBD_SESSION, flags, take};
-use super::world::world;
-use super::{PATIENCE, assert_no_panic, cut};
+use super::server::server;
+use super::{TIMEOUT, assert_no_panic, cut};
 
-/// Options of a session.
+/// Option bits of a session.
 const STRUCTURED: u8 = 0x01;
 const BLOCK_STATUS: u8 = 0x02;
-/// Most data of a write that is sent; the client is gone in the middle of a longer one.
+/// Most data of a write that is sent; the client disconnects in the middle of a longer one.
 const WRITE_MAX: usize = 2 << 20;
 
-/// Bytes that the reads under way are going to get, by their cookies.
+/// Bytes that the replies to the reads in progress contain, by cookie.
 type Reads = Arc<Mutex<HashMap<u64, usize>>>;
 
-/// Has a client say what `script` says. The first bytes are the kind of the session (0: the rest is sent as it is; 1,
-/// 2, 3: of which disk), its options, and how what it says is cut.
+/// Runs the client of `script`. The first bytes are the kind of session (0: the rest is sent unchanged; 1, 2,
+/// 3: the disk), the options, and the size of the pieces that are sent.
 pub fn nbd_session(script: &[u8]) {
     let panics = crate::plane::panics();
     let mut script = script;
     let Some([kind, options, pieces]) = take::<NBD_SESSION>(&mut script) else { return };
-    let mut socket = UnixStream::connect(&world().nbd).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    socket.set_write_timeout(Some(PATIENCE)).unwrap();
+    let mut socket = UnixStream::connect(&server().nbd).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+    socket.set_write_timeout(Some(TIMEOUT)).unwrap();
     let reads = Reads::default();
     let structured = options & STRUCTURED != 0;
     let export = match kind % 4 {
@@ -48,13 +48,13 @@ pub fn nbd_session(script: &[u8]) {
             move || if is_checked { check_replies(socket, &reads, structured) } else { drain(socket) },
         )
     };
-    // A server that has had enough closes the connection, which is its right.
+    // The server may close the connection at any time.
     let _ = match export {
         None => cut(script, pieces, |piece| socket.write_all(piece)),
-        Some(_) => say(&mut socket, script, pieces, &reads),
+        Some(_) => send_records(&mut socket, script, pieces, &reads),
     };
     let _ = socket.shutdown(std::net::Shutdown::Write);
-    reader.join().expect("the replies are well formed");
+    reader.join().expect("the replies are well-formed");
     assert_no_panic(panics);
 }
 
@@ -64,16 +64,16 @@ fn negotiate(socket: &mut UnixStream, export: &str, structured: bool, block_stat
             .concat()
     };
     let name = [&(export.len() as u32).to_be_bytes()[..], export.as_bytes()].concat();
-    let mut said = 3u32.to_be_bytes().to_vec();
+    let mut options = 3u32.to_be_bytes().to_vec();
     if structured {
-        said.extend(option(OPT_STRUCTURED_REPLY, b""));
+        options.extend(option(OPT_STRUCTURED_REPLY, b""));
     }
     if block_status {
         let query = [&name[..], &1u32.to_be_bytes(), &15u32.to_be_bytes(), b"base:allocation"].concat();
-        said.extend(option(OPT_SET_META_CONTEXT, &query));
+        options.extend(option(OPT_SET_META_CONTEXT, &query));
     }
-    said.extend(option(OPT_GO, &[&name[..], &0u16.to_be_bytes()].concat()));
-    socket.write_all(&said).unwrap();
+    options.extend(option(OPT_GO, &[&name[..], &0u16.to_be_bytes()].concat()));
+    socket.write_all(&options).unwrap();
     socket.read_exact(&mut [0; 18]).unwrap();
     loop {
         let mut head = [0; 20];
@@ -82,14 +82,19 @@ fn negotiate(socket: &mut UnixStream, export: &str, structured: bool, block_stat
         let (option, kind, len) = (word(8), word(12), word(16));
         socket.read_exact(&mut vec![0; len as usize]).unwrap();
         if option == OPT_GO && kind != REP_INFO {
-            assert_eq!(kind, REP_ACK, "the server serves '{export}' no more");
+            assert_eq!(kind, REP_ACK, "the server does not serve '{export}' any more");
             return;
         }
     }
 }
 
 /// Sends the records of a script.
-fn say(socket: &mut UnixStream, mut script: &[u8], pieces: u8, reads: &Reads) -> std::io::Result<()> {
+fn send_records(
+    socket: &mut UnixStream,
+    mut script: &[u8],
+    pieces: u8,
+    reads: &Reads,
+) -> std::io::Result<()> {
     let mut cookie = 0u64;
     while let Some([flags, f1, f0, k1, k0, rest @ ..]) = take::<17>(&mut script) {
         let (offset, len) = rest.split_at(8);
@@ -120,24 +125,24 @@ fn say(socket: &mut UnixStream, mut script: &[u8], pieces: u8, reads: &Reads) ->
     Ok(())
 }
 
-/// Reads to the end, whatever it is.
+/// Reads and discards all input.
 fn drain(mut socket: UnixStream) {
     let mut bytes = vec![0; 1 << 16];
     while is_some(socket.read(&mut bytes)) {}
 }
 
-/// Whether there was something; a server that ends a session may do so without ceremony, but not late.
+/// Whether any bytes were read; a server may end a session with an error, but within the time limit.
 fn is_some(read: std::io::Result<usize>) -> bool {
     match read {
         Ok(n) => n > 0,
         Err(e) => {
-            assert_ne!(e.kind(), ErrorKind::WouldBlock, "the server does not end the session");
+            assert_ne!(e.kind(), ErrorKind::WouldBlock, "the server did not end the session");
             false
         }
     }
 }
 
-/// Checks that what comes is replies, to its end.
+/// Checks that all input is replies, until the end.
 fn check_replies(mut socket: UnixStream, reads: &Reads, structured: bool) {
     let mut next = |bytes: &mut [u8]| {
         let mut done = 0;
@@ -160,7 +165,7 @@ fn check_replies(mut socket: UnixStream, reads: &Reads, structured: bool) {
             SIMPLE_REPLY_MAGIC if head != [0; 4] || structured => 0,
             SIMPLE_REPLY_MAGIC => read.unwrap_or(0),
             CHUNK_MAGIC => {
-                assert!(structured, "a chunk, where simple replies were agreed on");
+                assert!(structured, "a chunk although simple replies were negotiated");
                 let mut len = [0; 4];
                 if !next(&mut len) {
                     return;

@@ -1,7 +1,8 @@
-//! A client that measures how long it waits for its turn of the data-plane thread.
+//! A client that measures how long it waits for the data-plane thread.
 //!
-//! Both ends of the socket that it is served by are on that thread, and what it counts is time of that thread: so it
-//! sees what the server does to a client, and nothing of what a busy machine does to the threads of real ones.
+//! Both ends of its socket are served by that thread, and it measures CPU time of that thread: so the result
+//! includes the delays that the server causes to a client, but not those that a busy machine causes to the
+//! threads of real clients.
 
 use std::io::{self, Read, Write};
 use std::rc::Rc;
@@ -10,13 +11,14 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use super::world::world;
+use super::server::server;
 use crate::plane::{Client, FrontEnd, RawSocket, Worker};
 
-/// Does `work`, and returns how long a client of the server's thread waited at most meanwhile, in CPU time of the thread.
-pub fn longest_wait_beside(work: impl FnOnce()) -> Duration {
-    let mut neighbour = std::os::unix::net::UnixStream::connect(&world().neighbour).unwrap();
-    neighbour.set_read_timeout(Some(super::PATIENCE)).unwrap();
+/// Runs `work`, and returns the longest wait of a client on the server's thread during it, in CPU time of the
+/// thread.
+pub fn longest_wait_during(work: impl FnOnce()) -> Duration {
+    let mut neighbour = std::os::unix::net::UnixStream::connect(&server().neighbour).unwrap();
+    neighbour.set_read_timeout(Some(super::TIMEOUT)).unwrap();
     neighbour.read_exact(&mut [0]).unwrap();
     work();
     neighbour.write_all(&[0]).unwrap();
@@ -25,7 +27,8 @@ pub fn longest_wait_beside(work: impl FnOnce()) -> Duration {
     Duration::from_nanos(u64::from_be_bytes(longest))
 }
 
-/// Speaks with [`longest_wait_beside`]: a byte when it begins to measure, and the nanoseconds when it gets one.
+/// The server of [`longest_wait_during`]: sends a byte when it starts measuring, and the nanoseconds after it
+/// receives one.
 pub(super) struct Neighbour;
 
 impl FrontEnd for Neighbour {
@@ -49,7 +52,8 @@ async fn measure(mut client: UnixStream) -> io::Result<()> {
     client.write_u64(longest.as_nanos() as u64).await
 }
 
-/// How long it takes this thread to notice a byte. One wait follows the other, so that no poll falls between two.
+/// Measures the time until this thread notices a byte. The waits follow each other, so that every poll falls
+/// into one.
 async fn wait_for_a_turn((client, server): &mut (UnixStream, UnixStream)) -> io::Result<Duration> {
     let begun = thread_time();
     client.write_u8(0).await?;
@@ -60,7 +64,7 @@ async fn wait_for_a_turn((client, server): &mut (UnixStream, UnixStream)) -> io:
 /// CPU time of this thread.
 fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one timespec, through a pointer to one that is alive.
+    // SAFETY: `time` is a valid timespec for the call to write.
     let done = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     assert_eq!(done, 0);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

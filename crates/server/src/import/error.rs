@@ -2,14 +2,12 @@
 
 use std::io;
 
-use axum::http::StatusCode;
-
-use crate::control::ControlError;
+use crate::control::{ControlError, ErrorKind};
 
 /// Result of reading an image file.
 pub type Result<T> = std::result::Result<T, ImportError>;
 
-/// Why an import fails, in one line that says what to do.
+/// Why an import fails. Each message is one line that also states the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// The file cannot be opened.
@@ -17,18 +15,18 @@ pub enum ImportError {
     Open {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The operating system's error.
         error: io::Error,
     },
-    /// It is something that cannot be imported.
-    #[error("{path} is {what}; give a file or a block device")]
+    /// The path is neither a regular file nor a block device.
+    #[error("{path} is {what}; use a regular file or a block device")]
     NotAFile {
         /// The path.
         path: String,
-        /// What it is, with its article.
+        /// The type of the file, with its article.
         what: &'static str,
     },
-    /// The path does not begin at the root.
+    /// The path is relative.
     #[error("'{0}' is not an absolute path")]
     RelativePath(String),
     /// Reading failed.
@@ -36,74 +34,74 @@ pub enum ImportError {
     Read {
         /// The file.
         path: String,
-        /// Where.
+        /// The offset.
         offset: u64,
-        /// What the system said.
+        /// The operating system's error.
         error: io::Error,
     },
-    /// The file ends where it should not.
-    #[error("{path} is cut short: it has {len} bytes, and byte {offset} is needed; copy it again")]
+    /// The file is shorter than its structures require.
+    #[error("{path} is truncated: it has {len} bytes, and at least {needed} are needed; copy it again")]
     Truncated {
         /// The file.
         path: String,
-        /// Its length.
+        /// The length of the file.
         len: u64,
-        /// What was to be read.
-        offset: u64,
+        /// The end of the range that was to be read.
+        needed: u64,
     },
-    /// The file contradicts its format.
+    /// The file violates its format.
     #[error("{path} is damaged: {what}; check it with 'qemu-img check', or copy it again")]
     Damaged {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// The damage.
         what: &'static str,
     },
-    /// The file uses what is not read here.
+    /// The file uses a feature or a format that is not supported.
     #[error("{path} {what}; convert it first: qemu-img convert -O qcow2 {path} NEW")]
     Unsupported {
         /// The file.
         path: String,
-        /// What it is or has, as the rest of a sentence.
+        /// The feature or format, as the predicate of a sentence.
         what: &'static str,
     },
-    /// The file is packed.
-    #[error("{path} is {what}: unpack it first (or say --format raw if it is a disk all the same)")]
-    Packed {
+    /// The file is an archive.
+    #[error("{path} is {what}; unpack it first (or use --format raw if it is a raw disk)")]
+    Archive {
         /// The file.
         path: String,
-        /// What it is, with its article.
+        /// The type of the archive, with its article.
         what: &'static str,
     },
-    /// The file holds a disk of no size.
+    /// The file or the disk in it is empty.
     #[error("{0} is empty; there is nothing to import")]
     Empty(String),
-    /// A URL that cannot be used.
-    #[error("'{0}' is not a URL that can be fetched; use http:// or https://")]
+    /// The scheme of the URL is not supported.
+    #[error("'{0}' is not a supported URL; use http:// or https://")]
     BadUrl(String),
     /// The download failed.
     #[error("cannot fetch {url}: {reason}")]
     Fetch {
-        /// What was fetched.
+        /// The URL.
         url: String,
-        /// What went wrong.
+        /// The cause.
         reason: String,
     },
-    /// A downloaded file cannot be kept.
-    #[error("cannot keep the download in {path}: {error}")]
+    /// The downloaded data cannot be stored.
+    #[error("cannot store the download in {path}: {error}")]
     Spool {
         /// The directory.
         path: String,
-        /// What the system said.
+        /// The operating system's error.
         error: io::Error,
     },
-    /// Whoever wanted the import has gone, or the server stops.
-    #[error("the import was interrupted; nothing of it is left")]
+    /// The client disconnected, or the server is stopping.
+    #[error("the import was interrupted and rolled back")]
     Cancelled,
-    /// The pool refused.
+    /// The pool returned an error.
     #[error(transparent)]
     Pool(#[from] forebay_engine::Error),
-    /// A defect of the server itself.
+    /// A defect of the server.
     #[error("the import failed: {0}; see the server's log")]
     Internal(&'static str),
 }
@@ -111,14 +109,23 @@ pub enum ImportError {
 impl From<ImportError> for ControlError {
     fn from(e: ImportError) -> ControlError {
         use ImportError as E;
-        let (status, code) = match e {
+        let kind = match e {
             E::Pool(e) => return e.into(),
-            E::Cancelled => (StatusCode::SERVICE_UNAVAILABLE, "cancelled"),
-            E::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
-            E::Spool { .. } => (StatusCode::INSUFFICIENT_STORAGE, "no_space"),
-            E::Fetch { .. } => (StatusCode::BAD_GATEWAY, "fetch_failed"),
-            _ => (StatusCode::BAD_REQUEST, "bad_source"),
+            E::Cancelled => ErrorKind::Cancelled,
+            E::Internal(_) => ErrorKind::Internal,
+            E::Spool { .. } => ErrorKind::NoSpace,
+            E::Fetch { .. } => ErrorKind::FetchFailed,
+            E::Open { .. }
+            | E::NotAFile { .. }
+            | E::RelativePath(_)
+            | E::Read { .. }
+            | E::Truncated { .. }
+            | E::Damaged { .. }
+            | E::Unsupported { .. }
+            | E::Archive { .. }
+            | E::Empty(_)
+            | E::BadUrl(_) => ErrorKind::BadSource,
         };
-        ControlError::new(status, code, e.to_string())
+        ControlError::new(kind, e.to_string())
     }
 }

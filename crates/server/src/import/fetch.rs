@@ -1,8 +1,8 @@
-//! Fetching an image file by HTTP.
+//! Download of an image file over HTTP.
 //!
-//! Disk formats are read at random, and many servers send only from the start; so the file is fetched whole,
-//! into a file in the data directory that has no name and goes away with its last reader, however that ends.
-//! A connection that breaks is taken up again where the server allows it.
+//! Disk formats need random access, which many servers do not support. So the whole file is downloaded to an
+//! unnamed file in the data directory, which the file system frees when it is closed, even by a crash. A
+//! broken download is resumed if the server supports it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -17,70 +17,72 @@ use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body};
 
+use super::address_filter::{AddressRefused, FetchPolicy, FilteringResolver};
 use super::file::ImageFile;
-use super::reach::{FetchPolicy, Reach, Refused};
 use super::{ImportError, Result};
 use crate::size::Size;
 
-/// Bytes that are read at a time.
+/// Bytes per read.
 const CHUNK: usize = 1 << 20;
-/// How often a broken connection is taken up again without anything new in between.
+/// Most successive retries that receive no data.
 const RETRIES: u32 = 5;
-/// How long to wait before that, times the number of the attempt.
+/// Delay before a retry, multiplied by the number of the attempt.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
-/// How long a server may take to accept a connection, and to send anything.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Where distributions keep the certificate authorities that they trust; `SSL_CERT_FILE` comes before.
+/// Timeout of a connection attempt, of a response, and of each read.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// CA bundles of Linux distributions; `SSL_CERT_FILE` precedes them.
 const AUTHORITIES: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
 
-/// Fetches `url` and opens what came. `progress` gets the bytes done and, where known, in all.
+/// Downloads `url` and opens the file. Calls `progress` with the bytes done and the total, if known.
 pub(super) async fn fetch(
     url: String,
     data: PathBuf,
     policy: FetchPolicy,
     mut progress: impl FnMut(u64, Option<u64>),
 ) -> Result<ImageFile> {
-    let usable = ["http://", "https://"].iter().any(|scheme| url.starts_with(scheme));
-    if !usable {
+    let supported = ["http://", "https://"].iter().any(|scheme| url.starts_with(scheme));
+    if !supported {
         return Err(ImportError::BadUrl(url));
     }
     let (report, mut reports) = mpsc::channel(8);
-    // A thread of its own: a server that stalls may hold it for long, and nobody waits for it then.
-    let (answer, result) = tokio::sync::oneshot::channel();
+    // A separate thread, because a server that stalls can block it for long. A cancelled import does not wait
+    // for it.
+    let (sender, result) = tokio::sync::oneshot::channel();
     let spawned = std::thread::Builder::new().name("fetch".into()).spawn(move || {
-        let mut download = Download::new(url, PATIENCE, policy);
-        // Whoever asked may have gone.
-        let _ = answer.send(download.run(&data, &report));
+        let mut download = Download::new(url, TIMEOUT, policy);
+        // The receiver may be dropped.
+        let _ = sender.send(download.run(&data, &report));
     });
-    spawned.map_err(|_| ImportError::Internal("no thread to fetch with"))?;
+    spawned.map_err(|_| ImportError::Internal("cannot start the download thread"))?;
     while let Some((done, total)) = reports.recv().await {
         progress(done, total);
     }
-    result.await.unwrap_or(Err(ImportError::Internal("fetching the file went wrong")))
+    result.await.unwrap_or(Err(ImportError::Internal("the download thread panicked")))
 }
 
 struct Download {
     url: String,
-    patience: Duration,
+    timeout: Duration,
     policy: FetchPolicy,
     done: u64,
     total: Option<u64>,
-    /// What tells whether the file is still the same (RFC 9110, section 13.1.5).
+    /// Entity tag or modification time for `If-Range`: a file that has changed is not resumed (RFC 9110,
+    /// section 13.1.5).
     validator: Option<String>,
 }
 
-/// Why an attempt ended.
-enum Broken {
-    /// Another attempt may do better.
-    Again(String),
-    /// It would not.
-    For(ImportError),
+/// Why an attempt failed.
+enum AttemptError {
+    /// A retry may succeed.
+    Transient(String),
+    /// A retry would fail too.
+    Permanent(ImportError),
 }
 
 impl Download {
-    fn new(url: String, patience: Duration, policy: FetchPolicy) -> Download {
-        Download { url, patience, policy, done: 0, total: None, validator: None }
+    fn new(url: String, timeout: Duration, policy: FetchPolicy) -> Download {
+        Download { url, timeout, policy, done: 0, total: None, validator: None }
     }
 
     fn run(&mut self, data: &Path, report: &mpsc::Sender<(u64, Option<u64>)>) -> Result<ImageFile> {
@@ -88,28 +90,28 @@ impl Download {
         let mut file = unnamed_file(data).map_err(spool)?;
         let authorities = authorities();
         if authorities.is_empty() && self.url.starts_with("https:") {
-            let reason = "no certificate authorities here: install ca-certificates, or set SSL_CERT_FILE";
+            let reason = "the system has no CA certificates; install ca-certificates, or set SSL_CERT_FILE";
             return Err(self.failed(reason.into()));
         }
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .tls_config(tls_config(&authorities))
-            .timeout_connect(Some(self.patience))
-            .timeout_recv_response(Some(self.patience))
-            .timeout_per_read(Some(self.patience))
+            .timeout_connect(Some(self.timeout))
+            .timeout_recv_response(Some(self.timeout))
+            .timeout_per_read(Some(self.timeout))
             .build();
         let mut attempts = 0;
         loop {
             let before = self.done;
-            // With its own resolver, which tells the URL from what it redirects to.
-            let reach = Reach::new(self.policy.allow_private);
-            let agent = Agent::with_parts(config.clone(), DefaultConnector::default(), reach);
+            // A new resolver for each attempt, because it treats the first host as that of the URL.
+            let resolver = FilteringResolver::new(self.policy.allow_private);
+            let agent = Agent::with_parts(config.clone(), DefaultConnector::default(), resolver);
             match self.attempt(&agent, &mut file, report, &spool) {
                 Ok(()) => break,
-                Err(Broken::For(e)) => return Err(e),
-                Err(Broken::Again(reason)) => {
+                Err(AttemptError::Permanent(e)) => return Err(e),
+                Err(AttemptError::Transient(reason)) => {
                     attempts = if self.done > before { 1 } else { attempts + 1 };
-                    // A first attempt that got nothing is more likely a wrong URL than a bad moment.
+                    // A first attempt without any data is more likely a wrong URL than a transient failure.
                     if attempts > RETRIES || self.done == 0 {
                         return Err(self.failed(reason));
                     }
@@ -123,28 +125,29 @@ impl Download {
         ImageFile::from_download(file, &self.url)
     }
 
-    /// Asks for the file, or for the rest of it, and keeps what comes.
+    /// Requests the file, or its remainder, and stores the response.
     fn attempt(
         &mut self,
         agent: &Agent,
         file: &mut File,
         report: &mpsc::Sender<(u64, Option<u64>)>,
         spool: &impl Fn(std::io::Error) -> ImportError,
-    ) -> std::result::Result<(), Broken> {
-        let mut response = self.ask(agent)?;
+    ) -> std::result::Result<(), AttemptError> {
+        let permanent = |e| AttemptError::Permanent(spool(e));
+        let mut response = self.request(agent)?;
         if response.status() == StatusCode::OK && self.done != 0 {
-            // The server sends all of it again.
+            // The server sends the file from its start again.
             self.done = 0;
-            file.set_len(0).map_err(|e| Broken::For(spool(e)))?;
+            file.set_len(0).map_err(permanent)?;
         }
         if self.done == 0 {
             self.total = response.body().content_length();
             self.validator = validator(&response);
         }
         if self.total.is_some_and(|total| total > self.policy.max_bytes) {
-            return Err(Broken::For(self.too_long()));
+            return Err(AttemptError::Permanent(self.too_large()));
         }
-        file.seek(SeekFrom::Start(self.done)).map_err(|e| Broken::For(spool(e)))?;
+        file.seek(SeekFrom::Start(self.done)).map_err(permanent)?;
         let mut body = response.body_mut().with_config().limit(u64::MAX).reader();
         let mut buffer = vec![0; CHUNK];
         loop {
@@ -152,26 +155,30 @@ impl Download {
                 Ok(0) => break,
                 Ok(n) => n,
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(e) => return Err(Broken::Again(e.to_string())),
+                Err(e) => return Err(AttemptError::Transient(e.to_string())),
             };
             if self.done + n as u64 > self.policy.max_bytes {
-                return Err(Broken::For(self.too_long()));
+                return Err(AttemptError::Permanent(self.too_large()));
             }
-            file.write_all(&buffer[..n]).map_err(|e| Broken::For(spool(e)))?;
+            file.write_all(&buffer[..n]).map_err(permanent)?;
             self.done += n as u64;
             match report.try_send((self.done, self.total)) {
-                Err(mpsc::error::TrySendError::Closed(_)) => return Err(Broken::For(ImportError::Cancelled)),
-                // Who reads reports slowly misses some.
+                Err(mpsc::error::TrySendError::Closed(_)) => {
+                    return Err(AttemptError::Permanent(ImportError::Cancelled));
+                }
+                // A slow receiver misses some reports.
                 Ok(()) | Err(mpsc::error::TrySendError::Full(_)) => (),
             }
         }
         match self.total {
-            Some(total) if self.done < total => Err(Broken::Again("the connection broke".into())),
+            Some(total) if self.done < total => {
+                Err(AttemptError::Transient("the connection was closed early".into()))
+            }
             _ => Ok(()),
         }
     }
 
-    fn ask(&self, agent: &Agent) -> std::result::Result<Response<Body>, Broken> {
+    fn request(&self, agent: &Agent) -> std::result::Result<Response<Body>, AttemptError> {
         let mut request = agent.get(&self.url);
         if self.done != 0 {
             request = request.header(header::RANGE, format!("bytes={}-", self.done));
@@ -180,11 +187,13 @@ impl Download {
             }
         }
         let response = request.call().map_err(|e| match e {
-            ureq::Error::BadUri(_) | ureq::Error::Http(_) => Broken::For(self.failed(e.to_string())),
-            ureq::Error::Other(refused) if refused.is::<Refused>() => {
-                Broken::For(self.failed(refused.to_string()))
+            ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
+                AttemptError::Permanent(self.failed(e.to_string()))
             }
-            other => Broken::Again(other.to_string()),
+            ureq::Error::Other(refused) if refused.is::<AddressRefused>() => {
+                AttemptError::Permanent(self.failed(refused.to_string()))
+            }
+            other => AttemptError::Transient(other.to_string()),
         })?;
         let status = response.status();
         let resumed = self.done != 0
@@ -195,15 +204,15 @@ impl Download {
         }
         let reason = format!("the server answered {status}");
         if status.is_server_error() {
-            Err(Broken::Again(reason))
+            Err(AttemptError::Transient(reason))
         } else {
-            Err(Broken::For(self.failed(reason)))
+            Err(AttemptError::Permanent(self.failed(reason)))
         }
     }
 
-    fn too_long(&self) -> ImportError {
-        let most = Size(self.policy.max_bytes);
-        self.failed(format!("it is longer than {most}, which --import-max-size allows"))
+    fn too_large(&self) -> ImportError {
+        let limit = Size(self.policy.max_bytes);
+        self.failed(format!("the file is larger than {limit}, the limit set by --import-max-size"))
     }
 
     fn failed(&self, reason: String) -> ImportError {
@@ -211,7 +220,7 @@ impl Download {
     }
 }
 
-/// What the system trusts; nothing where it has no list.
+/// Returns the CA certificates of the system; empty if there is no CA bundle.
 fn authorities() -> Vec<Certificate<'static>> {
     let named = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
     let files = named.into_iter().chain(AUTHORITIES.map(PathBuf::from));
@@ -230,20 +239,20 @@ fn tls_config(authorities: &[Certificate<'static>]) -> TlsConfig {
         .build()
 }
 
-/// A strong entity tag, or the time of the last change.
+/// Returns a strong entity tag, or the modification time.
 fn validator(response: &Response<Body>) -> Option<String> {
     let get = |name| response.headers().get(name).and_then(|v| v.to_str().ok());
     let tag = get(header::ETAG).filter(|tag| !tag.starts_with("W/"));
     tag.or_else(|| get(header::LAST_MODIFIED)).map(str::to_owned)
 }
 
-/// The start of `Content-Range: bytes START-END/TOTAL`.
+/// Returns the start of `Content-Range: bytes START-END/TOTAL`.
 fn content_range_start(response: &Response<Body>) -> Option<u64> {
     let range = response.headers().get(header::CONTENT_RANGE)?.to_str().ok()?;
     range.strip_prefix("bytes ")?.split_once('-')?.0.parse().ok()
 }
 
-/// A file in `directory` that has no name.
+/// Creates an unnamed file in `directory`.
 fn unnamed_file(directory: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600);
@@ -251,7 +260,7 @@ fn unnamed_file(directory: &Path) -> std::io::Result<File> {
         Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => (),
         other => return other,
     }
-    // A file system without O_TMPFILE: a name for an instant.
+    // The file system does not support O_TMPFILE: create a named file and unlink it.
     let path = directory.join(format!(".download-{}-{:?}", std::process::id(), std::thread::current().id()));
     let file = options.create_new(true).open(&path)?;
     std::fs::remove_file(&path)?;
@@ -265,7 +274,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads a request, and sends the part of a file that begins at `start`.
+    /// Reads a request and sends `sent` bytes of `body` from `start`.
     fn answer(stream: &mut TcpStream, body: &[u8], start: usize, sent: usize) {
         let lines = BufReader::new(stream.try_clone().unwrap()).lines();
         let _request: Vec<_> = lines.map_while(|line| line.ok().filter(|line| !line.is_empty())).collect();
@@ -277,7 +286,7 @@ mod tests {
         stream.write_all(&body[start..start + sent]).unwrap();
     }
 
-    /// A server that answers each request with a redirect to `location`, which may name its port as `PORT`.
+    /// Starts a server that redirects to `location`, in which `PORT` stands for its port.
     fn redirecting(location: &str) -> (String, std::thread::JoinHandle<()>) {
         let listener = TcpListener::bind("0.0.0.0:0").unwrap();
         let port = listener.local_addr().unwrap().port().to_string();
@@ -306,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_lead_to_no_private_address() {
+    fn redirects_to_private_addresses_are_refused() {
         for location in [
             "http://127.0.0.2:PORT/x",
             "http://10.255.255.1/x",
@@ -318,7 +327,7 @@ mod tests {
             assert!(refused.contains("--import-allow-private"), "{location}: {refused}");
             server.join().unwrap();
         }
-        // Its own address is no news, and a flag allows the others.
+        // The URL's own address is allowed, and the other ones with --import-allow-private.
         for (location, allow_private) in
             [("http://127.0.0.1:PORT/follow", false), ("http://127.0.0.2:PORT/follow", true)]
         {
@@ -330,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_not_fetched() {
+    fn a_file_above_the_size_limit_is_refused() {
         for (max_bytes, with_length, ok) in [(1000, true, true), (999, true, false), (999, false, false)] {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let url = format!("http://{}/disk.img", listener.local_addr().unwrap());
@@ -355,13 +364,13 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_stalls_is_asked_again() {
+    fn a_stalled_download_is_resumed() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/disk.img", listener.local_addr().unwrap());
         let body: Vec<u8> = (0..10_000_u32).map(|n| n as u8).collect();
         let there = body.clone();
         let server = std::thread::spawn(move || {
-            // It sends a part and keeps the connection.
+            // Sends a part and keeps the connection open.
             let (mut stalled, _) = listener.accept().unwrap();
             answer(&mut stalled, &there, 0, 4_000);
             let (mut stream, _) = listener.accept().unwrap();

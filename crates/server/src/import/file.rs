@@ -1,4 +1,4 @@
-//! A file that is read at offsets which the file itself may have named.
+//! Bounds-checked access to an image file, because offsets are often read from the untrusted file itself.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Seek, SeekFrom};
@@ -12,14 +12,14 @@ use super::{ImportError, Result, Run};
 pub(super) struct ImageFile {
     file: File,
     path: PathBuf,
-    shown: String,
+    display_name: String,
     len: u64,
-    /// The file system does not tell holes apart.
+    /// The file system does not support SEEK_DATA and SEEK_HOLE.
     no_holes: bool,
 }
 
 impl ImageFile {
-    /// Opens a file or a block device. Anything else (a pipe, a directory) is refused and not waited for.
+    /// Opens a file or a block device. Other files (a pipe, a directory) are refused without blocking.
     pub fn open(path: &Path) -> Result<ImageFile> {
         if !path.is_absolute() {
             return Err(ImportError::RelativePath(path.display().to_string()));
@@ -27,9 +27,9 @@ impl ImageFile {
         Self::open_with(path, 0)
     }
 
-    /// Opens a file that an image file names: in the same directory, and not through a link.
+    /// Opens a file that an image file references. It must be in the same directory, and not a symbolic link.
     pub fn open_sibling(&self, name: &str) -> Result<ImageFile> {
-        let bad = self.damaged_or("names an extent file that is not a plain *.vmdk beside it");
+        let bad = self.damaged_or("an extent is not a plain *.vmdk file in the same directory");
         let plain = !name.contains(['/', '\0']) && name.len() > 5 && !name.starts_with('.');
         let suffix = name.get(name.len().saturating_sub(5)..);
         if !plain || !suffix.is_some_and(|s| s.eq_ignore_ascii_case(".vmdk")) {
@@ -40,9 +40,9 @@ impl ImageFile {
     }
 
     fn open_with(path: &Path, flags: i32) -> Result<ImageFile> {
-        let shown = path.display().to_string();
-        let failed = |error| ImportError::Open { path: shown.clone(), error };
-        // O_NONBLOCK, so that a pipe without a writer does not hold us up before we see that it is one.
+        let display_name = path.display().to_string();
+        let failed = |error| ImportError::Open { path: display_name.clone(), error };
+        // O_NONBLOCK, so that opening a pipe without a writer does not block before its type is checked.
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(libc::O_NONBLOCK | flags);
         let file = options.open(path).map_err(failed)?;
@@ -51,26 +51,27 @@ impl ImageFile {
             k if k.is_file() || k.is_block_device() => None,
             k if k.is_dir() => Some("a directory"),
             k if k.is_fifo() => Some("a pipe"),
-            _ => Some("a device that is no disk"),
+            _ => Some("a character device or a socket"),
         };
         if let Some(what) = what {
-            return Err(ImportError::NotAFile { path: shown, what });
+            return Err(ImportError::NotAFile { path: display_name, what });
         }
-        Self::from_file(file, path.to_owned(), shown)
+        Self::from_file(file, path.to_owned(), display_name)
     }
 
-    /// A file that is open already and shown to people as `shown`; it has no siblings.
-    pub fn from_download(file: File, shown: &str) -> Result<ImageFile> {
-        Self::from_file(file, PathBuf::new(), shown.to_owned())
+    /// Wraps a downloaded file, which has no siblings. Messages show it as `display_name`.
+    pub fn from_download(file: File, display_name: &str) -> Result<ImageFile> {
+        Self::from_file(file, PathBuf::new(), display_name.to_owned())
     }
 
-    fn from_file(mut file: File, path: PathBuf, shown: String) -> Result<ImageFile> {
-        // Block devices have a length only in this way.
-        let len =
-            file.seek(SeekFrom::End(0)).map_err(|error| ImportError::Open { path: shown.clone(), error })?;
-        // SAFETY: advice about a descriptor that is open; it changes nothing but readahead.
+    fn from_file(mut file: File, path: PathBuf, display_name: String) -> Result<ImageFile> {
+        // The metadata of a block device has no length, so seek to its end.
+        let len = file
+            .seek(SeekFrom::End(0))
+            .map_err(|error| ImportError::Open { path: display_name.clone(), error })?;
+        // SAFETY: advice about an open descriptor; it affects readahead only.
         unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_SEQUENTIAL) };
-        Ok(ImageFile { file, path, shown, len, no_holes: false })
+        Ok(ImageFile { file, path, display_name, len, no_holes: false })
     }
 
     /// Length in bytes.
@@ -78,46 +79,47 @@ impl ImageFile {
         self.len
     }
 
-    /// How people know it.
-    pub fn shown(&self) -> &str {
-        &self.shown
+    /// Path or URL for messages.
+    pub fn display_name(&self) -> &str {
+        &self.display_name
     }
 
-    /// Fills `out` from `offset`; a file that ends before is cut short.
+    /// Fills `out` from `offset`; fails if the file ends before.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        let end = offset.checked_add(out.len() as u64);
-        if end.is_none_or(|end| end > self.len) {
-            let offset = offset.saturating_add(out.len() as u64);
-            return Err(ImportError::Truncated { path: self.shown.clone(), len: self.len, offset });
+        let end = offset.saturating_add(out.len() as u64);
+        if end > self.len {
+            return Err(self.truncated(end));
         }
         self.file.read_exact_at(out, offset).map_err(|error| match error.kind() {
-            ErrorKind::UnexpectedEof => {
-                ImportError::Truncated { path: self.shown.clone(), len: self.len, offset }
-            }
-            _ => ImportError::Read { path: self.shown.clone(), offset, error },
+            ErrorKind::UnexpectedEof => self.truncated(end),
+            _ => ImportError::Read { path: self.display_name.clone(), offset, error },
         })
     }
 
-    /// `N` bytes at `offset`.
+    /// Returns the error of a file that ends before `end`.
+    pub fn truncated(&self, end: u64) -> ImportError {
+        ImportError::Truncated { path: self.display_name.clone(), len: self.len, needed: end }
+    }
+
+    /// Reads `N` bytes at `offset`.
     pub fn read_array<const N: usize>(&self, offset: u64) -> Result<[u8; N]> {
         let mut bytes = [0; N];
         self.read_at(offset, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// `len` bytes at `offset`; allocates only what the file has.
+    /// Reads `len` bytes at `offset`; checks the range before the allocation.
     pub fn read_vec(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len);
         let (true, Ok(size)) = (fits, usize::try_from(len)) else {
-            let offset = offset.saturating_add(len);
-            return Err(ImportError::Truncated { path: self.shown.clone(), len: self.len, offset });
+            return Err(self.truncated(offset.saturating_add(len)));
         };
         let mut bytes = vec![0; size];
         self.read_at(offset, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// What the file system knows of holes at `offset`, which is within the file.
+    /// Returns the run at `offset`, which is within the file: a hole or data, according to the file system.
     pub fn run(&mut self, offset: u64) -> Result<Run> {
         let rest = Run { len: self.len - offset, data: true };
         if self.no_holes {
@@ -127,7 +129,7 @@ impl ImageFile {
             Ok(data) if data > offset => Ok(Run { len: data.min(self.len) - offset, data: false }),
             Ok(_) => match self.seek(offset, libc::SEEK_HOLE) {
                 Ok(hole) if hole > offset => Ok(Run { len: hole.min(self.len) - offset, data: true }),
-                // The file changed under us, or the file system does not mean it.
+                // The file changed concurrently, or the file system is inconsistent: read the rest as data.
                 _ => Ok(rest),
             },
             Err(e) if e.raw_os_error() == Some(libc::ENXIO) => Ok(Run { len: rest.len, data: false }),
@@ -140,28 +142,29 @@ impl ImageFile {
 
     fn seek(&self, offset: u64, whence: i32) -> std::io::Result<u64> {
         let offset = i64::try_from(offset).map_err(|_| std::io::Error::from(ErrorKind::InvalidInput))?;
-        // SAFETY: moves the position of a descriptor that is ours; all reads name their own offset.
+        // SAFETY: moves the position of a descriptor that only this type uses; all reads have explicit
+        // offsets.
         let found = unsafe { libc::lseek64(self.file.as_raw_fd(), offset, whence) };
         u64::try_from(found).map_err(|_| std::io::Error::last_os_error())
     }
 
-    /// The error of a file that contradicts its format.
+    /// Returns the error of a file that violates its format.
     pub fn damaged<T>(&self, what: &'static str) -> Result<T> {
         Err(self.damaged_or(what))
     }
 
-    /// The same, for `ok_or`.
+    /// Returns the same error without `Err`, for `ok_or_else`.
     pub fn damaged_or(&self, what: &'static str) -> ImportError {
-        ImportError::Damaged { path: self.shown.clone(), what }
+        ImportError::Damaged { path: self.display_name.clone(), what }
     }
 
-    /// The error of a file that uses what is not read here.
+    /// Returns the error of a file that uses an unsupported feature or format.
     pub fn unsupported<T>(&self, what: &'static str) -> Result<T> {
-        Err(ImportError::Unsupported { path: self.shown.clone(), what })
+        Err(ImportError::Unsupported { path: self.display_name.clone(), what })
     }
 }
 
-/// Little- or big-endian numbers out of bytes that are long enough.
+/// Little- and big-endian numbers in a byte slice. The functions panic if the slice is too short.
 pub(super) mod bytes {
     /// The two bytes at `at`.
     pub fn le16(b: &[u8], at: usize) -> u16 {
@@ -183,7 +186,7 @@ pub(super) mod bytes {
     pub fn be64(b: &[u8], at: usize) -> u64 {
         u64::from_be_bytes(array(b, at))
     }
-    /// The `N` bytes at `at`, which the caller has made sure of.
+    /// The `N` bytes at `at`.
     pub fn array<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
         let mut out = [0; N];
         out.copy_from_slice(&b[at..at + N]);

@@ -1,26 +1,26 @@
-//! An import from its start to its end, told as events.
+//! Execution of an import, with progress events.
 //!
-//! It lasts as long as someone receives its events: when they have gone, or the server stops, it is undone.
-//! The disk is invisible until it is whole, and a pool that is opened after a crash drops what it finds half
-//! imported; so in no case anything is left.
+//! An import is rolled back when the receiver of its events is dropped or the server stops. The disk is
+//! invisible until it is complete, and a pool that is opened after a crash removes incomplete imports. So a
+//! failed import never leaves anything behind.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_engine::{Disk, DiskInfo, Error as EngineError};
+use forebay_engine::{DiskHandle, DiskInfo, Error as EngineError};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use super::file::ImageFile;
-use super::pump::{self, Moved};
+use super::pump::{self, Copied};
 use super::{Format, Image, ImportError, Result, detect, fetch};
 use crate::control::{Control, ControlError, DiskView, ErrorDetail, ServerInfo};
 
-/// Between two reports of progress.
-const REPORT_EVERY: Duration = Duration::from_millis(200);
-/// Events that wait for a slow receiver; reports of progress beyond are dropped.
-const EVENTS: usize = 8;
+/// Minimum interval between progress events.
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
+/// Capacity of the event channel; progress events beyond it are dropped.
+const EVENT_CAPACITY: usize = 8;
 
 /// Body of `POST /images`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,79 +28,82 @@ const EVENTS: usize = 8;
 pub struct Request {
     /// Name of the new image.
     pub name: String,
-    /// Where the file is.
+    /// The image file.
     pub source: Source,
-    /// What it is.
+    /// The format of the file.
     #[serde(default)]
     pub format: Format,
-    /// Only disks of the same domain share blocks that they wrote alike.
+    /// Deduplication domain: identical blocks are deduplicated only among disks of the same domain.
     #[serde(default)]
     pub dedup_domain: u32,
 }
 
-/// Where an image file is.
+/// The location of an image file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
-    /// An absolute path on the server's machine.
+    /// An absolute path on the server.
     File(PathBuf),
     /// `http://…` or `https://…`
     Url(String),
 }
 
-/// What an import does at the moment.
+/// A phase of an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// The file is fetched; sizes are those of the file.
+    /// The file is downloaded; sizes are those of the file.
     Download,
     /// The disk is copied; sizes are those of the disk.
     Import,
 }
 
-/// What is told of an import. The last one is `Done` or `Failed`.
+/// An event of an import. The last one is `Done` or `Failed`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Event {
-    /// It goes on.
+    /// Progress.
     Progress {
-        /// What is done.
+        /// The current phase.
         phase: Phase,
         /// Bytes done.
         done_bytes: u64,
-        /// Bytes in all, where that is known.
+        /// Total bytes, if known.
         total_bytes: Option<u64>,
         /// Bytes that were not holes or zeroes.
         written_bytes: u64,
     },
-    /// The image is there.
+    /// The import has finished.
     Done {
         /// The image.
         image: DiskView,
     },
-    /// It failed, and nothing is left of it.
+    /// The import failed and was rolled back.
     Failed {
-        /// Why.
+        /// The error.
         error: ErrorDetail,
     },
 }
 
-/// An event, or the error with its HTTP status: for an import that fails before it began.
-pub type Told = std::result::Result<Event, ControlError>;
+/// An event, or the error that ended the import.
+pub type EventResult = std::result::Result<Event, ControlError>;
 
-/// Starts an import. It is undone when the receiver is dropped.
-pub async fn start(control: &Control, request: Request) -> crate::control::Result<mpsc::Receiver<Told>> {
-    let place = control.begin().await?;
+/// Starts an import. It is rolled back when the receiver is dropped.
+pub async fn start(
+    control: &Control,
+    request: Request,
+) -> crate::control::Result<mpsc::Receiver<EventResult>> {
+    let permit = control.job_permit().await?;
     if *control.stopping().borrow() {
         return Err(ControlError::closed());
     }
-    let (tell, told) = mpsc::channel(EVENTS);
+    let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
     let control = control.clone();
     tokio::spawn(async move {
         let name = request.name.clone();
-        let last = match run(&control, request, &tell).await {
+        let last = match run(&control, request, &events).await {
             Ok(info) => {
-                tracing::info!(name, bytes = info.size, "imported");
+                tracing::info!(name, bytes = info.size, "import completed");
                 DiskView::new(&info)
                     .map(|image| Event::Done { image })
                     .ok_or_else(|| EngineError::NotFound(info.name.clone()).into())
@@ -110,22 +113,22 @@ pub async fn start(control: &Control, request: Request) -> crate::control::Resul
                 Err(ControlError::from(e))
             }
         };
-        drop(place);
-        // Whoever has gone does not hear how it ended.
-        let _ = tell.send(last).await;
+        drop(permit);
+        // The receiver may be dropped.
+        let _ = events.send(last).await;
     });
-    Ok(told)
+    Ok(receiver)
 }
 
-async fn run(control: &Control, request: Request, tell: &mpsc::Sender<Told>) -> Result<DiskInfo> {
+async fn run(control: &Control, request: Request, events: &mpsc::Sender<EventResult>) -> Result<DiskInfo> {
     let pool = control.pool();
-    // The commonest mistake is said before anything is fetched; the engine has the last word.
+    // Fails early for an existing name, before the download. The engine checks again.
     if pool.disk(&request.name).is_ok() {
         return Err(EngineError::Exists(request.name).into());
     }
-    let mut reporter = Reporter::new(tell);
+    let mut reporter = Reporter::new(events);
     let file =
-        or_cancelled(control, tell, open_source(request.source, control.info(), &mut reporter)).await?;
+        or_cancelled(control, events, open_source(request.source, control.info(), &mut reporter)).await?;
     let format = request.format;
     let image = blocking(move || detect::open(file, format)).await?;
     if image.size() == 0 {
@@ -133,12 +136,11 @@ async fn run(control: &Control, request: Request, tell: &mpsc::Sender<Told>) -> 
     }
     let size = image.size().next_multiple_of(512);
     let disk = pool.begin_import(&request.name, size, request.dedup_domain).await?;
-    match or_cancelled(control, tell, fill(image, &disk, size, &mut reporter)).await {
+    match or_cancelled(control, events, fill(image, &disk, size, &mut reporter)).await {
         Ok(()) => Ok(pool.finish_import(disk).await?),
         Err(e) => {
             if let Err(undo) = pool.abandon_import(disk).await {
-                // The next start of the server drops it.
-                tracing::warn!(error = %undo, "an import could not be undone");
+                tracing::warn!(error = %undo, "cannot roll back an import; the next server start removes it");
             }
             Err(e)
         }
@@ -150,61 +152,66 @@ async fn open_source(source: Source, server: &ServerInfo, reporter: &mut Reporte
         Source::File(path) => blocking(move || ImageFile::open(&path)).await,
         Source::Url(url) => {
             fetch::fetch(url, server.data.clone(), server.imports, |done, total| {
-                reporter.report(Phase::Download, Moved { done, written: done }, total);
+                reporter.report(Phase::Download, Copied { done, written: done }, total);
             })
             .await
         }
     }
 }
 
-async fn fill(image: Box<dyn Image>, disk: &Arc<Disk>, size: u64, reporter: &mut Reporter<'_>) -> Result<()> {
-    pump::copy(image, disk, |moved| reporter.report(Phase::Import, moved, Some(size))).await
+async fn fill(
+    image: Box<dyn Image>,
+    disk: &Arc<DiskHandle>,
+    size: u64,
+    reporter: &mut Reporter<'_>,
+) -> Result<()> {
+    pump::copy(image, disk, |copied| reporter.report(Phase::Import, copied, Some(size))).await
 }
 
-/// Runs `work` until it ends, or nobody wants it any more.
+/// Runs `work` until it ends, the receiver of events is dropped, or the server stops.
 async fn or_cancelled<T>(
     control: &Control,
-    tell: &mpsc::Sender<Told>,
+    events: &mpsc::Sender<EventResult>,
     work: impl Future<Output = Result<T>>,
 ) -> Result<T> {
     let mut stopping = control.stopping();
     tokio::select! {
         result = work => result,
-        () = tell.closed() => Err(ImportError::Cancelled),
+        () = events.closed() => Err(ImportError::Cancelled),
         _ = stopping.wait_for(|stopping| *stopping) => Err(ImportError::Cancelled),
     }
 }
 
-/// Runs what may block on a thread where it may.
+/// Runs `work` on a blocking thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or(Err(ImportError::Internal("reading the file went wrong")))
+    done.unwrap_or(Err(ImportError::Internal("the thread that opens the file panicked")))
 }
 
-/// Reports progress, but not too often.
+/// Sends progress events at a limited rate.
 struct Reporter<'a> {
-    tell: &'a mpsc::Sender<Told>,
-    last: Option<(Instant, Phase)>,
+    events: &'a mpsc::Sender<EventResult>,
+    last_event: Option<(Instant, Phase)>,
 }
 
 impl<'a> Reporter<'a> {
-    fn new(tell: &'a mpsc::Sender<Told>) -> Self {
-        Reporter { tell, last: None }
+    fn new(events: &'a mpsc::Sender<EventResult>) -> Self {
+        Reporter { events, last_event: None }
     }
 
-    fn report(&mut self, phase: Phase, moved: Moved, total: Option<u64>) {
+    fn report(&mut self, phase: Phase, copied: Copied, total: Option<u64>) {
         let now = Instant::now();
-        let due = self.last.is_none_or(|(at, p)| p != phase || now - at >= REPORT_EVERY);
-        if due || total == Some(moved.done) {
-            self.last = Some((now, phase));
+        let due = self.last_event.is_none_or(|(at, p)| p != phase || now - at >= REPORT_INTERVAL);
+        if due || total == Some(copied.done) {
+            self.last_event = Some((now, phase));
             let event = Event::Progress {
                 phase,
-                done_bytes: moved.done,
+                done_bytes: copied.done,
                 total_bytes: total,
-                written_bytes: moved.written,
+                written_bytes: copied.written,
             };
-            // A receiver that is behind misses a report, not an event that matters.
-            let _ = self.tell.try_send(Ok(event));
+            // A slow receiver misses progress events only.
+            let _ = self.events.try_send(Ok(event));
         }
     }
 }

@@ -1,16 +1,20 @@
-//! Reading disk image files into the pool.
+//! Import of disk image files into the pool.
 //!
-//! An image file is hostile until proven otherwise: it may have come from anywhere. So what it is is told by
-//! its first bytes and not by its name; every offset and size in it is checked against the file before it is
-//! used; nothing is allocated that the file is not long enough to justify; and it cannot name other files,
-//! except the extents of a VMDK descriptor, which are plain files named `*.vmdk` in the same directory. A
-//! backing file is refused: following it would let an image read any file of the host.
+//! Image files are untrusted input:
 //!
-//! **The way of the bytes.** A thread of its own reads (and unpacks) windows of the disk in order, skips what
-//! the file says is a hole, drops blocks that are all zero, and sends the rest, with several MiB in flight;
-//! the other end writes them into a disk that nobody else can see. The disk becomes an image when the last
-//! byte is durable. Whatever goes wrong before (the file, the connection, the server itself) leaves nothing.
+//! - The format is detected from the contents, not from the name.
+//! - Every offset and size in the file is checked against the length of the file before use, and no
+//!   allocation is larger than the file justifies.
+//! - An image cannot reference other files, except the extents of a VMDK descriptor, which must be plain
+//!   files named `*.vmdk` in the same directory. Files with a backing file are refused: following it would
+//!   let an image read any file of the host.
+//!
+//! **Data flow.** A reader thread reads (and decompresses) windows of the disk in order, skips holes, drops
+//! zero blocks, and sends the rest, with several MiB in flight. The receiver writes them to a disk that no
+//! client can see. The disk becomes an image when its last byte is durable. A failure before (of the file,
+//! the connection or the server) leaves nothing behind.
 
+mod address_filter;
 mod compress;
 mod detect;
 mod error;
@@ -20,30 +24,30 @@ mod job;
 mod pump;
 mod qcow2;
 mod raw;
-mod reach;
 mod vhdx;
 mod vmdk;
 
+pub use address_filter::FetchPolicy;
 pub use detect::Format;
 pub use error::{ImportError, Result};
-pub use job::{Event, Phase, Request, Source, Told, start};
-pub use reach::FetchPolicy;
+pub use job::{Event, EventResult, Phase, Request, Source, start};
 
-/// A run of bytes of the disk that an image file holds.
+/// A run of bytes of the disk that are all data or all zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
-    /// Bytes, at least one.
+    /// Length in bytes, at least one.
     len: u64,
-    /// Whether there is anything to read; otherwise it is all zero.
+    /// Whether the run has data; otherwise it is all zero.
     data: bool,
 }
 
-/// A disk, as some format holds it. Offsets are those of the disk, as its guest sees it.
+/// The disk in an image file. Offsets are guest offsets.
 trait Image: Send {
     /// Size of the disk in bytes.
     fn size(&self) -> u64;
 
-    /// What lies at `offset`, which is within the disk: a run of one kind. It may end before the kind does.
+    /// Returns the run that begins at `offset`, which is within the disk. The next run may be of the same
+    /// kind.
     fn run(&mut self, offset: u64) -> Result<Run>;
 
     /// Reads from within one data run.

@@ -1,88 +1,92 @@
-//! Moving a disk's bytes: a thread reads windows in order, this side writes them.
+//! The copy loop of an import: a thread reads windows of the disk in order, and the receiver writes them.
 //!
-//! A window that holds nothing is not sent. Within a window, blocks that are all zero are left out, so that
-//! they take no room, whatever the file says of them. Buffers go round: as many as may be in flight, and no
-//! more.
+//! A window without data is not sent. Zero blocks within a window are not written, so that they use no space
+//! even if the file has them as data. Buffers are reused, so their number is limited by the windows in
+//! flight.
 
 use std::ops::Range;
 
-use forebay_engine::{Disk, is_zero};
+use forebay_engine::{DiskHandle, is_zero};
 use tokio::sync::mpsc;
 
 use super::{Image, ImportError, Result};
 
-/// Bytes that are read, looked at and sent as one.
+/// Bytes per window.
 const WINDOW: u64 = 1 << 20;
 /// Windows between reader and writer.
 const IN_FLIGHT: usize = 8;
-/// The engine's unit of mapping; data is told from zeroes in these.
+/// The engine's mapping unit; zeroes are detected in blocks of this size.
 const BLOCK: usize = 4096;
 
-/// What a window holds.
+/// A window of the disk.
 struct Window {
-    /// Where it is on the disk.
+    /// Offset on the disk.
     offset: u64,
     bytes: Vec<u8>,
-    /// What of it is not zero.
+    /// The ranges of `bytes` that are not zero.
     runs: Vec<Range<usize>>,
 }
 
-/// How far a pump is.
+/// Progress of a copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Moved {
-    /// Bytes of the disk that are done, holes included.
+pub(super) struct Copied {
+    /// Bytes of the disk that are done, including holes.
     pub done: u64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub written: u64,
 }
 
-/// Copies all of `image` into `disk`, which must be all zero; tells `progress` after every window. Dropping
-/// the future stops the reader.
-pub(super) async fn copy(image: Box<dyn Image>, disk: &Disk, mut progress: impl FnMut(Moved)) -> Result<()> {
+/// Copies `image` to `disk`, which must be all zero. Calls `progress` after every window. Dropping the future
+/// stops the reader.
+pub(super) async fn copy(
+    image: Box<dyn Image>,
+    disk: &DiskHandle,
+    mut progress: impl FnMut(Copied),
+) -> Result<()> {
     let (windows, mut received) = mpsc::channel(IN_FLIGHT);
-    let (give_back, used) = std::sync::mpsc::channel();
+    let (recycle, recycled) = std::sync::mpsc::channel();
     let reader = std::thread::Builder::new().name("import".into());
     let spawned = reader.spawn(move || {
-        let mut reader = Reader { image, used, spare: None };
+        let mut reader = Reader { image, recycled, spare: None };
         if let Err(e) = reader.read_all(&windows) {
-            // A receiver that is gone has failed by itself.
+            // The receiver may be dropped.
             let _ = windows.blocking_send(Err(e));
         }
     });
-    spawned.map_err(|_| ImportError::Internal("no thread to read with"))?;
-    let mut moved = Moved::default();
+    spawned.map_err(|_| ImportError::Internal("cannot start the reader thread"))?;
+    let mut copied = Copied::default();
     while let Some(window) = received.recv().await {
         let window: Window = window?;
         for run in &window.runs {
             disk.write(window.offset + run.start as u64, &window.bytes[run.clone()], false).await?;
-            moved.written += run.len() as u64;
+            copied.written += run.len() as u64;
         }
-        moved.done = window.offset + window.bytes.len() as u64;
-        progress(moved);
-        // The reader may have read all there is.
-        let _ = give_back.send(window.bytes);
+        copied.done = window.offset + window.bytes.len() as u64;
+        progress(copied);
+        // The reader may have finished.
+        let _ = recycle.send(window.bytes);
     }
     // A reader that panicked sends no error.
-    if moved.done < disk.size() { Err(ImportError::Internal("the reader stopped half-way")) } else { Ok(()) }
+    if copied.done < disk.size() { Err(ImportError::Internal("the reader thread panicked")) } else { Ok(()) }
 }
 
 struct Reader {
     image: Box<dyn Image>,
-    used: std::sync::mpsc::Receiver<Vec<u8>>,
-    /// A buffer that was not sent.
+    recycled: std::sync::mpsc::Receiver<Vec<u8>>,
+    /// The buffer of a window that was not sent.
     spare: Option<Vec<u8>>,
 }
 
 impl Reader {
-    /// Sends every window that holds something, and the last one in any case. Ends early where nobody
-    /// receives.
+    /// Sends every window with data, and the last window in any case. Returns early if the receiver is
+    /// dropped.
     fn read_all(&mut self, windows: &mpsc::Sender<Result<Window>>) -> Result<()> {
         let size = self.image.size();
         let last = size.saturating_sub(1) / WINDOW * WINDOW;
         let mut offset = 0;
         while offset < size {
             let run = self.image.run(offset)?;
-            // The last window is sent in any case: it is the sign that all was read.
+            // The last window is always sent: it signals that the whole disk was read.
             if !run.data && offset < last {
                 offset = (offset + run.len).min(last);
                 if windows.is_closed() {
@@ -103,7 +107,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads `start..end`; what lies behind the end of the image is zero.
+    /// Reads `start..end`; bytes beyond the end of the image are zero.
     fn read_window(&mut self, start: u64, end: u64) -> Result<Window> {
         let mut bytes = self.buffer();
         bytes.resize((end - start) as usize, 0);
@@ -129,14 +133,15 @@ impl Reader {
         Ok(Window { offset: start, bytes, runs })
     }
 
-    /// A buffer that is free, or a new one; at most as many as are in flight are ever made, and a few.
+    /// Returns a recycled buffer or a new one. The number of buffers exceeds the windows in flight by a few
+    /// at most.
     fn buffer(&mut self) -> Vec<u8> {
-        let free = self.spare.take().or_else(|| self.used.try_recv().ok());
+        let free = self.spare.take().or_else(|| self.recycled.try_recv().ok());
         free.unwrap_or_else(|| Vec::with_capacity(WINDOW as usize))
     }
 }
 
-/// The blocks that are not all zero, joined where they touch.
+/// Returns the ranges of blocks that are not zero; adjacent blocks are merged.
 fn data_runs(bytes: &[u8]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (i, block) in bytes.chunks(BLOCK).enumerate() {
@@ -157,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zero_blocks_are_left_out_and_others_joined() {
+    fn zero_blocks_are_skipped_and_adjacent_data_blocks_merged() {
         let mut bytes = vec![0; 5 * BLOCK + 512];
         assert!(data_runs(&bytes).is_empty());
         bytes[BLOCK] = 1;

@@ -1,66 +1,66 @@
-//! qcow2, QEMU's format, versions 2 and 3 (QEMU, docs/interop/qcow2.rst).
+//! qcow2, the format of QEMU, versions 2 and 3 (QEMU, docs/interop/qcow2.rst).
 //!
-//! A two-level table maps clusters of the disk to clusters of the file: an L1 entry names an L2 table, an L2
-//! entry a cluster, which is plain, packed, or zero. What is not mapped is zero, because a file with a backing
-//! file is refused. Internal snapshots are not read: what is imported is the disk as it is now. Reference
-//! counts are of no use to a reader.
+//! A two-level table maps guest clusters to host clusters, those of the file: an L1 entry refers to an L2
+//! table, and an L2 entry to a cluster, which is uncompressed, compressed or zero. Unallocated clusters are
+//! zero, because a file with a backing file is refused. Internal snapshots are ignored: the active state of
+//! the disk is imported. Reference counts are not needed to read.
 
-use super::compress::{Packing, unpack};
+use super::compress::{Compression, decompress};
 use super::file::ImageFile;
 use super::file::bytes::{be32, be64};
 use super::{Image, Result, Run};
 
 /// The first bytes of a file.
 pub(super) const MAGIC: &[u8] = b"QFI\xfb";
-/// Bytes of the header of version 2; version 3 goes on to [`HEADER_V3`].
+/// Header length of version 2; the header of version 3 is longer ([`HEADER_V3`]).
 const HEADER_V2: usize = 72;
 /// Bytes of the header of version 3 that are read.
 const HEADER_V3: usize = 112;
-/// Most bytes of the L1 table, as QEMU has it.
+/// Maximum length of the L1 table, the same as in QEMU.
 const MAX_L1_BYTES: u64 = 32 << 20;
 /// Bits of a table entry that are an offset in the file.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-/// Of an L2 entry: the cluster is packed.
+/// Flag of an L2 entry: the cluster is compressed.
 const COMPRESSED: u64 = 1 << 62;
-/// Of an L2 entry: the cluster is zero (version 3, without subclusters).
+/// Flag of an L2 entry: the cluster is zero (version 3, without subclusters).
 const ZERO: u64 = 1;
-/// Parts of a cluster with a state of their own, where L2 entries are extended.
+/// Subclusters per cluster with extended L2 entries.
 const SUBCLUSTERS: u64 = 32;
 
 /// Incompatible features (header, byte 72).
 mod feature {
-    /// Reference counts may be wrong; that is no matter to a reader.
+    /// Reference counts may be inconsistent; irrelevant for reading.
     pub const DIRTY: u64 = 1;
-    /// QEMU found damage.
+    /// QEMU has detected damage.
     pub const CORRUPT: u64 = 2;
-    /// The data is in another file.
+    /// The data is in an external data file.
     pub const DATA_FILE: u64 = 4;
-    /// Byte 104 names the way in which clusters are packed.
+    /// Byte 104 is the compression type.
     pub const COMPRESSION: u64 = 8;
     /// L2 entries have 16 bytes.
     pub const EXTENDED_L2: u64 = 16;
 }
 
-/// Where a part of the disk is.
+/// The location of a range of the disk in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Location {
     Zero,
-    /// At this offset of the file.
+    /// Uncompressed, at this offset of the file.
     Plain(u64),
-    /// Packed, in this range of the file: the cluster which begins at `cluster` of the disk.
-    Packed {
+    /// In the compressed cluster at `at..at + len` of the file, which begins at guest offset `cluster`.
+    Compressed {
         at: u64,
         len: u64,
         cluster: u64,
     },
 }
 
-/// A part of the disk and its place.
+/// A range of the disk and its location.
 #[derive(Debug, Clone, Copy)]
 struct Mapping {
     start: u64,
     end: u64,
-    place: Place,
+    location: Location,
 }
 
 /// An open qcow2 file.
@@ -68,17 +68,19 @@ pub(super) struct Qcow2 {
     file: ImageFile,
     size: u64,
     cluster_bits: u32,
-    packing: Packing,
-    extended: bool,
+    compression: Compression,
+    extended_l2: bool,
     version: u32,
     l1: Vec<u64>,
-    /// The L2 table read last: its offset in the file and its bytes. Reads go in order, so one is enough.
+    /// The cached L2 table: its offset in the file and its bytes. One is enough, because reads are
+    /// sequential.
     l2: (u64, Vec<u8>),
-    /// The mapping found last.
+    /// The cached mapping.
     mapping: Option<Mapping>,
-    /// The cluster unpacked last: where it begins on the disk, and its bytes.
-    unpacked: (Option<u64>, Vec<u8>),
-    packed: Vec<u8>,
+    /// The cached decompressed cluster: its guest offset and its bytes.
+    decompressed: (Option<u64>, Vec<u8>),
+    /// Buffer for compressed data.
+    compressed: Vec<u8>,
 }
 
 impl Qcow2 {
@@ -91,39 +93,38 @@ impl Qcow2 {
         let version = be32(&header, 4);
         match version {
             2 => header.resize(HEADER_V3, 0),
-            // Every version 3 header is followed by at least eight bytes of extensions.
+            // A version 3 header has at least 104 bytes and is followed by at least eight bytes of
+            // extensions.
             3 => header = file.read_vec(0, HEADER_V3 as u64)?,
-            _ => return file.unsupported("is a qcow file of another version than 2 and 3"),
+            _ => return file.unsupported("is a qcow file of a version other than 2 and 3"),
         }
-        let (packing, extended) = check_features(&file, &header, version)?;
+        let (compression, extended_l2) = check_features(&file, &header, version)?;
         let cluster_bits = be32(&header, 20);
-        if !(9..=21).contains(&cluster_bits) || (extended && cluster_bits < 14) {
+        if !(9..=21).contains(&cluster_bits) || (extended_l2 && cluster_bits < 14) {
             return file.damaged("its cluster size is out of range");
         }
         let size = be64(&header, 24);
         let l1_entries = u64::from(be32(&header, 36));
-        let entry_bits = if extended { 4 } else { 3 };
+        let entry_bits = if extended_l2 { 4 } else { 3 };
         let l2_bits = cluster_bits - entry_bits;
         let needed = size.div_ceil(1 << (cluster_bits + l2_bits));
         if l1_entries < needed || l1_entries * 8 > MAX_L1_BYTES {
-            return file.damaged("its first table does not fit its size");
+            return file.damaged("the length of its L1 table does not match its size");
         }
         let l1 = file.read_vec(be64(&header, 40), needed * 8)?;
         let l1 = l1.chunks_exact(8).map(|e| be64(e, 0) & OFFSET).collect();
-        let (l2, unpacked) = ((0, Vec::new()), (None, Vec::new()));
-        let packed = Vec::new();
         Ok(Qcow2 {
             file,
             size,
             cluster_bits,
-            packing,
-            extended,
+            compression,
+            extended_l2,
             version,
             l1,
-            l2,
+            l2: (0, Vec::new()),
             mapping: None,
-            unpacked,
-            packed,
+            decompressed: (None, Vec::new()),
+            compressed: Vec::new(),
         })
     }
 
@@ -131,44 +132,44 @@ impl Qcow2 {
         1 << self.cluster_bits
     }
 
-    /// Bits of a disk offset that one L2 table covers.
+    /// Number of guest offset bits that one L2 table covers.
     fn l2_span_bits(&self) -> u32 {
-        self.cluster_bits + self.cluster_bits - if self.extended { 4 } else { 3 }
+        self.cluster_bits + self.cluster_bits - if self.extended_l2 { 4 } else { 3 }
     }
 
-    /// The mapping of the cluster (or part of one) at `offset`.
+    /// Looks up the mapping of the cluster or subcluster at `offset`.
     fn lookup(&mut self, offset: u64) -> Result<Mapping> {
         let span = self.l2_span_bits();
-        // The table has an entry for every offset within the disk: `open` made sure.
+        // `open` has checked that the L1 table covers all offsets of the disk.
         let table = self.l1[(offset >> span) as usize];
         if table == 0 {
             let start = offset >> span << span;
-            return Ok(Mapping { start, end: start + (1 << span), place: Place::Zero });
+            return Ok(Mapping { start, end: start + (1 << span), location: Location::Zero });
         }
         self.load_l2(table)?;
         let start = offset & !(self.cluster_size() - 1);
         let index = ((offset >> self.cluster_bits) & ((1 << (span - self.cluster_bits)) - 1)) as usize;
-        let entry_size = if self.extended { 16 } else { 8 };
+        let entry_size = if self.extended_l2 { 16 } else { 8 };
         let entry = be64(&self.l2.1, index * entry_size);
         let end = start + self.cluster_size();
         if entry & COMPRESSED != 0 {
-            return Ok(Mapping { start, end, place: self.packed_place(entry, start) });
+            return Ok(Mapping { start, end, location: self.compressed_location(entry, start) });
         }
         let host = entry & OFFSET;
-        if self.extended {
+        if self.extended_l2 {
             return self.subcluster(offset, start, host, be64(&self.l2.1, index * 16 + 8));
         }
         if host == 0 || (entry & ZERO != 0 && self.version >= 3) {
-            return Ok(Mapping { start, end, place: Place::Zero });
+            return Ok(Mapping { start, end, location: Location::Zero });
         }
         if host & (self.cluster_size() - 1) != 0 {
-            return self.file.damaged("a cluster is not where clusters can be");
+            return self.file.damaged("the offset of a cluster is not aligned");
         }
-        Ok(Mapping { start, end, place: Place::Plain(host) })
+        Ok(Mapping { start, end, location: Location::Plain(host) })
     }
 
-    /// The part of a cluster, where L2 entries are extended: bit n of the low half says that part n is
-    /// allocated, of the high half that it is zero.
+    /// Looks up a subcluster of an extended L2 entry. In its bitmap, bit n of the low half means that
+    /// subcluster n is allocated, and bit n of the high half that it is zero.
     fn subcluster(&self, offset: u64, cluster: u64, host: u64, bitmap: u64) -> Result<Mapping> {
         let size = self.cluster_size() / SUBCLUSTERS;
         let index = (offset - cluster) / size;
@@ -176,31 +177,32 @@ impl Qcow2 {
         let allocated = bitmap >> index & 1 != 0;
         let zero = bitmap >> (index + SUBCLUSTERS) & 1 != 0;
         if allocated && (zero || host == 0 || host & (self.cluster_size() - 1) != 0) {
-            return self.file.damaged("a part of a cluster has an impossible state");
+            return self.file.damaged("a subcluster has an invalid state");
         }
-        let place = if allocated { Place::Plain(host + index * size) } else { Place::Zero };
-        Ok(Mapping { start, end: start + size, place })
+        let location = if allocated { Location::Plain(host + index * size) } else { Location::Zero };
+        Ok(Mapping { start, end: start + size, location })
     }
 
-    /// A packed cluster: the offset has fewer bits than usual, and above it stands a count of sectors.
-    fn packed_place(&self, entry: u64, cluster: u64) -> Place {
+    /// Decodes the entry of a compressed cluster: the low bits are the offset, the bits above it the number
+    /// of additional sectors.
+    fn compressed_location(&self, entry: u64, cluster: u64) -> Location {
         let offset_bits = 62 - (self.cluster_bits - 8);
         let at = entry & ((1 << offset_bits) - 1);
         let sectors = (entry & (COMPRESSED - 1)) >> offset_bits;
-        Place::Packed { at, len: (sectors + 1) * 512 - at % 512, cluster }
+        Location::Compressed { at, len: (sectors + 1) * 512 - at % 512, cluster }
     }
 
     fn load_l2(&mut self, table: u64) -> Result<()> {
         if self.l2.0 != table {
             if table & (self.cluster_size() - 1) != 0 {
-                return self.file.damaged("a table is not where tables can be");
+                return self.file.damaged("the offset of an L2 table is not aligned");
             }
             self.l2 = (table, self.file.read_vec(table, self.cluster_size())?);
         }
         Ok(())
     }
 
-    /// The mapping at `offset`, joined with those behind that continue it.
+    /// Returns the mapping at `offset`, merged with subsequent ones that continue it.
     fn map(&mut self, offset: u64) -> Result<Mapping> {
         if let Some(m) = self.mapping
             && (m.start..m.end).contains(&offset)
@@ -208,13 +210,13 @@ impl Qcow2 {
             return Ok(m);
         }
         let mut m = self.lookup(offset)?;
-        // One long read instead of many; not endless, so that a caller hears of progress.
+        // Merging gives long reads. The limit lets the caller report progress.
         let limit = m.start.saturating_add(64 << 20).min(self.size);
         while m.end < limit {
             let next = self.lookup(m.end)?;
-            let continues = match (m.place, next.place) {
-                (Place::Zero, Place::Zero) => true,
-                (Place::Plain(host), Place::Plain(next_host)) => host + (m.end - m.start) == next_host,
+            let continues = match (m.location, next.location) {
+                (Location::Zero, Location::Zero) => true,
+                (Location::Plain(host), Location::Plain(next_host)) => host + (m.end - m.start) == next_host,
                 _ => false,
             };
             if !continues {
@@ -227,28 +229,29 @@ impl Qcow2 {
         Ok(m)
     }
 
-    /// Unpacks a cluster, unless it is the one unpacked last.
-    fn unpack(&mut self, at: u64, len: u64, cluster: u64) -> Result<()> {
-        if self.unpacked.0 == Some(cluster) {
+    /// Decompresses a cluster, unless it is cached.
+    fn load_compressed(&mut self, at: u64, len: u64, cluster: u64) -> Result<()> {
+        if self.decompressed.0 == Some(cluster) {
             return Ok(());
         }
-        self.unpacked.0 = None;
-        // The count of sectors may reach beyond the end of the file.
+        self.decompressed.0 = None;
+        // The length is in sectors, so it can exceed the end of the file.
         let len = len.min(self.file.len().saturating_sub(at));
-        self.packed.resize(len as usize, 0);
-        self.file.read_at(at, &mut self.packed)?;
-        self.unpacked.1.resize(1 << self.cluster_bits, 0);
-        if unpack(self.packing, &self.packed, &mut self.unpacked.1).is_err() {
-            return self.file.damaged("a packed cluster cannot be unpacked");
+        self.compressed.resize(len as usize, 0);
+        self.file.read_at(at, &mut self.compressed)?;
+        self.decompressed.1.resize(1 << self.cluster_bits, 0);
+        if decompress(self.compression, &self.compressed, &mut self.decompressed.1).is_err() {
+            return self.file.damaged("a compressed cluster cannot be decompressed");
         }
-        self.unpacked.0 = Some(cluster);
+        self.decompressed.0 = Some(cluster);
         Ok(())
     }
 }
 
-fn check_features(file: &ImageFile, header: &[u8], version: u32) -> Result<(Packing, bool)> {
+/// Checks the features of the header. Returns the compression type and whether L2 entries are extended.
+fn check_features(file: &ImageFile, header: &[u8], version: u32) -> Result<(Compression, bool)> {
     if be64(header, 8) != 0 {
-        return file.unsupported("has a backing file, which is not followed");
+        return file.unsupported("has a backing file, which is not supported");
     }
     if be32(header, 32) != 0 {
         return file.unsupported("is encrypted");
@@ -258,18 +261,18 @@ fn check_features(file: &ImageFile, header: &[u8], version: u32) -> Result<(Pack
         return file.damaged("QEMU has marked it as corrupt");
     }
     if features & feature::DATA_FILE != 0 {
-        return file.unsupported("keeps its data in another file");
+        return file.unsupported("stores its data in another file");
     }
     let known = feature::DIRTY | feature::COMPRESSION | feature::EXTENDED_L2;
     if features & !known != 0 {
-        return file.unsupported("uses a qcow2 feature that is not known here");
+        return file.unsupported("uses an unknown qcow2 feature");
     }
-    let packing = match (features & feature::COMPRESSION != 0, header[104]) {
-        (false, _) | (true, 0) => Packing::Deflate,
-        (true, 1) => Packing::Zstd,
-        _ => return file.unsupported("is packed in a way that is not known here"),
+    let compression = match (features & feature::COMPRESSION != 0, header[104]) {
+        (false, _) | (true, 0) => Compression::Deflate,
+        (true, 1) => Compression::Zstd,
+        _ => return file.unsupported("uses an unknown compression type"),
     };
-    Ok((packing, features & feature::EXTENDED_L2 != 0))
+    Ok((compression, features & feature::EXTENDED_L2 != 0))
 }
 
 impl Image for Qcow2 {
@@ -279,19 +282,19 @@ impl Image for Qcow2 {
 
     fn run(&mut self, offset: u64) -> Result<Run> {
         let m = self.map(offset)?;
-        Ok(Run { len: m.end - offset, data: m.place != Place::Zero })
+        Ok(Run { len: m.end - offset, data: m.location != Location::Zero })
     }
 
     fn read(&mut self, offset: u64, out: &mut [u8]) -> Result<()> {
         let m = self.map(offset)?;
         let skip = offset - m.start;
-        match m.place {
-            Place::Zero => out.fill(0),
-            Place::Plain(host) => self.file.read_at(host.saturating_add(skip), out)?,
-            Place::Packed { at, len, cluster } => {
-                self.unpack(at, len, cluster)?;
+        match m.location {
+            Location::Zero => out.fill(0),
+            Location::Plain(host) => self.file.read_at(host.saturating_add(skip), out)?,
+            Location::Compressed { at, len, cluster } => {
+                self.load_compressed(at, len, cluster)?;
                 let skip = (offset - cluster) as usize;
-                out.copy_from_slice(&self.unpacked.1[skip..skip + out.len()]);
+                out.copy_from_slice(&self.decompressed.1[skip..skip + out.len()]);
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Raw disks: the file is the disk. Holes of the file are not read.
+//! Raw disks: the file contains the disk's bytes. Holes of the file are skipped.
 
 use super::file::ImageFile;
 use super::{Image, Result, Run};
@@ -7,7 +7,7 @@ use super::{Image, Result, Run};
 pub(super) struct Raw(ImageFile);
 
 impl Raw {
-    /// The disk in `file`.
+    /// Creates the disk of `file`.
     pub fn new(file: ImageFile) -> Raw {
         Raw(file)
     }

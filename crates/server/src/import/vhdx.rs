@@ -1,8 +1,8 @@
-//! VHDX, Hyper-V's format (MS-VHDX), fixed and dynamic.
+//! VHDX, the format of Hyper-V (MS-VHDX), fixed and dynamic.
 //!
-//! The block allocation table has an entry for each block of the disk, and between them, once for each chunk,
-//! an entry for a bitmap that only differencing disks use. A file whose log is not empty was not closed
-//! cleanly; replaying it is left to the tools that may write to the file.
+//! The block allocation table (BAT) has an entry for each payload block, and after each chunk of them an
+//! entry for a sector bitmap block, which only differencing disks use. A file whose log is not empty was not
+//! closed cleanly and is refused: replaying the log requires write access to the file.
 
 use super::file::ImageFile;
 use super::file::bytes::{array, le16, le32, le64};
@@ -10,15 +10,15 @@ use super::{Image, Result, Run};
 
 /// The first bytes of a file.
 pub(super) const MAGIC: &[u8] = b"vhdxfile";
-/// Where the two headers are (2.2).
+/// Offsets of the two headers (2.2).
 const HEADERS: [u64; 2] = [64 << 10, 128 << 10];
-/// Bytes of a header.
+/// Length of a header.
 const HEADER_LEN: u64 = 4 << 10;
-/// Where the two region tables are.
+/// Offsets of the two region tables.
 const REGION_TABLES: [u64; 2] = [192 << 10, 256 << 10];
-/// Bytes of a region table and of the metadata table.
+/// Length of a region table and of the metadata table.
 const TABLE_LEN: u64 = 64 << 10;
-/// Largest disk (2.6.2.2).
+/// Maximum virtual disk size (2.6.2.2).
 const MAX_SIZE: u64 = 64 << 40;
 
 type Guid = [u8; 16];
@@ -28,7 +28,7 @@ const ITEM_PARAMETERS: Guid = *b"\x37\x67\xa1\xca\x36\xfa\x43\x4d\xb3\xb6\x33\xf
 const ITEM_SIZE: Guid = *b"\x24\x42\xa5\x2f\x1b\xcd\x76\x48\xb2\x11\x5d\xbe\xd8\x3b\xf4\xb8";
 const ITEM_SECTOR: Guid = *b"\x1d\xbf\x41\x81\x6f\xa9\x09\x47\xba\x47\xf2\x33\xa8\xfa\xab\x5f";
 
-/// States of a block (2.5.1.1) that a disk without a parent can have.
+/// States of a payload block (2.5.1.1) in a disk without a parent.
 mod state {
     pub const NOT_PRESENT: u64 = 0;
     pub const UNDEFINED: u64 = 1;
@@ -42,12 +42,12 @@ pub(super) struct Vhdx {
     file: ImageFile,
     size: u64,
     block_size: u64,
-    /// Blocks between two bitmap entries of the table.
+    /// Payload block entries between two sector bitmap entries of the BAT.
     chunk_ratio: u64,
     bat: Vec<u64>,
 }
 
-/// What the metadata says.
+/// The metadata items that are used.
 struct Metadata {
     size: u64,
     block_size: u64,
@@ -55,7 +55,7 @@ struct Metadata {
 }
 
 impl Vhdx {
-    /// Reads headers, region table, metadata and block allocation table.
+    /// Reads headers, region table, metadata and BAT.
     pub fn open(file: ImageFile) -> Result<Vhdx> {
         if file.read_array::<8>(0)? != MAGIC {
             return file.damaged("it is not a VHDX file");
@@ -69,20 +69,20 @@ impl Vhdx {
         let blocks = metadata.size.div_ceil(metadata.block_size);
         let entries = blocks + blocks.saturating_sub(1) / chunk_ratio;
         if entries * 8 > bat_len {
-            return file.damaged("its block table does not fit its size");
+            return file.damaged("the length of its block allocation table does not match its size");
         }
         let bat = file.read_vec(bat_at, entries * 8)?;
         let bat = bat.chunks_exact(8).map(|e| le64(e, 0)).collect();
         Ok(Vhdx { file, size: metadata.size, block_size: metadata.block_size, chunk_ratio, bat })
     }
 
-    /// Where block `index` is in the file, if it is there.
+    /// Returns the offset of block `index` in the file; `None` for a block of zeroes.
     fn block(&self, index: u64) -> Result<Option<u64>> {
         let entry = self.bat[(index + index / self.chunk_ratio) as usize];
         match entry & 7 {
             state::NOT_PRESENT | state::UNDEFINED | state::ZERO | state::UNMAPPED => Ok(None),
             state::PRESENT => Ok(Some(entry >> 20 << 20)),
-            _ => self.file.damaged("a block has an impossible state"),
+            _ => self.file.damaged("a block has an invalid state"),
         }
     }
 }
@@ -109,14 +109,14 @@ impl Image for Vhdx {
     }
 }
 
-/// Whether a structure that has its CRC-32C at byte 4 is whole.
+/// Whether the checksum of a structure is correct: a CRC-32C at byte 4.
 fn checksum_ok(bytes: &[u8]) -> bool {
     let mut zeroed = bytes.to_vec();
     zeroed[4..8].fill(0);
     forebay_format::crc32c(&zeroed) == le32(bytes, 4)
 }
 
-/// Takes the header with the higher sequence number of those that are whole.
+/// Checks the current header: the valid one with the higher sequence number.
 fn check_header(file: &ImageFile) -> Result<()> {
     let mut newest: Option<Vec<u8>> = None;
     for at in HEADERS {
@@ -126,9 +126,9 @@ fn check_header(file: &ImageFile) -> Result<()> {
             newest = Some(header);
         }
     }
-    let Some(header) = newest else { return file.damaged("neither of its headers is whole") };
+    let Some(header) = newest else { return file.damaged("neither of its headers is valid") };
     if le16(&header, 66) != 1 {
-        return file.unsupported("is a VHDX of another version than 1");
+        return file.unsupported("is a VHDX file of a version other than 1");
     }
     if array::<16>(&header, 48) != [0; 16] {
         return file.unsupported("was not closed cleanly (its log is not empty)");
@@ -143,16 +143,16 @@ fn region_table(file: &ImageFile) -> Result<Vec<u8>> {
             return Ok(table);
         }
     }
-    file.damaged("neither of its region tables is whole")
+    file.damaged("neither of its region tables is valid")
 }
 
-/// Offset and length of a region.
+/// Returns the offset and length of a region.
 fn region(file: &ImageFile, table: &[u8], wanted: Guid) -> Result<(u64, u64)> {
     let count = le32(table, 8) as usize;
     let mut entries = table[16..].chunks_exact(32).take(count);
     match entries.find(|e| array::<16>(e, 0) == wanted) {
         Some(e) => Ok((le64(e, 16), le32(e, 24).into())),
-        None => file.damaged("it lacks a region"),
+        None => file.damaged("its region table lacks a required region"),
     }
 }
 
@@ -160,22 +160,22 @@ fn read_metadata(file: &ImageFile, at: u64, len: u64) -> Result<Metadata> {
     let table = file.read_vec(at, TABLE_LEN)?;
     let count = usize::from(le16(&table, 10));
     if !table.starts_with(b"metadata") || count > 2047 {
-        return file.damaged("its metadata cannot be read");
+        return file.damaged("its metadata table is invalid");
     }
     let item = |wanted: Guid, size: u64| {
         let mut entries = table[32..].chunks_exact(32).take(count);
         let Some(e) = entries.find(|e| array::<16>(e, 0) == wanted) else {
-            return file.damaged("its metadata lacks an item");
+            return file.damaged("its metadata lacks a required item");
         };
         let (offset, length) = (u64::from(le32(e, 16)), u64::from(le32(e, 20)));
         if length < size || offset < TABLE_LEN || offset + length > len {
-            return file.damaged("an item of its metadata is out of place");
+            return file.damaged("the offset or length of a metadata item is out of range");
         }
         file.read_vec(at.saturating_add(offset), size)
     };
     let parameters = item(ITEM_PARAMETERS, 8)?;
     if le32(&parameters, 4) & 2 != 0 {
-        return file.unsupported("is a differencing disk, whose parent is not followed");
+        return file.unsupported("is a differencing disk, which is not supported");
     }
     let metadata = Metadata {
         block_size: le32(&parameters, 0).into(),
@@ -186,7 +186,7 @@ fn read_metadata(file: &ImageFile, at: u64, len: u64) -> Result<Metadata> {
         metadata.block_size.is_power_of_two() && (1 << 20..=256 << 20).contains(&metadata.block_size);
     let sector_ok = matches!(metadata.sector_size, 512 | 4096);
     if !block_ok || !sector_ok || metadata.size > MAX_SIZE {
-        return file.damaged("its sizes are out of range");
+        return file.damaged("its block, sector or disk size is out of range");
     }
     Ok(metadata)
 }

@@ -1,15 +1,15 @@
-//! Slowing down who guesses secrets of CHAP.
+//! Rate limit of CHAP attempts, against guesses of secrets.
 //!
-//! Failures are counted for what is guessed at, an [`Account`]: an entry of a target's access list. So neither a
-//! success with another account, nor a change of address, nor many addresses make guessing any faster. The attempts
-//! on an account take turns, and each waits the longer the more have failed before it: guessing side by side tests
-//! no more secrets than guessing one after the other.
+//! Failures are counted per [`Account`], an entry of a target's access list. So a success with another
+//! account, a change of address, or the use of many addresses does not speed up guesses. Attempts on an
+//! account are serialized, and each waits longer the more have failed before it: concurrent guesses test no
+//! more secrets than sequential ones.
 //!
-//! The address from which an account was last proved has a separate lane. So guesses from elsewhere cannot keep a
-//! host out that comes back from where it was.
+//! The address of the last success on an account has a separate lane, so that guesses from other addresses
+//! cannot delay a host that reconnects from its known address.
 //!
-//! **Bounds.** Accounts are entries of access lists, which administrators make: names that an initiator invents share
-//! one account. An account without failures is forgotten when there are [`MANY`].
+//! **Bounds.** Accounts are entries of access lists, which administrators create: unknown initiator names
+//! share one account. From [`MANY`] accounts on, those without failures are dropped.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -23,26 +23,26 @@ use tokio::time::Instant;
 
 use crate::targets::IqnName;
 
-/// What each failure adds to the time that the next answer takes, and the most that it takes.
+/// Delay of the next answer for each failure, and its maximum.
 const DELAY: Duration = Duration::from_millis(500);
 const MAX_DELAY: Duration = Duration::from_secs(8);
-/// After this time without a failure, counting starts from zero.
+/// After this time without a failure, the count starts again from zero.
 const FORGET: Duration = Duration::from_secs(300);
-/// Attempts that wait for their turn in one lane; more are refused.
+/// Most attempts that wait in one lane; more are refused.
 const MAX_WAITING: usize = 8;
-/// Accounts from which on those without recent failures are forgotten.
+/// Number of accounts at which those without recent failures are dropped.
 const MANY: usize = 4096;
 
-/// What an attempt guesses at.
+/// The account that an attempt tries.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Account {
     /// The target; `None` for discovery.
     pub target: Option<IqnName>,
-    /// The initiator; `None` for one without an entry, which an open target admits.
+    /// The initiator; `None` for one without an entry, which only an open target admits.
     pub initiator: Option<IqnName>,
 }
 
-/// Failed attempts, and who waits for a turn.
+/// Failed attempts, and the number of waiting ones.
 #[derive(Debug, Default)]
 struct Lane {
     failures: Arc<tokio::sync::Mutex<Failures>>,
@@ -63,7 +63,7 @@ impl Failures {
 
 #[derive(Debug, Default)]
 struct Record {
-    /// Where the account was last proved from.
+    /// The address of the last success.
     known: Mutex<Option<IpAddr>>,
     from_known: Lane,
     from_elsewhere: Lane,
@@ -86,11 +86,11 @@ pub(super) struct Attempts {
     records: Mutex<HashMap<Account, Arc<Record>>>,
 }
 
-/// Too many attempts on the account wait already.
+/// Too many attempts on the account are waiting.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Busy;
 
-/// The right to try one secret. Others wait until it is dropped.
+/// The right to try one secret. Other attempts in the lane wait until it is dropped.
 #[must_use]
 pub(super) struct Turn {
     record: Arc<Record>,
@@ -99,13 +99,13 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// The secret was wrong.
+    /// Records that the secret was wrong.
     pub fn failed(mut self) {
         self.failures.count = self.failures.count().saturating_add(1);
         self.failures.last = Some(Instant::now());
     }
 
-    /// The secret was right.
+    /// Records that the secret was right.
     pub fn succeeded(mut self) {
         *self.failures = Failures::default();
         *self.record.known.lock() = Some(self.address);
@@ -113,12 +113,12 @@ impl Turn {
 }
 
 impl Attempts {
-    /// Waits until an attempt on `account` from `address` may be checked.
+    /// Waits until an attempt on `account` from `address` can be checked.
     ///
     /// # Errors
-    /// [`Busy`] where [`MAX_WAITING`] others wait.
+    /// [`Busy`] if [`MAX_WAITING`] attempts are waiting.
     pub async fn turn(&self, account: &Account, address: IpAddr) -> Result<Turn, Busy> {
-        /// Counts who waits, also where the attempt is given up meanwhile.
+        /// Counts a waiting attempt, until it ends or is cancelled.
         struct Waiting<'a>(&'a AtomicUsize);
         impl Drop for Waiting<'_> {
             fn drop(&mut self) {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn guessing_gets_slower_from_every_address() {
+    async fn each_failure_delays_the_next_attempt_from_every_address() {
         let (attempts, victim) = (Attempts::default(), account("iqn.2026-11.example:a"));
         for n in 0..20 {
             let took = fail(&attempts, &victim, address(n)).await;
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_success_with_another_account_changes_nothing() {
+    async fn a_success_with_another_account_does_not_reset_the_delay() {
         let (attempts, victim, own) =
             (Attempts::default(), account("iqn.2026-11.example:a"), account("iqn.2026-11.example:b"));
         for _ in 0..4 {
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn guesses_side_by_side_take_turns() {
+    async fn concurrent_attempts_are_serialized() {
         let (attempts, victim) = (Arc::new(Attempts::default()), account("iqn.2026-11.example:a"));
         let begin = Instant::now();
         let tries = (0..MAX_WAITING as u8).map(|n| {
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_is_bounded_and_counted_out() {
+    async fn waiting_attempts_are_bounded_and_cancelled_ones_not_counted() {
         let (attempts, victim) = (Attempts::default(), account("iqn.2026-11.example:a"));
         let held = attempts.turn(&victim, address(1)).await.ok().unwrap();
         let mut waiting: Vec<_> =
@@ -212,7 +212,7 @@ mod tests {
         for one in &mut waiting {
             tokio::select! {
                 biased;
-                _ = one => panic!("the turn is taken"),
+                _ = one => panic!("another attempt holds the turn"),
                 () = std::future::ready(()) => {}
             }
         }
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_host_that_comes_back_is_not_held_up_by_guesses_from_elsewhere() {
+    async fn guesses_from_other_addresses_do_not_delay_a_known_host() {
         let (attempts, host) = (Attempts::default(), account("iqn.2026-11.example:a"));
         attempts.turn(&host, address(1)).await.ok().unwrap().succeeded();
         for _ in 0..10 {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn many_accounts_do_not_push_out_one_that_is_being_guessed() {
+    async fn an_account_with_failures_is_not_dropped() {
         let (attempts, victim) = (Attempts::default(), account("iqn.2026-11.example:a"));
         fail(&attempts, &victim, address(1)).await;
         for n in 0..2 * MANY {

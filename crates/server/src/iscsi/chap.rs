@@ -1,4 +1,4 @@
-//! CHAP (RFC 1994, RFC 7143 section 12.1.3): who an initiator is, and who the target is.
+//! CHAP (RFC 1994, RFC 7143 section 12.1.3): authentication of an initiator, and of the target.
 
 use md5::{Digest, Md5};
 use serde::Deserialize;
@@ -7,12 +7,13 @@ use sha2::Sha256;
 use sha3::Sha3_256;
 use subtle::ConstantTimeEq;
 
-/// Bytes of a challenge: as many as the longest response has.
+/// Bytes of a challenge: the length of the longest response.
 const CHALLENGE: usize = 32;
-/// Longest challenge that an initiator may send.
+/// Longest challenge of an initiator that is accepted.
 pub(super) const MAX_CHALLENGE: usize = 1024;
 
-/// A hash function, by its number (IANA, "PPP Authentication Algorithms"). The stronger one is the greater.
+/// A hash function, by its number (IANA, "PPP Authentication Algorithms"). A stronger function compares
+/// greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Algorithm {
@@ -28,11 +29,11 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All of them.
+    /// All functions.
     pub const ALL: [Algorithm; 4] = [Algorithm::Md5, Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha3_256];
 
-    /// The strongest of the `allowed` ones that an initiator's list names. The order of the list is not followed: an
-    /// initiator that knows a stronger one can use it.
+    /// The strongest of the `allowed` functions in an initiator's list. The order of the list is ignored: an
+    /// initiator that supports a stronger function can use it.
     pub(super) fn choose(list: &str, allowed: &[Algorithm]) -> Option<Algorithm> {
         let named = |algorithm: &Algorithm| list.split(',').any(|n| n == (*algorithm as u8).to_string());
         allowed.iter().copied().filter(named).max()
@@ -61,7 +62,7 @@ pub(super) struct Challenge {
 }
 
 impl Challenge {
-    /// A new one; an error where the system has no randomness.
+    /// A new challenge; an error if the system provides no random bytes.
     pub fn new(algorithm: Algorithm) -> Result<Challenge, getrandom::Error> {
         let mut random = [0; CHALLENGE + 1];
         getrandom::fill(&mut random)?;
@@ -70,7 +71,8 @@ impl Challenge {
         Ok(Challenge { algorithm, id: random[0], bytes })
     }
 
-    /// Whether a response shows that its sender knows the secret. Takes as long for a wrong one as for the right one.
+    /// Whether a response proves knowledge of the secret. Takes as long for a wrong response as for the right
+    /// one.
     pub fn is_met(&self, response: &[u8], secret: &[u8]) -> bool {
         self.algorithm.response(self.id, secret, &self.bytes).ct_eq(response).into()
     }
@@ -81,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_strongest_algorithm_that_is_allowed_is_taken() {
+    fn the_strongest_allowed_algorithm_is_chosen() {
         let all = &Algorithm::ALL;
         assert_eq!(Algorithm::choose("5,6,9,7", all), Some(Algorithm::Sha256));
         assert_eq!(Algorithm::choose("5,8,7", all), Some(Algorithm::Sha3_256));
@@ -92,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_is_met_by_the_secret_alone() {
+    fn only_the_right_secret_gives_the_right_response() {
         for algorithm in [Algorithm::Md5, Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha3_256] {
             let challenge = Challenge::new(algorithm).unwrap();
             let right = algorithm.response(challenge.id, b"twelve bytes", &challenge.bytes);

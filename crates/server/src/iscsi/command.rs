@@ -1,6 +1,7 @@
-//! The commands of a session: what is answered at once, what gathers data, and what runs in a task.
+//! The commands of a session: they are answered at once, or gather data, or run in a task.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use forebay_engine::Fast;
 use forebay_wire::iscsi::reply::{self, Residual};
@@ -8,37 +9,59 @@ use forebay_wire::iscsi::{Command, DataOut};
 use forebay_wire::scsi::{self, Code, Sense, SenseKey, Status, Transfer};
 
 use super::gather::{Gather, OutOfOrder};
-use super::link::{Place, Sent};
-use super::session::Session;
-use super::task::{TASK_COST, Task, moved, work};
-use crate::plane::{Charge, Kind, Output};
-use crate::scsi::{Nexus, Response, Session as _, absent};
+use super::link::{Link, Place, Sent};
+use super::lun_map::LunMap;
+use super::task::{TASK_COST, Task, Tasks, moved, work};
+use crate::plane::{Charge, Kind, Output, Worker};
+use crate::scsi::{Nexus, NexusOwner as _, Response, absent};
 
-/// Most PDUs of one read that is answered at once; their headers fit into the room that the output keeps for them.
+/// Most PDUs of one read that is answered at once; their headers fit into the room that the output reserves
+/// for them.
 const FAST_READ_PDUS: usize = 32;
-/// PROTOCOL SERVICE CRC ERROR, and DATA PHASE ERROR for data that is not in order (11.4.7.2).
-pub(super) const CRC_ERROR: Code = Code(0x47, 0x05);
+/// PROTOCOL SERVICE CRC ERROR, and DATA PHASE ERROR for data out of order (11.4.7.2).
+const CRC_ERROR: Code = Code(0x47, 0x05);
 const DATA_PHASE_ERROR: Code = Code(0x4b, 0x00);
 /// OVERLAPPED COMMANDS ATTEMPTED: the tag is in use.
 const OVERLAPPED: Code = Code(0x4e, 0x00);
 
-pub(super) fn aborted(code: Code) -> Response {
+fn aborted(code: Code) -> Response {
     Response::check(&Sense::new(SenseKey::AbortedCommand, code), false)
 }
 
-/// The initiator is to try it again later.
+/// Requests the initiator to retry later.
 fn busy() -> Response {
     Response { status: Status::Busy, ..Response::good() }
 }
 
-/// Bytes that an initiator is going to send for a command.
+/// Bytes that an initiator will send for a command.
 fn expected_out(command: &Command<'_>) -> u64 {
     if command.write { command.expected.into() } else { 0 }
 }
 
-impl Session {
-    /// Answers a command at once, which gives its place back first, so that the answer says so.
-    pub(super) fn respond(
+/// The memory that a command holds at its start.
+enum Start {
+    /// It runs: its charge.
+    Run(Charge),
+    /// It gathers data, or has all of it: the data and its charge.
+    Gather(Gather, Charge),
+}
+
+/// The commands of a session.
+pub(super) struct Commands {
+    worker: Rc<Worker>,
+    /// `None` for a discovery session.
+    pub luns: Option<Arc<LunMap>>,
+    link: Rc<Link>,
+    pub tasks: Rc<Tasks>,
+}
+
+impl Commands {
+    pub fn new(worker: Rc<Worker>, luns: Option<Arc<LunMap>>, link: Rc<Link>) -> Commands {
+        Commands { worker, luns, tasks: Tasks::new(link.clone()), link }
+    }
+
+    /// Answers a command at once. It first gives its place back, so that the answer announces it.
+    fn respond(
         &self,
         command: &Command<'_>,
         place: Place,
@@ -51,15 +74,16 @@ impl Session {
         self.link.respond(command.tag, command.expected, moved, response, |h, d| self.link.put(h, d, output));
     }
 
-    pub(super) fn command(&mut self, command: &Command<'_>, place: Place, output: &mut Output) {
+    /// Serves a command.
+    pub fn command(&self, command: &Command<'_>, place: Place, output: &mut Output) {
         if self.worker.closing() {
             return self.respond(command, place, 0, &busy(), output);
         }
-        let Some(view) = &self.view else {
+        let Some(luns) = &self.luns else {
             return self.respond(command, place, 0, &absent(&command.cdb, &[]), output);
         };
-        let Some(nexus) = command.lun.number().and_then(|lun| view.unit(lun)) else {
-            let response = absent(&command.cdb, &view.luns());
+        let Some(nexus) = command.lun.number().and_then(|lun| luns.unit(lun)) else {
+            let response = absent(&command.cdb, &luns.luns());
             return self.respond(command, place, response.data_in.len() as u64, &response, output);
         };
         let admitted = match nexus.admit(&command.cdb) {
@@ -82,53 +106,53 @@ impl Session {
             }
             _ => {}
         }
-        let Some((mut gather, mut charge)) = self.begin(command, request) else {
-            // There is no memory for it. The commands behind it, and data of others, must not wait for some.
+        let Some(start) = self.charge(command, request) else {
+            // Out of memory. Later commands, and data of other commands, must not wait behind this one.
             return self.respond(command, place, 0, &busy(), output);
         };
-        let data =
-            gather.take_if(|gather| gather.is_whole()).map_or_else(Vec::new, |gather| gather.into_data().0);
-        if let Some(gather) = &mut gather {
-            charge.take().into_iter().for_each(|charge| gather.charge(charge));
-        }
+        let (gather, runs) = match start {
+            Start::Run(charge) => (None, Some((Vec::new(), charge))),
+            Start::Gather(gather, charge) if gather.is_whole() => {
+                (None, Some((gather.into_data().0, charge)))
+            }
+            Start::Gather(mut gather, charge) => {
+                gather.charge(charge);
+                (Some(gather), None)
+            }
+        };
         let task = Task::new(command.tag, command.lun, command.expected, nexus, admitted, gather, place);
         if !self.tasks.add(&task) {
             return self.end(&task, &aborted(OVERLAPPED), output);
         }
-        match charge {
-            Some(charge) => self.tasks.run(task, data, charge),
+        match runs {
+            Some((data, charge)) => self.tasks.run(task, data, charge),
             None => self.solicit_more(output),
         }
     }
 
-    /// Takes the memory that a command needs at first: to run, or, where it takes data, for what comes unasked. `None`
-    /// where there is none.
-    #[allow(clippy::type_complexity)]
-    fn begin(
-        &self,
-        command: &Command<'_>,
-        request: &scsi::Request,
-    ) -> Option<(Option<Gather>, Option<Charge>)> {
+    /// Charges the memory that a command needs at first: to run, or, if it takes data, for immediate and
+    /// unsolicited data. `None` if that is not available.
+    fn charge(&self, command: &Command<'_>, request: &scsi::Request) -> Option<Start> {
         let account = self.link.backlog.account();
         let Transfer::Out(len) = request.transfer() else {
-            return Some((None, Some(account.force(TASK_COST, Kind::Work))));
+            return Some(Start::Run(account.force(TASK_COST, Kind::Work)));
         };
-        let (wanted, immediate, unsolicited) = self.gathered(command, len);
+        let (wanted, immediate, unsolicited) = self.data_of(command, len);
         let first = Gather::first_bytes(wanted, immediate.len(), unsolicited);
         let runs_now = immediate.len() >= wanted && unsolicited.is_none();
         let work = if runs_now { work(request) } else { 0 };
         let charge = account.try_take(TASK_COST + first + work, Kind::Input)?;
-        Some((Some(Gather::new(wanted, immediate, unsolicited)), Some(charge)))
+        Some(Start::Gather(Gather::new(wanted, immediate, unsolicited), charge))
     }
 
     /// Ends a task that does not run.
-    pub(super) fn end(&self, task: &Rc<Task>, response: &Response, output: &mut Output) {
+    fn end(&self, task: &Rc<Task>, response: &Response, output: &mut Output) {
         self.tasks.end(task, Some((response, Sent::default())), |h, d| self.link.put(h, d, output));
     }
 
-    /// How the data of a command comes that takes `len` bytes: how many of them, those that are here, and how many may
-    /// follow unsolicited, those included.
-    fn gathered<'a>(&self, command: &Command<'a>, len: u64) -> (usize, &'a [u8], Option<usize>) {
+    /// The data of a command that takes `len` bytes: the number of bytes to gather, the immediate data, and
+    /// the number of bytes that the initiator can send unsolicited, including the immediate data.
+    fn data_of<'a>(&self, command: &Command<'a>, len: u64) -> (usize, &'a [u8], Option<usize>) {
         let p = &self.link.parameters;
         let expected = expected_out(command) as usize;
         let wanted = usize::try_from(len).unwrap_or(usize::MAX).min(expected);
@@ -137,13 +161,14 @@ impl Session {
         (wanted, immediate, unsolicited)
     }
 
-    /// Asks for the data of a command, as far as there is room for it and the initiator takes R2Ts.
+    /// Requests data of a command, as far as the number of outstanding R2Ts allows, if there is memory for
+    /// it.
     fn solicit(&self, task: &Rc<Task>, output: &mut Output) {
         let p = &self.link.parameters;
         let mut gather = task.gather.borrow_mut();
         let Some(gather) = gather.as_mut() else { return };
         loop {
-            let tag = self.transfer_tag();
+            let tag = self.link.transfer_tag();
             let Some(s) = gather.solicit(tag, p.max_burst, p.max_outstanding_r2t) else { return };
             let numbers = self.link.numbers();
             let header = reply::r2t(task.lun, task.tag, tag, &numbers, s.r2t_sn, s.offset, s.len);
@@ -151,15 +176,16 @@ impl Session {
         }
     }
 
-    /// Asks for the data of commands that wait for room, where there is some.
-    pub(super) fn solicit_more(&self, output: &mut Output) {
-        while let Some(task) = self.tasks.next_to_ask() {
+    /// Requests the data of waiting commands for which memory has become available.
+    pub fn solicit_more(&self, output: &mut Output) {
+        while let Some(task) = self.tasks.next_to_solicit() {
             self.solicit(&task, output);
         }
     }
 
-    pub(super) fn data_out(&mut self, pdu: &DataOut<'_>, output: &mut Output) {
-        // Data of a command that has been answered is left where it is.
+    /// Receives data of a command.
+    pub fn data_out(&self, pdu: &DataOut<'_>, output: &mut Output) {
+        // Data of a command that was already answered is ignored.
         let Some(task) = self.tasks.get(pdu.tag) else { return };
         let taken =
             task.gather.borrow_mut().as_mut().map(|gather| gather.take(pdu).map(|()| gather.is_whole()));
@@ -180,7 +206,19 @@ impl Session {
         }
     }
 
-    /// Reads straight into the output, if that needs no waiting. False if it does.
+    /// Fails the command whose data had a wrong digest.
+    pub fn damaged_data(&self, tag: u32, output: &mut Output) {
+        if let Some(task) = self.tasks.get(tag).filter(|t| self.tasks.stop_gathering(t).is_some()) {
+            self.end(&task, &aborted(CRC_ERROR), output);
+        }
+    }
+
+    /// Fails a command whose immediate data had a wrong digest.
+    pub fn damaged_command(&self, command: &Command<'_>, place: Place, output: &mut Output) {
+        self.respond(command, place, 0, &aborted(CRC_ERROR), output);
+    }
+
+    /// Reads directly into the output if no wait is needed; false otherwise.
     fn read_now(
         &self,
         command: &Command<'_>,
@@ -225,7 +263,7 @@ impl Session {
         true
     }
 
-    /// Writes data that came with its command straight from where it lies, if that needs no waiting. False if it does.
+    /// Writes the immediate data of a command directly from the input if no wait is needed; false otherwise.
     fn write_now(&self, command: &Command<'_>, nexus: &Nexus, offset: u64, len: u32) -> bool {
         let is_whole = command.data.len() == len as usize
             && expected_out(command) >= u64::from(len)

@@ -1,15 +1,16 @@
-//! SendTargets (RFC 7143, appendix C): which targets an initiator may come to, and where.
+//! SendTargets (RFC 7143, appendix C): the targets that an initiator can use, and their addresses.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use forebay_wire::iscsi::text;
 
-use super::connection::{Context, portals};
-use super::login::PORTAL_GROUP;
+use super::context::{Context, PORTAL_GROUP};
+use crate::plane::ListenAddr;
 use crate::targets::{IqnName, Target};
 
-/// The answer to `SendTargets=wanted`. `current` is the target of the session, if it has one: only that is told of
-/// then. Targets that the initiator may not come to are not named.
+/// Appends the answer to `SendTargets=wanted`. `current` is the target of the session; `None` for a discovery
+/// session. With a target, an empty value and `All` select only this one. Targets that do not admit the
+/// initiator are omitted.
 pub(super) fn send_targets(
     context: &Context,
     initiator: &IqnName,
@@ -31,4 +32,27 @@ pub(super) fn send_targets(
             text::push(out, "TargetAddress", &format!("{portal},{PORTAL_GROUP}"));
         }
     }
+}
+
+/// The addresses that an initiator connected to `local` discovers: the listening addresses, with `local` in
+/// place of an unspecified address of its family.
+fn portals(context: &Context, local: SocketAddr) -> Vec<SocketAddr> {
+    let mut portals = Vec::new();
+    for listen in context.portals.get().into_iter().flatten() {
+        let ListenAddr::Tcp(address) = listen else { continue };
+        let Ok(address) = address.parse::<SocketAddr>() else { continue };
+        let portal = match address.ip() {
+            ip if !ip.is_unspecified() => address,
+            IpAddr::V4(_) if local.is_ipv4() => SocketAddr::new(local.ip(), address.port()),
+            IpAddr::V6(_) if local.is_ipv6() => SocketAddr::new(local.ip(), address.port()),
+            _ => continue,
+        };
+        if !portals.contains(&portal) {
+            portals.push(portal);
+        }
+    }
+    if portals.is_empty() {
+        portals.push(local);
+    }
+    portals
 }

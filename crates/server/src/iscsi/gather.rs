@@ -1,8 +1,8 @@
-//! The data of a command on its way here: immediate, unsolicited, or asked for with R2Ts.
+//! Receiving the data of a command: immediate, unsolicited, or solicited with R2Ts.
 //!
-//! A session asks for the data of so many commands as it has room for all of it ([`Tasks`](super::task::Tasks)).
-//! It comes in order (DataPDUInOrder and DataSequenceInOrder are always Yes), so a gathering is a vector that grows;
-//! what comes out of order is an error of the initiator's.
+//! A session solicits the data of a command only when it has memory for all of it (`task::Tasks`). The data
+//! arrives in order (DataPDUInOrder and DataSequenceInOrder are always Yes), so it is appended to a vector;
+//! data out of order is an error of the initiator.
 
 use std::collections::VecDeque;
 
@@ -10,23 +10,22 @@ use forebay_wire::iscsi::{DataOut, NO_TAG};
 
 use crate::plane::Charge;
 
-/// Data that is being gathered.
+/// Data that is being received.
 pub(super) struct Gather {
     data: Vec<u8>,
-    /// With what it is charged, once it is.
     charge: Option<Charge>,
-    /// Bytes that the command takes.
+    /// Bytes that the command uses.
     wanted: usize,
-    /// There is room for it.
+    /// Memory for all of it was reserved.
     begun: bool,
-    /// Bytes that have come, those that it does not take included.
+    /// Bytes that were received, including any beyond `wanted`.
     received: usize,
-    /// Unsolicited data that may still come; its next number.
+    /// Unsolicited data that can still arrive: the number of bytes, and the next DataSN.
     unsolicited: Option<(usize, u32)>,
-    /// Asked for and not come.
+    /// Solicited data that has not arrived yet.
     sequences: VecDeque<Sequence>,
-    /// Bytes that have come or were asked for.
-    asked: usize,
+    /// Bytes that were received or solicited.
+    solicited: usize,
     next_r2t_sn: u32,
 }
 
@@ -43,12 +42,13 @@ pub(super) struct Solicit {
     pub len: u32,
 }
 
-/// Data that is not what it has to be.
+/// Data that is out of order or exceeds its sequence.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct OutOfOrder;
 
 impl Gather {
-    /// Begins with the immediate data. `unsolicited`: so many bytes may follow by themselves, that included.
+    /// Starts with the immediate data. The initiator can send up to `unsolicited` bytes without an R2T,
+    /// including the immediate data.
     pub fn new(wanted: usize, immediate: &[u8], unsolicited: Option<usize>) -> Gather {
         let mut data = Vec::with_capacity(Gather::first_bytes(wanted, immediate.len(), unsolicited));
         data.extend_from_slice(&immediate[..immediate.len().min(wanted)]);
@@ -60,17 +60,17 @@ impl Gather {
             received: immediate.len(),
             unsolicited: unsolicited.map(|most| (most.saturating_sub(immediate.len()), 0)),
             sequences: VecDeque::new(),
-            asked: immediate.len(),
+            solicited: immediate.len(),
             next_r2t_sn: 0,
         }
     }
 
-    /// Bytes of memory that [`Gather::new`] takes.
+    /// Bytes of memory that [`Gather::new`] allocates.
     pub fn first_bytes(wanted: usize, immediate: usize, unsolicited: Option<usize>) -> usize {
         wanted.min(immediate.max(unsolicited.unwrap_or(0)))
     }
 
-    /// Adds to what it is charged with.
+    /// Adds a charge for its memory.
     pub fn charge(&mut self, more: Charge) {
         match &mut self.charge {
             Some(charge) => charge.join(more),
@@ -78,43 +78,44 @@ impl Gather {
         }
     }
 
-    /// Bytes of memory that it takes to begin, beside those that it has.
+    /// Bytes of memory that [`Gather::begin`] allocates.
     pub fn missing(&self) -> usize {
         self.wanted.saturating_sub(self.data.capacity())
     }
 
-    /// Whether unsolicited data is to come.
+    /// Whether unsolicited data is outstanding.
     pub fn awaits_unsolicited(&self) -> bool {
         self.unsolicited.is_some()
     }
 
-    /// Whether all has come.
+    /// Whether all data was received.
     pub fn is_whole(&self) -> bool {
         self.data.len() == self.wanted && self.unsolicited.is_none() && self.sequences.is_empty()
     }
 
-    /// The data, and what it is charged with.
+    /// The data and its charge.
     pub fn into_data(self) -> (Vec<u8>, Option<Charge>) {
         (self.data, self.charge)
     }
 
-    /// Bytes that the command takes.
+    /// Bytes that the command uses.
     pub fn wanted(&self) -> usize {
         self.wanted
     }
 
-    /// From now on there is room for all of it.
+    /// Reserves memory for all of the data, so that it can be solicited.
     pub fn begin(&mut self) {
         self.begun = true;
         self.data.reserve_exact(self.wanted - self.data.len());
     }
 
-    /// Whether there is.
+    /// Whether that memory was reserved.
     pub fn has_begun(&self) -> bool {
         self.begun
     }
 
-    /// What to ask for next, under `transfer_tag`, where no more than `max_outstanding` R2Ts are.
+    /// The next R2T to send, with this `transfer_tag`; `None` if nothing can be solicited, or if
+    /// `max_outstanding` R2Ts are outstanding.
     pub fn solicit(
         &mut self,
         transfer_tag: u32,
@@ -122,18 +123,18 @@ impl Gather {
         max_outstanding: usize,
     ) -> Option<Solicit> {
         let waits = !self.begun || self.unsolicited.is_some();
-        if waits || self.asked >= self.wanted || self.sequences.len() >= max_outstanding {
+        if waits || self.solicited >= self.wanted || self.sequences.len() >= max_outstanding {
             return None;
         }
-        let len = (self.wanted - self.asked).min(max_burst);
-        let solicit = Solicit { r2t_sn: self.next_r2t_sn, offset: self.asked as u32, len: len as u32 };
+        let len = (self.wanted - self.solicited).min(max_burst);
+        let solicit = Solicit { r2t_sn: self.next_r2t_sn, offset: self.solicited as u32, len: len as u32 };
         self.sequences.push_back(Sequence { transfer_tag, left: len, next_sn: 0 });
-        self.asked += len;
+        self.solicited += len;
         self.next_r2t_sn += 1;
         Some(solicit)
     }
 
-    /// Takes data.
+    /// Receives a Data-Out PDU.
     pub fn take(&mut self, pdu: &DataOut<'_>) -> Result<(), OutOfOrder> {
         let len = pdu.data.len();
         let (left, next_sn) = match (&mut self.unsolicited, self.sequences.front_mut()) {
@@ -153,7 +154,7 @@ impl Gather {
         if pdu.is_final {
             if pdu.transfer_tag == NO_TAG {
                 self.unsolicited = None;
-                self.asked = self.received;
+                self.solicited = self.received;
             } else if solicited_rest {
                 return Err(OutOfOrder);
             } else {
@@ -173,10 +174,10 @@ mod tests {
     }
 
     #[test]
-    fn data_comes_by_all_three_ways() {
+    fn immediate_unsolicited_and_solicited_data_is_joined() {
         let mut g = Gather::new(10, &[1, 2], Some(5));
         g.begin();
-        assert!(g.solicit(7, 3, 1).is_none(), "unsolicited data comes first");
+        assert!(g.solicit(7, 3, 1).is_none(), "no R2T while unsolicited data is outstanding");
         g.take(&pdu(NO_TAG, 0, 2, false, &[3])).unwrap();
         g.take(&pdu(NO_TAG, 1, 3, true, &[4])).unwrap();
         assert_eq!(g.wanted(), 10);
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_command_does_not_take_is_dropped() {
+    fn data_beyond_the_command_length_is_dropped() {
         let mut g = Gather::new(2, &[1], Some(4));
         g.take(&pdu(NO_TAG, 0, 1, true, &[2, 3, 4])).unwrap();
         assert!(g.is_whole());
@@ -202,10 +203,10 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_out_of_order_is_refused() {
+    fn data_out_of_order_is_refused() {
         let begun = || {
             let mut g = Gather::new(8, &[], None);
-            assert!(g.solicit(6, 8, 1).is_none(), "there is no room yet");
+            assert!(g.solicit(6, 8, 1).is_none(), "no R2T before memory is reserved");
             g.begin();
             g.solicit(7, 8, 1).unwrap();
             g

@@ -1,36 +1,38 @@
-//! What the tasks of a session share with it: its numbers, and the way to the initiator.
+//! The outgoing side of a session, shared with its tasks: numbers, the command window, and PDUs to the
+//! initiator.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use forebay_wire::iscsi::reply::{self, Numbers, Residual};
-use forebay_wire::iscsi::{BHS, Parameters};
+use forebay_wire::iscsi::{BHS, NO_TAG, Parameters};
 use forebay_wire::scsi::Status;
 
-use super::connection::WINDOW;
+use super::limits::WINDOW;
 use crate::plane::{Backlog, Output};
 use crate::scsi::Response;
 
-/// The way to one initiator.
+/// The outgoing side of a session.
 ///
-/// A PDU is numbered when it is built, and built PDUs are sent in order: those of the backlog first, which no task
-/// adds to while the session serves, then those of the output.
+/// A PDU is numbered when it is built, and PDUs are sent in the order in which they were built: first those
+/// of the backlog, to which no task adds while the session serves input, then those of the output.
 pub(super) struct Link {
     pub backlog: Rc<Backlog>,
     pub parameters: Parameters,
     stat_sn: Cell<u32>,
     exp_cmd_sn: Cell<u32>,
-    /// Commands under way that take a place of the window.
+    /// Commands under way that occupy a place in the window.
     under_way: Cell<u32>,
+    next_transfer_tag: Cell<u32>,
 }
 
-/// A place in the command window; given back when dropped.
+/// A place in the command window. Dropping it gives it back.
 pub(super) struct Place(Option<Rc<Link>>);
 
 /// Bytes of a long response that are sent in one turn of its task.
 pub(super) const SENT_AT_ONCE: usize = 256 << 10;
 
-/// What of the data of a response is sent.
+/// The part of a response's data that was sent.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sent {
     bytes: usize,
@@ -53,15 +55,24 @@ impl Link {
             stat_sn: Cell::new(stat_sn),
             exp_cmd_sn: Cell::new(exp_cmd_sn),
             under_way: Cell::new(0),
+            next_transfer_tag: Cell::new(0),
         })
     }
 
-    /// The number of the command that is to come, and how many may come.
+    /// A new target transfer tag.
+    pub fn transfer_tag(&self) -> u32 {
+        let tag = self.next_transfer_tag.get();
+        // NO_TAG is reserved.
+        self.next_transfer_tag.set(if tag == NO_TAG - 1 { 0 } else { tag + 1 });
+        tag
+    }
+
+    /// The number of the next command, and the number of free places in the window.
     pub fn window(&self) -> (u32, u32) {
         (self.exp_cmd_sn.get(), WINDOW - self.under_way.get())
     }
 
-    /// Takes a numbered command, or with `immediate` one without number.
+    /// Accepts a numbered command, or with `immediate` one that does not use a number.
     pub fn take(self: &Rc<Self>, immediate: bool) -> Place {
         if immediate {
             return Place(None);
@@ -93,7 +104,7 @@ impl Link {
         self.backlog.push(self.sealed(header, data));
     }
 
-    /// Sends a PDU from a task that charges it itself.
+    /// Sends a PDU from a task that charges its memory itself.
     pub fn push_charged(&self, header: &[u8; BHS], data: &[u8]) {
         self.backlog.push_charged(self.sealed(header, data), None);
     }
@@ -104,7 +115,7 @@ impl Link {
         bytes
     }
 
-    /// Sends a PDU while the session serves.
+    /// Sends a PDU while the session serves input.
     pub fn put(&self, header: &[u8; BHS], data: &[u8], output: &mut Output) {
         let digests = self.parameters.digests;
         let len = digests.pdu_len(data.len());
@@ -112,8 +123,8 @@ impl Link {
         output.keep(len);
     }
 
-    /// Sends the first data of a long response from a task, [`SENT_AT_ONCE`] bytes of it; false where the rest is for
-    /// [`Link::respond`].
+    /// Sends the next [`SENT_AT_ONCE`] bytes of a long response from a task. False if no more than that is
+    /// left, which [`Link::respond`] sends.
     pub fn push_some(&self, tag: u32, expected: u32, response: &Response, sent: &mut Sent) -> bool {
         let data = &response.data_in[..response.data_in.len().min(expected as usize)];
         let until = sent.bytes + SENT_AT_ONCE;
@@ -135,8 +146,9 @@ impl Link {
         true
     }
 
-    /// Answers a command that was to transfer `expected` bytes: its data first, cut to what the initiator expects, but
-    /// for what was sent. `moved` is how many bytes it would have transferred.
+    /// Answers a command for which the initiator expects `expected` bytes: sends the data that was not sent
+    /// yet, cut to that length, then the status. `moved` is the number of bytes that the command transfers
+    /// without that limit.
     pub fn respond(
         &self,
         tag: u32,
@@ -176,7 +188,7 @@ impl Link {
             let numbers = self.status_numbers();
             let mut sense = Vec::new();
             if !response.sense.is_empty() {
-                // 11.4.7: its length goes before it.
+                // A length field precedes the sense data (11.4.7).
                 sense.extend_from_slice(&(response.sense.len() as u16).to_be_bytes());
                 sense.extend_from_slice(&response.sense);
             }

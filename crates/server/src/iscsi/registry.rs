@@ -1,4 +1,4 @@
-//! The sessions of all threads: there is one for each initiator port and target, and not more than were allowed.
+//! The sessions of all threads: at most one for each initiator port and target, within the configured limits.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use tokio::sync::watch;
 use crate::config::SessionLimits;
 use crate::targets::IqnName;
 
-/// How long a session that is to make room for its successor may take to end.
+/// Time limit for the end of a session that a new one replaces.
 const HANDOVER: Duration = Duration::from_secs(10);
 
-/// What identifies a session: an I_T nexus (RFC 7143, 4.4.1). Sessions of discovery have none.
+/// The identity of a session: an I_T nexus (RFC 7143, 4.4.1). Discovery sessions have none.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub initiator: IqnName,
@@ -25,7 +25,7 @@ pub(super) struct Key {
 struct Live {
     tsih: u16,
     end: watch::Sender<bool>,
-    /// Closed when the session is gone.
+    /// Closed when the session has ended.
     gone: watch::Receiver<()>,
 }
 
@@ -41,13 +41,13 @@ pub(super) struct Registry {
     limits: SessionLimits,
 }
 
-/// A session that is there until this is dropped.
+/// A registered session. Dropping it ends the registration.
 pub(super) struct Registered {
     registry: Arc<Registry>,
     key: Key,
     /// Target session identifying handle.
     pub tsih: u16,
-    /// Becomes true when another takes its place.
+    /// Becomes true when a new session is to replace this one.
     pub end: watch::Receiver<bool>,
     _gone: watch::Sender<()>,
 }
@@ -57,12 +57,16 @@ impl Registry {
         Arc::new(Registry { inner: Mutex::default(), limits })
     }
 
-    /// Whether a session with this handle is there.
+    /// Whether a session with this handle exists.
     pub fn has(&self, tsih: u16) -> bool {
         self.inner.lock().sessions.values().any(|live| live.tsih == tsih)
     }
 
-    /// Begins a session. One with the same key ends first: its initiator has lost it (RFC 7143, 6.3.5).
+    /// Begins a session. An existing session with the same key ends first (session reinstatement, RFC 7143,
+    /// 6.3.5).
+    ///
+    /// # Errors
+    /// `OutOfResources` if a limit is reached, or the existing session does not end in time.
     pub async fn begin(self: &Arc<Self>, key: Key) -> Result<Registered, LoginStatus> {
         let handover = async {
             loop {
@@ -70,14 +74,14 @@ impl Registry {
                     Ok(registered) => return Ok(registered),
                     Err(gone) => gone,
                 };
-                // Nothing is ever sent: it ends when the session does.
+                // No value is ever sent: this returns when the session ends.
                 let _ = gone.changed().await;
             }
         };
         tokio::time::timeout(HANDOVER, handover).await.unwrap_or(Err(LoginStatus::OutOfResources))
     }
 
-    /// A place for the session; or, where another has it, what tells of its end.
+    /// Registers a session; or, if one with the same key exists, ends that and returns the signal of its end.
     #[allow(clippy::type_complexity)]
     fn enter(self: &Arc<Self>, key: &Key) -> Result<Result<Registered, watch::Receiver<()>>, LoginStatus> {
         let mut inner = self.inner.lock();
@@ -122,7 +126,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_session_makes_room_for_its_successor() {
+    async fn a_new_session_replaces_one_with_the_same_key() {
         let registry = Registry::new(SessionLimits { all: 9, per_initiator: 9 });
         let mut first = registry.begin(key("iqn.2026-01.org.example:a", 1)).await.unwrap();
         let ended = tokio::spawn(async move {
@@ -137,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn there_are_limits() {
+    async fn sessions_are_limited_in_all_and_per_initiator() {
         let registry = Registry::new(SessionLimits { all: 3, per_initiator: 2 });
         let a = "iqn.2026-01.org.example:a";
         let _one = registry.begin(key(a, 1)).await.unwrap();

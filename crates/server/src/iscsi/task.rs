@@ -1,8 +1,8 @@
-//! The commands of a session that are under way, and their management (RFC 7143, 4.2.3.3 and 11.5).
+//! The commands of a session that are under way, and how they are aborted (RFC 7143, 4.2.3.3 and 11.5).
 //!
-//! A task gathers its data, which is asked for once the session has room for all of it; then it runs. One that is
-//! aborted while it gathers is gone at once. One that runs cannot be stopped: it is finished, nobody is told, and
-//! whoever had it aborted is answered after it. So nothing of an aborted task happens after the answer.
+//! A task gathers its data, which is solicited once the session has memory for all of it; then it runs. An
+//! abort ends a task that gathers at once. A running task cannot be stopped: it finishes without a response,
+//! and the request to abort it is answered afterwards. So an aborted task has no effect after that answer.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -19,13 +19,13 @@ use super::link::{Link, Place, SENT_AT_ONCE, Sent};
 use crate::plane::{Charge, Claim, Kind, MAX_UNSENT, spawn_request};
 use crate::scsi::{Admitted, Nexus, Response, Underway};
 
-/// What a command is charged when it is taken, beside its data and its task.
+/// Memory that a command is charged when it is accepted, in addition to its data and its work.
 pub(super) const TASK_COST: usize = 1 << 10;
-/// The most that a command works with at once, beside what it transfers.
+/// Most memory that a command uses to run, in addition to the data that it transfers.
 const MAX_WORK: usize = 1 << 20;
-/// The most that data takes which is no read's.
+/// Most bytes of response data, except for reads.
 const MAX_PARAMETERS: u64 = 256 << 10;
-/// Bytes that the commands of a session take whose data is asked for, unless it is one alone.
+/// Most bytes of data that a session solicits at once, except for a single longer command.
 const MAX_GATHERED: usize = 16 << 20;
 
 /// A command under way.
@@ -36,14 +36,15 @@ pub(super) struct Task {
     pub expected: u32,
     pub nexus: Arc<Nexus>,
     pub request: scsi::Request,
-    /// Its data, until it is whole.
+    /// Its data, until all of it was received.
     pub gather: RefCell<Option<Gather>>,
     aborted: Cell<bool>,
     /// Signalled when it is aborted.
     stop: Notify,
-    /// What it gives back when it is over.
+    /// Released when it ends.
     holds: RefCell<Option<(Place, Option<Underway>)>>,
-    over: Cell<bool>,
+    has_ended: Cell<bool>,
+    /// Signalled when it ends.
     ended: Notify,
 }
 
@@ -67,14 +68,14 @@ impl Task {
             aborted: Cell::new(false),
             stop: Notify::new(),
             holds: RefCell::new(Some((place, admitted.underway))),
-            over: Cell::new(false),
+            has_ended: Cell::new(false),
             ended: Notify::new(),
         })
     }
 
-    /// Waits until it is over.
-    async fn over(&self) {
-        while !self.over.get() {
+    /// Waits until it ends.
+    async fn ended(&self) {
+        while !self.has_ended.get() {
             self.ended.notified().await;
         }
     }
@@ -84,11 +85,11 @@ impl Task {
 pub(super) struct Tasks {
     link: Rc<Link>,
     by_tag: RefCell<HashMap<u32, Rc<Task>>>,
-    /// Those that gather and whose data is not asked for yet, in the order in which they came.
+    /// Tasks that gather and whose data is not solicited yet, in order of arrival.
     waiting: RefCell<VecDeque<Rc<Task>>>,
-    /// Bytes that the others take that gather.
-    asked: Cell<usize>,
-    /// What the first of those that wait waits for.
+    /// Total bytes of the tasks whose data is solicited.
+    solicited: Cell<usize>,
+    /// The memory for which the first of the waiting tasks waits.
     claim: RefCell<Option<Claim>>,
 }
 
@@ -98,12 +99,12 @@ impl Tasks {
             link,
             by_tag: RefCell::default(),
             waiting: RefCell::default(),
-            asked: Cell::new(0),
+            solicited: Cell::new(0),
             claim: RefCell::default(),
         })
     }
 
-    /// Adds a task; false where its tag is taken.
+    /// Adds a task; false if its tag is in use.
     pub fn add(&self, task: &Rc<Task>) -> bool {
         let mut by_tag = self.by_tag.borrow_mut();
         if by_tag.contains_key(&task.tag) {
@@ -120,19 +121,19 @@ impl Tasks {
         self.by_tag.borrow().get(&tag).cloned()
     }
 
-    /// How many there are.
+    /// Number of tasks.
     pub fn len(&self) -> usize {
         self.by_tag.borrow().len()
     }
 
-    /// The next task whose data is to be asked for: the one that came first, once there is room for all of it.
-    pub fn next_to_ask(&self) -> Option<Rc<Task>> {
+    /// The next task whose data is to be solicited: the oldest, once there is memory for all of its data.
+    pub fn next_to_solicit(&self) -> Option<Rc<Task>> {
         let mut waiting = self.waiting.borrow_mut();
         let first = waiting.front()?;
         let mut gather = first.gather.borrow_mut();
-        let asked = self.asked.get();
-        let begins = gather.as_mut().filter(|g| asked == 0 || asked + g.wanted() <= MAX_GATHERED)?;
-        // Of all clients' memory, too, with what it takes to run: it must not wait for that once it has its data.
+        let solicited = self.solicited.get();
+        let begins = gather.as_mut().filter(|g| solicited == 0 || solicited + g.wanted() <= MAX_GATHERED)?;
+        // The claim includes the memory to run: the task must not wait for that while it holds its data.
         let missing = begins.missing() + work(&first.request);
         if missing > 0 {
             let (backlog, mut claim) = (&self.link.backlog, self.claim.borrow_mut());
@@ -142,23 +143,23 @@ impl Tasks {
             begins.charge(charge);
         }
         begins.begin();
-        self.asked.set(asked + begins.wanted());
+        self.solicited.set(solicited + begins.wanted());
         drop(gather);
         waiting.pop_front()
     }
 
-    /// Whether the initiator has to send data for which there is memory.
+    /// Whether memory is held for data that the initiator has to send.
     pub fn await_data(&self) -> bool {
         let unsolicited =
             |task: &Rc<Task>| task.gather.borrow().as_ref().is_some_and(Gather::awaits_unsolicited);
-        self.asked.get() > 0 || self.waiting.borrow().iter().any(unsolicited)
+        self.solicited.get() > 0 || self.waiting.borrow().iter().any(unsolicited)
     }
 
-    /// Takes what a task has gathered; `None` where it does not gather.
+    /// Ends the gathering of a task, and returns its data; `None` if it does not gather.
     pub fn stop_gathering(&self, task: &Rc<Task>) -> Option<Gather> {
         let gather = task.gather.take()?;
         if gather.has_begun() {
-            self.asked.set(self.asked.get() - gather.wanted());
+            self.solicited.set(self.solicited.get() - gather.wanted());
         } else {
             let mut waiting = self.waiting.borrow_mut();
             if waiting.front().is_some_and(|first| Rc::ptr_eq(first, task)) {
@@ -169,7 +170,8 @@ impl Tasks {
         Some(gather)
     }
 
-    /// Carries out a command that has its data, in a task of this thread. `charge` is what it holds already.
+    /// Runs a command that has its data, in a task of this thread. `charge` is the memory that it holds
+    /// already.
     pub fn run(self: &Rc<Self>, task: Rc<Task>, data: Vec<u8>, charge: Charge) {
         let ticket = self.link.backlog.enter_charged(charge);
         let running = Running { tasks: self.clone(), task };
@@ -177,17 +179,17 @@ impl Tasks {
             let _ticket = ticket;
             let Running { tasks, task } = &running;
             let (link, backlog) = (&tasks.link, &tasks.link.backlog);
-            // Data that it takes was charged with what it works with.
-            let takes = matches!(task.request.transfer(), scsi::Transfer::Out(_));
-            let held = if takes { 0 } else { work(&task.request) };
-            // What is read is copied into PDUs, of which a bounded number can be unsent.
+            // The work of a command that receives data was charged with that data.
+            let is_charged = matches!(task.request.transfer(), scsi::Transfer::Out(_));
+            let held = if is_charged { 0 } else { work(&task.request) };
+            // Response data is copied into PDUs, of which a bounded number can be unsent.
             let copied = held.min(task.expected as usize).min(MAX_UNSENT + SENT_AT_ONCE);
             let mut work = match held {
                 0 => None,
                 held => Some(backlog.account().take_shared(held + copied).await),
             };
             if work.is_some() && (task.aborted.get() || backlog.is_gone()) {
-                // No initiator waits for what it would read.
+                // No initiator waits for the response.
                 return;
             }
             let response = task.nexus.perform(&task.request, &data).await;
@@ -196,7 +198,7 @@ impl Tasks {
             while !task.aborted.get() {
                 tokio::select! {
                     () = backlog.room() => {}
-                    // The task management function waits for its end, and not for what the initiator reads.
+                    // The task management function must not wait for the initiator to receive the response.
                     () = task.stop.notified() => break,
                 }
                 if !link.push_some(task.tag, task.expected, &response, &mut sent) {
@@ -216,7 +218,7 @@ impl Tasks {
         });
     }
 
-    /// Ends a task: takes it off the list, and answers it, unless it was aborted.
+    /// Ends a task: removes it from the list, and answers it unless it was aborted.
     pub fn end(
         &self,
         task: &Rc<Task>,
@@ -233,11 +235,11 @@ impl Tasks {
             let moved = moved(&task.request, response.0);
             self.link.respond(task.tag, task.expected, moved, response, send);
         }
-        task.over.set(true);
+        task.has_ended.set(true);
         task.ended.notify_waiters();
     }
 
-    /// Aborts the tasks of which `is_meant` says so. Those that are returned run, and end without an answer.
+    /// Aborts the tasks for which `is_meant` is true. The returned ones still run, and end without an answer.
     pub fn abort(&self, is_meant: impl Fn(&Task) -> bool) -> Vec<Rc<Task>> {
         let mut meant: Vec<_> = self.by_tag.borrow().values().filter(|t| is_meant(t)).cloned().collect();
         meant.retain(|task| {
@@ -252,7 +254,8 @@ impl Tasks {
         meant
     }
 
-    /// Aborts tasks as [`Tasks::abort`] does, then does `then`, which says what the request `tag` is answered.
+    /// Aborts tasks like [`Tasks::abort`], waits for their end, and answers request `tag` with the result of
+    /// `then`.
     pub fn manage(
         self: &Rc<Self>,
         is_meant: impl Fn(&Task) -> bool,
@@ -265,7 +268,7 @@ impl Tasks {
         let tasks = self.clone();
         spawn_request(&self.link.backlog, async move {
             for task in running {
-                task.over().await;
+                task.ended().await;
             }
             let response = then.await;
             drop(place);
@@ -275,7 +278,8 @@ impl Tasks {
     }
 }
 
-/// A task that runs. Whatever becomes of it, it is over when this is dropped: others wait for that.
+/// A task that runs. Dropping this ends the task also after an early return or a panic, since aborts wait for
+/// its end.
 struct Running {
     tasks: Rc<Tasks>,
     task: Rc<Task>,
@@ -283,26 +287,26 @@ struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if !self.task.over.get() {
+        if !self.task.has_ended.get() {
             self.tasks.end(&self.task, None, |_, _| ());
         }
     }
 }
 
-/// Memory that a command takes while it runs, beside the data that came for it.
+/// Memory that a command needs to run, in addition to the data that was received for it.
 pub(super) fn work(request: &scsi::Request) -> usize {
     match (request, request.transfer()) {
         (scsi::Request::Read { .. }, scsi::Transfer::In(len)) => usize::try_from(len).unwrap_or(usize::MAX),
         (_, scsi::Transfer::In(len)) => len.min(MAX_PARAMETERS) as usize,
         (scsi::Request::Write { .. }, _) => 0,
-        // They compare or copy in pieces, or change as much as came.
+        // These compare or copy in pieces, or change as many bytes as were received.
         (_, scsi::Transfer::Out(len)) => usize::try_from(len).unwrap_or(usize::MAX).max(MAX_WORK),
         (scsi::Request::PreFetch { .. }, _) => MAX_WORK,
         (_, scsi::Transfer::None) => 0,
     }
 }
 
-/// Bytes that a command transferred, or would have.
+/// Bytes that a command transfers if the initiator does not limit them.
 pub(super) fn moved(request: &scsi::Request, response: &Response) -> u64 {
     match request.transfer() {
         scsi::Transfer::Out(len) => len,

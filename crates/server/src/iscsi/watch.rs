@@ -1,5 +1,6 @@
-//! What happens to a session that is not its initiator's doing: it is replaced, its target goes, disks come and go,
-//! nothing is heard for long. A task of its own waits for all that and leaves it in an inbox.
+//! Events of a session that its initiator does not cause: another session replaces it, its target or its
+//! units change, another nexus aborts its commands, or its initiator is silent. A separate task waits for
+//! these events and leaves them in an inbox.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,19 +11,20 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::units::View;
+use super::lun_map::LunMap;
 use crate::plane::{Backlog, contained};
 
-/// After so long without a word the initiator is asked whether it is there; after twice as long it is not.
+/// An initiator that is silent for this time is pinged; after twice this time its session ends.
 const QUIET: Duration = Duration::from_secs(30);
 
 /// Why a session ends whose initiator lost its access.
-pub(super) const NOT_ADMITTED: &str = "its target does not admit it any more, or asks for another secret";
+pub(super) const NOT_ADMITTED: &str =
+    "the target no longer admits the initiator, or requires another CHAP secret";
 
-/// What a session has to attend to.
+/// Events that a session has to handle.
 pub(super) struct Inbox {
     backlog: Rc<Backlog>,
-    last_heard: Cell<Instant>,
+    last_received: Cell<Instant>,
     ended: Cell<Option<&'static str>>,
     aborts: Cell<bool>,
     ping: Cell<bool>,
@@ -32,29 +34,29 @@ impl Inbox {
     pub fn new(backlog: Rc<Backlog>) -> Rc<Inbox> {
         Rc::new(Inbox {
             backlog,
-            last_heard: Cell::new(Instant::now()),
+            last_received: Cell::new(Instant::now()),
             ended: Cell::new(None),
             aborts: Cell::new(false),
             ping: Cell::new(false),
         })
     }
 
-    /// The initiator said something.
-    pub fn heard(&self) {
-        self.last_heard.set(Instant::now());
+    /// Records that bytes of the initiator were received.
+    pub fn received(&self) {
+        self.last_received.set(Instant::now());
     }
 
-    /// Why the session has to end, if it has to.
+    /// The reason for which the session has to end, if any.
     pub fn ended(&self) -> Option<&'static str> {
         self.ended.get()
     }
 
-    /// Whether another nexus has had commands aborted; see [`View::take_aborted`].
+    /// Whether another nexus aborted commands; see [`LunMap::take_aborted`].
     pub fn take_aborts(&self) -> bool {
         self.aborts.take()
     }
 
-    /// Whether the initiator is to be asked whether it is there.
+    /// Whether the initiator is to be pinged.
     pub fn take_ping(&self) -> bool {
         self.ping.take()
     }
@@ -65,7 +67,7 @@ impl Inbox {
     }
 }
 
-/// Ends the watching when dropped.
+/// Ends the watch when dropped.
 pub(super) struct Watching(AbortHandle);
 
 impl Drop for Watching {
@@ -74,12 +76,12 @@ impl Drop for Watching {
     }
 }
 
-/// Watches over a session. A discovery session ends after `discovery_idle` without a request. `end` becomes true when
-/// another session takes its place; `changed` is the subscription to the table of targets that was made before the
-/// view was first refreshed.
+/// Watches a session. A discovery session ends after `discovery_idle` without a request. `end` becomes true
+/// when another session replaces this one; `changed` is the subscription to the table of targets that
+/// precedes the first refresh of `luns`.
 pub(super) fn watch(
     inbox: &Rc<Inbox>,
-    view: Option<Arc<View>>,
+    luns: Option<Arc<LunMap>>,
     mut end: Option<watch::Receiver<bool>>,
     mut changed: watch::Receiver<u64>,
     discovery_idle: Option<Duration>,
@@ -88,15 +90,15 @@ pub(super) fn watch(
     let task = async move {
         let replaced = async {
             match &mut end {
-                // A sender that has gone went with the session.
+                // The sender is dropped only together with the session.
                 Some(end) => drop(end.wait_for(|end| *end).await),
                 None => std::future::pending().await,
             }
         };
         let follows = async {
             while changed.changed().await.is_ok() {
-                if let Some(view) = &view
-                    && !view.refresh().await
+                if let Some(luns) = &luns
+                    && !luns.refresh().await
                 {
                     return;
                 }
@@ -104,34 +106,34 @@ pub(super) fn watch(
             std::future::pending().await
         };
         let aborts = async {
-            let Some(view) = &view else { return std::future::pending().await };
+            let Some(luns) = &luns else { return std::future::pending().await };
             loop {
-                view.abort.notified().await;
+                luns.abort.notified().await;
                 inbox.aborts.set(true);
                 inbox.backlog.wake();
             }
         };
         tokio::select! {
-            () = replaced => inbox.end("its initiator has logged in anew"),
+            () = replaced => inbox.end("a new session of the same initiator replaced it"),
             () = follows => inbox.end(NOT_ADMITTED),
             () = aborts => {}
-            () = idle(&inbox, discovery_idle) => inbox.end("an idle discovery session"),
-            () = listen(&inbox) => inbox.end("nothing was heard of the initiator"),
+            () = idle(&inbox, discovery_idle) => inbox.end("the discovery session was idle"),
+            () = ping(&inbox) => inbox.end("the initiator did not answer a ping"),
         }
     };
     let watched = async move {
-        if contained("the watch over a session", task).await.is_err() {
-            inbox_of_panic.end("watching over it failed");
+        if contained("the watch of a session", task).await.is_err() {
+            inbox_of_panic.end("the watch of the session failed");
         }
     };
     Watching(tokio::task::spawn_local(watched).abort_handle())
 }
 
-/// Ends when nothing was heard for `most`; never, where that is `None`.
+/// Returns when nothing was received for `most`; never if that is `None`.
 async fn idle(inbox: &Inbox, most: Option<Duration>) {
     let Some(most) = most else { return std::future::pending().await };
     loop {
-        let quiet = inbox.last_heard.get().elapsed();
+        let quiet = inbox.last_received.get().elapsed();
         if quiet >= most {
             return;
         }
@@ -139,16 +141,16 @@ async fn idle(inbox: &Inbox, most: Option<Duration>) {
     }
 }
 
-/// Asks an initiator that is quiet whether it is there. Ends when it is not.
-async fn listen(inbox: &Inbox) {
-    let mut asked = false;
+/// Pings a silent initiator. Returns when it does not answer.
+async fn ping(inbox: &Inbox) {
+    let mut pinged = false;
     loop {
-        let quiet = inbox.last_heard.get().elapsed();
+        let quiet = inbox.last_received.get().elapsed();
         if quiet < QUIET {
-            asked = false;
+            pinged = false;
             tokio::time::sleep(QUIET - quiet).await;
-        } else if !asked {
-            asked = true;
+        } else if !pinged {
+            pinged = true;
             inbox.ping.set(true);
             inbox.backlog.wake();
             tokio::time::sleep(QUIET).await;

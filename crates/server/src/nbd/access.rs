@@ -1,15 +1,16 @@
-//! Access control: which exports the clients of a listener see.
+//! Access control: the exports that clients of a listener see.
 //!
-//! A listener offers the disks that its export patterns match. Where it names clients, a client needs a certificate
-//! and sees, of these, what the patterns of all entries match that its certificate matches. An export that a client
-//! may not see is answered like one that does not exist, in every option.
+//! A listener offers the disks that its export patterns match. If it lists clients, each client needs a
+//! certificate: it sees those of the offered disks that are matched by a pattern of any entry that matches
+//! its certificate. For every option, an export that a client cannot see is answered like one that does not
+//! exist.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::certificate::CertificateNames;
 
-/// Text in which `*` stands for any characters, none included, and all else for itself.
+/// A pattern in which `*` matches any characters, also none, and every other character matches itself.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Glob(String);
 
@@ -18,7 +19,7 @@ impl Glob {
         let Some((first, rest)) = self.0.split_once('*') else { return self.0 == text };
         let Some(mut text) = text.strip_prefix(first) else { return false };
         let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
-        // The leftmost place is as good as any: what follows has the longest rest to match.
+        // The leftmost match suffices: it leaves the longest rest for the following parts.
         for part in middle.split('*') {
             match text.find(part) {
                 Some(at) => text = &text[at + part.len()..],
@@ -29,22 +30,22 @@ impl Glob {
     }
 }
 
-/// A pattern that cannot be one.
+/// An invalid pattern.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadPattern {
-    /// Of an export.
+    /// A pattern for exports.
     #[error("'{0}' is not a pattern for exports; write NAME, VOLUME@SNAPSHOT, or either with '*'")]
     Export(String),
-    /// Of a certificate's subject.
+    /// A pattern for certificates.
     #[error(
-        "'{0}' does not say which certificates; write CN=NAME, DNS=NAME or URI=NAME, where '*' is allowed"
+        "'{0}' is not a pattern for certificates; write CN=NAME, DNS=NAME or URI=NAME, where '*' is allowed"
     )]
     Subject(String),
 }
 
-/// Which disks are offered: `NAME` or `VOLUME@SNAPSHOT`, where `*` stands for any characters.
+/// A pattern for the names of disks: `NAME` or `VOLUME@SNAPSHOT`, where `*` matches any characters.
 ///
-/// Without `@` it matches a disk and all snapshots of it; with `@` only snapshots.
+/// Without `@` it matches a disk and all its snapshots; with `@` only snapshots.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
 #[serde(try_from = "String")]
 pub struct ExportPattern {
@@ -53,7 +54,7 @@ pub struct ExportPattern {
 }
 
 impl ExportPattern {
-    /// All disks.
+    /// A pattern that matches all disks.
     pub fn all() -> ExportPattern {
         ExportPattern { disk: Glob("*".into()), snapshot: None }
     }
@@ -99,13 +100,13 @@ impl TryFrom<String> for ExportPattern {
 enum NameKind {
     /// Common name of the subject (RFC 5280, 4.1.2.6).
     Cn,
-    /// Subject alternative name of type dNSName (RFC 5280, 4.2.1.6); without regard to case.
+    /// Subject alternative name of type dNSName (RFC 5280, 4.2.1.6); case-insensitive.
     Dns,
     /// Subject alternative name of type uniformResourceIdentifier.
     Uri,
 }
 
-/// Which certificates: `CN=`, `DNS=` or `URI=` and a name, where `*` stands for any characters.
+/// A pattern for certificates: `CN=`, `DNS=` or `URI=` and a name, where `*` matches any characters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Deserialize)]
 #[serde(try_from = "String")]
 pub struct SubjectPattern {
@@ -159,31 +160,32 @@ impl fmt::Display for SubjectPattern {
     }
 }
 
-/// What the clients of a listener may do.
+/// The access of clients of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
-    /// What is offered at all.
+    /// Exports that are offered.
     pub exports: Vec<ExportPattern>,
-    /// What which certificates see of it; where this is empty, every client sees all of it.
+    /// The offered exports that each matching certificate sees. If this is empty, every client sees all of
+    /// them.
     pub clients: Vec<(SubjectPattern, Vec<ExportPattern>)>,
     /// Writes are refused.
     pub read_only: bool,
 }
 
 impl Default for Access {
-    /// Everything, for everyone who can connect.
+    /// Full access for every client that can connect.
     fn default() -> Access {
         Access { exports: vec![ExportPattern::all()], clients: Vec::new(), read_only: false }
     }
 }
 
 impl Access {
-    /// Whether clients are told apart by their certificates.
+    /// Whether clients are distinguished by their certificates.
     pub fn needs_certificates(&self) -> bool {
         !self.clients.is_empty()
     }
 
-    /// What a client with a certificate of these names sees; `None` without a certificate.
+    /// The grant of a client whose certificate has these names; `None` for a client without certificate.
     pub(super) fn grant(&self, names: Option<&CertificateNames>) -> Grant {
         let exports = self.exports.clone();
         if !self.needs_certificates() {
@@ -194,14 +196,14 @@ impl Access {
     }
 }
 
-/// What one client sees.
+/// The exports that one client sees.
 pub(super) struct Grant {
     exports: Vec<ExportPattern>,
     client: Vec<ExportPattern>,
 }
 
 impl Grant {
-    /// Whether the client may know of this export.
+    /// Whether the client sees this export.
     pub fn sees(&self, export: &str) -> bool {
         let matched = |patterns: &[ExportPattern]| patterns.iter().any(|p| p.matches(export));
         matched(&self.exports) && matched(&self.client)
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_any_characters() {
+    fn a_star_matches_any_characters() {
         for (pattern, name) in [
             ("a", "a"),
             ("*", ""),
@@ -250,19 +252,19 @@ mod tests {
     }
 
     #[test]
-    fn snapshots_follow_the_rule_of_their_volume() {
+    fn a_pattern_without_snapshot_matches_all_snapshots() {
         assert!(matches("vol", "vol") && matches("vol", "vol@monday"));
         assert!(matches("*", "vol@monday"));
         assert!(matches("img@*", "img@s") && !matches("img@*", "img") && !matches("img@*", "img2@s"));
         assert!(matches("img@v*", "img@v1") && !matches("img@v*", "img@w1"));
-        assert!(!matches("vol*day", "vol@monday"), "a star does not reach into the name of a snapshot");
+        assert!(!matches("vol*day", "vol@monday"), "a star does not match across '@'");
         for bad in ["", "@", "a@", "@s", "a@b@c", "a/b", "a\nb"] {
             assert!(bad.parse::<ExportPattern>().is_err(), "{bad:?}");
         }
     }
 
     #[test]
-    fn a_subject_matches_by_any_name_of_its_kind() {
+    fn a_certificate_matches_by_any_name_of_the_pattern_kind() {
         let names = CertificateNames {
             common: vec!["host-1".into(), "spare".into()],
             dns: vec!["Host-1.Example.ORG".into()],
@@ -289,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_sees_what_both_the_listener_and_its_entries_match() {
+    fn a_client_sees_exports_that_the_listener_and_its_entries_match() {
         let pattern = |text: &str| text.parse::<ExportPattern>().unwrap();
         let access = Access {
             exports: vec![pattern("a-*"), pattern("img")],

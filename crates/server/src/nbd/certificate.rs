@@ -1,4 +1,4 @@
-//! The names in a client's certificate, by which access is granted. The certificate was verified before.
+//! The names in a client's verified certificate, for access control.
 
 use rustls::pki_types::CertificateDer;
 use webpki::EndEntityCert;
@@ -13,7 +13,7 @@ const IA5_STRING: u8 = 0x16;
 /// id-at-commonName, 2.5.4.3 (RFC 5280, appendix A.1).
 const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
 
-/// Names of a certificate, as they are written there.
+/// The names in a certificate, unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct CertificateNames {
     /// Common names of the subject.
@@ -25,7 +25,7 @@ pub(super) struct CertificateNames {
 }
 
 impl CertificateNames {
-    /// Reads a certificate; no names where it cannot be read.
+    /// Reads the names of a certificate; none if it cannot be parsed.
     pub fn of(certificate: &CertificateDer<'_>) -> CertificateNames {
         let Ok(certificate) = EndEntityCert::try_from(certificate) else {
             return CertificateNames::default();
@@ -38,8 +38,9 @@ impl CertificateNames {
     }
 }
 
-/// The common names in `subject`, the contents of an RDNSequence (RFC 5280, 4.1.2.4): sets of sequences of a type and
-/// a value. What is not of this form ends the search; values in other than these three kinds of string are left out.
+/// The common names in `subject`, the contents of an RDNSequence (RFC 5280, 4.1.2.4): sets of sequences of a
+/// type and a value. Any other form ends the search. Values of other string types than these three are
+/// ignored.
 fn common_names(mut subject: &[u8]) -> Vec<String> {
     let mut found = Vec::new();
     while let Some((SET, mut set)) = element(&mut subject) {
@@ -56,7 +57,7 @@ fn common_names(mut subject: &[u8]) -> Vec<String> {
     found
 }
 
-/// Takes one element off the front: its tag and contents. `None` at the end, and where the encoding is not sound.
+/// Takes one element off the front: its tag and contents. `None` at the end, or if the encoding is invalid.
 fn element<'a>(input: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
     let (&tag, rest) = input.split_first()?;
     let (&first, mut rest) = rest.split_first()?;
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_were_written() {
+    fn names_are_read_unchanged() {
         let mut params = CertificateParams::new(vec!["a.example.org".to_owned()]).unwrap();
         params.subject_alt_names.push(SanType::URI("spiffe://x/y".try_into().unwrap()));
         let mut name = DistinguishedName::new();
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_of_another_kind_is_no_name() {
+    fn truncated_values_and_other_string_types_are_ignored() {
         let cn = |tag: u8, text: &[u8]| {
             let value = [&[tag, text.len() as u8], text].concat();
             let attribute = [&[0x06, 3, 0x55, 4, 3], value.as_slice()].concat();

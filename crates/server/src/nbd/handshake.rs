@@ -1,9 +1,9 @@
-//! TLS handshakes, on a thread of their own.
+//! TLS handshakes, on a dedicated thread.
 //!
-//! A handshake costs milliseconds of asymmetric cryptography, in which a data-plane thread would serve no other
-//! client. So the socket leaves its thread for the time of the handshake: it is taken out of the thread's event loop,
-//! joins that of the handshake thread, and returns with the session that was agreed on. Their number is limited; a
-//! client that needs longer than [`HANDSHAKE_TIMEOUT`], the wait for its turn included, is disconnected.
+//! A handshake takes milliseconds of asymmetric cryptography, during which a data-plane thread could not
+//! serve other clients. So the socket moves: it leaves the event loop of its thread, joins that of the
+//! handshake thread, and returns with the established TLS session. The number of handshakes is limited; a
+//! client that needs longer than [`HANDSHAKE_TIMEOUT`], including the time in the queue, is disconnected.
 
 use std::io;
 use std::pin::Pin;
@@ -18,24 +18,24 @@ use tokio_rustls::server::TlsStream;
 
 use crate::plane::{RawSocket, Socket, contained};
 
-/// Most handshakes at once, each with some 40 KiB: as many as clients may negotiate by default, so that none waits in
-/// line behind silent ones, which are evicted instead (`plane::connections`).
+/// Most concurrent handshakes, about 40 KiB each: the default limit of negotiating clients, so that no client
+/// queues behind silent ones, which are evicted instead (`plane::connections`).
 const MAX_HANDSHAKES: usize = 1024;
-/// How long one may take, with the wait for its turn.
+/// Time limit of a handshake, including the time in the queue.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How much the thread yields to those of the data plane (nice(2)).
+/// Niceness of the thread, so that it yields to those of the data plane (nice(2)).
 const NICENESS: libc::c_int = 5;
 
-/// Why there is no session.
+/// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
     #[error("TLS handshake failed: {0}")]
     Failed(#[from] io::Error),
-    #[error("no TLS handshake in {0:?}")]
+    #[error("the TLS handshake took longer than {0:?}")]
     Timeout(Duration),
 }
 
-/// A session whose socket is not in it: on its way between threads.
+/// A TLS session and its socket, separated to move between threads.
 struct Detached {
     stream: Box<TlsStream<Seat>>,
     socket: RawSocket,
@@ -48,7 +48,7 @@ struct Job {
     _permit: OwnedSemaphorePermit,
 }
 
-/// The thread; it ends with the last of these.
+/// Handle of the handshake thread, which ends when the last handle is dropped.
 #[derive(Clone)]
 pub(super) struct Handshakes {
     jobs: mpsc::UnboundedSender<Job>,
@@ -62,12 +62,12 @@ impl Handshakes {
         Handshakes::with(MAX_HANDSHAKES, HANDSHAKE_TIMEOUT)
     }
 
-    /// The same for at most `limit` handshakes at once, each no longer than `timeout`.
+    /// Starts the thread, for at most `limit` concurrent handshakes, each no longer than `timeout`.
     fn with(limit: usize, timeout: Duration) -> io::Result<Handshakes> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
         let (jobs, mut received) = mpsc::unbounded_channel();
         std::thread::Builder::new().name("tls".into()).spawn(move || {
-            // SAFETY: a call with plain numbers. 0 is the calling thread (setpriority(2), on Linux).
+            // SAFETY: the call takes only integers. 0 is the calling thread (setpriority(2), on Linux).
             unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) };
             runtime.block_on(async {
                 while let Some(job) = received.recv().await {
@@ -78,8 +78,8 @@ impl Handshakes {
         Ok(Handshakes { jobs, permits: Arc::new(Semaphore::new(limit)), timeout })
     }
 
-    /// Agrees with the client on `socket` on a session, and returns to this thread with it. Dropping the future ends
-    /// the handshake.
+    /// Performs the handshake with the client on `socket`, and returns the TLS session to this thread.
+    /// Dropping the future ends the handshake.
     pub async fn accept(
         &self,
         acceptor: TlsAcceptor,
@@ -106,7 +106,7 @@ impl Handshakes {
     }
 }
 
-/// One handshake, on the handshake thread.
+/// Performs one handshake, on the handshake thread.
 async fn run(mut job: Job) {
     let handshake = async {
         let seat = Seat(Some(job.socket.into_tokio()?));
@@ -116,25 +116,25 @@ async fn run(mut job: Job) {
     };
     let result = tokio::select! {
         biased;
-        // The connection ended, or its time.
+        // The connection ended, or its time limit was reached.
         () = job.done.closed() => return,
         result = handshake => result,
     };
-    // A receiver that is gone closes the socket.
+    // If the receiver was dropped, this drops the socket and so closes it.
     let _ = job.done.send(result);
 }
 
-/// The place of a socket under TLS; empty only on the way between threads.
+/// The socket of a TLS session; empty only while it moves between threads.
 pub(super) struct Seat(Option<Socket>);
 
 impl Seat {
-    /// The socket, if it is there.
+    /// The socket, unless it moves between threads.
     pub fn socket(&self) -> Option<&Socket> {
         self.0.as_ref()
     }
 }
 
-/// Calls a method of the socket.
+/// Calls a method of the socket; an error if it is empty.
 macro_rules! seated {
     ($self:expr, $method:ident($($arg:expr),*)) => {
         match &mut $self.get_mut().0 {
@@ -185,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    /// Notes on which thread a handshake asks for its certificate.
+    /// Records the thread on which a handshake resolves its certificate.
     #[derive(Debug)]
     struct Recorder {
         key: Arc<sign::CertifiedKey>,
@@ -215,14 +215,14 @@ mod tests {
         (TlsAcceptor::from(Arc::new(server)), Arc::new(client.with_no_client_auth()), recorder)
     }
 
-    /// The server's end of a pair, in this thread's runtime, and the client's.
+    /// A socket pair: the server's end, registered in this thread's runtime, and the client's end.
     fn pair() -> (Socket, UnixStream) {
         let (server, client) = UnixStream::pair().unwrap();
         server.set_nonblocking(true).unwrap();
         (RawSocket::Unix(server).into_tokio().unwrap(), client)
     }
 
-    /// A client that says `ping` and expects `pong`.
+    /// A client that sends `ping` and expects `pong`.
     fn ping(config: Arc<ClientConfig>, socket: UnixStream) -> std::thread::JoinHandle<()> {
         use std::io::{Read, Write};
         std::thread::spawn(move || {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_cryptography_runs_on_the_handshake_thread_and_the_session_returns() {
+    async fn a_handshake_runs_on_its_own_thread_and_returns_the_session() {
         let (acceptor, client_config, recorder) = both_sides();
         let handshakes = Handshakes::start().unwrap();
         let (socket, client) = pair();
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_silent_client_keeps_its_place_only_until_its_time_is_up() {
+    async fn a_silent_client_is_disconnected_at_the_time_limit() {
         let (acceptor, client_config, _) = both_sides();
         let handshakes = Handshakes::with(1, Duration::from_millis(300)).unwrap();
         let ((silent, _silent_client), (waiting, _waiting_client)) = (pair(), pair());
@@ -266,7 +266,7 @@ mod tests {
             handshakes.accept(acceptor.clone(), waiting)
         );
         assert!(matches!(first, Err(HandshakeError::Timeout(_))));
-        assert!(matches!(second, Err(HandshakeError::Timeout(_))), "the wait for its turn counts");
+        assert!(matches!(second, Err(HandshakeError::Timeout(_))), "the time in the queue counts");
         let unhurried = Handshakes { timeout: Duration::from_secs(60), ..handshakes };
         let (socket, client) = pair();
         let client = ping(client_config, client);

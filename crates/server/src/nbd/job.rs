@@ -1,50 +1,51 @@
-//! Requests that have to wait for the engine, each in a task of the connection's thread.
+//! Requests that wait for the engine, each in a task of the connection's thread.
 //!
-//! A job holds its [`Ticket`], so its memory is charged to the connection until it is done, also when the
-//! client is gone by then: what was begun is finished.
+//! A job holds its [`Ticket`], so its memory is charged to the connection until it ends. A started job is
+//! finished also if the client has disconnected.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_engine::{Disk, Error, Result, is_zero};
+use forebay_engine::{DiskHandle, Error, Result, is_zero};
 use forebay_wire::nbd::{
-    self, BlockDescriptor, Command, DATA_CHUNK_HEADER, ErrorCode, SIMPLE_REPLY, STATE_HOLE, STATE_ZERO,
+    self, BlockDescriptor, Command, DATA_CHUNK_HEADER, SIMPLE_REPLY, STATE_HOLE, STATE_ZERO,
 };
 
+use super::errors::error_code;
 use crate::plane::{Charge, MemoryAccount, Ticket, spawn_request};
 
-/// Bytes of a long read that are read and sent as one chunk.
+/// Chunk size in which a long read is read and sent.
 const PIECE: usize = 256 << 10;
-/// What a prefetch reads at once.
+/// Bytes that a prefetch reads at once.
 const PREFETCH: usize = 1 << 20;
 /// Most descriptors in a block status reply.
 const MAX_EXTENTS: usize = 8192;
-/// What a request is charged when it is taken, beside its data and its task.
+/// Memory that a request is charged when it is accepted, in addition to its data and its task.
 pub(super) const COST: usize = 512;
-/// What one extent takes while a block status reply is made: as the engine says it, as a descriptor, in the reply.
+/// Memory of one extent while a block status reply is built: the engine's extent, the descriptor, the reply.
 const EXTENT_COST: usize = 64;
-/// Data that is shorter is sent, be it zero.
+/// Shorter data is sent as it is, also if it is zero.
 const MIN_HOLE: usize = 512;
 
 /// Whether `data` is sent as a hole.
-pub(super) fn worth_a_hole(data: &[u8]) -> bool {
+pub(super) fn is_sent_as_hole(data: &[u8]) -> bool {
     data.len() >= MIN_HOLE && is_zero(data)
 }
 
-/// A request to be done in a task.
+/// A request to be executed in a task.
 pub(super) struct Job {
-    disk: Arc<Disk>,
+    disk: Arc<DiskHandle>,
     ticket: Ticket,
     cookie: u64,
     structured: bool,
 }
 
 impl Job {
-    pub fn new(disk: Arc<Disk>, ticket: Ticket, cookie: u64, structured: bool) -> Job {
+    pub fn new(disk: Arc<DiskHandle>, ticket: Ticket, cookie: u64, structured: bool) -> Job {
         Job { disk, ticket, cookie, structured }
     }
 
-    /// Reads.
+    /// Executes a read.
     pub fn spawn_read(self, offset: u64, len: u32, dont_fragment: bool) {
         let backlog = self.ticket.backlog().clone();
         spawn_request(&backlog, async move {
@@ -59,7 +60,7 @@ impl Job {
         });
     }
 
-    /// Writes `message[start..]`.
+    /// Executes a write of `message[start..]`.
     pub fn spawn_write(self, message: Vec<u8>, start: usize, offset: u64, fua: bool) {
         let backlog = self.ticket.backlog().clone();
         spawn_request(&backlog, async move {
@@ -69,7 +70,7 @@ impl Job {
         });
     }
 
-    /// Does a command other than read, write and disconnect.
+    /// Executes a command other than read, write and disconnect.
     pub fn spawn_other(self, command: Command) {
         let backlog = self.ticket.backlog().clone();
         spawn_request(&backlog, async move {
@@ -90,15 +91,15 @@ impl Job {
                     }
                 }
                 Command::Read { .. } | Command::Write { .. } | Command::Disconnect => {
-                    unreachable!("served elsewhere")
+                    unreachable!("transmission.rs handles these")
                 }
             };
             self.reply(done);
         });
     }
 
-    /// Each piece is sent when it is there, and the next is read when the client takes them: a long read costs
-    /// the memory of a short one.
+    /// Sends each chunk when it is read, and reads the next when the client has received enough of them: so a
+    /// long read needs as little memory as a short one.
     async fn read_in_pieces(&self, offset: u64, len: usize) -> Result<()> {
         let mut at = 0;
         while at < len {
@@ -113,7 +114,7 @@ impl Job {
             self.disk.read(from, &mut chunk[DATA_CHUNK_HEADER..]).await?;
             at += piece;
             let done = at == len;
-            if worth_a_hole(&chunk[DATA_CHUNK_HEADER..]) {
+            if is_sent_as_hole(&chunk[DATA_CHUNK_HEADER..]) {
                 chunk = nbd::hole_chunk(self.cookie, from, piece as u32, done).to_vec();
             } else {
                 let header = nbd::data_chunk_header(self.cookie, from, piece as u32, done);
@@ -127,7 +128,7 @@ impl Job {
         Ok(())
     }
 
-    /// One header, then all the data: nothing can be sent before all of it is read.
+    /// Sends one header, then all data. So all data is read before the first byte is sent.
     async fn read_whole(&self, offset: u64, len: usize, header: usize) -> Result<()> {
         let charge = self.account().take_shared(header + len).await;
         if self.ticket.backlog().is_gone() {
@@ -197,7 +198,7 @@ impl Job {
     }
 
     fn error(&self, e: &Error) -> Vec<u8> {
-        let code = ErrorCode::from_errno(e.errno());
+        let code = error_code(e);
         if !self.structured {
             return nbd::simple_reply(self.cookie, Some(code)).to_vec();
         }

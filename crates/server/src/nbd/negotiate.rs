@@ -1,41 +1,28 @@
-//! Negotiation: what a client may know, and which disk it gets.
+//! The negotiation phase: options of a client, up to the choice of its disk.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
-use forebay_engine::{Disk, DiskInfo, Error, Role};
+use forebay_engine::{DiskHandle, DiskInfo, Role};
 use forebay_wire::nbd::{self, *};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::access::Grant;
 use super::certificate::CertificateNames;
-use super::connection::{Context, End, Stream};
+use super::context::{Context, Negotiated};
+use super::errors::{Denied, End};
+use super::stream::Stream;
 use crate::plane::{Charge, Kind, MemoryAccount};
 
-/// Bytes of options that are received without being charged, and what longer ones are charged.
+/// Bytes of options that are received without a charge, and the charge for longer ones.
 const SHORT_OPTION: usize = 8 << 10;
 const LONG_OPTION: usize = 2 * OPTION_MAX as usize;
-/// Bytes of a list that are gathered before they are sent.
+/// Bytes of a list that are collected before they are sent.
 const LIST_CHUNK: usize = 16 << 10;
-/// What is answered alike for an export that is not there and for one that the client may not see.
-const NO_EXPORT: &str = "there is no such export, or it is not for this client";
-/// What clients are told about sizes of requests.
+/// The block sizes that are announced to clients.
 const BLOCK_SIZES: BlockSizes = BlockSizes { min: 1, preferred: 4096, max: MAX_PAYLOAD };
 
-/// A client that has its disk.
-pub(super) struct Negotiated {
-    pub stream: Stream,
-    pub disk: std::sync::Arc<Disk>,
-    /// Structured replies.
-    pub structured: bool,
-    /// Block status may be asked for.
-    pub block_status: bool,
-    /// Writes are refused, whatever the disk allows.
-    pub read_only: bool,
-    /// What the client sent after its last option.
-    pub input: Vec<u8>,
-}
-
-/// Negotiates; `None` if the client has left, or only wanted to know something.
+/// Negotiates with a client; `None` if it disconnected without choosing a disk.
 pub(super) async fn negotiate(
     stream: Stream,
     context: &Context,
@@ -58,16 +45,18 @@ pub(super) async fn negotiate(
     nbd::greeting(&mut n.out);
     loop {
         match n.turn().await? {
-            // An option may have the server look through all exports, and thousands can come at once.
-            Turn::GoOn => tokio::task::yield_now().await,
-            Turn::Upgrade => n = n.start_tls().await?,
-            Turn::Left => return Ok(None),
+            // An option can make the server go through all exports, and thousands of options can arrive at
+            // once.
+            Turn::Continue => tokio::task::yield_now().await,
+            Turn::StartTls => n = n.start_tls().await?,
+            Turn::End => return Ok(None),
             Turn::Start { disk, name } => {
                 return Ok(Some(Negotiated {
                     disk,
                     structured: n.structured,
                     read_only: context.access.read_only,
-                    // The contexts are those of one export, by the very name that was used then.
+                    // Metadata contexts are valid for one export, under exactly the name in the request that
+                    // set them.
                     block_status: n.structured && n.context_of.as_deref() == Some(&name),
                     stream: n.stream,
                     input: n.input,
@@ -77,31 +66,23 @@ pub(super) async fn negotiate(
     }
 }
 
+/// The next step after an option.
 enum Turn {
-    GoOn,
-    Upgrade,
-    Left,
-    Start { disk: std::sync::Arc<Disk>, name: String },
-}
-
-/// Why an option is answered with an error: reply type and text.
-struct Denied(u32, String);
-
-impl From<Error> for Denied {
-    fn from(e: Error) -> Denied {
-        let kind = match e {
-            Error::NotFound(_) | Error::BadName { .. } => return Denied(REP_ERR_UNKNOWN, NO_EXPORT.into()),
-            Error::Closed => REP_ERR_SHUTDOWN,
-            _ => REP_ERR_POLICY,
-        };
-        Denied(kind, e.to_string())
-    }
+    Continue,
+    StartTls,
+    /// The client ended the connection.
+    End,
+    /// Transmission starts.
+    Start {
+        disk: Arc<DiskHandle>,
+        name: String,
+    },
 }
 
 struct Negotiation<'a> {
     context: &'a Context,
     stream: Stream,
-    /// What the client may know of.
+    /// The exports that the client sees.
     grant: Grant,
     over_tls: bool,
     decoder: OptionDecoder,
@@ -109,15 +90,15 @@ struct Negotiation<'a> {
     out: Vec<u8>,
     no_zeroes: bool,
     structured: bool,
-    /// The export for which `base:allocation` was chosen.
+    /// The export for which the client selected `base:allocation`.
     context_of: Option<String>,
-    /// What memory long options are charged to, and with what.
     account: Rc<MemoryAccount>,
+    /// The charge for a long option.
     charge: Option<Charge>,
 }
 
 impl<'a> Negotiation<'a> {
-    /// Sends what there is to say, waits for the next thing that the client says, and acts on it.
+    /// Sends pending replies, receives the next message, and handles it.
     async fn turn(&mut self) -> Result<Turn, End> {
         let event = loop {
             let (used, event) = self.decoder.next(&self.input)?;
@@ -127,31 +108,31 @@ impl<'a> Negotiation<'a> {
             }
             self.send().await?;
             if self.stream.read_buf(&mut self.input).await? == 0 {
-                return Ok(Turn::Left);
+                return Ok(Turn::End);
             }
             if self.input.len() > SHORT_OPTION && self.charge.is_none() {
                 self.charge = Some(self.account.try_take(LONG_OPTION, Kind::Input).ok_or(End::NoMemory)?);
             }
         };
         match event {
-            OptionEvent::NeedMore => Ok(Turn::GoOn),
+            OptionEvent::NeedMore => Ok(Turn::Continue),
             OptionEvent::ClientFlags { no_zeroes } => {
                 self.no_zeroes = no_zeroes;
-                Ok(Turn::GoOn)
+                Ok(Turn::Continue)
             }
             OptionEvent::Refused { option: OPT_EXPORT_NAME, refusal } => {
                 Err(End::ExportName { name: String::new(), why: refusal.to_string() })
             }
             OptionEvent::Refused { option, refusal } => {
                 if self.context.tls.required && !self.over_tls {
-                    self.tls_first(option);
+                    self.refuse_without_tls(option);
                 } else {
                     nbd::option_error(&mut self.out, option, refusal.reply(), &refusal.to_string());
                 }
                 if option == OPT_SET_META_CONTEXT {
                     self.context_of = None;
                 }
-                Ok(Turn::GoOn)
+                Ok(Turn::Continue)
             }
             OptionEvent::Option(request) => self.option(request).await,
         }
@@ -166,35 +147,31 @@ impl<'a> Negotiation<'a> {
         Ok(())
     }
 
-    fn tls_first(&mut self, option: u32) {
-        nbd::option_error(
-            &mut self.out,
-            option,
-            REP_ERR_TLS_REQD,
-            "this server needs TLS; connect with nbds:",
-        );
+    fn refuse_without_tls(&mut self, option: u32) {
+        let text = "this server requires TLS; connect with nbds:";
+        nbd::option_error(&mut self.out, option, REP_ERR_TLS_REQD, text);
     }
 
     async fn option(&mut self, request: OptionRequest) -> Result<Turn, End> {
         let option = request.number();
-        let in_clear_allowed = matches!(request, OptionRequest::Abort | OptionRequest::StartTls);
-        if self.context.tls.required && !self.over_tls && !in_clear_allowed {
+        let is_allowed_in_clear = matches!(request, OptionRequest::Abort | OptionRequest::StartTls);
+        if self.context.tls.required && !self.over_tls && !is_allowed_in_clear {
             if let OptionRequest::ExportName(name) = request {
                 return Err(End::ExportName { name, why: "TLS is required".into() });
             }
-            self.tls_first(option);
-            return Ok(Turn::GoOn);
+            self.refuse_without_tls(option);
+            return Ok(Turn::Continue);
         }
         let done = match request {
             OptionRequest::Abort => {
                 nbd::option_ack(&mut self.out, option);
-                // The client may have closed already.
+                // An error is ignored: the client may already have closed the connection.
                 let _ = self.send().await;
-                return Ok(Turn::Left);
+                return Ok(Turn::End);
             }
             OptionRequest::ExportName(name) => return self.export_name(name).await,
-            OptionRequest::StartTls => match self.may_start_tls() {
-                Ok(()) => return Ok(Turn::Upgrade),
+            OptionRequest::StartTls => match self.check_start_tls() {
+                Ok(()) => return Ok(Turn::StartTls),
                 Err(denied) => Err(denied),
             },
             OptionRequest::List => {
@@ -223,16 +200,16 @@ impl<'a> Negotiation<'a> {
         };
         match done {
             Ok(()) => nbd::option_ack(&mut self.out, option),
-            Err(Denied(kind, text)) => nbd::option_error(&mut self.out, option, kind, &text),
+            Err(Denied { reply, text }) => nbd::option_error(&mut self.out, option, reply, &text),
         }
-        Ok(Turn::GoOn)
+        Ok(Turn::Continue)
     }
 
-    /// The old way to start, which knows no answer but success.
+    /// `NBD_OPT_EXPORT_NAME`, which has no negative reply: an error ends the connection.
     async fn export_name(&mut self, name: String) -> Result<Turn, End> {
         let (disk, about) = match self.attach(&name).await {
             Ok(found) => found,
-            Err(Denied(_, why)) => return Err(End::ExportName { name, why }),
+            Err(Denied { text, .. }) => return Err(End::ExportName { name, why: text }),
         };
         let flags = self.flags(&about);
         nbd::option_export_name(&mut self.out, about.size, flags, self.no_zeroes);
@@ -240,19 +217,19 @@ impl<'a> Negotiation<'a> {
         Ok(Turn::Start { disk, name })
     }
 
-    fn may_start_tls(&self) -> Result<(), Denied> {
+    fn check_start_tls(&self) -> Result<(), Denied> {
         if !self.context.tls.is_offered() {
-            return Err(Denied(REP_ERR_POLICY, "TLS is not set up on this server".into()));
+            return Err(Denied::new(REP_ERR_POLICY, "TLS is not configured on this server"));
         }
         if self.over_tls {
-            return Err(Denied(REP_ERR_INVALID, "TLS is in use already".into()));
+            return Err(Denied::new(REP_ERR_INVALID, "TLS is already in use"));
         }
         Ok(())
     }
 
-    /// Goes on under TLS. What was chosen before counts for nothing: someone may have put it in.
+    /// Continues over TLS. Discards all options negotiated before, which an attacker may have injected.
     async fn start_tls(mut self) -> Result<Negotiation<'a>, End> {
-        // Whatever came in clear after the option would be taken for a part of the protected stream.
+        // Plain text after the option would be treated as part of the protected stream.
         if !self.input.is_empty() {
             return Err(End::ClearAfterStartTls);
         }
@@ -291,7 +268,7 @@ impl<'a> Negotiation<'a> {
             self.context_of = None;
         }
         if !self.structured {
-            return Err(Denied(REP_ERR_INVALID, "metadata contexts need structured replies".into()));
+            return Err(Denied::new(REP_ERR_INVALID, "metadata contexts need structured replies"));
         }
         self.resolve(&meta.export)?;
         let chosen = if set { meta.allocation } else { meta.allocation || meta.base || meta.empty };
@@ -305,11 +282,12 @@ impl<'a> Negotiation<'a> {
         Ok(())
     }
 
-    /// The disk that an export name means. The empty one means the only volume, if there is just one.
+    /// The disk of an export name. The empty name selects the only volume that the client sees, if there is
+    /// just one.
     fn resolve(&self, name: &str) -> Result<DiskInfo, Denied> {
         if !name.is_empty() {
             if !self.grant.sees(name) {
-                return Err(Denied(REP_ERR_UNKNOWN, NO_EXPORT.into()));
+                return Err(Denied::no_export());
             }
             return Ok(self.context.pool.disk(name)?);
         }
@@ -317,15 +295,15 @@ impl<'a> Negotiation<'a> {
         let mut volumes = self.context.pool.disks().into_iter().filter(of_client);
         match (volumes.next(), volumes.next()) {
             (Some(only), None) => Ok(only),
-            (None, _) => Err(Denied(REP_ERR_UNKNOWN, "there is no volume; make one or name an image".into())),
-            _ => Err(Denied(
+            (None, _) => Err(Denied::new(REP_ERR_UNKNOWN, "no volume exists; create one or name an image")),
+            _ => Err(Denied::new(
                 REP_ERR_UNKNOWN,
-                "there is more than one volume; name one (a list of exports shows them)".into(),
+                "there is more than one volume; name one (list the exports to see them)",
             )),
         }
     }
 
-    async fn attach(&self, name: &str) -> Result<(std::sync::Arc<Disk>, DiskInfo), Denied> {
+    async fn attach(&self, name: &str) -> Result<(Arc<DiskHandle>, DiskInfo), Denied> {
         let about = self.resolve(name)?;
         let disk = self.context.pool.attach_when_reset(&about.name).await?;
         Ok((disk, about))
@@ -357,18 +335,19 @@ impl<'a> Negotiation<'a> {
         always | by_role | if self.structured { FLAG_SEND_DF } else { 0 }
     }
 
-    /// What people are shown next to the name. The origin is an export, which the client may not see.
+    /// The description that is listed with an export. It includes the origin of a clone if the client sees
+    /// that export.
     fn description(&self, disk: &DiskInfo) -> String {
-        let what = match disk.role {
+        let kind = match disk.role {
             Role::Volume if self.context.access.read_only => "volume, read-only",
             Role::Volume => "volume",
             Role::Snapshot => "snapshot, read-only",
             Role::Image => "image, read-only",
-            Role::Import | Role::Note => "not for use",
+            Role::Import | Role::Metadata => "not for use",
         };
         match disk.origin.as_ref().filter(|origin| self.grant.sees(origin)) {
-            Some(origin) => format!("{what}, clone of {origin}"),
-            None => what.to_owned(),
+            Some(origin) => format!("{kind}, clone of {origin}"),
+            None => kind.to_owned(),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! TLS: which certificates, and who has to use it.
+//! TLS: the server's certificates, and the TLS settings of each listener.
 //!
 //! The directory has the file names that QEMU, libnbd and nbdkit use: `ca-cert.pem`, `server-cert.pem`,
-//! `server-key.pem`, and if there is one `ca-crl.pem`.
+//! `server-key.pem`, and optionally `ca-crl.pem`.
 
 use std::fmt;
 use std::io;
@@ -16,59 +16,29 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::config::{ClientCertificates, Config, ListenerConfig, TlsMode};
 use super::handshake::{HandshakeError, Handshakes, Seat};
-use super::{Config, ListenerConfig};
 use crate::modes;
 use crate::plane::Socket;
-
-/// Who has to use TLS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum TlsMode {
-    /// Nobody can.
-    #[default]
-    Off,
-    /// A client may ask for it.
-    On,
-    /// A client that does not is told nothing, and served nothing.
-    Require,
-}
-
-/// What is asked of a client's certificate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ClientCertificates {
-    /// One that is shown has to be signed by the certificate authority (if `ca-cert.pem` is there); none is
-    /// fine.
-    #[default]
-    Optional,
-    /// There has to be one that is signed by the certificate authority.
-    Required,
-}
-
-/// The certificates.
-#[derive(Debug, Clone, Default)]
-pub struct TlsConfig {
-    /// The directory with them.
-    pub dir: Option<PathBuf>,
-    /// What is asked of a client's certificate.
-    pub clients: ClientCertificates,
-}
 
 /// Why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// No directory was named.
-    #[error("TLS needs a directory with ca-cert.pem, server-cert.pem and server-key.pem; name one")]
+    /// The configuration has no directory.
+    #[error(
+        "TLS needs a directory with ca-cert.pem, server-cert.pem and server-key.pem: set --tls-certificates, \
+         or certificates in [nbd.tls]"
+    )]
     NoDirectory,
-    /// A file is missing, unreadable or not what it should be.
+    /// A file is missing, unreadable or invalid.
     #[error("{}: {error}; TLS needs PEM files named ca-cert.pem, server-cert.pem and server-key.pem", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         error: rustls::pki_types::pem::Error,
     },
-    /// Others than the owner can use the key.
+    /// Other users than the owner can read or change the key.
     #[error("{} can be read or changed by other users (mode {mode:03o}): chmod 600 {}", path.display(), path.display())]
     OpenKey {
         /// The file.
@@ -76,28 +46,28 @@ pub enum TlsError {
         /// Its permissions.
         mode: u32,
     },
-    /// The files do not go together.
+    /// The files do not match each other.
     #[error("the certificates in {} cannot be used: {error}", dir.display())]
     Unusable {
         /// The directory.
         dir: PathBuf,
-        /// What is wrong.
+        /// The reason.
         error: rustls::Error,
     },
-    /// There is no thread for handshakes.
+    /// The thread for handshakes cannot be started.
     #[error("cannot start a thread for TLS: {0}")]
     Thread(io::Error),
-    /// Clients cannot be verified against this authority.
+    /// The certificate authority cannot be used to verify clients.
     #[error("client certificates cannot be checked with {}/ca-cert.pem: {error}", dir.display())]
     Authority {
         /// The directory.
         dir: PathBuf,
-        /// What is wrong.
+        /// The reason.
         error: rustls::server::VerifierBuilderError,
     },
 }
 
-/// The server's certificates, and the thread that uses them; nothing where no listener has TLS. Clones share them.
+/// The server's certificates and the handshake thread; empty if no listener uses TLS. Clones share both.
 #[derive(Clone)]
 pub struct Certificates {
     shared: Option<Arc<Shared>>,
@@ -112,18 +82,18 @@ impl fmt::Debug for Certificates {
 struct Shared {
     dir: PathBuf,
     clients: ClientCertificates,
-    /// Whether a listener tells clients apart by their certificates.
+    /// Whether a listener distinguishes clients by their certificates.
     verifying: bool,
     handshakes: Handshakes,
-    /// Replaced when the certificates are read again; connections keep what they were made with.
+    /// Replaced when the certificates are reloaded; connections keep those of their handshake.
     acceptors: RwLock<Acceptors>,
 }
 
 #[derive(Clone)]
 struct Acceptors {
-    /// As the configuration asks for it.
+    /// Verifies clients as configured.
     default: TlsAcceptor,
-    /// For listeners that tell clients apart by their certificates.
+    /// For listeners that distinguish clients by their certificates.
     verifying: Option<TlsAcceptor>,
 }
 
@@ -136,7 +106,7 @@ impl Acceptors {
 }
 
 impl Certificates {
-    /// Reads the certificates that the listeners need.
+    /// Loads the certificates if a listener needs them.
     pub(super) fn load(config: &Config) -> Result<Certificates, TlsError> {
         let verifying = |l: &ListenerConfig| l.access.needs_certificates();
         if config.listeners.iter().all(|l| l.tls == TlsMode::Off && !verifying(l)) {
@@ -149,10 +119,10 @@ impl Certificates {
         Ok(Certificates { shared: Some(Arc::new(Shared { dir, clients, verifying, handshakes, acceptors })) })
     }
 
-    /// Reads them again, for clients that connect from now on; false where there are none.
+    /// Reloads the certificates for clients that connect from now on; false if no listener uses TLS.
     ///
     /// # Errors
-    /// Those of the files: what was in use stays.
+    /// Those of the files; the certificates in use stay in use.
     pub fn reload(&self) -> Result<bool, TlsError> {
         let Some(shared) = &self.shared else { return Ok(false) };
         let acceptors = Acceptors::load(&shared.dir, shared.clients, shared.verifying)?;
@@ -160,7 +130,7 @@ impl Certificates {
         Ok(true)
     }
 
-    /// TLS for the clients of one listener.
+    /// The TLS settings for clients of one listener.
     pub(super) fn listener(&self, listener: &ListenerConfig) -> Tls {
         let verify = listener.access.needs_certificates();
         let offered = verify || listener.tls != TlsMode::Off;
@@ -172,25 +142,25 @@ impl Certificates {
     }
 }
 
-/// TLS as a connection needs it.
+/// The TLS settings of a connection.
 #[derive(Clone)]
 pub(super) struct Tls {
-    /// Nothing but TLS and the way out is answered in clear.
+    /// In clear, only `STARTTLS` and `ABORT` are served.
     pub required: bool,
-    /// Each client needs a certificate, whatever the configuration says.
+    /// Each client needs a certificate, also if the configuration makes it optional.
     verify: bool,
     shared: Option<Arc<Shared>>,
 }
 
 impl Tls {
-    /// Whether a client can use it.
+    /// Whether clients can use TLS.
     pub fn is_offered(&self) -> bool {
         self.shared.is_some()
     }
 
-    /// Agrees with a client on a session. Dropping the future ends the handshake.
+    /// Performs the handshake with a client. Dropping the future ends it.
     pub async fn accept(&self, socket: Socket) -> Result<Box<TlsStream<Seat>>, HandshakeError> {
-        let none = || io::Error::other("TLS is not set up");
+        let none = || io::Error::other("TLS is not configured");
         let shared = self.shared.as_ref().ok_or_else(none)?;
         let acceptors = shared.acceptors.read().clone();
         let acceptor = if self.verify { acceptors.verifying } else { Some(acceptors.default) };
@@ -198,8 +168,8 @@ impl Tls {
     }
 }
 
-/// Sessions cannot be resumed: a connection lasts as long as its disk is in use, and a resumed one would skip what has
-/// changed since (a revoked or expired certificate).
+/// Disables session resumption: a connection lasts as long as its disk is in use, and a resumed session would
+/// skip the check for certificates that were revoked or have expired since.
 fn without_resumption(mut config: rustls::ServerConfig) -> rustls::ServerConfig {
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;

@@ -1,9 +1,10 @@
-//! What a connection has under way: requests in tasks, and replies that are not sent yet.
+//! The work in progress of a connection: requests in tasks, and unsent replies.
 //!
-//! It is bounded, so that a client that sends much or reads nothing costs bounded memory: a session takes no
-//! further request while [`Backlog::is_full`]. A request is charged for the memory that it holds (a [`Ticket`]), a
-//! reply for its bytes until they are sent, to the memory of all clients ([`Memory`]); each request is let in whole, so
-//! the most there can be is the connection's share and one request more.
+//! It is bounded, so that a client that sends much or does not read its replies costs bounded memory: a
+//! session accepts no further request while [`Backlog::is_full`]. A request is charged for the memory that it
+//! holds (a [`Ticket`]), a reply for its bytes until they are sent, to the memory of all clients
+//! ([`Memory`]). Each request is accepted as a whole, so a backlog holds at most the connection's share and
+//! one request more.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -18,26 +19,26 @@ use super::budget::Budget;
 use super::contain::contained;
 use super::memory::{Charge, Kind, Memory, MemoryAccount};
 
-/// What a task takes beside its request, in bytes.
+/// Memory of a task in addition to its request, in bytes.
 const TASK_OVERHEAD: usize = 768;
 /// Most requests in tasks.
 const MAX_REQUESTS: usize = 256;
-/// Bytes of unsent replies at which a long read waits before it adds more.
+/// Bytes of unsent replies from which on a long read waits before it adds more.
 pub(crate) const MAX_UNSENT: usize = 2 << 20;
 
 /// The backlog of one connection.
 pub(crate) struct Backlog {
     requests: Cell<usize>,
     account: Rc<MemoryAccount>,
-    /// With what they are charged.
+    /// Replies with their charges.
     replies: RefCell<VecDeque<(Vec<u8>, Option<Charge>)>>,
     /// Bytes in `replies`.
     unsent: Cell<usize>,
     /// Signalled as replies are sent.
     sent: Notify,
-    /// The client is gone: nobody wants the replies.
+    /// The client has disconnected, so replies are dropped.
     gone: Cell<bool>,
-    /// A request panicked: the connection has to end.
+    /// A request panicked, so the connection must end.
     failed: Cell<bool>,
     budget: Budget,
     waker: RefCell<Waker>,
@@ -63,52 +64,52 @@ impl Backlog {
         &self.account
     }
 
-    /// Whether no further request may be taken.
+    /// Whether no further request may be accepted.
     pub fn is_full(&self) -> bool {
         let requests = self.requests.get();
         if self.account.has_reserve() {
-            // Others wait for it, so the connection goes on, be the memory full.
+            // Other connections wait for the reserve, so this one continues even if the memory is full.
             return requests >= 2 * MAX_REQUESTS || self.account.is_spent();
         }
         requests >= MAX_REQUESTS
             || self.account.is_spent()
             || (requests > 0 && self.account.memory().is_full())
     }
-    /// Whether all is done and sent.
+    /// Whether all requests are finished and all replies sent.
     pub fn is_empty(&self) -> bool {
         self.requests.get() == 0 && self.unsent.get() == 0
     }
-    /// Whether requests are under way.
+    /// Whether requests are in progress.
     pub fn has_requests(&self) -> bool {
         self.requests.get() > 0
     }
-    /// Whether replies wait.
+    /// Whether there are unsent replies.
     pub fn has_replies(&self) -> bool {
         self.unsent.get() > 0
     }
 
-    /// Bytes of the replies that wait.
+    /// Bytes of unsent replies.
     pub fn unsent(&self) -> usize {
         self.unsent.get()
     }
 
-    /// Takes a request that holds `bytes` of memory, all of which are here already.
+    /// Accepts a request that holds `bytes` of memory, all of which are allocated already.
     pub fn enter(self: &Rc<Self>, bytes: usize) -> Ticket {
         self.enter_charged(self.account.force(bytes, Kind::Work))
     }
 
-    /// Takes a request whose memory is charged already.
+    /// Accepts a request whose memory is charged already.
     pub fn enter_charged(self: &Rc<Self>, charge: Charge) -> Ticket {
         self.requests.set(self.requests.get() + 1);
         Ticket { backlog: self.clone(), _charge: charge.into_work() }
     }
 
-    /// Whom a claim of the session wakes.
+    /// The waker for a claim of the session.
     pub fn waker(&self) -> std::cell::Ref<'_, Waker> {
         self.waker.borrow()
     }
 
-    /// Whom to wake when a request is done.
+    /// Sets the waker to call when a request is done.
     pub fn set_waker(&self, waker: &Waker) {
         let mut mine = self.waker.borrow_mut();
         mine.clone_from(waker);
@@ -123,14 +124,14 @@ impl Backlog {
         let charge = self.account.force(reply.capacity(), Kind::Work);
         self.push_charged(reply, Some(charge));
     }
-    /// Queues a reply that is charged already, with `charge` or, `None`, with that of a later one.
+    /// Queues a reply that is charged already, with `charge` or, if `None`, with the charge of a later reply.
     pub fn push_charged(&self, reply: Vec<u8>, charge: Option<Charge>) {
         if !self.gone.get() && !reply.is_empty() {
             self.unsent.set(self.unsent.get() + reply.len());
             self.replies.borrow_mut().push_back((reply, charge));
         }
     }
-    /// Holds a charge until all that is queued now is sent.
+    /// Holds a charge until all replies that are queued now are sent.
     pub fn charge_queued(&self, charge: Charge) {
         if let Some((_, last)) = self.replies.borrow_mut().back_mut() {
             match last {
@@ -143,8 +144,8 @@ impl Backlog {
     pub fn replies(&self) -> std::cell::Ref<'_, VecDeque<(Vec<u8>, Option<Charge>)>> {
         self.replies.borrow()
     }
-    /// Forgets the first `bytes` of the queue; `head` are the bytes of its first reply that were sent earlier.
-    /// Returns the new head.
+    /// Removes the first `bytes` from the queue; `head` is the number of bytes of its first reply that were
+    /// sent before. Returns the new `head`.
     pub fn sent(&self, head: usize, bytes: usize) -> usize {
         let mut replies = self.replies.borrow_mut();
         self.unsent.set(self.unsent.get() - bytes);
@@ -160,38 +161,38 @@ impl Backlog {
         }
         head
     }
-    /// Waits until the client has taken enough of what is queued.
+    /// Waits until the client has received enough of the queued replies.
     pub async fn room(&self) {
         while self.unsent.get() >= MAX_UNSENT && !self.gone.get() {
             self.sent.notified().await;
         }
     }
 
-    /// The client is gone.
+    /// Drops all replies after the client has disconnected.
     pub fn abandon(&self) {
         self.gone.set(true);
         drop(self.replies.take());
         self.unsent.set(0);
         self.sent.notify_waiters();
     }
-    /// What the connection may use of its thread.
+    /// The connection's share of its thread.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
-    /// Whether a request panicked, so that the client would wait for its reply for ever.
+    /// Whether a request panicked, so that the client would wait for its reply forever.
     pub fn has_failed(&self) -> bool {
         self.failed.get()
     }
-    /// Whether the client is gone.
+    /// Whether the client has disconnected.
     pub fn is_gone(&self) -> bool {
         self.gone.get()
     }
 }
 
-/// Carries out a request of a connection in a task of this thread. A panic ends the connection.
+/// Executes a request of a connection in a task of this thread. A panic ends the connection.
 pub(crate) fn spawn_request<F: Future<Output = ()> + 'static>(backlog: &Rc<Backlog>, request: F) {
     let backlog = backlog.clone();
-    // On the heap: each future around it would have room for it twice.
+    // Boxed, because each future that wraps it would reserve space for it twice.
     let request = Box::pin(request);
     let charge = backlog.account.force(size_of::<F>() + TASK_OVERHEAD, Kind::Work);
     tokio::task::spawn_local(async move {
@@ -203,14 +204,14 @@ pub(crate) fn spawn_request<F: Future<Output = ()> + 'static>(backlog: &Rc<Backl
     });
 }
 
-/// A request that is under way; done when dropped.
+/// A request in progress; finished when dropped.
 pub(crate) struct Ticket {
     backlog: Rc<Backlog>,
     _charge: Charge,
 }
 
 impl Ticket {
-    /// The backlog that it is in.
+    /// The backlog that contains it.
     pub fn backlog(&self) -> &Rc<Backlog> {
         &self.backlog
     }

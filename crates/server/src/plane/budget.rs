@@ -1,14 +1,15 @@
-//! How long one connection may keep its thread, so that no request of one delays the others by more than some
-//! milliseconds.
+//! The time for which one connection may occupy its thread, so that no request of one connection delays the
+//! others by more than some milliseconds.
 //!
-//! **Rounds.** Between two looks at the sockets of a thread, every connection may use [`ROUND`] of its time, in its own
-//! loop and in the tasks of its requests together. What is left then waits for the next round: a client with hundreds
-//! of long requests gets as much of a round as one with a single request. A round ends when the thread sleeps; or,
-//! while work is left, by a waker that the runtime calls after it has looked at the sockets.
+//! **Rounds.** Between two polls of the sockets of a thread, every connection may use [`ROUND`] of the
+//! thread's time, in its own loop and in the tasks of its requests together. The rest of its work waits for
+//! the next round: a client with hundreds of long requests gets as much of a round as one with a single
+//! request. A round ends when the thread sleeps; or, while work is left, by a waker that the runtime calls
+//! after it has polled the sockets.
 //!
-//! **Turns.** The clock is read once for each poll, which is after the fact. So a single poll has to be short by
-//! itself: the loop of a connection serves requests worth [`TURN`] in one, and a long request is done in pieces of some
-//! hundred microseconds, between which its task yields. The engine does the same (`limits.rs` there).
+//! **Turns.** The clock is read once for each poll, after the poll has run. So a single poll has to be short:
+//! the loop of a connection serves requests worth [`TURN`] in one poll, and a long request is done in pieces
+//! of some hundred microseconds, between which its task yields. The engine does the same (`limits.rs` there).
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -19,11 +20,11 @@ use std::time::{Duration, Instant};
 
 /// Time that a connection may use in one round.
 const ROUND: Duration = Duration::from_millis(1);
-/// What is served in one poll, in bytes moved.
+/// Most bytes moved in one poll.
 pub(crate) const TURN: usize = 2 << 20;
-/// What a request costs by itself, in bytes that could be moved meanwhile: one to two microseconds.
-const REQUEST: usize = 4 << 10;
-/// What a request costs that has the server look through many things.
+/// Fixed cost of a request, expressed as bytes that could be moved in the same time: one to two microseconds.
+const REQUEST_COST: usize = 4 << 10;
+/// Additional cost of a request for which the server has to scan many items.
 pub(crate) const COSTLY_REQUEST: usize = 64 << 10;
 
 thread_local! {
@@ -32,16 +33,16 @@ thread_local! {
     };
 }
 
-/// The rounds of a thread.
+/// The state of the rounds of a thread.
 struct Rounds {
     number: Cell<u64>,
-    /// The runtime is going to call [`NextRound`].
+    /// Whether the runtime is going to call [`NextRound`].
     is_ending: Cell<bool>,
-    /// Connections and tasks that have more to do.
+    /// Connections and tasks with work for the next round.
     waiting: RefCell<Vec<Waker>>,
 }
 
-/// Begins the next round of this thread; also called when the thread goes to sleep.
+/// Starts the next round of this thread; also called when the thread goes to sleep.
 pub(crate) fn next_round() {
     let waiting = ROUNDS.with(|rounds| {
         rounds.number.set(rounds.number.get() + 1);
@@ -50,7 +51,7 @@ pub(crate) fn next_round() {
     waiting.into_iter().for_each(Waker::wake);
 }
 
-/// Begins a round when it is woken.
+/// A waker that starts a round.
 struct NextRound;
 
 impl Wake for NextRound {
@@ -60,32 +61,32 @@ impl Wake for NextRound {
     }
 }
 
-/// Has a task woken in the next round.
+/// Wakes a task in the next round.
 fn wait_for_next_round(cx: &Context<'_>) {
     let is_ending = ROUNDS.with(|rounds| {
         rounds.waiting.borrow_mut().push(cx.waker().clone());
         rounds.is_ending.replace(true)
     });
     if !is_ending {
-        // The runtime wakes who yields after it has looked at the sockets, and only then.
+        // The runtime wakes a task that yields only after it has polled the sockets.
         let waker = Waker::from(Arc::new(NextRound));
         let _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
     }
 }
 
-/// What a connection has used of its thread.
+/// The use that a connection has made of its thread.
 #[derive(Default)]
 pub(crate) struct Budget {
     round: Cell<u64>,
     used: Cell<Duration>,
-    /// Of this turn.
+    /// In this turn.
     moved: Cell<usize>,
 }
 
 impl Budget {
     /// Counts a request that moves `bytes`.
     pub fn count(&self, bytes: usize) {
-        self.moved.set(self.moved.get().saturating_add(REQUEST + bytes));
+        self.moved.set(self.moved.get().saturating_add(REQUEST_COST + bytes));
     }
 
     /// Whether the connection has served enough in this poll.
@@ -93,12 +94,12 @@ impl Budget {
         self.moved.get() >= TURN
     }
 
-    /// Begins a poll of the connection's loop.
+    /// Starts a poll of the connection's loop.
     pub fn begin_turn(&self) {
         self.moved.set(0);
     }
 
-    /// Has the connection go on in the next round.
+    /// Resumes the connection in the next round.
     pub fn yield_turn(&self, cx: &Context<'_>) {
         wait_for_next_round(cx);
     }
@@ -139,7 +140,7 @@ mod tests {
         LocalSet::new().block_on(&runtime, test);
     }
 
-    /// The round in which a thread is.
+    /// The current round of this thread.
     fn round() -> u64 {
         ROUNDS.with(|rounds| rounds.number.get())
     }
@@ -150,9 +151,9 @@ mod tests {
         for (bytes, most) in [(0, 512), (4096, 256), (256 << 10, 8)] {
             budget.begin_turn();
             let served = (0..10_000).take_while(|_| {
-                let goes_on = !budget.turn_is_over();
+                let continues = !budget.turn_is_over();
                 budget.count(bytes);
-                goes_on
+                continues
             });
             assert_eq!(served.count(), most);
         }
@@ -162,7 +163,7 @@ mod tests {
     fn the_tasks_of_a_connection_share_one_round() {
         run(async {
             let budget = Rc::new(Budget::default());
-            // What each round took of the connection.
+            // The round of each poll of the connection.
             let polls = Rc::new(RefCell::new(Vec::new()));
             let tasks: Vec<_> = (0..50)
                 .map(|_| {
@@ -184,19 +185,19 @@ mod tests {
             }
             let polls = polls.take();
             assert_eq!(polls.len(), 200);
-            assert!(polls.windows(2).all(|pair| pair[0] < pair[1]), "two pieces in one round: {polls:?}");
+            assert!(polls.windows(2).all(|pair| pair[0] < pair[1]), "two polls in one round: {polls:?}");
         });
     }
 
     #[test]
-    fn others_have_their_turn_in_each_round() {
+    fn a_busy_connection_leaves_time_of_each_round_to_others() {
         run(async {
             let (budget, other) = (Rc::new(Budget::default()), Rc::new(Budget::default()));
             let busy = spawn_local(async move {
                 let work = async {
                     for _ in 0..20 {
                         std::thread::sleep(ROUND);
-                        // A task that wakes itself is no exception.
+                        // A task that wakes itself is limited as well.
                         let mut polled = false;
                         poll_fn(|cx| {
                             cx.waker().wake_by_ref();
@@ -214,10 +215,10 @@ mod tests {
                 other.run(yield_now()).await;
                 rounds.push(round());
             }
-            assert!(busy.await.unwrap() - first >= 19, "the busy one took several shares of a round");
+            assert!(busy.await.unwrap() - first >= 19, "the busy connection used several shares of a round");
             assert!(
                 rounds.windows(2).all(|pair| pair[1] - pair[0] <= 1),
-                "a round without the other: {rounds:?}"
+                "a round in which the other connection did not run: {rounds:?}"
             );
         });
     }

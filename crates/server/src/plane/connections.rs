@@ -1,13 +1,15 @@
-//! How many clients may be connected: in all, from one address, and before they have negotiated.
+//! Limits on the number of connected clients: in all, from one address, and before they have negotiated.
 //!
-//! A client that has not negotiated yet (chosen an export, logged in to a target) costs nothing to be, so anyone can
-//! be many of them. They have a deadline for the whole negotiation, and a limit of their own; when that, or another
-//! limit, is reached, the oldest of them is evicted to let a new one in. It is taken from the address that has most
-//! of them, so a flood from one address evicts itself. One that is younger than [`MIN_AGE`] is never evicted, or a
-//! host that starts all of its guests at once would do that to itself: the next client waits to be accepted then.
-//! Clients that have negotiated are never evicted.
+//! Connecting without negotiating (choosing an export, logging in to a target) costs a client nothing, so one
+//! host can open many such connections. They have a deadline for the whole negotiation, and a separate limit;
+//! when that or another limit is reached, the oldest of them is evicted to admit a new client. It is taken
+//! from the address that has most of them, so a flood from one address evicts its own connections. A client
+//! younger than [`MIN_AGE`] is never evicted, since a host that starts all of its guests at once would
+//! otherwise evict its own; the next client waits to be accepted instead. Clients that have negotiated are
+//! never evicted.
 //!
-//! An evicted client still has its descriptor until its thread lets go of it; the number of these is bounded too.
+//! An evicted client keeps its descriptor until its thread closes it; the number of such clients is bounded
+//! too.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -23,21 +25,21 @@ use super::Worker;
 
 /// The age below which a client is not evicted.
 const MIN_AGE: Duration = Duration::from_millis(500);
-/// Evicted clients that may still have their descriptor.
+/// Most evicted clients whose descriptor is not closed yet.
 pub(crate) const MAX_LEAVING: usize = 64;
-/// How long to wait for some of those to leave.
+/// Time to wait for some of these to close.
 const LEAVE_TIME: Duration = Duration::from_millis(10);
 
-/// How many clients may be connected, of all front ends together.
+/// Limits on the number of connected clients, for all front ends together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// In all.
+    /// Clients in all.
     pub all: usize,
-    /// From one IP address (of IPv6, one /64 network). Clients of UNIX sockets have none.
+    /// Clients from one IP address (of IPv6, one /64 network). Clients of UNIX sockets have no address.
     pub per_address: usize,
-    /// That have not negotiated yet.
+    /// Clients that have not negotiated yet.
     pub negotiating: usize,
-    /// How long the whole negotiation may take, and a discovery session may be idle.
+    /// Time limit for the whole negotiation, and for an idle discovery session.
     pub negotiation: Duration,
 }
 
@@ -52,10 +54,10 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// Where a client comes from; `None` for a UNIX socket.
+/// The address of a client; `None` for a UNIX socket.
 type Peer = Option<IpAddr>;
 
-/// The address that a client is counted under.
+/// The address or network under which a client is counted.
 fn counted(peer: Peer) -> Peer {
     peer.map(|ip| match ip.to_canonical() {
         IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),
@@ -63,25 +65,25 @@ fn counted(peer: Peer) -> Peer {
     })
 }
 
-/// Why a client is not let in.
+/// Reasons for which a client is not admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// There are too many, and none of them can be evicted.
+    /// Too many clients are connected, and none of them can be evicted.
     All,
-    /// There are too many from its address.
+    /// Too many clients are connected from its address.
     Address,
-    /// It may be let in after so long, or when another one leaves.
+    /// It may be admitted after this time, or when another client leaves.
     Wait(Duration),
 }
 
-/// Why a negotiation was cut.
+/// Reasons for which a negotiation is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Cut {
-    #[error("the server stops")]
+    #[error("the server is stopping")]
     Stopping,
-    #[error("evicted before it had negotiated, to let another client in")]
+    #[error("evicted before the negotiation was complete, to admit another client")]
     Evicted,
-    #[error("it had not negotiated after {0:?}")]
+    #[error("the negotiation was not complete after {0:?}")]
     Deadline(Duration),
 }
 
@@ -98,25 +100,25 @@ struct Inner {
     last_id: u64,
     all: Count,
     negotiating: usize,
-    peers: HashMap<Peer, OfPeer>,
+    peers: HashMap<Peer, PeerClients>,
 }
 
 #[derive(Default)]
-struct OfPeer {
+struct PeerClients {
     count: Count,
-    /// Those that negotiate, the oldest first.
+    /// Clients that are negotiating, the oldest first.
     negotiating: BTreeMap<u64, Negotiating>,
 }
 
 #[derive(Default, Clone, Copy)]
 struct Count {
     connected: usize,
-    /// Of these, evicted.
+    /// Those of `connected` that are evicted.
     leaving: usize,
 }
 
 impl Count {
-    fn stay(self) -> usize {
+    fn remaining(self) -> usize {
         self.connected - self.leaving
     }
 
@@ -136,7 +138,7 @@ impl Connections {
         Arc::new(Connections { limits, inner: Mutex::default(), left: Notify::new() })
     }
 
-    /// Lets a client in, or says why not.
+    /// Admits a client, or returns the reason for the refusal.
     pub fn admit(self: &Arc<Self>, peer: Peer) -> Result<Admission, Refused> {
         self.admit_at(counted(peer), Instant::now())
     }
@@ -151,51 +153,54 @@ impl Connections {
         if inner.all.leaving >= MAX_LEAVING {
             return Err(Refused::Wait(LEAVE_TIME));
         }
-        if peer.is_some() && inner.peers.get(&peer).is_some_and(|p| p.count.stay() >= self.limits.per_address)
+        if peer.is_some()
+            && inner.peers.get(&peer).is_some_and(|p| p.count.remaining() >= self.limits.per_address)
         {
             inner.evict(peer, now).map_err(|no| no.unwrap_or(Refused::Address))?;
         }
-        if inner.all.stay() >= self.limits.all || inner.negotiating >= self.limits.negotiating {
-            let crowd = inner.peers.iter().max_by_key(|(_, p)| p.negotiating.len()).map(|(peer, _)| *peer);
-            inner.evict(crowd.unwrap_or(peer), now).map_err(|no| no.unwrap_or(Refused::All))?;
+        if inner.all.remaining() >= self.limits.all || inner.negotiating >= self.limits.negotiating {
+            let most_negotiating =
+                inner.peers.iter().max_by_key(|(_, p)| p.negotiating.len()).map(|(peer, _)| *peer);
+            inner.evict(most_negotiating.unwrap_or(peer), now).map_err(|no| no.unwrap_or(Refused::All))?;
         }
         inner.last_id += 1;
         let (id, evict) = (inner.last_id, Arc::new(Notify::new()));
         inner.all.connected += 1;
         inner.negotiating += 1;
-        let of_peer = inner.peers.entry(peer).or_default();
-        of_peer.count.connected += 1;
-        of_peer.negotiating.insert(id, Negotiating { since: now, evict: evict.clone() });
+        let peer_clients = inner.peers.entry(peer).or_default();
+        peer_clients.count.connected += 1;
+        peer_clients.negotiating.insert(id, Negotiating { since: now, evict: evict.clone() });
         Ok(Admission { connections: self.clone(), id, peer, since: now, evict, kept: Cell::new(false) })
     }
 }
 
 impl Inner {
-    /// Evicts the oldest client of an address that negotiates. An error where it is too young, or there is none.
+    /// Evicts the oldest negotiating client of an address. Returns an error if it is too young, or if no
+    /// client of the address is negotiating.
     fn evict(&mut self, peer: Peer, now: Instant) -> Result<(), Option<Refused>> {
-        let of_peer = self.peers.get_mut(&peer).ok_or(None)?;
-        let oldest = of_peer.negotiating.first_entry().ok_or(None)?;
+        let peer_clients = self.peers.get_mut(&peer).ok_or(None)?;
+        let oldest = peer_clients.negotiating.first_entry().ok_or(None)?;
         let age = now.duration_since(oldest.get().since);
         if age < MIN_AGE {
             return Err(Some(Refused::Wait(MIN_AGE - age)));
         }
         oldest.remove().evict.notify_one();
-        of_peer.count.leaving += 1;
+        peer_clients.count.leaving += 1;
         self.all.leaving += 1;
         self.negotiating -= 1;
         Ok(())
     }
 
-    /// Takes a client out of those that negotiate; false where it was evicted, or had negotiated.
+    /// Removes a client from those that are negotiating; false if it was evicted or had negotiated.
     fn end_negotiation(&mut self, peer: Peer, id: u64) -> bool {
-        let of_peer = self.peers.get_mut(&peer);
-        let negotiated = of_peer.is_some_and(|p| p.negotiating.remove(&id).is_some());
+        let peer_clients = self.peers.get_mut(&peer);
+        let negotiated = peer_clients.is_some_and(|p| p.negotiating.remove(&id).is_some());
         self.negotiating -= usize::from(negotiated);
         negotiated
     }
 }
 
-/// A client's place, given back when dropped.
+/// The admission of a client, which counts it until dropped.
 pub(crate) struct Admission {
     connections: Arc<Connections>,
     id: u64,
@@ -206,7 +211,7 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// Runs a client's negotiation, with its deadline. The client can be evicted until [`Admission::keep`].
+    /// Runs a client's negotiation within its deadline. The client can be evicted until [`Admission::keep`].
     pub async fn negotiate<T>(
         &self,
         worker: &Worker,
@@ -216,14 +221,14 @@ impl Admission {
         let deadline = tokio::time::Instant::from_std(self.since + most);
         tokio::select! {
             biased;
-            // A client that has not chosen anything by now has nothing to lose.
+                        // A client that is still negotiating has no requests in progress that could be lost.
             () = worker.stopping() => Err(Cut::Stopping),
             () = self.evicted() => Err(Cut::Evicted),
             done = tokio::time::timeout_at(deadline, negotiation) => done.map_err(|_| Cut::Deadline(most)),
         }
     }
 
-    /// The client has negotiated: it is not evicted any more. An error where it has been.
+    /// Excludes a client that has negotiated from eviction. Returns an error if it has been evicted.
     pub fn keep(&self) -> Result<(), Cut> {
         self.kept.set(self.connections.inner.lock().end_negotiation(self.peer, self.id));
         if self.kept.get() { Ok(()) } else { Err(Cut::Evicted) }
@@ -234,7 +239,7 @@ impl Admission {
         self.evict.notified().await;
     }
 
-    /// How long a negotiation may take.
+    /// The time limit of a negotiation.
     pub fn negotiation_time(&self) -> Duration {
         self.connections.limits.negotiation
     }
@@ -245,9 +250,9 @@ impl Drop for Admission {
         let mut inner = self.connections.inner.lock();
         let evicted = !inner.end_negotiation(self.peer, self.id) && !self.kept.get();
         inner.all.leave(evicted);
-        if let Some(of_peer) = inner.peers.get_mut(&self.peer) {
-            of_peer.count.leave(evicted);
-            if of_peer.count.connected == 0 {
+        if let Some(peer_clients) = inner.peers.get_mut(&self.peer) {
+            peer_clients.count.leave(evicted);
+            if peer_clients.count.connected == 0 {
                 inner.peers.remove(&self.peer);
             }
         }
@@ -307,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_in_all_holds_for_those_that_negotiate_too() {
+    fn the_limit_in_all_includes_clients_that_are_negotiating() {
         let (connections, begin) = (connections(2, 9, 9), Instant::now());
         let _kept = connections.admit_at(None, begin).inspect(|a| a.keep().unwrap()).unwrap();
         let idle = connections.admit_at(None, begin).unwrap();
@@ -316,19 +321,19 @@ mod tests {
     }
 
     #[test]
-    fn few_evicted_clients_are_left_at_a_time() {
+    fn the_number_of_evicted_clients_with_a_descriptor_is_bounded() {
         let (connections, begin) = (connections(999, 999, 1), Instant::now());
         let at = |n: u32| begin + OLD * n;
-        let mut there: Vec<_> =
+        let mut clients: Vec<_> =
             (0..=MAX_LEAVING as u32).map(|n| connections.admit_at(peer(1), at(n)).unwrap()).collect();
         let next = connections.admit_at(peer(1), at(1000)).map(|_| ());
         assert_eq!(next.unwrap_err(), Refused::Wait(LEAVE_TIME));
-        there.remove(0);
+        clients.remove(0);
         assert!(connections.admit_at(peer(1), at(1000)).is_ok());
     }
 
     #[test]
-    fn addresses_are_counted_as_networks_are_given_out() {
+    fn ipv6_clients_are_counted_by_their_64_bit_network() {
         let of = |text: &str| counted(Some(text.parse().unwrap()));
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:2"));
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));

@@ -1,17 +1,19 @@
-//! A panic while a connection is served ends that connection, and no other.
+//! A panic in the code that serves a connection ends that connection and no other.
 //!
-//! **The boundary.** What a connection owns is dropped with it, so code that changes nothing else may unwind: the
-//! decoders, the front ends, TLS and the loop around them ([`PROTOCOL_CODE`]). Everywhere else a panic says that an
-//! invariant of shared state does not hold: the engine with its buffers and maps, the store, reservations and tokens
-//! of a logical unit, the control plane. The process is aborted there before anything unwinds, also where a
-//! connection called it, since half a change would be seen by all; the log is made for a sudden end.
+//! **The boundary.** The state of a connection is dropped with it, so code that changes only that state may
+//! unwind: the decoders, the front ends, TLS and the loop around them ([`PROTOCOL_CODE`]). In all other code,
+//! a panic means that an invariant of shared state does not hold: the engine with its buffers and maps, the
+//! store, reservations and tokens of a logical unit, the control plane. There the process is aborted before
+//! anything unwinds, also if a connection called the code, since all connections would see a partial change;
+//! the log is designed for a sudden end.
 //!
-//! The panic hook of the binary decides by [`is_contained`], before anything is unwound: the thread serves a
-//! connection, and the panic was raised in the source of protocol code. Code that the engine calls back does not
-//! count as that (`scsi/medium.rs`). A panic inside another library aborts: it does not tell who called it.
+//! The panic hook of the binary decides by [`is_contained`], before anything is unwound: the thread is
+//! serving a connection, and the panic was raised in the source of protocol code. Code that the engine calls
+//! back does not count as protocol code (`scsi/medium.rs`). A panic inside another library aborts, because
+//! its location does not show the caller.
 //!
-//! What connections of a thread share is sound afterwards: borrows of its buffers end with the unwinding, and the
-//! output is cleared before each use.
+//! The state shared by the connections of a thread is sound afterwards: borrows of its buffers end with the
+//! unwinding, and the output is cleared before each use.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -20,7 +22,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 
-/// Sources of code that changes only what one connection owns, and what is changed in one step.
+/// Sources of code that changes only the state of one connection, or changes other state in a single step.
 const PROTOCOL_CODE: [&str; 10] = [
     "crates/wire/src/",
     "crates/server/src/iscsi/",
@@ -38,17 +40,17 @@ const PROTOCOL_CODE: [&str; 10] = [
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// This thread serves a connection now.
+    /// Whether this thread is serving a connection.
     static SERVING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// How many connections a panic has ended since the start of the process.
+/// The number of connections that a panic has ended since the start of the process.
 pub fn panics() -> u64 {
     PANICS.load(Relaxed)
 }
 
-/// Whether a panic at this place of the source ends a connection rather than the process. For the panic hook, on the
-/// thread that panics.
+/// Whether a panic at this source location ends a connection rather than the process. For the panic hook, on
+/// the thread that panics.
 pub fn is_contained(location: Option<&Location<'_>>) -> bool {
     SERVING.get() && location.is_some_and(|location| is_protocol_code(location.file()))
 }
@@ -57,19 +59,22 @@ fn is_protocol_code(file: &str) -> bool {
     PROTOCOL_CODE.iter().any(|source| file.contains(source))
 }
 
-/// A connection was served up to a panic; what it owns is not to be used again.
+/// A panic interrupted serving a connection; its state must not be used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("serving it failed; this is a defect of the server")]
+#[error("the server panicked while serving it; this is a bug of the server")]
 pub(crate) struct Panicked;
 
-/// Serves a connection for a moment. `what` is for the log.
+/// Runs one step of serving a connection. `what` names it in the log.
 pub(crate) fn contain<T>(what: &str, serve: impl FnOnce() -> T) -> Result<T, Panicked> {
     let before = SERVING.replace(true);
     let done = catch_unwind(AssertUnwindSafe(serve));
     SERVING.set(before);
     done.map_err(|_| {
         PANICS.fetch_add(1, Relaxed);
-        tracing::error!(what, "serving a client panicked; its connection is closed, please report this");
+        tracing::error!(
+            what,
+            "panic while serving a client; its connection is closed. This is a bug, please report it"
+        );
         Panicked
     })
 }
@@ -91,7 +96,9 @@ mod tests {
 
     #[test]
     fn the_engine_is_outside_of_the_boundary() {
-        for inside in ["crates/wire/src/iscsi/pdu.rs", "/build/crates/server/src/nbd/session.rs", file!()] {
+        for inside in
+            ["crates/wire/src/iscsi/pdu.rs", "/build/crates/server/src/nbd/transmission.rs", file!()]
+        {
             assert!(is_protocol_code(inside), "{inside}");
         }
         for outside in [
@@ -112,7 +119,7 @@ mod tests {
         assert!(!is_contained(Some(here)));
         assert_eq!(contain("a test", || is_contained(Some(here))), Ok(true));
         let before = panics();
-        assert_eq!(contain("a test", || panic!("as a test wants")), Err::<(), _>(Panicked));
+        assert_eq!(contain("a test", || panic!("expected by the test")), Err::<(), _>(Panicked));
         assert!(panics() > before && !is_contained(Some(here)));
     }
 }

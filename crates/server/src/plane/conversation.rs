@@ -1,12 +1,13 @@
-//! The loop of one connection, whatever it speaks, as a future.
+//! The loop of one connection of any protocol, as a future.
 //!
-//! One pass receives into the thread's input buffer, has the [`Protocol`] serve every message that is whole, gathers
-//! the replies in the thread's output buffer, and sends them. Between passes the connection keeps the start of a
-//! message that is not whole yet (`held`) and what was not sent (its [`Backlog`]); nothing else. A message too long
-//! for the thread's buffer is received into memory of its own, which is given to the protocol.
+//! One pass receives into the thread's input buffer, has the [`Protocol`] serve every complete message,
+//! gathers the replies in the thread's output buffer, and sends them. Between passes the connection keeps
+//! only the start of an incomplete message (`held`) and unsent replies (its [`Backlog`]). A message too long
+//! for the thread's buffer is received into separate memory, which is passed to the protocol.
 //!
-//! The client is not read from while it does not take its replies, while its backlog is full, or while there is no memory
-//! for what it sends ([`super::memory`]): then its own socket holds it back, and no other client notices.
+//! The client is not read from while it does not read its replies, while its backlog is full, or while no
+//! memory is available for its messages ([`super::memory`]): then the flow control of its socket throttles
+//! it, and no other client is affected.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -21,44 +22,45 @@ use super::contain::{Panicked, contain};
 use super::memory::{Charge, Claim, Kind, MemoryAccount, Stall};
 use super::{Backlog, INPUT, Output, Scratch, Worker};
 
-/// A message that is longer is received into memory of its own.
+/// Longest message that is received into the thread's buffer.
 const OWN_MEMORY: usize = INPUT / 2;
-/// Replies that are sent in one call, and bytes of those that waited.
+/// Most replies that are sent in one call, and most bytes of replies from the backlog.
 const MAX_SLICES: usize = 64;
 const MAX_SENT: usize = 512 << 10;
-/// Memory for a started message that a connection keeps when it has none; also what it may receive, and the replies
-/// that it may gather, where memory is short.
+/// Memory for an incomplete message that a connection keeps without a charge; also the most that it receives,
+/// and the replies that it gathers, while memory is short.
 const KEEP_HELD: usize = 8 << 10;
-/// Passes in which requests are still refused, when the server closes and all else is done.
+/// Passes in which requests are refused when the server is closing and all other work is done.
 const LAST_PASSES: u8 = 4;
 
-/// Why serving stopped.
+/// Reasons for which serving stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// No whole message is left; the next has at least so many bytes.
+    /// No complete message is left.
     Input {
-        /// Bytes, those that are there included.
+        /// Least length of the next message, including the bytes that were received.
         want: usize,
     },
-    /// Replies have to be sent first: the output is full.
+    /// The output is full: replies have to be sent first.
     Output,
-    /// No further request can be taken now: the backlog is full.
+    /// The backlog is full: no further request is accepted now.
     Backlog,
-    /// Other clients have their turn first: the connection's [`Budget`](super::budget::Budget) says so.
+    /// The connection's [`Budget`](super::budget::Budget) for this turn is used up.
     Turn,
-    /// The client leaves, once what it asked for is answered.
+    /// The client disconnects after its requests are answered.
     Leave,
 }
 
-/// What one client's bytes mean.
+/// The protocol of one client.
 pub(crate) trait Protocol: Unpin {
-    /// Why a connection is cut.
+    /// Reasons for which a connection is cut.
     type Error: From<io::Error>;
 
-    /// Serves the messages at the front of `input`. Returns how many bytes they were, and why it stopped.
+    /// Serves the messages at the front of `input`. Returns their length in bytes, and the reason for
+    /// stopping.
     fn serve(&mut self, input: &[u8], output: &mut Output) -> Result<(usize, Stop), Self::Error>;
 
-    /// Serves the one message that `message` is, whose memory is charged; [`Stop::Input`] where all is well.
+    /// Serves the single message in `message`, whose memory is charged; returns [`Stop::Input`] on success.
     fn serve_long(
         &mut self,
         message: Vec<u8>,
@@ -66,37 +68,39 @@ pub(crate) trait Protocol: Unpin {
         output: &mut Output,
     ) -> Result<Stop, Self::Error>;
 
-    /// Whether the client has memory held for something that it has to send, beside the message that it is sending.
+    /// Whether memory is held for data that the client has to send, apart from the message that it is
+    /// sending.
     fn awaits_data(&self) -> bool {
         false
     }
 
-    /// Does what is not the client's doing: called in each pass, and when a waker that it registered wakes.
+    /// Does work that the client did not request: called in each pass, and when a waker that it registered
+    /// wakes.
     fn attend(&mut self, cx: &mut Context<'_>, output: &mut Output) -> Result<(), Self::Error> {
         let _ = (cx, output);
         Ok(())
     }
 }
 
-/// A connection. Ready when it is over.
+/// A connection. The future is ready when the connection has ended.
 pub(crate) struct Conversation<S, P> {
     worker: Rc<Worker>,
     stream: S,
-    /// Of a UNIX socket.
+    /// The descriptor of a UNIX socket.
     fd: Option<RawFd>,
     protocol: P,
-    /// Bytes that were received and not used.
+    /// Bytes that were received and not served yet.
     held: Vec<u8>,
-    /// With what that is charged, and the rest of a message that is not whole yet.
+    /// The charge for `held` and for the rest of an incomplete message.
     held_charge: Option<Charge>,
-    /// A wait for that.
+    /// A wait for that charge.
     claim: Option<Claim>,
-    /// Bytes that the message at the front of `held` has, as far as is known.
+    /// Length of the message at the front of `held`, as far as known.
     want: usize,
     backlog: Rc<Backlog>,
     /// Bytes of the backlog's first reply that are sent.
     head: usize,
-    /// The client said that it leaves, or has closed its side.
+    /// The client has announced that it disconnects, or has closed its side.
     leaving: bool,
     last_passes: u8,
     account: Rc<MemoryAccount>,
@@ -104,7 +108,7 @@ pub(crate) struct Conversation<S, P> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
-    /// A connection with what was received already, `held`. `fd` is that of a UNIX socket.
+    /// A connection that has received `held` already. `fd` is the descriptor of a UNIX socket.
     pub fn new(
         worker: Rc<Worker>,
         stream: S,
@@ -136,7 +140,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
 
     fn turn(&mut self, cx: &mut Context<'_>, scratch: &mut Scratch) -> Poll<Result<(), P::Error>> {
         if self.claim.is_some() {
-            // What was granted is taken at once, also by a client that does not take its replies: it is charged for it.
+            // Granted memory is taken immediately, also if the client does not read its replies, because it
+            // is charged to the client.
             let _ = self.charge_message(cx);
         }
         self.passes(cx, scratch)
@@ -175,7 +180,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
         Poll::Pending
     }
 
-    /// Takes memory for all of the message that is being received. Pending where there is none yet.
+    /// Takes memory for the whole message that is being received. Pending while no memory is available.
     fn charge_message(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let has = self.held_charge.as_ref().map_or(0, Charge::bytes);
         if self.want <= KEEP_HELD || self.want <= has {
@@ -183,7 +188,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
         }
         let missing = self.want - has;
         let more = if self.want <= OWN_MEMORY && self.account.has_reserve() {
-            // It may be what the reserve was given for.
+            // The reserve may have been granted for this message.
             self.account.force(missing, Kind::Input)
         } else {
             let claim = self.claim.get_or_insert_with(|| self.account.claim(missing, Kind::Input));
@@ -194,13 +199,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
         Poll::Ready(())
     }
 
-    /// Charges what is held now, after what was received is served.
+    /// Charges the bytes held after the received messages are served.
     fn charge_held(&mut self) {
         let mut charge = self.held_charge.take();
         let mut bytes = self.held.capacity();
         let has = charge.as_ref().map_or(0, Charge::bytes);
         if !self.held.is_empty() && self.want <= OWN_MEMORY {
-            // A short message is charged as a whole, where there is room: what has begun need not wait for memory.
+            // A short message is charged as a whole if memory is available, so that it need not wait once it
+            // has begun.
             if has >= self.want || !self.account.memory().is_full() {
                 bytes = bytes.max(self.want);
             }
@@ -224,29 +230,30 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
         }
     }
 
-    /// Whether the client has something to do before the memory that it has held can be given back.
-    fn client_owes(&self) -> bool {
-        // A client that is not read from is not the one that has to do something.
+    /// Whether memory is held that can be freed only after the client sends or receives something.
+    fn awaits_client(&self) -> bool {
+        // A client that is not being read from cannot make progress by sending.
         let is_read = self.claim.is_none() && !self.backlog.is_full();
         let inside_message = !self.held.is_empty() && self.held.len() < self.want;
         self.backlog.has_replies() || (is_read && (inside_message || self.protocol.awaits_data()))
     }
 
-    /// Whether there is nothing more to do for this client.
+    /// Whether no work is left for this client.
     fn is_over(&mut self) -> bool {
         if !self.backlog.is_empty() {
             return false;
         }
         if self.worker.closing() {
-            // A client that keeps asking is told "no" a few times; then it is told by the closed socket.
+            // Requests of a client that continues sending are refused for some passes; then its socket is
+            // closed.
             self.last_passes += 1;
             return self.leaving || self.last_passes > LAST_PASSES;
         }
         self.leaving
     }
 
-    /// Receives what there is, or little where memory `is_short`. Returns how many bytes of the thread's input buffer
-    /// are filled; `None` if what there is to serve is in `held`.
+    /// Receives available bytes, or only few if memory `is_short`. Returns the number of bytes filled in the
+    /// thread's input buffer; `None` if the message to serve is in `held`.
     fn receive(
         &mut self,
         cx: &mut Context<'_>,
@@ -270,7 +277,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
         }
         scratch.input[..kept].copy_from_slice(&self.held);
         if kept > 0 && kept >= self.want {
-            // Left over when the backlog was full; there may be whole requests in it.
+            // These bytes were kept when the backlog was full; they may contain complete requests.
             self.forget_held();
             return Ok(Poll::Ready(Some(kept)));
         }
@@ -289,7 +296,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
         }
     }
 
-    /// Receives a part of a long message into its own memory, and nothing behind it.
+    /// Receives a part of a long message into its separate memory, and no byte after the message.
     fn receive_long(&mut self, cx: &mut Context<'_>) -> io::Result<Poll<usize>> {
         let missing = self.want - self.held.len();
         self.held.reserve_exact(missing);
@@ -300,12 +307,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
         }
         let received = room.filled().len();
         self.stall.moved(received);
-        // SAFETY: the first `received` bytes of the spare capacity are filled, which `ReadBuf` vouches for.
+        // SAFETY: `ReadBuf` guarantees that the first `received` bytes of the spare capacity are filled.
         unsafe { self.held.set_len(self.held.len() + received) };
         Ok(Poll::Ready(received))
     }
 
-    /// The client has closed its side: what it asked for is still finished.
+    /// Handles a client that has closed its side: its requests are still finished.
     fn end_of_input(&mut self) -> Option<usize> {
         self.leaving = true;
         self.held = Vec::new();
@@ -357,8 +364,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
         sent
     }
 
-    /// Sends the backlog's replies and `output`. Pending if the client does not take them all now; the rest is
-    /// in the backlog then.
+    /// Sends the backlog's replies and `output`. Pending if the client does not receive all of them now; the
+    /// rest is in the backlog then.
     fn send(&mut self, cx: &mut Context<'_>, output: &mut Output) -> Poll<Result<(), P::Error>> {
         let mut fresh = output.filled();
         if self.backlog.has_replies() || !fresh.is_empty() {
@@ -411,7 +418,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
             *slice = IoSlice::new(&reply[..reply.len().min(room)]);
             (n, room) = (n + 1, room.saturating_sub(reply.len()));
         }
-        // What is new goes last, and only behind the whole queue.
+        // New replies are sent last, and only after the whole queue.
         if n == replies.len() && room > 0 {
             slices[n] = IoSlice::new(fresh);
             n += 1;
@@ -430,15 +437,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Future for Conversation<S, 
         let backlog = this.backlog.clone();
         backlog.budget().poll(cx, |cx| {
             let mut scratch = worker.scratch();
-            // A connection that panicked may have left something.
+            // A connection that panicked may have left output.
             scratch.output.clear();
             let mut done = contain("a connection", || this.turn(cx, &mut scratch))
                 .unwrap_or_else(|panicked| Poll::Ready(Err(io::Error::other(panicked).into())));
-            let owes = done.is_pending() && this.client_owes();
-            if this.stall.poll(cx, owes) {
+            let awaits_client = done.is_pending() && this.awaits_client();
+            if this.stall.poll(cx, awaits_client) {
                 done = Poll::Ready(Err(stalled().into()));
             }
-            // Replies to a client that is cut off are for no other client.
+            // Replies to a client that is cut off must not reach another client.
             scratch.output.clear();
             done
         })
@@ -448,7 +455,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Future for Conversation<S, 
 fn stalled() -> io::Error {
     io::Error::new(
         io::ErrorKind::TimedOut,
-        "it held memory and made no progress while other clients waited for some",
+        "it made no progress while it held memory that other clients were waiting for",
     )
 }
 

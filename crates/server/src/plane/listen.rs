@@ -1,7 +1,7 @@
-//! Where the server listens: UNIX sockets and TCP ports, and the sockets that come of them.
+//! Listen addresses: UNIX sockets and TCP ports, and the sockets of accepted clients.
 //!
-//! A UNIX socket file outlives a server that was killed. It is replaced only if nobody answers on it, and
-//! removed at the end only if it is still the one that was made here.
+//! A UNIX socket file outlives a server that was killed. It is replaced only if no server answers on it, and
+//! removed at the end only if it is still the file that was created here.
 
 use std::fmt;
 use std::io;
@@ -17,13 +17,13 @@ use socket2::{Domain, SockAddr, SockRef, TcpKeepalive, Type};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-/// Who may connect: the server's user and group.
+/// Access control of a UNIX socket: the server's user and group may connect.
 const SOCKET_MODE: libc::mode_t = 0o660;
 const BACKLOG: i32 = 1024;
 /// Longest path that fits into a socket address.
 const PATH_MAX: usize = 107;
-/// What the kernel is asked to queue for a slow reader of a UNIX socket, in bytes: the replies to a deep
-/// queue of small reads in one go.
+/// Send buffer of a UNIX socket, in bytes: holds the replies to a deep queue of small reads for a slow
+/// reader.
 const SEND_BUFFER: usize = 512 << 10;
 
 /// An address to listen on: `unix:PATH` or `HOST:PORT`.
@@ -31,11 +31,11 @@ const SEND_BUFFER: usize = 512 << 10;
 pub enum ListenAddr {
     /// A UNIX socket.
     Unix(PathBuf),
-    /// A host name or address, and a port; port 0 takes a free one.
+    /// A host name or address, and a port; port 0 selects a free one.
     Tcp(String),
 }
 
-/// An address that cannot be one.
+/// A text that is not a valid address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not an address to listen on; write unix:PATH or HOST:PORT")]
 pub struct BadAddr(String);
@@ -58,7 +58,7 @@ impl FromStr for ListenAddr {
 }
 
 impl ListenAddr {
-    /// The first address that it stands for and that other machines can reach, if there is one.
+    /// The first address that `self` resolves to and that other machines can reach, if any.
     pub(crate) fn beyond_loopback(&self) -> Result<Option<SocketAddr>, ListenError> {
         match self {
             ListenAddr::Unix(_) => Ok(None),
@@ -86,13 +86,13 @@ impl<'de> serde::Deserialize<'de> for ListenAddr {
     }
 }
 
-/// Why the server cannot listen.
+/// Reasons for which the server cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Another server answers on the socket.
     #[error("another server is listening on {0}; stop it or choose another address")]
     InUse(ListenAddr),
-    /// There is a file in the way.
+    /// The path exists and is not a socket.
     #[error("{0} exists and is not a socket; remove it or choose another path")]
     NotASocket(PathBuf),
     /// The path does not fit into a socket address.
@@ -101,12 +101,12 @@ pub enum ListenError {
     /// A host name without an address.
     #[error("{0}: no such host")]
     NoHost(ListenAddr),
-    /// Anything else.
+    /// Another error of the system.
     #[error("cannot listen on {addr}: {error}")]
     Io {
-        /// Where.
+        /// The address.
         addr: ListenAddr,
-        /// What the system said.
+        /// The error of the system.
         error: io::Error,
     },
 }
@@ -118,7 +118,7 @@ pub(crate) enum Listener {
     Tcp(std::net::TcpListener),
 }
 
-/// A UNIX socket's file, removed when dropped.
+/// The file of a UNIX socket, removed when dropped.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -128,7 +128,7 @@ pub(crate) struct SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Someone may have put another in its place.
+        // Another server may have replaced the file.
         if let Ok(m) = std::fs::symlink_metadata(&self.path)
             && (m.dev(), m.ino()) == (self.dev, self.ino)
         {
@@ -138,7 +138,7 @@ impl Drop for SocketFile {
 }
 
 impl Listener {
-    /// Binds to every address that `addr` stands for.
+    /// Binds to every address that `addr` resolves to.
     pub fn bind(addr: &ListenAddr) -> Result<Vec<Listener>, ListenError> {
         match addr {
             ListenAddr::Unix(path) => Ok(vec![bind_unix(addr, path)?]),
@@ -154,7 +154,7 @@ impl Listener {
         }
     }
 
-    /// Where it listens, with the port that was taken.
+    /// The bound address, with the actual port.
     pub fn address(&self) -> ListenAddr {
         match self {
             Listener::Unix { file, .. } => ListenAddr::Unix(file.path.clone()),
@@ -164,7 +164,7 @@ impl Listener {
         }
     }
 
-    /// Takes it into the runtime of this thread.
+    /// Registers the listener with the runtime of this thread.
     pub fn into_tokio(self) -> io::Result<Acceptor> {
         Ok(match self {
             Listener::Unix { listener, file } => Acceptor::Unix(UnixListener::from_std(listener)?, file),
@@ -205,14 +205,14 @@ fn bind_unix(addr: &ListenAddr, path: &Path) -> Result<Listener, ListenError> {
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return Err(io(e)),
-            // A full backlog is an answer too.
+            // A full backlog also means that a server is listening.
             Ok(_) | Err(_) => return Err(ListenError::InUse(addr.clone())),
         },
         Err(_) => {}
     }
     let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None).map_err(io)?;
-    // The socket's own mode is what the file starts with, so that it is at no moment open to others.
-    // SAFETY: fchmod takes a descriptor, which is open, and a mode.
+    // The socket's mode becomes the initial mode of the file, so that it is never accessible to other users.
+    // SAFETY: fchmod takes an open descriptor and a mode.
     unsafe { libc::fchmod(std::os::fd::AsRawFd::as_raw_fd(&socket), SOCKET_MODE) };
     let io = io_or_in_use(addr, io);
     socket.bind(&SockAddr::unix(path).map_err(&io)?).map_err(&io)?;
@@ -225,27 +225,27 @@ fn bind_unix(addr: &ListenAddr, path: &Path) -> Result<Listener, ListenError> {
     Ok(Listener::Unix { listener: socket.into(), file })
 }
 
-/// A listener in a runtime.
+/// A listener that is registered with a runtime.
 pub(crate) enum Acceptor {
     Unix(UnixListener, #[expect(dead_code, reason = "removes the file when dropped")] SocketFile),
     Tcp(TcpListener),
 }
 
 impl Acceptor {
-    /// The next client, ready to be handed to another thread.
+    /// The next client, as a socket that can be passed to another thread.
     pub async fn accept(&self) -> io::Result<RawSocket> {
         match self {
             Acceptor::Unix(l, _) => {
                 let socket = l.accept().await?.0.into_std()?;
-                // Advisory: a smaller buffer only means more, smaller writes.
+                // Best effort: a smaller buffer only means more, smaller writes.
                 let _ = SockRef::from(&socket).set_send_buffer_size(SEND_BUFFER);
                 Ok(RawSocket::Unix(socket))
             }
             Acceptor::Tcp(l) => {
                 let (socket, _) = l.accept().await?;
-                // A client that is gone by now shows when it is served.
+                // An error means that the client has disconnected, which is detected when it is served.
                 let _ = socket.set_nodelay(true);
-                // A client whose host is gone would keep its disk in use for ever.
+                // Without keepalive, a client whose host is down would keep its disk in use forever.
                 let keepalive = TcpKeepalive::new()
                     .with_time(Duration::from_secs(60))
                     .with_interval(Duration::from_secs(10))
@@ -257,7 +257,7 @@ impl Acceptor {
     }
 }
 
-/// A connected socket that belongs to no runtime yet.
+/// A connected socket that is not registered with a runtime.
 #[derive(Debug)]
 pub(crate) enum RawSocket {
     Unix(std::os::unix::net::UnixStream),
@@ -265,7 +265,7 @@ pub(crate) enum RawSocket {
 }
 
 impl RawSocket {
-    /// The client's address; `None` of a UNIX socket, and where the client is gone.
+    /// The client's address; `None` for a UNIX socket, and if the client has disconnected.
     pub fn peer(&self) -> Option<IpAddr> {
         match self {
             RawSocket::Unix(_) => None,
@@ -273,7 +273,7 @@ impl RawSocket {
         }
     }
 
-    /// Takes it into the runtime of this thread.
+    /// Registers the socket with the runtime of this thread.
     pub fn into_tokio(self) -> io::Result<Socket> {
         Ok(match self {
             RawSocket::Unix(s) => Socket::Unix(UnixStream::from_std(s)?),
@@ -290,7 +290,7 @@ pub(crate) enum Socket {
 }
 
 impl Socket {
-    /// Takes it out of the runtime of this thread.
+    /// Removes the socket from the runtime of this thread.
     pub fn into_raw(self) -> io::Result<RawSocket> {
         Ok(match self {
             Socket::Unix(s) => RawSocket::Unix(s.into_std()?),
@@ -299,7 +299,7 @@ impl Socket {
     }
 }
 
-/// Calls a method of whichever socket it is.
+/// Calls a method of the socket of either kind.
 macro_rules! either {
     ($self:expr, $method:ident($($arg:expr),*)) => {
         match $self.get_mut() {
@@ -365,7 +365,7 @@ mod tests {
         assert!(matches!(Listener::bind(&addr), Err(ListenError::InUse(_))));
         assert_eq!(std::fs::symlink_metadata(&path).unwrap().mode() & 0o777, 0o660);
         drop(first);
-        assert!(!path.exists(), "the file goes with the listener");
+        assert!(!path.exists(), "dropping the listener removes the file");
         std::fs::write(&path, "precious").unwrap();
         assert!(matches!(Listener::bind(&addr), Err(ListenError::NotASocket(_))));
         assert!(path.exists());

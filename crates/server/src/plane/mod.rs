@@ -1,14 +1,14 @@
-//! The data plane: the threads on which the connections of all front ends live.
+//! The data plane: the threads that serve the connections of all front ends.
 //!
-//! There is one thread for each core given to the server, with a runtime of its own. The first also accepts
-//! (`listen`), and hands clients out in turn; a connection lives on one thread from its first byte to its last. The
-//! big buffers (`scratch`) belong to the thread, not to the connection, which keeps only what it could not finish
-//! (`backlog`); so an idle connection costs little, and a client that sends much, or reads nothing, is held back by
-//! not being read from. `pace` says when a thread sleeps, `budget` how long a connection may keep it for itself,
-//! `contain` what a panic ends.
+//! Each core given to the server has one thread with its own runtime. The first also accepts
+//! (`listen`) and distributes clients round-robin; a connection stays on one thread from its first byte to
+//! its last. The large buffers (`scratch`) belong to the thread, not to the connection, which keeps only
+//! unfinished work (`backlog`); so an idle connection costs little, and a client that sends much, or does not
+//! read its replies, is throttled by not being read from. `pace` decides when a thread sleeps, `budget`
+//! limits how long a connection may occupy its thread, `contain` limits the effect of a panic.
 //!
-//! How many clients there may be is counted by `connections`, what they can have the server hold by `memory`. A
-//! [`FrontEnd`] makes of a socket what speaks its protocol: [`crate::nbd`].
+//! `connections` limits the number of clients, `memory` the memory that the server holds for them. A
+//! `FrontEnd` serves an accepted socket in its protocol: [`crate::nbd`].
 
 mod backlog;
 mod budget;

@@ -1,29 +1,31 @@
-//! When a data-plane thread goes to sleep: at once, or after a pause in which more requests come together.
+//! When a data-plane thread sleeps: immediately, or after a pause in which several requests arrive.
 //!
-//! A client with many requests in flight sends the next one for each reply that it takes. A server that is
-//! quicker than the client is then woken for every single request: a wake-up, a receive, a send and the
-//! client's wake-up for each, which costs several times what the request itself does. A network card meets
-//! the same with interrupt moderation, and so does this: after it has sent replies, the thread sleeps for a
-//! moment that nothing but the clock ends, and then serves all that has come.
+//! A client with many requests in flight sends the next one for each reply that it receives. A server that is
+//! faster than the client is then woken for every single request: a wake-up, a receive, a send and the
+//! client's wake-up for each, which costs several times as much as the request. Network cards avoid the same
+//! problem with interrupt moderation, and so does this module: after it has sent replies, the thread sleeps
+//! for a short time that only the clock ends, and then serves all requests that have arrived.
 //!
-//! The pause costs nothing as long as the client is busy with replies that it has. Whether it is shows at the
-//! end of the pause: replies that it has not taken yet are still in the socket (`SIOCOUTQ`). So the pause
-//! grows while every client that was served has some left, and shrinks as soon as one has none; a client that
-//! waits for each reply before it asks again always has none, and is never paused for, but for a short probe
-//! once in a while. Only UNIX sockets tell; other clients are not paused for.
+//! The pause costs nothing as long as the client is busy with replies that it has received. This is checked
+//! at the end of the pause: replies that the client has not read yet are still in the socket (`SIOCOUTQ`). So
+//! the pause grows while every client that was served has unread replies, and shrinks as soon as one has
+//! none; a client that waits for each reply before its next request never has any, and is not paused for,
+//! except for a short probe at long intervals. Only UNIX sockets report unread replies; clients of other
+//! sockets are not paused for.
 
 use std::os::fd::RawFd;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// The pause that is tried, and below which there is none.
+/// The shortest pause.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_micros(120);
-/// Sleeps without a pause before one is tried again: at first, and at most.
+/// Sleeps without a pause before the next probe: initially, and at most.
 const FIRST_SKIP: u32 = 16;
 const LONGEST_SKIP: u32 = 1024;
-/// Clients served since the last sleep that are looked at; if there are more, requests come together anyway.
+/// Most clients served since the last sleep that are checked; if there are more, requests coalesce without a
+/// pause.
 const MAX_CLIENTS: usize = 4;
 
 /// The pace of one thread.
@@ -34,15 +36,16 @@ pub(crate) struct Pace {
 
 #[derive(Default)]
 struct State {
-    /// Sockets to which replies were sent since the last sleep. They are open: a session forgets its own.
+    /// Sockets to which replies were sent since the last sleep. They are open: a session removes its socket
+    /// before closing it.
     served: [RawFd; MAX_CLIENTS],
     count: usize,
-    /// Some client was served whose socket does not tell, or there were too many.
-    blind: bool,
+    /// A client was served whose socket does not report unread replies, or there were too many clients.
+    has_unknown: bool,
     control: Control,
 }
 
-/// What decides on the pause; apart from sockets and clocks, so that it can be tested.
+/// Computes the length of the pause; separate from sockets and clocks, so that it can be tested.
 #[derive(Debug, Clone, Copy)]
 struct Control {
     pause: Duration,
@@ -57,7 +60,7 @@ impl Default for Control {
 }
 
 impl Control {
-    /// The pause to make now.
+    /// The length of the next pause.
     fn pause(&mut self) -> Duration {
         if self.skip > 0 {
             self.skip -= 1;
@@ -66,10 +69,10 @@ impl Control {
         self.pause.max(SHORTEST)
     }
 
-    /// What came of a pause: whether every client was still busy with its replies.
-    fn learn(&mut self, paused: Duration, all_busy: bool) {
+    /// Adjusts the pause to the result of the last one: whether every client was still busy with its replies.
+    fn adjust(&mut self, paused: Duration, all_busy: bool) {
         if all_busy {
-            // In small steps: every one too many is time that the client spends waiting.
+            // Small steps, because the client waits while a pause is too long.
             self.pause = (paused + paused / 16).min(LONGEST);
             self.next_skip = FIRST_SKIP;
         } else if paused > SHORTEST {
@@ -83,7 +86,7 @@ impl Control {
 }
 
 impl Pace {
-    /// Replies were sent to a client; `socket` if it is one that tells what the client has not taken yet.
+    /// Records that replies were sent to a client; `socket` is its descriptor if it reports unread replies.
     pub fn served(&self, socket: Option<RawFd>) {
         let mut state = self.state.lock();
         let count = state.count;
@@ -93,11 +96,11 @@ impl Pace {
                 state.served[count] = fd;
                 state.count += 1;
             }
-            _ => state.blind = true,
+            _ => state.has_unknown = true,
         }
     }
 
-    /// A client leaves, and its socket is going to be closed.
+    /// Removes the socket of a client before it is closed.
     pub fn forget(&self, socket: RawFd) {
         let mut state = self.state.lock();
         if let Some(at) = state.served[..state.count].iter().position(|fd| *fd == socket) {
@@ -107,19 +110,19 @@ impl Pace {
         }
     }
 
-    /// The thread has nothing to do and is about to sleep.
+    /// Pauses if useful; called when the thread is idle and about to sleep.
     pub fn before_sleep(&self) {
         let mut state = self.state.lock();
-        let (count, blind) = (std::mem::take(&mut state.count), std::mem::take(&mut state.blind));
-        if count == 0 || blind {
+        let (count, has_unknown) = (std::mem::take(&mut state.count), std::mem::take(&mut state.has_unknown));
+        if count == 0 || has_unknown {
             return;
         }
         let pause = state.control.pause();
         if !pause.is_zero() {
-            // Nobody waits for the lock: it is there because the runtime's hook has to be `Sync`.
+            // The lock is not contended: it exists because the runtime's hook must be `Sync`.
             std::thread::sleep(pause);
             let all_busy = state.served[..count].iter().all(|fd| has_unread(*fd));
-            state.control.learn(pause, all_busy);
+            state.control.adjust(pause, all_busy);
         }
     }
 }
@@ -127,15 +130,15 @@ impl Pace {
 /// Whether the peer of a UNIX socket has not read all that was sent to it.
 fn has_unread(socket: RawFd) -> bool {
     let mut unread: libc::c_int = 0;
-    // SAFETY: SIOCOUTQ (TIOCOUTQ) writes one int to where it points.
+    // SAFETY: SIOCOUTQ (TIOCOUTQ) writes one int to the given address.
     let done = unsafe { libc::ioctl(socket, libc::TIOCOUTQ, &raw mut unread) };
     done == 0 && unread > 0
 }
 
-/// Has the kernel end this thread's short sleeps in time: it may be 50 microseconds late otherwise.
+/// Reduces the timer slack of this thread: the kernel may end a short sleep 50 microseconds late otherwise.
 pub(crate) fn precise_timers() {
     const SLACK_NS: libc::c_ulong = 1000;
-    // SAFETY: PR_SET_TIMERSLACK takes a number and touches no memory of ours.
+    // SAFETY: PR_SET_TIMERSLACK takes a number and accesses no memory of the process.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, SLACK_NS) };
 }
 
@@ -143,46 +146,46 @@ pub(crate) fn precise_timers() {
 mod tests {
     use super::*;
 
-    /// Sleeps `sleeps` times; `busy(pause)` says whether a client is still busy after such a pause. Returns
-    /// the time spent in pauses.
+    /// Sleeps `sleeps` times; `busy(pause)` is whether a client is still busy after such a pause. Returns the
+    /// time spent in pauses.
     fn run(control: &mut Control, sleeps: u32, busy: impl Fn(Duration) -> bool) -> Duration {
         let mut paused = Duration::ZERO;
         for _ in 0..sleeps {
             let pause = control.pause();
             if !pause.is_zero() {
                 paused += pause;
-                control.learn(pause, busy(pause));
+                control.adjust(pause, busy(pause));
             }
         }
         paused
     }
 
     #[test]
-    fn a_client_that_waits_for_each_reply_is_hardly_ever_paused_for() {
+    fn a_client_that_waits_for_each_reply_is_rarely_paused_for() {
         let paused = run(&mut Control::default(), 1_000_000, |_| false);
         assert!(paused < Duration::from_micros(1_000_000 / 40), "{paused:?} in a million sleeps");
     }
 
     #[test]
-    fn a_client_with_a_deep_queue_gets_a_pause_that_it_does_not_notice() {
+    fn a_client_with_a_deep_queue_gets_a_pause_shorter_than_its_own_work() {
         let mut control = Control::default();
         let depth = |limit_us| move |pause| pause < Duration::from_micros(limit_us);
         run(&mut control, 1000, depth(80));
         let pauses: Vec<_> = (0..100)
             .map(|_| {
                 let pause = control.pause();
-                control.learn(pause, depth(80)(pause));
+                control.adjust(pause, depth(80)(pause));
                 pause
             })
             .collect();
         assert!(pauses.iter().all(|p| (20..=100).contains(&p.as_micros())), "{pauses:?}");
-        // When it becomes another client, the pause goes away.
+        // The pause ends when the behaviour of the client changes.
         run(&mut control, 10, |_| false);
         assert!(control.pause().is_zero());
     }
 
     #[test]
-    fn what_the_peer_has_not_read_is_seen() {
+    fn unread_bytes_of_the_peer_are_detected() {
         use std::io::{Read, Write};
         use std::os::fd::AsRawFd;
         let (mut a, mut b) = std::os::unix::net::UnixStream::pair().unwrap();

@@ -1,22 +1,22 @@
 //! The buffers of a data-plane thread, shared by its connections one poll at a time.
 //!
-//! Both are allocated and zeroed once, so that no request pays for initialising memory, and small enough to
-//! stay in the core's second-level cache when requests are small: what is not reached is not touched.
+//! Both buffers are allocated and zeroed once, so that no request pays for initialising memory. With small
+//! requests, only their start is touched, which stays in the core's second-level cache.
 
-/// Bytes that are received at once.
+/// Most bytes received at once.
 pub(crate) const INPUT: usize = 256 << 10;
-/// Longest read that is served straight into the output.
+/// Longest read that is served directly into the output.
 pub(crate) const FAST_READ_MAX: usize = 256 << 10;
-/// Room that is kept for the headers around one reply, and for a short error.
+/// Space for the headers of one reply, and for a short error.
 const HEADROOM: usize = 2 << 10;
-/// Bytes of replies that are gathered before they are sent.
+/// Most bytes of replies that are gathered before they are sent.
 const OUTPUT: usize = FAST_READ_MAX + HEADROOM + (256 << 10);
 
-/// The buffers.
+/// The buffers of a thread.
 pub(crate) struct Scratch {
-    /// What was received.
+    /// Received bytes.
     pub input: Box<[u8]>,
-    /// What is to be sent.
+    /// Bytes to send.
     pub output: Output,
 }
 
@@ -26,15 +26,15 @@ impl Scratch {
     }
 }
 
-/// Replies, back to back.
+/// Replies, one after the other.
 ///
-/// A front end adds to it while it is not full, which leaves room for any reply that is served at once. A reply that
-/// is longer makes it grow until it is cleared: no reply can be written past its end.
+/// A front end appends replies while it is not full, which leaves space for any reply that is served
+/// directly. A longer reply makes it grow until it is cleared, so no reply can be written past its end.
 pub(crate) struct Output {
     /// At least [`OUTPUT`] bytes.
     bytes: Vec<u8>,
     len: usize,
-    /// Bytes of replies at which it counts as full.
+    /// Bytes of replies from which on it counts as full.
     limit: usize,
 }
 
@@ -42,36 +42,36 @@ impl Output {
     fn new() -> Output {
         Output { bytes: vec![0; OUTPUT], len: 0, limit: usize::MAX }
     }
-    /// The replies.
+    /// The gathered replies.
     pub fn filled(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
-    /// Forgets them.
+    /// Removes all replies, and the memory of a long one.
     pub fn clear(&mut self) {
         self.len = 0;
         if self.bytes.len() > OUTPUT {
             *self = Output::new();
         }
     }
-    /// Has it take few bytes, `Some`, where memory for replies that are not taken at once is short.
+    /// Limits the replies to few bytes while memory for unsent replies is short; `None` removes the limit.
     pub fn set_limit(&mut self, limit: Option<usize>) {
         self.limit = limit.unwrap_or(usize::MAX);
     }
-    /// The longest read that is served straight into it.
+    /// The longest read that is served directly into it.
     pub fn fast_read_max(&self) -> usize {
         FAST_READ_MAX.min(self.limit)
     }
-    /// Whether the longest reply that is served at once may not fit any more.
+    /// Whether the longest reply that is served directly may not fit any more.
     pub fn is_full(&self) -> bool {
         self.bytes.len() - self.len < FAST_READ_MAX + HEADROOM || self.len >= self.limit
     }
-    /// Appends.
+    /// Appends a reply.
     pub fn push(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len(), 0).0.copy_from_slice(bytes);
         self.keep(bytes.len());
     }
-    /// Room for `header` bytes and `data` bytes behind them, to be kept with [`Output::keep`]. The bytes are
-    /// whatever was there.
+    /// Returns space for a header of `header` bytes and `data` bytes after it, to be appended with
+    /// [`Output::keep`]. The contents of the space are unspecified.
     pub fn reserve(&mut self, header: usize, data: usize) -> (&mut [u8], &mut [u8]) {
         let end = self.len + header + data;
         if end > self.bytes.len() {
@@ -79,9 +79,9 @@ impl Output {
         }
         self.bytes[self.len..end].split_at_mut(header)
     }
-    /// Keeps the first `bytes` of the reserved ones.
+    /// Appends the first `bytes` of the reserved space.
     pub fn keep(&mut self, bytes: usize) {
-        debug_assert!(self.len + bytes <= self.bytes.len(), "only what was reserved is kept");
+        debug_assert!(self.len + bytes <= self.bytes.len(), "only reserved bytes are kept");
         self.len = (self.len + bytes).min(self.bytes.len());
     }
 }
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reply_beyond_the_room_makes_the_output_grow_until_it_is_cleared() {
+    fn a_reply_longer_than_the_output_makes_it_grow_until_it_is_cleared() {
         let mut output = Output::new();
         let long = vec![7; OUTPUT];
         output.push(&[1; 100]);

@@ -15,27 +15,27 @@ use super::memory::{Memory, MemoryLimits};
 use super::worker::Worker;
 use crate::throttle::Throttle;
 
-/// How long clients have to take their last replies after a shutdown began.
+/// Time that clients have to receive their last replies after a shutdown began.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
-/// How long to wait after a failed accept (out of descriptors, mostly) before the next.
+/// Delay after a failed accept (mostly for lack of descriptors) before the next.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// What speaks one protocol.
+/// The server of one protocol.
 pub(crate) trait FrontEnd: Send + Sync {
     /// Serves a client in a task of this thread.
     fn spawn(&self, worker: &Rc<Worker>, client: Client);
 }
 
-/// A client that was accepted and let in.
+/// A client that was accepted and admitted.
 pub(crate) struct Client {
     pub socket: RawSocket,
     pub admission: Admission,
 }
 
-/// A data plane that is bound, so that its addresses are taken, and does not run yet: clients queue up.
+/// A data plane that is bound to its addresses and not running yet: clients queue in the kernel.
 #[derive(Default)]
 pub struct Plane {
-    doors: Vec<(Listener, Arc<dyn FrontEnd>)>,
+    listeners: Vec<(Listener, Arc<dyn FrontEnd>)>,
     limits: ConnectionLimits,
     memory: MemoryLimits,
 }
@@ -51,10 +51,10 @@ pub struct Handle {
 impl Plane {
     /// A data plane with these limits on its clients.
     pub fn new(limits: ConnectionLimits, memory: MemoryLimits) -> Plane {
-        Plane { doors: Vec::new(), limits, memory }
+        Plane { listeners: Vec::new(), limits, memory }
     }
 
-    /// Takes the addresses of a front end. Returns them with the ports that were taken.
+    /// Binds the addresses of a front end. Returns them with the actual ports.
     pub(crate) fn listen(
         &mut self,
         front: &Arc<dyn FrontEnd>,
@@ -64,7 +64,7 @@ impl Plane {
         for address in addresses {
             for listener in Listener::bind(address)? {
                 taken.push(listener.address());
-                self.doors.push((listener, front.clone()));
+                self.listeners.push((listener, front.clone()));
             }
         }
         Ok(taken)
@@ -72,22 +72,22 @@ impl Plane {
 
     /// Serves clients on `cores` threads, at least one.
     pub fn run(self, cores: usize) -> io::Result<Handle> {
-        let addresses = self.doors.iter().map(|(listener, _)| listener.address()).collect();
+        let addresses = self.listeners.iter().map(|(listener, _)| listener.address()).collect();
         let connections = Arc::new(AtomicUsize::new(0));
         let (closing, closing_rx) = watch::channel(false);
         let mut handle = Handle { addresses, connections: connections.clone(), closing, threads: Vec::new() };
         let cores = cores.max(1);
         let memory = Memory::new(self.memory);
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..cores).map(|_| mpsc::unbounded_channel()).unzip();
-        let mut doors = Some((self.doors, senders, Connections::new(self.limits)));
+        let mut listeners = Some((self.listeners, senders, Connections::new(self.limits)));
         for (n, clients) in receivers.into_iter().enumerate() {
-            let (connections, memory, accept) = (connections.clone(), memory.clone(), doors.take());
+            let (connections, memory, accept) = (connections.clone(), memory.clone(), listeners.take());
             let worker = {
                 let closing = closing_rx.clone();
                 move || Worker::new(closing, connections, memory)
             };
             let closing = closing_rx.clone();
-            // A thread that cannot be had ends those that are there: the handle is dropped.
+            // If a thread cannot be started, dropping the handle stops those that were started.
             handle.threads.push(
                 std::thread::Builder::new()
                     .name(format!("data-{n}"))
@@ -99,25 +99,25 @@ impl Plane {
 }
 
 impl Handle {
-    /// Where the server listens, with the ports it took.
+    /// The bound addresses, with the actual ports.
     pub fn addresses(&self) -> &[ListenAddr] {
         &self.addresses
     }
 
-    /// How many clients are connected, those that still negotiate included.
+    /// The number of connected clients, including those that are negotiating.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Stops: no new clients; what was asked for is finished and answered, what is asked for later is refused;
-    /// clients that do not take their answers are left after 2 seconds. The socket files are gone when this
-    /// returns. The pool stays open.
+    /// Stops: accepts no new clients, finishes and answers requests received before, refuses those received
+    /// later, and disconnects clients that have not received their replies after 2 seconds. The socket files
+    /// are removed when this returns. The pool stays open.
     pub async fn shutdown(mut self) {
         self.closing.send_replace(true);
         let threads = std::mem::take(&mut self.threads);
         let joined = tokio::task::spawn_blocking(move || {
             for thread in threads {
-                // A thread that panicked has nothing left to close.
+                // A thread that panicked has nothing to close.
                 let _ = thread.join();
             }
         });
@@ -131,7 +131,7 @@ impl Drop for Handle {
     }
 }
 
-/// A client, and what speaks with it.
+/// A client, and the front end that serves it.
 type Served = (Arc<dyn FrontEnd>, Client);
 type Accept = (Vec<(Listener, Arc<dyn FrontEnd>)>, Vec<mpsc::UnboundedSender<Served>>, Arc<Connections>);
 
@@ -144,10 +144,10 @@ fn run_thread(
 ) {
     let worker = worker();
     let result = worker.clone().block_on(async move {
-        if let Some((doors, senders, connections)) = accept {
+        if let Some((listeners, senders, connections)) = accept {
             let senders: Arc<[_]> = senders.into();
             let next = Arc::new(AtomicUsize::new(0));
-            for (listener, front) in doors {
+            for (listener, front) in listeners {
                 let accepting = Accepting {
                     acceptor: listener.into_tokio()?,
                     front,
@@ -162,7 +162,8 @@ fn run_thread(
             tokio::select! {
                 biased;
                 _ = closing.wait_for(|c| *c) => break,
-                // Where nothing can come any more, because nothing is listened on, only closing is waited for.
+                                // Without listeners there are no senders, and only `closing` can end the
+                                // loop.
                 Some((front, client)) = clients.recv() => front.spawn(&worker, client),
             }
         }
@@ -185,7 +186,7 @@ struct Accepting {
 }
 
 impl Accepting {
-    /// Accepts clients until the server closes; the listener is dropped then.
+    /// Accepts clients until the server closes, and then drops the listener.
     async fn run(self, mut closing: watch::Receiver<bool>) {
         loop {
             let client = tokio::select! {
@@ -195,18 +196,18 @@ impl Accepting {
             };
             if let Some(client) = client {
                 let n = self.next.fetch_add(1, Ordering::Relaxed) % self.senders.len();
-                // A receiver that is gone is closing, and closes the socket.
+                // A dropped receiver means that the thread is closing; the socket is closed.
                 let _ = self.senders[n].send((self.front.clone(), client));
             }
         }
     }
 
-    /// The next client; `None` where one could not be accepted or let in.
+    /// The next client; `None` if one could not be accepted or admitted.
     async fn next_client(&self) -> Option<Client> {
         static FAILED: Throttle = Throttle::new();
         let socket = match self.acceptor.accept().await {
             Ok(socket) => socket,
-            // It went away while it waited.
+            // The client disconnected before it was accepted.
             Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => return None,
             Err(error) => {
                 if let Some(left_out) = FAILED.permit() {
@@ -220,7 +221,7 @@ impl Accepting {
         Some(Client { socket, admission })
     }
 
-    /// Lets a client in, when there is a place for it; `None` where there is none.
+    /// Admits a client as soon as the limits allow; `None` if it is refused.
     async fn admit(&self, socket: &RawSocket) -> Option<Admission> {
         static REFUSED: Throttle = Throttle::new();
         let peer = socket.peer();

@@ -1,4 +1,4 @@
-//! Connections that fail in the server, beside others on their thread.
+//! Panics in one connection do not affect the others on the same thread.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::*;
 
-/// Sends each byte back; panics in the middle of a reply to `!`, and in a request for `?`.
+/// Echoes each byte; panics in the middle of a reply to `!`, and in a request for `?`.
 struct Echo(Rc<Backlog>);
 
 impl Protocol for Echo {
@@ -18,13 +18,13 @@ impl Protocol for Echo {
     fn serve(&mut self, input: &[u8], output: &mut Output) -> std::io::Result<(usize, Stop)> {
         for byte in input {
             output.push(&[*byte]);
-            assert_ne!(*byte, b'!', "as the test wants");
+            assert_ne!(*byte, b'!', "expected by the test");
             if *byte == b'?' {
                 let ticket = self.0.enter(1);
                 spawn_request(&self.0, async move {
                     let _ticket = ticket;
                     tokio::task::yield_now().await;
-                    panic!("as the test wants");
+                    panic!("expected by the test");
                 });
             }
         }
@@ -54,11 +54,11 @@ fn a_panic_ends_its_connection_and_no_other() {
             let (mut client, served) = connect(&worker);
             let before = panics();
             client.write_all(bomb).await?;
-            assert!(served.await.expect("the task itself goes on").is_err());
+            assert!(served.await.expect("the task does not panic").is_err());
             assert!(panics() > before);
             let mut rest = Vec::new();
             client.read_to_end(&mut rest).await?;
-            // What the connection that panicked left in the thread's output is not sent to another.
+            // Output that the panicking connection left in the thread's buffer is not sent to another client.
             other.write_all(b"hello").await?;
             let mut back = [0; 5];
             other.read_exact(&mut back).await?;

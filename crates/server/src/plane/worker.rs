@@ -1,4 +1,4 @@
-//! A data-plane thread: its runtime, the buffers that its connections share, and its end.
+//! A data-plane thread: its runtime, the buffers shared by its connections, and its shutdown.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::future::Future;
@@ -16,15 +16,14 @@ use super::memory::Memory;
 use super::pace::{Pace, precise_timers};
 use super::scratch::Scratch;
 
-/// What the connections of one thread have in common. Borrowed for the length of one poll, never across an
-/// await.
+/// State shared by the connections of one thread. Borrowed during one poll, never across an await.
 pub(crate) struct Worker {
     scratch: RefCell<Scratch>,
     pace: Arc<Pace>,
     stopping: watch::Receiver<bool>,
     closing: Cell<bool>,
     connections: Cell<usize>,
-    /// Of all threads.
+    /// Connections of all threads.
     total: Arc<AtomicUsize>,
     memory: Arc<Memory>,
     last_left: Notify,
@@ -33,8 +32,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// The worker of this thread. `stopping` becomes true when the server stops, `total` counts connections,
-    /// `memory` is that of all clients.
+    /// The worker of this thread. `stopping` becomes true when the server stops, `total` counts the
+    /// connections of all threads, `memory` is the memory of all clients.
     pub fn new(stopping: watch::Receiver<bool>, total: Arc<AtomicUsize>, memory: Arc<Memory>) -> Rc<Worker> {
         Rc::new(Worker {
             scratch: RefCell::new(Scratch::new()),
@@ -49,7 +48,7 @@ impl Worker {
         })
     }
 
-    /// Runs the thread's main task; what is still running on the thread when it ends is dropped.
+    /// Runs the thread's main task; tasks that are still running when it ends are dropped.
     pub fn block_on<T>(self: Rc<Self>, main: impl Future<Output = std::io::Result<T>>) -> std::io::Result<T> {
         precise_timers();
         let pace = self.pace.clone();
@@ -74,14 +73,14 @@ impl Worker {
         self.scratch.borrow_mut()
     }
 
-    /// What decides when the thread sleeps.
+    /// Decides when the thread sleeps.
     pub fn pace(&self) -> &Pace {
         &self.pace
     }
 
-    /// Waits until the server is told to stop.
+    /// Waits until the server is stopping.
     pub async fn stopping(&self) {
-        // A server that is gone has stopped.
+        // An error means that the server was dropped, so it has stopped.
         let _ = self.stopping.clone().wait_for(|stopping| *stopping).await;
     }
 
@@ -90,24 +89,25 @@ impl Worker {
         self.closing.get()
     }
 
-    /// Counts a connection until the guard is dropped.
+    /// Counts a connection until the returned guard is dropped.
     pub fn enter(self: &Rc<Self>) -> Entered {
         self.connections.set(self.connections.get() + 1);
         self.total.fetch_add(1, Relaxed);
         Entered(self.clone())
     }
 
-    /// Has a session woken when the server closes.
+    /// Registers a session to be woken when the server closes.
     pub fn register(&self, session: &Rc<Backlog>) {
         let mut sessions = self.sessions.borrow_mut();
-        // Forget the dead when there may be many of them: amortised, nothing.
+        // Sessions that have ended are removed only when the vector is full, so the amortised cost is
+        // constant.
         if sessions.len() == sessions.capacity() {
             sessions.retain(|s| s.strong_count() > 0);
         }
         sessions.push(Rc::downgrade(session));
     }
 
-    /// Has the sessions end, and waits for it, but no longer than `grace`.
+    /// Ends the sessions, and waits for them, but no longer than `grace`.
     pub async fn close(&self, grace: Duration) {
         self.closing.set(true);
         let sessions = self.sessions.take();
@@ -121,7 +121,7 @@ impl Worker {
     }
 }
 
-/// A connection that is there.
+/// Counts a connection until dropped.
 pub(crate) struct Entered(Rc<Worker>);
 
 impl Drop for Entered {

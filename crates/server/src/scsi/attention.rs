@@ -1,19 +1,20 @@
-//! Unit attentions: what a nexus has to be told before its next command (SAM-5, "Unit attention conditions").
+//! Unit attentions: events that are reported to a nexus before its next command (SAM-5, "Unit attention
+//! conditions").
 
 use forebay_wire::scsi::{Code, Sense, SenseKey, codes};
 
-/// What happened.
+/// An event to be reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnitAttention {
     /// The nexus is new.
     PowerOn,
     /// The unit was reset.
     Reset,
-    /// The nexus was lost, and is there again.
+    /// The nexus was lost and established again.
     NexusLoss,
-    /// Another nexus had the commands of this one aborted.
+    /// Another nexus aborted the commands of this one.
     CommandsCleared,
-    /// The unit has another size.
+    /// The size of the unit changed.
     CapacityChanged,
     /// Another nexus changed mode parameters.
     ModeChanged,
@@ -23,7 +24,7 @@ pub enum UnitAttention {
     ReservationsReleased,
     /// The registration of this nexus was removed by another one.
     RegistrationsPreempted,
-    /// The initiator has other units than before.
+    /// The set of units that the initiator can use changed.
     LunsChanged,
     /// The store is nearly full.
     Threshold,
@@ -47,7 +48,7 @@ impl UnitAttention {
         }
     }
 
-    /// Whether it goes ahead of a reservation conflict (SAM-5, "Status precedence").
+    /// Whether it takes precedence over a reservation conflict (SAM-5, "Status precedence").
     fn is_reset(self) -> bool {
         matches!(self, UnitAttention::PowerOn | UnitAttention::Reset | UnitAttention::NexusLoss)
     }
@@ -58,7 +59,7 @@ impl UnitAttention {
     }
 }
 
-/// Attentions that a nexus was not told of yet: each at most once, those of resets first.
+/// Pending attentions of a nexus: each at most once, those of resets first.
 #[derive(Debug, Default)]
 pub(super) struct Attentions(Vec<UnitAttention>);
 
@@ -72,13 +73,13 @@ impl Attentions {
         self.0.insert(at, attention);
     }
 
-    /// Takes the next; with `resets_only` only one that goes ahead of a reservation conflict.
+    /// Takes the next; with `resets_only` only one that takes precedence over a reservation conflict.
     pub fn take(&mut self, resets_only: bool) -> Option<UnitAttention> {
         let first = *self.0.first()?;
         (first.is_reset() || !resets_only).then(|| self.0.remove(0))
     }
 
-    /// Forgets one that the initiator learnt otherwise.
+    /// Removes one that was reported to the initiator by other means.
     pub fn forget(&mut self, attention: UnitAttention) {
         self.0.retain(|a| *a != attention);
     }

@@ -1,7 +1,7 @@
 //! Third-party copies: EXTENDED COPY, and copies by token.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_engine::Error;
 use forebay_wire::scsi::{
@@ -9,33 +9,17 @@ use forebay_wire::scsi::{
     TokenOutcome, WriteList, codes, copy_status, token_information,
 };
 
+use super::errors::sense_of;
 use super::nexus::Nexus;
-use super::response::{Response, sense_of};
+use super::response::Response;
 use super::tokens::Grant;
 use super::unit::LogicalUnit;
 
-/// Most outcomes of each kind that a nexus keeps; the oldest go.
-const OUTCOMES_MAX: usize = 64;
 /// Service actions.
 const POPULATE_TOKEN: u8 = 0x10;
 const WRITE_USING_TOKEN: u8 = 0x11;
 
-/// How the copies of a nexus ended, by their list identifiers; gone with the nexus.
-#[derive(Default)]
-pub(super) struct Outcomes {
-    copies: VecDeque<(u8, CopyOutcome)>,
-    tokens: VecDeque<(u32, TokenOutcome)>,
-}
-
-fn remember<K: PartialEq, V>(outcomes: &mut VecDeque<(K, V)>, key: K, outcome: V) {
-    outcomes.retain(|(other, _)| *other != key);
-    if outcomes.len() >= OUTCOMES_MAX {
-        outcomes.pop_front();
-    }
-    outcomes.push_back((key, outcome));
-}
-
-/// Why a copy did not succeed.
+/// Why a copy failed.
 enum Failure {
     Sense(Sense),
     Engine(Error),
@@ -66,12 +50,13 @@ const fn aborted(code: forebay_wire::scsi::Code) -> Sense {
     Sense::new(SenseKey::CopyAborted, code)
 }
 
-/// A range to be copied, whose units are known.
+/// A range to be copied, with its units.
 struct Step<'a> {
     source: &'a LogicalUnit,
     destination: &'a LogicalUnit,
     segment: CopySegment,
-    /// How many segments it is: initiators cut long copies up, and each by itself would wait for a commit.
+    /// Number of segments joined into it: initiators split long copies, and each separate copy waits for a
+    /// commit.
     segments: u16,
 }
 
@@ -80,15 +65,15 @@ impl Step<'_> {
         std::ptr::eq(self.source, self.destination)
     }
 
-    /// Takes a step that goes on where this one ends, if it is one.
-    fn take(&mut self, next: &Step<'_>) -> bool {
+    /// Appends a step that starts where this one ends; false if it does not.
+    fn join(&mut self, next: &Step<'_>) -> bool {
         let (mine, theirs) = (&mut self.segment, &next.segment);
-        let goes_on = std::ptr::eq(self.source, next.source)
+        let is_adjacent = std::ptr::eq(self.source, next.source)
             && std::ptr::eq(self.destination, next.destination)
             && mine.source_offset + mine.len == theirs.source_offset
             && mine.offset + mine.len == theirs.offset;
         let len = mine.len + theirs.len;
-        if !goes_on || (next.is_within_a_unit() && mine.offset.abs_diff(mine.source_offset) < len) {
+        if !is_adjacent || (next.is_within_a_unit() && mine.offset.abs_diff(mine.source_offset) < len) {
             return false;
         }
         mine.len = len;
@@ -107,17 +92,17 @@ impl Nexus {
             Ok(list) => list,
             Err(sense) => return self.check(&sense),
         };
-        let nexuses = self.member.session.upgrade().map_or(Vec::new(), |session| session.nexuses());
+        let nexuses = self.owner.upgrade().map_or(Vec::new(), |session| session.nexuses());
         let mut outcome = CopyOutcome { done: false, segments: 0, bytes: 0 };
         let done = self.copy_segments(&list, &nexuses, &mut outcome).await;
         outcome.done = done.is_ok();
         if let Some(identifier) = list.list {
-            remember(&mut self.outcomes.lock().copies, identifier, outcome);
+            self.outcomes.lock().copies.insert(identifier, outcome);
         }
         done.map_or_else(|failure| self.check(&failure.sense()), |()| Response::good())
     }
 
-    /// Nothing is copied unless all segments can be.
+    /// Checks all segments before the first one is copied.
     async fn copy_segments(
         &self,
         list: &CopyList,
@@ -135,13 +120,13 @@ impl Nexus {
         for &segment in &list.segments {
             let (source, destination) = (find(segment.source)?, find(segment.destination)?);
             underway.push(destination.member.gate.enter());
-            source.may_copy(segment.source_offset, segment.len, Access::Read)?;
-            destination.may_copy(segment.offset, segment.len, Access::Write)?;
+            source.check_copy(segment.source_offset, segment.len, Access::Read)?;
+            destination.check_copy(segment.offset, segment.len, Access::Write)?;
             let step = Step { source: &source.unit, destination: &destination.unit, segment, segments: 1 };
             if step.is_within_a_unit() && segment.offset.abs_diff(segment.source_offset) < segment.len {
                 return Err(Sense::illegal(codes::INVALID_FIELD_IN_PARAMETER_LIST).into());
             }
-            if !steps.last_mut().is_some_and(|last| last.take(&step)) {
+            if !steps.last_mut().is_some_and(|last| last.join(&step)) {
                 steps.push(step);
             }
         }
@@ -155,8 +140,8 @@ impl Nexus {
         Ok(())
     }
 
-    /// Whether a copy of this initiator may read, or write, here.
-    fn may_copy(&self, offset: u64, len: u64, access: Access) -> Result<(), Sense> {
+    /// Checks whether a copy of this initiator can read, or write, a range of this unit.
+    fn check_copy(&self, offset: u64, len: u64, access: Access) -> Result<(), Sense> {
         let end = self.unit.blocks() * u64::from(BLOCK);
         let within = offset.checked_add(len).is_some_and(|e| e <= end);
         if !within {
@@ -172,8 +157,8 @@ impl Nexus {
     /// RECEIVE COPY STATUS(LID1).
     pub(super) fn copy_status(&self, list: u8, allocation: u32) -> Response {
         let outcomes = self.outcomes.lock();
-        match outcomes.copies.iter().find(|(key, _)| *key == list) {
-            Some((_, outcome)) => Response::data(copy_status(outcome), allocation),
+        match outcomes.copies.get(list) {
+            Some(outcome) => Response::data(copy_status(outcome), allocation),
             None => self.check(&Sense::cdb(2)),
         }
     }
@@ -181,14 +166,14 @@ impl Nexus {
     /// POPULATE TOKEN.
     pub(super) fn populate_token(&self, list: u32, parameters: &[u8]) -> Response {
         let made = PopulateList::decode(parameters, &self.rules())
-            .and_then(|parsed| self.unit.grant(parsed.ranges, parsed.timeout));
+            .and_then(|parsed| self.unit.grant(parsed.ranges, Duration::from_secs(parsed.timeout.into())));
         let grant = match made {
             Ok(grant) => grant,
             Err(sense) => return self.check(&sense),
         };
         let token = Some(grant.token.encode(self.unit.identity(), grant.bytes()));
         let outcome = TokenOutcome { action: POPULATE_TOKEN, failure: None, bytes: grant.bytes(), token };
-        remember(&mut self.outcomes.lock().tokens, list, outcome);
+        self.outcomes.lock().tokens.insert(list, outcome);
         Response::good()
     }
 
@@ -201,7 +186,7 @@ impl Nexus {
         let mut bytes = 0;
         let failure = self.write_ranges(&parsed, &mut bytes).await.err().map(|failure| failure.sense());
         let outcome = TokenOutcome { action: WRITE_USING_TOKEN, failure, bytes, token: None };
-        remember(&mut self.outcomes.lock().tokens, list, outcome);
+        self.outcomes.lock().tokens.insert(list, outcome);
         failure.map_or_else(Response::good, |sense| self.check(&sense))
     }
 
@@ -219,7 +204,8 @@ impl Nexus {
         Ok(())
     }
 
-    /// As all copies by [`Disk::copy_from`](forebay_engine::Disk::copy_from), it is durable on return.
+    /// The copy is durable on return, as each one by
+    /// [`DiskHandle::copy_from`](forebay_engine::DiskHandle::copy_from).
     async fn copy_granted(&self, list: &WriteList, grant: &Grant, done: &mut u64) -> Result<(), Failure> {
         let source = grant.unit.upgrade().ok_or(Sense::illegal(codes::TOKEN_UNKNOWN))?;
         let wanted: u64 = list.ranges.iter().map(|r| r.len).sum();
@@ -229,12 +215,12 @@ impl Nexus {
         for (from, to) in pair(&grant.ranges, list.offset, &list.ranges) {
             let revoked = Failure::Sense(Sense::illegal(codes::TOKEN_REVOKED));
             self.unit.note_change(to.offset, to.len);
-            // By this very change, where it is to be written onto what the token stands for.
+            // The previous line revokes the token if this range overlaps the token's own ranges.
             if grant.is_revoked() {
                 return Err(revoked);
             }
             self.disk().copy_from(to.offset, source.disk(), from, to.len).await?;
-            // Whoever changed the source meanwhile revoked the token first.
+            // A command that changed the source during the copy revoked the token first.
             if grant.is_revoked() {
                 return Err(revoked);
             }
@@ -246,15 +232,15 @@ impl Nexus {
     /// RECEIVE ROD TOKEN INFORMATION.
     pub(super) fn token_information(&self, list: u32, allocation: u32) -> Response {
         let outcomes = self.outcomes.lock();
-        match outcomes.tokens.iter().find(|(key, _)| *key == list) {
-            Some((_, outcome)) => Response::data(token_information(outcome), allocation),
+        match outcomes.tokens.get(list) {
+            Some(outcome) => Response::data(token_information(outcome), allocation),
             None => self.check(&Sense::cdb(2)),
         }
     }
 }
 
-/// Cuts `to`, which take what `from` hold from `skip` bytes on, into pieces of one range each: where to read,
-/// and the range to write.
+/// Pairs the ranges `from`, without their first `skip` bytes, with the ranges `to`. Returns pieces that lie
+/// within one range on both sides: the offset to read from, and the range to write.
 fn pair(from: &[BlockRange], mut skip: u64, to: &[BlockRange]) -> Vec<(u64, BlockRange)> {
     let mut sources = from.iter().filter_map(|range| {
         let skipped = skip.min(range.len);
@@ -284,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_paired() {
+    fn source_and_destination_ranges_are_paired_piece_by_piece() {
         let range = |offset, len| BlockRange { offset, len };
         let from = [range(100, 10), range(0, 0), range(50, 5), range(200, 20)];
         let to = [range(1000, 8), range(2000, 0), range(3000, 10)];
@@ -293,18 +279,5 @@ mod tests {
             [(104, range(1000, 6)), (50, range(1006, 2)), (52, range(3000, 3)), (200, range(3003, 7)),]
         );
         assert_eq!(pair(&from, 35, &[]), []);
-    }
-
-    #[test]
-    fn outcomes_are_bounded_and_replaced() {
-        let mut outcomes = VecDeque::new();
-        for n in 0..100 {
-            remember(&mut outcomes, n, 'a');
-        }
-        remember(&mut outcomes, 50, 'b');
-        assert_eq!(
-            (outcomes.len(), outcomes.front(), outcomes.back()),
-            (64, Some(&(36, 'a')), Some(&(50, 'b')))
-        );
     }
 }

@@ -12,10 +12,10 @@ use super::medium::{self, PIECE};
 use super::nexus::Nexus;
 use super::response::Response;
 
-/// Where the difference is, is said only of COMPARE AND WRITE, as SBC-3 has it.
+/// Only COMPARE AND WRITE reports the offset of the difference (SBC-3).
 const MISCOMPARE: Sense = Sense::new(SenseKey::Miscompare, codes::MISCOMPARE_DURING_VERIFY);
 
-/// The pieces of a range, as offset and length, that are held at once.
+/// Splits a range into pieces that are held in memory at once: offset and length.
 fn pieces(offset: u64, len: u64) -> impl Iterator<Item = (u64, usize)> {
     let piece = PIECE as u64;
     (0..len.div_ceil(piece)).map(move |n| (offset + n * piece, (len - n * piece).min(piece) as usize))
@@ -43,7 +43,7 @@ impl Nexus {
         Response::data(data, len)
     }
 
-    /// Writes what there is of the range's data.
+    /// Writes the data that was sent, at most `len` bytes.
     pub(super) async fn write(&self, offset: u64, len: u32, data: &[u8], fua: bool) -> Result<()> {
         let data = &data[..data.len().min(len as usize)];
         if data.is_empty() {
@@ -96,7 +96,7 @@ impl Nexus {
         Ok(Response::good())
     }
 
-    /// Whether a VERIFY finds no fault with zeroes wherever they are, so that holes of any length are passed over.
+    /// Whether zeroes pass a VERIFY at any offset, so that holes of any length can be skipped.
     fn zeroes_pass(data: &[u8], check: VerifyCheck) -> bool {
         match check {
             VerifyCheck::Nothing => true,
@@ -123,7 +123,7 @@ impl Nexus {
         })
     }
 
-    /// Without data the block is zero.
+    /// WRITE SAME. Without data the block is zero.
     pub(super) async fn write_same(&self, offset: u64, len: u32, data: &[u8], unmap: bool) -> Result<()> {
         if len == 0 {
             return Ok(());
@@ -139,8 +139,8 @@ impl Nexus {
         if durable { self.disk().flush().await } else { Ok(()) }
     }
 
-    /// Blocks that only a part of a stored block is unmapped of are zeroed: what was unmapped reads as zero
-    /// (LBPRZ).
+    /// UNMAP. Where a range covers only a part of a stored block, that part is zeroed: unmapped blocks read
+    /// as zero (LBPRZ).
     pub(super) async fn unmap(&self, list: &[u8]) -> Result<Response> {
         let ranges = match unmap_list(list, &self.rules()) {
             Ok(ranges) => ranges,
@@ -149,7 +149,7 @@ impl Nexus {
         Ok(self.answer(self.zero_ranges(&ranges, &mut 0).await))
     }
 
-    /// Makes holes of ranges; `done` grows by the bytes of those that are.
+    /// Turns ranges into holes. Adds the bytes of each finished range to `done`.
     pub(super) async fn zero_ranges(&self, ranges: &[BlockRange], done: &mut u64) -> Result<()> {
         for range in ranges.iter().filter(|r| r.len > 0) {
             self.unit.note_change(range.offset, range.len);
@@ -169,7 +169,7 @@ impl Nexus {
         Ok(Response::data(lba_status(offset, runs), allocation))
     }
 
-    /// Of a long range only as much as a read could ask for: the status says that not all of it need be
+    /// PRE-FETCH. Limits a long range to the longest transfer: its status does not promise that all is
     /// cached.
     pub(super) async fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
         self.disk().prefetch(offset, len.min(u64::from(TRANSFER_MAX * BLOCK))).await

@@ -1,16 +1,16 @@
-//! Changes that depend on what a disk holds: what COMPARE AND WRITE and ORWRITE are, said of a disk.
+//! Changes that depend on the contents of a disk: COMPARE AND WRITE and ORWRITE.
 
 use std::ops::ControlFlow;
 
-use forebay_engine::{Disk, Result};
+use forebay_engine::{DiskHandle, Result};
 
-/// Bytes that are held at once.
+/// Bytes that are held in memory at once.
 pub(super) const PIECE: usize = 1 << 20;
 
-/// Writes the second half of `data` at `offset` if what is there is the first, as one change that no other
-/// comes between. Else where in the first half the first difference is.
+/// Writes the second half of `data` at `offset` if the disk holds the first half there, as one atomic change.
+/// Otherwise returns the offset of the first difference in the first half.
 pub(super) async fn compare_and_write(
-    disk: &Disk,
+    disk: &DiskHandle,
     offset: u64,
     data: &[u8],
     fua: bool,
@@ -26,8 +26,8 @@ pub(super) async fn compare_and_write(
     Ok(decided.await?.break_value())
 }
 
-/// Sets the bits of `data` at `offset`, as one change that no other comes between.
-pub(super) async fn or_write(disk: &Disk, offset: u64, data: &[u8], fua: bool) -> Result<()> {
+/// Sets the bits of `data` at `offset`, as one atomic change.
+pub(super) async fn or_write(disk: &DiskHandle, offset: u64, data: &[u8], fua: bool) -> Result<()> {
     let decided = disk.update(offset, data.len() as u64, fua, |found| {
         found.iter_mut().zip(data).for_each(|(byte, bits)| *byte |= bits);
         ControlFlow::<()>::Continue(())
@@ -35,7 +35,7 @@ pub(super) async fn or_write(disk: &Disk, offset: u64, data: &[u8], fua: bool) -
     decided.await.map(drop)
 }
 
-/// Where two slices of one length first differ.
+/// The first index at which two slices of the same length differ.
 fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
     if a == b { None } else { a.iter().zip(b).position(|(a, b)| a != b) }
 }
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn differences() {
+    fn the_first_difference_is_found() {
         assert_eq!(first_difference(b"abc", b"abc"), None);
         assert_eq!(first_difference(b"abc", b"abd"), Some(2));
     }

@@ -1,33 +1,43 @@
-//! The SCSI device server: what a logical unit does with a command, whatever transport it came by.
+//! The SCSI device server: executes the commands to logical units, independent of the transport.
 //!
-//! A [`LogicalUnit`] is one disk, shared by all sessions that use it, on all threads: it holds what they have
-//! in common, reservations (`reserve`), mode parameters, tokens of its contents (`tokens`). A [`Nexus`] is
-//! one session's access to it. A transport has each command pass [`Nexus::admit`], which decodes it and
-//! checks everything that is checked before a command begins; what comes out it may carry out itself, if it
-//! is a plain read or write, or hand to [`Nexus::perform`]. `io` reads and changes what a disk holds (`medium`
-//! where that depends on what is there), `copy` copies it. Who has others' commands aborted waits for
-//! those that change something (`underway`). `oversee` is for administrators.
+//! A [`LogicalUnit`] is one disk, shared by all sessions that use it, on all threads. It holds their common
+//! state: reservations (`reserve`, encoded by `stored`), mode parameters, unit attentions, and tokens
+//! (`tokens`). A [`Nexus`] is the access of one session to it. A transport passes each command to
+//! [`Nexus::admit`], which decodes it and makes all checks that precede a command. It then executes plain
+//! reads and writes itself, or passes the command to [`Nexus::perform`]: `io` reads and changes blocks
+//! (`medium` those changes that depend on the contents), `copy` copies them. A request to abort commands of
+//! other nexuses waits for those that change the unit (`underway`). `admin` shows and clears reservations for
+//! administrators. `errors` maps engine errors to sense data.
 //!
-//! Locks are short, never held across an await, and none is held while a transport is called. In the order in
+//! Locks are short, are not held across an await, and are not held during a call to a transport. The order in
 //! which they may be taken: a unit's reservations, its reserver, its members, a member's attentions.
 
+mod admin;
 mod attention;
 mod copy;
+mod errors;
 mod io;
 mod medium;
+mod member;
 mod nexus;
-mod oversee;
+mod outcomes;
 mod perform;
+mod port;
 mod reserve;
 mod response;
 mod stored;
 mod tokens;
 mod underway;
 mod unit;
+mod units;
 
+pub use admin::ReservationState;
 pub use attention::UnitAttention;
-pub use nexus::{Admitted, Nexus};
-pub use oversee::ReservationState;
-pub use response::{Response, absent, sense_of};
+pub use errors::sense_of;
+pub use member::AbortTasks;
+pub use nexus::{Admitted, Nexus, NexusOwner};
+pub use port::{Port, Settings};
+pub use response::{Response, absent};
 pub use underway::Underway;
-pub use unit::{LogicalUnit, Port, Session, Settings, Units};
+pub use unit::LogicalUnit;
+pub use units::Units;

@@ -1,56 +1,78 @@
-//! A session's access to a unit: what every command passes before it begins.
+//! A session's access to a unit, and the checks that each command passes before it begins.
 //!
-//! **Read-only nexuses.** A disk can be mapped for many tenants, a golden image above all, and they share its unit.
-//! So a nexus that may not write may not change what the unit holds, and not what all nexuses share either:
-//! reservations, mode parameters, commands of other sessions. It does not see registrations that were made through
-//! other targets.
+//! **Read-only nexuses.** A disk can be mapped for many tenants, in particular a golden image, and they share
+//! its unit. So a nexus that is read-only cannot change the blocks of the unit, nor the state that all
+//! nexuses share: reservations, mode parameters, commands of other sessions. It does not see registrations
+//! that were made through other targets.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
+use std::sync::{Arc, Weak};
 
-use forebay_engine::{Disk, Error};
+use forebay_engine::{DiskHandle, Error};
 use forebay_wire::scsi::{Request, Rules, Sense, SenseKey, codes};
 use parking_lot::Mutex;
 
 use super::attention::UnitAttention;
-use super::copy::Outcomes;
-use super::response::{Response, sense_of};
+use super::errors::sense_of;
+use super::member::{AbortTasks, Member};
+use super::outcomes::Outcomes;
+use super::port::{Port, Settings};
+use super::response::Response;
 use super::underway::Underway;
-use super::unit::{HAS_TOKENS, LogicalUnit, Member, PROTECTED, Port, RESERVED, Settings};
+use super::unit::{HAS_TOKENS, LogicalUnit, PROTECTED, RESERVED};
+
+/// The session of a transport that owns nexuses. No lock of a unit is held during a call.
+pub trait NexusOwner: AbortTasks {
+    /// Logical unit numbers that the initiator can use, ascending.
+    fn luns(&self) -> Vec<u16>;
+    /// The session's nexuses; third-party copies can name their units.
+    fn nexuses(&self) -> Vec<Arc<Nexus>>;
+}
 
 /// An I_T_L nexus. Dropping it leaves the unit: RESERVE is released, registrations stay.
 pub struct Nexus {
     pub(super) unit: Arc<LogicalUnit>,
     pub(super) member: Arc<Member>,
+    pub(super) owner: Weak<dyn NexusOwner>,
     pub(super) settings: Settings,
     /// The mapping or the disk refuses changes.
     read_only: bool,
-    /// Of third-party copies, until the initiator asks.
+    /// Results of third-party copies, until the initiator reads them.
     pub(super) outcomes: Mutex<Outcomes>,
 }
 
-/// A command that may run.
+/// A command that passed all checks.
 pub struct Admitted {
     /// The command.
     pub request: Request,
-    /// Of one that changes what the unit holds; to be dropped when it is over, and not before.
+    /// Present for a command that changes the unit. Drop it when the command has ended, not earlier.
     pub underway: Option<Underway>,
 }
 
 impl Drop for Nexus {
     fn drop(&mut self) {
-        self.unit.leave(&self.member);
+        self.unit.remove_member(&self.member);
+    }
+}
+
+impl LogicalUnit {
+    /// Adds a nexus of the session `owner`. Its first command reports a power-on condition.
+    pub fn join(
+        self: &Arc<Self>,
+        port: Arc<Port>,
+        settings: Settings,
+        owner: Weak<dyn NexusOwner>,
+    ) -> Arc<Nexus> {
+        let member = self.add_member(port, settings.lun, owner.clone());
+        let read_only = settings.read_only || self.disk().read_only();
+        let outcomes = Mutex::default();
+        Arc::new(Nexus { unit: self.clone(), member, owner, settings, read_only, outcomes })
     }
 }
 
 impl Nexus {
-    pub(super) fn new(unit: Arc<LogicalUnit>, member: Arc<Member>, settings: Settings) -> Nexus {
-        let read_only = settings.read_only || unit.disk().read_only();
-        Nexus { unit, member, settings, read_only, outcomes: Mutex::default() }
-    }
-
     /// The disk.
-    pub fn disk(&self) -> &Arc<Disk> {
+    pub fn disk(&self) -> &Arc<DiskHandle> {
         self.unit.disk()
     }
 
@@ -59,24 +81,24 @@ impl Nexus {
         &self.unit
     }
 
-    /// The ports that it connects.
+    /// The initiator port and target port that it connects.
     pub fn port(&self) -> &Arc<Port> {
         &self.member.port
     }
 
-    /// Whether a write has to be durable before it is answered; for transports that carry out a
+    /// Whether a write has to be durable before it is answered; for transports that execute a
     /// [`Request::Write`] themselves.
     #[inline]
     pub fn durable(&self, fua: bool) -> bool {
         fua || !self.settings.write_back
     }
 
-    /// Decodes a command and checks all that is checked before it begins: unit attentions, reservations, its
-    /// range, write protection. What it changes, tokens of that are void from here on; who has it aborted waits until
-    /// it is over ([`Admitted::underway`]).
+    /// Decodes a command and makes the checks that precede it: unit attentions, reservations, its range,
+    /// write protection. Tokens of the blocks that it changes are revoked. From here on, a request of another
+    /// nexus to abort it waits for its end ([`Admitted::underway`]).
     ///
     /// # Errors
-    /// How it is answered instead.
+    /// The response to a command that fails a check.
     #[inline]
     pub fn admit(&self, cdb: &[u8]) -> Result<Admitted, Response> {
         let decoded = Request::decode(cdb, &self.rules());
@@ -93,13 +115,13 @@ impl Nexus {
         Ok(Admitted { request: admitted?, underway })
     }
 
-    /// The unit as commands are checked against it.
+    /// The properties of the unit that commands are checked against.
     #[inline]
     pub(super) fn rules(&self) -> Rules {
         Rules { blocks: self.unit.blocks() }
     }
 
-    /// In the order that SAM-5 gives in "Status precedence".
+    /// Makes all checks, in the order of SAM-5, "Status precedence".
     #[cold]
     fn admit_closely(&self, cdb: &[u8], decoded: Result<Request, Sense>) -> Result<Request, Response> {
         const INQUIRY: u8 = 0x12;
@@ -141,8 +163,8 @@ impl Nexus {
         self.read_only
     }
 
-    /// Whether this initiator may learn of a registration of `port`.
-    pub(super) fn may_know(&self, port: &Port) -> bool {
+    /// Whether a registration of `port` is visible to this initiator.
+    pub(super) fn can_see(&self, port: &Port) -> bool {
         !self.read_only || port.target == self.port().target
     }
 
@@ -152,20 +174,20 @@ impl Nexus {
         self.check(&Sense::new(SenseKey::DataProtect, code))
     }
 
-    /// CHECK CONDITION, in the format of sense data that the unit is set to.
+    /// CHECK CONDITION, in the unit's current sense data format.
     pub fn check(&self, sense: &Sense) -> Response {
         Response::check(sense, self.unit.descriptor_sense())
     }
 
-    /// What a command is answered that failed in the engine.
+    /// The response to a command that failed with an engine error.
     pub fn failed(&self, error: &Error) -> Response {
         self.check(&sense_of(error))
     }
 
-    /// LOGICAL UNIT RESET: RESERVE is released, mode parameters are as at first, commands of other sessions
-    /// are aborted, and every nexus, this one too, is told (SAM-5, "Logical unit reset"). Ends when none of those
-    /// changes anything any more. The session's own commands are the transport's to abort, before. A read-only nexus
-    /// resets nothing but itself.
+    /// LOGICAL UNIT RESET: releases RESERVE, resets mode parameters, aborts commands of other sessions, and
+    /// notes a unit attention for each nexus including this one (SAM-5, "Logical unit reset"). Returns when
+    /// the aborted commands that change the unit have ended. The transport first aborts the session's own
+    /// commands. A read-only nexus resets only itself.
     pub async fn reset(&self) {
         if self.read_only {
             self.note(UnitAttention::Reset);
@@ -174,21 +196,22 @@ impl Nexus {
         }
     }
 
-    /// CLEAR TASK SET: commands of other sessions are aborted, and they are told (SAM-5, "CLEAR TASK SET function").
-    /// Ends when none of those changes anything any more. A read-only nexus clears nothing of other sessions.
+    /// CLEAR TASK SET: aborts commands of other sessions and notes a unit attention for them (SAM-5, "CLEAR
+    /// TASK SET function"). Returns when the aborted commands that change the unit have ended. A read-only
+    /// nexus leaves other sessions alone.
     pub async fn clear_task_set(&self) {
         if !self.read_only {
             self.unit.clear_task_set(&self.member).await;
         }
     }
 
-    /// Tells this nexus something.
+    /// Notes a unit attention for this nexus.
     pub fn note(&self, attention: UnitAttention) {
         self.member.note(attention);
     }
 }
 
-/// Whether a command changes what the unit holds, or what all nexuses of the unit share.
+/// Whether a command changes the blocks of the unit, or state that all its nexuses share.
 #[inline]
 fn is_for_writers(request: &Request) -> bool {
     use Request::{ModeSelect, PersistentReserveOut, Reserve};

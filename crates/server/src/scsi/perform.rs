@@ -1,4 +1,4 @@
-//! Carrying a command out.
+//! Execution of an admitted command.
 
 use forebay_engine::Result;
 use forebay_wire::scsi::{
@@ -9,24 +9,25 @@ use forebay_wire::scsi::{
 
 use super::attention::UnitAttention;
 use super::nexus::Nexus;
+use super::port::Port;
 use super::reserve::Refusal;
 use super::response::{REVISION, Response};
 
 impl Nexus {
-    /// Carries out a command that [`admit`](Self::admit) let through, with what the initiator sent for it.
-    /// The data of the response is no longer than the initiator takes.
+    /// Executes a command that passed [`admit`](Self::admit), with the data that the initiator sent for it.
+    /// The data of the response is cut to the allocation length.
     pub async fn perform(&self, request: &Request, data_out: &[u8]) -> Response {
         if let Err(sense) = request.accepts(data_out.len() as u64) {
             return self.check(&sense);
         }
-        let done = self.carry_out(request, data_out).await;
+        let done = self.execute(request, data_out).await;
         self.unit.note_room();
         done.unwrap_or_else(|error| self.failed(&error))
     }
 
-    async fn carry_out(&self, request: &Request, data_out: &[u8]) -> Result<Response> {
+    async fn execute(&self, request: &Request, data_out: &[u8]) -> Result<Response> {
         use Request::*;
-        // A parameter list is as long as the CDB says, though more may have come.
+        // A parameter list has the length in the CDB; the initiator may have sent more.
         let parameters = |length: u32| &data_out[..length as usize];
         Ok(match *request {
             Read { offset, len } => self.read(offset, len).await,
@@ -49,12 +50,12 @@ impl Nexus {
             WriteUsingToken { list, length } => self.write_using_token(list, parameters(length)).await,
             PersistentReserveOut { action, length } => self.reserve_out(action, parameters(length)).await?,
             ModeSelect { ten, length } => self.mode_select(ten, parameters(length)),
-            _ => self.tell(request),
+            _ => self.perform_immediate(request),
         })
     }
 
-    /// Commands that wait for nothing.
-    fn tell(&self, request: &Request) -> Response {
+    /// Executes a command that needs no wait.
+    fn perform_immediate(&self, request: &Request) -> Response {
         use Request::*;
         match *request {
             RequestSense { descriptor, allocation } => {
@@ -64,7 +65,7 @@ impl Nexus {
             }
             Inquiry { page, allocation } => self.inquiry(page, allocation),
             ReportLuns { select, allocation } => {
-                let luns = self.member.session.upgrade().map_or(Vec::new(), |session| session.luns());
+                let luns = self.owner.upgrade().map_or(Vec::new(), |session| session.luns());
                 self.member.forget(UnitAttention::LunsChanged);
                 Response::data(report_luns(if select == 1 { &[] } else { &luns }), allocation)
             }
@@ -78,8 +79,8 @@ impl Nexus {
                 }
             }
             PersistentReserveIn { action, allocation } => {
-                let told = self.unit.reservations.lock().tell(action, |port| self.may_know(port));
-                Response::data(told, allocation)
+                let reservations = self.unit.reservations.lock();
+                Response::data(reservations.report(action, |port| self.can_see(port)), allocation)
             }
             Reserve if self.unit.reserve(self.member.id) => Response::good(),
             Reserve => Response::conflict(),
@@ -107,7 +108,7 @@ impl Nexus {
             SupportedTaskManagement { extended, allocation } => {
                 Response::data(task_management_functions(extended), allocation)
             }
-            // TEST UNIT READY and START STOP UNIT: the unit is always ready, and stays so.
+            // TEST UNIT READY and START STOP UNIT: the unit is always ready.
             _ => Response::good(),
         }
     }
@@ -134,7 +135,7 @@ impl Nexus {
             Ok(after) => {
                 if after != before {
                     self.unit.set_mode(&after);
-                    self.unit.tell_others(Some(self.member.id), UnitAttention::ModeChanged);
+                    self.unit.notify_others(Some(self.member.id), UnitAttention::ModeChanged);
                 }
                 Response::good()
             }
@@ -142,7 +143,7 @@ impl Nexus {
         }
     }
 
-    /// PERSISTENT RESERVE OUT: one at a time. The change is kept with the disk before anybody sees it.
+    /// PERSISTENT RESERVE OUT, one at a time. The change is stored with the disk before it takes effect.
     async fn reserve_out(&self, action: ReserveOut, list: &[u8]) -> Result<Response> {
         let parameters = match ReserveParameters::decode(list) {
             Ok(parameters) => parameters,
@@ -157,8 +158,8 @@ impl Nexus {
         };
         self.unit.keep_reservations(&mut kept, new).await?;
         drop(kept);
-        self.unit.tell_all(&effects.attentions);
-        let aborted = |port: &super::Port| effects.aborted.iter().any(|other| other.is(port));
+        self.unit.notify_ports(&effects.attentions);
+        let aborted = |port: &Port| effects.aborted.iter().any(|other| other.is(port));
         self.unit.abort_others(self.member.id, aborted).await;
         Ok(Response::good())
     }

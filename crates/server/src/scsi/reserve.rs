@@ -1,7 +1,7 @@
-//! Persistent reservations (SPC-4, "Persistent reservations"): who is registered with a unit, who has
-//! reserved it, and what the service actions of PERSISTENT RESERVE OUT make of that.
+//! Persistent reservations (SPC-4, "Persistent reservations"): the registrations and the reservation of a
+//! unit, and the service actions of PERSISTENT RESERVE OUT on them.
 //!
-//! Pure state: a change is made on a copy, which the unit keeps with the disk first and then installs.
+//! Pure state: a change is made on a copy, which the unit first stores with the disk and then installs.
 
 use std::sync::Arc;
 
@@ -11,13 +11,12 @@ use forebay_wire::scsi::{
 };
 
 use super::attention::UnitAttention;
-use super::unit::Port;
+use super::port::Port;
 
-/// Most registrations of a unit. An initiator that does not remember its session's ISID makes one with each
-/// login.
+/// Most registrations of a unit. An initiator that does not reuse its ISID adds one with each login.
 pub(super) const REGISTRATIONS_MAX: usize = 1024;
 
-/// A nexus that is registered.
+/// A registered nexus.
 #[derive(Debug, Clone)]
 pub(super) struct Registration {
     pub key: u64,
@@ -28,14 +27,14 @@ pub(super) struct Registration {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Reservations {
     pub generation: u32,
-    /// They are kept when the power is lost (APTPL of the last registration).
+    /// They persist through power loss (APTPL of the last registration).
     pub keep: bool,
     pub registrations: Vec<Registration>,
-    /// The type, and who holds it; of a type that all hold, who made it.
+    /// The type and its holder. For a type that all registrants hold: the nexus that made it.
     pub held: Option<(ReservationType, Arc<Port>)>,
 }
 
-/// Why a service action is not carried out.
+/// Why a service action fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// RESERVATION CONFLICT.
@@ -44,22 +43,22 @@ pub(super) enum Refusal {
     Check(Sense),
 }
 
-/// What follows from a service action.
+/// The effects of a service action on other nexuses.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
-    /// Who has to be told what.
+    /// Unit attentions to be noted.
     pub attentions: Vec<(Arc<Port>, UnitAttention)>,
-    /// Whose commands are aborted.
+    /// Nexuses whose commands are aborted.
     pub aborted: Vec<Arc<Port>>,
 }
 
 impl Reservations {
-    /// Nobody is registered.
+    /// Whether there are no registrations.
     pub fn is_empty(&self) -> bool {
         self.registrations.is_empty()
     }
 
-    /// There is a reservation.
+    /// Whether there is a reservation.
     pub fn is_reserved(&self) -> bool {
         self.held.is_some()
     }
@@ -76,10 +75,10 @@ impl Reservations {
         holds.then_some(*kind)
     }
 
-    /// Whether a command of this nexus conflicts.
+    /// Whether a command of this nexus conflicts with the reservation.
     pub fn conflicts(&self, port: &Port, access: Access) -> bool {
         let Some((kind, holder)) = &self.held else { return false };
-        let shut_out = match access {
+        let excluded = match access {
             Access::Always | Access::Status | Access::Reserve | Access::Release => false,
             Access::Read => !kind.allows_reads(),
             Access::Write => true,
@@ -87,11 +86,11 @@ impl Reservations {
         let exempt = || {
             if kind.includes_registrants() { self.key(port).is_some() } else { holder.is(port) }
         };
-        shut_out && !exempt()
+        excluded && !exempt()
     }
 
-    /// PERSISTENT RESERVE IN data, with those nexuses that are `visible` to the initiator.
-    pub fn tell(&self, action: ReserveIn, visible: impl Fn(&Port) -> bool) -> Vec<u8> {
+    /// PERSISTENT RESERVE IN data, with the nexuses that are `visible` to the initiator.
+    pub fn report(&self, action: ReserveIn, visible: impl Fn(&Port) -> bool) -> Vec<u8> {
         let registrations = || self.registrations.iter().filter(|r| visible(&r.port));
         match action {
             ReserveIn::Keys => keys(self.generation, registrations().map(|r| r.key)),
@@ -117,7 +116,7 @@ impl Reservations {
         }
     }
 
-    /// Carries out a service action of PERSISTENT RESERVE OUT that `port` asks for.
+    /// Executes a service action of PERSISTENT RESERVE OUT of the nexus `port`.
     pub fn change(
         &mut self,
         port: &Arc<Port>,
@@ -125,12 +124,12 @@ impl Reservations {
         parameters: &ReserveParameters,
     ) -> Result<Effects, Refusal> {
         let own = self.key(port);
-        let may = match action {
+        let key_matches = match action {
             ReserveOut::RegisterAndIgnore => true,
             ReserveOut::Register => own.unwrap_or(0) == parameters.key,
             _ => own == Some(parameters.key),
         };
-        if !may {
+        if !key_matches {
             return Err(Refusal::Conflict);
         }
         match action {
@@ -147,7 +146,7 @@ impl Reservations {
         let at = self.registrations.iter().position(|r| r.port.is(port));
         let mut effects = Effects::default();
         match (at, parameters.action_key) {
-            // Nothing to remove.
+            // There is no registration to remove.
             (None, 0) => return Ok(effects),
             (Some(at), 0) => {
                 let held = self.holds(port);
@@ -169,16 +168,16 @@ impl Reservations {
         Ok(effects)
     }
 
-    /// The reservation ends; those that it let in are told, except who ends it.
+    /// Ends the reservation. Registrants that had access through it receive a unit attention, except `by`.
     fn end(&mut self, by: &Port, effects: &mut Effects) {
         if let Some((kind, _)) = self.held.take()
             && kind.includes_registrants()
         {
-            self.tell_others(by, UnitAttention::ReservationsReleased, effects);
+            self.notify_others(by, UnitAttention::ReservationsReleased, effects);
         }
     }
 
-    fn tell_others(&self, but: &Port, attention: UnitAttention, effects: &mut Effects) {
+    fn notify_others(&self, but: &Port, attention: UnitAttention, effects: &mut Effects) {
         let others = self.registrations.iter().filter(|r| !r.port.is(but));
         effects.attentions.extend(others.map(|r| (r.port.clone(), attention)));
     }
@@ -204,15 +203,17 @@ impl Reservations {
 
     fn clear(&mut self, port: &Port) -> Effects {
         let mut effects = Effects::default();
-        self.tell_others(port, UnitAttention::ReservationsPreempted, &mut effects);
+        self.notify_others(port, UnitAttention::ReservationsPreempted, &mut effects);
         self.remove_all();
         effects
     }
 
-    /// Removes all registrations, at an administrator's request; every nexus that had one is to be told.
+    /// Removes all registrations at an administrator's request. Each registered nexus receives a unit
+    /// attention.
     pub fn clear_all(&mut self) -> Effects {
-        let told = self.registrations.iter().map(|r| (r.port.clone(), UnitAttention::ReservationsPreempted));
-        let effects = Effects { attentions: told.collect(), aborted: Vec::new() };
+        let preempted = |r: &Registration| (r.port.clone(), UnitAttention::ReservationsPreempted);
+        let attentions = self.registrations.iter().map(preempted).collect();
+        let effects = Effects { attentions, aborted: Vec::new() };
         self.remove_all();
         effects
     }
@@ -223,8 +224,8 @@ impl Reservations {
         self.generation = self.generation.wrapping_add(1);
     }
 
-    /// Removes the registrations with `key`; with the reservation, if it is the holder's, which goes to
-    /// `port`. Of a reservation that all hold, key 0 stands for it.
+    /// Removes the registrations with `key`. If it is the key of the reservation's holder, `port` takes the
+    /// reservation. Key 0 stands for a reservation that all registrants hold.
     fn preempt(
         &mut self,
         port: &Arc<Port>,
@@ -232,38 +233,38 @@ impl Reservations {
         key: u64,
         abort: bool,
     ) -> Result<Effects, Refusal> {
-        let takes_over = match &self.held {
+        let takes_reservation = match &self.held {
             Some((held, _)) if held.held_by_all() => key == 0,
             Some((_, holder)) => key != 0 && self.key(holder) == Some(key),
             None => false,
         };
-        if key == 0 && !takes_over {
+        if key == 0 && !takes_reservation {
             return Err(Refusal::Check(Sense::parameter(8)));
         }
-        // Who takes the reservation over stays, though its key may be the one.
-        let goes = |r: &Registration| {
-            if takes_over { !r.port.is(port) && (key == 0 || r.key == key) } else { r.key == key }
+        // The nexus that takes the reservation stays registered, also if its own key is `key`.
+        let is_removed = |r: &Registration| {
+            if takes_reservation { !r.port.is(port) && (key == 0 || r.key == key) } else { r.key == key }
         };
-        let (gone, stay): (Vec<_>, Vec<_>) = self.registrations.drain(..).partition(goes);
-        self.registrations = stay;
-        if gone.is_empty() && !takes_over {
+        let (removed, kept): (Vec<_>, Vec<_>) = self.registrations.drain(..).partition(is_removed);
+        self.registrations = kept;
+        if removed.is_empty() && !takes_reservation {
             return Err(Refusal::Conflict);
         }
         let mut effects = Effects::default();
-        for registration in gone.iter().filter(|r| !r.port.is(port)) {
+        for registration in removed.iter().filter(|r| !r.port.is(port)) {
             effects.attentions.push((registration.port.clone(), UnitAttention::RegistrationsPreempted));
         }
-        if takes_over {
+        if takes_reservation {
             let before = self.held.replace((kind, port.clone()));
             if before.is_some_and(|(held, _)| held != kind) {
-                self.tell_others(port, UnitAttention::ReservationsReleased, &mut effects);
+                self.notify_others(port, UnitAttention::ReservationsReleased, &mut effects);
             }
         } else if self.is_empty() {
-            // All that held it are gone, who asked for that among them.
+            // All its holders are removed, `port` among them.
             self.held = None;
         }
         if abort {
-            effects.aborted = gone.into_iter().map(|r| r.port).collect();
+            effects.aborted = removed.into_iter().map(|r| r.port).collect();
         }
         self.generation = self.generation.wrapping_add(1);
         Ok(effects)
@@ -271,176 +272,4 @@ impl Reservations {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn port(n: u8) -> Arc<Port> {
-        Arc::new(Port {
-            initiator: format!("iqn.2026-11.example:host{n}"),
-            isid: [0x80, 0, 0, 0, 0, n],
-            target: "iqn.2026-11.example:disks".into(),
-            tpgt: 1,
-            relative_port: 1,
-        })
-    }
-
-    fn with(key: u64, action_key: u64) -> ReserveParameters {
-        ReserveParameters { key, action_key, keep: false }
-    }
-
-    /// Hosts 1 to 3 are registered with keys 1 to 3.
-    fn three() -> Reservations {
-        let mut state = Reservations::default();
-        for n in 1..=3 {
-            state.change(&port(n), ReserveOut::Register, &with(0, n.into())).unwrap();
-        }
-        state
-    }
-
-    fn told(effects: &Effects) -> Vec<(u8, UnitAttention)> {
-        effects.attentions.iter().map(|(port, attention)| (port.isid[5], *attention)).collect()
-    }
-
-    #[test]
-    fn who_may_what_under_each_type() {
-        for kind in ReservationType::ALL {
-            let mut state = three();
-            state.change(&port(1), ReserveOut::Reserve(kind), &with(1, 0)).unwrap();
-            let reads = |n| !state.conflicts(&port(n), Access::Read);
-            let writes = |n| !state.conflicts(&port(n), Access::Write);
-            let registrants = kind as u8 >= 5;
-            let readable = kind.allows_reads();
-            assert_eq!((reads(1), writes(1)), (true, true), "{kind:?}, the holder");
-            assert_eq!((reads(2), writes(2)), (registrants || readable, registrants), "{kind:?}, registered");
-            assert_eq!((reads(9), writes(9)), (readable, false), "{kind:?}, not registered");
-            assert!(!state.conflicts(&port(9), Access::Status));
-        }
-    }
-
-    #[test]
-    fn keys_are_checked() {
-        let mut state = three();
-        let before = state.generation;
-        for action in [
-            ReserveOut::Register,
-            ReserveOut::Reserve(ReservationType::WriteExclusive),
-            ReserveOut::Release(ReservationType::WriteExclusive),
-            ReserveOut::Clear,
-            ReserveOut::Preempt(ReservationType::WriteExclusive),
-        ] {
-            assert_eq!(state.change(&port(1), action, &with(7, 8)).unwrap_err(), Refusal::Conflict);
-            assert_eq!(state.change(&port(9), action, &with(7, 8)).unwrap_err(), Refusal::Conflict);
-        }
-        assert_eq!((state.generation, state.registrations.len()), (before, 3));
-        state.change(&port(1), ReserveOut::RegisterAndIgnore, &with(7, 8)).unwrap();
-        assert_eq!((state.generation, state.key(&port(1))), (before + 1, Some(8)));
-        // Who is not registered has nothing to unregister.
-        state.change(&port(9), ReserveOut::RegisterAndIgnore, &with(0, 0)).unwrap();
-        assert_eq!((state.generation, state.registrations.len()), (before + 1, 3));
-    }
-
-    #[test]
-    fn unregistering_the_holder_releases_unless_all_hold() {
-        for kind in ReservationType::ALL {
-            let mut state = three();
-            state.change(&port(1), ReserveOut::Reserve(kind), &with(1, 0)).unwrap();
-            let effects = state.change(&port(1), ReserveOut::Register, &with(1, 0)).unwrap();
-            assert_eq!(state.is_reserved(), kind.held_by_all(), "{kind:?}");
-            let released = UnitAttention::ReservationsReleased;
-            let expected = if kind.includes_registrants() && !kind.held_by_all() {
-                vec![(2, released), (3, released)]
-            } else {
-                vec![]
-            };
-            assert_eq!(told(&effects), expected);
-            for n in 2..=3 {
-                state.change(&port(n), ReserveOut::Register, &with(n.into(), 0)).unwrap();
-            }
-            assert!(!state.is_reserved() && state.is_empty());
-        }
-    }
-
-    #[test]
-    fn releasing_needs_the_holder_and_the_type() {
-        use ReservationType::*;
-        let mut state = three();
-        state.change(&port(1), ReserveOut::Reserve(WriteExclusive), &with(1, 0)).unwrap();
-        state.change(&port(2), ReserveOut::Release(WriteExclusive), &with(2, 0)).unwrap();
-        assert!(state.is_reserved());
-        let wrong = state.change(&port(1), ReserveOut::Release(ExclusiveAccess), &with(1, 0));
-        assert_eq!(wrong.unwrap_err(), Refusal::Check(Sense::illegal(codes::INVALID_RELEASE)));
-        let again = state.change(&port(1), ReserveOut::Reserve(WriteExclusive), &with(1, 0));
-        assert!(again.is_ok());
-        for (n, kind) in [(1, ExclusiveAccess), (2, WriteExclusive)] {
-            let other = state.change(&port(n), ReserveOut::Reserve(kind), &with(n.into(), 0));
-            assert_eq!(other.unwrap_err(), Refusal::Conflict);
-        }
-        assert!(
-            told(&state.change(&port(1), ReserveOut::Release(WriteExclusive), &with(1, 0)).unwrap())
-                .is_empty()
-        );
-        state.change(&port(3), ReserveOut::Reserve(ExclusiveAccessAll), &with(3, 0)).unwrap();
-        let effects = state.change(&port(1), ReserveOut::Release(ExclusiveAccessAll), &with(1, 0)).unwrap();
-        let released = UnitAttention::ReservationsReleased;
-        assert_eq!(told(&effects), [(2, released), (3, released)]);
-    }
-
-    #[test]
-    fn preempting() {
-        use ReservationType::*;
-        let preempted = UnitAttention::RegistrationsPreempted;
-        // The holder's key: its registration and the reservation.
-        let mut state = three();
-        state.change(&port(1), ReserveOut::Reserve(WriteExclusive), &with(1, 0)).unwrap();
-        let action = ReserveOut::PreemptAndAbort(ExclusiveAccess);
-        let effects = state.change(&port(2), action, &with(2, 1)).unwrap();
-        let released = UnitAttention::ReservationsReleased;
-        assert_eq!(told(&effects), [(1, preempted), (3, released)]);
-        assert_eq!(effects.aborted.len(), 1);
-        assert_eq!(state.holds(&port(2)), Some(ExclusiveAccess));
-        assert_eq!(state.key(&port(1)), None);
-        // Another key: only registrations; one that nobody has is a conflict, and 0 names nobody.
-        let effects = state.change(&port(2), ReserveOut::Preempt(WriteExclusive), &with(2, 3)).unwrap();
-        assert_eq!(told(&effects), [(3, preempted)]);
-        assert_eq!(state.holds(&port(2)), Some(ExclusiveAccess));
-        let nobody = state.change(&port(2), ReserveOut::Preempt(WriteExclusive), &with(2, 3));
-        assert_eq!(nobody.unwrap_err(), Refusal::Conflict);
-        let zero = state.change(&port(2), ReserveOut::Preempt(WriteExclusive), &with(2, 0));
-        assert_eq!(zero.unwrap_err(), Refusal::Check(Sense::parameter(8)));
-        // Itself: the type changes.
-        state.change(&port(2), ReserveOut::Preempt(WriteExclusive), &with(2, 2)).unwrap();
-        assert_eq!(state.holds(&port(2)), Some(WriteExclusive));
-        // Of a reservation that all hold, all others go with key 0.
-        let mut state = three();
-        state.change(&port(1), ReserveOut::Reserve(WriteExclusiveAll), &with(1, 0)).unwrap();
-        let effects = state.change(&port(3), ReserveOut::Preempt(WriteExclusive), &with(3, 0)).unwrap();
-        assert_eq!(told(&effects), [(1, preempted), (2, preempted)]);
-        assert_eq!((state.registrations.len(), state.holds(&port(3))), (1, Some(WriteExclusive)));
-    }
-
-    #[test]
-    fn clearing() {
-        let mut state = three();
-        state.change(&port(1), ReserveOut::Reserve(ReservationType::WriteExclusive), &with(1, 0)).unwrap();
-        let before = state.generation;
-        let effects = state.change(&port(2), ReserveOut::Clear, &with(2, 0)).unwrap();
-        let preempted = UnitAttention::ReservationsPreempted;
-        assert_eq!(told(&effects), [(1, preempted), (3, preempted)]);
-        assert_eq!((state.is_empty(), state.is_reserved(), state.generation), (true, false, before + 1));
-    }
-
-    #[test]
-    fn registrations_are_bounded() {
-        let mut state = Reservations::default();
-        let numbered = |n: usize| {
-            let mut port = (*port(0)).clone();
-            port.isid[3..5].copy_from_slice(&(n as u16).to_be_bytes());
-            Arc::new(port)
-        };
-        for n in 0..REGISTRATIONS_MAX {
-            state.change(&numbered(n), ReserveOut::Register, &with(0, 5)).unwrap();
-        }
-        let full = state.change(&port(9), ReserveOut::Register, &with(0, 5));
-        assert_eq!(full.unwrap_err(), Refusal::Check(Sense::illegal(codes::INSUFFICIENT_REGISTRATIONS)));
-    }
-}
+mod tests;

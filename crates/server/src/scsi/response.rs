@@ -1,20 +1,19 @@
-//! How a command ended, and what the engine's errors are in SCSI's words.
+//! The response to a command.
 
-use forebay_engine::Error;
-use forebay_wire::scsi::{Request, Rules, Sense, SenseKey, Status, codes, report_luns, standard_inquiry};
+use forebay_wire::scsi::{Request, Rules, Sense, Status, codes, report_luns, standard_inquiry};
 
-/// Revision in INQUIRY data, which has room for four characters.
+/// Revision in INQUIRY data, a field of four characters.
 pub(super) const REVISION: &str =
     concat!(env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
 
-/// How a command ended.
+/// The response to a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
     /// Status.
     pub status: Status,
-    /// Sense data as it is sent; empty unless the status is CHECK CONDITION.
+    /// Encoded sense data; empty unless the status is CHECK CONDITION.
     pub sense: Vec<u8>,
-    /// Data for the initiator, no longer than it takes.
+    /// Data for the initiator, cut to its allocation length.
     pub data_in: Vec<u8>,
 }
 
@@ -24,7 +23,7 @@ impl Response {
         Response { status: Status::Good, sense: Vec::new(), data_in: Vec::new() }
     }
 
-    /// Success with data, of which the initiator takes `allocation` bytes.
+    /// Success with data, cut to an allocation length.
     pub fn data(mut data_in: Vec<u8>, allocation: u32) -> Response {
         data_in.truncate(allocation as usize);
         Response { data_in, ..Response::good() }
@@ -41,23 +40,7 @@ impl Response {
     }
 }
 
-/// What an initiator is told of an error of the engine's.
-pub fn sense_of(error: &Error) -> Sense {
-    match error {
-        Error::OutOfRange => Sense::illegal(codes::LBA_OUT_OF_RANGE),
-        // Both ranges of a copy are in its parameters.
-        Error::Overlap => Sense::illegal(codes::INVALID_FIELD_IN_PARAMETER_LIST),
-        Error::ReadOnly(_) => Sense::new(SenseKey::DataProtect, codes::WRITE_PROTECTED),
-        Error::NoSpace => Sense::new(SenseKey::DataProtect, codes::SPACE_ALLOCATION_FAILED),
-        Error::Damaged(_) | Error::MapDamaged(_) | Error::MapsDamaged { .. } | Error::Format(_) => {
-            Sense::new(SenseKey::MediumError, codes::UNRECOVERED_READ_ERROR)
-        }
-        Error::Closed => Sense::new(SenseKey::NotReady, codes::NOT_READY),
-        _ => Sense::new(SenseKey::HardwareError, codes::INTERNAL_TARGET_FAILURE),
-    }
-}
-
-/// Answers a command to a unit that is not there; `luns` are those that the initiator may use.
+/// The response to a command for a LUN without a unit. `luns` are the LUNs that the initiator can use.
 pub fn absent(cdb: &[u8], luns: &[u16]) -> Response {
     let missing = Sense::illegal(codes::LOGICAL_UNIT_NOT_SUPPORTED);
     match Request::decode(cdb, &Rules { blocks: 0 }) {

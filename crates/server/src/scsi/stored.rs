@@ -1,11 +1,11 @@
-//! Registrations and reservation as they are kept with a disk, if the initiators want them kept when the
-//! power is lost (APTPL). Integers are big-endian.
+//! The encoding of registrations and reservation that is stored with a disk, if initiators request that they
+//! persist through power loss (APTPL). Integers are big-endian.
 //!
 //! | bytes | |
 //! |---|---|
 //! | 1 | version: 1 |
-//! | 1 | type of the reservation, 0 if there is none |
-//! | 2 | which registration holds it, or made it |
+//! | 1 | type of the reservation; 0: not reserved |
+//! | 2 | index of the registration that holds it, or made it |
 //! | 2 | number of registrations, then each: |
 //! | 8 | key |
 //! | 6 | ISID |
@@ -18,20 +18,21 @@ use std::sync::Arc;
 
 use forebay_wire::scsi::ReservationType;
 
+use super::port::Port;
 use super::reserve::{REGISTRATIONS_MAX, Registration, Reservations};
-use super::unit::Port;
 
 const VERSION: u8 = 1;
 
 impl Reservations {
-    /// What is kept; `None` if nothing is.
+    /// Encodes the state; `None` if none is to be stored.
     pub fn encode(&self) -> Option<Vec<u8>> {
         if !self.keep || self.is_empty() {
             return None;
         }
         let (kind, holder) = match &self.held {
             Some((kind, holder)) => {
-                // Of a reservation that all hold, who made it may be gone; then the first stands for all.
+                // If all registrants hold it, the one that made it may be unregistered; then the first is
+                // stored.
                 let at = self.registrations.iter().position(|r| r.port.is(holder)).unwrap_or(0);
                 (*kind as u8, at as u16)
             }
@@ -55,7 +56,7 @@ impl Reservations {
         Some(bytes)
     }
 
-    /// What was kept; `None` if the bytes are not that.
+    /// Decodes stored state; `None` if the bytes are not valid.
     pub fn decode(bytes: &[u8]) -> Option<Reservations> {
         let mut fields = Fields(bytes);
         let [version, kind] = fields.array()?;
@@ -82,7 +83,7 @@ impl Reservations {
     }
 }
 
-/// Reads one field after the other.
+/// Reads consecutive fields.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -121,16 +122,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_comes_back() {
+    fn encoded_state_decodes_to_itself() {
         let state = some();
-        let back = Reservations::decode(&state.encode().unwrap()).unwrap();
-        assert_eq!(format!("{back:?}"), format!("{state:?}"));
-        let nothing = Reservations { keep: false, ..some() };
-        assert_eq!(nothing.encode(), None);
+        let decoded = Reservations::decode(&state.encode().unwrap()).unwrap();
+        assert_eq!(format!("{decoded:?}"), format!("{state:?}"));
+        let volatile = Reservations { keep: false, ..some() };
+        assert_eq!(volatile.encode(), None);
     }
 
     #[test]
-    fn what_is_cut_or_foreign_is_not_taken() {
+    fn truncated_or_invalid_bytes_are_refused() {
         let bytes = some().encode().unwrap();
         for len in 0..bytes.len() {
             assert!(Reservations::decode(&bytes[..len]).is_none());

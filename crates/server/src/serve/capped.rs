@@ -9,15 +9,15 @@ use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// See the module.
+/// A listener with a limit on its open connections.
 pub(super) struct Capped<L> {
     listener: L,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl<L> Capped<L> {
     pub fn new(listener: L, connections: usize) -> Capped<L> {
-        Capped { listener, places: Arc::new(Semaphore::new(connections)) }
+        Capped { listener, permits: Arc::new(Semaphore::new(connections)) }
     }
 }
 
@@ -25,14 +25,14 @@ impl<L: Listener> Listener for Capped<L>
 where
     L::Io: Sync,
 {
-    type Io = Placed<L::Io>;
+    type Io = WithPermit<L::Io>;
     type Addr = L::Addr;
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        // It is never closed; without a permit the connection is served all the same.
-        let place = self.places.clone().acquire_owned().await.ok();
+        // The semaphore is never closed; without a permit the connection would be served nevertheless.
+        let permit = self.permits.clone().acquire_owned().await.ok();
         let (io, address) = self.listener.accept().await;
-        (Placed { io, _place: place }, address)
+        (WithPermit { io, _permit: permit }, address)
     }
 
     fn local_addr(&self) -> io::Result<Self::Addr> {
@@ -40,19 +40,19 @@ where
     }
 }
 
-/// A connection that has its place.
-pub(super) struct Placed<T> {
+/// A connection that holds a permit of its listener.
+pub(super) struct WithPermit<T> {
     io: T,
-    _place: Option<OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Placed<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for WithPermit<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().io).poll_read(cx, buf)
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Placed<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for WithPermit<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
     }

@@ -1,4 +1,5 @@
-//! Learning classes of blocks by itself: whatever the engine says has changed, one disk after the other.
+//! Learning of block classes in the background: each disk that the engine reports as changed, one after the
+//! other.
 
 use crate::control::Control;
 
@@ -7,8 +8,8 @@ pub(super) async fn learn(control: Control) {
         let peek = control.pool().next_to_learn().await;
         let disk = peek.name();
         if let Err(e) = control.learn(peek).await {
-            // It may be gone by now, and guests are served without.
-            tracing::info!(disk, "the classes of its blocks were not learned: {e}");
+            // The disk may be deleted by now. Guests are served without learned classes.
+            tracing::info!(disk, "cannot learn the block classes of the disk: {e}");
         }
     }
 }

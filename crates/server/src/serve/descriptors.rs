@@ -1,43 +1,43 @@
-//! How the file descriptors of the process are divided.
+//! Division of the process's file descriptors.
 //!
-//! The store needs some to go on: it creates segments, and opens those that it reads. Clients get what is left, so
-//! that no number of connections can keep the store from working. This is the one place that divides.
+//! The store needs descriptors to create segments and to open those that it reads. Clients get the rest, so
+//! that no number of connections can block the store. All descriptors are divided here.
 
 use std::io;
 
 use crate::plane::MAX_LEAVING;
 
-/// More is not asked for: the kernel's tables would be the limit.
+/// Highest limit that is requested: the size of the kernel's tables bounds it.
 const ENOUGH: u64 = 1 << 20;
-/// What the process has beside what is divided: standard streams, listeners, event loops, the ring, the store's
+/// Descriptors that are not divided: standard streams, listeners, event loops, the ring, the store's
 /// directory, lock and superblock, libraries.
 const BASE: usize = 64;
-/// Of each data-plane thread: its event loop and what wakes it.
+/// Descriptors of each data-plane thread: its event loop and the waker of the loop.
 const PER_CORE: usize = 4;
-/// Segment files that the store keeps open, at most.
+/// Most segment files that the store keeps open.
 const OPEN_FILES: usize = 512;
-/// Connections of each listener of the API.
+/// Most connections of each API listener.
 const CONTROL: usize = 64;
-/// Files and connections of imports.
+/// Descriptors for the files and connections of imports.
 const IMPORTS: usize = 64;
-/// The fewest clients that a server has to be able to serve.
+/// Fewest clients that a server must be able to serve.
 const MIN_CLIENTS: usize = 8;
 
 /// The descriptors of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Descriptors {
-    /// How many the process may have.
+    /// Limit of open descriptors of the process.
     pub limit: usize,
-    /// Segment files that the store may keep open beside those in use.
+    /// Most segment files that the store keeps open in addition to those in use.
     pub open_files: usize,
-    /// Connections of each listener of the API.
+    /// Most connections of each API listener.
     pub control: usize,
-    /// Clients, at most.
+    /// Most clients.
     pub clients: usize,
 }
 
 impl Descriptors {
-    /// Raises the limit as far as the system allows, and divides it.
+    /// Raises the limit as far as the system allows, and divides the descriptors.
     pub fn raise(cores: usize) -> io::Result<Descriptors> {
         let limit = raise()?;
         Descriptors::divide(limit, cores).ok_or_else(|| {
@@ -47,12 +47,12 @@ impl Descriptors {
         })
     }
 
-    /// `None` where there are too few.
+    /// Divides `limit` descriptors; `None` if they are too few.
     fn divide(limit: usize, cores: usize) -> Option<Descriptors> {
         let open_files = OPEN_FILES.min(limit / 8);
         let control = CONTROL.min(limit / 32);
         let leaving = MAX_LEAVING.min(limit / 16);
-        // Files in use stay open beyond the cache; there are seldom more than that again.
+        // Files in use stay open beyond the cache; they are seldom more than the cache holds.
         let store = 2 * open_files;
         let reserved = BASE + PER_CORE * cores + store + 2 * control + IMPORTS.min(limit / 16) + leaving;
         let clients = limit.checked_sub(reserved).filter(|clients| *clients >= MIN_CLIENTS)?;
@@ -60,15 +60,15 @@ impl Descriptors {
     }
 }
 
-/// Raises the soft limit to the hard one; returns what it is then.
+/// Raises the soft limit to the hard limit; returns the new soft limit.
 fn raise() -> io::Result<usize> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a plain system call on a structure of ours.
+    // SAFETY: `limit` is a valid structure for the call to fill.
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } < 0 {
         return Err(io::Error::last_os_error());
     }
     let wanted = libc::rlimit { rlim_cur: limit.rlim_max.min(ENOUGH).max(limit.rlim_cur), ..limit };
-    // SAFETY: as above.
+    // SAFETY: `wanted` is a valid structure for the call to read.
     if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const wanted) } == 0 {
         limit = wanted;
     } else {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_are_less_than_the_whole() {
+    fn the_parts_fit_into_the_limit() {
         for limit in [256, 300, 1024, 4096, 65536, 1 << 20] {
             let d = Descriptors::divide(limit, 2).unwrap_or_else(|| panic!("{limit} are too few"));
             assert!(d.clients + 2 * d.open_files + 2 * d.control + BASE < limit, "{d:?}");

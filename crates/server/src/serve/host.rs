@@ -1,5 +1,5 @@
-//! The world that the engine is handed: a clock, randomness, and a thread of its own on which its background
-//! tasks run, so that neither a guest's requests nor the control plane can hold them up.
+//! The host services of the engine: a clock, randomness, and a separate thread for its background tasks, so
+//! that neither the requests of guests nor the control plane can delay these.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use forebay_engine::{BoxFuture, Host};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-/// The engine's thread. Dropping it stops the thread and whatever still runs there.
+/// The engine's thread. Dropping it stops the thread and all tasks that run on it.
 pub struct EngineThread {
     host: Arc<EngineHost>,
     stop: Option<oneshot::Sender<()>>,
@@ -30,25 +30,25 @@ impl EngineThread {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let thread = thread::Builder::new().name("engine".into()).spawn(move || {
-            // A sender that is dropped says the same as one that sends.
+            // Sending and dropping the sender both stop the thread.
             let _ = runtime.block_on(stopped);
         })?;
         let host = Arc::new(EngineHost { start: Instant::now(), handle });
         Ok(EngineThread { host, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// What the engine is handed.
+    /// The host services to pass to the engine.
     pub fn host(&self) -> Arc<dyn Host> {
         Arc::clone(&self.host) as Arc<dyn Host>
     }
 
-    /// Runs `future` on the engine's thread, so that its work is not done on the caller's.
+    /// Runs `future` on the engine's thread instead of the caller's.
     pub async fn run<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T {
         match self.host.handle.spawn(future).await {
             Ok(value) => value,
             Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
-            // The thread stops only when `self` is dropped, and that is borrowed here.
-            Err(_) => unreachable!("the engine thread runs as long as its owner"),
+            // The thread stops only when `self` is dropped, and `self` is borrowed here.
+            Err(_) => unreachable!("the engine thread runs until its owner is dropped"),
         }
     }
 }
@@ -72,7 +72,7 @@ impl Host for EngineHost {
     }
 
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        // The timer is that of the engine's runtime, whichever thread asks.
+        // The timer belongs to the engine's runtime, whichever thread calls this.
         let _entered = self.handle.enter();
         Box::pin(tokio::time::sleep(duration))
     }
@@ -87,20 +87,20 @@ impl Host for EngineHost {
 
     fn random(&self, bytes: &mut [u8]) {
         if let Err(e) = getrandom::fill(bytes) {
-            // Without it, pools would get the same secrets and identities.
-            panic!("the system gives no random bytes: {e}");
+            // Without randomness, different pools would get the same secrets and identities.
+            panic!("the system's random number generator failed: {e}");
         }
     }
 }
 
-/// A background task of the engine that panics leaves guests waiting for ever for what it was to do. The log
-/// makes a crash safe and a restart quick, so that is what happens instead.
+/// Aborts the process when a background task of the engine panics: guests would otherwise wait forever for
+/// its work. The log makes a crash safe and a restart fast.
 struct AbortOnPanic(&'static str);
 
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!("forebay: the engine task '{}' failed; the server stops at once: restart it", self.0);
+            eprintln!("forebay: the engine task '{}' failed; the server aborts, restart it", self.0);
             std::process::abort();
         }
     }
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tasks_and_timers_run_on_the_engine_thread_from_anywhere() {
+    fn tasks_and_timers_run_on_the_engine_thread_whichever_thread_starts_them() {
         let engine = EngineThread::start().unwrap();
         let host = engine.host();
         let (tx, rx) = std::sync::mpsc::channel();

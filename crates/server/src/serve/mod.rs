@@ -1,11 +1,12 @@
-//! The running server: opens the pool, listens, says that it is ready, and stops in order.
+//! The running server: startup, listeners, the ready line and orderly shutdown.
 //!
-//! **Start.** The store (which refuses a second server), the pool, the listeners; last the control socket is
-//! put in its place and one line printed. Whatever fails before leaves nothing behind.
+//! **Start.** The server opens the store (which refuses a second server) and the pool, and binds the
+//! listeners. Last, it moves the control socket into place and prints one line. A failure before that leaves
+//! no files behind.
 //!
-//! **Stop.** On the first SIGTERM or SIGINT: no new connections, requests under way finish (a bounded time),
-//! imports are undone, the pool makes everything durable and closes. Exit status 0. A second signal exits at
-//! once, which is as safe as a crash and no safer.
+//! **Stop.** On the first SIGTERM or SIGINT the server accepts no new connections, finishes requests in
+//! progress (within a bounded time), undoes imports, makes everything durable and closes the pool. Exit
+//! status 0. A second signal exits immediately, which is as safe as a crash.
 
 mod capped;
 mod classes;
@@ -25,7 +26,7 @@ use std::time::{Duration, Instant};
 use axum::serve::Listener;
 use forebay_engine::Pool;
 use serde_json::json;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -35,7 +36,7 @@ use crate::config::ServeConfig;
 use crate::control::{Control, ServerInfo};
 use crate::iscsi;
 use crate::nbd;
-use crate::plane::{ConnectionLimits, ListenError, Plane};
+use crate::plane::{ConnectionLimits, Handle, ListenError, Plane};
 use crate::scsi::Units;
 use crate::targets::Targets;
 use capped::Capped;
@@ -43,13 +44,13 @@ use descriptors::Descriptors;
 pub use host::EngineThread;
 use socket::ControlSocket;
 
-/// How long requests and jobs that are under way may take to finish on a stop.
+/// Time that requests and jobs in progress have to finish after a stop signal.
 const DRAIN: Duration = Duration::from_millis(2500);
 
-/// Why a server cannot run.
+/// Reasons for which a server cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The system refuses something basic.
+    /// A basic system call failed.
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),
     /// The store cannot be opened.
@@ -57,16 +58,16 @@ pub enum ServeError {
     Store {
         /// The data directory.
         path: PathBuf,
-        /// What went wrong.
+        /// The error of the store.
         source: forebay_store::StoreError,
     },
     /// The pool cannot be opened or closed.
     #[error("{0}")]
     Pool(#[from] forebay_engine::Error),
-    /// A server answers on the control socket.
-    #[error("a server answers on {0} already; stop it first, or use another --socket")]
+    /// Another server is using the control socket.
+    #[error("another server is using the control socket {0}; stop it first, or use another --socket")]
     SocketInUse(PathBuf),
-    /// Something else has the name of the control socket.
+    /// The path of the control socket exists and is not a socket.
     #[error("{0} exists and is not a socket; remove it, or use another --socket")]
     NotASocket(PathBuf),
     /// The path of the control socket is too long for the system.
@@ -74,7 +75,7 @@ pub enum ServeError {
     SocketPath {
         /// The path.
         path: PathBuf,
-        /// Most bytes.
+        /// Longest path, in bytes.
         max: usize,
     },
     /// The NBD server cannot start.
@@ -88,7 +89,7 @@ pub enum ServeError {
     Listen {
         /// The address.
         address: String,
-        /// What the system said.
+        /// The error of the system.
         reason: String,
     },
 }
@@ -99,12 +100,12 @@ impl ServeError {
     }
 }
 
-/// Runs a server until it is told to stop. `json` chooses the form of the line that says it is ready.
+/// Runs a server until a stop signal. With `json`, the ready line is a JSON object.
 pub fn run(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     init_tracing();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(serve(config, json));
-    // A connection that is stuck must not hold the process up.
+    // A connection that is stuck must not delay the exit.
     runtime.shutdown_timeout(Duration::from_millis(100));
     result
 }
@@ -112,7 +113,8 @@ pub fn run(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
 async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     let mut signals = Signals::new()?;
     let descriptors = Descriptors::raise(config.cores)?;
-    // The store first: a new one wants its directory empty, and the socket may be in there.
+    // The store is opened before the control socket is bound: creating a store requires an empty directory,
+    // and the socket may be in the same one.
     let engine = EngineThread::start()?;
     let store = store::open(config, &descriptors, engine.host()).await?;
     let (mut socket, control_listener) = ControlSocket::bind(&config.socket)?;
@@ -120,16 +122,56 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     let pool = engine.run(Pool::open(store, engine.host(), config.pool.clone())).await?;
     tracing::info!(ms = opened.elapsed().as_millis(), "pool open");
 
-    let pressure = tokio::spawn(pressure::watch(pool.clone()));
+    let Services { plane, control, listeners, background } =
+        start_services(config, &descriptors, &pool, control_listener).await?;
+    socket.publish()?;
+    print_ready_line(config, &control, json);
+    notify::notify("READY=1");
+
+    signals.first().await;
+    tracing::info!("stopping");
+    notify::notify("STOPPING=1");
+    background.iter().for_each(JoinHandle::abort);
+    let stop = async {
+        drain(plane, &control, listeners).await;
+        drop(socket);
+        engine.run(async move { pool.close().await }).await
+    };
+    tokio::select! {
+        closed = stop => closed?,
+        () = signals.second() => exit_immediately(),
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// The running parts of a server with an open pool.
+struct Services {
+    plane: Handle,
+    control: Control,
+    /// Tasks that serve the listeners of the API.
+    listeners: Vec<JoinHandle<()>>,
+    /// Tasks that are aborted on a stop.
+    background: Vec<JoinHandle<()>>,
+}
+
+/// Starts the data plane, the control plane and the background tasks.
+async fn start_services(
+    config: &ServeConfig,
+    descriptors: &Descriptors,
+    pool: &Arc<Pool>,
+    control_listener: UnixListener,
+) -> Result<Services, ServeError> {
+    let mut background = vec![tokio::spawn(pressure::watch(pool.clone()))];
     let targets = Arc::new(Targets::load(pool.clone()).await);
     if let Err(e) = targets.apply(&config.iscsi_targets).await {
-        tracing::error!("the targets of the configuration are not there: {e}");
+        tracing::error!("cannot set up the iSCSI targets of the configuration: {e}");
     }
     let units = Arc::new(Units::new());
-    let following = tokio::spawn(iscsi::follow(targets.clone(), units.clone()));
-    let mut plane = Plane::new(connection_limits(config, &descriptors), config.client_memory);
-    let nbd::Listening { addresses: nbd, certificates } = nbd::listen(&mut plane, &pool, &config.nbd)?;
-    let reloading = tokio::spawn(reload_on_hangup(certificates)?);
+    background.push(tokio::spawn(iscsi::follow(targets.clone(), units.clone())));
+    let mut plane = Plane::new(connection_limits(config, descriptors), config.client_memory);
+    let nbd::Listening { addresses: nbd, certificates } = nbd::listen(&mut plane, pool, &config.nbd)?;
+    background.push(tokio::spawn(reload_on_hangup(certificates)?));
     let iscsi = iscsi::listen(
         &mut plane,
         pool.clone(),
@@ -149,8 +191,8 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
         imports: config.imports,
         started: Instant::now(),
     };
-    let control = Control::new(pool.clone(), targets, units.clone(), info);
-    let learning = tokio::spawn(classes::learn(control.clone()));
+    let control = Control::new(pool.clone(), targets, units, info);
+    background.push(tokio::spawn(classes::learn(control.clone())));
     let socket_listener = Capped::new(control_listener, descriptors.control);
     let mut listeners = vec![listen(socket_listener, &control, Origin::Socket, &[])];
     if let Some((listener, addr)) = http {
@@ -158,41 +200,27 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
         let listener = Capped::new(listener, descriptors.control);
         listeners.push(listen(listener, &control, origin, &config.http_hosts));
     }
-    socket.publish()?;
-    say_ready(config, &control, json);
-    notify::notify("READY=1");
-
-    signals.first().await;
-    tracing::info!("stopping");
-    notify::notify("STOPPING=1");
-    pressure.abort();
-    learning.abort();
-    reloading.abort();
-    following.abort();
-    let stop = async {
-        let drained = async {
-            tokio::join!(plane.shutdown(), control.stop(DRAIN));
-            for listener in &mut listeners {
-                // A listener that panicked has nothing left to answer.
-                let _ = listener.await;
-            }
-        };
-        // What is still open after that long is cut: there must be time left to make all durable.
-        if tokio::time::timeout(DRAIN, drained).await.is_err() {
-            tracing::warn!("some clients did not take their answers in time");
-        }
-        drop(socket);
-        engine.run(async move { pool.close().await }).await
-    };
-    tokio::select! {
-        closed = stop => closed?,
-        () = signals.second() => exit_at_once(),
-    }
-    tracing::info!("stopped");
-    Ok(())
+    Ok(Services { plane, control, listeners, background })
 }
 
-/// The limits of the configuration, as far as there are descriptors.
+/// Finishes requests in progress, jobs and API calls, within [`DRAIN`].
+async fn drain(plane: Handle, control: &Control, listeners: Vec<JoinHandle<()>>) {
+    let drained = async {
+        tokio::join!(plane.shutdown(), control.stop(DRAIN));
+        for listener in listeners {
+            // A listener that panicked has no requests left to finish.
+            let _ = listener.await;
+        }
+    };
+    // Connections that are still open then are cut, so that time is left to make everything durable.
+    if tokio::time::timeout(DRAIN, drained).await.is_err() {
+        tracing::warn!(
+            "some clients did not receive their replies within {DRAIN:?}; their connections are cut"
+        );
+    }
+}
+
+/// The limits of the configuration, lowered to the number of available descriptors.
 fn connection_limits(config: &ServeConfig, descriptors: &Descriptors) -> ConnectionLimits {
     let wanted = config.connections;
     let all = wanted.all.min(descriptors.clients);
@@ -204,19 +232,21 @@ fn connection_limits(config: &ServeConfig, descriptors: &Descriptors) -> Connect
             "the limit of {limit} open files allows fewer connections than configured (ulimit -n, LimitNOFILE=)"
         );
     }
-    // Clients that have negotiated keep a part that those that have not cannot take.
+    // A part of the connections is reserved for clients that have negotiated.
     ConnectionLimits { all, negotiating: wanted.negotiating.min(all.div_ceil(2)), ..wanted }
 }
 
-/// Reads the certificates of the NBD server again on each SIGHUP.
+/// Reloads the certificates of the NBD server on each SIGHUP.
 fn reload_on_hangup(certificates: nbd::Certificates) -> std::io::Result<impl Future<Output = ()>> {
     let mut hangup = signal(SignalKind::hangup())?;
     Ok(async move {
         while hangup.recv().await.is_some() {
             match certificates.reload() {
                 Ok(true) => tracing::info!("TLS certificates read again"),
-                Ok(false) => tracing::info!("SIGHUP: TLS is not set up, so there is nothing to read again"),
-                Err(e) => tracing::error!("the TLS certificates were not replaced, those in use stay: {e}"),
+                Ok(false) => {
+                    tracing::info!("SIGHUP: TLS is not configured, there are no certificates to reload")
+                }
+                Err(e) => tracing::error!("cannot reload the TLS certificates, those in use are kept: {e}"),
             }
         }
     })
@@ -240,17 +270,17 @@ where
     let router = api::router(control.clone(), origin, hosts);
     tokio::spawn(async move {
         let stop = async move {
-            // A control plane that is gone has stopped.
+            // An error means that the control plane was dropped, so it has stopped.
             let _ = stopping.wait_for(|stopping| *stopping).await;
         };
         if let Err(e) = axum::serve(listener, router).with_graceful_shutdown(stop).await {
-            tracing::error!(error = %e, "a listener of the API failed");
+            tracing::error!(error = %e, "an API listener failed");
         }
     })
 }
 
-/// Prints the one line that says where the server listens. A closed standard output is no reason to fail.
-fn say_ready(config: &ServeConfig, control: &Control, json: bool) {
+/// Prints the ready line, which names all addresses. A closed standard output is not an error.
+fn print_ready_line(config: &ServeConfig, control: &Control, json: bool) {
     let info = control.info();
     let line = if json {
         json!({
@@ -300,12 +330,13 @@ impl Signals {
     }
 }
 
-fn exit_at_once() -> ! {
-    eprintln!("forebay: stopped at once by a second signal; the next start recovers from the log");
+fn exit_immediately() -> ! {
+    eprintln!("forebay: second signal, exiting immediately; the next start recovers from the log");
     std::process::exit(1)
 }
 
-/// Diagnostics go to standard error; `FOREBAY_LOG` filters them, such as `debug` or `forebay_engine=trace`.
+/// Sends diagnostics to standard error; `FOREBAY_LOG` sets the filter, such as `debug` or
+/// `forebay_engine=trace`.
 fn init_tracing() {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info"));

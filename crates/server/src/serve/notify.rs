@@ -1,4 +1,4 @@
-//! Telling a service manager that the server is ready or on its way down (sd_notify(3)).
+//! Notification of a service manager that the server is ready or stopping (sd_notify(3)).
 
 use std::ffi::OsStr;
 use std::io;
@@ -6,12 +6,12 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Sends `state`, such as `READY=1`, if a service manager listens. A manager that cannot be reached is no
-/// reason to stop serving.
+/// Sends `state`, such as `READY=1`, to the service manager that `NOTIFY_SOCKET` names. Failure to reach it
+/// is logged only.
 pub fn notify(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(e) = send(&path, state) {
-        tracing::warn!(error = %e, "cannot tell the service manager '{state}'");
+        tracing::warn!(error = %e, "cannot send '{state}' to the service manager");
     }
 }
 
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_state_arrives() {
+    fn a_state_is_sent_to_the_socket_of_the_service_manager() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
         let receiver = UnixDatagram::bind(&path).unwrap();

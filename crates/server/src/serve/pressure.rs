@@ -1,10 +1,11 @@
-//! Memory pressure: the caches shrink before the host swaps or the kernel kills, and grow back after.
+//! Memory pressure: the caches shrink before the host swaps or the kernel's OOM killer acts, and grow back
+//! later.
 //!
-//! Looked at each half second: how much memory the host still has, and every control group that the server is in
-//! (cgroup v2, or the memory controller of v1); and how long tasks were stalled for want of it (PSI). When little is
-//! left or tasks were stalled, the read cache gives way first, for all that it holds is on the store; then the write
-//! caches of desktops, which overflow to the store. When there has been plenty for a while, both grow back in steps,
-//! up to what is configured.
+//! Checked each half second: the available memory of the host and of every control group that contains the
+//! server (cgroup v2, or the memory controller of v1), and how long tasks were stalled on memory (PSI). When
+//! little memory is available or tasks were stalled, the read cache shrinks first, because its contents are
+//! also on the store; then the write caches of desktops, which overflow to the store. When memory has been
+//! plentiful for [`CALM`], both grow back in steps, up to the configured budgets.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,19 +14,19 @@ use std::time::Duration;
 use forebay_engine::Pool;
 use tokio::time::Instant;
 
-/// Between two looks.
+/// Time between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// For so long there has to be plenty before caches grow again.
+/// Time without memory pressure before caches grow again.
 const CALM: Duration = Duration::from_secs(10);
 /// Caches shrink when tasks were stalled for more than this share of the time.
 const STALLED: f64 = 0.05;
-/// So much that is freed within one look is given back to the system at once.
+/// Bytes freed between two checks from which on free memory is returned to the system immediately.
 const GIVE_BACK: u64 = 64 << 20;
-/// What the read cache keeps in any case, and the desktops.
+/// Lower bounds of the budgets of the read cache and of desktops.
 const LEAST_CACHE: u64 = 16 << 20;
 const LEAST_DESKTOPS: u64 = 64 << 20;
 
-/// What there is, where there is least.
+/// Memory of the host or of the control group with the least available memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Memory {
     total: u64,
@@ -34,24 +35,24 @@ struct Memory {
     stalled: f64,
 }
 
-/// Budgets, or bytes in use.
+/// Budgets or memory in use, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Budgets {
     read_cache: u64,
     desktops: u64,
 }
 
-/// What should stay available: then there is time to act.
+/// Memory that should stay available, which leaves time to react.
 fn reserve(total: u64) -> u64 {
     (total / 16).clamp(64 << 20, 1 << 30)
 }
 
-/// The budgets of the next half second. `calm` says that nothing was short for a while.
+/// The budgets of the next half second. `calm` is whether there was no pressure for [`CALM`].
 fn next(now: Budgets, used: Budgets, configured: Budgets, memory: &Memory, calm: bool) -> Budgets {
     let reserve = reserve(memory.total);
     if memory.available < reserve || memory.stalled > STALLED {
         let missing = (2 * reserve).saturating_sub(memory.available).max(used.read_cache / 8);
-        // A budget that is not used up gives nothing back before it is as small as what is used.
+        // Reducing a budget frees no memory until it is below the memory in use.
         let read_cache = used.read_cache.saturating_sub(missing).max(LEAST_CACHE.min(configured.read_cache));
         let still = missing.saturating_sub(used.read_cache.saturating_sub(read_cache));
         let desktops = used.desktops.saturating_sub(still).max(LEAST_DESKTOPS.min(configured.desktops));
@@ -71,7 +72,7 @@ fn next(now: Budgets, used: Budgets, configured: Budgets, memory: &Memory, calm:
     }
 }
 
-/// Adapts the budgets of a pool, for ever.
+/// Adapts the budgets of a pool, forever.
 pub(super) async fn watch(pool: Arc<Pool>) {
     let memory = pool.memory();
     let configured = Budgets { read_cache: memory.read_cache_budget, desktops: memory.desktops_budget };
@@ -83,7 +84,7 @@ pub(super) async fn watch(pool: Arc<Pool>) {
         let Some(memory) = source.look() else { continue };
         let uses = pool.memory();
         let used = Budgets { read_cache: uses.read_cache, desktops: uses.desktops };
-        // Desktops that were reset leave much behind at once, in the hands of the allocator.
+        // Resetting desktops frees much memory at once, which the allocator keeps.
         if used.desktops + GIVE_BACK < before {
             give_back();
         }
@@ -103,12 +104,12 @@ pub(super) async fn watch(pool: Arc<Pool>) {
                 stalled,
                 read_cache,
                 desktops,
-                "caches follow the memory that there is"
+                "cache budgets adapted to the available memory"
             );
         }
         now = wanted;
         let target = Arc::clone(&pool);
-        // To shrink a large cache takes its time.
+        // Shrinking a large cache takes long.
         let done = tokio::task::spawn_blocking(move || target.set_memory(read_cache, desktops)).await;
         if done.is_err() {
             return;
@@ -117,16 +118,16 @@ pub(super) async fn watch(pool: Arc<Pool>) {
     }
 }
 
-/// Has the allocator give free pages back to the system.
+/// Makes the allocator return free pages to the system.
 fn give_back() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: a call without arguments that matter, from any thread.
+    // SAFETY: callable from any thread; the argument 0 is valid.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// Where figures come from.
+/// Reads the figures from the kernel.
 #[derive(Default)]
 struct Source {
     stalled: Option<(Instant, u64)>,
@@ -135,14 +136,14 @@ struct Source {
 /// A control group.
 struct Group {
     dir: PathBuf,
-    /// Its files are those of version 2.
+    /// Whether it is a group of cgroup v2.
     unified: bool,
 }
 
 impl Source {
     fn look(&mut self) -> Option<Memory> {
         let host = host(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
-        // Each time anew: a process can be moved.
+        // Read each time, because a process can be moved to another group.
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let groups = groups(&own, Path::new("/sys/fs/cgroup"));
         let left = groups.iter().filter_map(Group::look);
@@ -150,7 +151,7 @@ impl Source {
         Some(Memory { total, available, stalled: self.stalled(&groups) })
     }
 
-    /// The share of the time since the last look in which tasks were stalled.
+    /// The share of the time since the last check in which tasks were stalled.
     fn stalled(&mut self, groups: &[Group]) -> f64 {
         let unified = groups.iter().find(|g| g.unified).map(|g| g.dir.join("memory.pressure"));
         let read = |path: &Path| stalled_us(&std::fs::read_to_string(path).ok()?);
@@ -165,7 +166,8 @@ impl Source {
     }
 }
 
-/// The control groups that bound this process, from the text of `/proc/self/cgroup`: its own, and those around it.
+/// The control groups that limit this process, from the text of `/proc/self/cgroup`: its own group and all
+/// ancestors.
 fn groups(own: &str, root: &Path) -> Vec<Group> {
     let mut found = Vec::new();
     for line in own.lines() {
@@ -186,7 +188,7 @@ fn groups(own: &str, root: &Path) -> Vec<Group> {
 }
 
 impl Group {
-    /// Its limit, and what is left of it; `None` where it has none.
+    /// Its limit and the available part of it; `None` without a limit.
     fn look(&self) -> Option<(u64, u64)> {
         let read = |name: &str| std::fs::read_to_string(self.dir.join(name)).ok();
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
@@ -197,24 +199,24 @@ impl Group {
             let limit = number("memory.limit_in_bytes").filter(|limit| *limit < 1 << 60)?;
             (limit, number("memory.usage_in_bytes")?, "total_inactive_file")
         };
-        // The page cache gives way by itself.
+        // Inactive page cache is reclaimed without effort, so it counts as available.
         let cached = read("memory.stat").and_then(|stat| field(&stat, inactive)).unwrap_or(0);
         Some((limit, limit.saturating_sub(usage.saturating_sub(cached))))
     }
 }
 
-/// The number behind a name, each on a line of its own.
+/// The number that follows a name at the start of a line.
 fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix([' ', ':']))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Bytes of the host, and those available, from `/proc/meminfo`.
+/// Total and available bytes of the host, from `/proc/meminfo`.
 fn host(meminfo: &str) -> Option<(u64, u64)> {
     Some((field(meminfo, "MemTotal")? << 10, field(meminfo, "MemAvailable")? << 10))
 }
 
-/// Microseconds in which some task was stalled, from a PSI file.
+/// Microseconds in which at least one task was stalled, from a PSI file.
 fn stalled_us(psi: &str) -> Option<u64> {
     let some = psi.lines().find(|line| line.starts_with("some "))?;
     some.split_whitespace().find_map(|part| part.strip_prefix("total=")?.parse().ok())
@@ -232,23 +234,23 @@ mod tests {
     }
 
     #[test]
-    fn the_read_cache_gives_way_first_and_then_desktops() {
-        // 256 MiB are to stay available.
+    fn the_read_cache_shrinks_before_desktops() {
+        // 256 MiB should stay available.
         let after = next(FULL, FULL, FULL, &memory(200, 0.0), false);
         assert_eq!(after, Budgets { read_cache: 712 * MIB, ..FULL });
         let little = Budgets { read_cache: 20 * MIB, ..FULL };
         let after = next(little, little, FULL, &memory(0, 0.0), false);
         assert_eq!(after, Budgets { read_cache: 16 * MIB, desktops: (2048 - 508) * MIB });
-        // What is not in use gives nothing back.
+        // Unused budget frees no memory.
         let used = Budgets { read_cache: 100 * MIB, desktops: 300 * MIB };
         let after = next(FULL, used, FULL, &memory(100, 0.0), false);
         assert_eq!(after, Budgets { read_cache: 16 * MIB, desktops: 64 * MIB });
         let after = next(FULL, FULL, FULL, &memory(3000, 0.5), false);
-        assert_eq!(after.read_cache, 896 * MIB, "stalled tasks count, whatever seems available");
+        assert_eq!(after.read_cache, 896 * MIB, "stalled tasks shrink caches even with memory available");
     }
 
     #[test]
-    fn budgets_grow_back_when_it_has_been_calm() {
+    fn budgets_grow_back_after_a_time_without_pressure() {
         let small = Budgets { read_cache: 64 * MIB, desktops: 64 * MIB };
         assert_eq!(next(small, small, FULL, &memory(3000, 0.0), false), small);
         assert_eq!(next(small, small, FULL, &memory(400, 0.0), true), small);
@@ -260,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_read_as_the_kernel_writes_them() {
+    fn figures_are_parsed_in_the_formats_of_the_kernel() {
         let meminfo = "MemTotal:       24689340 kB\nMemFree:          500 kB\nMemAvailable:   1048576 kB\n";
         assert_eq!(host(meminfo), Some((24_689_340 << 10, 1 << 30)));
         let psi = "some avg10=0.00 avg60=0.00 avg300=0.00 total=4711\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n";
@@ -280,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_group_counts_the_page_cache_as_free() {
+    fn inactive_page_cache_of_a_group_counts_as_available() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
         let group = |unified| Group { dir: dir.path().to_owned(), unified };
@@ -292,7 +294,7 @@ mod tests {
         assert_eq!(group(true).look(), Some((1000, 400)));
         write("memory.limit_in_bytes", "9223372036854771712\n");
         write("memory.usage_in_bytes", "900\n");
-        assert_eq!(group(false).look(), None, "that is how version 1 says that there is none");
+        assert_eq!(group(false).look(), None, "the value of cgroup v1 for no limit");
         write("memory.limit_in_bytes", "1000\n");
         write("memory.stat", "total_inactive_file 800\n");
         assert_eq!(group(false).look(), Some((1000, 900)));

@@ -1,9 +1,9 @@
 //! The control socket.
 //!
-//! It appears under its name only when the server is ready: it is bound under another name, made private, and
-//! renamed when someone answers. So a client finds either no socket, or one that answers; and nobody can
-//! connect between `bind` and `chmod`. A socket left by a server that was killed is replaced; one on which a
-//! server still answers is not.
+//! Its path exists only while the server is ready: it is bound under a temporary name, restricted to mode
+//! 0600, and renamed when the server accepts requests. So a client finds either no socket or one that
+//! answers, and no client can connect between `bind` and `chmod`. A stale socket of a killed server is
+//! replaced; a socket on which a server answers is not.
 
 use std::fs;
 use std::io;
@@ -16,21 +16,21 @@ use tokio::net::UnixListener;
 
 use super::ServeError;
 
-/// Longest path of a UNIX socket: `sun_path` of `sockaddr_un` without its final zero (unix(7)).
+/// Longest path of a UNIX socket: `sun_path` of `sockaddr_un` without its terminating zero (unix(7)).
 const MAX_PATH: usize = 107;
-/// What is added to the name until the server is ready.
+/// Suffix of the name until the server is ready.
 const PENDING: &str = ".new";
 
-/// A control socket; its file goes away with it.
+/// A control socket; dropping it removes its file.
 pub struct ControlSocket {
     path: PathBuf,
     pending: PathBuf,
-    /// Device and inode, once it is in place: so that a successor's socket is not removed.
+    /// Device and inode once published, so that a successor's socket is not removed.
     identity: Option<(u64, u64)>,
 }
 
 impl ControlSocket {
-    /// Binds a socket that nobody sees yet. Fails where a server answers on `path`.
+    /// Binds a socket under its temporary name. Fails if a server answers on `path`.
     pub fn bind(path: &Path) -> Result<(ControlSocket, UnixListener), ServeError> {
         let mut pending = path.as_os_str().to_owned();
         pending.push(PENDING);
@@ -54,7 +54,7 @@ impl ControlSocket {
         Ok((socket, listener))
     }
 
-    /// Puts the socket in its place, over a stale one.
+    /// Moves the socket to its path, replacing a stale one.
     pub fn publish(&mut self) -> Result<(), ServeError> {
         let fail = |e: io::Error| ServeError::listen(&self.path.display().to_string(), &e);
         let meta = fs::symlink_metadata(&self.pending).map_err(fail)?;
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_socket_is_private_appears_when_ready_and_goes_away() {
+    async fn a_socket_is_private_appears_when_ready_and_is_removed_when_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let (mut socket, _listener) = ControlSocket::bind(&path).unwrap();
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_path_that_is_too_long_is_refused_in_words() {
+    async fn a_path_that_is_too_long_is_refused_with_a_hint() {
         let path = PathBuf::from(format!("/tmp/{}", "x".repeat(120)));
         let e = ControlSocket::bind(&path).err().unwrap();
         assert!(e.to_string().contains("--socket"), "{e}");

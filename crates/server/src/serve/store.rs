@@ -9,8 +9,8 @@ use super::ServeError;
 use super::descriptors::Descriptors;
 use crate::config::ServeConfig;
 
-/// Opens the store of a server, or makes it where the directory is missing or empty; limited and slowed down as
-/// is configured. `host` is how to wait.
+/// Opens the store of a server, or creates it if the directory is missing or empty, with the configured size
+/// limit and simulated latency. `host` provides the timer for the latency.
 pub(super) async fn open(
     config: &ServeConfig,
     descriptors: &Descriptors,
@@ -26,7 +26,7 @@ pub(super) async fn open(
         store = Arc::new(Limited::new(store, limit).await.map_err(failed)?);
     }
     if let Some(array) = config.store_slow {
-        tracing::warn!(?array, "the store is slowed down, as the configuration asks");
+        tracing::warn!(?array, "the store simulates the latency of an array, as configured");
         store = Arc::new(Slow::new(store, array, Arc::new(move |time| host.sleep(time))));
     }
     Ok(store)

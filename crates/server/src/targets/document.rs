@@ -1,7 +1,7 @@
-//! The table of targets as the pool keeps it: a document of JSON with a version.
+//! The table of targets as a document in the pool: JSON with a version.
 //!
-//! A field that is not known is an error, and so is a version: what a later release has written is not rewritten
-//! without what this one does not understand.
+//! An unknown field or version is an error, so that a document of a later release is not rewritten without
+//! the fields that this release does not support.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ struct Version {
 #[serde(deny_unknown_fields)]
 struct Document<T> {
     version: u32,
-    /// The number that the next target gets.
+    /// The number of the next target.
     next_number: u32,
     targets: Vec<T>,
 }
@@ -31,19 +31,19 @@ struct Document<T> {
 pub(super) fn encode(table: &Table) -> Vec<u8> {
     let targets: Vec<&Target> = table.targets.values().map(|target| &**target).collect();
     let document = Document { version: VERSION, next_number: table.next_number, targets };
-    serde_json::to_vec(&document).expect("names and numbers have a form in JSON")
+    serde_json::to_vec(&document).expect("names and numbers can be represented in JSON")
 }
 
-/// The table that a document holds, or what is wrong with it.
+/// Decodes a document; the error states the defect.
 pub(super) fn decode(bytes: &[u8]) -> Result<Table, String> {
     let damaged = |e: serde_json::Error| format!("it is damaged: {e}");
     let Version { version } = serde_json::from_slice(bytes).map_err(damaged)?;
     if version != VERSION {
-        return Err(format!("it has version {version}, this release knows version {VERSION}"));
+        return Err(format!("it has version {version}, this release supports version {VERSION}"));
     }
     let document: Document<Target> = serde_json::from_slice(bytes).map_err(damaged)?;
     if document.next_number == 0 {
-        return Err("it is damaged: no target has the number 0".into());
+        return Err("it is damaged: next_number is 0".into());
     }
     let mut numbers = BTreeSet::new();
     let mut table = Table { next_number: document.next_number, ..Table::default() };
@@ -54,7 +54,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Table, String> {
             return Err(format!("it is damaged: target {} has the number {number}", target.name));
         }
         if let Some(other) = table.targets.insert(target.name.clone(), Arc::new(target)) {
-            return Err(format!("it is damaged: target {} is in it twice", other.name));
+            return Err(format!("it is damaged: target {} is listed twice", other.name));
         }
     }
     Ok(table)
@@ -70,7 +70,7 @@ mod tests {
         "initiators":[{"name":"iqn.1993-08.org.debian:01:x","chap":null,"luns":[0]}]}]}"#;
 
     #[test]
-    fn what_was_written_is_read() {
+    fn an_encoded_table_decodes_to_the_same() {
         let table = decode(GOOD.as_bytes()).unwrap();
         let target = table.targets.values().next().unwrap();
         assert_eq!((target.number, target.luns[&255].disk.as_str(), table.next_number), (7, "v@s", 8));
@@ -81,14 +81,14 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_documents_are_refused() {
         for (from, to, why) in [
             ("\"version\":1", "\"version\":2", "version 2"),
             ("\"version\":1,", "", "missing field `version`"),
             ("\"open\":false", "\"open\":false,\"alua\":1", "unknown field `alua`"),
             ("\"next_number\":8", "\"next_number\":7", "number 7"),
             ("\"number\":7", "\"number\":0", "number 0"),
-            ("\"next_number\":8", "\"next_number\":0", "number 0"),
+            ("\"next_number\":8", "\"next_number\":0", "next_number is 0"),
             ("\"number\":7", "\"number\":65536", "damaged"),
             ("\"255\"", "\"256\"", "256 cannot be a LUN"),
             ("v@s", "v", "'v' is LUN 0"),
@@ -98,8 +98,8 @@ mod tests {
             ("]}]}", "]}]", "damaged"),
         ] {
             assert!(GOOD.contains(from), "{from}");
-            let said = decode(GOOD.replacen(from, to, 1).as_bytes()).unwrap_err();
-            assert!(said.contains(why), "{to}: {said}");
+            let error = decode(GOOD.replacen(from, to, 1).as_bytes()).unwrap_err();
+            assert!(error.contains(why), "{to}: {error}");
         }
         let start = GOOD.find("{\"name\"").unwrap();
         let one = &GOOD[start..GOOD.len() - 2];

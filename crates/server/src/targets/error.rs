@@ -1,41 +1,39 @@
-//! What can be wrong with a change to the table of targets.
+//! Errors of changes to the table of targets.
 
 use super::{BadIqn, IqnName, MAX_LUN};
 
-/// Why the table of targets is not changed. The text is what an administrator reads.
+/// Reasons for which the table of targets is not changed. The text is displayed to administrators.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum TargetError {
-    /// A name that cannot be one.
+    /// An invalid name.
     #[error(transparent)]
     Name(#[from] BadIqn),
-    /// There is no such target.
-    #[error("there is no target {0}; 'forebay target list' shows them")]
+    /// The target does not exist.
+    #[error("there is no target {0}; 'forebay target list' lists the targets")]
     NoTarget(IqnName),
-    /// There is one already.
+    /// A target of this name exists.
     #[error("target {0} exists already; choose another name or remove it first")]
     Exists(IqnName),
-    /// All numbers are used up.
-    #[error(
-        "there have been 65535 targets, more than can be told apart; no new one can be made in this pool"
-    )]
+    /// All target numbers have been used.
+    #[error("all 65535 target numbers of this pool have been used; no more targets can be created")]
     NoNumber,
-    /// Initiators are connected.
+    /// The target has sessions.
     #[error("target {target} has {sessions} session(s); log them out, or use --force")]
     InUse {
         /// The target.
         target: IqnName,
-        /// How many.
+        /// Number of sessions.
         sessions: usize,
     },
     /// The target has no such logical unit.
-    #[error("target {target} has no LUN {lun}; 'forebay lun list {target}' shows what it has")]
+    #[error("target {target} has no LUN {lun}; 'forebay lun list {target}' lists its LUNs")]
     NoLun {
         /// The target.
         target: IqnName,
         /// The number.
         lun: u16,
     },
-    /// The number is that of another disk.
+    /// The number belongs to another disk.
     #[error("LUN {lun} of target {target} is '{disk}'; unmap it first, or choose another number")]
     LunTaken {
         /// The target.
@@ -45,13 +43,13 @@ pub enum TargetError {
         /// The disk.
         disk: String,
     },
-    /// A number that cannot be one.
-    #[error("{0} cannot be a LUN: they go from 0 to {MAX_LUN}")]
+    /// An invalid number.
+    #[error("{0} cannot be a LUN: LUNs range from 0 to {MAX_LUN}")]
     HighLun(u16),
     /// All numbers of the target are taken.
-    #[error("target {0} has no free LUN: make another target")]
+    #[error("target {0} has no free LUN: create another target")]
     Full(IqnName),
-    /// The disk is there already, or is to be removed and must not be.
+    /// The disk is mapped already, or must not be removed because it is mapped.
     #[error("'{disk}' is LUN {lun} of target {target}; unmap it first")]
     Mapped {
         /// The disk.
@@ -61,14 +59,14 @@ pub enum TargetError {
         /// The target.
         target: IqnName,
     },
-    /// A disk whose writes are not durable, mapped as if they were.
+    /// A disk whose writes are not durable, mapped without `write_back`.
     #[error(
-        "nothing that is written to '{0}' is durable: it is a desktop, or has sync 'never'; map it with --write-back, so \
-         that initiators are not told otherwise"
+        "writes to '{0}' are not durable: it is a desktop, or has sync 'never'; map it with --write-back, which reports \
+                 a volatile write cache to initiators"
     )]
     Volatile(String),
-    /// The target does not know this initiator.
-    #[error("target {target} has no entry for {initiator}; 'forebay target show {target}' shows whom it has")]
+    /// The target has no entry for this initiator.
+    #[error("target {target} has no entry for {initiator}; 'forebay target show {target}' lists its entries")]
     NoInitiator {
         /// The target.
         target: IqnName,
@@ -78,24 +76,24 @@ pub enum TargetError {
     /// Two entries for one initiator.
     #[error("there are two entries for initiator {0}")]
     InitiatorTwice(IqnName),
-    /// A name or secret that cannot be used.
+    /// An invalid user name or secret for CHAP.
     #[error("'{user}' cannot be used for CHAP: {why}")]
     Chap {
         /// The user.
         user: String,
-        /// What is wrong.
+        /// The defect.
         why: &'static str,
     },
-    /// One secret for both directions.
-    #[error("the secret of the target must not be that of an initiator: choose another one")]
+    /// The same secret is used for both directions.
+    #[error("the secret of the target must not be that of an initiator; choose another one")]
     SameSecret,
     /// The table could not be read when the server started.
     #[error(
-        "the table of targets cannot be read ({0}), so no target is served and none can be changed; it is left as it is: \
-         use the release that wrote it, or drop it with 'forebay target rm --all'"
+        "cannot read the table of targets ({0}), so no targets are served and none can be changed; the table is kept: \
+                 use the release that wrote it, or delete it with 'forebay target rm --all'"
     )]
     Unreadable(String),
-    /// The pool refuses.
+    /// An error of the pool.
     #[error(transparent)]
     Pool(#[from] forebay_engine::Error),
 }

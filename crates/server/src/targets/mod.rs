@@ -1,22 +1,23 @@
-//! Targets: who may see which disk over iSCSI.
+//! iSCSI targets: their disks, and access control by initiator.
 //!
-//! A *target* is a set of disks, each under a number (its LUN), and a list of initiators that may come. It is shared
-//! by the control plane, which changes it, and the iSCSI front end, which asks it at each login and at each discovery.
-//! A target admits nobody until an initiator is allowed, or it is made open; an initiator that may not come to a target
-//! does not learn that it exists ([`Target::admission`]).
+//! A *target* is a set of disks, each under a number (its LUN), and a list of initiators with access. It is
+//! shared by the control plane, which changes it, and the iSCSI front end, which checks it at each login and
+//! discovery. A target admits no initiator until one is allowed, or the target is made open; an initiator
+//! without access to a target cannot detect that it exists ([`Target::admission`]).
 //!
-//! **Durability.** The table is one document of the pool ([`forebay_engine::Pool::set_document`]): a change is written
-//! whole, and is seen when it is durable, not before.
+//! **Durability.** The table is one document of the pool ([`forebay_engine::Pool::set_document`]): a change
+//! writes the whole table, and becomes visible only when it is durable.
 //!
-//! **What cannot be read is kept.** Where the document is damaged, or of a later release, the server starts, since its
-//! other clients have nothing to do with that; it serves no targets and refuses to change any, until an administrator
-//! has the old release read it, or drops it ([`Targets::remove_all`]).
+//! **An unreadable table is kept.** If the document is damaged, or of a later release, the server starts
+//! nevertheless, since NBD clients are not affected. It serves no targets and refuses to change any, until an
+//! administrator starts the release that can read it, or deletes it ([`Targets::remove_all`]).
 //!
-//! **Removal of disks.** A disk that is mapped is not removed. Who removes one holds the table meanwhile
-//! ([`Targets::unmapped`]), so that nobody maps it in between.
+//! **Removal of disks.** A mapped disk cannot be removed. The removal of a disk holds the lock of the table
+//! ([`Targets::unmapped`]), so that the disk cannot be mapped concurrently.
 //!
-//! **Sessions** are the front end's, which lists them here for administrators ([`Targets::session_began`]) and watches
-//! for changes ([`Targets::changed`]) to end those that may not be there any more.
+//! **Sessions** belong to the front end, which registers them here for administrators
+//! ([`Targets::session_began`]) and watches for changes ([`Targets::changed`]) to end sessions that have lost
+//! access.
 
 mod document;
 mod error;
@@ -43,11 +44,11 @@ pub type Result<T> = std::result::Result<T, TargetError>;
 /// Targets by name.
 pub type TargetMap = BTreeMap<IqnName, Arc<Target>>;
 
-/// What the document holds.
+/// The contents of the document.
 #[derive(Debug, Clone)]
 struct Table {
     targets: TargetMap,
-    /// The number that the next target gets, from 1 on.
+    /// The number of the next target, from 1 on.
     next_number: u32,
 }
 
@@ -67,32 +68,32 @@ impl Table {
         self.targets.insert(target.name.clone(), Arc::new(target));
     }
 
-    /// Sets a number aside.
-    fn take_number(&mut self) -> Result<u16> {
+    /// Allocates a target number.
+    fn allocate_number(&mut self) -> Result<u16> {
         let number = u16::try_from(self.next_number).map_err(|_| TargetError::NoNumber)?;
         self.next_number += 1;
         Ok(number)
     }
 }
 
-/// The table of targets, and who is connected to them.
+/// The table of targets, and their sessions.
 pub struct Targets {
     pool: Arc<Pool>,
-    /// What is served.
+    /// The visible targets.
     served: RwLock<Arc<TargetMap>>,
-    /// One change at a time. What it holds is what the document holds, or why that cannot be read.
+    /// The contents of the document, or the reason why it cannot be read. The lock serialises changes.
     table: tokio::sync::Mutex<std::result::Result<Table, String>>,
     changes: watch::Sender<u64>,
     sessions: Sessions,
 }
 
-/// As long as this lives, no disk is mapped.
+/// While this exists, a disk that was not mapped cannot be mapped.
 pub struct Unmapped<'a> {
     _table: tokio::sync::MutexGuard<'a, std::result::Result<Table, String>>,
 }
 
 impl Targets {
-    /// Reads the table of a pool. Where it cannot be read, there are no targets, and none can be made.
+    /// Reads the table of a pool. If it cannot be read, there are no targets, and none can be created.
     pub async fn load(pool: Arc<Pool>) -> Targets {
         let table = match pool.document(document::NAME).await {
             Ok(Some(bytes)) => document::decode(&bytes),
@@ -112,22 +113,22 @@ impl Targets {
         }
     }
 
-    /// All targets as of now.
+    /// All targets at present.
     pub fn snapshot(&self) -> Arc<TargetMap> {
         self.served.read().clone()
     }
 
-    /// One target as of now.
+    /// One target at present.
     pub fn get(&self, name: &IqnName) -> Option<Arc<Target>> {
         self.served.read().get(name).cloned()
     }
 
-    /// Tells of each change; the number says how many there were.
+    /// A channel that reports each change; its value is the number of changes.
     pub fn changed(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Fails where the table could not be read.
+    /// Fails if the table could not be read.
     ///
     /// # Errors
     /// [`TargetError::Unreadable`]
@@ -138,20 +139,20 @@ impl Targets {
         }
     }
 
-    /// Lists a session until the guard is dropped.
+    /// Registers a session until the guard is dropped.
     pub fn session_began(&self, info: SessionInfo) -> SessionGuard {
         self.sessions.begin(info)
     }
 
-    /// The sessions of a target, in the order in which they began.
+    /// The sessions of a target, in the order of their login.
     pub fn sessions(&self, target: &IqnName) -> Vec<SessionInfo> {
         self.sessions.list(|session| session.target == *target)
     }
 
-    /// Makes a target. Its number is chosen here.
+    /// Creates a target, and chooses its number.
     ///
     /// # Errors
-    /// [`TargetError::Exists`]; what [`Target::check`] finds; [`TargetError::Unreadable`]; those of the pool.
+    /// [`TargetError::Exists`]; those of [`Target::check`]; [`TargetError::Unreadable`]; those of the pool.
     pub async fn create(&self, target: Target) -> Result<Arc<Target>> {
         let name = target.name.clone();
         self.change(|table| {
@@ -159,7 +160,7 @@ impl Targets {
                 return Err(TargetError::Exists(target.name));
             }
             target.check()?;
-            let number = table.take_number()?;
+            let number = table.allocate_number()?;
             table.put(Target { number, ..target });
             Ok(())
         })
@@ -167,7 +168,7 @@ impl Targets {
         self.get(&name).ok_or(TargetError::NoTarget(name))
     }
 
-    /// Removes a target; with sessions only by `force`.
+    /// Removes a target; with `force` also if it has sessions.
     ///
     /// # Errors
     /// [`TargetError::NoTarget`]; [`TargetError::InUse`]; those of a change.
@@ -181,7 +182,7 @@ impl Targets {
         .await
     }
 
-    /// Removes all targets, also where the table cannot be read; their numbers begin anew in that case.
+    /// Removes all targets, also if the table cannot be read; in that case numbers start from 1 again.
     ///
     /// # Errors
     /// [`TargetError::InUse`]; those of the pool.
@@ -203,10 +204,10 @@ impl Targets {
         }
     }
 
-    /// Lets an initiator come, or changes what it may.
+    /// Adds or updates an initiator's ACL entry.
     ///
     /// # Errors
-    /// [`TargetError::NoTarget`]; what [`Target::check`] finds; those of a change.
+    /// [`TargetError::NoTarget`]; those of [`Target::check`]; those of a change.
     pub async fn allow(&self, target: &IqnName, initiator: Initiator) -> Result<()> {
         self.edit(target, |target| {
             match target.initiators.iter_mut().find(|i| i.name == initiator.name) {
@@ -218,7 +219,7 @@ impl Targets {
         .await
     }
 
-    /// Takes that back.
+    /// Removes an initiator's ACL entry.
     ///
     /// # Errors
     /// [`TargetError::NoTarget`]; [`TargetError::NoInitiator`]; those of a change.
@@ -233,12 +234,12 @@ impl Targets {
         .await
     }
 
-    /// Maps a disk under `lun`, or under the lowest number that is free; what it is then. What cannot be written is
-    /// mapped read-only by itself. A disk that has this very number gets the new options.
+    /// Maps a disk under `lun`, or under the lowest free number; returns the mapping. A disk that cannot be
+    /// written is mapped read-only. A disk that is mapped under this number already gets the new options.
     ///
     /// # Errors
-    /// [`TargetError::NoTarget`]; [`TargetError::Mapped`] where the target has the disk; [`TargetError::LunTaken`];
-    /// [`TargetError::Volatile`]; those of a change.
+    /// [`TargetError::NoTarget`]; [`TargetError::Mapped`] if the target has the disk;
+    /// [`TargetError::LunTaken`]; [`TargetError::Volatile`]; those of a change.
     pub async fn map(&self, target: &IqnName, lun: Option<u16>, mapped: Lun) -> Result<(u16, Lun)> {
         self.edit(target, |target| {
             let mapped = self.checked(mapped)?;
@@ -247,7 +248,7 @@ impl Targets {
         .await
     }
 
-    /// Takes a disk away from a target.
+    /// Unmaps a disk of a target.
     ///
     /// # Errors
     /// [`TargetError::NoTarget`]; [`TargetError::NoLun`]; those of a change.
@@ -255,11 +256,12 @@ impl Targets {
         self.edit(target, |target| target.unmap(lun)).await
     }
 
-    /// Makes targets, or brings them in line with what is `wanted`; others stay. Disks that cannot be mapped are left
-    /// out and told of: a new pool has none yet. Nothing is written where all is as wanted.
+    /// Creates the targets in `wanted`, or changes existing ones to match; other targets stay. Disks that
+    /// cannot be mapped are skipped with a warning, because a new pool has no disks yet. Writes nothing if
+    /// all targets match already.
     ///
     /// # Errors
-    /// What [`Target::check`] finds; those of a change.
+    /// Those of [`Target::check`]; those of a change.
     pub async fn apply(&self, wanted: &[Target]) -> Result<()> {
         if wanted.is_empty() {
             return Ok(());
@@ -273,14 +275,14 @@ impl Targets {
                     match self.checked(mapped) {
                         Ok(mapped) => drop(target.luns.insert(lun, mapped)),
                         Err(e) => {
-                            tracing::warn!("LUN {lun} of target {} is left out: {e}", target.name);
+                            tracing::warn!("skipping LUN {lun} of target {}: {e}", target.name);
                             target.unmap(lun)?;
                         }
                     }
                 }
                 target.number = match table.targets.get(&target.name) {
-                    Some(there) => there.number,
-                    None => table.take_number()?,
+                    Some(existing) => existing.number,
+                    None => table.allocate_number()?,
                 };
                 table.put(target);
             }
@@ -289,10 +291,10 @@ impl Targets {
         .await
     }
 
-    /// Keeps a disk from being mapped for as long as the answer lives.
+    /// Prevents a disk from being mapped until the returned guard is dropped.
     ///
     /// # Errors
-    /// [`TargetError::Mapped`] where it is mapped already.
+    /// [`TargetError::Mapped`] if it is mapped already.
     pub async fn unmapped(&self, disk: &str) -> Result<Unmapped<'_>> {
         let table = self.table.lock().await;
         for target in self.snapshot().values() {
@@ -303,7 +305,7 @@ impl Targets {
         Ok(Unmapped { _table: table })
     }
 
-    /// How a disk of the pool can be mapped.
+    /// Adapts the options of a mapping to its disk.
     fn checked(&self, lun: Lun) -> Result<Lun> {
         let disk = self.pool.disk(&lun.disk)?;
         let read_only = lun.read_only || disk.role != Role::Volume;
@@ -314,7 +316,7 @@ impl Targets {
         Ok(Lun { disk: disk.name, read_only, write_back: lun.write_back && !read_only })
     }
 
-    /// Changes one target, and checks what comes of it.
+    /// Changes one target, and checks the result.
     async fn edit<T>(&self, name: &IqnName, edit: impl FnOnce(&mut Target) -> Result<T>) -> Result<T> {
         self.change(|table| {
             let mut target = table.find(name)?;
@@ -326,7 +328,7 @@ impl Targets {
         .await
     }
 
-    /// Changes the table: durably, then visibly.
+    /// Changes the table: first durably, then visibly.
     async fn change<T>(&self, change: impl FnOnce(&mut Table) -> Result<T>) -> Result<T> {
         let mut table = self.table.lock().await;
         let mut changed = table.clone().map_err(TargetError::Unreadable)?;

@@ -9,16 +9,17 @@ use serde::{Deserialize, Serialize};
 /// Longest name in bytes (RFC 7143, section 4.2.7.1).
 const MAX_LEN: usize = 223;
 
-/// The name of a target or an initiator, in any of the formats of RFC 7143, section 4.2.7: `iqn.`, `eui.`, `naa.`.
+/// The name of a target or an initiator, in any of the formats of RFC 7143, section 4.2.7: `iqn.`, `eui.`,
+/// `naa.`.
 ///
-/// It is kept in lower case, so that equal names are the same bytes (stringprep's case folding, RFC 3722). Of the
-/// characters beyond ASCII, which the RFC permits and nobody uses, none is taken; `_`, which it forbids, is, as some
-/// initiators make their names of the names of machines.
+/// It is stored in lower case, so that equal names are the same bytes (stringprep's case folding, RFC 3722).
+/// Characters beyond ASCII, which the RFC permits but which are not in use, are refused; `_`, which the RFC
+/// forbids, is accepted, because some initiators derive their names from host names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct IqnName(String);
 
-/// A text that is no such name, and why.
+/// A text that is not a valid name, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("'{name}' is not an iSCSI name: {why}")]
 pub struct BadIqn {
@@ -48,13 +49,13 @@ impl FromStr for IqnName {
     }
 }
 
-/// What is wrong with a name, if something is.
+/// The defect of a name, if any.
 fn mistake(text: &str) -> Option<&'static str> {
     if text.len() > MAX_LEN {
         return Some("it is longer than 223 bytes");
     }
     if !text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-.:_".contains(&b)) {
-        return Some("it can have only letters, digits, '-', '.', ':' and '_'");
+        return Some("it may contain only letters, digits, '-', '.', ':' and '_'");
     }
     let lower = text.to_ascii_lowercase();
     let is_hex = |digits: &str| digits.bytes().all(|b| b.is_ascii_hexdigit());
@@ -67,12 +68,13 @@ fn mistake(text: &str) -> Option<&'static str> {
         (!good).then_some("'naa.' is followed by 16 or 32 hexadecimal digits")
     } else {
         Some(
-            "it begins with none of 'iqn.', 'eui.' and 'naa.'; take one such as iqn.2026-01.org.example:disks",
+            "it begins with none of 'iqn.', 'eui.' and 'naa.'; use a name such as iqn.2026-01.org.example:disks",
         )
     }
 }
 
-/// What is wrong with what follows `iqn.`: a month, a domain name in reverse, and maybe `:` with anything.
+/// The defect of the part after `iqn.`, if any: a month, a domain name in reverse, and optionally `:` with
+/// any text.
 fn iqn_mistake(rest: &str) -> Option<&'static str> {
     let (date, authority) = match rest.split_once('.') {
         Some((date, authority)) => (date, authority),
@@ -95,7 +97,7 @@ fn iqn_mistake(rest: &str) -> Option<&'static str> {
             "the month is followed by a domain name in reverse, as in iqn.2026-01.org.example:disks",
         );
     }
-    (own == Some("")).then_some("nothing follows the ':'")
+    (own == Some("")).then_some("nothing follows ':'")
 }
 
 impl fmt::Display for IqnName {
@@ -129,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_real_initiators_are_names() {
+    fn names_of_real_initiators_are_valid() {
         for name in [
             "iqn.1993-08.org.debian:01:8f5a1b2c3d4e",
             "iqn.1991-05.com.microsoft:host.example.com",
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_told_what_is_wrong() {
+    fn invalid_names_are_refused_with_the_defect() {
         let long = format!("iqn.2026-01.org.example:{}", "x".repeat(200));
         for (name, why) in [
             ("", "none of 'iqn.'"),
@@ -173,8 +175,8 @@ mod tests {
             ("naa.52004567ba64678d00", "16 or 32"),
             (&long, "223 bytes"),
         ] {
-            let said = name.parse::<IqnName>().unwrap_err().to_string();
-            assert!(said.contains(why) && !said.contains('\n'), "{name}: {said}");
+            let error = name.parse::<IqnName>().unwrap_err().to_string();
+            assert!(error.contains(why) && !error.contains('\n'), "{name}: {error}");
         }
         let most = format!("iqn.2026-01.org.example:{}", "x".repeat(199));
         assert_eq!(most.len(), MAX_LEN);

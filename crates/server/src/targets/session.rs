@@ -1,4 +1,4 @@
-//! Who is connected: filled by the iSCSI front end, read by administrators.
+//! Sessions of initiators: registered by the iSCSI front end, listed for administrators.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,15 +13,15 @@ use super::IqnName;
 pub struct SessionInfo {
     /// The target.
     pub target: IqnName,
-    /// Who it is.
+    /// The initiator.
     pub initiator: IqnName,
-    /// Where it comes from: the first connection.
+    /// The peer address of the first connection.
     pub address: SocketAddr,
-    /// When it logged in, in Unix milliseconds.
+    /// The time of login, in Unix milliseconds.
     pub since_ms: u64,
 }
 
-/// The sessions that there are.
+/// All sessions.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sessions(Arc<Mutex<Registry>>);
 
@@ -31,9 +31,9 @@ struct Registry {
     sessions: BTreeMap<u64, SessionInfo>,
 }
 
-/// A session is listed as long as this lives.
+/// The registration of a session, which ends when this is dropped.
 #[derive(Debug)]
-#[must_use = "the session is listed as long as this lives"]
+#[must_use = "the session is listed until this is dropped"]
 pub struct SessionGuard {
     sessions: Sessions,
     id: u64,
@@ -48,7 +48,7 @@ impl Sessions {
         SessionGuard { sessions: self.clone(), id }
     }
 
-    /// Those of which `wanted` says so, in the order in which they began.
+    /// The sessions for which `wanted` returns true, in the order of their login.
     pub fn list(&self, wanted: impl Fn(&SessionInfo) -> bool) -> Vec<SessionInfo> {
         self.0.lock().sessions.values().filter(|s| wanted(s)).cloned().collect()
     }

@@ -36,20 +36,21 @@ fn initiator(text: &str, luns: Option<Vec<u16>>) -> Initiator {
     Initiator { name: name(text), chap: None, luns }
 }
 
-fn said<T>(result: Result<T>) -> String {
-    result.err().expect("it is refused").to_string()
+fn error_text<T>(result: Result<T>) -> String {
+    result.err().expect("the operation is refused").to_string()
 }
 
-/// A pool with volumes `v` and `w`, a snapshot `v@s`, an image, a desktop and one that forgets.
-struct Rig {
+/// A pool with volumes `v` and `w`, a snapshot `v@s`, an image, a desktop and a volume with sync mode
+/// `never`.
+struct Fixture {
     engine: EngineThread,
     store: Arc<MemoryStore>,
     pool: Arc<Pool>,
     targets: Targets,
 }
 
-impl Rig {
-    async fn new() -> Rig {
+impl Fixture {
+    async fn new() -> Fixture {
         let (engine, store) = (EngineThread::start().unwrap(), Arc::new(MemoryStore::new()));
         let pool = open(&engine, &store).await;
         for name in ["v", "w"] {
@@ -62,12 +63,12 @@ impl Rig {
             CloneRequest { name: "desktop".into(), write_cache: 1 << 20, ..CloneRequest::default() };
         pool.clone_disk("image", &[desktop]).await.unwrap();
         let targets = Targets::load(pool.clone()).await;
-        Rig { engine, store, pool, targets }
+        Fixture { engine, store, pool, targets }
     }
 
-    /// As a server that was stopped and started.
-    async fn again(self) -> Rig {
-        let Rig { engine, store, pool, targets } = self;
+    /// Restarts the server.
+    async fn restart(self) -> Fixture {
+        let Fixture { engine, store, pool, targets } = self;
         drop(targets);
         engine
             .run({
@@ -79,7 +80,7 @@ impl Rig {
         drop(pool);
         let pool = open(&engine, &store).await;
         let targets = Targets::load(pool.clone()).await;
-        Rig { engine, store, pool, targets }
+        Fixture { engine, store, pool, targets }
     }
 }
 
@@ -90,33 +91,33 @@ async fn open(engine: &EngineThread, store: &Arc<MemoryStore>) -> Arc<Pool> {
 }
 
 #[tokio::test]
-async fn a_table_outlives_its_server_and_numbers_are_not_used_again() {
-    let rig = Rig::new().await;
-    let t = &rig.targets;
+async fn the_table_survives_a_restart_and_numbers_are_not_reused() {
+    let fixture = Fixture::new().await;
+    let t = &fixture.targets;
     assert_eq!(t.create(target(A)).await.unwrap().number, 1);
     assert_eq!(t.create(target(B)).await.unwrap().number, 2);
-    assert!(said(t.create(target(A)).await).contains("exists already"));
+    assert!(error_text(t.create(target(A)).await).contains("exists already"));
     t.map(&name(A), None, lun("v")).await.unwrap();
     t.allow(&name(A), Initiator { chap: Some(chap("u", "twelve bytes")), ..initiator(HOST, Some(vec![0])) })
         .await
         .unwrap();
     t.remove(&name(B), false).await.unwrap();
     let before = t.snapshot();
-    let rig = rig.again().await;
-    let t = &rig.targets;
+    let fixture = fixture.restart().await;
+    let t = &fixture.targets;
     assert_eq!(t.snapshot(), before);
     assert_eq!(t.create(target(B)).await.unwrap().number, 3);
     t.remove_all(false).await.unwrap();
-    let rig = rig.again().await;
-    assert!(rig.targets.snapshot().is_empty());
-    assert_eq!(rig.targets.create(target(A)).await.unwrap().number, 4);
+    let fixture = fixture.restart().await;
+    assert!(fixture.targets.snapshot().is_empty());
+    assert_eq!(fixture.targets.create(target(A)).await.unwrap().number, 4);
 }
 
 #[tokio::test]
-async fn disks_are_mapped_as_they_can_be() {
-    let rig = Rig::new().await;
-    let (t, a) = (&rig.targets, name(A));
-    assert!(said(t.map(&a, None, lun("v")).await).contains("there is no target"));
+async fn a_disk_is_mapped_with_the_options_that_it_supports() {
+    let fixture = Fixture::new().await;
+    let (t, a) = (&fixture.targets, name(A));
+    assert!(error_text(t.map(&a, None, lun("v")).await).contains("there is no target"));
     t.create(target(A)).await.unwrap();
     let mut changed = t.changed();
     assert_eq!(t.map(&a, None, lun("v")).await.unwrap(), (0, lun("v")));
@@ -127,12 +128,12 @@ async fn disks_are_mapped_as_they_can_be() {
     assert_eq!(t.map(&a, Some(2), lun("v@s")).await.unwrap(), (2, read_only("v@s")));
     assert_eq!(t.map(&a, None, write_back("image")).await.unwrap(), (1, read_only("image")));
     assert_eq!(t.map(&a, Some(255), write_back("w")).await.unwrap(), (255, write_back("w")));
-    // Again under its own number: other options.
+    // Mapped again under the same number: new options.
     assert_eq!(t.map(&a, Some(255), read_only("w")).await.unwrap(), (255, read_only("w")));
     changed.mark_unchanged();
     t.map(&a, Some(255), read_only("w")).await.unwrap();
     for (at, disk, why) in [
-        (None, "nobody", "no volume, snapshot or image is named 'nobody'"),
+        (None, "missing", "no volume, snapshot or image is named 'missing'"),
         (None, "v", "'v' is LUN 0 of target iqn.2026-01.org.example:a; unmap it first"),
         (Some(7), "v", "'v' is LUN 0"),
         (Some(0), "never", "--write-back"),
@@ -140,46 +141,46 @@ async fn disks_are_mapped_as_they_can_be() {
         (Some(256), "never", "256 cannot be a LUN"),
     ] {
         let lun = if at == Some(256) { write_back(disk) } else { lun(disk) };
-        let refused = said(t.map(&a, at, lun).await);
+        let refused = error_text(t.map(&a, at, lun).await);
         assert!(refused.contains(why), "{disk}: {refused}");
     }
-    assert!(said(t.map(&a, Some(0), write_back("never")).await).contains("LUN 0 of target"));
-    assert!(!changed.has_changed().unwrap(), "what is refused, or was so, changes nothing");
+    assert!(error_text(t.map(&a, Some(0), write_back("never")).await).contains("LUN 0 of target"));
+    assert!(!changed.has_changed().unwrap(), "a refused or identical mapping changes nothing");
     t.map(&a, None, write_back("desktop")).await.unwrap();
     t.unmap(&a, 255).await.unwrap();
-    assert!(said(t.unmap(&a, 255).await).contains("has no LUN 255"));
+    assert!(error_text(t.unmap(&a, 255).await).contains("has no LUN 255"));
     let luns: Vec<_> = t.get(&a).unwrap().luns.keys().copied().collect();
     assert_eq!(luns, [0, 1, 2, 3]);
 }
 
 #[tokio::test]
 async fn a_mapped_disk_is_not_removed() {
-    let rig = Rig::new().await;
-    let t = &rig.targets;
+    let fixture = Fixture::new().await;
+    let t = &fixture.targets;
     t.create(target(A)).await.unwrap();
     t.map(&name(A), Some(9), lun("v@s")).await.unwrap();
-    let refused = said(t.unmapped("v@s").await);
+    let refused = error_text(t.unmapped("v@s").await);
     assert_eq!(refused, format!("'v@s' is LUN 9 of target {A}; unmap it first"));
     let removing = t.unmapped("w").await.unwrap();
     let a = name(A);
     let mapping = t.map(&a, None, lun("w"));
     let waited = tokio::time::timeout(std::time::Duration::from_millis(20), mapping).await;
-    assert!(waited.is_err(), "it waits for the removal");
-    rig.pool.delete("w").await.unwrap();
+    assert!(waited.is_err(), "mapping waits for the removal");
+    fixture.pool.delete("w").await.unwrap();
     drop(removing);
-    assert!(said(t.map(&name(A), None, lun("w")).await).contains("is named 'w'"));
+    assert!(error_text(t.map(&name(A), None, lun("w")).await).contains("is named 'w'"));
 }
 
 #[tokio::test]
-async fn initiators_see_what_they_may_and_nothing_else() {
-    let rig = Rig::new().await;
-    let (t, a, host) = (&rig.targets, name(A), name(HOST));
+async fn initiators_access_only_allowed_targets_and_luns() {
+    let fixture = Fixture::new().await;
+    let (t, a, host) = (&fixture.targets, name(A), name(HOST));
     let admits = |who: &IqnName| t.get(&a).unwrap().admission(who).is_some();
     t.create(Target { chap: Some(chap("all", "all of twelve")), ..target(A) }).await.unwrap();
-    assert!(!admits(&host), "nobody, unless somebody is allowed");
+    assert!(!admits(&host), "no initiator has access by default");
     t.map(&a, None, lun("v")).await.unwrap();
     t.map(&a, None, lun("w")).await.unwrap();
-    assert!(said(t.allow(&a, initiator(HOST, Some(vec![0, 2]))).await).contains("has no LUN 2"));
+    assert!(error_text(t.allow(&a, initiator(HOST, Some(vec![0, 2]))).await).contains("has no LUN 2"));
     t.allow(&a, initiator(HOST, Some(vec![0, 1]))).await.unwrap();
     t.unmap(&a, 0).await.unwrap();
     t.map(&a, None, lun("v@s")).await.unwrap();
@@ -188,7 +189,7 @@ async fn initiators_see_what_they_may_and_nothing_else() {
         let here = target.admission(&host).unwrap();
         assert_eq!(here.chap, target.chap.as_ref());
         let seen: Vec<u16> = target.luns.keys().copied().filter(|lun| here.sees(*lun)).collect();
-        assert_eq!(seen, [1], "another disk under an old number is not seen");
+        assert_eq!(seen, [1], "another disk under an old number is not accessible");
     }
     let own = Initiator { chap: Some(chap("own", "its own secret")), ..initiator(HOST, None) };
     t.allow(&a, own.clone()).await.unwrap();
@@ -198,7 +199,7 @@ async fn initiators_see_what_they_may_and_nothing_else() {
         assert_eq!((here.chap, here.sees(0), target.initiators.len()), (own.chap.as_ref(), true, 1));
     }
     t.deny(&a, &host).await.unwrap();
-    assert!(!admits(&host) && said(t.deny(&a, &host).await).contains("has no entry"));
+    assert!(!admits(&host) && error_text(t.deny(&a, &host).await).contains("has no entry"));
     t.create(Target { open: true, ..target(B) }).await.unwrap();
     assert!(
         t.get(&name(B)).unwrap().admission(&host).is_some_and(|here| here.chap.is_none() && here.sees(9))
@@ -206,9 +207,9 @@ async fn initiators_see_what_they_may_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn secrets_are_long_enough_and_those_of_both_sides_differ() {
-    let rig = Rig::new().await;
-    let t = &rig.targets;
+async fn secrets_must_be_long_enough_and_differ_between_both_sides() {
+    let fixture = Fixture::new().await;
+    let t = &fixture.targets;
     let with = |chap, mutual| Target { chap: Some(chap), mutual, ..target(A) };
     for (wrong, why) in [
         (with(chap("u", "eleven byte"), None), "shorter than 12"),
@@ -221,13 +222,13 @@ async fn secrets_are_long_enough_and_those_of_both_sides_differ() {
         ),
         (with(chap("u", "twelve bytes"), Some(chap("m", "short"))), "'m' cannot be used"),
     ] {
-        let refused = said(t.create(wrong).await);
+        let refused = error_text(t.create(wrong).await);
         assert!(refused.contains(why) && !refused.contains("eleven"), "{refused}");
     }
     let good = with(chap("u", "twelve bytes"), Some(chap("m", "other bytes.")));
     t.create(good).await.unwrap();
     let same = Initiator { chap: Some(chap("x", "other bytes.")), ..initiator(HOST, None) };
-    assert!(said(t.allow(&name(A), same).await).contains("must not be"));
+    assert!(error_text(t.allow(&name(A), same).await).contains("must not be"));
     let printed = format!("{:?}", t.snapshot());
     assert!(!printed.contains("bytes") && printed.contains("***"), "{printed}");
     let read = |bytes: &'static [u8]| Secret::read(bytes).map(|s| s.reveal().to_vec());
@@ -237,9 +238,9 @@ async fn secrets_are_long_enough_and_those_of_both_sides_differ() {
 }
 
 #[tokio::test]
-async fn a_target_with_sessions_goes_only_by_force() {
-    let rig = Rig::new().await;
-    let (t, a) = (&rig.targets, name(A));
+async fn a_target_with_sessions_is_removed_only_by_force() {
+    let fixture = Fixture::new().await;
+    let (t, a) = (&fixture.targets, name(A));
     t.create(target(A)).await.unwrap();
     t.create(target(B)).await.unwrap();
     let session = |n: u16| SessionInfo {
@@ -252,18 +253,18 @@ async fn a_target_with_sessions_goes_only_by_force() {
     assert_eq!((t.sessions(&a), t.sessions(&name(B))), (vec![session(1), session(2)], vec![]));
     drop(first);
     assert_eq!(t.sessions(&a), [session(2)]);
-    assert!(said(t.remove(&a, false).await).contains("has 1 session(s)"));
-    assert!(said(t.remove_all(false).await).contains("--force"));
+    assert!(error_text(t.remove(&a, false).await).contains("has 1 session(s)"));
+    assert!(error_text(t.remove_all(false).await).contains("--force"));
     t.remove(&name(B), false).await.unwrap();
     t.remove(&a, true).await.unwrap();
     drop(second);
-    assert!(t.sessions(&a).is_empty() && said(t.remove(&a, true).await).contains("there is no target"));
+    assert!(t.sessions(&a).is_empty() && error_text(t.remove(&a, true).await).contains("there is no target"));
 }
 
 #[tokio::test]
-async fn what_a_configuration_asks_for_is_there_and_the_rest_stays() {
-    let rig = Rig::new().await;
-    let t = &rig.targets;
+async fn a_configuration_creates_its_targets_and_keeps_the_others() {
+    let fixture = Fixture::new().await;
+    let t = &fixture.targets;
     t.create(target(B)).await.unwrap();
     let wanted = |disks: &[&str]| Target {
         luns: (0..).zip(disks.iter().map(|disk| lun(disk))).collect(),
@@ -271,30 +272,30 @@ async fn what_a_configuration_asks_for_is_there_and_the_rest_stays() {
         ..target(A)
     };
     t.apply(&[wanted(&["v", "not yet", "v@s"])]).await.unwrap();
-    let there = t.get(&name(A)).unwrap();
-    let luns: Vec<_> = there.luns.iter().map(|(n, lun)| (*n, lun.disk.as_str(), lun.read_only)).collect();
+    let target = t.get(&name(A)).unwrap();
+    let luns: Vec<_> = target.luns.iter().map(|(n, lun)| (*n, lun.disk.as_str(), lun.read_only)).collect();
     assert_eq!(luns, [(0, "v", false), (2, "v@s", true)]);
-    assert_eq!((there.number, there.initiators[0].luns.as_deref()), (2, Some(&[0][..])));
+    assert_eq!((target.number, target.initiators[0].luns.as_deref()), (2, Some(&[0][..])));
     let changed = t.changed();
     t.apply(&[wanted(&["v", "not yet", "v@s"])]).await.unwrap();
     assert!(!changed.has_changed().unwrap(), "nothing is written");
-    rig.pool.create_volume("not yet", 1 << 20, SyncMode::Flush, 0).await.unwrap();
+    fixture.pool.create_volume("not yet", 1 << 20, SyncMode::Flush, 0).await.unwrap();
     t.unmap(&name(A), 0).await.unwrap();
     t.apply(&[wanted(&["v", "not yet", "v@s"])]).await.unwrap();
-    let there = t.get(&name(A)).unwrap();
-    assert_eq!((there.luns.len(), there.number), (3, 2));
-    assert_eq!(there.initiators[0].luns.as_deref(), Some(&[0, 1][..]));
+    let target = t.get(&name(A)).unwrap();
+    assert_eq!((target.luns.len(), target.number), (3, 2));
+    assert_eq!(target.initiators[0].luns.as_deref(), Some(&[0, 1][..]));
     assert!(t.get(&name(B)).is_some());
 }
 
 #[tokio::test]
-async fn a_table_that_cannot_be_read_is_kept_until_it_is_dropped() {
-    let rig = Rig::new().await;
-    rig.targets.create(target(A)).await.unwrap();
+async fn an_unreadable_table_is_kept_until_it_is_deleted() {
+    let fixture = Fixture::new().await;
+    fixture.targets.create(target(A)).await.unwrap();
     let newer = br#"{"version":2,"groups":[]}"#;
-    rig.pool.set_document(document::NAME, Some(newer)).await.unwrap();
-    let rig = rig.again().await;
-    let t = &rig.targets;
+    fixture.pool.set_document(document::NAME, Some(newer)).await.unwrap();
+    let fixture = fixture.restart().await;
+    let t = &fixture.targets;
     assert!(t.snapshot().is_empty());
     let results = [
         t.check_readable().await,
@@ -303,15 +304,15 @@ async fn a_table_that_cannot_be_read_is_kept_until_it_is_dropped() {
         t.remove(&name(A), true).await,
     ];
     for result in results {
-        assert!(said(result).contains("it has version 2, this release knows version 1"));
+        assert!(error_text(result).contains("it has version 2, this release supports version 1"));
     }
-    // What it may hold is not known, so no disk can be kept for it.
+    // The contents of the table are unknown, so it cannot protect any disk.
     drop(t.unmapped("v").await.unwrap());
-    let rig = rig.again().await;
-    let kept = rig.pool.document(document::NAME).await.unwrap();
+    let fixture = fixture.restart().await;
+    let kept = fixture.pool.document(document::NAME).await.unwrap();
     assert_eq!(kept.as_deref(), Some(&newer[..]));
-    rig.targets.remove_all(false).await.unwrap();
-    rig.targets.check_readable().await.unwrap();
-    rig.targets.create(target(B)).await.unwrap();
-    assert_eq!(rig.again().await.targets.snapshot().len(), 1);
+    fixture.targets.remove_all(false).await.unwrap();
+    fixture.targets.check_readable().await.unwrap();
+    fixture.targets.create(target(B)).await.unwrap();
+    assert_eq!(fixture.restart().await.targets.snapshot().len(), 1);
 }

@@ -1,4 +1,4 @@
-//! The router: every route answers, errors have their status and body, and `docs/api.md` tells the truth.
+//! The router: routes, statuses and bodies of errors, protection against web pages, and `docs/api.md`.
 
 use axum::Router;
 use axum::body::Body;
@@ -23,7 +23,7 @@ impl Caller {
         let response = self.0.clone().oneshot(request).await.unwrap();
         let status = response.status();
         let bytes = response.into_body().collect().await.unwrap().to_bytes();
-        // Of an import the last line counts.
+        // The last line of a streamed response has the result.
         let last = bytes.trim_ascii().rsplit(|b| *b == b'\n').next().unwrap();
         let value = serde_json::from_slice(last).unwrap_or_else(|_| panic!("{status}: {bytes:?}"));
         (status, value)
@@ -52,7 +52,7 @@ impl Caller {
         self.call(Method::DELETE, path, Value::Null).await
     }
 
-    /// Expects an error of this status and code.
+    /// Expects an error with this status and code.
     async fn refuses(&self, method: Method, path: &str, body: Value, status: u16, code: &str) {
         let (got, answer) = self.call(method.clone(), path, body).await;
         assert_eq!(
@@ -65,7 +65,7 @@ impl Caller {
 }
 
 #[tokio::test]
-async fn every_route_is_served_and_nothing_else() {
+async fn only_the_listed_routes_are_served() {
     let (_rig, api) = Caller::new(Origin::Socket).await;
     for route in routes() {
         let path = route.path.replace(['{', '}'], "");
@@ -79,7 +79,7 @@ async fn every_route_is_served_and_nothing_else() {
 }
 
 #[test]
-fn the_page_lists_every_route() {
+fn the_api_page_lists_every_route() {
     let page = include_str!("../../../../docs/api.md");
     let (_, table) = page.split_once("## Routes").unwrap();
     let (table, _) = table.split_once("\n## ").unwrap();
@@ -91,12 +91,12 @@ fn the_page_lists_every_route() {
     let served: Vec<String> = routes().iter().map(|r| format!("{} {}", r.method, r.path)).collect();
     assert_eq!(listed, served, "docs/api.md and the router differ");
     for route in routes() {
-        assert!(page.contains(route.about), "docs/api.md does not say: {}", route.about);
+        assert!(page.contains(route.about), "docs/api.md lacks: {}", route.about);
     }
 }
 
 #[tokio::test]
-async fn a_volume_from_birth_to_death() {
+async fn volumes_snapshots_and_clones_are_created_changed_and_removed() {
     let (_rig, api) = Caller::new(Origin::Socket).await;
     let (status, made) =
         api.post("/volumes", json!({"name": "a b", "size_bytes": 1 << 30, "sync": "always"})).await;
@@ -126,7 +126,7 @@ async fn a_volume_from_birth_to_death() {
 }
 
 #[tokio::test]
-async fn kinds_are_not_mixed_up() {
+async fn an_action_on_a_disk_of_another_kind_is_refused() {
     let (rig, api) = Caller::new(Origin::Socket).await;
     std::fs::write(rig.path("f"), vec![1; 1 << 20]).unwrap();
     let import = json!({"name": "img", "source": {"file": rig.path("f")}});
@@ -148,7 +148,7 @@ async fn kinds_are_not_mixed_up() {
 }
 
 #[tokio::test]
-async fn bad_requests_are_refused() {
+async fn invalid_requests_are_refused() {
     let (_rig, api) = Caller::new(Origin::Socket).await;
     let create = |name: &str, size: u64| json!({"name": name, "size_bytes": size});
     for name in ["", "a/b", "a@b", "a\nb", &"n".repeat(300)] {
@@ -189,7 +189,7 @@ async fn bad_requests_are_refused() {
 }
 
 #[tokio::test]
-async fn over_tcp_the_host_must_be_this_machine_and_files_stay_where_they_are() {
+async fn over_tcp_the_host_header_is_checked_and_server_files_cannot_be_imported() {
     let (rig, api) = Caller::new(Origin::Loopback).await;
     assert_eq!(api.get("/pool").await.0, StatusCode::OK);
     let rebound = Request::get(format!("{PREFIX}/pool")).header(header::HOST, "evil.example");
@@ -200,7 +200,7 @@ async fn over_tcp_the_host_must_be_this_machine_and_files_stay_where_they_are() 
     api.refuses(Method::POST, "/images", import, 403, "not_here").await;
 }
 
-/// Each route with an example of its path, by which a page could try it.
+/// Requests for all routes, with example parameters.
 fn requests() -> impl Iterator<Item = (Method, request::Builder)> {
     routes().into_iter().map(|route| {
         let path = route.path.replace(['{', '}'], "");
@@ -210,7 +210,7 @@ fn requests() -> impl Iterator<Item = (Method, request::Builder)> {
 }
 
 #[tokio::test]
-async fn no_route_serves_a_web_page() {
+async fn no_route_accepts_a_request_of_a_foreign_web_page() {
     for origin in [Origin::Socket, Origin::Loopback, Origin::Remote] {
         let (_rig, api) = Caller::new(origin).await;
         let signs = [
@@ -234,7 +234,7 @@ async fn no_route_serves_a_web_page() {
                 );
             }
         }
-        // The server's own pages, and a user who types the address.
+        // Pages of the server itself, and an address typed by the user.
         for (name, value) in [("origin", "http://localhost:8080"), ("sec-fetch-site", "none")] {
             let request = Request::get(format!("{PREFIX}/pool")).header(header::HOST, "localhost:8080");
             let (status, answer) = api.send(request.header(name, value).body(Body::empty()).unwrap()).await;
@@ -269,7 +269,7 @@ async fn every_route_that_changes_state_requires_a_header() {
 }
 
 #[tokio::test]
-async fn no_route_serves_a_rebound_name() {
+async fn no_route_accepts_a_foreign_host_header() {
     for (origin, hosts) in [
         (Origin::Loopback, ["evil.example", "10.0.0.1", ""].as_slice()),
         (Origin::Remote, &["evil.example", "10.0.0.1.evil.example", ""]),
@@ -293,7 +293,7 @@ async fn no_route_serves_a_rebound_name() {
 }
 
 #[tokio::test]
-async fn counters_tell_what_was_done() {
+async fn counters_include_guest_and_store_io() {
     let (rig, api) = Caller::new(Origin::Socket).await;
     api.post("/volumes", json!({"name": "v", "size_bytes": 1 << 20})).await;
     let disk = rig.control.pool().attach("v").unwrap();

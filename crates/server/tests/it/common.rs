@@ -1,4 +1,4 @@
-//! A pool in memory with a control plane, and image files that `qemu-img` makes.
+//! A control plane over a pool in memory, and image files created with `qemu-img`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +17,7 @@ use forebay_store::MemoryStore;
 pub struct Rig {
     pub control: Control,
     pub dir: tempfile::TempDir,
-    // Outlives the pool's last use.
+    // Dropped last: the pool uses it.
     _engine: EngineThread,
 }
 
@@ -46,7 +46,7 @@ impl Rig {
         self.dir.path().join(name)
     }
 
-    /// Imports a file to the end: the code of the error, if it fails.
+    /// Imports a file. Returns code and message of the error if it fails.
     pub async fn import(&self, name: &str, path: &Path, format: Format) -> Result<(), (String, String)> {
         self.import_from(name, Source::File(path.to_owned()), format).await
     }
@@ -67,13 +67,13 @@ impl Rig {
                     return Ok(());
                 }
                 Ok(Event::Failed { error }) => return Err((error.code, error.message)),
-                Err(e) => return Err((e.code.to_owned(), e.message)),
+                Err(e) => return Err((e.kind.code().to_owned(), e.message)),
             }
         }
         panic!("an import ended without a last event");
     }
 
-    /// All bytes of a disk.
+    /// Reads a whole disk.
     pub async fn contents(&self, name: &str) -> Vec<u8> {
         let disk = self.control.pool().attach(name).unwrap();
         let mut bytes = vec![0; usize::try_from(disk.size()).unwrap()];
@@ -88,40 +88,40 @@ impl Rig {
     }
 }
 
-/// Numbers that are the same in every run.
-pub struct Dice(pub u64);
+/// A deterministic random number generator (xorshift).
+pub struct Rng(pub u64);
 
-impl Dice {
-    pub fn roll(&mut self, below: u64) -> u64 {
+impl Rng {
+    pub fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        self.0 % below
+        self.0 % limit
     }
 }
 
-/// A disk with holes, zeroes, text that packs well, and noise that does not.
+/// Disk contents with zeroes, data that compresses well, and noise that does not compress.
 pub fn disk_bytes(len: usize, seed: u64) -> Vec<u8> {
-    let mut dice = Dice(seed | 1);
+    let mut rng = Rng(seed | 1);
     let mut bytes = vec![0; len];
     for _ in 0..len / (256 << 10) {
-        let start = dice.roll(len as u64) as usize / 512 * 512;
-        let end = (start + [512, 4096, 65_536, 100_000][dice.roll(4) as usize]).min(len);
-        let noise = dice.roll(2) == 0;
+        let start = rng.below(len as u64) as usize / 512 * 512;
+        let end = (start + [512, 4096, 65_536, 100_000][rng.below(4) as usize]).min(len);
+        let noise = rng.below(2) == 0;
         for (i, b) in bytes[start..end].iter_mut().enumerate() {
-            *b = if noise { dice.roll(256) as u8 } else { (i / 700) as u8 };
+            *b = if noise { rng.below(256) as u8 } else { (i / 700) as u8 };
         }
     }
-    // The last sector is the one that a wrong length loses.
+    // A wrong length would lose the last sector.
     bytes[len - 1] = 0xa5;
     bytes
 }
 
-/// Whether `qemu-img` is here; says so loudly if it is not.
+/// Whether `qemu-img` is installed. Prints a message if it is not.
 pub fn have_qemu_img() -> bool {
     let found = Command::new("qemu-img").arg("--version").output().is_ok_and(|o| o.status.success());
     if !found {
-        eprintln!("SKIPPED: this test makes its files with qemu-img; install qemu-utils");
+        eprintln!("SKIPPED: this test requires qemu-img; install qemu-utils");
     }
     found
 }

@@ -1,4 +1,4 @@
-//! Every format that `qemu-img` can write comes in as what it was made from.
+//! Import of every format that `qemu-img` can write.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use forebay_server::import::Format;
 
 use crate::common::{Rig, convert, disk_bytes, have_qemu_img, qemu_img};
 
-/// File name, format of `qemu-img`, its options.
+/// File name, format and options of `qemu-img`.
 const FILES: [(&str, &str, &[&str]); 17] = [
     ("plain.qcow2", "qcow2", &[]),
     ("old.qcow2", "qcow2", &["-o", "compat=0.10"]),
@@ -28,7 +28,7 @@ const FILES: [(&str, &str, &[&str]); 17] = [
 ];
 
 #[tokio::test]
-async fn every_format_reads_as_what_it_was_made_from() {
+async fn every_format_is_imported_with_the_contents_of_its_source() {
     if !have_qemu_img() {
         return;
     }
@@ -37,12 +37,12 @@ async fn every_format_reads_as_what_it_was_made_from() {
     fs::write(rig.path("src.raw"), &source).unwrap();
     for (name, format, options) in FILES {
         convert(rig.dir.path(), format, options, name);
-        // What it is shows in its bytes, not in its name.
+        // The format is detected from the contents, not from the name.
         let path = rig.path(&format!("{name}.img"));
         fs::copy(rig.path(name), &path).unwrap();
         rig.import(name, &path, Format::Auto).await.unwrap_or_else(|e| panic!("{name}: {e:?}"));
         let contents = rig.contents(name).await;
-        // A VMDK or VHDX may be longer than what it was made from, by less than a MiB.
+        // A VMDK or VHDX can be longer than its source by less than a MiB.
         assert!(contents.len() >= source.len() && contents.len() < source.len() + (1 << 20), "{name}");
         let differs = contents.iter().zip(&source).position(|(a, b)| a != b);
         assert_eq!(differs, None, "{name} differs");
@@ -51,7 +51,7 @@ async fn every_format_reads_as_what_it_was_made_from() {
 }
 
 #[tokio::test]
-async fn a_raw_file_keeps_its_holes_and_is_rounded_up_to_sectors() {
+async fn holes_of_a_raw_file_are_not_stored_and_its_size_is_rounded_up_to_sectors() {
     let rig = Rig::new().await;
     let path = rig.path("raw");
     let file = fs::File::create(&path).unwrap();
@@ -70,7 +70,7 @@ async fn a_raw_file_keeps_its_holes_and_is_rounded_up_to_sectors() {
 }
 
 #[tokio::test]
-async fn zero_blocks_of_a_file_without_holes_take_no_room() {
+async fn zero_blocks_of_a_file_without_holes_are_not_stored() {
     let rig = Rig::new().await;
     fs::write(rig.path("zeroes"), vec![0; 8 << 20]).unwrap();
     rig.import("zeroes", &rig.path("zeroes"), Format::Auto).await.unwrap();
@@ -80,7 +80,7 @@ async fn zero_blocks_of_a_file_without_holes_take_no_room() {
 }
 
 #[tokio::test]
-async fn internal_snapshots_are_no_matter_and_the_present_is_read() {
+async fn internal_snapshots_of_a_qcow2_file_are_ignored() {
     if !have_qemu_img() {
         return;
     }
@@ -103,7 +103,7 @@ async fn an_empty_disk_of_64_tib_is_imported_and_a_larger_one_refused() {
     rig.import("big", &rig.path("big.qcow2"), Format::Auto).await.unwrap();
     assert_eq!(rig.control.pool().disk("big").unwrap().size, 64 << 40);
     fs::File::create(rig.path("huge")).unwrap().set_len((64 << 40) + 512).unwrap_or_else(|e| {
-        eprintln!("SKIPPED: this file system has no files of 64 TiB ({e})");
+        eprintln!("SKIPPED: the file system does not support files of 64 TiB ({e})");
     });
     if fs::metadata(rig.path("huge")).unwrap().len() > 0 {
         let e = rig.import("huge", &rig.path("huge"), Format::Auto).await.unwrap_err();
@@ -112,7 +112,7 @@ async fn an_empty_disk_of_64_tib_is_imported_and_a_larger_one_refused() {
 }
 
 #[tokio::test]
-async fn a_given_format_is_not_second_guessed() {
+async fn an_explicit_format_overrides_detection() {
     let rig = Rig::new().await;
     let mut bytes = vec![7; 4096];
     bytes[..2].copy_from_slice(b"\x1f\x8b");

@@ -1,4 +1,5 @@
-//! Image files that are cut short, damaged, or after something: refused in words, with nothing left behind.
+//! Truncated, damaged and malicious image files: they are refused with a clear message and leave nothing
+//! behind.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::process::Command;
 
 use forebay_server::import::Format;
 
-use crate::common::{Dice, Rig, convert, disk_bytes, have_qemu_img, qemu_img};
+use crate::common::{Rig, Rng, convert, disk_bytes, have_qemu_img, qemu_img};
 
 async fn refused(rig: &Rig, file: &str, part: &str) {
     let (code, message) = rig.import("x", &rig.path(file), Format::Auto).await.expect_err(file);
@@ -17,7 +18,7 @@ async fn refused(rig: &Rig, file: &str, part: &str) {
 }
 
 #[tokio::test]
-async fn what_is_no_disk_is_refused_in_words() {
+async fn files_that_are_no_disk_images_are_refused() {
     let rig = Rig::new().await;
     let write = |name: &str, bytes: &[u8]| fs::write(rig.path(name), bytes).unwrap();
     write("empty", b"");
@@ -38,7 +39,7 @@ async fn what_is_no_disk_is_refused_in_words() {
 }
 
 #[tokio::test]
-async fn files_that_lean_on_others_are_refused() {
+async fn files_that_depend_on_other_files_are_refused() {
     if !have_qemu_img() {
         return;
     }
@@ -58,7 +59,7 @@ async fn files_that_lean_on_others_are_refused() {
     }
 }
 
-/// Descriptors of this process that are open on `*.vmdk` files.
+/// Counts the file descriptors of this process that are open on `*-many.vmdk` files.
 fn open_vmdks() -> usize {
     let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
     open.filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to.to_string_lossy().ends_with("-many.vmdk")))
@@ -97,7 +98,7 @@ async fn the_extents_of_a_vmdk_are_bounded_and_open_one_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_vmdk_descriptor_reaches_only_vmdk_files_beside_it() {
+async fn a_vmdk_descriptor_can_reference_only_vmdk_files_in_its_directory() {
     let rig = Rig::new().await;
     let head = "# Disk DescriptorFile\nversion=1\nparentCID=ffffffff\n";
     fs::write(rig.path("secret"), vec![b's'; 4096]).unwrap();
@@ -109,13 +110,13 @@ async fn a_vmdk_descriptor_reaches_only_vmdk_files_beside_it() {
     }
     for (line, part) in [
         ("RW 8 FLAT \"link.vmdk\" 0", "cannot open"),
-        ("RW 9 FLAT \"real.vmdk\" 0", "cut short"),
-        ("RW 8 FLAT \"real.vmdk\" 1", "cut short"),
-        ("RW 8 FLAT \"real.vmdk\" 18446744073709551615", "cut short"),
+        ("RW 9 FLAT \"real.vmdk\" 0", "truncated"),
+        ("RW 8 FLAT \"real.vmdk\" 1", "truncated"),
+        ("RW 8 FLAT \"real.vmdk\" 18446744073709551615", "truncated"),
         ("RW 18446744073709551615 ZERO", "too long"),
         ("RW 8 SPARSE \"real.vmdk\"", "damaged"),
         ("RW 8 VMFSRDM \"real.vmdk\"", "only ESX"),
-        ("RW eight ZERO", "cannot be read"),
+        ("RW eight ZERO", "invalid extent line"),
         ("", "no extents"),
     ] {
         fs::write(rig.path("d.vmdk"), format!("{head}{line}\n")).unwrap();
@@ -130,7 +131,7 @@ async fn a_vmdk_descriptor_reaches_only_vmdk_files_beside_it() {
 }
 
 #[tokio::test]
-async fn a_vhdx_with_something_in_its_log_is_refused() {
+async fn a_vhdx_with_a_log_to_replay_is_refused() {
     if !have_qemu_img() {
         return;
     }
@@ -150,12 +151,12 @@ async fn a_vhdx_with_something_in_its_log_is_refused() {
     bytes[(64 << 10) + 48] = 0;
     bytes[(128 << 10) + 48] = 0;
     fs::write(rig.path("a.vhdx"), &bytes).unwrap();
-    refused(&rig, "a.vhdx", "neither of its headers is whole").await;
+    refused(&rig, "a.vhdx", "neither of its headers is valid").await;
 }
 
-/// Whatever is done to a file: it is imported or refused, and the reader never fails in another way.
+/// A randomly damaged or truncated file is either imported or refused, without an internal error.
 #[tokio::test]
-async fn damaged_and_truncated_files_do_no_harm() {
+async fn damaged_and_truncated_files_cause_no_internal_error() {
     if !have_qemu_img() {
         return;
     }
@@ -169,20 +170,20 @@ async fn damaged_and_truncated_files_do_no_harm() {
         ("s.vmdk", "vmdk", &["-o", "subformat=streamOptimized"]),
         ("a.vhdx", "vhdx", &["-o", "block_size=1M"]),
     ];
-    let mut dice = Dice(0x5eed);
+    let mut rng = Rng(0x5eed);
     for (name, format, options) in files {
         convert(rig.dir.path(), format, options, name);
         let good = fs::read(rig.path(name)).unwrap();
         for round in 0..60 {
             let mut bytes = good.clone();
             if round % 4 == 0 {
-                bytes.truncate(dice.roll(good.len() as u64) as usize);
+                bytes.truncate(rng.below(good.len() as u64) as usize);
             } else {
-                // The head of a file, where the tables are, more often than its body.
-                for _ in 0..=dice.roll(4) {
-                    let reach = if dice.roll(3) == 0 { good.len() as u64 } else { 1024 };
-                    let at = dice.roll(reach) as usize;
-                    bytes[at] = dice.roll(256) as u8;
+                // Damages the start of the file, which has the tables, more often than the rest.
+                for _ in 0..=rng.below(4) {
+                    let range = if rng.below(3) == 0 { good.len() as u64 } else { 1024 };
+                    let at = rng.below(range) as usize;
+                    bytes[at] = rng.below(256) as u8;
                 }
             }
             fs::write(rig.path("bad"), &bytes).unwrap();

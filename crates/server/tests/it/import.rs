@@ -1,16 +1,17 @@
-//! Imports that are fetched, raced, interrupted.
+//! Downloads, concurrent imports and interrupted imports.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
+use forebay_server::control::ErrorKind;
 use forebay_server::import::{self, Format, Request, Source};
 
 use crate::common::{Rig, disk_bytes};
 
 #[tokio::test]
-async fn a_name_that_is_taken_is_refused_before_anything_is_read() {
+async fn an_existing_name_is_refused_before_the_file_is_read() {
     let rig = Rig::new().await;
     rig.control.pool().create_volume("taken", 1 << 20, Default::default(), 0).await.unwrap();
     let e = rig.import("taken", &rig.path("missing"), Format::Auto).await.unwrap_err();
@@ -18,7 +19,7 @@ async fn a_name_that_is_taken_is_refused_before_anything_is_read() {
 }
 
 #[tokio::test]
-async fn names_that_cannot_be_are_refused() {
+async fn invalid_names_are_refused() {
     let rig = Rig::new().await;
     fs::write(rig.path("f"), [1; 512]).unwrap();
     for name in ["", "a/b", "a@b", &"n".repeat(300)] {
@@ -28,13 +29,13 @@ async fn names_that_cannot_be_are_refused() {
     assert!(rig.names().is_empty());
 }
 
-/// Whoever hangs up gets the import undone, wherever it is, and the name is free again.
+/// Dropping the receiver rolls an import back at any stage, and frees its name.
 #[tokio::test]
-async fn hanging_up_undoes_an_import() {
+async fn dropping_the_receiver_rolls_an_import_back() {
     let rig = Rig::new().await;
     fs::write(rig.path("f"), disk_bytes(32 << 20, 9)).unwrap();
     let free_before = rig.control.pool().disks().len();
-    for events_heard in 0..3 {
+    for received in 0..3 {
         let request = Request {
             name: "x".into(),
             source: Source::File(rig.path("f")),
@@ -42,14 +43,13 @@ async fn hanging_up_undoes_an_import() {
             dedup_domain: 0,
         };
         let mut events = import::start(&rig.control, request).await.unwrap();
-        for _ in 0..events_heard {
+        for _ in 0..received {
             let _ = events.recv().await;
         }
         drop(events);
-        // A stop waits for what runs, so it is a way to know that the import is over.
-        settle(&rig).await;
+        wait_for_jobs(&rig).await;
         match rig.control.pool().delete("x").await {
-            // It was over before it heard that nobody listens.
+            // The import had finished before the receiver was dropped.
             Ok(()) => (),
             Err(e) => assert!(matches!(e, forebay_engine::Error::NotFound(_)), "{e}"),
         }
@@ -58,17 +58,17 @@ async fn hanging_up_undoes_an_import() {
     rig.import("x", &rig.path("f"), Format::Auto).await.unwrap();
 }
 
-/// Waits until no import holds a place: all places can be had.
-async fn settle(rig: &Rig) {
-    let mut places = Vec::new();
+/// Waits until no job runs, by acquiring all job permits.
+async fn wait_for_jobs(rig: &Rig) {
+    let mut permits = Vec::new();
     for _ in 0..64 {
-        let place = tokio::time::timeout(Duration::from_secs(60), rig.control.begin()).await;
-        places.push(place.expect("an import goes on though nobody listens").unwrap());
+        let permit = tokio::time::timeout(Duration::from_secs(60), rig.control.job_permit()).await;
+        permits.push(permit.expect("the import ends after its receiver was dropped").unwrap());
     }
 }
 
 #[tokio::test]
-async fn a_stop_undoes_an_import_and_refuses_others() {
+async fn a_stop_rolls_an_import_back_and_refuses_new_ones() {
     let rig = Rig::new().await;
     fs::write(rig.path("f"), disk_bytes(32 << 20, 9)).unwrap();
     let request = Request {
@@ -87,17 +87,17 @@ async fn a_stop_undoes_an_import_and_refuses_others() {
     stopped.await.unwrap();
     match last.unwrap() {
         Err(e) => {
-            assert_eq!(e.code, "cancelled", "{e}");
+            assert_eq!(e.kind, ErrorKind::Cancelled, "{e}");
             assert!(rig.names().is_empty());
         }
-        // It was quicker than the stop.
+        // The import finished before the stop.
         Ok(_) => assert_eq!(rig.names(), ["x"]),
     }
     assert!(import::start(&rig.control, request).await.is_err());
 }
 
 #[tokio::test]
-async fn two_imports_of_one_name_make_one_image() {
+async fn of_two_concurrent_imports_with_one_name_one_fails() {
     let rig = Rig::new().await;
     fs::write(rig.path("f"), disk_bytes(8 << 20, 9)).unwrap();
     let path = rig.path("f");
@@ -110,34 +110,34 @@ async fn two_imports_of_one_name_make_one_image() {
     assert_eq!(rig.names(), ["x"]);
 }
 
-/// How a web server of the test behaves.
+/// Behaviour of a web server.
 #[derive(Clone, Copy, PartialEq)]
-enum Manner {
+enum Behaviour {
     /// Sends the whole file.
     Plain,
-    /// Hangs up half-way, and goes on from there when asked.
+    /// Closes the first connection after half of the file; supports range requests.
     BreaksAndResumes,
-    /// Hangs up half-way, and sends all of it again.
+    /// Closes the first connection after half of the file; ignores ranges.
     BreaksOnce,
-    /// Has no such file.
+    /// Responds with status 404.
     NotFound,
-    /// Gives no length and hangs up at the end.
+    /// Sends no length and closes the connection at the end.
     NoLength,
 }
 
-/// Serves `body` to as many requests as come, until the test ends.
-fn web_server(body: Vec<u8>, manner: Manner) -> String {
+/// Starts a server that sends `body` to all requests until the test ends.
+fn web_server(body: Vec<u8>, behaviour: Behaviour) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/disk.img", listener.local_addr().unwrap());
     std::thread::spawn(move || {
         for (n, stream) in listener.incoming().enumerate() {
-            answer(stream.unwrap(), &body, manner, n == 0);
+            respond(stream.unwrap(), &body, behaviour, n == 0);
         }
     });
     url
 }
 
-fn answer(mut stream: TcpStream, body: &[u8], manner: Manner, first: bool) {
+fn respond(mut stream: TcpStream, body: &[u8], behaviour: Behaviour, first: bool) {
     let mut start = 0;
     for line in BufReader::new(stream.try_clone().unwrap()).lines() {
         let line = line.unwrap().to_ascii_lowercase();
@@ -148,44 +148,46 @@ fn answer(mut stream: TcpStream, body: &[u8], manner: Manner, first: bool) {
             break;
         }
     }
-    let resume = manner == Manner::BreaksAndResumes && start != 0;
+    let resume = behaviour == Behaviour::BreaksAndResumes && start != 0;
     let rest = if resume { &body[start..] } else { body };
-    let (status, extra) = match manner {
-        Manner::NotFound => ("404 Not Found", String::new()),
+    let (status, extra) = match behaviour {
+        Behaviour::NotFound => ("404 Not Found", String::new()),
         _ if resume => {
             let range = format!("content-range: bytes {start}-{}/{}\r\n", body.len() - 1, body.len());
             ("206 Partial Content", range)
         }
         _ => ("200 OK", String::new()),
     };
-    let length = match manner {
-        Manner::NoLength => String::new(),
+    let length = match behaviour {
+        Behaviour::NoLength => String::new(),
         _ => format!("content-length: {}\r\n", rest.len()),
     };
-    let breaks = first && matches!(manner, Manner::BreaksAndResumes | Manner::BreaksOnce);
+    let breaks = first && matches!(behaviour, Behaviour::BreaksAndResumes | Behaviour::BreaksOnce);
     let sent = if breaks { &rest[..rest.len() / 2] } else { rest };
     let head = format!("HTTP/1.1 {status}\r\netag: \"1\"\r\n{extra}{length}connection: close\r\n\r\n");
-    // A client that is content with less hangs up.
+    // The client may close the connection early.
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(sent));
     let _ = stream.shutdown(Shutdown::Write);
 }
 
 #[tokio::test]
-async fn files_are_fetched_and_broken_connections_taken_up_again() {
+async fn files_are_downloaded_and_broken_downloads_resumed() {
     let body = disk_bytes(3 << 20, 11);
-    for manner in [Manner::Plain, Manner::BreaksAndResumes, Manner::BreaksOnce, Manner::NoLength] {
+    for behaviour in
+        [Behaviour::Plain, Behaviour::BreaksAndResumes, Behaviour::BreaksOnce, Behaviour::NoLength]
+    {
         let rig = Rig::new().await;
-        let url = web_server(body.clone(), manner);
+        let url = web_server(body.clone(), behaviour);
         rig.import_from("web", Source::Url(url), Format::Auto).await.unwrap();
         assert!(rig.contents("web").await == body);
-        assert_eq!(fs::read_dir(rig.dir.path()).unwrap().count(), 0, "the download left something");
+        assert_eq!(fs::read_dir(rig.dir.path()).unwrap().count(), 0, "the download left a file behind");
     }
 }
 
 #[tokio::test]
-async fn what_cannot_be_fetched_is_refused_in_words() {
+async fn failed_downloads_are_reported() {
     let rig = Rig::new().await;
-    let missing = web_server(vec![1; 512], Manner::NotFound);
+    let missing = web_server(vec![1; 512], Behaviour::NotFound);
     for (url, code, part) in [
         (missing.as_str(), "fetch_failed", "404"),
         ("ftp://localhost/x", "bad_source", "http://"),

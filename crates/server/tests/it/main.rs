@@ -1,11 +1,15 @@
-//! The control plane from outside: the API's router, imports from real files, and the binary itself.
+//! Integration tests of the server: the API, imports, the binary, and NBD and SCSI on a pool in memory.
+//! `sessions` is a separate binary because it counts the panics of the whole process.
 
-#![allow(clippy::unwrap_used)] // a test that meets an error has failed
+#![allow(clippy::unwrap_used)] // an error fails the test
 
 mod api;
 mod common;
 mod formats;
+mod host;
 mod hostile;
 mod import;
+mod nbd;
 mod process;
+mod scsi;
 mod targets;

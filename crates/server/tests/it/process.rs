@@ -1,6 +1,6 @@
-//! The binary itself: start, stop, and what a kill leaves.
+//! The binary: start, stop, kill and restart, output and exit statuses.
 //!
-//! Bounds on time are there to end a test that hangs, and are far above what anything takes.
+//! Timeouts only end a test that hangs; they are far above the usual times.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,14 +15,14 @@ use serde_json::Value;
 
 use crate::common::disk_bytes;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A directory with a pool, and the commands on it.
-struct Place {
+/// A directory with a pool, and commands on it.
+struct PoolDir {
     dir: tempfile::TempDir,
 }
 
-/// A running server; killed if a test ends without stopping it.
+/// A running server, killed when dropped.
 struct Server {
     child: Child,
 }
@@ -36,7 +36,7 @@ impl Drop for Server {
 
 impl Server {
     fn signal(&self, signal: i32) {
-        // SAFETY: our own child, which was not waited for yet.
+        // SAFETY: the process is a child that was not waited for yet, so its id is not reused.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
@@ -46,15 +46,15 @@ impl Server {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
             }
-            assert!(begun.elapsed() < PATIENCE, "the server does not stop");
+            assert!(begun.elapsed() < TIMEOUT, "the server does not stop");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 }
 
-impl Place {
-    fn new() -> Place {
-        Place { dir: tempfile::tempdir().unwrap() }
+impl PoolDir {
+    fn new() -> PoolDir {
+        PoolDir { dir: tempfile::tempdir().unwrap() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -68,12 +68,12 @@ impl Place {
         command
     }
 
-    /// Starts a server and waits until it says that it is ready.
+    /// Starts a server and waits until it reports that it is ready.
     fn serve(&self, args: &[&str]) -> Server {
         self.serve_logging(args, Stdio::null())
     }
 
-    /// The same with its log.
+    /// The same, with a destination for its log.
     fn serve_logging(&self, args: &[&str], log: Stdio) -> Server {
         let mut all = vec!["serve", "--cache", "16M"];
         all.extend(args);
@@ -89,22 +89,22 @@ impl Place {
         self.command(args).output().unwrap()
     }
 
-    /// Runs a command that must succeed; its standard output.
+    /// Runs a command that must succeed, and returns its standard output.
     fn ok(&self, args: &[&str]) -> String {
         let out = self.run(args);
         assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stdout).unwrap()
     }
 
-    /// Runs a command that must fail with this status; the one line that it says.
+    /// Runs a command that must fail with this status and print one line, and returns the line.
     fn fails(&self, args: &[&str], code: i32) -> String {
         let out = self.run(args);
         assert_eq!(out.status.code(), Some(code), "{args:?}");
         assert!(out.stdout.is_empty(), "{args:?}");
-        let said = String::from_utf8(out.stderr).unwrap();
-        assert_eq!(said.lines().count(), 1, "{args:?}: {said}");
-        assert!(said.starts_with("forebay: "), "{said}");
-        said
+        let error = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(error.lines().count(), 1, "{args:?}: {error}");
+        assert!(error.starts_with("forebay: "), "{error}");
+        error
     }
 
     fn names(&self, kind: &str) -> Vec<String> {
@@ -114,8 +114,8 @@ impl Place {
 }
 
 #[test]
-fn commands_do_what_they_say_and_fail_in_one_line() {
-    let place = Place::new();
+fn commands_work_and_report_failures_in_one_line() {
+    let place = PoolDir::new();
     assert!(place.fails(&["volume", "list"], 1).contains("forebay serve --data DIR"));
     let mut server = place.serve(&[]);
     place.ok(&["volume", "create", "a b", "--size", "1G"]);
@@ -145,10 +145,10 @@ fn commands_do_what_they_say_and_fail_in_one_line() {
     assert!(place.ok(&["inspect", &segment]).contains("CATALOGUE"));
 }
 
-/// Names that would forge a line of the log, or drive the terminal of the one who reads it.
+/// Names that would forge a log line, or send escape sequences to the reader's terminal.
 #[test]
 fn names_are_escaped_in_the_log_and_on_the_terminal() {
-    let place = Place::new();
+    let place = PoolDir::new();
     let nbd = format!("unix:{}", place.path("nbd").display());
     let log = fs::File::create(place.path("log")).unwrap();
     let mut server = place.serve_logging(&["--nbd", &nbd], log.into());
@@ -165,9 +165,9 @@ fn names_are_escaped_in_the_log_and_on_the_terminal() {
     assert!(listed.contains("a\\u{202e}b") && !listed.contains('\u{202e}'), "{listed:?}");
     let json = place.ok(&["volume", "list", "--json"]);
     assert!(!json.contains('\u{202e}'), "{json:?}");
-    assert_eq!(place.names("volume"), ["a\u{202e}b"], "and JSON means the same");
-    let said = place.fails(&["image", "import", "x", "/none/\u{1b}[2J"], 1);
-    assert!(said.contains("/none/\\u{1b}[2J"), "{said:?}");
+    assert_eq!(place.names("volume"), ["a\u{202e}b"], "the name in JSON is unchanged");
+    let error = place.fails(&["image", "import", "x", "/none/\u{1b}[2J"], 1);
+    assert!(error.contains("/none/\\u{1b}[2J"), "{error:?}");
 
     server.signal(libc::SIGTERM);
     assert_eq!(server.exit_code(), Some(0));
@@ -177,19 +177,19 @@ fn names_are_escaped_in_the_log_and_on_the_terminal() {
     assert!(!log.contains(['\u{1b}', '\u{9b}', '\u{202e}']), "{log:?}");
 }
 
-/// The file of the batch that made a disk, and where it begins.
-fn batch_that_made(place: &Place, disk: &str) -> (PathBuf, u64) {
+/// Returns the segment file and the offset of the batch that created a disk.
+fn batch_that_created(place: &PoolDir, disk: &str) -> (PathBuf, u64) {
     let found: Value = serde_json::from_str(&place.ok(&["inspect", "--json"])).unwrap();
     for segment in found["segments"].as_array().unwrap() {
         let name = segment["segment"].as_str().unwrap();
         let batches: Vec<Value> = serde_json::from_str(&place.ok(&["inspect", name, "--json"])).unwrap();
-        let made = |b: &&Value| b["catalogue"].to_string().contains(&format!("'{disk}'"));
-        if let Some(batch) = batches.iter().find(made) {
+        let created = |b: &&Value| b["catalogue"].to_string().contains(&format!("'{disk}'"));
+        if let Some(batch) = batches.iter().find(created) {
             let file = walk(&place.path("pool")).into_iter().find(|p| p.ends_with(format!("{name}.seg")));
             return (file.unwrap(), batch["offset"].as_u64().unwrap());
         }
     }
-    panic!("no batch makes {disk}");
+    panic!("no batch creates {disk}");
 }
 
 fn walk(dir: &Path) -> Vec<PathBuf> {
@@ -206,7 +206,7 @@ fn flip_a_bit(file: &Path, at: u64) {
 
 #[test]
 fn a_damaged_log_is_not_opened_until_its_loss_is_accepted() {
-    let place = Place::new();
+    let place = PoolDir::new();
     let mut server = place.serve(&[]);
     for name in ["a", "b", "c", "d"] {
         place.ok(&["volume", "create", name, "--size", "1M"]);
@@ -214,14 +214,13 @@ fn a_damaged_log_is_not_opened_until_its_loss_is_accepted() {
     server.signal(libc::SIGKILL);
     server.exit_code();
     assert!(place.ok(&["recover"]).contains("nothing is lost"));
-    let (file, offset) = batch_that_made(&place, "b");
+    let (file, offset) = batch_that_created(&place, "b");
     flip_a_bit(&file, offset + 1000);
 
-    let said =
-        String::from_utf8(place.command(&["serve"]).env("FOREBAY_LOG", "error").output().unwrap().stderr);
-    let said = said.unwrap();
-    assert!(said.lines().count() == 1 && said.contains("forebay recover"), "{said}");
-    assert!(said.contains(&format!("offset {offset}")), "{said}");
+    let out = place.command(&["serve"]).env("FOREBAY_LOG", "error").output().unwrap();
+    let error = String::from_utf8(out.stderr).unwrap();
+    assert!(error.lines().count() == 1 && error.contains("forebay recover"), "{error}");
+    assert!(error.contains(&format!("offset {offset}")), "{error}");
     let check = place.run(&["check"]);
     assert_eq!(check.status.code(), Some(1));
     assert!(String::from_utf8(check.stdout).unwrap().contains("the log is damaged"));
@@ -237,7 +236,7 @@ fn a_damaged_log_is_not_opened_until_its_loss_is_accepted() {
 
     let other = place.fails(&["recover", "--accept-loss", &(id + 1).to_string()], 1);
     assert!(other.contains(&id.to_string()), "{other}");
-    // The damage is undone: nothing is lost, and nothing can be accepted.
+    // After the damage is repaired, there is no loss to accept.
     flip_a_bit(&file, offset + 1000);
     assert!(place.fails(&["recover", "--accept-loss", &id.to_string()], 1).contains("not damaged"));
     flip_a_bit(&file, offset + 1000);
@@ -250,14 +249,14 @@ fn a_damaged_log_is_not_opened_until_its_loss_is_accepted() {
 }
 
 #[test]
-fn a_second_server_is_refused_and_the_first_undisturbed() {
-    let place = Place::new();
+fn a_second_server_on_a_pool_is_refused_without_effect_on_the_first() {
+    let place = PoolDir::new();
     let _first = place.serve(&[]);
     place.ok(&["volume", "create", "v", "--size", "1M"]);
     let out = place.command(&["serve"]).env("FOREBAY_LOG", "error").output().unwrap();
-    let said = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert_eq!((out.status.code(), said.lines().count()), (Some(1), 1), "{said}");
-    assert!(said.contains("in use by another process"), "{said}");
+    let error = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!((out.status.code(), error.lines().count()), (Some(1), 1), "{error}");
+    assert!(error.contains("in use by another process"), "{error}");
     let elsewhere = place.path("other.sock").display().to_string();
     assert_eq!(place.run(&["serve", "--socket", &elsewhere]).status.code(), Some(1));
     place.ok(&["volume", "create", "w", "--size", "1M"]);
@@ -265,24 +264,25 @@ fn a_second_server_is_refused_and_the_first_undisturbed() {
 }
 
 #[test]
-fn a_directory_with_other_files_is_left_alone() {
-    let place = Place::new();
+fn a_data_directory_with_other_files_is_refused_and_unchanged() {
+    let place = PoolDir::new();
     fs::create_dir(place.path("pool")).unwrap();
-    fs::write(place.path("pool/letter.txt"), "dear").unwrap();
+    fs::write(place.path("pool/other.txt"), "other").unwrap();
     let out = place.command(&["serve"]).env("FOREBAY_LOG", "error").output().unwrap();
     assert_eq!(out.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&out.stderr).contains("other files"));
     assert_eq!(fs::read_dir(place.path("pool")).unwrap().count(), 1);
 }
 
-/// SIGTERM in the midst of changes and an import: what was answered is there, nothing else is.
+/// SIGTERM during changes and an import: all changes that were acknowledged persist, and no partial import
+/// remains.
 #[test]
-fn sigterm_under_load_loses_nothing_that_was_answered() {
-    let place = Place::new();
+fn sigterm_under_load_loses_no_acknowledged_change() {
+    let place = PoolDir::new();
     fs::write(place.path("disk"), disk_bytes(64 << 20, 3)).unwrap();
     let mut server = place.serve(&[]);
     let stop = AtomicBool::new(false);
-    let answered = std::thread::scope(|scope| {
+    let (created, imported) = std::thread::scope(|scope| {
         let creators: Vec<_> = (0..3)
             .map(|thread| {
                 let (place, stop) = (&place, &stop);
@@ -310,17 +310,17 @@ fn sigterm_under_load_loses_nothing_that_was_answered() {
     });
     let _server = place.serve(&[]);
     let names = place.names("volume");
-    for name in &answered.0 {
-        assert!(names.contains(name), "{name} was made, and is gone");
+    for name in &created {
+        assert!(names.contains(name), "{name} was created, but does not exist after the restart");
     }
-    assert_eq!(place.names("image").len(), usize::from(answered.1));
+    assert_eq!(place.names("image").len(), usize::from(imported));
     place.ok(&["volume", "rm", &names[0]]);
 }
 
-/// kill -9 of the server and Ctrl-C of the command: in both cases nothing is left of an import.
+/// An import leaves nothing behind after `kill -9` of the server, and after Ctrl-C of the command.
 #[test]
-fn an_import_that_is_cut_off_leaves_nothing() {
-    let place = Place::new();
+fn an_interrupted_import_leaves_nothing_behind() {
+    let place = PoolDir::new();
     fs::write(place.path("disk"), disk_bytes(96 << 20, 3)).unwrap();
     let mut server = place.serve(&[]);
     let import = |name: &str| {
@@ -337,14 +337,14 @@ fn an_import_that_is_cut_off_leaves_nothing() {
 
     let mut client = import("second");
     std::thread::sleep(Duration::from_millis(30));
-    // SAFETY: our own child, which was not waited for yet.
+    // SAFETY: the process is a child that was not waited for yet, so its id is not reused.
     unsafe { libc::kill(client.id() as i32, libc::SIGINT) };
     let done = client.wait().unwrap().success();
     if !done {
-        // The name is free as soon as the server has seen it.
+        // The name is free as soon as the server has detected the disconnect.
         let begun = Instant::now();
         while !place.run(&["image", "import", "second", "disk"]).status.success() {
-            assert!(begun.elapsed() < PATIENCE);
+            assert!(begun.elapsed() < TIMEOUT);
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -353,44 +353,44 @@ fn an_import_that_is_cut_off_leaves_nothing() {
 
 #[test]
 fn a_second_signal_exits_at_once_and_a_stale_socket_is_replaced() {
-    let place = Place::new();
+    let place = PoolDir::new();
     let mut server = place.serve(&[]);
     server.signal(libc::SIGKILL);
     server.exit_code();
-    assert!(place.path("pool/forebay.sock").exists(), "a kill leaves the socket");
-    assert!(place.fails(&["volume", "list"], 1).contains("left over"));
+    assert!(place.path("pool/forebay.sock").exists(), "the socket exists after a kill");
+    assert!(place.fails(&["volume", "list"], 1).contains("stale socket"));
     let mut server = place.serve(&["--http", "127.0.0.1:0"]);
     let pool: Value = serde_json::from_str(&place.ok(&["stats", "--json"])).unwrap();
     assert_eq!(pool["disks"], 0);
     server.signal(libc::SIGTERM);
     server.signal(libc::SIGINT);
-    // The first may have been enough.
+    // The server may have stopped before the second signal.
     assert!(matches!(server.exit_code(), Some(0 | 1)));
 }
 
 #[test]
-fn the_service_manager_is_told() {
-    let place = Place::new();
+fn the_service_manager_is_notified_of_start_and_stop() {
+    let place = PoolDir::new();
     let socket = std::os::unix::net::UnixDatagram::bind(place.path("notify")).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut command = place.command(&["serve"]);
     command.env("NOTIFY_SOCKET", place.path("notify")).stdout(Stdio::null()).stderr(Stdio::null());
     let mut server = Server { child: command.spawn().unwrap() };
-    let heard = || {
+    let receive = || {
         let mut buffer = [0; 64];
         let n = socket.recv(&mut buffer).unwrap();
         String::from_utf8_lossy(&buffer[..n]).into_owned()
     };
-    assert_eq!(heard(), "READY=1");
+    assert_eq!(receive(), "READY=1");
     place.ok(&["volume", "list"]);
     server.signal(libc::SIGTERM);
-    assert_eq!(heard(), "STOPPING=1");
+    assert_eq!(receive(), "STOPPING=1");
     assert_eq!(server.exit_code(), Some(0));
 }
 
 #[test]
-fn completions_and_manual_come_from_the_same_table() {
-    let place = Place::new();
+fn completions_and_manual_include_all_commands() {
+    let place = PoolDir::new();
     for shell in ["bash", "zsh", "fish"] {
         assert!(place.ok(&["completions", shell]).contains("snapshot"), "{shell}");
     }

@@ -1,4 +1,4 @@
-//! Targets over the API: what is made, what is refused and in which words, and that no answer has a secret in it.
+//! Targets over the API: actions, errors with their messages, and the absence of secrets in responses.
 
 use axum::http::{Method, StatusCode};
 use forebay_server::api::Origin;
@@ -13,7 +13,7 @@ async fn volume(api: &Caller, name: &str) {
     api.post("/volumes", json!({"name": name, "size_bytes": 1 << 20})).await;
 }
 
-/// The message of an error of this status and code.
+/// Sends a request that must fail with this status and code, and returns the message.
 async fn refusal(api: &Caller, method: Method, path: &str, body: Value, expected: (u16, &str)) -> String {
     let (status, answer) = api.call(method.clone(), path, body).await;
     let code = answer["error"]["code"].as_str().unwrap_or_default();
@@ -22,7 +22,7 @@ async fn refusal(api: &Caller, method: Method, path: &str, body: Value, expected
 }
 
 #[tokio::test]
-async fn a_target_from_birth_to_death() {
+async fn targets_luns_and_acl_entries_are_created_changed_and_removed() {
     let (_rig, api) = Caller::new(Origin::Socket).await;
     volume(&api, "v").await;
     volume(&api, "w").await;
@@ -48,8 +48,8 @@ async fn a_target_from_birth_to_death() {
     assert_eq!(api.get("/targets").await.1, json!([shown]));
 
     for (path, lun, disk) in [("/volumes/v", 0, "v"), ("/volumes/v/snapshots/s", 7, "v@s")] {
-        let said = refusal(&api, Method::DELETE, path, Value::Null, (409, "mapped")).await;
-        assert_eq!(said, format!("'{disk}' is LUN {lun} of target {TARGET}; unmap it first"));
+        let message = refusal(&api, Method::DELETE, path, Value::Null, (409, "mapped")).await;
+        assert_eq!(message, format!("'{disk}' is LUN {lun} of target {TARGET}; unmap it first"));
     }
     let (_, left) = api.call(Method::DELETE, &host, Value::Null).await;
     assert_eq!(left["initiators"], json!([]));
@@ -60,7 +60,7 @@ async fn a_target_from_birth_to_death() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_refused_with_what_to_do() {
+async fn errors_name_the_problem_and_the_remedy() {
     let (_rig, api) = Caller::new(Origin::Socket).await;
     volume(&api, "v").await;
     volume(&api, "w").await;
@@ -101,13 +101,13 @@ async fn what_cannot_be_is_refused_with_what_to_do() {
         (Method::DELETE, of("?force=yes"), json!({}), (400, "bad_request"), "force=true"),
     ];
     for (method, path, body, expected, part) in cases {
-        let said = refusal(&api, method.clone(), &path, body, expected).await;
-        assert!(said.contains(part), "{method} {path}: {said}");
+        let message = refusal(&api, method.clone(), &path, body, expected).await;
+        assert!(message.contains(part), "{method} {path}: {message}");
     }
 }
 
 #[tokio::test]
-async fn no_answer_has_a_secret_in_it() {
+async fn no_response_contains_a_secret() {
     const SECRETS: [&str; 3] = ["secret of all", "secret of one", "secret of us!"];
     let (_rig, api) = Caller::new(Origin::Socket).await;
     let chap = |n: usize| json!({"user": format!("user-{n}"), "secret": SECRETS[n]});
@@ -116,7 +116,7 @@ async fn no_answer_has_a_secret_in_it() {
     let answers = [
         api.post("/targets", json!({"name": TARGET, "chap": chap(0), "mutual": chap(2)})).await,
         api.call(Method::PUT, &host, json!({"chap": chap(1)})).await,
-        // One that is refused: the secret of the target is no initiator's.
+        // This request is refused: the target and its initiators must not share a secret.
         api.call(Method::PUT, &host, json!({"chap": chap(2)})).await,
         api.get(&path).await,
         api.get("/targets").await,

@@ -1,4 +1,4 @@
-//! Made-up initiators.
+//! Generated iSCSI initiators.
 
 use forebay_server::fuzzing::{SIZE, SPARSE_SIZE, flags};
 use forebay_wire::iscsi::{BHS, NO_TAG, text};
@@ -46,7 +46,7 @@ struct Pdu {
     data: Vec<u8>,
 }
 
-/// A header with one of a few tags, so that some meet.
+/// A header with one of few tags, so that some collide.
 fn header(opcode: u8, flags: u8, random: &mut Random) -> [u8; BHS] {
     let mut header = [0; BHS];
     (header[0], header[1]) = (opcode, flags);
@@ -106,13 +106,13 @@ fn text_request(random: &mut Random) -> Pdu {
         text::push(&mut data, random.pick(&["SendTargets", "SendTargets", "X-other"]), value);
     }
     let mut header = header(0x04, random.pick(&[0x80, 0x80, 0x40, 0xc0]), random);
-    // A request that begins an exchange, or goes on with one: the target counts its tags from 0 on.
+    // A request that starts an exchange, or continues one: the target counts its tags from 0.
     let transfer_tag = if random.once_in(3) { random.below(8) as u32 } else { NO_TAG };
     header[20..24].copy_from_slice(&transfer_tag.to_be_bytes());
     Pdu { how: 0, header, data }
 }
 
-/// Pings, task management, logouts, and PDUs of no kind.
+/// Pings, task management, logouts, and PDUs with an unknown opcode.
 fn other(random: &mut Random) -> Pdu {
     let opcode = random.pick(&[0x00u8, 0x00, 0x02, 0x02, 0x02, 0x05, 0x10, 0x1e, 0x03, 0x06]);
     let function = match opcode {
@@ -128,7 +128,7 @@ fn other(random: &mut Random) -> Pdu {
     Pdu { how: 0, header, data }
 }
 
-/// A SCSI command, mostly as its standard has it.
+/// A SCSI command, mostly valid.
 fn command(random: &mut Random) -> Pdu {
     let lun = random.pick(&[0u8, 0, 0, 1, 1, 2, 3]);
     let blocks = if lun == 1 { SPARSE_SIZE } else { SIZE } / BLOCK;
@@ -144,7 +144,7 @@ fn command(random: &mut Random) -> Pdu {
     header[1] |= if data_in > 0 { 0x40 } else { 0 } | if data_out.is_empty() { 0 } else { 0x20 };
     let mut data = data_out;
     if random.once_in(3) {
-        // Unsolicited data follows, or all of it is asked for.
+        // Unsolicited data follows, or all data is solicited.
         header[1] &= if random.once_in(2) { 0x7f } else { 0xff };
         data.truncate(random.below(data.len() as u64 + 1) as usize);
     }
@@ -218,7 +218,7 @@ fn cdb(random: &mut Random, blocks: u64) -> ([u8; 16], u64, Vec<u8>) {
     (cdb, expected, list)
 }
 
-/// Every command that the server has, the ones with ranges more often, and some that it has not.
+/// All supported commands, those with ranges more often, and some unsupported ones.
 const OPCODES: [u8; 56] = [
     0x28, 0x2a, 0x88, 0x88, 0x8a, 0x8a, 0x2e, 0x8e, 0x2f, 0x8f, 0x8f, 0x89, 0x89, 0x8b, 0x41, 0x93, 0x93,
     0x42, 0x42, 0x34, 0x90, 0x35, 0x91, 0x9e, 0x9e, 0x83, 0x83, 0x83, 0x84, 0x5f, 0x5f, 0x5e, 0x15, 0x55,

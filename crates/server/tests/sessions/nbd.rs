@@ -1,4 +1,4 @@
-//! Made-up NBD clients.
+//! Generated NBD clients.
 
 use forebay_server::fuzzing::{SIZE, SPARSE_SIZE, flags};
 use forebay_wire::nbd::*;
@@ -22,7 +22,7 @@ pub fn script(random: &mut Random) -> Vec<u8> {
     script
 }
 
-/// All that a client says, from its flags on.
+/// All messages of a client, starting with its flags.
 fn negotiation(random: &mut Random) -> Vec<u8> {
     let mut said = random.pick(&[3u32, 3, 3, 1, 0, 7, u32::MAX]).to_be_bytes().to_vec();
     for _ in 0..random.below(12) {
@@ -59,7 +59,7 @@ fn negotiation(random: &mut Random) -> Vec<u8> {
         said.extend(option);
         said.extend(data);
     }
-    // Requests, for the case that one of the options began the transmission.
+    // Requests, in case one of the options started the transmission.
     for n in 0..random.below(6) {
         said.extend(REQUEST_MAGIC.to_be_bytes());
         said.extend([0, 0, 0, random.below(9) as u8]);
@@ -80,7 +80,7 @@ fn record(random: &mut Random, size: u64, script: &mut Vec<u8>) {
         0 => random.next() as u16,
         n => (n % 8) as u16,
     };
-    // A disconnect ends all; it is the last of most scripts by their end.
+    // A disconnect ends the session, so it is the last record of most scripts.
     let kind = if kind == CMD_DISC && !random.once_in(10) { CMD_READ } else { kind };
     let command_flags = match random.below(3) {
         0 => 0,

@@ -1,4 +1,4 @@
-//! Numbers that follow from a seed (splitmix64), and choices.
+//! Pseudorandom numbers and choices from a seed (splitmix64).
 
 pub struct Random(u64);
 
@@ -36,7 +36,7 @@ impl Random {
         (0..len).map(|_| self.byte()).collect()
     }
 
-    /// A number at or beside a place where something changes: the ends of `range`, powers of two, anything.
+    /// A number at or next to a boundary (0, `end`, powers of two), or any number.
     pub fn edge(&mut self, end: u64) -> u64 {
         let base = match self.below(7) {
             0 => 0,
@@ -49,7 +49,7 @@ impl Random {
         base.wrapping_add(self.below(5)).wrapping_sub(2)
     }
 
-    /// Changes a few bytes, now and then.
+    /// Sometimes changes a few bytes.
     pub fn mutate(&mut self, bytes: &mut [u8]) {
         if !bytes.is_empty() && self.once_in(4) {
             for _ in 0..=self.below(3) {

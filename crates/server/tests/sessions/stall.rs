@@ -1,4 +1,4 @@
-//! A client whose requests take long, and another one on the same thread.
+//! The delay that long requests of one client cause to another client on the same thread.
 
 use std::time::Duration;
 
@@ -6,17 +6,17 @@ use forebay_server::fuzzing::{self, SIZE, SPARSE_SIZE};
 use forebay_wire::iscsi::BHS;
 use forebay_wire::nbd::*;
 
-/// For how long the thread may serve others while a client waits for it. The promise is 5 ms; this is a build for
-/// tests. Time of the thread, not of the clock on the wall: the machine may have other things to do too.
+/// Longest permitted delay, in CPU time of the thread. The documented limit is 5 ms for release builds; this
+/// is a test build. CPU time is measured, because the machine may run other work too.
 const MOST: Duration = Duration::from_millis(15);
-/// A script that delays others does so in each attempt. The time of a virtual processor that its host takes away is
-/// counted as the thread's: that hits one attempt, and another not.
+/// Attempts: a script that delays others does so in each attempt. Time that the host takes away from a
+/// virtual processor is counted as CPU time of the thread, but does not affect every attempt.
 const ATTEMPTS: usize = 5;
 
-/// Plays a script, as `fuzzing::nbd_session` and `fuzzing::iscsi_session` do.
+/// A function that runs a script, such as `fuzzing::nbd_session` and `fuzzing::iscsi_session`.
 type Session = fn(&[u8]);
 
-/// A script of an NBD client on `vol` (1) or `sparse` (2), which sends the same request again and again.
+/// A script of an NBD client on `vol` (1) or `sparse` (2), which sends the same request repeatedly.
 fn nbd(disk: u8, times: usize, kind: u16, flags: u16, offset: u64, len: u32) -> Vec<u8> {
     const STRUCTURED_WITH_BLOCK_STATUS: u8 = 3;
     let mut script = vec![disk, STRUCTURED_WITH_BLOCK_STATUS, 0];
@@ -30,7 +30,7 @@ fn nbd(disk: u8, times: usize, kind: u16, flags: u16, offset: u64, len: u32) -> 
     script
 }
 
-/// A script of an initiator, which sends the same command to unit `lun` again and again.
+/// A script of an initiator, which sends the same command to unit `lun` repeatedly.
 fn iscsi(lun: u8, times: usize, cdb: &[u8], data_in: u32, data_out: &[u8]) -> Vec<u8> {
     const LONG_SEGMENTS: u8 = 5;
     const NO_DIGESTS: u8 = 0;
@@ -72,11 +72,11 @@ fn unmap_list() -> Vec<u8> {
     list
 }
 
-/// How long another client has to wait at most while a script is played.
-fn longest_beside(target: Session, script: &[u8]) -> Duration {
+/// The longest wait of another client while a script runs.
+fn longest_wait(target: Session, script: &[u8]) -> Duration {
     let mut found = Duration::MAX;
     for _ in 0..ATTEMPTS {
-        found = found.min(fuzzing::longest_wait_beside(|| target(script)));
+        found = found.min(fuzzing::longest_wait_during(|| target(script)));
         if found < MOST {
             break;
         }
@@ -120,9 +120,9 @@ fn no_request_delays_the_other_clients_of_its_thread() {
         attacks.push((name, fuzzing::iscsi_session, script));
     }
     let found: Vec<_> =
-        attacks.iter().map(|(name, target, script)| (*name, longest_beside(*target, script))).collect();
+        attacks.iter().map(|(name, target, script)| (*name, longest_wait(*target, script))).collect();
     for (name, longest) in &found {
         println!("{name:24} {longest:?}");
     }
-    assert!(found.iter().all(|(_, longest)| *longest < MOST), "other clients waited: {found:?}");
+    assert!(found.iter().all(|(_, longest)| *longest < MOST), "other clients waited too long: {found:?}");
 }

@@ -1,31 +1,31 @@
-//! VMDK, VMware's format (Virtual Disk Format 5.0).
+//! VMDK, the format of VMware (Virtual Disk Format 5.0).
 //!
-//! A disk is a list of extents. A descriptor, a small text, names them and their files: flat ones are the
-//! bytes of the disk, sparse ones have tables. A monolithic sparse or stream-optimised file is one sparse
-//! extent with the descriptor inside.
+//! A disk is a list of extents. A text descriptor lists the extents and their files: flat extents contain the
+//! bytes of the disk, sparse extents have grain tables. A monolithic sparse or stream-optimised file is one
+//! sparse extent with an embedded descriptor.
 //!
-//! Each extent file is opened once to see that it fits its line, and again when it is read; one is open at a time, so
-//! that the number of extents costs no file descriptors and no memory.
+//! Each extent file is opened once to check it against its line, and again when it is read. At most one is
+//! open at a time, so that the number of extents affects neither file descriptors nor memory.
 
 mod descriptor;
 mod sparse;
 
 use super::file::ImageFile;
-use super::{Image, ImportError, Result, Run};
+use super::{Image, Result, Run};
 use descriptor::{Descriptor, ExtentKind};
 use sparse::Sparse;
 
 pub(super) use descriptor::is_descriptor;
 pub(super) use sparse::MAGIC as SPARSE_MAGIC;
 
-/// Bytes of the unit in which VMDK counts.
+/// Sector size; VMDK counts in sectors.
 const SECTOR: u64 = 512;
-/// Longest descriptor file. VMware's have some hundred bytes, and some 50 more for each extent.
+/// Maximum length of a descriptor. VMware writes a few hundred bytes, plus about 50 for each extent.
 const MAX_DESCRIPTOR: u64 = 256 << 10;
-/// Most extents: a disk of 4 TiB in parts of 2 GiB has half of it.
+/// Maximum number of extents: twice that of a disk of 4 TiB in extents of 2 GiB.
 const MAX_EXTENTS: usize = 4096;
 
-/// Opens a sparse file, or a descriptor and the files that it names.
+/// Opens a sparse file, or a descriptor and the files that it references.
 pub(super) fn open(file: ImageFile) -> Result<Box<dyn Image>> {
     if file.read_vec(0, file.len().min(4))? == SPARSE_MAGIC {
         let sparse = Sparse::open(file)?;
@@ -47,12 +47,12 @@ pub(super) fn open(file: ImageFile) -> Result<Box<dyn Image>> {
         start = end;
     }
     if start == 0 {
-        return file.damaged("its descriptor names no extents");
+        return file.damaged("its descriptor lists no extents");
     }
     Ok(Box::new(Extents { descriptor: file, extents, current: None }))
 }
 
-/// One part of a disk.
+/// An extent: a range of the disk.
 struct Extent {
     start: u64,
     end: u64,
@@ -60,7 +60,7 @@ struct Extent {
 }
 
 impl Extent {
-    /// Opens its file, which is beside the `descriptor`, and checks that it is long enough.
+    /// Opens the extent's file, which is in the directory of the `descriptor`, and checks its length.
     fn open(&self, descriptor: &ImageFile) -> Result<Body> {
         let len = self.end - self.start;
         match &self.kind {
@@ -68,16 +68,16 @@ impl Extent {
             ExtentKind::Flat { name, offset_sectors } => {
                 let flat = descriptor.open_sibling(name)?;
                 let skip = offset_sectors.saturating_mul(SECTOR);
-                if skip.checked_add(len).is_none_or(|end| end > flat.len()) {
-                    let (path, offset) = (flat.shown().to_owned(), skip.saturating_add(len));
-                    return Err(ImportError::Truncated { path, len: flat.len(), offset });
+                let end = skip.saturating_add(len);
+                if end > flat.len() {
+                    return Err(flat.truncated(end));
                 }
                 Ok(Body::Flat { file: flat, skip })
             }
             ExtentKind::Sparse { name } => {
                 let sparse = Sparse::open(descriptor.open_sibling(name)?)?;
                 if sparse.size() < len {
-                    return descriptor.damaged("an extent is shorter than the descriptor says");
+                    return descriptor.damaged("an extent is shorter than its line in the descriptor");
                 }
                 Ok(Body::Sparse(Box::new(sparse)))
             }
@@ -92,22 +92,22 @@ enum Body {
     Sparse(Box<Sparse>),
 }
 
-/// A disk made of extents, none of them empty, without gaps.
+/// A disk of contiguous, non-empty extents.
 struct Extents {
     descriptor: ImageFile,
     extents: Vec<Extent>,
-    /// The extent used last: its index, and its file.
+    /// The open extent: its index and its file.
     current: Option<(usize, Body)>,
 }
 
 impl Extents {
-    /// The extent at `offset`: where it begins and ends, and its file.
+    /// Returns the start, the end and the open file of the extent at `offset`.
     fn at(&mut self, offset: u64) -> Result<(u64, u64, &mut Body)> {
         let index = self.extents.partition_point(|e| e.end <= offset);
         let extent = &self.extents[index];
         let current = match self.current.take() {
             Some((open, body)) if open == index => (open, body),
-            // What was open is closed first.
+            // Closes the previous extent before opening the next.
             other => {
                 drop(other);
                 (index, extent.open(&self.descriptor)?)

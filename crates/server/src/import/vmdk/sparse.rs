@@ -1,7 +1,8 @@
-//! A sparse extent of a VMDK: a grain directory names grain tables, a grain table names grains. In a
-//! stream-optimised extent each grain is packed and preceded by a marker, and the directory stands at the end.
+//! A sparse extent of a VMDK: the grain directory points to grain tables, and these point to grains. In a
+//! stream-optimised extent, grains are compressed and preceded by markers, and the grain directory is at the
+//! end of the file.
 
-use super::super::compress::unpack_zlib;
+use super::super::compress::decompress_zlib;
 use super::super::file::ImageFile;
 use super::super::file::bytes::{le16, le32, le64};
 use super::super::{Image, Result, Run};
@@ -10,32 +11,33 @@ use super::descriptor::{Descriptor, is_descriptor};
 
 /// The first bytes of a file.
 pub const MAGIC: &[u8] = b"KDMV";
-/// Bytes of the header.
+/// Header length.
 const HEADER: u64 = 512;
-/// The grain directory stands at the end, and a copy of the header behind it says where.
-const AT_END: u64 = u64::MAX;
-/// Most sectors of a grain (128 KiB is usual to be the most; this is generous).
+/// Grain directory offset in the header of a file whose footer, a copy of the header at the end, has the
+/// actual offset (`GD_AT_END`).
+const GD_AT_END: u64 = u64::MAX;
+/// Maximum grain size in sectors. In practice, 128 KiB is not exceeded.
 const MAX_GRAIN: u64 = 4096;
-/// Most entries of a grain table.
+/// Maximum number of entries of a grain table.
 const MAX_TABLE: u64 = 4096;
-/// Most grain tables: 64 MiB of directory, and 500 TiB at the usual sizes.
+/// Maximum number of grain tables: a directory of 64 MiB, for 500 TiB with the usual sizes.
 const MAX_TABLES: u64 = 16 << 20;
-/// Largest extent.
+/// Maximum size of an extent.
 const MAX_SIZE: u64 = 64 << 40;
 
 /// Flags of the header.
 mod flag {
-    /// A grain table entry of 1 says that the grain is zero.
+    /// A grain table entry of 1 means that the grain is zero.
     pub const ZERO_GRAIN: u32 = 1 << 2;
     pub const COMPRESSED: u32 = 1 << 16;
     pub const MARKERS: u32 = 1 << 17;
 }
 
-/// Where a grain is.
+/// The location of a grain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Grain {
     Zero,
-    /// At this offset of the file.
+    /// Offset in the file.
     At(u64),
 }
 
@@ -46,12 +48,12 @@ pub(super) struct Sparse {
     grain: u64,
     table_entries: u64,
     zero_grain: bool,
-    packed: bool,
+    compressed: bool,
     directory: Vec<u32>,
-    /// The grain table read last: its index in the directory and its bytes.
+    /// The cached grain table: its index in the directory and its bytes.
     table: (Option<u64>, Vec<u8>),
-    /// The grain unpacked last: its index and its bytes.
-    unpacked: (Option<u64>, Vec<u8>),
+    /// The cached decompressed grain: its index and its bytes.
+    decompressed: (Option<u64>, Vec<u8>),
 }
 
 impl Sparse {
@@ -60,20 +62,20 @@ impl Sparse {
         let mut header = file.read_vec(0, HEADER)?;
         check(&file, &header)?;
         check_descriptor(&file, &header)?;
-        if le64(&header, 56) == AT_END {
-            // The last sector is the marker for the end of the stream; before it stands the footer.
+        if le64(&header, 56) == GD_AT_END {
+            // The last sector is the end-of-stream marker, and the sector before it the footer.
             header = file.read_vec(file.len().saturating_sub(2 * SECTOR), HEADER)?;
             check(&file, &header)?;
         }
         let flags = le32(&header, 8);
         let (capacity, grain, table_entries) =
             (le64(&header, 12), le64(&header, 20), u64::from(le32(&header, 44)));
-        let packed = flags & flag::COMPRESSED != 0;
-        if packed && le16(&header, 77) != 1 {
-            return file.unsupported("is packed in a way that is not known here");
+        let compressed = flags & flag::COMPRESSED != 0;
+        if compressed && le16(&header, 77) != 1 {
+            return file.unsupported("uses an unknown compression type");
         }
-        if packed != (flags & flag::MARKERS != 0) {
-            return file.damaged("its flags contradict each other");
+        if compressed != (flags & flag::MARKERS != 0) {
+            return file.damaged("its header flags are inconsistent");
         }
         let size = capacity.checked_mul(SECTOR).filter(|s| *s <= MAX_SIZE);
         let size = size.ok_or_else(|| file.damaged_or("its size is out of range"))?;
@@ -94,14 +96,15 @@ impl Sparse {
             grain: grain * SECTOR,
             table_entries,
             zero_grain: flags & flag::ZERO_GRAIN != 0,
-            packed,
+            compressed,
             directory,
             table: (None, Vec::new()),
-            unpacked: (None, Vec::new()),
+            decompressed: (None, Vec::new()),
         })
     }
 
-    /// The place of grain `index`, and how many grains from it on are certain to be zero if it is.
+    /// Returns the location of grain `index`. If it is zero, also returns how many grains from it on are
+    /// known to be zero; otherwise 1.
     fn grain(&mut self, index: u64) -> Result<(Grain, u64)> {
         let (table, entry) = (index / self.table_entries, index % self.table_entries);
         let table_sector = u64::from(self.directory[table as usize]);
@@ -119,46 +122,46 @@ impl Sparse {
         }
     }
 
-    /// Unpacks a grain, unless it is the one unpacked last. Its marker has the sector of the disk (8 bytes)
-    /// and the length of the packed data (4 bytes), which follows.
-    fn unpack(&mut self, index: u64, at: u64) -> Result<()> {
-        if self.unpacked.0 == Some(index) {
+    /// Decompresses a grain, unless it is cached. Its marker has the disk sector (8 bytes) and the length of
+    /// the compressed data (4 bytes), which follows.
+    fn load_compressed(&mut self, index: u64, at: u64) -> Result<()> {
+        if self.decompressed.0 == Some(index) {
             return Ok(());
         }
-        self.unpacked.0 = None;
+        self.decompressed.0 = None;
         let marker: [u8; 12] = self.file.read_array(at)?;
         let (sector, len) = (le64(&marker, 0), u64::from(le32(&marker, 8)));
-        // Packed data is hardly longer than what was packed.
+        // Compressed data is hardly longer than the grain.
         if sector != index * (self.grain / SECTOR) || len > 2 * self.grain + 1024 {
-            return self.file.damaged("a grain is not what its table says");
+            return self.file.damaged("the marker of a grain does not match its grain table");
         }
-        let packed = self.file.read_vec(at + 12, len)?;
-        self.unpacked.1.resize(self.grain as usize, 0);
-        let wanted = (self.size - index * self.grain).min(self.grain) as usize;
-        match unpack_zlib(&packed, &mut self.unpacked.1) {
-            Ok(got) if got >= wanted => (),
-            _ => return self.file.damaged("a packed grain cannot be unpacked"),
+        let compressed = self.file.read_vec(at + 12, len)?;
+        self.decompressed.1.resize(self.grain as usize, 0);
+        let needed = (self.size - index * self.grain).min(self.grain) as usize;
+        match decompress_zlib(&compressed, &mut self.decompressed.1) {
+            Ok(got) if got >= needed => (),
+            _ => return self.file.damaged("a compressed grain cannot be decompressed"),
         }
-        self.unpacked.0 = Some(index);
+        self.decompressed.0 = Some(index);
         Ok(())
     }
 }
 
 fn check(file: &ImageFile, header: &[u8]) -> Result<()> {
     if !header.starts_with(MAGIC) {
-        return file.damaged("a header of it is missing");
+        return file.damaged("its header or footer is missing");
     }
     if !(1..=3).contains(&le32(header, 4)) {
-        return file.unsupported("is a VMDK of a version that is not known here");
+        return file.unsupported("is a VMDK file of an unknown version");
     }
-    // Line ends are kept in the header so that a transfer as text shows.
+    // The header contains line ends, which a transfer in text mode converts.
     if header[73..77] != *b"\n \r\n" {
-        return file.damaged("it was copied as text");
+        return file.damaged("it was transferred in text mode");
     }
     Ok(())
 }
 
-/// The descriptor inside, if there is one: a delta disk is refused.
+/// Checks the optional embedded descriptor: a delta disk is refused.
 fn check_descriptor(file: &ImageFile, header: &[u8]) -> Result<()> {
     let (at, sectors) = (le64(header, 28), le64(header, 36));
     if at == 0 || sectors == 0 {
@@ -168,7 +171,7 @@ fn check_descriptor(file: &ImageFile, header: &[u8]) -> Result<()> {
         return file.damaged("its descriptor is too long");
     }
     let text = file.read_vec(at.saturating_mul(SECTOR), sectors * SECTOR)?;
-    // In a part of a split disk its place is there, and blank.
+    // The extents of a split disk have space for a descriptor, which is blank.
     if is_descriptor(&text) { Descriptor::parse(file, &text).map(|_| ()) } else { Ok(()) }
 }
 
@@ -188,10 +191,10 @@ impl Image for Sparse {
         let (index, skip) = (offset / self.grain, offset % self.grain);
         match self.grain(index)?.0 {
             Grain::Zero => out.fill(0),
-            Grain::At(at) if self.packed => {
-                self.unpack(index, at)?;
+            Grain::At(at) if self.compressed => {
+                self.load_compressed(index, at)?;
                 let skip = skip as usize;
-                out.copy_from_slice(&self.unpacked.1[skip..skip + out.len()]);
+                out.copy_from_slice(&self.decompressed.1[skip..skip + out.len()]);
             }
             Grain::At(at) => self.file.read_at(at + skip, out)?,
         }

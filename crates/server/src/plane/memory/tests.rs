@@ -1,5 +1,13 @@
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Instant;
+
 use tokio::task::LocalSet;
 
+use super::account::*;
+use super::stall::PROGRESS_PART;
 use super::*;
 
 const MIB: usize = 1 << 20;
@@ -8,7 +16,7 @@ fn memory() -> Arc<Memory> {
     Memory::new(MemoryLimits { budget: 256 << 20, stall: Duration::from_millis(50) })
 }
 
-/// A claim that is there at once, or waits.
+/// Polls a claim once; returns its charge, or the waiting claim.
 fn take(account: &Rc<MemoryAccount>, bytes: usize) -> Result<Charge, Claim> {
     let mut claim = account.claim(bytes, Kind::Work);
     poll(&mut claim).ok_or(claim)
@@ -30,7 +38,7 @@ async fn is_pending<T>(mut future: Pin<&mut impl Future<Output = T>>) -> bool {
 }
 
 #[test]
-fn what_is_dropped_is_given_back() {
+fn dropped_charges_are_returned_to_the_budget() {
     let memory = memory();
     let account = MemoryAccount::new(&memory);
     assert_eq!(used(&memory), BASE);
@@ -58,32 +66,33 @@ fn greedy_connections_leave_room_for_others() {
         greedy.iter().map(|account| take(account, 32 * MIB)).partition(Result::is_ok);
     assert_eq!(held.len(), 6, "five of the budget, one of the reserve");
     let usual = MemoryAccount::new(&memory);
-    let charge = take(&usual, 4 * MIB - BASE).ok().expect("a usual request does not wait for them");
+    let charge = take(&usual, 4 * MIB - BASE).ok().expect("a usual request does not wait for greedy clients");
     let small = MemoryAccount::new(&memory);
-    assert!(take(&small, BASE).is_ok(), "what the base has room for never waits");
+    assert!(take(&small, BASE).is_ok(), "a charge within the base never waits");
     assert!(used(&memory) + RESERVE <= 256 * MIB);
-    // Others go first, with what they want more.
+    // Other connections with larger claims precede the greedy ones.
     drop(charge);
     drop(held);
     let granted: Vec<_> = waiting.iter_mut().filter_map(|claim| poll(claim.as_mut().err()?)).collect();
-    assert_eq!(granted.len(), 6, "as many as there is room for, whether or not they look");
+    assert_eq!(granted.len(), 6, "all that fit are granted before they are polled");
     drop((waiting, granted));
     drop((greedy, usual, small));
-    assert_eq!((used(&memory), memory.is_wanted()), (0, false));
+    assert_eq!((used(&memory), memory.has_waiting_claims()), (0, false));
 }
 
 #[test]
-fn who_holds_least_goes_first_and_who_waited_longest_has_the_reserve() {
+fn the_smallest_holder_is_granted_first_and_the_longest_waiter_gets_the_reserve() {
     let memory = memory();
     let account = || MemoryAccount::new(&memory);
     let mut all = account().force(300 * MIB, Kind::Work);
-    let of_reserve = take(&account(), 20 * MIB).ok().expect("it is the one that has waited longest");
+    let of_reserve =
+        take(&account(), 20 * MIB).ok().expect("the claim that has waited longest gets the reserve");
     assert!(of_reserve.account.has_reserve());
     let [mut large, mut small] = [10, 1].map(|n| take(&account(), n * MIB).err().unwrap());
-    // Room for one of them.
+    // There is room for one of them.
     all.shrink(memory.total - 2 * MIB);
     assert!(poll(&mut large).is_none());
-    let small = poll(&mut small).expect("the smaller one goes first");
+    let small = poll(&mut small).expect("the smaller claim is granted first");
     assert!(!small.account.has_reserve());
     drop(of_reserve);
     assert!(poll(&mut large).unwrap().account.has_reserve());
@@ -92,66 +101,69 @@ fn who_holds_least_goes_first_and_who_waited_longest_has_the_reserve() {
 #[test]
 fn connections_that_hold_and_wait_do_not_block_each_other() {
     let memory = memory();
-    // Each holds a part of what it needs, together all there is.
+    // Each connection holds a part of the memory that it needs; together they hold the whole budget.
     let parts: Vec<_> = (0..200)
         .map(|_| MemoryAccount::new(&memory))
         .map(|account| (account.force(2 * MIB, Kind::Input), account.claim(8 * MIB, Kind::Input)))
         .collect();
     let mut waiting: Vec<_> = parts.into_iter().map(|(part, claim)| (part, claim, None)).collect();
-    // Those that have what they need go on, and give it back.
+    // Claims that are granted finish, and return their memory.
     while !waiting.is_empty() {
         waiting.iter_mut().for_each(|(_, claim, charge)| *charge = poll(claim));
         let before = waiting.len();
         waiting.retain(|(_, _, charge)| charge.is_none());
-        assert!(waiting.len() < before, "{before} are left, and none of them can go on");
+        assert!(waiting.len() < before, "{before} connections block each other");
     }
     assert_eq!(used(&memory), 0);
 }
 
 #[test]
-fn a_claim_that_is_given_up_leaves_nothing_behind() {
+fn a_cancelled_claim_leaves_no_trace() {
     let memory = memory();
     let holder = MemoryAccount::new(&memory);
     let all = holder.force(300 * MIB, Kind::Work);
     let accounts = [(); 4].map(|()| MemoryAccount::new(&memory));
     let reserve = take(&accounts[3], MIB).ok().unwrap();
     let [first, second, mut third] = [0, 1, 2].map(|n| take(&accounts[n], 20 * MIB).err().unwrap());
-    // One that waits, and one that is granted the reserve.
+    // One claim waits, and one is granted the reserve.
     drop(first);
     drop(reserve);
     drop(second);
-    let charge = poll(&mut third).expect("the reserve was given back");
+    let charge = poll(&mut third).expect("the reserve was returned");
     drop((charge, third, all));
     assert_eq!(used(&memory), 5 * BASE);
-    assert!(!memory.is_wanted() && memory.queue.lock().granted.is_empty());
+    assert!(!memory.has_waiting_claims() && memory.queue.lock().granted.is_empty());
 }
 
 #[tokio::test]
-async fn a_connection_has_its_share_for_jobs_unless_one_is_larger() {
+async fn jobs_of_a_connection_stay_within_its_share_except_for_a_single_larger_one() {
     let memory = memory();
     let account = MemoryAccount::new(&memory);
     let big = account.take_shared(33 * MIB).await;
     assert!(account.is_spent());
     let next = account.take_shared(MIB);
     tokio::pin!(next);
-    assert!(is_pending(next.as_mut()).await && !memory.is_wanted(), "no other client is kept waiting");
+    assert!(
+        is_pending(next.as_mut()).await && !memory.has_waiting_claims(),
+        "the budget is not claimed before the share has room"
+    );
     drop(big);
     let next = next.await;
     assert_eq!((account.held(), account.share.available_permits()), (MIB, SHARE - MIB));
-    // One that is given up leaves nothing behind.
+    // A cancelled wait returns its share.
     let _all = MemoryAccount::new(&memory).force(300 * MIB, Kind::Work);
     let _reserve = take(&MemoryAccount::new(&memory), MIB).ok().unwrap();
     {
         let waits = account.take_shared(5 * MIB);
         tokio::pin!(waits);
-        assert!(is_pending(waits.as_mut()).await && memory.is_wanted());
+        assert!(is_pending(waits.as_mut()).await && memory.has_waiting_claims());
     }
     drop(next);
-    assert_eq!((account.share.available_permits(), memory.is_wanted()), (SHARE, false));
+    assert_eq!((account.share.available_permits(), memory.has_waiting_claims()), (SHARE, false));
 }
 
 #[tokio::test]
-async fn threads_that_take_and_give_back_at_random_all_come_to_an_end() {
+async fn threads_that_take_and_return_memory_at_random_all_finish() {
     let memory = memory();
     let threads: Vec<_> = (0..4)
         .map(|seed| {
@@ -183,11 +195,11 @@ async fn threads_that_take_and_give_back_at_random_all_come_to_an_end() {
     for thread in threads {
         thread.join().unwrap();
     }
-    assert_eq!((used(&memory), memory.is_wanted()), (0, false));
+    assert_eq!((used(&memory), memory.has_waiting_claims()), (0, false));
     assert!(!memory.queue.lock().reserve_is_taken);
 }
 
-/// Polls a stall until it has to be cut; the account holds `bytes`.
+/// Polls a stall until the client must be cut; its account holds `bytes`.
 async fn stalls(memory: &Arc<Memory>, bytes: usize) {
     let account = MemoryAccount::new(memory);
     let _charge = account.force(bytes, Kind::Work);
@@ -196,19 +208,19 @@ async fn stalls(memory: &Arc<Memory>, bytes: usize) {
 }
 
 #[tokio::test]
-async fn stalled_clients_are_cut_when_others_wait_and_only_then() {
+async fn stalled_clients_are_cut_only_while_others_wait() {
     let memory = memory();
     let local = LocalSet::new();
     let (stalled, idle) = (memory.clone(), memory.clone());
     let stalled = local.spawn_local(async move { stalls(&stalled, 250 * MIB).await });
     let idle = local.spawn_local(async move { stalls(&idle, BASE).await });
     local.run_until(tokio::time::sleep(Duration::from_millis(200))).await;
-    assert!(!stalled.is_finished(), "no client waits for what it holds");
+    assert!(!stalled.is_finished(), "no other client waits for memory");
     let newcomer = MemoryAccount::new(&memory);
     let reserve = take(&MemoryAccount::new(&memory), MIB).ok().unwrap();
     assert!(reserve.account.has_reserve());
     let charge = local.run_until(newcomer.take_shared(20 * MIB)).await;
-    assert!(stalled.is_finished() && !idle.is_finished(), "one that holds nothing beyond its base stays");
+    assert!(stalled.is_finished() && !idle.is_finished(), "a client that holds only its base is not cut");
     drop(charge);
 }
 

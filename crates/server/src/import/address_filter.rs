@@ -1,0 +1,204 @@
+//! Protection against server-side request forgery: the addresses to which a download may connect.
+//!
+//! The URL that an administrator gives may name a server in the private network. A redirect must not lead
+//! there: it would make this server send requests to itself, or to machines that trust it. The check applies
+//! to the resolved addresses to which connections are opened, so that DNS rebinding cannot bypass it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use parking_lot::Mutex;
+use ureq::config::Config;
+use ureq::http::Uri;
+use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::NextTimeout;
+
+/// Policy for imports from URLs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FetchPolicy {
+    /// Maximum size of a file in bytes.
+    pub max_bytes: u64,
+    /// Whether redirects may lead to private addresses, and host names may resolve to this machine.
+    pub allow_private: bool,
+}
+
+impl Default for FetchPolicy {
+    fn default() -> FetchPolicy {
+        FetchPolicy { max_bytes: 1 << 40, allow_private: false }
+    }
+}
+
+/// The error of a host whose addresses are not allowed.
+#[derive(Debug, thiserror::Error)]
+#[error("{host} resolves to {addr}, {what}; to allow this, start the server with --import-allow-private")]
+pub(super) struct AddressRefused {
+    host: String,
+    addr: IpAddr,
+    what: &'static str,
+}
+
+/// The resolver of one request. The first name is that of the URL, further ones are those of redirects.
+#[derive(Debug)]
+pub(super) struct FilteringResolver {
+    inner: DefaultResolver,
+    allow_private: bool,
+    /// Addresses of the URL's host; `None` before the first resolution.
+    url_host: Mutex<Option<Vec<IpAddr>>>,
+}
+
+impl FilteringResolver {
+    pub fn new(allow_private: bool) -> FilteringResolver {
+        FilteringResolver { inner: DefaultResolver::default(), allow_private, url_host: Mutex::default() }
+    }
+
+    /// Returns why a connection to `addr` is refused; `None` if it is allowed.
+    fn refusal(&self, host: &str, addr: IpAddr, url_host: Option<&[IpAddr]>) -> Option<&'static str> {
+        match url_host {
+            _ if self.allow_private => None,
+            // The host of the URL: a name may resolve to the private network, but not to this machine.
+            None if names_this_machine(host) || host_is_address(host) => None,
+            None => is_local(addr).then_some("a loopback or link-local address"),
+            Some(url_host) if url_host.contains(&addr) => None,
+            Some(_) => {
+                (!is_public(addr)).then_some("a private address, to which the download was redirected")
+            }
+        }
+    }
+}
+
+impl Resolver for FilteringResolver {
+    fn resolve(
+        &self,
+        uri: &Uri,
+        config: &Config,
+        timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
+        let resolved = self.inner.resolve(uri, config, timeout)?;
+        let host = uri.host().unwrap_or_default();
+        let mut url_host = self.url_host.lock();
+        let mut allowed = self.empty();
+        let mut refused = None;
+        for addr in resolved.iter() {
+            match self.refusal(host, addr.ip(), url_host.as_deref()) {
+                None => allowed.push(*addr),
+                Some(what) => {
+                    refused = Some(AddressRefused { host: host.to_owned(), addr: addr.ip(), what });
+                }
+            }
+        }
+        if allowed.is_empty() {
+            let refused =
+                refused.map_or(ureq::Error::HostNotFound, |refused| ureq::Error::Other(Box::new(refused)));
+            return Err(refused);
+        }
+        url_host.get_or_insert_with(|| allowed.iter().map(|addr| addr.ip()).collect());
+        Ok(allowed)
+    }
+}
+
+fn names_this_machine(host: &str) -> bool {
+    let host = host.to_ascii_lowercase();
+    host == "localhost" || host.ends_with(".localhost")
+}
+
+fn host_is_address(host: &str) -> bool {
+    let literal = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
+    literal.parse::<IpAddr>().is_ok()
+}
+
+/// Whether an address is loopback, unspecified or link-local: RFC 1122 section 3.2.1.3, RFC 3927, RFC 4291.
+fn is_local(addr: IpAddr) -> bool {
+    match addr.to_canonical() {
+        IpAddr::V4(v4) => v4.octets()[0] == 0 || v4.is_loopback() || v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unspecified() || v6.is_unicast_link_local(),
+    }
+}
+
+/// Whether an address is globally reachable: none of the special-purpose addresses of RFC 6890 and of the
+/// IANA registries that update it.
+fn is_public(addr: IpAddr) -> bool {
+    match addr.to_canonical() {
+        IpAddr::V4(v4) => is_public_v4(v4),
+        IpAddr::V6(v6) => is_public_v6(v6),
+    }
+}
+
+fn is_public_v4(v4: Ipv4Addr) -> bool {
+    let [a, b, c, _] = v4.octets();
+    let special = v4.is_private() || v4.is_loopback() || v4.is_link_local() || v4.is_documentation();
+    let shared = a == 100 && (64..128).contains(&b);
+    let protocols = (a, b, c) == (192, 0, 0) || (a, b, c) == (192, 88, 99);
+    let benchmarks = a == 198 && (b == 18 || b == 19);
+    !(special || shared || protocols || benchmarks || a == 0 || a >= 224)
+}
+
+fn is_public_v6(v6: Ipv6Addr) -> bool {
+    let [a, b, .., y, z] = v6.segments();
+    let embedded = |high: u16, low: u16| Ipv4Addr::from(u32::from(high) << 16 | u32::from(low));
+    match (a, b) {
+        // NAT64 (RFC 6052) and 6to4 (RFC 3056) embed an IPv4 address.
+        (0x64, 0xff9b) => v6.segments()[2..6] == [0; 4] && is_public_v4(embedded(y, z)),
+        (0x2002, high) => is_public_v4(embedded(high, v6.segments()[2])),
+        // Teredo and other protocol assignments; documentation prefixes.
+        (0x2001, 0..=0x1ff) | (0x2001, 0xdb8) | (0x3fff, 0..=0xfff) => false,
+        // The IANA assigns global unicast addresses from 2000::/3 only.
+        _ => (0x2000..0x4000).contains(&a),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addr(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn special_purpose_addresses_are_not_public() {
+        for text in ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "64:ff9b::101:101", "2002:101:101::1"] {
+            assert!(is_public(addr(text)), "{text}");
+        }
+        for text in [
+            "0.0.0.0",
+            "10.1.2.3",
+            "100.64.0.1",
+            "127.0.0.1",
+            "169.254.169.254",
+            "172.16.0.1",
+            "192.0.0.1",
+            "192.168.1.1",
+            "198.18.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "fe80::1",
+            "fd00::1",
+            "ff02::1",
+            "64:ff9b::7f00:1",
+            "2002:7f00:1::1",
+            "2001::1",
+            "::127.0.0.1",
+        ] {
+            assert!(!is_public(addr(text)), "{text}");
+        }
+    }
+
+    #[test]
+    fn private_addresses_are_allowed_in_the_url_but_not_by_redirects() {
+        let resolver = FilteringResolver::new(false);
+        let first = |host, text| resolver.refusal(host, addr(text), None).is_none();
+        assert!(first("127.0.0.1", "127.0.0.1") && first("[::1]", "::1") && first("localhost", "::1"));
+        assert!(first("images.lan", "10.0.0.5") && first("example.org", "1.1.1.1"));
+        assert!(!first("evil.example", "127.0.0.1") && !first("evil.example", "169.254.169.254"));
+        assert!(!first("evil.example", "::ffff:127.0.0.1") && !first("evil.example", "0.0.0.0"));
+        let url_host = [addr("10.0.0.5")];
+        let redirected = |text| resolver.refusal("any", addr(text), Some(&url_host)).is_none();
+        assert!(redirected("10.0.0.5") && redirected("1.1.1.1"));
+        assert!(!redirected("10.0.0.6") && !redirected("127.0.0.1") && !redirected("fe80::1"));
+        let permissive = FilteringResolver::new(true);
+        assert!(permissive.refusal("any", addr("127.0.0.1"), Some(&url_host)).is_none());
+    }
+}

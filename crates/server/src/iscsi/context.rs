@@ -1,0 +1,45 @@
+//! The input of a connection, and of its session.
+
+use std::sync::{Arc, OnceLock};
+
+use forebay_engine::Pool;
+use forebay_wire::iscsi::Parameters;
+
+use super::attempts::Attempts;
+use super::chap::Algorithm;
+use super::registry::{Registered, Registry};
+use crate::plane::ListenAddr;
+use crate::scsi::Units;
+use crate::targets::{Chap, IqnName, Target, Targets};
+
+/// The group of all portals (RFC 7143, 13.9).
+pub(super) const PORTAL_GROUP: u16 = 1;
+
+/// The input of each connection.
+pub(super) struct Context {
+    pub pool: Arc<Pool>,
+    pub targets: Arc<Targets>,
+    pub units: Arc<Units>,
+    pub registry: Arc<Registry>,
+    pub attempts: Attempts,
+    /// Hash functions that CHAP may use.
+    pub chap_algorithms: Vec<Algorithm>,
+    /// Addresses that initiators discover. Set before the first connection.
+    pub portals: OnceLock<Vec<ListenAddr>>,
+}
+
+/// The result of a login.
+pub(super) struct LoggedIn {
+    pub initiator: IqnName,
+    pub isid: [u8; 6],
+    /// The target; `None` for a discovery session.
+    pub session: Option<(Arc<Target>, Registered)>,
+    /// The credentials with which the initiator authenticated itself, if it did.
+    pub proved: Option<Chap>,
+    pub parameters: Parameters,
+    /// The next status number and command number.
+    pub stat_sn: u32,
+    pub exp_cmd_sn: u32,
+    /// Bytes that were received after the login.
+    pub rest: Vec<u8>,
+}

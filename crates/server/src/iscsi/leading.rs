@@ -1,0 +1,78 @@
+//! The leading login request, which names the initiator and the target.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use forebay_wire::iscsi::reply::LoginStatus;
+
+use super::attempts::Account;
+use super::authentication::{Authenticator, Credentials, value};
+use super::context::Context;
+use crate::targets::{IqnName, Target};
+
+/// The facts that the leading request settles.
+pub(super) struct Leading {
+    pub initiator: IqnName,
+    pub isid: [u8; 6],
+    /// `None` for discovery.
+    pub target: Option<Arc<Target>>,
+    pub authenticator: Authenticator,
+}
+
+impl Leading {
+    /// Finds the initiator and the target that the keys of the request name.
+    ///
+    /// # Errors
+    /// A key is missing or invalid, or the target does not exist. A target that does not admit the initiator
+    /// is answered like one that does not exist.
+    pub fn new(
+        context: &Context,
+        peer: IpAddr,
+        isid: [u8; 6],
+        pairs: &[(&str, &str)],
+    ) -> Result<Leading, LoginStatus> {
+        let initiator = value(pairs, "InitiatorName").ok_or(LoginStatus::MissingParameter)?;
+        let initiator: IqnName = initiator.parse().map_err(|_| LoginStatus::InitiatorError)?;
+        let (target, credentials) = match value(pairs, "SessionType").unwrap_or("Normal") {
+            "Discovery" => (None, for_discovery(context, &initiator)),
+            "Normal" => {
+                let name = value(pairs, "TargetName").ok_or(LoginStatus::MissingParameter)?;
+                let name = name.parse().map_err(|_| LoginStatus::NotFound)?;
+                let target = context.targets.get(&name).ok_or(LoginStatus::NotFound)?;
+                let credentials = for_target(&target, &initiator).ok_or(LoginStatus::NotFound)?;
+                (Some(target), credentials)
+            }
+            _ => return Err(LoginStatus::SessionType),
+        };
+        let authenticator = Authenticator::new(initiator.clone(), peer, credentials, target.is_some());
+        Ok(Leading { initiator, isid, target, authenticator })
+    }
+}
+
+/// The credentials of an initiator for discovery: those of all targets that admit it.
+fn for_discovery(context: &Context, initiator: &IqnName) -> Credentials {
+    let snapshot = context.targets.snapshot();
+    let admitting = || snapshot.values().filter(|t| t.admission(initiator).is_some());
+    let is_listed = snapshot.values().any(|t| lists(t, initiator));
+    Credentials {
+        chaps: admitting().filter_map(|t| t.admission(initiator)?.chap.cloned()).collect(),
+        mutual: admitting().find_map(|t| t.mutual.clone()),
+        account: Account { target: None, initiator: is_listed.then(|| initiator.clone()) },
+    }
+}
+
+/// The credentials of an initiator for a target; `None` if the target does not admit it.
+fn for_target(target: &Target, initiator: &IqnName) -> Option<Credentials> {
+    let admission = target.admission(initiator)?;
+    let listed = lists(target, initiator).then(|| initiator.clone());
+    Some(Credentials {
+        chaps: admission.chap.cloned().into_iter().collect(),
+        mutual: target.mutual.clone(),
+        account: Account { target: Some(target.name.clone()), initiator: listed },
+    })
+}
+
+/// Whether an initiator has an entry in the target's access list.
+fn lists(target: &Target, initiator: &IqnName) -> bool {
+    target.initiators.iter().any(|i| i.name == *initiator)
+}

@@ -1,0 +1,67 @@
+//! Starting the NBD server.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use forebay_engine::Pool;
+
+use super::config::Config;
+use super::connection::Front;
+use super::context::Context;
+use super::tls::{Certificates, TlsError};
+use crate::plane::{ListenAddr, ListenError, Plane};
+
+/// Why the server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// An address cannot be used.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The certificates cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// Other machines could use the address without TLS.
+    #[error(
+        "NBD cannot be served on {listen} ({addr}) in clear: it has no authentication; use a loopback address, \
+         require TLS, or add --nbd-allow-remote"
+    )]
+    Clear {
+        /// The address in the configuration.
+        listen: ListenAddr,
+        /// The socket address that it resolves to.
+        addr: SocketAddr,
+    },
+}
+
+/// The started server.
+#[derive(Debug)]
+pub struct Listening {
+    /// The addresses, with the actual ports.
+    pub addresses: Vec<ListenAddr>,
+    /// The certificates, which can be reloaded.
+    pub certificates: Certificates,
+}
+
+/// Loads the certificates, binds the addresses, and lets the data plane serve the disks of `pool` over NBD.
+pub fn listen(plane: &mut Plane, pool: &Arc<Pool>, config: &Config) -> Result<Listening, BindError> {
+    let certificates = Certificates::load(config)?;
+    let mut addresses = Vec::new();
+    for listener in &config.listeners {
+        let tls = certificates.listener(listener);
+        if !tls.required && !listener.allow_remote {
+            refuse_clear(&listener.listen)?;
+        }
+        let context = Context { pool: pool.clone(), tls, access: listener.access.clone() };
+        addresses.extend(plane.listen(&(Arc::new(Front(context)) as _), &listener.listen)?);
+    }
+    Ok(Listening { addresses, certificates })
+}
+
+fn refuse_clear(addresses: &[ListenAddr]) -> Result<(), BindError> {
+    for listen in addresses {
+        if let Some(addr) = listen.beyond_loopback()? {
+            return Err(BindError::Clear { listen: listen.clone(), addr });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,209 @@
+//! The transmission phase: requests of one connection and their replies.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_engine::{DiskHandle, Fast};
+use forebay_wire::nbd::{
+    self, Command, DATA_CHUNK_HEADER, ErrorCode, Request, RequestDecoder, Rules, SIMPLE_REPLY, Step,
+};
+
+use super::context::Negotiated;
+use super::errors::{End, error_code};
+use super::job::{self, Job};
+use super::stream::Stream;
+use crate::plane::{Backlog, Charge, Conversation, Output, Protocol, Stop, Ticket, Worker};
+
+/// Memory of a TLS session, including its buffers.
+const TLS_COST: usize = 32 << 10;
+const SHUTTING_DOWN: &str = "the server is shutting down";
+
+/// The transmission phase of a connection.
+pub(super) struct Transmission {
+    worker: Rc<Worker>,
+    disk: Arc<DiskHandle>,
+    structured: bool,
+    block_status: bool,
+    /// The listener refuses writes.
+    read_only: bool,
+    decoder: RequestDecoder,
+    backlog: Rc<Backlog>,
+    /// The client sent `NBD_CMD_DISC`.
+    leaving: bool,
+}
+
+/// Serves a client that has chosen its disk, until it disconnects.
+pub(super) fn transmit(worker: Rc<Worker>, n: Negotiated) -> Conversation<Stream, Transmission> {
+    let backlog = Backlog::new(worker.memory());
+    if matches!(n.stream, Stream::Tls(_)) {
+        backlog.account().add_to_base(TLS_COST);
+    }
+    let transmission = Transmission {
+        worker: worker.clone(),
+        disk: n.disk,
+        structured: n.structured,
+        block_status: n.block_status,
+        read_only: n.read_only,
+        decoder: RequestDecoder::new(),
+        backlog: backlog.clone(),
+        leaving: false,
+    };
+    let fd = n.stream.unix_fd();
+    Conversation::new(worker, n.stream, fd, n.input, backlog, transmission)
+}
+
+impl Protocol for Transmission {
+    type Error = End;
+
+    fn serve(&mut self, input: &[u8], output: &mut Output) -> Result<(usize, Stop), End> {
+        let rules = self.rules();
+        let mut used = 0;
+        while !self.leaving {
+            if output.is_full() {
+                return Ok((used, Stop::Output));
+            }
+            if self.backlog.is_full() {
+                return Ok((used, Stop::Backlog));
+            }
+            if self.backlog.budget().turn_is_over() {
+                return Ok((used, Stop::Turn));
+            }
+            let (n, step) = self.decoder.next(&rules, &input[used..])?;
+            used += n;
+            self.backlog.budget().count(n);
+            match step {
+                Step::NeedMore { want } => return Ok((used, Stop::Input { want })),
+                Step::Request(request) => self.request(&request, output),
+                Step::Refused { cookie, refusal } => {
+                    self.refuse(cookie, refusal.code(), &refusal.to_string(), output);
+                }
+            }
+        }
+        Ok((used, Stop::Leave))
+    }
+
+    fn serve_long(&mut self, message: Vec<u8>, charge: Charge, output: &mut Output) -> Result<Stop, End> {
+        match self.decoder.next(&self.rules(), &message)?.1 {
+            Step::NeedMore { .. } => {}
+            Step::Refused { cookie, refusal } => {
+                self.refuse(cookie, refusal.code(), &refusal.to_string(), output);
+            }
+            Step::Request(Request { cookie, command: Command::Write { offset, fua }, payload }) => {
+                let start = message.len() - payload.len();
+                if self.worker.closing() {
+                    self.refuse(cookie, ErrorCode::Shutdown, SHUTTING_DOWN, output);
+                } else {
+                    self.job(cookie, self.backlog.enter_charged(charge))
+                        .spawn_write(message, start, offset, fua);
+                }
+            }
+            // The decoder returns only writes as long messages; any other request is served as usual.
+            Step::Request(request) => self.request(&request, output),
+        }
+        Ok(if self.leaving { Stop::Leave } else { Stop::Input { want: 0 } })
+    }
+}
+
+impl Transmission {
+    fn rules(&self) -> Rules {
+        Rules {
+            size: self.disk.size(),
+            read_only: self.read_only || self.disk.read_only(),
+            structured: self.structured,
+            block_status: self.block_status,
+        }
+    }
+
+    fn request(&mut self, request: &Request<'_>, output: &mut Output) {
+        let cookie = request.cookie;
+        if request.command == Command::Disconnect {
+            self.leaving = true;
+            self.disk.mark_clean_disconnect();
+            return;
+        }
+        if self.worker.closing() {
+            return self.refuse(cookie, ErrorCode::Shutdown, SHUTTING_DOWN, output);
+        }
+        match request.command {
+            Command::Read { len: 0, .. }
+            | Command::Trim { len: 0, .. }
+            | Command::Cache { len: 0, .. }
+            | Command::WriteZeroes { len: 0, .. } => {
+                self.done(cookie, matches!(request.command, Command::Read { .. }), output)
+            }
+            Command::Read { offset, len, dont_fragment } => {
+                if !self.read_now(cookie, offset, len, output) {
+                    self.job(cookie, self.backlog.enter(job::COST)).spawn_read(offset, len, dont_fragment);
+                }
+            }
+            Command::Write { offset, fua } => self.write(cookie, offset, request.payload, fua, output),
+            command => self.job(cookie, self.backlog.enter(job::COST)).spawn_other(command),
+        }
+    }
+
+    /// Reads directly into the output if no wait is needed; false otherwise.
+    fn read_now(&mut self, cookie: u64, offset: u64, len: u32, output: &mut Output) -> bool {
+        let bytes = len as usize;
+        if bytes > output.fast_read_max() {
+            return false;
+        }
+        let header_len = if self.structured { DATA_CHUNK_HEADER } else { SIMPLE_REPLY };
+        self.backlog.budget().count(bytes);
+        let (header, data) = output.reserve(header_len, bytes);
+        match self.disk.try_read(offset, data) {
+            Ok(Fast::Wait) => return false,
+            Ok(Fast::Done) if !self.structured => header.copy_from_slice(&nbd::simple_reply(cookie, None)),
+            Ok(Fast::Done) if job::is_sent_as_hole(data) => {
+                output.push(&nbd::hole_chunk(cookie, offset, len, true));
+                return true;
+            }
+            Ok(Fast::Done) => header.copy_from_slice(&nbd::data_chunk_header(cookie, offset, len, true)),
+            Err(e) => {
+                self.refuse(cookie, error_code(&e), &e.to_string(), output);
+                return true;
+            }
+        }
+        output.keep(header_len + bytes);
+        true
+    }
+
+    fn write(&mut self, cookie: u64, offset: u64, data: &[u8], fua: bool, output: &mut Output) {
+        let now = if data.is_empty() {
+            Ok(Fast::Done)
+        } else if fua {
+            Ok(Fast::Wait)
+        } else {
+            self.disk.try_write(offset, data)
+        };
+        match now {
+            Ok(Fast::Done) => self.done(cookie, false, output),
+            Ok(Fast::Wait) => {
+                let ticket = self.backlog.enter(job::COST + data.len());
+                self.job(cookie, ticket).spawn_write(data.to_vec(), 0, offset, fua);
+            }
+            Err(e) => self.refuse(cookie, error_code(&e), &e.to_string(), output),
+        }
+    }
+
+    fn job(&self, cookie: u64, ticket: Ticket) -> Job {
+        Job::new(self.disk.clone(), ticket, cookie, self.structured)
+    }
+
+    fn done(&self, cookie: u64, read: bool, output: &mut Output) {
+        if read && self.structured {
+            output.push(&nbd::none_chunk(cookie));
+        } else {
+            output.push(&nbd::simple_reply(cookie, None));
+        }
+    }
+
+    fn refuse(&self, cookie: u64, code: ErrorCode, text: &str, output: &mut Output) {
+        if self.structured {
+            let mut chunk = Vec::with_capacity(128);
+            nbd::error_chunk(&mut chunk, cookie, code, text);
+            output.push(&chunk);
+        } else {
+            output.push(&nbd::simple_reply(cookie, Some(code)));
+        }
+    }
+}

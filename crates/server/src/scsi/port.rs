@@ -1,0 +1,36 @@
+//! The two ends of an I_T nexus, and how a unit is mapped for it.
+
+/// An I_T nexus: an initiator port and a target port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Port {
+    /// iSCSI name of the initiator.
+    pub initiator: String,
+    /// ISID of its session.
+    pub isid: [u8; 6],
+    /// iSCSI name of the target.
+    pub target: String,
+    /// Target portal group tag.
+    pub tpgt: u16,
+    /// Relative target port identifier.
+    pub relative_port: u16,
+}
+
+impl Port {
+    /// Whether both are the same nexus; a new session can establish it again (RFC 7143, "SCSI architecture
+    /// model").
+    pub(super) fn is(&self, other: &Port) -> bool {
+        (&self.initiator, self.isid, &self.target, self.tpgt)
+            == (&other.initiator, other.isid, &other.target, other.tpgt)
+    }
+}
+
+/// How a unit is mapped for an initiator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Logical unit number.
+    pub lun: u16,
+    /// Changes are refused.
+    pub read_only: bool,
+    /// Writes may be acknowledged before they are durable.
+    pub write_back: bool,
+}

@@ -1,0 +1,73 @@
+//! The logical units of a server that are open.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use forebay_engine::{Pool, Result};
+
+use super::tokens::Tokens;
+use super::unit::LogicalUnit;
+
+/// The logical units of a server.
+#[derive(Default)]
+pub struct Units {
+    /// Locked while a unit is opened or its reservations are changed, both of which can wait for the store.
+    units: tokio::sync::Mutex<OpenUnits>,
+    tokens: Arc<Tokens>,
+}
+
+/// Open units, by the name of the disk.
+#[derive(Default)]
+pub(super) struct OpenUnits(HashMap<String, Weak<LogicalUnit>>);
+
+impl OpenUnits {
+    pub fn find(&self, disk: &str) -> Option<Arc<LogicalUnit>> {
+        self.0.get(disk).and_then(Weak::upgrade)
+    }
+}
+
+impl Units {
+    /// No open units.
+    pub fn new() -> Units {
+        Units::default()
+    }
+
+    /// Returns the unit of a disk; opens it unless it is open already.
+    ///
+    /// # Errors
+    /// Those of [`Pool::attach`], and of reading the stored reservations.
+    pub async fn open(&self, pool: &Arc<Pool>, disk: &str) -> Result<Arc<LogicalUnit>> {
+        let mut units = self.units.lock().await;
+        if let Some(unit) = units.find(disk) {
+            return Ok(unit);
+        }
+        let unit = Arc::new(LogicalUnit::open(pool.attach(disk)?, self.tokens.clone()).await?);
+        unit.hold_while_registered();
+        units.0.retain(|_, unit| unit.strong_count() > 0);
+        units.0.insert(disk.to_owned(), Arc::downgrade(&unit));
+        Ok(unit)
+    }
+
+    /// Locks the open units: no unit is opened until the guard is dropped.
+    pub(super) async fn lock(&self) -> tokio::sync::MutexGuard<'_, OpenUnits> {
+        self.units.lock().await
+    }
+
+    /// Releases the units of all disks for which `is_unit` is false: registrations no longer hold them open.
+    /// Sessions that use them continue until they end.
+    pub async fn keep(&self, is_unit: impl Fn(&str) -> bool) {
+        self.units.lock().await.0.retain(|disk, unit| {
+            let stays = is_unit(disk);
+            if !stays && let Some(unit) = unit.upgrade() {
+                unit.release_hold();
+            }
+            stays
+        });
+    }
+}
+
+impl Drop for Units {
+    fn drop(&mut self) {
+        self.units.get_mut().0.values().filter_map(Weak::upgrade).for_each(|unit| unit.release_hold());
+    }
+}

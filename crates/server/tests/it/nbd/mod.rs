@@ -1,0 +1,10 @@
+//! Tests of the NBD server over real sockets, with a pool in memory.
+
+mod access;
+mod bad_input;
+mod client;
+mod exports;
+mod flow;
+mod service;
+mod support;
+mod tls;
