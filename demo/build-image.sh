@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# Makes a guest image: a real Debian 12 with systemd and Debian's kernel, on ext4, as qcow2, with its kernel and
-# initrd beside it. Prints the directory that holds `disk.qcow2`, `vmlinuz` and `initrd.img`.
+# Builds a guest image: Debian 12 with systemd and Debian's kernel, on ext4, as qcow2, and its kernel and
+# initrd as files. Prints the directory that contains `disk.qcow2`, `vmlinuz` and `initrd.img`.
 #
 #     build-image.sh             the golden image of the demo
-#     build-image.sh initiator   the same with what an iSCSI host needs, for the client tests
+#     build-image.sh initiator   the same with the packages of an iSCSI host, for the client tests
 #
-# Cached by the hash of everything that goes into it. No loop devices or mounts on the host (mke2fs -d fills the
-# file system), so it works in a container; debootstrap needs root.
+# The package mirror is DEBIAN_MIRROR or, by default, the mirror in the apt sources of this machine. The image
+# is cached by the hash of this script and of guest/. It needs no loop devices or mounts on the host (mke2fs
+# -d fills the file system), so it works in a container; debootstrap needs root.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$here/mirror.sh"
 cache=${FOREBAY_CACHE:-$here/../.cache}
 suite=bookworm
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 include=systemd-sysv,dbus,udev,kmod,initramfs-tools,zstd,linux-image-cloud-amd64,procps,util-linux-extra
 size=2G
 kind=${1:-demo}
-# Each kind has a directory of its own in the cache, so that making one leaves the others.
+# Each kind has a separate cache directory, so that building one does not remove the others.
 case $kind in
   demo) ;;
   initiator)
@@ -24,7 +25,7 @@ case $kind in
     cache+=/initiator
     ;;
   *)
-    printf 'image: there is no image "%s"\n' "$kind" >&2
+    printf 'image: unknown image "%s": use demo or initiator\n' "$kind" >&2
     exit 2
     ;;
 esac
@@ -34,15 +35,15 @@ say() { printf 'image: %s\n' "$*" >&2; }
 key() { cat "$here/build-image.sh" "$here"/guest/* | sha256sum | cut -c1-16; }
 
 bootstrap() {
-  local root=$1
-  # Nothing of it must survive a power cut, so dpkg need not sync each file.
+  local root=$1 mirror=$2
+  # The image is built again after a power cut, so dpkg need not sync each file.
   mkdir -p "$root/etc/dpkg/dpkg.cfg.d" "$root/etc/initramfs-tools/conf.d"
   printf 'force-unsafe-io\npath-exclude=/usr/share/man/*\npath-exclude=/usr/share/locale/*\n' \
     >"$root/etc/dpkg/dpkg.cfg.d/image"
-  # An initrd with just the drivers of a virtio disk: small, so that emulated guests boot soon as well.
+  # An initrd with only the drivers of a virtio disk: a small one shortens the boot of emulated guests.
   printf 'MODULES=list\nCOMPRESS=lz4\nRESUME=none\n' >"$root/etc/initramfs-tools/conf.d/image"
   printf 'virtio_pci\nvirtio_blk\next4\ncrc32c_generic\n' >"$root/etc/initramfs-tools/modules"
-  # devtmpfs makes /dev/vda by itself; udev in the initrd would only take its time.
+  # devtmpfs creates /dev/vda without udev, which would only make the initrd slower.
   for script in init-top/udev init-bottom/udev; do
     install -D -m 755 <(printf '#!/bin/sh\nexit 0\n') "$root/etc/initramfs-tools/scripts/$script"
   done
@@ -53,7 +54,7 @@ configure() {
   local root=$1
   printf 'forebay-demo\n' >"$root/etc/hostname"
   printf '/dev/vda / ext4 defaults,discard 0 1\n' >"$root/etc/fstab"
-  # Each clone makes a machine identity of its own at its first boot.
+  # Each clone creates its machine identity at its first boot.
   : >"$root/etc/machine-id"
   install -m 755 "$here"/guest/forebay-{guest,agent} "$root/usr/local/sbin/"
   install -m 644 "$here/guest/forebay-guest.service" "$root/etc/systemd/system/"
@@ -61,7 +62,7 @@ configure() {
   chroot "$root" systemctl enable --quiet forebay-guest.service
   chroot "$root" systemctl mask --quiet getty.target e2scrub_reap.service apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer
   if [[ $kind == initiator ]]; then
-    # Who needs them starts them: a boot should not wait for them.
+    # The tests start them when needed, so that a boot does not wait for them.
     chroot "$root" systemctl mask --quiet iscsid.socket iscsid.service open-iscsi.service
     mkdir -p "$root"/mnt/{a,b}
   fi
@@ -69,8 +70,8 @@ configure() {
 }
 
 build() {
-  local out=$1 root=$1/root
-  bootstrap "$root"
+  local out=$1 root=$1/root mirror=$2
+  bootstrap "$root" "$mirror"
   configure "$root"
   cp "$root"/boot/vmlinuz-* "$out/vmlinuz"
   cp "$root"/boot/initrd.img-* "$out/initrd.img"
@@ -82,22 +83,23 @@ build() {
 main() {
   mkdir -p "$cache"
   cache=$(cd "$cache" && pwd)
-  local dir log
+  local dir log mirror
   dir=$cache/image-$(key)
   log=$cache/image.log
   exec 9>"$cache/image.lock"
-  flock 9 # two builds at once would fill one directory
+  flock 9 # concurrent builds would write to the same directory
   if [[ ! -e $dir/disk.qcow2 ]]; then
     if ((EUID != 0)); then
-      say "making the guest image needs root (debootstrap): run 'sudo demo/build-image.sh $kind' once; it stays cached"
+      say "building the guest image needs root: run 'sudo demo/build-image.sh $kind' once; it stays cached"
       exit 1
     fi
-    say "making a Debian 12 image with debootstrap (a few minutes, once; log: $log)"
+    mirror=$(debian_mirror "$suite")
+    say "building a Debian 12 image from $mirror with debootstrap (a few minutes, once; log: $log)"
     rm -rf "$cache"/image.new "$cache"/image-*
     mkdir "$cache/image.new"
-    # Not in an `if`: bash would ignore errors inside.
-    trap 'tail -n 20 "$log" >&2; say "making the image failed; the end of $log is above"' EXIT
-    build "$cache/image.new" >"$log" 2>&1
+    # Not in the condition of an `if`: bash would ignore errors inside.
+    trap 'tail -n 20 "$log" >&2; say "building the image failed; the end of $log is above"' EXIT
+    build "$cache/image.new" "$mirror" >"$log" 2>&1
     trap - EXIT
     mv "$cache/image.new" "$dir"
   fi

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Boots real Debian guests from clones of one golden image, and prints what that cost the store.
+"""Boots Debian guests from clones of one golden image, and prints the I/O of the store that this caused.
 
-One guest boots alone first, from a cold server, as the reference; what it reads becomes the image's boot profile. Then
-the server restarts, so that it is cold again, and all guests boot at once. Each writes files of its own, reads them back from its disk and powers off;
-then the host checks every clone's file system and that it holds its own files only.
+One guest boots alone first, from a cold server, as the reference; its reads become the image's boot profile.
+Then the server restarts with cold caches, and all guests boot at once. Each writes files, reads them back
+from its disk and powers off; then the host checks every clone's file system and that it contains only the
+files of its guest.
 
-DEMO_GUESTS (4) sets how many, DEMO_ACCEL (auto, kvm, tcg) how, DEMO_KEEP=1 keeps everything.
+DEMO_GUESTS (4) sets the number of guests, DEMO_ACCEL (auto, kvm, tcg) their acceleration, DEMO_KEEP=1 keeps
+all files.
 """
 
 import hashlib
@@ -25,9 +27,10 @@ from guest import Accel, Guest  # noqa: E402
 import report  # noqa: E402
 
 PHASES = ("boot", "work", "shutdown")
-# Far beyond what an emulated guest on a busy machine takes: only for guests that hang.
+# Far longer than an emulated guest needs on a busy machine: only for guests that hang.
 PHASE_TIMEOUT_S = 900
-# Buffered writes reach the store within a second; so long after a phase ends, its writes are counted in it.
+# Buffered writes reach the store within a second; until this time after its end, writes are counted in a
+# phase.
 SETTLE_S = 1.3
 
 began = time.monotonic()
@@ -45,7 +48,7 @@ def counters(server, names):
 def run_guests(server, names, image, accel, logs):
     """Boots guests from the volumes `names`, all at once, and takes them through their phases.
 
-    Returns the counters before the first phase and after each, and what each guest said of its files.
+    Returns the counters before the first phase and after each, and each guest's report about its files.
     """
     samples = [counters(server, names)]
     guests, reports = [], {}
@@ -73,14 +76,14 @@ def run_guests(server, names, image, accel, logs):
 
 
 def check_clone(server, name, reported, scratch):
-    """The clone's file system is clean, and holds the files that this guest reported, and no other guest's."""
+    """The clone's file system is clean, and contains exactly the files that this guest reported."""
     raw, out = os.path.join(scratch, f"{name}.raw"), os.path.join(scratch, f"{name}.files")
     run("nbdcopy", server.uri(name), raw)
     run("e2fsck", "-fn", raw)
     listing = run("debugfs", "-R", "ls -p /srv/own", raw).stdout
     owners = [line.split("/")[5] for line in listing.splitlines() if line.count("/") > 5]
     if sorted(owners) != [".", "..", name]:
-        raise Failed(f"{name}: /srv/own holds {owners}, expected only '{name}'")
+        raise Failed(f"{name}: /srv/own contains {owners}, expected only '{name}'")
     os.mkdir(out)
     run("debugfs", "-R", f"rdump /srv/own/{name} {out}", raw)
     root = os.path.join(out, name)
@@ -99,7 +102,7 @@ def check_clone(server, name, reported, scratch):
 
 
 def check_same(server, name, image, scratch):
-    """A disk holds what the image file holds."""
+    """A disk has the content of the image file."""
     raw = os.path.join(scratch, f"{name}.raw")
     run("nbdcopy", server.uri(name), raw)
     run("qemu-img", "compare", "-f", "raw", "-F", "qcow2", raw, os.path.join(image, "disk.qcow2"))
@@ -115,7 +118,7 @@ def demo(scratch, count):
             say("importing the image")
             server.start()
             server.cli("image", "import", "golden", os.path.join(image, "disk.qcow2"))
-            # The server would do so by itself, within a minute; the figures are to begin when it is done.
+            # The server starts gc within a minute; the measurement starts after it has ended.
             server.cli("gc")
             space = server.json("stats")
             packed = space["stored_bytes"] / space["space"]["unique_bytes"]
@@ -123,7 +126,7 @@ def demo(scratch, count):
             accel = accel_choice.result()
             how = "KVM" if accel.name == "kvm" else "emulation (KVM cannot run this guest here)"
             if accel.name == "tcg" and os.environ.get("DEMO_ACCEL") == "tcg":
-                how = "emulation, as asked"
+                how = "emulation (DEMO_ACCEL=tcg)"
             say(f"guests run with {how}")
             return storm(server, image, accel, scratch, count)
         finally:
@@ -131,11 +134,11 @@ def demo(scratch, count):
 
 
 def boot_profile(server):
-    """What the server has recorded of the first boot, once the guest has left."""
+    """A description of the boot profile that the server has recorded, once the guest has disconnected."""
     deadline = time.monotonic() + 30
     while not server.json("image", "profile", "golden")["bytes"]:
         if time.monotonic() > deadline:
-            raise Failed("the first boot has left no boot profile")
+            raise Failed("the server has no boot profile of the first boot")
         time.sleep(0.1)
     return server.cli("image", "profile", "golden").stdout.strip()
 
@@ -146,7 +149,7 @@ def storm(server, image, accel, scratch, count):
     begin = time.monotonic()
     server.cli("volume", "clone", "golden", "guest", "--count", str(count), "--desktop")
     took = (time.monotonic() - begin) * 1000
-    say(f"{count} desktops made in {took:.0f} ms, process start included; their writes stay in RAM")
+    say(f"{count} desktops created in {took:.0f} ms, including process start; their writes stay in RAM")
     names = [f"guest-{i:03}" for i in range(1, count + 1)]
 
     server.stop()
@@ -157,7 +160,7 @@ def storm(server, image, accel, scratch, count):
 
     server.stop()
     server.start()
-    say(f"{count} guests boot at once, from a cold server, which reads ahead what the first one read")
+    say(f"{count} guests boot at once, from a cold server that reads the boot profile ahead")
     hot, reports = run_guests(server, names, image, accel, scratch)
 
     print("", report.table(PHASES, cold, hot, names), "", report.verdicts(cold, hot), "", sep="\n", flush=True)
@@ -165,7 +168,7 @@ def storm(server, image, accel, scratch, count):
     say("checking each clone's file system from the host")
     for name in names:
         files = check_clone(server, name, reports[name], scratch)
-        say(f"  {name}: file system clean, {files} files verified, all its own")
+        say(f"  {name}: file system clean, {files} files verified")
     check_same(server, "golden", image, scratch)
     say("  golden: unchanged")
     begin = time.monotonic()

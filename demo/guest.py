@@ -9,25 +9,27 @@ import time
 from forebay import Failed, run, spawn
 
 RAM_MIB = 256
-# Mitigations cost an emulated guest seconds; so does giving a service up because the machine was busy.
+# Mitigations slow an emulated guest by seconds; a short timeout would stop services on a busy machine.
 QUICK = "mitigations=off audit=0 systemd.default_timeout_start_sec=600"
 
 
 class Accel:
-    """How guests are run: with KVM where a guest really boots under it, else emulated."""
+    """The acceleration of guests: KVM if a guest boots under it, otherwise emulation."""
 
     def __init__(self, name):
         self.name = name
-        # Emulation pays for every feature of `-cpu max`; a plain CPU boots a fifth faster.
+        # Every feature of `-cpu max` slows emulation; a basic CPU boots a fifth faster.
         cpu = "host" if name == "kvm" else "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt"
         self.args = ["-accel", name, "-cpu", cpu]
         if name == "tcg":
-            # Guest time goes by instructions: else a guest that gets no CPU for a while drowns in timer interrupts.
+            # Guest time follows instructions: otherwise a guest that was not scheduled gets too many timer
+            # interrupts.
             self.args += ["-icount", "shift=2"]
 
     @staticmethod
     def choose(kernel, scratch):
-        """KVM if it can boot this kernel. /dev/kvm alone proves little: nested, it may stop at the first page."""
+        """KVM if it can boot this kernel. /dev/kvm alone is not sufficient: nested KVM can fail at the first
+        page."""
         want = os.environ.get("DEMO_ACCEL", "auto")
         if want in ("kvm", "tcg"):
             return Accel(want)
@@ -56,9 +58,9 @@ def machine(accel):
 
 
 class Guest:
-    """A guest that boots from `drive`, a block device as QEMU names them. Messages arrive as lists of words.
+    """A guest that boots from `drive`, a block device in QEMU's syntax. Messages arrive as lists of words.
 
-    Its socket goes into `sockets`, whose path has to be short.
+    Its socket is created in `sockets`, whose path must be short.
     """
 
     def __init__(self, name, image, drive, accel, logs, sockets, args=(), append=""):
@@ -66,7 +68,7 @@ class Guest:
         self.console = os.path.join(logs, f"{name}.console")
         self.messages = queue.Queue()
         self.connection = None
-        # The second serial port is a socket on which this side listens: nothing is said before both are there.
+        # The second serial port is a socket on which this process listens, so no message is lost.
         path = os.path.join(sockets, f"{name}.tty")
         if os.path.exists(path):  # the guest ran before
             os.unlink(path)
@@ -107,28 +109,28 @@ class Guest:
         self.connection.sendall(f"{word}\n".encode())
 
     def next(self, what, deadline):
-        """The next message, which must come before `deadline`; `what` says what is awaited."""
+        """The next message, which must arrive before `deadline`; `what` names the expected one."""
         while True:
             try:
                 return self.messages.get(timeout=0.2)
             except queue.Empty:
                 if self.process.poll() is not None:
-                    raise Failed(f"{self.name}: QEMU ended while '{what}' was awaited; see {self.console}") from None
+                    raise Failed(f"{self.name}: QEMU ended before '{what}'; see {self.console}") from None
                 if time.monotonic() > deadline:
                     raise Failed(f"{self.name}: no '{what}' in time; see {self.console}") from None
 
     def expect(self, word, deadline):
-        """What follows `word` in the next message, which must begin with it and come before `deadline`."""
+        """The rest of the next message, which must begin with `word` and arrive before `deadline`."""
         message = self.next(word, deadline)
         if message and message[0] == word:
             return message[1:]
-        raise Failed(f"{self.name}: said '{' '.join(message)}' instead of '{word}'; see {self.console}")
+        raise Failed(f"{self.name}: message '{' '.join(message)}' instead of '{word}'; see {self.console}")
 
     def wait(self, deadline):
         """Waits for the guest to power off."""
         while self.process.poll() is None:
             if time.monotonic() > deadline:
-                raise Failed(f"{self.name}: did not power off in time; see {self.console}")
+                raise Failed(f"{self.name}: not powered off in time; see {self.console}")
             time.sleep(0.05)
         if self.process.returncode != 0:
             raise Failed(f"{self.name}: QEMU ended with status {self.process.returncode}")

@@ -1,14 +1,14 @@
-"""The table of the demo: for each phase, what guests asked for, and what that cost the store."""
+"""The table of the demo: for each phase, the I/O of the guests and the I/O of the store that it caused."""
 
 HEADER = (
     *("", "guest reads", "", "guest writes", "", "store reads", "", "store writes", ""),
-    "guest ops per",
+    "guest ops",
 )
-UNITS = ("phase", "ops", "bytes", "ops", "bytes", "ops", "bytes", "ops", "bytes", "store op")
+UNITS = ("phase", "ops", "bytes", "ops", "bytes", "ops", "bytes", "ops", "bytes", "/store op")
 
 
 def size(n):
-    """Bytes for people."""
+    """Formats a number of bytes."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if n < 1024 or unit == "GiB":
             return f"{n:.0f} {unit}" if unit == "B" or n >= 100 else f"{n:.1f} {unit}"
@@ -42,7 +42,7 @@ class Sum:
 
 
 def guest_rows(before, after, names):
-    """One row for each guest: what it asked for; what that cost the store is everybody's."""
+    """One row for each guest, without store columns: the store's I/O cannot be divided between guests."""
     for name in names:
         cells = [f"  {name}"]
         for kind in ("read", "write"):
@@ -70,7 +70,7 @@ def table(phases, cold, storm, names):
     rows += section("1 guest, cold", phases, cold, ["reference"])
     rows += section(f"{len(names)} guests, cold", phases, storm, names)
     widths = [max(len(r[i]) for r in rows) for i in range(len(UNITS))]
-    # The headings span two columns each, and need not widen one.
+    # A heading spans two columns; only the second one grows for it.
     for i in range(1, 9, 2):
         widths[i] = max(len(r[i]) for r in rows[1:])
         pair = len(HEADER[i])
@@ -91,14 +91,14 @@ def heading(widths):
 
 
 def verdicts(cold, storm):
-    """The promises that this run can be measured against."""
+    """The promises that this run can verify."""
     one, all_ = Sum(cold[0], cold[1]), Sum(storm[0], storm[1])
     reads, read = (ratio(all_.store_read[i], one.store_read[i]) for i in (0, 1))
     writes = ratio(all_.store_write[0], all_.guest_write[0])
     return "\n".join([
-        verdict("store reads of the boot storm, times those of one cold boot", reads, "{:.2f}", 1.05),
-        f"  in bytes: {read:.2f} (reading ahead, the server reads over small gaps rather than twice)",
-        verdict("store writes of the boot storm, share of the guests' writes", writes, "{:.2%}", 0.01),
+        verdict("store reads of the boot storm per read of one cold boot", reads, "{:.2f}", 1.05),
+        f"  in bytes: {read:.2f} (a read ahead includes small gaps instead of making two reads)",
+        verdict("store writes of the boot storm per guest write", writes, "{:.2%}", 0.01),
     ])
 
 

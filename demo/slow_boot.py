@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Boots real guests from a store that is as slow as four disks of 5400 rpm: without a cache, from a cold cache,
+"""Boots guests from a store that is as slow as four disks of 5400 rpm: without a cache, from a cold cache,
 from a cold cache with the boot profile, and with the profile read ahead before the guests start.
 
-Each way begins with a server that was just started. What a boot takes that never waits for the store is measured
-as well, and taken off: what is left is the time that the store costs a guest. So emulated guests, which are slow by
-themselves, can be compared too.
+Each case begins with a server that was just started. The time of a boot that never waits for the store is
+measured as well and subtracted; the difference is the time that the store costs a guest. This makes emulated
+guests, whose boots are slow, comparable too.
 
-BOOT_GUESTS (4) sets how many boot at once, BOOT_ROUNDS (3) how often each is done, of which the median counts.
+BOOT_GUESTS (4) sets the number of guests that boot at once, BOOT_ROUNDS (3) the number of rounds, whose
+median counts.
 """
 
 import os
@@ -25,7 +26,7 @@ from guest import Accel, Guest  # noqa: E402
 # Four disks of 5400 rpm, as in the published laboratory.
 SLOW = 'slow = { spindles = 4, seek_ms = 12, rpm = 5400, rate = "100M" }'
 BOOT_TIMEOUT_S = 1800
-# (what, read cache, [boot] profile, whether the profile is read before guests start)
+# (name, read cache, [boot] profile, whether the profile is read before guests start)
 WAYS = (
     ("no cache", "1M", "off", False),
     ("cold cache", "1G", "off", False),
@@ -41,7 +42,7 @@ def say(text):
 
 
 class Bench:
-    """One pool, and a server on it that is started anew for each way."""
+    """One pool, and a server on it that is started again for each case."""
 
     def __init__(self, scratch, image, accel):
         self.scratch, self.image, self.accel = scratch, image, accel
@@ -55,7 +56,7 @@ class Bench:
         return Server(data, log=log, args=["--config", config])
 
     def boot(self, server, names):
-        """Seconds until each guest is up, and the store reads meanwhile. The guests are then ended, and reset."""
+        """Mean seconds until a guest is up, and the store reads of that time. Ends and resets the guests."""
         before = server.json("stats")["store"]["read"]
         begin, guests, took = time.monotonic(), [], []
         try:
@@ -92,7 +93,8 @@ def wait_until_cached(server):
 
 
 def prepare(bench, names):
-    """The image, its profile, and what boots take that wait for no store: one guest's and all guests'."""
+    """Prepares the image and its profile. Returns the boot times without a slow store, for one guest and for
+    all."""
     say("importing the image, and recording a boot")
     with bench.server("1G", "auto", slow=False) as server:
         server.cli("image", "import", "golden", os.path.join(bench.image, "disk.qcow2"))
@@ -111,7 +113,7 @@ def measure(bench, names, rounds):
     floors = prepare(bench, names)
     rows = []
     for count in sorted(floors):
-        say(f"{count} guest(s): a boot that waits for no store takes {floors[count]:.1f} s")
+        say(f"{count} guest(s): a boot without a slow store takes {floors[count]:.1f} s")
         for way in WAYS:
             done = [bench.round(way, names[:count]) for _ in range(rounds)]
             took = statistics.median(seconds for seconds, _ in done)
@@ -121,23 +123,34 @@ def measure(bench, names, rounds):
     return rows
 
 
-def report(rows):
-    print(f"\n{'guests':>6}  {'':<20}  {'up after':>9}  {'of it store':>11}  {'reads':>7}  {'MiB':>6}  times as fast")
+def table(rows):
+    """The results as text."""
+    columns = f"{'guests':>6}  {'':<19}  {'up after':>10}  {'store time':>10}  {'reads':>7}  {'MiB':>7}"
+    lines = [f"{columns}  speed-up, of store time"]
     for count, way, took, store, ops, size in rows:
         base = next(r for r in rows if r[0] == count)
-        # Under a tenth of a second is not told from nothing.
-        faster = f"{base[2] / took:.1f}; the store {base[3] / max(store, 0.1):.1f}"
-        print(f"{count:>6}  {way:<20}  {took:>7.1f} s  {store:>9.1f} s  {ops:>7.0f}  {size / 2**20:>6.0f}  {faster}")
+        # Less than a tenth of a second cannot be measured.
+        faster = f"{base[2] / took:.1f}, {base[3] / max(store, 0.1):.1f}"
+        lines.append(
+            f"{count:>6}  {way:<19}  {took:>8.1f} s  {store:>8.1f} s  {ops:>7.0f}  {size / 2**20:>7.0f}  {faster}"
+        )
+    return "\n".join(lines)
+
+
+def report(rows):
+    print(f"\n{table(rows)}\n")
     ways = {(count, way): (took, store, ops) for count, way, took, store, ops, _ in rows}
     met = True
     for count in sorted({row[0] for row in rows}):
         faster = ways[count, WAYS[0][0]][1] / max(ways[count, WAYS[2][0]][1], 0.1)
-        met &= verdict(f"{count} guest(s): store time without cache, times that with the profile", faster, 3, faster >= 3)
-    # With the profile, one guest's reads are so few that who runs ahead of whom would decide.
+        what = f"{count} guest(s): store time without cache, divided by that with the profile"
+        met &= verdict(what, faster, 3, faster >= 3)
+    # The base is without the profile: with it, one guest makes so few reads that timing would decide the
+    # ratio.
     one, all_ = min(r[0] for r in rows), max(r[0] for r in rows)
     for way in WAYS[1:3]:
         times = ways[all_, way[0]][2] / ways[one, WAYS[1][0]][2]
-        what = f"store reads of {all_} guests, {way[0]}, by those of one without profile"
+        what = f"store reads of {all_} guests, {way[0]}, per read of one guest without profile"
         met &= verdict(what, times, 1.05, times <= 1.05)
     return met
 

@@ -1,4 +1,4 @@
-"""Access over iSCSI: tenants that share a golden image, secrets that are taken back, and guesses."""
+"""Access over iSCSI: tenants that share a golden image, revoked secrets, and guesses."""
 
 import struct
 import threading
@@ -38,7 +38,7 @@ def reserve_out(action, kind, key, action_key, keep=False):
 
 
 @test
-def tenants_of_one_image_cannot_reach_each_other(t):
+def tenants_of_one_image_are_isolated(t):
     s = t.server("--iscsi", "127.0.0.1:0")
     s.cli("volume", "create", "prepared", "--size", "8M")
     s.cli("snapshot", "create", "prepared", "golden")
@@ -77,13 +77,13 @@ def administrators_show_and_clear_reservations(t):
 
     held = ("write_exclusive_registrants", [(f"{HOST}-1", "0000000000000077")])
     equal(shown(), held, "reservations")
-    # The host is gone and never comes back: its reservation stays, also over a restart.
+    # The host does not return: its reservation remains, also after a restart.
     one.close()
     s.stop()
     s.start()
     equal(shown(), held, "reservations after a restart")
     two = Initiator(portal(s), TARGET, name=f"{HOST}-2", isid=2).ready()
-    equal(two.write_blocks(0, bytes(BLOCK)).status, 0x18, "a write beside the reservation")
+    equal(two.write_blocks(0, bytes(BLOCK)).status, 0x18, "a write against the reservation")
     s.cli("lun", "reservations", TARGET, "0", "--clear")
     equal(two.write_blocks(0, bytes(BLOCK)).status, GOOD, "a write after it was cleared")
     equal(shown(), (None, []), "reservations that were cleared")
@@ -92,12 +92,12 @@ def administrators_show_and_clear_reservations(t):
 
 
 @test
-def a_secret_that_is_changed_ends_sessions(t):
+def a_changed_secret_ends_sessions(t):
     first, second = secret_file(t, SECRET), secret_file(t, NEXT_SECRET)
     s, address = target(t, "disk", create=["--chap-user", "u", "--chap-secret-file", first])
     s.cli("target", "allow", TARGET, HOST)
     i = Initiator(address, TARGET, name=HOST, chap=("u", SECRET)).ready()
-    # What has nothing to do with it does not end it.
+    # Unrelated changes do not end it.
     s.cli("target", "allow", TARGET, HOST, "--lun", "0")
     equal(i.read_blocks(0, 1).status, GOOD, "a read after another change")
     s.cli("target", "allow", TARGET, HOST, "--chap-user", "u", "--chap-secret-file", second)
@@ -109,7 +109,7 @@ def a_secret_that_is_changed_ends_sessions(t):
 
 
 @test
-def a_denial_during_login_is_not_missed(t):
+def a_denial_during_login_takes_effect(t):
     s, address = target(t, "disk", create=["--chap-user", "u", "--chap-secret-file", secret_file(t, SECRET)])
     stop = threading.Event()
     left = []
@@ -134,7 +134,7 @@ def a_denial_during_login_is_not_missed(t):
 
 
 @test
-def the_strongest_hash_is_taken_and_md5_can_be_forbidden(t):
+def the_strongest_hash_is_chosen_and_md5_can_be_disabled(t):
     config = t.path("config.toml")
     create = ["--open", "--chap-user", "u", "--chap-secret-file", secret_file(t, SECRET)]
     with open(config, "w") as f:
@@ -151,16 +151,16 @@ def the_strongest_hash_is_taken_and_md5_can_be_forbidden(t):
 
 
 @test
-def guesses_neither_get_faster_nor_lock_a_host_out(t):
+def guesses_are_delayed_and_do_not_lock_a_host_out(t):
     s, address = target(t, "disk", create=["--chap-user", "u", "--chap-secret-file", secret_file(t, SECRET)])
     s.cli("target", "allow", TARGET, HOST)
     s.cli("target", "allow", TARGET, HOST + "-own")
-    # One's own success does not reset the count of what is guessed at.
+    # A login with another name does not reset the failure count of this one.
     began = time.monotonic()
     for n in range(4):
         refused(0x0201, Initiator, address, TARGET, name=HOST, chap=("u", f"guess number {n}"))
         Initiator(address, TARGET, name=HOST + "-own", chap=("u", SECRET), isid=2).close()
-    check(time.monotonic() - began >= 3, "guesses get no slower")  # 0 + 0.5 + 1 + 1.5 s
+    check(time.monotonic() - began >= 3, "guesses are not delayed")  # 0 + 0.5 + 1 + 1.5 s
     try:
         Initiator(address, TARGET, name=HOST, chap=("u", SECRET)).ready()
     except Refused as e:

@@ -1,4 +1,5 @@
-"""Classes of blocks: what the server says of an NTFS disk, beside what ntfs-3g's own tools say of every cluster."""
+"""Classes of blocks: the server's classification of an NTFS disk compared with ntfs-3g's tools for every
+cluster."""
 
 import glob
 import os
@@ -49,7 +50,8 @@ def fill(t, root):
 
 
 def change(t, root):
-    """Files are moved from class to class, and grow by turns, so that they lie between each other."""
+    """Moves files between classes, and lets files grow alternately, so that their clusters are
+    interleaved."""
     temp, home = os.path.join(root, "Windows/Temp"), os.path.join(root, "Users/anna")
     os.rename(os.path.join(home, "AppData/Local/Temp/setup.exe"), os.path.join(home, "setup.exe"))
     os.rename(os.path.join(home, "letters/59"), os.path.join(temp, "59"))
@@ -64,7 +66,7 @@ def change(t, root):
 
 
 def output(*argv):
-    """What a tool prints, which need not be text."""
+    """The output of a tool as bytes."""
     done = subprocess.run([str(a) for a in argv], capture_output=True, timeout=60)
     if done.returncode != 0:
         raise Failed(f"{argv}: {done.stderr.decode(errors='replace')}")
@@ -72,7 +74,7 @@ def output(*argv):
 
 
 class Truth:
-    """What ntfs-3g's tools say of a disk with one partition."""
+    """The classification of a disk with one partition by ntfs-3g's tools."""
 
     def __init__(self, t, disk):
         self.part = t.path("part")
@@ -81,7 +83,7 @@ class Truth:
             part.write(f.read())
         self.size = os.path.getsize(self.part)
         self.claims = [set() for _ in range(SIZE // BLOCK)]
-        # The page file's blocks, of the disk.
+        # Blocks of the page file.
         self.page = []
         self.claim("metadata", -PARTITION, 512)
         self.claim("metadata", self.size - 512, 512)
@@ -131,7 +133,7 @@ class Truth:
         return "code" if content[:2] == b"MZ" and content[at:at + 4] == b"PE\0\0" else "other"
 
     def bytes(self):
-        """Bytes of each class, where different ones meet by the precedence in docs/guests.md."""
+        """Bytes of each class; a block of several classes is counted by the precedence in docs/guests.md."""
         found = dict.fromkeys(KINDS, 0)
         for claims in self.claims:
             if len(claims) == 1:
@@ -143,7 +145,7 @@ class Truth:
 
 
 def known(s, name, *args):
-    """Bytes of each class, as the server says; nothing where it does not know."""
+    """Bytes of each class according to the server; empty if unknown."""
     return {c["class"]: c["bytes"] for c in s.json("volume", "classes", name, *args)["classes"]}
 
 
@@ -155,13 +157,13 @@ def wait_known(s, name):
     deadline = time.monotonic() + 20
     while not known(s, name):
         if time.monotonic() > deadline:
-            raise Failed(f"nothing is known of '{name}'\n{s.log_tail()}")
+            raise Failed(f"the classes of '{name}' are unknown\n{s.log_tail()}")
         time.sleep(0.05)
     return known(s, name)
 
 
 def ntfs_image(t):
-    """A disk of one NTFS partition, filled."""
+    """A disk with one filled NTFS partition."""
     need_fuse_and_loop()
     path = t.path("image")
     with open(path, "wb") as f:
@@ -184,14 +186,14 @@ def ntfs_image(t):
 
 
 def copied(t, s, name):
-    """What a disk holds, as a file."""
+    """The content of a disk as a file."""
     path = t.path("copy")
     run("nbdcopy", s.uri(name), path)
     return path
 
 
 @test
-def classes_are_what_ntfs_3g_says_and_stay_so_while_a_clone_changes(t):
+def classes_match_ntfs_3g_also_while_a_clone_changes(t):
     image = ntfs_image(t)
     s = t.server()
     s.cli("image", "import", "golden", image)
@@ -203,7 +205,7 @@ def classes_are_what_ntfs_3g_says_and_stay_so_while_a_clone_changes(t):
     s.cli("volume", "clone", "golden", "desk", "--desktop")
     for clone in ("a", "desk"):
         equal(known(s, clone), expected, f"'{clone}', inherited")
-        # A clone that runs: the driver has it mounted while it is scanned.
+        # A running clone: the driver has it mounted while it is scanned.
         fuse = Fuse(t, s, clone)
         mount = Mount(t, NTFS, fuse.file, f"offset={PARTITION}")
         change(t, mount.dir)
@@ -216,7 +218,7 @@ def classes_are_what_ntfs_3g_says_and_stay_so_while_a_clone_changes(t):
         fuse.close()
         s.wait_unused(clone)
     text = s.cli("volume", "classes", "a").stdout
-    check(text.startswith("ntfs; learned ") and "page " in text, text)
+    check(text.startswith("ntfs; scanned ") and "page " in text, text)
     s.cli("volume", "reset", "desk")
     equal(known(s, "desk"), expected, "a desktop that was reset")
     found = known(s, "a")
@@ -241,7 +243,7 @@ def classes_of_a_page_file_keep_it_out_of_index_and_cache(t):
     h.flush()
     data = [(b"page %d " % block).ljust(64, b"x") * (BLOCK // 64) for block in page[:512]]
     before = s.json("stats")["reduction"]
-    # Each block's content twice: in the first 2 MiB of the page file, and in the next.
+    # Each content twice: in the first 2 MiB of the page file, and in the next 2 MiB.
     for start in (0, 512):
         for block, content in zip(page[start:start + 512], data):
             h.pwrite(content, block * BLOCK)
@@ -256,7 +258,7 @@ def classes_of_a_page_file_keep_it_out_of_index_and_cache(t):
         equal(bytes(h.pread(BLOCK, block * BLOCK)), content, f"block {block}")
     check(s.json("stats")["store"]["read"]["ops"] - reads >= 64, "the page file was not cached")
     equal(one(s, "a", "page")["hit_rate"], 0.0, "hit rate")
-    # What is written where no file was has the disk scanned anew.
+    # Writes outside of files trigger a new scan of the disk.
     learned = s.json("volume", "classes", "a")["learned_ms"]
     for _ in range(70):
         h.pwrite(t.random.randbytes(MIB), SIZE - 4 * MIB)
@@ -269,7 +271,7 @@ def classes_of_a_page_file_keep_it_out_of_index_and_cache(t):
 
 
 @test
-def classes_are_dropped_of_corrupt_disks_whose_data_stays(t):
+def classes_of_corrupt_disks_are_dropped_and_data_is_kept(t):
     image = ntfs_image(t)
     with open(image, "rb") as f:
         golden = f.read()
@@ -280,7 +282,7 @@ def classes_are_dropped_of_corrupt_disks_whose_data_stays(t):
         "table": [(0, noise(512))],
         "boot": [(PARTITION, noise(512)), (SIZE - 512, noise(512))],
         "mft": [(mft, noise(64 << 10)), (mirror, noise(CLUSTER))],
-        # It points to itself, and claims to be enormous.
+        # A boot sector that points to itself and has excessive sizes.
         "liar": [(PARTITION + 0x0D, b"\x80" + b"\xff" * 6), (PARTITION + 0x28, b"\xff" * 40), (SIZE - 512, bytes(512))],
         "records": [(mft + 1024 * t.random.randrange(16, 90) + t.random.randrange(1024), noise(3)) for _ in range(200)],
     }
@@ -299,7 +301,7 @@ def classes_are_dropped_of_corrupt_disks_whose_data_stays(t):
         if name != "records":
             left = {kind: found.get(kind, 0) for kind in ("page", "temporary", "code", "free")}
             equal(left, dict.fromkeys(left, 0), f"'{name}': what is known of it")
-        # It is served, what was where the page file was is written and kept like anything else.
+        # The disk is served, and writes to the former page file are stored like any other.
         h.pwrite(golden[:8 * MIB], 8 * MIB)
         expected[8 * MIB:16 * MIB] = golden[:8 * MIB]
         h.shutdown()

@@ -1,8 +1,9 @@
-"""kill -9 at random moments under load: no acknowledged flush is ever lost, and what is left is a prefix.
+"""kill -9 at random moments under load: no flushed write is ever lost, and the remaining state is a prefix of
+history.
 
-Several clients, each a process with a volume and a ledger of its own, write, zero, discard, flush, use FUA, make
-snapshots and roll back. The server is killed, started again, and each client holds what it finds against its
-ledger (see `ledger`), snapshots included.
+Several clients, each a process with a separate volume and ledger, write, zero, discard, flush, use FUA,
+create snapshots and roll back. The server is killed and started again, and each client compares the state
+with its ledger (see `ledger`), including snapshots.
 """
 
 import collections
@@ -27,7 +28,7 @@ DEPTH = 12
 MAX_RUN = 12
 SNAPSHOTS = 3
 
-# Small segments and frequent checkpoints, so that kills hit sealing and checkpoints as well.
+# Small segments and frequent checkpoints, so that kills also hit sealing and checkpoints.
 CONFIG = """
 [log]
 segment = "4M"
@@ -38,7 +39,7 @@ map_cache = "1M"
 
 
 class Snapshot:
-    """What may be in a snapshot; after the first look, what is in it."""
+    """The possible contents of a snapshot and, after the first check, its content."""
 
     def __init__(self, name, history, floor):
         self.name, self.history, self.floor = name, history, floor
@@ -63,7 +64,7 @@ class Client:
         return data
 
     def verify(self):
-        """After a restart: the volume, and one of its snapshots."""
+        """Verifies the volume and one of its snapshots after a restart."""
         seen = self.ledger.check(self.read_all(self.name))
         self.ledger.settle(seen)
         if self.snapshots:
@@ -81,7 +82,7 @@ class Client:
                 snapshot.seen = self.ledger.check(data, snapshot.history, snapshot.floor)
                 snapshot.content, snapshot.history = data, None
             elif snapshot.content != data:
-                raise Violation("it is not what it was")
+                raise Violation("its content has changed")
         except Violation as e:
             raise Violation(f"snapshot {snapshot.name}: {e}") from e
 
@@ -92,7 +93,7 @@ class Client:
         self.count["rollbacks"] += 1
 
     def load(self):
-        """Works until the server is gone."""
+        """Sends operations until the server has ended."""
         import nbd
 
         try:
@@ -134,7 +135,7 @@ class Client:
             return
         first = self.random.randrange(BLOCKS)
         blocks = range(first, min(BLOCKS, first + self.random.randint(1, MAX_RUN)))
-        # Two operations on one block at a time would leave their order open.
+        # The order of concurrent operations on one block would be undefined.
         if any(self.ledger.busy_until(b) for b in blocks):
             return
         zero = dice < 0.16
@@ -166,7 +167,7 @@ class Client:
         return 1
 
     def make_snapshot(self):
-        """Makes a snapshot while operations are under way: it holds at least what is acknowledged now."""
+        """Creates a snapshot during operations: it contains at least the writes acknowledged now."""
         name = f"s{self.count['snapshots']}"
         floor = self.ledger.floor(self.ledger.clock)
         done = self.server.cli("snapshot", "create", self.name, name, check=False)
@@ -176,10 +177,10 @@ class Client:
 
 
 def client_process(client, pipe):
-    """Does what the test says, round by round; never raises."""
+    """Executes the test's commands, round by round; never raises."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Where it stands if it hangs: see `Clients.answers`.
+    # Prints the stack if it hangs: see `Clients.answers`.
     faulthandler.register(signal.SIGUSR1, all_threads=False)
     try:
         while True:
@@ -194,7 +195,7 @@ def client_process(client, pipe):
             pipe.send(("ok", None))
     except Violation as e:
         pipe.send(("violation", f"{client.name}: {e}"))
-    except Exception:  # the report of a defect in the test must reach the main process, too
+    except Exception:  # a defect in the test is reported to the main process, too
         pipe.send(("failed", f"{client.name}: {traceback.format_exc()}"))
 
 
@@ -217,13 +218,13 @@ class Clients:
             pipe.send(word)
 
     def answers(self, round_):
-        """One answer of each client; a broken promise fails the test."""
+        """One answer of each client; a violation fails the test."""
         out = []
         for pipe, process in zip(self.pipes, self.processes):
             if not pipe.poll(60):
                 os.kill(process.pid, signal.SIGUSR1)
                 time.sleep(0.5)
-                raise Failed(f"round {round_}: a client hangs; where, is on standard error")
+                raise Failed(f"round {round_}: a client hangs; its stack is on standard error")
             kind, text = pipe.recv()
             if kind != "ok":
                 raise Failed(f"round {round_}: {text}")
@@ -237,8 +238,8 @@ class Clients:
 
 
 @test
-def the_ledger_finds_broken_promises(t):
-    """A judge that never says no proves nothing."""
+def the_ledger_detects_violations(t):
+    """The ledger rejects wrong states and accepts right ones."""
 
     def judge(history, change):
         ledger = Ledger(7, 4)
@@ -273,14 +274,14 @@ def the_ledger_finds_broken_promises(t):
     lost = put(2, bytes(BLOCK))
     bad = {
         "torn": put(0, torn),
-        "nobody wrote": put(0, b"x" * BLOCK),
-        "holds block 1": put(0, block_bytes(7, 1, 2)),
+        "no write": put(0, b"x" * BLOCK),
+        "contains block 1": put(0, block_bytes(7, 1, 2)),
         "of volume 8": put(0, block_bytes(8, 0, 4)),
         "never written": put(2, block_bytes(7, 2, 99)),
         "version 4 of it is durable": flushed_then(put(0, old)),
         "is zero, although": flushed_then(lost),
         "version 3 of it is durable": flushed_then(put(1, block_bytes(7, 1, 2))),
-        # Not flushed, but what came after it has survived.
+        # Not flushed, but a later write has survived.
         "not a prefix": put(0, old),
     }
     for words, change in bad.items():
@@ -291,8 +292,8 @@ def the_ledger_finds_broken_promises(t):
 
 
 def crash_rounds(t, server, rounds, crash, recover, longest_load=0.25):
-    """Lets clients loose on a running server, crashes it within `longest_load` seconds, recovers it, and has them verify;
-    over and over."""
+    """Runs clients on a running server, crashes it within `longest_load` seconds, recovers it, and has the
+    clients verify; `rounds` times."""
     for number in range(CLIENTS):
         server.cli("volume", "create", f"volume-{number}", "--size", str(BLOCKS * BLOCK))
     clients = Clients(Client(n, server, t.random.random()) for n in range(CLIENTS))
@@ -318,14 +319,14 @@ def crash_rounds(t, server, rounds, crash, recover, longest_load=0.25):
 
 
 @test
-def kill_9_loses_no_flush(t):
+def kill_9_loses_no_flushed_write(t):
     rounds = int(os.environ.get("FOREBAY_CRASH_ROUNDS", "200"))
     with open(t.path("config.toml"), "w") as f:
         f.write(CONFIG)
     server = t.server("--config", t.path("config.toml"))
 
     def recover():
-        # Now and then recovery itself is killed.
+        # Sometimes the recovery is killed as well.
         while t.random.random() < 0.1:
             server.launch()
             time.sleep(t.random.uniform(0.0, 0.05))

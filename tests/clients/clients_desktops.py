@@ -1,10 +1,10 @@
-"""Desktops: what stays in RAM, what overflows, and what a reset, a crash and a restart leave."""
+"""Desktops: data in RAM, overflow, and the effects of a reset, a crash and a restart."""
 
 import os
 import time
 
 from forebay import Failed
-from harness import BLOCK, MIB, Skipped, check, connect, equal, need_root, refused_by_server, run, test
+from harness import BLOCK, MIB, Skipped, alone, check, connect, equal, need_root, refused_by_server, run, test
 
 SIZE = 96 * MIB
 
@@ -17,7 +17,7 @@ def configured(t, text):
 
 
 def with_image(t, text="[memory]\ndesktops = \"256M\"\n"):
-    """A server with an image of noise in its first half."""
+    """A server with an image whose first half is noise."""
     s = configured(t, text)
     noise = t.noise_file("noise", SIZE // 2)
     with open(noise, "r+b") as f:
@@ -31,14 +31,14 @@ def desktops(s):
 
 
 def as_image(t, s, name, image):
-    """Checks that a desktop is as its image."""
+    """Checks that a desktop equals its image."""
     copy = t.path("copy")
     run("nbdcopy", s.uri(name), copy)
-    equal(run("cmp", image, copy, check=False).returncode, 0, f"'{name}' beside its image")
+    equal(run("cmp", image, copy, check=False).returncode, 0, f"'{name}' compared with its image")
 
 
 def fill(h, start, data):
-    """Writes as guests do: 64 KiB at a time, flushes in between."""
+    """Writes as guests do: 64 KiB at a time with flushes in between."""
     for at in range(0, len(data), 64 << 10):
         h.pwrite(data[at:at + (64 << 10)], start + at)
         if at % MIB == 0:
@@ -46,10 +46,10 @@ def fill(h, start, data):
 
 
 @test
-def a_desktop_writes_to_ram_alone(t):
+def a_desktop_writes_only_to_ram(t):
     s, image = with_image(t)
     s.cli("volume", "clone", "golden", "desk", "--desktop", "--write-cache", "64M")
-    time.sleep(1.2)  # what the import and the clone have left to be committed
+    time.sleep(1.2)  # for the commits of the import and the clone
     before = s.json("stats")["store"]["write"]["ops"]
     h = connect(s, "desk")
     data = t.random.randbytes(16 * MIB)
@@ -69,7 +69,7 @@ def a_desktop_writes_to_ram_alone(t):
 
 
 @test
-def a_desktop_overflows_and_begins_anew_after_kill_9_and_restart(t):
+def a_desktop_overflows_and_equals_its_image_after_kill_9_and_restart(t):
     s, image = with_image(t)
     s.cli("volume", "clone", "golden", "desk", "--count", "2", "--desktop", "--write-cache", "4M")
     for stop in (s.kill, s.stop):
@@ -94,7 +94,7 @@ def a_desktop_overflows_and_begins_anew_after_kill_9_and_restart(t):
 
 
 @test
-def a_desktop_is_kept_while_its_guest_writes(t):
+def a_desktop_is_persisted_while_its_guest_writes(t):
     s, _ = with_image(t)
     s.cli("volume", "clone", "golden", "desk", "--desktop", "--write-cache", "8M")
     h = connect(s, "desk")
@@ -109,7 +109,7 @@ def a_desktop_is_kept_while_its_guest_writes(t):
     equal(bytes(h.pread(24 * MIB, 4 * MIB)), data, "what was written before")
     equal(bytes(h.pread(BLOCK, 0)), b"x" * BLOCK, "what was written after")
     s.cli("snapshot", "create", "desk", "now")
-    # And an image of it has desktops of its own.
+    # An image created from it has separate desktops.
     s.cli("image", "create", "next", "desk@now")
     h.pwrite(b"y" * BLOCK, 0)
     s.cli("volume", "clone", "next", "heir", "--desktop")
@@ -126,24 +126,25 @@ def wait_until(condition, what):
 
 
 @test
-def a_desktop_is_reset_when_its_guest_leaves_and_not_when_it_is_cut_off(t):
+def a_desktop_is_reset_after_a_clean_disconnect_and_not_after_a_lost_connection(t):
     s, image = with_image(t)
     s.cli("volume", "clone", "golden", "desk", "--desktop", "--reset", "disconnect")
     h = connect(s, "desk")
     h.pwrite(b"z" * MIB, 0)
-    del h  # closes the socket without a word
+    del h  # closes the socket without NBD_CMD_DISC
     s.wait_unused("desk")
     time.sleep(0.5)
     h = connect(s, "desk")
     equal(bytes(h.pread(MIB, 0)), b"z" * MIB, "what was written before the connection broke")
     second = connect(s, "desk")
     h.shutdown()
-    equal(bytes(second.pread(MIB, 0)), b"z" * MIB, "seen by a client that is still there")
+    equal(bytes(second.pread(MIB, 0)), b"z" * MIB, "read by a client that is still connected")
     second.shutdown()
     wait_until(lambda: desktops(s)["cached_bytes"] == 0, "the desktop is not reset")
     as_image(t, s, "desk", image)
 
 
+@alone
 @test
 def five_hundred_desktops_are_reset_in_a_second(t):
     s, image = with_image(t)
@@ -163,7 +164,7 @@ def five_hundred_desktops_are_reset_in_a_second(t):
 
 
 @test
-def what_a_desktop_cannot_do_says_why(t):
+def errors_for_unsupported_operations_of_a_desktop_name_the_alternative(t):
     s, _ = with_image(t)
     s.cli("volume", "clone", "golden", "desk", "--desktop")
     s.cli("volume", "clone", "golden", "kept")
@@ -186,12 +187,12 @@ def what_a_desktop_cannot_do_says_why(t):
     except Failed as e:
         check("in use" in str(e), str(e))
     else:
-        raise Failed("a desktop was reset under its guest")
+        raise Failed("a desktop in use was reset")
     del h
 
 
 @test
-def a_desktop_outlives_a_full_store(t):
+def a_desktop_continues_after_a_full_store(t):
     s, _ = with_image(t, '[store]\nlimit = "160M"\n[log]\nsegment = "4M"\n[memory]\nwrite_buffer = "4M"\n')
     s.cli("volume", "clone", "golden", "desk", "--desktop", "--write-cache", "4M")
     s.cli("volume", "create", "ballast", "--size", "96M")
@@ -205,7 +206,7 @@ def a_desktop_outlives_a_full_store(t):
     written = 0
     while written < len(data) and bytes(h.pread(64 << 10, written)) == data[written:written + (64 << 10)]:
         written += 64 << 10
-    check(written >= 3 * MIB, f"{written} bytes were taken")
+    check(written >= 3 * MIB, f"{written} bytes were accepted")
     s.cli("volume", "rm", "ballast")
     s.cli("gc")
     fill(h, written, data[written:])
@@ -213,7 +214,7 @@ def a_desktop_outlives_a_full_store(t):
 
 
 class MemoryGroups:
-    """Control groups with a memory limit: of cgroup v2, or of the memory controller of v1."""
+    """Control groups with a memory limit, of cgroup v2 or of the memory controller of v1."""
 
     PLACES = (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"))
 
@@ -221,7 +222,7 @@ class MemoryGroups:
         self.made = []
 
     def bound(self, pid, limit):
-        """Moves a process into a group of its own, with so much memory."""
+        """Moves a process into a separate group with this memory limit."""
         need_root("a control group")
         for root, limit_file in self.PLACES:
             group = os.path.join(root, f"forebay-test-{pid}")
@@ -230,13 +231,13 @@ class MemoryGroups:
             except OSError:
                 continue
             self.made.append(group)
-            # Where a directory is no control group, nothing is in it.
+            # A directory that is no control group has no such file.
             if os.path.exists(os.path.join(group, limit_file)):
                 for name, value in ((limit_file, limit), ("cgroup.procs", pid)):
                     with open(os.path.join(group, name), "w") as f:
                         f.write(str(value))
                 return
-        raise Skipped("no control group here takes a memory limit")
+        raise Skipped("no control group with a memory limit is available")
 
     def remove(self):
         for group in self.made:
@@ -244,9 +245,9 @@ class MemoryGroups:
 
 
 @test
-def half_the_memory_makes_caches_shrink(t):
+def caches_shrink_to_half_the_memory(t):
     groups = MemoryGroups()
-    t.defer(groups.remove)  # after the server, which ends before
+    t.defer(groups.remove)  # after the server has ended
     path = t.path("forebay.toml")
     with open(path, "w") as f:
         f.write('[memory]\nread_cache = "192M"\ndesktops = "512M"\nwrite_buffer = "16M"\nmap_cache = "16M"\n'
@@ -263,7 +264,7 @@ def half_the_memory_makes_caches_shrink(t):
     pieces = [t.random.randbytes(MIB) for _ in range(240)]
     for n, piece in enumerate(pieces):
         h.pwrite(piece, n * MIB)
-        # As fast as a guest may be, and with time for the server to look.
+        # As fast as a guest is allowed, with time for the server to measure its memory.
         time.sleep(0.01)
     deadline = time.monotonic() + 20
     while s.json("stats")["memory_bytes"] > 384 * MIB and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""A server in trouble: a second one on its pool, stores that are full, read-only, gone, damaged or foreign, and
+"""Failures: a second server on the pool; stores that are full, read-only, removed, damaged or foreign;
 SIGTERM under load."""
 
 import os
@@ -11,7 +11,8 @@ from harness import BLOCK, MIB, check, connect, equal, need_root, refused_by_ser
 
 
 def one_line(server, what):
-    """Starts a server that must refuse: status 1 and, besides its log, one line that says why. That line."""
+    """Starts a server that must fail with status 1 and, in addition to its log, one line with the reason.
+    Returns the line."""
     open(server.log, "w").close()
     server.launch()
     status = server.wait(30)
@@ -23,7 +24,7 @@ def one_line(server, what):
 
 def refuses_to_start(t, server, what, *words):
     line = one_line(server, what)
-    check(any(word in line for word in words), f"{what}: '{line}' says none of {words}")
+    check(any(word in line for word in words), f"{what}: '{line}' contains none of {words}")
 
 
 def blocks_of(handle, count, first=0):
@@ -40,7 +41,7 @@ def mount_tmpfs(t, size):
 
 
 def listing(directory):
-    """Names and contents of a directory, but for sockets."""
+    """Names and contents of the files in a directory, without sockets."""
     out = {}
     for name in sorted(os.listdir(directory)):
         path = os.path.join(directory, name)
@@ -63,7 +64,7 @@ def a_second_server_is_refused(t):
     h.flush()
     equal(bytes(h.pread(1, 0)) + bytes(h.pread(1, BLOCK)), b"12", "blocks of the first server")
     s.kill()
-    # A lock that outlives its owner would be worse than none.
+    # The lock ends with its owner, so that a restart is possible.
     second.start()
     equal(bytes(connect(second, "disk").pread(1, BLOCK)), b"2", "block after the first server died")
 
@@ -95,7 +96,7 @@ def a_full_store_fails_writes_and_serves_reads(t):
     first = [bytes(h.pread(16, i * MIB)) for i in range(written)]
     equal(first, [tag(i) for i in range(written)], "what was acknowledged")
     equal(s.json("stats")["room"], "full", "room, as stats say")
-    # What makes no data goes on: discards and cleaning.
+    # Discards and cleaning, which need no space for data, still work.
     h.trim(MIB, (written - 1) * MIB)
     h.flush()
     s.cli("gc")
@@ -107,7 +108,7 @@ def a_full_store_fails_writes_and_serves_reads(t):
     flushed = [bytes(h.pread(16, i * MIB)) for i in range(written - 1)]
     equal(flushed, [tag(i) for i in range(written - 1)], "what was flushed, after a crash")
     h.shutdown()
-    # Deleting is how an administrator gets out of it, and no restart is needed then.
+    # Deleting a volume frees space, without a restart.
     s.cli("volume", "rm", "disk")
     s.cli("gc")
     equal(s.json("stats")["room"], "ok", "room after a delete")
@@ -122,7 +123,7 @@ def tag(i):
 
 
 def fill_until_refused(t, h):
-    """Writes MiB by MiB with a flush after each, until the store is full. How many were flushed."""
+    """Writes MiB by MiB with a flush after each, until the store is full. Returns the number flushed."""
     import nbd
 
     for i in range(1024):
@@ -136,13 +137,13 @@ def fill_until_refused(t, h):
 
 
 def fill_more(t, h, written):
-    """Either the write or its flush has to fail."""
+    """The write or its flush must fail."""
     h.pwrite(t.random.randbytes(32 * MIB), (written + 1) * MIB)
     h.flush()
 
 
 @test
-def a_store_that_vanishes_fails_requests(t):
+def a_deleted_store_fails_requests(t):
     s = t.server("--cache", "1M")
     s.cli("volume", "create", "disk", "--size", "256M")
     noise = t.noise_file("noise", 128 * MIB)
@@ -162,7 +163,7 @@ def a_store_that_vanishes_fails_requests(t):
             continue
         equal(data == expected[i * MIB : i * MIB + BLOCK], True, f"a read at {i} MiB that succeeded is right")
         outcomes["right"] += 1
-    # A segment that is open goes on to exist until it is full; the next one has no place to be.
+    # An open segment exists until it is full; the next one cannot be created.
     try:
         for i in range(10):
             h.pwrite(t.random.randbytes(16 * MIB), i * 16 * MIB)
@@ -171,13 +172,13 @@ def a_store_that_vanishes_fails_requests(t):
     except nbd.Error:
         pass
     refused_by_server("EIO", write_and_flush, h)
-    # It must still end when told to.
+    # It must still end after SIGTERM.
     s.process.terminate()
     s.wait(10)
 
 
 def write_and_flush(handle):
-    """Either the write or its flush has to fail."""
+    """The write or its flush must fail."""
     handle.pwrite(b"x" * BLOCK, 0)
     handle.flush()
 
@@ -226,7 +227,7 @@ def flip_bits(t, path):
 
 
 def start_or_status(server):
-    """Starts the server; false if it refuses with status 1 and a line for the user."""
+    """Starts the server; false if it fails with status 1 and one line for the user."""
     open(server.log, "w").close()
     try:
         server.start()
@@ -247,7 +248,8 @@ def starts_whole_or_refuses(t, server, noise, what):
 
 
 def never_serves_wrong_data(t, server, noise, what):
-    """With a part of the log gone, a volume may lose its tail or fail to read; it never shows other bytes."""
+    """With a part of the log missing, a volume may lose its newest blocks or return read errors, but never
+    other data."""
     import nbd
 
     if not start_or_status(server):
@@ -261,13 +263,13 @@ def never_serves_wrong_data(t, server, noise, what):
                 data = bytes(h.pread(BLOCK, b * BLOCK))
             except nbd.Error:
                 continue
-            # Everything was flushed before a clean end, so a zero block would be silent loss.
+            # All writes were flushed before a clean end, so a zero block would be silent loss.
             check(data == expected[b * BLOCK : (b + 1) * BLOCK], f"{what}: block {b} is wrong, and no error")
     server.kill()
 
 
 @test
-def foreign_directories_are_left_alone(t):
+def files_in_foreign_directories_are_not_changed(t):
     data = t.path("data")
     os.mkdir(data)
     with open(os.path.join(data, "thesis.odt"), "w") as f:
@@ -278,7 +280,7 @@ def foreign_directories_are_left_alone(t):
         equal(f.read(), "years of work", f"a file that was there before (server status {status})")
     if status is None:
         s.stop()
-    # A superblock that is none.
+    # Invalid superblocks.
     for name in ("superblock", "superblock.0", "superblock.1", "0.super", "super-0", "super-1"):
         with open(os.path.join(data, name), "wb") as f:
             f.write(b"not a superblock" * 512)
@@ -288,12 +290,12 @@ def foreign_directories_are_left_alone(t):
 
 
 def one_line_or_start(server):
-    """None if it starts, else its status."""
+    """None if it starts, otherwise its status."""
     return None if start_or_status(server) else 1
 
 
 @test
-def sigterm_under_load_is_quick_and_loses_nothing(t):
+def sigterm_under_load_is_quick_and_loses_no_write(t):
     s = t.server()
     s.cli("volume", "create", "disk", "--size", "64M")
     for round_ in range(5):
@@ -325,7 +327,7 @@ def sigterm_under_load_is_quick_and_loses_nothing(t):
 
 
 def write_until_gone(server, number, acknowledged, stop):
-    """Writes stamped blocks of a range of its own, and notes each that was acknowledged."""
+    """Writes stamped blocks in a separate range, and records each acknowledged one."""
     import nbd
 
     h = connect(server, "disk")

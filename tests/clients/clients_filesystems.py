@@ -1,4 +1,5 @@
-"""File systems made, filled, checked and mounted again on a volume, by way of nbdfuse and a loop device."""
+"""File systems that are created, filled, checked and mounted on a volume, through nbdfuse and a loop
+device."""
 
 import os
 import time
@@ -8,7 +9,7 @@ from harness import MIB, Skipped, check, need_root, run, test
 
 
 class Fs:
-    """How a file system is made, mounted and checked."""
+    """Commands that create, mount and check a file system."""
 
     def __init__(self, name, make, check_command, mount_type=None):
         self.name, self.make, self.check_command = name, make, check_command
@@ -17,12 +18,12 @@ class Fs:
 
 EXT4 = Fs("ext4", ["mkfs.ext4", "-q", "-F"], ["e2fsck", "-fn"])
 XFS = Fs("xfs", ["mkfs.xfs", "-q", "-f"], ["xfs_repair", "-n", "-f"])
-# ntfsresize --info reads and verifies all metadata, which ntfsfix does not.
+# `ntfsresize --info` reads and verifies all metadata; ntfsfix does not.
 NTFS = Fs("ntfs", ["mkfs.ntfs", "-q", "-F", "-Q"], ["ntfsresize", "--info", "--force"], "ntfs-3g")
 
 
 class Fuse:
-    """An export as a file."""
+    """An export as a file, through nbdfuse."""
 
     def __init__(self, t, server, export):
         self.dir = t.path("fuse")
@@ -45,7 +46,7 @@ class Fuse:
 
 
 class Mount:
-    """The file system in that file, mounted."""
+    """The file system in this file, mounted."""
 
     def __init__(self, t, fs, file, *options):
         self.dir = t.path("mnt")
@@ -75,7 +76,7 @@ def need_kernel_support(fs):
 
 
 def fill(t, root):
-    """Many small files, a few large ones, some of them gone again; and a list of checksums."""
+    """Creates many small files and some large ones, deletes some of them, and writes a list of checksums."""
     for d in range(8):
         os.makedirs(os.path.join(root, f"d{d}"))
         for i in range(120):
@@ -110,7 +111,7 @@ def exercise(t, fs):
     fill(t, mount.dir)
     mount.close()
     run(*fs.check_command, fuse.file)
-    # Mounted again, from the server's memory.
+    # Mount again: the data is read from the server's memory.
     mount = Mount(t, fs, fuse.file)
     verify(t, mount.dir)
     run("sync", "-f", mount.dir)
@@ -119,7 +120,7 @@ def exercise(t, fs):
         run("rm", "-r", os.path.join(mount.dir, f"d{d}"))
     mount.close()
     fuse.close()
-    # And again from the store, after a crash of the server: unmounting has flushed.
+    # After a crash of the server, the data is read from the store: unmounting has flushed it.
     s.kill()
     s.start()
     fuse = Fuse(t, s, "disk")
@@ -129,7 +130,8 @@ def exercise(t, fs):
     check(os.path.exists(os.path.join(mount.dir, "d7", "f0")), "a file is gone")
     mount.close()
     fuse.close()
-    # A clone of the snapshot is as after a power cut while mounted: the journal mends it, and all is there.
+    # A clone of the snapshot is in the state of a power cut while mounted: the journal is replayed, and all
+    # data is present.
     s.cli("volume", "clone", "disk@filled", "copy")
     fuse = Fuse(t, s, "copy")
     mount = Mount(t, fs, fuse.file)

@@ -1,4 +1,5 @@
-"""Clients that take what they can: connections, descriptors, time. Others are served all the same."""
+"""Clients that use as many connections, descriptors and as much time as possible. Other clients are still
+served."""
 
 import contextlib
 import os
@@ -17,14 +18,14 @@ OPT_EXPORT_NAME, OPT_LIST = 1, 3
 
 
 def configured(t, text, name="config.toml"):
-    """Arguments for a server with this configuration."""
+    """Arguments for a server with this configuration file."""
     with open(t.path(name), "w") as f:
         f.write(text)
     return ["--config", t.path(name)]
 
 
 def with_descriptors(t, server, hard):
-    """Has a server run with a hard limit of open files."""
+    """Makes a server run with a hard limit of open files."""
     script = t.path("limited")
     with open(script, "w") as f:
         f.write(f'#!/bin/sh\nulimit -n {hard}\nexec {binary()} "$@"\n')
@@ -34,7 +35,7 @@ def with_descriptors(t, server, hard):
 
 
 def need_descriptors(count):
-    """Raises this process's limit, or skips the test."""
+    """Raises the limit of this process, or skips the test."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count:
         raise Skipped(f"needs {count} open files, and {hard} are allowed")
@@ -43,21 +44,21 @@ def need_descriptors(count):
 
 
 def flood(t, count, make):
-    """Opens `count` sockets; they are closed with the test."""
+    """Opens `count` sockets, which are closed at the end of the test."""
     for _ in range(count):
         t.defer(make().close)
 
 
 def unix(path):
     s = socket.socket(socket.AF_UNIX)
-    # Where the kernel's queue is full, it waits.
+    # The connect blocks while the kernel's queue is full.
     s.settimeout(20)
     s.connect(path)
     return s
 
 
 def chosen(path, export):
-    """An NBD client that has chosen an export, or `None` where it was not let in."""
+    """An NBD client that has selected an export, or `None` if the server rejected it."""
     s = unix(path)
     try:
         s.sendall(struct.pack(">IQII", 3, IHAVEOPT, OPT_EXPORT_NAME, len(export)) + export.encode())
@@ -76,7 +77,7 @@ def chosen(path, export):
 
 
 def closed_within(s, seconds, busy=lambda: None):
-    """How long it takes until the server closes a connection; `busy` is called again and again meanwhile."""
+    """Seconds until the server closes a connection; `busy` is called repeatedly until then."""
     begin = time.monotonic()
     s.settimeout(0.1)
     while time.monotonic() - begin < seconds:
@@ -92,7 +93,7 @@ def closed_within(s, seconds, busy=lambda: None):
 
 
 def write_and_verify(t, handle, size):
-    """Writes `size` bytes with flushes between, and reads them back."""
+    """Writes `size` bytes with flushes in between, and reads them back."""
     data = t.random.randbytes(size)
     for offset in range(0, size, MIB):
         handle.pwrite(data[offset : offset + MIB], offset)
@@ -108,7 +109,7 @@ def idle_connections_leave_descriptors_to_the_store(t):
     s = with_descriptors(t, t.server(*args, start=False), 600).start()
     s.cli("volume", "create", "disk", "--size", "256M")
     good = connect(s, "disk")
-    # Clients that have negotiated, as many as are let in, and more that have not.
+    # Clients that have negotiated, as many as are accepted, and additional ones that have not.
     let_in = [c for c in (chosen(s.nbd, "disk") for _ in range(600)) if c]
     for c in let_in:
         t.defer(c.close)
@@ -120,7 +121,7 @@ def idle_connections_leave_descriptors_to_the_store(t):
     with open(s.log) as f:
         complaints = [line for line in f if "refused a client" in line or "cannot accept" in line]
     check(len(complaints) <= 60, f"{len(complaints)} lines of log for 1,200 clients")
-    # The pool did not latch: it closes, opens, and has everything.
+    # The pool has not latched: it closes, opens, and contains all data.
     s.stop()
     s.start()
     write_and_verify(t, connect(s, "disk"), 8 * MIB)
@@ -143,12 +144,12 @@ def idle_connections_do_not_block_logins(t):
     flood(t, 200, lambda: unix(s.nbd))
     begin = time.monotonic()
     Initiator(address, TARGET)
-    check(time.monotonic() - begin < 10, "a login takes long beside idle connections")
+    check(time.monotonic() - begin < 10, "a login is slow with many idle connections")
     equal(connect(s, "disk").get_size(), 64 * MIB, "size")
 
 
 @test
-def discovery_sessions_make_room_and_end_when_idle(t):
+def discovery_sessions_are_evicted_and_end_when_idle(t):
     args = configured(t, "[limits]\nnegotiating = 20\nnegotiation_timeout_s = 2")
     _, address = target(t, "disk", serve=args)
     kept = Initiator(address, TARGET).ready()
@@ -161,27 +162,27 @@ def discovery_sessions_make_room_and_end_when_idle(t):
 
 
 @test
-def negotiations_have_a_deadline_in_all(t):
+def negotiations_have_a_total_deadline(t):
     args = configured(t, "[limits]\nnegotiation_timeout_s = 2")
     s, address = target(t, "disk", serve=args)
     nbd = unix(s.nbd)
     nbd.sendall(struct.pack(">I", 3))
     took = closed_within(nbd, 30, lambda: nbd.sendall(struct.pack(">QII", IHAVEOPT, OPT_LIST, 0)))
-    check(took is not None, "NBD: one option after another goes on without end")
+    check(took is not None, "NBD: a sequence of options never ends")
     check(took > 1, f"NBD: cut after {took} s")
     iscsi = socket.create_connection(address)
     took = closed_within(iscsi, 30, lambda: iscsi.sendall(b"\x43"))
-    check(took is not None, "iSCSI: a login byte by byte goes on without end")
+    check(took is not None, "iSCSI: a login sent byte by byte never ends")
 
 
 @test
-def an_address_has_its_share_of_connections(t):
+def connections_per_address_are_limited(t):
     args = configured(t, "[limits]\nconnections_per_address = 4")
     s, address = target(t, "disk", serve=args)
     there = [Initiator(address, TARGET, isid=n).ready() for n in range(4)]
     try:
         Initiator(address, TARGET, isid=9)
-        check(False, "a fifth session from one address is let in")
+        check(False, "a fifth session from one address is accepted")
     except (Closed, ConnectionError):
         pass
     equal(there[0].command(bytes(6)).status, 0, "TEST UNIT READY")
@@ -189,7 +190,7 @@ def an_address_has_its_share_of_connections(t):
 
 
 def peak(server, begin=False):
-    """The server's resident memory at its peak since the last call with `begin`, in bytes."""
+    """Peak of the server's resident memory since the last call with `begin`, in bytes."""
     if begin:
         with open(f"/proc/{server.process.pid}/clear_refs", "w") as f:
             f.write("5")
@@ -202,12 +203,12 @@ def nbd_request(command, offset, length, data=b""):
 
 
 def push(what, most=3):
-    """Sends to each socket of `what` as much of its data as all take in `most` seconds; what is left is dropped."""
+    """Sends as much data to each socket as it accepts within `most` seconds; the rest is dropped."""
     left = {s: memoryview(data) for s, data in what.items()}
     begin = moved = time.monotonic()
     for s in left:
         s.setblocking(False)
-    # Done when no socket takes any more.
+    # Ends when no socket accepts more data.
     while left and time.monotonic() - begin < most and time.monotonic() - moved < 0.5:
         for s in list(left):
             try:
@@ -222,7 +223,7 @@ def push(what, most=3):
                 del left[s]
 
 
-# What a hostile NBD client sends, after it has chosen an export. None of them ever reads.
+# Requests of a hostile NBD client after it has selected an export. No such client reads replies.
 HOSTILE = {
     "a write of 32 MiB without its last byte": lambda: nbd_request(1, 0, 32 * MIB, bytes(32 * MIB - 1)),
     "a write of 100 KiB without its last byte": lambda: nbd_request(1, 0, 100 << 10, bytes((100 << 10) - 1)),
@@ -231,14 +232,14 @@ HOSTILE = {
     "small reads": lambda: nbd_request(0, 0, 4096) * 9000,
     "trims of every other block": lambda: b"".join(nbd_request(4, n * 8192, 4096) for n in range(9000)),
 }
-# The server's allocator keeps some of what was freed.
+# The server's allocator retains some of the freed memory.
 BUDGET, MARGIN = 160 * MIB, 96 * MIB
-# How long hostile clients of each kind stay.
+# Duration of the load by hostile clients of each kind.
 SECONDS = int(os.environ.get("FOREBAY_HOSTILE_S", "5"))
 
 
 def hostile_server(t):
-    """A server with a small budget, its address, and the memory that it holds with full caches and no clients."""
+    """A server with a small budget, its address, and its memory with full caches and no clients."""
     need_descriptors(4096)
     args = configured(
         t,
@@ -246,7 +247,7 @@ def hostile_server(t):
         '[dedup]\nindex = "8M"\n[limits]\nclient_memory = "160M"\nstall_timeout_s = 2\n',
     )
     s, address = target(t, "disk", "good", size="1G", serve=args)
-    # The caches are full before memory is judged.
+    # The caches are filled before memory is measured.
     good = connect(s, "good")
     for offset in range(0, 96 * MIB, MIB):
         good.pwrite(t.random.randbytes(MIB), offset)
@@ -259,7 +260,7 @@ def hostile_server(t):
 
 
 def is_served(t, s, what):
-    """A client beside hostile ones: all it asks for is done within bounded time."""
+    """A well-behaved client concurrent with hostile ones. Returns the seconds for its requests."""
     begin = time.monotonic()
     good = connect(s, "good")
     for n in range(20):
@@ -275,13 +276,13 @@ def is_served(t, s, what):
 
 
 def are_served(t, s, what, base, seconds=SECONDS):
-    """Clients come for some time beside hostile ones; `base` is what the server held without those."""
+    """Runs well-behaved clients for some time; `base` is the server's memory without hostile ones."""
     end, longest = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         longest = max(longest, is_served(t, s, what))
     used = peak(s) - base
     print(f"     {what}: {used >> 20} MiB more, others served in {longest:.1f} s", flush=True)
-    check(used < BUDGET + MARGIN, f"{what}: they have the server hold {used >> 20} MiB")
+    check(used < BUDGET + MARGIN, f"{what}: the server uses {used >> 20} MiB more")
     check(longest < 20, f"{what}: another client is served in {longest:.1f} s")
 
 
@@ -300,7 +301,7 @@ def nbd_clients_share_a_budget_of_memory(t):
 
 
 def greedy_initiators(address, count):
-    """Sessions that may send data unasked. No more than 64 may be of one initiator."""
+    """Sessions that can send unsolicited data. An initiator can have at most 64."""
     keys = {"InitialR2T": "No", "ImmediateData": "Yes", "FirstBurstLength": "262144", "MaxBurstLength": "1048576"}
     name = "iqn.2026-01.org.example:h{}"
     return [
@@ -315,7 +316,7 @@ def long_reads():
 
 
 def unsolicited_writes():
-    """WRITE(16) of 1 MiB, of which unsolicited data is announced and does not come."""
+    """WRITE(16) of 1 MiB with announced unsolicited data that is never sent."""
     cdb = struct.pack(">BBQIBB", 0x8A, 0, 0, 2048, 0, 0)
     return b"".join(command_header(0x20, cdb, 2000 + n, MIB, n) for n in range(100))
 
@@ -350,7 +351,7 @@ def hostile_clients_of_all_kinds_share_a_budget_of_memory(t):
 
 
 def numbered(pdus, first):
-    """Commands without data, numbered from `first` on."""
+    """Numbers commands without data, starting with `first`."""
     pdus = bytearray(pdus)
     for n, at in enumerate(range(0, len(pdus), 48)):
         struct.pack_into(">I", pdus, at + 24, first + n)

@@ -1,4 +1,4 @@
-"""Real initiators: the Linux kernel's in emulated guests, and QEMU's own."""
+"""Other implementations of initiators: the Linux kernel's in emulated guests, and QEMU's."""
 
 import hashlib
 import os
@@ -12,7 +12,8 @@ TARGET = "iqn.2026-01.org.example:disks"
 ONE = "iqn.2026-01.org.example:one"
 TWO = "iqn.2026-01.org.example:two"
 SECRETS = {"hosts": "a secret of hosts", "storage": "a secret of storage"}
-# CHAP both ways with the best digest that there is, a checksum on every PDU, and a dead network noticed soon.
+# CHAP in both directions with the best available digest, a checksum on every PDU, and short timeouts for a
+# dead network.
 CONF = f"""
 node.session.auth.authmethod = CHAP
 node.session.auth.chap_algs = SHA3-256
@@ -25,11 +26,11 @@ node.conn[0].iscsi.DataDigest = CRC32C
 node.conn[0].timeo.noop_out_interval = 2
 node.conn[0].timeo.noop_out_timeout = 2
 """
-# Exit statuses of iscsiadm: the target did not accept the guest's secret, the guest not that of the target.
+# Exit statuses of iscsiadm: the target rejected the guest's secret, the guest rejected the target's.
 REFUSED_BY_TARGET, REFUSED_BY_GUEST = 24, 19
 # Exit statuses of sg_persist.
 UNIT_ATTENTION, CONFLICT = 6, 24
-# Two file systems are written and verified, round after round, until there is a file /tmp/stop.
+# Writes and verifies two file systems repeatedly until the file /tmp/stop exists.
 LOAD = """
 (
   trap '[[ -s /tmp/ended ]] || echo badly >/tmp/ended' EXIT
@@ -43,7 +44,7 @@ LOAD = """
 
 
 def serve(t):
-    """A server with a port for iSCSI, and a secret for each side; and the port."""
+    """A server with an iSCSI port and the secrets of both sides; and the port."""
     for user, secret in SECRETS.items():
         with open(t.path(f"{user}.secret"), "w") as f:
             f.write(secret)
@@ -52,20 +53,20 @@ def serve(t):
 
 
 def says(said, *lines):
-    """Checks that each of these lines is in what a command has said."""
+    """Checks that the output of a command contains each of these lines."""
     found = [" ".join(line.split()) for line in said.splitlines()]
     for line in lines:
         check(line in found, f"there is no line '{line}' in:\n{said}")
 
 
 def mapped(s, volume):
-    """How many bytes of a volume are stored."""
+    """Number of stored bytes of a volume."""
     s.cli("gc")
     return s.json("stats", volume)["space"]["mapped_bytes"]
 
 
 def wait_for_writes(s, guest, count=40):
-    """Waits until the guest has written on both disks, so many times more than now."""
+    """Waits until the guest has made `count` more writes on both disks."""
 
     def done():
         return [s.json("stats", v)["write"]["ops"] for v in ("a", "b")]
@@ -73,12 +74,12 @@ def wait_for_writes(s, guest, count=40):
     want, deadline = [d + count for d in done()], time.monotonic() + 120
     while any(d < w for d, w in zip(done(), want)):
         if time.monotonic() > deadline:
-            raise Failed(f"writes do not go on:\n{guest.run('cat /tmp/fio; dmesg | tail -n 20')}")
+            raise Failed(f"writes have stopped:\n{guest.run('cat /tmp/fio; dmesg | tail -n 20')}")
         time.sleep(0.05)
 
 
 def check_file_system(t, s, volume, *command):
-    """A file system is clean, as seen from here."""
+    """Checks a volume's file system on this machine."""
     raw = t.path(f"{volume}.raw")
     run("nbdcopy", s.uri(volume), raw)
     run(*command, raw)
@@ -86,7 +87,7 @@ def check_file_system(t, s, volume, *command):
 
 
 def logs_in_with_secrets_only(guest, port):
-    """Neither side gets on without the secret of the other; with both, what was asked for is what is used."""
+    """Neither side accepts the other without the right secret; with both, the requested digests are used."""
     portal = f"{GATEWAY}:{port}"
     node = f"iscsiadm -m node -T {TARGET} -p {portal}"
     found = guest.run(f"iscsiadm -m discovery -t sendtargets -o nonpersistent -p {portal}; {node} -o new >&2")
@@ -101,7 +102,7 @@ def logs_in_with_secrets_only(guest, port):
 
 
 def is_what_it_says(s, guest, a, c):
-    """Size, blocks, caches, identity and provisioning, as the kernel has them and as the disk says itself."""
+    """Size, blocks, caches, identity and provisioning, as seen by the kernel and as reported by the disk."""
     columns = "NAME,SIZE,RO,PHY-SEC,LOG-SEC,ROTA,DISC-GRAN,OPT-IO"
     lines = [line.split() for line in guest.run(f"lsblk -dnrb -o {columns} | grep ^sd").splitlines()]
     found = sorted((int(size) // MIB, *rest) for _, size, *rest in lines)
@@ -118,7 +119,8 @@ def is_what_it_says(s, guest, a, c):
             sg_readcap -l /dev/{a}
             sg_luns /dev/{a}
         """),
-        *("Vendor identification: FOREBAY", "Product identification: VOLUME", f"Unit serial number: {serial}"),
+        *("Vendor identification: FOREBAY", "Product identification: VOLUME"),
+        f"Unit serial number: {serial}",
         *("designator type: NAA, code set: Binary", f"{TARGET},t,0x0001"),
         *("Maximum compare and write length: 255 blocks", "Optimal unmap granularity: 8 blocks"),
         *("Unmap command supported (LBPU): 1", "Logical block provisioning read zeros (LBPRZ): 1"),
@@ -130,14 +132,15 @@ def is_what_it_says(s, guest, a, c):
 
 
 def goes_on_without_its_connection(s, guest, network):
-    """While it writes: all connections are reset, then they fall silent, then the server crashes and comes again."""
+    """During writes, all connections are reset, then they stop forwarding, then the server crashes and
+    restarts."""
     guest.run(LOAD)
     wait_for_writes(s, guest)
     network.cut()
     wait_for_writes(s, guest)
     network.freeze()
     wait_for_writes(s, guest)
-    # It is the same session: that of the dead connection has made way.
+    # It is the same session: it has replaced that of the dead connection.
     equal([i["initiator"] for i in s.json("target", "show", TARGET)["sessions"]], [ONE], "sessions")
     s.kill()
     time.sleep(1)
@@ -153,19 +156,19 @@ def goes_on_without_its_connection(s, guest, network):
 
 
 def sees_grown_disks(s, guest, a, b):
-    """Disks grow while their file systems are mounted; the guest looks again, and uses what is new."""
+    """Disks grow while their file systems are mounted; the guest rescans them and uses the new space."""
     for volume in ("a", "b"):
         s.cli("volume", "resize", volume, "512M")
     sectors = f"cat /sys/block/{a}/size /sys/block/{b}/size"
     guest.run("iscsiadm -m node -R")
     equal(guest.run(sectors).split(), ["1048576"] * 2, "sectors")
     guest.run(f"resize2fs /dev/{a}; xfs_growfs /mnt/b")
-    # 400 MiB of it can be had: neither had so much before.
+    # 400 MiB can be allocated, more than either had before.
     guest.run("fallocate -l 400M /mnt/a/much; fallocate -l 400M /mnt/b/much; rm /mnt/?/much")
 
 
 def gives_space_back(s, guest, c):
-    """What the guest discards, in a file system or by itself, is free at the server."""
+    """Blocks that the guest discards, in a file system or directly, are freed at the server."""
     guest.run(f"head -c 8M /dev/urandom | tee /mnt/a/noise /mnt/b/noise >/dev/{c}; sync")
     before = [mapped(s, volume) for volume in ("a", "b", "c")]
     check(min(before) >= 8 * MIB, f"{before} bytes are stored, expected 8 MiB of each")
@@ -173,7 +176,7 @@ def gives_space_back(s, guest, c):
     after = [mapped(s, volume) for volume in ("a", "b", "c")]
     check(all(b - a >= 7 * MIB for b, a in zip(before, after)), f"{before} bytes were stored, then {after}")
     equal(after[2], MIB, "what was not discarded")
-    # Discarded blocks read as zeros, without the guest's memory of them.
+    # Discarded blocks read as zeros, not from the guest's cache.
     guest.run(f"blkdiscard -z -l 1M /dev/{c}; blockdev --flushbufs /dev/{c}; cmp -n 64M /dev/{c} /dev/zero")
     equal(mapped(s, "c"), 0, "bytes that are stored of zeros")
 
@@ -204,7 +207,8 @@ def linux_host_with_file_systems_on_luns(t):
     goes_on_without_its_connection(s, guest, network)
     sees_grown_disks(s, guest, a, b)
     gives_space_back(s, guest, c)
-    guest.run(f"umount /mnt/a; umount /mnt/b; mount /dev/{a} /mnt/a; mount /dev/{b} /mnt/b; sha256sum -c /tmp/sums")
+    guest.run(f"umount /mnt/a; umount /mnt/b; mount /dev/{a} /mnt/a; mount /dev/{b} /mnt/b")
+    guest.run("sha256sum -c /tmp/sums")
     guest.run("umount /mnt/a; umount /mnt/b; iscsiadm -m node --logout")
     equal(s.json("target", "show", TARGET)["sessions"], [], "sessions after logout")
     guest.kill()
@@ -215,7 +219,7 @@ def linux_host_with_file_systems_on_luns(t):
 
 
 class Sharer:
-    """A host that shares a disk with another, by persistent reservations with a key of its own."""
+    """A host that shares a disk with another, using persistent reservations with a separate key."""
 
     def __init__(self, guest, key, port):
         self.guest, self.key = guest, key
@@ -224,7 +228,8 @@ class Sharer:
         self.disk = "/dev/" + guest.disk(0)
 
     def say(self, service, *others, status=0):
-        """A PERSISTENT RESERVE OUT: Write Exclusive - Registrants Only, where a type is asked for."""
+        """A PERSISTENT RESERVE OUT of type Write Exclusive - Registrants Only, if the service action has a
+        type."""
         keys = " ".join([f"--param-rk={self.key}", *others])
         return self.guest.run(f"sg_persist -n --out --{service} {keys} --prout-type=5 {self.disk}", status)
 
@@ -232,25 +237,25 @@ class Sharer:
         self.guest.run(f"sg_persist -n --out --register --param-sark={self.key} {' '.join(options)} {self.disk}")
 
     def keys(self):
-        """The keys of all who are registered, as this host sees them."""
+        """The keys of all registrations, as seen by this host."""
         said = self.guest.run(f"sg_persist -n --in --read-keys {self.disk}")
         return sorted(line.strip() for line in said.splitlines() if line.startswith("    0x"))
 
     def is_told(self, what):
-        """The disk has something to tell this host, which comes first."""
+        """The disk has a unit attention for this host, which precedes other results."""
         said = self.guest.run(f"sg_persist -n --in --read-keys {self.disk}", status=UNIT_ATTENTION)
         says(said, f"Additional sense: {what}")
 
     def write(self, at, conflicts=False):
-        """Writes a block of its own key, or finds that it must not."""
+        """Writes a block that contains its key; with `conflicts`, that must fail."""
         said = self.guest.run(
             f"printf '%-4096s' {self.key} | dd of={self.disk} bs=4096 seek={at} oflag=direct iflag=fullblock",
             status=1 if conflicts else 0,
         )
-        check(("Invalid exchange" in said) == conflicts, f"{self.guest.name} wrote, and found: {said}")
+        check(("Invalid exchange" in said) == conflicts, f"{self.guest.name} wrote, with this output: {said}")
 
     def read(self, at):
-        """Whose block this is."""
+        """The key in this block."""
         return self.guest.run(f"dd if={self.disk} bs=4096 skip={at} count=1 iflag=direct status=none | tr -d ' '")
 
 
@@ -275,23 +280,24 @@ def linux_hosts_fence_each_other(t):
     two.write(2)
     equal([one.read(2), two.read(1)], ["0x2", "0x1"], "what each reads of the other")
 
-    # The first fences the second, which reads still and writes no more, also when the server has come again.
+    # The first host fences the second, which can still read but not write, also after a restart of the
+    # server.
     one.say("preempt", "--param-sark=0x2")
     for crashed in (False, True):
         if crashed:
             s.kill()
             s.start()
-            # Both come again by themselves; their disk tells them once that it was reset.
+            # Both reconnect without action; their disk reports once that it was reset.
             for host in (one, two):
                 host.guest.run(f"sg_turs {host.disk} || sg_turs {host.disk}")
         one.write(1)
         two.write(1, conflicts=True)
         if not crashed:
             two.is_told("Registrations preempted")
-        equal([one.keys(), two.keys()], [["0x1"]] * 2, "keys of who is left")
+        equal([one.keys(), two.keys()], [["0x1"]] * 2, "remaining keys")
         equal(two.read(1), "0x1", "what the fenced host reads")
 
-    # And the other way round: the second registers again, and takes the reservation of the first.
+    # The reverse: the second host registers again, and preempts the reservation of the first.
     two.register()
     two.say("preempt-abort", "--param-sark=0x1")
     two.write(1)
@@ -310,7 +316,7 @@ def qemu_boots_from_a_lun(t):
     s, port = serve(t)
     s.cli("volume", "create", "disk", "--size", "2G")
     s.cli("target", "create", TARGET, "--chap-user", "hosts", "--chap-secret-file", t.path("hosts.secret"))
-    # The names of qemu-img and of a guest, unless they are told another.
+    # The default names of qemu-img and of a guest.
     s.cli("target", "allow", TARGET, "iqn.2008-11.org.linux-kvm")
     s.cli("target", "allow", TARGET, "iqn.2008-11.org.linux-kvm:booted")
     s.cli("lun", "map", TARGET, "disk", "--write-back")

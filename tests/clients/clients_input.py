@@ -1,4 +1,4 @@
-"""Bad input: names, sizes, commands, and clients that do not speak NBD."""
+"""Invalid input: names, sizes, commands, and clients that do not follow the NBD protocol."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def bad_names_are_refused(t):
         check(done.returncode in (1, 2), f"name {name!r}: exit status {done.returncode}")
         check(done.stderr.strip(), f"name {name!r}: nothing on standard error")
     equal(s.json("volume", "list"), [], "volumes")
-    # These look odd, but are names.
+    # These unusual names are valid.
     for name in ("a b", "ÄÖÜ-桌面", "x" * 255, "-leading", "100%"):
         s.cli("volume", "create", "--size", "1M", "--", name)
         s.cli("volume", "rm", "--", name)
@@ -65,15 +65,15 @@ def wrong_usage_has_its_own_status(t):
         ["image", "rm", "nobody"],
         ["stats", "nobody"],
     ):
-        check("nobody" in s.refused(*args), f"{args}: the refusal does not name it")
+        check("nobody" in s.refused(*args), f"{args}: the error does not name the disk")
     s.cli("volume", "create", "x", "--size", "1M")
     check("exists" in s.refused("volume", "create", "x", "--size", "1M"), "a name taken twice")
     s.stop()
-    check("serve" in s.refused("volume", "list"), "without a server, the refusal does not say what to do")
+    check("serve" in s.refused("volume", "list"), "without a server, the error does not suggest 'serve'")
 
 
 @test
-def bad_image_files_leave_nothing(t):
+def failed_imports_leave_no_image(t):
     s = t.server()
     with open(t.path("short.qcow2"), "wb") as f:
         f.write(b"QFI\xfb" + bytes(3))
@@ -91,23 +91,23 @@ def bad_image_files_leave_nothing(t):
 
 
 @test
-def interrupted_imports_leave_nothing(t):
+def interrupted_imports_leave_no_image(t):
     s = t.server()
     source = t.noise_file("source.raw", 192 * MIB)
     argv = [s.bin, "--socket", s.control, "image", "import", "golden", source]
     for end in ("client gets SIGINT", "client gets SIGKILL", "server gets SIGTERM", "server gets SIGKILL"):
-        # An import that is done before it is interrupted is one to try again, sooner.
+        # An import that ends before the interruption is repeated with an earlier interruption.
         for delay in (0.2, 0.1, 0.05, 0.02, 0.0):
             client = spawn(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             time.sleep(delay)
             done = s.json("image", "list")
-            equal([i["name"] for i in done if client.poll() is None], [], "images while an import is under way")
+            equal([i["name"] for i in done if client.poll() is None], [], "images during an import")
             interrupt(s, client, end)
             if client.wait(30) != 0:
                 break
             s.cli("image", "rm", "golden")
         else:
-            raise Failed(f"{end}: the import was always faster")
+            raise Failed(f"{end}: the import always ended before the interruption")
         deadline = time.monotonic() + 10
         while s.json("image", "list") and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -117,7 +117,7 @@ def interrupted_imports_leave_nothing(t):
 
 
 def interrupt(server, client, how):
-    """Ends one of the two in the middle of an import; the server runs again afterwards."""
+    """Ends client or server during an import; the server runs again afterwards."""
     who, _, signal_name = how.split()
     if who == "client":
         client.send_signal(getattr(signal, signal_name))
@@ -130,7 +130,7 @@ def interrupt(server, client, how):
 
 
 @test
-def requests_beyond_the_end_fail(t):
+def requests_beyond_the_end_of_a_disk_fail(t):
     s = t.server()
     s.cli("volume", "create", "disk", "--size", "1M")
     h = connect(s, "disk")
@@ -139,12 +139,12 @@ def requests_beyond_the_end_fail(t):
     refused_by_server("EINVAL", h.pread, 1024, MIB - 512)
     refused_by_server("ENOSPC", h.pwrite, bytes(1024), MIB - 512)
     refused_by_server("EINVAL", h.pread, 512, 1 << 62)
-    # The connection goes on.
+    # The connection can still be used.
     equal(bytes(h.pread(4, 0)), bytes(4), "a read afterwards")
 
 
 @test
-def garbage_disturbs_nobody(t):
+def invalid_data_does_not_affect_other_clients(t):
     s = t.server()
     s.cli("volume", "create", "disk", "--size", "1M")
     good = connect(s, "disk")
@@ -160,14 +160,15 @@ def garbage_disturbs_nobody(t):
                 raw.sendall(struct.pack(">QII", IHAVEOPT, t.random.randrange(1, 12), t.random.choice([5, 1 << 31])))
             raw.sendall(t.random.randbytes(t.random.randrange(1, 70000)))
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the server hangs up on it, as it should
+            pass  # the server closes the connection, as it should
         raw.close()
         good.pwrite(bytes([i]) * 512, 0)
     equal(bytes(good.pread(1, 0)), b"\x3b", "the last write")
 
 
 def enter_transmission(server, export):
-    """A raw connection in the transmission phase, by the oldest option; its replies are simple ones."""
+    """A raw connection in the transmission phase, entered by NBD_OPT_EXPORT_NAME; its replies are simple
+    ones."""
     raw = socket.socket(socket.AF_UNIX)
     raw.settimeout(10)
     raw.connect(server.nbd)
@@ -180,22 +181,22 @@ def enter_transmission(server, export):
 
 
 @test
-def clients_that_stop_half_way_are_forgotten(t):
+def clients_that_disconnect_within_a_request_leave_no_trace(t):
     s = t.server()
     s.cli("volume", "create", "disk", "--size", "1M")
     for _ in range(20):
         raw = enter_transmission(s, "disk")
-        # A write of a block, of which only a part ever comes.
+        # A write of a block of which only a part is sent.
         raw.sendall(struct.pack(">IHHQQI", REQUEST_MAGIC, 0, CMD_WRITE, 1, 0, BLOCK) + b"x" * 100)
         raw.close()
     h = connect(s, "disk")
-    equal(bytes(h.pread(BLOCK, 0)), bytes(BLOCK), "a write that never came in whole")
+    equal(bytes(h.pread(BLOCK, 0)), bytes(BLOCK), "an incomplete write")
     h.shutdown()
     s.cli("volume", "rm", "disk")
 
 
 @test
-def a_client_that_never_reads_costs_little(t):
+def a_client_that_never_reads_uses_bounded_memory(t):
     s = t.server("--cache", "64M")
     s.cli("volume", "create", "disk", "--size", "64M")
     run("nbdcopy", t.noise_file("noise", 64 * MIB), s.uri("disk"))
@@ -214,7 +215,7 @@ def a_client_that_never_reads_costs_little(t):
     begin = time.monotonic()
     for i in range(200):
         h.pread(BLOCK, i * BLOCK)
-    check(time.monotonic() - begin < 5, "another client waits for it")
+    check(time.monotonic() - begin < 5, "it blocks another client")
     grown = resident(s.process.pid) - before
     check(grown < 400 * MIB, f"memory grew by {grown // MIB} MiB")
     for raw in deaf:

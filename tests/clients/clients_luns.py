@@ -1,4 +1,4 @@
-"""What the disks of a target promise to the hosts that share them: durability, locks, reservations, copies, growth."""
+"""Guarantees for the disks of a target that hosts share: durability, locks, reservations, copies, growth."""
 
 import struct
 import threading
@@ -12,7 +12,7 @@ CLEAR_TASK_SET, LUN_RESET = 4, 5
 
 
 @test
-def what_others_have_begun_ends_before_a_reset(t):
+def commands_of_other_sessions_end_before_a_reset(t):
     _, address = target(t, "disk")
     writer = Initiator(address, TARGET, isid=1, keys={"ImmediateData": "No"}).ready()
     other = Initiator(address, TARGET, isid=2).ready()
@@ -24,14 +24,14 @@ def what_others_have_begun_ends_before_a_reset(t):
         other.manage(function)
         answer, _ = other.receive()
         equal((answer[0], answer[2]), (0x22, 0), "answer to the function")
-        # What comes too late changes nothing.
+        # Data that arrives after the reset has no effect.
         writer.data_out(r2t, out)
         equal(writer.command(bytes(6)).code, told, "what the other one is told")
         equal(other.ready().read_blocks(0, 1).data, bytes(BLOCK), "a block whose write was aborted")
 
 
 @test
-def writes_are_durable_when_they_are_answered(t):
+def writes_are_durable_when_they_are_acknowledged(t):
     s, address = target(t, "disk", "cached")
     s.cli("lun", "unmap", TARGET, "1")
     s.cli("lun", "map", TARGET, "cached", "--lun", "1", "--write-back")
@@ -51,8 +51,9 @@ def writes_are_durable_when_they_are_answered(t):
 
 
 @test
-def counters_count_right_across_kill_9(t):
-    """COMPARE AND WRITE is linearizable: initiators add to the same counters, and each notes what it was told."""
+def compare_and_write_is_linearizable_across_kill_9(t):
+    """Initiators increment shared counters with COMPARE AND WRITE, and count successful and unknown
+    results."""
     s, address = target(t, "disk")
     clients, rounds = 4, 3
     told, unsure, addresses = [0] * clients, [0] * clients, [address]
@@ -98,7 +99,7 @@ def counters_count_right_across_kill_9(t):
 
 
 @test
-def reservations_outlive_a_restart(t):
+def reservations_persist_after_a_restart(t):
     s, address = target(t, "disk")
     a, b = (Initiator(address, TARGET, isid=n).ready() for n in (1, 2))
 
@@ -108,12 +109,12 @@ def reservations_outlive_a_restart(t):
 
     equal(out(a, 0, new=0xA), GOOD, "REGISTER")
     equal(out(a, 1, key=0xA), GOOD, "RESERVE")
-    equal(b.write_blocks(0, b"b" * BLOCK).status, CONFLICT, "a write of who is not registered")
+    equal(b.write_blocks(0, b"b" * BLOCK).status, CONFLICT, "a write without registration")
     s.kill()
     s.start()
     a, b = (Initiator(portal(s), TARGET, isid=n).ready() for n in (1, 2))
     equal(b.write_blocks(0, b"b" * BLOCK).status, CONFLICT, "the same after kill -9")
-    equal(a.write_blocks(0, b"a" * BLOCK).status, GOOD, "a write of who has reserved it")
+    equal(a.write_blocks(0, b"a" * BLOCK).status, GOOD, "a write of the holder")
     equal(out(b, 0, new=0xB), GOOD, "REGISTER")
     equal(out(b, 4, key=0xB, new=0xA), GOOD, "PREEMPT")
     equal(a.command(bytes(6)).code, (6, 0x2A, 5), "what the preempted one is told")
@@ -122,7 +123,7 @@ def reservations_outlive_a_restart(t):
 
 
 @test
-def a_full_store_is_told_and_recovers(t):
+def a_full_store_is_reported_and_recovers(t):
     with open(t.path("config"), "w") as f:
         f.write('[store]\nlimit = "96M"\n')
     s, address = target(t, "disk", size="512M", serve=["--config", t.path("config")])
@@ -136,9 +137,9 @@ def a_full_store_is_told_and_recovers(t):
             full = done
             break
     check(full, "the store is never full")
-    check(warned, "no word that the store is low on room before it is full")
+    check(warned, "no unit attention for low space before the store is full")
     equal(full.code, (7, 0x27, 7), "sense of a write to a full store")
-    equal(i.read_blocks(0, 8).status, GOOD, "a read meanwhile")
+    equal(i.read_blocks(0, 8).status, GOOD, "a read while the store is full")
     unmap = struct.pack(">HHIQII", 22, 16, 0, 0, 512 * 2048 - 1, 0)
     equal(i.command(struct.pack(">BBIBHB", 0x42, 0, 0, 0, len(unmap), 0), out=unmap).status, GOOD, "UNMAP")
     wait_for(lambda: i.write_blocks(0, b"again..." * 64).status == GOOD, "room", 30)
@@ -146,7 +147,7 @@ def a_full_store_is_told_and_recovers(t):
 
 @test
 def a_copy_moves_no_data(t):
-    """EXTENDED COPY of a whole volume: its blocks are shared, not written."""
+    """EXTENDED COPY of a complete volume: its blocks are shared, not written."""
     s, address = target(t, "from", "to", size="64M")
     i = Initiator(address, TARGET).ready()
     i.command(bytes(6), lun=1)
@@ -178,7 +179,7 @@ def a_copy_moves_no_data(t):
 
 
 @test
-def a_unit_grows_and_goes_under_load(t):
+def a_unit_is_resized_and_unmapped_under_load(t):
     s, address = target(t, "disk", "other")
     i = Initiator(address, TARGET).ready()
     i.command(bytes(6), lun=1)

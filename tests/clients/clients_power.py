@@ -1,8 +1,9 @@
-"""Power cuts: the pool on a real file system, on a disk whose volatile cache loses what was not flushed.
+"""Power cuts: the pool on a real file system, on a disk whose volatile cache loses unflushed writes.
 
-The disk is `volatile_disk`, made a block device by nbdfuse and a loop mount. When the power fails, the disk goes
-first, then the server is killed and everything is taken down; then the disk comes back with what survived, the file
-system replays its journal, and the clients of `clients_crash` hold what they find against their ledgers.
+The disk is `volatile_disk`, which nbdfuse and a loop mount turn into a block device. In a power cut the disk
+ends first, then the server is killed and everything is unmounted; then the disk starts with the surviving
+writes, the file system replays its journal, and the clients of `clients_crash` compare the state with their
+ledgers.
 """
 
 import os
@@ -16,10 +17,10 @@ import time
 from clients_crash import CONFIG, crash_rounds
 from clients_filesystems import EXT4, XFS
 from forebay import Failed, run, spawn
-from harness import need_root, test
+from harness import alone, need_root, test
 
 SIZE = 512 << 20
-# A server that was killed lets go of its files a moment later.
+# A killed server closes its files with a delay.
 UMOUNT_TIMEOUT = 30
 
 
@@ -47,7 +48,7 @@ class Machine:
         self.server = t.server("--config", config, data=os.path.join(self.mount, "data"))
 
     def power_on(self):
-        """Brings up the disk and mounts the file system, which replays its journal."""
+        """Starts the disk and mounts the file system, which replays its journal."""
         self.boots += 1
         socket = os.path.join(self.sockets, f"disk-{self.boots}")
         program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "volatile_disk.py")
@@ -61,13 +62,13 @@ class Machine:
     def cut_power(self):
         self.disk.send_signal(signal.SIGUSR1)
         self.disk.wait(60)
-        # What waits for the disk fails now; nbdfuse could let it wait for ever.
+        # Requests that wait for the disk fail now; nbdfuse could block them forever.
         self.fuse_process.kill()
         self.fuse_process.wait()
         self.server.kill()
 
     def take_down(self):
-        """Removes what is left of the machine in this kernel."""
+        """Unmounts the file system and the disk."""
         if self.disk is None:
             return
         for process in (self.disk, self.fuse_process):
@@ -89,7 +90,7 @@ class Machine:
 
 
 def is_mounted(directory):
-    """Whether something is mounted there; `os.path.ismount` says no where the file system has failed."""
+    """Whether a directory is a mount point; `os.path.ismount` returns false if the file system has failed."""
     with open("/proc/self/mounts") as mounts:
         return any(line.split()[1] == directory for line in mounts)
 
@@ -109,23 +110,26 @@ def power_cuts(t, fs):
     crash_rounds(t, machine.server, rounds, machine.cut_power, machine.recover, longest_load=1.5)
 
 
+@alone
 @test
-def power_cuts_on_ext4_lose_no_flush(t):
+def power_cuts_on_ext4_lose_no_flushed_write(t):
     power_cuts(t, EXT4)
 
 
+@alone
 @test
-def power_cuts_on_xfs_lose_no_flush(t):
+def power_cuts_on_xfs_lose_no_flushed_write(t):
     power_cuts(t, XFS)
 
 
+@alone
 @test
-def a_disk_that_ignores_flushes_is_found_out(t):
-    """A judge that never says no proves nothing."""
+def a_disk_that_ignores_flushes_is_detected(t):
+    """The test itself detects lost writes."""
     need_root("loop mounts")
     machine = Machine(t, EXT4, "--ignore-flush")
     try:
         crash_rounds(t, machine.server, 10, machine.cut_power, machine.recover, longest_load=1.5)
     except Failed:
         return
-    raise Failed("10 power cuts of a disk that ignores flushes, and nothing was lost")
+    raise Failed("10 power cuts of a disk that ignores flushes, and no write was lost")

@@ -1,4 +1,4 @@
-"""What clients see of snapshots, clones, rollbacks, resets, resizes and durability."""
+"""Snapshots, clones, rollbacks, resets, resizes and durability, as seen by clients."""
 
 import threading
 
@@ -10,7 +10,7 @@ def put(handle, block, byte):
 
 
 def get(server, export, block):
-    """The byte that fills a block, as a new connection sees it."""
+    """The byte that fills a block, as seen by a new connection."""
     handle = connect(server, export)
     data = bytes(handle.pread(BLOCK, block * BLOCK))
     handle.shutdown()
@@ -24,7 +24,7 @@ def a_snapshot_holds_every_acknowledged_write(t):
     s.cli("volume", "create", "disk", "--size", "16M")
     h = connect(s, "disk")
     put(h, 1, 11)
-    # Not flushed: acknowledged is enough.
+    # Not flushed: an acknowledgement is sufficient.
     s.cli("snapshot", "create", "disk", "one")
     put(h, 1, 12)
     put(h, 2, 22)
@@ -47,7 +47,7 @@ def a_snapshot_cannot_be_written(t):
     s.cli("snapshot", "create", "disk", "one")
     h = connect(s, "disk@one")
     check(h.is_read_only(), "the snapshot is not offered read-only")
-    # The server has to refuse by itself, whatever a client thinks is allowed.
+    # The server must reject writes independently of the client's checks.
     h.set_strict_mode(0)
     refused_by_server("EPERM", h.pwrite, bytes(BLOCK), 0)
     refused_by_server("EPERM", h.trim, BLOCK, 0)
@@ -65,7 +65,7 @@ def clones_are_independent(t):
         put(h, 100 + i, i + 1)
         put(h, 200, 50 + i)
         h.flush()
-    # A clone of a clone, by way of a snapshot.
+    # A clone of a clone, through a snapshot.
     s.cli("snapshot", "create", "pc-001", "base")
     s.cli("volume", "clone", "pc-001@base", "grandchild")
     put(handles["pc-001"], 200, 99)
@@ -83,7 +83,7 @@ def export_file(t, server, export):
 
 
 @test
-def rollback_and_reset_go_back(t):
+def rollback_and_reset_restore_earlier_contents(t):
     s = t.server()
     image = t.noise_file("golden.raw", 4 * MIB)
     s.cli("image", "import", "golden", image)
@@ -93,8 +93,8 @@ def rollback_and_reset_go_back(t):
     s.cli("snapshot", "create", "pc", "good")
     put(h, 5, 2)
     put(h, 6, 3)
-    check("connect" in s.refused("snapshot", "rollback", "pc", "good"), "the refusal does not say why")
-    check("connect" in s.refused("volume", "reset", "pc"), "the refusal does not say why")
+    check("connect" in s.refused("snapshot", "rollback", "pc", "good"), "the error does not name the reason")
+    check("connect" in s.refused("volume", "reset", "pc"), "the error does not name the reason")
     h.shutdown()
     s.cli("snapshot", "rollback", "pc", "good")
     equal(get(s, "pc", 5), 1, "block 5 after the rollback")
@@ -106,40 +106,40 @@ def rollback_and_reset_go_back(t):
 
 
 @test
-def what_others_need_is_not_deleted(t):
+def disks_with_dependents_are_not_deleted(t):
     s = t.server()
     s.cli("image", "import", "golden", t.noise_file("golden.raw", MIB))
     s.cli("volume", "clone", "golden", "pc")
     s.cli("snapshot", "create", "pc", "one")
     s.cli("volume", "clone", "pc@one", "child")
-    check("clone" in s.refused("image", "rm", "golden"), "golden: the refusal does not say why")
-    check("snapshot" in s.refused("volume", "rm", "pc"), "pc: the refusal does not say why")
-    check("clone" in s.refused("snapshot", "rm", "pc", "one"), "pc@one: the refusal does not say why")
+    check("clone" in s.refused("image", "rm", "golden"), "golden: the error does not name the reason")
+    check("snapshot" in s.refused("volume", "rm", "pc"), "pc: the error does not name the reason")
+    check("clone" in s.refused("snapshot", "rm", "pc", "one"), "pc@one: the error does not name the reason")
     h = connect(s, "child")
-    check("in use" in s.refused("volume", "rm", "child"), "child: the refusal does not say why")
+    check("in use" in s.refused("volume", "rm", "child"), "child: the error does not name the reason")
     h.shutdown()
-    # In the order of dependence all of it goes.
+    # In the order of dependence, all of them can be deleted.
     s.cli("volume", "rm", "child")
     s.cli("snapshot", "rm", "pc", "one")
     s.cli("volume", "rm", "pc")
     s.cli("image", "rm", "golden")
-    equal([*s.json("volume", "list"), *s.json("image", "list")], [], "what is left")
+    equal([*s.json("volume", "list"), *s.json("image", "list")], [], "remaining disks")
 
 
 @test
-def who_is_just_leaving_is_not_in_the_way(t):
-    """The server learns a moment later than the client that the client has hung up."""
+def an_operation_waits_for_a_closing_connection(t):
+    """The server detects a closed connection later than the client closes it."""
     s = t.server()
     s.cli("volume", "create", "disk", "--size", "4M")
     h = connect(s, "disk")
     put(h, 0, 1)
-    leaving = threading.Timer(0.3, h.shutdown)
-    leaving.start()
+    closing = threading.Timer(0.3, h.shutdown)
+    closing.start()
     s.cli("volume", "resize", "disk", "2M")
-    leaving.join()
+    closing.join()
     h = connect(s, "disk")
-    check("in use by 1 connection" in s.refused("volume", "rm", "disk"), "the refusal does not say why")
-    equal(bytes(h.pread(1, 0)), b"\1", "a byte after the refusal")
+    check("in use by 1 connection" in s.refused("volume", "rm", "disk"), "the error does not name the reason")
+    equal(bytes(h.pread(1, 0)), b"\1", "a byte after the error")
 
 
 @test
@@ -155,7 +155,7 @@ def a_new_size_is_seen_by_new_connections(t):
     h = connect(s, "disk")
     put(h, 2047, 9)
     h.shutdown()
-    # What is cut off does not come back.
+    # Data beyond the new end is discarded.
     s.cli("volume", "resize", "disk", "2M")
     equal(connect(s, "disk").get_size(), 2 * MIB, "size after shrinking")
     s.cli("volume", "resize", "disk", "8M")
@@ -164,8 +164,8 @@ def a_new_size_is_seen_by_new_connections(t):
 
 @test
 def connections_share_one_disk(t):
-    """What multi-conn promises: an acknowledged write is seen by all, and a flush on one connection covers the
-    acknowledged writes of all."""
+    """The guarantees of multi-conn: an acknowledged write is visible on all connections, and a flush on one
+    of them covers the acknowledged writes of all."""
     s = t.server()
     s.cli("volume", "create", "disk", "--size", "4M")
     handles = [connect(s, "disk") for _ in range(4)]
@@ -211,7 +211,8 @@ def fua_needs_no_flush(t):
 
 @test
 def overlapping_writes_leave_whole_blocks(t):
-    """Two clients write the same blocks without end; each block holds one write or another, never a mixture."""
+    """Two clients write the same blocks repeatedly; each block contains one of the writes, never a
+    mixture."""
     s = t.server()
     s.cli("volume", "create", "disk", "--size", "1M")
     failures = []
@@ -222,14 +223,14 @@ def overlapping_writes_leave_whole_blocks(t):
             for _ in range(150):
                 for byte in bytes_:
                     h.pwrite(bytes([byte]) * 16 * BLOCK, 8 * BLOCK)
-        except Exception as e:  # told to the main thread
+        except Exception as e:  # reported by the main thread
             failures.append(e)
 
     threads = [threading.Thread(target=hammer, args=(range(1 + 4 * i, 5 + 4 * i),)) for i in range(2)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        check(get(s, "disk", 15) < 9, "a byte that nobody wrote")
+        check(get(s, "disk", 15) < 9, "a byte of no write")
     for thread in threads:
         thread.join()
     if failures:
@@ -248,5 +249,5 @@ def a_thousand_clones(t):
     s.kill()
     s.start()
     equal(len(s.json("volume", "list")), 1000, "clones after a crash")
-    # Numbers are padded to one width, so that names sort.
+    # Numbers are padded to the same width, so that names sort.
     equal((get(s, "pc-1000", 1), s.json("volume", "show", "pc-0001")["origin"]), (1, "golden"), "clones")

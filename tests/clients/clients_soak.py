@@ -1,4 +1,4 @@
-"""Sustained load on a store that is short of room, in its short form; `make soak` runs the long one."""
+"""Sustained load on a store that is short of space, in its short form; `make soak` runs the long one."""
 
 import os
 import sys
@@ -11,9 +11,9 @@ from harness import equal, test  # noqa: E402
 
 @test
 def overwrites_and_snapshots_at_60_percent_live_meet_no_enospc(t):
-    equal(soak(t, 60, seconds=10, scale=8).problems(), [], "broken promises")
+    equal(soak(t, 60, seconds=10, scale=8).problems(), [], "violations of promises")
 
 
 @test
 def overwrites_and_snapshots_at_80_percent_live_meet_no_enospc(t):
-    equal(soak(t, 80, seconds=15, scale=8).problems(), [], "broken promises")
+    equal(soak(t, 80, seconds=15, scale=8).problems(), [], "violations of promises")

@@ -1,4 +1,4 @@
-"""Space: what is written alike is stored once, what nobody needs comes back, and the figures of both are right."""
+"""Space: equal data is stored once, unreferenced data is freed, and the statistics of both are correct."""
 
 import http.client
 import json
@@ -18,13 +18,13 @@ def stats(server):
 
 
 def stored(server):
-    """Bytes of the log, when nothing in it is left that `gc` would free."""
+    """Bytes of the log after `gc` has freed all garbage."""
     server.cli("gc")
     return stats(server)["stored_bytes"]
 
 
 def configured(t, text, **kwargs):
-    """A server with this configuration."""
+    """A server with this configuration file."""
     path = t.path("forebay.toml")
     with open(path, "w") as f:
         f.write(text)
@@ -37,7 +37,7 @@ def write_image(server, volume, file):
 
 
 def holds(t, server, volume, file):
-    """Checks that a disk has the content of `file`."""
+    """Checks that a disk has the same content as `file`."""
     copy = t.path("copy")
     run("nbdcopy", server.uri(volume), copy)
     equal(run("cmp", file, copy, check=False).returncode, 0, f"contents of {volume}")
@@ -65,14 +65,14 @@ def an_image_imported_twice_is_stored_once(t):
     at_most(stored(s) - once, size // 20, "stored by the second import")
     at_least(stats(s)["reduction"]["duplicate_blocks"] * BLOCK, size * 97 // 100, "found to be stored already")
     holds(t, s, "second", noise)
-    # What one of them holds must not go with the other.
+    # Deleting one image must not free blocks of the other.
     s.cli("image", "rm", "first")
     s.cli("gc")
     holds(t, s, "second", noise)
 
 
 def text_file(t, name, size):
-    """Lines of words: it packs well, and no two blocks are the same."""
+    """Lines of words: compressible, and no two blocks are equal."""
     words = ["forebay", "basin", "turbine", "surge", "segment", "batch", "block", "clone", "image", "of", "the", "a"]
     path = t.path(name)
     with open(path, "w") as f:
@@ -101,20 +101,20 @@ def text_is_compressed_and_noise_is_not(t):
 
 
 def base_image(t):
-    """An ext4 file system with some files and much free space; nothing needs root."""
+    """An ext4 file system with some files and much free space, created without root."""
     tree = t.path("tree")
     os.makedirs(tree)
     for i in range(40):
         with open(os.path.join(tree, f"base{i}"), "wb") as f:
             f.write(t.random.randbytes(t.random.randrange(1, 400_000)))
     image = t.path("base.raw")
-    # Small file systems have smaller blocks by default; what a guest has is large.
+    # Small file systems have smaller blocks by default; those of guests are usually large.
     run("mke2fs", "-q", "-t", "ext4", "-b", "4096", "-d", tree, image, "160M")
     return image
 
 
 def package_set(t, size):
-    """Files that every clone is going to get."""
+    """Files that are added to every clone."""
     where = t.path("packages")
     os.makedirs(where)
     files, total = [], 0
@@ -129,7 +129,8 @@ def package_set(t, size):
 
 
 def install(t, server, base, files, clone):
-    """Writes the files into the clone's file system, in an order, and so to places, of its own."""
+    """Writes the files into the clone's file system, in an order, and therefore at positions, that depend on
+    the clone."""
     work, script = t.path(f"{clone}.raw"), t.path("script")
     run("cp", "--sparse=always", base, work)
     order = files[:]
@@ -186,7 +187,8 @@ def dedup_domains_share_nothing(t):
 
 
 def interleave(t, server, volumes, size):
-    """Fills volumes at the same time, so that what they hold lies side by side. What each got."""
+    """Fills volumes concurrently, so that their blocks are adjacent in the log. Returns handles and
+    contents."""
     handles = {v: connect(server, v) for v in volumes}
     content = {v: t.random.randbytes(size) for v in volumes}
     for offset in range(0, size, 64 << 10):
@@ -198,7 +200,7 @@ def interleave(t, server, volumes, size):
 
 
 def content_of(handle, size):
-    """All of a disk; one request may ask for 32 MiB at most."""
+    """The complete content of a disk; one request can read at most 32 MiB."""
     return b"".join(bytes(handle.pread(16 * MIB, offset)) for offset in range(0, size, 16 * MIB))
 
 
@@ -207,9 +209,9 @@ def free(server):
 
 
 @test
-def what_was_deleted_or_discarded_comes_back(t):
-    # The room of a limited store is not anybody else's, as that of the disk is.
-    # Segments that are being written are set aside whole: small ones, so that they do not matter.
+def space_of_deleted_and_discarded_data_is_freed(t):
+    # With a limit, only this server changes the free space. Open segments are reserved completely, so small
+    # segments are configured to keep that share small.
     s = configured(t, '[store]\nlimit = "2G"\n[log]\nsegment = "4M"\n')
     size = 160 * MIB
     for v in ("keep", "go"):
@@ -223,7 +225,7 @@ def what_was_deleted_or_discarded_comes_back(t):
     at_least(free(s) - before, size * 95 // 100, "free again after a delete")
     check(said["freed_bytes"] > 0 and said["moved_bytes"] >= 0, f"gc said {said}")
     equal(content_of(handles["keep"], size) == content["keep"], True, "what stays, after gc")
-    # Every other 64 KiB, so that nothing is free as a whole.
+    # Every other 64 KiB, so that no segment is free without cleaning.
     before = free(s)
     for offset in range(0, size, 128 << 10):
         handles["keep"].trim(64 << 10, offset)
@@ -237,21 +239,21 @@ def what_was_deleted_or_discarded_comes_back(t):
         zero, data = bytes(h.pread(64 << 10, offset)), bytes(h.pread(64 << 10, offset + (64 << 10)))
         equal(zero.count(0), 64 << 10, f"zeroes at {offset} after a crash")
         equal(data == content["keep"][offset + (64 << 10) : offset + (128 << 10)], True, f"data at {offset}")
-    # The figures of the cleaning are the server's; the pool itself must agree.
+    # The statistics come directly from the server; verify the pool as well.
     h.shutdown()
     s.stop()
     run(s.bin, "--data", s.data, "check")
 
 
 @test
-def deduplication_goes_on_after_kill_9(t):
+def deduplication_continues_after_kill_9(t):
     s = t.server()
     size = 48 * MIB
     noise = t.noise_file("noise", size)
     s.cli("image", "import", "first", noise)
     s.kill()
     s.start()
-    # It serves at once; the index comes back behind.
+    # It serves immediately; the index is read back in the background.
     equal(len(connect(s, "first").pread(BLOCK, 0)), BLOCK, "bytes read at once")
     deadline = time.monotonic() + 60
     while stats(s)["reduction"]["index"]["segments_left"]:
@@ -264,7 +266,7 @@ def deduplication_goes_on_after_kill_9(t):
 
 
 @test
-def an_index_of_almost_nothing_finds_less_and_all_is_right(t):
+def a_minimal_index_finds_fewer_duplicates_and_keeps_data_correct(t):
     for budget in ("0", '"64K"'):
         s = configured(t, f"[dedup]\nindex = {budget}\n[reduce]\ncompress = false\n", data=f"data{len(budget)}")
         noise = t.noise_file("noise", 32 * MIB, holes=True)
@@ -280,7 +282,7 @@ def an_index_of_almost_nothing_finds_less_and_all_is_right(t):
 
 
 @test
-def the_figures_of_space_fit_together(t):
+def the_statistics_of_space_are_consistent(t):
     s = t.server()
     check("not yet known: run 'forebay gc'" in s.cli("stats").stdout, "nothing is said of what is not known")
     equal(stats(s)["space"], None, "space before the first mark")
@@ -341,7 +343,7 @@ class OverUnix(http.client.HTTPConnection):
 
 
 @test
-def gc_tells_how_it_goes_and_outlives_its_client(t):
+def gc_reports_progress_and_continues_without_its_client(t):
     s = t.server()
     for v in ("a", "b"):
         s.cli("volume", "create", v, "--size", "64M")
@@ -359,13 +361,13 @@ def gc_tells_how_it_goes_and_outlives_its_client(t):
     time.sleep(t.random.uniform(0, 0.05))
     client.send_signal(signal.SIGINT)
     said = client.communicate(timeout=30)[1]
-    # It may have been done by then, or not even begun to listen for the signal.
+    # It may have ended already, or may not yet handle the signal.
     check(client.returncode in (0, 1, -signal.SIGINT), f"status {client.returncode}: {said}")
     if client.returncode == 1:
-        check("goes on" in said and len(said.strip().splitlines()) == 1, f"interrupted gc said {said}")
+        check("reclaim" in said and len(said.strip().splitlines()) == 1, f"interrupted gc said {said}")
     s.cli("gc")
     equal(content_of(handles["a"], 64 * MIB) == content["a"], True, "what stays")
-    # A server that is told to stop does not wait for a cleaning to end.
+    # A server that is stopped does not wait for the end of a cleaning.
     handles["a"].trim(32 * MIB, 0)
     handles["a"].shutdown()
     client = spawn([s.bin, "--socket", s.control, "gc"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -379,7 +381,7 @@ def gc_tells_how_it_goes_and_outlives_its_client(t):
 
 
 @test
-def a_full_store_takes_writes_again_when_there_is_room(t):
+def a_full_store_accepts_writes_again_when_space_is_free(t):
     s = configured(t, '[store]\nlimit = "320M"\n[memory]\nwrite_buffer = "16M"\n')
     equal(stats(s)["store_total_bytes"], 320 * MIB, "room in all")
     equal(stats(s)["room"], "ok", "room of an empty store")
@@ -396,7 +398,7 @@ def a_full_store_takes_writes_again_when_there_is_room(t):
     check("FULL" in s.cli("stats").stdout, "stats do not say that the store is full")
     log = open(s.log, errors="replace").read()
     equal((log.count("is low on room"), log.count("the store is full")), (1, 1), "warnings")
-    # All that is not a write goes on, and so do cleaning and the command line.
+    # Reads, cleaning and the command line continue to work.
     refused_by_server("ENOSPC", write_and_flush, other, kept, 64 * MIB)
     equal(bytes(other.pread(32 * MIB, 0)) == kept, True, "what was written before")
     s.cli("gc")
@@ -405,7 +407,7 @@ def a_full_store_takes_writes_again_when_there_is_room(t):
     equal(bytes(h.pread(MIB, 0)).count(0), MIB, "zeroes after a discard")
     s.cli("gc")
     wait_for_room(s)
-    # The same connections, the same server.
+    # The same connections and server.
     other.pwrite(kept, 64 * MIB)
     other.flush()
     equal(bytes(other.pread(32 * MIB, 64 * MIB)) == kept, True, "what was written after")
@@ -422,13 +424,13 @@ def a_full_store_takes_writes_again_when_there_is_room(t):
 
 
 def write_and_flush(handle, data, offset):
-    """Either the write or its flush has to fail where there is no room."""
+    """The write or its flush fails if there is no space."""
     handle.pwrite(data, offset)
     handle.flush()
 
 
 def fill(t, server, handle, first=0):
-    """Writes MiB by MiB until the store is full. How many were written."""
+    """Writes MiB by MiB until the store is full. Returns the number written."""
     import nbd
 
     for i in range(first, 1024):

@@ -1,4 +1,4 @@
-"""TLS, with certificates made for the test, through libnbd (GnuTLS) and QEMU."""
+"""TLS with certificates generated for the test, through libnbd (GnuTLS) and QEMU."""
 
 import json
 import os
@@ -10,7 +10,8 @@ from harness import MIB, check, equal, run, test
 
 
 class Authority:
-    """A certificate authority in a directory, and what it has signed, under the names that NBD clients expect."""
+    """A certificate authority in a directory with the certificates that it has signed, under the file names
+    that NBD clients expect."""
 
     def __init__(self, directory):
         self.dir = directory
@@ -40,7 +41,7 @@ class Authority:
 
 
 def authorities(t):
-    """One that the server trusts and is signed by, and a stranger."""
+    """The authority that the server trusts and is signed by, and a foreign one."""
     out = []
     for name in ("ours", "theirs"):
         a = Authority(t.path(name))
@@ -57,7 +58,8 @@ def free_port():
 
 
 def tls_server(t, authority, *args):
-    """A server with TLS on TCP (and, as always, a UNIX socket); and its URI without the certificates."""
+    """A server with TLS on TCP (and a UNIX socket); and its URI as a function of the directory with
+    certificates."""
     port = free_port()
     s = t.server(
         *("--nbd", f"127.0.0.1:{port}", "--tls", "on", "--tls-certificates", authority.dir, *args),
@@ -77,9 +79,9 @@ def tls_with_a_server_certificate(t):
     run("nbdcopy", "--flush", noise, uri(anonymous))
     run("nbdcopy", uri(anonymous), t.path("back"))
     run("cmp", noise, t.path("back"))
-    # A client that trusts another authority has to refuse this server.
+    # A client that trusts another authority must reject this server.
     equal(run("nbdinfo", uri(theirs.dir), check=False).returncode, 1, "status with a foreign authority")
-    # QEMU's TLS, too.
+    # The same through QEMU's TLS.
     port = uri("").split(":")[2].split("/")[0]
     out = run(
         *("qemu-img", "info", "--object", f"tls-creds-x509,id=t,endpoint=client,dir={anonymous}", "--image-opts"),
@@ -100,7 +102,7 @@ def tls_with_client_certificates(t):
     os.mkdir(anonymous)
     os.link(ours.cert, os.path.join(anonymous, "ca-cert.pem"))
     check(run("nbdinfo", uri(anonymous), check=False).returncode != 0, "served without a client certificate")
-    # Signed by somebody else, while trusting this server.
+    # Signed by another authority, while trusting this server.
     os.unlink(theirs.cert)
     os.link(ours.cert, theirs.cert)
     check(run("nbdinfo", uri(theirs.dir), check=False).returncode != 0, "served with a foreign client certificate")
@@ -108,7 +110,8 @@ def tls_with_client_certificates(t):
 
 @test
 def tls_tenants_see_their_own_exports(t):
-    """Two tenants on one listener: each lists and opens its own disks, and learns nothing about the other's."""
+    """Two tenants on one listener: each lists and opens only its own disks, and gets no information about the
+    other's."""
     ours, _ = authorities(t)
     for tenant in ("a", "b"):
         ours.sign("client", f"host-{tenant}", "extendedKeyUsage=clientAuth")
@@ -146,12 +149,13 @@ clients = {{ "CN=host-a" = ["a-*"], "CN=host-b" = ["b-*"] }}
             p = run("nbdinfo", uri(name, tenant), check=False)
             check(p.returncode != 0, f"tenant {tenant} opened {name}")
             answers.append((p.stdout + p.stderr).replace(name, "NAME"))
-        equal(answers[0], answers[1], "what tells a hidden export from a missing one")
+        equal(answers[0], answers[1], "errors of a hidden and of a missing export")
     clear = run("nbdinfo", f"nbd://localhost:{port}/a-1", check=False)
-    check(clear.returncode != 0, "served in clear")
-    # Beyond the loopback, in clear, the server does not start.
+    check(clear.returncode != 0, "served without TLS")
+    # For addresses other than loopback, the server does not start without TLS.
     p = run(s.bin, "serve", "--data", t.path("other"), "--nbd", f"0.0.0.0:{port}", check=False, timeout=60)
-    check(p.returncode != 0 and "--nbd-allow-remote" in p.stderr, f"clear TCP for everyone: {p.stderr}")
+    refused = p.returncode != 0 and "--nbd-allow-remote" in p.stderr
+    check(refused, f"TCP without TLS for remote clients: {p.stderr}")
 
 
 @test
@@ -165,7 +169,7 @@ def tls_certificates_are_read_again_on_sighup(t):
             f.write(text)
 
     def hang_up(expected):
-        """Sends SIGHUP, and waits for what the log says then."""
+        """Sends SIGHUP and waits for a message in the log."""
         before = logged(expected)
         s.process.send_signal(signal.SIGHUP)
         deadline = time.monotonic() + 60
@@ -178,10 +182,10 @@ def tls_certificates_are_read_again_on_sighup(t):
             return f.read().count(text)
 
     files = ("ca-cert.pem", "server-cert.pem", "server-key.pem")
-    # A certificate that does not go with the key is not used.
+    # A certificate that does not match the key is not used.
     with open(theirs.path("server-cert.pem")) as f:
         replace("server-cert.pem", f.read())
-    hang_up("those in use stay")
+    hang_up("those in use")
     anonymous = t.path("anonymous")
     os.mkdir(anonymous)
     for authority, works in ((ours, True), (theirs, False)):
@@ -193,8 +197,8 @@ def tls_certificates_are_read_again_on_sighup(t):
             replace(name, f.read())
     hang_up("TLS certificates read again")
     run("nbdinfo", uri(anonymous))
-    # A key for all to read is not used at the next start.
+    # A key that is readable for all users is rejected at the next start.
     s.stop()
     os.chmod(ours.path("server-key.pem"), 0o644)
     p = run(s.bin, "serve", "--data", s.data, "--nbd", "127.0.0.1:0", *("--tls-certificates", ours.dir), check=False, timeout=60)
-    check(p.returncode == 1 and "chmod 600" in p.stderr, f"a key for all to read: {p.stderr}")
+    check(p.returncode == 1 and "chmod 600" in p.stderr, f"a key readable for all users: {p.stderr}")

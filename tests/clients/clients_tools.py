@@ -1,4 +1,4 @@
-"""The NBD tools that people use: nbdinfo, nbdcopy, qemu-io, qemu-img, fio."""
+"""Common NBD tools: nbdinfo, nbdcopy, qemu-io, qemu-img, fio."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def nbdinfo_lists_every_export(t):
 
 
 @test
-def nbdinfo_maps_what_is_allocated(t):
+def nbdinfo_maps_allocated_blocks(t):
     s = t.server()
     s.cli("volume", "create", "disk", "--size", "8M")
     run("qemu-io", "-f", "raw", "-c", "write -P 7 1M 1M", "-c", "write -P 8 3M 64k", "-c", "flush", s.uri("disk"))
@@ -38,7 +38,7 @@ def nbdinfo_maps_what_is_allocated(t):
 
 
 def data_extents(uri):
-    """What `nbdinfo --map` calls data, neighbours joined; and it must cover the disk without gaps."""
+    """The data extents of `nbdinfo --map`, adjacent ones joined; the map must cover the disk without gaps."""
     extents = json.loads(run("nbdinfo", "--map", "--json", uri).stdout)
     out, end = [], 0
     for e in extents:
@@ -57,7 +57,7 @@ def data_extents(uri):
 @test
 def nbdcopy_both_ways(t):
     s = t.server()
-    # Not a multiple of a block, and with holes.
+    # The size is not a multiple of a block, and the file has holes.
     size = 37 * MIB + 3 * 512
     source = t.noise_file("source", size, holes=True)
     for name in ("a", "b"):
@@ -66,7 +66,7 @@ def nbdcopy_both_ways(t):
     run("nbdcopy", "--flush", "--connections=4", "--requests=64", s.uri("a"), s.uri("b"))
     run("nbdcopy", "--synchronous", s.uri("b"), t.path("back"))
     run("cmp", source, t.path("back"))
-    check(allocated(s, "a") < 20 * MIB, "holes of the file take room on the volume")
+    check(allocated(s, "a") < 20 * MIB, "holes of the file are allocated on the volume")
 
 
 def allocated(server, export):
@@ -75,8 +75,8 @@ def allocated(server, export):
 
 @test
 def qemu_io_patterns(t):
-    """Writes, zeroes and discards of all alignments; each step is verified against a file that qemu-io treats
-    the same way."""
+    """Writes, zeroes and discards of all alignments, executed on the disk and on a file, which must then be
+    equal."""
     s = t.server()
     size = 4 * MIB
     s.cli("volume", "create", "disk", "--size", str(size))
@@ -91,12 +91,12 @@ def qemu_io_patterns(t):
         kind = t.random.choice(["write -P %d" % t.random.randrange(1, 255), "write -z", "write -z -u", "write -f -P 9"])
         commands += ["-c", f"{kind} {offset} {length}"]
         if i % 10 == 9:
-            # A discard leaves partial blocks alone, so the model may only see whole ones.
+            # A discard leaves partial blocks unchanged, so the model may contain only whole blocks.
             start = t.random.randrange(0, size // 4096) * 4096
             length = min(size - start, 65536)
             commands += ["-c", f"discard {start} {length}", "-c", f"read -P 0 {start} {length}"]
     for target in (s.uri("disk"), t.path("model")):
-        # Bytes that differ from a read's pattern make qemu-io print, but not fail.
+        # For a mismatch of a read's pattern, qemu-io prints a message but does not fail.
         done = run("qemu-io", "-f", "raw", "-d", "unmap", *commands, "-c", "flush", target)
         check("verification failed" not in done.stdout.lower(), f"qemu-io on {target}: {done.stdout}")
     run("qemu-img", "compare", "-f", "raw", "-F", "raw", t.path("model"), s.uri("disk"))
@@ -142,7 +142,7 @@ def images_of_every_format_are_imported(t):
 
 
 @test
-def fio_verifies_what_it_wrote(t):
+def fio_verifies_its_writes(t):
     s = t.server()
     s.cli("volume", "create", "disk", "--size", "192M")
     jobs = [
@@ -151,7 +151,7 @@ def fio_verifies_what_it_wrote(t):
         ("large", "bs=1m", "rw=write", "iodepth=4"),
         ("trims", "bs=64k", "rw=randtrimwrite", "iodepth=8"),
     ]
-    # Trims come as a job of their own range, last: fio cannot verify what it trimmed.
+    # Trims have a separate range, after the others, because fio cannot verify trimmed blocks.
     text = ["[global]", "ioengine=nbd", f"uri={s.uri('disk')}", "size=48m", "verify_fatal=1", "randseed=7"]
     for i, (name, *settings) in enumerate(jobs):
         text += [f"[{name}]", f"offset={i * 48}m", *settings]
@@ -176,4 +176,4 @@ def many_connections_at_once(t):
         cwd=t.dir,
     ).stdout
     equal(json.loads(out[out.index("{"):])["jobs"][0]["error"], 0, "errors")
-    check(os.path.exists(s.nbd), "the server is gone")
+    check(os.path.exists(s.nbd), "the server has ended")

@@ -1,4 +1,4 @@
-"""A server with an iSCSI target, and what is asked of it over and over."""
+"""A server with an iSCSI target, and common helpers for it."""
 
 import re
 import time
@@ -10,9 +10,9 @@ from initiator import Refused
 TARGET = "iqn.2026-01.org.example:t"
 
 
-def target(t, *volumes, size="64M", create=(), lun=(), serve=()):
-    """A server with one target, which has these volumes; its address."""
-    s = t.server("--iscsi", "127.0.0.1:0", *serve)
+def target(t, *volumes, size="64M", create=(), lun=(), serve=(), data="data"):
+    """A server with one target that has these volumes; and its address."""
+    s = t.server("--iscsi", "127.0.0.1:0", *serve, data=data)
     s.cli("target", "create", TARGET, *(create or ["--open"]))
     for volume in volumes:
         s.cli("volume", "create", volume, "--size", size)
@@ -21,7 +21,7 @@ def target(t, *volumes, size="64M", create=(), lun=(), serve=()):
 
 
 def portal(s):
-    """Where the server that runs now listens: it says so in its last line that says that it is ready."""
+    """The address of the running server's iSCSI portal, from its last line about being ready."""
     until = time.monotonic() + 10
     while time.monotonic() < until:
         ready = [line for line in s.log_tail(1000).splitlines() if "forebay is ready" in line]
@@ -29,7 +29,7 @@ def portal(s):
             host, port = re.search(r", iscsi ([\d.]+|\[[\da-f:]+\]):(\d+)", ready[-1]).groups()
             return host.strip("[]"), int(port)
         time.sleep(0.01)
-    raise Failed("the server does not say where it listens")
+    raise Failed("the server's log has no iSCSI address")
 
 
 def url(address, lun=0):
@@ -49,5 +49,5 @@ def wait_for(condition, what, timeout=10):
     until = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > until:
-            raise Failed(f"{what}: nothing happened within {timeout} s")
+            raise Failed(f"{what}: not within {timeout} s")
         time.sleep(0.05)

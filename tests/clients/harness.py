@@ -1,30 +1,47 @@
-"""A test harness of one page: tests are functions marked `@test`, each with a scratch directory and servers of
-its own. A check that fails raises `Failed`; anything else that is raised fails the test as well.
+"""A small test harness: tests are functions marked `@test`, each with a scratch directory and separate
+servers. A failed check raises `Failed`; any other exception fails the test as well.
+
+Each test runs in a process forked for it, three at a time, because most of them wait more than they compute.
+Tests marked `@alone` limit times tightly, or need a minimum of work per time; they run one after the other,
+with no other.
 """
 
 import contextlib
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
 import traceback
 
-from forebay import Failed, Server, run
+from forebay import Failed, Server, die_with_parent, run
 
 TESTS = []
 MIB = 1 << 20
 BLOCK = 4096
+PASSED, FAILED, SKIPPED = 0, 1, 2
+LABELS = {PASSED: "ok", FAILED: "FAIL", SKIPPED: "skip"}
+# Tests in the list of the slowest ones.
+SLOWEST = 10
+# Time for tests to clean up when the run is interrupted.
+GRACE_S = 15
 
 
 class Skipped(Exception):
-    """The machine lacks what this test needs; the text says what."""
+    """The machine lacks something that this test needs; the text names it."""
 
 
 def test(function):
     """Marks a test. It gets one argument, a `Context`."""
     TESTS.append(function)
+    return function
+
+
+def alone(function):
+    """Marks a test (above `@test`) with which no other test may run."""
+    function.alone = True
     return function
 
 
@@ -41,7 +58,7 @@ def equal(found, expected, what):
 
 
 class Context:
-    """What a test works with. `seed` makes its random data; the same seed gives the same data."""
+    """The scratch directory, servers and random data of a test. The same seed gives the same data."""
 
     def __init__(self, name, base, seed):
         self.dir = os.path.join(base, name)
@@ -55,16 +72,17 @@ class Context:
 
     def server(self, *args, data="data", start=True):
         """A server on a directory of this test; it ends with the test."""
-        server = Server(data if data.startswith("/") else self.path(data), log=self.path("server.log"), args=args)
+        log = "server.log" if data == "data" or data.startswith("/") else f"{data}.log"
+        server = Server(data if data.startswith("/") else self.path(data), log=self.path(log), args=args)
         self.stack.callback(server.close)
         return server.start() if start else server
 
     def defer(self, function, *args, **kwargs):
-        """Calls `function` at the end of the test, however it ends."""
+        """Calls `function` when the test has ended, even if it failed."""
         self.stack.callback(function, *args, **kwargs)
 
     def noise_file(self, name, size, holes=False):
-        """A file of random bytes; with `holes`, every other MiB of it is a hole."""
+        """A file of random bytes; with `holes`, every second MiB of it is a hole."""
         path = self.path(name)
         with open(path, "wb") as f:
             f.truncate(size)
@@ -90,7 +108,7 @@ def connect(server, export, **settings):
 
 
 def refused_by_server(errno_name, function, *args):
-    """Calls a libnbd function, which has to fail with this errno, such as "ENOSPC"."""
+    """Calls a libnbd function, which must fail with this errno, such as "ENOSPC"."""
     import nbd
 
     try:
@@ -104,52 +122,140 @@ def refused_by_server(errno_name, function, *args):
 def need_root(what):
     """Skips the test without root."""
     if os.geteuid() != 0:
-        raise Skipped(f"needs root, for {what}")
+        raise Skipped(f"needs root for {what}")
 
 
 def run_tests(wanted, seed):
-    """Runs all tests whose name contains one of `wanted` (all without any). Returns the exit status."""
+    """Runs the tests whose name contains one of `wanted` (all tests if it is empty). Returns the exit
+    status."""
+    tests = [f for f in TESTS if not wanted or any(w in f.__name__ for w in wanted)]
+    # A complete name selects this test only.
+    tests = [f for f in tests if f.__name__ in wanted] or tests
+    if not tests:
+        print(f"no test has a name with {' or '.join(wanted)}", file=sys.stderr)
+        return 1
     here = os.path.dirname(os.path.abspath(__file__))
     cache = os.path.join(here, "..", "..", ".cache")
     os.makedirs(cache, exist_ok=True)
     base = os.path.realpath(tempfile.mkdtemp(prefix="tests-", dir=cache))
-    passed = failed = 0
-    for function in TESTS:
+    runner = Runner(base, seed)
+    begin = time.monotonic()
+    try:
+        jobs = int(os.environ.get("FOREBAY_TEST_JOBS", "3"))
+        runner.run([f for f in tests if not hasattr(f, "alone")], jobs)
+        runner.run([f for f in tests if hasattr(f, "alone")], 1)
+    finally:
+        runner.stop()
+    results = runner.results
+    failed = [name for name, status, _ in results if status == FAILED]
+    if not failed:
+        shutil.rmtree(base, ignore_errors=True)
+    if len(results) > 1:
+        slowest = sorted(results, key=lambda r: -r[2])[:SLOWEST]
+        print("slowest: " + ", ".join(f"{name} {took:.1f} s" for name, _, took in slowest))
+    passed = sum(status == PASSED for _, status, _ in results)
+    print(f"{passed} passed, {len(failed)} failed in {time.monotonic() - begin:.0f} s", flush=True)
+    for name in failed:
+        print(f"rerun: {rerun_command(name, seed)}", flush=True)
+    return 0 if not failed and passed > 0 else 1
+
+
+def rerun_command(name, seed):
+    """A command line that runs one test again, in the current directory."""
+    binary = os.environ.get("FOREBAY_BIN", "target/debug/forebay")
+    return f"FOREBAY_BIN={binary} FOREBAY_SEED={seed} {sys.executable} {sys.argv[0]} {name}"
+
+
+class Runner:
+    """Runs tests in forked processes, and collects (name, status, seconds) of each."""
+
+    def __init__(self, base, seed):
+        self.base, self.seed = base, seed
+        self.results = []
+        # By process number: the test's name, the file of its output, and when it began.
+        self.running = {}
+
+    def run(self, tests, jobs):
+        """Runs tests in this order, `jobs` at a time."""
+        for function in tests:
+            while len(self.running) >= max(jobs, 1):
+                self.wait()
+            self.start(function)
+        while self.running:
+            self.wait()
+
+    def start(self, function):
         name = function.__name__
-        if wanted and not any(w in name for w in wanted):
-            continue
-        begin = time.monotonic()
-        context = Context(name, base, seed)
-        result, detail = "ok", ""
+        output = os.path.join(self.base, f"{name}.output")
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid:
+            self.running[pid] = (name, output, time.monotonic())
+            return
+        status = FAILED
+        try:
+            die_with_parent()
+            with open(output, "w") as f:
+                os.dup2(f.fileno(), 1)
+                os.dup2(f.fileno(), 2)
+            status = self.execute(function)
+            sys.stdout.flush()
+        finally:
+            os._exit(status)
+
+    def execute(self, function):
+        """Runs one test in this process; its status."""
+        context = Context(function.__name__, self.base, self.seed)
         try:
             with context.stack:
                 function(context)
         except Skipped as e:
-            result, detail = "skip", f" -- {e}"
+            print(e)
+            return SKIPPED
         except Failed as e:
-            result, detail = "FAIL", f"\n{indented(str(e))}"
-        except Exception:  # a defect of the test, or something unforeseen: a failure all the same
-            result, detail = "FAIL", f"\n{indented(traceback.format_exc())}"
-        print(f"{result:<4} {name} ({time.monotonic() - begin:.1f} s){detail}", flush=True)
-        passed += result == "ok"
-        if result == "FAIL":
-            failed += 1
-            print(indented(f"its files are in {context.dir}; seed {seed}"), flush=True)
+            print(e)
+        except BaseException:  # a defect of the test, an unforeseen error or an interrupt
+            print(traceback.format_exc())
         else:
             shutil.rmtree(context.dir, ignore_errors=True)
-    if not failed:
-        shutil.rmtree(base, ignore_errors=True)
-    print(f"{passed} passed, {failed} failed", flush=True)
-    if passed + failed == 0:
-        print("no test has such a name", file=sys.stderr)
-    return 0 if failed == 0 and passed > 0 else 1
+            return PASSED
+        print(f"its files are in {context.dir}; seed {self.seed}")
+        return FAILED
 
+    def wait(self, options=0):
+        """Waits for a test to end, and prints its result and output."""
+        pid, code, usage = os.wait4(-1, options)
+        if pid not in self.running:
+            return
+        name, output, begin = self.running.pop(pid)
+        status = os.waitstatus_to_exitcode(code)
+        if status not in LABELS:
+            status = FAILED
+        took, cpu = time.monotonic() - begin, usage.ru_utime + usage.ru_stime
+        with open(output, errors="replace") as f:
+            text = f.read().rstrip()
+        os.unlink(output)
+        print(f"{LABELS[status]:<4} {name} ({took:.1f} s, {cpu:.1f} s of CPU)")
+        if text:
+            print("\n".join(f"     {line}" for line in text.splitlines()))
+        sys.stdout.flush()
+        self.results.append((name, status, took))
 
-def indented(text):
-    return "\n".join(f"     {line}" for line in text.rstrip().splitlines())
+    def stop(self):
+        """Ends the tests that still run, if the run is interrupted; their servers end with them."""
+        for pid in self.running:
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_S
+        while self.running and time.monotonic() < deadline:
+            self.wait(os.WNOHANG)
+            time.sleep(0.05)
+        for pid in self.running:
+            os.kill(pid, signal.SIGKILL)
+        while self.running:
+            self.wait()
 
 
 __all__ = [
-    *("BLOCK", "MIB", "Failed", "Skipped", "check", "connect", "equal", "need_root", "refused_by_server"),
+    *("BLOCK", "MIB", "Failed", "Skipped", "alone", "check", "connect", "equal", "need_root", "refused_by_server"),
     *("run", "run_tests", "test"),
 ]

@@ -1,4 +1,4 @@
-"""What stands around a server in tests of iSCSI: Linux hosts in emulated guests, and a network that fails."""
+"""The environment of iSCSI tests: Linux hosts in emulated guests, and a network with faults."""
 
 import base64
 import functools
@@ -18,11 +18,11 @@ sys.path.append(DEMO)
 
 from guest import Accel, Guest  # noqa: E402
 
-# Far beyond what an emulated guest on a busy machine takes: only for guests that hang.
+# Far longer than an emulated guest needs on a busy machine: only for guests that hang.
 TIMEOUT_S = 600
-# Where a guest sees the 127.0.0.1 of this machine.
+# The address at which a guest reaches 127.0.0.1 of this machine.
 GATEWAY = "10.0.2.2"
-# No service manager runs in the guest, and no udev: what they would do is done here.
+# The guest has no service manager and no udev, so this script replaces them.
 SET_UP = f"""
 modprobe -a virtio_net iscsi_tcp sd_mod
 ip addr add 10.0.2.15/24 dev eth0
@@ -37,30 +37,30 @@ iscsid
 
 @functools.cache
 def image():
-    """The directory with the image of the guests. Making it takes minutes, once."""
+    """The directory with the guests' image. Building it takes minutes, once."""
     root = os.geteuid() == 0
     made = run(os.path.join(DEMO, "build-image.sh"), "initiator", check=root, timeout=3600, stderr=None)
     if made.returncode != 0:
-        raise Skipped("needs root once, to make the image of the guests")
+        raise Skipped("needs root once, to build the guests' image")
     return made.stdout.strip()
 
 
 @functools.cache
 def accel():
-    """How guests run on this machine."""
+    """The acceleration of guests on this machine."""
     with tempfile.TemporaryDirectory() as scratch:
         return Accel.choose(os.path.join(image(), "vmlinuz"), scratch)
 
 
 def free_port():
-    """A TCP port of 127.0.0.1 that nobody uses now."""
+    """An unused TCP port of 127.0.0.1."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
 
 
 class LinuxHost(Guest):
-    """A guest with open-iscsi that runs what it is told, as root. `conf` are lines for its iscsid.conf."""
+    """A guest with open-iscsi that executes scripts as root. `conf` are lines for its iscsid.conf."""
 
     def __init__(self, t, server, name, iqn, conf=""):
         disk = t.path(f"{name}.qcow2")
@@ -73,13 +73,13 @@ class LinuxHost(Guest):
         self.set_up = SET_UP.replace("$NAME", iqn).replace("$CONF", conf)
 
     def wait_up(self):
-        """Waits until the guest is up, and readies its network and its initiator."""
+        """Waits until the guest is up, and prepares its network and its initiator."""
         self.expect("up", time.monotonic() + TIMEOUT_S)
         self.run(self.set_up)
         return self
 
     def run(self, script, status=0, timeout=TIMEOUT_S):
-        """Runs a script in the guest, and returns all that it said; `Failed` if its exit status is another."""
+        """Runs a script in the guest and returns its output; `Failed` if its exit status is not `status`."""
         self.say(base64.b64encode(script.encode()).decode())
         found, *said = self.next("the end of a script", time.monotonic() + timeout)
         said = base64.b64decode("".join(said)).decode(errors="replace")
@@ -93,16 +93,16 @@ class LinuxHost(Guest):
         return self.run(f"{node} -o new; {node} --login", status)
 
     def disk(self, lun):
-        """The name of the block device that is this LUN, such as sda."""
+        """The name of the block device of this LUN, such as sda."""
         return self.run(f"ls /sys/bus/scsi/devices/*:0:0:{lun}/block")
 
     def dmesg(self):
-        """What the kernel has said since it began."""
+        """The kernel's messages since its start."""
         return self.run("dmesg")
 
 
 class Network:
-    """Forwards connections to a port, until they are to break."""
+    """Forwards connections to a port, with faults on request."""
 
     def __init__(self, t, to):
         self.to, self.pairs, self.frozen = to, [], []
@@ -120,7 +120,7 @@ class Network:
                 return
             try:
                 server = socket.create_connection(("127.0.0.1", self.to))
-            except OSError:  # it does not run now
+            except OSError:  # the server is not running
                 client.close()
                 continue
             pair = (client, server)
@@ -143,7 +143,7 @@ class Network:
     def _reset(self, pair):
         with self.lock:
             for end in pair if pair not in self.frozen else ():
-                # Closed by a reset, whatever is under way; shutdown() is for who waits in recv().
+                # Closed by a reset, even with data in transit; shutdown() wakes a thread in recv().
                 try:
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     end.shutdown(socket.SHUT_RDWR)
@@ -159,7 +159,7 @@ class Network:
             self._reset(pair)
 
     def freeze(self):
-        """All connections that there are fall silent, and neither side is told, as when a switch fails."""
+        """Stops forwarding on all existing connections without closing them, as when a switch fails."""
         with self.lock:
             self.frozen += self.pairs
             self.pairs = []

@@ -1,7 +1,7 @@
-"""An iSCSI initiator of two pages (RFC 7143): what the tests need that say what no well-behaved initiator would.
+"""A small iSCSI initiator (RFC 7143) for tests, which can also send invalid requests.
 
-One connection, one command at a time. `Initiator` logs in, `command` sends a CDB and returns a `Result`; the PDUs
-themselves can be sent and received with `send` and `receive`.
+One connection, one command at a time. `Initiator` logs in, `command` sends a CDB and returns a `Result`; the
+PDUs themselves can be sent and received with `send` and `receive`.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ HASHES = {5: hashlib.md5, 6: hashlib.sha1, 7: hashlib.sha256, 8: hashlib.sha3_25
 
 
 class Refused(Exception):
-    """A login that was refused; `status` is its class and detail."""
+    """A login that was rejected; `status` is its class and detail."""
 
     def __init__(self, status):
         super().__init__(f"login status {status:#06x}")
@@ -29,7 +29,7 @@ class Closed(Exception):
 
 @dataclass
 class Result:
-    """How a command ended."""
+    """The result of a command."""
 
     status: int
     data: bytes = b""
@@ -60,8 +60,8 @@ def text_of(keys):
 
 
 class Initiator:
-    """A session. `chap` is (user, secret), `mutual` the secret that the target has to prove, `algorithm` one or a list
-    with commas, of which `algorithm` of the session is the one that the target took."""
+    """A session. `chap` is (user, secret), `mutual` the secret that the target must prove, `algorithm` one
+    algorithm or a list with commas; the attribute `algorithm` is the one that the target selected."""
 
     def __init__(self, address, target=None, name=NAME, isid=1, chap=None, mutual=None, algorithm=5, keys=(), timeout=20):
         self.socket = socket.create_connection(address, timeout=timeout)
@@ -102,7 +102,7 @@ class Initiator:
                 raise Refused(0)
 
     def login(self, flags, keys):
-        """One request of the login phase; the keys of its answer."""
+        """Sends one request of the login phase; returns the keys of its answer."""
         header = bytearray(48)
         header[0], header[1] = 0x43, flags
         header[8:14] = self.isid
@@ -140,7 +140,7 @@ class Initiator:
         return out
 
     def receive(self):
-        """The next PDU: its header and its data."""
+        """Receives the next PDU: its header and its data."""
         header = self.read(48)
         if self.header_digest and self.read(4) != crc32c(header):
             raise Refused(1)
@@ -153,7 +153,7 @@ class Initiator:
         return header, data[:length]
 
     def command_pdu(self, cdb, expected=0, out=None, lun=0, final=True):
-        """The header of a command, which takes the next number."""
+        """The header of a command with the next number."""
         self.tag += 1
         header = bytearray(48)
         header[0] = 0x01
@@ -166,12 +166,12 @@ class Initiator:
         return header
 
     def command(self, cdb, expected=0, out=None, lun=0):
-        """Carries a command out."""
+        """Executes a command."""
         self.send(self.command_pdu(cdb, expected, out, lun), out[:8192] if out else b"")
         return self.result(out)
 
     def result(self, out=None):
-        """What comes of the last command, whose data is sent as it is asked for."""
+        """The result of the last command; sends its data when requested."""
         data = bytearray()
         while True:
             header, piece = self.receive()
@@ -202,7 +202,7 @@ class Initiator:
             sent += len(piece)
 
     def ready(self):
-        """Takes the unit attentions that wait."""
+        """Executes commands until no unit attention is pending."""
         while self.command(bytes(6)).status == CHECK:
             pass
         return self
@@ -218,7 +218,7 @@ class Initiator:
         return self.command(cdb, out=expected + new, lun=lun)
 
     def text(self, keys, pieces=1):
-        """The lines that answer a text, which is sent in so many pieces."""
+        """The lines of the answer to a text request, which is sent in `pieces`."""
         self.tag += 1
         asked = text_of(keys)
         size = -(-len(asked) // pieces)
@@ -227,7 +227,7 @@ class Initiator:
             last = at + size >= len(asked)
             answer, said = self.text_pdu(0x80 if last else 0x40, piece, answer if at else None)
             if not last and (answer[1], said) != (0, b""):
-                raise ValueError(f"half a question was answered: {answer.hex()} {said}")
+                raise ValueError(f"an incomplete text request was answered: {answer.hex()} {said}")
         while answer[1] & 0x40:
             answer, more = self.text_pdu(0x80, b"", answer)
             said += more
@@ -243,7 +243,7 @@ class Initiator:
         return self.receive()
 
     def manage(self, function, tag=0xFFFFFFFF, lun=0):
-        """Asks for a task management function, beside the window."""
+        """Sends a task management function, which the window does not limit."""
         header = bytearray(48)
         header[0], header[1], header[9] = 0x42, 0x80 | function, lun
         struct.pack_into(">IIIII", header, 16, 0x3000, tag, self.cmd_sn, self.exp_stat_sn, self.cmd_sn)

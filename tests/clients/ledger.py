@@ -1,17 +1,17 @@
-"""What a volume may hold after a crash, worked out from what one client did to it.
+"""The permitted states of a volume after a crash, derived from the operations of its only client.
 
-Every block that is written says which volume, block and version it is, over all its 4096 bytes, so that a torn
-or misplaced block is recognised by itself. For each block the ledger keeps every version since the last one that
-is certain, and when each was submitted and acknowledged, on one clock.
+Every written block contains its volume, block number and version, repeated over all its 4096 bytes, so that a
+torn or misplaced block is detected. For each block the ledger keeps every version since the last certain one,
+and when each was submitted and acknowledged, on one clock.
 
-After a crash, a volume must hold:
+After a crash, a volume must have:
 
 1. in each block, a version that was written to it, whole (rule 7 of the write path: blocks are atomic);
-2. nothing older than what a flush, or FUA, made durable;
-3. a prefix of history: where a write is seen, so is every write that was acknowledged before that one was
-   submitted (rule 3), on the same block or another version after it.
+2. no version older than the one that a flush or FUA made durable;
+3. a prefix of history: if a write is visible, so is every write that was acknowledged before that one was
+   submitted (rule 3), or a later version of its block.
 
-At most one operation at a time is under way on a block, so versions of a block are in order.
+At most one operation at a time is in progress on a block, so versions of a block are in order.
 """
 
 import struct
@@ -23,7 +23,7 @@ REPEAT = BLOCK // HEADER.size
 
 
 class Violation(Exception):
-    """A promise is broken; the text says which, where and how."""
+    """A violated guarantee; the text names it, with the block and the state found."""
 
 
 def block_bytes(volume, block, version):
@@ -55,7 +55,7 @@ class Ledger:
         begin.acknowledged = 0
         self.history = [[begin] for _ in range(blocks)]
         self.durable = [0] * blocks
-        # Blocks with writes since the last verification, so that a flush need not look at all.
+        # Blocks with writes since the last verification, so that a flush need not scan all blocks.
         self.touched = set()
 
     def tick(self):
@@ -63,7 +63,7 @@ class Ledger:
         return self.clock
 
     def submit(self, blocks, zero):
-        """Notes an operation that is about to be sent."""
+        """Records an operation that is about to be sent."""
         self.version += 1
         write = Write(self.version, zero, self.tick())
         for b in blocks:
@@ -72,11 +72,11 @@ class Ledger:
         return write
 
     def acknowledge(self, write):
-        """Notes the reply to it."""
+        """Records the reply to it."""
         write.acknowledged = self.tick()
 
     def make_durable(self, blocks, until):
-        """What was acknowledged by `until` on the clock is durable on these blocks."""
+        """Writes acknowledged by `until` on the clock are durable on these blocks."""
         for b in blocks:
             latest = last_acknowledged(self.history[b], until)
             self.durable[b] = max(self.durable[b], latest)
@@ -89,15 +89,15 @@ class Ledger:
         return floor
 
     def freeze(self):
-        """The histories as they are now, for a snapshot."""
+        """A copy of the current histories, for a snapshot."""
         return [list(h) for h in self.history]
 
     def check(self, data, history=None, floor=None):
-        """Holds contents against the history; returns for each block the write that it shows."""
+        """Checks contents against the history; returns the visible write of each block."""
         history = history or self.history
         floor = list(floor or self.durable)
         seen = [self.identify(data, b, history[b], floor[b]) for b in range(self.blocks)]
-        # Zeroes may come from several operations; only data proves that its write arrived.
+        # Zeroes may originate from several operations; only data proves that its write was executed.
         last = max((w.submitted for w in seen if not w.zero), default=0)
         for b, write in enumerate(seen):
             required = last_acknowledged(history[b], last - 1)
@@ -119,9 +119,9 @@ class Ledger:
             raise Violation(f"block {b} is torn: {describe(content)}")
         magic, volume, block, version, _ = HEADER.unpack_from(content)
         if content != block_bytes(volume, block, version):
-            raise Violation(f"block {b} holds bytes that nobody wrote ({magic!r})")
+            raise Violation(f"block {b} contains bytes of no write ({magic!r})")
         if (volume, block) != (self.volume, b):
-            raise Violation(f"block {b} of volume {self.volume} holds block {block} of volume {volume}")
+            raise Violation(f"block {b} of volume {self.volume} contains block {block} of volume {volume}")
         if version < floor:
             raise Violation(f"block {b} shows version {version}, although version {floor} of it is durable")
         for write in reversed(history):
@@ -130,7 +130,7 @@ class Ledger:
         raise Violation(f"block {b} shows version {version}, which was never written to it")
 
     def settle(self, seen):
-        """After a check: what was seen is now the one certain state."""
+        """After a check: the state found is the only possible one now."""
         self.touched.clear()
         for b, write in enumerate(seen):
             base = Write(write.version, write.zero, 0)
@@ -139,7 +139,7 @@ class Ledger:
             self.durable[b] = write.version
 
     def busy_until(self, b):
-        """Whether an operation is under way on this block."""
+        """Whether an operation on this block is in progress."""
         return self.history[b][-1].acknowledged is None
 
 
@@ -152,7 +152,7 @@ def last_acknowledged(history, until):
 
 
 def describe(content):
-    """The versions that a torn block is made of, by sectors."""
+    """The versions in a torn block, by sector."""
     versions = []
     for offset in range(0, BLOCK, 512):
         magic, volume, block, version, _ = HEADER.unpack_from(content, offset)

@@ -3,9 +3,14 @@
 
     run.py [NAME...]      only tests whose name contains NAME
 
-FOREBAY_BIN is the server (target/debug/forebay), FOREBAY_SEED the seed of all random data (1),
-FOREBAY_CRASH_ROUNDS how often the crash test kills the server (200), FOREBAY_POWER_CUTS how often the power of its disk
-is cut, on each file system (4), FOREBAY_HOSTILE_S for how many seconds clients of each hostile kind stay (5).
+Environment variables, with their defaults:
+
+    FOREBAY_BIN           the server (target/debug/forebay)
+    FOREBAY_SEED          seed of all random data (1)
+    FOREBAY_TEST_JOBS     number of concurrent tests (3); tests with tight time limits always run alone
+    FOREBAY_CRASH_ROUNDS  number of times that the crash test kills the server (200)
+    FOREBAY_POWER_CUTS    number of power cuts of the server's disk on each file system (4)
+    FOREBAY_HOSTILE_S     seconds for which clients of each hostile kind run (5)
 """
 
 import os
@@ -17,27 +22,29 @@ sys.path[:0] = [HERE, os.path.join(HERE, "..", "..", "scripts", "pylib")]
 
 from harness import run_tests  # noqa: E402
 
-# The order in which they run: what is simple first, so that the first failure is the one to look at.
+# The order in which they start: basic functions first, so that the first failure is closest to the cause;
+# then the longest tests, so that others run next to them.
 import clients_tools  # noqa: E402, F401
 import clients_semantics  # noqa: E402, F401
 import clients_input  # noqa: E402, F401
+import clients_initiators  # noqa: E402, F401
+import clients_crash  # noqa: E402, F401
+import clients_iscsi  # noqa: E402, F401
+import clients_power  # noqa: E402, F401
+import clients_soak  # noqa: E402, F401
 import clients_tls  # noqa: E402, F401
 import clients_filesystems  # noqa: E402, F401
 import clients_space  # noqa: E402, F401
-import clients_soak  # noqa: E402, F401
 import clients_desktops  # noqa: E402, F401
 import clients_targets  # noqa: E402, F401
-import clients_iscsi  # noqa: E402, F401
 import clients_access  # noqa: E402, F401
 import clients_luns  # noqa: E402, F401
-import clients_initiators  # noqa: E402, F401
 import clients_classes  # noqa: E402, F401
 import clients_hostile  # noqa: E402, F401
 import clients_failures  # noqa: E402, F401
-import clients_crash  # noqa: E402, F401
-import clients_power  # noqa: E402, F401
+import clients_demo  # noqa: E402, F401
 
 if __name__ == "__main__":
-    # A test run that is told to end ends its servers too.
+    # SIGTERM ends the servers of a test run too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(run_tests(sys.argv[1:], int(os.environ.get("FOREBAY_SEED", "1"))))

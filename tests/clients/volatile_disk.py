@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""A disk with a volatile write cache, as an NBD server: for tests of what a power cut leaves.
+"""A disk with a volatile write cache, as an NBD server, for tests of power cuts.
 
     volatile_disk.py SOCKET IMAGE SEED [--ignore-flush]
 
-What was written since the last flush is in the cache alone. On SIGUSR1 the power fails: every connection is cut,
-nothing is answered any more, and of each sector in the cache the image gets one of the versions since the last
-flush, or keeps what it had; each by chance. Then the process ends.
+Writes since the last flush are only in the cache. On SIGUSR1 the power fails: every connection ends, no
+request is answered any more, and of each sector in the cache the image gets one of the versions since the
+last flush, or keeps its old content, at random. Then the process ends.
 
-With --ignore-flush a flush is answered and does nothing: what a test must find out.
+With --ignore-flush a flush is answered without any effect, which a test must detect.
 
-NBD protocol, fixed newstyle, as much of it as libnbd needs to open an export and to read, write and flush.
+It supports the parts of the NBD protocol (fixed newstyle) that libnbd needs to open an export, read, write
+and flush.
 """
 
 import os
@@ -30,19 +31,19 @@ FUA = 1
 FLAGS = 0b1101
 EINVAL = 22
 SECTOR = 512
-# More than this is written back before it is asked for, the oldest first.
+# Beyond this size, the oldest cached writes are written back without a flush.
 CACHE_BYTES = 64 << 20
 
 
 class Disk:
-    """The image, what readers see of it, and the cache in between."""
+    """The image, its current content for readers, and the cache."""
 
     def __init__(self, image, seed, ignores_flush):
         self.ignores_flush = ignores_flush
         self.random = random.Random(seed)
         self.durable = os.open(image, os.O_RDWR)
         self.size = os.fstat(self.durable).st_size
-        # Readers see the image with the cache over it: a copy that is gone with this process.
+        # The image combined with the cache, for readers: a temporary copy that ends with this process.
         current = image + ".current"
         os.system(f"cp --sparse=always '{image}' '{current}'")
         self.current = os.open(current, os.O_RDWR)
@@ -76,9 +77,10 @@ class Disk:
             os.pwrite(self.durable, data, offset)
 
     def lose_power(self):
-        """Writes to the image what survives of the cache. The lock is kept: nothing is read or written any more."""
+        """Writes the surviving part of the cache to the image. The lock is kept, so that no further requests
+        are executed."""
         self.lock.acquire()
-        # Now and then all of it, or nothing; and some writes as a whole, others in part.
+        # Sometimes all of it or none; and some writes completely, others partially.
         survive = self.random.choice([0.0, 0.1, 0.5, 0.9, 1.0])
         for offset, data in self.cache:
             dice = self.random.random()
@@ -102,7 +104,7 @@ def receive(connection, length):
 
 
 def negotiate(connection, disk):
-    """The handshake; true if the client goes on to the transmission phase."""
+    """The handshake; true if the client enters the transmission phase."""
     connection.sendall(struct.pack(">QQH", NBDMAGIC, IHAVEOPT, 1))
     receive(connection, 4)
     while True:
@@ -153,7 +155,7 @@ def main(path, image, seed, *options):
     disk = Disk(image, seed, "--ignore-flush" in options)
 
     def power_cut(*_):
-        # A separate thread: the handler may have interrupted one that holds the lock.
+        # A separate thread: the handler may have interrupted a thread that holds the lock.
         threading.Thread(target=lambda: (disk.lose_power(), os._exit(0))).start()
 
     signal.signal(signal.SIGUSR1, power_cut)

@@ -1,9 +1,10 @@
-"""Sustained load on a store that is short of room: fio on every volume, and snapshots that come and go.
+"""Sustained load on a store that is short of space: fio on every volume, and snapshots that are created and
+deleted.
 
-Four volumes are overwritten without pause, at random and sequentially, while a snapshot is made and removed each
-second, so garbage appears as fast as guests write. Each fio pass writes every block of its volume once and then reads
-everything back, with checksums. The load counts every error, and measures latencies, what the server wrote and its
-memory. It judges nothing itself: `problems` says what of its report breaks a promise.
+Four volumes are overwritten without pause, at random and sequentially, while a snapshot is made and removed
+each second, so garbage appears as fast as guests write. Each fio pass writes every block of its volume once
+and then reads everything back, with checksums. The load counts every error, and measures latencies, the bytes
+that the server writes, and its memory. `problems` of its report lists violations of promises.
 """
 
 import collections
@@ -18,13 +19,13 @@ from harness import MIB, check, connect
 VOLUMES = 4
 LIMIT = 2 << 30
 FSYNC_EVERY = 64
-# Bytes of each volume by the live share of the room that writers can use (the limit less the reserve), in percent, of
-# volumes, maps and a snapshot together.
+# Bytes of each volume by the live share, in percent, of the space that writers can use (the limit minus the
+# reserve); the share includes volumes, maps and a snapshot.
 SIZES = {60: 240 * MIB, 80: 360 * MIB}
 
 
 class Volume:
-    """Runs fio on one volume until told to stop, and adds its results up."""
+    """Runs fio on one volume until its end time, and sums up the results."""
 
     def __init__(self, t, server, name, size, seed):
         self.t, self.server, self.name, self.size = t, server, name, size
@@ -37,7 +38,7 @@ class Volume:
         self.process = None
 
     def job(self, number, seconds):
-        """One pass over all blocks, which is verified; or overwrites for some time, which are not."""
+        """One pass over all blocks, which is verified, or unverified overwrites for some time."""
         job = {
             "ioengine": "nbd", "uri": self.server.uri(self.name), "size": self.size, "bsrange": "4k-64k",
             "rw": "randwrite" if (number % 2 == 0) == self.random_first else "write", "iodepth": 16,
@@ -77,7 +78,7 @@ class Volume:
 
 
 def percentile(bins, percent):
-    """From a histogram of fio, in milliseconds."""
+    """A percentile of a histogram of fio, in milliseconds."""
     wanted = sum(bins.values()) * percent / 100
     for ns in sorted(bins):
         wanted -= bins[ns]
@@ -87,7 +88,7 @@ def percentile(bins, percent):
 
 
 class Snapshots:
-    """Makes a snapshot each second, of one volume after the other, and removes the one before."""
+    """Creates a snapshot each second, of one volume after the other, and deletes the previous one."""
 
     def __init__(self, server, volumes):
         self.server, self.volumes = server, volumes
@@ -116,7 +117,7 @@ class Snapshots:
 
 
 class Samples:
-    """What the server says of itself, each second."""
+    """Statistics of the server, each second."""
 
     def __init__(self, server):
         self.server = server
@@ -140,17 +141,17 @@ class Samples:
             )
 
     def growth(self):
-        """Bytes by which memory grew from the second quarter of the samples to the last."""
+        """Growth of memory, in bytes, from the second quarter of the samples to the last."""
         quarter = len(self.rss) // 4
         return max(self.rss[-quarter:]) - max(self.rss[quarter : 2 * quarter]) if quarter else 0
 
     def live(self):
-        """The most that a mark found live, in bytes."""
+        """The most live bytes that a mark found."""
         return max(self.lives, default=0)
 
 
 class Report:
-    """What a soak found."""
+    """The results of a soak."""
 
     def __init__(self, seconds, volumes, snapshots, samples, before, after, limit):
         self.volumes, self.snapshots, self.samples = volumes, snapshots, samples
@@ -172,7 +173,7 @@ class Report:
             f"{self.seconds:.0f} s, {self.written // MIB} MiB written by guests, {self.snapshots.made} snapshots; "
             f"at most {self.samples.live() // MIB} of {self.limit // MIB} MiB live"
         )
-        yield f"ENOSPC: {self.out_of_room()}; errors in all: {len(self.errors())}"
+        yield f"ENOSPC: {self.out_of_room()}; errors in total: {len(self.errors())}"
         yield from self.errors()[:10]
         for v in self.volumes:
             of = {n: [percentile(b, p) for p in (50, 99)] for n, b in (("write", v.writes), ("flush", v.flushes))}
@@ -189,7 +190,7 @@ class Report:
         yield f"server memory: {rss[0] // MIB} MiB at first, at most {max(rss) // MIB}, growth {self.samples.growth() // MIB}"
 
     def problems(self):
-        """What breaks a promise: any error, or memory that grows."""
+        """Violations of promises: any error, or growing memory."""
         found = self.errors()
         # Caches fill during the first minutes.
         if self.seconds >= 300 and self.samples.growth() > max(32 * MIB, max(self.samples.rss) // 10):
@@ -204,11 +205,11 @@ def value(stats, keys):
 
 
 def soak(t, share, seconds, scale=1, verbose=False):
-    """Runs the load for `seconds` at this live share, stops the server and checks its pool. Its report. With `scale`,
-    the store and all in it are smaller by that factor, but for the guests' requests."""
+    """Runs the load for `seconds` at this live share, stops the server and checks its pool. Returns the
+    report. `scale` divides the sizes of the store and its contents, except those of the guests' requests."""
     limit, size = LIMIT // scale, SIZES[share] // scale
     with open(t.path("forebay.toml"), "w") as f:
-        # Caches are small, so that they are full before memory is judged.
+        # Caches are small, so that they are full before memory is measured.
         f.write(f'[store]\nlimit = {limit}\n[memory]\nread_cache = "64M"\nmap_cache = "32M"\n')
         f.write(f'write_buffer = {64 * MIB // scale}\n[dedup]\nindex = "16M"\n')
     server = t.server("--config", t.path("forebay.toml"))
@@ -249,7 +250,7 @@ def soak(t, share, seconds, scale=1, verbose=False):
 
 
 def fill(server, name, size, random):
-    """Writes all of a volume once: its live data is there from the beginning."""
+    """Writes a complete volume once, so that its live data exists from the start."""
     handle = connect(server, name)
     for offset in range(0, size, MIB):
         handle.pwrite(random.randbytes(min(MIB, size - offset)), offset)

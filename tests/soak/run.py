@@ -3,8 +3,8 @@
 
     run.py [NAME...]      only tests whose name contains NAME
 
-FOREBAY_BIN is the server (target/debug/forebay), FOREBAY_SEED the seed (1), SOAK_MINUTES how long each load runs
-(30), SOAK_VERBOSE=1 prints the server's figures of each second.
+FOREBAY_BIN is the server (target/debug/forebay), FOREBAY_SEED the seed (1), SOAK_MINUTES the duration of each
+load (30), SOAK_VERBOSE=1 prints the server's statistics of each second.
 """
 
 import os
@@ -23,12 +23,12 @@ VERBOSE = os.environ.get("SOAK_VERBOSE") == "1"
 
 @test
 def churn_at_60_percent_live(t):
-    equal(soak(t, 60, SECONDS, verbose=VERBOSE).problems(), [], "broken promises")
+    equal(soak(t, 60, SECONDS, verbose=VERBOSE).problems(), [], "violations of promises")
 
 
 @test
 def churn_at_80_percent_live(t):
-    equal(soak(t, 80, SECONDS, verbose=VERBOSE).problems(), [], "broken promises")
+    equal(soak(t, 80, SECONDS, verbose=VERBOSE).problems(), [], "violations of promises")
 
 
 if __name__ == "__main__":

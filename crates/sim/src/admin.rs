@@ -1,9 +1,10 @@
-//! What administrators do: disks come, go, are copied, set back, resized, imported; the pool is looked after.
+//! Administrators' operations: disks are created, deleted, cloned, rolled back, resized and imported; the
+//! pool is maintained.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use forebay_engine::{CloneRequest, Disk, Error, Role, SyncMode};
+use forebay_engine::{CloneRequest, DiskHandle, Error, Role, SyncMode};
 use forebay_format::BLOCK;
 
 use crate::ctx::{Ctx, Taken, Tolerance};
@@ -39,8 +40,8 @@ pub async fn admin_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
     }
 }
 
-/// Ends an operation on the catalogue: its eras stay if it was acknowledged, or if nobody knows. What found no
-/// room was not done.
+/// Ends an operation on the catalogue: its eras stay if it was acknowledged or if its result is unknown. An
+/// operation that failed for lack of space was not executed.
 fn conclude<T>(ctx: &Ctx, what: &str, op: OpId, result: Result<T, Error>) -> Option<T> {
     let undone = matches!(result, Err(Error::NoSpace));
     match ctx.judge(what, result) {
@@ -61,7 +62,7 @@ fn conclude<T>(ctx: &Ctx, what: &str, op: OpId, result: Result<T, Error>) -> Opt
     }
 }
 
-/// Leaves disks taken for the rest of this life of which nobody knows in which era they are.
+/// Keeps disks *taken* until this life ends, because their era is unknown.
 pub(crate) fn leave(ctx: &Ctx, taken: impl IntoIterator<Item = Taken>) {
     for taken in taken {
         if !ctx.model.borrow().is_certain(taken.name()) {
@@ -70,7 +71,7 @@ pub(crate) fn leave(ctx: &Ctx, taken: impl IntoIterator<Item = Taken>) {
     }
 }
 
-/// Makes an empty volume.
+/// Creates an empty volume.
 pub async fn create(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let (name, size, sync) = (ctx.new_name("v"), ctx.plan.pick_size(rng), ctx.plan.pick_sync(rng));
     let Some(taken) = ctx.take_now(&name) else { return };
@@ -86,7 +87,8 @@ pub async fn create(ctx: &Rc<Ctx>, rng: &mut Rng) {
     }
 }
 
-/// What a snapshot or clone of `source` is going to hold: what that holds at some moment of the operation.
+/// The expected contents of a snapshot or clone of `source`: those of `source` at some moment of the
+/// operation.
 fn copy_of(ctx: &Ctx, source: &str, role: Role, sync: SyncMode) -> DiskState {
     let model = ctx.model.borrow();
     let from = model.disk(source).expect("the source is busy, so it exists");
@@ -95,7 +97,7 @@ fn copy_of(ctx: &Ctx, source: &str, role: Role, sync: SyncMode) -> DiskState {
     disk
 }
 
-/// Reads of a disk just taken from another what is not certain.
+/// Reads the blocks of a disk just taken from another whose contents are not certain.
 async fn settle_taken(ctx: &Rc<Ctx>, name: &str) -> bool {
     let (_, unknown) = ctx.model.borrow().taken(name);
     let mut read = BTreeMap::new();
@@ -115,7 +117,7 @@ async fn settle_taken(ctx: &Rc<Ctx>, name: &str) -> bool {
     true
 }
 
-/// A snapshot of a volume, or an image of what it holds.
+/// Creates a snapshot of a volume, or an image from its contents.
 async fn snapshot(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let Some(volume) = ctx.pick(rng, |d| d.role == Role::Volume && d.is_source()) else { return };
     let Some(_busy) = ctx.busy(&volume) else { return };
@@ -171,7 +173,7 @@ async fn clone(ctx: &Rc<Ctx>, rng: &mut Rng) {
     }
 }
 
-/// How many snapshots and how many clones a disk has.
+/// Number of snapshots and number of clones of a disk.
 pub fn dependents(ctx: &Ctx, name: &str) -> (usize, usize) {
     let model = ctx.model.borrow();
     let present = model.names.keys().filter_map(|n| model.disk(n).map(|d| (n, d)));
@@ -185,7 +187,8 @@ async fn delete(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let Some(name) = ctx.pick(rng, |d| d.taken_from.is_none()) else { return };
     let Some(taken) = ctx.take(&name, true).await else { return };
     let (snapshots, clones) = dependents(ctx, &name);
-    // Where things fail, what is being made or deleted beside this may, and others depend or not.
+    // If operations can fail, a concurrent creation or deletion may fail, so that other disks depend on this
+    // one or not.
     let Tolerance { closed, full, unreadable, latched } = ctx.tolerance.get();
     let unsure = closed || full || unreadable || latched;
     if snapshots + clones > 0 && unsure {
@@ -204,7 +207,7 @@ async fn delete(ctx: &Rc<Ctx>, rng: &mut Rng) {
     note!("{} delete {name}", ctx.model.borrow().begun(op));
     let deleted = match ctx.pool.delete(&name).await {
         Err(Error::HasClones { .. } | Error::HasSnapshots { .. }) if unsure => {
-            // Refused, so not done: as where there is no room.
+            // Rejected, so not executed: like an operation that finds no space.
             ctx.model.borrow_mut().fail(op);
             ctx.model.borrow_mut().undo(op);
             return;
@@ -216,7 +219,7 @@ async fn delete(ctx: &Rc<Ctx>, rng: &mut Rng) {
     }
 }
 
-/// The newest era of `name` as it would be with the contents and size of `from`.
+/// The newest era of `name`, with the contents and size of `from`.
 pub(crate) fn set_back(ctx: &Ctx, name: &str, from: &str, op: OpId) -> DiskState {
     let model = ctx.model.borrow();
     let (disk, from_disk) = (model.disk(name), model.disk(from));
@@ -298,7 +301,7 @@ async fn persist(ctx: &Rc<Ctx>, rng: &mut Rng) {
     }
 }
 
-/// The disk cut or grown to `size`; `None` where a block is not certain.
+/// The disk truncated or extended to `size`; `None` if the contents of a block are not certain.
 fn resized(ctx: &Ctx, name: &str, size: u64, op: OpId) -> Option<DiskState> {
     let model = ctx.model.borrow();
     let disk = model.disk(name)?;
@@ -323,7 +326,7 @@ async fn import(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let op = ctx.model.borrow_mut().begin();
     ctx.model.borrow_mut().new_era(&key, op, Some(DiskState::empty(Role::Import, size, SyncMode::Flush)));
     ctx.model.borrow_mut().acknowledge(op, false);
-    assert!(ctx.pool.disk(&name).is_err(), "an import under way is to be seen by nobody");
+    assert!(ctx.pool.disk(&name).is_err(), "an unfinished import is visible");
     for _ in 0..rng.range(0, 6) {
         if !import_op(ctx, &key, &disk, rng).await {
             return leave(ctx, [taken]);
@@ -353,8 +356,8 @@ async fn import(ctx: &Rc<Ctx>, rng: &mut Rng) {
     assert_eq!((info.name.as_str(), info.role, info.size), (name.as_str(), Role::Image, size));
 }
 
-/// A write to an import, or a look at it; false when the import failed.
-async fn import_op(ctx: &Rc<Ctx>, key: &str, disk: &std::sync::Arc<Disk>, rng: &mut Rng) -> bool {
+/// Writes to an import or reads from it; false if the import failed.
+async fn import_op(ctx: &Rc<Ctx>, key: &str, disk: &std::sync::Arc<DiskHandle>, rng: &mut Rng) -> bool {
     if rng.percent(20) {
         guest::look(ctx, key, disk, rng).await;
         return true;
@@ -395,7 +398,7 @@ pub async fn checkpoint(ctx: &Rc<Ctx>) {
     note!("{} checkpoint ends", ctx.model.borrow_mut().tick());
 }
 
-/// Frees what is dead.
+/// Frees garbage.
 pub async fn reclaim(ctx: &Rc<Ctx>) {
     note!("{} reclaim", ctx.model.borrow_mut().tick());
     let freed = ctx.judge("reclaim", ctx.pool.reclaim(&|_| ()).await);

@@ -1,10 +1,11 @@
-//! What a block holds, as the model knows it: which write each byte came from.
+//! The content of a block in the model: the write from which each byte comes.
 //!
-//! The bytes of a write follow from its number and their place on the disk, so that any byte that is stale,
-//! torn, misplaced or of another disk is recognised, and eight bytes are enough to say where they came from.
+//! The bytes of a write are a function of its number and their position on the disk, so that any byte that is
+//! stale, torn, misplaced or from another disk is detected, and eight bytes are enough to determine their
+//! origin.
 //!
-//! Not of all writes, though: of every eight, three put the same bytes into every block that they touch, which is
-//! what deduplication lives on, and one puts bytes that shrink when they are compressed.
+//! There are exceptions: of every eight writes, three put the same bytes into every block that they touch,
+//! which gives deduplication something to find, and one puts compressible bytes.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,15 +18,15 @@ use crate::rng::mix;
 /// Number of a write; 0 stands for zeroes.
 pub type WriteId = u32;
 
-/// Bytes of a block that came from one write: start and end, the write, and by how many bytes they were copied upwards
-/// since then, to another place of that disk or of another one.
+/// Bytes of a block with one write as their origin: start and end, the write, and the distance in bytes by
+/// which they were copied upwards since then, to another position of that disk or of another one.
 type Run = (u16, u16, WriteId, i64);
 
-/// The content of one block: disjoint runs of bytes by ascending start; what no run covers is zero.
+/// The content of one block: disjoint runs of bytes by ascending start; bytes outside all runs are zero.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Content(Rc<[Run]>);
 
-/// Writes with the same content everywhere have one of these numbers instead of their own.
+/// Writes with the same content everywhere have one of these numbers instead of a unique one.
 const TWINS: std::ops::RangeInclusive<WriteId> = u32::MAX - 4..=u32::MAX;
 /// Eight-byte words of a block.
 const WORDS: u64 = BLOCK as u64 / 8;
@@ -43,7 +44,7 @@ fn word(write: WriteId, word: u64) -> u64 {
     u64::from(write) << 32 | low
 }
 
-/// Fills `out` with what `write` puts at byte `offset` of a disk.
+/// Fills `out` with the bytes of `write` at byte `offset` of a disk.
 pub fn fill(write: WriteId, offset: u64, out: &mut [u8]) {
     if write == 0 {
         return out.fill(0);
@@ -58,7 +59,7 @@ pub fn fill(write: WriteId, offset: u64, out: &mut [u8]) {
     }
 }
 
-/// Which write the bytes at `offset` look like.
+/// The write to which the bytes at `offset` correspond.
 fn origin(offset: u64, bytes: &[u8]) -> Option<WriteId> {
     if bytes.iter().all(|b| *b == 0) {
         return Some(0);
@@ -81,25 +82,25 @@ impl Content {
         self.0.is_empty()
     }
 
-    /// Whether the bytes `range` of block number `block` are zero; single bytes of a write may be.
+    /// Whether the bytes `range` of block number `block` are zero; single bytes of a write can be zero.
     pub fn is_zero_in(&self, block: u64, range: Range<usize>) -> bool {
         let untouched = self.0.iter().all(|&(s, e, ..)| e as usize <= range.start || s as usize >= range.end);
         untouched || self.bytes(block, range).iter().all(|b| *b == 0)
     }
 
-    /// The write that a byte came from.
+    /// The write from which a byte comes.
     pub fn write_at(&self, at: usize) -> Option<WriteId> {
         self.0.iter().find(|(s, e, ..)| (*s as usize..*e as usize).contains(&at)).map(|r| r.2)
     }
 
-    /// This content with the bytes `range` taken from `write`.
+    /// This content with the bytes `range` replaced by those of `write`.
     pub fn with(&self, range: Range<usize>, write: WriteId) -> Content {
         let run = (range.start as u16, range.end as u16, write, 0);
         self.with_runs(range, (write != 0).then_some(run))
     }
 
-    /// This content with the bytes from `at` on taken from the bytes `range` of another block, whose place is `shift`
-    /// bytes before their new one.
+    /// This content with the bytes from `at` replaced by the bytes `range` of another block, whose position
+    /// is `shift` bytes before the new one.
     pub fn with_copy(&self, at: usize, from: &Content, range: Range<usize>, shift: i64) -> Content {
         let clip = |&(s, e, w, moved): &Run| {
             let (s, e) = ((s as usize).max(range.start), (e as usize).min(range.end));
@@ -163,7 +164,7 @@ impl fmt::Debug for Content {
     }
 }
 
-/// Says what bytes read at `offset` look like, sector by sector.
+/// Describes the origin of bytes read at `offset`, sector by sector.
 pub fn describe(offset: u64, bytes: &[u8]) -> String {
     let mut runs: Vec<(u64, Option<WriteId>)> = Vec::new();
     let mut at = 0;
@@ -181,7 +182,7 @@ pub fn describe(offset: u64, bytes: &[u8]) -> String {
         match w {
             Some(0) => format!("{at}: zero"),
             Some(w) => format!("{at}: w{w}"),
-            None => format!("{at}: mixed or of no write"),
+            None => format!("{at}: mixed or from no write"),
         }
     };
     runs.iter().map(text).collect::<Vec<_>>().join(", ")
@@ -192,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overlays_keep_what_they_do_not_cover() {
+    fn overlays_keep_the_bytes_outside_their_range() {
         let c = Content::zero().with(0..4096, 7).with(512..1000, 8).with(600..700, 0);
         assert_eq!(format!("{c:?}"), "w7[0..512],w8[512..600],w8[700..1000],w7[1000..4096]");
         let mut expected = vec![0; 4096];
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_have_the_bytes_of_where_they_came_from() {
+    fn copies_have_the_bytes_of_their_source() {
         let from = Content::zero().with(0..4096, 7).with(512..1024, 8);
         let c = Content::zero().with(0..100, 9).with_copy(50, &from, 500..1500, 2 * 4096 - 450);
         assert_eq!(c.bytes(5, 50..1050), from.bytes(3, 500..1500));
@@ -215,10 +216,10 @@ mod tests {
     }
 
     #[test]
-    fn bytes_say_where_they_came_from() {
+    fn the_origin_of_bytes_is_recognised() {
         let mut b = vec![0; 4096];
         fill(9, 8192, &mut b[..1024]);
         assert_eq!(describe(8192, &b), "0: w9, 1024: zero");
-        assert_eq!(describe(4096, &b[..1024]), "0: mixed or of no write");
+        assert_eq!(describe(4096, &b[..1024]), "0: mixed or from no write");
     }
 }

@@ -1,9 +1,9 @@
-//! What guests copy inside the pool: by reference where that can be, else by reading and writing.
+//! Guests' copies inside the pool: by reference if possible, otherwise by reading and writing.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_engine::{Disk, SyncMode};
+use forebay_engine::{DiskHandle, SyncMode};
 use forebay_format::BLOCK;
 
 use crate::content::Content;
@@ -16,9 +16,9 @@ use crate::rng::Rng;
 
 const B: u64 = BLOCK as u64;
 
-/// Copies some range of some disk into `name`. Nobody writes to the source meanwhile, so that it is certain what is
-/// copied.
-pub async fn copy(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
+/// Copies a range of a disk into `name`. No client writes to the source during the copy, so the copied
+/// content is certain.
+pub async fn copy(ctx: &Rc<Ctx>, name: &str, disk: &Arc<DiskHandle>, rng: &mut Rng) {
     let Some(source) = ctx.pick(rng, |d| d.taken_from.is_none()) else { return };
     let Some(_busy) = ctx.busy(&source) else { return };
     let Some(from) = ctx.handle(&source, rng) else { return };
@@ -70,8 +70,8 @@ pub async fn copy(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
 }
 
 impl Model {
-    /// `op` copies `len` bytes from another range, perhaps of another disk. What the source holds, and what partial
-    /// blocks hold, must be certain.
+    /// `op` copies `len` bytes from another range, possibly of another disk. The content of the source and of
+    /// partial blocks must be certain.
     fn copy(&mut self, name: &str, op: OpId, offset: u64, source: &str, from: u64, len: u64) {
         let era_op = self.names[name].versions.last().map_or(OpId(0), |v| v.op);
         let disk = self.disk(name).expect("the workload changes disks that exist");

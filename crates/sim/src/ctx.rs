@@ -1,9 +1,9 @@
-//! What the clients of a life share: the pool, the model, and who may do what at the moment.
+//! State shared by the clients of a life: the pool, the model, and the locks that clients hold.
 //!
-//! The workload keeps the rules that make its results predictable. Guest operations on a disk hold it *busy*;
-//! an operation that begins a new era of the disk (delete, rollback, resize, ...) *takes* it: it lets no new
-//! one begin and waits for those under way. Writers lock their blocks against each other, except that in an
-//! overlapping run those of whole blocks share them.
+//! The workload follows the rules that make its results predictable. Guest operations on a disk hold it
+//! *busy*; an operation that begins a new era of the disk (delete, rollback, resize, ...) *takes* it: it
+//! blocks new operations and waits for those in progress. Writers lock their blocks against each other,
+//! except that in an overlapping run writers of whole blocks share the locks.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -11,14 +11,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_engine::{Disk, Error, Host, Pool};
+use forebay_engine::{DiskHandle, Error, Host, Pool};
 
 use crate::exec::SimHost;
 use crate::model::Model;
 use crate::plan::Plan;
 use crate::rng::Rng;
 
-/// What errors a run counts with, beside those that the model predicts.
+/// The errors that a run tolerates in addition to those that the model predicts.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tolerance {
     /// The pool is closing.
@@ -31,11 +31,8 @@ pub struct Tolerance {
     pub latched: bool,
 }
 
-/// Input/output error.
-const EIO: u32 = 5;
-
 impl Tolerance {
-    /// Whether `e` may happen in this run.
+    /// Whether `e` is possible in this run.
     pub fn permits(&self, e: &Error) -> bool {
         match e {
             Error::Closed => self.closed || self.latched,
@@ -45,7 +42,7 @@ impl Tolerance {
             Error::Damaged(_) | Error::MapDamaged(_) | Error::MapsDamaged { .. } | Error::Format(_) => {
                 self.unreadable
             }
-            _ => self.unreadable && e.errno() == EIO,
+            _ => false,
         }
     }
 }
@@ -55,7 +52,7 @@ struct Slot {
     busy: u64,
     taken: bool,
     locks: Vec<(u64, u64, bool)>,
-    handles: Vec<Arc<Disk>>,
+    handles: Vec<Arc<DiskHandle>>,
 }
 
 /// See the module.
@@ -72,13 +69,13 @@ pub struct Ctx {
     pub left: Cell<u64>,
     /// An operation found the pool latched.
     pub latched: Cell<bool>,
-    /// What may go wrong now.
+    /// The tolerated errors.
     pub tolerance: Cell<Tolerance>,
     slots: RefCell<BTreeMap<String, Slot>>,
     next_name: Cell<u64>,
 }
 
-/// A disk held busy; ends when it goes.
+/// A disk held busy; released on drop.
 pub struct Busy {
     ctx: Rc<Ctx>,
     name: String,
@@ -90,7 +87,7 @@ impl Drop for Busy {
     }
 }
 
-/// A disk taken; ends when it goes.
+/// A disk taken; released on drop.
 pub struct Taken {
     ctx: Rc<Ctx>,
     name: String,
@@ -109,7 +106,7 @@ impl Drop for Taken {
     }
 }
 
-/// Blocks locked against other writers; ends when it goes.
+/// Blocks locked against other writers; unlocked on drop.
 pub struct Locked {
     ctx: Rc<Ctx>,
     name: String,
@@ -117,7 +114,7 @@ pub struct Locked {
 }
 
 impl Locked {
-    /// Never unlocks them in this life: nobody knows what they hold.
+    /// Never unlocks them in this life, because their contents are unknown.
     pub fn keep(self) {
         std::mem::forget(self);
     }
@@ -156,7 +153,7 @@ impl Ctx {
         f(self.slots.borrow_mut().entry(name.to_owned()).or_default())
     }
 
-    /// Gives a tolerated error back as `None`; any other ends the run.
+    /// Returns `None` for a tolerated error; any other error ends the run.
     pub fn judge<T>(&self, what: &str, result: Result<T, Error>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
@@ -180,12 +177,12 @@ impl Ctx {
         self.host.sleep(Duration::from_millis(ms)).await;
     }
 
-    /// Whether nobody has taken a disk.
+    /// Whether no operation has taken a disk.
     pub fn is_free(&self, name: &str) -> bool {
         self.slots.borrow().get(name).is_none_or(|s| !s.taken)
     }
 
-    /// Names of the disks that nobody has taken and for which `want` holds.
+    /// Names of the disks that are not taken and for which `want` holds.
     pub fn names(&self, want: impl Fn(&crate::model::DiskState) -> bool) -> Vec<String> {
         let model = self.model.borrow();
         let is = |name: &&String| model.disk(name).is_some_and(&want);
@@ -199,7 +196,7 @@ impl Ctx {
         (!names.is_empty()).then(|| rng.pick(&names).clone())
     }
 
-    /// Holds a disk busy, if nobody has taken it.
+    /// Holds a disk busy, unless it is taken.
     pub fn busy(self: &Rc<Ctx>, name: &str) -> Option<Busy> {
         let free = self.slot(name, |s| {
             s.busy += u64::from(!s.taken);
@@ -208,13 +205,13 @@ impl Ctx {
         free.then(|| Busy { ctx: self.clone(), name: name.to_owned() })
     }
 
-    /// Takes a name at once, if nobody has it.
+    /// Takes a name immediately, if it is free.
     pub fn take_now(self: &Rc<Ctx>, name: &str) -> Option<Taken> {
         let free = self.slot(name, |s| s.busy == 0 && !std::mem::replace(&mut s.taken, true));
         free.then(|| Taken { ctx: self.clone(), name: name.to_owned() })
     }
 
-    /// Takes a disk: waits for the operations under way. `detach` closes the handles that clients share.
+    /// Takes a disk: waits for the operations in progress. `detach` closes the handles that clients share.
     pub async fn take(self: &Rc<Ctx>, name: &str, detach: bool) -> Option<Taken> {
         if self.slot(name, |s| std::mem::replace(&mut s.taken, true)) {
             return None;
@@ -233,13 +230,13 @@ impl Ctx {
         Some(taken)
     }
 
-    /// How many shared handles of a disk are open.
+    /// Number of open shared handles of a disk.
     pub fn handles(&self, name: &str) -> usize {
         self.slot(name, |s| s.handles.len())
     }
 
-    /// A handle to a disk: one that clients share, or a new one, which may become shared.
-    pub fn handle(&self, name: &str, rng: &mut Rng) -> Option<Arc<Disk>> {
+    /// A handle to a disk: a shared one, or a new one, which may become shared.
+    pub fn handle(&self, name: &str, rng: &mut Rng) -> Option<Arc<DiskHandle>> {
         let shared = self.slot(name, |s| match s.handles.len() {
             0 => None,
             n => Some(s.handles[rng.below(n as u64) as usize].clone()),
@@ -257,7 +254,7 @@ impl Ctx {
         Some(disk)
     }
 
-    /// Locks blocks `first..end` against other writers, if none has any of them.
+    /// Locks blocks `first..end` against other writers, if all of them are unlocked.
     pub fn lock(self: &Rc<Ctx>, name: &str, first: u64, end: u64, shared: bool) -> Option<Locked> {
         let clash = |l: &(u64, u64, bool)| l.0 < end && first < l.1 && !(shared && l.2);
         let free = self.slot(name, |s| {

@@ -1,12 +1,11 @@
-//! A scheduler, a clock and a source of chance that one seed drives: the world of a simulated pool.
+//! A scheduler, a clock and a random source driven by one seed: the world of a simulated pool.
 //!
-//! Everything runs in one thread. At each step one task of those that were woken is chosen at random and
-//! polled once; so every order that real threads could produce *at await points* can come up, and a run is
-//! replayed by its seed. Time is virtual: it jumps to the next timer when nothing is ready, and now and then
-//! although something is (a slow processor). No task ready and no timer set while a result is awaited is a
-//! deadlock.
+//! Everything runs in one thread. At each step one of the woken tasks is chosen at random and polled once;
+//! therefore every order that real threads could produce *at await points* is possible, and a seed replays a
+//! run. Time is virtual: it advances to the next timer when no task is ready, and sometimes although one is
+//! (a slow processor). If a result is awaited while no task is ready and no timer is set, that is a deadlock.
 //!
-//! What it cannot see: races between instructions of two threads outside of locks.
+//! It cannot detect races between instructions of two threads outside of locks.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -23,7 +22,7 @@ use parking_lot::Mutex;
 
 use crate::rng::{Rng, mix};
 
-/// Steps taken by all executors of the process; a watchdog looks whether it moves.
+/// Steps of all executors of the process; a watchdog checks that it increases.
 pub static STEPS: AtomicU64 = AtomicU64::new(0);
 
 type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
@@ -33,13 +32,13 @@ struct State {
     now: Duration,
     next_timer: u64,
     timers: BTreeMap<(Duration, u64), Waker>,
-    /// Ascending: in which order one poll woke several tasks must not matter, for tokio's watch channel
-    /// wakes its waiters in an order of its own chance.
+    /// Ascending: the order in which one poll woke several tasks must have no effect, because tokio's watch
+    /// channel wakes its waiters in a random order.
     ready: Vec<usize>,
     spawned: Vec<(&'static str, BoxFuture<'static, ()>)>,
 }
 
-/// What tasks and executor share.
+/// State shared by tasks and executor.
 struct World {
     state: Mutex<State>,
     random: Mutex<Rng>,
@@ -59,7 +58,7 @@ impl World {
     }
 }
 
-/// The host that an engine is handed.
+/// The host that is passed to an engine.
 pub struct SimHost(Arc<World>);
 
 impl Host for SimHost {
@@ -135,12 +134,12 @@ struct Task {
     waker: Arc<TaskWaker>,
 }
 
-/// How a wait ended.
+/// The result of a wait.
 #[derive(Debug)]
 pub enum Ran<T> {
-    /// With its result.
+    /// The future completed with this result.
     Done(T),
-    /// The steps that it was given were used up.
+    /// The given number of steps was used up.
     OutOfSteps,
 }
 
@@ -149,14 +148,14 @@ pub struct Executor {
     world: Arc<World>,
     tasks: Vec<Option<Task>>,
     rng: Rng,
-    /// One in so many steps fires a timer although tasks are ready; 0 is never.
+    /// One in this many steps fires a timer although tasks are ready; 0: never.
     pub hasty_clock: u64,
     hash: u64,
     steps: u64,
 }
 
 impl Executor {
-    /// An empty world.
+    /// A world without tasks.
     pub fn new(seed: u64) -> Executor {
         let mut rng = Rng::new(seed);
         let random = Mutex::new(rng.fork());
@@ -164,7 +163,7 @@ impl Executor {
         Executor { world, tasks: Vec::new(), rng, hasty_clock: 200, hash: 0, steps: 0 }
     }
 
-    /// What the engine is handed.
+    /// The host for the engine.
     pub fn host(&self) -> Arc<SimHost> {
         Arc::new(SimHost(self.world.clone()))
     }
@@ -179,17 +178,17 @@ impl Executor {
         self.steps
     }
 
-    /// A number that stands for everything that happened so far: tasks, their order, times.
+    /// A hash of everything that happened so far: tasks, their order, times.
     pub fn trace_hash(&self) -> u64 {
         self.hash
     }
 
-    /// Makes `n` part of the trace.
+    /// Adds `n` to the hash of the run.
     pub fn note(&mut self, n: u64) {
         self.hash = mix(self.hash.rotate_left(5) ^ n);
     }
 
-    /// Starts a task that is not of the engine.
+    /// Starts a task that does not belong to the engine.
     pub fn spawn(&mut self, name: &'static str, future: impl Future<Output = ()> + 'static) {
         self.add(name, Box::pin(future));
     }
@@ -208,7 +207,7 @@ impl Executor {
         }
     }
 
-    /// Moves the clock to the next timer and fires it; false where there is none.
+    /// Advances the clock to the next timer and fires it; false if no timer is set.
     fn fire_timer(&mut self) -> bool {
         let first = self.world.state.lock().timers.pop_first();
         let Some(((at, _), waker)) = first else { return false };
@@ -219,7 +218,7 @@ impl Executor {
         true
     }
 
-    /// One step; false where nothing can ever happen again.
+    /// Executes one step; false if no further step is possible.
     pub fn step(&mut self) -> bool {
         STEPS.fetch_add(1, SeqCst);
         self.steps += 1;
@@ -247,7 +246,7 @@ impl Executor {
         true
     }
 
-    /// Runs until `future` has its result or `steps` are used up.
+    /// Runs until `future` completes or `steps` are used up.
     pub fn run<T: 'static>(&mut self, future: impl Future<Output = T> + 'static, steps: u64) -> Ran<T> {
         let result = Rc::new(RefCell::new(None));
         let slot = result.clone();
@@ -264,7 +263,7 @@ impl Executor {
         Ran::OutOfSteps
     }
 
-    /// Runs until `future` has its result, which it must have in a bounded number of steps.
+    /// Runs until `future` completes, which must happen in a bounded number of steps.
     pub fn finish<T: 'static>(&mut self, future: impl Future<Output = T> + 'static) -> T {
         const BOUND: u64 = 30_000_000;
         match self.run(future, BOUND) {
@@ -280,11 +279,10 @@ impl Executor {
         format!("{count:?}")
     }
 
-    /// The end of the process: all tasks vanish.
+    /// The end of the process: all tasks are dropped.
     pub fn kill_tasks(&mut self) {
-        // What a task leaves behind when it is dropped (a wake-up, a task spawned from a destructor) vanishes
-        // too.
-        // Numbers are not used again: a waker that survived must not wake another.
+        // Effects of dropping a task (a wake-up, a task spawned from a destructor) are dropped too.
+        // Numbers are not reused: a waker that survived must not wake another task.
         let tasks: Vec<_> = self.tasks.iter_mut().filter_map(Option::take).collect();
         let spawned = std::mem::take(&mut self.world.state.lock().spawned);
         drop(tasks);

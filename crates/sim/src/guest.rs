@@ -1,10 +1,10 @@
-//! What guests do: reads, writes, zeroes, discards, flushes, block status.
+//! Guests' operations: reads, writes, zeroes, discards, flushes, block status.
 
 use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_engine::{Disk, Error, Fast, Role, SyncMode};
+use forebay_engine::{DiskHandle, Error, Fast, Role, SyncMode};
 use forebay_format::BLOCK;
 
 use crate::content;
@@ -17,7 +17,7 @@ use crate::rng::Rng;
 
 const B: u64 = BLOCK as u64;
 
-/// One operation of a guest on some disk.
+/// One operation of a guest on a random disk.
 pub async fn guest_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let writes = rng.percent(55);
     let wanted = |d: &crate::model::DiskState| d.taken_from.is_none() && (!writes || d.role == Role::Volume);
@@ -35,8 +35,8 @@ pub async fn guest_op(ctx: &Rc<Ctx>, rng: &mut Rng) {
     }
 }
 
-/// Something that changes nothing.
-pub async fn look(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
+/// An operation without effect on the contents.
+pub async fn look(ctx: &Rc<Ctx>, name: &str, disk: &Arc<DiskHandle>, rng: &mut Rng) {
     match rng.weighted(&[70, 12, 8, 10]) {
         0 => read(ctx, name, disk, rng).await,
         1 => extents(ctx, name, disk, rng).await,
@@ -49,11 +49,11 @@ pub async fn look(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
     }
 }
 
-/// A byte range within a disk, of many kinds; rarely longer than 32 blocks.
+/// A byte range within a disk, of various shapes; rarely longer than 32 blocks.
 pub fn range(ctx: &Ctx, name: &str, rng: &mut Rng) -> (u64, u64) {
     let size = ctx.model.borrow().disk(name).expect("the disk is busy, so it exists").size;
     let blocks = size.div_ceil(B);
-    // On a huge disk, places where the block map changes its shape; on a small one, anywhere.
+    // On a huge disk, positions at which the block map changes its shape; on a small one, any position.
     let near = match blocks {
         0..=4096 => rng.below(blocks),
         _ if ctx.plan.wide => rng.below(blocks),
@@ -77,7 +77,7 @@ pub fn range(ctx: &Ctx, name: &str, rng: &mut Rng) -> (u64, u64) {
     (offset, len.min(size - offset).max(1))
 }
 
-async fn read(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
+async fn read(ctx: &Rc<Ctx>, name: &str, disk: &Arc<DiskHandle>, rng: &mut Rng) {
     let (offset, len) = range(ctx, name, rng);
     let begin = ctx.model.borrow_mut().tick();
     note!("{begin} read {name} {offset}+{len}");
@@ -94,7 +94,7 @@ async fn read(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
     ctx.insist(checked);
 }
 
-async fn extents(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
+async fn extents(ctx: &Rc<Ctx>, name: &str, disk: &Arc<DiskHandle>, rng: &mut Rng) {
     let (mut offset, mut len) = range(ctx, name, rng);
     if rng.one_in(4) {
         (offset, len) = (0, disk.size());
@@ -103,7 +103,7 @@ async fn extents(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
     let begin = ctx.model.borrow_mut().tick();
     note!("{begin} extents {name} {offset}+{len} max {max}");
     let Some(runs) = ctx.judge("extents", disk.extents(offset, len, max).await) else { return };
-    assert!(!runs.is_empty() && runs.len() <= max, "{} runs, where 1 to {max} were wanted", runs.len());
+    assert!(!runs.is_empty() && runs.len() <= max, "{} runs, expected 1 to {max}", runs.len());
     let total: u64 = runs.iter().map(|r| r.len).sum();
     assert!(total <= len && runs.iter().all(|r| r.len > 0), "runs of {total} bytes for {len}: {runs:?}");
     assert!(
@@ -112,7 +112,7 @@ async fn extents(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
     );
     let mut at = offset;
     for run in runs {
-        assert!(run.zero || !run.hole, "a hole that is not zero");
+        assert!(run.zero || !run.hole, "a hole with data");
         if run.zero {
             let checked = ctx.model.borrow_mut().check_zero(name, at, run.len, begin);
             ctx.insist(checked);
@@ -121,7 +121,7 @@ async fn extents(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
     }
 }
 
-async fn flush(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>) {
+async fn flush(ctx: &Rc<Ctx>, name: &str, disk: &Arc<DiskHandle>) {
     let begun = ctx.model.borrow_mut().flush_begins(name);
     note!("{} flush {name}", begun.0);
     if ctx.judge("flush", disk.flush().await).is_some() {
@@ -137,7 +137,7 @@ async fn flush(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Request {
     Write,
-    /// A write by way of [`Disk::update`].
+    /// A write through [`DiskHandle::update`].
     Update,
     Zeroes {
         allocated: bool,
@@ -145,8 +145,8 @@ enum Request {
     Discard,
 }
 
-/// Something that changes a disk.
-pub async fn change(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) {
+/// An operation that changes a disk.
+pub async fn change(ctx: &Rc<Ctx>, name: &str, disk: &Arc<DiskHandle>, rng: &mut Rng) {
     let request = match rng.weighted(&[60, 10, 8, 7, 15]) {
         0 => Request::Write,
         1 => Request::Update,
@@ -171,7 +171,7 @@ pub async fn change(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) 
         model.disk(name).expect("it is busy").sync
     };
     let fua = durable != SyncMode::Always && rng.percent(10);
-    // Zeroes now and then; now and then the very bytes that an earlier write put there.
+    // Sometimes zeroes, and sometimes the same bytes as an earlier write at the same position.
     let write = match rng.below(20) {
         0 => 0,
         1 => ctx.model.borrow().written_at(name, offset).unwrap_or(0),
@@ -197,7 +197,7 @@ pub async fn change(ctx: &Rc<Ctx>, name: &str, disk: &Arc<Disk>, rng: &mut Rng) 
             if request == Request::Discard
                 && !covers_a_block(offset, len, model.disk(name).map_or(0, |d| d.size))
             {
-                // Nothing was to be done, so nothing was promised.
+                // The request had no effect, so it promised nothing.
                 model.acknowledge(op, false);
             } else {
                 model.changed(name, op, durable);
@@ -220,7 +220,7 @@ fn covers_a_block(offset: u64, len: u64, size: u64) -> bool {
 }
 
 async fn carry_out(
-    disk: &Disk,
+    disk: &DiskHandle,
     request: Request,
     (offset, len): (u64, u64),
     write: content::WriteId,
@@ -248,9 +248,9 @@ async fn carry_out(
     }
 }
 
-/// Reads those of `blocks` that could hold one of several things, so that a partial write has a certain base.
-/// False where that did not work.
-pub async fn settle(ctx: &Rc<Ctx>, name: &str, disk: &Disk, blocks: &[u64]) -> bool {
+/// Reads those of `blocks` whose contents are not certain, so that a partial write has a certain base. False
+/// if a read failed.
+pub async fn settle(ctx: &Rc<Ctx>, name: &str, disk: &DiskHandle, blocks: &[u64]) -> bool {
     for &block in blocks {
         if ctx.model.borrow().certain(name, block).is_none() && !settle_block(ctx, name, disk, block).await {
             return false;
@@ -259,7 +259,7 @@ pub async fn settle(ctx: &Rc<Ctx>, name: &str, disk: &Disk, blocks: &[u64]) -> b
     true
 }
 
-async fn settle_block(ctx: &Rc<Ctx>, name: &str, disk: &Disk, block: u64) -> bool {
+async fn settle_block(ctx: &Rc<Ctx>, name: &str, disk: &DiskHandle, block: u64) -> bool {
     let valid = ctx.model.borrow().disk(name).map_or(0, |d| d.valid(block));
     let begin = ctx.model.borrow_mut().tick();
     let mut bytes = vec![0xee; valid];
@@ -272,9 +272,15 @@ async fn settle_block(ctx: &Rc<Ctx>, name: &str, disk: &Disk, block: u64) -> boo
     true
 }
 
-/// After a failed change: whether it was done is for a read to say. Where that fails too, the blocks stay
-/// locked until the pool is opened anew.
-pub async fn settle_failed(ctx: &Rc<Ctx>, name: &str, disk: &Disk, lock: Locked, (offset, len): (u64, u64)) {
+/// After a failed change, a read determines whether it was executed. If that read fails too, the blocks stay
+/// locked until the pool is opened again.
+pub async fn settle_failed(
+    ctx: &Rc<Ctx>,
+    name: &str,
+    disk: &DiskHandle,
+    lock: Locked,
+    (offset, len): (u64, u64),
+) {
     let blocks: Vec<u64> = {
         let model = ctx.model.borrow();
         let range = offset / B..(offset + len).div_ceil(B);
@@ -286,13 +292,13 @@ pub async fn settle_failed(ctx: &Rc<Ctx>, name: &str, disk: &Disk, lock: Locked,
 }
 
 impl Model {
-    /// The write that the byte at `offset` of a disk came from last.
+    /// The write from which the byte at `offset` of a disk comes.
     fn written_at(&self, name: &str, offset: u64) -> Option<content::WriteId> {
         let content = self.certain(name, offset / B)?;
         content.write_at((offset % B) as usize)
     }
 
-    /// Checks that a range which block status called zero between `begin` and now may have been so.
+    /// Checks that a range that block status reported as zero between `begin` and now can have been zero.
     fn check_zero(&mut self, name: &str, offset: u64, len: u64, begin: Stamp) -> Result<(), String> {
         let end = self.tick();
         let span = crate::history::TimeSet::span(begin, end);

@@ -1,4 +1,5 @@
-//! Rounds on a medium that is damaged: what is read is right, or an error, and nothing is lost but what the damage covers.
+//! Rounds on a damaged medium: each read returns the right data or an error, and only data covered by the
+//! damage is lost.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,14 +14,14 @@ use crate::rng::Rng;
 use crate::round::{Inject, Round};
 use crate::verify::read_damaged;
 
-/// What happens to the medium in the last life but one.
+/// The damage to the medium in the last life but one.
 #[derive(Clone, Copy, Default)]
 pub struct Harm {
     /// Before it, while no pool is open.
     pub at_rest: Option<Inject>,
     /// As faults during it.
     pub under_way: Option<Inject>,
-    /// It ends with a crash; else the pool is closed.
+    /// Whether it ends with a crash; otherwise the pool is closed.
     pub crash: bool,
 }
 
@@ -43,7 +44,7 @@ impl Round {
         self.exec.kill_tasks();
     }
 
-    /// Opens the pool once. `None` where that is refused.
+    /// Opens the pool once. `None` if it is refused.
     fn try_open(&mut self) -> Option<Arc<Pool>> {
         let (store, host, config) = (self.store(), self.exec.host(), self.plan.pool.clone());
         match self.exec.finish(Pool::open(store, host, config)) {
@@ -55,7 +56,7 @@ impl Round {
         }
     }
 
-    /// The disks that a check of the pool says are damaged; `None` where it cannot be checked.
+    /// The disks that a check of the pool reports as damaged; `None` if it cannot be checked.
     fn named_by_check(&mut self) -> Option<BTreeSet<String>> {
         let (store, host) = (self.store(), self.exec.host());
         let report = self.exec.finish(async move { check(store, host, |_| {}).await }).ok()?;
@@ -63,9 +64,9 @@ impl Round {
         Some(report.problems.into_iter().flat_map(|p| p.disks).collect())
     }
 
-    /// Lives, closes, suffers `damage` to the medium, and opens again. Whatever is read then is right, or an error, and
-    /// where it is an error a check has named the disk; so is the opening itself. With `all`, nothing at all may be
-    /// lost. Gives whether the damage was noticed.
+    /// Lives, closes, applies `damage` to the medium, and opens again. Every later read returns the right
+    /// data or an error, and for an error a check has named the disk; the same applies to the opening. With
+    /// `all`, no data may be lost. Returns whether the damage was detected.
     pub fn rot(mut self, damage: Inject, all: bool) -> bool {
         let pool = self.all_lives();
         self.close_in_order(pool);
@@ -90,8 +91,8 @@ impl Round {
         !bad.is_empty()
     }
 
-    /// Lives, and goes on on a medium that is harmed; then opens again. What is read at any time is right, or an error.
-    /// Gives whether the pool opened in the end.
+    /// Lives, continues on a medium that is damaged during the life, then opens again. Every read at any time
+    /// returns the right data or an error. Returns whether the pool opened at the end.
     pub fn harmed(mut self, harm: Harm) -> bool {
         let mut pool = self.all_lives();
         if let Some(damage) = harm.at_rest {
@@ -114,8 +115,9 @@ impl Round {
         true
     }
 
-    /// Lives, crashes, and loses bits of the log in front of a whole group. The pool does not open, or lacks nothing but
-    /// what reads report. Gives whether it was refused; `None` where no batch was to be damaged.
+    /// Lives, crashes, and loses bits of the log in front of a complete group. The pool does not open, or
+    /// lacks only data for which reads return errors. Returns whether it was refused; `None` if there was no
+    /// batch to damage.
     pub fn rot_in_log(mut self) -> Option<bool> {
         self.plan.crashes = 100;
         self.plan.pool.checkpoint_bytes = 1 << 30;
@@ -141,7 +143,7 @@ impl Round {
     }
 }
 
-/// Flips some bits anywhere in the objects.
+/// Flips random bits of the objects.
 pub fn flip_bits(store: &FaultyStore, rng: &mut Rng) {
     for _ in 0..rng.range(1, 30) {
         store.flip_any_bit();

@@ -1,8 +1,8 @@
-//! Runs many rounds, each from its own seed, and reports a failure so that it can be replayed.
+//! Runs many rounds, each from a separate seed, and reports a failure with the command that replays it.
 //!
-//! `FOREBAY_SEED=n` runs that one round, `FOREBAY_ROUNDS=n` that many instead of the default, and
-//! `FOREBAY_OPS=n` bounds the operations in one life of the pool, which makes a failure smaller; `FOREBAY_TRACE=n` shows
-//! the last `n` lines of the trace instead of 60.
+//! `FOREBAY_SEED=n` runs only that round, `FOREBAY_ROUNDS=n` that many instead of the default, and
+//! `FOREBAY_OPS=n` limits the operations in one life of the pool, which makes a failure smaller;
+//! `FOREBAY_TRACE=n` shows the last `n` lines of the trace instead of 60.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -22,20 +22,20 @@ thread_local! {
     static SEED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A number in the environment.
+/// A number from the environment.
 pub fn env(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
     Some(value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")))
 }
 
-/// Panics inside of a round are kept for its report; a round that hangs ends the process.
+/// Records panics in a round for its report; a round that hangs ends the process.
 fn prepare() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = take_hook();
         set_hook(Box::new(move |info| {
             if IN_ROUND.get() {
-                // Costly, so only for a single round.
+                // Expensive, so only for a single round.
                 let single = std::env::var_os("FOREBAY_SEED").is_some();
                 let trace = single.then(|| format!("\n{}", std::backtrace::Backtrace::capture()));
                 PANIC.set(format!("{info}{}", trace.unwrap_or_default()));
@@ -60,7 +60,7 @@ fn prepare() {
 
 static RUNNING: AtomicU64 = AtomicU64::new(0);
 
-/// Runs one round; its failure as text.
+/// Runs one round; returns its failure as text.
 pub fn attempt<T>(seed: u64, round: impl FnOnce() -> T) -> Result<T, String> {
     prepare();
     trace::clear();
@@ -81,8 +81,8 @@ fn message(payload: &dyn Any) -> String {
     text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
 }
 
-/// Runs rounds `first_seed..`, on all cores, and panics with a report where one fails. `round` is given the seed and
-/// the most operations in a life.
+/// Runs rounds `first_seed..` on all cores, and panics with a report if one fails. `round` gets the seed and
+/// the maximum number of operations in a life.
 pub fn rounds(test: &str, first_seed: u64, count: u64, round: impl Fn(u64, Option<u64>) + Sync) {
     let ops = env("FOREBAY_OPS");
     let (first, count) = match env("FOREBAY_SEED") {
@@ -117,12 +117,12 @@ pub fn rounds(test: &str, first_seed: u64, count: u64, round: impl Fn(u64, Optio
     }
 }
 
-/// Lines of the trace that a report shows.
+/// Lines of the trace in a report.
 fn shown() -> usize {
     env("FOREBAY_TRACE").unwrap_or(60) as usize
 }
 
-/// Looks for fewer operations with which the round fails too.
+/// Searches for a smaller number of operations with which the round fails too.
 fn smaller(
     seed: u64,
     ops: Option<u64>,

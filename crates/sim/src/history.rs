@@ -1,28 +1,28 @@
-//! Cells with a history: what a block or a name may hold at which time.
+//! Cells with a history: the possible contents of a block or a name at each time.
 //!
 //! Time is counted in *stamps*: each begin and each end of an operation gets the next number. An operation
 //! takes effect at some unknown moment between its begin and its end; one that never ended, or that failed,
 //! between its begin and never. A version of a cell is *definitely after* another if it began when the other
-//! had taken effect for certain. So a version may be seen at time T exactly if it had begun by T, and no
-//! version that is definitely after it had taken effect for certain by T: its *window* is one interval, and
-//! the times at which some content may be seen are the union of the windows of the versions that hold it.
+//! had certainly taken effect. Therefore a version may be seen at time T exactly if it had begun by T, and no
+//! version that is definitely after it had certainly taken effect by T: its *window* is one interval, and the
+//! times at which some content may be seen are the union of the windows of the versions with that content.
 //!
-//! What a read has shown narrows the unknown: the version it saw had taken effect when the read ended, and
-//! the versions after that one had not when the read began.
+//! The result of a read reduces the uncertainty: the version that it saw had taken effect when the read
+//! ended, and the versions after that one had not when the read began.
 
 use std::fmt;
 
 /// A moment.
 pub type Stamp = u64;
-/// Later than all others.
+/// Later than all other moments.
 pub const NEVER: Stamp = u64::MAX;
 
-/// A set of moments: disjoint intervals, ends included, ascending.
+/// A set of moments: disjoint ascending intervals that include their ends.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TimeSet(Vec<(Stamp, Stamp)>);
 
 impl TimeSet {
-    /// No moment.
+    /// The empty set.
     pub fn empty() -> TimeSet {
         TimeSet(Vec::new())
     }
@@ -34,7 +34,7 @@ impl TimeSet {
     pub fn all() -> TimeSet {
         TimeSet::span(0, NEVER)
     }
-    /// Whether there is no moment in it.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -87,9 +87,9 @@ impl fmt::Debug for TimeSet {
 /// How an operation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// It has not.
+    /// It has not ended.
     Pending,
-    /// It failed: it may have been done in part, or may not; after that it is not done any more.
+    /// It failed: it may have taken effect partially, or not; no effect follows later.
     Failed {
         /// When.
         at: Stamp,
@@ -98,7 +98,7 @@ pub enum End {
     Acknowledged {
         /// When.
         at: Stamp,
-        /// Whether that promised durability.
+        /// Whether the acknowledgement promised durability.
         durable: bool,
     },
 }
@@ -122,23 +122,25 @@ pub type Ops = Vec<Op>;
 /// One value of a cell.
 #[derive(Debug, Clone)]
 pub struct Version<T> {
-    /// What made it.
+    /// The operation that made it.
     pub op: OpId,
     /// The value.
     pub value: T,
-    /// A read that ended then saw it.
+    /// A read that ended at this moment saw it.
     pub seen: Stamp,
-    /// A read that began then saw an older one.
+    /// A read that began at this moment saw an older one.
     pub after: Stamp,
-    /// It is durable whatever its operation promised: a snapshot holds it.
+    /// It is durable independently of its operation: a snapshot contains it.
     pub durable: bool,
-    /// Nobody made it: a read found what other versions had left. No flush makes a promise about it.
+    /// No operation made it: a read observed a state left by other versions. No flush makes a promise about
+    /// it.
     pub observed: bool,
-    /// It is in the log a while before it is seen: that a read saw an older one says nothing of its place in history.
+    /// It is in the log for some time before it is visible: a read of an older version does not determine its
+    /// position in history.
     pub late: bool,
 }
 
-/// A place with a history. The first version is what it held at the last recovery, or when its disk began.
+/// A cell with a history. The first version is its value at the last recovery, or when its disk began.
 #[derive(Debug, Clone)]
 pub struct Cell<T> {
     /// By ascending begin.
@@ -180,7 +182,7 @@ impl<T> Cell<T> {
         self.versions[last].late = true;
     }
 
-    /// When version `i` had taken effect for certain.
+    /// When version `i` had certainly taken effect.
     fn certain(&self, ops: &Ops, i: usize) -> Stamp {
         let v = &self.versions[i];
         match ops[v.op.0].end {
@@ -189,7 +191,7 @@ impl<T> Cell<T> {
         }
     }
 
-    /// When version `i` had taken effect or never would.
+    /// When version `i` had taken effect or could no longer take effect.
     fn over(&self, ops: &Ops, i: usize) -> Stamp {
         let v = &self.versions[i];
         match ops[v.op.0].end {
@@ -221,8 +223,8 @@ impl<T> Cell<T> {
     }
 
     /// At which cuts of history a crash may leave version `i`: as [`Cell::window`], and never if a version
-    /// that is definitely after it was promised to be durable, by itself or by a flush that covered everything
-    /// acknowledged until `flushed`.
+    /// that is definitely after it was promised to be durable, by its operation or by a flush that covered
+    /// all changes acknowledged until `flushed`.
     pub fn cut_window(&self, ops: &Ops, i: usize, flushed: Stamp) -> TimeSet {
         let lost = |j: usize| self.is_durable(ops, j, flushed) && self.is_after(ops, j, i);
         if (0..self.versions.len()).any(lost) { TimeSet::empty() } else { self.window(ops, i) }
@@ -233,7 +235,7 @@ impl<T> Cell<T> {
         (0..self.versions.len()).filter(|&i| !self.window(ops, i).and(span).is_empty()).collect()
     }
 
-    /// Notes that a read that took from `begin` to `end` saw version `i` and can have seen no other.
+    /// Records that a read from `begin` to `end` saw version `i` and cannot have seen any other.
     pub fn saw(&mut self, ops: &Ops, i: usize, begin: Stamp, end: Stamp) {
         let is_later = |&j: &usize| !self.versions[j].late && self.is_after(ops, j, i);
         let later: Vec<_> = (0..self.versions.len()).filter(is_later).collect();
@@ -253,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_of_moments() {
+    fn set_operations_on_moments() {
         let a = TimeSet::span(1, 5).or(&TimeSet::span(10, 20)).or(&TimeSet::span(6, 7));
         assert_eq!(format!("{a:?}"), "{1..=7 10..=20}");
         assert_eq!(format!("{:?}", a.and(&TimeSet::span(5, 12))), "{5..=7 10..=12}");
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_seen_from_its_begin_until_the_next_is_certain() {
+    fn a_version_is_visible_from_its_begin_until_the_next_has_certainly_taken_effect() {
         let ops = vec![op(0, 0), op(2, 5), op(7, 9)];
         let mut cell = Cell::new(OpId(0), 'a');
         cell.push(OpId(1), 'b');
@@ -273,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_writes_at_once_either_may_be_last() {
+    fn either_of_two_concurrent_writes_may_be_last() {
         let ops = vec![op(0, 0), op(2, 5), op(3, 4)];
         let mut cell = Cell::new(OpId(0), 'a');
         cell.push(OpId(1), 'b');
@@ -295,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_is_over() {
+    fn a_failed_write_takes_no_effect_later() {
         let ops = vec![op(0, 0), Op { begin: 2, end: End::Failed { at: 4 } }, op(6, 8)];
         let mut cell = Cell::new(OpId(0), 'a');
         cell.push(OpId(1), 'b');
@@ -306,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_durable_forbids_what_was_before() {
+    fn a_durable_version_excludes_the_ones_before() {
         let durable = Op { begin: 2, end: End::Acknowledged { at: 5, durable: true } };
         let ops = vec![op(0, 0), durable];
         let mut cell = Cell::new(OpId(0), 'a');
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_of_the_old_value_says_that_the_new_one_came_later() {
+    fn a_read_of_the_old_value_moves_the_new_one_after_it() {
         let ops = vec![op(0, 0), op(2, 9)];
         let mut cell = Cell::new(OpId(0), 'a');
         cell.push(OpId(1), 'b');

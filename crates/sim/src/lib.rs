@@ -1,7 +1,9 @@
-//! The simulation: engine and store in a world of one thread, where time, order and chance follow from a seed.
+//! The simulation: engine and store in a single-threaded world, where time, order and randomness follow from
+//! a seed.
 //!
-//! A round lets clients loose on a pool, ends its life at some step by a crash or a close, opens it again and
-//! compares what it holds with a model. In the order in which a round meets them:
+//! A round runs clients on a pool (`round`, `admin`, `guest`, `copy`, `session`), ends its life at some step
+//! by a crash or a close, opens it again, and compares its contents with a model (`model`, `history`,
+//! `verify`, `recover`).
 mod admin;
 mod content;
 mod copy;

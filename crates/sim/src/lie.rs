@@ -1,16 +1,16 @@
-//! A store that breaks its promise, to show that the suite would notice an engine that does.
+//! A store that violates its contract, to show that the tests detect an engine that does.
 
 use std::sync::Arc;
 
 use forebay_format::{SegmentId, Superblock};
 use forebay_store::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store};
 
-/// Answers a sync without making anything durable. The engine above it is then one that acknowledges before
-/// its data is durable.
+/// Answers a sync without making anything durable. An engine on this store therefore acknowledges before its
+/// data is durable.
 pub struct Liar(Arc<dyn Store>);
 
 impl Liar {
-    /// A liar in front of `store`.
+    /// A lying store in front of `store`.
     pub fn wrap(store: Arc<dyn Store>, _seed: u64) -> Arc<dyn Store> {
         Arc::new(Liar(store))
     }

@@ -1,4 +1,4 @@
-//! What survives a crash: the faulty store's machine, of which each life of the pool gets a new opening.
+//! The state that survives a crash: the machine of the faulty store, which each life of the pool opens again.
 
 use std::sync::Arc;
 
@@ -10,15 +10,15 @@ pub struct Medium {
 }
 
 impl Medium {
-    /// An empty medium, whose chance follows from `seed`; each operation takes up to `delay` polls more than
-    /// one.
+    /// An empty medium whose random choices follow from `seed`; each operation takes up to `delay` polls more
+    /// than one.
     pub fn new(seed: u64, delay: u32) -> Medium {
         let opening = FaultyStore::new(seed);
         opening.set_delay(delay);
         Medium { opening }
     }
 
-    /// The store as it is open now: to set faults, or to look.
+    /// The currently open store, to set faults or to inspect it.
     pub fn faults(&self) -> &FaultyStore {
         &self.opening
     }
@@ -28,13 +28,13 @@ impl Medium {
         self.opening.clone()
     }
 
-    /// Stops the machine and starts it again.
+    /// Stops and restarts the machine.
     pub fn crash(&mut self, crash: Crash) {
         self.opening.crash(crash);
         self.opening = self.opening.reopen();
     }
 
-    /// The pool is closed: what it left undone is lost as if the process had ended.
+    /// The pool is closed: unfinished operations are lost as at the end of a process.
     pub fn release(&mut self) {
         self.opening = self.opening.reopen();
     }

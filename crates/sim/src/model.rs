@@ -1,9 +1,10 @@
-//! The reference: every disk as a map from block to history, and every name as a history of disks.
+//! The reference model: every disk is a map from block to history, and every name is a history of disks.
 //!
-//! A name's history is a cell too: its versions are *eras*. Creating, deleting, rolling back, resetting and
-//! resizing begin a new era of a name, with a block map of its own; the workload lets no guest operation of
-//! the disk overlap them. Snapshots and clones do overlap with writes: until their contents have been read
-//! once, such a disk is *taken from* an era of another, at a moment that the reads then narrow down.
+//! The history of a name is a cell too: its versions are *eras*. Creating, deleting, rolling back, resetting
+//! and resizing begin a new era of a name, with a separate block map; the workload does not let guest
+//! operations on the disk overlap them. Snapshots and clones do overlap with writes: until their contents
+//! have been read once, such a disk is *taken from* an era of another, at a moment that the reads then
+//! determine more closely.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,23 +27,23 @@ pub struct EraId {
 /// A disk during one era.
 #[derive(Debug, Clone)]
 pub struct DiskState {
-    /// What it is.
+    /// Its role.
     pub role: Role,
     /// Bytes.
     pub size: u64,
     /// Its durability.
     pub sync: SyncMode,
-    /// What it was cloned from.
+    /// The disk from which it was cloned.
     pub origin: Option<String>,
-    /// What is written to it is gone when the pool is opened anew.
+    /// Its writes are discarded when the pool is opened again.
     pub desktop: bool,
-    /// It is reset when its user leaves.
+    /// It is reset when its user disconnects.
     pub resets: bool,
     /// The blocks that were ever written or are not zero; all others are zero.
     pub blocks: BTreeMap<u64, Cell<Content>>,
-    /// Its contents are those of that era at some moment of this one's operation, and not known yet.
+    /// Its contents are those of that era at some moment of this era's operation, and not known yet.
     pub taken_from: Option<EraId>,
-    /// A flush promised that what was acknowledged before this moment is durable.
+    /// A flush promised that all changes acknowledged before this moment are durable.
     pub flushed: Stamp,
     /// The latest begin of an acknowledged change.
     pub changed: Stamp,
@@ -64,28 +65,28 @@ impl DiskState {
             changed: 0,
         }
     }
-    /// Whether copies can be made of it, and it can be resized.
+    /// Whether it can be copied and resized.
     pub fn is_source(&self) -> bool {
         self.taken_from.is_none() && !self.desktop
     }
-    /// Blocks, the last perhaps in part.
+    /// Number of blocks, including a partial last one.
     pub fn block_count(&self) -> u64 {
         self.size.div_ceil(BLOCK as u64)
     }
-    /// The bytes of a block that the disk has.
+    /// The bytes of a block that are within the disk.
     pub fn valid(&self, block: u64) -> usize {
         (self.size - block * BLOCK as u64).min(BLOCK as u64) as usize
     }
 }
 
-/// What a change puts into a range.
+/// The content that a change puts into a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// These bytes.
     Write(WriteId),
     /// Zeroes.
     Zero,
-    /// Zeroes in whole blocks (a block that the end of the disk cuts is whole), nothing in partial ones.
+    /// Zeroes in whole blocks (a block cut by the end of the disk is whole); partial blocks are unchanged.
     Discard,
 }
 
@@ -106,13 +107,13 @@ pub struct Model {
     stamp: Stamp,
     /// Operations since the last recovery.
     pub ops: Ops,
-    /// Every name that was ever used since the last recovery.
+    /// Every name that was used since the last recovery.
     pub names: BTreeMap<String, Cell<Option<DiskState>>>,
-    /// A cut before this moment loses something that was promised to be durable.
+    /// A cut before this moment loses data that was promised to be durable.
     pub floor: Stamp,
-    /// Writes may overlap each other.
+    /// Whether writes may overlap each other.
     pub overlapping: bool,
-    /// Names that one operation makes together.
+    /// Names that one operation creates together.
     pub groups: Vec<(OpId, Vec<String>)>,
     next_write: WriteId,
 }
@@ -125,7 +126,7 @@ impl Model {
         model
     }
 
-    /// Forgets operations; the state is as of now.
+    /// Forgets operations; the current state is the start of the history.
     pub(crate) fn restart(&mut self) {
         self.stamp += 1;
         self.ops = vec![Op { begin: self.stamp, end: End::Acknowledged { at: self.stamp, durable: true } }];
@@ -162,7 +163,7 @@ impl Model {
         self.ops[op.0].begin
     }
 
-    /// Ends an operation that was acknowledged; `durable` if that promised that it is durable.
+    /// Ends an operation that was acknowledged; `durable` if the acknowledgement promised durability.
     pub fn acknowledge(&mut self, op: OpId, durable: bool) -> Stamp {
         let at = self.tick();
         self.ops[op.0].end = End::Acknowledged { at, durable };
@@ -180,13 +181,13 @@ impl Model {
         disk.changed = disk.changed.max(begun);
     }
 
-    /// Begins a flush of `name`; gives what [`Model::flushed`] needs.
+    /// Begins a flush of `name`; returns the argument of [`Model::flushed`].
     pub fn flush_begins(&mut self, name: &str) -> (Stamp, Stamp) {
         (self.tick(), self.disk(name).map_or(0, |d| d.changed))
     }
 
-    /// A flush of `name` was acknowledged: what had been acknowledged when it began is durable. It says
-    /// nothing of other disks, but for what a prefix of history implies.
+    /// A flush of `name` was acknowledged: changes acknowledged before it began are durable. Other disks are
+    /// covered only as far as a prefix of history implies.
     pub fn flushed(&mut self, name: &str, (begin, changed): (Stamp, Stamp)) {
         self.tick();
         let disk = self.disk_mut(name);
@@ -194,7 +195,7 @@ impl Model {
         self.floor = self.floor.max(changed);
     }
 
-    /// Everything that was acknowledged before `moment` is durable.
+    /// All changes acknowledged before `moment` are durable.
     pub fn all_flushed(&mut self, moment: Stamp) {
         self.floor = self.floor.max(moment);
     }
@@ -205,12 +206,12 @@ impl Model {
         self.ops[op.0].end = End::Failed { at };
     }
 
-    /// The newest era of a name, where there is a disk in it.
+    /// The newest era of a name, if it contains a disk.
     pub fn disk(&self, name: &str) -> Option<&DiskState> {
         self.names.get(name)?.versions.last()?.value.as_ref()
     }
 
-    /// What a disk holds that never changes, also where it was deleted since.
+    /// The immutable contents of a disk, also if it was deleted since.
     pub fn immutable(&self, name: &str) -> Option<&DiskState> {
         self.names.get(name)?.versions.iter().rev().find_map(|v| v.value.as_ref())
     }
@@ -231,7 +232,7 @@ impl Model {
         cell.push(op, disk);
     }
 
-    /// Takes back the eras that `op` began: it was refused, and not done.
+    /// Removes the eras that `op` began: it was rejected and not executed.
     pub fn undo(&mut self, op: OpId) {
         for cell in self.names.values_mut() {
             cell.versions.retain(|v| v.op != op || op == OpId(0));
@@ -239,14 +240,14 @@ impl Model {
         self.groups.retain(|(o, _)| *o != op);
     }
 
-    /// Whether it is known in which era a name is.
+    /// Whether the era of a name is certain.
     pub fn is_certain(&self, name: &str) -> bool {
         let newest = self.names.get(name).and_then(|c| c.versions.last());
         newest.is_none_or(|v| matches!(self.ops[v.op.0].end, End::Acknowledged { .. }))
             && self.disk(name).is_none_or(|d| d.taken_from.is_none())
     }
 
-    /// What a block holds now, where that is certain.
+    /// The content of a block now, if certain.
     pub fn certain(&self, name: &str, block: u64) -> Option<Content> {
         let Some(cell) = self.disk(name)?.blocks.get(&block) else { return Some(Content::zero()) };
         let now = TimeSet::span(self.stamp, self.stamp);
@@ -255,7 +256,7 @@ impl Model {
         possible.all(|c| c == first).then(|| first.clone())
     }
 
-    /// Whether `change` of a range needs to know what its first and last block hold.
+    /// Whether `change` of a range requires the contents of its first and last block.
     pub fn partial_blocks(&self, name: &str, offset: u64, len: u64) -> Vec<u64> {
         let Some(disk) = self.disk(name) else { return Vec::new() };
         let partial = |(block, part): &(u64, Range<usize>)| part.len() < disk.valid(*block);
@@ -266,13 +267,14 @@ impl Model {
         edges.into_iter().filter(partial).map(|(block, _)| block).collect()
     }
 
-    /// `op` changes a range of `name`. What partial blocks hold must be certain.
+    /// `op` changes a range of `name`. The content of partial blocks must be certain.
     pub fn change(&mut self, name: &str, op: OpId, offset: u64, len: u64, change: Change) {
         let era_op = self.names[name].versions.last().map_or(OpId(0), |v| v.op);
         let disk = self.disk(name).expect("the workload changes disks that exist");
         let known: Vec<(u64, Range<usize>)> = match change {
             Change::Write(_) => pieces(offset, len).collect(),
-            // Blocks that were never written are zero already, and stay it, unless somebody writes meanwhile.
+            // Blocks that were never written are zero already, and stay zero unless there is a concurrent
+            // write.
             _ if self.overlapping => pieces(offset, len).collect(),
             _ => {
                 let range = offset / BLOCK as u64..(offset + len).div_ceil(BLOCK as u64);
@@ -302,7 +304,7 @@ impl Model {
         }
     }
 
-    /// Checks bytes that a read of `name` at `offset` gave, which took from `begin` until now.
+    /// Checks the bytes of a read of `name` at `offset`, which took from `begin` until now.
     pub fn check_read(&mut self, name: &str, offset: u64, bytes: &[u8], begin: Stamp) -> Result<(), String> {
         let end = self.tick();
         let span = TimeSet::span(begin, end);
@@ -321,7 +323,7 @@ impl Model {
         wrong.map_or(Ok(()), Err)
     }
 
-    /// Notes that a read from `begin` until now settled what `block` of `name` holds.
+    /// Records that a read from `begin` until now determined the content of `block` of `name`.
     pub fn settle(&mut self, name: &str, block: u64, bytes: &[u8], begin: Stamp) -> Result<(), String> {
         let now = TimeSet::span(begin, self.now());
         let end = self.tick();
@@ -338,7 +340,7 @@ impl Model {
         Ok(())
     }
 
-    /// The moments at which era `source` held `bytes` in `block`.
+    /// The moments at which `block` had the content `bytes` in era `source`.
     pub(crate) fn moments(&self, source: &EraId, block: u64, bytes: &[u8]) -> TimeSet {
         let disk = self.names[&source.name].versions[source.era].value.as_ref();
         let Some(cell) = disk.and_then(|d| d.blocks.get(&block)) else {
@@ -347,12 +349,12 @@ impl Model {
         };
         let matching = |i: &usize| cell.versions[*i].value.matches(block, 0..bytes.len(), bytes);
         let found = (0..cell.versions.len()).filter(matching);
-        // An era's first version is there from its begin; that it is older does not matter to a copy.
+        // An era's first version exists from its begin; that it is older does not matter to a copy.
         found.fold(TimeSet::empty(), |set, i| set.or(&cell.window(&self.ops, i)))
     }
 
-    /// What a disk that was just taken from another may hold: certain contents, and the blocks of which it
-    /// must be read what they hold.
+    /// The possible contents of a disk that was just taken from another: certain contents, and the blocks
+    /// whose contents must be read.
     pub fn taken(&self, name: &str) -> (BTreeMap<u64, Content>, Vec<u64>) {
         let (Some(disk), Some(version)) = (self.disk(name), self.names[name].versions.last()) else {
             return Default::default();
@@ -377,8 +379,8 @@ impl Model {
         (known, unknown)
     }
 
-    /// Settles what `name`, taken from another disk by an acknowledged operation, holds: `read` has the
-    /// blocks that were not certain. Errors where no one moment of the other disk explains them.
+    /// Determines the contents of `name`, which an acknowledged operation took from another disk: `read` has
+    /// the blocks that were not certain. Fails if no single moment of the other disk explains them.
     pub fn settle_taken(&mut self, name: &str, read: &BTreeMap<u64, Vec<u8>>) -> Result<(), String> {
         let (mut known, _) = self.taken(name);
         let version = self.names[name].versions.last().expect("it was just made");
@@ -409,7 +411,7 @@ impl Model {
             if let Some(v) = matching.last() {
                 known.insert(block, v.value.clone());
             }
-            // The snapshot is durable, so what it holds is: of its disk, too.
+            // The snapshot is durable, therefore its contents are durable in its disk, too.
             if let [only] = matching.as_mut_slice() {
                 only.seen = only.seen.min(at);
                 only.durable = true;
@@ -422,7 +424,7 @@ impl Model {
         Ok(())
     }
 
-    /// The history of a block, for people.
+    /// The history of a block as text.
     pub(crate) fn explain(&self, era: &EraId, block: u64) -> String {
         let disk = self.names[&era.name].versions[era.era].value.as_ref();
         match disk.and_then(|d| d.blocks.get(&block)) {

@@ -1,4 +1,4 @@
-//! What one run looks like; all of it follows from the seed.
+//! The plan of a run, derived from the seed.
 
 use std::time::Duration;
 
@@ -9,45 +9,45 @@ use crate::rng::Rng;
 /// The shape of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Clients at work at the same time.
+    /// Number of concurrent clients.
     pub clients: u64,
-    /// Operations in one life of the pool, all clients together.
+    /// Operations in one life of the pool, of all clients together.
     pub ops: u64,
-    /// Lives of the pool: between two of them it crashes or is closed.
+    /// Number of lives of the pool: between two of them it crashes or is closed.
     pub lives: u64,
-    /// Most disks.
+    /// Maximum number of disks.
     pub disks: usize,
-    /// Most blocks of an ordinary disk.
+    /// Maximum number of blocks of an ordinary disk.
     pub blocks: u64,
-    /// Writers may overlap each other.
+    /// Whether writes may overlap each other.
     pub overlapping: bool,
-    /// Some disks are huge and sparse.
+    /// Whether some disks are huge and sparse.
     pub huge: bool,
-    /// Some disks have maps of many leaves, in two or three levels, and are written all over.
+    /// Whether some disks have maps of many leaves, in two or three levels, with writes all over.
     pub wide: bool,
-    /// Requests of a guest that writes, one after the other.
+    /// Consecutive requests of a guest that writes.
     pub scatter: u64,
-    /// Of 100 operations of administrators, how many are a desktop's users, one after the other.
+    /// Percentage of administrators' operations that are sessions of a desktop's users.
     pub sessions: u64,
-    /// Likelihood of [`SyncMode`] `Flush`, `Always`, `Never`.
+    /// Weights of [`SyncMode`] `Flush`, `Always`, `Never`.
     pub sync: [u64; 3],
-    /// How the pool is run.
+    /// The options of the pool.
     pub pool: PoolConfig,
-    /// Of 100 lives, how many end with a crash.
+    /// Percentage of lives that end with a crash.
     pub crashes: u64,
-    /// How many steps a life takes at most before its crash.
+    /// Maximum number of steps of a life before its crash.
     pub steps: u64,
-    /// How many polls a store operation takes at most, beyond the first.
+    /// Maximum number of polls of a store operation after the first one.
     pub delay: u32,
-    /// Operations on the catalogue, of 100.
+    /// Percentage of operations on the catalogue.
     pub admin: u64,
-    /// How long after a reclaim that was asked for the next one begins, at most; `None` for administrators'
-    /// only.
+    /// Maximum delay between a requested reclaim and the next one; `None`: only administrators start
+    /// reclaims.
     pub reclaim_every: Option<u64>,
 }
 
 impl Plan {
-    /// The plan that a seed stands for, with at most `ops` operations in a life.
+    /// The plan of a seed, with at most `ops` operations in a life.
     pub fn new(rng: &mut Rng, ops: Option<u64>) -> Plan {
         let pool = PoolConfig {
             read_cache: *rng.pick(&[0, 16 << 10, 64 << 10, 1 << 20]),
@@ -56,7 +56,7 @@ impl Plan {
             desktops: *rng.pick(&[0, 16 << 10, 256 << 10, 1 << 30]),
             segment_bytes: *rng.pick(&[64 << 10, 128 << 10, 256 << 10, 1 << 20]),
             checkpoint_bytes: *rng.pick(&[64 << 10, 256 << 10, 1 << 20, 1 << 30]),
-            // With next to nothing, the index is sampled, and directories are read.
+            // With a minimal budget, the index is sampled, and directories are read.
             dedup_index: *rng.pick(&[0, 2 << 10, 64 << 10, 4 << 20]),
             compress: rng.percent(70),
             coalesce: *rng.pick(&[Coalesce::Adaptive, Coalesce::Adaptive, Coalesce::Always, Coalesce::Off]),
@@ -88,7 +88,8 @@ impl Plan {
         }
     }
 
-    /// Makes the maps of the disks so large that the map cache evicts, and checkpoints so frequent that nodes are cold.
+    /// Makes the maps of the disks so large that the map cache evicts nodes, and checkpoints so frequent that
+    /// nodes are cold.
     pub fn widen(&mut self, rng: &mut Rng) {
         self.wide = true;
         (self.overlapping, self.huge) = (false, false);
@@ -99,12 +100,12 @@ impl Plan {
         self.pool.segment_bytes = *rng.pick(&[128 << 10, 1 << 20]);
     }
 
-    /// A durability for a new volume.
+    /// A random durability for a new volume.
     pub fn pick_sync(&self, rng: &mut Rng) -> SyncMode {
         [SyncMode::Flush, SyncMode::Always, SyncMode::Never][rng.weighted(&self.sync)]
     }
 
-    /// A size for a new disk: a multiple of 512.
+    /// A random size for a new disk: a multiple of 512.
     pub fn pick_size(&self, rng: &mut Rng) -> u64 {
         if self.huge && rng.percent(40) {
             return *rng.pick(&[64 << 40, (64 << 40) - 512, 1 << 40, (1 << 30) + 4096]);

@@ -1,22 +1,23 @@
-//! The judge: is what a pool holds after a crash a prefix of its history?
+//! The verdict: whether the contents of a pool after a crash are a prefix of its history.
 //!
-//! **What must hold.** There is one moment T, the cut, for all disks at once: every change that had taken
-//! effect by T is there, no other is. For a block that means: its content is that of a version whose window
-//! holds T ([`crate::history`]); for a name, that the era it is in has a window that holds T. So the judge
-//! intersects, over all names and all their blocks, the sets of moments at which each could have been as it
-//! was found. An empty intersection is a failure; so is a cut before the *floor*, the latest moment up to which
-//! a flush, a durable write or a change to the catalogue promised durability; so is a version that lost
-//! against a durable one.
+//! **The rule.** A single moment T exists, the cut, for all disks at once: every change that had taken effect
+//! by T is present, and no other is. For a block this means that its content is that of a version whose
+//! window contains T ([`crate::history`]); for a name, that the window of its era contains T. The verdict
+//! therefore intersects, over all names and all their blocks, the sets of moments at which each could have
+//! been in the state found. An empty intersection is a failure; so is a cut before the *floor*, the latest
+//! moment up to which a flush, a durable write or a change to the catalogue promised durability; so is a
+//! version that precedes a durable one.
 //!
-//! A desktop is the exception: whatever was written to it, it is found as what it was cloned from.
+//! Desktops are an exception: independently of their writes, they must equal the disk from which they were
+//! cloned.
 //!
-//! **Why it is sound** (never blames a right engine): each version's window covers every moment at which any
+//! **Soundness** (it never blames a correct engine): each version's window covers every moment at which any
 //! permitted order of events could show it; contents that several versions share get the union of their
-//! windows; versions of unanswered operations may be there or not, block by block.
+//! windows; versions of unanswered operations may be present or not, block by block.
 //!
-//! **What it cannot see.** Whether the blocks of one unanswered request are there all or none (no promise is
-//! made); an order that only other disks' reads could have told apart; a wrong version whose content happens
-//! to be that of a right one (which no guest could see either).
+//! **Limits.** It does not detect whether the blocks of one unanswered request are all present or none (that
+//! is not promised), an order that only reads of other disks could have determined, or a wrong version whose
+//! content equals that of a right one (which no guest could detect either).
 
 use std::collections::BTreeMap;
 
@@ -27,28 +28,28 @@ use crate::content::{Content, describe};
 use crate::history::{Cell, End, NEVER, OpId, TimeSet};
 use crate::model::{DiskState, EraId, Model};
 
-/// Names that begin so stand for imports under way, which no recovery keeps.
+/// Names with this prefix are unfinished imports, which no recovery keeps.
 pub const IMPORT: &str = "import#";
 
-/// A disk as it was found.
+/// A disk in the state found.
 pub struct Found {
-    /// What it is.
+    /// Its role.
     pub role: Role,
     /// Bytes.
     pub size: u64,
     /// Its durability.
     pub sync: SyncMode,
-    /// What it was cloned from.
+    /// The disk from which it was cloned.
     pub origin: Option<String>,
-    /// It is a desktop.
+    /// Whether it is a desktop.
     pub desktop: bool,
-    /// It is reset when its user leaves.
+    /// Whether it is reset when its user disconnects.
     pub resets: bool,
-    /// The blocks that were read. Of those that were not, nothing is known.
+    /// The blocks that were read; the contents of others are unknown.
     pub blocks: BTreeMap<u64, Vec<u8>>,
 }
 
-/// Blocks worth reading after a crash: all that any era of the name knows.
+/// Blocks to be read after a crash: all blocks of any era of the name.
 pub fn known_blocks(model: &Model, name: &str) -> Vec<u64> {
     let eras = model.names.get(name).into_iter().flat_map(|c| &c.versions);
     let mut blocks: Vec<u64> = Vec::new();
@@ -62,10 +63,10 @@ pub fn known_blocks(model: &Model, name: &str) -> Vec<u64> {
     blocks
 }
 
-/// Checks what was found after a crash or a close against `model`, which then begins anew from it.
+/// Checks the state found after a crash or a close against `model`, which then starts again from it.
 pub fn recover(model: &mut Model, found: &BTreeMap<String, Found>) -> Result<(), String> {
     if let Some(name) = found.keys().find(|n| !model.names.contains_key(*n)) {
-        return Err(format!("'{name}' exists, but was never made"));
+        return Err(format!("'{name}' exists, but was never created"));
     }
     let mut cut = TimeSet::span(model.floor, NEVER);
     for name in model.names.keys().filter(|n| !n.starts_with(IMPORT)) {
@@ -95,7 +96,7 @@ pub fn recover(model: &mut Model, found: &BTreeMap<String, Found>) -> Result<(),
     begin_anew(model, found, &cut)
 }
 
-/// At which of the moments `cut` the name could have been in `era` and as it was found.
+/// The subset of the moments `cut` at which the name could have been in `era` and in the state found.
 fn fits(model: &Model, era: &EraId, found: Option<&Found>, cut: &TimeSet) -> Result<TimeSet, String> {
     let cell = &model.names[&era.name];
     let window = cell.cut_window(&model.ops, era.era, 0);
@@ -148,7 +149,7 @@ fn fits(model: &Model, era: &EraId, found: Option<&Found>, cut: &TimeSet) -> Res
     Ok(set)
 }
 
-/// As [`fits`] for a desktop: it is as its origin, at any moment.
+/// Like [`fits`] for a desktop: it equals its origin at any moment.
 fn fits_desktop(model: &Model, disk: &DiskState, found: &Found) -> Result<(), String> {
     for (&block, bytes) in &found.blocks {
         if content_of_desktop(model, disk, block, bytes).is_none() {
@@ -159,7 +160,7 @@ fn fits_desktop(model: &Model, disk: &DiskState, found: &Found) -> Result<(), St
     Ok(())
 }
 
-/// What the model calls `bytes`, if the origin of a desktop holds them in `block`.
+/// The model's content for `bytes`, if the origin of a desktop has them in `block`.
 fn content_of_desktop(model: &Model, disk: &DiskState, block: u64, bytes: &[u8]) -> Option<Content> {
     let origin = model.immutable(disk.origin.as_deref()?)?;
     let newest = origin.blocks.get(&block).and_then(|cell| cell.versions.last());
@@ -167,8 +168,8 @@ fn content_of_desktop(model: &Model, disk: &DiskState, block: u64, bytes: &[u8])
     content.matches(block, 0..bytes.len(), bytes).then_some(content)
 }
 
-/// As [`fits`] for a disk whose contents were taken from another and had not been read before the crash: some
-/// one moment of that disk, within the operation, explains them all.
+/// Like [`fits`] for a disk whose contents were taken from another and had not been read before the crash:
+/// one moment of that disk, within the operation, must explain them all.
 fn fits_taken(
     model: &Model,
     era: &EraId,
@@ -197,7 +198,7 @@ fn fits_taken(
     Ok(set.and(&TimeSet::span(taken.first().unwrap_or(NEVER), NEVER)))
 }
 
-/// What one unanswered operation makes together is there together or not at all.
+/// The disks that one unanswered operation creates together all exist or none of them does.
 fn check_groups(model: &Model, found: &BTreeMap<String, Found>) -> Result<(), String> {
     for (op, names) in &model.groups {
         let made = |n: &&String| model.names[*n].versions.last().is_some_and(|v| v.op == *op);
@@ -226,7 +227,8 @@ fn begin_anew(model: &mut Model, found: &BTreeMap<String, Found>, cut: &TimeSet)
         disk.resets = found.resets;
         for (&block, bytes) in &found.blocks {
             let content = content_of(model, &era, block, bytes);
-            let content = content.ok_or_else(|| format!("block {block} of '{name}' is of no known write"))?;
+            let content =
+                content.ok_or_else(|| format!("block {block} of '{name}' is from no known write"))?;
             if !content.is_zero() {
                 disk.blocks.insert(block, Cell::new(OpId(0), content));
             }
@@ -238,7 +240,7 @@ fn begin_anew(model: &mut Model, found: &BTreeMap<String, Found>, cut: &TimeSet)
     Ok(())
 }
 
-/// What the model calls `bytes`, which `block` held in `era`.
+/// The model's content for `bytes`, which `block` had in `era`.
 fn content_of(model: &Model, era: &EraId, block: u64, bytes: &[u8]) -> Option<Content> {
     if bytes.iter().all(|b| *b == 0) {
         return Some(Content::zero());

@@ -1,4 +1,4 @@
-//! The judge judged: histories made by hand, right and wrong outcomes.
+//! Tests of the verdict: handwritten histories with right and wrong outcomes.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ fn flush(model: &mut Model, name: &str) {
     model.flushed(name, begun);
 }
 
-/// A disk whose blocks come from these writes.
+/// A disk with the given writes in its blocks.
 fn disk(writes: [u32; BLOCKS as usize]) -> Found {
     let bytes = |(block, write): (usize, &u32)| {
         let mut bytes = vec![0; BLOCK];
@@ -64,7 +64,7 @@ fn verdict(mut model: Model, disks: Vec<(&str, Found)>) -> Result<(), String> {
 }
 
 #[test]
-fn every_prefix_is_right_and_nothing_else() {
+fn exactly_the_prefixes_of_a_history_are_accepted() {
     let all = || {
         let mut m = model(&["a"]);
         let w = [write(&mut m, "a", 0), write(&mut m, "a", 1), write(&mut m, "a", 0)];
@@ -80,7 +80,7 @@ fn every_prefix_is_right_and_nothing_else() {
 }
 
 #[test]
-fn what_was_flushed_must_be_there() {
+fn flushed_writes_must_be_present() {
     let all = || {
         let mut m = model(&["a"]);
         let w = write(&mut m, "a", 0);
@@ -102,7 +102,7 @@ fn the_cut_is_the_same_for_all_disks() {
     let (m, [a, b]) = all();
     verdict(m, vec![("a", disk([a, 0, 0, 0])), ("b", disk([0; 4]))]).unwrap();
     verdict(all().0, vec![("a", disk([0; 4])), ("b", disk([b, 0, 0, 0]))]).unwrap_err();
-    // A flush of the second disk covers what was written to the first before.
+    // A flush of the second disk covers earlier writes to the first one.
     let (mut m, [a, b]) = all();
     flush(&mut m, "b");
     verdict(m, vec![("a", disk([a, 0, 0, 0])), ("b", disk([b, 0, 0, 0]))]).unwrap();
@@ -112,7 +112,7 @@ fn the_cut_is_the_same_for_all_disks() {
 }
 
 #[test]
-fn a_torn_block_is_recognised() {
+fn a_torn_block_is_detected() {
     let mut m = model(&["a"]);
     let w = write(&mut m, "a", 0);
     let mut torn = disk([w, 0, 0, 0]);
@@ -121,7 +121,7 @@ fn a_torn_block_is_recognised() {
 }
 
 #[test]
-fn unanswered_writes_may_be_there_or_not() {
+fn unanswered_writes_may_be_present_or_not() {
     for there in [false, true] {
         let mut m = model(&["a"]);
         let (_, pending) = begin_write(&mut m, "a", 0);
@@ -132,7 +132,7 @@ fn unanswered_writes_may_be_there_or_not() {
 }
 
 #[test]
-fn a_durable_write_takes_with_it_what_was_before() {
+fn a_durable_write_makes_earlier_writes_durable() {
     let all = || {
         let mut m = model(&["a"]);
         let before = write(&mut m, "a", 1);
@@ -160,7 +160,7 @@ fn the_catalogue_is_durable() {
 }
 
 #[test]
-fn clones_made_together_come_together() {
+fn clones_created_together_exist_together() {
     for wrong in [false, true] {
         let mut m = model(&[]);
         let op = m.begin();
@@ -192,7 +192,7 @@ fn a_snapshot_is_one_moment_of_its_volume() {
     verdict(m, vec![("a", disk([w1, w2, 0, 0])), ("a@s", snapshot([w1, 0, 0, 0]))]).unwrap();
     let (m, _, [w1, w2]) = all();
     verdict(m, vec![("a", disk([w1, w2, 0, 0])), ("a@s", snapshot([0, w2, 0, 0]))]).unwrap_err();
-    // Once acknowledged it is there, and the volume is not older than it.
+    // Once acknowledged, the snapshot is durable, and the volume is not older than it.
     let (mut m, op, [w1, _]) = all();
     m.acknowledge(op, true);
     let bytes = |w| disk([w; 4]).blocks;

@@ -1,4 +1,4 @@
-//! Requests that must be refused, and leave everything as it is.
+//! Requests that must be rejected without any effect.
 
 use std::rc::Rc;
 
@@ -40,7 +40,7 @@ async fn bad_names(ctx: &Rc<Ctx>, rng: &mut Rng) {
         && let Some(_busy) = ctx.busy(&source)
     {
         let clone = |name: &str| CloneRequest { name: name.into(), ..CloneRequest::default() };
-        // One bad name among good ones: none is made.
+        // One invalid name among valid ones: none is created.
         let both = [clone(&ctx.new_name("c")), clone("a/b")];
         let made = ctx.pool.clone_disk(&source, &both).await;
         check(ctx, "clone with a bad name", made, |e| matches!(e, Error::BadName { .. }));

@@ -1,10 +1,11 @@
-//! The one source of chance: a small generator whose children are independent of how much the others draw.
+//! The only source of randomness: a small generator whose children are independent of the number of values
+//! drawn from others.
 
 /// SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 #[derive(Debug, Clone)]
 pub struct Rng(u64);
 
-/// Mixes a number into one that looks random.
+/// Mixes a number into a random-looking one.
 pub fn mix(n: u64) -> u64 {
     let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -12,7 +13,7 @@ pub fn mix(n: u64) -> u64 {
 }
 
 impl Rng {
-    /// A generator that `seed` decides.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Rng {
         Rng(mix(seed ^ 0x5851_f42d_4c95_7f2d))
     }
@@ -46,7 +47,7 @@ impl Rng {
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len() as u64) as usize]
     }
-    /// The index of one of `weights`, each as likely as its weight.
+    /// A random index of `weights`, with a probability proportional to its weight.
     pub fn weighted(&mut self, weights: &[u64]) -> usize {
         let mut at = self.below(weights.iter().sum());
         for (i, w) in weights.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! One round: a pool that lives several times, with a crash or a close between its lives, under a workload
-//! that the seed decides, and the verdict after each life.
+//! One round: several lives of a pool, with a crash or a close between them, under a workload derived from
+//! the seed, and a verdict after each life.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -29,30 +29,30 @@ pub type Wrap = fn(Arc<dyn Store>, u64) -> Arc<dyn Store>;
 pub struct Round {
     /// The world.
     pub exec: Executor,
-    /// What survives a crash.
+    /// The state that survives a crash.
     pub medium: Medium,
     /// The reference.
     pub model: Rc<RefCell<Model>>,
     /// The shape of the run.
     pub plan: Plan,
-    /// Chance.
+    /// The random source.
     pub rng: Rng,
-    /// What stands between pool and medium.
+    /// The store between pool and medium.
     pub wrap: Option<Wrap>,
-    /// Errors that this run counts with.
+    /// Errors that this run tolerates.
     pub tolerance: Tolerance,
-    /// Sets the faults of a life, when the pool is open and was found right; they end with the life.
+    /// Sets the faults of a life when the pool is open and has passed the verdict; they end with the life.
     pub faults: Option<Inject>,
-    /// Checks the pool before each opening: a crash is no damage.
+    /// Check the pool before each opening: a crash causes no damage.
     pub check: bool,
-    /// After the pool has latched the process may end without the machine, and what the kernel shows is what it has
-    /// written back by the next loss of power.
+    /// After the pool has latched, the process may end without the machine; until the next power loss the
+    /// kernel then shows the data that it has written back.
     pub restart_after_latch: bool,
-    /// The medium is damaged: what cannot be read is not judged.
+    /// The medium is damaged: unreadable data is not judged.
     pub damaged: bool,
-    /// Before each opening, flips a bit and looks at what is reported of the log, and flips it back.
+    /// Before each opening, flip a bit, check the reported damage to the log, and flip the bit back.
     pub probe: bool,
-    /// How often the log was reported to be damaged.
+    /// Number of times that damage to the log was reported.
     pub reported: Arc<AtomicU64>,
 }
 
@@ -91,8 +91,8 @@ impl Round {
         }
     }
 
-    /// Lives all lives, and looks once more at the end. Panics with the verdict where one is against the
-    /// engine. Returns a number that stands for everything that happened.
+    /// Runs all lives and a last verdict. Panics if a verdict is negative. Returns a hash of everything that
+    /// happened.
     pub fn run(mut self) -> u64 {
         for life in 0..self.plan.lives {
             note!("life {life}");
@@ -104,7 +104,7 @@ impl Round {
         self.exec.trace_hash()
     }
 
-    /// Lives all lives, and gives what is on the medium then: as a close has left it, or a crash.
+    /// Runs all lives, and returns the medium after the last close or crash.
     pub fn leave(mut self, last_words: impl AsyncFnOnce(&Arc<Pool>) + 'static) -> Image {
         for _ in 0..self.plan.lives {
             self.live();
@@ -129,7 +129,7 @@ impl Round {
         }
     }
 
-    /// Opens the pool, after crashes in the middle of that now and then.
+    /// Opens the pool, sometimes after crashes during the opening.
     pub fn open(&mut self) -> Arc<Pool> {
         loop {
             if self.check {
@@ -152,7 +152,7 @@ impl Round {
         }
     }
 
-    /// Has nothing reported but what a crash may really cost: a superblock copy.
+    /// Checks that only damage that a crash can cause is reported: a superblock copy.
     fn check(&mut self) {
         let (store, host) = (self.store(), self.exec.host());
         let report = match self.exec.finish(async move { check(store, host, |_| {}).await }) {
@@ -166,15 +166,15 @@ impl Round {
         self.medium.release();
     }
 
-    /// Has no damage to the log reported where there is none, and finds the place of a bit that flips there. The bit
-    /// flips back, so the pool is then as it was.
+    /// Checks that no damage to the log is reported without damage, and that the position of a flipped bit is
+    /// reported. The bit is flipped back, so the pool is unchanged afterwards.
     fn probe_log(&mut self) {
         const BITS: u64 = 6;
         match self.log_damage() {
             Ok(None) => {}
-            Ok(Some(damage)) => panic!("a crash is taken for damage: {damage}"),
+            Ok(Some(damage)) => panic!("a crash is reported as damage: {damage}"),
             Err(Error::NoPool(_)) => return self.medium.release(),
-            Err(e) => panic!("the pool cannot be looked at: {e}"),
+            Err(e) => panic!("the pool cannot be inspected: {e}"),
         }
         let store = self.store();
         let objects = self.exec.finish(async move { store.list().await }).expect("a list");
@@ -184,7 +184,7 @@ impl Round {
             if !self.medium.faults().flip_bit(object.id, at, bit) {
                 continue;
             }
-            // What has lost its checkpoint cannot be looked at.
+            // A pool that has lost its checkpoint cannot be inspected.
             if let Ok(Some(damage)) = self.log_damage() {
                 note!("bit {bit} of byte {at} of {}: {damage}", object.id);
                 let segment = object.id.to_string();
@@ -205,10 +205,10 @@ impl Round {
         looked.map(|report| report.damage)
     }
 
-    /// Loses power, or kills the process.
+    /// Causes a power loss, or kills the process.
     pub fn crash(&mut self) {
-        // After a failed sync a kernel may go on to show what it has not written and never will, and the next
-        // process cannot know. What follows such a failure here is a reboot.
+        // After a failed sync, a kernel may continue to show data that it never writes, which the next
+        // process cannot detect. In this simulation a reboot follows such a failure.
         let power = match self.restart_after_latch {
             true => self.rng.percent(30),
             false => self.tolerance.latched || self.rng.percent(70),
@@ -228,7 +228,7 @@ impl Round {
         self.medium.faults().set_capacity(1 << 40);
     }
 
-    /// Compares what the pool holds with what it may hold.
+    /// Compares the contents of the pool with the permitted ones.
     pub fn judge(&mut self, pool: &Arc<Pool>) {
         let (pool, blocks) = (pool.clone(), interesting(&self.model.borrow()));
         let damaged = self.damaged;
@@ -247,7 +247,7 @@ impl Round {
         self.live_on(pool);
     }
 
-    /// The rest of a life, whose pool is open and was found right.
+    /// The rest of a life whose pool is open and has passed the verdict.
     pub(crate) fn live_on(&mut self, pool: Arc<Pool>) {
         let end = match self.rng.below(100) {
             n if n < self.plan.crashes => End::Crash,
@@ -274,7 +274,7 @@ impl Round {
             }
             End::Close { under_load: true } => {
                 let _ = self.exec.run(idle, steps);
-                // What finds no room while the pool closes never will: the pool latches.
+                // An operation that finds no space while the pool closes never will: the pool latches.
                 let latched = self.tolerance.latched || self.tolerance.full;
                 ctx.tolerance.set(Tolerance { closed: true, latched, ..self.tolerance });
                 drop(ctx);
@@ -292,7 +292,7 @@ impl Round {
         let running = Rc::new(Cell::new(self.plan.clients));
         if let Some(most) = self.plan.reclaim_every {
             let (ctx, mut rng, running) = (ctx.clone(), self.rng.fork(), running.clone());
-            // It counts as running, and ends when it is the last.
+            // It counts as running, and ends when it is the only one.
             running.set(running.get() + 1);
             self.exec.spawn("cleaner", async move {
                 while running.get() > 1 && !ctx.latched.get() {
@@ -312,8 +312,8 @@ impl Round {
         running
     }
 
-    /// Closes the pool, or crashes while it closes. A close that succeeds makes everything durable that was
-    /// acknowledged, even while it ran.
+    /// Closes the pool, or crashes while it closes. A close that succeeds makes all acknowledged changes
+    /// durable, including those acknowledged during the close.
     pub fn close(&mut self, pool: Arc<Pool>) {
         let steps = if self.rng.percent(20) { self.rng.range(1, 200) } else { 3_000_000 };
         note!("{} close", self.model.borrow().now());

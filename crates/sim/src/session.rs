@@ -1,9 +1,9 @@
-//! A desktop's users, one after the other: none sees what the one before wrote.
+//! The successive users of a desktop: none sees the writes of the one before.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_engine::{Disk, Error};
+use forebay_engine::{DiskHandle, Error};
 use forebay_format::BLOCK;
 
 use crate::ctx::Ctx;
@@ -12,26 +12,24 @@ use crate::note;
 use crate::rng::Rng;
 
 const B: u64 = BLOCK as u64;
-/// In use, or being reset.
-const EBUSY: u32 = 16;
-/// How often a client tries to attach, and for how long it rests in between, in milliseconds.
+/// Attempts of a client to attach, and the pause between them, in milliseconds.
 const TRIES: u64 = 600;
 const PAUSE: u64 = 100;
 
-/// Attaches as a client does: again and again, as long as the disk is busy. `None` where that is an error.
-async fn attach(ctx: &Rc<Ctx>, name: &str) -> Option<Arc<Disk>> {
+/// Attaches as a client does, with retries while the disk is busy. `None` if that fails with an error.
+async fn attach(ctx: &Rc<Ctx>, name: &str) -> Option<Arc<DiskHandle>> {
     for _ in 0..TRIES {
         match ctx.pool.attach(name) {
-            Err(e) if e.errno() == EBUSY => ctx.sleep(PAUSE).await,
+            Err(Error::InUse { .. } | Error::Resetting(_)) => ctx.sleep(PAUSE).await,
             attached => return ctx.judge("attach to a desktop", attached),
         }
     }
-    // Where there is no room for the reset, no client gets it: the data stays with the one who wrote it.
+    // If there is no space for the reset, no client can attach, and the data remains private.
     assert!(ctx.tolerance.get().full, "'{name}' was not reset within {} s", TRIES * PAUSE / 1000);
     None
 }
 
-/// One user works, leaves in good order, and the next one comes at once.
+/// One user works, disconnects cleanly, and the next one connects immediately.
 pub async fn users(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let Some(name) = ctx.pick(rng, |d| d.resets && d.taken_from.is_none()) else { return };
     let origin = ctx.model.borrow().disk(&name).and_then(|d| d.origin.clone());
@@ -64,7 +62,7 @@ pub async fn users(ctx: &Rc<Ctx>, rng: &mut Rng) {
     }
 }
 
-/// Writes, and leaves.
+/// Writes and disconnects.
 async fn one_user(ctx: &Rc<Ctx>, name: &str, rng: &mut Rng) -> bool {
     let Some(disk) = attach(ctx, name).await else { return false };
     for _ in 0..rng.range(1, 8) {
@@ -85,13 +83,13 @@ async fn one_user(ctx: &Rc<Ctx>, name: &str, rng: &mut Rng) -> bool {
     if rng.percent(30) {
         ctx.sleep(rng.below(50)).await;
     }
-    disk.say_goodbye();
+    disk.mark_clean_disconnect();
     note!("user of {name} leaves");
     true
 }
 
-/// The next user reads what the image holds.
-async fn look(ctx: &Rc<Ctx>, name: &str, origin: &str, disk: &Disk) -> bool {
+/// The next user reads the contents of the image.
+async fn look(ctx: &Rc<Ctx>, name: &str, origin: &str, disk: &DiskHandle) -> bool {
     let blocks = ctx.model.borrow().disk(name).map_or(0, |d| d.block_count());
     for block in 0..blocks.min(256) {
         let valid = ctx.model.borrow().disk(name).map_or(0, |d| d.valid(block));

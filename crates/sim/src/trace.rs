@@ -1,4 +1,4 @@
-//! What happened in a run, in words, for the report of a failure.
+//! The events of a run as text, for the report of a failure.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -9,12 +9,13 @@ thread_local! {
     static LINES: RefCell<VecDeque<String>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// Begins anew.
+/// Clears the trace.
 pub fn clear() {
     LINES.with_borrow_mut(VecDeque::clear);
 }
 
-/// Adds a line; the oldest go. With `FOREBAY_LIVE` it is printed at once, for a round that does not end.
+/// Adds a line and drops the oldest. With `FOREBAY_LIVE` it is printed immediately, for a round that does not
+/// end.
 pub fn note(line: String) {
     static LIVE: std::sync::LazyLock<bool> =
         std::sync::LazyLock::new(|| std::env::var_os("FOREBAY_LIVE").is_some());

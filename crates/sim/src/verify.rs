@@ -1,4 +1,4 @@
-//! Reads everything a pool holds, and checks that what it says of itself is consistent.
+//! Reads all contents of a pool, and checks that its metadata is consistent.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,13 +11,13 @@ use crate::model::Model;
 use crate::recover::Found;
 
 const B: u64 = BLOCK as u64;
-/// Disks with at most so many blocks are read as a whole.
+/// Disks with at most this many blocks are read completely.
 const SMALL: u64 = 4096;
 
-/// Every disk of the pool with its contents. Of large disks the blocks in `interesting` are read, and those
-/// beside them.
+/// Every disk of the pool with its contents. Of large disks, the blocks in `interesting` and their neighbours
+/// are read.
 ///
-/// With `damaged`, blocks that cannot be read are left out.
+/// With `damaged`, unreadable blocks are left out.
 pub async fn read_back(
     pool: &Arc<Pool>,
     interesting: BTreeMap<String, Vec<u64>>,
@@ -38,7 +38,7 @@ pub async fn read_back(
     if found.len() == disks.len() { Ok(found) } else { Err("two disks have one name".into()) }
 }
 
-/// What a disk says of its snapshots and clones, against the list of disks.
+/// Compares a disk's numbers of snapshots and clones with the list of disks.
 fn check_counts(info: &DiskInfo, disks: &[DiskInfo]) -> Result<(), String> {
     let prefix = format!("{}@", info.name);
     let snapshots = disks.iter().filter(|d| d.name.starts_with(&prefix)).count();
@@ -47,7 +47,7 @@ fn check_counts(info: &DiskInfo, disks: &[DiskInfo]) -> Result<(), String> {
     if said == is {
         Ok(())
     } else {
-        Err(format!("'{}' says {said:?} snapshots, clones, clients; the list says {is:?}", info.name))
+        Err(format!("'{}' reports {said:?} snapshots, clones, clients; the list has {is:?}", info.name))
     }
 }
 
@@ -102,8 +102,8 @@ async fn read_disk(
     Ok(blocks)
 }
 
-/// After damage to the medium: each read gives what the model holds, or an error. Gives the disks of which blocks could
-/// not be read.
+/// After damage to the medium: each read returns the model's content or an error. Returns the disks with
+/// unreadable blocks.
 pub async fn read_damaged(pool: &Arc<Pool>, model: &RefCell<Model>) -> Result<BTreeSet<String>, String> {
     let mut bad = BTreeSet::new();
     for info in pool.disks() {
@@ -128,11 +128,11 @@ pub async fn read_damaged(pool: &Arc<Pool>, model: &RefCell<Model>) -> Result<BT
     Ok(bad)
 }
 
-/// Block status over the whole disk never calls zero what is not.
+/// Checks that block status over the whole disk never reports data as zero.
 async fn check_status(
     name: &str,
     size: u64,
-    disk: &forebay_engine::Disk,
+    disk: &forebay_engine::DiskHandle,
     blocks: &BTreeMap<u64, Vec<u8>>,
 ) -> Result<(), String> {
     let extents = disk.extents(0, size, usize::MAX).await.map_err(|e| format!("extents of '{name}': {e}"))?;
@@ -150,7 +150,7 @@ async fn check_status(
     if at == size { Ok(()) } else { Err(format!("block status of '{name}' covers {at} of {size} bytes")) }
 }
 
-/// Blocks of each disk that are worth reading.
+/// Blocks of each disk to be read.
 pub fn interesting(model: &Model) -> BTreeMap<String, Vec<u64>> {
     model.names.keys().map(|n| (n.clone(), crate::recover::known_blocks(model, n))).collect()
 }

@@ -1,7 +1,7 @@
-//! Pools with damaged fields and right checksums are refused or served, and never more than that. A program of its
-//! own, since it measures with its own allocator.
+//! Pools with changed fields and correct checksums are rejected or served, without a panic, a hang or
+//! excessive memory. A separate test program, because it uses its own allocator to measure memory.
 //!
-//! `FOREBAY_ROUNDS=n` forges that many pools, `FOREBAY_SEED=n` the one.
+//! `FOREBAY_ROUNDS=n` forges `n` pools, `FOREBAY_SEED=n` only one.
 
 #[path = "../../format/tests/counting/mod.rs"]
 mod counting;
@@ -14,11 +14,11 @@ use counting::{Counting, peak_of};
 use forebay_sim::hostile::{Original, exercise};
 use forebay_sim::{Rng, note, rounds};
 
-/// Forged by default, in half a minute on two slow cores.
+/// Default number of forged pools: half a minute on two slow cores.
 const POOLS: u64 = 3_000;
-/// Pools that these are made from.
+/// Pools from which they are forged.
 const ORIGINALS: u64 = 24;
-/// What the work with a small pool may take, above what is there anyway.
+/// Limit of the additional memory for working with a small pool.
 const MOST_BYTES: isize = 96 << 20;
 
 #[global_allocator]
@@ -35,7 +35,7 @@ fn original(seed: u64) -> Rc<Original> {
 }
 
 #[test]
-fn forged_pools_are_refused_or_served() {
+fn forged_pools_are_rejected_or_served() {
     rounds("forged_pools", 0, POOLS, |seed, _| {
         let original = original(seed % ORIGINALS);
         let image = original.forge(&mut Rng::new(seed));
@@ -45,7 +45,7 @@ fn forged_pools_are_refused_or_served() {
     });
 }
 
-/// The forger leaves no kind of structure out, and a pool that it did not change is right.
+/// The forger covers every kind of structure, and an unchanged pool is valid.
 #[test]
 fn every_structure_is_forged() {
     let mut names: Vec<_> = (0..ORIGINALS).flat_map(|s| original(s).fields().collect::<Vec<_>>()).collect();

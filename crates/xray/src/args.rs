@@ -16,39 +16,39 @@ use forebay_xray::vdi::{self, Cache, Phase};
 #[derive(Debug, Parser)]
 #[command(name = "forebay-xray", version)]
 pub struct Cli {
-    /// What to do.
+    /// The action.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Load one export of an NBD server and report rates and latencies
     NbdLoad(NbdLoad),
     /// Load one logical unit of an iSCSI target and report rates and latencies
     IscsiLoad(IscsiLoad),
-    /// Measure Forebay's promises beside its peers, in one run
+    /// Measure Forebay's promises, next to its peers, in one run
     Bench(Bench),
-    /// Replay fleets of virtual desktops, and compare what they cost the store with published figures
+    /// Replay fleets of virtual desktops, and compare their store I/O with published figures
     Vdi(Vdi),
-    /// Measure volumes that hosts share over iSCSI: locks, snapshots, and throughput beside tgtd
+    /// Measure volumes shared over iSCSI: locks, snapshots, and throughput compared with tgtd
     Ats(Ats),
 }
 
 /// The benchmarks.
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// The forebay binary, by default the one beside this program; "none" measures the peers alone
+    /// The forebay binary [default: in this program's directory]; "none" measures only the peers
     #[arg(long)]
     pub forebay: Option<PathBuf>,
-    /// Directory for data and for the report bench.json; it should be on the disk to be measured
+    /// Directory for data and for the report bench.json; must be on the disk to be measured
     #[arg(long, default_value = "target/bench")]
     pub dir: PathBuf,
-    /// Shorter, on less data
+    /// Run shorter loads on less data
     #[arg(long)]
     pub quick: bool,
-    /// Measure only these rows; may be given more than once
+    /// Measure only these rows; can be repeated
     #[arg(long, value_enum)]
     pub only: Vec<Part>,
 }
@@ -56,16 +56,16 @@ pub struct Bench {
 /// Shared volumes.
 #[derive(Debug, Args)]
 pub struct Ats {
-    /// The forebay binary, by default the one beside this program
+    /// The forebay binary [default: in this program's directory]
     #[arg(long)]
     pub forebay: Option<PathBuf>,
-    /// Directory for data, the report ats.json and the plot ats.svg; it should be on the disk to be measured
+    /// Directory for data, the report ats.json and the plot ats.svg; must be on the disk to be measured
     #[arg(long, default_value = "target/ats")]
     pub dir: PathBuf,
-    /// Shorter, on less data
+    /// Run shorter loads on less data
     #[arg(long)]
     pub quick: bool,
-    /// Measure only this; may be given more than once
+    /// Measure only this part; can be repeated
     #[arg(long, value_enum)]
     pub only: Vec<ats::Part>,
 }
@@ -79,10 +79,10 @@ pub struct Vdi {
     /// Phases, in this order; those with a profile only in fleets of at most 11 [default: all]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub phases: Vec<Phase>,
-    /// Only on an empty read cache, or only after the same desktops ran before [default: both, in this order]
+    /// State of the read cache [default: all, in this order]
     #[arg(long, value_enum)]
     pub cache: Option<Cache>,
-    /// Time goes so many times as fast; the operations stay the same [default: 60; with --quick: 300]
+    /// Factor by which time runs faster; the operations stay the same [default: 60; with --quick: 300]
     #[arg(long, value_parser = factor)]
     pub speedup: Option<f64>,
     /// RAM for the writes of each desktop
@@ -94,19 +94,19 @@ pub struct Vdi {
     /// The server's read cache
     #[arg(long, default_value = "3G", value_parser = size)]
     pub read_cache: u64,
-    /// The forebay binary, by default the one beside this program
+    /// The forebay binary [default: in this program's directory]
     #[arg(long)]
     pub forebay: Option<PathBuf>,
-    /// Directory for data and for the report vdi.json; it should be on the disk to be measured
+    /// Directory for data and for the report vdi.json; must be on the disk to be measured
     #[arg(long, default_value = "target/vdi")]
     pub dir: PathBuf,
-    /// Few desktops, on an image with less data around what they read
+    /// Few desktops, on an image with little data that no phase reads
     #[arg(long)]
     pub quick: bool,
 }
 
 impl Vdi {
-    /// What was asked for, of this server.
+    /// The options of a run against this server.
     pub fn options(&self, forebay: PathBuf) -> vdi::Options {
         let fleets = if !self.desktops.is_empty() {
             self.desktops.clone()
@@ -144,25 +144,25 @@ pub struct NbdLoad {
     /// Export
     #[arg(long, default_value = "")]
     export: String,
-    /// Pattern
+    /// Access pattern
     #[arg(long, value_enum, default_value_t = Rw::Randread)]
     rw: Rw,
-    /// Share of reads of the mix, in per cent
+    /// Share of reads of a mix, in percent
     #[arg(long, default_value_t = 70, value_parser = clap::value_parser!(u8).range(PER_CENT))]
     read_percent: u8,
     /// Bytes of each request, such as 4k or 1m
     #[arg(long, default_value = "4k", value_parser = size)]
     bs: u64,
-    /// Requests under way on each connection
+    /// Requests in progress on each connection
     #[arg(long, default_value_t = 32)]
     depth: u16,
     /// Connections; the range is divided between them
     #[arg(long, default_value_t = 1)]
     connections: u16,
-    /// How long
+    /// Duration in seconds
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// Stop after so many requests on each connection instead
+    /// Stop after this number of requests on each connection instead
     #[arg(long, conflicts_with = "seconds")]
     requests: Option<u64>,
     /// Stop after as many requests as the range has blocks instead
@@ -177,16 +177,16 @@ pub struct NbdLoad {
     /// First byte of the range
     #[arg(long, default_value = "0", value_parser = size)]
     offset: u64,
-    /// Bytes of the range; to the end of the export by default
+    /// Bytes of the range [default: to the end of the export]
     #[arg(long, value_parser = size)]
     size: Option<u64>,
     /// Seed of offsets, mix, arrivals and content
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Ask for simple replies, as the Linux kernel's client does, not for structured ones
+    /// Request simple replies, as the Linux kernel's client does, instead of structured ones
     #[arg(long)]
     simple_replies: bool,
-    /// Check what is read against what this run wrote; read all of that at the end
+    /// Verify reads against the writes of this run; read all written blocks at the end
     #[arg(long)]
     verify: bool,
     /// Print the report as JSON
@@ -206,19 +206,19 @@ pub struct IscsiLoad {
     /// Logical unit
     #[arg(long, default_value_t = 0)]
     lun: u8,
-    /// Pattern; mixes are for NBD
+    /// Access pattern; iscsi-load does not support mix
     #[arg(long, value_enum, default_value_t = Rw::Randread)]
     rw: Rw,
     /// Bytes of each command, such as 4k or 64k
     #[arg(long, default_value = "4k", value_parser = size)]
     bs: u64,
-    /// Commands under way in each session
+    /// Commands in progress in each session
     #[arg(long, default_value_t = 32)]
     depth: u16,
     /// Initiators, each with a session
     #[arg(long, default_value_t = 1)]
     initiators: u16,
-    /// How long
+    /// Duration in seconds
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// SYNCHRONIZE CACHE at this interval and at the end, such as 1s or 100ms
@@ -233,7 +233,7 @@ pub struct IscsiLoad {
 }
 
 impl IscsiLoad {
-    /// The load that was asked for.
+    /// The load with these options.
     pub fn load(&self) -> Result<Load<'static>, &'static str> {
         let address = Address { portal: self.portal.clone(), target: self.target.clone(), lun: self.lun };
         let mut load = Load::new(address);
@@ -242,14 +242,14 @@ impl IscsiLoad {
             Rw::Randwrite => (Access::Random, true),
             Rw::Read => (Access::Sequential, false),
             Rw::Write => (Access::Sequential, true),
-            Rw::Mix => return Err("mixes are for NBD"),
+            Rw::Mix => return Err("iscsi-load does not support --rw mix"),
         };
         load.block_bytes = u32::try_from(self.bs)
             .ok()
             .filter(|n| *n > 0 && n % 512 == 0)
-            .ok_or("--bs has to be a multiple of 512 below 4G")?;
+            .ok_or("--bs must be a multiple of 512 below 4G")?;
         if self.depth == 0 || self.initiators == 0 {
-            return Err("depth and initiators must be at least 1");
+            return Err("--depth and --initiators must be at least 1");
         }
         (load.depth, load.initiators) = (self.depth, self.initiators);
         load.stop = Stop::After(Duration::try_from_secs_f64(self.seconds).unwrap_or_default());
@@ -270,7 +270,7 @@ enum Rw {
 }
 
 impl NbdLoad {
-    /// The load that was asked for.
+    /// The load with these options.
     pub fn spec(&self) -> Spec {
         let (access, read_percent) = match self.rw {
             Rw::Randread => (Access::Random, 100),
@@ -303,7 +303,7 @@ impl NbdLoad {
     }
 }
 
-/// Reads a size: a number with K, M, G or T, in powers of 1024.
+/// Parses a size: a number with an optional K, M, G or T, in powers of 1024.
 pub fn size(text: &str) -> Result<u64, &'static str> {
     const WRONG: &str = "use a number of bytes, or one with K, M, G or T";
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -318,12 +318,12 @@ pub fn size(text: &str) -> Result<u64, &'static str> {
     digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or(WRONG)
 }
 
-/// Reads a factor: a number above 0.
+/// Parses a factor: a number above 0.
 fn factor(text: &str) -> Result<f64, &'static str> {
     text.parse().ok().filter(|f: &f64| *f > 0.0 && f.is_finite()).ok_or("use a number above 0")
 }
 
-/// Reads a time: a number with ms or s.
+/// Parses a time: a number with ms or s.
 fn duration(text: &str) -> Result<Duration, &'static str> {
     const WRONG: &str = "use a number with ms or s";
     let (digits, per_second) = match text.strip_suffix("ms") {
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_times_are_read() {
+    fn sizes_and_times_are_parsed() {
         assert_eq!(size("4k"), Ok(4096));
         assert_eq!(size("1MiB"), Ok(1 << 20));
         assert_eq!(size("512"), Ok(512));

@@ -1,13 +1,15 @@
-//! Workloads and reports: a load generator for NBD servers, and the benchmarks of what Forebay promises.
+//! Workloads and reports: load generators for NBD servers and iSCSI targets, and benchmarks of Forebay's
+//! promises.
 //!
-//! `nbd` is a client written from the protocol document, `load` drives it at depth and checks what comes back,
-//! `iscsi` is the same for iSCSI targets. `bench` runs loads against Forebay and its peers in turns and prints the
-//! promises beside what was measured, `ats` does so for volumes that hosts share over iSCSI, `vdi` replays fleets of
-//! virtual desktops and compares with what was published of others.
+//! `nbd` is a client written from the protocol document, `load` drives it at depth and verifies the data that
+//! it reads, `iscsi` is the same for iSCSI targets. `bench` runs loads against Forebay and its peers in turns
+//! and compares the figures with the promises, `ats` does so for volumes that hosts share over iSCSI, `vdi`
+//! replays fleets of virtual desktops and compares with published figures.
 pub mod ats;
 pub mod bench;
 pub mod iscsi;
 pub mod load;
 pub mod nbd;
 mod rng;
+mod socket;
 pub mod vdi;

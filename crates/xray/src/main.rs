@@ -61,17 +61,17 @@ fn print(r: &Report) {
         println!("{} flushes, in ms: median {:.2}, longest {:.2}", r.flushes, l.p50_us / 1e3, l.max_us / 1e3);
     }
     if let Some(code) = r.first_error {
-        println!("{} ERRORS, the first of them {code}", r.errors);
+        println!("{} ERRORS, first: {code}", r.errors);
     }
     if r.verified > 0 {
         println!("{} requests verified, {} MISMATCHES", r.verified, r.mismatches);
     }
     if let Some(offset) = r.first_mismatch {
-        println!("the first mismatch is at offset {offset}");
+        println!("first mismatch at offset {offset}");
     }
 }
 
-/// The server that was named, or the one that was built with this program.
+/// The server binary given on the command line, or the one built together with this program.
 fn server(named: Option<&PathBuf>) -> Result<PathBuf, Box<dyn std::error::Error>> {
     let binary = match named {
         Some(binary) => binary.clone(),
@@ -101,7 +101,7 @@ fn bench(args: &args::Bench) -> Result<ExitCode, Box<dyn std::error::Error>> {
     println!("{}", report.trust());
     let file = args.dir.join("bench.json");
     std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;
-    println!("{:.0} s; all rounds are in {}", report.seconds, file.display());
+    println!("{:.0} s; all rounds: {}", report.seconds, file.display());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -114,7 +114,7 @@ fn vdi(args: &args::Vdi) -> Result<ExitCode, Box<dyn std::error::Error>> {
     println!("{}", report.notes().join("\n"));
     let file = args.dir.join("vdi.json");
     std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;
-    println!("{:.0} s; all counters are in {}", report.seconds, file.display());
+    println!("{:.0} s; all counters: {}", report.seconds, file.display());
     Ok(if report.wrong_blocks() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -131,11 +131,11 @@ fn ats(args: &args::Ats) -> Result<ExitCode, Box<dyn std::error::Error>> {
     if !report.scenes.is_empty() {
         println!("{}", report.scene_table());
         std::fs::write(&plot, ats::svg(&report.scenes))?;
-        println!("drawn in {}", plot.display());
+        println!("plot: {}", plot.display());
     }
     println!("{}", report.table());
     println!("{}", report.trust());
     std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;
-    println!("{:.0} s; all rounds are in {}", report.seconds, file.display());
+    println!("{:.0} s; all rounds: {}", report.seconds, file.display());
     Ok(ExitCode::SUCCESS)
 }

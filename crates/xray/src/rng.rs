@@ -1,7 +1,7 @@
-//! Random numbers that are the same on every machine for the same seed: a load is replayed by its seed.
+//! Random numbers that are the same on every machine for the same seed, so that a seed replays a load.
 //!
 //! SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): one addition and
-//! three mixing steps a number, which a load generator does not notice.
+//! three mixing steps per number, negligible for a load generator.
 
 /// A seeded generator. Not for secrets.
 #[derive(Debug, Clone)]
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_stay_below_the_bound_and_reach_all_of_it() {
+    fn numbers_cover_all_values_below_the_bound() {
         let mut rng = Rng::new(1);
         let mut seen = [false; 7];
         for _ in 0..1000 {

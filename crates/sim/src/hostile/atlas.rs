@@ -1,4 +1,4 @@
-//! Where on a medium each field of each persisted structure stands.
+//! The position of each field of each persisted structure on a medium.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,21 +9,21 @@ use forebay_format::{
 };
 use forebay_store::Image;
 
-/// Bytes of the medium.
+/// A part of the medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Home {
-    /// Of a superblock copy.
+    /// A superblock copy.
     Superblock(usize),
-    /// Of an object.
+    /// An object.
     Object(SegmentId),
 }
 
 /// A range of bytes of the medium.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Where.
+    /// The part.
     pub home: Home,
-    /// Which bytes.
+    /// The range of bytes.
     pub range: Range<usize>,
 }
 
@@ -38,7 +38,7 @@ impl Piece {
         }
     }
 
-    /// Its bytes, to be changed.
+    /// Its bytes, mutable.
     pub fn bytes_mut<'a>(&self, image: &'a mut Image) -> &'a mut [u8] {
         match self.home {
             Home::Superblock(copy) => {
@@ -54,14 +54,14 @@ impl Piece {
     }
 }
 
-/// What a checksum covers, or what holds references.
+/// The ranges covered by checksums, and the ranges that contain references.
 #[derive(Default)]
 pub struct Atlas {
-    /// Fields by structure and name. Checksums and magic numbers are left out.
+    /// Fields by structure and name, except checksums and magic numbers.
     pub fields: BTreeMap<(&'static str, &'static str), Vec<Piece>>,
-    /// Stored nodes, and blocks that are stored raw: the CRC-32C of each is in whatever refers to it.
+    /// Stored nodes, and blocks that are stored raw: their CRC-32C is in the structure that refers to them.
     pub referred: Vec<Piece>,
-    /// What refers to them: nodes, checkpoints, entries, directories, relocation maps.
+    /// The structures that refer to them: nodes, checkpoints, entries, directories, relocation maps.
     pub referring: Vec<Piece>,
     /// Segment headers and footers.
     pub headers: Vec<Piece>,
@@ -82,7 +82,7 @@ fn layout(name: &str) -> &'static Layout {
 }
 
 impl Atlas {
-    /// The atlas of a pool that is whole.
+    /// The atlas of an undamaged pool.
     pub fn of(image: &Image) -> Atlas {
         let mut atlas = Atlas::default();
         let mut pool = None;
@@ -235,7 +235,7 @@ impl Atlas {
         }
     }
 
-    /// The head of a raw block: of a note that is its length and what front ends keep.
+    /// The head of a raw block; for a note this is its length and the front ends' data.
     fn block(&mut self, image: &Image, piece: Piece) {
         if image_has(image, &piece) {
             let fields = self.fields.entry(("block", "content")).or_default();
@@ -254,7 +254,7 @@ impl Atlas {
             NodeEntries::Full(_) => (32, 256),
             NodeEntries::Sparse { places, .. } => (32, places.len()),
         };
-        // Keys, then values of some five bytes.
+        // Keys, then values of about five bytes.
         let end = piece.range.len();
         let bytes = (listed.0..(listed.0 + 7 * listed.1).min(end)).map(|i| piece.part(i, 1));
         self.fields.entry(("map node", "places")).or_default().extend(bytes);
@@ -294,8 +294,8 @@ fn image_has(image: &Image, piece: &Piece) -> bool {
     }
 }
 
-/// Batches behind the checkpoint in front of the last whole group: that one was begun when they were durable, so it
-/// proves that one of them is damaged if it is.
+/// Batches after the checkpoint and before the last complete group: that group was started when they were
+/// durable, so if one of them is damaged, the group proves the damage.
 pub fn provable(image: &Image) -> Vec<(SegmentId, Range<usize>)> {
     let copies = image.superblock.each_ref().map(|copy| copy.as_deref());
     let Ok(superblock) = Superblock::choose(copies) else { return Vec::new() };

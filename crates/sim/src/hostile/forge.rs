@@ -1,4 +1,4 @@
-//! Changes fields of a pool and makes every checksum right again, so that only plausibility is left to judge by.
+//! Changes fields of a pool and recalculates every checksum, so that only plausibility checks can reject it.
 
 use std::collections::BTreeMap;
 
@@ -9,30 +9,30 @@ use super::atlas::Atlas;
 use crate::note;
 use crate::rng::Rng;
 
-/// A whole pool, and where its fields are.
+/// An undamaged pool, and the positions of its fields.
 pub struct Original {
     image: Image,
     atlas: Atlas,
 }
 
 impl Original {
-    /// Of a pool that is whole.
+    /// Analyses an undamaged pool.
     pub fn new(image: Image) -> Original {
         Original { atlas: Atlas::of(&image), image }
     }
 
-    /// Structures and fields that are there.
+    /// Structures and fields that the pool contains.
     pub fn fields(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         self.atlas.fields.keys().copied()
     }
 
-    /// The pool with some fields changed, and right checksums.
+    /// The pool with some fields changed, and correct checksums.
     pub fn forge(&self, rng: &mut Rng) -> Image {
         let mut image = self.image.clone();
         let kinds: Vec<_> = self.atlas.fields.iter().filter(|(_, pieces)| !pieces.is_empty()).collect();
         for _ in 0..*rng.pick(&[1, 1, 1, 2, 4]) {
             let (name, pieces) = rng.pick(&kinds);
-            // Often every such field of the pool, so that what is in force is among them.
+            // Often every such field of the pool, so that the ones in use are included.
             let value = rng.fork();
             let chosen = match rng.below(4) {
                 0 => pieces.to_vec(),
@@ -50,8 +50,9 @@ impl Original {
         image
     }
 
-    /// Makes all checksums right, from the inside out: of nodes and blocks in what refers to them, of directories,
-    /// relocation maps and headers, of batches and in the links between them, of checkpoints, of superblocks.
+    /// Recalculates all checksums, from the inside out: of nodes and blocks in the structures that refer to
+    /// them, of directories, relocation maps and headers, of batches and in the links between them, of
+    /// checkpoints, of superblocks.
     fn seal(&self, image: &mut Image) {
         self.seal_references(image);
         for piece in &self.atlas.relocations {
@@ -80,7 +81,7 @@ impl Original {
 
     fn seal_references(&self, image: &mut Image) {
         let mut known = BTreeMap::new();
-        // A chain of references is no longer than a map is high.
+        // A chain of references is at most as long as a map is high.
         for _ in 0..8 {
             let mut changed = BTreeMap::new();
             for piece in &self.atlas.referred {
@@ -104,7 +105,7 @@ impl Original {
         }
     }
 
-    /// Gives what the checksum of each batch was and is.
+    /// Returns the old and new checksum of each batch.
     fn seal_batches(&self, image: &mut Image) -> BTreeMap<u64, u64> {
         let mut links: BTreeMap<u64, u64> = BTreeMap::new();
         for (_, piece) in &self.atlas.batches {
@@ -124,7 +125,7 @@ impl Original {
     }
 }
 
-/// Another value for a field: near the old one, extreme, of another structure of the kind, or any.
+/// Another value for a field: near the old one, extreme, from another structure of the same type, or random.
 fn plausible(rng: &mut Rng, before: &[u8], other: &[u8]) -> Vec<u8> {
     let mut after = before.to_vec();
     if after.is_empty() || rng.one_in(4) && other.len() == before.len() {

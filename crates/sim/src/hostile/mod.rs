@@ -1,5 +1,5 @@
-//! Hostile pools: damaged fields under right checksums. Whatever a pool holds, opening it, checking it, looking into it
-//! and working with it ends, in bounded memory, with results or errors, and without a panic.
+//! Hostile pools: changed fields with correct checksums. With any contents of a pool, opening it, checking
+//! it, inspecting it and working with it end, in bounded memory, with results or errors, and without a panic.
 
 mod atlas;
 mod forge;
@@ -36,7 +36,7 @@ impl Original {
         plan.crashes = 50;
         plan.steps = plan.steps.max(2_000);
         Original::new(round.leave(async |pool| {
-            // What fails here fails for want of nothing: such a pool is as good as another.
+            // Failures are not relevant here: a pool in any state is suitable.
             let _ = pool.set_document("document", Some(&[7; 100])).await;
             for info in pool.disks().iter().take(2) {
                 if let Ok(disk) = pool.attach(&info.name) {
@@ -47,7 +47,7 @@ impl Original {
     }
 }
 
-/// Does with a pool all that can be done with one.
+/// Executes every operation that a pool supports.
 pub fn exercise(seed: u64, image: &Image) {
     let mut rng = Rng::new(seed);
     let mut exec = Executor::new(rng.next());

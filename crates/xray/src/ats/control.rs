@@ -1,5 +1,5 @@
-//! The server's API, over its control socket: one connection, one request at a time. A process of the command line for
-//! each request would take more CPU than the requests do.
+//! A client of the server's API over its control socket: one connection, one request at a time. Running the
+//! command line once per request would use more CPU than the requests themselves.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -19,7 +19,7 @@ impl Control {
         Ok(Control(BufReader::new(stream)))
     }
 
-    /// Makes a request that has to succeed.
+    /// Makes a request that must succeed.
     pub fn request(&mut self, method: &str, path: &str, body: &str) -> Result<()> {
         let what = || format!("{method} {path}");
         let status = self.exchange(method, path, body).during(what)?;

@@ -1,7 +1,9 @@
-//! Volumes that hosts share over iSCSI: what their locks cost the others, and throughput beside `tgtd`.
+//! Volumes that hosts share over iSCSI: the cost of locks for other hosts, and throughput compared with
+//! `tgtd`.
 //!
-//! `servers` runs both targets, `throughput` loads them in turns, `updates` is a host that changes metadata under a
-//! lock, `scenes` has it, or snapshots, beside a host that reads, `report` and `plot` show what came of it.
+//! `servers` runs both targets, `throughput` loads them in turns, `updates` is a host that changes metadata
+//! under a lock, `scenes` runs it, or snapshots, concurrently with a host that reads, `report` and `plot`
+//! format the results.
 
 mod control;
 mod perf;
@@ -28,29 +30,29 @@ use crate::bench::servers::version;
 use crate::bench::workdir::WorkDir;
 use servers::{Ours, Tgtd};
 
-/// What to run.
+/// Options of a run.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The `forebay` binary.
     pub forebay: PathBuf,
-    /// Where data goes.
+    /// Directory for data.
     pub parent: PathBuf,
-    /// Shorter, on less data.
+    /// Shorter, with less data.
     pub quick: bool,
-    /// Only these; all where none is named.
+    /// Only these parts; all parts if empty.
     pub only: Vec<Part>,
 }
 
-/// What is measured together.
+/// Parts of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
-    /// Throughput beside `tgtd`.
+    /// Throughput compared with `tgtd`.
     Throughput,
     /// Two hosts on one volume, and snapshots.
     Shared,
 }
 
-/// How long everything takes.
+/// Durations and sizes of a run.
 struct Pace {
     rounds: u32,
     perf_rounds: u32,
@@ -78,7 +80,7 @@ impl Pace {
                 rounds: 5,
                 perf_rounds: 3,
                 load: seconds(2.0),
-                // Many and short: what is compared is to be close together in time.
+                // Many short rounds, so that figures that are compared are measured close together in time.
                 scene_rounds: 25,
                 scene: seconds(0.6),
                 size: 1 << 30,
@@ -87,12 +89,12 @@ impl Pace {
     }
 }
 
-/// Tells on standard error what is being done.
+/// Prints progress to standard error.
 fn say(what: &str) {
     eprintln!("ats: {what}");
 }
 
-/// Runs all.
+/// Runs the selected parts.
 pub fn run(options: &Options) -> Result<AtsReport> {
     measure(options, &Pace::of(options.quick))
 }
@@ -118,7 +120,7 @@ fn measure(options: &Options, pace: &Pace) -> Result<AtsReport> {
         let tgtd = Tgtd::start(&dir, pace.size)?;
         rows.extend(throughput::rows(&ours, &tgtd, pace)?);
     }
-    // The servers end here, so that what they used is known to be ours.
+    // The servers end here, so that their CPU time counts as this process's.
     drop(ours);
     let (seconds, others_percent) = (begun.elapsed().as_secs_f64(), cpu.others_percent());
     Ok(AtsReport { machine, peers, quick: options.quick, seconds, others_percent, scenes, rows })

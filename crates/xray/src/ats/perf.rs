@@ -8,9 +8,9 @@ use crate::bench::Result;
 use crate::bench::servers::{run, unusable};
 use crate::load::Report;
 
-/// 4 KiB random reads of a unit, 32 under way.
+/// 4 KiB random reads of a unit at depth 32.
 pub fn random_reads(target: Target<'_>, lun: u8, time: Duration) -> Result<Report> {
-    // It takes whole seconds.
+    // The program accepts only whole seconds.
     let seconds = time.as_secs_f64().ceil();
     let mut command = Command::new("iscsi-perf");
     command.args(["-m", "32", "-b", "8", "-r", "-t", &seconds.to_string()]).arg(target.url(lun));
@@ -20,7 +20,7 @@ pub fn random_reads(target: Target<'_>, lun: u8, time: Duration) -> Result<Repor
     Ok(Report { iops, ops: (iops * seconds) as u64, seconds, ..Report::default() })
 }
 
-/// The last average that it printed.
+/// The last average in its output.
 fn average(text: &str) -> Option<f64> {
     let (_, rest) = text.rsplit_once("iops average ")?;
     rest.split(' ').next()?.parse().ok()
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_average_counts() {
+    fn the_last_average_of_the_output_is_used() {
         let text = "capacity is 4\n\riops average 100 (0 MB/s), in_flight 32   \riops average 40170 (156 MB/s)   \n\n";
         assert_eq!(average(text), Some(40170.0));
         assert_eq!(average("nothing"), None);

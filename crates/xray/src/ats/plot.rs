@@ -1,4 +1,4 @@
-//! The scenes as bars, in an SVG that needs nothing else.
+//! The scenes as a bar chart in a self-contained SVG.
 
 use std::fmt::Write;
 
@@ -12,13 +12,15 @@ const BAR: f64 = 190.0;
 const LINE: f64 = 26.0;
 const TOP: f64 = 64.0;
 
-/// A figure of a round, and of the round of A alone at the same pace that belongs to it; its unit.
+/// Title, figure and unit. The figure is calculated from a round and the corresponding round of A alone at
+/// the same rate.
 type Panel = (&'static str, fn(&Moment, &Moment) -> f64, &'static str);
 
-// IOPS are shown by those of A alone, or those at a rate would not be seen; and round by round, as the table has them.
+// IOPS are shown relative to those of A alone, because the bars of scenes with a rate would be too short, and
+// paired by round, as in the table.
 const PANELS: [Panel; 3] = [
     ("data IOPS of host A, by A alone", |m, alone| 100.0 * m.data_iops / alone.data_iops.max(1.0), " %"),
-    ("locked updates or snapshots a second", |m, _| m.operations, ""),
+    ("locked updates or snapshots per second", |m, _| m.operations, ""),
     ("conflicts a second, of both", |m, _| m.data_conflicts + m.lock_conflicts, ""),
 ];
 
@@ -34,7 +36,7 @@ pub fn svg(scenes: &[Scene]) -> String {
     );
     for (row, scene) in scenes.iter().enumerate() {
         let y = TOP + LINE * row as f64 + 15.0;
-        let pace = if scene.data_rate.is_some() { "A at a rate" } else { "A flat out" };
+        let pace = if scene.data_rate.is_some() { "A at a rate" } else { "A without limit" };
         text(&mut out, NAME - 8.0, y, "end", &format!("{pace}; {}", scene.name));
     }
     for (column, (title, figure, unit)) in PANELS.into_iter().enumerate() {
@@ -83,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_figure_has_its_bar_and_the_longest_fits() {
+    fn every_figure_has_a_bar_within_its_panel() {
         let moment = |data_iops| Moment { data_iops, ..Moment::default() };
         let scene = |name: &str, iops: [f64; 2]| Scene {
             data_rate: None,

@@ -1,16 +1,16 @@
-//! What a run came to, for people and for programs.
+//! The results of a run: tables for the terminal, and the structure of the JSON report.
 
-use comfy_table::{Cell, CellAlignment, Table, presets};
+use comfy_table::Cell;
 use serde::Serialize;
 
 use super::scenes::Scene;
 use crate::bench::machine::Machine;
-use crate::bench::{Row, table, thousands, trust};
+use crate::bench::{Row, new_table, right, table, thousands, trust};
 
-/// All of a run.
+/// The results of a run.
 #[derive(Debug, Serialize)]
 pub struct AtsReport {
-    /// Where.
+    /// The machine.
     pub machine: Machine,
     /// Versions of the peers.
     pub peers: Vec<String>,
@@ -18,11 +18,11 @@ pub struct AtsReport {
     pub quick: bool,
     /// How long the run took.
     pub seconds: f64,
-    /// Share of the machine's CPU time in the run that went to others, in per cent.
+    /// Share of the machine's CPU time that other processes used during the run, in percent.
     pub others_percent: f64,
     /// Two hosts on one volume, and snapshots.
     pub scenes: Vec<Scene>,
-    /// The promises, and the figures beside the peer's.
+    /// The promises, and the figures next to those of the peer.
     pub rows: Vec<Row>,
 }
 
@@ -32,36 +32,60 @@ impl AtsReport {
         table(&self.rows)
     }
 
-    /// How far the figures can be trusted.
+    /// How reliable the figures are.
     pub fn trust(&self) -> String {
         trust(self.others_percent)
     }
 
-    /// What A got through, and what happened beside it.
+    /// Figures of host A and of the operations concurrent with it, by scene.
     pub fn scene_table(&self) -> String {
-        let mut table = Table::new();
-        table.load_preset(presets::UTF8_FULL_CONDENSED);
-        table.set_header([
-            "A asks for",
-            "beside it",
-            "A: IOPS",
-            "p99 us",
-            "conflicts/s",
-            "locked updates or snapshots/s",
-            "conflicts/s",
-        ]);
-        for scene in &self.scenes {
-            let asked = scene.data_rate.map_or("all it can".to_owned(), |r| format!("{}/s", thousands(r)));
-            let figures = [
-                thousands(scene.median(|m| m.data_iops)),
-                thousands(scene.median(|m| m.data_p99_us)),
-                thousands(scene.median(|m| m.data_conflicts)),
-                format!("{:.1}", scene.median(|m| m.operations)),
-                format!("{:.1}", scene.median(|m| m.lock_conflicts)),
-            ];
-            let right = figures.map(|text| Cell::new(text).set_alignment(CellAlignment::Right));
-            table.add_row([Cell::new(asked), Cell::new(&scene.name)].into_iter().chain(right));
-        }
-        table.to_string()
+        scene_table(&self.scenes)
+    }
+}
+
+fn scene_table(scenes: &[Scene]) -> String {
+    let mut table = new_table(&[
+        "A requests",
+        "B, or snapshots",
+        "A IOPS",
+        "A p99 us",
+        "A confl./s",
+        "B ops/s",
+        "B confl./s",
+    ]);
+    for scene in scenes {
+        let rate = scene.data_rate.map_or("no limit".to_owned(), |r| format!("{}/s", thousands(r)));
+        let figures = [
+            thousands(scene.median(|m| m.data_iops)),
+            thousands(scene.median(|m| m.data_p99_us)),
+            thousands(scene.median(|m| m.data_conflicts)),
+            format!("{:.1}", scene.median(|m| m.operations)),
+            format!("{:.1}", scene.median(|m| m.lock_conflicts)),
+        ];
+        table.add_row([Cell::new(rate), Cell::new(&scene.name)].into_iter().chain(figures.map(right)));
+    }
+    format!(
+        "Two hosts on one volume; B ops: updates of metadata, or snapshots; confl.: conflicts with a lock\n{table}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ats::Moment;
+    use crate::bench::assert_fits;
+
+    #[test]
+    fn the_scene_table_fits_a_terminal_of_120_columns() {
+        let wide = Moment {
+            data_iops: 12_345_678.0,
+            data_p99_us: 12_345_678.0,
+            data_conflicts: 12_345_678.0,
+            operations: 1_234_567.8,
+            lock_conflicts: 1_234_567.8,
+        };
+        let name = "updates without lock, no limit".to_owned();
+        let scene = Scene { data_rate: Some(1_600_000.0), name, rounds: vec![wide; 3] };
+        assert_fits(&scene_table(&[scene.clone(), scene]), 2, false);
     }
 }

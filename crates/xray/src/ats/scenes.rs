@@ -1,16 +1,16 @@
-//! Two hosts on one volume, and snapshots beside them.
+//! Two hosts on one volume, and concurrent snapshots.
 //!
-//! Host A reads data, 4 KiB after 4 KiB, eight at a time. Beside it, nobody does anything; or host B changes the
-//! volume's metadata, under RESERVE or under COMPARE AND WRITE; or snapshots of other volumes of the pool come and go.
-//! What A gets through is compared.
+//! Host A reads sequential data in 4 KiB commands at depth 8. Concurrently, either nothing happens; or host B
+//! changes the volume's metadata, under RESERVE or under COMPARE AND WRITE; or snapshots of other volumes of
+//! the pool are created and deleted. The benchmark compares the throughput of A.
 //!
-//! A host that meets a reservation tries again after a millisecond, half of it more or less. (Those of the time waited
-//! longer and longer, and were slower still.)
+//! A host that meets a reservation retries after 0.5 to 1.5 ms. (Hosts of that time increased the delay at
+//! each retry, and were slower still.)
 //!
-//! Once, A asks for a stated rate, far from what the server can do, and what is beside it goes as fast as it can: what A
-//! loses, it loses to locks. Once, A goes as fast as it can as well. Then it and the server use all the CPU there is, and
-//! whatever else is done, with locks or without, takes some of that from A; so B has a stated rate, too, beside the scene
-//! in which it goes as fast as it can, and one in which it takes no lock at all.
+//! In one set of scenes, A requests a fixed rate far below the server's limit, and the concurrent load is not
+//! limited: any loss of A is then due to locks. In the other set, A is not limited either. A and the server
+//! then use all CPU time, and every concurrent load, with or without locks, takes some of it from A; so B
+//! also runs at a fixed rate, and once without a lock.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::sleep;
@@ -29,65 +29,66 @@ use crate::bench::{Bound, Result, Row, Unit};
 use crate::iscsi::{Address, IscsiError, Load};
 use crate::load::{Access, Stop};
 
-/// Commands that A has under way.
+/// Queue depth of A.
 const DEPTH: u16 = 8;
-/// How long a host waits that met a reservation.
+/// Delay before a host retries after a reservation conflict.
 const BACKOFF: Duration = Duration::from_millis(1);
-/// Reads a second that A asks for where it has a rate.
+/// Reads per second that A requests in scenes with a rate.
 const READS: f64 = 16_000.0;
-/// Metadata updates a second where they have a rate: those of a thin disk that grows by 50 MiB a second, 1 MiB at a time.
+/// Metadata updates per second in scenes with a rate: those of a thin disk that grows by 50 MiB/s in steps of
+/// 1 MiB.
 const UPDATES: f64 = 50.0;
-/// Snapshots that are made, and removed, a second where they have a rate: a backup of many volumes.
+/// Snapshots created and deleted per second in scenes with a rate: a backup of many volumes.
 const SNAPSHOTS: f64 = 20.0;
-/// Volumes that snapshots are made of.
+/// Number of volumes whose snapshots are created.
 const VOLUMES: usize = 10;
-/// Initiator numbers; those of A begin at 1.
+/// Initiator number of host B; those of A start at 1.
 const HOST_B: u16 = 100;
 
-/// What happens beside A; at most so many times a second, or as fast as it can.
+/// The load concurrent with A: at most this many operations per second, or unlimited.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Beside {
+enum OtherLoad {
     Nothing,
     /// Updates under a lock.
     Updates(Lock, Option<f64>),
-    /// Snapshots made and removed.
+    /// Snapshots created and deleted.
     Snapshots(Option<f64>),
 }
 
-impl Beside {
+impl OtherLoad {
     fn name(self) -> String {
         let (what, rate) = match self {
-            Beside::Nothing => return "alone".to_owned(),
-            Beside::Updates(Lock::None, rate) => ("updates without lock", rate),
-            Beside::Updates(Lock::Reserve, rate) => ("RESERVE", rate),
-            Beside::Updates(Lock::CompareAndWrite, rate) => ("COMPARE AND WRITE", rate),
-            Beside::Snapshots(rate) => ("snapshots", rate),
+            OtherLoad::Nothing => return "alone".to_owned(),
+            OtherLoad::Updates(Lock::None, rate) => ("updates without lock", rate),
+            OtherLoad::Updates(Lock::Reserve, rate) => ("RESERVE", rate),
+            OtherLoad::Updates(Lock::CompareAndWrite, rate) => ("COMPARE AND WRITE", rate),
+            OtherLoad::Snapshots(rate) => ("snapshots", rate),
         };
-        rate.map_or_else(|| format!("{what}, flat out"), |rate| format!("{what}, {rate:.0}/s"))
+        rate.map_or_else(|| format!("{what}, no limit"), |rate| format!("{what}, {rate:.0}/s"))
     }
 }
 
-/// What was measured once.
+/// The figures of one round.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Moment {
-    /// Reads of A a second.
+    /// Reads of A per second.
     pub data_iops: f64,
-    /// 99 of 100 took no longer.
+    /// 99th percentile of A's read latency.
     pub data_p99_us: f64,
-    /// Answers of RESERVATION CONFLICT to A, a second.
+    /// RESERVATION CONFLICT responses to A, per second.
     pub data_conflicts: f64,
-    /// Updates of B, or snapshots made and removed, a second.
+    /// Updates of B, or snapshots created and deleted, per second.
     pub operations: f64,
-    /// Times a second that B found the lock taken.
+    /// Attempts of B per second that found the lock held.
     pub lock_conflicts: f64,
 }
 
 /// All rounds of a scene.
 #[derive(Debug, Clone, Serialize)]
 pub struct Scene {
-    /// What A asked for a second, if not all that it could get.
+    /// Rate that A requests per second; `None`: unlimited.
     pub data_rate: Option<f64>,
-    /// What happened beside A.
+    /// The concurrent load.
     pub name: String,
     /// Every round.
     pub rounds: Vec<Moment>,
@@ -99,15 +100,15 @@ impl Scene {
         self.rounds.iter().map(figure).collect()
     }
 
-    /// The median of one.
+    /// The median of one figure.
     pub fn median(&self, figure: impl Fn(&Moment) -> f64) -> f64 {
         median(&self.of(figure)).unwrap_or_default()
     }
 }
 
-/// What was seen, and the promises.
+/// The measured scenes and the promises.
 pub struct Scenes {
-    /// Those in which A has a rate, then the others.
+    /// The scenes in which A has a rate, then the others.
     pub scenes: Vec<Scene>,
     /// The promises.
     pub rows: Vec<Row>,
@@ -115,13 +116,13 @@ pub struct Scenes {
 
 /// Measures all scenes.
 pub fn run(ours: &Ours, pace: &Pace) -> Result<Scenes> {
-    use Beside::{Nothing, Snapshots, Updates};
     use Lock::{CompareAndWrite, Reserve};
+    use OtherLoad::{Nothing, Snapshots, Updates};
     prepare(ours)?;
-    say("beside a host that reads at a rate");
+    say("loads concurrent with a host that reads at a fixed rate");
     let paced = [Nothing, Updates(CompareAndWrite, None), Updates(Reserve, None), Snapshots(None)];
     let paced = measure(ours, pace, Some(READS), &paced)?;
-    say("beside a host that reads as fast as it can");
+    say("loads concurrent with a host that reads without limit");
     let flat_out = [
         Nothing,
         Updates(CompareAndWrite, Some(UPDATES)),
@@ -136,7 +137,7 @@ pub fn run(ours: &Ours, pace: &Pace) -> Result<Scenes> {
 
     let iops = |scene: &Scene| scene.of(|m| m.data_iops);
     let mut rows = Vec::new();
-    for (scenes, at) in [(&paced, "at a rate"), (&flat_out, "flat out")] {
+    for (scenes, at) in [(&paced, "at a rate"), (&flat_out, "without limit")] {
         let Some((alone, others)) = scenes.split_first() else { continue };
         for scene in others {
             let is_reserved = scene.name.starts_with("RESERVE");
@@ -145,7 +146,7 @@ pub fn run(ours: &Ours, pace: &Pace) -> Result<Scenes> {
                 Some(_) => Bound::RatioAtLeast(0.97),
                 None => Bound::Nothing,
             };
-            let what = format!("A {at} beside {}", scene.name);
+            let what = format!("A {at}, with {}", scene.name);
             rows.push(Row::compare(what, Unit::Iops, bound, &iops(scene), ("A alone", &iops(alone))));
         }
     }
@@ -156,7 +157,7 @@ fn volume(n: usize) -> String {
     format!("vm-{n}")
 }
 
-/// The data into the cache, a lock that nobody has, and volumes to make snapshots of.
+/// Loads the data into the cache, releases the lock, and creates the volumes for snapshots.
 fn prepare(ours: &Ours) -> Result<()> {
     ours.target().load(SHARED, |load| {
         load.access = Access::Sequential;
@@ -172,16 +173,22 @@ fn failed(source: IscsiError) -> BenchError {
     BenchError::Iscsi { server: "forebay", source }
 }
 
-fn measure(ours: &Ours, pace: &Pace, data_rate: Option<f64>, what: &[Beside]) -> Result<Vec<Scene>> {
-    let rounds = alternate(what, pace.scene_rounds, |beside, _| {
-        moment(ours, pace.scene, pace.size, data_rate, *beside)
+fn measure(ours: &Ours, pace: &Pace, data_rate: Option<f64>, what: &[OtherLoad]) -> Result<Vec<Scene>> {
+    let rounds = alternate(what, pace.scene_rounds, |other, _| {
+        moment(ours, pace.scene, pace.size, data_rate, *other)
     })?;
-    let scene = |(beside, rounds): (&Beside, _)| Scene { data_rate, name: beside.name(), rounds };
+    let scene = |(other, rounds): (&OtherLoad, _)| Scene { data_rate, name: other.name(), rounds };
     Ok(what.iter().zip(rounds).map(scene).collect())
 }
 
-/// One scene, once.
-fn moment(ours: &Ours, time: Duration, size: u64, data_rate: Option<f64>, beside: Beside) -> Result<Moment> {
+/// One round of a scene.
+fn moment(
+    ours: &Ours,
+    time: Duration,
+    size: u64,
+    data_rate: Option<f64>,
+    other_load: OtherLoad,
+) -> Result<Moment> {
     let unit = ours.target().unit(SHARED);
     let mut load = Load::new(unit.clone());
     load.rate = data_rate;
@@ -190,18 +197,18 @@ fn moment(ours: &Ours, time: Duration, size: u64, data_rate: Option<f64>, beside
     load.stop = Stop::After(time);
     load.backoff = Some(BACKOFF);
     load.bytes = Some(size - METADATA_BYTES);
-    // A is there before B reserves: nobody could log in and look around then.
+    // A logs in before B reserves the unit: the reservation would reject the commands of a login.
     let ready = load.connect().map_err(failed)?;
     let halt = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| match beside {
-            Beside::Nothing => Ok(Moment::default()),
-            Beside::Updates(lock, rate) => updates(&unit, lock, rate, &halt),
-            Beside::Snapshots(rate) => snapshots(ours, rate, &halt),
+        let other = scope.spawn(|| match other_load {
+            OtherLoad::Nothing => Ok(Moment::default()),
+            OtherLoad::Updates(lock, rate) => updates(&unit, lock, rate, &halt),
+            OtherLoad::Snapshots(rate) => snapshots(ours, rate, &halt),
         });
         let loaded = ours.target().sound(ready.run());
         halt.store(true, Relaxed);
-        let other = other.join().unwrap_or(Err(failed(IscsiError::Protocol("it made host B panic"))))?;
+        let other = other.join().unwrap_or(Err(failed(IscsiError::Panicked)))?;
         let loaded = loaded?;
         Ok(Moment {
             data_iops: loaded.report.iops,
@@ -223,7 +230,7 @@ fn updates(unit: &Address, lock: Lock, rate: Option<f64>, halt: &AtomicBool) -> 
     })
 }
 
-/// A snapshot of one volume after the other, each removed before the next one of the same volume.
+/// Creates and deletes snapshots of one volume after the other.
 fn snapshots(ours: &Ours, rate: Option<f64>, halt: &AtomicBool) -> Result<Moment> {
     let mut control = Control::connect(ours.forebay.control())?;
     let began = Instant::now();

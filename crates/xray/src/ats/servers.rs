@@ -1,4 +1,5 @@
-//! The targets that are compared, with the same disks: Forebay, and `tgtd`, the target in user space that Debian has.
+//! The targets that are compared, with the same disks: Forebay, and `tgtd`, Debian's iSCSI target in user
+//! space.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -12,23 +13,23 @@ use crate::bench::workdir::{WorkDir, random_image};
 use crate::iscsi::{Address, Load, Loaded};
 use crate::load::Report;
 
-/// Logical units, the same on both. Unit 0 is `tgtd`'s own.
+/// Logical units, the same on both targets. `tgtd` reserves unit 0.
 pub const READS: u8 = 1;
 /// With a write cache: a write is answered when it is in RAM.
 pub const WRITES: u8 = 2;
-/// Without one.
+/// Without a write cache.
 pub const DURABLE: u8 = 3;
-/// The volume that hosts share, on Forebay only; as `DURABLE`.
+/// The volume that hosts share, only on Forebay; configured as `DURABLE`.
 pub const SHARED: u8 = 4;
 
 const TARGET: &str = "iqn.2026-01.org.example:bench";
-/// Name of the image that all of Forebay's volumes are clones of.
+/// Name of the image from which all of Forebay's volumes are cloned.
 pub const BASE: &str = "base";
 
 /// A running target.
 #[derive(Clone, Copy)]
 pub struct Target<'a> {
-    /// Its name in the report.
+    /// Its name in reports.
     pub name: &'static str,
     /// The process.
     pub process: &'a Process,
@@ -41,19 +42,19 @@ impl Target<'_> {
         Address { portal: self.portal.to_owned(), target: TARGET.to_owned(), lun }
     }
 
-    /// The URL of a logical unit, as libiscsi reads it.
+    /// The URL of a logical unit in libiscsi's format.
     pub fn url(&self, lun: u8) -> String {
         format!("iscsi://{}/{TARGET}/{lun}", self.portal)
     }
 
-    /// Runs a load, none of whose commands may fail; `change` says which.
+    /// Runs a load whose commands must all succeed; `change` sets its parameters.
     pub fn load(&self, lun: u8, change: impl FnOnce(&mut Load<'_>)) -> Result<Report> {
         let mut load = Load::new(self.unit(lun));
         change(&mut load);
         self.sound(load.run()).map(|loaded| loaded.report)
     }
 
-    /// What a load came to, if none of its commands failed.
+    /// The result of a load, or an error if one of its commands failed.
     pub fn sound(&self, loaded: std::result::Result<Loaded, crate::iscsi::IscsiError>) -> Result<Loaded> {
         let server = self.name;
         let loaded = loaded.map_err(|source| BenchError::Iscsi { server, source })?;
@@ -64,14 +65,14 @@ impl Target<'_> {
     }
 }
 
-/// An address of this machine that nobody listens on.
+/// An address of this machine with a free port.
 fn portal() -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0").during(|| "cannot find a free port".to_owned())?;
     let address = listener.local_addr().during(|| "cannot find a free port".to_owned())?;
     Ok(address.to_string())
 }
 
-/// A Forebay with the units.
+/// A Forebay server with the units.
 pub struct Ours {
     /// The server.
     pub forebay: Forebay,
@@ -79,7 +80,8 @@ pub struct Ours {
 }
 
 impl Ours {
-    /// Starts one whose units are clones of an image of `size` random bytes, for which its cache has room three times.
+    /// Starts a server whose units are clones of an image of `size` random bytes, with a read cache of three
+    /// times that size.
     pub fn start(dir: &WorkDir, binary: &Path, size: u64) -> Result<Ours> {
         let portal = portal()?;
         let settings = format!("[iscsi]\nlisten = [\"{portal}\"]\n");
@@ -102,20 +104,20 @@ impl Ours {
         Ok(Ours { forebay, portal })
     }
 
-    /// Whether its read cache is as full as it ever is.
+    /// Whether its read cache has reached its maximum.
     pub fn cache_is_full(&self) -> Result<bool> {
         let (bytes, budget) =
             (self.forebay.stat("/read_cache/bytes")?, self.forebay.stat("/read_cache/budget_bytes")?);
         Ok(bytes >= budget / 20 * 19)
     }
 
-    /// Its target.
+    /// Its iSCSI target.
     pub fn target(&self) -> Target<'_> {
         Target { name: "forebay", process: &self.forebay.server.process, portal: &self.portal }
     }
 }
 
-/// A `tgtd` of its own, whatever else runs on this machine.
+/// A separate `tgtd`, independent of others on this machine.
 pub struct Tgtd {
     process: Process,
     portal: String,
@@ -124,13 +126,13 @@ pub struct Tgtd {
 
 /// The number of its control socket.
 const CONTROL: &str = "1";
-/// The mode page that says that there is no write cache: byte 2, bit 2 of the caching page.
+/// The mode page that disables the write cache: byte 2, bit 2 of the caching page.
 const NO_WRITE_CACHE: &str =
     "mode_page=8:0:18:0x10:0:0xff:0xff:0:0:0xff:0xff:0xff:0xff:0x80:0x14:0:0:0:0:0:0";
 
 impl Tgtd {
-    /// Starts one with files of `size` random bytes beside Forebay's data, on the backing store `rdwr`, which is its
-    /// default, and with limits that are no lower than Forebay's.
+    /// Starts `tgtd` with files of `size` random bytes next to Forebay's data, on its default backing store
+    /// `rdwr`, with limits not below Forebay's.
     pub fn start(dir: &WorkDir, size: u64) -> Result<Tgtd> {
         let (portal, ipc) = (portal()?, dir.socket("tgtd"));
         let mut command = Command::new("tgtd");
@@ -164,7 +166,7 @@ impl Tgtd {
         Ok(tgtd)
     }
 
-    /// What runs `tgtadm`.
+    /// A command that runs `tgtadm`.
     fn admin(&self) -> impl Fn(&[&str]) -> Result<()> + use<> {
         let ipc = self.ipc.clone();
         move |args| {
@@ -174,7 +176,7 @@ impl Tgtd {
         }
     }
 
-    /// Its target.
+    /// Its iSCSI target.
     pub fn target(&self) -> Target<'_> {
         Target { name: "tgtd", process: &self.process, portal: &self.portal }
     }

@@ -1,17 +1,17 @@
-//! The initiator and the experiments against the real server, where one was built beside this test.
+//! The initiator and the benchmark against the real server, if it is built in the same target directory.
 
 use super::servers::{DURABLE, WRITES};
 use super::*;
-use crate::iscsi::{Command, Session, Status};
+use crate::iscsi::{Command, InitiatorSession, Status};
 use crate::rng::Rng;
 
-/// The server: `FOREBAY_BIN`, or the one in the directory above that of the tests.
+/// The server: `FOREBAY_BIN`, or the binary in the parent directory of this test's binary.
 fn server() -> Option<PathBuf> {
-    let beside = || Some(std::env::current_exe().ok()?.parent()?.parent()?.join("forebay"));
+    let built = || Some(std::env::current_exe().ok()?.parent()?.parent()?.join("forebay"));
     let found =
-        std::env::var_os("FOREBAY_BIN").map(PathBuf::from).or_else(beside).filter(|path| path.exists());
+        std::env::var_os("FOREBAY_BIN").map(PathBuf::from).or_else(built).filter(|path| path.exists());
     if found.is_none() {
-        eprintln!("skipped: no server was built (cargo build -p forebay-server)");
+        eprintln!("skipped: the server is not built (cargo build -p forebay-server)");
     }
     found
 }
@@ -26,10 +26,10 @@ fn what_is_written_in_any_length_is_read() {
     let ours = Ours::start(&dir, &forebay, SIZE).expect("starts");
     let mut rng = Rng::new(1);
     for lun in [WRITES, DURABLE] {
-        let mut session = Session::connect(&ours.target().unit(lun), 1, 1).expect("logs in");
+        let mut session = InitiatorSession::connect(&ours.target().unit(lun), 1, 1).expect("logs in");
         assert_eq!(session.capacity().expect("has one"), SIZE);
         assert!(session.must(&Command::inquiry(), &[]).expect("answers")[8..].starts_with(b"FOREBAY"));
-        // Immediate alone, with more that is unsolicited, and with R2Ts.
+        // Immediate data only, with additional unsolicited data, and with R2Ts.
         for len in [512, 4096, 64 << 10, 200 << 10, 256 << 10, 260 << 10, 3 << 20] {
             let mut data = vec![0; len as usize];
             rng.fill(&mut data);
@@ -40,7 +40,8 @@ fn what_is_written_in_any_length_is_read() {
         session.leave().expect("logs out");
     }
 
-    let mut hosts = [1, 2].map(|n| Session::connect(&ours.target().unit(DURABLE), n, 1).expect("logs in"));
+    let mut hosts =
+        [1, 2].map(|n| InitiatorSession::connect(&ours.target().unit(DURABLE), n, 1).expect("logs in"));
     let mut status =
         |n: usize, command: &Command, data: &[u8]| hosts[n].execute(command, data).expect("answers").status;
     let zero = status(0, &Command::write(0, 512), &[0; 512]);
@@ -73,5 +74,5 @@ fn reservations_are_in_the_way_and_compare_and_write_is_not() {
         assert_eq!(scene.median(|m| m.data_conflicts) > 0.0, reserved, "{}", scene.name);
         assert_eq!(scene.median(|m| m.operations) > 0.0, scene.name != "alone", "{}", scene.name);
     }
-    assert!(report.scene_table().contains("RESERVE") && report.table().contains("COMPARE AND WRITE"));
+    assert!(report.scene_table().contains("RESERVE") && report.table().contains("COMPARE"));
 }

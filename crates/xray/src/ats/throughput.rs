@@ -1,4 +1,5 @@
-//! Reads and writes beside `tgtd`: small and large, one at a time and many, from one initiator and from four.
+//! Reads and writes compared with `tgtd`: small and large, at depth 1 and 32, from one initiator and from
+//! four.
 
 use std::time::Duration;
 
@@ -12,10 +13,10 @@ use crate::load::{Access, Stop};
 
 const KIB: u32 = 1 << 10;
 
-/// So many times a volume is written at most until the cache is full.
+/// Most passes over a volume to fill the cache.
 const PASSES: u32 = 8;
 
-/// All of a unit, once, from its start.
+/// One sequential pass over a unit.
 fn pass(target: Target<'_>, lun: u8, writes: bool) -> Result<()> {
     let loaded = target.load(lun, |load| {
         load.access = Access::Sequential;
@@ -28,8 +29,9 @@ fn pass(target: Target<'_>, lun: u8, writes: bool) -> Result<()> {
     loaded.map(drop)
 }
 
-/// Brings both to where they stay: what is read is in RAM, what is written has its place. Forebay keeps what is written
-/// in its read cache, too, so that is full: while it grows, a write pays for memory that was never used before.
+/// Brings both targets to a steady state: data to be read is in RAM, blocks to be written are allocated.
+/// Forebay keeps written data in its read cache, which is therefore filled: while it grows, a write also pays
+/// for memory that was never used before.
 fn steady(ours: &Ours, tgtd: &Tgtd, lun: u8) -> Result<()> {
     let writes = lun == WRITES;
     say(if writes { "filling" } else { "warming up" });
@@ -43,7 +45,7 @@ fn steady(ours: &Ours, tgtd: &Tgtd, lun: u8) -> Result<()> {
     Ok(())
 }
 
-/// One load.
+/// Parameters of one load.
 #[derive(Clone, Copy)]
 struct Shape {
     lun: u8,
@@ -72,7 +74,7 @@ impl Shape {
         load.seed = u64::from(seed) + 1;
     }
 
-    /// What counts of it: for how fast one is answered, the latency; for what goes through, the rate.
+    /// The compared figure: latency at depth 1, otherwise the rate.
     fn figure(&self) -> (Unit, fn(&Sample) -> f64, &'static str) {
         match (self.depth, self.block) {
             (1, _) => (Unit::Micros, |s| s.p50_us, ": median latency"),
@@ -81,7 +83,7 @@ impl Shape {
         }
     }
 
-    /// What is promised of it: that of 4 KiB random reads.
+    /// The promises, which cover 4 KiB random reads only.
     fn bounds(&self) -> (Bound, Bound) {
         match (self.writes, self.block, self.depth) {
             (false, 4096, 1) => (Bound::RatioAtMost(1.0), Bound::Nothing),
@@ -91,7 +93,7 @@ impl Shape {
     }
 }
 
-/// All loads of `forebay` beside `tgtd`.
+/// All loads of `forebay` compared with `tgtd`.
 pub fn rows(ours: &Ours, tgtd: &Tgtd, pace: &Pace) -> Result<Vec<Row>> {
     let shapes = |lun, writes| {
         [4 * KIB, 64 * KIB].into_iter().flat_map(move |block| {
@@ -119,10 +121,10 @@ pub fn rows(ours: &Ours, tgtd: &Tgtd, pace: &Pace) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// One load.
+/// The rows of one load.
 fn shape_rows(forebay: Target<'_>, tgtd: Target<'_>, pace: &Pace, shape: Shape) -> Result<[Row; 2]> {
     say(&shape.name());
-    let (ours, peer) = beside(forebay, tgtd, pace.rounds, |target, round| {
+    let (ours, peer) = in_turns(forebay, tgtd, pace.rounds, |target, round| {
         account(target.process, || target.load(shape.lun, |load| shape.apply(load, pace.load, round)))
     })?;
     let ((unit, figure, what), (bound, cpu_bound)) = (shape.figure(), shape.bounds());
@@ -132,11 +134,11 @@ fn shape_rows(forebay: Target<'_>, tgtd: Target<'_>, pace: &Pace, shape: Shape) 
     ])
 }
 
-/// The same by `iscsi-perf`.
+/// The same with `iscsi-perf`.
 fn perf_rows(forebay: Target<'_>, tgtd: Target<'_>, pace: &Pace) -> Result<[Row; 2]> {
     let what = "4 KiB random reads, depth 32, by iscsi-perf";
     say(what);
-    let (ours, peer) = beside(forebay, tgtd, pace.perf_rounds, |target, _| {
+    let (ours, peer) = in_turns(forebay, tgtd, pace.perf_rounds, |target, _| {
         account(target.process, || perf::random_reads(target, READS, pace.load))
     })?;
     Ok([
@@ -157,8 +159,8 @@ fn row(
     Row::compare(what, unit, bound, &of(ours), ("tgtd", &of(peer)))
 }
 
-/// Measures both in turns.
-fn beside(
+/// Measures both targets in turns.
+fn in_turns(
     forebay: Target<'_>,
     tgtd: Target<'_>,
     rounds: u32,

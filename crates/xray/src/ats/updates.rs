@@ -1,45 +1,45 @@
-//! A host that changes the metadata of a shared volume, as a cluster file system does: it takes a lock that all hosts
-//! know, reads a block, changes it, writes it, and gives the lock back.
+//! A host that changes the metadata of a shared volume as a cluster file system does: it acquires a lock
+//! shared by all hosts, reads a block, changes it, writes it, and releases the lock.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::iscsi::{Address, Command, IscsiError, Session, Status};
+use crate::iscsi::{Address, Command, InitiatorSession, IscsiError, Status};
 use crate::rng::Rng;
 
-/// How a host locks.
+/// The lock of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lock {
-    /// Not at all, though it ought to.
+    /// No lock, which is incorrect; for comparison.
     None,
-    /// RESERVE and RELEASE: the whole unit, for everybody.
+    /// RESERVE and RELEASE of the whole unit, against all other hosts.
     Reserve,
-    /// COMPARE AND WRITE on a sector that says who has the lock.
+    /// COMPARE AND WRITE on a sector that contains the lock's owner.
     CompareAndWrite,
 }
 
-/// What it came to.
+/// The results of a run.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Updates {
-    /// Updates that were made.
+    /// Updates made.
     pub done: u64,
-    /// Times that the lock was taken.
+    /// Attempts that found the lock held.
     pub conflicts: u64,
-    /// How long it went on.
+    /// Duration of the run.
     pub seconds: f64,
 }
 
-/// Bytes at the end of a volume in which the lock and the metadata are.
+/// Bytes at the end of a volume that contain the lock and the metadata.
 pub const METADATA_BYTES: u64 = 1 << 20;
 const SECTOR: u32 = 512;
 const BLOCK: u32 = 4096;
 
 /// A host.
 pub struct Host {
-    session: Session,
+    session: InitiatorSession,
     lock: Lock,
-    /// Where the lock is, and what it is while nobody has it and while this host does.
+    /// Position of the lock, and its content while it is free and while this host holds it.
     lock_at: u64,
     free: [u8; SECTOR as usize],
     held: [u8; SECTOR as usize],
@@ -50,9 +50,9 @@ pub struct Host {
 }
 
 impl Host {
-    /// Logs in as initiator number `n`. A lock that it finds taken it tries again after about `backoff`.
+    /// Logs in as initiator number `n`. A lock that is held is tried again after about `backoff`.
     pub fn connect(address: &Address, n: u16, lock: Lock, backoff: Duration) -> Result<Host, IscsiError> {
-        let mut session = Session::connect(address, n, 1)?;
+        let mut session = InitiatorSession::connect(address, n, 1)?;
         let lock_at = session.capacity()?.saturating_sub(METADATA_BYTES);
         let mut held = [0; SECTOR as usize];
         held[..2].copy_from_slice(&n.to_be_bytes());
@@ -69,12 +69,12 @@ impl Host {
         })
     }
 
-    /// Writes a lock that nobody has.
+    /// Writes a free lock.
     pub fn format(&mut self) -> Result<(), IscsiError> {
         self.session.must(&Command::write(self.lock_at, SECTOR), &self.free).map(drop)
     }
 
-    /// Makes updates until `halt`, at most `rate` a second where there is one.
+    /// Makes updates until `halt`, at most `rate` per second if set.
     pub fn run(mut self, rate: Option<f64>, halt: &AtomicBool) -> Result<Updates, IscsiError> {
         let began = Instant::now();
         let first = self.counter()?;
@@ -88,7 +88,7 @@ impl Host {
         }
         self.updates.seconds = began.elapsed().as_secs_f64();
         if self.counter()? != first.wrapping_add(self.updates.done) {
-            return Err(IscsiError::Protocol("an update that was answered is not there"));
+            return Err(IscsiError::Protocol("an acknowledged update is missing"));
         }
         let updates = self.updates;
         self.session.leave()?;
@@ -112,14 +112,14 @@ impl Host {
         Ok(())
     }
 
-    /// Takes the lock, however often somebody else has it.
+    /// Acquires the lock, with retries while another host holds it.
     fn take(&mut self) -> Result<(), IscsiError> {
         loop {
             let status = match self.lock {
                 Lock::None => return Ok(()),
                 Lock::Reserve => self.session.execute(&Command::reserve(), &[])?.status,
                 Lock::CompareAndWrite => {
-                    // Whoever has it is to be known, if anybody has.
+                    // A host reads the lock first to identify its owner.
                     self.session.must(&Command::read(self.lock_at, SECTOR), &[])?;
                     let swap = [self.free, self.held].concat();
                     self.session.execute(&Command::compare_and_write(self.lock_at, SECTOR), &swap)?.status
@@ -141,6 +141,6 @@ impl Host {
 }
 
 fn count(block: &[u8]) -> Result<u64, IscsiError> {
-    let first = block.first_chunk().ok_or(IscsiError::Protocol("a block that is none"))?;
+    let first = block.first_chunk().ok_or(IscsiError::Protocol("a block is too short"))?;
     Ok(u64::from_be_bytes(*first))
 }

@@ -1,4 +1,4 @@
-//! Rows about cleaning: what it costs at a steady 80 % full, and what it does to readers.
+//! Rows about cleaning: its cost at a steady 80 % full, and its effect on reads.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::load::{Access, Fill, LoadError, Stop};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
-/// Requests per second of the load in which reads are timed: well below what the server can do.
+/// Requests per second of the load whose reads are timed: well below the server's limit.
 const WRITES: f64 = 2000.0;
 const READS: f64 = 500.0;
-/// What the pool is filled to, in percent.
+/// Fill level of the pool, in percent.
 const FULL: u64 = 80;
 
-/// Overwrites on a pool that is 80 % full, of data as guests have it and of noise; and the reads of another guest
-/// meanwhile.
+/// Overwrites on a pool that is 80 % full, with typical guest data and with noise; and the reads of another
+/// guest at the same time.
 pub fn cleaning(bench: &Bench, pace: &Pace, binary: &Path, arena: &Arc<Vec<u8>>) -> Result<Vec<Row>> {
     let guests = Content { what: "real data", fill: Fill::Stamped(arena.clone()), name: "cleaning" };
     let noise = Content { what: "noise", fill: Fill::Noise, name: "cleaning-noise" };
@@ -29,11 +29,11 @@ pub fn cleaning(bench: &Bench, pace: &Pace, binary: &Path, arena: &Arc<Vec<u8>>)
     Ok(rows)
 }
 
-/// What is written.
+/// The data that is written.
 struct Content {
     what: &'static str,
     fill: Fill,
-    /// Of the pool.
+    /// Name of the pool.
     name: &'static str,
 }
 
@@ -48,7 +48,7 @@ fn of_content(bench: &Bench, pace: &Pace, binary: &Path, content: &Content) -> R
     let calm = guests.timed_reads(pace)?;
     guests.fill_up(limit)?;
     let mut rows = Vec::new();
-    let loads = [("evenly", Access::Random), ("four of five to a fifth", Access::Skewed)];
+    let loads = [("uniform", Access::Random), ("4/5 to 1/5", Access::Skewed)];
     for (i, (how, access)) in loads.into_iter().enumerate() {
         bench.say(&format!("  overwrites, {how}"));
         let bytes = guests.bytes() / 100 * pace.overwrite_percent;
@@ -59,18 +59,18 @@ fn of_content(bench: &Bench, pace: &Pace, binary: &Path, content: &Content) -> R
         let moved = forebay.stat("/moved_bytes")? - moved;
         if access == Access::Random {
             let busy = guests.timed_reads(pace)?;
-            let text = format!("p99 of reads while {} MiB were cleaned, {what}", busy.moved / MIB);
-            let peer = ("while none were", &calm.p99_us[..]);
+            let text = format!("p99 of reads while {} MiB are cleaned, {what}", busy.moved / MIB);
+            let peer = ("without cleaning", &calm.p99_us[..]);
             rows.push(Row::compare(text, Unit::Micros, Bound::RatioAtMost(2.0), &busy.p99_us, peer));
         }
         let cost = moved as f64 / written.max(1) as f64;
         let live = guests.live()?;
         let full = if refused == 0 { String::new() } else { format!(" (store full {refused} times)") };
         let percent = 100 * live / limit;
-        let text = format!("moved for each byte written at random, {how}: {what}, {percent} % full{full}");
+        let text = format!("bytes moved per random byte written, {how}: {what}, {percent} % full{full}");
         rows.push(match content.fill {
             Fill::Noise => {
-                let peer = ("theory, evenly", &[at_best(live, limit)][..]);
+                let peer = ("theory, uniform", &[at_best(live, limit)][..]);
                 Row::compare(text, Unit::Times, Bound::RatioAtMost(1.3), &[cost], peer)
             }
             _ => Row::alone(text, Unit::Times, Bound::AtMost(1.3), &[cost]),
@@ -88,7 +88,7 @@ struct Guests<'a> {
 }
 
 impl Guests<'_> {
-    /// Adds a volume, and writes all of it.
+    /// Adds a volume and writes all of it.
     fn add(&mut self, name: &str) -> Result<()> {
         create(self.forebay, name, self.size)?;
         fill(self.forebay, name, self.size, self.volumes.len() as u64 + 1, &self.content.fill)?;
@@ -96,8 +96,8 @@ impl Guests<'_> {
         Ok(())
     }
 
-    /// Adds volumes until the pool is as full as it is to be. How much they take shows only when they were
-    /// overwritten and cleaned: what compresses is packed more tightly then.
+    /// Adds volumes until the pool has the intended fill level. The size of a volume in the pool is known
+    /// only after it was overwritten and cleaned, because cleaning packs compressed blocks more tightly.
     fn fill_up(&mut self, limit: u64) -> Result<()> {
         let mut wanted = FULL as usize / 10 - 1;
         loop {
@@ -106,7 +106,7 @@ impl Guests<'_> {
             }
             self.overwrite(Access::Random, self.bytes(), wanted as u64 + 100)?;
             let live = self.live()?;
-            // Beside them there is the one that is read.
+            // The pool also contains the volume that is read.
             let of_each = live / (self.volumes.len() as u64 + 1);
             let more = (limit / 100 * FULL).saturating_sub(live) / of_each.max(1);
             if more == 0 {
@@ -126,8 +126,8 @@ impl Guests<'_> {
         self.forebay.stat("/space/live_bytes")
     }
 
-    /// Overwrites `bytes` of the volumes, in slices: one that meets a full store is written again when the cleaner
-    /// has had time. How often that was.
+    /// Overwrites `bytes` of the volumes, in slices; a slice that meets a full store is written again after a
+    /// pause for the cleaner. Returns how often that happened.
     fn overwrite(&self, access: Access, bytes: u64, seed: u64) -> Result<u32> {
         let mut refused = 0;
         for (slice, volume) in (0..bytes / SLICE).zip(self.volumes.iter().cycle()) {
@@ -144,7 +144,7 @@ impl Guests<'_> {
         Ok(refused)
     }
 
-    /// Reads at a fixed rate, while another guest writes at a fixed rate.
+    /// Reads at a fixed rate while another guest writes at a fixed rate.
     fn timed_reads(&self, pace: &Pace) -> Result<Timed> {
         let before = self.forebay.stat("/moved_bytes")?;
         let mut timed = Timed::default();
@@ -161,7 +161,7 @@ impl Guests<'_> {
             let report = std::thread::scope(|scope| {
                 let writer = scope.spawn(|| load("writes", 0, WRITES));
                 let report = load("reads", 100, READS);
-                // Writes that a full store refuses are counted elsewhere.
+                // Writes that a full store rejects are counted elsewhere.
                 match writer.join() {
                     Ok(Ok(_) | Err(BenchError::Errors { code: NO_SPACE, .. })) => report,
                     Ok(Err(e)) => Err(e),
@@ -178,7 +178,7 @@ impl Guests<'_> {
     }
 }
 
-/// Reads beside writes.
+/// Reads concurrent with writes.
 #[derive(Default)]
 struct Timed {
     p99_us: Vec<f64>,
@@ -189,12 +189,12 @@ fn guest_bytes(forebay: &Forebay) -> Result<u64> {
     forebay.stat("/guest/write/bytes")
 }
 
-/// What has to be moved for each byte that is overwritten at random, at best, where `live` bytes are live in a pool
+/// The minimum number of bytes to be moved per byte overwritten at random, if `live` bytes are live in a pool
 /// of `limit` (docs/adr/0008).
 fn at_best(live: u64, limit: u64) -> f64 {
     let usable = limit - 4 * SEGMENT - limit / 32;
     let used = live as f64 / usable as f64;
-    // The live share of the segment that is cleaned next grows with that of all.
+    // The live share of the segment to be cleaned next increases with the live share of the pool.
     let (mut low, mut high) = (1e-6, 1.0 - 1e-6);
     for _ in 0..60 {
         let share: f64 = f64::midpoint(low, high);
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn theory_is_that_of_the_decision_record() {
+    fn the_minimum_matches_the_table_of_the_decision_record() {
         let limit = 1 << 40;
         for (used, moved) in [(0.6, 0.5), (0.7, 0.9), (0.8, 1.7), (0.9, 4.2)] {
             let usable = (limit - limit / 32) as f64;

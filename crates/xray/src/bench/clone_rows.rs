@@ -1,4 +1,4 @@
-//! Rows about clones that are given the same files: they come to different places, and are to be stored once.
+//! Rows about clones to which the same files are added: at different positions, but stored once.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,14 +13,14 @@ use super::{Bench, Pace};
 use crate::nbd;
 
 const MIB: f64 = 1_048_576.0;
-/// Compared, and written, at a time.
+/// Bytes compared and written at a time.
 const CHUNK: usize = 1 << 20;
 const BLOCK: usize = 4096;
 
-/// Clones of one image, each given the same package set.
+/// Clones of one image, to each of which the same package set is added.
 pub fn clones(bench: &Bench, pace: &Pace, binary: &Path, packages: &mut Vec<Package>) -> Result<Vec<Row>> {
     let (count, set) = (pace.clones, pace.package_bytes);
-    bench.say(&format!("{count} clones, each given the same {} MiB of files", set >> 20));
+    bench.say(&format!("{count} clones with the same {} MiB of files", set >> 20));
     let base = bench.dir.data("clone-base.raw");
     let system = files::take(packages, set / 2);
     let recipe = Recipe {
@@ -51,11 +51,11 @@ pub fn clones(bench: &Bench, pace: &Pace, binary: &Path, packages: &mut Vec<Pack
     }
     let all = stored()? - before;
     let what =
-        format!("stored by {count} clones with the same files, of {:.0} MiB written", written as f64 / MIB);
-    Ok(vec![Row::compare(what, Unit::Mib, Bound::RatioAtMost(1.1), &[all], ("by one of them", &[one]))])
+        format!("stored by {count} clones with the same files ({:.0} MiB written)", written as f64 / MIB);
+    Ok(vec![Row::compare(what, Unit::Mib, Bound::RatioAtMost(1.1), &[all], ("by one clone", &[one]))])
 }
 
-/// A copy of the image with the files in it, in an order that is the clone's own.
+/// A copy of the image with the files added, in an order that depends on the clone.
 fn updated(base: &Path, added: &[(String, PathBuf)], n: u32) -> Result<PathBuf> {
     let work = base.with_extension("work");
     run(Command::new("cp").args(["--sparse=always", "--reflink=auto"]).arg(base).arg(&work))?;
@@ -63,7 +63,7 @@ fn updated(base: &Path, added: &[(String, PathBuf)], n: u32) -> Result<PathBuf> 
     Ok(work)
 }
 
-/// Writes the blocks in which `work` differs from `base`, as a guest would. How many bytes those were.
+/// Writes the blocks in which `work` differs from `base`, as a guest would. Returns the number of bytes.
 fn write_changes(forebay: &Forebay, export: &str, base: &Path, work: &Path) -> Result<u64> {
     let server = forebay.server.name;
     let failed = |source| BenchError::Nbd { server, source };
@@ -89,7 +89,7 @@ fn write_changes(forebay: &Forebay, export: &str, base: &Path, work: &Path) -> R
     }
 }
 
-/// Runs of blocks that differ: where each begins and how long it is.
+/// Runs of blocks that differ: start and length.
 fn changed_runs(old: &[u8], new: &[u8]) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for (i, (o, n)) in old.chunks(BLOCK).zip(new.chunks(BLOCK)).enumerate() {
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_changed_is_written() {
+    fn only_changed_blocks_are_written() {
         let old = vec![0; 5 * BLOCK];
         let mut new = old.clone();
         assert!(changed_runs(&old, &new).is_empty());

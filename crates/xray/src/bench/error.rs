@@ -1,4 +1,4 @@
-//! What stops a benchmark. A figure that misses its promise does not.
+//! Errors that stop a benchmark. A missed promise does not.
 
 use std::io;
 
@@ -20,22 +20,22 @@ pub enum BenchError {
         /// The Debian package that has it.
         package: &'static str,
     },
-    /// The system refused something.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// The attempted action.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A server ended, or was not ready in time.
-    #[error("{server} {what}; its last words: {log}")]
+    /// A server ended early, or was not ready in time.
+    #[error("{server} {what}; the end of its log: {log}")]
     Server {
-        /// Which.
+        /// The server.
         server: &'static str,
         /// What happened.
         what: &'static str,
-        /// The end of its output.
+        /// The end of its log.
         log: String,
     },
     /// A command failed.
@@ -43,64 +43,66 @@ pub enum BenchError {
     Command {
         /// The command line.
         command: String,
-        /// What it wrote.
+        /// Its output to standard error.
         stderr: String,
     },
-    /// A program's output is not what it should be.
-    #[error("{command} printed no usable {wanted}")]
+    /// The output of a program is not in the expected format.
+    #[error("no usable {wanted} in the output of {command}")]
     Output {
         /// The command line.
         command: String,
-        /// What was looked for.
+        /// The missing part.
         wanted: &'static str,
     },
     /// A load could not be run.
     #[error("the load on {server} failed: {source}")]
     Load {
-        /// On which server.
+        /// The server.
         server: &'static str,
-        /// Why.
+        /// The cause.
         source: LoadError,
     },
-    /// A single request could not be made.
+    /// A single request failed.
     #[error("a request to {server} failed: {source}")]
     Nbd {
-        /// Which server.
+        /// The server.
         server: &'static str,
-        /// Why.
+        /// The cause.
         source: NbdError,
     },
     /// A server answered requests with errors.
     #[error("{server} answered {count} requests with errors, the first with NBD error {code}")]
     Errors {
-        /// Which.
+        /// The server.
         server: &'static str,
-        /// How many.
+        /// Number of errors.
         count: u64,
         /// The first error.
         code: u32,
     },
-    /// A session with a target went wrong.
-    #[error("the initiator of {server} failed: {source}")]
+    /// A session with a target failed.
+    #[error("the session with {server} failed: {source}")]
     Iscsi {
-        /// Whose target.
+        /// The target.
         server: &'static str,
-        /// Why.
+        /// The cause.
         source: IscsiError,
     },
     /// A target answered commands with errors.
-    #[error("{server} answered {count} commands with errors, the first with {code:#08x} (sense, or status)")]
+    #[error(
+        "{server} answered {count} commands with errors, the first with {code:#08x} (sense data or status)"
+    )]
     Scsi {
-        /// Which.
+        /// The target.
         server: &'static str,
-        /// How many.
+        /// Number of errors.
         count: u64,
         /// The first error.
         code: u32,
     },
 }
 
-/// Adds what was being done to an error of the system.
+/// Adds the attempted action to a system error.
 pub(crate) trait During<T> {
     /// `what`: "cannot …".
     fn during(self, what: impl FnOnce() -> String) -> Result<T>;

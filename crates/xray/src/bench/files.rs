@@ -1,7 +1,7 @@
-//! Real data: disk images made of the files of this machine, without root and without a network.
+//! Real data: disk images made of files of this machine, without root and without a network.
 //!
-//! A directory of files stands for a package: its files come and go together. Images are file systems that
-//! `mke2fs -d` and `ntfscp` fill, so that files lie in them as they do in a guest's.
+//! A directory of files represents a package, whose files are added together. `mke2fs -d` and `ntfscp` fill
+//! the file systems of the images, so files are laid out as in a guest.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,22 +11,22 @@ use super::error::{BenchError, During, Result};
 use super::servers::run;
 use crate::rng::Rng;
 
-/// Where files are looked for.
+/// Directories in which files are searched.
 const ROOTS: [&str; 4] = ["/usr/lib", "/usr/share", "/usr/bin", "/lib/modules"];
 /// Larger files would make the sets uneven.
 const MAX_FILE: u64 = 16 << 20;
-/// Enough to choose from.
+/// Stops the search when there are enough files.
 const MAX_DIRECTORIES: usize = 30_000;
 
 /// The files of one directory.
 pub struct Package {
-    /// What it is called in an image.
+    /// Name in an image.
     name: String,
     files: Vec<PathBuf>,
     bytes: u64,
 }
 
-/// Everything that is there, in an order that is the same in every run on the same machine.
+/// All packages, in an order that is the same in every run on the same machine.
 pub fn packages() -> Vec<Package> {
     let mut found = Vec::new();
     let mut todo: Vec<PathBuf> = ROOTS.iter().rev().map(PathBuf::from).collect();
@@ -59,13 +59,13 @@ pub fn packages() -> Vec<Package> {
     found
 }
 
-/// Packages of about `bytes`, taken off `left`.
+/// Removes packages of about `bytes` from `left` and returns them.
 pub fn take(left: &mut Vec<Package>, bytes: u64) -> Vec<Package> {
     let mut taken = Vec::new();
     let mut total = 0;
     while total < bytes {
         let Some(package) = left.pop() else { break };
-        // One that is much too large would be most of the set.
+        // A package that is much too large would be most of the set.
         if package.bytes < bytes / 4 {
             total += package.bytes;
             taken.push(package);
@@ -74,7 +74,7 @@ pub fn take(left: &mut Vec<Package>, bytes: u64) -> Vec<Package> {
     taken
 }
 
-/// The files of packages, one after the other, up to `bytes`.
+/// The concatenated files of packages, up to `bytes`.
 pub fn bytes_of(packages: &[Package], bytes: usize) -> Vec<u8> {
     let mut all = Vec::with_capacity(bytes);
     for file in packages.iter().flat_map(|p| &p.files) {
@@ -87,31 +87,31 @@ pub fn bytes_of(packages: &[Package], bytes: usize) -> Vec<u8> {
     all
 }
 
-/// Every file of packages, with a name of its own.
+/// Every file of packages, with a unique name.
 pub fn files<'a>(packages: impl IntoIterator<Item = &'a Package>) -> Vec<(String, PathBuf)> {
     let all = packages.into_iter().flat_map(|p| &p.files).enumerate();
     all.map(|(i, path)| (format!("f{i:05}"), path.clone())).collect()
 }
 
-/// How an image is filled.
+/// The content of an image.
 pub struct Recipe<'a> {
-    /// With what.
+    /// The packages.
     pub packages: Vec<&'a Package>,
-    /// Decides in which order files are written.
+    /// Seed of the order in which files are written.
     pub order: u64,
-    /// One file of so many has changed; none at 0.
+    /// One in this many files is modified; 0: none.
     pub patch_one_of: u64,
     /// Free space.
     pub free: u64,
 }
 
-/// Makes an ext4 image at `image`.
+/// Creates an ext4 image at `image`.
 pub fn ext4(image: &Path, recipe: &Recipe<'_>) -> Result<()> {
     let tree = image.with_extension("tree");
     let mut bytes = 0;
     let mut rng = Rng::new(recipe.order);
     for package in &recipe.packages {
-        // Directories are read in the order of the hashes of their names, which a number before them changes.
+        // mke2fs reads directories in the order of the hashes of their names, which a number prefix changes.
         let directory = tree.join(format!("{:04x}-{}", rng.below(1 << 16), package.name));
         fs::create_dir_all(&directory).during(|| format!("cannot create {}", directory.display()))?;
         for (i, file) in package.files.iter().enumerate() {
@@ -119,7 +119,7 @@ pub fn ext4(image: &Path, recipe: &Recipe<'_>) -> Result<()> {
             if recipe.patch_one_of != 0 && rng.below(recipe.patch_one_of) == 0 {
                 patch(file, &to, &mut rng)?;
             } else if fs::hard_link(file, &to).is_err() && fs::copy(file, &to).is_err() {
-                // A file that this user may not read is left out.
+                // Files that this user may not read are skipped.
                 let _ = fs::remove_file(&to);
             }
         }
@@ -133,7 +133,7 @@ pub fn ext4(image: &Path, recipe: &Recipe<'_>) -> Result<()> {
     fs::remove_dir_all(&tree).during(|| format!("cannot remove {}", tree.display()))
 }
 
-/// A file with something put in and something changed, as a new release of it would have.
+/// A copy of a file with an insertion and a modification, as in a new release.
 fn patch(from: &Path, to: &Path, rng: &mut Rng) -> Result<()> {
     let mut data = fs::read(from).unwrap_or_default();
     let at = rng.below(data.len() as u64 + 1) as usize;
@@ -143,9 +143,9 @@ fn patch(from: &Path, to: &Path, rng: &mut Rng) -> Result<()> {
     fs::write(to, data).during(|| format!("cannot write {}", to.display()))
 }
 
-/// Makes an NTFS image at `image` with these files, in this order.
+/// Creates an NTFS image at `image` with these files, in this order.
 pub fn ntfs(image: &Path, files: &[PathBuf]) -> Result<()> {
-    let what = || format!("cannot make {}", image.display());
+    let what = || format!("cannot create {}", image.display());
     let bytes: u64 = files.iter().filter_map(|f| fs::metadata(f).ok()).map(|m| m.len()).sum();
     let file = File::create(image).during(what)?;
     file.set_len((bytes * 5 / 4 + (32 << 20)).next_multiple_of(1 << 20)).during(what)?;
@@ -157,7 +157,7 @@ pub fn ntfs(image: &Path, files: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Windows programs and libraries, where Wine or anything else has put some.
+/// Windows programs and libraries, for example those of Wine.
 pub fn windows_files(packages: &[Package], bytes: u64) -> Vec<PathBuf> {
     let is_dll = |f: &&PathBuf| f.extension().is_some_and(|e| e.eq_ignore_ascii_case("dll") || e == "exe");
     let mut total = 0;
@@ -170,11 +170,11 @@ pub fn windows_files(packages: &[Package], bytes: u64) -> Vec<PathBuf> {
     .collect()
 }
 
-/// Writes `files` into the root of the ext4 image at `image`, in an order of its own.
+/// Writes `files` into the root of the ext4 image at `image`, in an order that depends on `order`.
 pub fn install(image: &Path, files: &[(String, PathBuf)], order: u64) -> Result<()> {
     let mut shuffled: Vec<_> = files.iter().collect();
     shuffle(&mut shuffled, order);
-    // debugfs has no quoting: what it could not read is left out.
+    // debugfs has no quoting: paths that it could not parse are skipped.
     let usable = shuffled.iter().filter(|(_, path)| path.to_str().is_some_and(|p| !p.contains([' ', '"'])));
     let script: String = usable.map(|(name, path)| format!("write {} {name}\n", path.display())).collect();
     let at = image.with_extension("script");
@@ -191,7 +191,7 @@ pub fn shuffle<T>(items: &mut [T], seed: u64) {
     }
 }
 
-/// Says which package has a program that is not there.
+/// Turns a missing program into an error that names its package.
 fn installed<T>(result: Result<T>, program: &'static str, package: &'static str) -> Result<T> {
     match result {
         Err(BenchError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {

@@ -19,7 +19,7 @@ pub fn random_reads(uri: &str, depth: u16, time: Duration, seed: u32) -> Result<
     command.arg(format!("--runtime={}ms", time.as_millis()));
     command.arg(format!("--randseed={}", seed + 1));
     let output = run(&mut command)?;
-    // The nbd engine prints a line of its own before the report.
+    // The nbd engine prints a line before the report.
     let start = output.stdout.iter().position(|b| *b == b'{').unwrap_or(0);
     let json: Option<Value> = serde_json::from_slice(&output.stdout[start..]).ok();
     json.as_ref().and_then(parse).ok_or_else(|| unusable(&command, "JSON report"))
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_of_fio_is_read() {
+    fn a_report_of_fio_is_parsed() {
         let json = serde_json::json!({"jobs": [{"error": 0, "read": {
             "io_bytes": 8192, "bw_bytes": 1_048_576, "iops": 256.5, "runtime": 2000, "total_ios": 2,
             "clat_ns": {"mean": 1500.0, "max": 9000, "percentile":

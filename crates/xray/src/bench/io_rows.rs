@@ -1,4 +1,4 @@
-//! Rows about the path of a read and of a write.
+//! Rows about reads and writes.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::load::{Access, Spec, Stop};
 
 const MIB: u32 = 1 << 20;
 
-/// The disks of a row: ours if there is one, then the peers'.
+/// The disks of a row: Forebay's, if measured, and the peers'.
 struct Field<'a> {
     ours: Option<Disk<'a>>,
     nbdkit: Disk<'a>,
@@ -56,7 +56,7 @@ impl<'a> Field<'a> {
         Ok(Measured { ours, nbdkit: next(), qemu: next() })
     }
 
-    /// Measures with our generator.
+    /// Measures with this crate's load generator.
     fn generate(&self, rounds: u32, change: impl Fn(&mut Spec)) -> Result<Measured> {
         self.in_turns(rounds, |disk, round| {
             generate(disk, |spec| {
@@ -76,8 +76,8 @@ impl Measured {
     }
 }
 
-/// Everything into the caches, and every cluster and block of the disks to be written allocated: what is
-/// measured afterwards is the steady state of each server.
+/// Reads everything into the caches and allocates every cluster and block of the disks to be written, so that
+/// the steady state of each server is measured.
 pub fn warm_up(bench: &Bench) -> Result<()> {
     bench.say("filling and warming up");
     for disk in Field::writes(bench).all() {
@@ -116,7 +116,7 @@ pub fn reads(bench: &Bench, pace: &Pace) -> Result<Vec<Row>> {
 
     bench.say("cached 4 KiB random reads, depth 32, by fio");
     let m = field.in_turns(pace.fio_rounds, |disk, round| fio_reads(disk, 32, pace.read, round))?;
-    let what = "the same by fio, which is itself the limit";
+    let what = "the same with fio, which limits the rate";
     rows.push(m.against_nbdkit(what, Unit::Iops, Bound::RatioAtLeast(1.0), iops));
     rows.push(m.against_nbdkit("  server CPU of each", Unit::CpuMicros, Bound::RatioAtMost(0.5), cpu));
     rows.push(m.against_qemu("  server CPU of each", Unit::CpuMicros, Bound::RatioAtMost(0.25), cpu));
@@ -139,7 +139,7 @@ pub fn reads(bench: &Bench, pace: &Pace) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Writes, with a flush each second and one at the end of each round.
+/// Writes with a flush every second and at the end of each round.
 pub fn writes(bench: &Bench, pace: &Pace) -> Result<Vec<Row>> {
     let field = Field::writes(bench);
     let iops = |s: &Sample| s.iops;
@@ -155,11 +155,11 @@ pub fn writes(bench: &Bench, pace: &Pace) -> Result<Vec<Row>> {
 
     bench.say("4 KiB random writes, depth 32");
     let m = field.generate(pace.rounds, random(32))?;
-    let what = "4 KiB random writes, depth 32, a flush each second";
+    let what = "4 KiB random writes, depth 32, 1 flush/s";
     let mut rows = vec![
         m.against_qemu(what, Unit::Iops, Bound::RatioAtLeast(1.5), iops),
         m.against_qemu("  server CPU of each", Unit::CpuMicros, Bound::RatioAtMost(1.0 / 3.0), cpu),
-        m.against_nbdkit("  beside RAM without durability", Unit::Iops, Bound::Nothing, iops),
+        m.against_nbdkit("  compared with RAM, not durable", Unit::Iops, Bound::Nothing, iops),
     ];
 
     bench.say("4 KiB random writes, depth 1");
@@ -173,7 +173,7 @@ pub fn writes(bench: &Bench, pace: &Pace) -> Result<Vec<Row>> {
         sequential(spec, 0, pace.write);
         spec.flush_each = Some(Duration::from_secs(1));
     })?;
-    let what = "sequential 1 MiB writes, depth 4, a flush each second";
+    let what = "sequential 1 MiB writes, depth 4, 1 flush/s";
     rows.push(m.against_qemu(what, Unit::MibPerSecond, Bound::Nothing, |s| s.mib_s));
     Ok(rows)
 }

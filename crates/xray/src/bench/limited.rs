@@ -1,4 +1,4 @@
-//! A pool that may take only so much, and loads that go on when it is full.
+//! A pool with a size limit, and loads that continue when it is full.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,17 +10,17 @@ use super::servers::{Forebay, ForebayConfig};
 use crate::load::{Access, Fill, Report, Stop};
 
 const MIB: u64 = 1 << 20;
-/// Written between two looks at how it goes.
+/// Bytes written between two checks of the progress.
 pub const SLICE: u64 = 8 * MIB;
-/// Bytes of a segment, and of the write buffer; small beside the pool.
+/// Bytes of a segment and of the write buffer; small compared with the pool.
 pub const SEGMENT: u64 = 4 * MIB;
-/// NBD's error number of a full disk.
+/// NBD's error number for a full disk.
 pub const NO_SPACE: u32 = 28;
-/// How often a load that met a full store is tried again, and how long after.
+/// Retries of a load that met a full store, and the delay between them.
 const RETRIES: u32 = 300;
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// A pool that may take so much.
+/// A pool with a size limit.
 pub fn limited(bench: &Bench, binary: &Path, name: &'static str, limit: u64) -> Result<Forebay> {
     let settings = format!(
         "[store]\nlimit = {limit}\n[memory]\nwrite_buffer = {SEGMENT}\n[log]\nsegment = {SEGMENT}\ncheckpoint = \"64M\"\n"
@@ -58,8 +58,8 @@ pub fn fill(forebay: &Forebay, volume: &str, bytes: u64, seed: u64, content: &Fi
     Ok(refused)
 }
 
-/// Runs a load until no write of it is refused for want of room, with time for the cleaner in between. How often
-/// it was refused.
+/// Runs a load until none of its writes is rejected because the store is full, with pauses for the cleaner.
+/// Returns the number of rejected runs.
 pub fn persist(load: impl Fn() -> Result<Report>) -> Result<u32> {
     for refused in 0..RETRIES {
         match load() {

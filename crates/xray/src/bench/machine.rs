@@ -1,4 +1,4 @@
-//! What the figures were measured on.
+//! The machine on which the figures were measured.
 
 use std::fs;
 
@@ -17,12 +17,12 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// Whether it is a virtual machine.
     pub virtualised: bool,
-    /// Load average over a minute before the start.
+    /// Load average of the minute before the start.
     pub load_before: f64,
 }
 
 impl Machine {
-    /// This machine, now. What cannot be found out is empty.
+    /// The state of this machine now. Unknown values are empty.
     pub fn here() -> Machine {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = read("/proc/cpuinfo");
@@ -46,7 +46,7 @@ impl Machine {
         }
     }
 
-    /// One line.
+    /// A summary in one line.
     pub fn line(&self) -> String {
         format!(
             "{} cores of {}{}, {:.0} GiB, Linux {}, load {:.2} before the start",
@@ -60,18 +60,18 @@ impl Machine {
     }
 }
 
-/// How the machine's CPU time was spent up to some moment, in clock ticks.
+/// Use of the machine's CPU time up to a moment, in clock ticks.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpuTimes {
     total: u64,
-    /// Used by anybody, or taken by the hypervisor for others.
+    /// Used by any process, or taken by the hypervisor for other machines.
     used: u64,
     /// Used by this process and by children that it has waited for.
     own: u64,
 }
 
 impl CpuTimes {
-    /// Up to now.
+    /// The values now.
     pub fn now() -> CpuTimes {
         let (total, used) = fs::read_to_string("/proc/stat").map_or((0, 0), |text| machine_ticks(&text));
         // SAFETY: an all-zero `tms` is valid, and `times` writes nothing else.
@@ -83,8 +83,8 @@ impl CpuTimes {
         CpuTimes { total, used, own: own.iter().map(|t| t.unsigned_abs()).sum() }
     }
 
-    /// Share of the machine's CPU time since then that went to others, in per cent. Children count as others
-    /// until they have been waited for.
+    /// Share of the machine's CPU time since then that other processes used, in percent. Children count as
+    /// other processes until they have been waited for.
     pub fn others_percent(&self) -> f64 {
         let now = CpuTimes::now();
         let others = (now.used - self.used).saturating_sub(now.own - self.own);
@@ -93,7 +93,7 @@ impl CpuTimes {
 }
 
 /// All ticks and the used ones, from the first line of proc_stat(5): user, nice, system, idle, iowait, irq,
-/// softirq, steal. (Guest time, behind them, is in user time already.)
+/// softirq, steal. (The following fields are guest time, which user time includes.)
 fn machine_ticks(stat: &str) -> (u64, u64) {
     let fields = stat.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1).take(8);
     let ticks: Vec<u64> = fields.map(|f| f.parse().unwrap_or(0)).collect();
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn idle_and_waiting_time_is_not_used_time() {
+    fn idle_and_iowait_ticks_are_not_used_ticks() {
         let stat = "cpu  100 20 30 4000 500 6 7 8 90 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
         assert_eq!(machine_ticks(stat), (4671, 171));
         assert_eq!(machine_ticks(""), (0, 0));

@@ -1,9 +1,9 @@
-//! The benchmarks of DESIGN, section 15: each promise beside its peer, in one run.
+//! The benchmarks of DESIGN, section 15: each promise compared with its peer, in one run.
 //!
-//! Figures of a shared or virtual machine mean little by themselves. So all servers run at once, idle except
-//! for the one that is measured; each row goes through all of them in turns, several rounds; and a ratio is the
-//! median over the rounds of two figures measured within seconds of each other. A benchmark fails only where a
-//! server or a client fails: a promise that is missed is a line in the table.
+//! Absolute figures of a shared or virtual machine mean little. Therefore all servers run at the same time,
+//! idle except for the one that is measured; each row measures all of them in turns, in several rounds; and a
+//! ratio is the median over the rounds of two figures measured within seconds of each other. A benchmark
+//! fails only if a server or a client fails: a missed promise is a line in the table.
 
 mod cleaning_rows;
 mod clone_rows;
@@ -28,24 +28,26 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use error::{BenchError, Result};
+#[cfg(test)]
+pub(crate) use report::assert_fits;
 pub use report::{BenchReport, Bound, Row, Unit, Verdict};
-pub(crate) use report::{table, thousands, trust};
+pub(crate) use report::{new_table, right, table, thousands, trust};
 
 use error::During;
 use machine::{CpuTimes, Machine};
 use servers::{Forebay, ForebayConfig, Server};
 use workdir::WorkDir;
 
-/// What to run.
+/// Options of a run.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The `forebay` binary; the peers alone are measured without one.
+    /// The `forebay` binary; without one, only the peers are measured.
     pub forebay: Option<PathBuf>,
-    /// Where data goes: a directory on the disk to be measured.
+    /// Directory for data, on the disk to be measured.
     pub parent: PathBuf,
-    /// Shorter, on less data.
+    /// Shorter, with less data.
     pub quick: bool,
-    /// Only these rows; all where none is named.
+    /// Only these rows; all rows if empty.
     pub only: Vec<Part>,
 }
 
@@ -58,21 +60,21 @@ impl Options {
 /// Rows that are measured together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
-    /// Reads and writes, beside the peers.
+    /// Reads and writes, compared with the peers.
     Io,
     /// Snapshots, clones, recovery, memory.
     Pool,
-    /// CPU of reduction, and what it saves on real data.
+    /// CPU of reduction, and space saved on real data.
     Reduce,
-    /// Clones that are given the same files.
+    /// Clones to which the same files are added.
     Clones,
-    /// Cleaning, and room that comes back.
+    /// Cleaning, and space freed by deletes and discards.
     Space,
-    /// Small writes on a store that is made as slow as disks.
+    /// Small writes on a store that is as slow as hard disks.
     Slow,
 }
 
-/// How long everything takes.
+/// Durations and sizes of a run.
 struct Pace {
     rounds: u32,
     fio_rounds: u32,
@@ -80,18 +82,18 @@ struct Pace {
     write: Duration,
     snapshots: u32,
     recovery_bytes: u64,
-    /// Writes of a round of the reduction rows.
+    /// Writes per round of the reduction rows.
     reduce_writes: u64,
-    /// Files of each image of real data.
+    /// Bytes of files in each image of real data.
     image_bytes: u64,
     clones: u32,
-    /// Files that each clone is given.
+    /// Bytes of files added to each clone.
     package_bytes: u64,
-    /// Pool on which cleaning is measured.
+    /// Size of the pool on which cleaning is measured.
     limited_bytes: u64,
-    /// What is overwritten on it before the measurement, in per cent of it; half of that is measured.
+    /// Bytes overwritten before the measurement, in percent of the data; half as many are measured.
     overwrite_percent: u64,
-    /// Data on the slow store, and how long it is loaded.
+    /// Data on the slow store, and the duration of its load.
     slow_bytes: u64,
     slow: Duration,
 }
@@ -137,7 +139,7 @@ impl Pace {
     }
 }
 
-/// What the rows share. Fields drop in order: the servers end before their files go.
+/// State shared by the rows. Fields drop in order: the servers end before their files are removed.
 struct Bench {
     ours: Option<Forebay>,
     nbdkit: Server,
@@ -147,17 +149,17 @@ struct Bench {
     dir: WorkDir,
 }
 
-/// Whom the rows about reduction and space have no peer of.
+/// Note on the peers that the rows about reduction and space lack.
 const NO_PEER: &str = "Peers of deduplication: none. Debian has no block server in user space that does it (VDO is a \
                        kernel module, borg and zbackup are for backups); qcow2 compresses, read-only.";
-/// Real data that writes are cut from.
+/// Bytes of real data from which writes are taken.
 const ARENA: usize = 24 << 20;
 /// Name of the pool of the I/O rows.
 const MAIN_POOL: &str = "main";
 
 impl Bench {
     fn start(options: &Options, size: u64) -> Result<Bench> {
-        // A qcow2 image takes a relative name of its backing file from where it lies itself.
+        // qemu-img resolves a relative path of a backing file from the directory of the qcow2 image.
         let parent = std::path::absolute(&options.parent);
         let dir =
             WorkDir::create(&parent.during(|| format!("cannot resolve {}", options.parent.display()))?)?;
@@ -166,7 +168,7 @@ impl Bench {
         let ours = match &options.forebay {
             None => None,
             Some(binary) => {
-                // The images of all rows fit: what is measured is the cache, not the disk.
+                // The cache has room for the images of all rows: the rows measure the cache, not the disk.
                 let config = ForebayConfig::new(MAIN_POOL, 4 * size);
                 let forebay = Forebay::start(&dir, binary, &config)?;
                 forebay.import("base", &base)?;
@@ -185,13 +187,13 @@ impl Bench {
         })
     }
 
-    /// Tells on standard error what is being done.
+    /// Prints progress to standard error.
     fn say(&self, what: &str) {
         eprintln!("bench: {what}");
     }
 }
 
-/// The rows for which only a Forebay is needed, or another one than that of the reads and writes.
+/// The rows that need only Forebay, or a server with another configuration.
 fn own_rows(
     bench: &Bench,
     options: &Options,
@@ -230,7 +232,7 @@ fn own_rows(
     Ok(rows)
 }
 
-/// Runs all rows.
+/// Runs the selected rows.
 pub fn run(options: &Options) -> Result<BenchReport> {
     let begun = Instant::now();
     let (machine, cpu) = (Machine::here(), CpuTimes::now());
@@ -254,7 +256,7 @@ pub fn run(options: &Options) -> Result<BenchReport> {
     if let (Some(forebay), Some(binary)) = (bench.ours.take(), &options.forebay) {
         rows.extend(own_rows(&bench, options, &pace, binary, forebay, &mut notes)?);
     }
-    // The peers end here, so that what they used is known to be ours.
+    // The peers end here, so that their CPU time counts as this process's.
     drop(bench);
     let (seconds, others_percent) = (begun.elapsed().as_secs_f64(), cpu.others_percent());
     Ok(BenchReport { machine, peers, quick: options.quick, seconds, others_percent, rows, notes })

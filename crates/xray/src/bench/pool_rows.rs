@@ -1,4 +1,4 @@
-//! Rows about the pool: clones, snapshots, recovery, memory. Only the first has a peer.
+//! Rows about the pool: clones, snapshots, recovery, memory. Only clones have a peer.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,12 +15,12 @@ use crate::load::{Access, Spec, Stop};
 const GIB: u64 = 1 << 30;
 const CLONES: u32 = 1000;
 const IMAGE_BYTES: u64 = 40 * GIB;
-/// A MiB of data at each of these: 160 MiB, in places all over the image.
+/// Distance of the MiBs with data: 160 MiB, spread over the image.
 const IMAGE_DATA_EACH: u64 = 256 << 20;
-/// `qemu-img create` is timed on so many clones, and the time of a thousand worked out.
+/// Number of clones on which `qemu-img create` is timed; the time of 1,000 is extrapolated.
 const PEER_CLONES: u32 = 25;
 
-/// 1,000 clones of a large image, on a server of their own so that its memory is theirs.
+/// 1,000 clones of a large image, on a separate server, whose memory growth is then due to them.
 pub fn clones(bench: &Bench, binary: &Path) -> Result<Vec<Row>> {
     bench.say("1,000 clones of a 40 GiB image");
     let image = bench.dir.data("large.raw");
@@ -28,7 +28,7 @@ pub fn clones(bench: &Bench, binary: &Path) -> Result<Vec<Row>> {
     let config = ForebayConfig::new("clones", 64 << 20);
     let forebay = Forebay::start(&bench.dir, binary, &config)?;
     forebay.import("large", &image)?;
-    // The first clone pays for whatever the first clone ever pays for.
+    // The first clone includes one-time costs.
     forebay.clone_disk("large", "first")?;
     let before = forebay.memory()?;
     let begun = Instant::now();
@@ -56,7 +56,7 @@ pub fn clones(bench: &Bench, binary: &Path) -> Result<Vec<Row>> {
     ])
 }
 
-/// Random reads of a volume with many snapshots beside one with the same writes and none.
+/// Random reads of a volume with many snapshots compared with a volume with the same writes and no snapshot.
 pub fn snapshots(bench: &Bench, pace: &Pace, forebay: &Forebay) -> Result<Vec<Row>> {
     const WRITES_BETWEEN: u64 = 16;
     const WARM_PASSES: usize = 3;
@@ -85,7 +85,8 @@ pub fn snapshots(bench: &Bench, pace: &Pace, forebay: &Forebay) -> Result<Vec<Ro
         spec.seed = u64::from(round) + 1;
         spec.stop = Stop::After(pace.read / 2);
     };
-    // Bring both into the cache whole. A cache that resists scans keeps only what it sees again.
+    // Reads both volumes completely into the cache. A scan-resistant cache keeps only blocks that are read
+    // again.
     let disks = [disk(snapped), disk(plain)];
     for disk in disks.iter().cycle().take(disks.len() * WARM_PASSES) {
         generate(*disk, |spec| {
@@ -115,7 +116,7 @@ pub fn snapshots(bench: &Bench, pace: &Pace, forebay: &Forebay) -> Result<Vec<Ro
     ])
 }
 
-/// Kill -9 after writing a log that no checkpoint has cut, and the time until the server answers again.
+/// Kill -9 after writing a log since the last checkpoint, and the time until the server answers again.
 pub fn recovery(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     bench.say("recovery");
     let config =
@@ -137,13 +138,13 @@ pub fn recovery(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     let said = forebay.stat("/recovery_ms")? as f64 / 1e3;
     Ok(vec![
         Row::alone(
-            "recovery after kill -9, start to ready, by log since the checkpoint",
+            "recovery after kill -9, start to ready, per GiB of log since the checkpoint",
             Unit::SecondsPerGib,
             Bound::AtMost(2.0),
             &[wall / log],
         ),
         Row::alone(
-            "  of which replay, as the server says",
+            "  of which replay, according to the server",
             Unit::SecondsPerGib,
             Bound::Nothing,
             &[said / log],
@@ -151,7 +152,7 @@ pub fn recovery(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     ])
 }
 
-/// The most memory a server ever took whose caches were filled past their budgets by reads and writes.
+/// The peak memory of a server whose caches were filled beyond their budgets by reads and writes.
 pub fn memory(bench: &Bench, pace: &Pace, binary: &Path, pool: &'static str) -> Result<Vec<Row>> {
     bench.say("memory against budgets");
     let config = ForebayConfig::new(pool, bench.size / 4);

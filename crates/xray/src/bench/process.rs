@@ -1,4 +1,4 @@
-//! A server process: started with its output in a file, watched through `/proc`, and gone when dropped.
+//! A server process: its output goes to a file, `/proc` is monitored, and it ends when dropped.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,19 +25,19 @@ pub struct Process {
 pub struct Memory {
     /// Resident now.
     pub resident: u64,
-    /// Resident at most.
+    /// Peak of the resident memory.
     pub peak: u64,
 }
 
 impl Process {
-    /// Starts `command`; what it prints goes to `log`.
+    /// Starts `command`; its output goes to `log`.
     pub fn start(name: &'static str, mut command: Command, log: &Path) -> Result<Process> {
         let out = File::create(log).during(|| format!("cannot create {}", log.display()))?;
         let err = out.try_clone().during(|| format!("cannot share {}", log.display()))?;
-        // SAFETY: prctl is a system call and nothing else, which is all that may run between fork and exec.
+        // SAFETY: prctl is only a system call, which is allowed between fork and exec.
         unsafe {
             command.pre_exec(|| {
-                // Whoever interrupts the benchmarks is not to find servers running.
+                // The servers end if the benchmark is interrupted.
                 match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
                     0 => Ok(()),
                     _ => Err(io::Error::last_os_error()),
@@ -58,10 +58,10 @@ impl Process {
         let begun = Instant::now();
         while !ready() {
             if self.child.try_wait().during(|| format!("cannot watch {}", self.name))?.is_some() {
-                return Err(self.failed("ended by itself"));
+                return Err(self.failed("ended unexpectedly"));
             }
             if begun.elapsed() > READY_WITHIN {
-                return Err(self.failed("was not ready in time"));
+                return Err(self.failed("is not ready in time"));
             }
             sleep(Duration::from_millis(1));
         }
@@ -74,7 +74,7 @@ impl Process {
         BenchError::Server { server: self.name, what, log: text[start..].trim().replace('\n', " | ") }
     }
 
-    /// CPU time of all its threads, those that have ended included.
+    /// CPU time of all its threads, including ended ones.
     pub fn cpu(&self) -> Result<Duration> {
         let path = format!("/proc/{}/stat", self.child.id());
         let text = fs::read_to_string(&path).during(|| format!("cannot read {path}"))?;
@@ -96,13 +96,13 @@ impl Process {
         Ok(Memory { resident: field("VmRSS:")?, peak: field("VmHWM:")? })
     }
 
-    /// Kills it as a power cut would: no handler runs.
+    /// Kills it with SIGKILL: no handler runs.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill().during(|| format!("cannot kill {}", self.name))?;
         self.child.wait().during(|| format!("cannot wait for {}", self.name)).map(drop)
     }
 
-    /// Asks it to end, and waits.
+    /// Sends SIGTERM and waits for the end.
     pub fn stop(&mut self) -> Result<()> {
         let pid = libc::pid_t::try_from(self.child.id()).unwrap_or_default();
         // SAFETY: the child has not been waited for, so the number is still its own.
@@ -112,7 +112,7 @@ impl Process {
         let begun = Instant::now();
         while self.child.try_wait().during(|| format!("cannot wait for {}", self.name))?.is_none() {
             if begun.elapsed() > READY_WITHIN {
-                return Err(self.failed("did not end when asked to"));
+                return Err(self.failed("did not end after SIGTERM"));
             }
             sleep(Duration::from_millis(2));
         }
@@ -122,14 +122,14 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may be gone already, which is what is wanted.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// User and system time, fields 14 and 15 of proc_pid_stat(5). The name before them may hold anything, so they
-/// are counted from its closing parenthesis.
+/// User and system time, fields 14 and 15 of proc_pid_stat(5). The process name before them can contain any
+/// character, so fields are counted from its closing parenthesis.
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace().skip(11);
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn proc_files_are_read() {
+    fn proc_files_are_parsed() {
         let stat = "42 (a) b) S 1 2 3 4 5 6 7 8 9 10 1500 27 0 0 20 0";
         assert_eq!(cpu_ticks(stat), Some(1527));
         assert_eq!(cpu_ticks("42 (x) S 1"), None);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ends_early_is_reported_with_its_last_words() {
+    fn a_process_that_ends_early_is_reported_with_its_log() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut command = Command::new("sh");
         command.args(["-c", "echo no such device; exit 1"]);

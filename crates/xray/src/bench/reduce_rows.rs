@@ -1,4 +1,5 @@
-//! Rows about reduction: what it costs a write, what it saves on real data, and what a bounded index finds.
+//! Rows about reduction: its cost per write, its savings on real data, and the duplicates that a bounded
+//! index finds.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,14 +18,14 @@ use super::{Bench, Pace};
 use crate::load::{Access, Fill, Stop};
 
 const MIB: f64 = 1_048_576.0;
-/// What is written over and over.
+/// The range that is overwritten repeatedly.
 const RANGE: u64 = 256 << 20;
 /// Neither compression nor an index.
 const PLAIN: &str = "[reduce]\ncompress = false\n[dedup]\nindex = 0\n";
 /// "At most 1 GB for each TB stored."
 const INDEX_PART: u64 = 1000;
 
-/// Server CPU of a write, with reduction and without, beside `qemu-nbd`.
+/// Server CPU of a write with and without reduction, compared with `qemu-nbd`.
 pub fn cpu(bench: &Bench, pace: &Pace, binary: &Path, arena: &Arc<Vec<u8>>) -> Result<Vec<Row>> {
     let start = |name, settings: &str| -> Result<Forebay> {
         let forebay = Forebay::start(&bench.dir, binary, &ForebayConfig::new(name, RANGE).with(settings))?;
@@ -52,7 +53,7 @@ pub fn cpu(bench: &Bench, pace: &Pace, binary: &Path, arena: &Arc<Vec<u8>>) -> R
                 spec.stop = stop;
             })
         };
-        // The first pass allocates, and has every block of the repeated content stored once.
+        // The first pass allocates blocks and stores every block of the repeated content once.
         for disk in disks {
             generate(disk, |spec| {
                 spec.read_percent = 0;
@@ -72,13 +73,13 @@ pub fn cpu(bench: &Bench, pace: &Pace, binary: &Path, arena: &Arc<Vec<u8>>) -> R
         let what = format!("server CPU of 4 KiB random writes {what}");
         let half = Bound::RatioAtMost(0.5);
         rows.push(Row::compare(what, Unit::CpuMicros, half, &with, ("qemu-nbd qcow2", &qemu)));
-        let what = "  beside no compression and next to no index";
+        let what = "  compared with no compression and no index";
         rows.push(Row::compare(what, Unit::CpuMicros, Bound::Nothing, &with, ("forebay without", &without)));
     }
     Ok(rows)
 }
 
-/// Something to import.
+/// A file to import.
 struct Import {
     what: String,
     file: PathBuf,
@@ -91,7 +92,7 @@ impl Import {
     }
 }
 
-/// What a pool has counted.
+/// Counters of a pool.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counts {
     stored: u64,
@@ -101,7 +102,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// After what is not needed any more was freed, and images were packed.
+    /// The counters after garbage was freed and images were packed.
     fn packed(forebay: &Forebay) -> Result<Counts> {
         forebay.gc()?;
         let stats = forebay.cli(&["stats"])?;
@@ -115,7 +116,7 @@ impl Counts {
     }
 }
 
-/// Imports of real data: what each adds to the store; and the same with an index as small as is promised.
+/// Imports of real data: the growth of the store by each; and the same with an index of the promised size.
 pub fn real_data(
     bench: &Bench,
     pace: &Pace,
@@ -123,7 +124,7 @@ pub fn real_data(
     packages: &mut Vec<Package>,
     notes: &mut Vec<String>,
 ) -> Result<Vec<Row>> {
-    bench.say("making images of real files");
+    bench.say("creating images of real files");
     let imports = images(bench, pace, packages, notes)?;
     bench.say("importing them");
     let all = Forebay::start(&bench.dir, binary, &ForebayConfig::new("real", 64 << 20))?;
@@ -149,7 +150,7 @@ pub fn real_data(
     Ok(rows)
 }
 
-/// The first image beside a qcow2 with compressed clusters: what user space offers in Debian.
+/// The first image compared with a qcow2 with compressed clusters, the alternative in Debian's user space.
 fn packed_by_qemu(imports: &[Import], rows: &[Row]) -> Result<Option<Row>> {
     let (Some(import), Some(ours)) = (imports.first(), rows.first().and_then(|r| r.ours)) else {
         return Ok(None);
@@ -160,11 +161,11 @@ fn packed_by_qemu(imports: &[Import], rows: &[Row]) -> Result<Option<Row>> {
     run(command.arg(&import.file).arg(&packed))?;
     let bytes = std::fs::metadata(&packed).map_or(0, |m| m.len());
     let peer = bytes as f64 / MIB;
-    let what = "  the first one, beside a compressed qcow2 (zstd), which is read-only";
+    let what = "  the first one, compared with a compressed qcow2 (zstd, read-only)";
     Ok(Some(Row::compare(what, Unit::Mib, Bound::Nothing, &[ours], ("qemu-img convert -c", &[peer]))))
 }
 
-/// The same imports with an index of a thousandth of what is stored.
+/// The same imports with an index of a thousandth of the stored bytes.
 fn bounded(
     bench: &Bench,
     binary: &Path,
@@ -186,12 +187,12 @@ fn bounded(
     let (kib, per_tb) = (budget >> 10, memory * 1e12 / MIB);
     Ok(vec![
         Row::alone(
-            format!("duplicates found with an index of {kib} KiB, of those that one without bound finds"),
+            format!("duplicates found with an index of {kib} KiB, relative to an unlimited index"),
             Unit::Percent,
             Bound::AtLeast(97.0),
             &[share],
         ),
-        Row::alone("  its memory, by TB stored", Unit::Mib, Bound::AtMost(1e9 / MIB), &[per_tb]),
+        Row::alone("  its memory per TB stored", Unit::Mib, Bound::AtMost(1e9 / MIB), &[per_tb]),
     ])
 }
 
@@ -218,31 +219,35 @@ fn images(
         Import::new("a system of this machine's files, on ext4", first.clone(), Bound::Nothing),
         Import::new("the same image again", first, Bound::RatioAtMost(0.02)),
         Import::new(
-            "other packages, four fifths shared, elsewhere",
+            "other packages, 4/5 shared, other positions",
             ext4("second.raw", &other, 2, 0)?,
             Bound::Nothing,
         ),
         Import::new(
-            "a point release: one file of 15 changed",
+            "a point release: 1 of 15 files changed",
             ext4("release-1.raw", &one, 1, 15)?,
             Bound::Nothing,
         ),
-        Import::new("the next one, in another order", ext4("release-2.raw", &one, 3, 15)?, Bound::Nothing),
+        Import::new(
+            "the next one, in a different order",
+            ext4("release-2.raw", &one, 3, 15)?,
+            Bound::Nothing,
+        ),
     ];
     match guest_image() {
         Some(image) => imports.push(Import::new("the Debian guest of the demo", image, Bound::Nothing)),
-        None => notes.push("No Debian guest image: 'make demo' makes one, and it is imported then.".into()),
+        None => notes.push("No Debian guest image: run 'make demo' to build one and include it.".into()),
     }
     let mut windows = files::windows_files(packages, pace.image_bytes / 4);
     if windows.len() < 20 {
-        notes.push("Few or no Windows programs here: install wine, and they are imported on NTFS.".into());
+        notes.push("Too few Windows programs on this machine: install wine to include them on NTFS.".into());
     } else {
         for (name, order) in [("ntfs-1.raw", 1), ("ntfs-2.raw", 2)] {
             files::shuffle(&mut windows, order);
             files::ntfs(&file(name), &windows)?;
         }
         imports.push(Import::new("Windows programs of Wine, on NTFS", file("ntfs-1.raw"), Bound::Nothing));
-        imports.push(Import::new("the same, elsewhere", file("ntfs-2.raw"), Bound::Nothing));
+        imports.push(Import::new("the same, other positions", file("ntfs-2.raw"), Bound::Nothing));
     }
     random_image(&file("random.raw"), pace.image_bytes / 4)?;
     imports.push(Import::new("random bytes", file("random.raw"), Bound::RatioAtMost(1.03)));
@@ -257,7 +262,7 @@ fn zeroes(path: &Path, bytes: u64) -> Result<()> {
     std::fs::write(path, vec![0; bytes as usize]).during(|| format!("cannot write {}", path.display()))
 }
 
-/// What `demo/build-image.sh` has made.
+/// The image that `demo/build-image.sh` has built.
 fn guest_image() -> Option<PathBuf> {
     let cache = std::env::var_os("FOREBAY_CACHE").map_or_else(|| PathBuf::from(".cache"), PathBuf::from);
     let made = std::fs::read_dir(cache).ok()?.flatten().map(|e| e.path().join("disk.qcow2"));

@@ -1,11 +1,11 @@
-//! Rows: a promise, what was measured, what the peer does, and whether the promise holds.
+//! Rows: a promise, the measured figures, those of the peer, and the verdict.
 
-use comfy_table::{Cell, CellAlignment, Table, presets};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
 use super::machine::Machine;
 
-/// What is counted, which says how it is written.
+/// The unit of a figure, which determines its format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
@@ -25,15 +25,15 @@ pub enum Unit {
     Kib,
     /// MiB.
     Mib,
-    /// So many times.
+    /// A factor.
     Times,
-    /// Per cent.
+    /// Percent.
     Percent,
     /// Operations.
     Ops,
-    /// Operations a second, where one is many.
+    /// Operations per second, for small values.
     FewIops,
-    /// A part of one.
+    /// A fraction.
     Ratio,
 }
 
@@ -73,61 +73,62 @@ pub(crate) fn thousands(v: f64) -> String {
     out
 }
 
-/// What is promised.
+/// The promised bound.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "is", content = "value")]
 pub enum Bound {
-    /// Ours is at least so many times the peer's.
+    /// The ratio to the peer is at least this.
     RatioAtLeast(f64),
-    /// Ours is at most so many times the peer's.
+    /// The ratio to the peer is at most this.
     RatioAtMost(f64),
-    /// Ours is at most this.
+    /// The figure is at most this.
     AtMost(f64),
-    /// Ours is at least this.
+    /// The figure is at least this.
     AtLeast(f64),
-    /// Nothing; the figure is for orientation.
+    /// No promise; the figure is for orientation.
     Nothing,
 }
 
-/// Whether it holds.
+/// Whether the promise holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It does.
+    /// It holds.
     Pass,
-    /// It does not.
+    /// It does not hold.
     NotReached,
-    /// Nothing was promised, or one side was not measured.
+    /// There is no promise, or one side was not measured.
     None,
 }
 
 /// A value of a peer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PeerValue {
-    /// Who.
+    /// The peer.
     pub name: &'static str,
     /// Median.
     pub value: f64,
 }
 
-/// One line of the result.
+/// One row of the result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// What was measured.
+    /// The measured property.
     pub what: String,
     /// Its unit.
     pub unit: Unit,
     /// The promise.
     pub bound: Bound,
-    /// Our median.
+    /// The median of Forebay's figures.
     pub ours: Option<f64>,
-    /// The peer's.
+    /// The median of the peer's figures.
     pub peer: Option<PeerValue>,
-    /// Ours by the peer's: the median over the rounds, each round's two figures being neighbours in time.
+    /// Forebay's figure divided by the peer's: the median over rounds, in each of which both are measured one
+    /// after the other.
     pub ratio: Option<f64>,
-    /// Every round of ours.
+    /// Forebay's figure in every round.
     pub samples: Vec<f64>,
-    /// Every round of the peer's.
+    /// The peer's figure in every round.
     pub peer_samples: Vec<f64>,
 }
 
@@ -154,7 +155,7 @@ impl Row {
         }
     }
 
-    /// A row about us alone.
+    /// A row about Forebay alone.
     pub fn alone(what: impl Into<String>, unit: Unit, bound: Bound, ours: &[f64]) -> Row {
         Row {
             what: what.into(),
@@ -186,16 +187,16 @@ impl Row {
 
     fn promise(&self) -> String {
         match self.bound {
-            Bound::RatioAtLeast(r) => format!("at least {r:.2} of peer"),
-            Bound::RatioAtMost(r) => format!("at most {r:.2} of peer"),
-            Bound::AtMost(v) => format!("at most {}", self.unit.show(v)),
-            Bound::AtLeast(v) => format!("at least {}", self.unit.show(v)),
+            Bound::RatioAtLeast(r) => format!(">= {r:.2} x peer"),
+            Bound::RatioAtMost(r) => format!("<= {r:.2} x peer"),
+            Bound::AtMost(v) => format!("<= {}", self.unit.show(v)),
+            Bound::AtLeast(v) => format!(">= {}", self.unit.show(v)),
             Bound::Nothing => String::new(),
         }
     }
 }
 
-/// The median; none of an empty series.
+/// The median; `None` for an empty series.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut v = values.to_vec();
     v.sort_by(f64::total_cmp);
@@ -204,10 +205,10 @@ pub fn median(values: &[f64]) -> Option<f64> {
     Some((lower + upper) / 2.0)
 }
 
-/// All rows of a run.
+/// The results of a run.
 #[derive(Debug, Serialize)]
 pub struct BenchReport {
-    /// Where.
+    /// The machine.
     pub machine: Machine,
     /// Versions of the peers.
     pub peers: Vec<String>,
@@ -215,47 +216,58 @@ pub struct BenchReport {
     pub quick: bool,
     /// How long the run took.
     pub seconds: f64,
-    /// Share of the machine's CPU time in the run that went to others, in per cent.
+    /// Share of the machine's CPU time that other processes used during the run, in percent.
     pub others_percent: f64,
     /// The rows.
     pub rows: Vec<Row>,
-    /// What was left out, and why.
+    /// Omitted rows, with the reason.
     pub notes: Vec<String>,
 }
 
-/// What others may take before figures stop to mean much.
+/// CPU share of other processes above which figures are unreliable.
 const OTHERS_MAX_PERCENT: f64 = 5.0;
 
 impl BenchReport {
-    /// How far the figures can be trusted, in one line.
+    /// How reliable the figures are, in one line.
     pub fn trust(&self) -> String {
         trust(self.others_percent)
     }
 
-    /// The table for people.
+    /// The table of rows.
     pub fn table(&self) -> String {
         table(&self.rows)
     }
 }
 
-/// How far the figures of a run can be trusted in which others used so much of the CPU.
+/// States how reliable figures are if other processes used this share of the CPU.
 pub fn trust(others_percent: f64) -> String {
-    let distrust = if others_percent > OTHERS_MAX_PERCENT {
-        ": rates and latencies are not to be trusted."
-    } else {
-        "."
-    };
-    format!("Others used {others_percent:.0} % of the CPU meanwhile{distrust}")
+    let distrust =
+        if others_percent > OTHERS_MAX_PERCENT { ": rates and latencies are unreliable." } else { "." };
+    format!("Other processes used {others_percent:.0} % of the CPU{distrust}")
 }
 
-/// Rows as a table for people.
-pub fn table(rows: &[Row]) -> String {
+/// Columns of a terminal in which every table fits; longer text is wrapped within its cell.
+pub(crate) const TABLE_WIDTH: u16 = 120;
+
+/// An empty table of at most [`TABLE_WIDTH`] columns.
+pub(crate) fn new_table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);
-    table.set_header(["what", "promise", "forebay", "peer", "", "ratio", ""]);
+    table.set_content_arrangement(ContentArrangement::Dynamic).set_width(TABLE_WIDTH);
+    table.set_header(header);
+    table
+}
+
+/// A cell with a number.
+pub(crate) fn right(text: String) -> Cell {
+    Cell::new(text).set_alignment(CellAlignment::Right)
+}
+
+/// Formats rows as a table.
+pub fn table(rows: &[Row]) -> String {
+    let mut table = new_table(&["measurement", "promise", "forebay", "peer", "", "ratio", "result"]);
     for row in rows {
         let value = |v: Option<f64>| v.map_or("-".to_owned(), |v| row.unit.show(v));
-        let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
         table.add_row([
             Cell::new(&row.what),
             Cell::new(row.promise()),
@@ -265,12 +277,24 @@ pub fn table(rows: &[Row]) -> String {
             right(row.ratio.map_or(String::new(), |r| format!("{r:.2}"))),
             Cell::new(match row.verdict() {
                 Verdict::Pass => "pass",
-                Verdict::NotReached => "not reached",
+                Verdict::NotReached => "missed",
                 Verdict::None => "",
             }),
         ]);
     }
     table.to_string()
+}
+
+/// Asserts that a table fits a terminal, and that only cells of a table with `wrapped` cells span lines.
+#[cfg(test)]
+pub(crate) fn assert_fits(table: &str, rows: usize, wrapped: bool) {
+    for line in table.lines() {
+        let columns = line.chars().count();
+        assert!(columns <= usize::from(TABLE_WIDTH), "{columns} columns: {line}");
+    }
+    let frame = table.lines().filter(|line| line.starts_with(['┌', '╞', '└'])).count();
+    assert_eq!(frame, 3, "top, header and bottom: {table}");
+    assert!(wrapped || table.lines().filter(|line| line.starts_with('│')).count() == rows + 1, "{table}");
 }
 
 #[cfg(test)]
@@ -285,8 +309,8 @@ mod tests {
     }
 
     #[test]
-    fn the_ratio_pairs_rounds_so_that_a_slow_moment_hits_both() {
-        // Both were disturbed in the second round; the ratio does not notice.
+    fn the_ratio_pairs_rounds_so_that_a_disturbance_affects_both() {
+        // Both were disturbed in the second round; the ratio is not affected.
         let row = Row::compare(
             "x",
             Unit::Iops,
@@ -300,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_judged_and_figures_without_a_promise_are_not() {
+    fn limits_have_a_verdict_and_figures_without_a_promise_have_none() {
         let row = Row::alone("x", Unit::Seconds, Bound::AtMost(1.0), &[0.5]);
         assert_eq!(row.verdict(), Verdict::Pass);
         assert_eq!(Row { bound: Bound::AtMost(0.4), ..row.clone() }.verdict(), Verdict::NotReached);
@@ -314,5 +338,21 @@ mod tests {
             assert_eq!(thousands(v), text);
         }
         assert_eq!(thousands(-123.0), "-123");
+    }
+
+    #[test]
+    fn the_table_fits_a_terminal_of_120_columns() {
+        let what =
+            "duplicates found with an index of 16,384 KiB, of those that one without bound finds, on ext4";
+        let wide = 123_456_789.0;
+        let row =
+            |unit, bound| Row::compare(what, unit, bound, &[wide], ("a peer with a long name", &[wide]));
+        let units = [Unit::Iops, Unit::MibPerSecond, Unit::CpuMicros, Unit::SecondsPerGib, Unit::FewIops];
+        let bounds =
+            [Bound::RatioAtLeast(123.45), Bound::RatioAtMost(0.25), Bound::AtMost(wide), Bound::Nothing];
+        let rows: Vec<Row> = units.into_iter().flat_map(|u| bounds.map(|b| row(u, b))).collect();
+        assert_fits(&table(&rows), rows.len(), true);
+        let short = Row::compare("4 KiB reads", Unit::Iops, bounds[0], &[1e6], ("nbdkit memory", &[1e6]));
+        assert_fits(&table(&[short]), 1, false);
     }
 }

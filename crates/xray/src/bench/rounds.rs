@@ -1,4 +1,4 @@
-//! Measuring in turns: A B C, B C A, C A B ... so that whatever else the machine does meets all alike.
+//! Measuring in turns: A B C, B C A, C A B, ... so that other activity of the machine affects all equally.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ impl Series {
     }
 }
 
-/// Runs `load` once and accounts for the CPU of the server's process.
+/// Runs `load` once and measures the CPU time of the server's process.
 pub fn account(process: &Process, load: impl FnOnce() -> Result<Report>) -> Result<Sample> {
     let before = process.cpu()?;
     let report = load()?;
@@ -54,12 +54,12 @@ pub fn account(process: &Process, load: impl FnOnce() -> Result<Report>) -> Resu
     })
 }
 
-/// Runs `load` on a disk once and accounts for the server's CPU.
+/// Runs `load` on a disk once and measures the server's CPU time.
 pub fn measure(disk: Disk<'_>, load: impl FnOnce(Disk<'_>) -> Result<Report>) -> Result<Sample> {
     account(&disk.server.process, || load(disk))
 }
 
-/// Measures all of `things` in each of `rounds` rounds, another one first each time.
+/// Measures all of `things` in each of `rounds` rounds, starting with a different one in each round.
 pub fn alternate<T, S>(
     things: &[T],
     rounds: u32,
@@ -85,7 +85,7 @@ pub fn in_turns(
     Ok(series.into_iter().map(Series).collect())
 }
 
-/// Runs our own generator on a disk; `change` says with what.
+/// Runs this crate's load generator on a disk; `change` sets its parameters.
 pub fn generate(disk: Disk<'_>, change: impl FnOnce(&mut Spec)) -> Result<Report> {
     let server = disk.server.name;
     let mut spec = Spec::new(disk.server.target(), disk.export);

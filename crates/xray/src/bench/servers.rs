@@ -1,4 +1,4 @@
-//! The servers that are compared: how each is started, and what it is asked for.
+//! The servers that are compared, and how each is started and controlled.
 
 use std::ffi::OsStr;
 use std::os::unix::net::UnixStream;
@@ -14,7 +14,7 @@ use crate::nbd::Target;
 
 /// A running NBD server.
 pub struct Server {
-    /// Its name in the report.
+    /// Its name in reports.
     pub name: &'static str,
     /// The process.
     pub process: Process,
@@ -33,7 +33,7 @@ impl Server {
         Target::Unix(self.socket.clone())
     }
 
-    /// The URI of an export, as libnbd reads it.
+    /// The URI of an export, in libnbd's format.
     pub fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket.display())
     }
@@ -43,7 +43,7 @@ fn answers(socket: &Path) -> bool {
     UnixStream::connect(socket).is_ok()
 }
 
-/// `nbdkit memory`: a disk in RAM, the fastest that a general NBD server does.
+/// `nbdkit memory`: a disk in RAM, an upper bound for general NBD servers.
 pub fn nbdkit(dir: &WorkDir, size: u64) -> Result<Server> {
     let socket = dir.socket("nbdkit");
     let mut command = Command::new("nbdkit");
@@ -68,39 +68,39 @@ pub fn qemu_nbd(dir: &WorkDir, base: &Path, name: &str) -> Result<Server> {
     Server::start("qemu-nbd qcow2", command, socket, &dir.data(&format!("{name}.log")))
 }
 
-/// How a Forebay server is run.
+/// The configuration of a Forebay server.
 #[derive(Debug, Clone)]
 pub struct ForebayConfig {
     /// Distinguishes its files from those of other servers.
     pub name: &'static str,
     /// Read cache in bytes.
     pub cache: u64,
-    /// Its configuration file, beside what is said here.
+    /// Additional text of its configuration file.
     pub settings: String,
 }
 
 impl ForebayConfig {
-    /// A server with the defaults.
+    /// A server with default settings.
     pub fn new(name: &'static str, cache: u64) -> ForebayConfig {
         ForebayConfig { name, cache, settings: String::new() }
     }
 
-    /// The same with a configuration file.
+    /// The same with additional settings.
     pub fn with(self, settings: impl Into<String>) -> ForebayConfig {
         ForebayConfig { settings: settings.into(), ..self }
     }
 }
 
-/// A running Forebay.
+/// A running Forebay server.
 pub struct Forebay {
-    /// Its NBD side.
+    /// Its NBD server.
     pub server: Server,
     binary: PathBuf,
     control: PathBuf,
 }
 
 impl Forebay {
-    /// Starts one on the directory that belongs to its name; a pool that is there is opened.
+    /// Starts a server on the data directory for its name; an existing pool is opened.
     pub fn start(dir: &WorkDir, binary: &Path, config: &ForebayConfig) -> Result<Forebay> {
         let name = config.name;
         let (control, socket) = (dir.socket(&format!("{name}.ctl")), dir.socket(name));
@@ -120,7 +120,7 @@ impl Forebay {
         })
     }
 
-    /// Runs a command of its command line and reads what that prints.
+    /// Runs a command of the command line and parses its JSON output.
     pub fn cli<S: AsRef<OsStr>>(&self, args: &[S]) -> Result<Value> {
         let mut command = Command::new(&self.binary);
         command.arg("--json").arg("--socket").arg(&self.control).args(args);
@@ -132,7 +132,7 @@ impl Forebay {
     pub fn import(&self, name: &str, file: &Path) -> Result<()> {
         let args = [OsStr::new("image"), OsStr::new("import"), OsStr::new(name), file.as_os_str()];
         let mut command = Command::new(&self.binary);
-        // It may print progress, which is not wanted here.
+        // The command may print progress, which is not JSON.
         run(command.arg("--json").arg("--socket").arg(&self.control).args(args)).map(drop)
     }
 
@@ -141,7 +141,7 @@ impl Forebay {
         self.cli(&["volume", "clone", source, name]).map(drop)
     }
 
-    /// A counter of `forebay stats`, by its path in the JSON.
+    /// A counter of `forebay stats`, by its JSON pointer.
     pub fn stat(&self, pointer: &'static str) -> Result<u64> {
         self.cli(&["stats"])?
             .pointer(pointer)
@@ -149,7 +149,7 @@ impl Forebay {
             .ok_or(BenchError::Output { command: "forebay stats --json".to_owned(), wanted: pointer })
     }
 
-    /// Frees what nothing needs.
+    /// Frees garbage.
     pub fn gc(&self) -> Result<()> {
         self.cli(&["gc"]).map(drop)
     }
@@ -176,7 +176,7 @@ pub fn run(command: &mut Command) -> Result<Output> {
     Err(BenchError::Command { command: shown(command), stderr })
 }
 
-/// Output that is not what it should be.
+/// The error for output that is not in the expected format.
 pub fn unusable(command: &Command, wanted: &'static str) -> BenchError {
     BenchError::Output { command: shown(command), wanted }
 }
@@ -186,7 +186,7 @@ fn shown(command: &Command) -> String {
     words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
 }
 
-/// The first line that `program --version` prints.
+/// The first line of the output of `program --version`.
 pub fn version(program: &'static str, package: &'static str) -> Result<String> {
     let output = Command::new(program)
         .arg("--version")

@@ -1,8 +1,9 @@
-//! Rows about a slow store: the laboratory load of an offload appliance, on four disks of 5400 turns, with small
-//! writes gathered and without.
+//! Rows about a slow store: the laboratory load of an offload appliance, on four disks of 5400 rpm, with and
+//! without coalescing of small writes.
 //!
-//! The load is that of WORKLOADS: 8 KiB, all random, a fifth reads, 1 GiB in all on two persistent volumes, and as many
-//! requests as 200 linked clones made of the array without an appliance; each guest flushes once a second.
+//! The load is that of WORKLOADS: 8 KiB, all random, one fifth reads, 1 GiB in total on two persistent
+//! volumes, with the request rate that 200 linked clones had on the array without an appliance; each guest
+//! flushes once per second.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,19 +19,19 @@ use crate::load::{Fill, LoadError, Report, Stop};
 const GUESTS: [&str; 2] = ["first", "second"];
 /// Requests per second of all guests together.
 const RATE: f64 = 1785.0;
-/// A fifth of the requests.
+/// Reads, in percent of the requests.
 const READ_PERCENT: u8 = 20;
-/// Disks of 5400 turns, as they were sold for arrays of the time.
+/// Disks of 5400 rpm, as sold for arrays of that time.
 const DISKS: &str = "slow = { spindles = 4, seek_ms = 12, rpm = 5400, rate = \"100M\" }";
 
-/// What a server made of the load.
+/// The results of a server under the load.
 struct Measured {
-    /// Store operations, reads, writes and syncs, by guest operations.
+    /// Store operations (reads, writes and syncs) per guest operation.
     cost: f64,
     p99_us: f64,
 }
 
-/// The load on both.
+/// Runs the load with and without coalescing.
 pub fn coalescing(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     let measure = |name, coalesce: &str| -> Result<Measured> {
         bench.say(&format!("small random writes on slow disks, coalesce = {coalesce}"));
@@ -38,13 +39,13 @@ pub fn coalescing(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>>
         let forebay = Forebay::start(&bench.dir, binary, &ForebayConfig::new(name, 2 << 30).with(settings))?;
         load(&forebay, pace)
     };
-    // Filled while writes are gathered, or it would take hours.
+    // Filled with coalescing on; without, it would take hours.
     let (adaptive, off) = (measure("slow-adaptive", "adaptive")?, measure("slow-off", "off")?);
     let what = |what: &str| format!("{what}: 8 KiB, random, 20/80, 4 disks of 5400 rpm");
-    let times = ("without gathering", &[off.cost][..]);
-    let p99 = ("without gathering", &[off.p99_us][..]);
+    let times = ("without coalescing", &[off.cost][..]);
+    let p99 = ("without coalescing", &[off.p99_us][..]);
     let cost = Row::compare(
-        what("store operations for each of a guest"),
+        what("store operations per guest operation"),
         Unit::Times,
         Bound::AtMost(0.14),
         &[adaptive.cost],

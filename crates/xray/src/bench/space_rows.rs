@@ -1,4 +1,4 @@
-//! Rows about room that comes back: how much of what was deleted or discarded is free, and how soon.
+//! Rows about freed space: how much of the deleted or discarded data is free again, and how soon.
 
 use std::path::Path;
 use std::time::Instant;
@@ -12,10 +12,10 @@ use crate::nbd;
 
 const MIB: u64 = 1 << 20;
 
-/// How much is free again, and when, after a disk was deleted and after every other 64 KiB of one was discarded:
-/// of disks that were written side by side, so that hardly a segment is free by itself.
+/// Measures freed space and time after a disk was deleted and after every other 64 KiB of a disk was
+/// discarded. The disks were written interleaved, so that hardly any segment is free without cleaning.
 pub fn freed(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
-    bench.say("room of what was deleted and discarded");
+    bench.say("space of deleted and discarded data");
     const PIECE: u32 = 64 << 10;
     let size = pace.limited_bytes / 2;
     let forebay = limited(bench, binary, "freed", size * 4)?;
@@ -39,9 +39,9 @@ pub fn freed(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
         forebay.gc()?;
         let seconds = begun.elapsed().as_secs_f64();
         let share = 100.0 * free()?.saturating_sub(before) as f64 / gone as f64;
-        let text = format!("free again after {what} of {} MiB", gone / MIB);
+        let text = format!("space freed after {what} of {} MiB", gone / MIB);
         rows.push(Row::alone(text, Unit::Percent, Bound::AtLeast(95.0), &[share]));
-        rows.push(Row::alone("  time until gc was done", Unit::Seconds, Bound::Nothing, &[seconds]));
+        rows.push(Row::alone("  time until gc is done", Unit::Seconds, Bound::Nothing, &[seconds]));
         Ok(())
     };
     measure("a delete", size, &|| forebay.cli(&["volume", "rm", "go"]).map(drop))?;

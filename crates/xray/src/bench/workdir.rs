@@ -1,5 +1,5 @@
-//! Where the benchmarks keep their files: data on the disk to be measured, sockets where their paths are short
-//! enough, and both gone afterwards.
+//! The directories of the benchmarks: data on the disk to be measured, sockets in a directory with a short
+//! path. Both are removed at the end.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -17,9 +17,9 @@ pub struct WorkDir {
 }
 
 impl WorkDir {
-    /// Makes them: one below `parent`, one in the directory for temporary files.
+    /// Creates one below `parent` and one in the directory for temporary files.
     pub fn create(parent: &Path) -> Result<WorkDir> {
-        // A process of tests makes several.
+        // One process of tests creates several.
         static MADE: AtomicU32 = AtomicU32::new(0);
         let name = format!("forebay-bench-{}-{}", std::process::id(), MADE.fetch_add(1, Relaxed));
         let dir = WorkDir { data: parent.join(&name), sockets: std::env::temp_dir().join(&name) };
@@ -42,13 +42,13 @@ impl WorkDir {
 
 impl Drop for WorkDir {
     fn drop(&mut self) {
-        // What cannot be removed stays; nothing better can be done at the end.
+        // Directories that cannot be removed are left.
         let _ = fs::remove_dir_all(&self.data);
         let _ = fs::remove_dir_all(&self.sockets);
     }
 }
 
-/// Writes a raw image of `size` random bytes; it is in the page cache afterwards, and on the disk.
+/// Writes a raw image of `size` random bytes, which is then in the page cache and on the disk.
 pub fn random_image(path: &Path, size: u64) -> Result<()> {
     let what = || format!("cannot write {}", path.display());
     let mut file = File::create(path).during(what)?;

@@ -1,25 +1,25 @@
-//! SCSI commands, and how they end.
+//! SCSI commands and their results.
 
 use std::fmt;
 
-/// Bytes of a logical block, which is what disks for virtual machines have.
+/// Bytes of a logical block, as on disks for virtual machines.
 pub const SECTOR: u64 = 512;
 
-/// Where the data of a command goes.
+/// Direction and length of a command's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
-    /// There is none.
+    /// No data.
     None,
-    /// So many bytes to the initiator.
+    /// This many bytes to the initiator.
     In(u32),
-    /// So many bytes to the target.
+    /// This many bytes to the target.
     Out(u32),
 }
 
 /// A command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Command {
-    /// What it is called.
+    /// Name for messages.
     pub name: &'static str,
     pub(super) cdb: [u8; 16],
     pub(super) transfer: Transfer,
@@ -78,8 +78,8 @@ impl Command {
         Command::new("WRITE", Transfer::Out(len), &block_cdb(0x2a, 0x8a, offset, len))
     }
 
-    /// COMPARE AND WRITE of `len` bytes at `offset`, below 256 sectors; its data is what is compared, then what is
-    /// written.
+    /// COMPARE AND WRITE of `len` bytes at `offset`, below 256 sectors; its data is the expected content
+    /// followed by the new content.
     pub fn compare_and_write(offset: u64, len: u32) -> Command {
         let mut cdb = [0; 16];
         cdb[0] = 0x89;
@@ -89,7 +89,7 @@ impl Command {
     }
 }
 
-/// The CDB of 10 bytes if range and length fit into it, else that of 16, as initiators choose.
+/// The 10-byte CDB if range and length fit into it, otherwise the 16-byte CDB, as initiators choose.
 fn block_cdb(ten: u8, sixteen: u8, offset: u64, len: u32) -> [u8; 16] {
     let (block, blocks) = (offset / SECTOR, u64::from(len) / SECTOR);
     let mut cdb = [0; 16];
@@ -105,17 +105,17 @@ fn block_cdb(ten: u8, sixteen: u8, offset: u64, len: u32) -> [u8; 16] {
     cdb
 }
 
-/// Why a command was refused: sense key, additional sense code and its qualifier.
+/// The reason for a failed command: sense key, additional sense code and qualifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sense {
     /// Sense key.
     pub key: u8,
-    /// Additional sense code, and its qualifier.
+    /// Additional sense code and qualifier.
     pub code: (u8, u8),
 }
 
 impl Sense {
-    /// Reads sense data of either format (SPC-4, 4.5).
+    /// Parses sense data in either format (SPC-4, 4.5).
     pub(super) fn parse(data: &[u8]) -> Option<Sense> {
         let at = |i: usize| data.get(i).copied();
         match at(0)? & 0x7f {
@@ -126,7 +126,7 @@ impl Sense {
     }
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// GOOD.
@@ -149,12 +149,13 @@ impl Status {
         }
     }
 
-    /// Something happened to the unit before; the command was not done and may be sent again.
+    /// Whether it is a UNIT ATTENTION, which reports an earlier event; the command was not executed and can
+    /// be sent again.
     pub fn is_attention(self) -> bool {
         matches!(self, Status::Check(Sense { key: 0x6, .. }))
     }
 
-    /// COMPARE AND WRITE found something else.
+    /// Whether COMPARE AND WRITE found different content.
     pub fn is_miscompare(self) -> bool {
         matches!(self, Status::Check(Sense { key: 0xe, .. }))
     }
@@ -188,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_short_command_is_taken_where_it_reaches() {
+    fn the_short_cdb_is_used_if_range_and_length_fit() {
         let read = Command::read(512 * 0x0102_0304, 4096);
         assert_eq!(read.cdb[..10], [0x28, 0, 1, 2, 3, 4, 0, 0, 8, 0]);
         assert_eq!(read.transfer, Transfer::In(4096));
@@ -199,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn compare_and_write_carries_both() {
+    fn compare_and_write_transfers_expected_and_new_data() {
         let c = Command::compare_and_write(512 * 5, 1024);
         assert_eq!(c.cdb, [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 2, 0, 0]);
         assert_eq!(c.transfer, Transfer::Out(2048));
     }
 
     #[test]
-    fn sense_of_both_formats_is_read() {
+    fn sense_data_of_both_formats_is_parsed() {
         let mut fixed = [0; 18];
         (fixed[0], fixed[2], fixed[12], fixed[13]) = (0xf0, 0x06, 0x29, 0x01);
         assert_eq!(Sense::parse(&fixed), Some(Sense { key: 6, code: (0x29, 1) }));

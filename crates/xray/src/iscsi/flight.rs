@@ -1,8 +1,9 @@
-//! The commands under way in a session.
+//! The commands in progress in a session.
 //!
-//! A slot is free, or holds one command from the moment it is queued until its status has come. The task tag names the
-//! slot and how often it has been used, so that an answer to a command that is already answered, or never was sent, is
-//! noticed; so is data that is not in order, not wanted, or short without saying so.
+//! A slot is free, or holds one command from the moment it is queued until its status arrives. The task tag
+//! contains the index of the slot and its use count, so that a response to a command that is already
+//! answered, or was never sent, is detected. Data out of order, unrequested data and unreported missing data
+//! are detected as well.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -14,20 +15,21 @@ use super::command::{Command, Status, Transfer};
 use super::login::{Agreed, LoggedIn};
 use super::parser::Sink;
 use super::pdu::{self, BHS, DataOut, FINAL, NO_TAG, Numbers, READ, Reply, WRITE, opcode};
+use crate::socket;
 
-/// Bytes of sense data that are kept, its length before it.
+/// Bytes of sense data that are kept, including the preceding length.
 const SENSE: usize = 2 + 252;
 
 /// A command that has ended.
 #[derive(Debug, Clone, Copy)]
 pub struct Done {
-    /// The slot that it was in, which is free again.
+    /// Its slot, which is free again.
     pub slot: usize,
-    /// How.
+    /// The result.
     pub status: Status,
-    /// Bytes that came.
+    /// Bytes received.
     pub got: u32,
-    /// When its status came.
+    /// When its status arrived.
     pub at: Instant,
 }
 
@@ -39,18 +41,18 @@ struct Slot {
     keep: bool,
     data: Vec<u8>,
     got: u32,
-    /// Number of the next Data-In or R2T.
+    /// Expected DataSN or R2TSN.
     next_sn: u32,
 }
 
-/// A PDU that is to be sent, with data of a slot.
+/// A PDU to be sent, with data of a slot.
 struct Part {
     header: [u8; BHS],
     slot: usize,
     data: Range<usize>,
 }
 
-/// All slots, and what is to be sent and has ended.
+/// All slots, the queue of PDUs to be sent, and the commands that have ended.
 pub(super) struct Flight {
     lun: u8,
     agreed: Agreed,
@@ -62,7 +64,7 @@ pub(super) struct Flight {
     sent_of_first: usize,
     sense: Vec<u8>,
     done: VecDeque<Done>,
-    /// The target has answered the logout.
+    /// Whether the target has answered the logout.
     pub left: bool,
     /// The moment at which the replies being parsed were received.
     pub now: Instant,
@@ -96,32 +98,33 @@ impl Flight {
         }
     }
 
-    /// Whether another command may be queued: a slot is free, and the target's window is open.
+    /// Whether another command can be queued: a slot is free, and the target's window is open.
     pub fn has_room(&self) -> bool {
         !self.free.is_empty() && self.max_cmd_sn.wrapping_sub(self.numbers.cmd_sn) as i32 >= 0
     }
 
-    /// Commands queued and not answered.
+    /// Number of commands queued and not answered.
     pub fn under_way(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Whether something waits to be sent.
+    /// Whether PDUs wait to be sent.
     pub fn unsent(&self) -> bool {
         !self.unsent.is_empty()
     }
 
-    /// A command that has ended.
+    /// The next command that has ended.
     pub fn next_done(&mut self) -> Option<Done> {
         self.done.pop_front()
     }
 
-    /// What came for the last command of a slot, if it was to be kept.
+    /// The data received for the last command of a slot, if it was kept.
     pub fn kept(&self, slot: usize) -> &[u8] {
         &self.slots[slot].data
     }
 
-    /// Queues a command; there must be room. `fill` gives the data that it takes; with `keep`, what it gives is kept.
+    /// Queues a command; there must be room. `fill` writes its outgoing data; with `keep`, received data is
+    /// kept.
     pub fn queue(&mut self, command: &Command, keep: bool, fill: impl FnOnce(&mut [u8])) -> usize {
         let Some(index) = self.free.pop() else { unreachable!("the caller asked for room") };
         let slot = &mut self.slots[index];
@@ -181,36 +184,18 @@ impl Flight {
         }
     }
 
-    /// Calls `send` with what is to be sent next; it tells how many bytes it took. `false`: none, for now.
+    /// Passes unsent bytes to `send`, which returns the number of bytes it accepted. Returns `false` if it
+    /// accepts none now.
     pub fn send(
         &mut self,
         send: impl FnOnce(&[IoSlice<'_>]) -> io::Result<Option<usize>>,
     ) -> io::Result<bool> {
-        // Headers and data of 64 PDUs: more in one call gains nothing. All data is of whole sectors, without padding.
-        let mut parts = [IoSlice::new(&[]); 128];
-        let mut n = 0;
-        let mut skip = self.sent_of_first;
-        for part in self.unsent.iter().take(parts.len() / 2) {
-            for bytes in [&part.header[..], &self.slots[part.slot].data[part.data.clone()]] {
-                let skipped = skip.min(bytes.len());
-                skip -= skipped;
-                if skipped < bytes.len() {
-                    parts[n] = IoSlice::new(&bytes[skipped..]);
-                    n += 1;
-                }
-            }
-        }
-        let Some(sent) = send(&parts[..n])? else { return Ok(false) };
-        self.sent_of_first += sent;
-        while let Some(part) = self.unsent.front() {
-            let whole = BHS + part.data.len();
-            if self.sent_of_first < whole {
-                break;
-            }
-            self.sent_of_first -= whole;
-            self.unsent.pop_front();
-        }
-        Ok(true)
+        // All data consists of whole sectors, so no PDU needs padding.
+        let messages =
+            self.unsent.iter().map(|part| [&part.header[..], &self.slots[part.slot].data[part.data.clone()]]);
+        let complete = socket::send_messages(messages, &mut self.sent_of_first, send)?;
+        self.unsent.drain(..complete.unwrap_or(0));
+        Ok(complete.is_some())
     }
 
     fn tag(&self, index: usize) -> u32 {
@@ -221,18 +206,18 @@ impl Flight {
         let index = (tag & 0xffff) as usize;
         match self.slots.get(index) {
             Some(slot) if slot.busy && self.tag(index) == tag => Ok(index),
-            _ => Err(IscsiError::Protocol("it answered no command")),
+            _ => Err(IscsiError::Protocol("a response to no command")),
         }
     }
 
-    /// Data is in order, and not more than was asked for.
+    /// Checks that data is in order and was requested.
     fn data_in(&mut self, header: &Reply) -> Result<(), IscsiError> {
         let index = self.slot_of(header.tag())?;
         let slot = &mut self.slots[index];
         let wanted = if let Transfer::In(len) = slot.transfer { len } else { 0 };
         let end = u64::from(slot.got) + header.data_len() as u64;
         if header.offset() != slot.got || header.sn() != slot.next_sn || end > wanted.into() {
-            return Err(IscsiError::Protocol("data that is not in order, or was not asked for"));
+            return Err(IscsiError::Protocol("data out of order or not requested"));
         }
         slot.next_sn += 1;
         Ok(())
@@ -248,7 +233,7 @@ impl Flight {
             || len > self.agreed.max_burst
             || start + len > wanted as usize
         {
-            return Err(IscsiError::Protocol("it asked for data that there is not"));
+            return Err(IscsiError::Protocol("an R2T outside the data of the command"));
         }
         slot.next_sn += 1;
         self.queue_data(index, start..start + len, header.transfer_tag());
@@ -261,7 +246,7 @@ impl Flight {
         if let (Transfer::In(len), Status::Good) = (slot.transfer, status)
             && slot.got.saturating_add(header.underflow()) != len
         {
-            return Err(IscsiError::Protocol("data is missing, and it did not say so"));
+            return Err(IscsiError::Protocol("missing data without a residual count"));
         }
         slot.busy = false;
         if slot.keep {
@@ -274,14 +259,14 @@ impl Flight {
 
     fn take_status(&mut self, header: &Reply) -> Result<(), IscsiError> {
         if header.stat_sn() != self.numbers.exp_stat_sn {
-            return Err(IscsiError::Protocol("a status is missing"));
+            return Err(IscsiError::Protocol("a missing status"));
         }
         self.numbers.exp_stat_sn = self.numbers.exp_stat_sn.wrapping_add(1);
         Ok(())
     }
 }
 
-/// The flag of Data-In that it carries the status.
+/// The flag of a Data-In PDU that contains the status.
 const HAS_STATUS: u8 = 0x01;
 
 impl Sink for Flight {
@@ -319,7 +304,7 @@ impl Sink for Flight {
             }
             opcode::DATA_IN => Ok(()),
             opcode::RESPONSE if response != 0 => {
-                Err(IscsiError::Protocol("it could not do a command at all"))
+                Err(IscsiError::Protocol("a command not completed at the target"))
             }
             opcode::RESPONSE => {
                 self.take_status(header)?;
@@ -337,8 +322,8 @@ impl Sink for Flight {
                 self.left = true;
                 Ok(())
             }
-            opcode::ASYNC => Err(IscsiError::Protocol("it asked for a logout")),
-            opcode::REJECT => Err(IscsiError::Protocol("it rejected a request")),
+            opcode::ASYNC => Err(IscsiError::Protocol("an asynchronous message")),
+            opcode::REJECT => Err(IscsiError::Protocol("a rejected PDU")),
             _ => Err(IscsiError::Protocol("a PDU of an unknown kind")),
         }
     }
@@ -356,12 +341,12 @@ mod tests {
         Flight::new(2, LoggedIn { agreed, numbers, max_cmd_sn: 2 }, 4)
     }
 
-    /// Everything that is to be sent: opcode, flags, transfer tag or expected length, DataSN, offset, length.
+    /// All unsent PDUs: opcode, flags, transfer tag or expected length, DataSN, offset, length.
     fn sent(flight: &mut Flight) -> Vec<(u8, u8, u32, u32, u32, usize)> {
         let mut all = Vec::new();
         while flight.unsent() {
             let take = |parts: &[IoSlice<'_>]| {
-                // A socket that takes little at a time.
+                // A socket that accepts little at a time.
                 let bytes: Vec<u8> = parts.iter().flat_map(|p| p.iter().copied()).take(1000).collect();
                 all.extend_from_slice(&bytes);
                 Ok(Some(bytes.len()))
@@ -372,7 +357,7 @@ mod tests {
         let mut rest = &all[..];
         while let Some((header, behind)) = rest.split_first_chunk::<BHS>() {
             let r = Reply(*header);
-            // A command has its CDB where Data-Out has numbers.
+            // A command has its CDB at the position of Data-Out's numbers.
             let (sn, offset) = if header[0] == opcode::DATA_OUT { (r.sn(), r.offset()) } else { (0, 0) };
             pdus.push((header[0], header[1], r.transfer_tag(), sn, offset, r.data_len()));
             rest = &behind[r.data_len()..];
@@ -398,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_write_is_sent_by_itself_as_far_as_it_may_and_asked_for_then() {
+    fn a_long_write_sends_unsolicited_data_and_the_rest_after_r2ts() {
         let mut f = flight(false);
         f.queue(&Command::write(0, 16384), false, |data| data.fill(7));
         assert_eq!(
@@ -409,11 +394,11 @@ mod tests {
         let r2t = |sn, offset| {
             reply(0x31, FINAL, &[(16, tag), (20, 99), (32, 9), (36, sn), (40, offset), (44, 8192)], &[])
         };
-        feed(&mut f, &r2t(0, 8192)).expect("it may ask");
+        feed(&mut f, &r2t(0, 8192)).expect("an R2T within the data");
         assert_eq!(sent(&mut f), [(0x05, 0, 99, 0, 8192, 4096), (0x05, FINAL, 99, 1, 12288, 4096)]);
         assert!(feed(&mut f, &r2t(1, 12288)).is_err(), "it asks for what there is not");
         feed(&mut f, &reply(0x21, FINAL, &[(16, tag), (24, 5), (32, 9)], &[])).expect("the status");
-        let done = f.next_done().expect("it is done");
+        let done = f.next_done().expect("the command has ended");
         assert_eq!((done.slot, done.status, f.under_way()), (0, Status::Good, 0));
     }
 
@@ -426,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_end_with_data_or_with_a_response() {
+    fn reads_end_with_status_in_data_or_with_a_response() {
         let mut f = flight(false);
         let first = f.queue(&Command::read(0, 1024), true, |_| ());
         f.queue(&Command::read(0, 1024), true, |_| ());
@@ -447,17 +432,17 @@ mod tests {
         assert_eq!(f.kept(first), [[1; 512], [2; 512]].concat());
         assert!(f.has_room(), "the window has opened");
 
-        // Short, as the residual says.
+        // Short, according to the residual count.
         feed(&mut f, &piece(tags[1], 0, 0, FINAL, 0)).expect("a piece");
         let short =
             |residual| reply(0x21, FINAL | 0x02, &[(16, tags[1]), (24, 6), (32, 9), (44, residual)], &[]);
-        feed(&mut f, &short(512)).expect("it says how much is missing");
+        feed(&mut f, &short(512)).expect("a residual count");
         assert_eq!(f.next_done().map(|d| (d.got, f.kept(d.slot).len())), Some((512, 512)));
         assert!(feed(&mut f, &short(512)).is_err(), "it has been answered");
     }
 
     #[test]
-    fn what_is_wrong_is_noticed() {
+    fn protocol_violations_are_detected() {
         let data = |fields: &[(usize, u32)], len| {
             let fields = [&[(16, 1 << 16)], fields].concat();
             reply(opcode::DATA_IN, 0, &fields, &vec![0; len])
@@ -477,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn pings_are_answered_and_sense_is_read() {
+    fn pings_are_answered_and_sense_data_is_parsed() {
         let mut f = flight(false);
         f.queue(&Command::test_unit_ready(), false, |_| ());
         sent(&mut f);
@@ -487,6 +472,6 @@ mod tests {
         let mut response = reply(0x21, FINAL, &[(16, 1 << 16), (24, 5)], &sense);
         response[3] = 2;
         feed(&mut f, &response).expect("a check condition");
-        assert!(f.next_done().expect("it is done").status.is_attention());
+        assert!(f.next_done().expect("the command has ended").status.is_attention());
     }
 }

@@ -1,51 +1,52 @@
-//! A load on a logical unit: one thread and one session for each initiator, pipelined, with few system calls.
+//! A load on a logical unit: one thread and one session per initiator, with pipelined commands and few system
+//! calls.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::command::{Command, Status};
 use super::flight::Done;
-use super::{Address, IscsiError, Session};
+use super::{Address, InitiatorSession, IscsiError};
 use crate::load::{Access, Content, Report, Source, Stop, Tally};
 use crate::rng::Rng;
 
-/// What is to be done to a logical unit. The range of an initiator is all of it.
+/// A load on a logical unit. Every initiator accesses the complete range.
 #[derive(Debug, Clone)]
 pub struct Load<'a> {
     /// The unit.
     pub address: Address,
-    /// Sessions, each of an initiator of its own.
+    /// Number of initiators, each with one session.
     pub initiators: u16,
-    /// Number of the first of them, by which they are named.
+    /// Number of the first initiator; numbers are part of their names.
     pub first_initiator: u16,
-    /// Commands under way in each.
+    /// Commands in progress in each session.
     pub depth: u16,
     /// Order of the offsets.
     pub access: Access,
-    /// Whether it writes, or else reads.
+    /// Whether it writes; otherwise it reads.
     pub writes: bool,
     /// Bytes of each command; a multiple of 512.
     pub block_bytes: u32,
-    /// Bytes from the start of the unit that are touched; all of it by default.
+    /// Bytes from the start of the unit that are accessed; the complete unit by default.
     pub bytes: Option<u64>,
-    /// When it ends.
+    /// Condition for the end.
     pub stop: Stop,
-    /// So many commands a second at most for each initiator, `depth` of them at once. One that is late makes up for one
-    /// such burst and no more.
+    /// Most commands per second of each initiator, in bursts of `depth` commands. A late initiator catches up
+    /// by at most one burst.
     pub rate: Option<f64>,
     /// SYNCHRONIZE CACHE at this interval, and at the end, as part of the load.
     pub flush_each: Option<Duration>,
-    /// A command that met a reservation is sent again after this time, up to a half more or less; without it, that is
-    /// an error.
+    /// A command that met a reservation is sent again after 0.5 to 1.5 times this delay; without it, a
+    /// reservation conflict is an error.
     pub backoff: Option<Duration>,
-    /// Ends it as well.
+    /// Also ends the load.
     pub halt: Option<&'a AtomicBool>,
     /// Seed of offsets, content and back-off.
     pub seed: u64,
 }
 
 impl Load<'_> {
-    /// 4 KiB random reads of one initiator at depth 32 for a second: a start to change.
+    /// 4 KiB random reads of one initiator at depth 32 for one second: defaults to be changed.
     pub fn new(address: Address) -> Self {
         Load {
             address,
@@ -66,17 +67,17 @@ impl Load<'_> {
     }
 }
 
-/// What a load came to.
+/// The results of a load.
 #[derive(Debug, Clone)]
 pub struct Loaded {
-    /// Rates and latencies. The latency of a command counts from when it was sent first. `first_error` is sense key,
-    /// code and qualifier, or the status.
+    /// Rates and latencies. The latency of a command starts when it is first sent. `first_error` is sense
+    /// key, code and qualifier, or the status.
     pub report: Report,
-    /// Answers that were RESERVATION CONFLICT.
+    /// RESERVATION CONFLICT responses.
     pub conflicts: u64,
 }
 
-/// A load whose sessions are there.
+/// A load whose sessions are logged in.
 pub struct Ready<'a>(Vec<Worker<'a>>);
 
 impl Load<'_> {
@@ -85,22 +86,20 @@ impl Load<'_> {
         (0..self.initiators).map(|n| Worker::new(self, n)).collect::<Result<_, _>>().map(Ready)
     }
 
-    /// Logs in, and runs it to its end.
+    /// Logs in and runs the load to its end.
     pub fn run(&self) -> Result<Loaded, IscsiError> {
         self.connect()?.run()
     }
 }
 
 impl Ready<'_> {
-    /// Runs it to its end.
+    /// Runs the load to its end.
     pub fn run(self) -> Result<Loaded, IscsiError> {
         let (mut total, mut conflicts, mut seconds) = (Tally::default(), 0, 0f64);
         std::thread::scope(|scope| {
             let threads: Vec<_> = self.0.into_iter().map(|w| scope.spawn(move || w.run())).collect();
             for thread in threads {
-                let (tally, met, elapsed) = thread
-                    .join()
-                    .unwrap_or(Err(IscsiError::Protocol("it made a thread of the load panic")))?;
+                let (tally, met, elapsed) = thread.join().unwrap_or(Err(IscsiError::Panicked))?;
                 total.add(&tally);
                 conflicts += met;
                 seconds = seconds.max(elapsed.as_secs_f64());
@@ -110,7 +109,7 @@ impl Ready<'_> {
     }
 }
 
-/// A read or write, or the flush.
+/// A read, a write or a flush.
 #[derive(Clone, Copy)]
 struct Io {
     command: Command,
@@ -123,19 +122,19 @@ struct Io {
 /// One initiator.
 struct Worker<'a> {
     load: &'a Load<'a>,
-    session: Session,
+    session: InitiatorSession,
     blocks: u64,
     source: Source,
     content: Content,
     rng: Rng,
-    /// What is in each slot.
+    /// The command in each slot.
     slots: Vec<Option<Io>>,
-    /// What met a reservation, and when it is sent again.
+    /// Commands that met a reservation, and when they are sent again.
     waiting: Vec<(Instant, Io)>,
     version: u64,
     flushing: bool,
     next_flush: Option<Instant>,
-    /// With a rate: when the next burst is due, and what is left of this one.
+    /// With a rate: when the next burst is due, and the rest of the current one.
     next_burst: Instant,
     burst: u16,
     left: u64,
@@ -145,12 +144,12 @@ struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     fn new(load: &'a Load<'a>, n: u16) -> Result<Worker<'a>, IscsiError> {
-        // One slot more for the flush.
-        let mut session = Session::connect(&load.address, load.first_initiator + n, load.depth + 1)?;
+        // One additional slot for the flush.
+        let mut session = InitiatorSession::connect(&load.address, load.first_initiator + n, load.depth + 1)?;
         let bytes = load.bytes.unwrap_or(u64::MAX).min(session.capacity()?);
         let blocks = bytes / u64::from(load.block_bytes);
         if blocks == 0 {
-            return Err(IscsiError::Protocol("a unit that is too small for the load"));
+            return Err(IscsiError::TooSmall);
         }
         Ok(Worker {
             load,
@@ -184,7 +183,7 @@ impl<'a> Worker<'a> {
                 || self.left == 0 && self.waiting.is_empty();
             let again_at = if over { None } else { self.fill(now) };
             if self.session.under_way() == 0 && over {
-                // The last flush comes after all else: it is to cover it.
+                // The last flush follows all other commands so that it covers them.
                 match self.next_flush.take() {
                     Some(_) => self.flush(now),
                     None => break,
@@ -200,7 +199,7 @@ impl<'a> Worker<'a> {
         Ok((self.tally, self.conflicts, elapsed))
     }
 
-    /// Queues what is due. The moment at which something else is.
+    /// Queues the commands that are due. Returns when the next one is due.
     fn fill(&mut self, now: Instant) -> Option<Instant> {
         if let (Some(at), Some(each)) = (self.next_flush, self.load.flush_each)
             && now >= at
@@ -269,7 +268,7 @@ impl<'a> Worker<'a> {
                     return Ok(());
                 }
                 if !self.load.writes && done.got != self.load.block_bytes {
-                    return Err(IscsiError::Protocol("a read was answered with too little data"));
+                    return Err(IscsiError::Protocol("a read returned too little data"));
                 }
                 let count = if self.load.writes { &mut self.tally.writes } else { &mut self.tally.reads };
                 *count += 1;

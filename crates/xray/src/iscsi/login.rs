@@ -1,4 +1,4 @@
-//! Logging in (RFC 7143, 6): without authentication, with what makes small and large requests cheap.
+//! Login (RFC 7143, 6) without authentication, with parameters for low overhead of small and large requests.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,20 +10,20 @@ use super::pdu::{self, BHS, FINAL, Numbers, Reply, opcode, padding};
 const SECURITY: u8 = 0;
 const OPERATIONAL: u8 = 1;
 const FULL_FEATURE: u8 = 3;
-/// A target that says no more than this in a login has said enough.
+/// Most responses of a target to one stage of the login.
 const MAX_ANSWERS: usize = 16;
 
-/// Longest data segment that this initiator takes.
+/// Longest data segment that this initiator accepts.
 const MAX_RECV: usize = 256 << 10;
 
-/// What both sides agreed on.
+/// The negotiated parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreed {
-    /// Data that is not immediate waits for an R2T.
+    /// Whether data that is not immediate requires an R2T.
     pub initial_r2t: bool,
-    /// A command may carry data.
+    /// Whether a command PDU may contain data.
     pub immediate_data: bool,
-    /// Longest data segment that the target takes.
+    /// Longest data segment that the target accepts.
     pub max_send: usize,
     /// Most data for one R2T.
     pub max_burst: usize,
@@ -32,7 +32,7 @@ pub struct Agreed {
 }
 
 impl Default for Agreed {
-    /// What holds where nobody says anything.
+    /// The values of the standard for keys that are not negotiated.
     fn default() -> Agreed {
         Agreed {
             initial_r2t: true,
@@ -45,15 +45,15 @@ impl Default for Agreed {
 }
 
 impl Agreed {
-    /// Takes what the target answered or declared.
+    /// Applies the keys that the target answered or declared.
     fn hear(&mut self, text: &[u8]) -> Result<(), IscsiError> {
-        let text = str::from_utf8(text).map_err(|_| IscsiError::Protocol("text that is none"))?;
+        let text = str::from_utf8(text).map_err(|_| IscsiError::Protocol("text that is not UTF-8"))?;
         for pair in text.split('\0').filter(|pair| !pair.is_empty()) {
             let (key, value) =
                 pair.split_once('=').ok_or(IscsiError::Protocol("text without an equals sign"))?;
             let length = || match value.parse() {
                 Ok(n @ 512..=0xff_ffff) => Ok(n),
-                _ => Err(IscsiError::Protocol("a length that is none")),
+                _ => Err(IscsiError::Protocol("an invalid length")),
             };
             match key {
                 "MaxRecvDataSegmentLength" => self.max_send = length()?,
@@ -62,10 +62,10 @@ impl Agreed {
                 "InitialR2T" => self.initial_r2t = value == "Yes",
                 "ImmediateData" => self.immediate_data = value == "Yes",
                 "HeaderDigest" | "DataDigest" | "AuthMethod" if value != "None" => {
-                    return Err(IscsiError::Protocol("it chose what was not offered"));
+                    return Err(IscsiError::Protocol("a choice that was not offered"));
                 }
                 "DataPDUInOrder" | "DataSequenceInOrder" if value != "Yes" => {
-                    return Err(IscsiError::Protocol("it wants data out of order"));
+                    return Err(IscsiError::Protocol("data out of order"));
                 }
                 _ => {}
             }
@@ -75,16 +75,16 @@ impl Agreed {
     }
 }
 
-/// A login that was granted.
+/// The result of a successful login.
 #[derive(Debug)]
 pub struct LoggedIn {
     pub agreed: Agreed,
-    /// Those of the first command.
+    /// The numbers of the first command.
     pub numbers: Numbers,
     pub max_cmd_sn: u32,
 }
 
-/// Logs in. The stream has to block.
+/// Logs in. The stream must be blocking.
 pub fn login(
     stream: &mut (impl Read + Write),
     initiator: &str,
@@ -113,7 +113,7 @@ struct Exchange<'a, S> {
 }
 
 impl<S: Read + Write> Exchange<'_, S> {
-    /// Says `text`, and goes on until the target lets the next stage begin.
+    /// Sends `text` and continues until the target allows the next stage.
     fn stage(&mut self, stages: (u8, u8), text: &str) -> Result<Reply, IscsiError> {
         let mut text = text.as_bytes();
         for _ in 0..MAX_ANSWERS {
@@ -122,13 +122,13 @@ impl<S: Read + Write> Exchange<'_, S> {
             request.resize(request.len() + padding(text.len()), 0);
             self.stream.write_all(&request)?;
             let answer = self.answer()?;
-            // What is left to be said is the target's.
+            // Only the target can have more text to send.
             text = &[];
             if answer.flag(FINAL) {
                 return Ok(answer);
             }
         }
-        Err(IscsiError::Protocol("a login without end"))
+        Err(IscsiError::Protocol("an endless login"))
     }
 
     fn answer(&mut self) -> Result<Reply, IscsiError> {
@@ -136,7 +136,7 @@ impl<S: Read + Write> Exchange<'_, S> {
         self.stream.read_exact(&mut header)?;
         let reply = Reply(header);
         if reply.opcode() != opcode::LOGIN_RESPONSE || reply.additional() > 0 {
-            return Err(IscsiError::Protocol("something else than the answer to a login"));
+            return Err(IscsiError::Protocol("a PDU other than a login response"));
         }
         let len = reply.data_len();
         let mut data = vec![0; len + padding(len)];
@@ -150,14 +150,14 @@ impl<S: Read + Write> Exchange<'_, S> {
     }
 }
 
-/// The identifier of an initiator's session number `n`: of the random kind (11.12.5), and always the same, so that a
-/// session that was left behind is taken over.
+/// The ISID of an initiator's session number `n`: of the random type (11.12.5), and always the same, so that
+/// a new session replaces a stale one.
 pub fn isid(n: u16) -> [u8; 6] {
     let [high, low] = n.to_be_bytes();
     [0x80, b'F', b'B', b'X', high, low]
 }
 
-/// Connects, with what every connection here wants.
+/// Connects with the options that every connection here uses.
 pub fn connect(portal: &str) -> Result<TcpStream, IscsiError> {
     let stream = TcpStream::connect(portal)?;
     stream.set_nodelay(true)?;
@@ -172,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    /// A target that has its answers ready.
+    /// A target with prepared responses.
     struct Ready(io::Cursor<Vec<u8>>, Vec<u8>);
 
     impl Read for Ready {
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_agreed_on_is_kept() {
+    fn negotiated_values_are_used() {
         let (done, sent) = log_in(&[
             answer(0x81, 1, 0, "AuthMethod=None\0TargetPortalGroupTag=1\0"),
             answer(0x04, 2, 0, "InitialR2T=No\0FirstBurstLength=65536\0"),
@@ -224,13 +224,13 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_wrong_is_told() {
+    fn failed_logins_return_the_cause() {
         assert!(matches!(log_in(&[answer(0, 1, 2, "")]).0, Err(IscsiError::Refused(0x0200))));
         for bad in ["HeaderDigest=CRC32C\0", "AuthMethod=CHAP\0", "MaxBurstLength=7\0", "nothing\0"] {
             let (done, _) = log_in(&[answer(0x81, 1, 0, bad)]);
             assert!(matches!(done, Err(IscsiError::Protocol(_))), "{bad}");
         }
         let (done, _) = log_in(&vec![answer(0, 1, 0, ""); MAX_ANSWERS]);
-        assert!(matches!(done, Err(IscsiError::Protocol(_))), "a target that never goes on");
+        assert!(matches!(done, Err(IscsiError::Protocol(_))), "a target that never allows the next stage");
     }
 }

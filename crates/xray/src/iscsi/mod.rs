@@ -1,29 +1,29 @@
 //! An iSCSI initiator, written from RFC 7143, SPC-4 and SBC-3, for loads and experiments.
 //!
-//! It shares nothing with the server: what both got wrong in the same way would not be noticed. It speaks what hosts
-//! negotiate with targets today: no digests, immediate and unsolicited data, R2Ts, one connection for each session, no
-//! error recovery. What a target does against the protocol ends the session.
+//! It shares no code with the server, because a common error on both sides would not be detected. It supports
+//! the parameters that hosts usually negotiate: no digests, immediate and unsolicited data, R2Ts, one
+//! connection per session, no error recovery. A protocol violation of the target ends the session.
 //!
-//! `pdu` lays out requests and reads replies, `parser` cuts the stream, `login` agrees on how to speak, `command` is
-//! what is asked of a disk, `flight` keeps what is under way, `session` moves it over the socket, and `load` drives
-//! sessions at depth.
+//! `pdu` defines the layout of PDUs, `parser` splits the stream, `login` negotiates, `command` contains the
+//! SCSI commands, `flight` the commands in progress, `initiator` moves them over the socket, and `load`
+//! drives sessions at depth.
 
 mod command;
 mod flight;
+mod initiator;
 mod load;
 mod login;
 mod parser;
 mod pdu;
-mod session;
 
 use std::time::Duration;
 
 pub use command::{Command, Sense, Status};
 pub use flight::Done;
+pub use initiator::{Answer, InitiatorSession};
 pub use load::{Load, Loaded, Ready};
-pub use session::{Answer, Session};
 
-/// A logical unit, and who comes to it.
+/// The address of a logical unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     /// HOST:PORT.
@@ -34,10 +34,10 @@ pub struct Address {
     pub lun: u8,
 }
 
-/// A target that answers nothing for so long is taken for dead.
+/// A target that does not answer for this long counts as stalled.
 const STALL: Duration = Duration::from_secs(60);
 
-/// What goes wrong between this initiator and a target.
+/// An error between this initiator and a target.
 #[derive(Debug, thiserror::Error)]
 pub enum IscsiError {
     /// The transport failed.
@@ -46,21 +46,27 @@ pub enum IscsiError {
     /// The target closed the connection.
     #[error("the target closed the connection with {0} commands unanswered")]
     Closed(usize),
-    /// The target sent something that the protocol does not allow here.
-    #[error("the target broke the protocol: {0}")]
+    /// The target violated the protocol.
+    #[error("the target violated the protocol: {0}")]
     Protocol(&'static str),
     /// The target refused the login.
     #[error("the target refused the login with status {0:#06x}")]
     Refused(u16),
-    /// A command failed that must not.
+    /// A command that must succeed failed.
     #[error("{what} ended with {status}")]
     Failed {
         /// The command.
         what: &'static str,
-        /// How.
+        /// Its status.
         status: Status,
     },
-    /// The target answered nothing in time.
-    #[error("the target answered nothing for {} seconds", STALL.as_secs())]
+    /// The unit has no room for a block of the load.
+    #[error("the unit is too small for the load")]
+    TooSmall,
+    /// A thread of a load panicked.
+    #[error("a thread of the load panicked")]
+    Panicked,
+    /// The target did not answer in time.
+    #[error("no answer from the target for {} seconds", STALL.as_secs())]
     Stalled,
 }

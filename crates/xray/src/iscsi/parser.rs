@@ -1,16 +1,16 @@
-//! The stream of PDUs, cut as it comes: any cut of the stream gives the same calls, and data is handed on from where
-//! it lies, so that a load that does not look at data never copies it.
+//! The parser of the PDU stream. It makes the same calls however the stream is split into reads, and passes
+//! data without a copy, so that a load that ignores data never copies it.
 
 use super::IscsiError;
 use super::pdu::{BHS, Reply, padding};
 
-/// What takes the PDUs.
+/// The receiver of parsed PDUs.
 pub trait Sink {
-    /// A header has come.
+    /// A header is complete.
     fn begin(&mut self, header: &Reply) -> Result<(), IscsiError>;
-    /// A piece of its data, which begins at `at`.
+    /// A piece of its data, starting at `at`.
     fn data(&mut self, header: &Reply, at: usize, bytes: &[u8]);
-    /// All of it has come.
+    /// The PDU is complete.
     fn end(&mut self, header: &Reply) -> Result<(), IscsiError>;
 }
 
@@ -18,9 +18,9 @@ pub trait Sink {
 #[derive(Debug)]
 pub struct Parser {
     header: Reply,
-    /// Bytes of the header that have come.
+    /// Bytes of the header received.
     staged: usize,
-    /// Bytes of data and padding that have.
+    /// Bytes of data and padding received.
     at: usize,
 }
 
@@ -43,7 +43,7 @@ impl Parser {
                     return Ok(());
                 }
                 if self.header.additional() > 0 {
-                    return Err(IscsiError::Protocol("a header with additional segments"));
+                    return Err(IscsiError::Protocol("additional header segments"));
                 }
                 sink.begin(&self.header)?;
             }
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_of_the_stream_gives_the_same_pdus() {
+    fn every_split_of_the_stream_gives_the_same_pdus() {
         let stream =
             [pdu(0x25, b"hello"), pdu(0x21, b""), pdu(0x31, b"four"), pdu(0x20, b"x"), pdu(0x21, b"")]
                 .concat();

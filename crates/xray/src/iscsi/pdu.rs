@@ -1,8 +1,9 @@
-//! Basic header segments (RFC 7143, 11.2): those that an initiator sends, laid out; those that it gets, read.
+//! Basic header segments (RFC 7143, 11.2): layout of those that an initiator sends, fields of those that it
+//! receives.
 
 /// Bytes of a basic header segment.
 pub const BHS: usize = 48;
-/// The tag that stands for none.
+/// The reserved value for no tag.
 pub const NO_TAG: u32 = u32::MAX;
 
 /// Opcodes.
@@ -22,25 +23,25 @@ pub mod opcode {
     pub const REJECT: u8 = 0x3f;
 }
 
-/// The bit of the opcode for requests that take no number.
+/// The opcode bit of requests that do not consume a command number.
 const IMMEDIATE: u8 = 0x40;
-/// The last PDU of its kind; in a login, that the next stage may begin.
+/// The last PDU of a sequence; in a login, the request to enter the next stage.
 pub const FINAL: u8 = 0x80;
 /// Flags of a command.
 pub const READ: u8 = 0x40;
 pub const WRITE: u8 = 0x20;
 const SIMPLE: u8 = 0x01;
 
-/// The initiator's numbers.
+/// The initiator's sequence numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Numbers {
     /// Number of this command, or of the next one.
     pub cmd_sn: u32,
-    /// Number of the status that is expected next.
+    /// The next expected status number.
     pub exp_stat_sn: u32,
 }
 
-/// Bytes of padding behind a data segment.
+/// Bytes of padding after a data segment.
 pub fn padding(len: usize) -> usize {
     len.wrapping_neg() % 4
 }
@@ -73,8 +74,8 @@ impl Layout {
     }
 }
 
-/// A SCSI command: `flags` of [`FINAL`], [`READ`] and [`WRITE`], `expected` bytes of data either way, of which
-/// `immediate` are in this PDU.
+/// A SCSI command: `flags` of [`FINAL`], [`READ`] and [`WRITE`], `expected` bytes of data in either
+/// direction, of which `immediate` are in this PDU.
 pub fn command(
     flags: u8,
     lun: u8,
@@ -118,7 +119,7 @@ impl DataOut {
     }
 }
 
-/// The answer to a NOP-In that asks for one; `lun` are the bytes 8 to 16 of that.
+/// The answer to a NOP-In that requires one; `lun` is bytes 8 to 16 of that NOP-In.
 pub fn nop_out(lun: &[u8], transfer_tag: u32, numbers: Numbers) -> [u8; BHS] {
     Layout::new(opcode::NOP_OUT | IMMEDIATE, FINAL, NO_TAG)
         .bytes(8, lun)
@@ -141,7 +142,7 @@ pub fn logout(tag: u32, numbers: Numbers) -> [u8; BHS] {
     Layout::new(opcode::LOGOUT | IMMEDIATE, FINAL, tag).numbers(numbers).0
 }
 
-/// A header that came from the target.
+/// A header received from the target.
 #[derive(Debug, Clone, Copy)]
 pub struct Reply(pub [u8; BHS]);
 
@@ -178,14 +179,14 @@ impl Reply {
     pub fn max_cmd_sn(&self) -> u32 {
         self.u32(32)
     }
-    /// DataSN, or R2TSN.
+    /// DataSN or R2TSN.
     pub fn sn(&self) -> u32 {
         self.u32(36)
     }
     pub fn offset(&self) -> u32 {
         self.u32(40)
     }
-    /// Bytes that an R2T asks for.
+    /// Bytes that an R2T requests.
     pub fn desired(&self) -> u32 {
         self.u32(44)
     }
@@ -193,11 +194,11 @@ impl Reply {
     pub fn response(&self) -> (u8, u8) {
         (self.0[2], self.0[3])
     }
-    /// Bytes of what was expected that were not transferred.
+    /// Expected bytes that were not transferred.
     pub fn underflow(&self) -> u32 {
         if self.flag(0x02) { self.u32(44) } else { 0 }
     }
-    /// Class and detail of a login's status.
+    /// Status class and detail of a login response.
     pub fn login_status(&self) -> u16 {
         u16::from_be_bytes([self.0[36], self.0[37]])
     }
@@ -208,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_laid_out_as_the_standard_draws_them() {
+    fn requests_have_the_layout_of_the_standard() {
         let numbers = Numbers { cmd_sn: 0x0102_0304, exp_stat_sn: 0x0506_0708 };
         let mut cdb = [0; 16];
         cdb[0] = 0x2a;
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_read_as_the_standard_draws_them() {
+    fn replies_are_parsed_with_the_layout_of_the_standard() {
         let mut h = [0; BHS];
         for (i, b) in h.iter_mut().enumerate() {
             *b = i as u8;

@@ -1,10 +1,11 @@
-//! What is written: blocks that differ from each other and can be told from each other.
+//! The content of writes: blocks that differ from each other and can be identified.
 //!
-//! A unit (4 KiB, or the request if it is smaller) is a window of a random arena, chosen by the unit's position
-//! and version, under a stamp of both. So no two units ever written are equal (a server that deduplicates gains
-//! nothing), they do not compress, a reader can recompute the content, and filling a request costs a copy.
+//! A unit (4 KiB, or the request if it is smaller) is a window of a random arena, selected by the unit's
+//! position and version, with a stamp of both at its start. Therefore no two written units are equal
+//! (deduplication gains nothing), they do not compress, a reader can compute the expected content, and
+//! filling a request costs one copy.
 //!
-//! Where reduction is to be measured, the arena is real data instead, or whole blocks of it without a stamp.
+//! To measure reduction, the arena is real data instead, or the units are whole blocks of it without a stamp.
 
 use std::sync::Arc;
 
@@ -15,11 +16,11 @@ const ARENA_BYTES: usize = 256 << 10;
 const UNIT_BYTES: usize = 4096;
 const STAMP_BYTES: usize = 24;
 
-/// Generator and judge of content; the same for the same seed.
+/// Generates and verifies content; deterministic for a seed.
 pub(crate) struct Content {
     seed: u64,
     arena: Arc<Vec<u8>>,
-    /// Windows begin at multiples of this.
+    /// Windows start at multiples of this.
     grain: usize,
     stamp_bytes: usize,
 }
@@ -32,7 +33,7 @@ impl Content {
         Content { seed, arena: Arc::new(arena), grain: 8, stamp_bytes: STAMP_BYTES }
     }
 
-    /// What `fill` says.
+    /// Content of the kind `fill`.
     pub fn of(seed: u64, fill: &Fill) -> Content {
         let (arena, grain, stamp_bytes) = match fill {
             Fill::Noise => return Content::new(seed),
@@ -43,7 +44,7 @@ impl Content {
         Content { seed, arena: Arc::clone(arena), grain, stamp_bytes }
     }
 
-    /// Fills `data`, which is to be written at `offset`.
+    /// Fills `data`, to be written at `offset`.
     pub fn fill(&self, offset: u64, version: u64, data: &mut [u8]) {
         for (i, unit) in data.chunks_mut(UNIT_BYTES).enumerate() {
             let (window, stamp) = self.unit(position(offset, i), version, unit.len());
@@ -52,7 +53,7 @@ impl Content {
         }
     }
 
-    /// Whether `data`, read at `offset`, is what `fill` made of it.
+    /// Whether `data`, read at `offset`, is the content that `fill` generates.
     pub fn matches(&self, offset: u64, version: u64, data: &[u8]) -> bool {
         data.chunks(UNIT_BYTES).enumerate().all(|(i, unit)| {
             let (window, stamp) = self.unit(position(offset, i), version, unit.len());
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn content_is_recognised_and_nothing_else_is() {
+    fn only_the_expected_content_matches() {
         let content = Content::new(7);
         for len in [512, 4096, 16384] {
             let mut data = vec![0; len];
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_content_is_blocks_of_the_arena_and_recognised() {
+    fn repeated_content_consists_of_blocks_of_the_arena_and_matches() {
         let mut arena = vec![0; 1 << 20];
         Rng::new(5).fill(&mut arena);
         let arena = Arc::new(arena);

@@ -1,15 +1,13 @@
-//! The load generator: one thread and one connection each, pipelined, with few system calls.
+//! The load generator: one thread per connection, with pipelined requests and few system calls.
 //!
-//! A thread keeps `depth` requests under way. It sends all that are due in one call, takes all replies that
-//! have come in one call, and never waits for one while the other could go on, so that it can neither deadlock
-//! with a server that stops reading nor become the limit of what it measures. Everything random comes from a
-//! seed.
+//! A thread keeps `depth` requests in progress. It sends all requests that are due in one call, receives all
+//! replies that have arrived in one call, and never waits for one direction while the other can make
+//! progress. It therefore cannot deadlock with a server that stops reading, and does not limit the throughput
+//! that it measures. All random values come from a seed.
 
 mod content;
-mod flight;
 mod report;
 mod run;
-pub(crate) mod socket;
 mod source;
 mod spec;
 

@@ -1,4 +1,4 @@
-//! What a load came to.
+//! The results of a load.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -10,11 +10,11 @@ pub struct Latency {
     pub mean_us: f64,
     /// Median.
     pub p50_us: f64,
-    /// 99 of 100 are not above it.
+    /// 99th percentile.
     pub p99_us: f64,
-    /// 999 of 1000 are not above it.
+    /// 99.9th percentile.
     pub p999_us: f64,
-    /// The longest.
+    /// The maximum.
     pub max_us: f64,
 }
 
@@ -42,7 +42,7 @@ pub struct Report {
     pub writes: u64,
     /// Payload bytes.
     pub bytes: u64,
-    /// From the first request to the last reply, a final flush included.
+    /// Time from the first request to the last reply, including a final flush.
     pub seconds: f64,
     /// Reads and writes per second.
     pub iops: f64,
@@ -58,15 +58,15 @@ pub struct Report {
     pub errors: u64,
     /// The NBD error number of the first one.
     pub first_error: Option<u32>,
-    /// Requests whose content was checked.
+    /// Reads whose content was verified.
     pub verified: u64,
-    /// Those among them whose content was wrong.
+    /// Verified reads with wrong content.
     pub mismatches: u64,
-    /// Where the first wrong content was read.
+    /// Offset of the first wrong content.
     pub first_mismatch: Option<u64>,
 }
 
-/// What one connection counts while it runs.
+/// Counters of one connection during a run.
 pub(crate) struct Tally {
     pub reads: u64,
     pub writes: u64,
@@ -99,14 +99,14 @@ impl Default for Tally {
     }
 }
 
-/// 1 ns to 1,000 s, to three figures.
+/// 1 ns to 1,000 s with three significant figures.
 fn histogram() -> Histogram<u64> {
     const LONGEST_NS: u64 = 1_000_000_000_000;
     Histogram::new_with_bounds(1, LONGEST_NS, 3).expect("these bounds are valid")
 }
 
 impl Tally {
-    /// Adds another connection's.
+    /// Adds the counters of another connection.
     pub fn add(&mut self, other: &Tally) {
         self.reads += other.reads;
         self.writes += other.writes;
@@ -122,7 +122,7 @@ impl Tally {
         self.flush_nanos += &other.flush_nanos;
     }
 
-    /// Sums up.
+    /// Calculates the report.
     pub fn report(&self, seconds: f64) -> Report {
         let ops = self.reads + self.writes;
         let per_second = |n: f64| if seconds > 0.0 { n / seconds } else { 0.0 };

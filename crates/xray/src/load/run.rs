@@ -1,20 +1,17 @@
-//! Running a load: threads, and the loop of each.
+//! Running a load: the threads, and the loop of each thread.
 
-use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use super::content::Content;
-use super::flight::{Flight, Io};
 use super::report::{Report, Tally};
 use super::source::Source;
 use super::spec::{LoadError, Spec};
-use super::{socket, spec};
-use crate::nbd::{self, Command, Connection, NbdError, Parser};
+use crate::nbd::{self, Command, Connection, Done, Pipeline};
 use crate::rng::Rng;
 
-/// A server that answers nothing for so long is taken for dead.
+/// A server that does not answer for this long counts as stalled.
 const STALL: Duration = Duration::from_secs(60);
-/// Enough for all replies of a deep queue of small reads, and for one large one.
+/// Room for all replies of a deep queue of small reads, and for one large reply.
 const RECEIVE_BYTES: usize = 1 << 20;
 
 /// Runs `spec` to its end.
@@ -53,18 +50,33 @@ pub fn run(spec: &Spec) -> Result<Report, LoadError> {
 
 /// One connection and its part of the range.
 struct Worker<'a> {
-    spec: &'a spec::Spec,
-    connection: Connection,
-    flight: Flight,
-    parser: Parser,
+    spec: &'a Spec,
+    pipeline: Pipeline,
     buffer: Vec<u8>,
+    content: Content,
     rng: Rng,
     start: u64,
     blocks: u64,
+    /// The read or write in each slot of the pipeline.
+    slots: Vec<Option<Io>>,
+    /// Version last written, by block, for verification; empty without verification. 0: not written in this
+    /// run.
+    versions: Vec<u64>,
+    version: u64,
+    tally: Tally,
+}
+
+/// A read or write in progress.
+#[derive(Clone, Copy)]
+struct Io {
+    write: bool,
+    block: u64,
+    offset: u64,
+    /// The version that is written, or that a read must return; 0 if the read is not verified.
     version: u64,
 }
 
-/// How far a phase of a worker's run has come.
+/// The progress of one phase of a worker's run.
 struct Phase {
     source: Source,
     reads_only: bool,
@@ -83,7 +95,7 @@ impl<'a> Worker<'a> {
         let (start, end) = (range.start.next_multiple_of(u64::from(spec.block_bytes)), range.end.min(size));
         let block = u64::from(spec.block_bytes);
         let blocks = end.saturating_sub(start) / block / u64::from(spec.connections);
-        // Verification keeps requests under way on different blocks, and must always find one that is free.
+        // Verification keeps concurrent requests on different blocks and must always find a free block.
         if blocks == 0 || spec.verify && blocks <= u64::from(spec.depth) {
             return Err(LoadError::TooSmall {
                 range: end.saturating_sub(start),
@@ -91,17 +103,19 @@ impl<'a> Worker<'a> {
                 block: spec.block_bytes,
             });
         }
-        let verified = if spec.verify { blocks } else { 0 };
+        let depth = usize::from(spec.depth);
         Ok(Worker {
             spec,
-            connection,
-            flight: Flight::new(usize::from(spec.depth), Content::of(spec.seed, &spec.fill), verified),
-            parser: Parser::default(),
+            pipeline: Pipeline::new(connection, depth),
             buffer: vec![0; RECEIVE_BYTES],
+            content: Content::of(spec.seed, &spec.fill),
             rng: Rng::new(spec.seed ^ (n + 1) << 32),
             start: start + n * blocks * block,
             blocks,
+            slots: vec![None; depth],
+            versions: vec![0; if spec.verify { blocks as usize } else { 0 }],
             version: 0,
+            tally: Tally::default(),
         })
     }
 
@@ -121,14 +135,14 @@ impl<'a> Worker<'a> {
         if self.spec.verify {
             self.read_back()?;
         }
-        self.disconnect();
-        Ok((self.flight.tally, elapsed))
+        Ok((self.tally, elapsed))
     }
 
-    /// Reads all that this run wrote; counts only what it finds, not the reads.
+    /// Reads all blocks that this run wrote. Counts only verified blocks and errors, not the reads.
     fn read_back(&mut self) -> Result<(), LoadError> {
-        let written = self.flight.written();
-        let load = std::mem::take(&mut self.flight.tally);
+        let written = (0u64..).zip(&self.versions).filter(|(_, v)| **v != 0).map(|(block, _)| block);
+        let written: Vec<u64> = written.collect();
+        let load = std::mem::take(&mut self.tally);
         self.drive(&mut Phase {
             source: Source::List(written.into_iter()),
             reads_only: true,
@@ -138,8 +152,8 @@ impl<'a> Worker<'a> {
             next_due: None,
             over: false,
         })?;
-        let check = std::mem::replace(&mut self.flight.tally, load);
-        let tally = &mut self.flight.tally;
+        let check = std::mem::replace(&mut self.tally, load);
+        let tally = &mut self.tally;
         tally.verified += check.verified;
         tally.mismatches += check.mismatches;
         tally.first_mismatch = tally.first_mismatch.or(check.first_mismatch);
@@ -149,15 +163,9 @@ impl<'a> Worker<'a> {
     }
 
     fn drive(&mut self, phase: &mut Phase) -> Result<(), LoadError> {
-        let fd = self.connection.as_raw_fd();
         loop {
-            let now = Instant::now();
-            let idle_until = self.fill(phase, now);
-            let mut blocked = false;
-            while self.flight.unsent() && !blocked {
-                blocked = !self.flight.send(|parts| socket::send(fd, parts)).map_err(NbdError::Io)?;
-            }
-            if self.flight.under_way() == 0 {
+            let idle_until = self.fill(phase, Instant::now());
+            if self.pipeline.under_way() == 0 {
                 match idle_until {
                     Some(due) => std::thread::sleep(due.saturating_duration_since(Instant::now())),
                     None if phase.over => return Ok(()),
@@ -165,39 +173,35 @@ impl<'a> Worker<'a> {
                 }
                 continue;
             }
-            // Where only replies can bring it on, one call is enough: it waits and receives.
-            let alone = !blocked && idle_until.is_none();
-            if !alone {
-                let timeout = idle_until.map_or(STALL, |due| due.saturating_duration_since(Instant::now()));
-                if !socket::wait(fd, blocked, timeout).map_err(NbdError::Io)? && idle_until.is_none() {
-                    return Err(NbdError::Stalled(STALL.as_secs()).into());
-                }
+            self.pipeline.turn(&mut self.buffer, idle_until, STALL)?;
+            while let Some(done) = self.pipeline.next_done() {
+                self.settle(done);
             }
-            self.receive(fd, alone)?;
         }
     }
 
-    /// Queues what is due. Gives the moment at which the next request is due if there is room for it already.
+    /// Queues the requests that are due. Returns when the next request is due if there is already room for
+    /// it.
     fn fill(&mut self, phase: &mut Phase, now: Instant) -> Option<Instant> {
         if phase.deadline.is_some_and(|d| now >= d) || phase.left == 0 {
             phase.over = true;
         }
         if phase.over {
-            // The last flush comes after all replies: it is to cover them.
-            if phase.next_flush.is_some() && self.flight.under_way() == 0 {
+            // The last flush follows all replies so that it covers them.
+            if phase.next_flush.is_some() && self.pipeline.under_way() == 0 {
                 phase.next_flush = None;
-                self.flight.queue_flush(now);
+                self.pipeline.queue_flush(now);
             }
             return None;
         }
         if let Some(at) = phase.next_flush
             && now >= at
-            && self.flight.queue_flush(now)
+            && self.pipeline.queue_flush(now)
             && let Some(each) = self.spec.flush_each
         {
             phase.next_flush = Some(now + each);
         }
-        while self.flight.has_room() && phase.left > 0 {
+        while self.pipeline.has_room() && phase.left > 0 {
             let mut due = now;
             if let (Some(at), Some(rate)) = (phase.next_due, self.spec.rate) {
                 if at > now {
@@ -213,41 +217,71 @@ impl<'a> Worker<'a> {
             let write = !phase.reads_only
                 && (self.spec.read_percent == 0
                     || self.spec.read_percent < 100 && self.rng.below(100) >= self.spec.read_percent.into());
-            let offset = self.start + block * u64::from(self.spec.block_bytes);
             self.version += 1;
             phase.left -= 1;
-            self.flight.queue(&Io { write, block, offset, len: self.spec.block_bytes, due }, self.version);
+            self.queue(write, block, due);
         }
         None
     }
 
-    /// The next block that may be touched now.
+    fn queue(&mut self, write: bool, block: u64, due: Instant) {
+        let len = self.spec.block_bytes;
+        let offset = self.start + block * u64::from(len);
+        let content = &self.content;
+        let (version, slot) = if write {
+            let version = self.version;
+            let fill = |data: &mut [u8]| content.fill(offset, version, data);
+            (version, self.pipeline.queue_write(offset, len, due, fill))
+        } else {
+            let version = self.versions.get(block as usize).copied().unwrap_or(0);
+            (version, self.pipeline.queue_read(offset, len, version != 0, due))
+        };
+        self.slots[slot] = Some(Io { write, block, offset, version });
+    }
+
+    /// The next block that may be accessed now. While verification is on, a block with a request in progress
+    /// is skipped: its content would depend on the order in which the server executes the two requests.
     fn pick(&mut self, phase: &mut Phase) -> Option<u64> {
         loop {
             let block = phase.source.next(self.blocks, &mut self.rng)?;
-            if !self.flight.conflicts(block) {
+            if !self.spec.verify || self.slots.iter().flatten().all(|io| io.block != block) {
                 return Some(block);
             }
         }
     }
 
-    fn receive(&mut self, fd: RawFd, wait: bool) -> Result<(), LoadError> {
-        let n = socket::receive(fd, &mut self.buffer, wait).map_err(NbdError::Io)?;
-        match n {
-            Some(0) => Err(NbdError::Closed(self.flight.under_way()).into()),
-            Some(n) => {
-                self.flight.now = Instant::now();
-                Ok(self.parser.feed(&self.buffer[..n], &mut self.flight)?)
-            }
-            None if wait => Err(NbdError::Stalled(STALL.as_secs()).into()),
-            None => Ok(()),
+    /// Counts a request that has been answered, and verifies a read.
+    fn settle(&mut self, done: Done) {
+        let tally = &mut self.tally;
+        if let Some(code) = done.error {
+            tally.errors += 1;
+            tally.first_error.get_or_insert(code);
         }
-    }
-
-    /// Says goodbye; the server need not answer.
-    fn disconnect(&self) {
-        let request = nbd::request(Command::Disconnect, 0, 0, 0);
-        // A server that is gone already is no failure of the load.
-        let _ = socket::send(self.connection.as_raw_fd(), &[std::io::IoSlice::new(&request)]);
+        if done.command == Command::Flush {
+            tally.flushes += 1;
+            tally.flush_nanos.saturating_record(done.nanos);
+            return;
+        }
+        let Some(io) = self.slots[done.slot].take() else { return };
+        if done.error.is_some() {
+            return;
+        }
+        if io.write {
+            tally.writes += 1;
+            if let Some(version) = self.versions.get_mut(io.block as usize) {
+                *version = io.version;
+            }
+        } else {
+            tally.reads += 1;
+            if io.version != 0 {
+                tally.verified += 1;
+                if !self.content.matches(io.offset, io.version, self.pipeline.data(done.slot)) {
+                    tally.mismatches += 1;
+                    tally.first_mismatch.get_or_insert(io.offset);
+                }
+            }
+        }
+        tally.bytes += u64::from(self.spec.block_bytes);
+        tally.nanos.saturating_record(done.nanos);
     }
 }

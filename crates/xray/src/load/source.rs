@@ -1,17 +1,17 @@
-//! Which block comes next.
+//! The order in which blocks are accessed.
 
 use super::spec::Access;
 use crate::rng::Rng;
 
 /// A source of block numbers below a bound.
 pub(crate) enum Source {
-    /// Uniformly at random, for ever.
+    /// Uniformly random, endless.
     Random,
-    /// Four of five in the first fifth, for ever.
+    /// Four of five in the first fifth, endless.
     Skewed,
-    /// Ascending, round and round; the next one.
+    /// Ascending, starting again at the end; contains the next block.
     Sequential(u64),
-    /// These, once.
+    /// These blocks, once each.
     List(std::vec::IntoIter<u64>),
 }
 
@@ -50,9 +50,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_skewed_load_is_hot_in_front_and_reaches_all() {
+    fn a_skewed_load_prefers_the_first_fifth_and_reaches_all_blocks() {
         let mut rng = Rng::new(3);
-        let mut next = || Source::Skewed.next(100, &mut rng).expect("goes on for ever");
+        let mut next = || Source::Skewed.next(100, &mut rng).expect("is endless");
         let blocks: Vec<u64> = (0..10_000).map(|_| next()).collect();
         let hot = blocks.iter().filter(|b| **b < 20).count();
         assert!((7_500..8_500).contains(&hot), "{hot}");

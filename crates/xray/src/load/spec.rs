@@ -1,4 +1,4 @@
-//! What is to be done to a disk.
+//! The parameters of a load.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,37 +6,38 @@ use std::time::{Duration, Instant};
 
 use crate::nbd::{NbdError, Target};
 
-/// In which order a disk is addressed.
+/// The order in which a disk is accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Uniformly at random, aligned to the block size.
     Random,
-    /// Ascending, from the start again at the end.
+    /// Ascending, starting again at the end.
     Sequential,
     /// Four of five at random in the first fifth, the others at random in the rest.
     Skewed,
 }
 
-/// What is written.
+/// The content of writes.
 #[derive(Debug, Clone, Default)]
 pub enum Fill {
-    /// Blocks that do not compress, no two alike.
+    /// Incompressible blocks, all different.
     #[default]
     Noise,
-    /// Pieces of these bytes (at least 64 KiB) under a stamp: they compress as those do, no two alike.
+    /// Pieces of these bytes (at least 64 KiB) with a stamp: as compressible as the bytes, all different.
     Stamped(Arc<Vec<u8>>),
-    /// Whole blocks of these bytes (at least 64 KiB): once each was written, all that comes is stored already.
+    /// Whole blocks of these bytes (at least 64 KiB): after each was written once, all further writes are
+    /// duplicates.
     Repeated(Arc<Vec<u8>>),
 }
 
-/// When a load ends.
+/// Condition for the end of a load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Stop {
     /// After this time.
     After(Duration),
-    /// After so many requests on each connection.
+    /// After this number of requests on each connection.
     Requests(u64),
-    /// After each connection has gone once through its part of the range.
+    /// After one pass of each connection through its part of the range.
     OncePerBlock,
 }
 
@@ -50,7 +51,7 @@ impl Stop {
         }
     }
 
-    /// When a load that began then is over, if not by its requests.
+    /// When a load that started at `began` ends, unless its number of requests ends it.
     pub(crate) fn deadline(self, began: Instant) -> Option<Instant> {
         match self {
             Stop::After(time) => Some(began + time),
@@ -62,41 +63,41 @@ impl Stop {
 /// A load on one export.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// Where the server listens.
+    /// Address of the server.
     pub target: Target,
     /// The export.
     pub export: String,
     /// Order of the offsets.
     pub access: Access,
-    /// Share of reads in per cent.
+    /// Share of reads in percent.
     pub read_percent: u8,
     /// Bytes of each request; a multiple of 512, and of 4096 when above it.
     pub block_bytes: u32,
-    /// Requests under way on each connection.
+    /// Requests in progress on each connection.
     pub depth: u16,
     /// Connections; the range is divided between them.
     pub connections: u16,
-    /// When it ends.
+    /// Condition for the end.
     pub stop: Stop,
-    /// A flush at this interval, and one at the end, each counted as part of the load.
+    /// Interval between flushes; another flush follows at the end. Flushes are part of the load.
     pub flush_each: Option<Duration>,
-    /// Requests per second on each connection, as a Poisson process; latency then counts from the moment at
-    /// which a request was due, not from when there was room to send it.
+    /// Requests per second on each connection, as a Poisson process; latency then starts when a request is
+    /// due, not when there is room to send it.
     pub rate: Option<f64>,
-    /// Bytes to touch; the whole export by default.
+    /// Bytes to access; the complete export by default.
     pub range: Option<Range<u64>>,
     /// Seed of offsets, mix, arrivals and content.
     pub seed: u64,
-    /// What is written.
+    /// Content of writes.
     pub fill: Fill,
-    /// Ask for structured replies, as QEMU and libnbd do.
+    /// Request structured replies, as QEMU and libnbd do.
     pub structured: bool,
-    /// Check what is read against what was written in this run, and read all of that at the end.
+    /// Verify reads against the writes of this run, and read all written blocks at the end.
     pub verify: bool,
 }
 
 impl Spec {
-    /// 4 KiB random reads at depth 32 for a second: a start to change.
+    /// 4 KiB random reads at depth 32 for one second: defaults to be changed.
     pub fn new(target: Target, export: &str) -> Spec {
         Spec {
             target,
@@ -117,7 +118,7 @@ impl Spec {
         }
     }
 
-    /// Refuses what cannot be run.
+    /// Rejects invalid parameters.
     pub(crate) fn check(&self) -> Result<(), LoadError> {
         let bytes = self.block_bytes;
         let wrong =
@@ -128,7 +129,7 @@ impl Spec {
             } else if self.depth == 0 || self.connections == 0 {
                 Some("depth and connections must be at least 1")
             } else if self.read_percent > 100 {
-                Some("the share of reads must be at most 100 per cent")
+                Some("the share of reads must be at most 100 percent")
             } else if self.rate.is_some_and(|r| !(r > 0.0 && r.is_finite())) {
                 Some("the rate must be above 0")
             } else {
@@ -138,25 +139,25 @@ impl Spec {
     }
 }
 
-/// Why a load could not be run to its end.
+/// Why a load failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// It makes no sense.
+    /// Invalid parameters.
     #[error("{0}")]
     Spec(&'static str),
-    /// The export is not big enough for it.
+    /// The export is too small for the load.
     #[error(
-        "the range of {range} bytes is too small for blocks of {block} bytes, {connections} connections, and verification if asked for"
+        "the range of {range} bytes is too small for blocks of {block} bytes, {connections} connections, and verification if enabled"
     )]
     TooSmall {
-        /// Bytes to touch.
+        /// Bytes to access.
         range: u64,
         /// Connections.
         connections: u16,
         /// Bytes of each request.
         block: u32,
     },
-    /// It writes, and the export cannot be written.
+    /// It writes, and the export is read-only.
     #[error("the export is read-only")]
     ReadOnly,
     /// The server cannot flush.

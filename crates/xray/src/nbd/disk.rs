@@ -1,11 +1,11 @@
-//! An export that is written one request at a time: for what a benchmark prepares, not for what it measures.
+//! An export that is written one request at a time: for preparing benchmarks, not for measuring.
 
 use std::io::{Read, Write};
 use std::time::Duration;
 
 use super::{Command, Connection, NbdError, Target, connect, request};
 
-/// A server that answers nothing for so long is taken for dead.
+/// A server that does not answer for this long counts as stalled.
 const STALL: Duration = Duration::from_secs(60);
 const SIMPLE_MAGIC: u32 = 0x6744_6698;
 const COOKIE: u64 = 0x666f_7265_6261_7921;
@@ -16,7 +16,7 @@ pub struct Disk(Connection);
 impl Disk {
     /// Connects.
     pub fn open(target: &Target, export: &str) -> Result<Disk, NbdError> {
-        // Only reads have structured replies, and there are none.
+        // Only reads have structured replies, and this client does not read.
         connect(target, export, false, STALL).map(Disk)
     }
 
@@ -30,7 +30,7 @@ impl Disk {
         self.call(Command::Trim, offset, len, &[])
     }
 
-    /// Makes all durable.
+    /// Makes all writes durable.
     pub fn flush(&mut self) -> Result<(), NbdError> {
         self.call(Command::Flush, 0, 0, &[])
     }
@@ -42,7 +42,7 @@ impl Disk {
         self.0.read_exact(&mut reply)?;
         let field = |at: usize| u32::from_be_bytes([reply[at], reply[at + 1], reply[at + 2], reply[at + 3]]);
         if field(0) != SIMPLE_MAGIC || reply[8..] != COOKIE.to_be_bytes() {
-            return Err(NbdError::Protocol("it replied to another request than the one that was made"));
+            return Err(NbdError::Protocol("a reply to a different request"));
         }
         match field(4) {
             0 => Ok(()),
@@ -53,7 +53,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // A server that is gone already needs no goodbye.
+        // The server does not answer a disconnect, and may have closed the connection already.
         let _ = self.0.write_all(&request(Command::Disconnect, 0, 0, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! Fixed newstyle negotiation: structured replies if wanted and offered, then GO.
+//! Fixed newstyle negotiation: structured replies if requested and offered, then GO.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -16,10 +16,10 @@ const REP_ACK: u32 = 1;
 const REP_INFO: u32 = 3;
 const REP_ERROR_BIT: u32 = 1 << 31;
 const INFO_EXPORT: u16 = 0;
-/// No option reply that this client asks for is longer.
+/// Longest accepted option reply.
 const OPTION_REPLY_MAX: u32 = 64 << 10;
 
-/// What the server said of the export.
+/// Properties of the export, as reported by the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Export {
     /// Size in bytes.
@@ -100,8 +100,8 @@ impl Write for Stream {
     }
 }
 
-/// Connects and negotiates `name`. With `structured`, structured replies are asked for; a server that does not
-/// know them is used without. `timeout` bounds each wait for the server, here and later.
+/// Connects and negotiates `name`. With `structured`, requests structured replies; a server that does not
+/// support them is used without. `timeout` bounds each wait for the server, now and later.
 pub fn connect(
     target: &Target,
     name: &str,
@@ -128,12 +128,12 @@ pub fn connect(
 fn negotiate<S: Read + Write>(s: &mut S, name: &str, structured: bool) -> Result<(Export, bool), NbdError> {
     let greeting: [u8; 18] = take(s)?;
     if &greeting[..8] != b"NBDMAGIC" || &greeting[8..16] != b"IHAVEOPT" {
-        return Err(NbdError::Protocol("it does not greet as a newstyle NBD server"));
+        return Err(NbdError::Protocol("no greeting of a newstyle NBD server"));
     }
     // Both flags, "fixed newstyle" and "no zeroes", have the same value in either direction.
     let flags = u32::from(u16::from_be_bytes([greeting[16], greeting[17]]) & 3);
     if flags & 1 == 0 {
-        return Err(NbdError::Protocol("it does not negotiate fixed newstyle"));
+        return Err(NbdError::Protocol("no fixed newstyle negotiation"));
     }
     s.write_all(&flags.to_be_bytes())?;
 
@@ -165,12 +165,12 @@ fn go<S: Read + Write>(s: &mut S, name: &str) -> Result<Export, NbdError> {
                 }
             }
             REP_ACK => {
-                return export.ok_or(NbdError::Protocol("it acknowledged GO without telling the size"));
+                return export.ok_or(NbdError::Protocol("GO acknowledged without the size"));
             }
             code if code & REP_ERROR_BIT != 0 => {
                 return Err(NbdError::Refused { name: name.to_owned(), code });
             }
-            _ => return Err(NbdError::Protocol("it answered GO with an unknown reply")),
+            _ => return Err(NbdError::Protocol("an unknown reply to GO")),
         }
     }
 }
@@ -185,15 +185,15 @@ fn send_option<S: Write>(s: &mut S, option: u32, data: &[u8]) -> Result<(), NbdE
 
 fn option_reply<S: Read>(s: &mut S, option: u32) -> Result<(u32, Vec<u8>), NbdError> {
     if u64::from_be_bytes(take(s)?) != OPTION_REPLY_MAGIC {
-        return Err(NbdError::Protocol("an option reply has the wrong magic"));
+        return Err(NbdError::Protocol("an option reply with the wrong magic"));
     }
     if u32::from_be_bytes(take(s)?) != option {
-        return Err(NbdError::Protocol("it answered an option that was not asked"));
+        return Err(NbdError::Protocol("a reply to an option that was not sent"));
     }
     let code = u32::from_be_bytes(take(s)?);
     let len = u32::from_be_bytes(take(s)?);
     if len > OPTION_REPLY_MAX {
-        return Err(NbdError::Protocol("an option reply is too long"));
+        return Err(NbdError::Protocol("an option reply that is too long"));
     }
     let mut data = vec![0; len as usize];
     s.read_exact(&mut data)?;
@@ -210,7 +210,7 @@ fn take<const N: usize>(s: &mut impl Read) -> Result<[u8; N], NbdError> {
 mod tests {
     use super::*;
 
-    /// Answers from a script; keeps what was sent.
+    /// Answers from a script and records the requests.
     struct Script {
         input: io::Cursor<Vec<u8>>,
         sent: Vec<u8>,
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_and_nonsense_are_errors() {
+    fn refusals_and_invalid_replies_are_errors() {
         let mut s = script(&[GREETING, &reply(OPT_GO, REP_ERROR_BIT | 6, b"no such export")]);
         assert!(matches!(negotiate(&mut s, "x", false), Err(NbdError::Refused { .. })));
         let mut s = script(&[GREETING, &reply(OPT_GO, REP_ACK, b"")]);

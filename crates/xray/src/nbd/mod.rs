@@ -1,15 +1,22 @@
-//! A small NBD client: it speaks what a load generator needs and nothing else.
+//! A small NBD client with the features that a load generator needs.
 //!
 //! It is written from the protocol document (`doc/proto.md` of the NBD project) and shares no code with the
-//! server, so that a misreading on one side does not hide on the other.
+//! server, so that a misinterpretation on one side is not hidden by the same one on the other side.
+//!
+//! `handshake` negotiates an export, `reply` parses replies, `flight` holds the requests in progress and
+//! `pipeline` moves them over the socket; `disk` sends one request at a time.
 
 mod disk;
+mod flight;
 mod handshake;
+mod pipeline;
 mod reply;
 mod target;
 
 pub use disk::Disk;
+pub use flight::Done;
 pub use handshake::{Connection, Export, connect};
+pub use pipeline::Pipeline;
 pub use reply::{Chunk, Parser, Sink};
 pub use target::{Target, TargetError};
 
@@ -32,31 +39,31 @@ pub enum Command {
     Trim = 4,
 }
 
-/// What goes wrong between this client and a server.
+/// An error between this client and a server.
 #[derive(Debug, thiserror::Error)]
 pub enum NbdError {
     /// The transport failed.
     #[error("the connection failed: {0}")]
     Io(#[from] std::io::Error),
-    /// The server closed the connection while replies were due.
+    /// The server closed the connection while requests were unanswered.
     #[error("the server closed the connection with {0} requests unanswered")]
     Closed(usize),
-    /// The server sent something that the protocol does not allow here.
-    #[error("the server broke the protocol: {0}")]
+    /// The server violated the protocol.
+    #[error("the server violated the protocol: {0}")]
     Protocol(&'static str),
     /// The server refused the export.
     #[error("the server does not offer the export \"{name}\" (reply {code:#x})")]
     Refused {
-        /// The export asked for.
+        /// The requested export.
         name: String,
-        /// The option reply.
+        /// Code of the option reply.
         code: u32,
     },
     /// The server answered a request with an error.
     #[error("the server answered with NBD error {0}")]
     Failed(u32),
     /// The server answered no request in time.
-    #[error("the server answered nothing for {0} seconds")]
+    #[error("no answer from the server for {0} seconds")]
     Stalled(u64),
 }
 

@@ -1,5 +1,5 @@
-//! Replies, parsed as they stream in: any cut of the stream gives the same chunks, and payload is handed on
-//! from where it lies, so that a generator that does not look at data never copies it.
+//! The parser of the reply stream. It produces the same data however the stream is split into reads, and
+//! passes payload without a copy, so that a generator that ignores data never copies it.
 
 use super::NbdError;
 
@@ -13,7 +13,7 @@ const ERROR_BIT: u16 = 1 << 15;
 
 const SIMPLE_LEN: usize = 16;
 const STRUCTURED_LEN: usize = 20;
-/// A structured header and the longest fixed part behind it (a hole's offset and length).
+/// A structured header and the longest fixed part after it (a hole's offset and length).
 const STAGE_LEN: usize = STRUCTURED_LEN + 12;
 
 /// A piece of a reply.
@@ -25,7 +25,7 @@ pub enum Chunk<'a> {
         cookie: u64,
         /// Position on the disk.
         offset: u64,
-        /// Payload, a part of the reply's.
+        /// Payload, or a part of it.
         bytes: &'a [u8],
     },
     /// A range that reads as zeroes.
@@ -51,12 +51,12 @@ pub enum Chunk<'a> {
     },
 }
 
-/// What takes the chunks.
+/// The receiver of chunks.
 pub trait Sink {
-    /// Length and position of the payload that a simple reply without error carries: that of a read; (0, 0) for
-    /// other commands; `None` if no such request is under way.
+    /// Position and length of the payload of a simple reply without error: those of a read; (0, 0) for other
+    /// commands; `None` if no such request is in progress.
     fn simple_payload(&self, cookie: u64) -> Option<(u64, u32)>;
-    /// Takes one chunk.
+    /// Handles one chunk.
     fn chunk(&mut self, chunk: Chunk<'_>) -> Result<(), NbdError>;
 }
 
@@ -129,7 +129,7 @@ impl Parser {
         }
     }
 
-    /// Decides what to do with the bytes staged so far: ask for more, or hand on a chunk.
+    /// Handles the bytes staged so far: requests more bytes, or passes a chunk on.
     fn head(&mut self, sink: &mut impl Sink) -> Result<(), NbdError> {
         match (self.u32_at(0), self.staged) {
             (SIMPLE_MAGIC, 4) => self.state = State::Head(SIMPLE_LEN),
@@ -137,15 +137,14 @@ impl Parser {
             (SIMPLE_MAGIC, _) => self.simple(sink)?,
             (STRUCTURED_MAGIC, STRUCTURED_LEN) => self.structured_header(sink)?,
             (STRUCTURED_MAGIC, _) => self.structured_body(sink)?,
-            _ => return Err(NbdError::Protocol("a reply has the wrong magic")),
+            _ => return Err(NbdError::Protocol("a reply with the wrong magic")),
         }
         Ok(())
     }
 
     fn simple(&mut self, sink: &mut impl Sink) -> Result<(), NbdError> {
         let (error, cookie) = (self.u32_at(4), self.u64_at(8));
-        let (offset, len) =
-            sink.simple_payload(cookie).ok_or(NbdError::Protocol("it replied to no request"))?;
+        let (offset, len) = sink.simple_payload(cookie).ok_or(NbdError::Protocol("a reply to no request"))?;
         if error != 0 {
             sink.chunk(Chunk::Error { cookie, code: error })?;
             return self.end(sink, cookie, true);
@@ -161,7 +160,7 @@ impl Parser {
             OFFSET_DATA if len > 8 => 8,
             OFFSET_HOLE if len == 12 => 12,
             kind if kind & ERROR_BIT != 0 && len >= 6 => 6,
-            _ => return Err(NbdError::Protocol("a structured reply is of an unknown kind or length")),
+            _ => return Err(NbdError::Protocol("a structured reply of unknown type or length")),
         };
         self.state = State::Head(STRUCTURED_LEN + fixed);
         Ok(())
@@ -214,7 +213,7 @@ impl Parser {
 mod tests {
     use super::*;
 
-    /// Keeps chunks, neighbouring data joined, so that differently cut streams compare equal.
+    /// Records chunks with adjacent data joined, so that differently split streams compare equal.
     #[derive(Default, PartialEq, Debug)]
     struct Seen(Vec<(u64, &'static str, u64, Vec<u8>)>);
 
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_of_the_stream_gives_the_same_chunks() {
+    fn every_split_of_the_stream_gives_the_same_chunks() {
         let stream = [
             simple(0, 1, b"hello"),
             simple(0, 2, b""),
@@ -296,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_protocol_does_not_allow_is_an_error() {
+    fn protocol_violations_are_errors() {
         for bad in [
             vec![0; 16],
             simple(0, 77, b""),

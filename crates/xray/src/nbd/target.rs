@@ -1,4 +1,4 @@
-//! Where a server listens: `unix:PATH` or `HOST:PORT`.
+//! The address of a server: `unix:PATH` or `HOST:PORT`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -8,13 +8,13 @@ use std::str::FromStr;
 pub enum Target {
     /// A UNIX socket.
     Unix(PathBuf),
-    /// Host and port, as the resolver takes them.
+    /// Host and port, in the resolver's format.
     Tcp(String),
 }
 
-/// Not an address.
+/// An invalid address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("\"{0}\" is no address: use unix:PATH or HOST:PORT")]
+#[error("invalid address \"{0}\": use unix:PATH or HOST:PORT")]
 pub struct TargetError(String);
 
 impl FromStr for Target {
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_are_read_and_others_refused() {
+    fn both_forms_are_parsed_and_others_rejected() {
         assert_eq!("unix:/a b".parse(), Ok(Target::Unix("/a b".into())));
         assert_eq!("[::1]:10809".parse(), Ok(Target::Tcp("[::1]:10809".into())));
         for bad in ["", "unix:", "host", ":1", "host:", "host:70000"] {

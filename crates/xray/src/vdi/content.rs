@@ -1,8 +1,9 @@
-//! What is in a block: by its origin, so that a reader can tell what must be there.
+//! The bytes of a block, determined by its origin, so that a reader can compute the expected content.
 //!
-//! The bytes are windows of real data under a stamp, sixteen blocks of the data in a row, so that they compress as
-//! guests' data does. The stamp makes equal what has the same origin and nothing else: a block of the image, a block
-//! that all desktops of a family write alike, or one that only one desktop writes.
+//! The bytes are windows of real data with a stamp, sixteen consecutive blocks of the data in a row, so that
+//! they compress as guests' data does. The stamp makes blocks equal exactly if they have the same origin: a
+//! block of the image, a block that all desktops of a family write alike, or a block that only one desktop
+//! writes.
 
 use std::sync::Arc;
 
@@ -11,21 +12,21 @@ use crate::rng::Rng;
 /// Bytes of a block.
 pub const BLOCK: usize = 4096;
 const STAMP: usize = 24;
-/// Blocks that are one piece of the real data.
+/// Consecutive blocks from one piece of the real data.
 const RUN: u64 = 16;
-/// Least real data; what is missing is made up.
+/// Least real data; missing data is generated.
 const ARENA_MIN: usize = 1 << 20;
 
-/// Where a block's bytes come from.
+/// The origin of a block's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// All zero.
     Zero,
-    /// What the image has at this block.
+    /// This block of the image.
     Image(u32),
-    /// What all desktops write alike, by a number of its own.
+    /// A block that all desktops write alike, by its number.
     Family(u64),
-    /// What only this desktop writes, by the number of the write.
+    /// A block that only this desktop writes, by the number of the write.
     Own(u32, u64),
 }
 
@@ -40,7 +41,7 @@ impl Content {
     pub fn new(mut data: Vec<u8>) -> Content {
         let mut rng = Rng::new(1);
         while data.len() < ARENA_MIN {
-            // Words of a small vocabulary: they compress about as programs do.
+            // Words of a small vocabulary: they compress about as well as programs.
             let word = Rng::new(rng.below(1024)).next_u64().to_le_bytes();
             data.extend_from_slice(&word[..3 + rng.below(6) as usize]);
         }
@@ -58,7 +59,7 @@ impl Content {
         }
     }
 
-    /// Whether a block is what it should be.
+    /// Whether a block has the expected content.
     pub fn matches(&self, origin: Origin, block: &[u8]) -> bool {
         match self.parts(origin) {
             None => block.iter().all(|b| *b == 0),
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_told_by_their_origin() {
+    fn only_blocks_of_the_same_origin_match() {
         let content = Content::new(Vec::new());
         let origins = [
             Origin::Zero,

@@ -1,4 +1,4 @@
-//! The server's counters before and after a phase, and what lies between them.
+//! The server's counters before and after a phase, and their difference.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -9,29 +9,29 @@ use serde_json::Value;
 use crate::bench::error::{BenchError, Result};
 use crate::bench::servers::Forebay;
 
-/// After so long it is taken as it is.
+/// Longest wait for an idle store.
 const RESTLESS: Duration = Duration::from_secs(180);
 
-/// Counters of `forebay stats --json`, or what they grew by.
+/// Counters of `forebay stats --json`, or their growth.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
-    /// Reads and writes of guests, as the server counts them.
+    /// Reads and writes of guests, counted by the server.
     pub guest_ops: u64,
     /// Store reads.
     pub read_ops: u64,
-    /// Bytes of them.
+    /// Bytes of store reads.
     pub read_bytes: u64,
     /// Store writes.
     pub write_ops: u64,
-    /// Bytes of them.
+    /// Bytes of store writes.
     pub write_bytes: u64,
     /// Store syncs.
     pub sync_ops: u64,
     /// Objects deleted.
     pub delete_ops: u64,
-    /// Times that a desktop let something overflow.
+    /// Overflows of desktops' write caches.
     pub overflow_ops: u64,
-    /// What that took in RAM.
+    /// Bytes of RAM that overflowed.
     pub overflow_bytes: u64,
     /// Commits of the log.
     pub commits: u64,
@@ -39,22 +39,22 @@ pub struct Counters {
     pub checkpoints: u64,
     /// Bytes that the cleaner moved.
     pub moved_bytes: u64,
-    /// Blocks that were looked for in the read cache in vain.
+    /// Lookups in the read cache that missed.
     pub cache_misses: u64,
-    /// Map nodes that were looked for in the map cache in vain.
+    /// Lookups in the map cache that missed.
     pub map_misses: u64,
-    /// Blocks that overflowed and were zero, as they had been, or stored already.
+    /// Overflowed blocks that were zero, unchanged or duplicates.
     pub known_blocks: u64,
-    /// Blocks that overflowed and were stored.
+    /// Overflowed blocks that were stored.
     pub new_blocks: u64,
-    /// Bytes in the write caches at the end (not what they grew by).
+    /// Bytes in the write caches at the end (not their growth).
     pub cached_bytes: u64,
     /// Resident memory of the server at the end.
     pub memory_bytes: u64,
 }
 
 impl Counters {
-    /// Now.
+    /// The counters now.
     pub fn now(forebay: &Forebay) -> Result<Counters> {
         let stats = forebay.cli(&["stats"])?;
         let get = |wanted| {
@@ -84,8 +84,8 @@ impl Counters {
         })
     }
 
-    /// When the store is at rest, which it is when its counters stand still for so long: what a phase has begun is its
-    /// own.
+    /// Waits until the store is idle, which means that its counters do not change for `still`, and returns
+    /// the counters: a phase includes all work that it has started.
     pub fn at_rest(forebay: &Forebay, still: Duration) -> Result<Counters> {
         let begun = Instant::now();
         let mut last = Counters::now(forebay)?;
@@ -100,7 +100,7 @@ impl Counters {
         }
     }
 
-    /// What they grew by since `before`.
+    /// Growth since `before`.
     pub fn since(&self, before: &Counters) -> Counters {
         Counters {
             guest_ops: self.guest_ops - before.guest_ops,

@@ -1,9 +1,9 @@
-//! What was published of virtual desktops, to generate the load from and to compare with: a test of Citrix PVS 7.1
-//! with Windows 7 and Login VSI Medium. The guest's view is that of its MCS baseline on a local disk; the store's
-//! view is that of its best case, a RAM cache with overflow.
+//! Published figures of virtual desktops, used to generate the load and for comparison: a test of Citrix PVS
+//! 7.1 with Windows 7 and Login VSI Medium. The guest's view is that of its MCS baseline on a local disk; the
+//! store's view is that of its best case, a RAM cache with overflow.
 //!
-//! In the store's view there are no reads of the image: PVS servers send it over the network, from their page caches.
-//! Forebay's figures have them in.
+//! The published store's view contains no reads of the image: PVS servers send it over the network from their
+//! page caches. Forebay's figures include them.
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -18,7 +18,7 @@ pub enum Phase {
     Logon,
     /// 45 minutes of office work.
     Steady,
-    /// The logon of a user with a profile of 260 MB in 6,390 files, which is copied in.
+    /// The logon of a user whose profile of 260 MB in 6,390 files is copied to the desktop.
     Profile,
     /// The 45 minutes after that.
     ProfileSteady,
@@ -31,12 +31,12 @@ impl Phase {
             Phase::Boot => "boot",
             Phase::Logon => "logon",
             Phase::Steady => "steady",
-            Phase::Profile => "logon, 260 MB profile",
-            Phase::ProfileSteady => "steady after it",
+            Phase::Profile => "logon, profile",
+            Phase::ProfileSteady => "steady, profile",
         }
     }
 
-    /// Whether a profile was copied in.
+    /// Whether a profile is copied in this phase or an earlier one.
     pub fn has_profile(self) -> bool {
         matches!(self, Phase::Profile | Phase::ProfileSteady)
     }
@@ -47,24 +47,25 @@ impl Phase {
     }
 }
 
-/// What a guest does in a phase.
+/// The operations of a guest in a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct GuestRow {
     /// Reads and writes.
     pub ops: u32,
-    /// Reads among them, in per cent.
+    /// Share of reads, in percent.
     pub read_percent: u32,
-    /// How long it takes.
+    /// Duration.
     pub seconds: f64,
 }
 
-/// The files of a profile, and the bytes in them.
+/// Number of files of a profile.
 pub const PROFILE_FILES: u32 = 6_390;
-/// See [`PROFILE_FILES`].
+/// Bytes of the files of a profile.
 pub const PROFILE_BYTES: u64 = 260_000_000;
 
-/// What each of `desktops` guests does, without what a profile adds. One desktop alone is the row of one VM, more are
-/// that of five. The time is that of the fleet's own row on the store's side, where there is one.
+/// The operations of each of `desktops` guests, without copying a profile. One desktop has the row of one VM,
+/// more desktops have that of five VMs. The duration is that of the fleet's row in the store's view, if
+/// published.
 pub fn guest(phase: Phase, desktops: u32) -> GuestRow {
     let alone = desktops == 1;
     let (ops, read_percent, seconds) = match phase {
@@ -81,26 +82,26 @@ pub fn guest(phase: Phase, desktops: u32) -> GuestRow {
         (Phase::Profile, 11) => 963.0,
         (Phase::Boot, 150) => 480.0,
         (Phase::Logon, 150) => 1939.0,
-        // The published row of 150 is 30 minutes; here all run for 45.
+        // The published row of 150 desktops has 30 minutes; here all run for 45.
         _ => seconds,
     };
     GuestRow { ops, read_percent, seconds }
 }
 
-/// What the store had to do for each desktop.
+/// The published operations of the store, per desktop.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct StoreRow {
     /// Reads and writes.
     pub ops: f64,
-    /// A second.
+    /// Operations per second.
     pub iops: f64,
-    /// Reads among them, in per cent.
+    /// Share of reads, in percent.
     pub read_percent: u32,
-    /// What is promised: at most this part of `ops`.
+    /// The promised bound, as a fraction of `ops`.
     pub share: f64,
 }
 
-/// The published figures of the store; none where there is no row of so many desktops.
+/// The published figures of the store; `None` if there is no row for this number of desktops.
 pub fn store(phase: Phase, desktops: u32) -> Option<StoreRow> {
     let (ops, iops, read_percent) = match (phase, desktops) {
         (Phase::Boot, 11) => (536.0, 2.5, 56),
@@ -117,5 +118,5 @@ pub fn store(phase: Phase, desktops: u32) -> Option<StoreRow> {
     Some(StoreRow { ops, iops, read_percent, share })
 }
 
-/// Store operations a second that are promised for each desktop at work.
+/// Promised bound for store operations per second and desktop in a steady phase.
 pub const STEADY_IOPS: f64 = 0.2;

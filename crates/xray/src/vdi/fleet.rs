@@ -1,4 +1,4 @@
-//! A fleet of desktops on a running server, and its phases one after the other.
+//! A fleet of desktops on a running server, and its phases in sequence.
 
 use std::time::{Duration, Instant};
 
@@ -17,20 +17,20 @@ use crate::bench::error::{BenchError, Result};
 use crate::bench::servers::Forebay;
 use crate::nbd::{self, NbdError};
 
-/// A server that answers nothing for so long is taken for dead.
+/// A server that does not answer for this long counts as stalled.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Blocks of each desktop that are read again and checked at the end.
+/// Blocks of each desktop that are read back and verified at the end.
 const AUDITED: usize = 400;
 
-/// Whether the server has read the image before.
+/// State of the server's read cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Cache {
-    /// It has just been started: its read cache is empty. It does without boot profiles.
+    /// Just started: the read cache is empty, and boot profiles are off.
     Cold,
-    /// It has just been started, and knows what a boot of one desktop reads.
+    /// Just started, with the recorded profile of one desktop's boot.
     Profiled,
-    /// The same desktops ran before, and were reset.
+    /// The same desktops ran before and were reset.
     Warm,
 }
 
@@ -39,24 +39,24 @@ impl Cache {
     pub fn name(self) -> &'static str {
         match self {
             Cache::Cold => "cold",
-            Cache::Profiled => "cold, profile",
+            Cache::Profiled => "profiled",
             Cache::Warm => "warm",
         }
     }
 }
 
-/// What a phase came to.
+/// The results of a phase.
 #[derive(Debug, Clone, Serialize)]
 pub struct PhaseResult {
-    /// Which.
+    /// The phase.
     pub phase: Phase,
-    /// How many desktops.
+    /// Number of desktops.
     pub desktops: u32,
-    /// What the server had in its read cache.
+    /// State of the server's read cache.
     pub cache: Cache,
-    /// What was published of the guests.
+    /// The published figures of the guests.
     pub guest: GuestRow,
-    /// What was published of the store.
+    /// The published figures of the store.
     pub published: Option<StoreRow>,
     /// Reads of all guests.
     pub reads: u64,
@@ -66,43 +66,43 @@ pub struct PhaseResult {
     pub read_bytes: u64,
     /// Bytes written by all guests.
     pub write_bytes: u64,
-    /// Flushes of all guests, which are in no other figure.
+    /// Flushes of all guests; no other figure includes them.
     pub flushes: u64,
-    /// How long the phase took here; guests that could not be served so fast waited.
+    /// Duration here; operations that could not be served in time are delayed.
     pub seconds: f64,
-    /// Operations that each guest was to make.
+    /// Planned operations of each guest.
     pub planned_ops: u32,
-    /// How long it was to take.
+    /// Planned duration.
     pub planned_seconds: f64,
-    /// Median latency, from an operation's arrival.
+    /// Median latency, starting at an operation's arrival.
     pub p50_ms: f64,
-    /// 99 of 100 are not above it.
+    /// 99th percentile of the latency.
     pub p99_ms: f64,
-    /// Blocks that were read and checked.
+    /// Blocks that were read and verified.
     pub checked_blocks: u64,
-    /// Those that were wrong.
+    /// Verified blocks with wrong content.
     pub wrong_blocks: u64,
-    /// What the server did for it, all desktops together.
+    /// The server's counters during the phase, for all desktops together.
     pub server: Counters,
 }
 
 impl PhaseResult {
-    /// Reads and writes of each guest.
+    /// Reads and writes per guest.
     pub fn guest_ops(&self) -> f64 {
         self.each(self.reads + self.writes)
     }
 
-    /// Store reads and writes for each desktop.
+    /// Store reads and writes per desktop.
     pub fn store_ops(&self) -> f64 {
         self.each(self.server.read_ops + self.server.write_ops)
     }
 
-    /// The same, a second of the time that the phase takes when it is not sped up.
+    /// Store operations per desktop and second of the published duration.
     pub fn store_iops(&self) -> f64 {
         self.store_ops() / self.guest.seconds
     }
 
-    /// In one line, while others are still to come.
+    /// A summary in one line, for progress.
     fn line(&self) -> String {
         let (s, ops) = (&self.server, self.store_ops());
         format!(
@@ -115,7 +115,7 @@ impl PhaseResult {
         )
     }
 
-    /// One desktop's part.
+    /// The share of one desktop.
     pub fn each(&self, n: u64) -> f64 {
         n as f64 / f64::from(self.desktops)
     }
@@ -129,12 +129,12 @@ pub struct Fleet<'a> {
     names: Vec<String>,
     desks: Vec<Desk<'a>>,
     days: u32,
-    /// Blocks that were checked at the ends of its days, and those that were wrong.
+    /// Blocks verified at the end of each day, and the wrong ones.
     pub audited: (u64, u64),
 }
 
 impl<'a> Fleet<'a> {
-    /// Makes `count` desktops.
+    /// Creates `count` desktops.
     pub fn new(
         forebay: &'a Forebay,
         options: &'a Options,
@@ -170,8 +170,8 @@ impl<'a> Fleet<'a> {
         self.names.len() as u32
     }
 
-    /// One boot and logon, of which the server is to keep the profile: it ends a recording only when a guest has been
-    /// quiet for a while.
+    /// Runs one boot and logon whose profile the server records, and waits for the profile: a recording ends
+    /// only when the guest has been idle for some time.
     pub fn record(&mut self) -> Result<()> {
         self.day(&[Phase::Boot, Phase::Logon], Cache::Cold)?;
         let begun = Instant::now();
@@ -188,11 +188,11 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Their day: the phases one after the other, from their image on. They are reset afterwards.
+    /// Runs the phases of a day, starting from the image, and resets the desktops afterwards.
     pub fn day(&mut self, phases: &[Phase], cache: Cache) -> Result<Vec<PhaseResult>> {
         let target = self.forebay.server.target();
         self.days += 1;
-        // What is read ahead for those who connect is part of their boot.
+        // Reads ahead triggered by the connections are part of the boot.
         let mut before = Counters::at_rest(self.forebay, self.options.still)?;
         let open = |(name, number): (&String, u32)| {
             let connection = nbd::connect(&target, name, true, TIMEOUT).map_err(failed)?;
@@ -206,13 +206,13 @@ impl<'a> Fleet<'a> {
             before = after;
         }
         self.audit()?;
-        // Their guests are shut down.
+        // Shuts the guests down.
         self.desks.clear();
         self.reset()?;
         Ok(results)
     }
 
-    /// Takes them through a phase; what it came to, and the counters after it.
+    /// Runs a phase. Returns its results and the counters after it.
     fn phase(&mut self, phase: Phase, cache: Cache, before: Counters) -> Result<(PhaseResult, Counters)> {
         let options = self.options;
         let row = scaled(guest(phase, self.count()), options.scale);
@@ -250,7 +250,7 @@ impl<'a> Fleet<'a> {
         Ok((result, after))
     }
 
-    /// Reads some of what all have written.
+    /// Reads back some of the blocks that the desktops have written.
     fn audit(&mut self) -> Result<()> {
         self.desks.iter_mut().for_each(|desk| desk.begin_audit(AUDITED));
         drive::run(&mut self.desks).map_err(failed)?;
@@ -269,7 +269,7 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Sets all back to the image, once their guests have gone.
+    /// Resets all desktops once their connections are closed.
     fn reset(&self) -> Result<()> {
         while self.in_use()? {
             std::thread::sleep(Duration::from_millis(50));
@@ -278,7 +278,7 @@ impl<'a> Fleet<'a> {
         self.forebay.cli(&words.collect::<Vec<_>>()).map(drop)
     }
 
-    /// Whether the server holds a connection of one still.
+    /// Whether a desktop still has a connection.
     fn in_use(&self) -> Result<bool> {
         let volumes = self.forebay.cli(&["volume", "list"])?;
         let unused = |v: &&Value| v.get("clients").and_then(Value::as_u64) == Some(0);
@@ -288,7 +288,7 @@ impl<'a> Fleet<'a> {
         }))
     }
 
-    /// Removes them.
+    /// Deletes the desktops.
     pub fn remove(self) -> Result<()> {
         self.names.iter().try_for_each(|name| self.forebay.cli(&["volume", "rm", name]).map(drop))
     }

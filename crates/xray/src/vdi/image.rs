@@ -1,4 +1,4 @@
-//! The golden image: a raw file with data in the cells that have some, and holes elsewhere.
+//! The golden image: a raw file with data in the cells that have data, and holes elsewhere.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,7 +8,7 @@ use super::content::{BLOCK, Content, Origin};
 use super::shape::{CELL, Shape};
 use crate::bench::error::{During, Result};
 
-/// Writes it.
+/// Writes the image file.
 pub fn write(path: &Path, shape: &Shape, content: &Content) -> Result<()> {
     let what = || format!("cannot write {}", path.display());
     let file = File::create(path).during(what)?;

@@ -1,9 +1,10 @@
-//! Fleets of virtual desktops: boots, logons and office work as published (`figures`), on desktops of a real server,
-//! and what that costs the store beside what was published of the best RAM cache with overflow.
+//! Fleets of virtual desktops: replays boots, logons and office work as published (`figures`) on desktops of
+//! a real server, and compares their cost for the store with the published cost of the best RAM cache with
+//! overflow.
 //!
-//! `shape` says where desktops read and write, `script` what one does in a phase, `content` what is in the blocks;
-//! `desk` is one desktop's connection, `drive` runs all of them from one thread, `fleet` takes them through their
-//! phases with the server's `counters` around each, `report` compares.
+//! `shape` determines where desktops read and write, `script` the operations of a phase, `content` the bytes
+//! of blocks; `desk` is the connection of one desktop, `drive` runs all of them from one thread, `fleet` runs
+//! their phases and takes the server's `counters` before and after each, `report` compares.
 
 mod content;
 mod counters;
@@ -34,12 +35,12 @@ use desk::Family;
 use fleet::Fleet;
 use shape::Shape;
 
-/// What to run.
+/// Options of a run.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The `forebay` binary.
     pub forebay: PathBuf,
-    /// Where data goes.
+    /// Directory for data.
     pub parent: PathBuf,
     /// Sizes of the fleets.
     pub fleets: Vec<u32>,
@@ -47,23 +48,23 @@ pub struct Options {
     pub phases: Vec<Phase>,
     /// States of the read cache.
     pub caches: Vec<Cache>,
-    /// How much faster than published time goes.
+    /// Factor by which time runs faster than published.
     pub speedup: f64,
-    /// One in so many operations is made; for tests.
+    /// Only one in this many operations is made; for tests.
     pub scale: u32,
     /// RAM for the writes of each desktop.
     pub write_cache: u64,
-    /// RAM for those of all.
+    /// RAM for the writes of all desktops together.
     pub desktop_memory: u64,
     /// The server's read cache.
     pub read_cache: u64,
     /// Bytes of the image.
     pub image_bytes: u64,
-    /// Bytes of the image that hold data, at least what is read.
+    /// Bytes of the image that contain data; at least the bytes that are read.
     pub image_data: u64,
-    /// The store is at rest when its counters stand still for so long.
+    /// The store counts as idle when its counters do not change for this long.
     pub still: Duration,
-    /// Said in the report.
+    /// Whether it is a quick run; for the report.
     pub quick: bool,
 }
 
@@ -88,7 +89,7 @@ impl Options {
         }
     }
 
-    /// The phases of a day, and those of a day with a profile, which is one for small fleets.
+    /// The phases of a plain day, and those of a day with a profile, which only small fleets have.
     fn days(&self, desktops: u32, cache: Cache) -> [Vec<Phase>; 2] {
         let (profile, plain): (Vec<Phase>, Vec<Phase>) = self.phases.iter().partition(|p| p.has_profile());
         let with_profile = desktops <= PROFILE_DESKTOPS && cache == Cache::Warm && !profile.is_empty();
@@ -98,11 +99,11 @@ impl Options {
 
 /// The image's name in the pool.
 const IMAGE: &str = "golden";
-/// Real data that blocks are made of.
+/// Bytes of real data from which blocks are made.
 const ARENA: usize = 64 << 20;
-/// Fingerprints are read back within this time after a start.
+/// Time limit for reading fingerprints back after a start.
 const INDEX_WITHIN: Duration = Duration::from_secs(600);
-/// The largest fleet to which profiles are copied, which is the one of the published row.
+/// The largest fleet to which profiles are copied: the size of the published one.
 const PROFILE_DESKTOPS: u32 = 11;
 
 /// Runs all fleets.
@@ -122,12 +123,12 @@ pub fn run(options: &Options) -> Result<VdiReport> {
             options.caches.iter().partition(|c| **c == Cache::Cold);
         for (caches, profile) in [(cold, "off"), (others, "auto")] {
             let Some(first) = caches.first() else { continue };
-            // A server that has just been started has nothing in its caches.
+            // The caches of a server that was just started are empty.
             let mut forebay = Forebay::start(&dir, &options.forebay, &config(options, count, profile))?;
             wait_for_index(&forebay)?;
             let mut fleet = Fleet::new(&forebay, options, family, count)?;
             if *first == Cache::Warm {
-                say(&format!("{count} desktops, to warm up"));
+                say(&format!("warming up {count} desktops"));
                 fleet.day(&options.days(count, Cache::Profiled)[0], Cache::Profiled)?;
             }
             for &cache in &caches {
@@ -159,7 +160,7 @@ pub fn run(options: &Options) -> Result<VdiReport> {
     })
 }
 
-/// The days of a fleet.
+/// Runs the days of a fleet.
 fn days(fleet: &mut Fleet<'_>, options: &Options, count: u32, cache: Cache) -> Result<Vec<PhaseResult>> {
     let mut phases = Vec::new();
     let [plain, profile] = options.days(count, cache);
@@ -167,22 +168,22 @@ fn days(fleet: &mut Fleet<'_>, options: &Options, count: u32, cache: Cache) -> R
         let names: Vec<_> = day.iter().map(|p| p.name()).collect();
         say(&format!("{count} desktops, {}: {}", cache.name(), names.join("; ")));
         let results = fleet.day(day, cache)?;
-        // The boot before a logon with a profile is one more of those that were measured.
+        // The boot before a logon with a profile is not counted: boots are measured on the plain day.
         phases.extend(results.into_iter().filter(|r| day == &plain || r.phase.has_profile()));
     }
     Ok(phases)
 }
 
-/// The pool with the image, packed, and with the profile of a boot.
+/// Creates the pool with the packed image and the profile of a boot.
 fn import(dir: &WorkDir, options: &Options, family: Family<'_>) -> Result<()> {
-    say("the image");
+    say("importing the image");
     let raw = dir.data("golden.raw");
     image::write(&raw, family.shape, family.content)?;
     let mut forebay = Forebay::start(dir, &options.forebay, &config(options, 1, "auto"))?;
     forebay.import(IMAGE, &raw)?;
     std::fs::remove_file(&raw).during(|| format!("cannot remove {}", raw.display()))?;
     forebay.gc()?;
-    say("one desktop boots and its user logs on, to be recorded");
+    say("recording the boot and logon of one desktop");
     let mut one = Fleet::new(&forebay, options, family, 1)?;
     one.record()?;
     one.remove()?;
@@ -195,7 +196,7 @@ fn config(options: &Options, desktops: u32, profile: &str) -> ForebayConfig {
         .with(format!("[memory]\ndesktops = {memory}\n[boot]\nprofile = \"{profile}\"\n"))
 }
 
-/// Bytes that a server may take for what it keeps.
+/// The budgets of the server's caches, in bytes.
 fn budgets(forebay: &Forebay) -> Result<u64> {
     let budgets = [
         "/read_cache/budget_bytes",
@@ -219,7 +220,7 @@ fn wait_for_index(forebay: &Forebay) -> Result<()> {
     Ok(())
 }
 
-/// Tells on standard error what is being done.
+/// Prints progress to standard error.
 fn say(what: &str) {
     eprintln!("vdi: {what}");
 }

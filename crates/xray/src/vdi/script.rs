@@ -1,8 +1,8 @@
-//! What one desktop does in a phase, operation by operation.
+//! The operations of one desktop in a phase.
 //!
-//! The number of reads and writes is exactly what was published, in a random order; they arrive as a Poisson process.
-//! All desktops make the same reads in nearly the same order, and write nearly the same: what the n-th block
-//! of files holds is decided once for all of them (`mix`), where it lands is each guest's own affair.
+//! The numbers of reads and writes are exactly the published ones, in a random order; they arrive as a
+//! Poisson process. All desktops make the same reads in nearly the same order and write nearly the same
+//! content: the content of the n-th block of files is the same for all of them (`mix`), its position differs.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,25 +12,25 @@ use super::figures::{GuestRow, PROFILE_BYTES, PROFILE_FILES, Phase};
 use super::shape::{CELL, Piece, Shape, read_ops, write_size};
 use crate::rng::Rng;
 
-/// Writes to a place that is written over and over, in per cent.
+/// Writes to positions that are rewritten repeatedly, in percent.
 const HOT: u64 = 25;
-/// Writes that rewrite a file of this desktop, in per cent: at work, and before.
+/// Writes that rewrite a file of this desktop, in percent, in steady phases.
 const REWRITE: u64 = 30;
-/// See [`REWRITE`].
+/// See [`REWRITE`]; in the phases before.
 const REWRITE_EARLY: u64 = 10;
-/// New writes that begin elsewhere; the others go on where the last one ended. In per cent.
+/// New writes that start at another position, in percent; the others continue where the last one ended.
 const JUMP: u64 = 40;
-/// New files that replace one of the image's, in per cent.
+/// New files that replace a file of the image, in percent.
 const OVER_DATA: u64 = 20;
-/// At work, reads of what the desktop wrote, and of data of the image anywhere; in per cent.
+/// In steady phases, reads of files that the desktop wrote, in percent.
 const READ_OWN: u64 = 10;
-/// See [`READ_OWN`].
+/// In steady phases, reads of the image at any position, in percent.
 const READ_ANYWHERE: u64 = 1;
-/// How far two reads may be out of the image's order, and how many are, in per cent.
+/// How far reads can deviate from the image's order, in reads.
 const WINDOW: usize = 8;
-/// See [`WINDOW`].
+/// Reads that deviate from the image's order, in percent.
 const OUT_OF_ORDER: u64 = 20;
-/// Places of own files that are remembered.
+/// Positions of own files that are remembered.
 const REMEMBERED: usize = 4096;
 /// Largest write of a file that is copied.
 const COPY_BLOCKS: u32 = 16;
@@ -38,32 +38,32 @@ const COPY_BLOCKS: u32 = 16;
 /// One operation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Op {
-    /// When it arrives, since the phase began.
+    /// When it arrives, relative to the start of the phase.
     pub due: Duration,
-    /// Where.
+    /// The blocks.
     pub piece: Piece,
-    /// What is written, block by block; empty for a read.
+    /// Content of a write, by block; empty for a read.
     pub write: Vec<Origin>,
 }
 
-/// What a desktop remembers from one phase to the next.
+/// The state of a desktop that phases share.
 #[derive(Debug)]
 pub struct Memory {
     desktop: u32,
-    /// Another day, other places and other content: what was stored or read on the day before is no help, but for what
-    /// all desktops read of the image.
+    /// Each day has other positions and content: data stored or cached on the previous day does not help,
+    /// except for the image blocks that all desktops read.
     day: u64,
     rng: Rng,
-    /// Where new files end.
+    /// End of the last new file.
     end: Piece,
-    /// Pieces of files of its own, for those who read or rewrite them.
+    /// Pieces of own files, for reads and rewrites.
     own: Vec<Piece>,
-    /// Blocks written that nobody else writes.
+    /// Number of blocks written that no other desktop writes.
     own_blocks: u64,
 }
 
 impl Memory {
-    /// That of a desktop as its image is, in the morning.
+    /// The state of a desktop at the start of a day, when it equals its image.
     pub fn new(desktop: u32, day: u32) -> Memory {
         let rng = Rng::new(0xde5c << 48 | u64::from(day) << 32 | u64::from(desktop));
         Memory {
@@ -76,7 +76,7 @@ impl Memory {
         }
     }
 
-    /// Makes room for a write of a new file.
+    /// Allocates a position for a write of a new file.
     fn new_piece(&mut self, shape: &Shape, blocks: u32) -> Piece {
         let next = self.end.block + self.end.blocks;
         let crosses = next % CELL + blocks > CELL || next.is_multiple_of(CELL);
@@ -98,7 +98,7 @@ impl Memory {
         self.end
     }
 
-    /// The content of a block that nobody else writes.
+    /// Content of a block that no other desktop writes.
     fn own_content(&mut self) -> Origin {
         self.own_blocks += 1;
         Origin::Own(self.desktop, self.day << 32 | self.own_blocks)
@@ -110,15 +110,15 @@ impl Memory {
     }
 }
 
-/// The operations of a phase still to be made.
+/// The remaining operations of a phase.
 pub struct Script<'a> {
     shape: &'a Shape,
     phase: Phase,
     reads_left: u32,
     writes_left: u32,
-    /// Files of a profile that are still to be copied, in writes.
+    /// Remaining files of a profile to be copied, in writes.
     copies: VecDeque<u32>,
-    /// Reads of the image that may come next, and where the walk is.
+    /// The next reads of the image to choose from, and the position in the image's order.
     window: VecDeque<Piece>,
     walk: usize,
     new_blocks: u64,
@@ -146,12 +146,12 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Operations that a guest makes.
+    /// Number of remaining operations of a guest.
     pub fn left(&self) -> u32 {
         self.reads_left + self.writes_left
     }
 
-    /// The next one of the desktop with this memory.
+    /// The next operation of the desktop with this state.
     pub fn next(&mut self, memory: &mut Memory) -> Option<Op> {
         let left = self.left();
         if left == 0 {
@@ -192,7 +192,7 @@ impl<'a> Script<'a> {
     }
 
     fn write(&mut self, memory: &mut Memory) -> (Piece, Vec<Origin>) {
-        // While a profile is copied, writes of its files come between those of the logon.
+        // While a profile is copied, the writes of its files are mixed with those of the logon.
         let left = u64::from(self.writes_left) + 1;
         if memory.rng.below(left) < self.copies.len() as u64
             && let Some(blocks) = self.copies.pop_front()
@@ -228,8 +228,9 @@ impl<'a> Script<'a> {
         (piece, write)
     }
 
-    /// What a write of files holds: of each block, whether it is all zero, as the image has it somewhere, what all
-    /// desktops of the family write, or this one's own. Desktops of a family share 67 to 80 % of what they write.
+    /// Content of a write to files: each block is all zero, equal to a block of the image, common to all
+    /// desktops of the family, or unique to this desktop. Desktops of a family share 67 to 80 % of their
+    /// writes.
     fn content(&mut self, memory: &mut Memory, blocks: u32) -> Vec<Origin> {
         let one = |_| {
             let number = self.new_blocks;
@@ -250,13 +251,13 @@ impl<'a> Script<'a> {
     }
 }
 
-/// What is decided for all desktops alike about a block that is written.
+/// The random numbers for a written block, which are the same for all desktops.
 fn common(phase: Phase, number: u64) -> Rng {
     Rng::new((phase as u64) << 48 ^ number << 8 ^ 0xfa)
 }
 
-/// The writes that copy a profile, in blocks: the content of each file, of different sizes as files are, and two of the
-/// file system's own (0), for the file's record and its directory.
+/// The writes that copy a profile, in blocks: the content of each file, with a typical distribution of sizes,
+/// and two writes of the file system (0), for the file's record and its directory.
 fn copies(scale: u32) -> VecDeque<u32> {
     let mut rng = Rng::new(260);
     let files = PROFILE_FILES / scale;
@@ -265,7 +266,8 @@ fn copies(scale: u32) -> VecDeque<u32> {
     let mut writes = VecDeque::new();
     let (mut done, mut wanted) = (0u32, 0f64);
     for _ in 0..files {
-        // An exponential distribution, carried on so that the sum comes out; the least is a block.
+        // An exponential distribution; rounding errors carry over so that the sum is exact. The least size is
+        // a block.
         wanted -= mean * rng.unit().ln();
         let mut left = (wanted as u32).saturating_sub(done).max(1);
         done += left;
@@ -309,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn each_phase_has_the_published_operations_and_mix_in_its_time() {
+    fn each_phase_has_the_published_operations_mix_and_duration() {
         let shape = shape();
         for (phase, fleet, total, percent) in [
             (Phase::Boot, 1, 24_921, 86),
@@ -334,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_desktop_does_the_same_each_time_and_another_one_nearly_the_same() {
+    fn scripts_are_deterministic_and_similar_between_desktops() {
         let shape = shape();
         let [first, again, other] = [1, 1, 2].map(|n| ops(&shape, n, 11, &[Phase::Boot]));
         assert_eq!(first, again);
@@ -348,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_yesterday_is_not_written_today() {
+    fn each_day_writes_new_content() {
         let shape = shape();
         let new = |day| {
             let ops = ops_of(&shape, Memory::new(1, day), 11, &[Phase::Boot]);
@@ -363,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn desktops_of_a_family_share_what_they_hold() {
+    fn desktops_of_a_family_share_most_of_their_content() {
         let shape = shape();
         let day = [Phase::Boot, Phase::Logon, Phase::Steady];
         let mut a = HashMap::new();
@@ -375,13 +377,13 @@ mod tests {
         let shared = |o: &&Origin| matches!(o, Origin::Image(_)) || known.contains(&format!("{o:?}"));
         let percent = a.values().filter(shared).count() * 100 / a.len();
         assert!((67..=80).contains(&percent), "{percent} %");
-        // It fits into the write cache of 256 MiB, as it did in the published test but for a few.
+        // It fits into the write cache of 256 MiB, as in the published test with few exceptions.
         let mib = (a.len() * 4096) >> 20;
         assert!((60..200).contains(&mib), "{mib} MiB");
     }
 
     #[test]
-    fn a_part_of_what_is_written_is_rewritten_within_ten_seconds() {
+    fn a_part_of_the_blocks_is_rewritten_within_ten_seconds() {
         let shape = shape();
         let mut last: HashMap<u32, Duration> = HashMap::new();
         let (mut all, mut soon) = (0, 0);

@@ -1,9 +1,9 @@
-//! Where a desktop reads and writes, and how much at a time.
+//! Positions and sizes of a desktop's reads and writes.
 //!
-//! An image is divided into cells of a MiB. Some hold data, the others are free. A phase reads a set of data cells:
-//! always the same, in an order that is the image's; a visit to a cell reads some neighbouring pieces of it, as a
-//! program does with its files. Sizes are those that were published of boots and logons (Dell's test of 1,270
-//! desktops: reads of 18 to 36 KiB on average, writes of 5 to 10).
+//! An image is divided into cells of 1 MiB. Some contain data, the others are free. A phase reads a set of
+//! data cells: always the same set, in the image's order; a visit to a cell reads several adjacent pieces of
+//! it, as a program does with its files. Sizes are the published sizes of boots and logons (Dell's test of
+//! 1,270 desktops: reads of 18 to 36 KiB on average, writes of 5 to 10).
 
 use super::content::BLOCK;
 use super::figures::{GuestRow, Phase, guest};
@@ -16,33 +16,45 @@ pub const CELL: u32 = 256;
 const READS: [(u32, u64); 5] = [(1, 22), (2, 12), (4, 16), (8, 20), (16, 30)];
 /// Blocks of a write and its weight: 9 KiB on average.
 const WRITES: [(u32, u64); 5] = [(1, 60), (2, 18), (4, 14), (8, 5), (16, 3)];
-/// Reads of a visit to a cell, on average.
+/// Mean number of reads per visit to a cell.
 const VISIT: u64 = 6;
-/// What a phase reads of its cells, in per cent.
+/// Share of its cells that a phase reads, in percent.
 const TOUCHED: u32 = 60;
-/// Of a phase's reads of the image, those that repeat an earlier one, in per cent.
+/// Share of a phase's reads of the image that repeat an earlier one, in percent.
 const AGAIN: u64 = 10;
-/// Places that are written over and over: journals, registry hives, logs.
+/// Number of positions that are rewritten repeatedly: journals, registry hives, logs.
 const HOT: usize = 36;
 
-/// Blocks in a row.
+/// Consecutive blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
     /// The first.
     pub block: u32,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u32,
 }
 
-/// The image, and what each phase reads of it.
+impl Piece {
+    /// Offset in bytes.
+    pub fn offset(self) -> u64 {
+        u64::from(self.block) * BLOCK as u64
+    }
+
+    /// Length in bytes.
+    pub fn len(self) -> u32 {
+        self.blocks * BLOCK as u32
+    }
+}
+
+/// The image, and the reads of each phase.
 pub struct Shape {
     /// Blocks of the image.
     pub blocks: u32,
     /// Cells with data, ascending.
     pub data: Vec<u32>,
-    /// Cells without.
+    /// Cells without data.
     pub free: Vec<u32>,
-    /// Places that are written over and over.
+    /// Positions that are rewritten repeatedly.
     pub hot: Vec<Piece>,
     boot: Vec<Piece>,
     logon: Vec<Piece>,
@@ -50,18 +62,18 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// An image of `bytes` of which `data_bytes` hold data, at least what the phases read; `scale` divides the number of
-    /// operations.
+    /// An image of `bytes` of which `data_bytes` contain data, at least the bytes that the phases read;
+    /// `scale` divides the number of operations.
     pub fn new(bytes: u64, data_bytes: u64, scale: u32) -> Shape {
         let mut rng = Rng::new(12);
         let cells = (bytes >> 20) as u32;
         let mut order: Vec<u32> = (0..cells).collect();
         shuffle(&mut order, 7);
         let mut reads = |phase: Phase, taken: &mut usize| {
-            // The larger of the two published rows, so that each has enough.
+            // The larger of the two published rows, so that there are enough reads for both.
             let n = [1, 2].map(|n| read_ops(&scaled(guest(phase, n), scale))).into_iter().max().unwrap_or(0);
             let sizes: Vec<u32> = (0..n).map(|_| size(&READS, &mut rng)).collect();
-            // With some room: a visit that does not fit goes elsewhere.
+            // With a reserve: a visit that does not fit uses another cell.
             let cells = sizes.iter().sum::<u32>() * 100 / (CELL * TOUCHED) + 4;
             let from = *taken;
             *taken = (from + cells as usize).min(order.len());
@@ -83,7 +95,7 @@ impl Shape {
         Shape { blocks: cells * CELL, data, free, hot, boot, logon, steady }
     }
 
-    /// What a phase reads of the image, in order.
+    /// The reads of the image in a phase, in order.
     pub fn reads(&self, phase: Phase) -> &[Piece] {
         match phase {
             Phase::Boot => &self.boot,
@@ -97,14 +109,14 @@ impl Shape {
         self.data.binary_search(&(block / CELL)).is_ok()
     }
 
-    /// A piece of the image's data anywhere.
+    /// A piece of the image's data at a random position.
     pub fn anywhere(&self, rng: &mut Rng) -> Piece {
         let cell = self.data[rng.below(self.data.len() as u64) as usize];
         let blocks = size(&READS, rng);
         Piece { block: cell * CELL + rng.below(u64::from(CELL - blocks)) as u32, blocks }
     }
 
-    /// Distinct bytes that a phase reads of the image.
+    /// Distinct bytes of the image that a phase reads.
     pub fn touched_bytes(&self, phase: Phase) -> u64 {
         let mut seen = vec![false; self.blocks as usize];
         for piece in self.reads(phase) {
@@ -114,17 +126,17 @@ impl Shape {
     }
 }
 
-/// A row of which only one in `scale` operations is made.
+/// A row with only one in `scale` operations.
 pub fn scaled(row: GuestRow, scale: u32) -> GuestRow {
     GuestRow { ops: row.ops / scale, ..row }
 }
 
-/// Reads of a phase.
+/// Number of reads of a phase.
 pub fn read_ops(row: &GuestRow) -> u32 {
     (u64::from(row.ops) * u64::from(row.read_percent) / 100) as u32
 }
 
-/// Blocks of a write.
+/// Random size of a write, in blocks.
 pub fn write_size(rng: &mut Rng) -> u32 {
     size(&WRITES, rng)
 }
@@ -140,7 +152,7 @@ fn size(weights: &[(u32, u64)], rng: &mut Rng) -> u32 {
     1
 }
 
-/// Visits to cells until all sizes have been read.
+/// Visits cells until all sizes have been read.
 fn walk(cells: &[u32], sizes: &[u32], rng: &mut Rng) -> Vec<Piece> {
     let mut used = vec![0; cells.len()];
     let mut pieces: Vec<Piece> = Vec::with_capacity(sizes.len());
@@ -166,7 +178,7 @@ fn walk(cells: &[u32], sizes: &[u32], rng: &mut Rng) -> Vec<Piece> {
             at
         });
         if used[at] + blocks > CELL {
-            // All cells have been read to their ends: this one is begun anew.
+            // All cells have been read to their ends: start again in this one.
             used[at] = 0;
         }
         pieces.push(Piece { block: cells[at] * CELL + used[at], blocks });
@@ -184,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_touches_its_part_of_the_image_in_pieces_of_the_published_size() {
+    fn a_boot_reads_the_published_share_of_the_image_in_pieces_of_the_published_size() {
         let shape = shape();
         let reads = shape.reads(Phase::Boot);
         assert_eq!(reads.len(), 21_733);
@@ -205,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_image_comes_out_each_time_and_a_small_one_works() {
+    fn shapes_are_deterministic_and_small_images_work() {
         assert_eq!(shape().reads(Phase::Logon), shape().reads(Phase::Logon));
         let small = Shape::new(64 << 20, 0, 100);
         assert_eq!(small.reads(Phase::Boot).len(), 216);

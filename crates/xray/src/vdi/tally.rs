@@ -1,8 +1,8 @@
-//! What guests did in a phase, counted where they are.
+//! Counters and latencies of guests in a phase.
 
 use hdrhistogram::Histogram;
 
-/// Operations, bytes, latencies, and what was wrong.
+/// Operations, bytes, latencies and errors.
 #[derive(Debug, Clone)]
 pub struct Tally {
     /// Reads that were answered.
@@ -15,21 +15,21 @@ pub struct Tally {
     pub write_bytes: u64,
     /// Flushes that were answered.
     pub flushes: u64,
-    /// Requests that the server answered with an error, and the first error.
+    /// Requests that the server answered with an error.
     pub errors: u64,
-    /// See `errors`.
+    /// NBD error number of the first error.
     pub first_error: Option<u32>,
-    /// Blocks whose content was checked.
+    /// Blocks whose content was verified.
     pub checked_blocks: u64,
-    /// Those that were not what had been written.
+    /// Verified blocks with wrong content.
     pub wrong_blocks: u64,
-    /// From the arrival of an operation to its answer.
+    /// Latencies, from the arrival of an operation to its answer.
     pub nanos: Histogram<u64>,
 }
 
 impl Default for Tally {
     fn default() -> Tally {
-        /// To three figures up to here: 1,000 s.
+        /// The longest latency that is recorded: 1,000 s.
         const LONGEST_NS: u64 = 1_000_000_000_000;
         Tally {
             reads: 0,
@@ -59,7 +59,7 @@ impl Tally {
         self.nanos.saturating_record(nanos);
     }
 
-    /// Adds another desktop's.
+    /// Adds the counters of another desktop.
     pub fn add(&mut self, other: &Tally) {
         self.reads += other.reads;
         self.writes += other.writes;

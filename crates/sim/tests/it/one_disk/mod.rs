@@ -1,4 +1,4 @@
-//! A pool on one slow disk, in virtual time, and guests that know what they wrote.
+//! A pool on one slow disk, in virtual time, and guests that track their writes.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::cell::Cell;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_engine::{Disk, Error, Host, Pool, PoolConfig, SegmentId, SyncMode, check};
+use forebay_engine::{DiskHandle, Error, Host, Pool, PoolConfig, SegmentId, SyncMode, check};
 use forebay_sim::{Executor, Ran, Rng, SimHost};
 use forebay_store::{BoxFuture, Capacity, IoBuf, MemoryStore, ObjectStat, Result, Store};
 use parking_lot::Mutex;
@@ -17,7 +17,7 @@ pub const LIMIT: u64 = 128 * MIB;
 /// Steps of a run of a minute, with a wide margin.
 const STEPS: u64 = 60_000_000;
 
-/// A disk of 16 MiB/s: an eighth of the store in a second, which serves one operation after the other.
+/// A disk of 16 MiB/s: an eighth of the store per second, executing one operation at a time.
 struct OneDisk {
     inner: Arc<dyn Store>,
     host: Arc<SimHost>,
@@ -25,7 +25,7 @@ struct OneDisk {
 }
 
 impl OneDisk {
-    /// Takes the time of an operation that moves `bytes`.
+    /// Waits for the duration of an operation that moves `bytes`.
     fn serve(&self, bytes: usize) -> BoxFuture<'static, ()> {
         let cost = Duration::from_micros(100 + bytes as u64 * 1_000_000 / (16 * MIB));
         let now = self.host.now();
@@ -131,7 +131,7 @@ impl World {
         })
     }
 
-    /// Makes and removes a snapshot each second until `until`. Counts refusals.
+    /// Creates and deletes a snapshot each second until `until`. Counts rejections.
     pub fn snapshots(&mut self, volumes: usize, until: Duration, refused: &Rc<Cell<u64>>) {
         let (pool, host, refused) = (self.pool.clone(), self.exec.host(), refused.clone());
         self.exec.spawn("snapshots", async move {
@@ -157,21 +157,21 @@ impl World {
     }
 }
 
-/// A guest that knows what it wrote.
+/// A guest that tracks its writes.
 pub struct Writer {
-    pub disk: Arc<Disk>,
+    pub disk: Arc<DiskHandle>,
     host: Arc<SimHost>,
     pub rng: Rng,
-    /// The number of the write that each block holds.
+    /// The number of the last write of each block.
     blocks: Vec<u64>,
     writes: u64,
     pub written: u64,
-    /// The longest write.
+    /// Latency of the slowest write.
     pub longest: Duration,
 }
 
 impl Writer {
-    pub fn new(disk: Arc<Disk>, host: Arc<SimHost>, number: u64, blocks: u64) -> Writer {
+    pub fn new(disk: Arc<DiskHandle>, host: Arc<SimHost>, number: u64, blocks: u64) -> Writer {
         let (rng, blocks) = (Rng::new(number), vec![0; blocks as usize]);
         Writer { disk, host, rng, blocks, writes: number << 32, written: 0, longest: Duration::ZERO }
     }
@@ -193,7 +193,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Overwrites at random until `until`, 4 to 64 KiB at a time, and flushes after each 64 writes.
+    /// Overwrites at random until `until`, 4 to 64 KiB at a time, and flushes after every 64 writes.
     pub async fn overwrite(&mut self, until: Duration) -> std::result::Result<(), Error> {
         while self.host.now() < until {
             for _ in 0..64 {

@@ -1,17 +1,15 @@
-//! A store that is short of room, in virtual time: writers go on as long as there is garbage, and are refused in bounded
-//! time where there is none.
-
-mod one_disk;
+//! A store that is short of space, in virtual time: writers continue as long as there is garbage, and are
+//! rejected in bounded time if there is none.
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::one_disk::{BLOCK, LIMIT, MIB, World, Writer};
 use forebay_engine::{Error, Host, SyncMode};
 use forebay_store::{Fault, FaultyOp, FaultyStore, When};
-use one_disk::{BLOCK, LIMIT, MIB, World, Writer};
 
-/// Four guests overwrite for a minute what takes `percent` of the room that the pool can use, beside snapshots.
+/// Four guests overwrite `percent` of the usable space of the pool for a minute, with concurrent snapshots.
 fn churn(percent: u64) {
     let mut world = World::new(percent);
     // The reserve is two segments and twice the buffer: 6 MiB.
@@ -58,17 +56,17 @@ fn churn(percent: u64) {
 }
 
 #[test]
-fn writers_go_on_where_60_percent_is_live() {
+fn writers_continue_with_60_percent_live_data() {
     churn(60);
 }
 
 #[test]
-fn writers_go_on_where_80_percent_is_live() {
+fn writers_continue_with_80_percent_live_data() {
     churn(80);
 }
 
-/// Fills a pool with live data; a snapshot comes and goes meanwhile where `churn` says so. The refusal comes in time,
-/// and room that is made is used at once.
+/// Fills a pool with live data; with `churn`, snapshots are created and deleted at the same time. The
+/// rejection occurs in bounded time, and space that is freed is used immediately.
 fn fill_up(churn: bool) {
     let mut world = World::new(7);
     let mut writer = world.volume(0, 4 * LIMIT / BLOCK / 64);
@@ -92,19 +90,19 @@ fn fill_up(churn: bool) {
             if let Err(e) = result {
                 break (e, host.now() - begin);
             }
-            assert!(block < blocks, "more fits than there is room for");
+            assert!(block < blocks, "more data fits than the pool has space for");
         };
         assert!(matches!(refused, Error::NoSpace), "{refused}");
         println!("{} MiB fit; the refusal took {waited:?}", block * BLOCK / MIB);
         assert!(block * BLOCK > LIMIT * 3 / 4, "refused at {} MiB", block * BLOCK / MIB);
         assert!(waited < Duration::from_secs(60), "the refusal took {waited:?}");
-        // A quarter of it goes.
+        // A quarter of it is discarded.
         large.disk.discard(0, block / 4 * BLOCK, false).await.expect("discards need no room");
         let begin = host.now();
         for block in (0..64).step_by(16) {
             while let Err(e) = writer.write(block, 16).await {
                 assert!(matches!(e, Error::NoSpace), "{e}");
-                assert!(host.now() - begin < Duration::from_secs(60), "room that was made is not used");
+                assert!(host.now() - begin < Duration::from_secs(60), "freed space is not used");
                 host.sleep(Duration::from_millis(100)).await;
             }
         }
@@ -121,19 +119,19 @@ fn fill_up(churn: bool) {
 }
 
 #[test]
-fn a_pool_full_of_live_data_refuses_in_bounded_time() {
+fn a_pool_full_of_live_data_rejects_writes_in_bounded_time() {
     fill_up(false);
 }
 
 #[test]
-fn snapshots_that_come_and_go_do_not_make_a_refusal_wait_for_ever() {
+fn repeated_snapshots_do_not_delay_a_rejection_without_bound() {
     fill_up(true);
 }
 
-/// A commit that found no room is tried again when a reclaim may help; neither the flush nor the snapshot that waits
-/// for it fails.
+/// A commit that found no space is retried when a reclaim may help; neither the flush nor the snapshot that
+/// waits for it fails.
 #[test]
-fn what_waits_for_a_commit_that_found_no_room_succeeds_after_a_reclaim() {
+fn a_flush_that_waits_for_a_commit_without_space_succeeds_after_a_reclaim() {
     let faults = FaultyStore::new(3);
     faults.set_capacity(LIMIT);
     let mut world = World::on(3, faults.clone());
@@ -142,7 +140,7 @@ fn what_waits_for_a_commit_that_found_no_room_succeeds_after_a_reclaim() {
     let pool = world.pool.clone();
     world.long(async move {
         for n in 0..4 {
-            // What is written over is garbage, so that a reclaim is worth it.
+            // Overwritten data is garbage, so a reclaim is worthwhile.
             writer.overwrite(host.now() + Duration::from_secs(1)).await.expect("there is room");
             faults.inject(FaultyOp::Append, Fault::Full, When::After(0));
             writer.write(n, 4).await.expect("the buffer has room");

@@ -1,4 +1,4 @@
-//! The generator against a server that is small enough to be right, and against that server misbehaving.
+//! The load generator against a minimal correct server, and against the same server with faults.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,7 +12,7 @@ use forebay_xray::nbd::{NbdError, Target};
 
 const SIZE: u64 = 4 << 20;
 
-/// How the server misbehaves.
+/// A fault of the server.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     None,
@@ -20,7 +20,7 @@ enum Fault {
     LosesWrites,
     /// Answers every hundredth request with EIO.
     Fails,
-    /// Hangs up after a hundred requests.
+    /// Closes the connection after a hundred requests.
     HangsUp,
 }
 
@@ -50,7 +50,7 @@ fn target(dir: &Path) -> Target {
     Target::Unix(dir.join("s"))
 }
 
-/// Serves until the client leaves. Simple replies only; the end of the connection is the end of the thread.
+/// Serves until the client disconnects. Supports only simple replies; the thread ends with the connection.
 fn serve(mut s: UnixStream, disk: &Mutex<Vec<u8>>, fault: Fault) -> Option<()> {
     s.write_all(b"NBDMAGICIHAVEOPT\x00\x03").ok()?;
     take::<4>(&mut s)?;
@@ -147,14 +147,14 @@ fn large_sequential_requests_cover_the_range_once() {
 }
 
 #[test]
-fn lost_writes_are_found() {
+fn lost_writes_are_detected() {
     let server = Server::start(Fault::LosesWrites);
     let report = run(&Spec { read_percent: 0, verify: true, ..server.spec() }).expect("runs");
     assert!(report.mismatches > 0 && report.first_mismatch.is_some());
 }
 
 #[test]
-fn failed_requests_are_counted_and_named() {
+fn failed_requests_are_counted_with_the_first_error() {
     let server = Server::start(Fault::Fails);
     let report = run(&server.spec()).expect("runs");
     assert_eq!((report.errors, report.first_error, report.ops), (20, Some(5), 1980));
@@ -173,12 +173,12 @@ fn a_server_that_hangs_up_is_an_error() {
 fn a_rate_is_kept_on_average() {
     let server = Server::start(Fault::None);
     let report = run(&Spec { rate: Some(20_000.0), ..server.spec() }).expect("runs");
-    // 2,000 arrivals at 20,000 per second cannot come in much less than 0.1 s, however fast the server is.
+    // 2,000 arrivals at 20,000 per second take close to 0.1 s, however fast the server is.
     assert!(report.seconds > 0.08, "{}", report.seconds);
 }
 
 #[test]
-fn what_cannot_be_run_is_refused() {
+fn invalid_parameters_are_rejected() {
     let server = Server::start(Fault::None);
     let bad = [
         Spec { block_bytes: 1000, ..server.spec() },

@@ -1,4 +1,4 @@
-//! Cleaning beside guests, with crashes at every step of it, and with rules broken on purpose.
+//! Cleaning concurrently with guests, with crashes at every step, and with deliberately broken rules.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use forebay_engine::{
 use forebay_sim::{Ran, Rng, Round, Tolerance, attempt, rounds};
 use forebay_store::{Crash, Fault, FaultyOp, Store, When};
 
-/// Run by default.
+/// Default number of rounds.
 const ROUNDS: u64 = 200;
 
-/// A round in which there is always something to be cleaned: segments are small, and one reclaim follows
-/// another.
+/// A round in which there is always something to clean: segments are small, and reclaims follow each other
+/// closely.
 fn cleaning(seed: u64, ops: Option<u64>) -> Round {
     let mut round = Round::new(seed, ops);
     let plan = &mut round.plan;
@@ -27,13 +27,13 @@ fn cleaning(seed: u64, ops: Option<u64>) -> Round {
 }
 
 #[test]
-fn cleaning_beside_guests_loses_nothing() {
+fn cleaning_concurrently_with_guests_loses_nothing() {
     rounds("cleaning_beside_guests", 0, ROUNDS, |seed, ops| {
         cleaning(seed, ops).run();
     });
 }
 
-/// In particular no footer that a crash has torn, or for which there was no room.
+/// In particular, no footer that a crash has torn, or for which there was no space.
 #[test]
 fn a_check_after_a_crash_reports_no_damage() {
     rounds("a_check_after_a_crash", 0, ROUNDS, |seed, ops| {
@@ -53,34 +53,34 @@ fn broken(mutation: Mutation, within: u64) {
         round.plan.pool.mutation = mutation;
         attempt(*seed, || round.run()).is_err()
     });
-    println!("{mutation:?} was found out by seed {caught:?}");
-    assert!(caught.is_some(), "{mutation:?}: {within} rounds, and nothing was lost");
+    println!("{mutation:?} was detected by seed {caught:?}");
+    assert!(caught.is_some(), "{mutation:?}: {within} rounds, and no data was lost");
 }
 
 #[test]
-fn a_survivor_that_is_left_behind_is_found_out() {
+fn a_live_block_that_is_not_relocated_is_detected() {
     broken(Mutation::SkipSurvivor, 20);
 }
 
 #[test]
-fn an_object_that_is_freed_too_early_is_found_out() {
+fn an_object_that_is_freed_too_early_is_detected() {
     broken(Mutation::FreeEarly, 200);
 }
 
 #[test]
-fn a_barrier_that_is_not_looked_at_is_found_out() {
+fn an_ignored_barrier_is_detected() {
     broken(Mutation::DropBarrier, 1000);
 }
 
 #[test]
-fn blocks_of_a_base_that_are_forgotten_are_found_out() {
+fn forgotten_blocks_of_a_base_are_detected() {
     broken(Mutation::ForgetBases, 400);
 }
 
-/// A pool with little that is live in its segments, and with blocks that several disks share.
+/// A pool with few live bytes in its segments, and with blocks that several disks share.
 struct Scene {
     round: Round,
-    /// What each disk holds: of each block the byte that fills it.
+    /// The contents of each disk: the fill byte of each block.
     disks: Vec<(&'static str, Vec<u8>)>,
 }
 
@@ -113,7 +113,7 @@ impl Scene {
         self.round.exec.kill_tasks();
     }
 
-    /// Fills disks and makes most of it garbage.
+    /// Fills disks and turns most of it into garbage.
     fn fill(&mut self, pool: &Arc<Pool>) {
         let mut rng = Rng::new(7);
         let (mut v, mut s, mut c) = (vec![0; BLOCKS as usize], Vec::new(), Vec::new());
@@ -152,7 +152,7 @@ impl Scene {
         self.disks = self.round.exec.finish(filled).expect("a sound store");
     }
 
-    /// Writes more, so that what the last checkpoint needs is garbage by the next one.
+    /// Writes more, so that the nodes of the last checkpoint are garbage by the next one.
     fn overwrite(&mut self, pool: &Arc<Pool>) {
         let pool = pool.clone();
         let written = async move {
@@ -169,7 +169,7 @@ impl Scene {
         self.disks[0].1.fill(254);
     }
 
-    /// Reads everything, and compares.
+    /// Reads and compares everything.
     fn judge(&mut self, pool: &Arc<Pool>, when: &str) {
         let (pool, disks, when) = (pool.clone(), self.disks.clone(), when.to_owned());
         self.round.exec.finish(async move {
@@ -212,7 +212,7 @@ fn content(byte: u8, block: u64) -> Vec<u8> {
     (0..4096).map(|_| rng.next() as u8).collect()
 }
 
-/// Where the nodes of block maps are on the store.
+/// The positions of block map nodes on the store.
 fn nodes(scene: &mut Scene) -> Vec<(SegmentId, u64)> {
     let store = scene.round.medium.store();
     scene.round.exec.finish(async move {
@@ -226,8 +226,8 @@ fn nodes(scene: &mut Scene) -> Vec<(SegmentId, u64)> {
     })
 }
 
-/// A node is damaged, space is reclaimed, and the node is made whole again: what was below it must be there.
-/// Gives whether the damage was met, and what was freed.
+/// Damages a node, reclaims space, and repairs the node: the data below it must be present. Returns whether
+/// the damage was detected, and the bytes freed.
 fn damage(number: usize, mutation: Mutation) -> Option<(bool, u64)> {
     let mut scene = Scene::new(1);
     scene.round.plan.pool.mutation = mutation;
@@ -257,7 +257,7 @@ fn damage(number: usize, mutation: Mutation) -> Option<(bool, u64)> {
     };
     drop(pool);
     scene.restart();
-    // A node that nothing refers to may be gone.
+    // A node without references may be deleted.
     let there = scene.round.medium.faults().flip_bit(segment, at + 40, 3);
     assert!(there || !met, "the damaged node is gone");
     let pool = scene.open();
@@ -266,7 +266,7 @@ fn damage(number: usize, mutation: Mutation) -> Option<(bool, u64)> {
 }
 
 #[test]
-fn what_is_below_a_damaged_node_is_kept_and_what_is_younger_is_freed() {
+fn data_below_a_damaged_node_is_kept_and_younger_garbage_is_freed() {
     let mut met = 0;
     for number in 0.. {
         match attempt(number, || damage(number as usize, Mutation::None)) {
@@ -279,7 +279,7 @@ fn what_is_below_a_damaged_node_is_kept_and_what_is_younger_is_freed() {
         }
     }
     println!("{met} nodes were in use");
-    // One leaf for each disk; that of the snapshot is the base of that of the clone.
+    // One leaf per disk; the leaf of the snapshot is the base of the clone's leaf.
     assert_eq!(met, 3);
     let lost = (0..).map_while(|n| attempt(n, || damage(n as usize, Mutation::DropUnseen)).transpose());
     assert!(
@@ -288,10 +288,10 @@ fn what_is_below_a_damaged_node_is_kept_and_what_is_younger_is_freed() {
     );
 }
 
-/// The store operations of one reclaim are counted; then the same is done again and again, with a crash in
-/// the middle of the first operation, of the second, and so on.
+/// Counts the store operations of one reclaim, then repeats it with a crash in the first operation, in the
+/// second, and so on.
 #[test]
-fn a_crash_at_any_step_of_a_relocation_loses_nothing_and_leaves_nothing() {
+fn a_crash_at_any_step_of_a_relocation_loses_no_data_and_leaves_no_garbage() {
     let mut scene = Scene::new(1);
     let pool = scene.open();
     scene.fill(&pool);
@@ -324,7 +324,7 @@ fn crash_at(op: u64, crash: Crash, after: u64) {
     scene.round.medium.release();
     let mut problems = scene.problems();
     if crash == Crash::PowerLoss {
-        // In the middle of a swap it may cost the copy that was being written.
+        // A crash during a swap can tear the copy that is being written.
         problems.retain(|p| !p.contains("at superblock copy"));
     }
     assert!(problems.is_empty(), "after the crash: {problems:?}");
@@ -334,7 +334,7 @@ fn crash_at(op: u64, crash: Crash, after: u64) {
     scene.judge(&pool, "after the crash");
     scene.reclaim(&pool).expect("a sound store");
     scene.judge(&pool, "after another reclaim");
-    // The open segments of the life before are a little more to carry.
+    // The open segments of the previous life take some more space.
     let stored = scene.stored();
     assert!(stored < after + after / 4 + (256 << 10), "{stored} bytes, {after} without a crash");
     let closing = pool.clone();
@@ -346,8 +346,8 @@ fn crash_at(op: u64, crash: Crash, after: u64) {
     assert!(problems.is_empty(), "in the end: {problems:?}");
 }
 
-/// A crash in the middle of operation `op` of a reclaim, or after it, after which the newer superblock copy cannot be
-/// read. False where the crash has torn one already: no other may be lost then.
+/// Crashes during operation `op` of a reclaim, or after it, and makes the newer superblock copy unreadable.
+/// False if the crash has torn a copy already: no second one may be lost then.
 fn lose_the_newer_copy(op: u64, crash: Crash, mutation: Mutation) -> bool {
     let mut scene = Scene::new(1);
     scene.round.plan.pool.mutation = mutation;
@@ -370,7 +370,8 @@ fn lose_the_newer_copy(op: u64, crash: Crash, mutation: Mutation) -> bool {
     true
 }
 
-/// Nothing is freed before both copies name the checkpoint of the mark, so the older one is as good at any step.
+/// No object is freed before both copies name the checkpoint of the mark, so the older copy is sufficient at
+/// any step.
 #[test]
 fn the_older_superblock_copy_is_enough_at_any_step_of_a_reclaim() {
     let mut scene = Scene::new(1);
@@ -389,12 +390,12 @@ fn the_older_superblock_copy_is_enough_at_any_step_of_a_reclaim() {
         }
     }
     assert!(judged + 4 > last - first, "{judged} of {} steps", last - first);
-    // Until the copies are renewed in the end, when what was emptied is deleted.
+    // Up to the renewal of the copies at the end, when emptied segments are deleted.
     let early = |op| attempt(op, || lose_the_newer_copy(op, Crash::Kill, Mutation::PublishEarly)).is_err();
-    assert!((first..=last).rev().any(early), "what one copy still needs was freed, and nothing was lost");
+    assert!((first..=last).rev().any(early), "objects that one copy needs were freed, and no data was lost");
 }
 
-/// Append number `n` of a reclaim finds no room; after it there is some again. Gives how many appends there were.
+/// Append number `n` of a reclaim finds no space; later appends do. Returns the number of appends.
 fn no_room_at(n: u32) -> u64 {
     let mut scene = Scene::new(1);
     let pool = scene.open();
@@ -414,9 +415,9 @@ fn no_room_at(n: u32) -> u64 {
     ops
 }
 
-/// A segment for whose footer there was no room has none, and a check does not miss it.
+/// A segment for whose footer there was no space has no footer, and a check does not report it.
 #[test]
-fn a_check_finds_nothing_where_a_reclaim_found_no_room() {
+fn a_check_finds_no_problem_after_a_reclaim_without_space() {
     let (mut n, mut ops) = (0, 1);
     while n < ops {
         match attempt(n, || no_room_at(n as u32)) {

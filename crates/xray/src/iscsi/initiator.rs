@@ -1,4 +1,4 @@
-//! One session: a flight of commands, and the socket under it.
+//! A session of an initiator: the commands in progress, and the socket below them.
 
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
@@ -9,77 +9,77 @@ use super::flight::{Done, Flight};
 use super::login::{connect, isid, login};
 use super::parser::Parser;
 use super::{Address, IscsiError, STALL};
-use crate::load::socket;
+use crate::socket;
 
-/// Enough for all replies of a deep queue of small reads, and for some large ones.
+/// Room for all replies of a deep queue of small reads, and for some large replies.
 const RECEIVE_BYTES: usize = 1 << 20;
-/// So many unit attentions one after the other are taken for a fault of the target.
+/// More consecutive unit attentions than this count as a fault of the target.
 const MAX_ATTENTIONS: usize = 32;
 
-/// What a command ended with.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Answer {
-    /// How.
+    /// The status.
     pub status: Status,
-    /// What came.
+    /// The data received.
     pub data: Vec<u8>,
 }
 
 /// A session with one logical unit.
-pub struct Session {
+pub struct InitiatorSession {
     stream: TcpStream,
     flight: Flight,
     parser: Parser,
     buffer: Vec<u8>,
 }
 
-impl Session {
-    /// Logs in as initiator number `n` and makes the unit ready for `depth` commands at once.
-    pub fn connect(address: &Address, n: u16, depth: u16) -> Result<Session, IscsiError> {
+impl InitiatorSession {
+    /// Logs in as initiator number `n` and prepares the unit for `depth` concurrent commands.
+    pub fn connect(address: &Address, n: u16, depth: u16) -> Result<InitiatorSession, IscsiError> {
         let mut stream = connect(&address.portal)?;
         let name = format!("iqn.2026-01.org.example:xray-{n}");
         let login = login(&mut stream, &name, &address.target, &isid(n))?;
         let flight = Flight::new(address.lun, login, depth.into());
         let mut session =
-            Session { stream, flight, parser: Parser::default(), buffer: vec![0; RECEIVE_BYTES] };
+            InitiatorSession { stream, flight, parser: Parser::default(), buffer: vec![0; RECEIVE_BYTES] };
         session.must(&Command::test_unit_ready(), &[])?;
         Ok(session)
     }
 
-    /// Bytes of the unit.
+    /// Size of the unit in bytes.
     pub fn capacity(&mut self) -> Result<u64, IscsiError> {
         let data = self.must(&Command::read_capacity(), &[])?;
         let (Some(last), Some(block)) = (data.first_chunk::<8>(), data.get(8..12)) else {
-            return Err(IscsiError::Protocol("a capacity that is none"));
+            return Err(IscsiError::Protocol("an invalid capacity"));
         };
         if block != (SECTOR as u32).to_be_bytes() {
-            return Err(IscsiError::Protocol("blocks of another length than 512"));
+            return Err(IscsiError::Protocol("a block length other than 512"));
         }
         Ok(u64::from_be_bytes(*last).saturating_add(1).saturating_mul(SECTOR))
     }
 
-    /// Whether another command may be queued.
+    /// Whether another command can be queued.
     pub fn has_room(&self) -> bool {
         self.flight.has_room()
     }
 
-    /// Commands queued and not answered.
+    /// Number of commands queued and not answered.
     pub fn under_way(&self) -> usize {
         self.flight.under_way()
     }
 
-    /// Queues a command, of which `fill` gives the data; what comes is dropped. There must be room. The slot that it
-    /// is in.
+    /// Queues a command and returns its slot; there must be room. `fill` writes its outgoing data; received
+    /// data is discarded.
     pub fn queue(&mut self, command: &Command, fill: impl FnOnce(&mut [u8])) -> usize {
         self.flight.queue(command, false, fill)
     }
 
-    /// A command that has ended.
+    /// The next command that has ended.
     pub fn next_done(&mut self) -> Option<Done> {
         self.flight.next_done()
     }
 
-    /// Sends what is due and takes what has come, and waits for that: at most until `until`.
+    /// Sends queued PDUs, then waits for replies, at most until `until`, and parses them.
     pub fn turn(&mut self, until: Option<Instant>) -> Result<(), IscsiError> {
         let fd = self.stream.as_raw_fd();
         let mut blocked = false;
@@ -87,9 +87,9 @@ impl Session {
             blocked = !self.flight.send(|parts| socket::send(fd, parts))?;
         }
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        // Where only replies can bring it on, one call is enough: it waits and receives.
+        // If only a reply can allow progress, one system call is enough: it waits and receives.
         let alone = !blocked && left.is_none();
-        if !alone && !socket::wait(fd, blocked, left.unwrap_or(STALL))? {
+        if !alone && !socket::wait(&mut [socket::poll(fd, blocked)], left.unwrap_or(STALL))? {
             return if left.is_some() { Ok(()) } else { Err(IscsiError::Stalled) };
         }
         match socket::receive(fd, &mut self.buffer, alone)? {
@@ -103,11 +103,11 @@ impl Session {
         }
     }
 
-    /// Does one command, with nothing else under way. It is sent again after a unit attention.
+    /// Executes one command while no other is in progress, and repeats it after a unit attention.
     pub fn execute(&mut self, command: &Command, data: &[u8]) -> Result<Answer, IscsiError> {
         for _ in 0..MAX_ATTENTIONS {
             if !self.flight.has_room() {
-                return Err(IscsiError::Protocol("it takes no command, though it has none"));
+                return Err(IscsiError::Protocol("a closed command window without commands in progress"));
             }
             self.flight.queue(command, true, |room| room.copy_from_slice(data));
             let done = loop {
@@ -121,10 +121,10 @@ impl Session {
                 return Ok(Answer { status: done.status, data });
             }
         }
-        Err(IscsiError::Protocol("unit attentions without end"))
+        Err(IscsiError::Protocol("endless unit attentions"))
     }
 
-    /// Does one command that has to succeed.
+    /// Executes one command that must succeed.
     pub fn must(&mut self, command: &Command, data: &[u8]) -> Result<Vec<u8>, IscsiError> {
         let answer = self.execute(command, data)?;
         match answer.status {
@@ -133,7 +133,7 @@ impl Session {
         }
     }
 
-    /// Logs out, with nothing under way.
+    /// Logs out; no command may be in progress.
     pub fn leave(mut self) -> Result<(), IscsiError> {
         self.flight.queue_logout();
         while !self.flight.left {

@@ -1,5 +1,6 @@
-//! The larger world: maps of many leaves, faults of every operation, damage in the middle of work, processes that end
-//! without the machine, users of desktops. Rules of commit, recovery and desktops broken on purpose are found out.
+//! The larger world: maps of many leaves, faults of every operation, damage during work, processes that end
+//! without the machine, users of desktops. Deliberately broken rules of commit, recovery and desktops are
+//! detected.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,9 +9,9 @@ use forebay_format::BLOCK;
 use forebay_sim::{Harm, Ran, Rng, Round, Tolerance, attempt, env, flip_bits, rounds};
 use forebay_store::{Fault, FaultyOp, FaultyStore, When};
 
-/// Run by default.
+/// Default number of rounds.
 const ROUNDS: u64 = 60;
-/// The same, of those that write all over large disks.
+/// Default number of rounds that write all over large disks.
 const WIDE: u64 = 24;
 
 fn wide(seed: u64, ops: Option<u64>) -> Round {
@@ -26,7 +27,7 @@ fn maps_of_many_leaves_lose_nothing() {
     });
 }
 
-/// One operation of any kind fails once, or from then on, in any way.
+/// One operation of any kind fails, once or from then on, in any way.
 fn any_fault(store: &FaultyStore, rng: &mut Rng) {
     let op = *rng.pick(&FaultyOp::ALL);
     let fault = *rng.pick(&[Fault::Io, Fault::Full, Fault::NoFiles, Fault::Short]);
@@ -41,16 +42,16 @@ fn faulty(mut round: Round) -> Round {
 }
 
 #[test]
-fn a_fault_of_any_operation_loses_nothing_that_was_promised() {
+fn a_fault_of_any_operation_loses_no_durable_data() {
     rounds("a_fault_of_any_operation", 0, 2 * ROUNDS, |seed, ops| {
         let round = if seed.is_multiple_of(3) { wide(seed, ops) } else { Round::new(seed, ops) };
         faulty(round).run();
     });
 }
 
-/// The process ends, and the machine goes on: what reads show is what the next process finds.
+/// The process ends, and the machine continues: reads show the data that the next process finds.
 #[test]
-fn a_process_that_starts_again_after_a_fault_finds_what_was_promised() {
+fn a_process_that_restarts_after_a_fault_finds_the_durable_data() {
     rounds("a_process_that_starts_again", 0, ROUNDS, |seed, ops| {
         let mut round = faulty(Round::new(seed, ops));
         round.restart_after_latch = true;
@@ -58,7 +59,7 @@ fn a_process_that_starts_again_after_a_fault_finds_what_was_promised() {
     });
 }
 
-/// One read needs more nodes of the map than there is room for, and so does block status.
+/// One read needs more nodes of the map than the cache can contain; the same for block status.
 #[test]
 fn a_read_of_more_leaves_than_the_map_cache_holds_ends() {
     const BLOCKS: usize = 60 * 256;
@@ -70,7 +71,7 @@ fn a_read_of_more_leaves_than_the_map_cache_holds_ends() {
         opened.create_volume("v", (BLOCKS * BLOCK) as u64, SyncMode::Flush, 0).await?;
         let disk = opened.attach("v")?;
         let mut data = vec![0; BLOCKS * BLOCK];
-        // Leaves are full, and no block is like another.
+        // Leaves are full, and no two blocks are similar.
         data.chunks_mut(BLOCK)
             .zip(1_u64..)
             .for_each(|(block, n)| block[..8].copy_from_slice(&n.to_le_bytes()));
@@ -102,7 +103,7 @@ fn rotten(seed: u64, ops: Option<u64>, crash: bool) -> bool {
 }
 
 #[test]
-fn work_on_rotten_disks_loses_only_what_is_damaged() {
+fn work_on_rotten_disks_loses_only_damaged_data() {
     let opened = AtomicU64::new(0);
     rounds("work_on_rotten_disks", 0, WIDE, |seed, ops| {
         opened.fetch_add(u64::from(rotten(seed, ops, seed % 4 < 2)), Relaxed);
@@ -110,9 +111,9 @@ fn work_on_rotten_disks_loses_only_what_is_damaged() {
     assert!(opened.load(Relaxed) > 0 || env("FOREBAY_SEED").is_some(), "no pool opened");
 }
 
-/// A write that is acknowledged and not there, or lies elsewhere, is damage.
+/// An acknowledged write that is missing or at another position is damage.
 #[test]
-fn lost_and_misdirected_writes_are_noticed() {
+fn lost_and_misdirected_writes_are_detected() {
     rounds("lost_and_misdirected", 0, WIDE, |seed, ops| {
         let harm = |store: &FaultyStore, rng: &mut Rng| {
             for _ in 0..rng.range(1, 2) {
@@ -125,15 +126,15 @@ fn lost_and_misdirected_writes_are_noticed() {
     });
 }
 
-/// Flushed writes behind damage to the log are not dropped without a word.
+/// Flushed writes after damage to the log are not dropped silently.
 #[test]
-fn damage_in_the_log_is_not_taken_for_its_end() {
+fn damage_in_the_log_is_not_mistaken_for_its_end() {
     let refused = AtomicU64::new(0);
     rounds("damage_in_the_log", 0, ROUNDS, |seed, ops| {
         let noticed = Round::new(seed, ops).rot_in_log();
         refused.fetch_add(u64::from(noticed == Some(true)), Relaxed);
     });
-    assert!(refused.load(Relaxed) > 0 || env("FOREBAY_SEED").is_some(), "no damage was met");
+    assert!(refused.load(Relaxed) > 0 || env("FOREBAY_SEED").is_some(), "no damage was detected");
 }
 
 fn desktops(seed: u64, ops: Option<u64>) -> Round {
@@ -162,25 +163,25 @@ fn broken(mutation: Mutation, within: u64, round: impl Fn(u64) -> Round) {
         round.plan.pool.mutation = mutation;
         attempt(*seed, || round.run()).is_err()
     });
-    println!("{mutation:?} was found out by seed {caught:?}");
-    assert!(caught.is_some(), "{mutation:?}: {within} rounds, and nothing was lost");
+    println!("{mutation:?} was detected by seed {caught:?}");
+    assert!(caught.is_some(), "{mutation:?}: {within} rounds, and no data was lost");
 }
 
 #[test]
-fn broken_commits_are_found_out() {
+fn broken_commits_are_detected() {
     broken(Mutation::FlushEarly, 100, |seed| Round::new(seed, None));
     broken(Mutation::ForgetBeneath, 100, |seed| Round::new(seed, None));
     broken(Mutation::CheckpointAhead, 200, |seed| Round::new(seed, None));
 }
 
 #[test]
-fn broken_recoveries_are_found_out() {
+fn broken_recoveries_are_detected() {
     broken(Mutation::SkipZeroes, 100, |seed| Round::new(seed, None));
     broken(Mutation::SkipCatalogue, 100, |seed| Round::new(seed, None));
 }
 
 #[test]
-fn desktops_that_keep_what_was_written_are_found_out() {
+fn desktops_that_keep_writes_are_detected() {
     broken(Mutation::KeepDesktops, 600, |seed| Round::new(seed, None));
     broken(Mutation::ReuseDesktop, 50, |seed| desktops(seed, None));
 }

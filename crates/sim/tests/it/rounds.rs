@@ -2,7 +2,7 @@
 
 use forebay_sim::{Liar, Round, attempt, env, rounds};
 
-/// Run by default, all tests of this file together, in a minute or so on two slow cores.
+/// Default number of rounds of all tests of this file together: about a minute on two slow cores.
 const ROUNDS: u64 = 1500;
 
 fn round(seed: u64, ops: Option<u64>) {
@@ -10,25 +10,25 @@ fn round(seed: u64, ops: Option<u64>) {
 }
 
 #[test]
-fn what_a_pool_holds_is_what_was_written_or_a_prefix_of_it() {
+fn the_contents_of_a_pool_are_a_prefix_of_its_history() {
     rounds("what_a_pool_holds", 0, ROUNDS, round);
 }
 
 #[test]
-fn and_again_with_other_seeds() {
+fn the_contents_of_a_pool_are_a_prefix_of_its_history_with_other_seeds() {
     rounds("and_again", 1_000_000, ROUNDS, round);
 }
 
-/// The suite is worth something only if it fails where durability is broken.
+/// The tests are only meaningful if they fail when durability is broken.
 #[test]
-fn a_store_that_lies_about_sync_is_found_out() {
+fn a_store_that_lies_about_sync_is_detected() {
     const WITHIN: u64 = 60;
     let caught = (0..WITHIN).find(|seed| {
         let mut round = Round::new(*seed, None);
         round.wrap = Some(Liar::wrap);
         attempt(*seed, || round.run()).is_err()
     });
-    assert!(caught.is_some(), "{WITHIN} rounds on a store that never syncs, and nothing was lost");
+    assert!(caught.is_some(), "{WITHIN} rounds on a store that never syncs, and no data was lost");
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn the_same_seed_gives_the_same_run() {
     }
 }
 
-/// A hash table with a seed of its own process, or an order by memory address, would show only here.
+/// A hash table with a random seed per process, or an order by memory address, would only show here.
 #[test]
 fn the_same_seed_gives_the_same_run_in_another_process() {
     const SEED: &str = "FOREBAY_PRINT_TRACE_OF";
@@ -49,7 +49,7 @@ fn the_same_seed_gives_the_same_run_in_another_process() {
     }
     for seed in 0..3u64 {
         let this = std::env::current_exe().expect("a test has a file");
-        let name = "the_same_seed_gives_the_same_run_in_another_process";
+        let name = "rounds::the_same_seed_gives_the_same_run_in_another_process";
         let other = std::process::Command::new(this)
             .args(["--exact", name, "--nocapture"])
             .env(SEED, seed.to_string())

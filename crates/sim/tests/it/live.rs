@@ -1,34 +1,33 @@
-//! What one guest may do to another, in virtual time: beside neighbours of any kind a guest's flush and read have a
-//! bound. The store serves one operation after the other, so a neighbour's part of it is waited for, and no more.
-
-mod one_disk;
+//! Isolation between guests, in virtual time: with concurrent load of any kind, a guest's flush and read have
+//! a bounded latency. The store executes one operation at a time, so a guest waits for its neighbours' share
+//! of it, but not longer.
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::one_disk::{BLOCK, MIB, World, Writer};
 use forebay_engine::{CloneRequest, Error, Host, SyncMode};
 use forebay_sim::{Rng, SimHost};
-use one_disk::{BLOCK, MIB, World, Writer};
 
-/// The write buffer, twice (one group is written while the next one gathers), and what the cleaner, a checkpoint or an
-/// overflow has under way: some 6 MiB, at 16 MiB a second.
+/// Twice the write buffer (one group is written while the next one is collected), and the operations in
+/// progress of the cleaner, a checkpoint or an overflow: about 6 MiB at 16 MiB/s.
 const FLUSH_BOUND: Duration = Duration::from_millis(500);
-/// One piece of a group, of what the cleaner moves, or of what is read for others.
+/// One piece of a group, of a relocation, or of another guest's read.
 const READ_BOUND: Duration = Duration::from_millis(100);
-/// How long the neighbours are there.
+/// Duration of the neighbours' load.
 const TIME: Duration = Duration::from_secs(8);
-/// A request of a neighbour takes at least so long to arrive.
+/// Delay before each request of a neighbour.
 const PACE: Duration = Duration::from_micros(100);
 
-/// Has a guest write, flush and read beside neighbours. `come` prepares them, and gives what has them work until a
-/// time.
-fn beside<N: FnOnce(&mut World, Duration)>(name: &str, come: impl FnOnce(&mut World) -> N) {
+/// Runs a guest that writes, flushes and reads concurrently with neighbours. `prepare` prepares the
+/// neighbours, and returns the function that runs them until a given time.
+fn check_latency<N: FnOnce(&mut World, Duration)>(name: &str, prepare: impl FnOnce(&mut World) -> N) {
     let mut world = World::new(3);
-    // Times count here: no task is late.
+    // Times are measured here: no task is late.
     world.exec.hasty_clock = 0;
     let mut guest = world.volume(9, 4 * MIB / BLOCK);
-    let neighbours = come(&mut world);
+    let neighbours = prepare(&mut world);
     let until = world.exec.now() + TIME;
     neighbours(&mut world, until);
     let slowest = Rc::new((Cell::new(Duration::ZERO), Cell::new(Duration::ZERO)));
@@ -47,7 +46,7 @@ fn beside<N: FnOnce(&mut World, Duration)>(name: &str, come: impl FnOnce(&mut Wo
             seen.1.set(seen.1.get().max(host.now() - begin));
             host.sleep(Duration::from_millis(20)).await;
         }
-        // What the neighbours began ends.
+        // The neighbours' operations in progress end.
         host.sleep(Duration::from_secs(3)).await;
         guest
     });
@@ -59,7 +58,7 @@ fn beside<N: FnOnce(&mut World, Duration)>(name: &str, come: impl FnOnce(&mut Wo
     world.check();
 }
 
-/// Guests that write at random to volumes of their own.
+/// Guests that write at random to separate volumes.
 fn writers(world: &mut World, count: u64) -> Vec<Writer> {
     (0..count).map(|n| world.volume(n, 8 * MIB / BLOCK)).collect()
 }
@@ -75,8 +74,8 @@ async fn arrive(host: &SimHost) {
 }
 
 #[test]
-fn beside_guests_that_write() {
-    beside("writers", |world| {
+fn latency_is_bounded_with_guests_that_write() {
+    check_latency("writers", |world| {
         let writers = writers(world, 3);
         |world: &mut World, until| write(world, writers, until)
     });
@@ -84,9 +83,9 @@ fn beside_guests_that_write() {
 
 /// Each write needs a map node and a base that are not in memory.
 #[test]
-fn beside_a_guest_that_scatters_parts_of_blocks() {
+fn latency_is_bounded_with_scattered_partial_writes() {
     const BLOCKS: u64 = 48 * MIB / BLOCK;
-    beside("scattered writes", |world| {
+    check_latency("scattered writes", |world| {
         let scattered = world.volume(0, BLOCKS);
         move |world: &mut World, until| {
             for seed in 0..8 {
@@ -105,9 +104,9 @@ fn beside_a_guest_that_scatters_parts_of_blocks() {
 }
 
 #[test]
-fn beside_a_guest_that_discards_and_zeroes() {
+fn latency_is_bounded_with_discards_and_zeroes() {
     const SIZE: u64 = 4 << 30;
-    beside("discards", |world| {
+    check_latency("discards", |world| {
         let pool = world.pool.clone();
         let disk = world.long(async move {
             pool.create_volume("wide", SIZE, SyncMode::Flush, 0).await.expect("room for a name");
@@ -129,8 +128,8 @@ fn beside_a_guest_that_discards_and_zeroes() {
 }
 
 #[test]
-fn beside_snapshots_and_the_cleaner() {
-    beside("snapshots and the cleaner", |world| {
+fn latency_is_bounded_with_snapshots_and_the_cleaner() {
+    check_latency("snapshots and the cleaner", |world| {
         let writers = writers(world, 2);
         |world: &mut World, until| {
             write(world, writers, until);
@@ -150,8 +149,8 @@ fn beside_snapshots_and_the_cleaner() {
 }
 
 #[test]
-fn beside_desktops_that_overflow() {
-    beside("desktops", |world| {
+fn latency_is_bounded_with_desktops_that_overflow() {
+    check_latency("desktops", |world| {
         let pool = world.pool.clone();
         let desktops = world.long(async move {
             let import = pool.begin_import("golden", 16 * MIB, 0).await.expect("room for a name");

@@ -1,4 +1,5 @@
-//! Stores that fail, fill up and rot: the pool stops or reports, and never serves what was not written.
+//! Stores that fail, fill up and rot: the pool stops or reports errors, and never returns data that was not
+//! written.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -20,7 +21,7 @@ fn no_room_anywhere(store: &FaultyStore, rng: &mut Rng) {
     }
 }
 
-/// A store may be full at any operation. An append can be tried again; a sync or swap cannot.
+/// A store may be full at any operation. An append can be retried; a sync or swap cannot.
 #[test]
 fn a_store_that_is_full_at_any_operation_loses_nothing() {
     rounds("full_at_any_operation", 0, ROUNDS, |seed, ops| {
@@ -31,9 +32,9 @@ fn a_store_that_is_full_at_any_operation_loses_nothing() {
     });
 }
 
-/// A crash is never taken for damage to the log, and damage to it is found where it is.
+/// A crash is never reported as damage to the log, and damage to it is located.
 #[test]
-fn a_crash_is_no_damage_to_the_log_and_a_flipped_bit_is() {
+fn damage_to_the_log_is_reported_for_a_flipped_bit_and_not_for_a_crash() {
     let reported = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     rounds("log_damage", 0, ROUNDS, |seed, ops| {
         let mut round = Round::new(seed, ops);
@@ -47,7 +48,7 @@ fn a_crash_is_no_damage_to_the_log_and_a_flipped_bit_is() {
     );
 }
 
-/// After a failed append, sync or swap nothing is acknowledged, and what was is there.
+/// After a failed append, sync or swap, later changes are not acknowledged, and acknowledged data is present.
 #[test]
 fn a_failed_write_latches_the_pool() {
     rounds("a_failed_write_latches", 0, ROUNDS, |seed, ops| {
@@ -62,7 +63,7 @@ fn failing_reads(store: &FaultyStore, rng: &mut Rng) {
     store.inject(FaultyOp::Read, Fault::Io, When::PerMillion(rng.range(1_000, 100_000) as u32));
 }
 
-/// A read that the store fails is an error, and nothing that was acknowledged suffers.
+/// A failed read of the store is an error, and acknowledged data is unaffected.
 #[test]
 fn failed_reads_lose_nothing() {
     rounds("failed_reads", 0, ROUNDS, |seed, ops| {
@@ -77,9 +78,9 @@ fn little_room(store: &FaultyStore, rng: &mut Rng) {
     store.set_capacity(rng.range(1, 40) * (128 << 10));
 }
 
-/// A store without room refuses, and keeps what it has.
+/// A store without space rejects writes, and keeps its data.
 #[test]
-fn a_full_store_refuses_and_keeps_what_it_has() {
+fn a_full_store_rejects_writes_and_keeps_its_data() {
     rounds("a_full_store", 0, ROUNDS, |seed, ops| {
         let mut round = Round::new(seed, ops);
         round.tolerance = Tolerance { full: true, ..Tolerance::default() };
@@ -88,9 +89,9 @@ fn a_full_store_refuses_and_keeps_what_it_has() {
     });
 }
 
-/// A bit anywhere in segments, batches, nodes, blocks, checkpoints.
+/// A flipped bit anywhere in segments, batches, nodes, blocks, checkpoints.
 #[test]
-fn rot_is_reported_and_never_served() {
+fn bit_rot_is_reported_and_never_returned_as_data() {
     let noticed = AtomicU64::new(0);
     rounds("rot_is_reported", 0, ROUNDS, |seed, ops| {
         let rot = |store: &FaultyStore, rng: &mut Rng| {
@@ -100,10 +101,10 @@ fn rot_is_reported_and_never_served() {
         };
         noticed.fetch_add(u64::from(Round::new(seed, ops).rot(rot, false)), Relaxed);
     });
-    assert!(noticed.load(Relaxed) > 0 || ROUNDS < 20, "no damage was ever met");
+    assert!(noticed.load(Relaxed) > 0 || ROUNDS < 20, "no damage was detected");
 }
 
-/// One superblock copy is damaged: the other is as good.
+/// One superblock copy is damaged: the other one is sufficient.
 #[test]
 fn one_superblock_copy_is_enough() {
     rounds("one_superblock_copy", 0, ROUNDS, |seed, ops| {

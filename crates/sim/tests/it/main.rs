@@ -1,0 +1,11 @@
+//! Simulated worlds, each replayed from its seed. `hostile.rs` is another binary: it counts allocations.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
+
+mod clean;
+mod faults;
+mod live;
+mod one_disk;
+mod room;
+mod rounds;
+mod world;

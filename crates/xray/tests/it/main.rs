@@ -1,0 +1,6 @@
+//! Load generators against small servers.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
+
+mod load;
+mod vdi;
