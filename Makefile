@@ -1,69 +1,79 @@
-# Everything a contributor runs. `make help` lists it.
+# The commands of this repository. `make help` lists them.
 SHELL := /bin/bash
 CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# Debian's own, which has the libnbd module; another one earlier in PATH would not.
+# Debian's Python, for which the libnbd module is packaged; others earlier in PATH lack it.
 PYTHON ?= /usr/bin/python3
+MDBOOK ?= mdbook
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build demo test test-rust test-clients test-threads soak soak-space soak-crash soak-hostile soak-seeds bench bench-vdi bench-boot bench-ats fmt lint clean
+.PHONY: help setup build dev check test test-rust test-clients test-threads demo soak soak-space soak-crash \
+	soak-hostile soak-seeds bench bench-vdi bench-boot bench-ats fmt lint deny corpora book clean
 
-help: ## this list
+help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## install what the targets below need (Debian 12; asks for root only if something is missing)
+setup: ## install the tools that the other commands need (Debian 12; needs root only if some are missing)
 	@scripts/setup.sh
 
-build: ## the release binary
+build: ## build the release binary
 	$(CARGO) build --release --locked -p forebay-server
 
-demo: setup build ## boot real guests from clones of one golden image, and print what it cost the store
-	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) demo/demo.py
+dev: ## run a server on a scratch pool; rebuild and restart it when a source file changes
+	@scripts/dev.sh $(ARGS)
 
-test: setup ## every test: Rust first, then real clients against the real server
+check: ## formatting, clippy and unit tests: under 2 minutes when warm
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) test --workspace --locked --lib --bins
+
+test: setup ## all tests: Rust first, then real clients against the server
 	@$(MAKE) --no-print-directory test-rust
 	@$(MAKE) --no-print-directory test-clients
 
-test-rust:
-	$(CARGO) test --workspace --locked
+test-rust: ## the Rust tests alone, several test binaries at once
+	$(CARGO) run -q --locked -p xtask -- test
 
-# Against the binary that the Rust tests run: built by then, optimised enough, and with every assertion on.
-test-clients: ## only the real clients: nbdinfo, nbdcopy, qemu, fio, file systems, kill -9
+# The debug binary of the Rust tests: it is built already, fast enough, and has all assertions.
+test-clients: ## the real clients alone: nbdinfo, nbdcopy, qemu, fio, file systems, kill -9
 	$(CARGO) test --workspace --locked --no-run
-	@FOREBAY_BIN=$(TARGET)/debug/forebay $(PYTHON) tests/clients/run.py
+	@FOREBAY_BIN=$(TARGET)/debug/forebay $(PYTHON) tests/clients/run.py $(ARGS)
 
-# Each schedule that fails is printed, and replays it. The engine's locks and atomics come from shuttle here.
+# A failing schedule is printed and can be replayed. The engine's locks and atomics are those of shuttle here.
 test-threads: ## the engine's locks, gate, latch and misses under thousands of thread schedules (minutes)
 	RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=$(TARGET)/shuttle $(CARGO) test --locked -p forebay-engine --test threads
 
-# Hours in all; each part alone takes as long as its numbers say.
-soak: soak-space soak-crash soak-hostile soak-seeds ## everything that only long runs show
+demo: setup build ## boot real guests from clones of one golden image, and print the cost in the store
+	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) demo/demo.py
 
-soak-space: setup build ## sustained load on a store short of room, SOAK_MINUTES (30) at each live share
+# Hours in total. Each part has a variable that sets its length.
+soak: soak-space soak-crash soak-hostile soak-seeds ## all long runs, for hours
+
+soak-space: setup build ## load on a nearly full store, SOAK_MINUTES (30) at each live share
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/soak/run.py $(ARGS)
 
-soak-crash: setup build ## FOREBAY_CRASH_ROUNDS (1000) kills of the server, FOREBAY_POWER_CUTS (150) on ext4 and on XFS
+soak-crash: setup build ## FOREBAY_CRASH_ROUNDS (1000) kills, FOREBAY_POWER_CUTS (150) on ext4 and on XFS
 	@FOREBAY_BIN=$(TARGET)/release/forebay FOREBAY_CRASH_ROUNDS=$${FOREBAY_CRASH_ROUNDS:-1000} \
 		FOREBAY_POWER_CUTS=$${FOREBAY_POWER_CUTS:-150} $(PYTHON) tests/clients/run.py kill_9 power_cuts
 
-soak-hostile: setup build ## hostile clients for FOREBAY_HOSTILE_S (120) of each kind, FOREBAY_SESSIONS (20000) made-up sessions
+soak-hostile: setup build ## hostile clients: FOREBAY_HOSTILE_S (120) each, FOREBAY_SESSIONS (20000) sessions
 	@FOREBAY_BIN=$(TARGET)/release/forebay FOREBAY_HOSTILE_S=$${FOREBAY_HOSTILE_S:-120} \
 		$(PYTHON) tests/clients/run.py budget_of_memory
 	FOREBAY_SESSIONS=$${FOREBAY_SESSIONS:-20000} $(CARGO) test --workspace --locked --test sessions
 
 soak-seeds: ## FOREBAY_ROUNDS (20000) seeds of each simulated world
-	FOREBAY_ROUNDS=$${FOREBAY_ROUNDS:-20000} $(CARGO) test --workspace --locked --test world --test rounds --test faults
+	FOREBAY_ROUNDS=$${FOREBAY_ROUNDS:-20000} $(CARGO) test -p forebay-sim --locked --test it -- world:: rounds:: faults::
 
-bench: setup build ## the promised figures, each beside its peer, in one run
+bench: setup build ## the promised figures, each next to its peer, in one run
 	$(CARGO) run --release --locked -p forebay-xray -- bench $(ARGS)
 
-bench-vdi: setup build ## fleets of virtual desktops, beside published figures (ARGS=--quick for a short run)
+bench-vdi: setup build ## fleets of virtual desktops, next to published figures (ARGS=--quick for a short run)
 	$(CARGO) run --release --locked -p forebay-xray -- vdi $(ARGS)
 
 bench-boot: setup build ## real guests boot from a slow store, with and without boot profile
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) demo/slow_boot.py
 
-bench-ats: setup build ## volumes that hosts share over iSCSI: locks, snapshots, and throughput beside tgtd
+bench-ats: setup build ## volumes that hosts share over iSCSI: locks, snapshots, and throughput next to tgtd
 	$(CARGO) run --release --locked -p forebay-xray -- ats $(ARGS)
 
 fmt: ## format all code
@@ -73,8 +83,19 @@ lint: ## formatting, clippy, tidy, licences of dependencies
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) run -q --locked -p xtask -- tidy
+	$(PYTHON) scripts/check-links.py
+	@$(MAKE) --no-print-directory deny
+
+deny: ## licences, sources and bans of dependencies; installs cargo-deny if it is missing (minutes, once)
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
 	$(CARGO) deny --offline check licenses bans sources
+
+corpora: ## write the generated samples of the fuzz corpora again
+	$(CARGO) run -q --locked -p xtask -- corpora
+
+book: ## build the documentation as a book in target/book (needs mdbook)
+	@command -v $(MDBOOK) >/dev/null || { echo "mdbook is not installed: cargo install --locked mdbook" >&2; exit 1; }
+	$(MDBOOK) build
 
 clean: ## remove build output and cached images
 	$(CARGO) clean

@@ -1,28 +1,66 @@
-//! Chores of this repository, run as `cargo run -p xtask -- NAME`. The one so far is `tidy`: style as a test.
+//! Maintenance commands of this repository, run as `cargo run -p xtask -- NAME`; [`USAGE`] lists them.
 
+mod circles;
+mod corpora;
+mod runner;
+mod rust;
 mod tidy;
 
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
+
+const USAGE: &str = "\
+usage: cargo run -p xtask -- COMMAND
+  tidy               check the style of all files
+  tidy --all-words   the same; also print words that are only limited in number
+  test [FILTER]      run all Rust tests, several binaries at once; print how to run each failed test alone
+  corpora            write the generated samples of the fuzz corpora again
+  circles [FOLDER]   print circles of source files below FOLDER (default: crates/engine/src)";
 
 fn main() -> ExitCode {
-    let mut args = std::env::args().skip(1);
-    match (args.next().as_deref(), args.next()) {
-        (Some("tidy"), None) => run_tidy(),
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args[..] {
+        ["tidy"] => run_tidy(false),
+        ["tidy", "--all-words"] => run_tidy(true),
+        ["test"] => runner::run(&[]),
+        ["test", filter] => runner::run(&[filter]),
+        ["corpora"] => corpora::write(),
+        ["circles"] => run_circles("crates/engine/src"),
+        ["circles", folder] => run_circles(folder),
         _ => {
-            eprintln!("usage: cargo run -p xtask -- tidy");
+            eprintln!("{USAGE}");
             ExitCode::from(2)
         }
     }
 }
 
-/// The repository, seen from this crate.
+/// The root of the repository.
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-fn run_tidy() -> ExitCode {
-    match tidy::check(root()) {
+/// The cargo that runs this program.
+fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// A relative folder is resolved in the current directory, so that other checkouts can be inspected.
+fn run_circles(folder: &str) -> ExitCode {
+    match circles::print(Path::new(""), folder) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("circles: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_tidy(all_words: bool) -> ExitCode {
+    match tidy::check(root(), all_words) {
         Ok(report) => {
             for file in &report.long_files {
                 println!("long, consider a split: {file}");
@@ -30,6 +68,13 @@ fn run_tidy() -> ExitCode {
             for finding in &report.findings {
                 eprintln!("{finding}");
             }
+            let odd = report.odd_words;
+            println!(
+                "{:.1} odd words per 1,000 comment lines ({} in {})",
+                odd.per_thousand(),
+                odd.words,
+                odd.lines
+            );
             println!("tidy: {} files, {} findings", report.files, report.findings.len());
             if report.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }

@@ -1,10 +1,10 @@
-//! Links of Markdown pages to files of the repository: each must lead somewhere.
+//! Links of Markdown pages to files and headings: the target must exist.
 
 use std::path::{Component, Path, PathBuf};
 
 use super::Finding;
 
-/// Checks the links of the page at `path`; `exists` says whether a file of the repository is there.
+/// Checks the links of the page at `path`; `exists` returns whether the repository has a file.
 pub fn check(path: &str, content: &str, exists: impl Fn(&Path) -> bool) -> Vec<Finding> {
     let mut found = Vec::new();
     let mut in_code = false;
@@ -17,14 +17,18 @@ pub fn check(path: &str, content: &str, exists: impl Fn(&Path) -> bool) -> Vec<F
         }
         for target in targets(line) {
             if !resolves(path, content, target, &exists) {
-                found.push(Finding::new(path, index + 1, format!("the link to '{target}' leads nowhere")));
+                found.push(Finding::new(
+                    path,
+                    index + 1,
+                    format!("the target of the link, '{target}', does not exist"),
+                ));
             }
         }
     }
     found
 }
 
-/// What stands in `](…)` on a line.
+/// The targets of the links on a line.
 fn targets(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(target, _)| target.trim()))
 }
@@ -41,7 +45,7 @@ fn resolves(page: &str, content: &str, target: &str, exists: impl Fn(&Path) -> b
     normal(&dir.join(file)).is_some_and(|path| exists(&path))
 }
 
-/// The path without `.` and `..`; none where it leaves the repository.
+/// The path without `.` and `..`; `None` if it leaves the repository.
 fn normal(path: &Path) -> Option<PathBuf> {
     let mut out = PathBuf::new();
     for part in path.components() {
@@ -55,7 +59,7 @@ fn normal(path: &Path) -> Option<PathBuf> {
     Some(out)
 }
 
-/// Anchors of a page's headings, as GitHub and most others make them.
+/// The anchors of a page's headings, in the form that GitHub generates.
 fn headings(content: &str) -> impl Iterator<Item = String> {
     content.lines().filter(|l| l.starts_with('#')).map(|line| {
         let text = line.trim_start_matches('#').trim().to_lowercase();

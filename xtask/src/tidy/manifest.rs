@@ -1,8 +1,8 @@
-//! Manifests of the crates: each names its licence and obeys the workspace's lints.
+//! Manifests of the crates: each has a licence and inherits the workspace's lints.
 
 use super::Finding;
 
-/// Checks one `Cargo.toml`. Line by line is enough: they are all written the same way.
+/// Checks one `Cargo.toml`. All are formatted alike, so lines are compared as text.
 pub fn check(path: &str, content: &str) -> Vec<Finding> {
     let has = |line: &str| content.lines().any(|l| l.trim() == line);
     let mut found = Vec::new();
@@ -12,7 +12,7 @@ pub fn check(path: &str, content: &str) -> Vec<Finding> {
     if !content.lines().any(|l| l.starts_with("license")) {
         found.push(Finding::new(path, 1, "no licence: add 'license.workspace = true'"));
     }
-    // The fuzz targets are a workspace of their own, because they need another toolchain.
+    // The fuzz targets are a separate workspace, because they need another toolchain.
     let own_workspace = content.lines().any(|l| l.trim().starts_with("[workspace"));
     if !own_workspace && !content.contains("[lints]\nworkspace = true") {
         found.push(Finding::new(path, 1, "no lints: add '[lints]' with 'workspace = true'"));

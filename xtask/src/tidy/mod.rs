@@ -1,19 +1,24 @@
-//! Style as a test: what a reviewer would otherwise have to say again and again.
+//! The style of the repository, checked as a test.
 //!
-//! Every file that git knows or would take is read once and passed to each check. A check is a function from a
-//! file to findings, so that each has a test on text of its own; nothing is fixed automatically.
+//! Each file that is tracked by git, or would be added, is read once and passed to each check. A check is a
+//! function from a file to findings, so each has unit tests on small texts. Nothing is fixed automatically.
 
-mod licences;
+mod comments;
+mod features;
 mod links;
 mod manifest;
+mod structure;
 mod text;
+mod words;
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Something to change.
+use words::{Count, Words};
+
+/// A defect, and where it is.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Finding {
     path: String,
@@ -33,38 +38,50 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What a run found.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub struct Report {
     /// How many files were read.
     pub files: usize,
     /// Files that grow long, with their lines; not an error yet.
     pub long_files: Vec<String>,
-    /// What is wrong.
+    /// Words that make comments hard to read.
+    pub odd_words: Count,
+    /// Defects to fix.
     pub findings: Vec<Finding>,
 }
 
-/// Checks the repository at `root`. Fails only where it cannot be read.
-pub fn check(root: &Path) -> io::Result<Report> {
+/// Checks the repository at `root`. With `all_words`, words that are only limited in number are findings as
+/// well.
+///
+/// Errors are those of reading the files.
+pub fn check(root: &Path, all_words: bool) -> io::Result<Report> {
     let mut report = Report::default();
-    for path in tracked_files(root)? {
-        let full = root.join(&path);
-        // Deleted but not yet committed, or a link to nowhere: nothing to read.
+    let words = Words::new();
+    let files = tracked_files(root)?;
+    for path in &files {
+        let full = root.join(path);
+        // Deleted but not committed, or a dangling link.
         if !full.is_file() {
             continue;
         }
         report.files += 1;
-        if is_bytes(&path) {
+        if is_bytes(path) {
             continue;
         }
         let Ok(content) = String::from_utf8(std::fs::read(&full)?) else { continue };
-        check_file(root, &path, &content, &mut report);
+        check_file(root, path, &content, &mut report);
+        let prose = comments::read(path, &content);
+        report.findings.extend(text::check_comments(path, &content, &prose));
+        report.findings.extend(words.check(path, &prose, all_words, &mut report.odd_words));
     }
-    report.findings.extend(licences::check(root)?);
+    report.findings.extend(report.odd_words.check());
+    report.findings.extend(structure::check(root, &files)?);
+    report.findings.extend(features::check()?);
     Ok(report)
 }
 
-/// Golden files and fuzz corpora, even where they could be read as text.
+/// Whether a file is a golden file or of a fuzz corpus: binary, even where it is valid UTF-8.
 fn is_bytes(path: &str) -> bool {
     path.starts_with("fuzz/corpus/") || path.contains("/tests/golden/")
 }
@@ -83,7 +100,7 @@ fn check_file(root: &Path, path: &str, content: &str, report: &mut Report) {
     }
 }
 
-/// Paths of all files that are tracked or would be with `git add`, relative to `root`.
+/// Paths, relative to `root`, of all files that are tracked or that `git add` would add.
 fn tracked_files(root: &Path) -> io::Result<Vec<String>> {
     let output = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -93,7 +110,7 @@ fn tracked_files(root: &Path) -> io::Result<Vec<String>> {
         let names = output.stdout.split(|b| *b == 0).filter(|n| !n.is_empty());
         return Ok(names.map(|n| String::from_utf8_lossy(n).into_owned()).collect());
     }
-    // A source archive has no git; then every file counts but those that a build makes.
+    // A source archive has no git: all files count, except build output.
     let mut files = Vec::new();
     let mut pending = vec![PathBuf::new()];
     while let Some(dir) = pending.pop() {
@@ -119,7 +136,7 @@ fn is_build_output(dir: &Path) -> bool {
 mod tests {
     #[test]
     fn this_repository_is_tidy() {
-        let report = super::check(crate::root()).unwrap();
+        let report = super::check(crate::root(), false).unwrap();
         assert!(report.files > 20, "only {} files were found", report.files);
         let all: Vec<_> = report.findings.iter().map(ToString::to_string).collect();
         assert!(all.is_empty(), "\n{}", all.join("\n"));

@@ -1,27 +1,32 @@
-//! Checks on any text file: length, blanks, leftovers, paths of one machine, and the head of a Rust module.
+//! Checks of any text file: length, blanks, unfinished code, paths of one machine, and the head of a Rust
+//! module.
 
 use super::Finding;
+use super::comments::Prose;
 
-/// Files at or below this many lines need no thought.
+/// Longer files are reported as candidates for a split.
 const GOOD_LINES: usize = 500;
-/// No file is longer.
+/// Longer files are a finding.
 const MAX_LINES: usize = 1000;
 
-/// What may not stand in any file. Split, so that this one does not hold them either.
+/// Wider comments are a finding.
+const MAX_COLUMNS: usize = 110;
+
+/// Texts that no file may contain. Each is written in two parts, so that this file does not contain it.
 const LEFTOVERS: [(&str, &str); 4] = [
     (concat!("to", "do!("), "unfinished code"),
-    (concat!("FIX", "ME"), "a note to oneself: do it, or write an issue"),
-    (concat!("XX", "X"), "a note to oneself: do it, or write an issue"),
+    (concat!("FIX", "ME"), "do it now, or open an issue"),
+    (concat!("XX", "X"), "do it now, or open an issue"),
     (concat!("db", "g!("), "debugging output"),
 ];
 const MACHINE_PATHS: [&str; 2] = [concat!("/wo", "rk/"), concat!("/ho", "me/")];
 
-/// Machine-written, so neither length nor content is ours.
+/// Whether a file is generated: neither its length nor its content is checked.
 fn is_generated(path: &str) -> bool {
     path.ends_with("Cargo.lock")
 }
 
-/// The number of lines of a file that grows long but is not too long yet.
+/// The number of lines of a file that is long but below the limit.
 pub fn long(path: &str, content: &str) -> Option<usize> {
     let lines = content.lines().count();
     (lines > GOOD_LINES && lines <= MAX_LINES && !is_generated(path)).then_some(lines)
@@ -62,18 +67,38 @@ pub fn check(path: &str, content: &str) -> Vec<Finding> {
         }
     }
     if is_module(path) && !content.starts_with("//!") {
-        found.push(Finding::new(path, 1, "a module opens with //! and what a reader must know first"));
+        found.push(Finding::new(path, 1, "a module begins with a //! comment that introduces it"));
     }
     found
 }
 
-/// Rust sources of the crates; a test's sibling file needs no head, its module says what is tested.
+/// Checks the width of comments. Tables and addresses cannot be broken; Markdown is not checked.
+pub fn check_comments(path: &str, content: &str, prose: &Prose) -> Vec<Finding> {
+    if path.ends_with(".md") {
+        return Vec::new();
+    }
+    let lines: Vec<&str> = content.lines().collect();
+    let mut found = Vec::new();
+    for comment in &prose.comments {
+        let columns = lines.get(comment.number - 1).map_or(0, |line| line.chars().count());
+        let unbreakable = comment.text.starts_with('|') || comment.text.contains("://");
+        if columns > MAX_COLUMNS && !unbreakable {
+            let what = format!("a comment of {columns} columns, at most {MAX_COLUMNS}");
+            found.push(Finding::new(path, comment.number, what));
+        }
+    }
+    found
+}
+
+/// Whether a file is a Rust source that needs a head. Tests in a sibling file need none: their module has
+/// one.
 fn is_module(path: &str) -> bool {
     path.ends_with(".rs") && path.contains("src/") && !path.contains("tests")
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::comments;
     use super::*;
 
     fn findings(path: &str, content: &str) -> Vec<String> {
@@ -105,6 +130,16 @@ mod tests {
         for path in MACHINE_PATHS {
             assert_eq!(findings("a", &format!("x {path}y\n")), ["1: a path of one machine"]);
         }
+    }
+
+    #[test]
+    fn wide_comments_are_found() {
+        let wide = |content: &str| check_comments("a.rs", content, &comments::read("a.rs", content)).len();
+        assert_eq!(wide(&format!("//! {}\n", "x".repeat(106))), 0);
+        assert_eq!(wide(&format!("//! {}\n", "x".repeat(107))), 1);
+        assert_eq!(wide(&format!("let a = \"{}\";\n", "x".repeat(110))), 0);
+        assert_eq!(wide(&format!("// https://example.org/{}\n", "x".repeat(110))), 0);
+        assert!(check_comments("a.md", "x\n", &comments::read("a.md", &"x ".repeat(60))).is_empty());
     }
 
     #[test]

@@ -1,0 +1,198 @@
+//! Runs all Rust tests, as many test binaries at once as there are processors.
+//!
+//! `cargo test` runs one binary after the other, and most end with one long test while the other processors
+//! idle. The output of a binary is printed only if it fails, with the command that runs each failed test
+//! alone.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::thread;
+use std::time::Instant;
+
+use serde_json::Value;
+
+/// Binaries that take longest, in the order in which they start: `package` and `target`.
+const LONGEST: [(&str, &str); 6] = [
+    ("forebay-sim", "it"),
+    ("forebay-server", "sessions"),
+    ("forebay-guest", "it"),
+    ("forebay-sim", "hostile"),
+    ("forebay-engine", "it"),
+    ("forebay-server", "it"),
+];
+
+/// A test binary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Binary {
+    package: String,
+    target: String,
+    /// The option of `cargo test` that selects it.
+    selection: String,
+    directory: PathBuf,
+    executable: PathBuf,
+}
+
+/// Builds and runs all tests whose names contain the filter.
+pub fn run(filter: &[&str]) -> ExitCode {
+    match try_run(filter) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("test: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn try_run(filter: &[&str]) -> io::Result<bool> {
+    let Some(mut binaries) = build()? else { return Ok(false) };
+    binaries.sort_by_key(|b| {
+        let place = LONGEST.iter().position(|l| *l == (b.package.as_str(), b.target.as_str()));
+        place.unwrap_or(LONGEST.len())
+    });
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    let pending = Mutex::new(VecDeque::from(binaries));
+    let failed = Mutex::new(0);
+    let work = || {
+        loop {
+            let Some(binary) = pending.lock().expect("no worker panics").pop_front() else { return };
+            if !run_binary(&binary, filter) {
+                *failed.lock().expect("no worker panics") += 1;
+            }
+        }
+    };
+    thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(work))));
+    let documented =
+        crate::cargo().args(["test", "--workspace", "--locked", "--doc", "-q"]).args(filter).status()?;
+    let failed = failed.into_inner().expect("no worker panics");
+    if failed > 0 {
+        eprintln!("{failed} test binaries failed; their output is above");
+    }
+    Ok(failed == 0 && documented.success())
+}
+
+/// Builds all tests; `None` if they do not compile.
+fn build() -> io::Result<Option<Vec<Binary>>> {
+    let mut cargo = crate::cargo()
+        .args(["test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let output = cargo.stdout.take().ok_or_else(|| io::Error::other("cargo has no output"))?;
+    let mut binaries = Vec::new();
+    for line in BufReader::new(output).lines() {
+        binaries.extend(binary(&line?));
+    }
+    Ok(cargo.wait()?.success().then_some(binaries))
+}
+
+/// The test binary of a message of cargo, if it is about one.
+fn binary(message: &str) -> Option<Binary> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
+        return None;
+    }
+    let directory = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
+    let target = message["target"]["name"].as_str()?.to_owned();
+    let selection = match message["target"]["kind"][0].as_str()? {
+        "test" => format!("--test {target}"),
+        "bin" => format!("--bin {target}"),
+        _ => "--lib".to_owned(),
+    };
+    // `path+file:///…/crates/sim#forebay-sim@0.1.0`, or without the name if it is that of the folder.
+    let id = message["package_id"].as_str()?;
+    let after = id.rsplit_once('#')?.1;
+    let package = match after.split_once('@') {
+        Some((name, _)) => name.to_owned(),
+        None => directory.file_name()?.to_string_lossy().into_owned(),
+    };
+    let executable = PathBuf::from(message["executable"].as_str()?);
+    Some(Binary { package, target, selection, directory, executable })
+}
+
+/// Runs one binary; reports whether all its tests passed.
+fn run_binary(binary: &Binary, filter: &[&str]) -> bool {
+    let start = Instant::now();
+    let output = Command::new(&binary.executable)
+        .args(filter)
+        .current_dir(&binary.directory)
+        .env("CARGO_MANIFEST_DIR", &binary.directory)
+        .stdin(Stdio::null())
+        .output();
+    let name = format!("{} {}", binary.package, binary.selection);
+    let seconds = start.elapsed().as_secs_f64();
+    match output {
+        Ok(output) if output.status.success() => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            let summary = text.lines().rev().find(|l| l.starts_with("test result: ")).unwrap_or_default();
+            let summary =
+                summary.trim_start_matches("test result: ").split("; 0 measured").next().unwrap_or_default();
+            println!("{seconds:7.1} s  {name}: {summary}");
+            true
+        }
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            let commands = failures(&text).into_iter().map(|test| alone(binary, test)).collect::<String>();
+            println!("{text}{errors}\n{seconds:7.1} s  {name}: FAILED ({})\n{commands}", output.status);
+            false
+        }
+        Err(e) => {
+            println!("{name}: cannot be run: {e}");
+            false
+        }
+    }
+}
+
+/// The command that runs one test. With `--workspace`, since `-p` builds the dependencies with other features.
+fn alone(binary: &Binary, test: &str) -> String {
+    let selection = &binary.selection;
+    format!("    to run it alone: cargo test --workspace --locked {selection} -- --exact {test}\n")
+}
+
+/// The names of the failed tests in the output of a test binary.
+fn failures(output: &str) -> Vec<&str> {
+    let failed = |line: &'_ str| line.ends_with(" ... FAILED");
+    let name = |line| str::split(line, " ... ").next().and_then(|l| l.strip_prefix("test "));
+    output
+        .lines()
+        .filter(|l| failed(l))
+        .filter_map(name)
+        .map(|n| n.trim_end_matches(" - should panic"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_binaries_are_taken_from_the_messages_of_cargo() {
+        let message = r#"{"reason":"compiler-artifact","package_id":"path+file:///r/crates/sim#forebay-sim@0.1.0",
+            "manifest_path":"/r/crates/sim/Cargo.toml","target":{"kind":["test"],"name":"it"},
+            "profile":{"test":true},"executable":"/r/target/debug/deps/it-1"}"#;
+        let found = binary(message).unwrap();
+        assert_eq!((found.package.as_str(), found.selection.as_str()), ("forebay-sim", "--test it"));
+        assert_eq!(found.directory, Path::new("/r/crates/sim"));
+        let unnamed = message.replace("#forebay-sim@0.1.0", "#0.1.0");
+        assert_eq!(binary(&unnamed).unwrap().package, "sim");
+        assert_eq!(binary(&message.replace("true", "false")), None);
+        assert_eq!(binary("not JSON"), None);
+    }
+
+    #[test]
+    fn failed_tests_are_named_with_the_command_that_runs_them() {
+        let output = "test a::b ... ok\ntest c::d ... FAILED\ntest e - should panic ... FAILED\n";
+        assert_eq!(failures(output), ["c::d", "e"]);
+        let binary = Binary {
+            package: "p".into(),
+            target: "it".into(),
+            selection: "--test it".into(),
+            directory: "/".into(),
+            executable: "/x".into(),
+        };
+        assert!(alone(&binary, "c::d").contains("cargo test --workspace --locked --test it -- --exact c::d"));
+    }
+}
