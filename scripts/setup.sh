@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Installs what `make demo`, `make test` and `make bench` need on Debian 12, apart from Rust.
+# Installs the Debian packages that `make demo`, `make test` and `make bench` need. Rust is only checked.
 #
-# Cheap when nothing is missing: one dpkg-query, no network. Without root it prints the one command that an
+# If all are installed it runs one dpkg-query and needs no network. Without root it prints the command that an
 # administrator has to run, and fails.
 set -euo pipefail
 
-# Grouped by who needs it. No group is optional: a test that quietly skips itself proves nothing.
+# Grouped by use. No group is optional: a test that is skipped silently proves nothing.
 packages=(
   gcc libc6-dev make ca-certificates               # linking Rust programs, running the Makefile
   qemu-system-x86 seabios                          # real guests
-  qemu-utils nbdkit libnbd-bin python3-libnbd fio  # real NBD clients, and the servers that we compare with
+  qemu-utils nbdkit libnbd-bin python3-libnbd fio  # real NBD clients, and servers to compare with
   qemu-block-extra libiscsi-bin                    # real iSCSI clients: QEMU's own, and the conformance tests
-  tgt                                              # the iSCSI target that we compare with
+  tgt                                              # the iSCSI target to compare with
   debootstrap e2fsprogs                            # the Debian guest images
   xfsprogs ntfs-3g fuse3 mount fdisk kmod          # file systems made and checked on volumes
-  util-linux python3-distlib                       # swap areas, and small programs for Windows to put on them
+  util-linux python3-distlib                       # swap areas, and small Windows programs as test data
   openssl python3 jq                               # TLS test certificates, test drivers, JSON
 )
 
@@ -29,8 +29,8 @@ missing_packages() {
 candidate() { apt-cache policy "$1" | awk '/Candidate:/ {print $2}'; }
 installed() { dpkg-query -W -f '${Version}' "$1" 2>/dev/null || true; }
 
-# A qemu-utils from backports pins a newer qemu-system-common than qemu-system-x86 of this release accepts, so
-# that QEMU cannot be installed at all. Only then do both go to the version that apt would choose for QEMU.
+# A qemu-utils from backports depends on a newer qemu-system-common than qemu-system-x86 of this release
+# accepts, so that QEMU cannot be installed. Only then qemu-utils is downgraded to apt's candidate of QEMU.
 matching_qemu_utils() {
   local want have
   want=$(candidate qemu-system-x86)
@@ -43,12 +43,12 @@ matching_qemu_utils() {
 require_rust() {
   local need=1.89 have
   if ! command -v cargo >/dev/null; then
-    say "cargo is not installed: get Rust $need or newer from https://rustup.rs" >&2
+    say "cargo is not installed: install Rust $need or newer from https://rustup.rs" >&2
     exit 1
   fi
   have=$(cargo --version | awk '{print $2}')
   if ! printf '%s\n%s\n' "$need" "$have" | sort -CV; then
-    say "Rust $have is too old, $need or newer is needed: run 'rustup update stable'" >&2
+    say "Rust $have is too old, $need or newer is required: run 'rustup update stable'" >&2
     exit 1
   fi
 }
@@ -67,7 +67,7 @@ main() {
   fi
   local install=(apt-get install -y --no-install-recommends "${missing[@]}")
   if ((EUID != 0)); then
-    say "missing: ${missing[*]}; run this as root, then again what you were doing:" >&2
+    say "missing: ${missing[*]}; run this command as root, then repeat yours:" >&2
     printf '  apt-get update && %s\n' "${install[*]}" >&2
     exit 1
   fi
@@ -78,13 +78,13 @@ main() {
     local match
     match=$(matching_qemu_utils)
     if [[ -n $match ]]; then
-      say "qemu-utils $(installed qemu-utils) does not go with the qemu-system-x86 of this release: installing $match"
+      say "qemu-utils $(installed qemu-utils) is not compatible with qemu-system-x86 of this release: installing $match"
       install+=("$match" --allow-downgrades)
     fi
   fi
-  # Debian's tgt starts a target on every address as soon as it is installed. The benchmarks run one of their own.
+  # Debian's tgt listens on every address as soon as it is installed. The benchmarks start a separate one.
   if [[ " ${missing[*]} " == *" tgt "* && -d /run/systemd/system ]]; then
-    say "tgt.service is masked, so that no target is open to the network"
+    say "masking tgt.service, so that it does not open a target to the network"
     systemctl mask tgt.service
   fi
   "${install[@]}"

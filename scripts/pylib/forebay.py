@@ -1,7 +1,7 @@
 """Running a Forebay server from Python, for the demo and the client tests.
 
-The server is the real binary with the real command line; nothing here reaches around them. Sockets live in a
-short path of their own, because a UNIX socket path has at most 107 bytes.
+The server is the real binary, controlled through its command line only. Sockets are in a separate short
+directory, because a UNIX socket path has at most 107 bytes.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Failed(Exception):
-    """Something did not do what it should; the text is for the reader of the test's output."""
+    """A check failed; the text explains it to the reader of the test's output."""
 
 
 def die_with_parent():
@@ -27,14 +27,17 @@ def die_with_parent():
 
 
 def spawn(argv, **kwargs):
-    """Starts a process that cannot outlive this one, and that a Ctrl-C at the terminal does not reach."""
+    """Starts a process that ends with this one, and does not receive a Ctrl-C at the terminal."""
     return subprocess.Popen(
         [str(a) for a in argv], preexec_fn=die_with_parent, start_new_session=True, stdin=subprocess.DEVNULL, **kwargs
     )
 
 
 def run(*argv, check=True, timeout=300, **kwargs):
-    """Runs a command to its end, its output captured unless told otherwise; `Failed`, with that output, if it fails."""
+    """Runs a command and captures its output, unless `kwargs` redirect it.
+
+    Raises `Failed` with the output if the command fails.
+    """
     for stream, to in (("stdin", subprocess.DEVNULL), ("stdout", subprocess.PIPE), ("stderr", subprocess.PIPE)):
         kwargs.setdefault(stream, to)
     argv = [str(a) for a in argv]
@@ -43,13 +46,13 @@ def run(*argv, check=True, timeout=300, **kwargs):
     except subprocess.TimeoutExpired as e:
         raise Failed(f"{' '.join(argv)}: not done after {timeout} s") from e
     if check and done.returncode != 0:
-        said = (done.stdout or "") + (done.stderr or "")
-        raise Failed(f"{' '.join(argv)}: exit status {done.returncode}\n{said}".rstrip())
+        output = (done.stdout or "") + (done.stderr or "")
+        raise Failed(f"{' '.join(argv)}: exit status {done.returncode}\n{output}".rstrip())
     return done
 
 
 def binary():
-    """The server to test."""
+    """Path of the server to test."""
     path = os.environ.get("FOREBAY_BIN", "target/debug/forebay")
     if not os.access(path, os.X_OK):
         raise Failed(f"{path} does not exist: run 'cargo build', or set FOREBAY_BIN")
@@ -57,7 +60,7 @@ def binary():
 
 
 class Server:
-    """A `forebay serve` on one data directory. Start, stop, kill and start again as often as wanted."""
+    """A `forebay serve` on one data directory, which can be started, stopped and killed repeatedly."""
 
     def __init__(self, data, log=None, args=()):
         self.bin = binary()
@@ -68,7 +71,7 @@ class Server:
         self.log = log or self.data.rstrip("/") + ".log"
         self.args = list(args)
         self.process = None
-        # How often it was started.
+        # Number of starts so far.
         self.starts = 0
 
     def __enter__(self):
@@ -93,7 +96,7 @@ class Server:
 
     def start(self, timeout=60):
         """Starts the server and waits until it answers."""
-        # Left by a server that was killed. A control socket in its place means ready.
+        # Stale sockets of a killed server. A new control socket means that the server is ready.
         for path in (self.control, self.nbd):
             if os.path.exists(path):
                 os.unlink(path)
@@ -112,7 +115,7 @@ class Server:
             return "".join(f.readlines()[-lines:]).rstrip()
 
     def wait(self, timeout):
-        """Waits for the process to end by itself; its exit status."""
+        """Waits for the process to exit; returns its exit status."""
         try:
             status = self.process.wait(timeout)
         except subprocess.TimeoutExpired as e:
@@ -121,7 +124,7 @@ class Server:
         return status
 
     def stop(self, timeout=30):
-        """SIGTERM, and exit status 0 is expected. Returns the seconds it took."""
+        """Sends SIGTERM and expects exit status 0. Returns the duration in seconds."""
         begin = time.monotonic()
         self.process.terminate()
         status = self.wait(timeout)
@@ -136,15 +139,15 @@ class Server:
         self.process = None
 
     def cli(self, *args, check=True, **kwargs):
-        """Runs a command of the command line against this server."""
+        """Runs a `forebay` command on this server."""
         return run(self.bin, "--socket", self.control, *args, check=check, **kwargs)
 
     def json(self, *args, **kwargs):
-        """The same with `--json`; what it printed, parsed."""
+        """Runs a command with `--json`; returns the parsed output."""
         return json.loads(self.cli("--json", *args, **kwargs).stdout)
 
     def refused(self, *args):
-        """A command that must fail with status 1 and one line on standard error; that line."""
+        """Runs a command that must fail with status 1 and one line on standard error; returns that line."""
         done = self.cli(*args, check=False)
         lines = done.stderr.strip().splitlines()
         if done.returncode != 1 or len(lines) != 1:
@@ -154,7 +157,7 @@ class Server:
         return lines[0]
 
     def wait_unused(self, volume, timeout=10):
-        """Waits until the server knows that no client has the volume open any more."""
+        """Waits until the server reports that no client has the volume open."""
         deadline = time.monotonic() + timeout
         while self.json("volume", "show", volume)["clients"]:
             if time.monotonic() > deadline:
