@@ -146,7 +146,8 @@ fn run_binary(binary: &Binary, filter: &[&str]) -> bool {
     }
 }
 
-/// The command that runs one test. With `--workspace`, since `-p` builds the dependencies with other features.
+/// The command that runs one test. With `--workspace`, since `-p` builds the dependencies with other
+/// features.
 fn alone(binary: &Binary, test: &str) -> String {
     let selection = &binary.selection;
     format!("    to run it alone: cargo test --workspace --locked {selection} -- --exact {test}\n")

@@ -16,7 +16,7 @@ const MIN_SHARD_BYTES: u64 = 4 << 20;
 /// A shard on separate cache lines.
 #[derive(Default)]
 #[repr(align(128))]
-struct Place(Mutex<Shard>);
+struct PaddedShard(Mutex<Shard>);
 
 /// Blocks in RAM, keyed by address. Its invariants are in the [module documentation](super).
 ///
@@ -24,7 +24,7 @@ struct Place(Mutex<Shard>);
 /// that still uses the old number finds an empty shard, or inserts a block where no reader looks for it. Both
 /// are harmless, since an address has one content forever.
 pub(crate) struct ReadCache {
-    places: Box<[Place]>,
+    places: Box<[PaddedShard]>,
     /// Number of shards in use, a power of two.
     active: AtomicUsize,
     budget: AtomicU64,
@@ -38,7 +38,7 @@ impl ReadCache {
     /// A cache that takes at most `budget` bytes, overhead included. With 0 it holds nothing.
     pub fn new(budget: u64) -> ReadCache {
         let cache = ReadCache {
-            places: (0..MAX_SHARDS).map(|_| Place::default()).collect(),
+            places: (0..MAX_SHARDS).map(|_| PaddedShard::default()).collect(),
             active: AtomicUsize::new(1),
             budget: AtomicU64::new(0),
             full: AtomicBool::new(false),

@@ -77,7 +77,7 @@ impl Classes {
 
     /// Samples reads: counts this one if `before`, the number of earlier reads of the disk, is a multiple of
     /// the sample interval. `hit`: it was served from RAM.
-    pub fn note_read(&self, before: u64, offset: u64, hit: bool) {
+    pub fn record_read(&self, before: u64, offset: u64, hit: bool) {
         if before.is_multiple_of(READ_SAMPLE) {
             self.sample_read(offset / BLOCK as u64, hit);
         }

@@ -17,14 +17,14 @@ const MAX_SAMPLING: u8 = 40;
 
 /// A fingerprint and the block's reference, in 28 bytes; all zero if the entry is empty.
 #[derive(Clone, Copy)]
-struct Place {
+struct IndexSlot {
     print: [u32; 4],
     at: [u32; 3],
 }
 
-const EMPTY: Place = Place { print: [0; 4], at: [0; 3] };
+const EMPTY: IndexSlot = IndexSlot { print: [0; 4], at: [0; 3] };
 
-impl Place {
+impl IndexSlot {
     fn is_empty(&self) -> bool {
         self.at[0] == 0
     }
@@ -57,7 +57,7 @@ fn is_sampled(print: &[u32; 4], sampling: u8) -> bool {
 /// Initial and least number of sets; the maximum is this times a power of two.
 const FIRST_SETS: usize = 16;
 
-type Set = [Place; WAYS];
+type Set = [IndexSlot; WAYS];
 
 /// The table; see the module documentation.
 pub(super) struct Table {
@@ -98,7 +98,7 @@ impl Table {
     pub fn get(&self, fingerprint: &Fingerprint) -> Option<BlockRef> {
         let print = words(fingerprint);
         let set = &self.sets[self.index(&print)];
-        set.iter().find(|p| p.print == print && !p.is_empty()).and_then(Place::get)
+        set.iter().find(|p| p.print == print && !p.is_empty()).and_then(IndexSlot::get)
     }
 
     /// Inserts a fingerprint, or updates the reference of a known one. Returns a fingerprint for which there
@@ -115,11 +115,11 @@ impl Table {
         let index = self.index(&print);
         let set = &mut self.sets[index];
         let known = set.iter().position(|p| p.print == print && !p.is_empty());
-        let free = known.or_else(|| set.iter().position(Place::is_empty));
+        let free = known.or_else(|| set.iter().position(IndexSlot::is_empty));
         let grown = known.is_none() && free.is_some();
         // In a full set a random entry is displaced.
         let way = free.unwrap_or(print[3] as usize >> 28);
-        let gone = std::mem::replace(&mut set[way], Place { print, at: MapValue::At(at).to_words() });
+        let gone = std::mem::replace(&mut set[way], IndexSlot { print, at: MapValue::At(at).to_words() });
         let gone =
             if known.is_none() { gone.get().map(|at| (fingerprint_of(&gone.print), at)) } else { None };
         self.len += usize::from(grown);

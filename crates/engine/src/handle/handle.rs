@@ -182,7 +182,7 @@ impl DiskHandle {
 
     fn count_read(&self, offset: u64, len: usize, hit: bool) {
         let before = self.disk.guest.read.next(len as u64);
-        self.disk.classes.note_read(before, offset, hit);
+        self.disk.classes.record_read(before, offset, hit);
     }
 
     /// Writes if that is possible without waiting: room in the buffer, whole sectors, not write-through.

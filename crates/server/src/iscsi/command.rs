@@ -9,7 +9,7 @@ use forebay_wire::iscsi::{Command, DataOut};
 use forebay_wire::scsi::{self, Code, Sense, SenseKey, Status, Transfer};
 
 use super::gather::{Gather, OutOfOrder};
-use super::link::{Link, Place, Sent};
+use super::link::{CommandSlot, Link, Sent};
 use super::lun_map::LunMap;
 use super::task::{TASK_COST, Task, Tasks, moved, work};
 use crate::plane::{Charge, Kind, Output, Worker};
@@ -64,7 +64,7 @@ impl Commands {
     fn respond(
         &self,
         command: &Command<'_>,
-        place: Place,
+        place: CommandSlot,
         moved: u64,
         response: &Response,
         output: &mut Output,
@@ -75,7 +75,7 @@ impl Commands {
     }
 
     /// Serves a command.
-    pub fn command(&self, command: &Command<'_>, place: Place, output: &mut Output) {
+    pub fn command(&self, command: &Command<'_>, place: CommandSlot, output: &mut Output) {
         if self.worker.closing() {
             return self.respond(command, place, 0, &busy(), output);
         }
@@ -214,7 +214,7 @@ impl Commands {
     }
 
     /// Fails a command whose immediate data had a wrong digest.
-    pub fn damaged_command(&self, command: &Command<'_>, place: Place, output: &mut Output) {
+    pub fn damaged_command(&self, command: &Command<'_>, place: CommandSlot, output: &mut Output) {
         self.respond(command, place, 0, &aborted(CRC_ERROR), output);
     }
 

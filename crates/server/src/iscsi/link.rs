@@ -27,7 +27,7 @@ pub(super) struct Link {
 }
 
 /// A place in the command window. Dropping it gives it back.
-pub(super) struct Place(Option<Rc<Link>>);
+pub(super) struct CommandSlot(Option<Rc<Link>>);
 
 /// Bytes of a long response that are sent in one turn of its task.
 pub(super) const SENT_AT_ONCE: usize = 256 << 10;
@@ -39,7 +39,7 @@ pub(super) struct Sent {
     pdus: u32,
 }
 
-impl Drop for Place {
+impl Drop for CommandSlot {
     fn drop(&mut self) {
         if let Some(link) = &self.0 {
             link.under_way.set(link.under_way.get() - 1);
@@ -73,13 +73,13 @@ impl Link {
     }
 
     /// Accepts a numbered command, or with `immediate` one that does not use a number.
-    pub fn take(self: &Rc<Self>, immediate: bool) -> Place {
+    pub fn take(self: &Rc<Self>, immediate: bool) -> CommandSlot {
         if immediate {
-            return Place(None);
+            return CommandSlot(None);
         }
         self.exp_cmd_sn.set(self.exp_cmd_sn.get().wrapping_add(1));
         self.under_way.set(self.under_way.get() + 1);
-        Place(Some(self.clone()))
+        CommandSlot(Some(self.clone()))
     }
 
     /// The numbers of a PDU without status.

@@ -5,7 +5,7 @@ use std::future::ready;
 use forebay_wire::iscsi::{Lun, TaskFunction};
 
 use super::command::Commands;
-use super::link::Place;
+use super::link::CommandSlot;
 use super::task::Task;
 use crate::scsi::NexusOwner as _;
 
@@ -18,7 +18,7 @@ const NOT_SUPPORTED: u8 = 5;
 
 impl Commands {
     /// Executes a task management function and answers the request `tag`.
-    pub fn manage(&self, function: TaskFunction, lun: Lun, tag: u32, referenced: u32, place: Place) {
+    pub fn manage(&self, function: TaskFunction, lun: Lun, tag: u32, referenced: u32, place: CommandSlot) {
         let tasks = &self.tasks;
         let answer = |place, response| tasks.manage(|_| false, tag, place, ready(response));
         let Some(luns) = &self.luns else { return answer(place, NO_LUN) };

@@ -19,7 +19,7 @@ use super::command::Commands;
 use super::context::{Context, LoggedIn};
 use super::errors::End;
 use super::limits::{MAX_RECV, MAX_TASKS};
-use super::link::{Link, Place};
+use super::link::{CommandSlot, Link};
 use super::lun_map::LunMap;
 use super::text::{Invalid, TextRequests};
 use super::watch::{Inbox, NOT_ADMITTED, watch};
@@ -212,7 +212,7 @@ impl Session {
 
     /// Takes the place of a command in the window; `None` if it is outside and must not be answered
     /// (4.2.2.1).
-    fn place(&self, numbering: Numbering) -> Result<Option<Place>, End> {
+    fn place(&self, numbering: Numbering) -> Result<Option<CommandSlot>, End> {
         let (expected, room) = self.link.window();
         let found = numbering.cmd_sn;
         if numbering.immediate || (found == expected && room > 0) {

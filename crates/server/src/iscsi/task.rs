@@ -15,7 +15,7 @@ use forebay_wire::scsi;
 use tokio::sync::Notify;
 
 use super::gather::Gather;
-use super::link::{Link, Place, SENT_AT_ONCE, Sent};
+use super::link::{CommandSlot, Link, SENT_AT_ONCE, Sent};
 use crate::plane::{Charge, Claim, Kind, MAX_UNSENT, spawn_request};
 use crate::scsi::{Admitted, Nexus, Response, Underway};
 
@@ -42,7 +42,7 @@ pub(super) struct Task {
     /// Signalled when it is aborted.
     stop: Notify,
     /// Released when it ends.
-    holds: RefCell<Option<(Place, Option<Underway>)>>,
+    holds: RefCell<Option<(CommandSlot, Option<Underway>)>>,
     has_ended: Cell<bool>,
     /// Signalled when it ends.
     ended: Notify,
@@ -56,7 +56,7 @@ impl Task {
         nexus: Arc<Nexus>,
         admitted: Admitted,
         gather: Option<Gather>,
-        place: Place,
+        place: CommandSlot,
     ) -> Rc<Task> {
         Rc::new(Task {
             tag,
@@ -260,7 +260,7 @@ impl Tasks {
         self: &Rc<Self>,
         is_meant: impl Fn(&Task) -> bool,
         tag: u32,
-        place: Place,
+        place: CommandSlot,
         then: impl Future<Output = u8> + 'static,
     ) {
         let running = self.abort(is_meant);
