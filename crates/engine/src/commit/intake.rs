@@ -146,7 +146,7 @@ impl Intake {
             return Ok(None);
         }
         let admission = self.space.admit(len)?;
-        if admission.is_none() && !self.space.is_full() && self.space.dirty() > 0 {
+        if admission.is_none() && !self.space.is_full() {
             self.request_commit();
         }
         Ok(admission)

@@ -11,8 +11,10 @@
 //! count as used, also while it reads the blocks at its edges. Bytes move from the admission to the buffers
 //! piece by piece, first out of the admission and then into the buffers, and `dirty` is read before
 //! `admitted`: a byte on its way is counted once or not at all, never twice, which could refuse a request
-//! that fits. A request that is refused because of an admission must not wait for a commit alone, which may
-//! have nothing to write: while requests wait, every admission that is dropped wakes them.
+//! that fits. A refused request waits for the next commit, which it requests. That commit never comes if the
+//! admission that caused the refusal ends with empty buffers, since its write failed, say: so an
+//! admission that is dropped over empty buffers wakes the requests that wait. Over dirty buffers it does not,
+//! or each of many writers would wake all others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +27,7 @@ use crate::buffer::ZEROES_COST;
 use crate::progress::CommitProgress;
 use crate::stats::Counter;
 use crate::sync::Mutex;
-use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use crate::{Error, PoolConfig, Result, Room};
 
@@ -220,13 +222,13 @@ impl SpaceGovernor {
 
     /// Bytes in the write buffers.
     pub fn dirty(&self) -> u64 {
-        self.dirty.load(Acquire).max(0) as u64
+        self.dirty.load(SeqCst).max(0) as u64
     }
 
     /// Records that the buffers grew by `bytes`, or shrank if negative. Returns whether they have become half
     /// full: a commit should begin now so that writers need not wait.
     pub fn buffered(&self, bytes: i64) -> bool {
-        let before = self.dirty.fetch_add(bytes, AcqRel);
+        let before = self.dirty.fetch_add(bytes, SeqCst);
         let half = self.write_buffer as i64 / 2;
         before < half && before + bytes >= half
     }
@@ -534,8 +536,10 @@ impl Admission<'_> {
 impl Drop for Admission<'_> {
     fn drop(&mut self) {
         self.governor.admitted.fetch_sub(self.left, SeqCst);
-        if self.reserved > 0 && self.governor.waiting.load(SeqCst) > 0 {
-            self.governor.progress.wake_waiters();
+        // If the buffers are dirty, the commit that empties them wakes the waiting requests after this.
+        let governor = self.governor;
+        if self.reserved > 0 && governor.waiting.load(SeqCst) > 0 && governor.dirty() == 0 {
+            governor.progress.wake_waiters();
         }
     }
 }
