@@ -7,12 +7,12 @@
 //! battery-backed cache needs to make data durable. The inner store executes the operation during that time.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_format::{SegmentId, Superblock};
 use parking_lot::Mutex;
 
-use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store};
+use crate::{BoxFuture, Capacity, Clock, IoBuf, ObjectStat, Result, Store};
 
 /// Bytes of a stripe.
 const STRIPE: u64 = 1 << 20;
@@ -48,28 +48,29 @@ pub type Sleep = Arc<dyn Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync>;
 pub struct Slow {
     inner: Arc<dyn Store>,
     array: DiskArray,
+    clock: Clock,
     sleep: Sleep,
     spindles: Mutex<Vec<Spindle>>,
 }
 
 #[derive(Clone, Copy)]
 struct Spindle {
-    /// When all of its queued operations are served.
-    free: Instant,
+    /// The time on the clock at which all of its queued operations are served.
+    free: Duration,
     /// Its position then.
     at: (SegmentId, u64),
 }
 
 impl Slow {
-    /// Adds the latency of an array to `inner`. `sleep` provides the timer.
-    pub fn new(inner: Arc<dyn Store>, array: DiskArray, sleep: Sleep) -> Slow {
-        let spindle = Spindle { free: Instant::now(), at: (SegmentId(0), 0) };
-        Slow { inner, array, sleep, spindles: Mutex::new(vec![spindle; array.spindles.max(1)]) }
+    /// Adds the latency of an array to `inner`. `sleep` waits for a time on `clock`.
+    pub fn new(inner: Arc<dyn Store>, array: DiskArray, clock: Clock, sleep: Sleep) -> Slow {
+        let spindle = Spindle { free: Duration::ZERO, at: (SegmentId(0), 0) };
+        Slow { inner, array, clock, sleep, spindles: Mutex::new(vec![spindle; array.spindles.max(1)]) }
     }
 
     /// Queues a transfer; returns the time until it completes.
     fn transfer(&self, id: SegmentId, offset: u64, len: u64) -> Duration {
-        let now = Instant::now();
+        let now = (self.clock)();
         let mut spindles = self.spindles.lock();
         let (mut at, mut done) = (offset, now);
         while at < offset + len {
@@ -88,7 +89,7 @@ impl Slow {
 
     /// Queues a movement without a transfer, as for a sync.
     fn movement(&self, id: SegmentId) -> Duration {
-        let now = Instant::now();
+        let now = (self.clock)();
         let mut spindles = self.spindles.lock();
         let spindle = self.spindle(&mut spindles, id, 0);
         *spindle = Spindle { free: spindle.free.max(now) + self.array.position(), at: (SegmentId(0), 0) };
@@ -159,31 +160,31 @@ mod tests {
     fn slow(spindles: usize) -> Slow {
         let array =
             DiskArray { spindles, seek: Duration::from_millis(10), rpm: 6000, bytes_per_second: 100 << 20 };
-        Slow::new(Arc::new(MemoryStore::new()), array, Arc::new(|_| Box::pin(std::future::ready(()))))
+        let sleep: Sleep = Arc::new(|_| Box::pin(std::future::ready(())));
+        Slow::new(Arc::new(MemoryStore::new()), array, Arc::new(|| Duration::ZERO), sleep)
     }
 
-    /// Whether a time is `ms` milliseconds, except for the time that has passed since.
-    fn is_about(took: Duration, ms: u64) -> bool {
-        (ms.saturating_sub(3)..=ms).contains(&(took.as_millis() as u64))
+    fn takes(took: Duration, ms: u64) -> bool {
+        took.as_millis() as u64 == ms
     }
 
     #[test]
     fn sequential_transfers_cost_their_bytes_and_random_ones_also_a_seek_and_half_a_revolution() {
         let store = slow(1);
         let (a, b) = (SegmentId(1), SegmentId(2));
-        assert!(is_about(store.transfer(a, 0, 512 << 10), 15 + 5));
-        assert!(is_about(store.transfer(a, 512 << 10, 512 << 10), 15 + 5 + 5));
-        assert!(is_about(store.transfer(b, 0, 4096), 25 + 15));
-        assert!(is_about(store.movement(b), 40 + 15));
+        assert!(takes(store.transfer(a, 0, 512 << 10), 15 + 5));
+        assert!(takes(store.transfer(a, 512 << 10, 512 << 10), 15 + 5 + 5));
+        assert!(takes(store.transfer(b, 0, 4096), 25 + 15));
+        assert!(takes(store.movement(b), 40 + 15));
     }
 
     #[test]
     fn spindles_work_in_parallel() {
         let store = slow(4);
         for n in 0..4 {
-            assert!(is_about(store.transfer(SegmentId(1), n << 20, 4096), 15), "stripe {n}");
+            assert!(takes(store.transfer(SegmentId(1), n << 20, 4096), 15), "stripe {n}");
         }
-        assert!(is_about(store.transfer(SegmentId(1), 4 << 20, 4096), 30));
-        assert!(is_about(slow(4).transfer(SegmentId(1), 0, 4 << 20), 25));
+        assert!(takes(store.transfer(SegmentId(1), 4 << 20, 4096), 30));
+        assert!(takes(slow(4).transfer(SegmentId(1), 0, 4 << 20), 25));
     }
 }

@@ -289,8 +289,10 @@ async fn a_reset_concurrent_with_requests_and_overflow() {
     let sleep = |d| -> BoxFuture<'static, ()> { Box::pin(tokio::time::sleep(d)) };
     let memory = Arc::new(MemoryStore::new());
     with_desktop(&memory, config(), 2 << 20).await.0.close().await.unwrap();
-    let store: Arc<dyn Store> = Arc::new(Slow::new(memory, array, Arc::new(sleep)));
-    let host = Arc::new(TestHost(std::time::Instant::now()));
+    let begin = std::time::Instant::now();
+    let clock = Arc::new(move || begin.elapsed());
+    let store: Arc<dyn Store> = Arc::new(Slow::new(memory, array, clock, Arc::new(sleep)));
+    let host = Arc::new(TestHost(begin));
     let pool = Pool::open(store, host, config()).await.unwrap();
     let image = noise(1, 8 * MIB);
     for round in 0..6 {

@@ -92,7 +92,8 @@ fn array() -> DiskArray {
 
 fn slow(store: Arc<dyn Store>) -> Arc<dyn Store> {
     let sleep = |d| -> BoxFuture<'static, ()> { Box::pin(tokio::time::sleep(d)) };
-    Arc::new(Slow::new(store, array(), Arc::new(sleep)))
+    let begin = std::time::Instant::now();
+    Arc::new(Slow::new(store, array(), Arc::new(move || begin.elapsed()), Arc::new(sleep)))
 }
 
 /// No other task can run in between.

@@ -1,21 +1,44 @@
 //! When commits begin: concurrent flushes of several guests are coalesced, and commits without coalescing
-//! begin at once.
+//! begin at once. Time is tokio's paused clock, so that the load of the machine has no effect.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::*;
-use forebay_engine::{Coalesce, DiskHandle, Pool, PoolConfig, SyncMode};
+use forebay_engine::{BoxFuture, Coalesce, DiskHandle, Host, Pool, PoolConfig, SyncMode};
 use forebay_store::{DiskArray, MemoryStore, Slow, Store};
+
+/// A host whose time is the paused clock.
+struct PausedHost(tokio::time::Instant);
+
+impl Host for PausedHost {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+    fn unix_ms(&self) -> u64 {
+        0
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
+        tokio::spawn(task);
+    }
+    fn random(&self, bytes: &mut [u8]) {
+        bytes.fill(1);
+    }
+}
 
 /// A pool on one disk on which a commit takes 20 ms.
 async fn on_a_disk(coalesce: Coalesce) -> (Arc<Pool>, Vec<Arc<DiskHandle>>) {
     let array =
         DiskArray { spindles: 1, seek: Duration::from_millis(5), rpm: 6000, bytes_per_second: 1 << 30 };
-    let sleep = |d| -> forebay_engine::BoxFuture<'static, ()> { Box::pin(tokio::time::sleep(d)) };
-    let store: Arc<dyn Store> = Arc::new(Slow::new(Arc::new(MemoryStore::new()), array, Arc::new(sleep)));
+    let sleep = |d| -> BoxFuture<'static, ()> { Box::pin(tokio::time::sleep(d)) };
+    let begin = tokio::time::Instant::now();
+    let (memory, clock) = (Arc::new(MemoryStore::new()), Arc::new(move || begin.elapsed()));
+    let store: Arc<dyn Store> = Arc::new(Slow::new(memory, array, clock, Arc::new(sleep)));
     let config = PoolConfig { coalesce, ..config() };
-    let pool = Pool::open(store, Arc::new(TestHost(std::time::Instant::now())), config).await.unwrap();
+    let pool = Pool::open(store, Arc::new(PausedHost(begin)), config).await.unwrap();
     let mut disks = Vec::new();
     for name in ["a", "b", "c", "d"] {
         pool.create_volume(name, 64 << 20, SyncMode::Flush, 0).await.unwrap();
@@ -40,7 +63,7 @@ async fn flush_in_turns(pool: &Pool, disks: &[Arc<DiskHandle>], times: u64) -> u
     pool.stats().await.commits - before
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn concurrent_flushes_are_coalesced() {
     let (pool, disks) = on_a_disk(Coalesce::Adaptive).await;
     let commits = flush_in_turns(&pool, &disks, 20).await;
@@ -50,14 +73,14 @@ async fn concurrent_flushes_are_coalesced() {
     assert!((10_000..60_000).contains(&stats.cost_us), "{stats:?}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_single_guest_is_not_delayed() {
     let (pool, disks) = on_a_disk(Coalesce::Adaptive).await;
     assert_eq!(flush_in_turns(&pool, &disks[..1], 10).await, 10);
     assert_eq!(pool.stats().await.commit.delayed_us, 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_coalescing_writes_are_durable_when_answered() {
     let (pool, disks) = on_a_disk(Coalesce::Off).await;
     let before = pool.stats().await.commits;

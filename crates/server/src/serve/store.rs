@@ -27,7 +27,9 @@ pub(super) async fn open(
     }
     if let Some(array) = config.store_slow {
         tracing::warn!(?array, "the store simulates the latency of an array, as configured");
-        store = Arc::new(Slow::new(store, array, Arc::new(move |time| host.sleep(time))));
+        let clock = host.clone();
+        let sleep = Arc::new(move |time| host.sleep(time));
+        store = Arc::new(Slow::new(store, array, Arc::new(move || clock.now()), sleep));
     }
     Ok(store)
 }
