@@ -1,40 +1,23 @@
 //! Runs all fuzz targets with their checked-in corpus on the stable toolchain, as a regression test.
 //! `cargo run -p xtask -- corpora` writes the samples again, by the tools that make file systems.
 
-use std::path::{Path, PathBuf};
+#[path = "../../../format/tests/corpus/mod.rs"]
+mod stored;
+
+use std::path::Path;
 
 use crate::common::*;
 use forebay_guest::{Class, ClassMap, fuzzing};
-
-fn corpus(target: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target)
-}
+use stored::{check_programs, corpus, put, run_inputs};
 
 #[test]
 fn every_input_of_the_corpus_passes() {
-    for (name, target) in fuzzing::TARGETS {
-        let files = std::fs::read_dir(corpus(name)).unwrap_or_else(|e| panic!("no corpus of {name}: {e}"));
-        let mut inputs: Vec<_> = files.map(|file| file.unwrap().path()).collect();
-        inputs.sort();
-        assert!(!inputs.is_empty(), "the corpus of {name} is empty");
-        for path in inputs {
-            let bytes = std::fs::read(&path).unwrap();
-            // Catches the panic, to report the name of the input.
-            let passed = std::panic::catch_unwind(|| target(&bytes));
-            assert!(passed.is_ok(), "{} fails", path.display());
-        }
-    }
+    fuzzing::TARGETS.iter().for_each(run_inputs);
 }
 
-/// Each fuzz target of this crate has a program in `fuzz/`.
 #[test]
 fn every_target_has_a_program() {
-    let manifest = include_str!("../../../../fuzz/Cargo.toml");
-    for (name, _) in fuzzing::TARGETS {
-        assert!(manifest.contains(&format!("name = \"{name}\"")), "fuzz/Cargo.toml lacks {name}");
-        let program = std::fs::read_to_string(corpus("../fuzz_targets").join(format!("{name}.rs"))).unwrap();
-        assert!(program.contains(&format!("fuzzing::{name}(")), "{name}.rs calls something else");
-    }
+    check_programs(fuzzing::TARGETS);
 }
 
 /// The seeds are complete disks: a scan finds all classes.
@@ -47,18 +30,6 @@ fn scans_of_the_seeds_find_all_classes() {
         for class in [page, Class::Code, Class::Metadata, Class::Free] {
             assert!(bytes(&scan, class) > 0, "{name}: no {class:?}");
         }
-    }
-}
-
-/// Writes a generated sample, or checks that the stored one is current.
-fn put(target: &str, name: &str, bytes: &[u8]) {
-    let path = corpus(target).join(name);
-    if std::env::var_os("FOREBAY_WRITE_CORPUS").is_some() {
-        std::fs::create_dir_all(corpus(target)).unwrap();
-        std::fs::write(path, bytes).unwrap();
-    } else {
-        let stored = std::fs::read(&path).unwrap_or_default();
-        assert!(stored == bytes, "{} is not current: run 'cargo run -p xtask -- corpora'", path.display());
     }
 }
 
