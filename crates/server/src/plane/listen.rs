@@ -8,14 +8,13 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::str::FromStr;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use socket2::{Domain, SockAddr, SockRef, TcpKeepalive, Type};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+use super::delegate::delegate_stream;
 
 /// Access control of a UNIX socket: the server's user and group may connect.
 const SOCKET_MODE: libc::mode_t = 0o660;
@@ -299,43 +298,7 @@ impl Socket {
     }
 }
 
-/// Calls a method of the socket of either kind.
-macro_rules! either {
-    ($self:expr, $method:ident($($arg:expr),*)) => {
-        match $self.get_mut() {
-            Socket::Unix(s) => Pin::new(s).$method($($arg),*),
-            Socket::Tcp(s) => Pin::new(s).$method($($arg),*),
-        }
-    };
-}
-
-impl AsyncRead for Socket {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        either!(self, poll_read(cx, buf))
-    }
-}
-
-impl AsyncWrite for Socket {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        either!(self, poll_write(cx, buf))
-    }
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        either!(self, poll_write_vectored(cx, bufs))
-    }
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, poll_flush(cx))
-    }
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        either!(self, poll_shutdown(cx))
-    }
-}
+delegate_stream!(Socket { Unix, Tcp });
 
 #[cfg(test)]
 mod tests {
