@@ -23,6 +23,7 @@ mod group;
 mod layout;
 mod node;
 mod relocation;
+mod retained;
 mod segment;
 mod superblock;
 mod values;
@@ -37,6 +38,11 @@ pub use group::GroupHeader;
 pub use layout::{Field, LAYOUTS, Layout};
 pub use node::{FANOUT, MAX_BLOCKS, MAX_LEVEL, MapNode, NodeEntries};
 pub use relocation::{Relocation, RelocationMap};
+pub use retained::{
+    RETAINED_COVER_BYTES, RETAINED_COVERS, RETAINED_HEADER_BYTES, RETAINED_LAYOUTS, RETAINED_RECORD_BYTES,
+    RETAINED_TABLE, RETAINED_VERSION, RetainedChunk, RetainedCover, RetainedHeader, RetainedKind,
+    RetainedRecord,
+};
 pub use segment::{DirectoryEntry, SegmentFooter, SegmentHeader, SlotKind, Stream};
 pub use superblock::{BlobRef, MAX_BLOBS, PoolId, Superblock};
 

@@ -1,9 +1,5 @@
 //! The plain types of the interface.
 
-use std::fmt;
-
-use crate::{Flag, Page, Range};
-
 /// To whom the contents of a memory belong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
@@ -80,33 +76,6 @@ pub struct RangeRecord {
     pub allocated: bool,
     /// Number of freezes of the disk's buffer before it.
     pub generation: u64,
-}
-
-/// What a memory held when it was opened. Pages and ranges are in ascending order.
-#[derive(Default)]
-pub struct Contents {
-    /// The last statement about the log.
-    pub cover: Option<Cover>,
-    /// Pages with their order.
-    pub pages: Vec<(BlockRecord, u64, Page)>,
-    /// Zeroed ranges with their order.
-    pub ranges: Vec<(RangeRecord, u64, Range)>,
-    /// Flags: disk and kind.
-    pub flags: Vec<(u32, u8, Flag)>,
-    /// Disks with a page whose checksum does not match, in ascending order. That page is not in `pages`.
-    pub damaged: Vec<u32>,
-}
-
-impl fmt::Debug for Contents {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Contents")
-            .field("cover", &self.cover)
-            .field("pages", &self.pages.len())
-            .field("ranges", &self.ranges.len())
-            .field("flags", &self.flags.len())
-            .field("damaged", &self.damaged)
-            .finish()
-    }
 }
 
 /// The use of a memory.

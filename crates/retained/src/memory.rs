@@ -2,7 +2,9 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
+use std::ops::Deref;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use parking_lot::Mutex;
@@ -75,6 +77,30 @@ impl HeapMemory {
             }
         }
         copy
+    }
+}
+
+/// The ownership of a memory.
+pub(crate) struct Claim(Arc<dyn Memory>);
+
+impl Claim {
+    /// Takes a memory that has no owner.
+    pub fn take(memory: Arc<dyn Memory>) -> Option<Claim> {
+        memory.claim().then(|| Claim(memory))
+    }
+}
+
+impl Deref for Claim {
+    type Target = dyn Memory;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.0.unclaim();
     }
 }
 

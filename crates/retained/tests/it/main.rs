@@ -1,0 +1,6 @@
+//! Retained memory from outside.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
+
+mod basics;
+mod common;
