@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
+use forebay_retained::Retained;
+
 use crate::config::PoolConfig;
 use crate::sync::atomic::AtomicBool;
 use crate::sync::atomic::Ordering::{Acquire, Release};
@@ -11,6 +13,8 @@ use crate::{Error, Host, Result};
 pub(crate) struct Context {
     pub host: Arc<dyn Host>,
     pub config: PoolConfig,
+    /// The memory of the write buffers.
+    pub retained: Arc<Retained>,
     closing: AtomicBool,
     /// Set once the pool has latched: the reason.
     latched: OnceLock<String>,
@@ -18,12 +22,15 @@ pub(crate) struct Context {
 
 impl Context {
     /// The context of a running pool.
-    pub fn new(host: Arc<dyn Host>, config: PoolConfig) -> Arc<Context> {
-        Arc::new(Context { host, config, closing: AtomicBool::new(false), latched: OnceLock::new() })
+    pub fn new(host: Arc<dyn Host>, config: PoolConfig, retained: Arc<Retained>) -> Arc<Context> {
+        let closing = AtomicBool::new(false);
+        Arc::new(Context { host, config, retained, closing, latched: OnceLock::new() })
     }
 
-    /// Latches the pool: it acknowledges nothing until it is opened again. Only the first reason is kept.
+    /// Latches the pool: it acknowledges nothing until it is opened again. Only the first reason is kept. The
+    /// writes that are not in the log stay in the retained memory for the next opening.
     pub fn latch(&self, why: &Error) {
+        self.retained.keep();
         let _ = self.latched.set(why.to_string());
     }
 

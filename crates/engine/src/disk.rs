@@ -6,10 +6,12 @@
 use std::sync::Arc;
 
 use forebay_format::{BLOCK, DiskId, DiskRecord, Role, SyncMode};
+use forebay_retained::{Flag, Retained};
 
 use crate::buffer::Buffers;
 use crate::classes::Classes;
 use crate::map::{Touch, Tree};
+use crate::memory::VALID;
 use crate::stats::GuestCounters;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Mutex, RwLock};
@@ -37,6 +39,7 @@ pub(crate) struct Disk {
     pub classes: Classes,
     /// Number of times that its block map was found damaged, since the map was last known to be sound.
     map_damage: AtomicU64,
+    retained: Arc<Retained>,
     /// Writes whose commit requires reads.
     pub cold: Cold,
     /// Number of acknowledged writes that are lost.
@@ -56,6 +59,9 @@ struct Clients {
     reset: Reset,
     /// The desktop is becoming a persistent volume.
     persisting: bool,
+    /// Of a desktop: its record in retained memory that its contents are valid. Without it, they are discarded
+    /// when the pool is opened. A desktop has it from its first client on until a reset is due.
+    valid: Option<Flag>,
 }
 
 /// Whether a desktop holds the data of a client that has left.
@@ -76,8 +82,11 @@ pub(crate) fn blocks(size: u64) -> u64 {
 }
 
 impl Disk {
-    pub fn new(record: DiskRecord, tree: Tree) -> Disk {
+    /// A disk whose writes are buffered in `retained`.
+    pub fn new(record: DiskRecord, tree: Tree, retained: Arc<Retained>) -> Disk {
         Disk {
+            buffers: Mutex::new(Buffers::new(retained.clone(), record.id)),
+            retained,
             id: record.id,
             size: AtomicU64::new(record.size),
             write_cache: AtomicU64::new(record.write_cache),
@@ -86,7 +95,6 @@ impl Disk {
             is_recorded: AtomicBool::new(false),
             map_damage: AtomicU64::new(record.map_damaged.into()),
             record: RwLock::new(Arc::new(record)),
-            buffers: Mutex::default(),
             tree: RwLock::new(tree),
             clients: Mutex::default(),
             guest: GuestCounters::default(),
@@ -179,7 +187,15 @@ impl Disk {
             return Err(Error::InUse { name: name.to_owned(), clients: 1 });
         }
         clients.count += 1;
+        if self.is_desktop() && clients.valid.is_none() {
+            clients.valid = Some(self.retained.flag(self.id.0, VALID));
+        }
         Ok(clients.count)
+    }
+
+    /// Sets the record that the contents of a desktop are valid, which was found in retained memory.
+    pub fn set_valid(&self, flag: Flag) {
+        self.clients.lock().valid = Some(flag);
     }
 
     /// Records that a client disconnects cleanly. When all clients have, a desktop that is reset at
@@ -207,12 +223,15 @@ impl Disk {
         let resets = record.write_cache > 0 && record.reset_at_disconnect;
         if resets && clients.leaving == clients.count && clients.reset == Reset::No {
             clients.reset = Reset::Due;
+            clients.valid = None;
         }
     }
 
     /// Marks a desktop as due for a reset before the next client attaches.
     pub fn require_reset(&self) {
-        self.clients.lock().reset = Reset::Due;
+        let mut clients = self.clients.lock();
+        clients.reset = Reset::Due;
+        clients.valid = None;
     }
 
     /// Whether the disk holds data of its last client, and must be reset.
@@ -272,6 +291,7 @@ impl Disk {
         clients.persisting = false;
         if kept {
             clients.reset = Reset::No;
+            clients.valid = None;
         }
     }
 

@@ -120,6 +120,9 @@ pub enum Error {
     /// A structure of the pool is damaged or foreign.
     #[error("cannot open the pool: {0}")]
     Format(#[from] FormatError),
+    /// The memory for writes that are not in the log yet cannot be used.
+    #[error("cannot use the retained memory: {0}")]
+    Memory(String),
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),

@@ -2,9 +2,15 @@
 //! real ones; a simulation provides a clock and a scheduler that it drives itself, and replays a run from its
 //! seed.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_format::PoolId;
+use forebay_retained::Memory;
 pub use forebay_store::BoxFuture;
+
+use crate::memory::heap;
 
 /// The environment of the engine.
 pub trait Host: Send + Sync + 'static {
@@ -18,4 +24,14 @@ pub trait Host: Send + Sync + 'static {
     fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>);
     /// Fills `bytes` with unpredictable bytes.
     fn random(&self, bytes: &mut [u8]);
+    /// Identifies the present run of the machine; differs after it was restarted.
+    fn boot_id(&self) -> [u8; 16] {
+        [0; 16]
+    }
+    /// The memory for the write buffers of a pool, of at most `limit` bytes. What it holds is still there
+    /// when the next process opens the same pool; the default holds nothing.
+    fn memory(&self, pool: PoolId, limit: u64) -> io::Result<Arc<dyn Memory>> {
+        let _ = pool;
+        Ok(Arc::new(heap(limit)))
+    }
 }

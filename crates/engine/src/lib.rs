@@ -29,6 +29,7 @@ mod dedup;
 mod disk;
 mod log;
 mod map;
+mod memory;
 mod progress;
 
 mod config;
@@ -51,7 +52,7 @@ pub use classes::{ClassStats, ClassesInfo, Peek};
 pub use config::{BootProfile, Coalesce, PoolConfig};
 pub use error::{Error, Result};
 pub use forebay_format::SegmentId;
-pub use forebay_format::{DiskId, Role, SyncMode};
+pub use forebay_format::{DiskId, PoolId, Role, SyncMode};
 pub use handle::{DiskHandle, Extent, Fast};
 pub use host::{BoxFuture, Host};
 pub use log_damage::{DamagedPlace, DiskLoss, LogDamage};

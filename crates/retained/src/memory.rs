@@ -56,6 +56,11 @@ impl HeapMemory {
         HeapMemory { chunks, changes: Mutex::new(()), claimed: AtomicBool::new(false) }
     }
 
+    /// Memory of at most `limit` bytes, in addition to the header.
+    pub fn of_bytes(limit: u64) -> HeapMemory {
+        HeapMemory::new(u32::try_from(limit / CHUNK as u64 + 1).unwrap_or(u32::MAX))
+    }
+
     /// A copy of all bytes as they are now: what a kill of the process would leave.
     ///
     /// The kernel makes the copy, so that bytes which another thread is writing are no data race.

@@ -115,6 +115,10 @@ pub struct Model {
     pub overlapping: bool,
     /// Names that one operation creates together.
     pub groups: Vec<(OpId, Vec<String>)>,
+    /// The last process left its retained memory to the next.
+    pub memory_kept: bool,
+    /// Desktops whose users were at work when the process ended, and whether the last of them had left.
+    pub sessions: BTreeMap<String, bool>,
     next_write: WriteId,
 }
 
@@ -132,6 +136,14 @@ impl Model {
         self.ops = vec![Op { begin: self.stamp, end: End::Acknowledged { at: self.stamp, durable: true } }];
         self.floor = self.stamp;
         self.groups.clear();
+        self.sessions.clear();
+    }
+
+    /// The process ended and left its memory to the next: that one has every acknowledged change.
+    pub fn memory_is_kept(&mut self) {
+        let now = self.tick();
+        self.all_flushed(now);
+        self.memory_kept = true;
     }
 
     /// The next moment.

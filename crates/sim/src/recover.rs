@@ -8,8 +8,10 @@
 //! moment up to which a flush, a durable write or a change to the catalogue promised durability; so is a
 //! version that precedes a durable one.
 //!
-//! Desktops are an exception: independently of their writes, they must equal the disk from which they were
-//! cloned.
+//! Desktops are an exception if the retained memory was lost: independently of their writes, they must equal
+//! the disk from which they were cloned. So must one whose last user had left.
+//!
+//! If the memory was kept, the floor is the end of the process: every acknowledged change is present.
 //!
 //! **Soundness** (it never blames a correct engine): each version's window covers every moment at which any
 //! permitted order of events could show it; contents that several versions share get the union of their
@@ -118,7 +120,7 @@ fn fits(model: &Model, era: &EraId, found: Option<&Found>, cut: &TimeSet) -> Res
     if is != was || sync_differs {
         return Err(format!("it was {was:?} {:?}, but is {is:?} {:?}", disk.sync, found.sync));
     }
-    if disk.desktop {
+    if disk.desktop && is_reset(model, &era.name) {
         return fits_desktop(model, disk, found).map(|()| set);
     }
     if let Some(source) = &disk.taken_from {
@@ -147,6 +149,11 @@ fn fits(model: &Model, era: &EraId, found: Option<&Found>, cut: &TimeSet) -> Res
         set = next;
     }
     Ok(set)
+}
+
+/// Whether a desktop was reset before it was read.
+fn is_reset(model: &Model, name: &str) -> bool {
+    !model.memory_kept || model.sessions.contains_key(name)
 }
 
 /// Like [`fits`] for a desktop: it equals its origin at any moment.
@@ -246,7 +253,7 @@ fn content_of(model: &Model, era: &EraId, block: u64, bytes: &[u8]) -> Option<Co
         return Some(Content::zero());
     }
     let disk = model.names[&era.name].versions[era.era].value.as_ref()?;
-    if disk.desktop {
+    if disk.desktop && is_reset(model, &era.name) {
         return content_of_desktop(model, disk, block, bytes);
     }
     if let Some(source) = &disk.taken_from {

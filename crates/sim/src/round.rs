@@ -12,7 +12,7 @@ use forebay_store::{Crash, FaultyStore, Image, Store};
 
 use crate::admin::admin_op;
 use crate::ctx::{Ctx, Tolerance};
-use crate::exec::{Executor, Ran};
+use crate::exec::{Executor, MemoryFate, Ran};
 use crate::guest::guest_op;
 use crate::medium::Medium;
 use crate::model::Model;
@@ -214,13 +214,29 @@ impl Round {
             false => self.tolerance.latched || self.rng.percent(70),
         };
         let crash = if power { Crash::PowerLoss } else { Crash::Kill };
-        note!("{crash:?} crash at step {}", self.exec.steps());
+        let fate = match crash {
+            Crash::PowerLoss => MemoryFate::Restarted,
+            Crash::Kill if self.rng.percent(20) => MemoryFate::Wiped,
+            Crash::Kill => MemoryFate::Kept,
+        };
+        note!("{crash:?} crash at step {}, memory {fate:?}", self.exec.steps());
+        self.end_process(fate);
         self.end_faults();
         self.medium.crash(crash);
         if self.restart_after_latch && crash == Crash::Kill {
             self.medium.faults().write_back();
         }
         self.exec.kill_tasks();
+    }
+
+    /// The process ends; the next one finds its retained memory, or does not.
+    fn end_process(&mut self, fate: MemoryFate) {
+        self.exec.end_process(fate);
+        let mut model = self.model.borrow_mut();
+        model.memory_kept = false;
+        if fate == MemoryFate::Kept {
+            model.memory_is_kept();
+        }
     }
 
     fn end_faults(&mut self) {
@@ -232,12 +248,27 @@ impl Round {
     pub fn judge(&mut self, pool: &Arc<Pool>) {
         let (pool, blocks) = (pool.clone(), interesting(&self.model.borrow()));
         let damaged = self.damaged;
-        let found = self.exec.finish(async move { read_back(&pool, blocks, damaged).await });
+        let unfinished = self.unfinished_sessions();
+        let found = self.exec.finish(async move {
+            for name in unfinished {
+                pool.reset(&name).await.map_err(|e| format!("reset of '{name}': {e}"))?;
+            }
+            read_back(&pool, blocks, damaged).await
+        });
         let verdict = found.and_then(|found| recover(&mut self.model.borrow_mut(), &found));
         if let Err(why) = verdict {
             panic!("{why}");
         }
         note!("as it should be; {} disks", self.model.borrow().names.len());
+    }
+
+    /// Desktops whose users did not leave before the process ended: they may come back, so their contents are
+    /// kept, and only what they wrote last is unknown.
+    fn unfinished_sessions(&self) -> Vec<String> {
+        let model = self.model.borrow();
+        let exists = |name: &&String| model.disk(name).is_some_and(|disk| disk.desktop);
+        let unfinished = model.sessions.iter().filter(|(_, left)| model.memory_kept && !**left);
+        unfinished.map(|(name, _)| name).filter(exists).cloned().collect()
     }
 
     /// One life, from open to crash or close.
@@ -342,6 +373,8 @@ impl Round {
         self.end_faults();
         self.medium.release();
         self.exec.kill_tasks();
+        let fate = *self.rng.pick(&[MemoryFate::Kept, MemoryFate::Kept, MemoryFate::Wiped, MemoryFate::Restarted]);
+        self.end_process(fate);
     }
 }
 

@@ -57,7 +57,7 @@ impl CatalogueEditor {
 
     /// Whether two disks are known to have the same stored contents, because nothing was committed to a
     /// clone.
-    fn have_same_map(&self, one: DiskId, other: DiskId) -> bool {
+    pub(crate) fn have_same_map(&self, one: DiskId, other: DiskId) -> bool {
         let record = |id| disk_by_id(&self.catalogue, id).and_then(|disk| disk.tree.read().record());
         let one = record(one);
         one.is_some() && one == record(other)

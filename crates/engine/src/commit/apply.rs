@@ -147,7 +147,7 @@ impl Applier {
                     Some(source) => source.tree.read().clone(),
                     None => Tree::new(blocks(record.size)),
                 };
-                let made = Arc::new(Disk::new(record.clone(), tree));
+                let made = Arc::new(Disk::new(record.clone(), tree, self.reader.cx.retained.clone()));
                 if let Some(source) = source {
                     made.inherit_map_damage(&source);
                     made.classes.inherit(&source.classes);

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_format::{BLOCK, CatalogueOp};
+use forebay_retained::Reservation;
 use tokio::sync::{Notify, oneshot};
 
 use super::schedule::Schedule;
@@ -16,6 +17,7 @@ use crate::buffer::Buffers;
 use crate::context::Context;
 use crate::desktop::WriteCaches;
 use crate::disk::Disk;
+use crate::limits::MEMORY_RETRY;
 use crate::progress::{CommitProgress, Progress};
 use crate::read::{Reader, blocks_of, pieces};
 use crate::space::{Admission, SpaceGovernor};
@@ -29,6 +31,19 @@ use crate::{Error, Mutation, Result};
 pub(crate) struct PendingOp {
     pub ops: Vec<CatalogueOp>,
     pub done: oneshot::Sender<Result<()>>,
+}
+
+/// A request that may change a disk: its share of the write buffers, and its room in retained memory.
+pub(crate) struct Admitted<'a> {
+    space: Admission<'a>,
+    pub room: Reservation,
+}
+
+impl Admitted<'_> {
+    /// As [`Admission::spend`].
+    pub fn spend(&mut self, bytes: u64) {
+        self.space.spend(bytes);
+    }
 }
 
 /// The state that writers share with the commit; see the module documentation.
@@ -95,11 +110,37 @@ impl Intake {
         self.cold_wake.notify_one();
     }
 
-    /// Whether a write of `len` bytes (0: a zeroed range) can be made now, without waiting.
+    /// Room for a write of `len` bytes (0: a zeroed range) that is made now; `None` if it has to wait.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if waiting would not help; those of a pool that does not run.
-    pub fn may_write(&self, disk: &Disk, len: u64) -> Result<bool> {
+    pub fn room_now(&self, disk: &Disk, len: u64) -> Result<Option<Reservation>> {
+        if !self.may_write(disk, len)? {
+            return Ok(None);
+        }
+        let room = self.reserve(disk, len);
+        if room.is_none() {
+            self.make_room(disk);
+        }
+        Ok(room)
+    }
+
+    /// Reserves retained memory for a request of `len` bytes; `None` if there is none.
+    fn reserve(&self, disk: &Disk, len: u64) -> Option<Reservation> {
+        // Both ends may be parts of blocks, and each zeroed block of a desktop may become a range.
+        let blocks = len.div_ceil(BLOCK as u64) as u32 + 2;
+        self.cx.retained.reserve(blocks, if disk.is_desktop() { blocks } else { 1 })
+    }
+
+    /// Requests that retained memory be freed for a writer that waits.
+    fn make_room(&self, disk: &Disk) {
+        disk.wants_room.store(disk.is_desktop(), Relaxed);
+        self.caches.require_overflow();
+        self.request_commit();
+    }
+
+    /// Whether a write of `len` bytes (0: a zeroed range) fits into the budgets now.
+    fn may_write(&self, disk: &Disk, len: u64) -> Result<bool> {
         self.cx.check_running()?;
         if disk.is_desktop() {
             return self.may_cache(disk, len);
@@ -117,8 +158,8 @@ impl Intake {
     /// Waits until a write of `len` bytes may be made, and reserves room for it.
     ///
     /// # Errors
-    /// As [`Intake::may_write`].
-    pub async fn admit(&self, disk: &Disk, len: u64) -> Result<Admission<'_>> {
+    /// As [`Intake::room_now`].
+    pub async fn admit(&self, disk: &Disk, len: u64) -> Result<Admitted<'_>> {
         if !disk.is_desktop() {
             let delay = self.space.pacing_delay(len, self.cx.host.now());
             if !delay.is_zero() {
@@ -130,10 +171,21 @@ impl Intake {
         let _waiting = self.space.wait();
         loop {
             progress.mark_unchanged();
-            if let Some(admission) = self.try_admit(disk, len)? {
-                return Ok(admission);
+            let Some(space) = self.try_admit(disk, len)? else {
+                progress.changed().await.map_err(|_| Error::Closed)?;
+                continue;
+            };
+            if let Some(room) = self.reserve(disk, len) {
+                return Ok(Admitted { space, room });
             }
-            progress.changed().await.map_err(|_| Error::Closed)?;
+            drop(space);
+            self.make_room(disk);
+            // Other processes may use up the memory, so its return is not always announced.
+            tokio::select! {
+                biased;
+                changed = progress.changed() => changed.map_err(|_| Error::Closed)?,
+                () = self.cx.host.sleep(MEMORY_RETRY) => {}
+            }
         }
     }
 
@@ -163,6 +215,14 @@ impl Intake {
         disk.wants_room.store(true, Relaxed);
         self.caches.wake();
         Ok(false)
+    }
+
+    /// Records that the active buffer of a disk was filled from retained memory.
+    pub fn restored(&self, disk: &Arc<Disk>, cost: u64) {
+        self.count_buffered(disk, cost as i64);
+        if !disk.is_desktop() {
+            self.disks.lock().push(disk.clone());
+        }
     }
 
     /// Counts by how much the buffers of a disk grew other than by a write.
@@ -218,7 +278,13 @@ impl Intake {
 
     /// Writes whole sectors into the buffer of a disk. In the buffer of a desktop, blocks of zeroes are kept
     /// as zeroed ranges, which need no room; for other disks the next commit detects them.
-    pub fn write_sectors(&self, disk: &Arc<Disk>, offset: u64, data: &[u8]) -> Result<()> {
+    pub fn write_sectors(
+        &self,
+        disk: &Arc<Disk>,
+        offset: u64,
+        data: &[u8],
+        room: &mut Reservation,
+    ) -> Result<()> {
         let zeroes_are_kept = !disk.is_desktop();
         let blocks = blocks_of(offset, data.len() as u64);
         let mut grown = 0;
@@ -229,9 +295,9 @@ impl Intake {
                     let next = at + within.len();
                     let data = &data[at..next];
                     if zeroes_are_kept || data.len() < BLOCK || !is_zero(data) {
-                        buffer.write(block, within, data);
+                        buffer.write(block, within, data, Some(room));
                     } else {
-                        buffer.zero(block..block + 1, true);
+                        buffer.zero(block..block + 1, true, Some(room));
                     }
                     at = next;
                 }

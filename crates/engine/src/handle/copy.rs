@@ -102,12 +102,12 @@ impl DiskHandle {
             source.reader.read(&source.disk, source_offset + done, part, 0).await?;
             let n = part.len() as u64;
             if is_zero(part) {
-                let _room = self.intake.admit(&self.disk, 0).await?;
-                self.zero(to, n, false).await?;
+                let mut room = self.intake.admit(&self.disk, 0).await?.room;
+                self.zero(to, n, false, &mut room).await?;
             } else {
                 let mut room = self.intake.admit(&self.disk, n).await?;
                 room.spend(n);
-                self.write_bytes(to, part).await?;
+                self.write_bytes(to, part, &mut room.room).await?;
             }
             done += n;
         }

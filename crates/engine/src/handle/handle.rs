@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_format::{BLOCK, DiskId, Role, SECTOR, SyncMode};
+use forebay_retained::Reservation;
 use tokio::task::yield_now;
 
 use crate::admin::{DiskMetadata, Metadata};
@@ -190,11 +191,13 @@ impl DiskHandle {
         self.check_write(offset, data.len() as u64)?;
         if self.write_through()
             || !aligned(offset, data.len() as u64)
-            || !self.intake.may_write(&self.disk, data.len() as u64)?
         {
             return Ok(Fast::Wait);
         }
-        self.intake.write_sectors(&self.disk, offset, data)?;
+        let Some(mut room) = self.intake.room_now(&self.disk, data.len() as u64)? else {
+            return Ok(Fast::Wait);
+        };
+        self.intake.write_sectors(&self.disk, offset, data, &mut room)?;
         self.disk.guest.write.add(data.len() as u64);
         Ok(Fast::Done)
     }
@@ -211,7 +214,8 @@ impl DiskHandle {
             }
             let until = ((at / TURN_BYTES + 1) * TURN_BYTES).min(end);
             room.spend(until - at);
-            self.write_bytes(at, &data[(at - offset) as usize..(until - offset) as usize]).await?;
+            let piece = &data[(at - offset) as usize..(until - offset) as usize];
+            self.write_bytes(at, piece, &mut room.room).await?;
             at = until;
         }
         drop(room);
@@ -236,24 +240,30 @@ impl DiskHandle {
     /// Zeroes a range: as a hole, or with `allocated`, so that it is reported as allocated.
     pub async fn write_zeroes(&self, offset: u64, len: u64, allocated: bool, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
-        let _room = self.intake.admit(&self.disk, 0).await?;
-        self.zero(offset, len, allocated).await?;
+        let mut room = self.intake.admit(&self.disk, 0).await?.room;
+        self.zero(offset, len, allocated, &mut room).await?;
         self.disk.guest.discard.add(len);
         self.flush_if_required(fua).await
     }
 
-    pub(crate) async fn zero(&self, offset: u64, len: u64, allocated: bool) -> Result<()> {
+    pub(crate) async fn zero(
+        &self,
+        offset: u64,
+        len: u64,
+        allocated: bool,
+        room: &mut Reservation,
+    ) -> Result<()> {
         let whole = self.whole_blocks(offset, len);
         if whole.is_empty() {
-            self.write_bytes(offset, &[0; 2 * BLOCK][..len as usize]).await?;
+            self.write_bytes(offset, &[0; 2 * BLOCK][..len as usize], room).await?;
         } else {
             let (first, last) = (whole.start * BLOCK as u64, whole.end * BLOCK as u64);
             if offset < first {
-                self.write_bytes(offset, &[0; BLOCK][..(first - offset) as usize]).await?;
+                self.write_bytes(offset, &[0; BLOCK][..(first - offset) as usize], room).await?;
             }
-            self.discard_blocks(whole, allocated)?;
+            self.discard_blocks(whole, allocated, room)?;
             if offset + len > last {
-                self.write_bytes(last, &[0; BLOCK][..(offset + len - last) as usize]).await?;
+                self.write_bytes(last, &[0; BLOCK][..(offset + len - last) as usize], room).await?;
             }
         }
         Ok(())
@@ -262,19 +272,19 @@ impl DiskHandle {
     /// Discards a range: whole blocks read as zeroes afterwards, partial blocks are not changed.
     pub async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
-        let _room = self.intake.admit(&self.disk, 0).await?;
+        let mut room = self.intake.admit(&self.disk, 0).await?.room;
         let whole = self.whole_blocks(offset, len);
-        self.discard_blocks(whole, false)?;
+        self.discard_blocks(whole, false, &mut room)?;
         self.disk.guest.discard.add(len);
         self.flush_if_required(fua).await
     }
 
     /// Zeroes whole blocks. Their former contents become garbage when the change is committed.
-    fn discard_blocks(&self, whole: Range<u64>, allocated: bool) -> Result<()> {
+    fn discard_blocks(&self, whole: Range<u64>, allocated: bool, room: &mut Reservation) -> Result<()> {
         let garbage = self.garbage_of(&whole);
         self.change(whole.clone(), |buffer| {
             self.intake.space.add_discards(garbage);
-            buffer.zero(whole.clone(), allocated);
+            buffer.zero(whole.clone(), allocated, Some(room));
         })?;
         if !whole.is_empty() && !self.disk.is_desktop() {
             // Leaves in between are dropped without being read.

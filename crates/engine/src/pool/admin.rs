@@ -313,7 +313,7 @@ impl Pool {
             return Ok(());
         }
         self.parts.intake.change(disk, block..block + 1, |buffers, blocks| {
-            buffers.change(blocks, |buffer| buffer.write(block, end..BLOCK, &[0; BLOCK][end..]))
+            buffers.change(blocks, |buffer| buffer.write(block, end..BLOCK, &[0; BLOCK][end..], None))
         })
     }
 

@@ -7,6 +7,7 @@ use forebay_store::{Metered, Store};
 
 use crate::handle::DiskHandle;
 use crate::limits::ATTACH_WAIT;
+use crate::memory::boot_check;
 use crate::parts::Parts;
 use crate::recovery::{Mode, OnLoss, recover};
 use crate::stats::{StoreStats, count};
@@ -17,6 +18,13 @@ pub struct Pool {
     pub(super) parts: Parts,
     recovered_batches: u64,
     recovery_ms: u64,
+}
+
+impl Drop for Pool {
+    /// A pool that is dropped without being closed leaves the retained memory as a crash does.
+    fn drop(&mut self) {
+        self.parts.cx.retained.keep();
+    }
 }
 
 impl Pool {
@@ -30,19 +38,35 @@ impl Pool {
         let clock = host.clone();
         let store = Arc::new(Metered::new(store, Arc::new(move || clock.now())));
         let mut recovered = recover(store, host, config, Mode::Own, OnLoss::Refuse).await?;
-        let warm = std::mem::take(&mut recovered.warm);
+        let (warm, taken) = (std::mem::take(&mut recovered.warm), std::mem::take(&mut recovered.taken));
+        let memory_lost = recovered.memory_lost.take();
         let (recovered_batches, recovery_ms) = (recovered.batches, recovered.took.as_millis() as u64);
         let pool = Arc::new(Pool { parts: Parts::assemble(recovered), recovered_batches, recovery_ms });
         // Before the upkeep task starts, for which unknown room would look like a full store.
         pool.parts.committer.check_space().await?;
+        taken.dirty.iter().for_each(|(disk, cost)| pool.parts.intake.restored(disk, *cost));
         pool.start(warm);
         pool.remove_imports().await?;
         let Parts { cx, classes, profiles, desktops, .. } = &pool.parts;
-        desktops.reset_desktops().await?;
+        desktops.restore(taken.valid, memory_lost.is_some()).await?;
+        pool.own_memory().await?;
         cx.host.spawn("resets", Box::pin(desktops.clone().reset_loop()));
         profiles.prefetch_all_images();
         cx.host.spawn("classes", Box::pin(classes.clone().load()));
         Ok(pool)
+    }
+
+    /// States in the superblock that the retained memory belongs to the pool. From then on, writes that are
+    /// only there are not lost by the end of the process.
+    async fn own_memory(&self) -> Result<()> {
+        let Parts { cx, committer, .. } = &self.parts;
+        let (memory, boot) = (cx.retained.id(), boot_check(&*cx.host));
+        let mut log = committer.log.lock().await;
+        if (log.superblock().memory, log.superblock().boot) == (memory, boot) {
+            return Ok(());
+        }
+        let owned = log.swap_superblock(|s| (s.memory, s.boot) = (memory, boot)).await;
+        committer.latching(owned)
     }
 
     /// Starts the background tasks.
@@ -68,12 +92,19 @@ impl Pool {
         intake.caches.wake_resets();
         let mut progress = intake.progress.subscribe();
         progress.wait_for(|p| p.stopped).await.map_err(|_| Error::Closed)?;
+        // What is left are writes to desktops, and those for which the store has no room.
+        cx.retained.keep();
         reclaimer.stop();
         cx.check_latch()?;
         // Writes the segment's directory, from which the next start reads its fingerprints.
         let ended = committer.log.lock().await.end_segment(Stream::Data).await;
         committer.latching(ended)?;
         committer.checkpoint().await
+    }
+
+    /// Whether the retained memory holds something that the next opening needs.
+    pub fn retains(&self) -> bool {
+        !self.parts.cx.retained.is_empty()
     }
 
     /// Opens a disk by its export name. The handle counts as a client until it is dropped.

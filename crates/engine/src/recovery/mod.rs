@@ -37,6 +37,7 @@
 
 mod history;
 mod loss;
+mod memory;
 mod plausible;
 mod recover;
 mod replay;

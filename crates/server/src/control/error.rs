@@ -189,9 +189,12 @@ impl From<EngineError> for ControlError {
             E::Latched(_) => ErrorKind::Latched,
             E::MapDamaged(_) => ErrorKind::MapDamaged,
             E::Damaged(_) | E::MapsDamaged { .. } => ErrorKind::Damaged,
-            E::NoPool(_) | E::Format(_) | E::LogDamaged(_) | E::OtherLoss(_) | E::Store(_) => {
-                ErrorKind::Store
-            }
+            E::NoPool(_)
+            | E::Format(_)
+            | E::LogDamaged(_)
+            | E::OtherLoss(_)
+            | E::Memory(_)
+            | E::Store(_) => ErrorKind::Store,
         };
         ControlError::new(kind, e.to_string())
     }

@@ -88,6 +88,7 @@ fn codes(error: &Error) -> (u32, ErrorCode) {
         | Error::MapsDamaged { .. }
         | Error::LogDamaged(_)
         | Error::Latched(_)
+        | Error::Memory(_)
         | Error::Format(_)
         | Error::Store(_) => (REP_ERR_POLICY, ErrorCode::Io),
     }
@@ -140,6 +141,7 @@ mod tests {
             (Error::MapsDamaged { disks: name(), freed_bytes: 0 }, policy, ErrorCode::Io),
             (Error::LogDamaged(Box::new(log_damage)), policy, ErrorCode::Io),
             (Error::Latched(name()), policy, ErrorCode::Io),
+            (Error::Memory(name()), policy, ErrorCode::Io),
             (Error::Format(FormatError::Checksum("batch")), policy, ErrorCode::Io),
             (Error::Store(StoreError::Fenced), policy, ErrorCode::Io),
         ];

@@ -33,6 +33,7 @@ pub fn sense_of(error: &Error) -> Sense {
         | Error::BadSize { .. }
         | Error::NoPool(_)
         | Error::LogDamaged(_)
+        | Error::Memory(_)
         | Error::OtherLoss(_) => Sense::new(SenseKey::HardwareError, codes::INTERNAL_TARGET_FAILURE),
     }
 }
@@ -87,6 +88,7 @@ mod tests {
             (Error::NoPool(name()), hardware_error),
             (Error::LogDamaged(Box::new(log_damage)), hardware_error),
             (Error::OtherLoss(name()), hardware_error),
+            (Error::Memory(name()), hardware_error),
         ];
         for (error, (key, code)) in &table {
             let sense = sense_of(error).encode(false);
