@@ -115,7 +115,7 @@ pub struct Model {
     pub overlapping: bool,
     /// Names that one operation creates together.
     pub groups: Vec<(OpId, Vec<String>)>,
-    /// The last process left its retained memory to the next.
+    /// The retained memory of the last process that passed a verdict still exists.
     pub memory_kept: bool,
     /// Desktops whose users were at work when the process ended, and whether the last of them had left.
     pub sessions: BTreeMap<String, bool>,
@@ -139,11 +139,10 @@ impl Model {
         self.sessions.clear();
     }
 
-    /// The process ended and left its memory to the next: that one has every acknowledged change.
-    pub fn memory_is_kept(&mut self) {
+    /// A process has the memory of the one before, and so every change that was acknowledged.
+    pub fn expect_all(&mut self) {
         let now = self.tick();
         self.all_flushed(now);
-        self.memory_kept = true;
     }
 
     /// The next moment.

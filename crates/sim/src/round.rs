@@ -232,11 +232,7 @@ impl Round {
     /// The process ends; the next one finds its retained memory, or does not.
     fn end_process(&mut self, fate: MemoryFate) {
         self.exec.end_process(fate);
-        let mut model = self.model.borrow_mut();
-        model.memory_kept = false;
-        if fate == MemoryFate::Kept {
-            model.memory_is_kept();
-        }
+        self.model.borrow_mut().memory_kept &= fate == MemoryFate::Kept;
     }
 
     fn end_faults(&mut self) {
@@ -248,17 +244,27 @@ impl Round {
     pub fn judge(&mut self, pool: &Arc<Pool>) {
         let (pool, blocks) = (pool.clone(), interesting(&self.model.borrow()));
         let damaged = self.damaged;
+        let kept = self.model.borrow().memory_kept;
+        if kept {
+            self.model.borrow_mut().expect_all();
+        }
         let unfinished = self.unfinished_sessions();
         let found = self.exec.finish(async move {
             for name in unfinished {
                 pool.reset(&name).await.map_err(|e| format!("reset of '{name}': {e}"))?;
             }
-            read_back(&pool, blocks, damaged).await
+            let found = read_back(&pool, blocks, damaged).await;
+            if kept {
+                // The model starts again from what was found, so a power loss must not go back beyond it.
+                pool.flush().await.map_err(|e| format!("flush of the contents of memory: {e}"))?;
+            }
+            found
         });
         let verdict = found.and_then(|found| recover(&mut self.model.borrow_mut(), &found));
         if let Err(why) = verdict {
             panic!("{why}");
         }
+        self.model.borrow_mut().memory_kept = true;
         note!("as it should be; {} disks", self.model.borrow().names.len());
     }
 

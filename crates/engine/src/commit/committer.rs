@@ -250,7 +250,9 @@ impl Committer {
         let refs = match written {
             Err(StoreError::Full) => {
                 // Before another group can have the number of this one.
-                self.cx.retained.set_cover(NO_COVER);
+                if self.cx.config.mutation != Mutation::KeepCover {
+                    self.cx.retained.set_cover(NO_COVER);
+                }
                 return Err(Error::NoSpace);
             }
             other => other?,

@@ -98,6 +98,9 @@ impl Desktops {
         valid: Vec<(Arc<Disk>, Flag)>,
         memory_lost: bool,
     ) -> Result<()> {
+        if self.cx.config.mutation == Mutation::KeepInvalid {
+            return Ok(());
+        }
         let kept: BTreeSet<DiskId> = valid.iter().map(|(desktop, _)| desktop.id()).collect();
         valid.into_iter().for_each(|(desktop, flag)| desktop.set_valid(flag));
         let desktops: Vec<_> = {

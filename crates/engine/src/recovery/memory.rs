@@ -33,7 +33,7 @@ use crate::buffer::DiskRecords;
 use crate::catalogue::Catalogue;
 use crate::disk::{Disk, blocks};
 use crate::memory::{NO_COVER, VALID, heap, limit};
-use crate::{Error, Host, PoolConfig, Result};
+use crate::{Broken, Error, Host, Mutation, PoolConfig, Result};
 
 /// The retained memory of a pool that is being opened.
 pub(crate) struct OpenedMemory {
@@ -108,8 +108,12 @@ pub(super) fn take_over(
     catalogue: &Catalogue,
     head: u64,
     replaced: &[(DiskId, u64)],
+    mutation: Broken,
 ) -> TakenOver {
-    let covered = contents.cover.filter(|cover| cover.seq <= head);
+    if mutation == Mutation::DropMemory {
+        return TakenOver::default();
+    }
+    let covered = contents.cover.filter(|cover| cover.seq <= head && mutation != Mutation::IgnoreCover);
     let mut taken =
         TakenOver { damaged: contents.damaged.into_iter().map(DiskId).collect(), ..TakenOver::default() };
     for (id, kind, flag) in contents.flags {
@@ -118,12 +122,13 @@ pub(super) fn take_over(
         taken.valid.extend(valid.map(|disk| (disk.clone(), flag)));
     }
     let valid: BTreeSet<DiskId> = taken.valid.iter().map(|(desktop, _)| desktop.id()).collect();
+    let is_valid = |disk: &Disk| valid.contains(&disk.id()) || mutation == Mutation::KeepInvalid;
     let is_kept = |disk: &Disk, order: u64| {
         let is_replaced = |seq| replaced.iter().any(|(id, at)| *id == disk.id() && *at >= seq);
         let in_log = covered.is_some_and(|cover| {
             order < cover.order && (!disk.is_desktop() || is_replaced(cover.seq))
         });
-        !in_log && disk.role() != Role::Import && (!disk.is_desktop() || valid.contains(&disk.id()))
+        !in_log && disk.role() != Role::Import && (!disk.is_desktop() || is_valid(disk))
     };
     let disk_of = |id: u32, order: u64| catalogue.get(DiskId(id)).filter(|disk| is_kept(disk, order));
     let mut records: HashMap<DiskId, (Arc<Disk>, DiskRecords)> = HashMap::new();

@@ -132,7 +132,9 @@ pub(crate) async fn recover(
     }
     let (taken, memory_lost) = match state {
         MemoryState::Kept(contents) => {
-            (take_over(&cx.retained, contents, &applier.catalogue.read(), head.seq, &replaced), None)
+            let catalogue = applier.catalogue.read();
+            let mutation = cx.config.mutation;
+            (take_over(&cx.retained, contents, &catalogue, head.seq, &replaced, mutation), None)
         }
         MemoryState::Lost(why) => (TakenOver::default(), Some(why)),
     };
