@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_format::{DiskId, DiskRecord, MapValue, PoolId, Role, Superblock, SyncMode};
+use forebay_format::{DiskId, DiskRecord, MapValue, Mark, PoolId, Role, Superblock, SyncMode};
 use forebay_store::{MemoryStore, Metered, Store};
 
 use crate::catalogue::Catalogue;
@@ -59,6 +59,8 @@ pub(crate) async fn parts() -> Parts {
         segment_bytes: 1 << 20,
         seq: 0,
         chain: 0,
+        memory: 0,
+        boot: 0,
         blobs: Vec::new(),
     };
     store.swap_superblock(&superblock).await.unwrap();
@@ -96,5 +98,6 @@ pub(crate) fn volume(id: u32, size: u64) -> DiskRecord {
         dedup_domain: 0,
         reset_at_disconnect: false,
         map_damaged: false,
+        mark: Mark::None,
     }
 }

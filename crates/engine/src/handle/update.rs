@@ -53,6 +53,7 @@ impl DiskHandle {
         mut decide: impl FnMut(&mut [u8]) -> ControlFlow<T>,
     ) -> Result<ControlFlow<T>> {
         self.check_write(offset, len)?;
+        self.mark_unless_durable(fua).await?;
         let mut room = self.intake.admit(&self.disk, len).await?;
         room.spend(len);
         let sectors = sectors_of(offset, len);
@@ -62,11 +63,11 @@ impl DiskHandle {
         drop(room);
         if decided.is_continue() {
             self.disk.guest.write.add(len);
-            self.flush_if_required(fua).await?;
+            self.finish(fua).await?;
         } else {
             self.disk.guest.read.add(len);
             // A write-through disk must not return contents that a crash could still undo.
-            self.flush_if_required(false).await?;
+            self.finish(false).await?;
         }
         Ok(decided)
     }

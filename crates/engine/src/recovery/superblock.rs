@@ -50,6 +50,8 @@ pub(super) async fn load_superblock(
     }
     superblock.generation += 1;
     superblock.epoch += 1;
+    // From here on, that memory no longer matches the pool: it is not used by a later opening.
+    superblock.memory = 0;
     superblock.segment_bytes = segment_bytes;
     store.swap_superblock(&superblock).await.map_err(|e| for_good(e, SWAP))?;
     Ok(superblock)
@@ -86,6 +88,8 @@ fn new_superblock(host: &dyn Host) -> Superblock {
         segment_bytes: 0,
         seq: 0,
         chain: 0,
+        memory: 0,
+        boot: 0,
         blobs: Vec::new(),
     }
 }

@@ -46,6 +46,8 @@ pub enum ErrorKind {
     InUse,
     /// A desktop is being reset after its last client disconnected.
     Resetting,
+    /// Writes that the client may have had answered are lost.
+    MemoryLost,
     /// The disk has clones.
     HasClones,
     /// The volume has snapshots.
@@ -98,6 +100,7 @@ impl ErrorKind {
             ErrorKind::Exists => "exists",
             ErrorKind::InUse => "in_use",
             ErrorKind::Resetting => "resetting",
+            ErrorKind::MemoryLost => "memory_lost",
             ErrorKind::HasClones => "has_clones",
             ErrorKind::HasSnapshots => "has_snapshots",
             ErrorKind::WrongKind => "wrong_kind",
@@ -176,6 +179,7 @@ impl From<EngineError> for ControlError {
             E::Exists(_) => ErrorKind::Exists,
             E::InUse { .. } => ErrorKind::InUse,
             E::Resetting(_) => ErrorKind::Resetting,
+            E::MemoryLost { .. } => ErrorKind::MemoryLost,
             E::HasClones { .. } => ErrorKind::HasClones,
             E::HasSnapshots { .. } => ErrorKind::HasSnapshots,
             E::WrongKind { .. } => ErrorKind::WrongKind,
