@@ -64,6 +64,17 @@ pub enum Error {
     /// A desktop still holds data of its last client.
     #[error("'{0}' is being reset and cannot be attached yet; try again in a moment")]
     Resetting(String),
+    /// Writes that a client may have had answered are lost.
+    #[error(
+        "writes to '{name}' that were answered are lost with the memory that held them; stop its clients, then \
+         run 'forebay volume {remedy} {name}'"
+    )]
+    MemoryLost {
+        /// The disk.
+        name: String,
+        /// The command that admits clients again: `resume`, or `reset` for a desktop.
+        remedy: &'static str,
+    },
     /// Clones depend on it.
     #[error("'{name}' has {clones} clone(s), '{example}' among them; remove them first")]
     HasClones {

@@ -24,9 +24,14 @@ pub trait Host: Send + Sync + 'static {
     fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>);
     /// Fills `bytes` with unpredictable bytes.
     fn random(&self, bytes: &mut [u8]);
-    /// Identifies the present run of the machine; differs after it was restarted.
+    /// Identity of the present boot of the host: differs after each boot.
     fn boot_id(&self) -> [u8; 16] {
         [0; 16]
+    }
+    /// Milliseconds since that boot, on the clock on which the start of processes is measured
+    /// (`CLOCK_BOOTTIME`).
+    fn boot_ms(&self) -> u64 {
+        u64::try_from(self.now().as_millis()).unwrap_or(u64::MAX)
     }
     /// The memory for the write buffers of a pool, of at most `limit` bytes. What it holds is still there
     /// when the next process opens the same pool; the default holds nothing.

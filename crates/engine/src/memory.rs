@@ -1,10 +1,10 @@
 //! The engine's terms for retained memory: what it states there beyond blocks and zeroed ranges.
 
-use forebay_format::{BLOCK, check64};
+use forebay_format::BLOCK;
 use forebay_retained::{Cover, HeapMemory};
 
+use crate::PoolConfig;
 use crate::limits::RETAINED_SLACK;
-use crate::{Host, PoolConfig};
 
 /// The flag of a desktop whose contents are valid. Without it, they are discarded when the pool is opened.
 pub(crate) const VALID: u8 = 1;
@@ -22,11 +22,6 @@ pub(crate) fn limit(config: &PoolConfig) -> u64 {
 /// Memory on the heap for at most `limit` bytes.
 pub(crate) fn heap(limit: u64) -> HeapMemory {
     HeapMemory::of_bytes(limit)
-}
-
-/// The part of a host's boot id that the superblock has.
-pub(crate) fn boot_check(host: &dyn Host) -> u64 {
-    check64(&host.boot_id()).max(1)
 }
 
 const _: () = assert!(BLOCK == forebay_retained::PAGE);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_format::{DiskId, DiskRecord, MapValue, PoolId, Role, Superblock, SyncMode};
+use forebay_format::{DiskId, DiskRecord, MapValue, Mark, PoolId, Role, Superblock, SyncMode};
 use forebay_retained::{Identity, Retained};
 use forebay_store::{MemoryStore, Metered, Store};
 
@@ -11,8 +11,8 @@ use crate::catalogue::Catalogue;
 use crate::commit::Applier;
 use crate::context::Context;
 use crate::desktop::WriteCaches;
-use crate::memory::heap;
 use crate::log::{Head, Log};
+use crate::memory::heap;
 use crate::progress::CommitProgress;
 use crate::read::{Reader, StoreReader};
 use crate::sync::RwLock;
@@ -102,5 +102,6 @@ pub(crate) fn volume(id: u32, size: u64) -> DiskRecord {
         dedup_domain: 0,
         reset_at_disconnect: false,
         map_damaged: false,
+        mark: Mark::None,
     }
 }

@@ -27,6 +27,8 @@ pub use nbd::{NbdFlags, NbdListenerSection, NbdSection, TlsSection};
 
 /// Default data directory of all commands other than `serve`.
 pub const DEFAULT_DATA: &str = "/var/lib/forebay";
+/// Default directory of the retained memory.
+const DEFAULT_MEMORY_DIR: &str = "/dev/shm";
 /// Name of the control socket in the data directory.
 pub const SOCKET_NAME: &str = "forebay.sock";
 /// Maximum delay of a commit. Together with the age at which dirty data is committed, it stays below the
@@ -234,6 +236,8 @@ pub struct MemorySection {
     pub write_buffer: Option<Size>,
     /// Writes of all desktops together.
     pub desktops: Option<Size>,
+    /// Directory on tmpfs for the writes that are not in the log yet.
+    pub directory: Option<PathBuf>,
 }
 
 /// `[store]`.
@@ -350,6 +354,8 @@ pub struct ServeConfig {
     pub data: PathBuf,
     /// The control socket.
     pub socket: PathBuf,
+    /// Directory of the retained memory.
+    pub memory_dir: PathBuf,
     /// NBD listeners and exports.
     pub nbd: NbdConfig,
     /// iSCSI portals.
@@ -394,6 +400,7 @@ pub struct Overrides {
     pub import_max_size: Option<Size>,
     pub import_allow_private: bool,
     pub cache: Option<Size>,
+    pub memory_dir: Option<PathBuf>,
     pub cores: Option<usize>,
 }
 
@@ -403,6 +410,8 @@ impl ServeConfig {
         let pool = pool_config(flags.cache, &file)?;
         let data = flags.data.or(file.data).ok_or(ConfigError::NoData)?;
         let socket = flags.socket.or(file.socket).unwrap_or_else(|| data.join(SOCKET_NAME));
+        let memory_dir = flags.memory_dir.or(file.memory.directory);
+        let memory_dir = memory_dir.unwrap_or_else(|| PathBuf::from(DEFAULT_MEMORY_DIR));
         let cores = flags.cores.or(file.cores).unwrap_or(2);
         if cores == 0 || cores > MAX_CORES {
             let why = "use 1 to 256";
@@ -436,6 +445,7 @@ impl ServeConfig {
         Ok(ServeConfig {
             data,
             socket,
+            memory_dir,
             nbd: file.nbd.config(flags.nbd)?,
             iscsi: if flags.iscsi.is_empty() { listen } else { flags.iscsi },
             iscsi_limits,

@@ -55,9 +55,10 @@ struct MachineMemory {
 }
 
 /// The effect on the machine's memory of the end of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum MemoryFate {
     /// It is as the process left it.
+    #[default]
     Kept,
     /// It was removed.
     Wiped,

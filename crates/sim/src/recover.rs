@@ -21,12 +21,13 @@
 //! is not promised), an order that only reads of other disks could have determined, or a wrong version whose
 //! content equals that of a right one (which no guest could detect either).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_engine::{Role, SyncMode};
 use forebay_format::BLOCK;
 
 use crate::content::{Content, describe};
+use crate::exec::MemoryFate;
 use crate::history::{Cell, End, NEVER, OpId, TimeSet};
 use crate::model::{DiskState, EraId, Model};
 
@@ -98,6 +99,25 @@ pub fn recover(model: &mut Model, found: &BTreeMap<String, Found>) -> Result<(),
     begin_anew(model, found, &cut)
 }
 
+/// Checks that a disk without some acknowledged change refused the clients that may have had the answer.
+pub fn no_silent_loss(
+    model: &Model,
+    found: &BTreeMap<String, Found>,
+    refused: &BTreeSet<String>,
+) -> Result<(), String> {
+    let all = TimeSet::span(model.now(), NEVER);
+    for name in model.names.keys().filter(|n| !n.starts_with(IMPORT) && !refused.contains(*n)) {
+        let eras = (0..model.names[name].versions.len()).map(|era| EraId { name: name.clone(), era });
+        let is_there = |era| fits(model, &era, found.get(name), &all).is_ok_and(|set| !set.is_empty());
+        let desktop = found.get(name).is_some_and(|disk| disk.desktop);
+        // An unfinished session has no record of its writes.
+        if !(desktop && model.sessions.contains_key(name)) && !eras.into_iter().any(is_there) {
+            return Err(format!("'{name}' lost an answered write, and clients are not refused"));
+        }
+    }
+    Ok(())
+}
+
 /// The subset of the moments `cut` at which the name could have been in `era` and in the state found.
 fn fits(model: &Model, era: &EraId, found: Option<&Found>, cut: &TimeSet) -> Result<TimeSet, String> {
     let cell = &model.names[&era.name];
@@ -153,7 +173,7 @@ fn fits(model: &Model, era: &EraId, found: Option<&Found>, cut: &TimeSet) -> Res
 
 /// Whether a desktop was reset before it was read.
 fn is_reset(model: &Model, name: &str) -> bool {
-    !model.memory_kept || model.sessions.contains_key(name)
+    model.memory != MemoryFate::Kept || model.sessions.contains_key(name)
 }
 
 /// Like [`fits`] for a desktop: it equals its origin at any moment.

@@ -2,6 +2,7 @@
 //! the seed, and a verdict after each life.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -18,7 +19,7 @@ use crate::medium::Medium;
 use crate::model::Model;
 use crate::note;
 use crate::plan::Plan;
-use crate::recover::recover;
+use crate::recover::{no_silent_loss, recover};
 use crate::rng::Rng;
 use crate::verify::{interesting, read_back};
 
@@ -232,7 +233,8 @@ impl Round {
     /// The process ends; the next one finds its retained memory, or does not.
     fn end_process(&mut self, fate: MemoryFate) {
         self.exec.end_process(fate);
-        self.model.borrow_mut().memory_kept &= fate == MemoryFate::Kept;
+        let mut model = self.model.borrow_mut();
+        model.memory = model.memory.max(fate);
     }
 
     fn end_faults(&mut self) {
@@ -244,19 +246,27 @@ impl Round {
     pub fn judge(&mut self, pool: &Arc<Pool>) {
         let (pool, blocks) = (pool.clone(), interesting(&self.model.borrow()));
         let damaged = self.damaged;
-        let kept = self.model.borrow().memory_kept;
+        let fate = self.model.borrow().memory;
+        let (kept, wiped) = (fate == MemoryFate::Kept, fate == MemoryFate::Wiped);
         if kept {
             self.model.borrow_mut().expect_all();
         }
         let unfinished = self.unfinished_sessions();
+        let model = self.model.clone();
         let found = self.exec.finish(async move {
             for name in unfinished {
                 pool.reset(&name).await.map_err(|e| format!("reset of '{name}': {e}"))?;
             }
+            let refused = admit_all(&pool).await?;
             let found = read_back(&pool, blocks, damaged).await;
             if kept {
                 // The model starts again from what was found, so a power loss must not go back beyond it.
                 pool.flush().await.map_err(|e| format!("flush of the contents of memory: {e}"))?;
+            }
+            match &found {
+                Ok(found) if wiped => no_silent_loss(&model.borrow(), found, &refused)?,
+                _ if wiped || refused.is_empty() => {}
+                _ => return Err(format!("no client lost a write, but {refused:?} are refused")),
             }
             found
         });
@@ -264,7 +274,7 @@ impl Round {
         if let Err(why) = verdict {
             panic!("{why}");
         }
-        self.model.borrow_mut().memory_kept = true;
+        self.model.borrow_mut().memory = MemoryFate::Kept;
         note!("as it should be; {} disks", self.model.borrow().names.len());
     }
 
@@ -273,7 +283,8 @@ impl Round {
     fn unfinished_sessions(&self) -> Vec<String> {
         let model = self.model.borrow();
         let exists = |name: &&String| model.disk(name).is_some_and(|disk| disk.desktop);
-        let unfinished = model.sessions.iter().filter(|(_, left)| model.memory_kept && !**left);
+        let unfinished =
+            model.sessions.iter().filter(|(_, left)| model.memory == MemoryFate::Kept && !**left);
         unfinished.map(|(name, _)| name).filter(exists).cloned().collect()
     }
 
@@ -379,9 +390,28 @@ impl Round {
         self.end_faults();
         self.medium.release();
         self.exec.kill_tasks();
-        let fate = *self.rng.pick(&[MemoryFate::Kept, MemoryFate::Kept, MemoryFate::Wiped, MemoryFate::Restarted]);
+        let fate =
+            *self.rng.pick(&[MemoryFate::Kept, MemoryFate::Kept, MemoryFate::Wiped, MemoryFate::Restarted]);
         self.end_process(fate);
     }
+}
+
+/// Admits clients to all disks again that refuse them because answered writes are lost. Returns their names.
+async fn admit_all(pool: &Arc<Pool>) -> Result<BTreeSet<String>, String> {
+    let mut refused = BTreeSet::new();
+    for disk in pool.disks() {
+        if let Err(Error::MemoryLost { .. }) = pool.attach(&disk.name) {
+            let name = disk.name;
+            let done = if disk.write_cache > 0 {
+                pool.reset(&name).await
+            } else {
+                pool.resume(&name).await.map(drop)
+            };
+            done.map_err(|e| format!("admitting clients to '{name}': {e}"))?;
+            refused.insert(name);
+        }
+    }
+    Ok(refused)
 }
 
 /// One client: works until the operations of this life are used up or the pool closes.

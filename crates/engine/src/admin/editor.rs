@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use forebay_format::{CatalogueOp, DiskId, DiskRecord, MAX_NAME, MapValue, Role, SyncMode};
+use forebay_format::{CatalogueOp, DiskId, DiskRecord, MAX_NAME, MapValue, Mark, Role, SyncMode};
 
 use super::kind::DiskMetadata;
 use crate::catalogue::{Catalogue, disk_by_id};
@@ -102,6 +102,7 @@ impl CatalogueEditor {
             dedup_domain: 0,
             reset_at_disconnect: false,
             map_damaged: false,
+            mark: Mark::None,
         }
     }
 

@@ -14,6 +14,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::schedule::Schedule;
 use crate::buffer::Buffers;
+use crate::client::Clientele;
 use crate::context::Context;
 use crate::desktop::WriteCaches;
 use crate::disk::Disk;
@@ -100,10 +101,18 @@ impl Intake {
         !self.disks.lock().is_empty() || !self.ops.lock().is_empty()
     }
 
-    /// Refuses changes from now on, and wakes the tasks that wait for changes.
-    pub fn close(&self) {
+    /// Refuses changes from now on, and wakes the tasks that wait for changes. `last` returns the changes to
+    /// the catalogue that belong to the last commit, together with everything written before.
+    pub fn close(&self, last: impl FnOnce() -> Vec<CatalogueOp>) {
         {
             let _gate = self.gate.write();
+            if !self.cx.is_closing() {
+                let ops = last();
+                if !ops.is_empty() {
+                    // Nobody waits for the result.
+                    self.ops.lock().push(PendingOp { ops, done: oneshot::channel().0 });
+                }
+            }
             self.cx.begin_close();
         }
         self.request_commit();
@@ -285,10 +294,27 @@ impl Intake {
         data: &[u8],
         room: &mut Reservation,
     ) -> Result<()> {
+        self.write_sectors_if_marked(disk, offset, data, room, None).map(drop)
+    }
+
+    /// As [`Intake::write_sectors`], if the disk is marked for `clients`; returns whether it is. The mark is
+    /// checked under the freeze gate, so it is not removed before the data is durable.
+    pub fn write_sectors_if_marked(
+        &self,
+        disk: &Arc<Disk>,
+        offset: u64,
+        data: &[u8],
+        room: &mut Reservation,
+        clients: Option<Clientele>,
+    ) -> Result<bool> {
         let zeroes_are_kept = !disk.is_desktop();
         let blocks = blocks_of(offset, data.len() as u64);
-        let mut grown = 0;
+        let (mut grown, mut is_written) = (0, false);
         self.change(disk, blocks.clone(), |buffers, blocks| {
+            is_written = clients.is_none_or(|clients| disk.is_marked_for(clients));
+            if !is_written {
+                return 0;
+            }
             grown = buffers.change(blocks, |buffer| {
                 let mut at = 0;
                 for (block, within) in pieces(offset, data.len()) {
@@ -309,7 +335,7 @@ impl Intake {
             let edges = [offset, end].into_iter().filter(|edge| !edge.is_multiple_of(BLOCK as u64));
             self.record_cold(disk, blocks, edges.map(|edge| edge / BLOCK as u64));
         }
-        Ok(())
+        Ok(is_written)
     }
 
     /// Waits until every write to a disk that was acknowledged before the call is durable.
@@ -376,6 +402,23 @@ impl Intake {
         {
             let _gate = self.gate.read();
             self.cx.check_running()?;
+            self.ops.lock().push(PendingOp { ops, done });
+        }
+        self.request_commit();
+        result.await.unwrap_or(Err(Error::Closed))
+    }
+
+    /// Commits changes to the catalogue that `choose` returns while no disk changes, all in one group, and
+    /// waits for the result.
+    pub async fn commit_chosen_ops(&self, choose: impl FnOnce() -> Vec<CatalogueOp>) -> Result<()> {
+        let (done, result) = oneshot::channel();
+        {
+            let _gate = self.gate.write();
+            self.cx.check_running()?;
+            let ops = choose();
+            if ops.is_empty() {
+                return Ok(());
+            }
             self.ops.lock().push(PendingOp { ops, done });
         }
         self.request_commit();

@@ -60,6 +60,7 @@ impl DiskHandle {
     ) -> Result<()> {
         source.check(source_offset, len)?;
         self.check_write(offset, len)?;
+        self.mark_unless_durable(true).await?;
         let same = Arc::ptr_eq(&self.disk, &source.disk);
         if same && offset.abs_diff(source_offset) < len {
             return Err(Error::Overlap);
@@ -78,7 +79,8 @@ impl DiskHandle {
             self.copy_bytes(last, source, source_offset + len - tail, tail).await?;
         }
         self.disk.guest.write.add(len);
-        self.flush_changes().await
+        self.flush_changes().await?;
+        self.mark_unless_durable(true).await
     }
 
     /// Whether blocks of `source` can be copied by reference.

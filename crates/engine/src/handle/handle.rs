@@ -11,13 +11,15 @@ use forebay_retained::Reservation;
 use tokio::task::yield_now;
 
 use crate::admin::{DiskMetadata, Metadata};
+use crate::client::Clientele;
 use crate::commit::Intake;
 use crate::disk::Disk;
 use crate::limits::{READAHEAD_DESKTOP, READAHEAD_MAX, READAHEAD_MIN, TURN_BYTES};
 use crate::map::RunKind;
+use crate::marks::Marks;
 use crate::read::{ReadMode, Reader};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use crate::{Coalesce, Error, GuestStats, Mutation, Result, Room};
+use crate::{Client, Coalesce, Error, GuestStats, Mutation, RemoteAnswers, Result, Room};
 
 /// Result of a request that does not wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +36,10 @@ pub struct DiskHandle {
     pub(super) intake: Arc<Intake>,
     pub(super) disk: Arc<Disk>,
     metadata: Arc<Metadata>,
+    marks: Arc<Marks>,
+    /// The clients for which the disk is marked before a change is answered that is not durable; `None` for an
+    /// import, which a crash removes.
+    clients: Option<Clientele>,
     name: String,
     /// End of the last read that waited.
     next_read: AtomicU64,
@@ -54,11 +60,19 @@ impl Drop for DiskHandle {
 
 impl DiskHandle {
     /// A handle to a disk that has counted this client already ([`Disk::attach`]).
-    pub(crate) fn new(metadata: Arc<Metadata>, disk: Arc<Disk>, name: String) -> DiskHandle {
+    pub(crate) fn new(
+        metadata: Arc<Metadata>,
+        marks: Arc<Marks>,
+        disk: Arc<Disk>,
+        name: String,
+        client: Option<Client>,
+    ) -> DiskHandle {
         DiskHandle {
             reader: metadata.reader.clone(),
             intake: metadata.intake.clone(),
             metadata,
+            marks,
+            clients: client.map(Client::clientele),
             known_losses: AtomicU64::new(disk.reported_losses()),
             disk,
             name,
@@ -110,8 +124,25 @@ impl DiskHandle {
 
     /// Whether writes are durable when they are acknowledged, so that no flush is needed.
     pub fn write_through(&self) -> bool {
-        let coalesced = self.intake.cx.config.coalesce != Coalesce::Off || self.disk.is_desktop();
-        self.disk.sync() == SyncMode::Always || !coalesced
+        let (sync, config) = (self.disk.sync(), &self.intake.cx.config);
+        let is_durable_to_remote =
+            self.clients == Some(Clientele::Remote) && config.remote_answers == RemoteAnswers::Durable;
+        sync == SyncMode::Always
+            || (!self.disk.is_desktop()
+                && (config.coalesce == Coalesce::Off || (is_durable_to_remote && sync != SyncMode::Never)))
+    }
+
+    /// Whether a change is durable when it is answered.
+    fn is_durable(&self, fua: bool) -> bool {
+        !self.disk.is_desktop() && (self.write_through() || (fua && self.disk.sync() == SyncMode::Flush))
+    }
+
+    /// Waits until the disk is marked, unless a change is durable when it is answered; see [`crate::marks`].
+    pub(super) async fn mark_unless_durable(&self, fua: bool) -> Result<()> {
+        match self.clients {
+            Some(clients) if !self.is_durable(fua) => self.marks.ensure(&self.disk, clients).await,
+            _ => Ok(()),
+        }
     }
 
     /// Counters of this disk.
@@ -186,24 +217,33 @@ impl DiskHandle {
         self.disk.classes.record_read(before, offset, hit);
     }
 
-    /// Writes if that is possible without waiting: room in the buffer, whole sectors, not write-through.
+    /// Writes if that is possible without waiting: room in the buffer, whole sectors, not write-through, the
+    /// disk is marked.
     pub fn try_write(&self, offset: u64, data: &[u8]) -> Result<Fast> {
         self.check_write(offset, data.len() as u64)?;
-        if self.write_through()
-            || !aligned(offset, data.len() as u64)
-        {
+        if self.write_through() || !aligned(offset, data.len() as u64) {
             return Ok(Fast::Wait);
         }
         let Some(mut room) = self.intake.room_now(&self.disk, data.len() as u64)? else {
             return Ok(Fast::Wait);
         };
-        self.intake.write_sectors(&self.disk, offset, data, &mut room)?;
+        if !self.intake.write_sectors_if_marked(&self.disk, offset, data, &mut room, self.clients)? {
+            return Ok(Fast::Wait);
+        }
         self.disk.guest.write.add(data.len() as u64);
         Ok(Fast::Done)
     }
 
     /// Writes. The data is durable on return with `fua` or on a write-through disk.
     pub async fn write(&self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
+        self.check_write(offset, data.len() as u64)?;
+        self.mark_unless_durable(fua).await?;
+        self.write_part(offset, data).await?;
+        self.finish(fua).await
+    }
+
+    /// As [`DiskHandle::write`], for a part of a request that is answered after [`DiskHandle::finish`].
+    pub async fn write_part(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.check_write(offset, data.len() as u64)?;
         let mut room = self.intake.admit(&self.disk, data.len() as u64).await?;
         let (mut at, end) = (offset, offset + data.len() as u64);
@@ -220,14 +260,15 @@ impl DiskHandle {
         }
         drop(room);
         self.disk.guest.write.add(data.len() as u64);
-        self.flush_if_required(fua).await
+        Ok(())
     }
 
-    /// Waits until a change is durable, if it has to be before it is acknowledged.
-    pub(crate) async fn flush_if_required(&self, fua: bool) -> Result<()> {
-        let durable = self.write_through() || (fua && self.disk.sync() == SyncMode::Flush);
-        if !durable {
-            return Ok(());
+    /// Waits until changes may be acknowledged: until they are durable, with `fua` or on a write-through disk,
+    /// otherwise until the disk is marked.
+    pub async fn finish(&self, fua: bool) -> Result<()> {
+        if !self.is_durable(fua) {
+            // The mark may have been removed between the first check and the change.
+            return self.mark_unless_durable(fua).await;
         }
         self.intake.flush_disk(&self.disk).await?;
         self.disk.check_losses(&self.known_losses)
@@ -240,10 +281,19 @@ impl DiskHandle {
     /// Zeroes a range: as a hole, or with `allocated`, so that it is reported as allocated.
     pub async fn write_zeroes(&self, offset: u64, len: u64, allocated: bool, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
+        self.mark_unless_durable(fua).await?;
+        self.write_zeroes_part(offset, len, allocated).await?;
+        self.finish(fua).await
+    }
+
+    /// As [`DiskHandle::write_zeroes`], for a part of a request that is answered after
+    /// [`DiskHandle::finish`].
+    pub async fn write_zeroes_part(&self, offset: u64, len: u64, allocated: bool) -> Result<()> {
+        self.check_write(offset, len)?;
         let mut room = self.intake.admit(&self.disk, 0).await?.room;
         self.zero(offset, len, allocated, &mut room).await?;
         self.disk.guest.discard.add(len);
-        self.flush_if_required(fua).await
+        Ok(())
     }
 
     pub(crate) async fn zero(
@@ -272,11 +322,12 @@ impl DiskHandle {
     /// Discards a range: whole blocks read as zeroes afterwards, partial blocks are not changed.
     pub async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
+        self.mark_unless_durable(fua).await?;
         let mut room = self.intake.admit(&self.disk, 0).await?.room;
         let whole = self.whole_blocks(offset, len);
         self.discard_blocks(whole, false, &mut room)?;
         self.disk.guest.discard.add(len);
-        self.flush_if_required(fua).await
+        self.finish(fua).await
     }
 
     /// Zeroes whole blocks. Their former contents become garbage when the change is committed.

@@ -54,6 +54,7 @@ impl DiskHandle {
         mut decide: impl FnMut(&mut [u8]) -> ControlFlow<T>,
     ) -> Result<ControlFlow<T>> {
         self.check_write(offset, len)?;
+        self.mark_unless_durable(fua).await?;
         let mut room = self.intake.admit(&self.disk, len).await?;
         room.spend(len);
         let sectors = sectors_of(offset, len);
@@ -64,22 +65,17 @@ impl DiskHandle {
         drop(room);
         if decided.is_continue() {
             self.disk.guest.write.add(len);
-            self.flush_if_required(fua).await?;
+            self.finish(fua).await?;
         } else {
             self.disk.guest.read.add(len);
             // A write-through disk must not return contents that a crash could still undo.
-            self.flush_if_required(false).await?;
+            self.finish(false).await?;
         }
         Ok(decided)
     }
 
     /// Writes bytes at any alignment: partial sectors at both ends are read first.
-    pub(crate) async fn write_bytes(
-        &self,
-        offset: u64,
-        data: &[u8],
-        room: &mut Reservation,
-    ) -> Result<()> {
+    pub(crate) async fn write_bytes(&self, offset: u64, data: &[u8], room: &mut Reservation) -> Result<()> {
         if data.is_empty() || aligned(offset, data.len() as u64) {
             return self.intake.write_sectors(&self.disk, offset, data, room);
         }

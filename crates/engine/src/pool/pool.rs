@@ -7,11 +7,10 @@ use forebay_store::{Metered, Store};
 
 use crate::handle::DiskHandle;
 use crate::limits::ATTACH_WAIT;
-use crate::memory::boot_check;
 use crate::parts::Parts;
 use crate::recovery::{Mode, OnLoss, recover};
 use crate::stats::{StoreStats, count};
-use crate::{DiskStats, Error, Host, Memory, PoolConfig, PoolStats, Result};
+use crate::{Client, DiskStats, Error, Host, Memory, PoolConfig, PoolStats, Result};
 
 /// An open pool.
 pub struct Pool {
@@ -39,34 +38,22 @@ impl Pool {
         let store = Arc::new(Metered::new(store, Arc::new(move || clock.now())));
         let mut recovered = recover(store, host, config, Mode::Own, OnLoss::Refuse).await?;
         let (warm, taken) = (std::mem::take(&mut recovered.warm), std::mem::take(&mut recovered.taken));
-        let memory_lost = recovered.memory_lost.take();
         let (recovered_batches, recovery_ms) = (recovered.batches, recovered.took.as_millis() as u64);
         let pool = Arc::new(Pool { parts: Parts::assemble(recovered), recovered_batches, recovery_ms });
         // Before the upkeep task starts, for which unknown room would look like a full store.
         pool.parts.committer.check_space().await?;
         taken.dirty.iter().for_each(|(disk, cost)| pool.parts.intake.restored(disk, *cost));
         pool.start(warm);
+        let Parts { cx, classes, profiles, desktops, marks, .. } = &pool.parts;
+        // Before desktops are reset, and before any client.
+        marks.settle(&taken.loss).await?;
+        cx.host.spawn("marks", Box::pin(marks.clone().mark_loop()));
         pool.remove_imports().await?;
-        let Parts { cx, classes, profiles, desktops, .. } = &pool.parts;
-        desktops.restore(taken.valid, memory_lost.is_some()).await?;
-        pool.own_memory().await?;
+        desktops.restore(taken.valid, taken.loss.reason().is_some()).await?;
         cx.host.spawn("resets", Box::pin(desktops.clone().reset_loop()));
         profiles.prefetch_all_images();
         cx.host.spawn("classes", Box::pin(classes.clone().load()));
         Ok(pool)
-    }
-
-    /// States in the superblock that the retained memory belongs to the pool. From then on, writes that are
-    /// only there are not lost by the end of the process.
-    async fn own_memory(&self) -> Result<()> {
-        let Parts { cx, committer, .. } = &self.parts;
-        let (memory, boot) = (cx.retained.id(), boot_check(&*cx.host));
-        let mut log = committer.log.lock().await;
-        if (log.superblock().memory, log.superblock().boot) == (memory, boot) {
-            return Ok(());
-        }
-        let owned = log.swap_superblock(|s| (s.memory, s.boot) = (memory, boot)).await;
-        committer.latching(owned)
     }
 
     /// Starts the background tasks.
@@ -86,8 +73,9 @@ impl Pool {
     /// The error because of which acknowledged data did not become durable, or because of which the
     /// checkpoint failed.
     pub async fn close(&self) -> Result<()> {
-        let Parts { intake, committer, reclaimer, cx, .. } = &self.parts;
-        intake.close();
+        let Parts { intake, committer, reclaimer, cx, marks, .. } = &self.parts;
+        intake.close(|| marks.last_ops());
+        marks.stop();
         intake.caches.wake();
         intake.caches.wake_resets();
         let mut progress = intake.progress.subscribe();
@@ -107,38 +95,56 @@ impl Pool {
         !self.parts.cx.retained.is_empty()
     }
 
+    /// As [`Pool::attach_as`], for a client of this host whose age is unknown.
+    ///
+    /// # Errors
+    /// Those of [`Pool::attach_as`].
+    pub fn attach(&self, name: &str) -> Result<Arc<DiskHandle>> {
+        self.attach_as(name, Client::Local { started_ms: None })
+    }
+
     /// Opens a disk by its export name. The handle counts as a client until it is dropped.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::InUse`]; [`Error::Resetting`], for which [`Pool::attach_when_reset`]
-    /// waits.
-    pub fn attach(&self, name: &str) -> Result<Arc<DiskHandle>> {
+    /// [`Error::NotFound`]; [`Error::InUse`]; [`Error::MemoryLost`] if the client may have had writes answered
+    /// that are lost; [`Error::Resetting`], for which [`Pool::attach_when_reset`] waits.
+    pub fn attach_as(&self, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
         let disk = self.parts.catalogue.read().find(name)?;
+        self.parts.marks.check(&disk, client, name)?;
         if disk.attach(name)? == 1 {
             self.parts.profiles.on_first_attach(&disk);
         }
-        Ok(Arc::new(DiskHandle::new(self.parts.metadata.clone(), disk, name.to_owned())))
+        let Parts { metadata, marks, .. } = &self.parts;
+        Ok(Arc::new(DiskHandle::new(metadata.clone(), marks.clone(), disk, name.to_owned(), Some(client))))
     }
 
-    /// Opens a disk by its export name, as [`Pool::attach`] does. If it is a desktop that is being reset
+    /// As [`Pool::attach_when_reset_as`], for a client of this host whose age is unknown.
+    ///
+    /// # Errors
+    /// Those of [`Pool::attach_when_reset_as`].
+    pub async fn attach_when_reset(&self, name: &str) -> Result<Arc<DiskHandle>> {
+        self.attach_when_reset_as(name, Client::Local { started_ms: None }).await
+    }
+
+    /// Opens a disk by its export name, as [`Pool::attach_as`] does. If it is a desktop that is being reset
     /// after its last client, waits for the reset, at most 10 seconds.
     ///
     /// # Errors
-    /// Those of [`Pool::attach`], [`Error::Resetting`] after that time, [`Error::Latched`] and
+    /// Those of [`Pool::attach_as`], [`Error::Resetting`] after that time, [`Error::Latched`] and
     /// [`Error::Closed`].
-    pub async fn attach_when_reset(&self, name: &str) -> Result<Arc<DiskHandle>> {
+    pub async fn attach_when_reset_as(&self, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
         let mut progress = self.parts.intake.progress.subscribe();
         let mut timeout = self.parts.cx.host.sleep(ATTACH_WAIT);
         loop {
             progress.mark_unchanged();
-            match self.attach(name) {
+            match self.attach_as(name, client) {
                 Err(Error::Resetting(_)) => self.parts.cx.check_running()?,
                 other => return other,
             }
             tokio::select! {
                 biased;
                 changed = progress.changed() => changed.map_err(|_| Error::Closed)?,
-                () = &mut timeout => return self.attach(name),
+                () = &mut timeout => return self.attach_as(name, client),
             }
         }
     }

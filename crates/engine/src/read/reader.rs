@@ -253,7 +253,11 @@ impl Reader {
     ///
     /// # Errors
     /// Each with the reference that could not be read: that of the block, or of a node above it.
-    pub async fn read_base(&self, disk: &Disk, block: u64) -> std::result::Result<BlockBox, (BlockRef, Error)> {
+    pub async fn read_base(
+        &self,
+        disk: &Disk,
+        block: u64,
+    ) -> std::result::Result<BlockBox, (BlockRef, Error)> {
         let mut page = Box::new([0; BLOCK]);
         let load = |need: NeedNode| -> BoxFuture<'_, std::result::Result<(), (BlockRef, Error)>> {
             let failed = move |e| (need.at, self.source.not_found_is_corruption(e));

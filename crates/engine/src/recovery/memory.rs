@@ -89,6 +89,37 @@ pub(super) fn open_memory(
     Ok(OpenedMemory { retained, state })
 }
 
+/// The disks whose writes, if they were answered before they were durable, are lost.
+#[derive(Debug, Default)]
+pub(crate) enum MemoryLoss {
+    /// None.
+    #[default]
+    Nothing,
+    /// All, for this reason.
+    All(String),
+    /// These.
+    Some(BTreeSet<DiskId>),
+}
+
+impl MemoryLoss {
+    /// Whether writes of this disk are lost.
+    pub fn concerns(&self, disk: DiskId) -> bool {
+        match self {
+            MemoryLoss::Nothing => false,
+            MemoryLoss::All(_) => true,
+            MemoryLoss::Some(disks) => disks.contains(&disk),
+        }
+    }
+
+    /// Why, if all are lost.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            MemoryLoss::All(why) => Some(why),
+            MemoryLoss::Nothing | MemoryLoss::Some(_) => None,
+        }
+    }
+}
+
 /// What the memory says about the disks of a recovered pool.
 #[derive(Default)]
 pub(crate) struct TakenOver {
@@ -96,8 +127,8 @@ pub(crate) struct TakenOver {
     pub dirty: Vec<(Arc<Disk>, u64)>,
     /// Desktops whose contents are valid.
     pub valid: Vec<(Arc<Disk>, Flag)>,
-    /// Disks with a damaged page: some of their buffered writes are lost.
-    pub damaged: BTreeSet<DiskId>,
+    /// What is not there any more.
+    pub loss: MemoryLoss,
 }
 
 /// Gives the contents of retained memory back to the disks of a pool whose history ends with batch `head`.
@@ -114,20 +145,21 @@ pub(super) fn take_over(
         return TakenOver::default();
     }
     let covered = contents.cover.filter(|cover| cover.seq <= head && mutation != Mutation::IgnoreCover);
-    let mut taken =
-        TakenOver { damaged: contents.damaged.into_iter().map(DiskId).collect(), ..TakenOver::default() };
+    let mut taken = TakenOver::default();
+    if !contents.damaged.is_empty() {
+        taken.loss = MemoryLoss::Some(contents.damaged.into_iter().map(DiskId).collect());
+    }
     for (id, kind, flag) in contents.flags {
         let desktop = catalogue.get(DiskId(id)).filter(|disk| kind == VALID && disk.is_desktop());
-        let valid = desktop.filter(|disk| !taken.damaged.contains(&disk.id()));
+        let valid = desktop.filter(|disk| !taken.loss.concerns(disk.id()));
         taken.valid.extend(valid.map(|disk| (disk.clone(), flag)));
     }
     let valid: BTreeSet<DiskId> = taken.valid.iter().map(|(desktop, _)| desktop.id()).collect();
     let is_valid = |disk: &Disk| valid.contains(&disk.id()) || mutation == Mutation::KeepInvalid;
     let is_kept = |disk: &Disk, order: u64| {
         let is_replaced = |seq| replaced.iter().any(|(id, at)| *id == disk.id() && *at >= seq);
-        let in_log = covered.is_some_and(|cover| {
-            order < cover.order && (!disk.is_desktop() || is_replaced(cover.seq))
-        });
+        let in_log = covered
+            .is_some_and(|cover| order < cover.order && (!disk.is_desktop() || is_replaced(cover.seq)));
         !in_log && disk.role() != Role::Import && (!disk.is_desktop() || is_valid(disk))
     };
     let disk_of = |id: u32, order: u64| catalogue.get(DiskId(id)).filter(|disk| is_kept(disk, order));

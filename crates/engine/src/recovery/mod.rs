@@ -43,5 +43,6 @@ mod recover;
 mod replay;
 mod superblock;
 
+pub(crate) use memory::MemoryLoss;
 pub(crate) use recover::{OnLoss, Recovered, read_checkpoint, recover};
 pub(crate) use superblock::Mode;

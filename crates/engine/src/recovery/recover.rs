@@ -9,7 +9,7 @@ use futures_util::{StreamExt, stream};
 
 use super::history::{History, history};
 use super::loss::measure_loss;
-use super::memory::{MemoryState, OpenedMemory, TakenOver, open_memory, take_over};
+use super::memory::{MemoryLoss, MemoryState, OpenedMemory, TakenOver, open_memory, take_over};
 use super::plausible::{check_ids, check_record};
 use super::replay::{record_segments, replay};
 use super::superblock::{Mode, load_superblock, raise_epoch_above};
@@ -73,8 +73,6 @@ pub(crate) struct Recovered {
     pub damage: Option<LogDamage>,
     /// The contents of retained memory, which are in the buffers of the disks.
     pub taken: TakenOver,
-    /// Why the contents of retained memory are lost, if they are.
-    pub memory_lost: Option<String>,
 }
 
 /// Recovers the pool on a store, or creates a new one if the store is empty.
@@ -130,13 +128,13 @@ pub(crate) async fn recover(
     if mode == Mode::Own {
         sync_log(&store, &applied).await?;
     }
-    let (taken, memory_lost) = match state {
+    let taken = match state {
         MemoryState::Kept(contents) => {
             let catalogue = applier.catalogue.read();
             let mutation = cx.config.mutation;
-            (take_over(&cx.retained, contents, &catalogue, head.seq, &replaced, mutation), None)
+            take_over(&cx.retained, contents, &catalogue, head.seq, &replaced, mutation)
         }
-        MemoryState::Lost(why) => (TakenOver::default(), Some(why)),
+        MemoryState::Lost(why) => TakenOver { loss: MemoryLoss::All(why), ..TakenOver::default() },
     };
     let replayed: u64 = applied.iter().map(|b| b.end - b.header.offset as u64).sum();
     let next = objects.iter().map(|o| o.id.0 + 1).max().unwrap_or(1).max(checkpoint.next_segment);
@@ -167,7 +165,6 @@ pub(crate) async fn recover(
         took,
         damage,
         taken,
-        memory_lost,
     })
 }
 

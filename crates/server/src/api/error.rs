@@ -75,6 +75,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         ErrorKind::Exists
         | ErrorKind::InUse
         | ErrorKind::Resetting
+        | ErrorKind::MemoryLost
         | ErrorKind::HasClones
         | ErrorKind::HasSnapshots
         | ErrorKind::WrongKind

@@ -140,6 +140,9 @@ pub struct ServeArgs {
     /// Size of the read cache [default: 1 GiB]
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<Size>,
+    /// Directory on tmpfs for writes that are not in the log yet: they outlive the server [default: /dev/shm]
+    #[arg(long, value_name = "DIR", env = "FOREBAY_MEMORY_DIR")]
+    pub memory_dir: Option<PathBuf>,
     /// Number of data-plane threads [default: 2]
     #[arg(long, value_name = "N")]
     pub cores: Option<usize>,

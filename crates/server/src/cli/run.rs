@@ -60,6 +60,7 @@ fn serve_config(global: &Global, args: ServeArgs) -> Result<ServeConfig, CliErro
         import_max_size: args.import_max_size,
         import_allow_private: args.import_allow_private,
         cache: args.cache,
+        memory_dir: args.memory_dir,
         cores: args.cores,
     };
     Ok(ServeConfig::resolve(file, flags)?)

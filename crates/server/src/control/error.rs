@@ -46,6 +46,8 @@ pub enum ErrorKind {
     InUse,
     /// A desktop is being reset after its last client disconnected.
     Resetting,
+    /// Writes that the client may have had answered are lost.
+    MemoryLost,
     /// The disk has clones.
     HasClones,
     /// The volume has snapshots.
@@ -98,6 +100,7 @@ impl ErrorKind {
             ErrorKind::Exists => "exists",
             ErrorKind::InUse => "in_use",
             ErrorKind::Resetting => "resetting",
+            ErrorKind::MemoryLost => "memory_lost",
             ErrorKind::HasClones => "has_clones",
             ErrorKind::HasSnapshots => "has_snapshots",
             ErrorKind::WrongKind => "wrong_kind",
@@ -176,6 +179,7 @@ impl From<EngineError> for ControlError {
             E::Exists(_) => ErrorKind::Exists,
             E::InUse { .. } => ErrorKind::InUse,
             E::Resetting(_) => ErrorKind::Resetting,
+            E::MemoryLost { .. } => ErrorKind::MemoryLost,
             E::HasClones { .. } => ErrorKind::HasClones,
             E::HasSnapshots { .. } => ErrorKind::HasSnapshots,
             E::WrongKind { .. } => ErrorKind::WrongKind,
@@ -189,12 +193,9 @@ impl From<EngineError> for ControlError {
             E::Latched(_) => ErrorKind::Latched,
             E::MapDamaged(_) => ErrorKind::MapDamaged,
             E::Damaged(_) | E::MapsDamaged { .. } => ErrorKind::Damaged,
-            E::NoPool(_)
-            | E::Format(_)
-            | E::LogDamaged(_)
-            | E::OtherLoss(_)
-            | E::Memory(_)
-            | E::Store(_) => ErrorKind::Store,
+            E::NoPool(_) | E::Format(_) | E::LogDamaged(_) | E::OtherLoss(_) | E::Memory(_) | E::Store(_) => {
+                ErrorKind::Store
+            }
         };
         ControlError::new(kind, e.to_string())
     }

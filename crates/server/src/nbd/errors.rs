@@ -81,6 +81,7 @@ fn codes(error: &Error) -> (u32, ErrorCode) {
         | Error::Exists(_)
         | Error::InUse { .. }
         | Error::Resetting(_)
+        | Error::MemoryLost { .. }
         | Error::HasClones { .. }
         | Error::HasSnapshots { .. }
         | Error::Damaged(_)
@@ -134,6 +135,7 @@ mod tests {
             (Error::Exists(name()), policy, ErrorCode::Io),
             (Error::InUse { name: name(), clients: 1 }, policy, ErrorCode::Io),
             (Error::Resetting(name()), policy, ErrorCode::Io),
+            (Error::MemoryLost { name: name(), remedy: "resume" }, policy, ErrorCode::Io),
             (Error::HasClones { name: name(), clones: 1, example: name() }, policy, ErrorCode::Io),
             (Error::HasSnapshots { name: name(), snapshots: 1 }, policy, ErrorCode::Io),
             (Error::Damaged(name()), policy, ErrorCode::Io),

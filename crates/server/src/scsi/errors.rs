@@ -17,6 +17,7 @@ pub fn sense_of(error: &Error) -> Sense {
         Error::Damaged(_) | Error::MapDamaged(_) | Error::MapsDamaged { .. } | Error::Format(_) => {
             medium(codes::UNRECOVERED_READ_ERROR)
         }
+        Error::MemoryLost { .. } => Sense::new(SenseKey::NotReady, codes::MANUAL_INTERVENTION_REQUIRED),
         Error::Closed => Sense::new(SenseKey::NotReady, codes::NOT_READY),
         // The store failed. The other errors are those of administration and of opening a pool: no command
         // causes them.
@@ -74,6 +75,10 @@ mod tests {
             (Error::MapsDamaged { disks: name(), freed_bytes: 0 }, medium_error),
             (Error::Format(FormatError::Checksum("batch")), medium_error),
             (Error::Closed, (0x02, codes::NOT_READY)),
+            (
+                Error::MemoryLost { name: name(), remedy: "resume" },
+                (0x02, codes::MANUAL_INTERVENTION_REQUIRED),
+            ),
             (Error::Latched(name()), hardware_error),
             (Error::Store(StoreError::Fenced), hardware_error),
             (Error::NotFound(name()), hardware_error),

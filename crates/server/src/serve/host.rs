@@ -2,13 +2,17 @@
 //! that neither the requests of guests nor the control plane can delay these.
 
 use std::future::Future;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_engine::{BoxFuture, Host};
+use forebay_engine::{BoxFuture, Host, PoolId};
+use forebay_retained::{HeapMemory, Memory};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
+
+use super::memory::MemoryFiles;
 
 /// The engine's thread. Dropping it stops the thread and all tasks that run on it.
 pub struct EngineThread {
@@ -21,11 +25,21 @@ pub struct EngineThread {
 struct EngineHost {
     start: Instant,
     handle: Handle,
+    memory: MemoryFiles,
 }
 
 impl EngineThread {
-    /// Starts the thread.
+    /// Starts the thread, for an engine whose retained memory ends with the process.
     pub fn start() -> std::io::Result<EngineThread> {
+        EngineThread::start_with(MemoryFiles::default())
+    }
+
+    /// Starts the thread, for an engine whose retained memory is in files of this directory.
+    pub fn retaining(directory: &Path) -> std::io::Result<EngineThread> {
+        EngineThread::start_with(MemoryFiles::in_directory(directory))
+    }
+
+    fn start_with(memory: MemoryFiles) -> std::io::Result<EngineThread> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -33,13 +47,18 @@ impl EngineThread {
             // Sending and dropping the sender both stop the thread.
             let _ = runtime.block_on(stopped);
         })?;
-        let host = Arc::new(EngineHost { start: Instant::now(), handle });
+        let host = Arc::new(EngineHost { start: Instant::now(), handle, memory });
         Ok(EngineThread { host, stop: Some(stop), thread: Some(thread) })
     }
 
     /// The host services to pass to the engine.
     pub fn host(&self) -> Arc<dyn Host> {
         Arc::clone(&self.host) as Arc<dyn Host>
+    }
+
+    /// Removes the file of the retained memory of a pool that was closed and needs nothing from it.
+    pub fn remove_memory(&self) {
+        self.host.memory.remove();
     }
 
     /// Runs `future` on the engine's thread instead of the caller's.
@@ -85,12 +104,31 @@ impl Host for EngineHost {
         });
     }
 
+    fn boot_id(&self) -> [u8; 16] {
+        boot_id()
+    }
+
+    fn memory(&self, pool: PoolId, limit: u64) -> std::io::Result<Arc<dyn Memory>> {
+        match self.memory.open(pool, limit)? {
+            Some(memory) => Ok(memory),
+            None => Ok(Arc::new(HeapMemory::of_bytes(limit))),
+        }
+    }
+
     fn random(&self, bytes: &mut [u8]) {
         if let Err(e) = getrandom::fill(bytes) {
             // Without randomness, different pools would get the same secrets and identities.
             panic!("the system's random number generator failed: {e}");
         }
     }
+}
+
+/// The boot id of this host (random(4)); zeroes if the system has none, as in some containers: memory is then
+/// taken to be from this boot, and the file system in RAM decides.
+fn boot_id() -> [u8; 16] {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits = text.chars().filter(char::is_ascii_hexdigit).collect::<String>();
+    u128::from_str_radix(&digits, 16).unwrap_or_default().to_be_bytes()
 }
 
 /// Aborts the process when a background task of the engine panics: guests would otherwise wait forever for

@@ -12,6 +12,7 @@ mod capped;
 mod classes;
 mod descriptors;
 mod host;
+mod memory;
 mod notify;
 mod pressure;
 mod socket;
@@ -115,7 +116,7 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     let descriptors = Descriptors::raise(config.cores)?;
     // The store is opened before the control socket is bound: creating a store requires an empty directory,
     // and the socket may be in the same one.
-    let engine = EngineThread::start()?;
+    let engine = EngineThread::retaining(&config.memory_dir)?;
     let store = store::open(config, &descriptors, engine.host()).await?;
     let (mut socket, control_listener) = ControlSocket::bind(&config.socket)?;
     let opened = Instant::now();
@@ -135,7 +136,12 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     let stop = async {
         drain(plane, &control, listeners).await;
         drop(socket);
-        engine.run(async move { pool.close().await }).await
+        let closing = pool.clone();
+        let closed = engine.run(async move { closing.close().await }).await;
+        if closed.is_ok() && !pool.retains() {
+            engine.remove_memory();
+        }
+        closed
     };
     tokio::select! {
         closed = stop => closed?,
