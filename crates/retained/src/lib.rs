@@ -5,6 +5,7 @@ mod bits;
 mod memory;
 mod open;
 mod retained;
+mod shared;
 mod space;
 mod words;
 
@@ -12,6 +13,7 @@ pub use api::{BlockRecord, Cover, Identity, Lost, RangeRecord, Stats};
 pub use memory::{CHUNK, HeapMemory, Memory};
 pub use open::Contents;
 pub use retained::{DamagedPage, Flag, Page, Range, Reservation, Retained};
+pub use shared::SharedFile;
 #[cfg(feature = "test-util")]
 pub use words::set_hook;
 
