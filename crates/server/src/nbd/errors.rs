@@ -5,6 +5,7 @@ use std::io;
 use forebay_engine::Error;
 use forebay_wire::nbd::{ErrorCode, ProtocolError, REP_ERR_POLICY, REP_ERR_SHUTDOWN, REP_ERR_UNKNOWN};
 
+use super::attachments::StillUnderWay;
 use super::handshake::HandshakeError;
 use crate::plane::Cut;
 
@@ -46,6 +47,12 @@ impl Denied {
     /// The reply for an export that does not exist or is not visible.
     pub fn no_export() -> Denied {
         Denied::new(REP_ERR_UNKNOWN, NO_EXPORT)
+    }
+}
+
+impl From<StillUnderWay> for Denied {
+    fn from(error: StillUnderWay) -> Denied {
+        Denied::new(REP_ERR_POLICY, error.to_string())
     }
 }
 

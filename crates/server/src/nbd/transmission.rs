@@ -1,14 +1,17 @@
 //! The transmission phase: requests of one connection and their replies.
 
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Context;
 
 use forebay_engine::{DiskHandle, Fast};
 use forebay_wire::nbd::{
     self, Command, DATA_CHUNK_HEADER, ErrorCode, Request, RequestDecoder, Rules, SIMPLE_REPLY, Step,
 };
 
-use super::context::Negotiated;
+use super::attachments::Attachment;
+use super::context::{Attached, Negotiated};
 use super::errors::{End, error_code};
 use super::job::{self, Job};
 use super::stream::Stream;
@@ -22,6 +25,8 @@ const SHUTTING_DOWN: &str = "the server is shutting down";
 pub(super) struct Transmission {
     worker: Rc<Worker>,
     disk: Arc<DiskHandle>,
+    /// Dropped after `disk`: the connection has ended when the disk is closed.
+    attachment: Attachment,
     structured: bool,
     block_status: bool,
     /// The listener refuses writes.
@@ -30,26 +35,34 @@ pub(super) struct Transmission {
     backlog: Rc<Backlog>,
     /// The client sent `NBD_CMD_DISC`.
     leaving: bool,
+    /// The client is gone: its input is only searched for `NBD_CMD_DISC`.
+    dropping: bool,
 }
 
 /// Serves a client that has chosen its disk, until it disconnects.
-pub(super) fn transmit(worker: Rc<Worker>, n: Negotiated) -> Conversation<Stream, Transmission> {
+pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<(), End> {
     let backlog = Backlog::new(worker.memory());
     if matches!(n.stream, Stream::Tls(_)) {
         backlog.account().add_to_base(TLS_COST);
     }
+    let unix_fd = n.stream.peer().filter(|peer| !peer.is_tcp).map(|peer| peer.fd);
+    let Attached { watched, disk, attachment } = n.attached;
     let transmission = Transmission {
         worker: worker.clone(),
-        disk: n.disk,
+        disk,
+        attachment,
         structured: n.structured,
         block_status: n.block_status,
         read_only: n.read_only,
         decoder: RequestDecoder::new(),
         backlog: backlog.clone(),
         leaving: false,
+        dropping: false,
     };
-    let fd = n.stream.unix_fd();
-    Conversation::new(worker, n.stream, fd, n.input, backlog, transmission)
+    let mut conversation = pin!(Conversation::new(worker, n.stream, unix_fd, n.input, backlog, transmission));
+    // Declared later, so dropped earlier: before the conversation closes the socket.
+    let _watched = watched;
+    conversation.as_mut().await
 }
 
 impl Protocol for Transmission {
@@ -62,7 +75,7 @@ impl Protocol for Transmission {
             if output.is_full() {
                 return Ok((used, Stop::Output));
             }
-            if self.backlog.is_full() {
+            if self.backlog.is_full() && !self.dropping {
                 return Ok((used, Stop::Backlog));
             }
             if self.backlog.budget().turn_is_over() {
@@ -74,6 +87,7 @@ impl Protocol for Transmission {
             match step {
                 Step::NeedMore { want } => return Ok((used, Stop::Input { want })),
                 Step::Request(request) => self.request(&request, output),
+                Step::Refused { .. } if self.dropping => {}
                 Step::Refused { cookie, refusal } => {
                     self.refuse(cookie, refusal.code(), &refusal.to_string(), output);
                 }
@@ -82,9 +96,19 @@ impl Protocol for Transmission {
         Ok((used, Stop::Leave))
     }
 
+    fn attend(&mut self, cx: &mut Context<'_>, _: &mut Output) -> Result<(), End> {
+        if self.attachment.has_to_stop(cx) && !self.dropping {
+            self.dropping = true;
+            self.backlog.abandon();
+        }
+        Ok(())
+    }
+
     fn serve_long(&mut self, message: Vec<u8>, charge: Charge, output: &mut Output) -> Result<Stop, End> {
         match self.decoder.next(&self.rules(), &message)?.1 {
             Step::NeedMore { .. } => {}
+            Step::Refused { .. } | Step::Request(Request { command: Command::Write { .. }, .. })
+                if self.dropping => {}
             Step::Refused { cookie, refusal } => {
                 self.refuse(cookie, refusal.code(), &refusal.to_string(), output);
             }
@@ -118,7 +142,11 @@ impl Transmission {
         let cookie = request.cookie;
         if request.command == Command::Disconnect {
             self.leaving = true;
+            self.attachment.leave();
             self.disk.mark_clean_disconnect();
+            return;
+        }
+        if self.dropping {
             return;
         }
         if self.worker.closing() {
@@ -186,7 +214,7 @@ impl Transmission {
     }
 
     fn job(&self, cookie: u64, ticket: Ticket) -> Job {
-        Job::new(self.disk.clone(), ticket, cookie, self.structured)
+        Job::new(self.disk.clone(), ticket, self.attachment.begin(), cookie, self.structured)
     }
 
     fn done(&self, cookie: u64, read: bool, output: &mut Output) {
