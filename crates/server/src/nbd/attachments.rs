@@ -16,11 +16,13 @@
 //!
 //! Connections whose peer is connected are not waited for (`NBD_FLAG_CAN_MULTI_CONN`), with one exception. The
 //! end of a TCP stream cannot be seen before all bytes that precede it were received, and the server does not
-//! receive from a throttled client. So an attachment waits, at most [`CATCH_UP`], while such a connection has
-//! input that was not read.
+//! receive from a throttled client. So while a TCP connection has input that was not read, an attachment waits
+//! until this input, and what the buffers of both hosts may hold behind it, was executed ([`IN_FLIGHT`]). It is
+//! refused if that takes longer than [`CATCH_UP`].
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -35,13 +37,16 @@ const HANDOVER: Duration = Duration::from_secs(10);
 const LEAVE_TIME: Duration = Duration::from_secs(5);
 /// Time limit for the search for `NBD_CMD_DISC`.
 const SEARCH_TIME: Duration = Duration::from_secs(1);
+/// Bytes that the socket buffers of both ends of a TCP connection can hold: several times the largest sizes
+/// that Linux sets by itself (`tcp_wmem`, `tcp_rmem`).
+const IN_FLIGHT: u64 = 32 << 20;
 /// Time limit, and interval, of the wait for the unread input of other TCP connections.
-const CATCH_UP: Duration = Duration::from_secs(3);
+const CATCH_UP: Duration = Duration::from_secs(10);
 const CATCH_UP_STEP: Duration = Duration::from_millis(5);
 /// Number of intervals without unread input after which a peer counts as connected.
 const QUIET_STEPS: u32 = 4;
 
-/// A request of an earlier connection does not end.
+/// Requests of an earlier connection do not end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("requests of an earlier connection to this disk have not ended yet; connect again")]
 pub(super) struct StillUnderWay;
@@ -58,6 +63,8 @@ struct Shared {
     state: Mutex<State>,
     /// Signalled when the state changes in a way for which others wait.
     changed: Notify,
+    /// Bytes of requests that were served.
+    served: AtomicU64,
 }
 
 #[derive(Default)]
@@ -151,13 +158,21 @@ impl Shared {
         state.socket.is_some_and(|peer| peer.is_tcp && has_input(peer.fd)) && !state.is_gone()
     }
 
-    /// Waits while unread input may hide the end of the stream, but not after `deadline`.
-    async fn catch_up(&self, deadline: Instant) {
+    /// Waits while unread input, of before the call, may hide the end of the stream.
+    async fn catch_up(&self, deadline: Instant) -> Result<(), StillUnderWay> {
+        let before = self.served.load(Relaxed);
         let mut quiet = if self.is_hidden() { 0 } else { QUIET_STEPS };
-        while quiet < QUIET_STEPS && !self.state.lock().is_gone() && Instant::now() < deadline {
+        while quiet < QUIET_STEPS
+            && !self.state.lock().is_gone()
+            && self.served.load(Relaxed) - before < IN_FLIGHT
+        {
+            if Instant::now() >= deadline {
+                return Err(StillUnderWay);
+            }
             sleep(CATCH_UP_STEP).await;
             quiet = if self.is_hidden() { 0 } else { quiet + 1 };
         }
+        Ok(())
     }
 }
 
@@ -165,12 +180,12 @@ impl Attachments {
     /// Ends the connections of a disk that are gone; see the module documentation.
     ///
     /// # Errors
-    /// [`StillUnderWay`] if one of them does not end within [`HANDOVER`].
+    /// [`StillUnderWay`] if one of them does not end, or cannot be examined, in time.
     pub async fn end_gone(&self, disk: &str) -> Result<(), StillUnderWay> {
         let others = self.of(disk);
         let begin = Instant::now();
         for other in &others {
-            other.catch_up(begin + CATCH_UP).await;
+            other.catch_up(begin + CATCH_UP).await?;
         }
         let begin = Instant::now();
         // All are stopped before the first is waited for.
@@ -232,6 +247,11 @@ impl Attachment {
     /// Records that the client disconnects in order: its requests are completed.
     pub fn leave(&self) {
         self.0.state.lock().leaving = true;
+    }
+
+    /// Counts bytes of requests that were served.
+    pub fn served(&self, bytes: usize) {
+        self.0.served.fetch_add(bytes as u64, Relaxed);
     }
 
     /// Begins a request in a task.

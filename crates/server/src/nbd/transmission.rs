@@ -84,6 +84,7 @@ impl Protocol for Transmission {
             let (n, step) = self.decoder.next(&rules, &input[used..])?;
             used += n;
             self.backlog.budget().count(n);
+            self.attachment.served(n);
             match step {
                 Step::NeedMore { want } => return Ok((used, Stop::Input { want })),
                 Step::Request(request) => self.request(&request, output),
@@ -105,6 +106,7 @@ impl Protocol for Transmission {
     }
 
     fn serve_long(&mut self, message: Vec<u8>, charge: Charge, output: &mut Output) -> Result<Stop, End> {
+        self.attachment.served(message.len());
         match self.decoder.next(&self.rules(), &message)?.1 {
             Step::NeedMore { .. } => {}
             Step::Refused { .. } | Step::Request(Request { command: Command::Write { .. }, .. })

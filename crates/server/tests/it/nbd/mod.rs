@@ -5,6 +5,7 @@ mod bad_input;
 mod client;
 mod exports;
 mod flow;
+mod ghosts;
 mod service;
 mod support;
 mod tls;
