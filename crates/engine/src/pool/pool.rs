@@ -82,6 +82,7 @@ impl Pool {
     /// [`Error::NotFound`]; [`Error::InUse`]; [`Error::Resetting`], for which [`Pool::attach_when_reset`]
     /// waits.
     pub fn attach(&self, name: &str) -> Result<Arc<DiskHandle>> {
+        self.parts.cx.check_fenced()?;
         let disk = self.parts.catalogue.read().find(name)?;
         if disk.attach(name)? == 1 {
             self.parts.profiles.on_first_attach(&disk);
@@ -110,6 +111,17 @@ impl Pool {
                 () = &mut timeout => return self.attach(name),
             }
         }
+    }
+
+    /// Waits until this server has lost the pool because another one has opened it. Then every request fails
+    /// with [`Error::Fenced`], and the process should end.
+    pub async fn fenced(&self) {
+        self.parts.cx.fenced().await;
+    }
+
+    /// Whether this server has lost the pool.
+    pub fn is_fenced(&self) -> bool {
+        self.parts.cx.is_fenced()
     }
 
     /// The use of memory whose budgets can be changed.

@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use forebay_engine::{DiskHandle, Error, Result, is_zero};
 use forebay_wire::nbd::{
-    self, BlockDescriptor, Command, DATA_CHUNK_HEADER, SIMPLE_REPLY, STATE_HOLE, STATE_ZERO,
+    self, BlockDescriptor, Command, DATA_CHUNK_HEADER, ErrorCode, SIMPLE_REPLY, STATE_HOLE, STATE_ZERO,
 };
 
 use super::attachments::Begun;
-use super::errors::error_code;
-use crate::plane::{Charge, MemoryAccount, Ticket, spawn_request};
+use super::errors::{Fenced, error_code};
+use crate::plane::{Charge, FENCED, MemoryAccount, Ticket, spawn_request};
 
 /// Chunk size in which a long read is read and sent.
 const PIECE: usize = 256 << 10;
@@ -203,12 +203,14 @@ impl Job {
     fn reply(&self, done: Result<()>) {
         self.send(match done {
             Ok(()) => nbd::simple_reply(self.cookie, None).to_vec(),
-            Err(e) => self.error(&e),
+            Err(e) => match error_code(&e) {
+                Ok(code) => self.error(code, &e),
+                Err(Fenced) => return self.ticket.backlog().fail(FENCED),
+            },
         });
     }
 
-    fn error(&self, e: &Error) -> Vec<u8> {
-        let code = error_code(e);
+    fn error(&self, code: ErrorCode, e: &Error) -> Vec<u8> {
         if !self.structured {
             return nbd::simple_reply(self.cookie, Some(code)).to_vec();
         }

@@ -10,7 +10,7 @@ use super::access::Grant;
 use super::attachments::Attachment;
 use super::certificate::CertificateNames;
 use super::context::{Attached, Context, Negotiated};
-use super::errors::{Denied, End};
+use super::errors::{Denied, End, Fenced};
 use super::stream::Stream;
 use crate::plane::{Charge, Kind, MemoryAccount};
 
@@ -181,7 +181,7 @@ impl<'a> Negotiation<'a> {
             OptionRequest::Info(info) => {
                 self.resolve(&info.name).map(|disk| self.describe(option, &info, &disk))
             }
-            OptionRequest::Go(info) => match self.attach(&info.name).await {
+            OptionRequest::Go(info) => match self.attach(&info.name).await? {
                 Ok((attached, about)) => {
                     self.describe(option, &info, &about);
                     nbd::option_ack(&mut self.out, option);
@@ -207,7 +207,7 @@ impl<'a> Negotiation<'a> {
 
     /// `NBD_OPT_EXPORT_NAME`, which has no negative reply: an error ends the connection.
     async fn export_name(&mut self, name: String) -> Result<Turn, End> {
-        let (attached, about) = match self.attach(&name).await {
+        let (attached, about) = match self.attach(&name).await? {
             Ok(found) => found,
             Err(Denied { text, .. }) => return Err(End::ExportName { name, why: text }),
         };
@@ -303,10 +303,16 @@ impl<'a> Negotiation<'a> {
         }
     }
 
+    /// Opens a disk. A server that has lost the pool does not answer.
+    async fn attach(&self, name: &str) -> Result<Result<(Attached, DiskInfo), Denied>, Fenced> {
+        let done = self.try_attach(name).await;
+        if self.context.pool.is_fenced() { Err(Fenced) } else { Ok(done) }
+    }
+
     /// Opens a disk, after the earlier connections to it that are gone have ended. They end before the option
     /// is answered, and before the disk is opened: one of them may have disconnected in order, and then a
     /// desktop is reset first.
-    async fn attach(&self, name: &str) -> Result<(Attached, DiskInfo), Denied> {
+    async fn try_attach(&self, name: &str) -> Result<(Attached, DiskInfo), Denied> {
         let about = self.resolve(name)?;
         let is_writable = about.role == Role::Volume && !self.context.access.read_only;
         if is_writable {

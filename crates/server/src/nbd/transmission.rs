@@ -12,7 +12,7 @@ use forebay_wire::nbd::{
 
 use super::attachments::Attachment;
 use super::context::{Attached, Negotiated};
-use super::errors::{End, error_code};
+use super::errors::{End, Fenced, error_code};
 use super::job::{self, Job};
 use super::stream::Stream;
 use crate::plane::{Backlog, Charge, Conversation, Output, Protocol, Stop, Ticket, Worker};
@@ -87,7 +87,7 @@ impl Protocol for Transmission {
             self.attachment.served(n);
             match step {
                 Step::NeedMore { want } => return Ok((used, Stop::Input { want })),
-                Step::Request(request) => self.request(&request, output),
+                Step::Request(request) => self.request(&request, output)?,
                 Step::Refused { .. } if self.dropping => {}
                 Step::Refused { cookie, refusal } => {
                     self.refuse(cookie, refusal.code(), &refusal.to_string(), output);
@@ -124,7 +124,7 @@ impl Protocol for Transmission {
                 }
             }
             // The decoder returns only writes as long messages; any other request is served as usual.
-            Step::Request(request) => self.request(&request, output),
+            Step::Request(request) => self.request(&request, output)?,
         }
         Ok(if self.leaving { Stop::Leave } else { Stop::Input { want: 0 } })
     }
@@ -140,19 +140,23 @@ impl Transmission {
         }
     }
 
-    fn request(&mut self, request: &Request<'_>, output: &mut Output) {
+    fn request(&mut self, request: &Request<'_>, output: &mut Output) -> Result<(), Fenced> {
         let cookie = request.cookie;
         if request.command == Command::Disconnect {
             self.leaving = true;
             self.attachment.leave();
             self.disk.mark_clean_disconnect();
-            return;
+            return Ok(());
         }
         if self.dropping {
-            return;
+            return Ok(());
+        }
+        if self.disk.is_fenced() {
+            return Err(Fenced);
         }
         if self.worker.closing() {
-            return self.refuse(cookie, ErrorCode::Shutdown, SHUTTING_DOWN, output);
+            self.refuse(cookie, ErrorCode::Shutdown, SHUTTING_DOWN, output);
+            return Ok(());
         }
         match request.command {
             Command::Read { len: 0, .. }
@@ -162,42 +166,50 @@ impl Transmission {
                 self.done(cookie, matches!(request.command, Command::Read { .. }), output)
             }
             Command::Read { offset, len, dont_fragment } => {
-                if !self.read_now(cookie, offset, len, output) {
+                if !self.read_now(cookie, offset, len, output)? {
                     self.job(cookie, self.backlog.enter(job::COST)).spawn_read(offset, len, dont_fragment);
                 }
             }
-            Command::Write { offset, fua } => self.write(cookie, offset, request.payload, fua, output),
+            Command::Write { offset, fua } => self.write(cookie, offset, request.payload, fua, output)?,
             command => self.job(cookie, self.backlog.enter(job::COST)).spawn_other(command),
         }
+        Ok(())
     }
 
     /// Reads directly into the output if no wait is needed; false otherwise.
-    fn read_now(&mut self, cookie: u64, offset: u64, len: u32, output: &mut Output) -> bool {
+    fn read_now(&mut self, cookie: u64, offset: u64, len: u32, output: &mut Output) -> Result<bool, Fenced> {
         let bytes = len as usize;
         if bytes > output.fast_read_max() {
-            return false;
+            return Ok(false);
         }
         let header_len = if self.structured { DATA_CHUNK_HEADER } else { SIMPLE_REPLY };
         self.backlog.budget().count(bytes);
         let (header, data) = output.reserve(header_len, bytes);
         match self.disk.try_read(offset, data) {
-            Ok(Fast::Wait) => return false,
+            Ok(Fast::Wait) => return Ok(false),
             Ok(Fast::Done) if !self.structured => header.copy_from_slice(&nbd::simple_reply(cookie, None)),
             Ok(Fast::Done) if job::is_sent_as_hole(data) => {
                 output.push(&nbd::hole_chunk(cookie, offset, len, true));
-                return true;
+                return Ok(true);
             }
             Ok(Fast::Done) => header.copy_from_slice(&nbd::data_chunk_header(cookie, offset, len, true)),
             Err(e) => {
-                self.refuse(cookie, error_code(&e), &e.to_string(), output);
-                return true;
+                self.refuse(cookie, error_code(&e)?, &e.to_string(), output);
+                return Ok(true);
             }
         }
         output.keep(header_len + bytes);
-        true
+        Ok(true)
     }
 
-    fn write(&mut self, cookie: u64, offset: u64, data: &[u8], fua: bool, output: &mut Output) {
+    fn write(
+        &mut self,
+        cookie: u64,
+        offset: u64,
+        data: &[u8],
+        fua: bool,
+        output: &mut Output,
+    ) -> Result<(), Fenced> {
         let now = if data.is_empty() {
             Ok(Fast::Done)
         } else if fua {
@@ -211,8 +223,9 @@ impl Transmission {
                 let ticket = self.backlog.enter(job::COST + data.len());
                 self.job(cookie, ticket).spawn_write(data.to_vec(), 0, offset, fua);
             }
-            Err(e) => self.refuse(cookie, error_code(&e), &e.to_string(), output),
+            Err(e) => self.refuse(cookie, error_code(&e)?, &e.to_string(), output),
         }
+        Ok(())
     }
 
     fn job(&self, cookie: u64, ticket: Ticket) -> Job {
