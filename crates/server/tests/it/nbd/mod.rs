@@ -4,6 +4,7 @@ mod access;
 mod bad_input;
 mod client;
 mod exports;
+mod fenced;
 mod flow;
 mod ghosts;
 mod service;
