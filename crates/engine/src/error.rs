@@ -44,6 +44,10 @@ pub enum Error {
     /// A write or sync failed earlier; nothing is acknowledged any more.
     #[error("the pool stopped after a failed write ({0}); repair the store and restart the server")]
     Latched(String),
+    /// Another server has opened the pool. Front ends cut their connections without an answer, so that clients
+    /// look for that server.
+    #[error("another server has opened the pool, so this one has lost it and serves nothing any more")]
+    Fenced,
     /// The pool is closed or closing.
     #[error("the pool is shutting down")]
     Closed,
@@ -143,6 +147,7 @@ impl From<StoreError> for Error {
     fn from(e: StoreError) -> Error {
         match e {
             StoreError::Full => Error::NoSpace,
+            StoreError::Fenced => Error::Fenced,
             other => Error::Store(other),
         }
     }

@@ -174,6 +174,16 @@ impl DiskHandle {
         }
     }
 
+    pub(crate) fn check_read(&self, offset: u64, len: u64) -> Result<()> {
+        self.intake.cx.check_fenced()?;
+        self.check(offset, len)
+    }
+
+    /// Whether another server has opened the pool, so that no request may be answered.
+    pub fn is_fenced(&self) -> bool {
+        self.intake.cx.is_fenced()
+    }
+
     pub(crate) fn check_write(&self, offset: u64, len: u64) -> Result<()> {
         if self.read_only() {
             return Err(Error::ReadOnly(self.name.clone()));
@@ -184,19 +194,20 @@ impl DiskHandle {
     /// Reads into `out` if that is possible without waiting. On [`Fast::Wait`], nothing is counted and `out`
     /// is undefined.
     pub fn try_read(&self, offset: u64, out: &mut [u8]) -> Result<Fast> {
-        self.check(offset, out.len() as u64)?;
+        self.check_read(offset, out.len() as u64)?;
         let mut gaps = Vec::new();
         let found = self.reader.gather(&mut 0, &self.disk, offset, out, &mut gaps, ReadMode::CachedOnly);
         if found.is_err() || !gaps.is_empty() {
             return Ok(Fast::Wait);
         }
+        self.intake.cx.check_fenced()?;
         self.count_read(offset, out.len(), true);
         Ok(Fast::Done)
     }
 
     /// Reads into `out`.
     pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.check(offset, out.len() as u64)?;
+        self.check_read(offset, out.len() as u64)?;
         let sequential = self.next_read.swap(offset + out.len() as u64, Relaxed) == offset;
         let ahead = if sequential {
             (self.ahead.load(Relaxed) * 2).min(READAHEAD_MAX)
@@ -208,6 +219,7 @@ impl DiskHandle {
         self.ahead.store(ahead, Relaxed);
         let ahead = ahead.saturating_sub(out.len() as u64);
         let hit = self.reader.read(&self.disk, offset, out, ahead).await?;
+        self.intake.cx.check_fenced()?;
         self.count_read(offset, out.len(), hit);
         Ok(())
     }
@@ -381,7 +393,7 @@ impl DiskHandle {
     /// As [`DiskHandle::flush`], without counting a flush.
     pub(crate) async fn flush_changes(&self) -> Result<()> {
         match self.disk.sync() {
-            SyncMode::Never => {}
+            SyncMode::Never => self.intake.cx.check_fenced()?,
             SyncMode::Flush | SyncMode::Always => self.intake.flush_disk(&self.disk).await?,
         }
         self.disk.check_losses(&self.known_losses)
@@ -389,7 +401,7 @@ impl DiskHandle {
 
     /// Reads a range into the read cache.
     pub async fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
-        self.check(offset, len)?;
+        self.check_read(offset, len)?;
         let mut scratch = vec![0; len.min(READAHEAD_MAX) as usize];
         let (mut at, end) = (offset, offset + len);
         while at < end {

@@ -109,6 +109,7 @@ impl Pool {
     /// [`Error::NotFound`]; [`Error::InUse`]; [`Error::MemoryLost`] if the client may have had writes answered
     /// that are lost; [`Error::Resetting`], for which [`Pool::attach_when_reset`] waits.
     pub fn attach_as(&self, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
+        self.parts.cx.check_fenced()?;
         let disk = self.parts.catalogue.read().find(name)?;
         self.parts.marks.check(&disk, client, name)?;
         if disk.attach(name)? == 1 {
@@ -147,6 +148,17 @@ impl Pool {
                 () = &mut timeout => return self.attach_as(name, client),
             }
         }
+    }
+
+    /// Waits until this server has lost the pool because another one has opened it. Then every request fails
+    /// with [`Error::Fenced`], and the process should end.
+    pub async fn fenced(&self) {
+        self.parts.cx.fenced().await;
+    }
+
+    /// Whether this server has lost the pool.
+    pub fn is_fenced(&self) -> bool {
+        self.parts.cx.is_fenced()
     }
 
     /// The use of memory whose budgets can be changed.

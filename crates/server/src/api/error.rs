@@ -88,7 +88,9 @@ fn status(kind: ErrorKind) -> StatusCode {
             StatusCode::INTERNAL_SERVER_ERROR
         }
         ErrorKind::FetchFailed => StatusCode::BAD_GATEWAY,
-        ErrorKind::Closed | ErrorKind::Latched | ErrorKind::Cancelled => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorKind::Closed | ErrorKind::Latched | ErrorKind::Fenced | ErrorKind::Cancelled => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
         ErrorKind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
     }
 }

@@ -78,6 +78,8 @@ pub enum ErrorKind {
     Closed,
     /// The pool stopped after a failed write.
     Latched,
+    /// Another server has opened the pool.
+    Fenced,
     /// An import was cancelled.
     Cancelled,
     /// The store is full.
@@ -116,6 +118,7 @@ impl ErrorKind {
             ErrorKind::FetchFailed => "fetch_failed",
             ErrorKind::Closed => "closed",
             ErrorKind::Latched => "latched",
+            ErrorKind::Fenced => "fenced",
             ErrorKind::Cancelled => "cancelled",
             ErrorKind::NoSpace => "no_space",
         }
@@ -191,6 +194,7 @@ impl From<EngineError> for ControlError {
             E::NoSpace => ErrorKind::NoSpace,
             E::Closed => ErrorKind::Closed,
             E::Latched(_) => ErrorKind::Latched,
+            E::Fenced => ErrorKind::Fenced,
             E::MapDamaged(_) => ErrorKind::MapDamaged,
             E::Damaged(_) | E::MapsDamaged { .. } => ErrorKind::Damaged,
             E::NoPool(_) | E::Format(_) | E::LogDamaged(_) | E::OtherLoss(_) | E::Memory(_) | E::Store(_) => {

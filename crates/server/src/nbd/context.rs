@@ -5,6 +5,7 @@ use std::sync::Arc;
 use forebay_engine::{DiskHandle, Pool};
 
 use super::access::Access;
+use super::attachments::{Attachment, Attachments, Watched};
 use super::stream::Stream;
 use super::tls::Tls;
 
@@ -14,12 +15,23 @@ pub(super) struct Context {
     pub pool: Arc<Pool>,
     pub tls: Tls,
     pub access: Access,
+    /// The connections of all listeners.
+    pub attachments: Arc<Attachments>,
+}
+
+/// The disk that a client has chosen. The fields are dropped in this order: the socket is open as long as it is
+/// watched, and the connection has ended when the disk is closed.
+pub(super) struct Attached {
+    pub watched: Option<Watched>,
+    pub disk: Arc<DiskHandle>,
+    pub attachment: Attachment,
 }
 
 /// The result of a negotiation: a client with its disk.
 pub(super) struct Negotiated {
+    /// Dropped before the stream.
+    pub attached: Attached,
     pub stream: Stream,
-    pub disk: Arc<DiskHandle>,
     /// Structured replies were negotiated.
     pub structured: bool,
     /// Block status was negotiated.

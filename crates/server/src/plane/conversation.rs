@@ -18,7 +18,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::contain::{Panicked, contain};
+use super::contain::contain;
 use super::memory::{Charge, Claim, Kind, MemoryAccount, Stall};
 use super::{Backlog, INPUT, Output, Scratch, Worker};
 
@@ -150,8 +150,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
     fn passes(&mut self, cx: &mut Context<'_>, scratch: &mut Scratch) -> Poll<Result<(), P::Error>> {
         self.backlog.budget().begin_turn();
         while !self.backlog.budget().turn_is_over() {
-            if self.backlog.has_failed() {
-                return Poll::Ready(Err(io::Error::other(Panicked).into()));
+            if let Some(why) = self.backlog.failure() {
+                return Poll::Ready(Err(io::Error::other(why).into()));
             }
             self.protocol.attend(cx, &mut scratch.output)?;
             ready!(self.send(cx, &mut scratch.output))?;

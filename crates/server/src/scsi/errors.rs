@@ -18,7 +18,8 @@ pub fn sense_of(error: &Error) -> Sense {
             medium(codes::UNRECOVERED_READ_ERROR)
         }
         Error::MemoryLost { .. } => Sense::new(SenseKey::NotReady, codes::MANUAL_INTERVENTION_REQUIRED),
-        Error::Closed => Sense::new(SenseKey::NotReady, codes::NOT_READY),
+        // The transport does not send it after the pool is lost, but ends its connections.
+        Error::Closed | Error::Fenced => Sense::new(SenseKey::NotReady, codes::NOT_READY),
         // The store failed. The other errors are those of administration and of opening a pool: no command
         // causes them.
         Error::Latched(_)
@@ -79,8 +80,9 @@ mod tests {
                 Error::MemoryLost { name: name(), remedy: "resume" },
                 (0x02, codes::MANUAL_INTERVENTION_REQUIRED),
             ),
+            (Error::Fenced, (0x02, codes::NOT_READY)),
             (Error::Latched(name()), hardware_error),
-            (Error::Store(StoreError::Fenced), hardware_error),
+            (Error::Store(StoreError::ReadOnly), hardware_error),
             (Error::NotFound(name()), hardware_error),
             (Error::Exists(name()), hardware_error),
             (Error::InUse { name: name(), clients: 1 }, hardware_error),

@@ -7,6 +7,9 @@
 //! **Stop.** On the first SIGTERM or SIGINT the server accepts no new connections, finishes requests in
 //! progress (within a bounded time), undoes imports, makes everything durable and closes the pool. Exit
 //! status 0. A second signal exits immediately, which is as safe as a crash.
+//!
+//! **Loss of the pool.** If another server has opened the pool, this one ends at once, with an error and without
+//! answering a request: its clients lose their connections, and look for the other server.
 
 mod capped;
 mod classes;
@@ -45,6 +48,8 @@ use descriptors::Descriptors;
 pub use host::EngineThread;
 use socket::ControlSocket;
 
+/// Exit status of a server that has lost its pool: EX_UNAVAILABLE (sysexits.h).
+const FENCED_STATUS: i32 = 69;
 /// Time that requests and jobs in progress have to finish after a stop signal.
 const DRAIN: Duration = Duration::from_millis(2500);
 
@@ -129,14 +134,17 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
     print_ready_line(config, &control, json);
     notify::notify("READY=1");
 
-    signals.first().await;
+    tokio::select! {
+        () = signals.first() => {}
+        () = pool.fenced() => exit_fenced(socket),
+    }
     tracing::info!("stopping");
     notify::notify("STOPPING=1");
     background.iter().for_each(JoinHandle::abort);
+    let closing = pool.clone();
     let stop = async {
         drain(plane, &control, listeners).await;
         drop(socket);
-        let closing = pool.clone();
         let closed = engine.run(async move { closing.close().await }).await;
         if closed.is_ok() && !pool.retains() {
             engine.remove_memory();
@@ -144,6 +152,8 @@ async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
         closed
     };
     tokio::select! {
+        biased;
+        () = pool.fenced() => exit_without_pool(),
         closed = stop => closed?,
         () = signals.second() => exit_immediately(),
     }
@@ -334,6 +344,17 @@ impl Signals {
     async fn second(&mut self) {
         self.first().await;
     }
+}
+
+/// Ends the process after another server has opened the pool: all connections end unanswered.
+fn exit_fenced(socket: ControlSocket) -> ! {
+    drop(socket);
+    exit_without_pool()
+}
+
+fn exit_without_pool() -> ! {
+    eprintln!("forebay: {}; exiting", forebay_engine::Error::Fenced);
+    std::process::exit(FENCED_STATUS)
 }
 
 fn exit_immediately() -> ! {
