@@ -29,6 +29,8 @@ type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
 
 #[derive(Default)]
 struct State {
+    /// Number of hosts so far.
+    boots: u64,
     now: Duration,
     next_timer: u64,
     timers: BTreeMap<(Duration, u64), Waker>,
@@ -59,23 +61,29 @@ impl World {
 }
 
 /// The host that is passed to an engine.
-pub struct SimHost(Arc<World>);
+pub struct SimHost {
+    world: Arc<World>,
+    boot: u64,
+}
 
 impl Host for SimHost {
     fn now(&self) -> Duration {
-        self.0.now()
+        self.world.now()
     }
     fn unix_ms(&self) -> u64 {
         1_700_000_000_000 + self.now().as_millis() as u64
     }
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        Box::pin(Sleep { world: self.0.clone(), until: self.now() + duration, timer: None })
+        Box::pin(Sleep { world: self.world.clone(), until: self.now() + duration, timer: None })
     }
     fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>) {
-        self.0.state.lock().spawned.push((name, task));
+        self.world.state.lock().spawned.push((name, task));
     }
     fn random(&self, bytes: &mut [u8]) {
-        self.0.random.lock().fill(bytes);
+        self.world.random.lock().fill(bytes);
+    }
+    fn boot_id(&self) -> [u8; 16] {
+        u128::from(self.boot).to_le_bytes()
     }
 }
 
@@ -163,9 +171,11 @@ impl Executor {
         Executor { world, tasks: Vec::new(), rng, hasty_clock: 200, hash: 0, steps: 0 }
     }
 
-    /// The host for the engine.
+    /// The host for the engine, as after a boot: the clients of earlier ones have died.
     pub fn host(&self) -> Arc<SimHost> {
-        Arc::new(SimHost(self.world.clone()))
+        let boot = &mut self.world.state.lock().boots;
+        *boot += 1;
+        Arc::new(SimHost { world: self.world.clone(), boot: *boot })
     }
 
     /// Virtual time.

@@ -7,7 +7,7 @@
 //!
 //! `access` decides which exports a client sees, by its listener and the names in its `certificate`. `tls`
 //! holds the server's certificates; a `handshake` runs outside of the data plane. `context` is the input of a
-//! connection and of its transmission, `errors` maps engine errors to NBD, `config` is the configuration,
+//! connection and of its transmission, `peer` tells clients of this host from others, `errors` maps engine errors to NBD, `config` is the configuration,
 //! `listen` starts it all.
 
 mod access;
@@ -20,6 +20,7 @@ mod handshake;
 mod job;
 mod listen;
 mod negotiate;
+mod peer;
 mod stream;
 mod tls;
 mod transmission;

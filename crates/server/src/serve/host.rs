@@ -10,6 +10,8 @@ use forebay_engine::{BoxFuture, Host};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
+use crate::clock;
+
 /// The engine's thread. Dropping it stops the thread and all tasks that run on it.
 pub struct EngineThread {
     host: Arc<EngineHost>,
@@ -21,6 +23,7 @@ pub struct EngineThread {
 struct EngineHost {
     start: Instant,
     handle: Handle,
+    boot_id: [u8; 16],
 }
 
 impl EngineThread {
@@ -33,7 +36,7 @@ impl EngineThread {
             // Sending and dropping the sender both stop the thread.
             let _ = runtime.block_on(stopped);
         })?;
-        let host = Arc::new(EngineHost { start: Instant::now(), handle });
+        let host = Arc::new(EngineHost { start: Instant::now(), handle, boot_id: clock::boot_id() });
         Ok(EngineThread { host, stop: Some(stop), thread: Some(thread) })
     }
 
@@ -68,7 +71,15 @@ impl Host for EngineHost {
     }
 
     fn unix_ms(&self) -> u64 {
-        crate::clock::unix_ms()
+        clock::unix_ms()
+    }
+
+    fn boot_id(&self) -> [u8; 16] {
+        self.boot_id
+    }
+
+    fn boot_ms(&self) -> u64 {
+        clock::boot_ms()
     }
 
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
