@@ -6,7 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_engine::{BootProfile, Coalesce, PoolConfig};
+use forebay_engine::{BootProfile, Coalesce, OnMemoryLoss, PoolConfig, RemoteAnswers};
 use forebay_guest::{Change, Class, Policy};
 use forebay_store::DiskArray;
 use serde::Deserialize;
@@ -128,6 +128,9 @@ pub struct ConfigFile {
     /// Commits.
     #[serde(default)]
     pub commit: CommitSection,
+    /// When writes are acknowledged.
+    #[serde(default)]
+    pub durability: DurabilitySection,
     /// Compression.
     #[serde(default)]
     pub reduce: ReduceSection,
@@ -286,6 +289,36 @@ pub enum CoalesceMode {
     Off,
 }
 
+/// `[durability]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DurabilitySection {
+    /// When writes of remote clients are acknowledged.
+    pub remote_answers: Option<AnswerMode>,
+    /// What happens if the memory of acknowledged writes is lost.
+    pub on_memory_loss: Option<LossMode>,
+}
+
+/// `[durability] remote_answers`, `--remote-answers`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum AnswerMode {
+    /// When they are durable
+    Durable,
+    /// When they are in memory, unless the client requests more
+    Memory,
+}
+
+/// `[durability] on_memory_loss`, `--on-memory-loss`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LossMode {
+    /// Refuse the clients that may have had them acknowledged, until 'forebay volume resume'
+    Refuse,
+    /// Serve them without these writes, and log a warning
+    Accept,
+}
+
 /// `[reduce]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -402,12 +435,26 @@ pub struct Overrides {
     pub cache: Option<Size>,
     pub memory_dir: Option<PathBuf>,
     pub cores: Option<usize>,
+    pub remote_answers: Option<AnswerMode>,
+    pub on_memory_loss: Option<LossMode>,
 }
 
 impl ServeConfig {
     /// Merges the file with the command-line options and validates the result.
     pub fn resolve(file: ConfigFile, flags: Overrides) -> Result<ServeConfig, ConfigError> {
-        let pool = pool_config(flags.cache, &file)?;
+        let mut pool = pool_config(flags.cache, &file)?;
+        if let Some(answers) = flags.remote_answers.or(file.durability.remote_answers) {
+            pool.remote_answers = match answers {
+                AnswerMode::Durable => RemoteAnswers::Durable,
+                AnswerMode::Memory => RemoteAnswers::Memory,
+            };
+        }
+        if let Some(reaction) = flags.on_memory_loss.or(file.durability.on_memory_loss) {
+            pool.on_memory_loss = match reaction {
+                LossMode::Refuse => OnMemoryLoss::Refuse,
+                LossMode::Accept => OnMemoryLoss::Accept,
+            };
+        }
         let data = flags.data.or(file.data).ok_or(ConfigError::NoData)?;
         let socket = flags.socket.or(file.socket).unwrap_or_else(|| data.join(SOCKET_NAME));
         let memory_dir = flags.memory_dir.or(file.memory.directory);

@@ -11,7 +11,6 @@ use forebay_retained::Reservation;
 use tokio::task::yield_now;
 
 use crate::admin::{DiskMetadata, Metadata};
-use crate::client::Clientele;
 use crate::commit::Intake;
 use crate::disk::Disk;
 use crate::limits::{READAHEAD_DESKTOP, READAHEAD_MAX, READAHEAD_MIN, TURN_BYTES};
@@ -37,9 +36,10 @@ pub struct DiskHandle {
     pub(super) disk: Arc<Disk>,
     metadata: Arc<Metadata>,
     marks: Arc<Marks>,
-    /// The clients for which the disk is marked before a change is answered that is not durable; `None` for an
-    /// import, which a crash removes.
-    clients: Option<Clientele>,
+    /// The client, for whose answers the disk is marked; `None` for an import, which a crash removes.
+    client: Option<Client>,
+    /// The client may not use the disk: see [`DiskHandle::check_ready`].
+    is_refused: AtomicBool,
     name: String,
     /// End of the last read that waited.
     next_read: AtomicU64,
@@ -72,7 +72,8 @@ impl DiskHandle {
             intake: metadata.intake.clone(),
             metadata,
             marks,
-            clients: client.map(Client::clientele),
+            client,
+            is_refused: AtomicBool::new(false),
             known_losses: AtomicU64::new(disk.reported_losses()),
             disk,
             name,
@@ -126,7 +127,7 @@ impl DiskHandle {
     pub fn write_through(&self) -> bool {
         let (sync, config) = (self.disk.sync(), &self.intake.cx.config);
         let is_durable_to_remote =
-            self.clients == Some(Clientele::Remote) && config.remote_answers == RemoteAnswers::Durable;
+            self.client == Some(Client::Remote) && config.remote_answers == RemoteAnswers::Durable;
         sync == SyncMode::Always
             || (!self.disk.is_desktop()
                 && (config.coalesce == Coalesce::Off || (is_durable_to_remote && sync != SyncMode::Never)))
@@ -139,8 +140,8 @@ impl DiskHandle {
 
     /// Waits until the disk is marked, unless a change is durable when it is answered; see [`crate::marks`].
     pub(super) async fn mark_unless_durable(&self, fua: bool) -> Result<()> {
-        match self.clients {
-            Some(clients) if !self.is_durable(fua) => self.marks.ensure(&self.disk, clients).await,
+        match self.client {
+            Some(client) if !self.is_durable(fua) => self.marks.ensure(&self.disk, client.clientele()).await,
             _ => Ok(()),
         }
     }
@@ -167,7 +168,28 @@ impl DiskHandle {
         self.metadata.set(&self.disk, DiskMetadata::Reservations, content).await
     }
 
+    /// Makes the requests of this client fail, as long as it may have had writes answered that are lost.
+    pub(crate) fn refuse_until_resumed(&self) {
+        self.is_refused.store(true, Relaxed);
+    }
+
+    /// Whether the client can use the disk.
+    ///
+    /// # Errors
+    /// [`Error::MemoryLost`] if it may have had writes answered that are lost, and no administrator has resumed
+    /// the disk yet.
+    pub fn check_ready(&self) -> Result<()> {
+        if let Some(client) = self.client
+            && self.is_refused.load(Relaxed)
+        {
+            self.marks.check(&self.disk, client, &self.name)?;
+            self.is_refused.store(false, Relaxed);
+        }
+        Ok(())
+    }
+
     pub(crate) fn check(&self, offset: u64, len: u64) -> Result<()> {
+        self.check_ready()?;
         match offset.checked_add(len) {
             Some(end) if end <= self.size() => Ok(()),
             _ => Err(Error::OutOfRange),
@@ -239,7 +261,8 @@ impl DiskHandle {
         let Some(mut room) = self.intake.room_now(&self.disk, data.len() as u64)? else {
             return Ok(Fast::Wait);
         };
-        if !self.intake.write_sectors_if_marked(&self.disk, offset, data, &mut room, self.clients)? {
+        let clients = self.client.map(Client::clientele);
+        if !self.intake.write_sectors_if_marked(&self.disk, offset, data, &mut room, clients)? {
             return Ok(Fast::Wait);
         }
         self.disk.guest.write.add(data.len() as u64);

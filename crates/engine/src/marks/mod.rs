@@ -103,6 +103,10 @@ impl Marks {
     /// [`Error::NoSpace`] if the store has no room for the mark; those of a pool that does not run.
     pub async fn ensure(&self, disk: &Arc<Disk>, clients: Clientele) -> Result<()> {
         while !disk.is_marked_for(clients) {
+            if matches!(disk.record().mark, Mark::Lost { .. }) {
+                // A mark would admit clients that are refused.
+                return Err(lost(disk, &disk.record().name));
+            }
             let (done, result) = oneshot::channel();
             {
                 let mut requests = self.requests.lock();
@@ -124,10 +128,7 @@ impl Marks {
     /// [`Error::MemoryLost`] if it may have had writes answered that are lost.
     pub fn check(&self, disk: &Disk, client: Client, name: &str) -> Result<()> {
         match disk.record().mark {
-            Mark::Lost { since_ms, .. } if !client.started_after(since_ms) => {
-                let remedy = if disk.is_desktop() { "reset" } else { "resume" };
-                Err(Error::MemoryLost { name: shorten(name), remedy })
-            }
+            Mark::Lost { since_ms, .. } if !client.started_after(since_ms) => Err(lost(disk, name)),
             _ => Ok(()),
         }
     }
@@ -170,6 +171,12 @@ impl Marks {
     pub fn stop(&self) {
         self.wake.notify_one();
     }
+}
+
+/// The error for a client that may have had writes to a disk answered that are lost.
+fn lost(disk: &Disk, name: &str) -> Error {
+    let remedy = if disk.is_desktop() { "reset" } else { "resume" };
+    Error::MemoryLost { name: shorten(name), remedy }
 }
 
 /// Whether the mark of a disk is removed once its buffers are clean. A desktop stays one until its change to a

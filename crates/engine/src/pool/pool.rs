@@ -5,6 +5,7 @@ use std::sync::Arc;
 use forebay_format::{SegmentId, Stream};
 use forebay_store::{Metered, Store};
 
+use crate::disk::Disk;
 use crate::handle::DiskHandle;
 use crate::limits::ATTACH_WAIT;
 use crate::parts::Parts;
@@ -112,11 +113,30 @@ impl Pool {
         self.parts.cx.check_fenced()?;
         let disk = self.parts.catalogue.read().find(name)?;
         self.parts.marks.check(&disk, client, name)?;
+        self.attach_disk(disk, name, client)
+    }
+
+    fn attach_disk(&self, disk: Arc<Disk>, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
         if disk.attach(name)? == 1 {
             self.parts.profiles.on_first_attach(&disk);
         }
         let Parts { metadata, marks, .. } = &self.parts;
         Ok(Arc::new(DiskHandle::new(metadata.clone(), marks.clone(), disk, name.to_owned(), Some(client))))
+    }
+
+    /// As [`Pool::attach_as`], also for a client that may have had writes answered that are lost: it sees the
+    /// disk, but its requests fail with [`Error::MemoryLost`] until an administrator resumes the disk.
+    ///
+    /// # Errors
+    /// Those of [`Pool::attach_as`], apart from [`Error::MemoryLost`].
+    pub fn attach_visible(&self, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
+        let disk = self.parts.catalogue.read().find(name)?;
+        let refused = self.parts.marks.check(&disk, client, name).is_err();
+        let handle = self.attach_disk(disk, name, client)?;
+        if refused {
+            handle.refuse_until_resumed();
+        }
+        Ok(handle)
     }
 
     /// As [`Pool::attach_when_reset_as`], for a client of this host whose age is unknown.

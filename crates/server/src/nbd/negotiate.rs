@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use forebay_engine::{DiskInfo, Role};
+use forebay_engine::{Client, DiskInfo, Role};
 use forebay_wire::nbd::{self, *};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -11,6 +11,7 @@ use super::attachments::Attachment;
 use super::certificate::CertificateNames;
 use super::context::{Attached, Context, Negotiated};
 use super::errors::{Denied, End, Fenced};
+use super::peer;
 use super::stream::Stream;
 use crate::plane::{Charge, Kind, MemoryAccount};
 
@@ -28,9 +29,11 @@ pub(super) async fn negotiate(
     context: &Context,
     account: Rc<MemoryAccount>,
 ) -> Result<Option<Negotiated>, End> {
+    let client = peer::client(&stream);
     let mut n = Negotiation {
         context,
         stream,
+        client,
         grant: context.access.grant(None),
         over_tls: false,
         decoder: OptionDecoder::new(),
@@ -82,6 +85,7 @@ enum Turn {
 struct Negotiation<'a> {
     context: &'a Context,
     stream: Stream,
+    client: Client,
     /// The exports that the client sees.
     grant: Grant,
     over_tls: bool,
@@ -318,7 +322,7 @@ impl<'a> Negotiation<'a> {
         if is_writable {
             self.context.attachments.end_gone(&about.name).await?;
         }
-        let disk = self.context.pool.attach_when_reset(&about.name).await?;
+        let disk = self.context.pool.attach_when_reset_as(&about.name, self.client).await?;
         // Nothing depends on the order of connections that only read.
         let attachment =
             if is_writable { self.context.attachments.attach(&about.name) } else { Attachment::default() };

@@ -13,6 +13,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use super::memory::MemoryFiles;
+use crate::clock;
 
 /// The engine's thread. Dropping it stops the thread and all tasks that run on it.
 pub struct EngineThread {
@@ -26,6 +27,7 @@ struct EngineHost {
     start: Instant,
     handle: Handle,
     memory: MemoryFiles,
+    boot_id: [u8; 16],
 }
 
 impl EngineThread {
@@ -47,7 +49,8 @@ impl EngineThread {
             // Sending and dropping the sender both stop the thread.
             let _ = runtime.block_on(stopped);
         })?;
-        let host = Arc::new(EngineHost { start: Instant::now(), handle, memory });
+        let boot_id = clock::boot_id();
+        let host = Arc::new(EngineHost { start: Instant::now(), handle, memory, boot_id });
         Ok(EngineThread { host, stop: Some(stop), thread: Some(thread) })
     }
 
@@ -87,7 +90,15 @@ impl Host for EngineHost {
     }
 
     fn unix_ms(&self) -> u64 {
-        crate::clock::unix_ms()
+        clock::unix_ms()
+    }
+
+    fn boot_id(&self) -> [u8; 16] {
+        self.boot_id
+    }
+
+    fn boot_ms(&self) -> u64 {
+        clock::boot_ms()
     }
 
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
@@ -104,10 +115,6 @@ impl Host for EngineHost {
         });
     }
 
-    fn boot_id(&self) -> [u8; 16] {
-        boot_id()
-    }
-
     fn memory(&self, pool: PoolId, limit: u64) -> std::io::Result<Arc<dyn Memory>> {
         match self.memory.open(pool, limit)? {
             Some(memory) => Ok(memory),
@@ -121,14 +128,6 @@ impl Host for EngineHost {
             panic!("the system's random number generator failed: {e}");
         }
     }
-}
-
-/// The boot id of this host (random(4)); zeroes if the system has none, as in some containers: memory is then
-/// taken to be from this boot, and the file system in RAM decides.
-fn boot_id() -> [u8; 16] {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let digits = text.chars().filter(char::is_ascii_hexdigit).collect::<String>();
-    u128::from_str_radix(&digits, 16).unwrap_or_default().to_be_bytes()
 }
 
 /// Aborts the process when a background task of the engine panics: guests would otherwise wait forever for
