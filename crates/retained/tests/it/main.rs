@@ -4,3 +4,6 @@
 
 mod basics;
 mod common;
+mod model;
+mod speed;
+mod steps;
