@@ -74,8 +74,8 @@ pub(crate) trait Protocol: Unpin {
         false
     }
 
-    /// Called when nothing can be sent to the client any more. Returns whether the rest of its input is served
-    /// before the connection ends; all replies are dropped.
+    /// Called when nothing can be sent to the client any more. Returns whether the rest of its input is
+    /// served before the connection ends; all replies are dropped.
     fn search_input(&mut self) -> bool {
         false
     }
