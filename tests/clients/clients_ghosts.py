@@ -1,5 +1,5 @@
-"""Clients that are cut while the server holds writes of theirs, and come back: no write of the connection that was
-cut lands after one of the next. And a server that has lost its pool to another answers nothing.
+"""Clients that are cut while the server holds writes of theirs, and come back: no write of a connection that
+was cut lands after one of the next. And a server that has lost its pool to another answers nothing.
 """
 
 import concurrent.futures
@@ -157,8 +157,8 @@ def a_server_that_lost_its_pool_answers_nothing_and_exits(t):
     s.cli("volume", "create", "disk", "--size", "16M")
     first = Connection(s.nbd, "disk")
     first.write_all(7)
-    # Another server opens the pool: a copy of its directory, whose superblock then replaces the one in use. The
-    # lock of the directory prevents this as long as both use the same file system.
+    # Another server opens the pool: a copy of its directory, whose superblock then replaces the one in use.
+    # The lock of the directory prevents this as long as both use the same file system.
     other = t.path("other")
     shutil.copytree(s.data, other)
     with Server(other, log=t.path("other.log")) as second:

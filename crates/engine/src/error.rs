@@ -44,8 +44,8 @@ pub enum Error {
     /// A write or sync failed earlier; nothing is acknowledged any more.
     #[error("the pool stopped after a failed write ({0}); repair the store and restart the server")]
     Latched(String),
-    /// Another server has opened the pool. Front ends cut their connections without an answer, so that clients
-    /// look for that server.
+    /// Another server has opened the pool. Front ends cut their connections without an answer, so that
+    /// clients look for that server.
     #[error("another server has opened the pool, so this one has lost it and serves nothing any more")]
     Fenced,
     /// The pool is closed or closing.

@@ -14,11 +14,11 @@
 //! - but completes them if its `NBD_CMD_DISC` was read before: the protocol requires that, also of a client
 //!   that does not wait for the replies. [`LEAVE_TIME`] limits it, for instance on a full store.
 //!
-//! Connections whose peer is connected are not waited for (`NBD_FLAG_CAN_MULTI_CONN`), with one exception. The
-//! end of a TCP stream cannot be seen before all bytes that precede it were received, and the server does not
-//! receive from a throttled client. So while a TCP connection has input that was not read, an attachment waits
-//! until this input, and what the buffers of both hosts may hold behind it, was executed ([`IN_FLIGHT`]). It is
-//! refused if that takes longer than [`CATCH_UP`].
+//! Connections whose peer is connected are not waited for (`NBD_FLAG_CAN_MULTI_CONN`), with one exception.
+//! The end of a TCP stream cannot be seen before all bytes that precede it were received, and the server does
+//! not receive from a throttled client. So while a TCP connection has input that was not read, an attachment
+//! waits until this input, and what the buffers of both hosts may hold behind it, was executed
+//! ([`IN_FLIGHT`]). It is refused if that takes longer than [`CATCH_UP`].
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;

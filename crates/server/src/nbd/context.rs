@@ -19,8 +19,8 @@ pub(super) struct Context {
     pub attachments: Arc<Attachments>,
 }
 
-/// The disk that a client has chosen. The fields are dropped in this order: the socket is open as long as it is
-/// watched, and the connection has ended when the disk is closed.
+/// The disk that a client has chosen. The fields are dropped in this order: the socket is open as long as it
+/// is watched, and the connection has ended when the disk is closed.
 pub(super) struct Attached {
     pub watched: Option<Watched>,
     pub disk: Arc<DiskHandle>,

@@ -1,8 +1,8 @@
 //! Requests that wait for the engine, each in a task of the connection's thread.
 //!
-//! A job holds its [`Ticket`], so its memory is charged to the connection until it ends. A job of a connection
-//! that is gone is dropped, wherever it waits ([`super::attachments`]): the futures of the engine release what
-//! they hold, and a write that is dropped has written whole blocks only.
+//! A job holds its [`Ticket`], so its memory is charged to the connection until it ends. A job of a
+//! connection that is gone is dropped, wherever it waits ([`super::attachments`]): the futures of the engine
+//! release what they hold, and a write that is dropped has written whole blocks only.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -97,8 +97,13 @@ impl Protocol for Transmission {
         Ok((used, Stop::Leave))
     }
 
+    fn search_input(&mut self) -> bool {
+        self.dropping = true;
+        true
+    }
+
     fn attend(&mut self, cx: &mut Context<'_>, _: &mut Output) -> Result<(), End> {
-        if self.attachment.has_to_stop(cx) && !self.dropping {
+        if self.attachment.has_to_stop(cx) {
             self.dropping = true;
             self.backlog.abandon();
         }

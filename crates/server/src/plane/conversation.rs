@@ -74,6 +74,12 @@ pub(crate) trait Protocol: Unpin {
         false
     }
 
+    /// Called when nothing can be sent to the client any more. Returns whether the rest of its input is
+    /// served before the connection ends; all replies are dropped.
+    fn search_input(&mut self) -> bool {
+        false
+    }
+
     /// Does work that the client did not request: called in each pass, and when a waker that it registered
     /// wakes.
     fn attend(&mut self, cx: &mut Context<'_>, output: &mut Output) -> Result<(), Self::Error> {
@@ -102,6 +108,8 @@ pub(crate) struct Conversation<S, P> {
     head: usize,
     /// The client has announced that it disconnects, or has closed its side.
     leaving: bool,
+    /// Nothing can be sent to the client, and its input is being searched.
+    lost: Option<io::Error>,
     last_passes: u8,
     account: Rc<MemoryAccount>,
     stall: Stall,
@@ -132,6 +140,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
             backlog,
             head: 0,
             leaving: false,
+            lost: None,
             last_passes: 0,
             stall: Stall::new(&account),
             account,
@@ -158,7 +167,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
             if self.is_over() {
                 return Pin::new(&mut self.stream).poll_shutdown(cx).map_err(P::Error::from);
             }
-            if self.leaving || self.backlog.is_full() {
+            if self.leaving || (self.backlog.is_full() && self.lost.is_none()) {
                 return Poll::Pending;
             }
             if self.charge_message(cx).is_pending() {
@@ -172,9 +181,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
                     self.leaving = true;
                     continue;
                 }
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => match self.lost.take() {
+                    Some(lost) => return Poll::Ready(Err(lost.into())),
+                    None => return Poll::Pending,
+                },
             };
             ready!(self.serve_received(cx, scratch, received))?;
+            if self.leaving
+                && let Some(lost) = self.lost.take()
+            {
+                return Poll::Ready(Err(lost.into()));
+            }
         }
         self.backlog.budget().yield_turn(cx);
         Poll::Pending
@@ -379,6 +396,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
                 Poll::Ready(Ok(n)) => {
                     self.stall.moved(n);
                     n
+                }
+                Poll::Ready(Err(e)) if self.lost.is_none() && self.protocol.search_input() => {
+                    self.lost = Some(e);
+                    self.backlog.abandon();
+                    output.clear();
+                    return Poll::Ready(Ok(()));
                 }
                 Poll::Ready(Err(e)) => return Poll::Ready(Err(e.into())),
                 Poll::Pending => {

@@ -8,8 +8,8 @@
 //! progress (within a bounded time), undoes imports, makes everything durable and closes the pool. Exit
 //! status 0. A second signal exits immediately, which is as safe as a crash.
 //!
-//! **Loss of the pool.** If another server has opened the pool, this one ends at once, with an error and without
-//! answering a request: its clients lose their connections, and look for the other server.
+//! **Loss of the pool.** If another server has opened the pool, this one ends at once, with an error and
+//! without answering a request: its clients lose their connections, and look for the other server.
 
 mod capped;
 mod classes;
