@@ -12,20 +12,41 @@ use forebay_retained::*;
 #[derive(Debug, Clone)]
 enum Op {
     /// Publishes a page of one of 20 blocks, with or without a reservation, and drops the block's old page.
-    Write { block: u64, seed: u64, reserved: bool },
+    Write {
+        block: u64,
+        seed: u64,
+        reserved: bool,
+    },
     /// Publishes many pages, so that chunks are added.
-    WriteMany { count: u64, seed: u64 },
-    Discard { block: u64 },
+    WriteMany {
+        count: u64,
+        seed: u64,
+    },
+    Discard {
+        block: u64,
+    },
     /// Drops every page.
     DiscardAll,
-    Zero { start: u64, len: u64 },
+    Zero {
+        start: u64,
+        len: u64,
+    },
     Unzero,
-    Flag { disk: u32 },
+    Flag {
+        disk: u32,
+    },
     Unflag,
-    Reserve { pages: u32, ranges: u32 },
+    Reserve {
+        pages: u32,
+        ranges: u32,
+    },
     Unreserve,
-    Cover { seq: u64 },
-    SetLimit { chunks: u64 },
+    Cover {
+        seq: u64,
+    },
+    SetLimit {
+        chunks: u64,
+    },
     /// A kill, and the next process.
     Kill,
     /// A stop that keeps the records, and the next process.
