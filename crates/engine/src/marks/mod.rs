@@ -28,7 +28,7 @@
 //! | mark | the memory is lost, same boot | lost, another boot |
 //! |---|---|---|
 //! | local | lost: clients of this host may live | none: they died with the host |
-//! | remote | lost | lost |
+//! | remote | lost | lost; all clients of this host are newer |
 //! | lost, of local clients | lost, as of now: the writes of newer clients are lost too | none |
 //! | lost, of remote clients | lost, as of now | lost; all clients of this host are newer |
 //!
