@@ -283,7 +283,7 @@ async fn a_local_client_that_started_after_the_loss_is_admitted() {
     refused(pool.attach_as("v", started(5000)), "resume v");
     let newer = pool.attach_as("v", started(5001)).unwrap();
     write(&newer).await;
-    // The loss of its own writes concerns it too, also if the first loss was not resolved.
+    // The loss of its writes concerns it too, also if the first loss was not resolved.
     machine.boot_ms.store(7000, Relaxed);
     let (machine, store) = machine.lose(&store).await;
     let pool = machine.open(&store).await;

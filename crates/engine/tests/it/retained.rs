@@ -58,7 +58,7 @@ async fn acknowledged_writes_zeroes_and_discards_survive_a_kill() {
         (machine, store) = machine.kill(&store).await;
     }
     let pool = machine.open(&store).await;
-    assert!(read(&*pool.attach("v").unwrap(), 0, MIB).await == expected);
+    assert!(read(&pool.attach("v").unwrap(), 0, MIB).await == expected);
     pool.close().await.unwrap();
     assert!(!pool.retains(), "everything is durable");
 }
@@ -120,8 +120,8 @@ async fn desktops_survive_a_kill_and_a_stop() {
     machine.memory = Arc::new(HeapMemory::new(256));
     machine.boot += 1;
     let pool = machine.open(&store).await;
-    assert!(read(&*pool.attach("pc").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
-    assert!(read(&*pool.attach("other").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
+    assert!(read(&pool.attach("pc").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
+    assert!(read(&pool.attach("other").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
 }
 
 #[tokio::test]
@@ -153,7 +153,7 @@ async fn a_reset_or_deletion_is_not_undone_by_a_kill() {
     let (machine, store) = machine.kill(&store).await;
     let pool = machine.open(&store).await;
     assert!(matches!(pool.attach("pc").map(drop), Err(Error::NotFound(_))));
-    assert!(read(&*pool.attach("other").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
+    assert!(read(&pool.attach("other").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
 }
 
 #[tokio::test]

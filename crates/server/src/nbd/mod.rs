@@ -8,7 +8,8 @@
 //! `access` decides which exports a client sees, by its listener and the names in its `certificate`.
 //! `attachments` lets a new connection start only after those that are gone have ended. `tls`
 //! holds the server's certificates; a `handshake` runs outside of the data plane. `context` is the input of a
-//! connection and of its transmission, `peer` tells clients of this host from others, `errors` maps engine errors to NBD, `config` is the configuration,
+//! connection and of its transmission, `peer` tells clients of this host from others, `errors` maps engine
+//! errors to NBD, `config` is the configuration,
 //! `listen` starts it all.
 
 mod access;
