@@ -112,7 +112,7 @@ pub fn no_silent_loss(
         let is_there = fitting.iter().any(|fit| fit.as_ref().is_ok_and(|set| !set.is_empty()));
         let desktop = found.get(name).is_some_and(|disk| disk.desktop);
         // An unfinished session has no record of its writes.
-        if !is_there && !(desktop && model.sessions.contains_key(name)) {
+        if !(is_there || desktop && model.sessions.contains_key(name)) {
             return Err(format!("'{name}' lost an answered write, and clients are not refused: {fitting:?}"));
         }
     }

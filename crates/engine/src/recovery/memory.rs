@@ -30,10 +30,10 @@ use hashbrown::HashMap;
 
 use super::superblock::Mode;
 use crate::buffer::DiskRecords;
-use crate::catalogue::Catalogue;
+use crate::commit::Applier;
 use crate::disk::{Disk, blocks};
 use crate::memory::{NO_COVER, VALID, heap, limit};
-use crate::{Broken, Error, Host, Mutation, PoolConfig, Result};
+use crate::{Error, Host, Mutation, PoolConfig, Result};
 
 /// The retained memory of a pool that is being opened.
 pub(crate) struct OpenedMemory {
@@ -134,13 +134,13 @@ pub(crate) struct TakenOver {
 /// Gives the contents of retained memory back to the disks of a pool whose history ends with batch `head`.
 /// `replaced` are the disks whose contents were replaced by a group, each with its sequence number.
 pub(super) fn take_over(
-    retained: &Retained,
+    applier: &Applier,
     contents: Contents,
-    catalogue: &Catalogue,
     head: u64,
     replaced: &[(DiskId, u64)],
-    mutation: Broken,
 ) -> TakenOver {
+    let (cx, catalogue) = (applier.context(), applier.catalogue.read());
+    let mutation = cx.config.mutation;
     if mutation == Mutation::DropMemory {
         return TakenOver::default();
     }
@@ -185,6 +185,6 @@ pub(super) fn take_over(
     if !taken.dirty.is_empty() {
         tracing::info!(disks = taken.dirty.len(), megabytes, "writes found in the retained memory");
     }
-    retained.set_cover(NO_COVER);
+    cx.retained.set_cover(NO_COVER);
     taken
 }

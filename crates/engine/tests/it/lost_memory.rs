@@ -165,7 +165,7 @@ async fn durable_answers_do_not_mark() {
                 assert!(read(&disk, 0, BLOCK).await == noise(number, BLOCK), "{name}");
             }
         }
-        assert_eq!(read(&*pool.attach("remote").unwrap(), BLOCK as u64 + 5, 77).await, [7; 77]);
+        assert_eq!(read(&pool.attach("remote").unwrap(), BLOCK as u64 + 5, 77).await, [7; 77]);
         drop(pool.attach("read").unwrap());
     }
 }
@@ -178,7 +178,7 @@ async fn marks_are_removed_from_idle_disks_and_made_again() {
     {
         let (machine, store) = machine.lose(&store).await;
         let pool = machine.open(&store).await;
-        assert!(read(&*pool.attach("v").unwrap(), 0, BLOCK).await == noise(1, BLOCK));
+        assert!(read(&pool.attach("v").unwrap(), 0, BLOCK).await == noise(1, BLOCK));
     }
     assert_eq!(disk.try_write(0, &[2; BLOCK]).unwrap(), Fast::Wait, "the mark was removed");
     disk.write(0, &[2; BLOCK], false).await.unwrap();
@@ -201,19 +201,19 @@ async fn a_desktop_keeps_its_mark_until_it_is_reset_or_persistent() {
     let pool = machine.open(&store).await;
     for (image, name) in [("a", "reset"), ("b", "persistent"), ("c", "desk")] {
         create_desktop(&pool, image, name).await;
-        write(&*pool.attach(name).unwrap()).await;
+        write(&pool.attach(name).unwrap()).await;
     }
     pool.reset("reset").await.unwrap();
     pool.persist("persistent", SyncMode::Flush).await.unwrap();
     rest().await;
     let (machine, store) = machine.lose(&store).await;
     let pool = machine.open(&store).await;
-    assert_eq!(read(&*pool.attach("reset").unwrap(), 0, BLOCK).await, [0; BLOCK]);
-    assert!(read(&*pool.attach("persistent").unwrap(), 0, BLOCK).await == noise(1, BLOCK));
+    assert_eq!(read(&pool.attach("reset").unwrap(), 0, BLOCK).await, [0; BLOCK]);
+    assert!(read(&pool.attach("persistent").unwrap(), 0, BLOCK).await == noise(1, BLOCK));
     // Although its contents are those of its image again.
     refused(pool.attach("desk"), "forebay volume reset desk");
     pool.reset("desk").await.unwrap();
-    assert_eq!(read(&*pool.attach("desk").unwrap(), 0, BLOCK).await, [0; BLOCK]);
+    assert_eq!(read(&pool.attach("desk").unwrap(), 0, BLOCK).await, [0; BLOCK]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -224,7 +224,7 @@ async fn closing_removes_marks() {
     drop(disk);
     let (machine, store) = machine.lose(&store).await;
     let pool = machine.open(&store).await;
-    assert!(read(&*pool.attach_as("v", Client::Remote).unwrap(), 0, BLOCK).await == noise(1, BLOCK));
+    assert!(read(&pool.attach_as("v", Client::Remote).unwrap(), 0, BLOCK).await == noise(1, BLOCK));
 }
 
 #[tokio::test(start_paused = true)]
@@ -233,7 +233,7 @@ async fn memory_that_is_kept_refuses_no_client() {
     let (store, _pool, _disk) = with_write(&machine, Client::Remote).await;
     let (machine, store) = machine.kill(&store).await;
     let pool = machine.open(&store).await;
-    assert!(read(&*pool.attach_as("v", Client::Remote).unwrap(), 0, BLOCK).await == noise(1, BLOCK));
+    assert!(read(&pool.attach_as("v", Client::Remote).unwrap(), 0, BLOCK).await == noise(1, BLOCK));
     // The mark is still there: this memory holds the write.
     let (machine, store) = machine.lose(&store).await;
     refused(machine.open(&store).await.attach("v"), "resume v");
@@ -244,8 +244,8 @@ async fn local_clients_die_with_the_host_and_remote_ones_do_not() {
     let machine = remote_in_memory();
     let (store, pool, _disk) = with_write(&machine, UNKNOWN).await;
     create(&pool, "both").await;
-    write(&*pool.attach("both").unwrap()).await;
-    write(&*pool.attach_as("both", Client::Remote).unwrap()).await;
+    write(&pool.attach("both").unwrap()).await;
+    write(&pool.attach_as("both", Client::Remote).unwrap()).await;
     let (machine, store) = machine.reboot(&store).await;
     let pool = machine.open(&store).await;
     drop(pool.attach("v").unwrap());
@@ -261,7 +261,7 @@ async fn a_loss_of_local_clients_ends_with_the_boot() {
     let machine = remote_in_memory();
     let (store, pool, _disk) = with_write(&machine, UNKNOWN).await;
     create(&pool, "remote").await;
-    write(&*pool.attach_as("remote", Client::Remote).unwrap()).await;
+    write(&pool.attach_as("remote", Client::Remote).unwrap()).await;
     let (machine, store) = machine.lose(&store).await;
     let pool = machine.open(&store).await;
     refused(pool.attach("v"), "resume v");
@@ -302,7 +302,7 @@ async fn resume_rollback_and_removal_end_a_loss() {
     for name in ["resumed", "used", "rolled", "removed"] {
         create(&pool, name).await;
         pool.create_snapshot(name, "s").await.unwrap();
-        write(&*pool.attach_as(name, Client::Remote).unwrap()).await;
+        write(&pool.attach_as(name, Client::Remote).unwrap()).await;
     }
     let (machine, store) = machine.lose(&store).await;
     let pool = machine.open(&store).await;
@@ -402,7 +402,7 @@ async fn an_interrupted_opening_does_not_forget_the_loss() {
         create(&pool, "v").await;
         create_desktop(&pool, "golden", "desk").await;
         for name in ["v", "desk"] {
-            write(&*pool.attach_as(name, Client::Remote).unwrap()).await;
+            write(&pool.attach_as(name, Client::Remote).unwrap()).await;
         }
         store.crash(Crash::Kill);
         machine.memory = Arc::new(forebay_retained::HeapMemory::new(256));
