@@ -56,6 +56,7 @@ impl Scene {
         pool.create_volume("v", BYTES as u64, SyncMode::Flush, 0).await.unwrap();
         pool.create_volume("w", 1 << 20, SyncMode::Flush, 0).await.unwrap();
         let v = pool.attach("v").unwrap();
+        mark(&v).await;
         let mut state = vec![0; BYTES];
         let mut states = Vec::new();
         for n in 0..flushes + 2 {
