@@ -86,7 +86,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         ErrorKind::Damaged | ErrorKind::Store | ErrorKind::Unreadable | ErrorKind::Internal => {
             StatusCode::INTERNAL_SERVER_ERROR
         }
-        ErrorKind::FetchFailed => StatusCode::BAD_GATEWAY,
+        ErrorKind::FetchFailed | ErrorKind::UpgradeFailed => StatusCode::BAD_GATEWAY,
         ErrorKind::Closed | ErrorKind::Latched | ErrorKind::Cancelled => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
     }

@@ -7,6 +7,7 @@ use forebay_engine::{DiskHandle, Pool};
 use super::access::Access;
 use super::stream::Stream;
 use super::tls::Tls;
+use crate::plane::Received;
 
 /// The input of each connection of a listener.
 #[derive(Clone)]
@@ -27,5 +28,5 @@ pub(super) struct Negotiated {
     /// The listener refuses writes, also to a writable disk.
     pub read_only: bool,
     /// Bytes that were received after the last option.
-    pub input: Vec<u8>,
+    pub received: Received,
 }

@@ -26,5 +26,5 @@ mod transmission;
 
 pub use access::{Access, BadPattern, ExportPattern, SubjectPattern};
 pub use config::{ClientCertificates, Config, ListenerConfig, TlsConfig, TlsMode};
-pub use listen::{BindError, Listening, listen};
+pub use listen::{BindError, Listening, check, listen};
 pub use tls::{Certificates, TlsError};

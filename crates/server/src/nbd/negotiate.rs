@@ -12,7 +12,7 @@ use super::certificate::CertificateNames;
 use super::context::{Context, Negotiated};
 use super::errors::{Denied, End};
 use super::stream::Stream;
-use crate::plane::{Charge, Kind, MemoryAccount};
+use crate::plane::{Charge, Kind, MemoryAccount, Received};
 
 /// Bytes of options that are received without a charge, and the charge for longer ones.
 const SHORT_OPTION: usize = 8 << 10;
@@ -59,7 +59,7 @@ pub(super) async fn negotiate(
                     // set them.
                     block_status: n.structured && n.context_of.as_deref() == Some(&name),
                     stream: n.stream,
-                    input: n.input,
+                    received: Received::after_negotiation(n.input),
                 }));
             }
         }

@@ -1,11 +1,11 @@
 //! The byte stream of a client, in plain text or over TLS.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use tokio_rustls::server::TlsStream;
 
 use super::handshake::Seat;
-use crate::plane::{Socket, delegate_stream};
+use crate::plane::{PlainSocket, Socket, delegate_stream};
 
 /// The byte stream of a client.
 pub(super) enum Stream {
@@ -23,6 +23,16 @@ impl Stream {
         match socket {
             Some(Socket::Unix(s)) => Some(s.as_raw_fd()),
             Some(Socket::Tcp(_)) | None => None,
+        }
+    }
+}
+
+impl PlainSocket for Stream {
+    fn plain(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Stream::Plain(socket) => Some(socket.as_fd()),
+            // The keys of the session are in this process.
+            Stream::Tls(_) => None,
         }
     }
 }

@@ -8,6 +8,7 @@ use forebay_wire::nbd::{
     self, Command, DATA_CHUNK_HEADER, ErrorCode, Request, RequestDecoder, Rules, SIMPLE_REPLY, Step,
 };
 
+use super::connection::HandedOver;
 use super::context::Negotiated;
 use super::errors::{End, error_code};
 use super::job::{self, Job};
@@ -49,7 +50,7 @@ pub(super) fn transmit(worker: Rc<Worker>, n: Negotiated) -> Conversation<Stream
         leaving: false,
     };
     let fd = n.stream.unix_fd();
-    Conversation::new(worker, n.stream, fd, n.input, backlog, transmission)
+    Conversation::new(worker, n.stream, fd, n.received, backlog, transmission)
 }
 
 impl Protocol for Transmission {
@@ -67,6 +68,9 @@ impl Protocol for Transmission {
             }
             if self.backlog.budget().turn_is_over() {
                 return Ok((used, Stop::Turn));
+            }
+            if self.worker.is_quiescing() && !self.needs_input() {
+                return Ok((used, Stop::Backlog));
             }
             let (n, step) = self.decoder.next(&rules, &input[used..])?;
             used += n;
@@ -101,6 +105,19 @@ impl Protocol for Transmission {
             Step::Request(request) => self.request(&request, output),
         }
         Ok(if self.leaving { Stop::Leave } else { Stop::Input { want: 0 } })
+    }
+
+    fn needs_input(&self) -> bool {
+        self.decoder.is_skipping()
+    }
+
+    fn park(&self) -> Option<serde_json::Value> {
+        // A lost write that the client does not know of would be forgotten with the handle.
+        if self.disk.has_unreported_losses() {
+            return None;
+        }
+        let (structured, block_status) = (self.structured, self.block_status);
+        serde_json::to_value(HandedOver { export: self.disk.name(), structured, block_status }).ok()
     }
 }
 
