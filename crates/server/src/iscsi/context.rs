@@ -53,5 +53,6 @@ pub(super) struct Continued {
     pub since_ms: u64,
     pub transfer_tag: u32,
     /// Dropped when the session has opened its units.
+    #[expect(dead_code, reason = "held until it is dropped")]
     pub until_resumed: Arc<dyn Any + Send + Sync>,
 }

@@ -154,21 +154,6 @@ pub(crate) struct Parked {
     pub stream: ParkedStream,
 }
 
-impl Parked {
-    /// Another handle of the same connection.
-    pub fn try_clone(&self) -> std::io::Result<Parked> {
-        let ParkedStream { socket, protocol, input, want, output } = &self.stream;
-        let stream = ParkedStream {
-            socket: socket.try_clone()?,
-            protocol: protocol.clone(),
-            input: input.clone(),
-            want: *want,
-            output: output.clone(),
-        };
-        Ok(Parked { listener: self.listener.clone(), stream })
-    }
-}
-
 /// A connection that continues in this process.
 pub(crate) struct Resumed {
     pub socket: RawSocket,

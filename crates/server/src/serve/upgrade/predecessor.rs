@@ -58,7 +58,7 @@ pub(in crate::serve) enum Failure {
     #[error("the new process {0}; see the server's log")]
     Exited(String),
     #[error("the new process cannot take over: {0}")]
-    Channel(ChannelError),
+    Channel(String),
     #[error("release {release} reads on-store formats up to version {newest}, this pool has version {needed}")]
     Format { release: String, newest: u32, needed: u32 },
 }
@@ -161,7 +161,7 @@ impl Predecessor {
         sent.or_else(|e| match e {
             // It may have sent the reason before it ended.
             ChannelError::Ended => self.receive().map(drop),
-            e => Err(Failure::Channel(e)),
+            e => Err(Failure::Channel(e.to_string())),
         })
     }
 
@@ -170,7 +170,7 @@ impl Predecessor {
             Ok(Frame { message: Message::Refused { reason }, .. }) => Err(Failure::Refused(reason)),
             Ok(frame) => Ok(frame.message),
             Err(ChannelError::Ended) => Err(self.exited()),
-            Err(e) => Err(Failure::Channel(e)),
+            Err(e) => Err(Failure::Channel(e.to_string())),
         }
     }
 
@@ -188,5 +188,5 @@ impl Predecessor {
 }
 
 fn unexpected() -> Failure {
-    Failure::Channel(ChannelError::Invalid("it is out of order".into()))
+    Failure::Channel("its message is out of order".into())
 }
