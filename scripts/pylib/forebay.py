@@ -14,6 +14,8 @@ import tempfile
 import time
 
 PR_SET_PDEATHSIG = 1
+# A tmpfs on every Linux machine: the server's default place for its retained memory, too.
+SHARED_MEMORY = "/dev/shm"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -60,16 +62,24 @@ def binary():
 
 
 class Server:
-    """A `forebay serve` on one data directory, which can be started, stopped and killed repeatedly."""
+    """A `forebay serve` on one data directory, which can be started, stopped and killed repeatedly.
 
-    def __init__(self, data, log=None, args=()):
+    `memory` is the directory of its retained memory, which outlives the process. By default it is a separate
+    one, which is removed with the sockets.
+    """
+
+    def __init__(self, data, log=None, args=(), memory=None):
         self.bin = binary()
         self.data = str(data)
+        self.own_memory = memory is None
+        self.memory = memory or tempfile.mkdtemp(prefix="forebay-", dir=SHARED_MEMORY)
         self.sockets = tempfile.mkdtemp(prefix="forebay-", dir="/tmp")
         self.control = os.path.join(self.sockets, "control")
         self.nbd = os.path.join(self.sockets, "nbd")
         self.log = log or self.data.rstrip("/") + ".log"
         self.args = list(args)
+        # A command that executes its arguments, such as `unshare`.
+        self.prefix = []
         self.process = None
         # Number of starts so far.
         self.starts = 0
@@ -81,16 +91,19 @@ class Server:
         self.close()
 
     def close(self):
-        """Ends the server, whatever its state, and removes its sockets."""
+        """Ends the server, whatever its state, and removes its sockets and its own memory."""
         if self.process:
             self.kill()
         shutil.rmtree(self.sockets, ignore_errors=True)
+        if self.own_memory:
+            shutil.rmtree(self.memory, ignore_errors=True)
 
     def launch(self):
         """Starts the process without waiting for it."""
         argv = [self.bin, "serve", "--data", self.data, "--socket", self.control, "--nbd", f"unix:{self.nbd}"]
+        environment = {**os.environ, "FOREBAY_MEMORY_DIR": self.memory}
         with open(self.log, "ab") as log:
-            self.process = spawn(argv + self.args, stdout=log, stderr=log)
+            self.process = spawn(self.prefix + argv + self.args, stdout=log, stderr=log, env=environment)
         self.starts += 1
         return self.process
 

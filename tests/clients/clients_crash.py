@@ -47,19 +47,27 @@ class Snapshot:
 
 
 class Client:
-    """One client and its volume."""
+    """One client and its volume of `blocks` blocks, or smaller units, of `size` bytes."""
 
-    def __init__(self, number, server, seed):
+    # The share of flushes among its operations.
+    flushes = 0.06
+
+    def __init__(self, number, server, seed, blocks=BLOCKS, size=BLOCK):
         self.name = f"volume-{number}"
         self.server = server
         self.random = random.Random(f"{seed}-{number}")
-        self.ledger = Ledger(number, BLOCKS)
+        self.blocks, self.size = blocks, size
+        self.ledger = Ledger(number, blocks, size)
         self.snapshots = collections.deque()
         self.count = collections.Counter()
 
+    def create(self):
+        """Creates its volume."""
+        self.server.cli("volume", "create", self.name, "--size", str(self.blocks * self.size))
+
     def read_all(self, export):
         handle = connect(self.server, export)
-        data = bytes(handle.pread(BLOCKS * BLOCK, 0))
+        data = bytes(handle.pread(self.blocks * self.size, 0))
         handle.shutdown()
         return data
 
@@ -128,26 +136,26 @@ class Client:
 
     def submit(self, nbd, handle):
         """Sends one random operation."""
-        dice = self.random.random()
-        if dice < 0.06:
+        if self.random.random() < self.flushes:
             sent = self.ledger.tick()
             handle.aio_flush(completion=lambda error: self.flushed(error, sent))
             return
-        first = self.random.randrange(BLOCKS)
-        blocks = range(first, min(BLOCKS, first + self.random.randint(1, MAX_RUN)))
+        first = self.random.randrange(self.blocks)
+        blocks = range(first, min(self.blocks, first + self.random.randint(1, MAX_RUN)))
         # The order of concurrent operations on one block would be undefined.
         if any(self.ledger.busy_until(b) for b in blocks):
             return
-        zero = dice < 0.16
+        dice = self.random.random()
+        zero = dice < 0.1
         fua = self.random.random() < 0.05
         flags = nbd.CMD_FLAG_FUA if fua else 0
         write = self.ledger.submit(blocks, zero)
         done = lambda error: self.written(error, write, blocks, fua)  # noqa: E731
-        offset, length = first * BLOCK, len(blocks) * BLOCK
+        offset, length = first * self.size, len(blocks) * self.size
         if not zero:
-            data = b"".join(block_bytes(self.ledger.volume, b, write.version) for b in blocks)
+            data = b"".join(self.ledger.bytes_of(b, write.version) for b in blocks)
             handle.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(data)), offset, completion=done, flags=flags)
-        elif dice < 0.11:
+        elif dice < 0.05 and self.size == BLOCK:  # a discard of a part of a block changes nothing
             handle.aio_trim(length, offset, completion=done, flags=flags)
         else:
             handle.aio_zero(length, offset, completion=done, flags=flags)
@@ -291,12 +299,13 @@ def the_ledger_detects_violations(t):
         check(judge(history, change) is None, f"a good state was judged as {judge(history, change)!r}")
 
 
-def crash_rounds(t, server, rounds, crash, recover, longest_load=0.25):
+def crash_rounds(t, server, rounds, crash, recover, longest_load=0.25, clients=None):
     """Runs clients on a running server, crashes it within `longest_load` seconds, recovers it, and has the
     clients verify; `rounds` times."""
-    for number in range(CLIENTS):
-        server.cli("volume", "create", f"volume-{number}", "--size", str(BLOCKS * BLOCK))
-    clients = Clients(Client(n, server, t.random.random()) for n in range(CLIENTS))
+    clients = clients or [Client(n, server, t.random.random()) for n in range(CLIENTS)]
+    for client in clients:
+        client.create()
+    clients = Clients(clients)
     t.defer(clients.close)
     slowest = 0.0
     for round_ in range(rounds):

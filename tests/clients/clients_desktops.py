@@ -213,6 +213,11 @@ def a_desktop_continues_after_a_full_store(t):
     equal(bytes(h.pread(24 * MIB, 0)), data[:24 * MIB], "what was written")
 
 
+def write_text(path, value):
+    with open(path, "w") as f:
+        f.write(str(value))
+
+
 class MemoryGroups:
     """Control groups with a memory limit, of cgroup v2 or of the memory controller of v1."""
 
@@ -220,6 +225,8 @@ class MemoryGroups:
 
     def __init__(self):
         self.made = []
+        # The file with the limit of the last group.
+        self.limit = None
 
     def bound(self, pid, limit):
         """Moves a process into a separate group with this memory limit."""
@@ -233,11 +240,19 @@ class MemoryGroups:
             self.made.append(group)
             # A directory that is no control group has no such file.
             if os.path.exists(os.path.join(group, limit_file)):
-                for name, value in ((limit_file, limit), ("cgroup.procs", pid)):
-                    with open(os.path.join(group, name), "w") as f:
-                        f.write(str(value))
+                self.limit = os.path.join(group, limit_file)
+                write_text(self.limit, limit)
+                write_text(os.path.join(group, "cgroup.procs"), pid)
                 return
         raise Skipped("no control group with a memory limit is available")
+
+    def tighten(self, room):
+        """Limits the last group to its present use and `room` bytes."""
+        for name in ("memory.current", "memory.usage_in_bytes"):
+            use = os.path.join(os.path.dirname(self.limit), name)
+            if os.path.exists(use):
+                with open(use) as f:
+                    write_text(self.limit, (int(f.read()) + room) // BLOCK * BLOCK)
 
     def remove(self):
         for group in self.made:

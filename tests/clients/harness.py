@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 
-from forebay import Failed, Server, die_with_parent, run
+from forebay import SHARED_MEMORY, Failed, Server, die_with_parent, run
 
 TESTS = []
 MIB = 1 << 20
@@ -58,11 +58,16 @@ def equal(found, expected, what):
 
 
 class Context:
-    """The scratch directory, servers and random data of a test. The same seed gives the same data."""
+    """The scratch directory, servers and random data of a test. The same seed gives the same data.
 
-    def __init__(self, name, base, seed):
+    `memory` is a directory for the retained memory of its servers.
+    """
+
+    def __init__(self, name, base, memory, seed):
         self.dir = os.path.join(base, name)
-        os.mkdir(self.dir)
+        self.memory = os.path.join(memory, name)
+        for made in (self.dir, self.memory):
+            os.mkdir(made, 0o700)
         self.random = random.Random(f"{name}-{seed}")
         self.stack = contextlib.ExitStack()
 
@@ -73,7 +78,8 @@ class Context:
     def server(self, *args, data="data", start=True):
         """A server on a directory of this test; it ends with the test."""
         log = "server.log" if data == "data" or data.startswith("/") else f"{data}.log"
-        server = Server(data if data.startswith("/") else self.path(data), log=self.path(log), args=args)
+        data = data if data.startswith("/") else self.path(data)
+        server = Server(data, log=self.path(log), args=args, memory=self.memory)
         self.stack.callback(server.close)
         return server.start() if start else server
 
@@ -138,7 +144,8 @@ def run_tests(wanted, seed):
     cache = os.path.join(here, "..", "..", ".cache")
     os.makedirs(cache, exist_ok=True)
     base = os.path.realpath(tempfile.mkdtemp(prefix="tests-", dir=cache))
-    runner = Runner(base, seed)
+    memory = tempfile.mkdtemp(prefix="forebay-tests-", dir=SHARED_MEMORY)
+    runner = Runner(base, memory, seed)
     begin = time.monotonic()
     try:
         jobs = int(os.environ.get("FOREBAY_TEST_JOBS", "3"))
@@ -146,6 +153,7 @@ def run_tests(wanted, seed):
         runner.run([f for f in tests if hasattr(f, "alone")], 1)
     finally:
         runner.stop()
+        shutil.rmtree(memory, ignore_errors=True)
     results = runner.results
     failed = [name for name, status, _ in results if status == FAILED]
     if not failed:
@@ -169,8 +177,8 @@ def rerun_command(name, seed):
 class Runner:
     """Runs tests in forked processes, and collects (name, status, seconds) of each."""
 
-    def __init__(self, base, seed):
-        self.base, self.seed = base, seed
+    def __init__(self, base, memory, seed):
+        self.base, self.memory, self.seed = base, memory, seed
         self.results = []
         # By process number: the test's name, the file of its output, and when it began.
         self.running = {}
@@ -205,7 +213,9 @@ class Runner:
 
     def execute(self, function):
         """Runs one test in this process; its status."""
-        context = Context(function.__name__, self.base, self.seed)
+        context = Context(function.__name__, self.base, self.memory, self.seed)
+        # For servers that a test starts without `Server`.
+        os.environ["FOREBAY_MEMORY_DIR"] = context.memory
         try:
             with context.stack:
                 function(context)
@@ -218,7 +228,10 @@ class Runner:
             print(traceback.format_exc())
         else:
             shutil.rmtree(context.dir, ignore_errors=True)
+            shutil.rmtree(context.memory, ignore_errors=True)
             return PASSED
+        # Its retained memory is evidence as well, and nothing may be left in shared memory.
+        run("cp", "-a", "--sparse=always", context.memory, context.path("memory"), check=False)
         print(f"its files are in {context.dir}; seed {self.seed}")
         return FAILED
 

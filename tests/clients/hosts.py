@@ -59,23 +59,17 @@ def free_port():
         return s.getsockname()[1]
 
 
-class LinuxHost(Guest):
-    """A guest with open-iscsi that executes scripts as root. `conf` are lines for its iscsid.conf."""
+class ScriptedGuest(Guest):
+    """A guest that executes scripts as root. `drive` is its disk, in QEMU's syntax."""
 
-    def __init__(self, t, server, name, iqn, conf=""):
-        disk = t.path(f"{name}.qcow2")
-        run("qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", os.path.join(image(), "disk.qcow2"), disk)
-        drive = f"driver=qcow2,file.driver=file,file.filename={disk},cache.no-flush=on"
-        network = ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]
+    def __init__(self, t, server, name, drive, args):
         append = "init=/usr/local/sbin/forebay-agent"
-        super().__init__(name, image(), drive, accel(), t.dir, server.sockets, network, append)
+        super().__init__(name, image(), drive, accel(), t.dir, server.sockets, args, append)
         t.defer(self.kill)
-        self.set_up = SET_UP.replace("$NAME", iqn).replace("$CONF", conf)
 
     def wait_up(self):
-        """Waits until the guest is up, and prepares its network and its initiator."""
+        """Waits until the guest is up."""
         self.expect("up", time.monotonic() + TIMEOUT_S)
-        self.run(self.set_up)
         return self
 
     def run(self, script, status=0, timeout=TIMEOUT_S):
@@ -87,6 +81,28 @@ class LinuxHost(Guest):
             raise Failed(f"{self.name}: exit status {found}, not {status}, of:\n{script.strip()}\n{said}".rstrip())
         return said.strip()
 
+    def dmesg(self):
+        """The kernel's messages since its start."""
+        return self.run("dmesg")
+
+
+class LinuxHost(ScriptedGuest):
+    """A guest with open-iscsi and a local disk. `conf` are lines for its iscsid.conf."""
+
+    def __init__(self, t, server, name, iqn, conf=""):
+        disk = t.path(f"{name}.qcow2")
+        run("qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", os.path.join(image(), "disk.qcow2"), disk)
+        drive = f"driver=qcow2,file.driver=file,file.filename={disk},cache.no-flush=on"
+        network = ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]
+        super().__init__(t, server, name, drive, network)
+        self.set_up = SET_UP.replace("$NAME", iqn).replace("$CONF", conf)
+
+    def wait_up(self):
+        """Waits until the guest is up, and prepares its network and its initiator."""
+        super().wait_up()
+        self.run(self.set_up)
+        return self
+
     def login(self, target, port, status=0):
         """Logs in to a target at a port of this machine."""
         node = f"iscsiadm -m node -T {target} -p {GATEWAY}:{port}"
@@ -95,10 +111,6 @@ class LinuxHost(Guest):
     def disk(self, lun):
         """The name of the block device of this LUN, such as sda."""
         return self.run(f"ls /sys/bus/scsi/devices/*:0:0:{lun}/block")
-
-    def dmesg(self):
-        """The kernel's messages since its start."""
-        return self.run("dmesg")
 
 
 class Network:

@@ -12,6 +12,8 @@ After a crash, a volume must have:
    submitted (rule 3), or a later version of its block.
 
 At most one operation at a time is in progress on a block, so versions of a block are in order.
+
+A ledger may have smaller units than blocks: sectors, or parts of sectors. The same rules hold for these.
 """
 
 import struct
@@ -19,19 +21,16 @@ import struct
 BLOCK = 4096
 HEADER = struct.Struct(">8sIIQQ")
 MAGIC = b"forebay\x01"
-REPEAT = BLOCK // HEADER.size
 
 
 class Violation(Exception):
     """A violated guarantee; the text names it, with the block and the state found."""
 
 
-def block_bytes(volume, block, version):
-    """The content of a block."""
-    return HEADER.pack(MAGIC, volume, block, version, version * 0x9E3779B97F4A7C15 % (1 << 64)) * REPEAT
-
-
-ZERO = bytes(BLOCK)
+def block_bytes(volume, block, version, size=BLOCK):
+    """The content of a block of `size` bytes."""
+    header = HEADER.pack(MAGIC, volume, block, version, version * 0x9E3779B97F4A7C15 % (1 << 64))
+    return header * (size // HEADER.size)
 
 
 class Write:
@@ -45,10 +44,11 @@ class Write:
 
 
 class Ledger:
-    """The history of one volume. Version 0 of each block is zeroes."""
+    """The history of one volume of `blocks` blocks of `size` bytes. Version 0 of each block is zeroes."""
 
-    def __init__(self, volume, blocks):
-        self.volume, self.blocks = volume, blocks
+    def __init__(self, volume, blocks, size=BLOCK):
+        self.volume, self.blocks, self.size = volume, blocks, size
+        self.zero = bytes(size)
         self.clock = 0
         self.version = 0
         begin = Write(0, True, 0)
@@ -109,16 +109,16 @@ class Ledger:
         return seen
 
     def identify(self, data, b, history, floor):
-        content = data[b * BLOCK : (b + 1) * BLOCK]
-        if content == ZERO:
+        content = data[b * self.size : (b + 1) * self.size]
+        if content == self.zero:
             zero = max((w for w in history if w.zero), key=lambda w: w.version, default=None)
             if zero is None or zero.version < floor:
                 raise Violation(f"block {b} is zero, although version {floor} of it is durable")
             return zero
-        if content != content[: HEADER.size] * REPEAT:
+        if content != content[: HEADER.size] * (self.size // HEADER.size):
             raise Violation(f"block {b} is torn: {describe(content)}")
         magic, volume, block, version, _ = HEADER.unpack_from(content)
-        if content != block_bytes(volume, block, version):
+        if content != block_bytes(volume, block, version, self.size):
             raise Violation(f"block {b} contains bytes of no write ({magic!r})")
         if (volume, block) != (self.volume, b):
             raise Violation(f"block {b} of volume {self.volume} contains block {block} of volume {volume}")
@@ -128,6 +128,15 @@ class Ledger:
             if write.version == version and not write.zero:
                 return write
         raise Violation(f"block {b} shows version {version}, which was never written to it")
+
+    def bytes_of(self, block, version):
+        """The content of a block of this volume."""
+        return block_bytes(self.volume, block, version, self.size)
+
+    def clear(self):
+        """All blocks are zeroes now, after an operation outside the history."""
+        self.version += 1
+        self.settle([Write(self.version, True, 0)] * self.blocks)
 
     def settle(self, seen):
         """After a check: the state found is the only possible one now."""
@@ -154,7 +163,7 @@ def last_acknowledged(history, until):
 def describe(content):
     """The versions in a torn block, by sector."""
     versions = []
-    for offset in range(0, BLOCK, 512):
+    for offset in range(0, len(content), min(512, len(content))):
         magic, volume, block, version, _ = HEADER.unpack_from(content, offset)
         versions.append(f"{volume}/{block}/{version}" if magic == MAGIC else "?")
     return " ".join(versions)

@@ -32,6 +32,29 @@ pub enum BootProfile {
     On,
 }
 
+/// When writes of remote clients are answered. Those of a desktop, and of a disk whose sync mode is never,
+/// are always answered in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RemoteAnswers {
+    /// When they are durable.
+    #[default]
+    Durable,
+    /// When they are in memory. A client that outlives this memory is refused until an administrator accepts
+    /// the loss.
+    Memory,
+}
+
+/// The reaction to a loss of the memory in which writes were answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnMemoryLoss {
+    /// Clients that may have seen such answers are refused, until an administrator resumes the disk.
+    #[default]
+    Refuse,
+    /// Clients continue, without these writes. A file system that relies on its flushes survives this as it
+    /// survives a power failure, but only if its guest is restarted.
+    Accept,
+}
+
 /// Configuration of a pool. All sizes in bytes.
 #[derive(Debug, Clone)]
 pub struct PoolConfig {
@@ -65,6 +88,10 @@ pub struct PoolConfig {
     /// Whether disks are scanned for these classes automatically; see
     /// [`Pool::next_to_learn`](crate::Pool::next_to_learn).
     pub learn_classes: bool,
+    /// When writes of remote clients are answered.
+    pub remote_answers: RemoteAnswers,
+    /// The reaction to a loss of the memory in which writes were answered.
+    pub on_memory_loss: OnMemoryLoss,
     /// A rule that is violated on purpose, to test that the tests detect it.
     #[doc(hidden)]
     pub mutation: Broken,
@@ -87,6 +114,8 @@ impl Default for PoolConfig {
             boot_profile: BootProfile::default(),
             classes: Policy::default(),
             learn_classes: true,
+            remote_answers: RemoteAnswers::default(),
+            on_memory_loss: OnMemoryLoss::default(),
             mutation: Broken::default(),
         }
     }

@@ -5,13 +5,16 @@
 
 use std::sync::Arc;
 
-use forebay_format::{BLOCK, DiskId, DiskRecord, Role, SyncMode};
+use forebay_format::{BLOCK, DiskId, DiskRecord, Mark, Role, SyncMode};
+use forebay_retained::{Flag, Retained};
 
 use crate::buffer::Buffers;
 use crate::classes::Classes;
+use crate::client::Clientele;
 use crate::map::{Touch, Tree};
+use crate::memory::VALID;
 use crate::stats::GuestCounters;
-use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Mutex, RwLock};
 use crate::text::shorten;
 use crate::{Error, Result};
@@ -26,6 +29,9 @@ pub(crate) struct Disk {
     write_cache: AtomicU64,
     /// For a desktop: bytes in its write buffer.
     cached: AtomicI64,
+    /// The clients to which writes may be answered before they are durable: 0 none, 1 local, 2 all. Raised
+    /// when the mark that permits it is durable; see [`crate::marks`].
+    marked: AtomicU8,
     /// For a desktop: a writer waits for room.
     pub wants_room: AtomicBool,
     /// Its reads are being recorded; see [`crate::profile`].
@@ -37,6 +43,7 @@ pub(crate) struct Disk {
     pub classes: Classes,
     /// Number of times that its block map was found damaged, since the map was last known to be sound.
     map_damage: AtomicU64,
+    retained: Arc<Retained>,
     /// Writes whose commit requires reads.
     pub cold: Cold,
     /// Number of acknowledged writes that are lost.
@@ -56,6 +63,9 @@ struct Clients {
     reset: Reset,
     /// The desktop is becoming a persistent volume.
     persisting: bool,
+    /// Of a desktop: its record in retained memory that its contents are valid. Without it, they are discarded
+    /// when the pool is opened. A desktop has it from its first client on until a reset is due.
+    valid: Option<Flag>,
 }
 
 /// Whether a desktop holds the data of a client that has left.
@@ -70,23 +80,36 @@ enum Reset {
     Running,
 }
 
+/// The clients to which a mark permits such answers; see [`Disk::marked`]. Remote clients cannot use a disk
+/// with lost writes, and its mark is not removed before they can: it covers all local ones.
+fn permits(mark: Mark) -> u8 {
+    match mark {
+        Mark::None => 0,
+        Mark::Local | Mark::Lost { .. } => Clientele::Local as u8,
+        Mark::Remote => Clientele::Remote as u8,
+    }
+}
+
 /// Number of blocks of a disk of `size` bytes.
 pub(crate) fn blocks(size: u64) -> u64 {
     size.div_ceil(BLOCK as u64)
 }
 
 impl Disk {
-    pub fn new(record: DiskRecord, tree: Tree) -> Disk {
+    /// A disk whose writes are buffered in `retained`.
+    pub fn new(record: DiskRecord, tree: Tree, retained: Arc<Retained>) -> Disk {
         Disk {
+            buffers: Mutex::new(Buffers::new(retained.clone(), record.id)),
+            retained,
             id: record.id,
             size: AtomicU64::new(record.size),
             write_cache: AtomicU64::new(record.write_cache),
             cached: AtomicI64::new(0),
+            marked: AtomicU8::new(permits(record.mark)),
             wants_room: AtomicBool::new(false),
             is_recorded: AtomicBool::new(false),
             map_damage: AtomicU64::new(record.map_damaged.into()),
             record: RwLock::new(Arc::new(record)),
-            buffers: Mutex::default(),
             tree: RwLock::new(tree),
             clients: Mutex::default(),
             guest: GuestCounters::default(),
@@ -111,6 +134,34 @@ impl Disk {
         self.size.store(record.size, Relaxed);
         self.write_cache.store(record.write_cache, Relaxed);
         *self.record.write() = Arc::new(record);
+    }
+
+    /// Replaces the mark, which is in the log.
+    pub fn set_mark(&self, mark: Mark) {
+        let record = DiskRecord { mark, ..(*self.record()).clone() };
+        self.set_record(record);
+        self.marked.store(permits(mark), Relaxed);
+    }
+
+    /// Whether a durable mark permits to answer writes of such clients before they are durable.
+    pub fn is_marked_for(&self, clients: Clientele) -> bool {
+        self.marked.load(Relaxed) >= clients as u8
+    }
+
+    /// Whether its mark permits to answer any writes before they are durable.
+    pub fn is_marked(&self) -> bool {
+        self.marked.load(Relaxed) > 0
+    }
+
+    /// Permits no such answers any more, although the mark is still in the log. Called while the freeze gate
+    /// is closed.
+    pub fn begin_unmark(&self) {
+        self.marked.store(0, Relaxed);
+    }
+
+    /// Reverts [`Disk::begin_unmark`]: the mark stays in the log.
+    pub fn keep_mark(&self) {
+        self.marked.store(permits(self.record().mark), Relaxed);
     }
 
     pub fn size(&self) -> u64 {
@@ -179,7 +230,15 @@ impl Disk {
             return Err(Error::InUse { name: name.to_owned(), clients: 1 });
         }
         clients.count += 1;
+        if self.is_desktop() && clients.valid.is_none() {
+            clients.valid = Some(self.retained.flag(self.id.0, VALID));
+        }
         Ok(clients.count)
+    }
+
+    /// Sets the record that the contents of a desktop are valid, which was found in retained memory.
+    pub fn set_valid(&self, flag: Flag) {
+        self.clients.lock().valid = Some(flag);
     }
 
     /// Records that a client disconnects cleanly. When all clients have, a desktop that is reset at
@@ -207,12 +266,15 @@ impl Disk {
         let resets = record.write_cache > 0 && record.reset_at_disconnect;
         if resets && clients.leaving == clients.count && clients.reset == Reset::No {
             clients.reset = Reset::Due;
+            clients.valid = None;
         }
     }
 
     /// Marks a desktop as due for a reset before the next client attaches.
     pub fn require_reset(&self) {
-        self.clients.lock().reset = Reset::Due;
+        let mut clients = self.clients.lock();
+        clients.reset = Reset::Due;
+        clients.valid = None;
     }
 
     /// Whether the disk holds data of its last client, and must be reset.
@@ -272,6 +334,7 @@ impl Disk {
         clients.persisting = false;
         if kept {
             clients.reset = Reset::No;
+            clients.valid = None;
         }
     }
 

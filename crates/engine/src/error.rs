@@ -44,6 +44,10 @@ pub enum Error {
     /// A write or sync failed earlier; nothing is acknowledged any more.
     #[error("the pool stopped after a failed write ({0}); repair the store and restart the server")]
     Latched(String),
+    /// Another server has opened the pool. Front ends cut their connections without an answer, so that
+    /// clients look for that server.
+    #[error("another server has opened the pool, so this one has lost it and serves nothing any more")]
+    Fenced,
     /// The pool is closed or closing.
     #[error("the pool is shutting down")]
     Closed,
@@ -64,6 +68,17 @@ pub enum Error {
     /// A desktop still holds data of its last client.
     #[error("'{0}' is being reset and cannot be attached yet; try again in a moment")]
     Resetting(String),
+    /// Writes that a client may have had answered are lost.
+    #[error(
+        "writes to '{name}' that were answered are lost with the memory that held them; stop its clients, then \
+         run 'forebay volume {remedy} {name}'"
+    )]
+    MemoryLost {
+        /// The disk.
+        name: String,
+        /// The command that admits clients again: `resume`, or `reset` for a desktop.
+        remedy: &'static str,
+    },
     /// Clones depend on it.
     #[error("'{name}' has {clones} clone(s), '{example}' among them; remove them first")]
     HasClones {
@@ -120,6 +135,9 @@ pub enum Error {
     /// A structure of the pool is damaged or foreign.
     #[error("cannot open the pool: {0}")]
     Format(#[from] FormatError),
+    /// The memory for writes that are not in the log yet cannot be used.
+    #[error("cannot use the retained memory: {0}")]
+    Memory(String),
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
@@ -129,6 +147,7 @@ impl From<StoreError> for Error {
     fn from(e: StoreError) -> Error {
         match e {
             StoreError::Full => Error::NoSpace,
+            StoreError::Fenced => Error::Fenced,
             other => Error::Store(other),
         }
     }

@@ -2,9 +2,15 @@
 //! real ones; a simulation provides a clock and a scheduler that it drives itself, and replays a run from its
 //! seed.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_format::PoolId;
+use forebay_retained::Memory;
 pub use forebay_store::BoxFuture;
+
+use crate::memory::heap;
 
 /// The environment of the engine.
 pub trait Host: Send + Sync + 'static {
@@ -18,4 +24,19 @@ pub trait Host: Send + Sync + 'static {
     fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>);
     /// Fills `bytes` with unpredictable bytes.
     fn random(&self, bytes: &mut [u8]);
+    /// Identity of the present boot of the host: differs after each boot.
+    fn boot_id(&self) -> [u8; 16] {
+        [0; 16]
+    }
+    /// Milliseconds since that boot, on the clock on which the start of processes is measured
+    /// (`CLOCK_BOOTTIME`).
+    fn boot_ms(&self) -> u64 {
+        u64::try_from(self.now().as_millis()).unwrap_or(u64::MAX)
+    }
+    /// The memory for the write buffers of a pool, of at most `limit` bytes. What it holds is still there
+    /// when the next process opens the same pool; the default holds nothing.
+    fn memory(&self, pool: PoolId, limit: u64) -> io::Result<Arc<dyn Memory>> {
+        let _ = pool;
+        Ok(Arc::new(heap(limit)))
+    }
 }

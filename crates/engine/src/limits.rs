@@ -31,6 +31,13 @@ pub const OVERFLOW_BYTES: usize = 4 << 20;
 pub const COMMIT_DELAY: Duration = Duration::from_millis(10);
 /// Interval at which a commit that failed because the store was full is retried.
 pub const FULL_RETRY: Duration = Duration::from_millis(200);
+/// Interval at which a writer for which there is no retained memory tries again.
+pub const MEMORY_RETRY: Duration = Duration::from_millis(100);
+/// Retained memory beyond the budgets of the write buffers: one large request for each of some threads.
+pub const RETAINED_SLACK: u64 = 64 << 20;
+
+/// A disk whose writes are durable keeps its mark for this long after its last change; see [`crate::marks`].
+pub const MARK_IDLE: Duration = Duration::from_secs(2);
 /// Blocks of writes to a disk that are accepted although their commit requires reads. This bounds the reads
 /// that a flush waits for because of one disk.
 pub const COLD_BLOCKS: usize = 8;

@@ -63,6 +63,14 @@ pub enum Mutation {
     KeepDesktops,
     /// A desktop is not reset when its client leaves.
     ReuseDesktop,
+    /// Opening a pool discards the contents of retained memory.
+    DropMemory,
+    /// Opening a pool adds records to the buffers that are in the log already.
+    IgnoreCover,
+    /// A group that is given up leaves its cover.
+    KeepCover,
+    /// Opening a pool treats the contents of every desktop in retained memory as valid.
+    KeepInvalid,
 }
 
 #[cfg(feature = "mutation")]

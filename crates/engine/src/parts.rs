@@ -8,6 +8,7 @@ use crate::classes::{ClassLearner, ScanQueue};
 use crate::commit::{Committer, Intake, Reducer};
 use crate::context::Context;
 use crate::desktop::Desktops;
+use crate::marks::Marks;
 use crate::profile::BootProfiles;
 use crate::read::Reader;
 use crate::reclaim::Reclaimer;
@@ -23,6 +24,7 @@ pub(crate) struct Parts {
     pub space: Arc<SpaceGovernor>,
     pub intake: Arc<Intake>,
     pub committer: Arc<Committer>,
+    pub marks: Arc<Marks>,
     pub reclaimer: Arc<Reclaimer>,
     pub editor: Arc<CatalogueEditor>,
     pub metadata: Arc<Metadata>,
@@ -46,6 +48,7 @@ impl Parts {
         let scans = Arc::new(ScanQueue::new(cx.clone(), catalogue.clone()));
         let reducer = Reducer::new(reader.clone(), key, dedup);
         let committer = Arc::new(Committer::new(log, intake.clone(), applier, reducer, scans.clone()));
+        let marks = Arc::new(Marks::new(committer.clone(), catalogue.clone()));
         let reclaimer = Arc::new(Reclaimer::new(committer.clone(), opened_at));
         let editor = Arc::new(CatalogueEditor::new(intake.clone(), catalogue.clone()));
         let metadata =
@@ -65,6 +68,7 @@ impl Parts {
             space,
             intake,
             committer,
+            marks,
             reclaimer,
             editor,
             metadata,

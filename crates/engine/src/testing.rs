@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_format::{DiskId, DiskRecord, MapValue, PoolId, Role, Superblock, SyncMode};
+use forebay_format::{DiskId, DiskRecord, MapValue, Mark, PoolId, Role, Superblock, SyncMode};
+use forebay_retained::{Identity, Retained};
 use forebay_store::{MemoryStore, Metered, Store};
 
 use crate::catalogue::Catalogue;
@@ -11,6 +12,7 @@ use crate::commit::Applier;
 use crate::context::Context;
 use crate::desktop::WriteCaches;
 use crate::log::{Head, Log};
+use crate::memory::heap;
 use crate::progress::CommitProgress;
 use crate::read::{Reader, StoreReader};
 use crate::sync::RwLock;
@@ -60,6 +62,8 @@ pub(crate) async fn parts() -> Parts {
         seq: 0,
         chain: 0,
         blobs: Vec::new(),
+        memory: 0,
+        boot: 0,
     };
     store.swap_superblock(&superblock).await.unwrap();
     let config = PoolConfig {
@@ -68,7 +72,9 @@ pub(crate) async fn parts() -> Parts {
         write_buffer: 1 << 20,
         ..PoolConfig::default()
     };
-    let cx = Context::new(Arc::new(StillHost), config);
+    let identity = Identity { pool: superblock.pool.0, boot: [0; 16] };
+    let retained = Retained::create(Arc::new(heap(16 << 20)), &identity, 1, 16 << 20).unwrap();
+    let cx = Context::new(Arc::new(StillHost), config, retained);
     let source = StoreReader::new(store.clone(), cx.clone(), superblock.pool);
     let reader = Arc::new(Reader::new(source, Arc::new(CommitProgress::default())));
     let catalogue = Arc::new(RwLock::new(Catalogue::new(1)));
@@ -96,5 +102,6 @@ pub(crate) fn volume(id: u32, size: u64) -> DiskRecord {
         dedup_domain: 0,
         reset_at_disconnect: false,
         map_damaged: false,
+        mark: Mark::None,
     }
 }

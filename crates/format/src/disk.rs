@@ -46,6 +46,48 @@ pub enum SyncMode {
     Never = 3,
 }
 
+/// Whether clients may hold answers to writes that are not durable yet, and whether such writes are lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Mark {
+    /// All answered writes are durable.
+    #[default]
+    None,
+    /// Clients of the host that serves the disk may hold such answers.
+    Local,
+    /// Clients of any host may.
+    Remote,
+    /// Such writes are lost.
+    Lost {
+        /// Clients of other hosts may have had them answered.
+        remote: bool,
+        /// When the loss was detected, in milliseconds since the boot of the host.
+        since_ms: u64,
+    },
+}
+
+impl Mark {
+    /// The byte and the time of a record.
+    fn encode(self) -> (u8, u64) {
+        match self {
+            Mark::None => (0, 0),
+            Mark::Local => (1, 0),
+            Mark::Remote => (2, 0),
+            Mark::Lost { remote, since_ms } => (3 + u8::from(remote), since_ms),
+        }
+    }
+
+    /// The mark of a byte and a time; `None` if no writer produces them.
+    fn decode(mark: u8, since_ms: u64) -> Option<Mark> {
+        match (mark, since_ms) {
+            (0, 0) => Some(Mark::None),
+            (1, 0) => Some(Mark::Local),
+            (2, 0) => Some(Mark::Remote),
+            (3 | 4, _) => Some(Mark::Lost { remote: mark == 4, since_ms }),
+            _ => None,
+        }
+    }
+}
+
 layout!(disk, "disk record", 96, {
     ID @ 0, 4, "disk id";
     ROLE @ 4, 1, "1 volume, 2 snapshot, 3 image, 4 import in progress, 5 metadata";
@@ -62,6 +104,8 @@ layout!(disk, "disk record", 96, {
     DEDUP_DOMAIN @ 68, 4, "blocks are shared with disks of the same domain only";
     FLAGS @ 72, 1, "1: a desktop that is reset when its guest leaves";
     MAP_DAMAGED @ 73, 1, "1: a node of its block map could not be read";
+    MARK @ 74, 1, "writes answered before they are durable: 0 none, 1 to local clients, 2 to remote clients; 3 and 4: such writes of local, of remote clients are lost";
+    LOST_MS @ 80, 8, "of a mark of 3 or 4: when the loss was detected, milliseconds since boot; else 0";
 });
 
 /// A disk.
@@ -97,6 +141,8 @@ pub struct DiskRecord {
     pub reset_at_disconnect: bool,
     /// A node of its block map could not be read.
     pub map_damaged: bool,
+    /// Whether clients may hold answers to writes that are not durable.
+    pub mark: Mark,
 }
 
 fn optional(id: u32) -> Option<DiskId> {
@@ -159,6 +205,9 @@ impl DiskRecord {
         put_u32(b, l::DEDUP_DOMAIN, self.dedup_domain);
         put_u8(b, l::FLAGS, u8::from(self.reset_at_disconnect));
         put_u8(b, l::MAP_DAMAGED, u8::from(self.map_damaged));
+        let (mark, since_ms) = self.mark.encode();
+        put_u8(b, l::MARK, mark);
+        put_u64(b, l::LOST_MS, since_ms);
         out.extend_from_slice(self.name.as_bytes());
         out.resize(crate::align_up(out.len() - start, 8) + start, 0);
     }
@@ -214,6 +263,7 @@ impl DiskRecord {
                 1 => true,
                 _ => return Err(bad("map_damaged")),
             },
+            mark: Mark::decode(get_u8(b, l::MARK), get_u64(b, l::LOST_MS)).ok_or(bad("mark"))?,
         };
         if let Some(field) = record.bad_field() {
             return Err(bad(field));
@@ -224,7 +274,7 @@ impl DiskRecord {
 }
 
 layout!(op, "catalogue change", 24, {
-    KIND @ 0, 1, "1 create, 2 delete, 3 copy contents, 4 resize, 5 update, 6 copy range";
+    KIND @ 0, 1, "1 create, 2 delete, 3 copy contents, 4 resize, 5 update, 6 copy range, 7 mark";
     DISK @ 4, 4, "disk id";
     FROM @ 8, 4, "of create, copy and copy range: the disk whose contents it takes; else 0";
     SIZE_BYTES @ 16, 8, "of resize: the new size in bytes";
@@ -234,9 +284,13 @@ layout!(range, "copied range", 24, {
     SOURCE_BLOCK @ 8, 8, "first logical block number in the disk that is copied from";
     COUNT @ 16, 8, "blocks";
 });
+layout!(mark, "changed mark", 16, {
+    MARK @ 0, 1, "as in a disk record";
+    LOST_MS @ 8, 8, "as in a disk record";
+});
 
 /// One catalogue change. Create and update are followed by a disk record, whose root is not used; copy range
-/// is followed by the range.
+/// is followed by the range, mark by the changed mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CatalogueOp {
     /// Creates a disk, empty or with the contents of `from` at this position of the log.
@@ -265,9 +319,9 @@ pub enum CatalogueOp {
         /// The new size in bytes.
         size: u64,
     },
-    /// Replaces everything except size and contents.
+    /// Replaces everything except size, contents and mark.
     Update {
-        /// The new record; its size, root and height are not used.
+        /// The new record; its size, root, height and mark are not used.
         disk: DiskRecord,
     },
     /// Copies a range of `from`, with its contents at this position of the log, to a range of a disk. If both
@@ -284,6 +338,13 @@ pub enum CatalogueOp {
         /// Number of blocks.
         count: u64,
     },
+    /// Replaces the mark of a disk. Has no effect on a disk that was deleted.
+    Mark {
+        /// The disk.
+        disk: DiskId,
+        /// The new mark.
+        mark: Mark,
+    },
 }
 
 impl CatalogueOp {
@@ -295,7 +356,9 @@ impl CatalogueOp {
             CatalogueOp::Delete { disk } | CatalogueOp::Copy { disk, .. } if disk.0 == 0 => Some("disk"),
             CatalogueOp::Resize { disk, .. } if disk.0 == 0 => Some("disk"),
             CatalogueOp::Resize { size, .. } if !is_size(*size) => Some("size_bytes"),
-            CatalogueOp::CopyRange { disk, .. } if disk.0 == 0 => Some("disk"),
+            CatalogueOp::CopyRange { disk, .. } | CatalogueOp::Mark { disk, .. } if disk.0 == 0 => {
+                Some("disk")
+            }
             CatalogueOp::CopyRange { from, .. } if from.0 == 0 => Some("from"),
             CatalogueOp::CopyRange { block, source_block, count, .. }
                 if *count == 0
@@ -344,6 +407,14 @@ impl CatalogueOp {
                 put_u64(b, range::SOURCE_BLOCK, *source_block);
                 put_u64(b, range::COUNT, *count);
             }
+            CatalogueOp::Mark { disk, mark: changed } => {
+                head(7, *disk, None, 0);
+                out.resize(start + op::SIZE + mark::SIZE, 0);
+                let b = &mut out[start + op::SIZE..];
+                let (value, since_ms) = changed.encode();
+                put_u8(b, mark::MARK, value);
+                put_u64(b, mark::LOST_MS, since_ms);
+            }
         }
     }
 
@@ -374,6 +445,12 @@ impl CatalogueOp {
                     source_block: get_u64(b, range::SOURCE_BLOCK),
                     count: get_u64(b, range::COUNT),
                 }
+            }
+            7 => {
+                let b;
+                (b, rest) = rest.split_at_checked(mark::SIZE).ok_or(FormatError::Truncated(WHAT))?;
+                let changed = Mark::decode(get_u8(b, mark::MARK), get_u64(b, mark::LOST_MS));
+                CatalogueOp::Mark { disk, mark: changed.ok_or(bad("mark"))? }
             }
             _ => return Err(bad("kind")),
         };

@@ -103,6 +103,7 @@ pub const LAYOUTS: &[Layout] = &[
     crate::disk::disk::LAYOUT,
     crate::disk::op::LAYOUT,
     crate::disk::range::LAYOUT,
+    crate::disk::mark::LAYOUT,
     crate::segment::segment_header::LAYOUT,
     crate::segment::segment_footer::LAYOUT,
     crate::segment::directory_entry::LAYOUT,

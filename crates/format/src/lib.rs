@@ -23,6 +23,7 @@ mod group;
 mod layout;
 mod node;
 mod relocation;
+mod retained;
 mod segment;
 mod superblock;
 mod values;
@@ -31,12 +32,17 @@ pub use address::{Address, BlockRef, Codec, Form, MapValue, SegmentId, Slot};
 pub use batch::{Batch, BatchHeader, GROUP_END};
 pub use checkpoint::{Checkpoint, SegmentRecord, SegmentState};
 pub use checksum::{Check64, check64, crc32c};
-pub use disk::{CatalogueOp, DiskId, DiskRecord, MAX_NAME, Role, SyncMode};
+pub use disk::{CatalogueOp, DiskId, DiskRecord, MAX_NAME, Mark, Role, SyncMode};
 pub use entry::{Entry, EntryIter, Fingerprint};
 pub use group::GroupHeader;
 pub use layout::{Field, LAYOUTS, Layout};
 pub use node::{FANOUT, MAX_BLOCKS, MAX_LEVEL, MapNode, NodeEntries};
 pub use relocation::{Relocation, RelocationMap};
+pub use retained::{
+    RETAINED_COVER_BYTES, RETAINED_COVERS, RETAINED_HEADER_BYTES, RETAINED_LAYOUTS, RETAINED_RECORD_BYTES,
+    RETAINED_TABLE, RETAINED_VERSION, RetainedChunk, RetainedCover, RetainedHeader, RetainedKind,
+    RetainedRecord,
+};
 pub use segment::{DirectoryEntry, SegmentFooter, SegmentHeader, SlotKind, Stream};
 pub use superblock::{BlobRef, MAX_BLOBS, PoolId, Superblock};
 
@@ -45,7 +51,7 @@ pub const BLOCK: usize = 4096;
 /// Bytes of a sector: the smallest unit that a guest addresses.
 pub const SECTOR: usize = 512;
 /// Format version written by this release; `docs/format.md` lists the older versions that it can read.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Largest size of a segment in bytes, so that every slot has a number: 1 GiB. Its directory may follow
 /// beyond it.
 pub const MAX_SEGMENT: u64 = Slot::LIMIT as u64 * Slot::UNIT as u64;
@@ -57,7 +63,7 @@ const _: () = assert!(usize::BITS >= 64, "a 64-bit platform is needed");
 pub(crate) fn check_version(what: &'static str, found: u32) -> Result<()> {
     match found {
         0 => Err(FormatError::Value { what, field: "version" }),
-        VERSION => Ok(()),
+        1..=VERSION => Ok(()),
         _ => Err(FormatError::Newer { found }),
     }
 }

@@ -58,6 +58,8 @@ layout!(superblock, "superblock", BLOCK, {
     BLOB_COUNT @ 92, 4, "pieces of the checkpoint";
     SEQ @ 96, 8, "sequence number of the last batch that the checkpoint covers";
     CHAIN @ 104, 8, "checksum of that batch, to which the next one must link";
+    MEMORY @ 112, 8, "id of the retained memory that belongs to the pool; 0 if none does";
+    BOOT @ 120, 8, "CRC-64/NVME of the host's boot id when local clients were last served; 0 if none were";
     BLOBS @ 128, MAX_BLOBS * blob_ref::SIZE, "the pieces, as blob references";
     CHECK @ 4088, 8, "CRC-64/NVME of all bytes before it";
 });
@@ -81,6 +83,10 @@ pub struct Superblock {
     pub seq: u64,
     /// That batch's checksum.
     pub chain: u64,
+    /// Id of the retained memory that belongs to the pool; 0 if none does.
+    pub memory: u64,
+    /// CRC-64/NVME of the host's boot id when local clients were last served; 0 if none were.
+    pub boot: u64,
     /// The checkpoint's pieces; empty in a pool without a checkpoint.
     pub blobs: Vec<BlobRef>,
 }
@@ -126,6 +132,8 @@ impl Superblock {
         put_u32(&mut b, l::BLOB_COUNT, self.blobs.len() as u32);
         put_u64(&mut b, l::SEQ, self.seq);
         put_u64(&mut b, l::CHAIN, self.chain);
+        put_u64(&mut b, l::MEMORY, self.memory);
+        put_u64(&mut b, l::BOOT, self.boot);
         for (r, at) in self.blobs.iter().zip(b[l::BLOBS].chunks_exact_mut(blob_ref::SIZE)) {
             put_u32(at, blob_ref::SEGMENT, r.segment.0);
             put_u32(at, blob_ref::OFFSET, r.offset);
@@ -175,6 +183,8 @@ impl Superblock {
             segment_bytes: get_u32(b, l::SEGMENT_BYTES),
             seq: get_u64(b, l::SEQ),
             chain: get_u64(b, l::CHAIN),
+            memory: get_u64(b, l::MEMORY),
+            boot: get_u64(b, l::BOOT),
             blobs: blobs.collect(),
         };
         match superblock.bad_field() {

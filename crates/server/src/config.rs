@@ -6,7 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_engine::{BootProfile, Coalesce, PoolConfig};
+use forebay_engine::{BootProfile, Coalesce, OnMemoryLoss, PoolConfig, RemoteAnswers};
 use forebay_guest::{Change, Class, Policy};
 use forebay_store::DiskArray;
 use serde::Deserialize;
@@ -27,6 +27,8 @@ pub use nbd::{NbdFlags, NbdListenerSection, NbdSection, TlsSection};
 
 /// Default data directory of all commands other than `serve`.
 pub const DEFAULT_DATA: &str = "/var/lib/forebay";
+/// Default directory of the retained memory.
+const DEFAULT_MEMORY_DIR: &str = "/dev/shm";
 /// Name of the control socket in the data directory.
 pub const SOCKET_NAME: &str = "forebay.sock";
 /// Maximum delay of a commit. Together with the age at which dirty data is committed, it stays below the
@@ -126,6 +128,9 @@ pub struct ConfigFile {
     /// Commits.
     #[serde(default)]
     pub commit: CommitSection,
+    /// When writes are acknowledged.
+    #[serde(default)]
+    pub durability: DurabilitySection,
     /// Compression.
     #[serde(default)]
     pub reduce: ReduceSection,
@@ -234,6 +239,8 @@ pub struct MemorySection {
     pub write_buffer: Option<Size>,
     /// Writes of all desktops together.
     pub desktops: Option<Size>,
+    /// Directory on tmpfs for the writes that are not in the log yet.
+    pub directory: Option<PathBuf>,
 }
 
 /// `[store]`.
@@ -280,6 +287,36 @@ pub enum CoalesceMode {
     Always,
     /// Commits are not delayed: a write is acknowledged when it is durable.
     Off,
+}
+
+/// `[durability]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DurabilitySection {
+    /// When writes of remote clients are acknowledged.
+    pub remote_answers: Option<AnswerMode>,
+    /// What happens if the memory of acknowledged writes is lost.
+    pub on_memory_loss: Option<LossMode>,
+}
+
+/// `[durability] remote_answers`, `--remote-answers`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum AnswerMode {
+    /// When they are durable
+    Durable,
+    /// When they are in memory, unless the client requests more
+    Memory,
+}
+
+/// `[durability] on_memory_loss`, `--on-memory-loss`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LossMode {
+    /// Refuse the clients that may have had them acknowledged, until 'forebay volume resume'
+    Refuse,
+    /// Serve them without these writes, and log a warning
+    Accept,
 }
 
 /// `[reduce]`.
@@ -350,6 +387,8 @@ pub struct ServeConfig {
     pub data: PathBuf,
     /// The control socket.
     pub socket: PathBuf,
+    /// Directory of the retained memory.
+    pub memory_dir: PathBuf,
     /// NBD listeners and exports.
     pub nbd: NbdConfig,
     /// iSCSI portals.
@@ -394,15 +433,32 @@ pub struct Overrides {
     pub import_max_size: Option<Size>,
     pub import_allow_private: bool,
     pub cache: Option<Size>,
+    pub memory_dir: Option<PathBuf>,
     pub cores: Option<usize>,
+    pub remote_answers: Option<AnswerMode>,
+    pub on_memory_loss: Option<LossMode>,
 }
 
 impl ServeConfig {
     /// Merges the file with the command-line options and validates the result.
     pub fn resolve(file: ConfigFile, flags: Overrides) -> Result<ServeConfig, ConfigError> {
-        let pool = pool_config(flags.cache, &file)?;
+        let mut pool = pool_config(flags.cache, &file)?;
+        if let Some(answers) = flags.remote_answers.or(file.durability.remote_answers) {
+            pool.remote_answers = match answers {
+                AnswerMode::Durable => RemoteAnswers::Durable,
+                AnswerMode::Memory => RemoteAnswers::Memory,
+            };
+        }
+        if let Some(reaction) = flags.on_memory_loss.or(file.durability.on_memory_loss) {
+            pool.on_memory_loss = match reaction {
+                LossMode::Refuse => OnMemoryLoss::Refuse,
+                LossMode::Accept => OnMemoryLoss::Accept,
+            };
+        }
         let data = flags.data.or(file.data).ok_or(ConfigError::NoData)?;
         let socket = flags.socket.or(file.socket).unwrap_or_else(|| data.join(SOCKET_NAME));
+        let memory_dir = flags.memory_dir.or(file.memory.directory);
+        let memory_dir = memory_dir.unwrap_or_else(|| PathBuf::from(DEFAULT_MEMORY_DIR));
         let cores = flags.cores.or(file.cores).unwrap_or(2);
         if cores == 0 || cores > MAX_CORES {
             let why = "use 1 to 256";
@@ -436,6 +492,7 @@ impl ServeConfig {
         Ok(ServeConfig {
             data,
             socket,
+            memory_dir,
             nbd: file.nbd.config(flags.nbd)?,
             iscsi: if flags.iscsi.is_empty() { listen } else { flags.iscsi },
             iscsi_limits,

@@ -18,6 +18,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use forebay_engine::{BoxFuture, Host};
+use forebay_format::PoolId;
+use forebay_retained::{HeapMemory, Memory};
 use parking_lot::Mutex;
 
 use crate::rng::{Rng, mix};
@@ -42,7 +44,30 @@ struct State {
 struct World {
     state: Mutex<State>,
     random: Mutex<Rng>,
+    memory: Mutex<MachineMemory>,
 }
+
+/// The memory of the machine that outlives a process.
+struct MachineMemory {
+    retained: Arc<HeapMemory>,
+    /// Number of the machine's starts.
+    boot: u8,
+}
+
+/// The effect on the machine's memory of the end of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum MemoryFate {
+    /// It is as the process left it.
+    #[default]
+    Kept,
+    /// It was removed.
+    Wiped,
+    /// The machine was restarted.
+    Restarted,
+}
+
+/// Chunks of memory that a pool may use.
+const MAX_CHUNKS: u32 = 2048;
 
 impl State {
     fn make_ready(&mut self, task: usize) {
@@ -76,6 +101,12 @@ impl Host for SimHost {
     }
     fn random(&self, bytes: &mut [u8]) {
         self.0.random.lock().fill(bytes);
+    }
+    fn boot_id(&self) -> [u8; 16] {
+        [self.0.memory.lock().boot; 16]
+    }
+    fn memory(&self, _: PoolId, _: u64) -> std::io::Result<Arc<dyn Memory>> {
+        Ok(self.0.memory.lock().retained.clone())
     }
 }
 
@@ -159,13 +190,25 @@ impl Executor {
     pub fn new(seed: u64) -> Executor {
         let mut rng = Rng::new(seed);
         let random = Mutex::new(rng.fork());
-        let world = Arc::new(World { state: Mutex::default(), random });
+        let memory = MachineMemory { retained: Arc::new(HeapMemory::new(MAX_CHUNKS)), boot: 1 };
+        let world = Arc::new(World { state: Mutex::default(), random, memory: Mutex::new(memory) });
         Executor { world, tasks: Vec::new(), rng, hasty_clock: 200, hash: 0, steps: 0 }
     }
 
     /// The host for the engine.
     pub fn host(&self) -> Arc<SimHost> {
         Arc::new(SimHost(self.world.clone()))
+    }
+
+    /// Ends the process as far as its retained memory is concerned: the next one finds it as it is now, or
+    /// none. What the present process still does to it has no effect.
+    pub fn end_process(&mut self, fate: MemoryFate) {
+        let mut memory = self.world.memory.lock();
+        memory.retained = Arc::new(match fate {
+            MemoryFate::Kept => memory.retained.snapshot(),
+            MemoryFate::Wiped | MemoryFate::Restarted => HeapMemory::new(MAX_CHUNKS),
+        });
+        memory.boot += u8::from(fate == MemoryFate::Restarted);
     }
 
     /// Virtual time.

@@ -1,8 +1,11 @@
 //! Guests' operations: reads, writes, zeroes, discards, flushes, block status.
 
+use std::future::poll_fn;
 use std::ops::ControlFlow;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 
 use forebay_engine::{DiskHandle, Error, Fast, Role, SyncMode};
 use forebay_format::BLOCK;
@@ -188,9 +191,16 @@ pub async fn change(ctx: &Rc<Ctx>, name: &str, disk: &Arc<DiskHandle>, rng: &mut
     note!("{begin} {request:?} {name} {offset}+{len} w{write}{}", if fua { " fua" } else { "" });
     let quick = request == Request::Write && !fua && rng.percent(40);
     let latched = ctx.latched.get();
-    let result = carry_out(disk, request, (offset, len), write, fua, quick).await;
+    // The connection of the client is cut: its request is dropped wherever it waits.
+    let polls = if rng.one_in(16) { rng.range(1, 6) } else { u64::MAX };
+    let result = cut_after(polls, carry_out(disk, request, (offset, len), write, fua, quick)).await;
     match result {
-        Ok(()) => {
+        None => {
+            ctx.model.borrow_mut().fail(op);
+            note!("{} cut {begin}", ctx.model.borrow().now());
+            settle_failed(ctx, name, disk, lock, (offset, len)).await;
+        }
+        Some(Ok(())) => {
             assert!(!latched, "a pool that has latched acknowledged a change");
             let durable = durable == SyncMode::Always || fua && durable == SyncMode::Flush;
             let mut model = ctx.model.borrow_mut();
@@ -205,12 +215,26 @@ pub async fn change(ctx: &Rc<Ctx>, name: &str, disk: &Arc<DiskHandle>, rng: &mut
             drop(model);
             note!("{} done {begin}", ctx.model.borrow().now());
         }
-        Err(e) => {
+        Some(Err(e)) => {
             ctx.model.borrow_mut().fail(op);
             ctx.judge(&format!("{begin} {request:?}"), Err::<(), _>(e));
             settle_failed(ctx, name, disk, lock, (offset, len)).await;
         }
     }
+}
+
+/// Polls `request` at most `polls` times, and drops it if it is not complete then.
+async fn cut_after<T>(polls: u64, request: impl Future<Output = T>) -> Option<T> {
+    let (mut request, mut left) = (pin!(request), polls);
+    poll_fn(|cx| {
+        left -= 1;
+        match request.as_mut().poll(cx) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
 }
 
 /// Whether a range covers a whole block of a disk of `size` bytes.

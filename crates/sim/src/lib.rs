@@ -27,7 +27,7 @@ pub mod trace;
 mod verify;
 
 pub use ctx::Tolerance;
-pub use exec::{Executor, Ran, SimHost};
+pub use exec::{Executor, MemoryFate, Ran, SimHost};
 pub use harm::{Harm, flip_bits};
 pub use harness::{attempt, env, rounds};
 pub use lie::Liar;

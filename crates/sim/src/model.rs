@@ -13,6 +13,7 @@ use forebay_engine::{Role, SyncMode};
 use forebay_format::BLOCK;
 
 use crate::content::{Content, WriteId, describe};
+use crate::exec::MemoryFate;
 use crate::history::{Cell, End, NEVER, Op, OpId, Ops, Stamp, TimeSet};
 
 /// An era of a name: the name and the number of the era.
@@ -115,6 +116,10 @@ pub struct Model {
     pub overlapping: bool,
     /// Names that one operation creates together.
     pub groups: Vec<(OpId, Vec<String>)>,
+    /// The fate of the retained memory of the last process that passed a verdict.
+    pub memory: MemoryFate,
+    /// Desktops whose users were at work when the process ended, and whether the last of them had left.
+    pub sessions: BTreeMap<String, bool>,
     next_write: WriteId,
 }
 
@@ -132,6 +137,13 @@ impl Model {
         self.ops = vec![Op { begin: self.stamp, end: End::Acknowledged { at: self.stamp, durable: true } }];
         self.floor = self.stamp;
         self.groups.clear();
+        self.sessions.clear();
+    }
+
+    /// A process has the memory of the one before, and so every change that was acknowledged.
+    pub fn expect_all(&mut self) {
+        let now = self.tick();
+        self.all_flushed(now);
     }
 
     /// The next moment.

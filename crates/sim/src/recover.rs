@@ -8,8 +8,10 @@
 //! moment up to which a flush, a durable write or a change to the catalogue promised durability; so is a
 //! version that precedes a durable one.
 //!
-//! Desktops are an exception: independently of their writes, they must equal the disk from which they were
-//! cloned.
+//! Desktops are an exception if the retained memory was lost: independently of their writes, they must equal
+//! the disk from which they were cloned. So must one whose last user had left.
+//!
+//! If the memory was kept, the floor is the end of the process: every acknowledged change is present.
 //!
 //! **Soundness** (it never blames a correct engine): each version's window covers every moment at which any
 //! permitted order of events could show it; contents that several versions share get the union of their
@@ -19,12 +21,13 @@
 //! is not promised), an order that only reads of other disks could have determined, or a wrong version whose
 //! content equals that of a right one (which no guest could detect either).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_engine::{Role, SyncMode};
 use forebay_format::BLOCK;
 
 use crate::content::{Content, describe};
+use crate::exec::MemoryFate;
 use crate::history::{Cell, End, NEVER, OpId, TimeSet};
 use crate::model::{DiskState, EraId, Model};
 
@@ -96,6 +99,25 @@ pub fn recover(model: &mut Model, found: &BTreeMap<String, Found>) -> Result<(),
     begin_anew(model, found, &cut)
 }
 
+/// Checks that a disk without some acknowledged change refused the clients that may have had the answer.
+pub fn no_silent_loss(
+    model: &Model,
+    found: &BTreeMap<String, Found>,
+    refused: &BTreeSet<String>,
+) -> Result<(), String> {
+    let all = TimeSet::span(model.now(), NEVER);
+    for name in model.names.keys().filter(|n| !n.starts_with(IMPORT) && !refused.contains(*n)) {
+        let eras = (0..model.names[name].versions.len()).map(|era| EraId { name: name.clone(), era });
+        let is_there = |era| fits(model, &era, found.get(name), &all).is_ok_and(|set| !set.is_empty());
+        let desktop = found.get(name).is_some_and(|disk| disk.desktop);
+        // An unfinished session has no record of its writes.
+        if !(desktop && model.sessions.contains_key(name)) && !eras.into_iter().any(is_there) {
+            return Err(format!("'{name}' lost an answered write, and clients are not refused"));
+        }
+    }
+    Ok(())
+}
+
 /// The subset of the moments `cut` at which the name could have been in `era` and in the state found.
 fn fits(model: &Model, era: &EraId, found: Option<&Found>, cut: &TimeSet) -> Result<TimeSet, String> {
     let cell = &model.names[&era.name];
@@ -118,7 +140,7 @@ fn fits(model: &Model, era: &EraId, found: Option<&Found>, cut: &TimeSet) -> Res
     if is != was || sync_differs {
         return Err(format!("it was {was:?} {:?}, but is {is:?} {:?}", disk.sync, found.sync));
     }
-    if disk.desktop {
+    if disk.desktop && is_reset(model, &era.name) {
         return fits_desktop(model, disk, found).map(|()| set);
     }
     if let Some(source) = &disk.taken_from {
@@ -147,6 +169,11 @@ fn fits(model: &Model, era: &EraId, found: Option<&Found>, cut: &TimeSet) -> Res
         set = next;
     }
     Ok(set)
+}
+
+/// Whether a desktop was reset before it was read.
+fn is_reset(model: &Model, name: &str) -> bool {
+    model.memory != MemoryFate::Kept || model.sessions.contains_key(name)
 }
 
 /// Like [`fits`] for a desktop: it equals its origin at any moment.
@@ -246,7 +273,7 @@ fn content_of(model: &Model, era: &EraId, block: u64, bytes: &[u8]) -> Option<Co
         return Some(Content::zero());
     }
     let disk = model.names[&era.name].versions[era.era].value.as_ref()?;
-    if disk.desktop {
+    if disk.desktop && is_reset(model, &era.name) {
         return content_of_desktop(model, disk, block, bytes);
     }
     if let Some(source) = &disk.taken_from {

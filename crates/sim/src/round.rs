@@ -2,6 +2,7 @@
 //! the seed, and a verdict after each life.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -12,13 +13,13 @@ use forebay_store::{Crash, FaultyStore, Image, Store};
 
 use crate::admin::admin_op;
 use crate::ctx::{Ctx, Tolerance};
-use crate::exec::{Executor, Ran};
+use crate::exec::{Executor, MemoryFate, Ran};
 use crate::guest::guest_op;
 use crate::medium::Medium;
 use crate::model::Model;
 use crate::note;
 use crate::plan::Plan;
-use crate::recover::recover;
+use crate::recover::{no_silent_loss, recover};
 use crate::rng::Rng;
 use crate::verify::{interesting, read_back};
 
@@ -214,13 +215,26 @@ impl Round {
             false => self.tolerance.latched || self.rng.percent(70),
         };
         let crash = if power { Crash::PowerLoss } else { Crash::Kill };
-        note!("{crash:?} crash at step {}", self.exec.steps());
+        let fate = match crash {
+            Crash::PowerLoss => MemoryFate::Restarted,
+            Crash::Kill if self.rng.percent(20) => MemoryFate::Wiped,
+            Crash::Kill => MemoryFate::Kept,
+        };
+        note!("{crash:?} crash at step {}, memory {fate:?}", self.exec.steps());
+        self.end_process(fate);
         self.end_faults();
         self.medium.crash(crash);
         if self.restart_after_latch && crash == Crash::Kill {
             self.medium.faults().write_back();
         }
         self.exec.kill_tasks();
+    }
+
+    /// The process ends; the next one finds its retained memory, or does not.
+    fn end_process(&mut self, fate: MemoryFate) {
+        self.exec.end_process(fate);
+        let mut model = self.model.borrow_mut();
+        model.memory = model.memory.max(fate);
     }
 
     fn end_faults(&mut self) {
@@ -232,12 +246,46 @@ impl Round {
     pub fn judge(&mut self, pool: &Arc<Pool>) {
         let (pool, blocks) = (pool.clone(), interesting(&self.model.borrow()));
         let damaged = self.damaged;
-        let found = self.exec.finish(async move { read_back(&pool, blocks, damaged).await });
+        let fate = self.model.borrow().memory;
+        let (kept, wiped) = (fate == MemoryFate::Kept, fate == MemoryFate::Wiped);
+        if kept {
+            self.model.borrow_mut().expect_all();
+        }
+        let unfinished = self.unfinished_sessions();
+        let model = self.model.clone();
+        let found = self.exec.finish(async move {
+            for name in unfinished {
+                pool.reset(&name).await.map_err(|e| format!("reset of '{name}': {e}"))?;
+            }
+            let refused = admit_all(&pool).await?;
+            let found = read_back(&pool, blocks, damaged).await;
+            if kept {
+                // The model starts again from what was found, so a power loss must not go back beyond it.
+                pool.flush().await.map_err(|e| format!("flush of the contents of memory: {e}"))?;
+            }
+            match &found {
+                Ok(found) if wiped => no_silent_loss(&model.borrow(), found, &refused)?,
+                _ if wiped || refused.is_empty() => {}
+                _ => return Err(format!("no client lost a write, but {refused:?} are refused")),
+            }
+            found
+        });
         let verdict = found.and_then(|found| recover(&mut self.model.borrow_mut(), &found));
         if let Err(why) = verdict {
             panic!("{why}");
         }
+        self.model.borrow_mut().memory = MemoryFate::Kept;
         note!("as it should be; {} disks", self.model.borrow().names.len());
+    }
+
+    /// Desktops whose users did not leave before the process ended: they may come back, so their contents are
+    /// kept, and only what they wrote last is unknown.
+    fn unfinished_sessions(&self) -> Vec<String> {
+        let model = self.model.borrow();
+        let exists = |name: &&String| model.disk(name).is_some_and(|disk| disk.desktop);
+        let unfinished =
+            model.sessions.iter().filter(|(_, left)| model.memory == MemoryFate::Kept && !**left);
+        unfinished.map(|(name, _)| name).filter(exists).cloned().collect()
     }
 
     /// One life, from open to crash or close.
@@ -342,7 +390,28 @@ impl Round {
         self.end_faults();
         self.medium.release();
         self.exec.kill_tasks();
+        let fate =
+            *self.rng.pick(&[MemoryFate::Kept, MemoryFate::Kept, MemoryFate::Wiped, MemoryFate::Restarted]);
+        self.end_process(fate);
     }
+}
+
+/// Admits clients to all disks again that refuse them because answered writes are lost. Returns their names.
+async fn admit_all(pool: &Arc<Pool>) -> Result<BTreeSet<String>, String> {
+    let mut refused = BTreeSet::new();
+    for disk in pool.disks() {
+        if let Err(Error::MemoryLost { .. }) = pool.attach(&disk.name) {
+            let name = disk.name;
+            let done = if disk.write_cache > 0 {
+                pool.reset(&name).await
+            } else {
+                pool.resume(&name).await.map(drop)
+            };
+            done.map_err(|e| format!("admitting clients to '{name}': {e}"))?;
+            refused.insert(name);
+        }
+    }
+    Ok(refused)
 }
 
 /// One client: works until the operations of this life are used up or the pool closes.

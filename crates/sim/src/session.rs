@@ -55,6 +55,7 @@ pub async fn users(ctx: &Rc<Ctx>, rng: &mut Rng) {
     drop(next);
     if looked {
         ctx.model.borrow_mut().acknowledge(op, false);
+        ctx.model.borrow_mut().sessions.remove(&name);
         note!("{} users of {name} end", ctx.model.borrow().now());
     } else {
         ctx.model.borrow_mut().fail(op);
@@ -65,6 +66,7 @@ pub async fn users(ctx: &Rc<Ctx>, rng: &mut Rng) {
 /// Writes and disconnects.
 async fn one_user(ctx: &Rc<Ctx>, name: &str, rng: &mut Rng) -> bool {
     let Some(disk) = attach(ctx, name).await else { return false };
+    ctx.model.borrow_mut().sessions.insert(name.to_owned(), false);
     for _ in 0..rng.range(1, 8) {
         let (offset, len) = range(ctx, name, rng);
         let write = ctx.model.borrow_mut().new_write();
@@ -84,6 +86,7 @@ async fn one_user(ctx: &Rc<Ctx>, name: &str, rng: &mut Rng) -> bool {
         ctx.sleep(rng.below(50)).await;
     }
     disk.mark_clean_disconnect();
+    ctx.model.borrow_mut().sessions.insert(name.to_owned(), true);
     note!("user of {name} leaves");
     true
 }

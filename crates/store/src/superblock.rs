@@ -40,6 +40,8 @@ mod tests {
             segment_bytes: 1 << 20,
             seq: 0,
             chain: 0,
+            memory: 0,
+            boot: 0,
             blobs: Vec::new(),
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use forebay_format::{CatalogueOp, DiskId, DiskRecord, MAX_NAME, MapValue, Role, SyncMode};
+use forebay_format::{CatalogueOp, DiskId, DiskRecord, MAX_NAME, MapValue, Mark, Role, SyncMode};
 
 use super::kind::DiskMetadata;
 use crate::catalogue::{Catalogue, disk_by_id};
@@ -57,7 +57,7 @@ impl CatalogueEditor {
 
     /// Whether two disks are known to have the same stored contents, because nothing was committed to a
     /// clone.
-    fn have_same_map(&self, one: DiskId, other: DiskId) -> bool {
+    pub(crate) fn have_same_map(&self, one: DiskId, other: DiskId) -> bool {
         let record = |id| disk_by_id(&self.catalogue, id).and_then(|disk| disk.tree.read().record());
         let one = record(one);
         one.is_some() && one == record(other)
@@ -102,6 +102,7 @@ impl CatalogueEditor {
             dedup_domain: 0,
             reset_at_disconnect: false,
             map_damaged: false,
+            mark: Mark::None,
         }
     }
 

@@ -159,7 +159,7 @@ impl Metadata {
             for (i, piece) in bytes.chunks(PIECE).enumerate() {
                 let mut room = self.intake.admit(&disk, piece.len() as u64).await?;
                 room.spend(piece.len() as u64);
-                self.intake.write_sectors(&disk, (i * PIECE) as u64, piece)?;
+                self.intake.write_sectors(&disk, (i * PIECE) as u64, piece, &mut room.room)?;
             }
             self.intake.flush_disk(&disk).await
         };

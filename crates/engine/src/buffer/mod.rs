@@ -7,12 +7,27 @@
 //! A disk has an *active* buffer, which receives writes, and while a commit runs a *frozen* buffer, which is
 //! immutable. Reads search the active buffer, then the frozen one, then the map; the frozen buffer is dropped
 //! only after it was applied to the map, so no read can miss a write.
+//!
+//! **Outliving the process.** Blocks and zeroed ranges are in retained memory ([`forebay_retained`]), so a new
+//! process can rebuild the buffers ([`WriteBuffer::adopt`]). The rules that make this exact:
+//!
+//! - A page never changes. A write publishes a new page, and then drops the one that it replaces.
+//! - Each record has the *generation* of its buffer: the number of times that the disk's buffers were frozen
+//!   before. A freeze that is cancelled does not change it.
+//! - A block is never older than the zeroed range beneath it: zeroing a range removes the blocks in it. So the
+//!   contents of a buffer are its generations, one above the other, and in each generation the blocks are
+//!   above the zeroed ranges.
+//! - Zeroing publishes its range before it removes blocks: a process that ends in between leaves the old
+//!   contents or zeroes, never contents from before the old ones.
+//! - What remains of a zeroed range after newer ones cover parts of it keeps the record of the whole range:
+//!   the newer records, of the same or a later generation and order, cover those parts again.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{BLOCK, FANOUT, SECTOR};
+use forebay_format::{BLOCK, DiskId, FANOUT, SECTOR};
+use forebay_retained::{BlockRecord, Page, Range as RangeToken, RangeRecord, Reservation, Retained};
 use hashbrown::HashMap;
 
 use crate::hash::BuildU64Hasher;
@@ -21,7 +36,8 @@ use crate::map::Touch;
 /// All sectors of a block.
 pub(crate) const ALL_SECTORS: u8 = 0xff;
 
-pub(crate) type Page = Box<[u8; BLOCK]>;
+/// A block on the heap.
+pub(crate) type BlockBox = Box<[u8; BLOCK]>;
 
 /// Mask of the sectors that a byte range of a block touches.
 pub(crate) fn sectors(within: &Range<usize>) -> u8 {
@@ -74,17 +90,54 @@ pub(crate) const ZEROES_COST: u64 = 2 * ZERO_RANGE_COST;
 /// The most written blocks that are searched linearly; this takes some hundred microseconds.
 const SEARCHED_BLOCKS: usize = 1 << 16;
 
+/// The retained memory of a buffer, and the fields that all of its records have in common.
+#[derive(Clone)]
+struct Home {
+    retained: Arc<Retained>,
+    disk: DiskId,
+    generation: u64,
+}
+
+impl Home {
+    fn page(
+        &self,
+        room: Option<&mut Reservation>,
+        block: u64,
+        mask: u8,
+        fill: impl FnOnce(&mut [u8; BLOCK]),
+    ) -> Page {
+        let of = BlockRecord { disk: self.disk.0, block, mask, generation: self.generation };
+        self.retained.page(room, of, fill)
+    }
+}
+
+/// A zeroed range, or a part of one.
+#[derive(Clone)]
+struct Zeroes {
+    /// Its end, exclusive.
+    end: u64,
+    /// Whether it stays allocated.
+    allocated: bool,
+    generation: u64,
+    /// Its record, which exists as long as a part of the range does.
+    _record: Arc<RangeToken>,
+}
+
 /// A layer of blocks above a layer of zeroed ranges; see the module documentation.
-#[derive(Default)]
 pub(crate) struct WriteBuffer {
+    home: Home,
     blocks: HashMap<u64, Dirty, BuildU64Hasher>,
-    /// Disjoint ranges, by first block: end (exclusive), and whether the range stays allocated.
-    zeroes: BTreeMap<u64, (u64, bool)>,
+    /// Disjoint ranges, by first block.
+    zeroes: BTreeMap<u64, Zeroes>,
     /// Number of writes so far.
     clock: u32,
 }
 
 impl WriteBuffer {
+    fn new(home: Home) -> WriteBuffer {
+        WriteBuffer { home, blocks: HashMap::default(), zeroes: BTreeMap::new(), clock: 0 }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.zeroes.is_empty()
     }
@@ -94,56 +147,85 @@ impl WriteBuffer {
         self.blocks.len() as u64 * BLOCK as u64 + self.zeroes.len() as u64 * ZERO_RANGE_COST
     }
 
-    /// Writes `data` at `within` of a block; both ends on sector boundaries.
-    pub fn write(&mut self, block: u64, within: Range<usize>, data: &[u8]) {
+    /// Writes `data` at `within` of a block; both ends on sector boundaries. Takes one page of `room`.
+    pub fn write(&mut self, block: u64, within: Range<usize>, data: &[u8], room: Option<&mut Reservation>) {
         debug_assert!(within.start.is_multiple_of(SECTOR) && within.end.is_multiple_of(SECTOR));
         let mask = sectors(&within);
         self.clock = self.clock.wrapping_add(1);
         let stamp = self.clock;
-        match self.blocks.entry(block) {
-            hashbrown::hash_map::Entry::Occupied(e) => {
-                let dirty = e.into_mut();
-                dirty.page[within].copy_from_slice(data);
-                (dirty.mask, dirty.stamp) = (dirty.mask | mask, stamp);
+        let present = self.blocks.get_mut(&block);
+        let before = present.as_ref().map_or(0, |dirty| dirty.mask);
+        let page = self.home.page(room, block, mask | before, |page| match &present {
+            _ if within.len() == BLOCK => page.copy_from_slice(data),
+            Some(dirty) => {
+                page.copy_from_slice(&dirty.page[..]);
+                page[within].copy_from_slice(data);
             }
-            hashbrown::hash_map::Entry::Vacant(e) => {
-                e.insert(Dirty { page: page_with(within, data), mask, stamp });
+            None => {
+                page.fill(0);
+                page[within].copy_from_slice(data);
             }
+        });
+        let dirty = Dirty { page, mask: mask | before, stamp };
+        match present {
+            Some(present) => *present = dirty,
+            None => drop(self.blocks.insert(block, dirty)),
         }
     }
 
-    /// Zeroes whole blocks.
-    pub fn zero(&mut self, range: Range<u64>, allocated: bool) {
+    /// Zeroes whole blocks. Takes one range of `room`.
+    pub fn zero(&mut self, range: Range<u64>, allocated: bool, room: Option<&mut Reservation>) {
         if range.is_empty() {
             return;
         }
+        let generation = self.home.generation;
+        let merged = self.merged(&range, allocated);
+        let of = RangeRecord {
+            disk: self.home.disk.0,
+            start: merged.start,
+            end: merged.end,
+            allocated,
+            generation,
+        };
+        let record = Arc::new(self.home.retained.range(room, of));
+        self.put_zeroes(merged.start, Zeroes { end: merged.end, allocated, generation, _record: record });
+        self.remove_blocks(&range);
+    }
+
+    /// A range, extended by the zeroed ranges of the same kind and generation that touch it.
+    fn merged(&self, range: &Range<u64>, allocated: bool) -> Range<u64> {
+        let (mut start, mut end) = (range.start, range.end);
+        let from = self.zeroes.range(..start).next_back().map_or(start, |(&s, _)| s);
+        for (&s, z) in self.zeroes.range(from..=end) {
+            if z.end >= range.start && z.allocated == allocated && z.generation == self.home.generation {
+                (start, end) = (start.min(s), end.max(z.end));
+            }
+        }
+        start..end
+    }
+
+    /// Inserts a zeroed range in place of the parts of others that it covers.
+    fn put_zeroes(&mut self, start: u64, zeroes: Zeroes) {
+        let from = self.zeroes.range(..start).next_back().map_or(start, |(&s, _)| s);
+        let touching: Vec<u64> = self.zeroes.range(from..zeroes.end).map(|(&s, _)| s).collect();
+        for s in touching {
+            let Some(old) = self.zeroes.remove(&s) else { continue };
+            if s < start {
+                self.zeroes.insert(s, Zeroes { end: old.end.min(start), ..old.clone() });
+            }
+            if old.end > zeroes.end {
+                self.zeroes.insert(zeroes.end, old);
+            }
+        }
+        self.zeroes.insert(start, zeroes);
+    }
+
+    fn remove_blocks(&mut self, range: &Range<u64>) {
         if range.end - range.start > self.blocks.len() as u64 {
             self.blocks.retain(|block, _| !range.contains(block));
         } else {
             range.clone().for_each(|block| drop(self.blocks.remove(&block)));
         }
-        // Trim ranges that overlap, then join neighbours of the same kind: a disk that is discarded in pieces
-        // ends up as one range.
-        let (mut start, mut end) = (range.start, range.end);
-        let mut from = start;
-        if let Some((&s, _)) = self.zeroes.range(..start).next_back() {
-            from = s;
-        }
-        let touching: Vec<_> = self.zeroes.range(from..=end).map(|(&s, &(e, a))| (s, e, a)).collect();
-        for (s, e, a) in touching.into_iter().filter(|&(_, e, _)| e >= range.start) {
-            self.zeroes.remove(&s);
-            if a == allocated {
-                (start, end) = (start.min(s), end.max(e));
-            } else {
-                if s < range.start {
-                    self.zeroes.insert(s, (range.start, a));
-                }
-                if e > range.end {
-                    self.zeroes.insert(range.end, (e, a));
-                }
-            }
-        }
-        self.zeroes.insert(start, (end, allocated));
     }
 
     /// The map changes that committing this buffer causes, in any order.
@@ -165,7 +247,7 @@ impl WriteBuffer {
 
     /// Of the leaves below a zeroed range, only those at its two ends remain.
     fn zeroes_touch(&self) -> impl Iterator<Item = Touch> {
-        let ends = self.zeroes.iter().flat_map(|(&start, &(end, _))| [start, end - 1]);
+        let ends = self.zeroes.iter().flat_map(|(&start, z)| [start, z.end - 1]);
         ends.map(|block| Touch { block, count: FANOUT, is_read: false })
     }
 
@@ -186,7 +268,8 @@ impl WriteBuffer {
     /// Removes and returns all zeroed ranges and the `count` least recently written blocks. No remaining part
     /// is beneath a part that is removed.
     fn take_coldest(&mut self, count: usize) -> WriteBuffer {
-        let mut taken = WriteBuffer { zeroes: std::mem::take(&mut self.zeroes), ..WriteBuffer::default() };
+        let mut taken = WriteBuffer::new(self.home.clone());
+        taken.zeroes = std::mem::take(&mut self.zeroes);
         if count >= self.blocks.len() {
             taken.blocks = std::mem::take(&mut self.blocks);
             return taken;
@@ -204,33 +287,53 @@ impl WriteBuffer {
                 continue;
             }
             match self.blocks.entry(block) {
-                hashbrown::hash_map::Entry::Occupied(e) => {
-                    let above = e.into_mut();
-                    copy_sectors(&below.page, below.mask & !above.mask, &(0..BLOCK), &mut above.page[..]);
-                    above.mask |= below.mask;
+                hashbrown::hash_map::Entry::Occupied(mut e) => {
+                    let above = e.get();
+                    if below.mask & !above.mask != 0 {
+                        let merged = merge(&self.home, block, above, &below);
+                        e.insert(merged);
+                    }
                 }
                 hashbrown::hash_map::Entry::Vacant(e) => drop(e.insert(below)),
             }
         }
-        for (start, (end, allocated)) in older.zeroes {
-            for gap in self.not_zeroed(start..end) {
-                self.zeroes.insert(gap.start, (gap.end, allocated));
+        for (start, zeroes) in older.zeroes {
+            for gap in self.not_zeroed(start..zeroes.end) {
+                self.zeroes.insert(gap.start, Zeroes { end: gap.end, ..zeroes.clone() });
             }
         }
+    }
+
+    /// Adds a block from retained memory above everything that was added before.
+    pub fn adopt_block(&mut self, block: u64, mask: u8, page: Page) {
+        self.clock = self.clock.wrapping_add(1);
+        let above = Dirty { page, mask, stamp: self.clock };
+        let dirty = match self.blocks.get(&block) {
+            Some(below) if below.mask & !mask != 0 => merge(&self.home, block, &above, below),
+            _ => above,
+        };
+        self.blocks.insert(block, dirty);
+    }
+
+    /// Adds a zeroed range from retained memory above everything that was added before.
+    pub fn adopt_zeroes(&mut self, of: RangeRecord, record: RangeToken) {
+        let RangeRecord { start, end, allocated, generation, .. } = of;
+        self.put_zeroes(start, Zeroes { end, allocated, generation, _record: Arc::new(record) });
+        self.remove_blocks(&(start..end));
     }
 
     /// The parts of a range that no zeroed range covers.
     fn not_zeroed(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut gaps = Vec::new();
         let mut at = range.start;
-        if let Some((_, &(end, _))) = self.zeroes.range(..=at).next_back() {
-            at = at.max(end);
+        if let Some((_, z)) = self.zeroes.range(..=at).next_back() {
+            at = at.max(z.end);
         }
-        for (&start, &(end, _)) in self.zeroes.range(at..range.end.max(at)) {
+        for (&start, z) in self.zeroes.range(at..range.end.max(at)) {
             if start > at {
                 gaps.push(at..start);
             }
-            at = end;
+            at = z.end;
         }
         if at < range.end {
             gaps.push(at..range.end);
@@ -254,12 +357,12 @@ impl WriteBuffer {
     }
 
     fn zeroed(&self, block: u64) -> bool {
-        self.zeroes.range(..=block).next_back().is_some_and(|(_, &(end, _))| block < end)
+        self.zeroes.range(..=block).next_back().is_some_and(|(_, z)| block < z.end)
     }
 
     /// The zeroed ranges in order of their first block, and whether each stays allocated.
     pub fn zeroes(&self) -> impl Iterator<Item = (Range<u64>, bool)> {
-        self.zeroes.iter().map(|(&s, &(e, a))| (s..e, a))
+        self.zeroes.iter().map(|(&s, z)| (s..z.end, z.allocated))
     }
 
     /// As [`Buffers::runs`].
@@ -323,17 +426,14 @@ fn lay_over<T: Copy>(above: Vec<(Range<u64>, T)>, below: Vec<(Range<u64>, T)>) -
     all
 }
 
-/// A page with `data` at `within` and zeroes elsewhere.
-fn page_with(within: Range<usize>, data: &[u8]) -> Page {
-    // Most writes are whole blocks: they are copied into memory that need not be zeroed first.
-    if data.len() == BLOCK
-        && let Ok(page) = Page::try_from(Box::<[u8]>::from(data))
-    {
-        return page;
-    }
-    let mut page = Box::new([0; BLOCK]);
-    page[within].copy_from_slice(data);
-    page
+/// The sectors of `above`, and below them those of `below`.
+fn merge(home: &Home, block: u64, above: &Dirty, below: &Dirty) -> Dirty {
+    let mask = above.mask | below.mask;
+    let page = home.page(None, block, mask, |page| {
+        page.copy_from_slice(&below.page[..]);
+        copy_sectors(&above.page, above.mask, &(0..BLOCK), page);
+    });
+    Dirty { page, mask, stamp: above.stamp }
 }
 
 /// A range that is being read for a read-modify-write; records whether it is written in between.
@@ -353,8 +453,15 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// The buffers of a disk.
+/// The records of a disk in retained memory, in any order.
 #[derive(Default)]
+pub(crate) struct DiskRecords {
+    pub blocks: Vec<(BlockRecord, Page)>,
+    /// With the order of each.
+    pub ranges: Vec<(RangeRecord, u64, RangeToken)>,
+}
+
+/// The buffers of a disk.
 pub(crate) struct Buffers {
     active: WriteBuffer,
     frozen: Option<Arc<WriteBuffer>>,
@@ -367,6 +474,46 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
+    /// The empty buffers of a disk, in retained memory.
+    pub fn new(retained: Arc<Retained>, disk: DiskId) -> Buffers {
+        Buffers {
+            active: WriteBuffer::new(Home { retained, disk, generation: 0 }),
+            frozen: None,
+            watches: Vec::new(),
+            next_watch: 0,
+            copies: Vec::new(),
+            copies_begun: 0,
+        }
+    }
+
+    /// Replaces the active buffer, which is empty, by the contents of retained memory: all records of this
+    /// disk. Returns the cost of the buffer.
+    pub fn adopt(&mut self, records: DiskRecords) -> u64 {
+        debug_assert!(self.is_clean());
+        let DiskRecords { mut blocks, mut ranges } = records;
+        blocks.sort_unstable_by_key(|(of, page)| (of.generation, page.order()));
+        ranges.sort_unstable_by_key(|(of, order, _)| (of.generation, *order));
+        let newest = blocks.last().map(|(of, _)| of.generation);
+        let newest = newest.max(ranges.last().map(|(of, ..)| of.generation));
+        self.active.home.generation = newest.map_or(0, |generation| generation + 1);
+        let mut ranges = ranges.into_iter().peekable();
+        for (of, page) in blocks {
+            while let Some((of, _, range)) = ranges.next_if(|(range, ..)| range.generation <= of.generation) {
+                self.active.adopt_zeroes(of, range);
+            }
+            self.active.adopt_block(of.block, of.mask, page);
+        }
+        ranges.for_each(|(of, _, range)| self.active.adopt_zeroes(of, range));
+        self.active.cost()
+    }
+
+    /// Takes the active buffer; later writes are in the next generation.
+    fn take_active(&mut self) -> WriteBuffer {
+        let home = Home { generation: self.active.home.generation + 1, ..self.active.home.clone() };
+        let next = WriteBuffer { clock: self.active.clock, ..WriteBuffer::new(home) };
+        std::mem::replace(&mut self.active, next)
+    }
+
     pub fn is_clean(&self) -> bool {
         self.active.is_empty() && self.frozen.is_none()
     }
@@ -420,7 +567,7 @@ impl Buffers {
         if self.active.is_empty() {
             return None;
         }
-        self.frozen = Some(Arc::new(std::mem::take(&mut self.active)));
+        self.frozen = Some(Arc::new(self.take_active()));
         self.frozen.clone()
     }
 
@@ -428,6 +575,7 @@ impl Buffers {
     pub fn freeze_coldest(&mut self, count: usize) -> Arc<WriteBuffer> {
         assert!(self.frozen.is_none(), "one commit at a time");
         let frozen = Arc::new(self.active.take_coldest(count));
+        self.active.home.generation += 1;
         self.frozen = Some(frozen.clone());
         frozen
     }
@@ -457,7 +605,8 @@ impl Buffers {
         let frozen = Arc::into_inner(frozen).expect("a frozen buffer has no other owner");
         let before = frozen.cost() + self.active.cost();
         if self.active.is_empty() {
-            self.active = frozen;
+            let home = self.active.home.clone();
+            self.active = WriteBuffer { home, ..frozen };
         } else {
             self.active.put_beneath(frozen);
         }
@@ -466,7 +615,7 @@ impl Buffers {
 
     /// Discards all buffered writes. Returns their cost.
     pub fn clear(&mut self) -> i64 {
-        let gone = std::mem::take(&mut self.active);
+        let gone = self.take_active();
         gone.cost() as i64
     }
 

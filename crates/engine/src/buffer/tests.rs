@@ -2,9 +2,27 @@
 
 use proptest::prelude::*;
 
+use forebay_retained::Identity;
+
 use super::*;
+use crate::memory::heap;
 
 const BLOCKS: u64 = 8;
+
+/// Memory of its own for one disk.
+fn retained() -> Arc<Retained> {
+    let identity = Identity { pool: [1; 16], boot: [2; 16] };
+    Retained::create(Arc::new(heap(4 << 20)), &identity, 1, 4 << 20).expect("memory")
+}
+
+fn buffers() -> Buffers {
+    Buffers::new(retained(), DiskId(1))
+}
+
+/// A buffer that is never frozen.
+fn plain() -> WriteBuffer {
+    WriteBuffer::new(Home { retained: retained(), disk: DiskId(1), generation: 0 })
+}
 
 /// A write of sectors, or blocks that become zero.
 #[derive(Debug, Clone)]
@@ -33,9 +51,9 @@ fn apply(buffer: &mut WriteBuffer, op: &Op) {
     match *op {
         Op::Write { block, from, sectors, byte } => {
             let within = from * SECTOR..(from + sectors) * SECTOR;
-            buffer.write(block, within.clone(), &vec![byte; within.len()]);
+            buffer.write(block, within.clone(), &vec![byte; within.len()], None);
         }
-        Op::Zero { from, count, allocated } => buffer.zero(from..from + count, allocated),
+        Op::Zero { from, count, allocated } => buffer.zero(from..from + count, allocated, None),
     }
 }
 
@@ -57,7 +75,7 @@ proptest! {
         before in prop::collection::vec(op(), 1..12),
         after in prop::collection::vec(op(), 0..12),
     ) {
-        let (mut plain, mut buffers) = (WriteBuffer::default(), Buffers::default());
+        let (mut plain, mut buffers) = (plain(), buffers());
         let change = |buffers: &mut Buffers, op: &Op| buffers.change(0..BLOCKS, |b| apply(b, op));
         let mut cost: i64 = before.iter().map(|op| change(&mut buffers, op)).sum();
         let frozen = buffers.freeze().expect("something was written");
@@ -66,6 +84,84 @@ proptest! {
         before.iter().chain(&after).for_each(|op| apply(&mut plain, op));
         prop_assert_eq!(seen(buffers.active()), seen(&plain));
         prop_assert_eq!(cost, buffers.active().cost() as i64);
+    }
+}
+
+/// A change of the buffers of a disk, or what a commit does to them.
+#[derive(Debug, Clone)]
+enum Step {
+    Change(Op),
+    Freeze,
+    FreezeColdest(usize),
+    /// The commit is complete.
+    Thaw,
+    /// The commit is given up.
+    Unfreeze,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => op().prop_map(Step::Change),
+        2 => Just(Step::Freeze),
+        1 => (0..BLOCKS as usize).prop_map(Step::FreezeColdest),
+        1 => Just(Step::Thaw),
+        2 => Just(Step::Unfreeze),
+    ]
+}
+
+fn take_step(buffers: &mut Buffers, step: &Step) {
+    match step {
+        Step::Change(op) => drop(buffers.change(0..BLOCKS, |b| apply(b, op))),
+        Step::Freeze if !buffers.is_committing() => drop(buffers.freeze()),
+        Step::FreezeColdest(count) if !buffers.is_committing() => drop(buffers.freeze_coldest(*count)),
+        Step::Freeze | Step::FreezeColdest(_) => {}
+        Step::Thaw => drop(buffers.thaw()),
+        Step::Unfreeze => {
+            if let Some(frozen) = buffers.thaw() {
+                buffers.unfreeze(frozen);
+            }
+        }
+    }
+}
+
+/// For each block, the sectors that both layers give, and their bytes.
+fn read(buffers: &Buffers) -> Vec<(u8, Vec<u8>)> {
+    let block = |b| {
+        let mut out = vec![0xee; BLOCK];
+        let have = buffers.overlay(b, &(0..BLOCK), &mut out);
+        (have, out)
+    };
+    (0..BLOCKS).map(block).collect()
+}
+
+proptest! {
+    /// The memory that a killed process leaves gives the contents of its buffers, after any history, also if
+    /// the next process is killed in turn.
+    #[test]
+    fn buffers_survive_the_process(
+        lives in prop::collection::vec(prop::collection::vec(step(), 1..24), 1..4),
+    ) {
+        const LIMIT: u64 = 4 << 20;
+        let identity = Identity { pool: [1; 16], boot: [2; 16] };
+        let mut memory = Arc::new(heap(LIMIT));
+        let retained = Retained::create(memory.clone(), &identity, 1, LIMIT).expect("memory");
+        let mut buffers = Buffers::new(retained, DiskId(1));
+        for life in &lives {
+            life.iter().for_each(|step| take_step(&mut buffers, step));
+            let expected = read(&buffers);
+            memory = Arc::new(memory.snapshot());
+            let (retained, contents) =
+                Retained::open(memory.clone(), &identity, LIMIT).expect("its contents are sound");
+            let records = DiskRecords {
+                blocks: contents.pages.into_iter().map(|(of, _, page)| (of, page)).collect(),
+                ranges: contents.ranges,
+            };
+            let mut next = Buffers::new(retained, DiskId(1));
+            let cost = next.adopt(records);
+            prop_assert_eq!(cost, next.active().cost());
+            prop_assert_eq!(read(&next), expected);
+            buffers = next;
+        }
     }
 }
 
@@ -82,7 +178,7 @@ proptest! {
         before in prop::collection::vec(op(), 1..12),
         after in prop::collection::vec(op(), 0..12),
     ) {
-        let mut buffers = Buffers::default();
+        let mut buffers = buffers();
         let change = |op: &Op, b: &mut Buffers| b.change(0..BLOCKS, |buffer| apply(buffer, op));
         before.iter().for_each(|op| _ = change(op, &mut buffers));
         buffers.freeze();
@@ -103,7 +199,7 @@ proptest! {
     /// younger.
     #[test]
     fn the_coldest_are_taken(ops in prop::collection::vec(op(), 1..24), count in 0..BLOCKS as usize) {
-        let (mut plain, mut buffers) = (WriteBuffer::default(), Buffers::default());
+        let (mut plain, mut buffers) = (plain(), buffers());
         for op in &ops {
             apply(&mut plain, op);
             buffers.change(0..BLOCKS, |b| apply(b, op));

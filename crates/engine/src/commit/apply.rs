@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{BlockRef, CatalogueOp, DiskId, DiskRecord, FormatError, MapValue};
+use forebay_format::{BlockRef, CatalogueOp, DiskId, DiskRecord, FormatError, MapValue, Mark};
 
 use crate::catalogue::Catalogue;
 use crate::desktop::WriteCaches;
@@ -147,7 +147,7 @@ impl Applier {
                     Some(source) => source.tree.read().clone(),
                     None => Tree::new(blocks(record.size)),
                 };
-                let made = Arc::new(Disk::new(record.clone(), tree));
+                let made = Arc::new(Disk::new(record.clone(), tree, self.reader.cx.retained.clone()));
                 if let Some(source) = source {
                     made.inherit_map_damage(&source);
                     made.classes.inherit(&source.classes);
@@ -170,6 +170,10 @@ impl Applier {
                 disk.inherit_map_damage(&source);
                 disk.classes.inherit(&source.classes);
                 disk.set_record(record);
+                // The contents that replace those of its clients are durable.
+                if matches!(disk.record().mark, Mark::Local | Mark::Remote) {
+                    disk.set_mark(Mark::None);
+                }
                 disk.reset_done();
             }
             CatalogueOp::Resize { disk: id, size } => {
@@ -180,12 +184,18 @@ impl Applier {
             }
             CatalogueOp::Update { disk: record } => {
                 let disk = self.referenced_disk(record.id)?;
-                disk.set_record(DiskRecord { size: disk.size(), ..record.clone() });
+                let mark = disk.record().mark;
+                disk.set_record(DiskRecord { size: disk.size(), mark, ..record.clone() });
                 self.catalogue.write().renamed(record.id);
             }
             CatalogueOp::CopyRange { disk: id, block, from, source_block, count } => {
                 let (disk, source) = (self.referenced_disk(*id)?, self.referenced_disk(*from)?);
                 self.copy_range(&disk, *block, &source, *source_block, *count).await?;
+            }
+            CatalogueOp::Mark { disk: id, mark } => {
+                if let Some(disk) = self.disk(*id) {
+                    disk.set_mark(*mark);
+                }
             }
         }
         Ok(())

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_format::{Address, BLOCK, BlockRef, DiskId, Stream};
+use forebay_retained::Cover;
 use forebay_store::{Store, StoreError};
 use hashbrown::HashMap;
 
@@ -38,6 +39,7 @@ use crate::classes::{Classifier, ScanQueue};
 use crate::context::Context;
 use crate::limits::{COMMIT_READS, FULL_RETRY};
 use crate::log::{Draft, Item, Log};
+use crate::memory::NO_COVER;
 use crate::progress::CommitProgress;
 use crate::read::Reader;
 use crate::space::SpaceGovernor;
@@ -216,7 +218,7 @@ impl Committer {
         let mut warm = Warm::new(&self.reader);
         warm.read_ahead(self.touched(), COMMIT_READS).await;
         let mut log = self.log.lock().await;
-        self.freeze(group);
+        self.freeze(group, log.head().seq + 1);
         if group.frozen.is_empty() && group.ops.is_empty() {
             self.finish(group, Vec::new());
             return Ok(());
@@ -246,7 +248,13 @@ impl Committer {
         let written = self.write_group(log, &items, stream).await;
         self.space.wrote(self.appended.load(Relaxed) - before);
         let refs = match written {
-            Err(StoreError::Full) => return Err(Error::NoSpace),
+            Err(StoreError::Full) => {
+                // Before another group can have the number of this one.
+                if self.cx.config.mutation != Mutation::KeepCover {
+                    self.cx.retained.set_cover(NO_COVER);
+                }
+                return Err(Error::NoSpace);
+            }
             other => other?,
         };
         self.space.accepted();
@@ -267,9 +275,11 @@ impl Committer {
         Ok(())
     }
 
-    /// Freezes all dirty buffers, and takes the pending changes to the catalogue.
-    fn freeze(&self, group: &mut Group) {
+    /// Freezes all dirty buffers, and takes the pending changes to the catalogue. `seq` is the number of the
+    /// group's first batch.
+    fn freeze(&self, group: &mut Group, seq: u64) {
         let _gate = self.intake.gate.write();
+        self.cx.retained.set_cover(Cover { seq, order: self.cx.retained.order() });
         group.ops.append(&mut self.intake.ops.lock());
         self.applier.begin_copies(group.catalogue_ops());
         group.freeze = self.intake.freezes.fetch_add(1, Relaxed) + 1;

@@ -6,11 +6,11 @@ use forebay_format::{BlockRef, CatalogueOp, DiskId};
 use hashbrown::HashMap;
 
 use super::intake::PendingOp;
-use crate::buffer::{Page, WriteBuffer};
+use crate::buffer::{BlockBox, WriteBuffer};
 use crate::disk::Disk;
 
 /// Completed partial blocks. If the base of a block is damaged, a reference that marks the block as lost.
-pub(crate) type Completed = HashMap<(DiskId, u64), std::result::Result<Page, BlockRef>>;
+pub(crate) type Completed = HashMap<(DiskId, u64), std::result::Result<BlockBox, BlockRef>>;
 
 /// The buffers and catalogue changes of one commit.
 #[derive(Default)]

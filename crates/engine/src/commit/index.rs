@@ -36,7 +36,7 @@ impl Committer {
                 break;
             }
             match self.index_segment(segment).await {
-                Err(e @ (Error::Latched(_) | Error::Closed)) => {
+                Err(e @ (Error::Latched(_) | Error::Fenced | Error::Closed)) => {
                     tracing::debug!("rebuilding the dedup index has stopped: {e}");
                     break;
                 }

@@ -9,13 +9,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_format::{BLOCK, CatalogueOp};
+use forebay_retained::Reservation;
 use tokio::sync::{Notify, oneshot};
 
 use super::schedule::Schedule;
 use crate::buffer::Buffers;
+use crate::client::Clientele;
 use crate::context::Context;
 use crate::desktop::WriteCaches;
 use crate::disk::Disk;
+use crate::limits::MEMORY_RETRY;
 use crate::progress::{CommitProgress, Progress};
 use crate::read::{Reader, blocks_of, pieces};
 use crate::space::{Admission, SpaceGovernor};
@@ -29,6 +32,19 @@ use crate::{Error, Mutation, Result};
 pub(crate) struct PendingOp {
     pub ops: Vec<CatalogueOp>,
     pub done: oneshot::Sender<Result<()>>,
+}
+
+/// A request that may change a disk: its share of the write buffers, and its room in retained memory.
+pub(crate) struct Admitted<'a> {
+    space: Admission<'a>,
+    pub room: Reservation,
+}
+
+impl Admitted<'_> {
+    /// As [`Admission::spend`].
+    pub fn spend(&mut self, bytes: u64) {
+        self.space.spend(bytes);
+    }
 }
 
 /// The state that writers share with the commit; see the module documentation.
@@ -85,21 +101,55 @@ impl Intake {
         !self.disks.lock().is_empty() || !self.ops.lock().is_empty()
     }
 
-    /// Refuses changes from now on, and wakes the tasks that wait for changes.
-    pub fn close(&self) {
+    /// Refuses changes from now on, and wakes the tasks that wait for changes. `last` returns the changes to
+    /// the catalogue that belong to the last commit, together with everything written before.
+    pub fn close(&self, last: impl FnOnce() -> Vec<CatalogueOp>) {
         {
             let _gate = self.gate.write();
+            if !self.cx.is_closing() {
+                let ops = last();
+                if !ops.is_empty() {
+                    // Nobody waits for the result.
+                    self.ops.lock().push(PendingOp { ops, done: oneshot::channel().0 });
+                }
+            }
             self.cx.begin_close();
         }
         self.request_commit();
         self.cold_wake.notify_one();
     }
 
-    /// Whether a write of `len` bytes (0: a zeroed range) can be made now, without waiting.
+    /// Room for a write of `len` bytes (0: a zeroed range) that is made now; `None` if it has to wait.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if waiting would not help; those of a pool that does not run.
-    pub fn may_write(&self, disk: &Disk, len: u64) -> Result<bool> {
+    pub fn room_now(&self, disk: &Disk, len: u64) -> Result<Option<Reservation>> {
+        if !self.may_write(disk, len)? {
+            return Ok(None);
+        }
+        let room = self.reserve(disk, len);
+        if room.is_none() {
+            self.make_room(disk);
+        }
+        Ok(room)
+    }
+
+    /// Reserves retained memory for a request of `len` bytes; `None` if there is none.
+    fn reserve(&self, disk: &Disk, len: u64) -> Option<Reservation> {
+        // Both ends may be parts of blocks, and each zeroed block of a desktop may become a range.
+        let blocks = len.div_ceil(BLOCK as u64) as u32 + 2;
+        self.cx.retained.reserve(blocks, if disk.is_desktop() { blocks } else { 1 })
+    }
+
+    /// Requests that retained memory be freed for a writer that waits.
+    fn make_room(&self, disk: &Disk) {
+        disk.wants_room.store(disk.is_desktop(), Relaxed);
+        self.caches.require_overflow();
+        self.request_commit();
+    }
+
+    /// Whether a write of `len` bytes (0: a zeroed range) fits into the budgets now.
+    fn may_write(&self, disk: &Disk, len: u64) -> Result<bool> {
         self.cx.check_running()?;
         if disk.is_desktop() {
             return self.may_cache(disk, len);
@@ -117,8 +167,8 @@ impl Intake {
     /// Waits until a write of `len` bytes may be made, and reserves room for it.
     ///
     /// # Errors
-    /// As [`Intake::may_write`].
-    pub async fn admit(&self, disk: &Disk, len: u64) -> Result<Admission<'_>> {
+    /// As [`Intake::room_now`].
+    pub async fn admit(&self, disk: &Disk, len: u64) -> Result<Admitted<'_>> {
         if !disk.is_desktop() {
             let delay = self.space.pacing_delay(len, self.cx.host.now());
             if !delay.is_zero() {
@@ -130,10 +180,21 @@ impl Intake {
         let _waiting = self.space.wait();
         loop {
             progress.mark_unchanged();
-            if let Some(admission) = self.try_admit(disk, len)? {
-                return Ok(admission);
+            let Some(space) = self.try_admit(disk, len)? else {
+                progress.changed().await.map_err(|_| Error::Closed)?;
+                continue;
+            };
+            if let Some(room) = self.reserve(disk, len) {
+                return Ok(Admitted { space, room });
             }
-            progress.changed().await.map_err(|_| Error::Closed)?;
+            drop(space);
+            self.make_room(disk);
+            // Other processes may use up the memory, so its return is not always announced.
+            tokio::select! {
+                biased;
+                changed = progress.changed() => changed.map_err(|_| Error::Closed)?,
+                () = self.cx.host.sleep(MEMORY_RETRY) => {}
+            }
         }
     }
 
@@ -163,6 +224,14 @@ impl Intake {
         disk.wants_room.store(true, Relaxed);
         self.caches.wake();
         Ok(false)
+    }
+
+    /// Records that the active buffer of a disk was filled from retained memory.
+    pub fn restored(&self, disk: &Arc<Disk>, cost: u64) {
+        self.count_buffered(disk, cost as i64);
+        if !disk.is_desktop() {
+            self.disks.lock().push(disk.clone());
+        }
     }
 
     /// Counts by how much the buffers of a disk grew other than by a write.
@@ -218,20 +287,43 @@ impl Intake {
 
     /// Writes whole sectors into the buffer of a disk. In the buffer of a desktop, blocks of zeroes are kept
     /// as zeroed ranges, which need no room; for other disks the next commit detects them.
-    pub fn write_sectors(&self, disk: &Arc<Disk>, offset: u64, data: &[u8]) -> Result<()> {
+    pub fn write_sectors(
+        &self,
+        disk: &Arc<Disk>,
+        offset: u64,
+        data: &[u8],
+        room: &mut Reservation,
+    ) -> Result<()> {
+        self.write_sectors_if_marked(disk, offset, data, room, None).map(drop)
+    }
+
+    /// As [`Intake::write_sectors`], if the disk is marked for `clients`; returns whether it is. The mark is
+    /// checked under the freeze gate, so it is not removed before the data is durable.
+    pub fn write_sectors_if_marked(
+        &self,
+        disk: &Arc<Disk>,
+        offset: u64,
+        data: &[u8],
+        room: &mut Reservation,
+        clients: Option<Clientele>,
+    ) -> Result<bool> {
         let zeroes_are_kept = !disk.is_desktop();
         let blocks = blocks_of(offset, data.len() as u64);
-        let mut grown = 0;
+        let (mut grown, mut is_written) = (0, false);
         self.change(disk, blocks.clone(), |buffers, blocks| {
+            is_written = clients.is_none_or(|clients| disk.is_marked_for(clients));
+            if !is_written {
+                return 0;
+            }
             grown = buffers.change(blocks, |buffer| {
                 let mut at = 0;
                 for (block, within) in pieces(offset, data.len()) {
                     let next = at + within.len();
                     let data = &data[at..next];
                     if zeroes_are_kept || data.len() < BLOCK || !is_zero(data) {
-                        buffer.write(block, within, data);
+                        buffer.write(block, within, data, Some(room));
                     } else {
-                        buffer.zero(block..block + 1, true);
+                        buffer.zero(block..block + 1, true, Some(room));
                     }
                     at = next;
                 }
@@ -243,7 +335,7 @@ impl Intake {
             let edges = [offset, end].into_iter().filter(|edge| !edge.is_multiple_of(BLOCK as u64));
             self.record_cold(disk, blocks, edges.map(|edge| edge / BLOCK as u64));
         }
-        Ok(())
+        Ok(is_written)
     }
 
     /// Waits until every write to a disk that was acknowledged before the call is durable.
@@ -310,6 +402,23 @@ impl Intake {
         {
             let _gate = self.gate.read();
             self.cx.check_running()?;
+            self.ops.lock().push(PendingOp { ops, done });
+        }
+        self.request_commit();
+        result.await.unwrap_or(Err(Error::Closed))
+    }
+
+    /// Commits changes to the catalogue that `choose` returns while no disk changes, all in one group, and
+    /// waits for the result.
+    pub async fn commit_chosen_ops(&self, choose: impl FnOnce() -> Vec<CatalogueOp>) -> Result<()> {
+        let (done, result) = oneshot::channel();
+        {
+            let _gate = self.gate.write();
+            self.cx.check_running()?;
+            let ops = choose();
+            if ops.is_empty() {
+                return Ok(());
+            }
             self.ops.lock().push(PendingOp { ops, done });
         }
         self.request_commit();

@@ -77,21 +77,28 @@ struct Candidate<'a> {
     outcome: usize,
 }
 
-/// The blocks of a group, in the order in which they are logged: disk, block number, content, and whether the
-/// block is over a range that the group zeroes.
-fn blocks_of<'a>(
-    group: &'a Group,
-    completed: &'a Completed,
-) -> impl Iterator<Item = (&'a Disk, u64, &'a [u8; BLOCK], bool)> {
+/// A block of a group.
+struct GroupBlock<'a> {
+    disk: &'a Disk,
+    block: u64,
+    content: &'a [u8; BLOCK],
+    /// The checksum of the content, if it was computed when the block was written.
+    crc: Option<u32>,
+    /// It is over a range that the group zeroes.
+    over_zeroes: bool,
+}
+
+/// The blocks of a group, in the order in which they are logged.
+fn blocks_of<'a>(group: &'a Group, completed: &'a Completed) -> impl Iterator<Item = GroupBlock<'a>> {
     group.frozen.iter().flat_map(move |(disk, buffer)| {
         let blocks = buffer.sorted_blocks().into_iter();
         blocks.filter_map(move |(block, dirty)| {
-            let content = match completed.get(&(disk.id(), block)) {
-                None => &dirty.page,
-                Some(Ok(page)) => page,
+            let (content, crc) = match completed.get(&(disk.id(), block)) {
+                None => (&*dirty.page, Some(dirty.page.crc())),
+                Some(Ok(page)) => (&**page, None),
                 Some(Err(_)) => return None,
             };
-            Some((&**disk, block, &**content, buffer.base_is_zero(block)))
+            Some(GroupBlock { disk, block, content, crc, over_zeroes: buffer.base_is_zero(block) })
         })
     })
 }
@@ -147,7 +154,7 @@ impl Reducer {
         let (mut outcomes, mut candidates) = (Vec::new(), Vec::new());
         let mut keys: HashMap<u32, Fingerprinter> = HashMap::new();
         let mut classifier = Classifier::default();
-        for (disk, block, content, over_zeroes) in blocks_of(group, completed) {
+        for GroupBlock { disk, block, content, crc, over_zeroes } in blocks_of(group, completed) {
             classifier.count_written(disk.id(), &disk.classes, block);
             let treatment = self.cx.config.classes.of(classifier.of_written(disk.id(), &disk.classes, block));
             let now =
@@ -156,7 +163,7 @@ impl Reducer {
                 outcomes.push(if now == Some(MapValue::Zero) { Outcome::Unchanged } else { Outcome::Zero });
                 continue;
             }
-            let crc = crc32c(content);
+            let crc = crc.unwrap_or_else(|| crc32c(content));
             let now = match now {
                 Some(MapValue::At(now)) if now.crc == crc && !is_lost(&now) => Some(now),
                 _ => None,
@@ -306,10 +313,10 @@ pub(crate) fn items<'a>(group: &'a Group, completed: &'a Completed, reduced: &'a
             count: range.end - range.start,
             allocated,
         }));
-        while let Some((_, block, content, _)) = blocks.next_if(|(of, ..)| of.id() == id)
+        while let Some(b) = blocks.next_if(|b| b.disk.id() == id)
             && let Some(outcome) = outcomes.next()
         {
-            push(&mut items, id, block, content, outcome, &reduced.packed);
+            push(&mut items, id, b.block, b.content, outcome, &reduced.packed);
         }
         for (block, _) in buffer.partial_blocks() {
             if let Some(Err(lost)) = completed.get(&(id, block)) {

@@ -25,7 +25,7 @@ async fn create(parts: &Parts, id: u32) -> Arc<Disk> {
 fn group(disk: &Arc<Disk>, blocks: &[(u64, u8)]) -> Group {
     let mut buffers = disk.buffers.lock();
     for (block, byte) in blocks {
-        buffers.change(*block..*block + 1, |buffer| buffer.write(*block, 0..BLOCK, &[*byte; BLOCK]));
+        buffers.change(*block..*block + 1, |buffer| buffer.write(*block, 0..BLOCK, &[*byte; BLOCK], None));
     }
     Group::of(disk.clone(), buffers.freeze().unwrap())
 }

@@ -26,7 +26,7 @@ use forebay_format::{BLOCK, BlockRef, DiskId, FANOUT, MapValue};
 use futures_util::future::join_all;
 use hashbrown::HashMap;
 
-use crate::buffer::{ALL_SECTORS, Page};
+use crate::buffer::{ALL_SECTORS, BlockBox};
 use crate::disk::Disk;
 use crate::hash::BuildU64Hasher;
 use crate::limits::{CHUNK_BLOCKS, WARM_ROUNDS};
@@ -42,7 +42,7 @@ pub(crate) struct Warm<'a> {
     reader: &'a Reader,
     held: Held<'a>,
     /// Bases of partial writes, each with its reference in the map when it was read.
-    bases: HashMap<(DiskId, u64), (BlockRef, Page)>,
+    bases: HashMap<(DiskId, u64), (BlockRef, BlockBox)>,
 }
 
 /// A base of a partial write that is to be read.
@@ -121,7 +121,7 @@ impl<'a> Warm<'a> {
     }
 
     /// The base of a partial write, if it was read ahead and the map still references it.
-    pub fn base(&self, disk: &Disk, block: u64) -> Option<Page> {
+    pub fn base(&self, disk: &Disk, block: u64) -> Option<BlockBox> {
         let (at, page) = self.bases.get(&(disk.id(), block))?;
         let now = base_at(&self.reader.nodes.cache, disk, block).ok()??;
         (now == *at).then(|| page.clone())
@@ -145,7 +145,7 @@ async fn read_bases(
     reader: &Reader,
     disk: &Disk,
     wanted: Vec<Wanted>,
-) -> Vec<((DiskId, u64), (BlockRef, Page))> {
+) -> Vec<((DiskId, u64), (BlockRef, BlockBox))> {
     let mut pages = vec![0; wanted.len() * BLOCK];
     let gap = |(i, wanted): (usize, &Wanted)| {
         let (block, target) = (wanted.block, wanted.target);
@@ -155,7 +155,7 @@ async fn read_bases(
     if reader.fill_gaps(disk, gaps, &mut pages, 0, ReadMode::Wait).await.is_err() {
         return Vec::new();
     }
-    let pages = pages.chunks_exact(BLOCK).filter_map(|page| Page::try_from(Box::<[u8]>::from(page)).ok());
+    let pages = pages.chunks_exact(BLOCK).filter_map(|page| BlockBox::try_from(Box::<[u8]>::from(page)).ok());
     wanted.iter().zip(pages).map(|(w, page)| ((disk.id(), w.block), (w.target, page))).collect()
 }
 

@@ -5,13 +5,15 @@ use tokio::sync::Notify;
 use crate::buffer::ZEROES_COST;
 use crate::disk::Disk;
 use crate::space::zeroes_budget;
-use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 /// The write caches of all desktops.
 pub(crate) struct WriteCaches {
     /// Bytes in the write caches.
     cached: AtomicI64,
     budget: AtomicU64,
+    /// A writer waits for retained memory, so a desktop must overflow although the budgets are not spent.
+    required: AtomicBool,
     /// Wakes the task that lets desktops overflow.
     pub wake: Notify,
     /// Wakes the task that resets desktops.
@@ -28,6 +30,7 @@ impl WriteCaches {
         WriteCaches {
             cached: AtomicI64::new(0),
             budget: AtomicU64::new(budget),
+            required: AtomicBool::new(false),
             wake: Notify::new(),
             resets: Notify::new(),
         }
@@ -52,6 +55,17 @@ impl WriteCaches {
     /// Wakes the task that lets desktops overflow.
     pub fn wake(&self) {
         self.wake.notify_one();
+    }
+
+    /// Lets the largest desktop overflow, whatever the budgets.
+    pub fn require_overflow(&self) {
+        self.required.store(true, Relaxed);
+        self.wake();
+    }
+
+    /// Whether an overflow was required since the last call.
+    pub fn take_required(&self) -> bool {
+        self.required.swap(false, Relaxed)
     }
 
     /// Wakes the task that resets desktops.

@@ -87,7 +87,7 @@ impl Desktops {
     /// of other desktops check again when this one has overflowed. A desktop that is due for a reset does not
     /// overflow.
     fn next_to_overflow(&self) -> Option<Arc<Disk>> {
-        let mut all = self.caches.is_nearly_spent();
+        let mut all = self.caches.is_nearly_spent() | self.caches.take_required();
         let catalogue = self.editor.catalogue.read();
         let desktops = || catalogue.iter().filter(|d| d.is_desktop() && d.cached() > 0 && !d.is_reset_due());
         for disk in catalogue.iter().filter(|d| d.wants_room.load(Relaxed) && d.cached() == 0) {

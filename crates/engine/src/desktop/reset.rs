@@ -11,9 +11,11 @@
 //! use up, and it is in the next commit, whatever overflows concurrently. The write buffer of a marked
 //! desktop does not overflow any more.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use forebay_format::CatalogueOp;
+use forebay_format::{CatalogueOp, DiskId};
+use forebay_retained::Flag;
 
 use super::desktops::Desktops;
 use crate::disk::Disk;
@@ -83,18 +85,36 @@ impl Desktops {
         Ok(remaining)
     }
 
-    /// Resets all desktops to their images, when a pool is opened. If there is no room for it they stay
-    /// marked, and no client can attach them before the task has reset them.
-    pub(crate) async fn reset_desktops(self: &Arc<Desktops>) -> Result<()> {
+    /// Whether a desktop is known to have the contents of its image.
+    fn is_pristine(&self, desktop: &Disk) -> bool {
+        desktop.record().origin.is_some_and(|image| self.editor.have_same_map(desktop.id(), image))
+    }
+
+    /// Called when a pool is opened: `valid` are the desktops whose contents the retained memory says are
+    /// valid. All others are reset to their images. If there is no room for it they stay marked, and no client
+    /// can attach them before the task has reset them.
+    pub(crate) async fn restore(
+        self: &Arc<Desktops>,
+        valid: Vec<(Arc<Disk>, Flag)>,
+        memory_lost: bool,
+    ) -> Result<()> {
+        if self.cx.config.mutation == Mutation::KeepInvalid {
+            return Ok(());
+        }
+        let kept: BTreeSet<DiskId> = valid.iter().map(|(desktop, _)| desktop.id()).collect();
+        valid.into_iter().for_each(|(desktop, flag)| desktop.set_valid(flag));
         let desktops: Vec<_> = {
             let catalogue = self.editor.catalogue.read();
-            catalogue.iter().filter(|d| d.is_desktop()).cloned().collect()
+            let others = catalogue.iter().filter(|d| d.is_desktop() && !kept.contains(&d.id()));
+            others.filter(|d| memory_lost || !self.is_pristine(d)).cloned().collect()
         };
         if desktops.is_empty() || self.cx.config.mutation == Mutation::KeepDesktops {
             return Ok(());
         }
         tracing::info!(desktops = desktops.len(), "resetting desktops to their images");
-        desktops.iter().for_each(|desktop| desktop.require_reset());
+        for desktop in &desktops {
+            desktop.require_reset();
+        }
         match self.reset_due().await {
             Err(Error::NoSpace) => {
                 tracing::warn!(

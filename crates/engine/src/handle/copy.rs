@@ -60,6 +60,7 @@ impl DiskHandle {
     ) -> Result<()> {
         source.check(source_offset, len)?;
         self.check_write(offset, len)?;
+        self.mark_unless_durable(true).await?;
         let same = Arc::ptr_eq(&self.disk, &source.disk);
         if same && offset.abs_diff(source_offset) < len {
             return Err(Error::Overlap);
@@ -78,7 +79,8 @@ impl DiskHandle {
             self.copy_bytes(last, source, source_offset + len - tail, tail).await?;
         }
         self.disk.guest.write.add(len);
-        self.flush_changes().await
+        self.flush_changes().await?;
+        self.mark_unless_durable(true).await
     }
 
     /// Whether blocks of `source` can be copied by reference.
@@ -102,12 +104,12 @@ impl DiskHandle {
             source.reader.read(&source.disk, source_offset + done, part, 0).await?;
             let n = part.len() as u64;
             if is_zero(part) {
-                let _room = self.intake.admit(&self.disk, 0).await?;
-                self.zero(to, n, false).await?;
+                let mut room = self.intake.admit(&self.disk, 0).await?.room;
+                self.zero(to, n, false, &mut room).await?;
             } else {
                 let mut room = self.intake.admit(&self.disk, n).await?;
                 room.spend(n);
-                self.write_bytes(to, part).await?;
+                self.write_bytes(to, part, &mut room.room).await?;
             }
             done += n;
         }

@@ -31,7 +31,10 @@ impl DiskHandle {
     /// which is always a valid answer.
     pub async fn extents(&self, offset: u64, len: u64, max: usize) -> Result<Vec<Extent>> {
         self.check(offset, len)?;
-        if self.intake.flush_disk(&self.disk).await.is_err() {
+        if let Err(error) = self.intake.flush_disk(&self.disk).await {
+            if matches!(error, Error::Fenced) {
+                return Err(error);
+            }
             return Ok(vec![Extent { len, hole: false, zero: false }]);
         }
         let end = offset + len;

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_format::{BLOCK, DiskId, Role, SECTOR, SyncMode};
+use forebay_retained::Reservation;
 use tokio::task::yield_now;
 
 use crate::admin::{DiskMetadata, Metadata};
@@ -14,9 +15,10 @@ use crate::commit::Intake;
 use crate::disk::Disk;
 use crate::limits::{READAHEAD_DESKTOP, READAHEAD_MAX, READAHEAD_MIN, TURN_BYTES};
 use crate::map::RunKind;
+use crate::marks::Marks;
 use crate::read::{ReadMode, Reader};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use crate::{Coalesce, Error, GuestStats, Mutation, Result, Room};
+use crate::{Client, Coalesce, Error, GuestStats, Mutation, RemoteAnswers, Result, Room};
 
 /// Result of a request that does not wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +35,11 @@ pub struct DiskHandle {
     pub(super) intake: Arc<Intake>,
     pub(super) disk: Arc<Disk>,
     metadata: Arc<Metadata>,
+    marks: Arc<Marks>,
+    /// The client, for whose answers the disk is marked; `None` for an import, which a crash removes.
+    client: Option<Client>,
+    /// The client may not use the disk: see [`DiskHandle::check_ready`].
+    is_refused: AtomicBool,
     name: String,
     /// End of the last read that waited.
     next_read: AtomicU64,
@@ -53,11 +60,20 @@ impl Drop for DiskHandle {
 
 impl DiskHandle {
     /// A handle to a disk that has counted this client already ([`Disk::attach`]).
-    pub(crate) fn new(metadata: Arc<Metadata>, disk: Arc<Disk>, name: String) -> DiskHandle {
+    pub(crate) fn new(
+        metadata: Arc<Metadata>,
+        marks: Arc<Marks>,
+        disk: Arc<Disk>,
+        name: String,
+        client: Option<Client>,
+    ) -> DiskHandle {
         DiskHandle {
             reader: metadata.reader.clone(),
             intake: metadata.intake.clone(),
             metadata,
+            marks,
+            client,
+            is_refused: AtomicBool::new(false),
             known_losses: AtomicU64::new(disk.reported_losses()),
             disk,
             name,
@@ -109,8 +125,25 @@ impl DiskHandle {
 
     /// Whether writes are durable when they are acknowledged, so that no flush is needed.
     pub fn write_through(&self) -> bool {
-        let coalesced = self.intake.cx.config.coalesce != Coalesce::Off || self.disk.is_desktop();
-        self.disk.sync() == SyncMode::Always || !coalesced
+        let (sync, config) = (self.disk.sync(), &self.intake.cx.config);
+        let is_durable_to_remote =
+            self.client == Some(Client::Remote) && config.remote_answers == RemoteAnswers::Durable;
+        sync == SyncMode::Always
+            || (!self.disk.is_desktop()
+                && (config.coalesce == Coalesce::Off || (is_durable_to_remote && sync != SyncMode::Never)))
+    }
+
+    /// Whether a change is durable when it is answered.
+    fn is_durable(&self, fua: bool) -> bool {
+        !self.disk.is_desktop() && (self.write_through() || (fua && self.disk.sync() == SyncMode::Flush))
+    }
+
+    /// Waits until the disk is marked, unless a change is durable when it is answered; see [`crate::marks`].
+    pub(super) async fn mark_unless_durable(&self, fua: bool) -> Result<()> {
+        match self.client {
+            Some(client) if !self.is_durable(fua) => self.marks.ensure(&self.disk, client.clientele()).await,
+            _ => Ok(()),
+        }
     }
 
     /// Whether an acknowledged write of the disk was lost because of damage, and no flush of this client has
@@ -141,11 +174,42 @@ impl DiskHandle {
         self.metadata.set(&self.disk, DiskMetadata::Reservations, content).await
     }
 
+    /// Makes the requests of this client fail, as long as it may have had writes answered that are lost.
+    pub(crate) fn refuse_until_resumed(&self) {
+        self.is_refused.store(true, Relaxed);
+    }
+
+    /// Whether the client can use the disk.
+    ///
+    /// # Errors
+    /// [`Error::MemoryLost`] if it may have had writes answered that are lost, and no administrator has resumed
+    /// the disk yet.
+    pub fn check_ready(&self) -> Result<()> {
+        if let Some(client) = self.client
+            && self.is_refused.load(Relaxed)
+        {
+            self.marks.check(&self.disk, client, &self.name)?;
+            self.is_refused.store(false, Relaxed);
+        }
+        Ok(())
+    }
+
     pub(crate) fn check(&self, offset: u64, len: u64) -> Result<()> {
+        self.check_ready()?;
         match offset.checked_add(len) {
             Some(end) if end <= self.size() => Ok(()),
             _ => Err(Error::OutOfRange),
         }
+    }
+
+    pub(crate) fn check_read(&self, offset: u64, len: u64) -> Result<()> {
+        self.intake.cx.check_fenced()?;
+        self.check(offset, len)
+    }
+
+    /// Whether another server has opened the pool, so that no request may be answered.
+    pub fn is_fenced(&self) -> bool {
+        self.intake.cx.is_fenced()
     }
 
     pub(crate) fn check_write(&self, offset: u64, len: u64) -> Result<()> {
@@ -158,19 +222,20 @@ impl DiskHandle {
     /// Reads into `out` if that is possible without waiting. On [`Fast::Wait`], nothing is counted and `out`
     /// is undefined.
     pub fn try_read(&self, offset: u64, out: &mut [u8]) -> Result<Fast> {
-        self.check(offset, out.len() as u64)?;
+        self.check_read(offset, out.len() as u64)?;
         let mut gaps = Vec::new();
         let found = self.reader.gather(&mut 0, &self.disk, offset, out, &mut gaps, ReadMode::CachedOnly);
         if found.is_err() || !gaps.is_empty() {
             return Ok(Fast::Wait);
         }
+        self.intake.cx.check_fenced()?;
         self.count_read(offset, out.len(), true);
         Ok(Fast::Done)
     }
 
     /// Reads into `out`.
     pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.check(offset, out.len() as u64)?;
+        self.check_read(offset, out.len() as u64)?;
         let sequential = self.next_read.swap(offset + out.len() as u64, Relaxed) == offset;
         let ahead = if sequential {
             (self.ahead.load(Relaxed) * 2).min(READAHEAD_MAX)
@@ -182,6 +247,7 @@ impl DiskHandle {
         self.ahead.store(ahead, Relaxed);
         let ahead = ahead.saturating_sub(out.len() as u64);
         let hit = self.reader.read(&self.disk, offset, out, ahead).await?;
+        self.intake.cx.check_fenced()?;
         self.count_read(offset, out.len(), hit);
         Ok(())
     }
@@ -191,22 +257,34 @@ impl DiskHandle {
         self.disk.classes.record_read(before, offset, hit);
     }
 
-    /// Writes if that is possible without waiting: room in the buffer, whole sectors, not write-through.
+    /// Writes if that is possible without waiting: room in the buffer, whole sectors, not write-through, the
+    /// disk is marked.
     pub fn try_write(&self, offset: u64, data: &[u8]) -> Result<Fast> {
         self.check_write(offset, data.len() as u64)?;
-        if self.write_through()
-            || !aligned(offset, data.len() as u64)
-            || !self.intake.may_write(&self.disk, data.len() as u64)?
-        {
+        if self.write_through() || !aligned(offset, data.len() as u64) {
             return Ok(Fast::Wait);
         }
-        self.intake.write_sectors(&self.disk, offset, data)?;
+        let Some(mut room) = self.intake.room_now(&self.disk, data.len() as u64)? else {
+            return Ok(Fast::Wait);
+        };
+        let clients = self.client.map(Client::clientele);
+        if !self.intake.write_sectors_if_marked(&self.disk, offset, data, &mut room, clients)? {
+            return Ok(Fast::Wait);
+        }
         self.disk.guest.write.add(data.len() as u64);
         Ok(Fast::Done)
     }
 
     /// Writes. The data is durable on return with `fua` or on a write-through disk.
     pub async fn write(&self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
+        self.check_write(offset, data.len() as u64)?;
+        self.mark_unless_durable(fua).await?;
+        self.write_part(offset, data).await?;
+        self.finish(fua).await
+    }
+
+    /// As [`DiskHandle::write`], for a part of a request that is answered after [`DiskHandle::finish`].
+    pub async fn write_part(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.check_write(offset, data.len() as u64)?;
         let mut room = self.intake.admit(&self.disk, data.len() as u64).await?;
         let (mut at, end) = (offset, offset + data.len() as u64);
@@ -217,19 +295,21 @@ impl DiskHandle {
             }
             let until = ((at / TURN_BYTES + 1) * TURN_BYTES).min(end);
             room.spend(until - at);
-            self.write_bytes(at, &data[(at - offset) as usize..(until - offset) as usize]).await?;
+            let piece = &data[(at - offset) as usize..(until - offset) as usize];
+            self.write_bytes(at, piece, &mut room.room).await?;
             at = until;
         }
         drop(room);
         self.disk.guest.write.add(data.len() as u64);
-        self.flush_if_required(fua).await
+        Ok(())
     }
 
-    /// Waits until a change is durable, if it has to be before it is acknowledged.
-    pub(crate) async fn flush_if_required(&self, fua: bool) -> Result<()> {
-        let durable = self.write_through() || (fua && self.disk.sync() == SyncMode::Flush);
-        if !durable {
-            return Ok(());
+    /// Waits until changes may be acknowledged: until they are durable, with `fua` or on a write-through disk,
+    /// otherwise until the disk is marked.
+    pub async fn finish(&self, fua: bool) -> Result<()> {
+        if !self.is_durable(fua) {
+            // The mark may have been removed between the first check and the change.
+            return self.mark_unless_durable(fua).await;
         }
         self.intake.flush_disk(&self.disk).await?;
         self.disk.check_losses(&self.known_losses)
@@ -242,24 +322,39 @@ impl DiskHandle {
     /// Zeroes a range: as a hole, or with `allocated`, so that it is reported as allocated.
     pub async fn write_zeroes(&self, offset: u64, len: u64, allocated: bool, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
-        let _room = self.intake.admit(&self.disk, 0).await?;
-        self.zero(offset, len, allocated).await?;
-        self.disk.guest.discard.add(len);
-        self.flush_if_required(fua).await
+        self.mark_unless_durable(fua).await?;
+        self.write_zeroes_part(offset, len, allocated).await?;
+        self.finish(fua).await
     }
 
-    pub(crate) async fn zero(&self, offset: u64, len: u64, allocated: bool) -> Result<()> {
+    /// As [`DiskHandle::write_zeroes`], for a part of a request that is answered after
+    /// [`DiskHandle::finish`].
+    pub async fn write_zeroes_part(&self, offset: u64, len: u64, allocated: bool) -> Result<()> {
+        self.check_write(offset, len)?;
+        let mut room = self.intake.admit(&self.disk, 0).await?.room;
+        self.zero(offset, len, allocated, &mut room).await?;
+        self.disk.guest.discard.add(len);
+        Ok(())
+    }
+
+    pub(crate) async fn zero(
+        &self,
+        offset: u64,
+        len: u64,
+        allocated: bool,
+        room: &mut Reservation,
+    ) -> Result<()> {
         let whole = self.whole_blocks(offset, len);
         if whole.is_empty() {
-            self.write_bytes(offset, &[0; 2 * BLOCK][..len as usize]).await?;
+            self.write_bytes(offset, &[0; 2 * BLOCK][..len as usize], room).await?;
         } else {
             let (first, last) = (whole.start * BLOCK as u64, whole.end * BLOCK as u64);
             if offset < first {
-                self.write_bytes(offset, &[0; BLOCK][..(first - offset) as usize]).await?;
+                self.write_bytes(offset, &[0; BLOCK][..(first - offset) as usize], room).await?;
             }
-            self.discard_blocks(whole, allocated)?;
+            self.discard_blocks(whole, allocated, room)?;
             if offset + len > last {
-                self.write_bytes(last, &[0; BLOCK][..(offset + len - last) as usize]).await?;
+                self.write_bytes(last, &[0; BLOCK][..(offset + len - last) as usize], room).await?;
             }
         }
         Ok(())
@@ -268,19 +363,20 @@ impl DiskHandle {
     /// Discards a range: whole blocks read as zeroes afterwards, partial blocks are not changed.
     pub async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
-        let _room = self.intake.admit(&self.disk, 0).await?;
+        self.mark_unless_durable(fua).await?;
+        let mut room = self.intake.admit(&self.disk, 0).await?.room;
         let whole = self.whole_blocks(offset, len);
-        self.discard_blocks(whole, false)?;
+        self.discard_blocks(whole, false, &mut room)?;
         self.disk.guest.discard.add(len);
-        self.flush_if_required(fua).await
+        self.finish(fua).await
     }
 
     /// Zeroes whole blocks. Their former contents become garbage when the change is committed.
-    fn discard_blocks(&self, whole: Range<u64>, allocated: bool) -> Result<()> {
+    fn discard_blocks(&self, whole: Range<u64>, allocated: bool, room: &mut Reservation) -> Result<()> {
         let garbage = self.garbage_of(&whole);
         self.change(whole.clone(), |buffer| {
             self.intake.space.add_discards(garbage);
-            buffer.zero(whole.clone(), allocated);
+            buffer.zero(whole.clone(), allocated, Some(room));
         })?;
         if !whole.is_empty() && !self.disk.is_desktop() {
             // Leaves in between are dropped without being read.
@@ -326,7 +422,7 @@ impl DiskHandle {
     /// As [`DiskHandle::flush`], without counting a flush.
     pub(crate) async fn flush_changes(&self) -> Result<()> {
         match self.disk.sync() {
-            SyncMode::Never => {}
+            SyncMode::Never => self.intake.cx.check_fenced()?,
             SyncMode::Flush | SyncMode::Always => self.intake.flush_disk(&self.disk).await?,
         }
         self.disk.check_losses(&self.known_losses)
@@ -334,7 +430,7 @@ impl DiskHandle {
 
     /// Reads a range into the read cache.
     pub async fn prefetch(&self, offset: u64, len: u64) -> Result<()> {
-        self.check(offset, len)?;
+        self.check_read(offset, len)?;
         let mut scratch = vec![0; len.min(READAHEAD_MAX) as usize];
         let (mut at, end) = (offset, offset + len);
         while at < end {

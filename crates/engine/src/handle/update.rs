@@ -24,6 +24,7 @@
 use std::ops::{ControlFlow, Range};
 
 use forebay_format::SECTOR;
+use forebay_retained::Reservation;
 
 use super::handle::{DiskHandle, aligned};
 use crate::Result;
@@ -53,28 +54,30 @@ impl DiskHandle {
         mut decide: impl FnMut(&mut [u8]) -> ControlFlow<T>,
     ) -> Result<ControlFlow<T>> {
         self.check_write(offset, len)?;
+        self.mark_unless_durable(fua).await?;
         let mut room = self.intake.admit(&self.disk, len).await?;
         room.spend(len);
         let sectors = sectors_of(offset, len);
         let bytes = (offset - sectors.start) as usize..(offset + len - sectors.start) as usize;
         let parts = [sectors.clone()];
-        let decided = self.rewrite(sectors, &parts, |whole| decide(&mut whole[bytes.clone()])).await?;
+        let decide = |whole: &mut [u8]| decide(&mut whole[bytes.clone()]);
+        let decided = self.rewrite(sectors, &parts, &mut room.room, decide).await?;
         drop(room);
         if decided.is_continue() {
             self.disk.guest.write.add(len);
-            self.flush_if_required(fua).await?;
+            self.finish(fua).await?;
         } else {
             self.disk.guest.read.add(len);
             // A write-through disk must not return contents that a crash could still undo.
-            self.flush_if_required(false).await?;
+            self.finish(false).await?;
         }
         Ok(decided)
     }
 
     /// Writes bytes at any alignment: partial sectors at both ends are read first.
-    pub(crate) async fn write_bytes(&self, offset: u64, data: &[u8]) -> Result<()> {
+    pub(crate) async fn write_bytes(&self, offset: u64, data: &[u8], room: &mut Reservation) -> Result<()> {
         if data.is_empty() || aligned(offset, data.len() as u64) {
-            return self.intake.write_sectors(&self.disk, offset, data);
+            return self.intake.write_sectors(&self.disk, offset, data, room);
         }
         let sectors = sectors_of(offset, data.len() as u64);
         let (first, last) = (sectors.start + SECTOR as u64, sectors.end - SECTOR as u64);
@@ -84,7 +87,7 @@ impl DiskHandle {
             whole[at..at + data.len()].copy_from_slice(data);
             ControlFlow::<()>::Continue(())
         };
-        self.rewrite(sectors, &edges, put).await.map(drop)
+        self.rewrite(sectors, &edges, room, put).await.map(drop)
     }
 
     /// Reads `parts` of a range of whole sectors, calls `decide` with the range, and writes it unless
@@ -93,6 +96,7 @@ impl DiskHandle {
         &self,
         sectors: Range<u64>,
         parts: &[Range<u64>],
+        room: &mut Reservation,
         mut decide: impl FnMut(&mut [u8]) -> ControlFlow<T>,
     ) -> Result<ControlFlow<T>> {
         let mut whole = vec![0; (sectors.end - sectors.start) as usize];
@@ -109,7 +113,7 @@ impl DiskHandle {
             }
             let decided = decide(&mut whole);
             let done = match decided {
-                ControlFlow::Continue(()) => self.write_unless_hit(watch, sectors.start, &whole)?,
+                ControlFlow::Continue(()) => self.write_unless_hit(watch, sectors.start, &whole, room)?,
                 ControlFlow::Break(_) => !watch.end(),
             };
             if done {
@@ -120,7 +124,13 @@ impl DiskHandle {
     }
 
     /// Writes whole sectors unless the watched blocks were changed; returns whether it wrote.
-    fn write_unless_hit(&self, watch: Watched<'_>, offset: u64, data: &[u8]) -> Result<bool> {
+    fn write_unless_hit(
+        &self,
+        watch: Watched<'_>,
+        offset: u64,
+        data: &[u8],
+        room: &mut Reservation,
+    ) -> Result<bool> {
         let (mut watch, mut done) = (watch, false);
         self.intake.change(&self.disk, blocks_of(offset, data.len() as u64), |buffers, blocks| {
             if watch.id.take().is_some_and(|id| buffers.unwatch(id)) {
@@ -131,7 +141,7 @@ impl DiskHandle {
                 let mut at = 0;
                 for (block, within) in pieces(offset, data.len()) {
                     let next = at + within.len();
-                    buffer.write(block, within, &data[at..next]);
+                    buffer.write(block, within, &data[at..next], Some(room));
                     at = next;
                 }
             })

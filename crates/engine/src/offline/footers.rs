@@ -110,6 +110,8 @@ mod tests {
             seq: 0,
             chain: 0,
             blobs: Vec::new(),
+            memory: 0,
+            boot: 0,
         };
         let segments = records.iter().filter(|r| sealed.contains(&r.segment.0)).copied().collect();
         let checkpoint = Checkpoint { segments, ..Checkpoint::default() };

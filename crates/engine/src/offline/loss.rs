@@ -57,7 +57,15 @@ pub async fn recover_log(
     drop(found);
     let mut opened = recover(store, host, config, Mode::Own, OnLoss::Accept(id)).await?;
     let damage = opened.damage.take();
-    Parts::assemble(opened).committer.checkpoint_in_both_copies().await?;
+    let parts = Parts::assemble(opened);
+    {
+        // Retained memory refers to batches by their numbers, which later batches have again.
+        let mut log = parts.committer.log.lock().await;
+        if log.superblock().memory != 0 {
+            log.swap_superblock(|s| s.memory = parts.cx.retained.id()).await?;
+        }
+    }
+    parts.committer.checkpoint_in_both_copies().await?;
     if let Some(damage) = &damage {
         tracing::warn!(id, until = damage.intact_until, "accepted the loss of flushed writes: {damage}");
     }

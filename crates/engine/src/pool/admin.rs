@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use forebay_format::{BLOCK, CatalogueOp, DiskId, DiskRecord, Role, Stream, SyncMode};
+use forebay_format::{BLOCK, CatalogueOp, DiskId, DiskRecord, Mark, Role, Stream, SyncMode};
 use serde::Serialize;
 
 use super::pool::Pool;
@@ -52,6 +52,8 @@ pub struct DiskInfo {
     /// A node of its block map is known to be unreadable: reads of the blocks below it fail, and the disk
     /// cannot be copied.
     pub map_damaged: bool,
+    /// Writes that clients may have had answered are lost: clients that may have are refused.
+    pub memory_lost: bool,
 }
 
 /// One clone to be made.
@@ -123,6 +125,7 @@ impl Pool {
             reset_at_disconnect: record.reset_at_disconnect,
             dedup_domain: record.dedup_domain,
             map_damaged: disk.has_damaged_map(),
+            memory_lost: matches!(record.mark, Mark::Lost { .. }),
         }
     }
 
@@ -232,7 +235,19 @@ impl Pool {
         let from = self.parts.catalogue.read().find(&full)?;
         from.check_map(&full)?;
         let _exclusive = disk.exclude_clients(volume)?;
-        self.parts.editor.copy_contents(vec![CatalogueOp::Copy { disk: disk.id(), from: from.id() }]).await
+        let unmark = CatalogueOp::Mark { disk: disk.id(), mark: Mark::None };
+        let copy = CatalogueOp::Copy { disk: disk.id(), from: from.id() };
+        self.parts.editor.copy_contents(vec![copy, unmark]).await
+    }
+
+    /// Admits all clients to a disk again whose answered writes were lost with the memory that held them. The
+    /// administrator has stopped or restarted the clients that had these answers. Has no effect on another
+    /// disk.
+    pub async fn resume(&self, volume: &str) -> Result<DiskInfo> {
+        let _admin = self.parts.editor.lock.lock().await;
+        let disk = self.parts.editor.find_volume(volume)?;
+        self.parts.marks.resume(&disk, volume).await?;
+        self.disk(volume)
     }
 
     /// Resets a clone to the image or snapshot from which it was made. Refused while clients are connected.
@@ -260,6 +275,8 @@ impl Pool {
             }
             exclusive.push(disk.exclude_clients(name)?);
             ops.push(CatalogueOp::Copy { disk: disk.id(), from });
+            // A reset by an administrator, unlike an automatic one, accepts the loss of writes.
+            ops.push(CatalogueOp::Mark { disk: disk.id(), mark: Mark::None });
             images.push(from);
         }
         self.parts.editor.copy_contents(ops).await?;
@@ -313,7 +330,7 @@ impl Pool {
             return Ok(());
         }
         self.parts.intake.change(disk, block..block + 1, |buffers, blocks| {
-            buffers.change(blocks, |buffer| buffer.write(block, end..BLOCK, &[0; BLOCK][end..]))
+            buffers.change(blocks, |buffer| buffer.write(block, end..BLOCK, &[0; BLOCK][end..], None))
         })
     }
 
@@ -329,7 +346,8 @@ impl Pool {
         self.parts.intake.commit_ops(vec![CatalogueOp::Create { disk, from: None }]).await?;
         let disk = disk_by_id(&self.parts.catalogue, id).ok_or_else(|| Error::NotFound(shorten(name)))?;
         disk.attach(name)?;
-        Ok(Arc::new(DiskHandle::new(self.parts.metadata.clone(), disk, name.to_owned())))
+        let (metadata, marks) = (self.parts.metadata.clone(), self.parts.marks.clone());
+        Ok(Arc::new(DiskHandle::new(metadata, marks, disk, name.to_owned(), None)))
     }
 
     /// Turns an import into an image, durably.

@@ -5,18 +5,26 @@ use std::sync::Arc;
 use forebay_format::{SegmentId, Stream};
 use forebay_store::{Metered, Store};
 
+use crate::disk::Disk;
 use crate::handle::DiskHandle;
 use crate::limits::ATTACH_WAIT;
 use crate::parts::Parts;
 use crate::recovery::{Mode, OnLoss, recover};
 use crate::stats::{StoreStats, count};
-use crate::{DiskStats, Error, Host, Memory, PoolConfig, PoolStats, Result};
+use crate::{Client, DiskStats, Error, Host, Memory, PoolConfig, PoolStats, Result};
 
 /// An open pool.
 pub struct Pool {
     pub(super) parts: Parts,
     recovered_batches: u64,
     recovery_ms: u64,
+}
+
+impl Drop for Pool {
+    /// A pool that is dropped without being closed leaves the retained memory as a crash does.
+    fn drop(&mut self) {
+        self.parts.cx.retained.keep();
+    }
 }
 
 impl Pool {
@@ -30,15 +38,19 @@ impl Pool {
         let clock = host.clone();
         let store = Arc::new(Metered::new(store, Arc::new(move || clock.now())));
         let mut recovered = recover(store, host, config, Mode::Own, OnLoss::Refuse).await?;
-        let warm = std::mem::take(&mut recovered.warm);
+        let (warm, taken) = (std::mem::take(&mut recovered.warm), std::mem::take(&mut recovered.taken));
         let (recovered_batches, recovery_ms) = (recovered.batches, recovered.took.as_millis() as u64);
         let pool = Arc::new(Pool { parts: Parts::assemble(recovered), recovered_batches, recovery_ms });
         // Before the upkeep task starts, for which unknown room would look like a full store.
         pool.parts.committer.check_space().await?;
+        taken.dirty.iter().for_each(|(disk, cost)| pool.parts.intake.restored(disk, *cost));
         pool.start(warm);
+        let Parts { cx, classes, profiles, desktops, marks, .. } = &pool.parts;
+        // Before desktops are reset, and before any client.
+        marks.settle(&taken.loss).await?;
+        cx.host.spawn("marks", Box::pin(marks.clone().mark_loop()));
         pool.remove_imports().await?;
-        let Parts { cx, classes, profiles, desktops, .. } = &pool.parts;
-        desktops.reset_desktops().await?;
+        desktops.restore(taken.valid, taken.loss.reason().is_some()).await?;
         cx.host.spawn("resets", Box::pin(desktops.clone().reset_loop()));
         profiles.prefetch_all_images();
         cx.host.spawn("classes", Box::pin(classes.clone().load()));
@@ -62,12 +74,15 @@ impl Pool {
     /// The error because of which acknowledged data did not become durable, or because of which the
     /// checkpoint failed.
     pub async fn close(&self) -> Result<()> {
-        let Parts { intake, committer, reclaimer, cx, .. } = &self.parts;
-        intake.close();
+        let Parts { intake, committer, reclaimer, cx, marks, .. } = &self.parts;
+        intake.close(|| marks.last_ops());
+        marks.stop();
         intake.caches.wake();
         intake.caches.wake_resets();
         let mut progress = intake.progress.subscribe();
         progress.wait_for(|p| p.stopped).await.map_err(|_| Error::Closed)?;
+        // What is left are writes to desktops, and those for which the store has no room.
+        cx.retained.keep();
         reclaimer.stop();
         cx.check_latch()?;
         // Writes the segment's directory, from which the next start reads its fingerprints.
@@ -76,40 +91,94 @@ impl Pool {
         committer.checkpoint().await
     }
 
+    /// Whether the retained memory holds something that the next opening needs.
+    pub fn retains(&self) -> bool {
+        !self.parts.cx.retained.is_empty()
+    }
+
+    /// As [`Pool::attach_as`], for a client of this host whose age is unknown.
+    ///
+    /// # Errors
+    /// Those of [`Pool::attach_as`].
+    pub fn attach(&self, name: &str) -> Result<Arc<DiskHandle>> {
+        self.attach_as(name, Client::Local { started_ms: None })
+    }
+
     /// Opens a disk by its export name. The handle counts as a client until it is dropped.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::InUse`]; [`Error::Resetting`], for which [`Pool::attach_when_reset`]
-    /// waits.
-    pub fn attach(&self, name: &str) -> Result<Arc<DiskHandle>> {
+    /// [`Error::NotFound`]; [`Error::InUse`]; [`Error::MemoryLost`] if the client may have had writes answered
+    /// that are lost; [`Error::Resetting`], for which [`Pool::attach_when_reset`] waits.
+    pub fn attach_as(&self, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
+        self.parts.cx.check_fenced()?;
         let disk = self.parts.catalogue.read().find(name)?;
+        self.parts.marks.check(&disk, client, name)?;
+        self.attach_disk(disk, name, client)
+    }
+
+    fn attach_disk(&self, disk: Arc<Disk>, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
         if disk.attach(name)? == 1 {
             self.parts.profiles.on_first_attach(&disk);
         }
-        Ok(Arc::new(DiskHandle::new(self.parts.metadata.clone(), disk, name.to_owned())))
+        let Parts { metadata, marks, .. } = &self.parts;
+        Ok(Arc::new(DiskHandle::new(metadata.clone(), marks.clone(), disk, name.to_owned(), Some(client))))
     }
 
-    /// Opens a disk by its export name, as [`Pool::attach`] does. If it is a desktop that is being reset
+    /// As [`Pool::attach_as`], also for a client that may have had writes answered that are lost: it sees the
+    /// disk, but its requests fail with [`Error::MemoryLost`] until an administrator resumes the disk.
+    ///
+    /// # Errors
+    /// Those of [`Pool::attach_as`], apart from [`Error::MemoryLost`].
+    pub fn attach_visible(&self, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
+        let disk = self.parts.catalogue.read().find(name)?;
+        let refused = self.parts.marks.check(&disk, client, name).is_err();
+        let handle = self.attach_disk(disk, name, client)?;
+        if refused {
+            handle.refuse_until_resumed();
+        }
+        Ok(handle)
+    }
+
+    /// As [`Pool::attach_when_reset_as`], for a client of this host whose age is unknown.
+    ///
+    /// # Errors
+    /// Those of [`Pool::attach_when_reset_as`].
+    pub async fn attach_when_reset(&self, name: &str) -> Result<Arc<DiskHandle>> {
+        self.attach_when_reset_as(name, Client::Local { started_ms: None }).await
+    }
+
+    /// Opens a disk by its export name, as [`Pool::attach_as`] does. If it is a desktop that is being reset
     /// after its last client, waits for the reset, at most 10 seconds.
     ///
     /// # Errors
-    /// Those of [`Pool::attach`], [`Error::Resetting`] after that time, [`Error::Latched`] and
+    /// Those of [`Pool::attach_as`], [`Error::Resetting`] after that time, [`Error::Latched`] and
     /// [`Error::Closed`].
-    pub async fn attach_when_reset(&self, name: &str) -> Result<Arc<DiskHandle>> {
+    pub async fn attach_when_reset_as(&self, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
         let mut progress = self.parts.intake.progress.subscribe();
         let mut timeout = self.parts.cx.host.sleep(ATTACH_WAIT);
         loop {
             progress.mark_unchanged();
-            match self.attach(name) {
+            match self.attach_as(name, client) {
                 Err(Error::Resetting(_)) => self.parts.cx.check_running()?,
                 other => return other,
             }
             tokio::select! {
                 biased;
                 changed = progress.changed() => changed.map_err(|_| Error::Closed)?,
-                () = &mut timeout => return self.attach(name),
+                () = &mut timeout => return self.attach_as(name, client),
             }
         }
+    }
+
+    /// Waits until this server has lost the pool because another one has opened it. Then every request fails
+    /// with [`Error::Fenced`], and the process should end.
+    pub async fn fenced(&self) {
+        self.parts.cx.fenced().await;
+    }
+
+    /// Whether this server has lost the pool.
+    pub fn is_fenced(&self) -> bool {
+        self.parts.cx.is_fenced()
     }
 
     /// The use of memory whose budgets can be changed.

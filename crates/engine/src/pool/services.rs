@@ -140,6 +140,7 @@ impl Pool {
     pub async fn persist(&self, name: &str, sync: SyncMode) -> Result<DiskInfo> {
         let _admin = self.parts.editor.lock.lock().await;
         self.parts.desktops.persist(name, sync).await?;
+        self.parts.marks.recheck();
         self.disk(name)
     }
 }

@@ -62,7 +62,7 @@ use forebay_store::Store;
 use super::nodes::NodeReader;
 use super::reader::Reader;
 use super::store::StoreReader;
-use crate::buffer::Page;
+use crate::buffer::BlockBox;
 use crate::disk::Disk;
 use crate::limits::{READ_PATIENCE, READ_PAUSE, READ_TRIES};
 use crate::lost::{location_text, lost};
@@ -179,7 +179,7 @@ impl Reader {
         &self,
         disk: &Disk,
         block: u64,
-    ) -> Result<std::result::Result<Page, BlockRef>> {
+    ) -> Result<std::result::Result<BlockBox, BlockRef>> {
         let mut tries = Tries::default();
         loop {
             let (at, e) = match self.read_base(disk, block).await {

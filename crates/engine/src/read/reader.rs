@@ -19,7 +19,7 @@ use super::gap::{Gap, ReadMode, pieces};
 use super::nodes::{NodeReader, with_nodes};
 use super::run::Fetched;
 use super::store::StoreReader;
-use crate::buffer::{ALL_SECTORS, Page, copy_sectors, sectors, zero_sectors};
+use crate::buffer::{ALL_SECTORS, BlockBox, copy_sectors, sectors, zero_sectors};
 use crate::cache::{MissTable, Rank, ReadCache};
 use crate::context::Context;
 use crate::disk::Disk;
@@ -253,7 +253,11 @@ impl Reader {
     ///
     /// # Errors
     /// Each with the reference that could not be read: that of the block, or of a node above it.
-    pub async fn read_base(&self, disk: &Disk, block: u64) -> std::result::Result<Page, (BlockRef, Error)> {
+    pub async fn read_base(
+        &self,
+        disk: &Disk,
+        block: u64,
+    ) -> std::result::Result<BlockBox, (BlockRef, Error)> {
         let mut page = Box::new([0; BLOCK]);
         let load = |need: NeedNode| -> BoxFuture<'_, std::result::Result<(), (BlockRef, Error)>> {
             let failed = move |e| (need.at, self.source.not_found_is_corruption(e));

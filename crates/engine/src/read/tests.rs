@@ -46,7 +46,7 @@ fn blocks(bytes: &[u8]) -> Vec<u8> {
 async fn a_read_gathers_buffers_stored_blocks_and_holes() {
     let mut parts = parts().await;
     let (disk, _) = stored(&mut parts, &[1, 2, 3]).await;
-    disk.buffers.lock().change(1..2, |buffer| buffer.write(1, 0..BLOCK, &[9; BLOCK]));
+    disk.buffers.lock().change(1..2, |buffer| buffer.write(1, 0..BLOCK, &[9; BLOCK], None));
     let mut out = vec![0xee; 4 * BLOCK];
     assert!(!parts.reader.read(&disk, 0, &mut out, 0).await.unwrap(), "blocks came from the store");
     assert_eq!(blocks(&out), [1, 9, 3, 0]);
@@ -62,7 +62,7 @@ async fn a_read_gathers_buffers_stored_blocks_and_holes() {
 async fn a_read_inside_a_block_returns_its_bytes() {
     let mut parts = parts().await;
     let (disk, _) = stored(&mut parts, &[1, 2]).await;
-    disk.buffers.lock().change(0..1, |buffer| buffer.write(0, 512..1024, &[9; 512]));
+    disk.buffers.lock().change(0..1, |buffer| buffer.write(0, 512..1024, &[9; 512], None));
     let mut out = vec![0xee; 2048];
     parts.reader.read(&disk, 256, &mut out, 0).await.unwrap();
     assert!(out[..256].iter().all(|byte| *byte == 1), "the stored block");

@@ -37,10 +37,12 @@
 
 mod history;
 mod loss;
+mod memory;
 mod plausible;
 mod recover;
 mod replay;
 mod superblock;
 
+pub(crate) use memory::MemoryLoss;
 pub(crate) use recover::{OnLoss, Recovered, read_checkpoint, recover};
 pub(crate) use superblock::Mode;

@@ -5,7 +5,9 @@
 //! the catalogue: whether a disk exists, and whether it has the blocks that an entry names. Whatever wrote
 //! the pool, a structure that fails here is reported like one that does not decode.
 
-use forebay_format::{CatalogueOp, Checkpoint, DiskId, DiskRecord, Entry, FormatError, Superblock};
+use forebay_format::{
+    CatalogueOp, Checkpoint, DiskId, DiskRecord, Entry, FormatError, Mark, Role, Superblock,
+};
 use forebay_store::ObjectStat;
 
 use crate::catalogue::Catalogue;
@@ -59,7 +61,17 @@ pub(super) fn check_record(record: &DiskRecord) -> Result<()> {
     if record.id.0 >= MAX_ID {
         return invalid("disk record", "id");
     }
+    check_mark("disk record", record.role, record.mark)?;
     check_size("disk record", record.size)
+}
+
+/// Whether a disk of this role can have this mark: only volumes have clients that write.
+fn check_mark(what: &'static str, role: Role, mark: Mark) -> Result<()> {
+    match mark {
+        Mark::Lost { since_ms, .. } if since_ms > MAX_COUNT => invalid(what, "lost_ms"),
+        Mark::Local | Mark::Remote | Mark::Lost { .. } if role != Role::Volume => invalid(what, "mark"),
+        _ => Ok(()),
+    }
 }
 
 /// Validates entries against a catalogue.
@@ -115,6 +127,10 @@ impl EntryValidator<'_> {
             CatalogueOp::CopyRange { disk, block, from, source_block, count } => {
                 self.check_blocks("copied range", "block_index", *disk, *block, *count)?;
                 self.check_blocks("copied range", "source_block", *from, *source_block, *count)
+            }
+            CatalogueOp::Mark { disk, mark } => {
+                let role = self.0.get(*disk).map(|disk| disk.role());
+                role.map_or(Ok(()), |role| check_mark(WHAT, role, *mark))
             }
             CatalogueOp::Update { .. } | CatalogueOp::Delete { .. } | CatalogueOp::Copy { .. } => Ok(()),
         }

@@ -9,6 +9,7 @@ use futures_util::{StreamExt, stream};
 
 use super::history::{History, history};
 use super::loss::measure_loss;
+use super::memory::{MemoryLoss, MemoryState, OpenedMemory, TakenOver, open_memory, take_over};
 use super::plausible::{check_ids, check_record};
 use super::replay::{record_segments, replay};
 use super::superblock::{Mode, load_superblock, raise_epoch_above};
@@ -70,6 +71,8 @@ pub(crate) struct Recovered {
     pub took: std::time::Duration,
     /// Damage to the log because of which flushed writes are missing.
     pub damage: Option<LogDamage>,
+    /// The contents of retained memory, which are in the buffers of the disks.
+    pub taken: TakenOver,
 }
 
 /// Recovers the pool on a store, or creates a new one if the store is empty.
@@ -88,7 +91,8 @@ pub(crate) async fn recover(
     let objects = store.list().await?;
     let head = Head { seq: superblock.seq, chain: superblock.chain };
     check_ids(&Checkpoint::default(), &objects)?;
-    let cx = Context::new(host, config);
+    let OpenedMemory { retained, state } = open_memory(&*host, &config, mode, &superblock)?;
+    let cx = Context::new(host, config, retained);
     let progress = Arc::new(CommitProgress::default());
     let source = StoreReader::new(store.clone(), cx.clone(), superblock.pool);
     let reader = Arc::new(Reader::new(source, progress.clone()));
@@ -98,7 +102,7 @@ pub(crate) async fn recover(
         return Err(FormatError::Foreign { what: "checkpoint", field: "seq" }.into());
     }
     check_ids(&checkpoint, &objects)?;
-    let catalogue = Arc::new(RwLock::new(load_catalogue(&checkpoint)?));
+    let catalogue = Arc::new(RwLock::new(load_catalogue(&checkpoint, &cx)?));
     let caches = Arc::new(WriteCaches::new(cx.config.desktops));
     let appended = Arc::new(AtomicU64::new(0));
     let applier = Applier::new(reader.clone(), catalogue, caches.clone(), appended.clone());
@@ -112,7 +116,7 @@ pub(crate) async fn recover(
     }
     record_segments(&mut table, &applied)?;
     source.relocation.set(table.values());
-    replay(&applier, &applied, cx.config.mutation).await?;
+    let replaced = replay(&applier, &applied, cx.config.mutation).await?;
     let damage = match &lost {
         Some(lost) => {
             let missing = missing_segments(&objects, &checkpoint);
@@ -124,6 +128,14 @@ pub(crate) async fn recover(
     if mode == Mode::Own {
         sync_log(&store, &applied).await?;
     }
+    let taken = match state {
+        MemoryState::Kept(contents) => {
+            let catalogue = applier.catalogue.read();
+            let mutation = cx.config.mutation;
+            take_over(&cx.retained, contents, &catalogue, head.seq, &replaced, mutation)
+        }
+        MemoryState::Lost(why) => TakenOver { loss: MemoryLoss::All(why), ..TakenOver::default() },
+    };
     let replayed: u64 = applied.iter().map(|b| b.end - b.header.offset as u64).sum();
     let next = objects.iter().map(|o| o.id.0 + 1).max().unwrap_or(1).max(checkpoint.next_segment);
     let mut log = Log::new(store, superblock, head, table, next);
@@ -152,6 +164,7 @@ pub(crate) async fn recover(
         batches,
         took,
         damage,
+        taken,
     })
 }
 
@@ -218,14 +231,14 @@ async fn scan_log(
     Ok(scanned)
 }
 
-fn load_catalogue(checkpoint: &Checkpoint) -> Result<Catalogue> {
+fn load_catalogue(checkpoint: &Checkpoint, cx: &Context) -> Result<Catalogue> {
     let mut catalogue = Catalogue::new(checkpoint.next_disk);
     // Volumes before their snapshots, whose export names depend on them.
     let (snapshots, others): (Vec<_>, Vec<_>) = checkpoint.disks.iter().partition(|d| d.parent.is_some());
     for disk in others.into_iter().chain(snapshots) {
         check_record(disk)?;
         let tree = Tree::from_record(disk.root, disk.height, blocks(disk.size))?;
-        catalogue.insert(Arc::new(Disk::new(disk.clone(), tree)));
+        catalogue.insert(Arc::new(Disk::new(disk.clone(), tree, cx.retained.clone())));
     }
     Ok(catalogue)
 }

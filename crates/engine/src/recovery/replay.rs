@@ -2,15 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use forebay_format::{Address, BlockRef, DiskId, Entry, SegmentId, SegmentRecord, SegmentState};
+use forebay_format::{Address, BlockRef, CatalogueOp, DiskId, Entry, SegmentId, SegmentRecord, SegmentState};
 
 use super::plausible::EntryValidator;
 use crate::commit::{Applier, Change};
 use crate::log::Scanned;
 use crate::{Broken, Result};
 
-/// Applies batches in order.
-pub(super) async fn replay(applier: &Applier, batches: &[Scanned], mutation: Broken) -> Result<()> {
+/// Applies batches in order. Returns the disks whose contents were replaced, with the batch that did.
+pub(super) async fn replay(
+    applier: &Applier,
+    batches: &[Scanned],
+    mutation: Broken,
+) -> Result<Vec<(DiskId, u64)>> {
+    let mut replaced = Vec::new();
     let mut pending = Pending::default();
     for batch in batches {
         for entry in batch.entries() {
@@ -31,6 +36,9 @@ pub(super) async fn replay(applier: &Applier, batches: &[Scanned], mutation: Bro
                     pending.add(applier, disk, Change::zero(block, count, allocated)).await?;
                 }
                 Entry::Catalogue(op) => {
+                    if let CatalogueOp::Copy { disk, .. } = op {
+                        replaced.push((disk, batch.header.seq));
+                    }
                     pending.apply(applier).await?;
                     applier.apply_op(&op).await?;
                 }
@@ -38,7 +46,8 @@ pub(super) async fn replay(applier: &Applier, batches: &[Scanned], mutation: Bro
             }
         }
     }
-    pending.apply(applier).await
+    pending.apply(applier).await?;
+    Ok(replaced)
 }
 
 /// Changes to one disk, which are applied together.

@@ -87,5 +87,7 @@ fn new_superblock(host: &dyn Host) -> Superblock {
         seq: 0,
         chain: 0,
         blobs: Vec::new(),
+        memory: 0,
+        boot: 0,
     }
 }

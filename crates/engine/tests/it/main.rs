@@ -21,5 +21,6 @@ mod notes;
 mod pool;
 mod profile;
 mod reduction;
+mod retained;
 mod schedule;
 mod update;

@@ -28,9 +28,20 @@ pub fn superblock() -> Superblock {
         segment_bytes: 64 << 20,
         seq: 1234,
         chain: 0xfeed_face_cafe_beef,
+        memory: 0x0102_0304_0506_0708,
+        boot: 0x1112_1314_1516_1718,
         blobs: (1..4).map(blob).collect(),
     }
 }
+
+/// The marks of all kinds.
+pub const MARKS: [Mark; 5] = [
+    Mark::None,
+    Mark::Local,
+    Mark::Remote,
+    Mark::Lost { remote: false, since_ms: 123_456 },
+    Mark::Lost { remote: true, since_ms: 789 },
+];
 
 pub fn disk(id: u32, name: &str, role: Role) -> DiskRecord {
     DiskRecord {
@@ -49,7 +60,15 @@ pub fn disk(id: u32, name: &str, role: Role) -> DiskRecord {
         dedup_domain: 0,
         reset_at_disconnect: false,
         map_damaged: false,
+        mark: Mark::None,
     }
+}
+
+/// A checkpoint with a disk of each mark.
+pub fn checkpoint_marks() -> Checkpoint {
+    let marked =
+        |(n, mark): (u32, &Mark)| DiskRecord { mark: *mark, ..disk(n, &format!("v{n}"), Role::Volume) };
+    Checkpoint { disks: (1..).zip(&MARKS).map(marked).collect(), ..checkpoint() }
 }
 
 pub fn checkpoint() -> Checkpoint {
@@ -139,6 +158,8 @@ pub fn ops() -> Vec<CatalogueOp> {
             source_block: 300,
             count: 2_621_440,
         },
+        CatalogueOp::Mark { disk: DiskId(5), mark: Mark::Remote },
+        CatalogueOp::Mark { disk: DiskId(5), mark: Mark::Lost { remote: false, since_ms: 98_765 } },
     ]
 }
 
@@ -284,6 +305,7 @@ pub fn any_disk() -> impl Strategy<Value = DiskRecord> {
             dedup_domain: uuid[1].into(),
             reset_at_disconnect: uuid[2].is_multiple_of(2),
             map_damaged: uuid[3].is_multiple_of(2),
+            mark: MARKS[usize::from(uuid[4]) % MARKS.len()],
         },
     )
 }
@@ -305,6 +327,10 @@ pub fn any_op() -> impl Strategy<Value = CatalogueOp> {
                 count,
             }
         ),
+        (1..u32::MAX, 0..3_usize, any::<bool>(), any::<u64>()).prop_map(|(disk, n, remote, since_ms)| {
+            let lost = Mark::Lost { remote, since_ms };
+            CatalogueOp::Mark { disk: DiskId(disk), mark: if disk % 2 == 0 { lost } else { MARKS[n] } }
+        }),
     ]
 }
 
@@ -395,6 +421,8 @@ pub fn any_superblock() -> impl Strategy<Value = Superblock> {
             segment_bytes: blocks * 4096,
             seq,
             chain,
+            memory: epoch ^ created_ms,
+            boot: seq ^ chain,
             blobs,
         },
     )

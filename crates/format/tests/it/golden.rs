@@ -1,5 +1,6 @@
-//! Golden files in `tests/golden`, written by each released version, decode and encode to the same bytes.
-//! They are never changed. `FOREBAY_WRITE_GOLDEN=1 cargo test -p forebay-format` writes missing files.
+//! Golden files in `tests/golden`, written by each version, decode; those of the current version, and those of
+//! structures that have not changed since, also encode to the same bytes. They are never changed.
+//! `FOREBAY_WRITE_GOLDEN=1 cargo test --workspace --test it golden` writes missing files.
 
 use std::path::PathBuf;
 
@@ -17,10 +18,38 @@ fn golden(name: &str, encoded: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// Returns the golden file of a structure that the current version encodes differently.
+fn older(name: &str) -> Vec<u8> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
 #[test]
 fn superblock_of_version_1() {
-    let bytes = golden("v1-superblock.bin", &superblock().encode());
+    let expected = Superblock { memory: 0, boot: 0, ..superblock() };
+    assert_eq!(Superblock::decode(&older("v1-superblock.bin")), Ok(expected));
+}
+
+#[test]
+fn superblock_of_version_2() {
+    let bytes = golden("v2-superblock.bin", &superblock().encode());
     assert_eq!(Superblock::decode(&bytes), Ok(superblock()));
+}
+
+/// The first superblock that a pool of version 1 gets makes older releases refuse it.
+#[test]
+fn a_superblock_of_version_1_is_written_as_version_2() {
+    let mut upgraded = Superblock::decode(&older("v1-superblock.bin")).unwrap();
+    upgraded.generation += 1;
+    let (old, new) = (older("v1-superblock.bin"), upgraded.encode());
+    assert_eq!(new[8], 2);
+    assert_eq!(Superblock::choose([Some(&old), Some(&new)]), Ok(upgraded));
+}
+
+#[test]
+fn checkpoint_of_version_2() {
+    let bytes = golden("v2-checkpoint-marks.bin", &checkpoint_marks().encode());
+    assert_eq!(Checkpoint::decode(&bytes), Ok(checkpoint_marks()));
 }
 
 #[test]
@@ -55,32 +84,35 @@ fn relocation_of_version_1() {
 }
 
 #[test]
-fn segment_of_version_1() {
-    let bytes = golden("v1-segment-header.bin", &header().encode());
-    assert_eq!(SegmentHeader::decode(&bytes, POOL, SegmentId(2)), Ok(header()));
-
+fn segments_of_both_versions() {
+    let head = golden("v2-segment-header.bin", &header().encode());
     let (footer, directory) = footer();
-    let bytes = golden("v1-segment-footer.bin", &footer.encode(&directory));
-    let read = SegmentFooter::decode(&bytes, POOL, SegmentId(2), 1 << 20).unwrap();
-    assert_eq!((read.count, read.last_seq), (3, 250));
-    assert_eq!(read.decode_directory(&bytes[BLOCK..]), Ok(directory));
+    let foot = golden("v2-segment-footer.bin", &footer.encode(&directory));
+    for (head, foot) in [(head, foot), (older("v1-segment-header.bin"), older("v1-segment-footer.bin"))] {
+        assert_eq!(SegmentHeader::decode(&head, POOL, SegmentId(2)), Ok(header()));
+        let read = SegmentFooter::decode(&foot, POOL, SegmentId(2), 1 << 20).unwrap();
+        assert_eq!((read.count, read.last_seq), (3, 250));
+        assert_eq!(read.decode_directory(&foot[BLOCK..]), Ok(directory.clone()));
+    }
 }
 
 #[test]
-fn batch_of_version_1() {
-    let bytes = golden("v1-batch.bin", &batch());
-    let read = Batch::decode(&bytes, POOL, SegmentId(2), BATCH_OFFSET).unwrap();
-    assert_eq!((read.header.seq, read.header.epoch, read.header.flags), (201, 7, GROUP_END));
-    assert_eq!(read.header.group, 0);
-    assert_eq!(read.entries().collect::<Result<Vec<_>>>(), Ok(entries(read.payload_slot)));
-    assert_eq!(read.payload, [0xa5; 2 * BLOCK]);
+fn batches_of_both_versions() {
+    for bytes in [golden("v2-batch.bin", &batch()), older("v1-batch.bin")] {
+        let read = Batch::decode(&bytes, POOL, SegmentId(2), BATCH_OFFSET).unwrap();
+        assert_eq!((read.header.seq, read.header.epoch, read.header.flags), (201, 7, GROUP_END));
+        assert_eq!(read.header.group, 0);
+        assert_eq!(read.entries().collect::<Result<Vec<_>>>(), Ok(entries(read.payload_slot)));
+        assert_eq!(read.payload, [0xa5; 2 * BLOCK]);
+    }
 }
 
 #[test]
-fn batch_of_a_known_group_of_version_1() {
-    let bytes = golden("v1-batch-group.bin", &batch_of_group());
-    let read = Batch::decode(&bytes, POOL, SegmentId(2), BATCH_OFFSET).unwrap();
-    assert_eq!((read.header.seq, read.header.group), (201, 199));
+fn batches_of_a_known_group_of_both_versions() {
+    for bytes in [golden("v2-batch-group.bin", &batch_of_group()), older("v1-batch-group.bin")] {
+        let read = Batch::decode(&bytes, POOL, SegmentId(2), BATCH_OFFSET).unwrap();
+        assert_eq!((read.header.seq, read.header.group), (201, 199));
+    }
 }
 
 #[test]
@@ -92,13 +124,16 @@ fn map_nodes_of_version_1() {
 }
 
 #[test]
-fn catalogue_changes_of_version_1() {
-    let names = ["create", "delete", "copy", "resize", "update", "copy-range"];
+fn catalogue_changes_of_both_versions() {
+    let first = ["create", "delete", "copy", "resize", "update", "copy-range"]
+        .map(|name| format!("v1-catalogue-{name}"));
+    let second = ["mark", "mark-lost"].map(|name| format!("v2-catalogue-{name}"));
+    let names: Vec<_> = first.into_iter().chain(second).collect();
     assert_eq!(names.len(), ops().len());
     for (name, op) in names.into_iter().zip(ops()) {
         let mut encoded = Vec::new();
         op.encode(&mut encoded);
-        let bytes = golden(&format!("v1-catalogue-{name}.bin"), &encoded);
+        let bytes = golden(&format!("{name}.bin"), &encoded);
         assert_eq!(CatalogueOp::decode(&bytes), Ok(op));
     }
 }

@@ -20,7 +20,7 @@ fn superblock_fields_out_of_bounds_are_refused() {
     let good = superblock().encode();
     let refused = |at, bytes: &[u8]| Superblock::decode(&forged(good.clone(), at, bytes)).unwrap_err();
     assert_eq!(refused(8, &[0]), value("superblock", "version"));
-    assert_eq!(refused(8, &[2]), FormatError::Newer { found: 2 });
+    assert_eq!(refused(8, &[3]), FormatError::Newer { found: 3 });
     assert_eq!(refused(88, &[0; 4]), value("superblock", "segment_bytes"));
     assert_eq!(refused(88, &[0xff; 4]), value("superblock", "segment_bytes"));
     assert_eq!(refused(92, &[129]), value("superblock", "blob_count"));
@@ -52,8 +52,8 @@ fn the_newer_valid_superblock_is_chosen() {
         assert_eq!(Superblock::choose([Some(&a[..at]), Some(&b)]), Ok(old.clone()));
     }
     // A copy with a newer version and a correct checksum takes precedence.
-    let newer = forged(a.clone(), 8, &[2]);
-    assert_eq!(Superblock::choose([Some(&newer), Some(&b)]), Err(FormatError::Newer { found: 2 }));
+    let newer = forged(a.clone(), 8, &[3]);
+    assert_eq!(Superblock::choose([Some(&newer), Some(&b)]), Err(FormatError::Newer { found: 3 }));
     // Copies of different pools are refused.
     let other = Superblock { pool: PoolId([1; 16]), ..old };
     let foreign = Superblock::choose([Some(&a), Some(&other.encode())]);
@@ -70,7 +70,7 @@ fn the_newer_valid_superblock_is_chosen() {
 fn segments_of_other_versions_pools_and_positions_are_reported() {
     let head = header().encode();
     let decode = |b: &[u8]| SegmentHeader::decode(b, POOL, SegmentId(2)).unwrap_err();
-    assert_eq!(decode(&forged(head.clone(), 8, &[2])), FormatError::Newer { found: 2 });
+    assert_eq!(decode(&forged(head.clone(), 8, &[3])), FormatError::Newer { found: 3 });
     assert_eq!(decode(&forged(head.clone(), 8, &[0])), value("segment header", "version"));
     assert_eq!(decode(&forged(head.clone(), 12, &[5])), value("segment header", "stream"));
     assert!(matches!(decode(&forged(head.clone(), 16, &[1])), FormatError::Foreign { field: "pool_id", .. }));
@@ -79,7 +79,7 @@ fn segments_of_other_versions_pools_and_positions_are_reported() {
     let (footer, directory) = footer();
     let foot = footer.encode(&directory);
     let decode = |b: &[u8]| SegmentFooter::decode(b, POOL, SegmentId(2), 1 << 20).unwrap_err();
-    assert_eq!(decode(&forged(foot.clone(), 8, &[2])), FormatError::Newer { found: 2 });
+    assert_eq!(decode(&forged(foot.clone(), 8, &[3])), FormatError::Newer { found: 3 });
     assert_eq!(decode(&forged(foot.clone(), 12, &[0xff; 4])), value("segment footer", "count"));
     assert!(matches!(decode(&forged(foot, 36, &[1])), FormatError::Foreign { .. }));
 }
@@ -136,7 +136,7 @@ fn batches_with_invalid_headers_are_refused() {
     assert_eq!(decode(&batch(), BATCH_OFFSET), Ok(()));
     assert!(matches!(decode(&batch(), 0), Err(FormatError::Foreign { .. })));
     assert_eq!(decode(&forge(56, 2), BATCH_OFFSET), Err(value("batch", "flags")));
-    assert_eq!(decode(&forge(68, 2), BATCH_OFFSET), Err(FormatError::Newer { found: 2 }));
+    assert_eq!(decode(&forge(68, 3), BATCH_OFFSET), Err(FormatError::Newer { found: 3 }));
     assert_eq!(decode(&forge(68, 0), BATCH_OFFSET), Err(value("batch", "version")));
     assert_eq!(decode(&forge(52, 8200), 8200), Err(value("batch", "offset")));
     assert_eq!(decode(&forge(52, (1 << 30) - 4096), (1 << 30) - 4096), Err(value("batch", "offset")));
@@ -234,6 +234,9 @@ fn invalid_disk_records_are_refused() {
     assert_eq!(forge(96, &[0xff]), bad("name"));
     assert_eq!(forge(8, &[1]), bad("size_bytes"));
     assert_eq!(forge(63, &[0xff]), bad("root"));
+    // An unknown mark; a time of a loss without a loss.
+    assert_eq!(forge(74, &[5]), bad("mark"));
+    assert_eq!(forge(80, &[1]), bad("mark"));
 }
 
 #[test]
@@ -245,7 +248,8 @@ fn invalid_catalogue_changes_are_refused() {
         CatalogueOp::decode(&b).unwrap_err()
     };
     let bad = |field| value("catalogue change", field);
-    assert_eq!(forge(0, 0, &[7]), bad("kind"));
+    assert_eq!(forge(0, 0, &[8]), bad("kind"));
+    assert_eq!(forge(0, 0, &[7]), bad("mark"));
     assert_eq!(forge(0, 0, &[2]), bad("length"));
     assert_eq!(forge(0, 4, &[6]), bad("disk"));
     assert_eq!(forge(0, 8, &[5]), bad("from"));
@@ -260,6 +264,10 @@ fn invalid_catalogue_changes_are_refused() {
     assert_eq!(forge(5, 24, &[0xff; 8]), bad("count"));
     // Overlapping ranges of the same disk.
     assert_eq!(forge(5, 8, &[5]), bad("source_block"));
+    assert_eq!(forge(6, 4, &[0; 4]), bad("disk"));
+    assert_eq!(forge(6, 24, &[5]), bad("mark"));
+    assert_eq!(forge(6, 32, &[1]), bad("mark"));
+    assert_eq!(forge(6, 0, &[2]), bad("length"));
 }
 
 #[test]

@@ -75,6 +75,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         ErrorKind::Exists
         | ErrorKind::InUse
         | ErrorKind::Resetting
+        | ErrorKind::MemoryLost
         | ErrorKind::HasClones
         | ErrorKind::HasSnapshots
         | ErrorKind::WrongKind
@@ -87,7 +88,9 @@ fn status(kind: ErrorKind) -> StatusCode {
             StatusCode::INTERNAL_SERVER_ERROR
         }
         ErrorKind::FetchFailed | ErrorKind::UpgradeFailed => StatusCode::BAD_GATEWAY,
-        ErrorKind::Closed | ErrorKind::Latched | ErrorKind::Cancelled => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorKind::Closed | ErrorKind::Latched | ErrorKind::Fenced | ErrorKind::Cancelled => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
         ErrorKind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
     }
 }

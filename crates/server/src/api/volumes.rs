@@ -59,6 +59,12 @@ fn reset_routes() -> Vec<Route> {
         },
         Route {
             method: Method::POST,
+            path: "/volumes/{name}/resume",
+            about: "Admit all clients again to a volume with lost writes; stop the clients that had them first",
+            handler: post(|s: State<Api>, Param(name)| run(s, Action::ResumeVolume { name })),
+        },
+        Route {
+            method: Method::POST,
             path: "/resets",
             about: "Reset several clones as fast as one; all or none",
             handler: post(|s: State<Api>, Body(b): Body<Resets>| {

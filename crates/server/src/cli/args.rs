@@ -7,7 +7,7 @@ use clap::builder::NonEmptyStringValueParser as Name;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::config::{DEFAULT_DATA, HttpAddr, parse_http_addr, parse_portal};
+use crate::config::{AnswerMode, DEFAULT_DATA, HttpAddr, LossMode, parse_http_addr, parse_portal};
 use crate::control::{Reset, SyncPolicy};
 use crate::import::Format;
 use crate::nbd::TlsMode;
@@ -140,6 +140,13 @@ pub struct ServeArgs {
     /// Host name that HTTP clients may use, in addition to localhost and the host of --http (repeatable)
     #[arg(long, value_name = "NAME")]
     pub http_host: Vec<String>,
+    /// When writes over TCP and iSCSI are acknowledged [default: durable]
+    #[arg(long, value_name = "WHEN")]
+    pub remote_answers: Option<AnswerMode>,
+    /// What happens to clients if acknowledged writes are lost with the memory that held them
+    /// [default: refuse]
+    #[arg(long, value_name = "REACTION")]
+    pub on_memory_loss: Option<LossMode>,
     /// Maximum size of a file imported from a URL [default: 1 TiB]
     #[arg(long, value_name = "SIZE")]
     pub import_max_size: Option<Size>,
@@ -149,6 +156,9 @@ pub struct ServeArgs {
     /// Size of the read cache [default: 1 GiB]
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<Size>,
+    /// Directory on tmpfs for writes that are not in the log yet: they outlive the server [default: /dev/shm]
+    #[arg(long, value_name = "DIR", env = "FOREBAY_MEMORY_DIR")]
+    pub memory_dir: Option<PathBuf>,
     /// Number of data-plane threads [default: 2]
     #[arg(long, value_name = "N")]
     pub cores: Option<usize>,
@@ -293,6 +303,12 @@ pub enum VolumeCommand {
         /// Names of the volumes
         #[arg(value_name = "NAME", value_parser = Name::new(), required = true)]
         names: Vec<String>,
+    },
+    /// Admit all clients again to a volume with lost writes, after its clients were stopped
+    Resume {
+        /// Name of the volume
+        #[arg(value_parser = Name::new())]
+        name: String,
     },
     /// Show how much of a disk its guest uses for page file, programs, free space and so on, with I/O
     /// counters

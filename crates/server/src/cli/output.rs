@@ -98,6 +98,11 @@ pub(super) fn disk_table(disks: &[DiskView], kind: Kind) -> String {
             ]),
         };
     }
+    let lost: Vec<&str> = disks.iter().filter(|d| d.memory_lost).map(|d| &*d.name).collect();
+    let render = |t| match lost.is_empty() {
+        true => render(t),
+        false => format!("{}\nLost writes: {}; run 'forebay volume show NAME'", render(t), lost.join(", ")),
+    };
     let damaged: Vec<&str> = disks.iter().filter(|d| d.map_damaged).map(|d| &*d.name).collect();
     match damaged.is_empty() {
         true => render(t),
@@ -137,6 +142,11 @@ pub(super) fn disk_details(d: &DiskView) -> String {
     row("dedup domain", d.dedup_domain.to_string());
     if d.map_damaged {
         row("block map", "damaged: run 'forebay check'".into());
+    }
+    if d.memory_lost {
+        let command = if d.write_cache_bytes.is_some() { "reset" } else { "resume" };
+        let what = format!("lost: stop its clients, then run 'forebay volume {command} {}'", d.name);
+        row("acknowledged writes", what);
     }
     row("uuid", d.uuid.clone());
     row("age", age(unix_ms(), d.created_ms));

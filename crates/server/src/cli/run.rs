@@ -60,7 +60,10 @@ fn serve_config(global: &Global, args: ServeArgs) -> Result<ServeConfig, CliErro
         import_max_size: args.import_max_size,
         import_allow_private: args.import_allow_private,
         cache: args.cache,
+        memory_dir: args.memory_dir,
         cores: args.cores,
+        remote_answers: args.remote_answers,
+        on_memory_loss: args.on_memory_loss,
     };
     Ok(ServeConfig::resolve(file, flags)?)
 }
@@ -148,6 +151,11 @@ impl ClientCommands {
             VolumeCommand::Reset { names } => {
                 let done: Vec<DiskView> = self.client.post(&["resets"], &Resets { volumes: names }).await?;
                 self.print(&done, |done| resets_text(done))
+            }
+            VolumeCommand::Resume { name } => {
+                let path = ["volumes", &name, "resume"];
+                let done: DiskView = self.client.post(&path, &serde_json::json!({})).await?;
+                self.print(&done, |d| format!("volume '{}' admits all clients", d.name))
             }
             VolumeCommand::Classes { name, refresh } => {
                 classes::run(&self.client, &name, refresh, self.json).await

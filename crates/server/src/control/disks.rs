@@ -51,6 +51,11 @@ impl Control {
         self.show_disk(name, Role::Volume)
     }
 
+    pub(super) async fn resume_volume(&self, name: &str) -> Result<Reply> {
+        self.pool().resume(name).await?;
+        self.show_disk(name, Role::Volume)
+    }
+
     pub(super) async fn reset_volumes(&self, volumes: &[String]) -> Result<Reply> {
         let names: Vec<&str> = volumes.iter().map(String::as_str).collect();
         self.pool().reset_all(&names).await?;

@@ -46,6 +46,8 @@ pub enum ErrorKind {
     InUse,
     /// A desktop is being reset after its last client disconnected.
     Resetting,
+    /// Writes that the client may have had answered are lost.
+    MemoryLost,
     /// The disk has clones.
     HasClones,
     /// The volume has snapshots.
@@ -78,6 +80,8 @@ pub enum ErrorKind {
     Closed,
     /// The pool stopped after a failed write.
     Latched,
+    /// Another server has opened the pool.
+    Fenced,
     /// An import was cancelled.
     Cancelled,
     /// The store is full.
@@ -100,6 +104,7 @@ impl ErrorKind {
             ErrorKind::Exists => "exists",
             ErrorKind::InUse => "in_use",
             ErrorKind::Resetting => "resetting",
+            ErrorKind::MemoryLost => "memory_lost",
             ErrorKind::HasClones => "has_clones",
             ErrorKind::HasSnapshots => "has_snapshots",
             ErrorKind::WrongKind => "wrong_kind",
@@ -116,6 +121,7 @@ impl ErrorKind {
             ErrorKind::FetchFailed => "fetch_failed",
             ErrorKind::Closed => "closed",
             ErrorKind::Latched => "latched",
+            ErrorKind::Fenced => "fenced",
             ErrorKind::Cancelled => "cancelled",
             ErrorKind::NoSpace => "no_space",
         }
@@ -179,6 +185,7 @@ impl From<EngineError> for ControlError {
             E::Exists(_) => ErrorKind::Exists,
             E::InUse { .. } => ErrorKind::InUse,
             E::Resetting(_) => ErrorKind::Resetting,
+            E::MemoryLost { .. } => ErrorKind::MemoryLost,
             E::HasClones { .. } => ErrorKind::HasClones,
             E::HasSnapshots { .. } => ErrorKind::HasSnapshots,
             E::WrongKind { .. } => ErrorKind::WrongKind,
@@ -190,9 +197,10 @@ impl From<EngineError> for ControlError {
             E::NoSpace => ErrorKind::NoSpace,
             E::Closed => ErrorKind::Closed,
             E::Latched(_) => ErrorKind::Latched,
+            E::Fenced => ErrorKind::Fenced,
             E::MapDamaged(_) => ErrorKind::MapDamaged,
             E::Damaged(_) | E::MapsDamaged { .. } => ErrorKind::Damaged,
-            E::NoPool(_) | E::Format(_) | E::LogDamaged(_) | E::OtherLoss(_) | E::Store(_) => {
+            E::NoPool(_) | E::Format(_) | E::LogDamaged(_) | E::OtherLoss(_) | E::Memory(_) | E::Store(_) => {
                 ErrorKind::Store
             }
         };

@@ -83,6 +83,9 @@ pub struct DiskView {
     pub dedup_domain: u32,
     /// A node of the block map cannot be read: reads below it fail as damaged, and the disk is not copied.
     pub map_damaged: bool,
+    /// Writes that were acknowledged are lost with the memory that held them: clients that may have had them
+    /// acknowledged are refused until the volume is resumed, or a desktop reset.
+    pub memory_lost: bool,
     /// For a desktop: most bytes of writes in RAM before some overflow to the store.
     pub write_cache_bytes: Option<u64>,
     /// For a desktop: when it is reset automatically.
@@ -111,6 +114,7 @@ impl DiskView {
             uuid: uuid_text(&info.uuid),
             dedup_domain: info.dedup_domain,
             map_damaged: info.map_damaged,
+            memory_lost: info.memory_lost,
             write_cache_bytes: (info.write_cache > 0).then_some(info.write_cache),
             reset: (info.write_cache > 0).then_some(match info.reset_at_disconnect {
                 true => Reset::Disconnect,

@@ -26,7 +26,7 @@ impl FrontEnd for Front {
         run(worker, |worker| serve(worker, context, client));
     }
 
-    fn resume(&self, state: serde_json::Value) -> Result<Resume, String> {
+    fn resume(&self, state: serde_json::Value, _: &RawSocket) -> Result<Resume, String> {
         let login = HandedOver::parse(state)?.resume(&self.0)?;
         let context = self.0.clone();
         Ok(Box::new(move |worker, Resumed { socket, listener, admission, received, until_resumed }| {

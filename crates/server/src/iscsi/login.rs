@@ -105,6 +105,9 @@ impl LoginPhase<'_> {
         };
         let session = match leading.target {
             None => None,
+            Some(_) if self.context.pool.is_fenced() => {
+                return Err(self.refuse(header, LoginStatus::ServiceUnavailable).await);
+            }
             Some(target) => {
                 let (initiator, isid) = (leading.initiator.clone(), leading.isid);
                 let key = Key { initiator, isid, target: target.name.clone() };

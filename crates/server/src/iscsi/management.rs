@@ -16,6 +16,11 @@ const NO_LUN: u8 = 2;
 const NO_REASSIGN: u8 = 4;
 const NOT_SUPPORTED: u8 = 5;
 
+/// Whether two LUNs name the same unit: a unit has a LUN in each addressing method (SAM-5, 4.7).
+fn is_same(one: Lun, other: Lun) -> bool {
+    one.number().is_some() && one.number() == other.number()
+}
+
 impl Commands {
     /// Executes a task management function and answers the request `tag`.
     pub fn manage(&self, function: TaskFunction, lun: Lun, tag: u32, referenced: u32, place: CommandSlot) {
@@ -25,7 +30,7 @@ impl Commands {
         let unit = lun.number().and_then(|lun| luns.unit(lun));
         match (function, unit) {
             (TaskFunction::AbortTask, _) => {
-                let is_meant = |task: &Task| task.tag == referenced && task.lun == lun;
+                let is_meant = |task: &Task| task.tag == referenced && is_same(task.lun, lun);
                 let exists = tasks.get(referenced).is_some_and(|task| is_meant(&task));
                 let response = if exists { FUNCTION_COMPLETE } else { NO_TASK };
                 tasks.manage(is_meant, tag, place, ready(response));
@@ -52,8 +57,22 @@ impl Commands {
                     }
                     FUNCTION_COMPLETE
                 };
-                tasks.manage(|task| task.lun == lun, tag, place, on_unit);
+                tasks.manage(|task| is_same(task.lun, lun), tag, place, on_unit);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unit_is_the_same_in_each_addressing_method() {
+        let (peripheral, flat) = (Lun([0, 5, 0, 0, 0, 0, 0, 0]), Lun([0x40, 5, 0, 0, 0, 0, 0, 0]));
+        assert!(is_same(peripheral, flat));
+        assert!(!is_same(peripheral, Lun([0x40, 6, 0, 0, 0, 0, 0, 0])));
+        let unknown = Lun([0xc0, 5, 0, 0, 0, 0, 0, 0]);
+        assert!(!is_same(unknown, unknown));
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use super::gather::Gather;
 use super::link::{CommandSlot, Link, SENT_AT_ONCE, Sent};
-use crate::plane::{Charge, Claim, Kind, MAX_UNSENT, spawn_request};
+use crate::plane::{Charge, Claim, FENCED, Kind, MAX_UNSENT, spawn_request};
 use crate::scsi::{Admitted, Nexus, Response, Underway};
 
 /// Memory that a command is charged when it is accepted, in addition to its data and its work.
@@ -199,6 +199,9 @@ impl Tasks {
             }
             let response = task.nexus.perform(&task.request, &data).await;
             drop(data);
+            if task.nexus.disk().is_fenced() {
+                return backlog.fail(FENCED);
+            }
             let mut sent = Sent::default();
             while !task.aborted.get() {
                 tokio::select! {

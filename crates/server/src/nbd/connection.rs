@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::context::{Context, Negotiated};
+use super::context::{Attached, Context, Negotiated};
 use super::errors::End;
 use super::negotiate::negotiate;
+use super::peer;
 use super::stream::Stream;
 use super::transmission::transmit;
 use crate::plane::{
-    Client, Cut, Ended, FrontEnd, ListenAddr, MemoryAccount, Parked, Resume, Resumed, Worker,
+    Client, Cut, Ended, FrontEnd, ListenAddr, MemoryAccount, Parked, RawSocket, Resume, Resumed, Worker,
     contained,
 };
 use crate::throttle::Throttle;
@@ -34,21 +35,25 @@ impl FrontEnd for Front {
         run(worker, |worker| async move { serve(worker, &context, client).await });
     }
 
-    fn resume(&self, state: serde_json::Value) -> Result<Resume, String> {
+    fn resume(&self, state: serde_json::Value, socket: &RawSocket) -> Result<Resume, String> {
         let state: HandedOver = serde_json::from_value(state).map_err(|e| e.to_string())?;
         let context = &self.0;
         // The access may have been restricted since the client connected.
         if context.tls.required || !context.access.grant(None).sees(&state.export) {
             return Err(format!("its listener does not offer '{}' any more", state.export));
         }
-        let disk = context.pool.attach(&state.export).map_err(|e| e.to_string())?;
+        let client = peer::client_of(socket);
+        let disk = context.pool.attach_as(&state.export, client).map_err(|e| e.to_string())?;
         let read_only = context.access.read_only;
+        let attachment = context.attachment(&state.export, !read_only && !disk.read_only());
         Ok(Box::new(move |worker, Resumed { socket, listener, admission, received, .. }| {
             run(worker, |worker| async move {
                 let _admission = admission;
                 let stream = Stream::Plain(socket.into_tokio()?);
+                let attached = Attached::new(disk, attachment, &stream);
                 let HandedOver { structured, block_status, .. } = state;
-                let negotiated = Negotiated { stream, disk, structured, block_status, read_only, received };
+                let negotiated =
+                    Negotiated { attached, stream, structured, block_status, read_only, received };
                 transmit_or_park(worker, negotiated, &listener).await
             });
         }))

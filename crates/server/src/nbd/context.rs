@@ -5,6 +5,7 @@ use std::sync::Arc;
 use forebay_engine::{DiskHandle, Pool};
 
 use super::access::Access;
+use super::attachments::{Attachment, Attachments, Watched};
 use super::stream::Stream;
 use super::tls::Tls;
 use crate::plane::Received;
@@ -15,12 +16,37 @@ pub(super) struct Context {
     pub pool: Arc<Pool>,
     pub tls: Tls,
     pub access: Access,
+    /// The connections of all listeners.
+    pub attachments: Arc<Attachments>,
+}
+
+impl Context {
+    /// Registers a connection to a disk. Nothing depends on the order of connections that only read.
+    pub fn attachment(&self, disk: &str, is_writable: bool) -> Attachment {
+        if is_writable { self.attachments.attach(disk) } else { Attachment::default() }
+    }
+}
+
+/// The disk that a client has chosen. The fields are dropped in this order: the socket is open as long as it
+/// is watched, and the connection has ended when the disk is closed.
+pub(super) struct Attached {
+    pub watched: Option<Watched>,
+    pub disk: Arc<DiskHandle>,
+    pub attachment: Attachment,
+}
+
+impl Attached {
+    /// A client that is connected by `stream`.
+    pub fn new(disk: Arc<DiskHandle>, attachment: Attachment, stream: &Stream) -> Attached {
+        Attached { watched: stream.peer().map(|peer| attachment.watch(peer)), disk, attachment }
+    }
 }
 
 /// The result of a negotiation: a client with its disk.
 pub(super) struct Negotiated {
+    /// Dropped before the stream.
+    pub attached: Attached,
     pub stream: Stream,
-    pub disk: Arc<DiskHandle>,
     /// Structured replies were negotiated.
     pub structured: bool,
     /// Block status was negotiated.

@@ -5,6 +5,7 @@ use std::io;
 use forebay_engine::Error;
 use forebay_wire::nbd::{ErrorCode, ProtocolError, REP_ERR_POLICY, REP_ERR_SHUTDOWN, REP_ERR_UNKNOWN};
 
+use super::attachments::StillUnderWay;
 use super::handshake::HandshakeError;
 use crate::plane::Cut;
 
@@ -23,9 +24,17 @@ pub(super) enum End {
     Negotiation(#[from] Cut),
     #[error("not enough memory for a long option")]
     NoMemory,
+    #[error(transparent)]
+    Fenced(#[from] Fenced),
     #[error("export '{name}' was refused: {why}")]
     ExportName { name: String, why: String },
 }
+
+/// This server has lost the pool: the connection is cut without an answer, so that the client looks for the
+/// next server. An error would become an I/O error of its file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("another server has opened the pool")]
+pub(super) struct Fenced;
 
 /// The text of `NBD_REP_ERR_UNKNOWN`: the same for an export that does not exist and one that the client may
 /// not see.
@@ -49,24 +58,33 @@ impl Denied {
     }
 }
 
+impl From<StillUnderWay> for Denied {
+    fn from(error: StillUnderWay) -> Denied {
+        Denied::new(REP_ERR_POLICY, error.to_string())
+    }
+}
+
 impl From<Error> for Denied {
     fn from(error: Error) -> Denied {
         match codes(&error) {
-            (REP_ERR_UNKNOWN, _) => Denied::no_export(),
-            (reply, _) => Denied::new(reply, error.to_string()),
+            Ok((REP_ERR_UNKNOWN, _)) => Denied::no_export(),
+            Ok((reply, _)) => Denied::new(reply, error.to_string()),
+            // Not sent: the negotiation is cut.
+            Err(fenced) => Denied::new(REP_ERR_SHUTDOWN, fenced.to_string()),
         }
     }
 }
 
 /// The error code of a reply to a request.
-pub(super) fn error_code(error: &Error) -> ErrorCode {
-    codes(error).1
+pub(super) fn error_code(error: &Error) -> Result<ErrorCode, Fenced> {
+    codes(error).map(|(_, code)| code)
 }
 
 /// The reply to an option and the error code of a request, for each engine error. NBD has no codes for
 /// ENOENT, EEXIST and EBUSY: they become EIO.
-fn codes(error: &Error) -> (u32, ErrorCode) {
-    match error {
+fn codes(error: &Error) -> Result<(u32, ErrorCode), Fenced> {
+    Ok(match error {
+        Error::Fenced => return Err(Fenced),
         Error::NotFound(_) => (REP_ERR_UNKNOWN, ErrorCode::Io),
         Error::BadName { .. } => (REP_ERR_UNKNOWN, ErrorCode::Inval),
         Error::Closed => (REP_ERR_SHUTDOWN, ErrorCode::Shutdown),
@@ -81,6 +99,7 @@ fn codes(error: &Error) -> (u32, ErrorCode) {
         | Error::Exists(_)
         | Error::InUse { .. }
         | Error::Resetting(_)
+        | Error::MemoryLost { .. }
         | Error::HasClones { .. }
         | Error::HasSnapshots { .. }
         | Error::Damaged(_)
@@ -88,9 +107,10 @@ fn codes(error: &Error) -> (u32, ErrorCode) {
         | Error::MapsDamaged { .. }
         | Error::LogDamaged(_)
         | Error::Latched(_)
+        | Error::Memory(_)
         | Error::Format(_)
         | Error::Store(_) => (REP_ERR_POLICY, ErrorCode::Io),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -133,6 +153,7 @@ mod tests {
             (Error::Exists(name()), policy, ErrorCode::Io),
             (Error::InUse { name: name(), clients: 1 }, policy, ErrorCode::Io),
             (Error::Resetting(name()), policy, ErrorCode::Io),
+            (Error::MemoryLost { name: name(), remedy: "resume" }, policy, ErrorCode::Io),
             (Error::HasClones { name: name(), clones: 1, example: name() }, policy, ErrorCode::Io),
             (Error::HasSnapshots { name: name(), snapshots: 1 }, policy, ErrorCode::Io),
             (Error::Damaged(name()), policy, ErrorCode::Io),
@@ -140,16 +161,22 @@ mod tests {
             (Error::MapsDamaged { disks: name(), freed_bytes: 0 }, policy, ErrorCode::Io),
             (Error::LogDamaged(Box::new(log_damage)), policy, ErrorCode::Io),
             (Error::Latched(name()), policy, ErrorCode::Io),
+            (Error::Memory(name()), policy, ErrorCode::Io),
             (Error::Format(FormatError::Checksum("batch")), policy, ErrorCode::Io),
-            (Error::Store(StoreError::Fenced), policy, ErrorCode::Io),
+            (Error::Store(StoreError::ReadOnly), policy, ErrorCode::Io),
         ];
         let variants: HashSet<_> = table.iter().map(|(error, ..)| discriminant(error)).collect();
         assert_eq!(variants.len(), table.len(), "each error once");
         for (error, reply, code) in table {
-            assert_eq!(error_code(&error), code, "{error:?}");
+            assert_eq!(error_code(&error), Ok(code), "{error:?}");
             let denied = Denied::from(error);
             assert_eq!(denied.reply, reply, "{}", denied.text);
             assert_eq!(denied.text == NO_EXPORT, reply == REP_ERR_UNKNOWN, "{}", denied.text);
         }
+    }
+
+    #[test]
+    fn a_lost_pool_is_never_answered() {
+        assert_eq!(error_code(&Error::from(StoreError::Fenced)), Err(Fenced));
     }
 }

@@ -1,18 +1,20 @@
 //! Requests that wait for the engine, each in a task of the connection's thread.
 //!
-//! A job holds its [`Ticket`], so its memory is charged to the connection until it ends. A started job is
-//! finished also if the client has disconnected.
+//! A job holds its [`Ticket`], so its memory is charged to the connection until it ends. A job of a
+//! connection that is gone is dropped, wherever it waits ([`super::attachments`]): the futures of the engine
+//! release what they hold, and a write that is dropped has written whole blocks only.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_engine::{DiskHandle, Error, Result, is_zero};
 use forebay_wire::nbd::{
-    self, BlockDescriptor, Command, DATA_CHUNK_HEADER, SIMPLE_REPLY, STATE_HOLE, STATE_ZERO,
+    self, BlockDescriptor, Command, DATA_CHUNK_HEADER, ErrorCode, SIMPLE_REPLY, STATE_HOLE, STATE_ZERO,
 };
 
-use super::errors::error_code;
-use crate::plane::{Charge, MemoryAccount, Ticket, spawn_request};
+use super::attachments::Begun;
+use super::errors::{Fenced, error_code};
+use crate::plane::{Charge, FENCED, MemoryAccount, Ticket, spawn_request};
 
 /// Chunk size in which a long read is read and sent.
 const PIECE: usize = 256 << 10;
@@ -36,25 +38,29 @@ pub(super) fn is_sent_as_hole(data: &[u8]) -> bool {
 pub(super) struct Job {
     disk: Arc<DiskHandle>,
     ticket: Ticket,
+    /// Dropped after `disk`: no new connection starts before.
+    begun: Begun,
     cookie: u64,
     structured: bool,
 }
 
 impl Job {
-    pub fn new(disk: Arc<DiskHandle>, ticket: Ticket, cookie: u64, structured: bool) -> Job {
-        Job { disk, ticket, cookie, structured }
+    pub fn new(disk: Arc<DiskHandle>, ticket: Ticket, begun: Begun, cookie: u64, structured: bool) -> Job {
+        Job { disk, ticket, begun, cookie, structured }
     }
 
     /// Executes a read.
     pub fn spawn_read(self, offset: u64, len: u32, dont_fragment: bool) {
         let backlog = self.ticket.backlog().clone();
         spawn_request(&backlog, async move {
-            let done = match (self.structured, dont_fragment) {
-                (true, false) => self.read_in_pieces(offset, len as usize).await,
-                (true, true) => self.read_whole(offset, len as usize, DATA_CHUNK_HEADER).await,
-                (false, _) => self.read_whole(offset, len as usize, SIMPLE_REPLY).await,
+            let read = async {
+                match (self.structured, dont_fragment) {
+                    (true, false) => self.read_in_pieces(offset, len as usize).await,
+                    (true, true) => self.read_whole(offset, len as usize, DATA_CHUNK_HEADER).await,
+                    (false, _) => self.read_whole(offset, len as usize, SIMPLE_REPLY).await,
+                }
             };
-            if let Err(e) = done {
+            if let Some(Err(e)) = self.begun.run(read).await {
                 self.reply(Err(e));
             }
         });
@@ -64,9 +70,9 @@ impl Job {
     pub fn spawn_write(self, message: Vec<u8>, start: usize, offset: u64, fua: bool) {
         let backlog = self.ticket.backlog().clone();
         spawn_request(&backlog, async move {
-            let done = self.disk.write(offset, &message[start..], fua).await;
+            let done = self.begun.run(self.disk.write(offset, &message[start..], fua)).await;
             drop(message);
-            self.reply(done);
+            done.into_iter().for_each(|done| self.reply(done));
         });
     }
 
@@ -74,28 +80,32 @@ impl Job {
     pub fn spawn_other(self, command: Command) {
         let backlog = self.ticket.backlog().clone();
         spawn_request(&backlog, async move {
-            let done = match command {
-                Command::Flush => self.disk.flush().await,
-                Command::Trim { offset, len, fua } => self.disk.discard(offset, len.into(), fua).await,
-                Command::Cache { offset, len } => {
-                    let _charge = self.account().take_shared(PREFETCH.min(len as usize)).await;
-                    self.disk.prefetch(offset, len.into()).await
-                }
-                Command::WriteZeroes { offset, len, fua, no_hole } => {
-                    self.disk.write_zeroes(offset, len.into(), no_hole, fua).await
-                }
-                Command::BlockStatus { offset, len, one } => {
-                    match self.block_status(offset, len, one).await {
-                        Ok(()) => return,
-                        Err(e) => Err(e),
-                    }
-                }
-                Command::Read { .. } | Command::Write { .. } | Command::Disconnect => {
-                    unreachable!("transmission.rs handles these")
-                }
-            };
-            self.reply(done);
+            if let Some(Some(done)) = self.begun.run(self.execute(command)).await {
+                self.reply(done);
+            }
         });
+    }
+
+    /// Executes a command; `None` if it has sent its reply.
+    async fn execute(&self, command: Command) -> Option<Result<()>> {
+        Some(match command {
+            Command::Flush => self.disk.flush().await,
+            Command::Trim { offset, len, fua } => self.disk.discard(offset, len.into(), fua).await,
+            Command::Cache { offset, len } => {
+                let _charge = self.account().take_shared(PREFETCH.min(len as usize)).await;
+                self.disk.prefetch(offset, len.into()).await
+            }
+            Command::WriteZeroes { offset, len, fua, no_hole } => {
+                self.disk.write_zeroes(offset, len.into(), no_hole, fua).await
+            }
+            Command::BlockStatus { offset, len, one } => match self.block_status(offset, len, one).await {
+                Ok(()) => return None,
+                Err(e) => Err(e),
+            },
+            Command::Read { .. } | Command::Write { .. } | Command::Disconnect => {
+                unreachable!("transmission.rs handles these")
+            }
+        })
     }
 
     /// Sends each chunk when it is read, and reads the next when the client has received enough of them: so a
@@ -193,12 +203,14 @@ impl Job {
     fn reply(&self, done: Result<()>) {
         self.send(match done {
             Ok(()) => nbd::simple_reply(self.cookie, None).to_vec(),
-            Err(e) => self.error(&e),
+            Err(e) => match error_code(&e) {
+                Ok(code) => self.error(code, &e),
+                Err(Fenced) => return self.ticket.backlog().fail(FENCED),
+            },
         });
     }
 
-    fn error(&self, e: &Error) -> Vec<u8> {
-        let code = error_code(e);
+    fn error(&self, code: ErrorCode, e: &Error) -> Vec<u8> {
         if !self.structured {
             return nbd::simple_reply(self.cookie, Some(code)).to_vec();
         }

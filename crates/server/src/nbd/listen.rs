@@ -61,10 +61,12 @@ fn check_listener(listener: &ListenerConfig, certificates: &Certificates) -> Res
 pub fn listen(plane: &mut Plane, pool: &Arc<Pool>, config: &Config) -> Result<Listening, BindError> {
     let certificates = Certificates::load(config)?;
     let mut addresses = Vec::new();
+    let attachments = Arc::default();
     for listener in &config.listeners {
         check_listener(listener, &certificates)?;
         let tls = certificates.listener(listener);
-        let context = Context { pool: pool.clone(), tls, access: listener.access.clone() };
+        let (pool, access, attachments) = (pool.clone(), listener.access.clone(), Arc::clone(&attachments));
+        let context = Context { pool, tls, access, attachments };
         addresses.extend(plane.listen(&(Arc::new(Front(context)) as _), &listener.listen)?);
     }
     Ok(Listening { addresses, certificates })

@@ -5,12 +5,14 @@
 //! reads, buffered writes), passes the rest to tasks of the same thread (`job`), and sends all replies in one
 //! call. The threads, and the state that their connections share, belong to [`crate::plane`].
 //!
-//! `access` decides which exports a client sees, by its listener and the names in its `certificate`. `tls`
+//! `access` decides which exports a client sees, by its listener and the names in its `certificate`.
+//! `attachments` lets a new connection start only after those that are gone have ended. `tls`
 //! holds the server's certificates; a `handshake` runs outside of the data plane. `context` is the input of a
-//! connection and of its transmission, `errors` maps engine errors to NBD, `config` is the configuration,
+//! connection and of its transmission, `peer` tells clients of this host from others, `errors` maps engine errors to NBD, `config` is the configuration,
 //! `listen` starts it all.
 
 mod access;
+mod attachments;
 mod certificate;
 mod config;
 mod connection;
@@ -20,6 +22,7 @@ mod handshake;
 mod job;
 mod listen;
 mod negotiate;
+mod peer;
 mod stream;
 mod tls;
 mod transmission;

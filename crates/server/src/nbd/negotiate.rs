@@ -1,16 +1,16 @@
 //! The negotiation phase: options of a client, up to the choice of its disk.
 
 use std::rc::Rc;
-use std::sync::Arc;
 
-use forebay_engine::{DiskHandle, DiskInfo, Role};
+use forebay_engine::{Client, DiskInfo, Role};
 use forebay_wire::nbd::{self, *};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::access::Grant;
 use super::certificate::CertificateNames;
-use super::context::{Context, Negotiated};
-use super::errors::{Denied, End};
+use super::context::{Attached, Context, Negotiated};
+use super::errors::{Denied, End, Fenced};
+use super::peer;
 use super::stream::Stream;
 use crate::plane::{Charge, Kind, MemoryAccount, Received};
 
@@ -28,9 +28,11 @@ pub(super) async fn negotiate(
     context: &Context,
     account: Rc<MemoryAccount>,
 ) -> Result<Option<Negotiated>, End> {
+    let client = peer::client(&stream);
     let mut n = Negotiation {
         context,
         stream,
+        client,
         grant: context.access.grant(None),
         over_tls: false,
         decoder: OptionDecoder::new(),
@@ -50,9 +52,9 @@ pub(super) async fn negotiate(
             Turn::Continue => tokio::task::yield_now().await,
             Turn::StartTls => n = n.start_tls().await?,
             Turn::End => return Ok(None),
-            Turn::Start { disk, name } => {
+            Turn::Start { attached, name } => {
                 return Ok(Some(Negotiated {
-                    disk,
+                    attached,
                     structured: n.structured,
                     read_only: context.access.read_only,
                     // Metadata contexts are valid for one export, under exactly the name in the request that
@@ -74,7 +76,7 @@ enum Turn {
     End,
     /// Transmission starts.
     Start {
-        disk: Arc<DiskHandle>,
+        attached: Attached,
         name: String,
     },
 }
@@ -82,6 +84,7 @@ enum Turn {
 struct Negotiation<'a> {
     context: &'a Context,
     stream: Stream,
+    client: Client,
     /// The exports that the client sees.
     grant: Grant,
     over_tls: bool,
@@ -181,12 +184,12 @@ impl<'a> Negotiation<'a> {
             OptionRequest::Info(info) => {
                 self.resolve(&info.name).map(|disk| self.describe(option, &info, &disk))
             }
-            OptionRequest::Go(info) => match self.attach(&info.name).await {
-                Ok((disk, about)) => {
+            OptionRequest::Go(info) => match self.attach(&info.name).await? {
+                Ok((attached, about)) => {
                     self.describe(option, &info, &about);
                     nbd::option_ack(&mut self.out, option);
                     self.send().await?;
-                    return Ok(Turn::Start { disk, name: info.name });
+                    return Ok(Turn::Start { attached, name: info.name });
                 }
                 Err(denied) => Err(denied),
             },
@@ -207,14 +210,14 @@ impl<'a> Negotiation<'a> {
 
     /// `NBD_OPT_EXPORT_NAME`, which has no negative reply: an error ends the connection.
     async fn export_name(&mut self, name: String) -> Result<Turn, End> {
-        let (disk, about) = match self.attach(&name).await {
+        let (attached, about) = match self.attach(&name).await? {
             Ok(found) => found,
             Err(Denied { text, .. }) => return Err(End::ExportName { name, why: text }),
         };
         let flags = self.flags(&about);
         nbd::option_export_name(&mut self.out, about.size, flags, self.no_zeroes);
         self.send().await?;
-        Ok(Turn::Start { disk, name })
+        Ok(Turn::Start { attached, name })
     }
 
     fn check_start_tls(&self) -> Result<(), Denied> {
@@ -303,10 +306,24 @@ impl<'a> Negotiation<'a> {
         }
     }
 
-    async fn attach(&self, name: &str) -> Result<(Arc<DiskHandle>, DiskInfo), Denied> {
+    /// Opens a disk. A server that has lost the pool does not answer.
+    async fn attach(&self, name: &str) -> Result<Result<(Attached, DiskInfo), Denied>, Fenced> {
+        let done = self.try_attach(name).await;
+        if self.context.pool.is_fenced() { Err(Fenced) } else { Ok(done) }
+    }
+
+    /// Opens a disk, after the earlier connections to it that are gone have ended. They end before the option
+    /// is answered, and before the disk is opened: one of them may have disconnected in order, and then a
+    /// desktop is reset first.
+    async fn try_attach(&self, name: &str) -> Result<(Attached, DiskInfo), Denied> {
         let about = self.resolve(name)?;
-        let disk = self.context.pool.attach_when_reset(&about.name).await?;
-        Ok((disk, about))
+        let is_writable = about.role == Role::Volume && !self.context.access.read_only;
+        if is_writable {
+            self.context.attachments.end_gone(&about.name).await?;
+        }
+        let disk = self.context.pool.attach_when_reset_as(&about.name, self.client).await?;
+        let attachment = self.context.attachment(&about.name, is_writable);
+        Ok((Attached::new(disk, attachment, &self.stream), about))
     }
 
     fn describe(&mut self, option: u32, info: &InfoRequest, disk: &DiskInfo) {

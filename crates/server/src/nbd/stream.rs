@@ -1,9 +1,10 @@
 //! The byte stream of a client, in plain text or over TLS.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use tokio_rustls::server::TlsStream;
 
+use super::attachments::Peer;
 use super::handshake::Seat;
 use crate::plane::{PlainSocket, Socket, delegate_stream};
 
@@ -14,16 +15,16 @@ pub(super) enum Stream {
 }
 
 impl Stream {
-    /// The file descriptor of a UNIX socket; `None` for TCP.
-    pub fn unix_fd(&self) -> Option<RawFd> {
+    /// The client's socket.
+    pub fn peer(&self) -> Option<Peer> {
         let socket = match self {
             Stream::Plain(socket) => Some(socket),
             Stream::Tls(tls) => tls.get_ref().0.socket(),
         };
-        match socket {
-            Some(Socket::Unix(s)) => Some(s.as_raw_fd()),
-            Some(Socket::Tcp(_)) | None => None,
-        }
+        socket.map(|socket| match socket {
+            Socket::Unix(s) => Peer { fd: s.as_raw_fd(), is_tcp: false },
+            Socket::Tcp(s) => Peer { fd: s.as_raw_fd(), is_tcp: true },
+        })
     }
 }
 

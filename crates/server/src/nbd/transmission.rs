@@ -1,19 +1,22 @@
 //! The transmission phase: requests of one connection and their replies.
 
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Context;
 
 use forebay_engine::{DiskHandle, Fast};
 use forebay_wire::nbd::{
     self, Command, DATA_CHUNK_HEADER, ErrorCode, Request, RequestDecoder, Rules, SIMPLE_REPLY, Step,
 };
 
+use super::attachments::Attachment;
 use super::connection::HandedOver;
-use super::context::Negotiated;
-use super::errors::{End, error_code};
+use super::context::{Attached, Negotiated};
+use super::errors::{End, Fenced, error_code};
 use super::job::{self, Job};
 use super::stream::Stream;
-use crate::plane::{Backlog, Charge, Conversation, Output, Protocol, Stop, Ticket, Worker};
+use crate::plane::{Backlog, Charge, Conversation, Ended, Output, Protocol, Stop, Ticket, Worker};
 
 /// Memory of a TLS session, including its buffers.
 const TLS_COST: usize = 32 << 10;
@@ -23,6 +26,8 @@ const SHUTTING_DOWN: &str = "the server is shutting down";
 pub(super) struct Transmission {
     worker: Rc<Worker>,
     disk: Arc<DiskHandle>,
+    /// Dropped after `disk`: the connection has ended when the disk is closed.
+    attachment: Attachment,
     structured: bool,
     block_status: bool,
     /// The listener refuses writes.
@@ -31,26 +36,35 @@ pub(super) struct Transmission {
     backlog: Rc<Backlog>,
     /// The client sent `NBD_CMD_DISC`.
     leaving: bool,
+    /// The client is gone: its input is only searched for `NBD_CMD_DISC`.
+    dropping: bool,
 }
 
 /// Serves a client that has chosen its disk, until it disconnects.
-pub(super) fn transmit(worker: Rc<Worker>, n: Negotiated) -> Conversation<Stream, Transmission> {
+pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<Ended, End> {
     let backlog = Backlog::new(worker.memory());
     if matches!(n.stream, Stream::Tls(_)) {
         backlog.account().add_to_base(TLS_COST);
     }
+    let unix_fd = n.stream.peer().filter(|peer| !peer.is_tcp).map(|peer| peer.fd);
+    let Attached { watched, disk, attachment } = n.attached;
     let transmission = Transmission {
         worker: worker.clone(),
-        disk: n.disk,
+        disk,
+        attachment,
         structured: n.structured,
         block_status: n.block_status,
         read_only: n.read_only,
         decoder: RequestDecoder::new(),
         backlog: backlog.clone(),
         leaving: false,
+        dropping: false,
     };
-    let fd = n.stream.unix_fd();
-    Conversation::new(worker, n.stream, fd, n.received, backlog, transmission)
+    let (stream, received) = (n.stream, n.received);
+    let mut conversation = pin!(Conversation::new(worker, stream, unix_fd, received, backlog, transmission));
+    // Declared later, so dropped earlier: before the conversation closes the socket.
+    let _watched = watched;
+    conversation.as_mut().await
 }
 
 impl Protocol for Transmission {
@@ -63,7 +77,7 @@ impl Protocol for Transmission {
             if output.is_full() {
                 return Ok((used, Stop::Output));
             }
-            if self.backlog.is_full() {
+            if self.backlog.is_full() && !self.dropping {
                 return Ok((used, Stop::Backlog));
             }
             if self.backlog.budget().turn_is_over() {
@@ -75,9 +89,11 @@ impl Protocol for Transmission {
             let (n, step) = self.decoder.next(&rules, &input[used..])?;
             used += n;
             self.backlog.budget().count(n);
+            self.attachment.served(n);
             match step {
                 Step::NeedMore { want } => return Ok((used, Stop::Input { want })),
-                Step::Request(request) => self.request(&request, output),
+                Step::Request(request) => self.request(&request, output)?,
+                Step::Refused { .. } if self.dropping => {}
                 Step::Refused { cookie, refusal } => {
                     self.refuse(cookie, refusal.code(), &refusal.to_string(), output);
                 }
@@ -86,9 +102,25 @@ impl Protocol for Transmission {
         Ok((used, Stop::Leave))
     }
 
+    fn search_input(&mut self) -> bool {
+        self.dropping = true;
+        true
+    }
+
+    fn attend(&mut self, cx: &mut Context<'_>, _: &mut Output) -> Result<(), End> {
+        if self.attachment.has_to_stop(cx) {
+            self.dropping = true;
+            self.backlog.abandon();
+        }
+        Ok(())
+    }
+
     fn serve_long(&mut self, message: Vec<u8>, charge: Charge, output: &mut Output) -> Result<Stop, End> {
+        self.attachment.served(message.len());
         match self.decoder.next(&self.rules(), &message)?.1 {
             Step::NeedMore { .. } => {}
+            Step::Refused { .. } | Step::Request(Request { command: Command::Write { .. }, .. })
+                if self.dropping => {}
             Step::Refused { cookie, refusal } => {
                 self.refuse(cookie, refusal.code(), &refusal.to_string(), output);
             }
@@ -102,13 +134,14 @@ impl Protocol for Transmission {
                 }
             }
             // The decoder returns only writes as long messages; any other request is served as usual.
-            Step::Request(request) => self.request(&request, output),
+            Step::Request(request) => self.request(&request, output)?,
         }
         Ok(if self.leaving { Stop::Leave } else { Stop::Input { want: 0 } })
     }
 
     fn needs_input(&self) -> bool {
-        self.decoder.is_skipping()
+        // The rest of the input of a client that is gone is searched, and its connection ends.
+        self.decoder.is_skipping() || self.dropping
     }
 
     fn park(&self) -> Option<serde_json::Value> {
@@ -131,15 +164,23 @@ impl Transmission {
         }
     }
 
-    fn request(&mut self, request: &Request<'_>, output: &mut Output) {
+    fn request(&mut self, request: &Request<'_>, output: &mut Output) -> Result<(), Fenced> {
         let cookie = request.cookie;
         if request.command == Command::Disconnect {
             self.leaving = true;
+            self.attachment.leave();
             self.disk.mark_clean_disconnect();
-            return;
+            return Ok(());
+        }
+        if self.dropping {
+            return Ok(());
+        }
+        if self.disk.is_fenced() {
+            return Err(Fenced);
         }
         if self.worker.closing() {
-            return self.refuse(cookie, ErrorCode::Shutdown, SHUTTING_DOWN, output);
+            self.refuse(cookie, ErrorCode::Shutdown, SHUTTING_DOWN, output);
+            return Ok(());
         }
         match request.command {
             Command::Read { len: 0, .. }
@@ -149,42 +190,50 @@ impl Transmission {
                 self.done(cookie, matches!(request.command, Command::Read { .. }), output)
             }
             Command::Read { offset, len, dont_fragment } => {
-                if !self.read_now(cookie, offset, len, output) {
+                if !self.read_now(cookie, offset, len, output)? {
                     self.job(cookie, self.backlog.enter(job::COST)).spawn_read(offset, len, dont_fragment);
                 }
             }
-            Command::Write { offset, fua } => self.write(cookie, offset, request.payload, fua, output),
+            Command::Write { offset, fua } => self.write(cookie, offset, request.payload, fua, output)?,
             command => self.job(cookie, self.backlog.enter(job::COST)).spawn_other(command),
         }
+        Ok(())
     }
 
     /// Reads directly into the output if no wait is needed; false otherwise.
-    fn read_now(&mut self, cookie: u64, offset: u64, len: u32, output: &mut Output) -> bool {
+    fn read_now(&mut self, cookie: u64, offset: u64, len: u32, output: &mut Output) -> Result<bool, Fenced> {
         let bytes = len as usize;
         if bytes > output.fast_read_max() {
-            return false;
+            return Ok(false);
         }
         let header_len = if self.structured { DATA_CHUNK_HEADER } else { SIMPLE_REPLY };
         self.backlog.budget().count(bytes);
         let (header, data) = output.reserve(header_len, bytes);
         match self.disk.try_read(offset, data) {
-            Ok(Fast::Wait) => return false,
+            Ok(Fast::Wait) => return Ok(false),
             Ok(Fast::Done) if !self.structured => header.copy_from_slice(&nbd::simple_reply(cookie, None)),
             Ok(Fast::Done) if job::is_sent_as_hole(data) => {
                 output.push(&nbd::hole_chunk(cookie, offset, len, true));
-                return true;
+                return Ok(true);
             }
             Ok(Fast::Done) => header.copy_from_slice(&nbd::data_chunk_header(cookie, offset, len, true)),
             Err(e) => {
-                self.refuse(cookie, error_code(&e), &e.to_string(), output);
-                return true;
+                self.refuse(cookie, error_code(&e)?, &e.to_string(), output);
+                return Ok(true);
             }
         }
         output.keep(header_len + bytes);
-        true
+        Ok(true)
     }
 
-    fn write(&mut self, cookie: u64, offset: u64, data: &[u8], fua: bool, output: &mut Output) {
+    fn write(
+        &mut self,
+        cookie: u64,
+        offset: u64,
+        data: &[u8],
+        fua: bool,
+        output: &mut Output,
+    ) -> Result<(), Fenced> {
         let now = if data.is_empty() {
             Ok(Fast::Done)
         } else if fua {
@@ -198,12 +247,13 @@ impl Transmission {
                 let ticket = self.backlog.enter(job::COST + data.len());
                 self.job(cookie, ticket).spawn_write(data.to_vec(), 0, offset, fua);
             }
-            Err(e) => self.refuse(cookie, error_code(&e), &e.to_string(), output),
+            Err(e) => self.refuse(cookie, error_code(&e)?, &e.to_string(), output),
         }
+        Ok(())
     }
 
     fn job(&self, cookie: u64, ticket: Ticket) -> Job {
-        Job::new(self.disk.clone(), ticket, cookie, self.structured)
+        Job::new(self.disk.clone(), ticket, self.attachment.begin(), cookie, self.structured)
     }
 
     fn done(&self, cookie: u64, read: bool, output: &mut Output) {

@@ -19,6 +19,9 @@ use super::budget::Budget;
 use super::contain::contained;
 use super::memory::{Charge, Kind, Memory, MemoryAccount};
 
+/// The reasons for [`Backlog::fail`].
+const PANICKED: &str = "the server panicked while serving it; this is a bug of the server";
+pub(crate) const FENCED: &str = "another server has opened the pool";
 /// Memory of a task in addition to its request, in bytes.
 const TASK_OVERHEAD: usize = 768;
 /// Most requests in tasks.
@@ -40,8 +43,8 @@ pub(crate) struct Backlog {
     gone: Cell<bool>,
     /// Requests do not wait for their client to receive replies.
     draining: Cell<bool>,
-    /// A request panicked, so the connection must end.
-    failed: Cell<bool>,
+    /// The reason for which the connection must end without further answers.
+    failure: Cell<Option<&'static str>>,
     budget: Budget,
     waker: RefCell<Waker>,
 }
@@ -56,7 +59,7 @@ impl Backlog {
             sent: Notify::new(),
             gone: Cell::default(),
             draining: Cell::default(),
-            failed: Cell::default(),
+            failure: Cell::default(),
             budget: Budget::default(),
             waker: RefCell::new(Waker::noop().clone()),
         })
@@ -197,9 +200,15 @@ impl Backlog {
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
-    /// Whether a request panicked, so that the client would wait for its reply forever.
-    pub fn has_failed(&self) -> bool {
-        self.failed.get()
+    /// Ends the connection: a request cannot be answered, and the client would wait for its reply forever.
+    pub fn fail(&self, why: &'static str) {
+        self.failure.set(Some(why));
+        self.abandon();
+        self.wake();
+    }
+    /// The reason for which the connection has to end, if any.
+    pub fn failure(&self) -> Option<&'static str> {
+        self.failure.get()
     }
     /// Whether the client has disconnected.
     pub fn is_gone(&self) -> bool {
@@ -216,8 +225,7 @@ pub(crate) fn spawn_request<F: Future<Output = ()> + 'static>(backlog: &Rc<Backl
     tokio::task::spawn_local(async move {
         let _charge = charge;
         if contained("a request", backlog.budget.run(request)).await.is_err() {
-            backlog.failed.set(true);
-            backlog.wake();
+            backlog.fail(PANICKED);
         }
     });
 }

@@ -21,7 +21,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::contain::{Panicked, contain};
+use super::contain::contain;
 use super::handover::{BusyGuard, Ended, ParkedStream, Phase, PlainSocket, Received};
 use super::memory::{Charge, Claim, Kind, MemoryAccount, Stall};
 use super::{Backlog, INPUT, Output, Scratch, Worker};
@@ -89,6 +89,12 @@ pub(crate) trait Protocol: Unpin {
         None
     }
 
+    /// Called when nothing can be sent to the client any more. Returns whether the rest of its input is
+    /// served before the connection ends; all replies are dropped.
+    fn search_input(&mut self) -> bool {
+        false
+    }
+
     /// Does work that the client did not request: called in each pass, and when a waker that it registered
     /// wakes.
     fn attend(&mut self, cx: &mut Context<'_>, output: &mut Output) -> Result<(), Self::Error> {
@@ -117,6 +123,8 @@ pub(crate) struct Conversation<S, P> {
     head: usize,
     /// The client has announced that it disconnects, or has closed its side.
     leaving: bool,
+    /// Nothing can be sent to the client, and its input is being searched.
+    lost: Option<io::Error>,
     last_passes: u8,
     account: Rc<MemoryAccount>,
     stall: Stall,
@@ -151,6 +159,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
             backlog,
             head: 0,
             leaving: false,
+            lost: None,
             last_passes: 0,
             stall: Stall::new(&account),
             account,
@@ -170,8 +179,8 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
     fn passes(&mut self, cx: &mut Context<'_>, scratch: &mut Scratch) -> Poll<Result<Ended, P::Error>> {
         self.backlog.budget().begin_turn();
         while !self.backlog.budget().turn_is_over() {
-            if self.backlog.has_failed() {
-                return Poll::Ready(Err(io::Error::other(Panicked).into()));
+            if let Some(why) = self.backlog.failure() {
+                return Poll::Ready(Err(io::Error::other(why).into()));
             }
             self.protocol.attend(cx, &mut scratch.output)?;
             let sent = self.send(cx, &mut scratch.output);
@@ -188,7 +197,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
                 let closed = Pin::new(&mut self.stream).poll_shutdown(cx);
                 return closed.map_ok(|()| Ended::Closed).map_err(P::Error::from);
             }
-            if self.leaving || self.backlog.is_full() {
+            if self.leaving || (self.backlog.is_full() && self.lost.is_none()) {
                 return Poll::Pending;
             }
             if self.charge_message(cx).is_pending() {
@@ -202,9 +211,17 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
                     self.leaving = true;
                     continue;
                 }
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => match self.lost.take() {
+                    Some(lost) => return Poll::Ready(Err(lost.into())),
+                    None => return Poll::Pending,
+                },
             };
             ready!(self.serve_received(cx, scratch, received))?;
+            if self.leaving
+                && let Some(lost) = self.lost.take()
+            {
+                return Poll::Ready(Err(lost.into()));
+            }
         }
         self.backlog.budget().yield_turn(cx);
         Poll::Pending
@@ -212,7 +229,8 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
 
     /// Whether the connection is read from no further, because it is to be handed over.
     fn stops_reading(&self) -> bool {
-        self.worker.is_quiescing() && !self.leaving && !self.protocol.needs_input()
+        let ends = self.leaving || self.lost.is_some();
+        self.worker.is_quiescing() && !ends && !self.protocol.needs_input()
     }
 
     /// Ends the connection if it is to be parked and has no requests in progress.
@@ -432,6 +450,12 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
                 Poll::Ready(Ok(n)) => {
                     self.stall.moved(n);
                     n
+                }
+                Poll::Ready(Err(e)) if self.lost.is_none() && self.protocol.search_input() => {
+                    self.lost = Some(e);
+                    self.backlog.abandon();
+                    output.clear();
+                    return Poll::Ready(Ok(()));
                 }
                 Poll::Ready(Err(e)) => return Poll::Ready(Err(e.into())),
                 Poll::Pending => {

@@ -27,7 +27,7 @@ mod server;
 mod tests;
 mod worker;
 
-pub(crate) use backlog::{Backlog, MAX_UNSENT, Ticket, spawn_request};
+pub(crate) use backlog::{Backlog, FENCED, MAX_UNSENT, Ticket, spawn_request};
 pub(crate) use budget::COSTLY_REQUEST;
 pub use connections::ConnectionLimits;
 pub(crate) use connections::{Cut, MAX_LEAVING};

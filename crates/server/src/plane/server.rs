@@ -32,7 +32,7 @@ pub(crate) trait FrontEnd: Send + Sync {
     ///
     /// # Errors
     /// Why the client cannot be served; its connection is closed.
-    fn resume(&self, _state: serde_json::Value) -> Result<Resume, String> {
+    fn resume(&self, _state: serde_json::Value, _socket: &RawSocket) -> Result<Resume, String> {
         Err("its protocol cannot be handed over".into())
     }
 }
@@ -114,8 +114,8 @@ impl Plane {
         if !received.is_valid() {
             return Err("its buffers are too long".into());
         }
-        let resume = front.resume(stream.protocol)?;
         let socket = RawSocket::adopt(stream.socket).map_err(|e| e.to_string())?;
+        let resume = front.resume(stream.protocol, &socket)?;
         self.resumed.push((resume, socket, Arc::new(listener), received));
         Ok(())
     }

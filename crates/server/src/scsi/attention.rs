@@ -28,6 +28,8 @@ pub enum UnitAttention {
     LunsChanged,
     /// The store is nearly full.
     Threshold,
+    /// The unit has become ready.
+    Ready,
 }
 
 impl UnitAttention {
@@ -45,6 +47,7 @@ impl UnitAttention {
             UnitAttention::RegistrationsPreempted => codes::REGISTRATIONS_PREEMPTED,
             UnitAttention::LunsChanged => codes::REPORTED_LUNS_CHANGED,
             UnitAttention::Threshold => codes::THIN_PROVISIONING_THRESHOLD,
+            UnitAttention::Ready => codes::MEDIUM_MAY_HAVE_CHANGED,
         }
     }
 

@@ -17,7 +17,9 @@ pub fn sense_of(error: &Error) -> Sense {
         Error::Damaged(_) | Error::MapDamaged(_) | Error::MapsDamaged { .. } | Error::Format(_) => {
             medium(codes::UNRECOVERED_READ_ERROR)
         }
-        Error::Closed => Sense::new(SenseKey::NotReady, codes::NOT_READY),
+        Error::MemoryLost { .. } => Sense::new(SenseKey::NotReady, codes::MANUAL_INTERVENTION_REQUIRED),
+        // The transport does not send it after the pool is lost, but ends its connections.
+        Error::Closed | Error::Fenced => Sense::new(SenseKey::NotReady, codes::NOT_READY),
         // The store failed. The other errors are those of administration and of opening a pool: no command
         // causes them.
         Error::Latched(_)
@@ -33,6 +35,7 @@ pub fn sense_of(error: &Error) -> Sense {
         | Error::BadSize { .. }
         | Error::NoPool(_)
         | Error::LogDamaged(_)
+        | Error::Memory(_)
         | Error::OtherLoss(_) => Sense::new(SenseKey::HardwareError, codes::INTERNAL_TARGET_FAILURE),
     }
 }
@@ -73,8 +76,13 @@ mod tests {
             (Error::MapsDamaged { disks: name(), freed_bytes: 0 }, medium_error),
             (Error::Format(FormatError::Checksum("batch")), medium_error),
             (Error::Closed, (0x02, codes::NOT_READY)),
+            (
+                Error::MemoryLost { name: name(), remedy: "resume" },
+                (0x02, codes::MANUAL_INTERVENTION_REQUIRED),
+            ),
+            (Error::Fenced, (0x02, codes::NOT_READY)),
             (Error::Latched(name()), hardware_error),
-            (Error::Store(StoreError::Fenced), hardware_error),
+            (Error::Store(StoreError::ReadOnly), hardware_error),
             (Error::NotFound(name()), hardware_error),
             (Error::Exists(name()), hardware_error),
             (Error::InUse { name: name(), clients: 1 }, hardware_error),
@@ -87,6 +95,7 @@ mod tests {
             (Error::NoPool(name()), hardware_error),
             (Error::LogDamaged(Box::new(log_damage)), hardware_error),
             (Error::OtherLoss(name()), hardware_error),
+            (Error::Memory(name()), hardware_error),
         ];
         for (error, (key, code)) in &table {
             let sense = sense_of(error).encode(false);

@@ -134,9 +134,9 @@ impl Nexus {
         }
         let same = data.repeat(PIECE.min(len as usize) / data.len());
         for (at, part) in pieces(offset, len.into()) {
-            self.disk().write(at, &same[..part], false).await?;
+            self.disk().write_part(at, &same[..part]).await?;
         }
-        if durable { self.disk().flush().await } else { Ok(()) }
+        self.disk().finish(durable).await
     }
 
     /// UNMAP. Where a range covers only a part of a stored block, that part is zeroed: unmapped blocks read
@@ -153,11 +153,11 @@ impl Nexus {
     pub(super) async fn zero_ranges(&self, ranges: &[BlockRange], done: &mut u64) -> Result<()> {
         for range in ranges.iter().filter(|r| r.len > 0) {
             self.unit.note_change(range.offset, range.len);
-            self.disk().write_zeroes(range.offset, range.len, false, false).await?;
+            self.disk().write_zeroes_part(range.offset, range.len, false).await?;
             *done += range.len;
             yield_now().await;
         }
-        if self.durable(false) { self.disk().flush().await } else { Ok(()) }
+        self.disk().finish(self.durable(false)).await
     }
 
     pub(super) async fn lba_status(&self, offset: u64, allocation: u32) -> Result<Response> {

@@ -19,7 +19,7 @@ use super::outcomes::Outcomes;
 use super::port::{Port, Settings};
 use super::response::Response;
 use super::underway::Underway;
-use super::unit::{HAS_TOKENS, LogicalUnit, PROTECTED, RESERVED};
+use super::unit::{HAS_TOKENS, LogicalUnit, NOT_READY, PROTECTED, RESERVED};
 
 /// The session of a transport that owns nexuses. No lock of a unit is held during a call.
 pub trait NexusOwner: AbortTasks {
@@ -90,7 +90,7 @@ impl Nexus {
     /// [`Request::Write`] themselves.
     #[inline]
     pub fn durable(&self, fua: bool) -> bool {
-        fua || !self.settings.write_back
+        fua || !self.unit.is_cache_volatile(self.settings.write_back)
     }
 
     /// Decodes a command and makes the checks that precede it: unit attentions, reservations, its range,
@@ -133,6 +133,7 @@ impl Nexus {
             return Err(self.check(&attention.sense()));
         }
         let flags = self.unit.flags();
+        let ready = if flags & NOT_READY != 0 { self.unit.check_ready() } else { Ok(()) };
         if let Ok(request) = &decoded
             && flags & RESERVED != 0
             && self.unit.conflicts(&self.member, request.access())
@@ -143,6 +144,11 @@ impl Nexus {
             return Err(self.check(&attention.sense()));
         }
         let request = decoded.map_err(|sense| self.check(&sense))?;
+        if let Err(why) = ready
+            && needs_medium(&request)
+        {
+            return Err(self.failed(&why));
+        }
         if (self.read_only && is_for_writers(&request)) || (request.changes() && flags & PROTECTED != 0) {
             return Err(self.protected());
         }
@@ -208,6 +214,26 @@ impl Nexus {
     /// Notes a unit attention for this nexus.
     pub fn note(&self, attention: UnitAttention) {
         self.member.note(attention);
+    }
+}
+
+/// Whether a command requires the unit to be ready. The others describe the unit or concern reservations,
+/// which are durable.
+fn needs_medium(request: &Request) -> bool {
+    use Request::*;
+    match request {
+        TestUnitReady | Read { .. } | Write { .. } | WriteAndVerify { .. } | Verify { .. } => true,
+        OrWrite { .. } | CompareAndWrite { .. } | WriteSame { .. } | Unmap { .. } => true,
+        GetLbaStatus { .. } | PreFetch { .. } | SynchronizeCache { .. } | StartStopUnit { .. } => true,
+        ExtendedCopy { .. } | PopulateToken { .. } | WriteUsingToken { .. } => true,
+        RequestSense { .. } | Inquiry { .. } | ReportLuns { .. } | ReadCapacity10 | ReadCapacity16 { .. } => {
+            false
+        }
+        ModeSense { .. } | ModeSelect { .. } | PersistentReserveIn { .. } | PersistentReserveOut { .. } => {
+            false
+        }
+        Reserve | Release | CopyStatus { .. } | CopyParameters { .. } | TokenInformation { .. } => false,
+        TargetPortGroups { .. } | SupportedOpcodes { .. } | SupportedTaskManagement { .. } => false,
     }
 }
 

@@ -108,7 +108,7 @@ impl Nexus {
             SupportedTaskManagement { extended, allocation } => {
                 Response::data(task_management_functions(extended), allocation)
             }
-            // TEST UNIT READY and START STOP UNIT: the unit is always ready.
+            // TEST UNIT READY and START STOP UNIT: a unit that is not ready was detected before.
             _ => Response::good(),
         }
     }
@@ -121,7 +121,7 @@ impl Nexus {
         let about = VpdPage {
             identity: *self.unit.identity(),
             port: PortIdentity { target: &port.target, group: port.tpgt, relative: port.relative_port },
-            volatile_cache: self.settings.write_back,
+            volatile_cache: self.unit.is_cache_volatile(self.settings.write_back),
         };
         match vpd_page(code, &about) {
             Some(data) => Response::data(data, allocation),

@@ -19,6 +19,7 @@ use super::tokens::{Grant, TokenSource, Tokens, UnitTokens};
 pub(super) const RESERVED: u32 = 1 << 0;
 pub(super) const PROTECTED: u32 = 1 << 1;
 pub(super) const HAS_TOKENS: u32 = 1 << 2;
+pub(super) const NOT_READY: u32 = 1 << 3;
 
 /// A disk that initiators use.
 pub struct LogicalUnit {
@@ -54,7 +55,8 @@ impl LogicalUnit {
             Some(bytes) => Reservations::decode(bytes)
                 .ok_or_else(|| Error::Damaged(format!("the reservations of '{}'", disk.name())))?,
         };
-        let flags = if reservations.is_reserved() { RESERVED } else { 0 };
+        let reserved = if reservations.is_reserved() { RESERVED } else { 0 };
+        let flags = reserved | if disk.check_ready().is_err() { NOT_READY } else { 0 };
         Ok(LogicalUnit {
             identity: Identity { uuid: disk.uuid() },
             size: AtomicU64::new(disk.size()),
@@ -179,13 +181,33 @@ impl LogicalUnit {
         }
     }
 
+    /// Whether the unit is ready: writes that were answered are not lost, or an administrator has resumed the
+    /// disk. When the unit has become ready, a unit attention is noted for all nexuses: the blocks may have
+    /// changed (SPC-4, "Not ready to ready change").
+    ///
+    /// # Errors
+    /// [`Error::MemoryLost`].
+    #[cold]
+    pub(super) fn check_ready(&self) -> Result<()> {
+        self.disk.check_ready()?;
+        if self.flags.fetch_and(!NOT_READY, AcqRel) & NOT_READY != 0 {
+            self.notify_others(None, UnitAttention::Ready);
+        }
+        Ok(())
+    }
+
     /// Mode parameters, for a mapping with this `write_back`.
     pub(super) fn mode(&self, write_back: bool) -> ModeState {
         ModeState {
             descriptor_sense: self.descriptor_sense(),
             write_protect: self.flags() & PROTECTED != 0,
-            write_back,
+            write_back: self.is_cache_volatile(write_back),
         }
+    }
+
+    /// Whether writes are acknowledged before they are durable, for a mapping with this `write_back`.
+    pub(super) fn is_cache_volatile(&self, write_back: bool) -> bool {
+        write_back && !self.disk.write_through()
     }
 
     pub(super) fn descriptor_sense(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use forebay_engine::{Pool, Result};
+use forebay_engine::{Client, Pool, Result};
 
 use super::handover::{ResumedUnits, UnitState};
 use super::tokens::Tokens;
@@ -36,13 +36,15 @@ impl Units {
     /// Returns the unit of a disk; opens it unless it is open already.
     ///
     /// # Errors
-    /// Those of [`Pool::attach`], and of reading the stored reservations.
+    /// Those of [`Pool::attach_visible`], and of reading the stored reservations.
     pub async fn open(&self, pool: &Arc<Pool>, disk: &str) -> Result<Arc<LogicalUnit>> {
         let mut units = self.units.lock().await;
         if let Some(unit) = units.find(disk) {
             return Ok(unit);
         }
-        let unit = Arc::new(LogicalUnit::open(pool.attach(disk)?, self.tokens.clone()).await?);
+        let unit = Arc::new(
+            LogicalUnit::open(pool.attach_visible(disk, Client::Remote)?, self.tokens.clone()).await?,
+        );
         unit.hold_while_registered();
         units.0.retain(|_, unit| unit.strong_count() > 0);
         units.0.insert(disk.to_owned(), Arc::downgrade(&unit));

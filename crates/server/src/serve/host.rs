@@ -2,13 +2,18 @@
 //! that neither the requests of guests nor the control plane can delay these.
 
 use std::future::Future;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_engine::{BoxFuture, Host};
+use forebay_engine::{BoxFuture, Host, PoolId};
+use forebay_retained::{HeapMemory, Memory};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
+
+use super::memory::MemoryFiles;
+use crate::clock;
 
 /// The engine's thread. Dropping it stops the thread and all tasks that run on it.
 pub struct EngineThread {
@@ -21,11 +26,22 @@ pub struct EngineThread {
 struct EngineHost {
     start: Instant,
     handle: Handle,
+    memory: MemoryFiles,
+    boot_id: [u8; 16],
 }
 
 impl EngineThread {
-    /// Starts the thread.
+    /// Starts the thread, for an engine whose retained memory ends with the process.
     pub fn start() -> std::io::Result<EngineThread> {
+        EngineThread::start_with(MemoryFiles::default())
+    }
+
+    /// Starts the thread, for an engine whose retained memory is in files of this directory.
+    pub fn retaining(directory: &Path) -> std::io::Result<EngineThread> {
+        EngineThread::start_with(MemoryFiles::in_directory(directory))
+    }
+
+    fn start_with(memory: MemoryFiles) -> std::io::Result<EngineThread> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -33,13 +49,25 @@ impl EngineThread {
             // Sending and dropping the sender both stop the thread.
             let _ = runtime.block_on(stopped);
         })?;
-        let host = Arc::new(EngineHost { start: Instant::now(), handle });
+        let boot_id = clock::boot_id();
+        let host = Arc::new(EngineHost { start: Instant::now(), handle, memory, boot_id });
         Ok(EngineThread { host, stop: Some(stop), thread: Some(thread) })
     }
 
     /// The host services to pass to the engine.
     pub fn host(&self) -> Arc<dyn Host> {
         Arc::clone(&self.host) as Arc<dyn Host>
+    }
+
+    /// Removes the file of the retained memory of a pool that was closed and needs nothing from it.
+    pub fn remove_memory(&self) {
+        self.host.memory.remove();
+    }
+
+    /// Lets another opening of the pool, here or in another process, use its retained memory. The pool was
+    /// closed.
+    pub fn release_memory(&self) {
+        self.host.memory.release();
     }
 
     /// Runs `future` on the engine's thread instead of the caller's.
@@ -68,7 +96,15 @@ impl Host for EngineHost {
     }
 
     fn unix_ms(&self) -> u64 {
-        crate::clock::unix_ms()
+        clock::unix_ms()
+    }
+
+    fn boot_id(&self) -> [u8; 16] {
+        self.boot_id
+    }
+
+    fn boot_ms(&self) -> u64 {
+        clock::boot_ms()
     }
 
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
@@ -83,6 +119,13 @@ impl Host for EngineHost {
             task.await;
             std::mem::forget(guard);
         });
+    }
+
+    fn memory(&self, pool: PoolId, limit: u64) -> std::io::Result<Arc<dyn Memory>> {
+        match self.memory.open(pool, limit)? {
+            Some(memory) => Ok(memory),
+            None => Ok(Arc::new(HeapMemory::of_bytes(limit))),
+        }
     }
 
     fn random(&self, bytes: &mut [u8]) {

@@ -12,6 +12,8 @@
 //! **Upgrade.** On SIGUSR2, or on request of the API, another process takes over the sockets, the pool and
 //! the connections ([`upgrade`]). If that fails, this process takes them back: it builds its services
 //! ([`services`]) again.
+//! **Loss of the pool.** If another server has opened the pool, this one ends at once, with an error and
+//! without answering a request: its clients lose their connections, and look for the other server.
 
 mod capped;
 mod classes;
@@ -19,6 +21,7 @@ mod descriptors;
 mod host;
 mod inherited;
 mod lease;
+mod memory;
 mod notify;
 mod pressure;
 mod replace;
@@ -59,6 +62,8 @@ const RELEASE: Duration = Duration::from_secs(5);
 const RELEASE_RETRY: Duration = Duration::from_millis(1);
 /// Time for the last replies of the API before the process of a predecessor ends.
 const LAST_REPLIES: Duration = Duration::from_secs(1);
+/// Exit status of a server that has lost its pool: EX_UNAVAILABLE (sysexits.h).
+const FENCED_STATUS: i32 = 69;
 
 /// Reasons for which a server cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -210,14 +215,20 @@ struct OpenPool {
 }
 
 impl OpenPool {
-    /// Closes the pool, and then releases its store, also if closing failed.
     async fn close(&self) -> Result<(), ServeError> {
         let pool = self.pool.clone();
-        let closed = self.engine.run(async move { pool.close().await }).await;
+        Ok(self.engine.run(async move { pool.close().await }).await?)
+    }
+
+    /// Closes the pool, and then releases its store and its retained memory for the next opening, also if
+    /// closing failed.
+    async fn release(&self) -> Result<(), ServeError> {
+        let closed = self.close().await;
         let store = self.store.clone();
         // Only fails if the store panicked.
         let _ = tokio::task::spawn_blocking(move || store.close()).await;
-        Ok(closed?)
+        self.engine.release_memory();
+        closed
     }
 }
 
@@ -237,6 +248,8 @@ struct Server<'a> {
 /// An event for the loop of the server.
 enum Event {
     Stop,
+    /// Another server has opened the pool.
+    Fenced,
     /// An upgrade; the reply is for the API.
     Upgrade(Upgrade, Option<oneshot::Sender<Result<Upgraded, ControlError>>>),
 }
@@ -247,7 +260,7 @@ impl Server<'_> {
         let (signals, upgrade_signal) = (Signals::new()?, signal(SignalKind::user_defined2())?);
         let descriptors = Descriptors::raise(config.cores)?;
         nbd::check(&config.nbd)?;
-        let engine = Arc::new(EngineThread::start()?);
+        let engine = Arc::new(EngineThread::retaining(&config.memory_dir)?);
         let (upgrades, requests) = mpsc::channel(1);
         Ok(Server { config, binary, descriptors, engine, signals, upgrade_signal, upgrades, requests })
     }
@@ -295,8 +308,9 @@ impl Server<'_> {
         mut sockets: Sockets,
     ) -> Result<(), ServeError> {
         loop {
-            let (upgrade, reply) = match self.event().await {
+            let (upgrade, reply) = match self.event(&open.pool).await {
                 Event::Stop => return self.stop(open, services, sockets).await,
+                Event::Fenced => exit_fenced(sockets),
                 Event::Upgrade(upgrade, reply) => (upgrade, reply),
             };
             let binary = upgrade.binary.unwrap_or_else(|| self.binary.path().to_owned());
@@ -347,8 +361,9 @@ impl Server<'_> {
         }
     }
 
-    async fn event(&mut self) -> Event {
+    async fn event(&mut self, pool: &Pool) -> Event {
         tokio::select! {
+            () = pool.fenced() => Event::Fenced,
             () = self.signals.stop() => Event::Stop,
             _ = self.upgrade_signal.recv() => Event::Upgrade(Upgrade::default(), None),
             // The sender is in `self`.
@@ -367,9 +382,15 @@ impl Server<'_> {
         let stop = async {
             services.drain().await;
             drop(sockets);
-            open.close().await
+            let closed = open.close().await;
+            if closed.is_ok() && !open.pool.retains() {
+                self.engine.remove_memory();
+            }
+            closed
         };
         tokio::select! {
+            biased;
+            () = open.pool.fenced() => exit_without_pool(),
             closed = stop => closed?,
             () = self.signals.stop() => exit_immediately(),
         }
@@ -424,6 +445,17 @@ impl Signals {
             _ = self.interrupt.recv() => (),
         }
     }
+}
+
+/// Ends the process after another server has opened the pool: all connections end unanswered.
+fn exit_fenced(sockets: Sockets) -> ! {
+    drop(sockets);
+    exit_without_pool()
+}
+
+fn exit_without_pool() -> ! {
+    eprintln!("forebay: {}; exiting", forebay_engine::Error::Fenced);
+    std::process::exit(FENCED_STATUS)
 }
 
 fn exit_immediately() -> ! {

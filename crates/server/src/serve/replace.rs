@@ -72,7 +72,7 @@ pub(super) async fn replace(
     let quiesced = begun.elapsed();
     let (state, closed, api) = park(services).await;
     drop(paused);
-    if let Err(e) = open.close().await {
+    if let Err(e) = open.release().await {
         return (Outcome::Resume(state, failed(e, CONTINUES)), Some(sockets));
     }
     let pool_closed = begun.elapsed();

@@ -225,6 +225,7 @@ impl Atlas {
                         self.record(&piece.part(32, 0), disk);
                     }
                     CatalogueOp::CopyRange { .. } => self.structure("copied range", &piece.part(32, 24)),
+                    CatalogueOp::Mark { .. } => self.structure("changed mark", &piece.part(32, 16)),
                     _ => {}
                 }
             }

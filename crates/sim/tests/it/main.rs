@@ -5,6 +5,7 @@
 mod clean;
 mod faults;
 mod live;
+mod memory;
 mod one_disk;
 mod room;
 mod rounds;

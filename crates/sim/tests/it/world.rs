@@ -181,6 +181,12 @@ fn broken_recoveries_are_detected() {
 }
 
 #[test]
+fn broken_uses_of_retained_memory_are_detected() {
+    broken(Mutation::DropMemory, 50, |seed| Round::new(seed, None));
+    broken(Mutation::KeepInvalid, 200, |seed| desktops(seed, None));
+}
+
+#[test]
 fn desktops_that_keep_writes_are_detected() {
     broken(Mutation::KeepDesktops, 600, |seed| Round::new(seed, None));
     broken(Mutation::ReuseDesktop, 50, |seed| desktops(seed, None));

@@ -92,6 +92,8 @@ pub enum LoginStatus {
     NoSession = 0x020a,
     /// A request that is not valid in this stage.
     InvalidRequest = 0x020b,
+    /// The target is not operational at present.
+    ServiceUnavailable = 0x0301,
     /// The target is out of resources.
     OutOfResources = 0x0302,
 }

@@ -43,6 +43,7 @@ pub mod codes {
     codes! {
         NO_ADDITIONAL_SENSE = 0x00, 0x00, "No additional information.";
         NOT_READY = 0x04, 0x00, "Logical unit not ready, cause not reportable.";
+        MANUAL_INTERVENTION_REQUIRED = 0x04, 0x03, "Logical unit not ready, manual intervention required.";
         INVALID_FIELD_IN_INFORMATION_UNIT = 0x0e, 0x03, "The expected data transfer length does not fit the CDB.";
         THIRD_PARTY_DEVICE_FAILURE = 0x0d, 0x01, "The source or destination of a copy failed.";
         COPY_TARGET_NOT_REACHABLE = 0x0d, 0x02, "The source or destination of a copy does not exist.";
@@ -65,6 +66,7 @@ pub mod codes {
         WRITE_PROTECTED = 0x27, 0x00, "The unit is write-protected.";
         SOFTWARE_WRITE_PROTECTED = 0x27, 0x02, "The unit is write-protected by its control mode page.";
         SPACE_ALLOCATION_FAILED = 0x27, 0x07, "The store is full.";
+        MEDIUM_MAY_HAVE_CHANGED = 0x28, 0x00, "Not ready to ready change, medium may have changed.";
         COMMANDS_CLEARED = 0x2f, 0x00, "Another nexus aborted the commands of this one.";
         POWER_ON_OCCURRED = 0x29, 0x01, "The unit is new to this nexus.";
         RESET_OCCURRED = 0x29, 0x03, "The unit was reset.";

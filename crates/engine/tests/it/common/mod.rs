@@ -1,7 +1,7 @@
 //! Helpers shared by the tests of the engine.
 #![allow(dead_code, reason = "each test uses its part")]
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use forebay_engine::{BoxFuture, CloneRequest, DiskHandle, Host, Pool, PoolConfig, Result};
@@ -22,6 +22,11 @@ impl Host for TestHost {
     }
     fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
         tokio::spawn(task);
+    }
+    /// Each opening is in another boot: the local clients of the one before have died.
+    fn boot_id(&self) -> [u8; 16] {
+        static FIRST: LazyLock<Instant> = LazyLock::new(Instant::now);
+        self.0.saturating_duration_since(*FIRST).as_nanos().to_le_bytes()
     }
     fn random(&self, bytes: &mut [u8]) {
         bytes.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_engine::{Pool, PoolConfig, SyncMode};
 use forebay_server::nbd::{self, ListenerConfig, TlsConfig, TlsMode};
 use forebay_server::plane::{Handle, ListenAddr, Plane};
-use forebay_store::MemoryStore;
+use forebay_store::{MemoryStore, Store};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::host::host;
@@ -20,6 +20,18 @@ pub struct TestServer {
     handle: Option<Handle>,
     pub dir: tempfile::TempDir,
     pub certificates: nbd::Certificates,
+}
+
+/// The configuration of the pool of a test server.
+pub fn pool_config() -> PoolConfig {
+    PoolConfig { read_cache: 64 << 20, map_cache: 4 << 20, segment_bytes: 4 << 20, ..Default::default() }
+}
+
+/// A listener on a UNIX socket and a TCP port, without TLS.
+pub fn on_all_addresses(dir: &Path) -> nbd::Config {
+    let listen = vec![ListenAddr::Unix(dir.join("nbd.sock")), ListenAddr::Tcp("127.0.0.1:0".into())];
+    let listener = ListenerConfig { listen, ..ListenerConfig::default() };
+    nbd::Config { listeners: vec![listener], ..nbd::Config::default() }
 }
 
 /// Size of the volume of every test server.
@@ -34,23 +46,25 @@ impl TestServer {
     /// A server on a UNIX socket and a TCP port, with this TLS mode; `tls` creates the certificates.
     pub fn with_tls(mode: TlsMode, tls: impl FnOnce(&Path) -> TlsConfig) -> TestServer {
         TestServer::with_config(|dir| {
-            let listen = vec![ListenAddr::Unix(dir.join("nbd.sock")), ListenAddr::Tcp("127.0.0.1:0".into())];
-            let listener = ListenerConfig { listen, tls: mode, ..ListenerConfig::default() };
-            nbd::Config { listeners: vec![listener], tls: tls(dir) }
+            let mut config = on_all_addresses(dir);
+            config.listeners[0].tls = mode;
+            nbd::Config { tls: tls(dir), ..config }
         })
     }
 
     /// A server with the configuration that `config` returns for the test's directory.
     pub fn with_config(config: impl FnOnce(&Path) -> nbd::Config) -> TestServer {
+        TestServer::with_store(Arc::new(MemoryStore::new()), pool_config(), config)
+    }
+
+    /// A server with a pool in `store`.
+    pub fn with_store(
+        store: Arc<dyn Store>,
+        pool_config: PoolConfig,
+        config: impl FnOnce(&Path) -> nbd::Config,
+    ) -> TestServer {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let host = host(runtime.handle().clone());
-        let pool_config = PoolConfig {
-            read_cache: 64 << 20,
-            map_cache: 4 << 20,
-            segment_bytes: 4 << 20,
-            ..Default::default()
-        };
-        let store = Arc::new(MemoryStore::new());
         let pool = runtime.block_on(Pool::open(store, Arc::new(host), pool_config)).unwrap();
         runtime.block_on(pool.create_volume("vol", SIZE, SyncMode::Flush, 0)).unwrap();
         let dir = tempfile::tempdir().unwrap();

@@ -84,6 +84,8 @@ pub fn superblock(generation: u64) -> Superblock {
         segment_bytes: 1 << 20,
         seq: generation,
         chain: 9,
+        memory: 0,
+        boot: 0,
         blobs: Vec::new(),
     }
 }

@@ -1,0 +1,50 @@
+//! Clients, as far as a loss of memory concerns them: a client of the same host dies with the host, and so
+//! with the memory; a remote one outlives both.
+
+/// A client of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Client {
+    /// A process of the host that serves the disk.
+    Local {
+        /// When the process started, in milliseconds since the boot of the host; `None` if unknown.
+        started_ms: Option<u64>,
+    },
+    /// A client that may outlive this host.
+    Remote,
+}
+
+impl Client {
+    /// Whether it started after a time of the present boot, so that it cannot have seen an earlier answer.
+    pub(crate) fn started_after(self, since_ms: u64) -> bool {
+        matches!(self, Client::Local { started_ms: Some(started) } if started > since_ms)
+    }
+
+    pub(crate) fn clientele(self) -> Clientele {
+        match self {
+            Client::Local { .. } => Clientele::Local,
+            Client::Remote => Clientele::Remote,
+        }
+    }
+}
+
+/// The clients to which a write is answered, in the order of their marks: a mark for remote clients covers
+/// local ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Clientele {
+    Local = 1,
+    Remote = 2,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_local_client_with_a_known_later_start_is_new() {
+        assert!(Client::Local { started_ms: Some(11) }.started_after(10));
+        assert!(!Client::Local { started_ms: Some(10) }.started_after(10));
+        assert!(!Client::Local { started_ms: None }.started_after(0));
+        assert!(!Client::Remote.started_after(0));
+    }
+}

@@ -1,0 +1,148 @@
+//! Decides, when a pool is opened, what has become of the clients of marked disks.
+
+use forebay_format::{CatalogueOp, Mark, check64};
+
+use super::Marks;
+use crate::recovery::MemoryLoss;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::{Error, OnMemoryLoss, Result};
+
+/// An opening of the pool.
+#[derive(Debug, Clone, Copy)]
+struct Opening {
+    /// Writes of the disk that were answered before they were durable are lost.
+    lost: bool,
+    /// It is in the boot of the host in which local clients were served last.
+    same_boot: bool,
+    /// Milliseconds since that boot.
+    now_ms: u64,
+}
+
+/// The mark of a disk after an opening; the table is in [`super`].
+fn settled(mark: Mark, opening: Opening) -> Mark {
+    let Opening { lost, same_boot, now_ms } = opening;
+    match mark {
+        Mark::None => Mark::None,
+        Mark::Local | Mark::Remote if !lost => mark,
+        Mark::Local | Mark::Lost { remote: false, .. } if !same_boot => Mark::None,
+        Mark::Local => Mark::Lost { remote: false, since_ms: now_ms },
+        Mark::Remote => Mark::Lost { remote: true, since_ms: now_ms },
+        Mark::Lost { remote, .. } if !same_boot => Mark::Lost { remote, since_ms: 0 },
+        Mark::Lost { remote, .. } if lost => Mark::Lost { remote, since_ms: now_ms },
+        Mark::Lost { .. } => mark,
+    }
+}
+
+impl Marks {
+    /// Settles the marks of earlier openings. Called before any client is served.
+    ///
+    /// # Errors
+    /// Those of a commit, and of writing the superblock, apart from [`Error::NoSpace`].
+    pub(crate) async fn settle(&self, loss: &MemoryLoss) -> Result<()> {
+        self.decide(loss).await;
+        match self.record_decisions().await {
+            Err(Error::NoSpace) => {
+                tracing::warn!(
+                    "no room to record what became of the clients of disks: retrying until there is"
+                );
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Determines the new marks. They are in effect in memory at once.
+    async fn decide(&self, loss: &MemoryLoss) {
+        let same_boot = self.committer.log.lock().await.superblock().boot == self.boot();
+        let now_ms = self.cx.host.boot_ms();
+        let is_accepted = self.cx.config.on_memory_loss == OnMemoryLoss::Accept;
+        let mut names = Vec::new();
+        let mut decisions = self.decisions.lock();
+        let catalogue = self.catalogue.read();
+        for disk in catalogue.iter() {
+            let before = disk.record().mark;
+            let lost = loss.concerns(disk.id());
+            let mut mark = settled(before, Opening { lost, same_boot, now_ms });
+            if matches!(mark, Mark::Lost { .. }) {
+                names.push(catalogue.export_name(disk));
+                mark = if is_accepted { Mark::None } else { mark };
+            }
+            if mark != before {
+                disk.set_mark(mark);
+                decisions.push(CatalogueOp::Mark { disk: disk.id(), mark });
+            }
+        }
+        report(loss.reason().unwrap_or("a part of the retained memory is damaged"), &names, is_accepted);
+    }
+
+    /// Makes the new marks durable, then names the memory of this opening and the present boot in the
+    /// superblock. Until then, no marks can be made.
+    ///
+    /// # Errors
+    /// Those of a commit, and of writing the superblock.
+    pub(super) async fn record_decisions(&self) -> Result<()> {
+        let decisions = self.decisions.lock().clone();
+        if !decisions.is_empty() {
+            self.intake.commit_ops(decisions).await?;
+            self.decisions.lock().clear();
+        }
+        let mut log = self.committer.log.lock().await;
+        let (before, boot) = (log.superblock().clone(), self.boot());
+        let memory = self.cx.retained.id();
+        if (memory, boot) != (before.memory, before.boot) {
+            let swapped = log.swap_superblock(|s| (s.memory, s.boot) = (memory, boot)).await;
+            self.committer.latching(swapped)?;
+        }
+        self.is_settled.store(true, Relaxed);
+        Ok(())
+    }
+
+    /// The present boot, as the superblock records it.
+    fn boot(&self) -> u64 {
+        check64(&self.cx.host.boot_id())
+    }
+}
+
+/// Logs the disks whose answered writes are lost.
+fn report(why: &str, names: &[String], is_accepted: bool) {
+    /// Most names in one line.
+    const NAMES: usize = 20;
+    if names.is_empty() {
+        return;
+    }
+    let disks = names[..names.len().min(NAMES)].join(", ");
+    let others = names.len().saturating_sub(NAMES);
+    if is_accepted {
+        tracing::warn!(why, disks, others, "answered writes are lost: accepted");
+    } else {
+        tracing::warn!(
+            why,
+            disks,
+            others,
+            "answered writes are lost: clients that may have the answers are refused until 'forebay volume \
+             resume', or 'reset' for desktops"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOCAL: Mark = Mark::Lost { remote: false, since_ms: 5 };
+    const REMOTE: Mark = Mark::Lost { remote: true, since_ms: 5 };
+
+    fn all(lost: bool, same_boot: bool) -> [Mark; 5] {
+        let opening = Opening { lost, same_boot, now_ms: 9 };
+        [Mark::None, Mark::Local, Mark::Remote, LOCAL, REMOTE].map(|mark| settled(mark, opening))
+    }
+
+    #[test]
+    fn each_mark_has_its_result() {
+        let lost = |remote, since_ms| Mark::Lost { remote, since_ms };
+        let (local, remote) = (lost(false, 9), lost(true, 9));
+        assert_eq!(all(true, true), [Mark::None, local, remote, local, remote]);
+        assert_eq!(all(true, false), [Mark::None, Mark::None, remote, Mark::None, lost(true, 0)]);
+        assert_eq!(all(false, true), [Mark::None, Mark::Local, Mark::Remote, LOCAL, REMOTE]);
+    }
+}

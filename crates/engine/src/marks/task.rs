@@ -1,0 +1,146 @@
+//! The task that makes and removes marks.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_format::{CatalogueOp, DiskId, Mark};
+
+use super::{Marks, Request, is_removable};
+use crate::client::Clientele;
+use crate::disk::Disk;
+use crate::limits::{FULL_RETRY, MARK_IDLE};
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::{Error, Result};
+
+/// The changes that were made to a disk, and when the last of them was noticed.
+type Activity = BTreeMap<DiskId, (u64, Duration)>;
+
+impl Marks {
+    /// The task that makes and removes marks, until the pool closes or latches. It sleeps unless marks are
+    /// requested or could be removed.
+    pub(crate) async fn mark_loop(self: Arc<Marks>) {
+        let mut activity = Activity::new();
+        let mut timer = None;
+        loop {
+            if let Err(e) = self.cx.check_running() {
+                return self.end(&e);
+            }
+            if !self.is_settled.load(Relaxed) {
+                self.settle_again().await;
+                continue;
+            }
+            let requests = std::mem::take(&mut self.requests.lock().waiting);
+            if !requests.is_empty() {
+                self.mark(requests).await;
+                continue;
+            }
+            if !self.catalogue.read().iter().any(|disk| disk.is_marked() && is_removable(disk)) {
+                (timer, activity) = (None, Activity::new());
+                self.wake.notified().await;
+                continue;
+            }
+            let check = timer.get_or_insert_with(|| self.cx.host.sleep(MARK_IDLE / 2));
+            let is_due = tokio::select! {
+                biased;
+                () = self.wake.notified() => false,
+                () = check => true,
+            };
+            if is_due {
+                timer = None;
+                self.remove_idle(&mut activity).await;
+            }
+        }
+    }
+
+    /// Fails all requests, now and later.
+    fn end(&self, why: &Error) {
+        let waiting = {
+            let mut requests = self.requests.lock();
+            requests.is_over = true;
+            std::mem::take(&mut requests.waiting)
+        };
+        for request in waiting {
+            // The client may have left.
+            let _ = request.done.send(Err(why.clone()));
+        }
+    }
+
+    /// Tries again to record the marks of earlier openings, for which the store had no room. Requests fail until
+    /// there is room.
+    async fn settle_again(&self) {
+        let Err(why) = self.record_decisions().await else { return };
+        let waiting = std::mem::take(&mut self.requests.lock().waiting);
+        for request in waiting {
+            let _ = request.done.send(Err(why.clone()));
+        }
+        self.cx.host.sleep(FULL_RETRY).await;
+    }
+
+    /// Makes the marks of all requests in one commit.
+    async fn mark(&self, requests: Vec<Request>) {
+        let mut wanted = BTreeMap::new();
+        for request in &requests {
+            let clients = wanted.entry(request.disk.id()).or_insert((&request.disk, request.clients));
+            clients.1 = clients.1.max(request.clients);
+        }
+        let missing = wanted.into_values().filter(|(disk, clients)| !disk.is_marked_for(*clients));
+        let ops: Vec<_> = missing
+            .map(|(disk, clients)| {
+                let mark = match clients {
+                    Clientele::Local => Mark::Local,
+                    Clientele::Remote => Mark::Remote,
+                };
+                CatalogueOp::Mark { disk: disk.id(), mark }
+            })
+            .collect();
+        let done = if ops.is_empty() { Ok(()) } else { self.intake.commit_ops(ops).await };
+        for request in requests {
+            let _ = request.done.send(done.clone());
+        }
+    }
+
+    /// Removes the marks of disks that are clean and have not changed for a while, in one commit.
+    async fn remove_idle(&self, activity: &mut Activity) {
+        let now = self.cx.host.now();
+        let marked: Vec<Arc<Disk>> = {
+            let catalogue = self.catalogue.read();
+            catalogue.iter().filter(|disk| disk.is_marked() && is_removable(disk)).cloned().collect()
+        };
+        activity.retain(|id, _| marked.iter().any(|disk| disk.id() == *id));
+        let is_idle = |disk: &Arc<Disk>| {
+            let changes = disk.guest.write.get().ops + disk.guest.discard.get().ops;
+            let seen = activity.entry(disk.id()).or_insert((changes, now));
+            if seen.0 != changes {
+                *seen = (changes, now);
+            }
+            now.saturating_sub(seen.1) >= MARK_IDLE
+        };
+        let mut idle: Vec<_> = marked.into_iter().filter(is_idle).collect();
+        if let Err(e) = self.unmark_clean(&mut idle).await {
+            tracing::debug!("cannot remove the marks of disks, retrying: {e}");
+        }
+    }
+
+    /// Removes the marks of those disks whose buffers are clean.
+    async fn unmark_clean(&self, disks: &mut Vec<Arc<Disk>>) -> Result<()> {
+        if disks.is_empty() {
+            return Ok(());
+        }
+        let choose = || {
+            disks.retain(|disk| {
+                let buffers = disk.buffers.lock();
+                buffers.active().is_empty() && !buffers.is_committing() && is_removable(disk)
+            });
+            disks.iter().for_each(|disk| disk.begin_unmark());
+            let unmark = |disk: &Arc<Disk>| CatalogueOp::Mark { disk: disk.id(), mark: Mark::None };
+            disks.iter().map(unmark).collect()
+        };
+        let done = self.intake.commit_chosen_ops(choose).await;
+        if done.is_err() {
+            // The removal did not reach the log. No other task makes marks.
+            disks.iter().for_each(|disk| disk.keep_mark());
+        }
+        done
+    }
+}

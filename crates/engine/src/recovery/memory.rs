@@ -1,0 +1,190 @@
+//! The retained memory of a pool: opened with the pool, and given back to the buffers of its disks.
+//!
+//! **Whose it is.** The superblock names the memory that belongs to the pool. An opening that does not have
+//! that memory replaces the name ([`MemoryState::Lost`]), after the loss is durably recorded with the disks
+//! and before any client is served. So memory is used only if no other opening of the pool has come in between.
+//! An opening that is interrupted before that finds the loss again.
+//!
+//! **What is in the log already.** Under the lock of the log, a commit freezes the buffers, states in the
+//! memory's *cover* that all records so far are in the log if its history reaches the group's first batch, and
+//! writes the group. A group is in history as a whole or not at all, and no other batch can have its number:
+//! a group that is given up removes the cover before the log is unlocked, and so does an opening before it
+//! writes its first batch. If history reaches the cover, its records are dropped:
+//!
+//! - Of disks that are committed, all of them: the maps have them, or something newer from the same group,
+//!   such as a copy.
+//! - Of a desktop, only if the group replaced its contents. An overflow is in its map as well then, which is
+//!   the same data once more.
+//!
+//! If it does not, they are kept, although batches of the interrupted group may be on the store.
+//!
+//! **Desktops** keep their contents if the memory was kept and says that they are valid: they are from the
+//! first client on, until a reset is due. All others are reset ([`crate::desktop`]).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use forebay_format::{DiskId, Role, Superblock};
+use forebay_retained::{Contents, Flag, Identity, Lost, Memory, Retained};
+use hashbrown::HashMap;
+
+use super::superblock::Mode;
+use crate::buffer::DiskRecords;
+use crate::catalogue::Catalogue;
+use crate::disk::{Disk, blocks};
+use crate::memory::{NO_COVER, VALID, heap, limit};
+use crate::{Broken, Error, Host, Mutation, PoolConfig, Result};
+
+/// The retained memory of a pool that is being opened.
+pub(crate) struct OpenedMemory {
+    pub retained: Arc<Retained>,
+    pub state: MemoryState,
+}
+
+/// Whether the memory has what the last opening of the pool put into it.
+pub(crate) enum MemoryState {
+    /// It has, or there was nothing.
+    Kept(Contents),
+    /// It has not, because of this.
+    Lost(String),
+}
+
+/// Opens the memory that the host provides for a pool, or formats it if it does not have the contents that
+/// belong to the pool.
+///
+/// # Errors
+/// [`Error::Memory`] if the host cannot provide memory, or provides one of a newer release.
+pub(super) fn open_memory(
+    host: &dyn Host,
+    config: &PoolConfig,
+    mode: Mode,
+    superblock: &Superblock,
+) -> Result<OpenedMemory> {
+    let limit = limit(config);
+    let memory: Arc<dyn Memory> = match mode {
+        Mode::Own => host.memory(superblock.pool, limit).map_err(|e| Error::Memory(e.to_string()))?,
+        Mode::Look => Arc::new(heap(limit)),
+    };
+    let identity = Identity { pool: superblock.pool.0, boot: host.boot_id() };
+    let why = match Retained::open(memory.clone(), &identity, limit) {
+        Ok((retained, contents)) if retained.id() == superblock.memory => {
+            return Ok(OpenedMemory { retained, state: MemoryState::Kept(contents) });
+        }
+        Ok(_) => "the retained memory is from an earlier opening of the pool".to_owned(),
+        Err(newer @ Lost::NewerFormat { .. }) => {
+            let what = "start that release, or remove the memory and accept the loss of what it holds";
+            return Err(Error::Memory(format!("{newer}; {what}")));
+        }
+        Err(lost) => lost.to_string(),
+    };
+    let mut id = [0; 8];
+    host.random(&mut id);
+    let id = u64::from_le_bytes(id).max(1);
+    let retained =
+        Retained::create(memory, &identity, id, limit).map_err(|e| Error::Memory(e.to_string()))?;
+    let state = match superblock.memory {
+        0 => MemoryState::Kept(Contents::default()),
+        _ => MemoryState::Lost(why),
+    };
+    Ok(OpenedMemory { retained, state })
+}
+
+/// The disks whose writes, if they were answered before they were durable, are lost.
+#[derive(Debug, Default)]
+pub(crate) enum MemoryLoss {
+    /// None.
+    #[default]
+    Nothing,
+    /// All, for this reason.
+    All(String),
+    /// These.
+    Some(BTreeSet<DiskId>),
+}
+
+impl MemoryLoss {
+    /// Whether writes of this disk are lost.
+    pub fn concerns(&self, disk: DiskId) -> bool {
+        match self {
+            MemoryLoss::Nothing => false,
+            MemoryLoss::All(_) => true,
+            MemoryLoss::Some(disks) => disks.contains(&disk),
+        }
+    }
+
+    /// Why, if all are lost.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            MemoryLoss::All(why) => Some(why),
+            MemoryLoss::Nothing | MemoryLoss::Some(_) => None,
+        }
+    }
+}
+
+/// What the memory says about the disks of a recovered pool.
+#[derive(Default)]
+pub(crate) struct TakenOver {
+    /// Disks with buffered writes, and their cost.
+    pub dirty: Vec<(Arc<Disk>, u64)>,
+    /// Desktops whose contents are valid.
+    pub valid: Vec<(Arc<Disk>, Flag)>,
+    /// What is not there any more.
+    pub loss: MemoryLoss,
+}
+
+/// Gives the contents of retained memory back to the disks of a pool whose history ends with batch `head`.
+/// `replaced` are the disks whose contents were replaced by a group, each with its sequence number.
+pub(super) fn take_over(
+    retained: &Retained,
+    contents: Contents,
+    catalogue: &Catalogue,
+    head: u64,
+    replaced: &[(DiskId, u64)],
+    mutation: Broken,
+) -> TakenOver {
+    if mutation == Mutation::DropMemory {
+        return TakenOver::default();
+    }
+    let covered = contents.cover.filter(|cover| cover.seq <= head && mutation != Mutation::IgnoreCover);
+    let mut taken = TakenOver::default();
+    if !contents.damaged.is_empty() {
+        taken.loss = MemoryLoss::Some(contents.damaged.into_iter().map(DiskId).collect());
+    }
+    for (id, kind, flag) in contents.flags {
+        let desktop = catalogue.get(DiskId(id)).filter(|disk| kind == VALID && disk.is_desktop());
+        let valid = desktop.filter(|disk| !taken.loss.concerns(disk.id()));
+        taken.valid.extend(valid.map(|disk| (disk.clone(), flag)));
+    }
+    let valid: BTreeSet<DiskId> = taken.valid.iter().map(|(desktop, _)| desktop.id()).collect();
+    let is_valid = |disk: &Disk| valid.contains(&disk.id()) || mutation == Mutation::KeepInvalid;
+    let is_kept = |disk: &Disk, order: u64| {
+        let is_replaced = |seq| replaced.iter().any(|(id, at)| *id == disk.id() && *at >= seq);
+        let in_log = covered
+            .is_some_and(|cover| order < cover.order && (!disk.is_desktop() || is_replaced(cover.seq)));
+        !in_log && disk.role() != Role::Import && (!disk.is_desktop() || is_valid(disk))
+    };
+    let disk_of = |id: u32, order: u64| catalogue.get(DiskId(id)).filter(|disk| is_kept(disk, order));
+    let mut records: HashMap<DiskId, (Arc<Disk>, DiskRecords)> = HashMap::new();
+    for (record, order, page) in contents.pages {
+        if let Some(disk) = disk_of(record.disk, order).filter(|disk| record.block < blocks(disk.size())) {
+            let (_, of_disk) = records.entry(disk.id()).or_insert_with(|| (disk.clone(), Default::default()));
+            of_disk.blocks.push((record, page));
+        }
+    }
+    for (record, order, range) in contents.ranges {
+        if let Some(disk) = disk_of(record.disk, order).filter(|disk| record.end <= blocks(disk.size())) {
+            let (_, of_disk) = records.entry(disk.id()).or_insert_with(|| (disk.clone(), Default::default()));
+            of_disk.ranges.push((record, order, range));
+        }
+    }
+    for (_, (disk, records)) in records {
+        let cost = disk.buffers.lock().adopt(records);
+        taken.dirty.push((disk, cost));
+    }
+    taken.dirty.sort_unstable_by_key(|(disk, _)| disk.id());
+    let megabytes = taken.dirty.iter().map(|(_, cost)| cost).sum::<u64>() >> 20;
+    if !taken.dirty.is_empty() {
+        tracing::info!(disks = taken.dirty.len(), megabytes, "writes found in the retained memory");
+    }
+    retained.set_cover(NO_COVER);
+    taken
+}

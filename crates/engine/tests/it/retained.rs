@@ -1,0 +1,249 @@
+//! Acknowledged writes survive the end of the process, in memory that outlives it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_engine::{BoxFuture, CloneRequest, Error, Host, Pool, PoolConfig, PoolId, Result};
+use forebay_retained::{HeapMemory, Memory};
+use forebay_store::{MemoryStore, Store};
+
+use crate::common::*;
+
+const BLOCK: usize = 4096;
+const MIB: usize = 1 << 20;
+
+/// A host with memory that outlives its processes.
+struct Machine {
+    memory: Arc<HeapMemory>,
+    boot: u8,
+    /// Distinguishes the random numbers of different processes.
+    seed: u64,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        Machine { memory: Arc::new(HeapMemory::new(256)), boot: 1, seed: 1 }
+    }
+
+    fn host(&self) -> Arc<dyn Host> {
+        let clock = TestHost(Instant::now());
+        Arc::new(Process { clock, memory: self.memory.clone(), boot: self.boot, seed: self.seed })
+    }
+
+    async fn try_open(&self, store: &Arc<MemoryStore>) -> Result<Arc<Pool>> {
+        let config = PoolConfig { desktops: 8 << 20, ..config() };
+        Pool::open(store.clone() as Arc<dyn Store>, self.host(), config).await
+    }
+
+    async fn open(&self, store: &Arc<MemoryStore>) -> Arc<Pool> {
+        self.try_open(store).await.unwrap()
+    }
+
+    /// The machine and its store after its process was killed at this moment.
+    async fn kill(&self, store: &MemoryStore) -> (Machine, Arc<MemoryStore>) {
+        let memory = Arc::new(self.memory.snapshot());
+        let store = left_by_crash(store).await;
+        (Machine { memory, boot: self.boot, seed: self.seed + 1 }, store)
+    }
+}
+
+struct Process {
+    clock: TestHost,
+    memory: Arc<HeapMemory>,
+    boot: u8,
+    seed: u64,
+}
+
+impl Host for Process {
+    fn now(&self) -> Duration {
+        self.clock.now()
+    }
+    fn unix_ms(&self) -> u64 {
+        self.clock.unix_ms()
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        self.clock.sleep(duration)
+    }
+    fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>) {
+        self.clock.spawn(name, task);
+    }
+    fn random(&self, bytes: &mut [u8]) {
+        bytes.copy_from_slice(&noise(self.seed, bytes.len().next_multiple_of(8))[..bytes.len()]);
+    }
+    fn boot_id(&self) -> [u8; 16] {
+        [self.boot; 16]
+    }
+    fn memory(&self, _: PoolId, _: u64) -> io::Result<Arc<dyn Memory>> {
+        Ok(self.memory.clone())
+    }
+}
+
+async fn create(pool: &Pool, name: &str) {
+    pool.create_volume(name, 16 << 20, forebay_engine::SyncMode::Flush, 0).await.unwrap();
+}
+
+/// An image of noise, and two desktops of it. The first is reset at disconnect.
+async fn create_desktops(pool: &Pool) {
+    let image = pool.begin_import("golden", 8 << 20, 0).await.unwrap();
+    image.write(0, &noise(1, 2 * MIB), false).await.unwrap();
+    pool.finish_import(image).await.unwrap();
+    let desktop = |name: &str, reset_at_disconnect| CloneRequest {
+        name: name.into(),
+        write_cache: 1 << 20,
+        reset_at_disconnect,
+        ..CloneRequest::default()
+    };
+    pool.clone_disk("golden", &[desktop("pc", true), desktop("other", false)]).await.unwrap();
+}
+
+#[tokio::test]
+async fn acknowledged_writes_zeroes_and_discards_survive_a_kill() {
+    let (machine, store) = (Machine::new(), Arc::new(MemoryStore::new()));
+    let pool = machine.open(&store).await;
+    create(&pool, "v").await;
+    let disk = pool.attach("v").unwrap();
+    disk.write(0, &noise(1, MIB), false).await.unwrap();
+    disk.flush().await.unwrap();
+    // From here on, nothing is flushed.
+    disk.write(0, &noise(2, 5 * BLOCK), false).await.unwrap();
+    disk.write(3 * BLOCK as u64 + 512, &noise(3, 1024), false).await.unwrap();
+    disk.write(100 * BLOCK as u64 + 100, &noise(4, 5000), false).await.unwrap();
+    disk.write_zeroes(10 * BLOCK as u64, 4 * BLOCK as u64, true, false).await.unwrap();
+    disk.discard(20 * BLOCK as u64, 4 * BLOCK as u64, false).await.unwrap();
+    disk.write(21 * BLOCK as u64, &noise(5, 512), false).await.unwrap();
+    let expected = read(&disk, 0, MIB).await;
+    let (mut machine, mut store) = machine.kill(&store).await;
+    // Also if the next processes are killed as well, before and after they have committed.
+    for flushed in [false, false, true] {
+        let pool = machine.open(&store).await;
+        let disk = pool.attach("v").unwrap();
+        assert!(read(&disk, 0, MIB).await == expected, "flushed: {flushed}");
+        if flushed {
+            disk.flush().await.unwrap();
+        }
+        (machine, store) = machine.kill(&store).await;
+    }
+    let pool = machine.open(&store).await;
+    assert!(read(&*pool.attach("v").unwrap(), 0, MIB).await == expected);
+    pool.close().await.unwrap();
+    assert!(!pool.retains(), "everything is durable");
+}
+
+#[tokio::test]
+async fn memory_from_before_another_opening_is_not_used() {
+    let (machine, store) = (Machine::new(), Arc::new(MemoryStore::new()));
+    let pool = machine.open(&store).await;
+    create(&pool, "v").await;
+    let disk = pool.attach("v").unwrap();
+    disk.write(0, &noise(1, BLOCK), false).await.unwrap();
+    let (machine, store) = machine.kill(&store).await;
+    // Another machine opens the pool, and writes.
+    let other = Machine { seed: 77, ..Machine::new() };
+    let pool = other.open(&store).await;
+    let disk = pool.attach("v").unwrap();
+    disk.write(BLOCK as u64, &noise(2, BLOCK), false).await.unwrap();
+    disk.flush().await.unwrap();
+    let (_, store) = other.kill(&store).await;
+    let pool = machine.open(&store).await;
+    let disk = pool.disk("v").map(|_| ());
+    disk.unwrap();
+    let check = forebay_engine::DiskHandle::read;
+    let disk = match pool.attach("v") {
+        Ok(disk) => disk,
+        Err(e) => panic!("{e}"),
+    };
+    let mut out = vec![0; 2 * BLOCK];
+    check(&disk, 0, &mut out).await.unwrap();
+    assert!(out[..BLOCK].iter().all(|b| *b == 0), "stale memory was used");
+    assert!(out[BLOCK..] == noise(2, BLOCK)[..]);
+}
+
+#[tokio::test]
+async fn desktops_survive_a_kill_and_a_stop() {
+    let (mut machine, mut store) = (Machine::new(), Arc::new(MemoryStore::new()));
+    let pool = machine.open(&store).await;
+    create_desktops(&pool).await;
+    let (pc, other) = (pool.attach("pc").unwrap(), pool.attach("other").unwrap());
+    // More than the write cache holds, so that a part overflows.
+    for n in 0..48 {
+        pc.write(n * 128 * 1024, &noise(100 + n, 64 << 10), false).await.unwrap();
+    }
+    other.write(0, &text(3, 64 << 10), false).await.unwrap();
+    let expected = (read(&pc, 0, 8 * MIB).await, read(&other, 0, 8 * MIB).await);
+    (machine, store) = machine.kill(&store).await;
+    for stop in [false, true, true, false] {
+        let pool = machine.open(&store).await;
+        let (pc, other) = (pool.attach("pc").unwrap(), pool.attach("other").unwrap());
+        let found = (read(&pc, 0, 8 * MIB).await, read(&other, 0, 8 * MIB).await);
+        assert!(found == expected, "after a stop: {stop}");
+        if stop {
+            pool.close().await.unwrap();
+            assert!(pool.retains());
+        }
+        (machine, store) = machine.kill(&store).await;
+    }
+    // The memory is lost, so the desktops are reset: none has contents of different times.
+    machine.memory = Arc::new(HeapMemory::new(256));
+    machine.boot += 1;
+    let pool = machine.open(&store).await;
+    assert!(read(&*pool.attach("pc").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
+    assert!(read(&*pool.attach("other").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
+}
+
+#[tokio::test]
+async fn a_desktop_whose_user_left_before_the_kill_is_reset() {
+    let (machine, store) = (Machine::new(), Arc::new(MemoryStore::new()));
+    let pool = machine.open(&store).await;
+    create_desktops(&pool).await;
+    let pc = pool.attach("pc").unwrap();
+    pc.write(0, &noise(9, MIB), false).await.unwrap();
+    // The handle is still there: its last requests are under way.
+    pc.mark_clean_disconnect();
+    let (machine, store) = machine.kill(&store).await;
+    let pool = machine.open(&store).await;
+    let pc = pool.attach_when_reset("pc").await.unwrap();
+    assert!(read(&pc, 0, 2 * MIB).await == noise(1, 2 * MIB));
+}
+
+#[tokio::test]
+async fn a_reset_or_deletion_is_not_undone_by_a_kill() {
+    let (machine, store) = (Machine::new(), Arc::new(MemoryStore::new()));
+    let pool = machine.open(&store).await;
+    create_desktops(&pool).await;
+    for name in ["pc", "other"] {
+        let disk = pool.attach(name).unwrap();
+        disk.write(0, &noise(9, MIB), false).await.unwrap();
+    }
+    pool.reset("other").await.unwrap();
+    pool.delete("pc").await.unwrap();
+    let (machine, store) = machine.kill(&store).await;
+    let pool = machine.open(&store).await;
+    assert!(matches!(pool.attach("pc").map(drop), Err(Error::NotFound(_))));
+    assert!(read(&*pool.attach("other").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
+}
+
+#[tokio::test]
+async fn writers_wait_while_there_is_no_memory() {
+    // The header, and a few chunks for data.
+    let machine = Machine { memory: Arc::new(HeapMemory::new(5)), ..Machine::new() };
+    let store = Arc::new(MemoryStore::new());
+    let pool = machine.open(&store).await;
+    create(&pool, "v").await;
+    let disk = pool.attach("v").unwrap();
+    for n in 0..64 {
+        disk.write(n % 16 * MIB as u64, &noise(n, MIB), false).await.unwrap();
+    }
+    for n in 48..64 {
+        assert!(read(&disk, n % 16 * MIB as u64, MIB).await == noise(n, MIB), "MiB {n}");
+    }
+    pool.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pool_does_not_open_without_memory() {
+    let machine = Machine { memory: Arc::new(HeapMemory::new(1)), ..Machine::new() };
+    let store = Arc::new(MemoryStore::new());
+    let e = machine.try_open(&store).await.map(drop).unwrap_err();
+    assert!(matches!(e, Error::Memory(_)), "{e}");
+}

@@ -1,0 +1,96 @@
+//! The plain types of the interface.
+
+/// To whom the contents of a memory belong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The pool.
+    pub pool: [u8; 16],
+    /// The boot of the host: memory does not survive the next one.
+    pub boot: [u8; 16],
+}
+
+/// Why the contents of a memory cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Lost {
+    /// It has no contents.
+    #[error("the retained memory is empty")]
+    Empty,
+    /// It belongs to another pool.
+    #[error("the retained memory belongs to another pool")]
+    OtherPool,
+    /// It was written before the host was started.
+    #[error("the retained memory was written before the last start of the host")]
+    OtherBoot,
+    /// It was written by an older release.
+    #[error("the retained memory has format version {found}, which this release no longer reads")]
+    OlderFormat {
+        /// The version in its header.
+        found: u32,
+    },
+    /// It was written by a newer release.
+    #[error("the retained memory has format version {found}, which is newer than this release supports")]
+    NewerFormat {
+        /// The version in its header.
+        found: u32,
+    },
+    /// A part of it is not as a kill of its writer could have left it.
+    #[error("the retained memory is damaged: {0}")]
+    Damaged(&'static str),
+    /// Another owner in this process has it.
+    #[error("the retained memory is in use")]
+    InUse,
+}
+
+/// A statement: records with a smaller order are in the log if its history reaches a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cover {
+    /// Sequence number of the batch.
+    pub seq: u64,
+    /// The order number.
+    pub order: u64,
+}
+
+/// The description of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockRecord {
+    /// The disk.
+    pub disk: u32,
+    /// The block that the page holds.
+    pub block: u64,
+    /// Its sectors that are valid, a bit for each.
+    pub mask: u8,
+    /// Number of freezes of the disk's buffer before it.
+    pub generation: u64,
+}
+
+/// A zeroed range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RangeRecord {
+    /// The disk.
+    pub disk: u32,
+    /// First block.
+    pub start: u64,
+    /// The block after the last one.
+    pub end: u64,
+    /// Whether the blocks stay allocated.
+    pub allocated: bool,
+    /// Number of freezes of the disk's buffer before it.
+    pub generation: u64,
+}
+
+/// The use of a memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stats {
+    /// Bytes in use: of all chunks that are present.
+    pub bytes: u64,
+    /// The limit of that number.
+    pub limit: u64,
+    /// Published pages.
+    pub pages: u64,
+    /// Published ranges and flags.
+    pub ranges: u64,
+    /// Pages, ranges and flags that exist now and are not retained, because there was no room.
+    pub unretained: u64,
+    /// How many were not retained since the memory was opened.
+    pub unretained_total: u64,
+}

@@ -1,0 +1,447 @@
+//! The owner of a memory: publishing and clearing.
+
+use std::io;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use forebay_format::{
+    RETAINED_COVERS, RETAINED_RECORD_BYTES, RETAINED_TABLE, RetainedChunk, RetainedCover, RetainedKind,
+    RetainedRecord, crc32c,
+};
+use parking_lot::Mutex;
+
+use crate::memory::Claim;
+use crate::space::{Place, Space};
+use crate::words::{self, step};
+use crate::{BlockRecord, Cover, PAGE, RangeRecord, Stats};
+
+/// Pages, zeroed ranges and flags in a memory.
+pub struct Retained {
+    memory: Claim,
+    /// Address of chunk 0.
+    header: NonNull<u8>,
+    id: u64,
+    /// The next order number.
+    order: AtomicU64,
+    space: Mutex<Space>,
+    /// Held while chunks are added, so that `space` need not be.
+    growth: Mutex<Growth>,
+    /// Number of the next statement about the log.
+    cover: Mutex<u64>,
+    is_kept: AtomicBool,
+    unretained: AtomicU64,
+    unretained_total: AtomicU64,
+}
+
+#[derive(Default)]
+struct Growth {
+    error: Option<io::Error>,
+}
+
+// SAFETY: the header is in the claimed memory, which any thread may use. It is accessed by atomic loads and
+// stores, and stored to only under a lock.
+unsafe impl Send for Retained {}
+// SAFETY: as above.
+unsafe impl Sync for Retained {}
+
+/// Room for pages and ranges. The rest is given back when it is dropped.
+pub struct Reservation {
+    retained: Arc<Retained>,
+    pages: u32,
+    ranges: u32,
+}
+
+impl Reservation {
+    /// Pages and ranges for which there is room.
+    pub fn left(&self) -> (u32, u32) {
+        (self.pages, self.ranges)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if (self.pages, self.ranges) != (0, 0) {
+            self.retained.space.lock().unreserve(self.pages, self.ranges);
+        }
+    }
+}
+
+/// A slot of the memory, or none because there was no room. Dropping it clears the record and frees the slot.
+struct Slot {
+    retained: Arc<Retained>,
+    place: Option<Place>,
+}
+
+// SAFETY: the place is in the memory that `retained` has claimed. It belongs to this value alone until it is
+// given back, and the memory is usable by any thread.
+unsafe impl Send for Slot {}
+// SAFETY: nothing is stored through a shared reference.
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    fn new(retained: &Arc<Retained>, place: Option<Place>) -> Slot {
+        if place.is_none() {
+            retained.unretained.fetch_add(1, Ordering::Relaxed);
+            retained.unretained_total.fetch_add(1, Ordering::Relaxed);
+        }
+        Slot { retained: retained.clone(), place }
+    }
+
+    /// Stores the record, its tag last.
+    fn publish(&self, record: &RetainedRecord) {
+        if let Some(place) = &self.place {
+            // SAFETY: the slot belongs to this value, so no other thread stores to its record, and no
+            // reference to it exists.
+            unsafe { words::publish(place.record(), &record.encode(), 0) };
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let retained = &self.retained;
+        let Some(place) = &self.place else {
+            retained.unretained.fetch_sub(1, Ordering::Relaxed);
+            return;
+        };
+        if retained.is_kept.load(Ordering::Acquire) {
+            return;
+        }
+        // SAFETY: as in `publish`. The record is cleared before another owner can get the slot.
+        unsafe { words::store_tag(place.record(), 0) };
+        let emptied = retained.space.lock().give(place);
+        if let Some(kind) = emptied {
+            retained.shrink(kind);
+        }
+    }
+}
+
+/// A published page. Dropping it clears its record and frees the page.
+pub struct Page {
+    slot: Slot,
+    bytes: NonNull<[u8; PAGE]>,
+    crc: u32,
+    order: u64,
+}
+
+// SAFETY: the bytes belong to this value alone, as `slot` does, and do not change after publication.
+unsafe impl Send for Page {}
+// SAFETY: as above.
+unsafe impl Sync for Page {}
+
+impl Page {
+    /// A page that was found when the memory was opened, with a record that was checked.
+    pub(crate) fn found(retained: &Arc<Retained>, place: Place, crc: u32, order: u64) -> Page {
+        let bytes = place.page();
+        Page { slot: Slot::new(retained, Some(place)), bytes, crc, order }
+    }
+
+    /// CRC-32C of the bytes, as of publication.
+    pub fn crc(&self) -> u32 {
+        self.crc
+    }
+
+    /// Its order number.
+    pub fn order(&self) -> u64 {
+        self.order
+    }
+
+    /// Whether it outlives the process; false if there was no room.
+    pub fn is_retained(&self) -> bool {
+        self.slot.place.is_some()
+    }
+}
+
+impl Deref for Page {
+    type Target = [u8; PAGE];
+
+    fn deref(&self) -> &[u8; PAGE] {
+        // SAFETY: the bytes are on the heap, or in a slot that belongs to this value: both exist as long as
+        // it does, and nothing stores to them after publication.
+        unsafe { self.bytes.as_ref() }
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        if self.slot.place.is_none() {
+            // SAFETY: a page without a slot was made from a box, and is dropped once.
+            drop(unsafe { Box::from_raw(self.bytes.as_ptr()) });
+        }
+    }
+}
+
+/// A published zeroed range. Dropping it clears its record.
+pub struct Range {
+    _slot: Slot,
+    record: RangeRecord,
+    order: u64,
+}
+
+impl Range {
+    /// A range that was found when the memory was opened.
+    pub(crate) fn found(retained: &Arc<Retained>, place: Place, record: RangeRecord, order: u64) -> Range {
+        Range { _slot: Slot::new(retained, Some(place)), record, order }
+    }
+
+    /// The range.
+    pub fn record(&self) -> RangeRecord {
+        self.record
+    }
+
+    /// Its order number.
+    pub fn order(&self) -> u64 {
+        self.order
+    }
+}
+
+/// A published flag. Dropping it clears its record.
+pub struct Flag {
+    _slot: Slot,
+}
+
+impl Flag {
+    /// A flag that was found when the memory was opened.
+    pub(crate) fn found(retained: &Arc<Retained>, place: Place) -> Flag {
+        Flag { _slot: Slot::new(retained, Some(place)) }
+    }
+}
+
+/// A page whose bytes do not match its record. Dropping it clears the record: then the damage is forgotten.
+pub struct DamagedPage {
+    _slot: Slot,
+}
+
+impl DamagedPage {
+    pub(crate) fn found(retained: &Arc<Retained>, place: Place) -> DamagedPage {
+        DamagedPage { _slot: Slot::new(retained, Some(place)) }
+    }
+}
+
+impl Retained {
+    pub(crate) fn new(memory: Claim, id: u64, order: u64, next_cover: u64, space: Space) -> Arc<Retained> {
+        let header = memory.address(0);
+        let retained = Retained {
+            memory,
+            header,
+            id,
+            order: AtomicU64::new(order),
+            space: Mutex::new(space),
+            growth: Mutex::default(),
+            cover: Mutex::new(next_cover),
+            is_kept: AtomicBool::new(false),
+            unretained: AtomicU64::new(0),
+            unretained_total: AtomicU64::new(0),
+        };
+        Arc::new(retained)
+    }
+
+    /// Adds chunks until the emergency reserve is complete, as far as limit and memory allow.
+    pub(crate) fn fill_emergency_reserve(&self) {
+        let mut growth = self.growth.lock();
+        for kind in [RetainedChunk::Pages, RetainedChunk::Records] {
+            while !self.space.lock().has_emergency_reserve(kind) && self.grow(&mut growth, kind) {}
+        }
+    }
+
+    /// The id of the memory.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Takes room for pages and ranges; `None` if the limit is reached or the memory cannot grow.
+    pub fn reserve(self: &Arc<Self>, pages: u32, ranges: u32) -> Option<Reservation> {
+        let reservation = || Reservation { retained: self.clone(), pages, ranges };
+        if self.space.lock().reserve(pages, ranges).is_ok() {
+            return Some(reservation());
+        }
+        let mut growth = self.growth.lock();
+        loop {
+            let lacking = match self.space.lock().reserve(pages, ranges) {
+                Ok(()) => return Some(reservation()),
+                Err(kind) => kind,
+            };
+            if !self.grow(&mut growth, lacking) {
+                return None;
+            }
+        }
+    }
+
+    /// Publishes a page; `fill` writes all its bytes. Without room in `room`, the emergency reserve is used;
+    /// without room there, the page is on the heap and not retained, which [`Retained::stats`] reports.
+    pub fn page(
+        self: &Arc<Self>,
+        room: Option<&mut Reservation>,
+        of: BlockRecord,
+        fill: impl FnOnce(&mut [u8; PAGE]),
+    ) -> Page {
+        let is_reserved = room.is_some_and(|room| take_one(self, room, |room| &mut room.pages));
+        let place = self.take(RetainedChunk::Pages, is_reserved);
+        let bytes = match &place {
+            Some(place) => place.page(),
+            None => NonNull::from(Box::leak(Box::new([0; PAGE]))),
+        };
+        let mut page = Page { slot: Slot::new(self, place), bytes, crc: 0, order: 0 };
+        // SAFETY: the page belongs to `page`, which nothing else refers to yet.
+        let content = unsafe { page.bytes.as_mut() };
+        fill(content);
+        step();
+        page.crc = crc32c(content);
+        page.order = self.order.fetch_add(1, Ordering::AcqRel);
+        let BlockRecord { disk, block, mask, generation } = of;
+        let kind = RetainedKind::Page { block, mask, crc: page.crc, generation };
+        page.slot.publish(&RetainedRecord { disk, order: page.order, kind });
+        page
+    }
+
+    /// Publishes a zeroed range. Room is used as for a page.
+    pub fn range(self: &Arc<Self>, room: Option<&mut Reservation>, of: RangeRecord) -> Range {
+        let is_reserved = room.is_some_and(|room| take_one(self, room, |room| &mut room.ranges));
+        let RangeRecord { disk, start, end, allocated, generation } = of;
+        let kind = RetainedKind::Range { start, end, allocated, generation };
+        let (slot, order) = self.record(disk, kind, is_reserved);
+        Range { _slot: slot, record: of, order }
+    }
+
+    /// Publishes a flag of a disk, with room of the emergency reserve.
+    pub fn flag(self: &Arc<Self>, disk: u32, kind: u8) -> Flag {
+        Flag { _slot: self.record(disk, RetainedKind::Flag { kind }, false).0 }
+    }
+
+    fn record(self: &Arc<Self>, disk: u32, kind: RetainedKind, is_reserved: bool) -> (Slot, u64) {
+        let slot = Slot::new(self, self.take(RetainedChunk::Records, is_reserved));
+        let order = self.order.fetch_add(1, Ordering::AcqRel);
+        slot.publish(&RetainedRecord { disk, order, kind });
+        (slot, order)
+    }
+
+    /// The next order number: every record published before has a smaller one.
+    pub fn order(&self) -> u64 {
+        self.order.load(Ordering::Acquire)
+    }
+
+    /// Records in the header that records with a smaller order are in the log if its history reaches a batch.
+    /// A kill leaves this statement or the previous one.
+    pub fn set_cover(&self, cover: Cover) {
+        let mut number = self.cover.lock();
+        let Cover { seq, order } = cover;
+        let slot = RETAINED_COVERS[(*number % 2) as usize];
+        // SAFETY: the slot is in the header of the claimed memory, and the lock is held for all stores to it.
+        unsafe {
+            let at = self.header.add(slot);
+            words::publish(at, &RetainedCover { number: *number, seq, order }.encode(), 0);
+        }
+        *number += 1;
+    }
+
+    /// From now on, dropping pages, ranges and flags leaves their records in the memory.
+    pub fn keep(&self) {
+        self.is_kept.store(true, Ordering::Release);
+    }
+
+    /// The use of the memory.
+    pub fn stats(&self) -> Stats {
+        let space = self.space.lock();
+        let (pages, ranges) = space.used();
+        Stats {
+            bytes: space.bytes(),
+            limit: space.limit_bytes(),
+            pages,
+            ranges,
+            unretained: self.unretained.load(Ordering::Relaxed),
+            unretained_total: self.unretained_total.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Changes the limit. Memory above it is given back when it becomes free.
+    pub fn set_limit(&self, bytes: u64) {
+        self.space.lock().set_limit(bytes);
+        self.shrink(RetainedChunk::Pages);
+        self.shrink(RetainedChunk::Records);
+    }
+
+    /// Whether nothing is published.
+    pub fn is_empty(&self) -> bool {
+        self.space.lock().used() == (0, 0)
+    }
+
+    /// The last error of adding memory, if there was one since the last call.
+    pub fn take_growth_error(&self) -> Option<io::Error> {
+        self.growth.lock().error.take()
+    }
+
+    /// Takes a slot: a reserved one, a free one, or one of a new chunk.
+    fn take(&self, kind: RetainedChunk, is_reserved: bool) -> Option<Place> {
+        let place = self.space.lock().take(kind, is_reserved);
+        place.or_else(|| {
+            let mut growth = self.growth.lock();
+            loop {
+                let place = self.space.lock().take(kind, false);
+                if place.is_some() || !self.grow(&mut growth, kind) {
+                    return place;
+                }
+            }
+        })
+    }
+
+    /// Adds a chunk; false if the limit is reached or there is no memory.
+    fn grow(&self, growth: &mut Growth, kind: RetainedChunk) -> bool {
+        let Some(chunk) = self.space.lock().begin_add() else { return false };
+        if let Err(e) = self.memory.add(chunk) {
+            growth.error = Some(e);
+            self.space.lock().removed(chunk);
+            return false;
+        }
+        step();
+        self.set_table_entry(chunk, u64::from_ne_bytes(kind.encode(chunk, self.id)));
+        self.space.lock().added(chunk, kind, self.memory.address(chunk));
+        true
+    }
+
+    /// Gives the memory of empty chunks back that are not needed.
+    fn shrink(&self, kind: RetainedChunk) {
+        loop {
+            let Some(chunk) = self.space.lock().begin_release(kind) else { return };
+            self.set_table_entry(chunk, 0);
+            self.memory.release(chunk);
+            step();
+            self.space.lock().removed(chunk);
+        }
+    }
+
+    /// A chunk is used while its entry is set. The caller has taken the chunk from `space` for the change.
+    fn set_table_entry(&self, chunk: u32, entry: u64) {
+        // SAFETY: the entry is in the first chunk of the claimed memory, since `Space` lists no chunk beyond
+        // the table. The caller is the only thread that changes this entry.
+        unsafe { words::store_tag(self.header.add(RETAINED_TABLE + 8 * chunk as usize), entry) };
+    }
+}
+
+/// Takes one of a reservation; false if it is used up.
+fn take_one(
+    retained: &Arc<Retained>,
+    room: &mut Reservation,
+    count: fn(&mut Reservation) -> &mut u32,
+) -> bool {
+    assert!(Arc::ptr_eq(retained, &room.retained), "the reservation is of this memory");
+    let count = count(room);
+    let taken = *count > 0;
+    *count -= u32::from(taken);
+    taken
+}
+
+impl Place {
+    /// Address of the record.
+    pub fn record(&self) -> NonNull<u8> {
+        // SAFETY: the slot is within its chunk, which is present: records have less bytes than pages.
+        unsafe { self.base.add(self.slot as usize * RETAINED_RECORD_BYTES) }
+    }
+
+    /// Address of the page, for a slot of a chunk with pages.
+    pub fn page(&self) -> NonNull<[u8; PAGE]> {
+        // SAFETY: the slots of chunks with pages are numbered by the pages of the chunk.
+        unsafe { self.base.add(self.slot as usize * PAGE) }.cast()
+    }
+}

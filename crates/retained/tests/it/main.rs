@@ -1,0 +1,9 @@
+//! Retained memory from outside.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
+
+mod basics;
+mod common;
+mod model;
+mod speed;
+mod steps;

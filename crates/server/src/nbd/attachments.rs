@@ -1,0 +1,323 @@
+//! The connections that are attached to each disk, so that a new one starts only after those that are gone
+//! have ended.
+//!
+//! **Invariant.** When [`Attachments::attach`] returns, no request of an earlier connection whose peer had
+//! closed or lost its socket before the call can change the disk any more. Without it, a write that a client
+//! never saw answered could land after newer writes that the client made over its next connection.
+//!
+//! NBD does not identify clients, so the rule applies to all connections of a disk. The socket decides which
+//! of them are gone, at the moment of the call, since a connection does not notice the end of its peer while
+//! it is throttled. A connection that is gone
+//!
+//! - stops executing its input; the rest is only searched for `NBD_CMD_DISC`;
+//! - drops its requests, wherever they wait: each block is written or not, as for any unanswered write;
+//! - but completes them if its `NBD_CMD_DISC` was read before: the protocol requires that, also of a client
+//!   that does not wait for the replies. [`LEAVE_TIME`] limits it, for instance on a full store.
+//!
+//! Connections whose peer is connected are not waited for (`NBD_FLAG_CAN_MULTI_CONN`), with one exception.
+//! The end of a TCP stream cannot be seen before all bytes that precede it were received, and the server does
+//! not receive from a throttled client. So while a TCP connection has input that was not read, an attachment
+//! waits until this input, and what the buffers of both hosts may hold behind it, was executed
+//! ([`IN_FLIGHT`]). It is refused if that takes longer than [`CATCH_UP`].
+
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout_at};
+
+/// Time limit for the end of the connections that are gone.
+const HANDOVER: Duration = Duration::from_secs(10);
+/// Time that requests have which were sent before an `NBD_CMD_DISC`; then they are dropped.
+const LEAVE_TIME: Duration = Duration::from_secs(5);
+/// Time limit for the search for `NBD_CMD_DISC`.
+const SEARCH_TIME: Duration = Duration::from_secs(1);
+/// Bytes that the socket buffers of both ends of a TCP connection can hold: several times the largest sizes
+/// that Linux sets by itself (`tcp_wmem`, `tcp_rmem`).
+const IN_FLIGHT: u64 = 32 << 20;
+/// Time limit, and interval, of the wait for the unread input of other TCP connections.
+const CATCH_UP: Duration = Duration::from_secs(10);
+const CATCH_UP_STEP: Duration = Duration::from_millis(5);
+/// Number of intervals without unread input after which a peer counts as connected.
+const QUIET_STEPS: u32 = 4;
+
+/// Requests of an earlier connection do not end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("requests of an earlier connection to this disk have not ended yet; connect again")]
+pub(super) struct StillUnderWay;
+
+/// The connections of all disks.
+#[derive(Default)]
+pub(super) struct Attachments {
+    disks: Mutex<HashMap<String, Vec<Weak<Shared>>>>,
+}
+
+/// The state of one connection that other connections use.
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Signalled when the state changes in a way for which others wait.
+    changed: Notify,
+    /// Bytes of requests that were served.
+    served: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    /// The socket, while it is open.
+    socket: Option<Peer>,
+    /// Wakes the task of the connection.
+    waker: Option<Waker>,
+    /// The connection has to stop executing its input.
+    superseded: bool,
+    /// It has stopped.
+    stopped: bool,
+    /// `NBD_CMD_DISC` was received.
+    leaving: bool,
+    /// Its requests have to be dropped.
+    cancelled: bool,
+    /// The connection has ended; requests may be left.
+    ended: bool,
+    /// Requests in tasks.
+    requests: usize,
+}
+
+/// The socket of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Peer {
+    pub fd: RawFd,
+    /// The end of the stream is visible only behind all its bytes.
+    pub is_tcp: bool,
+}
+
+impl State {
+    fn is_gone(&self) -> bool {
+        self.ended || self.socket.is_some_and(|peer| has_hung_up(peer.fd))
+    }
+
+    /// Whether no request can change the disk any more.
+    fn is_quiet(&self) -> bool {
+        (self.stopped || self.ended) && self.requests == 0
+    }
+}
+
+impl Shared {
+    /// Waits until the state is as `wanted`.
+    async fn until(&self, wanted: impl Fn(&State) -> bool) {
+        loop {
+            // It receives notifications from its creation on.
+            let changed = self.changed.notified();
+            if wanted(&self.state.lock()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.lock());
+        self.changed.notify_waiters();
+    }
+
+    /// Stops the connection if its peer is gone. Returns whether it is.
+    fn supersede_if_gone(&self) -> bool {
+        let mut state = self.state.lock();
+        if !state.is_gone() {
+            return false;
+        }
+        state.superseded = true;
+        state.cancelled |= !state.leaving;
+        let waker = state.waker.take();
+        drop(state);
+        self.changed.notify_waiters();
+        waker.into_iter().for_each(Waker::wake);
+        true
+    }
+
+    /// Waits until the superseded connection cannot change its disk any more, and, for a short time, until it
+    /// has searched its input.
+    async fn end(&self, begin: Instant) -> Result<(), StillUnderWay> {
+        if timeout_at(begin + LEAVE_TIME, self.until(State::is_quiet)).await.is_err() {
+            self.change(|state| state.cancelled = true);
+        }
+        let quiet = timeout_at(begin + HANDOVER, self.until(State::is_quiet)).await;
+        quiet.map_err(|_| StillUnderWay)?;
+        // A disconnect that is not found in time counts as a lost connection, which keeps all data.
+        let _ = timeout_at(begin + SEARCH_TIME, self.until(|state| state.ended)).await;
+        Ok(())
+    }
+
+    /// Whether the peer may be gone, but input that was not read hides it.
+    fn is_hidden(&self) -> bool {
+        let state = self.state.lock();
+        state.socket.is_some_and(|peer| peer.is_tcp && has_input(peer.fd)) && !state.is_gone()
+    }
+
+    /// Waits while unread input, of before the call, may hide the end of the stream.
+    async fn catch_up(&self, deadline: Instant) -> Result<(), StillUnderWay> {
+        let before = self.served.load(Relaxed);
+        let mut quiet = if self.is_hidden() { 0 } else { QUIET_STEPS };
+        while quiet < QUIET_STEPS
+            && !self.state.lock().is_gone()
+            && self.served.load(Relaxed) - before < IN_FLIGHT
+        {
+            if Instant::now() >= deadline {
+                return Err(StillUnderWay);
+            }
+            sleep(CATCH_UP_STEP).await;
+            quiet = if self.is_hidden() { 0 } else { quiet + 1 };
+        }
+        Ok(())
+    }
+}
+
+impl Attachments {
+    /// Ends the connections of a disk that are gone; see the module documentation.
+    ///
+    /// # Errors
+    /// [`StillUnderWay`] if one of them does not end, or cannot be examined, in time.
+    pub async fn end_gone(&self, disk: &str) -> Result<(), StillUnderWay> {
+        let others = self.of(disk);
+        let begin = Instant::now();
+        for other in &others {
+            other.catch_up(begin + CATCH_UP).await?;
+        }
+        let begin = Instant::now();
+        // All are stopped before the first is waited for.
+        let gone: Vec<_> = others.into_iter().filter(|other| other.supersede_if_gone()).collect();
+        for other in gone {
+            other.end(begin).await?;
+        }
+        Ok(())
+    }
+
+    /// Attaches a connection to a disk that it can change.
+    pub fn attach(&self, disk: &str) -> Attachment {
+        let attachment = Attachment::default();
+        let mut disks = self.disks.lock();
+        let of_disk = disks.entry(disk.to_owned()).or_default();
+        of_disk.retain(|other| other.strong_count() > 0);
+        of_disk.push(Arc::downgrade(&attachment.0));
+        if disks.len() == disks.capacity() {
+            disks.retain(|_, of_disk| of_disk.iter().any(|other| other.strong_count() > 0));
+        }
+        attachment
+    }
+
+    fn of(&self, disk: &str) -> Vec<Arc<Shared>> {
+        self.disks.lock().get(disk).into_iter().flatten().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// A connection that is attached to a disk. Dropping it drops the requests of the connection, unless the
+/// client disconnected in order.
+#[derive(Default)]
+pub(super) struct Attachment(Arc<Shared>);
+
+impl Attachment {
+    /// Makes the socket known, until the returned guard is dropped: before the socket is closed.
+    pub fn watch(&self, peer: Peer) -> Watched {
+        self.0.state.lock().socket = Some(peer);
+        Watched(self.0.clone())
+    }
+
+    /// Registers the task of the connection. Returns whether it has to stop executing input; from then on it
+    /// counts as stopped.
+    pub fn has_to_stop(&self, cx: &Context<'_>) -> bool {
+        let mut state = self.0.state.lock();
+        if !state.superseded {
+            if !state.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+                state.waker = Some(cx.waker().clone());
+            }
+            return false;
+        }
+        let was_stopped = std::mem::replace(&mut state.stopped, true);
+        drop(state);
+        if !was_stopped {
+            self.0.changed.notify_waiters();
+        }
+        true
+    }
+
+    /// Records that the client disconnects in order: its requests are completed.
+    pub fn leave(&self) {
+        self.0.state.lock().leaving = true;
+    }
+
+    /// Counts bytes of requests that were served.
+    pub fn served(&self, bytes: usize) {
+        self.0.served.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Begins a request in a task.
+    pub fn begin(&self) -> Begun {
+        self.0.state.lock().requests += 1;
+        Begun(self.0.clone())
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        self.0.change(|state| {
+            state.ended = true;
+            state.cancelled |= !state.leaving;
+        });
+    }
+}
+
+/// A socket that other connections can examine.
+pub(super) struct Watched(Arc<Shared>);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.0.state.lock().socket = None;
+    }
+}
+
+/// A request in a task; ended when dropped.
+pub(super) struct Begun(Arc<Shared>);
+
+impl Begun {
+    /// Runs the request. `None` if it was dropped because its connection is gone.
+    pub async fn run<T>(&self, request: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            () = self.0.until(|state| state.cancelled) => None,
+            done = request => Some(done),
+        }
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.requests -= 1;
+        let is_awaited = state.requests == 0 && (state.superseded || state.ended);
+        drop(state);
+        if is_awaited {
+            self.0.changed.notify_waiters();
+        }
+    }
+}
+
+/// Whether the peer of an open socket has closed it, or its connection is lost. True also while there is
+/// input that was not read.
+fn has_hung_up(fd: RawFd) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: the pointer is valid for the one element that the call reads and writes.
+    let found = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    found > 0 && poll.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+}
+
+/// Whether an open socket has input that was not read.
+fn has_input(fd: RawFd) -> bool {
+    let mut unread: libc::c_int = 0;
+    // SAFETY: FIONREAD writes one int to the given address.
+    let done = unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut unread) };
+    done == 0 && unread > 0
+}

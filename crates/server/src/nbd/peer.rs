@@ -1,0 +1,82 @@
+//! The process behind a UNIX socket: a client of this host, which dies with it.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use forebay_engine::Client;
+
+use super::stream::Stream;
+use crate::clock;
+use crate::plane::{RawSocket, Socket};
+
+/// Position of `starttime` among the fields after the name of the process (proc_pid_stat(5), field 22).
+const START_TIME: usize = 19;
+
+/// The client at the other end of a connection. Over TCP it may be on another host, also if its address is of
+/// this one: a tunnel can end here.
+pub(super) fn client(stream: &Stream) -> Client {
+    let Stream::Plain(Socket::Unix(socket)) = stream else { return Client::Remote };
+    local(socket.as_fd())
+}
+
+/// As [`client`], for a connection that another process handed over.
+pub(super) fn client_of(socket: &RawSocket) -> Client {
+    match socket {
+        RawSocket::Unix(socket) => local(socket.as_fd()),
+        RawSocket::Tcp(_) => Client::Remote,
+    }
+}
+
+fn local(socket: BorrowedFd<'_>) -> Client {
+    Client::Local { started_ms: peer_of(socket).and_then(started_ms) }
+}
+
+/// The process that connected a UNIX socket; it may have ended since.
+fn peer_of(socket: BorrowedFd<'_>) -> Option<i32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    // SAFETY: the descriptor is open, and value and length are valid for the call to write.
+    let done =
+        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut peer).cast(), &raw mut len) };
+    (done == 0 && peer.pid > 0).then_some(peer.pid)
+}
+
+/// When a process started, in milliseconds since boot, rounded down; `None` if that is unknown. If another
+/// process connected and passed the socket on, this is the time of that process.
+fn started_ms(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    ticks_of(&stat)?.checked_mul(1000)?.checked_div(clock::ticks_per_second())
+}
+
+/// The start of a process in clock ticks since boot. The name of the process may contain spaces and
+/// parentheses.
+fn ticks_of(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(START_TIME)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_is_found_behind_any_name() {
+        let stat = "77 (a) b (c) S 1 77 77 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 1000 2 184467 1";
+        assert_eq!(ticks_of(stat), Some(12345));
+        assert_eq!(ticks_of("77 (a) S 1 2"), None);
+        assert_eq!(ticks_of(""), None);
+    }
+
+    #[test]
+    fn this_process_started_before_now() {
+        let started = started_ms(std::process::id() as i32).expect("/proc is mounted");
+        assert!(started > 0 && started <= clock::boot_ms(), "{started} of {}", clock::boot_ms());
+        assert_eq!(started_ms(i32::MAX), None);
+    }
+
+    #[tokio::test]
+    async fn the_client_of_a_unix_socket_is_local() {
+        let (one, _other) = tokio::net::UnixStream::pair().expect("a socket pair");
+        let own = started_ms(std::process::id() as i32);
+        assert_eq!(client(&Stream::Plain(Socket::Unix(one))), Client::Local { started_ms: own });
+    }
+}

@@ -1,0 +1,141 @@
+//! Retained memory and the log: what is in both is applied once, what is in one is never lost.
+
+use std::sync::Arc;
+
+use forebay_engine::{Mutation, Pool, PoolConfig, SyncMode};
+use forebay_sim::{MemoryFate, Ran, Round, attempt};
+use forebay_store::Crash;
+
+const BLOCK: usize = 4096;
+const BLOCKS: usize = 128;
+
+/// A round without other clients, whose log has room for few batches in a segment.
+fn round(mutation: Mutation) -> Round {
+    let mut round = Round::new(1, None);
+    round.medium.faults().set_delay(4);
+    round.plan.pool = PoolConfig {
+        read_cache: 1 << 20,
+        map_cache: 1 << 20,
+        write_buffer: 4 << 20,
+        segment_bytes: 256 << 10,
+        learn_classes: false,
+        compress: false,
+        mutation,
+        ..PoolConfig::default()
+    };
+    round
+}
+
+/// Blocks of which each is filled with one byte.
+fn blocks(byte: u8) -> Vec<u8> {
+    vec![byte; BLOCKS * BLOCK]
+}
+
+fn kill(round: &mut Round, pool: Arc<Pool>) {
+    round.exec.end_process(MemoryFate::Kept);
+    round.medium.faults().clear_faults();
+    round.medium.faults().set_capacity(1 << 40);
+    round.medium.crash(Crash::Kill);
+    round.exec.kill_tasks();
+    drop(pool);
+}
+
+fn contents(round: &mut Round) -> Vec<u8> {
+    let pool = round.open();
+    round.exec.finish(async move {
+        let disk = pool.attach("v").unwrap();
+        let mut data = blocks(0xee);
+        disk.read(0, &mut data).await.unwrap();
+        data
+    })
+}
+
+/// Kills a rollback of a volume with buffered writes after `steps` steps. Returns whether it had ended.
+fn roll_back_until(steps: u64, mutation: Mutation) -> bool {
+    let mut round = round(mutation);
+    let pool = round.open();
+    let working = pool.clone();
+    round.exec.finish(async move {
+        working.create_volume("v", (BLOCKS * BLOCK) as u64, SyncMode::Flush, 0).await.unwrap();
+        let disk = working.attach("v").unwrap();
+        disk.write(0, &blocks(1), false).await.unwrap();
+        working.create_snapshot("v", "s").await.unwrap();
+        disk.write(0, &blocks(2), false).await.unwrap();
+        disk.flush().await.unwrap();
+        // These are in the same group as the rollback.
+        disk.write(0, &[3; BLOCK], false).await.unwrap();
+        disk.write_zeroes(4 * BLOCK as u64, 2 * BLOCK as u64, true, false).await.unwrap();
+    });
+    let before = {
+        let mut data = blocks(2);
+        data[..BLOCK].fill(3);
+        data[4 * BLOCK..6 * BLOCK].fill(0);
+        data
+    };
+    let rolling = pool.clone();
+    let ran = round.exec.run(async move { rolling.rollback("v", "s").await }, steps);
+    kill(&mut round, pool);
+    let found = contents(&mut round);
+    match ran {
+        Ran::Done(result) => {
+            result.unwrap();
+            assert!(found == blocks(1), "the rollback is undone");
+            true
+        }
+        Ran::OutOfSteps => {
+            assert!(found == blocks(1) || found == before, "half a rollback after {steps} steps");
+            false
+        }
+    }
+}
+
+#[test]
+fn a_rollback_that_is_killed_is_made_or_not_made() {
+    let mut steps = 1;
+    while !roll_back_until(steps, Mutation::None) {
+        steps += 1;
+    }
+    println!("the rollback took {steps} steps");
+    let broken = (1..=steps).find(|n| attempt(*n, || roll_back_until(*n, Mutation::IgnoreCover)).is_err());
+    assert!(broken.is_some(), "records that are in the log were applied again, and nothing was wrong");
+}
+
+/// Writes for which the store has no room, then a checkpoint, for which it has. Returns whether the writes are
+/// there after a kill.
+fn give_up_a_group(mutation: Mutation) -> bool {
+    let mut round = round(mutation);
+    let pool = round.open();
+    let working = pool.clone();
+    round.exec.finish(async move {
+        working.create_volume("v", (BLOCKS * BLOCK) as u64, SyncMode::Flush, 0).await.unwrap();
+        let disk = working.attach("v").unwrap();
+        disk.write(0, &blocks(1), false).await.unwrap();
+        disk.flush().await.unwrap();
+        for block in 0..BLOCKS {
+            // No two blocks are equal, so that all have to be stored.
+            disk.write((block * BLOCK) as u64, &[100 + block as u8; BLOCK], false).await.unwrap();
+        }
+    });
+    let used: u64 = {
+        let store = round.medium.store();
+        round.exec.finish(async move { store.list().await.unwrap().iter().map(|o| o.len).sum() })
+    };
+    round.medium.faults().set_capacity(used + 4 * BLOCK as u64);
+    let working = pool.clone();
+    round.exec.finish(async move {
+        let disk = working.attach("v").unwrap();
+        assert!(disk.flush().await.is_err(), "there is room for the writes");
+    });
+    round.medium.faults().set_capacity(1 << 40);
+    let working = pool.clone();
+    round.exec.finish(async move { working.checkpoint().await.unwrap() });
+    kill(&mut round, pool);
+    let found = contents(&mut round);
+    (0..BLOCKS).all(|block| found[block * BLOCK] == 100 + block as u8)
+}
+
+#[test]
+fn a_group_that_is_given_up_stays_in_memory() {
+    assert!(give_up_a_group(Mutation::None));
+    assert!(!give_up_a_group(Mutation::KeepCover), "the cover of a group that was given up has no effect");
+}
