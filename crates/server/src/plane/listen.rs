@@ -282,10 +282,11 @@ impl Bound {
         self.0.iter().map(clone).collect::<io::Result<Vec<_>>>().map(Bound)
     }
 
-    /// Clones of the listeners of an address; `None` if it is not bound.
-    pub fn get(&self, addr: &ListenAddr) -> Option<io::Result<Vec<Listener>>> {
-        let (_, listeners) = self.0.iter().find(|(configured, _)| configured == addr)?;
-        Some(listeners.iter().map(Listener::try_clone).collect())
+    /// Removes the listeners of an address; `None` if it is not bound. An address with port 0 can be bound
+    /// several times.
+    pub fn take(&mut self, addr: &ListenAddr) -> Option<Vec<Listener>> {
+        let at = self.0.iter().position(|(configured, _)| configured == addr)?;
+        Some(self.0.remove(at).1)
     }
 }
 

@@ -84,8 +84,8 @@ impl Plane {
     ) -> Result<Vec<ListenAddr>, ListenError> {
         let mut taken = Vec::new();
         for address in addresses {
-            let listeners = match self.bound.get(address) {
-                Some(bound) => bound.map_err(|error| ListenError::Io { addr: address.clone(), error })?,
+            let listeners = match self.bound.take(address) {
+                Some(bound) => bound,
                 None => Listener::bind(address)?,
             };
             for listener in listeners {

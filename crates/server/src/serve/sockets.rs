@@ -71,20 +71,20 @@ impl Sockets {
     /// The listeners as messages describe them, and their descriptors.
     pub fn describe(&self) -> (Vec<ListenerState>, Vec<BorrowedFd<'_>>) {
         let (mut states, mut fds) = (Vec::new(), Vec::new());
-        let mut add = |service, address: String, file, fd| {
-            states.push(ListenerState { service, address, file });
+        let mut add = |service, group, address: &ListenAddr, file, fd| {
+            states.push(ListenerState { service, group, address: address.to_string(), file });
             fds.push(fd);
         };
-        for (address, listeners) in &self.data.0 {
+        for (group, (address, listeners)) in self.data.0.iter().enumerate() {
             for listener in listeners {
-                add(Service::Data, address.to_string(), listener.file_identity(), listener.as_fd());
+                add(Service::Data, group, address, listener.file_identity(), listener.as_fd());
             }
         }
         if let Some((address, listener)) = &self.http {
-            add(Service::Http, address.to_string(), None, listener.as_fd());
+            add(Service::Http, 0, address, None, listener.as_fd());
         }
-        let control = ListenAddr::Unix(self.control.path().to_owned());
-        add(Service::Control, control.to_string(), self.control.identity(), self.control.listener().as_fd());
+        let at_control = ListenAddr::Unix(self.control.path().to_owned());
+        add(Service::Control, 0, &at_control, self.control.identity(), self.control.listener().as_fd());
         (states, fds)
     }
 
@@ -99,15 +99,13 @@ impl Sockets {
     ) -> Result<Sockets, ServeError> {
         let mut sockets: Vec<_> = states.into_iter().zip(fds).collect();
         let mut take = |service: Service, address: &ListenAddr| {
-            let is_meant = |(s, _): &(ListenerState, OwnedFd)| {
-                s.service == service && s.address == address.to_string()
-            };
-            let (taken, left) = std::mem::take(&mut sockets).into_iter().partition(is_meant);
+            let is_meant = |s: &ListenerState| s.service == service && s.address == address.to_string();
+            let first = sockets.iter().find(|(s, _)| is_meant(s)).map(|(s, _)| s.group);
+            let group = first.ok_or_else(|| ServeError::OtherAddresses(address.clone()))?;
+            let (taken, left): (Vec<_>, Vec<_>) = std::mem::take(&mut sockets)
+                .into_iter()
+                .partition(|(s, _): &(ListenerState, OwnedFd)| is_meant(s) && s.group == group);
             sockets = left;
-            let taken: Vec<_> = taken;
-            if taken.is_empty() {
-                return Err(ServeError::OtherAddresses(address.clone()));
-            }
             let adopt = |(state, fd): (ListenerState, OwnedFd)| Ok((Listener::adopt(fd)?, state.file));
             taken.into_iter().map(adopt).collect::<Result<Vec<_>, ServeError>>()
         };

@@ -31,6 +31,8 @@ pub(super) enum Message {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::serve) struct ListenerState {
     pub service: Service,
+    /// Listeners with the same number belong to one address of the configuration.
+    pub group: usize,
     /// The address in the configuration.
     pub address: String,
     /// Device and inode of its file, if the server removes that when it stops.
