@@ -193,7 +193,8 @@ impl ClientCommands {
     async fn upgrade(&self, binary: Option<PathBuf>, timeout_s: Option<u64>) -> Result<(), CliError> {
         // The server may run in another directory.
         let binary = binary.map(|path| {
-            std::path::absolute(&path).map_err(|e| CliError::FileName(path.display().to_string(), e.to_string()))
+            std::path::absolute(&path)
+                .map_err(|e| CliError::FileName(path.display().to_string(), e.to_string()))
         });
         let body = Upgrade { binary: binary.transpose()?, timeout_s };
         let done: Upgraded = self.client.post(&["pool", "upgrade"], &body).await?;

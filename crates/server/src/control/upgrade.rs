@@ -87,7 +87,8 @@ impl Control {
         match tokio::time::timeout(timeout, all).await {
             Ok(permit) => permit.map_err(|_| ControlError::closed()),
             Err(_) => {
-                let message = "an import, a reclaim or another administrative job is running; wait for its end";
+                let message =
+                    "an import, a reclaim or another administrative job is running; wait for its end";
                 Err(ControlError::new(ErrorKind::InUse, message))
             }
         }

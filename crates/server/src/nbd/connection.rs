@@ -3,10 +3,9 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 use super::context::{Attached, Context, Negotiated};
 use super::errors::End;
+use super::handover::HandedOver;
 use super::negotiate::negotiate;
 use super::peer;
 use super::stream::Stream;
@@ -19,15 +18,6 @@ use crate::throttle::Throttle;
 
 /// The NBD front end of one listener.
 pub(super) struct Front(pub Context);
-
-/// The state of a connection that is handed over, in addition to its listener and its bytes.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct HandedOver {
-    pub export: String,
-    pub structured: bool,
-    pub block_status: bool,
-}
 
 impl FrontEnd for Front {
     fn spawn(&self, worker: &Rc<Worker>, client: Client) {

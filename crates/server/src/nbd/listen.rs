@@ -42,8 +42,8 @@ pub struct Listening {
     pub certificates: Certificates,
 }
 
-/// Checks everything that does not depend on the pool: the certificates, and where clients may connect without
-/// TLS.
+/// Checks everything that does not depend on the pool: the certificates, and where clients may connect
+/// without TLS.
 ///
 /// # Errors
 /// As [`listen`].

@@ -8,8 +8,9 @@
 //! `access` decides which exports a client sees, by its listener and the names in its `certificate`.
 //! `attachments` lets a new connection start only after those that are gone have ended. `tls`
 //! holds the server's certificates; a `handshake` runs outside of the data plane. `context` is the input of a
-//! connection and of its transmission, `peer` tells clients of this host from others, `errors` maps engine errors to NBD, `config` is the configuration,
-//! `listen` starts it all.
+//! connection and of its transmission, `peer` tells clients of this host from others, `errors` maps engine
+//! errors to NBD, `handover` passes connections to another process, `config` is the configuration, `listen`
+//! starts it all.
 
 mod access;
 mod attachments;
@@ -18,6 +19,7 @@ mod config;
 mod connection;
 mod context;
 mod errors;
+mod handover;
 mod handshake;
 mod job;
 mod listen;

@@ -11,9 +11,9 @@ use forebay_wire::nbd::{
 };
 
 use super::attachments::Attachment;
-use super::connection::HandedOver;
 use super::context::{Attached, Negotiated};
 use super::errors::{End, Fenced, error_code};
+use super::handover::HandedOver;
 use super::job::{self, Job};
 use super::stream::Stream;
 use crate::plane::{Backlog, Charge, Conversation, Ended, Output, Protocol, Stop, Ticket, Worker};

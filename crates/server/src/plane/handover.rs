@@ -116,7 +116,7 @@ impl Drop for BusyGuard {
 
 /// A socket whose bytes are those of the protocol, so that another process can continue to use it.
 pub(crate) trait PlainSocket {
-    /// The descriptor; `None` for a stream with state of its own, such as TLS.
+    /// The descriptor; `None` for a stream with separate state, such as TLS.
     fn plain(&self) -> Option<BorrowedFd<'_>>;
 }
 

@@ -189,9 +189,7 @@ impl Listener {
     /// Registers the listener with the runtime of this thread.
     pub fn into_tokio(self) -> io::Result<Acceptor> {
         Ok(match self {
-            Listener::Unix { listener, file, .. } => {
-                Acceptor::Unix(UnixListener::from_std(listener)?, file)
-            }
+            Listener::Unix { listener, file, .. } => Acceptor::Unix(UnixListener::from_std(listener)?, file),
             Listener::Tcp(l) => Acceptor::Tcp(TcpListener::from_std(l)?),
         })
     }
@@ -263,7 +261,13 @@ fn is_listening(socket: &socket2::Socket) -> io::Result<bool> {
     let fd = std::os::fd::AsRawFd::as_raw_fd(socket);
     // SAFETY: the descriptor is open, and value and length are valid for the call to write.
     let done = unsafe {
-        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN, (&raw mut is_listening).cast(), &raw mut len)
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_ACCEPTCONN,
+            (&raw mut is_listening).cast(),
+            &raw mut len,
+        )
     };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(is_listening != 0) }
 }

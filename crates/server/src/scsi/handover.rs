@@ -24,7 +24,7 @@ use super::unit::{LogicalUnit, RESERVED};
 #[serde(deny_unknown_fields)]
 pub struct UnitState {
     pub(super) disk: String,
-    /// The size in bytes that initiators were told.
+    /// The size in bytes that was last reported to initiators.
     size: u64,
     low: bool,
     descriptor_sense: bool,
@@ -105,7 +105,8 @@ impl UnitState {
             }
             None => None,
         };
-        let registration = |(key, port): &(u64, Port)| Registration { key: *key, port: Arc::new(port.clone()) };
+        let registration =
+            |(key, port): &(u64, Port)| Registration { key: *key, port: Arc::new(port.clone()) };
         Ok(Reservations {
             generation: self.generation,
             keep: self.keep,

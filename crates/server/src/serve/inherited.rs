@@ -1,9 +1,9 @@
 //! Listening sockets that a service manager opened (sd_listen_fds(3)).
 //!
-//! A socket belongs to the configured address to which it is bound. If it has one of the names `nbd`, `iscsi`,
-//! `http` and `control` (`FileDescriptorName=` of systemd), it can only be used for that service; other names
-//! do not matter. A socket that matches no configured address is an error: clients that connect to it would
-//! wait forever.
+//! A socket belongs to the configured address to which it is bound. If it has one of the names `nbd`,
+//! `iscsi`, `http` and `control` (`FileDescriptorName=` of systemd), it can only be used for that service;
+//! other names do not matter. A socket that matches no configured address is an error: clients that connect
+//! to it would wait forever.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -38,7 +38,8 @@ impl Inherited {
             if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
                 return Err(failed(std::io::Error::last_os_error()));
             }
-            // SAFETY: the descriptor is open, and was passed to this process, which does not use it elsewhere.
+            // SAFETY: the descriptor is open, and was passed to this process, which does not use it
+            // elsewhere.
             let socket = unsafe { OwnedFd::from_raw_fd(fd) };
             let listener = Listener::adopt(socket).map_err(failed)?;
             sockets.push((name, listener));

@@ -371,12 +371,7 @@ impl Server<'_> {
         }
     }
 
-    async fn stop(
-        &mut self,
-        open: OpenPool,
-        services: Services,
-        sockets: Sockets,
-    ) -> Result<(), ServeError> {
+    async fn stop(&mut self, open: OpenPool, services: Services, sockets: Sockets) -> Result<(), ServeError> {
         tracing::info!("stopping");
         notify::notify("STOPPING=1");
         let stop = async {

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 
+use super::OpenPool;
 use super::notify;
 use super::services::Services;
 use super::sockets::Sockets;
 use super::upgrade::{Failure, HandedOver, Predecessor};
-use super::OpenPool;
 use crate::control::{ControlError, ErrorKind, Upgraded};
 use crate::plane::Parked;
 
@@ -134,7 +134,7 @@ async fn lost(error: Failure, successor: Predecessor, state: HandedOver) -> Outc
     Outcome::Resume(HandedOver { connections: Vec::new(), units }, failed(error, then))
 }
 
-/// Runs work that blocks, on a thread of its own.
+/// Runs work that blocks, on a separate thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,

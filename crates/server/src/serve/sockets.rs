@@ -1,5 +1,5 @@
 //! The listening sockets of a server. They exist before its pool is open, and independently of the services
-//! that accept clients from them: clients that connect meanwhile wait in the kernel's queue. Services use
+//! that accept clients from them: clients that connect before wait in the kernel's queue. Services use
 //! clones, so in an upgrade the same sockets are passed to the successor.
 
 use std::net::TcpListener;
@@ -111,7 +111,8 @@ impl Sockets {
         };
         let (mut data, mut files) = (Bound::default(), Vec::new());
         for (_, address) in data_addresses(config) {
-            let (listeners, of_listeners): (Vec<_>, Vec<_>) = take(Service::Data, address)?.into_iter().unzip();
+            let (listeners, of_listeners): (Vec<_>, Vec<_>) =
+                take(Service::Data, address)?.into_iter().unzip();
             data.0.push((address.clone(), listeners));
             files.extend(of_listeners);
         }

@@ -8,9 +8,9 @@
 //! | 4 | length of the message in bytes |
 //! | 8 | length of the attached bytes |
 //!
-//! Integers are big-endian. The message follows, then the attached bytes, then the descriptors: each byte that
-//! follows carries up to [`FDS_AT_ONCE`] of them as ancillary data. A peer of another version is refused before
-//! anything else of its frame is interpreted.
+//! Integers are big-endian. The message follows, then the attached bytes, then the descriptors: each byte
+//! that follows carries up to [`FDS_AT_ONCE`] of them as ancillary data. A peer of another version is refused
+//! before anything else of its frame is interpreted.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -97,7 +97,8 @@ impl Channel {
         if header[..8] != MAGIC {
             return Err(ChannelError::Foreign);
         }
-        let field = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let field =
+            |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         if field(8) != VERSION {
             return Err(ChannelError::Version(field(8)));
         }
@@ -241,7 +242,7 @@ fn receive_fds(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     }
     let mut fds = Vec::new();
     // SAFETY: the kernel has written `msg_controllen` bytes of well-formed headers; each SCM_RIGHTS header is
-    // followed by descriptors that are open and belong to nobody else.
+    // followed by descriptors that are open and have no other owner.
     unsafe {
         let mut at = libc::CMSG_FIRSTHDR(&raw const header);
         while !at.is_null() {

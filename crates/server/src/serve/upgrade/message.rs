@@ -1,5 +1,5 @@
-//! The messages between predecessor and successor. Each is a JSON object; bytes and descriptors that belong to
-//! it follow separately ([`super::channel`]).
+//! The messages between predecessor and successor. Each is a JSON object; bytes and descriptors that belong
+//! to it follow separately ([`super::channel`]).
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
 //! The predecessor's side: it starts the successor, and hands over to it step by step. Blocks; called on
-//! threads of their own.
+//! separate threads.
 
 use std::ffi::OsString;
 use std::io;
@@ -59,7 +59,9 @@ pub(in crate::serve) enum Failure {
     Exited(String),
     #[error("the new process cannot take over: {0}")]
     Channel(String),
-    #[error("release {release} reads on-store formats up to version {newest}, this pool has version {needed}")]
+    #[error(
+        "release {release} reads on-store formats up to version {newest}, this pool has version {needed}"
+    )]
     Format { release: String, newest: u32, needed: u32 },
 }
 
