@@ -1,10 +1,10 @@
 """The end of the server's process at random moments under load: no acknowledged write is ever lost.
 
-The second form of `clients_crash`: whatever a client was told is there after the server was killed, aborted or
-stopped and has started again, flushed or not. For each block the content is that of the last acknowledged
-write, or of a later one that was in progress. Several clients on the UNIX socket do this at once: with whole
-blocks, sectors and parts of sectors, with zeroes, discards, FUA, few flushes, snapshots, rollbacks and resets,
-on volumes of different kinds.
+The second form of `clients_crash`: every write that a client received an answer to is there after the server
+was killed, aborted or stopped and has started again, flushed or not. For each block the content is that of
+the last acknowledged write, or of a later one that was in progress. Several clients on the UNIX socket do
+this at once: with whole blocks, sectors and parts of sectors, with zeroes, discards, FUA, few flushes,
+snapshots, rollbacks and resets, on volumes of different kinds.
 """
 
 import os

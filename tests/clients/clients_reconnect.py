@@ -2,8 +2,8 @@
 
 The guest boots from a desktop, and has a second disk, a volume with ext4. QEMU reconnects by itself
 (`reconnect-delay`). On both disks a database commits transactions with fsync and prints each to the guest's
-console, a file of this machine: what is printed has to be there. On the volume, fio verifies what it wrote; on
-the desktop, files are written with their checksums. All of them read the disk, not the guest's page cache.
+console, a file of this machine: what is printed has to be there. On the volume, fio verifies what it wrote;
+on the desktop, files are written with their checksums. All of them read the disk, not the guest's page cache.
 """
 
 import os
@@ -87,8 +87,8 @@ except Exception as e:
 
 # Each loop writes all blocks of a file and reads them back.
 FIO = (
-    "fio --name=verified --directory=/mnt/a --size=4M --rw=randwrite --bs=4k --direct=1 --ioengine=libaio --iodepth=4"
-    " --verify=crc32c --verify_backlog=128 --verify_fatal=1 --fsync=64 --randrepeat=0"
+    "fio --name=verified --directory=/mnt/a --size=4M --rw=randwrite --bs=4k --direct=1 --ioengine=libaio
+    --iodepth=4" " --verify=crc32c --verify_backlog=128 --verify_fatal=1 --fsync=64 --randrepeat=0"
 )
 
 START = f"""

@@ -63,8 +63,8 @@ struct Clients {
     reset: Reset,
     /// The desktop is becoming a persistent volume.
     persisting: bool,
-    /// Of a desktop: its record in retained memory that its contents are valid. Without it, they are discarded
-    /// when the pool is opened. A desktop has it from its first client on until a reset is due.
+    /// Of a desktop: its record in retained memory that its contents are valid. Without it, they are
+    /// discarded when the pool is opened. A desktop has it from its first client on until a reset is due.
     valid: Option<Flag>,
 }
 

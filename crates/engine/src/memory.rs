@@ -12,8 +12,8 @@ pub(crate) const VALID: u8 = 1;
 /// No record is known to be in the log.
 pub(crate) const NO_COVER: Cover = Cover { seq: u64::MAX, order: 0 };
 
-/// Bytes that the retained memory of a pool may use: the budgets of the write buffers, and what pages that are
-/// being replaced and chunks in partial use need in addition.
+/// Bytes that the retained memory of a pool may use: the budgets of the write buffers, and what pages that
+/// are being replaced and chunks in partial use need in addition.
 pub(crate) fn limit(config: &PoolConfig) -> u64 {
     let budgets = config.write_buffer.saturating_add(config.desktops);
     budgets.saturating_add(budgets / 8).saturating_add(RETAINED_SLACK)

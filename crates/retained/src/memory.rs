@@ -114,8 +114,8 @@ fn allocate() -> io::Result<NonNull<u8>> {
     NonNull::new(unsafe { alloc_zeroed(CHUNK_LAYOUT) }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-// SAFETY: a present chunk is an allocation of CHUNK bytes with the alignment of `CHUNK_LAYOUT`, which stays at
-// its address until it is released. Heap memory does not fault. Nothing but the address gives access to it.
+// SAFETY: a present chunk is an allocation of CHUNK bytes with the alignment of `CHUNK_LAYOUT`, which stays
+// at its address until it is released. Heap memory does not fault. Only the address gives access to it.
 unsafe impl Memory for HeapMemory {
     fn max_chunks(&self) -> u32 {
         self.chunks.len() as u32

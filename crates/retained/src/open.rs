@@ -30,7 +30,8 @@ const PAGES_PER_THREAD: usize = 16_384;
 pub struct Contents {
     /// The last statement about the log.
     pub cover: Option<Cover>,
-    /// Pages with their order. Of a block that was being overwritten, both may be here: the larger order wins.
+    /// Pages with their order. Of a block that was being overwritten, both may be here: the larger order
+    /// wins.
     pub pages: Vec<(BlockRecord, u64, Page)>,
     /// Zeroed ranges with their order.
     pub ranges: Vec<(RangeRecord, u64, Range)>,
@@ -149,8 +150,8 @@ impl Found {
         let mut found = Found { header, cover: read_cover(memory)?, chunks: Vec::new(), records: Vec::new() };
         for chunk in 0..MAX_CHUNKS {
             let at = RETAINED_TABLE + 8 * chunk as usize;
-            // SAFETY: the table is in the first chunk of the claimed memory, which is present; no reference to
-            // it exists.
+            // SAFETY: the table is in the first chunk of the claimed memory, which is present; no reference
+            // to it exists.
             let entry = unsafe { words::load(memory.address(0).add(at)) }.to_ne_bytes();
             if entry == [0; 8] {
                 continue;

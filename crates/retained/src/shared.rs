@@ -78,8 +78,8 @@ impl SharedFile {
         self.present.len() * CHUNK
     }
 
-    /// Marks the chunks that are present. The memory of a chunk that is incomplete is given back: it was being
-    /// added or released, or the file was truncated.
+    /// Marks the chunks that are present. The memory of a chunk that is incomplete is given back: it was
+    /// being added or released, or the file was truncated.
     fn find_chunks(&self) -> io::Result<()> {
         let mut at = 0;
         while let Some(data) = seek(&self.file, at, libc::SEEK_DATA)? {
@@ -263,7 +263,7 @@ fn require_tmpfs(file: &File) -> io::Result<()> {
     let mut status: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: the descriptor is open, and the structure is valid for the call.
     retry(|| unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut status) })?;
-    if status.f_type as i64 != libc::TMPFS_MAGIC as i64 {
+    if status.f_type as i64 != libc::TMPFS_MAGIC {
         let what = "it is not on tmpfs: use a directory on tmpfs, such as /dev/shm";
         return Err(io::Error::new(io::ErrorKind::Unsupported, what));
     }

@@ -1,7 +1,7 @@
 //! Which slots of the memory are free: plain bookkeeping, no access to the memory.
 //!
-//! Slots come in two kinds, pages and records, and a chunk has slots of one kind. The lowest chunk with a free
-//! slot is used first, so that high chunks become empty and their memory can be given back.
+//! Slots come in two kinds, pages and records, and a chunk has slots of one kind. The lowest chunk with a
+//! free slot is used first, so that high chunks become empty and their memory can be given back.
 //!
 //! Reservations are counts. Invariant for each kind: at least as many slots are free as are reserved. A
 //! reservation is only granted if [`EMERGENCY`] free slots remain that no reservation can use.
@@ -211,7 +211,8 @@ impl Space {
         is_empty.then_some(kind)
     }
 
-    /// The lowest chunk that may be added within the limit; [`Space::added`] or [`Space::removed`] must follow.
+    /// The lowest chunk that may be added within the limit; [`Space::added`] or [`Space::removed`] must
+    /// follow.
     pub fn begin_add(&mut self) -> Option<u32> {
         if self.bytes() + CHUNK as u64 > self.limit_bytes {
             return None;

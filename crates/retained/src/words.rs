@@ -1,10 +1,10 @@
 //! Loads and stores of words in the memory, in an order that a kill cannot change.
 //!
 //! A thread that is killed has executed a prefix of its instructions, and the kernel keeps the memory: all
-//! stores before that point are in it, none after. This holds on every processor with precise interrupts. Only
-//! the compiler could reorder stores; a compiler fence before and after each tag prevents it. (The language
-//! defines this fence for a signal handler of the same thread; what such a handler can see is what a kill
-//! leaves.)
+//! stores before that point are in it, none after. This holds on every processor with precise interrupts.
+//! Only the compiler could reorder stores; a compiler fence before and after each tag prevents it. (The
+//! language defines this fence for a signal handler of the same thread; what such a handler can see is what a
+//! kill leaves.)
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};

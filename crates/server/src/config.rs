@@ -457,8 +457,6 @@ impl ServeConfig {
         }
         let data = flags.data.or(file.data).ok_or(ConfigError::NoData)?;
         let socket = flags.socket.or(file.socket).unwrap_or_else(|| data.join(SOCKET_NAME));
-        let memory_dir = flags.memory_dir.or(file.memory.directory);
-        let memory_dir = memory_dir.unwrap_or_else(|| PathBuf::from(DEFAULT_MEMORY_DIR));
         let cores = flags.cores.or(file.cores).unwrap_or(2);
         if cores == 0 || cores > MAX_CORES {
             let why = "use 1 to 256";
@@ -492,7 +490,7 @@ impl ServeConfig {
         Ok(ServeConfig {
             data,
             socket,
-            memory_dir,
+            memory_dir: flags.memory_dir.or(file.memory.directory).unwrap_or(DEFAULT_MEMORY_DIR.into()),
             nbd: file.nbd.config(flags.nbd)?,
             iscsi: if flags.iscsi.is_empty() { listen } else { flags.iscsi },
             iscsi_limits,

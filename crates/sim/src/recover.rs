@@ -108,11 +108,12 @@ pub fn no_silent_loss(
     let all = TimeSet::span(model.now(), NEVER);
     for name in model.names.keys().filter(|n| !n.starts_with(IMPORT) && !refused.contains(*n)) {
         let eras = (0..model.names[name].versions.len()).map(|era| EraId { name: name.clone(), era });
-        let is_there = |era| fits(model, &era, found.get(name), &all).is_ok_and(|set| !set.is_empty());
+        let fitting: Vec<_> = eras.map(|era| fits(model, &era, found.get(name), &all)).collect();
+        let is_there = fitting.iter().any(|fit| fit.as_ref().is_ok_and(|set| !set.is_empty()));
         let desktop = found.get(name).is_some_and(|disk| disk.desktop);
         // An unfinished session has no record of its writes.
-        if !(desktop && model.sessions.contains_key(name)) && !eras.into_iter().any(is_there) {
-            return Err(format!("'{name}' lost an answered write, and clients are not refused"));
+        if !(is_there || desktop && model.sessions.contains_key(name)) {
+            return Err(format!("'{name}' lost an answered write, and clients are not refused: {fitting:?}"));
         }
     }
     Ok(())

@@ -8,14 +8,14 @@
 //! immutable. Reads search the active buffer, then the frozen one, then the map; the frozen buffer is dropped
 //! only after it was applied to the map, so no read can miss a write.
 //!
-//! **Outliving the process.** Blocks and zeroed ranges are in retained memory ([`forebay_retained`]), so a new
-//! process can rebuild the buffers ([`WriteBuffer::adopt`]). The rules that make this exact:
+//! **Outliving the process.** Blocks and zeroed ranges are in retained memory ([`forebay_retained`]), so a
+//! new process can rebuild the buffers ([`WriteBuffer::adopt`]). The rules that make this exact:
 //!
 //! - A page never changes. A write publishes a new page, and then drops the one that it replaces.
 //! - Each record has the *generation* of its buffer: the number of times that the disk's buffers were frozen
 //!   before. A freeze that is cancelled does not change it.
-//! - A block is never older than the zeroed range beneath it: zeroing a range removes the blocks in it. So the
-//!   contents of a buffer are its generations, one above the other, and in each generation the blocks are
+//! - A block is never older than the zeroed range beneath it: zeroing a range removes the blocks in it. So
+//!   the contents of a buffer are its generations, one above the other, and in each generation the blocks are
 //!   above the zeroed ranges.
 //! - Zeroing publishes its range before it removes blocks: a process that ends in between leaves the old
 //!   contents or zeroes, never contents from before the old ones.

@@ -9,7 +9,7 @@ use crate::memory::heap;
 
 const BLOCKS: u64 = 8;
 
-/// Memory of its own for one disk.
+/// Separate memory for one disk.
 fn retained() -> Arc<Retained> {
     let identity = Identity { pool: [1; 16], boot: [2; 16] };
     Retained::create(Arc::new(heap(4 << 20)), &identity, 1, 4 << 20).expect("memory")

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use forebay_format::{BlockRef, CatalogueOp, DiskId, DiskRecord, FormatError, MapValue, Mark};
 
 use crate::catalogue::Catalogue;
+use crate::context::Context;
 use crate::desktop::WriteCaches;
 use crate::disk::{Disk, blocks};
 use crate::map::{NeedNode, NodeCache, Tree};
@@ -69,6 +70,11 @@ impl Applier {
         appended: Arc<AtomicU64>,
     ) -> Applier {
         Applier { reader, catalogue, caches, appended, retired: Mutex::default() }
+    }
+
+    /// The context of the pool.
+    pub fn context(&self) -> &Context {
+        &self.reader.cx
     }
 
     pub(super) fn nodes(&self) -> &NodeReader {

@@ -109,7 +109,7 @@ impl Intake {
             if !self.cx.is_closing() {
                 let ops = last();
                 if !ops.is_empty() {
-                    // Nobody waits for the result.
+                    // No caller waits for the result.
                     self.ops.lock().push(PendingOp { ops, done: oneshot::channel().0 });
                 }
             }

@@ -91,8 +91,8 @@ impl Desktops {
     }
 
     /// Called when a pool is opened: `valid` are the desktops whose contents the retained memory says are
-    /// valid. All others are reset to their images. If there is no room for it they stay marked, and no client
-    /// can attach them before the task has reset them.
+    /// valid. All others are reset to their images. If there is no room for it they stay marked, and no
+    /// client can attach them before the task has reset them.
     pub(crate) async fn restore(
         self: &Arc<Desktops>,
         valid: Vec<(Arc<Disk>, Flag)>,

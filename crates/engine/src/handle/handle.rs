@@ -182,8 +182,8 @@ impl DiskHandle {
     /// Whether the client can use the disk.
     ///
     /// # Errors
-    /// [`Error::MemoryLost`] if it may have had writes answered that are lost, and no administrator has resumed
-    /// the disk yet.
+    /// [`Error::MemoryLost`] if it may have had writes answered that are lost, and no administrator has
+    /// resumed the disk yet.
     pub fn check_ready(&self) -> Result<()> {
         if let Some(client) = self.client
             && self.is_refused.load(Relaxed)
@@ -304,8 +304,8 @@ impl DiskHandle {
         Ok(())
     }
 
-    /// Waits until changes may be acknowledged: until they are durable, with `fua` or on a write-through disk,
-    /// otherwise until the disk is marked.
+    /// Waits until changes may be acknowledged: until they are durable, with `fua` or on a write-through
+    /// disk, otherwise until the disk is marked.
     pub async fn finish(&self, fua: bool) -> Result<()> {
         if !self.is_durable(fua) {
             // The mark may have been removed between the first check and the change.

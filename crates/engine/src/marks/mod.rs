@@ -1,21 +1,22 @@
 //! Marks: which disks have writes that were answered before they are durable, and what a loss of the memory
 //! that holds such writes means for their clients.
 //!
-//! **The rule.** An acknowledged write stays visible to its client for as long as the client lives; where that
-//! cannot be kept, the client is refused. The writes themselves are kept in memory that outlives the server
-//! process. This module is for the case that this memory is lost.
+//! **The rule.** An acknowledged write stays visible to its client for as long as the client lives; where
+//! that cannot be kept, the client is refused. The writes themselves are kept in memory that outlives the
+//! server process. This module is for the case that this memory is lost.
 //!
-//! **Invariant.** Whenever a client has an answer to a change that is not durable, the log holds a mark of the
-//! disk for this kind of client (local, or remote, which includes local), or the mark *lost*.
+//! **Invariant.** Whenever a client has an answer to a change that is not durable, the log holds a mark of
+//! the disk for this kind of client (local, or remote, which includes local), or the mark *lost*.
 //!
 //! - *Before the first such answer* the mark is made durable ([`Marks::ensure`]). The answer without waiting
 //!   checks the mark under the freeze gate, in the same step in which the data goes into the buffer
 //!   ([`Intake::write_sectors_if_marked`](crate::commit::Intake::write_sectors_if_marked)). The answer after
 //!   waiting checks it when the change is in the buffer.
-//! - *A mark is removed* when the gate is closed exclusively and the buffers of the disk are clean: everything
-//!   answered before is durable, and everything after finds the disk unmarked, although the removal reaches
-//!   the log later. One task makes and removes marks, one commit after another, so no mark is under way when
-//!   one is removed. Closing the pool removes marks in its last group, which holds all changes before it.
+//! - *A mark is removed* when the gate is closed exclusively and the buffers of the disk are clean:
+//!   everything answered before is durable, and everything after finds the disk unmarked, although the
+//!   removal reaches the log later. One task makes and removes marks, one commit after another, so no mark is
+//!   under way when one is removed. Closing the pool removes marks in its last group, which holds all changes
+//!   before it.
 //! - A desktop's buffer is never clean: its mark is removed when its contents are replaced, by a reset, whose
 //!   clients have left. So it is with a rollback.
 //!
@@ -28,7 +29,7 @@
 //! | mark | the memory is lost, same boot | lost, another boot |
 //! |---|---|---|
 //! | local | lost: clients of this host may live | none: they died with the host |
-//! | remote | lost | lost |
+//! | remote | lost | lost; all clients of this host are newer |
 //! | lost, of local clients | lost, as of now: the writes of newer clients are lost too | none |
 //! | lost, of remote clients | lost, as of now | lost; all clients of this host are newer |
 //!
@@ -159,8 +160,8 @@ impl Marks {
         self.wake.notify_one();
     }
 
-    /// The changes of the last commit before the pool closes: the writes of all disks but desktops are durable
-    /// then. The caller holds the freeze gate exclusively.
+    /// The changes of the last commit before the pool closes: the writes of all disks but desktops are
+    /// durable then. The caller holds the freeze gate exclusively.
     pub fn last_ops(&self) -> Vec<CatalogueOp> {
         let catalogue = self.catalogue.read();
         let removable = catalogue.iter().filter(|disk| is_removable(disk));
@@ -179,8 +180,8 @@ fn lost(disk: &Disk, name: &str) -> Error {
     Error::MemoryLost { name: shorten(name), remedy }
 }
 
-/// Whether the mark of a disk is removed once its buffers are clean. A desktop stays one until its change to a
-/// persistent volume is in the log.
+/// Whether the mark of a disk is removed once its buffers are clean. A desktop stays one until its change to
+/// a persistent volume is in the log.
 fn is_removable(disk: &Disk) -> bool {
     let record = disk.record();
     matches!(record.mark, Mark::Local | Mark::Remote) && record.write_cache == 0 && !disk.is_desktop()

@@ -26,8 +26,9 @@ fn settled(mark: Mark, opening: Opening) -> Mark {
         Mark::Local | Mark::Remote if !lost => mark,
         Mark::Local | Mark::Lost { remote: false, .. } if !same_boot => Mark::None,
         Mark::Local => Mark::Lost { remote: false, since_ms: now_ms },
+        // No client of this host had an answer in this boot.
+        Mark::Remote | Mark::Lost { .. } if !same_boot => Mark::Lost { remote: true, since_ms: 0 },
         Mark::Remote => Mark::Lost { remote: true, since_ms: now_ms },
-        Mark::Lost { remote, .. } if !same_boot => Mark::Lost { remote, since_ms: 0 },
         Mark::Lost { remote, .. } if lost => Mark::Lost { remote, since_ms: now_ms },
         Mark::Lost { .. } => mark,
     }
@@ -142,7 +143,8 @@ mod tests {
         let lost = |remote, since_ms| Mark::Lost { remote, since_ms };
         let (local, remote) = (lost(false, 9), lost(true, 9));
         assert_eq!(all(true, true), [Mark::None, local, remote, local, remote]);
-        assert_eq!(all(true, false), [Mark::None, Mark::None, remote, Mark::None, lost(true, 0)]);
+        let early = lost(true, 0);
+        assert_eq!(all(true, false), [Mark::None, Mark::None, early, Mark::None, early]);
         assert_eq!(all(false, true), [Mark::None, Mark::Local, Mark::Remote, LOCAL, REMOTE]);
     }
 }

@@ -66,8 +66,8 @@ impl Marks {
         }
     }
 
-    /// Tries again to record the marks of earlier openings, for which the store had no room. Requests fail until
-    /// there is room.
+    /// Tries again to record the marks of earlier openings, for which the store had no room. Requests fail
+    /// until there is room.
     async fn settle_again(&self) {
         let Err(why) = self.record_decisions().await else { return };
         let waiting = std::mem::take(&mut self.requests.lock().waiting);

@@ -107,8 +107,8 @@ impl Pool {
     /// Opens a disk by its export name. The handle counts as a client until it is dropped.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::InUse`]; [`Error::MemoryLost`] if the client may have had writes answered
-    /// that are lost; [`Error::Resetting`], for which [`Pool::attach_when_reset`] waits.
+    /// [`Error::NotFound`]; [`Error::InUse`]; [`Error::MemoryLost`] if the client may have had writes
+    /// answered that are lost; [`Error::Resetting`], for which [`Pool::attach_when_reset`] waits.
     pub fn attach_as(&self, name: &str, client: Client) -> Result<Arc<DiskHandle>> {
         self.parts.cx.check_fenced()?;
         let disk = self.parts.catalogue.read().find(name)?;

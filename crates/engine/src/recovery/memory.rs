@@ -2,19 +2,19 @@
 //!
 //! **Whose it is.** The superblock names the memory that belongs to the pool. An opening that does not have
 //! that memory replaces the name ([`MemoryState::Lost`]), after the loss is durably recorded with the disks
-//! and before any client is served. So memory is used only if no other opening of the pool has come in between.
-//! An opening that is interrupted before that finds the loss again.
+//! and before any client is served. So memory is used only if no other opening of the pool has come in
+//! between. An opening that is interrupted before that finds the loss again.
 //!
 //! **What is in the log already.** Under the lock of the log, a commit freezes the buffers, states in the
-//! memory's *cover* that all records so far are in the log if its history reaches the group's first batch, and
-//! writes the group. A group is in history as a whole or not at all, and no other batch can have its number:
-//! a group that is given up removes the cover before the log is unlocked, and so does an opening before it
-//! writes its first batch. If history reaches the cover, its records are dropped:
+//! memory's *cover* that all records so far are in the log if its history reaches the group's first batch,
+//! and writes the group. A group is in history as a whole or not at all, and no other batch can have its
+//! number: a group that is given up removes the cover before the log is unlocked, and so does an opening
+//! before it writes its first batch. If history reaches the cover, its records are dropped:
 //!
 //! - Of disks that are committed, all of them: the maps have them, or something newer from the same group,
 //!   such as a copy.
 //! - Of a desktop, only if the group replaced its contents. An overflow is in its map as well then, which is
-//!   the same data once more.
+//!   the same data again.
 //!
 //! If it does not, they are kept, although batches of the interrupted group may be on the store.
 //!
@@ -30,10 +30,10 @@ use hashbrown::HashMap;
 
 use super::superblock::Mode;
 use crate::buffer::DiskRecords;
-use crate::catalogue::Catalogue;
+use crate::commit::Applier;
 use crate::disk::{Disk, blocks};
 use crate::memory::{NO_COVER, VALID, heap, limit};
-use crate::{Broken, Error, Host, Mutation, PoolConfig, Result};
+use crate::{Error, Host, Mutation, PoolConfig, Result};
 
 /// The retained memory of a pool that is being opened.
 pub(crate) struct OpenedMemory {
@@ -134,13 +134,13 @@ pub(crate) struct TakenOver {
 /// Gives the contents of retained memory back to the disks of a pool whose history ends with batch `head`.
 /// `replaced` are the disks whose contents were replaced by a group, each with its sequence number.
 pub(super) fn take_over(
-    retained: &Retained,
+    applier: &Applier,
     contents: Contents,
-    catalogue: &Catalogue,
     head: u64,
     replaced: &[(DiskId, u64)],
-    mutation: Broken,
 ) -> TakenOver {
+    let (cx, catalogue) = (applier.context(), applier.catalogue.read());
+    let mutation = cx.config.mutation;
     if mutation == Mutation::DropMemory {
         return TakenOver::default();
     }
@@ -185,6 +185,6 @@ pub(super) fn take_over(
     if !taken.dirty.is_empty() {
         tracing::info!(disks = taken.dirty.len(), megabytes, "writes found in the retained memory");
     }
-    retained.set_cover(NO_COVER);
+    cx.retained.set_cover(NO_COVER);
     taken
 }

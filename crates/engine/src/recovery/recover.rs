@@ -117,23 +117,15 @@ pub(crate) async fn recover(
     record_segments(&mut table, &applied)?;
     source.relocation.set(table.values());
     let replaced = replay(&applier, &applied, cx.config.mutation).await?;
-    let damage = match &lost {
-        Some(lost) => {
-            let missing = missing_segments(&objects, &checkpoint);
-            Some(measure_loss(&applier.catalogue.read(), lost, &missing)?)
-        }
-        None => None,
-    };
+    let missing = || missing_segments(&objects, &checkpoint);
+    let measure = |lost| measure_loss(&applier.catalogue.read(), lost, &missing());
+    let damage = lost.as_ref().map(measure).transpose()?;
     on_loss.check(damage.as_ref())?;
     if mode == Mode::Own {
         sync_log(&store, &applied).await?;
     }
     let taken = match state {
-        MemoryState::Kept(contents) => {
-            let catalogue = applier.catalogue.read();
-            let mutation = cx.config.mutation;
-            take_over(&cx.retained, contents, &catalogue, head.seq, &replaced, mutation)
-        }
+        MemoryState::Kept(contents) => take_over(&applier, contents, head.seq, &replaced),
         MemoryState::Lost(why) => TakenOver { loss: MemoryLoss::All(why), ..TakenOver::default() },
     };
     let replayed: u64 = applied.iter().map(|b| b.end - b.header.offset as u64).sum();
@@ -142,9 +134,7 @@ pub(crate) async fn recover(
     log.appended = appended;
     // Counts towards the next checkpoint; otherwise a pool that crashes often would replay more each time.
     log.appended.fetch_add(replayed, crate::sync::atomic::Ordering::Relaxed);
-    // A crash left behind the objects that are in no table, and those in which no segment is stored.
-    let is_used = |o: &ObjectStat| log.table().get(&o.id).is_some_and(|r| r.map.is_none());
-    let orphans = !objects.iter().all(is_used);
+    let orphans = has_orphans(&log, &objects);
     let mut dedup = Dedup::new(cx.config.dedup_index, checkpoint.sampling.saturating_sub(1));
     dedup.segments_left = segments_with_blocks(&log).len() as u64;
     let took = cx.host.now().saturating_sub(begin);
@@ -166,6 +156,12 @@ pub(crate) async fn recover(
         damage,
         taken,
     })
+}
+
+/// Whether a crash left behind objects: those that are in no table, and those in which no segment is stored.
+fn has_orphans(log: &Log, objects: &[ObjectStat]) -> bool {
+    let is_used = |o: &ObjectStat| log.table().get(&o.id).is_some_and(|r| r.map.is_none());
+    !objects.iter().all(is_used)
 }
 
 fn warn_of_gap(gap: &Gap) {

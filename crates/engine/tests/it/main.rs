@@ -14,6 +14,7 @@ mod damage;
 mod desktop;
 mod full;
 mod loss;
+mod lost_memory;
 mod maps_damaged;
 mod mark;
 mod next_user;

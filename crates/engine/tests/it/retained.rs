@@ -1,83 +1,16 @@
 //! Acknowledged writes survive the end of the process, in memory that outlives it.
 
-use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use forebay_engine::{BoxFuture, CloneRequest, Error, Host, Pool, PoolConfig, PoolId, Result};
-use forebay_retained::{HeapMemory, Memory};
-use forebay_store::{MemoryStore, Store};
+use forebay_engine::{CloneRequest, Error, Pool};
+use forebay_retained::HeapMemory;
+use forebay_store::MemoryStore;
 
+use crate::common::machine::Machine;
 use crate::common::*;
 
 const BLOCK: usize = 4096;
 const MIB: usize = 1 << 20;
-
-/// A host with memory that outlives its processes.
-struct Machine {
-    memory: Arc<HeapMemory>,
-    boot: u8,
-    /// Distinguishes the random numbers of different processes.
-    seed: u64,
-}
-
-impl Machine {
-    fn new() -> Machine {
-        Machine { memory: Arc::new(HeapMemory::new(256)), boot: 1, seed: 1 }
-    }
-
-    fn host(&self) -> Arc<dyn Host> {
-        let clock = TestHost(Instant::now());
-        Arc::new(Process { clock, memory: self.memory.clone(), boot: self.boot, seed: self.seed })
-    }
-
-    async fn try_open(&self, store: &Arc<MemoryStore>) -> Result<Arc<Pool>> {
-        let config = PoolConfig { desktops: 8 << 20, ..config() };
-        Pool::open(store.clone() as Arc<dyn Store>, self.host(), config).await
-    }
-
-    async fn open(&self, store: &Arc<MemoryStore>) -> Arc<Pool> {
-        self.try_open(store).await.unwrap()
-    }
-
-    /// The machine and its store after its process was killed at this moment.
-    async fn kill(&self, store: &MemoryStore) -> (Machine, Arc<MemoryStore>) {
-        let memory = Arc::new(self.memory.snapshot());
-        let store = left_by_crash(store).await;
-        (Machine { memory, boot: self.boot, seed: self.seed + 1 }, store)
-    }
-}
-
-struct Process {
-    clock: TestHost,
-    memory: Arc<HeapMemory>,
-    boot: u8,
-    seed: u64,
-}
-
-impl Host for Process {
-    fn now(&self) -> Duration {
-        self.clock.now()
-    }
-    fn unix_ms(&self) -> u64 {
-        self.clock.unix_ms()
-    }
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        self.clock.sleep(duration)
-    }
-    fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>) {
-        self.clock.spawn(name, task);
-    }
-    fn random(&self, bytes: &mut [u8]) {
-        bytes.copy_from_slice(&noise(self.seed, bytes.len().next_multiple_of(8))[..bytes.len()]);
-    }
-    fn boot_id(&self) -> [u8; 16] {
-        [self.boot; 16]
-    }
-    fn memory(&self, _: PoolId, _: u64) -> io::Result<Arc<dyn Memory>> {
-        Ok(self.memory.clone())
-    }
-}
 
 async fn create(pool: &Pool, name: &str) {
     pool.create_volume(name, 16 << 20, forebay_engine::SyncMode::Flush, 0).await.unwrap();
@@ -125,7 +58,7 @@ async fn acknowledged_writes_zeroes_and_discards_survive_a_kill() {
         (machine, store) = machine.kill(&store).await;
     }
     let pool = machine.open(&store).await;
-    assert!(read(&*pool.attach("v").unwrap(), 0, MIB).await == expected);
+    assert!(read(&pool.attach("v").unwrap(), 0, MIB).await == expected);
     pool.close().await.unwrap();
     assert!(!pool.retains(), "everything is durable");
 }
@@ -187,8 +120,8 @@ async fn desktops_survive_a_kill_and_a_stop() {
     machine.memory = Arc::new(HeapMemory::new(256));
     machine.boot += 1;
     let pool = machine.open(&store).await;
-    assert!(read(&*pool.attach("pc").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
-    assert!(read(&*pool.attach("other").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
+    assert!(read(&pool.attach("pc").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
+    assert!(read(&pool.attach("other").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
 }
 
 #[tokio::test]
@@ -220,7 +153,7 @@ async fn a_reset_or_deletion_is_not_undone_by_a_kill() {
     let (machine, store) = machine.kill(&store).await;
     let pool = machine.open(&store).await;
     assert!(matches!(pool.attach("pc").map(drop), Err(Error::NotFound(_))));
-    assert!(read(&*pool.attach("other").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
+    assert!(read(&pool.attach("other").unwrap(), 0, 2 * MIB).await == noise(1, 2 * MIB));
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! Golden files in `tests/golden`, written by each version, decode; those of the current version, and those of
-//! structures that have not changed since, also encode to the same bytes. They are never changed.
+//! Golden files in `tests/golden`, written by each version, decode; those of the current version, and those
+//! of structures that have not changed since, also encode to the same bytes. They are never changed.
 //! `FOREBAY_WRITE_GOLDEN=1 cargo test --workspace --test it golden` writes missing files.
 
 use std::path::PathBuf;

@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn damaged_block_maps_are_shown() {
         let json = r#"{"name": "v", "kind": "volume", "size_bytes": 4096, "sync": "flush", "created_ms": 0, "origin": null,
-            "snapshots": 0, "clones": 0, "clients": 0, "uuid": "", "dedup_domain": 0, "map_damaged": false,
+            "snapshots": 0, "clones": 0, "clients": 0, "uuid": "", "dedup_domain": 0, "map_damaged": false, "memory_lost": false,
             "write_cache_bytes": null, "reset": null}"#;
         let sound: DiskView = serde_json::from_str(json).expect("a disk");
         let damaged = DiskView { name: "w".into(), map_damaged: true, ..sound.clone() };

@@ -100,8 +100,8 @@ fn a_rollback_that_is_killed_is_made_or_not_made() {
     assert!(broken.is_some(), "records that are in the log were applied again, and nothing was wrong");
 }
 
-/// Writes for which the store has no room, then a checkpoint, for which it has. Returns whether the writes are
-/// there after a kill.
+/// Writes for which the store has no room, then a checkpoint, for which it has. Returns whether the writes
+/// are there after a kill.
 fn give_up_a_group(mutation: Mutation) -> bool {
     let mut round = round(mutation);
     let pool = round.open();

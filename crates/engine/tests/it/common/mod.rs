@@ -1,6 +1,8 @@
 //! Helpers shared by the tests of the engine.
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub mod machine;
+
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
