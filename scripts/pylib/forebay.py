@@ -7,6 +7,7 @@ directory, because a UNIX socket path has at most 107 bytes.
 import ctypes
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -59,6 +60,37 @@ def binary():
     if not os.access(path, os.X_OK):
         raise Failed(f"{path} does not exist: run 'cargo build', or set FOREBAY_BIN")
     return os.path.abspath(path)
+
+
+class Successor:
+    """A server process that is not a child of this one: it took the place of one that was."""
+
+    def __init__(self, pid):
+        self.pid = pid
+        self.fd = os.pidfd_open(pid)
+        self.returncode = None
+
+    def wait(self, timeout=None):
+        """Waits for the end of the process. Its exit status is unknown, and counts as 0."""
+        if not select.select([self.fd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        self.returncode = 0
+        return 0
+
+    def poll(self):
+        if select.select([self.fd], [], [], 0)[0]:
+            self.returncode = 0
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            signal.pidfd_send_signal(self.fd, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
 
 
 class Server:
@@ -144,6 +176,23 @@ class Server:
         if status != 0:
             raise Failed(f"the server ended with status {status} after SIGTERM:\n{self.log_tail()}")
         return time.monotonic() - begin
+
+    def upgrade(self, *args):
+        """Replaces the running process by another one; returns the report."""
+        report = self.json("upgrade", *args)
+        self.succeed(report["pid"])
+        return report
+
+    def succeed(self, pid, timeout=30):
+        """Continues with the process that has taken over, after the former one has ended."""
+        former, self.process = self.process, Successor(pid)
+        try:
+            status = former.wait(timeout)
+        except subprocess.TimeoutExpired as e:
+            former.kill()
+            raise Failed(f"the former process still runs after {timeout} s") from e
+        if status != 0:
+            raise Failed(f"the former process ended with status {status}:\n{self.log_tail()}")
 
     def kill(self):
         """SIGKILL: a crash of the process."""

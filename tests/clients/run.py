@@ -35,6 +35,8 @@ import clients_crash  # noqa: E402, F401
 import clients_ghosts  # noqa: E402, F401
 import clients_kept  # noqa: E402, F401
 import clients_reconnect  # noqa: E402, F401
+import clients_upgrade  # noqa: E402, F401
+import clients_handover  # noqa: E402, F401
 import clients_iscsi  # noqa: E402, F401
 import clients_power  # noqa: E402, F401
 import clients_soak  # noqa: E402, F401

@@ -8,6 +8,9 @@
 //! The client is not read from while it does not read its replies, while its backlog is full, or while no
 //! memory is available for its messages ([`super::memory`]): then the flow control of its socket throttles
 //! it, and no other client is affected.
+//!
+//! While the server hands its connections over ([`super::handover`]), no client is read from, except for the
+//! rest of a request that was begun.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -19,6 +22,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::contain::contain;
+use super::handover::{BusyGuard, Ended, ParkedStream, Phase, PlainSocket, Received};
 use super::memory::{Charge, Claim, Kind, MemoryAccount, Stall};
 use super::{Backlog, INPUT, Output, Scratch, Worker};
 
@@ -74,6 +78,17 @@ pub(crate) trait Protocol: Unpin {
         false
     }
 
+    /// Whether the client has to send more before its requests in progress can be finished.
+    fn needs_input(&self) -> bool {
+        false
+    }
+
+    /// The state with which another process continues to serve the client, while no request is in progress;
+    /// `None` if the connection cannot be handed over.
+    fn park(&self) -> Option<serde_json::Value> {
+        None
+    }
+
     /// Called when nothing can be sent to the client any more. Returns whether the rest of its input is
     /// served before the connection ends; all replies are dropped.
     fn search_input(&mut self) -> bool {
@@ -113,20 +128,24 @@ pub(crate) struct Conversation<S, P> {
     last_passes: u8,
     account: Rc<MemoryAccount>,
     stall: Stall,
+    busy: BusyGuard,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
-    /// A connection that has received `held` already. `fd` is the descriptor of a UNIX socket.
+impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<S, P> {
+    /// A connection that has received bytes already. `fd` is the descriptor of a UNIX socket.
     pub fn new(
         worker: Rc<Worker>,
         stream: S,
         fd: Option<RawFd>,
-        held: Vec<u8>,
+        received: Received,
         backlog: Rc<Backlog>,
         protocol: P,
     ) -> Self {
         worker.register(&backlog);
+        let busy = worker.begin_busy();
         let account = backlog.account().clone();
+        let Received { input: held, want, output } = received;
+        backlog.push(output);
         let held_charge = (held.capacity() > KEEP_HELD).then(|| account.force(held.capacity(), Kind::Input));
         Conversation {
             worker,
@@ -136,7 +155,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
             held,
             held_charge,
             claim: None,
-            want: 0,
+            want,
             backlog,
             head: 0,
             leaving: false,
@@ -144,10 +163,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
             last_passes: 0,
             stall: Stall::new(&account),
             account,
+            busy,
         }
     }
 
-    fn turn(&mut self, cx: &mut Context<'_>, scratch: &mut Scratch) -> Poll<Result<(), P::Error>> {
+    fn turn(&mut self, cx: &mut Context<'_>, scratch: &mut Scratch) -> Poll<Result<Ended, P::Error>> {
         if self.claim.is_some() {
             // Granted memory is taken immediately, also if the client does not read its replies, because it
             // is charged to the client.
@@ -156,16 +176,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
         self.passes(cx, scratch)
     }
 
-    fn passes(&mut self, cx: &mut Context<'_>, scratch: &mut Scratch) -> Poll<Result<(), P::Error>> {
+    fn passes(&mut self, cx: &mut Context<'_>, scratch: &mut Scratch) -> Poll<Result<Ended, P::Error>> {
         self.backlog.budget().begin_turn();
         while !self.backlog.budget().turn_is_over() {
             if let Some(why) = self.backlog.failure() {
                 return Poll::Ready(Err(io::Error::other(why).into()));
             }
             self.protocol.attend(cx, &mut scratch.output)?;
-            ready!(self.send(cx, &mut scratch.output))?;
+            let sent = self.send(cx, &mut scratch.output);
+            if self.stops_reading() {
+                if let Poll::Ready(Err(e)) = sent {
+                    return Poll::Ready(Err(e));
+                }
+                return self.park_if_quiet().map(Ok);
+            }
+            self.busy.set_quiet(false);
+            self.backlog.set_draining(false);
+            ready!(sent)?;
             if self.is_over() {
-                return Pin::new(&mut self.stream).poll_shutdown(cx).map_err(P::Error::from);
+                let closed = Pin::new(&mut self.stream).poll_shutdown(cx);
+                return closed.map_ok(|()| Ended::Closed).map_err(P::Error::from);
             }
             if self.leaving || (self.backlog.is_full() && self.lost.is_none()) {
                 return Poll::Pending;
@@ -195,6 +225,30 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
         }
         self.backlog.budget().yield_turn(cx);
         Poll::Pending
+    }
+
+    /// Whether the connection is read from no further, because it is to be handed over.
+    fn stops_reading(&self) -> bool {
+        let ends = self.leaving || self.lost.is_some();
+        self.worker.is_quiescing() && !ends && !self.protocol.needs_input()
+    }
+
+    /// Ends the connection if it is to be parked and has no requests in progress.
+    fn park_if_quiet(&mut self) -> Poll<Ended> {
+        let is_quiet = !self.backlog.has_requests();
+        // A request must not wait for its client to receive replies.
+        self.backlog.set_draining(!is_quiet);
+        self.busy.set_quiet(is_quiet);
+        if !is_quiet || self.worker.phase() != Phase::HandingOver {
+            return Poll::Pending;
+        }
+        let socket = self.stream.plain().and_then(|fd| fd.try_clone_to_owned().ok());
+        let Some((socket, protocol)) = socket.zip(self.protocol.park()) else {
+            return Poll::Ready(Ended::Closed);
+        };
+        let output = self.backlog.unsent_bytes(self.head);
+        let (input, want) = (std::mem::take(&mut self.held), self.want);
+        Poll::Ready(Ended::Parked(Box::new(ParkedStream { socket, protocol, input, want, output })))
     }
 
     /// Takes memory for the whole message that is being received. Pending while no memory is available.
@@ -450,10 +504,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Future for Conversation<S, P> {
-    type Output = Result<(), P::Error>;
+impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Future for Conversation<S, P> {
+    type Output = Result<Ended, P::Error>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), P::Error>> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Ended, P::Error>> {
         let this = self.get_mut();
         let worker = this.worker.clone();
         this.backlog.set_waker(cx.waker());
