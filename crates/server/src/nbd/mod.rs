@@ -7,10 +7,10 @@
 //!
 //! `access` decides which exports a client sees, by its listener and the names in its `certificate`.
 //! `attachments` lets a new connection start only after those that are gone have ended. `tls` holds the
-//! server's certificates; a `handshake` runs outside of the data plane. `context` is the input of a connection
-//! and of its transmission, `peer` distinguishes clients of this host, `errors` maps engine errors to NBD,
-//! `handover` is the state of a connection that is passed to another process, `config` is the configuration,
-//! `listen` starts it all.
+//! server's certificates; a `handshake` runs outside of the data plane. `context` is the input of a
+//! connection and of its transmission, `peer` distinguishes clients of this host, `errors` maps engine errors
+//! to NBD, `handover` is the state of a connection that is passed to another process, `config` is the
+//! configuration, `listen` starts it all.
 
 mod access;
 mod attachments;
