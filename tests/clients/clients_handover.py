@@ -99,6 +99,22 @@ def connections_that_cannot_be_handed_over_are_closed(t):
 
 
 @test
+def a_client_that_does_not_finish_its_request_does_not_prevent_an_upgrade(t):
+    s, address = target(t, "disk")
+    silent = Initiator(address, TARGET, isid=1).ready()
+    out = bytes(64 * SECTOR)
+    cdb = struct.pack(">BBQIBB", 0x8A, 0, 0, 64, 0, 0)
+    silent.send(silent.command_pdu(cdb, out=out))
+    header, _ = silent.receive()
+    equal(header[0], 0x31, "the answer to a command without data")
+    other = Initiator(address, TARGET, isid=2).ready()
+    report = s.upgrade()
+    equal((report["connections"], report["closed"]), (1, 1), f"connections of {report}")
+    equal(silent.socket.recv(1), b"", "what the silent initiator receives")
+    equal(other.write_blocks(0, out).status, GOOD, "a write of the other session")
+
+
+@test
 def desktops_keep_their_contents(t):
     s = t.server()
     s.cli("image", "import", "golden", t.noise_file("f", 4 * MIB))

@@ -10,11 +10,12 @@ from datastore import TARGET, target
 from forebay import Failed
 from harness import BLOCK, check, equal
 from initiator import BLOCK as SECTOR
-from initiator import GOOD, Initiator
+from initiator import CHECK, GOOD, Initiator
 
 DEPTH = 32
 # Longest request that a busy test machine may cause; the pause itself is printed.
 LONGEST_S = 2.0
+
 
 def block(number, version):
     return struct.pack(">QQ", number, version) * (BLOCK // 16)
@@ -135,18 +136,20 @@ class IscsiLoad(Load):
 
     def submit(self, free, flying):
         run = free.pop(self.random.randrange(len(free)))
-        version, begun = self.versions.get(run, 0), time.monotonic()
-        lba, session = run * self.SECTORS, self.session
+        version = self.versions.get(run, 0)
         if version and self.random.random() < 0.5:
-            cdb = struct.pack(">BBQIBB", 0x88, 0, lba, self.SECTORS, 0, 0)
-            session.send(session.command_pdu(cdb, expected=self.SECTORS * SECTOR, lun=self.lun))
-            flying[session.tag] = [begun, None, bytearray(), (run, version), free]
-            return
-        out = self.data(run, version + 1)
-        self.versions[run] = version + 1
-        cdb = struct.pack(">BBQIBB", 0x8A, 0, lba, self.SECTORS, 0, 0)
-        session.send(session.command_pdu(cdb, out=out, lun=self.lun), out[:8192])
-        flying[session.tag] = [begun, out, bytearray(), (run, None), free]
+            self.issue(free, flying, run, version, None)
+        else:
+            self.versions[run] = version + 1
+            self.issue(free, flying, run, None, self.data(run, version + 1))
+
+    def issue(self, free, flying, run, version, out):
+        """Sends a command: a read that must find `version`, or a write of `out`."""
+        session = self.session
+        cdb = struct.pack(">BBQIBB", 0x8A if out else 0x88, 0, run * self.SECTORS, self.SECTORS, 0, 0)
+        header = session.command_pdu(cdb, expected=self.SECTORS * SECTOR, out=out, lun=self.lun)
+        session.send(header, out[:8192] if out else b"")
+        flying[session.tag] = [time.monotonic(), out, bytearray(), (run, version), free]
 
     def complete(self, flying):
         header, piece = self.session.receive()
@@ -162,6 +165,11 @@ class IscsiLoad(Load):
         if opcode == 0x25 and not header[1] & 1:
             return
         check(opcode in (0x21, 0x25), f"an answer of type {opcode:#x}")
+        if opcode == 0x21 and header[3] == CHECK and piece[4] & 15 == 6:
+            # A unit attention, such as that of a disk that is low on room.
+            del flying[tag]
+            self.issue(free, flying, run, version, out)
+            return
         equal(header[3], GOOD, f"status of a command to run {run}, sense {piece.hex() if opcode == 0x21 else ''}")
         if version is not None:
             equal(bytes(data), self.data(run, version), f"run {run}")

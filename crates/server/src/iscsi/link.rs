@@ -24,9 +24,6 @@ pub(super) struct Link {
     /// Commands under way that occupy a place in the window.
     under_way: Cell<u32>,
     next_transfer_tag: Cell<u32>,
-    /// The last number of the window that is announced while the session is quiesced: the initiator then
-    /// sends no more than the commands that the window allowed before.
-    frozen: Cell<Option<u32>>,
 }
 
 /// A place in the command window. Dropping it gives it back.
@@ -59,15 +56,7 @@ impl Link {
             exp_cmd_sn: Cell::new(exp_cmd_sn),
             under_way: Cell::new(0),
             next_transfer_tag: Cell::new(0),
-            frozen: Cell::new(None),
         })
-    }
-
-    /// Announces no further places in the window, or announces them again.
-    pub fn freeze(&self, frozen: bool) {
-        if frozen != self.frozen.get().is_some() {
-            self.frozen.set(frozen.then(|| self.numbers().max_cmd_sn));
-        }
     }
 
     /// The number of the next PDU with status, and of the next command.
@@ -114,7 +103,7 @@ impl Link {
         Numbers {
             stat_sn: self.stat_sn.get(),
             exp_cmd_sn,
-            max_cmd_sn: self.frozen.get().unwrap_or(exp_cmd_sn.wrapping_add(room).wrapping_sub(1)),
+            max_cmd_sn: exp_cmd_sn.wrapping_add(room).wrapping_sub(1),
         }
     }
 

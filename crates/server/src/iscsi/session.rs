@@ -25,7 +25,7 @@ use super::lun_map::LunMap;
 use super::text::{Invalid, TextRequests};
 use super::watch::{Inbox, NOT_ADMITTED, watch};
 use crate::clock::unix_ms;
-use crate::plane::{Backlog, Charge, Conversation, Ended, Output, Protocol, Stop, Worker};
+use crate::plane::{Backlog, Charge, Conversation, Ended, Kind, MAX_ASIDE, Output, Protocol, Stop, Worker};
 use crate::targets::{IqnName, SessionInfo};
 
 /// Responses to a logout (11.15.1).
@@ -46,7 +46,8 @@ struct Session {
     stop_announced: bool,
     /// The part of its state that does not change, for a successor; `None` for a discovery session.
     identity: Option<HandedOver>,
-    quiescing: bool,
+    /// PDUs that were put aside while only commands in progress were served.
+    aside: Aside,
 }
 
 /// Serves an initiator that has logged in, until it logs out. A discovery session ends when it was idle for
@@ -64,8 +65,6 @@ pub(super) async fn session(
     let inbox = Inbox::new(backlog.clone());
     if let Some(continued) = &login.continued {
         link.set_next_transfer_tag(continued.transfer_tag);
-        // The window may have been closed before.
-        inbox.announce_window();
     }
     let since_ms = login.continued.as_ref().map_or_else(unix_ms, |continued| continued.since_ms);
     // The subscription precedes the first read of the table, so that no change in between is missed.
@@ -110,7 +109,7 @@ pub(super) async fn session(
         leaving: false,
         stop_announced: false,
         identity,
-        quiescing: false,
+        aside: Aside::default(),
     };
     let done = Conversation::new(worker, stream, None, login.received, backlog.clone(), session).await;
     // Started requests are finished before another session of this initiator begins.
@@ -152,7 +151,11 @@ impl Protocol for Session {
                 Step::NeedMore { want } => return Ok((used, Stop::Input { want })),
                 Step::Pdu { used: n, pdu } => {
                     self.link.backlog.budget().count(n);
-                    self.pdu(&pdu, output)?;
+                    if self.worker.is_quiescing() && !self.completes_data(&pdu) {
+                        self.put_aside(&input[used..used + n])?;
+                    } else {
+                        self.pdu(&pdu, output)?;
+                    }
                     used += n;
                 }
             }
@@ -172,6 +175,10 @@ impl Protocol for Session {
         self.commands.tasks.gather_data()
     }
 
+    fn take_aside(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.aside).pdus
+    }
+
     fn park(&self) -> Option<serde_json::Value> {
         let identity = self.identity.clone().filter(|_| !self.text.is_busy())?;
         let (stat_sn, exp_cmd_sn) = self.link.next_numbers();
@@ -182,13 +189,6 @@ impl Protocol for Session {
     fn attend(&mut self, _: &mut task::Context<'_>, output: &mut Output) -> Result<(), End> {
         if let Some(why) = self.inbox.ended() {
             return Err(End::Ended(why));
-        }
-        let quiescing = self.worker.is_quiescing();
-        if std::mem::replace(&mut self.quiescing, quiescing) != quiescing {
-            self.link.freeze(quiescing);
-            if !quiescing {
-                self.inbox.announce_window();
-            }
         }
         if self.worker.closing() && !std::mem::replace(&mut self.stop_announced, true) {
             // All connections of the session are going to end (11.9.1).
@@ -203,7 +203,7 @@ impl Protocol for Session {
             }
         }
         self.commands.solicit_more(output);
-        if !quiescing && self.inbox.take_ping() {
+        if !self.worker.is_quiescing() && self.inbox.take_ping() {
             let tag = self.link.transfer_tag();
             self.link.put(&reply::nop_in(NO_TAG, tag, &self.link.numbers(), 0), &[], output);
         }
@@ -211,7 +211,35 @@ impl Protocol for Session {
     }
 }
 
+/// PDUs that are served later, with the memory for them.
+#[derive(Default)]
+struct Aside {
+    pdus: Vec<u8>,
+    charge: Option<Charge>,
+}
+
 impl Session {
+    /// Whether a PDU has data of a command in progress.
+    fn completes_data(&self, pdu: &Pdu<'_>) -> bool {
+        matches!(Request::parse(pdu), Request::DataOut(data) if self.commands.tasks.get(data.tag).is_some())
+    }
+
+    /// Serves a PDU later, so that commands in progress can be finished although the initiator continues to
+    /// send others.
+    fn put_aside(&mut self, pdu: &[u8]) -> Result<(), End> {
+        let Aside { pdus, charge } = &mut self.aside;
+        if pdus.len() + pdu.len() > MAX_ASIDE {
+            return Err(End::Ended("the initiator sends more than its command window allows"));
+        }
+        let more = self.link.backlog.account().force(pdu.len(), Kind::Input);
+        match charge {
+            Some(charge) => charge.join(more),
+            none => *none = Some(more),
+        }
+        pdus.extend_from_slice(pdu);
+        Ok(())
+    }
+
     fn pdu(&mut self, pdu: &Pdu<'_>, output: &mut Output) -> Result<(), End> {
         let request = Request::parse(pdu);
         if !pdu.intact {

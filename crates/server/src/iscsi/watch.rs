@@ -61,12 +61,6 @@ impl Inbox {
         self.ping.take()
     }
 
-    /// Pings the initiator, which announces the command window to it.
-    pub fn announce_window(&self) {
-        self.ping.set(true);
-        self.backlog.wake();
-    }
-
     fn end(&self, why: &'static str) {
         self.ended.set(Some(why));
         self.backlog.wake();

@@ -3,8 +3,9 @@
 //! **Phases.** Handing over begins with *quiescing*: no client is accepted, and each connection stops
 //! reading at a request boundary; the requests that it has read are executed and answered. A connection
 //! without requests in progress is *quiet*, and stays so. If one does not become quiet in time, serving
-//! continues as if nothing had happened. Once all are quiet they are *parked*: each ends on its thread, and
-//! leaves its socket with everything that its successor needs.
+//! continues as if nothing had happened; only a connection whose client does not send the rest of a request is
+//! not waited for, and is closed. Once all are quiet they are *parked*: each ends on its thread, and leaves its
+//! socket with everything that its successor needs.
 //!
 //! **Invariant.** A parked connection has no request in progress, and no byte of its client is lost or
 //! interpreted twice: every received byte was served, or is in [`Parked::input`]; every byte of a reply was
@@ -19,12 +20,14 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::Worker;
 use super::connections::Admission;
 use super::listen::{ListenAddr, RawSocket};
-use super::{INPUT, Worker};
 
-/// Longest message of any protocol, with its header.
+/// Longest message of any protocol, with its header, and the input that follows it in the same buffer.
 const MAX_MESSAGE: usize = 34 << 20;
+/// Most bytes that a connection puts aside while it finishes its requests in progress.
+pub(crate) const MAX_ASIDE: usize = 32 << 20;
 /// Longest unsent output: the share of a connection, with one more reply.
 const MAX_OUTPUT: usize = 80 << 20;
 
@@ -51,66 +54,92 @@ impl Phase {
 /// The connections of all threads that are not quiet.
 #[derive(Default)]
 pub(crate) struct Busy {
-    count: AtomicUsize,
+    working: AtomicUsize,
+    awaiting: AtomicUsize,
     none: Notify,
 }
 
+/// What a connection does while it is quiesced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// It executes requests.
+    Working,
+    /// Its client has to send, or to receive, the rest of a message.
+    AwaitsClient,
+    /// It has no requests in progress.
+    Quiet,
+}
+
 impl Busy {
-    /// The number of connections that are not quiet.
-    pub fn count(&self) -> usize {
-        self.count.load(SeqCst)
+    /// The number of connections of this kind.
+    fn of(&self, progress: Progress) -> Option<&AtomicUsize> {
+        match progress {
+            Progress::Working => Some(&self.working),
+            Progress::AwaitsClient => Some(&self.awaiting),
+            Progress::Quiet => None,
+        }
     }
 
-    /// Waits until all are quiet, at most `time`. Otherwise returns the number of those that are not.
+    fn is_none(&self) -> bool {
+        self.working.load(SeqCst) + self.awaiting.load(SeqCst) == 0
+    }
+
+    /// Waits until all are quiet, at most `time`; then those do not count that wait for their clients.
+    /// Otherwise returns the number of the others.
     pub async fn wait_for_none(&self, time: Duration) -> Result<(), usize> {
         let none = async {
             loop {
                 let notified = self.none.notified();
                 tokio::pin!(notified);
                 notified.as_mut().enable();
-                if self.count() == 0 {
+                if self.is_none() {
                     return;
                 }
                 notified.await;
             }
         };
-        tokio::time::timeout(time, none).await.map_err(|_| self.count())
+        let waited = tokio::time::timeout(time, none).await;
+        let working = self.working.load(SeqCst);
+        if waited.is_ok() || working == 0 { Ok(()) } else { Err(working) }
     }
 }
 
 /// Counts a connection as busy until it is quiet or dropped.
 pub(crate) struct BusyGuard {
     busy: Arc<Busy>,
-    is_quiet: bool,
+    progress: Progress,
 }
 
 impl BusyGuard {
     pub fn new(busy: &Arc<Busy>) -> BusyGuard {
-        busy.count.fetch_add(1, SeqCst);
-        BusyGuard { busy: busy.clone(), is_quiet: false }
+        busy.working.fetch_add(1, SeqCst);
+        BusyGuard { busy: busy.clone(), progress: Progress::Working }
     }
 
-    /// Records whether the connection is quiet.
-    pub fn set_quiet(&mut self, quiet: bool) {
-        match (std::mem::replace(&mut self.is_quiet, quiet), quiet) {
-            (false, true) => self.leave(),
-            (true, false) => drop(self.busy.count.fetch_add(1, SeqCst)),
-            _ => {}
+    pub fn set(&mut self, progress: Progress) {
+        if progress == self.progress {
+            return;
         }
+        // Counted first, so that the sum is not 0 in between.
+        if let Some(count) = self.busy.of(progress) {
+            count.fetch_add(1, SeqCst);
+        }
+        self.leave(progress);
     }
 
-    fn leave(&self) {
-        if self.busy.count.fetch_sub(1, SeqCst) == 1 {
-            self.busy.none.notify_waiters();
+    fn leave(&mut self, to: Progress) {
+        if let Some(count) = self.busy.of(std::mem::replace(&mut self.progress, to)) {
+            count.fetch_sub(1, SeqCst);
+            if self.busy.is_none() {
+                self.busy.none.notify_waiters();
+            }
         }
     }
 }
 
 impl Drop for BusyGuard {
     fn drop(&mut self) {
-        if !self.is_quiet {
-            self.leave();
-        }
+        self.leave(Progress::Quiet);
     }
 }
 
@@ -141,8 +170,6 @@ pub(crate) struct ParkedStream {
     pub protocol: serde_json::Value,
     /// Bytes that were received and not served.
     pub input: Vec<u8>,
-    /// Least length of the message at the front of `input`, as far as known; otherwise 0.
-    pub want: usize,
     /// Bytes of replies that were not sent.
     pub output: Vec<u8>,
 }
@@ -168,7 +195,6 @@ pub(crate) struct Resumed {
 #[derive(Default)]
 pub(crate) struct Received {
     pub input: Vec<u8>,
-    pub want: usize,
     pub output: Vec<u8>,
 }
 
@@ -180,9 +206,7 @@ impl Received {
 
     /// Whether the loop of a connection can continue with these bytes.
     pub fn is_valid(&self) -> bool {
-        // A longer message is received into separate memory, and only up to its end.
-        let fits = self.input.len() <= INPUT || self.input.len() < self.want;
-        fits && self.want <= MAX_MESSAGE && self.output.len() <= MAX_OUTPUT
+        self.input.len() <= MAX_MESSAGE + MAX_ASIDE && self.output.len() <= MAX_OUTPUT
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) use contain::contained;
 pub use contain::{is_contained, panics};
 pub(crate) use conversation::{Conversation, Protocol, Stop};
 pub(crate) use delegate::delegate_stream;
-pub(crate) use handover::{Ended, Parked, ParkedStream, PlainSocket, Received, Resume, Resumed};
+pub(crate) use handover::{Ended, MAX_ASIDE, Parked, ParkedStream, PlainSocket, Received, Resume, Resumed};
 pub use listen::{BadAddr, ListenAddr, ListenError};
 pub(crate) use listen::{Bound, Listener, RawSocket, Socket};
 pub(crate) use memory::{Charge, Claim, Kind, MemoryAccount};

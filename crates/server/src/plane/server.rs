@@ -110,7 +110,7 @@ impl Plane {
         let Parked { listener, stream } = parked;
         let front = self.listeners.iter().find(|(l, _)| l.address() == listener).map(|(_, front)| front);
         let front = front.ok_or_else(|| format!("the server does not listen on {listener}"))?;
-        let received = Received { input: stream.input, want: stream.want, output: stream.output };
+        let received = Received { input: stream.input, output: stream.output };
         if !received.is_valid() {
             return Err("its buffers are too long".into());
         }

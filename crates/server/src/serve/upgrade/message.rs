@@ -56,7 +56,6 @@ pub(super) struct ConnectionState {
     listener: String,
     protocol: serde_json::Value,
     input: usize,
-    want: usize,
     output: usize,
 }
 
@@ -70,7 +69,6 @@ impl ConnectionState {
             listener: parked.listener.to_string(),
             protocol: stream.protocol.clone(),
             input: stream.input.len(),
-            want: stream.want,
             output: stream.output.len(),
         }
     }
@@ -85,7 +83,7 @@ impl ConnectionState {
         };
         let (input, output) = (take(self.input)?, take(self.output)?);
         let listener: ListenAddr = self.listener.parse().ok()?;
-        let stream = ParkedStream { socket, protocol: self.protocol, input, want: self.want, output };
+        let stream = ParkedStream { socket, protocol: self.protocol, input, output };
         Some(Parked { listener, stream })
     }
 }
