@@ -43,13 +43,13 @@ LOAD = """
 """
 
 
-def serve(t):
+def serve(t, *args):
     """A server with an iSCSI port and the secrets of both sides; and the port."""
     for user, secret in SECRETS.items():
         with open(t.path(f"{user}.secret"), "w") as f:
             f.write(secret)
     port = free_port()
-    return t.server("--iscsi", f"127.0.0.1:{port}"), port
+    return t.server("--iscsi", f"127.0.0.1:{port}", *args), port
 
 
 def says(said, *lines):
@@ -183,7 +183,7 @@ def gives_space_back(s, guest, c):
 
 @test
 def linux_host_with_file_systems_on_luns(t):
-    s, port = serve(t)
+    s, port = serve(t, "--remote-answers", "memory")
     for name, size in (("a", "256M"), ("b", "320M"), ("c", "64M")):
         s.cli("volume", "create", name, "--size", size)
     s.cli("snapshot", "create", "c", "s")

@@ -32,10 +32,13 @@ def commands_of_other_sessions_end_before_a_reset(t):
 
 @test
 def writes_are_durable_when_they_are_acknowledged(t):
-    s, address = target(t, "disk", "cached")
+    s, _ = target(t, "disk", "cached")
     s.cli("lun", "unmap", TARGET, "1")
     s.cli("lun", "map", TARGET, "cached", "--lun", "1", "--write-back")
-    i = Initiator(address, TARGET).ready()
+    s.stop()
+    s.args += ["--remote-answers", "memory"]
+    s.start()
+    i = Initiator(portal(s), TARGET).ready()
     caching = struct.pack(">BBBBBB", 0x1A, 8, 8, 0, 64, 0)
     equal(i.command(caching, expected=64).data[4 + 2] & 4, 0, "WCE of a unit")
     i.command(bytes(6), lun=1)
@@ -44,8 +47,11 @@ def writes_are_durable_when_they_are_acknowledged(t):
     for at in range(0, 4 * 2048, 2048):
         equal(i.write_blocks(at, data).status, GOOD, "a write")
     s.kill()
+    s.args[s.args.index("--remote-answers") + 1] = "durable"
     s.start()
     i = Initiator(portal(s), TARGET).ready()
+    i.command(bytes(6), lun=1)
+    equal(i.command(caching, expected=64, lun=1).data[4 + 2] & 4, 0, "WCE of that unit without --remote-answers memory")
     for at in range(0, 4 * 2048, 2048):
         equal(b"".join(i.read_blocks(at + n, 128).data for n in range(0, 2048, 128)), data, "what a crash left")
 
