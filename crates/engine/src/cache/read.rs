@@ -16,7 +16,7 @@ const MIN_SHARD_BYTES: u64 = 4 << 20;
 /// A shard on separate cache lines.
 #[derive(Default)]
 #[repr(align(128))]
-struct PaddedShard(Mutex<Shard>);
+pub(super) struct PaddedShard(pub(super) Mutex<Shard>);
 
 /// Blocks in RAM, keyed by address. Its invariants are in the [module documentation](super).
 ///
@@ -24,7 +24,7 @@ struct PaddedShard(Mutex<Shard>);
 /// that still uses the old number finds an empty shard, or inserts a block where no reader looks for it. Both
 /// are harmless, since an address has one content forever.
 pub(crate) struct ReadCache {
-    places: Box<[PaddedShard]>,
+    pub(super) places: Box<[PaddedShard]>,
     /// Number of shards in use, a power of two.
     active: AtomicUsize,
     budget: AtomicU64,
