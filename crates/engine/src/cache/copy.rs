@@ -5,9 +5,6 @@
 
 use forebay_format::{Address, BLOCK, crc32c};
 
-use super::ReadCache;
-use super::shard::Rank;
-
 /// Bytes of the address and of the flag.
 const HEAD: usize = 12;
 
@@ -46,45 +43,14 @@ impl CachedBlock {
     pub fn as_bytes(&self) -> &[u8; CachedBlock::SIZE] {
         &self.0
     }
-}
 
-impl ReadCache {
-    /// Passes a copy of each block to `receive`, until that returns false. Blocks that are inserted or evicted
-    /// at the same time may be left out.
-    pub fn copy_all(&self, receive: &mut dyn FnMut(&CachedBlock) -> bool) {
-        let mut some = Vec::new();
-        for place in &self.places {
-            let mut next = Some(0);
-            while let Some(from) = next {
-                next = place.0.lock().copy_some(from, &mut some);
-                for block in &mut some {
-                    block.seal();
-                    if !receive(block) {
-                        return;
-                    }
-                }
-                some.clear();
-            }
-        }
-    }
-
-    /// Inserts a copy, unless it is damaged, the block is held, or it would displace another one. Returns
-    /// whether there is room for more.
-    pub fn insert_copy(&self, copy: &[u8; CachedBlock::SIZE]) -> bool {
-        if !self.has_room() {
-            return false;
-        }
-        let (head, rest) = copy.split_at(HEAD);
-        let (Some((key, used)), Some((content, crc))) =
-            (head.split_first_chunk(), rest.split_first_chunk::<BLOCK>())
-        else {
-            return true;
-        };
-        let addr = Address::from_u64(u64::from_le_bytes(*key));
-        if crc32c(&copy[..HEAD + BLOCK]).to_le_bytes() == crc && !self.contains(addr) {
-            let rank = if used[0] == 1 { Rank::High } else { Rank::Normal };
-            self.insert_as(addr, content, rank);
-        }
-        self.has_room()
+    /// Address, use and content of a copy; `None` if it is damaged.
+    pub(super) fn decode(copy: &[u8; CachedBlock::SIZE]) -> Option<(Address, bool, &[u8; BLOCK])> {
+        let (key, rest) = copy.split_first_chunk()?;
+        let (used, rest) = rest.split_first_chunk()?;
+        let (content, crc) = rest.split_first_chunk()?;
+        let is_sound = crc32c(&copy[..HEAD + BLOCK]).to_le_bytes() == crc;
+        is_sound
+            .then(|| (Address::from_u64(u64::from_le_bytes(*key)), u32::from_le_bytes(*used) == 1, content))
     }
 }
