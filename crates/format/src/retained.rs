@@ -12,11 +12,11 @@ use crate::{BLOCK, FormatError, Result};
 /// Format version of retained memory that this release writes, and the only one that it reads.
 pub const RETAINED_VERSION: u32 = 1;
 
-const MAGIC: &[u8; 8] = b"FBRETAIN";
-const HEADER_MARK: &[u8; 4] = b"HEAD";
-const COVER_MARK: &[u8; 4] = b"COVR";
+pub(crate) const MAGIC: &[u8; 8] = b"FBRETAIN";
+pub(crate) const HEADER_MARK: &[u8; 4] = b"HEAD";
+pub(crate) const COVER_MARK: &[u8; 4] = b"COVR";
 const CHUNK_MARK: &[u8; 3] = b"CHK";
-const RECORD_MARK: &[u8; 4] = b"RECD";
+pub(crate) const RECORD_MARK: &[u8; 4] = b"RECD";
 
 layout!(retained_header, "retained memory: header", BLOCK, {
     MAGIC @ 0, 8, "`FBRETAIN`";
