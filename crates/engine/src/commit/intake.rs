@@ -309,7 +309,7 @@ impl Intake {
     ) -> Result<bool> {
         let zeroes_are_kept = !disk.is_desktop();
         let blocks = blocks_of(offset, data.len() as u64);
-        let (mut grown, mut is_written) = (0, false);
+        let (mut grown, mut is_written) = (0, data.is_empty());
         self.change(disk, blocks.clone(), |buffers, blocks| {
             is_written = clients.is_none_or(|clients| disk.is_marked_for(clients));
             if !is_written {

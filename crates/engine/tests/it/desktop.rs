@@ -47,8 +47,7 @@ async fn write(disk: &DiskHandle, offset: u64, data: &[u8]) {
 async fn writes_within_the_budget_stay_in_ram() {
     let store = Arc::new(MemoryStore::new());
     let (pool, pc) = with_desktop(&store, config(), 16 << 20).await;
-    // Its mark is made durable before the first answer.
-    pc.write(4 << 20, &noise(9, 4096), false).await.unwrap();
+    mark(&pc).await;
     let writes = pool.stats().await.store.write.ops;
     for round in 0..8 {
         pc.write(4 << 20, &noise(10 + round, 8 * MIB), true).await.unwrap();

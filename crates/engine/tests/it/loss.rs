@@ -42,12 +42,13 @@ struct Scene {
 impl Scene {
     /// Writes `flushes` groups after the checkpoint, some of several batches and segments.
     async fn new(seed: u64, flushes: u64) -> Scene {
-        loop {
+        for _ in 0..20 {
             // On a slow machine a commit may occur between two parts of a write.
             if let Some(scene) = Scene::with_a_group_for_each_flush(seed, flushes).await {
                 return scene;
             }
         }
+        panic!("other commits than those of the flushes");
     }
 
     async fn with_a_group_for_each_flush(seed: u64, flushes: u64) -> Option<Scene> {
@@ -56,6 +57,7 @@ impl Scene {
         pool.create_volume("v", BYTES as u64, SyncMode::Flush, 0).await.unwrap();
         pool.create_volume("w", 1 << 20, SyncMode::Flush, 0).await.unwrap();
         let v = pool.attach("v").unwrap();
+        mark(&v).await;
         let mut state = vec![0; BYTES];
         let mut states = Vec::new();
         for n in 0..flushes + 2 {
@@ -67,6 +69,8 @@ impl Scene {
             state[at..at + len].copy_from_slice(&content);
             v.flush().await.unwrap();
             if pool.stats().await.commits != before + 1 {
+                drop(v);
+                pool.close().await.unwrap();
                 return None;
             }
             states.push((pool.stats().await.seq, state.clone()));

@@ -33,6 +33,9 @@ impl Host for FastHost {
     fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
         tokio::spawn(task);
     }
+    fn boot_id(&self) -> [u8; 16] {
+        boot_of(self.0)
+    }
     fn random(&self, bytes: &mut [u8]) {
         bytes.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
     }

@@ -110,6 +110,7 @@ async fn a_cached_read_and_a_buffered_write_do_not_wait() {
     let pool = open(&store).await;
     pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
     let v = pool.attach("v").unwrap();
+    mark(&v).await;
     assert_eq!(v.try_write(0, &[7; 4096]).unwrap(), Fast::Done);
     let mut out = [0; 4096];
     assert_eq!(v.try_read(0, &mut out).unwrap(), Fast::Done);

@@ -72,22 +72,14 @@ async fn memory_from_before_another_opening_is_not_used() {
     disk.write(0, &noise(1, BLOCK), false).await.unwrap();
     let (machine, store) = machine.kill(&store).await;
     // Another machine opens the pool, and writes.
-    let other = Machine { seed: 77, ..Machine::new() };
+    let other = Machine { seed: 77, boot: 2, ..Machine::new() };
     let pool = other.open(&store).await;
     let disk = pool.attach("v").unwrap();
     disk.write(BLOCK as u64, &noise(2, BLOCK), false).await.unwrap();
     disk.flush().await.unwrap();
     let (_, store) = other.kill(&store).await;
     let pool = machine.open(&store).await;
-    let disk = pool.disk("v").map(|_| ());
-    disk.unwrap();
-    let check = forebay_engine::DiskHandle::read;
-    let disk = match pool.attach("v") {
-        Ok(disk) => disk,
-        Err(e) => panic!("{e}"),
-    };
-    let mut out = vec![0; 2 * BLOCK];
-    check(&disk, 0, &mut out).await.unwrap();
+    let out = read(&*pool.attach("v").unwrap(), 0, 2 * BLOCK).await;
     assert!(out[..BLOCK].iter().all(|b| *b == 0), "stale memory was used");
     assert!(out[BLOCK..] == noise(2, BLOCK)[..]);
 }
@@ -175,7 +167,7 @@ async fn writers_wait_while_there_is_no_memory() {
 
 #[tokio::test]
 async fn a_pool_does_not_open_without_memory() {
-    let machine = Machine { memory: Arc::new(HeapMemory::new(1)), ..Machine::new() };
+    let machine = Machine { memory: Arc::new(HeapMemory::new(0)), ..Machine::new() };
     let store = Arc::new(MemoryStore::new());
     let e = machine.try_open(&store).await.map(drop).unwrap_err();
     assert!(matches!(e, Error::Memory(_)), "{e}");

@@ -76,6 +76,7 @@ async fn concurrent_flushes_are_coalesced() {
 #[tokio::test(start_paused = true)]
 async fn a_single_guest_is_not_delayed() {
     let (pool, disks) = on_a_disk(Coalesce::Adaptive).await;
+    mark(&disks[0]).await;
     assert_eq!(flush_in_turns(&pool, &disks[..1], 10).await, 10);
     assert_eq!(pool.stats().await.commit.delayed_us, 0);
 }

@@ -218,17 +218,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn damaged_block_maps_are_shown() {
+    fn damaged_block_maps_and_lost_writes_are_shown() {
         let json = r#"{"name": "v", "kind": "volume", "size_bytes": 4096, "sync": "flush", "created_ms": 0, "origin": null,
-            "snapshots": 0, "clones": 0, "clients": 0, "uuid": "", "dedup_domain": 0, "map_damaged": false, "memory_lost": false,
-            "write_cache_bytes": null, "reset": null}"#;
+            "snapshots": 0, "clones": 0, "clients": 0, "uuid": "", "dedup_domain": 0, "map_damaged": false,
+            "memory_lost": false, "write_cache_bytes": null, "reset": null}"#;
         let sound: DiskView = serde_json::from_str(json).expect("a disk");
         let damaged = DiskView { name: "w".into(), map_damaged: true, ..sound.clone() };
         let list = disk_table(&[sound.clone(), damaged.clone()], Kind::Volume);
         assert!(list.ends_with("\nDamaged block maps: w; run 'forebay check'"), "{list}");
         assert!(disk_details(&damaged).contains("damaged: run 'forebay check'"));
+        let lost = DiskView { memory_lost: true, ..sound.clone() };
+        let desktop = DiskView { write_cache_bytes: Some(1), ..lost.clone() };
+        let list = disk_table(&[lost.clone(), damaged], Kind::Volume);
+        assert!(
+            list.contains("\nLost writes: v; run 'forebay volume show NAME'\nDamaged block maps: w;"),
+            "{list}"
+        );
+        assert!(disk_details(&lost).contains("'forebay volume resume v'"));
+        assert!(disk_details(&desktop).contains("'forebay volume reset v'"));
         let sound = disk_table(std::slice::from_ref(&sound), Kind::Volume) + &disk_details(&sound);
-        assert!(!sound.contains("amaged"), "{sound}");
+        assert!(!sound.contains("amaged") && !sound.contains("ost"), "{sound}");
     }
 
     #[test]

@@ -25,14 +25,24 @@ impl Host for TestHost {
     fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
         tokio::spawn(task);
     }
-    /// Each opening is in another boot: the local clients of the one before have died.
     fn boot_id(&self) -> [u8; 16] {
-        static FIRST: LazyLock<Instant> = LazyLock::new(Instant::now);
-        self.0.saturating_duration_since(*FIRST).as_nanos().to_le_bytes()
+        boot_of(self.0)
     }
     fn random(&self, bytes: &mut [u8]) {
         bytes.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
     }
+}
+
+/// The boot of a host that was created then: each opening is in another boot, so the local clients of the one
+/// before have died.
+pub fn boot_of(created: Instant) -> [u8; 16] {
+    static FIRST: LazyLock<Instant> = LazyLock::new(Instant::now);
+    created.saturating_duration_since(*FIRST).as_nanos().to_le_bytes()
+}
+
+/// Makes the mark that a disk gets before its first answer that is not durable: a commit.
+pub async fn mark(disk: &DiskHandle) {
+    disk.write(0, &[], false).await.unwrap();
 }
 
 /// Bytes that neither repeat nor compress; they depend on `number`.

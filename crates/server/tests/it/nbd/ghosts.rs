@@ -259,6 +259,8 @@ fn a_disconnect_in_unread_input_resets_a_desktop() {
     // The replies cannot be sent, since the client has closed its socket; or the cache is full, 256 requests
     // wait, and the rest of the input is not read.
     for (writes, blocks) in [(320, 64), (552, 552)] {
+        // The first write makes a mark, which needs the store.
+        assert_eq!(Client::open_simple(&server.socket(), "vol").put(0, 0, &[5; 4096]).error, 0);
         store.set_open(false);
         let mut old = Flood::open(&server, false);
         for n in 0..writes {

@@ -7,6 +7,7 @@ mod exports;
 mod fenced;
 mod flow;
 mod ghosts;
+mod lost;
 mod service;
 mod support;
 mod tls;

@@ -63,8 +63,19 @@ impl TestServer {
         pool_config: PoolConfig,
         config: impl FnOnce(&Path) -> nbd::Config,
     ) -> TestServer {
+        TestServer::at(store, pool_config, None, config)
+    }
+
+    /// The same, this many milliseconds after the boot of the host.
+    pub fn at(
+        store: Arc<dyn Store>,
+        pool_config: PoolConfig,
+        boot_ms: Option<u64>,
+        config: impl FnOnce(&Path) -> nbd::Config,
+    ) -> TestServer {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let host = host(runtime.handle().clone());
+        let mut host = host(runtime.handle().clone());
+        host.boot_ms = boot_ms;
         let pool = runtime.block_on(Pool::open(store, Arc::new(host), pool_config)).unwrap();
         runtime.block_on(pool.create_volume("vol", SIZE, SyncMode::Flush, 0)).unwrap();
         let dir = tempfile::tempdir().unwrap();

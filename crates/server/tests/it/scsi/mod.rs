@@ -4,6 +4,7 @@ mod aborts;
 mod attention;
 mod blocks;
 mod copies;
+mod lost;
 mod read_only;
 mod reservations;
 mod support;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use forebay_engine::{Pool, PoolConfig, SyncMode};
+use forebay_engine::{Pool, PoolConfig, RemoteAnswers, SyncMode};
 use forebay_server::scsi::{AbortTasks, Nexus, NexusOwner, Port, Response, Settings, UnitAttention, Units};
 use forebay_store::MemoryStore;
 use forebay_wire::scsi::{Code, Request, Sense, SenseKey, Status};
@@ -23,16 +23,22 @@ pub struct World {
 
 impl World {
     pub fn new() -> World {
+        World::with(Arc::new(MemoryStore::new()), RemoteAnswers::Durable)
+    }
+
+    /// A world whose pool is in `store`; it has the volumes `a` and `b` already unless it is empty.
+    pub fn with(store: Arc<MemoryStore>, remote_answers: RemoteAnswers) -> World {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let host = Arc::new(host(runtime.handle().clone()));
         let config = PoolConfig {
             read_cache: 16 << 20,
             map_cache: 4 << 20,
             segment_bytes: 4 << 20,
+            remote_answers,
             ..Default::default()
         };
-        let pool = runtime.block_on(Pool::open(Arc::new(MemoryStore::new()), host, config)).unwrap();
-        for name in ["a", "b"] {
+        let pool = runtime.block_on(Pool::open(store, host, config)).unwrap();
+        for name in ["a", "b"].into_iter().filter(|name| pool.disk(name).is_err()) {
             runtime.block_on(pool.create_volume(name, SIZE, SyncMode::Flush, 0)).unwrap();
         }
         World { runtime, pool, units: Units::new() }
