@@ -14,7 +14,7 @@ use forebay_format::{
 };
 
 use crate::space::slots;
-use crate::{BlockRecord, CHUNK, Contents, HeapMemory, Identity, Memory, PAGE, Retained};
+use crate::{BlockRecord, CHUNK, Contents, HeapMemory, Identity, PAGE, Retained};
 
 /// A target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
@@ -126,7 +126,8 @@ fn unpack(mut data: &[u8]) -> Content {
     while let Some((head, rest)) = data.split_first_chunk::<PIECE_HEAD>() {
         let chunk = usize::from(head[0]) % content.len();
         let at = u32::from_be_bytes([0, head[1], head[2], head[3]]) as usize % CHUNK;
-        let (piece, behind) = rest.split_at(usize::from(u16::from_be_bytes([head[4], head[5]])).min(rest.len()));
+        let (piece, behind) =
+            rest.split_at(usize::from(u16::from_be_bytes([head[4], head[5]])).min(rest.len()));
         let len = piece.len().min(CHUNK - at);
         content[chunk].get_or_insert_with(|| vec![0; CHUNK])[at..at + len].copy_from_slice(&piece[..len]);
         data = behind;
