@@ -473,7 +473,7 @@ fn a_file_of_another_length_is_lost_or_complete() {
         }
     }
     write_file(&path, &content, u64::MAX >> 10);
-    let e = SharedFile::open(&path, LIMIT).map(drop).unwrap_err();
+    let e = open_soon(&path).map(drop).unwrap_err();
     assert!(e.to_string().contains("larger than retained memory can be"), "{e}");
 }
 
