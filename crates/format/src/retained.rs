@@ -12,18 +12,18 @@ use crate::{BLOCK, FormatError, Result};
 /// Format version of retained memory that this release writes, and the only one that it reads.
 pub const RETAINED_VERSION: u32 = 1;
 
-const MAGIC: &[u8; 8] = b"FBRETAIN";
-const HEADER_MARK: &[u8; 4] = b"HEAD";
-const COVER_MARK: &[u8; 4] = b"COVR";
+pub(crate) const MAGIC: &[u8; 8] = b"FBRETAIN";
+pub(crate) const HEADER_MARK: &[u8; 4] = b"HEAD";
+pub(crate) const COVER_MARK: &[u8; 4] = b"COVR";
 const CHUNK_MARK: &[u8; 3] = b"CHK";
-const RECORD_MARK: &[u8; 4] = b"RECD";
+pub(crate) const RECORD_MARK: &[u8; 4] = b"RECD";
 
 layout!(retained_header, "retained memory: header", BLOCK, {
     MAGIC @ 0, 8, "`FBRETAIN`";
     VERSION @ 8, 4, "version of this structure of the memory";
     POOL_ID @ 16, 16, "pool id";
     BOOT_ID @ 32, 16, "id of the boot of the host";
-    ID @ 48, 8, "id of this memory, random";
+    ID @ 48, 8, "id of this memory, random and not 0";
     CRC @ 56, 4, "tag: CRC-32C of all bytes before it";
     MARK @ 60, 4, "tag: `HEAD`";
     COVERS @ 64, 2 * retained_cover::SIZE, "two cover slots";
@@ -273,6 +273,7 @@ impl RetainedRecord {
                 put_u64(&mut b, l::GENERATION, generation);
             }
             RetainedKind::Range { start, end, allocated, generation } => {
+                assert!(start < end, "a reader refuses an empty range");
                 put_u8(&mut b, l::KIND, 2);
                 put_u8(&mut b, l::ALLOCATED, allocated.into());
                 put_u64(&mut b, l::BLOCK, start);
@@ -308,6 +309,9 @@ impl RetainedRecord {
             }
             (2, allocated @ 0..=1) => {
                 let (end, allocated) = (get_u64(b, l::END), allocated == 1);
+                if block >= end {
+                    return Err(FormatError::Value { what: WHAT, field: "end" });
+                }
                 RetainedKind::Range { start: block, end, allocated, generation }
             }
             (3, _) => RetainedKind::Flag { kind: get_u8(b, l::FLAG) },

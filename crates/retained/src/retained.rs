@@ -238,12 +238,17 @@ impl Retained {
         Arc::new(retained)
     }
 
-    /// Adds chunks until the emergency reserve is complete, as far as limit and memory allow.
-    pub(crate) fn fill_emergency_reserve(&self) {
+    /// Adds chunks until the emergency reserve is complete, as far as limit and memory allow. Returns whether
+    /// it is.
+    pub(crate) fn fill_emergency_reserve(&self) -> bool {
         let mut growth = self.growth.lock();
+        let mut is_complete = true;
         for kind in [RetainedChunk::Pages, RetainedChunk::Records] {
-            while !self.space.lock().has_emergency_reserve(kind) && self.grow(&mut growth, kind) {}
+            let is_filled = || self.space.lock().has_emergency_reserve(kind);
+            while !is_filled() && self.grow(&mut growth, kind) {}
+            is_complete &= is_filled();
         }
+        is_complete
     }
 
     /// The id of the memory.
