@@ -53,7 +53,8 @@ pub(crate) enum MemoryState {
 /// belong to the pool.
 ///
 /// # Errors
-/// [`Error::Memory`] if the host cannot provide memory, or provides one of a newer release.
+/// [`Error::Memory`] if the host cannot provide memory, or provides one of a newer release, or new memory has
+/// no room for any write.
 pub(super) fn open_memory(
     host: &dyn Host,
     config: &PoolConfig,
@@ -82,6 +83,9 @@ pub(super) fn open_memory(
     let id = u64::from_le_bytes(id).max(1);
     let retained =
         Retained::create(memory, &identity, id, limit).map_err(|e| Error::Memory(e.to_string()))?;
+    if let Some(e) = retained.take_growth_error() {
+        return Err(Error::Memory(format!("{e}: free room for at least a few MiB, or use another file system")));
+    }
     let state = match superblock.memory {
         0 => MemoryState::Kept(Contents::default()),
         _ => MemoryState::Lost(why),

@@ -1,6 +1,8 @@
 //! Acknowledged writes survive the end of the process, in memory that outlives it.
 
+use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_engine::{CloneRequest, Error, Pool};
 use forebay_retained::HeapMemory;
@@ -82,6 +84,29 @@ async fn memory_from_before_another_opening_is_not_used() {
     let out = read(&*pool.attach("v").unwrap(), 0, 2 * BLOCK).await;
     assert!(out[..BLOCK].iter().all(|b| *b == 0), "stale memory was used");
     assert!(out[BLOCK..] == noise(2, BLOCK)[..]);
+}
+
+/// Writers for which there is no memory try again from time to time, and do not wake each other without end.
+#[tokio::test(start_paused = true)]
+async fn writers_without_memory_sleep() {
+    let (mut machine, store) = (Machine::new(), Arc::new(MemoryStore::new()));
+    // The header, and one chunk of each kind: less than the writes.
+    machine.memory = Arc::new(HeapMemory::new(3));
+    let pool = machine.open(&store).await;
+    create(&pool, "v").await;
+    let disk = pool.attach("v").unwrap();
+    let mut polls = 0;
+    let data = noise(1, MIB);
+    let write = || disk.write(0, &data, false);
+    let mut both = Box::pin(futures_util::future::join(write(), write()));
+    let counted = std::future::poll_fn(|cx| {
+        polls += 1;
+        assert!(polls < 1000, "writers do not sleep");
+        both.as_mut().poll(cx)
+    });
+    assert!(tokio::time::timeout(Duration::from_secs(10), counted).await.is_err(), "there is no room");
+    drop(both);
+    disk.write(0, &noise(2, 16 * BLOCK), false).await.unwrap();
 }
 
 #[tokio::test]
