@@ -18,6 +18,11 @@
 //!
 //! If it does not, they are kept, although batches of the interrupted group may be on the store.
 //!
+//! **That history is this one.** A commit states in the memory's *floor* which batch history has reached
+//! before it drops the records of its group. History that does not reach the floor lacks them: the store was
+//! replaced by an older copy, or lost what it had synced, or a copy of the pool has used the memory. What is
+//! left in the memory is not a prefix then, and all of it is lost.
+//!
 //! **Desktops** keep their contents if the memory was kept and says that they are valid: they are from the
 //! first client on, until a reset is due. All others are reset ([`crate::desktop`]).
 
@@ -150,6 +155,12 @@ pub(super) fn take_over(
     }
     let covered = contents.cover.filter(|cover| cover.seq <= head && mutation != Mutation::IgnoreCover);
     let mut taken = TakenOver::default();
+    if contents.floor > head {
+        let why = "the log is older than the retained memory: a copy of the pool was put in its place or opened";
+        taken.loss = MemoryLoss::All(why.to_owned());
+        cx.retained.set_cover(NO_COVER);
+        return taken;
+    }
     if !contents.damaged.is_empty() {
         taken.loss = MemoryLoss::Some(contents.damaged.into_iter().map(DiskId).collect());
     }
