@@ -5,6 +5,7 @@ directory, because a UNIX socket path has at most 107 bytes.
 """
 
 import ctypes
+import fcntl
 import json
 import os
 import shutil
@@ -16,6 +17,10 @@ import time
 PR_SET_PDEATHSIG = 1
 # A tmpfs on every Linux machine: the server's default place for its retained memory, too.
 SHARED_MEMORY = "/dev/shm"
+MEMORY_PREFIX = "forebay-test-"
+# Age of a directory from which on its owner has surely locked it, if it lives.
+ABANDONED_S = 60
+_locks = []
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -61,6 +66,42 @@ def binary():
     return os.path.abspath(path)
 
 
+def memory_directory():
+    """A new directory for the retained memory of servers. The caller removes it; what processes left behind
+    that were killed is removed by the next call of another one."""
+    remove_abandoned()
+    path = tempfile.mkdtemp(prefix=MEMORY_PREFIX, dir=SHARED_MEMORY)
+    # The lock ends with this process and those that it has forked.
+    _locks.append(lock(path))
+    return path
+
+
+def lock(path):
+    """A descriptor that holds the lock of a directory; `None` if another process has it, or it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def remove_abandoned():
+    """Removes directories of retained memory whose owners have ended."""
+    for name in os.listdir(SHARED_MEMORY):
+        path = os.path.join(SHARED_MEMORY, name)
+        if not name.startswith(MEMORY_PREFIX) or (descriptor := lock(path)) is None:
+            continue
+        # A new one may not be locked yet.
+        if time.time() - os.fstat(descriptor).st_mtime > ABANDONED_S:
+            shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
 class Server:
     """A `forebay serve` on one data directory, which can be started, stopped and killed repeatedly.
 
@@ -72,7 +113,7 @@ class Server:
         self.bin = binary()
         self.data = str(data)
         self.own_memory = memory is None
-        self.memory = memory or tempfile.mkdtemp(prefix="forebay-", dir=SHARED_MEMORY)
+        self.memory = memory or memory_directory()
         self.sockets = tempfile.mkdtemp(prefix="forebay-", dir="/tmp")
         self.control = os.path.join(self.sockets, "control")
         self.nbd = os.path.join(self.sockets, "nbd")

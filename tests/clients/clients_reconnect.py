@@ -87,8 +87,8 @@ except Exception as e:
 
 # Each loop writes all blocks of a file and reads them back.
 FIO = (
-    "fio --name=verified --directory=/mnt/a --size=4M --rw=randwrite --bs=4k --direct=1 --ioengine=libaio
-    --iodepth=4" " --verify=crc32c --verify_backlog=128 --verify_fatal=1 --fsync=64 --randrepeat=0"
+    "fio --name=verified --directory=/mnt/a --size=4M --rw=randwrite --bs=4k --direct=1 --ioengine=libaio"
+    " --iodepth=4 --verify=crc32c --verify_backlog=128 --verify_fatal=1 --fsync=64 --randrepeat=0"
 )
 
 START = f"""
