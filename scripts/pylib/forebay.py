@@ -4,10 +4,12 @@ The server is the real binary, controlled through its command line only. Sockets
 directory, because a UNIX socket path has at most 107 bytes.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -67,39 +69,63 @@ def binary():
 
 
 def memory_directory():
-    """A new directory for the retained memory of servers. The caller removes it; what processes left behind
-    that were killed is removed by the next call of another one."""
+    """A new directory for the retained memory of servers. The caller removes it, or the next call does in
+    another process if this one is killed."""
     remove_abandoned()
     path = tempfile.mkdtemp(prefix=MEMORY_PREFIX, dir=SHARED_MEMORY)
-    # The lock ends with this process and those that it has forked.
-    _locks.append(lock(path))
+    # The lock ends with this process and those that it forks.
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    _locks.append(descriptor)
     return path
-
-
-def lock(path):
-    """A descriptor that holds the lock of a directory; `None` if another process has it, or it is gone."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def remove_abandoned():
     """Removes directories of retained memory whose owners have ended."""
     for name in os.listdir(SHARED_MEMORY):
-        path = os.path.join(SHARED_MEMORY, name)
-        if not name.startswith(MEMORY_PREFIX) or (descriptor := lock(path)) is None:
+        if not name.startswith(MEMORY_PREFIX):
             continue
-        # A new one may not be locked yet.
-        if time.time() - os.fstat(descriptor).st_mtime > ABANDONED_S:
-            shutil.rmtree(path, ignore_errors=True)
-        os.close(descriptor)
+        path = os.path.join(SHARED_MEMORY, name)
+        with contextlib.suppress(OSError):  # in use, or removed by its owner
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # A new one may not be locked yet.
+                if time.time() - os.fstat(descriptor).st_mtime > ABANDONED_S:
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+class Successor:
+    """A server process that is not a child of this one: it took the place of one that was."""
+
+    def __init__(self, pid):
+        self.pid = pid
+        self.fd = os.pidfd_open(pid)
+        self.returncode = None
+
+    def wait(self, timeout=None):
+        """Waits for the end of the process. Its exit status is unknown, and counts as 0."""
+        if not select.select([self.fd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        self.returncode = 0
+        return 0
+
+    def poll(self):
+        if select.select([self.fd], [], [], 0)[0]:
+            self.returncode = 0
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            signal.pidfd_send_signal(self.fd, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
 
 
 class Server:
@@ -185,6 +211,23 @@ class Server:
         if status != 0:
             raise Failed(f"the server ended with status {status} after SIGTERM:\n{self.log_tail()}")
         return time.monotonic() - begin
+
+    def upgrade(self, *args):
+        """Replaces the running process by another one; returns the report."""
+        report = self.json("upgrade", *args)
+        self.succeed(report["pid"])
+        return report
+
+    def succeed(self, pid, timeout=30):
+        """Continues with the process that has taken over, after the former one has ended."""
+        former, self.process = self.process, Successor(pid)
+        try:
+            status = former.wait(timeout)
+        except subprocess.TimeoutExpired as e:
+            former.kill()
+            raise Failed(f"the former process still runs after {timeout} s") from e
+        if status != 0:
+            raise Failed(f"the former process ended with status {status}:\n{self.log_tail()}")
 
     def kill(self):
         """SIGKILL: a crash of the process."""

@@ -38,6 +38,8 @@ import clients_reconnect  # noqa: E402, F401
 import clients_memory  # noqa: E402, F401
 import clients_lost  # noqa: E402, F401
 import clients_copies  # noqa: E402, F401
+import clients_upgrade  # noqa: E402, F401
+import clients_handover  # noqa: E402, F401
 import clients_iscsi  # noqa: E402, F401
 import clients_power  # noqa: E402, F401
 import clients_soak  # noqa: E402, F401

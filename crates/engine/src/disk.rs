@@ -359,6 +359,11 @@ impl Disk {
         self.reported_losses.load(Relaxed)
     }
 
+    /// Whether writes were lost since the client's last check.
+    pub fn has_losses(&self, seen: &AtomicU64) -> bool {
+        seen.load(Relaxed) < self.lost_writes.load(Relaxed)
+    }
+
     /// Returns an error, once per client, if writes were lost since the client's last check. `seen` is the
     /// number of losses reported to that client.
     pub fn check_losses(&self, seen: &AtomicU64) -> Result<()> {

@@ -62,6 +62,13 @@ impl SharedFile {
         Ok(shared)
     }
 
+    /// Gives the lock back although this value, and the mapping, may still be referenced. The caller does not
+    /// change the memory any more.
+    pub fn unlock(&self) -> io::Result<()> {
+        // SAFETY: the descriptor is open.
+        retry(|| unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_UN) })
+    }
+
     /// Deletes the file. Its memory is given back when it is closed.
     pub fn remove(&self) -> io::Result<()> {
         std::fs::remove_file(&self.path)

@@ -146,6 +146,12 @@ impl DiskHandle {
         }
     }
 
+    /// Whether an acknowledged write of the disk was lost because of damage, and no flush of this client has
+    /// reported it yet.
+    pub fn has_unreported_losses(&self) -> bool {
+        self.disk.has_losses(&self.known_losses)
+    }
+
     /// Counters of this disk.
     pub fn stats(&self) -> GuestStats {
         self.disk.guest.get()

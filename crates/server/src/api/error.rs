@@ -87,7 +87,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         ErrorKind::Damaged | ErrorKind::Store | ErrorKind::Unreadable | ErrorKind::Internal => {
             StatusCode::INTERNAL_SERVER_ERROR
         }
-        ErrorKind::FetchFailed => StatusCode::BAD_GATEWAY,
+        ErrorKind::FetchFailed | ErrorKind::UpgradeFailed => StatusCode::BAD_GATEWAY,
         ErrorKind::Closed | ErrorKind::Latched | ErrorKind::Fenced | ErrorKind::Cancelled => {
             StatusCode::SERVICE_UNAVAILABLE
         }

@@ -1,13 +1,15 @@
 //! `/pool`: the server and its pool; reclaim and checkpoint on request.
 
+use axum::Json;
 use axum::extract::State;
 use axum::http::Method;
 use axum::response::Response;
 use axum::routing::{get, post};
 
-use super::error::Result;
-use super::{Api, Route, lines, run};
-use crate::control::{Action, GcEvent};
+use super::error::{ApiError, Refusal, Result};
+use super::extract::Body;
+use super::{Api, Origin, Route, lines, run};
+use crate::control::{Action, GcEvent, Upgrade, Upgraded};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -29,7 +31,21 @@ pub(super) fn routes() -> Vec<Route> {
             about: "Write a checkpoint, which bounds the log that a recovery reads",
             handler: post(|s: State<Api>| run(s, Action::Checkpoint)),
         },
+        Route {
+            method: Method::POST,
+            path: "/pool/upgrade",
+            about: "Replace the running server by another binary without disconnecting clients",
+            handler: post(upgrade),
+        },
     ]
+}
+
+async fn upgrade(State(api): State<Api>, Body(request): Body<Upgrade>) -> Result<Json<Upgraded>> {
+    if api.origin != Origin::Socket {
+        let message = "the server can be upgraded only over its control socket";
+        return Err(ApiError::refused(Refusal::NotHere, message));
+    }
+    Ok(Json(api.control.upgrade(request).await?))
 }
 
 async fn reclaim(State(api): State<Api>) -> Result<Response> {

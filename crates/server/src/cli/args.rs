@@ -66,6 +66,15 @@ pub enum Command {
     Stats(StatsArgs),
     /// Reclaim the space of removed, discarded and overwritten data now
     Gc,
+    /// Replace the running server by another binary without disconnecting clients
+    Upgrade {
+        /// The new binary [default: the path from which the server was started]
+        #[arg(long, value_name = "PATH")]
+        binary: Option<PathBuf>,
+        /// Longest time in seconds for each step of the new process [default: 10]
+        #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
+        timeout: Option<u64>,
+    },
     /// Verify all checksums and block maps of a pool while its server is stopped
     Check,
     /// Show the superblocks and segments of a pool while its server is stopped

@@ -11,7 +11,7 @@ use super::{CliError, classes, gc, import, offline, output, profile, stats, targ
 use crate::config::{ConfigFile, DEFAULT_DATA, NbdFlags, Overrides, SOCKET_NAME, ServeConfig, TlsSection};
 use crate::control::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Resets, Resize,
-    Rollback,
+    Rollback, Upgrade, Upgraded,
 };
 use crate::import::Request;
 use crate::size::Size;
@@ -92,6 +92,7 @@ impl ClientCommands {
             Command::Lun(c) => target::lun(&self.client, c, self.json).await,
             Command::Stats(args) => stats::run(&self.client, &args, self.json).await,
             Command::Gc => gc::run(&self.client, self.json).await,
+            Command::Upgrade { binary, timeout } => self.upgrade(binary, timeout).await,
             Command::Serve(_)
             | Command::Check
             | Command::Inspect { .. }
@@ -187,6 +188,22 @@ impl ClientCommands {
                 self.print(&done, |d| format!("rolled volume '{}' back to '{0}@{1}'", d.name, body.snapshot))
             }
         }
+    }
+
+    async fn upgrade(&self, binary: Option<PathBuf>, timeout_s: Option<u64>) -> Result<(), CliError> {
+        // The server may run in another directory.
+        let binary = binary.map(|path| {
+            std::path::absolute(&path)
+                .map_err(|e| CliError::FileName(path.display().to_string(), e.to_string()))
+        });
+        let body = Upgrade { binary: binary.transpose()?, timeout_s };
+        let done: Upgraded = self.client.post(&["pool", "upgrade"], &body).await?;
+        self.print(&done, |done| {
+            format!(
+                "upgraded: process {} runs release {}; pause {} ms, {} connections continue, {} were closed",
+                done.pid, done.version, done.pause_ms, done.connections, done.closed
+            )
+        })
     }
 
     async fn list(&self, path: &[&str], kind: Kind) -> Result<(), CliError> {

@@ -72,6 +72,8 @@ pub enum ErrorKind {
     Unreadable,
     /// A defect of the server.
     Internal,
+    /// The server could not be upgraded.
+    UpgradeFailed,
     /// An image file cannot be downloaded.
     FetchFailed,
     /// The server is shutting down.
@@ -115,6 +117,7 @@ impl ErrorKind {
             ErrorKind::Store => "store",
             ErrorKind::Unreadable => "unreadable",
             ErrorKind::Internal => "internal",
+            ErrorKind::UpgradeFailed => "upgrade_failed",
             ErrorKind::FetchFailed => "fetch_failed",
             ErrorKind::Closed => "closed",
             ErrorKind::Latched => "latched",

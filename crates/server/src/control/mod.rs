@@ -16,6 +16,7 @@ mod profile;
 mod reservations;
 mod space;
 mod targets;
+mod upgrade;
 mod view;
 
 use std::path::PathBuf;
@@ -35,6 +36,7 @@ pub use profile::*;
 pub use reservations::*;
 pub use space::*;
 pub use targets::*;
+pub use upgrade::{Upgrade, UpgradeRequest, Upgraded};
 pub use view::*;
 
 use crate::import::FetchPolicy;
@@ -168,14 +170,16 @@ struct Inner {
     running: Arc<Semaphore>,
     stopping: watch::Sender<bool>,
     scans: Scans,
+    upgrades: upgrade::Upgrades,
 }
 
 impl Control {
     /// Creates the control plane of an open pool, its targets and their logical units.
     pub fn new(pool: Arc<Pool>, targets: Arc<Targets>, units: Arc<Units>, info: ServerInfo) -> Control {
         let running = Arc::new(Semaphore::new(MAX_RUNNING as usize));
-        let (stopping, scans) = (watch::Sender::new(false), Scans::default());
-        Control { inner: Arc::new(Inner { pool, targets, units, info, running, stopping, scans }) }
+        let (stopping, scans, upgrades) = (watch::Sender::new(false), Scans::default(), Default::default());
+        let inner = Inner { pool, targets, units, info, running, stopping, scans, upgrades };
+        Control { inner: Arc::new(inner) }
     }
 
     /// Returns the pool.
@@ -207,6 +211,12 @@ impl Control {
     pub async fn job_permit(&self) -> Result<tokio::sync::OwnedSemaphorePermit> {
         let permit = Arc::clone(&self.inner.running).acquire_owned().await;
         permit.map_err(|_| ControlError::closed())
+    }
+
+    /// Refuses new jobs and connections of the API, while no job is running.
+    pub fn end(&self) {
+        self.inner.stopping.send_replace(true);
+        self.inner.running.close();
     }
 
     /// Refuses new jobs, cancels long ones, and waits at most `timeout` for running jobs.

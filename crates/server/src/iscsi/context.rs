@@ -1,5 +1,6 @@
 //! The input of a connection, and of its session.
 
+use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
 use forebay_engine::Pool;
@@ -8,7 +9,7 @@ use forebay_wire::iscsi::Parameters;
 use super::attempts::Attempts;
 use super::chap::Algorithm;
 use super::registry::{Registered, Registry};
-use crate::plane::ListenAddr;
+use crate::plane::{ListenAddr, Received};
 use crate::scsi::Units;
 use crate::targets::{Chap, IqnName, Target, Targets};
 
@@ -41,5 +42,17 @@ pub(super) struct LoggedIn {
     pub stat_sn: u32,
     pub exp_cmd_sn: u32,
     /// Bytes that were received after the login.
-    pub rest: Vec<u8>,
+    pub received: Received,
+    /// Set for a session that logged in to another process.
+    pub continued: Option<Continued>,
+}
+
+/// A session that continues.
+pub(super) struct Continued {
+    /// The time of login, in Unix milliseconds.
+    pub since_ms: u64,
+    pub transfer_tag: u32,
+    /// Dropped when the session has opened its units.
+    #[expect(dead_code, reason = "held until it is dropped")]
+    pub until_resumed: Arc<dyn Any + Send + Sync>,
 }

@@ -59,6 +59,21 @@ impl Link {
         })
     }
 
+    /// The number of the next PDU with status, and of the next command.
+    pub fn next_numbers(&self) -> (u32, u32) {
+        (self.stat_sn.get(), self.exp_cmd_sn.get())
+    }
+
+    /// The next target transfer tag.
+    pub fn next_transfer_tag(&self) -> u32 {
+        self.next_transfer_tag.get()
+    }
+
+    /// Continues after the transfer tags of another process.
+    pub fn set_next_transfer_tag(&self, tag: u32) {
+        self.next_transfer_tag.set(tag.min(NO_TAG - 1));
+    }
+
     /// A new target transfer tag.
     pub fn transfer_tag(&self) -> u32 {
         let tag = self.next_transfer_tag.get();

@@ -14,7 +14,7 @@ use super::errors::End;
 use super::leading::Leading;
 use super::limits::{MAX_LOGIN_SEGMENT, OFFER, WINDOW};
 use super::registry::Key;
-use crate::plane::{Charge, Kind, MemoryAccount};
+use crate::plane::{Charge, Kind, MemoryAccount, Received};
 
 /// Stages: security negotiation, operational negotiation, full feature phase (11.12.3).
 const SECURITY: u8 = 0;
@@ -127,7 +127,8 @@ impl LoginPhase<'_> {
             parameters: self.negotiator.parameters(),
             stat_sn: self.stat_sn,
             exp_cmd_sn: header.cmd_sn,
-            rest: self.received,
+            received: Received::after_negotiation(self.received),
+            continued: None,
         })
     }
 

@@ -5,7 +5,7 @@
 //! level 0. Then its PDUs are served (`session`): commands (`command`), whose data is gathered by `gather`
 //! and which run in a `task`, their `management`, and text requests (`text`, `discovery`). `link` numbers and
 //! sends PDUs. `lun_map` holds the units that the initiator sees; `watch` reports events that the initiator
-//! does not cause.
+//! does not cause. `handover` passes sessions to another process.
 //!
 //! `context` is the input of a connection and of a session, `limits` their limits, `errors` the reasons why a
 //! connection ends. `listen` starts it all.
@@ -19,6 +19,7 @@ mod context;
 mod discovery;
 mod errors;
 mod gather;
+mod handover;
 mod leading;
 mod limits;
 mod link;

@@ -81,6 +81,23 @@ impl Registry {
         tokio::time::timeout(HANDOVER, handover).await.unwrap_or(Err(LoginStatus::OutOfResources))
     }
 
+    /// Registers a session of another process under its handle; `None` if the session exists.
+    pub fn resume(self: &Arc<Self>, key: Key, tsih: u16) -> Option<Registered> {
+        let mut inner = self.inner.lock();
+        if tsih == 0 || inner.sessions.contains_key(&key) || inner.sessions.values().any(|l| l.tsih == tsih) {
+            return None;
+        }
+        inner.last_tsih = inner.last_tsih.max(tsih);
+        Some(self.register(&mut inner, key, tsih))
+    }
+
+    fn register(self: &Arc<Self>, inner: &mut Inner, key: Key, tsih: u16) -> Registered {
+        let (end, end_rx) = watch::channel(false);
+        let (gone, gone_rx) = watch::channel(());
+        inner.sessions.insert(key.clone(), Live { tsih, end, gone: gone_rx });
+        Registered { registry: self.clone(), key, tsih, end: end_rx, _gone: gone }
+    }
+
     /// Registers a session; or, if one with the same key exists, ends that and returns the signal of its end.
     #[allow(clippy::type_complexity)]
     fn enter(self: &Arc<Self>, key: &Key) -> Result<Result<Registered, watch::Receiver<()>>, LoginStatus> {
@@ -100,10 +117,7 @@ impl Registry {
                 break tsih;
             }
         };
-        let (end, end_rx) = watch::channel(false);
-        let (gone, gone_rx) = watch::channel(());
-        inner.sessions.insert(key.clone(), Live { tsih, end, gone: gone_rx });
-        Ok(Ok(Registered { registry: self.clone(), key: key.clone(), tsih, end: end_rx, _gone: gone }))
+        Ok(Ok(self.register(&mut inner, key.clone(), tsih)))
     }
 }
 

@@ -18,13 +18,14 @@ use tokio::net::TcpStream;
 use super::command::Commands;
 use super::context::{Context, LoggedIn};
 use super::errors::End;
+use super::handover::HandedOver;
 use super::limits::{MAX_RECV, MAX_TASKS};
 use super::link::{CommandSlot, Link};
 use super::lun_map::LunMap;
 use super::text::{Invalid, TextRequests};
 use super::watch::{Inbox, NOT_ADMITTED, watch};
 use crate::clock::unix_ms;
-use crate::plane::{Backlog, Charge, Conversation, Output, Protocol, Stop, Worker};
+use crate::plane::{Backlog, Charge, Conversation, Ended, Kind, MAX_ASIDE, Output, Protocol, Stop, Worker};
 use crate::targets::{IqnName, SessionInfo};
 
 /// Responses to a logout (11.15.1).
@@ -43,6 +44,10 @@ struct Session {
     leaving: bool,
     /// The message that the server stops was sent.
     stop_announced: bool,
+    /// The part of its state that does not change, for a successor; `None` for a discovery session.
+    identity: Option<HandedOver>,
+    /// PDUs that were put aside while only commands in progress were served.
+    aside: Aside,
 }
 
 /// Serves an initiator that has logged in, until it logs out. A discovery session ends when it was idle for
@@ -54,10 +59,14 @@ pub(super) async fn session(
     login: LoggedIn,
     (peer, local): (SocketAddr, SocketAddr),
     discovery_idle: Option<Duration>,
-) -> Result<(), End> {
+) -> Result<Ended, End> {
     let backlog = Backlog::new(worker.memory());
     let link = Link::new(backlog.clone(), login.parameters, login.stat_sn, login.exp_cmd_sn);
     let inbox = Inbox::new(backlog.clone());
+    if let Some(continued) = &login.continued {
+        link.set_next_transfer_tag(continued.transfer_tag);
+    }
+    let since_ms = login.continued.as_ref().map_or_else(unix_ms, |continued| continued.since_ms);
     // The subscription precedes the first read of the table, so that no change in between is missed.
     let changed = context.targets.changed();
     let (mut luns, mut listed, mut end) = (None, None, None);
@@ -67,14 +76,29 @@ pub(super) async fn session(
         if !map.refresh().await {
             return Err(End::Ended(NOT_ADMITTED));
         }
-        tracing::info!(%initiator, %peer, target = %target.name, "logged in");
-        let info = SessionInfo { target: target.name.clone(), initiator, address: peer, since_ms: unix_ms() };
+        if login.continued.is_none() {
+            tracing::info!(%initiator, %peer, target = %target.name, "logged in");
+        }
+        let info = SessionInfo { target: target.name.clone(), initiator, address: peer, since_ms };
         listed = Some(context.targets.session_began(info));
         end = Some(registered.end.clone());
         luns = Some(map);
     }
+    drop(login.continued);
     let _watching = watch(&inbox, luns.clone(), end, changed, discovery_idle);
     let target = luns.as_ref().map(|luns| luns.target().clone());
+    let identity = login.session.as_ref().map(|(target, registered)| HandedOver {
+        initiator: login.initiator.clone(),
+        isid: login.isid,
+        target: target.name.clone(),
+        tsih: registered.tsih,
+        proved: login.proved,
+        parameters: login.parameters,
+        stat_sn: login.stat_sn,
+        exp_cmd_sn: login.exp_cmd_sn,
+        transfer_tag: 0,
+        since_ms,
+    });
     let session = Session {
         worker: worker.clone(),
         initiator: login.initiator.clone(),
@@ -84,8 +108,10 @@ pub(super) async fn session(
         inbox,
         leaving: false,
         stop_announced: false,
+        identity,
+        aside: Aside::default(),
     };
-    let done = Conversation::new(worker, stream, None, login.rest, backlog.clone(), session).await;
+    let done = Conversation::new(worker, stream, None, login.received, backlog.clone(), session).await;
     // Started requests are finished before another session of this initiator begins.
     requests_ended(&backlog).await;
     luns.iter().for_each(|luns| luns.leave());
@@ -118,11 +144,18 @@ impl Protocol for Session {
             if self.link.backlog.budget().turn_is_over() {
                 return Ok((used, Stop::Turn));
             }
+            if self.worker.is_quiescing() && !self.needs_input() {
+                return Ok((used, Stop::Backlog));
+            }
             match decode(&input[used..], self.link.parameters.digests, MAX_RECV)? {
                 Step::NeedMore { want } => return Ok((used, Stop::Input { want })),
                 Step::Pdu { used: n, pdu } => {
                     self.link.backlog.budget().count(n);
-                    self.pdu(&pdu, output)?;
+                    if self.worker.is_quiescing() && !self.completes_data(&pdu) {
+                        self.put_aside(&input[used..used + n])?;
+                    } else {
+                        self.pdu(&pdu, output)?;
+                    }
                     used += n;
                 }
             }
@@ -136,6 +169,21 @@ impl Protocol for Session {
 
     fn awaits_data(&self) -> bool {
         self.commands.tasks.await_data()
+    }
+
+    fn needs_input(&self) -> bool {
+        self.commands.tasks.gather_data()
+    }
+
+    fn take_aside(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.aside).pdus
+    }
+
+    fn park(&self) -> Option<serde_json::Value> {
+        let identity = self.identity.clone().filter(|_| !self.text.is_busy())?;
+        let (stat_sn, exp_cmd_sn) = self.link.next_numbers();
+        let transfer_tag = self.link.next_transfer_tag();
+        serde_json::to_value(HandedOver { stat_sn, exp_cmd_sn, transfer_tag, ..identity }).ok()
     }
 
     fn attend(&mut self, _: &mut task::Context<'_>, output: &mut Output) -> Result<(), End> {
@@ -155,7 +203,7 @@ impl Protocol for Session {
             }
         }
         self.commands.solicit_more(output);
-        if self.inbox.take_ping() {
+        if !self.worker.is_quiescing() && self.inbox.take_ping() {
             let tag = self.link.transfer_tag();
             self.link.put(&reply::nop_in(NO_TAG, tag, &self.link.numbers(), 0), &[], output);
         }
@@ -163,7 +211,35 @@ impl Protocol for Session {
     }
 }
 
+/// PDUs that are served later, with the memory for them.
+#[derive(Default)]
+struct Aside {
+    pdus: Vec<u8>,
+    charge: Option<Charge>,
+}
+
 impl Session {
+    /// Whether a PDU has data of a command in progress.
+    fn completes_data(&self, pdu: &Pdu<'_>) -> bool {
+        matches!(Request::parse(pdu), Request::DataOut(data) if self.commands.tasks.get(data.tag).is_some())
+    }
+
+    /// Serves a PDU later, so that commands in progress can be finished although the initiator continues to
+    /// send others.
+    fn put_aside(&mut self, pdu: &[u8]) -> Result<(), End> {
+        let Aside { pdus, charge } = &mut self.aside;
+        if pdus.len() + pdu.len() > MAX_ASIDE {
+            return Err(End::Ended("the initiator sends more than its command window allows"));
+        }
+        let more = self.link.backlog.account().force(pdu.len(), Kind::Input);
+        match charge {
+            Some(charge) => charge.join(more),
+            none => *none = Some(more),
+        }
+        pdus.extend_from_slice(pdu);
+        Ok(())
+    }
+
     fn pdu(&mut self, pdu: &Pdu<'_>, output: &mut Output) -> Result<(), End> {
         let request = Request::parse(pdu);
         if !pdu.intact {

@@ -155,6 +155,11 @@ impl Tasks {
         self.solicited.get() > 0 || self.waiting.borrow().iter().any(unsolicited)
     }
 
+    /// Whether a command waits for data of the initiator.
+    pub fn gather_data(&self) -> bool {
+        self.by_tag.borrow().values().any(|task| task.gather.borrow().is_some())
+    }
+
     /// Ends the gathering of a task, and returns its data; `None` if it does not gather.
     pub fn stop_gathering(&self, task: &Rc<Task>) -> Option<Gather> {
         let gather = task.gather.take()?;

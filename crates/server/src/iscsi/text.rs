@@ -60,6 +60,11 @@ impl TextRequests {
         TextRequests { context, link, initiator, target, local, exchange: None, charge: None }
     }
 
+    /// Whether an exchange has begun.
+    pub fn is_busy(&self) -> bool {
+        self.exchange.is_some()
+    }
+
     /// Serves a request. With `continues`, its text continues in the next one.
     pub fn serve(
         &mut self,

@@ -1,13 +1,19 @@
 //! One client connection, from accept to close.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
-use super::context::Context;
+use super::context::{Attached, Context, Negotiated};
 use super::errors::End;
+use super::handover::HandedOver;
 use super::negotiate::negotiate;
+use super::peer;
 use super::stream::Stream;
 use super::transmission::transmit;
-use crate::plane::{Client, Cut, FrontEnd, MemoryAccount, Worker, contained};
+use crate::plane::{
+    Client, Cut, Ended, FrontEnd, ListenAddr, MemoryAccount, Parked, RawSocket, Resume, Resumed, Worker,
+    contained,
+};
 use crate::throttle::Throttle;
 
 /// The NBD front end of one listener.
@@ -15,23 +21,56 @@ pub(super) struct Front(pub Context);
 
 impl FrontEnd for Front {
     fn spawn(&self, worker: &Rc<Worker>, client: Client) {
-        static ENDED: Throttle = Throttle::new();
-        let (worker, context) = (worker.clone(), self.0.clone());
-        let entered = worker.enter();
-        tokio::task::spawn_local(async move {
-            let _entered = entered;
-            // A panic is logged where it is contained.
-            if let Ok(Err(end)) = contained("an NBD connection", serve(worker, &context, client)).await
-                && let Some(left_out) = ENDED.permit()
-            {
-                tracing::info!(%end, left_out, "an NBD connection ended");
-            }
-        });
+        let context = self.0.clone();
+        run(worker, |worker| async move { serve(worker, &context, client).await });
+    }
+
+    fn resume(&self, state: serde_json::Value, socket: &RawSocket) -> Result<Resume, String> {
+        let state: HandedOver = serde_json::from_value(state).map_err(|e| e.to_string())?;
+        let context = &self.0;
+        // The access may have been restricted since the client connected.
+        if context.tls.required || !context.access.grant(None).sees(&state.export) {
+            return Err(format!("its listener does not offer '{}' any more", state.export));
+        }
+        let client = peer::client_of(socket);
+        let disk = context.pool.attach_as(&state.export, client).map_err(|e| e.to_string())?;
+        let read_only = context.access.read_only;
+        let attachment = context.attachment(&state.export, !read_only && !disk.read_only());
+        Ok(Box::new(move |worker, Resumed { socket, listener, admission, received, .. }| {
+            run(worker, |worker| async move {
+                let _admission = admission;
+                let stream = Stream::Plain(socket.into_tokio()?);
+                let attached = Attached::new(disk, attachment, &stream);
+                let HandedOver { structured, block_status, .. } = state;
+                let negotiated =
+                    Negotiated { attached, stream, structured, block_status, read_only, received };
+                transmit_or_park(worker, negotiated, &listener).await
+            });
+        }))
     }
 }
 
+/// Runs a connection in a task of this thread.
+fn run<F: Future<Output = Result<(), End>> + 'static>(
+    worker: &Rc<Worker>,
+    connection: impl FnOnce(Rc<Worker>) -> F,
+) {
+    static ENDED: Throttle = Throttle::new();
+    let entered = worker.enter();
+    let connection = connection(worker.clone());
+    tokio::task::spawn_local(async move {
+        let _entered = entered;
+        // A panic is logged where it is contained.
+        if let Ok(Err(end)) = contained("an NBD connection", connection).await
+            && let Some(left_out) = ENDED.permit()
+        {
+            tracing::info!(%end, left_out, "an NBD connection ended");
+        }
+    });
+}
+
 async fn serve(worker: Rc<Worker>, context: &Context, client: Client) -> Result<(), End> {
-    let Client { socket, admission } = client;
+    let Client { socket, admission, listener } = client;
     let stream = Stream::Plain(socket.into_tokio()?);
     // Boxed, so that an idle connection does not keep its memory during transmission.
     let negotiated = match admission
@@ -43,5 +82,17 @@ async fn serve(worker: Rc<Worker>, context: &Context, client: Client) -> Result<
     };
     let Some(negotiated) = negotiated else { return Ok(()) };
     admission.keep()?;
-    transmit(worker, negotiated).await
+    transmit_or_park(worker, negotiated, &listener).await
+}
+
+/// Serves a client that has chosen its disk, until it disconnects or is handed over.
+async fn transmit_or_park(
+    worker: Rc<Worker>,
+    negotiated: Negotiated,
+    listener: &Arc<ListenAddr>,
+) -> Result<(), End> {
+    if let Ended::Parked(stream) = transmit(worker.clone(), negotiated).await? {
+        worker.park(Parked { listener: ListenAddr::clone(listener), stream: *stream });
+    }
+    Ok(())
 }

@@ -8,6 +8,7 @@ use super::access::Access;
 use super::attachments::{Attachment, Attachments, Watched};
 use super::stream::Stream;
 use super::tls::Tls;
+use crate::plane::Received;
 
 /// The input of each connection of a listener.
 #[derive(Clone)]
@@ -19,12 +20,26 @@ pub(super) struct Context {
     pub attachments: Arc<Attachments>,
 }
 
+impl Context {
+    /// Registers a connection to a disk. Nothing depends on the order of connections that only read.
+    pub fn attachment(&self, disk: &str, is_writable: bool) -> Attachment {
+        if is_writable { self.attachments.attach(disk) } else { Attachment::default() }
+    }
+}
+
 /// The disk that a client has chosen. The fields are dropped in this order: the socket is open as long as it
 /// is watched, and the connection has ended when the disk is closed.
 pub(super) struct Attached {
     pub watched: Option<Watched>,
     pub disk: Arc<DiskHandle>,
     pub attachment: Attachment,
+}
+
+impl Attached {
+    /// A client that is connected by `stream`.
+    pub fn new(disk: Arc<DiskHandle>, attachment: Attachment, stream: &Stream) -> Attached {
+        Attached { watched: stream.peer().map(|peer| attachment.watch(peer)), disk, attachment }
+    }
 }
 
 /// The result of a negotiation: a client with its disk.
@@ -39,5 +54,5 @@ pub(super) struct Negotiated {
     /// The listener refuses writes, also to a writable disk.
     pub read_only: bool,
     /// Bytes that were received after the last option.
-    pub input: Vec<u8>,
+    pub received: Received,
 }

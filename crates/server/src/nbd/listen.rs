@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_engine::Pool;
 
-use super::config::Config;
+use super::config::{Config, ListenerConfig};
 use super::connection::Front;
 use super::context::Context;
 use super::tls::{Certificates, TlsError};
@@ -42,16 +42,29 @@ pub struct Listening {
     pub certificates: Certificates,
 }
 
+/// Checks everything that does not depend on the pool: the certificates, and where clients may connect
+/// without TLS.
+///
+/// # Errors
+/// As [`listen`].
+pub fn check(config: &Config) -> Result<(), BindError> {
+    let certificates = Certificates::load(config)?;
+    config.listeners.iter().try_for_each(|listener| check_listener(listener, &certificates))
+}
+
+fn check_listener(listener: &ListenerConfig, certificates: &Certificates) -> Result<(), BindError> {
+    let is_clear = !certificates.listener(listener).required && !listener.allow_remote;
+    if is_clear { refuse_clear(&listener.listen) } else { Ok(()) }
+}
+
 /// Loads the certificates, binds the addresses, and lets the data plane serve the disks of `pool` over NBD.
 pub fn listen(plane: &mut Plane, pool: &Arc<Pool>, config: &Config) -> Result<Listening, BindError> {
     let certificates = Certificates::load(config)?;
     let mut addresses = Vec::new();
     let attachments = Arc::default();
     for listener in &config.listeners {
+        check_listener(listener, &certificates)?;
         let tls = certificates.listener(listener);
-        if !tls.required && !listener.allow_remote {
-            refuse_clear(&listener.listen)?;
-        }
         let (pool, access, attachments) = (pool.clone(), listener.access.clone(), Arc::clone(&attachments));
         let context = Context { pool, tls, access, attachments };
         addresses.extend(plane.listen(&(Arc::new(Front(context)) as _), &listener.listen)?);

@@ -6,11 +6,11 @@
 //! call. The threads, and the state that their connections share, belong to [`crate::plane`].
 //!
 //! `access` decides which exports a client sees, by its listener and the names in its `certificate`.
-//! `attachments` lets a new connection start only after those that are gone have ended. `tls`
-//! holds the server's certificates; a `handshake` runs outside of the data plane. `context` is the input of a
-//! connection and of its transmission, `peer` tells clients of this host from others, `errors` maps engine
-//! errors to NBD, `config` is the configuration,
-//! `listen` starts it all.
+//! `attachments` lets a new connection start only after those that are gone have ended. `tls` holds the
+//! server's certificates; a `handshake` runs outside of the data plane. `context` is the input of a
+//! connection and of its transmission, `peer` distinguishes clients of this host, `errors` maps engine errors
+//! to NBD, `handover` is the state of a connection that is passed to another process, `config` is the
+//! configuration, `listen` starts it all.
 
 mod access;
 mod attachments;
@@ -19,6 +19,7 @@ mod config;
 mod connection;
 mod context;
 mod errors;
+mod handover;
 mod handshake;
 mod job;
 mod listen;
@@ -30,5 +31,5 @@ mod transmission;
 
 pub use access::{Access, BadPattern, ExportPattern, SubjectPattern};
 pub use config::{ClientCertificates, Config, ListenerConfig, TlsConfig, TlsMode};
-pub use listen::{BindError, Listening, listen};
+pub use listen::{BindError, Listening, check, listen};
 pub use tls::{Certificates, TlsError};

@@ -7,13 +7,12 @@ use forebay_wire::nbd::{self, *};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::access::Grant;
-use super::attachments::Attachment;
 use super::certificate::CertificateNames;
 use super::context::{Attached, Context, Negotiated};
 use super::errors::{Denied, End, Fenced};
 use super::peer;
 use super::stream::Stream;
-use crate::plane::{Charge, Kind, MemoryAccount};
+use crate::plane::{Charge, Kind, MemoryAccount, Received};
 
 /// Bytes of options that are received without a charge, and the charge for longer ones.
 const SHORT_OPTION: usize = 8 << 10;
@@ -62,7 +61,7 @@ pub(super) async fn negotiate(
                     // set them.
                     block_status: n.structured && n.context_of.as_deref() == Some(&name),
                     stream: n.stream,
-                    input: n.input,
+                    received: Received::after_negotiation(n.input),
                 }));
             }
         }
@@ -323,11 +322,8 @@ impl<'a> Negotiation<'a> {
             self.context.attachments.end_gone(&about.name).await?;
         }
         let disk = self.context.pool.attach_when_reset_as(&about.name, self.client).await?;
-        // Nothing depends on the order of connections that only read.
-        let attachment =
-            if is_writable { self.context.attachments.attach(&about.name) } else { Attachment::default() };
-        let watched = self.stream.peer().map(|peer| attachment.watch(peer));
-        Ok((Attached { watched, disk, attachment }, about))
+        let attachment = self.context.attachment(&about.name, is_writable);
+        Ok((Attached::new(disk, attachment, &self.stream), about))
     }
 
     fn describe(&mut self, option: u32, info: &InfoRequest, disk: &DiskInfo) {

@@ -1,12 +1,12 @@
 //! The byte stream of a client, in plain text or over TLS.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use tokio_rustls::server::TlsStream;
 
 use super::attachments::Peer;
 use super::handshake::Seat;
-use crate::plane::{Socket, delegate_stream};
+use crate::plane::{PlainSocket, Socket, delegate_stream};
 
 /// The byte stream of a client.
 pub(super) enum Stream {
@@ -25,6 +25,16 @@ impl Stream {
             Socket::Unix(s) => Peer { fd: s.as_raw_fd(), is_tcp: false },
             Socket::Tcp(s) => Peer { fd: s.as_raw_fd(), is_tcp: true },
         })
+    }
+}
+
+impl PlainSocket for Stream {
+    fn plain(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Stream::Plain(socket) => Some(socket.as_fd()),
+            // The keys of the session are in this process.
+            Stream::Tls(_) => None,
+        }
     }
 }
 

@@ -13,9 +13,10 @@ use forebay_wire::nbd::{
 use super::attachments::Attachment;
 use super::context::{Attached, Negotiated};
 use super::errors::{End, Fenced, error_code};
+use super::handover::HandedOver;
 use super::job::{self, Job};
 use super::stream::Stream;
-use crate::plane::{Backlog, Charge, Conversation, Output, Protocol, Stop, Ticket, Worker};
+use crate::plane::{Backlog, Charge, Conversation, Ended, Output, Protocol, Stop, Ticket, Worker};
 
 /// Memory of a TLS session, including its buffers.
 const TLS_COST: usize = 32 << 10;
@@ -40,7 +41,7 @@ pub(super) struct Transmission {
 }
 
 /// Serves a client that has chosen its disk, until it disconnects.
-pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<(), End> {
+pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<Ended, End> {
     let backlog = Backlog::new(worker.memory());
     if matches!(n.stream, Stream::Tls(_)) {
         backlog.account().add_to_base(TLS_COST);
@@ -59,7 +60,8 @@ pub(super) async fn transmit(worker: Rc<Worker>, n: Negotiated) -> Result<(), En
         leaving: false,
         dropping: false,
     };
-    let mut conversation = pin!(Conversation::new(worker, n.stream, unix_fd, n.input, backlog, transmission));
+    let (stream, received) = (n.stream, n.received);
+    let mut conversation = pin!(Conversation::new(worker, stream, unix_fd, received, backlog, transmission));
     // Declared later, so dropped earlier: before the conversation closes the socket.
     let _watched = watched;
     conversation.as_mut().await
@@ -80,6 +82,9 @@ impl Protocol for Transmission {
             }
             if self.backlog.budget().turn_is_over() {
                 return Ok((used, Stop::Turn));
+            }
+            if self.worker.is_quiescing() && !self.needs_input() {
+                return Ok((used, Stop::Backlog));
             }
             let (n, step) = self.decoder.next(&rules, &input[used..])?;
             used += n;
@@ -132,6 +137,20 @@ impl Protocol for Transmission {
             Step::Request(request) => self.request(&request, output)?,
         }
         Ok(if self.leaving { Stop::Leave } else { Stop::Input { want: 0 } })
+    }
+
+    fn needs_input(&self) -> bool {
+        // The rest of the input of a client that is gone is searched, and its connection ends.
+        self.decoder.is_skipping() || self.dropping
+    }
+
+    fn park(&self) -> Option<serde_json::Value> {
+        // A lost write that the client does not know of would be forgotten with the handle.
+        if self.disk.has_unreported_losses() {
+            return None;
+        }
+        let (structured, block_status) = (self.structured, self.block_status);
+        serde_json::to_value(HandedOver { export: self.disk.name(), structured, block_status }).ok()
     }
 }
 

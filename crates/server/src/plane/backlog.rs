@@ -41,6 +41,8 @@ pub(crate) struct Backlog {
     sent: Notify,
     /// The client has disconnected, so replies are dropped.
     gone: Cell<bool>,
+    /// Requests do not wait for their client to receive replies.
+    draining: Cell<bool>,
     /// The reason for which the connection must end without further answers.
     failure: Cell<Option<&'static str>>,
     budget: Budget,
@@ -56,6 +58,7 @@ impl Backlog {
             unsent: Cell::default(),
             sent: Notify::new(),
             gone: Cell::default(),
+            draining: Cell::default(),
             failure: Cell::default(),
             budget: Budget::default(),
             waker: RefCell::new(Waker::noop().clone()),
@@ -166,9 +169,24 @@ impl Backlog {
     }
     /// Waits until the client has received enough of the queued replies.
     pub async fn room(&self) {
-        while self.unsent.get() >= MAX_UNSENT && !self.gone.get() {
+        while self.unsent.get() >= MAX_UNSENT && !self.gone.get() && !self.draining.get() {
             self.sent.notified().await;
         }
+    }
+
+    /// Sets whether requests continue although their client does not receive its replies, which then stay in
+    /// memory. For the short time before a connection is handed over.
+    pub fn set_draining(&self, draining: bool) {
+        if self.draining.replace(draining) != draining && draining {
+            self.sent.notify_waiters();
+        }
+    }
+
+    /// A copy of the queued replies, without the first `head` bytes, which were sent.
+    pub fn unsent_bytes(&self, head: usize) -> Vec<u8> {
+        let replies = self.replies.borrow();
+        let all: Vec<u8> = replies.iter().flat_map(|(reply, _)| reply).copied().collect();
+        all[head.min(all.len())..].to_vec()
     }
 
     /// Drops all replies after the client has disconnected.

@@ -143,6 +143,18 @@ impl Connections {
         self.admit_at(counted(peer), Instant::now())
     }
 
+    /// Counts a client that another process has admitted. The limits are not applied again.
+    pub fn adopt(self: &Arc<Self>, peer: Peer) -> Admission {
+        let peer = counted(peer);
+        let mut inner = self.inner.lock();
+        inner.last_id += 1;
+        inner.all.connected += 1;
+        inner.peers.entry(peer).or_default().count.connected += 1;
+        let (id, evict) = (inner.last_id, Arc::new(Notify::new()));
+        let (since, kept) = (Instant::now(), Cell::new(true));
+        Admission { connections: self.clone(), id, peer, since, evict, kept }
+    }
+
     /// Waits until a client leaves, but no longer than `most`.
     pub async fn wait(&self, most: Duration) {
         let _ = tokio::time::timeout(most, self.left.notified()).await;

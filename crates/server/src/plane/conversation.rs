@@ -8,7 +8,11 @@
 //! The client is not read from while it does not read its replies, while its backlog is full, or while no
 //! memory is available for its messages ([`super::memory`]): then the flow control of its socket throttles
 //! it, and no other client is affected.
+//!
+//! While the server hands its connections over ([`super::handover`]), no client is read from, except for the
+//! rest of a request that was begun.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::os::fd::RawFd;
@@ -19,6 +23,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::contain::contain;
+use super::handover::{BusyGuard, Ended, ParkedStream, Phase, PlainSocket, Progress, Received};
 use super::memory::{Charge, Claim, Kind, MemoryAccount, Stall};
 use super::{Backlog, INPUT, Output, Scratch, Worker};
 
@@ -74,6 +79,23 @@ pub(crate) trait Protocol: Unpin {
         false
     }
 
+    /// Whether the client has to send more before its requests in progress can be finished.
+    fn needs_input(&self) -> bool {
+        false
+    }
+
+    /// Input that was put aside while only requests in progress were served. It comes before all that was not
+    /// served, and is served again later.
+    fn take_aside(&mut self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// The state with which another process continues to serve the client, while no request is in progress;
+    /// `None` if the connection cannot be handed over.
+    fn park(&self) -> Option<serde_json::Value> {
+        None
+    }
+
     /// Called when nothing can be sent to the client any more. Returns whether the rest of its input is
     /// served before the connection ends; all replies are dropped.
     fn search_input(&mut self) -> bool {
@@ -95,7 +117,10 @@ pub(crate) struct Conversation<S, P> {
     /// The descriptor of a UNIX socket.
     fd: Option<RawFd>,
     protocol: P,
-    /// Bytes that were received and not served yet.
+    /// Received bytes that come before those of the socket: of a parked connection, or put aside.
+    unread: VecDeque<u8>,
+    unread_charge: Option<Charge>,
+    /// Bytes that come before these, and were not served yet.
     held: Vec<u8>,
     /// The charge for `held` and for the rest of an incomplete message.
     held_charge: Option<Charge>,
@@ -113,28 +138,32 @@ pub(crate) struct Conversation<S, P> {
     last_passes: u8,
     account: Rc<MemoryAccount>,
     stall: Stall,
+    busy: BusyGuard,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
-    /// A connection that has received `held` already. `fd` is the descriptor of a UNIX socket.
+impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<S, P> {
+    /// A connection that has received bytes already. `fd` is the descriptor of a UNIX socket.
     pub fn new(
         worker: Rc<Worker>,
         stream: S,
         fd: Option<RawFd>,
-        held: Vec<u8>,
+        received: Received,
         backlog: Rc<Backlog>,
         protocol: P,
     ) -> Self {
         worker.register(&backlog);
+        let busy = worker.begin_busy();
         let account = backlog.account().clone();
-        let held_charge = (held.capacity() > KEEP_HELD).then(|| account.force(held.capacity(), Kind::Input));
-        Conversation {
+        backlog.push(received.output);
+        let mut this = Conversation {
             worker,
             stream,
             fd,
             protocol,
-            held,
-            held_charge,
+            unread: VecDeque::new(),
+            unread_charge: None,
+            held: Vec::new(),
+            held_charge: None,
             claim: None,
             want: 0,
             backlog,
@@ -144,10 +173,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
             last_passes: 0,
             stall: Stall::new(&account),
             account,
-        }
+            busy,
+        };
+        this.set_unread(received.input);
+        this
     }
 
-    fn turn(&mut self, cx: &mut Context<'_>, scratch: &mut Scratch) -> Poll<Result<(), P::Error>> {
+    fn turn(&mut self, cx: &mut Context<'_>, scratch: &mut Scratch) -> Poll<Result<Ended, P::Error>> {
         if self.claim.is_some() {
             // Granted memory is taken immediately, also if the client does not read its replies, because it
             // is charged to the client.
@@ -156,16 +188,33 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
         self.passes(cx, scratch)
     }
 
-    fn passes(&mut self, cx: &mut Context<'_>, scratch: &mut Scratch) -> Poll<Result<(), P::Error>> {
+    fn passes(&mut self, cx: &mut Context<'_>, scratch: &mut Scratch) -> Poll<Result<Ended, P::Error>> {
         self.backlog.budget().begin_turn();
         while !self.backlog.budget().turn_is_over() {
             if let Some(why) = self.backlog.failure() {
                 return Poll::Ready(Err(io::Error::other(why).into()));
             }
             self.protocol.attend(cx, &mut scratch.output)?;
-            ready!(self.send(cx, &mut scratch.output))?;
+            let sent = self.send(cx, &mut scratch.output);
+            if self.stops_reading() {
+                if let Poll::Ready(Err(e)) = sent {
+                    return Poll::Ready(Err(e));
+                }
+                return self.park_if_quiet().map(Ok);
+            }
+            self.record_progress();
+            self.backlog.set_draining(false);
+            if !self.worker.is_quiescing() {
+                let aside = self.protocol.take_aside();
+                if !aside.is_empty() {
+                    let unread = self.take_unserved(aside);
+                    self.set_unread(unread);
+                }
+            }
+            ready!(sent)?;
             if self.is_over() {
-                return Pin::new(&mut self.stream).poll_shutdown(cx).map_err(P::Error::from);
+                let closed = Pin::new(&mut self.stream).poll_shutdown(cx);
+                return closed.map_ok(|()| Ended::Closed).map_err(P::Error::from);
             }
             if self.leaving || (self.backlog.is_full() && self.lost.is_none()) {
                 return Poll::Pending;
@@ -195,6 +244,63 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
         }
         self.backlog.budget().yield_turn(cx);
         Poll::Pending
+    }
+
+    /// Whether the connection is read from no further, because it is to be handed over.
+    fn stops_reading(&self) -> bool {
+        let is_last = self.worker.phase() == Phase::HandingOver;
+        is_last || (self.worker.is_quiescing() && !self.awaits_last_bytes())
+    }
+
+    /// Whether its requests in progress cannot be finished, or the connection cannot end, before its client
+    /// sends or receives more.
+    fn awaits_last_bytes(&self) -> bool {
+        self.leaving || self.lost.is_some() || self.protocol.needs_input()
+    }
+
+    fn record_progress(&mut self) {
+        let awaits_client = self.worker.is_quiescing() && !self.backlog.has_requests();
+        self.busy.set(if awaits_client { Progress::AwaitsClient } else { Progress::Working });
+    }
+
+    /// Ends the connection if it is to be parked and has no requests in progress.
+    fn park_if_quiet(&mut self) -> Poll<Ended> {
+        let is_quiet = !self.backlog.has_requests();
+        // A request must not wait for its client to receive replies.
+        self.backlog.set_draining(!is_quiet);
+        self.busy.set(if is_quiet { Progress::Quiet } else { Progress::Working });
+        if !is_quiet || self.worker.phase() != Phase::HandingOver {
+            return Poll::Pending;
+        }
+        if self.awaits_last_bytes() {
+            return Poll::Ready(Ended::Closed);
+        }
+        let socket = self.stream.plain().and_then(|fd| fd.try_clone_to_owned().ok());
+        let Some((socket, protocol)) = socket.zip(self.protocol.park()) else {
+            return Poll::Ready(Ended::Closed);
+        };
+        let output = self.backlog.unsent_bytes(self.head);
+        let aside = self.protocol.take_aside();
+        let input = self.take_unserved(aside);
+        Poll::Ready(Ended::Parked(Box::new(ParkedStream { socket, protocol, input, output })))
+    }
+
+    /// All bytes that were received and not served, in order.
+    fn take_unserved(&mut self, aside: Vec<u8>) -> Vec<u8> {
+        let mut input = aside;
+        input.append(&mut self.held);
+        input.extend(std::mem::take(&mut self.unread));
+        self.held_charge = None;
+        self.claim = None;
+        self.want = 0;
+        input
+    }
+
+    /// Sets the bytes that come before those of the socket.
+    fn set_unread(&mut self, input: Vec<u8>) {
+        let bytes = input.capacity();
+        self.unread_charge = (bytes > KEEP_HELD).then(|| self.account.force(bytes, Kind::Input));
+        self.unread = input.into();
     }
 
     /// Takes memory for the whole message that is being received. Pending while no memory is available.
@@ -300,7 +406,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
         }
         let most = if is_short { self.want.max(KEEP_HELD) } else { INPUT };
         let mut room = ReadBuf::new(&mut scratch.input[kept..most]);
-        match Pin::new(&mut self.stream).poll_read(cx, &mut room)? {
+        match self.read(cx, &mut room)? {
             Poll::Pending => Ok(Poll::Pending),
             Poll::Ready(()) if room.filled().is_empty() => Ok(Poll::Ready(self.end_of_input())),
             Poll::Ready(()) => {
@@ -317,16 +423,36 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
     fn receive_long(&mut self, cx: &mut Context<'_>) -> io::Result<Poll<usize>> {
         let missing = self.want - self.held.len();
         self.held.reserve_exact(missing);
-        let spare = &mut self.held.spare_capacity_mut()[..missing.min(INPUT)];
+        let mut held = std::mem::take(&mut self.held);
+        let spare = &mut held.spare_capacity_mut()[..missing.min(INPUT)];
         let mut room = ReadBuf::uninit(spare);
-        if Pin::new(&mut self.stream).poll_read(cx, &mut room)?.is_pending() {
-            return Ok(Poll::Pending);
-        }
+        let read = self.read(cx, &mut room);
         let received = room.filled().len();
-        self.stall.moved(received);
         // SAFETY: `ReadBuf` guarantees that the first `received` bytes of the spare capacity are filled.
-        unsafe { self.held.set_len(self.held.len() + received) };
-        Ok(Poll::Ready(received))
+        unsafe { held.set_len(held.len() + received) };
+        self.held = held;
+        self.stall.moved(received);
+        Ok(read?.map(|()| received))
+    }
+
+    /// Receives bytes: first those that were received before, then those of the socket.
+    fn read(&mut self, cx: &mut Context<'_>, room: &mut ReadBuf<'_>) -> io::Result<Poll<()>> {
+        if self.unread.is_empty() {
+            return match Pin::new(&mut self.stream).poll_read(cx, room) {
+                Poll::Ready(done) => done.map(Poll::Ready),
+                Poll::Pending => Ok(Poll::Pending),
+            };
+        }
+        let n = room.remaining().min(self.unread.len());
+        let (front, back) = self.unread.as_slices();
+        let of_front = n.min(front.len());
+        room.put_slice(&front[..of_front]);
+        room.put_slice(&back[..n - of_front]);
+        self.unread.drain(..n);
+        if self.unread.is_empty() {
+            self.set_unread(Vec::new());
+        }
+        Ok(Poll::Ready(()))
     }
 
     /// Handles a client that has closed its side: its requests are still finished.
@@ -450,10 +576,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Conversation<S, P> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin, P: Protocol> Future for Conversation<S, P> {
-    type Output = Result<(), P::Error>;
+impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Future for Conversation<S, P> {
+    type Output = Result<Ended, P::Error>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), P::Error>> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Ended, P::Error>> {
         let this = self.get_mut();
         let worker = this.worker.clone();
         this.backlog.set_waker(cx.waker());

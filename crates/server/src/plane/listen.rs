@@ -6,6 +6,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -113,7 +114,12 @@ pub enum ListenError {
 /// A bound listener.
 #[derive(Debug)]
 pub(crate) enum Listener {
-    Unix { listener: std::os::unix::net::UnixListener, file: SocketFile },
+    Unix {
+        listener: std::os::unix::net::UnixListener,
+        path: PathBuf,
+        /// `None` if the file belongs to a service manager, or to the listener that this one is a clone of.
+        file: Option<SocketFile>,
+    },
     Tcp(std::net::TcpListener),
 }
 
@@ -123,6 +129,23 @@ pub(crate) struct SocketFile {
     path: PathBuf,
     dev: u64,
     ino: u64,
+}
+
+impl SocketFile {
+    /// Takes over a file that another process created, with this device and inode.
+    pub fn adopt(path: PathBuf, (dev, ino): (u64, u64)) -> SocketFile {
+        SocketFile { path, dev, ino }
+    }
+
+    /// Device and inode, by which a successor recognises the file.
+    pub fn identity(&self) -> (u64, u64) {
+        (self.dev, self.ino)
+    }
+
+    /// Leaves the file to a successor.
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
 }
 
 impl Drop for SocketFile {
@@ -156,7 +179,7 @@ impl Listener {
     /// The bound address, with the actual port.
     pub fn address(&self) -> ListenAddr {
         match self {
-            Listener::Unix { file, .. } => ListenAddr::Unix(file.path.clone()),
+            Listener::Unix { path, .. } => ListenAddr::Unix(path.clone()),
             Listener::Tcp(l) => {
                 ListenAddr::Tcp(l.local_addr().map_or_else(|_| String::new(), |a| a.to_string()))
             }
@@ -166,9 +189,108 @@ impl Listener {
     /// Registers the listener with the runtime of this thread.
     pub fn into_tokio(self) -> io::Result<Acceptor> {
         Ok(match self {
-            Listener::Unix { listener, file } => Acceptor::Unix(UnixListener::from_std(listener)?, file),
+            Listener::Unix { listener, file, .. } => Acceptor::Unix(UnixListener::from_std(listener)?, file),
             Listener::Tcp(l) => Acceptor::Tcp(TcpListener::from_std(l)?),
         })
+    }
+
+    /// Another descriptor of the same socket. Clients queue as long as one of them is open; the file of the
+    /// socket stays with `self`.
+    pub fn try_clone(&self) -> io::Result<Listener> {
+        Ok(match self {
+            Listener::Unix { listener, path, .. } => {
+                Listener::Unix { listener: listener.try_clone()?, path: path.clone(), file: None }
+            }
+            Listener::Tcp(listener) => Listener::Tcp(listener.try_clone()?),
+        })
+    }
+
+    /// Takes over a socket that another process bound, without its file. Fails unless it is a listening
+    /// stream socket.
+    pub fn adopt(fd: OwnedFd) -> io::Result<Listener> {
+        let socket = socket2::Socket::from(fd);
+        let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
+        if socket.r#type()? != Type::STREAM || !is_listening(&socket)? {
+            return Err(invalid("it is not a listening stream socket"));
+        }
+        socket.set_nonblocking(true)?;
+        let address = socket.local_addr()?;
+        if address.as_socket().is_some() {
+            return Ok(Listener::Tcp(socket.into()));
+        }
+        let path = address.as_pathname().ok_or_else(|| invalid("it has neither a port nor a path"))?;
+        let path = path.to_owned();
+        Ok(Listener::Unix { listener: socket.into(), path, file: None })
+    }
+
+    /// Device and inode of the socket file, if this listener removes it.
+    pub fn file_identity(&self) -> Option<(u64, u64)> {
+        match self {
+            Listener::Unix { file, .. } => file.as_ref().map(SocketFile::identity),
+            Listener::Tcp(_) => None,
+        }
+    }
+
+    /// Removes the file with this device and inode when the listener is dropped.
+    pub fn own_file(&mut self, identity: (u64, u64)) {
+        if let Listener::Unix { path, file, .. } = self {
+            *file = Some(SocketFile::adopt(path.clone(), identity));
+        }
+    }
+
+    /// Closes this descriptor, and leaves the socket and its file to a successor.
+    pub fn leave(self) {
+        if let Listener::Unix { file: Some(file), .. } = self {
+            file.keep();
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Unix { listener, .. } => listener.as_fd(),
+            Listener::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+fn is_listening(socket: &socket2::Socket) -> io::Result<bool> {
+    let mut is_listening: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    let fd = std::os::fd::AsRawFd::as_raw_fd(socket);
+    // SAFETY: the descriptor is open, and value and length are valid for the call to write.
+    let done = unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_ACCEPTCONN,
+            (&raw mut is_listening).cast(),
+            &raw mut len,
+        )
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(is_listening != 0) }
+}
+
+/// Listeners that were bound before the data plane exists, by the address in the configuration.
+#[derive(Debug, Default)]
+pub(crate) struct Bound(pub Vec<(ListenAddr, Vec<Listener>)>);
+
+impl Bound {
+    /// Clones of all listeners.
+    pub fn try_clone(&self) -> io::Result<Bound> {
+        let clone = |(address, listeners): &(ListenAddr, Vec<Listener>)| {
+            let listeners = listeners.iter().map(Listener::try_clone).collect::<io::Result<Vec<_>>>()?;
+            Ok((address.clone(), listeners))
+        };
+        self.0.iter().map(clone).collect::<io::Result<Vec<_>>>().map(Bound)
+    }
+
+    /// Removes the listeners of an address; `None` if it is not bound. An address with port 0 can be bound
+    /// several times.
+    pub fn take(&mut self, addr: &ListenAddr) -> Option<Vec<Listener>> {
+        let at = self.0.iter().position(|(configured, _)| configured == addr)?;
+        Some(self.0.remove(at).1)
     }
 }
 
@@ -221,12 +343,12 @@ fn bind_unix(addr: &ListenAddr, path: &Path) -> Result<Listener, ListenError> {
     std::fs::set_permissions(path, mode).map_err(&io)?;
     socket.listen(BACKLOG).map_err(&io)?;
     socket.set_nonblocking(true).map_err(&io)?;
-    Ok(Listener::Unix { listener: socket.into(), file })
+    Ok(Listener::Unix { listener: socket.into(), path: path.to_owned(), file: Some(file) })
 }
 
 /// A listener that is registered with a runtime.
 pub(crate) enum Acceptor {
-    Unix(UnixListener, #[expect(dead_code, reason = "removes the file when dropped")] SocketFile),
+    Unix(UnixListener, #[expect(dead_code, reason = "removes the file when dropped")] Option<SocketFile>),
     Tcp(TcpListener),
 }
 
@@ -272,6 +394,16 @@ impl RawSocket {
         }
     }
 
+    /// Takes over the connected socket of a client of another process.
+    pub fn adopt(fd: OwnedFd) -> io::Result<RawSocket> {
+        let socket = socket2::Socket::from(fd);
+        socket.set_nonblocking(true)?;
+        Ok(match socket.local_addr()?.as_socket() {
+            None => RawSocket::Unix(socket.into()),
+            Some(_) => RawSocket::Tcp(socket.into()),
+        })
+    }
+
     /// Registers the socket with the runtime of this thread.
     pub fn into_tokio(self) -> io::Result<Socket> {
         Ok(match self {
@@ -295,6 +427,15 @@ impl Socket {
             Socket::Unix(s) => RawSocket::Unix(s.into_std()?),
             Socket::Tcp(s) => RawSocket::Tcp(s.into_std()?),
         })
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Socket::Unix(s) => s.as_fd(),
+            Socket::Tcp(s) => s.as_fd(),
+        }
     }
 }
 

@@ -5,7 +5,8 @@
 //! its last. The large buffers (`scratch`) belong to the thread, not to the connection, which keeps only
 //! unfinished work (`backlog`); so an idle connection costs little, and a client that sends much, or does not
 //! read its replies, is throttled by not being read from. `pace` decides when a thread sleeps, `budget`
-//! limits how long a connection may occupy its thread, `contain` limits the effect of a panic.
+//! limits how long a connection may occupy its thread, `contain` limits the effect of a panic. `handover`
+//! passes established connections to another process.
 //!
 //! `connections` limits the number of clients, `memory` the memory that the server holds for them. A
 //! `FrontEnd` serves an accepted socket in its protocol: [`crate::nbd`].
@@ -16,6 +17,7 @@ mod connections;
 mod contain;
 mod conversation;
 mod delegate;
+mod handover;
 mod listen;
 mod memory;
 mod pace;
@@ -33,8 +35,9 @@ pub(crate) use contain::contained;
 pub use contain::{is_contained, panics};
 pub(crate) use conversation::{Conversation, Protocol, Stop};
 pub(crate) use delegate::delegate_stream;
+pub(crate) use handover::{Ended, MAX_ASIDE, Parked, ParkedStream, PlainSocket, Received, Resume, Resumed};
 pub use listen::{BadAddr, ListenAddr, ListenError};
-pub(crate) use listen::{RawSocket, Socket};
+pub(crate) use listen::{Bound, Listener, RawSocket, Socket};
 pub(crate) use memory::{Charge, Claim, Kind, MemoryAccount};
 pub use memory::{MIN_BUDGET, MemoryLimits};
 pub(crate) use scratch::{INPUT, Output, Scratch};

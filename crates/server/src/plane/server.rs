@@ -1,5 +1,6 @@
 //! Starting, running and stopping the data plane.
 
+use std::any::Any;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,7 +11,8 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 use super::connections::{Admission, ConnectionLimits, Connections, Refused};
-use super::listen::{Acceptor, ListenAddr, ListenError, Listener, RawSocket};
+use super::handover::{Busy, Parked, Phase, Received, Resume, Resumed};
+use super::listen::{Acceptor, Bound, ListenAddr, ListenError, Listener, RawSocket};
 use super::memory::{Memory, MemoryLimits};
 use super::worker::Worker;
 use crate::throttle::Throttle;
@@ -24,18 +26,32 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub(crate) trait FrontEnd: Send + Sync {
     /// Serves a client in a task of this thread.
     fn spawn(&self, worker: &Rc<Worker>, client: Client);
+
+    /// Prepares to serve a client that another process handed over, from the state that its
+    /// [`Protocol`](super::Protocol) returned there.
+    ///
+    /// # Errors
+    /// Why the client cannot be served; its connection is closed.
+    fn resume(&self, _state: serde_json::Value, _socket: &RawSocket) -> Result<Resume, String> {
+        Err("its protocol cannot be handed over".into())
+    }
 }
 
 /// A client that was accepted and admitted.
 pub(crate) struct Client {
     pub socket: RawSocket,
     pub admission: Admission,
+    /// The bound address on which it was accepted.
+    pub listener: Arc<ListenAddr>,
 }
 
 /// A data plane that is bound to its addresses and not running yet: clients queue in the kernel.
 #[derive(Default)]
 pub struct Plane {
+    bound: Bound,
     listeners: Vec<(Listener, Arc<dyn FrontEnd>)>,
+    resumed: Vec<(Resume, RawSocket, Arc<ListenAddr>, Received)>,
+    until_resumed: Option<Arc<dyn Any + Send + Sync>>,
     limits: ConnectionLimits,
     memory: MemoryLimits,
 }
@@ -44,17 +60,23 @@ pub struct Plane {
 pub struct Handle {
     addresses: Vec<ListenAddr>,
     connections: Arc<AtomicUsize>,
-    closing: watch::Sender<bool>,
-    threads: Vec<JoinHandle<()>>,
+    phase: watch::Sender<Phase>,
+    busy: Arc<Busy>,
+    threads: Vec<JoinHandle<Vec<Parked>>>,
 }
 
 impl Plane {
     /// A data plane with these limits on its clients.
     pub fn new(limits: ConnectionLimits, memory: MemoryLimits) -> Plane {
-        Plane { listeners: Vec::new(), limits, memory }
+        Plane { limits, memory, ..Plane::default() }
     }
 
-    /// Binds the addresses of a front end. Returns them with the actual ports.
+    /// As [`Plane::new`], with listeners that are bound already.
+    pub(crate) fn with_bound(limits: ConnectionLimits, memory: MemoryLimits, bound: Bound) -> Plane {
+        Plane { bound, ..Plane::new(limits, memory) }
+    }
+
+    /// Binds the addresses of a front end, unless they are bound. Returns them with the actual ports.
     pub(crate) fn listen(
         &mut self,
         front: &Arc<dyn FrontEnd>,
@@ -62,7 +84,11 @@ impl Plane {
     ) -> Result<Vec<ListenAddr>, ListenError> {
         let mut taken = Vec::new();
         for address in addresses {
-            for listener in Listener::bind(address)? {
+            let listeners = match self.bound.take(address) {
+                Some(bound) => bound,
+                None => Listener::bind(address)?,
+            };
+            for listener in listeners {
                 taken.push(listener.address());
                 self.listeners.push((listener, front.clone()));
             }
@@ -70,28 +96,67 @@ impl Plane {
         Ok(taken)
     }
 
+    /// Keeps a value until all connections of another process are served again.
+    pub(crate) fn keep_until_resumed(&mut self, value: Arc<dyn Any + Send + Sync>) {
+        self.until_resumed = Some(value);
+    }
+
+    /// Continues to serve a connection of another process, once the data plane runs. The front ends must be
+    /// listening.
+    ///
+    /// # Errors
+    /// Why it cannot be served; it is closed.
+    pub(crate) fn resume(&mut self, parked: Parked) -> Result<(), String> {
+        let Parked { listener, stream } = parked;
+        let front = self.listeners.iter().find(|(l, _)| l.address() == listener).map(|(_, front)| front);
+        let front = front.ok_or_else(|| format!("the server does not listen on {listener}"))?;
+        let received = Received { input: stream.input, output: stream.output };
+        if !received.is_valid() {
+            return Err("its buffers are too long".into());
+        }
+        let socket = RawSocket::adopt(stream.socket).map_err(|e| e.to_string())?;
+        let resume = front.resume(stream.protocol, &socket)?;
+        self.resumed.push((resume, socket, Arc::new(listener), received));
+        Ok(())
+    }
+
     /// Serves clients on `cores` threads, at least one.
     pub fn run(self, cores: usize) -> io::Result<Handle> {
         let addresses = self.listeners.iter().map(|(listener, _)| listener.address()).collect();
         let connections = Arc::new(AtomicUsize::new(0));
-        let (closing, closing_rx) = watch::channel(false);
-        let mut handle = Handle { addresses, connections: connections.clone(), closing, threads: Vec::new() };
+        let (phase, phase_rx) = watch::channel(Phase::Serving);
+        let busy = Arc::new(Busy::default());
+        let mut handle = Handle {
+            addresses,
+            connections: connections.clone(),
+            phase,
+            busy: busy.clone(),
+            threads: Vec::new(),
+        };
         let cores = cores.max(1);
         let memory = Memory::new(self.memory);
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..cores).map(|_| mpsc::unbounded_channel()).unzip();
-        let mut listeners = Some((self.listeners, senders, Connections::new(self.limits)));
+        let clients = Connections::new(self.limits);
+        let until_resumed = self.until_resumed.unwrap_or_else(|| Arc::new(()));
+        let resumed = self.resumed.into_iter().zip(senders.iter().cycle());
+        for ((resume, socket, listener, received), sender) in resumed {
+            let (admission, until_resumed) = (clients.adopt(socket.peer()), until_resumed.clone());
+            let client = Resumed { socket, listener, admission, received, until_resumed };
+            let _ = sender.send(Served::Resumed(resume, client));
+        }
+        let mut listeners = Some((self.listeners, senders, clients));
         for (n, clients) in receivers.into_iter().enumerate() {
             let (connections, memory, accept) = (connections.clone(), memory.clone(), listeners.take());
             let worker = {
-                let closing = closing_rx.clone();
-                move || Worker::new(closing, connections, memory)
+                let (phase, busy) = (phase_rx.clone(), busy.clone());
+                move || Worker::new(phase, connections, busy, memory)
             };
-            let closing = closing_rx.clone();
+            let phase = phase_rx.clone();
             // If a thread cannot be started, dropping the handle stops those that were started.
             handle.threads.push(
                 std::thread::Builder::new()
                     .name(format!("data-{n}"))
-                    .spawn(move || run_thread(closing, worker, clients, accept))?,
+                    .spawn(move || run_thread(phase, worker, clients, accept))?,
             );
         }
         Ok(handle)
@@ -113,35 +178,72 @@ impl Handle {
     /// later, and disconnects clients that have not received their replies after 2 seconds. The socket files
     /// are removed when this returns. The pool stays open.
     pub async fn shutdown(mut self) {
-        self.closing.send_replace(true);
+        self.end(Phase::Closing).await;
+    }
+
+    /// Accepts no new clients, and reads no further requests of those that are connected. Returns when all
+    /// requests that were read are answered.
+    ///
+    /// # Errors
+    /// The number of connections whose requests are not finished after `time`; serving has continued then.
+    pub(crate) async fn quiesce(&self, time: Duration) -> Result<(), usize> {
+        self.phase.send_replace(Phase::Quiescing);
+        let quiet = self.busy.wait_for_none(time).await;
+        if quiet.is_err() {
+            self.phase.send_replace(Phase::Serving);
+        }
+        quiet
+    }
+
+    /// Stops after [`Handle::quiesce`], and returns the connections that can be handed over, and the number
+    /// of those that were closed.
+    pub(crate) async fn hand_over(mut self) -> (Vec<Parked>, usize) {
+        let all = self.connections();
+        let parked = self.end(Phase::HandingOver).await;
+        let closed = all.saturating_sub(parked.len());
+        (parked, closed)
+    }
+
+    async fn end(&mut self, phase: Phase) -> Vec<Parked> {
+        self.phase.send_replace(phase);
         let threads = std::mem::take(&mut self.threads);
         let joined = tokio::task::spawn_blocking(move || {
-            for thread in threads {
-                // A thread that panicked has nothing to close.
-                let _ = thread.join();
-            }
+            // A thread that panicked has nothing to close.
+            threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
         });
-        let _ = joined.await;
+        joined.await.unwrap_or_default()
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.closing.send_replace(true);
+        self.phase.send_if_modified(|phase| {
+            let ended = phase.ends();
+            if !ended {
+                *phase = Phase::Closing;
+            }
+            !ended
+        });
     }
 }
 
-/// A client, and the front end that serves it.
-type Served = (Arc<dyn FrontEnd>, Client);
+/// A client for a data-plane thread.
+enum Served {
+    /// An accepted client, and the front end that serves it.
+    Accepted(Arc<dyn FrontEnd>, Client),
+    /// A client of another process.
+    Resumed(Resume, Resumed),
+}
+
 type Accept = (Vec<(Listener, Arc<dyn FrontEnd>)>, Vec<mpsc::UnboundedSender<Served>>, Arc<Connections>);
 
-/// A data-plane thread, from start to end.
+/// A data-plane thread, from start to end. Returns the connections to be handed over.
 fn run_thread(
-    mut closing: watch::Receiver<bool>,
+    mut server: watch::Receiver<Phase>,
     worker: impl FnOnce() -> Rc<Worker>,
     mut clients: mpsc::UnboundedReceiver<Served>,
     accept: Option<Accept>,
-) {
+) -> Vec<Parked> {
     let worker = worker();
     let result = worker.clone().block_on(async move {
         if let Some((listeners, senders, connections)) = accept {
@@ -149,35 +251,47 @@ fn run_thread(
             let next = Arc::new(AtomicUsize::new(0));
             for (listener, front) in listeners {
                 let accepting = Accepting {
+                    address: Arc::new(listener.address()),
                     acceptor: listener.into_tokio()?,
                     front,
                     connections: connections.clone(),
                     senders: senders.clone(),
                     next: next.clone(),
                 };
-                tokio::task::spawn_local(accepting.run(closing.clone()));
+                tokio::task::spawn_local(accepting.run(server.clone()));
             }
         }
-        loop {
+        let last = loop {
             tokio::select! {
                 biased;
-                _ = closing.wait_for(|c| *c) => break,
-                                // Without listeners there are no senders, and only `closing` can end the
+                changed = server.changed() => {
+                    // An error means that the handle was dropped.
+                    let phase = changed.map_or(Phase::Closing, |()| *server.borrow_and_update());
+                    if phase.ends() {
+                        break phase;
+                    }
+                    worker.enter_phase(phase);
+                }
+                                // Without listeners there are no senders, and only `server` can end the
                                 // loop.
-                Some((front, client)) = clients.recv() => front.spawn(&worker, client),
+                Some(client) = clients.recv() => match client {
+                    Served::Accepted(front, client) => front.spawn(&worker, client),
+                    Served::Resumed(resume, client) => resume(&worker, client),
+                },
             }
-        }
+        };
         drop(clients);
-        worker.close(SHUTDOWN_GRACE).await;
-        io::Result::Ok(())
+        Ok(worker.close(last, SHUTDOWN_GRACE).await)
     });
-    if let Err(error) = result {
+    result.unwrap_or_else(|error: io::Error| {
         tracing::error!(%error, "a data-plane thread cannot run");
-    }
+        Vec::new()
+    })
 }
 
 /// Accepts the clients of one listener.
 struct Accepting {
+    address: Arc<ListenAddr>,
     acceptor: Acceptor,
     front: Arc<dyn FrontEnd>,
     connections: Arc<Connections>,
@@ -186,18 +300,22 @@ struct Accepting {
 }
 
 impl Accepting {
-    /// Accepts clients until the server closes, and then drops the listener.
-    async fn run(self, mut closing: watch::Receiver<bool>) {
+    /// Accepts clients while the server is serving, until it ends; then drops the listener.
+    async fn run(self, mut server: watch::Receiver<Phase>) {
         loop {
+            let phase = server.wait_for(|phase| *phase != Phase::Quiescing).await.map(|phase| *phase);
+            if phase.map_or(true, Phase::ends) {
+                return;
+            }
             let client = tokio::select! {
                 biased;
-                _ = closing.wait_for(|c| *c) => return,
+                _ = server.wait_for(|phase| *phase != Phase::Serving) => continue,
                 client = self.next_client() => client,
             };
             if let Some(client) = client {
                 let n = self.next.fetch_add(1, Ordering::Relaxed) % self.senders.len();
                 // A dropped receiver means that the thread is closing; the socket is closed.
-                let _ = self.senders[n].send((self.front.clone(), client));
+                let _ = self.senders[n].send(Served::Accepted(self.front.clone(), client));
             }
         }
     }
@@ -218,7 +336,7 @@ impl Accepting {
             }
         };
         let admission = self.admit(&socket).await?;
-        Some(Client { socket, admission })
+        Some(Client { socket, admission, listener: self.address.clone() })
     }
 
     /// Admits a client as soon as the limits allow; `None` if it is refused.

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicUsize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;
 
+use super::handover::Phase;
 use super::*;
 
 /// Echoes each byte; panics in the middle of a reply to `!`, and in a request for `?`.
@@ -36,18 +37,25 @@ impl Protocol for Echo {
     }
 }
 
+impl PlainSocket for DuplexStream {
+    fn plain(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+}
+
 fn connect(worker: &Rc<Worker>) -> (DuplexStream, tokio::task::JoinHandle<std::io::Result<()>>) {
     let (client, server) = duplex(1 << 16);
     let backlog = Backlog::new(worker.memory());
-    let served = Conversation::new(worker.clone(), server, None, Vec::new(), backlog.clone(), Echo(backlog));
-    (client, tokio::task::spawn_local(served))
+    let received = Received::default();
+    let served = Conversation::new(worker.clone(), server, None, received, backlog.clone(), Echo(backlog));
+    (client, tokio::task::spawn_local(async { served.await.map(drop) }))
 }
 
 #[test]
 fn a_panic_ends_its_connection_and_no_other() {
-    let (_closing, closing) = watch::channel(false);
-    let worker =
-        Worker::new(closing, Arc::new(AtomicUsize::new(0)), memory::Memory::new(MemoryLimits::default()));
+    let (_phase, phase) = watch::channel(Phase::Serving);
+    let memory = memory::Memory::new(MemoryLimits::default());
+    let worker = Worker::new(phase, Arc::new(AtomicUsize::new(0)), Arc::default(), memory);
     let done = worker.clone().block_on(async move {
         let (mut other, _served) = connect(&worker);
         for bomb in [b"abc!", b"abc?"] {

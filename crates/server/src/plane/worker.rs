@@ -1,4 +1,5 @@
-//! A data-plane thread: its runtime, the buffers shared by its connections, and its shutdown.
+//! A data-plane thread: its runtime, the buffers shared by its connections, its shutdown, and its part in
+//! handing connections over (`handover`).
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::future::Future;
@@ -12,6 +13,7 @@ use tokio::task::LocalSet;
 
 use super::backlog::Backlog;
 use super::budget::next_round;
+use super::handover::{Busy, BusyGuard, Parked, Phase};
 use super::memory::Memory;
 use super::pace::{Pace, precise_timers};
 use super::scratch::Scratch;
@@ -20,8 +22,13 @@ use super::scratch::Scratch;
 pub(crate) struct Worker {
     scratch: RefCell<Scratch>,
     pace: Arc<Pace>,
-    stopping: watch::Receiver<bool>,
-    closing: Cell<bool>,
+    /// The phase of the server.
+    server: watch::Receiver<Phase>,
+    /// The phase that the connections of this thread follow.
+    phase: Cell<Phase>,
+    busy: Arc<Busy>,
+    /// Connections of this thread to be handed over.
+    parked: RefCell<Vec<Parked>>,
     connections: Cell<usize>,
     /// Connections of all threads.
     total: Arc<AtomicUsize>,
@@ -32,14 +39,21 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// The worker of this thread. `stopping` becomes true when the server stops, `total` counts the
-    /// connections of all threads, `memory` is the memory of all clients.
-    pub fn new(stopping: watch::Receiver<bool>, total: Arc<AtomicUsize>, memory: Arc<Memory>) -> Rc<Worker> {
+    /// The worker of this thread. `server` is the phase of the server, `total` counts the connections of all
+    /// threads, `busy` those that are not quiet, `memory` is the memory of all clients.
+    pub fn new(
+        server: watch::Receiver<Phase>,
+        total: Arc<AtomicUsize>,
+        busy: Arc<Busy>,
+        memory: Arc<Memory>,
+    ) -> Rc<Worker> {
         Rc::new(Worker {
             scratch: RefCell::new(Scratch::new()),
             pace: Arc::default(),
-            stopping,
-            closing: Cell::new(false),
+            server,
+            phase: Cell::new(Phase::Serving),
+            busy,
+            parked: RefCell::new(Vec::new()),
             connections: Cell::new(0),
             total,
             memory,
@@ -78,15 +92,42 @@ impl Worker {
         &self.pace
     }
 
-    /// Waits until the server is stopping.
+    /// Waits until the server is stopping, or hands its connections over.
     pub async fn stopping(&self) {
         // An error means that the server was dropped, so it has stopped.
-        let _ = self.stopping.clone().wait_for(|stopping| *stopping).await;
+        let _ = self.server.clone().wait_for(|phase| phase.ends()).await;
     }
 
     /// Whether new requests are refused.
     pub fn closing(&self) -> bool {
-        self.closing.get()
+        self.phase.get() == Phase::Closing
+    }
+
+    /// The phase that connections follow.
+    pub fn phase(&self) -> Phase {
+        self.phase.get()
+    }
+
+    /// Whether requests that were not begun are left to a successor.
+    pub fn is_quiescing(&self) -> bool {
+        matches!(self.phase.get(), Phase::Quiescing | Phase::HandingOver)
+    }
+
+    /// Lets the connections follow another phase.
+    pub fn enter_phase(&self, phase: Phase) {
+        self.phase.set(phase);
+        let sessions: Vec<_> = self.sessions.borrow().iter().filter_map(Weak::upgrade).collect();
+        sessions.iter().for_each(|session| session.wake());
+    }
+
+    /// Counts a connection as busy until it is quiet or dropped.
+    pub fn begin_busy(&self) -> BusyGuard {
+        BusyGuard::new(&self.busy)
+    }
+
+    /// Keeps a connection to be handed over.
+    pub fn park(&self, parked: Parked) {
+        self.parked.borrow_mut().push(parked);
     }
 
     /// Counts a connection until the returned guard is dropped.
@@ -107,17 +148,17 @@ impl Worker {
         sessions.push(Rc::downgrade(session));
     }
 
-    /// Ends the sessions, and waits for them, but no longer than `grace`.
-    pub async fn close(&self, grace: Duration) {
-        self.closing.set(true);
-        let sessions = self.sessions.take();
-        sessions.iter().filter_map(Weak::upgrade).for_each(|s| s.wake());
+    /// Ends the sessions, and waits for them, but no longer than `grace`. Returns those that are handed over,
+    /// in the phase of that name.
+    pub async fn close(&self, phase: Phase, grace: Duration) -> Vec<Parked> {
+        self.enter_phase(phase);
         let all_left = async {
             while self.connections.get() > 0 {
                 self.last_left.notified().await;
             }
         };
         let _ = tokio::time::timeout(grace, all_left).await;
+        self.parked.take()
     }
 }
 

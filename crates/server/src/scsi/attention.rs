@@ -4,7 +4,7 @@
 use forebay_wire::scsi::{Code, Sense, SenseKey, codes};
 
 /// An event to be reported.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum UnitAttention {
     /// The nexus is new.
     PowerOn,
@@ -67,6 +67,11 @@ impl UnitAttention {
 pub(super) struct Attentions(Vec<UnitAttention>);
 
 impl Attentions {
+    /// All of them, in the order in which they will be reported.
+    pub fn all(&self) -> &[UnitAttention] {
+        &self.0
+    }
+
     /// Adds one.
     pub fn note(&mut self, attention: UnitAttention) {
         if self.0.contains(&attention) {

@@ -17,6 +17,13 @@ pub trait AbortTasks: Send + Sync {
     fn abort_tasks(&self, lun: u16);
 }
 
+/// A session that another process handed over and that has not resumed yet: it has no commands.
+struct NotResumed;
+
+impl AbortTasks for NotResumed {
+    fn abort_tasks(&self, _: u16) {}
+}
+
 /// A nexus as its unit sees it.
 pub(super) struct Member {
     pub id: u64,
@@ -28,6 +35,8 @@ pub(super) struct Member {
     /// Its commands that change the unit.
     pub gate: Gate,
     attentions: Mutex<Attentions>,
+    /// Its session was handed over by another process, and has not resumed yet.
+    pub resumes: bool,
 }
 
 impl Member {
@@ -40,13 +49,27 @@ impl Member {
             alert: AtomicBool::new(false),
             gate: Gate::default(),
             attentions: Mutex::default(),
+            resumes: false,
         }
+    }
+
+    /// The nexus of a session that another process handed over, until the session resumes.
+    pub fn not_resumed(id: u64, port: Arc<Port>, lun: u16, pending: &[UnitAttention]) -> Member {
+        let session: Weak<NotResumed> = Weak::new();
+        let member = Member { resumes: true, ..Member::new(id, port, lun, session) };
+        pending.iter().for_each(|attention| member.note(*attention));
+        member
     }
 
     pub fn note(&self, attention: UnitAttention) {
         let mut attentions = self.attentions.lock();
         attentions.note(attention);
         self.alert.store(true, Release);
+    }
+
+    /// The pending attentions.
+    pub fn pending(&self) -> Vec<UnitAttention> {
+        self.attentions.lock().all().to_vec()
     }
 
     pub fn take(&self, resets_only: bool) -> Option<UnitAttention> {

@@ -7,7 +7,8 @@
 //! reads and writes itself, or passes the command to [`Nexus::perform`]: `io` reads and changes blocks
 //! (`medium` those changes that depend on the contents), `copy` copies them. A request to abort commands of
 //! other nexuses waits for those that change the unit (`underway`). `admin` shows and clears reservations for
-//! administrators. `errors` maps engine errors to sense data.
+//! administrators. `errors` maps engine errors to sense data. `handover` passes the state of units to another
+//! process.
 //!
 //! Locks are short, are not held across an await, and are not held during a call to a transport. The order in
 //! which they may be taken: a unit's reservations, its reserver, its members, a member's attentions.
@@ -16,6 +17,7 @@ mod admin;
 mod attention;
 mod copy;
 mod errors;
+mod handover;
 mod io;
 mod medium;
 mod member;
@@ -34,6 +36,7 @@ mod units;
 pub use admin::ReservationState;
 pub use attention::UnitAttention;
 pub use errors::sense_of;
+pub use handover::{ResumedUnits, UnitState};
 pub use member::AbortTasks;
 pub use nexus::{Admitted, Nexus, NexusOwner};
 pub use port::{Port, Settings};

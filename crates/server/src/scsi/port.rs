@@ -1,7 +1,8 @@
 //! The two ends of an I_T nexus, and how a unit is mapped for it.
 
 /// An I_T nexus: an initiator port and a target port.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Port {
     /// iSCSI name of the initiator.
     pub initiator: String,

@@ -26,17 +26,17 @@ pub struct LogicalUnit {
     disk: Arc<DiskHandle>,
     identity: Identity,
     /// The size in bytes that was last seen.
-    size: AtomicU64,
+    pub(super) size: AtomicU64,
     /// Reasons to check a command more closely; almost always 0.
     flags: AtomicU32,
     descriptor_sense: AtomicBool,
     /// The store was low on room at the last check.
-    low: AtomicBool,
-    members: Mutex<Vec<Arc<Member>>>,
-    next_member: AtomicU64,
+    pub(super) low: AtomicBool,
+    pub(super) members: Mutex<Vec<Arc<Member>>>,
+    pub(super) next_member: AtomicU64,
     pub(super) reservations: Mutex<Reservations>,
     /// The member that holds RESERVE.
-    reserver: Mutex<Option<u64>>,
+    pub(super) reserver: Mutex<Option<u64>>,
     /// The encoded reservations that are stored with the disk. Locked during a change, which serializes
     /// changes.
     pub(super) kept: tokio::sync::Mutex<Option<Vec<u8>>>,
@@ -85,13 +85,32 @@ impl LogicalUnit {
         &self.identity
     }
 
-    /// Adds a nexus of a session. Its first command reports a power-on condition.
+    /// Adds a nexus of a session. Its first command reports a power-on condition, unless the session was
+    /// handed over by another process.
     pub(super) fn add_member(&self, port: Arc<Port>, lun: u16, session: Weak<dyn AbortTasks>) -> Arc<Member> {
+        if let Some(member) = self.resume_member(&port, lun, &session) {
+            return member;
+        }
         let id = self.next_member.fetch_add(1, Relaxed);
         let member = Arc::new(Member::new(id, port, lun, session));
         member.note(UnitAttention::PowerOn);
         self.members.lock().push(member.clone());
         member
+    }
+
+    /// Connects a session that was handed over with the state of its nexus.
+    fn resume_member(
+        &self,
+        port: &Arc<Port>,
+        lun: u16,
+        session: &Weak<dyn AbortTasks>,
+    ) -> Option<Arc<Member>> {
+        let mut members = self.members.lock();
+        let waiting = members.iter_mut().find(|m| m.resumes && m.lun == lun && m.port.is(port))?;
+        let resumed = Member::new(waiting.id, port.clone(), lun, session.clone());
+        waiting.pending().into_iter().for_each(|attention| resumed.note(attention));
+        *waiting = Arc::new(resumed);
+        Some(waiting.clone())
     }
 
     /// Removes a nexus.
@@ -106,7 +125,7 @@ impl LogicalUnit {
         self.flags.load(Acquire)
     }
 
-    fn set_flag(&self, flag: u32, on: bool) {
+    pub(super) fn set_flag(&self, flag: u32, on: bool) {
         if on {
             self.flags.fetch_or(flag, AcqRel);
         } else {
@@ -278,7 +297,7 @@ impl LogicalUnit {
         Ok(())
     }
 
-    fn install(self: &Arc<Self>, new: Reservations) {
+    pub(super) fn install(self: &Arc<Self>, new: Reservations) {
         {
             let mut reservations = self.reservations.lock();
             *reservations = new;

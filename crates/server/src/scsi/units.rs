@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use forebay_engine::{Client, Pool, Result};
 
+use super::handover::{ResumedUnits, UnitState};
 use super::tokens::Tokens;
 use super::unit::LogicalUnit;
 
@@ -48,6 +49,26 @@ impl Units {
         units.0.retain(|_, unit| unit.strong_count() > 0);
         units.0.insert(disk.to_owned(), Arc::downgrade(&unit));
         Ok(unit)
+    }
+
+    /// The state of all open units, while none of their sessions has a command under way.
+    pub async fn hand_over(&self) -> Vec<UnitState> {
+        let open = self.units.lock().await;
+        open.0.values().filter_map(Weak::upgrade).map(|unit| UnitState::of(&unit)).collect()
+    }
+
+    /// Opens units with the state of another process. They stay open at least as long as the returned value.
+    ///
+    /// # Errors
+    /// A unit cannot be opened, or its state is invalid.
+    pub async fn resume(&self, pool: &Arc<Pool>, states: &[UnitState]) -> Result<ResumedUnits> {
+        let mut resumed = ResumedUnits::default();
+        for state in states {
+            let unit = self.open(pool, &state.disk).await?;
+            state.install(&unit)?;
+            resumed.0.push(unit);
+        }
+        Ok(resumed)
     }
 
     /// Locks the open units: no unit is opened until the guard is dropped.

@@ -64,6 +64,12 @@ impl EngineThread {
         self.host.memory.remove();
     }
 
+    /// Lets another opening of the pool, here or in another process, use its retained memory. The pool was
+    /// closed.
+    pub fn release_memory(&self) {
+        self.host.memory.release();
+    }
+
     /// Runs `future` on the engine's thread instead of the caller's.
     pub async fn run<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T {
         match self.host.handle.spawn(future).await {

@@ -36,6 +36,16 @@ impl MemoryFiles {
         Ok(Some(file))
     }
 
+    /// Lets another opening use the file. The pool was closed, so it does not change it any more.
+    pub fn release(&self) {
+        let open = self.open.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        if let Some(file) = open
+            && let Err(e) = file.unlock()
+        {
+            tracing::warn!("cannot release the file of the retained memory: {e}");
+        }
+    }
+
     /// Removes the file of a pool that was closed and needs nothing from it.
     pub fn remove(&self) {
         let open = self.open.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();

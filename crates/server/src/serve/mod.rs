@@ -1,13 +1,17 @@
-//! The running server: startup, listeners, the ready line and orderly shutdown.
+//! The running server: startup, listeners, the ready line, upgrades and orderly shutdown.
 //!
-//! **Start.** The server opens the store (which refuses a second server) and the pool, and binds the
-//! listeners. Last, it moves the control socket into place and prints one line. A failure before that leaves
-//! no files behind.
+//! **Start.** The server opens the store (which refuses a second server), binds the listeners, and then opens
+//! the pool: clients that reconnect after a crash wait for the pool instead of failing. Last, it moves the
+//! control socket into place, prints one line, and accepts clients. A failure before that leaves no files
+//! behind.
 //!
 //! **Stop.** On the first SIGTERM or SIGINT the server accepts no new connections, finishes requests in
 //! progress (within a bounded time), undoes imports, makes everything durable and closes the pool. Exit
 //! status 0. A second signal exits immediately, which is as safe as a crash.
 //!
+//! **Upgrade.** On SIGUSR2, or on request of the API, another process takes over the sockets, the pool and
+//! the connections ([`upgrade`]). If that fails, this process takes them back: it builds its services
+//! ([`services`]) again.
 //! **Loss of the pool.** If another server has opened the pool, this one ends at once, with an error and
 //! without answering a request: its clients lose their connections, and look for the other server.
 
@@ -15,43 +19,51 @@ mod capped;
 mod classes;
 mod descriptors;
 mod host;
+mod inherited;
+mod lease;
 mod memory;
 mod notify;
 mod pressure;
+mod replace;
+mod services;
 mod socket;
+mod sockets;
 mod store;
+mod upgrade;
 
 use std::io::Write;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::serve::Listener;
 use forebay_engine::Pool;
+use forebay_store::StoreError;
 use serde_json::json;
-use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::sync::{mpsc, oneshot};
 
-use crate::api::{self, Origin};
 use crate::config::ServeConfig;
-use crate::control::{Control, ServerInfo};
-use crate::iscsi;
+use crate::control::{Control, ControlError, Upgrade, UpgradeRequest, Upgraded};
 use crate::nbd;
-use crate::plane::{ConnectionLimits, Handle, ListenError, Plane};
-use crate::scsi::Units;
-use crate::targets::Targets;
-use capped::Capped;
+use crate::plane::{ListenAddr, ListenError};
 use descriptors::Descriptors;
 pub use host::EngineThread;
-use socket::ControlSocket;
+use inherited::Inherited;
+use lease::Lease;
+use replace::{Outcome, replace};
+use services::{Prepared, Services};
+use sockets::Sockets;
+use upgrade::{Binary, HandedOver, Successor};
 
+/// Longest time for each step of the new process in an upgrade, unless the request says otherwise.
+const UPGRADE_STEP: Duration = Duration::from_secs(10);
+/// Time for the predecessor's store to be released, and the interval of attempts to open it.
+const RELEASE: Duration = Duration::from_secs(5);
+const RELEASE_RETRY: Duration = Duration::from_millis(1);
+/// Time for the last replies of the API before the process of a predecessor ends.
+const LAST_REPLIES: Duration = Duration::from_secs(1);
 /// Exit status of a server that has lost its pool: EX_UNAVAILABLE (sysexits.h).
 const FENCED_STATUS: i32 = 69;
-/// Time that requests and jobs in progress have to finish after a stop signal.
-const DRAIN: Duration = Duration::from_millis(2500);
 
 /// Reasons for which a server cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -87,9 +99,34 @@ pub enum ServeError {
     /// The NBD server cannot start.
     #[error("{0}")]
     Nbd(#[from] nbd::BindError),
-    /// The iSCSI target cannot start.
+    /// An address of the data plane cannot be listened on.
     #[error("{0}")]
-    Iscsi(#[from] ListenError),
+    Address(#[from] ListenError),
+    /// A socket that the service manager passed cannot be used.
+    #[error("the socket '{name}' that the service manager passed cannot be used: {error}")]
+    Passed {
+        /// Its name.
+        name: String,
+        /// The error.
+        error: std::io::Error,
+    },
+    /// A socket that the service manager passed has an address that is not configured.
+    #[error(
+        "the service manager passed the socket '{name}' on {address}, which is not configured: add the address to \
+         the configuration, or remove it from the socket unit"
+    )]
+    NotConfigured {
+        /// Its name.
+        name: String,
+        /// Its address.
+        address: ListenAddr,
+    },
+    /// The addresses of the predecessor differ from those of the configuration.
+    #[error("{0} is listened on by only one of both processes; restart the server to change its addresses")]
+    OtherAddresses(ListenAddr),
+    /// The exchange with the predecessor failed.
+    #[error("cannot take over from another process: {0}")]
+    Predecessor(String),
     /// An address cannot be listened on.
     #[error("cannot listen on {address}: {reason}")]
     Listen {
@@ -108,191 +145,253 @@ impl ServeError {
 
 /// Runs a server until a stop signal. With `json`, the ready line is a JSON object.
 pub fn run(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
+    let inherited = Inherited::from_environment()?;
+    let successor = Successor::from_environment()?;
     init_tracing();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(serve(config, json));
+    let result = runtime.block_on(serve(config, json, inherited, successor));
     // A connection that is stuck must not delay the exit.
     runtime.shutdown_timeout(Duration::from_millis(100));
     result
 }
 
-async fn serve(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
-    let mut signals = Signals::new()?;
-    let descriptors = Descriptors::raise(config.cores)?;
-    // The store is opened before the control socket is bound: creating a store requires an empty directory,
-    // and the socket may be in the same one.
-    let engine = EngineThread::retaining(&config.memory_dir)?;
-    let store = store::open(config, &descriptors, engine.host()).await?;
-    let (mut socket, control_listener) = ControlSocket::bind(&config.socket)?;
-    let opened = Instant::now();
-    let pool = engine.run(Pool::open(store, engine.host(), config.pool.clone())).await?;
-    tracing::info!(ms = opened.elapsed().as_millis(), "pool open");
-
-    let Services { plane, control, listeners, background } =
-        start_services(config, &descriptors, &pool, control_listener).await?;
-    socket.publish()?;
-    print_ready_line(config, &control, json);
-    notify::notify("READY=1");
-
-    tokio::select! {
-        () = signals.first() => {}
-        () = pool.fenced() => exit_fenced(socket),
-    }
-    tracing::info!("stopping");
-    notify::notify("STOPPING=1");
-    background.iter().for_each(JoinHandle::abort);
-    let closing = pool.clone();
-    let stop = async {
-        drain(plane, &control, listeners).await;
-        drop(socket);
-        let closed = engine.run(async move { closing.close().await }).await;
-        if closed.is_ok() && !pool.retains() {
-            engine.remove_memory();
-        }
-        closed
-    };
-    tokio::select! {
-        biased;
-        () = pool.fenced() => exit_without_pool(),
-        closed = stop => closed?,
-        () = signals.second() => exit_immediately(),
-    }
-    tracing::info!("stopped");
-    Ok(())
-}
-
-/// The running parts of a server with an open pool.
-struct Services {
-    plane: Handle,
-    control: Control,
-    /// Tasks that serve the listeners of the API.
-    listeners: Vec<JoinHandle<()>>,
-    /// Tasks that are aborted on a stop.
-    background: Vec<JoinHandle<()>>,
-}
-
-/// Starts the data plane, the control plane and the background tasks.
-async fn start_services(
+async fn serve(
     config: &ServeConfig,
-    descriptors: &Descriptors,
-    pool: &Arc<Pool>,
-    control_listener: UnixListener,
-) -> Result<Services, ServeError> {
-    let mut background = vec![tokio::spawn(pressure::watch(pool.clone()))];
-    let targets = Arc::new(Targets::load(pool.clone()).await);
-    if let Err(e) = targets.apply(&config.iscsi_targets).await {
-        tracing::error!("cannot set up the iSCSI targets of the configuration: {e}");
-    }
-    let units = Arc::new(Units::new());
-    background.push(tokio::spawn(iscsi::follow(targets.clone(), units.clone())));
-    let mut plane = Plane::new(connection_limits(config, descriptors), config.client_memory);
-    let nbd::Listening { addresses: nbd, certificates } = nbd::listen(&mut plane, pool, &config.nbd)?;
-    background.push(tokio::spawn(reload_on_hangup(certificates)?));
-    let iscsi = iscsi::listen(
-        &mut plane,
-        pool.clone(),
-        targets.clone(),
-        units.clone(),
-        config.iscsi_limits,
-        &config.chap_algorithms,
-        &config.iscsi,
-    )?;
-    let plane = plane.run(config.cores)?;
-    let http = bind_http(config.http).await?;
-    let info = ServerInfo {
-        data: config.data.clone(),
-        nbd: nbd.iter().map(ToString::to_string).collect(),
-        iscsi: iscsi.iter().map(ToString::to_string).collect(),
-        http: http.as_ref().map(|(_, addr)| addr.to_string()),
-        imports: config.imports,
-        started: Instant::now(),
+    json: bool,
+    inherited: Inherited,
+    successor: Option<Successor>,
+) -> Result<(), ServeError> {
+    let binary = Binary::at_start();
+    let Some(successor) = successor else {
+        let mut server = Server::new(config, binary)?;
+        // The store is opened before the sockets are bound: creating a store requires an empty directory, and
+        // the sockets may be in the same one.
+        let store = server.open_store().await?;
+        let mut sockets = Sockets::bind(config, inherited)?;
+        let open = server.open_pool(store).await?;
+        let prepared = server.prepare(&open, &sockets, HandedOver::default()).await?;
+        let services = prepared.run(server.upgrades.clone())?;
+        sockets.publish()?;
+        print_ready_line(config, &services.control, json);
+        notify::notify("READY=1");
+        return server.serve(open, services, sockets).await;
     };
-    let control = Control::new(pool.clone(), targets, units, info);
-    background.push(tokio::spawn(classes::learn(control.clone())));
-    let socket_listener = Capped::new(control_listener, descriptors.control);
-    let mut listeners = vec![listen(socket_listener, &control, Origin::Socket, &[])];
-    if let Some((listener, addr)) = http {
-        let origin = if addr.ip().is_loopback() { Origin::Loopback } else { Origin::Remote };
-        let listener = Capped::new(listener, descriptors.control);
-        listeners.push(listen(listener, &control, origin, &config.http_hosts));
-    }
-    Ok(Services { plane, control, listeners, background })
-}
-
-/// Finishes requests in progress, jobs and API calls, within [`DRAIN`].
-async fn drain(plane: Handle, control: &Control, listeners: Vec<JoinHandle<()>>) {
-    let drained = async {
-        tokio::join!(plane.shutdown(), control.stop(DRAIN));
-        for listener in listeners {
-            // A listener that panicked has no requests left to finish.
-            let _ = listener.await;
+    match take_over(config, binary, &successor).await {
+        Ok((mut server, open, services, sockets)) => server.serve(open, services, sockets).await,
+        Err(e) => {
+            successor.refuse(&e);
+            Err(e)
         }
-    };
-    // Connections that are still open then are cut, so that time is left to make everything durable.
-    if tokio::time::timeout(DRAIN, drained).await.is_err() {
-        tracing::warn!(
-            "some clients did not receive their replies within {DRAIN:?}; their connections are cut"
-        );
     }
 }
 
-/// The limits of the configuration, lowered to the number of available descriptors.
-fn connection_limits(config: &ServeConfig, descriptors: &Descriptors) -> ConnectionLimits {
-    let wanted = config.connections;
-    let all = wanted.all.min(descriptors.clients);
-    if all < wanted.all {
-        let limit = descriptors.limit;
-        tracing::warn!(
-            wanted = wanted.all,
-            connections = all,
-            "the limit of {limit} open files allows fewer connections than configured (ulimit -n, LimitNOFILE=)"
-        );
-    }
-    // A part of the connections is reserved for clients that have negotiated.
-    ConnectionLimits { all, negotiating: wanted.negotiating.min(all.div_ceil(2)), ..wanted }
+/// Takes the place of another process.
+async fn take_over<'a>(
+    config: &'a ServeConfig,
+    binary: Binary,
+    successor: &Successor,
+) -> Result<(Server<'a>, OpenPool, Services, Sockets), ServeError> {
+    let server = Server::new(config, binary)?;
+    let mut sockets = successor.prepare(config)?;
+    let state = successor.receive_state()?;
+    let store = server.open_released_store().await?;
+    let open = server.open_pool(store).await?;
+    let prepared = server.prepare(&open, &sockets, state).await?;
+    let resumed = prepared.resumed;
+    successor.opened()?;
+    let services = prepared.run(server.upgrades.clone())?;
+    successor.serving(resumed);
+    sockets.own_files();
+    notify::taken_over();
+    tracing::info!(connections = resumed, "took over from another process");
+    Ok((server, open, services, sockets))
 }
 
-/// Reloads the certificates of the NBD server on each SIGHUP.
-fn reload_on_hangup(certificates: nbd::Certificates) -> std::io::Result<impl Future<Output = ()>> {
-    let mut hangup = signal(SignalKind::hangup())?;
-    Ok(async move {
-        while hangup.recv().await.is_some() {
-            match certificates.reload() {
-                Ok(true) => tracing::info!("TLS certificates read again"),
-                Ok(false) => {
-                    tracing::info!("SIGHUP: TLS is not configured, there are no certificates to reload")
+/// An open pool and its store.
+struct OpenPool {
+    pool: Arc<Pool>,
+    store: Arc<Lease>,
+    engine: Arc<EngineThread>,
+}
+
+impl OpenPool {
+    async fn close(&self) -> Result<(), ServeError> {
+        let pool = self.pool.clone();
+        Ok(self.engine.run(async move { pool.close().await }).await?)
+    }
+
+    /// Closes the pool, and then releases its store and its retained memory for the next opening, also if
+    /// closing failed.
+    async fn release(&self) -> Result<(), ServeError> {
+        let closed = self.close().await;
+        let store = self.store.clone();
+        // Only fails if the store panicked.
+        let _ = tokio::task::spawn_blocking(move || store.close()).await;
+        self.engine.release_memory();
+        closed
+    }
+}
+
+/// What exists as long as the process, also while it has no pool.
+struct Server<'a> {
+    config: &'a ServeConfig,
+    binary: Binary,
+    descriptors: Descriptors,
+    engine: Arc<EngineThread>,
+    signals: Signals,
+    /// SIGUSR2.
+    upgrade_signal: Signal,
+    upgrades: mpsc::Sender<UpgradeRequest>,
+    requests: mpsc::Receiver<UpgradeRequest>,
+}
+
+/// An event for the loop of the server.
+enum Event {
+    Stop,
+    /// Another server has opened the pool.
+    Fenced,
+    /// An upgrade; the reply is for the API.
+    Upgrade(Upgrade, Option<oneshot::Sender<Result<Upgraded, ControlError>>>),
+}
+
+impl Server<'_> {
+    /// Checks everything that does not depend on the pool.
+    fn new(config: &ServeConfig, binary: Binary) -> Result<Server<'_>, ServeError> {
+        let (signals, upgrade_signal) = (Signals::new()?, signal(SignalKind::user_defined2())?);
+        let descriptors = Descriptors::raise(config.cores)?;
+        nbd::check(&config.nbd)?;
+        let engine = Arc::new(EngineThread::retaining(&config.memory_dir)?);
+        let (upgrades, requests) = mpsc::channel(1);
+        Ok(Server { config, binary, descriptors, engine, signals, upgrade_signal, upgrades, requests })
+    }
+
+    async fn open_store(&self) -> Result<Arc<Lease>, ServeError> {
+        let store = store::open(self.config, &self.descriptors, self.engine.host()).await?;
+        Ok(Lease::new(store))
+    }
+
+    /// Opens a store that another process, or this one, has just closed.
+    async fn open_released_store(&self) -> Result<Arc<Lease>, ServeError> {
+        let begun = Instant::now();
+        loop {
+            match self.open_store().await {
+                Err(ServeError::Store { source: StoreError::Busy(_), .. }) if begun.elapsed() < RELEASE => {
+                    tokio::time::sleep(RELEASE_RETRY).await;
                 }
-                Err(e) => tracing::error!("cannot reload the TLS certificates, those in use are kept: {e}"),
+                other => return other,
             }
         }
-    })
-}
+    }
 
-async fn bind_http(addr: Option<SocketAddr>) -> Result<Option<(TcpListener, SocketAddr)>, ServeError> {
-    let Some(addr) = addr else { return Ok(None) };
-    let fail = |e| ServeError::listen(&addr.to_string(), &e);
-    let listener = TcpListener::bind(addr).await.map_err(fail)?;
-    let bound = listener.local_addr().map_err(fail)?;
-    Ok(Some((listener, bound)))
-}
+    async fn open_pool(&self, store: Arc<Lease>) -> Result<OpenPool, ServeError> {
+        let opened = Instant::now();
+        let opening = Pool::open(store.clone(), self.engine.host(), self.config.pool.clone());
+        let pool = self.engine.run(opening).await?;
+        tracing::info!(ms = opened.elapsed().as_millis(), "pool open");
+        Ok(OpenPool { pool, store, engine: self.engine.clone() })
+    }
 
-/// Serves the API on a listener until the control plane stops.
-fn listen<L>(listener: L, control: &Control, origin: Origin, hosts: &[String]) -> JoinHandle<()>
-where
-    L: Listener,
-    L::Addr: std::fmt::Debug,
-{
-    let mut stopping: watch::Receiver<bool> = control.stopping();
-    let router = api::router(control.clone(), origin, hosts);
-    tokio::spawn(async move {
-        let stop = async move {
-            // An error means that the control plane was dropped, so it has stopped.
-            let _ = stopping.wait_for(|stopping| *stopping).await;
-        };
-        if let Err(e) = axum::serve(listener, router).with_graceful_shutdown(stop).await {
-            tracing::error!(error = %e, "an API listener failed");
+    async fn prepare(
+        &self,
+        open: &OpenPool,
+        sockets: &Sockets,
+        state: HandedOver,
+    ) -> Result<Prepared, ServeError> {
+        Prepared::new(self.config, &self.descriptors, open.pool.clone(), sockets, state).await
+    }
+
+    /// Serves until a stop signal, or until another process has taken over.
+    async fn serve(
+        &mut self,
+        mut open: OpenPool,
+        mut services: Services,
+        mut sockets: Sockets,
+    ) -> Result<(), ServeError> {
+        loop {
+            let (upgrade, reply) = match self.event(&open.pool).await {
+                Event::Stop => return self.stop(open, services, sockets).await,
+                Event::Fenced => exit_fenced(sockets),
+                Event::Upgrade(upgrade, reply) => (upgrade, reply),
+            };
+            let binary = upgrade.binary.unwrap_or_else(|| self.binary.path().to_owned());
+            let time = upgrade.timeout_s.map_or(UPGRADE_STEP, Duration::from_secs);
+            let (outcome, kept) = replace(binary, time, &open, services, sockets).await;
+            let (error, resume) = match (outcome, kept) {
+                (Outcome::Replaced(done, api), _) => {
+                    self.pass_on_stop(done.pid);
+                    let _ = reply.map(|reply| reply.send(Ok(done)));
+                    // Until the reply is sent.
+                    let replies = async {
+                        for listener in api {
+                            let _ = listener.await;
+                        }
+                    };
+                    let _ = tokio::time::timeout(LAST_REPLIES, replies).await;
+                    return Ok(());
+                }
+                (Outcome::Unchanged(same, error), Some(kept)) => {
+                    (services, sockets) = (*same, kept);
+                    (error, None)
+                }
+                (Outcome::Resume(state, error), Some(kept)) => {
+                    sockets = kept;
+                    let store = self.open_released_store().await?;
+                    open = self.open_pool(store).await?;
+                    let prepared = self.prepare(&open, &sockets, state).await?;
+                    services = prepared.run(self.upgrades.clone())?;
+                    (error, Some(()))
+                }
+                (_, None) => unreachable!("sockets are left only to a successor that serves"),
+            };
+            tracing::error!(resumed = resume.is_some(), "{}", error.message);
+            notify::notify("READY=1");
+            // The client of the API may have disconnected.
+            let _ = reply.map(|reply| reply.send(Err(error)));
         }
-    })
+    }
+
+    /// Sends a stop signal that arrived during the upgrade to the process that replaces this one.
+    fn pass_on_stop(&mut self, pid: u32) {
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        let Signals { terminate, interrupt } = &mut self.signals;
+        if terminate.poll_recv(&mut cx).is_ready() || interrupt.poll_recv(&mut cx).is_ready() {
+            // SAFETY: the call accesses no memory. The process is a child that was not waited for, so its id
+            // is not reused.
+            unsafe { libc::kill(pid.cast_signed(), libc::SIGTERM) };
+        }
+    }
+
+    async fn event(&mut self, pool: &Pool) -> Event {
+        tokio::select! {
+            () = pool.fenced() => Event::Fenced,
+            () = self.signals.stop() => Event::Stop,
+            _ = self.upgrade_signal.recv() => Event::Upgrade(Upgrade::default(), None),
+            // The sender is in `self`.
+            Some(UpgradeRequest { upgrade, reply }) = self.requests.recv() => Event::Upgrade(upgrade, Some(reply)),
+        }
+    }
+
+    async fn stop(&mut self, open: OpenPool, services: Services, sockets: Sockets) -> Result<(), ServeError> {
+        tracing::info!("stopping");
+        notify::notify("STOPPING=1");
+        let stop = async {
+            services.drain().await;
+            drop(sockets);
+            let closed = open.close().await;
+            if closed.is_ok() && !open.pool.retains() {
+                self.engine.remove_memory();
+            }
+            closed
+        };
+        tokio::select! {
+            biased;
+            () = open.pool.fenced() => exit_without_pool(),
+            closed = stop => closed?,
+            () = self.signals.stop() => exit_immediately(),
+        }
+        tracing::info!("stopped");
+        Ok(())
+    }
 }
 
 /// Prints the ready line, which names all addresses. A closed standard output is not an error.
@@ -334,21 +433,18 @@ impl Signals {
         })
     }
 
-    async fn first(&mut self) {
+    /// Waits for a signal to stop.
+    async fn stop(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => (),
             _ = self.interrupt.recv() => (),
         }
     }
-
-    async fn second(&mut self) {
-        self.first().await;
-    }
 }
 
 /// Ends the process after another server has opened the pool: all connections end unanswered.
-fn exit_fenced(socket: ControlSocket) -> ! {
-    drop(socket);
+fn exit_fenced(sockets: Sockets) -> ! {
+    drop(sockets);
     exit_without_pool()
 }
 

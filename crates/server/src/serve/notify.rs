@@ -1,4 +1,4 @@
-//! Notification of a service manager that the server is ready or stopping (sd_notify(3)).
+//! Notification of a service manager that the server is ready, is replaced, or stops (sd_notify(3)).
 
 use std::ffi::OsStr;
 use std::io;
@@ -13,6 +13,26 @@ pub fn notify(state: &str) {
     if let Err(e) = send(&path, state) {
         tracing::warn!(error = %e, "cannot send '{state}' to the service manager");
     }
+}
+
+/// Reports that an upgrade begins; `READY=1` ends it.
+pub fn reloading() {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a valid structure for the call to fill.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let us = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
+    notify(&format!("RELOADING=1\nMONOTONIC_USEC={us}"));
+}
+
+/// Reports that another process serves the clients. This one may exit afterwards.
+pub fn replaced_by(pid: u32) {
+    notify(&format!("MAINPID={pid}\nREADY=1"));
+}
+
+/// Reports that this process has taken over. The service manager accepts it from a process that it does not
+/// know yet only with `NotifyAccess=all`; otherwise the report of the predecessor suffices.
+pub fn taken_over() {
+    replaced_by(std::process::id());
 }
 
 fn send(path: &OsStr, state: &str) -> io::Result<()> {

@@ -9,10 +9,8 @@ use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-
-use tokio::net::UnixListener;
 
 use super::ServeError;
 
@@ -23,15 +21,17 @@ const PENDING: &str = ".new";
 
 /// A control socket; dropping it removes its file.
 pub struct ControlSocket {
+    listener: UnixListener,
     path: PathBuf,
-    pending: PathBuf,
+    /// The temporary name until it is published.
+    pending: Option<PathBuf>,
     /// Device and inode once published, so that a successor's socket is not removed.
     identity: Option<(u64, u64)>,
 }
 
 impl ControlSocket {
     /// Binds a socket under its temporary name. Fails if a server answers on `path`.
-    pub fn bind(path: &Path) -> Result<(ControlSocket, UnixListener), ServeError> {
+    pub fn bind(path: &Path) -> Result<ControlSocket, ServeError> {
         let mut pending = path.as_os_str().to_owned();
         pending.push(PENDING);
         let pending = PathBuf::from(pending);
@@ -49,28 +49,64 @@ impl ControlSocket {
         }
         remove_if_there(&pending).map_err(fail)?;
         let listener = UnixListener::bind(&pending).map_err(fail)?;
-        let socket = ControlSocket { path: path.to_owned(), pending, identity: None };
-        fs::set_permissions(&socket.pending, fs::Permissions::from_mode(0o600)).map_err(fail)?;
-        Ok((socket, listener))
+        let pending_path = Some(pending.clone());
+        let socket = ControlSocket { listener, path: path.to_owned(), pending: pending_path, identity: None };
+        fs::set_permissions(&pending, fs::Permissions::from_mode(0o600)).map_err(fail)?;
+        socket.listener.set_nonblocking(true).map_err(fail)?;
+        Ok(socket)
+    }
+
+    /// A socket that another process bound to its path. Its file is not removed.
+    pub fn adopt(path: &Path, listener: UnixListener) -> ControlSocket {
+        ControlSocket { listener, path: path.to_owned(), pending: None, identity: None }
     }
 
     /// Moves the socket to its path, replacing a stale one.
     pub fn publish(&mut self) -> Result<(), ServeError> {
+        let Some(pending) = &self.pending else { return Ok(()) };
         let fail = |e: io::Error| ServeError::listen(&self.path.display().to_string(), &e);
-        let meta = fs::symlink_metadata(&self.pending).map_err(fail)?;
-        fs::rename(&self.pending, &self.path).map_err(fail)?;
+        let meta = fs::symlink_metadata(pending).map_err(fail)?;
+        fs::rename(pending, &self.path).map_err(fail)?;
+        self.pending = None;
         self.identity = Some((meta.dev(), meta.ino()));
         Ok(())
+    }
+
+    /// The listening socket.
+    pub fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+
+    /// The path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Device and inode of its file, if this server removes it.
+    pub fn identity(&self) -> Option<(u64, u64)> {
+        self.identity
+    }
+
+    /// Removes the file with this device and inode when the socket is dropped.
+    pub fn own_file(&mut self, identity: (u64, u64)) {
+        self.identity = Some(identity);
+    }
+
+    /// Closes the socket, and leaves its file to a successor.
+    pub fn leave(mut self) {
+        self.identity = None;
     }
 }
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
-        let path = if self.identity.is_none() { &self.pending } else { &self.path };
-        let is_mine = match (self.identity, fs::symlink_metadata(path)) {
-            (None, _) => true,
-            (Some(identity), Ok(meta)) => identity == (meta.dev(), meta.ino()),
-            (Some(_), Err(_)) => false,
+        let (path, is_mine) = match (&self.pending, self.identity) {
+            (Some(pending), _) => (pending, true),
+            (None, Some(identity)) => {
+                let found = fs::symlink_metadata(&self.path);
+                (&self.path, found.is_ok_and(|meta| identity == (meta.dev(), meta.ino())))
+            }
+            (None, None) => return,
         };
         if is_mine {
             let _ = fs::remove_file(path);
@@ -89,11 +125,11 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn a_socket_is_private_appears_when_ready_and_is_removed_when_dropped() {
+    #[test]
+    fn a_socket_is_private_appears_when_ready_and_is_removed_when_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let (mut socket, _listener) = ControlSocket::bind(&path).unwrap();
+        let mut socket = ControlSocket::bind(&path).unwrap();
         assert!(!path.exists());
         socket.publish().unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -102,12 +138,12 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
-    #[tokio::test]
-    async fn a_stale_socket_is_replaced_and_other_files_are_not() {
+    #[test]
+    fn a_stale_socket_is_replaced_and_other_files_are_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let (mut socket, _listener) = ControlSocket::bind(&path).unwrap();
+        let mut socket = ControlSocket::bind(&path).unwrap();
         socket.publish().unwrap();
         assert!(UnixStream::connect(&path).is_ok());
 
@@ -117,21 +153,21 @@ mod tests {
         assert_eq!(fs::read(&file).unwrap(), b"precious");
     }
 
-    #[tokio::test]
-    async fn a_path_that_is_too_long_is_refused_with_a_hint() {
+    #[test]
+    fn a_path_that_is_too_long_is_refused_with_a_hint() {
         let path = PathBuf::from(format!("/tmp/{}", "x".repeat(120)));
         let e = ControlSocket::bind(&path).err().unwrap();
         assert!(e.to_string().contains("--socket"), "{e}");
     }
 
-    #[tokio::test]
-    async fn a_successors_socket_is_left_alone() {
+    #[test]
+    fn a_successors_socket_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let (mut old, _l1) = ControlSocket::bind(&path).unwrap();
+        let mut old = ControlSocket::bind(&path).unwrap();
         old.publish().unwrap();
         fs::remove_file(&path).unwrap();
-        let (mut new, _l2) = ControlSocket::bind(&path).unwrap();
+        let mut new = ControlSocket::bind(&path).unwrap();
         new.publish().unwrap();
         drop(old);
         assert!(UnixStream::connect(&path).is_ok());

@@ -178,6 +178,11 @@ impl RequestDecoder {
         RequestDecoder::default()
     }
 
+    /// Whether the rest of a refused write is still to be skipped, which `next` remembers.
+    pub fn is_skipping(&self) -> bool {
+        self.skipping.is_some()
+    }
+
     /// Decodes the front of `bytes`, which start where the last call stopped. Returns the number of used
     /// bytes, and the result.
     pub fn next<'a>(&mut self, rules: &Rules, bytes: &'a [u8]) -> Result<(usize, Step<'a>), ProtocolError> {

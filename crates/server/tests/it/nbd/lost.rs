@@ -53,8 +53,8 @@ fn a_local_client_that_is_older_than_the_loss_is_refused() {
     Client::open(&server.socket(), "lost").assert_alive();
 }
 
-/// Opens the pool of a server whose process ends now, together with the memory of its answered writes. Returns
-/// whether `vol` has lost writes, and whether the first block was written.
+/// Opens the pool of a server whose process ends now, together with the memory of its answered writes.
+/// Returns whether `vol` has lost writes, and whether the first block was written.
 fn after_the_end(store: &Arc<MemoryStore>, server: &TestServer) -> (bool, bool) {
     server.block_on(async {
         let host = Arc::new(host(tokio::runtime::Handle::current()));

@@ -1,0 +1,105 @@
+//! Upgrades: requested here, performed by the loop of the server, which owns what is handed over.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+
+use super::{Arc, Control, ControlError, Duration, ErrorKind, MAX_RUNNING, Result};
+
+/// An upgrade of the running server.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Upgrade {
+    /// The new binary; the path from which the server was started if absent.
+    #[serde(default)]
+    pub binary: Option<PathBuf>,
+    /// Longest time in seconds for each step of the new process.
+    #[serde(default)]
+    pub timeout_s: Option<u64>,
+}
+
+/// A completed upgrade.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Upgraded {
+    /// Process id of the server from now on.
+    pub pid: u32,
+    /// Its release.
+    pub version: String,
+    /// The time in which clients were not served, in milliseconds.
+    pub pause_ms: u64,
+    /// Connections that continue.
+    pub connections: usize,
+    /// Connections that were closed: those with TLS, and those without an export or session.
+    pub closed: usize,
+}
+
+/// A request to the loop of the server.
+#[derive(Debug)]
+pub struct UpgradeRequest {
+    /// The request.
+    pub upgrade: Upgrade,
+    /// Where the result is sent.
+    pub reply: oneshot::Sender<Result<Upgraded>>,
+}
+
+/// Access to the loop of the server.
+#[derive(Default)]
+pub(super) struct Upgrades {
+    requests: std::sync::OnceLock<mpsc::Sender<UpgradeRequest>>,
+    running: AtomicBool,
+}
+
+impl Control {
+    /// Passes requests for upgrades to `requests`.
+    pub fn accept_upgrades(&self, requests: mpsc::Sender<UpgradeRequest>) {
+        // It is set once, before the API is served.
+        let _ = self.inner.upgrades.requests.set(requests);
+    }
+
+    /// Upgrades the server. Returns when the new process serves the clients, or this one does again.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`] during another upgrade, and while an import or a reclaim runs;
+    /// [`ErrorKind::UpgradeFailed`].
+    pub async fn upgrade(&self, upgrade: Upgrade) -> Result<Upgraded> {
+        let upgrades = &self.inner.upgrades;
+        let Some(requests) = upgrades.requests.get() else {
+            return Err(ControlError::internal("this server cannot be upgraded while it runs"));
+        };
+        if upgrades.running.swap(true, SeqCst) {
+            return Err(ControlError::new(ErrorKind::InUse, "another upgrade is running; wait for its end"));
+        }
+        let _running = Running(&upgrades.running);
+        let (reply, result) = oneshot::channel();
+        let sent = requests.send(UpgradeRequest { upgrade, reply }).await;
+        sent.map_err(|_| ControlError::closed())?;
+        result.await.unwrap_or_else(|_| Err(ControlError::closed()))
+    }
+
+    /// Lets no job begin until the returned permit is dropped, once the running ones have ended.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`] if they have not after `timeout`.
+    pub async fn pause(&self, timeout: Duration) -> Result<OwnedSemaphorePermit> {
+        let all = Arc::clone(&self.inner.running).acquire_many_owned(MAX_RUNNING);
+        match tokio::time::timeout(timeout, all).await {
+            Ok(permit) => permit.map_err(|_| ControlError::closed()),
+            Err(_) => {
+                let message =
+                    "an import, a reclaim or another administrative job is running; wait for its end";
+                Err(ControlError::new(ErrorKind::InUse, message))
+            }
+        }
+    }
+}
+
+/// An upgrade that was requested; ended when dropped, also if its client has disconnected.
+struct Running<'a>(&'a AtomicBool);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, SeqCst);
+    }
+}

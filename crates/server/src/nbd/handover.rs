@@ -1,0 +1,15 @@
+//! The state of a connection that is handed over to another process, in addition to its listener and its
+//! bytes.
+
+use serde::{Deserialize, Serialize};
+
+/// A connection in transmission.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct HandedOver {
+    pub export: String,
+    /// Structured replies were negotiated.
+    pub structured: bool,
+    /// Block status was negotiated.
+    pub block_status: bool,
+}

@@ -1,0 +1,217 @@
+//! The services of a server with an open pool: data plane, control plane, API, background tasks. They are
+//! built from the listening sockets and from connections that another process, or an earlier incarnation of
+//! this one, handed over; a start, an upgrade and an upgrade that failed differ only in these.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::serve::Listener;
+use forebay_engine::Pool;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use super::ServeError;
+use super::capped::Capped;
+use super::classes;
+use super::descriptors::Descriptors;
+use super::pressure;
+use super::sockets::Sockets;
+use super::upgrade::HandedOver;
+use crate::api::{self, Origin};
+use crate::config::ServeConfig;
+use crate::control::{Control, ServerInfo, UpgradeRequest};
+use crate::iscsi;
+use crate::nbd;
+use crate::plane::{ConnectionLimits, Handle, Plane};
+use crate::scsi::Units;
+use crate::targets::Targets;
+
+/// Time that requests and jobs in progress have to finish after a stop signal.
+pub(super) const DRAIN: Duration = Duration::from_millis(2500);
+
+/// Services that are ready to run and serve no client yet.
+pub(super) struct Prepared {
+    plane: Plane,
+    cores: usize,
+    pool: Arc<Pool>,
+    targets: Arc<Targets>,
+    units: Arc<Units>,
+    certificates: nbd::Certificates,
+    info: ServerInfo,
+    control_listener: UnixListener,
+    http: Option<TcpListener>,
+    http_hosts: Vec<String>,
+    api_connections: usize,
+    /// Number of connections that continue.
+    pub resumed: usize,
+}
+
+/// The running parts of a server with an open pool.
+pub(super) struct Services {
+    pub plane: Handle,
+    pub control: Control,
+    pub units: Arc<Units>,
+    /// Tasks that serve the listeners of the API.
+    pub listeners: Vec<JoinHandle<()>>,
+    /// Tasks that are aborted on a stop.
+    pub background: Vec<JoinHandle<()>>,
+}
+
+impl Prepared {
+    /// Builds the services of `pool`, and resumes connections. A connection that cannot be served any more is
+    /// closed.
+    pub async fn new(
+        config: &ServeConfig,
+        descriptors: &Descriptors,
+        pool: Arc<Pool>,
+        sockets: &Sockets,
+        state: HandedOver,
+    ) -> Result<Prepared, ServeError> {
+        let targets = Arc::new(Targets::load(pool.clone()).await);
+        if let Err(e) = targets.apply(&config.iscsi_targets).await {
+            tracing::error!("cannot set up the iSCSI targets of the configuration: {e}");
+        }
+        let units = Arc::new(Units::new());
+        let resumed_units = units.resume(&pool, &state.units).await?;
+        let limits = connection_limits(config, descriptors);
+        let mut plane = Plane::with_bound(limits, config.client_memory, sockets.data()?);
+        plane.keep_until_resumed(Arc::new(resumed_units));
+        let nbd::Listening { addresses: nbd, certificates } = nbd::listen(&mut plane, &pool, &config.nbd)?;
+        let iscsi = iscsi::listen(
+            &mut plane,
+            pool.clone(),
+            targets.clone(),
+            units.clone(),
+            config.iscsi_limits,
+            &config.chap_algorithms,
+            &config.iscsi,
+        )?;
+        let mut resumed = 0;
+        for parked in state.connections {
+            match plane.resume(parked) {
+                Ok(()) => resumed += 1,
+                Err(reason) => tracing::warn!(reason, "a connection cannot continue and is closed"),
+            }
+        }
+        let http = sockets.http()?;
+        let http_address = http.as_ref().map(TcpListener::local_addr).transpose()?;
+        let info = ServerInfo {
+            data: config.data.clone(),
+            nbd: nbd.iter().map(ToString::to_string).collect(),
+            iscsi: iscsi.iter().map(ToString::to_string).collect(),
+            http: http_address.map(|addr| addr.to_string()),
+            imports: config.imports,
+            started: Instant::now(),
+        };
+        Ok(Prepared {
+            plane,
+            cores: config.cores,
+            pool,
+            targets,
+            units,
+            certificates,
+            info,
+            control_listener: sockets.control()?,
+            http,
+            http_hosts: config.http_hosts.clone(),
+            api_connections: descriptors.control,
+            resumed,
+        })
+    }
+
+    /// Serves clients.
+    pub fn run(self, upgrades: mpsc::Sender<UpgradeRequest>) -> Result<Services, ServeError> {
+        let Prepared { pool, targets, units, .. } = self;
+        let plane = self.plane.run(self.cores)?;
+        let control = Control::new(pool.clone(), targets.clone(), units.clone(), self.info);
+        control.accept_upgrades(upgrades);
+        let background = vec![
+            tokio::spawn(pressure::watch(pool)),
+            tokio::spawn(iscsi::follow(targets, units.clone())),
+            tokio::spawn(reload_on_hangup(self.certificates)?),
+            tokio::spawn(classes::learn(control.clone())),
+        ];
+        let socket_listener = Capped::new(self.control_listener, self.api_connections);
+        let mut listeners = vec![listen(socket_listener, &control, Origin::Socket, &[])];
+        if let Some(listener) = self.http {
+            let is_loopback = listener.local_addr()?.ip().is_loopback();
+            let origin = if is_loopback { Origin::Loopback } else { Origin::Remote };
+            let listener = Capped::new(listener, self.api_connections);
+            listeners.push(listen(listener, &control, origin, &self.http_hosts));
+        }
+        Ok(Services { plane, control, units, listeners, background })
+    }
+}
+
+impl Services {
+    /// Finishes requests in progress, jobs and API calls, within [`DRAIN`].
+    pub async fn drain(self) {
+        self.background.iter().for_each(JoinHandle::abort);
+        let drained = async {
+            tokio::join!(self.plane.shutdown(), self.control.stop(DRAIN));
+            for listener in self.listeners {
+                // A listener that panicked has no requests left to finish.
+                let _ = listener.await;
+            }
+        };
+        // Connections that are still open then are cut, so that time is left to make everything durable.
+        if tokio::time::timeout(DRAIN, drained).await.is_err() {
+            tracing::warn!(
+                "some clients did not receive their replies within {DRAIN:?}; their connections are cut"
+            );
+        }
+    }
+}
+
+/// The limits of the configuration, lowered to the number of available descriptors.
+fn connection_limits(config: &ServeConfig, descriptors: &Descriptors) -> ConnectionLimits {
+    let wanted = config.connections;
+    let all = wanted.all.min(descriptors.clients);
+    if all < wanted.all {
+        let limit = descriptors.limit;
+        tracing::warn!(
+            wanted = wanted.all,
+            connections = all,
+            "the limit of {limit} open files allows fewer connections than configured (ulimit -n, LimitNOFILE=)"
+        );
+    }
+    // A part of the connections is reserved for clients that have negotiated.
+    ConnectionLimits { all, negotiating: wanted.negotiating.min(all.div_ceil(2)), ..wanted }
+}
+
+/// Reloads the certificates of the NBD server on each SIGHUP.
+fn reload_on_hangup(certificates: nbd::Certificates) -> std::io::Result<impl Future<Output = ()>> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    Ok(async move {
+        while hangup.recv().await.is_some() {
+            match certificates.reload() {
+                Ok(true) => tracing::info!("TLS certificates read again"),
+                Ok(false) => {
+                    tracing::info!("SIGHUP: TLS is not configured, there are no certificates to reload")
+                }
+                Err(e) => tracing::error!("cannot reload the TLS certificates, those in use are kept: {e}"),
+            }
+        }
+    })
+}
+
+/// Serves the API on a listener until the control plane stops.
+fn listen<L>(listener: L, control: &Control, origin: Origin, hosts: &[String]) -> JoinHandle<()>
+where
+    L: Listener,
+    L::Addr: std::fmt::Debug,
+{
+    let mut stopping: watch::Receiver<bool> = control.stopping();
+    let router = api::router(control.clone(), origin, hosts);
+    tokio::spawn(async move {
+        let stop = async move {
+            // An error means that the control plane was dropped, so it has stopped.
+            let _ = stopping.wait_for(|stopping| *stopping).await;
+        };
+        if let Err(e) = axum::serve(listener, router).with_graceful_shutdown(stop).await {
+            tracing::error!(error = %e, "an API listener failed");
+        }
+    })
+}

@@ -1,0 +1,89 @@
+//! The messages between predecessor and successor. Each is a JSON object; bytes and descriptors that belong
+//! to it follow separately ([`super::channel`]).
+
+use serde::{Deserialize, Serialize};
+
+use crate::plane::{ListenAddr, Parked, ParkedStream};
+use crate::scsi::UnitState;
+
+/// A message of either side.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "message", rename_all = "snake_case")]
+pub(super) enum Message {
+    /// The successor is to prepare itself. One descriptor for each listener follows.
+    Start { listeners: Vec<ListenerState> },
+    /// The successor is prepared.
+    Ready { release: String, formats: (u32, u32) },
+    /// The successor cannot take over.
+    Refused { reason: String },
+    /// The pool is closed. The bytes of the connections follow one after the other, and one descriptor for
+    /// each.
+    State { connections: Vec<ConnectionState>, units: Vec<UnitState> },
+    /// The successor has opened the pool, and is able to serve the connections.
+    Opened,
+    /// The connections belong to the successor.
+    Go,
+    /// The successor serves clients.
+    Serving { resumed: usize },
+}
+
+/// A listening socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::serve) struct ListenerState {
+    pub service: Service,
+    /// Listeners with the same number belong to one address of the configuration.
+    pub group: usize,
+    /// The address in the configuration.
+    pub address: String,
+    /// Device and inode of its file, if the server removes that when it stops.
+    pub file: Option<(u64, u64)>,
+}
+
+/// What a listening socket is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::serve) enum Service {
+    /// NBD or iSCSI.
+    Data,
+    Http,
+    Control,
+}
+
+/// A parked connection.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct ConnectionState {
+    /// The bound address of its listener.
+    listener: String,
+    protocol: serde_json::Value,
+    input: usize,
+    output: usize,
+}
+
+impl ConnectionState {
+    /// Describes a connection, and appends its bytes to `bytes`.
+    pub fn of(parked: &Parked, bytes: &mut Vec<u8>) -> ConnectionState {
+        let stream = &parked.stream;
+        bytes.extend_from_slice(&stream.input);
+        bytes.extend_from_slice(&stream.output);
+        ConnectionState {
+            listener: parked.listener.to_string(),
+            protocol: stream.protocol.clone(),
+            input: stream.input.len(),
+            output: stream.output.len(),
+        }
+    }
+
+    /// The connection with its socket; takes its bytes from the front of `bytes`. `None` if they are too few,
+    /// or the address is invalid.
+    pub fn into_parked(self, socket: std::os::fd::OwnedFd, bytes: &mut &[u8]) -> Option<Parked> {
+        let mut take = |len| {
+            let (part, rest) = bytes.split_at_checked(len)?;
+            *bytes = rest;
+            Some(part.to_vec())
+        };
+        let (input, output) = (take(self.input)?, take(self.output)?);
+        let listener: ListenAddr = self.listener.parse().ok()?;
+        let stream = ParkedStream { socket, protocol: self.protocol, input, output };
+        Some(Parked { listener, stream })
+    }
+}

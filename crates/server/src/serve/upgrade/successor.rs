@@ -1,0 +1,116 @@
+//! The successor's side: it prepares itself, waits for the connections, and takes over.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use super::VARIABLE;
+use super::channel::{Channel, ChannelError, Frame};
+use super::message::Message;
+use super::predecessor::HandedOver;
+use crate::config::ServeConfig;
+use crate::serve::ServeError;
+use crate::serve::sockets::Sockets;
+
+/// Time limit for messages that the predecessor sends or receives at once.
+const TIME: Duration = Duration::from_secs(10);
+
+/// The connection to the predecessor.
+pub(in crate::serve) struct Successor {
+    channel: Channel,
+}
+
+impl Successor {
+    /// The connection to the predecessor; `None` if this process was not started by one.
+    ///
+    /// # Errors
+    /// The standard input is not the channel.
+    pub fn from_environment() -> Result<Option<Successor>, ServeError> {
+        let predecessor = std::env::var(VARIABLE).ok().and_then(|pid| pid.parse::<u32>().ok());
+        // A process that inherits the variable from a server, such as a shell, is not its successor.
+        if predecessor.is_none() || predecessor != Some(std::os::unix::process::parent_id()) {
+            return Ok(None);
+        }
+        let input = std::io::stdin().as_fd().try_clone_to_owned()?;
+        let nothing: OwnedFd = std::fs::File::open("/dev/null")?.into();
+        // SAFETY: both descriptors are open; the call accesses no memory.
+        if unsafe { libc::dup2(nothing.as_raw_fd(), libc::STDIN_FILENO) } < 0 {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        Ok(Some(Successor { channel: Channel::new(UnixStream::from(input)) }))
+    }
+
+    /// Takes the listening sockets, and reports that this process is prepared.
+    ///
+    /// # Errors
+    /// The addresses differ from those in the configuration.
+    pub fn prepare(&self, config: &ServeConfig) -> Result<Sockets, ServeError> {
+        let Frame { message: Message::Start { listeners }, fds, .. } = self.receive(Some(TIME))? else {
+            return Err(lost(&ChannelError::Invalid("it is out of order".into())));
+        };
+        let sockets = Sockets::adopt(config, listeners, fds)?;
+        let release = env!("CARGO_PKG_VERSION").to_owned();
+        self.send(&Message::Ready { release, formats: (1, forebay_format::VERSION) })?;
+        Ok(sockets)
+    }
+
+    /// Waits for the connections. When this returns, the predecessor has closed the pool.
+    ///
+    /// # Errors
+    /// The predecessor gave the upgrade up, or ended.
+    pub fn receive_state(&self) -> Result<HandedOver, ServeError> {
+        let frame = self.receive(None)?;
+        let Frame { message: Message::State { connections, units }, bytes, fds } = frame else {
+            return Err(lost(&ChannelError::Invalid("it is out of order".into())));
+        };
+        let invalid = || lost(&ChannelError::Invalid("its connections are incomplete".into()));
+        if connections.len() != fds.len() {
+            return Err(invalid());
+        }
+        let mut bytes = bytes.as_slice();
+        let parked = connections.into_iter().zip(fds).map(|(c, fd)| c.into_parked(fd, &mut bytes));
+        let connections = parked.collect::<Option<Vec<_>>>().ok_or_else(invalid)?;
+        Ok(HandedOver { connections, units })
+    }
+
+    /// Reports that this process is able to serve the connections, and waits until it may.
+    ///
+    /// # Errors
+    /// The predecessor gave the upgrade up.
+    pub fn opened(&self) -> Result<(), ServeError> {
+        // A predecessor that has ended no longer uses the connections. One that gives the upgrade up kills
+        // this process first.
+        if self.send(&Message::Opened).is_err() {
+            return Ok(());
+        }
+        match self.channel.receive(None) {
+            Ok(Frame { message: Message::Go, .. }) | Err(ChannelError::Ended) => Ok(()),
+            Ok(_) => Err(lost(&ChannelError::Invalid("it is out of order".into()))),
+            Err(e) => Err(lost(&e)),
+        }
+    }
+
+    /// Reports that this process serves clients.
+    pub fn serving(&self, resumed: usize) {
+        // A predecessor that has ended needs no report.
+        let _ = self.send(&Message::Serving { resumed });
+    }
+
+    /// Reports why this process cannot take over.
+    pub fn refuse(&self, error: &ServeError) {
+        // The predecessor also recognises the end of this process.
+        let _ = self.send(&Message::Refused { reason: error.to_string() });
+    }
+
+    fn send(&self, message: &Message) -> Result<(), ServeError> {
+        self.channel.send(message, &[], &[], TIME).map_err(|e| lost(&e))
+    }
+
+    fn receive(&self, time: Option<Duration>) -> Result<Frame, ServeError> {
+        self.channel.receive(time).map_err(|e| lost(&e))
+    }
+}
+
+fn lost(error: &ChannelError) -> ServeError {
+    ServeError::Predecessor(error.to_string())
+}
