@@ -89,7 +89,7 @@ pub(super) fn open_memory(
     let retained =
         Retained::create(memory, &identity, id, limit).map_err(|e| Error::Memory(e.to_string()))?;
     if let Some(e) = retained.take_growth_error() {
-        return Err(Error::Memory(format!("{e}: free room for at least a few MiB, or use another file system")));
+        return Err(Error::Memory(format!("{e}: free some MiB there, or use another directory")));
     }
     let state = match superblock.memory {
         0 => MemoryState::Kept(Contents::default()),
@@ -156,7 +156,7 @@ pub(super) fn take_over(
     let covered = contents.cover.filter(|cover| cover.seq <= head && mutation != Mutation::IgnoreCover);
     let mut taken = TakenOver::default();
     if contents.floor > head {
-        let why = "the log is older than the retained memory: a copy of the pool was put in its place or opened";
+        let why = "the log is older than the retained memory, as after a restore from a backup";
         taken.loss = MemoryLoss::All(why.to_owned());
         cx.retained.set_cover(NO_COVER);
         return taken;
