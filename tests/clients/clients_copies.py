@@ -98,12 +98,8 @@ def a_pool_that_is_restored_from_a_backup_does_not_get_newer_writes(t):
     shutil.rmtree(s.data)
     shutil.move(t.path("backup"), s.data)
     s.start()
-    if served_or_refused(s) is None:
-        run("nbdcopy", s.uri("disk"), t.path("copy"))
-        with open(t.path("copy"), "rb") as f:
-            found = f.read(2 * BLOCK)
-    else:
-        found = content(s, "disk", 2 * BLOCK)
+    refused(s.uri("disk"), "forebay volume resume disk")
+    found = read_by_new_client(t, s, "disk", 2 * BLOCK)
     check(found == data_of(1) + data_of(1), "a newer write is visible without the older one: no prefix of history")
 
 

@@ -18,6 +18,8 @@ from initiator import GOOD, Initiator
 
 # Sense data of a unit that needs an administrator, and of one that has become ready again.
 MANUAL_INTERVENTION, BECAME_READY = (2, 0x04, 0x03), (6, 0x28, 0x00)
+# Longer than the unit of the age of a process, by which a new one is recognised.
+AGE_S = 0.05
 # Also the boot in which a test starts, so that it differs from the next one in any case.
 BOOTS = ("11111111-2222-4333-8444-555555555555", "99999999-8888-4777-8666-555555555555")
 
@@ -70,6 +72,7 @@ def refused_command(words, *argv):
 
 def read_by_new_client(t, server, export, size=BLOCK):
     """What a client reads that started just now."""
+    time.sleep(AGE_S)
     copy = t.path("copy")
     run("nbdcopy", server.uri(export), copy)
     with open(copy, "rb") as f:
@@ -165,6 +168,7 @@ def clients_over_the_network_are_told_the_command(t):
     # Exports are listed nevertheless.
     check("disk" in run("nbdinfo", "--list", f"nbd://127.0.0.1:{port}").stdout, "the export is not listed")
     # The same programs are served on the same host.
+    time.sleep(AGE_S)
     run("qemu-io", "-f", "raw", "-c", "read 0 4k", s.uri("disk"))
     check("1048576" in run("nbdinfo", s.uri("disk")).stdout, "nbdinfo on the UNIX socket")
     s.cli("volume", "resume", "disk")
