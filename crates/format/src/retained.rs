@@ -28,12 +28,13 @@ layout!(retained_header, "retained memory: header", BLOCK, {
     MARK @ 60, 4, "tag: `HEAD`";
     COVERS @ 64, 2 * retained_cover::SIZE, "two cover slots";
 });
-layout!(retained_cover, "retained memory: cover slot", 32, {
+layout!(retained_cover, "retained memory: cover slot", 40, {
     CRC @ 0, 4, "tag: CRC-32C of all bytes after the tag";
     MARK @ 4, 4, "tag: `COVR`";
     NUMBER @ 8, 8, "number of the statement, from 1; number n is in slot n mod 2";
     SEQ @ 16, 8, "sequence number of a batch";
     ORDER @ 24, 8, "if the log's history reaches that batch, it has the records of a smaller order";
+    FLOOR @ 32, 8, "sequence number of a batch that the log's history reaches: records were removed for it";
 });
 layout!(retained_chunk, "retained memory: chunk table entry", 8, {
     CRC @ 0, 4, "tag: CRC-32C of the kind, the number of the chunk (4 bytes) and the id of the memory";
@@ -134,6 +135,8 @@ pub struct RetainedCover {
     pub seq: u64,
     /// The order.
     pub order: u64,
+    /// Sequence number of a batch that history reaches: records that the log has up to it were removed.
+    pub floor: u64,
 }
 
 impl RetainedCover {
@@ -144,6 +147,7 @@ impl RetainedCover {
         put_u64(&mut b, l::NUMBER, self.number);
         put_u64(&mut b, l::SEQ, self.seq);
         put_u64(&mut b, l::ORDER, self.order);
+        put_u64(&mut b, l::FLOOR, self.floor);
         let crc = crc32c(&b[l::NUMBER.start..]);
         put_u32(&mut b, l::CRC, crc);
         put_bytes(&mut b, l::MARK, COVER_MARK);
@@ -163,6 +167,7 @@ impl RetainedCover {
             number: get_u64(b, l::NUMBER),
             seq: get_u64(b, l::SEQ),
             order: get_u64(b, l::ORDER),
+            floor: get_u64(b, l::FLOOR),
         }))
     }
 }

@@ -32,6 +32,8 @@ const PAGES_PER_THREAD: usize = 16_384;
 pub struct Contents {
     /// The last statement about the log.
     pub cover: Option<Cover>,
+    /// Sequence number of a batch: records that the log has up to it were removed.
+    pub floor: u64,
     /// Pages with their order. Of a block that was being overwritten, both may be here: the larger order
     /// wins.
     pub pages: Vec<(BlockRecord, u64, Page)>,
@@ -50,6 +52,7 @@ impl fmt::Debug for Contents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Contents")
             .field("cover", &self.cover)
+            .field("floor", &self.floor)
             .field("pages", &self.pages.len())
             .field("ranges", &self.ranges.len())
             .field("flags", &self.flags.len())
@@ -89,8 +92,7 @@ impl Retained {
         let last = found.records.last().map(|(_, record)| record.order + 1);
         let covered = found.cover.map(|cover| cover.order);
         let order = last.max(covered).unwrap_or(0);
-        let next_cover = found.cover.map_or(1, |cover| cover.number + 1);
-        let retained = Retained::new(memory, found.header.id, order, next_cover, space);
+        let retained = Retained::new(memory, found.header.id, order, found.cover, space);
         let contents = found.into_contents(&retained, &matches);
         retained.fill_emergency_reserve();
         Ok((retained, contents))
@@ -130,7 +132,7 @@ impl Retained {
         // SAFETY: as above.
         unsafe { words::publish(header, &bytes, RETAINED_HEADER_BYTES / 8 - 1) };
         let space = Space::new(memory.max_chunks(), limit_bytes);
-        let retained = Retained::new(memory, id, 0, 1, space);
+        let retained = Retained::new(memory, id, 0, None, space);
         if retained.fill_emergency_reserve() {
             Ok(retained)
         } else {
@@ -247,7 +249,8 @@ impl Found {
 
     fn into_contents(self, retained: &Arc<Retained>, matches: &[bool]) -> Contents {
         let cover = self.cover.map(|RetainedCover { seq, order, .. }| Cover { seq, order });
-        let mut contents = Contents { cover, ..Contents::default() };
+        let floor = self.cover.map_or(0, |cover| cover.floor);
+        let mut contents = Contents { cover, floor, ..Contents::default() };
         for ((place, record), matches) in self.records.into_iter().zip(matches) {
             let RetainedRecord { disk, order, kind } = record;
             match kind {

@@ -1,6 +1,8 @@
 //! Acknowledged writes survive the end of the process, in memory that outlives it.
 
+use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_engine::{CloneRequest, Error, Pool};
 use forebay_retained::HeapMemory;
@@ -82,6 +84,60 @@ async fn memory_from_before_another_opening_is_not_used() {
     let out = read(&pool.attach("v").unwrap(), 0, 2 * BLOCK).await;
     assert!(out[..BLOCK].iter().all(|b| *b == 0), "stale memory was used");
     assert!(out[BLOCK..] == noise(2, BLOCK)[..]);
+}
+
+/// The store is replaced by an older copy: the log lacks what the memory gave up for it.
+#[tokio::test]
+async fn memory_is_not_used_with_an_older_copy_of_the_log() {
+    let (machine, store) = (Machine::new(), Arc::new(MemoryStore::new()));
+    let pool = machine.open(&store).await;
+    create(&pool, "v").await;
+    let disk = pool.attach("v").unwrap();
+    disk.write(0, &noise(1, 2 * BLOCK), false).await.unwrap();
+    disk.flush().await.unwrap();
+    let mut copy = left_by_crash(&store).await;
+    disk.write(0, &noise(2, BLOCK), false).await.unwrap();
+    disk.flush().await.unwrap();
+    disk.write(BLOCK as u64, &noise(3, BLOCK), false).await.unwrap();
+    let (mut machine, _) = machine.kill(&store).await;
+    // Also if the first opening does not live long.
+    for _ in 0..2 {
+        let pool = machine.open(&copy).await;
+        assert!(matches!(pool.attach("v"), Err(Error::MemoryLost { .. })));
+        (machine, copy) = machine.kill(&copy).await;
+    }
+    let pool = machine.open(&copy).await;
+    pool.resume("v").await.unwrap();
+    let disk = pool.attach("v").unwrap();
+    assert!(read(&disk, 0, 2 * BLOCK).await == noise(1, 2 * BLOCK), "no prefix of history");
+    // From here on, memory and log belong together again.
+    disk.write(0, &noise(4, BLOCK), false).await.unwrap();
+    let (machine, copy) = machine.kill(&copy).await;
+    let pool = machine.open(&copy).await;
+    assert!(read(&pool.attach("v").unwrap(), 0, BLOCK).await == noise(4, BLOCK));
+}
+
+/// Writers for which there is no memory try again from time to time, and do not wake each other without end.
+#[tokio::test(start_paused = true)]
+async fn writers_without_memory_sleep() {
+    let (mut machine, store) = (Machine::new(), Arc::new(MemoryStore::new()));
+    // The header, and one chunk of each kind: less than the writes.
+    machine.memory = Arc::new(HeapMemory::new(3));
+    let pool = machine.open(&store).await;
+    create(&pool, "v").await;
+    let disk = pool.attach("v").unwrap();
+    let mut polls = 0;
+    let data = noise(1, MIB);
+    let write = || disk.write(0, &data, false);
+    let mut both = Box::pin(futures_util::future::join(write(), write()));
+    let counted = std::future::poll_fn(|cx| {
+        polls += 1;
+        assert!(polls < 1000, "writers do not sleep");
+        both.as_mut().poll(cx)
+    });
+    assert!(tokio::time::timeout(Duration::from_secs(10), counted).await.is_err(), "there is no room");
+    drop(both);
+    disk.write(0, &noise(2, 16 * BLOCK), false).await.unwrap();
 }
 
 #[tokio::test]
