@@ -98,8 +98,8 @@ impl Retained {
         Ok((retained, contents))
     }
 
-    /// Formats memory with a new id, which is not 0, whatever it held. Fails if there is no room for the header
-    /// and the first pages and records.
+    /// Formats memory with a new id, which is not 0, whatever it held. Fails if there is no room for the
+    /// header and the first pages and records.
     pub fn create(
         memory: Arc<dyn Memory>,
         identity: &Identity,
@@ -143,7 +143,7 @@ impl Retained {
 
 /// The error of memory that has no room for the chunks that any use needs.
 fn too_small(cause: Option<io::Error>) -> io::Error {
-    let needed = MIN_CHUNKS * CHUNK as u64 >> 20;
+    let needed = (MIN_CHUNKS * CHUNK as u64) >> 20;
     let what = format!("at least {needed} MiB are needed");
     match cause {
         Some(e) => io::Error::new(e.kind(), format!("{what}: {e}")),
