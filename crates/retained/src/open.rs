@@ -141,7 +141,7 @@ impl Retained {
 
 /// The error of memory that has no room for the chunks that any use needs.
 fn too_small(cause: Option<io::Error>) -> io::Error {
-    let needed = MIN_CHUNKS * CHUNK as u64 >> 20;
+    let needed = (MIN_CHUNKS * CHUNK as u64) >> 20;
     let what = format!("at least {needed} MiB are needed");
     match cause {
         Some(e) => io::Error::new(e.kind(), format!("{what}: {e}")),
