@@ -32,8 +32,8 @@
 //! # Damage
 //!
 //! Bytes that no kill can leave are damage: a tag that does not match its structure, a number that no writer
-//! reaches or that occurs twice, a record in a chunk of the other kind, or a chunk that is in the table and has
-//! no memory. Then nothing of the memory is used, since what is missing cannot be known, and it is not
+//! reaches or that occurs twice, a record in a chunk of the other kind, or a chunk that is in the table and
+//! has no memory. Then nothing of the memory is used, since what is missing cannot be known, and it is not
 //! changed. Only the bytes of a page can be damaged alone: this is confined to its disk.
 //!
 //! Two kinds of damage look like the work of a writer: a tag or an entry of the chunk table that became 0,

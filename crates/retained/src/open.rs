@@ -96,8 +96,8 @@ impl Retained {
         Ok((retained, contents))
     }
 
-    /// Formats memory with a new id, which is not 0, whatever it held. Fails if there is no room for the header
-    /// and the first pages and records.
+    /// Formats memory with a new id, which is not 0, whatever it held. Fails if there is no room for the
+    /// header and the first pages and records.
     pub fn create(
         memory: Arc<dyn Memory>,
         identity: &Identity,

@@ -119,8 +119,8 @@ pub fn sample() -> Vec<Option<Vec<u8>>> {
     content
 }
 
-/// Opens a file that was in use a moment ago. A process that another test starts at the same time holds a copy
-/// of each descriptor, and so the lock, until it executes its program.
+/// Opens a file that was in use a moment ago. A process that another test starts at the same time holds a
+/// copy of each descriptor, and so the lock, until it executes its program.
 pub fn open_soon(path: &std::path::Path) -> std::io::Result<SharedFile> {
     let begin = std::time::Instant::now();
     loop {
