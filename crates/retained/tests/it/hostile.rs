@@ -230,7 +230,6 @@ fn a_changed_byte_of_a_page_loses_that_page_alone() {
         drop(found.damaged_pages);
         assert!(retained.is_empty() && reopen(&memory).unwrap().1.damaged.is_empty());
         // The page of a slot that is not in use.
-        let mut content = content;
         content[chunk] = self::sample()[chunk].clone();
         content[chunk].as_mut().unwrap()[250 * PAGE + at] ^= 0x10;
         assert_eq!(
