@@ -178,7 +178,7 @@ fn the_sample_is_sound_and_has_every_structure() {
 #[test]
 fn a_changed_byte_of_a_structure_is_found() {
     let content = sample();
-    let in_use = RETAINED_HEADER_BYTES + 64;
+    let in_use = 2 * RETAINED_COVERS[1] - RETAINED_COVERS[0];
     let (mut refused, mut accepted) = (0, 0);
     let mut flip = |chunk: usize, at: usize| {
         let mut content = content.clone();
