@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io::{self, IoSlice};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
@@ -108,6 +108,13 @@ pub(crate) trait Protocol: Unpin {
         let _ = (cx, output);
         Ok(())
     }
+}
+
+/// Whether a socket has input that was not read, or its end was not read.
+fn is_readable(socket: BorrowedFd<'_>) -> bool {
+    let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: the pointer is valid for the one element that the call reads and writes.
+    unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
 }
 
 /// A connection. The future is ready when the connection has ended.
@@ -229,6 +236,10 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
                 Poll::Pending if self.worker.closing() && self.backlog.is_empty() => {
                     self.leaving = true;
                     continue;
+                }
+                // The reactor may not have reported the last input yet.
+                Poll::Pending if self.lost.is_some() && self.stream.plain().is_some_and(is_readable) => {
+                    return Poll::Pending;
                 }
                 Poll::Pending => match self.lost.take() {
                     Some(lost) => return Poll::Ready(Err(lost.into())),

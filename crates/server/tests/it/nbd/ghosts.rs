@@ -261,6 +261,8 @@ fn a_disconnect_in_unread_input_resets_a_desktop() {
     for (writes, blocks) in [(320, 64), (552, 552)] {
         // The first write makes a mark, which needs the store.
         assert_eq!(Client::open_simple(&server.socket(), "vol").put(0, 0, &[5; 4096]).error, 0);
+        // It is lost without a disconnect: if it was the last to end, there would be no reset.
+        server.wait_until_alone();
         store.set_open(false);
         let mut old = Flood::open(&server, false);
         for n in 0..writes {
