@@ -111,5 +111,3 @@ def served_or_refused(s):
         return content(s, "disk")
     except nbd.Error:
         return None
-
-
