@@ -68,7 +68,7 @@ def a_copy_of_a_pool_does_not_use_up_the_memory_of_the_original(t):
     h.pwrite(data_of(2), 0)
     s.kill()
     shutil.copytree(s.data, t.path("copied"))
-    # Someone looks at the copy: it may take over the memory, but the original must notice.
+    # A look at the copy may use up the memory, but the original must notice.
     copy = t.server(data="copied")
     copied = connect(copy, "disk")
     copied.pwrite(data_of(3), BLOCK)
@@ -111,5 +111,3 @@ def served_or_refused(s):
         return content(s, "disk")
     except nbd.Error:
         return None
-
-

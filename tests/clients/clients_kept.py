@@ -16,8 +16,8 @@ from clients_desktops import MemoryGroups
 from forebay import Failed
 from harness import BLOCK, MIB, Skipped, check, connect, equal, test
 
-# What ends the process, and how often: kill -9, a panic, a defect, an orderly stop. Not SIGSEGV: the handler of
-# Rust's runtime ignores it once if it was sent by a process.
+# What ends the process, and how often: kill -9, a panic, a defect, an orderly stop. Not SIGSEGV: the handler
+# of Rust's runtime ignores it once if it was sent by a process.
 ENDS = {signal.SIGKILL: 6, signal.SIGABRT: 1, signal.SIGILL: 1, signal.SIGTERM: 2}
 # Long enough that some commits begin by themselves, which they do half a second after a write.
 LONG_LOAD_S, SHORT_LOAD_S = 1.2, 0.2

@@ -1,8 +1,8 @@
 """Clients that may have answers for writes that are lost: they are refused, and told how to continue.
 
-The memory of answered writes is lost by deleting its file while the server is down. The process of a test is a
-client from before the loss; commands that it starts later are clients from after it. Over the network, the age of
-a client is unknown, so all are refused.
+The memory of answered writes is lost by deleting its file while the server is down. The process of a test is
+a client from before the loss; commands that it starts later are clients from after it. Over the network, the
+age of a client is unknown, so all are refused.
 """
 
 import os
@@ -222,7 +222,7 @@ def a_lun_with_lost_writes_is_not_ready_until_it_is_resumed(t):
     while (read := i.read_blocks(0, 1, lun=1)).status != GOOD:
         equal(read.code[0], 6, "a read of the other LUN")
     equal(read.data, bytes([2]) * 512, "contents of the other LUN")
-    # Clients that nobody here wrote.
+    # Other initiators.
     refused_command("0x0403", "iscsi-inq", url(address))
     refused_command("0x0403", "qemu-io", "-f", "raw", "-c", "read 0 4k", url(address))
     check("FOREBAY" in run("iscsi-inq", url(address, 1)).stdout, "INQUIRY of the other LUN")

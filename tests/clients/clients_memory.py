@@ -1,7 +1,7 @@
 """Retained memory that is unusable, too small, full or damaged.
 
 The memory is a file on tmpfs for each pool. Whatever happens to it: the server neither crashes nor serves a
-client with less than it was told; it waits, refuses in one line, or refuses the client.
+client with less than was acknowledged; it waits, refuses in one line, or refuses the client.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def memory_file(server):
 
 
 def small_tmpfs(t, name, size):
-    """A tmpfs of its own as directory of retained memory."""
+    """A separate tmpfs as directory of retained memory."""
     need_root("mounting a small tmpfs")
     where = t.path(name)
     os.mkdir(where)

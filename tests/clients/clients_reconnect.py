@@ -1,6 +1,6 @@
 """A real Linux guest under QEMU that is never rebooted, while its server is killed and upgraded.
 
-The guest boots from a desktop, and has a second disk, a volume with ext4. QEMU reconnects by itself
+The guest boots from a desktop, and has a second disk, a volume with ext4. QEMU reconnects
 (`reconnect-delay`). On both disks a database commits transactions with fsync and prints each to the guest's
 console, a file of this machine: what is printed has to be there. On the volume, fio verifies what it wrote;
 on the desktop, files are written with their checksums. All of them read the disk, not the guest's page cache.

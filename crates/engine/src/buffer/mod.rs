@@ -19,6 +19,8 @@
 //!   above the zeroed ranges.
 //! - Zeroing publishes its range before it removes blocks: a process that ends in between leaves the old
 //!   contents or zeroes, never contents from before the old ones.
+//! - A buffer that was committed drops its zeroed ranges before its blocks: a process that ends in between
+//!   leaves blocks that are also in the map, never zeroes above blocks that are only there.
 //! - What remains of a zeroed range after newer ones cover parts of it keeps the record of the whole range:
 //!   the newer records, of the same or a later generation and order, cover those parts again.
 
@@ -126,9 +128,9 @@ struct Zeroes {
 /// A layer of blocks above a layer of zeroed ranges; see the module documentation.
 pub(crate) struct WriteBuffer {
     home: Home,
-    blocks: HashMap<u64, Dirty, BuildU64Hasher>,
-    /// Disjoint ranges, by first block.
+    /// Disjoint ranges, by first block. Declared above the blocks, so that their records are dropped first.
     zeroes: BTreeMap<u64, Zeroes>,
+    blocks: HashMap<u64, Dirty, BuildU64Hasher>,
     /// Number of writes so far.
     clock: u32,
 }

@@ -1,8 +1,11 @@
 //! Tests write buffers against models.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use proptest::prelude::*;
 
-use forebay_retained::Identity;
+use forebay_retained::{Identity, set_hook};
 
 use super::*;
 use crate::memory::heap;
@@ -161,6 +164,57 @@ proptest! {
             prop_assert_eq!(cost, next.active().cost());
             prop_assert_eq!(read(&next), expected);
             buffers = next;
+        }
+    }
+}
+
+/// What readers see of all blocks over a map.
+fn read_over(map: &[Vec<u8>], overlay: impl Fn(u64, &mut [u8])) -> Vec<Vec<u8>> {
+    let block = |(b, base): (usize, &Vec<u8>)| {
+        let mut out = base.clone();
+        overlay(b as u64, &mut out);
+        out
+    };
+    map.iter().enumerate().map(block).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    /// A process may be killed while it drops a buffer that was committed: what remains of its records gives
+    /// the same contents over the map.
+    #[test]
+    fn a_committed_buffer_is_dropped_in_an_order_that_changes_nothing(
+        before in prop::collection::vec(op(), 1..12),
+        count in 0..=BLOCKS as usize,
+        after in prop::collection::vec(op(), 0..6),
+    ) {
+        const LIMIT: u64 = 4 << 20;
+        let identity = Identity { pool: [1; 16], boot: [2; 16] };
+        let memory = Arc::new(heap(LIMIT));
+        let retained = Retained::create(memory.clone(), &identity, 1, LIMIT).expect("memory");
+        let mut buffers = Buffers::new(retained, DiskId(1));
+        before.iter().for_each(|op| drop(buffers.change(0..BLOCKS, |b| apply(b, op))));
+        let frozen = buffers.freeze_coldest(count);
+        let map = read_over(&vec![vec![0xee; BLOCK]; BLOCKS as usize], |b, out| {
+            frozen.overlay(b, &(0..BLOCK), 0, out);
+        });
+        after.iter().for_each(|op| drop(buffers.change(0..BLOCKS, |b| apply(b, op))));
+        let expected = read_over(&map, |b, out| drop(buffers.overlay(b, &(0..BLOCK), out)));
+        drop(frozen);
+        let kills = Rc::new(RefCell::new(Vec::new()));
+        let (killed, copied) = (kills.clone(), memory.clone());
+        set_hook(Some(Box::new(move || killed.borrow_mut().push(copied.snapshot()))));
+        drop(buffers.thaw());
+        set_hook(None);
+        for memory in kills.take() {
+            let (retained, contents) =
+                Retained::open(Arc::new(memory), &identity, LIMIT).expect("its contents are sound");
+            let blocks = contents.pages.into_iter().map(|(of, _, page)| (of, page)).collect();
+            let mut next = Buffers::new(retained, DiskId(1));
+            next.adopt(DiskRecords { blocks, ranges: contents.ranges });
+            let found = read_over(&map, |b, out| drop(next.overlay(b, &(0..BLOCK), out)));
+            prop_assert!(found == expected, "the contents have changed");
         }
     }
 }

@@ -194,7 +194,7 @@ impl Intake {
             }
             drop(space);
             self.make_room(disk);
-            // Without dirty buffers, no commit frees memory, and admissions that are dropped wake all
+            // Without dirty buffers, no commit frees memory, and an admission that is dropped wakes all
             // requests: they would wake each other without end.
             let commits_help = self.space.dirty() > 0;
             // Other processes may use up the memory, so its return is not always announced.

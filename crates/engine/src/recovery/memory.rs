@@ -126,7 +126,7 @@ impl MemoryLoss {
     }
 }
 
-/// What the memory says about the disks of a recovered pool.
+/// What the memory states about the disks of a recovered pool.
 #[derive(Default)]
 pub(crate) struct TakenOver {
     /// Disks with buffered writes, and their cost.
