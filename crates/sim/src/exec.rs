@@ -5,6 +5,9 @@
 //! run. Time is virtual: it advances to the next timer when no task is ready, and sometimes although one is
 //! (a slow processor). If a result is awaited while no task is ready and no timer is set, that is a deadlock.
 //!
+//! A kill of the process can also be in the middle of a step: between two stores to the memory that outlives
+//! it ([`Executor::run_into_kill`]).
+//!
 //! It cannot detect races between instructions of two threads outside of locks.
 
 use std::cell::RefCell;
@@ -19,7 +22,7 @@ use std::time::Duration;
 
 use forebay_engine::{BoxFuture, Host};
 use forebay_format::PoolId;
-use forebay_retained::{HeapMemory, Memory};
+use forebay_retained::{HeapMemory, Memory, set_hook};
 use parking_lot::Mutex;
 
 use crate::rng::{Rng, mix};
@@ -161,6 +164,8 @@ impl Wake for TaskWaker {
 
 struct Task {
     name: &'static str,
+    /// It was started by the engine, not by a client.
+    is_engine: bool,
     future: LocalFuture,
     waker: Arc<TaskWaker>,
 }
@@ -174,6 +179,34 @@ pub enum Ran<T> {
     OutOfSteps,
 }
 
+/// A kill of the process at a store to retained memory.
+struct Kill {
+    memory: Arc<HeapMemory>,
+    state: RefCell<KillState>,
+    effect: Box<dyn Fn()>,
+}
+
+struct KillState {
+    /// Stores until then.
+    stores: u64,
+    /// The memory as the killed process left it.
+    found: Option<HeapMemory>,
+}
+
+impl Kill {
+    /// Is to be called after each store.
+    fn hook(self: Rc<Kill>) -> Box<dyn FnMut()> {
+        Box::new(move || {
+            let mut state = self.state.borrow_mut();
+            state.stores = state.stores.saturating_sub(1);
+            if state.stores == 0 && state.found.is_none() {
+                state.found = Some(self.memory.snapshot());
+                (self.effect)();
+            }
+        })
+    }
+}
+
 /// See the module.
 pub struct Executor {
     world: Arc<World>,
@@ -183,6 +216,8 @@ pub struct Executor {
     pub hasty_clock: u64,
     hash: u64,
     steps: u64,
+    /// The kill that is due.
+    kill: Option<Rc<Kill>>,
 }
 
 impl Executor {
@@ -192,7 +227,7 @@ impl Executor {
         let random = Mutex::new(rng.fork());
         let memory = MachineMemory { retained: Arc::new(HeapMemory::new(MAX_CHUNKS)), boot: 1 };
         let world = Arc::new(World { state: Mutex::default(), random, memory: Mutex::new(memory) });
-        Executor { world, tasks: Vec::new(), rng, hasty_clock: 200, hash: 0, steps: 0 }
+        Executor { world, tasks: Vec::new(), rng, hasty_clock: 200, hash: 0, steps: 0, kill: None }
     }
 
     /// The host for the engine.
@@ -233,20 +268,20 @@ impl Executor {
 
     /// Starts a task that does not belong to the engine.
     pub fn spawn(&mut self, name: &'static str, future: impl Future<Output = ()> + 'static) {
-        self.add(name, Box::pin(future));
+        self.add(name, false, Box::pin(future));
     }
 
-    fn add(&mut self, name: &'static str, future: LocalFuture) {
+    fn add(&mut self, name: &'static str, is_engine: bool, future: LocalFuture) {
         let task = self.tasks.len();
         let waker = Arc::new(TaskWaker { world: self.world.clone(), task, queued: AtomicBool::new(true) });
-        self.tasks.push(Some(Task { name, future, waker }));
+        self.tasks.push(Some(Task { name, is_engine, future, waker }));
         self.world.state.lock().make_ready(task);
     }
 
     fn take_spawned(&mut self) {
         let spawned = std::mem::take(&mut self.world.state.lock().spawned);
         for (name, future) in spawned {
-            self.add(name, future);
+            self.add(name, true, future);
         }
     }
 
@@ -283,10 +318,33 @@ impl Executor {
         let Some(mut running) = self.tasks[task].take() else { return true };
         running.waker.queued.store(false, SeqCst);
         let waker = Waker::from(running.waker.clone());
+        // A client could learn of an effect within the same step, so only steps of the engine are interrupted.
+        let hook = self.kill.as_ref().filter(|_| running.is_engine).map(|kill| kill.clone().hook());
+        set_hook(hook);
         if running.future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
             self.tasks[task] = Some(running);
         }
+        set_hook(None);
         true
+    }
+
+    /// Runs until the engine has made so many more stores to retained memory, or at most `steps`. At that
+    /// store, in the middle of a step, the process is killed: the memory stays as it is then, and `kill` is
+    /// called. The rest of the step has no effect.
+    pub fn run_into_kill(&mut self, stores: u64, steps: u64, kill: impl Fn() + 'static) {
+        let memory = self.world.memory.lock().retained.clone();
+        let state = RefCell::new(KillState { stores, found: None });
+        let kill = Rc::new(Kill { memory, state, effect: Box::new(kill) });
+        self.kill = Some(kill.clone());
+        for _ in 0..steps {
+            if !self.step() || kill.state.borrow().found.is_some() {
+                break;
+            }
+        }
+        self.kill = None;
+        if let Some(found) = kill.state.borrow_mut().found.take() {
+            self.world.memory.lock().retained = Arc::new(found);
+        }
     }
 
     /// Runs until `future` completes or `steps` are used up.

@@ -23,6 +23,11 @@ impl Medium {
         &self.opening
     }
 
+    /// The machine, for a crash while the round runs.
+    pub fn machine(&self) -> Arc<FaultyStore> {
+        self.opening.clone()
+    }
+
     /// The store, for the next pool.
     pub fn store(&self) -> Arc<dyn Store> {
         self.opening.clone()

@@ -103,7 +103,7 @@ pub fn pieces(offset: u64, len: u64) -> impl Iterator<Item = (u64, Range<usize>)
 }
 
 /// The reference model of a pool.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Model {
     stamp: Stamp,
     /// Operations since the last recovery.
@@ -138,6 +138,26 @@ impl Model {
         self.floor = self.stamp;
         self.groups.clear();
         self.sessions.clear();
+    }
+
+    /// The model without what reads have found of changes that were not acknowledged. No client was promised
+    /// that these stay.
+    pub fn of_answers(&self) -> Model {
+        let mut model = self.clone();
+        let ops = &mut model.ops;
+        let eras = model.names.values_mut().flat_map(|cell| &mut cell.versions);
+        let disks = eras.filter_map(|era| era.value.as_mut());
+        for version in disks.flat_map(|disk| disk.blocks.values_mut()).flat_map(|cell| &mut cell.versions) {
+            let Op { begin, end } = ops[version.op.0];
+            if version.observed {
+                ops.push(Op { begin, end: End::Pending });
+                version.op = OpId(ops.len() - 1);
+            }
+            if version.observed || !matches!(end, End::Acknowledged { .. }) {
+                version.seen = NEVER;
+            }
+        }
+        model
     }
 
     /// A process has the memory of the one before, and so every change that was acknowledged.

@@ -105,6 +105,7 @@ pub fn no_silent_loss(
     found: &BTreeMap<String, Found>,
     refused: &BTreeSet<String>,
 ) -> Result<(), String> {
+    let model = &model.of_answers();
     let all = TimeSet::span(model.now(), NEVER);
     for name in model.names.keys().filter(|n| !n.starts_with(IMPORT) && !refused.contains(*n)) {
         let eras = (0..model.names[name].versions.len()).map(|era| EraId { name: name.clone(), era });

@@ -220,6 +220,11 @@ impl Round {
             Crash::Kill if self.rng.percent(20) => MemoryFate::Wiped,
             Crash::Kill => MemoryFate::Kept,
         };
+        if fate == MemoryFate::Kept && self.rng.percent(50) {
+            let (stores, steps) = (self.rng.range(1, 300), self.rng.range(1, 1000));
+            let machine = self.medium.machine();
+            self.exec.run_into_kill(stores, steps, move || machine.crash(Crash::Kill));
+        }
         note!("{crash:?} crash at step {}, memory {fate:?}", self.exec.steps());
         self.end_process(fate);
         self.end_faults();
@@ -248,8 +253,6 @@ impl Round {
         let damaged = self.damaged;
         let fate = self.model.borrow().memory;
         let (kept, wiped) = (fate == MemoryFate::Kept, fate == MemoryFate::Wiped);
-        // The model takes what a read found of a failed write for acknowledged.
-        let (exact, wiped) = (!self.tolerance.full, wiped && !self.tolerance.full);
         if kept {
             self.model.borrow_mut().expect_all();
         }
@@ -267,7 +270,7 @@ impl Round {
             }
             match &found {
                 Ok(found) if wiped => no_silent_loss(&model.borrow(), found, &refused)?,
-                _ if wiped || refused.is_empty() || !exact => {}
+                _ if wiped || refused.is_empty() => {}
                 _ => return Err(format!("no client lost a write, but {refused:?} are refused")),
             }
             found

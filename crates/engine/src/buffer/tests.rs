@@ -114,7 +114,9 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn take_step(buffers: &mut Buffers, step: &Step) {
     match step {
-        Step::Change(op) => drop(buffers.change(0..BLOCKS, |b| apply(b, op))),
+        Step::Change(op) => {
+            let _ = buffers.change(0..BLOCKS, |b| apply(b, op));
+        }
         Step::Freeze if !buffers.is_committing() => drop(buffers.freeze()),
         Step::FreezeColdest(count) if !buffers.is_committing() => drop(buffers.freeze_coldest(*count)),
         Step::Freeze | Step::FreezeColdest(_) => {}
@@ -194,13 +196,17 @@ proptest! {
         let memory = Arc::new(heap(LIMIT));
         let retained = Retained::create(memory.clone(), &identity, 1, LIMIT).expect("memory");
         let mut buffers = Buffers::new(retained, DiskId(1));
-        before.iter().for_each(|op| drop(buffers.change(0..BLOCKS, |b| apply(b, op))));
+        before.iter().for_each(|op| {
+            let _ = buffers.change(0..BLOCKS, |b| apply(b, op));
+        });
         let frozen = buffers.freeze_coldest(count);
         let map = read_over(&vec![vec![0xee; BLOCK]; BLOCKS as usize], |b, out| {
             frozen.overlay(b, &(0..BLOCK), 0, out);
         });
-        after.iter().for_each(|op| drop(buffers.change(0..BLOCKS, |b| apply(b, op))));
-        let expected = read_over(&map, |b, out| drop(buffers.overlay(b, &(0..BLOCK), out)));
+        after.iter().for_each(|op| {
+            let _ = buffers.change(0..BLOCKS, |b| apply(b, op));
+        });
+        let expected = read_over(&map, |b, out| _ = buffers.overlay(b, &(0..BLOCK), out));
         drop(frozen);
         let kills = Rc::new(RefCell::new(Vec::new()));
         let (killed, copied) = (kills.clone(), memory.clone());
@@ -213,7 +219,7 @@ proptest! {
             let blocks = contents.pages.into_iter().map(|(of, _, page)| (of, page)).collect();
             let mut next = Buffers::new(retained, DiskId(1));
             next.adopt(DiskRecords { blocks, ranges: contents.ranges });
-            let found = read_over(&map, |b, out| drop(next.overlay(b, &(0..BLOCK), out)));
+            let found = read_over(&map, |b, out| _ = next.overlay(b, &(0..BLOCK), out));
             prop_assert!(found == expected, "the contents have changed");
         }
     }

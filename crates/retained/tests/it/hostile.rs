@@ -6,8 +6,8 @@ use std::panic::catch_unwind;
 use std::sync::Arc;
 
 use forebay_format::{
-    RETAINED_COVERS, RETAINED_HEADER_BYTES, RETAINED_RECORD_BYTES, RETAINED_TABLE, RETAINED_VERSION,
-    RetainedChunk, RetainedCover, RetainedHeader, RetainedKind, RetainedRecord, crc32c, fuzzing as seal,
+    RETAINED_COVERS, RETAINED_RECORD_BYTES, RETAINED_TABLE, RETAINED_VERSION, RetainedChunk, RetainedCover,
+    RetainedHeader, RetainedKind, RetainedRecord, crc32c, fuzzing as seal,
 };
 
 use crate::common::*;

@@ -189,5 +189,5 @@ fn broken_uses_of_retained_memory_are_detected() {
 #[test]
 fn desktops_that_keep_writes_are_detected() {
     broken(Mutation::KeepDesktops, 600, |seed| Round::new(seed, None));
-    broken(Mutation::ReuseDesktop, 50, |seed| desktops(seed, None));
+    broken(Mutation::ReuseDesktop, 400, |seed| desktops(seed, None));
 }
