@@ -318,7 +318,8 @@ impl Executor {
         let Some(mut running) = self.tasks[task].take() else { return true };
         running.waker.queued.store(false, SeqCst);
         let waker = Waker::from(running.waker.clone());
-        // A client could learn of an effect within the same step, so only steps of the engine are interrupted.
+        // A client could learn of an effect within the same step, so only steps of the engine are
+        // interrupted.
         let hook = self.kill.as_ref().filter(|_| running.is_engine).map(|kill| kill.clone().hook());
         set_hook(hook);
         if running.future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
