@@ -81,7 +81,7 @@ async fn memory_from_before_another_opening_is_not_used() {
     disk.flush().await.unwrap();
     let (_, store) = other.kill(&store).await;
     let pool = machine.open(&store).await;
-    let out = read(&*pool.attach("v").unwrap(), 0, 2 * BLOCK).await;
+    let out = read(&pool.attach("v").unwrap(), 0, 2 * BLOCK).await;
     assert!(out[..BLOCK].iter().all(|b| *b == 0), "stale memory was used");
     assert!(out[BLOCK..] == noise(2, BLOCK)[..]);
 }
