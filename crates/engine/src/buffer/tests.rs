@@ -114,9 +114,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn take_step(buffers: &mut Buffers, step: &Step) {
     match step {
-        Step::Change(op) => {
-            let _ = buffers.change(0..BLOCKS, |b| apply(b, op));
-        }
+        Step::Change(op) => drop(buffers.change(0..BLOCKS, |b| apply(b, op))),
         Step::Freeze if !buffers.is_committing() => drop(buffers.freeze()),
         Step::FreezeColdest(count) if !buffers.is_committing() => drop(buffers.freeze_coldest(*count)),
         Step::Freeze | Step::FreezeColdest(_) => {}
@@ -171,7 +169,7 @@ proptest! {
 }
 
 /// What readers see of all blocks over a map.
-fn read_over(map: &[Vec<u8>], overlay: impl Fn(u64, &mut [u8])) -> Vec<Vec<u8>> {
+fn read_over(map: &[Vec<u8>], overlay: impl Fn(u64, &mut [u8]) -> u8) -> Vec<Vec<u8>> {
     let block = |(b, base): (usize, &Vec<u8>)| {
         let mut out = base.clone();
         overlay(b as u64, &mut out);
@@ -196,17 +194,17 @@ proptest! {
         let memory = Arc::new(heap(LIMIT));
         let retained = Retained::create(memory.clone(), &identity, 1, LIMIT).expect("memory");
         let mut buffers = Buffers::new(retained, DiskId(1));
-        before.iter().for_each(|op| {
-            let _ = buffers.change(0..BLOCKS, |b| apply(b, op));
-        });
+        for op in &before {
+            buffers.change(0..BLOCKS, |b| apply(b, op));
+        }
         let frozen = buffers.freeze_coldest(count);
         let map = read_over(&vec![vec![0xee; BLOCK]; BLOCKS as usize], |b, out| {
-            frozen.overlay(b, &(0..BLOCK), 0, out);
+            frozen.overlay(b, &(0..BLOCK), 0, out)
         });
-        after.iter().for_each(|op| {
-            let _ = buffers.change(0..BLOCKS, |b| apply(b, op));
-        });
-        let expected = read_over(&map, |b, out| _ = buffers.overlay(b, &(0..BLOCK), out));
+        for op in &after {
+            buffers.change(0..BLOCKS, |b| apply(b, op));
+        }
+        let expected = read_over(&map, |b, out| buffers.overlay(b, &(0..BLOCK), out));
         drop(frozen);
         let kills = Rc::new(RefCell::new(Vec::new()));
         let (killed, copied) = (kills.clone(), memory.clone());
@@ -219,7 +217,7 @@ proptest! {
             let blocks = contents.pages.into_iter().map(|(of, _, page)| (of, page)).collect();
             let mut next = Buffers::new(retained, DiskId(1));
             next.adopt(DiskRecords { blocks, ranges: contents.ranges });
-            let found = read_over(&map, |b, out| _ = next.overlay(b, &(0..BLOCK), out));
+            let found = read_over(&map, |b, out| next.overlay(b, &(0..BLOCK), out));
             prop_assert!(found == expected, "the contents have changed");
         }
     }
