@@ -37,6 +37,7 @@ import clients_kept  # noqa: E402, F401
 import clients_reconnect  # noqa: E402, F401
 import clients_upgrade  # noqa: E402, F401
 import clients_handover  # noqa: E402, F401
+import clients_upgrade_killed  # noqa: E402, F401
 import clients_iscsi  # noqa: E402, F401
 import clients_power  # noqa: E402, F401
 import clients_soak  # noqa: E402, F401
