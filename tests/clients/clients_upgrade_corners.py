@@ -343,3 +343,16 @@ open({found!r}, "w").write(" ".join(names))
     equal(s.upgrade()["connections"], 8, "connections")
     for h in clients:
         h.shutdown()
+
+
+@test
+def commands_wait_for_the_new_process(t):
+    s = t.server()
+    finish = during_upgrades(s, 6)
+    made, n = [], 0
+    while finish.is_running():
+        s.cli("volume", "create", f"v{n}", "--size", "1M")
+        made.append(f"v{n}")
+        n += 1
+    finish()
+    equal(sorted(v["name"] for v in s.json("volume", "list")), sorted(made), "volumes")

@@ -134,7 +134,8 @@ impl Channel {
         while received.len() < fds {
             let wanted = FDS_AT_ONCE.min(fds - received.len());
             self.set_timeout(limit)?;
-            let some = receive_fds(&self.stream).map_err(|e| failed(e, limit.map_or(Duration::ZERO, |l| l.1)))?;
+            let some =
+                receive_fds(&self.stream).map_err(|e| failed(e, limit.map_or(Duration::ZERO, |l| l.1)))?;
             if some.len() != wanted {
                 return Err(ChannelError::Invalid("descriptors are missing".into()));
             }

@@ -32,7 +32,9 @@ impl Successor {
         let predecessor = std::env::var(VARIABLE).ok().and_then(|pid| pid.parse::<i32>().ok());
         let stdin = std::io::stdin();
         // A process that only inherits the variable, such as a shell, has another standard input.
-        let Some(predecessor) = predecessor.filter(|pid| peer_of(stdin.as_fd()) == Some(*pid)) else { return Ok(None) };
+        let Some(predecessor) = predecessor.filter(|pid| peer_of(stdin.as_fd()) == Some(*pid)) else {
+            return Ok(None);
+        };
         // A predecessor kills its child if it gives the upgrade up. It could not kill a grandchild.
         if u32::try_from(predecessor) != Ok(std::os::unix::process::parent_id()) {
             let why = format!("process {predecessor} has ended, or this process is not its child");
