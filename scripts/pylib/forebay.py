@@ -4,7 +4,9 @@ The server is the real binary, controlled through its command line only. Sockets
 directory, because a UNIX socket path has at most 107 bytes.
 """
 
+import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -17,6 +19,10 @@ import time
 PR_SET_PDEATHSIG = 1
 # A tmpfs on every Linux machine: the server's default place for its retained memory, too.
 SHARED_MEMORY = "/dev/shm"
+MEMORY_PREFIX = "forebay-test-"
+# Age of a directory from which on its owner has surely locked it, if it lives.
+ABANDONED_S = 60
+_locks = []
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -62,6 +68,35 @@ def binary():
     return os.path.abspath(path)
 
 
+def memory_directory():
+    """A new directory for the retained memory of servers. The caller removes it, or the next call does in
+    another process if this one is killed."""
+    remove_abandoned()
+    path = tempfile.mkdtemp(prefix=MEMORY_PREFIX, dir=SHARED_MEMORY)
+    # The lock ends with this process and those that it forks.
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    _locks.append(descriptor)
+    return path
+
+
+def remove_abandoned():
+    """Removes directories of retained memory whose owners have ended."""
+    for name in os.listdir(SHARED_MEMORY):
+        if not name.startswith(MEMORY_PREFIX):
+            continue
+        path = os.path.join(SHARED_MEMORY, name)
+        with contextlib.suppress(OSError):  # in use, or removed by its owner
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # A new one may not be locked yet.
+                if time.time() - os.fstat(descriptor).st_mtime > ABANDONED_S:
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
 class Successor:
     """A server process that is not a child of this one: it took the place of one that was."""
 
@@ -104,7 +139,7 @@ class Server:
         self.bin = binary()
         self.data = str(data)
         self.own_memory = memory is None
-        self.memory = memory or tempfile.mkdtemp(prefix="forebay-", dir=SHARED_MEMORY)
+        self.memory = memory or memory_directory()
         self.sockets = tempfile.mkdtemp(prefix="forebay-", dir="/tmp")
         self.control = os.path.join(self.sockets, "control")
         self.nbd = os.path.join(self.sockets, "nbd")

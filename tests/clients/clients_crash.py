@@ -27,6 +27,8 @@ CONNECTIONS = 2
 DEPTH = 12
 MAX_RUN = 12
 SNAPSHOTS = 3
+# Far longer than a round takes on a busy machine with a busy disk.
+HANG_S = 300
 
 # Small segments and frequent checkpoints, so that kills also hit sealing and checkpoints.
 CONFIG = """
@@ -229,7 +231,7 @@ class Clients:
         """One answer of each client; a violation fails the test."""
         out = []
         for pipe, process in zip(self.pipes, self.processes):
-            if not pipe.poll(60):
+            if not pipe.poll(HANG_S):
                 os.kill(process.pid, signal.SIGUSR1)
                 time.sleep(0.5)
                 raise Failed(f"round {round_}: a client hangs; its stack is on standard error")

@@ -8,7 +8,7 @@ import threading
 import time
 
 from clients_tls import authorities, tls_server
-from datastore import TARGET, target
+from datastore import TARGET, target, wait_for
 from forebay import Failed
 from harness import BLOCK, MIB, check, connect, equal, test
 from initiator import BLOCK as SECTOR
@@ -336,3 +336,23 @@ def notify_upgrade(s, notify):
     first, second = told.pop().split(b"\n")
     equal(second, b"READY=1", "the end of an upgrade")
     return int(first.removeprefix(b"MAINPID="))
+
+
+@test
+def the_read_cache_is_handed_over(t):
+    s = t.server()
+    s.cli("image", "import", "golden", t.noise_file("f", 32 * MIB))
+    s.cli("volume", "clone", "golden", "v")
+    h = connect(s, "v")
+
+    def read_all():
+        before = s.json("stats")["store"]["read"]["bytes"]
+        content = b"".join(bytes(h.pread(MIB, n * MIB)) for n in range(32))
+        return content, s.json("stats")["store"]["read"]["bytes"] - before
+
+    content, _ = read_all()
+    s.upgrade()
+    wait_for(lambda: "read cache filled" in s.log_tail(100), "the read cache is filled")
+    again, read = read_all()
+    check(again == content, "the content after an upgrade differs")
+    check(read < MIB, f"{read} bytes were read from the store after an upgrade")

@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 
-from forebay import SHARED_MEMORY, Failed, Server, die_with_parent, run
+from forebay import Failed, Server, die_with_parent, memory_directory, run
 
 TESTS = []
 MIB = 1 << 20
@@ -144,7 +144,7 @@ def run_tests(wanted, seed):
     cache = os.path.join(here, "..", "..", ".cache")
     os.makedirs(cache, exist_ok=True)
     base = os.path.realpath(tempfile.mkdtemp(prefix="tests-", dir=cache))
-    memory = tempfile.mkdtemp(prefix="forebay-tests-", dir=SHARED_MEMORY)
+    memory = memory_directory()
     runner = Runner(base, memory, seed)
     begin = time.monotonic()
     try:

@@ -10,7 +10,7 @@ Environment variables, with their defaults:
     FOREBAY_TEST_JOBS     number of concurrent tests (3); tests with tight time limits always run alone
     FOREBAY_CRASH_ROUNDS  number of times that the crash test kills the server (200)
     FOREBAY_GHOST_CUTS    number of times that clients are cut and come back (1000)
-    FOREBAY_KEPT_ROUNDS   number of times that the test of kept writes ends the server (100)
+    FOREBAY_KEPT_ROUNDS   number of times that the test of kept writes ends the server (60)
     FOREBAY_GUEST_KILLS   number of times that the server of a running guest is killed, and upgraded (5)
     FOREBAY_POWER_CUTS    number of power cuts of the server's disk on each file system (4)
     FOREBAY_UPGRADE_KILLS number of upgrades whose processes are killed (20)
@@ -37,6 +37,9 @@ import clients_crash  # noqa: E402, F401
 import clients_ghosts  # noqa: E402, F401
 import clients_kept  # noqa: E402, F401
 import clients_reconnect  # noqa: E402, F401
+import clients_memory  # noqa: E402, F401
+import clients_lost  # noqa: E402, F401
+import clients_copies  # noqa: E402, F401
 import clients_upgrade  # noqa: E402, F401
 import clients_handover  # noqa: E402, F401
 import clients_upgrade_killed  # noqa: E402, F401
@@ -55,6 +58,7 @@ import clients_classes  # noqa: E402, F401
 import clients_hostile  # noqa: E402, F401
 import clients_failures  # noqa: E402, F401
 import clients_demo  # noqa: E402, F401
+import clients_restart  # noqa: E402, F401
 
 if __name__ == "__main__":
     # SIGTERM ends the servers of a test run too.

@@ -2,6 +2,7 @@
 
 mod circles;
 mod corpora;
+mod limited;
 mod runner;
 mod rust;
 mod tidy;

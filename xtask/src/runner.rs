@@ -2,17 +2,25 @@
 //!
 //! `cargo test` runs one binary after the other, and most end with one long test while the other processors
 //! idle. The output of a binary is printed only if it fails, with the command that runs each failed test
-//! alone.
+//! alone. A binary that does not end is killed after [`LIMIT`], and the tests that hang are named: otherwise
+//! CI would end after its own limit, without any output.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+use crate::limited::{self, Ended};
+
+/// Time limit of a test binary: several times that of the longest on a slow machine.
+const LIMIT: Duration = Duration::from_secs(1200);
+/// Lines of each output of a killed binary that are printed.
+const LAST_LINES: usize = 40;
 
 /// Binaries that take longest, in the order in which they start: `package` and `target`.
 const LONGEST: [(&str, &str); 6] = [
@@ -115,28 +123,25 @@ fn binary(message: &str) -> Option<Binary> {
 /// Runs one binary; reports whether all its tests passed.
 fn run_binary(binary: &Binary, filter: &[&str]) -> bool {
     let start = Instant::now();
-    let output = Command::new(&binary.executable)
-        .args(filter)
-        .current_dir(&binary.directory)
-        .env("CARGO_MANIFEST_DIR", &binary.directory)
-        .stdin(Stdio::null())
-        .output();
+    let mut command = Command::new(&binary.executable);
+    command.args(filter).current_dir(&binary.directory).env("CARGO_MANIFEST_DIR", &binary.directory);
+    let ended = limited::run(&mut command, LIMIT);
     let name = format!("{} {}", binary.package, binary.selection);
     let seconds = start.elapsed().as_secs_f64();
-    match output {
-        Ok(output) if output.status.success() => {
-            let text = String::from_utf8_lossy(&output.stdout);
-            let summary = text.lines().rev().find(|l| l.starts_with("test result: ")).unwrap_or_default();
+    match ended {
+        Ok(Ended { status: Some(status), output, .. }) if status.success() => {
+            let summary = output.lines().rev().find(|l| l.starts_with("test result: ")).unwrap_or_default();
             let summary =
                 summary.trim_start_matches("test result: ").split("; 0 measured").next().unwrap_or_default();
             println!("{seconds:7.1} s  {name}: {summary}");
             true
         }
-        Ok(output) => {
-            let text = String::from_utf8_lossy(&output.stdout);
-            let errors = String::from_utf8_lossy(&output.stderr);
-            let commands = failures(&text).into_iter().map(|test| alone(binary, test)).collect::<String>();
-            println!("{text}{errors}\n{seconds:7.1} s  {name}: FAILED ({})\n{commands}", output.status);
+        Ok(Ended { status: Some(status), output, errors }) => {
+            println!("{}", failure(binary, status, &output, &errors, seconds));
+            false
+        }
+        Ok(Ended { status: None, output, errors }) => {
+            println!("{}", hang(binary, &output, &errors, seconds));
             false
         }
         Err(e) => {
@@ -144,6 +149,58 @@ fn run_binary(binary: &Binary, filter: &[&str]) -> bool {
             false
         }
     }
+}
+
+/// The report of a binary that failed.
+fn failure(binary: &Binary, status: ExitStatus, output: &str, errors: &str, seconds: f64) -> String {
+    let Binary { package, selection, .. } = binary;
+    let commands = failures(output).into_iter().map(|test| alone(binary, test)).collect::<String>();
+    format!("{output}{errors}\n{seconds:7.1} s  {package} {selection}: FAILED ({status})\n{commands}")
+}
+
+/// The report of a binary that was killed at its limit.
+fn hang(binary: &Binary, output: &str, errors: &str, seconds: f64) -> String {
+    let Binary { package, selection, .. } = binary;
+    let mut report = format!("{}{}", last_lines(output), last_lines(errors));
+    report +=
+        &format!("\n{seconds:7.1} s  {package} {selection}: FAILED (no end within the limit: killed)\n");
+    let commands = |tests: Vec<&str>| tests.into_iter().map(|test| alone(binary, test)).collect::<String>();
+    let running = running(output);
+    match running.len() {
+        0 => report += "  no test had run for a minute\n",
+        n => report += &format!("  {n} tests were still running:\n{}", commands(running)),
+    }
+    let failed = failures(output);
+    if !failed.is_empty() {
+        report += &format!("  {} tests had failed:\n{}", failed.len(), commands(failed));
+    }
+    report
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<_> = text.lines().collect();
+    let omitted = lines.len().saturating_sub(LAST_LINES);
+    let mut last = lines[omitted..].iter().map(|line| format!("{line}\n")).collect::<String>();
+    if omitted > 0 {
+        last.insert_str(0, &format!("({omitted} lines omitted)\n"));
+    }
+    last
+}
+
+/// The names of the tests that had run for a minute and had not ended, in the output of a test binary.
+fn running(output: &str) -> Vec<&str> {
+    const SLOW: &str = " has been running for over 60 seconds";
+    // If tests run one at a time, the line has the name twice.
+    let slow = |line| str::strip_suffix(line, SLOW).and_then(|line| line.rsplit(' ').next());
+    let result = |line: &'_ str| !line.ends_with(SLOW) && line.contains(" ... ");
+    let ended: BTreeSet<_> = output.lines().filter(|line| result(line)).filter_map(name).collect();
+    output.lines().filter_map(slow).filter(|name| !ended.contains(name)).collect()
+}
+
+/// The name of the test in a line with its result.
+fn name(line: &str) -> Option<&str> {
+    let name = line.split(" ... ").next()?.strip_prefix("test ")?;
+    Some(name.trim_end_matches(" - should panic"))
 }
 
 /// The command that runs one test. With `--workspace`, since `-p` builds the dependencies with other
@@ -155,14 +212,7 @@ fn alone(binary: &Binary, test: &str) -> String {
 
 /// The names of the failed tests in the output of a test binary.
 fn failures(output: &str) -> Vec<&str> {
-    let failed = |line: &'_ str| line.ends_with(" ... FAILED");
-    let name = |line| str::split(line, " ... ").next().and_then(|l| l.strip_prefix("test "));
-    output
-        .lines()
-        .filter(|l| failed(l))
-        .filter_map(name)
-        .map(|n| n.trim_end_matches(" - should panic"))
-        .collect()
+    output.lines().filter(|line| line.ends_with(" ... FAILED")).filter_map(name).collect()
 }
 
 #[cfg(test)]
@@ -183,17 +233,53 @@ mod tests {
         assert_eq!(binary("not JSON"), None);
     }
 
-    #[test]
-    fn failed_tests_are_named_with_the_command_that_runs_them() {
-        let output = "test a::b ... ok\ntest c::d ... FAILED\ntest e - should panic ... FAILED\n";
-        assert_eq!(failures(output), ["c::d", "e"]);
-        let binary = Binary {
+    fn it() -> Binary {
+        Binary {
             package: "p".into(),
             target: "it".into(),
             selection: "--test it".into(),
             directory: "/".into(),
             executable: "/x".into(),
-        };
-        assert!(alone(&binary, "c::d").contains("cargo test --workspace --locked --test it -- --exact c::d"));
+        }
+    }
+
+    #[test]
+    fn the_tests_that_hang_are_named() {
+        let lines = [
+            "running 5 tests",
+            "test a::quick ... ok",
+            "test b::hangs has been running for over 60 seconds",
+            "test c::slow has been running for over 60 seconds",
+            "test c::slow_too has been running for over 60 seconds",
+            "test e::wrong ... FAILED",
+            "test c::slow ... ok",
+            // One thread.
+            "test d::single ... test d::single has been running for over 60 seconds",
+        ];
+        let output = lines.join("\n");
+        assert_eq!(running(&output), ["b::hangs", "c::slow_too", "d::single"]);
+        let report = hang(&it(), &("early\n".repeat(100) + &output), "cause\n", 1200.0);
+        assert!(report.contains("cause\n") && report.contains("p --test it: FAILED"), "{report}");
+        assert!(report.contains("(68 lines omitted)\n"), "{report}");
+        for test in ["b::hangs", "c::slow_too", "d::single", "e::wrong"] {
+            assert!(report.contains(&format!("--test it -- --exact {test}\n")), "{report}");
+        }
+        assert!(hang(&it(), "", "", 1.0).contains("no test had run for a minute"));
+    }
+
+    /// With a test binary that is a shell.
+    #[test]
+    fn a_binary_that_does_not_end_fails() {
+        let script = "echo 'test x has been running for over 60 seconds'; sleep 600";
+        let ended = limited::run(Command::new("sh").args(["-c", script]), Duration::from_secs(1)).unwrap();
+        assert!(ended.status.is_none());
+        assert!(hang(&it(), &ended.output, &ended.errors, 1.0).contains("-- --exact x\n"));
+    }
+
+    #[test]
+    fn failed_tests_are_named_with_the_command_that_runs_them() {
+        let output = "test a::b ... ok\ntest c::d ... FAILED\ntest e - should panic ... FAILED\n";
+        assert_eq!(failures(output), ["c::d", "e"]);
+        assert!(alone(&it(), "c::d").contains("cargo test --workspace --locked --test it -- --exact c::d"));
     }
 }

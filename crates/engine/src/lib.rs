@@ -50,6 +50,7 @@ mod testing;
 mod text;
 mod zero;
 
+pub use cache::CachedBlock;
 pub use classes::{ClassStats, ClassesInfo, Peek};
 pub use client::Client;
 pub use config::{BootProfile, Coalesce, OnMemoryLoss, PoolConfig, RemoteAnswers};

@@ -50,6 +50,11 @@ impl Address {
     pub const fn to_u64(self) -> u64 {
         ((self.segment.0 as u64) << 24) | self.slot.0 as u64
     }
+
+    /// The address with this number.
+    pub const fn from_u64(number: u64) -> Address {
+        Address { segment: SegmentId((number >> 24) as u32), slot: Slot(number as u32 & 0xff_ffff) }
+    }
 }
 
 /// The encoding of a stored block.

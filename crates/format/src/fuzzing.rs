@@ -27,6 +27,7 @@ pub const TARGETS: &[Target] = &[
     ("entries", entries),
     ("map_node", map_node),
     ("relocation_map", relocation_map),
+    ("retained_structure", retained_structure),
 ];
 
 /// The bytes, at least `len` of them, with the correct magic number.
@@ -184,5 +185,84 @@ pub fn map_node(data: &[u8]) {
         let again = node.encode();
         assert!(again.len() <= BLOCK);
         assert_eq!(MapNode::decode(&again), Ok(node));
+    }
+}
+
+/// [`RetainedHeader`], [`RetainedCover`], [`RetainedChunk`] and [`RetainedRecord`], from the same bytes.
+pub fn retained_structure(data: &[u8]) {
+    let mut given = [0; RETAINED_HEADER_BYTES];
+    let len = data.len().min(given.len());
+    given[..len].copy_from_slice(&data[..len]);
+    let (mut header, mut cover, mut record, mut chunk) = (given, given, given, given);
+    seal_retained_header(&mut header);
+    seal_retained_cover(&mut cover);
+    seal_retained_record(&mut record, None);
+    seal_retained_chunk(&mut chunk, 3, 5);
+    for b in [given, header] {
+        if let Ok(Some((RETAINED_VERSION, header))) = RetainedHeader::decode(&b) {
+            assert_eq!(RetainedHeader::decode(&header.encode()), Ok(Some((RETAINED_VERSION, header))));
+        }
+    }
+    for b in [given, cover] {
+        if let Ok(Some(cover)) = RetainedCover::decode(&array(&b)) {
+            assert_eq!(RetainedCover::decode(&cover.encode()), Ok(Some(cover)));
+        }
+    }
+    for b in [given, record] {
+        if let Ok(Some(record)) = RetainedRecord::decode(&b) {
+            assert_eq!(RetainedRecord::decode(&record.encode()), Ok(Some(record)));
+        }
+    }
+    for b in [given, chunk] {
+        if let Ok(Some(chunk)) = RetainedChunk::decode(&array(&b), 3, 5) {
+            assert_eq!(chunk.encode(3, 5), array(&b));
+        }
+    }
+}
+
+fn array<const N: usize>(b: &[u8]) -> [u8; N] {
+    let (front, _) = b.split_first_chunk().expect("the structure is not longer");
+    *front
+}
+
+/// Corrects magic number and tag of a header of retained memory.
+pub fn seal_retained_header(b: &mut [u8]) {
+    use crate::retained::{HEADER_MARK, MAGIC, retained_header as l};
+    put_bytes(b, l::MAGIC, MAGIC);
+    put_bytes(b, l::MARK, HEADER_MARK);
+    let crc = crc32c(&b[..l::CRC.start]);
+    put_u32(b, l::CRC, crc);
+}
+
+/// Corrects the tag of a cover slot, unless it is 0.
+pub fn seal_retained_cover(b: &mut [u8]) {
+    use crate::retained::{COVER_MARK, retained_cover as l};
+    if b[..l::NUMBER.start] != [0; 8] {
+        put_bytes(b, l::MARK, COVER_MARK);
+        let crc = crc32c(&b[l::NUMBER.start..l::SIZE]);
+        put_u32(b, l::CRC, crc);
+    }
+}
+
+/// Corrects the entry of a chunk in the chunk table of the memory with this id, unless it is 0.
+pub fn seal_retained_chunk(b: &mut [u8], chunk: u32, id: u64) {
+    use crate::retained::retained_chunk as l;
+    if b[..l::SIZE] != [0; 8] {
+        let is_pages = get_u8(b, l::KIND).is_multiple_of(2);
+        let kind = if is_pages { RetainedChunk::Pages } else { RetainedChunk::Records };
+        b[..l::SIZE].copy_from_slice(&kind.encode(chunk, id));
+    }
+}
+
+/// Corrects the tag of a record, unless it is 0, and the checksum of its page.
+pub fn seal_retained_record(b: &mut [u8], page: Option<&[u8]>) {
+    use crate::retained::{RECORD_MARK, retained_record as l};
+    if b[..l::DISK.start] != [0; 8] {
+        if let Some(page) = page {
+            put_u32(b, l::PAGE_CRC, crc32c(page));
+        }
+        put_bytes(b, l::MARK, RECORD_MARK);
+        let crc = crc32c(&b[l::DISK.start..l::SIZE]);
+        put_u32(b, l::CRC, crc);
     }
 }

@@ -12,28 +12,29 @@ use crate::{BLOCK, FormatError, Result};
 /// Format version of retained memory that this release writes, and the only one that it reads.
 pub const RETAINED_VERSION: u32 = 1;
 
-const MAGIC: &[u8; 8] = b"FBRETAIN";
-const HEADER_MARK: &[u8; 4] = b"HEAD";
-const COVER_MARK: &[u8; 4] = b"COVR";
+pub(crate) const MAGIC: &[u8; 8] = b"FBRETAIN";
+pub(crate) const HEADER_MARK: &[u8; 4] = b"HEAD";
+pub(crate) const COVER_MARK: &[u8; 4] = b"COVR";
 const CHUNK_MARK: &[u8; 3] = b"CHK";
-const RECORD_MARK: &[u8; 4] = b"RECD";
+pub(crate) const RECORD_MARK: &[u8; 4] = b"RECD";
 
 layout!(retained_header, "retained memory: header", BLOCK, {
     MAGIC @ 0, 8, "`FBRETAIN`";
     VERSION @ 8, 4, "version of this structure of the memory";
     POOL_ID @ 16, 16, "pool id";
     BOOT_ID @ 32, 16, "id of the boot of the host";
-    ID @ 48, 8, "id of this memory, random";
+    ID @ 48, 8, "id of this memory, random and not 0";
     CRC @ 56, 4, "tag: CRC-32C of all bytes before it";
     MARK @ 60, 4, "tag: `HEAD`";
     COVERS @ 64, 2 * retained_cover::SIZE, "two cover slots";
 });
-layout!(retained_cover, "retained memory: cover slot", 32, {
+layout!(retained_cover, "retained memory: cover slot", 40, {
     CRC @ 0, 4, "tag: CRC-32C of all bytes after the tag";
     MARK @ 4, 4, "tag: `COVR`";
     NUMBER @ 8, 8, "number of the statement, from 1; number n is in slot n mod 2";
     SEQ @ 16, 8, "sequence number of a batch";
     ORDER @ 24, 8, "if the log's history reaches that batch, it has the records of a smaller order";
+    FLOOR @ 32, 8, "sequence number of a batch that the log's history reaches: records were removed for it";
 });
 layout!(retained_chunk, "retained memory: chunk table entry", 8, {
     CRC @ 0, 4, "tag: CRC-32C of the kind, the number of the chunk (4 bytes) and the id of the memory";
@@ -134,6 +135,8 @@ pub struct RetainedCover {
     pub seq: u64,
     /// The order.
     pub order: u64,
+    /// Sequence number of a batch that history reaches: records that the log has up to it were removed.
+    pub floor: u64,
 }
 
 impl RetainedCover {
@@ -144,6 +147,7 @@ impl RetainedCover {
         put_u64(&mut b, l::NUMBER, self.number);
         put_u64(&mut b, l::SEQ, self.seq);
         put_u64(&mut b, l::ORDER, self.order);
+        put_u64(&mut b, l::FLOOR, self.floor);
         let crc = crc32c(&b[l::NUMBER.start..]);
         put_u32(&mut b, l::CRC, crc);
         put_bytes(&mut b, l::MARK, COVER_MARK);
@@ -163,6 +167,7 @@ impl RetainedCover {
             number: get_u64(b, l::NUMBER),
             seq: get_u64(b, l::SEQ),
             order: get_u64(b, l::ORDER),
+            floor: get_u64(b, l::FLOOR),
         }))
     }
 }
@@ -273,6 +278,7 @@ impl RetainedRecord {
                 put_u64(&mut b, l::GENERATION, generation);
             }
             RetainedKind::Range { start, end, allocated, generation } => {
+                assert!(start < end, "a reader refuses an empty range");
                 put_u8(&mut b, l::KIND, 2);
                 put_u8(&mut b, l::ALLOCATED, allocated.into());
                 put_u64(&mut b, l::BLOCK, start);
@@ -308,6 +314,9 @@ impl RetainedRecord {
             }
             (2, allocated @ 0..=1) => {
                 let (end, allocated) = (get_u64(b, l::END), allocated == 1);
+                if block >= end {
+                    return Err(FormatError::Value { what: WHAT, field: "end" });
+                }
                 RetainedKind::Range { start: block, end, allocated, generation }
             }
             (3, _) => RetainedKind::Flag { kind: get_u8(b, l::FLAG) },

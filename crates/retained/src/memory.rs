@@ -61,27 +61,44 @@ impl HeapMemory {
         HeapMemory::new(u32::try_from(limit / CHUNK as u64 + 1).unwrap_or(u32::MAX))
     }
 
-    /// A copy of all bytes as they are now: what a kill of the process would leave.
+    /// Memory with this content: chunks of [`CHUNK`] bytes, or none.
+    #[cfg(feature = "test-util")]
+    pub fn with_content(chunks: &[Option<Vec<u8>>]) -> HeapMemory {
+        let memory = HeapMemory::new(chunks.len() as u32);
+        for (to, from) in memory.chunks.iter().zip(chunks) {
+            let Some(from) = from else { continue };
+            assert_eq!(from.len(), CHUNK, "a chunk has this size");
+            let new = allocate().expect("memory for the copy");
+            // SAFETY: `new` was allocated with CHUNK bytes just now, and nothing else refers to it.
+            unsafe { new.as_ptr().copy_from_nonoverlapping(from.as_ptr(), CHUNK) };
+            to.store(new.as_ptr(), Ordering::Release);
+        }
+        memory
+    }
+
+    /// A copy of the present chunks as they are now.
     ///
     /// The kernel makes the copy, so that bytes which another thread is writing are no data race.
     #[cfg(feature = "test-util")]
-    pub fn snapshot(&self) -> HeapMemory {
+    pub fn content(&self) -> Vec<Option<Vec<u8>>> {
         use std::os::unix::fs::FileExt;
-        let copy = HeapMemory::new(self.max_chunks());
-        let _guard = self.changes.lock();
         let memory = std::fs::File::open("/proc/self/mem").expect("a process can read its own memory");
-        for (from, to) in self.chunks.iter().zip(&copy.chunks) {
-            let from = from.load(Ordering::Acquire);
-            if !from.is_null() {
+        let _guard = self.changes.lock();
+        let copy = |chunk: &AtomicPtr<u8>| {
+            let from = chunk.load(Ordering::Acquire);
+            (!from.is_null()).then(|| {
                 let mut bytes = vec![0; CHUNK];
                 memory.read_exact_at(&mut bytes, from as u64).expect("a present chunk is readable");
-                let new = allocate().expect("memory for the copy");
-                // SAFETY: `new` was allocated with CHUNK bytes just now, and nothing else refers to it.
-                unsafe { new.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), CHUNK) };
-                to.store(new.as_ptr(), Ordering::Release);
-            }
-        }
-        copy
+                bytes
+            })
+        };
+        self.chunks.iter().map(copy).collect()
+    }
+
+    /// A copy of all bytes as they are now: what a kill of the process would leave.
+    #[cfg(feature = "test-util")]
+    pub fn snapshot(&self) -> HeapMemory {
+        HeapMemory::with_content(&self.content())
     }
 }
 

@@ -20,8 +20,10 @@ use crate::space::{MAX_CHUNKS, Place, Space, slots};
 use crate::words::{self, step};
 use crate::{BlockRecord, CHUNK, Cover, Identity, Lost, Memory, RangeRecord};
 
-/// Larger order numbers are damage: no writer gets that far.
-const MAX_ORDER: u64 = 1 << 62;
+/// Larger order numbers, generations and numbers of statements are damage: no writer gets that far.
+const MAX_COUNT: u64 = 1 << 62;
+/// Chunks without which nothing can be retained: the header, pages, records.
+const MIN_CHUNKS: u64 = 3;
 /// At least this many pages are verified by each thread.
 const PAGES_PER_THREAD: usize = 16_384;
 
@@ -30,6 +32,8 @@ const PAGES_PER_THREAD: usize = 16_384;
 pub struct Contents {
     /// The last statement about the log.
     pub cover: Option<Cover>,
+    /// Sequence number of a batch: records that the log has up to it were removed.
+    pub floor: u64,
     /// Pages with their order. Of a block that was being overwritten, both may be here: the larger order
     /// wins.
     pub pages: Vec<(BlockRecord, u64, Page)>,
@@ -48,6 +52,7 @@ impl fmt::Debug for Contents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Contents")
             .field("cover", &self.cover)
+            .field("floor", &self.floor)
             .field("pages", &self.pages.len())
             .field("ranges", &self.ranges.len())
             .field("flags", &self.flags.len())
@@ -84,26 +89,27 @@ impl Retained {
             }
         }
 
-        let last = found.records.iter().map(|(_, record)| record.order + 1).max();
+        let last = found.records.last().map(|(_, record)| record.order + 1);
         let covered = found.cover.map(|cover| cover.order);
         let order = last.max(covered).unwrap_or(0);
-        let next_cover = found.cover.map_or(1, |cover| cover.number + 1);
-        let retained = Retained::new(memory, found.header.id, order, next_cover, space);
+        let retained = Retained::new(memory, found.header.id, order, found.cover, space);
         let contents = found.into_contents(&retained, &matches);
         retained.fill_emergency_reserve();
         Ok((retained, contents))
     }
 
-    /// Formats memory with a new id, whatever it held. Fails if there is no room for the header.
+    /// Formats memory with a new id, which is not 0, whatever it held. Fails if there is no room for the
+    /// header and the first pages and records.
     pub fn create(
         memory: Arc<dyn Memory>,
         identity: &Identity,
         id: u64,
         limit_bytes: u64,
     ) -> io::Result<Arc<Retained>> {
+        assert_ne!(id, 0, "memory with this id is refused");
         let memory = Claim::take(memory).ok_or(io::ErrorKind::ResourceBusy)?;
-        if memory.max_chunks() == 0 {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "no room for the header of the memory"));
+        if u64::from(memory.max_chunks()).min(limit_bytes / CHUNK as u64) < MIN_CHUNKS {
+            return Err(too_small(None));
         }
         if !memory.is_present(0) {
             memory.add(0)?;
@@ -126,9 +132,22 @@ impl Retained {
         // SAFETY: as above.
         unsafe { words::publish(header, &bytes, RETAINED_HEADER_BYTES / 8 - 1) };
         let space = Space::new(memory.max_chunks(), limit_bytes);
-        let retained = Retained::new(memory, id, 0, 1, space);
-        retained.fill_emergency_reserve();
-        Ok(retained)
+        let retained = Retained::new(memory, id, 0, None, space);
+        if retained.fill_emergency_reserve() {
+            Ok(retained)
+        } else {
+            Err(too_small(retained.take_growth_error()))
+        }
+    }
+}
+
+/// The error of memory that has no room for the chunks that any use needs.
+fn too_small(cause: Option<io::Error>) -> io::Error {
+    let needed = (MIN_CHUNKS * CHUNK as u64) >> 20;
+    let what = format!("at least {needed} MiB are needed");
+    match cause {
+        Some(e) => io::Error::new(e.kind(), format!("{what}: {e}")),
+        None => io::Error::new(io::ErrorKind::InvalidInput, what),
     }
 }
 
@@ -138,6 +157,7 @@ struct Found {
     cover: Option<RetainedCover>,
     /// The chunks of the table, in ascending order.
     chunks: Vec<(u32, RetainedChunk)>,
+    /// In ascending order.
     records: Vec<(Place, RetainedRecord)>,
 }
 
@@ -169,6 +189,10 @@ impl Found {
             found.chunks.push((chunk, kind));
             found.read_records(memory, chunk, kind)?;
         }
+        found.records.sort_unstable_by_key(|(_, record)| record.order);
+        if found.records.windows(2).any(|pair| pair[0].1.order == pair[1].1.order) {
+            return Err(Lost::Damaged("two records have the same order"));
+        }
         Ok(found)
     }
 
@@ -191,8 +215,12 @@ impl Found {
             if is_page != (kind == RetainedChunk::Pages) || !slots.contains(&slot) {
                 return Err(Lost::Damaged("a record is in the wrong place"));
             }
-            if record.order > MAX_ORDER {
-                return Err(Lost::Damaged("the order of a record is impossible"));
+            let generation = match record.kind {
+                RetainedKind::Page { generation, .. } | RetainedKind::Range { generation, .. } => generation,
+                RetainedKind::Flag { .. } => 0,
+            };
+            if record.order.max(generation) > MAX_COUNT {
+                return Err(Lost::Damaged("a record has an impossible number"));
             }
             self.records.push((place, record));
         }
@@ -221,10 +249,9 @@ impl Found {
 
     fn into_contents(self, retained: &Arc<Retained>, matches: &[bool]) -> Contents {
         let cover = self.cover.map(|RetainedCover { seq, order, .. }| Cover { seq, order });
-        let mut contents = Contents { cover, ..Contents::default() };
-        let mut records: Vec<_> = self.records.into_iter().zip(matches).collect();
-        records.sort_unstable_by_key(|((_, record), _)| record.order);
-        for ((place, record), matches) in records {
+        let floor = self.cover.map_or(0, |cover| cover.floor);
+        let mut contents = Contents { cover, floor, ..Contents::default() };
+        for ((place, record), matches) in self.records.into_iter().zip(matches) {
             let RetainedRecord { disk, order, kind } = record;
             match kind {
                 RetainedKind::Page { .. } if !matches => {
@@ -280,13 +307,14 @@ fn read_header(memory: &Claim, identity: &Identity) -> Result<RetainedHeader, Lo
     match found.cmp(&RETAINED_VERSION) {
         std::cmp::Ordering::Less => Err(Lost::OlderFormat { found }),
         std::cmp::Ordering::Greater => Err(Lost::NewerFormat { found }),
+        std::cmp::Ordering::Equal if header.id == 0 => Err(Lost::Damaged("it has no id")),
         std::cmp::Ordering::Equal if header.pool != identity.pool => Err(Lost::OtherPool),
         std::cmp::Ordering::Equal if header.boot != identity.boot => Err(Lost::OtherBoot),
         std::cmp::Ordering::Equal => Ok(header),
     }
 }
 
-/// The statement with the higher number.
+/// The statement with the higher number. A kill leaves the last two, the last one, or none.
 fn read_cover(memory: &Claim) -> Result<Option<RetainedCover>, Lost> {
     let mut last: Option<RetainedCover> = None;
     for (index, at) in RETAINED_COVERS.into_iter().enumerate() {
@@ -294,7 +322,9 @@ fn read_cover(memory: &Claim) -> Result<Option<RetainedCover>, Lost> {
         let bytes = unsafe { words::read(memory.address(0).add(at)) };
         let cover = RetainedCover::decode(&bytes).map_err(|_| Lost::Damaged("a cover slot is invalid"))?;
         let Some(cover) = cover else { continue };
-        if cover.number % 2 != index as u64 || cover.number > MAX_ORDER || cover.order > MAX_ORDER {
+        let is_possible = (1..=MAX_COUNT).contains(&cover.number) && cover.order <= MAX_COUNT;
+        let is_next = last.is_none_or(|last| last.number.abs_diff(cover.number) == 1);
+        if cover.number % 2 != index as u64 || !is_possible || !is_next {
             return Err(Lost::Damaged("a cover slot is impossible"));
         }
         if last.is_none_or(|last| last.number < cover.number) {

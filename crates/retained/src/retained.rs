@@ -28,8 +28,8 @@ pub struct Retained {
     space: Mutex<Space>,
     /// Held while chunks are added, so that `space` need not be.
     growth: Mutex<Growth>,
-    /// Number of the next statement about the log.
-    cover: Mutex<u64>,
+    /// The last statement about the log.
+    cover: Mutex<RetainedCover>,
     is_kept: AtomicBool,
     unretained: AtomicU64,
     unretained_total: AtomicU64,
@@ -221,7 +221,15 @@ impl DamagedPage {
 }
 
 impl Retained {
-    pub(crate) fn new(memory: Claim, id: u64, order: u64, next_cover: u64, space: Space) -> Arc<Retained> {
+    pub(crate) fn new(
+        memory: Claim,
+        id: u64,
+        order: u64,
+        cover: Option<RetainedCover>,
+        space: Space,
+    ) -> Arc<Retained> {
+        // Without a statement, the log has nothing.
+        let cover = cover.unwrap_or(RetainedCover { number: 0, seq: u64::MAX, order: 0, floor: 0 });
         let header = memory.address(0);
         let retained = Retained {
             memory,
@@ -230,7 +238,7 @@ impl Retained {
             order: AtomicU64::new(order),
             space: Mutex::new(space),
             growth: Mutex::default(),
-            cover: Mutex::new(next_cover),
+            cover: Mutex::new(cover),
             is_kept: AtomicBool::new(false),
             unretained: AtomicU64::new(0),
             unretained_total: AtomicU64::new(0),
@@ -238,12 +246,17 @@ impl Retained {
         Arc::new(retained)
     }
 
-    /// Adds chunks until the emergency reserve is complete, as far as limit and memory allow.
-    pub(crate) fn fill_emergency_reserve(&self) {
+    /// Adds chunks until the emergency reserve is complete, as far as limit and memory allow. Returns whether
+    /// it is.
+    pub(crate) fn fill_emergency_reserve(&self) -> bool {
         let mut growth = self.growth.lock();
+        let mut is_complete = true;
         for kind in [RetainedChunk::Pages, RetainedChunk::Records] {
-            while !self.space.lock().has_emergency_reserve(kind) && self.grow(&mut growth, kind) {}
+            let is_filled = || self.space.lock().has_emergency_reserve(kind);
+            while !is_filled() && self.grow(&mut growth, kind) {}
+            is_complete &= is_filled();
         }
+        is_complete
     }
 
     /// The id of the memory.
@@ -324,16 +337,23 @@ impl Retained {
 
     /// Records in the header that records with a smaller order are in the log if its history reaches a batch.
     /// A kill leaves this statement or the previous one.
-    pub fn set_cover(&self, cover: Cover) {
-        let mut number = self.cover.lock();
-        let Cover { seq, order } = cover;
-        let slot = RETAINED_COVERS[(*number % 2) as usize];
+    pub fn set_cover(&self, Cover { seq, order }: Cover) {
+        self.state_cover(|cover| (cover.seq, cover.order) = (seq, order));
+    }
+
+    /// Records in the header that the log's history reaches this batch. To be called before records are
+    /// dropped because the log has them: without that history, the rest is of no use.
+    pub fn set_floor(&self, seq: u64) {
+        self.state_cover(|cover| cover.floor = seq);
+    }
+
+    fn state_cover(&self, change: impl FnOnce(&mut RetainedCover)) {
+        let mut cover = self.cover.lock();
+        change(&mut cover);
+        cover.number += 1;
+        let slot = RETAINED_COVERS[(cover.number % 2) as usize];
         // SAFETY: the slot is in the header of the claimed memory, and the lock is held for all stores to it.
-        unsafe {
-            let at = self.header.add(slot);
-            words::publish(at, &RetainedCover { number: *number, seq, order }.encode(), 0);
-        }
-        *number += 1;
+        unsafe { words::publish(self.header.add(slot), &cover.encode(), 0) };
     }
 
     /// From now on, dropping pages, ranges and flags leaves their records in the memory.

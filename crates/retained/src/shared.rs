@@ -48,8 +48,14 @@ impl SharedFile {
     /// one link, or is not on tmpfs.
     pub fn open(path: &Path, max_bytes: u64) -> io::Result<SharedFile> {
         let file = open_locked(path).map_err(|e| describe(path, e))?;
-        require_tmpfs(&file).map_err(|e| describe(path, e))?;
         let found = file.metadata()?.len();
+        if let Err(e) = require_tmpfs(&file) {
+            if found == 0 {
+                // It was made just now, or holds nothing.
+                let _ = std::fs::remove_file(path);
+            }
+            return Err(describe(path, e));
+        }
         if found > MAX_BYTES {
             return Err(describe(path, refused("it is larger than retained memory can be")));
         }
@@ -58,7 +64,7 @@ impl SharedFile {
         let base = map(&file, len as usize).map_err(|e| describe(path, e))?;
         let present = (0..len / CHUNK as u64).map(|_| AtomicBool::new(false)).collect();
         let shared = SharedFile { path: path.into(), file, base, present, claimed: AtomicBool::new(false) };
-        shared.find_chunks().map_err(|e| describe(path, e))?;
+        shared.find_chunks(found).map_err(|e| describe(path, e))?;
         Ok(shared)
     }
 
@@ -79,8 +85,12 @@ impl SharedFile {
     }
 
     /// Marks the chunks that are present. The memory of a chunk that is incomplete is given back: it was
-    /// being added or released, or the file was truncated.
-    fn find_chunks(&self) -> io::Result<()> {
+    /// being added or released, or the file, whose length was `found`, was truncated.
+    fn find_chunks(&self, found: u64) -> io::Result<()> {
+        if !found.is_multiple_of(CHUNK as u64) {
+            // Within a page, which is not a hole.
+            self.punch((found / CHUNK as u64) as u32)?;
+        }
         let mut at = 0;
         while let Some(data) = seek(&self.file, at, libc::SEEK_DATA)? {
             let hole = seek(&self.file, data, libc::SEEK_HOLE)?.unwrap_or(self.len() as u64);

@@ -5,8 +5,10 @@ use std::io;
 use super::Finding;
 
 /// Features for tests, as `cargo tree -e features` names them.
-const FOR_TESTS: [&str; 6] = [
+const FOR_TESTS: [&str; 8] = [
     r#"forebay-store feature "test-util""#,
+    r#"forebay-retained feature "test-util""#,
+    r#"forebay-retained feature "fuzzing""#,
     r#"forebay-engine feature "mutation""#,
     r#"forebay-format feature "fuzzing""#,
     r#"forebay-guest feature "fuzzing""#,

@@ -16,6 +16,7 @@
 //! **Misses.** If several readers miss the same address, [`MissTable`] makes one of them the *leader*, which
 //! reads the store; the others wait for its result. The protocol between cache and table is described there.
 
+mod copy;
 mod frames;
 mod ghost;
 mod miss;
@@ -26,6 +27,7 @@ mod shard;
 #[cfg(test)]
 mod tests;
 
+pub use copy::CachedBlock;
 pub(crate) use miss::{Leader, MissTable, Turn};
 pub(crate) use read::ReadCache;
 pub(crate) use shard::Rank;

@@ -2,6 +2,7 @@
 
 use forebay_format::{Address, BLOCK};
 
+use super::copy::CachedBlock;
 use super::frames::Chunk;
 use super::shard::{Rank, Shard, hash_of};
 use crate::CacheStats;
@@ -100,6 +101,38 @@ impl ReadCache {
         if shard.is_full() && !self.full.load(Relaxed) {
             self.full.store(true, Relaxed);
         }
+    }
+
+    /// Passes a copy of each block to `receive`, until that returns false. Blocks that are inserted or
+    /// evicted at the same time may be left out.
+    pub fn copy_all(&self, receive: &mut dyn FnMut(&CachedBlock) -> bool) {
+        let mut some = Vec::new();
+        for place in &self.places {
+            let mut next = Some(0);
+            while let Some(from) = next {
+                next = place.0.lock().copy_some(from, &mut some);
+                for mut block in some.drain(..) {
+                    block.seal();
+                    if !receive(&block) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Inserts a copy, unless it is damaged, the block is held, or it would displace another one. Returns
+    /// whether there is room for more.
+    pub fn insert_copy(&self, copy: &[u8; CachedBlock::SIZE]) -> bool {
+        if !self.has_room() {
+            return false;
+        }
+        if let Some((addr, is_used, content)) = CachedBlock::decode(copy)
+            && !self.contains(addr)
+        {
+            self.insert_as(addr, content, if is_used { Rank::High } else { Rank::Normal });
+        }
+        self.has_room()
     }
 
     /// Whether an insertion evicts nothing.

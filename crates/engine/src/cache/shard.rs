@@ -9,6 +9,7 @@
 use forebay_format::BLOCK;
 use hashbrown::HashTable;
 
+use super::copy::CachedBlock;
 use super::frames::{CHUNK_FRAMES, Chunk, Frames, Meta, Queue};
 use super::ghost::Ghost;
 
@@ -29,6 +30,9 @@ const BASE_COST: u64 = 512;
 /// which 7/8 are usable; a table in which erased buckets accumulate doubles once beyond the size that its
 /// content needs); 4 in the ghost; 21 in reserve.
 const FRAME_COST: u64 = BLOCK as u64 + 64;
+
+/// Frames that [`Shard::copy_some`] examines.
+const COPIED_AT_ONCE: u32 = 64;
 
 /// As [`PROMOTE_HITS`], for [`Rank::Low`].
 const PROMOTE_HITS_LOW: u8 = 2;
@@ -118,6 +122,20 @@ impl Shard {
         let Some(frame) = self.find(key, hash) else { return false };
         out.copy_from_slice(&self.frames.block(frame)[offset..offset + out.len()]);
         true
+    }
+
+    /// Appends copies of the blocks in the next frames to `out`, from frame `from` on; returns the frame with
+    /// which to continue. The number of frames is small, so that the lock is held briefly.
+    pub fn copy_some(&self, from: u32, out: &mut Vec<CachedBlock>) -> Option<u32> {
+        let (capacity, until) = (self.frames.capacity() as u32, from.saturating_add(COPIED_AT_ONCE));
+        for frame in from..until.min(capacity) {
+            let Meta { key, hits, .. } = *self.frames.meta(frame);
+            // A free frame keeps the key of its last block.
+            if self.find(key, hash_of(key)) == Some(frame) {
+                out.push(CachedBlock::new(key, hits > 0, self.frames.block(frame)));
+            }
+        }
+        (until < capacity).then_some(until)
     }
 
     /// Copies from the block to `out`, from byte `offset` on.

@@ -257,6 +257,8 @@ impl Committer {
             }
             other => other?,
         };
+        // Before any buffer is dropped.
+        self.cx.retained.set_floor(log.head().seq);
         self.space.accepted();
         self.reducer.record_stored(&items, &refs);
         group.frozen.iter().for_each(|(disk, _)| self.scans.request_if_changed(disk));

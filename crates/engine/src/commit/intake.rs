@@ -22,8 +22,8 @@ use crate::limits::MEMORY_RETRY;
 use crate::progress::{CommitProgress, Progress};
 use crate::read::{Reader, blocks_of, pieces};
 use crate::space::{Admission, SpaceGovernor};
-use crate::sync::atomic::AtomicU64;
 use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::sync::{Mutex, RwLock};
 use crate::zero::is_zero;
 use crate::{Error, Mutation, Result};
@@ -66,6 +66,8 @@ pub(crate) struct Intake {
     /// Disks with cold writes, for the task that reads ahead for them.
     pub cold: Mutex<VecDeque<Arc<Disk>>>,
     pub cold_wake: Notify,
+    /// Whether the host has no room for more retained memory.
+    lacks_memory: AtomicBool,
 }
 
 impl Intake {
@@ -88,6 +90,7 @@ impl Intake {
             schedule: Schedule::default(),
             cold: Mutex::default(),
             cold_wake: Notify::new(),
+            lacks_memory: AtomicBool::new(false),
         }
     }
 
@@ -184,17 +187,35 @@ impl Intake {
                 progress.changed().await.map_err(|_| Error::Closed)?;
                 continue;
             };
-            if let Some(room) = self.reserve(disk, len) {
+            let room = self.reserve(disk, len);
+            self.report_memory(room.is_some());
+            if let Some(room) = room {
                 return Ok(Admitted { space, room });
             }
             drop(space);
             self.make_room(disk);
+            // Without dirty buffers, no commit frees memory, and admissions that are dropped wake all
+            // requests: they would wake each other without end.
+            let commits_help = self.space.dirty() > 0;
             // Other processes may use up the memory, so its return is not always announced.
             tokio::select! {
                 biased;
-                changed = progress.changed() => changed.map_err(|_| Error::Closed)?,
+                changed = progress.changed(), if commits_help => changed.map_err(|_| Error::Closed)?,
                 () = self.cx.host.sleep(MEMORY_RETRY) => {}
             }
+        }
+    }
+
+    /// Logs when writers begin and cease to wait for memory that the host does not have.
+    fn report_memory(&self, has_room: bool) {
+        if !has_room {
+            if let Some(e) = self.cx.retained.take_growth_error()
+                && !self.lacks_memory.swap(true, Relaxed)
+            {
+                tracing::warn!("writes wait for room in the file system of the retained memory: {e}");
+            }
+        } else if self.lacks_memory.load(Relaxed) && self.lacks_memory.swap(false, Relaxed) {
+            tracing::warn!("the file system of the retained memory has room again");
         }
     }
 

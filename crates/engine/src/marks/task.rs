@@ -21,7 +21,8 @@ impl Marks {
     /// requested or could be removed.
     pub(crate) async fn mark_loop(self: Arc<Marks>) {
         let mut activity = Activity::new();
-        let mut timer = None;
+        // An earlier opening may have left marks.
+        let mut timer = Some(self.cx.host.sleep(MARK_IDLE / 2));
         loop {
             if let Err(e) = self.cx.check_running() {
                 return self.end(&e);
@@ -35,20 +36,24 @@ impl Marks {
                 self.mark(requests).await;
                 continue;
             }
-            if !self.catalogue.read().iter().any(|disk| disk.is_marked() && is_removable(disk)) {
-                (timer, activity) = (None, Activity::new());
-                self.wake.notified().await;
-                continue;
-            }
-            let check = timer.get_or_insert_with(|| self.cx.host.sleep(MARK_IDLE / 2));
-            let is_due = tokio::select! {
-                biased;
-                () = self.wake.notified() => false,
-                () = check => true,
+            let is_due = match &mut timer {
+                Some(check) => tokio::select! {
+                    biased;
+                    () = self.wake.notified() => false,
+                    () = check => true,
+                },
+                None => {
+                    self.wake.notified().await;
+                    false
+                }
             };
+            // The search for marks to be removed visits all disks. Only the timer triggers it, however many
+            // wakes there are, and each wake starts the timer: it may announce a mark.
             if is_due {
                 timer = None;
-                self.remove_idle(&mut activity).await;
+            }
+            if !is_due || self.remove_idle(&mut activity).await {
+                timer.get_or_insert_with(|| self.cx.host.sleep(MARK_IDLE / 2));
             }
         }
     }
@@ -100,14 +105,17 @@ impl Marks {
         }
     }
 
-    /// Removes the marks of disks that are clean and have not changed for a while, in one commit.
-    async fn remove_idle(&self, activity: &mut Activity) {
+    /// Removes the marks of disks that are clean and have not changed for a while, in one commit. Returns
+    /// whether there were marks that this can remove, now or later.
+    async fn remove_idle(&self, activity: &mut Activity) -> bool {
         let now = self.cx.host.now();
         let marked: Vec<Arc<Disk>> = {
             let catalogue = self.catalogue.read();
             catalogue.iter().filter(|disk| disk.is_marked() && is_removable(disk)).cloned().collect()
         };
-        activity.retain(|id, _| marked.iter().any(|disk| disk.id() == *id));
+        // The disks of the catalogue are ordered by id.
+        activity.retain(|id, _| marked.binary_search_by_key(id, |disk| disk.id()).is_ok());
+        let has_marks = !marked.is_empty();
         let is_idle = |disk: &Arc<Disk>| {
             let changes = disk.guest.write.get().ops + disk.guest.discard.get().ops;
             let seen = activity.entry(disk.id()).or_insert((changes, now));
@@ -120,6 +128,7 @@ impl Marks {
         if let Err(e) = self.unmark_clean(&mut idle).await {
             tracing::debug!("cannot remove the marks of disks, retrying: {e}");
         }
+        has_marks
     }
 
     /// Removes the marks of those disks whose buffers are clean.

@@ -5,7 +5,7 @@ use forebay_format::SyncMode;
 
 use super::admin::DiskInfo;
 use super::pool::Pool;
-use crate::{ClassesInfo, GcProgress, Peek, Prefetched, ProfileInfo, Result};
+use crate::{CachedBlock, ClassesInfo, GcProgress, Peek, Prefetched, ProfileInfo, Result};
 
 impl Pool {
     /// Waits until everything is durable that was acknowledged on any disk before the call.
@@ -109,6 +109,18 @@ impl Pool {
     /// As [`Pool::profile`].
     pub async fn prefetch(&self, image: &str) -> Result<Prefetched> {
         self.parts.profiles.prefetch(image).await
+    }
+
+    /// Passes a copy of each block in the read cache to `receive`, until that returns false. May take long,
+    /// and blocks.
+    pub fn copy_read_cache(&self, receive: &mut dyn FnMut(&CachedBlock) -> bool) {
+        self.parts.reader.cache.copy_all(receive);
+    }
+
+    /// Adds a copy of a block, made by another process that had this pool open, to the read cache, unless it
+    /// is damaged or would displace another block. Returns whether there is room for more.
+    pub fn add_to_read_cache(&self, copy: &[u8; CachedBlock::SIZE]) -> bool {
+        self.parts.reader.cache.insert_copy(copy)
     }
 
     /// The classes of a disk's blocks, and the traffic of each.

@@ -18,6 +18,11 @@
 //!
 //! If it does not, they are kept, although batches of the interrupted group may be on the store.
 //!
+//! **That history is this one.** A commit states in the memory's *floor* which batch history has reached
+//! before it drops the records of its group. History that does not reach the floor lacks them: the store was
+//! replaced by an older copy, or lost what it had synced, or a copy of the pool has used the memory. What is
+//! left in the memory is not a prefix then, and all of it is lost.
+//!
 //! **Desktops** keep their contents if the memory was kept and says that they are valid: they are from the
 //! first client on, until a reset is due. All others are reset ([`crate::desktop`]).
 
@@ -53,7 +58,8 @@ pub(crate) enum MemoryState {
 /// belong to the pool.
 ///
 /// # Errors
-/// [`Error::Memory`] if the host cannot provide memory, or provides one of a newer release.
+/// [`Error::Memory`] if the host cannot provide memory, or provides one of a newer release, or new memory has
+/// no room for any write.
 pub(super) fn open_memory(
     host: &dyn Host,
     config: &PoolConfig,
@@ -80,8 +86,8 @@ pub(super) fn open_memory(
     let mut id = [0; 8];
     host.random(&mut id);
     let id = u64::from_le_bytes(id).max(1);
-    let retained =
-        Retained::create(memory, &identity, id, limit).map_err(|e| Error::Memory(e.to_string()))?;
+    let no_room = |e| Error::Memory(format!("{e}; free some MiB there, or use another directory"));
+    let retained = Retained::create(memory, &identity, id, limit).map_err(no_room)?;
     let state = match superblock.memory {
         0 => MemoryState::Kept(Contents::default()),
         _ => MemoryState::Lost(why),
@@ -146,6 +152,12 @@ pub(super) fn take_over(
     }
     let covered = contents.cover.filter(|cover| cover.seq <= head && mutation != Mutation::IgnoreCover);
     let mut taken = TakenOver::default();
+    if contents.floor > head {
+        let why = "the log is older than the retained memory, as after a restore from a backup";
+        taken.loss = MemoryLoss::All(why.to_owned());
+        cx.retained.set_cover(NO_COVER);
+        return taken;
+    }
     if !contents.damaged.is_empty() {
         taken.loss = MemoryLoss::Some(contents.damaged.into_iter().map(DiskId).collect());
     }

@@ -1,9 +1,11 @@
 //! Acknowledged writes survive the end of the process, in memory that outlives it.
 
+use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_engine::{CloneRequest, Error, Pool};
-use forebay_retained::HeapMemory;
+use forebay_retained::{BlockRecord, HeapMemory, Identity, RangeRecord, Retained};
 use forebay_store::MemoryStore;
 
 use crate::common::machine::Machine;
@@ -79,9 +81,63 @@ async fn memory_from_before_another_opening_is_not_used() {
     disk.flush().await.unwrap();
     let (_, store) = other.kill(&store).await;
     let pool = machine.open(&store).await;
-    let out = read(&*pool.attach("v").unwrap(), 0, 2 * BLOCK).await;
+    let out = read(&pool.attach("v").unwrap(), 0, 2 * BLOCK).await;
     assert!(out[..BLOCK].iter().all(|b| *b == 0), "stale memory was used");
     assert!(out[BLOCK..] == noise(2, BLOCK)[..]);
+}
+
+/// The store is replaced by an older copy: the log lacks what the memory gave up for it.
+#[tokio::test]
+async fn memory_is_not_used_with_an_older_copy_of_the_log() {
+    let (machine, store) = (Machine::new(), Arc::new(MemoryStore::new()));
+    let pool = machine.open(&store).await;
+    create(&pool, "v").await;
+    let disk = pool.attach("v").unwrap();
+    disk.write(0, &noise(1, 2 * BLOCK), false).await.unwrap();
+    disk.flush().await.unwrap();
+    let mut copy = left_by_crash(&store).await;
+    disk.write(0, &noise(2, BLOCK), false).await.unwrap();
+    disk.flush().await.unwrap();
+    disk.write(BLOCK as u64, &noise(3, BLOCK), false).await.unwrap();
+    let (mut machine, _) = machine.kill(&store).await;
+    // Also if the first opening does not live long.
+    for _ in 0..2 {
+        let pool = machine.open(&copy).await;
+        assert!(matches!(pool.attach("v"), Err(Error::MemoryLost { .. })));
+        (machine, copy) = machine.kill(&copy).await;
+    }
+    let pool = machine.open(&copy).await;
+    pool.resume("v").await.unwrap();
+    let disk = pool.attach("v").unwrap();
+    assert!(read(&disk, 0, 2 * BLOCK).await == noise(1, 2 * BLOCK), "no prefix of history");
+    // From here on, memory and log belong together again.
+    disk.write(0, &noise(4, BLOCK), false).await.unwrap();
+    let (machine, copy) = machine.kill(&copy).await;
+    let pool = machine.open(&copy).await;
+    assert!(read(&pool.attach("v").unwrap(), 0, BLOCK).await == noise(4, BLOCK));
+}
+
+/// Writers for which there is no memory try again from time to time, and do not wake each other without end.
+#[tokio::test(start_paused = true)]
+async fn writers_without_memory_sleep() {
+    let (mut machine, store) = (Machine::new(), Arc::new(MemoryStore::new()));
+    // The header, and one chunk of each kind: less than the writes.
+    machine.memory = Arc::new(HeapMemory::new(3));
+    let pool = machine.open(&store).await;
+    create(&pool, "v").await;
+    let disk = pool.attach("v").unwrap();
+    let mut polls = 0;
+    let data = noise(1, MIB);
+    let write = || disk.write(0, &data, false);
+    let mut both = Box::pin(futures_util::future::join(write(), write()));
+    let counted = std::future::poll_fn(|cx| {
+        polls += 1;
+        assert!(polls < 1000, "writers do not sleep");
+        both.as_mut().poll(cx)
+    });
+    assert!(tokio::time::timeout(Duration::from_secs(10), counted).await.is_err(), "there is no room");
+    drop(both);
+    disk.write(0, &noise(2, 16 * BLOCK), false).await.unwrap();
 }
 
 #[tokio::test]
@@ -165,10 +221,59 @@ async fn writers_wait_while_there_is_no_memory() {
     pool.close().await.unwrap();
 }
 
+/// They are sound, but no server has written them.
+#[tokio::test]
+async fn records_that_fit_no_disk_are_ignored() {
+    let (machine, store) = (Machine::new(), Arc::new(MemoryStore::new()));
+    let pool = machine.open(&store).await;
+    create(&pool, "v").await;
+    let disk = pool.attach("v").unwrap();
+    disk.write(0, &noise(1, MIB), false).await.unwrap();
+    let expected = read(&disk, 0, 16 * MIB).await;
+    let (machine, store) = machine.kill(&store).await;
+
+    let header = machine.memory.content()[0].clone().unwrap();
+    let (pool, boot) = (header[16..32].try_into().unwrap(), header[32..48].try_into().unwrap());
+    let (retained, found) =
+        Retained::open(machine.memory.clone(), &Identity { pool, boot }, 64 << 20).unwrap();
+    let disk = found.pages[0].0.disk;
+    let block = |disk, block, mask| BlockRecord { disk, block, mask, generation: 1 << 62 };
+    let range = |disk, start, end| RangeRecord { disk, start, end, allocated: false, generation: 1 << 62 };
+    let noises =
+        [block(0, 0, 255), block(u32::MAX, 1, 255), block(disk, 4096, 255), block(disk, u64::MAX, 255)];
+    let pages = noises.map(|of| retained.page(None, of, |page| page.fill(9)));
+    // Of the disk, but without any sector; and zeroes over each other, where nothing was written.
+    let empty = retained.page(None, block(disk, 7, 0), |page| page.fill(9));
+    let ranges = [
+        (disk, 0, 4097),
+        (disk, 0, u64::MAX),
+        (0, 0, 1),
+        (u32::MAX, 0, 1),
+        (disk, 1000, 3000),
+        (disk, 2000, 4096),
+    ]
+    .map(|(disk, start, end)| retained.range(None, range(disk, start, end)));
+    let flags = [retained.flag(disk, 1), retained.flag(disk, 255), retained.flag(u32::MAX, 1)];
+    retained.keep();
+    drop((found, pages, empty, ranges, flags, retained));
+
+    let pool = machine.open(&store).await;
+    let disk = pool.attach("v").unwrap();
+    assert!(read(&disk, 0, 16 * MIB).await == expected);
+    disk.write(MIB as u64, &noise(2, MIB), false).await.unwrap();
+    pool.close().await.unwrap();
+    assert!(!pool.retains(), "everything is durable, and the rest was dropped");
+}
+
 #[tokio::test]
 async fn a_pool_does_not_open_without_memory() {
-    let machine = Machine { memory: Arc::new(HeapMemory::new(0)), ..Machine::new() };
-    let store = Arc::new(MemoryStore::new());
-    let e = machine.try_open(&store).await.map(drop).unwrap_err();
-    assert!(matches!(e, Error::Memory(_)), "{e}");
+    // Nothing; room for the header only; room for pages, and none for the records of zeroed ranges.
+    for chunks in 0..3 {
+        let machine = Machine { memory: Arc::new(HeapMemory::new(chunks)), ..Machine::new() };
+        let store = Arc::new(MemoryStore::new());
+        let e = machine.try_open(&store).await.map(drop).unwrap_err();
+        assert!(matches!(&e, Error::Memory(why) if why.contains("3 MiB")), "{e}");
+    }
+    let machine = Machine { memory: Arc::new(HeapMemory::new(3)), ..Machine::new() };
+    machine.try_open(&Arc::new(MemoryStore::new())).await.map(drop).unwrap();
 }

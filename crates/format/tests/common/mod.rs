@@ -427,3 +427,19 @@ pub fn any_superblock() -> impl Strategy<Value = Superblock> {
         },
     )
 }
+
+/// Every structure of retained memory.
+pub fn retained() -> (RetainedHeader, RetainedCover, [RetainedChunk; 2], [RetainedRecord; 4]) {
+    let header = RetainedHeader { pool: POOL.0, boot: *b"boot-of-16-bytes", id: 0x0123_4567_89ab_cdef };
+    let cover = RetainedCover { number: 7, seq: 1_000_000, order: 2_000_000, floor: 999_000 };
+    let page = RetainedKind::Page { block: 1 << 40, mask: 0x5a, crc: 0xdead_beef, generation: 77 };
+    let range = |allocated| RetainedKind::Range { start: 5, end: 1 << 41, allocated, generation: 78 };
+    let record = |order, kind| RetainedRecord { disk: 9, order, kind };
+    let records = [
+        record(11, page),
+        record(12, range(false)),
+        record(13, range(true)),
+        record(1 << 33, RetainedKind::Flag { kind: 6 }),
+    ];
+    (header, cover, [RetainedChunk::Pages, RetainedChunk::Records], records)
+}

@@ -50,4 +50,13 @@ fn samples_are_current() {
     for (n, node) in nodes().into_iter().enumerate() {
         write("map_node", &format!("sample-{n}"), &node.encode());
     }
+    let (header, cover, chunks, records) = retained();
+    write("retained_structure", "header", &header.encode());
+    write("retained_structure", "cover", &cover.encode());
+    for (n, chunk) in chunks.into_iter().enumerate() {
+        write("retained_structure", &format!("chunk-{n}"), &chunk.encode(3, 5));
+    }
+    for (n, record) in records.into_iter().enumerate() {
+        write("retained_structure", &format!("record-{n}"), &record.encode());
+    }
 }

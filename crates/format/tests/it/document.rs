@@ -1,8 +1,13 @@
 //! Checks that the table of each layout in `docs/format.md` matches the code.
 
-use forebay_format::{LAYOUTS, Layout};
+use forebay_format::{LAYOUTS, Layout, RETAINED_LAYOUTS};
 
 const PAGE: &str = include_str!("../../../../docs/format.md");
+
+/// The documented layouts: of the store, and of retained memory.
+fn layouts() -> impl Iterator<Item = &'static Layout> {
+    LAYOUTS.iter().chain(RETAINED_LAYOUTS)
+}
 
 /// The correct table of a layout.
 fn table(layout: &Layout) -> String {
@@ -36,7 +41,7 @@ fn drawn(layout: &Layout) -> &'static str {
 /// On failure, the message contains the correct tables.
 #[test]
 fn every_layout_is_documented_correctly() {
-    let wrong: Vec<_> = LAYOUTS.iter().filter(|layout| drawn(layout) != table(layout)).collect();
+    let wrong: Vec<_> = layouts().filter(|layout| drawn(layout) != table(layout)).collect();
     let right: String = wrong.iter().map(|layout| table(layout) + "\n").collect();
     assert!(wrong.is_empty(), "docs/format.md differs from the code; the correct tables are:\n\n{right}");
 }
@@ -46,5 +51,5 @@ fn the_page_documents_all_layouts_in_order_and_no_others() {
     let headings = PAGE.lines().filter(|line| line.starts_with("### "));
     let named: Vec<_> =
         headings.filter_map(|line| line[4..].split_once(" (")).map(|(name, _)| name).collect();
-    assert_eq!(named, LAYOUTS.iter().map(|layout| layout.name).collect::<Vec<_>>());
+    assert_eq!(named, layouts().map(|layout| layout.name).collect::<Vec<_>>());
 }

@@ -144,3 +144,21 @@ fn checksums_are_the_documented_ones() {
     assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     assert_eq!(check64(b"123456789"), 0xae8b_1486_0a79_9888);
 }
+
+/// Retained memory has a separate version.
+#[test]
+fn retained_memory_of_version_1() {
+    let (header, cover, chunks, records) = retained();
+    let bytes = golden("retained-v1-header.bin", &header.encode());
+    assert_eq!(RetainedHeader::decode(&bytes.try_into().unwrap()), Ok(Some((1, header))));
+    let bytes = golden("retained-v1-cover.bin", &cover.encode());
+    assert_eq!(RetainedCover::decode(&bytes.try_into().unwrap()), Ok(Some(cover)));
+    let entries: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.encode(3, 5)).collect();
+    let bytes = golden("retained-v1-chunk-table.bin", &entries);
+    let entries = bytes.as_chunks().0.iter().map(|entry| RetainedChunk::decode(entry, 3, 5));
+    assert_eq!(entries.collect::<Vec<_>>(), chunks.map(|chunk| Ok(Some(chunk))));
+    let encoded: Vec<u8> = records.iter().flat_map(RetainedRecord::encode).collect();
+    let bytes = golden("retained-v1-records.bin", &encoded);
+    let decoded = bytes.as_chunks().0.iter().map(RetainedRecord::decode);
+    assert_eq!(decoded.collect::<Vec<_>>(), records.map(|record| Ok(Some(record))));
+}

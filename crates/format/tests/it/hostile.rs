@@ -398,3 +398,51 @@ fn lengths_beyond_those_of_a_writer_are_refused() {
     assert!(forged(most).is_ok());
     assert_eq!(forged(most + 1), Err(value("segment footer", "count")));
 }
+
+#[test]
+fn invalid_structures_of_retained_memory_are_refused() {
+    let (header, cover, chunks, records) = retained();
+    let [page, range, ..] = records;
+    let forge = |record: RetainedRecord, at: usize, bytes: &[u8]| {
+        let mut b = record.encode();
+        b[at..at + bytes.len()].copy_from_slice(bytes);
+        let crc = crc32c(&b[8..]);
+        b[..4].copy_from_slice(&crc.to_le_bytes());
+        RetainedRecord::decode(&b)
+    };
+    assert!(forge(page, 8, &[1]).is_ok());
+    assert_eq!(forge(page, 12, &[0]), Err(value("record", "kind")));
+    assert_eq!(forge(page, 12, &[4]), Err(value("record", "kind")));
+    assert_eq!(forge(range, 14, &[2]), Err(value("record", "allocated")));
+    assert_eq!(forge(range, 32, &[5, 0, 0, 0, 0, 0, 0, 0]), Err(value("record", "end")));
+    // Each bit is covered by the tag; without a tag there is no structure.
+    for bit in 0..64 * 8 {
+        let flip = |b: &mut [u8]| b[bit / 8] ^= 1 << (bit % 8);
+        let (mut of_record, mut of_header) = (page.encode(), header.encode());
+        flip(&mut of_record);
+        flip(&mut of_header);
+        assert!(RetainedRecord::decode(&of_record).is_err(), "bit {bit} of a record");
+        assert!(RetainedHeader::decode(&of_header).is_err(), "bit {bit} of the header");
+        if bit < 32 * 8 {
+            let mut of_cover = cover.encode();
+            flip(&mut of_cover);
+            assert!(RetainedCover::decode(&of_cover).is_err(), "bit {bit} of a cover");
+        }
+        if bit < 8 * 8 {
+            let mut entry = chunks[0].encode(3, 5);
+            flip(&mut entry);
+            assert!(RetainedChunk::decode(&entry, 3, 5).is_err(), "bit {bit} of an entry");
+        }
+    }
+    let (mut of_record, mut of_header) = (page.encode(), header.encode());
+    of_record[..8].fill(0);
+    of_header[56..].fill(0);
+    assert_eq!(
+        (RetainedRecord::decode(&of_record), RetainedHeader::decode(&of_header)),
+        (Ok(None), Ok(None))
+    );
+    // Of another chunk, of another memory.
+    let entry = chunks[0].encode(3, 5);
+    assert_eq!(RetainedChunk::decode(&entry, 4, 5), Err(FormatError::Checksum("chunk table entry")));
+    assert_eq!(RetainedChunk::decode(&entry, 3, 6), Err(FormatError::Checksum("chunk table entry")));
+}

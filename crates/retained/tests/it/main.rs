@@ -4,6 +4,9 @@
 
 mod basics;
 mod common;
+mod corpus;
+mod hostile;
 mod model;
+mod shared;
 mod speed;
 mod steps;

@@ -78,7 +78,8 @@ impl Control {
     pub async fn upgrade(&self, upgrade: Upgrade) -> Result<Upgraded> {
         let upgrades = &self.inner.upgrades;
         let Some(requests) = upgrades.requests.get() else {
-            return Err(ControlError::internal("this server cannot be upgraded while it runs"));
+            let why = "this server cannot be upgraded while it runs";
+            return Err(ControlError::new(ErrorKind::UpgradeFailed, why));
         };
         if upgrades.running.swap(true, SeqCst) {
             return Err(ControlError::new(ErrorKind::InUse, "another upgrade is running; wait for its end"));

@@ -38,7 +38,7 @@ const HANDOVER: Duration = Duration::from_secs(10);
 /// Time that requests have which were sent before an `NBD_CMD_DISC`; then they are dropped.
 const LEAVE_TIME: Duration = Duration::from_secs(5);
 /// Time limit for the search for `NBD_CMD_DISC`.
-const SEARCH_TIME: Duration = Duration::from_secs(1);
+const SEARCH_TIME: Duration = Duration::from_secs(5);
 /// Bytes that the socket buffers of both ends of a TCP connection can hold: several times the largest sizes
 /// that Linux sets by itself (`tcp_wmem`, `tcp_rmem`).
 const IN_FLIGHT: u64 = 32 << 20;

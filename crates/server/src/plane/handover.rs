@@ -3,9 +3,9 @@
 //! **Phases.** Handing over begins with *quiescing*: no client is accepted, and each connection stops
 //! reading at a request boundary; the requests that it has read are executed and answered. A connection
 //! without requests in progress is *quiet*, and stays so. If one does not become quiet in time, serving
-//! continues as if nothing had happened; only a connection whose client does not send the rest of a request is
-//! not waited for, and is closed. Once all are quiet they are *parked*: each ends on its thread, and leaves its
-//! socket with everything that its successor needs.
+//! continues as if nothing had happened; only a connection whose client does not send the rest of a request
+//! is not waited for, and is closed. Once all are quiet they are *parked*: each ends on its thread, and
+//! leaves its socket with everything that its successor needs.
 //!
 //! **Invariant.** A parked connection has no request in progress, and no byte of its client is lost or
 //! interpreted twice: every received byte was served, or is in [`Parked::input`]; every byte of a reply was

@@ -72,6 +72,12 @@ fn next(now: Budgets, used: Budgets, configured: Budgets, memory: &Memory, calm:
     }
 }
 
+/// Memory that can be used for a short time without pressure; 0 if it is not known.
+pub(super) fn spare() -> u64 {
+    let memory = Source::default().look();
+    memory.map_or(0, |memory| memory.available.saturating_sub(2 * reserve(memory.total)))
+}
+
 /// Adapts the budgets of a pool, forever.
 pub(super) async fn watch(pool: Arc<Pool>) {
     let memory = pool.memory();

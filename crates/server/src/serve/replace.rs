@@ -1,15 +1,18 @@
 //! The steps of an upgrade on the side of the predecessor. [`super::upgrade`] states the rules.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_engine::Pool;
 use tokio::task::JoinHandle;
 
 use super::OpenPool;
 use super::notify;
+use super::pressure;
 use super::services::Services;
 use super::sockets::Sockets;
-use super::upgrade::{Failure, HandedOver, Predecessor};
+use super::upgrade::{CacheCopy, Failure, HandedOver, Predecessor};
 use crate::control::{ControlError, ErrorKind, Upgraded};
 use crate::plane::Parked;
 
@@ -62,6 +65,7 @@ pub(super) async fn replace(
     if let Err(e) = open.pool.checkpoint().await {
         return unchanged(services, failed(e, CONTINUES), sockets);
     }
+    let cache = copy_cache(open.pool.clone()).await;
     let begun = Instant::now();
     // Requests that wait for a commit need not wait for others to share it.
     let (quiet, _) = tokio::join!(services.plane.quiesce(QUIESCE), open.pool.flush());
@@ -71,6 +75,7 @@ pub(super) async fn replace(
     }
     let quiesced = begun.elapsed();
     let (state, closed, api) = park(services).await;
+    let state = HandedOver { cache, ..state };
     drop(paused);
     if let Err(e) = open.release().await {
         return (Outcome::Resume(state, failed(e, CONTINUES)), Some(sockets));
@@ -106,6 +111,12 @@ pub(super) async fn replace(
     (Outcome::Replaced(Upgraded { pid, version, pause_ms, connections: resumed, closed }, api), None)
 }
 
+/// A copy of the read cache, as far as there is memory for it.
+async fn copy_cache(pool: Arc<Pool>) -> Option<CacheCopy> {
+    let copied = blocking(move || CacheCopy::new(&pool, pressure::spare())).await;
+    copied.inspect_err(|e| tracing::warn!("the read cache is not handed over: {e}")).ok()
+}
+
 /// Ends the services, and returns their connections; also the number of those that were closed, and the tasks
 /// that answer the last requests of the API.
 async fn park(services: Services) -> (HandedOver, usize, Vec<JoinHandle<()>>) {
@@ -118,7 +129,7 @@ async fn park(services: Services) -> (HandedOver, usize, Vec<JoinHandle<()>>) {
     }
     let units = units.hand_over().await;
     let (connections, closed) = plane.hand_over().await;
-    (HandedOver { connections, units }, closed, listeners)
+    (HandedOver { connections, units, cache: None }, closed, listeners)
 }
 
 /// The successor failed when it had the connections: it may have executed requests that this process does not
@@ -131,7 +142,7 @@ async fn lost(error: Failure, successor: Predecessor, state: HandedOver) -> Outc
     }
     let then = "its clients were disconnected, and this process serves those that connect again";
     let units = state.units;
-    Outcome::Resume(HandedOver { connections: Vec::new(), units }, failed(error, then))
+    Outcome::Resume(HandedOver { units, ..HandedOver::default() }, failed(error, then))
 }
 
 /// Runs work that blocks, on a separate thread.

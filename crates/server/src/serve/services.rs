@@ -18,7 +18,7 @@ use super::classes;
 use super::descriptors::Descriptors;
 use super::pressure;
 use super::sockets::Sockets;
-use super::upgrade::HandedOver;
+use super::upgrade::{CacheCopy, HandedOver};
 use crate::api::{self, Origin};
 use crate::config::ServeConfig;
 use crate::control::{Control, ServerInfo, UpgradeRequest};
@@ -44,6 +44,8 @@ pub(super) struct Prepared {
     http: Option<TcpListener>,
     http_hosts: Vec<String>,
     api_connections: usize,
+    /// A copy of the read cache of the former process.
+    cache: Option<CacheCopy>,
     /// Number of connections that continue.
     pub resumed: usize,
 }
@@ -117,6 +119,7 @@ impl Prepared {
             http,
             http_hosts: config.http_hosts.clone(),
             api_connections: descriptors.control,
+            cache: state.cache,
             resumed,
         })
     }
@@ -125,6 +128,9 @@ impl Prepared {
     pub fn run(self, upgrades: mpsc::Sender<UpgradeRequest>) -> Result<Services, ServeError> {
         let Prepared { pool, targets, units, .. } = self;
         let plane = self.plane.run(self.cores)?;
+        if let Some(cache) = self.cache {
+            cache.fill(Arc::downgrade(&pool));
+        }
         let control = Control::new(pool.clone(), targets.clone(), units.clone(), self.info);
         control.accept_upgrades(upgrades);
         let background = vec![

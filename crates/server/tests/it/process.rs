@@ -20,6 +20,8 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// A directory with a pool, and commands on it.
 struct PoolDir {
     dir: tempfile::TempDir,
+    /// For retained memory, which killed servers leave behind.
+    memory: tempfile::TempDir,
 }
 
 /// A running server, killed when dropped.
@@ -54,7 +56,8 @@ impl Server {
 
 impl PoolDir {
     fn new() -> PoolDir {
-        PoolDir { dir: tempfile::tempdir().unwrap() }
+        let memory = tempfile::Builder::new().prefix("forebay-it-").tempdir_in("/dev/shm").unwrap();
+        PoolDir { dir: tempfile::tempdir().unwrap(), memory }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -65,6 +68,7 @@ impl PoolDir {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
         command.args(args).arg("--data").arg(self.path("pool")).current_dir(self.dir.path());
         command.env_remove("FOREBAY_SOCKET").env_remove("FOREBAY_DATA").stdin(Stdio::null());
+        command.env("FOREBAY_MEMORY_DIR", self.memory.path());
         command
     }
 

@@ -111,6 +111,7 @@ impl Forebay {
         command.arg("--socket").arg(&control);
         command.arg("--nbd").arg(format!("unix:{}", socket.display()));
         command.arg("--cache").arg(config.cache.to_string());
+        command.arg("--memory-dir").arg(dir.memory());
         let mut process = Process::start("forebay", command, &dir.data(&format!("{name}.log")))?;
         process.wait_until(|| answers(&control) && answers(&socket))?;
         Ok(Forebay {

@@ -14,16 +14,18 @@ use crate::rng::Rng;
 pub struct WorkDir {
     data: PathBuf,
     sockets: PathBuf,
+    memory: PathBuf,
 }
 
 impl WorkDir {
-    /// Creates one below `parent` and one in the directory for temporary files.
+    /// Creates one below `parent`, one in the directory for temporary files, and one in shared memory.
     pub fn create(parent: &Path) -> Result<WorkDir> {
         // One process of tests creates several.
         static MADE: AtomicU32 = AtomicU32::new(0);
         let name = format!("forebay-bench-{}-{}", std::process::id(), MADE.fetch_add(1, Relaxed));
-        let dir = WorkDir { data: parent.join(&name), sockets: std::env::temp_dir().join(&name) };
-        for path in [&dir.data, &dir.sockets] {
+        let (data, sockets) = (parent.join(&name), std::env::temp_dir().join(&name));
+        let dir = WorkDir { data, sockets, memory: Path::new("/dev/shm").join(&name) };
+        for path in [&dir.data, &dir.sockets, &dir.memory] {
             fs::create_dir_all(path).during(|| format!("cannot create {}", path.display()))?;
         }
         Ok(dir)
@@ -38,6 +40,11 @@ impl WorkDir {
     pub fn socket(&self, name: &str) -> PathBuf {
         self.sockets.join(name)
     }
+
+    /// The directory for retained memory of servers, which are killed.
+    pub fn memory(&self) -> &Path {
+        &self.memory
+    }
 }
 
 impl Drop for WorkDir {
@@ -45,6 +52,7 @@ impl Drop for WorkDir {
         // Directories that cannot be removed are left.
         let _ = fs::remove_dir_all(&self.data);
         let _ = fs::remove_dir_all(&self.sockets);
+        let _ = fs::remove_dir_all(&self.memory);
     }
 }
 

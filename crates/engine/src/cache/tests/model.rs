@@ -146,3 +146,41 @@ fn threads_never_see_another_block_or_half_of_one() {
     });
     assert!(cache.stats().bytes <= 5 << 20);
 }
+
+#[test]
+fn copies_fill_another_cache() {
+    let (one, two) = (ReadCache::new(16 << 20), ReadCache::new(64 << 20));
+    for n in 0..1000 {
+        one.insert(address(n), &block(n));
+    }
+    let mut copies = Vec::new();
+    one.copy_all(&mut |copy| {
+        copies.push(*copy.as_bytes());
+        true
+    });
+    assert_eq!(copies.len(), one.len());
+    assert_eq!(copies.len(), 1000);
+    // Damaged anywhere, a copy is not used.
+    for (at, copy) in copies.iter_mut().enumerate().take(500) {
+        copy[at * 8] ^= 1;
+    }
+    // The second time, all are held.
+    for _ in 0..2 {
+        assert!(copies.iter().all(|copy| two.insert_copy(copy)));
+    }
+    assert_eq!(two.len(), 500);
+    let mut out = [0; BLOCK];
+    let held: Vec<u64> =
+        (0..1000).filter(|n| two.get(address(*n), 0, &mut out) && out == block(*n)).collect();
+    assert_eq!(held.len(), 500);
+    // A full cache keeps what it has.
+    let small = ReadCache::new(64 << 10);
+    let mut n = 5000;
+    while small.has_room() && n < 6000 {
+        small.insert(address(n), &block(n));
+        n += 1;
+    }
+    let before = small.len();
+    assert!(copies.iter().any(|copy| !small.insert_copy(copy)));
+    assert_eq!(small.len(), before);
+}

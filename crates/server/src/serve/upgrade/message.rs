@@ -18,7 +18,13 @@ pub(super) enum Message {
     Refused { reason: String },
     /// The pool is closed. The bytes of the connections follow one after the other, and one descriptor for
     /// each.
-    State { connections: Vec<ConnectionState>, units: Vec<UnitState> },
+    State {
+        connections: Vec<ConnectionState>,
+        units: Vec<UnitState>,
+        /// One more descriptor follows: a copy of the read cache.
+        #[serde(default)]
+        has_cache: bool,
+    },
     /// The successor has opened the pool, and is able to serve the connections.
     Opened,
     /// The connections belong to the successor.

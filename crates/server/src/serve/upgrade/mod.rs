@@ -7,10 +7,10 @@
 //! |---|---|---|
 //! | `Start`, with the listening sockets | → | reads its configuration, compares the addresses |
 //! | | ← | `Ready`, with the format versions that it supports, or `Refused` |
-//! | makes a checkpoint; quiesces and parks its connections; closes the pool | | |
-//! | `State`, with the connections | → | opens the pool, checks the connections |
+//! | makes a checkpoint; copies its read cache; quiesces and parks its connections; closes the pool | | |
+//! | `State`, with the connections and the copy | → | opens the pool, checks the connections |
 //! | | ← | `Opened`, or `Refused` |
-//! | `Go` | → | serves the connections |
+//! | `Go` | → | serves the connections; fills its read cache from the copy |
 //! | reports, exits | ← | `Serving` |
 //!
 //! **One owner.** The pool has one owner at any time: the store's lock enforces it. The connections have one
@@ -25,11 +25,13 @@
 //! good order. If it ends earlier, the successor exits: the connections must not outlive data that was
 //! acknowledged to them.
 
+mod cache;
 mod channel;
 mod message;
 mod predecessor;
 mod successor;
 
+pub(super) use cache::CacheCopy;
 pub(super) use message::{ListenerState, Service};
 pub(super) use predecessor::{Binary, Failure, HandedOver, Predecessor};
 pub(super) use successor::Successor;

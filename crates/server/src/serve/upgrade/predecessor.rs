@@ -11,6 +11,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use super::VARIABLE;
+use super::cache::CacheCopy;
 use super::channel::{Channel, ChannelError, Frame};
 use super::message::{ConnectionState, Message};
 use crate::plane::Parked;
@@ -75,6 +76,7 @@ pub(in crate::serve) enum Failure {
 pub(in crate::serve) struct HandedOver {
     pub connections: Vec<Parked>,
     pub units: Vec<UnitState>,
+    pub cache: Option<CacheCopy>,
 }
 
 /// The connection to the successor, which is killed when this is dropped before it serves.
@@ -140,8 +142,10 @@ impl Predecessor {
     pub fn hand_over(&mut self, state: &HandedOver) -> Result<(), Failure> {
         let mut bytes = Vec::new();
         let connections = state.connections.iter().map(|c| ConnectionState::of(c, &mut bytes)).collect();
-        let fds: Vec<_> = state.connections.iter().map(|parked| parked.stream.socket.as_fd()).collect();
-        self.send(&Message::State { connections, units: state.units.clone() }, &bytes, &fds)?;
+        let sockets = state.connections.iter().map(|parked| parked.stream.socket.as_fd());
+        let fds: Vec<_> = sockets.chain(state.cache.iter().map(CacheCopy::as_fd)).collect();
+        let (units, has_cache) = (state.units.clone(), state.cache.is_some());
+        self.send(&Message::State { connections, units, has_cache }, &bytes, &fds)?;
         match self.receive()? {
             Message::Opened => Ok(()),
             _ => Err(unexpected()),

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use super::VARIABLE;
+use super::cache::CacheCopy;
 use super::channel::{Channel, ChannelError, Frame};
 use super::message::Message;
 use super::predecessor::HandedOver;
@@ -69,17 +70,19 @@ impl Successor {
     /// The predecessor gave the upgrade up, or ended.
     pub fn receive_state(&self) -> Result<HandedOver, ServeError> {
         let frame = self.receive(None)?;
-        let Frame { message: Message::State { connections, units }, bytes, fds } = frame else {
+        let Frame { message: Message::State { connections, units, has_cache }, bytes, mut fds } = frame
+        else {
             return Err(lost(&ChannelError::Invalid("it is out of order".into())));
         };
         let invalid = || lost(&ChannelError::Invalid("its connections are incomplete".into()));
+        let cache = if has_cache { fds.pop().map(CacheCopy::from) } else { None };
         if connections.len() != fds.len() {
             return Err(invalid());
         }
         let mut bytes = bytes.as_slice();
         let parked = connections.into_iter().zip(fds).map(|(c, fd)| c.into_parked(fd, &mut bytes));
         let connections = parked.collect::<Option<Vec<_>>>().ok_or_else(invalid)?;
-        Ok(HandedOver { connections, units })
+        Ok(HandedOver { connections, units, cache })
     }
 
     /// Reports that this process is able to serve the connections, and waits until it may.
