@@ -15,7 +15,7 @@ from clients_ghosts import DISC, Connection, free_port
 from clients_handover import raw_nbd, request
 from clients_upgrade import FAKE, script
 from datastore import TARGET, target
-from forebay import Failed
+from forebay import Failed, spawn
 from harness import MIB, Skipped, check, connect, equal, test
 from initiator import BLOCK as SECTOR
 from initiator import GOOD, Closed, Initiator
@@ -24,23 +24,25 @@ CUTS = int(os.environ.get("FOREBAY_UPGRADE_CUTS", "60"))
 GHOSTS = 4
 
 
+def reconnect(address, export):
+    """A connection to a server that is upgraded: a client that negotiates meanwhile is disconnected."""
+    for _ in range(50):
+        try:
+            return Connection(address, export)
+        except OSError:
+            time.sleep(0.002)
+    raise Failed("no connection after 50 attempts")
+
+
 def come_back(addresses, export, cuts, random):
     """Cuts a connection with writes in all places, and writes other data over the next one."""
     for n in range(cuts):
-        old = Connection(addresses[n % 2], export)
+        old = reconnect(addresses[n % 2], export)
         version = n * 2 % 250 + 1
         old.flood(version)
         time.sleep(random.uniform(0, 0.05))
         old.cut(("reset", "close")[n // 2 % 2])
-        for attempt in range(20):
-            try:
-                new = Connection(addresses[n // 4 % 2], export)
-                break
-            except ConnectionError:
-                # A client that negotiates during an upgrade is disconnected.
-                time.sleep(0.002)
-        else:
-            raise Failed(f"cut {n}: no connection after {attempt + 1} attempts")
+        new = reconnect(addresses[n // 4 % 2], export)
         new.write_all(version + 1)
         new.expect(version + 1, f"cut {n} of {export}")
         time.sleep(random.uniform(0, 0.1))
@@ -277,6 +279,20 @@ def a_signal_to_the_former_process_stops_the_new_one(t):
         check(not os.path.exists(s.control), "the control socket exists after the server was stopped")
         waiting.close()
         s.start()
+
+
+@test
+def a_signal_to_stop_ends_an_upgrade_that_has_begun(t):
+    s = t.server()
+    slow = script(t, "slow", f'#!/bin/sh\necho $$ >{t.path("pid")}\nsleep 1\nexec {s.bin} "$@"\n')
+    command = spawn([s.bin, "--socket", s.control, "upgrade", "--binary", slow], stderr=subprocess.PIPE, text=True)
+    while not os.path.exists(t.path("pid")):
+        time.sleep(0.005)
+    s.stop()
+    check("a signal to stop has arrived" in command.communicate(timeout=20)[1], "the reason of the command")
+    with open(t.path("pid")) as f:
+        check(ended(int(f.read())), "the new process continues")
+    s.start()
 
 
 @test

@@ -150,10 +150,15 @@ class Killer:
     def end(self, event):
         """Ends what is left. After a signal to stop, nothing is left."""
         server = self.server
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         if event in (STOP, INTERRUPT):
-            while processes(server):
+            # The former process may have ended before the signal, which a zombie does not pass on.
+            again = time.monotonic() + 3
+            while left := processes(server):
                 server.process.poll()
+                if time.monotonic() > again:
+                    self.send(left, signal.SIGTERM)
+                    again = deadline
                 if time.monotonic() > deadline:
                     raise Failed(f"a process is left after {event}: {processes(server)}")
                 time.sleep(0.01)

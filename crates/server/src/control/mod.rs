@@ -222,7 +222,12 @@ impl Control {
 
     /// The reason for which a job cannot begin any more.
     pub fn ended(&self) -> ControlError {
-        if self.inner.upgrades.has_begun() { ControlError::upgrading() } else { ControlError::closed() }
+        if self.is_upgrading() { ControlError::upgrading() } else { ControlError::closed() }
+    }
+
+    /// Whether another process is taking over.
+    pub fn is_upgrading(&self) -> bool {
+        self.inner.upgrades.has_begun()
     }
 
     /// Refuses new jobs, cancels long ones, and waits at most `timeout` for running jobs.

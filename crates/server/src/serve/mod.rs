@@ -317,7 +317,7 @@ impl Server<'_> {
             };
             let binary = upgrade.binary.unwrap_or_else(|| self.binary.path().to_owned());
             let time = upgrade.timeout_s.map_or(UPGRADE_STEP, Duration::from_secs);
-            let (outcome, kept) = replace(binary, time, &open, services, sockets).await;
+            let (outcome, kept) = replace(binary, time, &open, services, sockets, &mut self.signals).await;
             let (error, resume) = match (outcome, kept) {
                 (Outcome::Replaced(done, api), _) => {
                     self.signals.pass_on(done.pid).await;

@@ -20,6 +20,8 @@ static REPLACED_BY: AtomicI32 = AtomicI32::new(0);
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    /// One has arrived, for which nobody has waited yet.
+    arrived: bool,
 }
 
 impl Signals {
@@ -27,15 +29,25 @@ impl Signals {
         Ok(Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            arrived: false,
         })
     }
 
     /// Waits for a signal to stop.
     pub async fn stop(&mut self) {
+        if std::mem::take(&mut self.arrived) {
+            return;
+        }
         tokio::select! {
             _ = self.terminate.recv() => (),
             _ = self.interrupt.recv() => (),
         }
+    }
+
+    /// Whether a signal has arrived; [`Signals::stop`] then returns at once.
+    pub async fn have_arrived(&mut self) -> bool {
+        self.arrived = tokio::time::timeout(Duration::ZERO, self.stop()).await.is_ok();
+        self.arrived
     }
 
     /// Sends a signal that has arrived, and all that arrive until this process has ended, to the process that
