@@ -15,7 +15,7 @@ from clients_ghosts import DISC, Connection, free_port
 from clients_handover import raw_nbd, request
 from clients_upgrade import FAKE, script
 from datastore import TARGET, target
-from forebay import Failed, spawn
+from forebay import Failed, run, spawn
 from harness import MIB, Skipped, check, connect, equal, test
 from initiator import BLOCK as SECTOR
 from initiator import GOOD, Closed, Initiator
@@ -25,7 +25,7 @@ GHOSTS = 4
 
 
 def reconnect(address, export):
-    """A connection to a server that is upgraded: a client that negotiates meanwhile is disconnected."""
+    """A connection to a server that is upgraded: a client that is negotiating is disconnected."""
     for _ in range(50):
         try:
             return Connection(address, export)
@@ -135,8 +135,8 @@ def unsolicited_write(i, lba, data, wait):
 
 @test
 def numbers_of_a_session_continue(t):
-    """Unsolicited data, immediate commands and task management during upgrades: each command is answered once,
-    status numbers have no gap, and the command window never shrinks."""
+    """Unsolicited data, immediate commands and task management during upgrades: each command is answered
+    once, status numbers have no gap, and the command window never shrinks."""
     s, address = target(t, "disk")
     keys = {"InitialR2T": "No", "HeaderDigest": "CRC32C", "DataDigest": "CRC32C"}
     i = Initiator(address, TARGET, isid=1, keys=keys).ready()
@@ -309,7 +309,7 @@ def a_successor_whose_predecessor_was_killed_before_serves_nobody(t):
     check(ended(pid), "a server starts although its predecessor was killed")
     check("cannot take over from another process" in s.log_tail(), s.log_tail())
     s.start()
-    # A process that has inherited the variable, and not the channel, is a server of its own.
+    # A process that has inherited the variable, and not the channel, is a separate server.
     s.stop()
     os.environ["FOREBAY_PREDECESSOR"] = str(os.getpid())
     try:
@@ -351,10 +351,11 @@ open({found!r}, "w").write(" ".join(names))
     with open(found) as f:
         equal(sorted(f.read().split()), ["0", "1", "2"], "descriptors of the new process")
     pid = s.process.pid
-    children = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True).stdout.split()
-    equal(children, [], "children after an upgrade that failed")
+    children = run("ps", "--ppid", pid, "-o", "pid=", check=False).stdout
+    equal(children.split(), [], "children after an upgrade that failed")
     # A program that sends more than a successor reports is refused before memory is taken for it.
-    flood = script(t, "flood", FAKE + 'receive(); channel.sendall(struct.pack(">8sIIIQ", b"FBHANDOV", 1, 0, 2, 8 << 30))\ntime.sleep(60)\n')
+    send = 'receive(); channel.sendall(struct.pack(">8sIIIQ", b"FBHANDOV", 1, 0, 2, 8 << 30))'
+    flood = script(t, "flood", f"{FAKE}{send}\ntime.sleep(60)\n")
     check("too long" in s.refused("upgrade", "--binary", flood), "a message of 8 GiB")
     equal(s.upgrade()["connections"], 8, "connections")
     for h in clients:

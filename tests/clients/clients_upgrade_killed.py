@@ -1,5 +1,5 @@
-"""Upgrades that are killed: the former process, the new one or both end at a random moment of an upgrade under
-load.
+"""Upgrades that are killed: the former process, the new one or both end at a random moment of an upgrade
+under load.
 
 The third form of `clients_crash`: clients keep reading and writing, over connections that continue or end,
 and every write that was acknowledged is there afterwards. No client is refused.

@@ -31,7 +31,7 @@ use crate::targets::Targets;
 /// Time that requests and jobs in progress have to finish after a stop signal.
 pub(super) const DRAIN: Duration = Duration::from_millis(2500);
 
-/// Time for requests on connections that were accepted just before an upgrade, which are told to repeat them.
+/// Time for requests on connections that were accepted just before an upgrade. Their clients repeat them.
 const LATE_REQUESTS: Duration = Duration::from_millis(50);
 
 /// Services that are ready to run and serve no client yet.

@@ -1,8 +1,8 @@
 //! The signals to stop: SIGTERM and SIGINT.
 //!
 //! **Invariant.** A signal to stop that reaches the process, at any time of an upgrade, stops the server: this
-//! process until another one serves the clients, and from then on that one. Whoever sends it may not have
-//! learnt the new process id yet.
+//! process until another one serves the clients, and that one afterwards. The sender may not know the new
+//! process id yet.
 
 use std::io;
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
@@ -20,7 +20,7 @@ static REPLACED_BY: AtomicI32 = AtomicI32::new(0);
 pub(super) struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    /// One has arrived, for which nobody has waited yet.
+    /// One has arrived, which was not waited for yet.
     arrived: bool,
 }
 
