@@ -1,5 +1,5 @@
-//! A listener of the API with a limit on its connections; further ones wait in the kernel's queue. So do those
-//! that come after the control plane has stopped, for a successor.
+//! A listener of the API with a limit on its connections; further ones wait in the kernel's queue. So do
+//! those that come after the control plane has stopped, for a successor.
 
 use std::io;
 use std::pin::Pin;

@@ -1,8 +1,8 @@
 //! The signals to stop: SIGTERM and SIGINT.
 //!
-//! **Invariant.** A signal to stop that reaches the process, at any time of an upgrade, stops the server: this
-//! process until another one serves the clients, and that one afterwards. The sender may not know the new
-//! process id yet.
+//! **Invariant.** A signal to stop that reaches the process, at any time of an upgrade, stops the server:
+//! this process until another one serves the clients, and that one afterwards. The sender may not know the
+//! new process id yet.
 
 use std::io;
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
