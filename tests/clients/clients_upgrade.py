@@ -5,6 +5,7 @@ keeps its connection from the first to the last request, gets no error, and find
 that fail at each step leave the clients with the former process.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,11 @@ from upgrade_load import block, loaded_server
 def descriptors(server):
     """The number of open descriptors apart from regular files, of which the store keeps a varying number."""
     directory = f"/proc/{server.process.pid}/fd"
-    found = [os.readlink(os.path.join(directory, fd)) for fd in os.listdir(directory)]
+    found = []
+    for fd in os.listdir(directory):
+        # Some are open for a moment only.
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(os.path.join(directory, fd)))
     return sum(not target.startswith(server.data) for target in found)
 
 

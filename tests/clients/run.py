@@ -13,6 +13,8 @@ Environment variables, with their defaults:
     FOREBAY_KEPT_ROUNDS   number of times that the test of kept writes ends the server (60)
     FOREBAY_GUEST_KILLS   number of times that the server of a running guest is killed, and upgraded (5)
     FOREBAY_POWER_CUTS    number of power cuts of the server's disk on each file system (4)
+    FOREBAY_UPGRADE_KILLS number of upgrades whose processes are killed (20)
+    FOREBAY_UPGRADE_CUTS  number of times that clients are cut during upgrades (60)
     FOREBAY_HOSTILE_S     seconds for which clients of each hostile kind run (5)
 """
 
@@ -40,6 +42,8 @@ import clients_lost  # noqa: E402, F401
 import clients_copies  # noqa: E402, F401
 import clients_upgrade  # noqa: E402, F401
 import clients_handover  # noqa: E402, F401
+import clients_upgrade_killed  # noqa: E402, F401
+import clients_upgrade_corners  # noqa: E402, F401
 import clients_iscsi  # noqa: E402, F401
 import clients_power  # noqa: E402, F401
 import clients_soak  # noqa: E402, F401

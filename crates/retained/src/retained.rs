@@ -106,7 +106,7 @@ impl Drop for Slot {
             retained.unretained.fetch_sub(1, Ordering::Relaxed);
             return;
         };
-        if retained.is_kept.load(Ordering::Acquire) {
+        if retained.is_kept() {
             return;
         }
         // SAFETY: as in `publish`. The record is cleared before another owner can get the slot.
@@ -349,6 +349,9 @@ impl Retained {
 
     fn state_cover(&self, change: impl FnOnce(&mut RetainedCover)) {
         let mut cover = self.cover.lock();
+        if self.is_kept() {
+            return;
+        }
         change(&mut cover);
         cover.number += 1;
         let slot = RETAINED_COVERS[(cover.number % 2) as usize];
@@ -356,9 +359,14 @@ impl Retained {
         unsafe { words::publish(self.header.add(slot), &cover.encode(), 0) };
     }
 
-    /// From now on, dropping pages, ranges and flags leaves their records in the memory.
+    /// From now on the memory does not change: it can be left to another process. Dropping pages, ranges and
+    /// flags leaves their records there; what is published is not retained.
     pub fn keep(&self) {
         self.is_kept.store(true, Ordering::Release);
+    }
+
+    fn is_kept(&self) -> bool {
+        self.is_kept.load(Ordering::Acquire)
     }
 
     /// The use of the memory.
@@ -394,6 +402,9 @@ impl Retained {
 
     /// Takes a slot: a reserved one, a free one, or one of a new chunk.
     fn take(&self, kind: RetainedChunk, is_reserved: bool) -> Option<Place> {
+        if self.is_kept() {
+            return None;
+        }
         let place = self.space.lock().take(kind, is_reserved);
         place.or_else(|| {
             let mut growth = self.growth.lock();
@@ -408,6 +419,9 @@ impl Retained {
 
     /// Adds a chunk; false if the limit is reached or there is no memory.
     fn grow(&self, growth: &mut Growth, kind: RetainedChunk) -> bool {
+        if self.is_kept() {
+            return false;
+        }
         let Some(chunk) = self.space.lock().begin_add() else { return false };
         if let Err(e) = self.memory.add(chunk) {
             growth.error = Some(e);
@@ -422,6 +436,9 @@ impl Retained {
 
     /// Gives the memory of empty chunks back that are not needed.
     fn shrink(&self, kind: RetainedChunk) {
+        if self.is_kept() {
+            return;
+        }
         loop {
             let Some(chunk) = self.space.lock().begin_release(kind) else { return };
             self.set_table_entry(chunk, 0);

@@ -19,6 +19,7 @@ pub mod import;
 pub mod iscsi;
 mod modes;
 pub mod nbd;
+mod peer;
 pub mod plane;
 pub mod scsi;
 pub mod serve;

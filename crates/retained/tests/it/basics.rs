@@ -34,3 +34,36 @@ fn what_is_published_is_found_after_a_kill() {
     let (_, found) = reopen(&memory).unwrap();
     assert!(found.pages.is_empty() && found.ranges.is_empty() && found.flags.is_empty());
 }
+
+#[test]
+fn memory_that_is_kept_does_not_change() {
+    let memory = heap();
+    let retained = create(&memory);
+    let mut room = retained.reserve(300, 2);
+    let mut pages: Vec<_> = (0..300).map(|n| put(&retained, room.as_mut(), block(1, n), n)).collect();
+    retained.set_cover(Cover { seq: 1, order: 2 });
+    retained.keep();
+    let kept = |what: &str| {
+        let (_, found) = reopen(&memory).unwrap();
+        let numbers: Vec<_> = found.pages.iter().map(|(of, order, _)| (of.block, *order)).collect();
+        assert_eq!(numbers, (0..300).map(|n| (n, n)).collect::<Vec<_>>(), "{what}");
+        assert_eq!((found.ranges.len(), found.flags.len()), (0, 0), "{what}");
+        assert_eq!(found.cover, Some(Cover { seq: 1, order: 2 }), "{what}");
+    };
+    // Another owner may use the memory from now on, so late work of this one must not reach it.
+    drop(retained.flag(7, 7));
+    let flag = retained.flag(7, 7);
+    kept("a flag");
+    let late: Vec<_> = (0..600).map(|n| put(&retained, room.as_mut(), block(2, n), n)).collect();
+    assert!(late.iter().all(|page| !page.is_retained() && page.len() == PAGE));
+    kept("pages");
+    let zeroes = retained.range(room.as_mut(), range(3, 4, 5));
+    retained.set_cover(Cover { seq: 9, order: 9 });
+    kept("a statement about the log");
+    pages.truncate(10);
+    retained.set_limit(0);
+    kept("a smaller limit");
+    drop((late, flag, zeroes, pages, room));
+    drop(retained);
+    kept("the end of the owner");
+}

@@ -88,9 +88,11 @@ fn status(kind: ErrorKind) -> StatusCode {
             StatusCode::INTERNAL_SERVER_ERROR
         }
         ErrorKind::FetchFailed | ErrorKind::UpgradeFailed => StatusCode::BAD_GATEWAY,
-        ErrorKind::Closed | ErrorKind::Latched | ErrorKind::Fenced | ErrorKind::Cancelled => {
-            StatusCode::SERVICE_UNAVAILABLE
-        }
+        ErrorKind::Closed
+        | ErrorKind::Upgrading
+        | ErrorKind::Latched
+        | ErrorKind::Fenced
+        | ErrorKind::Cancelled => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
     }
 }

@@ -1,7 +1,7 @@
 //! The API client: one request per connection over the control socket.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -14,12 +14,15 @@ use serde_json::Value;
 use tokio::net::UnixStream;
 
 use crate::api::{self, PREFIX};
-use crate::control::{ErrorBody, ErrorDetail};
+use crate::control::{ErrorBody, ErrorDetail, ErrorKind};
 
 /// Characters that are escaped in a path segment: all except the unreserved characters of RFC 3986.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 /// Timeout of a connection attempt to the control socket.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for which a request is sent again during an upgrade, and the interval.
+const UPGRADE: Duration = Duration::from_secs(10);
+const UPGRADE_STEP: Duration = Duration::from_millis(20);
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +52,13 @@ pub enum ClientError {
         /// Message for the user.
         message: String,
     },
+}
+
+impl ClientError {
+    /// Whether the server changed nothing, because another process is taking its place.
+    fn is_upgrading(&self) -> bool {
+        matches!(self, ClientError::Refused { code, .. } if code == ErrorKind::Upgrading.code())
+    }
 }
 
 /// Result of a request.
@@ -119,7 +129,8 @@ impl Client {
         serde_json::from_slice(&bytes).map_err(|e| ClientError::Foreign(e.to_string()))
     }
 
-    /// Sends a request and returns a successful response with its body unread.
+    /// Sends a request and returns a successful response with its body unread. While another process takes the
+    /// server's place, sends it again until that process answers.
     pub async fn send(
         &self,
         method: Method,
@@ -130,6 +141,18 @@ impl Client {
             Some(body) => serde_json::to_vec(body).map_err(|e| ClientError::Foreign(e.to_string()))?,
             None => Vec::new(),
         };
+        let begun = Instant::now();
+        loop {
+            match self.send_once(method.clone(), path.clone(), bytes.clone()).await {
+                Err(e) if e.is_upgrading() && begun.elapsed() < UPGRADE => {
+                    tokio::time::sleep(UPGRADE_STEP).await;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    async fn send_once(&self, method: Method, path: String, bytes: Vec<u8>) -> Result<Response<Incoming>> {
         let request = Request::builder()
             .method(method)
             .uri(path)

@@ -101,7 +101,7 @@ impl Control {
         let failed = |e| ControlError::internal(format!("the scan failed: {e}"));
         let (peek, scan) = tokio::task::spawn_blocking(work).await.map_err(failed)?;
         if *self.stopping().borrow() {
-            return Err(ControlError::closed());
+            return Err(self.ended());
         }
         let file_systems: Vec<Content> = scan.volumes.iter().map(|(_, content)| *content).collect();
         tracing::info!(

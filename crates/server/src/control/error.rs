@@ -78,6 +78,8 @@ pub enum ErrorKind {
     FetchFailed,
     /// The server is shutting down.
     Closed,
+    /// Another process is taking the server's place. Nothing was changed; it will serve the request.
+    Upgrading,
     /// The pool stopped after a failed write.
     Latched,
     /// Another server has opened the pool.
@@ -120,6 +122,7 @@ impl ErrorKind {
             ErrorKind::UpgradeFailed => "upgrade_failed",
             ErrorKind::FetchFailed => "fetch_failed",
             ErrorKind::Closed => "closed",
+            ErrorKind::Upgrading => "upgrading",
             ErrorKind::Latched => "latched",
             ErrorKind::Fenced => "fenced",
             ErrorKind::Cancelled => "cancelled",
@@ -163,6 +166,12 @@ impl ControlError {
     /// Creates the error of a server that is shutting down.
     pub fn closed() -> ControlError {
         EngineError::Closed.into()
+    }
+
+    /// Creates the error of a server whose place another process is taking.
+    pub fn upgrading() -> ControlError {
+        let message = "the server is being upgraded; nothing was changed, try again";
+        ControlError::new(ErrorKind::Upgrading, message)
     }
 
     /// Whether the action failed because clients are connected or have just disconnected.

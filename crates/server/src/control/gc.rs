@@ -23,7 +23,7 @@ impl Control {
     pub async fn reclaim(&self) -> Result<mpsc::Receiver<GcResult>> {
         let permit = self.job_permit().await?;
         if *self.stopping().borrow() {
-            return Err(ControlError::closed());
+            return Err(self.ended());
         }
         let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
         let pool = Arc::clone(self.pool());

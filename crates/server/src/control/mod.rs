@@ -210,13 +210,24 @@ impl Control {
     /// Waits for a job permit. [`Control::stop`] waits until all permits are dropped.
     pub async fn job_permit(&self) -> Result<tokio::sync::OwnedSemaphorePermit> {
         let permit = Arc::clone(&self.inner.running).acquire_owned().await;
-        permit.map_err(|_| ControlError::closed())
+        permit.map_err(|_| self.ended())
     }
 
-    /// Refuses new jobs and connections of the API, while no job is running.
+    /// Refuses new jobs and connections of the API, while no job is running, for an upgrade.
     pub fn end(&self) {
+        self.inner.upgrades.set_begun();
         self.inner.stopping.send_replace(true);
         self.inner.running.close();
+    }
+
+    /// The reason for which a job cannot begin any more.
+    pub fn ended(&self) -> ControlError {
+        if self.is_upgrading() { ControlError::upgrading() } else { ControlError::closed() }
+    }
+
+    /// Whether another process is taking over.
+    pub fn is_upgrading(&self) -> bool {
+        self.inner.upgrades.has_begun()
     }
 
     /// Refuses new jobs, cancels long ones, and waits at most `timeout` for running jobs.
@@ -232,7 +243,7 @@ impl Control {
     /// Runs an action to its end.
     pub async fn run(&self, action: Action) -> Result<Reply> {
         if *self.inner.stopping.borrow() {
-            return Err(ControlError::closed());
+            return Err(self.ended());
         }
         let permit = self.job_permit().await?;
         let this = self.clone();

@@ -49,6 +49,18 @@ pub struct UpgradeRequest {
 pub(super) struct Upgrades {
     requests: std::sync::OnceLock<mpsc::Sender<UpgradeRequest>>,
     running: AtomicBool,
+    /// Another process is taking over.
+    begun: AtomicBool,
+}
+
+impl Upgrades {
+    pub fn set_begun(&self) {
+        self.begun.store(true, SeqCst);
+    }
+
+    pub fn has_begun(&self) -> bool {
+        self.begun.load(SeqCst)
+    }
 }
 
 impl Control {

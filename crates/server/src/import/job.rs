@@ -95,7 +95,7 @@ pub async fn start(
 ) -> crate::control::Result<mpsc::Receiver<EventResult>> {
     let permit = control.job_permit().await?;
     if *control.stopping().borrow() {
-        return Err(ControlError::closed());
+        return Err(control.ended());
     }
     let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
     let control = control.clone();

@@ -21,7 +21,7 @@
 //! ([`IN_FLIGHT`]). It is refused if that takes longer than [`CATCH_UP`].
 
 use std::collections::HashMap;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
@@ -30,6 +30,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::plane::RawSocket;
 
 /// Time limit for the end of the connections that are gone.
 const HANDOVER: Duration = Duration::from_secs(10);
@@ -93,6 +95,16 @@ pub(super) struct Peer {
     pub fd: RawFd,
     /// The end of the stream is visible only behind all its bytes.
     pub is_tcp: bool,
+}
+
+impl Peer {
+    /// The client of a connection that another process handed over.
+    pub fn of(socket: &RawSocket) -> Peer {
+        match socket {
+            RawSocket::Unix(s) => Peer { fd: s.as_raw_fd(), is_tcp: false },
+            RawSocket::Tcp(s) => Peer { fd: s.as_raw_fd(), is_tcp: true },
+        }
+    }
 }
 
 impl State {

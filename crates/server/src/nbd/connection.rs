@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::attachments::Peer;
 use super::context::{Attached, Context, Negotiated};
 use super::errors::End;
 use super::handover::HandedOver;
@@ -36,11 +37,13 @@ impl FrontEnd for Front {
         let disk = context.pool.attach_as(&state.export, client).map_err(|e| e.to_string())?;
         let read_only = context.access.read_only;
         let attachment = context.attachment(&state.export, !read_only && !disk.read_only());
+        // The socket is known before any client is accepted: if its peer is gone, the next connection to the
+        // disk waits for this one, which may have writes to execute.
+        let attached = Attached::new(disk, attachment, Some(Peer::of(socket)));
         Ok(Box::new(move |worker, Resumed { socket, listener, admission, received, .. }| {
             run(worker, |worker| async move {
                 let _admission = admission;
                 let stream = Stream::Plain(socket.into_tokio()?);
-                let attached = Attached::new(disk, attachment, &stream);
                 let HandedOver { structured, block_status, .. } = state;
                 let negotiated =
                     Negotiated { attached, stream, structured, block_status, read_only, received };
@@ -95,4 +98,40 @@ async fn transmit_or_park(
         worker.park(Parked { listener: ListenAddr::clone(listener), stream: *stream });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use forebay_engine::{Pool, PoolConfig, SyncMode};
+    use forebay_store::MemoryStore;
+
+    use super::super::tls::Certificates;
+    use super::*;
+    use crate::nbd::{Config, ListenerConfig};
+    use crate::serve::EngineThread;
+
+    #[tokio::test]
+    async fn a_connection_that_was_handed_over_and_is_gone_is_waited_for_before_it_is_served() {
+        let engine = EngineThread::start().unwrap();
+        let config = PoolConfig { read_cache: 4 << 20, map_cache: 4 << 20, ..PoolConfig::default() };
+        let opening = Pool::open(Arc::new(MemoryStore::new()), engine.host(), config);
+        let pool = engine.run(opening).await.unwrap();
+        pool.create_volume("v", 1 << 20, SyncMode::Flush, 0).await.unwrap();
+        let tls = Certificates::load(&Config::default()).unwrap().listener(&ListenerConfig::default());
+        let context = Context { pool, tls, access: Default::default(), attachments: Arc::default() };
+        let (client, server) = UnixStream::pair().unwrap();
+        let socket = RawSocket::Unix(server);
+        let state = HandedOver { export: "v".into(), structured: true, block_status: false };
+        let resume = Front(context.clone()).resume(serde_json::to_value(state).unwrap(), &socket).unwrap();
+        context.attachments.end_gone("v").await.expect("the client is connected");
+        drop(client);
+        let mut next = std::pin::pin!(context.attachments.end_gone("v"));
+        let waits = tokio::time::timeout(Duration::from_millis(50), next.as_mut()).await.is_err();
+        assert!(waits, "the next connection did not wait for writes of the one that is gone");
+        drop(resume);
+        next.await.expect("the connection has ended");
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_engine::{DiskHandle, Pool};
 
 use super::access::Access;
-use super::attachments::{Attachment, Attachments, Watched};
+use super::attachments::{Attachment, Attachments, Peer, Watched};
 use super::stream::Stream;
 use super::tls::Tls;
 use crate::plane::Received;
@@ -36,9 +36,9 @@ pub(super) struct Attached {
 }
 
 impl Attached {
-    /// A client that is connected by `stream`.
-    pub fn new(disk: Arc<DiskHandle>, attachment: Attachment, stream: &Stream) -> Attached {
-        Attached { watched: stream.peer().map(|peer| attachment.watch(peer)), disk, attachment }
+    /// A client that is connected by the socket of `peer`.
+    pub fn new(disk: Arc<DiskHandle>, attachment: Attachment, peer: Option<Peer>) -> Attached {
+        Attached { watched: peer.map(|peer| attachment.watch(peer)), disk, attachment }
     }
 }
 

@@ -323,7 +323,7 @@ impl<'a> Negotiation<'a> {
         }
         let disk = self.context.pool.attach_when_reset_as(&about.name, self.client).await?;
         let attachment = self.context.attachment(&about.name, is_writable);
-        Ok((Attached::new(disk, attachment, &self.stream), about))
+        Ok((Attached::new(disk, attachment, self.stream.peer()), about))
     }
 
     fn describe(&mut self, option: u32, info: &InfoRequest, disk: &DiskInfo) {

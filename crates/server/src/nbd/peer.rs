@@ -1,11 +1,12 @@
 //! The process behind a UNIX socket: a client of this host, which dies with it.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use forebay_engine::Client;
 
 use super::stream::Stream;
 use crate::clock;
+use crate::peer::peer_of;
 use crate::plane::{RawSocket, Socket};
 
 /// Position of `starttime` among the fields after the name of the process (proc_pid_stat(5), field 22).
@@ -28,17 +29,6 @@ pub(super) fn client_of(socket: &RawSocket) -> Client {
 
 fn local(socket: BorrowedFd<'_>) -> Client {
     Client::Local { started_ms: peer_of(socket).and_then(started_ms) }
-}
-
-/// The process that connected a UNIX socket; it may have ended since.
-fn peer_of(socket: BorrowedFd<'_>) -> Option<i32> {
-    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-    // SAFETY: the descriptor is open, and value and length are valid for the call to write.
-    let done =
-        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut peer).cast(), &raw mut len) };
-    (done == 0 && peer.pid > 0).then_some(peer.pid)
 }
 
 /// When a process started, in milliseconds since boot, rounded down; `None` if that is unknown. If another

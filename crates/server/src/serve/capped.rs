@@ -1,4 +1,5 @@
-//! A listener of the API with a limit on its connections; further ones wait in the kernel's queue.
+//! A listener of the API with a limit on its connections; further ones wait in the kernel's queue. So do
+//! those that come after the control plane has stopped, for a successor.
 
 use std::io;
 use std::pin::Pin;
@@ -7,17 +8,19 @@ use std::task::{Context, Poll};
 
 use axum::serve::Listener;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// A listener with a limit on its open connections.
 pub(super) struct Capped<L> {
     listener: L,
     permits: Arc<Semaphore>,
+    stopping: watch::Receiver<bool>,
 }
 
 impl<L> Capped<L> {
-    pub fn new(listener: L, connections: usize) -> Capped<L> {
-        Capped { listener, permits: Arc::new(Semaphore::new(connections)) }
+    /// `stopping` becomes true when no more connections are to be accepted.
+    pub fn new(listener: L, connections: usize, stopping: watch::Receiver<bool>) -> Capped<L> {
+        Capped { listener, permits: Arc::new(Semaphore::new(connections)), stopping }
     }
 }
 
@@ -31,13 +34,23 @@ where
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         // The semaphore is never closed; without a permit the connection would be served nevertheless.
         let permit = self.permits.clone().acquire_owned().await.ok();
-        let (io, address) = self.listener.accept().await;
+        let accepted = tokio::select! {
+            biased;
+            () = stopped(&mut self.stopping) => None,
+            accepted = self.listener.accept() => Some(accepted),
+        };
+        let Some((io, address)) = accepted else { return std::future::pending().await };
         (WithPermit { io, _permit: permit }, address)
     }
 
     fn local_addr(&self) -> io::Result<Self::Addr> {
         self.listener.local_addr()
     }
+}
+
+async fn stopped(stopping: &mut watch::Receiver<bool>) {
+    // An error means that the control plane was dropped, so it has stopped.
+    let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
 /// A connection that holds a permit of its listener.

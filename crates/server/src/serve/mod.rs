@@ -26,6 +26,7 @@ mod notify;
 mod pressure;
 mod replace;
 mod services;
+mod signals;
 mod socket;
 mod sockets;
 mod store;
@@ -52,6 +53,7 @@ use inherited::Inherited;
 use lease::Lease;
 use replace::{Outcome, replace};
 use services::{Prepared, Services};
+use signals::Signals;
 use sockets::Sockets;
 use upgrade::{Binary, HandedOver, Successor};
 
@@ -315,10 +317,10 @@ impl Server<'_> {
             };
             let binary = upgrade.binary.unwrap_or_else(|| self.binary.path().to_owned());
             let time = upgrade.timeout_s.map_or(UPGRADE_STEP, Duration::from_secs);
-            let (outcome, kept) = replace(binary, time, &open, services, sockets).await;
+            let (outcome, kept) = replace(binary, time, &open, services, sockets, &mut self.signals).await;
             let (error, resume) = match (outcome, kept) {
                 (Outcome::Replaced(done, api), _) => {
-                    self.pass_on_stop(done.pid);
+                    self.signals.pass_on(done.pid).await;
                     let _ = reply.map(|reply| reply.send(Ok(done)));
                     // Until the reply is sent.
                     let replies = async {
@@ -347,17 +349,6 @@ impl Server<'_> {
             notify::notify("READY=1");
             // The client of the API may have disconnected.
             let _ = reply.map(|reply| reply.send(Err(error)));
-        }
-    }
-
-    /// Sends a stop signal that arrived during the upgrade to the process that replaces this one.
-    fn pass_on_stop(&mut self, pid: u32) {
-        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-        let Signals { terminate, interrupt } = &mut self.signals;
-        if terminate.poll_recv(&mut cx).is_ready() || interrupt.poll_recv(&mut cx).is_ready() {
-            // SAFETY: the call accesses no memory. The process is a child that was not waited for, so its id
-            // is not reused.
-            unsafe { libc::kill(pid.cast_signed(), libc::SIGTERM) };
         }
     }
 
@@ -417,29 +408,6 @@ fn print_ready_line(config: &ServeConfig, control: &Control, json: bool) {
     };
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
-}
-
-/// SIGTERM and SIGINT.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Signals> {
-        Ok(Signals {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    /// Waits for a signal to stop.
-    async fn stop(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => (),
-            _ = self.interrupt.recv() => (),
-        }
-    }
 }
 
 /// Ends the process after another server has opened the pool: all connections end unanswered.

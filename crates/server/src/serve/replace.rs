@@ -11,6 +11,7 @@ use super::OpenPool;
 use super::notify;
 use super::pressure;
 use super::services::Services;
+use super::signals::Signals;
 use super::sockets::Sockets;
 use super::upgrade::{CacheCopy, Failure, HandedOver, Predecessor};
 use crate::control::{ControlError, ErrorKind, Upgraded};
@@ -45,6 +46,7 @@ pub(super) async fn replace(
     open: &OpenPool,
     services: Services,
     sockets: Sockets,
+    signals: &mut Signals,
 ) -> (Outcome, Option<Sockets>) {
     tracing::info!(binary = %binary.display(), "upgrade begins");
     notify::reloading();
@@ -66,6 +68,9 @@ pub(super) async fn replace(
         return unchanged(services, failed(e, CONTINUES), sockets);
     }
     let cache = copy_cache(open.pool.clone()).await;
+    if signals.have_arrived().await {
+        return unchanged(services, failed("a signal to stop has arrived", "the server stops"), sockets);
+    }
     let begun = Instant::now();
     // Requests that wait for a commit need not wait for others to share it.
     let (quiet, _) = tokio::join!(services.plane.quiesce(QUIESCE), open.pool.flush());

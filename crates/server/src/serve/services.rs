@@ -31,6 +31,9 @@ use crate::targets::Targets;
 /// Time that requests and jobs in progress have to finish after a stop signal.
 pub(super) const DRAIN: Duration = Duration::from_millis(2500);
 
+/// Time for requests on connections that were accepted just before an upgrade. Their clients repeat them.
+const LATE_REQUESTS: Duration = Duration::from_millis(50);
+
 /// Services that are ready to run and serve no client yet.
 pub(super) struct Prepared {
     plane: Plane,
@@ -139,12 +142,12 @@ impl Prepared {
             tokio::spawn(reload_on_hangup(self.certificates)?),
             tokio::spawn(classes::learn(control.clone())),
         ];
-        let socket_listener = Capped::new(self.control_listener, self.api_connections);
+        let socket_listener = Capped::new(self.control_listener, self.api_connections, control.stopping());
         let mut listeners = vec![listen(socket_listener, &control, Origin::Socket, &[])];
         if let Some(listener) = self.http {
             let is_loopback = listener.local_addr()?.ip().is_loopback();
             let origin = if is_loopback { Origin::Loopback } else { Origin::Remote };
-            let listener = Capped::new(listener, self.api_connections);
+            let listener = Capped::new(listener, self.api_connections, control.stopping());
             listeners.push(listen(listener, &control, origin, &self.http_hosts));
         }
         Ok(Services { plane, control, units, listeners, background })
@@ -210,11 +213,14 @@ where
     L::Addr: std::fmt::Debug,
 {
     let mut stopping: watch::Receiver<bool> = control.stopping();
-    let router = api::router(control.clone(), origin, hosts);
+    let (router, upgrading) = (api::router(control.clone(), origin, hosts), control.clone());
     tokio::spawn(async move {
         let stop = async move {
             // An error means that the control plane was dropped, so it has stopped.
             let _ = stopping.wait_for(|stopping| *stopping).await;
+            if upgrading.is_upgrading() {
+                tokio::time::sleep(LATE_REQUESTS).await;
+            }
         };
         if let Err(e) = axum::serve(listener, router).with_graceful_shutdown(stop).await {
             tracing::error!(error = %e, "an API listener failed");

@@ -23,9 +23,16 @@ const MAGIC: [u8; 8] = *b"FBHANDOV";
 const VERSION: u32 = 1;
 const HEADER: usize = 28;
 /// Limits of a frame, against a peer that is not Forebay.
-const MAX_MESSAGE: usize = 256 << 20;
-const MAX_BYTES: u64 = 8 << 30;
-const MAX_FDS: usize = 1 << 20;
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    message: usize,
+    bytes: u64,
+    fds: usize,
+}
+
+const OF_PREDECESSOR: Limits = Limits { message: 256 << 20, bytes: 8 << 30, fds: 1 << 20 };
+/// A successor only reports.
+const OF_SUCCESSOR: Limits = Limits { message: 64 << 10, bytes: 0, fds: 0 };
 /// Most descriptors in one call; the kernel allows 253 (unix(7), SCM_MAX_FD).
 const FDS_AT_ONCE: usize = 128;
 /// Memory that is reserved for attached bytes before they arrive.
@@ -56,11 +63,21 @@ pub(super) struct Frame {
 }
 
 /// One end of the socket pair. Its methods block.
-pub(super) struct Channel(UnixStream);
+pub(super) struct Channel {
+    stream: UnixStream,
+    /// Limits of the frames that are received.
+    limits: Limits,
+}
 
 impl Channel {
-    pub fn new(stream: UnixStream) -> Channel {
-        Channel(stream)
+    /// The end of a predecessor.
+    pub fn to_successor(stream: UnixStream) -> Channel {
+        Channel { stream, limits: OF_SUCCESSOR }
+    }
+
+    /// The end of a successor.
+    pub fn to_predecessor(stream: UnixStream) -> Channel {
+        Channel { stream, limits: OF_PREDECESSOR }
     }
 
     /// Sends a message. Fails if the peer does not receive it within `time`.
@@ -80,11 +97,11 @@ impl Channel {
         frame.extend_from_slice(&(bytes.len() as u64).to_be_bytes());
         frame.extend_from_slice(&text);
         let done = || {
-            self.0.set_write_timeout(Some(time))?;
-            let mut stream = &self.0;
+            self.stream.set_write_timeout(Some(time))?;
+            let mut stream = &self.stream;
             stream.write_all(&frame)?;
             stream.write_all(bytes)?;
-            fds.chunks(FDS_AT_ONCE).try_for_each(|fds| send_fds(&self.0, fds))
+            fds.chunks(FDS_AT_ONCE).try_for_each(|fds| send_fds(&self.stream, fds))
         };
         done().map_err(|e: io::Error| failed(e, time))
     }
@@ -107,7 +124,7 @@ impl Channel {
         let field = |at: usize| u32::from_be_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
         let (fds, text) = (field(0) as usize, field(4) as usize);
         let bytes = u64::from(field(8)) << 32 | u64::from(field(12));
-        if fds > MAX_FDS || text > MAX_MESSAGE || bytes > MAX_BYTES {
+        if fds > self.limits.fds || text > self.limits.message || bytes > self.limits.bytes {
             return Err(ChannelError::Invalid("it is too long".into()));
         }
         let text = self.read(text, limit)?;
@@ -117,7 +134,8 @@ impl Channel {
         while received.len() < fds {
             let wanted = FDS_AT_ONCE.min(fds - received.len());
             self.set_timeout(limit)?;
-            let some = receive_fds(&self.0).map_err(|e| failed(e, limit.map_or(Duration::ZERO, |l| l.1)))?;
+            let some =
+                receive_fds(&self.stream).map_err(|e| failed(e, limit.map_or(Duration::ZERO, |l| l.1)))?;
             if some.len() != wanted {
                 return Err(ChannelError::Invalid("descriptors are missing".into()));
             }
@@ -140,7 +158,7 @@ impl Channel {
     fn fill(&self, mut buffer: &mut [u8], limit: Option<(Instant, Duration)>) -> Result<(), ChannelError> {
         while !buffer.is_empty() {
             self.set_timeout(limit)?;
-            match (&self.0).read(buffer) {
+            match (&self.stream).read(buffer) {
                 Ok(0) => return Err(ChannelError::Ended),
                 Ok(n) => buffer = &mut buffer[n..],
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -161,7 +179,7 @@ impl Channel {
                 Some(left)
             }
         };
-        self.0.set_read_timeout(left).map_err(ChannelError::Io)
+        self.stream.set_read_timeout(left).map_err(ChannelError::Io)
     }
 }
 
@@ -269,13 +287,13 @@ mod tests {
 
     fn pair() -> (Channel, UnixStream) {
         let (a, b) = UnixStream::pair().unwrap();
-        (Channel::new(a), b)
+        (Channel::to_successor(a), b)
     }
 
     #[test]
     fn messages_arrive_with_their_bytes_and_descriptors() {
         let (a, b) = pair();
-        let b = Channel::new(b);
+        let b = Channel::to_predecessor(b);
         let file = tempfile::tempfile().unwrap();
         let (bytes, fds) = (vec![7; 3 << 20], vec![file.as_fd(); 300]);
         std::thread::scope(|scope| {
@@ -312,6 +330,11 @@ mod tests {
         let lengths = [&0_u32.to_be_bytes()[..], &u32::MAX.to_be_bytes(), &0_u64.to_be_bytes()].concat();
         peer.write_all(&[&MAGIC[..], &VERSION.to_be_bytes(), &lengths].concat()).unwrap();
         assert!(matches!(channel.receive(Some(TIME)), Err(ChannelError::Invalid(_))));
+        let (channel, mut peer) = pair();
+        let lengths = [&0_u32.to_be_bytes()[..], &2_u32.to_be_bytes(), &1_u64.to_be_bytes()].concat();
+        peer.write_all(&[&MAGIC[..], &VERSION.to_be_bytes(), &lengths, b"{}x"].concat()).unwrap();
+        let refused = channel.receive(Some(TIME));
+        assert!(matches!(refused, Err(ChannelError::Invalid(_))), "a successor sends no attached bytes");
         let (channel, _peer) = pair();
         let short = Duration::from_millis(20);
         assert!(matches!(channel.receive(Some(short)), Err(ChannelError::TimedOut(_))));

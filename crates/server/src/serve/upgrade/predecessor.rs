@@ -54,6 +54,11 @@ fn is_executable(file: &Path) -> bool {
 pub(in crate::serve) enum Failure {
     #[error("cannot start {}: {error}", binary.display())]
     Start { binary: PathBuf, error: io::Error },
+    #[error(
+        "this process is the first one of its container, which ends with it; restart the container with the new \
+         release"
+    )]
+    First,
     #[error("the new process refused: {0}")]
     Refused(String),
     #[error("the new process {0}; see the server's log")]
@@ -97,6 +102,9 @@ impl Predecessor {
     /// Starts the successor with the arguments and the environment of this process, and waits until it is
     /// prepared, at most `time`.
     pub fn start(binary: &Path, sockets: &Sockets, time: Duration) -> Result<Predecessor, Failure> {
+        if std::process::id() == 1 {
+            return Err(Failure::First);
+        }
         let failed = |error| Failure::Start { binary: binary.to_owned(), error };
         let (mine, theirs) = UnixStream::pair().map_err(failed)?;
         let args: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -109,7 +117,7 @@ impl Predecessor {
             .stdin(OwnedFd::from(theirs))
             .spawn()
             .map_err(failed)?;
-        let channel = Channel::new(mine);
+        let channel = Channel::to_successor(mine);
         let mut this = Predecessor { child, channel, time, release: String::new(), serves: false };
         let (listeners, fds) = sockets.describe();
         this.send(&Message::Start { listeners }, &[], &fds)?;

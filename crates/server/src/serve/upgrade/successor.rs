@@ -10,11 +10,14 @@ use super::channel::{Channel, ChannelError, Frame};
 use super::message::Message;
 use super::predecessor::HandedOver;
 use crate::config::ServeConfig;
+use crate::peer::peer_of;
 use crate::serve::ServeError;
 use crate::serve::sockets::Sockets;
 
 /// Time limit for messages that the predecessor sends or receives at once.
 const TIME: Duration = Duration::from_secs(10);
+/// Longest reason of a refusal, in characters.
+const REASON: usize = 2000;
 
 /// The connection to the predecessor.
 pub(in crate::serve) struct Successor {
@@ -25,20 +28,26 @@ impl Successor {
     /// The connection to the predecessor; `None` if this process was not started by one.
     ///
     /// # Errors
-    /// The standard input is not the channel.
+    /// The predecessor has ended.
     pub fn from_environment() -> Result<Option<Successor>, ServeError> {
-        let predecessor = std::env::var(VARIABLE).ok().and_then(|pid| pid.parse::<u32>().ok());
-        // A process that inherits the variable from a server, such as a shell, is not its successor.
-        if predecessor.is_none() || predecessor != Some(std::os::unix::process::parent_id()) {
+        let predecessor = std::env::var(VARIABLE).ok().and_then(|pid| pid.parse::<i32>().ok());
+        let stdin = std::io::stdin();
+        // A process that only inherits the variable, such as a shell, has another standard input.
+        let Some(predecessor) = predecessor.filter(|pid| peer_of(stdin.as_fd()) == Some(*pid)) else {
             return Ok(None);
+        };
+        // A predecessor kills its child if it gives the upgrade up. It could not kill a grandchild.
+        if u32::try_from(predecessor) != Ok(std::os::unix::process::parent_id()) {
+            let why = format!("process {predecessor} has ended, or this process is not its child");
+            return Err(ServeError::Predecessor(why));
         }
-        let input = std::io::stdin().as_fd().try_clone_to_owned()?;
+        let input = stdin.as_fd().try_clone_to_owned()?;
         let nothing: OwnedFd = std::fs::File::open("/dev/null")?.into();
         // SAFETY: both descriptors are open; the call accesses no memory.
         if unsafe { libc::dup2(nothing.as_raw_fd(), libc::STDIN_FILENO) } < 0 {
             return Err(std::io::Error::last_os_error().into());
         }
-        Ok(Some(Successor { channel: Channel::new(UnixStream::from(input)) }))
+        Ok(Some(Successor { channel: Channel::to_predecessor(UnixStream::from(input)) }))
     }
 
     /// Takes the listening sockets, and reports that this process is prepared.
@@ -101,8 +110,9 @@ impl Successor {
 
     /// Reports why this process cannot take over.
     pub fn refuse(&self, error: &ServeError) {
+        let reason = error.to_string().chars().take(REASON).collect();
         // The predecessor also recognises the end of this process.
-        let _ = self.send(&Message::Refused { reason: error.to_string() });
+        let _ = self.send(&Message::Refused { reason });
     }
 
     fn send(&self, message: &Message) -> Result<(), ServeError> {
