@@ -129,8 +129,8 @@ impl Client {
         serde_json::from_slice(&bytes).map_err(|e| ClientError::Foreign(e.to_string()))
     }
 
-    /// Sends a request and returns a successful response with its body unread. While another process takes the
-    /// server's place, sends it again until that process answers.
+    /// Sends a request and returns a successful response with its body unread. While another process takes
+    /// the server's place, sends it again until that process answers.
     pub async fn send(
         &self,
         method: Method,
