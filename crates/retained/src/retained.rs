@@ -395,6 +395,12 @@ impl Retained {
         self.space.lock().used() == (0, 0)
     }
 
+    /// Keeps the memory of free pages up to this size, instead of giving it back: buffers that fill and empty
+    /// again and again would otherwise add it each time, which costs more than the writes themselves.
+    pub fn keep_free(&self, bytes: u64) {
+        self.space.lock().keep_pages(bytes);
+    }
+
     /// The last error of adding memory, if there was one since the last call.
     pub fn take_growth_error(&self) -> Option<io::Error> {
         self.growth.lock().error.take()

@@ -15,7 +15,7 @@ use crate::{CHUNK, PAGE};
 
 /// Free slots of each kind that are never reserved, for what is published without a reservation.
 pub(crate) const EMERGENCY: u64 = 16;
-/// Free chunks of each kind that are kept for later use.
+/// Free chunks of each kind that are kept for later use, unless more are wanted.
 const KEPT_CHUNKS: u64 = 4;
 /// One of this many used slots is kept free for later use, if that is more.
 const KEPT_PART: u64 = 8;
@@ -85,6 +85,8 @@ pub(crate) struct Space {
     present: u32,
     /// The largest number of bytes of chunks that may be present.
     limit_bytes: u64,
+    /// Free chunks with pages that are kept.
+    kept_pages: u64,
 }
 
 // SAFETY: the addresses are not accessed here; they are those of a `Memory`, which any thread may use.
@@ -106,6 +108,7 @@ impl Space {
             records: slots(),
             present: 1,
             limit_bytes,
+            kept_pages: KEPT_CHUNKS,
         };
         if let Some(header) = space.chunks.first_mut() {
             *header = State::Changing;
@@ -115,6 +118,11 @@ impl Space {
 
     pub fn set_limit(&mut self, bytes: u64) {
         self.limit_bytes = bytes;
+    }
+
+    /// Keeps free chunks with pages up to this size.
+    pub fn keep_pages(&mut self, bytes: u64) {
+        self.kept_pages = (bytes / CHUNK as u64).max(KEPT_CHUNKS);
     }
 
     fn of(&mut self, kind: RetainedChunk) -> &mut Slots {
@@ -246,10 +254,11 @@ impl Space {
     pub fn begin_release(&mut self, kind: RetainedChunk) -> Option<u32> {
         let len = slots(kind).len() as u64;
         let above_limit = self.bytes() > self.limit_bytes;
+        let kept_chunks = if kind == RetainedChunk::Pages { self.kept_pages } else { KEPT_CHUNKS };
         let slots = self.of(kind);
         let chunk = slots.empty.highest()?;
         let rest = slots.unreserved().checked_sub(len)?;
-        let kept = if above_limit { EMERGENCY } else { (KEPT_CHUNKS * len).max(slots.used / KEPT_PART) };
+        let kept = if above_limit { EMERGENCY } else { (kept_chunks * len).max(slots.used / KEPT_PART) };
         if rest < kept {
             return None;
         }
