@@ -79,7 +79,7 @@ class Client:
         self.ledger.settle(seen)
         if self.snapshots:
             self.verify_snapshot(self.random.choice(self.snapshots))
-        if len(self.snapshots) > SNAPSHOTS:
+        while len(self.snapshots) > SNAPSHOTS:
             self.server.cli("snapshot", "rm", self.name, self.snapshots.popleft().name)
         if self.snapshots and self.random.random() < 0.1:
             self.roll_back(self.random.choice(self.snapshots))

@@ -63,11 +63,11 @@ pub(super) async fn replace(
         Ok(paused) => paused,
         Err(e) => return unchanged(services, e, sockets),
     };
+    let cache = copy_cache(open.pool.clone()).await;
     // So that little is left to do while clients wait.
     if let Err(e) = open.pool.checkpoint().await {
         return unchanged(services, failed(e, CONTINUES), sockets);
     }
-    let cache = copy_cache(open.pool.clone()).await;
     if signals.have_arrived().await {
         return unchanged(services, failed("a signal to stop has arrived", "the server stops"), sockets);
     }

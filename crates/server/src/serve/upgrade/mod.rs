@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `Start`, with the listening sockets | → | reads its configuration, compares the addresses |
 //! | | ← | `Ready`, with the format versions that it supports, or `Refused` |
-//! | makes a checkpoint; copies its read cache; quiesces and parks its connections; closes the pool | | |
+//! | copies its read cache; makes a checkpoint; quiesces and parks its connections; closes the pool | | |
 //! | `State`, with the connections and the copy | → | opens the pool, checks the connections |
 //! | | ← | `Opened`, or `Refused` |
 //! | `Go` | → | serves the connections; fills its read cache from the copy |
