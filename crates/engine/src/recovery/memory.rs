@@ -46,6 +46,14 @@ pub(crate) struct OpenedMemory {
     pub state: MemoryState,
 }
 
+impl OpenedMemory {
+    fn new(retained: Arc<Retained>, state: MemoryState, config: &PoolConfig) -> OpenedMemory {
+        // Each commit empties the buffers, and the writes after it fill them again.
+        retained.keep_free(config.write_buffer);
+        OpenedMemory { retained, state }
+    }
+}
+
 /// Whether the memory has what the last opening of the pool put into it.
 pub(crate) enum MemoryState {
     /// It has, or there was nothing.
@@ -74,7 +82,7 @@ pub(super) fn open_memory(
     let identity = Identity { pool: superblock.pool.0, boot: host.boot_id() };
     let why = match Retained::open(memory.clone(), &identity, limit) {
         Ok((retained, contents)) if retained.id() == superblock.memory => {
-            return Ok(OpenedMemory { retained, state: MemoryState::Kept(contents) });
+            return Ok(OpenedMemory::new(retained, MemoryState::Kept(contents), config));
         }
         Ok(_) => "the retained memory is from an earlier opening of the pool".to_owned(),
         Err(newer @ Lost::NewerFormat { .. }) => {
@@ -92,7 +100,7 @@ pub(super) fn open_memory(
         0 => MemoryState::Kept(Contents::default()),
         _ => MemoryState::Lost(why),
     };
-    Ok(OpenedMemory { retained, state })
+    Ok(OpenedMemory::new(retained, state, config))
 }
 
 /// The disks whose writes, if they were answered before they were durable, are lost.

@@ -92,8 +92,6 @@ pub(crate) async fn recover(
     let head = Head { seq: superblock.seq, chain: superblock.chain };
     check_ids(&Checkpoint::default(), &objects)?;
     let OpenedMemory { retained, state } = open_memory(&*host, &config, mode, &superblock)?;
-    // Each commit empties the buffers, and the writes after it fill them again.
-    retained.keep_free(config.write_buffer);
     let cx = Context::new(host, config, retained);
     let progress = Arc::new(CommitProgress::default());
     let source = StoreReader::new(store.clone(), cx.clone(), superblock.pool);
