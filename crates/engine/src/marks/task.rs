@@ -82,12 +82,21 @@ impl Marks {
         self.cx.host.sleep(FULL_RETRY).await;
     }
 
-    /// Makes the marks of all requests in one commit.
+    /// Makes the marks of all requests in one commit. With that of a desktop, all desktops with clients are
+    /// marked: they boot together and are about to write, and each would need a commit.
     async fn mark(&self, requests: Vec<Request>) {
         let mut wanted = BTreeMap::new();
         for request in &requests {
             let clients = wanted.entry(request.disk.id()).or_insert((&request.disk, request.clients));
             clients.1 = clients.1.max(request.clients);
+        }
+        let attached = if requests.iter().any(|request| request.disk.is_desktop()) {
+            self.attached_desktops()
+        } else {
+            Vec::new()
+        };
+        for disk in &attached {
+            wanted.entry(disk.id()).or_insert((disk, Clientele::Local));
         }
         let missing = wanted.into_values().filter(|(disk, clients)| !disk.is_marked_for(*clients));
         let ops: Vec<_> = missing
@@ -103,6 +112,13 @@ impl Marks {
         for request in requests {
             let _ = request.done.send(done.clone());
         }
+    }
+
+    fn attached_desktops(&self) -> Vec<Arc<Disk>> {
+        let catalogue = self.catalogue.read();
+        let is_meant =
+            |disk: &&Arc<Disk>| disk.is_desktop() && disk.clients() > 0 && disk.record().mark == Mark::None;
+        catalogue.iter().filter(is_meant).cloned().collect()
     }
 
     /// Removes the marks of disks that are clean and have not changed for a while, in one commit. Returns

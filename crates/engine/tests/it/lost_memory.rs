@@ -217,6 +217,26 @@ async fn a_desktop_keeps_its_mark_until_it_is_reset_or_persistent() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn desktops_with_clients_are_marked_in_one_commit() {
+    let machine = Machine::new();
+    let store = Arc::new(MemoryStore::new());
+    let pool = machine.open(&store).await;
+    for (image, name) in [("a", "one"), ("b", "two"), ("c", "unused")] {
+        create_desktop(&pool, image, name).await;
+    }
+    let (one, two) = (pool.attach("one").unwrap(), pool.attach("two").unwrap());
+    let commits = pool.stats().await.commits;
+    write(&one).await;
+    assert_eq!(two.try_write(0, &[2; BLOCK]).unwrap(), Fast::Done, "it is marked");
+    assert_eq!(pool.stats().await.commits, commits + 1);
+    let (machine, store) = machine.lose(&store).await;
+    let pool = machine.open(&store).await;
+    refused(pool.attach("one"), "forebay volume reset one");
+    refused(pool.attach("two"), "forebay volume reset two");
+    drop(pool.attach("unused").unwrap());
+}
+
+#[tokio::test(start_paused = true)]
 async fn closing_removes_marks() {
     let machine = remote_in_memory();
     let (store, pool, disk) = with_write(&machine, Client::Remote).await;
