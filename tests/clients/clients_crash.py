@@ -332,9 +332,7 @@ def crash_rounds(t, server, rounds, crash, recover, longest_load=0.25, clients=N
 @test
 def kill_9_loses_no_flushed_write(t):
     rounds = int(os.environ.get("FOREBAY_CRASH_ROUNDS", "200"))
-    with open(t.path("config.toml"), "w") as f:
-        f.write(CONFIG)
-    server = t.server("--config", t.path("config.toml"))
+    server = t.server(config=CONFIG)
 
     def recover():
         # Sometimes the recovery is killed as well.

@@ -9,16 +9,9 @@ from harness import BLOCK, MIB, Skipped, alone, check, connect, equal, need_root
 SIZE = 96 * MIB
 
 
-def configured(t, text):
-    path = t.path("forebay.toml")
-    with open(path, "w") as f:
-        f.write(text)
-    return t.server("--config", path)
-
-
 def with_image(t, text="[memory]\ndesktops = \"256M\"\n"):
     """A server with an image whose first half is noise."""
-    s = configured(t, text)
+    s = t.server(config=text)
     noise = t.noise_file("noise", SIZE // 2)
     with open(noise, "r+b") as f:
         f.truncate(SIZE)
@@ -270,11 +263,10 @@ class MemoryGroups:
 def caches_shrink_to_half_the_memory(t):
     groups = MemoryGroups()
     t.defer(groups.remove)  # after the server has ended
-    path = t.path("forebay.toml")
-    with open(path, "w") as f:
-        f.write('[memory]\nread_cache = "192M"\ndesktops = "512M"\nwrite_buffer = "16M"\nmap_cache = "16M"\n'
-                '[dedup]\nindex = "16M"\n')
-    s = t.server("--config", path)
+    s = t.server(
+        config='[memory]\nread_cache = "192M"\ndesktops = "512M"\nwrite_buffer = "16M"\nmap_cache = "16M"\n'
+        '[dedup]\nindex = "16M"\n'
+    )
     groups.bound(s.process.pid, 384 * MIB)
     size = 256 * MIB
     image = t.noise_file("noise", size)

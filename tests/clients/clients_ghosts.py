@@ -130,11 +130,8 @@ def client(addresses, export, cuts):
 
 @test
 def no_write_of_a_cut_connection_lands_after_one_of_the_next(t):
-    path = t.path("forebay.toml")
-    with open(path, "w") as f:
-        f.write(CONFIG)
     port = free_port()
-    s = t.server("--config", path, "--nbd", f"127.0.0.1:{port}")
+    s = t.server("--nbd", f"127.0.0.1:{port}", config=CONFIG)
     volumes = [f"volume-{n}" for n in range(CLIENTS)]
     for volume in volumes:
         s.cli("volume", "create", volume, "--size", "1M")

@@ -148,7 +148,7 @@ def request(kind, cookie, offset, length, flags=0):
 
 
 def receive(c, length):
-    """Receives so many bytes."""
+    """Receives `length` bytes."""
     data = b""
     while len(data) < length:
         piece = c.recv(length - len(data))

@@ -66,31 +66,25 @@ class DesktopClient(KeptClient):
             self.count["resets"] += 1
 
 
-def kept_clients(t, server):
-    """One client of each kind. Creates the image of the desktop."""
+def kept_clients(t, server, volume=KeptClient, never=NeverClient, desktop=DesktopClient):
+    """One client of each kind, and one more of a volume. Creates the image of the desktop."""
     blank = t.path("blank")
     with open(blank, "wb") as f:
         f.truncate(BLOCKS * BLOCK)
     server.cli("image", "import", "blank", blank)
     kinds = (
-        (KeptClient, BLOCKS, BLOCK),
-        (KeptClient, 2048, 512),
-        (NeverClient, 1024, 256),
-        (DesktopClient, BLOCKS, BLOCK),
+        (volume, BLOCKS, BLOCK),
+        (volume, 2048, 512),
+        (never, 1024, 256),
+        (desktop, BLOCKS, BLOCK),
     )
     return [kind(n, server, t.random.random(), blocks, size) for n, (kind, blocks, size) in enumerate(kinds)]
-
-
-def configured(t):
-    with open(t.path("config.toml"), "w") as f:
-        f.write(CONFIG)
-    return t.server("--config", t.path("config.toml"))
 
 
 @test
 def no_acknowledged_write_is_lost_with_the_process(t):
     rounds = int(os.environ.get("FOREBAY_KEPT_ROUNDS", "60"))
-    server = configured(t)
+    server = t.server(config=CONFIG)
     ends = list(ENDS)
 
     def crash():

@@ -234,9 +234,7 @@ def a_lun_with_lost_writes_is_not_ready_until_it_is_resumed(t):
 
 @test
 def losses_are_accepted_on_request(t):
-    with open(t.path("config.toml"), "w") as f:
-        f.write('[durability]\non_memory_loss = "accept"\n')
-    s = t.server("--config", t.path("config.toml"))
+    s = t.server(config='[durability]\non_memory_loss = "accept"\n')
     s.cli("volume", "create", "disk", "--size", "1M")
     written(s, "disk", 1, flush=True)
     h = connect(s, "disk")

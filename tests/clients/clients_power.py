@@ -42,10 +42,7 @@ class Machine:
         self.boots = 0
         t.defer(self.take_down)
         self.power_on()
-        config = t.path("config.toml")
-        with open(config, "w") as f:
-            f.write(CONFIG)
-        self.server = t.server("--config", config, data=os.path.join(self.mount, "data"))
+        self.server = t.server(data=os.path.join(self.mount, "data"), config=CONFIG)
 
     def power_on(self):
         """Starts the disk and mounts the file system, which replays its journal."""

@@ -42,9 +42,7 @@ def restart(s):
 @alone
 @test
 def a_restart_with_a_gigabyte_of_log_takes_three_seconds(t):
-    with open(t.path("config.toml"), "w") as f:
-        f.write(LONG_LOG)
-    s = t.server("--config", t.path("config.toml"))
+    s = t.server(config=LONG_LOG)
     s.cli("volume", "create", "disk", "--size", "2G")
     h = connect(s, "disk")
     for n in range(LOG_MIB):

@@ -23,14 +23,6 @@ def stored(server):
     return stats(server)["stored_bytes"]
 
 
-def configured(t, text, **kwargs):
-    """A server with this configuration file."""
-    path = t.path("forebay.toml")
-    with open(path, "w") as f:
-        f.write(text)
-    return t.server("--config", path, **kwargs)
-
-
 def write_image(server, volume, file):
     run("nbdcopy", "--flush", file, server.uri(volume))
     server.wait_unused(volume)
@@ -212,7 +204,7 @@ def free(server):
 def space_of_deleted_and_discarded_data_is_freed(t):
     # With a limit, only this server changes the free space. Open segments are reserved completely, so small
     # segments are configured to keep that share small.
-    s = configured(t, '[store]\nlimit = "2G"\n[log]\nsegment = "4M"\n')
+    s = t.server(config='[store]\nlimit = "2G"\n[log]\nsegment = "4M"\n')
     size = 160 * MIB
     for v in ("keep", "go"):
         s.cli("volume", "create", v, "--size", str(size))
@@ -268,7 +260,7 @@ def deduplication_continues_after_kill_9(t):
 @test
 def a_minimal_index_finds_fewer_duplicates_and_keeps_data_correct(t):
     for budget in ("0", '"64K"'):
-        s = configured(t, f"[dedup]\nindex = {budget}\n[reduce]\ncompress = false\n", data=f"data{len(budget)}")
+        s = t.server(config=f"[dedup]\nindex = {budget}\n[reduce]\ncompress = false\n", data=f"data{len(budget)}")
         noise = t.noise_file("noise", 32 * MIB, holes=True)
         for name in ("first", "second"):
             s.cli("image", "import", name, noise)
@@ -382,7 +374,7 @@ def gc_reports_progress_and_continues_without_its_client(t):
 
 @test
 def a_full_store_accepts_writes_again_when_space_is_free(t):
-    s = configured(t, '[store]\nlimit = "320M"\n[memory]\nwrite_buffer = "16M"\n')
+    s = t.server(config='[store]\nlimit = "320M"\n[memory]\nwrite_buffer = "16M"\n')
     equal(stats(s)["store_total_bytes"], 320 * MIB, "room in all")
     equal(stats(s)["room"], "ok", "room of an empty store")
     for v in ("disk", "other"):

@@ -54,9 +54,7 @@ def come_back(addresses, export, cuts, random):
 @test
 def no_write_of_a_cut_connection_lands_after_an_upgrade(t):
     port = free_port()
-    with open(t.path("config"), "w") as f:
-        f.write('[memory]\nwrite_buffer = "1M"\n[log]\nsegment = "4M"\n')
-    s = t.server("--config", t.path("config"), "--nbd", f"127.0.0.1:{port}")
+    s = t.server("--nbd", f"127.0.0.1:{port}", config='[memory]\nwrite_buffer = "1M"\n[log]\nsegment = "4M"\n')
     volumes = [f"volume-{n}" for n in range(GHOSTS)]
     for volume in volumes:
         s.cli("volume", "create", volume, "--size", "1M")

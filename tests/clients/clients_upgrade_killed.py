@@ -10,10 +10,10 @@ import signal
 import subprocess
 import time
 
-from clients_crash import BLOCKS, CONFIG, crash_rounds
-from clients_kept import DesktopClient, KeptClient, NeverClient
+from clients_crash import CONFIG, crash_rounds
+from clients_kept import DesktopClient, KeptClient, NeverClient, kept_clients
 from forebay import Successor, spawn
-from harness import BLOCK, MIB, Failed, check, test
+from harness import Failed, check, test
 from ledger import Violation, last_acknowledged
 
 # What happens during the upgrade, and how often.
@@ -174,15 +174,8 @@ class Killer:
 @test
 def an_upgrade_that_is_killed_loses_no_acknowledged_write(t):
     rounds = int(os.environ.get("FOREBAY_UPGRADE_KILLS", "20"))
-    with open(t.path("config.toml"), "w") as f:
-        f.write(CONFIG)
-    server = t.server("--config", t.path("config.toml"))
-    blank = t.path("blank")
-    with open(blank, "wb") as f:
-        f.truncate(BLOCKS * BLOCK)
-    server.cli("image", "import", "blank", blank)
-    kinds = ((Volume, BLOCKS, BLOCK), (Volume, 2048, 512), (Never, 1024, 256), (Desktop, BLOCKS, BLOCK))
-    clients = [kind(n, server, t.random.random(), blocks, size) for n, (kind, blocks, size) in enumerate(kinds)]
+    server = t.server(config=CONFIG)
+    clients = kept_clients(t, server, Volume, Never, Desktop)
     killer = Killer(t, server)
     crash_rounds(t, server, rounds, killer.crash, server.start, 0.1, clients)
     print(f"     {killer.seen}", flush=True)

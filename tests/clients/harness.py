@@ -75,8 +75,14 @@ class Context:
         """A path in the scratch directory."""
         return os.path.join(self.dir, name)
 
-    def server(self, *args, data="data", start=True):
-        """A server on a directory of this test; it ends with the test."""
+    def server(self, *args, data="data", start=True, config=None):
+        """A server on a directory of this test; it ends with the test. `config` is the content of its
+        configuration file."""
+        if config is not None:
+            file = self.path(f"{os.path.basename(data)}.toml")
+            with open(file, "w") as f:
+                f.write(config)
+            args = ("--config", file, *args)
         log = "server.log" if data == "data" or data.startswith("/") else f"{data}.log"
         data = data if data.startswith("/") else self.path(data)
         server = Server(data, log=self.path(log), args=args, memory=self.memory)

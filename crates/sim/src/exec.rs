@@ -329,7 +329,7 @@ impl Executor {
         true
     }
 
-    /// Runs until the engine has made so many more stores to retained memory, or at most `steps`. At that
+    /// Runs until the engine has made `stores` more stores to retained memory, or at most `steps`. At that
     /// store, in the middle of a step, the process is killed: the memory stays as it is then, and `kill` is
     /// called. The rest of the step has no effect.
     pub fn run_into_kill(&mut self, stores: u64, steps: u64, kill: impl Fn() + 'static) {

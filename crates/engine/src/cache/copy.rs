@@ -18,15 +18,14 @@ const HEAD: usize = 12;
 /// | 4 | CRC-32C of all before |
 ///
 /// Integers are little-endian.
-#[derive(Clone)]
-pub struct CachedBlock(Box<[u8; CachedBlock::SIZE]>);
+pub struct CachedBlock([u8; CachedBlock::SIZE]);
 
 impl CachedBlock {
     /// Bytes of a copy.
     pub const SIZE: usize = HEAD + BLOCK + 4;
 
     pub(super) fn new(key: u64, is_used: bool, content: &[u8]) -> CachedBlock {
-        let mut bytes = Box::new([0; CachedBlock::SIZE]);
+        let mut bytes = [0; CachedBlock::SIZE];
         bytes[..8].copy_from_slice(&key.to_le_bytes());
         bytes[8..HEAD].copy_from_slice(&u32::from(is_used).to_le_bytes());
         bytes[HEAD..HEAD + BLOCK].copy_from_slice(content);

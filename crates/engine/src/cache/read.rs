@@ -4,7 +4,7 @@ use forebay_format::{Address, BLOCK};
 
 use super::copy::CachedBlock;
 use super::frames::Chunk;
-use super::shard::{Rank, Shard, hash_of};
+use super::shard::{COPIED_AT_ONCE, Rank, Shard, hash_of};
 use crate::CacheStats;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -106,17 +106,19 @@ impl ReadCache {
     /// Passes a copy of each block to `receive`, until that returns false. Blocks that are inserted or
     /// evicted at the same time may be left out.
     pub fn copy_all(&self, receive: &mut dyn FnMut(&CachedBlock) -> bool) {
-        let mut some = Vec::new();
+        // Allocated here, since no memory is allocated under the lock of a shard.
+        let mut some = Vec::with_capacity(COPIED_AT_ONCE as usize);
         for place in &self.places {
             let mut next = Some(0);
             while let Some(from) = next {
                 next = place.0.lock().copy_some(from, &mut some);
-                for mut block in some.drain(..) {
+                for block in &mut some {
                     block.seal();
-                    if !receive(&block) {
+                    if !receive(block) {
                         return;
                     }
                 }
+                some.clear();
             }
         }
     }

@@ -32,7 +32,7 @@ const BASE_COST: u64 = 512;
 const FRAME_COST: u64 = BLOCK as u64 + 64;
 
 /// Frames that [`Shard::copy_some`] examines.
-const COPIED_AT_ONCE: u32 = 64;
+pub(super) const COPIED_AT_ONCE: u32 = 64;
 
 /// As [`PROMOTE_HITS`], for [`Rank::Low`].
 const PROMOTE_HITS_LOW: u8 = 2;
@@ -124,8 +124,8 @@ impl Shard {
         true
     }
 
-    /// Appends copies of the blocks in the next frames to `out`, from frame `from` on; returns the frame with
-    /// which to continue. The number of frames is small, so that the lock is held briefly.
+    /// Appends copies of the blocks in the next [`COPIED_AT_ONCE`] frames to `out`, from frame `from` on;
+    /// returns the frame with which to continue. The number is small, so that the lock is held briefly.
     pub fn copy_some(&self, from: u32, out: &mut Vec<CachedBlock>) -> Option<u32> {
         let (capacity, until) = (self.frames.capacity() as u32, from.saturating_add(COPIED_AT_ONCE));
         for frame in from..until.min(capacity) {

@@ -31,7 +31,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::plane::RawSocket;
+use crate::plane::{RawSocket, events_now};
 
 /// Time limit for the end of the connections that are gone.
 const HANDOVER: Duration = Duration::from_secs(10);
@@ -320,10 +320,7 @@ impl Drop for Begun {
 /// Whether the peer of an open socket has closed it, or its connection is lost. True also while there is
 /// input that was not read.
 fn has_hung_up(fd: RawFd) -> bool {
-    let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: the pointer is valid for the one element that the call reads and writes.
-    let found = unsafe { libc::poll(&raw mut poll, 1, 0) };
-    found > 0 && poll.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    events_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
 /// Whether an open socket has input that was not read.

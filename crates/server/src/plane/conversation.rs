@@ -25,6 +25,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::contain::contain;
 use super::handover::{BusyGuard, Ended, ParkedStream, Phase, PlainSocket, Progress, Received};
 use super::memory::{Charge, Claim, Kind, MemoryAccount, Stall};
+use super::readiness::events_now;
 use super::{Backlog, INPUT, Output, Scratch, Worker};
 
 /// Longest message that is received into the thread's buffer.
@@ -112,9 +113,7 @@ pub(crate) trait Protocol: Unpin {
 
 /// Whether a socket has input that was not read, or its end was not read.
 fn is_readable(socket: BorrowedFd<'_>) -> bool {
-    let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the pointer is valid for the one element that the call reads and writes.
-    unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
+    events_now(socket.as_raw_fd(), libc::POLLIN) != 0
 }
 
 /// A connection. The future is ready when the connection has ended.

@@ -21,6 +21,7 @@ mod handover;
 mod listen;
 mod memory;
 mod pace;
+mod readiness;
 mod scratch;
 mod server;
 #[cfg(test)]
@@ -40,6 +41,7 @@ pub use listen::{BadAddr, ListenAddr, ListenError};
 pub(crate) use listen::{Bound, Listener, RawSocket, Socket};
 pub(crate) use memory::{Charge, Claim, Kind, MemoryAccount};
 pub use memory::{MIN_BUDGET, MemoryLimits};
+pub(crate) use readiness::events_now;
 pub(crate) use scratch::{INPUT, Output, Scratch};
 pub(crate) use server::{Client, FrontEnd};
 pub use server::{Handle, Plane};

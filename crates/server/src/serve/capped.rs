@@ -48,7 +48,8 @@ where
     }
 }
 
-async fn stopped(stopping: &mut watch::Receiver<bool>) {
+/// Waits until the control plane has stopped.
+pub(super) async fn stopped(stopping: &mut watch::Receiver<bool>) {
     // An error means that the control plane was dropped, so it has stopped.
     let _ = stopping.wait_for(|stopping| *stopping).await;
 }

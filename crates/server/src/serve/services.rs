@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::ServeError;
-use super::capped::Capped;
+use super::capped::{Capped, stopped};
 use super::classes;
 use super::descriptors::Descriptors;
 use super::pressure;
@@ -216,8 +216,7 @@ where
     let (router, upgrading) = (api::router(control.clone(), origin, hosts), control.clone());
     tokio::spawn(async move {
         let stop = async move {
-            // An error means that the control plane was dropped, so it has stopped.
-            let _ = stopping.wait_for(|stopping| *stopping).await;
+            stopped(&mut stopping).await;
             if upgrading.is_upgrading() {
                 tokio::time::sleep(LATE_REQUESTS).await;
             }
