@@ -31,6 +31,7 @@
 //! blocks looked up and, above all, found. Scattered duplicates, one per segment, are therefore left alone.
 
 mod directories;
+mod fingerprint;
 mod table;
 
 use forebay_format::{BLOCK, BlockRef, DirectoryEntry, Fingerprint, SegmentId, Slot};
@@ -38,6 +39,7 @@ use hashbrown::HashMap;
 
 use crate::stats::ReductionStats;
 use directories::Directories;
+pub(crate) use fingerprint::Fingerprinter;
 use table::Table;
 
 /// Bytes of a fingerprint in the table of recent ones, including its bucket.
@@ -50,24 +52,6 @@ const CREDIT_MAX: i64 = 64 << 20;
 /// ... and the credit for each block that is looked up, and for each that is found.
 const CREDIT_FOR_LOOKUP: i64 = BLOCK as i64 / 8;
 const CREDIT_FOR_HIT: i64 = BLOCK as i64 * 4;
-
-/// Hashes blocks of one dedup domain.
-#[derive(Clone)]
-pub(crate) struct Fingerprinter([u8; 32]);
-
-impl Fingerprinter {
-    /// For a domain of the pool with this key. A fingerprint reveals nothing about blocks of another domain.
-    pub fn new(pool_key: &[u8; 32], domain: u32) -> Fingerprinter {
-        Fingerprinter(*blake3::keyed_hash(pool_key, &domain.to_le_bytes()).as_bytes())
-    }
-
-    /// The fingerprint of a block; never the one that means "no block".
-    pub fn of(&self, block: &[u8; BLOCK]) -> Fingerprint {
-        let mut fingerprint = Fingerprint::default();
-        fingerprint.0.copy_from_slice(&blake3::keyed_hash(&self.0, block).as_bytes()[..16]);
-        fingerprint
-    }
-}
 
 /// The dedup index. All decisions about what to reference are made under the log's lock.
 pub(crate) struct Dedup {
@@ -201,7 +185,7 @@ mod tests {
     use super::*;
 
     fn print(n: u64) -> Fingerprint {
-        Fingerprinter([7; 32]).of(&std::array::from_fn(|i| (n >> (i % 8 * 8)) as u8))
+        Fingerprinter::new(&[7; 32], 0).of(&std::array::from_fn(|i| (n >> (i % 8 * 8)) as u8))
     }
 
     fn place(segment: u32, slot: u32) -> BlockRef {
