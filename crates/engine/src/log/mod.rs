@@ -41,6 +41,7 @@ use forebay_format::{
     BLOCK, BatchHeader, BlockRef, DirectoryEntry, GROUP_END, SegmentFooter, SegmentHeader, SegmentId,
     SegmentRecord, SegmentState, Stream, Superblock,
 };
+pub(crate) use forebay_store::for_good;
 use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
 use futures_util::future::join;
 
@@ -67,6 +68,8 @@ pub(crate) struct Writing<'a> {
     first_new: SegmentId,
     /// The append of the previous batch; it continues while the next one is prepared.
     under_way: Option<BoxFuture<'a, Result<IoBuf, StoreError>>>,
+    /// The segment of a group of one batch, whose append also syncs it.
+    synced: Option<SegmentId>,
     placed: Vec<BlockRef>,
 }
 
@@ -237,6 +240,7 @@ impl Log {
             before: self.open.get(&stream).and_then(|o| self.table.get(&o.id)).copied(),
             first_new: SegmentId(self.next_segment),
             under_way: None,
+            synced: None,
             placed: Vec::new(),
         })
     }
@@ -276,6 +280,7 @@ impl Log {
     ) -> Result<Vec<BlockRef>, StoreError> {
         let settled = self.settle(&mut group).await;
         self.check_append(&group, settled)?;
+        self.unsynced.retain(|id| group.synced != Some(*id));
         let (synced, ()) = join(self.sync_all(), async { appended(&group.placed) }).await;
         self.failed = synced.as_ref().err().cloned();
         synced.map(|()| group.placed)
@@ -365,7 +370,13 @@ impl Log {
         let (chain, directory) =
             fill(&header, draft, &mut buf[(at - start) as usize..], &mut group.placed, &group.medium);
         self.settle(group).await?;
-        group.under_way = Some(group.store.append(id, start, buf, segment_bytes));
+        // The only batch of a group, in a segment of which everything else is durable: one operation.
+        let is_only = last && seq == group.start.seq + 1 && start > 0 && self.unsynced.is_empty();
+        group.under_way = Some(match is_only {
+            true => group.store.append_synced(id, start, buf, segment_bytes),
+            false => group.store.append(id, start, buf, segment_bytes),
+        });
+        group.synced = is_only.then_some(id);
         self.note(group.stream, id, start + total as u64, Head { seq, chain }, directory);
         self.appended.fetch_add(total as u64, Relaxed);
         Ok(())
@@ -500,19 +511,3 @@ impl Log {
 pub(crate) const SYNC: &str = "sync of a segment";
 /// Operation named in the error of a failed superblock write.
 pub(crate) const SWAP: &str = "writing the superblock";
-
-/// The error of an operation after which the state of the store is unknown: lack of room is as permanent
-/// there as any other failure. See the module documentation.
-pub(crate) fn for_good(e: StoreError, what: &str) -> StoreError {
-    match e {
-        StoreError::Full => StoreError::Io {
-            what: what.to_owned(),
-            reason: "no space left on the store".to_owned(),
-            errno: ENOSPC,
-        },
-        other => other,
-    }
-}
-
-/// "No space left on device" (`errno(3)`).
-const ENOSPC: i32 = 28;
