@@ -85,6 +85,8 @@ struct Open {
     id: SegmentId,
     offset: u64,
     directory: Vec<DirectoryEntry>,
+    /// The length of the directory at the last sync.
+    durable: usize,
 }
 
 /// Sequence number and checksum of the newest batch.
@@ -165,6 +167,18 @@ impl Log {
     /// Whether a segment is open for appending.
     pub fn is_open(&self, id: SegmentId) -> bool {
         self.open.values().any(|o| o.id == id)
+    }
+
+    /// The slots of a segment that is open for appending, in their order; `None` if it is not open. Without
+    /// those of a group that is being written.
+    pub fn open_directory(&self, id: SegmentId) -> Option<&[DirectoryEntry]> {
+        let open = self.open.values().find(|o| o.id == id)?;
+        open.directory.get(..open.durable)
+    }
+
+    /// Whether a segment has no slots of a group that is being written, and that may be abandoned.
+    pub fn is_synced(&self, id: SegmentId) -> bool {
+        !self.unsynced.contains(&id)
     }
 
     /// Removes a segment whose object was deleted.
@@ -412,7 +426,8 @@ impl Log {
         if !self.unsynced.contains(&id) {
             self.unsynced.push(id);
         }
-        let open = self.open.entry(stream).or_insert(Open { id, offset: 0, directory: Vec::new() });
+        let open =
+            self.open.entry(stream).or_insert(Open { id, offset: 0, directory: Vec::new(), durable: 0 });
         open.offset = end;
         open.directory.append(&mut directory);
         let record = self.table.entry(id).or_insert(SegmentRecord {
@@ -460,6 +475,7 @@ impl Log {
         for id in std::mem::take(&mut self.unsynced) {
             self.store.sync(id).await.map_err(|e| for_good(e, SYNC))?;
         }
+        self.open.values_mut().for_each(|open| open.durable = open.directory.len());
         Ok(())
     }
 
