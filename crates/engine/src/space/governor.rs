@@ -43,7 +43,7 @@ const OBSERVED_EACH: Duration = Duration::from_millis(50);
 
 /// The budget of zeroed ranges: `budget` plus a part that only they may use.
 pub(crate) fn zeroes_budget(budget: u64) -> u64 {
-    budget + budget / 8
+    budget.saturating_add(budget / 8)
 }
 
 /// Owns the numbers about room; see the module documentation.
