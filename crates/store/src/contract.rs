@@ -118,7 +118,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// As [`Store::append`] to an object of which everything before `offset` is durable, and then
     /// [`Store::sync`]: in one operation, if the store can. If the future is dropped, the sync may not take
-    /// place.
+    /// place. May block its caller for as long as a small write to a fast disk takes.
     ///
     /// # Errors
     /// [`StoreError::Full`] only if the append found no room; then it was not synced.

@@ -4,6 +4,7 @@
 //! future is dropped. Both executors pass the results of the kernel to [`Op::advance`], the only place that
 //! decides how a short or interrupted transfer continues.
 
+mod inline;
 mod pool;
 mod ring;
 
@@ -11,11 +12,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::retry::{Retry, is_interruption, is_shortage};
 use crate::IoBuf;
 
+use inline::SyncedWrites;
 pub(super) use pool::Pool;
 use ring::Ring;
 
@@ -211,6 +213,7 @@ pub enum IoMode {
 pub(super) struct Io {
     ring: Option<Ring>,
     pub(super) pool: Pool,
+    synced_writes: Arc<SyncedWrites>,
 }
 
 impl Io {
@@ -218,7 +221,7 @@ impl Io {
         let threads =
             mode == IoMode::Threads || std::env::var_os("FOREBAY_IO").is_some_and(|v| v == "threads");
         let ring = if threads { None } else { Ring::new().inspect_err(warn_no_ring).ok() };
-        Ok(Io { ring, pool: Pool::new()? })
+        Ok(Io { ring, pool: Pool::new()?, synced_writes: Arc::default() })
     }
 
     /// Whether an io_uring executes the operations.
@@ -226,9 +229,14 @@ impl Io {
         self.ring.is_some()
     }
 
-    /// Starts an operation without blocking.
+    /// Starts an operation without blocking, except for small synced writes to a fast disk: see [`inline`].
     pub(super) fn start(&self, op: Op) {
+        let op = match op.action {
+            Action::WriteSynced => self.synced_writes.timed(op),
+            _ => op,
+        };
         match &self.ring {
+            _ if op.action == Action::WriteSynced && self.synced_writes.run_inline(op.len) => op.run(),
             Some(ring) => ring.start(op),
             None => self.pool.run(move || op.run()),
         }
