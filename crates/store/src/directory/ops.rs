@@ -19,6 +19,9 @@ use crate::contract::{append_then_sync, assert_aligned};
 use crate::superblock::{COPY_BYTES, check_swap, copy_of};
 use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store, StoreError, for_good};
 
+/// Largest synced append after which zeroes are written: see [`super::growing`].
+const SMALL_BYTES: usize = 64 << 10;
+
 type Answer<T> = oneshot::Sender<Result<T>>;
 
 impl Shared {
@@ -48,10 +51,10 @@ impl Shared {
 
     fn write(self: &Arc<Self>, file: Arc<File>, append: Append) -> Op {
         let shared = self.clone();
-        let Append { id, offset, last, synced, data, io, answer } = append;
+        let Append { id, offset, len, last, synced, data, io, answer } = append;
         let same_file = last.then(|| (file.clone(), io));
         let finish = move |data, written: std::io::Result<usize>| {
-            let end = written.as_ref().ok().map(|len| offset + *len as u64);
+            let end = written.is_ok().then_some(offset + len);
             let report = move || {
                 shared.growing.end(id, end);
                 let result = written.map(|_| data).map_err(|e| store_error(describe("append to", id), &e));
@@ -151,6 +154,8 @@ fn return_space(file: &File, end: u64, id: SegmentId) {
 struct Append {
     id: SegmentId,
     offset: u64,
+    /// Its bytes, without zeroes that are written after them.
+    len: u64,
     /// It ends at the expected length of the object: space preallocated beyond it is not needed.
     last: bool,
     /// It is durable when it completes.
@@ -165,7 +170,7 @@ impl DirectoryStore {
         &self,
         id: SegmentId,
         offset: u64,
-        data: IoBuf,
+        mut data: IoBuf,
         expected: u64,
         synced: bool,
     ) -> BoxFuture<'_, Result<IoBuf>> {
@@ -177,8 +182,12 @@ impl DirectoryStore {
             return refuse(failed_before(describe("append to", id)));
         }
         let (answer, result) = oneshot::channel();
-        let last = offset > 0 && offset + data.len() as u64 == expected;
-        let append = Append { id, offset, last, synced, data, io: self.io.clone(), answer };
+        let len = data.len() as u64;
+        let small = synced && data.len() <= SMALL_BYTES;
+        let zeroes = self.shared.growing.zeroes_after(id, offset + len, small, expected) - offset;
+        data.resize(zeroes as usize);
+        let last = offset > 0 && offset + len == expected;
+        let append = Append { id, offset, len, last, synced, data, io: self.io.clone(), answer };
         let shared = self.shared.clone();
         if offset > 0 {
             self.on_file("append to", id, move |opened| shared.write_or_fail(opened, append));

@@ -63,6 +63,37 @@ fn a_synced_append_is_an_append() {
 }
 
 #[test]
+fn many_synced_appends_leave_their_data_and_zeroes_after_it() {
+    on_all(async |backend| {
+        let whole = pattern(4, 1 << 20);
+        let store = backend.store();
+        let mut at = 0;
+        // Small ones, interrupted by larger and unsynced ones.
+        for n in 0..90_usize {
+            let len = if n % 40 == 39 { 128 << 10 } else { 4096 + 4096 * (n % 2) };
+            let data = IoBuf::from(&whole[at..at + len]);
+            let returned = match n % 25 {
+                24 => store.append(id(1), at as u64, data, 1 << 20).await,
+                _ => store.append_synced(id(1), at as u64, data, 1 << 20).await,
+            };
+            returned.unwrap();
+            at += len;
+        }
+        store.sync(id(1)).await.unwrap();
+        let read = store.read(id(1), 0, 1 << 20).await.unwrap();
+        assert_eq!(read[..at], whole[..at]);
+        assert!(read[at..].iter().all(|b| *b == 0));
+        // The last append, which returns preallocated space.
+        let end = at + 4096;
+        store.append(id(1), at as u64, IoBuf::from(&whole[at..end]), end as u64).await.unwrap();
+        backend.reopen();
+        let read = backend.store().read(id(1), 0, 1 << 20).await.unwrap();
+        assert_eq!(read[..end], whole[..end]);
+        assert!(read[end..].iter().all(|b| *b == 0));
+    });
+}
+
+#[test]
 fn missing_objects_are_not_found() {
     on_all(async |backend| {
         let store = backend.store();

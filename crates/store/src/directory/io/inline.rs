@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::Op;
 
-/// Only writes up to this size run on the requesting thread.
-const SMALL_BYTES: usize = 64 << 10;
+/// Only writes up to this size run on the requesting thread: small ones, and the zeroes after them.
+const SMALL_BYTES: usize = 384 << 10;
 
 /// The longest mean duration of synced writes for which a thread waits.
 const SHORT: Duration = Duration::from_micros(600);

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::retry::{Retry, is_interruption, is_shortage};
 use crate::IoBuf;
