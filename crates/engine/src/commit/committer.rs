@@ -282,6 +282,7 @@ impl Committer {
     /// group's first batch.
     fn freeze(&self, group: &mut Group, seq: u64) {
         let _gate = self.intake.gate.write();
+        self.intake.schedule.commit_begins();
         self.cx.retained.set_cover(Cover { seq, order: self.cx.retained.order() });
         group.ops.append(&mut self.intake.ops.lock());
         self.applier.begin_copies(group.catalogue_ops());
@@ -398,6 +399,7 @@ impl Committer {
         self.space.committed_discards(std::mem::take(&mut group.discarded));
         self.applier.end_copies(group.catalogue_ops());
         self.commits.add(0);
+        self.intake.schedule.commit_ended();
         let freeze = group.freeze;
         self.progress.update(|p| (p.done, p.ended) = (p.done.max(freeze), p.ended.max(freeze)));
         for (pending, result) in group.ops.drain(..).zip(results) {

@@ -298,7 +298,7 @@ impl Intake {
         drop(buffers);
         let is_half_full = self.space.buffered(grown);
         if was_clean {
-            self.schedule.wake.notify_one();
+            self.schedule.announce_data();
         }
         if is_half_full {
             self.request_commit();
@@ -403,8 +403,9 @@ impl Intake {
         target: u64,
     ) -> Result<()> {
         let refusals = progress.borrow().refusals;
-        let _waiting = self.schedule.wait();
-        self.request_commit();
+        if target > self.freezes.load(Relaxed) {
+            self.schedule.request_with_others();
+        }
         let enough = |p: &Progress| p.done >= target || p.refusals > refusals || p.stopped;
         let reached = *progress.wait_for(enough).await.map_err(|_| Error::Closed)?;
         if reached.done >= target {

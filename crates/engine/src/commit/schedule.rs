@@ -5,11 +5,15 @@
 //! that become urgent while one commit runs are served by the next, so a slow store gets large groups without
 //! further measures.
 //!
-//! With [`Coalesce::Adaptive`] an urgent commit also waits a little to coalesce if that saves operations: if
-//! several requests waited for each of the recent commits, further requests are likely to follow. It waits
-//! for a fraction of the measured cost of a commit, and never longer than the configured bound: the delay is
-//! negligible on a fast store, and a slow one gets fewer and larger groups. A single guest that flushes is
-//! never delayed.
+//! With [`Coalesce::Adaptive`] an urgent commit also waits a little to *gather* requests that are likely to
+//! follow: as many as the last commit served, since their clients can send the next ones now. It begins when
+//! they have arrived, and at the latest after a part of the measured cost of a commit, which never exceeds the
+//! configured bound: the delay is negligible on a fast store, and a slow one gets fewer and larger groups. So
+//! clients that write in lockstep, and the requests in flight of one client, share a commit instead of falling
+//! into two that alternate. A single guest that flushes is never delayed.
+//!
+//! A request that arrives while a commit gathers wakes the commit task only if it is the last one expected.
+//! If the task and the request miss each other, the deadline ends the wait.
 
 use std::time::Duration;
 
@@ -20,11 +24,11 @@ use crate::config::Coalesce;
 use crate::context::Context;
 use crate::limits::DIRTY_AGE;
 use crate::stats::Counter;
-use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 
-/// An urgent commit waits for the cost of a commit divided by this.
-const SHARE_OF_COST: u32 = 4;
+/// An urgent commit waits at most for the cost of a commit divided by this.
+const SHARE_OF_COST: u32 = 2;
 /// The mean number of waiters is kept in fixed point with this unit; each commit has a weight of one eighth.
 const UNIT: u64 = 256;
 
@@ -35,54 +39,92 @@ pub(crate) struct Schedule {
     pub wake: Notify,
     /// A request waits for a commit.
     urgent: AtomicBool,
-    /// Number of requests that wait for a commit now.
-    waiting: AtomicU64,
-    /// Recent mean number of requests that waited for a commit, in [`UNIT`]s.
-    mean_waiting: AtomicU64,
+    /// Number of requests so far that wait for a commit or waited for one.
+    arrived: AtomicU64,
+    /// Those of them that the last commit serves, and the ones before.
+    frozen: AtomicU64,
+    /// Number of requests that the last commit serves.
+    served: AtomicU64,
+    /// `arrived` when as many requests as the last commit served have followed it.
+    expected: AtomicU64,
+    /// `arrived` at which the commit that gathers requests begins; 0 if none gathers.
+    gathering: AtomicU64,
+    /// Recent mean number of requests that a commit served, in [`UNIT`]s.
+    mean_served: AtomicU64,
     by_age: Counter,
     by_demand: Counter,
     delayed_us: AtomicU64,
 }
 
 impl Schedule {
-    /// Makes the next commit urgent.
+    /// Makes the next commit urgent, and begin now.
     pub fn request(&self) {
         self.urgent.store(true, Relaxed);
+        self.gathering.store(0, SeqCst);
         self.wake.notify_one();
     }
 
-    /// Counts a request that waits for a commit, until the guard is dropped.
-    pub fn wait(&self) -> Waiting<'_> {
-        self.waiting.fetch_add(1, Relaxed);
-        Waiting(self)
+    /// Makes the next commit urgent, for a request that waits for it. Others may follow first.
+    pub fn request_with_others(&self) {
+        self.urgent.store(true, Relaxed);
+        let arrived = self.arrived.fetch_add(1, SeqCst) + 1;
+        if arrived >= self.gathering.load(SeqCst) {
+            self.wake.notify_one();
+        }
     }
 
-    /// Updates the mean with the current number of waiters, and returns it.
-    fn update_mean_waiting(&self) -> u64 {
-        let (now, mean) = (self.waiting.load(Relaxed) * UNIT, self.mean_waiting.load(Relaxed));
-        let mean = mean - mean / 8 + now / 8;
-        self.mean_waiting.store(mean, Relaxed);
-        mean
+    /// There is something to commit.
+    pub fn announce_data(&self) {
+        if self.gathering.load(Relaxed) == 0 {
+            self.wake.notify_one();
+        }
+    }
+
+    /// A commit begins: it serves all requests that have arrived.
+    pub fn commit_begins(&self) {
+        let arrived = self.arrived.load(Relaxed);
+        let served = arrived - self.frozen.swap(arrived, Relaxed);
+        self.served.store(served, Relaxed);
+        if served > 0 {
+            let mean = self.mean_served.load(Relaxed);
+            self.mean_served.store(mean - mean / 8 + served * UNIT / 8, Relaxed);
+        }
+    }
+
+    /// The commit has ended: the requests that it served are about to be answered.
+    pub fn commit_ended(&self) {
+        self.expected.store(self.arrived.load(Relaxed) + self.served.load(Relaxed), Relaxed);
+    }
+
+    /// Waits until the expected requests have arrived, a commit is requested at once, or `delay` has passed.
+    async fn gather(&self, cx: &Context, delay: Duration) {
+        let is_complete = || self.arrived.load(SeqCst) >= self.gathering.load(SeqCst);
+        self.gathering.store(self.expected.load(Relaxed), SeqCst);
+        if !is_complete() {
+            let began = cx.host.now();
+            let mut deadline = cx.host.sleep(delay);
+            while !is_complete() {
+                tokio::select! {
+                    biased;
+                    () = self.wake.notified() => {}
+                    () = &mut deadline => break,
+                }
+            }
+            let waited = cx.host.now().saturating_sub(began);
+            self.delayed_us.fetch_add(waited.as_micros() as u64, Relaxed);
+        }
+        self.gathering.store(0, SeqCst);
+        // The data of every request that has arrived is in the buffers.
+        self.urgent.store(false, Relaxed);
     }
 }
 
-/// A request that waits for a commit.
-pub(crate) struct Waiting<'a>(&'a Schedule);
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Relaxed);
-    }
-}
-
-/// Time for which an urgent commit waits to coalesce, if a commit costs `cost` and on average `mean_waiting`
-/// requests wait for one, in [`UNIT`]s.
-fn delay(coalesce: Coalesce, cost: Duration, mean_waiting: u64, most: Duration) -> Duration {
+/// Longest time for which an urgent commit waits to gather requests, if a commit costs `cost`.
+fn delay(coalesce: Coalesce, cost: Duration, most: Duration) -> Duration {
     match coalesce {
         Coalesce::Off => Duration::ZERO,
         Coalesce::Always => most,
-        Coalesce::Adaptive if mean_waiting > UNIT * 3 / 2 => (cost / SHARE_OF_COST).min(most),
-        Coalesce::Adaptive => Duration::ZERO,
+        Coalesce::Adaptive => (cost / SHARE_OF_COST).min(most),
     }
 }
 
@@ -102,10 +144,12 @@ impl Schedule {
             }
         }
         self.by_demand.add(0);
-        let delay = delay(cx.config.coalesce, cost(), self.update_mean_waiting(), cx.config.commit_delay);
-        if !delay.is_zero() {
+        let delay = delay(cx.config.coalesce, cost(), cx.config.commit_delay);
+        if cx.config.coalesce == Coalesce::Always {
             self.delayed_us.fetch_add(delay.as_micros() as u64, Relaxed);
             cx.host.sleep(delay).await;
+        } else if !delay.is_zero() {
+            self.gather(cx, delay).await;
         }
     }
 
@@ -116,7 +160,7 @@ impl Schedule {
             by_age: self.by_age.get().ops,
             by_demand: self.by_demand.get().ops,
             delayed_us: self.delayed_us.load(Relaxed),
-            waiting: self.mean_waiting.load(Relaxed) as f64 / UNIT as f64,
+            waiting: self.mean_served.load(Relaxed) as f64 / UNIT as f64,
         }
     }
 }
@@ -128,28 +172,32 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn a_single_guest_is_never_delayed() {
-        for cost in [MS / 10, 40 * MS] {
-            assert_eq!(delay(Coalesce::Adaptive, cost, UNIT, 10 * MS), Duration::ZERO);
-        }
+    fn requests_wait_for_a_bounded_share_of_the_commit_cost() {
+        let wait = |cost| delay(Coalesce::Adaptive, cost, 10 * MS);
+        assert_eq!((wait(MS / 5), wait(10 * MS), wait(400 * MS)), (MS / 10, 5 * MS, 10 * MS));
+        assert_eq!(delay(Coalesce::Always, MS, 10 * MS), 10 * MS);
+        assert_eq!(delay(Coalesce::Off, 400 * MS, 10 * MS), Duration::ZERO);
     }
 
     #[test]
-    fn several_guests_wait_for_a_bounded_share_of_the_commit_cost() {
-        let wait = |cost| delay(Coalesce::Adaptive, cost, 4 * UNIT, 10 * MS);
-        assert_eq!((wait(MS / 5), wait(20 * MS), wait(400 * MS)), (MS / 20, 5 * MS, 10 * MS));
-        assert_eq!(delay(Coalesce::Always, MS, UNIT, 10 * MS), 10 * MS);
-        assert_eq!(delay(Coalesce::Off, 400 * MS, 9 * UNIT, 10 * MS), Duration::ZERO);
-    }
-
-    #[test]
-    fn the_mean_number_of_waiters_follows_the_load() {
+    fn the_requests_of_the_last_commit_are_expected_again() {
         let schedule = Schedule::default();
-        schedule.waiting.store(8, Relaxed);
-        (0..40).for_each(|_| _ = schedule.update_mean_waiting());
-        assert!(schedule.update_mean_waiting() > 7 * UNIT);
-        schedule.waiting.store(1, Relaxed);
-        (0..40).for_each(|_| _ = schedule.update_mean_waiting());
-        assert!(schedule.update_mean_waiting() < UNIT * 3 / 2);
+        let arrive = |n| (0..n).for_each(|_| schedule.request_with_others());
+        let lacking = || schedule.expected.load(Relaxed).saturating_sub(schedule.arrived.load(Relaxed));
+        arrive(1);
+        assert_eq!(lacking(), 0, "nothing is known of the first request");
+        schedule.commit_begins();
+        arrive(3);
+        schedule.commit_ended();
+        assert_eq!(lacking(), 1, "the one that was served, in addition to the three that wait");
+        arrive(1);
+        assert_eq!(lacking(), 0);
+        schedule.commit_begins();
+        schedule.commit_ended();
+        assert_eq!(lacking(), 4);
+        arrive(1);
+        schedule.commit_begins();
+        schedule.commit_ended();
+        assert_eq!(lacking(), 1, "three clients sent no more");
     }
 }

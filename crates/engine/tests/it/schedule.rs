@@ -73,6 +73,25 @@ async fn concurrent_flushes_are_coalesced() {
     assert!((10_000..60_000).contains(&stats.cost_us), "{stats:?}");
 }
 
+/// Clients that write durably in lockstep, each one write at a time, share their commits.
+#[tokio::test(start_paused = true)]
+async fn clients_in_lockstep_share_each_commit() {
+    let (pool, disks) = on_a_disk(Coalesce::Adaptive).await;
+    let before = pool.stats().await.commits;
+    let client = async |n: usize, disk: &DiskHandle| {
+        // They begin at different times of a commit, and take different times for an answer.
+        tokio::time::sleep(Duration::from_millis(7 * n as u64)).await;
+        for i in 0..50_u64 {
+            disk.write(i * 4096, &noise(i << 8 | n as u64, 4096), true).await.unwrap();
+            tokio::time::sleep(Duration::from_micros(300 * n as u64)).await;
+        }
+    };
+    let all = disks.iter().enumerate().map(|(n, disk)| client(n, disk));
+    futures_util::future::join_all(all).await;
+    let commits = pool.stats().await.commits - before;
+    assert!(commits <= 60, "{commits} commits for 200 writes");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_single_guest_is_not_delayed() {
     let (pool, disks) = on_a_disk(Coalesce::Adaptive).await;

@@ -13,8 +13,12 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use super::memory::MemoryFiles;
+use super::timer::Timers;
 use super::workers::WorkerThreads;
 use crate::clock;
+
+/// Shorter sleeps use timers of their own, since the runtime's would add a millisecond.
+const PRECISE_BELOW: Duration = Duration::from_millis(4);
 
 /// The engine's thread. Dropping it stops the thread and all tasks that run on it.
 pub struct EngineThread {
@@ -30,6 +34,7 @@ struct EngineHost {
     memory: MemoryFiles,
     boot_id: [u8; 16],
     workers: WorkerThreads,
+    timers: Arc<Timers>,
 }
 
 impl EngineThread {
@@ -53,7 +58,8 @@ impl EngineThread {
             let _ = runtime.block_on(stopped);
         })?;
         let (boot_id, workers) = (clock::boot_id(), WorkerThreads::start(workers)?);
-        let host = Arc::new(EngineHost { start: Instant::now(), handle, memory, boot_id, workers });
+        let (start, timers) = (Instant::now(), Arc::default());
+        let host = Arc::new(EngineHost { start, handle, memory, boot_id, workers, timers });
         Ok(EngineThread { host, stop: Some(stop), thread: Some(thread) })
     }
 
@@ -113,6 +119,11 @@ impl Host for EngineHost {
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
         // The timer belongs to the engine's runtime, whichever thread calls this.
         let _entered = self.handle.enter();
+        if duration < PRECISE_BELOW
+            && let Ok(sleep) = self.timers.start(duration)
+        {
+            return Box::pin(sleep.end());
+        }
         Box::pin(tokio::time::sleep(duration))
     }
 

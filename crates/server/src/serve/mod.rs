@@ -30,6 +30,7 @@ mod signals;
 mod socket;
 mod sockets;
 mod store;
+mod timer;
 mod upgrade;
 mod workers;
 
