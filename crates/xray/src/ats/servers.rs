@@ -84,7 +84,8 @@ impl Ours {
     /// times that size.
     pub fn start(dir: &WorkDir, binary: &Path, size: u64) -> Result<Ours> {
         let portal = portal()?;
-        let settings = format!("[iscsi]\nlisten = [\"{portal}\"]\n");
+        let settings =
+            format!("[iscsi]\nlisten = [\"{portal}\"]\n[durability]\nremote_answers = \"memory\"\n");
         let forebay = Forebay::start(dir, binary, &ForebayConfig::new("forebay", 3 * size).with(settings))?;
         let image = dir.data("base.raw");
         random_image(&image, size)?;

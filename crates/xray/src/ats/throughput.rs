@@ -13,6 +13,9 @@ use crate::load::{Access, Stop};
 
 const KIB: u32 = 1 << 10;
 
+/// Most CPU of the server for a durable write that is alone, in microseconds.
+const LONE_WRITE_CPU: f64 = 120.0;
+
 /// Most passes over a volume to fill the cache.
 const PASSES: u32 = 8;
 
@@ -33,7 +36,7 @@ fn pass(target: Target<'_>, lun: u8, writes: bool) -> Result<()> {
 /// Forebay keeps written data in its read cache, which is therefore filled: while it grows, a write also pays
 /// for memory that was never used before.
 fn steady(ours: &Ours, tgtd: &Tgtd, lun: u8) -> Result<()> {
-    let writes = lun == WRITES;
+    let writes = lun != READS;
     say(if writes { "filling" } else { "warming up" });
     pass(tgtd.target(), lun, writes)?;
     for _ in 0..PASSES {
@@ -83,19 +86,28 @@ impl Shape {
         }
     }
 
-    /// The promises, which cover 4 KiB random reads only.
+    /// The promises for the figure and for the server's CPU.
     fn bounds(&self) -> (Bound, Bound) {
-        match (self.writes, self.block, self.depth) {
-            (false, 4096, 1) => (Bound::RatioAtMost(1.0), Bound::Nothing),
-            (false, 4096, _) => (Bound::RatioAtLeast(1.5), Bound::RatioAtMost(1.0)),
-            _ => (Bound::Nothing, Bound::Nothing),
-        }
+        let durable = self.lun == DURABLE;
+        let figure = match (self.writes, self.block, self.depth) {
+            (_, _, 1) => Bound::RatioAtMost(1.0),
+            (false, 4096, _) => Bound::RatioAtLeast(1.5),
+            (true, 4096, _) if durable => Bound::RatioAtLeast(1.5),
+            _ => Bound::RatioAtLeast(1.0),
+        };
+        let cpu = match (self.writes, self.block, self.depth, self.initiators) {
+            (false, 4096, 32, _) => Bound::RatioAtMost(1.0),
+            (true, 4096, 1, 1) if durable => Bound::AtMost(LONE_WRITE_CPU),
+            _ => Bound::Nothing,
+        };
+        (figure, cpu)
     }
 }
 
 /// All loads of `forebay` compared with `tgtd`.
 pub fn rows(ours: &Ours, tgtd: &Tgtd, pace: &Pace) -> Result<Vec<Row>> {
-    let shapes = |lun, writes| {
+    let shapes = |lun| {
+        let writes = lun != READS;
         [4 * KIB, 64 * KIB].into_iter().flat_map(move |block| {
             [(32, 1), (32, 4), (1, 1), (1, 4)].map(|(depth, initiators)| Shape {
                 lun,
@@ -106,17 +118,17 @@ pub fn rows(ours: &Ours, tgtd: &Tgtd, pace: &Pace) -> Result<Vec<Row>> {
             })
         })
     };
-    let durable =
-        [1, 4].map(|initiators| Shape { lun: DURABLE, writes: true, block: 4 * KIB, depth: 32, initiators });
     steady(ours, tgtd, READS)?;
     let mut rows = Vec::new();
-    for shape in shapes(READS, false) {
+    for shape in shapes(READS) {
         rows.extend(shape_rows(ours.target(), tgtd.target(), pace, shape)?);
     }
     rows.extend(perf_rows(ours.target(), tgtd.target(), pace)?);
-    steady(ours, tgtd, WRITES)?;
-    for shape in shapes(WRITES, true).chain(durable) {
-        rows.extend(shape_rows(ours.target(), tgtd.target(), pace, shape)?);
+    for lun in [WRITES, DURABLE] {
+        steady(ours, tgtd, lun)?;
+        for shape in shapes(lun) {
+            rows.extend(shape_rows(ours.target(), tgtd.target(), pace, shape)?);
+        }
     }
     Ok(rows)
 }
