@@ -7,10 +7,10 @@
 //!
 //! With [`Coalesce::Adaptive`] an urgent commit also waits a little to *gather* requests that are likely to
 //! follow: as many as the last commit served, since their clients can send the next ones now. It begins when
-//! they have arrived, and at the latest after a part of the measured cost of a commit, which never exceeds the
-//! configured bound: the delay is negligible on a fast store, and a slow one gets fewer and larger groups. So
-//! clients that write in lockstep, and the requests in flight of one client, share a commit instead of falling
-//! into two that alternate. A single guest that flushes is never delayed.
+//! they have arrived, and at the latest after a part of the measured cost of a commit, which never exceeds
+//! the configured bound: the delay is negligible on a fast store, and a slow one gets fewer and larger
+//! groups. So clients that write in lockstep, and the requests in flight of one client, share a commit
+//! instead of falling into two that alternate. A single guest that flushes is never delayed.
 //!
 //! A request that arrives while a commit gathers wakes the commit task only if it is the last one expected.
 //! If the task and the request miss each other, the deadline ends the wait.

@@ -17,7 +17,7 @@ use super::timer::Timers;
 use super::workers::WorkerThreads;
 use crate::clock;
 
-/// Shorter sleeps use timers of their own, since the runtime's would add a millisecond.
+/// Shorter sleeps use separate timers, since the runtime's would add a millisecond.
 const PRECISE_BELOW: Duration = Duration::from_millis(4);
 
 /// The engine's thread. Dropping it stops the thread and all tasks that run on it.

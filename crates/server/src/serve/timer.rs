@@ -33,7 +33,7 @@ impl Timers {
             // SAFETY: a `File` keeps its descriptor open and never changes it.
             None => unsafe { AsyncFd::register(create()?)? },
         };
-        // An expiry that nobody has read is discarded when the timer is set.
+        // An expiry that was not read is discarded when the timer is set.
         set(timer.get_ref(), duration.max(Duration::from_nanos(1)))?;
         Ok(PreciseSleep { timers: self.clone(), timer: Some(timer) })
     }

@@ -3,11 +3,11 @@
 //! Of the objects of an earlier opening only an upper bound of the end is known, the file's length; the
 //! offset of the first append to one is not checked.
 //!
-//! **Zeroes ahead.** A file system records for each preallocated block whether it was ever written, and a sync
-//! after the first write to it has to wait for the file system's journal: on ext4, that doubles the duration of
-//! a small synced append. So one such append in many also writes zeroes after its data, where the contract
-//! promises zeroes anyway, and the next ones overwrite them. They double the bytes written for small synced
-//! appends; other appends gain nothing from zeroes, and write none.
+//! **Zeroes ahead.** A file system records for each preallocated block whether it was ever written, and a
+//! sync after the first write to it has to wait for the file system's journal: on ext4, that doubles the
+//! duration of a small synced append. So one such append in many also writes zeroes after its data, where the
+//! contract promises zeroes anyway, and the next ones overwrite them. They double the bytes written for small
+//! synced appends; other appends gain nothing from zeroes, and write none.
 
 use std::collections::HashMap;
 
@@ -57,8 +57,9 @@ impl GrowingObjects {
         true
     }
 
-    /// The end of the zeroes to be written together with an append that ends at `end`; `end` for none. `small`
-    /// states that it is a small synced one; `most` bytes are preallocated. To be called between begin and end.
+    /// The end of the zeroes to be written together with an append that ends at `end`; `end` for none.
+    /// `small` states that it is a small synced one; `most` bytes are preallocated. To be called between
+    /// begin and end.
     pub(super) fn zeroes_after(&self, id: SegmentId, end: u64, small: bool, most: u64) -> u64 {
         let mut objects = self.0.lock();
         let Some(object) = objects.get_mut(&id) else { return end };
