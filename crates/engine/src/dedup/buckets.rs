@@ -4,6 +4,9 @@
 //! a set and splits an existing one into it (linear hashing: sets that have not been split yet hold twice as
 //! much as the others), up to the limit. At that size all sets are alike again. Memory therefore follows the
 //! number of entries, and no insertion takes long. In a full set an insertion displaces another entry.
+//!
+//! The entries of a set are at its beginning, in any order. So a search ends at the first empty one: most sets
+//! are a third full, and reading one from memory is most of the cost of a search.
 
 /// An entry of a set.
 pub(super) trait Entry: Copy {
@@ -48,7 +51,7 @@ impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
 
     /// The entries among which those of a hash are.
     pub fn of(&self, hash: usize) -> impl Iterator<Item = &E> {
-        self.sets.get(self.index(hash)).into_iter().flatten().filter(|e| !e.is_empty())
+        self.sets.get(self.index(hash)).into_iter().flatten().take_while(|e| !e.is_empty())
     }
 
     /// Inserts an entry, in place of the one that `is_same` accepts if there is one. Returns an entry that
@@ -62,14 +65,11 @@ impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
     ) -> Option<E> {
         let index = self.index(hash);
         let set = self.sets.get_mut(index)?;
-        if let Some(same) = set.iter_mut().find(|e| !e.is_empty() && is_same(e)) {
-            *same = entry;
+        let Some(place) = set.iter_mut().find(|e| e.is_empty() || is_same(e)) else {
+            return Some(std::mem::replace(&mut set[random % WAYS], entry));
+        };
+        if !std::mem::replace(place, entry).is_empty() {
             return None;
-        }
-        let way = set.iter().position(Entry::is_empty).unwrap_or(random % WAYS);
-        let displaced = std::mem::replace(&mut set[way], entry);
-        if !displaced.is_empty() {
-            return Some(displaced);
         }
         self.len += 1;
         if self.count < self.most && self.len > self.count * WAYS / 10 * 3 {
@@ -83,12 +83,13 @@ impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
         let (new, old) = (self.count, self.count - self.base);
         self.sets.push([E::EMPTY; WAYS]);
         self.count += 1;
-        for way in 0..WAYS {
-            let entry = self.sets[old][way];
-            if !entry.is_empty() && self.index(entry.hash(old, self.first)) == new {
-                self.sets[new][way] = entry;
-                self.sets[old][way] = E::EMPTY;
-            }
+        let set = std::mem::replace(&mut self.sets[old], [E::EMPTY; WAYS]);
+        let mut used = [0; 2];
+        for entry in set.into_iter().take_while(|e| !e.is_empty()) {
+            let moves = self.index(entry.hash(old, self.first)) == new;
+            let way = &mut used[usize::from(moves)];
+            self.sets[if moves { new } else { old }][*way] = entry;
+            *way += 1;
         }
         if self.count == 2 * self.base {
             self.base *= 2;
@@ -109,9 +110,16 @@ impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
     /// Removes the entries of a set that `keep` rejects. Returns false if there is no such set.
     pub fn retain(&mut self, set: usize, keep: impl Fn(&E) -> bool) -> bool {
         let Some(set) = self.sets.get_mut(set) else { return false };
-        for entry in set.iter_mut().filter(|e| !e.is_empty()) {
-            if !keep(entry) {
-                *entry = E::EMPTY;
+        let mut kept = 0;
+        for way in 0..WAYS {
+            let entry = std::mem::replace(&mut set[way], E::EMPTY);
+            if entry.is_empty() {
+                break;
+            }
+            if keep(&entry) {
+                set[kept] = entry;
+                kept += 1;
+            } else {
                 self.len -= 1;
             }
         }
