@@ -42,6 +42,8 @@ const PROMOTE_HITS_LOW: u8 = 2;
 pub(crate) enum Rank {
     /// It is not inserted.
     Never,
+    /// It is inserted only into a free frame: it does not displace another block.
+    Spare,
     /// It must be used twice before it is kept: it is not expected to be used again, or was not requested
     /// yet.
     Low,
@@ -168,6 +170,9 @@ impl Shard {
     pub fn insert(&mut self, key: u64, hash: u64, block: &[u8; BLOCK], rank: Rank) {
         if let Some(frame) = self.find(key, hash) {
             self.frames.block_mut(frame).copy_from_slice(block);
+            return;
+        }
+        if rank == Rank::Spare && self.free.len() == 0 {
             return;
         }
         let Some(frame) = self.take_frame() else { return };

@@ -46,6 +46,29 @@ const DIRECTORY_FOR: usize = 1024;
 /// A directory is about one part in this number of its segment: 32 bytes for each block of some 2 KiB.
 const DIRECTORY_PART: u64 = 64;
 
+/// The first blocks of a long run are cached as others are; the rest displaces nothing in the cache. Such
+/// streams are written by copies and backups, whose guests seldom read the data back soon, and caching it would
+/// cost a tenth of the commit.
+const STREAM_BLOCKS: u64 = 256;
+
+/// Consecutive blocks of a disk.
+#[derive(Default)]
+struct Run {
+    disk: Option<DiskId>,
+    next: u64,
+    len: u64,
+}
+
+impl Run {
+    /// Adds a block; returns the length of the run that it ends.
+    fn add(&mut self, disk: DiskId, block: u64) -> u64 {
+        let continues = self.disk == Some(disk) && self.next == block;
+        let len = if continues { self.len + 1 } else { 1 };
+        *self = Run { disk: Some(disk), next: block + 1, len };
+        len
+    }
+}
+
 /// The decision on a block.
 enum Outcome {
     Zero,
@@ -141,6 +164,7 @@ impl Reducer {
             keys: HashMap::new(),
             classifier: Classifier::default(),
             visible: None,
+            run: Run::default(),
             new: HashMap::new(),
             stored: 0,
         }
@@ -248,6 +272,8 @@ pub(super) struct Reduction<'r> {
     classifier: Classifier,
     /// The last disk, and whether its blocks are cached when they are written.
     visible: Option<(DiskId, bool)>,
+    /// The consecutive blocks that end with the last one.
+    run: Run,
     /// The new blocks of the group so far, by fingerprint.
     new: HashMap<Fingerprint, usize>,
     /// Their number.
@@ -310,7 +336,8 @@ impl Reduction<'_> {
         self.visible = Some((id, visible));
         // At most normal: blocks that are written repeatedly, such as metadata, would leave stale versions at
         // a high rank.
-        let rank = if visible { reducer.reader.rank(class).min(Rank::Normal) } else { Rank::Never };
+        let most = if self.run.add(id, block) > STREAM_BLOCKS { Rank::Spare } else { Rank::Normal };
+        let rank = if visible { reducer.reader.rank(class).min(most) } else { Rank::Never };
         (Given { content, crc, now, fingerprinter, compress }, rank)
     }
 

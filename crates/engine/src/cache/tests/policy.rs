@@ -116,6 +116,20 @@ fn what_ranks_high_stays_while_what_ranks_low_passes() {
     assert!(cache.contains(address(0)));
 }
 
+/// Blocks of the lowest rank fill a cache, and displace nothing.
+#[test]
+fn spare_blocks_take_free_frames_only() {
+    let (cache, plain) = (ReadCache::new(4 << 20), block(0));
+    (0..5_000).for_each(|n| cache.insert_as(address(n), &plain, Rank::Spare));
+    let held = |range: std::ops::Range<u64>| range.filter(|n| cache.contains(address(*n))).count();
+    let first = held(0..5_000);
+    assert!((900..1_024).contains(&first), "{first}");
+    (5_000..9_000).for_each(|n| cache.insert_as(address(n), &plain, Rank::Spare));
+    assert_eq!((held(0..5_000), held(5_000..9_000)), (first, 0));
+    cache.insert(address(9_000), &plain);
+    assert_eq!(held(9_000..9_001), 1);
+}
+
 /// A peek changes neither counters nor the eviction order.
 #[test]
 fn peeking_is_no_use() {
