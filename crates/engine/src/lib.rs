@@ -29,6 +29,7 @@ mod catalogue;
 mod client;
 mod dedup;
 mod disk;
+mod fair;
 mod log;
 mod map;
 mod memory;

@@ -172,6 +172,7 @@ impl Committer {
             // The receiver may have been dropped.
             let _ = op.done.send(self.cx.check_running().and(Err(Error::Closed)));
         }
+        self.space.refuse_waiting();
         self.progress.update(|p| p.stopped = true);
     }
 
@@ -281,6 +282,7 @@ impl Committer {
     /// group's first batch.
     fn freeze(&self, group: &mut Group, seq: u64) {
         let _gate = self.intake.gate.write();
+        group.began = Some(self.cx.host.now());
         self.cx.retained.set_cover(Cover { seq, order: self.cx.retained.order() });
         group.ops.append(&mut self.intake.ops.lock());
         self.applier.begin_copies(group.catalogue_ops());
@@ -396,6 +398,9 @@ impl Committer {
 
     /// Drops the frozen buffers, which frees their memory, and completes waiting requests.
     fn finish(&self, group: &mut Group, results: Vec<Result<()>>) {
+        if let Some(began) = group.began {
+            self.space.flush_bound.record_group(group.buffered(), began, self.cx.host.now());
+        }
         for (disk, buffer) in group.frozen.drain(..) {
             disk.buffers.lock().thaw();
             self.intake.count_buffered(&disk, -(buffer.cost() as i64));
