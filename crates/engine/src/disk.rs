@@ -12,6 +12,7 @@ use crate::buffer::Buffers;
 use crate::classes::Classes;
 use crate::client::Clientele;
 use crate::fair::Flow;
+use crate::limit::Limiter;
 use crate::map::{Touch, Tree};
 use crate::memory::VALID;
 use crate::stats::GuestCounters;
@@ -40,6 +41,10 @@ pub(crate) struct Disk {
     pub buffers: Mutex<Buffers>,
     /// Its use of the write buffers, unless it is a desktop.
     pub writes: Arc<Flow>,
+    /// Its clients' reads at the store.
+    pub reads: Arc<Flow>,
+    /// Limits on the requests of its clients.
+    pub limiter: Limiter,
     pub tree: RwLock<Tree>,
     clients: Mutex<Clients>,
     pub guest: GuestCounters,
@@ -105,6 +110,8 @@ impl Disk {
             buffers: Mutex::new(Buffers::new(retained.clone(), record.id)),
             retained,
             writes: Arc::new(Flow::new(record.id.0.into())),
+            reads: Arc::new(Flow::new(record.id.0.into())),
+            limiter: Limiter::default(),
             id: record.id,
             size: AtomicU64::new(record.size),
             write_cache: AtomicU64::new(record.write_cache),

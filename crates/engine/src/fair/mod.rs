@@ -12,6 +12,6 @@ mod queue;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use flow::Flow;
+pub(crate) use flow::{DEFAULT_WEIGHT, Flow};
 pub(crate) use gate::{Gate, Waiting};
 pub(crate) use queue::Budget;
