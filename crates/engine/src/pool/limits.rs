@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::pool::Pool;
+use crate::Result;
 use crate::disk::Disk;
 use crate::limit::{Limits, Tenant};
-use crate::Result;
 
 /// The limits of a disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -190,7 +190,8 @@ async fn requests_wait_in_order_and_leave_when_they_are_dropped() {
 /// wait.
 #[tokio::test(start_paused = true)]
 async fn all_writers_of_a_small_buffer_make_progress() {
-    let (pool, disks) = open(&["hog", "other", "victim"], PoolConfig { write_buffer: 256 << 10, ..config() }).await;
+    let (pool, disks) =
+        open(&["hog", "other", "victim"], PoolConfig { write_buffer: 256 << 10, ..config() }).await;
     let mut tasks = Vec::new();
     for n in 0..192u64 {
         let disk = disks[n as usize % 2].clone();
