@@ -67,7 +67,7 @@ soak-seeds: ## FOREBAY_ROUNDS (20000) seeds of each simulated world
 bench: setup build ## the promised figures, each next to its peer, in one run
 	$(CARGO) run --release --locked -p forebay-xray -- bench $(ARGS)
 
-bench-fair: setup build ## a guest beside others that take all that they can get
+bench-fair: setup build ## a guest next to others that take all that they can get
 	$(CARGO) run --release --locked -p forebay-xray -- bench --only hog $(ARGS)
 
 bench-vdi: setup build ## fleets of virtual desktops, next to published figures (ARGS=--quick for a short run)

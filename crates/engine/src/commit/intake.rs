@@ -184,7 +184,7 @@ impl Intake {
         loop {
             progress.mark_unchanged();
             self.cx.check_running()?;
-            // The commit that frees memory needs no room in the buffers, so the room is kept meanwhile.
+            // The commit that frees memory needs no room in the buffers, so the room is kept until then.
             let room = self.reserve(disk, len);
             self.report_memory(room.is_some());
             if let Some(room) = room {
@@ -212,7 +212,7 @@ impl Intake {
                     return Ok(Admission::unbounded(&self.space, &disk.writes));
                 }
             } else if !self.has_max_cold_writes(disk) {
-                // Others may have made cold writes meanwhile. Their reads need no room, so it is kept.
+                // Others may have made cold writes until then. Their reads need no room, so it is kept.
                 match space.take() {
                     Some(space) => return Ok(space),
                     None => space = Some(self.admit_in_turn(disk, len).await?),

@@ -3,7 +3,7 @@
 //! A [`Flow`] is one disk's use of one resource. A request is admitted at once while there is plenty; a disk
 //! that uses more than its share of a resource that is short waits, and no other.
 //!
-//! - [`queue`]: who may be admitted, and the order of those that wait. Plain data, without locks.
+//! - [`queue`]: which requests are admitted, and the order of those that wait. Plain data, without locks.
 //! - [`gate`]: the same for requests of many threads, which wait asynchronously.
 
 mod flow;

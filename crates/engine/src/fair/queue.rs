@@ -1,4 +1,4 @@
-//! Who may be admitted to a resource, and the order of those that wait.
+//! Which requests are admitted to a resource, and the order of those that wait.
 //!
 //! **Shares.** A flow is *active* while it uses the resource or waits for it. The share of an active flow is
 //! the open part of the budget, divided by weight among the active flows and one more flow of the default
@@ -6,7 +6,7 @@
 //! uses nothing. Such a request may use the whole budget; any other leaves an eighth of it free. So a flow
 //! that uses little finds room at once, however much the others want.
 //!
-//! **Order.** Each flow has a queue of its own, in order of arrival. Flows are served by start-time fair
+//! **Order.** Each flow has a separate queue, in order of arrival. Flows are served by start-time fair
 //! queueing: the start tag of the request at the front is the end of the flow's last request, but not before
 //! the present virtual time; its end is later by its cost divided by the weight. Requests below their share
 //! are served first, then the others; within each of both, the least start tag is first. The first request

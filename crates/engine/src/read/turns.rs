@@ -1,10 +1,10 @@
-//! Turns of guests' reads at the store: a disk whose client reads with a deep queue delays the misses of other
-//! disks by a few milliseconds only.
+//! Turns of guests' reads at the store: a disk whose client reads with a deep queue delays the misses of
+//! other disks by a few milliseconds only.
 //!
 //! The bytes that guests read from the store at a time are limited, and are shared fairly ([`crate::fair`]).
-//! A reader takes its turn before it enters the table of misses, so every reader for which others wait
+//! A reader waits for its turn before it enters the table of misses, so every reader for which others wait
 //! there has its turn already, and nothing that a reader waits for during its turn needs one. Reads on which
-//! commits depend take no turn.
+//! commits depend need no turn.
 
 use std::sync::Arc;
 

@@ -4,7 +4,9 @@
 //! others. While a disk flushes, the others may therefore buffer only as much as the store commits in about
 //! [`GROUP_COSTS`] times the cost of a small commit, which this module measures: a flush then waits for the
 //! rest of one group and for its own, and together these hold that much data of others once. A disk's own
-//! flushes do not bound its own data, so a single writer that flushes keeps the whole buffer.
+//! flushes do not bound its own data, so a single writer that flushes keeps the whole buffer. The price is
+//! throughput: with [`GROUP_COSTS`] of 2, at least a third of the time of busy commits is their fixed
+//! cost.
 
 use std::time::Duration;
 
@@ -14,8 +16,8 @@ use crate::sync::atomic::Ordering::Relaxed;
 
 /// Time to commit the data that others may buffer, in costs of a small commit.
 const GROUP_COSTS: f64 = 2.0;
-/// Bounds of this time.
-const GROUP_TIME: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+/// Least such time, for stores whose commits cost next to nothing.
+const LEAST_GROUP_TIME: Duration = Duration::from_millis(2);
 /// A disk counts as one that flushes for this long after its last flush.
 const FLUSH_RECENT: Duration = Duration::from_secs(1);
 /// Groups of at most this size show the cost of a small commit, larger ones the time for each byte.
@@ -76,7 +78,7 @@ impl FlushBound {
         self.update(&mut last, now);
     }
 
-    /// Forgets disks that flushed long ago.
+    /// Forgets disks that have not flushed recently.
     fn update(&self, last: &mut [Option<(u64, Duration)>; 2], now: Duration) {
         let flushing = match last.each_mut().map(|entry| {
             *entry = entry.filter(|(_, at)| now.saturating_sub(*at) < FLUSH_RECENT);
@@ -97,13 +99,12 @@ impl FlushBound {
         if bytes <= SMALL_GROUP {
             cost.small = mean(cost.small, took);
         } else {
-            // At least a quarter of the time is that of the data: a single slow sync says nothing about it.
+            // At least a quarter of the time is that of the data: a single slow sync is no measure of it.
             let data = (took - cost.small.unwrap_or(0.0)).max(took / 4.0);
             cost.per_byte = mean(cost.per_byte, data / bytes as f64);
         }
         let Some(per_byte) = cost.per_byte.filter(|s| *s > 0.0) else { return };
-        let (least, most) = (GROUP_TIME.0.as_secs_f64(), GROUP_TIME.1.as_secs_f64());
-        let time = (cost.small.unwrap_or(0.0) * GROUP_COSTS).clamp(least, most);
+        let time = (cost.small.unwrap_or(0.0) * GROUP_COSTS).max(LEAST_GROUP_TIME.as_secs_f64());
         self.bytes.store(((time / per_byte) as u64).max(LEAST_BOUND), Relaxed);
     }
 

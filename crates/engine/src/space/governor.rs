@@ -5,8 +5,8 @@
 //! different moments. It is made again at the next commit, at the latest [`SPACE_CHECK`](super::SPACE_CHECK)
 //! later.
 //!
-//! **Admission to the write buffers.** The buffers are shared fairly: [`crate::fair`] says which request is
-//! admitted, and states why none starves and no wake-up is lost. A request that can complete without waiting
+//! **Admission to the write buffers.** The buffers are shared fairly: [`crate::fair`] decides which request
+//! is admitted, and states why none starves and no wake-up is lost. A request that can complete without waiting
 //! calls [`SpaceGovernor::may_buffer`] and writes at once; such requests exceed the budget by at most one
 //! request for each thread. A request that can wait between admission and write holds an [`Admission`]. Its
 //! bytes count as used, also while it reads the blocks at its edges. Bytes move from the admission to the

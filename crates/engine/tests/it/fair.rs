@@ -33,7 +33,8 @@ impl Host for PausedHost {
     }
 }
 
-/// A pool with volumes of 4 MiB, opened by one client each. Their first write, which makes their mark, is done.
+/// A pool with volumes of 4 MiB, opened by one client each. Their first write, which makes their mark, is
+/// done.
 async fn open(names: &[&str], config: PoolConfig) -> (Arc<Pool>, Vec<Arc<DiskHandle>>) {
     let store = Arc::new(MemoryStore::new());
     let pool = Pool::open(store, Arc::new(PausedHost(Instant::now())), config).await.unwrap();

@@ -145,7 +145,7 @@ pub(super) fn disk_details(d: &DiskView) -> String {
     if let Some(tenant) = &d.tenant {
         row("tenant", tenant.clone());
     }
-    if d.limits != LimitSet::default() {
+    if *d.limits != LimitSet::default() {
         row("limits", limit::text(&d.limits));
     }
     if d.map_damaged {

@@ -97,7 +97,7 @@ pub struct DiskView {
     pub tenant: Option<String>,
     /// Limits and weight.
     #[serde(default)]
-    pub limits: LimitSet,
+    pub limits: Box<LimitSet>,
 }
 
 impl DiskView {
@@ -129,7 +129,7 @@ impl DiskView {
                 false => Reset::Never,
             }),
             tenant: info.limits.tenant.clone(),
-            limits: info.limits.limits.into(),
+            limits: Box::new(info.limits.limits.into()),
         })
     }
 }

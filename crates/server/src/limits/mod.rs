@@ -205,7 +205,7 @@ fn apply_all(pool: &Pool, table: &Table) {
     for disk in pool.disks() {
         let entry = table.volumes.get(&disk.uuid).cloned().unwrap_or_default();
         let new = DiskLimits { tenant: entry.tenant, limits: entry.limits.into() };
-        // A disk that was removed meanwhile has no limits.
+        // A disk may have been removed since it was listed.
         if pool.limits(&disk.name).is_ok_and(|old| old != new) {
             let _ = pool.set_limits(&disk.name, &new);
         }

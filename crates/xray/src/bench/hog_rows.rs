@@ -1,8 +1,8 @@
 //! Rows about neighbours: what a guest notices of another one that takes all that it can get.
 //!
 //! The victim reads 4 KiB blocks from the cache, or writes 4 KiB that are durable when they are answered, one
-//! at a time. Each hog loads a volume of its own on the same server. A round measures the victim alone, then
-//! beside each hog, and beside all together; a row compares its p99 with that alone.
+//! at a time. Each hog loads a separate volume on the same server. A round measures the victim alone, then
+//! next to each hog, and next to all together; a row compares its p99 with that alone.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -23,14 +23,14 @@ const VICTIM_BYTES: u64 = 8 * MIB;
 const HOG_BYTES: u64 = 1 << 30;
 /// Time for which a hog runs before the victim is measured.
 const HEAD_START: Duration = Duration::from_millis(500);
-/// Promised ratios of the victim's p99 beside a hog to that alone.
+/// Promised ratios of the victim's p99 next to a hog to that alone.
 const CACHED: f64 = 2.0;
 const DURABLE: f64 = 3.0;
 /// The limit of the row about limits, and its tolerance.
 const LIMIT_IOPS: f64 = 500.0;
 const TOLERANCE: f64 = 0.05;
 
-/// What loads the server beside the victim.
+/// What loads the server next to the victim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hog {
     Writer,
@@ -124,8 +124,8 @@ fn prepare(forebay: &Forebay) -> Result<()> {
     Ok(())
 }
 
-/// Measures the victim beside hogs.
-fn beside(
+/// Measures the victim next to hogs.
+fn next_to(
     forebay: &Forebay,
     hogs: &[Hog],
     victim: Victim,
@@ -151,7 +151,7 @@ fn beside(
     })
 }
 
-/// The victim's p99 beside each hog, compared with that alone.
+/// The victim's p99 next to each hog, compared with that alone.
 pub fn hogs(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
     let config = ForebayConfig::new("hog", CACHE);
     let forebay = Forebay::start(&bench.dir, binary, &config)?;
@@ -162,17 +162,17 @@ pub fn hogs(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
         (Victim::Reads, "p99 of cached 4 KiB reads", CACHED),
         (Victim::Writes, "p99 of durable 4 KiB writes", DURABLE),
     ] {
-        bench.say(&format!("{what} beside hogs"));
+        bench.say(&format!("{what} next to hogs"));
         let (mut alone, mut with) = (Vec::new(), vec![Vec::new(); HOGS.len()]);
         for round in 0..pace.rounds {
             let seed = u64::from(round) + 1;
-            alone.push(beside(&forebay, &[], victim, pace.write, seed, &names)?);
+            alone.push(next_to(&forebay, &[], victim, pace.write, seed, &names)?);
             for ((_, hogs), with) in HOGS.iter().zip(&mut with) {
-                with.push(beside(&forebay, hogs, victim, pace.write, seed, &names)?);
+                with.push(next_to(&forebay, hogs, victim, pace.write, seed, &names)?);
             }
         }
         for ((name, _), with) in HOGS.iter().zip(&with) {
-            let what = format!("{what} beside {name}");
+            let what = format!("{what} next to {name}");
             rows.push(Row::compare(what, Unit::Micros, Bound::RatioAtMost(bound), with, ("alone", &alone)));
         }
     }

@@ -73,7 +73,7 @@ pub enum Part {
     Space,
     /// Small writes on a store that is as slow as hard disks.
     Slow,
-    /// A guest beside others that take all that they can get.
+    /// A guest next to others that take all that they can get.
     Hog,
 }
 
