@@ -6,10 +6,10 @@
 //! later.
 //!
 //! **Admission to the write buffers.** The buffers are shared fairly: [`crate::fair`] decides which request
-//! is admitted, and states why none starves and no wake-up is lost. A request that can complete without waiting
-//! calls [`SpaceGovernor::may_buffer`] and writes at once; such requests exceed the budget by at most one
-//! request for each thread. A request that can wait between admission and write holds an [`Admission`]. Its
-//! bytes count as used, also while it reads the blocks at its edges. Bytes move from the admission to the
+//! is admitted, and states why none starves and no wake-up is lost. A request that can complete without
+//! waiting calls [`SpaceGovernor::may_buffer`] and writes at once; such requests exceed the budget by at most
+//! one request for each thread. A request that can wait between admission and write holds an [`Admission`].
+//! Its bytes count as used, also while it reads the blocks at its edges. Bytes move from the admission to the
 //! buffers piece by piece, first out of the admission and then into the buffers: a byte on its way is counted
 //! once or not at all, never twice, which could refuse a request that fits.
 //!
