@@ -11,6 +11,7 @@ use forebay_retained::Memory;
 pub use forebay_store::BoxFuture;
 
 use crate::memory::heap;
+use crate::workers::{Inline, Workers};
 
 /// The environment of the engine.
 pub trait Host: Send + Sync + 'static {
@@ -22,6 +23,10 @@ pub trait Host: Send + Sync + 'static {
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()>;
     /// Runs a task of the engine to its end. `name` is for diagnosis.
     fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>);
+    /// Threads for CPU work that is worth dividing; the default is the thread that requests the work.
+    fn workers(&self) -> &dyn Workers {
+        &Inline
+    }
     /// Fills `bytes` with unpredictable bytes.
     fn random(&self, bytes: &mut [u8]);
     /// Identity of the present boot of the host: differs after each boot.

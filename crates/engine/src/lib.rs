@@ -50,6 +50,7 @@ mod sync;
 #[cfg(test)]
 mod testing;
 mod text;
+mod workers;
 mod zero;
 
 pub use cache::CachedBlock;
@@ -81,4 +82,5 @@ pub use stats::{
     CacheStats, CommitStats, Count, DesktopStats, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats,
     Memory, PoolStats, ReductionStats, Room, SpaceStats, StoreStats,
 };
+pub use workers::Workers;
 pub use zero::is_zero;

@@ -14,6 +14,11 @@ pub const MAX_ID: u32 = u32::MAX - (1 << 24);
 pub const MAX_COUNT: u64 = 1 << 62;
 /// Most bytes of one batch, including header and entries, if segments are large enough.
 pub const BATCH_BYTES: usize = 4 << 20;
+/// Parts of a group (blocks, or zeroed ranges) that are prepared while those before them are written. One
+/// batch holds that many blocks, even if none of them compresses.
+pub const SLICE_PARTS: usize = 960;
+/// Blocks that one thread examines or compresses at a time: some tens of microseconds.
+pub const WORKER_BLOCKS: usize = 48;
 /// Smallest and largest segment.
 pub const MIN_SEGMENT_BYTES: u32 = 64 << 10;
 /// See [`MIN_SEGMENT_BYTES`].

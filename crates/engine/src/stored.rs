@@ -21,34 +21,55 @@ const ZSTD_LEVEL: i32 = 3;
 /// raw.
 pub(crate) fn compress(block: &[u8; BLOCK], out: &mut Vec<u8>) -> Form {
     out.clear();
-    if looks_random(block) {
-        return Form::RAW_BLOCK;
+    Compressor::default().append(block, out)
+}
+
+/// Compresses consecutive blocks. After a block that looks random the next one is judged by a smaller sample:
+/// of a file that is compressed or encrypted, no block is worth compressing.
+pub(crate) struct Compressor {
+    scratch: Box<[u8]>,
+    after_random: bool,
+}
+
+impl Default for Compressor {
+    fn default() -> Compressor {
+        let most = lz4_flex::block::get_maximum_output_size(BLOCK);
+        Compressor { scratch: vec![0; most].into(), after_random: false }
     }
-    out.resize(LZ4_HEAD + lz4_flex::block::get_maximum_output_size(BLOCK), 0);
-    match lz4_flex::block::compress_into(block, &mut out[LZ4_HEAD..]) {
-        Ok(len) if LZ4_HEAD + len <= WORTH => {
-            out[..LZ4_HEAD].copy_from_slice(&(len as u16).to_le_bytes());
-            out.truncate(LZ4_HEAD + len);
-            Form::lz4(out.len())
+}
+
+impl Compressor {
+    /// Appends the compressed form of a block to `out`, or nothing if it is to be stored raw; returns the
+    /// form.
+    pub fn append(&mut self, block: &[u8; BLOCK], out: &mut Vec<u8>) -> Form {
+        self.after_random =
+            if self.after_random { looks_random::<16>(block) } else { looks_random::<64>(block) };
+        if self.after_random {
+            return Form::RAW_BLOCK;
         }
-        _ => {
-            out.clear();
-            Form::RAW_BLOCK
+        match lz4_flex::block::compress_into(block, &mut self.scratch) {
+            Ok(len) if LZ4_HEAD + len <= WORTH => {
+                out.extend_from_slice(&(len as u16).to_le_bytes());
+                out.extend_from_slice(&self.scratch[..len]);
+                Form::lz4(LZ4_HEAD + len)
+            }
+            _ => Form::RAW_BLOCK,
         }
     }
 }
 
-/// Whether a block appears to be encrypted or compressed already, judged by a sample of its bytes. 256 random
-/// bytes contain some 162 different values; text and code contain far fewer.
-fn looks_random(block: &[u8; BLOCK]) -> bool {
-    let mut seen = [false; 256];
-    // Four samples: the data of a block with a short plain header must be detected as well.
+/// Whether a block appears to be encrypted or compressed already, judged by four samples of `N` bytes: the
+/// data of a block with a short plain header must be detected as well. Of 256 random bytes some 162 have
+/// different values, of 64 some 57; text and code have far fewer.
+fn looks_random<const N: usize>(block: &[u8; BLOCK]) -> bool {
+    let least = if 4 * N >= 256 { 140 } else { 3 * N };
+    let mut seen = [0_u64; 4];
     for part in 0..4 {
-        for byte in &block[part * 1024 + 480..][..64] {
-            seen[usize::from(*byte)] = true;
+        for byte in &block[part * 1024 + 480..][..N] {
+            seen[usize::from(byte >> 6)] |= 1 << (byte & 63);
         }
     }
-    seen.iter().filter(|s| **s).count() > 140
+    seen.iter().map(|bits| bits.count_ones() as usize).sum::<usize>() > least
 }
 
 /// Unpacks a block that is stored singly in `bytes`, whose length matches its form.
@@ -163,9 +184,11 @@ mod tests {
         })
         .take(BLOCK)
         .collect();
-        assert!(looks_random(random[..].try_into().unwrap()));
+        assert!(looks_random::<64>(random[..].try_into().unwrap()));
+        assert!(looks_random::<16>(random[..].try_into().unwrap()));
         let code = include_bytes!("stored.rs");
-        assert!(!looks_random(code[..BLOCK].try_into().unwrap()));
+        assert!(!looks_random::<64>(code[..BLOCK].try_into().unwrap()));
+        assert!(!looks_random::<16>(code[..BLOCK].try_into().unwrap()));
         let mut packed = Vec::new();
         assert!(compress(code[..BLOCK].try_into().unwrap(), &mut packed).stored_len() <= WORTH);
     }

@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use crate::checksum::Check64;
+use crate::checksum::{Check64, Sum64};
 use crate::entry::EntryIter;
 use crate::layout::*;
 use crate::{
@@ -71,12 +71,12 @@ impl BatchHeader {
     }
 
     /// Encodes header and entries into `head`, which must have [`Self::head_len`] bytes of zeroes, and
-    /// returns the batch's checksum. `payload` is the payload that will follow, in whole blocks.
-    pub fn encode(&self, head: &mut [u8], entries: &[u8], payload: &[u8]) -> u64 {
+    /// returns the batch's checksum. `payload` is the sum of the payload that will follow, in whole blocks.
+    pub fn encode(&self, head: &mut [u8], entries: &[u8], payload: Sum64) -> u64 {
         use batch_header as l;
         assert_eq!(head.len(), Self::head_len(entries.len()));
-        assert!(payload.len().is_multiple_of(BLOCK) && entries.len().is_multiple_of(8));
-        assert!(u64::from(self.offset) + (head.len() + payload.len()) as u64 <= MAX_SEGMENT);
+        assert!(payload.len().is_multiple_of(BLOCK as u64) && entries.len().is_multiple_of(8));
+        assert!(u64::from(self.offset) + head.len() as u64 + payload.len() <= MAX_SEGMENT);
         assert!(self.offset.is_multiple_of(BLOCK as u32) && self.flags & !GROUP_END == 0);
         assert!(self.group <= self.seq);
         put_bytes(head, l::MAGIC, MAGIC);
@@ -92,10 +92,15 @@ impl BatchHeader {
         put_u32(head, l::VERSION, VERSION);
         put_u64(head, l::GROUP, self.group);
         head[l::SIZE..l::SIZE + entries.len()].copy_from_slice(entries);
-        let check = check(head, payload);
+        let check = head_sum(head).join(payload).finish();
         put_u64(head, l::CHECK, check);
         check
     }
+}
+
+/// The sum of header and entries without the field of the checksum.
+fn head_sum(head: &[u8]) -> Sum64 {
+    Sum64::of(&head[..batch_header::CHECK.start]).join(Sum64::of(&head[batch_header::SIZE..]))
 }
 
 pub(crate) fn check(head: &[u8], payload: &[u8]) -> u64 {

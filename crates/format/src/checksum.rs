@@ -12,7 +12,69 @@ pub fn check64(bytes: &[u8]) -> u64 {
     checksum(CrcAlgorithm::Crc64Nvme, bytes)
 }
 
-/// CRC-64/NVME over several pieces.
+/// The CRC-64/NVME of a piece of bytes, which can be joined with that of the next piece: several threads can
+/// compute the checksum of one batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sum64 {
+    sum: u64,
+    len: u64,
+}
+
+impl Sum64 {
+    /// The sum of `bytes`.
+    pub fn of(bytes: &[u8]) -> Sum64 {
+        Sum64 { sum: check64(bytes), len: bytes.len() as u64 }
+    }
+
+    /// The sum of these bytes followed by those of `next`.
+    #[must_use]
+    pub fn join(self, next: Sum64) -> Sum64 {
+        Sum64 { sum: times(power(next.len), self.sum) ^ next.sum, len: self.len + next.len }
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it is the sum of no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The checksum.
+    pub fn finish(&self) -> u64 {
+        self.sum
+    }
+}
+
+/// The polynomial of CRC-64/NVME without its highest term; the highest bit is the coefficient of 1.
+const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
+
+/// The product of two polynomials, modulo [`POLYNOMIAL`].
+fn times(a: u64, mut b: u64) -> u64 {
+    let mut product = 0;
+    for bit in (0..64).rev() {
+        product ^= b & 0_u64.wrapping_sub(a >> bit & 1);
+        b = (b >> 1) ^ (POLYNOMIAL & 0_u64.wrapping_sub(b & 1));
+    }
+    product
+}
+
+/// The factor by which `len` further bytes change a sum: x to the power of 8 times `len`.
+fn power(mut len: u64) -> u64 {
+    let (mut result, mut square) = (1 << 63, 1 << (63 - 8));
+    while len > 0 {
+        if len & 1 == 1 {
+            result = times(square, result);
+        }
+        square = times(square, square);
+        len >>= 1;
+    }
+    result
+}
+
+/// CRC-64/NVME over several pieces, one after another.
 #[derive(Debug)]
 pub struct Check64(Digest);
 
@@ -30,5 +92,30 @@ impl Check64 {
     /// The checksum of all pieces.
     pub fn finish(&self) -> u64 {
         self.0.finalize()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn joined_sums_are_those_of_the_whole(
+            bytes in prop::collection::vec(any::<u8>(), 0..9000),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..5),
+        ) {
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
+            cuts.sort_unstable();
+            let (mut sum, mut at) = (Sum64::of(&[]), 0);
+            for cut in cuts.into_iter().chain([bytes.len()]) {
+                sum = sum.join(Sum64::of(&bytes[at..cut]));
+                at = cut;
+            }
+            prop_assert_eq!(sum, Sum64::of(&bytes));
+            prop_assert_eq!(sum.finish(), check64(&bytes));
+        }
     }
 }

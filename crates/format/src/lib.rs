@@ -31,7 +31,7 @@ mod values;
 pub use address::{Address, BlockRef, Codec, Form, MapValue, SegmentId, Slot};
 pub use batch::{Batch, BatchHeader, GROUP_END};
 pub use checkpoint::{Checkpoint, SegmentRecord, SegmentState};
-pub use checksum::{Check64, check64, crc32c};
+pub use checksum::{Check64, Sum64, check64, crc32c};
 pub use disk::{CatalogueOp, DiskId, DiskRecord, MAX_NAME, Mark, Role, SyncMode};
 pub use entry::{Entry, EntryIter, Fingerprint};
 pub use group::GroupHeader;

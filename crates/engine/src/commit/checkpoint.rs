@@ -12,7 +12,7 @@
 use forebay_format::{BlobRef, Checkpoint, DiskRecord, MAX_BLOBS, Stream, check64};
 
 use super::committer::Committer;
-use crate::log::{Draft, Head, Item};
+use crate::log::{Head, Item};
 use crate::map::{Dirty, Tree, collect_dirty};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::{Error, Mutation, Result};
@@ -125,8 +125,7 @@ impl Committer {
             let encoded: Vec<Vec<u8>> = nodes.iter().map(|n| n.encode().encode()).collect();
             let items: Vec<_> = encoded.iter().map(|content| Item::Node(content)).collect();
             let mut log = self.log.lock().await;
-            let drafts = Draft::split(&items, log.batch_limit());
-            let written = log.write_group(Stream::Map, &drafts, &mut |_, _, _| {}).await;
+            let written = log.write_group(Stream::Map, &items, self.cx.host.workers()).await;
             let refs = self.latching(written)?;
             nodes.iter().zip(refs).for_each(|(node, at)| node.set_stored(at));
         }
@@ -144,8 +143,7 @@ impl Committer {
             return Err(Error::NoSpace);
         }
         let items: Vec<_> = pieces.iter().map(|p| Item::Blob(p)).collect();
-        let drafts = Draft::split(&items, log.batch_limit());
-        let written = log.write_group(Stream::Map, &drafts, &mut |_, _, _| {}).await;
+        let written = log.write_group(Stream::Map, &items, self.cx.host.workers()).await;
         let refs = self.latching(written)?;
         let refs = pieces.iter().zip(refs).map(|(piece, at)| BlobRef {
             segment: at.addr.segment,

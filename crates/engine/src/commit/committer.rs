@@ -6,9 +6,11 @@
 //! [`TURN_BYTES`]) and, over all disks, a prefix of the acknowledged writes. Then, strictly in this order:
 //!
 //! 1. partial blocks are completed with their bases, which are read through the map;
-//! 2. the blocks that need not be stored are determined ([`super::reduce`]);
-//! 3. the group is written to the log, durably: for each disk first the zeroed ranges, then the blocks;
-//!    finally the changes to the catalogue, copies by reference ([`super::copy`]) among them;
+//! 2. slice by slice, the blocks that need not be stored are determined ([`super::reduce`]), and the others
+//!    are appended to the log: for each disk first the zeroed ranges, then the blocks; finally the changes to
+//!    the catalogue, copies by reference ([`super::copy`]) among them. While one slice is written, the next
+//!    one is reduced;
+//! 3. the log is synced, which makes the group durable;
 //! 4. the group is applied to maps and catalogue, by the same code as in recovery ([`super::apply`]);
 //! 5. the frozen buffers are dropped, and waiting requests are completed.
 //!
@@ -23,7 +25,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_format::{Address, BLOCK, BlockRef, DiskId, Stream};
+use forebay_format::{BLOCK, BlockRef, DiskId, Stream};
 use forebay_retained::Cover;
 use forebay_store::{Store, StoreError};
 use hashbrown::HashMap;
@@ -31,14 +33,14 @@ use hashbrown::HashMap;
 use super::apply::{Applier, Change};
 use super::group::{Completed, Group};
 use super::intake::Intake;
-use super::reduce::{Reducer, items};
+use super::parts::parts_of;
+use super::reduce::Reducer;
 use super::warm::{Touched, Warm, by_leaf};
 use crate::buffer::copy_sectors;
-use crate::cache::Rank;
-use crate::classes::{Classifier, ScanQueue};
+use crate::classes::ScanQueue;
 use crate::context::Context;
-use crate::limits::{COMMIT_READS, FULL_RETRY};
-use crate::log::{Draft, Item, Log};
+use crate::limits::{COMMIT_READS, FULL_RETRY, SLICE_PARTS};
+use crate::log::{Item, Log};
 use crate::memory::NO_COVER;
 use crate::progress::CommitProgress;
 use crate::read::Reader;
@@ -115,6 +117,9 @@ impl Committer {
         if self.checkpoint_due() || self.space.situation().wants_reclaim() {
             self.space.wake.notify_one();
         }
+        if !self.space.wants_capacity(self.cx.host.now()) {
+            return;
+        }
         if let Err(e) = self.check_space().await {
             tracing::warn!("cannot determine the free room of the store: {e}");
         }
@@ -123,7 +128,7 @@ impl Committer {
     /// Checks the free room, on which the admission of writes depends.
     pub async fn check_space(&self) -> Result<()> {
         let capacity = self.reader.source.store.capacity().await?;
-        if self.space.observe(capacity, !self.intake.has_work()) {
+        if self.space.observe(capacity, !self.intake.has_work(), self.cx.host.now()) {
             self.space.wake.notify_one();
             self.progress.wake_waiters();
         }
@@ -243,12 +248,10 @@ impl Committer {
         warm.read_ahead(touched_by(group), COMMIT_READS).await;
         let completed = self.complete_partial_blocks(group, warm).await?;
         completed.values().filter_map(|page| page.as_ref().err()).for_each(|lost| log.refer(lost));
-        let reduced = self.reducer.reduce(log, group, &completed).await;
         group.is_written = true;
-        let items = items(group, &completed, &reduced);
-        let written = self.write_group(log, &items, stream).await;
+        let written = self.write_group(log, group, &completed, stream).await;
         self.space.wrote(self.appended.load(Relaxed) - before);
-        let refs = match written {
+        let changes = match written {
             Err(StoreError::Full) => {
                 // Before another group can have the number of this one.
                 if self.cx.config.mutation != Mutation::KeepCover {
@@ -261,9 +264,8 @@ impl Committer {
         // Before any buffer is dropped.
         self.cx.retained.set_floor(log.head().seq);
         self.space.accepted();
-        self.reducer.record_stored(&items, &refs);
         group.frozen.iter().for_each(|(disk, _)| self.scans.request_if_changed(disk));
-        let applied = match self.apply_to_maps(&items, &refs).await {
+        let applied = match self.apply_to_maps(&changes).await {
             Ok(()) => self.apply_ops(group).await,
             Err(e) => Err(e),
         };
@@ -273,7 +275,6 @@ impl Committer {
             tracing::error!("cannot apply a group of the log to the maps: {e}");
             self.cx.latch(e);
         })?;
-        drop(items);
         self.finish(group, results);
         Ok(())
     }
@@ -321,56 +322,50 @@ impl Committer {
         Ok(completed)
     }
 
-    /// Writes a group to the log, durably. Its blocks are also inserted into the read cache, since recently
-    /// written blocks are likely to be read soon; those of imports are not. They are cached before they are
-    /// durable, but no reader can see them then: no map has their addresses yet, and if the group fails, no
-    /// map ever will.
+    /// Writes a group to the log, durably, slice by slice. Returns its changes to the maps, in order.
     async fn write_group(
         &self,
         log: &mut Log,
-        items: &[Item<'_>],
+        group: &Group,
+        completed: &Completed,
         stream: Stream,
-    ) -> std::result::Result<Vec<BlockRef>, StoreError> {
-        let drafts = Draft::split(items, log.batch_limit());
-        let (mut current, mut classifier) = (None, Classifier::default());
-        let mut cache = |(id, block): (DiskId, u64), addr: Address, content: &[u8; BLOCK]| {
-            if current.as_ref().is_none_or(|(known, _)| *known != id) {
-                current = Some((id, self.applier.disk(id).filter(|disk| disk.role().is_visible())));
+    ) -> std::result::Result<Vec<(DiskId, Change)>, StoreError> {
+        let (store, workers) = (log.store(), self.cx.host.workers());
+        let mut writing = log.begin_group(stream, &*store, workers, Some(&self.reader.cache)).await?;
+        let mut reduction = self.reducer.begin();
+        let mut parts = parts_of(group, completed).peekable();
+        let (mut changes, mut fingerprints) = (Vec::new(), Vec::new());
+        loop {
+            let reduced = reduction.reduce(log, parts.by_ref().take(SLICE_PARTS).collect()).await;
+            let (mut items, last) = (reduced.items(), parts.peek().is_none());
+            if last {
+                items.extend(group.catalogue_ops().map(Item::Op));
             }
-            if let Some((_, Some(disk))) = &current {
-                // At most normal: blocks that are written repeatedly, such as metadata, would leave stale
-                // versions at a high rank.
-                let rank = self
-                    .reader
-                    .rank(classifier.of_written(disk.id(), &disk.classes, block))
-                    .min(Rank::Normal);
-                self.reader.cache.insert_as(addr, content, rank);
+            let first = writing.placed().len();
+            log.append(&mut writing, &items, last).await?;
+            let mut refs = writing.placed()[first..].iter();
+            for item in &items {
+                if let Item::Block { fingerprint, .. } = item {
+                    fingerprints.push(*fingerprint);
+                }
+                changes.extend(change(item, &mut refs, writing.placed()));
             }
+            if last {
+                break;
+            }
+        }
+        let record = |refs: &[BlockRef]| {
+            self.reducer.record_stored(fingerprints.into_iter().zip(refs.iter().copied()));
         };
-        log.write_group(stream, &drafts, &mut cache).await
+        log.end_group(writing, record).await?;
+        Ok(changes)
     }
 
-    /// Applies the blocks and zeroed ranges of a group to the maps. `refs` are the references of its new
-    /// blocks.
-    async fn apply_to_maps(&self, items: &[Item<'_>], refs: &[BlockRef]) -> Result<()> {
-        let mut new_refs = refs.iter();
-        let mut at = 0;
-        while let Some(id) = items.get(at).and_then(Item::disk) {
-            let until = items[at..].iter().take_while(|i| i.disk() == Some(id)).count() + at;
-            let of_disk = &items[at..until];
-            at = until;
-            let changes = of_disk.iter().map(|item| match *item {
-                Item::Block { block, .. } => {
-                    let at = new_refs.next().expect("every new block of a group has a reference");
-                    Change::put(block, *at)
-                }
-                Item::Reference { block, target, .. } => Change::put(block, target),
-                Item::Same { block, first, .. } => Change::put(block, refs[first]),
-                Item::Zero { block, count, allocated, .. } => Change::zero(block, count, allocated),
-                _ => unreachable!("an item with a disk changes its map"),
-            });
-            let changes: Vec<_> = changes.collect();
-            let Some(disk) = self.applier.disk(id) else { continue };
+    /// Applies the changes of a group to the maps.
+    async fn apply_to_maps(&self, changes: &[(DiskId, Change)]) -> Result<()> {
+        for of_disk in changes.chunk_by(|(a, _), (b, _)| a == b) {
+            let Some(disk) = of_disk.first().and_then(|(id, _)| self.applier.disk(*id)) else { continue };
+            let changes: Vec<Change> = of_disk.iter().map(|(_, change)| *change).collect();
             self.applier.apply_changes(&disk, &changes).await?;
         }
         Ok(())
@@ -413,6 +408,25 @@ impl Committer {
         for (pending, result) in group.ops.drain(..).zip(results) {
             let _ = pending.done.send(result);
         }
+    }
+}
+
+/// The change that an item makes to the map of a disk. `refs` are the references of the items that have
+/// payload, from this one on, and `placed` those of the group so far.
+fn change<'a>(
+    item: &Item<'_>,
+    refs: &mut impl Iterator<Item = &'a BlockRef>,
+    placed: &[BlockRef],
+) -> Option<(DiskId, Change)> {
+    match *item {
+        Item::Block { disk, block, .. } => {
+            let at = refs.next().expect("every new block of a group has a reference");
+            Some((disk, Change::put(block, *at)))
+        }
+        Item::Reference { disk, block, target } => Some((disk, Change::put(block, target))),
+        Item::Same { disk, block, first } => Some((disk, Change::put(block, placed[first]))),
+        Item::Zero { disk, block, count, allocated } => Some((disk, Change::zero(block, count, allocated))),
+        Item::Node(_) | Item::Blob(_) | Item::Relocate { .. } | Item::Op(_) => None,
     }
 }
 

@@ -9,9 +9,11 @@ pub(crate) mod checkpoint;
 mod cold;
 mod committer;
 mod copy;
+mod examine;
 mod group;
 mod index;
 mod intake;
+mod parts;
 mod reduce;
 mod schedule;
 #[cfg(test)]

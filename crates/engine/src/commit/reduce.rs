@@ -3,8 +3,12 @@
 //! For each block, in this order: a block of zeroes needs no slot; a block that the disk has already
 //! (*unchanged*) needs nothing; a block that is stored already, in the pool or earlier in the same group,
 //! becomes a reference; any other block is new, and is compressed if that saves space. This runs after writes
-//! to a disk with a volatile cache were acknowledged, on the engine's thread; a flush waits for it, as it
-//! waits for the append, which it makes shorter.
+//! to a disk with a volatile cache were acknowledged; a flush waits for it, as it waits for the append, which
+//! it makes shorter.
+//!
+//! A group is reduced in *slices*: while one is appended to the log, the next one is reduced. Of a slice, the
+//! contents are examined ([`super::examine`]) and compressed on all [workers](crate::workers); what depends
+//! on the order of blocks, the look-ups in maps and index, happens in between, in order.
 //!
 //! **Unchanged** is determined without a store read. The map holds the checksum of the present block; only if
 //! it is equal is the content compared, with the read cache, or by fingerprint with the index. A block over a
@@ -13,31 +17,34 @@
 //! Blocks of some [classes](crate::classes), such as those of a page file, are not looked up, indexed or
 //! compressed: the same content is unlikely to be written again, and they are soon overwritten.
 
-use std::cmp::Reverse;
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{BLOCK, BlockRef, DiskId, Fingerprint, Form, MapValue, SegmentId, crc32c};
+use forebay_format::{BLOCK, BlockRef, DiskId, Fingerprint, Form, SegmentRecord};
 use futures_util::future::join_all;
 use hashbrown::HashMap;
 
-use super::group::{Completed, Group};
+use super::examine::{Examined, Given, examine};
+use super::parts::{Part, Written};
+use crate::cache::Rank;
 use crate::classes::Classifier;
 use crate::context::Context;
-use crate::dedup::{Dedup, Fingerprinter};
-use crate::disk::Disk;
+use crate::dedup::{Dedup, Fingerprinter, Misses};
+use crate::limits::WORKER_BLOCKS;
 use crate::log::{Item, Log};
-use crate::lost::is_lost;
 use crate::read::Reader;
 use crate::stats::{Counter, ReductionStats};
-use crate::stored::compress;
+use crate::stored::Compressor;
 use crate::sync::Mutex;
-use crate::zero::is_zero;
+use crate::workers::map;
 
-/// Most segments whose directories one commit reads, since flushes wait for it: this number, ...
+/// Most segments whose directories one slice reads, since flushes wait for it: this number, ...
 const DIRECTORIES_LEAST: usize = 4;
 /// ... plus one for each group of this many blocks.
 const DIRECTORY_FOR: usize = 1024;
+/// A directory is about one part in this number of its segment: 32 bytes for each block of some 2 KiB.
+const DIRECTORY_PART: u64 = 64;
 
 /// The decision on a block.
 enum Outcome {
@@ -53,20 +60,24 @@ enum Outcome {
 /// A block to be stored.
 struct New {
     form: Form,
-    /// Range of its compressed form in `packed`; empty if it is raw.
-    packed: Range<usize>,
+    /// Its compressed form, in one of the buffers of [`Reduced`]; empty if it is raw.
+    packed: (usize, Range<usize>),
     crc: u32,
     fingerprint: Fingerprint,
 }
 
-/// The decisions on the blocks of a group, in the order of [`blocks_of`].
-pub(crate) struct Reduced {
+/// The decisions on a slice.
+pub(super) struct Reduced<'a> {
+    parts: Vec<Part<'a>>,
+    /// Of its blocks, in order.
     outcomes: Vec<Outcome>,
-    packed: Vec<u8>,
+    /// Their ranks in the read cache.
+    ranks: Vec<Rank>,
+    packed: Vec<Vec<u8>>,
 }
 
 /// A block that is neither zero nor unchanged.
-struct Candidate<'a> {
+pub(super) struct Candidate<'a> {
     content: &'a [u8; BLOCK],
     crc: u32,
     /// `None` if it is not to be deduplicated.
@@ -75,32 +86,6 @@ struct Candidate<'a> {
     /// The present block of the disk, if its checksum is equal.
     now: Option<BlockRef>,
     outcome: usize,
-}
-
-/// A block of a group.
-struct GroupBlock<'a> {
-    disk: &'a Disk,
-    block: u64,
-    content: &'a [u8; BLOCK],
-    /// The checksum of the content, if it was computed when the block was written.
-    crc: Option<u32>,
-    /// It is over a range that the group zeroes.
-    over_zeroes: bool,
-}
-
-/// The blocks of a group, in the order in which they are logged.
-fn blocks_of<'a>(group: &'a Group, completed: &'a Completed) -> impl Iterator<Item = GroupBlock<'a>> {
-    group.frozen.iter().flat_map(move |(disk, buffer)| {
-        let blocks = buffer.sorted_blocks().into_iter();
-        blocks.filter_map(move |(block, dirty)| {
-            let (content, crc) = match completed.get(&(disk.id(), block)) {
-                None => (&*dirty.page, Some(dirty.page.crc())),
-                Some(Ok(page)) => (&**page, None),
-                Some(Err(_)) => return None,
-            };
-            Some(GroupBlock { disk, block, content, crc, over_zeroes: buffer.base_is_zero(block) })
-        })
-    })
 }
 
 /// Decides which blocks are stored, and owns the dedup index.
@@ -149,79 +134,16 @@ impl Reducer {
         stats
     }
 
-    /// Decides on the blocks of a group. The caller holds the log until the group is logged.
-    pub async fn reduce(&self, log: &mut Log, group: &Group, completed: &Completed) -> Reduced {
-        let (mut outcomes, mut candidates) = (Vec::new(), Vec::new());
-        let mut keys: HashMap<u32, Fingerprinter> = HashMap::new();
-        let mut classifier = Classifier::default();
-        for GroupBlock { disk, block, content, crc, over_zeroes } in blocks_of(group, completed) {
-            classifier.count_written(disk.id(), &disk.classes, block);
-            let treatment = self.cx.config.classes.of(classifier.of_written(disk.id(), &disk.classes, block));
-            let now =
-                if over_zeroes { None } else { disk.tree.read().get(&self.reader.nodes.cache, block).ok() };
-            if is_zero(content) {
-                outcomes.push(if now == Some(MapValue::Zero) { Outcome::Unchanged } else { Outcome::Zero });
-                continue;
-            }
-            let crc = crc.unwrap_or_else(|| crc32c(content));
-            let now = match now {
-                Some(MapValue::At(now)) if now.crc == crc && !is_lost(&now) => Some(now),
-                _ => None,
-            };
-            if now.is_some_and(|now| self.is_cached_as(now, content)) {
-                outcomes.push(Outcome::Unchanged);
-                continue;
-            }
-            let fingerprint = treatment.dedup.then(|| {
-                let key = keys
-                    .entry(disk.dedup_domain())
-                    .or_insert_with_key(|domain| Fingerprinter::new(&self.key, *domain));
-                key.of(content)
-            });
-            let compress = self.cx.config.compress && treatment.compress;
-            let outcome = outcomes.len();
-            candidates.push(Candidate { content, crc, fingerprint, compress, now, outcome });
-            outcomes.push(Outcome::Unchanged);
+    /// Begins to reduce a group.
+    pub(super) fn begin(&self) -> Reduction<'_> {
+        Reduction {
+            reducer: self,
+            keys: HashMap::new(),
+            classifier: Classifier::default(),
+            visible: None,
+            new: HashMap::new(),
+            stored: 0,
         }
-        let mut packed = Vec::new();
-        let known = self.look_up(log, &candidates).await;
-        let (mut new, mut scratch): (HashMap<Fingerprint, usize>, _) = (HashMap::new(), Vec::new());
-        let mut stored = 0;
-        for (candidate, known) in candidates.into_iter().zip(known) {
-            outcomes[candidate.outcome] = match known {
-                Some(known) if candidate.now.is_some_and(|now| now.addr == known.addr) => Outcome::Unchanged,
-                Some(known) => {
-                    log.refer(&known);
-                    Outcome::Known(known)
-                }
-                None => match candidate.fingerprint.and_then(|fingerprint| new.get(&fingerprint)) {
-                    Some(first) => Outcome::Same(*first),
-                    None => {
-                        new.extend(candidate.fingerprint.map(|fingerprint| (fingerprint, stored)));
-                        stored += 1;
-                        let mut form = Form::RAW_BLOCK;
-                        let start = packed.len();
-                        if candidate.compress {
-                            form = compress(candidate.content, &mut scratch);
-                            packed.extend_from_slice(&scratch);
-                        }
-                        let Candidate { crc, fingerprint, .. } = candidate;
-                        // The default, all zeroes, means none: the index neither stores nor finds it.
-                        let fingerprint = fingerprint.unwrap_or_default();
-                        Outcome::New(New { form, packed: start..packed.len(), crc, fingerprint })
-                    }
-                },
-            };
-        }
-        let reduced = Reduced { outcomes, packed };
-        self.count(&reduced);
-        reduced
-    }
-
-    /// Whether the read cache holds the block `at` and it equals `content`.
-    fn is_cached_as(&self, at: BlockRef, content: &[u8; BLOCK]) -> bool {
-        let mut cached = [0; BLOCK];
-        self.reader.cache.probe(at.addr, 0, &mut cached) && cached == *content
     }
 
     /// Looks candidates up in the index, and reads directories where more hits are likely. The index may be
@@ -238,47 +160,70 @@ impl Reducer {
             let find = |c: &Candidate<'_>| dedup.find(c.fingerprint.as_ref()?).filter(|at| usable(c, at));
             candidates.iter().map(find).collect()
         };
-        if !self.dedup.lock().is_sampled() {
+        let chosen = self.choose_directories(log, candidates, &known);
+        if chosen.is_empty() {
             return known;
         }
-        let mut hits: HashMap<SegmentId, Vec<BlockRef>> = HashMap::new();
-        known.iter().flatten().for_each(|at| hits.entry(at.addr.segment).or_default().push(*at));
-        let mut hits: Vec<_> = hits.into_iter().collect();
-        // By number of hits; then by segment number, so that a run is reproducible.
-        hits.sort_unstable_by_key(|(segment, hits)| (Reverse(hits.len()), *segment));
-        let mut chosen = Vec::new();
-        for (segment, hits) in hits.into_iter().take(DIRECTORIES_LEAST + candidates.len() / DIRECTORY_FOR) {
-            let Some(record) = log.table().get(&segment) else { continue };
-            // Estimated length of the directory; a stored block is rarely shorter than a quarter of a raw
-            // one.
-            let bytes = u64::from(record.written) / 128;
-            if log.is_open(segment) || !self.dedup.lock().wants_directory(&hits, bytes) {
-                continue;
-            }
-            chosen.push((segment, hits, record));
-        }
+        let missed = candidates.iter().zip(&known).enumerate().filter(|(_, (_, known))| known.is_none());
+        let misses = Misses::new(missed.filter_map(|(i, (c, _))| Some((i, c.fingerprint.as_ref()?))));
         // All concurrently, since flushes wait for them.
-        let read =
-            join_all(chosen.iter().map(|(_, _, record)| self.reader.source.read_directory(record))).await;
-        for ((segment, hits, _), directory) in chosen.into_iter().zip(read) {
-            match directory {
-                Ok(directory) => {
-                    let missed = candidates.iter().zip(&mut known).filter(|(_, known)| known.is_none());
-                    let missed = missed.filter_map(|(c, known)| Some((c.fingerprint.as_ref()?, known)));
-                    self.dedup.lock().search_directory(segment, &directory, &hits, missed);
-                }
-                Err(e) => tracing::warn!(%segment, "cannot read a directory of fingerprints: {e}"),
+        let read = chosen.iter().map(|record| async move {
+            match log.open_directory(record.segment) {
+                Some(directory) => Ok(Cow::Borrowed(directory)),
+                None => self.reader.source.read_directory(record).await.map(Cow::Owned),
             }
-        }
-        for (candidate, known) in candidates.iter().zip(&mut known) {
-            *known = known.filter(|at| usable(candidate, at));
+        });
+        for (record, directory) in chosen.iter().zip(join_all(read).await) {
+            let segment = record.segment;
+            let directory = match directory {
+                Ok(directory) => directory,
+                Err(e) => {
+                    tracing::warn!(%segment, "cannot read a directory of fingerprints: {e}");
+                    continue;
+                }
+            };
+            let mut new_hits = 0;
+            misses.search(segment, &directory, |i, at| {
+                if known[i].is_none() && usable(&candidates[i], &at) {
+                    known[i] = Some(at);
+                    new_hits += 1;
+                }
+            });
+            // An open segment's directory is in memory, and not complete.
+            if let Cow::Owned(directory) = directory {
+                let hits: Vec<_> =
+                    known.iter().flatten().filter(|at| at.addr.segment == segment).copied().collect();
+                self.dedup.lock().keep(segment, &directory, &hits, new_hits);
+            }
         }
         known
     }
 
-    fn count(&self, reduced: &Reduced) {
+    /// The segments whose directories are worth reading for these candidates, of which some are `known`.
+    fn choose_directories<'a>(
+        &self,
+        log: &'a Log,
+        candidates: &[Candidate<'_>],
+        known: &[Option<BlockRef>],
+    ) -> Vec<&'a SegmentRecord> {
+        let mut dedup = self.dedup.lock();
+        let blocks = candidates.iter().zip(known);
+        let leads = dedup.leads(blocks.filter_map(|(c, known)| Some((c.fingerprint.as_ref()?, *known))));
+        let most = DIRECTORIES_LEAST + candidates.len() / DIRECTORY_FOR;
+        let records = leads.iter().filter_map(|segment| log.table().get(segment));
+        // The directory of a segment that was sealed within this group lists slots that may be abandoned. The
+        // length of a directory is estimated.
+        let affordable = records.filter(|record| match log.is_open(record.segment) {
+            true => true,
+            false if !log.is_synced(record.segment) => false,
+            false => dedup.afford(u64::from(record.written) / DIRECTORY_PART),
+        });
+        affordable.take(most).collect()
+    }
+
+    fn count(&self, outcomes: &[Outcome]) {
         let counters = &self.counters;
-        for outcome in &reduced.outcomes {
+        for outcome in outcomes {
             match outcome {
                 Outcome::Zero => counters.zero.add(BLOCK as u64),
                 Outcome::Unchanged => counters.unchanged.add(BLOCK as u64),
@@ -288,70 +233,193 @@ impl Reducer {
         }
     }
 
-    /// Adds the stored blocks of a group to the index. Called when the group is durable.
-    pub fn record_stored(&self, items: &[Item<'_>], refs: &[BlockRef]) {
+    /// Adds the stored blocks of a group to the index. Called when all appends of the group have succeeded:
+    /// from then on it is either durable, or the pool latches.
+    pub fn record_stored(&self, blocks: impl Iterator<Item = (Fingerprint, BlockRef)>) {
         let mut dedup = self.dedup.lock();
-        let blocks = items.iter().filter_map(|item| match item {
-            Item::Block { fingerprint, .. } => Some(*fingerprint),
-            _ => None,
+        blocks.for_each(|(fingerprint, at)| dedup.insert(fingerprint, at));
+    }
+}
+
+/// The reduction of one group.
+pub(super) struct Reduction<'r> {
+    reducer: &'r Reducer,
+    keys: HashMap<u32, Arc<Fingerprinter>>,
+    classifier: Classifier,
+    /// The last disk, and whether its blocks are cached when they are written.
+    visible: Option<(DiskId, bool)>,
+    /// The new blocks of the group so far, by fingerprint.
+    new: HashMap<Fingerprint, usize>,
+    /// Their number.
+    stored: usize,
+}
+
+impl Reduction<'_> {
+    /// Decides on the blocks of a slice. The caller holds the log until the group is logged.
+    pub async fn reduce<'a>(&mut self, log: &mut Log, parts: Vec<Part<'a>>) -> Reduced<'a> {
+        let reducer = self.reducer;
+        let (mut given, mut ranks) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
+        for part in &parts {
+            if let Part::Block(written) = part {
+                let (block, rank) = self.given(written);
+                given.push(block);
+                ranks.push(rank);
+            }
+        }
+        let workers = reducer.cx.host.workers();
+        let chunks = given.chunks(WORKER_BLOCKS).collect();
+        let examined = map(workers, chunks, |chunk| examine(chunk, &reducer.reader.cache));
+        let (mut outcomes, mut candidates) = (Vec::with_capacity(given.len()), Vec::new());
+        for (given, examined) in given.iter().zip(examined.into_iter().flatten()) {
+            outcomes.push(match examined {
+                Examined::Zero { known: false } => Outcome::Zero,
+                Examined::Zero { known: true } | Examined::Unchanged => Outcome::Unchanged,
+                Examined::Other { crc, fingerprint, now } => {
+                    let (content, compress, outcome) = (given.content, given.compress, outcomes.len());
+                    candidates.push(Candidate { content, crc, fingerprint, compress, now, outcome });
+                    Outcome::Unchanged
+                }
+            });
+        }
+        let known = reducer.look_up(log, &candidates).await;
+        let new = self.decide(log, candidates, known, &mut outcomes);
+        let packed = self.compress(&new, &mut outcomes);
+        reducer.count(&outcomes);
+        Reduced { parts, outcomes, ranks, packed }
+    }
+
+    /// What is known of a block without its contents, and its rank in the read cache.
+    fn given<'a>(&mut self, written: &Written<'a>) -> (Given<'a>, Rank) {
+        let Written { disk, block, content, crc, over_zeroes } = *written;
+        let (reducer, id) = (self.reducer, disk.id());
+        self.classifier.count_written(id, &disk.classes, block);
+        let class = self.classifier.of_written(id, &disk.classes, block);
+        let treatment = reducer.cx.config.classes.of(class);
+        let now =
+            if over_zeroes { None } else { disk.tree.read().get(&reducer.reader.nodes.cache, block).ok() };
+        let fingerprinter = treatment.dedup.then(|| {
+            let domain = disk.dedup_domain();
+            let made = self.keys.entry(domain);
+            made.or_insert_with(|| Arc::new(Fingerprinter::new(&reducer.key, domain))).clone()
         });
-        blocks.zip(refs).for_each(|(fingerprint, at)| dedup.insert(fingerprint, *at));
+        let compress = reducer.cx.config.compress && treatment.compress;
+        let visible = match self.visible {
+            Some((known, visible)) if known == id => visible,
+            _ => disk.role().is_visible(),
+        };
+        self.visible = Some((id, visible));
+        // At most normal: blocks that are written repeatedly, such as metadata, would leave stale versions at
+        // a high rank.
+        let rank = if visible { reducer.reader.rank(class).min(Rank::Normal) } else { Rank::Never };
+        (Given { content, crc, now, fingerprinter, compress }, rank)
+    }
+
+    /// Decides on the candidates, of which `known` are stored already. Returns the new ones.
+    fn decide<'a>(
+        &mut self,
+        log: &mut Log,
+        candidates: Vec<Candidate<'a>>,
+        known: Vec<Option<BlockRef>>,
+        outcomes: &mut [Outcome],
+    ) -> Vec<Candidate<'a>> {
+        let mut new = Vec::new();
+        for (candidate, known) in candidates.into_iter().zip(known) {
+            let fingerprint = candidate.fingerprint;
+            let first = || fingerprint.and_then(|fingerprint| self.new.get(&fingerprint).copied());
+            let outcome = match known {
+                Some(known) if candidate.now.is_some_and(|now| now.addr == known.addr) => Outcome::Unchanged,
+                Some(known) => {
+                    log.refer(&known);
+                    Outcome::Known(known)
+                }
+                None => match first() {
+                    Some(first) => Outcome::Same(first),
+                    None => {
+                        self.new.extend(fingerprint.map(|fingerprint| (fingerprint, self.stored)));
+                        self.stored += 1;
+                        new.push(candidate);
+                        continue;
+                    }
+                },
+            };
+            outcomes[candidate.outcome] = outcome;
+        }
+        new
+    }
+
+    /// Compresses new blocks, and sets their outcomes. Returns the buffers of their compressed forms.
+    fn compress(&self, new: &[Candidate<'_>], outcomes: &mut [Outcome]) -> Vec<Vec<u8>> {
+        let chunks: Vec<_> = new.chunks(WORKER_BLOCKS).collect();
+        let packed = map(self.reducer.cx.host.workers(), chunks, |chunk| {
+            let (mut compressor, mut packed) = (Compressor::default(), Vec::new());
+            let forms = chunk.iter().map(|candidate| {
+                let start = packed.len();
+                let form = match candidate.compress {
+                    true => compressor.append(candidate.content, &mut packed),
+                    false => Form::RAW_BLOCK,
+                };
+                (form, start..packed.len())
+            });
+            (forms.collect::<Vec<_>>(), packed)
+        });
+        let (mut new, mut buffers) = (new.iter(), Vec::with_capacity(packed.len()));
+        for (n, (forms, buffer)) in packed.into_iter().enumerate() {
+            for ((form, range), candidate) in forms.into_iter().zip(&mut new) {
+                let Candidate { crc, fingerprint, outcome, .. } = *candidate;
+                // The default, all zeroes, means none: the index neither stores nor finds it.
+                let fingerprint = fingerprint.unwrap_or_default();
+                outcomes[outcome] = Outcome::New(New { form, packed: (n, range), crc, fingerprint });
+            }
+            buffers.push(buffer);
+        }
+        buffers
     }
 }
 
-/// Converts a group to items of the log: for each disk zeroed ranges, then blocks; finally changes to the
-/// catalogue.
-pub(crate) fn items<'a>(group: &'a Group, completed: &'a Completed, reduced: &'a Reduced) -> Vec<Item<'a>> {
-    let mut items = Vec::new();
-    let mut outcomes = reduced.outcomes.iter();
-    let mut blocks = blocks_of(group, completed).peekable();
-    for (disk, buffer) in &group.frozen {
-        let id = disk.id();
-        items.extend(buffer.zeroes().map(|(range, allocated)| Item::Zero {
-            disk: id,
-            block: range.start,
-            count: range.end - range.start,
-            allocated,
-        }));
-        while let Some(b) = blocks.next_if(|b| b.disk.id() == id)
-            && let Some(outcome) = outcomes.next()
-        {
-            push(&mut items, id, b.block, b.content, outcome, &reduced.packed);
-        }
-        for (block, _) in buffer.partial_blocks() {
-            if let Some(Err(lost)) = completed.get(&(id, block)) {
-                items.push(Item::Reference { disk: id, block, target: *lost });
+impl Reduced<'_> {
+    /// The items of the log that make these changes.
+    pub fn items(&self) -> Vec<Item<'_>> {
+        let mut items = Vec::with_capacity(self.parts.len());
+        let mut outcomes = self.outcomes.iter().zip(&self.ranks);
+        for part in &self.parts {
+            match part {
+                Part::Zeroes { disk, block, count, allocated } => items.push(Item::Zero {
+                    disk: disk.id(),
+                    block: *block,
+                    count: *count,
+                    allocated: *allocated,
+                }),
+                Part::Block(written) => {
+                    let (outcome, rank) = outcomes.next().expect("every block has an outcome");
+                    self.push(&mut items, written, outcome, *rank);
+                }
+                Part::Lost { disk, block, target } => {
+                    items.push(Item::Reference { disk: disk.id(), block: *block, target: *target });
+                }
             }
         }
+        items
     }
-    items.extend(group.ops.iter().flat_map(|p| &p.ops).map(Item::Op));
-    items
-}
 
-fn push<'a>(
-    items: &mut Vec<Item<'a>>,
-    disk: DiskId,
-    block: u64,
-    content: &'a [u8; BLOCK],
-    outcome: &Outcome,
-    packed: &'a [u8],
-) {
-    match *outcome {
-        Outcome::Unchanged => {}
-        Outcome::Zero => match items.last_mut() {
-            // Adjacent blocks of zeroes form one range.
-            Some(Item::Zero { disk: d, block: first, count, allocated: true })
-                if *d == disk && *first + *count == block =>
-            {
-                *count += 1;
+    fn push<'b>(&'b self, items: &mut Vec<Item<'b>>, written: &Written<'b>, outcome: &Outcome, rank: Rank) {
+        let (disk, block, content) = (written.disk.id(), written.block, written.content);
+        match *outcome {
+            Outcome::Unchanged => {}
+            Outcome::Zero => match items.last_mut() {
+                // Adjacent blocks of zeroes form one range.
+                Some(Item::Zero { disk: d, block: first, count, allocated: true })
+                    if *d == disk && *first + *count == block =>
+                {
+                    *count += 1;
+                }
+                _ => items.push(Item::Zero { disk, block, count: 1, allocated: true }),
+            },
+            Outcome::Known(target) => items.push(Item::Reference { disk, block, target }),
+            Outcome::Same(first) => items.push(Item::Same { disk, block, first }),
+            Outcome::New(New { form, packed: (n, ref range), crc, fingerprint }) => {
+                let stored = if range.is_empty() { &content[..] } else { &self.packed[n][range.clone()] };
+                items.push(Item::Block { disk, block, content, stored, form, crc, fingerprint, rank });
             }
-            _ => items.push(Item::Zero { disk, block, count: 1, allocated: true }),
-        },
-        Outcome::Known(target) => items.push(Item::Reference { disk, block, target }),
-        Outcome::Same(first) => items.push(Item::Same { disk, block, first }),
-        Outcome::New(New { form, packed: ref range, crc, fingerprint }) => {
-            let stored = if range.is_empty() { &content[..] } else { &packed[range.clone()] };
-            items.push(Item::Block { disk, block, content, stored, form, crc, fingerprint });
         }
     }
 }

@@ -6,12 +6,14 @@ use forebay_format::{BLOCK, BlockRef, CatalogueOp, DiskId, MapValue, Stream};
 
 use super::apply::Change;
 use super::group::{Completed, Group};
-use super::reduce::{Reducer, items};
+use super::parts::parts_of;
+use super::reduce::{Reduced, Reducer};
 use crate::Error;
 use crate::dedup::Dedup;
 use crate::disk::Disk;
-use crate::log::{Draft, Item, Log};
+use crate::log::{Item, Log};
 use crate::testing::{Parts, parts, volume};
+use crate::workers::Inline;
 
 const SIZE: u64 = 64 * BLOCK as u64;
 
@@ -40,9 +42,25 @@ fn counts(items: &[Item<'_>]) -> (usize, usize, usize) {
     )
 }
 
-async fn write(log: &mut Log, items: &[Item<'_>]) -> Vec<BlockRef> {
-    let drafts = Draft::split(items, log.batch_limit());
-    log.write_group(Stream::Data, &drafts, &mut |_, _, _| {}).await.unwrap()
+/// Reduces a group as one slice.
+async fn reduce<'a>(
+    reducer: &Reducer,
+    log: &mut Log,
+    group: &'a Group,
+    completed: &'a Completed,
+) -> Reduced<'a> {
+    reducer.begin().reduce(log, parts_of(group, completed).collect()).await
+}
+
+/// Writes items, and adds their blocks to the index.
+async fn write(reducer: &Reducer, log: &mut Log, items: &[Item<'_>]) -> Vec<BlockRef> {
+    let written = log.write_group(Stream::Data, items, &Inline).await.unwrap();
+    let fingerprints = items.iter().filter_map(|item| match item {
+        Item::Block { fingerprint, .. } => Some(*fingerprint),
+        _ => None,
+    });
+    reducer.record_stored(fingerprints.zip(written.iter().copied()));
+    written
 }
 
 #[tokio::test]
@@ -52,9 +70,9 @@ async fn a_group_is_reduced_to_distinct_blocks_that_are_not_zero() {
     let reducer = Reducer::new(parts.reader.clone(), [3; 32], Dedup::new(1 << 20, 0));
     let group = group(&disk, &[(0, 5), (1, 0), (2, 0), (3, 5), (9, 6)]);
     let completed = Completed::new();
-    let reduced = reducer.reduce(&mut parts.log, &group, &completed).await;
+    let reduced = reduce(&reducer, &mut parts.log, &group, &completed).await;
     // Two zeroed neighbours are one range, and the second block of fives refers to the first.
-    assert_eq!(counts(&items(&group, &completed, &reduced)), (2, 1, 1));
+    assert_eq!(counts(&reduced.items()), (2, 1, 1));
     let stats = reducer.stats();
     assert_eq!((stats.new_blocks, stats.duplicate_blocks, stats.zero_blocks), (2, 1, 2));
 }
@@ -66,13 +84,12 @@ async fn a_block_that_was_stored_before_becomes_a_reference() {
     let reducer = Reducer::new(parts.reader.clone(), [3; 32], Dedup::new(1 << 20, 0));
     let completed = Completed::new();
     let one = group(&first, &[(0, 5)]);
-    let reduced = reducer.reduce(&mut parts.log, &one, &completed).await;
-    let stored = items(&one, &completed, &reduced);
-    let written = write(&mut parts.log, &stored).await;
-    reducer.record_stored(&stored, &written);
+    let reduced = reduce(&reducer, &mut parts.log, &one, &completed).await;
+    let stored = reduced.items();
+    let written = write(&reducer, &mut parts.log, &stored).await;
     let two = group(&second, &[(7, 5), (8, 9)]);
-    let reduced = reducer.reduce(&mut parts.log, &two, &completed).await;
-    let found = items(&two, &completed, &reduced);
+    let reduced = reduce(&reducer, &mut parts.log, &two, &completed).await;
+    let found = reduced.items();
     assert_eq!(counts(&found), (1, 1, 0));
     let reference = found.iter().find_map(|item| match item {
         Item::Reference { target, .. } => Some(*target),
@@ -88,15 +105,14 @@ async fn an_unchanged_block_is_not_logged() {
     let reducer = Reducer::new(parts.reader.clone(), [3; 32], Dedup::new(1 << 20, 0));
     let completed = Completed::new();
     let one = group(&disk, &[(4, 5)]);
-    let reduced = reducer.reduce(&mut parts.log, &one, &completed).await;
-    let stored = items(&one, &completed, &reduced);
-    let written = write(&mut parts.log, &stored).await;
-    reducer.record_stored(&stored, &written);
+    let reduced = reduce(&reducer, &mut parts.log, &one, &completed).await;
+    let stored = reduced.items();
+    let written = write(&reducer, &mut parts.log, &stored).await;
     parts.applier.apply_changes(&disk, &[Change::put(4, written[0])]).await.unwrap();
     disk.buffers.lock().thaw();
     let again = group(&disk, &[(4, 5)]);
-    let reduced = reducer.reduce(&mut parts.log, &again, &completed).await;
-    assert!(items(&again, &completed, &reduced).is_empty());
+    let reduced = reduce(&reducer, &mut parts.log, &again, &completed).await;
+    assert!(reduced.items().is_empty());
 }
 
 fn at(n: u32) -> BlockRef {

@@ -2,8 +2,11 @@
 
 use forebay_format::{
     Address, BLOCK, BatchHeader, BlockRef, CatalogueOp, DirectoryEntry, DiskId, Entry, Fingerprint, Form,
-    MapNode, SegmentId, Slot, SlotKind, crc32c,
+    MapNode, SegmentId, Slot, SlotKind, Sum64, crc32c,
 };
+
+use crate::cache::{Rank, ReadCache};
+use crate::workers::{Workers, map};
 
 /// An item of a batch.
 pub(crate) enum Item<'a> {
@@ -16,6 +19,8 @@ pub(crate) enum Item<'a> {
         form: Form,
         crc: u32,
         fingerprint: Fingerprint,
+        /// Its rank in the read cache.
+        rank: Rank,
     },
     /// A block of a disk that refers to a stored block.
     Reference { disk: DiskId, block: u64, target: BlockRef },
@@ -75,14 +80,13 @@ impl Item<'_> {
         scratch.len()
     }
 
-    /// The disk whose block map the item changes, if any.
-    pub fn disk(&self) -> Option<DiskId> {
+    /// The reference to the item if its payload is at `addr`.
+    fn stored_at(&self, addr: Address) -> BlockRef {
         match *self {
-            Item::Block { disk, .. }
-            | Item::Reference { disk, .. }
-            | Item::Same { disk, .. }
-            | Item::Zero { disk, .. } => Some(disk),
-            Item::Node(_) | Item::Blob(_) | Item::Relocate { .. } | Item::Op(_) => None,
+            Item::Block { form, crc, .. } => BlockRef { addr, form, crc },
+            // For a checkpoint part or a relocation map, only the address is used.
+            Item::Blob(_) | Item::Relocate { .. } => BlockRef { addr, form: Form::default(), crc: 0 },
+            _ => BlockRef { addr, form: MapNode::form(self.payload()), crc: crc32c(self.payload()) },
         }
     }
 
@@ -135,8 +139,15 @@ fn batch_len(entries_len: usize, payload_len: usize) -> usize {
     BatchHeader::head_len(entries_len) + payload_len.next_multiple_of(BLOCK)
 }
 
-/// Called with each block of a group (disk and block number, address, content) while it is laid out.
-pub(crate) type OnBlock<'a> = dyn FnMut((DiskId, u64), Address, &[u8; BLOCK]) + Send + 'a;
+/// Bytes of payload that one thread lays out at a time.
+const PIECE: usize = 384 << 10;
+
+/// Consecutive items with payload, and the part of the batch for it.
+struct Piece<'a> {
+    out: &'a mut [u8],
+    /// Each item, with its address.
+    items: Vec<(&'a Item<'a>, Address)>,
+}
 
 /// Lays out one batch in `out`, which has the length of the batch. Appends its payload items to `placed`, the
 /// list of its group; returns the batch's checksum and its entries for the segment's directory.
@@ -145,43 +156,66 @@ pub(crate) type OnBlock<'a> = dyn FnMut((DiskId, u64), Address, &[u8; BLOCK]) + 
 /// caches, and fetching it from memory again costs more than copying it.
 pub(super) fn fill(
     header: &BatchHeader,
-    draft: &Draft,
+    draft: &Draft<'_>,
     out: &mut [u8],
     placed: &mut Vec<BlockRef>,
-    on_block: &mut OnBlock<'_>,
+    medium: &Medium<'_>,
 ) -> (u64, Vec<DirectoryEntry>) {
     let (head, payload) = out.split_at_mut(BatchHeader::head_len(draft.entries_len));
     let base = BatchHeader::payload_slot(header.offset as u64, draft.entries_len);
     let mut entries = Vec::with_capacity(draft.entries_len);
     let mut directory = Vec::with_capacity(draft.items.len());
-    let mut at = 0;
+    let (mut pieces, mut rest) = (Vec::new(), payload);
+    let (mut items, mut len, mut at) = (Vec::new(), 0, 0);
     for item in draft.items {
         let slot = Slot(base.0 + (at / Slot::UNIT) as u32);
         let content = item.payload();
         if !content.is_empty() {
-            let addr = Address { segment: header.segment, slot };
-            let place = &mut payload[at..at + content.len()];
-            place.copy_from_slice(content);
-            let here = match *item {
-                Item::Block { disk, block, content, form, crc, .. } => {
-                    on_block((disk, block), addr, content);
-                    BlockRef { addr, form, crc }
-                }
-                // For a checkpoint part or a relocation map, only the address is used.
-                Item::Blob(_) | Item::Relocate { .. } => BlockRef { addr, form: Form::default(), crc: 0 },
-                _ => BlockRef { addr, form: MapNode::form(content), crc: crc32c(place) },
-            };
+            let here = item.stored_at(Address { segment: header.segment, slot });
+            items.push((item, here.addr));
             directory.extend(item.directory(&here));
             placed.push(here);
-            let end = (at + content.len()).next_multiple_of(Slot::UNIT);
-            payload[at + content.len()..end].fill(0);
-            at = end;
+            let room = content.len().next_multiple_of(Slot::UNIT);
+            (len, at) = (len + room, at + room);
         }
         item.entry(slot, placed).encode(&mut entries);
+        if len >= PIECE {
+            let (out, after) = rest.split_at_mut(len);
+            pieces.push(Piece { out, items: std::mem::take(&mut items) });
+            (rest, len) = (after, 0);
+        }
     }
-    payload[at..].fill(0);
+    pieces.push(Piece { out: rest, items });
+    let sums = map(medium.workers, pieces, |piece| piece.fill(medium.cache));
     head.fill(0);
+    let payload = sums.into_iter().fold(Sum64::of(&[]), Sum64::join);
     (header.encode(head, &entries, payload), directory)
+}
+
+/// What laying out a batch uses.
+pub(super) struct Medium<'a> {
+    pub workers: &'a dyn Workers,
+    /// Receives the blocks of disks, if given.
+    pub cache: Option<&'a ReadCache>,
+}
+
+impl Piece<'_> {
+    /// Copies the items, and inserts the blocks of disks into the read cache. Returns the sum of all bytes.
+    fn fill(self, cache: Option<&ReadCache>) -> Sum64 {
+        let mut at = 0;
+        for (item, addr) in self.items {
+            let stored = item.payload();
+            self.out[at..at + stored.len()].copy_from_slice(stored);
+            let end = (at + stored.len()).next_multiple_of(Slot::UNIT);
+            self.out[at + stored.len()..end].fill(0);
+            at = end;
+            if let (Item::Block { content, rank, .. }, Some(cache)) = (item, cache) {
+                cache.insert_as(addr, content, *rank);
+            }
+        }
+        self.out[at..].fill(0);
+        Sum64::of(self.out)
+    }
 }
 
 /// The reference to a block listed in a directory.

@@ -1,9 +1,10 @@
 //! The log: the only writer of segments and of the superblock.
 //!
 //! **The commit argument.** A *group* is the output of one commit: one or more batches, the last of which is
-//! marked. [`Log::write_group`] appends them in order, each linked to its predecessor by sequence number and
-//! checksum, and then syncs every segment that it touched. Only after that does the caller change maps and
-//! answer guests. Therefore, after a crash:
+//! marked. [`Log::append`] appends them in order, each linked to its predecessor by sequence number and
+//! checksum: one is prepared while the one before it is written, and its append begins when that has ended.
+//! [`Log::end_group`] then syncs every segment that the group touched. Only after that does the caller change
+//! maps and answer guests. Therefore, after a crash:
 //!
 //! - during an append: the group has no valid end and recovery drops it; it was not reported as durable to
 //!   any client;
@@ -40,25 +41,43 @@ use forebay_format::{
     BLOCK, BatchHeader, BlockRef, DirectoryEntry, GROUP_END, SegmentFooter, SegmentHeader, SegmentId,
     SegmentRecord, SegmentState, Stream, Superblock,
 };
+pub(crate) use forebay_store::for_good;
 use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
+use futures_util::future::join;
 
 pub(crate) use describe::describe;
-pub(crate) use draft::{Draft, Item, OnBlock, block_at, directory_entry};
+use draft::{Draft, Medium, fill};
+pub(crate) use draft::{Item, block_at, directory_entry};
 pub(crate) use scan::{Gap, Neighbour, Scanned, SegmentScan, scan_past_gaps, scan_segment};
 
+use crate::cache::ReadCache;
 use crate::limits::{BATCH_BYTES, MAX_SEGMENT_BYTES};
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::workers::Workers;
 
 /// A group that is being written.
-struct Writing<'s, 'b, 'c> {
-    store: &'s dyn Store,
+pub(crate) struct Writing<'a> {
+    store: &'a dyn Store,
+    medium: Medium<'a>,
     stream: Stream,
-    /// Sequence number of its first batch.
-    first_seq: u64,
-    /// The append of the previous batch; it continues while the next batch is laid out.
-    under_way: Option<BoxFuture<'s, Result<IoBuf, StoreError>>>,
+    /// The newest batch before the group.
+    start: Head,
+    /// The segment in which it begins, as it was before.
+    before: Option<SegmentRecord>,
+    /// Segments from this one on belong to the group.
+    first_new: SegmentId,
+    /// The append of the previous batch; it continues while the next one is prepared.
+    under_way: Option<BoxFuture<'a, Result<IoBuf, StoreError>>>,
+    /// The segment of a group of one batch, whose append also syncs it.
+    synced: Option<SegmentId>,
     placed: Vec<BlockRef>,
-    on_block: &'b mut OnBlock<'c>,
+}
+
+impl Writing<'_> {
+    /// The references of the payload items so far, in order.
+    pub fn placed(&self) -> &[BlockRef] {
+        &self.placed
+    }
 }
 
 /// The segment that a stream appends to.
@@ -66,6 +85,8 @@ struct Open {
     id: SegmentId,
     offset: u64,
     directory: Vec<DirectoryEntry>,
+    /// The length of the directory at the last sync.
+    durable: usize,
 }
 
 /// Sequence number and checksum of the newest batch.
@@ -148,6 +169,18 @@ impl Log {
         self.open.values().any(|o| o.id == id)
     }
 
+    /// The slots of a segment that is open for appending, in their order; `None` if it is not open. Without
+    /// those of a group that is being written.
+    pub fn open_directory(&self, id: SegmentId) -> Option<&[DirectoryEntry]> {
+        let open = self.open.values().find(|o| o.id == id)?;
+        open.directory.get(..open.durable)
+    }
+
+    /// Whether a segment has no slots of a group that is being written, and that may be abandoned.
+    pub fn is_synced(&self, id: SegmentId) -> bool {
+        !self.unsynced.contains(&id)
+    }
+
     /// Removes a segment whose object was deleted.
     pub fn forget(&mut self, id: SegmentId) {
         debug_assert!(!self.is_open(id));
@@ -173,96 +206,141 @@ impl Log {
         BATCH_BYTES.min(self.superblock.segment_bytes as usize / 4)
     }
 
-    /// Writes drafts as one group, durably. Returns the reference of each payload item, in order; `on_block`
-    /// is called with each block of a disk while it is laid out, before it is durable. After an error other
-    /// than `Full` the log must not be used again; `Full` means that an append found no room, and the group
-    /// was abandoned.
+    /// Writes items as one group, durably. Returns the reference of each payload item, in order. After an
+    /// error other than `Full` the log must not be used again; `Full` means that an append found no room, and
+    /// the group was abandoned.
     pub async fn write_group(
         &mut self,
         stream: Stream,
-        drafts: &[Draft<'_>],
-        on_block: &mut OnBlock<'_>,
+        items: &[Item<'_>],
+        workers: &dyn Workers,
     ) -> Result<Vec<BlockRef>, StoreError> {
+        let store = self.store.clone();
+        let mut writing = self.begin_group(stream, &*store, workers, None).await?;
+        self.append(&mut writing, items, true).await?;
+        self.end_group(writing, |_| {}).await
+    }
+
+    /// The store, for [`Log::begin_group`].
+    pub fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+
+    /// Begins a group. It is written by [`Log::append`], once or several times, and [`Log::end_group`]; until
+    /// that, or until one of them fails, no other group may begin. Its blocks are inserted into `cache`,
+    /// since recently written blocks are likely to be read soon. They are cached before they are durable, but
+    /// no reader can see them then: no map has their addresses yet, and if the group fails, no map ever will.
+    pub async fn begin_group<'a>(
+        &mut self,
+        stream: Stream,
+        store: &'a dyn Store,
+        workers: &'a dyn Workers,
+        cache: Option<&'a ReadCache>,
+    ) -> Result<Writing<'a>, StoreError> {
         if let Some(e) = &self.failed {
             return Err(e.clone());
         }
-        let written = self.try_write_group(stream, drafts, on_block).await;
-        self.failed = written.as_ref().err().filter(|e| **e != StoreError::Full).cloned();
-        written
-    }
-
-    async fn try_write_group(
-        &mut self,
-        stream: Stream,
-        drafts: &[Draft<'_>],
-        on_block: &mut OnBlock<'_>,
-    ) -> Result<Vec<BlockRef>, StoreError> {
         debug_assert!(self.unsynced.is_empty(), "every group is synced before the next");
         if self.raise_epoch {
             let epoch = self.superblock.epoch + 1;
             self.swap_superblock(|s| s.epoch = epoch).await?;
             self.raise_epoch = false;
         }
-        let (start, first_new) = (self.head, self.next_segment);
-        let before = self.open.get(&stream).and_then(|o| self.table.get(&o.id)).copied();
-        let store = self.store.clone();
-        let mut group = Writing {
-            store: &*store,
+        Ok(Writing {
+            store,
+            medium: Medium { workers, cache },
             stream,
-            first_seq: start.seq + 1,
+            start: self.head,
+            before: self.open.get(&stream).and_then(|o| self.table.get(&o.id)).copied(),
+            first_new: SegmentId(self.next_segment),
             under_way: None,
+            synced: None,
             placed: Vec::new(),
-            on_block,
-        };
-        if let Err(e) = self.append_all(drafts, &mut group).await {
-            if e == StoreError::Full {
-                self.give_up(stream, start, before, SegmentId(first_new));
-            }
-            return Err(e);
-        }
-        self.sync_all().await?;
-        Ok(group.placed)
+        })
     }
 
-    async fn append_all(
+    /// Appends items to a group, as one or more batches, of which the last one ends the group if `last` is
+    /// set. The last append may still be under way on return.
+    ///
+    /// # Errors
+    /// As [`Log::write_group`].
+    pub async fn append(
         &mut self,
-        drafts: &[Draft<'_>],
-        group: &mut Writing<'_, '_, '_>,
+        group: &mut Writing<'_>,
+        items: &[Item<'_>],
+        last: bool,
     ) -> Result<(), StoreError> {
-        for (i, draft) in drafts.iter().enumerate() {
-            self.append(draft, i + 1 == drafts.len(), group).await?;
+        if items.is_empty() && !last {
+            return Ok(());
         }
-        self.settle(group).await
+        let drafts = Draft::split(items, self.batch_limit());
+        for (draft, left) in drafts.iter().zip((0..drafts.len()).rev()) {
+            let appended = self.append_batch(draft, last && left == 0, group).await;
+            self.check_append(group, appended)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a group durable, whose last batch was appended. `appended` is called with the references of its
+    /// payload items when all of its batches are appended, while they are being synced: from then on, the
+    /// group takes effect unless the log fails for good.
+    ///
+    /// # Errors
+    /// As [`Log::write_group`].
+    pub async fn end_group(
+        &mut self,
+        mut group: Writing<'_>,
+        appended: impl FnOnce(&[BlockRef]),
+    ) -> Result<Vec<BlockRef>, StoreError> {
+        let settled = self.settle(&mut group).await;
+        self.check_append(&group, settled)?;
+        self.unsynced.retain(|id| group.synced != Some(*id));
+        let (synced, ()) = join(self.sync_all(), async { appended(&group.placed) }).await;
+        self.failed = synced.as_ref().err().cloned();
+        synced.map(|()| group.placed)
+    }
+
+    /// After an append: abandons the group if there was no room for it, and records any other failure.
+    fn check_append(
+        &mut self,
+        group: &Writing<'_>,
+        appended: Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        match &appended {
+            Ok(()) => {}
+            Err(StoreError::Full) => self.give_up(group),
+            Err(e) => self.failed = Some(e.clone()),
+        }
+        appended
     }
 
     /// Waits for the append that is under way.
-    async fn settle(&mut self, group: &mut Writing<'_, '_, '_>) -> Result<(), StoreError> {
+    async fn settle(&mut self, group: &mut Writing<'_>) -> Result<(), StoreError> {
         if let Some(append) = group.under_way.take() {
             self.spares.push(append.await?);
         }
         Ok(())
     }
 
-    /// Abandons a group for which there was no room: `before` is the record of the segment in which it began,
-    /// and the segments from `first_new` on belong to the group.
-    fn give_up(&mut self, stream: Stream, start: Head, before: Option<SegmentRecord>, first_new: SegmentId) {
-        self.open.remove(&stream);
+    /// Abandons a group for which there was no room.
+    fn give_up(&mut self, group: &Writing<'_>) {
+        self.open.remove(&group.stream);
         self.unsynced.clear();
-        self.table.split_off(&first_new);
-        if let Some(record) = before {
+        self.table.split_off(&group.first_new);
+        if let Some(record) = group.before {
             self.table.insert(record.segment, SegmentRecord { state: SegmentState::Sealed, ..record });
         }
-        self.head = start;
+        self.head = group.start;
         self.raise_epoch = true;
     }
 
     /// Lays out a batch while the previous one is being written, and begins to write it. The state is updated
     /// on the assumption of success; when a failure is detected, the whole group is abandoned.
-    async fn append(
+    async fn append_batch(
         &mut self,
         draft: &Draft<'_>,
         last: bool,
-        group: &mut Writing<'_, '_, '_>,
+        group: &mut Writing<'_>,
     ) -> Result<(), StoreError> {
         let segment_bytes = self.superblock.segment_bytes as u64;
         // Relocated slots of one segment stay together; the cleaner begins a new container when needed.
@@ -301,12 +379,18 @@ impl Log {
             segment: id,
             offset: at as u32,
             flags: if last { GROUP_END } else { 0 },
-            group: group.first_seq,
+            group: group.start.seq + 1,
         };
         let (chain, directory) =
-            draft::fill(&header, draft, &mut buf[(at - start) as usize..], &mut group.placed, group.on_block);
+            fill(&header, draft, &mut buf[(at - start) as usize..], &mut group.placed, &group.medium);
         self.settle(group).await?;
-        group.under_way = Some(group.store.append(id, start, buf, segment_bytes));
+        // The only batch of a group, in a segment of which everything else is durable: one operation.
+        let is_only = last && seq == group.start.seq + 1 && start > 0 && self.unsynced.is_empty();
+        group.under_way = Some(match is_only {
+            true => group.store.append_synced(id, start, buf, segment_bytes),
+            false => group.store.append(id, start, buf, segment_bytes),
+        });
+        group.synced = is_only.then_some(id);
         self.note(group.stream, id, start + total as u64, Head { seq, chain }, directory);
         self.appended.fetch_add(total as u64, Relaxed);
         Ok(())
@@ -321,8 +405,10 @@ impl Log {
 
     /// Memory for `len` bytes, with arbitrary content.
     fn buffer(&mut self, len: usize) -> IoBuf {
-        let mut buf = self.spares.pop().filter(|b| b.capacity() >= len);
-        let mut buf = buf.take().unwrap_or_else(|| IoBuf::with_capacity(len));
+        // All large enough for any batch but one with a single large item, so that they are used again.
+        let usual = self.batch_limit() + BLOCK;
+        let spare = self.spares.pop().filter(|b| b.capacity() >= len);
+        let mut buf = spare.unwrap_or_else(|| IoBuf::with_capacity(len.max(usual)));
         buf.set_len(len);
         buf
     }
@@ -340,7 +426,8 @@ impl Log {
         if !self.unsynced.contains(&id) {
             self.unsynced.push(id);
         }
-        let open = self.open.entry(stream).or_insert(Open { id, offset: 0, directory: Vec::new() });
+        let open =
+            self.open.entry(stream).or_insert(Open { id, offset: 0, directory: Vec::new(), durable: 0 });
         open.offset = end;
         open.directory.append(&mut directory);
         let record = self.table.entry(id).or_insert(SegmentRecord {
@@ -388,6 +475,7 @@ impl Log {
         for id in std::mem::take(&mut self.unsynced) {
             self.store.sync(id).await.map_err(|e| for_good(e, SYNC))?;
         }
+        self.open.values_mut().for_each(|open| open.durable = open.directory.len());
         Ok(())
     }
 
@@ -439,19 +527,3 @@ impl Log {
 pub(crate) const SYNC: &str = "sync of a segment";
 /// Operation named in the error of a failed superblock write.
 pub(crate) const SWAP: &str = "writing the superblock";
-
-/// The error of an operation after which the state of the store is unknown: lack of room is as permanent
-/// there as any other failure. See the module documentation.
-pub(crate) fn for_good(e: StoreError, what: &str) -> StoreError {
-    match e {
-        StoreError::Full => StoreError::Io {
-            what: what.to_owned(),
-            reason: "no space left on the store".to_owned(),
-            errno: ENOSPC,
-        },
-        other => other,
-    }
-}
-
-/// "No space left on device" (`errno(3)`).
-const ENOSPC: i32 = 28;

@@ -6,10 +6,12 @@ use forebay_format::{BLOCK, BlockRef, CatalogueOp, DiskId, Fingerprint, Form, St
 
 use super::ReadMode;
 use crate::Error;
+use crate::cache::Rank;
 use crate::commit::Change;
 use crate::disk::Disk;
-use crate::log::{Draft, Item};
+use crate::log::Item;
 use crate::testing::{Parts, parts, volume};
+use crate::workers::Inline;
 
 const BLOCKS: u64 = 16;
 
@@ -27,10 +29,10 @@ async fn stored(parts: &mut Parts, bytes: &[u8]) -> (Arc<Disk>, Vec<BlockRef>) {
         form: Form::RAW_BLOCK,
         crc: crc32c(content),
         fingerprint: Fingerprint::default(),
+        rank: Rank::Normal,
     };
     let items: Vec<Item<'_>> = (0..).zip(&contents).map(item).collect();
-    let drafts = Draft::split(&items, parts.log.batch_limit());
-    let written = parts.log.write_group(Stream::Data, &drafts, &mut |_, _, _| {}).await.unwrap();
+    let written = parts.log.write_group(Stream::Data, &items, &Inline).await.unwrap();
     let changes: Vec<Change> = (0..).zip(&written).map(|(block, at)| Change::put(block, *at)).collect();
     parts.applier.apply_changes(&disk, &changes).await.unwrap();
     (disk, written)

@@ -42,7 +42,7 @@ use super::mark::LiveSlots;
 use crate::commit::Committer;
 use crate::context::Context;
 use crate::limits::{CLEAN_PAUSE, MAX_SEGMENT_BYTES, MOVE_BYTES};
-use crate::log::{Draft, Item, block_at, directory_entry};
+use crate::log::{Item, block_at, directory_entry};
 use crate::read::{Reader, RelocationRef};
 use crate::space::SpaceGovernor;
 use crate::stored::{GROUP_BLOCKS, compress, compress_group};
@@ -275,8 +275,7 @@ impl Cleaner {
         let bytes: usize = pieces.iter().map(|p| p.bytes.len()).sum();
         let placed = {
             let mut log = self.committer.log.lock().await;
-            let drafts = Draft::split(&items, log.batch_limit());
-            let written = log.write_group(Stream::Moved, &drafts, &mut |_, _, _| {}).await;
+            let written = log.write_group(Stream::Moved, &items, self.cx.host.workers()).await;
             self.committer.latching(written)?
         };
         self.space.cleaner_wrote(bytes as u64);
@@ -318,8 +317,7 @@ impl Cleaner {
         let dropped = dropped.iter().filter(|e| e.kind == SlotKind::Block).map(|e| (e.fingerprint, e.slot));
         self.committer.reducer.dedup.lock().dropped(record.segment, dropped);
         let items = [Item::Relocate { segment: record.segment, map: &bytes }];
-        let drafts = Draft::split(&items, usize::MAX);
-        let written = log.write_group(Stream::Moved, &drafts, &mut |_, _, _| {}).await;
+        let written = log.write_group(Stream::Moved, &items, self.cx.host.workers()).await;
         let placed = self.committer.latching(written)?;
         let at = placed.first().map_or(0, |p| p.addr.slot.offset()) as u32;
         log.moved(record.segment, map.container, (at, bytes.len() as u32));

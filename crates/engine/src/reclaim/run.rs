@@ -139,6 +139,7 @@ impl<'a> Reclaim<'a> {
         for segment in dead {
             log.forget(segment);
             self.cleaner.reader.source.relocation.forget(segment);
+            self.cleaner.committer.reducer.dedup.lock().freed(segment);
         }
     }
 

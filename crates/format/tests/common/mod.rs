@@ -245,7 +245,7 @@ fn encode_batch_of(group: u64, entries: &[u8], payload: &[u8]) -> Vec<u8> {
         group,
     };
     let mut b = vec![0; BatchHeader::head_len(entries.len())];
-    header.encode(&mut b, entries, payload);
+    header.encode(&mut b, entries, Sum64::of(payload));
     b.extend_from_slice(payload);
     b
 }

@@ -1,6 +1,7 @@
 //! `forebay check`, `forebay inspect` and `forebay recover`: commands on a pool that no server has open. They
 //! only read the pool, unless `recover` accepts a loss by its ID.
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -142,7 +143,8 @@ fn cannot_open(path: &Path, source: StoreError) -> OfflineError {
 fn open(data: &Path) -> Result<(Arc<dyn Store>, EngineThread), CliError> {
     let store = DirectoryStore::open_read_only(data, &DirectoryOptions::default());
     let store = store.map_err(|source| cannot_open(data, source))?;
-    Ok((store, EngineThread::start().map_err(CliError::System)?))
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    Ok((store, EngineThread::start(cores).map_err(CliError::System)?))
 }
 
 /// Runs `work` on the engine thread and waits for it.

@@ -47,7 +47,7 @@ pub fn server() -> &'static Server {
 }
 
 async fn start() -> Server {
-    let engine = EngineThread::start().unwrap();
+    let engine = EngineThread::start(1).unwrap();
     let config =
         PoolConfig { read_cache: 16 << 20, map_cache: 4 << 20, segment_bytes: 4 << 20, ..Default::default() };
     let store = Arc::new(MemoryStore::new());

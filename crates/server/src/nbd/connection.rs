@@ -115,7 +115,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_that_was_handed_over_and_is_gone_is_waited_for_before_it_is_served() {
-        let engine = EngineThread::start().unwrap();
+        let engine = EngineThread::start(1).unwrap();
         let config = PoolConfig { read_cache: 4 << 20, map_cache: 4 << 20, ..PoolConfig::default() };
         let opening = Pool::open(Arc::new(MemoryStore::new()), engine.host(), config);
         let pool = engine.run(opening).await.unwrap();

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_engine::{BoxFuture, Host, PoolId};
+use forebay_engine::{BoxFuture, Host, PoolId, Workers};
 use forebay_retained::{HeapMemory, Memory};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use super::memory::MemoryFiles;
+use super::workers::WorkerThreads;
 use crate::clock;
 
 /// The engine's thread. Dropping it stops the thread and all tasks that run on it.
@@ -28,20 +29,22 @@ struct EngineHost {
     handle: Handle,
     memory: MemoryFiles,
     boot_id: [u8; 16],
+    workers: WorkerThreads,
 }
 
 impl EngineThread {
-    /// Starts the thread, for an engine whose retained memory ends with the process.
-    pub fn start() -> std::io::Result<EngineThread> {
-        EngineThread::start_with(MemoryFiles::default())
+    /// Starts the thread, for an engine whose retained memory ends with the process. Its CPU work is divided
+    /// among `workers` threads, this one included.
+    pub fn start(workers: usize) -> std::io::Result<EngineThread> {
+        EngineThread::start_with(MemoryFiles::default(), workers)
     }
 
-    /// Starts the thread, for an engine whose retained memory is in files of this directory.
-    pub fn retaining(directory: &Path) -> std::io::Result<EngineThread> {
-        EngineThread::start_with(MemoryFiles::in_directory(directory))
+    /// As [`EngineThread::start`], for an engine whose retained memory is in files of this directory.
+    pub fn retaining(directory: &Path, workers: usize) -> std::io::Result<EngineThread> {
+        EngineThread::start_with(MemoryFiles::in_directory(directory), workers)
     }
 
-    fn start_with(memory: MemoryFiles) -> std::io::Result<EngineThread> {
+    fn start_with(memory: MemoryFiles, workers: usize) -> std::io::Result<EngineThread> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -49,8 +52,8 @@ impl EngineThread {
             // Sending and dropping the sender both stop the thread.
             let _ = runtime.block_on(stopped);
         })?;
-        let boot_id = clock::boot_id();
-        let host = Arc::new(EngineHost { start: Instant::now(), handle, memory, boot_id });
+        let (boot_id, workers) = (clock::boot_id(), WorkerThreads::start(workers)?);
+        let host = Arc::new(EngineHost { start: Instant::now(), handle, memory, boot_id, workers });
         Ok(EngineThread { host, stop: Some(stop), thread: Some(thread) })
     }
 
@@ -128,6 +131,10 @@ impl Host for EngineHost {
         }
     }
 
+    fn workers(&self) -> &dyn Workers {
+        &self.workers
+    }
+
     fn random(&self, bytes: &mut [u8]) {
         if let Err(e) = getrandom::fill(bytes) {
             // Without randomness, different pools would get the same secrets and identities.
@@ -155,7 +162,7 @@ mod tests {
 
     #[test]
     fn tasks_and_timers_run_on_the_engine_thread_whichever_thread_starts_them() {
-        let engine = EngineThread::start().unwrap();
+        let engine = EngineThread::start(1).unwrap();
         let host = engine.host();
         let (tx, rx) = std::sync::mpsc::channel();
         let timer = host.sleep(Duration::from_millis(5));
@@ -175,7 +182,7 @@ mod tests {
 
     #[test]
     fn random_bytes_differ() {
-        let engine = EngineThread::start().unwrap();
+        let engine = EngineThread::start(1).unwrap();
         let (mut a, mut b) = ([0; 16], [0; 16]);
         engine.host().random(&mut a);
         engine.host().random(&mut b);

@@ -31,6 +31,7 @@ mod socket;
 mod sockets;
 mod store;
 mod upgrade;
+mod workers;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -262,7 +263,7 @@ impl Server<'_> {
         let (signals, upgrade_signal) = (Signals::new()?, signal(SignalKind::user_defined2())?);
         let descriptors = Descriptors::raise(config.cores)?;
         nbd::check(&config.nbd)?;
-        let engine = Arc::new(EngineThread::retaining(&config.memory_dir)?);
+        let engine = Arc::new(EngineThread::retaining(&config.memory_dir, config.cores)?);
         let (upgrades, requests) = mpsc::channel(1);
         Ok(Server { config, binary, descriptors, engine, signals, upgrade_signal, upgrades, requests })
     }

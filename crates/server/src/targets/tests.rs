@@ -51,7 +51,7 @@ struct Fixture {
 
 impl Fixture {
     async fn new() -> Fixture {
-        let (engine, store) = (EngineThread::start().unwrap(), Arc::new(MemoryStore::new()));
+        let (engine, store) = (EngineThread::start(1).unwrap(), Arc::new(MemoryStore::new()));
         let pool = open(&engine, &store).await;
         for name in ["v", "w"] {
             pool.create_volume(name, 1 << 20, SyncMode::Flush, 0).await.unwrap();

@@ -24,7 +24,7 @@ pub struct Rig {
 
 impl Rig {
     pub async fn new() -> Rig {
-        let engine = EngineThread::start().unwrap();
+        let engine = EngineThread::start(2).unwrap();
         let config = PoolConfig { read_cache: 32 << 20, map_cache: 32 << 20, ..PoolConfig::default() };
         let store = Arc::new(MemoryStore::new());
         let pool = engine.run(Pool::open(store, engine.host(), config)).await.unwrap();

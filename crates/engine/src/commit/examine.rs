@@ -1,0 +1,93 @@
+//! Examines the contents of blocks: the part of reduction that needs only a block, the read cache, and the
+//! value that the map has for the block now. It runs on several threads at once.
+
+use std::sync::Arc;
+
+use forebay_format::{BLOCK, BlockRef, Fingerprint, MapValue, crc32c};
+
+use crate::cache::ReadCache;
+use crate::dedup::Fingerprinter;
+use crate::lost::is_lost;
+use crate::zero::is_zero;
+
+/// A written block, and what is known of it.
+pub(super) struct Given<'a> {
+    pub content: &'a [u8; BLOCK],
+    /// The checksum of the content, if it is known.
+    pub crc: Option<u32>,
+    /// The value in the map, unless the block is over a range that the same group zeroes.
+    pub now: Option<MapValue>,
+    /// `None` if the block is not to be deduplicated.
+    pub fingerprinter: Option<Arc<Fingerprinter>>,
+    pub compress: bool,
+}
+
+/// What a block was found to be.
+pub(super) enum Examined {
+    /// All zeroes; `known` if the map says so already.
+    Zero { known: bool },
+    /// What the disk has already.
+    Unchanged,
+    Other {
+        crc: u32,
+        fingerprint: Option<Fingerprint>,
+        /// The present block of the disk, if its checksum is equal.
+        now: Option<BlockRef>,
+    },
+}
+
+/// Examines blocks. Those that need fingerprints are hashed together.
+pub(super) fn examine(blocks: &[Given<'_>], cache: &ReadCache) -> Vec<Examined> {
+    let mut found: Vec<Examined> = blocks.iter().map(|given| examine_one(given, cache)).collect();
+    let mut at = 0;
+    while at < blocks.len() {
+        let fingerprinter = &blocks[at].fingerprinter;
+        let is_same = |given: &Given<'_>| match (&given.fingerprinter, fingerprinter) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        let end = at + blocks[at..].iter().take_while(|given| is_same(given)).count();
+        if let Some(fingerprinter) = fingerprinter {
+            add_fingerprints(fingerprinter, &blocks[at..end], &mut found[at..end]);
+        }
+        at = end;
+    }
+    found
+}
+
+fn examine_one(given: &Given<'_>, cache: &ReadCache) -> Examined {
+    if is_zero(given.content) {
+        return Examined::Zero { known: given.now == Some(MapValue::Zero) };
+    }
+    let crc = given.crc.unwrap_or_else(|| crc32c(given.content));
+    let now = match given.now {
+        Some(MapValue::At(now)) if now.crc == crc && !is_lost(&now) => Some(now),
+        _ => None,
+    };
+    if now.is_some_and(|now| is_cached_as(cache, now, given.content)) {
+        return Examined::Unchanged;
+    }
+    Examined::Other { crc, fingerprint: None, now }
+}
+
+/// Whether the read cache holds the block `at` and it equals `content`.
+fn is_cached_as(cache: &ReadCache, at: BlockRef, content: &[u8; BLOCK]) -> bool {
+    let mut cached = [0; BLOCK];
+    cache.probe(at.addr, 0, &mut cached) && cached == *content
+}
+
+/// Adds the fingerprints of the blocks of one dedup domain.
+fn add_fingerprints(fingerprinter: &Fingerprinter, blocks: &[Given<'_>], found: &mut [Examined]) {
+    let (mut contents, mut places) = (Vec::with_capacity(blocks.len()), Vec::with_capacity(blocks.len()));
+    for (given, found) in blocks.iter().zip(found) {
+        if let Examined::Other { fingerprint, .. } = found {
+            contents.push(given.content);
+            places.push(fingerprint);
+        }
+    }
+    let mut fingerprints = Vec::with_capacity(contents.len());
+    fingerprinter.of_each(&contents, &mut fingerprints);
+    for (place, fingerprint) in places.into_iter().zip(fingerprints) {
+        *place = Some(fingerprint);
+    }
+}

@@ -1,0 +1,55 @@
+//! What a group changes, in the order in which it is logged: for each disk zeroed ranges, then blocks in
+//! ascending order, then blocks that damage has lost. The changes to the catalogue follow.
+
+use std::sync::Arc;
+
+use forebay_format::{BLOCK, BlockRef};
+
+use super::group::{Completed, Group};
+use crate::disk::Disk;
+
+/// A change of a group to one disk.
+pub(super) enum Part<'a> {
+    /// A zeroed range.
+    Zeroes { disk: &'a Arc<Disk>, block: u64, count: u64, allocated: bool },
+    /// A written block.
+    Block(Written<'a>),
+    /// A block whose contents are lost, with the reference that marks it.
+    Lost { disk: &'a Arc<Disk>, block: u64, target: BlockRef },
+}
+
+/// A written block.
+pub(super) struct Written<'a> {
+    pub disk: &'a Arc<Disk>,
+    pub block: u64,
+    pub content: &'a [u8; BLOCK],
+    /// The checksum of the content, if it was computed when the block was written.
+    pub crc: Option<u32>,
+    /// It is over a range that the group zeroes.
+    pub over_zeroes: bool,
+}
+
+/// The parts of a group.
+pub(super) fn parts_of<'a>(group: &'a Group, completed: &'a Completed) -> impl Iterator<Item = Part<'a>> {
+    group.frozen.iter().flat_map(move |(disk, buffer)| {
+        let zeroes = buffer.zeroes().map(move |(range, allocated)| Part::Zeroes {
+            disk,
+            block: range.start,
+            count: range.end - range.start,
+            allocated,
+        });
+        let blocks = buffer.sorted_blocks().into_iter().filter_map(move |(block, dirty)| {
+            let (content, crc) = match completed.get(&(disk.id(), block)) {
+                None => (&*dirty.page, Some(dirty.page.crc())),
+                Some(Ok(page)) => (&**page, None),
+                Some(Err(_)) => return None,
+            };
+            Some(Part::Block(Written { disk, block, content, crc, over_zeroes: buffer.base_is_zero(block) }))
+        });
+        let lost = buffer.partial_blocks().into_iter().filter_map(move |(block, _)| {
+            let target = *completed.get(&(disk.id(), block))?.as_ref().err()?;
+            Some(Part::Lost { disk, block, target })
+        });
+        zeroes.chain(blocks).chain(lost)
+    })
+}
