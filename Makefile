@@ -8,7 +8,7 @@ MDBOOK ?= mdbook
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build dev check test test-rust test-clients test-threads demo soak soak-space soak-crash \
-	soak-hostile soak-seeds bench bench-vdi bench-boot bench-ats fmt lint deny corpora book clean
+	soak-hostile soak-seeds bench bench-fair bench-vdi bench-boot bench-ats fmt lint deny corpora book clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ soak-seeds: ## FOREBAY_ROUNDS (20000) seeds of each simulated world
 
 bench: setup build ## the promised figures, each next to its peer, in one run
 	$(CARGO) run --release --locked -p forebay-xray -- bench $(ARGS)
+
+bench-fair: setup build ## a guest next to others that take all that they can get
+	$(CARGO) run --release --locked -p forebay-xray -- bench --only hog $(ARGS)
 
 bench-vdi: setup build ## fleets of virtual desktops, next to published figures (ARGS=--quick for a short run)
 	$(CARGO) run --release --locked -p forebay-xray -- vdi $(ARGS)

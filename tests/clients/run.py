@@ -54,6 +54,7 @@ import clients_desktops  # noqa: E402, F401
 import clients_targets  # noqa: E402, F401
 import clients_access  # noqa: E402, F401
 import clients_luns  # noqa: E402, F401
+import clients_fair  # noqa: E402, F401
 import clients_classes  # noqa: E402, F401
 import clients_hostile  # noqa: E402, F401
 import clients_failures  # noqa: E402, F401

@@ -11,6 +11,8 @@ use forebay_retained::{Flag, Retained};
 use crate::buffer::Buffers;
 use crate::classes::Classes;
 use crate::client::Clientele;
+use crate::fair::Flow;
+use crate::limit::Limiter;
 use crate::map::{Touch, Tree};
 use crate::memory::VALID;
 use crate::stats::GuestCounters;
@@ -37,6 +39,12 @@ pub(crate) struct Disk {
     /// Its reads are being recorded; see [`crate::profile`].
     pub is_recorded: AtomicBool,
     pub buffers: Mutex<Buffers>,
+    /// Its use of the write buffers, unless it is a desktop.
+    pub writes: Arc<Flow>,
+    /// Its clients' reads at the store.
+    pub reads: Arc<Flow>,
+    /// Limits on the requests of its clients.
+    pub limiter: Limiter,
     pub tree: RwLock<Tree>,
     clients: Mutex<Clients>,
     pub guest: GuestCounters,
@@ -101,6 +109,9 @@ impl Disk {
         Disk {
             buffers: Mutex::new(Buffers::new(retained.clone(), record.id)),
             retained,
+            writes: Arc::new(Flow::new(record.id.0.into())),
+            reads: Arc::new(Flow::new(record.id.0.into())),
+            limiter: Limiter::default(),
             id: record.id,
             size: AtomicU64::new(record.size),
             write_cache: AtomicU64::new(record.write_cache),

@@ -29,6 +29,8 @@ mod catalogue;
 mod client;
 mod dedup;
 mod disk;
+mod fair;
+mod limit;
 mod log;
 mod map;
 mod memory;
@@ -60,6 +62,7 @@ pub use forebay_format::SegmentId;
 pub use forebay_format::{DiskId, Mark, PoolId, Role, SyncMode};
 pub use handle::{DiskHandle, Extent, Fast};
 pub use host::{BoxFuture, Host};
+pub use limit::{Limits, Rate, RateLimits};
 pub use log_damage::{DamagedPlace, DiskLoss, LogDamage};
 #[doc(hidden)]
 pub use mutation::Broken;
@@ -72,7 +75,7 @@ pub use offline::{
     BatchView, CheckReport, LossReport, Problem, SegmentView, SuperblockView, check, inspect_batches,
     inspect_segments, inspect_superblocks, recover_log,
 };
-pub use pool::{CloneRequest, DiskInfo, Pool};
+pub use pool::{CloneRequest, DiskInfo, DiskLimits, Pool};
 pub use profile::ProfileInfo;
 pub use read::Prefetched;
 pub use stats::{

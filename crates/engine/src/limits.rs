@@ -64,6 +64,11 @@ pub const READAHEAD_MIN: u64 = 64 << 10;
 /// The same for a desktop, as long as its insertions evict nothing from the read cache: files of its image
 /// are contiguous, and other desktops soon read the same blocks.
 pub const READAHEAD_DESKTOP: u64 = 256 << 10;
+/// Bytes that clients read from the store at a time: what a fast disk delivers in some milliseconds, and a
+/// slow one in the time of some seeks.
+pub const READS_AT_ONCE: u64 = 8 << 20;
+/// Further bytes for disks that read less than their share.
+pub const READS_RESERVE: u64 = 4 << 20;
 /// Largest gap in a read-ahead, usually blocks that are cached already: beginning again behind it would cost
 /// another read.
 pub const AHEAD_GAP: u64 = 64 << 10;

@@ -255,6 +255,8 @@ pub struct DiskStats {
     pub space: Option<DiskSpace>,
     /// For a desktop: bytes in its write cache.
     pub cached_bytes: u64,
+    /// Requests that waited for a limit, and the microseconds for which they did.
+    pub limited: Count,
 }
 
 /// Space usage of one disk, as of the last mark.

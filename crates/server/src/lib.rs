@@ -17,6 +17,7 @@ pub mod control;
 pub mod fuzzing;
 pub mod import;
 pub mod iscsi;
+pub mod limits;
 mod modes;
 pub mod nbd;
 mod peer;

@@ -177,6 +177,7 @@ impl Committer {
             // The receiver may have been dropped.
             let _ = op.done.send(self.cx.check_running().and(Err(Error::Closed)));
         }
+        self.space.refuse_waiting();
         self.progress.update(|p| p.stopped = true);
     }
 
@@ -283,6 +284,7 @@ impl Committer {
     fn freeze(&self, group: &mut Group, seq: u64) {
         let _gate = self.intake.gate.write();
         self.intake.schedule.commit_begins();
+        group.began = Some(self.cx.host.now());
         self.cx.retained.set_cover(Cover { seq, order: self.cx.retained.order() });
         group.ops.append(&mut self.intake.ops.lock());
         self.applier.begin_copies(group.catalogue_ops());
@@ -392,6 +394,9 @@ impl Committer {
 
     /// Drops the frozen buffers, which frees their memory, and completes waiting requests.
     fn finish(&self, group: &mut Group, results: Vec<Result<()>>) {
+        if let Some(began) = group.began {
+            self.space.flush_bound.record_group(group.buffered(), began, self.cx.host.now());
+        }
         for (disk, buffer) in group.frozen.drain(..) {
             disk.buffers.lock().thaw();
             self.intake.count_buffered(&disk, -(buffer.cost() as i64));

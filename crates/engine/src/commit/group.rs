@@ -1,6 +1,7 @@
 //! A group: the content of one commit.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_format::{BlockRef, CatalogueOp, DiskId};
 use hashbrown::HashMap;
@@ -23,12 +24,19 @@ pub(crate) struct Group {
     pub freeze: u64,
     /// Bytes that guests discarded.
     pub discarded: u64,
+    /// Time of that freeze; `None` for a group of a single disk.
+    pub began: Option<Duration>,
 }
 
 impl Group {
     /// A group with the frozen buffer of one disk.
     pub fn of(disk: Arc<Disk>, frozen: Arc<WriteBuffer>) -> Group {
         Group { frozen: vec![(disk, frozen)], ..Group::default() }
+    }
+
+    /// Bytes that it takes in the write buffers.
+    pub fn buffered(&self) -> u64 {
+        self.frozen.iter().map(|(_, frozen)| frozen.cost()).sum()
     }
 
     /// Its changes to the catalogue.

@@ -118,6 +118,7 @@ impl Intake {
             }
             self.cx.begin_close();
         }
+        self.space.refuse_waiting();
         self.request_commit();
         self.cold_wake.notify_one();
     }
@@ -160,7 +161,7 @@ impl Intake {
         if self.space.is_pacing() || self.has_max_cold_writes(disk) {
             return Ok(false);
         }
-        let fits = self.space.may_buffer(len)?;
+        let fits = self.space.may_buffer(&disk.writes, len)?;
         if !fits && !self.space.is_full() {
             self.request_commit();
         }
@@ -178,31 +179,62 @@ impl Intake {
                 self.cx.host.sleep(delay).await;
             }
         }
+        let space = self.admit_to_buffers(disk, len).await?;
         let mut progress = self.progress.subscribe();
-        // Before the first attempt: an admission that is dropped after it wakes this request.
-        let _waiting = self.space.wait();
         loop {
             progress.mark_unchanged();
-            let Some(space) = self.try_admit(disk, len)? else {
-                progress.changed().await.map_err(|_| Error::Closed)?;
-                continue;
-            };
+            self.cx.check_running()?;
+            // The commit that frees memory needs no room in the buffers, so the room is kept until then.
             let room = self.reserve(disk, len);
             self.report_memory(room.is_some());
             if let Some(room) = room {
                 return Ok(Admitted { space, room });
             }
-            drop(space);
             self.make_room(disk);
-            // Without dirty buffers, no commit frees memory, and an admission that is dropped wakes all
-            // requests: they would wake each other without end.
-            let commits_help = self.space.dirty() > 0;
             // Other processes may use up the memory, so its return is not always announced.
             tokio::select! {
                 biased;
-                changed = progress.changed(), if commits_help => changed.map_err(|_| Error::Closed)?,
+                changed = progress.changed() => changed.map_err(|_| Error::Closed)?,
                 () = self.cx.host.sleep(MEMORY_RETRY) => {}
             }
+        }
+    }
+
+    /// Waits until a write of `len` bytes fits into the buffers.
+    async fn admit_to_buffers(&self, disk: &Disk, len: u64) -> Result<Admission<'_>> {
+        let mut progress = self.progress.subscribe();
+        let mut space = None;
+        loop {
+            progress.mark_unchanged();
+            self.cx.check_running()?;
+            if disk.is_desktop() {
+                if self.may_cache(disk, len)? {
+                    return Ok(Admission::unbounded(&self.space, &disk.writes));
+                }
+            } else if !self.has_max_cold_writes(disk) {
+                // Others may have made cold writes until then. Their reads need no room, so it is kept.
+                match space.take() {
+                    Some(space) => return Ok(space),
+                    None => space = Some(self.admit_in_turn(disk, len).await?),
+                }
+                continue;
+            }
+            progress.changed().await.map_err(|_| Error::Closed)?;
+        }
+    }
+
+    /// Waits for room in the common buffers, in the order of [`crate::fair`].
+    async fn admit_in_turn(&self, disk: &Disk, len: u64) -> Result<Admission<'_>> {
+        if let Some(space) = self.space.admit(&disk.writes, len)? {
+            return Ok(space);
+        }
+        let queued = self.space.enqueue(&disk.writes, len)?;
+        if self.space.has_waiting() && !self.space.is_full() {
+            self.request_commit();
+        }
+        match queued.admitted().await {
+            Err(Error::Closed) => Err(self.cx.check_running().err().unwrap_or(Error::Closed)),
+            other => other,
         }
     }
 
@@ -217,21 +249,6 @@ impl Intake {
         } else if self.lacks_memory.load(Relaxed) && self.lacks_memory.swap(false, Relaxed) {
             tracing::warn!("the file system of the retained memory has room again");
         }
-    }
-
-    fn try_admit(&self, disk: &Disk, len: u64) -> Result<Option<Admission<'_>>> {
-        self.cx.check_running()?;
-        if disk.is_desktop() {
-            return Ok(self.may_cache(disk, len)?.then(|| Admission::unbounded(&self.space)));
-        }
-        if self.has_max_cold_writes(disk) {
-            return Ok(None);
-        }
-        let admission = self.space.admit(len)?;
-        if admission.is_none() && !self.space.is_full() {
-            self.request_commit();
-        }
-        Ok(admission)
     }
 
     /// Whether a write of `len` bytes may go into a desktop's cache now, or has to wait until there is room.
@@ -260,7 +277,10 @@ impl Intake {
         if disk.is_desktop() {
             self.caches.add(disk, grown);
         } else {
-            self.space.buffered(grown);
+            self.space.buffered(&disk.writes, grown);
+            if grown < 0 && self.space.has_waiting() {
+                self.request_commit();
+            }
         }
     }
 
@@ -296,11 +316,11 @@ impl Intake {
             self.disks.lock().push(disk.clone());
         }
         drop(buffers);
-        let is_half_full = self.space.buffered(grown);
+        let is_half_full = self.space.buffered(&disk.writes, grown);
         if was_clean {
             self.schedule.announce_data();
         }
-        if is_half_full {
+        if is_half_full || (was_clean && self.space.has_waiting()) {
             self.request_commit();
         }
         Ok(())
@@ -375,6 +395,7 @@ impl Intake {
                 (true, false) => return self.cx.check_latch(),
             }
         };
+        self.space.flush_bound.record_flush(disk.writes.id(), self.cx.host.now());
         self.await_freeze(&mut progress, target).await
     }
 

@@ -40,7 +40,7 @@ impl Desktops {
             let buffers = desktop.buffers.lock();
             let cached = desktop.leave_desktops();
             self.caches.move_to_volumes(cached);
-            self.space.buffered(cached);
+            self.space.buffered(&desktop.writes, cached);
             if !buffers.active().is_empty() {
                 self.committer.intake.disks.lock().push(desktop.clone());
             }
@@ -62,7 +62,7 @@ impl Desktops {
         let buffers = disk.buffers.lock();
         let cached = buffers.active().cost() as i64;
         self.committer.intake.disks.lock().retain(|other| other.id() != disk.id());
-        self.space.buffered(-cached);
+        self.space.buffered(&disk.writes, -cached);
         self.caches.move_to_volumes(-cached);
         disk.join_desktops(write_cache, cached);
     }

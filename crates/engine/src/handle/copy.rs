@@ -19,6 +19,8 @@
 //! mark. New map nodes are in memory until the next checkpoint, and recovery needs time to apply the change
 //! again; so copied addresses count towards that checkpoint.
 //!
+//! The limits of the destination count the bytes of a copy, before it begins.
+//!
 //! Parts of blocks, offsets that differ modulo 4096, disks of different dedup domains, and desktops are
 //! copied by reading and writing.
 
@@ -29,6 +31,7 @@ use forebay_format::{BLOCK, CatalogueOp, FANOUT};
 
 use super::handle::DiskHandle;
 use crate::disk::Disk;
+use crate::limit::Kind;
 use crate::limits::{COPY_BLOCKS, COPY_BYTES, MARK_NODES};
 use crate::read::Reader;
 use crate::zero::is_zero;
@@ -64,6 +67,9 @@ impl DiskHandle {
         let same = Arc::ptr_eq(&self.disk, &source.disk);
         if same && offset.abs_diff(source_offset) < len {
             return Err(Error::Overlap);
+        }
+        for piece in (0..len).step_by(COPY_BYTES as usize) {
+            self.begin(Kind::Write, COPY_BYTES.min(len - piece)).await;
         }
         let whole = self.whole_blocks(offset, len);
         if whole.is_empty()

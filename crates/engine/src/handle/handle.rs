@@ -13,6 +13,7 @@ use tokio::task::yield_now;
 use crate::admin::{DiskMetadata, Metadata};
 use crate::commit::Intake;
 use crate::disk::Disk;
+use crate::limit::Kind;
 use crate::limits::{READAHEAD_DESKTOP, READAHEAD_MAX, READAHEAD_MIN, TURN_BYTES};
 use crate::map::RunKind;
 use crate::marks::Marks;
@@ -219,6 +220,16 @@ impl DiskHandle {
         self.check(offset, len)
     }
 
+    /// Waits until the limits of the disk and of its tenant permit a request of `bytes`.
+    pub(super) async fn begin(&self, kind: Kind, bytes: u64) {
+        self.disk.limiter.take(kind, bytes, &*self.intake.cx.host).await;
+    }
+
+    /// Whether the limits permit a request now, which then counts.
+    fn may_begin(&self, kind: Kind, bytes: u64) -> bool {
+        self.disk.limiter.try_take(kind, bytes, &*self.intake.cx.host)
+    }
+
     /// Reads into `out` if that is possible without waiting. On [`Fast::Wait`], nothing is counted and `out`
     /// is undefined.
     pub fn try_read(&self, offset: u64, out: &mut [u8]) -> Result<Fast> {
@@ -229,6 +240,9 @@ impl DiskHandle {
             return Ok(Fast::Wait);
         }
         self.intake.cx.check_fenced()?;
+        if !self.may_begin(Kind::Read, out.len() as u64) {
+            return Ok(Fast::Wait);
+        }
         self.count_read(offset, out.len(), true);
         Ok(Fast::Done)
     }
@@ -236,6 +250,7 @@ impl DiskHandle {
     /// Reads into `out`.
     pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         self.check_read(offset, out.len() as u64)?;
+        self.begin(Kind::Read, out.len() as u64).await;
         let sequential = self.next_read.swap(offset + out.len() as u64, Relaxed) == offset;
         let ahead = if sequential {
             (self.ahead.load(Relaxed) * 2).min(READAHEAD_MAX)
@@ -267,8 +282,12 @@ impl DiskHandle {
         let Some(mut room) = self.intake.room_now(&self.disk, data.len() as u64)? else {
             return Ok(Fast::Wait);
         };
+        if !self.may_begin(Kind::Write, data.len() as u64) {
+            return Ok(Fast::Wait);
+        }
         let clients = self.client.map(Client::clientele);
         if !self.intake.write_sectors_if_marked(&self.disk, offset, data, &mut room, clients)? {
+            self.disk.limiter.give_back(Kind::Write, data.len() as u64);
             return Ok(Fast::Wait);
         }
         self.disk.guest.write.add(data.len() as u64);
@@ -286,6 +305,7 @@ impl DiskHandle {
     /// As [`DiskHandle::write`], for a part of a request that is answered after [`DiskHandle::finish`].
     pub async fn write_part(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.check_write(offset, data.len() as u64)?;
+        self.begin(Kind::Write, data.len() as u64).await;
         let mut room = self.intake.admit(&self.disk, data.len() as u64).await?;
         let (mut at, end) = (offset, offset + data.len() as u64);
         // In pieces that end at block boundaries, so that only the ends of the range are partial blocks.
@@ -331,6 +351,7 @@ impl DiskHandle {
     /// [`DiskHandle::finish`].
     pub async fn write_zeroes_part(&self, offset: u64, len: u64, allocated: bool) -> Result<()> {
         self.check_write(offset, len)?;
+        self.begin(Kind::Write, 0).await;
         let mut room = self.intake.admit(&self.disk, 0).await?.room;
         self.zero(offset, len, allocated, &mut room).await?;
         self.disk.guest.discard.add(len);
@@ -364,6 +385,7 @@ impl DiskHandle {
     pub async fn discard(&self, offset: u64, len: u64, fua: bool) -> Result<()> {
         self.check_write(offset, len)?;
         self.mark_unless_durable(fua).await?;
+        self.begin(Kind::Write, 0).await;
         let mut room = self.intake.admit(&self.disk, 0).await?.room;
         let whole = self.whole_blocks(offset, len);
         self.discard_blocks(whole, false, &mut room)?;
@@ -437,6 +459,7 @@ impl DiskHandle {
             let mut part = self.zeroes(at, end - at)?;
             if part == 0 {
                 part = (end - at).min(READAHEAD_MAX);
+                self.begin(Kind::Read, part).await;
                 self.reader.read(&self.disk, at, &mut scratch[..part as usize], 0).await?;
             }
             at += part;

@@ -29,6 +29,7 @@ use forebay_retained::Reservation;
 use super::handle::{DiskHandle, aligned};
 use crate::Result;
 use crate::disk::Disk;
+use crate::limit::Kind;
 use crate::read::{blocks_of, pieces};
 
 impl DiskHandle {
@@ -55,6 +56,7 @@ impl DiskHandle {
     ) -> Result<ControlFlow<T>> {
         self.check_write(offset, len)?;
         self.mark_unless_durable(fua).await?;
+        self.begin(Kind::Write, len).await;
         let mut room = self.intake.admit(&self.disk, len).await?;
         room.spend(len);
         let sectors = sectors_of(offset, len);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use forebay_format::{BLOCK, CatalogueOp, DiskId, DiskRecord, Mark, Role, Stream, SyncMode};
 use serde::Serialize;
 
+use super::limits::{DiskLimits, limits_of};
 use super::pool::Pool;
 use crate::catalogue::{check_name, check_size, disk_by_id};
 use crate::disk::{Disk, Exclusive, check_persistent};
@@ -54,6 +55,9 @@ pub struct DiskInfo {
     pub map_damaged: bool,
     /// Writes that clients may have had answered are lost: clients that may have are refused.
     pub memory_lost: bool,
+    /// Its limits and its tenant.
+    #[serde(skip)]
+    pub limits: DiskLimits,
 }
 
 /// One clone to be made.
@@ -126,6 +130,7 @@ impl Pool {
             dedup_domain: record.dedup_domain,
             map_damaged: disk.has_damaged_map(),
             memory_lost: matches!(record.mark, Mark::Lost { .. }),
+            limits: limits_of(disk),
         }
     }
 

@@ -2,9 +2,11 @@
 //! delegates all other work to its [parts](crate::parts).
 
 mod admin;
+mod limits;
 #[allow(clippy::module_inception, reason = "the type that the folder is named after")]
 mod pool;
 mod services;
 
 pub use admin::{CloneRequest, DiskInfo};
+pub use limits::DiskLimits;
 pub use pool::Pool;

@@ -1,5 +1,6 @@
 //! An open pool: opening and closing it, attaching disks, and its counters.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_format::{SegmentId, Stream};
@@ -7,15 +8,19 @@ use forebay_store::{Metered, Store};
 
 use crate::disk::Disk;
 use crate::handle::DiskHandle;
+use crate::limit::Tenant;
 use crate::limits::ATTACH_WAIT;
 use crate::parts::Parts;
 use crate::recovery::{Mode, OnLoss, recover};
 use crate::stats::{StoreStats, count};
+use crate::sync::Mutex;
 use crate::{Client, DiskStats, Error, Host, Memory, PoolConfig, PoolStats, Result};
 
 /// An open pool.
 pub struct Pool {
     pub(super) parts: Parts,
+    /// The tenants of disks, by name.
+    pub(super) tenants: Mutex<BTreeMap<String, Arc<Tenant>>>,
     recovered_batches: u64,
     recovery_ms: u64,
 }
@@ -40,7 +45,8 @@ impl Pool {
         let mut recovered = recover(store, host, config, Mode::Own, OnLoss::Refuse).await?;
         let (warm, taken) = (std::mem::take(&mut recovered.warm), std::mem::take(&mut recovered.taken));
         let (recovered_batches, recovery_ms) = (recovered.batches, recovered.took.as_millis() as u64);
-        let pool = Arc::new(Pool { parts: Parts::assemble(recovered), recovered_batches, recovery_ms });
+        let (parts, tenants) = (Parts::assemble(recovered), Mutex::default());
+        let pool = Arc::new(Pool { parts, tenants, recovered_batches, recovery_ms });
         // Before the upkeep task starts, for which unknown room would look like a full store.
         pool.parts.committer.check_space().await?;
         taken.dirty.iter().for_each(|(disk, cost)| pool.parts.intake.restored(disk, *cost));
@@ -251,6 +257,7 @@ impl Pool {
     pub fn disk_stats(&self, name: &str) -> Result<DiskStats> {
         let disk = self.parts.catalogue.read().find(name)?;
         let space = self.parts.reclaimer.figures.lock().disks.get(&disk.id()).copied();
-        Ok(DiskStats { guest: disk.guest.get(), space, cached_bytes: disk.cached() })
+        let limited = disk.limiter.waited.get();
+        Ok(DiskStats { guest: disk.guest.get(), space, cached_bytes: disk.cached(), limited })
     }
 }

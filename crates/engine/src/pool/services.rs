@@ -1,11 +1,12 @@
 //! Operations of the pool that one of its parts performs: flushing, checkpoints, reclaiming, metadata, boot
-//! profiles, classes and desktops.
+//! profiles, classes, desktops and limits.
 
 use forebay_format::SyncMode;
 
 use super::admin::DiskInfo;
+use super::limits::{self, DiskLimits};
 use super::pool::Pool;
-use crate::{CachedBlock, ClassesInfo, GcProgress, Peek, Prefetched, ProfileInfo, Result};
+use crate::{CachedBlock, ClassesInfo, GcProgress, Limits, Peek, Prefetched, ProfileInfo, Result};
 
 impl Pool {
     /// Waits until everything is durable that was acknowledged on any disk before the call.
@@ -154,5 +155,33 @@ impl Pool {
         self.parts.desktops.persist(name, sync).await?;
         self.parts.marks.recheck();
         self.disk(name)
+    }
+
+    /// The limits of a disk, and its tenant.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`].
+    pub fn limits(&self, name: &str) -> Result<DiskLimits> {
+        let disk = self.parts.catalogue.read().find(name)?;
+        Ok(limits::limits_of(&disk))
+    }
+
+    /// Replaces the limits and the tenant of a disk, also for requests of connected clients that wait. The
+    /// caller has checked them ([`Limits::is_valid`]).
+    ///
+    /// # Errors
+    /// [`crate::Error::NotFound`].
+    pub fn set_limits(&self, name: &str, new: &DiskLimits) -> Result<()> {
+        limits::set_limits(self, name, new)
+    }
+
+    /// The tenants that have limits or disks, by name, with their limits and number of disks.
+    pub fn tenants(&self) -> Vec<(String, Limits, usize)> {
+        limits::tenants(self)
+    }
+
+    /// Replaces the limits of a tenant, also for requests that wait. The caller has checked them.
+    pub fn set_tenant_limits(&self, name: &str, limits: Limits) {
+        limits::set_tenant_limits(self, name, limits);
     }
 }

@@ -18,6 +18,7 @@ mod run;
 mod store;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 pub(crate) use gap::{Gap, ReadMode, blocks_of, pieces};
 pub(crate) use nodes::{NodeReader, with_nodes};

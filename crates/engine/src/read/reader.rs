@@ -19,6 +19,7 @@ use super::gap::{Gap, ReadMode, pieces};
 use super::nodes::{NodeReader, with_nodes};
 use super::run::Fetched;
 use super::store::StoreReader;
+use super::turns::ReadTurns;
 use crate::buffer::{ALL_SECTORS, BlockBox, copy_sectors, sectors, zero_sectors};
 use crate::cache::{MissTable, Rank, ReadCache};
 use crate::context::Context;
@@ -38,6 +39,7 @@ pub(crate) struct Reader {
     pub nodes: NodeReader,
     pub cache: ReadCache,
     pub(super) misses: MissTable<Fetched>,
+    turns: ReadTurns,
     pub recordings: Arc<Recordings>,
     progress: Arc<CommitProgress>,
 }
@@ -64,6 +66,7 @@ impl Reader {
             nodes: NodeReader::new(source.clone()),
             cache: ReadCache::new(cx.config.read_cache),
             misses: MissTable::default(),
+            turns: ReadTurns::default(),
             recordings: Arc::default(),
             progress,
             source,
@@ -234,6 +237,11 @@ impl Reader {
         with_nodes(gather, |stop| Box::pin(self.resolve(disk, stop))).await?;
         let count = gaps.len();
         if count > 0 {
+            let bytes = (count * BLOCK) as u64 + ahead;
+            let _turn = match mode {
+                ReadMode::Wait => Some(self.turns.turn(&disk.reads, bytes).await?),
+                ReadMode::CachedOnly | ReadMode::Internal => None,
+            };
             self.fill_gaps(disk, gaps, out, ahead, mode).await?;
         }
         Ok(count)

@@ -5,16 +5,20 @@
 //! different moments. It is made again at the next commit, at the latest [`SPACE_CHECK`](super::SPACE_CHECK)
 //! later.
 //!
-//! **Admission to the write buffers.** A request that can complete without waiting calls
-//! [`SpaceGovernor::may_buffer`] and writes at once; such requests exceed the budget by at most one request
-//! for each thread. A request that can wait between admission and write holds an [`Admission`]. Its bytes
-//! count as used, also while it reads the blocks at its edges. Bytes move from the admission to the buffers
-//! piece by piece, first out of the admission and then into the buffers, and `dirty` is read before
-//! `admitted`: a byte on its way is counted once or not at all, never twice, which could refuse a request
-//! that fits. A refused request waits for the next commit, which it requests. That commit never comes if the
-//! admission that caused the refusal ends with empty buffers, since its write failed, say: so an
-//! admission that is dropped over empty buffers wakes the requests that wait. Over dirty buffers it does not,
-//! or each of many writers would wake all others.
+//! **Admission to the write buffers.** The buffers are shared fairly: [`crate::fair`] decides which request
+//! is admitted, and states why none starves and no wake-up is lost. A request that can complete without
+//! waiting calls [`SpaceGovernor::may_buffer`] and writes at once; such requests exceed the budget by at most
+//! one request for each thread. A request that can wait between admission and write holds an [`Admission`].
+//! Its bytes count as used, also while it reads the blocks at its edges. Bytes move from the admission to the
+//! buffers piece by piece, first out of the admission and then into the buffers: a byte on its way is counted
+//! once or not at all, never twice, which could refuse a request that fits.
+//!
+//! A request that waits is admitted when bytes are given back, or when the state of the store permits more.
+//! Each such event calls [`SpaceGovernor::admit_waiting`]: buffers that shrink, because a commit has written
+//! them or a write replaced them; an admission, or a request that waits, that is dropped; an observation of
+//! the store; a refusal; the end of a reclaim. The commit that a waiting request needs is requested when it
+//! begins to wait, when a commit ends and requests still wait, and when a buffer becomes dirty while requests
+//! wait ([`crate::commit`]). When the pool stops, all are refused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,8 +26,10 @@ use std::time::Duration;
 use forebay_store::Capacity;
 use tokio::sync::Notify;
 
+use super::flush_bound::FlushBound;
 use super::policy::{FreeingRate, Level, MAX_DELAY, Outcome, PATIENCE, Situation, min_reclaim_bytes};
 use crate::buffer::ZEROES_COST;
+use crate::fair::{Budget, Flow, Gate, Waiting};
 use crate::progress::CommitProgress;
 use crate::stats::Counter;
 use crate::sync::Mutex;
@@ -57,10 +63,10 @@ pub(crate) struct SpaceGovernor {
 
     /// Bytes in the write buffers.
     dirty: AtomicI64,
-    /// Reserved bytes of all admissions.
-    admitted: AtomicU64,
-    /// Requests that wait for admission.
-    waiting: AtomicU64,
+    /// Admission to the write buffers; it counts dirty and admitted bytes.
+    gate: Gate,
+    /// Bound on the dirty bytes while clients wait for flushes.
+    pub flush_bound: FlushBound,
 
     /// The store accepts no data: according to its capacity, or because it refused data.
     full: AtomicBool,
@@ -152,8 +158,8 @@ impl SpaceGovernor {
             reclaim_pause: config.reclaim_pause,
             progress,
             dirty: AtomicI64::new(0),
-            admitted: AtomicU64::new(0),
-            waiting: AtomicU64::new(0),
+            gate: Gate::default(),
+            flush_bound: FlushBound::default(),
             full: AtomicBool::new(false),
             low: AtomicBool::new(false),
             free: AtomicU64::new(0),
@@ -195,42 +201,72 @@ impl SpaceGovernor {
     ///
     /// # Errors
     /// [`Error::NoSpace`] if no reclaim is expected to make room.
-    pub fn may_buffer(&self, len: u64) -> Result<bool> {
-        let Some(budget) = self.budget_for(len)? else { return Ok(false) };
-        let dirty = self.dirty();
-        Ok(fits(dirty + self.admitted.load(SeqCst), len, budget))
+    pub fn may_buffer(&self, flow: &Flow, len: u64) -> Result<bool> {
+        self.check_room(len)?;
+        Ok(self.gate.may(flow, cost(len), |flow, cost| self.budget_for(flow, cost)))
     }
 
     /// As [`SpaceGovernor::may_buffer`], and reserves the room; `None` if the request has to wait.
-    pub fn admit(&self, len: u64) -> Result<Option<Admission<'_>>> {
-        let Some(budget) = self.budget_for(len)? else { return Ok(None) };
-        let dirty = self.dirty();
-        let take = |admitted| fits(dirty + admitted, len, budget).then_some(admitted + len);
-        let taken = self.admitted.fetch_update(SeqCst, SeqCst, take);
-        Ok(taken.is_ok().then(|| Admission { governor: self, reserved: len, left: len }))
+    pub fn admit(&self, flow: &Arc<Flow>, len: u64) -> Result<Option<Admission<'_>>> {
+        self.check_room(len)?;
+        let taken = self.gate.take(flow, (cost(len), len), |flow, cost| self.budget_for(flow, cost));
+        Ok(taken.then(|| Admission::new(self, flow, len)))
     }
 
-    /// The budget that a request may use; `None` if it must wait for a reclaim.
-    fn budget_for(&self, len: u64) -> Result<Option<u64>> {
-        if !self.is_full() {
-            return Ok(Some(self.buffer_budget.load(Relaxed).min(self.write_buffer)));
+    /// Queues a request for room for `len` bytes, and admits it if it need not wait.
+    ///
+    /// # Errors
+    /// As [`SpaceGovernor::may_buffer`]; [`Error::Closed`].
+    pub fn enqueue(&self, flow: &Arc<Flow>, len: u64) -> Result<Queued<'_>> {
+        self.check_room(len)?;
+        let waiting = self.gate.enqueue(flow, (cost(len), len))?;
+        let queued = Queued { governor: self, flow: flow.clone(), len, waiting: Some(waiting) };
+        self.admit_waiting();
+        Ok(queued)
+    }
+
+    /// Whether requests wait for admission.
+    pub fn has_waiting(&self) -> bool {
+        self.gate.has_waiting()
+    }
+
+    /// Admits requests that wait, as far as they fit, and refuses those for which no room is expected.
+    pub fn admit_waiting(&self) {
+        if !self.has_waiting() {
+            return;
         }
-        // Zeroed ranges need almost no room and may free some, so a part of the budget is reserved for them.
-        let zeroes = zeroes_budget(self.write_buffer);
-        let dirty = self.dirty();
-        if len == 0 && fits(dirty + self.admitted.load(SeqCst), len, zeroes) {
-            Ok(Some(zeroes))
-        } else if self.reclaim_may_help() {
-            Ok(None)
-        } else {
-            Err(Error::NoSpace)
+        self.gate.drain(|flow, cost| self.budget_for(flow, cost));
+        if self.is_full() && !self.reclaim_may_help() {
+            self.gate.refuse(|cost| (!self.fits_zeroes(cost)).then_some(Error::NoSpace));
         }
     }
 
-    /// Counts a request that waits for admission until the guard is dropped.
-    pub fn wait(&self) -> WaitGuard<'_> {
-        self.waiting.fetch_add(1, SeqCst);
-        WaitGuard(self)
+    /// Refuses the requests that wait, and all that would have to wait: the pool has stopped.
+    pub fn refuse_waiting(&self) {
+        self.gate.close();
+    }
+
+    /// The budget for a request of a flow; `None` if it must wait for a reclaim.
+    fn budget_for(&self, flow: &Flow, cost: u64) -> Option<Budget> {
+        if self.is_full() {
+            return self.fits_zeroes(cost).then(|| Budget::of(zeroes_budget(self.write_buffer)));
+        }
+        let all = self.buffer_budget.load(Relaxed).min(self.write_buffer);
+        Some(Budget { all, open: all.min(self.flush_bound.bytes_for(flow.id())) })
+    }
+
+    /// Whether a request is a zeroed range that fits into the buffers while the store is full: it needs
+    /// almost no room and may free some, so a part of the budget is reserved for them.
+    fn fits_zeroes(&self, cost: u64) -> bool {
+        let used = self.gate.used();
+        cost == ZEROES_COST && (used == 0 || used + cost <= zeroes_budget(self.write_buffer))
+    }
+
+    fn check_room(&self, len: u64) -> Result<()> {
+        match self.is_full() && !self.fits_zeroes(cost(len)) && !self.reclaim_may_help() {
+            true => Err(Error::NoSpace),
+            false => Ok(()),
+        }
     }
 
     /// Bytes in the write buffers.
@@ -238,10 +274,14 @@ impl SpaceGovernor {
         self.dirty.load(SeqCst).max(0) as u64
     }
 
-    /// Records that the buffers grew by `bytes`, or shrank if negative. Returns whether they have become half
-    /// full: a commit should begin now so that writers need not wait.
-    pub fn buffered(&self, bytes: i64) -> bool {
+    /// Records that the buffers of a flow grew by `bytes`, or shrank if negative. Returns whether all buffers
+    /// have become half full: a commit should begin now so that writers need not wait.
+    pub fn buffered(&self, flow: &Flow, bytes: i64) -> bool {
         let before = self.dirty.fetch_add(bytes, SeqCst);
+        self.gate.add(flow, bytes);
+        if bytes < 0 {
+            self.admit_waiting();
+        }
         let half = self.write_buffer as i64 / 2;
         before < half && before + bytes >= half
     }
@@ -321,6 +361,7 @@ impl SpaceGovernor {
             _ if was_low && !low => tracing::info!(free, total, "the store is no longer low on room"),
             _ => {}
         }
+        self.admit_waiting();
         was_full != full
     }
 
@@ -328,6 +369,7 @@ impl SpaceGovernor {
     pub fn refused(&self) {
         self.refused_at.store(self.free.load(Relaxed) + 1, Relaxed);
         self.full.store(true, Relaxed);
+        self.admit_waiting();
     }
 
     /// Records that the store accepted a group.
@@ -535,21 +577,58 @@ impl ReclaimGuard<'_> {
 impl Drop for ReclaimGuard<'_> {
     fn drop(&mut self) {
         self.governor.cleaning.store(false, Relaxed);
+        self.governor.admit_waiting();
         self.governor.progress.wake_waiters();
+    }
+}
+
+/// A request in the queue for admission. Dropping it leaves the queue.
+pub(crate) struct Queued<'a> {
+    governor: &'a SpaceGovernor,
+    flow: Arc<Flow>,
+    len: u64,
+    /// `None` only while it is dropped, and once it was admitted.
+    waiting: Option<Waiting<'a>>,
+}
+
+impl<'a> Queued<'a> {
+    /// Waits until the request is admitted.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if no reclaim is expected to make room; [`Error::Closed`].
+    pub async fn admitted(mut self) -> Result<Admission<'a>> {
+        if let Some(waiting) = &mut self.waiting {
+            waiting.admitted().await?;
+        }
+        self.waiting = None;
+        Ok(Admission::new(self.governor, &self.flow, self.len))
+    }
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        if let Some(waiting) = self.waiting.take() {
+            drop(waiting);
+            self.governor.admit_waiting();
+        }
     }
 }
 
 /// Room in the write buffers that is reserved for one request. Dropping it returns the unused part.
 pub(crate) struct Admission<'a> {
     governor: &'a SpaceGovernor,
-    reserved: u64,
+    flow: Arc<Flow>,
     left: u64,
 }
 
-impl Admission<'_> {
+impl<'a> Admission<'a> {
+    fn new(governor: &'a SpaceGovernor, flow: &Arc<Flow>, left: u64) -> Admission<'a> {
+        Admission { governor, flow: flow.clone(), left }
+    }
+
     /// An admission without a reservation.
-    pub fn unbounded(governor: &SpaceGovernor) -> Admission<'_> {
-        Admission { governor, reserved: 0, left: 0 }
+    pub fn unbounded(governor: &'a SpaceGovernor, flow: &Arc<Flow>) -> Admission<'a> {
+        Admission::new(governor, flow, 0)
     }
 
     /// Releases `bytes` of the reservation, directly before they are written to the buffers and counted
@@ -557,34 +636,23 @@ impl Admission<'_> {
     pub fn spend(&mut self, bytes: u64) {
         let spent = bytes.min(self.left);
         self.left -= spent;
-        self.governor.admitted.fetch_sub(spent, SeqCst);
+        self.governor.gate.add(&self.flow, -(spent as i64));
     }
 }
 
 impl Drop for Admission<'_> {
     fn drop(&mut self) {
-        self.governor.admitted.fetch_sub(self.left, SeqCst);
-        // If the buffers are dirty, the commit that empties them wakes the waiting requests after this.
-        let governor = self.governor;
-        if self.reserved > 0 && governor.waiting.load(SeqCst) > 0 && governor.dirty() == 0 {
-            governor.progress.wake_waiters();
+        if self.left > 0 {
+            self.spend(self.left);
         }
+        // Also for bytes that were spent and did not become dirty.
+        self.governor.admit_waiting();
     }
 }
 
-/// A request that waits for admission.
-pub(crate) struct WaitGuard<'a>(&'a SpaceGovernor);
-
-impl Drop for WaitGuard<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, SeqCst);
-    }
-}
-
-/// Whether a request fits into the budget in addition to `used` bytes, buffered and admitted. If there are
-/// none, a request of any size fits.
-fn fits(used: u64, len: u64, budget: u64) -> bool {
-    used == 0 || used + if len == 0 { ZEROES_COST } else { len } <= budget
+/// What a request of `len` bytes (0: a zeroed range) costs.
+fn cost(len: u64) -> u64 {
+    if len == 0 { ZEROES_COST } else { len.max(ZEROES_COST + 1) }
 }
 
 #[cfg(test)]

@@ -21,27 +21,44 @@ fn observe(governor: &SpaceGovernor, free_mib: u64) -> bool {
     governor.observe(Capacity { free: free_mib * MIB, total: 1024 * MIB }, false, Duration::ZERO)
 }
 
+fn flow(id: u64) -> Arc<Flow> {
+    Arc::new(Flow::new(id))
+}
+
 #[test]
 fn a_request_fits_next_to_dirty_and_admitted_bytes() {
-    // Dirty MiB, admitted MiB, the request's MiB (0: a zeroed range), whether it is admitted.
+    // Dirty MiB, admitted MiB, both of another disk; the request's MiB (0: a zeroed range); whether it is
+    // admitted: of a disk that has nothing in the buffers, and of the other disk. An eighth is left free for
+    // the former.
     let rows = [
-        (0, 0, 8, true),
-        (0, 0, 64, true), // An empty buffer takes a request of any size.
-        (1, 0, 64, false),
-        (4, 0, 4, true),
-        (4, 1, 4, false),
-        (0, 1, 64, false),
-        (8, 0, 0, false),
-        (7, 0, 0, true),
+        (0, 0, 8, true, true),
+        (0, 0, 64, true, true), // An empty buffer takes a request of any size.
+        (1, 0, 64, false, false),
+        (4, 0, 4, true, false),
+        (4, 0, 3, true, true),
+        (4, 1, 4, false, false),
+        (0, 1, 64, false, false),
+        (8, 0, 0, false, false),
+        (7, 0, 0, true, false),
+        (7, 0, 1, true, false),
+        (6, 0, 0, true, true),
     ];
-    for (dirty, admitted, len, expected) in rows {
+    for (dirty, admitted, len, first, further) in rows {
         let governor = governor();
         observe(&governor, 1000);
-        let _held = (admitted > 0).then(|| governor.admit(admitted * MIB).unwrap().unwrap());
-        governor.buffered((dirty * MIB) as i64);
+        let (own, other) = (flow(1), flow(2));
+        let _held = (admitted > 0).then(|| governor.admit(&other, admitted * MIB).unwrap().unwrap());
+        governor.buffered(&other, (dirty * MIB) as i64);
         let row = (dirty, admitted, len);
-        assert_eq!(governor.may_buffer(len * MIB).unwrap(), expected, "{row:?}");
-        assert_eq!(governor.admit(len * MIB).unwrap().is_some(), expected, "{row:?}");
+        for (flow, expected) in [(&own, first), (&other, further)] {
+            assert_eq!(
+                governor.may_buffer(flow, len * MIB).unwrap(),
+                expected,
+                "{row:?}, disk {}",
+                flow.id()
+            );
+            assert_eq!(governor.admit(flow, len * MIB).unwrap().is_some(), expected, "{row:?}");
+        }
     }
 }
 
@@ -49,38 +66,86 @@ fn a_request_fits_next_to_dirty_and_admitted_bytes() {
 fn an_admission_gives_back_the_bytes_that_were_not_spent() {
     let governor = governor();
     observe(&governor, 1000);
-    let mut admission = governor.admit(8 * MIB).unwrap().unwrap();
-    assert!(!governor.may_buffer(MIB).unwrap());
+    let flow = flow(1);
+    let mut admission = governor.admit(&flow, 8 * MIB).unwrap().unwrap();
+    assert!(!governor.may_buffer(&flow, MIB).unwrap());
     admission.spend(3 * MIB);
-    governor.buffered((3 * MIB) as i64);
-    assert!(!governor.may_buffer(MIB).unwrap(), "spent bytes are dirty now");
+    governor.buffered(&flow, (3 * MIB) as i64);
+    assert!(!governor.may_buffer(&flow, MIB).unwrap(), "spent bytes are dirty now");
     drop(admission);
-    assert!(governor.may_buffer(5 * MIB).unwrap() && !governor.may_buffer(6 * MIB).unwrap());
+    assert!(governor.may_buffer(&flow, 4 * MIB).unwrap() && !governor.may_buffer(&flow, 5 * MIB).unwrap());
+}
+
+/// Whether a queued request is admitted now.
+fn is_admitted<'a>(queued: &mut std::pin::Pin<Box<impl Future<Output = Result<Admission<'a>>>>>) -> bool {
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    queued.as_mut().poll(&mut cx).is_ready()
 }
 
 #[test]
-fn an_admission_that_ends_over_empty_buffers_wakes_the_requests_that_wait() {
-    // Bytes admitted, bytes spent, bytes that become dirty, whether a request waits, whether it is woken.
+fn bytes_that_are_given_back_admit_the_requests_that_wait() {
+    // Bytes admitted, bytes spent, bytes that become dirty, whether a waiting request is admitted.
     let rows = [
-        (MIB, MIB, 0, true, true), // The write failed, for example.
-        (MIB, 0, 0, true, true),
-        (MIB, MIB, MIB, true, false), // The commit will wake the request.
-        (MIB, MIB, 0, false, false),
-        (0, 0, 0, true, false),
+        (8 * MIB, 8 * MIB, 0, true), // The write failed, for example.
+        (8 * MIB, 0, 0, true),
+        (8 * MIB, 8 * MIB, 8 * MIB, false), // The commit will admit it.
     ];
-    for (admitted, spent, dirty, waits, woken) in rows {
+    for (admitted, spent, dirty, expected) in rows {
         let governor = governor();
         observe(&governor, 1000);
-        let mut admission = governor.admit(admitted).unwrap().unwrap();
-        let _waiting = waits.then(|| governor.wait());
-        let mut progress = governor.progress.subscribe();
-        progress.mark_unchanged();
+        let (own, other) = (flow(1), flow(2));
+        let mut admission = governor.admit(&other, admitted).unwrap().unwrap();
+        let mut queued = Box::pin(governor.enqueue(&own, MIB).unwrap().admitted());
+        assert!(!is_admitted(&mut queued) && governor.has_waiting());
         admission.spend(spent);
-        governor.buffered(dirty as i64);
+        governor.buffered(&other, dirty as i64);
         drop(admission);
-        assert_eq!(progress.has_changed().unwrap(), woken, "{:?}", (admitted, spent, dirty, waits));
-        assert!(governor.may_buffer(8 * MIB - dirty).unwrap(), "nothing is left admitted");
+        assert_eq!(is_admitted(&mut queued), expected, "{:?}", (admitted, spent, dirty));
+        governor.buffered(&other, -(dirty as i64));
+        drop(queued);
+        assert!(!governor.has_waiting());
+        assert!(governor.may_buffer(&other, 8 * MIB).unwrap(), "nothing is left admitted");
     }
+}
+
+#[test]
+fn requests_that_wait_are_refused_when_no_room_is_expected_or_the_pool_stops() {
+    let governor = governor();
+    observe(&governor, 1000);
+    let (own, other) = (flow(1), flow(2));
+    governor.buffered(&other, (8 * MIB) as i64);
+    let mut queued = Box::pin(governor.enqueue(&own, MIB).unwrap().admitted());
+    observe(&governor, 10);
+    assert!(!is_admitted(&mut queued), "a reclaim may help");
+    for _ in 0..PATIENCE {
+        governor.begin_reclaim(Duration::ZERO).end(Duration::ZERO, true);
+    }
+    let refused = poll_once(&mut queued);
+    assert!(matches!(refused, std::task::Poll::Ready(Err(Error::NoSpace))));
+    observe(&governor, 1000);
+    let mut queued = Box::pin(governor.enqueue(&own, MIB).unwrap().admitted());
+    governor.refuse_waiting();
+    assert!(matches!(poll_once(&mut queued), std::task::Poll::Ready(Err(Error::Closed))));
+    assert!(matches!(governor.enqueue(&own, MIB), Err(Error::Closed)));
+}
+
+fn poll_once<F: Future>(future: &mut std::pin::Pin<Box<F>>) -> std::task::Poll<F::Output> {
+    future.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
+}
+
+#[test]
+fn a_flush_of_another_disk_bounds_the_buffers() {
+    let governor = governor();
+    observe(&governor, 1000);
+    let (own, other) = (flow(1), flow(2));
+    let ms = Duration::from_millis(1);
+    governor.flush_bound.record_group(4 * MIB, Duration::ZERO, 8 * ms);
+    governor.buffered(&own, (2 * MIB) as i64);
+    assert!(governor.may_buffer(&own, MIB).unwrap());
+    governor.flush_bound.record_flush(other.id(), 9 * ms);
+    assert!(!governor.may_buffer(&own, MIB).unwrap());
+    assert!(governor.may_buffer(&other, MIB).unwrap());
+    assert!(governor.may_buffer(&flow(3), MIB).unwrap(), "it has nothing in the buffers");
 }
 
 #[test]
@@ -121,8 +186,9 @@ fn writers_of_a_full_store_wait_while_a_reclaim_may_help_and_then_fail() {
     let governor = governor();
     observe(&governor, 1000);
     observe(&governor, 10);
-    assert!(!governor.may_buffer(MIB).unwrap(), "nothing was reclaimed yet");
-    assert!(governor.may_buffer(0).unwrap(), "a zeroed range uses the reserve of the buffer");
+    let flow = &flow(1);
+    assert!(!governor.may_buffer(flow, MIB).unwrap(), "nothing was reclaimed yet");
+    assert!(governor.may_buffer(flow, 0).unwrap(), "a zeroed range uses the reserve of the buffer");
     // Reclaims that free nothing use up the patience.
     let mut reclaims = 0;
     while governor.reclaim_may_help() {
@@ -130,11 +196,11 @@ fn writers_of_a_full_store_wait_while_a_reclaim_may_help_and_then_fail() {
         reclaims += 1;
         assert!(reclaims <= u64::from(PATIENCE), "the wait has an end");
     }
-    assert!(matches!(governor.may_buffer(MIB), Err(Error::NoSpace)));
-    assert!(matches!(governor.admit(MIB), Err(Error::NoSpace)));
+    assert!(matches!(governor.may_buffer(flow, MIB), Err(Error::NoSpace)));
+    assert!(matches!(governor.admit(flow, MIB), Err(Error::NoSpace)));
     // A deletion is worth the wait for one more.
     governor.reclaim_is_due();
-    assert!(!governor.may_buffer(MIB).unwrap());
+    assert!(!governor.may_buffer(flow, MIB).unwrap());
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod common;
 mod copy;
 mod damage;
 mod desktop;
+mod fair;
 mod full;
 mod loss;
 mod lost_memory;

@@ -19,6 +19,7 @@ mod pool;
 mod snapshots;
 mod stats;
 mod targets;
+mod tenants;
 mod volumes;
 
 use axum::extract::State;
@@ -71,6 +72,7 @@ pub fn routes() -> Vec<Route> {
         volumes::routes(),
         clones::routes(),
         snapshots::routes(),
+        tenants::routes(),
         targets::routes(),
         stats::routes(),
         pool::routes(),

@@ -2,14 +2,14 @@
 
 use axum::extract::State;
 use axum::http::Method;
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, post, put};
 
 use super::extract::{Body, Param};
 use super::{Api, Route, create, run};
-use crate::control::{Action, CreateVolume, Persist, Resets, Resize, Rollback};
+use crate::control::{Action, CreateVolume, Persist, Resets, Resize, Rollback, VolumeLimits};
 
 pub(super) fn routes() -> Vec<Route> {
-    [volume_routes(), reset_routes(), class_routes()].into_iter().flatten().collect()
+    [volume_routes(), reset_routes(), limit_routes(), class_routes()].into_iter().flatten().collect()
 }
 
 fn volume_routes() -> Vec<Route> {
@@ -85,6 +85,25 @@ fn reset_routes() -> Vec<Route> {
             about: "Roll a volume back to one of its snapshots",
             handler: post(|s: State<Api>, Param(name), Body(b): Body<Rollback>| {
                 run(s, Action::RollbackVolume { name, snapshot: b.snapshot })
+            }),
+        },
+    ]
+}
+
+fn limit_routes() -> Vec<Route> {
+    vec![
+        Route {
+            method: Method::GET,
+            path: "/volumes/{name}/limits",
+            about: "Show the limits, the weight and the tenant of a volume",
+            handler: get(|s: State<Api>, Param(volume)| run(s, Action::ShowLimits { volume })),
+        },
+        Route {
+            method: Method::PUT,
+            path: "/volumes/{name}/limits",
+            about: "Replace the limits, the weight and the tenant of a volume, effective at once",
+            handler: put(|s: State<Api>, Param(volume), Body(new): Body<VolumeLimits>| {
+                run(s, Action::SetLimits { volume, new })
             }),
         },
     ]

@@ -7,6 +7,7 @@ use clap::builder::NonEmptyStringValueParser as Name;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use super::limit::LimitArgs;
 use crate::config::{AnswerMode, DEFAULT_DATA, HttpAddr, LossMode, parse_http_addr, parse_portal};
 use crate::control::{Reset, SyncPolicy};
 use crate::import::Format;
@@ -50,9 +51,12 @@ pub enum Command {
     /// Manage golden images: import, create, list, show, remove, boot profile
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Manage volumes: create, clone, list, show, remove, resize, reset, persist, block classes
+    /// Manage volumes: create, clone, list, show, remove, resize, reset, persist, limits, block classes
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Manage tenants: limits for several volumes together
+    #[command(subcommand)]
+    Tenant(TenantCommand),
     /// Manage snapshots: create, list, remove, roll back
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
@@ -328,6 +332,46 @@ pub enum VolumeCommand {
         /// Durability of writes from then on
         #[arg(long, value_enum, default_value_t)]
         sync: SyncPolicy,
+    },
+    /// Show or change the limits, the weight and the tenant of a volume; effective at once
+    Limit {
+        /// Name of the volume
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// Tenant to which the volume belongs, or none
+        #[arg(long, value_name = "NAME|none")]
+        tenant: Option<String>,
+        /// The changes.
+        #[command(flatten)]
+        limits: LimitArgs,
+    },
+}
+
+/// `forebay tenant …`
+#[derive(Debug, Subcommand)]
+pub enum TenantCommand {
+    /// List all tenants
+    List,
+    /// Show one tenant
+    Show {
+        /// Name of the tenant
+        #[arg(value_parser = Name::new())]
+        name: String,
+    },
+    /// Change the limits of all volumes of a tenant together, and its weight
+    Limit {
+        /// Name of the tenant
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// The changes.
+        #[command(flatten)]
+        limits: LimitArgs,
+    },
+    /// Remove the limits of a tenant
+    Rm {
+        /// Name of the tenant
+        #[arg(value_parser = Name::new())]
+        name: String,
     },
 }
 

@@ -7,6 +7,7 @@ mod classes;
 mod client;
 mod gc;
 mod import;
+mod limit;
 mod offline;
 mod output;
 mod profile;

@@ -9,8 +9,10 @@ use serde::Serialize;
 
 use super::CliError;
 use super::args::Cli;
+use super::limit;
 use crate::clock::unix_ms;
 use crate::control::{DiskView, Kind, Reset, SyncPolicy};
+use crate::limits::LimitSet;
 use crate::size::Size;
 use crate::text;
 
@@ -140,6 +142,12 @@ pub(super) fn disk_details(d: &DiskView) -> String {
         row("origin", origin.clone());
     }
     row("dedup domain", d.dedup_domain.to_string());
+    if let Some(tenant) = &d.tenant {
+        row("tenant", tenant.clone());
+    }
+    if *d.limits != LimitSet::default() {
+        row("limits", limit::text(&d.limits));
+    }
     if d.map_damaged {
         row("block map", "damaged: run 'forebay check'".into());
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::args::{Cli, Command, Global, ImageCommand, ServeArgs, SnapshotCommand, VolumeCommand};
 use super::client::Client;
-use super::{CliError, classes, gc, import, offline, output, profile, stats, target};
+use super::{CliError, classes, gc, import, limit, offline, output, profile, stats, target};
 use crate::config::{ConfigFile, DEFAULT_DATA, NbdFlags, Overrides, SOCKET_NAME, ServeConfig, TlsSection};
 use crate::control::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Resets, Resize,
@@ -87,6 +87,7 @@ impl ClientCommands {
         match command {
             Command::Image(c) => self.image(c).await,
             Command::Volume(c) => self.volume(c).await,
+            Command::Tenant(c) => limit::tenant(&self.client, c, self.json).await,
             Command::Snapshot(c) => self.snapshot(c).await,
             Command::Target(c) => target::target(&self.client, c, self.json).await,
             Command::Lun(c) => target::lun(&self.client, c, self.json).await,
@@ -159,6 +160,9 @@ impl ClientCommands {
             }
             VolumeCommand::Classes { name, refresh } => {
                 classes::run(&self.client, &name, refresh, self.json).await
+            }
+            VolumeCommand::Limit { name, tenant, limits } => {
+                limit::volume(&self.client, &name, tenant, &limits, self.json).await
             }
             VolumeCommand::Persist { name, sync } => {
                 let body = Persist { sync };

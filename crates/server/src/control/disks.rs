@@ -3,7 +3,8 @@
 use forebay_engine::{CloneRequest, DiskInfo, Error as EngineError, Role};
 
 use super::{
-    CloneVolumes, Control, ControlError, DiskSpaceView, DiskStatsView, DiskView, Reply, Reset, Result,
+    CloneVolumes, Control, ControlError, DiskSpaceView, DiskStatsView, DiskView, LimitedView, Reply, Reset,
+    Result,
 };
 
 /// Most clones that one request creates.
@@ -38,7 +39,14 @@ impl Control {
         let request = |name| CloneRequest { name, sync: c.sync.into(), write_cache, reset_at_disconnect };
         let requests: Vec<_> = names.into_iter().map(request).collect();
         let clones = self.pool().clone_disk(&c.source, &requests).await?;
+        let clones = self.inherit_tenant(&c.source, clones).await?;
         Ok(Reply::Disks(clones.iter().filter_map(DiskView::new).collect()))
+    }
+
+    pub(super) async fn create_image(&self, name: &str, source: &str) -> Result<Reply> {
+        let image = self.pool().create_image(name, source).await?;
+        let images = self.inherit_tenant(source, vec![image]).await?;
+        images.first().map_or_else(|| Err(EngineError::NotFound(name.to_owned()).into()), disk_reply)
     }
 
     pub(super) async fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<Reply> {
@@ -84,7 +92,8 @@ impl Control {
             Some(space) => pool.stats().await.space.map(|s| DiskSpaceView::new(space, s.as_of_ms)),
         };
         let cached_bytes = stats.cached_bytes;
-        Ok(Reply::DiskStats(DiskStatsView { guest: stats.guest.into(), space, cached_bytes }))
+        let limited = LimitedView { requests: stats.limited.ops, waited_us: stats.limited.bytes };
+        Ok(Reply::DiskStats(DiskStatsView { guest: stats.guest.into(), space, cached_bytes, limited }))
     }
 
     /// Returns the disk of this name. It must be of this kind: `volume rm` must not remove an image.

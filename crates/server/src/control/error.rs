@@ -4,6 +4,7 @@
 use forebay_engine::Error as EngineError;
 use serde::{Deserialize, Serialize};
 
+use crate::limits::LimitError;
 use crate::targets::TargetError;
 
 /// Result of a control-plane action.
@@ -214,6 +215,16 @@ impl From<EngineError> for ControlError {
             }
         };
         ControlError::new(kind, e.to_string())
+    }
+}
+
+impl From<LimitError> for ControlError {
+    fn from(e: LimitError) -> ControlError {
+        match e {
+            LimitError::Bad(why) => ControlError::bad_request(why),
+            LimitError::Unreadable(_) => ControlError::new(ErrorKind::Unreadable, e.to_string()),
+            LimitError::Pool(e) => e.into(),
+        }
     }
 }
 

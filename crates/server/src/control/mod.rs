@@ -12,6 +12,7 @@ mod desktops;
 mod disks;
 mod error;
 mod gc;
+mod limits;
 mod profile;
 mod reservations;
 mod space;
@@ -32,6 +33,7 @@ pub use desktops::*;
 pub use disks::MAX_CLONES;
 use disks::disk_reply;
 pub use error::{ControlError, ErrorBody, ErrorDetail, ErrorKind, Result};
+pub use limits::*;
 pub use profile::*;
 pub use reservations::*;
 pub use space::*;
@@ -40,6 +42,7 @@ pub use upgrade::{Upgrade, UpgradeRequest, Upgraded};
 pub use view::*;
 
 use crate::import::FetchPolicy;
+use crate::limits::{LimitSet, LimitTable};
 use crate::scsi::Units;
 use crate::targets::Targets;
 
@@ -72,6 +75,12 @@ pub enum Action {
     ResumeVolume { name: String },
     Reset { volumes: Vec<String> },
     PersistVolume { name: String, sync: SyncPolicy },
+    ShowLimits { volume: String },
+    SetLimits { volume: String, new: VolumeLimits },
+    ListTenants,
+    ShowTenant { name: String },
+    SetTenant { name: String, limits: LimitSet },
+    RemoveTenant { name: String },
     ShowClasses { name: String },
     LearnClasses { name: String },
     RollbackVolume { name: String, snapshot: String },
@@ -107,6 +116,9 @@ impl Action {
                 | ListVolumes
                 | ShowVolume { .. }
                 | ShowClasses { .. }
+                | ShowLimits { .. }
+                | ListTenants
+                | ShowTenant { .. }
                 | ListSnapshots { .. }
                 | ListTargets
                 | ShowTarget { .. }
@@ -133,6 +145,9 @@ pub enum Reply {
     Classes(ClassesView),
     Target(TargetView),
     Targets(Vec<TargetView>),
+    Limits(VolumeLimits),
+    Tenant(TenantView),
+    Tenants(Vec<TenantView>),
     Lun(LunView),
     Reservations(ReservationsView),
     /// Success without data; an empty JSON object.
@@ -166,6 +181,7 @@ struct Inner {
     pool: Arc<Pool>,
     targets: Arc<Targets>,
     units: Arc<Units>,
+    limits: Arc<LimitTable>,
     info: ServerInfo,
     running: Arc<Semaphore>,
     stopping: watch::Sender<bool>,
@@ -174,11 +190,17 @@ struct Inner {
 }
 
 impl Control {
-    /// Creates the control plane of an open pool, its targets and their logical units.
-    pub fn new(pool: Arc<Pool>, targets: Arc<Targets>, units: Arc<Units>, info: ServerInfo) -> Control {
+    /// Creates the control plane of an open pool, its targets and their logical units, and its limits.
+    pub fn new(
+        pool: Arc<Pool>,
+        targets: Arc<Targets>,
+        units: Arc<Units>,
+        limits: Arc<LimitTable>,
+        info: ServerInfo,
+    ) -> Control {
         let running = Arc::new(Semaphore::new(MAX_RUNNING as usize));
         let (stopping, scans, upgrades) = (watch::Sender::new(false), Scans::default(), Default::default());
-        let inner = Inner { pool, targets, units, info, running, stopping, scans, upgrades };
+        let inner = Inner { pool, targets, units, limits, info, running, stopping, scans, upgrades };
         Control { inner: Arc::new(inner) }
     }
 
@@ -195,6 +217,11 @@ impl Control {
     /// Returns the logical units of the targets.
     pub(super) fn units(&self) -> &Arc<Units> {
         &self.inner.units
+    }
+
+    /// Returns the limits of disks and tenants.
+    pub(super) fn limits(&self) -> &LimitTable {
+        &self.inner.limits
     }
 
     /// Returns information about the server.
@@ -283,7 +310,7 @@ impl Control {
         match action {
             A::ListImages => Ok(self.list_disks(Role::Image)),
             A::ShowImage { name } => self.show_disk(name, Role::Image),
-            A::CreateImage { name, source } => disk_reply(&pool.create_image(name, source).await?),
+            A::CreateImage { name, source } => self.create_image(name, source).await,
             A::RemoveImage { name } => self.remove_disk(name, Role::Image).await,
             A::ShowProfile { image } => self.show_profile(image).await,
             A::ChangeProfile { image, action } => self.change_profile(image, *action).await,
@@ -300,6 +327,12 @@ impl Control {
             A::ResumeVolume { name } => self.resume_volume(name).await,
             A::Reset { volumes } => self.reset_volumes(volumes).await,
             A::PersistVolume { name, sync } => disk_reply(&pool.persist(name, (*sync).into()).await?),
+            A::ShowLimits { volume } => self.show_limits(volume),
+            A::SetLimits { volume, new } => self.set_limits(volume, new).await,
+            A::ListTenants => Ok(self.list_tenants()),
+            A::ShowTenant { name } => self.show_tenant(name),
+            A::SetTenant { name, limits } => self.set_tenant(name, *limits).await,
+            A::RemoveTenant { name } => self.remove_tenant(name).await,
             A::ShowClasses { name } => self.show_classes(name),
             A::LearnClasses { name } => self.scan_classes(name).await,
             A::RollbackVolume { name, snapshot } => self.roll_back_volume(name, snapshot).await,

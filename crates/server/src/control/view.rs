@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::desktops::DesktopsView;
 use super::error::ErrorDetail;
+use super::limits::LimitedView;
 use super::space::{DiskSpaceView, ReductionView, RoomView, SpaceView};
+use crate::limits::LimitSet;
 
 /// The kind of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +92,12 @@ pub struct DiskView {
     pub write_cache_bytes: Option<u64>,
     /// For a desktop: when it is reset automatically.
     pub reset: Option<Reset>,
+    /// The tenant to which it belongs.
+    #[serde(default)]
+    pub tenant: Option<String>,
+    /// Limits and weight.
+    #[serde(default)]
+    pub limits: Box<LimitSet>,
 }
 
 impl DiskView {
@@ -120,6 +128,8 @@ impl DiskView {
                 true => Reset::Disconnect,
                 false => Reset::Never,
             }),
+            tenant: info.limits.tenant.clone(),
+            limits: Box::new(info.limits.limits.into()),
         })
     }
 }
@@ -466,6 +476,9 @@ pub struct DiskStatsView {
     pub space: Option<DiskSpaceView>,
     /// For a desktop: bytes of its writes in RAM.
     pub cached_bytes: u64,
+    /// Requests that waited for a limit of the disk or of its tenant.
+    #[serde(default)]
+    pub limited: LimitedView,
 }
 
 impl StatsView {

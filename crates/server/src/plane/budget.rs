@@ -1,5 +1,5 @@
 //! The time for which one connection may occupy its thread, so that no request of one connection delays the
-//! others by more than some milliseconds.
+//! others by more than a fraction of a millisecond.
 //!
 //! **Rounds.** Between two polls of the sockets of a thread, every connection may use [`ROUND`] of the
 //! thread's time, in its own loop and in the tasks of its requests together. The rest of its work waits for
@@ -19,9 +19,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 /// Time that a connection may use in one round.
-const ROUND: Duration = Duration::from_millis(1);
+const ROUND: Duration = Duration::from_micros(250);
 /// Most bytes moved in one poll.
-pub(crate) const TURN: usize = 2 << 20;
+pub(crate) const TURN: usize = 512 << 10;
 /// Fixed cost of a request, expressed as bytes that could be moved in the same time: one to two microseconds.
 const REQUEST_COST: usize = 4 << 10;
 /// Additional cost of a request for which the server has to scan many items.
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn a_turn_is_a_bounded_number_of_requests_and_bytes() {
         let budget = Budget::default();
-        for (bytes, most) in [(0, 512), (4096, 256), (256 << 10, 8)] {
+        for (bytes, most) in [(0, 128), (4096, 64), (256 << 10, 2)] {
             budget.begin_turn();
             let served = (0..10_000).take_while(|_| {
                 let continues = !budget.turn_is_over();

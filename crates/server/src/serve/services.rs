@@ -23,6 +23,7 @@ use crate::api::{self, Origin};
 use crate::config::ServeConfig;
 use crate::control::{Control, ServerInfo, UpgradeRequest};
 use crate::iscsi;
+use crate::limits::LimitTable;
 use crate::nbd;
 use crate::plane::{ConnectionLimits, Handle, Plane};
 use crate::scsi::Units;
@@ -40,6 +41,7 @@ pub(super) struct Prepared {
     cores: usize,
     pool: Arc<Pool>,
     targets: Arc<Targets>,
+    limits: Arc<LimitTable>,
     units: Arc<Units>,
     certificates: nbd::Certificates,
     info: ServerInfo,
@@ -78,6 +80,8 @@ impl Prepared {
         if let Err(e) = targets.apply(&config.iscsi_targets).await {
             tracing::error!("cannot set up the iSCSI targets of the configuration: {e}");
         }
+        // Before any client is served.
+        let disk_limits = Arc::new(LimitTable::load(pool.clone()).await);
         let units = Arc::new(Units::new());
         let resumed_units = units.resume(&pool, &state.units).await?;
         let limits = connection_limits(config, descriptors);
@@ -115,6 +119,7 @@ impl Prepared {
             cores: config.cores,
             pool,
             targets,
+            limits: disk_limits,
             units,
             certificates,
             info,
@@ -134,7 +139,7 @@ impl Prepared {
         if let Some(cache) = self.cache {
             cache.fill(Arc::downgrade(&pool));
         }
-        let control = Control::new(pool.clone(), targets.clone(), units.clone(), self.info);
+        let control = Control::new(pool.clone(), targets.clone(), units.clone(), self.limits, self.info);
         control.accept_upgrades(upgrades);
         let background = vec![
             tokio::spawn(pressure::watch(pool)),

@@ -126,6 +126,62 @@ async fn volumes_snapshots_and_clones_are_created_changed_and_removed() {
 }
 
 #[tokio::test]
+async fn limits_are_set_shown_kept_and_inherited() {
+    let (rig, api) = Caller::new(Origin::Socket).await;
+    api.post("/volumes", json!({"name": "v", "size_bytes": 1 << 20})).await;
+    let limits = json!({"iops": 500, "bandwidth_write": 1 << 20, "bandwidth_burst": 1 << 22, "weight": 50});
+    let body = json!({"tenant": "acme", "limits": limits});
+    let (status, set) = api.call(Method::PUT, "/volumes/v/limits", body.clone()).await;
+    assert_eq!((status, &set), (StatusCode::OK, &body));
+    assert_eq!(api.get("/volumes/v/limits").await.1, body);
+    let (_, shown) = api.get("/volumes/v").await;
+    assert_eq!((&shown["tenant"], &shown["limits"]), (&json!("acme"), &limits));
+    let (status, tenant) = api.call(Method::PUT, "/tenants/acme", json!({"iops": 900})).await;
+    assert_eq!((status, &tenant["disks"]), (StatusCode::OK, &json!(1)), "{tenant}");
+
+    // Clones inherit the tenant, also by way of snapshots and images, but not the limits.
+    api.post("/volumes/v/snapshots", json!({"name": "s"})).await;
+    api.post("/clones", json!({"source": "v@s", "name": "c"})).await;
+    api.post("/images/i", json!({"source": "v"})).await;
+    api.post("/clones", json!({"source": "i", "name": "d"})).await;
+    for name in ["c", "d"] {
+        let (_, clone) = api.get(&format!("/volumes/{name}")).await;
+        assert_eq!((&clone["tenant"], &clone["limits"]), (&json!("acme"), &json!({})), "{name}");
+    }
+    assert_eq!(api.get("/tenants/acme").await.1["disks"], 4);
+
+    // What is stored is what another server of the pool would apply.
+    let pool = rig.control.pool().clone();
+    let stored = pool.document("limits").await.unwrap().unwrap();
+    pool.set_limits("v", &Default::default()).unwrap();
+    pool.set_tenant_limits("acme", Default::default());
+    forebay_server::limits::LimitTable::load(pool.clone()).await;
+    assert_eq!(api.get("/volumes/v/limits").await.1, body);
+    assert_eq!(api.get("/tenants/acme").await.1["limits"], json!({"iops": 900}));
+    assert_eq!(pool.document("limits").await.unwrap().unwrap(), stored);
+
+    for (path, bad) in [
+        ("/volumes/v/limits", json!({"limits": {"iops": 0}})),
+        ("/volumes/v/limits", json!({"limits": {"weight": 10001}})),
+        ("/volumes/v/limits", json!({"tenant": "x".repeat(65)})),
+        ("/volumes/v/limits", json!({"tenant": ""})),
+        ("/tenants/acme", json!({"bandwidth_burst": 0, "bandwidth": 1})),
+    ] {
+        api.refuses(Method::PUT, path, bad, 400, "bad_request").await;
+    }
+    assert_eq!(api.get("/volumes/v/limits").await.1, body, "a refused change has no effect");
+
+    assert_eq!(api.delete("/tenants/acme").await.0, StatusCode::OK);
+    assert_eq!(api.get("/tenants").await.1, json!([{"name": "acme", "limits": {}, "disks": 4}]));
+    api.call(Method::PUT, "/volumes/v/limits", json!({})).await;
+    assert_eq!(api.get("/volumes/v/limits").await.1, json!({"tenant": null, "limits": {}}));
+    api.delete("/volumes/d").await;
+    api.call(Method::PUT, "/tenants/acme", json!({"iops": 1})).await;
+    let text = String::from_utf8(pool.document("limits").await.unwrap().unwrap()).unwrap();
+    assert_eq!(text.matches("uuid").count(), 2, "entries of removed disks are dropped: {text}");
+}
+
+#[tokio::test]
 async fn an_action_on_a_disk_of_another_kind_is_refused() {
     let (rig, api) = Caller::new(Origin::Socket).await;
     std::fs::write(rig.path("f"), vec![1; 1 << 20]).unwrap();

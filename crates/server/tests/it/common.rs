@@ -8,6 +8,7 @@ use std::time::Instant;
 use forebay_engine::{Pool, PoolConfig};
 use forebay_server::control::{Control, ServerInfo};
 use forebay_server::import::{self, Event, FetchPolicy, Format, Request, Source};
+use forebay_server::limits::LimitTable;
 use forebay_server::scsi::Units;
 use forebay_server::serve::EngineThread;
 use forebay_server::targets::Targets;
@@ -39,7 +40,8 @@ impl Rig {
         };
         let targets = Arc::new(Targets::load(pool.clone()).await);
         let units = Arc::new(Units::new());
-        Rig { control: Control::new(pool, targets, units, info), dir, _engine: engine }
+        let limits = Arc::new(LimitTable::load(pool.clone()).await);
+        Rig { control: Control::new(pool, targets, units, limits, info), dir, _engine: engine }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

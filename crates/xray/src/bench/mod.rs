@@ -10,6 +10,7 @@ mod clone_rows;
 pub(crate) mod error;
 pub(crate) mod files;
 mod fio;
+mod hog_rows;
 mod io_rows;
 mod limited;
 pub(crate) mod machine;
@@ -72,6 +73,8 @@ pub enum Part {
     Space,
     /// Small writes on a store that is as slow as hard disks.
     Slow,
+    /// A guest next to others that take all that they can get.
+    Hog,
 }
 
 /// Durations and sizes of a run.
@@ -228,6 +231,10 @@ fn own_rows(
     }
     if options.wants(Part::Slow) {
         rows.extend(slow_rows::coalescing(bench, pace, binary)?);
+    }
+    if options.wants(Part::Hog) {
+        rows.extend(hog_rows::hogs(bench, pace, binary)?);
+        rows.extend(hog_rows::limits(bench, pace, binary)?);
     }
     Ok(rows)
 }

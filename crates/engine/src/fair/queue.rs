@@ -1,0 +1,243 @@
+//! Which requests are admitted to a resource, and the order of those that wait.
+//!
+//! **Shares.** A flow is *active* while it uses the resource or waits for it. The share of an active flow is
+//! the open part of the budget, divided by weight among the active flows and one more flow of the default
+//! weight, which stands for the next one. A flow is *below its share* if the request fits into it, or if it
+//! uses nothing. Such a request may use the whole budget; any other leaves an eighth of it free. So a flow
+//! that uses little finds room at once, however much the others want.
+//!
+//! **Order.** Each flow has a separate queue, in order of arrival. Flows are served by start-time fair
+//! queueing: the start tag of the request at the front is the end of the flow's last request, but not before
+//! the present virtual time; its end is later by its cost divided by the weight. Requests below their share
+//! are served first, then the others; within each of both, the least start tag is first. The first request
+//! that does not fit ends the round, also if a later one would fit.
+//!
+//! **No starvation.** The resource is given back after a finite time, and a request of any size fits when
+//! nothing is used. Consider the request with the least tag among those below their share: none is admitted
+//! before it, not even a new one ([`Queue::may_pass`]), so the use falls until it fits. The tags of later
+//! requests are larger by at least the cost of a request each time a flow is served, so every such request
+//! becomes the least. A request above its share becomes one below it when its flow uses nothing, at the
+//! latest: its flow gets nothing before it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use super::flow::{DEFAULT_WEIGHT, Flow, MAX_WEIGHT};
+
+/// Bytes of a resource that a flow may use whatever its share, if the budget permits: a flow that writes a
+/// little now and then does not wait for others.
+const SMALL: u64 = 64 << 10;
+/// Unit of costs in virtual time.
+const COST_UNIT: u64 = 512;
+
+/// The bytes of a resource that may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Budget {
+    /// By all flows together.
+    pub all: u64,
+    /// The part that is shared out; a flow above its share leaves an eighth of it free.
+    pub open: u64,
+}
+
+impl Budget {
+    /// A budget that is shared out as a whole.
+    pub fn of(bytes: u64) -> Budget {
+        Budget { all: bytes, open: bytes }
+    }
+
+    /// The bytes that may be used after a request of a flow above its share.
+    pub fn above(&self) -> u64 {
+        (self.open - self.open / 8).min(self.all)
+    }
+}
+
+/// The decision on a request.
+#[derive(Debug, Clone, Copy)]
+struct Decision {
+    /// Its flow is below its share.
+    is_below: bool,
+    fits: bool,
+}
+
+/// A request that waits.
+struct Entry<T> {
+    number: u64,
+    cost: u64,
+    what: T,
+}
+
+/// The requests of one flow that wait; never empty.
+struct Lane<T> {
+    flow: Arc<Flow>,
+    /// Tag of the first one.
+    start: u64,
+    entries: VecDeque<Entry<T>>,
+}
+
+/// Requests that wait; see the module documentation.
+pub(crate) struct Queue<T> {
+    lanes: BTreeMap<u64, Lane<T>>,
+    /// Start tag and flow of each lane.
+    order: BTreeSet<(u64, u64)>,
+    /// Virtual time: the tag of the last request that was admitted.
+    now: u64,
+    /// Weight of the active flows.
+    active: u64,
+    next_number: u64,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Queue { lanes: BTreeMap::new(), order: BTreeSet::new(), now: 0, active: 0, next_number: 0 }
+    }
+}
+
+impl<T> Queue<T> {
+    /// Number of requests that wait.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.lanes.values().map(|lane| lane.entries.len()).sum()
+    }
+
+    /// Bytes for which requests of a flow wait.
+    #[cfg(test)]
+    pub fn waiting_cost(&self, id: u64) -> u64 {
+        self.lanes.get(&id).map_or(0, |lane| lane.entries.iter().map(|e| e.cost).sum())
+    }
+
+    /// Updates the weight of the active flows after a change of this one.
+    pub fn recount(&mut self, flow: &Flow) {
+        let is_active = flow.used() > 0 || self.lanes.contains_key(&flow.id());
+        let weight = if is_active { flow.weight() } else { 0 };
+        self.active = self.active + weight - flow.set_counted(weight);
+    }
+
+    /// Share of a flow in bytes.
+    fn share(&self, flow: &Flow, budget: &Budget) -> u64 {
+        let (weight, others) = (flow.weight(), self.active - flow.counted());
+        let share =
+            u128::from(budget.open) * u128::from(weight) / u128::from(weight + others + DEFAULT_WEIGHT);
+        (share as u64).max(SMALL.min(budget.all / 8))
+    }
+
+    /// Decides on a request of a flow, when all flows together use `used` bytes.
+    fn decide(&self, flow: &Flow, cost: u64, used: u64, budget: &Budget) -> Decision {
+        let own = flow.used();
+        let is_below = own == 0 || own + cost <= self.share(flow, budget);
+        let most = if is_below { budget.all } else { budget.above() };
+        Decision { is_below, fits: used == 0 || used + cost <= most }
+    }
+
+    /// Whether a new request is admitted before those that wait. `budget_of` returns the budget for a request
+    /// of a flow; `None` if it is not considered now.
+    pub fn may_pass(
+        &self,
+        flow: &Flow,
+        cost: u64,
+        used: u64,
+        budget_of: impl Fn(&Flow, u64) -> Option<Budget>,
+    ) -> bool {
+        let decide = |flow: &Flow, cost: u64| {
+            budget_of(flow, cost).map(|budget| self.decide(flow, cost, used, &budget))
+        };
+        let Some(Decision { is_below, fits: true }) = decide(flow, cost) else { return false };
+        let precedes = |lane: &Lane<T>| {
+            let first = lane.entries.front().and_then(|e| decide(&lane.flow, e.cost));
+            first.is_some_and(|first| first.is_below || !is_below)
+        };
+        !self.lanes.contains_key(&flow.id()) && !self.lanes.values().any(precedes)
+    }
+
+    /// Adds a request at the end of its flow's queue; returns its number.
+    pub fn push(&mut self, flow: &Arc<Flow>, cost: u64, what: T) -> u64 {
+        self.next_number += 1;
+        let entry = Entry { number: self.next_number, cost, what };
+        match self.lanes.get_mut(&flow.id()) {
+            Some(lane) => lane.entries.push_back(entry),
+            None => {
+                let start = self.now.max(flow.finish());
+                let lane = Lane { flow: flow.clone(), start, entries: VecDeque::from([entry]) };
+                self.lanes.insert(flow.id(), lane);
+                self.order.insert((start, flow.id()));
+                self.recount(flow);
+            }
+        }
+        self.next_number
+    }
+
+    /// Removes a request that waits; `None` if it does not wait any more.
+    pub fn remove(&mut self, flow: &Arc<Flow>, number: u64) -> Option<T> {
+        let lane = self.lanes.get_mut(&flow.id())?;
+        let at = lane.entries.iter().position(|e| e.number == number)?;
+        let entry = lane.entries.remove(at)?;
+        if lane.entries.is_empty() {
+            self.order.remove(&(lane.start, flow.id()));
+            self.lanes.remove(&flow.id());
+            self.recount(flow);
+        }
+        Some(entry.what)
+    }
+
+    /// Removes the first request of a flow that waits, and charges the flow for it.
+    fn take_first(&mut self, id: u64) -> Option<(Arc<Flow>, T)> {
+        let lane = self.lanes.get_mut(&id)?;
+        let entry = lane.entries.pop_front()?;
+        let flow = lane.flow.clone();
+        self.order.remove(&(lane.start, id));
+        let cost = entry.cost.div_ceil(COST_UNIT).max(1) * MAX_WEIGHT / flow.weight().max(1);
+        let finish = lane.start + cost;
+        flow.set_finish(finish);
+        self.now = self.now.max(lane.start);
+        if lane.entries.is_empty() {
+            self.lanes.remove(&id);
+            self.recount(&flow);
+        } else {
+            lane.start = finish;
+            self.order.insert((finish, id));
+        }
+        Some((flow, entry.what))
+    }
+
+    /// Admits requests that wait, in order, until one does not fit. `used` returns the bytes in use, which
+    /// `admit` increases; `budget_of` is that of [`Queue::may_pass`].
+    pub fn drain(
+        &mut self,
+        used: impl Fn() -> u64,
+        budget_of: impl Fn(&Flow, u64) -> Option<Budget>,
+        mut admit: impl FnMut(&Flow, T),
+    ) {
+        for only_below in [true, false] {
+            // Tags only increase, and no flow falls below its share in here: one pass suffices.
+            let mut cursor = (0, 0);
+            while let Some(&(start, id)) = self.order.range(cursor..).next() {
+                let Some(lane) = self.lanes.get(&id) else { return };
+                let Some(cost) = lane.entries.front().map(|e| e.cost) else { return };
+                let decision =
+                    budget_of(&lane.flow, cost).map(|budget| self.decide(&lane.flow, cost, used(), &budget));
+                match decision {
+                    None => cursor = (start, id + 1),
+                    Some(d) if only_below && !d.is_below => cursor = (start, id + 1),
+                    Some(d) if !d.fits => return,
+                    Some(_) => {
+                        if let Some((flow, what)) = self.take_first(id) {
+                            admit(&flow, what);
+                            self.recount(&flow);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Removes the requests for which `is_due` returns true.
+    pub fn remove_if(&mut self, is_due: impl Fn(&Flow, u64) -> bool) -> Vec<(u64, T)> {
+        let mut due = Vec::new();
+        for lane in self.lanes.values() {
+            let numbers =
+                lane.entries.iter().filter(|e| is_due(&lane.flow, e.cost)).map(|e| (e.number, e.cost));
+            due.extend(numbers.map(|(number, cost)| (lane.flow.clone(), number, cost)));
+        }
+        let take = |(flow, number, cost): (Arc<Flow>, u64, u64)| Some((cost, self.remove(&flow, number)?));
+        due.into_iter().filter_map(take).collect()
+    }
+}

@@ -1,0 +1,276 @@
+//! The limits of a disk and of its tenant, and the requests that wait for them.
+//!
+//! A request takes tokens of its disk and of its tenant at one moment, so it holds none while it waits.
+//! **Order**: requests wait in a queue of their disk, and the first of them in the queue of its tenant. Each
+//! queue is an asynchronous lock, which is granted in order of arrival; its holder waits for the tokens.
+//! Reads and writes have separate queues, unless a limit applies to both together: otherwise small requests
+//! of one kind could take the tokens for which a large one of the other kind waits. A request that is dropped
+//! leaves its queues. **Cost without limits**: one relaxed load for each request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::bucket::Bucket;
+use super::rates::{Limits, Rate, RateLimits};
+use crate::Host;
+use crate::fair::DEFAULT_WEIGHT;
+use crate::stats::Counter;
+use crate::sync::atomic::AtomicBool;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::{Mutex, RwLock};
+
+/// Bytes for which a request counts one operation.
+const OPERATION_BYTES: u64 = 256 << 10;
+/// Longest wait without a look at the limits: far rates are in the future of a clock that may jump.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// What a request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Read,
+    Write,
+}
+
+/// Buckets of one unit: of both kinds together, of reads, of writes.
+#[derive(Debug, Default)]
+struct Buckets([Option<Bucket>; 3]);
+
+impl Buckets {
+    fn set(&mut self, limits: &RateLimits, now: Duration) {
+        let rates = [limits.total, limits.read, limits.write];
+        for (bucket, rate) in self.0.iter_mut().zip(rates) {
+            let changed = |rate: Rate| match bucket.as_ref() {
+                Some(old) => old.with_rate(rate, now),
+                None => Bucket::new(rate, now),
+            };
+            *bucket = rate.map(changed);
+        }
+    }
+
+    fn of(&mut self, kind: Kind) -> impl Iterator<Item = &mut Bucket> {
+        let [total, read, write] = &mut self.0;
+        let own = if kind == Kind::Read { read } else { write };
+        [total, own].into_iter().flatten()
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    limits: Limits,
+    iops: Buckets,
+    bandwidth: Buckets,
+}
+
+impl State {
+    fn delay(&mut self, kind: Kind, cost: Cost, now: Duration) -> Duration {
+        let iops = self.iops.of(kind).map(|b| b.delay(cost.operations, now)).max();
+        let bandwidth = self.bandwidth.of(kind).map(|b| b.delay(cost.bytes, now)).max();
+        iops.max(bandwidth).unwrap_or_default()
+    }
+
+    fn take(&mut self, kind: Kind, cost: Cost) {
+        self.iops.of(kind).for_each(|b| b.take(cost.operations));
+        self.bandwidth.of(kind).for_each(|b| b.take(cost.bytes));
+    }
+
+    fn give_back(&mut self, kind: Kind, cost: Cost) {
+        self.iops.of(kind).for_each(|b| b.give_back(cost.operations));
+        self.bandwidth.of(kind).for_each(|b| b.give_back(cost.bytes));
+    }
+}
+
+/// What a request costs.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    operations: u64,
+    bytes: u64,
+}
+
+impl Cost {
+    fn of(bytes: u64) -> Cost {
+        Cost { operations: bytes.div_ceil(OPERATION_BYTES).max(1), bytes }
+    }
+}
+
+/// The limits of a disk or of a tenant.
+#[derive(Debug, Default)]
+pub(crate) struct Scope {
+    state: Mutex<State>,
+    /// Queues: of reads, or of all requests if a limit applies to both kinds together; of writes.
+    queues: [tokio::sync::Mutex<()>; 2],
+    changed: Notify,
+}
+
+impl Scope {
+    pub fn limits(&self) -> Limits {
+        self.state.lock().limits
+    }
+
+    /// Replaces the limits, also for requests that wait.
+    pub fn set(&self, limits: Limits, now: Duration) {
+        let mut state = self.state.lock();
+        state.iops.set(&limits.iops, now);
+        state.bandwidth.set(&limits.bandwidth, now);
+        state.limits = limits;
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    fn queue(&self, kind: Kind) -> &tokio::sync::Mutex<()> {
+        let limits = self.limits();
+        let is_common = limits.iops.total.is_some() || limits.bandwidth.total.is_some();
+        &self.queues[usize::from(kind == Kind::Write && !is_common)]
+    }
+}
+
+/// A tenant: disks whose requests are limited together.
+#[derive(Debug)]
+pub(crate) struct Tenant {
+    pub name: String,
+    pub scope: Scope,
+}
+
+impl Tenant {
+    /// A tenant without limits.
+    pub fn new(name: &str) -> Tenant {
+        Tenant { name: name.to_owned(), scope: Scope::default() }
+    }
+}
+
+/// Limits the requests of one disk; see the module documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Limiter {
+    /// Whether the disk or its tenant has limits.
+    is_limited: AtomicBool,
+    own: Scope,
+    tenant: RwLock<Option<Arc<Tenant>>>,
+    /// Requests that waited for a limit, and the microseconds for which they did.
+    pub waited: Counter,
+}
+
+impl Limiter {
+    /// The limits of the disk itself.
+    pub fn limits(&self) -> Limits {
+        self.own.limits()
+    }
+
+    /// The weight of the disk: its own, in proportion to that of its tenant.
+    pub fn weight(&self) -> u64 {
+        let weight = |limits: Limits| limits.weight.map_or(DEFAULT_WEIGHT, u64::from);
+        let tenant = self.tenant().map_or(DEFAULT_WEIGHT, |tenant| weight(tenant.scope.limits()));
+        weight(self.limits()) * tenant / DEFAULT_WEIGHT
+    }
+
+    pub fn tenant(&self) -> Option<Arc<Tenant>> {
+        self.tenant.read().clone()
+    }
+
+    /// Replaces the limits of the disk, and its tenant.
+    pub fn set(&self, limits: Limits, tenant: Option<Arc<Tenant>>, now: Duration) {
+        *self.tenant.write() = tenant;
+        self.own.set(limits, now);
+        self.update();
+    }
+
+    /// Called when the limits of its tenant were changed.
+    pub fn update(&self) {
+        let tenant = self.tenant().is_some_and(|tenant| !tenant.scope.limits().limits_nothing());
+        self.is_limited.store(tenant || !self.own.limits().limits_nothing(), Relaxed);
+        // Requests of this disk may wait for a tenant that it had before.
+        self.own.changed.notify_waiters();
+    }
+
+    /// Admits a request of `bytes` if it need not wait for any other.
+    pub fn try_take(&self, kind: Kind, bytes: u64, host: &dyn Host) -> bool {
+        if !self.is_limited.load(Relaxed) {
+            return true;
+        }
+        let tenant = self.tenant();
+        let Ok(_turn) = self.own.queue(kind).try_lock() else { return false };
+        let tenant_turn = tenant.as_ref().map(|tenant| tenant.scope.queue(kind).try_lock());
+        !matches!(tenant_turn, Some(Err(_)))
+            && self.take_now(tenant.as_deref(), kind, Cost::of(bytes), host.now()).is_zero()
+    }
+
+    /// Returns the tokens of a request that [`Limiter::try_take`] admitted, and that was not made.
+    pub fn give_back(&self, kind: Kind, bytes: u64) {
+        if self.is_limited.load(Relaxed) {
+            let cost = Cost::of(bytes);
+            self.own.state.lock().give_back(kind, cost);
+            if let Some(tenant) = self.tenant() {
+                tenant.scope.state.lock().give_back(kind, cost);
+            }
+        }
+    }
+
+    /// Waits until a request of `bytes` is admitted.
+    pub async fn take(&self, kind: Kind, bytes: u64, host: &dyn Host) {
+        if !self.is_limited.load(Relaxed) {
+            return;
+        }
+        let begun = host.now();
+        self.take_in_turn(kind, bytes, host).await;
+        let waited = host.now().saturating_sub(begun);
+        if !waited.is_zero() {
+            self.waited.add(waited.as_micros() as u64);
+        }
+    }
+
+    async fn take_in_turn(&self, kind: Kind, bytes: u64, host: &dyn Host) {
+        let _turn = self.own.queue(kind).lock().await;
+        // Without limits any more, the tenant's queue is left as well.
+        while self.is_limited.load(Relaxed) {
+            // Before the look at the limits.
+            let changed = self.own.changed.notified();
+            let tenant = self.tenant();
+            let wait = async {
+                let Some(tenant) = &tenant else { return self.wait(None, kind, bytes, host).await };
+                let _turn = tenant.scope.queue(kind).lock().await;
+                self.wait(Some(tenant), kind, bytes, host).await;
+            };
+            tokio::select! {
+                biased;
+                () = wait => return,
+                () = changed => {}
+            }
+        }
+    }
+
+    /// Waits, as the first of its queues, for tokens.
+    async fn wait(&self, tenant: Option<&Tenant>, kind: Kind, bytes: u64, host: &dyn Host) {
+        loop {
+            // Before the look at the limits.
+            let changed = tenant.map(|tenant| tenant.scope.changed.notified());
+            let delay = self.take_now(tenant, kind, Cost::of(bytes), host.now());
+            if delay.is_zero() {
+                return;
+            }
+            let sleep = host.sleep(delay.min(LONGEST_WAIT));
+            match changed {
+                Some(changed) => tokio::select! {
+                    biased;
+                    () = changed => {}
+                    () = sleep => {}
+                },
+                None => sleep.await,
+            }
+        }
+    }
+
+    /// Takes the tokens for a request if there are enough, and returns zero; otherwise the time until then.
+    fn take_now(&self, tenant: Option<&Tenant>, kind: Kind, cost: Cost, now: Duration) -> Duration {
+        let mut own = self.own.state.lock();
+        let mut shared = tenant.map(|tenant| tenant.scope.state.lock());
+        let of_tenant = shared.as_mut().map(|state| state.delay(kind, cost, now)).unwrap_or_default();
+        let delay = own.delay(kind, cost, now).max(of_tenant);
+        if delay.is_zero() {
+            own.take(kind, cost);
+            if let Some(state) = &mut shared {
+                state.take(kind, cost);
+            }
+        }
+        delay
+    }
+}

@@ -1,0 +1,71 @@
+//! What an administrator sets.
+
+use serde::{Deserialize, Serialize};
+
+/// A rate, and how far it may be exceeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rate {
+    /// Operations or bytes per second; at least 1.
+    pub per_second: u64,
+    /// Operations or bytes that may be made at once after a pause, beyond the rate; `None` for a tenth of a
+    /// second's worth.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst: Option<u64>,
+}
+
+/// Limits of one unit, on reads, on writes, and on both together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RateLimits {
+    /// Of reads and writes together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total: Option<Rate>,
+    /// Of reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read: Option<Rate>,
+    /// Of writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub write: Option<Rate>,
+}
+
+/// The limits and the weight of a disk or of a tenant.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// In operations per second. A request counts one operation for each 256 KiB that it begins.
+    #[serde(default)]
+    pub iops: RateLimits,
+    /// In bytes per second.
+    #[serde(default)]
+    pub bandwidth: RateLimits,
+    /// Weight, compared with other disks that compete; `None` for the default, 100.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u16>,
+}
+
+impl RateLimits {
+    /// Whether nothing is limited.
+    pub fn is_empty(&self) -> bool {
+        *self == RateLimits::default()
+    }
+}
+
+impl Limits {
+    /// Least and largest weight.
+    pub const WEIGHTS: std::ops::RangeInclusive<u16> = 1..=10_000;
+    /// Largest rate and burst: it exceeds every device by far.
+    pub const MOST: u64 = 1 << 50;
+
+    /// Whether no request is limited.
+    pub fn limits_nothing(&self) -> bool {
+        self.iops.is_empty() && self.bandwidth.is_empty()
+    }
+
+    /// Whether all values are within their bounds.
+    pub fn is_valid(&self) -> bool {
+        let all = [&self.iops, &self.bandwidth].into_iter().flat_map(|l| [l.total, l.read, l.write]);
+        let is_valid = |rate: Rate| {
+            (1..=Limits::MOST).contains(&rate.per_second)
+                && rate.burst.is_none_or(|burst| (1..=Limits::MOST).contains(&burst))
+        };
+        all.flatten().all(is_valid) && self.weight.is_none_or(|weight| Limits::WEIGHTS.contains(&weight))
+    }
+}

@@ -1,0 +1,216 @@
+//! Limits and fair shares of an open pool, with a clock that moves only while all tasks wait.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use crate::common::{config, noise};
+use forebay_engine::{
+    BoxFuture, DiskHandle, DiskLimits, Fast, Host, Limits, Pool, PoolConfig, Rate, RateLimits, SyncMode,
+};
+use forebay_store::MemoryStore;
+use tokio::time::{Instant, sleep, timeout};
+
+const BLOCK: u64 = 4096;
+
+struct PausedHost(Instant);
+
+impl Host for PausedHost {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+    fn unix_ms(&self) -> u64 {
+        1_700_000_000_000
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(sleep(duration))
+    }
+    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
+        tokio::spawn(task);
+    }
+    fn random(&self, bytes: &mut [u8]) {
+        bytes.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
+    }
+}
+
+/// A pool with volumes of 4 MiB, opened by one client each. Their first write, which makes their mark, is
+/// done.
+async fn open(names: &[&str], config: PoolConfig) -> (Arc<Pool>, Vec<Arc<DiskHandle>>) {
+    let store = Arc::new(MemoryStore::new());
+    let pool = Pool::open(store, Arc::new(PausedHost(Instant::now())), config).await.unwrap();
+    let mut disks = Vec::new();
+    for name in names {
+        pool.create_volume(name, 4 << 20, SyncMode::Flush, 0).await.unwrap();
+        let disk = pool.attach(name).unwrap();
+        disk.write(0, &[1; BLOCK as usize], false).await.unwrap();
+        disks.push(disk);
+    }
+    (pool, disks)
+}
+
+fn rate(per_second: u64, burst: Option<u64>) -> RateLimits {
+    RateLimits { total: Some(Rate { per_second, burst }), ..RateLimits::default() }
+}
+
+fn iops(per_second: u64, burst: Option<u64>) -> Limits {
+    Limits { iops: rate(per_second, burst), ..Limits::default() }
+}
+
+fn own(limits: Limits) -> DiskLimits {
+    DiskLimits { tenant: None, limits }
+}
+
+/// Reads and writes blocks with 16 requests at a time; returns the number that completed in 2 seconds.
+async fn load(disks: &[Arc<DiskHandle>], len: usize) -> u64 {
+    let done = Arc::new(AtomicU64::new(0));
+    let until = Instant::now() + Duration::from_secs(2);
+    let tasks: Vec<_> = (0..16)
+        .map(|n: u64| {
+            let (disk, done) = (disks[n as usize % disks.len()].clone(), done.clone());
+            tokio::spawn(async move {
+                let mut data = vec![n as u8; len];
+                loop {
+                    match n % 3 {
+                        0 => disk.read(n * BLOCK, &mut data).await.unwrap(),
+                        _ => disk.write(n * BLOCK, &data, false).await.unwrap(),
+                    }
+                    if Instant::now() >= until {
+                        break;
+                    }
+                    done.fetch_add(1, Relaxed);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    done.load(Relaxed)
+}
+
+fn assert_about(found: u64, expected: u64) {
+    let off = found.abs_diff(expected) as f64 / expected as f64;
+    assert!(off <= 0.05, "{found} instead of {expected}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_holds_within_five_percent_over_two_seconds() {
+    let (pool, disks) = open(&["v"], config()).await;
+    pool.set_limits("v", &own(iops(500, None))).unwrap();
+    assert_about(load(&disks, 4096).await, 1000);
+    // A burst is granted once.
+    pool.set_limits("v", &own(iops(500, Some(400)))).unwrap();
+    sleep(Duration::from_secs(1)).await;
+    assert_about(load(&disks, 4096).await, 1400);
+    let bandwidth = Limits { bandwidth: rate(8 << 20, None), ..Limits::default() };
+    pool.set_limits("v", &own(bandwidth)).unwrap();
+    assert_about(load(&disks, 64 << 10).await, 256);
+    assert!(pool.disk_stats("v").unwrap().limited.ops > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_volumes_of_a_tenant_share_its_limit() {
+    let (pool, disks) = open(&["a", "b", "free"], config()).await;
+    for name in ["a", "b"] {
+        pool.set_limits(name, &DiskLimits { tenant: Some("t".into()), limits: Limits::default() }).unwrap();
+    }
+    pool.set_tenant_limits("t", iops(500, None));
+    assert_about(load(&disks[..2], 4096).await, 1000);
+    assert_eq!(pool.tenants(), [("t".to_owned(), iops(500, None), 2)]);
+    // The volume of no tenant is not limited.
+    let begun = Instant::now();
+    for _ in 0..2000 {
+        disks[2].read(0, &mut [0; 512]).await.unwrap();
+    }
+    assert!(begun.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn reads_and_writes_have_separate_limits() {
+    let (pool, disks) = open(&["v"], config()).await;
+    let slow = Some(Rate { per_second: 1, burst: None });
+    let limits = Limits { iops: RateLimits { write: slow, ..RateLimits::default() }, ..Limits::default() };
+    pool.set_limits("v", &own(limits)).unwrap();
+    let v = &disks[0];
+    v.write(0, &[2; 4096], false).await.unwrap();
+    assert_eq!(v.try_write(0, &[2; 4096]).unwrap(), Fast::Wait);
+    for _ in 0..100 {
+        assert_eq!(v.try_read(0, &mut [0; 4096]).unwrap(), Fast::Done);
+    }
+    let begun = Instant::now();
+    v.discard(0, 4096, false).await.unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(900), "a discard counts as a write");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_limit_applies_to_requests_that_wait() {
+    let (pool, disks) = open(&["v"], config()).await;
+    pool.set_limits("v", &own(iops(1, None))).unwrap();
+    let waiting: Vec<_> = (0..100)
+        .map(|_| {
+            let disk = disks[0].clone();
+            tokio::spawn(async move { disk.read(0, &mut [0; 512]).await.unwrap() })
+        })
+        .collect();
+    sleep(Duration::from_millis(2500)).await;
+    assert_eq!(waiting.iter().filter(|task| task.is_finished()).count(), 3);
+    pool.set_limits("v", &own(Limits::default())).unwrap();
+    for task in waiting {
+        timeout(Duration::from_millis(100), task).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_wait_in_order_and_leave_when_they_are_dropped() {
+    let (pool, disks) = open(&["v"], config()).await;
+    pool.set_limits("v", &own(iops(10, Some(1)))).unwrap();
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for n in 0..6 {
+        let (disk, order) = (disks[0].clone(), order.clone());
+        tasks.push(tokio::spawn(async move {
+            disk.write(0, &[3; 4096], false).await.unwrap();
+            order.lock().unwrap().push((n, Instant::now()));
+        }));
+        tokio::task::yield_now().await;
+    }
+    let begun = Instant::now();
+    for n in [1, 3] {
+        tasks[n].abort();
+    }
+    for (n, task) in tasks.into_iter().enumerate() {
+        assert_eq!(task.await.is_ok(), n != 1 && n != 3);
+    }
+    let order = order.lock().unwrap();
+    assert_eq!(order.iter().map(|(n, _)| *n).collect::<Vec<_>>(), [0, 2, 4, 5]);
+    let took = order[3].1 - begun;
+    assert!(took < Duration::from_millis(320), "requests that were dropped took tokens: {took:?}");
+}
+
+/// Every write completes although all together exceed the buffer many times, and some are dropped while they
+/// wait.
+#[tokio::test(start_paused = true)]
+async fn all_writers_of_a_small_buffer_make_progress() {
+    let (pool, disks) =
+        open(&["hog", "other", "victim"], PoolConfig { write_buffer: 256 << 10, ..config() }).await;
+    let mut tasks = Vec::new();
+    for n in 0..192u64 {
+        let disk = disks[n as usize % 2].clone();
+        tasks.push(tokio::spawn(async move {
+            let data = noise(n, 128 << 10);
+            disk.write(n % 16 * (128 << 10), &data, n % 5 == 0).await.unwrap();
+        }));
+    }
+    tokio::task::yield_now().await;
+    tasks.iter().step_by(7).for_each(tokio::task::JoinHandle::abort);
+    for n in 0..50 {
+        disks[2].write(n * BLOCK, &noise(n, 4096), true).await.unwrap();
+    }
+    for task in tasks {
+        let _ = timeout(Duration::from_secs(60), task).await.expect("a writer starves");
+    }
+    pool.flush().await.unwrap();
+    assert_eq!(pool.stats().await.dirty_bytes, 0);
+    drop(disks);
+    pool.close().await.unwrap();
+}

@@ -1,0 +1,91 @@
+//! Limits of volumes and tenants: their representation in the API, and the actions on them.
+
+use forebay_engine::{DiskInfo, Error as EngineError};
+use serde::{Deserialize, Serialize};
+
+use super::{Control, Reply, Result};
+use crate::limits::LimitSet;
+
+/// Body of `PUT /volumes/{name}/limits`, and the reply: it replaces all limits.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeLimits {
+    /// The tenant to which the volume belongs.
+    #[serde(default)]
+    pub tenant: Option<String>,
+    /// Its own limits; those of its tenant apply as well.
+    #[serde(default)]
+    pub limits: LimitSet,
+}
+
+/// A tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantView {
+    /// Name.
+    pub name: String,
+    /// Limits of all its volumes together.
+    pub limits: LimitSet,
+    /// Number of volumes and images that belong to it.
+    pub disks: usize,
+}
+
+/// Requests that waited for a limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitedView {
+    /// Requests.
+    pub requests: u64,
+    /// The sum of their waits in microseconds.
+    pub waited_us: u64,
+}
+
+impl Control {
+    pub(super) fn show_limits(&self, volume: &str) -> Result<Reply> {
+        let found = self.pool().limits(volume)?;
+        Ok(Reply::Limits(VolumeLimits { tenant: found.tenant, limits: found.limits.into() }))
+    }
+
+    pub(super) async fn set_limits(&self, volume: &str, new: &VolumeLimits) -> Result<Reply> {
+        self.limits().set_volume(volume, new.tenant.clone(), new.limits).await?;
+        self.show_limits(volume)
+    }
+
+    fn tenants(&self) -> impl Iterator<Item = TenantView> {
+        let view = |(name, limits, disks): (String, _, _)| TenantView {
+            name,
+            limits: LimitSet::from(limits),
+            disks,
+        };
+        self.pool().tenants().into_iter().map(view)
+    }
+
+    pub(super) fn list_tenants(&self) -> Reply {
+        Reply::Tenants(self.tenants().collect())
+    }
+
+    pub(super) fn show_tenant(&self, name: &str) -> Result<Reply> {
+        let found = self.tenants().find(|tenant| tenant.name == name);
+        Ok(Reply::Tenant(found.ok_or_else(|| EngineError::NotFound(name.to_owned()))?))
+    }
+
+    pub(super) async fn set_tenant(&self, name: &str, limits: LimitSet) -> Result<Reply> {
+        self.limits().set_tenant(name, limits).await?;
+        let found = self.tenants().find(|tenant| tenant.name == name);
+        let none = || TenantView { name: name.to_owned(), limits, disks: 0 };
+        Ok(Reply::Tenant(found.unwrap_or_else(none)))
+    }
+
+    /// Removes the limits of a tenant; volumes that belong to it keep their label.
+    pub(super) async fn remove_tenant(&self, name: &str) -> Result<Reply> {
+        self.show_tenant(name)?;
+        self.limits().set_tenant(name, LimitSet::default()).await?;
+        Ok(Reply::Done {})
+    }
+
+    /// Gives new disks the tenant of their source; returns their state afterwards.
+    pub(super) async fn inherit_tenant(&self, source: &str, made: Vec<DiskInfo>) -> Result<Vec<DiskInfo>> {
+        let uuids: Vec<_> = made.iter().map(|disk| disk.uuid).collect();
+        self.limits().inherit(source, &uuids).await?;
+        let pool = self.pool();
+        Ok(made.into_iter().map(|disk| pool.disk(&disk.name).unwrap_or(disk)).collect())
+    }
+}

@@ -1,0 +1,201 @@
+//! Rows about neighbours: what a guest notices of another one that takes all that it can get.
+//!
+//! The victim reads 4 KiB blocks from the cache, or writes 4 KiB that are durable when they are answered, one
+//! at a time. Each hog loads a separate volume on the same server. A round measures the victim alone, then
+//! next to each hog, and next to all together; a row compares its p99 with that alone.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::error::{BenchError, Result};
+use super::limited::create;
+use super::report::{Bound, Row, Unit};
+use super::rounds::{Disk, generate};
+use super::servers::{Forebay, ForebayConfig};
+use super::{Bench, Pace};
+use crate::load::{Access, LoadError, Report, Spec, Stop};
+
+const MIB: u64 = 1 << 20;
+/// The read cache: the data that the victim reads fits in, that of the scanner does not.
+const CACHE: u64 = 64 * MIB;
+const VICTIM_BYTES: u64 = 8 * MIB;
+const HOG_BYTES: u64 = 1 << 30;
+/// Time for which a hog runs before the victim is measured.
+const HEAD_START: Duration = Duration::from_millis(500);
+/// Promised ratios of the victim's p99 next to a hog to that alone.
+const CACHED: f64 = 2.0;
+const DURABLE: f64 = 3.0;
+/// The limit of the row about limits, and its tolerance.
+const LIMIT_IOPS: f64 = 500.0;
+const TOLERANCE: f64 = 0.05;
+
+/// What loads the server next to the victim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hog {
+    Writer,
+    Scanner,
+    Snapshots,
+}
+
+/// Sets of hogs, and their names in rows.
+const HOGS: [(&str, &[Hog]); 4] = [
+    ("a 1 MiB writer, depth 64", &[Hog::Writer]),
+    ("a scanner of misses, 1 MiB, depth 64", &[Hog::Scanner]),
+    ("a loop of snapshots", &[Hog::Snapshots]),
+    ("all of these", &[Hog::Writer, Hog::Scanner, Hog::Snapshots]),
+];
+
+/// What the victim does.
+#[derive(Debug, Clone, Copy)]
+enum Victim {
+    Reads,
+    Writes,
+}
+
+impl Hog {
+    /// Loads its volume for `time`, and then until `stop`.
+    fn run(self, forebay: &Forebay, time: Duration, stop: &AtomicBool, names: &AtomicU32) -> Result<()> {
+        let disk = |export| Disk { server: &forebay.server, export };
+        let large = |spec: &mut Spec, read_percent| {
+            spec.read_percent = read_percent;
+            spec.block_bytes = MIB as u32;
+            spec.depth = 64;
+            spec.stop = Stop::After(time);
+        };
+        match self {
+            Hog::Writer => generate(disk("hog-writes"), |spec| large(spec, 0)).map(drop),
+            Hog::Scanner => generate(disk("hog-reads"), |spec| large(spec, 100)).map(drop),
+            Hog::Snapshots => {
+                while !stop.load(Relaxed) {
+                    let name = format!("s{}", names.fetch_add(1, Relaxed));
+                    forebay.cli(&["snapshot", "create", "hog-writes", &name])?;
+                    forebay.cli(&["snapshot", "rm", "hog-writes", &name])?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Victim {
+    fn measure(self, forebay: &Forebay, time: Duration, seed: u64) -> Result<f64> {
+        let (export, read_percent) = match self {
+            Victim::Reads => ("victim-reads", 100),
+            Victim::Writes => ("victim-writes", 0),
+        };
+        let report = generate(Disk { server: &forebay.server, export }, |spec| {
+            spec.read_percent = read_percent;
+            spec.depth = 1;
+            spec.seed = seed;
+            spec.range = Some(0..VICTIM_BYTES);
+            spec.stop = Stop::After(time);
+        })?;
+        Ok(report.latency.p99_us)
+    }
+}
+
+fn write_all(forebay: &Forebay, export: &str, bytes: u64) -> Result<Report> {
+    generate(Disk { server: &forebay.server, export }, |spec| {
+        spec.read_percent = 0;
+        spec.access = Access::Sequential;
+        spec.block_bytes = MIB as u32;
+        spec.depth = 4;
+        spec.range = Some(0..bytes);
+        spec.stop = Stop::OncePerBlock;
+        spec.flush_each = Some(Duration::from_secs(1));
+    })
+}
+
+fn prepare(forebay: &Forebay) -> Result<()> {
+    create(forebay, "victim-reads", VICTIM_BYTES)?;
+    let size = VICTIM_BYTES.to_string();
+    forebay.cli(&["volume", "create", "victim-writes", "--size", &size, "--sync", "always"])?;
+    for hog in ["hog-writes", "hog-reads"] {
+        create(forebay, hog, HOG_BYTES)?;
+    }
+    for (export, bytes) in [("victim-reads", VICTIM_BYTES), ("hog-reads", HOG_BYTES)] {
+        write_all(forebay, export, bytes)?;
+    }
+    // A scan-resistant cache keeps blocks that are read again.
+    for _ in 0..3 {
+        Victim::Reads.measure(forebay, Duration::from_secs(1), 1)?;
+    }
+    Ok(())
+}
+
+/// Measures the victim next to hogs.
+fn next_to(
+    forebay: &Forebay,
+    hogs: &[Hog],
+    victim: Victim,
+    time: Duration,
+    seed: u64,
+    names: &AtomicU32,
+) -> Result<f64> {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (stop, all) = (&stop, HEAD_START + time);
+        let running: Vec<_> =
+            hogs.iter().map(|hog| scope.spawn(move || hog.run(forebay, all, stop, names))).collect();
+        if !hogs.is_empty() {
+            std::thread::sleep(HEAD_START);
+        }
+        let p99 = victim.measure(forebay, time, seed);
+        stop.store(true, Relaxed);
+        for hog in running {
+            let server = forebay.server.name;
+            hog.join().unwrap_or(Err(BenchError::Load { server, source: LoadError::Panicked }))?;
+        }
+        p99
+    })
+}
+
+/// The victim's p99 next to each hog, compared with that alone.
+pub fn hogs(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
+    let config = ForebayConfig::new("hog", CACHE);
+    let forebay = Forebay::start(&bench.dir, binary, &config)?;
+    prepare(&forebay)?;
+    let names = AtomicU32::new(0);
+    let mut rows = Vec::new();
+    for (victim, what, bound) in [
+        (Victim::Reads, "p99 of cached 4 KiB reads", CACHED),
+        (Victim::Writes, "p99 of durable 4 KiB writes", DURABLE),
+    ] {
+        bench.say(&format!("{what} next to hogs"));
+        let (mut alone, mut with) = (Vec::new(), vec![Vec::new(); HOGS.len()]);
+        for round in 0..pace.rounds {
+            let seed = u64::from(round) + 1;
+            alone.push(next_to(&forebay, &[], victim, pace.write, seed, &names)?);
+            for ((_, hogs), with) in HOGS.iter().zip(&mut with) {
+                with.push(next_to(&forebay, hogs, victim, pace.write, seed, &names)?);
+            }
+        }
+        for ((name, _), with) in HOGS.iter().zip(&with) {
+            let what = format!("{what} next to {name}");
+            rows.push(Row::compare(what, Unit::Micros, Bound::RatioAtMost(bound), with, ("alone", &alone)));
+        }
+    }
+    Ok(rows)
+}
+
+/// The rate of a volume with a limit, compared with the limit.
+pub fn limits(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
+    bench.say("limits");
+    let forebay = Forebay::start(&bench.dir, binary, &ForebayConfig::new("limits", CACHE))?;
+    create(&forebay, "limited", VICTIM_BYTES)?;
+    let iops = (LIMIT_IOPS as u64).to_string();
+    forebay.cli(&["volume", "limit", "limited", "--iops", &iops])?;
+    let mut off = Vec::new();
+    for round in 0..pace.rounds {
+        let report = generate(Disk { server: &forebay.server, export: "limited" }, |spec| {
+            spec.read_percent = 50;
+            spec.depth = 16;
+            spec.seed = u64::from(round) + 1;
+            spec.stop = Stop::After(Duration::from_secs(2));
+        })?;
+        off.push((report.iops / LIMIT_IOPS - 1.0).abs());
+    }
+    let what = "deviation from a limit of 500 operations a second, over 2 s";
+    Ok(vec![Row::alone(what, Unit::Times, Bound::AtMost(TOLERANCE), &off)])
+}
