@@ -47,8 +47,8 @@ const DIRECTORY_FOR: usize = 1024;
 const DIRECTORY_PART: u64 = 64;
 
 /// The first blocks of a long run are cached as others are; the rest displaces nothing in the cache. Such
-/// streams are written by copies and backups, whose guests seldom read the data back soon, and caching it would
-/// cost a tenth of the commit.
+/// streams are written by copies and backups, whose guests seldom read the data back soon, and caching it
+/// would cost a tenth of the commit.
 const STREAM_BLOCKS: u64 = 256;
 
 /// Consecutive blocks of a disk.

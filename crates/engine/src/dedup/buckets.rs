@@ -5,8 +5,8 @@
 //! much as the others), up to the limit. At that size all sets are alike again. Memory therefore follows the
 //! number of entries, and no insertion takes long. In a full set an insertion displaces another entry.
 //!
-//! The entries of a set are at its beginning, in any order. So a search ends at the first empty one: most sets
-//! are a third full, and reading one from memory is most of the cost of a search.
+//! The entries of a set are at its beginning, in any order. So a search ends at the first empty one: most
+//! sets are a third full, and reading one from memory is most of the cost of a search.
 
 /// An entry of a set.
 pub(super) trait Entry: Copy {
