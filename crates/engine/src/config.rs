@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_guest::Policy;
 
 use crate::Broken;
-use crate::limits::{COMMIT_DELAY, RECLAIM_PAUSE};
+use crate::limits::{COMMIT_DELAY, RECLAIM_PAUSE, RENEW_PAGES};
 
 /// Whether small writes are coalesced into large ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -92,6 +92,10 @@ pub struct PoolConfig {
     pub remote_answers: RemoteAnswers,
     /// The reaction to a loss of the memory in which writes were answered.
     pub on_memory_loss: OnMemoryLoss,
+    /// Most pages of the tables of the checkpoint that a reclaim stores again although they have not changed,
+    /// so that the objects that hold them can be freed.
+    #[doc(hidden)]
+    pub renew_pages: usize,
     /// A rule that is violated on purpose, to test that the tests detect it.
     #[doc(hidden)]
     pub mutation: Broken,
@@ -116,6 +120,7 @@ impl Default for PoolConfig {
             learn_classes: true,
             remote_answers: RemoteAnswers::default(),
             on_memory_loss: OnMemoryLoss::default(),
+            renew_pages: RENEW_PAGES,
             mutation: Broken::default(),
         }
     }

@@ -33,6 +33,7 @@ mod log;
 mod map;
 mod memory;
 mod progress;
+mod tables;
 
 mod config;
 mod error;
@@ -42,6 +43,8 @@ mod limits;
 mod log_damage;
 mod lost;
 mod mutation;
+#[cfg(test)]
+mod scale;
 mod stats;
 mod stored;
 mod sync;

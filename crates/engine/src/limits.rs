@@ -121,6 +121,22 @@ pub const SCANS_AT_ONCE: usize = 4;
 pub const MARK_NODES: usize = FANOUT;
 /// Nodes (with their blocks) that a mark visits before it yields to other tasks: some hundred microseconds.
 pub const MARK_TURN: usize = 8;
+/// Bytes of pages of the checkpoint that are written while the log is locked once: some milliseconds of a
+/// disk.
+pub const PIECES_BYTES: usize = 1 << 20;
+/// Most bytes of one read of such pages when a pool is opened; [`PIECE_READS`] is the number of such reads in
+/// flight.
+pub const PIECE_READ_BYTES: u64 = 1 << 20;
+/// See [`PIECE_READ_BYTES`].
+pub const PIECE_READS: usize = 16;
+/// Default of [`PoolConfig::renew_pages`](crate::PoolConfig::renew_pages): all pages of a pool of 100 TB,
+/// some 70 MB, which is little next to the map nodes that its mark reads.
+pub const RENEW_PAGES: usize = 1 << 14;
+/// Segment records or objects that a loop over all of them visits before it yields to other tasks: some
+/// hundred microseconds.
+pub const TABLE_TURN: usize = 2048;
+/// Segments that a reclaim removes from the table while it holds the log's lock: some hundred microseconds.
+pub const DROPS_AT_A_TIME: usize = 256;
 /// Most bytes of one read of map nodes, for operations that read many of them; [`NODE_READS`] is the number
 /// of such reads in flight. Guest reads queue behind them: a megabyte, some hundred microseconds of a disk.
 pub const NODE_READ_BYTES: u64 = 256 << 10;

@@ -45,6 +45,10 @@ pub enum Mutation {
     PublishEarly,
     /// The cleaner deletes an object although no checkpoint holds the new location of its segments.
     DeleteUncovered,
+    /// The cleaner deletes an object although a reader may still read from it.
+    IgnoreReaders,
+    /// The cleaner deletes an object although it holds a page of the checkpoint in effect.
+    FreePages,
     /// The mark treats all blocks of a base as dead: those that a leaf hides, and some that it does not hide.
     ForgetBases,
     /// The mark treats everything below a damaged node as dead.

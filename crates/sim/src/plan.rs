@@ -62,6 +62,8 @@ impl Plan {
             coalesce: *rng.pick(&[Coalesce::Adaptive, Coalesce::Adaptive, Coalesce::Always, Coalesce::Off]),
             commit_delay: Duration::from_millis(*rng.pick(&[0, 10, 300])),
             reclaim_pause: Duration::from_millis(*rng.pick(&[5, 50, 2_000])),
+            // Pages of checkpoints get old.
+            renew_pages: 1,
             mutation: Mutation::None,
             ..PoolConfig::default()
         };

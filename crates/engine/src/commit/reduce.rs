@@ -149,9 +149,7 @@ impl Reducer {
     /// is not treated as a duplicate.
     async fn look_up(&self, log: &Log, candidates: &[Candidate<'_>]) -> Vec<Option<BlockRef>> {
         let usable = |c: &Candidate<'_>, at: &BlockRef| {
-            at.crc == c.crc
-                && log.table().contains_key(&at.addr.segment)
-                && !self.reader.source.is_damaged(at)
+            at.crc == c.crc && log.table().contains(at.addr.segment) && !self.reader.source.is_damaged(at)
         };
         let mut known: Vec<_> = {
             let mut dedup = self.dedup.lock();
@@ -168,7 +166,7 @@ impl Reducer {
         hits.sort_unstable_by_key(|(segment, hits)| (Reverse(hits.len()), *segment));
         let mut chosen = Vec::new();
         for (segment, hits) in hits.into_iter().take(DIRECTORIES_LEAST + candidates.len() / DIRECTORY_FOR) {
-            let Some(record) = log.table().get(&segment) else { continue };
+            let Some(record) = log.table().get(segment) else { continue };
             // Estimated length of the directory; a stored block is rarely shorter than a quarter of a raw
             // one.
             let bytes = u64::from(record.written) / 128;

@@ -84,7 +84,7 @@ pub async fn check(
         let what = format!("{damage}; this report covers the pool before that point; see 'forebay recover'");
         report.problem(what, format!("batch {}", damage.id));
     }
-    let table: Vec<SegmentRecord> = pool.log.table().values().copied().collect();
+    let table: Vec<SegmentRecord> = pool.log.table().iter().copied().collect();
     report.segments = table.len() as u64;
     let mut epochs = Epochs::default();
     let objects: BTreeSet<SegmentId> = reader.source.store.list().await?.iter().map(|o| o.id).collect();
@@ -104,9 +104,11 @@ pub async fn check(
         report.bytes_read = reader.source.store.counts().read.bytes;
         progress(&report);
     }
-    let checkpoint = read_checkpoint(&reader.source, &superblock.blobs).await?.unwrap_or_default();
+    let (checkpoint, _) = read_checkpoint(&reader.source, &superblock).await?;
     let in_place = |r: &&SegmentRecord| r.map.is_none() && objects.contains(&r.segment);
-    for record in ended_in_order(&table, &epochs, &superblock, &checkpoint).into_iter().filter(in_place) {
+    for record in
+        ended_in_order(&table, &epochs, &superblock, &checkpoint.segments).into_iter().filter(in_place)
+    {
         if let Err(e) = reader.source.read_footer(record).await {
             let why = match e {
                 Error::Format(why) => why.to_string(),

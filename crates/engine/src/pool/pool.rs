@@ -57,6 +57,12 @@ impl Pool {
         Ok(pool)
     }
 
+    /// The parts of the pool.
+    #[cfg(test)]
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
     /// Starts the background tasks.
     fn start(&self, warm: Vec<SegmentId>) {
         let Parts { cx, intake, committer, reclaimer, desktops, .. } = &self.parts;
@@ -205,8 +211,7 @@ impl Pool {
     pub async fn stats(&self) -> PoolStats {
         let (seq, segments, stored) = {
             let log = self.parts.committer.log.lock().await;
-            let stored = log.table().values().filter(|r| r.map.is_none()).map(|r| r.written as u64).sum();
-            (log.head().seq, log.table().len() as u64, stored)
+            (log.head().seq, log.table().len() as u64, log.table().in_place_bytes())
         };
         let room = self.parts.reader.source.store.capacity().await.ok();
         let (mut guest, disks) = (*self.parts.committer.applier.retired.lock(), {

@@ -7,7 +7,7 @@
 //! locations in [`crate::read`] are updated.
 //!
 //! **Crash safety of a publication.** Before the publication nothing refers to the copies. After it nothing
-//! refers to the originals except readers that looked up a location before; they hold a view, and the object
+//! refers to the originals except readers that looked up a location before; they hold a token, and the object
 //! is not deleted while they do, nor before a checkpoint contains the publication ([`super`]). A crash before
 //! the publication leaves pieces that no map lists, in a container that is cleaned like any other; a crash
 //! after it leaves an object in which no segment is stored, which the next reclaim deletes.
@@ -322,7 +322,7 @@ impl Cleaner {
         let at = placed.first().map_or(0, |p| p.addr.slot.offset()) as u32;
         log.moved(record.segment, map.container, (at, bytes.len() as u32));
         self.space.cleaner_wrote(bytes.len() as u64);
-        self.reader.source.relocation.set(log.table().get(&record.segment));
+        self.reader.source.relocation.set(log.table().get(record.segment));
         Ok(MoveOutcome::Moved)
     }
 

@@ -43,6 +43,7 @@ use crate::commit::Taken;
 use crate::disk::blocks;
 use crate::hash::BuildU64Hasher;
 use crate::limits::{MARK_NODES, MARK_TURN};
+use crate::log::SegmentTable;
 use crate::map::{NeedNode, Node, Ref, Tree};
 use crate::read::Reader;
 use crate::{BoxFuture, DiskSpace, Error, Mutation, Result};
@@ -83,15 +84,11 @@ pub(super) struct MarkResult {
 }
 
 impl MarkResult {
-    /// Determines the horizon. `records` are all segments, in order; `opened_at` is the last batch of history
-    /// when the pool was opened.
-    pub fn set_horizon(&mut self, records: &[SegmentRecord], opened_at: u64) {
-        let last_seq = |segment: &SegmentId| match records.binary_search_by_key(segment, |r| r.segment) {
-            Ok(i) => records[i].last_seq,
-            // Damage has cost the segment its entry in the table, so it was written before the pool was
-            // opened.
-            Err(_) => opened_at,
-        };
+    /// Determines the horizon. `opened_at` is the last batch of history when the pool was opened.
+    pub fn set_horizon(&mut self, table: &SegmentTable, opened_at: u64) {
+        // A segment without a record has lost it through damage, so it was written before the pool was
+        // opened.
+        let last_seq = |segment: &SegmentId| table.get(*segment).map_or(opened_at, |r| r.last_seq);
         self.horizon = self.unreadable.iter().map(last_seq).max().unwrap_or(0);
     }
 

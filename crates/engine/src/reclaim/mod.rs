@@ -10,13 +10,14 @@
 //!   reference to it was made since the mark began;
 //! - a segment is *moved* out of an object that is worth cleaning ([`victims`], [`clean`]);
 //! - neither is done to a segment that may hold slots that damage hides from the mark: it stays as it is;
-//! - an object is *deleted* if no segment is stored in it, the checkpoint covers all its batches, none of the
-//!   live slots was written there (possible even if no table lists the object), and no reader holds a
-//!   location in it any more ([`crate::read`]). An object that this reclaim emptied waits for a second
-//!   checkpoint, which both superblock copies reference as well: its segment table has the segments at their
-//!   new locations. So no deletion depends on batches after the checkpoint of either copy. If the log is
-//!   damaged after the checkpoint and is abandoned from there on ([`crate::recovery`]), publications are lost
-//!   with it, and the slots that they moved are still at their old locations.
+//! - an object is *deleted* if no segment is stored in it, the checkpoint covers all its batches, it holds no
+//!   page of the checkpoint's tables ([`crate::tables`]), none of the live slots was written there (possible
+//!   even if no table lists the object), and no reader holds a location in it any more ([`crate::read`]). An
+//!   object that this reclaim emptied waits for a second checkpoint, which both superblock copies reference
+//!   as well: its segment table has the segments at their new locations. So no deletion depends on batches
+//!   after the checkpoint of either copy. If the log is damaged after the checkpoint and is abandoned from
+//!   there on ([`crate::recovery`]), publications are lost with it, and the slots that they moved are still
+//!   at their old locations.
 //!
 //! The emptied objects that wait are bounded: the second checkpoint is made when they add up to a few
 //! segments' worth of bytes, when room is short, and at the end of the reclaim. Its cost is that of any

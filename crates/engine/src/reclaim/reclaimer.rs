@@ -126,8 +126,9 @@ impl Reclaimer {
             self.end_used_segments().await?;
         }
         let before = self.space.before_mark();
-        let taken =
-            self.committer.make_checkpoint().await.inspect_err(|_| self.space.mark_failed(&before))?;
+        let taken = self.committer.make_checkpoint(self.cx.config.renew_pages).await;
+        let taken = taken.inspect_err(|_| self.space.mark_failed(&before))?;
+        let with_pages = self.committer.objects_with_pages();
         self.space.mark_begins(&before);
         if self.cx.config.mutation != Mutation::PublishEarly {
             self.committer.renew_older_copy().await?;
@@ -136,7 +137,7 @@ impl Reclaimer {
         let mut mark = Mark::new(&self.reader);
         let count = |done| report(GcProgress { done, total, ..GcProgress::default() });
         mark.find(&taken, &count).await?;
-        let objects = self.survey(&taken, mark.found()).await?;
+        let objects = self.survey(&taken, &with_pages, mark.found()).await?;
         let marked = mark.add_up(&taken).await?;
         self.record_figures(&marked, &objects);
         let damaged = self.record_damaged_maps(&taken, &marked);

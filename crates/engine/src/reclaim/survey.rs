@@ -1,57 +1,68 @@
 //! The survey: lists all objects of the store after a mark, with their live and garbage bytes.
 
+use std::collections::BTreeSet;
+
 use forebay_format::{BLOCK, RelocationMap, SegmentId, SegmentRecord, Stream};
-use forebay_store::Store;
+use forebay_store::{ObjectStat, Store};
+use futures_util::{StreamExt, stream};
 use hashbrown::HashMap;
+use tokio::task::yield_now;
 
 use super::mark::MarkResult;
 use super::reclaimer::Reclaimer;
 use super::victims::{Object, gains_by_groups, moved_bytes};
 use crate::commit::Taken;
 use crate::hash::BuildU64Hasher;
-use crate::limits::MOVE_BYTES;
+use crate::limits::{MOVE_BYTES, NODE_READS, TABLE_TURN};
+use crate::log::SegmentTable;
 use crate::read::RelocationRef;
 use crate::{Error, Mutation, Result};
 
 impl Reclaimer {
-    /// Lists all objects after a mark. Completes the result of the mark: the bytes of live slots in moved
-    /// segments, and the horizon.
-    pub(super) async fn survey(&self, taken: &Taken, marked: &mut MarkResult) -> Result<Vec<Object>> {
-        let listed = self.reader.source.store.list().await?;
-        let (records, blobs, open) = {
+    /// Lists all objects after a mark; `with_pages` are those that hold pages of its checkpoint. Completes
+    /// the result of the mark: the bytes of live slots in moved segments, and the horizon.
+    pub(super) async fn survey(
+        &self,
+        taken: &Taken,
+        with_pages: &BTreeSet<SegmentId>,
+        marked: &mut MarkResult,
+    ) -> Result<Vec<Object>> {
+        let has_pages =
+            |id: &SegmentId| with_pages.contains(id) && self.cx.config.mutation != Mutation::FreePages;
+        let (table, blobs, open) = {
             let log = self.committer.log.lock().await;
-            let records: Vec<SegmentRecord> = log.table().values().copied().collect();
-            let open: Vec<bool> = records.iter().map(|r| log.is_open(r.segment)).collect();
             let blobs: Vec<_> = log.superblock().blobs.iter().map(|blob| blob.segment).collect();
-            (records, blobs, open)
+            (log.table().clone(), blobs, log.open_segments())
         };
+        // Only the batches of a listed segment count, and their length is in its record.
+        let records = table.clone();
+        let unknown = Box::new(move |id| !records.contains(id));
+        let stats = self.reader.source.store.list_lengths_of(unknown).await?;
         if self.cx.config.mutation != Mutation::DropUnseen {
-            marked.set_horizon(&records, self.opened_at);
+            marked.set_horizon(&table, self.opened_at);
         }
+        let moved = self.moved_sizes(&table, marked).await?;
         let mut objects: HashMap<SegmentId, Object, BuildU64Hasher> = HashMap::default();
-        for stat in &listed {
-            let object = Object {
-                id: stat.id,
-                bytes: stat.len,
-                // An object that no table lists was left by a crash, unless it was created after the mark
-                // began: then it has a higher number. But a segment of the last checkpoint may be in no table
-                // either, if recovery found its batches damaged: nodes in it may still be intact.
-                covered: stat.id.0 < taken.checkpoint.next_segment && !marked.may_be_in_use(stat.id),
-                stuck: false,
-                to_pack: false,
-                age: taken.head.seq,
-                residents: Vec::new(),
-                live: 0,
-                packed: 0,
-            };
-            objects.insert(stat.id, object);
+        for (stat, n) in stats.iter().zip(1usize..) {
+            if n.is_multiple_of(TABLE_TURN) {
+                yield_now().await;
+            }
+            objects.insert(stat.id, listed(stat, taken, has_pages(&stat.id), marked));
         }
-        for (record, open) in records.iter().zip(open) {
+        for (record, n) in table.iter().zip(1usize..) {
+            if n.is_multiple_of(TABLE_TURN) {
+                yield_now().await;
+            }
             let Some(object) = objects.get_mut(&record.segment) else { continue };
+            let id = record.segment;
+            let in_use = open.contains(&id) || blobs.contains(&id) || has_pages(&id);
             object.bytes = object.bytes.min(record.written.into());
-            object.covered = record.last_seq <= taken.head.seq && !open && !blobs.contains(&record.segment);
+            object.covered = record.last_seq <= taken.head.seq && !in_use;
         }
-        for record in &records {
+        for (record, n) in table.iter().zip(1usize..) {
+            if n.is_multiple_of(TABLE_TURN) {
+                yield_now().await;
+            }
             if record.stream != Stream::Moved
                 && marked.is_uncertain(record)
                 && let Some(object) = objects.get_mut(&SegmentId(record.container))
@@ -64,11 +75,10 @@ impl Reclaimer {
             object.age = object.age.min(taken.head.seq.saturating_sub(record.last_seq));
             let relocation = RelocationRef::of(record);
             object.to_pack |= self.cx.config.compress && relocation.is_none() && gains_by_groups(live);
-            if let Some(relocation) = relocation {
-                match self.reader.source.read_relocation_map(record.segment, &relocation).await {
-                    Ok(map) => live.stored = moved_bytes(&map, |slot| live.slots.contains(slot.0)),
-                    Err(Error::Damaged(_) | Error::Store(_)) => object.stuck = true,
-                    Err(e) => return Err(e),
+            if relocation.is_some() {
+                match moved.get(&record.segment) {
+                    Some(stored) => live.stored = *stored,
+                    None => object.stuck = true,
                 }
             }
             object.residents.push(record.segment);
@@ -84,4 +94,52 @@ impl Reclaimer {
         objects.sort_by_key(|o| o.id);
         Ok(objects)
     }
+
+    /// Bytes that the live slots of each moved segment take; without those whose relocation map cannot be
+    /// read.
+    async fn moved_sizes(&self, table: &SegmentTable, marked: &MarkResult) -> Result<Sizes> {
+        let of = |r: &SegmentRecord| Some((r.segment, RelocationRef::of(r)?));
+        let moved: Vec<_> =
+            table.iter().filter_map(of).filter(|(s, _)| marked.live.contains_key(s)).collect();
+        let mut sizes = Sizes::default();
+        for some in moved.chunks(TABLE_TURN) {
+            let reads = some.iter().map(|(segment, at)| async move {
+                (*segment, self.reader.source.read_relocation_map(*segment, at).await)
+            });
+            let mut reads = stream::iter(reads.collect::<Vec<_>>()).buffer_unordered(NODE_READS);
+            while let Some((segment, map)) = reads.next().await {
+                match (map, marked.live.get(&segment)) {
+                    (Ok(map), Some(live)) => {
+                        sizes.insert(segment, moved_bytes(&map, |slot| live.slots.contains(slot.0)));
+                    }
+                    (Ok(_), None) | (Err(Error::Damaged(_) | Error::Store(_)), _) => {}
+                    (Err(e), _) => return Err(e),
+                }
+            }
+        }
+        Ok(sizes)
+    }
 }
+
+/// An object as the store lists it.
+fn listed(stat: &ObjectStat, taken: &Taken, with_pages: bool, marked: &MarkResult) -> Object {
+    // An object that no table lists was left by a crash, unless it was created after the mark began: then it
+    // has a higher number. But a segment of the last checkpoint may be in no table either, if recovery found
+    // its batches damaged: nodes in it may still be intact.
+    let is_old = stat.id.0 < taken.checkpoint.next_segment;
+    Object {
+        id: stat.id,
+        bytes: stat.len,
+        covered: is_old && !marked.may_be_in_use(stat.id) && !with_pages,
+        with_pages,
+        stuck: false,
+        to_pack: false,
+        age: taken.head.seq,
+        residents: Vec::new(),
+        live: 0,
+        packed: 0,
+    }
+}
+
+/// Bytes of segments.
+type Sizes = HashMap<SegmentId, u64, BuildU64Hasher>;

@@ -28,6 +28,8 @@ pub(crate) struct Object {
     pub bytes: u64,
     /// The checkpoint of the mark covers all its batches, and nothing is appended to it any more.
     pub covered: bool,
+    /// It holds pages of the checkpoint's tables.
+    pub with_pages: bool,
     /// It contains slots that cannot or must not be moved.
     pub stuck: bool,
     /// It is to be moved regardless of its gain: most of its slots belong to images, and are not in groups
@@ -147,6 +149,7 @@ mod tests {
             id: SegmentId(id),
             bytes: 1000,
             covered: true,
+            with_pages: false,
             stuck: false,
             to_pack: false,
             age,

@@ -25,3 +25,4 @@ mod reduction;
 mod retained;
 mod schedule;
 mod update;
+mod upgrade;

@@ -73,6 +73,11 @@ fn an_ignored_barrier_is_detected() {
 }
 
 #[test]
+fn an_object_that_is_freed_with_its_pages_is_detected() {
+    broken(Mutation::FreePages, 200);
+}
+
+#[test]
 fn forgotten_blocks_of_a_base_are_detected() {
     broken(Mutation::ForgetBases, 400);
 }
