@@ -119,6 +119,22 @@ pub trait Store: Send + Sync + 'static {
     /// Makes all completed appends to `id` durable.
     fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>>;
 
+    /// As [`Store::append`] to an object of which everything before `offset` is durable, and then
+    /// [`Store::sync`]: in one operation, if the store can. If the future is dropped, the sync may not take
+    /// place.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] only if the append found no room; then it was not synced.
+    fn append_synced(
+        &self,
+        id: SegmentId,
+        offset: u64,
+        data: IoBuf,
+        expected: u64,
+    ) -> BoxFuture<'_, Result<IoBuf>> {
+        append_then_sync(self, id, offset, data, expected)
+    }
+
     /// Reads up to `len` bytes at `offset`; fewer only at the end of the object.
     fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>>;
 
@@ -152,6 +168,35 @@ pub trait Store: Send + Sync + 'static {
 
     /// Returns the total and the free space.
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>>;
+}
+
+/// The error of an operation after which the state of the store is unknown: lack of space is as permanent
+/// there as any other failure, and never [`StoreError::Full`].
+pub fn for_good(e: StoreError, what: &str) -> StoreError {
+    match e {
+        StoreError::Full => StoreError::Io {
+            what: what.to_owned(),
+            reason: "no space left on the store".to_owned(),
+            errno: libc::ENOSPC,
+        },
+        other => other,
+    }
+}
+
+/// [`Store::append_synced`] as two operations.
+pub(crate) fn append_then_sync<S: Store + ?Sized>(
+    store: &S,
+    id: SegmentId,
+    offset: u64,
+    data: IoBuf,
+    expected: u64,
+) -> BoxFuture<'_, Result<IoBuf>> {
+    let appended = store.append(id, offset, data, expected);
+    Box::pin(async move {
+        let data = appended.await?;
+        store.sync(id).await.map_err(|e| for_good(e, "sync of an object"))?;
+        Ok(data)
+    })
 }
 
 /// Panics if an offset or a length is not aligned as the contract requires.

@@ -66,16 +66,22 @@ impl Limited {
         }
         Ok(Limited { inner, limit, taken: Mutex::new(taken) })
     }
-}
 
-impl Store for Limited {
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
-        let end = offset + data.len() as u64;
+    /// Appends `len` bytes by `append`, if there is room for them.
+    fn append_by<'a>(
+        &'a self,
+        id: SegmentId,
+        offset: u64,
+        len: u64,
+        expected: u64,
+        append: impl FnOnce() -> BoxFuture<'a, Result<IoBuf>>,
+    ) -> BoxFuture<'a, Result<IoBuf>> {
+        let end = offset + len;
         let room = if offset == 0 { end.max(expected) } else { end };
         if !self.taken.lock().grow(id, room, self.limit) {
             return Box::pin(ready(Err(StoreError::Full)));
         }
-        let appended = self.inner.append(id, offset, data, expected);
+        let appended = append();
         Box::pin(async move {
             let result = appended.await;
             // The inner store is full as well, so the object was not created.
@@ -86,6 +92,24 @@ impl Store for Limited {
             }
             result
         })
+    }
+}
+
+impl Store for Limited {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+        let len = data.len() as u64;
+        self.append_by(id, offset, len, expected, || self.inner.append(id, offset, data, expected))
+    }
+
+    fn append_synced(
+        &self,
+        id: SegmentId,
+        offset: u64,
+        data: IoBuf,
+        expected: u64,
+    ) -> BoxFuture<'_, Result<IoBuf>> {
+        let len = data.len() as u64;
+        self.append_by(id, offset, len, expected, || self.inner.append_synced(id, offset, data, expected))
     }
 
     fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {

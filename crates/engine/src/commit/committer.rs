@@ -123,6 +123,9 @@ impl Committer {
         if self.checkpoint_due() || self.space.situation().wants_reclaim() {
             self.space.wake.notify_one();
         }
+        if !self.space.wants_capacity(self.cx.host.now()) {
+            return;
+        }
         if let Err(e) = self.check_space().await {
             tracing::warn!("cannot determine the free room of the store: {e}");
         }
@@ -131,7 +134,7 @@ impl Committer {
     /// Checks the free room, on which the admission of writes depends.
     pub async fn check_space(&self) -> Result<()> {
         let capacity = self.reader.source.store.capacity().await?;
-        if self.space.observe(capacity, !self.intake.has_work()) {
+        if self.space.observe(capacity, !self.intake.has_work(), self.cx.host.now()) {
             self.space.wake.notify_one();
             self.progress.wake_waiters();
         }

@@ -17,11 +17,11 @@
 //! Blocks of some [classes](crate::classes), such as those of a page file, are not looked up, indexed or
 //! compressed: the same content is unlikely to be written again, and they are soon overwritten.
 
-use std::cmp::Reverse;
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{BLOCK, BlockRef, DiskId, Fingerprint, Form, SegmentId};
+use forebay_format::{BLOCK, BlockRef, DiskId, Fingerprint, Form, SegmentRecord};
 use futures_util::future::join_all;
 use hashbrown::HashMap;
 
@@ -30,7 +30,7 @@ use super::parts::{Part, Written};
 use crate::cache::Rank;
 use crate::classes::Classifier;
 use crate::context::Context;
-use crate::dedup::{Dedup, Fingerprinter};
+use crate::dedup::{Dedup, Fingerprinter, Misses};
 use crate::limits::WORKER_BLOCKS;
 use crate::log::{Item, Log};
 use crate::read::Reader;
@@ -43,6 +43,8 @@ use crate::workers::map;
 const DIRECTORIES_LEAST: usize = 4;
 /// ... plus one for each group of this many blocks.
 const DIRECTORY_FOR: usize = 1024;
+/// A directory is about one part in this number of its segment: 32 bytes for each block of some 2 KiB.
+const DIRECTORY_PART: u64 = 64;
 
 /// The decision on a block.
 enum Outcome {
@@ -156,42 +158,65 @@ impl Reducer {
             let find = |c: &Candidate<'_>| dedup.find(c.fingerprint.as_ref()?).filter(|at| usable(c, at));
             candidates.iter().map(find).collect()
         };
-        if !self.dedup.lock().is_sampled() {
+        let chosen = self.choose_directories(log, candidates, &known);
+        if chosen.is_empty() {
             return known;
         }
-        let mut hits: HashMap<SegmentId, Vec<BlockRef>> = HashMap::new();
-        known.iter().flatten().for_each(|at| hits.entry(at.addr.segment).or_default().push(*at));
-        let mut hits: Vec<_> = hits.into_iter().collect();
-        // By number of hits; then by segment number, so that a run is reproducible.
-        hits.sort_unstable_by_key(|(segment, hits)| (Reverse(hits.len()), *segment));
-        let mut chosen = Vec::new();
-        for (segment, hits) in hits.into_iter().take(DIRECTORIES_LEAST + candidates.len() / DIRECTORY_FOR) {
-            let Some(record) = log.table().get(segment) else { continue };
-            // Estimated length of the directory; a stored block is rarely shorter than a quarter of a raw
-            // one.
-            let bytes = u64::from(record.written) / 128;
-            if log.is_open(segment) || !self.dedup.lock().wants_directory(&hits, bytes) {
-                continue;
-            }
-            chosen.push((segment, hits, record));
-        }
+        let missed = candidates.iter().zip(&known).enumerate().filter(|(_, (_, known))| known.is_none());
+        let misses = Misses::new(missed.filter_map(|(i, (c, _))| Some((i, c.fingerprint.as_ref()?))));
         // All concurrently, since flushes wait for them.
-        let read =
-            join_all(chosen.iter().map(|(_, _, record)| self.reader.source.read_directory(record))).await;
-        for ((segment, hits, _), directory) in chosen.into_iter().zip(read) {
-            match directory {
-                Ok(directory) => {
-                    let missed = candidates.iter().zip(&mut known).filter(|(_, known)| known.is_none());
-                    let missed = missed.filter_map(|(c, known)| Some((c.fingerprint.as_ref()?, known)));
-                    self.dedup.lock().search_directory(segment, &directory, &hits, missed);
-                }
-                Err(e) => tracing::warn!(%segment, "cannot read a directory of fingerprints: {e}"),
+        let read = chosen.iter().map(|record| async move {
+            match log.open_directory(record.segment) {
+                Some(directory) => Ok(Cow::Borrowed(directory)),
+                None => self.reader.source.read_directory(record).await.map(Cow::Owned),
             }
-        }
-        for (candidate, known) in candidates.iter().zip(&mut known) {
-            *known = known.filter(|at| usable(candidate, at));
+        });
+        for (record, directory) in chosen.iter().zip(join_all(read).await) {
+            let segment = record.segment;
+            let directory = match directory {
+                Ok(directory) => directory,
+                Err(e) => {
+                    tracing::warn!(%segment, "cannot read a directory of fingerprints: {e}");
+                    continue;
+                }
+            };
+            let mut new_hits = 0;
+            misses.search(segment, &directory, |i, at| {
+                if known[i].is_none() && usable(&candidates[i], &at) {
+                    known[i] = Some(at);
+                    new_hits += 1;
+                }
+            });
+            // An open segment's directory is in memory, and not complete.
+            if let Cow::Owned(directory) = directory {
+                let hits: Vec<_> =
+                    known.iter().flatten().filter(|at| at.addr.segment == segment).copied().collect();
+                self.dedup.lock().keep(segment, &directory, &hits, new_hits);
+            }
         }
         known
+    }
+
+    /// The segments whose directories are worth reading for these candidates, of which some are `known`.
+    fn choose_directories<'a>(
+        &self,
+        log: &'a Log,
+        candidates: &[Candidate<'_>],
+        known: &[Option<BlockRef>],
+    ) -> Vec<&'a SegmentRecord> {
+        let mut dedup = self.dedup.lock();
+        let blocks = candidates.iter().zip(known);
+        let leads = dedup.leads(blocks.filter_map(|(c, known)| Some((c.fingerprint.as_ref()?, *known))));
+        let most = DIRECTORIES_LEAST + candidates.len() / DIRECTORY_FOR;
+        let records = leads.iter().filter_map(|segment| log.table().get(*segment));
+        // The directory of a segment that was sealed within this group lists slots that may be abandoned. The
+        // length of a directory is estimated.
+        let affordable = records.filter(|record| match log.is_open(record.segment) {
+            true => true,
+            false if !log.is_synced(record.segment) => false,
+            false => dedup.afford(u64::from(record.written) / DIRECTORY_PART),
+        });
+        affordable.take(most).collect()
     }
 
     fn count(&self, outcomes: &[Outcome]) {

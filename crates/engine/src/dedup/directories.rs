@@ -1,14 +1,23 @@
 //! Directories of segments in which duplicates were found, most recently used first.
 //!
-//! A directory is kept in *stretches* of some thousand blocks that were stored consecutively, each sorted by
-//! fingerprint: a small budget is thus spent on the neighbours of found blocks, not on whole segments.
+//! A directory is kept in *stretches* of up to two thousand blocks that were stored consecutively, each
+//! sorted by fingerprint: a small budget is thus spent on the neighbours of found blocks, not on whole
+//! segments. The stretch that follows a found block's is kept as well, since that is where a run of
+//! duplicates continues.
 
-use forebay_format::{Address, BlockRef, DirectoryEntry, Fingerprint, Form, SegmentId, Slot, SlotKind};
+use forebay_format::{Address, BlockRef, DirectoryEntry, Fingerprint, Form, SegmentId, Slot};
+
+use super::bits::place_bits;
+use super::filter::Filter;
+use super::misses::indexed;
 
 /// Stretches that a look-up searches: duplicates occur in runs, so the stretches of recent runs suffice.
 const SEARCHED: usize = 32;
-/// Blocks of a stretch: 8 MiB before compression.
-const STRETCH: usize = 2048;
+/// Blocks of a stretch: at most 8 MiB before compression; less if the budget is small.
+const STRETCH_MAX: usize = 2048;
+const STRETCH_MIN: usize = 64;
+/// Stretches that the budget should suffice for.
+const STRETCHES: usize = 8;
 
 /// A block in 24 bytes.
 struct Entry {
@@ -22,6 +31,7 @@ struct Stretch {
     segment: SegmentId,
     /// Its first and last slot.
     slots: (Slot, Slot),
+    filter: Filter,
     entries: Box<[Entry]>,
 }
 
@@ -30,12 +40,13 @@ impl Stretch {
         let slots = (blocks.first()?.slot, blocks.last()?.slot);
         let entry = |e: &&DirectoryEntry| Entry {
             fingerprint: e.fingerprint,
-            slot_form: e.slot.0 | u32::from(e.form.0) << 24,
+            slot_form: e.slot.0 | (u32::from(e.form.0) << 24),
             crc: e.crc,
         };
         let mut entries: Box<[Entry]> = blocks.iter().map(entry).collect();
         entries.sort_unstable_by_key(|e| e.fingerprint);
-        Some(Stretch { segment, slots, entries })
+        let filter = Filter::new(entries.iter().map(|e| &e.fingerprint));
+        Some(Stretch { segment, slots, filter, entries })
     }
 
     fn has(&self, at: &BlockRef) -> bool {
@@ -43,21 +54,35 @@ impl Stretch {
     }
 
     fn bytes(&self) -> u64 {
-        size_of_val(&*self.entries) as u64 + size_of::<Stretch>() as u64
+        size_of_val(&*self.entries) as u64 + self.filter.bytes() + size_of::<Stretch>() as u64
     }
 
+    /// Fingerprints are uniformly distributed, so the position of one is close to its share of all.
     fn find(&self, fingerprint: &Fingerprint) -> Option<BlockRef> {
-        let i = self.entries.binary_search_by_key(fingerprint, |e| e.fingerprint).ok()?;
-        let Entry { slot_form, crc, .. } = self.entries[i];
+        if !self.filter.may_contain(fingerprint) {
+            return None;
+        }
+        let share = (u128::from(order_bits(fingerprint)) * self.entries.len() as u128) >> 64;
+        let guess = share as usize;
+        let before = self.entries[..guess].iter().rev().take_while(|e| e.fingerprint >= *fingerprint);
+        let after = self.entries[guess..].iter().take_while(|e| e.fingerprint <= *fingerprint);
+        let Entry { slot_form, crc, .. } = *before.chain(after).find(|e| e.fingerprint == *fingerprint)?;
         let addr = Address { segment: self.segment, slot: Slot(slot_form & (Slot::LIMIT - 1)) };
         Some(BlockRef { addr, form: Form((slot_form >> 24) as u8), crc })
     }
+}
+
+/// The leading bits by which fingerprints are ordered.
+fn order_bits(fingerprint: &Fingerprint) -> u64 {
+    place_bits(fingerprint).swap_bytes()
 }
 
 /// The cache of directories; see the module documentation.
 pub(super) struct Directories {
     /// Most recently used first.
     list: Vec<Stretch>,
+    /// Blocks of a stretch.
+    stretch: usize,
     budget: u64,
     bytes: u64,
 }
@@ -65,7 +90,8 @@ pub(super) struct Directories {
 impl Directories {
     /// Empty, with a limit of `budget` bytes; one stretch is always kept.
     pub fn new(budget: u64) -> Directories {
-        Directories { list: Vec::new(), budget, bytes: 0 }
+        let stretch = budget as usize / size_of::<Entry>() / STRETCHES;
+        Directories { list: Vec::new(), stretch: stretch.clamp(STRETCH_MIN, STRETCH_MAX), budget, bytes: 0 }
     }
 
     /// Whether the neighbours of a block are cached.
@@ -80,24 +106,21 @@ impl Directories {
         Some(found)
     }
 
-    /// Searches a whole directory, which is sorted by slot, for fingerprints, and keeps those of its
-    /// stretches that contain one of `hits`. `misses` are the fingerprints to search for, each with the
-    /// location for the result.
-    pub fn search<'a>(
-        &mut self,
-        segment: SegmentId,
-        directory: &[DirectoryEntry],
-        hits: &[BlockRef],
-        misses: impl Iterator<Item = (&'a Fingerprint, &'a mut Option<BlockRef>)>,
-    ) {
-        let is_block =
-            |e: &&DirectoryEntry| e.kind == SlotKind::Block && e.fingerprint != Fingerprint::default();
-        let blocks: Vec<_> = directory.iter().filter(is_block).collect();
-        if let Some(whole) = Stretch::new(segment, &blocks) {
-            misses.for_each(|(fingerprint, found)| *found = whole.find(fingerprint));
+    /// Keeps the stretches of a directory, which is sorted by slot, that contain one of `hits` or follow one
+    /// that does. If there are too many, those of the last hits are kept.
+    pub fn keep(&mut self, segment: SegmentId, directory: &[DirectoryEntry], hits: &[BlockRef]) {
+        let blocks: Vec<_> = directory.iter().filter(|e| indexed(e)).collect();
+        let most = (self.budget as usize / (self.stretch * size_of::<Entry>())).max(1);
+        let mut wanted: Vec<usize> = Vec::new();
+        for at in hits.iter().rev() {
+            let hit = blocks.partition_point(|e| e.slot < at.addr.slot) / self.stretch;
+            if wanted.len() < most && !wanted.contains(&hit) {
+                wanted.extend([hit, hit + 1]);
+            }
         }
-        let stretches = blocks.chunks(STRETCH).filter_map(|blocks| Stretch::new(segment, blocks));
-        for stretch in stretches.filter(|new| hits.iter().any(|at| new.has(at))) {
+        for n in wanted.into_iter().rev() {
+            let stretch = blocks.chunks(self.stretch).nth(n).and_then(|blocks| Stretch::new(segment, blocks));
+            let Some(stretch) = stretch else { continue };
             self.list.retain(|old| (old.segment, old.slots) != (segment, stretch.slots));
             self.list.insert(0, stretch);
         }

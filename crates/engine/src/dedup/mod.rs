@@ -19,33 +19,65 @@
 //!
 //! # Bounded memory
 //!
-//! A full index takes 28 bytes per block: 7 GB per TB. This one stays within its budget by *sampling* and
-//! *locality*. The [`table`] keeps one of `2^n` fingerprints, those whose last `n` bits are zero; `n` grows
-//! whenever the table fills up, so a small pool has an exact index and a large one a sparse one. Duplicates
-//! of virtual machines occur in runs (files of packages, written in about the same order), and a run of some
-//! blocks contains a sampled one. Its hit leads to a segment; the segment's directory lists the neighbours,
-//! and is kept in a cache ([`directories`]). The most recently stored blocks are indexed exactly, sampled or
-//! not: the same update written into twenty clones at once arrives within minutes.
+//! A full index takes 28 bytes per block: 7 GB per TB. A pool for which that fits into the budget has such an
+//! index ([`exact`]), and reads no directory. When the budget is reached, the index is converted, step by
+//! step, and from then on uses *sampling* and *locality*:
+//!
+//! - [`hooks`] hold a sample of all fingerprints, old and new, in five bytes each: a tag of the fingerprint
+//!   and the segment of the block. Memory determines the sampling: one in 60 for 100 MB per TB.
+//! - Duplicates of virtual machines occur in runs (files of packages, written in about the same order), and a
+//!   run of some blocks contains a sampled one. The directory of the segment to which most hooks lead is read
+//!   and searched for everything that a commit has not found ([`misses`]).
+//! - The neighbours of found blocks stay in a cache ([`directories`]), where the run is found that continues
+//!   in the next commit. The most recently stored blocks are indexed exactly, sampled or not: the same update
+//!   written into twenty clones at once arrives within minutes. Directories of open segments are in memory.
+//!
+//! *A hook is never trusted.* Several fingerprints have the same tag, and a slot may have been dropped since.
+//! [`Dedup::find`] and [`Misses::search`] compare all 128 bits; the directory is read after the look-up,
+//! under the same lock of the log, so it lists no slot that was dropped.
 //!
 //! Directories are read while a commit waits. Such a read must be worthwhile: it is paid for by the number of
 //! blocks looked up and, above all, found. Scattered duplicates, one per segment, are therefore left alone.
+//! `evaluation.rs` measures all of this on traces.
 
+mod bits;
+mod buckets;
 mod directories;
+#[cfg(test)]
+mod evaluation;
+mod exact;
+mod filter;
 mod fingerprint;
-mod table;
+mod hooks;
+mod misses;
+mod segments;
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
 
 use forebay_format::{BLOCK, BlockRef, DirectoryEntry, Fingerprint, SegmentId, Slot};
 use hashbrown::HashMap;
 
+use crate::hash::BuildU64Hasher;
 use crate::stats::ReductionStats;
 use directories::Directories;
+use exact::ExactTable;
 pub(crate) use fingerprint::Fingerprinter;
-use table::Table;
+use hooks::Hooks;
+pub(crate) use misses::Misses;
 
 /// Bytes of a fingerprint in the table of recent ones, including its bucket.
 const RECENT_BYTES: u64 = 48;
 /// Most fingerprints in each generation of recent ones.
 const RECENT_MAX: u64 = 32 << 10;
+/// The parts of the budget for the recent fingerprints and for directories: one part in this number.
+const RECENT_PART: u64 = 8;
+const DIRECTORIES_PART: u64 = 8;
+/// Most bytes for directories: many times what the runs of one commit need.
+const DIRECTORIES_MAX: u64 = 8 << 20;
+/// Sets of the exact table that each insertion converts to hooks.
+const CONVERTED: usize = 4;
 /// Reading a directory costs its length in bytes, which is taken from a credit account: the most that the
 /// account holds, ...
 const CREDIT_MAX: i64 = 64 << 20;
@@ -55,7 +87,10 @@ const CREDIT_FOR_HIT: i64 = BLOCK as i64 * 4;
 
 /// The dedup index. All decisions about what to reference are made under the log's lock.
 pub(crate) struct Dedup {
-    table: Table,
+    /// All blocks, until there are too many; then what is left to convert to hooks.
+    exact: Option<ExactTable>,
+    hooks: Option<Hooks>,
+    hooks_bytes: u64,
     directories: Directories,
     /// The most recently stored blocks: the current generation, and the previous one.
     recent: [HashMap<Fingerprint, BlockRef>; 2],
@@ -68,12 +103,18 @@ pub(crate) struct Dedup {
 
 impl Dedup {
     /// An empty index of at most `budget` bytes; slightly more if the budget is close to zero. `sampling` is
-    /// the initial sampling.
+    /// the initial sampling; if it is 0, the index begins as an exact one.
     pub fn new(budget: u64, sampling: u8) -> Dedup {
-        let recent_max = (budget / 8 / RECENT_BYTES / 2).min(RECENT_MAX);
+        let recent_max = (budget / RECENT_PART / RECENT_BYTES / 2).min(RECENT_MAX);
+        let recent_bytes = recent_max * RECENT_BYTES * 2;
+        let directories_bytes = (budget / DIRECTORIES_PART).min(DIRECTORIES_MAX);
+        let hooks_bytes = budget - recent_bytes - directories_bytes;
         Dedup {
-            table: Table::new(budget / 8 * 5, sampling),
-            directories: Directories::new(budget / 4),
+            // Hooks and the cache of directories grow while the exact table is converted.
+            exact: (sampling == 0).then(|| ExactTable::new(budget / 4 * 3)),
+            hooks: (sampling > 0).then(|| Hooks::new(hooks_bytes, sampling)),
+            hooks_bytes,
+            directories: Directories::new(directories_bytes),
             recent: Default::default(),
             recent_max: recent_max as usize,
             credit: CREDIT_MAX,
@@ -82,25 +123,90 @@ impl Dedup {
         }
     }
 
-    /// Where a block with this fingerprint is stored, if the index lists one.
+    /// Where a block with this fingerprint is stored, as far as it is known without a store read.
     pub fn find(&mut self, fingerprint: &Fingerprint) -> Option<BlockRef> {
         self.credit = (self.credit + CREDIT_FOR_LOOKUP).min(CREDIT_MAX);
-        let known = self
-            .table
-            .get(fingerprint)
+        let exact = self.exact.as_ref().and_then(|table| table.get(fingerprint));
+        let known = exact
             .or_else(|| self.recent.iter().find_map(|g| g.get(fingerprint)).copied())
             .or_else(|| self.directories.find(fingerprint));
         if known.is_some() {
-            self.credit = (self.credit + CREDIT_FOR_HIT).min(CREDIT_MAX);
+            self.earn(1);
         }
         known
     }
 
+    /// Credits blocks that were found.
+    fn earn(&mut self, hits: usize) {
+        self.credit = self.credit.saturating_add(hits as i64 * CREDIT_FOR_HIT).min(CREDIT_MAX);
+    }
+
+    /// The segments in whose directories the blocks that were not found are likely: those to which most of
+    /// `blocks` lead first. `blocks` are fingerprints with the result of [`Dedup::find`], in the order of the
+    /// commit. A found block leads to its neighbours if the block before or after it was not found.
+    pub fn leads<'a>(
+        &self,
+        blocks: impl Iterator<Item = (&'a Fingerprint, Option<BlockRef>)>,
+    ) -> Vec<SegmentId> {
+        let Some(hooks) = &self.hooks else { return Vec::new() };
+        let mut votes: HashMap<SegmentId, u32, BuildU64Hasher> = HashMap::default();
+        let mut vote = |segment| *votes.entry(segment).or_default() += 1;
+        let (mut last_found, mut missed) = (None, false);
+        for (fingerprint, found) in blocks {
+            let edge = if found.is_some() { found.filter(|_| missed) } else { last_found.take() };
+            edge.filter(|at| !self.directories.has(at)).iter().for_each(|at| vote(at.addr.segment));
+            if found.is_none() {
+                hooks.get(fingerprint).for_each(&mut vote);
+            }
+            (last_found, missed) = (found, found.is_none());
+        }
+        let mut leads: Vec<_> = votes.into_iter().collect();
+        // Then by segment number, so that a run is reproducible.
+        leads.sort_unstable_by_key(|(segment, votes)| (Reverse(*votes), *segment));
+        leads.into_iter().map(|(segment, _)| segment).collect()
+    }
+
+    /// Whether a directory of `bytes` may be read. If so, its cost is taken from the account.
+    pub fn afford(&mut self, bytes: u64) -> bool {
+        let affordable = self.credit >= bytes as i64;
+        if affordable {
+            self.credit -= bytes as i64;
+        }
+        affordable
+    }
+
+    /// Keeps the neighbours of `hits`, which were found in the directory of a segment; `new_hits` of them
+    /// only there.
+    pub fn keep(
+        &mut self,
+        segment: SegmentId,
+        directory: &[DirectoryEntry],
+        hits: &[BlockRef],
+        new_hits: usize,
+    ) {
+        self.earn(new_hits);
+        self.directories.keep(segment, directory, hits);
+    }
+
     /// Adds a block that was stored.
     pub fn insert(&mut self, fingerprint: Fingerprint, at: BlockRef) {
-        // A fingerprint for which the table has no room, or that was displaced from it, is kept among the
-        // recent ones.
-        let Some((fingerprint, at)) = self.table.insert(fingerprint, at) else { return };
+        if let Some((fingerprint, at)) = self.insert_in_table(fingerprint, at) {
+            self.insert_recent(fingerprint, at);
+        }
+    }
+
+    /// Adds a stored block that was found in a directory.
+    pub fn insert_old(&mut self, fingerprint: Fingerprint, at: BlockRef) {
+        // An exact index stays exact: some sets are full long before the table is.
+        if let Some((fingerprint, at)) = self.insert_in_table(fingerprint, at)
+            && self.hooks.is_none()
+        {
+            self.insert_recent(fingerprint, at);
+        }
+    }
+
+    /// Keeps a fingerprint that the table does not contain exactly.
+    fn insert_recent(&mut self, fingerprint: Fingerprint, at: BlockRef) {
         if self.recent[0].len() >= self.recent_max {
             self.recent.swap(0, 1);
             self.recent[0].clear();
@@ -110,37 +216,33 @@ impl Dedup {
         }
     }
 
-    /// Adds a stored block that was found in a directory.
-    pub fn insert_old(&mut self, fingerprint: Fingerprint, at: BlockRef) {
-        self.table.insert(fingerprint, at);
-    }
-
-    /// Whether to read the directory of the segment in which `hits` were just found, which is `bytes` long.
-    /// If so, its cost is taken from the account.
-    pub fn wants_directory(&mut self, hits: &[BlockRef], bytes: u64) -> bool {
-        let wanted = self.table.sampling() > 0
-            && self.credit >= bytes as i64
-            && !hits.iter().all(|at| self.directories.has(at));
-        if wanted {
-            self.credit -= bytes as i64;
+    /// Returns a fingerprint that the table does not contain exactly: this one, or one that was displaced.
+    fn insert_in_table(&mut self, fingerprint: Fingerprint, at: BlockRef) -> Option<(Fingerprint, BlockRef)> {
+        if fingerprint == Fingerprint::default() {
+            return None;
         }
-        wanted
+        if let Some(hooks) = &mut self.hooks {
+            hooks.insert(&fingerprint, at.addr.segment);
+            self.convert();
+            return Some((fingerprint, at));
+        }
+        let table = self.exact.as_mut()?;
+        let displaced = table.insert(fingerprint, at);
+        if table.is_full() {
+            self.hooks = Some(Hooks::new(self.hooks_bytes, 0));
+        }
+        displaced
     }
 
-    /// Whether misses are searched for in directories at all.
-    pub fn is_sampled(&self) -> bool {
-        self.table.sampling() > 0
-    }
-
-    /// Searches the whole directory of a segment for misses, and keeps the neighbours of `hits`.
-    pub fn search_directory<'a>(
-        &mut self,
-        segment: SegmentId,
-        directory: &[DirectoryEntry],
-        hits: &[BlockRef],
-        misses: impl Iterator<Item = (&'a Fingerprint, &'a mut Option<BlockRef>)>,
-    ) {
-        self.directories.search(segment, directory, hits, misses);
+    /// Converts some exact entries to hooks.
+    fn convert(&mut self) {
+        for _ in 0..CONVERTED {
+            let (Some(table), Some(hooks)) = (&mut self.exact, &mut self.hooks) else { return };
+            match table.drain() {
+                Some(entries) => entries.for_each(|(print, at)| hooks.insert(&print, at.addr.segment)),
+                None => self.exact = None,
+            }
+        }
     }
 
     /// Removes slots of a segment that are about to be dropped: they are not found from here on.
@@ -148,12 +250,25 @@ impl Dedup {
         self.directories.forget(segment);
         for (fingerprint, slot) in slots {
             let is = |at: &BlockRef| at.addr.segment == segment && at.addr.slot == slot;
-            self.table.remove(&fingerprint, is);
+            if let Some(table) = &mut self.exact {
+                table.remove(&fingerprint, is);
+            }
+            if let Some(hooks) = &mut self.hooks {
+                hooks.remove(&fingerprint, segment);
+            }
             for generation in &mut self.recent {
                 if generation.get(&fingerprint).is_some_and(is) {
                     generation.remove(&fingerprint);
                 }
             }
+        }
+    }
+
+    /// A segment was removed from the segment table with all its slots.
+    pub fn freed(&mut self, segment: SegmentId) {
+        self.directories.forget(segment);
+        if let Some(hooks) = &mut self.hooks {
+            hooks.segments.remove(segment);
         }
     }
 
@@ -164,103 +279,19 @@ impl Dedup {
 
     /// One of `2^n` fingerprints is kept.
     pub fn sampling(&self) -> u8 {
-        self.table.sampling()
+        self.hooks.as_ref().map_or(0, Hooks::sampling)
     }
 
     /// Adds the index's figures to `stats`.
     pub fn stats(&self, stats: &mut ReductionStats) {
         let recent: usize = self.recent.iter().map(HashMap::len).sum();
-        stats.index_entries = self.table.len() + recent as u64;
-        stats.index_bytes = self.table.bytes() + self.directories.bytes() + recent as u64 * RECENT_BYTES;
+        let (exact, exact_bytes) = self.exact.as_ref().map_or((0, 0), |t| (t.len(), t.bytes()));
+        let (hooks, hooks_bytes) = self.hooks.as_ref().map_or((0, 0), |t| (t.len(), t.bytes()));
+        stats.index_entries = exact + hooks + recent as u64;
+        stats.index_bytes =
+            exact_bytes + hooks_bytes + self.directories.bytes() + recent as u64 * RECENT_BYTES;
         stats.index_budget = self.budget;
-        stats.index_sampling = self.table.sampling();
+        stats.index_sampling = self.sampling();
         stats.index_segments_left = self.segments_left;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use forebay_format::{Address, Form, SlotKind};
-
-    use super::*;
-
-    fn print(n: u64) -> Fingerprint {
-        Fingerprinter::new(&[7; 32], 0).of(&std::array::from_fn(|i| (n >> (i % 8 * 8)) as u8))
-    }
-
-    fn place(segment: u32, slot: u32) -> BlockRef {
-        let addr = Address { segment: SegmentId(segment), slot: Slot(slot * 64) };
-        BlockRef { addr, form: Form::RAW_BLOCK, crc: slot }
-    }
-
-    #[test]
-    fn domains_have_nothing_in_common() {
-        let block = [3; BLOCK];
-        let of = |domain| Fingerprinter::new(&[9; 32], domain).of(&block);
-        assert_eq!(of(1), of(1));
-        assert_ne!(of(0), of(1));
-        assert_ne!(Fingerprinter::new(&[8; 32], 1).of(&block), of(1));
-    }
-
-    #[test]
-    fn a_small_pool_has_an_exact_index() {
-        let mut index = Dedup::new(16 << 20, 0);
-        (0..100_000).for_each(|n| index.insert(print(n), place(1 + n as u32 / 10_000, n as u32 % 10_000)));
-        assert_eq!(index.sampling(), 0);
-        let found = (0..100_000)
-            .filter(|n| index.find(&print(*n)) == Some(place(1 + *n as u32 / 10_000, *n as u32 % 10_000)));
-        assert!(found.count() > 99_500);
-        // Recent fingerprints that were displaced from a full set of the table are found as well.
-        let mut index = Dedup::new(16 << 20, 0);
-        (0..20_000).for_each(|n| index.insert(print(n), place(1, n as u32)));
-        assert!((0..20_000).all(|n| index.find(&print(n)) == Some(place(1, n as u32))));
-    }
-
-    /// A run of duplicates is found through one sampled fingerprint and the directory to which it leads.
-    #[test]
-    fn neighbours_are_found_in_directories() {
-        let mut index = Dedup::new(1 << 20, 0);
-        (0..100_000).for_each(|n| index.insert_old(print(n), place(1, n as u32)));
-        assert!(index.sampling() >= 2);
-        let run = 5_000..6_000;
-        let hooks = run.clone().filter(|n| index.find(&print(*n)).is_some()).count();
-        assert!((50..700).contains(&hooks), "{hooks}");
-        let hit: Vec<_> = run.clone().filter_map(|n| index.find(&print(n))).take(1).collect();
-        assert!(index.wants_directory(&hit, 32 * 1_000));
-        let entry = |n: u64| DirectoryEntry {
-            slot: Slot(n as u32 * 64),
-            form: Form::RAW_BLOCK,
-            kind: SlotKind::Block,
-            crc: n as u32,
-            fingerprint: print(n),
-        };
-        let directory: Vec<_> = run.clone().map(entry).collect();
-        let (prints, mut found): (Vec<_>, _) = (run.clone().map(print).collect(), vec![None; 1_000]);
-        index.search_directory(SegmentId(1), &directory, &hit, prints.iter().zip(&mut found));
-        assert!(found.iter().zip(run.clone()).all(|(at, n)| *at == Some(place(1, n as u32))));
-        assert!(run.clone().all(|n| index.find(&print(n)) == Some(place(1, n as u32))));
-        assert!(!index.wants_directory(&hit, 1), "it is cached");
-        index.dropped(SegmentId(1), run.clone().map(|n| (print(n), Slot(n as u32 * 64))));
-        assert!(run.into_iter().all(|n| index.find(&print(n)).is_none()));
-    }
-
-    #[test]
-    fn directories_have_to_be_earned() {
-        let mut index = Dedup::new(1 << 20, 3);
-        let free = (1..1_000).filter(|n| index.wants_directory(&[place(*n, 1)], 1 << 20)).count();
-        assert_eq!(free as i64, CREDIT_MAX >> 20);
-        let lookups = (1 << 20) / CREDIT_FOR_LOOKUP;
-        (0..lookups as u64).for_each(|n| assert_eq!(index.find(&print(n)), None));
-        assert!(index.wants_directory(&[place(2_000, 1)], 1 << 20));
-        assert!(!index.wants_directory(&[place(2_001, 1)], 1 << 20));
-    }
-
-    #[test]
-    fn a_budget_of_nothing_works_and_finds_little() {
-        let mut index = Dedup::new(0, 0);
-        (0..10_000).for_each(|n| index.insert(print(n), place(1, n as u32)));
-        let mut stats = ReductionStats::default();
-        index.stats(&mut stats);
-        assert!(stats.index_bytes < 64 << 10, "{stats:?}");
     }
 }

@@ -42,6 +42,7 @@ use forebay_format::{
     BLOCK, BatchHeader, BlockRef, DirectoryEntry, GROUP_END, SegmentFooter, SegmentHeader, SegmentId,
     SegmentRecord, SegmentState, Stream, Superblock,
 };
+pub(crate) use forebay_store::for_good;
 use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
 use futures_util::future::join;
 
@@ -69,6 +70,8 @@ pub(crate) struct Writing<'a> {
     first_new: SegmentId,
     /// The append of the previous batch; it continues while the next one is prepared.
     under_way: Option<BoxFuture<'a, Result<IoBuf, StoreError>>>,
+    /// The segment of a group of one batch, whose append also syncs it.
+    synced: Option<SegmentId>,
     placed: Vec<BlockRef>,
 }
 
@@ -84,6 +87,8 @@ struct Open {
     id: SegmentId,
     offset: u64,
     directory: Vec<DirectoryEntry>,
+    /// The length of the directory at the last sync.
+    durable: usize,
 }
 
 /// Sequence number and checksum of the newest batch.
@@ -180,6 +185,18 @@ impl Log {
         self.open.values().any(|o| o.id == id)
     }
 
+    /// The slots of a segment that is open for appending, in their order; `None` if it is not open. Without
+    /// those of a group that is being written.
+    pub fn open_directory(&self, id: SegmentId) -> Option<&[DirectoryEntry]> {
+        let open = self.open.values().find(|o| o.id == id)?;
+        open.directory.get(..open.durable)
+    }
+
+    /// Whether a segment has no slots of a group that is being written, and that may be abandoned.
+    pub fn is_synced(&self, id: SegmentId) -> bool {
+        !self.unsynced.contains(&id)
+    }
+
     /// Removes a segment whose object was deleted.
     pub fn forget(&mut self, id: SegmentId) {
         debug_assert!(!self.is_open(id));
@@ -251,6 +268,7 @@ impl Log {
             before: self.open.get(&stream).and_then(|o| self.table.get(o.id)).copied(),
             first_new: SegmentId(self.next_segment),
             under_way: None,
+            synced: None,
             placed: Vec::new(),
         })
     }
@@ -290,6 +308,7 @@ impl Log {
     ) -> Result<Vec<BlockRef>, StoreError> {
         let settled = self.settle(&mut group).await;
         self.check_append(&group, settled)?;
+        self.unsynced.retain(|id| group.synced != Some(*id));
         let (synced, ()) = join(self.sync_all(), async { appended(&group.placed) }).await;
         self.failed = synced.as_ref().err().cloned();
         synced.map(|()| group.placed)
@@ -379,7 +398,13 @@ impl Log {
         let (chain, directory) =
             fill(&header, draft, &mut buf[(at - start) as usize..], &mut group.placed, &group.medium);
         self.settle(group).await?;
-        group.under_way = Some(group.store.append(id, start, buf, segment_bytes));
+        // The only batch of a group, in a segment of which everything else is durable: one operation.
+        let is_only = last && seq == group.start.seq + 1 && start > 0 && self.unsynced.is_empty();
+        group.under_way = Some(match is_only {
+            true => group.store.append_synced(id, start, buf, segment_bytes),
+            false => group.store.append(id, start, buf, segment_bytes),
+        });
+        group.synced = is_only.then_some(id);
         self.note(group.stream, id, start + total as u64, Head { seq, chain }, directory);
         self.appended.fetch_add(total as u64, Relaxed);
         Ok(())
@@ -415,7 +440,8 @@ impl Log {
         if !self.unsynced.contains(&id) {
             self.unsynced.push(id);
         }
-        let open = self.open.entry(stream).or_insert(Open { id, offset: 0, directory: Vec::new() });
+        let open =
+            self.open.entry(stream).or_insert(Open { id, offset: 0, directory: Vec::new(), durable: 0 });
         open.offset = end;
         open.directory.append(&mut directory);
         let new = SegmentRecord {
@@ -463,6 +489,7 @@ impl Log {
         for id in std::mem::take(&mut self.unsynced) {
             self.store.sync(id).await.map_err(|e| for_good(e, SYNC))?;
         }
+        self.open.values_mut().for_each(|open| open.durable = open.directory.len());
         Ok(())
     }
 
@@ -512,19 +539,3 @@ impl Log {
 pub(crate) const SYNC: &str = "sync of a segment";
 /// Operation named in the error of a failed superblock write.
 pub(crate) const SWAP: &str = "writing the superblock";
-
-/// The error of an operation after which the state of the store is unknown: lack of room is as permanent
-/// there as any other failure. See the module documentation.
-pub(crate) fn for_good(e: StoreError, what: &str) -> StoreError {
-    match e {
-        StoreError::Full => StoreError::Io {
-            what: what.to_owned(),
-            reason: "no space left on the store".to_owned(),
-            errno: ENOSPC,
-        },
-        other => other,
-    }
-}
-
-/// "No space left on device" (`errno(3)`).
-const ENOSPC: i32 = 28;

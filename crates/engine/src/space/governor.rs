@@ -34,9 +34,16 @@ use crate::{Error, PoolConfig, Result, Room};
 /// A store is low on room if, in addition to the reserve, less than the total divided by this number is free.
 const LOW_PART: u64 = 10;
 
+/// The capacity is observed again when a part of the free room may have been used (one part in this number),
+/// each time that this many bytes were written, ...
+const OBSERVED_PART: u64 = 64;
+const OBSERVED_MOST: u64 = 32 << 20;
+/// ... and by the first commit after this time, since others may write to the store.
+const OBSERVED_EACH: Duration = Duration::from_millis(50);
+
 /// The budget of zeroed ranges: `budget` plus a part that only they may use.
 pub(crate) fn zeroes_budget(budget: u64) -> u64 {
-    budget + budget / 8
+    budget.saturating_add(budget / 8)
 }
 
 /// Owns the numbers about room; see the module documentation.
@@ -62,6 +69,10 @@ pub(crate) struct SpaceGovernor {
     /// Capacity of the store when it was last observed.
     free: AtomicU64,
     total: AtomicU64,
+    /// `appended` at that time.
+    observed_at: AtomicU64,
+    /// Host time at which other writers may have changed it; `None` before the first observation.
+    next_observation: Mutex<Option<Duration>>,
     /// Bytes that the write buffers may hold now.
     buffer_budget: AtomicU64,
     /// Bytes per second that guests may write now; `u64::MAX` for no limit.
@@ -147,6 +158,8 @@ impl SpaceGovernor {
             low: AtomicBool::new(false),
             free: AtomicU64::new(0),
             total: AtomicU64::new(0),
+            observed_at: AtomicU64::new(0),
+            next_observation: Mutex::default(),
             buffer_budget: AtomicU64::new(u64::MAX),
             write_rate: AtomicU64::new(u64::MAX),
             next_write: Mutex::default(),
@@ -260,13 +273,28 @@ impl SpaceGovernor {
         (2 * self.segment_bytes + 2 * self.write_buffer).min(total / 4)
     }
 
+    /// Whether so much was written since the capacity was observed that it matters: a request costs as much
+    /// as a small commit.
+    pub fn wants_capacity(&self, now: Duration) -> bool {
+        let written = self.appended.load(Relaxed) - self.observed_at.load(Relaxed);
+        let free = self.free.load(Relaxed).saturating_sub(self.reserve(self.total.load(Relaxed)));
+        // A new segment is preallocated as a whole.
+        let is_old = self.next_observation.lock().is_none_or(|next| now >= next);
+        self.is_full()
+            || is_old
+            || written >= OBSERVED_MOST
+            || (written + self.segment_bytes).saturating_mul(OBSERVED_PART) >= free
+    }
+
     /// Records the capacity of the store, and logs changes of its state. `idle` states that no write waits to
     /// be committed. Returns whether the store has become full, or has room again.
-    pub fn observe(&self, capacity: Capacity, idle: bool) -> bool {
+    pub fn observe(&self, capacity: Capacity, idle: bool, now: Duration) -> bool {
         let Capacity { free, total } = capacity;
         let reserve = self.reserve(total);
         self.free.store(free, Relaxed);
         self.total.store(total, Relaxed);
+        self.observed_at.store(self.appended.load(Relaxed), Relaxed);
+        *self.next_observation.lock() = Some(now + OBSERVED_EACH);
         if idle {
             // No commit is retrying, so the next write may be tried.
             self.refused_at.store(0, Relaxed);

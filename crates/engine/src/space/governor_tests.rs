@@ -18,7 +18,7 @@ fn governor() -> SpaceGovernor {
 
 /// A store of 1 GiB. The reserve is 24 MiB: two segments and two write buffers.
 fn observe(governor: &SpaceGovernor, free_mib: u64) -> bool {
-    governor.observe(Capacity { free: free_mib * MIB, total: 1024 * MIB }, false)
+    governor.observe(Capacity { free: free_mib * MIB, total: 1024 * MIB }, false, Duration::ZERO)
 }
 
 #[test]
@@ -110,7 +110,10 @@ fn a_store_that_refused_data_is_full_until_it_accepts_some_or_nobody_tries() {
     assert!(!observe(&governor, 1000), "the same room as when it refused");
     assert!(observe(&governor, 1001), "more room than when it refused");
     governor.refused();
-    assert!(governor.observe(Capacity { free: 900 * MIB, total: 1024 * MIB }, true), "no write waits");
+    assert!(
+        governor.observe(Capacity { free: 900 * MIB, total: 1024 * MIB }, true, Duration::ZERO),
+        "no write waits"
+    );
 }
 
 #[test]

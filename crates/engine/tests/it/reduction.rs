@@ -142,6 +142,27 @@ async fn a_minimal_index_finds_fewer_duplicates_and_loses_no_data() {
     }
 }
 
+/// With an index of a byte for each block, duplicates are found through directories: of the open segment
+/// and of sealed ones.
+#[tokio::test]
+async fn a_sampled_index_finds_duplicates_in_directories() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open_with(&store, PoolConfig { dedup_index: 4 << 10, ..config() }).await;
+    let (a, b) = (volume(&pool, "a").await, volume(&pool, "b").await);
+    for i in 0..16 {
+        a.write(i << 20, &noise(i, MIB), true).await.unwrap();
+    }
+    for i in (0..16).rev() {
+        b.write(i << 20, &noise(i, MIB), true).await.unwrap();
+    }
+    let r = pool.stats().await.reduction;
+    assert!(r.index_sampling > 1 && r.index_bytes < 16 << 10, "{r:?}");
+    assert!(r.duplicate_blocks * 100 > 16 * 256 * 97, "{r:?}");
+    for i in 0..16 {
+        assert_eq!(read(&b, i << 20, MIB).await, noise(i, MIB));
+    }
+}
+
 /// Corruption of a block that two volumes share, compressed or not: each reader gets an error, and the check
 /// names both.
 #[tokio::test]

@@ -5,7 +5,9 @@
 //! closing its lease, not by dropping the last reference to the pool. From then on all operations fail; the
 //! lock is released when those that had begun have ended.
 
+use std::future::{Future, ready};
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use forebay_format::{SegmentId, Superblock};
 use forebay_store::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
@@ -35,30 +37,50 @@ impl Lease {
     }
 }
 
+/// Begins an operation: the contract requires that it progresses without being polled.
+fn begin<'a, T: Send + 'a>(operation: impl Future<Output = T> + Send + 'a) -> BoxFuture<'a, T> {
+    let mut operation: BoxFuture<'a, T> = Box::pin(operation);
+    match operation.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => Box::pin(ready(result)),
+        Poll::Pending => operation,
+    }
+}
+
 impl Store for Lease {
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         let store = self.store();
-        Box::pin(async move { store?.append(id, offset, data, expected).await })
+        begin(async move { store?.append(id, offset, data, expected).await })
+    }
+
+    fn append_synced(
+        &self,
+        id: SegmentId,
+        offset: u64,
+        data: IoBuf,
+        expected: u64,
+    ) -> BoxFuture<'_, Result<IoBuf>> {
+        let store = self.store();
+        begin(async move { store?.append_synced(id, offset, data, expected).await })
     }
 
     fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
         let store = self.store();
-        Box::pin(async move { store?.sync(id).await })
+        begin(async move { store?.sync(id).await })
     }
 
     fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
         let store = self.store();
-        Box::pin(async move { store?.read(id, offset, len).await })
+        begin(async move { store?.read(id, offset, len).await })
     }
 
     fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
         let store = self.store();
-        Box::pin(async move { store?.delete(id).await })
+        begin(async move { store?.delete(id).await })
     }
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
         let store = self.store();
-        Box::pin(async move { store?.list().await })
+        begin(async move { store?.list().await })
     }
 
     fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
@@ -77,16 +99,39 @@ impl Store for Lease {
 
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
         let store = self.store();
-        Box::pin(async move { store?.read_superblock().await })
+        begin(async move { store?.read_superblock().await })
     }
 
     fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
         let (store, new) = (self.store(), new.clone());
-        Box::pin(async move { store?.swap_superblock(&new).await })
+        begin(async move { store?.swap_superblock(&new).await })
     }
 
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         let store = self.store();
-        Box::pin(async move { store?.capacity().await })
+        begin(async move { store?.capacity().await })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_store::{DirectoryOptions, DirectoryStore};
+
+    use super::*;
+
+    #[test]
+    fn operations_progress_without_being_polled() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = DirectoryStore::open(dir.path(), &DirectoryOptions::default()).unwrap();
+        let lease = Lease::new(store);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let first = lease.append(SegmentId(1), 0, IoBuf::zeroed(4096), 4096);
+        let listed = || runtime.block_on(lease.list()).unwrap().len();
+        while listed() == 0 {
+            std::thread::yield_now();
+        }
+        runtime.block_on(first).unwrap();
+        lease.close();
+        assert!(runtime.block_on(lease.list()).is_err());
     }
 }

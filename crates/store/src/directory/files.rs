@@ -232,6 +232,11 @@ impl Files {
         Ok(file)
     }
 
+    /// Whether space is preallocated for objects.
+    pub(super) fn preallocates(&self) -> bool {
+        !self.no_fallocate.load(Ordering::Relaxed)
+    }
+
     fn preallocate(&self, file: &File, len: u64) -> io::Result<()> {
         if len == 0 || self.no_fallocate.load(Ordering::Relaxed) {
             return Ok(());

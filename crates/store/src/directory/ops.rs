@@ -16,9 +16,9 @@ use super::open::read_copies;
 use super::retry::retry_shortage;
 use super::trim::trim_tail;
 use super::{DirectoryStore, Shared, SuperblockFile, describe, receive, refuse};
-use crate::contract::assert_aligned;
+use crate::contract::{append_then_sync, assert_aligned};
 use crate::superblock::{COPY_BYTES, check_swap, copy_of};
-use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
+use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError, for_good};
 
 type Answer<T> = oneshot::Sender<Result<T>>;
 
@@ -49,13 +49,15 @@ impl Shared {
 
     fn write(self: &Arc<Self>, file: Arc<File>, append: Append) -> Op {
         let shared = self.clone();
-        let Append { id, offset, last, data, io, answer } = append;
+        let Append { id, offset, last, synced, data, io, answer } = append;
         let same_file = last.then(|| (file.clone(), io));
         let finish = move |data, written: std::io::Result<usize>| {
             let end = written.as_ref().ok().map(|len| offset + *len as u64);
             let report = move || {
                 shared.growing.end(id, end);
                 let result = written.map(|_| data).map_err(|e| store_error(describe("append to", id), &e));
+                // The write may have failed, or the sync.
+                let result = if synced { result.map_err(|e| for_good(e, "append and sync")) } else { result };
                 let _ = answer.send(result);
             };
             match (same_file, end) {
@@ -67,7 +69,10 @@ impl Shared {
                 _ => report(),
             }
         };
-        Op::write(file, offset, data, Box::new(finish))
+        match synced {
+            true => Op::write_synced(file, offset, data, Box::new(finish)),
+            false => Op::write(file, offset, data, Box::new(finish)),
+        }
     }
 
     fn fdatasync(self: &Arc<Self>, file: Arc<File>, id: SegmentId, answer: Answer<()>) -> Op {
@@ -149,13 +154,22 @@ struct Append {
     offset: u64,
     /// It ends at the expected length of the object: space preallocated beyond it is not needed.
     last: bool,
+    /// It is durable when it completes.
+    synced: bool,
     data: IoBuf,
     io: Arc<Io>,
     answer: Answer<IoBuf>,
 }
 
-impl Store for DirectoryStore {
-    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+impl DirectoryStore {
+    fn begin_append(
+        &self,
+        id: SegmentId,
+        offset: u64,
+        data: IoBuf,
+        expected: u64,
+        synced: bool,
+    ) -> BoxFuture<'_, Result<IoBuf>> {
         assert_aligned("append", id, offset, data.len());
         if !self.shared.writable {
             return refuse(StoreError::ReadOnly);
@@ -165,7 +179,7 @@ impl Store for DirectoryStore {
         }
         let (answer, result) = oneshot::channel();
         let last = offset > 0 && offset + data.len() as u64 == expected;
-        let append = Append { id, offset, last, data, io: self.io.clone(), answer };
+        let append = Append { id, offset, last, synced, data, io: self.io.clone(), answer };
         let shared = self.shared.clone();
         if offset > 0 {
             self.on_file("append to", id, move |opened| shared.write_or_fail(opened, append));
@@ -179,6 +193,28 @@ impl Store for DirectoryStore {
             });
         }
         receive(result)
+    }
+}
+
+impl Store for DirectoryStore {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+        self.begin_append(id, offset, data, expected, false)
+    }
+
+    fn append_synced(
+        &self,
+        id: SegmentId,
+        offset: u64,
+        data: IoBuf,
+        expected: u64,
+    ) -> BoxFuture<'_, Result<IoBuf>> {
+        let is_last = offset + data.len() as u64 == expected;
+        if offset > 0 && !is_last && self.shared.files.preallocates() {
+            return self.begin_append(id, offset, data, expected, true);
+        }
+        // A lack of room must be distinguished from a failed sync where it can occur: at the creation, and if
+        // the space was not preallocated.
+        append_then_sync(self, id, offset, data, expected)
     }
 
     fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {

@@ -42,6 +42,27 @@ fn appended_bytes_are_read_back_and_survive_a_restart() {
 }
 
 #[test]
+fn a_synced_append_is_an_append() {
+    on_all(async |backend| {
+        let whole = pattern(3, 5 * 4096);
+        let part = |n: usize| IoBuf::from(&whole[n * 4096..(n + 1) * 4096]);
+        let expected = whole.len() as u64;
+        let store = backend.store();
+        store.append_synced(id(1), 0, part(0), expected).await.unwrap();
+        store.append_synced(id(1), 4096, part(1), expected).await.unwrap();
+        store.append(id(1), 8192, part(2), expected).await.unwrap();
+        store.sync(id(1)).await.unwrap();
+        let back = store.append_synced(id(1), 12288, part(3), expected).await.unwrap();
+        assert!(back.capacity() >= 4096, "the buffer is returned");
+        store.append_synced(id(1), 16384, part(4), expected).await.unwrap();
+        let missing = store.append_synced(id(5), 4096, part(0), expected).await;
+        assert_eq!(missing.map(|_| ()), Err(StoreError::NotFound(id(5))));
+        backend.reopen();
+        assert_eq!(backend.store().read(id(1), 0, 1 << 20).await.unwrap()[..], whole[..]);
+    });
+}
+
+#[test]
 fn missing_objects_are_not_found() {
     on_all(async |backend| {
         let store = backend.store();

@@ -52,6 +52,20 @@ fn synced_bytes_survive_every_crash() {
 }
 
 #[test]
+fn a_synced_append_survives_a_power_loss() {
+    for seed in 0..100 {
+        block_on(async {
+            let store = FaultyStore::new(seed);
+            store.append_synced(id(1), 0, pattern(seed, 8192), 0).await.unwrap();
+            store.append_synced(id(1), 8192, pattern(seed + 1, 8192), 0).await.unwrap();
+            store.crash(Crash::PowerLoss);
+            let now = contents(&store.reopen(), 1).await.unwrap();
+            assert_eq!(now, [&pattern(seed, 8192)[..], &pattern(seed + 1, 8192)[..]].concat(), "seed {seed}");
+        });
+    }
+}
+
+#[test]
 fn a_kill_does_not_make_bytes_durable() {
     let lost = (0..100).filter(|seed| {
         block_on(async {

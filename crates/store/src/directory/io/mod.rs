@@ -27,7 +27,16 @@ const MAX_TRANSFER: usize = 1 << 30;
 pub(super) enum Action {
     Read,
     Write,
+    /// A write that is durable when it completes, with the metadata needed to read it (`RWF_DSYNC`).
+    WriteSynced,
     Sync,
+}
+
+impl Action {
+    /// Whether its failure may be one of a sync, which is never repeated.
+    fn syncs(self) -> bool {
+        matches!(self, Action::WriteSynced | Action::Sync)
+    }
 }
 
 /// Called at the end of an operation with its buffer and the number of bytes moved.
@@ -65,6 +74,12 @@ impl Op {
         Op::new(Action::Write, file, buf, offset, len, finish)
     }
 
+    /// Writes the whole buffer, durably. Everything that was written to the file before is durable.
+    pub(super) fn write_synced(file: Arc<File>, offset: u64, buf: IoBuf, finish: Finish) -> Op {
+        let len = buf.len();
+        Op::new(Action::WriteSynced, file, buf, offset, len, finish)
+    }
+
     /// Makes the file's data durable, and the metadata needed to read it.
     pub(super) fn sync(file: Arc<File>, finish: Finish) -> Op {
         Op::new(Action::Sync, file, IoBuf::with_capacity(0), 0, 0, finish)
@@ -100,15 +115,15 @@ impl Op {
                 let again = is_interruption(&e);
                 self.must_block |= again;
                 // A failed sync is never repeated.
-                self.short = !again && is_shortage(&e) && self.action != Action::Sync;
+                self.short = !again && is_shortage(&e) && !self.action.syncs();
                 return if again || self.short { None } else { Some(Err(e)) };
             }
         };
         match self.action {
             Action::Sync => Some(Ok(0)),
-            Action::Write if moved == 0 => Some(Err(io::ErrorKind::WriteZero.into())),
+            Action::Write | Action::WriteSynced if moved == 0 => Some(Err(io::ErrorKind::WriteZero.into())),
             Action::Read if moved == 0 => Some(Ok(self.reached.max(self.done))),
-            Action::Read | Action::Write => self.advance_to(self.done + moved),
+            Action::Read | Action::Write | Action::WriteSynced => self.advance_to(self.done + moved),
         }
     }
 
@@ -171,6 +186,10 @@ impl Op {
             match self.action {
                 Action::Read => libc::pread(fd, ptr.cast(), len, offset),
                 Action::Write => libc::pwrite(fd, ptr.cast(), len, offset),
+                Action::WriteSynced => {
+                    let part = libc::iovec { iov_base: ptr.cast(), iov_len: len };
+                    libc::pwritev2(fd, &raw const part, 1, offset, libc::RWF_DSYNC)
+                }
                 Action::Sync => libc::fdatasync(fd) as isize,
             }
         };
@@ -254,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_short_transfer_continues_at_an_aligned_offset() {
-        for action in [Action::Read, Action::Write] {
+        for action in [Action::Read, Action::Write, Action::WriteSynced] {
             let mut op = op(action, 16384);
             assert!(op.advance(Ok(4096)).is_none());
             assert_eq!((op.next_offset(), op.next_len()), (4096, 12288));
@@ -286,6 +305,8 @@ mod tests {
             assert_eq!((op.next_offset(), op.next_len()), (4096, 4096), "it continues at the same offset");
             assert_eq!(op.advance(Ok(4096)).unwrap().unwrap(), 8192);
         }
+        let mut synced = op(Action::WriteSynced, 4096);
+        assert!(synced.advance(errno(libc::ENOMEM)).unwrap().is_err());
         let mut op = op(Action::Sync, 0);
         assert_eq!(op.advance(errno(libc::ENOMEM)).unwrap().unwrap_err().raw_os_error(), Some(libc::ENOMEM));
     }

@@ -108,9 +108,12 @@ impl Shared {
         let entry = match op.action {
             Action::Read => opcode::Read::new(fd, ptr, len).offset(offset).build(),
             Action::Write => opcode::Write::new(fd, ptr, len).offset(offset).build(),
+            Action::WriteSynced => {
+                opcode::Write::new(fd, ptr, len).offset(offset).rw_flags(libc::RWF_DSYNC).build()
+            }
             Action::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         };
-        let blocks = op.must_block || len as usize >= LARGE_BYTES;
+        let blocks = op.must_block || len as usize >= LARGE_BYTES || op.action == Action::WriteSynced;
         let flags = if blocks { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
         self.push_entry(&entry.flags(flags).user_data(Box::into_raw(op) as u64));
     }

@@ -1,0 +1,141 @@
+//! A hash table in bounded memory that grows with its contents.
+//!
+//! It consists of sets of `WAYS` entries. While more than three in ten entries are used, each insertion adds
+//! a set and splits an existing one into it (linear hashing: sets that have not been split yet hold twice as
+//! much as the others), up to the limit. At that size all sets are alike again. Memory therefore follows the
+//! number of entries, and no insertion takes long. In a full set an insertion displaces another entry.
+
+/// An entry of a set.
+pub(super) trait Entry: Copy {
+    const EMPTY: Self;
+
+    fn is_empty(&self) -> bool;
+
+    /// The hash by which it was inserted, or a number equal to it modulo `first * 2^n` for every size that
+    /// the table may have. `set` is the entry's present set.
+    fn hash(&self, set: usize, first: usize) -> usize;
+}
+
+/// The table; see the module documentation.
+pub(super) struct Buckets<E, const WAYS: usize> {
+    /// At least `base` sets, fewer than twice as many: those from `base` on were split off from the first
+    /// ones. Draining removes sets from the end, without changing to which set a hash belongs.
+    sets: Vec<[E; WAYS]>,
+    count: usize,
+    base: usize,
+    first: usize,
+    most: usize,
+    len: usize,
+}
+
+impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
+    /// An empty table of `first` sets, which grows to `first * 2^doublings` sets.
+    pub fn new(first: usize, doublings: u32) -> Buckets<E, WAYS> {
+        let most = first << doublings;
+        Buckets { sets: vec![[E::EMPTY; WAYS]; first], count: first, base: first, first, most, len: 0 }
+    }
+
+    /// The number of sets that it had at the beginning.
+    pub fn first(&self) -> usize {
+        self.first
+    }
+
+    /// The set to which a hash belongs.
+    fn index(&self, hash: usize) -> usize {
+        let index = hash % (2 * self.base);
+        if index < self.count { index } else { index - self.base }
+    }
+
+    /// The entries among which those of a hash are.
+    pub fn of(&self, hash: usize) -> impl Iterator<Item = &E> {
+        self.sets.get(self.index(hash)).into_iter().flatten().filter(|e| !e.is_empty())
+    }
+
+    /// Inserts an entry, in place of the one that `is_same` accepts if there is one. Returns an entry that
+    /// was displaced from a full set; `random` chooses it.
+    pub fn insert(
+        &mut self,
+        hash: usize,
+        entry: E,
+        random: usize,
+        is_same: impl Fn(&E) -> bool,
+    ) -> Option<E> {
+        let index = self.index(hash);
+        let set = self.sets.get_mut(index)?;
+        if let Some(same) = set.iter_mut().find(|e| !e.is_empty() && is_same(e)) {
+            *same = entry;
+            return None;
+        }
+        let way = set.iter().position(Entry::is_empty).unwrap_or(random % WAYS);
+        let displaced = std::mem::replace(&mut set[way], entry);
+        if !displaced.is_empty() {
+            return Some(displaced);
+        }
+        self.len += 1;
+        if self.count < self.most && self.len > self.count * WAYS / 10 * 3 {
+            self.split();
+        }
+        None
+    }
+
+    /// Adds a set, and moves into it the entries that now belong there from the set that held them.
+    fn split(&mut self) {
+        let (new, old) = (self.count, self.count - self.base);
+        self.sets.push([E::EMPTY; WAYS]);
+        self.count += 1;
+        for way in 0..WAYS {
+            let entry = self.sets[old][way];
+            if !entry.is_empty() && self.index(entry.hash(old, self.first)) == new {
+                self.sets[new][way] = entry;
+                self.sets[old][way] = E::EMPTY;
+            }
+        }
+        if self.count == 2 * self.base {
+            self.base *= 2;
+        }
+    }
+
+    /// Whether it has its largest size, and more than three in four entries are used.
+    pub fn is_full(&self) -> bool {
+        self.count == self.most && self.len > self.count * WAYS / 4 * 3
+    }
+
+    /// Removes the entries of a hash that `is` accepts.
+    pub fn remove(&mut self, hash: usize, is: impl Fn(&E) -> bool) {
+        let index = self.index(hash);
+        self.retain(index, |e| !is(e));
+    }
+
+    /// Removes the entries of a set that `keep` rejects. Returns false if there is no such set.
+    pub fn retain(&mut self, set: usize, keep: impl Fn(&E) -> bool) -> bool {
+        let Some(set) = self.sets.get_mut(set) else { return false };
+        for entry in set.iter_mut().filter(|e| !e.is_empty()) {
+            if !keep(entry) {
+                *entry = E::EMPTY;
+                self.len -= 1;
+            }
+        }
+        true
+    }
+
+    /// Takes the entries of one set out of the table, and frees its memory. Nothing may be inserted any more.
+    /// `None` if no set is left.
+    pub fn drain(&mut self) -> Option<impl Iterator<Item = E> + use<E, WAYS>> {
+        let set = self.sets.pop()?;
+        if self.sets.len() <= self.sets.capacity() / 2 {
+            self.sets.shrink_to_fit();
+        }
+        let used = set.into_iter().filter(|e| !e.is_empty());
+        self.len -= used.clone().count();
+        Some(used)
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Memory use in bytes.
+    pub fn bytes(&self) -> u64 {
+        size_of_val(&self.sets[..]) as u64
+    }
+}

@@ -1,0 +1,87 @@
+//! Short numbers for segments, so that an entry of the index needs few bits for one.
+//!
+//! Numbers begin at 1. That of a freed segment is assigned again only after all entries with this number were
+//! removed.
+
+use forebay_format::SegmentId;
+use hashbrown::HashMap;
+
+use crate::hash::BuildU64Hasher;
+
+/// Bits of a number. With segments of 64 MiB they suffice for 64 TiB; blocks of further segments are not
+/// indexed.
+pub(super) const NUMBER_BITS: u32 = 20;
+
+/// Bytes for each segment: an element of the list, and of the map with its free buckets.
+const BYTES_EACH: u64 = 8 + 20;
+
+/// The numbers of segments; see the module documentation.
+#[derive(Default)]
+pub(super) struct Segments {
+    numbers: HashMap<SegmentId, u32, BuildU64Hasher>,
+    /// By number, from 1.
+    ids: Vec<Option<SegmentId>>,
+    /// Numbers of which no entries are left.
+    free: Vec<u32>,
+    /// Numbers of freed segments that entries may still have: since before the present sweep, and since it
+    /// began.
+    sweeping: Vec<u32>,
+    freed: Vec<u32>,
+}
+
+impl Segments {
+    /// The number of a segment, which it gets if it has none. `None` if all are in use.
+    pub fn number(&mut self, segment: SegmentId) -> Option<u32> {
+        if let Some(number) = self.numbers.get(&segment) {
+            return Some(*number);
+        }
+        let number = match self.free.pop() {
+            Some(number) => number,
+            None if self.ids.len() + 1 < 1 << NUMBER_BITS => {
+                self.ids.push(None);
+                self.ids.len() as u32
+            }
+            None => return None,
+        };
+        self.ids[number as usize - 1] = Some(segment);
+        self.numbers.insert(segment, number);
+        Some(number)
+    }
+
+    /// The number that a segment has.
+    pub fn known(&self, segment: SegmentId) -> Option<u32> {
+        self.numbers.get(&segment).copied()
+    }
+
+    /// The segment with a number; `None` if it was freed.
+    pub fn get(&self, number: u32) -> Option<SegmentId> {
+        self.ids.get((number as usize).checked_sub(1)?).copied().flatten()
+    }
+
+    /// Records that a segment was freed.
+    pub fn remove(&mut self, segment: SegmentId) {
+        if let Some(number) = self.numbers.remove(&segment) {
+            self.ids[number as usize - 1] = None;
+            self.freed.push(number);
+        }
+    }
+
+    /// Whether a sweep would find entries of freed segments.
+    pub fn any_freed(&self) -> bool {
+        !self.freed.is_empty()
+    }
+
+    /// A sweep of all entries begins.
+    pub fn begin_sweep(&mut self) {
+        self.sweeping.append(&mut self.freed);
+    }
+
+    /// The sweep has removed the entries of all segments that were freed before it began.
+    pub fn end_sweep(&mut self) {
+        self.free.append(&mut self.sweeping);
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.ids.len() as u64 * BYTES_EACH
+    }
+}
