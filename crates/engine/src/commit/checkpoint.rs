@@ -39,8 +39,13 @@ impl Committer {
     /// # Errors
     /// [`Error::NoSpace`] and errors of the store; the previous checkpoint stays in effect.
     pub async fn checkpoint(&self) -> Result<()> {
+        self.take_checkpoint().await.map(drop)
+    }
+
+    /// As [`Committer::checkpoint`]; returns the checkpoint.
+    pub async fn take_checkpoint(&self) -> Result<Taken> {
         let _alone = self.checkpoint_lock.lock().await;
-        self.make_checkpoint().await.map(drop)
+        self.make_checkpoint().await
     }
 
     /// Makes a checkpoint and references it in both superblock copies, so that the loss of either copy does
@@ -58,7 +63,7 @@ impl Committer {
     }
 
     /// Makes a checkpoint and returns it. The caller holds `checkpoint_lock`.
-    pub async fn make_checkpoint(&self) -> Result<Taken> {
+    async fn make_checkpoint(&self) -> Result<Taken> {
         self.cx.check_latch()?;
         let mut taken = self.take().await?;
         let appended = self.appended.load(Relaxed);

@@ -92,7 +92,7 @@ impl<'a> Reclaim<'a> {
             if self.must_delete_emptied().await? {
                 self.delete_emptied().await?;
             } else if self.cleaner.committer.checkpoint_due() {
-                self.cleaner.committer.make_checkpoint().await?;
+                self.cleaner.committer.checkpoint().await?;
             }
         }
         self.delete_emptied().await?;
@@ -116,8 +116,7 @@ impl<'a> Reclaim<'a> {
             return Ok(());
         }
         if self.cleaner.cx.config.mutation != Mutation::DeleteUncovered {
-            self.cleaner.committer.make_checkpoint().await?;
-            self.cleaner.committer.renew_older_copy().await?;
+            self.cleaner.committer.checkpoint_in_both_copies().await?;
         }
         let emptied = std::mem::take(&mut self.emptied);
         self.delete(emptied).await
@@ -130,7 +129,7 @@ impl<'a> Reclaim<'a> {
             // A container's record is unused if its object does not exist: it was deleted before a crash.
             let unused = match r.stream {
                 Stream::Moved => objects.binary_search_by_key(&r.segment, |o| o.id).is_err(),
-                _ => !marked.live.contains_key(&r.segment) && !marked.is_uncertain(r),
+                _ => !marked.live().contains_key(&r.segment) && !marked.is_uncertain(r),
             };
             let covered = r.last_seq <= self.taken.head.seq && !log.is_open(r.segment);
             unused && covered && !self.cleaner.is_used(log.barrier.as_ref(), r.segment, |_| false)
@@ -155,9 +154,10 @@ impl<'a> Reclaim<'a> {
     async fn clean(&mut self, victim: &Object, marked: &MarkResult) -> Result<bool> {
         for segment in &victim.residents {
             let record = self.cleaner.committer.log.lock().await.table().get(segment).copied();
-            let (Some(record), Some(live)) = (record, marked.live.get(segment)) else { continue };
+            let Some(record) = record.filter(|_| marked.live().contains_key(segment)) else { continue };
+            let live = marked.slots(*segment).await?;
             let before = self.cleaner.space.moved.get().bytes;
-            let moved = self.cleaner.relocate(&record, live, self.pace().await?).await;
+            let moved = self.cleaner.relocate(&record, &live, self.pace().await?).await;
             self.progress.moved_bytes += self.cleaner.space.moved.get().bytes - before;
             match moved {
                 Ok(MoveOutcome::Moved) => {}

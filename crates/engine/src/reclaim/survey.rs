@@ -58,22 +58,31 @@ impl Reclaimer {
             {
                 object.stuck = true;
             }
-            let Some(live) = marked.live.get_mut(&record.segment) else { continue };
+            let Some(mut live) = marked.live().get(&record.segment).copied() else { continue };
             let Some(object) = objects.get_mut(&SegmentId(record.container)) else { continue };
             // The age of moved data is the time since it was written, not since it was moved.
             object.age = object.age.min(taken.head.seq.saturating_sub(record.last_seq));
             let relocation = RelocationRef::of(record);
-            object.to_pack |= self.cx.config.compress && relocation.is_none() && gains_by_groups(live);
-            if let Some(relocation) = relocation {
+            object.to_pack |= self.cx.config.compress && relocation.is_none() && gains_by_groups(&live);
+            if let Some(relocation) = relocation
+                && live.moved != Some(relocation)
+            {
                 match self.reader.source.read_relocation_map(record.segment, &relocation).await {
-                    Ok(map) => live.stored = moved_bytes(&map, |slot| live.slots.contains(slot.0)),
+                    Ok(map) => {
+                        let slots = marked.slots(record.segment).await?;
+                        live.stored = moved_bytes(&map, |slot| slots.contains(slot.0));
+                        live.moved = Some(relocation);
+                        if let Some(kept) = marked.live_mut(record.segment) {
+                            *kept = live;
+                        }
+                    }
                     Err(Error::Damaged(_) | Error::Store(_)) => object.stuck = true,
                     Err(e) => return Err(e),
                 }
             }
             object.residents.push(record.segment);
             object.live += live.stored;
-            let map = RelocationMap::encoded_len(live.slots.len() as usize) as u64;
+            let map = RelocationMap::encoded_len(live.slots as usize) as u64;
             // The relocation map is a separate batch, and so is each step of a move, padded to a block; the
             // container has a header, which may be shared. The sum is rather too high: a segment that was
             // just moved must not be worth moving again.
