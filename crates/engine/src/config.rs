@@ -74,6 +74,9 @@ pub struct PoolConfig {
     pub coalesce: Coalesce,
     /// Longest delay of a commit with waiting requests, to coalesce further ones.
     pub commit_delay: Duration,
+    /// Budget of the mark: counts of references, and changes of them. With a smaller one, temporary data is
+    /// written to the store, and marks read all maps; any size is correct.
+    pub mark_memory: u64,
     /// Budget of the dedup index. A smaller index finds fewer duplicates; any size is correct.
     pub dedup_index: u64,
     /// Whether stored blocks are compressed.
@@ -112,6 +115,7 @@ impl Default for PoolConfig {
             checkpoint_bytes: 512 << 20,
             coalesce: Coalesce::Adaptive,
             commit_delay: COMMIT_DELAY,
+            mark_memory: 512 << 20,
             dedup_index: 256 << 20,
             compress: true,
             reclaim_pause: RECLAIM_PAUSE,

@@ -121,6 +121,12 @@ pub const SCANS_AT_ONCE: usize = 4;
 pub const MARK_NODES: usize = FANOUT;
 /// Nodes (with their blocks) that a mark visits before it yields to other tasks: some hundred microseconds.
 pub const MARK_TURN: usize = 8;
+/// Most changes of counts that a mark sorts at once: some milliseconds.
+pub const MARK_RUN: usize = 32 << 10;
+/// Bytes of temporary data that a mark reads at a time.
+pub const MARK_PIECE: usize = 64 << 10;
+/// Map nodes that a mark may read to determine the exclusive space of disks, however few it read otherwise.
+pub const MARK_CREDIT: u64 = 4096;
 /// Bytes of pages of the checkpoint that are written while the log is locked once: some milliseconds of a
 /// disk.
 pub const PIECES_BYTES: usize = 1 << 20;
@@ -157,8 +163,8 @@ pub const CLEAN_PAUSE: Duration = Duration::from_millis(500);
 /// Least interval between automatic reclaims.
 pub const RECLAIM_PAUSE: Duration = Duration::from_secs(10);
 /// An automatic reclaim begins when this fraction of the stored bytes (one part in this number) was appended,
-/// or discarded, since the last mark. The mark reads each map node once, some 1.3 % of the data: with an
-/// eighth, its reads stay below a tenth of the bytes written.
+/// or discarded, since the last mark. A mark reads the map nodes that changed; a full one reads each node
+/// once, some 1.3 % of the data: with an eighth, its reads stay below a tenth of the bytes written.
 pub const RECLAIM_SHARE: u64 = 8;
 /// While there is room, automatic reclaims clean only objects of which at least this share is freed, in
 /// percent: freeing a byte then costs moving a third of a byte. Other objects become sparser with time.

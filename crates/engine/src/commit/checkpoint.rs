@@ -50,8 +50,16 @@ impl Committer {
     /// # Errors
     /// [`Error::NoSpace`] and errors of the store; the previous checkpoint stays in effect.
     pub async fn checkpoint(&self) -> Result<()> {
+        self.take_checkpoint(0).await.map(drop)
+    }
+
+    /// As [`Committer::checkpoint`]. Also stores up to `renew` of the oldest pages of the tables, which have
+    /// not changed. Returns the checkpoint, and the objects that hold its pages.
+    pub async fn take_checkpoint(&self, renew: usize) -> Result<(Taken, BTreeSet<SegmentId>)> {
         let _alone = self.checkpoint_lock.lock().await;
-        self.make_checkpoint(0).await.map(drop)
+        let taken = self.make_checkpoint(renew).await?;
+        let with_pages = self.tables.lock().objects().collect();
+        Ok((taken, with_pages))
     }
 
     /// Makes a checkpoint and references it in both superblock copies, so that the loss of either copy does
@@ -68,9 +76,9 @@ impl Committer {
         self.latching(swapped)
     }
 
-    /// Makes a checkpoint and returns it. The caller holds `checkpoint_lock`. Up to `renew` of the oldest
-    /// pages of its tables are stored again although they have not changed.
-    pub async fn make_checkpoint(&self, renew: usize) -> Result<Taken> {
+    /// Makes a checkpoint and returns it. The caller holds `checkpoint_lock`. `renew` is as in
+    /// [`Committer::take_checkpoint`].
+    async fn make_checkpoint(&self, renew: usize) -> Result<Taken> {
         self.cx.check_latch()?;
         let mut taken = self.take().await?;
         let appended = self.appended.load(Relaxed);
@@ -103,11 +111,6 @@ impl Committer {
             }
         }
         Ok(taken)
-    }
-
-    /// The objects that hold a page of the checkpoint in effect. The caller holds `checkpoint_lock`.
-    pub fn objects_with_pages(&self) -> BTreeSet<SegmentId> {
-        self.tables.lock().objects().collect()
     }
 
     async fn take(&self) -> Result<Taken> {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use forebay_format::{BLOCK, BlockRef, FormatError, PoolId, SegmentId, SegmentRecord, Superblock};
 use forebay_store::{Metered, Store};
 use hashbrown::HashSet;
+use roaring::RoaringTreemap;
 use serde::Serialize;
 
 use super::footers::{Epochs, ended_in_order};
@@ -21,7 +22,6 @@ use crate::log::scan_past_gaps;
 use crate::lost::{is_lost, location_text};
 use crate::map::{Dirty, NeedNode, Node, Ref, Tree};
 use crate::read::{Reader, RelocationRef};
-use crate::reclaim::Slots;
 use crate::recovery::{Mode, OnLoss, read_checkpoint, recover};
 use crate::sync::RwLock;
 use crate::text::shorten;
@@ -204,7 +204,7 @@ async fn check_maps(
     };
     report.disks = disks.len() as u64;
     let mut damaged: BTreeMap<u64, Problem> = BTreeMap::new();
-    let (mut seen, mut verified) = (AddressSet::default(), Slots::default());
+    let (mut seen, mut verified) = (AddressSet::default(), RoaringTreemap::new());
     for (_, tree) in &disks {
         let mut todo: Vec<Ref> = tree.root().into_iter().collect();
         while let Some(reference) = todo.pop() {
@@ -217,7 +217,7 @@ async fn check_maps(
                     damaged.entry(block.addr.to_u64()).or_insert_with(|| lost_problem(*block));
                     return false;
                 }
-                verified.insert(block)
+                verified.insert(block.addr.to_u64())
             });
             report.blocks += blocks.len() as u64;
             verify_blocks(reader, blocks, &mut damaged).await;

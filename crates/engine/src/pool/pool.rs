@@ -20,6 +20,13 @@ pub struct Pool {
     recovery_ms: u64,
 }
 
+#[cfg(test)]
+impl Pool {
+    pub(crate) fn reclaimer(&self) -> &crate::reclaim::Reclaimer {
+        &self.parts.reclaimer
+    }
+}
+
 impl Drop for Pool {
     /// A pool that is dropped without being closed leaves the retained memory as a crash does.
     fn drop(&mut self) {

@@ -36,9 +36,9 @@ use forebay_format::{
 };
 use forebay_store::Store;
 use hashbrown::HashSet;
+use roaring::RoaringBitmap;
 use tokio::task::yield_now;
 
-use super::mark::LiveSlots;
 use crate::commit::Committer;
 use crate::context::Context;
 use crate::limits::{CLEAN_PAUSE, MAX_SEGMENT_BYTES, MOVE_BYTES};
@@ -112,7 +112,7 @@ impl Cleaner {
     pub async fn relocate(
         &self,
         record: &SegmentRecord,
-        live: &LiveSlots,
+        live: &RoaringBitmap,
         pace: Pace,
     ) -> Result<MoveOutcome> {
         let (mut survivors, dropped) = match self.survivors(record, live).await {
@@ -157,7 +157,7 @@ impl Cleaner {
     async fn survivors(
         &self,
         record: &SegmentRecord,
-        live: &LiveSlots,
+        live: &RoaringBitmap,
     ) -> Result<(Vec<Survivor>, Vec<DirectoryEntry>)> {
         let all: Vec<Survivor> = match RelocationRef::of(record) {
             Some(relocation) => {
@@ -177,9 +177,9 @@ impl Cleaner {
             }
         };
         let (survivors, dead): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|s| live.slots.contains(s.entry.slot.0));
+            all.into_iter().partition(|s| live.contains(s.entry.slot.0));
         let found: BTreeSet<Slot> = survivors.iter().map(|s| s.entry.slot).collect();
-        if found.len() as u64 != live.slots.len() || found.len() != survivors.len() {
+        if found.len() as u64 != live.len() || found.len() != survivors.len() {
             return Err(Error::Damaged(format!("the directory of segment {}", record.segment)));
         }
         Ok((survivors, dead.into_iter().map(|s| s.entry).collect()))

@@ -3,7 +3,7 @@
 //!
 //! **Crash safety of a reclaim.** A reclaim begins with a checkpoint. Both superblock copies reference this
 //! checkpoint or a later one before anything is dropped or moved: the loss of either copy is therefore
-//! harmless, and recovery never begins from maps in which more was live than the mark found. The mark walks
+//! harmless, and recovery never begins from maps in which more was live than the mark found. The mark finds
 //! everything that the checkpoint reaches ([`mark`]). Then
 //!
 //! - a segment is *dropped* if none of its slots is live, the checkpoint covers all its batches, and no
@@ -27,15 +27,26 @@
 //! object that was deleted already; one that was not is found by the next reclaim, which goes through the
 //! store's list of objects. No other state is needed, so nothing has to be resumed.
 //!
-//! Checkpoints that become due during cleaning are made in between; they are always later than the mark's.
+//! Checkpoints are made concurrently with a reclaim, whenever they are due; they are always later than the
+//! mark's. The segments that they write are not covered by the mark's checkpoint, so this reclaim leaves them
+//! alone.
 
 mod clean;
+mod counts;
+mod deltas;
+#[cfg(test)]
+mod figures;
 mod mark;
 mod reclaimer;
 mod run;
+mod scratch;
 mod survey;
+mod table;
+#[cfg(test)]
+mod tests;
 mod upkeep;
+mod varint;
 mod victims;
+mod walk;
 
-pub(crate) use mark::Slots;
 pub(crate) use reclaimer::Reclaimer;

@@ -103,7 +103,7 @@ impl<'a> Reclaim<'a> {
             if self.must_delete_emptied().await? {
                 self.delete_emptied().await?;
             } else if self.cleaner.committer.checkpoint_due() {
-                self.cleaner.committer.make_checkpoint(0).await?;
+                self.cleaner.committer.checkpoint().await?;
             }
         }
         self.delete_emptied().await?;
@@ -127,8 +127,7 @@ impl<'a> Reclaim<'a> {
             return Ok(());
         }
         if self.cleaner.cx.config.mutation != Mutation::DeleteUncovered {
-            self.cleaner.committer.make_checkpoint(0).await?;
-            self.cleaner.committer.renew_older_copy().await?;
+            self.cleaner.committer.checkpoint_in_both_copies().await?;
         }
         let emptied = std::mem::take(&mut self.emptied);
         self.delete(emptied).await
@@ -149,7 +148,7 @@ impl<'a> Reclaim<'a> {
             // A container's record is unused if its object does not exist: it was deleted before a crash.
             let unused = match record.stream {
                 Stream::Moved => object.is_none(),
-                _ => !marked.live.contains_key(&record.segment) && !marked.is_uncertain(record),
+                _ => !marked.live().contains_key(&record.segment) && !marked.is_uncertain(record),
             };
             let with_pages = object.is_some_and(|o| o.with_pages);
             if unused
@@ -189,9 +188,10 @@ impl<'a> Reclaim<'a> {
     async fn clean(&mut self, victim: &Object, marked: &MarkResult) -> Result<bool> {
         for segment in &victim.residents {
             let record = self.cleaner.committer.log.lock().await.table().get(*segment).copied();
-            let (Some(record), Some(live)) = (record, marked.live.get(segment)) else { continue };
+            let Some(record) = record.filter(|_| marked.live().contains_key(segment)) else { continue };
+            let live = marked.slots(*segment).await?;
             let before = self.cleaner.space.moved.get().bytes;
-            let moved = self.cleaner.relocate(&record, live, self.pace().await?).await;
+            let moved = self.cleaner.relocate(&record, &live, self.pace().await?).await;
             self.progress.moved_bytes += self.cleaner.space.moved.get().bytes - before;
             match moved {
                 Ok(MoveOutcome::Moved) => {

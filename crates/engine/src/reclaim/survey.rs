@@ -41,7 +41,7 @@ impl Reclaimer {
         if self.cx.config.mutation != Mutation::DropUnseen {
             marked.set_horizon(&table, self.opened_at);
         }
-        let moved = self.moved_sizes(&table, marked).await?;
+        self.measure_moved(&table, marked).await?;
         let mut objects: HashMap<SegmentId, Object, BuildU64Hasher> = HashMap::default();
         for (stat, n) in stats.iter().zip(1usize..) {
             if n.is_multiple_of(TABLE_TURN) {
@@ -69,21 +69,17 @@ impl Reclaimer {
             {
                 object.stuck = true;
             }
-            let Some(live) = marked.live.get_mut(&record.segment) else { continue };
+            let Some(live) = marked.live().get(&record.segment).copied() else { continue };
             let Some(object) = objects.get_mut(&SegmentId(record.container)) else { continue };
             // The age of moved data is the time since it was written, not since it was moved.
             object.age = object.age.min(taken.head.seq.saturating_sub(record.last_seq));
             let relocation = RelocationRef::of(record);
-            object.to_pack |= self.cx.config.compress && relocation.is_none() && gains_by_groups(live);
-            if relocation.is_some() {
-                match moved.get(&record.segment) {
-                    Some(stored) => live.stored = *stored,
-                    None => object.stuck = true,
-                }
-            }
+            object.to_pack |= self.cx.config.compress && relocation.is_none() && gains_by_groups(&live);
+            // Its relocation map could not be read.
+            object.stuck |= relocation.is_some() && live.moved != relocation;
             object.residents.push(record.segment);
             object.live += live.stored;
-            let map = RelocationMap::encoded_len(live.slots.len() as usize) as u64;
+            let map = RelocationMap::encoded_len(live.slots as usize) as u64;
             // The relocation map is a separate batch, and so is each step of a move, padded to a block; the
             // container has a header, which may be shared. The sum is rather too high: a segment that was
             // just moved must not be worth moving again.
@@ -95,29 +91,41 @@ impl Reclaimer {
         Ok(objects)
     }
 
-    /// Bytes that the live slots of each moved segment take; without those whose relocation map cannot be
-    /// read.
-    async fn moved_sizes(&self, table: &SegmentTable, marked: &MarkResult) -> Result<Sizes> {
-        let of = |r: &SegmentRecord| Some((r.segment, RelocationRef::of(r)?));
-        let moved: Vec<_> =
-            table.iter().filter_map(of).filter(|(s, _)| marked.live.contains_key(s)).collect();
-        let mut sizes = Sizes::default();
+    /// Determines the bytes that the live slots of moved segments take now, except for those whose relocation
+    /// map cannot be read.
+    async fn measure_moved(&self, table: &SegmentTable, marked: &mut MarkResult) -> Result<()> {
+        let of = |r: &SegmentRecord| {
+            let relocation = RelocationRef::of(r)?;
+            let live = marked.live().get(&r.segment)?;
+            (live.moved != Some(relocation)).then_some((r.segment, relocation))
+        };
+        let moved: Vec<_> = table.iter().filter_map(of).collect();
         for some in moved.chunks(TABLE_TURN) {
-            let reads = some.iter().map(|(segment, at)| async move {
-                (*segment, self.reader.source.read_relocation_map(*segment, at).await)
-            });
-            let mut reads = stream::iter(reads.collect::<Vec<_>>()).buffer_unordered(NODE_READS);
-            while let Some((segment, map)) = reads.next().await {
-                match (map, marked.live.get(&segment)) {
-                    (Ok(map), Some(live)) => {
-                        sizes.insert(segment, moved_bytes(&map, |slot| live.slots.contains(slot.0)));
-                    }
-                    (Ok(_), None) | (Err(Error::Damaged(_) | Error::Store(_)), _) => {}
-                    (Err(e), _) => return Err(e),
+            let reads = some.iter().map(|at| self.moved_size(at, marked));
+            let reads: Vec<_> = stream::iter(reads.collect::<Vec<_>>()).buffered(NODE_READS).collect().await;
+            for ((segment, relocation), size) in some.iter().zip(reads) {
+                if let (Some(size), Some(live)) = (size?, marked.live_mut(*segment)) {
+                    (live.stored, live.moved) = (size, Some(*relocation));
                 }
             }
         }
-        Ok(sizes)
+        Ok(())
+    }
+
+    /// Bytes that the live slots of a moved segment take; `None` if its relocation map cannot be read.
+    async fn moved_size(
+        &self,
+        (segment, relocation): &(SegmentId, RelocationRef),
+        marked: &MarkResult,
+    ) -> Result<Option<u64>> {
+        match self.reader.source.read_relocation_map(*segment, relocation).await {
+            Ok(map) => {
+                let slots = marked.slots(*segment).await?;
+                Ok(Some(moved_bytes(&map, |slot| slots.contains(slot.0))))
+            }
+            Err(Error::Damaged(_) | Error::Store(_)) => Ok(None),
+            Err(e) => Err(e),
+        }
     }
 }
 
@@ -140,6 +148,3 @@ fn listed(stat: &ObjectStat, taken: &Taken, with_pages: bool, marked: &MarkResul
         packed: 0,
     }
 }
-
-/// Bytes of segments.
-type Sizes = HashMap<SegmentId, u64, BuildU64Hasher>;

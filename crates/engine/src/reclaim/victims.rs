@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use forebay_format::{BLOCK, Codec, RelocationMap, SegmentId, Slot};
 
-use super::mark::LiveSlots;
+use super::counts::Live;
 use crate::limits::{GAIN_ASKED, GAIN_LEAST, GAIN_WITH_ROOM, LEFT_BEHIND, PACK_BELOW};
 
 /// An object of the store, as found by a mark.
@@ -117,9 +117,9 @@ pub(crate) fn choose(objects: &[Object], effort: Effort) -> Vec<Object> {
 }
 
 /// Whether the live slots of a segment that was not moved yet are to be packed into groups.
-pub(super) fn gains_by_groups(live: &LiveSlots) -> bool {
-    let plain = live.slots.len() * BLOCK as u64;
-    live.of_images * 2 > live.slots.len() && live.bytes * 100 < plain * PACK_BELOW
+pub(super) fn gains_by_groups(live: &Live) -> bool {
+    let plain = live.slots * BLOCK as u64;
+    live.of_images * 2 > live.slots && live.bytes * 100 < plain * PACK_BELOW
 }
 
 /// Bytes that the live slots of a moved segment take. Each member of a group counts as an equal share of the

@@ -82,6 +82,16 @@ fn forgotten_blocks_of_a_base_are_detected() {
     broken(Mutation::ForgetBases, 400);
 }
 
+#[test]
+fn a_reference_that_a_mark_by_difference_does_not_count_is_detected() {
+    broken(Mutation::LoseReference, 400);
+}
+
+#[test]
+fn a_reference_that_is_released_twice_is_detected() {
+    broken(Mutation::ReleaseTwice, 1000);
+}
+
 /// A pool with few live bytes in its segments, and with blocks that several disks share.
 struct Scene {
     round: Round,
