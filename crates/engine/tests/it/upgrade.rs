@@ -47,11 +47,12 @@ async fn make_older(store: &MemoryStore) {
     let root = root(store).await.unwrap();
     let segments = records(store, &root, Table::SEGMENTS).await;
     let disks = records(store, &root, Table::DISKS).await;
-    let object = SegmentId(root.next_segment);
+    let newest = store.list().await.unwrap().iter().map(|o| o.id.0).max();
+    let object = SegmentId(newest.unwrap() + 1);
     let checkpoint = Checkpoint {
         seq: root.seq,
         next_disk: root.next_disk,
-        next_segment: root.next_segment + 1,
+        next_segment: root.next_segment,
         disks: disks.iter().map(|bytes| DiskRecord::decode(&mut &bytes[..]).unwrap()).collect(),
         segments: segments.iter().map(|bytes| SegmentRecord::decode(bytes).unwrap()).collect(),
         warm: root.warm,
