@@ -94,12 +94,18 @@ impl Reclaimer {
     /// Determines the bytes that the live slots of moved segments take now, except for those whose relocation
     /// map cannot be read.
     async fn measure_moved(&self, table: &SegmentTable, marked: &mut MarkResult) -> Result<()> {
-        let of = |r: &SegmentRecord| {
-            let relocation = RelocationRef::of(r)?;
-            let live = marked.live().get(&r.segment)?;
-            (live.moved != Some(relocation)).then_some((r.segment, relocation))
-        };
-        let moved: Vec<_> = table.iter().filter_map(of).collect();
+        let mut moved = Vec::new();
+        for (record, n) in table.iter().zip(1usize..) {
+            if n.is_multiple_of(TABLE_TURN) {
+                yield_now().await;
+            }
+            if let Some(relocation) = RelocationRef::of(record)
+                && let Some(live) = marked.live().get(&record.segment)
+                && live.moved != Some(relocation)
+            {
+                moved.push((record.segment, relocation));
+            }
+        }
         for some in moved.chunks(TABLE_TURN) {
             let reads = some.iter().map(|at| self.moved_size(at, marked));
             let reads: Vec<_> = stream::iter(reads.collect::<Vec<_>>()).buffered(NODE_READS).collect().await;
