@@ -96,7 +96,7 @@ impl Pool {
         progress.wait_for(|p| p.stopped).await.map_err(|_| Error::Closed)?;
         // What is left are writes to desktops, and those for which the store has no room.
         cx.retained.keep();
-        reclaimer.stop();
+        reclaimer.stop().await;
         cx.check_latch()?;
         // Writes the segment's directory, from which the next start reads its fingerprints.
         let ended = committer.log.lock().await.end_segment(Stream::Data).await;

@@ -5,12 +5,13 @@
 //! - the count of a node in `nodes` is the number of references to it as a child: from roots, and from the
 //!   entries of nodes whose own count is above zero. Its value is the number of blocks below it;
 //! - the count of a slot in `slots` is the number of entries of such leaves that refer to it, where the
-//!   entries of a base that a leaf leaves to it ([`Node::uncovered`](crate::map::Node::uncovered)) are entries of that leaf; plus the
-//!   number of such leaves whose base is stored there; plus one if `nodes` has a count for it.
+//!   entries of a base that a leaf leaves to it ([`Node::uncovered`](crate::map::Node::uncovered)) are
+//!   entries of that leaf; plus the number of such leaves whose base is stored there; plus one if `nodes` has
+//!   a count for it.
 //!
 //! So a slot is live, as [`super::mark`] defines it, exactly if it has a count in `slots`. A node is final
-//! once it is stored, and a segment number is never used again: the counts depend on the roots alone, and stay
-//! valid while segments are moved. A segment that is dropped has no counts.
+//! once it is stored, and a segment number is never used again: the counts depend on the roots alone, and
+//! stay valid while segments are moved. A segment that is dropped has no counts.
 
 use std::collections::BTreeMap;
 
@@ -159,7 +160,8 @@ impl Counts {
                 (live.slots, live.bytes) = (live.slots + 1, live.bytes + len);
                 blocks += u64::from(delta.is_block);
             } else if before > 0 && after == 0 {
-                // The reference of a lost block has another form than the block: then the bytes are not exact.
+                // The reference of a lost block has another form than the block: then the bytes are not
+                // exact.
                 (live.slots, live.bytes) = (live.slots - 1, live.bytes.saturating_sub(len));
                 blocks = blocks.saturating_sub(delta.is_block.into());
             }

@@ -2,19 +2,20 @@
 //!
 //! A slot is live if a block map of the checkpoint reaches it: the node or block in it can be read through
 //! some disk. Of the base of a leaf, only the blocks count that the leaf does not list itself
-//! ([`Node::uncovered`](crate::map::Node::uncovered)). A base may belong to several leaves, and be an ordinary
-//! leaf of another map: a slot is live if it is reached in any of these ways.
+//! ([`Node::uncovered`](crate::map::Node::uncovered)). A base may belong to several leaves, and be an
+//! ordinary leaf of another map: a slot is live if it is reached in any of these ways.
 //!
-//! **By difference.** The counts of the last mark ([`super::counts`]) are kept in memory. The next mark carries
-//! the differences of the roots down to them ([`super::walk`]): it reads the nodes that only one of the two
-//! checkpoints has, and no others. Its work is therefore proportional to what changed. Without counts, the
-//! same walk begins with no disk, which is a *full mark*. The counts of the last checkpoint stay valid until
-//! then, and the nodes that it needs to read them down are live by these counts: a reclaim frees what is not
-//! live in the newer of the two checkpoints only after the older one was released.
+//! **By difference.** The counts of the last mark ([`super::counts`]) are kept in memory. The next mark
+//! carries the differences of the roots down to them ([`super::walk`]): it reads the nodes that only one of
+//! the two checkpoints has, and no others. Its work is therefore proportional to what changed. Without
+//! counts, the same walk begins with no disk, which is a *full mark*. The counts of the last checkpoint stay
+//! valid until then, and the nodes that it needs to read them down are live by these counts: a reclaim frees
+//! what is not live in the newer of the two checkpoints only after the older one was released.
 //!
 //! The counts are given up, and a full mark is made at once, if they cannot be right (a count below zero) or
 //! if a node cannot be read. They are given up after a failed mark, after a full mark that could not read all
-//! nodes, if they do not fit into the memory budget, and when the pool is closed. That costs time, never data.
+//! nodes, if they do not fit into the memory budget, and when the pool is closed. That costs time, never
+//! data.
 //!
 //! **Memory.** The counts, and the changes under way, take at most
 //! [`PoolConfig::mark_memory`](crate::PoolConfig::mark_memory); what does not fit is written to the store
@@ -40,10 +41,10 @@
 //! began before the horizon may hold live slots that the mark cannot see: none of its slots is dropped or
 //! moved, whether found live or not. A segment that began later cannot, and is treated as usual. So a pool
 //! continues to free segments that were written since the damage; the others become reclaimable when no disk
-//! reaches the damaged node any more. The affected disks are found by descending from each root to the indexes
-//! of these nodes; they are reported to the caller of the reclaim, and once in the log. (If damage has cost
-//! the node's segment its entry in the table, the horizon is the end of history as recovery found it: all
-//! segments written since the pool was opened are in the table.)
+//! reaches the damaged node any more. The affected disks are found by descending from each root to the
+//! indexes of these nodes; they are reported to the caller of the reclaim, and once in the log. (If damage
+//! has cost the node's segment its entry in the table, the horizon is the end of history as recovery found
+//! it: all segments written since the pool was opened are in the table.)
 //!
 //! **Exclusive space** of a disk is what its removal would free: it is found by removing its root and adding
 //! up the slots whose count would fall to zero, without changing the counts. That reads the nodes that no

@@ -55,7 +55,7 @@ pub(crate) struct Reclaimer {
     pub(super) opened_at: u64,
     /// The results of the last mark.
     pub figures: Mutex<Figures>,
-    /// The counts of the last mark. Held by a reclaim under way: there is one at a time.
+    /// The counts of the last mark. Held by a reclaim under way: one at a time.
     pub(super) counts: tokio::sync::Mutex<Option<Counts>>,
     /// Disks whose maps the last mark could not read completely.
     damaged: Mutex<BTreeSet<DiskId>>,
@@ -114,7 +114,7 @@ impl Reclaimer {
     pub(super) async fn run(&self, requested: bool, report: ReportProgress<'_>) -> Result<Freed> {
         report(GcProgress::default());
         let mut counts = self.counts.lock().await;
-        self.cx.check_latch()?;
+        self.cx.check_running()?;
         // From here on the barrier records references made by commits; the checkpoint contains all earlier
         // ones.
         self.committer.log.lock().await.barrier = Some(Default::default());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use forebay_format::{BLOCK, RelocationMap, SegmentId, SegmentRecord, Stream};
+use forebay_format::{BLOCK, RelocationMap, SegmentId, Stream};
 use forebay_store::{ObjectStat, Store};
 use futures_util::{StreamExt, stream};
 use hashbrown::HashMap;

@@ -156,8 +156,8 @@ impl Table {
     }
 }
 
-/// Adds changes, in order of their slots, to the counts of a segment. Calls `changed` with each change and the
-/// count before and after it. Returns `None` if a count would be negative.
+/// Adds changes, in order of their slots, to the counts of a segment. Calls `changed` with each change and
+/// the count before and after it. Returns `None` if a count would be negative.
 pub(super) fn apply(
     counts: &[Counted],
     deltas: &[Delta],

@@ -1,4 +1,4 @@
-//! Compares marks by difference with marks from nothing, and with a walk of each disk by itself.
+//! Compares marks by difference with marks from nothing, and with a walk of each disk alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Changes of roots, carried down to the counts of all slots.
 //!
 //! Changes of the counts of nodes are collected for each level, from the roots down, and applied level by
-//! level: all references to the nodes of a level come from the level above. A node whose count rises from
-//! zero is read, and adds its references; a node whose count falls to zero is read and removes them. All other
+//! level: all references to the nodes of a level are in the level above. A node whose count rises from zero
+//! is read, and adds its references; a node whose count falls to zero is read and removes them. All other
 //! nodes are not read: what is below them does not change. A leaf that changes removes the references of its
 //! old form and adds those of the new one, which cancel before they reach the counts.
 //!
@@ -35,7 +35,7 @@ pub(super) enum Purpose {
     Full,
     /// Counting what changed. A node that cannot be read ends the walk.
     Difference,
-    /// Finding out what a change would free, with at most this many nodes read. The counts do not change;
+    /// Determining what a change would free, with at most this many nodes read. The counts do not change;
     /// nodes that cannot be read are ignored.
     Trial { nodes: u64 },
 }

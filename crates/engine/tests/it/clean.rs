@@ -127,6 +127,39 @@ async fn a_reclaim_completes_after_its_caller_disconnects() {
     assert_eq!(check(&store).await, Vec::<String>::new());
 }
 
+/// The next server may open the pool when this one has closed it.
+#[tokio::test]
+async fn a_closed_pool_is_not_changed_by_a_reclaim() {
+    const BLOCKS: u64 = 4096;
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", BLOCKS * 4096, SyncMode::Flush, 0).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    fill(&v, 0..BLOCKS, 1).await;
+    for block in (0..BLOCKS).step_by(2) {
+        v.discard(block * 4096, 4096, false).await.unwrap();
+    }
+    v.flush().await.unwrap();
+    drop(v);
+    let begun = tokio::sync::Notify::new();
+    let progress = |p: GcProgress| {
+        if p.phase == GcPhase::Clean {
+            begun.notify_one();
+        }
+    };
+    let closed = async {
+        begun.notified().await;
+        pool.close().await.unwrap();
+        (store.list().await.unwrap(), store.read_superblock().await.unwrap())
+    };
+    let (reclaimed, closed) = tokio::join!(pool.reclaim(&progress), closed);
+    assert!(matches!(reclaimed, Err(Error::Closed)), "{reclaimed:?}");
+    assert!(matches!(pool.reclaim(&|_| ()).await, Err(Error::Closed)));
+    let now = (store.list().await.unwrap(), store.read_superblock().await.unwrap());
+    assert!(now == closed, "the store was changed after the pool was closed");
+    assert_eq!(check(&store).await, Vec::<String>::new());
+}
+
 #[tokio::test]
 async fn exclusive_bytes_are_reported_for_each_disk() {
     let store = Arc::new(MemoryStore::new());
