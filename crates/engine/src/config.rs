@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_guest::Policy;
 
 use crate::Broken;
-use crate::limits::{COMMIT_DELAY, RECLAIM_PAUSE};
+use crate::limits::{COMMIT_DELAY, RECLAIM_PAUSE, RENEW_PAGES};
 
 /// Whether small writes are coalesced into large ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -74,6 +74,9 @@ pub struct PoolConfig {
     pub coalesce: Coalesce,
     /// Longest delay of a commit with waiting requests, to coalesce further ones.
     pub commit_delay: Duration,
+    /// Budget of the mark: counts of references, and changes of them. With a smaller one, temporary data is
+    /// written to the store, and marks read all maps; any size is correct.
+    pub mark_memory: u64,
     /// Budget of the dedup index. A smaller index finds fewer duplicates; any size is correct.
     pub dedup_index: u64,
     /// Whether stored blocks are compressed.
@@ -92,6 +95,10 @@ pub struct PoolConfig {
     pub remote_answers: RemoteAnswers,
     /// The reaction to a loss of the memory in which writes were answered.
     pub on_memory_loss: OnMemoryLoss,
+    /// Most pages of the tables of the checkpoint that a reclaim stores again although they have not changed,
+    /// so that the objects that hold them can be freed.
+    #[doc(hidden)]
+    pub renew_pages: usize,
     /// A rule that is violated on purpose, to test that the tests detect it.
     #[doc(hidden)]
     pub mutation: Broken,
@@ -108,6 +115,7 @@ impl Default for PoolConfig {
             checkpoint_bytes: 512 << 20,
             coalesce: Coalesce::Adaptive,
             commit_delay: COMMIT_DELAY,
+            mark_memory: 512 << 20,
             dedup_index: 256 << 20,
             compress: true,
             reclaim_pause: RECLAIM_PAUSE,
@@ -116,6 +124,7 @@ impl Default for PoolConfig {
             learn_classes: true,
             remote_answers: RemoteAnswers::default(),
             on_memory_loss: OnMemoryLoss::default(),
+            renew_pages: RENEW_PAGES,
             mutation: Broken::default(),
         }
     }

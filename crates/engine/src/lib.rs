@@ -35,6 +35,7 @@ mod log;
 mod map;
 mod memory;
 mod progress;
+mod tables;
 
 mod config;
 mod error;
@@ -44,6 +45,8 @@ mod limits;
 mod log_damage;
 mod lost;
 mod mutation;
+#[cfg(test)]
+mod scale;
 mod stats;
 mod stored;
 mod sync;

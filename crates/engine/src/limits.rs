@@ -126,6 +126,28 @@ pub const SCANS_AT_ONCE: usize = 4;
 pub const MARK_NODES: usize = FANOUT;
 /// Nodes (with their blocks) that a mark visits before it yields to other tasks: some hundred microseconds.
 pub const MARK_TURN: usize = 8;
+/// Most changes of counts that a mark sorts at once: some milliseconds.
+pub const MARK_RUN: usize = 32 << 10;
+/// Bytes of temporary data that a mark reads at a time.
+pub const MARK_PIECE: usize = 64 << 10;
+/// Map nodes that a mark may read to determine the exclusive space of disks, however few it read otherwise.
+pub const MARK_CREDIT: u64 = 4096;
+/// Bytes of pages of the checkpoint that are written while the log is locked once: some milliseconds of a
+/// disk.
+pub const PIECES_BYTES: usize = 1 << 20;
+/// Most bytes of one read of such pages when a pool is opened; [`PIECE_READS`] is the number of such reads in
+/// flight.
+pub const PIECE_READ_BYTES: u64 = 1 << 20;
+/// See [`PIECE_READ_BYTES`].
+pub const PIECE_READS: usize = 16;
+/// Default of [`PoolConfig::renew_pages`](crate::PoolConfig::renew_pages): all pages of a pool of 100 TB,
+/// some 70 MB, which is little next to the map nodes that its mark reads.
+pub const RENEW_PAGES: usize = 1 << 14;
+/// Segment records or objects that a loop over all of them visits before it yields to other tasks: some
+/// hundred microseconds.
+pub const TABLE_TURN: usize = 2048;
+/// Segments that a reclaim removes from the table while it holds the log's lock: some hundred microseconds.
+pub const DROPS_AT_A_TIME: usize = 256;
 /// Most bytes of one read of map nodes, for operations that read many of them; [`NODE_READS`] is the number
 /// of such reads in flight. Guest reads queue behind them: a megabyte, some hundred microseconds of a disk.
 pub const NODE_READ_BYTES: u64 = 256 << 10;
@@ -146,8 +168,8 @@ pub const CLEAN_PAUSE: Duration = Duration::from_millis(500);
 /// Least interval between automatic reclaims.
 pub const RECLAIM_PAUSE: Duration = Duration::from_secs(10);
 /// An automatic reclaim begins when this fraction of the stored bytes (one part in this number) was appended,
-/// or discarded, since the last mark. The mark reads each map node once, some 1.3 % of the data: with an
-/// eighth, its reads stay below a tenth of the bytes written.
+/// or discarded, since the last mark. A mark reads the map nodes that changed; a full one reads each node
+/// once, some 1.3 % of the data: with an eighth, its reads stay below a tenth of the bytes written.
 pub const RECLAIM_SHARE: u64 = 8;
 /// While there is room, automatic reclaims clean only objects of which at least this share is freed, in
 /// percent: freeing a byte then costs moving a third of a byte. Other objects become sparser with time.

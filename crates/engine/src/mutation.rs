@@ -45,8 +45,16 @@ pub enum Mutation {
     PublishEarly,
     /// The cleaner deletes an object although no checkpoint holds the new location of its segments.
     DeleteUncovered,
+    /// The cleaner deletes an object although a reader may still read from it.
+    IgnoreReaders,
+    /// The cleaner deletes an object although it holds a page of the checkpoint in effect.
+    FreePages,
     /// The mark treats all blocks of a base as dead: those that a leaf hides, and some that it does not hide.
     ForgetBases,
+    /// A mark by difference does not count a reference of each new leaf.
+    LoseReference,
+    /// A mark by difference releases a reference of each old leaf twice.
+    ReleaseTwice,
     /// The mark treats everything below a damaged node as dead.
     DropUnseen,
     /// A flush is answered when the commit before the one that it needs is done.

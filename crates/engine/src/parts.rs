@@ -36,7 +36,8 @@ pub(crate) struct Parts {
 impl Parts {
     /// Assembles the parts of a recovered pool. No task is started.
     pub fn assemble(recovered: Recovered) -> Parts {
-        let Recovered { reader, progress, caches, applier, log, dedup, stored, orphans, .. } = recovered;
+        let Recovered { reader, progress, caches, applier, log, tables, dedup, stored, orphans, .. } =
+            recovered;
         let (cx, catalogue) = (reader.cx.clone(), applier.catalogue.clone());
         let superblock = log.superblock();
         let (segment_bytes, key) = (superblock.segment_bytes.into(), superblock.fingerprint_key);
@@ -47,7 +48,8 @@ impl Parts {
         let intake = Arc::new(Intake::new(reader.clone(), space.clone(), caches, progress));
         let scans = Arc::new(ScanQueue::new(cx.clone(), catalogue.clone()));
         let reducer = Reducer::new(reader.clone(), key, dedup);
-        let committer = Arc::new(Committer::new(log, intake.clone(), applier, reducer, scans.clone()));
+        let committer =
+            Arc::new(Committer::new(log, tables, intake.clone(), applier, reducer, scans.clone()));
         let marks = Arc::new(Marks::new(committer.clone(), catalogue.clone()));
         let reclaimer = Arc::new(Reclaimer::new(committer.clone(), opened_at));
         let editor = Arc::new(CatalogueEditor::new(intake.clone(), catalogue.clone()));

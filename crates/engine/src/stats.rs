@@ -264,7 +264,8 @@ pub struct DiskStats {
 pub struct DiskSpace {
     /// Blocks that it maps, times 4096.
     pub mapped_bytes: u64,
-    /// Bytes on the store that no other disk references: deleting the disk would free them.
+    /// Bytes on the store that no other disk references: deleting the disk would free them. In a large pool,
+    /// as of an earlier mark.
     pub exclusive_bytes: u64,
 }
 
@@ -273,9 +274,9 @@ pub struct DiskSpace {
 pub struct GcProgress {
     /// The current phase.
     pub phase: GcPhase,
-    /// Completed steps of this phase: disks marked, or segments cleaned.
+    /// Completed steps of this phase: map nodes read by the mark, or segments cleaned.
     pub done: u64,
-    /// Total steps of this phase.
+    /// Total steps of this phase; 0 for the mark, which does not know them.
     pub total: u64,
     /// Bytes freed so far.
     pub freed_bytes: u64,

@@ -1,7 +1,8 @@
-//! A checkpoint: catalogue and segment table as of one batch. The roots in its disk records lead to the block
-//! maps.
+//! Segment records, and a checkpoint of versions 1 and 2: catalogue and segment table as of one batch, in one
+//! piece. The roots in its disk records lead to the block maps.
 
 use crate::layout::*;
+use crate::root::MAX_SAMPLING;
 use crate::{BLOCK, DiskRecord, FormatError, MAX_SEGMENT, Result, SegmentId, Stream};
 
 pub(crate) const MAGIC: &[u8; 8] = b"FBCHECKP";
@@ -28,9 +29,6 @@ layout!(segment_record, "segment record", 40, {
     MAP_OFFSET @ 32, 4, "byte offset of its relocation map in its container; 0 until it is moved";
     MAP_LEN @ 36, 4, "bytes of its relocation map; 0 until it is moved";
 });
-
-/// Largest value of [`Checkpoint::sampling`].
-const MAX_SAMPLING: u8 = 64;
 
 /// Whether a segment is open for appends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,6 +102,57 @@ impl SegmentRecord {
             None
         }
     }
+
+    /// Appends the record.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        use segment_record as s;
+        assert_eq!(self.bad_field(), None, "the encoded record would be rejected when decoded");
+        let start = out.len();
+        out.resize(start + s::SIZE, 0);
+        let at = &mut out[start..];
+        put_u32(at, s::SEGMENT, self.segment.0);
+        put_u8(at, s::STREAM, self.stream as u8);
+        put_u8(at, s::STATE, self.state as u8);
+        put_u8(at, s::FOOTER, self.footer.into());
+        put_u32(at, s::CONTAINER, self.container);
+        put_u32(at, s::WRITTEN, self.written);
+        put_u64(at, s::FIRST_SEQ, self.first_seq);
+        put_u64(at, s::LAST_SEQ, self.last_seq);
+        put_u32(at, s::MAP_OFFSET, self.map.map_or(0, |m| m.0));
+        put_u32(at, s::MAP_LEN, self.map.map_or(0, |m| m.1));
+    }
+
+    /// Decodes a record, of which `at` has all bytes and no others.
+    pub fn decode(at: &[u8]) -> Result<SegmentRecord> {
+        use segment_record as s;
+        const WHAT: &str = "segment record";
+        let bad = |field| FormatError::Value { what: WHAT, field };
+        if at.len() != s::SIZE {
+            return Err(FormatError::Truncated(WHAT));
+        }
+        let record = SegmentRecord {
+            segment: SegmentId(get_u32(at, s::SEGMENT)),
+            stream: Stream::decode(get_u8(at, s::STREAM)).ok_or(bad("stream"))?,
+            state: match get_u8(at, s::STATE) {
+                1 => SegmentState::Open,
+                2 => SegmentState::Sealed,
+                _ => return Err(bad("state")),
+            },
+            footer: get_u8(at, s::FOOTER) == 1,
+            container: get_u32(at, s::CONTAINER),
+            written: get_u32(at, s::WRITTEN),
+            first_seq: get_u64(at, s::FIRST_SEQ),
+            last_seq: get_u64(at, s::LAST_SEQ),
+            map: match (get_u32(at, s::MAP_OFFSET), get_u32(at, s::MAP_LEN)) {
+                (0, 0) => None,
+                map => Some(map),
+            },
+        };
+        match record.bad_field() {
+            Some(field) => Err(bad(field)),
+            None => Ok(record),
+        }
+    }
 }
 
 impl Checkpoint {
@@ -117,13 +166,13 @@ impl Checkpoint {
         } else if self.sampling > MAX_SAMPLING {
             Some("sampling")
         } else {
-            self.segments.iter().find_map(SegmentRecord::bad_field)
+            None
         }
     }
 
-    /// Encodes the checkpoint; the caller splits the bytes into pieces.
+    /// Encodes the checkpoint as version 2 does.
     pub fn encode(&self) -> Vec<u8> {
-        use {checkpoint as l, segment_record as s};
+        use checkpoint as l;
         assert_eq!(self.bad_field(), None, "the encoded checkpoint would be rejected when decoded");
         let mut b = vec![0; l::SIZE];
         put_bytes(&mut b, l::MAGIC, MAGIC);
@@ -135,21 +184,7 @@ impl Checkpoint {
         put_u32(&mut b, l::WARM, self.warm.len() as u32);
         put_u8(&mut b, l::SAMPLING, self.sampling);
         self.disks.iter().for_each(|d| d.encode(&mut b));
-        for r in &self.segments {
-            let start = b.len();
-            b.resize(start + s::SIZE, 0);
-            let at = &mut b[start..];
-            put_u32(at, s::SEGMENT, r.segment.0);
-            put_u8(at, s::STREAM, r.stream as u8);
-            put_u8(at, s::STATE, r.state as u8);
-            put_u8(at, s::FOOTER, r.footer.into());
-            put_u32(at, s::CONTAINER, r.container);
-            put_u32(at, s::WRITTEN, r.written);
-            put_u64(at, s::FIRST_SEQ, r.first_seq);
-            put_u64(at, s::LAST_SEQ, r.last_seq);
-            put_u32(at, s::MAP_OFFSET, r.map.map_or(0, |m| m.0));
-            put_u32(at, s::MAP_LEN, r.map.map_or(0, |m| m.1));
-        }
+        self.segments.iter().for_each(|s| s.encode(&mut b));
         self.warm.iter().for_each(|s| b.extend_from_slice(&s.0.to_le_bytes()));
         b
     }
@@ -172,33 +207,12 @@ impl Checkpoint {
         if !rest.is_empty() {
             return Err(bad("length"));
         }
-        let table = table.chunks_exact(s::SIZE);
-        let record = |at: &[u8]| {
-            Ok(SegmentRecord {
-                segment: SegmentId(get_u32(at, s::SEGMENT)),
-                stream: Stream::decode(get_u8(at, s::STREAM)).ok_or(bad("stream"))?,
-                state: match get_u8(at, s::STATE) {
-                    1 => SegmentState::Open,
-                    2 => SegmentState::Sealed,
-                    _ => return Err(bad("state")),
-                },
-                footer: get_u8(at, s::FOOTER) == 1,
-                container: get_u32(at, s::CONTAINER),
-                written: get_u32(at, s::WRITTEN),
-                first_seq: get_u64(at, s::FIRST_SEQ),
-                last_seq: get_u64(at, s::LAST_SEQ),
-                map: match (get_u32(at, s::MAP_OFFSET), get_u32(at, s::MAP_LEN)) {
-                    (0, 0) => None,
-                    map => Some(map),
-                },
-            })
-        };
         let checkpoint = Checkpoint {
             seq: get_u64(head, l::SEQ),
             next_disk: get_u32(head, l::NEXT_DISK),
             next_segment: get_u32(head, l::NEXT_SEGMENT),
             disks,
-            segments: table.map(record).collect::<Result<Vec<_>>>()?,
+            segments: table.chunks_exact(s::SIZE).map(SegmentRecord::decode).collect::<Result<_>>()?,
             warm: warm.chunks_exact(4).map(|b| SegmentId(get_u32(b, 0..4))).collect(),
             sampling: get_u8(head, l::SAMPLING),
         };

@@ -20,6 +20,8 @@ pub type Target = (&'static str, fn(&[u8]));
 pub const TARGETS: &[Target] = &[
     ("superblock", superblock),
     ("checkpoint", checkpoint),
+    ("checkpoint_root", checkpoint_root),
+    ("table_page", table_page),
     ("catalogue_op", catalogue_op),
     ("segment_header", segment_header),
     ("segment_footer", segment_footer),
@@ -70,6 +72,39 @@ pub fn checkpoint(data: &[u8]) {
             let again = checkpoint.encode();
             assert_eq!(again.len(), bytes.len());
             assert_eq!(Checkpoint::decode(&again), Ok(checkpoint));
+        }
+    }
+}
+
+/// [`CheckpointRoot`].
+pub fn checkpoint_root(data: &[u8]) {
+    let b = with_magic(data, 8, crate::root::MAGIC);
+    for bytes in [data, &b] {
+        if let Ok(root) = CheckpointRoot::decode(bytes) {
+            let again = root.encode();
+            assert_eq!(again.len(), bytes.len());
+            assert_eq!(CheckpointRoot::decode(&again), Ok(root));
+        }
+    }
+}
+
+/// A page of a table, and a directory page with the locations that it lists.
+pub fn table_page(data: &[u8]) {
+    use crate::page::table_page as l;
+    let b = with_magic(data, l::SIZE, crate::page::MAGIC);
+    let number = get_u32(&b, l::NUMBER);
+    for table in [Table::SEGMENTS, Table::DISKS] {
+        for level in [PageLevel::Records, PageLevel::Directory] {
+            let Ok(records) = decode_page(&b, table, level, number) else { continue };
+            let mut again = PageEncoder::new(table, level, number);
+            records.iter().for_each(|(key, record)| again.add(*key, |out| out.extend_from_slice(record)));
+            let again = again.finish().expect("a page without records is refused");
+            assert_eq!(again.len(), b.len());
+            assert_eq!(decode_page(&again, table, level, number), Ok(records));
+        }
+        if let Ok(pages) = decode_directory(&b, table, number) {
+            let last = u64::from(number + 1) * u64::from(Table::DIRECTORY_SPAN);
+            assert!(pages.iter().all(|(page, _)| u64::from(*page) < last));
         }
     }
 }

@@ -98,6 +98,10 @@ pub(crate) fn get_array<const N: usize>(b: &[u8], at: Range<usize>) -> [u8; N] {
 pub const LAYOUTS: &[Layout] = &[
     crate::superblock::superblock::LAYOUT,
     crate::superblock::blob_ref::LAYOUT,
+    crate::root::checkpoint_root::LAYOUT,
+    crate::root::directory_ref::LAYOUT,
+    crate::page::table_page::LAYOUT,
+    crate::page::table_record::LAYOUT,
     crate::checkpoint::checkpoint::LAYOUT,
     crate::checkpoint::segment_record::LAYOUT,
     crate::disk::disk::LAYOUT,

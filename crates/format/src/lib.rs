@@ -22,8 +22,10 @@ pub mod fuzzing;
 mod group;
 mod layout;
 mod node;
+mod page;
 mod relocation;
 mod retained;
+mod root;
 mod segment;
 mod superblock;
 mod values;
@@ -37,12 +39,14 @@ pub use entry::{Entry, EntryIter, Fingerprint};
 pub use group::GroupHeader;
 pub use layout::{Field, LAYOUTS, Layout};
 pub use node::{FANOUT, MAX_BLOCKS, MAX_LEVEL, MapNode, NodeEntries};
+pub use page::{PageEncoder, PageLevel, Table, decode_directory, decode_page};
 pub use relocation::{Relocation, RelocationMap};
 pub use retained::{
     RETAINED_COVER_BYTES, RETAINED_COVERS, RETAINED_HEADER_BYTES, RETAINED_LAYOUTS, RETAINED_RECORD_BYTES,
     RETAINED_TABLE, RETAINED_VERSION, RetainedChunk, RetainedCover, RetainedHeader, RetainedKind,
     RetainedRecord,
 };
+pub use root::{CheckpointRoot, DirectoryRef};
 pub use segment::{DirectoryEntry, SegmentFooter, SegmentHeader, SlotKind, Stream};
 pub use superblock::{BlobRef, MAX_BLOBS, PoolId, Superblock};
 
@@ -51,7 +55,7 @@ pub const BLOCK: usize = 4096;
 /// Bytes of a sector: the smallest unit that a guest addresses.
 pub const SECTOR: usize = 512;
 /// Format version written by this release; `docs/format.md` lists the older versions that it can read.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Largest size of a segment in bytes, so that every slot has a number: 1 GiB. Its directory may follow
 /// beyond it.
 pub const MAX_SEGMENT: u64 = Slot::LIMIT as u64 * Slot::UNIT as u64;

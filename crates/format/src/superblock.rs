@@ -8,7 +8,7 @@ use crate::layout::*;
 use crate::{BLOCK, FormatError, MAX_SEGMENT, Result, SegmentId, VERSION, check_version};
 
 pub(crate) const MAGIC: &[u8; 8] = b"FOREBAY\0";
-/// Most pieces of a checkpoint.
+/// Most pieces of the root of a checkpoint.
 pub const MAX_BLOBS: usize = 128;
 
 /// Identity of a pool: 16 random bytes.
@@ -33,7 +33,7 @@ layout!(blob_ref, "blob reference", 24, {
     CHECK @ 16, 8, "CRC-64/NVME of the bytes";
 });
 
-/// A piece of a checkpoint: `len` bytes at `offset` of a segment.
+/// A piece or a page of a checkpoint: `len` bytes at `offset` of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlobRef {
     /// The segment.
@@ -55,7 +55,7 @@ layout!(superblock, "superblock", BLOCK, {
     FINGERPRINT_KEY @ 48, 32, "key of the pool's fingerprints, random and secret";
     CREATED_MS @ 80, 8, "creation time, Unix milliseconds";
     SEGMENT_BYTES @ 88, 4, "size at which segments are sealed";
-    BLOB_COUNT @ 92, 4, "pieces of the checkpoint";
+    BLOB_COUNT @ 92, 4, "pieces of the root of the checkpoint; in versions 1 and 2: of the checkpoint";
     SEQ @ 96, 8, "sequence number of the last batch that the checkpoint covers";
     CHAIN @ 104, 8, "checksum of that batch, to which the next one must link";
     MEMORY @ 112, 8, "id of the retained memory that belongs to the pool; 0 if none does";
@@ -98,7 +98,28 @@ fn is_checksum_valid(b: &[u8]) -> bool {
 }
 
 impl BlobRef {
-    fn is_valid(&self) -> bool {
+    /// Encodes the reference.
+    pub fn encode(&self) -> [u8; blob_ref::SIZE] {
+        let mut b = [0; blob_ref::SIZE];
+        put_u32(&mut b, blob_ref::SEGMENT, self.segment.0);
+        put_u32(&mut b, blob_ref::OFFSET, self.offset);
+        put_u32(&mut b, blob_ref::LEN, self.len);
+        put_u64(&mut b, blob_ref::CHECK, self.check);
+        b
+    }
+
+    /// Decodes a reference; `None` for bytes that writers never produce.
+    pub fn decode(b: &[u8; blob_ref::SIZE]) -> Option<BlobRef> {
+        let at = BlobRef {
+            segment: SegmentId(get_u32(b, blob_ref::SEGMENT)),
+            offset: get_u32(b, blob_ref::OFFSET),
+            len: get_u32(b, blob_ref::LEN),
+            check: get_u64(b, blob_ref::CHECK),
+        };
+        at.is_valid().then_some(at)
+    }
+
+    pub(crate) fn is_valid(&self) -> bool {
         self.segment.0 != 0 && self.len > 0 && u64::from(self.offset) + u64::from(self.len) <= MAX_SEGMENT
     }
 }
@@ -135,10 +156,7 @@ impl Superblock {
         put_u64(&mut b, l::MEMORY, self.memory);
         put_u64(&mut b, l::BOOT, self.boot);
         for (r, at) in self.blobs.iter().zip(b[l::BLOBS].chunks_exact_mut(blob_ref::SIZE)) {
-            put_u32(at, blob_ref::SEGMENT, r.segment.0);
-            put_u32(at, blob_ref::OFFSET, r.offset);
-            put_u32(at, blob_ref::LEN, r.len);
-            put_u64(at, blob_ref::CHECK, r.check);
+            at.copy_from_slice(&r.encode());
         }
         let check = check64(&b[..l::CHECK.start]);
         put_u64(&mut b, l::CHECK, check);
@@ -168,12 +186,8 @@ impl Superblock {
         if count > MAX_BLOBS {
             return Err(FormatError::Value { what: WHAT, field: "blob_count" });
         }
-        let blobs = b[l::BLOBS].chunks_exact(blob_ref::SIZE).take(count).map(|at| BlobRef {
-            segment: SegmentId(get_u32(at, blob_ref::SEGMENT)),
-            offset: get_u32(at, blob_ref::OFFSET),
-            len: get_u32(at, blob_ref::LEN),
-            check: get_u64(at, blob_ref::CHECK),
-        });
+        let blobs = b[l::BLOBS].as_chunks().0.iter().take(count).map(BlobRef::decode);
+        let blobs: Option<Vec<_>> = blobs.collect();
         let superblock = Superblock {
             pool: PoolId(get_array(b, l::POOL_ID)),
             generation: get_u64(b, l::GENERATION),
@@ -185,7 +199,7 @@ impl Superblock {
             chain: get_u64(b, l::CHAIN),
             memory: get_u64(b, l::MEMORY),
             boot: get_u64(b, l::BOOT),
-            blobs: blobs.collect(),
+            blobs: blobs.ok_or(FormatError::Value { what: WHAT, field: "blobs" })?,
         };
         match superblock.bad_field() {
             Some(field) => Err(FormatError::Value { what: WHAT, field }),

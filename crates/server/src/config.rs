@@ -239,6 +239,8 @@ pub struct MemorySection {
     pub write_buffer: Option<Size>,
     /// Writes of all desktops together.
     pub desktops: Option<Size>,
+    /// Counts of references, for reclaiming space.
+    pub mark: Option<Size>,
     /// Directory on tmpfs for the writes that are not in the log yet.
     pub directory: Option<PathBuf>,
 }
@@ -532,6 +534,7 @@ fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, Con
         map_cache: bytes(memory.map_cache, default.map_cache),
         write_buffer: bytes(memory.write_buffer, default.write_buffer),
         desktops: bytes(memory.desktops, default.desktops),
+        mark_memory: bytes(memory.mark, default.mark_memory),
         segment_bytes,
         checkpoint_bytes: bytes(log.checkpoint, default.checkpoint_bytes),
         coalesce: match file.commit.coalesce {
@@ -563,6 +566,7 @@ fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, Con
     at_least_1m("memory.read_cache (--cache)", config.read_cache)?;
     at_least_1m("memory.map_cache", config.map_cache)?;
     at_least_1m("memory.write_buffer", config.write_buffer)?;
+    at_least_1m("memory.mark", config.mark_memory)?;
     if config.commit_delay > MAX_COMMIT_DELAY {
         let (option, value) = ("commit.max_delay_ms", config.commit_delay.as_millis().to_string());
         return Err(ConfigError::Value { option, value, why: "use at most 500" });

@@ -49,7 +49,7 @@ pub struct Plan {
 impl Plan {
     /// The plan of a seed, with at most `ops` operations in a life.
     pub fn new(rng: &mut Rng, ops: Option<u64>) -> Plan {
-        let pool = PoolConfig {
+        let mut pool = PoolConfig {
             read_cache: *rng.pick(&[0, 16 << 10, 64 << 10, 1 << 20]),
             map_cache: *rng.pick(&[0, 8 << 10, 64 << 10, 1 << 20]),
             write_buffer: *rng.pick(&[4 << 10, 32 << 10, 128 << 10, 1 << 20]),
@@ -62,9 +62,13 @@ impl Plan {
             coalesce: *rng.pick(&[Coalesce::Adaptive, Coalesce::Adaptive, Coalesce::Always, Coalesce::Off]),
             commit_delay: Duration::from_millis(*rng.pick(&[0, 10, 300])),
             reclaim_pause: Duration::from_millis(*rng.pick(&[5, 50, 2_000])),
+            // Pages of checkpoints get old.
+            renew_pages: 1,
             mutation: Mutation::None,
             ..PoolConfig::default()
         };
+        // With a minimal budget, a mark writes temporary data, and its counts are not kept.
+        pool.mark_memory = if pool.read_cache == 0 { 1 << 10 } else { 1 << 20 };
         let planned = *rng.pick(&[20, 60, 60, 150]);
         let overlapping = rng.percent(25);
         Plan {

@@ -54,6 +54,6 @@ fn every_structure_is_forged() {
     let structures: std::collections::BTreeSet<_> = names.iter().map(|(s, _)| *s).collect();
     let missing: Vec<_> =
         forebay_format::LAYOUTS.iter().map(|l| l.name).filter(|l| !structures.contains(l)).collect();
-    // A block reference is part of others.
-    assert_eq!(missing, ["block reference"]);
+    // A block reference is part of others; a checkpoint in one piece is of an older version.
+    assert_eq!(missing, ["checkpoint", "block reference"]);
 }

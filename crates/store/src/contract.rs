@@ -96,6 +96,9 @@ pub struct ObjectStat {
     pub len: u64,
 }
 
+/// Selects objects of a store.
+pub type Selection = Box<dyn Fn(SegmentId) -> bool + Send + Sync>;
+
 /// Space of a store, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
@@ -140,6 +143,20 @@ pub trait Store: Send + Sync + 'static {
 
     /// All objects, by ascending number.
     fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>>;
+
+    /// As [`Store::list`], with the lengths of selected objects; those of others may be [`u64::MAX`]. A store
+    /// that must query each length separately does so for these objects only.
+    fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        drop(selected);
+        self.list()
+    }
+
+    /// Returns preallocated space after the last written byte of an object, to which nothing may be appended
+    /// any more. Best effort.
+    fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
+        let _ = id;
+        Box::pin(std::future::ready(()))
+    }
 
     /// Reads both superblock copies; `None` for a missing one.
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>>;

@@ -17,7 +17,7 @@ mod faulty;
 mod memory;
 
 pub use buf::IoBuf;
-pub use contract::{BoxFuture, Capacity, ObjectStat, Result, Store, StoreError, for_good};
+pub use contract::{BoxFuture, Capacity, ObjectStat, Result, Selection, Store, StoreError, for_good};
 pub use directory::{DirectoryOptions, DirectoryStore, IoMode};
 #[cfg(feature = "test-util")]
 pub use faulty::{Crash, Fault, FaultyOp, FaultyStore, Image, When};

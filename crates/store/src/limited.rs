@@ -11,7 +11,7 @@ use std::sync::Arc;
 use forebay_format::{SegmentId, Superblock};
 use parking_lot::Mutex;
 
-use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store, StoreError};
+use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
 
 /// A store with a space limit.
 pub struct Limited {
@@ -132,6 +132,14 @@ impl Store for Limited {
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
         self.inner.list()
+    }
+
+    fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.inner.list_lengths_of(selected)
+    }
+
+    fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
+        self.inner.trim(id)
     }
 
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {

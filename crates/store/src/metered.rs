@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_format::{SegmentId, Superblock};
 
 use crate::superblock::COPY_BYTES;
-use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store};
+use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store};
 
 /// Operations and bytes of one kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -188,6 +188,15 @@ impl Store for Metered {
     fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
         self.meters.list.fetch_add(1, Relaxed);
         self.watch(self.inner.list(), None)
+    }
+
+    fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.meters.list.fetch_add(1, Relaxed);
+        self.watch(self.inner.list_lengths_of(selected), None)
+    }
+
+    fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
+        self.inner.trim(id)
     }
 
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use forebay_format::{SegmentId, Superblock};
 use parking_lot::Mutex;
 
-use crate::{BoxFuture, Capacity, Clock, IoBuf, ObjectStat, Result, Store};
+use crate::{BoxFuture, Capacity, Clock, IoBuf, ObjectStat, Result, Selection, Store};
 
 /// Bytes of a stripe.
 const STRIPE: u64 = 1 << 20;
@@ -137,6 +137,14 @@ impl Store for Slow {
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
         self.inner.list()
+    }
+
+    fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.inner.list_lengths_of(selected)
+    }
+
+    fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
+        self.inner.trim(id)
     }
 
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {

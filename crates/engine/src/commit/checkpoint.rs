@@ -1,31 +1,42 @@
 //! Checkpoints: maps, catalogue and segment table as of one batch. Recovery reads the log from that batch on.
 //!
 //! A checkpoint is taken *between* groups, under the log's lock: at that moment, maps and catalogue include
-//! exactly the changes in the log up to its head. Taking it copies root pointers and records only; it is
-//! written concurrently with commits, to the map stream. It takes effect when the superblock references it.
-//! Until then the previous checkpoint is in effect, and nothing that it needs has been freed (ensured by
+//! exactly the changes in the log up to its head. Taking it copies root pointers only; it is written
+//! concurrently with commits, to the map stream. It takes effect when the superblock references it. Until
+//! then the previous checkpoint is in effect, and nothing that it needs has been freed (ensured by
 //! [`crate::reclaim`]).
+//!
+//! It writes what changed since the previous one: map nodes, and the pages of its tables ([`crate::tables`]).
 //!
 //! The batches of the checkpoint itself are *after* the batch up to which it is valid, so recovery reads them
 //! again as part of the log, where they have no effect.
 
-use forebay_format::{BlobRef, Checkpoint, DiskRecord, MAX_BLOBS, Stream, check64};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use forebay_format::{BLOCK, BlobRef, CheckpointRoot, DiskRecord, MAX_BLOBS, SegmentId, Stream, check64};
+use tokio::task::yield_now;
 
 use super::committer::Committer;
+use crate::limits::{PIECES_BYTES, TABLE_TURN};
 use crate::log::{Head, Item};
 use crate::map::{Dirty, Tree, collect_dirty};
 use crate::sync::atomic::Ordering::Relaxed;
+use crate::tables::{Contents, PageId, PagedTable, StoredTables};
 use crate::{Error, Mutation, Result};
 
 /// A checkpoint that was taken.
 pub(crate) struct Taken {
     pub head: Head,
-    pub checkpoint: Checkpoint,
+    pub checkpoint: Contents,
     /// The maps of its disks, in the same order.
     pub trees: Vec<Tree>,
     /// Their values of [`crate::disk::Disk::map_damage`] at that time, in the same order.
     pub map_damage: Vec<u64>,
 }
+
+/// A disk at the moment of a checkpoint: its record, with the size and the damage of that moment.
+type TakenDisk = (Arc<DiskRecord>, u64, u64);
 
 impl Committer {
     /// Whether enough was appended to the log since the last checkpoint.
@@ -39,15 +50,23 @@ impl Committer {
     /// # Errors
     /// [`Error::NoSpace`] and errors of the store; the previous checkpoint stays in effect.
     pub async fn checkpoint(&self) -> Result<()> {
+        self.take_checkpoint(0).await.map(drop)
+    }
+
+    /// As [`Committer::checkpoint`]. Also stores up to `renew` of the oldest pages of the tables, which have
+    /// not changed. Returns the checkpoint, and the objects that hold its pages.
+    pub async fn take_checkpoint(&self, renew: usize) -> Result<(Taken, BTreeSet<SegmentId>)> {
         let _alone = self.checkpoint_lock.lock().await;
-        self.make_checkpoint().await.map(drop)
+        let taken = self.make_checkpoint(renew).await?;
+        let with_pages = self.tables.lock().objects().collect();
+        Ok((taken, with_pages))
     }
 
     /// Makes a checkpoint and references it in both superblock copies, so that the loss of either copy does
     /// not return to an earlier checkpoint.
     pub async fn checkpoint_in_both_copies(&self) -> Result<()> {
         let _alone = self.checkpoint_lock.lock().await;
-        self.make_checkpoint().await?;
+        self.make_checkpoint(0).await?;
         self.renew_older_copy().await
     }
 
@@ -57,8 +76,9 @@ impl Committer {
         self.latching(swapped)
     }
 
-    /// Makes a checkpoint and returns it. The caller holds `checkpoint_lock`.
-    pub async fn make_checkpoint(&self) -> Result<Taken> {
+    /// Makes a checkpoint and returns it. The caller holds `checkpoint_lock`. `renew` is as in
+    /// [`Committer::take_checkpoint`].
+    async fn make_checkpoint(&self, renew: usize) -> Result<Taken> {
         self.cx.check_latch()?;
         let mut taken = self.take().await?;
         let appended = self.appended.load(Relaxed);
@@ -69,8 +89,9 @@ impl Committer {
             (record.root, record.height) =
                 tree.record().expect("the root and all nodes below it were stored");
         }
-        let bytes = taken.checkpoint.encode();
-        let blobs = self.write_blobs(&bytes).await?;
+        let begin = self.appended.load(Relaxed);
+        let tables = self.store_tables(&taken.checkpoint, renew).await?;
+        let blobs = self.write_root(&taken, &tables).await?;
         {
             let mut log = self.log.lock().await;
             let ahead = self.cx.config.mutation == Mutation::CheckpointAhead;
@@ -78,9 +99,13 @@ impl Committer {
             let swapped = log.swap_superblock(|s| (s.seq, s.chain, s.blobs) = (seq, chain, blobs)).await;
             self.latching(swapped)?;
         }
+        *self.tables.lock() = tables;
         self.checkpointed.store(appended, Relaxed);
-        self.checkpoints.add(bytes.len() as u64);
-        for record in &taken.checkpoint.disks {
+        self.checkpoints.add(self.appended.load(Relaxed) - begin);
+        for (record, n) in taken.checkpoint.disks.iter().zip(1usize..) {
+            if n.is_multiple_of(TABLE_TURN) {
+                yield_now().await;
+            }
             if let Some(disk) = self.applier.disk(record.id) {
                 disk.tree.write().settle(&self.reader.nodes.cache);
             }
@@ -92,29 +117,30 @@ impl Committer {
         let log = self.log.lock().await;
         // A commit that latched the pool may have left a group in the log that was not applied to the maps.
         self.cx.check_latch()?;
-        let catalogue = self.applier.catalogue.read();
-        let (mut disks, mut trees, mut map_damage) = (Vec::new(), Vec::new(), Vec::new());
-        for disk in catalogue.iter() {
-            let damage = disk.map_damage();
-            map_damage.push(damage);
-            let record = (*disk.record()).clone();
-            disks.push(DiskRecord { size: disk.size(), map_damaged: damage > 0, ..record });
-            trees.push(disk.tree.read().clone());
-        }
+        let (mut disks, mut trees): (Vec<TakenDisk>, _) = (Vec::new(), Vec::new());
+        let next_disk = {
+            let catalogue = self.applier.catalogue.read();
+            for disk in catalogue.iter() {
+                disks.push((disk.record(), disk.size(), disk.map_damage()));
+                trees.push(disk.tree.read().clone());
+            }
+            catalogue.next_id()
+        };
         let (warm, sampling) = {
             let dedup = self.reducer.dedup.lock();
             (dedup.warm(), dedup.sampling())
         };
-        let checkpoint = Checkpoint {
-            seq: log.head().seq,
-            next_disk: catalogue.next_id(),
-            next_segment: log.next_segment(),
-            disks,
-            segments: log.table().values().copied().collect(),
-            warm,
-            sampling,
+        let (head, next_segment, segments) = (log.head(), log.next_segment(), log.table().clone());
+        drop(log);
+        let map_damage = disks.iter().map(|(.., damage)| *damage).collect();
+        let record = |(record, size, damage): TakenDisk| DiskRecord {
+            size,
+            map_damaged: damage > 0,
+            ..(*record).clone()
         };
-        Ok(Taken { head: log.head(), checkpoint, trees, map_damage })
+        let disks = disks.into_iter().map(record).collect();
+        let checkpoint = Contents { next_disk, next_segment, disks, segments, warm, sampling };
+        Ok(Taken { head, checkpoint, trees, map_damage })
     }
 
     /// Writes nodes that do not reference each other. The log is locked for one batch at a time, so that
@@ -132,17 +158,93 @@ impl Committer {
         Ok(())
     }
 
-    /// Writes the encoded checkpoint as blobs; returns their references.
-    async fn write_blobs(&self, bytes: &[u8]) -> Result<Vec<BlobRef>> {
-        let mut log = self.log.lock().await;
+    /// Stores the pages in which the tables of a checkpoint differ from those of the one in effect, and
+    /// `renew` more.
+    async fn store_tables(&self, contents: &Contents, renew: usize) -> Result<StoredTables> {
+        let mut tables = self.tables.lock().clone();
+        let pages = tables.replace(contents, renew);
+        let mut paged = tables.tables.clone();
+        self.store_pages(&mut paged, &pages, |page| tables.encode(page)).await?;
+        self.store_directories(&mut paged).await?;
+        tables.tables = paged;
+        Ok(tables)
+    }
+
+    /// Stores pages of tables, which `encode` encodes, or removes those without records. The log is locked
+    /// for some of them at a time, so that commits run in between. To be followed by
+    /// [`Committer::store_directories`].
+    pub async fn store_pages(
+        &self,
+        tables: &mut [PagedTable],
+        pages: &[PageId],
+        encode: impl Fn(PageId) -> Option<Vec<u8>>,
+    ) -> Result<()> {
+        let mut pages = pages.iter();
+        while !pages.as_slice().is_empty() {
+            let (mut encoded, mut bytes) = (Vec::new(), 0);
+            while bytes < PIECES_BYTES
+                && let Some((table, number)) = pages.next()
+            {
+                match encode((*table, *number)) {
+                    None => tables[*table].set(*number, None),
+                    Some(page) => {
+                        bytes += page.len();
+                        encoded.push((*table, *number, page));
+                    }
+                }
+            }
+            let pieces: Vec<&[u8]> = encoded.iter().map(|(.., page)| &page[..]).collect();
+            for ((table, number, _), at) in encoded.iter().zip(self.write_pieces(&pieces).await?) {
+                tables[*table].set(*number, Some(at));
+            }
+            // A store in memory never waits.
+            yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// Stores the directory pages of tables that changed.
+    pub async fn store_directories(&self, tables: &mut [PagedTable]) -> Result<()> {
+        let changed: Vec<_> = tables.iter().map(PagedTable::changed_directories).collect();
+        let pieces: Vec<&[u8]> = changed.iter().flatten().filter_map(|(_, page)| page.as_deref()).collect();
+        let mut stored = self.write_pieces(&pieces).await?.into_iter();
+        for (table, changed) in tables.iter_mut().zip(&changed) {
+            for (number, page) in changed {
+                table.set_directory(*number, page.as_ref().and_then(|_| stored.next()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the root of a checkpoint in pieces that are no longer than a batch.
+    async fn write_root(&self, taken: &Taken, tables: &StoredTables) -> Result<Vec<BlobRef>> {
+        let Contents { next_disk, next_segment, warm, sampling, .. } = &taken.checkpoint;
+        let root = CheckpointRoot {
+            seq: taken.head.seq,
+            next_disk: *next_disk,
+            next_segment: *next_segment,
+            directories: tables.tables.iter().flat_map(PagedTable::directories).collect(),
+            warm: warm.clone(),
+            sampling: *sampling,
+        };
+        let bytes = root.encode();
         // Room for header and entry of each batch.
-        let piece = log.batch_limit() - 2 * forebay_format::BLOCK;
+        let piece = self.log.lock().await.batch_limit() - 2 * BLOCK;
         let pieces: Vec<&[u8]> = bytes.chunks(piece).collect();
         if pieces.len() > MAX_BLOBS {
-            tracing::error!(bytes = bytes.len(), "the catalogue is too large for a checkpoint");
+            tracing::error!(bytes = bytes.len(), "the root of the checkpoint is too large");
             return Err(Error::NoSpace);
         }
+        self.write_pieces(&pieces).await
+    }
+
+    /// Writes pieces as a group; returns their references.
+    async fn write_pieces(&self, pieces: &[&[u8]]) -> Result<Vec<BlobRef>> {
+        if pieces.is_empty() {
+            return Ok(Vec::new());
+        }
         let items: Vec<_> = pieces.iter().map(|p| Item::Blob(p)).collect();
+        let mut log = self.log.lock().await;
         let written = log.write_group(Stream::Map, &items, self.cx.host.workers()).await;
         let refs = self.latching(written)?;
         let refs = pieces.iter().zip(refs).map(|(piece, at)| BlobRef {

@@ -46,8 +46,10 @@ use crate::progress::CommitProgress;
 use crate::read::Reader;
 use crate::space::SpaceGovernor;
 use crate::stats::Counter;
+use crate::sync::Mutex;
 use crate::sync::atomic::AtomicU64;
 use crate::sync::atomic::Ordering::Relaxed;
+use crate::tables::StoredTables;
 use crate::{Error, Mutation, Result};
 
 /// Owns the log, and everything that changes the log and the maps.
@@ -61,6 +63,8 @@ pub(crate) struct Committer {
     pub reducer: Reducer,
     pub scans: Arc<ScanQueue>,
     pub log: tokio::sync::Mutex<Log>,
+    /// The tables of the checkpoint in effect.
+    pub(super) tables: Mutex<StoredTables>,
     /// Bytes appended to the log; shared with it.
     pub(super) appended: Arc<AtomicU64>,
     /// Held while a checkpoint or reclaim runs: one at a time.
@@ -74,6 +78,7 @@ pub(crate) struct Committer {
 impl Committer {
     pub fn new(
         log: Log,
+        tables: StoredTables,
         intake: Arc<Intake>,
         applier: Applier,
         reducer: Reducer,
@@ -88,6 +93,7 @@ impl Committer {
             applier,
             reducer,
             scans,
+            tables: Mutex::new(tables),
             appended: log.appended.clone(),
             log: tokio::sync::Mutex::new(log),
             checkpoint_lock: tokio::sync::Mutex::new(()),

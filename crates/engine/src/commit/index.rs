@@ -7,25 +7,29 @@
 //! that were dropped by the move must not be indexed again.
 
 use forebay_format::{SegmentId, SegmentRecord, SlotKind, Stream};
+use hashbrown::HashSet;
 
 use super::committer::Committer;
 use crate::limits::{INDEX_CALM, INDEX_LOOK, INDEX_WAIT};
-use crate::log::{Log, block_at};
+use crate::log::{SegmentTable, block_at};
 use crate::{Error, Result};
 
 /// The segments in which blocks can be found by their fingerprints.
-pub(crate) fn segments_with_blocks(log: &Log) -> Vec<SegmentId> {
+pub(crate) fn segments_with_blocks(table: &SegmentTable) -> Vec<SegmentId> {
     let holds_blocks = |r: &&SegmentRecord| matches!(r.stream, Stream::Data | Stream::Short);
-    log.table().values().filter(holds_blocks).map(|r| r.segment).collect()
+    table.iter().filter(holds_blocks).map(|r| r.segment).collect()
 }
 
 impl Committer {
     /// The task that rebuilds the index after the pool was opened; `warm` are the segments that had hits
     /// before.
     pub async fn rebuild_index(&self, warm: Vec<SegmentId>) {
-        let mut segments = segments_with_blocks(&*self.log.lock().await);
+        let table = self.log.lock().await.table().clone();
+        let mut segments = segments_with_blocks(&table);
+        drop(table);
         // Segments are taken from the end of the list, so the warm ones are appended in reverse.
-        segments.retain(|s| !warm.contains(s));
+        let listed: HashSet<SegmentId> = warm.iter().copied().collect();
+        segments.retain(|s| !listed.contains(s));
         segments.extend(warm.into_iter().rev());
         if !segments.is_empty() {
             self.wait_for_calm().await;
@@ -64,11 +68,11 @@ impl Committer {
 
     /// Inserts the fingerprints of a segment into the index.
     async fn index_segment(&self, segment: SegmentId) -> Result<()> {
-        let found = async |id| self.log.lock().await.table().get(id).copied();
-        let Some(record) = found(&segment).await else { return Ok(()) };
+        let found = self.log.lock().await.table().get(segment).copied();
+        let Some(record) = found else { return Ok(()) };
         let entries = self.reader.source.read_directory(&record).await?;
         let log = self.log.lock().await;
-        let same = log.table().get(&segment).is_some_and(|now| now.map == record.map);
+        let same = log.table().get(segment).is_some_and(|now| now.map == record.map);
         if same {
             let mut dedup = self.reducer.dedup.lock();
             for e in entries.iter().filter(|e| e.kind == SlotKind::Block) {

@@ -175,9 +175,7 @@ impl Reducer {
     /// is not treated as a duplicate.
     async fn look_up(&self, log: &Log, candidates: &[Candidate<'_>]) -> Vec<Option<BlockRef>> {
         let usable = |c: &Candidate<'_>, at: &BlockRef| {
-            at.crc == c.crc
-                && log.table().contains_key(&at.addr.segment)
-                && !self.reader.source.is_damaged(at)
+            at.crc == c.crc && log.table().contains(at.addr.segment) && !self.reader.source.is_damaged(at)
         };
         let mut known: Vec<_> = {
             let mut dedup = self.dedup.lock();
@@ -234,7 +232,7 @@ impl Reducer {
         let blocks = candidates.iter().zip(known);
         let leads = dedup.leads(blocks.filter_map(|(c, known)| Some((c.fingerprint.as_ref()?, *known))));
         let most = DIRECTORIES_LEAST + candidates.len() / DIRECTORY_FOR;
-        let records = leads.iter().filter_map(|segment| log.table().get(segment));
+        let records = leads.iter().filter_map(|segment| log.table().get(*segment));
         // The directory of a segment that was sealed within this group lists slots that may be abandoned. The
         // length of a directory is estimated.
         let affordable = records.filter(|record| match log.is_open(record.segment) {

@@ -33,6 +33,7 @@
 mod describe;
 mod draft;
 mod scan;
+mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -49,6 +50,7 @@ pub(crate) use describe::describe;
 use draft::{Draft, Medium, fill};
 pub(crate) use draft::{Item, block_at, directory_entry};
 pub(crate) use scan::{Gap, Neighbour, Scanned, SegmentScan, scan_past_gaps, scan_segment};
+pub(crate) use table::SegmentTable;
 
 use crate::cache::ReadCache;
 use crate::limits::{BATCH_BYTES, MAX_SEGMENT_BYTES};
@@ -102,7 +104,7 @@ pub(crate) struct Log {
     superblock: Superblock,
     head: Head,
     open: BTreeMap<Stream, Open>,
-    table: BTreeMap<SegmentId, SegmentRecord>,
+    table: SegmentTable,
     unsynced: Vec<SegmentId>,
     next_segment: u32,
     /// The epoch must be raised before the next append; see the module documentation.
@@ -125,7 +127,7 @@ impl Log {
         store: Arc<dyn Store>,
         superblock: Superblock,
         head: Head,
-        table: BTreeMap<SegmentId, SegmentRecord>,
+        table: SegmentTable,
         next_segment: u32,
     ) -> Log {
         Log {
@@ -159,9 +161,23 @@ impl Log {
         self.next_segment
     }
 
-    /// All segments.
-    pub fn table(&self) -> &BTreeMap<SegmentId, SegmentRecord> {
+    /// All segments. Loops over all of them use a copy, which is cheap.
+    pub fn table(&self) -> &SegmentTable {
         &self.table
+    }
+
+    /// Adds synthetic records.
+    #[cfg(test)]
+    pub fn grow(&mut self, records: impl IntoIterator<Item = SegmentRecord>) {
+        for record in records {
+            self.next_segment = self.next_segment.max(record.segment.0 + 1);
+            self.table.insert(record);
+        }
+    }
+
+    /// The segments that are open for appending.
+    pub fn open_segments(&self) -> Vec<SegmentId> {
+        self.open.values().map(|o| o.id).collect()
     }
 
     /// Whether a segment is open for appending.
@@ -184,7 +200,7 @@ impl Log {
     /// Removes a segment whose object was deleted.
     pub fn forget(&mut self, id: SegmentId) {
         debug_assert!(!self.is_open(id));
-        self.table.remove(&id);
+        self.table.remove(id);
     }
 
     /// The open segment of a stream, and how many more bytes of batches fit into it when its size is limited
@@ -196,9 +212,7 @@ impl Log {
     /// Records a relocation that is durable: the live slots of a segment are in another container from now
     /// on.
     pub fn moved(&mut self, segment: SegmentId, container: SegmentId, map: (u32, u32)) {
-        if let Some(record) = self.table.get_mut(&segment) {
-            (record.container, record.map) = (container.0, Some(map));
-        }
+        self.table.change(segment, |r| (r.container, r.map) = (container.0, Some(map)));
     }
 
     /// Size limit of a batch: at least four fit into a segment.
@@ -251,7 +265,7 @@ impl Log {
             medium: Medium { workers, cache },
             stream,
             start: self.head,
-            before: self.open.get(&stream).and_then(|o| self.table.get(&o.id)).copied(),
+            before: self.open.get(&stream).and_then(|o| self.table.get(o.id)).copied(),
             first_new: SegmentId(self.next_segment),
             under_way: None,
             synced: None,
@@ -326,9 +340,9 @@ impl Log {
     fn give_up(&mut self, group: &Writing<'_>) {
         self.open.remove(&group.stream);
         self.unsynced.clear();
-        self.table.split_off(&group.first_new);
+        self.table.remove_from(group.first_new);
         if let Some(record) = group.before {
-            self.table.insert(record.segment, SegmentRecord { state: SegmentState::Sealed, ..record });
+            self.table.insert(SegmentRecord { state: SegmentState::Sealed, ..record });
         }
         self.head = group.start;
         self.raise_epoch = true;
@@ -430,7 +444,7 @@ impl Log {
             self.open.entry(stream).or_insert(Open { id, offset: 0, directory: Vec::new(), durable: 0 });
         open.offset = end;
         open.directory.append(&mut directory);
-        let record = self.table.entry(id).or_insert(SegmentRecord {
+        let new = SegmentRecord {
             segment: id,
             stream,
             state: SegmentState::Open,
@@ -440,9 +454,9 @@ impl Log {
             first_seq: head.seq,
             last_seq: head.seq,
             map: None,
-        });
-        record.written = end as u32;
-        record.last_seq = head.seq;
+        };
+        let record = self.table.get(id).copied().unwrap_or(new);
+        self.table.insert(SegmentRecord { written: end as u32, last_seq: head.seq, ..record });
     }
 
     /// Ends the segment of a stream, durably, outside of a group. If there is no room for its footer, the
@@ -486,7 +500,7 @@ impl Log {
             pool: self.superblock.pool,
             segment: open.id,
             offset: open.offset as u32,
-            last_seq: self.table.get(&open.id).map_or(0, |r| r.last_seq),
+            last_seq: self.table.get(open.id).map_or(0, |r| r.last_seq),
             count: 0,
             directory_crc: 0,
         };
@@ -503,9 +517,7 @@ impl Log {
     }
 
     fn close_record(&mut self, id: SegmentId, footer: bool) {
-        if let Some(r) = self.table.get_mut(&id) {
-            (r.state, r.footer) = (SegmentState::Sealed, footer);
-        }
+        self.table.change(id, |r| (r.state, r.footer) = (SegmentState::Sealed, footer));
     }
 
     /// Replaces the superblock, durably.

@@ -12,7 +12,7 @@ use forebay_format::{BlockRef, MapNode, MapValue};
 use triomphe::Arc;
 
 use super::cache::NodeCache;
-use super::index::{MAX_HEIGHT, NodeIndex};
+use super::index::{MAX_HEIGHT, NodeIndex, slot_of};
 use super::inner::{Child, Inner};
 use super::need::NeedNode;
 use super::node::{Base, Node};
@@ -233,6 +233,19 @@ impl Node {
         match self.base() {
             Base::Stored(at) => Some(NeedNode::base(at.get(), self.index())),
             Base::None | Base::Mem(_) => None,
+        }
+    }
+
+    /// The child on the path to the node that `need` names; `None` if there is none, or it is not below.
+    pub(crate) fn child_towards(&self, need: &NeedNode) -> Option<NeedNode> {
+        let (level, (first, _)) = (self.index().level(), need.index.span());
+        if need.index.level() >= level || NodeIndex::of(level, first) != self.index() {
+            return None;
+        }
+        let i = slot_of(level, first);
+        match self.own(i)? {
+            MapValue::At(at) => Some(NeedNode::child(at, self.index().child(i))),
+            MapValue::Hole | MapValue::Zero => None,
         }
     }
 

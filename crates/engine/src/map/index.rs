@@ -3,7 +3,7 @@
 use forebay_format::{BlockRef, MapValue};
 
 /// Most levels: enough for 64 TiB.
-pub(super) const MAX_HEIGHT: u8 = 5;
+pub(crate) const MAX_HEIGHT: u8 = 5;
 /// Most entries that a sparse node lists, in memory and on the store.
 pub(super) const SPARSE_MAX: usize = 224;
 /// A sparse leaf with a base that lists more than this is merged with it when the base is in memory.
@@ -51,6 +51,12 @@ impl NodeIndex {
     /// The node of `level` that covers `block`.
     pub(super) fn of(level: u8, block: u64) -> NodeIndex {
         NodeIndex(u32::from(level) << 28 | (block >> (8 * (u32::from(level) + 1))) as u32)
+    }
+    pub(super) fn to_bits(self) -> u32 {
+        self.0
+    }
+    pub(super) fn from_bits(bits: u32) -> NodeIndex {
+        NodeIndex(bits)
     }
     pub(super) fn level(self) -> u8 {
         (self.0 >> 28) as u8

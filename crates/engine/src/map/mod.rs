@@ -82,6 +82,7 @@ mod write;
 pub(crate) use cache::NodeCache;
 pub(crate) use checkpoint::{Dirty, Ref, collect_dirty};
 pub(crate) use hold::{Held, Touch};
+pub(crate) use index::MAX_HEIGHT;
 pub(crate) use need::NeedNode;
 pub(crate) use node::Node;
 pub(crate) use read::RunKind;

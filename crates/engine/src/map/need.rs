@@ -22,6 +22,21 @@ impl NeedNode {
         NeedNode { at, index, base: true }
     }
 
+    /// Its index as a number, with which [`NeedNode::from_bits`] makes the same request for a child.
+    pub(crate) fn index_bits(&self) -> u32 {
+        self.index.to_bits()
+    }
+
+    /// The request for the child at `at` with this index.
+    pub(crate) fn from_bits(at: BlockRef, index: u32) -> NeedNode {
+        NeedNode::child(at, NodeIndex::from_bits(index))
+    }
+
+    /// Its level: 0 for a leaf.
+    pub(crate) fn level(&self) -> u8 {
+        self.index.level()
+    }
+
     /// Whether `node` is the needed node and valid for its use.
     pub(super) fn fits(&self, node: &Node) -> bool {
         node.index() == self.index && !(self.base && node.has_base())

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use forebay_format::{BLOCK, BlockRef, FormatError, PoolId, SegmentId, SegmentRecord, Superblock};
 use forebay_store::{Metered, Store};
 use hashbrown::HashSet;
+use roaring::RoaringTreemap;
 use serde::Serialize;
 
 use super::footers::{Epochs, ended_in_order};
@@ -21,7 +22,6 @@ use crate::log::scan_past_gaps;
 use crate::lost::{is_lost, location_text};
 use crate::map::{Dirty, NeedNode, Node, Ref, Tree};
 use crate::read::{Reader, RelocationRef};
-use crate::reclaim::Slots;
 use crate::recovery::{Mode, OnLoss, read_checkpoint, recover};
 use crate::sync::RwLock;
 use crate::text::shorten;
@@ -84,7 +84,7 @@ pub async fn check(
         let what = format!("{damage}; this report covers the pool before that point; see 'forebay recover'");
         report.problem(what, format!("batch {}", damage.id));
     }
-    let table: Vec<SegmentRecord> = pool.log.table().values().copied().collect();
+    let table: Vec<SegmentRecord> = pool.log.table().iter().copied().collect();
     report.segments = table.len() as u64;
     let mut epochs = Epochs::default();
     let objects: BTreeSet<SegmentId> = reader.source.store.list().await?.iter().map(|o| o.id).collect();
@@ -104,9 +104,11 @@ pub async fn check(
         report.bytes_read = reader.source.store.counts().read.bytes;
         progress(&report);
     }
-    let checkpoint = read_checkpoint(&reader.source, &superblock.blobs).await?.unwrap_or_default();
+    let (checkpoint, _) = read_checkpoint(&reader.source, &superblock).await?;
     let in_place = |r: &&SegmentRecord| r.map.is_none() && objects.contains(&r.segment);
-    for record in ended_in_order(&table, &epochs, &superblock, &checkpoint).into_iter().filter(in_place) {
+    for record in
+        ended_in_order(&table, &epochs, &superblock, &checkpoint.segments).into_iter().filter(in_place)
+    {
         if let Err(e) = reader.source.read_footer(record).await {
             let why = match e {
                 Error::Format(why) => why.to_string(),
@@ -202,7 +204,7 @@ async fn check_maps(
     };
     report.disks = disks.len() as u64;
     let mut damaged: BTreeMap<u64, Problem> = BTreeMap::new();
-    let (mut seen, mut verified) = (AddressSet::default(), Slots::default());
+    let (mut seen, mut verified) = (AddressSet::default(), RoaringTreemap::new());
     for (_, tree) in &disks {
         let mut todo: Vec<Ref> = tree.root().into_iter().collect();
         while let Some(reference) = todo.pop() {
@@ -215,7 +217,7 @@ async fn check_maps(
                     damaged.entry(block.addr.to_u64()).or_insert_with(|| lost_problem(*block));
                     return false;
                 }
-                verified.insert(block)
+                verified.insert(block.addr.to_u64())
             });
             report.blocks += blocks.len() as u64;
             verify_blocks(reader, blocks, &mut damaged).await;

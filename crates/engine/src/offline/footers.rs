@@ -22,7 +22,9 @@
 
 use std::collections::BTreeMap;
 
-use forebay_format::{Checkpoint, SegmentId, SegmentRecord, SegmentState, Stream, Superblock};
+use forebay_format::{SegmentId, SegmentRecord, SegmentState, Stream, Superblock};
+
+use crate::log::SegmentTable;
 
 /// Epochs found in the batches of all segments.
 #[derive(Default)]
@@ -38,7 +40,7 @@ pub(crate) fn ended_in_order<'a>(
     records: &'a [SegmentRecord],
     epochs: &Epochs,
     superblock: &Superblock,
-    checkpoint: &Checkpoint,
+    checkpoint: &SegmentTable,
 ) -> Vec<&'a SegmentRecord> {
     // For each epoch and stream, the last batch.
     let mut last: BTreeMap<(u64, Stream), u64> = BTreeMap::new();
@@ -48,10 +50,8 @@ pub(crate) fn ended_in_order<'a>(
             *last = record.last_seq.max(*last);
         }
     }
-    let sealed = |segment: SegmentId| {
-        let found = checkpoint.segments.binary_search_by_key(&segment, |r| r.segment);
-        found.is_ok_and(|i| checkpoint.segments[i].state == SegmentState::Sealed)
-    };
+    let sealed =
+        |segment: SegmentId| checkpoint.get(segment).is_some_and(|r| r.state == SegmentState::Sealed);
     // For each epoch and stream, the first batch of the segment visited last.
     let mut next: BTreeMap<(u64, Stream), u64> = BTreeMap::new();
     let ended = |record: &&SegmentRecord| {
@@ -113,8 +113,7 @@ mod tests {
             memory: 0,
             boot: 0,
         };
-        let segments = records.iter().filter(|r| sealed.contains(&r.segment.0)).copied().collect();
-        let checkpoint = Checkpoint { segments, ..Checkpoint::default() };
+        let checkpoint = records.iter().filter(|r| sealed.contains(&r.segment.0)).copied().collect();
         ended_in_order(&records, &epochs, &superblock, &checkpoint).iter().map(|r| r.segment.0).collect()
     }
 

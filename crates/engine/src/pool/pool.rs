@@ -25,6 +25,13 @@ pub struct Pool {
     recovery_ms: u64,
 }
 
+#[cfg(test)]
+impl Pool {
+    pub(crate) fn reclaimer(&self) -> &crate::reclaim::Reclaimer {
+        &self.parts.reclaimer
+    }
+}
+
 impl Drop for Pool {
     /// A pool that is dropped without being closed leaves the retained memory as a crash does.
     fn drop(&mut self) {
@@ -63,6 +70,12 @@ impl Pool {
         Ok(pool)
     }
 
+    /// The parts of the pool.
+    #[cfg(test)]
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
     /// Starts the background tasks.
     fn start(&self, warm: Vec<SegmentId>) {
         let Parts { cx, intake, committer, reclaimer, desktops, .. } = &self.parts;
@@ -89,7 +102,7 @@ impl Pool {
         progress.wait_for(|p| p.stopped).await.map_err(|_| Error::Closed)?;
         // What is left are writes to desktops, and those for which the store has no room.
         cx.retained.keep();
-        reclaimer.stop();
+        reclaimer.stop().await;
         cx.check_latch()?;
         // Writes the segment's directory, from which the next start reads its fingerprints.
         let ended = committer.log.lock().await.end_segment(Stream::Data).await;
@@ -211,8 +224,7 @@ impl Pool {
     pub async fn stats(&self) -> PoolStats {
         let (seq, segments, stored) = {
             let log = self.parts.committer.log.lock().await;
-            let stored = log.table().values().filter(|r| r.map.is_none()).map(|r| r.written as u64).sum();
-            (log.head().seq, log.table().len() as u64, stored)
+            (log.head().seq, log.table().len() as u64, log.table().in_place_bytes())
         };
         let room = self.parts.reader.source.store.capacity().await.ok();
         let (mut guest, disks) = (*self.parts.committer.applier.retired.lock(), {

@@ -6,7 +6,7 @@ use forebay_store::IoBuf;
 use futures_util::future::join_all;
 
 use super::nodes::NodeReader;
-use super::relocation::{Location, View};
+use super::relocation::{Location, Token};
 use super::run::{can_append, unpack_run};
 use super::store::{StoreReader, damage};
 use crate::limits::{NODE_GAP, NODE_READ_BYTES, NODE_READS};
@@ -45,14 +45,14 @@ impl StoreReader {
     /// with the index of each reference that has no location.
     async fn runs(
         &self,
-        view: &View,
+        token: &Token,
         wanted: &[BlockRef],
         can_append: fn(&Run, &Location) -> bool,
         mut failed: impl FnMut(usize, Error),
     ) -> Vec<Run> {
         let mut locations = Vec::with_capacity(wanted.len());
         for (i, at) in wanted.iter().enumerate() {
-            match self.locate(view, at).await {
+            match self.locate(token, at).await {
                 Ok(location) => locations.push((location, i)),
                 Err(e) => failed(i, e),
             }
@@ -79,9 +79,9 @@ impl StoreReader {
     /// Reads and verifies stored blocks. Calls `each` with the index of every block and its content or an
     /// error.
     pub async fn read_blocks(&self, blocks: &[BlockRef], mut each: impl FnMut(usize, Result<&[u8; BLOCK]>)) {
-        let view = self.relocation.view();
+        let token = self.relocation.enter();
         let extends = |run: &Run, next: &Location| can_append(&run.locations, next);
-        for run in self.runs(&view, blocks, extends, |i, e| each(i, Err(e))).await {
+        for run in self.runs(&token, blocks, extends, |i, e| each(i, Err(e))).await {
             let stored = match self.read_whole(&run).await {
                 Ok(stored) => stored,
                 Err(e) => {
@@ -116,8 +116,8 @@ impl StoreReader {
         at_once: usize,
         mut each: impl FnMut(usize, Result<&[u8]>),
     ) {
-        let view = self.relocation.view();
-        let runs = self.runs(&view, nodes, can_append_node, |i, e| each(i, Err(e))).await;
+        let token = self.relocation.enter();
+        let runs = self.runs(&token, nodes, can_append_node, |i, e| each(i, Err(e))).await;
         for some in runs.chunks(at_once) {
             let read = join_all(some.iter().map(|run| self.read_whole(run))).await;
             for (run, read) in some.iter().zip(read) {

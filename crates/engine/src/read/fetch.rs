@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 
 use super::gap::{Gap, ReadMode};
 use super::reader::Reader;
-use super::relocation::View;
+use super::relocation::Token;
 use super::run::{Fetched, Run, Wanted, push, unpack_run};
 use super::store::damage;
 use crate::Result;
@@ -33,7 +33,7 @@ impl Reader {
         while !todo.is_empty() {
             let mut followed = Vec::new();
             let mut runs: Vec<Run> = Vec::new();
-            let view = self.source.relocation.view();
+            let token = self.source.relocation.enter();
             for i in std::mem::take(&mut todo) {
                 let gap = &gaps[i];
                 match self.misses.enter(gap.target.addr) {
@@ -43,7 +43,7 @@ impl Reader {
                         if self.cache.probe(gap.target.addr, 0, &mut block) {
                             gap.fill(&block, out);
                         } else {
-                            let location = self.source.locate(&view, &gap.target).await?;
+                            let location = self.source.locate(&token, &gap.target).await?;
                             let rank = match mode {
                                 ReadMode::Internal => Rank::Never,
                                 _ => self.rank(classifier.of(disk.id(), &disk.classes, gap.block)),
@@ -55,14 +55,14 @@ impl Reader {
                 }
             }
             if let Some(last) = runs.last_mut() {
-                self.extend(disk, &view, last, &gaps, std::mem::take(&mut ahead), &mut classifier);
+                self.extend(disk, &token, last, &gaps, std::mem::take(&mut ahead), &mut classifier);
             }
             for done in join_all(runs.into_iter().map(|run| self.read_run(run))).await {
                 for (gap, fetched) in done? {
                     gaps[gap].fill(fetched.content(), out);
                 }
             }
-            drop(view);
+            drop(token);
             for (i, follower) in followed {
                 match follower.await {
                     Some(fetched) => gaps[i].fill(fetched.content(), out),
@@ -78,7 +78,7 @@ impl Reader {
     fn extend(
         &self,
         disk: &Disk,
-        view: &View,
+        token: &Token,
         run: &mut Run,
         gaps: &[Gap],
         ahead: u64,
@@ -98,7 +98,7 @@ impl Reader {
                 if is_lost(&target) {
                     return;
                 }
-                let Some(location) = self.source.locate_cached(view, &target) else { return };
+                let Some(location) = self.source.locate_cached(token, &target) else { return };
                 if run.len() * BLOCK >= BATCH_BYTES || !run.spans(&location, AHEAD_GAP, BATCH_BYTES as u64) {
                     return;
                 }

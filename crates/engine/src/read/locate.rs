@@ -5,16 +5,16 @@ use std::sync::Arc;
 use forebay_format::{Address, BlockRef, RelocationMap, SegmentId, Slot};
 use forebay_store::StoreError;
 
-use super::relocation::{Location, RelocationIndex, RelocationRef, View};
+use super::relocation::{Location, RelocationIndex, RelocationRef, Token};
 use super::store::{StoreReader, damage};
 use crate::cache::Turn;
 use crate::{Error, Result};
 
 impl StoreReader {
     /// The location of a block or node, if it can be determined without a store read.
-    pub fn locate_cached(&self, view: &View, at: &BlockRef) -> Option<Location> {
+    pub fn locate_cached(&self, token: &Token, at: &BlockRef) -> Option<Location> {
         let segment = at.addr.segment;
-        match view.of(segment) {
+        match self.relocation.find(token, segment) {
             None => Some(Location::unmoved(at)),
             Some(map_ref) => self.relocation.index(segment, map_ref.container)?.find(at),
         }
@@ -25,10 +25,10 @@ impl StoreReader {
     /// # Errors
     /// Those of the store; [`Error::Damaged`] if the relocation map is damaged; [`StoreError::NotFound`] if
     /// it does not list the slot.
-    pub async fn locate(&self, view: &View, at: &BlockRef) -> Result<Location> {
+    pub async fn locate(&self, token: &Token, at: &BlockRef) -> Result<Location> {
         let segment = at.addr.segment;
-        let Some(map_ref) = view.of(segment) else { return Ok(Location::unmoved(at)) };
-        let index = self.relocation_index(segment, map_ref).await?;
+        let Some(map_ref) = self.relocation.find(token, segment) else { return Ok(Location::unmoved(at)) };
+        let index = self.relocation_index(segment, &map_ref).await?;
         index.find(at).ok_or(Error::Store(StoreError::NotFound(segment)))
     }
 
@@ -51,7 +51,7 @@ impl StoreReader {
                     leader.complete(index.clone());
                     return Ok(index);
                 }
-                // The leader may have used a view with another container of the segment.
+                // The leader may have looked up another container of the segment.
                 Turn::Follower(follower) => {
                     if let Some(index) = follower.await
                         && index.container == map_ref.container

@@ -60,8 +60,8 @@ impl NodeReader {
 
     /// Reads and verifies the bytes of a stored node.
     async fn read_node_bytes(&self, at: &BlockRef) -> Result<IoBuf> {
-        let view = self.source.relocation.view();
-        let location = self.source.locate(&view, at).await?;
+        let token = self.source.relocation.enter();
+        let location = self.source.locate(&token, at).await?;
         let bytes = self.source.read_exact(location.object, location.offset, location.len).await?;
         self.source.verify_node(at, &location, &bytes)?;
         Ok(bytes)

@@ -100,14 +100,14 @@ impl Reader {
     /// them. Errors of store reads are logged.
     pub async fn prefetch_window(&self, image: &Disk, window: &[u64]) -> Result<Prefetched> {
         let mut done = Prefetched::default();
-        let view = self.source.relocation.view();
+        let token = self.source.relocation.enter();
         let mut found: Vec<(Location, usize, Wanted)> = Vec::new();
         for (rank, target) in self.stored_refs(image, window).into_iter().enumerate() {
             if self.cache.contains(target.addr) {
                 done.cached_bytes += BLOCK as u64;
                 continue;
             }
-            let location = match self.source.locate(&view, &target).await {
+            let location = match self.source.locate(&token, &target).await {
                 Ok(location) => location,
                 Err(Error::Store(_) | Error::Damaged(_)) => continue,
                 Err(e) => return Err(e),

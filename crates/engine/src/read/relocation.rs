@@ -4,11 +4,16 @@
 //! From then on a relocation map states the location of each slot. The list of moved segments is in memory;
 //! their relocation maps are read on demand and cached within a budget.
 //!
-//! **Release of old locations.** The list of moved segments is an immutable [`View`], which is replaced as a
-//! whole when another segment is moved. A reader takes the current view, determines the location in it, and
-//! holds the view until it has read the bytes. An object from which a segment was moved away is deleted only
-//! when no view older than the move is held ([`Relocation::is_settled`]); so a reader that has determined a
-//! location also finds the bytes there.
+//! **Release of old locations.** Time is divided into *epochs*. A reader takes a [`Token`] of the current
+//! epoch before it looks a location up, and holds it until it has read the bytes. A move changes the list
+//! first, and begins a new epoch afterwards. An object from which a segment was moved away is deleted only
+//! when no token of an earlier epoch is held ([`Relocation::is_settled`]). So a reader that has looked a
+//! location up also finds the bytes there: if the look-up preceded the change of the list, its token was
+//! taken before that, and is therefore of an earlier epoch than the one that began after the change.
+//! Otherwise the look-up returned the new location.
+//!
+//! A new epoch is not needed if no token of the current one is held: a reader that takes one from now on
+//! looks up later than the change.
 //!
 //! **Unlisted slots.** A slot that a relocation map does not list was not live when its segment was moved. A
 //! reader can request one only if it took the reference from a block map before the block was overwritten. It
@@ -75,16 +80,14 @@ impl RelocationRef {
 
 type Moved = HashMap<SegmentId, RelocationRef, BuildU64Hasher>;
 
-/// The moved segments at one moment. A reader of a location holds the view in which it was determined.
-#[derive(Clone)]
-pub(crate) struct View(Arc<Moved>);
+/// Held by a reader from before it looks a location up until it has read the bytes; see the module
+/// documentation.
+#[must_use]
+pub(crate) struct Token(#[expect(dead_code, reason = "its references are counted")] Arc<Epoch>);
 
-impl View {
-    /// The relocation map of a segment; `None` if it was not moved.
-    pub(super) fn of(&self, segment: SegmentId) -> Option<&RelocationRef> {
-        self.0.get(&segment)
-    }
-}
+/// An epoch exists as long as it is the current one or a reader holds its token.
+#[derive(Debug, Default)]
+struct Epoch;
 
 /// A slot of a moved segment.
 #[derive(Debug, Clone, Copy)]
@@ -165,11 +168,15 @@ impl MapCache {
     }
 }
 
+/// Parts of the list of moved segments, each with a lock.
+const SHARDS: usize = 16;
+
 /// The moved segments, and the locations of their slots.
 pub(crate) struct Relocation {
-    moved: RwLock<Arc<Moved>>,
-    /// Replaced views that may still be held.
-    older: Mutex<Vec<Weak<Moved>>>,
+    moved: [RwLock<Moved>; SHARDS],
+    epoch: RwLock<Arc<Epoch>>,
+    /// Earlier epochs whose tokens may still be held.
+    earlier: Mutex<Vec<Weak<Epoch>>>,
     maps: Mutex<MapCache>,
     pub(super) misses: MissTable<Arc<RelocationIndex>>,
     budget: usize,
@@ -179,42 +186,58 @@ impl Relocation {
     /// No segment was moved. Cached relocation maps use at most `budget` bytes, but one is always kept.
     pub fn new(budget: u64) -> Relocation {
         Relocation {
-            moved: RwLock::default(),
-            older: Mutex::default(),
+            moved: Default::default(),
+            epoch: RwLock::default(),
+            earlier: Mutex::default(),
             maps: Mutex::default(),
             misses: MissTable::default(),
             budget: usize::try_from(budget).unwrap_or(usize::MAX),
         }
     }
 
-    /// The current view.
-    pub fn view(&self) -> View {
-        View(self.moved.read().clone())
+    /// A token of the current epoch.
+    pub fn enter(&self) -> Token {
+        Token(self.epoch.read().clone())
+    }
+
+    /// The relocation map of a segment; `None` if it was not moved. The caller holds the token until it has
+    /// read the bytes.
+    pub(super) fn find(&self, _: &Token, segment: SegmentId) -> Option<RelocationRef> {
+        self.shard(segment).read().get(&segment).copied()
+    }
+
+    fn shard(&self, segment: SegmentId) -> &RwLock<Moved> {
+        &self.moved[segment.0 as usize % SHARDS]
     }
 
     /// Adds the moved segments among `records`, or changes their locations.
     pub fn set<'a>(&self, records: impl IntoIterator<Item = &'a SegmentRecord>) {
-        self.replace(|moved| {
-            moved.extend(records.into_iter().filter_map(|r| Some((r.segment, RelocationRef::of(r)?))));
-        });
+        for record in records {
+            if let Some(location) = RelocationRef::of(record) {
+                self.shard(record.segment).write().insert(record.segment, location);
+            }
+        }
+        self.begin_epoch();
     }
 
     /// Removes a segment that was freed.
     pub fn forget(&self, segment: SegmentId) {
-        if self.moved.read().contains_key(&segment) {
-            self.replace(|moved| {
-                moved.remove(&segment);
-            });
+        let was_moved = self.shard(segment).write().remove(&segment).is_some();
+        if was_moved {
+            self.begin_epoch();
+            self.maps.lock().remove(segment);
         }
-        self.maps.lock().remove(segment);
     }
 
-    fn replace(&self, change: impl FnOnce(&mut Moved)) {
-        let mut moved = self.moved.write();
-        let mut next = Moved::clone(&moved);
-        change(&mut next);
-        self.older.lock().push(Arc::downgrade(&moved));
-        *moved = Arc::new(next);
+    /// Called after a change.
+    fn begin_epoch(&self) {
+        let mut current = self.epoch.write();
+        if Arc::get_mut(&mut current).is_none() {
+            let ended = std::mem::take(&mut *current);
+            let mut earlier = self.earlier.lock();
+            earlier.retain(|epoch| epoch.strong_count() > 0);
+            earlier.push(Arc::downgrade(&ended));
+        }
     }
 
     /// The index of a moved segment, if it is in memory and refers to this container.
@@ -227,10 +250,75 @@ impl Relocation {
         self.maps.lock().insert(segment, index, self.budget);
     }
 
-    /// Whether no reader holds a view older than the current one.
+    /// Whether no reader holds a token of an earlier epoch.
     pub fn is_settled(&self) -> bool {
-        let mut older = self.older.lock();
-        older.retain(|view| view.strong_count() > 0);
-        older.is_empty()
+        let mut earlier = self.earlier.lock();
+        earlier.retain(|epoch| epoch.strong_count() > 0);
+        earlier.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_format::{SegmentState, Stream};
+
+    use super::*;
+
+    fn moved(segment: u32, container: u32) -> SegmentRecord {
+        SegmentRecord {
+            segment: SegmentId(segment),
+            stream: Stream::Data,
+            state: SegmentState::Sealed,
+            footer: true,
+            container,
+            written: 8192,
+            first_seq: 1,
+            last_seq: 1,
+            map: Some((4096, 72)),
+        }
+    }
+
+    fn container(relocation: &Relocation, segment: u32) -> Option<u32> {
+        let token = relocation.enter();
+        relocation.find(&token, SegmentId(segment)).map(|found| found.container.0)
+    }
+
+    #[test]
+    fn a_token_of_before_a_move_delays_deletions() {
+        let relocation = Relocation::new(0);
+        relocation.set(&[moved(1, 7)]);
+        assert!(relocation.is_settled());
+        let before = relocation.enter();
+        relocation.set(&[moved(1, 8)]);
+        assert!(!relocation.is_settled());
+        // Later readers and later moves do not change that.
+        let after = relocation.enter();
+        relocation.set(&[moved(2, 8)]);
+        drop(after);
+        assert!(!relocation.is_settled());
+        drop(before);
+        assert!(relocation.is_settled());
+        assert_eq!((container(&relocation, 1), container(&relocation, 2)), (Some(8), Some(8)));
+    }
+
+    #[test]
+    fn a_token_of_before_a_segment_is_freed_delays_deletions() {
+        let relocation = Relocation::new(0);
+        relocation.set(&[moved(1, 7)]);
+        let before = relocation.enter();
+        relocation.forget(SegmentId(1));
+        assert!(!relocation.is_settled());
+        drop(before);
+        assert!(relocation.is_settled());
+        assert_eq!(container(&relocation, 1), None);
+    }
+
+    #[test]
+    fn readers_that_come_after_a_move_delay_nothing() {
+        let relocation = Relocation::new(0);
+        relocation.set(&[moved(1, 7)]);
+        let after = relocation.enter();
+        assert!(relocation.is_settled());
+        drop(after);
     }
 }

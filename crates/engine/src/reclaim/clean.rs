@@ -7,7 +7,7 @@
 //! locations in [`crate::read`] are updated.
 //!
 //! **Crash safety of a publication.** Before the publication nothing refers to the copies. After it nothing
-//! refers to the originals except readers that looked up a location before; they hold a view, and the object
+//! refers to the originals except readers that looked up a location before; they hold a token, and the object
 //! is not deleted while they do, nor before a checkpoint contains the publication ([`super`]). A crash before
 //! the publication leaves pieces that no map lists, in a container that is cleaned like any other; a crash
 //! after it leaves an object in which no segment is stored, which the next reclaim deletes.
@@ -36,9 +36,9 @@ use forebay_format::{
 };
 use forebay_store::Store;
 use hashbrown::HashSet;
+use roaring::RoaringBitmap;
 use tokio::task::yield_now;
 
-use super::mark::LiveSlots;
 use crate::commit::Committer;
 use crate::context::Context;
 use crate::limits::{CLEAN_PAUSE, MAX_SEGMENT_BYTES, MOVE_BYTES};
@@ -112,7 +112,7 @@ impl Cleaner {
     pub async fn relocate(
         &self,
         record: &SegmentRecord,
-        live: &LiveSlots,
+        live: &RoaringBitmap,
         pace: Pace,
     ) -> Result<MoveOutcome> {
         let (mut survivors, dropped) = match self.survivors(record, live).await {
@@ -157,7 +157,7 @@ impl Cleaner {
     async fn survivors(
         &self,
         record: &SegmentRecord,
-        live: &LiveSlots,
+        live: &RoaringBitmap,
     ) -> Result<(Vec<Survivor>, Vec<DirectoryEntry>)> {
         let all: Vec<Survivor> = match RelocationRef::of(record) {
             Some(relocation) => {
@@ -177,9 +177,9 @@ impl Cleaner {
             }
         };
         let (survivors, dead): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|s| live.slots.contains(s.entry.slot.0));
+            all.into_iter().partition(|s| live.contains(s.entry.slot.0));
         let found: BTreeSet<Slot> = survivors.iter().map(|s| s.entry.slot).collect();
-        if found.len() as u64 != live.slots.len() || found.len() != survivors.len() {
+        if found.len() as u64 != live.len() || found.len() != survivors.len() {
             return Err(Error::Damaged(format!("the directory of segment {}", record.segment)));
         }
         Ok((survivors, dead.into_iter().map(|s| s.entry).collect()))
@@ -322,7 +322,7 @@ impl Cleaner {
         let at = placed.first().map_or(0, |p| p.addr.slot.offset()) as u32;
         log.moved(record.segment, map.container, (at, bytes.len() as u32));
         self.space.cleaner_wrote(bytes.len() as u64);
-        self.reader.source.relocation.set(log.table().get(&record.segment));
+        self.reader.source.relocation.set(log.table().get(record.segment));
         Ok(MoveOutcome::Moved)
     }
 

@@ -1,9 +1,28 @@
-//! The mark: finds the live slots, and adds up the space that each disk uses, in total and exclusively.
+//! The mark: finds the live slots, and the space that each disk uses, in total and exclusively.
 //!
 //! A slot is live if a block map of the checkpoint reaches it: the node or block in it can be read through
 //! some disk. Of the base of a leaf, only the blocks count that the leaf does not list itself
-//! ([`Node::uncovered`]). A base may belong to several leaves, and be an ordinary leaf of another map: a slot
-//! is live if it is reached in any of these ways.
+//! ([`Node::uncovered`](crate::map::Node::uncovered)). A base may belong to several leaves, and be an
+//! ordinary leaf of another map: a slot is live if it is reached in any of these ways.
+//!
+//! **By difference.** The counts of the last mark ([`super::counts`]) are kept in memory. The next mark
+//! carries the differences of the roots down to them ([`super::walk`]): it reads the nodes that only one of
+//! the two checkpoints has, and no others. Its work is therefore proportional to what changed. Without
+//! counts, the same walk begins with no disk, which is a *full mark*. The counts of the last checkpoint stay
+//! valid until then, and the nodes that it needs to read them down are live by these counts: a reclaim frees
+//! what is not live in the newer of the two checkpoints only after the older one was released.
+//!
+//! The counts are given up, and a full mark is made at once, if they cannot be right (a count below zero) or
+//! if a node cannot be read. They are given up after a failed mark, after a full mark that could not read all
+//! nodes, if they do not fit into the memory budget, and when the pool is closed. That costs time, never
+//! data.
+//!
+//! **Memory.** The counts, and the changes under way, take at most
+//! [`PoolConfig::mark_memory`](crate::PoolConfig::mark_memory); what does not fit is written to the store
+//! until the end of the reclaim ([`super::scratch`]).
+//!
+//! **Checkpoints** are made while a mark is under way. It works on two fixed checkpoints, and nothing that it
+//! reads is freed or changed: only reclaims free, one at a time.
 //!
 //! **Why the mark is safe while guests write.** Guests cannot make a dead slot live again. A write creates
 //! new slots. A clone, a rollback or a reset shares nodes that a disk of the checkpoint had, or that were
@@ -11,68 +30,58 @@
 //! source's map at that moment, and each address in that map is in the checkpoint, or newer, or was added by
 //! a reference as described next, and was recorded then. A leaf never loses an entry that hides its base: a
 //! discard lists a hole. The one way to make a dead slot live is a reference that a commit makes to a block
-//! that is stored already. These references are recorded in the barrier of the log, and the cleaner checks
-//! the barrier before it drops a slot ([`super::clean`]).
+//! that is stored already. These references are recorded in the barrier of the log from before the checkpoint
+//! until the end of the reclaim, and the cleaner checks the barrier before it drops a slot
+//! ([`super::clean`]). References made between two reclaims are in the next checkpoint, which counts them.
 //!
-//! **A node that cannot be read** does not end the walk. Its references are unknown, but older than the node:
-//! a node is written after everything below it (children, base and blocks), and no address is assigned twice.
-//! So each slot below it was written by a batch with a lower number than the last batch of the segment in
-//! which the node was written. The highest of these numbers is the *horizon* of the mark. A segment that
+//! **A node that cannot be read** does not end a full mark. Its references are unknown, but older than the
+//! node: a node is written after everything below it (children, base and blocks), and no address is assigned
+//! twice. So each slot below it was written by a batch with a lower number than the last batch of the segment
+//! in which the node was written. The highest of these numbers is the *horizon* of the mark. A segment that
 //! began before the horizon may hold live slots that the mark cannot see: none of its slots is dropped or
 //! moved, whether found live or not. A segment that began later cannot, and is treated as usual. So a pool
 //! continues to free segments that were written since the damage; the others become reclaimable when no disk
-//! reaches the damaged node any more. The affected disks are reported to the caller of the reclaim, and once
-//! in the log. (If damage has cost the node's segment its entry in the table, the horizon is the end of
-//! history as recovery found it: all segments written since the pool was opened are in the table.)
+//! reaches the damaged node any more. The affected disks are found by descending from each root to the
+//! indexes of these nodes; they are reported to the caller of the reclaim, and once in the log. (If damage
+//! has cost the node's segment its entry in the table, the horizon is the end of history as recovery found
+//! it: all segments written since the pool was opened are in the table.)
 //!
-//! **Each distinct node is walked once**, however many clones share it, and a second time when another disk
-//! is found to share it: then everything below it is *shared*. A final walk, over the nodes that only one
-//! disk reaches, adds up the exclusive space of each disk: slots that no other disk reaches. The walk yields
-//! to other tasks after every few nodes, and holds no lock while it waits. A checkpoint writes nodes in the
-//! order of the walk, so all children of a node are read at once, and nodes that are adjacent on the store in
-//! one read ([`crate::read`]).
+//! **Exclusive space** of a disk is what its removal would free: it is found by removing its root and adding
+//! up the slots whose count would fall to zero, without changing the counts. That reads the nodes that no
+//! other disk shares. Each mark does so for as many disks as it may read nodes, which is as many as it had to
+//! read otherwise and at least [`MARK_CREDIT`]; the disks take turns. So in a large pool a figure may be some
+//! marks old.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use forebay_format::{BLOCK, BlockRef, Codec, DiskId, DiskRecord, Role, SegmentId, SegmentRecord};
+use forebay_format::{BLOCK, DiskId, SegmentId, SegmentRecord};
 use hashbrown::HashMap;
 use roaring::RoaringBitmap;
 use tokio::task::yield_now;
 
-use crate::commit::Taken;
-use crate::disk::blocks;
+use super::counts::{Counts, Exclusive, Live, root_delta};
+use super::scratch::Scratch;
+use super::walk::{Purpose, Stop, Tools, Unreadable, Walk, Walked};
+use crate::commit::{Committer, Taken};
 use crate::hash::BuildU64Hasher;
-use crate::limits::{MARK_NODES, MARK_TURN};
-use crate::map::{NeedNode, Node, Ref, Tree};
+use crate::limits::MARK_CREDIT;
+use crate::log::SegmentTable;
+use crate::map::NeedNode;
 use crate::read::Reader;
-use crate::{BoxFuture, DiskSpace, Error, Mutation, Result};
-
-/// The live slots of a segment.
-#[derive(Debug, Default)]
-pub(super) struct LiveSlots {
-    /// Their numbers.
-    pub slots: RoaringBitmap,
-    /// Bytes that they took when they were written.
-    pub bytes: u64,
-    /// Bytes that they take at their current location; differs from `bytes` once the segment is moved.
-    pub stored: u64,
-    /// How many of them an image reaches.
-    pub of_images: u64,
-}
+use crate::{DiskSpace, Error, Result};
 
 /// The result of a mark.
-#[derive(Debug, Default)]
 pub(super) struct MarkResult {
-    /// Live slots.
-    pub live: BTreeMap<SegmentId, LiveSlots>,
-    /// Distinct live blocks; the other slots are nodes.
-    pub blocks: u64,
-    /// The space used by each disk.
+    counts: Counts,
+    scratch: Arc<Scratch>,
+    /// The space used by each disk of which it is known.
     pub disks: HashMap<DiskId, DiskSpace, BuildU64Hasher>,
+    /// Blocks mapped by all disks.
+    pub mapped: u64,
     /// Sizes of all disks.
     pub logical_bytes: u64,
-    /// Disks of which not all nodes could be read. Their figures cover the nodes that could be; blocks that
-    /// another disk shares only through unreadable nodes count as exclusive to that disk.
+    /// Disks of which not all nodes could be read. Their figures cover the nodes that could be.
     pub damaged: BTreeSet<DiskId>,
     /// Those of `damaged` with a node that is corrupt, not only temporarily unreadable.
     pub damaged_maps: BTreeSet<DiskId>,
@@ -80,18 +89,46 @@ pub(super) struct MarkResult {
     unreadable: BTreeSet<SegmentId>,
     /// See the module; 0 if all nodes were read.
     horizon: u64,
+    /// Nodes that were visited.
+    visited: u64,
 }
 
 impl MarkResult {
-    /// Determines the horizon. `records` are all segments, in order; `opened_at` is the last batch of history
-    /// when the pool was opened.
-    pub fn set_horizon(&mut self, records: &[SegmentRecord], opened_at: u64) {
-        let last_seq = |segment: &SegmentId| match records.binary_search_by_key(segment, |r| r.segment) {
-            Ok(i) => records[i].last_seq,
-            // Damage has cost the segment its entry in the table, so it was written before the pool was
-            // opened.
-            Err(_) => opened_at,
-        };
+    /// Totals of the segments that have live slots.
+    pub fn live(&self) -> &BTreeMap<SegmentId, Live> {
+        &self.counts.live
+    }
+
+    /// To correct the bytes that live slots of a moved segment take now.
+    pub fn live_mut(&mut self, segment: SegmentId) -> Option<&mut Live> {
+        self.counts.live.get_mut(&segment)
+    }
+
+    /// The live slots of a segment.
+    pub async fn slots(&self, segment: SegmentId) -> Result<RoaringBitmap> {
+        self.counts.live_slots(segment, &self.scratch).await
+    }
+
+    /// Nodes that were visited.
+    pub fn visited(&self) -> u64 {
+        self.visited
+    }
+
+    #[cfg(test)]
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Distinct live blocks.
+    pub fn blocks(&self) -> u64 {
+        self.counts.blocks
+    }
+
+    /// Determines the horizon. `opened_at` is the last batch of history when the pool was opened.
+    pub fn set_horizon(&mut self, table: &SegmentTable, opened_at: u64) {
+        // A segment without a record has lost it through damage, so it was written before the pool was
+        // opened.
+        let last_seq = |segment: &SegmentId| table.get(*segment).map_or(opened_at, |r| r.last_seq);
         self.horizon = self.unreadable.iter().map(last_seq).max().unwrap_or(0);
     }
 
@@ -102,315 +139,170 @@ impl MarkResult {
 
     /// Whether a segment that is in no table may hold live slots.
     pub fn may_be_in_use(&self, segment: SegmentId) -> bool {
-        self.horizon > 0 || self.live.contains_key(&segment)
+        self.horizon > 0 || self.counts.live.contains_key(&segment)
+    }
+
+    /// The counts for the next mark, unless they are incomplete.
+    pub fn into_counts(self) -> Option<Counts> {
+        (self.unreadable.is_empty() && self.counts.is_in_memory()).then_some(self.counts)
     }
 }
 
-/// Bytes that a block or node took when it was written.
-fn written_len(at: &BlockRef) -> u64 {
-    match at.form.codec() {
-        Some(Codec::Raw | Codec::Lz4) => at.form.stored_len() as u64,
-        // Blocks become members of a group only when they are moved; a damaged reference is detected when it
-        // is read.
-        _ => BLOCK as u64,
-    }
+/// Makes marks.
+pub(super) struct Mark<'a> {
+    pub reader: &'a Reader,
+    pub committer: &'a Committer,
+    pub scratch: &'a Arc<Scratch>,
+    /// Called from time to time with the number of nodes visited.
+    pub progress: &'a (dyn Fn(u64) + Send + Sync),
 }
 
-/// A set of slots, by segment.
-#[derive(Default)]
-pub(crate) struct Slots(HashMap<SegmentId, RoaringBitmap, BuildU64Hasher>);
-
-impl Slots {
-    /// Adds a slot; false if the set contains it already.
-    pub fn insert(&mut self, at: &BlockRef) -> bool {
-        self.0.entry(at.addr.segment).or_default().insert(at.addr.slot.0)
-    }
-
-    fn contains(&self, at: &BlockRef) -> bool {
-        self.0.get(&at.addr.segment).is_some_and(|slots| slots.contains(at.addr.slot.0))
-    }
-}
-
-/// A node that was reached.
-struct ReachedNode {
-    /// The first disk that reached it.
-    owner: DiskId,
-    /// Another disk reached it as well.
-    shared: bool,
-    below: Subtree,
-}
-
-/// Totals of the subtree below a node, or of several subtrees.
-#[derive(Debug, Clone, Copy, Default)]
-struct Subtree {
-    blocks: u64,
-    /// A node could not be read.
-    unreadable: bool,
-    /// A node is corrupt.
-    damaged: bool,
-}
-
-impl std::ops::AddAssign for Subtree {
-    fn add_assign(&mut self, other: Subtree) {
-        self.blocks += other.blocks;
-        self.unreadable |= other.unreadable;
-        self.damaged |= other.damaged;
-    }
-}
-
-/// Why a node is walked.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Visit {
-    /// It is reached for the first time.
-    First,
-    /// A second disk reached it.
-    Share,
-    /// The final walk adds up the disk's exclusive slots.
-    Exclusive,
-}
-
-/// The references of a node.
-#[derive(Default)]
-struct References {
-    blocks: Vec<BlockRef>,
-    children: Vec<NeedNode>,
-    base: Option<BlockRef>,
-}
-
-/// A mark under way.
-pub(crate) struct Mark<'a> {
-    reader: &'a Reader,
-    found: MarkResult,
-    reached: HashMap<u64, ReachedNode, BuildU64Hasher>,
-    /// Slots that several disks reach.
-    shared: Slots,
-    /// Slots that the current disk reached first; in the final walk, the slots that it has exclusively.
-    mine: Slots,
-    disk: DiskId,
-    disk_is_image: bool,
-    /// Bytes that the current disk has exclusively.
-    exclusive: u64,
-}
-
-impl<'a> Mark<'a> {
-    pub fn new(reader: &'a Reader) -> Mark<'a> {
-        Mark {
-            reader,
-            found: MarkResult::default(),
-            reached: HashMap::default(),
-            shared: Slots::default(),
-            mine: Slots::default(),
-            disk: DiskId(0),
-            disk_is_image: false,
-            exclusive: 0,
-        }
-    }
-
-    /// Finds the live slots. Calls `disk_done` after each disk with the number of disks done.
-    pub async fn find(&mut self, taken: &Taken, disk_done: &(dyn Fn(u64) + Send + Sync)) -> Result<()> {
-        let disks = &taken.checkpoint.disks;
-        // Images are walked first, so that slots which they share with their clones are counted for the
-        // image.
-        let (images, others): (Vec<_>, Vec<_>) = disks.iter().partition(|d| d.role == Role::Image);
-        for (disk, done) in images.into_iter().chain(others).zip(1..) {
-            self.begin(disk);
-            let tree = Tree::from_record(disk.root, disk.height, blocks(disk.size))?;
-            let below = match tree.root() {
-                Some(Ref::Node(root)) => self.walk(vec![root], false).await?,
-                _ => Subtree::default(),
-            };
-            if below.unreadable {
-                self.found.damaged.insert(disk.id);
-            }
-            if below.damaged {
-                self.found.damaged_maps.insert(disk.id);
-            }
-            self.found.logical_bytes += disk.size;
-            let space = DiskSpace { mapped_bytes: below.blocks * BLOCK as u64, exclusive_bytes: 0 };
-            self.found.disks.insert(disk.id, space);
-            disk_done(done);
-        }
-        self.found.live.values_mut().for_each(|live| live.stored = live.bytes);
-        Ok(())
-    }
-
-    /// The result so far. The caller corrects the bytes that live slots of moved segments take now.
-    pub fn found(&mut self) -> &mut MarkResult {
-        &mut self.found
-    }
-
-    /// Adds up the exclusive space of each disk.
-    pub async fn add_up(mut self, taken: &Taken) -> Result<MarkResult> {
-        for disk in &taken.checkpoint.disks {
-            self.begin(disk);
-            let tree = Tree::from_record(disk.root, disk.height, blocks(disk.size))?;
-            if let Some(Ref::Node(root)) = tree.root() {
-                self.walk(vec![root], true).await?;
-            }
-            let exclusive = self.exclusive;
-            if let Some(space) = self.found.disks.get_mut(&disk.id) {
-                space.exclusive_bytes = exclusive;
-            }
-        }
-        Ok(self.found)
-    }
-
-    fn begin(&mut self, disk: &DiskRecord) {
-        (self.disk, self.disk_is_image, self.exclusive) = (disk.id, disk.role == Role::Image, 0);
-        self.mine.0.clear();
-    }
-
-    /// Walks nodes of one level and everything below them; in the final walk, only nodes that are
-    /// `exclusive`.
-    fn walk(&mut self, nodes: Vec<NeedNode>, exclusive: bool) -> BoxFuture<'_, Result<Subtree>> {
-        Box::pin(async move {
-            let mut all = Subtree::default();
-            for some in nodes.chunks(MARK_NODES) {
-                self.reader.cx.check_running()?;
-                let (mut needs, mut visits) = (Vec::new(), Vec::new());
-                for need in some {
-                    match if exclusive { self.enter_exclusive(need) } else { self.enter(need) } {
-                        Ok(visit) => {
-                            needs.push(*need);
-                            visits.push(visit);
-                        }
-                        Err(known) => all += known,
-                    }
-                }
-                let loaded = self.load(&needs).await;
-                for (n, ((need, visit), (node, base))) in needs.iter().zip(visits).zip(loaded).enumerate() {
-                    let below = match node {
-                        Ok(node) => self.node(node, base, visit).await?,
-                        Err(e) => self.record_unreadable(&need.at, e)?,
-                    };
-                    all += below;
-                    if visit != Visit::Exclusive
-                        && let Some(reached) = self.reached.get_mut(&need.at.addr.to_u64())
-                    {
-                        reached.below = below;
-                    }
-                    if n % MARK_TURN == 0 {
-                        // Lets other tasks run, including those that another thread has woken.
-                        yield_now().await;
-                    }
+impl Mark<'_> {
+    /// Finds the live slots, beginning with the counts of the last mark if there are any.
+    pub async fn find(&self, taken: &Taken, kept: Option<Counts>) -> Result<MarkResult> {
+        if let Some(counts) = kept {
+            match self.count(taken, counts, Purpose::Difference).await {
+                Ok(found) => return Ok(found),
+                Err(Stop::Failed(e)) => return Err(e),
+                Err(why) => {
+                    tracing::warn!(?why, "the counts of the last mark cannot be used: a full mark follows")
                 }
             }
-            Ok(all)
+        }
+        self.count(taken, Counts::default(), Purpose::Full).await.map_err(|stop| match stop {
+            Stop::Failed(e) => e,
+            // Nothing is subtracted in a full mark, and it has no limit.
+            Stop::Doubtful | Stop::TooMany => Error::Damaged("the counts of a mark".into()),
         })
     }
 
-    /// Loads nodes, and with each its base, if it has one.
-    async fn load(&self, needs: &[NeedNode]) -> Vec<(Result<Node>, Option<Result<Node>>)> {
-        let nodes = self.reader.nodes.read_uncached(needs).await;
-        let bases: Vec<Option<NeedNode>> =
-            nodes.iter().map(|node| node.as_ref().ok().and_then(Node::stored_base)).collect();
-        let wanted: Vec<NeedNode> = bases.iter().flatten().copied().collect();
-        let loaded = self.reader.nodes.read_uncached(&wanted).await;
-        for (need, base) in wanted.iter().zip(&loaded) {
-            // Many leaves share a base, including leaves that guests read: it is worth caching.
-            if let Ok(base) = base
-                && self.reader.nodes.cache.find(*need).is_none()
+    async fn count(&self, taken: &Taken, mut counts: Counts, purpose: Purpose) -> Walked<MarkResult> {
+        let roots = counts.replace_disks(taken)?;
+        let mut walk = Walk::new(self.tools(), &mut counts, purpose, self.progress);
+        walk.run(roots).await?;
+        let (visited, unreadable) = (walk.visited, std::mem::take(&mut walk.unreadable));
+        counts.marks += 1;
+        counts.credit += visited.max(MARK_CREDIT);
+        let (damaged, damaged_maps) = self.damaged_disks(&counts, &unreadable).await?;
+        Ok(MarkResult {
+            counts,
+            scratch: self.scratch.clone(),
+            disks: HashMap::default(),
+            mapped: 0,
+            logical_bytes: taken.checkpoint.disks.iter().map(|d| d.size).sum(),
+            damaged,
+            damaged_maps,
+            unreadable: unreadable.iter().map(|u| u.node.at.addr.segment).collect(),
+            horizon: 0,
+            visited,
+        })
+    }
+
+    fn tools(&self) -> Tools<'_> {
+        Tools { reader: self.reader, committer: self.committer, scratch: self.scratch }
+    }
+
+    /// The disks whose maps reach unreadable nodes, and those of them whose maps reach corrupt ones.
+    async fn damaged_disks(
+        &self,
+        counts: &Counts,
+        unreadable: &[Unreadable],
+    ) -> Result<(BTreeSet<DiskId>, BTreeSet<DiskId>)> {
+        let (mut damaged, mut corrupt) = (BTreeSet::new(), BTreeSet::new());
+        for (id, root) in counts.roots() {
+            let Some(root) = root else { continue };
+            for node in unreadable {
+                if corrupt.contains(&id) {
+                    break;
+                }
+                if let Some(is_damaged) = self.reaches(root, node).await? {
+                    damaged.insert(id);
+                    if is_damaged {
+                        corrupt.insert(id);
+                    }
+                }
+            }
+        }
+        Ok((damaged, corrupt))
+    }
+
+    /// Whether the map below `root` cannot be read at the index of an unreadable node; if so, whether it is
+    /// damaged there.
+    async fn reaches(&self, root: NeedNode, unreadable: &Unreadable) -> Result<Option<bool>> {
+        self.reader.cx.check_running()?;
+        let mut next = Some(root);
+        while let Some(need) = next {
+            if need.at.addr == unreadable.node.at.addr {
+                return Ok(Some(unreadable.is_damaged));
+            }
+            let loaded = self.reader.nodes.read_uncached(&[need]).await.pop();
+            let node = match loaded
+                .map(|loaded| loaded.map_err(|e| self.reader.source.not_found_is_corruption(e)))
             {
-                self.reader.nodes.cache.insert(need.at, base.clone());
+                Some(Ok(node)) => node,
+                Some(Err(Error::Damaged(_) | Error::Format(_))) => return Ok(Some(true)),
+                Some(Err(Error::Store(_))) => return Ok(Some(false)),
+                Some(Err(e)) => return Err(e),
+                None => return Ok(None),
+            };
+            let base = node.stored_base().is_some_and(|base| base.at.addr == unreadable.node.at.addr);
+            if base {
+                return Ok(Some(unreadable.is_damaged));
             }
+            next = node.child_towards(&unreadable.node);
         }
-        let mut loaded = loaded.into_iter();
-        nodes.into_iter().zip(bases).map(|(node, base)| (node, base.and_then(|_| loaded.next()))).collect()
+        Ok(None)
     }
 
-    /// Records a node that cannot be read. Any other error ends the mark.
-    fn record_unreadable(&mut self, at: &BlockRef, e: Error) -> Result<Subtree> {
-        let damaged = match self.reader.source.not_found_is_corruption(e) {
-            Error::Damaged(_) | Error::Format(_) => true,
-            Error::Store(_) => false,
-            other => return Err(other),
-        };
-        self.found.unreadable.insert(at.addr.segment);
-        Ok(Subtree { blocks: 0, unreadable: true, damaged })
-    }
-
-    /// Reaches a node. Returns `Err` with the totals of its subtree if it does not have to be walked.
-    fn enter(&mut self, need: &NeedNode) -> std::result::Result<Visit, Subtree> {
-        let key = need.at.addr.to_u64();
-        let visit = match self.reached.get_mut(&key) {
-            Some(node) if node.shared || node.owner == self.disk => return Err(node.below),
-            Some(node) => {
-                node.shared = true;
-                Visit::Share
-            }
-            None => {
-                let node = ReachedNode { owner: self.disk, shared: false, below: Subtree::default() };
-                self.reached.insert(key, node);
-                Visit::First
-            }
-        };
-        self.reach(&need.at, visit);
-        Ok(visit)
-    }
-
-    /// As [`Mark::enter`], in the final walk, which does not use the totals.
-    fn enter_exclusive(&mut self, need: &NeedNode) -> std::result::Result<Visit, Subtree> {
-        match self.reached.get(&need.at.addr.to_u64()) {
-            Some(node) if !node.shared => {
-                self.reach(&need.at, Visit::Exclusive);
-                Ok(Visit::Exclusive)
-            }
-            _ => Err(Subtree::default()),
+    /// Determines the space of the disks. The caller has corrected the bytes of moved segments.
+    pub async fn add_up(&self, found: &mut MarkResult) -> Result<()> {
+        let roots: Vec<_> = found.counts.roots().collect();
+        let mut disks = Vec::new();
+        for (id, root) in roots {
+            let mapped = found.counts.mapped(id, self.scratch).await?;
+            disks.push((found.counts.exclusive.get(&id).map_or(0, |e| e.mark), id, root, mapped));
         }
-    }
-
-    /// Records a slot that the current disk reaches. Returns true if it was not known to be live.
-    fn reach(&mut self, at: &BlockRef, visit: Visit) -> bool {
-        match visit {
-            Visit::First => {
-                let live = self.found.live.entry(at.addr.segment).or_default();
-                if live.slots.insert(at.addr.slot.0) {
-                    live.bytes += written_len(at);
-                    live.of_images += u64::from(self.disk_is_image);
-                    self.mine.insert(at);
-                    return true;
-                }
-                if !self.mine.contains(at) {
-                    self.shared.insert(at);
-                }
+        // Those whose figure is oldest first.
+        disks.sort_unstable_by_key(|(mark, id, ..)| (*mark, *id));
+        for (_, id, root, _) in &disks {
+            if !self.add_up_exclusive(&mut found.counts, *id, *root).await? {
+                break;
             }
-            Visit::Share => drop(self.shared.insert(at)),
-            Visit::Exclusive => {
-                if !self.shared.contains(at) && self.mine.insert(at) {
-                    let live = self.found.live.get(&at.addr.segment);
-                    let (stored, bytes) = live.map_or((1, 1), |l| (l.stored, l.bytes.max(1)));
-                    self.exclusive +=
-                        (u128::from(written_len(at)) * u128::from(stored) / u128::from(bytes)) as u64;
-                }
-            }
+            yield_now().await;
         }
-        false
-    }
-
-    /// Walks one node and everything below it; its base was loaded with it.
-    async fn node(&mut self, node: Node, base: Option<Result<Node>>, visit: Visit) -> Result<Subtree> {
-        let (mut references, mut below) = (References::default(), Subtree::default());
-        node.references(|r| match r {
-            Ref::Block(block) => references.blocks.push(block),
-            Ref::Node(child) => references.children.push(child),
-            Ref::Base(base) => references.base = Some(base.at),
-            Ref::Memory(_) => unreachable!("a node read from the store refers to stored nodes only"),
+        found.mapped = disks.iter().map(|(.., mapped)| mapped).sum();
+        let known = disks.iter().filter_map(|(_, id, _, mapped)| {
+            let exclusive_bytes = found.counts.exclusive.get(id)?.bytes?;
+            Some((*id, DiskSpace { mapped_bytes: mapped * BLOCK as u64, exclusive_bytes }))
         });
-        if let Some((at, base)) = references.base.zip(base) {
-            self.reach(&at, visit);
-            match base {
-                Err(e) => below += self.record_unreadable(&at, e)?,
-                Ok(_) if self.reader.cx.config.mutation == Mutation::ForgetBases => {}
-                Ok(base) => node.uncovered(&base, |block| references.blocks.push(block)),
-            }
+        found.disks = known.collect();
+        Ok(())
+    }
+
+    /// Determines the exclusive space of a disk. Returns false if that has to wait for a later mark.
+    async fn add_up_exclusive(
+        &self,
+        counts: &mut Counts,
+        id: DiskId,
+        root: Option<NeedNode>,
+    ) -> Result<bool> {
+        let old = counts.exclusive.get(&id).copied().unwrap_or_default();
+        if old.cost >= counts.credit {
+            return Ok(false);
         }
-        for block in &references.blocks {
-            self.found.blocks += u64::from(self.reach(block, visit));
-        }
-        below.blocks += references.blocks.len() as u64;
-        if !references.children.is_empty() {
-            below += self.walk(references.children, visit == Visit::Exclusive).await?;
-        }
-        Ok(below)
+        let purpose = Purpose::Trial { nodes: counts.credit };
+        let mut walk = Walk::new(self.tools(), counts, purpose, &|_| ());
+        let ended = walk.run(root.iter().map(|root| root_delta(root, -1, false)).collect()).await;
+        let (visited, freed) = (walk.visited, walk.freed);
+        counts.credit = counts.credit.saturating_sub(visited + 1);
+        let (cost, bytes) = match ended {
+            Ok(()) => (visited, Some(freed)),
+            Err(Stop::TooMany) => (visited * 2, old.bytes),
+            // Possible only with damage.
+            Err(Stop::Doubtful) => (visited, old.bytes),
+            Err(Stop::Failed(e)) => return Err(e),
+        };
+        counts.exclusive.insert(id, Exclusive { mark: counts.marks, cost, bytes });
+        Ok(!matches!(ended, Err(Stop::TooMany)))
     }
 }

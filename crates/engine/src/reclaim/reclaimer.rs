@@ -9,8 +9,10 @@ use hashbrown::HashMap;
 use tokio::sync::{mpsc, oneshot};
 
 use super::clean::Cleaner;
+use super::counts::Counts;
 use super::mark::{Mark, MarkResult};
 use super::run::{Reclaim, ReportProgress};
+use super::scratch::Scratch;
 use super::victims::Object;
 use crate::commit::{Committer, Taken};
 use crate::context::Context;
@@ -53,6 +55,8 @@ pub(crate) struct Reclaimer {
     pub(super) opened_at: u64,
     /// The results of the last mark.
     pub figures: Mutex<Figures>,
+    /// The counts of the last mark. Held by a reclaim under way: one at a time.
+    pub(super) counts: tokio::sync::Mutex<Option<Counts>>,
     /// Disks whose maps the last mark could not read completely.
     damaged: Mutex<BTreeSet<DiskId>>,
     pub(super) stopped: AtomicBool,
@@ -68,6 +72,7 @@ impl Reclaimer {
             committer,
             opened_at,
             figures: Mutex::default(),
+            counts: tokio::sync::Mutex::new(None),
             damaged: Mutex::default(),
             stopped: AtomicBool::new(false),
         }
@@ -108,36 +113,43 @@ impl Reclaimer {
     /// Reclaims; `requested` by a caller that waits, or automatically.
     pub(super) async fn run(&self, requested: bool, report: ReportProgress<'_>) -> Result<Freed> {
         report(GcProgress::default());
-        let _exclusive = self.committer.checkpoint_lock.lock().await;
-        self.cx.check_latch()?;
+        let mut counts = self.counts.lock().await;
+        self.cx.check_running()?;
         // From here on the barrier records references made by commits; the checkpoint contains all earlier
         // ones.
         self.committer.log.lock().await.barrier = Some(Default::default());
         let under_way = self.space.begin_reclaim(self.cx.host.now());
-        let done = self.run_locked(requested, report).await;
+        let done = self.run_locked(&mut counts, requested, report).await;
         self.committer.log.lock().await.barrier = None;
         let checked = self.committer.check_space().await;
         under_way.end(self.cx.host.now(), done.as_ref().is_ok_and(|freed| freed.exhausted));
         checked.and(done)
     }
 
-    async fn run_locked(&self, requested: bool, report: ReportProgress<'_>) -> Result<Freed> {
+    async fn run_locked(
+        &self,
+        counts: &mut Option<Counts>,
+        requested: bool,
+        report: ReportProgress<'_>,
+    ) -> Result<Freed> {
         if requested {
             self.end_used_segments().await?;
         }
         let before = self.space.before_mark();
-        let taken =
-            self.committer.make_checkpoint().await.inspect_err(|_| self.space.mark_failed(&before))?;
+        let taken = self.committer.take_checkpoint(self.cx.config.renew_pages).await;
+        let (taken, with_pages) = taken.inspect_err(|_| self.space.mark_failed(&before))?;
         self.space.mark_begins(&before);
         if self.cx.config.mutation != Mutation::PublishEarly {
             self.committer.renew_older_copy().await?;
         }
-        let total = taken.checkpoint.disks.len() as u64;
-        let mut mark = Mark::new(&self.reader);
-        let count = |done| report(GcProgress { done, total, ..GcProgress::default() });
-        mark.find(&taken, &count).await?;
-        let objects = self.survey(&taken, mark.found()).await?;
-        let marked = mark.add_up(&taken).await?;
+        let scratch = Arc::new(Scratch::new(self.committer.clone(), self.space.segment_bytes()));
+        let progress = |done| report(GcProgress { done, ..GcProgress::default() });
+        let mark =
+            Mark { reader: &self.reader, committer: &self.committer, scratch: &scratch, progress: &progress };
+        // If the mark fails, the counts are partly changed: the next mark is a full one.
+        let mut marked = mark.find(&taken, counts.take()).await?;
+        let objects = self.survey(&taken, &with_pages, &mut marked).await?;
+        mark.add_up(&mut marked).await?;
         self.record_figures(&marked, &objects);
         let damaged = self.record_damaged_maps(&taken, &marked);
         let mut reclaim = Reclaim::new(&self.cleaner, report, &taken, requested);
@@ -145,8 +157,10 @@ impl Reclaimer {
         tracing::info!(
             freed = reclaim.progress.freed_bytes,
             moved = reclaim.progress.moved_bytes,
+            nodes = marked.visited(),
             "space reclaimed"
         );
+        *counts = marked.into_counts();
         if let Some(space) = &mut self.figures.lock().pool {
             let gained = reclaim.progress.freed_bytes.saturating_sub(reclaim.progress.moved_bytes);
             space.reclaimable_bytes = space.reclaimable_bytes.saturating_sub(gained);
@@ -216,15 +230,14 @@ impl Reclaimer {
 
     fn record_figures(&self, marked: &MarkResult, objects: &[Object]) {
         let stored: u64 = objects.iter().map(|o| o.bytes).sum();
-        let live: u64 = marked.live.values().map(|l| l.stored).sum();
+        let live: u64 = marked.live().values().map(|l| l.stored).sum();
         let stuck = objects.iter().filter(|o| o.stuck);
         let kept: u64 = stuck.map(|o| o.bytes.saturating_sub(o.live)).sum();
-        let of_disks = marked.disks.values();
         let pool = SpaceStats {
             as_of_ms: self.cx.host.unix_ms(),
             logical_bytes: marked.logical_bytes,
-            mapped_bytes: of_disks.map(|d| d.mapped_bytes).sum(),
-            unique_bytes: marked.blocks * BLOCK as u64,
+            mapped_bytes: marked.mapped * BLOCK as u64,
+            unique_bytes: marked.blocks() * BLOCK as u64,
             live_bytes: live,
             reclaimable_bytes: stored.saturating_sub(live).saturating_sub(kept),
             damaged_disks: marked.damaged.len() as u64,

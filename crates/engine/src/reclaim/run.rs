@@ -1,19 +1,19 @@
 //! One reclaim after its mark: drops dead segments, cleans objects and deletes empty ones. Its crash safety
 //! is argued in [`super`].
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
-use forebay_format::{SegmentId, SegmentRecord, Stream};
+use forebay_format::{SegmentId, Stream};
 use forebay_store::{Capacity, Store};
 use hashbrown::HashMap;
+use tokio::task::yield_now;
 
 use super::clean::{Cleaner, MoveOutcome, Pace};
 use super::mark::MarkResult;
 use super::victims::{Effort, Object, choose, worth_cleaning};
 use crate::commit::Taken;
 use crate::hash::BuildU64Hasher;
-use crate::limits::{CLEAN_DUTY, CLEAN_DUTY_ASKED, ROOM_MARGIN, ROOM_SHARE};
+use crate::limits::{CLEAN_DUTY, CLEAN_DUTY_ASKED, DROPS_AT_A_TIME, ROOM_MARGIN, ROOM_SHARE, TABLE_TURN};
 use crate::{Error, GcPhase, GcProgress, Mutation, Result};
 
 /// How often a deletion checks whether readers still hold locations in moved segments.
@@ -42,6 +42,8 @@ pub(super) struct Reclaim<'a> {
     pub progress: GcProgress,
     /// A caller requested the reclaim and waits for it.
     requested: bool,
+    /// Number of segments that are stored in each object, except in containers that this reclaim fills.
+    residents: HashMap<u32, u32, BuildU64Hasher>,
     /// Objects that were emptied since the last checkpoint, and their bytes.
     emptied: Vec<(SegmentId, u64)>,
 }
@@ -54,7 +56,15 @@ impl<'a> Reclaim<'a> {
         requested: bool,
     ) -> Reclaim<'a> {
         let progress = GcProgress { phase: GcPhase::Clean, ..GcProgress::default() };
-        Reclaim { cleaner, report, taken, progress, requested, emptied: Vec::new() }
+        Reclaim {
+            cleaner,
+            report,
+            taken,
+            progress,
+            requested,
+            residents: HashMap::default(),
+            emptied: Vec::new(),
+        }
     }
 
     /// Drops dead segments and cleans the objects that are worth it. Returns true if all of them were
@@ -65,8 +75,8 @@ impl<'a> Reclaim<'a> {
         let bytes: HashMap<SegmentId, u64, BuildU64Hasher> =
             objects.iter().map(|o| (o.id, o.bytes)).collect();
         let bytes = |id: &SegmentId| bytes.get(id).copied().unwrap_or(0);
-        let empty = self.empty_objects(&ids).await;
-        self.delete(empty.iter().map(|id| (*id, bytes(id))).collect()).await?;
+        let empty = ids.iter().filter(|id| self.is_empty(**id));
+        self.delete(empty.map(|id| (*id, bytes(id))).collect()).await?;
 
         let room = self.headroom().await?;
         let effort = match room.free < room.target {
@@ -86,13 +96,14 @@ impl<'a> Reclaim<'a> {
                     Err(e) => return Err(e),
                 }
             }
-            let emptied = self.empty_objects(&[victim.id]).await;
-            self.emptied.extend(emptied.iter().map(|id| (*id, bytes(id))));
+            if self.is_empty(victim.id) {
+                self.emptied.push((victim.id, bytes(&victim.id)));
+            }
             self.progress.done += 1;
             if self.must_delete_emptied().await? {
                 self.delete_emptied().await?;
             } else if self.cleaner.committer.checkpoint_due() {
-                self.cleaner.committer.make_checkpoint().await?;
+                self.cleaner.committer.checkpoint().await?;
             }
         }
         self.delete_emptied().await?;
@@ -116,52 +127,80 @@ impl<'a> Reclaim<'a> {
             return Ok(());
         }
         if self.cleaner.cx.config.mutation != Mutation::DeleteUncovered {
-            self.cleaner.committer.make_checkpoint().await?;
-            self.cleaner.committer.renew_older_copy().await?;
+            self.cleaner.committer.checkpoint_in_both_copies().await?;
         }
         let emptied = std::mem::take(&mut self.emptied);
         self.delete(emptied).await
     }
 
-    /// Removes segments without live slots from the table, so that no new reference to them can be made.
-    async fn drop_dead(&self, marked: &MarkResult, objects: &[Object]) {
-        let mut log = self.cleaner.committer.log.lock().await;
-        let dead = |r: &&SegmentRecord| {
+    /// Removes segments without live slots from the table, so that no new reference to them can be made. The
+    /// log is locked for a few of them at a time. Counts the segments that are stored in each object.
+    async fn drop_dead(&mut self, marked: &MarkResult, objects: &[Object]) {
+        let log = self.cleaner.committer.log.lock().await;
+        let (table, open) = (log.table().clone(), log.open_segments());
+        drop(log);
+        let mut dead = Vec::new();
+        for (record, n) in table.iter().zip(1usize..) {
+            if n.is_multiple_of(TABLE_TURN) {
+                yield_now().await;
+            }
+            let object = objects.binary_search_by_key(&record.segment, |o| o.id).ok().map(|i| &objects[i]);
             // A container's record is unused if its object does not exist: it was deleted before a crash.
-            let unused = match r.stream {
-                Stream::Moved => objects.binary_search_by_key(&r.segment, |o| o.id).is_err(),
-                _ => !marked.live.contains_key(&r.segment) && !marked.is_uncertain(r),
+            let unused = match record.stream {
+                Stream::Moved => object.is_none(),
+                _ => !marked.live().contains_key(&record.segment) && !marked.is_uncertain(record),
             };
-            let covered = r.last_seq <= self.taken.head.seq && !log.is_open(r.segment);
-            unused && covered && !self.cleaner.is_used(log.barrier.as_ref(), r.segment, |_| false)
-        };
-        let dead: Vec<SegmentId> = log.table().values().filter(dead).map(|r| r.segment).collect();
-        for segment in dead {
-            log.forget(segment);
-            self.cleaner.reader.source.relocation.forget(segment);
-            self.cleaner.committer.reducer.dedup.lock().freed(segment);
+            let with_pages = object.is_some_and(|o| o.with_pages);
+            if unused
+                && !with_pages
+                && record.last_seq <= self.taken.head.seq
+                && !open.contains(&record.segment)
+            {
+                dead.push(record.segment);
+            } else if record.stream != Stream::Moved {
+                *self.residents.entry(record.container).or_default() += 1;
+            }
+        }
+        for some in dead.chunks(DROPS_AT_A_TIME) {
+            let mut log = self.cleaner.committer.log.lock().await;
+            for segment in some {
+                let Some(record) = log.table().get(*segment).copied() else { continue };
+                if self.cleaner.is_used(log.barrier.as_ref(), *segment, |_| false) {
+                    *self.residents.entry(record.container).or_default() += 1;
+                    continue;
+                }
+                log.forget(*segment);
+                self.cleaner.reader.source.relocation.forget(*segment);
+                self.cleaner.committer.reducer.dedup.lock().freed(*segment);
+            }
+            drop(log);
+            yield_now().await;
         }
     }
 
-    /// Returns those of `objects` in which no segment is stored. A container's own record does not count.
-    async fn empty_objects(&self, objects: &[SegmentId]) -> Vec<SegmentId> {
-        let log = self.cleaner.committer.log.lock().await;
-        let has_slots = |r: &&SegmentRecord| r.stream != Stream::Moved;
-        let used: BTreeSet<u32> = log.table().values().filter(has_slots).map(|r| r.container).collect();
-        objects.iter().filter(|id| !used.contains(&id.0) && !log.is_open(**id)).copied().collect()
+    /// Whether no segment is stored in an object. A container's own record does not count.
+    fn is_empty(&self, object: SegmentId) -> bool {
+        self.residents.get(&object.0).is_none_or(|segments| *segments == 0)
     }
 
     /// Moves all segments out of an object. Returns false if there is no room for that; segments moved before
     /// stay moved.
     async fn clean(&mut self, victim: &Object, marked: &MarkResult) -> Result<bool> {
         for segment in &victim.residents {
-            let record = self.cleaner.committer.log.lock().await.table().get(segment).copied();
-            let (Some(record), Some(live)) = (record, marked.live.get(segment)) else { continue };
+            let record = self.cleaner.committer.log.lock().await.table().get(*segment).copied();
+            let Some(record) = record.filter(|_| marked.live().contains_key(segment)) else { continue };
+            let live = marked.slots(*segment).await?;
             let before = self.cleaner.space.moved.get().bytes;
-            let moved = self.cleaner.relocate(&record, live, self.pace().await?).await;
+            let moved = self.cleaner.relocate(&record, &live, self.pace().await?).await;
             self.progress.moved_bytes += self.cleaner.space.moved.get().bytes - before;
             match moved {
-                Ok(MoveOutcome::Moved) => {}
+                Ok(MoveOutcome::Moved) => {
+                    if record.stream != Stream::Moved
+                        && let Some(left) = self.residents.get_mut(&record.container)
+                    {
+                        *left -= 1;
+                    }
+                }
                 Ok(MoveOutcome::Kept) => break,
                 Err(Error::NoSpace) => return Ok(false),
                 Err(e) => return Err(e),
@@ -184,7 +223,8 @@ impl<'a> Reclaim<'a> {
         if objects.is_empty() {
             return Ok(());
         }
-        while !self.cleaner.reader.source.relocation.is_settled() {
+        let ignore_readers = self.cleaner.cx.config.mutation == Mutation::IgnoreReaders;
+        while !ignore_readers && !self.cleaner.reader.source.relocation.is_settled() {
             self.cleaner.cx.check_running()?;
             self.cleaner.cx.host.sleep(READERS_CHECK).await;
         }
@@ -192,7 +232,7 @@ impl<'a> Reclaim<'a> {
             self.cleaner.reader.source.store.delete(id).await?;
             let mut log = self.cleaner.committer.log.lock().await;
             // The record of a moved segment stays in the table as long as one of its slots is live.
-            if log.table().get(&id).is_some_and(|r| r.stream == Stream::Moved) {
+            if log.table().get(id).is_some_and(|r| r.stream == Stream::Moved) {
                 log.forget(id);
             }
             drop(log);

@@ -13,10 +13,12 @@ use crate::space::SPACE_CHECK;
 use crate::sync::atomic::Ordering::Relaxed;
 
 impl Reclaimer {
-    /// Stops the upkeep task.
-    pub fn stop(&self) {
+    /// Stops the upkeep task, and waits for the end of a reclaim under way. The pool is being closed, so no
+    /// other one begins: the store is not changed by a reclaim any more.
+    pub async fn stop(&self) {
         self.stopped.store(true, Relaxed);
         self.space.wake.notify_one();
+        drop(self.counts.lock().await);
     }
 
     /// The task that makes checkpoints and reclaims space.

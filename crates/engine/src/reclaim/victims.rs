@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use forebay_format::{BLOCK, Codec, RelocationMap, SegmentId, Slot};
 
-use super::mark::LiveSlots;
+use super::counts::Live;
 use crate::limits::{GAIN_ASKED, GAIN_LEAST, GAIN_WITH_ROOM, LEFT_BEHIND, PACK_BELOW};
 
 /// An object of the store, as found by a mark.
@@ -28,6 +28,8 @@ pub(crate) struct Object {
     pub bytes: u64,
     /// The checkpoint of the mark covers all its batches, and nothing is appended to it any more.
     pub covered: bool,
+    /// It holds pages of the checkpoint's tables.
+    pub with_pages: bool,
     /// It contains slots that cannot or must not be moved.
     pub stuck: bool,
     /// It is to be moved regardless of its gain: most of its slots belong to images, and are not in groups
@@ -115,9 +117,9 @@ pub(crate) fn choose(objects: &[Object], effort: Effort) -> Vec<Object> {
 }
 
 /// Whether the live slots of a segment that was not moved yet are to be packed into groups.
-pub(super) fn gains_by_groups(live: &LiveSlots) -> bool {
-    let plain = live.slots.len() * BLOCK as u64;
-    live.of_images * 2 > live.slots.len() && live.bytes * 100 < plain * PACK_BELOW
+pub(super) fn gains_by_groups(live: &Live) -> bool {
+    let plain = live.slots * BLOCK as u64;
+    live.of_images * 2 > live.slots && live.bytes * 100 < plain * PACK_BELOW
 }
 
 /// Bytes that the live slots of a moved segment take. Each member of a group counts as an equal share of the
@@ -147,6 +149,7 @@ mod tests {
             id: SegmentId(id),
             bytes: 1000,
             covered: true,
+            with_pages: false,
             stuck: false,
             to_pack: false,
             age,

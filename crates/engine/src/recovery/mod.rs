@@ -29,12 +29,13 @@
 //! |---|---|
 //! | one superblock copy | opens from the other one, whose checkpoint may be older: the log since then is complete |
 //! | both superblock copies | refuses: the checkpoint cannot be located |
-//! | a piece of the checkpoint | refuses: it contains catalogue and maps |
+//! | a piece or a page of the checkpoint | refuses: it contains catalogue and maps |
 //! | after the checkpoint, a batch, a segment or a segment header, and a batch of a later group exists | refuses, and reports the loss ([`crate::offline`]); opens if only map nodes are affected |
 //! | after the checkpoint, a location cannot be read that may hold the next group | as above: that group may have been durable |
 //! | after the checkpoint, a batch, and no batch of a later group exists | opens in the state before that batch: the damage cannot be distinguished from a group that a crash interrupted |
 //! | any data that the checkpoint covers | opens: reads and checks detect the damage |
 
+mod checkpoint;
 mod history;
 mod loss;
 mod memory;
@@ -43,6 +44,7 @@ mod recover;
 mod replay;
 mod superblock;
 
+pub(crate) use checkpoint::read_checkpoint;
 pub(crate) use memory::MemoryLoss;
-pub(crate) use recover::{OnLoss, Recovered, read_checkpoint, recover};
+pub(crate) use recover::{OnLoss, Recovered, recover};
 pub(crate) use superblock::Mode;

@@ -5,14 +5,13 @@
 //! the catalogue: whether a disk exists, and whether it has the blocks that an entry names. Whatever wrote
 //! the pool, a structure that fails here is reported like one that does not decode.
 
-use forebay_format::{
-    CatalogueOp, Checkpoint, DiskId, DiskRecord, Entry, FormatError, Mark, Role, Superblock,
-};
+use forebay_format::{CatalogueOp, DiskId, DiskRecord, Entry, FormatError, Mark, Role, Superblock};
 use forebay_store::ObjectStat;
 
 use crate::catalogue::Catalogue;
 use crate::disk::blocks;
 use crate::limits::{MAX_COUNT, MAX_DISK_BYTES, MAX_ID};
+use crate::tables::Contents;
 use crate::{Error, Result};
 
 fn invalid(what: &'static str, field: &'static str) -> Result<()> {
@@ -41,7 +40,7 @@ pub(super) fn check_superblock(superblock: &Superblock) -> Result<()> {
 ///
 /// # Errors
 /// As there.
-pub(super) fn check_ids(checkpoint: &Checkpoint, objects: &[ObjectStat]) -> Result<()> {
+pub(super) fn check_ids(checkpoint: &Contents, objects: &[ObjectStat]) -> Result<()> {
     if checkpoint.next_disk > MAX_ID {
         invalid("checkpoint", "next_disk")
     } else if checkpoint.next_segment > MAX_ID {

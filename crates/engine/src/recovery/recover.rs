@@ -1,12 +1,13 @@
 //! The steps of recovery; their correctness is argued in [`super`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use forebay_format::{BlobRef, Checkpoint, FormatError, SegmentId, SegmentRecord, SegmentState, check64};
+use forebay_format::{SegmentId, SegmentState};
 use forebay_store::{Metered, ObjectStat, Store, StoreError};
 use futures_util::{StreamExt, stream};
 
+use super::checkpoint::read_checkpoint;
 use super::history::{History, history};
 use super::loss::measure_loss;
 use super::memory::{MemoryLoss, MemoryState, OpenedMemory, TakenOver, open_memory, take_over};
@@ -24,9 +25,10 @@ use crate::log::{Gap, Head, Log, SYNC, Scanned, SegmentScan, for_good, scan_past
 use crate::log_damage::LogDamage;
 use crate::map::Tree;
 use crate::progress::CommitProgress;
-use crate::read::{Reader, StoreReader, damage_at};
+use crate::read::{Reader, StoreReader};
 use crate::sync::RwLock;
 use crate::sync::atomic::AtomicU64;
+use crate::tables::{Contents, StoredTables};
 use crate::{Error, Host, PoolConfig, Result};
 
 /// The reaction to damage to the log that loses flushed writes.
@@ -58,6 +60,8 @@ pub(crate) struct Recovered {
     pub caches: Arc<WriteCaches>,
     pub applier: Applier,
     pub log: Log,
+    /// The tables of the checkpoint in effect.
+    pub tables: StoredTables,
     pub dedup: Dedup,
     /// Segments whose fingerprints were used before the pool was closed.
     pub warm: Vec<SegmentId>,
@@ -88,34 +92,30 @@ pub(crate) async fn recover(
 ) -> Result<Recovered> {
     let begin = host.now();
     let mut superblock = load_superblock(&store, &*host, &config, mode).await?;
-    let objects = store.list().await?;
     let head = Head { seq: superblock.seq, chain: superblock.chain };
-    check_ids(&Checkpoint::default(), &objects)?;
     let OpenedMemory { retained, state } = open_memory(&*host, &config, mode, &superblock)?;
     let cx = Context::new(host, config, retained);
     let progress = Arc::new(CommitProgress::default());
     let source = StoreReader::new(store.clone(), cx.clone(), superblock.pool);
     let reader = Arc::new(Reader::new(source, progress.clone()));
     let source = &*reader.source;
-    let checkpoint = read_checkpoint(source, &superblock.blobs).await?.unwrap_or_default();
-    if checkpoint.seq != superblock.seq && !superblock.blobs.is_empty() {
-        return Err(FormatError::Foreign { what: "checkpoint", field: "seq" }.into());
-    }
+    let (checkpoint, tables) = read_checkpoint(source, &superblock).await?;
+    let objects = list_objects(&store, &checkpoint).await?;
     check_ids(&checkpoint, &objects)?;
     let catalogue = Arc::new(RwLock::new(load_catalogue(&checkpoint, &cx)?));
     let caches = Arc::new(WriteCaches::new(cx.config.desktops));
     let appended = Arc::new(AtomicU64::new(0));
     let applier = Applier::new(reader.clone(), catalogue, caches.clone(), appended.clone());
 
-    let mut table: BTreeMap<_, _> = checkpoint.segments.iter().map(|r| (r.segment, *r)).collect();
     let History { applied, head, bridged, lost, newest_epoch } =
-        history(scan_log(source, &objects, &checkpoint, &table).await?, head);
+        history(scan_log(source, &objects, &checkpoint).await?, head);
     bridged.iter().for_each(warn_of_gap);
     if mode == Mode::Own {
         raise_epoch_above(newest_epoch, &store, &mut superblock).await?;
     }
+    let mut table = checkpoint.segments.clone();
     record_segments(&mut table, &applied)?;
-    source.relocation.set(table.values());
+    source.relocation.set(table.iter());
     let replaced = replay(&applier, &applied, cx.config.mutation).await?;
     let missing = || missing_segments(&objects, &checkpoint);
     let measure = |lost| measure_loss(&applier.catalogue.read(), lost, &missing());
@@ -123,6 +123,8 @@ pub(crate) async fn recover(
     on_loss.check(damage.as_ref())?;
     if mode == Mode::Own {
         sync_log(&store, &applied).await?;
+        let ended = objects.iter().filter(|o| may_continue(&checkpoint, o.id));
+        stream::iter(ended).for_each_concurrent(SCANS_AT_ONCE, |o| store.trim(o.id)).await;
     }
     let taken = match state {
         MemoryState::Kept(contents) => take_over(&applier, contents, head.seq, &replaced),
@@ -136,17 +138,18 @@ pub(crate) async fn recover(
     log.appended.fetch_add(replayed, crate::sync::atomic::Ordering::Relaxed);
     let orphans = has_orphans(&log, &objects);
     let mut dedup = Dedup::new(cx.config.dedup_index, checkpoint.sampling.saturating_sub(1));
-    dedup.segments_left = segments_with_blocks(&log).len() as u64;
+    dedup.segments_left = segments_with_blocks(log.table()).len() as u64;
     let took = cx.host.now().saturating_sub(begin);
     let (batches, ms) = (applied.len() as u64, took.as_millis() as u64);
     tracing::info!(batches, megabytes = replayed >> 20, ms, "recovered");
-    let (warm, stored) = (checkpoint.warm, objects.iter().map(|o| o.len).sum());
+    let (warm, stored) = (checkpoint.warm, log.table().in_place_bytes());
     Ok(Recovered {
         reader,
         progress,
         caches,
         applier,
         log,
+        tables,
         dedup,
         warm,
         stored,
@@ -158,9 +161,24 @@ pub(crate) async fn recover(
     })
 }
 
+/// Whether a segment may hold batches that the checkpoint does not cover.
+fn may_continue(checkpoint: &Contents, id: SegmentId) -> bool {
+    let record = checkpoint.segments.get(id);
+    record.map_or(id.0 >= checkpoint.next_segment, |r| r.state == SegmentState::Open)
+}
+
+/// All objects, with the lengths of those that are scanned. The length of any other is in its record; if it
+/// is shorter, reads and checks detect that.
+async fn list_objects(store: &Metered, checkpoint: &Contents) -> Result<Vec<ObjectStat>> {
+    // Without the disks, which are not needed.
+    let (segments, next_segment) = (checkpoint.segments.clone(), checkpoint.next_segment);
+    let known = Contents { segments, next_segment, ..Contents::default() };
+    Ok(store.list_lengths_of(Box::new(move |id| may_continue(&known, id))).await?)
+}
+
 /// Whether a crash left behind objects: those that are in no table, and those in which no segment is stored.
 fn has_orphans(log: &Log, objects: &[ObjectStat]) -> bool {
-    let is_used = |o: &ObjectStat| log.table().get(&o.id).is_some_and(|r| r.map.is_none());
+    let is_used = |o: &ObjectStat| log.table().get(o.id).is_some_and(|r| r.map.is_none());
     !objects.iter().all(is_used)
 }
 
@@ -179,37 +197,18 @@ async fn sync_log(store: &Metered, applied: &[Scanned]) -> Result<()> {
     Ok(())
 }
 
-/// Reads the checkpoint that the superblock references; `None` for a new pool.
-pub(crate) async fn read_checkpoint(source: &StoreReader, blobs: &[BlobRef]) -> Result<Option<Checkpoint>> {
-    if blobs.is_empty() {
-        return Ok(None);
-    }
-    let mut bytes = Vec::new();
-    for blob in blobs {
-        let piece = source.read_exact(blob.segment, blob.offset as u64, blob.len as usize).await?;
-        if check64(&piece) != blob.check {
-            return Err(damage_at(blob.segment, blob.offset as u64));
-        }
-        bytes.extend_from_slice(&piece);
-    }
-    Ok(Some(Checkpoint::decode(&bytes)?))
-}
-
 /// Scans the segments that may hold batches that the checkpoint does not cover.
 async fn scan_log(
     source: &StoreReader,
     objects: &[ObjectStat],
-    checkpoint: &Checkpoint,
-    table: &BTreeMap<SegmentId, SegmentRecord>,
+    checkpoint: &Contents,
 ) -> Result<Vec<SegmentScan>> {
     let mut scans = Vec::new();
     for object in objects {
-        let record = table.get(&object.id).copied();
-        match record {
-            Some(r) if r.state == SegmentState::Sealed => continue,
-            None if object.id.0 < checkpoint.next_segment => continue,
-            _ => {}
+        if !may_continue(checkpoint, object.id) {
+            continue;
         }
+        let record = checkpoint.segments.get(object.id).copied();
         scans.push(scan_past_gaps(&*source.store, source.pool, object.id, record, object.len));
     }
     let mut scans = stream::iter(scans).buffered(SCANS_AT_ONCE);
@@ -227,7 +226,7 @@ async fn scan_log(
     Ok(scanned)
 }
 
-fn load_catalogue(checkpoint: &Checkpoint, cx: &Context) -> Result<Catalogue> {
+fn load_catalogue(checkpoint: &Contents, cx: &Context) -> Result<Catalogue> {
     let mut catalogue = Catalogue::new(checkpoint.next_disk);
     // Volumes before their snapshots, whose export names depend on them.
     let (snapshots, others): (Vec<_>, Vec<_>) = checkpoint.disks.iter().partition(|d| d.parent.is_some());
@@ -241,7 +240,7 @@ fn load_catalogue(checkpoint: &Checkpoint, cx: &Context) -> Result<Catalogue> {
 
 /// Segments that are missing although the checkpoint lists them as open, or although later ones exist. The
 /// checkpoint would reflect a deletion.
-fn missing_segments(objects: &[ObjectStat], checkpoint: &Checkpoint) -> Vec<SegmentId> {
+fn missing_segments(objects: &[ObjectStat], checkpoint: &Contents) -> Vec<SegmentId> {
     let existing: BTreeSet<u32> = objects.iter().map(|o| o.id.0).collect();
     let open = checkpoint.segments.iter().filter(|r| r.state == SegmentState::Open).map(|r| r.segment.0);
     let last = existing.last().copied().unwrap_or(0);

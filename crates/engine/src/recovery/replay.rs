@@ -1,12 +1,10 @@
 //! Applies the batches of history.
 
-use std::collections::BTreeMap;
-
 use forebay_format::{Address, BlockRef, CatalogueOp, DiskId, Entry, SegmentId, SegmentRecord, SegmentState};
 
 use super::plausible::EntryValidator;
 use crate::commit::{Applier, Change};
-use crate::log::Scanned;
+use crate::log::{Scanned, SegmentTable};
 use crate::{Broken, Result};
 
 /// Applies batches in order. Returns the disks whose contents were replaced, with the batch that did.
@@ -79,16 +77,15 @@ impl Pending {
 }
 
 /// Updates the segment table from history. No segment is continued.
-pub(super) fn record_segments(
-    table: &mut BTreeMap<SegmentId, SegmentRecord>,
-    applied: &[Scanned],
-) -> Result<()> {
-    table.values_mut().for_each(|r| r.state = SegmentState::Sealed);
+pub(super) fn record_segments(table: &mut SegmentTable, applied: &[Scanned]) -> Result<()> {
+    let open = table.iter().filter(|r| r.state == SegmentState::Open).map(|r| r.segment);
+    let open: Vec<SegmentId> = open.collect();
+    open.into_iter().for_each(|id| table.change(id, |r| r.state = SegmentState::Sealed));
     for batch in applied {
         let segment = batch.header.segment;
         // All batches of history are in segments with an intact header.
         let Some(stream) = batch.stream else { continue };
-        let record = table.entry(segment).or_insert(SegmentRecord {
+        let new = SegmentRecord {
             segment,
             stream,
             state: SegmentState::Sealed,
@@ -98,14 +95,14 @@ pub(super) fn record_segments(
             first_seq: batch.header.seq,
             last_seq: 0,
             map: None,
-        });
-        record.written = batch.end as u32;
-        record.last_seq = batch.header.seq;
+        };
+        let record = table.get(segment).copied().unwrap_or(new);
+        let (written, last_seq) = (batch.end as u32, batch.header.seq);
+        table.insert(SegmentRecord { written, last_seq, ..record });
         for entry in batch.entries() {
-            if let Entry::Relocate { segment: moved, slot, len } = entry?
-                && let Some(record) = table.get_mut(&moved)
-            {
-                (record.container, record.map) = (segment.0, Some((slot.offset() as u32, len)));
+            if let Entry::Relocate { segment: moved, slot, len } = entry? {
+                let map = Some((slot.offset() as u32, len));
+                table.change(moved, |r| (r.container, r.map) = (segment.0, map));
             }
         }
     }

@@ -32,13 +32,12 @@ pub(super) async fn load_superblock(
         / BLOCK as u32
         * BLOCK as u32;
     let copies = store.read_superblock().await?;
-    let empty = store.list().await?.is_empty();
     let mut superblock = match Superblock::choose([copies[0].as_deref(), copies[1].as_deref()]) {
         Ok(superblock) => superblock,
         Err(newer @ FormatError::Newer { .. }) => return Err(newer.into()),
         // Copy 1 is the first to be written. If only this copy exists and is damaged, and there are no
         // segments, the creation of a pool was interrupted: it contains no data.
-        Err(_) if copies[0].is_none() && empty => new_superblock(host),
+        Err(_) if copies[0].is_none() && is_empty(store).await? => new_superblock(host),
         Err(_) if copies.iter().all(Option::is_none) => {
             return Err(Error::NoPool("there are segments, but both superblock copies are missing".into()));
         }
@@ -53,6 +52,10 @@ pub(super) async fn load_superblock(
     superblock.segment_bytes = segment_bytes;
     store.swap_superblock(&superblock).await.map_err(|e| for_good(e, SWAP))?;
     Ok(superblock)
+}
+
+async fn is_empty(store: &Metered) -> Result<bool> {
+    Ok(store.list_lengths_of(Box::new(|_| false)).await?.is_empty())
 }
 
 /// Raises the epoch above that of all batches found. It is above them unless the newest superblock copy was

@@ -1,12 +1,16 @@
 //! Cleaning: the space that it frees, the figures that it reports, and the data that it leaves unchanged.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::common::{check, clone, noise, open_with, read, text};
-use forebay_engine::{DiskHandle, Error, GcPhase, GcProgress, Pool, PoolConfig, SyncMode};
-use forebay_store::{MemoryStore, Store};
+use forebay_engine::{
+    BoxFuture, DiskHandle, Error, GcPhase, GcProgress, Mutation, Pool, PoolConfig, SegmentId, SyncMode,
+};
+use forebay_format::Superblock;
+use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result as StoreResult, Store};
+use tokio::sync::Semaphore;
 
 fn config() -> PoolConfig {
     PoolConfig {
@@ -120,6 +124,39 @@ async fn a_reclaim_completes_after_its_caller_disconnects() {
     verify(&v, (0..BLOCKS).skip(1).step_by(2), 1).await;
     drop(v);
     pool.close().await.unwrap();
+    assert_eq!(check(&store).await, Vec::<String>::new());
+}
+
+/// The next server may open the pool when this one has closed it.
+#[tokio::test]
+async fn a_closed_pool_is_not_changed_by_a_reclaim() {
+    const BLOCKS: u64 = 4096;
+    let store = Arc::new(MemoryStore::new());
+    let pool = open(&store).await;
+    pool.create_volume("v", BLOCKS * 4096, SyncMode::Flush, 0).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    fill(&v, 0..BLOCKS, 1).await;
+    for block in (0..BLOCKS).step_by(2) {
+        v.discard(block * 4096, 4096, false).await.unwrap();
+    }
+    v.flush().await.unwrap();
+    drop(v);
+    let begun = tokio::sync::Notify::new();
+    let progress = |p: GcProgress| {
+        if p.phase == GcPhase::Clean {
+            begun.notify_one();
+        }
+    };
+    let closed = async {
+        begun.notified().await;
+        pool.close().await.unwrap();
+        (store.list().await.unwrap(), store.read_superblock().await.unwrap())
+    };
+    let (reclaimed, closed) = tokio::join!(pool.reclaim(&progress), closed);
+    assert!(matches!(reclaimed, Err(Error::Closed)), "{reclaimed:?}");
+    assert!(matches!(pool.reclaim(&|_| ()).await, Err(Error::Closed)));
+    let now = (store.list().await.unwrap(), store.read_superblock().await.unwrap());
+    assert!(now == closed, "the store was changed after the pool was closed");
     assert_eq!(check(&store).await, Vec::<String>::new());
 }
 
@@ -359,4 +396,106 @@ async fn a_pool_at_80_percent_keeps_accepting_writes() {
     for (block, n) in (0..).zip(version).step_by(7) {
         verify(&v, std::iter::once(block), n).await;
     }
+}
+
+/// A store that holds back one read.
+struct Held {
+    store: MemoryStore,
+    /// The next read is to be held back.
+    armed: AtomicBool,
+    /// The object of the read that is held back.
+    held: AtomicU64,
+    release: Semaphore,
+    deleted: Mutex<Vec<SegmentId>>,
+}
+
+impl Store for Held {
+    fn append(
+        &self,
+        id: SegmentId,
+        at: u64,
+        data: IoBuf,
+        expected: u64,
+    ) -> BoxFuture<'_, StoreResult<IoBuf>> {
+        self.store.append(id, at, data, expected)
+    }
+    fn sync(&self, id: SegmentId) -> BoxFuture<'_, StoreResult<()>> {
+        self.store.sync(id)
+    }
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, StoreResult<IoBuf>> {
+        Box::pin(async move {
+            if self.armed.swap(false, Relaxed) {
+                self.held.store(id.0.into(), Relaxed);
+                let _released = self.release.acquire().await;
+            }
+            self.store.read(id, offset, len).await
+        })
+    }
+    fn delete(&self, id: SegmentId) -> BoxFuture<'_, StoreResult<()>> {
+        self.deleted.lock().unwrap().push(id);
+        self.store.delete(id)
+    }
+    fn list(&self) -> BoxFuture<'_, StoreResult<Vec<ObjectStat>>> {
+        self.store.list()
+    }
+    fn capacity(&self) -> BoxFuture<'_, StoreResult<Capacity>> {
+        self.store.capacity()
+    }
+    fn read_superblock(&self) -> BoxFuture<'_, StoreResult<[Option<Vec<u8>>; 2]>> {
+        self.store.read_superblock()
+    }
+    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, StoreResult<()>> {
+        self.store.swap_superblock(new)
+    }
+}
+
+/// Whether a reclaim deletes the object from which a block is being read. In the end the block was read and
+/// the object is deleted.
+async fn deletes_under_a_reader(mutation: Mutation) -> bool {
+    const BLOCKS: u64 = 1024;
+    let store = Arc::new(Held {
+        store: MemoryStore::new(),
+        armed: AtomicBool::new(false),
+        held: AtomicU64::new(0),
+        release: Semaphore::new(0),
+        deleted: Mutex::default(),
+    });
+    let pool = open_with(&store, PoolConfig { mutation, ..config() }).await;
+    pool.create_volume("v", BLOCKS * 4096, SyncMode::Flush, 0).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    fill(&v, 0..BLOCKS, 1).await;
+    for block in (0..BLOCKS).step_by(2) {
+        v.discard(block * 4096, 4096, false).await.unwrap();
+    }
+    v.flush().await.unwrap();
+
+    store.armed.store(true, Relaxed);
+    let reading = tokio::spawn({
+        let v = v.clone();
+        async move { verify(&v, 1..2, 1).await }
+    });
+    while store.held.load(Relaxed) == 0 {
+        tokio::task::yield_now().await;
+    }
+    let object = SegmentId(u32::try_from(store.held.load(Relaxed)).unwrap());
+    let is_deleted = || store.deleted.lock().unwrap().contains(&object);
+    let mut reclaiming = tokio::spawn({
+        let pool = pool.clone();
+        async move { pool.reclaim(&|_| ()).await }
+    });
+    let ended = tokio::time::timeout(Duration::from_secs(1), &mut reclaiming).await;
+    let early = is_deleted();
+    store.release.add_permits(1);
+    reading.await.unwrap();
+    if ended.is_err() {
+        reclaiming.await.unwrap().unwrap();
+    }
+    assert!(is_deleted(), "the object of the block was cleaned");
+    early
+}
+
+#[tokio::test]
+async fn an_object_is_not_deleted_under_a_reader() {
+    assert!(!deletes_under_a_reader(Mutation::None).await);
+    assert!(deletes_under_a_reader(Mutation::IgnoreReaders).await, "the test finds nothing");
 }

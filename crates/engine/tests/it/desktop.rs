@@ -67,7 +67,7 @@ async fn writes_within_the_budget_stay_in_ram() {
 #[tokio::test]
 async fn writes_beyond_the_budget_overflow_in_large_appends() {
     let store = Arc::new(MemoryStore::new());
-    let config = PoolConfig { segment_bytes: 16 << 20, ..config() };
+    let config = PoolConfig { segment_bytes: 16 << 20, checkpoint_bytes: 64 << 20, ..config() };
     let (pool, pc) = with_desktop(&store, config, 4 << 20).await;
     let before = pool.stats().await.store.write;
     let data = noise(5, 24 * MIB);

@@ -215,7 +215,7 @@ async fn a_flipped_bit_in_a_batch_prevents_opening_only_if_a_later_group_is_inta
         assert!(groups > 6 && several > 2, "{groups} groups, {several} batches that end none");
         for (n, (segment, batch)) in batches.iter().enumerate() {
             // In the header, among the entries or after them, or in the payload.
-            let places = if batch.payload_bytes == 0 { [50, 3000, 90] } else { [50, 3000, 4096 + 100] };
+            let places = if batch.payload_bytes == 0 { [50, 3000, 90] } else { [50, 3000, 4096 + 20] };
             let at = batch.offset as usize + places[(n + seed as usize) % 3];
             let what = format!("seed {seed}, batch {}, segment {segment}, byte {at}", batch.seq);
             let damaged = scene.copy().await;

@@ -26,3 +26,4 @@ mod reduction;
 mod retained;
 mod schedule;
 mod update;
+mod upgrade;

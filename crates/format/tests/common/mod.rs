@@ -115,6 +115,49 @@ pub fn checkpoint_footers() -> Checkpoint {
     checkpoint
 }
 
+pub fn root() -> CheckpointRoot {
+    let directory = |table, number| DirectoryRef {
+        table,
+        number,
+        at: BlobRef {
+            segment: SegmentId(3),
+            offset: 8192 + 64 * number,
+            len: 56 + number,
+            check: 0x5566_7788,
+        },
+    };
+    CheckpointRoot {
+        seq: 1234,
+        next_disk: 78,
+        next_segment: 5,
+        directories: vec![directory(1, 0), directory(1, 7), directory(2, 0)],
+        warm: vec![SegmentId(4), SegmentId(2)],
+        sampling: 3,
+    }
+}
+
+/// A page of the segment table, and its records.
+pub fn segment_page() -> (Vec<(u32, SegmentRecord)>, Vec<u8>) {
+    let records: Vec<(u32, SegmentRecord)> = [256, 300, 383]
+        .into_iter()
+        .zip(checkpoint_moved().segments)
+        .map(|(n, record)| (n, SegmentRecord { segment: SegmentId(n), ..record }))
+        .map(|(n, record)| (n, SegmentRecord { container: if n == 256 { 4 } else { n }, ..record }))
+        .collect();
+    let mut page = PageEncoder::new(Table::SEGMENTS, PageLevel::Records, 2);
+    records.iter().for_each(|(key, record)| page.add(*key, |out| record.encode(out)));
+    (records, page.finish().expect("it has records"))
+}
+
+/// A directory page of the catalogue, and the pages that it lists.
+pub fn directory_page() -> (Vec<(u32, BlobRef)>, Vec<u8>) {
+    let at = |n: u32| BlobRef { segment: SegmentId(9), offset: 64 * n, len: 100, check: u64::from(n) << 40 };
+    let pages: Vec<(u32, BlobRef)> = [256, 257, 511].map(|n| (n, at(n))).to_vec();
+    let mut page = PageEncoder::new(Table::DISKS, PageLevel::Directory, 1);
+    pages.iter().for_each(|(key, at)| page.add(*key, |out| out.extend_from_slice(&at.encode())));
+    (pages, page.finish().expect("it has records"))
+}
+
 pub fn relocation_map() -> RelocationMap {
     let member = |n: u8| Relocation {
         slot: Slot(128 + 64 * u32::from(n)),

@@ -30,6 +30,10 @@ fn samples_are_current() {
     write("superblock", "two-copies", &two);
     write("checkpoint", "sample", &checkpoint().encode());
     write("checkpoint", "empty", &forebay_format::Checkpoint::default().encode());
+    write("checkpoint_root", "sample", &root().encode());
+    write("checkpoint_root", "empty", &forebay_format::CheckpointRoot::default().encode());
+    write("table_page", "segments", &segment_page().1);
+    write("table_page", "directory", &directory_page().1);
     for (n, op) in ops().into_iter().enumerate() {
         let mut bytes = Vec::new();
         op.encode(&mut bytes);

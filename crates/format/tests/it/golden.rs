@@ -32,18 +32,43 @@ fn superblock_of_version_1() {
 
 #[test]
 fn superblock_of_version_2() {
-    let bytes = golden("v2-superblock.bin", &superblock().encode());
+    assert_eq!(Superblock::decode(&older("v2-superblock.bin")), Ok(superblock()));
+}
+
+#[test]
+fn superblock_of_version_3() {
+    let bytes = golden("v3-superblock.bin", &superblock().encode());
     assert_eq!(Superblock::decode(&bytes), Ok(superblock()));
 }
 
-/// The first superblock that a pool of version 1 gets makes older releases refuse it.
+/// The first superblock that a pool of an older version gets makes older releases refuse it.
 #[test]
-fn a_superblock_of_version_1_is_written_as_version_2() {
-    let mut upgraded = Superblock::decode(&older("v1-superblock.bin")).unwrap();
-    upgraded.generation += 1;
-    let (old, new) = (older("v1-superblock.bin"), upgraded.encode());
-    assert_eq!(new[8], 2);
-    assert_eq!(Superblock::choose([Some(&old), Some(&new)]), Ok(upgraded));
+fn an_older_superblock_is_written_as_version_3() {
+    for name in ["v1-superblock.bin", "v2-superblock.bin"] {
+        let mut upgraded = Superblock::decode(&older(name)).unwrap();
+        upgraded.generation += 1;
+        let (old, new) = (older(name), upgraded.encode());
+        assert_eq!(new[8], 3);
+        assert_eq!(Superblock::choose([Some(&old), Some(&new)]), Ok(upgraded));
+    }
+}
+
+#[test]
+fn root_of_version_3() {
+    let bytes = golden("v3-checkpoint-root.bin", &root().encode());
+    assert_eq!(CheckpointRoot::decode(&bytes), Ok(root()));
+}
+
+#[test]
+fn pages_of_version_3() {
+    let (records, encoded) = segment_page();
+    let bytes = golden("v3-table-page.bin", &encoded);
+    let read = decode_page(&bytes, Table::SEGMENTS, PageLevel::Records, 2).unwrap();
+    let read = read.into_iter().map(|(key, record)| (key, SegmentRecord::decode(record).unwrap()));
+    assert_eq!(read.collect::<Vec<_>>(), records);
+    let (pages, encoded) = directory_page();
+    let bytes = golden("v3-table-directory.bin", &encoded);
+    assert_eq!(decode_directory(&bytes, Table::DISKS, 1), Ok(pages));
 }
 
 #[test]
@@ -84,11 +109,13 @@ fn relocation_of_version_1() {
 }
 
 #[test]
-fn segments_of_both_versions() {
-    let head = golden("v2-segment-header.bin", &header().encode());
+fn segments_of_all_versions() {
+    let head = golden("v3-segment-header.bin", &header().encode());
     let (footer, directory) = footer();
-    let foot = golden("v2-segment-footer.bin", &footer.encode(&directory));
-    for (head, foot) in [(head, foot), (older("v1-segment-header.bin"), older("v1-segment-footer.bin"))] {
+    let foot = golden("v3-segment-footer.bin", &footer.encode(&directory));
+    let before = ["v1", "v2"]
+        .map(|v| (older(&format!("{v}-segment-header.bin")), older(&format!("{v}-segment-footer.bin"))));
+    for (head, foot) in before.into_iter().chain([(head, foot)]) {
         assert_eq!(SegmentHeader::decode(&head, POOL, SegmentId(2)), Ok(header()));
         let read = SegmentFooter::decode(&foot, POOL, SegmentId(2), 1 << 20).unwrap();
         assert_eq!((read.count, read.last_seq), (3, 250));
@@ -97,8 +124,8 @@ fn segments_of_both_versions() {
 }
 
 #[test]
-fn batches_of_both_versions() {
-    for bytes in [golden("v2-batch.bin", &batch()), older("v1-batch.bin")] {
+fn batches_of_all_versions() {
+    for bytes in [golden("v3-batch.bin", &batch()), older("v2-batch.bin"), older("v1-batch.bin")] {
         let read = Batch::decode(&bytes, POOL, SegmentId(2), BATCH_OFFSET).unwrap();
         assert_eq!((read.header.seq, read.header.epoch, read.header.flags), (201, 7, GROUP_END));
         assert_eq!(read.header.group, 0);
@@ -108,8 +135,9 @@ fn batches_of_both_versions() {
 }
 
 #[test]
-fn batches_of_a_known_group_of_both_versions() {
-    for bytes in [golden("v2-batch-group.bin", &batch_of_group()), older("v1-batch-group.bin")] {
+fn batches_of_a_known_group_of_all_versions() {
+    let new = golden("v3-batch-group.bin", &batch_of_group());
+    for bytes in [new, older("v2-batch-group.bin"), older("v1-batch-group.bin")] {
         let read = Batch::decode(&bytes, POOL, SegmentId(2), BATCH_OFFSET).unwrap();
         assert_eq!((read.header.seq, read.header.group), (201, 199));
     }

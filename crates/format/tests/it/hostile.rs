@@ -20,7 +20,7 @@ fn superblock_fields_out_of_bounds_are_refused() {
     let good = superblock().encode();
     let refused = |at, bytes: &[u8]| Superblock::decode(&forged(good.clone(), at, bytes)).unwrap_err();
     assert_eq!(refused(8, &[0]), value("superblock", "version"));
-    assert_eq!(refused(8, &[3]), FormatError::Newer { found: 3 });
+    assert_eq!(refused(8, &[4]), FormatError::Newer { found: 4 });
     assert_eq!(refused(88, &[0; 4]), value("superblock", "segment_bytes"));
     assert_eq!(refused(88, &[0xff; 4]), value("superblock", "segment_bytes"));
     assert_eq!(refused(92, &[129]), value("superblock", "blob_count"));
@@ -52,8 +52,8 @@ fn the_newer_valid_superblock_is_chosen() {
         assert_eq!(Superblock::choose([Some(&a[..at]), Some(&b)]), Ok(old.clone()));
     }
     // A copy with a newer version and a correct checksum takes precedence.
-    let newer = forged(a.clone(), 8, &[3]);
-    assert_eq!(Superblock::choose([Some(&newer), Some(&b)]), Err(FormatError::Newer { found: 3 }));
+    let newer = forged(a.clone(), 8, &[4]);
+    assert_eq!(Superblock::choose([Some(&newer), Some(&b)]), Err(FormatError::Newer { found: 4 }));
     // Copies of different pools are refused.
     let other = Superblock { pool: PoolId([1; 16]), ..old };
     let foreign = Superblock::choose([Some(&a), Some(&other.encode())]);
@@ -70,7 +70,7 @@ fn the_newer_valid_superblock_is_chosen() {
 fn segments_of_other_versions_pools_and_positions_are_reported() {
     let head = header().encode();
     let decode = |b: &[u8]| SegmentHeader::decode(b, POOL, SegmentId(2)).unwrap_err();
-    assert_eq!(decode(&forged(head.clone(), 8, &[3])), FormatError::Newer { found: 3 });
+    assert_eq!(decode(&forged(head.clone(), 8, &[4])), FormatError::Newer { found: 4 });
     assert_eq!(decode(&forged(head.clone(), 8, &[0])), value("segment header", "version"));
     assert_eq!(decode(&forged(head.clone(), 12, &[5])), value("segment header", "stream"));
     assert!(matches!(decode(&forged(head.clone(), 16, &[1])), FormatError::Foreign { field: "pool_id", .. }));
@@ -79,7 +79,7 @@ fn segments_of_other_versions_pools_and_positions_are_reported() {
     let (footer, directory) = footer();
     let foot = footer.encode(&directory);
     let decode = |b: &[u8]| SegmentFooter::decode(b, POOL, SegmentId(2), 1 << 20).unwrap_err();
-    assert_eq!(decode(&forged(foot.clone(), 8, &[3])), FormatError::Newer { found: 3 });
+    assert_eq!(decode(&forged(foot.clone(), 8, &[4])), FormatError::Newer { found: 4 });
     assert_eq!(decode(&forged(foot.clone(), 12, &[0xff; 4])), value("segment footer", "count"));
     assert!(matches!(decode(&forged(foot, 36, &[1])), FormatError::Foreign { .. }));
 }
@@ -136,7 +136,7 @@ fn batches_with_invalid_headers_are_refused() {
     assert_eq!(decode(&batch(), BATCH_OFFSET), Ok(()));
     assert!(matches!(decode(&batch(), 0), Err(FormatError::Foreign { .. })));
     assert_eq!(decode(&forge(56, 2), BATCH_OFFSET), Err(value("batch", "flags")));
-    assert_eq!(decode(&forge(68, 3), BATCH_OFFSET), Err(FormatError::Newer { found: 3 }));
+    assert_eq!(decode(&forge(68, 4), BATCH_OFFSET), Err(FormatError::Newer { found: 4 }));
     assert_eq!(decode(&forge(68, 0), BATCH_OFFSET), Err(value("batch", "version")));
     assert_eq!(decode(&forge(52, 8200), 8200), Err(value("batch", "offset")));
     assert_eq!(decode(&forge(52, (1 << 30) - 4096), (1 << 30) - 4096), Err(value("batch", "offset")));
@@ -285,11 +285,63 @@ fn checkpoints_that_would_reuse_an_id_are_refused() {
     assert_eq!(forge(28, &[0xff; 4]), FormatError::Truncated("checkpoint"));
     assert_eq!(forge(28, &[2]), bad("length"));
     let table = good.len() - 3 * 40;
+    let bad = |field| value("segment record", field);
     assert_eq!(forge(table, &[0; 4]), bad("segment"));
     assert_eq!(forge(table + 4, &[0]), bad("stream"));
     assert_eq!(forge(table + 5, &[3]), bad("state"));
     assert_eq!(forge(table + 8, &[0; 4]), bad("container"));
     assert_eq!(forge(table + 12, &[0xff; 4]), bad("written"));
+}
+
+#[test]
+fn invalid_roots_of_checkpoints_are_refused() {
+    let good = root().encode();
+    let forge = |at: usize, bytes: &[u8]| {
+        let mut b = good.clone();
+        b[at..at + bytes.len()].copy_from_slice(bytes);
+        CheckpointRoot::decode(&b).unwrap_err()
+    };
+    const WHAT: &str = "checkpoint root";
+    assert_eq!(forge(0, b"x"), FormatError::Magic(WHAT));
+    assert_eq!(forge(24, &[0xff; 4]), FormatError::Truncated(WHAT));
+    assert_eq!(forge(28, &[0xff; 4]), FormatError::Truncated(WHAT));
+    assert_eq!(forge(28, &[1]), value(WHAT, "length"));
+    assert_eq!(forge(32, &[65]), value(WHAT, "sampling"));
+    // The second directory page again the first; a page in segment 0.
+    assert_eq!(forge(48 + 32 + 4, &[0]), value(WHAT, "directories"));
+    assert_eq!(forge(48 + 8, &[0]), value(WHAT, "page"));
+}
+
+#[test]
+fn invalid_pages_of_tables_are_refused() {
+    let good = segment_page().1;
+    let decode = |b: &[u8]| decode_page(b, Table::SEGMENTS, PageLevel::Records, 2).map(|_| ()).unwrap_err();
+    let forge = |at: usize, bytes: &[u8]| {
+        let mut b = good.clone();
+        b[at..at + bytes.len()].copy_from_slice(bytes);
+        decode(&b)
+    };
+    const WHAT: &str = "table page";
+    let foreign = |field| FormatError::Foreign { what: WHAT, field };
+    assert_eq!(forge(0, b"x"), FormatError::Magic(WHAT));
+    assert_eq!(forge(8, &[2]), foreign("table"));
+    assert_eq!(forge(9, &[1]), foreign("table"));
+    assert_eq!(forge(12, &[3]), foreign("number"));
+    assert_eq!(forge(16, &[0xff; 4]), FormatError::Truncated(WHAT));
+    assert_eq!(forge(16, &[2]), value(WHAT, "count"));
+    assert_eq!(decode(&[&good[..16], &[0; 16]].concat()), value(WHAT, "count"));
+    // A key of another page, and one twice.
+    assert_eq!(forge(32, &384_u32.to_le_bytes()), value(WHAT, "key"));
+    assert_eq!(forge(32 + 48, &256_u32.to_le_bytes()), value(WHAT, "key"));
+    assert_eq!(forge(32 + 4, &[0xff; 4]), FormatError::Truncated(WHAT));
+
+    let mut directory = directory_page().1;
+    directory[32 + 8] = 0;
+    assert_eq!(decode_directory(&directory, Table::DISKS, 1), Err(value(WHAT, "reference")));
+    directory[32 + 4] = 23;
+    assert_eq!(decode_directory(&directory, Table::DISKS, 1), Err(FormatError::Truncated(WHAT)));
+    // There are no keys of such a page.
+    assert_eq!(decode_directory(&directory, Table::DISKS, u32::MAX), Err(foreign("number")));
 }
 
 #[test]

@@ -161,6 +161,11 @@ fn damaged_structures_with_a_checksum_are_refused() {
 fn truncated_structures_are_refused() {
     let checkpoint = checkpoint().encode();
     assert!((0..checkpoint.len()).all(|len| Checkpoint::decode(&checkpoint[..len]).is_err()));
+    let root = root().encode();
+    assert!((0..root.len()).all(|len| CheckpointRoot::decode(&root[..len]).is_err()));
+    let page = segment_page().1;
+    let decode = |b| decode_page(b, Table::SEGMENTS, PageLevel::Records, 2);
+    assert!(decode(&page).is_ok() && (0..page.len()).all(|len| decode(&page[..len]).is_err()));
     for op in ops() {
         let mut bytes = Vec::new();
         op.encode(&mut bytes);

@@ -54,14 +54,19 @@ async fn follow(mut lines: Lines, mut progress: Progress) -> Result<Reclaimed, C
 }
 
 fn show(progress: &mut Progress, phase: GcPhaseView, done: u64, total: u64, so_far: Reclaimed) {
-    let (verb, steps) = match phase {
-        GcPhaseView::Mark => ("marking live blocks", "disks"),
-        GcPhaseView::Clean | GcPhaseView::Done => ("cleaning segments", "segments"),
-    };
     let freed = Size(so_far.freed_bytes);
-    let message = &format!("{verb}, {freed} freed");
-    let step = Step { template: "{bar:30} {pos}/{len} {msg}", done, total: Some(total), message };
-    progress.show(&step, || format!("{verb}: {done} of {total} {steps}, {freed} freed"));
+    let (template, total, message) = match phase {
+        // The number of nodes to be read is unknown.
+        GcPhaseView::Mark => ("{spinner} {pos} {msg}", None, "map nodes read".to_owned()),
+        GcPhaseView::Clean | GcPhaseView::Done => {
+            ("{bar:30} {pos}/{len} {msg}", Some(total), format!("cleaning segments, {freed} freed"))
+        }
+    };
+    let step = Step { template, done, total, message: &message };
+    progress.show(&step, || match total {
+        None => format!("marking live blocks: {done} map nodes read"),
+        Some(total) => format!("cleaning segments: {done} of {total} segments, {freed} freed"),
+    });
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ fn all_keys_of_the_file_are_applied() {
         map_cache = 67108864
         write_buffer = "32M"
         desktops = "2G"
+        mark = "96M"
         [log]
         segment = "16M"
         checkpoint = "256M"
@@ -45,7 +46,7 @@ fn all_keys_of_the_file_are_applied() {
     assert_eq!(c.data, Path::new("/srv/pool"));
     assert_eq!(c.socket, Path::new("/srv/pool/forebay.sock"));
     assert_eq!(c.cores, 4);
-    assert_eq!((c.pool.read_cache, c.pool.map_cache), (2 << 30, 64 << 20));
+    assert_eq!((c.pool.read_cache, c.pool.map_cache, c.pool.mark_memory), (2 << 30, 64 << 20, 96 << 20));
     assert_eq!((c.pool.coalesce, c.pool.commit_delay), (Coalesce::Always, Duration::from_millis(5)));
     assert_eq!(c.store_slow.map(|s| (s.spindles, s.rpm, s.bytes_per_second)), Some((4, 5400, 100 << 20)));
     assert_eq!((c.pool.segment_bytes, c.pool.checkpoint_bytes), (16 << 20, 256 << 20));

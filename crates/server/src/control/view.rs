@@ -239,9 +239,9 @@ pub enum GcEvent {
     Progress {
         /// The current phase.
         phase: GcPhaseView,
-        /// Steps done: disks marked, or segments cleaned.
+        /// Steps done: map nodes read by the mark, or segments cleaned.
         done: u64,
-        /// Total steps of this phase.
+        /// Total steps of this phase; 0 for the mark, which does not know them.
         total: u64,
         /// The result so far.
         #[serde(flatten)]

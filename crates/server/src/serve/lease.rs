@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use forebay_format::{SegmentId, Superblock};
-use forebay_store::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store, StoreError};
+use forebay_store::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
 use parking_lot::RwLock;
 
 /// A store that can be taken away.
@@ -81,6 +81,20 @@ impl Store for Lease {
     fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
         let store = self.store();
         begin(async move { store?.list().await })
+    }
+
+    fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        let store = self.store();
+        Box::pin(async move { store?.list_lengths_of(selected).await })
+    }
+
+    fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
+        let store = self.store();
+        Box::pin(async move {
+            if let Ok(store) = store {
+                store.trim(id).await;
+            }
+        })
     }
 
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use forebay_format::{
-    BLOCK, Batch, BatchHeader, CatalogueOp, Checkpoint, Codec, DiskRecord, Entry, LAYOUTS, Layout, MapNode,
-    NodeEntries, RelocationMap, SegmentFooter, SegmentHeader, SegmentId, Slot, Superblock,
+    BLOCK, Batch, BatchHeader, BlobRef, CatalogueOp, CheckpointRoot, Codec, DiskRecord, Entry, LAYOUTS,
+    Layout, MapNode, NodeEntries, PageLevel, RelocationMap, SegmentFooter, SegmentHeader, SegmentId, Slot,
+    Superblock, Table, decode_directory, decode_page,
 };
 use forebay_store::Image;
 
@@ -71,7 +72,11 @@ pub struct Atlas {
     pub relocations: Vec<Piece>,
     /// Batches by sequence number.
     pub batches: Vec<(u64, Piece)>,
-    /// Pieces of checkpoints.
+    /// Pages of records of checkpoints.
+    pub pages: Vec<Piece>,
+    /// Directory pages of checkpoints.
+    pub page_directories: Vec<Piece>,
+    /// Pieces of roots of checkpoints.
     pub blobs: Vec<Piece>,
     /// Superblock copies.
     pub superblocks: Vec<Piece>,
@@ -110,7 +115,7 @@ impl Atlas {
             {
                 let start = only.offset as usize;
                 let piece = Piece { home: Home::Object(only.segment), range: start..start + bytes.len() };
-                atlas.checkpoint(&piece, bytes);
+                atlas.checkpoint(image, &piece, bytes);
             }
             atlas.superblocks.push(piece);
         }
@@ -138,21 +143,54 @@ impl Atlas {
         }
     }
 
-    fn checkpoint(&mut self, piece: &Piece, bytes: &[u8]) {
-        let Ok(checkpoint) = Checkpoint::decode(bytes) else { return };
-        self.structure("checkpoint", piece);
+    fn checkpoint(&mut self, image: &Image, piece: &Piece, bytes: &[u8]) {
+        let Ok(root) = CheckpointRoot::decode(bytes) else { return };
+        self.structure("checkpoint root", piece);
         let mut at = 48;
-        for disk in &checkpoint.disks {
-            at += self.record(&piece.part(at, 0), disk);
-        }
-        for _ in &checkpoint.segments {
-            self.structure("segment record", &piece.part(at, 40));
-            at += 40;
+        for directory in &root.directories {
+            self.structure("directory reference", &piece.part(at, 32));
+            self.structure("blob reference", &piece.part(at + 8, 24));
+            at += 32;
+            let tables = [Table::SEGMENTS, Table::DISKS];
+            if let Some(table) = tables.into_iter().find(|t| t.id == directory.table) {
+                self.page_directory(image, table, directory.number, &directory.at);
+            }
         }
         self.fields
-            .entry(("checkpoint", "warm ids"))
+            .entry(("checkpoint root", "warm ids"))
             .or_default()
-            .extend((0..checkpoint.warm.len()).map(|i| piece.part(at + 4 * i, 4)));
+            .extend((0..root.warm.len()).map(|i| piece.part(at + 4 * i, 4)));
+    }
+
+    fn page_directory(&mut self, image: &Image, table: Table, number: u32, at: &BlobRef) {
+        let Some(piece) = page_piece(image, at) else { return };
+        let Ok(pages) = decode_directory(piece.bytes(image), table, number) else { return };
+        self.structure("table page", &piece);
+        for (i, (number, at)) in pages.iter().enumerate() {
+            self.structure("table page record", &piece.part(32 + 32 * i, 8));
+            self.structure("blob reference", &piece.part(32 + 32 * i + 8, 24));
+            self.page(image, table, *number, at);
+        }
+        self.page_directories.push(piece);
+    }
+
+    fn page(&mut self, image: &Image, table: Table, number: u32, at: &BlobRef) {
+        let Some(piece) = page_piece(image, at) else { return };
+        let Ok(records) = decode_page(piece.bytes(image), table, PageLevel::Records, number) else { return };
+        self.structure("table page", &piece);
+        let mut at = 32;
+        for (_, mut record) in records {
+            self.structure("table page record", &piece.part(at, 8));
+            let len = record.len();
+            if table == Table::SEGMENTS {
+                self.structure("segment record", &piece.part(at + 8, 40));
+            } else if let Ok(disk) = DiskRecord::decode(&mut record) {
+                self.record(&piece.part(at + 8, 0), &disk);
+            }
+            at += 8 + len.next_multiple_of(8);
+        }
+        self.referring.push(piece.clone());
+        self.pages.push(piece);
     }
 
     /// A disk record; its length.
@@ -286,6 +324,13 @@ impl Atlas {
         self.relocations.push(piece.clone());
         self.referring.push(piece);
     }
+}
+
+/// A page of a table, if the medium holds it.
+fn page_piece(image: &Image, at: &BlobRef) -> Option<Piece> {
+    let start = at.offset as usize;
+    let piece = Piece { home: Home::Object(at.segment), range: start..start + at.len as usize };
+    image_has(image, &piece).then_some(piece)
 }
 
 fn image_has(image: &Image, piece: &Piece) -> bool {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use forebay_format::{Check64, check64, crc32c};
 use forebay_store::Image;
 
-use super::atlas::Atlas;
+use super::atlas::{Atlas, Piece};
 use crate::note;
 use crate::rng::Rng;
 
@@ -51,8 +51,8 @@ impl Original {
     }
 
     /// Recalculates all checksums, from the inside out: of nodes and blocks in the structures that refer to
-    /// them, of directories, relocation maps and headers, of batches and in the links between them, of
-    /// checkpoints, of superblocks.
+    /// them, of directories, relocation maps and headers, of pages and roots of checkpoints, of batches and
+    /// in the links between them, of superblocks.
     fn seal(&self, image: &mut Image) {
         self.seal_references(image);
         for piece in &self.atlas.relocations {
@@ -67,9 +67,11 @@ impl Original {
             }
         }
         self.atlas.headers.iter().for_each(|piece| seal_block(piece.bytes_mut(image)));
-        let links = self.seal_batches(image);
-        let blobs = self.atlas.blobs.iter().map(|b| (check64(b.bytes(&self.image)), check64(b.bytes(image))));
-        let changed: Vec<_> = links.into_iter().chain(blobs).filter(|(old, new)| old != new).collect();
+        let pages = self.seal_pieces(image, &self.atlas.pages, &[]);
+        let directories = self.seal_pieces(image, &self.atlas.page_directories, &pages);
+        let roots = self.seal_pieces(image, &self.atlas.blobs, &directories);
+        let links = self.seal_batches(image).into_iter().filter(|(old, new)| old != new);
+        let changed: Vec<_> = links.chain(roots).collect();
         for piece in &self.atlas.superblocks {
             let bytes = piece.bytes_mut(image);
             for (old, new) in &changed {
@@ -103,6 +105,24 @@ impl Original {
             }
             known = changed;
         }
+    }
+
+    /// Replaces the checksums of lower pieces that have changed; returns the old and new checksums of those
+    /// among these pieces that have.
+    fn seal_pieces(&self, image: &mut Image, pieces: &[Piece], below: &[(u64, u64)]) -> Vec<(u64, u64)> {
+        let mut changed = Vec::new();
+        for piece in pieces {
+            let old = check64(piece.bytes(&self.image));
+            let bytes = piece.bytes_mut(image);
+            for (old, new) in below {
+                replace(bytes, &old.to_le_bytes(), &new.to_le_bytes());
+            }
+            let new = check64(bytes);
+            if old != new {
+                changed.push((old, new));
+            }
+        }
+        changed
     }
 
     /// Returns the old and new checksum of each batch.

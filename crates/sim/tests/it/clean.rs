@@ -73,8 +73,23 @@ fn an_ignored_barrier_is_detected() {
 }
 
 #[test]
+fn an_object_that_is_freed_with_its_pages_is_detected() {
+    broken(Mutation::FreePages, 200);
+}
+
+#[test]
 fn forgotten_blocks_of_a_base_are_detected() {
     broken(Mutation::ForgetBases, 400);
+}
+
+#[test]
+fn a_reference_that_a_mark_by_difference_does_not_count_is_detected() {
+    broken(Mutation::LoseReference, 400);
+}
+
+#[test]
+fn a_reference_that_is_released_twice_is_detected() {
+    broken(Mutation::ReleaseTwice, 1000);
 }
 
 /// A pool with few live bytes in its segments, and with blocks that several disks share.

@@ -100,9 +100,9 @@ fn a_rollback_that_is_killed_is_made_or_not_made() {
     assert!(broken.is_some(), "records that are in the log were applied again, and nothing was wrong");
 }
 
-/// Writes for which the store has no room, then a checkpoint, for which it has. Returns whether the writes
-/// are there after a kill.
-fn give_up_a_group(mutation: Mutation) -> bool {
+/// Writes for which the store has no room, then a checkpoint, for which it has, and which is killed after
+/// `steps` steps. Returns whether the checkpoint had ended, and whether the writes are there after the kill.
+fn give_up_a_group(steps: u64, mutation: Mutation) -> (bool, bool) {
     let mut round = round(mutation);
     let pool = round.open();
     let working = pool.clone();
@@ -128,14 +128,25 @@ fn give_up_a_group(mutation: Mutation) -> bool {
     });
     round.medium.faults().set_capacity(1 << 40);
     let working = pool.clone();
-    round.exec.finish(async move { working.checkpoint().await.unwrap() });
+    let ran = round.exec.run(async move { working.checkpoint().await.unwrap() }, steps);
     kill(&mut round, pool);
     let found = contents(&mut round);
-    (0..BLOCKS).all(|block| found[block * BLOCK] == 100 + block as u8)
+    let kept = (0..BLOCKS).all(|block| found[block * BLOCK] == 100 + block as u8);
+    (matches!(ran, Ran::Done(())), kept)
 }
 
 #[test]
 fn a_group_that_is_given_up_stays_in_memory() {
-    assert!(give_up_a_group(Mutation::None));
-    assert!(!give_up_a_group(Mutation::KeepCover), "the cover of a group that was given up has no effect");
+    let mut steps = 1;
+    loop {
+        let (ended, kept) = give_up_a_group(steps, Mutation::None);
+        assert!(kept, "writes are lost after {steps} steps");
+        if ended {
+            break;
+        }
+        steps += 1;
+    }
+    // The group is written again while the checkpoint is made, but not at once.
+    let lost = (1..=steps).find(|steps| !give_up_a_group(*steps, Mutation::KeepCover).1);
+    assert!(lost.is_some(), "the cover of a group that was given up has no effect");
 }

@@ -147,16 +147,21 @@ impl Files {
         unlinked.and_then(|()| self.dir.sync_all())
     }
 
-    /// All objects, by ascending number; may block.
-    pub(super) fn list(&self) -> io::Result<Vec<ObjectStat>> {
-        retry_shortage(|| self.list_once())
+    /// All objects, by ascending number, with the lengths of selected ones; may block. Asking the file system
+    /// for a length costs much more than the name.
+    pub(super) fn list(&self, selected: &dyn Fn(SegmentId) -> bool) -> io::Result<Vec<ObjectStat>> {
+        retry_shortage(|| self.list_once(selected))
     }
 
-    fn list_once(&self) -> io::Result<Vec<ObjectStat>> {
+    fn list_once(&self, selected: &dyn Fn(SegmentId) -> bool) -> io::Result<Vec<ObjectStat>> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir(&self.path)? {
             let entry = entry?;
             let Some(id) = entry.file_name().to_str().and_then(parse_name) else { continue };
+            if !selected(id) {
+                found.push(ObjectStat { id, len: u64::MAX });
+                continue;
+            }
             match entry.metadata() {
                 Ok(metadata) => found.push(ObjectStat { id, len: metadata.len() }),
                 // The file was deleted after the directory was read.

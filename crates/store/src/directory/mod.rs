@@ -110,9 +110,6 @@ impl DirectoryStore {
         let error = |e: std::io::Error| store_error(|| format!("opening the store {}", path.display()), &e);
         let files =
             Files::new(&opened.segments, opened.direct, writable, options.open_files).map_err(error)?;
-        if writable {
-            trim::trim_tails(&files);
-        }
         let shared = Shared {
             files,
             superblock: Mutex::new(SuperblockFile { file: opened.superblock, failed: false }),

@@ -14,10 +14,11 @@ use super::errors::{directory_deleted, failed_before, store_error};
 use super::io::{Io, Op};
 use super::open::read_copies;
 use super::retry::retry_shortage;
+use super::trim::trim_tail;
 use super::{DirectoryStore, Shared, SuperblockFile, describe, receive, refuse};
 use crate::contract::{append_then_sync, assert_aligned};
 use crate::superblock::{COPY_BYTES, check_swap, copy_of};
-use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Store, StoreError, for_good};
+use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError, for_good};
 
 /// Largest synced append after which zeroes are written: see [`super::growing`].
 const SMALL_BYTES: usize = 64 << 10;
@@ -269,13 +270,31 @@ impl Store for DirectoryStore {
     }
 
     fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
-        self.blocking(|shared| {
+        self.list_lengths_of(Box::new(|_| true))
+    }
+
+    fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.blocking(move |shared| {
             let what = || "listing the objects".to_owned();
             if shared.files.is_deleted() {
                 return Err(directory_deleted(what));
             }
-            shared.files.list().map_err(|e| store_error(what, &e))
+            shared.files.list(&*selected).map_err(|e| store_error(what, &e))
         })
+    }
+
+    fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
+        if !self.shared.writable {
+            return Box::pin(std::future::ready(()));
+        }
+        let trimmed = self.blocking(move |shared| {
+            if let Err(e) = trim_tail(&shared.files, id) {
+                tracing::warn!(segment = %id, "cannot return unused space: {e}");
+            }
+            Ok(())
+        });
+        // The thread that does it ends only with the store.
+        Box::pin(async move { drop(trimmed.await) })
     }
 
     fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {

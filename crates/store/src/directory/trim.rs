@@ -1,33 +1,28 @@
 //! Returns preallocated space that was never used.
 //!
 //! A segment file gets its whole space when it is created. A server that stops, or crashes, leaves the rest
-//! of its open segments unwritten, and no later append continues them. The next opening truncates such files
-//! after their last written byte. All written bytes are kept, whatever they are: the file system reports the
-//! end of data, and preallocated space counts as a hole.
+//! of its open segments unwritten, and no later append continues them. The next opening of the pool
+//! identifies these segments, and has their files truncated after their last written byte. All written bytes
+//! are kept, whatever they are: the file system reports the end of data, and preallocated space counts as a
+//! hole.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
+use forebay_format::SegmentId;
+
 use super::files::Files;
 use crate::IoBuf;
 
-/// Truncates the files of all objects. Best effort: a failure only wastes space.
-pub(super) fn trim_tails(files: &Files) {
-    let objects = match files.list() {
-        Ok(objects) => objects,
-        Err(e) => return tracing::warn!("cannot search for unused space: {e}"),
-    };
-    let mut freed = 0;
-    for object in objects {
-        match files.open_uncached(object.id).and_then(|file| trim(&file, object.len)) {
-            Ok(bytes) => freed += bytes,
-            Err(e) => tracing::warn!(segment = %object.id, "cannot return unused space: {e}"),
-        }
-    }
+/// Truncates the file of an object.
+pub(super) fn trim_tail(files: &Files, id: SegmentId) -> io::Result<()> {
+    let file = files.open_uncached(id)?;
+    let freed = trim(&file, file.metadata()?.len())?;
     if freed > 0 {
-        tracing::info!(bytes = freed, "returned unused preallocated space");
+        tracing::info!(segment = %id, bytes = freed, "returned unused preallocated space");
     }
+    Ok(())
 }
 
 /// Truncates one file of `len` bytes; returns the number of bytes removed.

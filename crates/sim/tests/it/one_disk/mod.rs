@@ -153,7 +153,7 @@ impl World {
         let (pool, store, host) = (self.pool.clone(), self.store.clone(), self.exec.host());
         self.long(async move { pool.close().await }).expect("a sound store");
         let report = self.long(async move { check(store, host, |_| {}).await }).expect("a pool");
-        assert!(report.problems.is_empty(), "{} problems", report.problems.len());
+        assert!(report.problems.is_empty(), "{:#?}", report.problems);
     }
 }
 

@@ -1,0 +1,160 @@
+//! A benchmark over the size of a pool, run by `make bench-scale`: what the tables of a pool of 1, 10 and 100
+//! TB cost.
+//!
+//! The tables are synthetic, on a store in memory without the objects of the segments. Pauses are CPU time of
+//! the engine's only thread between two commits' turns with the log, so that a busy machine does not add to
+//! them; the time of a disk is not included.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_format::{DiskId, SegmentId, SegmentRecord, SegmentState, Stream};
+use forebay_store::MemoryStore;
+
+use crate::disk::Disk;
+use crate::map::Tree;
+use crate::parts::Parts;
+use crate::testing::volume;
+use crate::{BoxFuture, Host, Pool, PoolConfig};
+
+/// Bytes of a segment.
+const SEGMENT: u64 = 64 << 20;
+/// Segments that have no live slot.
+const DEAD: u32 = 10_000;
+/// The tables of 100 TB.
+const SEGMENTS: u32 = 1_600_000;
+const DISKS: u32 = 20_000;
+
+struct RealHost(Instant);
+
+impl Host for RealHost {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+    fn unix_ms(&self) -> u64 {
+        0
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
+        tokio::spawn(task);
+    }
+    fn random(&self, bytes: &mut [u8]) {
+        bytes.fill(7);
+    }
+}
+
+/// CPU time of this thread.
+fn cpu() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure is valid for writing.
+    let answer = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    assert_eq!(answer, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Memory of this process that is in use, in MiB.
+fn resident() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap() / 256
+}
+
+/// Runs an operation; returns its CPU time, and the longest CPU time for which no commit got the log.
+async fn paused<T>(parts: &Parts, run: impl Future<Output = T>) -> (Duration, Duration) {
+    let (begin, mut last, mut longest) = (cpu(), cpu(), Duration::ZERO);
+    let commits = async {
+        loop {
+            drop(parts.committer.log.lock().await);
+            let now = cpu();
+            longest = longest.max(now - last);
+            last = now;
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        _ = run => {}
+        () = commits => {}
+    }
+    let end = cpu();
+    (end - begin, longest.max(end - last))
+}
+
+fn record(segment: u32) -> SegmentRecord {
+    let moved = segment.is_multiple_of(2);
+    SegmentRecord {
+        segment: SegmentId(segment),
+        // Without fingerprints, which would be searched for when the pool is opened.
+        stream: Stream::Map,
+        state: SegmentState::Sealed,
+        footer: true,
+        container: if moved { segment + 1 } else { segment },
+        written: SEGMENT as u32,
+        first_seq: 1,
+        // Those that are not dead are not covered by a checkpoint.
+        last_seq: if segment.is_multiple_of(SEGMENTS / DEAD) { 1 } else { 1 << 40 },
+        map: moved.then_some((4096, 40_000)),
+    }
+}
+
+async fn measure(segments: u32, disks: u32) {
+    let store = Arc::new(MemoryStore::new());
+    let config =
+        PoolConfig { dedup_index: 0, reclaim_pause: Duration::from_secs(1 << 20), ..PoolConfig::default() };
+    let open = || Pool::open(store.clone(), Arc::new(RealHost(Instant::now())), config.clone());
+    let pool = open().await.unwrap();
+    let before = resident();
+    {
+        let parts = pool.parts();
+        let records: Vec<SegmentRecord> = (1000..1000 + segments).map(record).collect();
+        parts.reader.source.relocation.set(&records);
+        parts.committer.log.lock().await.grow(records);
+        let mut catalogue = parts.catalogue.write();
+        for n in 1..=disks {
+            let record =
+                forebay_format::DiskRecord { id: DiskId(n), name: format!("v{n}"), ..volume(n, 4096) };
+            let tree = Tree::new(1);
+            catalogue.insert(Arc::new(Disk::new(record, tree, parts.cx.retained.clone())));
+        }
+    }
+    let parts = pool.parts();
+    let terabytes = u64::from(segments) * SEGMENT / 1_000_000_000_000;
+    let row = |what: &str, value: String| println!("{terabytes:>4} TB  {what:<44} {value}");
+    let bytes = || parts.committer.checkpoints.get().bytes;
+    let ms = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1e3);
+
+    let (all, pause) = paused(parts, parts.committer.checkpoint()).await;
+    row("first checkpoint", format!("{}, pause {}, {} KiB", ms(all), ms(pause), bytes() >> 10));
+    row("memory of the tables", format!("{} MiB", resident() - before));
+    let earlier = bytes();
+    parts.committer.log.lock().await.grow([record(1000 + segments)]);
+    let (all, pause) = paused(parts, parts.committer.checkpoint()).await;
+    row(
+        "checkpoint after one change",
+        format!("{}, pause {}, {} KiB", ms(all), ms(pause), (bytes() - earlier) >> 10),
+    );
+    let (all, pause) = paused(parts, pool.stats()).await;
+    row("stats", format!("{}, pause {}", ms(all), ms(pause)));
+    let listed = parts.committer.log.lock().await.table().len();
+    let (all, pause) = paused(parts, pool.reclaim(&|_| ())).await;
+    let dropped = listed - parts.committer.log.lock().await.table().len();
+    row(&format!("reclaim that drops {dropped} segments"), format!("{}, pause {}", ms(all), ms(pause)));
+    assert!(dropped + 1 >= (segments / (SEGMENTS / DEAD)) as usize, "{dropped} segments were dropped");
+    pool.close().await.unwrap();
+    drop(pool);
+
+    let begin = cpu();
+    let pool = open().await.unwrap();
+    row("opening", ms(cpu() - begin));
+    assert_eq!(pool.parts().catalogue.read().iter().count(), disks as usize);
+    pool.close().await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "a benchmark: make bench-scale"]
+async fn pools_of_1_to_100_terabytes() {
+    for share in [100, 10, 1] {
+        measure(SEGMENTS / share, DISKS / share).await;
+    }
+}
