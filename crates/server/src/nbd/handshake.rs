@@ -45,7 +45,7 @@ struct Job {
     acceptor: TlsAcceptor,
     socket: RawSocket,
     done: oneshot::Sender<io::Result<Detached>>,
-    _permit: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 }
 
 /// Handle of the handshake thread, which ends when the last handle is dropped.
@@ -98,7 +98,7 @@ impl Handshakes {
         let gone = || io::Error::other("the handshake thread has ended");
         let permit = self.permits.clone().acquire_owned().await.map_err(|_| gone())?;
         let (done, result) = oneshot::channel();
-        let job = Job { acceptor, socket: socket.into_raw()?, done, _permit: permit };
+        let job = Job { acceptor, socket: socket.into_raw()?, done, permit };
         self.jobs.send(job).map_err(|_| gone())?;
         let Detached { mut stream, socket } = result.await.map_err(|_| gone())??;
         stream.get_mut().0.0 = Some(socket.into_tokio()?);
@@ -120,6 +120,8 @@ async fn run(mut job: Job) {
         () = job.done.closed() => return,
         result = handshake => result,
     };
+    // The permit is free when the accepting task sees the result.
+    drop(job.permit);
     // If the receiver was dropped, this drops the socket and so closes it.
     let _ = job.done.send(result);
 }
