@@ -171,6 +171,9 @@ pub struct NbdLoad {
     /// Flush at this interval and at the end, such as 1s or 100ms
     #[arg(long, value_parser = duration)]
     flush_each: Option<Duration>,
+    /// Make each write durable before it is answered (FUA)
+    #[arg(long)]
+    fua: bool,
     /// Requests per second on each connection, as a Poisson process
     #[arg(long)]
     rate: Option<f64>,
@@ -293,6 +296,7 @@ impl NbdLoad {
             connections: self.connections,
             stop,
             flush_each: self.flush_each,
+            fua: self.fua,
             rate: self.rate,
             range: Some(self.offset..end),
             seed: self.seed,

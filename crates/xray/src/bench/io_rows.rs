@@ -157,7 +157,7 @@ pub fn writes(bench: &Bench, pace: &Pace) -> Result<Vec<Row>> {
     let m = field.generate(pace.rounds, random(32))?;
     let what = "4 KiB random writes, depth 32, 1 flush/s";
     let mut rows = vec![
-        m.against_qemu(what, Unit::Iops, Bound::RatioAtLeast(1.5), iops),
+        m.against_qemu(what, Unit::Iops, Bound::RatioAtLeast(3.0), iops),
         m.against_qemu("  server CPU of each", Unit::CpuMicros, Bound::RatioAtMost(1.0 / 3.0), cpu),
         m.against_nbdkit("  compared with RAM, not durable", Unit::Iops, Bound::Nothing, iops),
     ];
@@ -174,7 +174,41 @@ pub fn writes(bench: &Bench, pace: &Pace) -> Result<Vec<Row>> {
         spec.flush_each = Some(Duration::from_secs(1));
     })?;
     let what = "sequential 1 MiB writes, depth 4, 1 flush/s";
-    rows.push(m.against_qemu(what, Unit::MibPerSecond, Bound::Nothing, |s| s.mib_s));
+    rows.push(m.against_qemu(what, Unit::MibPerSecond, Bound::RatioAtLeast(1.2), |s| s.mib_s));
+
+    bench.say("64 KiB random writes, depth 32");
+    let m = field.generate(pace.fio_rounds, |spec| {
+        random(32)(spec);
+        spec.block_bytes = 64 << 10;
+    })?;
+    let what = "64 KiB random writes, depth 32, 1 flush/s";
+    rows.push(m.against_qemu(what, Unit::MibPerSecond, Bound::RatioAtLeast(1.2), |s| s.mib_s));
+    Ok(rows)
+}
+
+/// Writes that are durable when they are answered.
+pub fn durable_writes(bench: &Bench, pace: &Pace) -> Result<Vec<Row>> {
+    let field = Field::writes(bench);
+    let durable = |depth: u16| {
+        move |spec: &mut Spec| {
+            spec.read_percent = 0;
+            spec.depth = depth;
+            spec.fua = true;
+            spec.stop = Stop::After(pace.write);
+        }
+    };
+    bench.say("4 KiB durable random writes, depth 32");
+    let m = field.generate(pace.rounds, durable(32))?;
+    let what = "4 KiB random writes with FUA, depth 32";
+    let mut rows = vec![
+        m.against_qemu(what, Unit::Iops, Bound::RatioAtLeast(1.5), |s| s.iops),
+        m.against_qemu("  server CPU of each", Unit::CpuMicros, Bound::RatioAtMost(1.0), |s| s.cpu_us),
+    ];
+    bench.say("4 KiB durable random writes, depth 1");
+    let m = field.generate(pace.rounds, durable(1))?;
+    let what = "4 KiB random writes with FUA, depth 1: median latency";
+    rows.push(m.against_qemu(what, Unit::Micros, Bound::RatioAtMost(1.0), |s| s.p50_us));
+    rows.push(m.against_qemu("  server CPU of each", Unit::CpuMicros, Bound::AtMost(120.0), |s| s.cpu_us));
     Ok(rows)
 }
 

@@ -259,6 +259,7 @@ pub fn run(options: &Options) -> Result<BenchReport> {
     if options.wants(Part::Io) {
         rows.extend(io_rows::reads(&bench, &pace)?);
         rows.extend(io_rows::writes(&bench, &pace)?);
+        rows.extend(io_rows::durable_writes(&bench, &pace)?);
     }
     if let (Some(forebay), Some(binary)) = (bench.ours.take(), &options.forebay) {
         rows.extend(own_rows(&bench, options, &pace, binary, forebay, &mut notes)?);

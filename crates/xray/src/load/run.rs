@@ -28,6 +28,9 @@ pub fn run(spec: &Spec) -> Result<Report, LoadError> {
         if spec.flush_each.is_some() && !c.export.flushes() {
             return Err(LoadError::NoFlush);
         }
+        if spec.fua && !c.export.durable_writes() {
+            return Err(LoadError::NoFua);
+        }
     }
     let workers = connections
         .into_iter()
@@ -104,9 +107,10 @@ impl<'a> Worker<'a> {
             });
         }
         let depth = usize::from(spec.depth);
+        let pipeline = Pipeline::new(connection, depth);
         Ok(Worker {
             spec,
-            pipeline: Pipeline::new(connection, depth),
+            pipeline: if spec.fua { pipeline.with_durable_writes() } else { pipeline },
             buffer: vec![0; RECEIVE_BYTES],
             content: Content::of(spec.seed, &spec.fill),
             rng: Rng::new(spec.seed ^ (n + 1) << 32),

@@ -81,6 +81,8 @@ pub struct Spec {
     pub stop: Stop,
     /// Interval between flushes; another flush follows at the end. Flushes are part of the load.
     pub flush_each: Option<Duration>,
+    /// Writes are durable when they are answered (FUA).
+    pub fua: bool,
     /// Requests per second on each connection, as a Poisson process; latency then starts when a request is
     /// due, not when there is room to send it.
     pub rate: Option<f64>,
@@ -109,6 +111,7 @@ impl Spec {
             connections: 1,
             stop: Stop::After(Duration::from_secs(1)),
             flush_each: None,
+            fua: false,
             rate: None,
             range: None,
             seed: 1,
@@ -163,6 +166,9 @@ pub enum LoadError {
     /// The server cannot flush.
     #[error("the server offers no flush for this export")]
     NoFlush,
+    /// The server does not support FUA.
+    #[error("the server offers no durable writes (FUA) for this export")]
+    NoFua,
     /// The connection failed.
     #[error(transparent)]
     Nbd(#[from] NbdError),

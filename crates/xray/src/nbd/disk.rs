@@ -36,7 +36,7 @@ impl Disk {
     }
 
     fn call(&mut self, command: Command, offset: u64, len: u32, data: &[u8]) -> Result<(), NbdError> {
-        self.0.write_all(&request(command, COOKIE, offset, len))?;
+        self.0.write_all(&request(command, 0, COOKIE, offset, len))?;
         self.0.write_all(data)?;
         let mut reply = [0; 16];
         self.0.read_exact(&mut reply)?;
@@ -54,6 +54,6 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         // The server does not answer a disconnect, and may have closed the connection already.
-        let _ = self.0.write_all(&request(Command::Disconnect, 0, 0, 0));
+        let _ = self.0.write_all(&request(Command::Disconnect, 0, 0, 0, 0));
     }
 }

@@ -51,6 +51,8 @@ pub(super) struct Flight {
     done: VecDeque<Done>,
     /// The moment at which the replies being parsed were received.
     pub now: Instant,
+    /// Command flags of writes.
+    pub write_flags: u16,
 }
 
 impl Flight {
@@ -77,6 +79,7 @@ impl Flight {
             under_way: 0,
             done: VecDeque::new(),
             now,
+            write_flags: 0,
         }
     }
 
@@ -150,7 +153,8 @@ impl Flight {
     fn begin(&mut self, index: usize, command: Command, due: Instant) {
         let slot = &mut self.slots[index];
         slot.uses += 1;
-        slot.header = request(command, slot.uses << 16 | index as u64, slot.offset, slot.len);
+        let flags = if command == Command::Write { self.write_flags } else { 0 };
+        slot.header = request(command, flags, slot.uses << 16 | index as u64, slot.offset, slot.len);
         (slot.command, slot.due, slot.got, slot.error) = (Some(command), due, 0, None);
         self.under_way += 1;
         self.unsent.push_back(index);

@@ -37,6 +37,10 @@ impl Export {
     pub fn flushes(&self) -> bool {
         self.flags & 1 << 2 != 0
     }
+    /// NBD_FLAG_SEND_FUA.
+    pub fn durable_writes(&self) -> bool {
+        self.flags & 1 << 3 != 0
+    }
 }
 
 /// A connection in its transmission phase.

@@ -67,12 +67,15 @@ pub enum NbdError {
     Stalled(u64),
 }
 
+/// NBD_CMD_FLAG_FUA: the write is durable when it is answered.
+pub const FUA: u16 = 1 << 0;
+
 /// Lays out a request header.
-pub fn request(command: Command, cookie: u64, offset: u64, len: u32) -> [u8; REQUEST_LEN] {
+pub fn request(command: Command, flags: u16, cookie: u64, offset: u64, len: u32) -> [u8; REQUEST_LEN] {
     const MAGIC: u32 = 0x2560_9513;
     let mut h = [0; REQUEST_LEN];
     h[0..4].copy_from_slice(&MAGIC.to_be_bytes());
-    // Bytes 4..6 are command flags; none is used.
+    h[4..6].copy_from_slice(&flags.to_be_bytes());
     h[6..8].copy_from_slice(&(command as u16).to_be_bytes());
     h[8..16].copy_from_slice(&cookie.to_be_bytes());
     h[16..24].copy_from_slice(&offset.to_be_bytes());

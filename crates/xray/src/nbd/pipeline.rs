@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use super::flight::{Done, Flight};
-use super::{Command, Connection, Export, NbdError, Parser, request};
+use super::{Command, Connection, Export, FUA, NbdError, Parser, request};
 use crate::socket;
 
 /// A connection with up to a fixed number of requests in progress.
@@ -19,6 +19,12 @@ impl Pipeline {
     /// Room for `depth` reads and writes, and one flush.
     pub fn new(connection: Connection, depth: usize) -> Pipeline {
         Pipeline { connection, flight: Flight::new(depth), parser: Parser::default() }
+    }
+
+    /// The same, with writes that are durable when they are answered (FUA).
+    pub fn with_durable_writes(mut self) -> Pipeline {
+        self.flight.write_flags = FUA;
+        self
     }
 
     /// The export.
@@ -127,7 +133,7 @@ impl AsRawFd for Pipeline {
 impl Drop for Pipeline {
     fn drop(&mut self) {
         // The server does not answer a disconnect, and may have closed the connection already.
-        let disconnect = request(Command::Disconnect, 0, 0, 0);
+        let disconnect = request(Command::Disconnect, 0, 0, 0, 0);
         let _ = socket::send(self.as_raw_fd(), &[IoSlice::new(&disconnect)]);
     }
 }
