@@ -27,6 +27,8 @@ pub(super) struct Files {
     path: std::path::PathBuf,
     direct: bool,
     writable: bool,
+    /// The file system writes preallocated blocks in place.
+    in_place: bool,
     /// The file system does not support preallocation.
     no_fallocate: AtomicBool,
     cache: Mutex<Cache>,
@@ -77,6 +79,26 @@ fn parse_name(name: &str) -> Option<SegmentId> {
     (name_of(id) == name).then_some(id)
 }
 
+/// The type of the file system of a file: a magic number of statfs(2).
+fn file_system(file: &File) -> io::Result<i64> {
+    // SAFETY: an all-zero statfs is a valid value of a plain C structure.
+    let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+    retry_shortage(|| {
+        // SAFETY: the descriptor is open and the structure is valid for writing.
+        let answer = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut stat) };
+        if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    })?;
+    Ok(stat.f_type as i64)
+}
+
+/// Whether a file system writes preallocated blocks in place. One that copies on write (btrfs, ZFS) needs new
+/// space for the second write to a block, and some accept a preallocation and reserve nothing. A network or
+/// FUSE file system may leave the sync of a synced write to its server, which may ignore it.
+fn writes_in_place(file_system: i64) -> bool {
+    [libc::EXT4_SUPER_MAGIC as i64, libc::XFS_SUPER_MAGIC as i64, libc::TMPFS_MAGIC as i64]
+        .contains(&file_system)
+}
+
 impl Files {
     /// The files in `path`; up to `limit` are kept open.
     pub(super) fn new(
@@ -87,8 +109,10 @@ impl Files {
     ) -> io::Result<Files> {
         let cache = Mutex::new(Cache { open: HashMap::new(), limit: limit.max(1), clock: 0 });
         let no_fallocate = AtomicBool::new(false);
+        let dir = retry_shortage(|| File::open(path))?;
         Ok(Files {
-            dir: retry_shortage(|| File::open(path))?,
+            in_place: writes_in_place(file_system(&dir)?),
+            dir,
             path: path.into(),
             direct,
             writable,
@@ -232,9 +256,10 @@ impl Files {
         Ok(file)
     }
 
-    /// Whether space is preallocated for objects.
-    pub(super) fn preallocates(&self) -> bool {
-        !self.no_fallocate.load(Ordering::Relaxed)
+    /// Whether preallocated space suffices for everything written to it, however often: then such a write
+    /// cannot find the file system full, and `RWF_DSYNC` makes it durable.
+    pub(super) fn preallocates_for_overwrites(&self) -> bool {
+        self.in_place && !self.no_fallocate.load(Ordering::Relaxed)
     }
 
     fn preallocate(&self, file: &File, len: u64) -> io::Result<()> {

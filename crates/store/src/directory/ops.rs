@@ -217,12 +217,13 @@ impl Store for DirectoryStore {
         data: IoBuf,
         expected: u64,
     ) -> BoxFuture<'_, Result<IoBuf>> {
-        let is_last = offset + data.len() as u64 == expected;
-        if offset > 0 && !is_last && self.shared.files.preallocates() {
+        let end = offset + data.len() as u64;
+        if offset > 0 && end < expected && self.shared.files.preallocates_for_overwrites() {
             return self.begin_append(id, offset, data, expected, true);
         }
-        // A lack of room must be distinguished from a failed sync where it can occur: at the creation, and if
-        // the space was not preallocated.
+        // A lack of room must be distinguished from a failed sync where it can occur: at the creation, beyond
+        // the preallocated space, and if none was preallocated. The last append returns space before the
+        // sync.
         append_then_sync(self, id, offset, data, expected)
     }
 

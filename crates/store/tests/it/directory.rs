@@ -153,6 +153,15 @@ fn a_full_disk_fails_appends_until_space_is_freed() {
             // Appends within the expected length have space, and longer ones do not.
             store.append(id(1), 1 << 20, pattern(3, 4 << 20), 5 << 20).await.unwrap();
             store.sync(id(1)).await.unwrap();
+            // Within it, an append that is synced at once has space, and beyond it finds none, before the
+            // sync.
+            store.append(id(4), 0, pattern(6, 4096), 1 << 20).await.unwrap();
+            store.sync(id(4)).await.unwrap();
+            store.append_synced(id(4), 4096, pattern(7, 64 << 10), 1 << 20).await.unwrap();
+            let beyond =
+                store.append_synced(id(4), (4 << 10) + (64 << 10), pattern(7, 6 << 20), 1 << 20).await;
+            assert_eq!(beyond.map(|_| ()), Err(StoreError::Full));
+            store.delete(id(4)).await.unwrap();
             let beyond = store.append(id(1), 5 << 20, pattern(4, 6 << 20), 5 << 20).await;
             assert_eq!(beyond.map(|_| ()), Err(StoreError::Full));
             assert!(store.sync(id(1)).await.is_err(), "no sync succeeds after a failure");
