@@ -1,11 +1,12 @@
 //! The limits of a disk and of its tenant, and the requests that wait for them.
 //!
 //! A request takes tokens of its disk and of its tenant at one moment, so it holds none while it waits.
-//! **Order**: requests wait in a queue of their disk, and the first of them in the queue of its tenant. Each
-//! queue is an asynchronous lock, which is granted in order of arrival; its holder waits for the tokens.
-//! Reads and writes have separate queues, unless a limit applies to both together: otherwise small requests
-//! of one kind could take the tokens for which a large one of the other kind waits. A request that is dropped
-//! leaves its queues. **Cost without limits**: one relaxed load for each request.
+//! **Order**: requests wait in a queue of their disk, and the first of them, when its disk has the tokens, in
+//! the queue of its tenant: a slow disk does not delay the others of its tenant. Each queue is an
+//! asynchronous lock, which is granted in order of arrival; its holder waits for the tokens. Reads and writes
+//! have separate queues, unless a limit applies to both together: otherwise small requests of one kind could
+//! take the tokens for which a large one of the other kind waits. A request that is dropped leaves its
+//! queues. **Cost without limits**: one relaxed load for each request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,6 +119,23 @@ impl Scope {
         self.changed.notify_waiters();
     }
 
+    /// Waits until there are tokens for a request.
+    async fn wait(&self, kind: Kind, cost: Cost, host: &dyn Host) {
+        loop {
+            // Before the look at the limits.
+            let changed = self.changed.notified();
+            let delay = self.state.lock().delay(kind, cost, host.now());
+            if delay.is_zero() {
+                return;
+            }
+            tokio::select! {
+                biased;
+                () = changed => {}
+                () = host.sleep(delay.min(LONGEST_WAIT)) => {}
+            }
+        }
+    }
+
     fn queue(&self, kind: Kind) -> &tokio::sync::Mutex<()> {
         let limits = self.limits();
         let is_common = limits.iops.total.is_some() || limits.bandwidth.total.is_some();
@@ -225,11 +243,7 @@ impl Limiter {
             // Before the look at the limits.
             let changed = self.own.changed.notified();
             let tenant = self.tenant();
-            let wait = async {
-                let Some(tenant) = &tenant else { return self.wait(None, kind, bytes, host).await };
-                let _turn = tenant.scope.queue(kind).lock().await;
-                self.wait(Some(tenant), kind, bytes, host).await;
-            };
+            let wait = self.wait(tenant.as_deref(), kind, Cost::of(bytes), host);
             tokio::select! {
                 biased;
                 () = wait => return,
@@ -238,23 +252,21 @@ impl Limiter {
         }
     }
 
-    /// Waits, as the first of its queues, for tokens.
-    async fn wait(&self, tenant: Option<&Tenant>, kind: Kind, bytes: u64, host: &dyn Host) {
+    /// Takes tokens, as the first request of the disk's queue, when there are enough.
+    async fn wait(&self, tenant: Option<&Tenant>, kind: Kind, cost: Cost, host: &dyn Host) {
         loop {
-            // Before the look at the limits.
-            let changed = tenant.map(|tenant| tenant.scope.changed.notified());
-            let delay = self.take_now(tenant, kind, Cost::of(bytes), host.now());
-            if delay.is_zero() {
+            self.own.wait(kind, cost, host).await;
+            let _turn = match tenant {
+                None => None,
+                Some(tenant) => {
+                    let turn = tenant.scope.queue(kind).lock().await;
+                    tenant.scope.wait(kind, cost, host).await;
+                    Some(turn)
+                }
+            };
+            // Requests of the other kind may have taken tokens of the disk until then.
+            if self.take_now(tenant, kind, cost, host.now()).is_zero() {
                 return;
-            }
-            let sleep = host.sleep(delay.min(LONGEST_WAIT));
-            match changed {
-                Some(changed) => tokio::select! {
-                    biased;
-                    () = changed => {}
-                    () = sleep => {}
-                },
-                None => sleep.await,
             }
         }
     }

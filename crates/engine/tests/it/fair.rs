@@ -126,6 +126,28 @@ async fn the_volumes_of_a_tenant_share_its_limit() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_slow_volume_does_not_delay_the_others_of_its_tenant() {
+    let (pool, disks) = open(&["slow", "quick"], config()).await;
+    let of_tenant = |limits| DiskLimits { tenant: Some("t".into()), limits };
+    pool.set_limits("slow", &of_tenant(iops(1, None))).unwrap();
+    pool.set_limits("quick", &of_tenant(Limits::default())).unwrap();
+    pool.set_tenant_limits("t", iops(1000, None));
+    let slow: Vec<_> = (0..10)
+        .map(|n: u64| {
+            let disk = disks[0].clone();
+            tokio::spawn(async move { disk.read(n * BLOCK, &mut [0; 4096]).await })
+        })
+        .collect();
+    sleep(Duration::from_millis(10)).await;
+    let begun = Instant::now();
+    for _ in 0..100 {
+        disks[1].read(0, &mut [0; 4096]).await.unwrap();
+    }
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    slow.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(start_paused = true)]
 async fn reads_and_writes_have_separate_limits() {
     let (pool, disks) = open(&["v"], config()).await;
     let slow = Some(Rate { per_second: 1, burst: None });
