@@ -41,6 +41,7 @@ pub(crate) struct Budget {
 
 impl Budget {
     /// A budget that is shared out as a whole.
+    #[cfg(test)]
     pub fn of(bytes: u64) -> Budget {
         Budget { all: bytes, open: bytes }
     }

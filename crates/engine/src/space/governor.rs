@@ -249,7 +249,9 @@ impl SpaceGovernor {
     /// The budget for a request of a flow; `None` if it must wait for a reclaim.
     fn budget_for(&self, flow: &Flow, cost: u64) -> Option<Budget> {
         if self.is_full() {
-            return self.fits_zeroes(cost).then(|| Budget::of(zeroes_budget(self.write_buffer)));
+            // The reserve is for all flows alike, those above their share included.
+            let all = zeroes_budget(self.write_buffer);
+            return self.fits_zeroes(cost).then(|| Budget { all, open: u64::MAX });
         }
         let all = self.buffer_budget.load(Relaxed).min(self.write_buffer);
         Some(Budget { all, open: all.min(self.flush_bound.bytes_for(flow.id())) })

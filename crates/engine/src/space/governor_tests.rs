@@ -203,6 +203,20 @@ fn writers_of_a_full_store_wait_while_a_reclaim_may_help_and_then_fail() {
     assert!(!governor.may_buffer(flow, MIB).unwrap());
 }
 
+/// A zeroed range frees room, so on a full store it must not wait for others that wait for room.
+#[test]
+fn a_discard_on_a_full_store_does_not_wait_for_its_share() {
+    let governor = governor();
+    observe(&governor, 1000);
+    let (large, small) = (&flow(1), &flow(2));
+    governor.buffered(large, 7 * MIB as i64);
+    governor.buffered(small, MIB as i64);
+    governor.refused();
+    assert!(governor.is_full());
+    assert!(governor.admit(large, 0).unwrap().is_some());
+    assert!(matches!(governor.admit(large, MIB), Ok(None) | Err(Error::NoSpace)));
+}
+
 #[test]
 fn a_reclaim_that_is_cancelled_is_not_under_way_any_more() {
     let governor = governor();
