@@ -15,6 +15,9 @@ use tokio::io::unix::AsyncFd;
 /// Most timers that are kept; seldom more than one is in use.
 const MOST_KEPT: usize = 4;
 
+/// Most sleeps at a time, since each takes a descriptor. Others use the runtime's timer.
+const MOST_SLEEPS: usize = 16;
+
 /// Kernel timers that are not in use, on the runtime in which they were created.
 #[derive(Default)]
 pub(super) struct Timers(Mutex<Vec<Timer>>);
@@ -25,8 +28,12 @@ impl Timers {
     /// Sleeps for `duration`. To be called in the context of the runtime of these timers.
     ///
     /// # Errors
-    /// The system has no timer, or no descriptor for one.
+    /// The system has no timer, or no descriptor for one, or too many sleeps are under way.
     pub(super) fn start(self: &Arc<Self>, duration: Duration) -> io::Result<PreciseSleep> {
+        // Each sleep holds a reference.
+        if Arc::strong_count(self) > MOST_SLEEPS {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
         let kept = self.0.lock().pop();
         let timer = match kept {
             Some(timer) => timer,
@@ -113,6 +120,15 @@ mod tests {
     #[tokio::test]
     async fn a_sleep_of_no_time_ends() {
         Arc::new(Timers::default()).start(Duration::ZERO).unwrap().end().await;
+    }
+
+    #[tokio::test]
+    async fn sleeps_are_bounded() {
+        let timers = Arc::new(Timers::default());
+        let sleeps: Vec<_> = (0..20).map_while(|_| timers.start(Duration::from_secs(1)).ok()).collect();
+        assert_eq!(sleeps.len(), MOST_SLEEPS);
+        drop(sleeps);
+        assert!(timers.start(Duration::from_secs(1)).is_ok());
     }
 
     #[tokio::test]
