@@ -251,7 +251,7 @@ impl SpaceGovernor {
         if self.is_full() {
             // The reserve is for all flows alike, those above their share included.
             let all = zeroes_budget(self.write_buffer);
-            return self.fits_zeroes(cost).then(|| Budget { all, open: u64::MAX });
+            return self.fits_zeroes(cost).then_some(Budget { all, open: u64::MAX });
         }
         let all = self.buffer_budget.load(Relaxed).min(self.write_buffer);
         Some(Budget { all, open: all.min(self.flush_bound.bytes_for(flow.id())) })

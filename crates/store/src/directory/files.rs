@@ -95,8 +95,7 @@ fn file_system(file: &File) -> io::Result<i64> {
 /// space for the second write to a block, and some accept a preallocation and reserve nothing. A network or
 /// FUSE file system may leave the sync of a synced write to its server, which may ignore it.
 fn writes_in_place(file_system: i64) -> bool {
-    [libc::EXT4_SUPER_MAGIC as i64, libc::XFS_SUPER_MAGIC as i64, libc::TMPFS_MAGIC as i64]
-        .contains(&file_system)
+    [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC, libc::TMPFS_MAGIC].contains(&file_system)
 }
 
 impl Files {
