@@ -12,6 +12,7 @@ pub mod cli;
 mod clock;
 pub mod config;
 pub mod control;
+mod document;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;

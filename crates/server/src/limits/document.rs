@@ -1,7 +1,4 @@
-//! The limits as a document in the pool: JSON with a version.
-//!
-//! An unknown field or version is an error, so that a document of a later release is not rewritten without
-//! the fields that this release does not support.
+//! The limits as a document in the pool; see [`crate::document`].
 
 use serde::{Deserialize, Serialize};
 
@@ -10,11 +7,6 @@ use super::{Entry, LimitSet, Table};
 /// Name of the document.
 pub(super) const NAME: &str = "limits";
 const VERSION: u32 = 1;
-
-#[derive(Deserialize)]
-struct Version {
-    version: u32,
-}
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,12 +50,7 @@ pub(super) fn encode(table: &Table) -> Vec<u8> {
 
 /// Decodes a document; the error states the defect.
 pub(super) fn decode(bytes: &[u8]) -> Result<Table, String> {
-    let damaged = |e: serde_json::Error| format!("they are damaged: {e}");
-    let Version { version } = serde_json::from_slice(bytes).map_err(damaged)?;
-    if version != VERSION {
-        return Err(format!("they have version {version}, this release supports version {VERSION}"));
-    }
-    let document: Document = serde_json::from_slice(bytes).map_err(damaged)?;
+    let document: Document = crate::document::decode(bytes, VERSION, ["they are", "they have"])?;
     let mut table = Table::default();
     for entry in document.volumes {
         super::check(&entry.limits).map_err(|e| format!("they are damaged: {e}"))?;

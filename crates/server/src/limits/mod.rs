@@ -128,11 +128,7 @@ pub struct LimitTable {
 impl LimitTable {
     /// Reads the limits of a pool, and applies them.
     pub async fn load(pool: Arc<Pool>) -> LimitTable {
-        let table = match pool.document(document::NAME).await {
-            Ok(Some(bytes)) => document::decode(&bytes),
-            Ok(None) => Ok(Table::default()),
-            Err(e) => Err(e.to_string()),
-        };
+        let table = crate::document::load(&pool, document::NAME, document::decode).await;
         match &table {
             Ok(table) => apply_all(&pool, table),
             Err(why) => tracing::error!("{}", LimitError::Unreadable(why.clone())),

@@ -1,7 +1,4 @@
-//! The table of targets as a document in the pool: JSON with a version.
-//!
-//! An unknown field or version is an error, so that a document of a later release is not rewritten without
-//! the fields that this release does not support.
+//! The table of targets as a document in the pool; see [`crate::document`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,11 +10,6 @@ use super::{Table, Target};
 /// Name of the document.
 pub(super) const NAME: &str = "targets";
 const VERSION: u32 = 1;
-
-#[derive(Deserialize)]
-struct Version {
-    version: u32,
-}
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,12 +28,7 @@ pub(super) fn encode(table: &Table) -> Vec<u8> {
 
 /// Decodes a document; the error states the defect.
 pub(super) fn decode(bytes: &[u8]) -> Result<Table, String> {
-    let damaged = |e: serde_json::Error| format!("it is damaged: {e}");
-    let Version { version } = serde_json::from_slice(bytes).map_err(damaged)?;
-    if version != VERSION {
-        return Err(format!("it has version {version}, this release supports version {VERSION}"));
-    }
-    let document: Document<Target> = serde_json::from_slice(bytes).map_err(damaged)?;
+    let document: Document<Target> = crate::document::decode(bytes, VERSION, ["it is", "it has"])?;
     if document.next_number == 0 {
         return Err("it is damaged: next_number is 0".into());
     }

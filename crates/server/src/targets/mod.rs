@@ -95,11 +95,7 @@ pub struct Unmapped<'a> {
 impl Targets {
     /// Reads the table of a pool. If it cannot be read, there are no targets, and none can be created.
     pub async fn load(pool: Arc<Pool>) -> Targets {
-        let table = match pool.document(document::NAME).await {
-            Ok(Some(bytes)) => document::decode(&bytes),
-            Ok(None) => Ok(Table::default()),
-            Err(e) => Err(e.to_string()),
-        };
+        let table = crate::document::load(&pool, document::NAME, document::decode).await;
         if let Err(why) = &table {
             tracing::error!("{}", TargetError::Unreadable(why.clone()));
         }
