@@ -6,7 +6,7 @@
 //! them; the time of a disk is not included.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_format::{DiskId, SegmentId, SegmentRecord, SegmentState, Stream};
 use forebay_store::MemoryStore;
@@ -14,8 +14,8 @@ use forebay_store::MemoryStore;
 use crate::disk::Disk;
 use crate::map::Tree;
 use crate::parts::Parts;
-use crate::testing::volume;
-use crate::{BoxFuture, Host, Pool, PoolConfig};
+use crate::testing::{TokioHost, volume};
+use crate::{Pool, PoolConfig};
 
 /// Bytes of a segment.
 const SEGMENT: u64 = 64 << 20;
@@ -24,26 +24,6 @@ const DEAD: u32 = 10_000;
 /// The tables of 100 TB.
 const SEGMENTS: u32 = 1_600_000;
 const DISKS: u32 = 20_000;
-
-struct RealHost(Instant);
-
-impl Host for RealHost {
-    fn now(&self) -> Duration {
-        self.0.elapsed()
-    }
-    fn unix_ms(&self) -> u64 {
-        0
-    }
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        Box::pin(tokio::time::sleep(duration))
-    }
-    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
-        tokio::spawn(task);
-    }
-    fn random(&self, bytes: &mut [u8]) {
-        bytes.fill(7);
-    }
-}
 
 /// CPU time of this thread.
 fn cpu() -> Duration {
@@ -102,7 +82,7 @@ async fn measure(segments: u32, disks: u32) {
     let store = Arc::new(MemoryStore::new());
     let config =
         PoolConfig { dedup_index: 0, reclaim_pause: Duration::from_secs(1 << 20), ..PoolConfig::default() };
-    let open = || Pool::open(store.clone(), Arc::new(RealHost(Instant::now())), config.clone());
+    let open = || Pool::open(store.clone(), TokioHost::new(), config.clone());
     let pool = open().await.unwrap();
     let before = resident();
     {

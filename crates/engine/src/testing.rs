@@ -1,7 +1,7 @@
-//! Parts of the engine on a store in memory, for unit tests of one part without a pool.
+//! Hosts, and parts of the engine on a store in memory for unit tests of one part without a pool.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_format::{DiskId, DiskRecord, MapValue, Mark, PoolId, Role, Superblock, SyncMode};
 use forebay_retained::{Identity, Retained};
@@ -34,6 +34,33 @@ impl Host for StillHost {
     }
     fn spawn(&self, name: &'static str, _: BoxFuture<'static, ()>) {
         panic!("task '{name}' started without a pool");
+    }
+    fn random(&self, bytes: &mut [u8]) {
+        bytes.fill(7);
+    }
+}
+
+/// A clock and tasks of the present tokio runtime.
+pub(crate) struct TokioHost(Instant);
+
+impl TokioHost {
+    pub fn new() -> Arc<TokioHost> {
+        Arc::new(TokioHost(Instant::now()))
+    }
+}
+
+impl Host for TokioHost {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+    fn unix_ms(&self) -> u64 {
+        0
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
+        tokio::spawn(task);
     }
     fn random(&self, bytes: &mut [u8]) {
         bytes.fill(7);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_format::{Address, BLOCK, DiskId, SegmentId};
 use forebay_store::MemoryStore;
@@ -16,27 +16,8 @@ use crate::commit::Taken;
 use crate::disk::blocks;
 use crate::map::{NeedNode, Ref, Tree};
 use crate::read::Reader;
-use crate::{BoxFuture, CloneRequest, Host, Pool, PoolConfig, SyncMode};
-
-struct TokioHost(Instant);
-
-impl Host for TokioHost {
-    fn now(&self) -> Duration {
-        self.0.elapsed()
-    }
-    fn unix_ms(&self) -> u64 {
-        0
-    }
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        Box::pin(tokio::time::sleep(duration))
-    }
-    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
-        tokio::spawn(task);
-    }
-    fn random(&self, bytes: &mut [u8]) {
-        bytes.fill(7);
-    }
-}
+use crate::testing::TokioHost;
+use crate::{BoxFuture, CloneRequest, Pool, PoolConfig, SyncMode};
 
 /// SplitMix64.
 pub(super) struct Rng(pub(super) u64);
@@ -231,7 +212,7 @@ pub(super) async fn open(store: &Arc<MemoryStore>, mark_memory: u64) -> Arc<Pool
         mark_memory,
         ..PoolConfig::default()
     };
-    Pool::open(store.clone(), Arc::new(TokioHost(Instant::now())), config).await.unwrap()
+    Pool::open(store.clone(), TokioHost::new(), config).await.unwrap()
 }
 
 /// Random changes; after each, or some, a mark by difference equals one from nothing.

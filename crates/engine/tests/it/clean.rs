@@ -52,6 +52,19 @@ async fn stored(store: &MemoryStore) -> u64 {
     store.list().await.unwrap().iter().map(|o| o.len).sum()
 }
 
+/// A pool with a volume of which every second block was discarded, so every segment is half full.
+async fn half_discarded(store: &Arc<MemoryStore>, blocks: u64) -> (Arc<Pool>, Arc<DiskHandle>) {
+    let pool = open(store).await;
+    pool.create_volume("v", blocks * 4096, SyncMode::Flush, 0).await.unwrap();
+    let v = pool.attach("v").unwrap();
+    fill(&v, 0..blocks, 1).await;
+    for block in (0..blocks).step_by(2) {
+        v.discard(block * 4096, 4096, false).await.unwrap();
+    }
+    v.flush().await.unwrap();
+    (pool, v)
+}
+
 /// Every second block is discarded, so every segment is half full.
 #[tokio::test]
 async fn discarded_space_is_freed() {
@@ -99,14 +112,7 @@ async fn discarded_space_is_freed() {
 async fn a_reclaim_completes_after_its_caller_disconnects() {
     const BLOCKS: u64 = 4096;
     let store = Arc::new(MemoryStore::new());
-    let pool = open(&store).await;
-    pool.create_volume("v", BLOCKS * 4096, SyncMode::Flush, 0).await.unwrap();
-    let v = pool.attach("v").unwrap();
-    fill(&v, 0..BLOCKS, 1).await;
-    for block in (0..BLOCKS).step_by(2) {
-        v.discard(block * 4096, 4096, false).await.unwrap();
-    }
-    v.flush().await.unwrap();
+    let (pool, v) = half_discarded(&store, BLOCKS).await;
     let begun = tokio::sync::Notify::new();
     let progress = |p: GcProgress| {
         if p.phase == GcPhase::Clean {
@@ -130,16 +136,8 @@ async fn a_reclaim_completes_after_its_caller_disconnects() {
 /// The next server may open the pool when this one has closed it.
 #[tokio::test]
 async fn a_closed_pool_is_not_changed_by_a_reclaim() {
-    const BLOCKS: u64 = 4096;
     let store = Arc::new(MemoryStore::new());
-    let pool = open(&store).await;
-    pool.create_volume("v", BLOCKS * 4096, SyncMode::Flush, 0).await.unwrap();
-    let v = pool.attach("v").unwrap();
-    fill(&v, 0..BLOCKS, 1).await;
-    for block in (0..BLOCKS).step_by(2) {
-        v.discard(block * 4096, 4096, false).await.unwrap();
-    }
-    v.flush().await.unwrap();
+    let (pool, v) = half_discarded(&store, 4096).await;
     drop(v);
     let begun = tokio::sync::Notify::new();
     let progress = |p: GcProgress| {

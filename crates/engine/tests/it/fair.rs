@@ -4,34 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::common::{config, noise};
-use forebay_engine::{
-    BoxFuture, DiskHandle, DiskLimits, Fast, Host, Limits, Pool, PoolConfig, Rate, RateLimits, SyncMode,
-};
+use crate::common::{PausedHost, config, noise};
+use forebay_engine::{DiskHandle, DiskLimits, Fast, Limits, Pool, PoolConfig, Rate, RateLimits, SyncMode};
 use forebay_store::MemoryStore;
 use tokio::time::{Instant, sleep, timeout};
 
 const BLOCK: u64 = 4096;
-
-struct PausedHost(Instant);
-
-impl Host for PausedHost {
-    fn now(&self) -> Duration {
-        self.0.elapsed()
-    }
-    fn unix_ms(&self) -> u64 {
-        1_700_000_000_000
-    }
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        Box::pin(sleep(duration))
-    }
-    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
-        tokio::spawn(task);
-    }
-    fn random(&self, bytes: &mut [u8]) {
-        bytes.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
-    }
-}
 
 /// A pool with volumes of 4 MiB, opened by one client each. Their first write, which makes their mark, is
 /// done.

@@ -5,29 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::*;
-use forebay_engine::{BoxFuture, Coalesce, DiskHandle, Host, Pool, PoolConfig, SyncMode};
+use forebay_engine::{BoxFuture, Coalesce, DiskHandle, Pool, PoolConfig, SyncMode};
 use forebay_store::{DiskArray, MemoryStore, Slow, Store};
-
-/// A host whose time is the paused clock.
-struct PausedHost(tokio::time::Instant);
-
-impl Host for PausedHost {
-    fn now(&self) -> Duration {
-        self.0.elapsed()
-    }
-    fn unix_ms(&self) -> u64 {
-        0
-    }
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        Box::pin(tokio::time::sleep(duration))
-    }
-    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
-        tokio::spawn(task);
-    }
-    fn random(&self, bytes: &mut [u8]) {
-        bytes.fill(1);
-    }
-}
 
 /// A pool on one disk on which a commit takes 20 ms.
 async fn on_a_disk(coalesce: Coalesce) -> (Arc<Pool>, Vec<Arc<DiskHandle>>) {

@@ -33,6 +33,27 @@ impl Host for TestHost {
     }
 }
 
+/// A host whose time is tokio's paused clock, which moves only while all tasks wait.
+pub struct PausedHost(pub tokio::time::Instant);
+
+impl Host for PausedHost {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+    fn unix_ms(&self) -> u64 {
+        1_700_000_000_000
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+    fn spawn(&self, _: &'static str, task: BoxFuture<'static, ()>) {
+        tokio::spawn(task);
+    }
+    fn random(&self, bytes: &mut [u8]) {
+        bytes.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
+    }
+}
+
 /// The boot of a host that was created then: each opening is in another boot, so the local clients of the one
 /// before have died.
 pub fn boot_of(created: Instant) -> [u8; 16] {
