@@ -67,8 +67,8 @@ pub(crate) struct Committer {
     pub(super) tables: Mutex<StoredTables>,
     /// Bytes appended to the log; shared with it.
     pub(super) appended: Arc<AtomicU64>,
-    /// Held while a checkpoint or reclaim runs: one at a time.
-    pub checkpoint_lock: tokio::sync::Mutex<()>,
+    /// Held while a checkpoint is made: one at a time.
+    pub(super) checkpoint_lock: tokio::sync::Mutex<()>,
     /// `appended` at the last checkpoint.
     pub(super) checkpointed: AtomicU64,
     pub commits: Counter,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::Op;
 
 /// Only writes up to this size run on the requesting thread: small ones, and the zeroes after them.
-const SMALL_BYTES: usize = 384 << 10;
+const MOST_BYTES: usize = 384 << 10;
 
 /// The longest mean duration of synced writes for which a thread waits.
 const SHORT: Duration = Duration::from_micros(600);
@@ -32,7 +32,7 @@ impl SyncedWrites {
     /// Whether a synced write of `len` bytes runs on the thread that requests it.
     pub(super) fn run_inline(&self, len: usize) -> bool {
         let mean = self.mean.load(Relaxed);
-        len <= SMALL_BYTES && mean > 0 && u128::from(mean) <= SHORT.as_nanos()
+        len <= MOST_BYTES && mean > 0 && u128::from(mean) <= SHORT.as_nanos()
     }
 
     /// Measures the duration of a synced write that begins now.
@@ -46,7 +46,7 @@ impl SyncedWrites {
     }
 
     fn record(&self, len: usize, duration: Duration) {
-        if len > SMALL_BYTES {
+        if len > MOST_BYTES {
             return;
         }
         let ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX / 2).max(1);
