@@ -401,7 +401,9 @@ impl Committer {
     /// Drops the frozen buffers, which frees their memory, and completes waiting requests.
     fn finish(&self, group: &mut Group, results: Vec<Result<()>>) {
         if let Some(began) = group.began {
-            self.space.flush_bound.record_group(group.buffered(), began, self.cx.host.now());
+            let (bytes, bound) = (group.buffered(), &self.space.flush_bound);
+            bound.record_group(bytes, began, self.cx.host.now());
+            self.reader.turns.record_group(bound.flushing(), bytes, began);
         }
         for (disk, buffer) in group.frozen.drain(..) {
             disk.buffers.lock().thaw();

@@ -4,6 +4,7 @@
 //! [`NodeReader`] loads and caches the nodes of block maps; [`Reader`] reads disks through write buffer,
 //! block map and read cache.
 
+mod bound;
 mod bulk;
 pub(crate) mod damage;
 mod directory;

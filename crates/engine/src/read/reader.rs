@@ -39,7 +39,7 @@ pub(crate) struct Reader {
     pub nodes: NodeReader,
     pub cache: ReadCache,
     pub(super) misses: MissTable<Fetched>,
-    turns: ReadTurns,
+    pub turns: ReadTurns,
     pub recordings: Arc<Recordings>,
     progress: Arc<CommitProgress>,
 }
@@ -66,7 +66,7 @@ impl Reader {
             nodes: NodeReader::new(source.clone()),
             cache: ReadCache::new(cx.config.read_cache),
             misses: MissTable::default(),
-            turns: ReadTurns::default(),
+            turns: ReadTurns::new(cx.clone()),
             recordings: Arc::default(),
             progress,
             source,
@@ -236,13 +236,17 @@ impl Reader {
         let gather = || self.gather(&mut done, disk, offset, out, &mut gaps, mode);
         with_nodes(gather, |stop| Box::pin(self.resolve(disk, stop))).await?;
         let count = gaps.len();
-        if count > 0 {
-            let bytes = (count * BLOCK) as u64 + ahead;
-            let _turn = match mode {
-                ReadMode::Wait => Some(self.turns.turn(&disk.reads, bytes).await?),
-                ReadMode::CachedOnly | ReadMode::Internal => None,
+        while !gaps.is_empty() {
+            let takes_turns = mode == ReadMode::Wait;
+            let most = if takes_turns { self.turns.most(&disk.reads) / BLOCK as u64 } else { u64::MAX };
+            let rest = gaps.split_off(usize::try_from(most).unwrap_or(usize::MAX).min(gaps.len()));
+            let ahead = if rest.is_empty() { ahead } else { 0 };
+            let bytes = (gaps.len() * BLOCK) as u64 + ahead;
+            let _turn = match takes_turns {
+                true => Some(self.turns.turn(&disk.reads, bytes).await?),
+                false => None,
             };
-            self.fill_gaps(disk, gaps, out, ahead, mode).await?;
+            self.fill_gaps(disk, std::mem::replace(&mut gaps, rest), out, ahead, mode).await?;
         }
         Ok(count)
     }

@@ -4,28 +4,57 @@
 //! The bytes that guests read from the store at a time are limited, and are shared fairly ([`crate::fair`]).
 //! A reader waits for its turn before it enters the table of misses, so every reader for which others wait
 //! there has its turn already, and nothing that a reader waits for during its turn needs one. Reads on which
-//! commits depend need no turn.
+//! commits depend need no turn. While other disks flush, the limit is lower ([`super::bound`]).
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::bound::ReadBound;
 use crate::Result;
+use crate::context::Context;
 use crate::fair::{Budget, Flow, Gate};
 use crate::limits::{READS_AT_ONCE, READS_RESERVE};
-
-const BUDGET: Budget = Budget { all: READS_AT_ONCE + READS_RESERVE, open: READS_AT_ONCE };
+use crate::space::Flushing;
 
 /// The reads of guests at the store; see the module documentation.
-#[derive(Default)]
-pub(crate) struct ReadTurns(Gate);
+pub(crate) struct ReadTurns {
+    cx: Arc<Context>,
+    gate: Gate,
+    bound: ReadBound,
+}
 
 impl ReadTurns {
+    pub fn new(cx: Arc<Context>) -> ReadTurns {
+        ReadTurns { cx, gate: Gate::default(), bound: ReadBound::default() }
+    }
+
+    fn budget(&self, flow: &Flow) -> Budget {
+        match self.bound.bytes_for(flow.id(), self.cx.host.now()) {
+            Some(bytes) => Budget { all: bytes + bytes / 2, open: bytes },
+            None => Budget { all: READS_AT_ONCE + READS_RESERVE, open: READS_AT_ONCE },
+        }
+    }
+
+    /// Records that a group of `bytes`, whose commit began at `began`, is durable: see [`super::bound`].
+    pub fn record_group(&self, flushing: Flushing, bytes: u64, began: Duration) {
+        let now = self.cx.host.now();
+        self.bound.record_group(flushing, bytes, now.saturating_sub(began), now, self.gate.has_waiting());
+    }
+
+    /// Bytes for which one turn should be taken at most, so that others get theirs in between.
+    pub fn most(&self, flow: &Flow) -> u64 {
+        let bound = self.bound.bytes_for(flow.id(), self.cx.host.now());
+        bound.map_or(u64::MAX, |bytes| bytes / 2)
+    }
+
     /// Waits until a disk may read `bytes`.
     ///
     /// # Errors
     /// None: the gate is never closed.
     pub async fn turn(&self, flow: &Arc<Flow>, bytes: u64) -> Result<ReadTurn<'_>> {
-        if !self.0.take(flow, (bytes, bytes), |_, _| Some(BUDGET)) {
-            let mut entered = Entered { turns: self, waiting: Some(self.0.enqueue(flow, (bytes, bytes))?) };
+        if !self.gate.take(flow, (bytes, bytes), |flow, _| Some(self.budget(flow))) {
+            let waiting = self.gate.enqueue(flow, (bytes, bytes))?;
+            let mut entered = Entered { turns: self, waiting: Some(waiting) };
             self.drain();
             if let Some(waiting) = &mut entered.waiting {
                 waiting.admitted().await?;
@@ -36,8 +65,8 @@ impl ReadTurns {
     }
 
     fn drain(&self) {
-        if self.0.has_waiting() {
-            self.0.drain(|_, _| Some(BUDGET));
+        if self.gate.has_waiting() {
+            self.gate.drain(|flow, _| Some(self.budget(flow)));
         }
     }
 }
@@ -67,7 +96,7 @@ pub(crate) struct ReadTurn<'a> {
 
 impl Drop for ReadTurn<'_> {
     fn drop(&mut self) {
-        self.turns.0.add(&self.flow, -(self.bytes as i64));
+        self.turns.gate.add(&self.flow, -(self.bytes as i64));
         self.turns.drain();
     }
 }

@@ -17,13 +17,13 @@ use crate::sync::atomic::Ordering::Relaxed;
 /// Time to commit the data that others may buffer, in costs of a small commit.
 const GROUP_COSTS: f64 = 2.0;
 /// Least such time, for stores whose commits cost next to nothing.
-const LEAST_GROUP_TIME: Duration = Duration::from_millis(2);
+const LEAST_GROUP_TIME: Duration = Duration::from_micros(500);
 /// A disk counts as one that flushes for this long after its last flush.
 const FLUSH_RECENT: Duration = Duration::from_secs(1);
 /// Groups of at most this size show the cost of a small commit, larger ones the time for each byte.
 const SMALL_GROUP: u64 = 128 << 10;
 /// Least bound: smaller groups would not show the time for each byte any more.
-const LEAST_BOUND: u64 = 512 << 10;
+const LEAST_BOUND: u64 = 256 << 10;
 /// Values of `flushing` other than the only disk that flushes.
 const NONE: u64 = u64::MAX;
 const SEVERAL: u64 = u64::MAX - 1;
@@ -35,6 +35,14 @@ struct Cost {
     small: Option<f64>,
     /// Seconds for each byte of a larger one.
     per_byte: Option<f64>,
+}
+
+/// The disks that flush.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flushing {
+    None,
+    Only(u64),
+    Several,
 }
 
 /// Measures commits and bounds the write buffers; see the module documentation.
@@ -108,12 +116,21 @@ impl FlushBound {
         self.bytes.store(((time / per_byte) as u64).max(LEAST_BOUND), Relaxed);
     }
 
+    /// The disks that flushed recently, as of the last group or flush.
+    pub fn flushing(&self) -> Flushing {
+        match self.flushing.load(Relaxed) {
+            NONE => Flushing::None,
+            SEVERAL => Flushing::Several,
+            only => Flushing::Only(only),
+        }
+    }
+
     /// Bytes that may be in the buffers after a request of disk `id`.
     pub fn bytes_for(&self, id: u64) -> u64 {
-        match self.flushing.load(Relaxed) {
-            NONE => u64::MAX,
-            only if only == id => u64::MAX,
-            _ => self.bytes.load(Relaxed),
+        match self.flushing() {
+            Flushing::None => u64::MAX,
+            Flushing::Only(only) if only == id => u64::MAX,
+            Flushing::Only(_) | Flushing::Several => self.bytes.load(Relaxed),
         }
     }
 }

@@ -7,5 +7,6 @@ mod flush_bound;
 mod governor;
 mod policy;
 
+pub(crate) use flush_bound::Flushing;
 pub(crate) use governor::{Admission, SpaceGovernor, zeroes_budget};
 pub(crate) use policy::SPACE_CHECK;
