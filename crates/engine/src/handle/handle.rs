@@ -306,20 +306,20 @@ impl DiskHandle {
     pub async fn write_part(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.check_write(offset, data.len() as u64)?;
         self.begin(Kind::Write, data.len() as u64).await;
-        let mut room = self.intake.admit(&self.disk, data.len() as u64).await?;
         let (mut at, end) = (offset, offset + data.len() as u64);
-        // In pieces that end at block boundaries, so that only the ends of the range are partial blocks.
+        // In pieces that end at block boundaries, so that only the ends of the range are partial blocks. Each
+        // is admitted by itself, so that a long request need not fit into one group.
         while at < end {
             if at > offset {
                 yield_now().await;
             }
             let until = ((at / TURN_BYTES + 1) * TURN_BYTES).min(end);
+            let mut room = self.intake.admit(&self.disk, until - at).await?;
             room.spend(until - at);
             let piece = &data[(at - offset) as usize..(until - offset) as usize];
             self.write_bytes(at, piece, &mut room.room).await?;
             at = until;
         }
-        drop(room);
         self.disk.guest.write.add(data.len() as u64);
         Ok(())
     }

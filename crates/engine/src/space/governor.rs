@@ -203,7 +203,9 @@ impl SpaceGovernor {
     /// [`Error::NoSpace`] if no reclaim is expected to make room.
     pub fn may_buffer(&self, flow: &Flow, len: u64) -> Result<bool> {
         self.check_room(len)?;
-        Ok(self.gate.may(flow, cost(len), |flow, cost| self.budget_for(flow, cost)))
+        // A longer request waits, since it is then admitted in pieces.
+        let fits_group = cost(len) <= self.flush_bound.bytes_for(flow.id());
+        Ok(fits_group && self.gate.may(flow, cost(len), |flow, cost| self.budget_for(flow, cost)))
     }
 
     /// As [`SpaceGovernor::may_buffer`], and reserves the room; `None` if the request has to wait.
@@ -254,7 +256,8 @@ impl SpaceGovernor {
             return self.fits_zeroes(cost).then_some(Budget { all, open: u64::MAX });
         }
         let all = self.buffer_budget.load(Relaxed).min(self.write_buffer);
-        Some(Budget { all, open: all.min(self.flush_bound.bytes_for(flow.id())) })
+        let bound = self.flush_bound.bytes_for(flow.id());
+        Some(Budget { all: all.min(bound.saturating_mul(2)), open: all.min(bound) })
     }
 
     /// Whether a request is a zeroed range that fits into the buffers while the store is full: it needs

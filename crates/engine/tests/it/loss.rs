@@ -78,7 +78,9 @@ impl Scene {
                 pool.checkpoint().await.unwrap();
             }
             if n == flushes {
-                pool.attach("w").unwrap().write(0, &[7; 4096], true).await.unwrap();
+                // Without a flush of `w`: next to one, a long write may need several groups.
+                pool.attach("w").unwrap().write(0, &[7; 4096], false).await.unwrap();
+                pool.create_volume("x", 1 << 20, SyncMode::Flush, 0).await.unwrap();
             }
         }
         let mut scene = Scene { store: left_by_crash(&store).await, states, batches: Vec::new() };
