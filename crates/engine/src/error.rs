@@ -1,4 +1,4 @@
-//! Errors of the engine. Each front end has its own table from these to the codes of its protocol.
+//! Errors of the engine. Each front end has a table from these to the codes of its protocol.
 
 use forebay_format::FormatError;
 use forebay_store::StoreError;

@@ -24,7 +24,7 @@ pub(super) struct Given<'a> {
 
 /// What a block was found to be.
 pub(super) enum Examined {
-    /// All zeroes; `known` if the map says so already.
+    /// All zeroes; `known` if the map has that already.
     Zero { known: bool },
     /// What the disk has already.
     Unchanged,

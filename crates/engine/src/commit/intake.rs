@@ -138,7 +138,7 @@ impl Intake {
         Ok(room)
     }
 
-    /// Reserves retained memory for a request of `len` bytes; `None` if there is none.
+    /// Reserves retained memory for a request of `len` bytes; `None` without enough.
     fn reserve(&self, disk: &Disk, len: u64) -> Option<Reservation> {
         // Both ends may be parts of blocks, and each zeroed block of a desktop may become a range.
         let blocks = len.div_ceil(BLOCK as u64) as u32 + 2;

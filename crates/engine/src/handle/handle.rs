@@ -308,7 +308,7 @@ impl DiskHandle {
         self.begin(Kind::Write, data.len() as u64).await;
         let (mut at, end) = (offset, offset + data.len() as u64);
         // In pieces that end at block boundaries, so that only the ends of the range are partial blocks. Each
-        // is admitted by itself, so that a long request need not fit into one group.
+        // is admitted separately, so that a long request need not fit into one group.
         while at < end {
             if at > offset {
                 yield_now().await;

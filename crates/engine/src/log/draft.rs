@@ -223,7 +223,7 @@ pub(crate) fn block_at(segment: SegmentId, entry: &DirectoryEntry) -> BlockRef {
     BlockRef { addr: Address { segment, slot: entry.slot }, form: entry.form, crc: entry.crc }
 }
 
-/// What a relocation map says of a slot itself.
+/// The entry of a relocation map for a slot itself.
 pub(crate) fn directory_entry(e: &forebay_format::Relocation) -> DirectoryEntry {
     DirectoryEntry { slot: e.slot, form: e.form, kind: e.kind, crc: e.crc, fingerprint: e.fingerprint }
 }

@@ -7,7 +7,7 @@
 //!
 //! What a calm commit takes is the least that was measured recently, for small groups and for each byte of
 //! larger ones. The bound begins at its least value, and returns to it each time that old measurements are
-//! dropped: otherwise commits that are slowed all the time would be taken for calm ones.
+//! dropped: otherwise commits that are always slowed would count as calm.
 
 use std::time::Duration;
 

@@ -85,7 +85,7 @@ pub(crate) trait Protocol: Unpin {
         false
     }
 
-    /// Input that was put aside while only requests in progress were served. It comes before all that was not
+    /// Input that was put aside while only requests in progress were served. It precedes all that was not
     /// served, and is served again later.
     fn take_aside(&mut self) -> Vec<u8> {
         Vec::new()
@@ -123,10 +123,10 @@ pub(crate) struct Conversation<S, P> {
     /// The descriptor of a UNIX socket.
     fd: Option<RawFd>,
     protocol: P,
-    /// Received bytes that come before those of the socket: of a parked connection, or put aside.
+    /// Received bytes that precede those of the socket: of a parked connection, or put aside.
     unread: VecDeque<u8>,
     unread_charge: Option<Charge>,
-    /// Bytes that come before these, and were not served yet.
+    /// Bytes that precede these, and were not served yet.
     held: Vec<u8>,
     /// The charge for `held` and for the rest of an incomplete message.
     held_charge: Option<Charge>,
@@ -306,7 +306,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
         input
     }
 
-    /// Sets the bytes that come before those of the socket.
+    /// Sets the bytes that precede those of the socket.
     fn set_unread(&mut self, input: Vec<u8>) {
         let bytes = input.capacity();
         self.unread_charge = (bytes > KEEP_HELD).then(|| self.account.force(bytes, Kind::Input));

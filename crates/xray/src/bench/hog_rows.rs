@@ -4,7 +4,7 @@
 //! at a time. Each hog loads a separate volume on the same server. A round measures the victim alone, then
 //! next to each hog, and next to all together; a row compares its p99 with that alone.
 //!
-//! The clients of the hogs get only CPU time that nothing else wants: they stand for other machines. With the
+//! The clients of the hogs run only while a CPU is idle otherwise: they stand for other machines. With the
 //! usual priority on two cores, a loop that only starts programs increases the p99 of the victim six times,
 //! without any request to the server.
 
