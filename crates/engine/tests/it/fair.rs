@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::common::{PausedHost, config, noise};
-use forebay_engine::{DiskHandle, DiskLimits, Fast, Limits, Pool, PoolConfig, Rate, RateLimits, SyncMode};
-use forebay_store::MemoryStore;
+use forebay_engine::{
+    BoxFuture, DiskHandle, DiskLimits, Fast, Limits, Pool, PoolConfig, Rate, RateLimits, SyncMode,
+};
+use forebay_store::{DiskArray, MemoryStore, Slow};
 use tokio::time::{Instant, sleep, timeout};
 
 const BLOCK: u64 = 4096;
@@ -213,4 +215,56 @@ async fn all_writers_of_a_small_buffer_make_progress() {
     assert_eq!(pool.stats().await.dirty_bytes, 0);
     drop(disks);
     pool.close().await.unwrap();
+}
+
+/// Durable writes of 4 KiB, one at a time; returns their 95th percentile.
+async fn durable_writes(disk: &DiskHandle) -> Duration {
+    let mut took = Vec::new();
+    for n in 0..400 {
+        let began = Instant::now();
+        disk.write(n % 64 * BLOCK, &noise(n, BLOCK as usize), true).await.unwrap();
+        took.push(began.elapsed());
+    }
+    took.sort_unstable();
+    took[took.len() * 95 / 100]
+}
+
+/// On a disk that serves requests in order, 1 GiB per second.
+#[tokio::test(start_paused = true)]
+async fn durable_writes_do_not_wait_for_a_deep_queue_of_reads() {
+    const MIB: usize = 1 << 20;
+    let us = Duration::from_micros;
+    let array = DiskArray { spindles: 1, seek: us(20), rpm: 1_000_000, bytes_per_second: 1 << 30 };
+    let begin = Instant::now();
+    let sleep = |d| -> BoxFuture<'static, ()> { Box::pin(tokio::time::sleep(d)) };
+    let clock = Arc::new(move || begin.elapsed());
+    let store = Slow::new(Arc::new(MemoryStore::new()), array, clock, Arc::new(sleep));
+    let config = PoolConfig { read_cache: 4 << 20, ..config() };
+    let pool = Pool::open(Arc::new(store), Arc::new(PausedHost(begin)), config).await.unwrap();
+    for name in ["scanned", "victim"] {
+        pool.create_volume(name, 64 << 20, SyncMode::Flush, 0).await.unwrap();
+    }
+    let (scanned, victim) = (pool.attach("scanned").unwrap(), pool.attach("victim").unwrap());
+    for n in 0..64 {
+        scanned.write(n * MIB as u64, &noise(n, MIB), false).await.unwrap();
+    }
+    scanned.flush().await.unwrap();
+    let alone = durable_writes(&victim).await;
+    let read = Arc::new(AtomicU64::new(0));
+    for n in 0..32 {
+        let (scanned, read) = (scanned.clone(), read.clone());
+        tokio::spawn(async move {
+            let mut data = vec![0; MIB];
+            for i in n.. {
+                scanned.read(i * 37 % 64 * MIB as u64, &mut data).await.unwrap();
+                read.fetch_add(MIB as u64, Relaxed);
+            }
+        });
+    }
+    let (began, before) = (Instant::now(), read.load(Relaxed));
+    let next_to_reads = durable_writes(&victim).await;
+    let rate = (read.load(Relaxed) - before) as f64 / began.elapsed().as_secs_f64();
+    println!("{alone:?} alone, {next_to_reads:?} next to reads of {:.0} MiB/s", rate / MIB as f64);
+    assert!(next_to_reads < 5 * alone, "{next_to_reads:?}, {alone:?} alone");
+    assert!(rate > 200e6, "the reads do not starve: {rate} bytes per second");
 }
