@@ -15,6 +15,7 @@ use crate::fair::Flow;
 use crate::limit::Limiter;
 use crate::map::{Touch, Tree};
 use crate::memory::VALID;
+use crate::quota::Blocks;
 use crate::stats::GuestCounters;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Mutex, RwLock};
@@ -45,6 +46,8 @@ pub(crate) struct Disk {
     pub reads: Arc<Flow>,
     /// Limits on the requests of its clients.
     pub limiter: Limiter,
+    /// The blocks that it occupies, for the quota of its tenant.
+    pub occupied: Blocks,
     pub tree: RwLock<Tree>,
     clients: Mutex<Clients>,
     pub guest: GuestCounters,
@@ -112,6 +115,7 @@ impl Disk {
             writes: Arc::new(Flow::new(record.id.0.into())),
             reads: Arc::new(Flow::new(record.id.0.into())),
             limiter: Limiter::default(),
+            occupied: Blocks::default(),
             id: record.id,
             size: AtomicU64::new(record.size),
             write_cache: AtomicU64::new(record.write_cache),

@@ -21,6 +21,17 @@ pub enum Error {
     /// The store is full.
     #[error("the store is full; delete disks or snapshots, or add capacity")]
     NoSpace,
+    /// The quota of a tenant is used up.
+    #[error(
+        "the quota of tenant '{tenant}' ({bytes} bytes) is used up; discard or remove data of its volumes, or \
+         raise it with 'forebay tenant limit {tenant} --quota'"
+    )]
+    OverQuota {
+        /// The tenant.
+        tenant: String,
+        /// The quota in bytes.
+        bytes: u64,
+    },
     /// Stored bytes are damaged; they were not returned.
     #[error("damaged data on the store at {0}; run 'forebay check'")]
     Damaged(String),

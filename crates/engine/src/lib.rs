@@ -18,6 +18,7 @@ mod offline;
 mod parts;
 mod pool;
 mod profile;
+mod quota;
 mod read;
 mod reclaim;
 mod recovery;
@@ -78,8 +79,9 @@ pub use offline::{
     BatchView, CheckReport, LossReport, Problem, SegmentView, SuperblockView, check, inspect_batches,
     inspect_segments, inspect_superblocks, recover_log,
 };
-pub use pool::{CloneRequest, DiskInfo, DiskLimits, Pool};
+pub use pool::{CloneRequest, DiskInfo, DiskLimits, Pool, TenantInfo};
 pub use profile::ProfileInfo;
+pub use quota::TenantUsage;
 pub use read::Prefetched;
 pub use stats::{
     CacheStats, CommitStats, Count, DesktopStats, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats,

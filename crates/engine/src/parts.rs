@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::desktop::Desktops;
 use crate::marks::Marks;
 use crate::profile::BootProfiles;
+use crate::quota::Counter;
 use crate::read::Reader;
 use crate::reclaim::Reclaimer;
 use crate::recovery::Recovered;
@@ -21,6 +22,7 @@ pub(crate) struct Parts {
     pub cx: Arc<Context>,
     pub reader: Arc<Reader>,
     pub catalogue: Arc<RwLock<Catalogue>>,
+    pub counter: Arc<Counter>,
     pub space: Arc<SpaceGovernor>,
     pub intake: Arc<Intake>,
     pub committer: Arc<Committer>,
@@ -39,6 +41,7 @@ impl Parts {
         let Recovered { reader, progress, caches, applier, log, tables, dedup, stored, orphans, .. } =
             recovered;
         let (cx, catalogue) = (reader.cx.clone(), applier.catalogue.clone());
+        let counter = Arc::new(Counter::new(reader.clone(), catalogue.clone()));
         let superblock = log.superblock();
         let (segment_bytes, key) = (superblock.segment_bytes.into(), superblock.fingerprint_key);
         let opened_at = log.head().seq;
@@ -67,6 +70,7 @@ impl Parts {
             cx,
             reader,
             catalogue,
+            counter,
             space,
             intake,
             committer,

@@ -183,7 +183,7 @@ pub struct SpaceStats {
 }
 
 /// Level of free room in the store.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Room {
     /// Enough.

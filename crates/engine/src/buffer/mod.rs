@@ -34,6 +34,7 @@ use hashbrown::HashMap;
 
 use crate::hash::BuildU64Hasher;
 use crate::map::Touch;
+use crate::zero::is_zero;
 
 /// All sectors of a block.
 pub(crate) const ALL_SECTORS: u8 = 0xff;
@@ -546,6 +547,17 @@ impl Buffers {
             }
             _ => have,
         }
+    }
+
+    /// Whether the buffered contents of a block are data other than a whole block of zeroes; `None` if it is
+    /// not buffered.
+    pub fn has_data(&self, block: u64) -> Option<bool> {
+        let layers = [Some(&self.active), self.frozen.as_deref()];
+        let of = |layer: &WriteBuffer| match layer.blocks.get(&block) {
+            Some(dirty) => Some(dirty.mask != ALL_SECTORS || !is_zero(&dirty.page[..])),
+            None => layer.zeroed(block).then_some(false),
+        };
+        layers.into_iter().flatten().find_map(of)
     }
 
     /// The first written block in a range, or `range.end`; `None` if the search would take long (more than

@@ -164,6 +164,7 @@ impl Applier {
                 let removed = self.catalogue.write().remove(*id);
                 if let Some(disk) = removed {
                     self.caches.forget(&disk);
+                    disk.occupied.assign(None);
                     *self.retired.lock() += disk.guest.get();
                 }
             }
@@ -173,6 +174,7 @@ impl Applier {
                 let record = DiskRecord { size: source.size(), ..(*disk.record()).clone() };
                 self.caches.forget(&disk);
                 *disk.tree.write() = tree;
+                disk.occupied.free(0..u64::MAX);
                 disk.inherit_map_damage(&source);
                 disk.classes.inherit(&source.classes);
                 disk.set_record(record);
@@ -186,6 +188,7 @@ impl Applier {
                 let disk = self.referenced_disk(*id)?;
                 let resize = || disk.tree.write().resize(&self.nodes().cache, blocks(*size));
                 with_nodes(resize, |need| Box::pin(self.load_or_stand_in(&disk, need))).await?;
+                disk.occupied.free(blocks(*size)..u64::MAX);
                 disk.set_record(DiskRecord { size: *size, ..(*disk.record()).clone() });
             }
             CatalogueOp::Update { disk: record } => {

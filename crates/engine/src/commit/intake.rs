@@ -350,10 +350,13 @@ impl Intake {
     ) -> Result<bool> {
         let zeroes_are_kept = !disk.is_desktop();
         let blocks = blocks_of(offset, data.len() as u64);
-        let (mut grown, mut is_written) = (0, data.is_empty());
+        let (mut grown, mut is_written, mut within_quota) = (0, data.is_empty(), Ok(()));
         self.change(disk, blocks.clone(), |buffers, blocks| {
             is_written = clients.is_none_or(|clients| disk.is_marked_for(clients));
-            if !is_written {
+            if is_written {
+                within_quota = disk.occupied.write(offset, data);
+            }
+            if !is_written || within_quota.is_err() {
                 return 0;
             }
             grown = buffers.change(blocks, |buffer| {
@@ -371,6 +374,7 @@ impl Intake {
             });
             grown
         })?;
+        within_quota?;
         if grown > 0 && !disk.is_desktop() {
             let end = offset + data.len() as u64;
             let edges = [offset, end].into_iter().filter(|edge| !edge.is_multiple_of(BLOCK as u64));

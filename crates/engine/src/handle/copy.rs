@@ -126,7 +126,8 @@ impl DiskHandle {
     async fn copy_blocks(&self, to: Range<u64>, source: &DiskHandle, from: u64) -> Result<()> {
         let (id, source_id) = (self.disk.id(), source.disk.id());
         // Sharing subtrees takes almost no time, whatever the length.
-        let most = if to.start == from { u64::MAX } else { COPY_BLOCKS };
+        let shares_all = to.start == from && !self.disk.occupied.has_quota();
+        let most = if shares_all { u64::MAX } else { COPY_BLOCKS };
         let mut block = to.start;
         while block < to.end {
             let count = (to.end - block).min(most);
@@ -138,6 +139,7 @@ impl DiskHandle {
             } else {
                 load_range(&self.reader, &source.disk, range).await?;
             }
+            self.occupy_copy(block, source, source_block, count).await?;
             let garbage = self.garbage_of(&(block..block + count));
             let op = CatalogueOp::CopyRange { disk: id, block, from: source_id, source_block, count };
             self.intake.commit_ops(vec![op]).await?;
@@ -149,6 +151,24 @@ impl DiskHandle {
             block += count;
         }
         Ok(())
+    }
+
+    /// Counts a copy against the quota of the tenant, before it is made: the blocks that hold data in the
+    /// source. If the copy fails then, or the volume is being counted, the count may be wrong until the next
+    /// count.
+    async fn occupy_copy(&self, to: u64, source: &DiskHandle, from: u64, count: u64) -> Result<()> {
+        if !self.disk.occupied.has_quota() {
+            return Ok(());
+        }
+        let (mut data, mut zeroes, mut block) = (Vec::new(), Vec::new(), to);
+        let (offset, len) = (from * BLOCK as u64, count * BLOCK as u64);
+        let len = len.min(source.size().saturating_sub(offset));
+        for extent in source.extents(offset, len, usize::MAX).await? {
+            let end = block + extent.len.div_ceil(BLOCK as u64);
+            if extent.zero { &mut zeroes } else { &mut data }.push(block..end);
+            block = end;
+        }
+        self.disk.occupied.replace(&data, &zeroes)
     }
 }
 

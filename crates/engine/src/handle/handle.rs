@@ -109,9 +109,9 @@ impl DiskHandle {
         self.disk.record().uuid
     }
 
-    /// The state of free room in the store.
+    /// The state of free room for this disk: in the store, and within the quota of its tenant.
     pub fn room(&self) -> Room {
-        self.intake.space.room()
+        self.intake.space.room().max(self.disk.occupied.room())
     }
 
     /// Current size in bytes.
@@ -286,9 +286,10 @@ impl DiskHandle {
             return Ok(Fast::Wait);
         }
         let clients = self.client.map(Client::clientele);
-        if !self.intake.write_sectors_if_marked(&self.disk, offset, data, &mut room, clients)? {
+        let written = self.intake.write_sectors_if_marked(&self.disk, offset, data, &mut room, clients);
+        if !matches!(written, Ok(true)) {
             self.disk.limiter.give_back(Kind::Write, data.len() as u64);
-            return Ok(Fast::Wait);
+            return written.map(|_| Fast::Wait);
         }
         self.disk.guest.write.add(data.len() as u64);
         Ok(Fast::Done)
@@ -305,6 +306,7 @@ impl DiskHandle {
     /// As [`DiskHandle::write`], for a part of a request that is answered after [`DiskHandle::finish`].
     pub async fn write_part(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.check_write(offset, data.len() as u64)?;
+        self.disk.occupied.check(offset, data)?;
         self.begin(Kind::Write, data.len() as u64).await;
         let (mut at, end) = (offset, offset + data.len() as u64);
         // In pieces that end at block boundaries, so that only the ends of the range are partial blocks. Each
@@ -398,6 +400,7 @@ impl DiskHandle {
         let garbage = self.garbage_of(&whole);
         self.change(whole.clone(), |buffer| {
             self.intake.space.add_discards(garbage);
+            self.disk.occupied.free(whole.clone());
             buffer.zero(whole.clone(), allocated, Some(room));
         })?;
         if !whole.is_empty() && !self.disk.is_desktop() {

@@ -133,9 +133,13 @@ impl DiskHandle {
         data: &[u8],
         room: &mut Reservation,
     ) -> Result<bool> {
-        let (mut watch, mut done) = (watch, false);
+        let (mut watch, mut done, mut within_quota) = (watch, false, Ok(()));
         self.intake.change(&self.disk, blocks_of(offset, data.len() as u64), |buffers, blocks| {
             if watch.id.take().is_some_and(|id| buffers.unwatch(id)) {
+                return 0;
+            }
+            within_quota = self.disk.occupied.write(offset, data);
+            if within_quota.is_err() {
                 return 0;
             }
             done = true;
@@ -148,7 +152,7 @@ impl DiskHandle {
                 }
             })
         })?;
-        Ok(done)
+        within_quota.map(|()| done)
     }
 }
 

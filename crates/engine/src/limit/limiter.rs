@@ -17,6 +17,7 @@ use super::bucket::Bucket;
 use super::rates::{Limits, Rate, RateLimits};
 use crate::Host;
 use crate::fair::DEFAULT_WEIGHT;
+use crate::quota::Usage;
 use crate::stats::Counter;
 use crate::sync::atomic::AtomicBool;
 use crate::sync::atomic::Ordering::Relaxed;
@@ -148,12 +149,13 @@ impl Scope {
 pub(crate) struct Tenant {
     pub name: String,
     pub scope: Scope,
+    pub usage: Usage,
 }
 
 impl Tenant {
     /// A tenant without limits.
     pub fn new(name: &str) -> Tenant {
-        Tenant { name: name.to_owned(), scope: Scope::default() }
+        Tenant { name: name.to_owned(), scope: Scope::default(), usage: Usage::default() }
     }
 }
 

@@ -39,6 +39,9 @@ pub struct Limits {
     /// Weight, compared with other disks that compete; `None` for the default, 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
+    /// Of a tenant: bytes that its volumes may occupy; see [`crate::quota`]. Not of a disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<u64>,
 }
 
 impl RateLimits {
@@ -66,6 +69,8 @@ impl Limits {
             (1..=Limits::MOST).contains(&rate.per_second)
                 && rate.burst.is_none_or(|burst| (1..=Limits::MOST).contains(&burst))
         };
-        all.flatten().all(is_valid) && self.weight.is_none_or(|weight| Limits::WEIGHTS.contains(&weight))
+        all.flatten().all(is_valid)
+            && self.quota.is_none_or(|quota| quota > 0)
+            && self.weight.is_none_or(|weight| Limits::WEIGHTS.contains(&weight))
     }
 }

@@ -65,7 +65,7 @@ impl Tree {
     }
 
     /// The subtree at a node index. The index is within the tree.
-    fn subtree(&self, cache: &NodeCache, place: NodeIndex) -> Result<Child, NeedNode> {
+    pub(super) fn subtree(&self, cache: &NodeCache, place: NodeIndex) -> Result<Child, NeedNode> {
         let (block, _) = place.span();
         let mut child = &self.root;
         let mut level = self.height - 1;

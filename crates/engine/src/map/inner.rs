@@ -54,6 +54,15 @@ impl Child {
         }
     }
 
+    /// Whether two children are the same stored node, or the same node in memory.
+    pub(super) fn is_same(&self, other: &Child) -> bool {
+        match (self, other) {
+            (Child::Leaf(a), Child::Leaf(b)) if a.ptr() == b.ptr() => true,
+            (Child::Inner(a), Child::Inner(b)) if Arc::ptr_eq(a, b) => true,
+            _ => self.to_value().is_some_and(|value| Some(value) == other.to_value()),
+        }
+    }
+
     /// Makes the child a changeable inner node, and returns it. A stored or shared node is copied.
     pub(super) fn own_inner(&mut self, cache: &NodeCache, place: NodeIndex) -> Result<&mut Inner, NeedNode> {
         let fresh = match self {

@@ -73,6 +73,7 @@ mod inner;
 mod need;
 mod node;
 mod read;
+mod shared;
 mod stand_in;
 #[cfg(test)]
 mod tests;

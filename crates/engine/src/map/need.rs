@@ -37,6 +37,11 @@ impl NeedNode {
         self.index.level()
     }
 
+    /// The last block below it.
+    pub(crate) fn last_block(&self) -> u64 {
+        self.index.span().1
+    }
+
     /// Whether `node` is the needed node and valid for its use.
     pub(super) fn fits(&self, node: &Node) -> bool {
         node.index() == self.index && !(self.base && node.has_base())

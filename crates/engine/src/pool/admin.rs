@@ -242,7 +242,11 @@ impl Pool {
         let _exclusive = disk.exclude_clients(volume)?;
         let unmark = CatalogueOp::Mark { disk: disk.id(), mark: Mark::None };
         let copy = CatalogueOp::Copy { disk: disk.id(), from: from.id() };
-        self.parts.editor.copy_contents(vec![copy, unmark]).await
+        self.parts.editor.copy_contents(vec![copy, unmark]).await?;
+        if disk.occupied.has_quota() {
+            self.parts.counter.request(disk);
+        }
+        Ok(())
     }
 
     /// Admits all clients to a disk again whose answered writes were lost with the memory that held them. The

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use forebay_format::{BLOCK, Role};
+
 use super::pool::Pool;
-use crate::Result;
 use crate::disk::Disk;
 use crate::limit::{Limits, Tenant};
+use crate::{Result, TenantUsage};
 
 /// The limits of a disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,26 +24,50 @@ pub(super) fn set_limits(pool: &Pool, name: &str, new: &DiskLimits) -> Result<()
     let tenant = new.tenant.as_deref().map(|name| tenant(pool, name));
     disk.limiter.set(new.limits, tenant, pool.parts.cx.host.now());
     update_weight(&disk);
+    apply_quota(pool, &disk);
     Ok(())
 }
 
-/// The tenants that have limits or disks, by name, with their limits and number of disks.
-pub(super) fn tenants(pool: &Pool) -> Vec<(String, Limits, usize)> {
+/// A tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TenantInfo {
+    /// Its name.
+    pub name: String,
+    /// The limits of its disks together.
+    pub limits: Limits,
+    /// Number of its disks.
+    pub disks: usize,
+    /// The use of its quota, if it has one.
+    pub usage: Option<TenantUsage>,
+}
+
+/// The tenants that have limits or disks, by name.
+pub(super) fn tenants(pool: &Pool) -> Vec<TenantInfo> {
     let disks = disks_with_tenants(pool);
     let tenants = pool.tenants.lock();
-    let count = |name: &String| disks.iter().filter(|(_, tenant)| tenant.name == *name).count();
-    let all = tenants.iter().map(|(name, tenant)| (name.clone(), tenant.scope.limits(), count(name)));
-    all.filter(|(_, limits, disks)| *limits != Limits::default() || *disks > 0).collect()
+    let info = |tenant: &Arc<Tenant>| {
+        let own = || disks.iter().filter(|(_, of)| of.name == tenant.name);
+        let usage = tenant.usage.has_quota().then(|| TenantUsage {
+            used_bytes: tenant.usage.used() * BLOCK as u64,
+            counting: own().filter(|(disk, _)| !disk.occupied.is_complete()).count(),
+            refused: tenant.usage.refused(),
+        });
+        TenantInfo { name: tenant.name.clone(), limits: tenant.scope.limits(), disks: own().count(), usage }
+    };
+    let all = tenants.values().map(info);
+    all.filter(|tenant| tenant.limits != Limits::default() || tenant.disks > 0).collect()
 }
 
 /// Replaces the limits of a tenant.
 pub(super) fn set_tenant_limits(pool: &Pool, name: &str, limits: Limits) {
     let tenant = tenant(pool, name);
     tenant.scope.set(limits, pool.parts.cx.host.now());
+    tenant.usage.set_quota(limits.quota);
     for (disk, of) in disks_with_tenants(pool) {
         if Arc::ptr_eq(&of, &tenant) {
             disk.limiter.update();
             update_weight(&disk);
+            apply_quota(pool, &disk);
         }
     }
 }
@@ -61,6 +87,14 @@ fn tenant(pool: &Pool, name: &str) -> Arc<Tenant> {
 pub(super) fn limits_of(disk: &Disk) -> DiskLimits {
     let tenant = disk.limiter.tenant().map(|tenant| tenant.name.clone());
     DiskLimits { tenant, limits: disk.limiter.limits() }
+}
+
+/// Applies the quota of its tenant to a disk, if it is a volume.
+fn apply_quota(pool: &Pool, disk: &Arc<Disk>) {
+    let tenant = disk.limiter.tenant().filter(|tenant| tenant.usage.has_quota());
+    if disk.occupied.assign(tenant.filter(|_| disk.role() == Role::Volume)) {
+        pool.parts.counter.request(disk.clone());
+    }
 }
 
 /// Applies the weight of a disk and of its tenant to the resources that it shares.

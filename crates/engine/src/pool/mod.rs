@@ -8,5 +8,5 @@ mod pool;
 mod services;
 
 pub use admin::{CloneRequest, DiskInfo};
-pub use limits::DiskLimits;
+pub use limits::{DiskLimits, TenantInfo};
 pub use pool::Pool;

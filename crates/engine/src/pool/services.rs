@@ -4,7 +4,7 @@
 use forebay_format::SyncMode;
 
 use super::admin::DiskInfo;
-use super::limits::{self, DiskLimits};
+use super::limits::{self, DiskLimits, TenantInfo};
 use super::pool::Pool;
 use crate::{CachedBlock, ClassesInfo, GcProgress, Limits, Peek, Prefetched, ProfileInfo, Result};
 
@@ -175,8 +175,8 @@ impl Pool {
         limits::set_limits(self, name, new)
     }
 
-    /// The tenants that have limits or disks, by name, with their limits and number of disks.
-    pub fn tenants(&self) -> Vec<(String, Limits, usize)> {
+    /// The tenants that have limits or disks, by name.
+    pub fn tenants(&self) -> Vec<TenantInfo> {
         limits::tenants(self)
     }
 

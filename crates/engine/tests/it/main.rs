@@ -22,6 +22,7 @@ mod next_user;
 mod notes;
 mod pool;
 mod profile;
+mod quota;
 mod reduction;
 mod retained;
 mod schedule;

@@ -7,7 +7,7 @@ use clap::builder::NonEmptyStringValueParser as Name;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-use super::limit::LimitArgs;
+use super::limit::{Change, LimitArgs};
 use crate::config::{AnswerMode, DEFAULT_DATA, HttpAddr, LossMode, parse_http_addr, parse_portal};
 use crate::control::{Reset, SyncPolicy};
 use crate::import::Format;
@@ -358,11 +358,14 @@ pub enum TenantCommand {
         #[arg(value_parser = Name::new())]
         name: String,
     },
-    /// Change the limits of all volumes of a tenant together, and its weight
+    /// Change the limits of all volumes of a tenant together, its weight and its quota
     Limit {
         /// Name of the tenant
         #[arg(value_parser = Name::new())]
         name: String,
+        /// Bytes that its volumes may occupy; writes beyond fail with ENOSPC
+        #[arg(long, value_name = "SIZE|none")]
+        quota: Option<Change<Size>>,
         /// The changes.
         #[command(flatten)]
         limits: LimitArgs,

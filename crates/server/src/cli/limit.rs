@@ -106,6 +106,7 @@ impl LimitArgs {
             bandwidth_write: size(self.bandwidth_write, before.bandwidth_write),
             bandwidth_burst: size(self.bandwidth_burst, before.bandwidth_burst),
             weight: weight.map(|weight| u16::try_from(weight).unwrap_or(u16::MAX)),
+            quota: before.quota,
         }
     }
 }
@@ -144,10 +145,13 @@ pub(super) async fn tenant(client: &Client, command: TenantCommand, as_json: boo
             let tenant: TenantView = client.get(&["tenants", &name]).await?;
             print_result(&tenant, as_json, describe)
         }
-        TenantCommand::Limit { name, limits } => {
+        TenantCommand::Limit { name, quota, limits } => {
             let all: Vec<TenantView> = client.get(&["tenants"]).await?;
             let before = all.into_iter().find(|t| t.name == name).map(|t| t.limits).unwrap_or_default();
-            let new = limits.apply(before);
+            let mut new = limits.apply(before);
+            if let Some(quota) = quota {
+                new.quota = quota.0.map(|size| size.0);
+            }
             let tenant: TenantView = client.put(&["tenants", &name], &new).await?;
             print_result(&tenant, as_json, describe)
         }
@@ -159,13 +163,24 @@ pub(super) async fn tenant(client: &Client, command: TenantCommand, as_json: boo
 }
 
 fn describe(t: &TenantView) -> String {
-    format!("tenant '{}', {} disks: {}", t.name, t.disks, text(&t.limits))
+    let refused = t.usage.map_or(0, |usage| usage.refused);
+    let refused = if refused > 0 { format!("; {refused} writes refused") } else { String::new() };
+    let used = used(t).map(|used| format!("; {used} used")).unwrap_or_default();
+    format!("tenant '{}', {} disks: {}{used}{refused}", t.name, t.disks, text(&t.limits))
+}
+
+/// The use of the quota of a tenant.
+fn used(t: &TenantView) -> Option<String> {
+    let usage = t.usage?;
+    let counting = if usage.counting > 0 { " (counting)" } else { "" };
+    Some(format!("{}{counting}", Size(usage.used_bytes)))
 }
 
 fn tenant_table(tenants: &[TenantView]) -> String {
-    let mut t = table(&["NAME", "DISKS", "LIMITS"], &[1]);
+    let mut t = table(&["NAME", "DISKS", "USED", "LIMITS"], &[1, 2]);
     for tenant in tenants {
-        t.add_row([tenant.name.clone(), tenant.disks.to_string(), text(&tenant.limits)]);
+        let used = used(tenant).unwrap_or_else(|| "-".into());
+        t.add_row([tenant.name.clone(), tenant.disks.to_string(), used, text(&tenant.limits)]);
     }
     render(t)
 }
@@ -184,5 +199,6 @@ pub(super) fn text(l: &LimitSet) -> String {
     }
     parts.extend(l.bandwidth_burst.map(|n| format!("burst {}", Size(n))));
     parts.extend(l.weight.map(|n| format!("weight {n}")));
+    parts.extend(l.quota.map(|n| format!("quota {}", Size(n))));
     if parts.is_empty() { "no limits".into() } else { parts.join(", ") }
 }

@@ -87,7 +87,7 @@ pub enum ErrorKind {
     Fenced,
     /// An import was cancelled.
     Cancelled,
-    /// The store is full.
+    /// The store is full, or the quota of a tenant is used up.
     NoSpace,
 }
 
@@ -204,7 +204,7 @@ impl From<EngineError> for ControlError {
             E::BadSize { .. } => ErrorKind::BadSize,
             E::OutOfRange => ErrorKind::OutOfRange,
             E::Overlap => ErrorKind::Overlap,
-            E::NoSpace => ErrorKind::NoSpace,
+            E::NoSpace | E::OverQuota { .. } => ErrorKind::NoSpace,
             E::Closed => ErrorKind::Closed,
             E::Latched(_) => ErrorKind::Latched,
             E::Fenced => ErrorKind::Fenced,

@@ -1,6 +1,6 @@
 //! Limits of volumes and tenants: their representation in the API, and the actions on them.
 
-use forebay_engine::{DiskInfo, Error as EngineError};
+use forebay_engine::{DiskInfo, Error as EngineError, TenantInfo};
 use serde::{Deserialize, Serialize};
 
 use super::{Control, Reply, Result};
@@ -27,6 +27,31 @@ pub struct TenantView {
     pub limits: LimitSet,
     /// Number of volumes and images that belong to it.
     pub disks: usize,
+    /// The use of its quota; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<UsageView>,
+}
+
+/// The use of the quota of a tenant.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsageView {
+    /// Bytes that its volumes occupy, as far as they were counted.
+    pub used_bytes: u64,
+    /// Number of volumes that are still being counted.
+    pub counting: usize,
+    /// Writes that were refused since the server was started.
+    pub refused: u64,
+}
+
+impl From<TenantInfo> for TenantView {
+    fn from(tenant: TenantInfo) -> TenantView {
+        let usage = tenant.usage.map(|u| UsageView {
+            used_bytes: u.used_bytes,
+            counting: u.counting,
+            refused: u.refused,
+        });
+        TenantView { name: tenant.name, limits: tenant.limits.into(), disks: tenant.disks, usage }
+    }
 }
 
 /// Requests that waited for a limit.
@@ -50,12 +75,7 @@ impl Control {
     }
 
     fn tenants(&self) -> impl Iterator<Item = TenantView> {
-        let view = |(name, limits, disks): (String, _, _)| TenantView {
-            name,
-            limits: LimitSet::from(limits),
-            disks,
-        };
-        self.pool().tenants().into_iter().map(view)
+        self.pool().tenants().into_iter().map(TenantView::from)
     }
 
     pub(super) fn list_tenants(&self) -> Reply {
@@ -70,7 +90,7 @@ impl Control {
     pub(super) async fn set_tenant(&self, name: &str, limits: LimitSet) -> Result<Reply> {
         self.limits().set_tenant(name, limits).await?;
         let found = self.tenants().find(|tenant| tenant.name == name);
-        let none = || TenantView { name: name.to_owned(), limits, disks: 0 };
+        let none = || TenantView { name: name.to_owned(), limits, disks: 0, usage: None };
         Ok(Reply::Tenant(found.unwrap_or_else(none)))
     }
 

@@ -53,7 +53,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Table, String> {
     let document: Document = crate::document::decode(bytes, VERSION, ["they are", "they have"])?;
     let mut table = Table::default();
     for entry in document.volumes {
-        super::check(&entry.limits).map_err(|e| format!("they are damaged: {e}"))?;
+        super::check_volume(&entry.limits).map_err(|e| format!("they are damaged: {e}"))?;
         let uuid = u128::from_str_radix(&entry.uuid, 16)
             .map_err(|_| format!("they are damaged: '{}' is not a UUID", entry.uuid.escape_debug()))?;
         let (tenant, limits) = (entry.tenant, entry.limits);
@@ -71,14 +71,14 @@ mod tests {
     use super::*;
 
     const GOOD: &str = r#"{"version":1,"volumes":[{"uuid":"000102030405060708090a0b0c0d0e0f","tenant":"a",
-        "limits":{"iops":500,"weight":200}}],"tenants":[{"name":"a","limits":{"bandwidth":1000}}]}"#;
+        "limits":{"iops":500,"weight":200}}],"tenants":[{"name":"a","limits":{"bandwidth":1000,"quota":4096}}]}"#;
 
     #[test]
     fn an_encoded_table_decodes_to_the_same() {
         let table = decode(GOOD.as_bytes()).unwrap();
         let uuid = std::array::from_fn(|i| i as u8);
         assert_eq!(table.volumes[&uuid].limits.iops, Some(500));
-        assert_eq!(table.tenants["a"].bandwidth, Some(1000));
+        assert_eq!((table.tenants["a"].bandwidth, table.tenants["a"].quota), (Some(1000), Some(4096)));
         assert_eq!(decode(&encode(&table)).unwrap(), table);
     }
 
@@ -88,6 +88,8 @@ mod tests {
             ("\"version\":1", "\"version\":2", "version 2"),
             ("\"iops\":500", "\"iops\":0", "at least 1"),
             ("\"weight\":200", "\"weight\":10001", "10000"),
+            ("\"weight\":200", "\"quota\":4096", "for a tenant"),
+            ("\"quota\":4096", "\"quota\":0", "at least 1"),
             ("\"iops\":500", "\"latency\":500", "unknown field `latency`"),
             ("0001", "zz01", "not a UUID"),
             ("]}", "]", "damaged"),

@@ -50,6 +50,9 @@ pub struct LimitSet {
     /// Weight from 1 to 10000 where volumes compete; if absent, 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
+    /// Of a tenant only: bytes that its volumes may occupy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<u64>,
 }
 
 impl From<LimitSet> for Limits {
@@ -62,6 +65,7 @@ impl From<LimitSet> for Limits {
             iops: rates(set.iops, set.iops_read, set.iops_write, set.iops_burst),
             bandwidth: rates(set.bandwidth, set.bandwidth_read, set.bandwidth_write, set.bandwidth_burst),
             weight: set.weight,
+            quota: set.quota,
         }
     }
 }
@@ -80,6 +84,7 @@ impl From<Limits> for LimitSet {
             bandwidth_write: per_second(limits.bandwidth.write),
             bandwidth_burst: burst(&limits.bandwidth),
             weight: limits.weight,
+            quota: limits.quota,
         }
     }
 }
@@ -138,7 +143,7 @@ impl LimitTable {
 
     /// Replaces the limits of a disk and its tenant.
     pub async fn set_volume(&self, name: &str, tenant: Option<String>, limits: LimitSet) -> Result<()> {
-        check(&limits)?;
+        check_volume(&limits)?;
         tenant.as_deref().map(check_tenant).transpose()?;
         let uuid = self.pool.disk(name)?.uuid;
         self.change(|table| {
@@ -191,7 +196,7 @@ impl LimitTable {
 
 /// Applies what differs from what the engine has.
 fn apply_all(pool: &Pool, table: &Table) {
-    let tenants: BTreeMap<_, _> = pool.tenants().into_iter().map(|t| (t.0, t.1)).collect();
+    let tenants: BTreeMap<_, _> = pool.tenants().into_iter().map(|t| (t.name, t.limits)).collect();
     for (name, limits) in &table.tenants {
         let limits = Limits::from(*limits);
         if tenants.get(name) != Some(&limits) {
@@ -211,7 +216,16 @@ fn apply_all(pool: &Pool, table: &Table) {
 fn check(limits: &LimitSet) -> Result<()> {
     match Limits::from(*limits).is_valid() {
         true => Ok(()),
-        false => Err(LimitError::Bad("a limit and its burst must be at least 1, a weight from 1 to 10000")),
+        false => Err(LimitError::Bad(
+            "a limit, its burst and a quota must be at least 1, a weight from 1 to 10000",
+        )),
+    }
+}
+
+fn check_volume(limits: &LimitSet) -> Result<()> {
+    match limits.quota {
+        None => check(limits),
+        Some(_) => Err(LimitError::Bad("a quota is for a tenant; a volume has its size")),
     }
 }
 

@@ -89,7 +89,7 @@ fn codes(error: &Error) -> Result<(u32, ErrorCode), Fenced> {
         Error::BadName { .. } => (REP_ERR_UNKNOWN, ErrorCode::Inval),
         Error::Closed => (REP_ERR_SHUTDOWN, ErrorCode::Shutdown),
         Error::ReadOnly(_) => (REP_ERR_POLICY, ErrorCode::Perm),
-        Error::NoSpace => (REP_ERR_POLICY, ErrorCode::NoSpc),
+        Error::NoSpace | Error::OverQuota { .. } => (REP_ERR_POLICY, ErrorCode::NoSpc),
         Error::OutOfRange
         | Error::Overlap
         | Error::BadSize { .. }
@@ -144,6 +144,7 @@ mod tests {
             (Error::Closed, shutdown, ErrorCode::Shutdown),
             (Error::ReadOnly(name()), policy, ErrorCode::Perm),
             (Error::NoSpace, policy, ErrorCode::NoSpc),
+            (Error::OverQuota { tenant: name(), bytes: 1 }, policy, ErrorCode::NoSpc),
             (Error::OutOfRange, policy, ErrorCode::Inval),
             (Error::Overlap, policy, ErrorCode::Inval),
             (Error::BadSize { size: 1, why: "it is too small" }, policy, ErrorCode::Inval),

@@ -13,7 +13,9 @@ pub fn sense_of(error: &Error) -> Sense {
         // Both ranges of a copy are in its parameter list.
         Error::Overlap => Sense::illegal(codes::INVALID_FIELD_IN_PARAMETER_LIST),
         Error::ReadOnly(_) => Sense::new(SenseKey::DataProtect, codes::WRITE_PROTECTED),
-        Error::NoSpace => Sense::new(SenseKey::DataProtect, codes::SPACE_ALLOCATION_FAILED),
+        Error::NoSpace | Error::OverQuota { .. } => {
+            Sense::new(SenseKey::DataProtect, codes::SPACE_ALLOCATION_FAILED)
+        }
         Error::Damaged(_) | Error::MapDamaged(_) | Error::MapsDamaged { .. } | Error::Format(_) => {
             medium(codes::UNRECOVERED_READ_ERROR)
         }
@@ -71,6 +73,7 @@ mod tests {
             (Error::Overlap, (0x05, codes::INVALID_FIELD_IN_PARAMETER_LIST)),
             (Error::ReadOnly(name()), (0x07, codes::WRITE_PROTECTED)),
             (Error::NoSpace, (0x07, codes::SPACE_ALLOCATION_FAILED)),
+            (Error::OverQuota { tenant: name(), bytes: 1 }, (0x07, codes::SPACE_ALLOCATION_FAILED)),
             (Error::Damaged(name()), medium_error),
             (Error::MapDamaged(name()), medium_error),
             (Error::MapsDamaged { disks: name(), freed_bytes: 0 }, medium_error),

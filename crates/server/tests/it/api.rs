@@ -182,6 +182,44 @@ async fn limits_are_set_shown_kept_and_inherited() {
 }
 
 #[tokio::test]
+async fn the_quota_of_a_tenant_is_shown_with_its_use() {
+    let (rig, api) = Caller::new(Origin::Socket).await;
+    api.post("/volumes", json!({"name": "v", "size_bytes": 1 << 20})).await;
+    api.call(Method::PUT, "/volumes/v/limits", json!({"tenant": "acme"})).await;
+    let limits = json!({"weight": 50, "quota": 8192});
+    let (status, tenant) = api.call(Method::PUT, "/tenants/acme", limits.clone()).await;
+    assert_eq!((status, &tenant["limits"]), (StatusCode::OK, &limits));
+    let pool = rig.control.pool().clone();
+    let disk = pool.attach("v").unwrap();
+    disk.write(0, &[1; 4096], false).await.unwrap();
+    disk.write(4096, &[1; 8192], false).await.unwrap_err();
+    let counted = async || {
+        while api.get("/tenants/acme").await.1["usage"]["counting"] != 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    counted().await;
+    let usage = json!({"used_bytes": 4096, "counting": 0, "refused": 1});
+    assert_eq!(api.get("/tenants").await.1[0]["usage"], usage);
+
+    // Another server of the pool applies it.
+    pool.set_tenant_limits("acme", Default::default());
+    disk.write(4096, &[1; 8192], false).await.unwrap();
+    forebay_server::limits::LimitTable::load(pool.clone()).await;
+    counted().await;
+    disk.write(12288, &[1; 4096], false).await.unwrap_err();
+
+    for (path, bad) in
+        [("/volumes/v/limits", json!({"limits": {"quota": 8192}})), ("/tenants/acme", json!({"quota": 0}))]
+    {
+        api.refuses(Method::PUT, path, bad, 400, "bad_request").await;
+    }
+    api.call(Method::PUT, "/tenants/acme", json!({})).await;
+    assert_eq!(api.get("/tenants/acme").await.1.get("usage"), None);
+    disk.write(12288, &[1; 4096], false).await.unwrap();
+}
+
+#[tokio::test]
 async fn an_action_on_a_disk_of_another_kind_is_refused() {
     let (rig, api) = Caller::new(Origin::Socket).await;
     std::fs::write(rig.path("f"), vec![1; 1 << 20]).unwrap();

@@ -94,6 +94,45 @@ fn a_scan_does_not_push_out_what_is_used_often() {
     assert!(ours > lru + 0.08, "{ours:.3} against {lru:.3} of LRU");
 }
 
+/// Hit rate of a small hot set while another reader reads ten times as often, in a cache of some 4,000
+/// blocks.
+fn hot_rate_with(mut other: impl FnMut(u64, &mut Random) -> u64) -> f64 {
+    const HOT: u64 = 400;
+    let (cache, plain, mut out) = (ReadCache::new(16 << 20), block(0), [0; 16]);
+    let (mut random, mut hits, mut step) = (Random(5), 0, 0);
+    let mut access = |n: u64| {
+        let hit = cache.get(address(n), 0, &mut out);
+        if !hit {
+            cache.insert(address(n), &plain);
+        }
+        hit
+    };
+    for round in 0..20_000 {
+        let hit = access((random.unit() * HOT as f64) as u64);
+        hits += u32::from(hit && round >= 10_000);
+        for _ in 0..10 {
+            access(HOT + other(step, &mut random));
+            step += 1;
+        }
+    }
+    f64::from(hits) / 10_000.0
+}
+
+/// One tenant's scan does not displace what another one uses, once or again and again. A reader that reads
+/// somewhat more than the cache holds, ten times as often, takes a part: these blocks are used again, too.
+#[test]
+fn a_scanner_does_not_displace_a_small_hot_set() {
+    let once = hot_rate_with(|step, _| step);
+    let again = [8_000, 16_000].map(|len| hot_rate_with(|step, _| step % len));
+    let near = [4_000, 4_400, 6_000].map(|len| hot_rate_with(|step, _| step % len));
+    let random = [8_000, 16_000].map(|len| hot_rate_with(|_, r| (r.unit() * f64::from(len)) as u64));
+    println!(
+        "hot set: scan {once:.3}, repeated {again:.3?}, of the cache's size {near:.3?}, random {random:.3?}"
+    );
+    assert!(once > 0.98 && again.iter().all(|rate| *rate > 0.98), "{once}, {again:?}");
+    assert!(near.iter().chain(&random).all(|rate| *rate > 0.75), "{near:?}, {random:?}");
+}
+
 /// Low-ranked blocks are used once by a sequential reader and do not displace the main queue.
 #[test]
 fn what_ranks_high_stays_while_what_ranks_low_passes() {

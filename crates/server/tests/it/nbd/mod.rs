@@ -8,6 +8,7 @@ mod fenced;
 mod flow;
 mod ghosts;
 mod lost;
+mod quota;
 mod service;
 mod support;
 mod tls;

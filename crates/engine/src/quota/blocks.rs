@@ -1,0 +1,216 @@
+//! The blocks that a volume occupies, if its tenant has a quota.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use forebay_format::BLOCK;
+use roaring::RoaringTreemap;
+
+use crate::limit::Tenant;
+use crate::read::pieces;
+use crate::sync::Mutex;
+use crate::sync::atomic::AtomicBool;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::zero::is_zero;
+use crate::{Error, Result, Room};
+
+/// Up to this length, the blocks of a range are looked up one by one.
+const LOOKED_UP: u64 = 1 << 12;
+
+#[derive(Debug, Default)]
+struct State {
+    /// Its tenant, if that has a quota.
+    tenant: Option<Arc<Tenant>>,
+    /// Empty without a tenant.
+    blocks: RoaringTreemap,
+    /// The blocks that were occupied when the counting began are included.
+    is_complete: bool,
+}
+
+impl State {
+    /// Number of blocks of some ranges that are occupied.
+    fn occupied(&self, ranges: &[Range<u64>]) -> u64 {
+        let below = |end: u64| end.checked_sub(1).map_or(0, |last| self.blocks.rank(last));
+        let of = |range: &Range<u64>| match range.end.saturating_sub(range.start) {
+            0 => 0,
+            len if len <= LOOKED_UP => range.clone().filter(|b| self.blocks.contains(*b)).count() as u64,
+            _ => below(range.end) - below(range.start),
+        };
+        ranges.iter().map(of).sum()
+    }
+
+    /// Number of blocks that become occupied, and that become free, if `data` and `zeroes` are written.
+    fn change(&self, data: &[Range<u64>], zeroes: &[Range<u64>]) -> (u64, u64) {
+        (len(data) - self.occupied(data), self.occupied(zeroes))
+    }
+}
+
+/// The blocks that a volume occupies; see [`crate::quota`]. Without a quota, each call costs one relaxed
+/// load.
+#[derive(Debug, Default)]
+pub(crate) struct Blocks {
+    has_quota: AtomicBool,
+    state: Mutex<State>,
+}
+
+/// Number of blocks of some ranges.
+fn len(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
+}
+
+/// The blocks of a write with data, and those that it fills with zeroes as a whole.
+fn ranges_of(offset: u64, bytes: &[u8]) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
+    let (mut data, mut zeroes): (Vec<Range<u64>>, Vec<Range<u64>>) = (Vec::new(), Vec::new());
+    let mut at = 0;
+    for (block, within) in pieces(offset, bytes.len()) {
+        let part = &bytes[at..at + within.len()];
+        let ranges = if part.len() == BLOCK && is_zero(part) { &mut zeroes } else { &mut data };
+        match ranges.last_mut() {
+            Some(last) if last.end == block => last.end += 1,
+            _ => ranges.push(block..block + 1),
+        }
+        at += part.len();
+    }
+    (data, zeroes)
+}
+
+impl Blocks {
+    /// Whether the quota of a tenant applies.
+    pub fn has_quota(&self) -> bool {
+        self.has_quota.load(Relaxed)
+    }
+
+    /// Whether the blocks were counted, or need not be.
+    pub fn is_complete(&self) -> bool {
+        !self.has_quota() || self.state.lock().is_complete
+    }
+
+    /// The state of the room within the quota.
+    pub fn room(&self) -> Room {
+        if !self.has_quota() {
+            return Room::Ok;
+        }
+        self.state.lock().tenant.as_ref().map_or(Room::Ok, |tenant| tenant.usage.room())
+    }
+
+    /// Sets the tenant, if it has a quota; otherwise nothing is counted any more. Returns whether the blocks
+    /// are to be counted.
+    pub fn assign(&self, tenant: Option<Arc<Tenant>>) -> bool {
+        let mut state = self.state.lock();
+        if let (Some(new), Some(before)) = (&tenant, &state.tenant)
+            && Arc::ptr_eq(new, before)
+        {
+            return false;
+        }
+        let count = state.blocks.len();
+        if let Some(before) = state.tenant.take() {
+            before.usage.give_back(count);
+        }
+        self.has_quota.store(tenant.is_some(), Relaxed);
+        match tenant {
+            None => *state = State::default(),
+            Some(tenant) => {
+                tenant.usage.add(count);
+                state.tenant = Some(tenant);
+            }
+        }
+        state.tenant.is_some() && !state.is_complete
+    }
+
+    /// Whether a write as a whole is within the quota, so that one that is not fails before it waits.
+    ///
+    /// # Errors
+    /// [`Error::OverQuota`].
+    pub fn check(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        if !self.has_quota() {
+            return Ok(());
+        }
+        let (data, zeroes) = ranges_of(offset, bytes);
+        let state = self.state.lock();
+        let Some(tenant) = &state.tenant else { return Ok(()) };
+        if tenant.usage.fits(len(&data)) {
+            return Ok(());
+        }
+        let (grown, freed) = state.change(&data, &zeroes);
+        if grown <= freed || tenant.usage.fits(grown - freed) { Ok(()) } else { Err(refused(tenant)) }
+    }
+
+    /// Records a write, or a part of one. Called under the lock of the volume's buffers, before they change.
+    ///
+    /// # Errors
+    /// [`Error::OverQuota`]: nothing has changed.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        if !self.has_quota() {
+            return Ok(());
+        }
+        let (data, zeroes) = ranges_of(offset, bytes);
+        self.replace(&data, &zeroes)
+    }
+
+    /// Occupies `data` and frees `zeroes`, in one step.
+    ///
+    /// # Errors
+    /// [`Error::OverQuota`]: nothing has changed.
+    pub fn replace(&self, data: &[Range<u64>], zeroes: &[Range<u64>]) -> Result<()> {
+        let state = &mut *self.state.lock();
+        let Some(tenant) = &state.tenant else { return Ok(()) };
+        let (grown, freed) = state.change(data, zeroes);
+        if !tenant.usage.try_take(grown.saturating_sub(freed)) {
+            return Err(refused(tenant));
+        }
+        tenant.usage.give_back(freed.saturating_sub(grown));
+        for range in data {
+            state.blocks.insert_range(range.clone());
+        }
+        for range in zeroes {
+            state.blocks.remove_range(range.clone());
+        }
+        Ok(())
+    }
+
+    /// Frees a range.
+    pub fn free(&self, range: Range<u64>) {
+        if self.has_quota() && !range.is_empty() {
+            let state = &mut *self.state.lock();
+            let freed = state.blocks.remove_range(range);
+            state.tenant.iter().for_each(|tenant| tenant.usage.give_back(freed));
+        }
+    }
+
+    /// Whether any block of a range is occupied.
+    pub(super) fn has_any(&self, range: Range<u64>) -> bool {
+        self.state.lock().occupied(&[range]) > 0
+    }
+
+    /// Corrects a range, whatever the quota: `occupied` are the blocks of it that are occupied.
+    pub(super) fn correct(&self, range: Range<u64>, occupied: impl Iterator<Item = u64>) {
+        let state = &mut *self.state.lock();
+        let Some(tenant) = &state.tenant else { return };
+        let before = state.blocks.len();
+        state.blocks.remove_range(range);
+        state.blocks.extend(occupied);
+        let after = state.blocks.len();
+        tenant.usage.add(after.saturating_sub(before));
+        tenant.usage.give_back(before.saturating_sub(after));
+    }
+
+    /// Records that the blocks are to be counted.
+    pub(super) fn begin(&self) {
+        self.state.lock().is_complete = false;
+    }
+
+    /// Records that all blocks were counted.
+    pub(super) fn complete(&self) {
+        let mut state = self.state.lock();
+        state.is_complete = state.tenant.is_some();
+    }
+}
+
+/// The error for a write of this tenant; logged once.
+fn refused(tenant: &Tenant) -> Error {
+    let error = Error::OverQuota { tenant: tenant.name.clone(), bytes: tenant.usage.quota() };
+    if tenant.usage.refuse() {
+        tracing::warn!("{error}");
+    }
+    error
+}

@@ -1,0 +1,31 @@
+//! Quotas: the bytes that the volumes of a tenant may occupy.
+//!
+//! **What is counted.** A volume *occupies* the blocks with data that it does not share with the snapshot or
+//! image from which it was cloned; a volume without such an origin occupies all its blocks with data. So a
+//! clone occupies nothing until it is written, and blocks of zeroes and discarded blocks occupy nothing.
+//! Deduplication and compression do not matter: whether another tenant has stored the same content must not
+//! decide whether a write succeeds. Snapshots and images are not counted: otherwise a snapshot, which
+//! only an administrator can make, would turn the next overwrite of each block into growth.
+//!
+//! **Invariant.** [`Blocks`] of a volume of a tenant with a quota holds the blocks that it occupies, and
+//! [`Usage::used`] of the tenant is the sum of their numbers. The set is changed under the lock of the
+//! volume's write buffers, in the same step as the buffer: so a write is refused before it changes anything
+//! and before it is answered, an acknowledged write is never affected, and no concurrent write exceeds the
+//! quota. A write needs no look-up in the block map: whether a block is occupied already is in the set.
+//!
+//! **Counting.** The set is in memory only. [`Counter`] fills it when a tenant gets a quota or a volume, and
+//! so after each start, from the maps: it reads the parts of a volume's map that the map of its origin does
+//! not share. Until that is done, a volume counts with what was written since and what was found so far.
+//! Writes that did not change a block (the content was stored there already) count as long as the set exists.
+//!
+//! **Memory.** At most some two bytes for each occupied block, and a bit where half of the blocks of a region
+//! of 256 MiB are occupied; nothing for volumes without a quota.
+
+mod blocks;
+mod counter;
+mod usage;
+
+pub(crate) use blocks::Blocks;
+pub(crate) use counter::Counter;
+pub use usage::TenantUsage;
+pub(crate) use usage::Usage;
