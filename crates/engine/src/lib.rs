@@ -35,6 +35,7 @@ mod log;
 mod map;
 mod memory;
 mod progress;
+mod streams;
 mod tables;
 
 mod config;

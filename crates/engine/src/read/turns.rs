@@ -5,18 +5,25 @@
 //! A reader waits for its turn before it enters the table of misses, so every reader for which others wait
 //! there has its turn already, and nothing that a reader waits for during its turn needs one. Reads on which
 //! commits depend need no turn.
+//!
+//! Reading ahead has separate turns, which are shared fairly as well. It never waits for one: while readers
+//! wait, or its share is used up, nothing is read ahead; and only a little while clients of other disks read.
 
 use std::sync::Arc;
 
 use crate::Result;
+use crate::disk::Disk;
 use crate::fair::{Budget, Flow, Gate};
-use crate::limits::{READS_AT_ONCE, READS_RESERVE};
+use crate::limits::{AHEAD_AT_ONCE, AHEAD_BESIDE_OTHERS, READS_AT_ONCE, READS_RESERVE};
 
 const BUDGET: Budget = Budget { all: READS_AT_ONCE + READS_RESERVE, open: READS_AT_ONCE };
 
 /// The reads of guests at the store; see the module documentation.
 #[derive(Default)]
-pub(crate) struct ReadTurns(Gate);
+pub(crate) struct ReadTurns {
+    requested: Gate,
+    ahead: Gate,
+}
 
 impl ReadTurns {
     /// Waits until a disk may read `bytes`.
@@ -24,8 +31,9 @@ impl ReadTurns {
     /// # Errors
     /// None: the gate is never closed.
     pub async fn turn(&self, flow: &Arc<Flow>, bytes: u64) -> Result<ReadTurn<'_>> {
-        if !self.0.take(flow, (bytes, bytes), |_, _| Some(BUDGET)) {
-            let mut entered = Entered { turns: self, waiting: Some(self.0.enqueue(flow, (bytes, bytes))?) };
+        if !self.requested.take(flow, (bytes, bytes), |_, _| Some(BUDGET)) {
+            let waiting = self.requested.enqueue(flow, (bytes, bytes))?;
+            let mut entered = Entered { turns: self, waiting: Some(waiting) };
             self.drain();
             if let Some(waiting) = &mut entered.waiting {
                 waiting.admitted().await?;
@@ -35,9 +43,22 @@ impl ReadTurns {
         Ok(ReadTurn { turns: self, flow: flow.clone(), bytes })
     }
 
+    /// A turn in which `bytes` of a disk are read ahead, if that is possible now.
+    pub fn try_ahead(self: &Arc<ReadTurns>, disk: &Disk, bytes: u64) -> Option<AheadTurn> {
+        if self.requested.has_waiting() {
+            return None;
+        }
+        let others_read = self.requested.used() > disk.reads.used();
+        let most = if others_read { AHEAD_BESIDE_OTHERS } else { AHEAD_AT_ONCE };
+        let flow = disk.reads_ahead.clone();
+        let budget = Budget { all: most, open: most };
+        let taken = self.ahead.take(&flow, (bytes, bytes), |_, _| Some(budget));
+        taken.then(|| AheadTurn { turns: self.clone(), flow, bytes })
+    }
+
     fn drain(&self) {
-        if self.0.has_waiting() {
-            self.0.drain(|_, _| Some(BUDGET));
+        if self.requested.has_waiting() {
+            self.requested.drain(|_, _| Some(BUDGET));
         }
     }
 }
@@ -58,6 +79,19 @@ impl Drop for Entered<'_> {
     }
 }
 
+/// A turn of reading ahead, which ends when this is dropped.
+pub(crate) struct AheadTurn {
+    turns: Arc<ReadTurns>,
+    flow: Arc<Flow>,
+    bytes: u64,
+}
+
+impl Drop for AheadTurn {
+    fn drop(&mut self) {
+        self.turns.ahead.add(&self.flow, -(self.bytes as i64));
+    }
+}
+
 /// A turn, which ends when this is dropped.
 pub(crate) struct ReadTurn<'a> {
     turns: &'a ReadTurns,
@@ -67,7 +101,7 @@ pub(crate) struct ReadTurn<'a> {
 
 impl Drop for ReadTurn<'_> {
     fn drop(&mut self) {
-        self.turns.0.add(&self.flow, -(self.bytes as i64));
+        self.turns.requested.add(&self.flow, -(self.bytes as i64));
         self.turns.drain();
     }
 }
