@@ -17,6 +17,7 @@ use crate::map::{Touch, Tree};
 use crate::memory::VALID;
 use crate::quota::Blocks;
 use crate::stats::GuestCounters;
+use crate::streams::Streams;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Mutex, RwLock};
 use crate::text::shorten;
@@ -44,6 +45,10 @@ pub(crate) struct Disk {
     pub writes: Arc<Flow>,
     /// Its clients' reads at the store.
     pub reads: Arc<Flow>,
+    /// What is read ahead of them.
+    pub reads_ahead: Arc<Flow>,
+    /// Its clients' sequential reads.
+    pub streams: Streams,
     /// Limits on the requests of its clients.
     pub limiter: Limiter,
     /// The blocks that it occupies, for the quota of its tenant.
@@ -114,6 +119,8 @@ impl Disk {
             retained,
             writes: Arc::new(Flow::new(record.id.0.into())),
             reads: Arc::new(Flow::new(record.id.0.into())),
+            reads_ahead: Arc::new(Flow::new(record.id.0.into())),
+            streams: Streams::default(),
             limiter: Limiter::default(),
             occupied: Blocks::default(),
             id: record.id,

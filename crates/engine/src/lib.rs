@@ -36,6 +36,7 @@ mod log;
 mod map;
 mod memory;
 mod progress;
+mod streams;
 mod tables;
 
 mod config;

@@ -72,8 +72,21 @@ pub const READS_RESERVE: u64 = 4 << 20;
 /// Largest gap in a read-ahead, usually blocks that are cached already: beginning again behind it would cost
 /// another read.
 pub const AHEAD_GAP: u64 = 64 << 10;
-/// Most bytes that a sequential reader reads ahead.
+/// Most bytes that a sequential reader reads together with those that it requested.
 pub const READAHEAD_MAX: u64 = 1 << 20;
+/// Streams of sequential reads that are recognized on each disk.
+pub const AHEAD_STREAMS: usize = 16;
+/// Blocks that are read ahead at a time; unpacking them takes as long as [`TURN_BYTES`].
+pub const AHEAD_CHUNK: u64 = CHUNK_BLOCKS as u64;
+/// Most blocks ahead of a stream: what a fast disk delivers in some milliseconds.
+pub const AHEAD_WINDOW: u64 = 1024;
+/// A stream is ahead by at most one part in this number of the read cache, so that several streams fit into
+/// the part of it that is for new blocks.
+pub const AHEAD_CACHE_SHARE: u64 = 64;
+/// Bytes that are read ahead at a time, for all disks together.
+pub const AHEAD_AT_ONCE: u64 = 4 << 20;
+/// The same while clients of other disks read from the store.
+pub const AHEAD_BESIDE_OTHERS: u64 = 1 << 20;
 /// Most bytes that a guest's request writes or reads ahead before its task yields to other guests of the
 /// thread: some ten to a hundred microseconds.
 pub const TURN_BYTES: u64 = 256 << 10;
@@ -200,6 +213,8 @@ const _: () = assert!(BATCH_BYTES * MAX_BLOBS >= 256 << 20, "a checkpoint of man
 const _: () = assert!(MAX_DISK_BYTES.is_multiple_of(BLOCK as u64));
 const _: () = assert!(BLOCK / SECTOR == 8, "a sector mask has eight bits");
 const _: () = assert!(READAHEAD_MIN <= READAHEAD_DESKTOP && READAHEAD_DESKTOP <= READAHEAD_MAX);
+const _: () = assert!(AHEAD_CHUNK <= AHEAD_WINDOW && AHEAD_CHUNK * BLOCK as u64 <= TURN_BYTES);
+const _: () = assert!(AHEAD_CHUNK * BLOCK as u64 <= AHEAD_BESIDE_OTHERS);
 const _: () = assert!(SCAN_BYTES >= 2 * BATCH_BYTES);
 const _: () = assert!(TIGHT_SHARE < ROOM_SHARE, "room is tight before it is short");
 const _: () = assert!(NODE_GAP + BLOCK as u64 <= NODE_READ_BYTES);

@@ -1,7 +1,7 @@
 //! Guests' operations: reads, writes, zeroes, discards, flushes, block status.
 
 use std::future::poll_fn;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -80,21 +80,44 @@ pub fn range(ctx: &Ctx, name: &str, rng: &mut Rng) -> (u64, u64) {
     (offset, len.min(size - offset).max(1))
 }
 
+/// A read, or several that continue each other, so that the engine reads ahead of them.
 async fn read(ctx: &Rc<Ctx>, name: &str, disk: &Arc<DiskHandle>, rng: &mut Rng) {
-    let (offset, len) = range(ctx, name, rng);
+    let (mut offset, len) = range(ctx, name, rng);
+    let reads = if rng.one_in(6) { rng.range(2, 24) } else { 1 };
+    let request = rng.one_in(2).then(|| offset..offset + reads * len);
+    for _ in 0..reads {
+        let len = len.min(disk.size().saturating_sub(offset));
+        if len == 0 || !read_range(ctx, name, disk, (offset, len), request.clone(), rng).await {
+            return;
+        }
+        offset += len;
+    }
+}
+
+/// Reads a range, alone or as a part of a request; returns whether it could be read.
+async fn read_range(
+    ctx: &Rc<Ctx>,
+    name: &str,
+    disk: &Arc<DiskHandle>,
+    (offset, len): (u64, u64),
+    request: Option<Range<u64>>,
+    rng: &mut Rng,
+) -> bool {
     let begin = ctx.model.borrow_mut().tick();
     note!("{begin} read {name} {offset}+{len}");
     let mut bytes = vec![0xee; len as usize];
     let quick = rng.percent(40) && {
         let quick = ctx.judge("try_read", disk.try_read(offset, &mut bytes));
-        let Some(quick) = quick else { return };
+        let Some(quick) = quick else { return false };
         quick == Fast::Done
     };
-    if !quick && ctx.judge("read", disk.read(offset, &mut bytes).await).is_none() {
-        return;
+    let request = request.unwrap_or(offset..offset + len);
+    if !quick && ctx.judge("read", disk.read_part(request, offset, &mut bytes).await).is_none() {
+        return false;
     }
     let checked = ctx.model.borrow_mut().check_read(name, offset, &bytes, begin);
     ctx.insist(checked);
+    true
 }
 
 async fn extents(ctx: &Rc<Ctx>, name: &str, disk: &Arc<DiskHandle>, rng: &mut Rng) {

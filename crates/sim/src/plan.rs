@@ -50,7 +50,8 @@ impl Plan {
     /// The plan of a seed, with at most `ops` operations in a life.
     pub fn new(rng: &mut Rng, ops: Option<u64>) -> Plan {
         let mut pool = PoolConfig {
-            read_cache: *rng.pick(&[0, 16 << 10, 64 << 10, 1 << 20]),
+            // Only the largest one has room for reading ahead.
+            read_cache: *rng.pick(&[0, 16 << 10, 64 << 10, 1 << 20, 32 << 20]),
             map_cache: *rng.pick(&[0, 8 << 10, 64 << 10, 1 << 20]),
             write_buffer: *rng.pick(&[4 << 10, 32 << 10, 128 << 10, 1 << 20]),
             desktops: *rng.pick(&[0, 16 << 10, 256 << 10, 1 << 30]),

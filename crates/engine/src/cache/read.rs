@@ -170,6 +170,11 @@ impl ReadCache {
         }
     }
 
+    /// The budget in bytes.
+    pub fn budget(&self) -> u64 {
+        self.budget.load(Relaxed)
+    }
+
     /// Hits, misses, bytes held including all overhead, budget.
     pub fn stats(&self) -> CacheStats {
         let mut stats = CacheStats { budget: self.budget.load(Relaxed), ..CacheStats::default() };

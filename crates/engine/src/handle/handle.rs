@@ -17,7 +17,7 @@ use crate::limit::Kind;
 use crate::limits::{READAHEAD_DESKTOP, READAHEAD_MAX, READAHEAD_MIN, TURN_BYTES};
 use crate::map::RunKind;
 use crate::marks::Marks;
-use crate::read::{ReadMode, Reader};
+use crate::read::{Origin, ReadMode, Reader};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use crate::{Client, Coalesce, Error, GuestStats, Mutation, RemoteAnswers, Result, Room};
 
@@ -42,10 +42,6 @@ pub struct DiskHandle {
     /// The client may not use the disk: see [`DiskHandle::check_ready`].
     is_refused: AtomicBool,
     name: String,
-    /// End of the last read that waited.
-    next_read: AtomicU64,
-    /// Read-ahead of the next read, in bytes.
-    ahead: AtomicU64,
     disconnected_cleanly: AtomicBool,
     /// Number of lost writes of the disk that were reported to this client; see [`crate::read::damage`].
     known_losses: AtomicU64,
@@ -78,8 +74,6 @@ impl DiskHandle {
             known_losses: AtomicU64::new(disk.reported_losses()),
             disk,
             name,
-            next_read: AtomicU64::new(0),
-            ahead: AtomicU64::new(READAHEAD_MIN),
             disconnected_cleanly: AtomicBool::new(false),
         }
     }
@@ -244,26 +238,29 @@ impl DiskHandle {
             return Ok(Fast::Wait);
         }
         self.count_read(offset, out.len(), true);
+        self.reader.hit_sequential(&self.disk, offset, out.len() as u64);
         Ok(Fast::Done)
     }
 
     /// Reads into `out`.
     pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.check_read(offset, out.len() as u64)?;
-        self.begin(Kind::Read, out.len() as u64).await;
-        let sequential = self.next_read.swap(offset + out.len() as u64, Relaxed) == offset;
-        let ahead = if sequential {
-            (self.ahead.load(Relaxed) * 2).min(READAHEAD_MAX)
-        } else if self.disk.is_desktop() && self.reader.cache.has_room() {
-            READAHEAD_DESKTOP
-        } else {
-            READAHEAD_MIN
-        };
-        self.ahead.store(ahead, Relaxed);
-        let ahead = ahead.saturating_sub(out.len() as u64);
-        let hit = self.reader.read(&self.disk, offset, out, ahead).await?;
+        let request = offset..offset.saturating_add(out.len() as u64);
+        self.read_part(request, offset, out).await
+    }
+
+    /// As [`DiskHandle::read`], for a part of a client's `request`, a range of bytes: the rest of it may be
+    /// read ahead.
+    pub async fn read_part(&self, request: Range<u64>, offset: u64, out: &mut [u8]) -> Result<()> {
+        let len = out.len() as u64;
+        self.check_read(offset, len)?;
+        self.begin(Kind::Read, len).await;
+        let read = self.reader.begin_sequential(&self.disk, (offset, len), &request);
+        let has_room = self.disk.is_desktop() && self.reader.cache.has_room();
+        let together = read.together(if has_room { READAHEAD_DESKTOP } else { READAHEAD_MIN });
+        let origin = self.reader.read(&self.disk, offset, out, together).await?;
         self.intake.cx.check_fenced()?;
-        self.count_read(offset, out.len(), hit);
+        self.reader.end_sequential(&self.disk, &read, origin, together);
+        self.count_read(offset, out.len(), origin == Origin::Ram);
         Ok(())
     }
 

@@ -102,4 +102,5 @@ fn update_weight(disk: &Disk) {
     let weight = disk.limiter.weight();
     disk.writes.set_weight(weight);
     disk.reads.set_weight(weight);
+    disk.reads_ahead.set_weight(weight);
 }

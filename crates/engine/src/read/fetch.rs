@@ -18,7 +18,8 @@ use crate::limits::{AHEAD_GAP, BATCH_BYTES, CHUNK_BLOCKS};
 use crate::lost::is_lost;
 
 impl Reader {
-    /// Reads the blocks of `gaps` into `out`, and up to `ahead` bytes after the last into the cache.
+    /// Reads the blocks of `gaps` into `out`, and up to `ahead` bytes after the last into the cache. Returns
+    /// whether it read the store itself, rather than waiting for other reads.
     pub async fn fill_gaps(
         &self,
         disk: &Disk,
@@ -26,7 +27,8 @@ impl Reader {
         out: &mut [u8],
         ahead: u64,
         mode: ReadMode,
-    ) -> Result<()> {
+    ) -> Result<bool> {
+        let mut has_read = false;
         let mut classifier = Classifier::default();
         let mut todo: Vec<usize> = (0..gaps.len()).collect();
         let mut ahead = ahead;
@@ -57,6 +59,7 @@ impl Reader {
             if let Some(last) = runs.last_mut() {
                 self.extend(disk, &token, last, &gaps, std::mem::take(&mut ahead), &mut classifier);
             }
+            has_read |= !runs.is_empty();
             for done in join_all(runs.into_iter().map(|run| self.read_run(run))).await {
                 for (gap, fetched) in done? {
                     gaps[gap].fill(fetched.content(), out);
@@ -70,7 +73,7 @@ impl Reader {
                 }
             }
         }
-        Ok(())
+        Ok(has_read)
     }
 
     /// Adds blocks that follow the last block of a run both on the disk and in the store. Blocks in between
@@ -102,13 +105,7 @@ impl Reader {
                 if run.len() * BLOCK >= BATCH_BYTES || !run.spans(&location, AHEAD_GAP, BATCH_BYTES as u64) {
                     return;
                 }
-                // Read-ahead counts as the first use of a block, so that the read which follows is not a
-                // second use: otherwise, reading a disk sequentially would evict frequently used blocks.
-                // Desktops are exempt: the next clones of the same image will read the same blocks.
-                let rank = match self.rank(classifier.of(disk.id(), &disk.classes, block)) {
-                    Rank::Normal if !disk.is_desktop() => Rank::Low,
-                    other => other,
-                };
+                let rank = self.rank_ahead(disk, classifier, block);
                 if rank == Rank::Never || self.cache.contains(target.addr) {
                     continue;
                 }
@@ -124,14 +121,31 @@ impl Reader {
         }
     }
 
+    /// The rank of a block that is read ahead. Reading ahead counts as its first use, so that the read which
+    /// follows is not a second use: otherwise, reading a disk sequentially would evict frequently used
+    /// blocks. Desktops are exempt: the next clones of the same image will read the same blocks.
+    pub(super) fn rank_ahead(&self, disk: &Disk, classifier: &mut Classifier, block: u64) -> Rank {
+        match self.rank(classifier.of(disk.id(), &disk.classes, block)) {
+            Rank::Normal if !disk.is_desktop() => Rank::Low,
+            other => other,
+        }
+    }
+
     /// Reads a run with one store read, verifies and caches its blocks, and passes them to the followers.
-    /// Returns the blocks that fill a gap, with the index of that gap.
+    /// Returns the blocks that fill a gap, with the index of that gap. Damage to other blocks is not
+    /// reported: a reader that requests one reads it again.
     pub async fn read_run(&self, run: Run) -> Result<Vec<(usize, Fetched)>> {
         let Some((first, last)) = run.locations.first().zip(run.locations.last()) else {
             return Ok(Vec::new());
         };
         let len = last.offset + last.len as u64 - first.offset;
-        let stored = self.source.read_exact(first.object, first.offset, len as usize).await?;
+        let stored = match run.wanted.iter().any(|wanted| wanted.gap.is_some()) {
+            true => self.source.read_exact(first.object, first.offset, len as usize).await?,
+            false => match self.source.read_if_whole(first.object, first.offset, len as usize).await? {
+                Some(stored) => stored,
+                None => return Ok(Vec::new()),
+            },
+        };
         let (buf, sound) = unpack_run(&run.locations, stored);
         let buf = Arc::new(buf);
         let mut waiting = Vec::new();
@@ -139,10 +153,9 @@ impl Reader {
         for (i, (wanted, sound)) in run.wanted.into_iter().zip(sound).enumerate() {
             let (fetched, location) = (Fetched { run: buf.clone(), at: i * BLOCK }, &run.locations[i]);
             if !sound || crc32c(fetched.content()) != wanted.target.crc {
-                self.source.count_damage(location.object, location.offset);
-                self.source.record_damaged(&wanted.target);
-                // Damage to a block that was only read ahead fails no read.
                 if wanted.gap.is_some() {
+                    self.source.count_damage(location.object, location.offset);
+                    self.source.record_damaged(&wanted.target);
                     damaged = Some(damage(location.object, location.offset));
                 }
                 continue;

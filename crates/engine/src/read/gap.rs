@@ -18,6 +18,17 @@ pub(crate) enum ReadMode {
     Internal,
 }
 
+/// Where the blocks of a read came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// All were in RAM.
+    Ram,
+    /// Some were being read by other readers, for which it waited.
+    OtherReads,
+    /// Some were read from the store.
+    Store,
+}
+
 /// A part of a read that has to be read from the store.
 pub(crate) struct Gap {
     /// Logical block number.

@@ -4,6 +4,7 @@
 //! [`NodeReader`] loads and caches the nodes of block maps; [`Reader`] reads disks through write buffer,
 //! block map and read cache.
 
+mod ahead;
 mod bound;
 mod bulk;
 pub(crate) mod damage;
@@ -22,7 +23,7 @@ mod store;
 mod tests;
 mod turns;
 
-pub(crate) use gap::{Gap, ReadMode, blocks_of, pieces};
+pub(crate) use gap::{Gap, Origin, ReadMode, blocks_of, pieces};
 pub(crate) use nodes::{NodeReader, with_nodes};
 pub use prefetch::Prefetched;
 pub(crate) use reader::Reader;

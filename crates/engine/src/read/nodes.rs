@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use forebay_format::BlockRef;
+use forebay_format::{BlockRef, crc32c};
 use forebay_store::IoBuf;
 
+use super::relocation::Location;
 use super::store::StoreReader;
-use crate::cache::{MissTable, Turn};
+use crate::cache::{Leader, MissTable, Turn};
 use crate::disk::Disk;
 use crate::map::{NeedNode, Node, NodeCache};
 use crate::{BoxFuture, Error, Result};
@@ -54,6 +55,52 @@ impl NodeReader {
                 }
                 // The node that the leader loaded may not satisfy this need, so it is looked up again.
                 Turn::Follower(f) => drop(f.await),
+            }
+        }
+    }
+
+    /// Loads nodes that were not requested: the first, and with the same store read those of the others that
+    /// are close to it. Returns whether the first is in RAM now. Failures are not reported.
+    pub async fn load_ahead(&self, needs: &[NeedNode]) -> bool {
+        let Some(first) = needs.first() else { return false };
+        let token = self.source.relocation.enter();
+        let mut found: Vec<(Location, NeedNode, Leader<()>)> = Vec::new();
+        for need in needs {
+            let Some(location) = self.source.locate_cached(&token, &need.at) else { continue };
+            match self.misses.enter(need.at.addr) {
+                Turn::Leader(leader) if self.cache.find(*need).is_none() => {
+                    found.push((location, *need, leader));
+                }
+                Turn::Follower(f) if need == first => drop(f.await),
+                _ => {}
+            }
+        }
+        found.sort_unstable_by_key(|(location, ..)| (location.object, location.offset));
+        let at_first = found.iter().position(|(_, need, _)| need == first);
+        if let Some(at) = at_first {
+            let is_near = |pair: &[(Location, NeedNode, Leader<()>)]| pair[0].0.is_near(&pair[1].0);
+            let begin = (0..at).rev().take_while(|n| is_near(&found[*n..*n + 2])).last().unwrap_or(at);
+            let after = (at + 1..found.len()).take_while(|n| is_near(&found[*n - 1..*n + 1])).count();
+            found.truncate(at + 1 + after);
+            self.read_ahead(found.split_off(begin)).await;
+        }
+        self.cache.find(*first).is_some()
+    }
+
+    /// Reads nodes, which are ordered by location and close to each other, with one store read.
+    async fn read_ahead(&self, nodes: Vec<(Location, NeedNode, Leader<()>)>) {
+        let Some(((first, ..), (last, ..))) = nodes.first().zip(nodes.last()) else { return };
+        let (object, begin) = (first.object, first.offset);
+        let len = (last.offset - begin) as usize + last.len;
+        let Ok(Some(bytes)) = self.source.read_if_whole(object, begin, len).await else { return };
+        for (location, need, leader) in nodes {
+            let bytes = &bytes[(location.offset - begin) as usize..][..location.len];
+            if location.form == need.at.form
+                && crc32c(bytes) == need.at.crc
+                && let Ok(node) = need.accept(bytes)
+            {
+                self.cache.insert(need.at, node);
+                leader.complete(());
             }
         }
     }

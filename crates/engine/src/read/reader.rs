@@ -15,7 +15,7 @@ use forebay_format::{BLOCK, BlockRef, MapValue};
 use forebay_guest::{CachePriority, Class};
 use forebay_store::StoreError;
 
-use super::gap::{Gap, ReadMode, pieces};
+use super::gap::{Gap, Origin, ReadMode, pieces};
 use super::nodes::{NodeReader, with_nodes};
 use super::run::Fetched;
 use super::store::StoreReader;
@@ -39,7 +39,7 @@ pub(crate) struct Reader {
     pub nodes: NodeReader,
     pub cache: ReadCache,
     pub(super) misses: MissTable<Fetched>,
-    pub turns: ReadTurns,
+    pub turns: Arc<ReadTurns>,
     pub recordings: Arc<Recordings>,
     progress: Arc<CommitProgress>,
 }
@@ -66,7 +66,7 @@ impl Reader {
             nodes: NodeReader::new(source.clone()),
             cache: ReadCache::new(cx.config.read_cache),
             misses: MissTable::default(),
-            turns: ReadTurns::new(cx.clone()),
+            turns: Arc::new(ReadTurns::new(cx.clone())),
             recordings: Arc::default(),
             progress,
             source,
@@ -196,8 +196,8 @@ impl Reader {
     }
 
     /// Reads `out.len()` bytes at `offset`, waiting for the store if necessary. Up to `ahead` further bytes
-    /// may be fetched into the cache. Returns whether the whole range was in RAM.
-    pub async fn read(&self, disk: &Disk, offset: u64, out: &mut [u8], ahead: u64) -> Result<bool> {
+    /// may be fetched into the cache.
+    pub async fn read(&self, disk: &Disk, offset: u64, out: &mut [u8], ahead: u64) -> Result<Origin> {
         self.read_as(disk, offset, out, ahead, ReadMode::Wait).await
     }
 
@@ -209,11 +209,11 @@ impl Reader {
         out: &mut [u8],
         ahead: u64,
         mode: ReadMode,
-    ) -> Result<bool> {
+    ) -> Result<Origin> {
         let mut tries = 0;
         loop {
             match self.read_once(disk, offset, out, ahead, mode).await {
-                Ok(gaps) => return Ok(gaps == 0),
+                Ok(origin) => return Ok(origin),
                 // The segment was freed after the look-up: its blocks were moved or are no longer referenced.
                 Err(Error::Store(StoreError::NotFound(_))) if tries < READ_RETRIES => tries += 1,
                 Err(e) => return Err(self.source.not_found_is_corruption(e)),
@@ -221,7 +221,7 @@ impl Reader {
         }
     }
 
-    /// Reads once; returns the number of blocks that were not in RAM. Map nodes are loaded one at a time, and
+    /// Reads once. Map nodes are loaded one at a time, and
     /// the read continues at the block for which one was missing; so the map cache need not hold all nodes of
     /// the range at the same time.
     async fn read_once(
@@ -231,11 +231,14 @@ impl Reader {
         out: &mut [u8],
         ahead: u64,
         mode: ReadMode,
-    ) -> Result<usize> {
+    ) -> Result<Origin> {
         let (mut gaps, mut done) = (Vec::new(), 0);
         let gather = || self.gather(&mut done, disk, offset, out, &mut gaps, mode);
         with_nodes(gather, |stop| Box::pin(self.resolve(disk, stop))).await?;
-        let count = gaps.len();
+        if gaps.is_empty() {
+            return Ok(Origin::Ram);
+        }
+        let mut has_read = false;
         while !gaps.is_empty() {
             let takes_turns = mode == ReadMode::Wait;
             let most = if takes_turns { self.turns.most(&disk.reads) / BLOCK as u64 } else { u64::MAX };
@@ -246,9 +249,10 @@ impl Reader {
                 true => Some(self.turns.turn(&disk.reads, bytes).await?),
                 false => None,
             };
-            self.fill_gaps(disk, std::mem::replace(&mut gaps, rest), out, ahead, mode).await?;
+            let piece = std::mem::replace(&mut gaps, rest);
+            has_read |= self.fill_gaps(disk, piece, out, ahead, mode).await?;
         }
-        Ok(count)
+        Ok(if has_read { Origin::Store } else { Origin::OtherReads })
     }
 
     /// Removes the cause for which [`Reader::gather`] stopped, or returns it as an error.

@@ -28,6 +28,7 @@ use lru::LruCache;
 
 use crate::cache::MissTable;
 use crate::hash::BuildU64Hasher;
+use crate::limits::NODE_GAP;
 use crate::sync::{Mutex, RwLock};
 
 /// The bytes of an object that hold a stored block.
@@ -49,6 +50,11 @@ impl Location {
         let follows = next.offset == self.offset + self.len as u64;
         let same_group = (next.offset, next.len) == (self.offset, self.len);
         next.object == self.object && (follows || same_group)
+    }
+
+    /// Whether a node at `next` is read together with this one, which is before it.
+    pub fn is_near(&self, next: &Location) -> bool {
+        next.object == self.object && next.offset <= self.offset + self.len as u64 + NODE_GAP
     }
 
     /// The location of a slot whose segment was never moved.

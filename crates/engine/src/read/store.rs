@@ -45,20 +45,31 @@ impl StoreReader {
     /// # Errors
     /// Those of the store; [`Error::Damaged`] if the object ends before.
     pub async fn read_exact(&self, object: SegmentId, offset: u64, len: usize) -> Result<IoBuf> {
+        match self.read_if_whole(object, offset, len).await? {
+            Some(bytes) => Ok(bytes),
+            None => {
+                self.count_damage(object, offset);
+                Err(damage(object, offset))
+            }
+        }
+    }
+
+    /// As [`StoreReader::read_exact`], but `None` if the object ends before: for a read that was not
+    /// requested, so that its damage is not reported.
+    pub async fn read_if_whole(&self, object: SegmentId, offset: u64, len: usize) -> Result<Option<IoBuf>> {
         let Range { start, end } = offset..offset + len as u64;
         let from = start / IoBuf::ALIGN as u64 * IoBuf::ALIGN as u64;
         let until = end.next_multiple_of(IoBuf::ALIGN as u64);
         let mut buf = self.store.read(object, from, (until - from) as usize).await?;
         if from + (buf.len() as u64) < end {
-            self.count_damage(object, offset);
-            return Err(damage(object, offset));
+            return Ok(None);
         }
         let skip = (start - from) as usize;
         if skip > 0 {
             buf.copy_within(skip..skip + len, 0);
         }
         buf.set_len(len);
-        Ok(buf)
+        Ok(Some(buf))
     }
 
     /// Returns an error unless `bytes`, read from `location`, are the node that `at` references.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_format::{BLOCK, BlockRef, CatalogueOp, DiskId, Fingerprint, Form, Stream, crc32c};
 
-use super::ReadMode;
+use super::{Origin, ReadMode};
 use crate::Error;
 use crate::cache::Rank;
 use crate::commit::Change;
@@ -50,7 +50,7 @@ async fn a_read_gathers_buffers_stored_blocks_and_holes() {
     let (disk, _) = stored(&mut parts, &[1, 2, 3]).await;
     disk.buffers.lock().change(1..2, |buffer| buffer.write(1, 0..BLOCK, &[9; BLOCK], None));
     let mut out = vec![0xee; 4 * BLOCK];
-    assert!(!parts.reader.read(&disk, 0, &mut out, 0).await.unwrap(), "blocks came from the store");
+    assert_eq!(parts.reader.read(&disk, 0, &mut out, 0).await.unwrap(), Origin::Store);
     assert_eq!(blocks(&out), [1, 9, 3, 0]);
     // They are in the read cache now.
     let mut gaps = Vec::new();

@@ -5,6 +5,10 @@
 //! A reader waits for its turn before it enters the table of misses, so every reader for which others wait
 //! there has its turn already, and nothing that a reader waits for during its turn needs one. Reads on which
 //! commits depend need no turn. While other disks flush, the limit is lower ([`super::bound`]).
+//!
+//! Reading ahead has separate turns, which are shared fairly as well. It never waits for one: while readers
+//! wait, or its share is used up, nothing is read ahead; and only a little while clients of other disks read
+//! or flush.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,39 +16,50 @@ use std::time::Duration;
 use super::bound::ReadBound;
 use crate::Result;
 use crate::context::Context;
+use crate::disk::Disk;
 use crate::fair::{Budget, Flow, Gate};
-use crate::limits::{READS_AT_ONCE, READS_RESERVE};
+use crate::limits::{AHEAD_AT_ONCE, AHEAD_BESIDE_OTHERS, READS_AT_ONCE, READS_RESERVE};
 use crate::space::Flushing;
 
 /// The reads of guests at the store; see the module documentation.
 pub(crate) struct ReadTurns {
     cx: Arc<Context>,
-    gate: Gate,
+    requested: Gate,
+    ahead: Gate,
     bound: ReadBound,
 }
 
 impl ReadTurns {
     pub fn new(cx: Arc<Context>) -> ReadTurns {
-        ReadTurns { cx, gate: Gate::default(), bound: ReadBound::default() }
+        ReadTurns { cx, requested: Gate::default(), ahead: Gate::default(), bound: ReadBound::default() }
     }
 
     fn budget(&self, flow: &Flow) -> Budget {
         // Any disk may read something, so many disks with few reads each, as in a boot storm, still use all
         // that a disk array can do.
-        let bound = self.bound.bytes_for(flow.id(), self.cx.host.now());
+        let bound = self.bound_for(flow);
         Budget { all: READS_AT_ONCE + READS_RESERVE, open: bound.unwrap_or(READS_AT_ONCE) }
     }
 
     /// Records that a group of `bytes`, whose commit began at `began`, is durable: see [`super::bound`].
     pub fn record_group(&self, flushing: Flushing, bytes: u64, began: Duration) {
         let now = self.cx.host.now();
-        self.bound.record_group(flushing, bytes, now.saturating_sub(began), now, self.gate.has_waiting());
+        self.bound.record_group(
+            flushing,
+            bytes,
+            now.saturating_sub(began),
+            now,
+            self.requested.has_waiting(),
+        );
     }
 
     /// Bytes for which one turn should be taken at most, so that others get theirs in between.
     pub fn most(&self, flow: &Flow) -> u64 {
-        let bound = self.bound.bytes_for(flow.id(), self.cx.host.now());
-        bound.map_or(u64::MAX, |bytes| bytes / 2)
+        self.bound_for(flow).map_or(u64::MAX, |bytes| bytes / 2)
+    }
+
+    fn bound_for(&self, flow: &Flow) -> Option<u64> {
+        self.bound.bytes_for(flow.id(), self.cx.host.now())
     }
 
     /// Waits until a disk may read `bytes`.
@@ -52,8 +67,8 @@ impl ReadTurns {
     /// # Errors
     /// None: the gate is never closed.
     pub async fn turn(&self, flow: &Arc<Flow>, bytes: u64) -> Result<ReadTurn<'_>> {
-        if !self.gate.take(flow, (bytes, bytes), |flow, _| Some(self.budget(flow))) {
-            let waiting = self.gate.enqueue(flow, (bytes, bytes))?;
+        if !self.requested.take(flow, (bytes, bytes), |flow, _| Some(self.budget(flow))) {
+            let waiting = self.requested.enqueue(flow, (bytes, bytes))?;
             let mut entered = Entered { turns: self, waiting: Some(waiting) };
             self.drain();
             if let Some(waiting) = &mut entered.waiting {
@@ -64,9 +79,26 @@ impl ReadTurns {
         Ok(ReadTurn { turns: self, flow: flow.clone(), bytes })
     }
 
+    /// A turn in which `bytes` of a disk are read ahead, if that is possible now.
+    pub fn try_ahead(self: &Arc<ReadTurns>, disk: &Disk, bytes: u64) -> Option<AheadTurn> {
+        if self.requested.has_waiting() {
+            return None;
+        }
+        let others_read = self.requested.used() > disk.reads.used();
+        let most = if others_read { AHEAD_BESIDE_OTHERS } else { AHEAD_AT_ONCE };
+        let most = self.bound_for(&disk.reads).map_or(most, |bound| most.min(bound / 2));
+        if bytes > most {
+            return None;
+        }
+        let flow = disk.reads_ahead.clone();
+        let budget = Budget { all: most, open: most };
+        let taken = self.ahead.take(&flow, (bytes, bytes), |_, _| Some(budget));
+        taken.then(|| AheadTurn { turns: self.clone(), flow, bytes })
+    }
+
     fn drain(&self) {
-        if self.gate.has_waiting() {
-            self.gate.drain(|flow, _| Some(self.budget(flow)));
+        if self.requested.has_waiting() {
+            self.requested.drain(|flow, _| Some(self.budget(flow)));
         }
     }
 }
@@ -87,6 +119,19 @@ impl Drop for Entered<'_> {
     }
 }
 
+/// A turn of reading ahead, which ends when this is dropped.
+pub(crate) struct AheadTurn {
+    turns: Arc<ReadTurns>,
+    flow: Arc<Flow>,
+    bytes: u64,
+}
+
+impl Drop for AheadTurn {
+    fn drop(&mut self) {
+        self.turns.ahead.add(&self.flow, -(self.bytes as i64));
+    }
+}
+
 /// A turn, which ends when this is dropped.
 pub(crate) struct ReadTurn<'a> {
     turns: &'a ReadTurns,
@@ -96,7 +141,7 @@ pub(crate) struct ReadTurn<'a> {
 
 impl Drop for ReadTurn<'_> {
     fn drop(&mut self) {
-        self.turns.gate.add(&self.flow, -(self.bytes as i64));
+        self.turns.requested.add(&self.flow, -(self.bytes as i64));
         self.turns.drain();
     }
 }

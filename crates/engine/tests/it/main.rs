@@ -4,6 +4,7 @@
 // The host of a test uses the clock and threads; see clippy.toml.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod ahead;
 mod check;
 mod classes;
 mod clean;

@@ -121,7 +121,8 @@ impl Job {
             let charge = self.account().take_shared(DATA_CHUNK_HEADER + piece).await;
             let mut chunk = vec![0; DATA_CHUNK_HEADER + piece];
             let from = offset + at as u64;
-            self.disk.read(from, &mut chunk[DATA_CHUNK_HEADER..]).await?;
+            let request = offset..offset + len as u64;
+            self.disk.read_part(request, from, &mut chunk[DATA_CHUNK_HEADER..]).await?;
             at += piece;
             let done = at == len;
             if is_sent_as_hole(&chunk[DATA_CHUNK_HEADER..]) {
@@ -148,7 +149,7 @@ impl Job {
         let mut is_hole = len >= MIN_HOLE;
         for at in (0..len).step_by(PIECE) {
             let piece = &mut reply[header + at..header + len.min(at + PIECE)];
-            self.disk.read(offset + at as u64, piece).await?;
+            self.disk.read_part(offset..offset + len as u64, offset + at as u64, piece).await?;
             is_hole = is_hole && is_zero(piece);
             tokio::task::yield_now().await;
         }

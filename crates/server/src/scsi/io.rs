@@ -36,7 +36,8 @@ impl Nexus {
             if n > 0 {
                 yield_now().await;
             }
-            if let Err(error) = self.disk().read(offset + (n * PIECE) as u64, piece).await {
+            let (request, at) = (offset..offset + u64::from(len), offset + (n * PIECE) as u64);
+            if let Err(error) = self.disk().read_part(request, at, piece).await {
                 return self.failed(&error);
             }
         }
