@@ -256,7 +256,8 @@ impl Committer {
         completed.values().filter_map(|page| page.as_ref().err()).for_each(|lost| log.refer(lost));
         group.is_written = true;
         let written = self.write_group(log, group, &completed, stream).await;
-        self.space.wrote(self.appended.load(Relaxed) - before);
+        group.logged = self.appended.load(Relaxed) - before;
+        self.space.wrote(group.logged);
         let changes = match written {
             Err(StoreError::Full) => {
                 // Before another group can have the number of this one.
@@ -403,7 +404,10 @@ impl Committer {
         if let Some(began) = group.began {
             let (bytes, bound) = (group.buffered(), &self.space.flush_bound);
             bound.record_group(bytes, began, self.cx.host.now());
-            self.reader.turns.record_group(bound.flushing(), bytes, began);
+            // Others show more about reduction and the catalogue than about the store.
+            if group.ops.is_empty() && group.logged >= bytes / 4 {
+                self.reader.turns.record_group(bound.flushing(), group.logged, began);
+            }
         }
         for (disk, buffer) in group.frozen.drain(..) {
             disk.buffers.lock().thaw();

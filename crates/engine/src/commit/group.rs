@@ -24,6 +24,8 @@ pub(crate) struct Group {
     pub freeze: u64,
     /// Bytes that guests discarded.
     pub discarded: u64,
+    /// Bytes that it has added to the log.
+    pub logged: u64,
     /// Time of that freeze; `None` for a group of a single disk.
     pub began: Option<Duration>,
 }

@@ -173,12 +173,25 @@ impl Intake {
     /// # Errors
     /// As [`Intake::room_now`].
     pub async fn admit(&self, disk: &Disk, len: u64) -> Result<Admitted<'_>> {
+        self.pace(disk, len).await;
+        self.admit_piece(disk, len).await
+    }
+
+    /// Delays a write of `len` bytes while room in the store is short.
+    pub async fn pace(&self, disk: &Disk, len: u64) {
         if !disk.is_desktop() {
             let delay = self.space.pacing_delay(len, self.cx.host.now());
             if !delay.is_zero() {
                 self.cx.host.sleep(delay).await;
             }
         }
+    }
+
+    /// As [`Intake::admit`], for a piece of a write that was paced as a whole.
+    ///
+    /// # Errors
+    /// As [`Intake::room_now`].
+    pub async fn admit_piece(&self, disk: &Disk, len: u64) -> Result<Admitted<'_>> {
         let space = self.admit_to_buffers(disk, len).await?;
         let mut progress = self.progress.subscribe();
         loop {

@@ -305,6 +305,7 @@ impl DiskHandle {
         self.check_write(offset, data.len() as u64)?;
         self.disk.occupied.check(offset, data)?;
         self.begin(Kind::Write, data.len() as u64).await;
+        self.intake.pace(&self.disk, data.len() as u64).await;
         let (mut at, end) = (offset, offset + data.len() as u64);
         // In pieces that end at block boundaries, so that only the ends of the range are partial blocks. Each
         // is admitted separately, so that a long request need not fit into one group.
@@ -313,7 +314,7 @@ impl DiskHandle {
                 yield_now().await;
             }
             let until = ((at / TURN_BYTES + 1) * TURN_BYTES).min(end);
-            let mut room = self.intake.admit(&self.disk, until - at).await?;
+            let mut room = self.intake.admit_piece(&self.disk, until - at).await?;
             room.spend(until - at);
             let piece = &data[(at - offset) as usize..(until - offset) as usize];
             self.write_bytes(at, piece, &mut room.room).await?;

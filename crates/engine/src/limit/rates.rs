@@ -1,5 +1,6 @@
 //! What an administrator sets.
 
+use forebay_format::BLOCK;
 use serde::{Deserialize, Serialize};
 
 /// A rate, and how far it may be exceeded.
@@ -70,7 +71,7 @@ impl Limits {
                 && rate.burst.is_none_or(|burst| (1..=Limits::MOST).contains(&burst))
         };
         all.flatten().all(is_valid)
-            && self.quota.is_none_or(|quota| quota > 0)
+            && self.quota.is_none_or(|quota| quota >= BLOCK as u64)
             && self.weight.is_none_or(|weight| Limits::WEIGHTS.contains(&weight))
     }
 }

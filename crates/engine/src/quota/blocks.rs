@@ -58,18 +58,23 @@ fn len(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
-/// The blocks of a write with data, and those that it fills with zeroes as a whole.
+/// The blocks of a write with data, and those that it fills with zeroes as a whole. Zeroes in a part of a
+/// block are neither: a discard with unaligned ends does not need room.
 fn ranges_of(offset: u64, bytes: &[u8]) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
     let (mut data, mut zeroes): (Vec<Range<u64>>, Vec<Range<u64>>) = (Vec::new(), Vec::new());
     let mut at = 0;
     for (block, within) in pieces(offset, bytes.len()) {
         let part = &bytes[at..at + within.len()];
-        let ranges = if part.len() == BLOCK && is_zero(part) { &mut zeroes } else { &mut data };
+        at += part.len();
+        let ranges = match (is_zero(part), part.len() == BLOCK) {
+            (false, _) => &mut data,
+            (true, true) => &mut zeroes,
+            (true, false) => continue,
+        };
         match ranges.last_mut() {
             Some(last) if last.end == block => last.end += 1,
             _ => ranges.push(block..block + 1),
         }
-        at += part.len();
     }
     (data, zeroes)
 }
@@ -186,12 +191,10 @@ impl Blocks {
     pub(super) fn correct(&self, range: Range<u64>, occupied: impl Iterator<Item = u64>) {
         let state = &mut *self.state.lock();
         let Some(tenant) = &state.tenant else { return };
-        let before = state.blocks.len();
-        state.blocks.remove_range(range);
-        state.blocks.extend(occupied);
-        let after = state.blocks.len();
-        tenant.usage.add(after.saturating_sub(before));
-        tenant.usage.give_back(before.saturating_sub(after));
+        let removed = state.blocks.remove_range(range);
+        let added = occupied.filter(|block| state.blocks.insert(*block)).count() as u64;
+        tenant.usage.add(added.saturating_sub(removed));
+        tenant.usage.give_back(removed.saturating_sub(added));
     }
 
     /// Records that the blocks are to be counted.
@@ -206,6 +209,13 @@ impl Blocks {
     }
 }
 
+impl Drop for Blocks {
+    /// A deleted volume may have got its tenant's quota concurrently with its deletion.
+    fn drop(&mut self) {
+        self.assign(None);
+    }
+}
+
 /// The error for a write of this tenant; logged once.
 fn refused(tenant: &Tenant) -> Error {
     let error = Error::OverQuota { tenant: tenant.name.clone(), bytes: tenant.usage.quota() };
@@ -213,4 +223,22 @@ fn refused(tenant: &Tenant) -> Error {
         tracing::warn!("{error}");
     }
     error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_that_are_dropped_are_not_used_any_more() {
+        let tenant = Arc::new(Tenant::new("t"));
+        tenant.usage.set_quota(Some(1 << 20));
+        let blocks = Blocks::default();
+        blocks.assign(Some(tenant.clone()));
+        blocks.write(0, &[1; 2 * BLOCK]).unwrap();
+        blocks.correct(0..8, [1, 3, 5].into_iter());
+        assert_eq!(tenant.usage.used(), 3);
+        drop(blocks);
+        assert_eq!(tenant.usage.used(), 0);
+    }
 }

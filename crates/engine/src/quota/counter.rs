@@ -12,12 +12,15 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_format::{FANOUT, MapValue};
+use forebay_format::{DiskId, FANOUT, MapValue};
+use forebay_store::StoreError;
+use hashbrown::HashSet;
 use tokio::task::yield_now;
 
 use crate::Error;
 use crate::catalogue::{Catalogue, disk_by_id};
 use crate::disk::Disk;
+use crate::limits::READ_RETRIES;
 use crate::map::{NeedNode, Tree};
 use crate::read::Reader;
 use crate::sync::{Mutex, RwLock};
@@ -28,6 +31,8 @@ const TURN: u64 = 32;
 #[derive(Default)]
 struct Queue {
     disks: VecDeque<Arc<Disk>>,
+    /// Those of `disks`.
+    ids: HashSet<DiskId>,
     /// The task that counts exists.
     is_running: bool,
 }
@@ -48,7 +53,7 @@ impl Counter {
     pub fn request(self: &Arc<Counter>, disk: Arc<Disk>) {
         disk.occupied.begin();
         let mut queue = self.queue.lock();
-        if !queue.disks.iter().any(|queued| queued.id() == disk.id()) {
+        if queue.ids.insert(disk.id()) {
             queue.disks.push_back(disk);
         }
         if !std::mem::replace(&mut queue.is_running, true) {
@@ -63,10 +68,12 @@ impl Counter {
                 let mut queue = self.queue.lock();
                 let next = queue.disks.pop_front();
                 queue.is_running = next.is_some();
+                next.iter().for_each(|disk| _ = queue.ids.remove(&disk.id()));
                 next
             };
             let Some(disk) = next else { return };
             self.count(&disk).await;
+            yield_now().await;
         }
     }
 
@@ -74,7 +81,7 @@ impl Counter {
     async fn count(&self, disk: &Disk) {
         let origin = disk.record().origin.and_then(|origin| disk_by_id(&self.catalogue, origin));
         add_buffered(disk);
-        let (mut block, mut steps) = (0, 0u64);
+        let (mut block, mut steps, mut tries) = (0, 0u64, 0);
         while disk.occupied.has_quota() && block < disk.tree.read().blocks() {
             // A clone of the origin's map: only one tree is locked at a time.
             let base = origin.as_ref().map(|origin| origin.tree.read().clone());
@@ -85,6 +92,11 @@ impl Counter {
                 Err(need) => match self.reader.nodes.load(need).await {
                     Ok(_) => block,
                     Err(Error::Latched(_) | Error::Closed | Error::Fenced) => return,
+                    // The segment was freed after the look-up: the node was moved or replaced.
+                    Err(Error::Store(StoreError::NotFound(_))) if tries < READ_RETRIES => {
+                        tries += 1;
+                        block
+                    }
                     Err(e) => {
                         tracing::warn!(disk = %disk.record().name, "cannot count a part of a volume: {e}");
                         need.last_block() + 1
@@ -99,7 +111,9 @@ impl Counter {
                 }
             }
         }
-        disk.occupied.complete();
+        if !self.queue.lock().ids.contains(&disk.id()) {
+            disk.occupied.complete();
+        }
     }
 
     /// Counts the blocks from `block` on, up to the end of its leaf, or skips a subtree. Returns the block

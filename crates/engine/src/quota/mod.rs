@@ -4,8 +4,8 @@
 //! image from which it was cloned; a volume without such an origin occupies all its blocks with data. So a
 //! clone occupies nothing until it is written, and blocks of zeroes and discarded blocks occupy nothing.
 //! Deduplication and compression do not matter: whether another tenant has stored the same content must not
-//! decide whether a write succeeds. Snapshots and images are not counted: otherwise a snapshot, which
-//! only an administrator can make, would turn the next overwrite of each block into growth.
+//! decide whether a write succeeds. Snapshots and images are not counted: otherwise a snapshot, which only an
+//! administrator can make, would turn the next overwrite of each block into growth.
 //!
 //! **Invariant.** [`Blocks`] of a volume of a tenant with a quota holds the blocks that it occupies, and
 //! [`Usage::used`] of the tenant is the sum of their numbers. The set is changed under the lock of the
@@ -18,8 +18,9 @@
 //! not share. Until that is done, a volume counts with what was written since and what was found so far.
 //! Writes that did not change a block (the content was stored there already) count as long as the set exists.
 //!
-//! **Memory.** At most some two bytes for each occupied block, and a bit where half of the blocks of a region
-//! of 256 MiB are occupied; nothing for volumes without a quota.
+//! **Memory.** Two bytes for each occupied block, and a bit for each block of a region of 256 MiB in which
+//! more are occupied: 32 MiB for a full volume of 1 TB. Some 50 bytes for each region with few blocks.
+//! Nothing for volumes without a quota.
 
 mod blocks;
 mod counter;

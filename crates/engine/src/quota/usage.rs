@@ -13,6 +13,9 @@ use crate::sync::atomic::{AtomicBool, AtomicU64};
 const UNLIMITED: u64 = u64::MAX;
 /// A tenant is low on room when less than its quota divided by this number is left.
 const LOW_PART: u64 = 10;
+/// It is no longer low when this part of the quota is left in addition, so that a use that varies a little
+/// is not a change each time.
+const SLACK_PART: u64 = 100;
 
 /// The use of a quota.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -33,6 +36,8 @@ pub(crate) struct Usage {
     refused: Counter,
     /// Writes are refused, and a warning was logged.
     is_full: AtomicBool,
+    /// It is low on room.
+    is_low: AtomicBool,
 }
 
 impl Default for Usage {
@@ -42,6 +47,7 @@ impl Default for Usage {
             used: AtomicU64::new(0),
             refused: Counter::default(),
             is_full: AtomicBool::new(false),
+            is_low: AtomicBool::new(false),
         }
     }
 }
@@ -105,11 +111,35 @@ impl Usage {
     /// The state of the room within the quota.
     pub fn room(&self) -> Room {
         let quota = self.quota.load(Relaxed);
-        match quota.saturating_sub(self.used()) {
+        let slack = if self.is_low.load(Relaxed) { quota / SLACK_PART } else { 0 };
+        let room = match quota.saturating_sub(self.used()) {
             _ if quota == UNLIMITED => Room::Ok,
             0 => Room::Full,
-            left if left < quota / LOW_PART => Room::Low,
+            left if left < quota / LOW_PART + slack => Room::Low,
             _ => Room::Ok,
-        }
+        };
+        self.is_low.store(room != Room::Ok, Relaxed);
+        room
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_use_that_varies_a_little_changes_the_room_once() {
+        let usage = Usage::default();
+        usage.set_quota(Some(1000 * BLOCK as u64));
+        usage.add(900);
+        assert_eq!(usage.room(), Room::Ok);
+        usage.add(1);
+        assert_eq!(usage.room(), Room::Low);
+        usage.give_back(10);
+        assert_eq!(usage.room(), Room::Low);
+        usage.give_back(1);
+        assert_eq!(usage.room(), Room::Ok);
+        usage.add(110);
+        assert_eq!(usage.room(), Room::Full);
     }
 }

@@ -256,8 +256,7 @@ impl SpaceGovernor {
             return self.fits_zeroes(cost).then_some(Budget { all, open: u64::MAX });
         }
         let all = self.buffer_budget.load(Relaxed).min(self.write_buffer);
-        let bound = self.flush_bound.bytes_for(flow.id());
-        Some(Budget { all: all.min(bound.saturating_mul(2)), open: all.min(bound) })
+        Some(Budget { all, open: all.min(self.flush_bound.bytes_for(flow.id())) })
     }
 
     /// Whether a request is a zeroed range that fits into the buffers while the store is full: it needs

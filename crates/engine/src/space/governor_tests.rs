@@ -150,6 +150,8 @@ fn a_flush_of_another_disk_bounds_the_buffers() {
     governor.buffered(&own, -(2 * MIB as i64) + (200 << 10));
     assert!(!governor.may_buffer(&own, 64 << 10).unwrap());
     assert!(governor.may_buffer(&flow(3), 128 << 10).unwrap(), "it has nothing in the buffers");
+    governor.buffered(&other, 7 * MIB as i64);
+    assert!(governor.may_buffer(&flow(3), 4096).unwrap(), "the disk that flushes may buffer much");
 }
 
 #[test]

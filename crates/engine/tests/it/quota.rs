@@ -99,6 +99,8 @@ async fn a_tenant_cannot_grow_beyond_its_quota() {
     assert_eq!(b.try_write(0, &noise(24, 4096)).unwrap(), Fast::Done);
     a.write(6 * BLOCK, &[0; 8192], false).await.unwrap();
     a.write_zeroes(7 * BLOCK, BLOCK, true, false).await.unwrap();
+    a.discard(6 * BLOCK + 512, 2 * BLOCK, false).await.unwrap();
+    a.write_zeroes(9 * BLOCK + 512, 3 * BLOCK, true, false).await.unwrap();
     assert_eq!(used(&pool, "t").await, 10 * BLOCK);
     // A discard of one volume makes room for the other.
     a.discard(0, 2 * BLOCK, false).await.unwrap();

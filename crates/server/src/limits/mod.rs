@@ -217,7 +217,7 @@ fn check(limits: &LimitSet) -> Result<()> {
     match Limits::from(*limits).is_valid() {
         true => Ok(()),
         false => Err(LimitError::Bad(
-            "a limit, its burst and a quota must be at least 1, a weight from 1 to 10000",
+            "a limit and its burst must be at least 1, a quota at least 4096 bytes, a weight from 1 to 10000",
         )),
     }
 }
