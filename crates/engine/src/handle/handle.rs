@@ -307,14 +307,23 @@ impl DiskHandle {
         self.begin(Kind::Write, data.len() as u64).await;
         self.intake.pace(&self.disk, data.len() as u64).await;
         let (mut at, end) = (offset, offset + data.len() as u64);
-        // In pieces that end at block boundaries, so that only the ends of the range are partial blocks. Each
-        // is admitted separately, so that a long request need not fit into one group.
+        // Next to a flush of another disk, each piece is admitted separately, so that a long request need not
+        // fit into one group.
+        let mut whole = match self.intake.space.fits_group(&self.disk.writes, end - at) {
+            true => Some(self.intake.admit_piece(&self.disk, end - at).await?),
+            false => None,
+        };
+        // In pieces that end at block boundaries, so that only the ends of the range are partial blocks.
         while at < end {
             if at > offset {
                 yield_now().await;
             }
             let until = ((at / TURN_BYTES + 1) * TURN_BYTES).min(end);
-            let mut room = self.intake.admit_piece(&self.disk, until - at).await?;
+            let mut separate = None;
+            let room = match &mut whole {
+                Some(room) => room,
+                None => separate.insert(self.intake.admit_piece(&self.disk, until - at).await?),
+            };
             room.spend(until - at);
             let piece = &data[(at - offset) as usize..(until - offset) as usize];
             self.write_bytes(at, piece, &mut room.room).await?;

@@ -203,9 +203,14 @@ impl SpaceGovernor {
     /// [`Error::NoSpace`] if no reclaim is expected to make room.
     pub fn may_buffer(&self, flow: &Flow, len: u64) -> Result<bool> {
         self.check_room(len)?;
-        // A longer request waits, since it is then admitted in pieces.
-        let fits_group = cost(len) <= self.flush_bound.bytes_for(flow.id());
+        let fits_group = self.fits_group(flow, len);
         Ok(fits_group && self.gate.may(flow, cost(len), |flow, cost| self.budget_for(flow, cost)))
+    }
+
+    /// Whether a write of `len` bytes fits into a group next to a flush of another disk. A longer one has to
+    /// be admitted in pieces.
+    pub fn fits_group(&self, flow: &Flow, len: u64) -> bool {
+        cost(len) <= self.flush_bound.bytes_for(flow.id())
     }
 
     /// As [`SpaceGovernor::may_buffer`], and reserves the room; `None` if the request has to wait.
