@@ -93,7 +93,8 @@ def failed_imports_leave_no_image(t):
 @test
 def interrupted_imports_leave_no_image(t):
     s = t.server()
-    source = t.noise_file("source.raw", 192 * MIB)
+    # Long enough that the shorter delays end well before the import does.
+    source = t.noise_file("source.raw", 384 * MIB)
     argv = [s.bin, "--socket", s.control, "image", "import", "golden", source]
     for end in ("client gets SIGINT", "client gets SIGKILL", "server gets SIGTERM", "server gets SIGKILL"):
         # An import that ends before the interruption is repeated with an earlier interruption.

@@ -165,7 +165,9 @@ async fn fill(
     size: u64,
     reporter: &mut Reporter<'_>,
 ) -> Result<()> {
-    pump::copy(image, disk, |copied| reporter.report(Phase::Import, copied, Some(size))).await
+    pump::copy(image, disk, |copied| reporter.report(Phase::Import, copied, Some(size))).await?;
+    // Here an import can still be cancelled, and other commands can run: the write buffer may hold all of it.
+    Ok(disk.flush().await?)
 }
 
 /// Runs `work` until it ends, the receiver of events is dropped, or the server stops.
