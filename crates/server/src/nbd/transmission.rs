@@ -166,6 +166,7 @@ impl Transmission {
 
     fn request(&mut self, request: &Request<'_>, output: &mut Output) -> Result<(), Fenced> {
         let cookie = request.cookie;
+        self.worker.pace().requested();
         if request.command == Command::Disconnect {
             self.leaving = true;
             self.attachment.leave();

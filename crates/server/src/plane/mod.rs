@@ -1,10 +1,10 @@
 //! The data plane: the threads that serve the connections of all front ends.
 //!
-//! Each core given to the server has one thread with its own runtime. The first also accepts
-//! (`listen`) and distributes clients round-robin; a connection stays on one thread from its first byte to
-//! its last. The large buffers (`scratch`) belong to the thread, not to the connection, which keeps only
-//! unfinished work (`backlog`); so an idle connection costs little, and a client that sends much, or does not
-//! read its replies, is throttled by not being read from. `pace` decides when a thread sleeps, `budget`
+//! Each core given to the server has one thread with its own runtime. The first also accepts (`listen`) and
+//! distributes clients round-robin; a connection stays on one thread from its first byte to its last. The
+//! large buffers (`scratch`) belong to the thread, not to the connection, which keeps only unfinished work
+//! (`backlog`); so an idle connection costs little, and a client that sends much, or does not read its
+//! replies, is throttled by not being read from. `pace` and `spin` decide when a thread sleeps, `budget`
 //! limits how long a connection may occupy its thread, `contain` limits the effect of a panic. `handover`
 //! passes established connections to another process.
 //!
@@ -24,6 +24,7 @@ mod pace;
 mod readiness;
 mod scratch;
 mod server;
+mod spin;
 #[cfg(test)]
 mod tests;
 mod worker;

@@ -14,9 +14,12 @@
 //! sockets are not paused for.
 
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+
+use super::spin::Spin;
 
 /// The shortest pause.
 const SHORTEST: Duration = Duration::from_micros(20);
@@ -24,6 +27,8 @@ const LONGEST: Duration = Duration::from_micros(120);
 /// Sleeps without a pause before the next probe: initially, and at most.
 const FIRST_SKIP: u32 = 16;
 const LONGEST_SKIP: u32 = 1024;
+/// Number of sleeps without a pause from which on pauses are of no use: several probes in a row have failed.
+const USELESS_SKIP: u32 = 4 * FIRST_SKIP;
 /// Most clients served since the last sleep that are checked; if there are more, requests coalesce without a
 /// pause.
 const MAX_CLIENTS: usize = 4;
@@ -32,6 +37,8 @@ const MAX_CLIENTS: usize = 4;
 #[derive(Default)]
 pub(crate) struct Pace {
     state: Mutex<State>,
+    /// Requests that were received, as far as [`Spin`] has not counted them. Only its thread uses it.
+    requests: AtomicU32,
 }
 
 #[derive(Default)]
@@ -43,6 +50,7 @@ struct State {
     /// A client was served whose socket does not report unread replies, or there were too many clients.
     has_unknown: bool,
     control: Control,
+    spin: Spin,
 }
 
 /// Computes the length of the pause; separate from sockets and clocks, so that it can be tested.
@@ -69,6 +77,11 @@ impl Control {
         self.pause.max(SHORTEST)
     }
 
+    /// Whether no pause of late was of use: each client waits for its reply before its next request.
+    fn is_useless(&self) -> bool {
+        self.next_skip >= USELESS_SKIP
+    }
+
     /// Adjusts the pause to the result of the last one: whether every client was still busy with its replies.
     fn adjust(&mut self, paused: Duration, all_busy: bool) {
         if all_busy {
@@ -86,9 +99,15 @@ impl Control {
 }
 
 impl Pace {
+    /// Records that a request was received from a client of a UNIX socket.
+    pub fn requested(&self) {
+        self.requests.store(self.requests.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+
     /// Records that replies were sent to a client; `socket` is its descriptor if it reports unread replies.
     pub fn served(&self, socket: Option<RawFd>) {
         let mut state = self.state.lock();
+        state.spin.served(socket);
         let count = state.count;
         match socket {
             Some(fd) if state.served[..count].contains(&fd) => {}
@@ -103,6 +122,7 @@ impl Pace {
     /// Removes the socket of a client before it is closed.
     pub fn forget(&self, socket: RawFd) {
         let mut state = self.state.lock();
+        state.spin.forget(socket);
         if let Some(at) = state.served[..state.count].iter().position(|fd| *fd == socket) {
             state.count -= 1;
             let last = state.count;
@@ -110,20 +130,31 @@ impl Pace {
         }
     }
 
-    /// Pauses if useful; called when the thread is idle and about to sleep.
+    /// Pauses if useful, or waits for a request without sleeping; called when the thread is idle and about to
+    /// sleep.
     pub fn before_sleep(&self) {
+        // The lock is not contended: it exists because the runtime's hook must be `Sync`.
         let mut state = self.state.lock();
-        let (count, has_unknown) = (std::mem::take(&mut state.count), std::mem::take(&mut state.has_unknown));
+        let may_look = !state.pause() && state.control.is_useless();
+        state.spin.before_sleep(may_look, &self.requests, has_unread);
+    }
+}
+
+impl State {
+    /// Pauses if useful; returns whether it did.
+    fn pause(&mut self) -> bool {
+        let (count, has_unknown) = (std::mem::take(&mut self.count), std::mem::take(&mut self.has_unknown));
         if count == 0 || has_unknown {
-            return;
+            return false;
         }
-        let pause = state.control.pause();
-        if !pause.is_zero() {
-            // The lock is not contended: it exists because the runtime's hook must be `Sync`.
-            std::thread::sleep(pause);
-            let all_busy = state.served[..count].iter().all(|fd| has_unread(*fd));
-            state.control.adjust(pause, all_busy);
+        let pause = self.control.pause();
+        if pause.is_zero() {
+            return false;
         }
+        std::thread::sleep(pause);
+        let all_busy = self.served[..count].iter().all(|fd| has_unread(*fd));
+        self.control.adjust(pause, all_busy);
+        true
     }
 }
 

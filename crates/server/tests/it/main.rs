@@ -8,6 +8,7 @@ mod common;
 mod formats;
 mod host;
 mod hostile;
+mod idle;
 mod import;
 mod nbd;
 mod process;

@@ -18,14 +18,14 @@ use crate::common::disk_bytes;
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A directory with a pool, and commands on it.
-struct PoolDir {
+pub struct PoolDir {
     dir: tempfile::TempDir,
     /// For retained memory, which killed servers leave behind.
     memory: tempfile::TempDir,
 }
 
 /// A running server, killed when dropped.
-struct Server {
+pub struct Server {
     child: Child,
 }
 
@@ -42,6 +42,10 @@ impl Server {
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     fn exit_code(&mut self) -> Option<i32> {
         let begun = Instant::now();
         loop {
@@ -55,12 +59,12 @@ impl Server {
 }
 
 impl PoolDir {
-    fn new() -> PoolDir {
+    pub fn new() -> PoolDir {
         let memory = tempfile::Builder::new().prefix("forebay-it-").tempdir_in("/dev/shm").unwrap();
         PoolDir { dir: tempfile::tempdir().unwrap(), memory }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
@@ -73,7 +77,7 @@ impl PoolDir {
     }
 
     /// Starts a server and waits until it reports that it is ready.
-    fn serve(&self, args: &[&str]) -> Server {
+    pub fn serve(&self, args: &[&str]) -> Server {
         self.serve_logging(args, Stdio::null())
     }
 
@@ -94,7 +98,7 @@ impl PoolDir {
     }
 
     /// Runs a command that must succeed, and returns its standard output.
-    fn ok(&self, args: &[&str]) -> String {
+    pub fn ok(&self, args: &[&str]) -> String {
         let out = self.run(args);
         assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stdout).unwrap()

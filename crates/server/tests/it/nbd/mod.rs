@@ -2,7 +2,7 @@
 
 mod access;
 mod bad_input;
-mod client;
+pub mod client;
 mod exports;
 mod fenced;
 mod flow;
