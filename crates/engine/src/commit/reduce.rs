@@ -179,6 +179,7 @@ impl Reducer {
         };
         let mut known: Vec<_> = {
             let mut dedup = self.dedup.lock();
+            dedup.fetch(candidates.iter().filter_map(|c| c.fingerprint.as_ref()));
             let find = |c: &Candidate<'_>| dedup.find(c.fingerprint.as_ref()?).filter(|at| usable(c, at));
             candidates.iter().map(find).collect()
         };
@@ -258,8 +259,8 @@ impl Reducer {
     /// Adds the stored blocks of a group to the index. Called when all appends of the group have succeeded:
     /// from then on it is either durable, or the pool latches.
     pub fn record_stored(&self, blocks: impl Iterator<Item = (Fingerprint, BlockRef)>) {
-        let mut dedup = self.dedup.lock();
-        blocks.for_each(|(fingerprint, at)| dedup.insert(fingerprint, at));
+        let blocks: Vec<_> = blocks.collect();
+        self.dedup.lock().insert_all(&blocks);
     }
 }
 

@@ -8,6 +8,9 @@
 //! The entries of a set are at its beginning, in any order. So a search ends at the first empty one: most
 //! sets are a third full, and reading one from memory is most of the cost of a search.
 
+/// Bytes of a line of the core's caches.
+const CACHE_LINE: usize = 64;
+
 /// An entry of a set.
 pub(super) trait Entry: Copy {
     const EMPTY: Self;
@@ -52,6 +55,20 @@ impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
     /// The entries among which those of a hash are.
     pub fn of(&self, hash: usize) -> impl Iterator<Item = &E> {
         self.sets.get(self.index(hash)).into_iter().flatten().take_while(|e| !e.is_empty())
+    }
+
+    /// Brings the sets of these hashes from memory into the core's caches. These loads do not depend on each
+    /// other, so they overlap; those of searches hardly do.
+    pub fn fetch(&self, hashes: impl Iterator<Item = usize>) {
+        let mut empty = 0;
+        for hash in hashes {
+            if let Some(set) = self.sets.get(self.index(hash)) {
+                // One entry in each cache line of the part that is usually occupied.
+                let step = (CACHE_LINE / size_of::<E>()).max(1);
+                empty += set[..WAYS / 2].iter().step_by(step).filter(|e| e.is_empty()).count();
+            }
+        }
+        std::hint::black_box(empty);
     }
 
     /// Inserts an entry, in place of the one that `is_same` accepts if there is one. Returns an entry that

@@ -78,6 +78,8 @@ const DIRECTORIES_PART: u64 = 8;
 const DIRECTORIES_MAX: u64 = 8 << 20;
 /// Sets of the exact table that each insertion converts to hooks.
 const CONVERTED: usize = 4;
+/// Fingerprints whose sets are fetched together: the sets fit into a core's cache.
+const FETCHED: usize = 512;
 /// Reading a directory costs its length in bytes, which is taken from a credit account: the most that the
 /// account holds, ...
 const CREDIT_MAX: i64 = 64 << 20;
@@ -120,6 +122,13 @@ impl Dedup {
             credit: CREDIT_MAX,
             budget,
             segments_left: 0,
+        }
+    }
+
+    /// Prepares to find these fingerprints: most of the time of a search is that of the memory.
+    pub fn fetch<'a>(&self, fingerprints: impl Iterator<Item = &'a Fingerprint>) {
+        if let Some(table) = &self.exact {
+            table.fetch(fingerprints);
         }
     }
 
@@ -186,6 +195,14 @@ impl Dedup {
     ) {
         self.earn(new_hits);
         self.directories.keep(segment, directory, hits);
+    }
+
+    /// Adds blocks that were stored.
+    pub fn insert_all(&mut self, blocks: &[(Fingerprint, BlockRef)]) {
+        for some in blocks.chunks(FETCHED) {
+            self.fetch(some.iter().map(|(fingerprint, _)| fingerprint));
+            some.iter().for_each(|(fingerprint, at)| self.insert(*fingerprint, *at));
+        }
     }
 
     /// Adds a block that was stored.
