@@ -309,9 +309,9 @@ impl DiskHandle {
         let (mut at, end) = (offset, offset + data.len() as u64);
         // Next to a flush of another disk, each piece is admitted separately, so that a long request need not
         // fit into one group.
-        let mut whole = match self.intake.space.fits_group(&self.disk.writes, end - at) {
-            true => Some(self.intake.admit_piece(&self.disk, end - at).await?),
-            false => None,
+        let mut whole = match self.intake.space.is_divided(&self.disk.writes, end - at) {
+            true => None,
+            false => Some(self.intake.admit_piece(&self.disk, end - at).await?),
         };
         // In pieces that end at block boundaries, so that only the ends of the range are partial blocks.
         while at < end {

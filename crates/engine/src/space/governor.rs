@@ -30,6 +30,7 @@ use super::flush_bound::FlushBound;
 use super::policy::{FreeingRate, Level, MAX_DELAY, Outcome, PATIENCE, Situation, min_reclaim_bytes};
 use crate::buffer::ZEROES_COST;
 use crate::fair::{Budget, Flow, Gate, Waiting};
+use crate::limits::TURN_BYTES;
 use crate::progress::CommitProgress;
 use crate::stats::Counter;
 use crate::sync::Mutex;
@@ -39,6 +40,8 @@ use crate::{Error, PoolConfig, Result, Room};
 
 /// A store is low on room if, in addition to the reserve, less than the total divided by this number is free.
 const LOW_PART: u64 = 10;
+/// It is no longer low when, in addition, that much divided by this number is free.
+const SLACK_PART: u64 = 4;
 
 /// The capacity is observed again when a part of the free room may have been used (one part in this number),
 /// each time that this many bytes were written, ...
@@ -203,14 +206,14 @@ impl SpaceGovernor {
     /// [`Error::NoSpace`] if no reclaim is expected to make room.
     pub fn may_buffer(&self, flow: &Flow, len: u64) -> Result<bool> {
         self.check_room(len)?;
-        let fits_group = self.fits_group(flow, len);
-        Ok(fits_group && self.gate.may(flow, cost(len), |flow, cost| self.budget_for(flow, cost)))
+        Ok(!self.is_divided(flow, len)
+            && self.gate.may(flow, cost(len), |flow, cost| self.budget_for(flow, cost)))
     }
 
-    /// Whether a write of `len` bytes fits into a group next to a flush of another disk. A longer one has to
-    /// be admitted in pieces.
-    pub fn fits_group(&self, flow: &Flow, len: u64) -> bool {
-        cost(len) <= self.flush_bound.bytes_for(flow.id())
+    /// Whether a write of `len` bytes is admitted in pieces of [`TURN_BYTES`], so that a flush of another
+    /// disk does not wait for all of it.
+    pub fn is_divided(&self, flow: &Flow, len: u64) -> bool {
+        len > TURN_BYTES && self.flush_bound.bytes_for(flow.id()) < u64::MAX
     }
 
     /// As [`SpaceGovernor::may_buffer`], and reserves the room; `None` if the request has to wait.
@@ -351,7 +354,7 @@ impl SpaceGovernor {
         let full = free < reserve.max(self.refused_at.load(Relaxed));
         let was_low = self.low.load(Relaxed);
         // Hysteresis, so that a store at the threshold does not log a warning at every commit.
-        let slack = if was_low { total / (10 * LOW_PART) } else { 0 };
+        let slack = if was_low { total / (LOW_PART * SLACK_PART) } else { 0 };
         // Garbage that a reclaim would free counts as room: a log in use always contains some.
         let room = free + self.reclaimable.load(Relaxed);
         let low = full || room < reserve + total / LOW_PART + slack;
