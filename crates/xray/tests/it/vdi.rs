@@ -24,7 +24,8 @@ fn desktops_make_the_published_operations_and_read_what_they_wrote() {
         scale: 50,
         // Small enough for the desktops to overflow.
         write_cache: 2 << 20,
-        read_cache: 64 << 20,
+        // Room for the data of the image and for what the desktops overflow.
+        read_cache: 160 << 20,
         still: Duration::from_millis(50),
         image_bytes: 128 << 20,
         image_data: 64 << 20,
@@ -44,7 +45,10 @@ fn desktops_make_the_published_operations_and_read_what_they_wrote() {
     let (profiled, cold) = (boot(Cache::Profiled).read_ops, boot(Cache::Cold).read_ops);
     // Time runs 2,000 times as fast, so on a busy machine guests overtake a part of the reads ahead.
     assert!(profiled * 3 < cold * 2, "{profiled} store reads with a profile, {cold} without");
-    assert!(boot(Cache::Warm).read_bytes < boot(Cache::Cold).read_bytes / 10);
+    // Misses of guests, not reads of the store: a reclaim, which the reset causes, reads maps at the same
+    // time.
+    let (warm, cold) = (boot(Cache::Warm).cache_misses, boot(Cache::Cold).cache_misses);
+    assert!(warm < cold / 10, "{warm} misses when warm, {cold} when cold");
     let steady = report.phases.iter().find(|p| p.phase == Phase::ProfileSteady).expect("the last phase");
     assert!(steady.server.overflow_ops > 0);
     assert!(report.audited_blocks > 500, "{}", report.audited_blocks);
