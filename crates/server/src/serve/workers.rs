@@ -1,33 +1,132 @@
 //! The threads on which the engine's CPU work runs, in addition to the engine's thread.
 //!
 //! The caller takes part: a helper that the system does not schedule soon finds nothing left to do. Idle
-//! threads sleep.
+//! helpers sleep at once. One that looks for more work before it sleeps, as those of general thread pools do,
+//! stays on the core of the thread that woke it, next to another that is idle.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
 
 use forebay_engine::Workers;
-use rayon_core::{ThreadPool, ThreadPoolBuilder};
+use parking_lot::{Condvar, Mutex};
 
 /// A number of threads, of which the caller is one.
 pub(super) struct WorkerThreads {
-    /// `None` if there is only the caller.
-    helpers: Option<ThreadPool>,
-    threads: usize,
+    shared: Arc<Shared>,
+    helpers: Vec<JoinHandle<()>>,
+    /// Held by the caller that is being helped.
+    helped: Mutex<()>,
+}
+
+/// Work that several threads do together.
+type Task = &'static (dyn Fn() + Sync);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// There is a task, or the threads end.
+    begun: Condvar,
+    /// No helper is busy.
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    task: Option<Task>,
+    /// Helpers that may still begin the task.
+    wanted: usize,
+    /// Helpers that began the task and have not ended it.
+    busy: usize,
+    has_panicked: bool,
+    is_ending: bool,
 }
 
 impl WorkerThreads {
     /// Starts all threads but the caller's.
     pub fn start(threads: usize) -> std::io::Result<WorkerThreads> {
-        let helpers = threads.saturating_sub(1);
-        let builder = ThreadPoolBuilder::new().num_threads(helpers).thread_name(|n| format!("worker-{n}"));
-        let helpers = if helpers == 0 { None } else { Some(builder.build().map_err(std::io::Error::other)?) };
-        Ok(WorkerThreads { helpers, threads: threads.max(1) })
+        let mut workers =
+            WorkerThreads { shared: Arc::default(), helpers: Vec::new(), helped: Mutex::default() };
+        for n in 1..threads {
+            let shared = workers.shared.clone();
+            let helper = thread::Builder::new().name(format!("worker-{n}")).spawn(move || shared.help())?;
+            workers.helpers.push(helper);
+        }
+        Ok(workers)
+    }
+}
+
+impl Drop for WorkerThreads {
+    fn drop(&mut self) {
+        self.shared.state.lock().is_ending = true;
+        self.shared.begun.notify_all();
+        for helper in self.helpers.drain(..) {
+            // It cannot have panicked: `help` catches that.
+            let _ = helper.join();
+        }
+    }
+}
+
+impl Shared {
+    /// A helper: does its part of each task.
+    fn help(&self) {
+        let mut state = self.state.lock();
+        while !state.is_ending {
+            let Some(task) = state.task.filter(|_| state.wanted > 0) else {
+                self.begun.wait(&mut state);
+                continue;
+            };
+            state.wanted -= 1;
+            state.busy += 1;
+            drop(state);
+            let done = catch_unwind(AssertUnwindSafe(task));
+            state = self.state.lock();
+            state.has_panicked |= done.is_err();
+            state.busy -= 1;
+            if state.busy == 0 {
+                self.left.notify_one();
+            }
+        }
+    }
+
+    /// Lets up to `helpers` do `task` as well, until the result is dropped.
+    fn begin<'a>(&'a self, helpers: usize, task: &'a (dyn Fn() + Sync)) -> Helped<'a> {
+        // SAFETY: the task is used only by helpers that are busy with it. Dropping `Helped` takes it from
+        // those that have not begun, and waits for the others; it is not leaked, so that happens while the
+        // task is borrowed.
+        let task = unsafe { std::mem::transmute::<&'a (dyn Fn() + Sync), Task>(task) };
+        let mut state = self.state.lock();
+        (state.task, state.wanted) = (Some(task), helpers);
+        drop(state);
+        for _ in 0..helpers {
+            self.begun.notify_one();
+        }
+        Helped { shared: self }
+    }
+}
+
+/// A task for which there are helpers.
+struct Helped<'a> {
+    shared: &'a Shared,
+}
+
+impl Drop for Helped<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        (state.task, state.wanted) = (None, 0);
+        while state.busy > 0 {
+            self.shared.left.wait(&mut state);
+        }
+        let has_panicked = std::mem::take(&mut state.has_panicked);
+        drop(state);
+        assert!(!has_panicked || thread::panicking(), "a worker panicked");
     }
 }
 
 impl Workers for WorkerThreads {
     fn threads(&self) -> usize {
-        self.threads
+        self.helpers.len() + 1
     }
 
     fn run(&self, count: usize, each: &(dyn Fn(usize) + Sync)) {
@@ -41,15 +140,11 @@ impl Workers for WorkerThreads {
                 each(n);
             }
         };
-        match &self.helpers {
-            None => take(),
-            Some(helpers) => helpers.in_place_scope(|scope| {
-                for _ in 1..self.threads.min(count) {
-                    scope.spawn(|_| take());
-                }
-                take();
-            }),
-        }
+        let helpers = self.helpers.len().min(count.saturating_sub(1));
+        // A second caller helps itself.
+        let alone = self.helped.try_lock().filter(|_| helpers > 0);
+        let _helped = alone.as_ref().map(|_| self.shared.begin(helpers, &take));
+        take();
     }
 }
 
@@ -70,5 +165,46 @@ mod tests {
                 assert_eq!(taken.into_inner(), (1 << count) - 1);
             }
         }
+    }
+
+    #[test]
+    fn nothing_runs_after_the_return() {
+        let workers = WorkerThreads::start(4).unwrap();
+        for round in 0..2000 {
+            let sum = AtomicU64::new(0);
+            workers.run(1 + round % 9, &|n| {
+                sum.fetch_add(n as u64 + 1, Relaxed);
+            });
+            let count = 1 + round as u64 % 9;
+            assert_eq!(sum.into_inner(), count * (count + 1) / 2);
+        }
+    }
+
+    #[test]
+    fn several_callers_may_run_at_once_and_within_each_other() {
+        let workers = WorkerThreads::start(3).unwrap();
+        let sum = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        workers.run(5, &|_| workers.run(3, &|_| _ = sum.fetch_add(1, Relaxed)));
+                    }
+                });
+            }
+        });
+        assert_eq!(sum.into_inner(), 4 * 200 * 5 * 3);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller() {
+        let workers = WorkerThreads::start(3).unwrap();
+        for at in 0..8 {
+            let run = || workers.run(8, &|n| assert_ne!(n, at));
+            assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
+        }
+        let taken = AtomicU64::new(0);
+        workers.run(8, &|_| _ = taken.fetch_add(1, Relaxed));
+        assert_eq!(taken.into_inner(), 8);
     }
 }
