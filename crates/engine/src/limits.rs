@@ -168,9 +168,22 @@ pub const NODE_READ_BYTES: u64 = 256 << 10;
 pub const NODE_READS: usize = 4;
 /// Most unneeded bytes between nodes that are read together. A separate read would cost more.
 pub const NODE_GAP: u64 = 16 << 10;
+/// Blocks of one read of many, for the cleaner and the check; [`BLOCK_READS`] is the number of such reads in
+/// flight, whose blocks are unpacked and verified on all workers.
+pub const BLOCK_RUN: usize = 64;
+/// See [`BLOCK_RUN`].
+pub const BLOCK_READS: usize = 8;
+/// Blocks that a check collects, to read them in the order in which they are stored.
+pub const CHECK_BLOCKS: usize = 1 << 15;
+/// Parts of these that are read concurrently: while one is verified, the others are read.
+pub const CHECK_PARTS: usize = 4;
+/// Nodes of block maps that a check reads concurrently.
+pub const CHECK_NODES: usize = 32;
 /// Uncompressed bytes that the cleaner reads and packs in one step, and compressed ones that it writes in
 /// one: some milliseconds of a disk, for which a commit may have to wait.
 pub const MOVE_BYTES: usize = 512 << 10;
+/// Groups of blocks that each worker packs before the engine does other work: some 0.4 ms.
+pub const PACK_GROUPS: usize = 4;
 /// The cleaner's share of the time while there is plenty of room, in percent; it increases as room gets
 /// short.
 pub const CLEAN_DUTY: u64 = 25;

@@ -1,7 +1,7 @@
 //! Lost blocks: references that no reader accepts, for blocks whose contents are lost
 //! ([`crate::read::damage`]).
 
-use forebay_format::{BlockRef, Codec, Form, Slot};
+use forebay_format::{BlockRef, Codec, Form, SegmentId, Slot};
 
 use crate::Error;
 
@@ -24,5 +24,10 @@ pub(crate) fn lost_block(at: &BlockRef) -> Error {
 
 /// The location of a block, for messages.
 pub(crate) fn location_text(at: &BlockRef) -> String {
-    format!("segment {}, offset {}", at.addr.segment, at.addr.slot.offset())
+    place_text(at.addr.segment, at.addr.slot.offset())
+}
+
+/// The location of a byte of a segment or object, for messages.
+pub(crate) fn place_text(segment: SegmentId, offset: u64) -> String {
+    format!("segment {segment}, offset {offset}")
 }

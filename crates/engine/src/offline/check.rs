@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 use forebay_format::{BLOCK, BlockRef, FormatError, PoolId, SegmentId, SegmentRecord, Superblock};
 use forebay_store::{Metered, Store};
+use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
 use hashbrown::HashSet;
 use roaring::RoaringTreemap;
 use serde::Serialize;
@@ -18,8 +20,9 @@ use serde::Serialize;
 use super::footers::{Epochs, ended_in_order};
 use crate::catalogue::Catalogue;
 use crate::hash::BuildU64Hasher;
-use crate::log::scan_past_gaps;
-use crate::lost::{is_lost, location_text};
+use crate::limits::{BLOCK_READS, BLOCK_RUN, CHECK_BLOCKS, CHECK_NODES, CHECK_PARTS, SCANS_AT_ONCE};
+use crate::log::{SegmentScan, scan_past_gaps};
+use crate::lost::{is_lost, location_text, place_text};
 use crate::map::{Dirty, NeedNode, Node, Ref, Tree};
 use crate::read::{Reader, RelocationRef};
 use crate::recovery::{Mode, OnLoss, read_checkpoint, recover};
@@ -88,18 +91,14 @@ pub async fn check(
     report.segments = table.len() as u64;
     let mut epochs = Epochs::default();
     let objects: BTreeSet<SegmentId> = reader.source.store.list().await?.iter().map(|o| o.id).collect();
-    for record in &table {
-        match RelocationRef::of(record) {
-            Some(relocation) if objects.contains(&relocation.container) => {
-                if let Err(e) = reader.source.read_relocation_map(record.segment, &relocation).await {
-                    let place = format!("segment {}, for segment {}", relocation.container, record.segment);
-                    report.problem(format!("a relocation map cannot be read ({e})"), place);
-                }
+    for some in table.chunks(SCANS_AT_ONCE) {
+        let reads = some.iter().map(|record| read_segment(reader, superblock.pool, record, &objects));
+        for read in join_all(reads).await {
+            match read? {
+                SegmentRead::Nothing => {}
+                SegmentRead::Scanned(scan) => check_segment(&scan, &mut epochs, &mut report),
+                SegmentRead::Unreadable { what, place } => report.problem(what, place),
             }
-            None if objects.contains(&record.segment) => {
-                check_segment(reader, superblock.pool, record, &mut epochs, &mut report).await?;
-            }
-            _ => {}
         }
         report.bytes_read = reader.source.store.counts().read.bytes;
         progress(&report);
@@ -117,7 +116,7 @@ pub async fn check(
             let what = format!(
                 "the directory of a segment cannot be read ({why}); its fingerprints will be computed from the batches"
             );
-            report.problem(what, format!("segment {}, offset {}", record.segment, record.written));
+            report.problem(what, place_text(record.segment, record.written.into()));
         }
     }
     check_maps(reader, &pool.applier.catalogue, &mut report, &mut progress).await;
@@ -156,39 +155,65 @@ async fn check_superblocks(store: &dyn Store, report: &mut CheckReport) -> Resul
     Ok(best)
 }
 
-/// Verifies the batches of a segment, and records the epochs found in them.
-async fn check_segment(
+/// What was read of a segment.
+enum SegmentRead {
+    /// Nothing to report: its object does not exist, or its relocation map can be read.
+    Nothing,
+    Scanned(SegmentScan),
+    Unreadable {
+        what: String,
+        place: String,
+    },
+}
+
+/// Reads the batches of a segment, or its relocation map.
+async fn read_segment(
     reader: &Reader,
     id: PoolId,
     record: &SegmentRecord,
-    epochs: &mut Epochs,
-    report: &mut CheckReport,
-) -> Result<()> {
+    objects: &BTreeSet<SegmentId>,
+) -> Result<SegmentRead> {
     let segment = record.segment;
-    let place = |at: u64| format!("segment {segment}, offset {at}");
-    let scan = match scan_past_gaps(&*reader.source.store, id, segment, None, u64::from(record.written)).await
-    {
-        Ok(scan) => scan,
-        Err(Error::Store(e)) => {
-            report.problem(e.to_string(), place(0));
-            return Ok(());
+    match RelocationRef::of(record) {
+        Some(relocation) if objects.contains(&relocation.container) => {
+            let read = reader.source.read_relocation_map(segment, &relocation).await;
+            Ok(read.map_or_else(
+                |e| SegmentRead::Unreadable {
+                    what: format!("a relocation map cannot be read ({e})"),
+                    place: format!("segment {}, for segment {segment}", relocation.container),
+                },
+                |_| SegmentRead::Nothing,
+            ))
         }
-        Err(e) => return Err(e),
-    };
+        None if objects.contains(&segment) => {
+            let len = u64::from(record.written);
+            match scan_past_gaps(&*reader.source.store, id, segment, None, len).await {
+                Ok(scan) => Ok(SegmentRead::Scanned(scan)),
+                Err(Error::Store(e)) => {
+                    Ok(SegmentRead::Unreadable { what: e.to_string(), place: place_text(segment, 0) })
+                }
+                Err(e) => Err(e),
+            }
+        }
+        _ => Ok(SegmentRead::Nothing),
+    }
+}
+
+/// Reports the damaged batches of a segment, and records the epochs of the others.
+fn check_segment(scan: &SegmentScan, epochs: &mut Epochs, report: &mut CheckReport) {
     report.batches += scan.batches.len() as u64;
     if scan.header_damaged {
-        report.problem("the segment header is damaged", place(0));
+        report.problem("the segment header is damaged", place_text(scan.segment, 0));
     }
     for gap in &scan.gaps {
-        report.problem("a batch is damaged", place(gap.offset));
+        report.problem("a batch is damaged", place_text(scan.segment, gap.offset));
     }
     let first = scan.batches.first().filter(|b| b.header.offset as usize == BLOCK);
-    epochs.of_segments.extend(first.map(|b| (segment, b.header.epoch)));
+    epochs.of_segments.extend(first.map(|b| (scan.segment, b.header.epoch)));
     for batch in &scan.batches {
         let last = epochs.last_group.entry(batch.header.epoch).or_default();
         *last = batch.header.group.max(*last);
     }
-    Ok(())
 }
 
 /// Walks every map; if damage was found, walks again to determine the affected disks.
@@ -205,26 +230,31 @@ async fn check_maps(
     report.disks = disks.len() as u64;
     let mut damaged: BTreeMap<u64, Problem> = BTreeMap::new();
     let (mut seen, mut verified) = (AddressSet::default(), RoaringTreemap::new());
+    let mut blocks = Vec::new();
     for (_, tree) in &disks {
         let mut todo: Vec<Ref> = tree.root().into_iter().collect();
-        while let Some(reference) = todo.pop() {
-            let Some(mut blocks) = step(reader, reference, &mut seen, &mut todo, &mut damaged).await else {
-                continue;
-            };
-            report.nodes += 1;
-            blocks.retain(|block| {
-                if is_lost(block) {
-                    damaged.entry(block.addr.to_u64()).or_insert_with(|| lost_problem(*block));
-                    return false;
+        while !todo.is_empty() {
+            let is_new = |reference: &Ref| reference.address().is_none_or(|addr| seen.insert(addr));
+            for visit in visit_some(reader, &mut todo, is_new).await {
+                report.nodes += u64::from(visit.is_readable);
+                todo.extend(visit.below);
+                damaged.extend(visit.unreadable);
+                for block in visit.blocks {
+                    if is_lost(&block) {
+                        damaged.entry(block.addr.to_u64()).or_insert_with(|| lost_problem(block));
+                    } else if verified.insert(block.addr.to_u64()) {
+                        blocks.push(block);
+                    }
                 }
-                verified.insert(block.addr.to_u64())
-            });
-            report.blocks += blocks.len() as u64;
-            verify_blocks(reader, blocks, &mut damaged).await;
+            }
+            if blocks.len() >= CHECK_BLOCKS {
+                verify_blocks(reader, std::mem::take(&mut blocks), report, &mut damaged).await;
+                progress(report);
+            }
         }
-        report.bytes_read = reader.source.store.counts().read.bytes;
-        progress(report);
     }
+    verify_blocks(reader, blocks, report, &mut damaged).await;
+    progress(report);
     if !damaged.is_empty() {
         for (name, tree) in &disks {
             let needed = needed_by(reader, tree).await;
@@ -248,54 +278,68 @@ impl Ref {
     }
 }
 
-/// One step of a walk: appends the references of a node to the list, and returns its blocks. `None` if the
-/// node was visited before, or cannot be read.
-async fn step(
-    reader: &Reader,
-    reference: Ref,
-    seen: &mut AddressSet,
-    todo: &mut Vec<Ref>,
-    damaged: &mut BTreeMap<u64, Problem>,
-) -> Option<Vec<BlockRef>> {
-    if reference.address().is_some_and(|addr| !seen.insert(addr)) {
-        return None;
+/// One step of a walk: what a node refers to.
+#[derive(Default)]
+struct Visit {
+    is_readable: bool,
+    blocks: Vec<BlockRef>,
+    below: Vec<Ref>,
+    /// Address of its base.
+    base: Option<u64>,
+    /// The node or its base, by address, if it cannot be read.
+    unreadable: Vec<(u64, Problem)>,
+}
+
+impl Visit {
+    async fn load(&mut self, reader: &Reader, need: NeedNode) -> Option<Node> {
+        let loaded = reader.nodes.load(need).await;
+        let failed = loaded.as_ref().err().map(|e| (need.at.addr.to_u64(), node_problem(need, e)));
+        self.unreadable.extend(failed);
+        loaded.ok()
     }
-    let (mut blocks, mut base) = (Vec::new(), None);
+}
+
+/// Visits the last references of the list for which `is_wanted` holds, concurrently, and removes them.
+async fn visit_some(reader: &Reader, todo: &mut Vec<Ref>, is_wanted: impl FnMut(&Ref) -> bool) -> Vec<Visit> {
+    let mut some = todo.split_off(todo.len().saturating_sub(CHECK_NODES));
+    some.retain(is_wanted);
+    join_all(some.into_iter().map(|reference| visit(reader, reference))).await
+}
+
+async fn visit(reader: &Reader, reference: Ref) -> Visit {
+    let mut visit = Visit::default();
     let leaf = match reference {
-        Ref::Block(_) => return None,
+        Ref::Block(_) => return visit,
         Ref::Memory(Dirty::Inner(inner)) => {
-            Dirty::Inner(inner).references(|r| todo.push(r));
-            return Some(blocks);
+            Dirty::Inner(inner).references(|r| visit.below.push(r));
+            visit.is_readable = true;
+            return visit;
         }
         Ref::Memory(Dirty::Leaf(leaf)) => leaf,
-        Ref::Node(need) | Ref::Base(need) => load(reader, need, damaged).await?,
+        Ref::Node(need) | Ref::Base(need) => match visit.load(reader, need).await {
+            Some(node) => node,
+            None => return visit,
+        },
     };
+    visit.is_readable = true;
+    let mut base = None;
     leaf.references(|r| match r {
-        Ref::Block(block) => blocks.push(block),
+        Ref::Block(block) => visit.blocks.push(block),
         Ref::Base(_) | Ref::Memory(Dirty::Leaf(_)) => base = Some(r),
-        other => todo.push(other),
+        other => visit.below.push(other),
     });
     // Of its base a leaf needs only the entries that it does not list itself; the rest may be gone. The base
     // is not visited as a separate node here, so it is not recorded as seen.
+    visit.base = base.as_ref().and_then(Ref::address);
     let base = match base {
-        Some(Ref::Base(need)) => load(reader, need, damaged).await,
+        Some(Ref::Base(need)) => visit.load(reader, need).await,
         Some(Ref::Memory(Dirty::Leaf(node))) => Some(node),
         _ => None,
     };
     if let Some(base) = base {
-        leaf.uncovered(&base, |block| blocks.push(block));
+        leaf.uncovered(&base, |block| visit.blocks.push(block));
     }
-    Some(blocks)
-}
-
-async fn load(reader: &Reader, need: NeedNode, damaged: &mut BTreeMap<u64, Problem>) -> Option<Node> {
-    match reader.nodes.load(need).await {
-        Ok(node) => Some(node),
-        Err(e) => {
-            damaged.insert(need.at.addr.to_u64(), node_problem(need, &e));
-            None
-        }
-    }
+    visit
 }
 
 /// Addresses of all nodes and blocks that one disk needs. Of the base of a leaf it needs only the blocks that
@@ -303,36 +347,15 @@ async fn load(reader: &Reader, need: NeedNode, damaged: &mut BTreeMap<u64, Probl
 async fn needed_by(reader: &Reader, tree: &Tree) -> AddressSet {
     let mut needed = AddressSet::default();
     let mut todo: Vec<Ref> = tree.root().into_iter().collect();
-    while let Some(reference) = todo.pop() {
-        needed.extend(reference.address());
-        let (leaf, mut base) = match reference {
-            Ref::Block(_) => continue,
-            Ref::Memory(Dirty::Inner(inner)) => {
-                Dirty::Inner(inner).references(|r| todo.push(r));
-                continue;
-            }
-            Ref::Memory(Dirty::Leaf(leaf)) => (leaf, None),
-            Ref::Node(need) | Ref::Base(need) => match reader.nodes.load(need).await {
-                Ok(node) => (node, None),
-                Err(_) => continue,
-            },
+    while !todo.is_empty() {
+        let record = |reference: &Ref| {
+            needed.extend(reference.address());
+            true
         };
-        leaf.references(|r| match r {
-            Ref::Base(need) => base = Some(Ref::Base(need)),
-            Ref::Memory(dirty @ Dirty::Leaf(_)) => base = Some(Ref::Memory(dirty)),
-            other => todo.push(other),
-        });
-        let Some(base) = base else { continue };
-        needed.extend(base.address());
-        let base = match base {
-            Ref::Base(need) => reader.nodes.load(need).await.ok(),
-            Ref::Memory(Dirty::Leaf(node)) => Some(node),
-            _ => None,
-        };
-        if let Some(base) = base {
-            leaf.uncovered(&base, |block| {
-                needed.insert(block.addr.to_u64());
-            });
+        for visit in visit_some(reader, &mut todo, record).await {
+            needed.extend(visit.blocks.iter().map(|block| block.addr.to_u64()));
+            needed.extend(visit.base);
+            todo.extend(visit.below);
         }
     }
     needed
@@ -352,18 +375,34 @@ fn lost_problem(at: BlockRef) -> Problem {
 }
 
 /// Reads blocks and verifies their checksums.
-async fn verify_blocks(reader: &Reader, mut blocks: Vec<BlockRef>, damaged: &mut BTreeMap<u64, Problem>) {
+async fn verify_blocks(
+    reader: &Reader,
+    mut blocks: Vec<BlockRef>,
+    report: &mut CheckReport,
+    damaged: &mut BTreeMap<u64, Problem>,
+) {
     blocks.sort_unstable_by_key(|b| b.addr);
+    let parts: Vec<_> =
+        blocks.chunks(BLOCK_RUN * BLOCK_READS).map(|part| verify_part(reader, part)).collect();
+    let mut parts = stream::iter(parts).buffered(CHECK_PARTS);
+    while let Some(found) = parts.next().await {
+        damaged.extend(found);
+    }
+    report.blocks += blocks.len() as u64;
+    report.bytes_read = reader.source.store.counts().read.bytes;
+}
+
+/// The damaged blocks among some, by address.
+async fn verify_part(reader: &Reader, blocks: &[BlockRef]) -> Vec<(u64, Problem)> {
+    let mut damaged = Vec::new();
     reader
         .source
-        .read_blocks(&blocks, |i, content| {
+        .read_blocks(blocks, |i, content| {
             let Err(why) = content else { return };
-            let problem = Problem {
-                what: format!("a block is damaged ({why})"),
-                place: location_text(&blocks[i]),
-                disks: Vec::new(),
-            };
-            damaged.insert(blocks[i].addr.to_u64(), problem);
+            let what = format!("a block is damaged ({why})");
+            let problem = Problem { what, place: location_text(&blocks[i]), disks: Vec::new() };
+            damaged.push((blocks[i].addr.to_u64(), problem));
         })
         .await;
+    damaged
 }

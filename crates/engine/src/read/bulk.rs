@@ -9,8 +9,9 @@ use super::nodes::NodeReader;
 use super::relocation::{Location, Token};
 use super::run::{can_append, unpack_run};
 use super::store::{StoreReader, damage};
-use crate::limits::{NODE_GAP, NODE_READ_BYTES, NODE_READS};
+use crate::limits::{BLOCK_READS, BLOCK_RUN, NODE_GAP, NODE_READ_BYTES, NODE_READS};
 use crate::map::{Held, NeedNode, Node};
+use crate::workers::map;
 use crate::{Error, Result};
 
 /// The blocks or nodes of one store read, ordered by location.
@@ -38,6 +39,22 @@ fn can_append_node(run: &Run, next: &Location) -> bool {
             && next.offset <= last.offset + last.len as u64 + NODE_GAP
             && next.offset + next.len as u64 <= first.offset + NODE_READ_BYTES
     })
+}
+
+/// Whether a block can be added to a run. A group is not divided: each part would unpack all of it.
+fn can_append_block(run: &Run, next: &Location) -> bool {
+    can_append(&run.locations, next)
+        && (run.locations.len() < BLOCK_RUN || run.locations.last().is_some_and(|l| l.offset == next.offset))
+}
+
+/// Unpacks the blocks of a run, and compares them with the checksums in their references. Returns the
+/// contents, concatenated, and for each block whether it is sound.
+fn unpack_verified(run: &Run, stored: IoBuf, blocks: &[BlockRef]) -> (IoBuf, Vec<bool>) {
+    let (contents, mut sound) = unpack_run(&run.locations, stored);
+    for ((sound, content), i) in sound.iter_mut().zip(contents.chunks_exact(BLOCK)).zip(&run.which) {
+        *sound &= crc32c(content) == blocks[*i].crc;
+    }
+    (contents, sound)
 }
 
 impl StoreReader {
@@ -80,23 +97,28 @@ impl StoreReader {
     /// error.
     pub async fn read_blocks(&self, blocks: &[BlockRef], mut each: impl FnMut(usize, Result<&[u8; BLOCK]>)) {
         let token = self.relocation.enter();
-        let extends = |run: &Run, next: &Location| can_append(&run.locations, next);
-        for run in self.runs(&token, blocks, extends, |i, e| each(i, Err(e))).await {
-            let stored = match self.read_whole(&run).await {
-                Ok(stored) => stored,
-                Err(e) => {
-                    run.which.iter().for_each(|i| each(*i, Err(e.clone())));
-                    continue;
-                }
-            };
-            let (blocks_read, sound) = unpack_run(&run.locations, stored);
-            let found = run.which.iter().zip(&run.locations).zip(blocks_read.chunks_exact(BLOCK).zip(sound));
-            for ((i, location), (content, sound)) in found {
-                match content.first_chunk() {
-                    Some(content) if sound && crc32c(content) == blocks[*i].crc => each(*i, Ok(content)),
-                    _ => {
-                        self.count_damage(location.object, location.offset);
-                        each(*i, Err(damage(location.object, location.offset)));
+        let runs = self.runs(&token, blocks, can_append_block, |i, e| each(i, Err(e))).await;
+        for some in runs.chunks(BLOCK_READS) {
+            let read = join_all(some.iter().map(|run| self.read_whole(run))).await;
+            let unpacked = map(self.cx.host.workers(), some.iter().zip(read).collect(), |(run, stored)| {
+                stored.map(|stored| unpack_verified(run, stored, blocks))
+            });
+            for (run, unpacked) in some.iter().zip(unpacked) {
+                let (contents, sound) = match unpacked {
+                    Ok(unpacked) => unpacked,
+                    Err(e) => {
+                        run.which.iter().for_each(|i| each(*i, Err(e.clone())));
+                        continue;
+                    }
+                };
+                let found = run.which.iter().zip(&run.locations).zip(contents.chunks_exact(BLOCK).zip(sound));
+                for ((i, location), (content, sound)) in found {
+                    match content.first_chunk() {
+                        Some(content) if sound => each(*i, Ok(content)),
+                        _ => {
+                            self.count_damage(location.object, location.offset);
+                            each(*i, Err(damage(location.object, location.offset)));
+                        }
                     }
                 }
             }

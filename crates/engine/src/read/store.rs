@@ -9,6 +9,7 @@ use hashbrown::HashSet;
 
 use super::relocation::{Location, Relocation};
 use crate::context::Context;
+use crate::lost::place_text;
 use crate::stats::Counter;
 use crate::sync::Mutex;
 use crate::{Error, Result};
@@ -114,5 +115,5 @@ impl StoreReader {
 
 /// The error for stored bytes that differ from those written.
 pub(crate) fn damage(object: SegmentId, offset: u64) -> Error {
-    Error::Damaged(format!("segment {object}, offset {offset}"))
+    Error::Damaged(place_text(object, offset))
 }

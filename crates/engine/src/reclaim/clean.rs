@@ -41,12 +41,13 @@ use tokio::task::yield_now;
 
 use crate::commit::Committer;
 use crate::context::Context;
-use crate::limits::{CLEAN_PAUSE, MAX_SEGMENT_BYTES, MOVE_BYTES};
+use crate::limits::{CLEAN_PAUSE, MAX_SEGMENT_BYTES, MOVE_BYTES, PACK_GROUPS};
 use crate::log::{Item, block_at, directory_entry};
 use crate::read::{Reader, RelocationRef};
 use crate::space::SpaceGovernor;
 use crate::stored::{GROUP_BLOCKS, compress, compress_group};
 use crate::sync::Mutex;
+use crate::workers::map;
 use crate::{Error, Mutation, Result};
 
 /// The outcome of moving a segment.
@@ -239,8 +240,12 @@ impl Cleaner {
         if let Some(e) = damaged {
             return Err(e);
         }
-        for (group, blocks) in run.chunks(GROUP_BLOCKS).zip(plain.chunks(GROUP_BLOCKS * BLOCK)) {
-            pack_group(group, blocks, self.cx.config.compress, out);
+        let groups: Vec<_> = run.chunks(GROUP_BLOCKS).zip(plain.chunks(GROUP_BLOCKS * BLOCK)).collect();
+        let workers = self.cx.host.workers();
+        // Few at a time, since commits wait for them; enough to be worth waking the other threads.
+        for some in groups.chunks(PACK_GROUPS * workers.threads()) {
+            let pack = |(group, blocks)| pack_group(group, blocks, self.cx.config.compress);
+            out.extend(map(workers, some.to_vec(), pack).into_iter().flatten());
             yield_now().await;
         }
         Ok(())
@@ -342,24 +347,24 @@ impl Cleaner {
 
 /// Packs up to [`GROUP_BLOCKS`] blocks: as a group if that takes no more room than their current form,
 /// otherwise each separately. Without `pack`, only blocks that are compressed already are compressed again.
-fn pack_group(group: &[Survivor], blocks: &[u8], pack: bool, out: &mut Vec<Piece>) {
+fn pack_group(group: &[Survivor], blocks: &[u8], pack: bool) -> Vec<Piece> {
     let mut bytes = Vec::new();
     let stored_len: usize = group.iter().map(|s| s.stored_len).sum();
     let pack = pack || stored_len < blocks.len();
     let shrinks = pack && compress_group(blocks, &mut bytes);
     if shrinks && bytes.len() <= stored_len {
         let survivors = group.iter().zip(0..).map(|(s, i)| (*s, Form::member(i))).collect();
-        out.push(Piece { bytes, survivors });
-        return;
+        return vec![Piece { bytes, survivors }];
     }
-    for (survivor, block) in group.iter().zip(blocks.chunks_exact(BLOCK)) {
-        let Some(block) = block.first_chunk() else { continue };
+    let each = |(survivor, block): (&Survivor, &[u8])| {
+        let block = block.first_chunk()?;
         let mut bytes = Vec::new();
         let form = if pack { compress(block, &mut bytes) } else { Form::RAW_BLOCK };
         if bytes.is_empty() {
             bytes.extend_from_slice(block);
         }
         bytes.resize(form.stored_len(), 0);
-        out.push(Piece { bytes, survivors: vec![(*survivor, form)] });
-    }
+        Some(Piece { bytes, survivors: vec![(*survivor, form)] })
+    };
+    group.iter().zip(blocks.chunks_exact(BLOCK)).filter_map(each).collect()
 }
