@@ -3,6 +3,7 @@
 //! **The commit argument.** A *group* is the output of one commit: one or more batches, the last of which is
 //! marked. [`Log::append`] appends them in order, each linked to its predecessor by sequence number and
 //! checksum: one is prepared while the one before it is written, and its append begins when that has ended.
+//! The footer of a segment that ends within the group is written next to the first batch of the next one.
 //! [`Log::end_group`] then syncs every segment that the group touched. Only after that does the caller change
 //! maps and answer guests. Therefore, after a crash:
 //!
@@ -18,7 +19,7 @@
 //!
 //! | the store is full at | state of the store | action of the log |
 //! |---|---|---|
-//! | an append of a group, or the footer of a segment that ends within it | that batch is incomplete, so the group is not part of history; nothing was synced | abandons the group: leaves the segment, returns to the group's start; [`StoreError::Full`], and the caller may write it again |
+//! | an append of a group, or the footer of a segment that ends within it | that batch is incomplete, so the group is not part of history; nothing was synced | abandons the group: leaves the segment, deletes those that the group began, returns to its start; [`StoreError::Full`], and the caller may write it again |
 //! | the footer of a segment that is ended outside of a group | as above | ends the segment without a footer; no error |
 //! | a sync | the bytes since the last sync are undefined, permanently (delayed allocation, thin volumes, quotas) | fails permanently, as after any failed sync |
 //! | a superblock write: checkpoint, new epoch, a copy renewed for the cleaner | that copy may be old, new or torn; the other one is intact | fails permanently; a restart begins from an intact copy, and either is valid |
@@ -29,6 +30,10 @@
 //! after a footer for which there was no room. A permanent failure latches the pool; the log is not used
 //! again. Such an error is never [`StoreError::Full`] ([`for_good`]), so that no caller treats it as
 //! recoverable.
+//!
+//! A new segment is preallocated, so that a full store is noticed when a segment begins. After a group was
+//! abandoned, checkpoints and the cleaner begin segments without that: a store with less room than a segment
+//! could not free any otherwise.
 
 mod describe;
 mod draft;
@@ -44,7 +49,7 @@ use forebay_format::{
 };
 pub(crate) use forebay_store::for_good;
 use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
-use futures_util::future::join;
+use futures_util::future::{join, join_all};
 
 pub(crate) use describe::describe;
 use draft::{Draft, Medium, fill};
@@ -57,6 +62,9 @@ use crate::limits::{BATCH_BYTES, MAX_SEGMENT_BYTES};
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::workers::Workers;
 
+/// An append to an object.
+type Append<'a> = BoxFuture<'a, Result<IoBuf, StoreError>>;
+
 /// A group that is being written.
 pub(crate) struct Writing<'a> {
     store: &'a dyn Store,
@@ -68,8 +76,9 @@ pub(crate) struct Writing<'a> {
     before: Option<SegmentRecord>,
     /// Segments from this one on belong to the group.
     first_new: SegmentId,
-    /// The append of the previous batch; it continues while the next one is prepared.
-    under_way: Option<BoxFuture<'a, Result<IoBuf, StoreError>>>,
+    /// The append of the previous batch, and of the footer of the segment that ended before it; they continue
+    /// while the next batch is prepared.
+    under_way: Vec<Append<'a>>,
     /// The segment of a group of one batch, whose append also syncs it.
     synced: Option<SegmentId>,
     placed: Vec<BlockRef>,
@@ -89,6 +98,8 @@ struct Open {
     directory: Vec<DirectoryEntry>,
     /// The length of the directory at the last sync.
     durable: usize,
+    /// The store has room for a whole segment reserved for it.
+    preallocated: bool,
 }
 
 /// Sequence number and checksum of the newest batch.
@@ -109,6 +120,8 @@ pub(crate) struct Log {
     next_segment: u32,
     /// The epoch must be raised before the next append; see the module documentation.
     raise_epoch: bool,
+    /// A group found no room, and no group of guests' data has since.
+    is_short: bool,
     /// The first failure. No later operation (commit or checkpoint) may build on it: a durable group after
     /// one that is not durable would be lost although it was acknowledged.
     failed: Option<StoreError>,
@@ -139,6 +152,7 @@ impl Log {
             unsynced: Vec::new(),
             next_segment,
             raise_epoch: false,
+            is_short: false,
             failed: None,
             barrier: None,
             spares: Vec::new(),
@@ -267,7 +281,7 @@ impl Log {
             start: self.head,
             before: self.open.get(&stream).and_then(|o| self.table.get(o.id)).copied(),
             first_new: SegmentId(self.next_segment),
-            under_way: None,
+            under_way: Vec::new(),
             synced: None,
             placed: Vec::new(),
         })
@@ -290,7 +304,7 @@ impl Log {
         let drafts = Draft::split(items, self.batch_limit());
         for (draft, left) in drafts.iter().zip((0..drafts.len()).rev()) {
             let appended = self.append_batch(draft, last && left == 0, group).await;
-            self.check_append(group, appended)?;
+            self.check_append(group, appended).await?;
         }
         Ok(())
     }
@@ -307,37 +321,46 @@ impl Log {
         appended: impl FnOnce(&[BlockRef]),
     ) -> Result<Vec<BlockRef>, StoreError> {
         let settled = self.settle(&mut group).await;
-        self.check_append(&group, settled)?;
+        self.check_append(&mut group, settled).await?;
+        self.is_short &= frees_room(group.stream);
         self.unsynced.retain(|id| group.synced != Some(*id));
         let (synced, ()) = join(self.sync_all(), async { appended(&group.placed) }).await;
         self.failed = synced.as_ref().err().cloned();
         synced.map(|()| group.placed)
     }
 
-    /// After an append: abandons the group if there was no room for it, and records any other failure.
-    fn check_append(
+    /// After an append: abandons the group if there was no room for it, and records any other failure. The
+    /// group is borrowed mutably because its appends cannot be shared by threads.
+    async fn check_append(
         &mut self,
-        group: &Writing<'_>,
+        group: &mut Writing<'_>,
         appended: Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         match &appended {
             Ok(()) => {}
-            Err(StoreError::Full) => self.give_up(group),
+            Err(StoreError::Full) => self.give_up(group).await,
             Err(e) => self.failed = Some(e.clone()),
         }
         appended
     }
 
-    /// Waits for the append that is under way.
+    /// Waits for the appends that are under way: for all of them also if one fails, since no append of an
+    /// abandoned group may continue. [`StoreError::Full`] only if none failed otherwise.
     async fn settle(&mut self, group: &mut Writing<'_>) -> Result<(), StoreError> {
-        if let Some(append) = group.under_way.take() {
-            self.spares.push(append.await?);
+        let mut settled = Ok(());
+        for appended in join_all(group.under_way.drain(..)).await {
+            match appended {
+                Ok(buf) => self.spares.push(buf),
+                Err(e) if settled.is_ok() || e != StoreError::Full => settled = Err(e),
+                Err(_) => {}
+            }
         }
-        Ok(())
+        settled
     }
 
-    /// Abandons a group for which there was no room.
-    fn give_up(&mut self, group: &Writing<'_>) {
+    /// Abandons a group for which there was no room. Deletes its segments: when the group is tried again and
+    /// again, a reclaim between two attempts must not count them as a gain.
+    async fn give_up(&mut self, group: &mut Writing<'_>) {
         self.open.remove(&group.stream);
         self.unsynced.clear();
         self.table.remove_from(group.first_new);
@@ -346,6 +369,11 @@ impl Log {
         }
         self.head = group.start;
         self.raise_epoch = true;
+        self.is_short = true;
+        for id in (group.first_new.0..self.next_segment).map(SegmentId) {
+            // The next reclaim deletes those that remain.
+            let _ = self.store.delete(id).await;
+        }
     }
 
     /// Lays out a batch while the previous one is being written, and begins to write it. The state is updated
@@ -359,17 +387,15 @@ impl Log {
         let segment_bytes = self.superblock.segment_bytes as u64;
         // Relocated slots of one segment stay together; the cleaner begins a new container when needed.
         let most = if group.stream == Stream::Moved { MAX_SEGMENT_BYTES as u64 } else { segment_bytes };
-        if self.open.get(&group.stream).is_some_and(|o| o.offset + draft.len() as u64 > most) {
-            self.settle(group).await?;
-            self.seal(group.stream).await?;
-        }
+        let fits = |o: &&Open| o.offset + draft.len() as u64 <= most;
         let seq = self.head.seq + 1;
-        let (id, start) = match self.open.get(&group.stream) {
-            Some(o) => (o.id, o.offset),
+        let (id, start, preallocated) = match self.open.get(&group.stream).filter(fits) {
+            Some(o) => (o.id, o.offset, o.preallocated),
             None => {
                 let id = SegmentId(self.next_segment);
                 self.next_segment += 1;
-                (id, 0)
+                // What frees room has to fit into the last of it.
+                (id, 0, !self.is_short || !frees_room(group.stream))
             }
         };
         let at = start.max(BLOCK as u64);
@@ -398,14 +424,20 @@ impl Log {
         let (chain, directory) =
             fill(&header, draft, &mut buf[(at - start) as usize..], &mut group.placed, &group.medium);
         self.settle(group).await?;
+        if start == 0 {
+            group.under_way.extend(self.seal(group.stream, group.store));
+        }
         // The only batch of a group, in a segment of which everything else is durable: one operation.
         let is_only = last && seq == group.start.seq + 1 && start > 0 && self.unsynced.is_empty();
-        group.under_way = Some(match is_only {
-            true => group.store.append_synced(id, start, buf, segment_bytes),
-            false => group.store.append(id, start, buf, segment_bytes),
+        let is_synced = is_only && preallocated;
+        let expected = if start > 0 || preallocated { segment_bytes } else { total as u64 };
+        group.under_way.push(match is_synced {
+            true => group.store.append_synced(id, start, buf, expected),
+            false => group.store.append(id, start, buf, expected),
         });
-        group.synced = is_only.then_some(id);
-        self.note(group.stream, id, start + total as u64, Head { seq, chain }, directory);
+        group.synced = is_synced.then_some(id);
+        let appended = Open { id, offset: start + total as u64, directory, durable: 0, preallocated };
+        self.note(group.stream, appended, Head { seq, chain });
         self.appended.fetch_add(total as u64, Relaxed);
         Ok(())
     }
@@ -427,23 +459,20 @@ impl Log {
         buf
     }
 
-    /// Records a batch with which segment `id` ends at byte `end`.
-    fn note(
-        &mut self,
-        stream: Stream,
-        id: SegmentId,
-        end: u64,
-        head: Head,
-        mut directory: Vec<DirectoryEntry>,
-    ) {
+    /// Records a batch: `appended` is the open segment up to its end, with the entries of the batch.
+    fn note(&mut self, stream: Stream, mut appended: Open, head: Head) {
         self.head = head;
+        let (id, end) = (appended.id, appended.offset);
         if !self.unsynced.contains(&id) {
             self.unsynced.push(id);
         }
-        let open =
-            self.open.entry(stream).or_insert(Open { id, offset: 0, directory: Vec::new(), durable: 0 });
-        open.offset = end;
-        open.directory.append(&mut directory);
+        match self.open.get_mut(&stream) {
+            Some(open) => {
+                open.offset = end;
+                open.directory.append(&mut appended.directory);
+            }
+            None => drop(self.open.insert(stream, appended)),
+        }
         let new = SegmentRecord {
             segment: id,
             stream,
@@ -471,15 +500,19 @@ impl Log {
     }
 
     async fn try_end_segment(&mut self, stream: Stream) -> Result<(), StoreError> {
-        match self.seal(stream).await {
-            Err(StoreError::Full) => {
-                if let Some(open) = self.open.remove(&stream) {
-                    self.close_record(open.id, false);
+        let store = self.store.clone();
+        let id = self.open.get(&stream).map(|open| open.id);
+        if let (Some(id), Some(footer)) = (id, self.seal(stream, &*store)) {
+            match footer.await {
+                Err(StoreError::Full) => {
+                    // Everything before the footer is durable, and an object is not synced after a failure.
+                    self.unsynced.retain(|unsynced| *unsynced != id);
+                    self.close_record(id, false);
                     // Distinguishes it from segments that must have a footer; see `crate::footers`.
                     self.raise_epoch = true;
                 }
+                other => drop(other?),
             }
-            other => other?,
         }
         self.sync_all().await
     }
@@ -493,27 +526,25 @@ impl Log {
         Ok(())
     }
 
-    /// Writes the footer of a stream's open segment; the next append opens a new one.
-    async fn seal(&mut self, stream: Stream) -> Result<(), StoreError> {
-        let Some(open) = self.open.get(&stream) else { return Ok(()) };
+    /// Begins to write the footer of a stream's open segment, to which no append may be under way; the next
+    /// one opens a new segment. As with batches, success is assumed.
+    fn seal<'a>(&mut self, stream: Stream, store: &'a dyn Store) -> Option<Append<'a>> {
+        let Open { id, offset, directory, .. } = self.open.remove(&stream)?;
         let footer = SegmentFooter {
             pool: self.superblock.pool,
-            segment: open.id,
-            offset: open.offset as u32,
-            last_seq: self.table.get(open.id).map_or(0, |r| r.last_seq),
+            segment: id,
+            offset: offset as u32,
+            last_seq: self.table.get(id).map_or(0, |r| r.last_seq),
             count: 0,
             directory_crc: 0,
         };
-        let (id, offset) = (open.id, open.offset);
-        let bytes = footer.encode(&open.directory);
-        self.store.append(id, offset, IoBuf::from(&bytes[..]), offset + bytes.len() as u64).await?;
+        let bytes = footer.encode(&directory);
         if !self.unsynced.contains(&id) {
             self.unsynced.push(id);
         }
-        self.open.remove(&stream);
         // A checkpoint records this only when the footer is synced: checkpoints are taken between groups.
         self.close_record(id, true);
-        Ok(())
+        Some(store.append(id, offset, IoBuf::from(&bytes[..]), offset + bytes.len() as u64))
     }
 
     fn close_record(&mut self, id: SegmentId, footer: bool) {
@@ -533,6 +564,11 @@ impl Log {
         self.superblock = next;
         Ok(())
     }
+}
+
+/// Whether a reclaim needs to write to this stream.
+fn frees_room(stream: Stream) -> bool {
+    matches!(stream, Stream::Map | Stream::Moved)
 }
 
 /// Operation named in the error of a failed sync.

@@ -43,11 +43,13 @@ const LOW_PART: u64 = 10;
 /// It is no longer low when, in addition, that much divided by this number is free.
 const SLACK_PART: u64 = 4;
 
-/// The capacity is observed again when a part of the free room may have been used (one part in this number),
-/// each time that this many bytes were written, ...
+/// The capacity is observed again when a part of the free room may have been used (one part in this number).
+/// Since others may write to the store, also each time that this many bytes were written, or a part of the
+/// reserve, ...
 const OBSERVED_PART: u64 = 64;
 const OBSERVED_MOST: u64 = 32 << 20;
-/// ... and by the first commit after this time, since others may write to the store.
+const OBSERVED_RESERVE_PART: u64 = 4;
+/// ... and by the first commit after this time.
 const OBSERVED_EACH: Duration = Duration::from_millis(50);
 
 /// The budget of zeroed ranges: `budget` plus a part that only they may use.
@@ -329,12 +331,13 @@ impl SpaceGovernor {
     /// as a small commit.
     pub fn wants_capacity(&self, now: Duration) -> bool {
         let written = self.appended.load(Relaxed) - self.observed_at.load(Relaxed);
-        let free = self.free.load(Relaxed).saturating_sub(self.reserve(self.total.load(Relaxed)));
+        let reserve = self.reserve(self.total.load(Relaxed));
+        let free = self.free.load(Relaxed).saturating_sub(reserve);
         // A new segment is preallocated as a whole.
         let is_old = self.next_observation.lock().is_none_or(|next| now >= next);
         self.is_full()
             || is_old
-            || written >= OBSERVED_MOST
+            || written >= OBSERVED_MOST.min(reserve / OBSERVED_RESERVE_PART)
             || (written + self.segment_bytes).saturating_mul(OBSERVED_PART) >= free
     }
 

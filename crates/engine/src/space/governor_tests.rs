@@ -223,6 +223,19 @@ fn a_discard_on_a_full_store_does_not_wait_for_its_share() {
     assert!(matches!(governor.admit(large, MIB), Ok(None) | Err(Error::NoSpace)));
 }
 
+/// The store may have shrunk since it was observed: then the reserve must suffice for what was written.
+#[test]
+fn capacity_is_observed_before_the_reserve_is_used_up() {
+    let appended = Arc::new(AtomicU64::new(0));
+    let config = PoolConfig { write_buffer: 8 * MIB, ..PoolConfig::default() };
+    let governor = SpaceGovernor::new(&config, SEGMENT, appended.clone(), Arc::default());
+    observe(&governor, 1 << 20);
+    appended.fetch_add(5 * MIB, Relaxed);
+    assert!(!governor.wants_capacity(Duration::ZERO));
+    appended.fetch_add(MIB, Relaxed);
+    assert!(governor.wants_capacity(Duration::ZERO), "a quarter of the reserve was written");
+}
+
 #[test]
 fn a_reclaim_that_is_cancelled_is_not_under_way_any_more() {
     let governor = governor();

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::*;
-use forebay_engine::{DiskHandle, Error, Pool, SyncMode};
-use forebay_store::{Crash, Fault, FaultyOp, FaultyStore, When};
+use forebay_engine::{DiskHandle, Error, Pool, PoolConfig, SyncMode};
+use forebay_store::{Crash, Fault, FaultyOp, FaultyStore, MemoryStore, Store, When};
 
 const SEEDS: u64 = 12;
 
@@ -164,5 +164,34 @@ async fn a_full_pool_with_an_interrupted_import_opens() {
         assert!(Instant::now() < until, "the room of the import is not freed");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    pool.close().await.unwrap();
+}
+
+/// Another user of the file system took all room but the last part of a segment: a deletion still frees what
+/// it can, although a checkpoint has to begin a segment first.
+#[tokio::test]
+async fn a_store_with_less_room_than_a_segment_is_reclaimed() {
+    let store = Arc::new(MemoryStore::new());
+    let config = PoolConfig { reclaim_pause: Duration::from_secs(3600), ..config() };
+    let segment = u64::from(config.segment_bytes);
+    let pool = open_with(&store, config.clone()).await;
+    for (seed, name) in [(1, "v"), (2, "w")] {
+        pool.create_volume(name, 4 << 20, SyncMode::Flush, 0).await.unwrap();
+        let disk = pool.attach(name).unwrap();
+        disk.write(0, &noise(seed, 4 << 20), false).await.unwrap();
+        disk.flush().await.unwrap();
+    }
+    pool.delete("w").await.unwrap();
+    pool.close().await.unwrap();
+    let pool = open_with(&store, config.clone()).await;
+    let room = store.capacity().await.unwrap();
+    store.set_capacity(room.total - room.free + segment / 4);
+    // The first one detects that there is no room for a segment, or follows an automatic one that did.
+    let _refused = pool.reclaim(&|_| ()).await;
+    pool.reclaim(&|_| ()).await.unwrap();
+    assert!(store.capacity().await.unwrap().free > 4 << 20, "the volume that was deleted is free");
+    let v = pool.attach("v").unwrap();
+    v.write(0, &noise(9, 64 << 10), true).await.unwrap();
+    assert!(read(&v, 0, 64 << 10).await == noise(9, 64 << 10));
     pool.close().await.unwrap();
 }
