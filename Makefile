@@ -8,7 +8,7 @@ MDBOOK ?= mdbook
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build dev check test test-rust test-clients test-threads demo soak soak-space soak-crash \
-	soak-hostile soak-seeds bench bench-fair bench-vdi bench-boot bench-ats bench-scale fmt lint deny corpora \
+	soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi bench-boot bench-ats bench-scale fmt lint deny corpora \
 	book clean
 
 help: ## list the commands
@@ -70,6 +70,10 @@ bench: setup build ## the promised figures, each next to its peer, in one run
 
 bench-fair: setup build ## a guest next to others that take all that they can get
 	$(CARGO) run --release --locked -p forebay-xray -- bench --only hog $(ARGS)
+
+bench-engine: setup ## commits without clients, with one worker and with all cores: on the disk, and in memory
+	$(CARGO) run --release --locked -p forebay-server --example commit -- target/bench/engine $(ARGS)
+	$(CARGO) run --release --locked -p forebay-server --example commit -- /dev/shm/forebay-bench-engine $(ARGS)
 
 bench-vdi: setup build ## fleets of virtual desktops, next to published figures (ARGS=--quick for a short run)
 	$(CARGO) run --release --locked -p forebay-xray -- vdi $(ARGS)

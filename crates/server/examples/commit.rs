@@ -1,12 +1,10 @@
 //! Measures the commit alone: groups are written into the write buffer, and only their flush is timed, while
 //! no client takes CPU time.
 //!
-//! ```text
-//! commit DIRECTORY [--workers N] [--group MIB] [--groups N] [--volume MIB] [--data noise|text] [--sequential]
-//! ```
-//!
-//! Prints one line: data, pattern, workers, MiB/s of commits (median over the groups), and the CPU time of
-//! the process per written MiB.
+//! Run by `make bench-engine`. Each combination of content and pattern is measured with one worker and with
+//! all, in turns, each time in a new pool in a subdirectory, which is removed afterwards. Prints a line for
+//! each: MiB/s of commits (median over the groups), CPU time of the process per MiB, both as medians of the
+//! rounds, and the rate relative to that of one worker.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,11 +19,14 @@ const MIB: usize = 1 << 20;
 
 #[derive(Parser)]
 struct Args {
-    /// An empty or new directory for the pool.
+    /// A directory for the pools: on the disk to be measured, or on tmpfs.
     directory: PathBuf,
-    /// Threads on which a commit prepares blocks.
-    #[arg(long, default_value_t = 1)]
-    workers: usize,
+    /// Threads on which a commit prepares blocks, in addition to one [default: all cores].
+    #[arg(long)]
+    workers: Option<usize>,
+    /// Measurements of each.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
     /// MiB of a group.
     #[arg(long, default_value_t = 32)]
     group: usize,
@@ -35,11 +36,14 @@ struct Args {
     /// MiB of the volume.
     #[arg(long, default_value_t = 1024)]
     volume: usize,
-    /// Content: `noise`, which does not compress, or `text`, which does.
-    #[arg(long, default_value = "noise")]
-    data: String,
-    /// Writes 1 MiB at a time, in order, instead of random blocks of 4 KiB.
-    #[arg(long)]
+}
+
+/// What is written.
+#[derive(Clone, Copy)]
+struct Load {
+    /// Compressible content instead of noise.
+    text: bool,
+    /// 1 MiB at a time, in order, instead of random blocks of 4 KiB.
     sequential: bool,
 }
 
@@ -96,9 +100,12 @@ fn cpu() -> Duration {
     of(usage.ru_utime) + of(usage.ru_stime)
 }
 
-async fn measure(args: &Args) -> Result<(f64, f64), Box<dyn std::error::Error>> {
-    let engine = EngineThread::start(args.workers)?;
-    let store = DirectoryStore::open(&args.directory, &DirectoryOptions::default())?;
+/// Rate in MiB/s, and CPU time of each MiB in ms.
+async fn measure(args: &Args, load: Load, workers: usize) -> Result<(f64, f64), Box<dyn std::error::Error>> {
+    let Load { text, sequential } = load;
+    let engine = EngineThread::start(workers)?;
+    let directory = args.directory.join("pool");
+    let store = DirectoryStore::open(&directory, &DirectoryOptions::default())?;
     // A small read cache, which the first pass fills: memory that was never used before would cost more than
     // the work that is measured.
     let write_buffer = 4 * (args.group * MIB) as u64;
@@ -106,19 +113,19 @@ async fn measure(args: &Args) -> Result<(f64, f64), Box<dyn std::error::Error>> 
     let pool = Pool::open(store, engine.host(), config).await?;
     pool.create_volume("v", (args.volume * MIB) as u64, SyncMode::Flush, 0).await?;
     let disk = pool.attach("v")?;
-    let step = if args.sequential { MIB } else { BLOCK };
+    let step = if sequential { MIB } else { BLOCK };
     let (mut source, mut data, mut at) = (Source(7), vec![0; step], 0);
     let (mut rates, mut used) = (Vec::new(), Duration::ZERO);
     // The first pass over the volume, unmeasured, allocates maps and caches.
     let first = args.volume / args.group;
     for group in 0..first + args.groups {
         for _ in 0..args.group * MIB / step {
-            at = if args.sequential || group < first {
+            at = if sequential || group < first {
                 (at + step) % (args.volume * MIB)
             } else {
                 source.next() as usize % (args.volume * MIB / step) * step
             };
-            source.fill(&mut data, args.data == "text");
+            source.fill(&mut data, text);
             disk.write(at as u64, &data, false).await?;
         }
         let (begin, before) = (Instant::now(), cpu());
@@ -128,20 +135,44 @@ async fn measure(args: &Args) -> Result<(f64, f64), Box<dyn std::error::Error>> 
             used += cpu() - before;
         }
     }
-    rates.sort_by(f64::total_cmp);
     drop(disk);
     pool.close().await?;
-    Ok((rates[rates.len() / 2], used.as_secs_f64() * 1e3 / (args.group * args.groups) as f64))
+    std::fs::remove_dir_all(&directory)?;
+    Ok((median(rates), used.as_secs_f64() * 1e3 / (args.group * args.groups) as f64))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args = Args::parse();
+    std::fs::create_dir_all(&args.directory)?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let workers = [1, args.workers.unwrap_or(cores)];
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (rate, cpu) = runtime.block_on(measure(&args))?;
-    let pattern = if args.sequential { "sequential 1 MiB" } else { "random 4 KiB" };
-    println!(
-        "{} {pattern}, workers {}: {rate:.0} MiB/s, {cpu:.2} ms of CPU per MiB",
-        args.data, args.workers
-    );
+    for (text, sequential) in [(false, false), (false, true), (true, false), (true, true)] {
+        let load = Load { text, sequential };
+        let (mut rates, mut cpu) = ([vec![], vec![]], [vec![], vec![]]);
+        for _ in 0..args.rounds.max(1) {
+            for (n, workers) in workers.into_iter().enumerate() {
+                let (rate, used) = runtime.block_on(measure(&args, load, workers))?;
+                rates[n].push(rate);
+                cpu[n].push(used);
+            }
+        }
+        let (rates, cpu) = (rates.map(median), cpu.map(median));
+        let data = if text { "text" } else { "noise" };
+        let pattern = if sequential { "sequential 1 MiB" } else { "random 4 KiB" };
+        for (n, workers) in workers.into_iter().enumerate() {
+            println!(
+                "{data}, {pattern}, workers {workers}: {:.0} MiB/s, {:.2} ms of CPU per MiB, {:.2} times one worker",
+                rates[n],
+                cpu[n],
+                rates[n] / rates[0]
+            );
+        }
+    }
     Ok(())
 }
