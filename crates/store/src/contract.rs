@@ -17,8 +17,9 @@
 //! late, thin volumes, quotas) is a failed sync. After a failed `swap_superblock` the copy that was to be
 //! written is old, new or torn, and no other swap succeeds until the store is opened again.
 //!
-//! **Ownership.** Only one opener is allowed at a time: a second gets [`StoreError::Busy`]. On RADOS each
-//! append asserts the epoch; in a directory a lock file is used.
+//! **Ownership.** Only one opener is allowed at a time: a second gets [`StoreError::Busy`]. In a directory a
+//! lock file is used; on RADOS each operation compares the number of the ownership. An opener appends only to
+//! objects that it created itself.
 
 use std::future::Future;
 use std::pin::Pin;

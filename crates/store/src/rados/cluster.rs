@@ -9,6 +9,9 @@
 //! effect at any later time, also after its client was paused for long: only a comparison within the
 //! operation prevents that.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use crate::{BoxFuture, Capacity, IoBuf};
 
 /// Result of an operation. The error is an errno.
@@ -31,8 +34,8 @@ pub enum Step {
     RequireAtMost(&'static str, String),
     /// Sets an attribute.
     Set(&'static str, String),
-    /// Writes bytes at an offset.
-    Write(u64, IoBuf),
+    /// Writes bytes at an offset. They are shared so that the caller gets its buffer back.
+    Write(u64, Arc<IoBuf>),
     /// Adds entries to the object's map of keys and values. The values are empty.
     AddKeys(Vec<String>),
     /// Removes entries; missing ones are ignored.
@@ -92,9 +95,15 @@ pub trait Cluster: Send + Sync + 'static {
     /// Total and free space for data, in bytes.
     fn capacity(&self) -> BoxFuture<'static, Answer<Capacity>>;
 
-    /// Waits, without a clock of the caller.
-    fn sleep(&self, time: std::time::Duration) -> BoxFuture<'static, ()>;
+    /// Time since an arbitrary moment, including the time for which the machine was suspended.
+    fn now(&self) -> Duration;
+
+    /// Waits.
+    fn sleep(&self, time: Duration) -> BoxFuture<'static, ()>;
 
     /// Runs a task until it ends.
     fn spawn(&self, task: BoxFuture<'static, ()>);
+
+    /// Runs a task and blocks until it ends, at most for this time.
+    fn finish(&self, task: BoxFuture<'static, ()>, time: Duration);
 }
