@@ -33,7 +33,9 @@ impl FromStr for RadosAddress {
         let wrong = || format!("{text:?} is not the address of a pool: expected rados:POOL/NAME");
         let (pool, name) = text.strip_prefix("rados:").and_then(|t| t.split_once('/')).ok_or_else(wrong)?;
         let valid = |s: &str| {
-            !s.is_empty() && s.len() <= 64 && s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+            !s.is_empty()
+                && s.len() <= 64
+                && s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
         };
         match valid(pool) && valid(name) {
             true => Ok(RadosAddress { pool: pool.to_owned(), name: name.to_owned() }),

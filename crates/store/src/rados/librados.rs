@@ -1,1 +1,0 @@
-//! The cluster behind librados.
