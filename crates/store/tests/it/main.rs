@@ -6,3 +6,4 @@ mod common;
 mod contract;
 mod directory;
 mod faulty;
+mod rados;
