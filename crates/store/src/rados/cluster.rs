@@ -4,7 +4,8 @@
 //! ([`super::simulated`]). The logic of a pool is above it, so both run the same code.
 //!
 //! **Guarantees that the logic builds on.** An operation takes effect as a whole or not at all. Operations of
-//! one client on one object take effect in the order in which they were begun. An operation whose answer was
+//! one client on one object take effect in the order in which they were begun, except for [`Cluster::read`],
+//! which may overtake writes that were not acknowledged yet. An operation whose answer was
 //! lost is repeated by the client's library and takes effect once. An operation that was begun may take
 //! effect at any later time, also after its client was paused for long: only a comparison within the
 //! operation prevents that.

@@ -7,7 +7,7 @@
 mod cluster;
 mod growing;
 mod header;
-mod librados;
+pub mod librados;
 mod ops;
 mod owner;
 mod ownership;
@@ -27,6 +27,7 @@ use tokio::sync::watch;
 pub use self::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
 use self::growing::Growing;
 use self::header::{HeaderKeys, digits};
+use self::librados::LibradosCluster;
 use self::owner::Owner;
 use self::ownership::{BEAT_EVERY, Taken, beat, release, take_over};
 #[cfg(feature = "test-util")]
@@ -133,7 +134,7 @@ impl RadosStore {
         claim: Claim,
         is_cancelled: &(dyn Fn() -> bool + Sync),
     ) -> Result<Arc<RadosStore>> {
-        let cluster = librados::connect(address, options)?;
+        let cluster = LibradosCluster::connect(address, options)?;
         block_on(RadosStore::claim(cluster, &Owner::this(), claim, is_cancelled))
     }
 
@@ -142,7 +143,7 @@ impl RadosStore {
     /// # Errors
     /// As [`RadosStore::open`].
     pub fn open_read_only(address: &RadosAddress, options: &RadosOptions) -> Result<Arc<RadosStore>> {
-        let cluster = librados::connect(address, options)?;
+        let cluster = LibradosCluster::connect(address, options)?;
         block_on(async {
             let seen = ownership::look(&*cluster, &Owner::this()).await?;
             match (seen.alive, seen.owner) {
@@ -250,7 +251,7 @@ async fn keep(store: Weak<Shared>) {
 /// # Errors
 /// `ENOENT` as [`StoreError::Io`] if there is no such pool, and as [`RadosStore::open`].
 pub fn ownership(address: &RadosAddress, options: &RadosOptions) -> Result<Ownership> {
-    let cluster = librados::connect(address, options)?;
+    let cluster = LibradosCluster::connect(address, options)?;
     block_on(ownership::look(&*cluster, &Owner::this()))
 }
 
@@ -259,7 +260,7 @@ pub fn ownership(address: &RadosAddress, options: &RadosOptions) -> Result<Owner
 /// # Errors
 /// As [`RadosStore::open`].
 pub fn list_pools(pool: &str, options: &RadosOptions) -> Result<Vec<String>> {
-    librados::list_namespaces_with(pool, options, header::HEADER)
+    librados::namespaces_with(pool, options, header::HEADER)
 }
 
 /// Translates an error that concerns no single segment.
