@@ -24,8 +24,8 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches};
 
 pub use args::{
-    ChapArgs, Cli, Command, Global, ImageCommand, LunCommand, ServeArgs, SnapshotCommand, StatsArgs,
-    TargetCommand, VolumeCommand,
+    CephArgs, ChapArgs, Cli, Command, Global, ImageCommand, LunCommand, PoolArgs, ServeArgs, SnapshotCommand,
+    StatsArgs, TargetCommand, VolumeCommand,
 };
 pub use client::{Client, ClientError, Lines};
 pub use offline::OfflineError;
