@@ -80,6 +80,9 @@ pub enum Command {
         #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
         timeout: Option<u64>,
     },
+    /// List the pools in Ceph; show which server holds one
+    #[command(subcommand)]
+    Pool(PoolCommand),
     /// Verify all checksums and block maps of a pool while its server is stopped
     Check(PoolArgs),
     /// Show the superblocks and segments of a pool while its server is stopped
@@ -118,6 +121,15 @@ fn parse_segment(text: &str) -> Result<u32, String> {
     number.flatten().ok_or_else(|| format!("'{text}' is not a segment; 'forebay inspect' lists the segments"))
 }
 
+/// Parses the name of a Ceph pool.
+fn parse_ceph_pool(text: &str) -> Result<String, String> {
+    // The same names as in the address of a pool.
+    match format!("rados:{text}/name").parse::<RadosAddress>() {
+        Ok(address) => Ok(address.pool),
+        Err(_) => Err(format!("'{text}' is not the name of a Ceph pool; 'ceph osd pool ls' lists them")),
+    }
+}
+
 /// The place of a pool. The group `place` holds the arguments that can name a pool in Ceph.
 #[derive(Debug, Args)]
 pub struct PoolArgs {
@@ -138,6 +150,29 @@ pub struct CephArgs {
     /// Ceph user, without 'client.' [default: admin]
     #[arg(long, value_name = "NAME", requires = "place")]
     pub ceph_user: Option<String>,
+}
+
+/// `forebay pool …`
+#[derive(Debug, Subcommand)]
+pub enum PoolCommand {
+    /// List the pools in a Ceph pool
+    List {
+        /// Name of the Ceph pool
+        #[arg(value_name = "CEPHPOOL", group = "place", value_parser = parse_ceph_pool)]
+        ceph_pool: String,
+        /// How to reach the cluster.
+        #[command(flatten)]
+        ceph: CephArgs,
+    },
+    /// Show which server holds a pool in Ceph, and whether it is alive; takes some 4 seconds
+    Show {
+        /// The pool
+        #[arg(value_name = "rados:POOL/NAME", group = "place")]
+        pool: RadosAddress,
+        /// How to reach the cluster.
+        #[command(flatten)]
+        ceph: CephArgs,
+    },
 }
 
 /// Options of `serve`.

@@ -51,6 +51,14 @@ pub enum OfflineError {
         /// The damage ID.
         id: u64,
     },
+    /// The pools in a Ceph pool cannot be listed.
+    #[error("cannot list the pools in the Ceph pool '{pool}': {source}")]
+    List {
+        /// The Ceph pool.
+        pool: String,
+        /// The cause.
+        source: StoreError,
+    },
     /// The pool was read and is damaged.
     #[error(
         "{count} problem(s) found in {pool}: restore the disks listed above from a backup, or remove and recreate them"
@@ -132,7 +140,7 @@ pub(super) fn recover(location: &PoolLocation, accept: Option<u64>, json: bool) 
     }
 }
 
-fn cannot_open(location: &PoolLocation, source: StoreError) -> OfflineError {
+pub(super) fn cannot_open(location: &PoolLocation, source: StoreError) -> OfflineError {
     let hint = match source {
         StoreError::Busy(_) => "; stop the server first",
         _ => "",

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::args::{Cli, Command, Global, ImageCommand, PoolArgs, ServeArgs, SnapshotCommand, VolumeCommand};
 use super::client::Client;
-use super::{CliError, classes, gc, import, limit, offline, output, profile, stats, target};
+use super::{CliError, classes, gc, import, limit, offline, output, pool, profile, stats, target};
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, NbdFlags, Overrides, PoolLocation, SOCKET_NAME, ServeConfig,
     StoreFlags, TlsSection,
@@ -35,6 +35,7 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
         Command::Recover { pool, accept_loss } => {
             offline::recover(&location(&cli.global, pool)?, accept_loss, cli.global.json)
         }
+        Command::Pool(command) => pool::run(command, cli.global.json),
         command => {
             let client = Client::new(&socket_path(&cli.global));
             let commands = ClientCommands { client, json: cli.global.json };
@@ -112,6 +113,7 @@ impl ClientCommands {
             Command::Upgrade { binary, timeout } => self.upgrade(binary, timeout).await,
             Command::Serve(_)
             | Command::Check(_)
+            | Command::Pool(_)
             | Command::Inspect { .. }
             | Command::Completions { .. }
             | Command::Recover { .. }

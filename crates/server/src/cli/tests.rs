@@ -71,6 +71,8 @@ fn every_documented_command_line_parses() {
         "check --pool rados:vms/desktops",
         "inspect --pool rados:vms/desktops --ceph-user forebay 0000002a",
         "recover --pool rados:vms/desktops --accept-loss 4711",
+        "pool list vms --ceph-conf c",
+        "pool show rados:vms/desktops --ceph-user forebay",
         "completions bash",
         "man",
     ] {
@@ -118,6 +120,7 @@ fn usage_errors_are_one_line_that_points_to_the_help() {
             "the following required arguments were not provided: <--pool <rados:POOL/NAME>>; see 'forebay check --help'",
         ),
         (
+            "pool list rados:vms",
             "invalid value 'rados:vms' for '<CEPHPOOL>': 'rados:vms' is not the name of a Ceph pool; 'ceph osd pool ls' \
              lists them; see 'forebay --help'",
         ),
@@ -157,6 +160,10 @@ fn usage_errors_are_one_line_that_points_to_the_help() {
         "check --ceph-user forebay",
         "check --standby",
         "recover --pool desktops",
+        "pool list",
+        "pool list rados:vms",
+        "pool list vms/desktops",
+        "pool show desktops",
     ] {
         usage_error(line);
     }
