@@ -1,6 +1,7 @@
 //! `forebay check`, `forebay inspect` and `forebay recover`: commands on a pool that no server has open. They
 //! only read the pool, unless `recover` accepts a loss by its ID.
 
+use std::fmt::Display;
 use std::num::NonZero;
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ pub enum OfflineError {
     #[error("cannot open the pool in {pool}: {source}{hint}")]
     Open {
         /// Where the pool is.
-        pool: PoolLocation,
+        pool: String,
         /// The cause.
         source: StoreError,
         /// A hint for the user, or an empty string.
@@ -36,7 +37,7 @@ pub enum OfflineError {
     #[error("cannot read the pool in {pool}: {source}")]
     Pool {
         /// Where the pool is.
-        pool: PoolLocation,
+        pool: String,
         /// The cause.
         source: forebay_engine::Error,
     },
@@ -47,7 +48,7 @@ pub enum OfflineError {
     )]
     LossNotAccepted {
         /// Where the pool is.
-        pool: PoolLocation,
+        pool: String,
         /// The damage ID.
         id: u64,
     },
@@ -65,7 +66,7 @@ pub enum OfflineError {
     )]
     Damaged {
         /// Where the pool is.
-        pool: PoolLocation,
+        pool: String,
         /// The number of problems.
         count: usize,
     },
@@ -81,7 +82,7 @@ pub(super) fn check(location: &PoolLocation, json: bool) -> Result<(), CliError>
         forebay_engine::check(store, host, |r| show(&mut shown.lock(), r.bytes_read)).await
     })?;
     progress.lock().clear();
-    let report = report.map_err(|source| OfflineError::Pool { pool: location.clone(), source })?;
+    let report = report.map_err(|source| OfflineError::Pool { pool: location.to_string(), source })?;
     if json {
         output::json(&report)?;
     } else {
@@ -89,14 +90,14 @@ pub(super) fn check(location: &PoolLocation, json: bool) -> Result<(), CliError>
     }
     match report.problems.len() {
         0 => Ok(()),
-        count => Err(OfflineError::Damaged { pool: location.clone(), count }.into()),
+        count => Err(OfflineError::Damaged { pool: location.to_string(), count }.into()),
     }
 }
 
 /// Prints superblocks and segments, or the batches of one segment.
 pub(super) fn inspect(location: &PoolLocation, segment: Option<u32>, json: bool) -> Result<(), CliError> {
     let (store, engine) = open(location)?;
-    let failed = |source| OfflineError::Pool { pool: location.clone(), source };
+    let failed = |source| OfflineError::Pool { pool: location.to_string(), source };
     if let Some(segment) = segment {
         let batches = run(&engine, async move { inspect_batches(&*store, SegmentId(segment)).await })?;
         let batches = batches.map_err(failed)?;
@@ -118,7 +119,7 @@ pub(super) fn inspect(location: &PoolLocation, segment: Option<u32>, json: bool)
 pub(super) fn recover(location: &PoolLocation, accept: Option<u64>, json: bool) -> Result<(), CliError> {
     let (store, engine) = open(location)?;
     let host = engine.host();
-    let failed = |source| OfflineError::Pool { pool: location.clone(), source };
+    let failed = |source| OfflineError::Pool { pool: location.to_string(), source };
     let mut report = run(&engine, async move { recover_log(store, host, None).await })?.map_err(failed)?;
     if accept.is_some() {
         // The pool is written, so no other process may have it open, not even read-only.
@@ -134,18 +135,18 @@ pub(super) fn recover(location: &PoolLocation, accept: Option<u64>, json: bool) 
     }
     match &report.damage {
         Some(damage) if !report.accepted => {
-            Err(OfflineError::LossNotAccepted { pool: location.clone(), id: damage.id }.into())
+            Err(OfflineError::LossNotAccepted { pool: location.to_string(), id: damage.id }.into())
         }
         _ => Ok(()),
     }
 }
 
-pub(super) fn cannot_open(location: &PoolLocation, source: StoreError) -> OfflineError {
+pub(super) fn cannot_open(location: &impl Display, source: StoreError) -> OfflineError {
     let hint = match source {
         StoreError::Busy(_) => "; stop the server first",
         _ => "",
     };
-    OfflineError::Open { pool: location.clone(), source, hint }
+    OfflineError::Open { pool: location.to_string(), source, hint }
 }
 
 fn open(location: &PoolLocation) -> Result<(Arc<dyn Store>, EngineThread), CliError> {

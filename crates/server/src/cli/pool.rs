@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::args::{CephArgs, PoolCommand};
 use super::offline::{OfflineError, cannot_open};
 use super::{CliError, output};
-use crate::config::{PoolLocation, RadosPool, rados_options};
+use crate::config::rados_options;
 
 /// A pool in a list.
 #[derive(Debug, Serialize)]
@@ -24,7 +24,7 @@ struct PoolView {
     owner: Option<String>,
     /// Number of the claim: each server that takes the pool increases it.
     term: u64,
-    /// Whether the owner is alive; `None` if this cannot be told.
+    /// Whether the owner is alive; `None` if this is unknown.
     alive: Option<bool>,
     /// Objects that the next owner has to fence.
     objects_to_fence: usize,
@@ -52,13 +52,9 @@ fn list(pool: String, ceph: CephArgs, json: bool) -> Result<(), CliError> {
 
 fn show(address: RadosAddress, ceph: CephArgs, json: bool) -> Result<(), CliError> {
     let options = rados_options(ceph.ceph_conf, ceph.ceph_user)?;
-    let pool = RadosPool { address, options };
-    let Ownership { owner, term, alive, objects_to_fence } = match ownership(&pool.address, &pool.options) {
-        Ok(found) => found,
-        Err(source) => return Err(cannot_open(&PoolLocation::Rados(pool), source).into()),
-    };
-    let address = pool.address.to_string();
-    let view = PoolView { address, owner, term, alive, objects_to_fence };
+    let found = ownership(&address, &options).map_err(|source| cannot_open(&address, source))?;
+    let Ownership { owner, term, alive, objects_to_fence } = found;
+    let view = PoolView { address: address.to_string(), owner, term, alive, objects_to_fence };
     output::print_result(&view, json, show_text)
 }
 

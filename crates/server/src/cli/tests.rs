@@ -110,6 +110,35 @@ fn usage_errors_are_one_line_that_points_to_the_help() {
             "volume clone a b --count 0",
             "invalid value '0' for '--count <N>': 0 is not in 1..=100000; see 'forebay --help'",
         ),
+    ] {
+        assert_eq!(usage_error(line), expected, "{line}");
+    }
+    for line in [
+        "volume show",
+        "volume create v --size 1G --dedup-domain -1",
+        "image import a b --dedup-domain 4294967296",
+        "serve --nbd nowhere",
+        "serve --iscsi unix:/s",
+        "target create a --chap-user u",
+        "target create a --chap-secret-file f",
+        "target create a --mutual-user m",
+        "target create a --chap-secret s",
+        "target rm",
+        "target rm a --all",
+        "lun unmap a",
+        "lun map a v --read-only --write-back",
+        "lun map a v --lun -1",
+        "serve --data /d --tls-verify-peer",
+        "stats a b",
+        "image show ''x y",
+    ] {
+        usage_error(line);
+    }
+}
+
+#[test]
+fn wrong_pools_in_ceph_are_usage_errors() {
+    for (line, expected) in [
         (
             "serve --data /d --standby",
             "the following required arguments were not provided: <--config <FILE>|--pool <rados:POOL/NAME>>; see \
@@ -133,23 +162,6 @@ fn usage_errors_are_one_line_that_points_to_the_help() {
         assert_eq!(usage_error(line), expected, "{line}");
     }
     for line in [
-        "volume show",
-        "volume create v --size 1G --dedup-domain -1",
-        "image import a b --dedup-domain 4294967296",
-        "serve --nbd nowhere",
-        "serve --iscsi unix:/s",
-        "target create a --chap-user u",
-        "target create a --chap-secret-file f",
-        "target create a --mutual-user m",
-        "target create a --chap-secret s",
-        "target rm",
-        "target rm a --all",
-        "lun unmap a",
-        "lun map a v --read-only --write-back",
-        "lun map a v --lun -1",
-        "serve --data /d --tls-verify-peer",
-        "stats a b",
-        "image show ''x y",
         "serve --data /d --pool vms/desktops",
         "serve --data /d --pool rados:vms",
         "serve --data /d --pool rados:vms/",

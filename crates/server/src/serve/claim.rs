@@ -1,7 +1,7 @@
 //! Waiting for a pool in Ceph that another server holds.
 //!
-//! Opening blocks its thread, for ever if the cluster does not answer. A signal to stop ends the wait at once:
-//! the thread is told, and given a short time in which it gives up a claim that it has just made.
+//! Opening blocks its thread, for ever if the cluster does not answer. A signal to stop ends the wait: the
+//! thread has a short time to notice it, in which it also gives up a claim that it has just made.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::notify;
 
 /// Time for the thread to give up after a signal to stop.
 const GIVE_UP: Duration = Duration::from_millis(500);
-/// Interval in which the service manager is told that the start takes longer, and the time that is requested.
+/// Interval of the requests for more time to start, and the time that is requested of the service manager.
 const EXTEND: Duration = Duration::from_secs(10);
 const EXTENDED: Duration = Duration::from_secs(60);
 
@@ -77,7 +77,7 @@ pub(super) async fn wait<T: Send + 'static>(
     Ok(None)
 }
 
-/// Tells the service manager again and again that the start is in progress. Never completes.
+/// Reports to the service manager that the start is in progress. Never completes.
 async fn keep_starting() {
     loop {
         tokio::time::sleep(EXTEND).await;

@@ -3,8 +3,8 @@
 //! **Start.** The server opens the store (which refuses a second server), binds the listeners, and then opens
 //! the pool: clients that reconnect after a crash wait for the pool instead of failing. Last, it moves the
 //! control socket into place, prints one line, and accepts clients. A failure before that leaves no files
-//! behind. A pool in Ceph may be held by a server on another host: then the listeners are bound first, unless
-//! this server is a standby, and it waits for the store ([`claim`]).
+//! behind. A server on another host may hold a pool in Ceph: then the listeners are bound first, unless this
+//! server is a standby, and it waits for the store ([`claim`]).
 //!
 //! **Stop.** On the first SIGTERM or SIGINT the server accepts no new connections, finishes requests in
 //! progress (within a bounded time), undoes imports, makes everything durable and closes the pool. Exit
@@ -14,8 +14,9 @@
 //! the connections ([`upgrade`]). If that fails, this process takes them back: it builds its services
 //! ([`services`]) again.
 //!
-//! **Loss of the pool.** If another server has opened the pool, or taken its store, this one ends at once, with
-//! an error and without answering a request: its clients lose their connections, and look for the other server.
+//! **Loss of the pool.** If another server has opened the pool, or taken its store, this one ends at once,
+//! with an error and without answering a request: its clients lose their connections, and look for the other
+//! server.
 
 mod capped;
 mod claim;
@@ -24,6 +25,7 @@ mod descriptors;
 mod host;
 mod inherited;
 mod lease;
+mod loss;
 mod memory;
 mod notify;
 mod pressure;
@@ -57,6 +59,7 @@ use descriptors::Descriptors;
 pub use host::EngineThread;
 use inherited::Inherited;
 use lease::Lease;
+use loss::{Loss, exit_without_pool};
 use replace::{Outcome, replace};
 use services::{Prepared, Services};
 use signals::Signals;
@@ -70,8 +73,6 @@ const RELEASE: Duration = Duration::from_secs(5);
 const RELEASE_RETRY: Duration = Duration::from_millis(1);
 /// Time for the last replies of the API before the process of a predecessor ends.
 const LAST_REPLIES: Duration = Duration::from_secs(1);
-/// Exit status of a server that has lost its pool: EX_UNAVAILABLE (sysexits.h).
-const FENCED_STATUS: i32 = 69;
 
 /// Reasons for which a server cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +84,7 @@ pub enum ServeError {
     #[error("cannot open the pool in {pool}: {source}")]
     Store {
         /// Where the pool is.
-        pool: PoolLocation,
+        pool: String,
         /// The error of the store.
         source: forebay_store::StoreError,
     },
@@ -199,7 +200,7 @@ async fn serve(
     }
 }
 
-/// Starts a server that takes nobody's place, and serves until it ends.
+/// Starts a server without a predecessor, and serves until it ends.
 async fn start(
     config: &ServeConfig,
     json: bool,
@@ -262,7 +263,7 @@ impl OpenPool {
 
     /// Lets another server open the pool, which was closed.
     async fn release_store(&self) {
-        // Whoever has the store finds the memory unused.
+        // The next server opens the store first, and then the memory.
         self.engine.release_memory();
         let store = self.store.clone();
         // Only fails if the store panicked.
@@ -289,26 +290,6 @@ struct Server<'a> {
     upgrade_signal: Signal,
     upgrades: mpsc::Sender<UpgradeRequest>,
     requests: mpsc::Receiver<UpgradeRequest>,
-}
-
-/// How a server lost its pool.
-#[derive(Clone, Copy)]
-enum Loss {
-    /// Another server has opened the pool.
-    Opened,
-    /// Another server has taken the store, or may take it.
-    Taken,
-}
-
-impl std::fmt::Display for Loss {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Loss::Opened => forebay_engine::Error::Fenced.fmt(f),
-            Loss::Taken => f.write_str(
-                "another server has taken the pool, or this one could not renew its claim to it, and serves nothing any more",
-            ),
-        }
-    }
 }
 
 /// An event for the loop of the server.
@@ -349,16 +330,11 @@ impl Server<'_> {
             let store = self.open_store().await?;
             return Ok(Some((store, Sockets::bind(config, inherited)?)));
         };
-        let bind = || Sockets::bind(config, inherited);
         // The server that holds the pool may have the addresses of a standby.
-        let (bound, bind_later) = if config.standby { (None, Some(bind)) } else { (Some(bind()?), None) };
+        let bound = if config.standby { Err(inherited) } else { Ok(Sockets::bind(config, inherited)?) };
         let stop = pin!(self.signals.stop());
         let Some(opened) = store::open_when_free(config, pool, host, stop).await? else { return Ok(None) };
-        let sockets = match (bound, bind_later) {
-            (Some(sockets), _) => sockets,
-            (None, Some(bind)) => bind()?,
-            (None, None) => unreachable!("the sockets are bound before or afterwards"),
-        };
+        let sockets = bound.or_else(|inherited| Sockets::bind(config, inherited))?;
         Ok(Some((Lease::new(opened), sockets)))
     }
 
@@ -406,7 +382,10 @@ impl Server<'_> {
         loop {
             let (upgrade, reply) = match self.event(&open).await {
                 Event::Stop => return self.stop(open, services, sockets).await,
-                Event::Fenced(loss) => exit_fenced(loss, sockets),
+                Event::Fenced(loss) => {
+                    drop(sockets);
+                    exit_without_pool(loss)
+                }
                 Event::Upgrade(upgrade, reply) => (upgrade, reply),
             };
             let binary = upgrade.binary.unwrap_or_else(|| self.binary.path().to_owned());
@@ -507,19 +486,6 @@ fn print_ready_line(config: &ServeConfig, control: &Control, json: bool) {
     };
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
-}
-
-/// Ends the process after another server has opened the pool: all connections end unanswered.
-fn exit_fenced(loss: Loss, sockets: Sockets) -> ! {
-    drop(sockets);
-    exit_without_pool(loss)
-}
-
-fn exit_without_pool(loss: Loss) -> ! {
-    eprintln!("forebay: {loss}; exiting");
-    // SAFETY: the call accesses no memory. Unlike exit(3) it runs no handlers, during which the other threads
-    // would answer requests.
-    unsafe { libc::_exit(FENCED_STATUS) }
 }
 
 fn exit_immediately() -> ! {

@@ -95,7 +95,7 @@ async fn finish(
     config: &ServeConfig,
     host: Arc<dyn Host>,
 ) -> Result<Opened, ServeError> {
-    let failed = |source| ServeError::Store { pool: config.location.clone(), source };
+    let failed = |source| ServeError::Store { pool: config.location.to_string(), source };
     let Opened { mut store, lost } = opened.map_err(failed)?;
     if let Some(limit) = config.store_limit {
         tracing::info!(limit, "the size of the pool is limited, as configured");
@@ -145,8 +145,8 @@ mod tests {
 
     #[test]
     fn errors_name_the_pool() {
-        let config = in_ceph(Path::new("/d"));
-        let error = ServeError::Store { pool: config.location, source: StoreError::ReadOnly };
+        let pool = in_ceph(Path::new("/d")).location.to_string();
+        let error = ServeError::Store { pool, source: StoreError::ReadOnly };
         assert_eq!(error.to_string(), "cannot open the pool in rados:vms/desktops: the store is read-only");
     }
 }
