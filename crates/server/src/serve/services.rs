@@ -108,6 +108,7 @@ impl Prepared {
         let http_address = http.as_ref().map(TcpListener::local_addr).transpose()?;
         let info = ServerInfo {
             data: config.data.clone(),
+            pool: config.location.to_string(),
             nbd: nbd.iter().map(ToString::to_string).collect(),
             iscsi: iscsi.iter().map(ToString::to_string).collect(),
             http: http_address.map(|addr| addr.to_string()),
