@@ -44,7 +44,8 @@ def clients_do_not_notice_twenty_upgrades(t):
     longest = max(load.longest for load in loads)
     print(f"     20 upgrades: pauses of {sorted(pauses)[10]} ms in the median and {max(pauses)} ms at most; ", end="")
     print(f"longest request {longest * 1000:.0f} ms; {sum(load.requests for load in loads)} requests", flush=True)
-    check(max(opened[10:]) <= max(opened[:10]), f"open descriptors after each upgrade: {opened}")
+    # A file may be open for a moment when they are counted. A leak of one would add ten by then.
+    check(min(opened[10:]) <= max(opened[:10]), f"open descriptors after each upgrade: {opened}")
     s.stop()
     check(not os.path.exists(s.nbd) and not os.path.exists(s.control), "sockets exist after the server has stopped")
     s.start()

@@ -122,7 +122,7 @@ impl Disk {
             reads_ahead: Arc::new(Flow::new(record.id.0.into())),
             streams: Streams::default(),
             limiter: Limiter::default(),
-            occupied: Blocks::default(),
+            occupied: Blocks::new(record.origin.is_some()),
             id: record.id,
             size: AtomicU64::new(record.size),
             write_cache: AtomicU64::new(record.write_cache),

@@ -19,7 +19,7 @@
 //!
 //! | the store is full at | state of the store | action of the log |
 //! |---|---|---|
-//! | an append of a group, or the footer of a segment that ends within it | that batch is incomplete, so the group is not part of history; nothing was synced | abandons the group: leaves the segment, deletes those that the group began, returns to its start; [`StoreError::Full`], and the caller may write it again |
+//! | an append of a group, or the footer of a segment that ends within it | nothing was synced; the group is incomplete, or only the footer is missing | abandons the group: leaves the segment, deletes those that the group began, returns to its start; [`StoreError::Full`], and the caller may write it again. If a complete group cannot be deleted, fails permanently |
 //! | the footer of a segment that is ended outside of a group | as above | ends the segment without a footer; no error |
 //! | a sync | the bytes since the last sync are undefined, permanently (delayed allocation, thin volumes, quotas) | fails permanently, as after any failed sync |
 //! | a superblock write: checkpoint, new epoch, a copy renewed for the cleaner | that copy may be old, new or torn; the other one is intact | fails permanently; a restart begins from an intact copy, and either is valid |
@@ -62,6 +62,9 @@ use crate::limits::{BATCH_BYTES, MAX_SEGMENT_BYTES};
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::workers::Workers;
 
+/// Buffers that are kept for reuse.
+const SPARES: usize = 2;
+
 /// An append to an object.
 type Append<'a> = BoxFuture<'a, Result<IoBuf, StoreError>>;
 
@@ -79,6 +82,8 @@ pub(crate) struct Writing<'a> {
     /// The append of the previous batch, and of the footer of the segment that ended before it; they continue
     /// while the next batch is prepared.
     under_way: Vec<Append<'a>>,
+    /// Its last batch was appended, or its append is under way.
+    is_ended: bool,
     /// The segment of a group of one batch, whose append also syncs it.
     synced: Option<SegmentId>,
     placed: Vec<BlockRef>,
@@ -120,7 +125,7 @@ pub(crate) struct Log {
     next_segment: u32,
     /// The epoch must be raised before the next append; see the module documentation.
     raise_epoch: bool,
-    /// A group found no room, and no group of guests' data has since.
+    /// A group found no room, and no segment was preallocated since.
     is_short: bool,
     /// The first failure. No later operation (commit or checkpoint) may build on it: a durable group after
     /// one that is not durable would be lost although it was acknowledged.
@@ -189,6 +194,15 @@ impl Log {
         }
     }
 
+    /// Whether the cleaner may write this many bytes: the room of its segment is reserved, or the store has them
+    /// and `spare` more for the checkpoint after which the cleaner's gain is deleted.
+    pub fn may_move(&self, bytes: u64, free: u64, spare: u64) -> bool {
+        let reserved = self.open.get(&Stream::Moved).filter(|open| open.preallocated);
+        let left =
+            reserved.map_or(0, |open| u64::from(self.superblock.segment_bytes).saturating_sub(open.offset));
+        !self.is_short || bytes <= left || bytes.saturating_add(spare) <= free
+    }
+
     /// The segments that are open for appending.
     pub fn open_segments(&self) -> Vec<SegmentId> {
         self.open.values().map(|o| o.id).collect()
@@ -243,6 +257,22 @@ impl Log {
         items: &[Item<'_>],
         workers: &dyn Workers,
     ) -> Result<Vec<BlockRef>, StoreError> {
+        let was_short = self.is_short;
+        match self.try_write_group(stream, items, workers).await {
+            // What frees room must not fail because a whole segment was to be reserved for it.
+            Err(StoreError::Full) if frees_room(stream) && !was_short => {
+                self.try_write_group(stream, items, workers).await
+            }
+            other => other,
+        }
+    }
+
+    async fn try_write_group(
+        &mut self,
+        stream: Stream,
+        items: &[Item<'_>],
+        workers: &dyn Workers,
+    ) -> Result<Vec<BlockRef>, StoreError> {
         let store = self.store.clone();
         let mut writing = self.begin_group(stream, &*store, workers, None).await?;
         self.append(&mut writing, items, true).await?;
@@ -282,6 +312,7 @@ impl Log {
             before: self.open.get(&stream).and_then(|o| self.table.get(o.id)).copied(),
             first_new: SegmentId(self.next_segment),
             under_way: Vec::new(),
+            is_ended: false,
             synced: None,
             placed: Vec::new(),
         })
@@ -322,7 +353,8 @@ impl Log {
     ) -> Result<Vec<BlockRef>, StoreError> {
         let settled = self.settle(&mut group).await;
         self.check_append(&mut group, settled).await?;
-        self.is_short &= frees_room(group.stream);
+        let found_room = !frees_room(group.stream) && self.next_segment > group.first_new.0;
+        self.is_short &= !found_room;
         self.unsynced.retain(|id| group.synced != Some(*id));
         let (synced, ()) = join(self.sync_all(), async { appended(&group.placed) }).await;
         self.failed = synced.as_ref().err().cloned();
@@ -338,7 +370,11 @@ impl Log {
     ) -> Result<(), StoreError> {
         match &appended {
             Ok(()) => {}
-            Err(StoreError::Full) => self.give_up(group).await,
+            Err(StoreError::Full) => {
+                let given_up = self.give_up(group).await;
+                self.failed = given_up.as_ref().err().cloned();
+                given_up?;
+            }
             Err(e) => self.failed = Some(e.clone()),
         }
         appended
@@ -350,7 +386,11 @@ impl Log {
         let mut settled = Ok(());
         for appended in join_all(group.under_way.drain(..)).await {
             match appended {
-                Ok(buf) => self.spares.push(buf),
+                // One is filled while one is written. Those of footers are too small.
+                Ok(buf) if self.spares.len() < SPARES && buf.capacity() >= self.batch_limit() => {
+                    self.spares.push(buf);
+                }
+                Ok(_) => {}
                 Err(e) if settled.is_ok() || e != StoreError::Full => settled = Err(e),
                 Err(_) => {}
             }
@@ -360,7 +400,11 @@ impl Log {
 
     /// Abandons a group for which there was no room. Deletes its segments: when the group is tried again and
     /// again, a reclaim between two attempts must not count them as a gain.
-    async fn give_up(&mut self, group: &mut Writing<'_>) {
+    ///
+    /// # Errors
+    /// That of a deletion, if the group was appended to its end and only a footer found no room: recovery
+    /// would find it complete, so it must not be reported as abandoned.
+    async fn give_up(&mut self, group: &mut Writing<'_>) -> Result<(), StoreError> {
         self.open.remove(&group.stream);
         self.unsynced.clear();
         self.table.remove_from(group.first_new);
@@ -371,9 +415,13 @@ impl Log {
         self.raise_epoch = true;
         self.is_short = true;
         for id in (group.first_new.0..self.next_segment).map(SegmentId) {
-            // The next reclaim deletes those that remain.
-            let _ = self.store.delete(id).await;
+            // Otherwise the next reclaim deletes those that remain.
+            let deleted = self.store.delete(id).await;
+            if group.is_ended {
+                deleted.map_err(|e| for_good(e, "deletion of an abandoned segment"))?;
+            }
         }
+        Ok(())
     }
 
     /// Lays out a batch while the previous one is being written, and begins to write it. The state is updated
@@ -435,6 +483,7 @@ impl Log {
             true => group.store.append_synced(id, start, buf, expected),
             false => group.store.append(id, start, buf, expected),
         });
+        group.is_ended = last;
         group.synced = is_synced.then_some(id);
         let appended = Open { id, offset: start + total as u64, directory, durable: 0, preallocated };
         self.note(group.stream, appended, Head { seq, chain });
@@ -575,3 +624,48 @@ fn frees_room(stream: Stream) -> bool {
 pub(crate) const SYNC: &str = "sync of a segment";
 /// Operation named in the error of a failed superblock write.
 pub(crate) const SWAP: &str = "writing the superblock";
+
+#[cfg(test)]
+mod tests {
+    use forebay_format::PoolId;
+    use forebay_store::MemoryStore;
+
+    use super::*;
+
+    struct Alone;
+
+    impl Workers for Alone {
+        fn threads(&self) -> usize {
+            1
+        }
+        fn run(&self, count: usize, each: &(dyn Fn(usize) + Sync)) {
+            (0..count).for_each(each);
+        }
+    }
+
+    #[tokio::test]
+    async fn few_buffers_are_kept_however_many_segments_end() {
+        let superblock = Superblock {
+            pool: PoolId([1; 16]),
+            generation: 0,
+            epoch: 1,
+            fingerprint_key: [0; 32],
+            created_ms: 0,
+            segment_bytes: 64 << 10,
+            seq: 0,
+            chain: 0,
+            memory: 0,
+            boot: 0,
+            blobs: Vec::new(),
+        };
+        let store = Arc::new(MemoryStore::new());
+        let mut log = Log::new(store, superblock, Head { seq: 0, chain: 0 }, SegmentTable::default(), 1);
+        let blob = [7; 8 << 10];
+        let items: Vec<Item> = (0..12).map(|_| Item::Blob(&blob)).collect();
+        for _ in 0..20 {
+            log.write_group(Stream::Data, &items, &Alone).await.unwrap();
+        }
+        assert!(log.next_segment > 20);
+        assert!(log.spares.len() <= SPARES, "{} buffers", log.spares.len());
+    }
+}

@@ -49,6 +49,7 @@ impl State {
 /// load.
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
+    is_clone: bool,
     has_quota: AtomicBool,
     state: Mutex<State>,
 }
@@ -58,9 +59,10 @@ fn len(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
-/// The blocks of a write with data, and those that it fills with zeroes as a whole. Zeroes in a part of a
-/// block are neither: a discard with unaligned ends does not need room.
-fn ranges_of(offset: u64, bytes: &[u8]) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
+/// The blocks of a write with data, and those that it fills with zeroes as a whole. A block that is filled
+/// with zeroes in part is neither, so that a discard with unaligned ends needs no room; but in a clone it
+/// counts as data, since it is stored with what the clone inherits for the rest.
+fn ranges_of(offset: u64, bytes: &[u8], is_clone: bool) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
     let (mut data, mut zeroes): (Vec<Range<u64>>, Vec<Range<u64>>) = (Vec::new(), Vec::new());
     let mut at = 0;
     for (block, within) in pieces(offset, bytes.len()) {
@@ -69,6 +71,7 @@ fn ranges_of(offset: u64, bytes: &[u8]) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
         let ranges = match (is_zero(part), part.len() == BLOCK) {
             (false, _) => &mut data,
             (true, true) => &mut zeroes,
+            (true, false) if is_clone => &mut data,
             (true, false) => continue,
         };
         match ranges.last_mut() {
@@ -80,6 +83,11 @@ fn ranges_of(offset: u64, bytes: &[u8]) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
 }
 
 impl Blocks {
+    /// Without a quota.
+    pub fn new(is_clone: bool) -> Blocks {
+        Blocks { is_clone, has_quota: AtomicBool::default(), state: Mutex::default() }
+    }
+
     /// Whether the quota of a tenant applies.
     pub fn has_quota(&self) -> bool {
         self.has_quota.load(Relaxed)
@@ -130,7 +138,7 @@ impl Blocks {
         if !self.has_quota() {
             return Ok(());
         }
-        let (data, zeroes) = ranges_of(offset, bytes);
+        let (data, zeroes) = ranges_of(offset, bytes, self.is_clone);
         let state = self.state.lock();
         let Some(tenant) = &state.tenant else { return Ok(()) };
         if tenant.usage.fits(len(&data)) {
@@ -148,7 +156,7 @@ impl Blocks {
         if !self.has_quota() {
             return Ok(());
         }
-        let (data, zeroes) = ranges_of(offset, bytes);
+        let (data, zeroes) = ranges_of(offset, bytes, self.is_clone);
         self.replace(&data, &zeroes)
     }
 
@@ -228,6 +236,18 @@ fn refused(tenant: &Tenant) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn zeroes_in_a_part_of_a_block_count_in_a_clone() {
+        for (is_clone, expected) in [(false, 0), (true, 2)] {
+            let tenant = Arc::new(Tenant::new("t"));
+            tenant.usage.set_quota(Some(1 << 20));
+            let blocks = Blocks::new(is_clone);
+            blocks.assign(Some(tenant.clone()));
+            blocks.write(512, &[0; 2 * BLOCK]).unwrap();
+            assert_eq!(tenant.usage.used(), expected, "{is_clone}");
+        }
+    }
 
     #[test]
     fn blocks_that_are_dropped_are_not_used_any_more() {

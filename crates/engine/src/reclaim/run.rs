@@ -22,6 +22,8 @@ const READERS_CHECK: Duration = Duration::from_millis(1);
 const MAX_EMPTIED: u64 = 8;
 /// Least room above the reserve with which emptied objects wait, in segments.
 const ROOM_TO_WAIT: u64 = 2;
+/// The part of a segment that a checkpoint may need, while the store has less room than a segment.
+const CHECKPOINT_PART: u64 = 16;
 
 pub(super) type ReportProgress<'a> = &'a (dyn Fn(GcProgress) + Send + Sync);
 
@@ -89,7 +91,7 @@ impl<'a> Reclaim<'a> {
         for victim in &victims {
             (self.report)(self.progress);
             self.cleaner.cx.check_running()?;
-            if !self.clean(victim, marked).await? {
+            if !self.may_clean(victim).await? || !self.clean(victim, marked).await? {
                 // If there is no room for a checkpoint either, the next reclaim deletes the emptied objects.
                 match self.delete_emptied().await {
                     Ok(()) | Err(Error::NoSpace) => return Ok(false),
@@ -108,6 +110,14 @@ impl<'a> Reclaim<'a> {
         }
         self.delete_emptied().await?;
         Ok(effort != Effort::Easy && victims.len() == worth_cleaning(&objects, effort))
+    }
+
+    /// Whether there is room for what is live in an object. Without this, a move that does not fit could use up
+    /// the room that the next checkpoint needs.
+    async fn may_clean(&self, victim: &Object) -> Result<bool> {
+        let (free, spare) =
+            (self.headroom().await?.free, self.cleaner.space.segment_bytes() / CHECKPOINT_PART);
+        Ok(self.cleaner.committer.log.lock().await.may_move(victim.packed, free, spare))
     }
 
     /// Whether the emptied objects must be deleted before more are emptied.
