@@ -167,6 +167,11 @@ pub trait Store: Send + Sync + 'static {
     /// [`StoreError::Fenced`] otherwise.
     fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>>;
 
+    /// Whether another host may open the pool next, while clients of this one live.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     /// Returns the total and the free space.
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>>;
 }

@@ -121,6 +121,10 @@ impl Store for Lease {
         begin(async move { store?.swap_superblock(&new).await })
     }
 
+    fn is_shared(&self) -> bool {
+        self.store().is_ok_and(|store| store.is_shared())
+    }
+
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         let store = self.store();
         begin(async move { store?.capacity().await })

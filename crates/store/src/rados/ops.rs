@@ -253,6 +253,10 @@ impl Store for RadosStore {
         run(&self.shared, async move { shared.swap_superblock(&new).await })
     }
 
+    fn is_shared(&self) -> bool {
+        true
+    }
+
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         let capacity = self.shared.cluster.capacity();
         Box::pin(
