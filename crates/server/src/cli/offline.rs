@@ -9,7 +9,7 @@ use forebay_engine::{
     BatchView, CheckReport, LogDamage, LossReport, Problem, SegmentId, SegmentView, SuperblockView,
     inspect_batches, inspect_segments, inspect_superblocks, recover_log,
 };
-use forebay_store::rados::{Claim, RadosStore};
+use forebay_store::rados::{Claim, RadosStore, Waiting};
 use forebay_store::{DirectoryOptions, DirectoryStore, Store, StoreError};
 use parking_lot::Mutex;
 use serde_json::json;
@@ -166,7 +166,7 @@ fn open_for_writing(location: &PoolLocation) -> Result<Arc<dyn Store>, StoreErro
     Ok(match location {
         PoolLocation::Directory(path) => DirectoryStore::open(path, &DirectoryOptions::default())?,
         PoolLocation::Rados(pool) => {
-            RadosStore::open(&pool.address, &pool.options, Claim::IfFree, &|| false)?
+            RadosStore::open(&pool.address, &pool.options, Claim::IfFree, &Waiting::NONE)?
         }
     })
 }

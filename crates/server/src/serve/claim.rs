@@ -3,13 +3,11 @@
 //! Opening blocks its thread, for ever if the cluster does not answer. A signal to stop ends the wait: the
 //! thread has a short time to notice it, in which it also gives up a claim that it has just made.
 
-use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use forebay_store::StoreError;
-use forebay_store::rados::Claim;
 
 use super::notify;
 
@@ -29,40 +27,16 @@ impl Stopped {
     }
 }
 
-/// Opens a store that no other server holds.
-///
-/// # Errors
-/// Those of `open`, such as [`StoreError::Busy`].
-pub(super) async fn try_once<T: Send + 'static>(
-    open: impl FnOnce(Claim, &Stopped) -> Result<T, StoreError> + Send + 'static,
-) -> Result<T, StoreError> {
-    blocking(move || open(Claim::IfFree, &Stopped::default())).await
-}
-
-/// Opens a store as soon as no other server holds it. `None` if `stop` completes before.
-pub(super) async fn wait<T: Send + 'static>(
-    pool: &impl Display,
-    open: impl Fn(Claim, &Stopped) -> Result<T, StoreError> + Send + Sync + 'static,
+/// Opens a store with a function that may block. `None` if `stop` completes before.
+pub(super) async fn open<T: Send + 'static>(
+    open: impl FnOnce(&Stopped) -> Result<T, StoreError> + Send + 'static,
     stop: impl Future<Output = ()>,
 ) -> Result<Option<T>, StoreError> {
-    let (open, stopped) = (Arc::new(open), Stopped::default());
-    let begin = |claim| {
-        let (open, stopped) = (open.clone(), stopped.clone());
-        blocking(move || open(claim, &stopped))
-    };
-    tracing::info!(%pool, "opening the pool");
-    let opening = async {
-        let owner = match begin(Claim::IfFree).await {
-            Err(StoreError::Busy(owner)) => owner,
-            other => return other,
-        };
-        tracing::info!(%pool, "waiting for the pool: another server holds it{owner}");
-        notify::notify("STATUS=standby: waiting for the pool");
-        let opened = begin(Claim::Wait).await?;
-        tracing::info!(%pool, "took over the pool");
-        notify::notify("STATUS=took over the pool");
-        Ok(opened)
-    };
+    let stopped = Stopped::default();
+    let opening = blocking({
+        let stopped = stopped.clone();
+        move || open(&stopped)
+    });
     tokio::pin!(opening);
     tokio::select! {
         opened = &mut opening => return opened.map(Some),
@@ -86,7 +60,7 @@ async fn keep_starting() {
 }
 
 /// Runs work that blocks, on a separate thread.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
         Err(e) => std::panic::resume_unwind(e.into_panic()),
@@ -110,51 +84,25 @@ mod tests {
     }
 
     #[test]
-    fn a_free_pool_is_opened_at_once() {
-        let open = |claim, _: &Stopped| match claim {
-            Claim::IfFree => Ok(7),
-            Claim::Wait => Err(StoreError::ReadOnly),
-        };
-        assert_eq!(run(wait(&"p", open, pending())), Ok(Some(7)));
-        assert_eq!(run(try_once(open)), Ok(7));
-    }
-
-    #[test]
-    fn a_pool_that_another_server_holds_is_waited_for() {
-        let open = |claim, _: &Stopped| match claim {
-            Claim::IfFree => Err(StoreError::Busy(String::new())),
-            Claim::Wait => Ok(8),
-        };
-        assert_eq!(run(wait(&"p", open, pending())), Ok(Some(8)));
-        assert!(matches!(run(try_once(open)), Err(StoreError::Busy(_))));
-    }
-
-    #[test]
-    fn an_error_ends_the_wait() {
-        let open = |claim, _: &Stopped| match claim {
-            Claim::IfFree => Err::<(), _>(StoreError::Busy(String::new())),
-            Claim::Wait => Err(StoreError::ReadOnly),
-        };
-        assert_eq!(run(wait(&"p", open, pending())), Err(StoreError::ReadOnly));
+    fn the_result_of_the_opening_is_returned() {
+        assert_eq!(run(open(|_| Ok(7), pending())), Ok(Some(7)));
+        assert_eq!(run(open(|_| Err::<(), _>(StoreError::ReadOnly), pending())), Err(StoreError::ReadOnly));
     }
 
     #[test]
     fn a_signal_to_stop_cancels_the_opening() {
-        let (waits, has_begun) = tokio::sync::oneshot::channel();
-        let (waits, (ended, end)) = (std::sync::Mutex::new(Some(waits)), mpsc::channel());
-        let open = move |claim, stopped: &Stopped| match claim {
-            Claim::IfFree => Err::<(), _>(StoreError::Busy(String::new())),
-            Claim::Wait => {
-                let _ = waits.lock().unwrap().take().unwrap().send(());
-                while !stopped.get() {
-                    std::thread::yield_now();
-                }
-                ended.send(()).unwrap();
-                Err(cancelled())
+        let (begins, has_begun) = tokio::sync::oneshot::channel();
+        let (ended, end) = mpsc::channel();
+        let opening = move |stopped: &Stopped| {
+            begins.send(()).unwrap();
+            while !stopped.get() {
+                std::thread::yield_now();
             }
+            ended.send(()).unwrap();
+            Err::<(), _>(cancelled())
         };
         let stop = async move { has_begun.await.unwrap() };
-        assert_eq!(run(wait(&"p", open, stop)), Ok(None));
+        assert_eq!(run(open(opening, stop)), Ok(None));
         end.recv().unwrap();
     }
 
@@ -167,13 +115,13 @@ mod tests {
             }
         }
         let (dropped, released) = mpsc::channel();
-        let open = move |_, stopped: &Stopped| {
+        let opening = move |stopped: &Stopped| {
             while !stopped.get() {
                 std::thread::yield_now();
             }
             Ok(Store(dropped.clone()))
         };
-        assert!(run(wait(&"p", open, ready(()))).unwrap().is_none());
+        assert!(run(open(opening, ready(()))).unwrap().is_none());
         released.recv().unwrap();
     }
 }

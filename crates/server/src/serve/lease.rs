@@ -14,6 +14,7 @@ use forebay_store::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, S
 use parking_lot::RwLock;
 
 use super::store::Opened;
+use crate::plane::Gate;
 
 /// A store that can be taken away.
 pub(super) struct Lease(RwLock<Option<Opened>>);
@@ -33,6 +34,11 @@ impl Lease {
         if self.0.read().is_none() {
             pending::<()>().await;
         }
+    }
+
+    /// Lets replies leave while no other server can have taken the store.
+    pub fn gate(&self) -> Gate {
+        self.0.read().as_ref().map(|opened| opened.gate.clone()).unwrap_or_default()
     }
 
     /// Releases the store. May block until operations in progress have ended.
@@ -142,7 +148,7 @@ mod tests {
         let store = DirectoryStore::open(directory, &DirectoryOptions::default()).unwrap();
         let taken = taken.clone();
         let lost = move || -> BoxFuture<'static, ()> { Box::pin(taken.clone().notified_owned()) };
-        Lease::new(Opened { store, lost: Box::new(lost) })
+        Lease::new(Opened { store, lost: Box::new(lost), gate: Gate::default() })
     }
 
     fn is_ready(future: std::pin::Pin<&mut impl Future>) -> bool {

@@ -369,7 +369,8 @@ impl Server<'_> {
         sockets: &Sockets,
         state: HandedOver,
     ) -> Result<Prepared, ServeError> {
-        Prepared::new(self.config, &self.descriptors, open.pool.clone(), sockets, state).await
+        Prepared::new(self.config, &self.descriptors, open.pool.clone(), open.store.gate(), sockets, state)
+            .await
     }
 
     /// Serves until a stop signal, or until another process has taken over.

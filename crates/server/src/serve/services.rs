@@ -25,7 +25,7 @@ use crate::control::{Control, ServerInfo, UpgradeRequest};
 use crate::iscsi;
 use crate::limits::LimitTable;
 use crate::nbd;
-use crate::plane::{ConnectionLimits, Handle, Plane};
+use crate::plane::{ConnectionLimits, Gate, Handle, Plane};
 use crate::scsi::Units;
 use crate::targets::Targets;
 
@@ -73,6 +73,7 @@ impl Prepared {
         config: &ServeConfig,
         descriptors: &Descriptors,
         pool: Arc<Pool>,
+        gate: Gate,
         sockets: &Sockets,
         state: HandedOver,
     ) -> Result<Prepared, ServeError> {
@@ -86,6 +87,7 @@ impl Prepared {
         let resumed_units = units.resume(&pool, &state.units).await?;
         let limits = connection_limits(config, descriptors);
         let mut plane = Plane::with_bound(limits, config.client_memory, sockets.data()?);
+        plane.set_gate(gate);
         plane.keep_until_resumed(Arc::new(resumed_units));
         let nbd::Listening { addresses: nbd, certificates } = nbd::listen(&mut plane, &pool, &config.nbd)?;
         let iscsi = iscsi::listen(

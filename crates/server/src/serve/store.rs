@@ -5,13 +5,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use forebay_engine::Host;
-use forebay_store::rados::{Claim, RadosStore};
+use forebay_store::rados::{Claim, RadosStore, Waiting};
 use forebay_store::{BoxFuture, DirectoryOptions, DirectoryStore, Limited, Slow, Store, StoreError};
 
 use super::ServeError;
 use super::claim::{self, Stopped};
 use super::descriptors::Descriptors;
+use super::notify;
 use crate::config::{PoolLocation, RadosPool, ServeConfig};
+use crate::plane::Gate;
 
 /// Creates a future that completes when another server has taken the store. It may keep the store open.
 pub(super) type Lost = Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
@@ -20,6 +22,7 @@ pub(super) type Lost = Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 pub(super) struct Opened {
     pub store: Arc<dyn Store>,
     pub lost: Lost,
+    pub gate: Gate,
 }
 
 /// Prepares the data directory of a server whose pool is elsewhere: it holds the files of the server only.
@@ -49,19 +52,24 @@ pub(super) async fn open(
 ) -> Result<Opened, ServeError> {
     let opened = match &config.location {
         PoolLocation::Directory(path) => open_directory(path, descriptors),
-        PoolLocation::Rados(pool) => claim::try_once(opener(pool)).await,
+        PoolLocation::Rados(pool) => {
+            let open = opener(pool, Claim::IfFree);
+            claim::blocking(move || open(&Stopped::default())).await
+        }
     };
     finish(opened, config, host).await
 }
 
-/// As [`open`], but waits for a pool in Ceph that another server holds. `None` if `stop` completes before.
+/// As [`open`] for a pool in Ceph, but a standby waits while another server holds it. `None` if `stop` completes
+/// before.
 pub(super) async fn open_when_free(
     config: &ServeConfig,
     pool: &RadosPool,
     host: Arc<dyn Host>,
     stop: Pin<&mut (dyn Future<Output = ()> + '_)>,
 ) -> Result<Option<Opened>, ServeError> {
-    match claim::wait(&pool.address, opener(pool), stop).await.transpose() {
+    let claim = if config.standby { Claim::Wait } else { Claim::IfFree };
+    match claim::open(opener(pool, claim), stop).await.transpose() {
         Some(opened) => finish(opened, config, host).await.map(Some),
         None => Ok(None),
     }
@@ -73,19 +81,28 @@ fn open_directory(path: &Path, descriptors: &Descriptors) -> Result<Opened, Stor
     let (uring, direct) = store.modes();
     tracing::info!(uring, direct, "store open");
     // The lock of the directory prevents it.
-    Ok(Opened { store, lost: Box::new(|| Box::pin(std::future::pending())) })
+    let lost = Box::new(|| -> BoxFuture<'static, ()> { Box::pin(std::future::pending()) });
+    Ok(Opened { store, lost, gate: Gate::default() })
 }
 
 /// A function that opens a pool in Ceph.
 fn opener(
     pool: &RadosPool,
-) -> impl Fn(Claim, &Stopped) -> Result<Opened, StoreError> + Send + Sync + 'static {
+    claim: Claim,
+) -> impl FnOnce(&Stopped) -> Result<Opened, StoreError> + Send + 'static {
     let RadosPool { address, options } = pool.clone();
-    move |claim, stopped| {
-        let store = RadosStore::open(&address, &options, claim, &|| stopped.get())?;
+    move |stopped| {
+        tracing::info!(pool = %address, "opening the pool");
+        let began = |owner: &str| {
+            tracing::info!(pool = %address, %owner, "waiting for the pool: another server holds it");
+            notify::notify("STATUS=standby: waiting for the pool");
+        };
+        let waiting = Waiting { is_cancelled: &|| stopped.get(), began: &began };
+        let store = RadosStore::open(&address, &options, claim, &waiting)?;
         tracing::info!(pool = %address, "store open");
-        let held = store.clone();
-        Ok(Opened { store, lost: Box::new(move || held.lost()) })
+        notify::notify("STATUS=opening the pool");
+        let (held, gate) = (store.clone(), Gate::new(store.ownership()));
+        Ok(Opened { store, lost: Box::new(move || held.lost()), gate })
     }
 }
 
@@ -96,7 +113,7 @@ async fn finish(
     host: Arc<dyn Host>,
 ) -> Result<Opened, ServeError> {
     let failed = |source| ServeError::Store { pool: config.location.to_string(), source };
-    let Opened { mut store, lost } = opened.map_err(failed)?;
+    let Opened { mut store, lost, gate } = opened.map_err(failed)?;
     if let Some(limit) = config.store_limit {
         tracing::info!(limit, "the size of the pool is limited, as configured");
         store = Arc::new(Limited::new(store, limit).await.map_err(failed)?);
@@ -107,7 +124,7 @@ async fn finish(
         let sleep = Arc::new(move |time| host.sleep(time));
         store = Arc::new(Slow::new(store, array, Arc::new(move || clock.now()), sleep));
     }
-    Ok(Opened { store, lost })
+    Ok(Opened { store, lost, gate })
 }
 
 #[cfg(test)]

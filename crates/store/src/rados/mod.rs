@@ -67,6 +67,19 @@ pub enum Claim {
     Wait,
 }
 
+/// The caller of an opening that may wait.
+pub struct Waiting<'a> {
+    /// Whether to give up.
+    pub is_cancelled: &'a (dyn Fn() -> bool + Sync),
+    /// Called once when the wait for a server that is alive begins, with its name.
+    pub began: &'a (dyn Fn(&str) + Sync),
+}
+
+impl Waiting<'_> {
+    /// For an opening that does not wait.
+    pub const NONE: Waiting<'static> = Waiting { is_cancelled: &|| false, began: &|_| () };
+}
+
 /// Who owns a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ownership {
@@ -108,11 +121,11 @@ impl Lost {
 
 /// Until when no other server can have taken the pool over.
 #[derive(Debug, Default)]
-pub struct Lease(AtomicU64);
+struct Lease(AtomicU64);
 
 impl Lease {
     /// Whether it is valid at this time of [`Cluster::now`].
-    pub fn is_valid(&self, now: Duration) -> bool {
+    fn is_valid(&self, now: Duration) -> bool {
         now < Duration::from_micros(self.0.load(Relaxed))
     }
 
@@ -123,7 +136,7 @@ impl Lease {
 
 impl RadosStore {
     /// Opens a pool for writing, and creates it if it is missing. Blocks; with [`Claim::Wait`] until the owner
-    /// releases the pool or dies, or `is_cancelled` returns true.
+    /// releases the pool or dies.
     ///
     /// # Errors
     /// [`StoreError::Busy`] if another server owns the pool; `ECANCELED` as [`StoreError::Io`] if cancelled;
@@ -132,10 +145,10 @@ impl RadosStore {
         address: &RadosAddress,
         options: &RadosOptions,
         claim: Claim,
-        is_cancelled: &(dyn Fn() -> bool + Sync),
+        waiting: &Waiting<'_>,
     ) -> Result<Arc<RadosStore>> {
         let cluster = LibradosCluster::connect(address, options)?;
-        block_on(RadosStore::claim(cluster, &Owner::this(), claim, is_cancelled))
+        block_on(RadosStore::claim(cluster, &Owner::this(), claim, waiting))
     }
 
     /// Opens a pool that no server owns, read-only. Blocks.
@@ -162,9 +175,9 @@ impl RadosStore {
         cluster: Arc<dyn Cluster>,
         owner: &Owner,
         claim: Claim,
-        is_cancelled: &(dyn Fn() -> bool + Sync),
+        waiting: &Waiting<'_>,
     ) -> Result<Arc<RadosStore>> {
-        let Taken { term, obsolete_keys } = take_over(&*cluster, owner, claim, is_cancelled).await?;
+        let Taken { term, obsolete_keys } = take_over(&*cluster, owner, claim, waiting).await?;
         let shared = Arc::new(Shared::new(cluster.clone(), digits(term)));
         shared.keys.remove_later(obsolete_keys);
         cluster.spawn(Box::pin(keep(Arc::downgrade(&shared))));
@@ -178,7 +191,7 @@ impl RadosStore {
         name: &str,
         claim: Claim,
     ) -> Result<Arc<RadosStore>> {
-        RadosStore::claim(cluster, &Owner::simulated(name), claim, &|| false).await
+        RadosStore::claim(cluster, &Owner::simulated(name), claim, &Waiting::NONE).await
     }
 
     /// Opens a pool of a cluster in which no time passes.
@@ -202,9 +215,11 @@ impl RadosStore {
         })
     }
 
-    /// Whether it is certain that no other server has taken the pool over.
-    pub fn has_lease(&self) -> bool {
-        self.shared.lease.is_valid(self.shared.cluster.now())
+    /// A function that tells whether it is certain that no other server has taken the pool over. It does not
+    /// keep the store open, and returns false after its end.
+    pub fn ownership(&self) -> Arc<dyn Fn() -> bool + Send + Sync> {
+        let (lease, cluster) = (self.shared.lease.clone(), Arc::downgrade(&self.shared.cluster));
+        Arc::new(move || cluster.upgrade().is_some_and(|cluster| lease.is_valid(cluster.now())))
     }
 }
 

@@ -27,7 +27,7 @@ use forebay_format::SegmentId;
 use super::cluster::{Answer, Cluster, Errno, Step, WhenFull};
 use super::header::{BEAT, HEADER, Header, OWNER, SWAPS, TERM, digits, gone_key, open_key, segment_object};
 use super::owner::Owner;
-use super::{Claim, Ownership, store_error};
+use super::{Claim, Ownership, Waiting, store_error};
 use crate::{BoxFuture, Result, StoreError};
 
 /// Interval between two beats of an owner.
@@ -47,16 +47,16 @@ pub(super) struct Taken {
 ///
 /// # Errors
 /// [`StoreError::Busy`] if another server has it, and the claim does not wait; `ECANCELED` as
-/// [`StoreError::Io`] if `is_cancelled`.
+/// [`StoreError::Io`] if cancelled.
 pub(super) async fn take_over(
     cluster: &dyn Cluster,
     owner: &Owner,
     claim: Claim,
-    is_cancelled: &(dyn Fn() -> bool + Sync),
+    waiting: &Waiting<'_>,
 ) -> Result<Taken> {
     loop {
         let taken = match Header::read(cluster).await {
-            Ok(header) => match observe(cluster, header, owner, claim, is_cancelled).await? {
+            Ok(header) => match observe(cluster, header, owner, claim, waiting).await? {
                 Some(free) => swap_owner(cluster, &free, owner).await,
                 None => continue,
             },
@@ -114,16 +114,16 @@ async fn observe(
     mut seen: Header,
     here: &Owner,
     claim: Claim,
-    is_cancelled: &(dyn Fn() -> bool + Sync),
+    waiting: &Waiting<'_>,
 ) -> Result<Option<Header>> {
-    let mut unchanged = Duration::ZERO;
+    let (mut unchanged, mut has_begun) = (Duration::ZERO, false);
     loop {
         let owner = Owner::parse(&seen.owner);
         let is_free = seen.owner.is_empty() || owner.as_ref().is_some_and(|o| o == here || o.has_ended(here));
         if is_free || unchanged >= DEAD_AFTER {
             return Ok(Some(seen));
         }
-        if is_cancelled() {
+        if (waiting.is_cancelled)() {
             let (what, reason) = ("waiting for the pool".into(), "cancelled".into());
             return Err(StoreError::Io { what, reason, errno: libc::ECANCELED });
         }
@@ -134,11 +134,14 @@ async fn observe(
                 unchanged += LOOK_EVERY;
                 seen = now;
             }
-            Ok(_) if claim == Claim::IfFree => {
-                let owner = owner.map_or(seen.owner, |owner| owner.to_string());
-                return Err(StoreError::Busy(format!(" ({owner})")));
-            }
             Ok(now) => {
+                let owner = owner.map_or(now.owner.clone(), |owner| owner.to_string());
+                if claim == Claim::IfFree {
+                    return Err(StoreError::Busy(format!(" ({owner})")));
+                }
+                if !std::mem::replace(&mut has_begun, true) {
+                    (waiting.began)(&owner);
+                }
                 unchanged = Duration::ZERO;
                 seen = now;
             }

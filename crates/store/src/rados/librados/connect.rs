@@ -14,12 +14,16 @@ use crate::rados::{RadosAddress, RadosOptions};
 const MONITOR_TIMEOUT: &CStr = c"10";
 
 /// Options that are set after the configuration file was read, and so override it.
-const OPTIONS: [(&CStr, &CStr); 5] = [
+const OPTIONS: [(&CStr, &CStr); 7] = [
     (c"client_mount_timeout", MONITOR_TIMEOUT),
     // Bounds commands to monitors, of which only queries of free space are used; no operation on an object.
     (c"rados_mon_op_timeout", MONITOR_TIMEOUT),
     // After this time an operation would fail while it may still take effect: it must wait instead.
     (c"rados_osd_op_timeout", c"0"),
+    // Every second, requests that an OSD has not answered for 2 s make the library ask for a newer map: so a
+    // failed OSD delays them for half as long as with the defaults.
+    (c"objecter_timeout", c"2"),
+    (c"objecter_tick_interval", c"1"),
     // Above these, submitting an operation blocks; `LIMITS` in operations.rs are lower.
     (c"objecter_inflight_ops", c"8192"),
     (c"objecter_inflight_op_bytes", c"1073741824"),
