@@ -7,7 +7,7 @@ PYTHON ?= /usr/bin/python3
 MDBOOK ?= mdbook
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build dev check test test-rust test-clients test-threads demo soak soak-space soak-crash \
+.PHONY: help setup build dev check test test-rust test-clients test-threads test-ceph demo soak soak-space soak-crash \
 	soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi bench-boot bench-ats bench-scale fmt lint deny corpora \
 	book clean
 
@@ -43,6 +43,12 @@ test-clients: ## the real clients alone: nbdinfo, nbdcopy, qemu, fio, file syste
 # A failing schedule is printed and can be replayed. The engine's locks and atomics are those of shuttle here.
 test-threads: ## the engine's locks, gate, latch and misses under thousands of thread schedules (minutes)
 	RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=$(TARGET)/shuttle $(CARGO) test --locked -p forebay-engine --test threads
+
+test-ceph: setup build ## pools in Ceph, for about an hour; `make test` runs the short forms of these tests
+	@FOREBAY_BIN=$(TARGET)/release/forebay FOREBAY_RADOS_KILLS=$${FOREBAY_RADOS_KILLS:-200} \
+		FOREBAY_RADOS_TAKEOVERS=$${FOREBAY_RADOS_TAKEOVERS:-50} FOREBAY_RADOS_PAUSES=$${FOREBAY_RADOS_PAUSES:-100} \
+		FOREBAY_RADOS_RACES=$${FOREBAY_RADOS_RACES:-1000} FOREBAY_RADOS_OUTAGE_S=$${FOREBAY_RADOS_OUTAGE_S:-60} \
+		$(PYTHON) tests/clients/run.py $(or $(ARGS),rados)
 
 demo: setup build ## boot real guests from clones of one golden image, and print the cost in the store
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) demo/demo.py

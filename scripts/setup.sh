@@ -15,6 +15,8 @@ packages=(
   debootstrap e2fsprogs                            # the Debian guest images
   xfsprogs ntfs-3g fuse3 mount fdisk kmod          # file systems made and checked on volumes
   util-linux python3-distlib                       # swap areas, and small Windows programs as test data
+  ceph-mon ceph-mgr ceph-osd ceph-common           # a Ceph cluster for pools in RADOS
+  python3-rados libtcmalloc-minimal4               # its control, with librados2, which the server loads
   openssl python3 jq                               # TLS test certificates, test drivers, JSON
 )
 
@@ -22,7 +24,9 @@ say() { printf 'setup: %s\n' "$*"; }
 
 missing_packages() {
   local installed
-  installed=$(dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' "${packages[@]}" 2>/dev/null | awk '/^.i/ {print $2}') || true
+  # Debian 13 has renamed some libraries, to NAMEt64; apt accepts the former names.
+  installed=$(dpkg-query -W -f '${db:Status-Abbrev} ${Package}\n' "${packages[@]}" "${packages[@]/%/t64}" 2>/dev/null |
+    awk '/^.i/ {sub(/t64$/, "", $2); print $2}') || true
   comm -23 <(printf '%s\n' "${packages[@]}" | sort -u) <(sort -u <<<"$installed")
 }
 

@@ -176,13 +176,24 @@ class Server:
 
     def start(self, timeout=60):
         """Starts the server and waits until it answers."""
-        # Stale sockets of a killed server. A new control socket means that the server is ready.
+        self.remove_sockets()
+        self.launch()
+        return self.wait_ready(timeout)
+
+    def remove_sockets(self):
+        """Removes stale sockets of a killed server. A new control socket means that the server is ready."""
         for path in (self.control, self.nbd):
             if os.path.exists(path):
                 os.unlink(path)
-        self.launch()
+
+    def is_ready(self):
+        """Whether the server answers, after `remove_sockets` and `launch`."""
+        return os.path.exists(self.control) and os.path.exists(self.nbd)
+
+    def wait_ready(self, timeout=60):
+        """Waits until a server that was launched answers."""
         deadline = time.monotonic() + timeout
-        while not (os.path.exists(self.control) and os.path.exists(self.nbd)):
+        while not self.is_ready():
             if self.process.poll() is not None:
                 raise Failed(f"the server ended with status {self.process.returncode}:\n{self.log_tail()}")
             if time.monotonic() > deadline:
@@ -252,6 +263,14 @@ class Server:
                 f"'forebay {' '.join(args)}' should be refused in one line; status {done.returncode}\n{done.stderr}"
             )
         return lines[0]
+
+    def offline(self, *args, check=True, **kwargs):
+        """Runs a `forebay` command that opens the pool itself, while no server runs."""
+        return run(self.bin, *args, *self.location(), check=check, **kwargs)
+
+    def location(self):
+        """The arguments by which a command finds the pool."""
+        return ["--data", self.data]
 
     def wait_unused(self, volume, timeout=10):
         """Waits until the server reports that no client has the volume open."""

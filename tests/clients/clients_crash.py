@@ -16,7 +16,7 @@ import signal
 import time
 import traceback
 
-from forebay import Failed, die_with_parent, run
+from forebay import Failed, die_with_parent
 from harness import check, connect, test
 from ledger import BLOCK, Ledger, Violation, block_bytes
 
@@ -324,7 +324,7 @@ def crash_rounds(t, server, rounds, crash, recover, longest_load=0.25, clients=N
     total = sum((collections.Counter(c) for c in clients.answers(rounds)), collections.Counter())
     check(total["flushes"] > rounds and total["writes"] > 20 * rounds, f"too little happened: {dict(total)}")
     server.stop()
-    run(server.bin, "check", "--data", server.data)
+    server.offline("check")
     done = ", ".join(f"{n} {what}" for what, n in sorted(total.items()))
     print(f"     {rounds} crashes: {done}; slowest recovery {slowest * 1000:.0f} ms", flush=True)
 

@@ -3,7 +3,7 @@ servers. A failed check raises `Failed`; any other exception fails the test as w
 
 Each test runs in a process forked for it, three at a time, because most of them wait more than they compute.
 Tests marked `@alone` limit times tightly, or need a minimum of work per time; they run one after the other,
-with no other.
+with no other. Tests marked `@needs(fixture)` share what is too expensive for each of them.
 """
 
 import contextlib
@@ -43,6 +43,17 @@ def alone(function):
     """Marks a test (above `@test`) with which no other test may run."""
     function.alone = True
     return function
+
+
+def needs(fixture):
+    """Marks a test (above `@test`) that uses `fixture`, an object with the methods `start` and `close`, which
+    several tests share. It is started before the first of them, and closed after the last."""
+
+    def mark(function):
+        function.fixture = fixture
+        return function
+
+    return mark
 
 
 def check(condition, what):
@@ -156,7 +167,10 @@ def run_tests(wanted, seed):
     try:
         jobs = int(os.environ.get("FOREBAY_TEST_JOBS", "3"))
         runner.run([f for f in tests if not hasattr(f, "alone")], jobs)
-        runner.run([f for f in tests if hasattr(f, "alone")], 1)
+        last = [f for f in tests if hasattr(f, "alone")]
+        runner.run([f for f in last if hasattr(f, "fixture")], 1)
+        runner.close_fixtures()
+        runner.run([f for f in last if not hasattr(f, "fixture")], 1)
     finally:
         runner.stop()
         shutil.rmtree(memory, ignore_errors=True)
@@ -188,6 +202,8 @@ class Runner:
         self.results = []
         # By process number: the test's name, the file of its output, and when it began.
         self.running = {}
+        # The fixtures that were started, and the error of each that failed.
+        self.fixtures = {}
 
     def run(self, tests, jobs):
         """Runs tests in this order, `jobs` at a time."""
@@ -201,6 +217,7 @@ class Runner:
     def start(self, function):
         name = function.__name__
         output = os.path.join(self.base, f"{name}.output")
+        error = self.fixture_error(getattr(function, "fixture", None))
         sys.stdout.flush()
         pid = os.fork()
         if pid:
@@ -212,17 +229,34 @@ class Runner:
             with open(output, "w") as f:
                 os.dup2(f.fileno(), 1)
                 os.dup2(f.fileno(), 2)
-            status = self.execute(function)
+            status = self.execute(function, error)
             sys.stdout.flush()
         finally:
             os._exit(status)
 
-    def execute(self, function):
-        """Runs one test in this process; its status."""
+    def fixture_error(self, fixture):
+        """Starts a fixture, if it is not started yet; the error if it cannot be used."""
+        if fixture is None:
+            return None
+        if fixture not in self.fixtures:
+            self.fixtures[fixture] = None
+            try:
+                fixture.start()
+            except Failed as e:
+                self.fixtures[fixture] = str(e)
+        return self.fixtures[fixture]
+
+    def close_fixtures(self):
+        while self.fixtures:
+            self.fixtures.popitem()[0].close()
+
+    def execute(self, function, error=None):
+        """Runs one test in this process, unless its fixture has failed; its status."""
         context = Context(function.__name__, self.base, self.memory, self.seed)
         # For servers that a test starts without `Server`.
         os.environ["FOREBAY_MEMORY_DIR"] = context.memory
         try:
+            check(error is None, error)
             with context.stack:
                 function(context)
         except Skipped as e:
@@ -272,9 +306,10 @@ class Runner:
             os.kill(pid, signal.SIGKILL)
         while self.running:
             self.wait()
+        self.close_fixtures()
 
 
 __all__ = [
-    *("BLOCK", "MIB", "Failed", "Skipped", "alone", "check", "connect", "equal", "need_root", "refused_by_server"),
-    *("run", "run_tests", "test"),
+    *("BLOCK", "MIB", "Failed", "Skipped", "alone", "check", "connect", "equal", "need_root", "needs"),
+    *("refused_by_server", "run", "run_tests", "test"),
 ]

@@ -16,6 +16,15 @@ Environment variables, with their defaults:
     FOREBAY_UPGRADE_KILLS number of upgrades whose processes are killed (20)
     FOREBAY_UPGRADE_CUTS  number of times that clients are cut during upgrades (60)
     FOREBAY_HOSTILE_S     seconds for which clients of each hostile kind run (5)
+
+Of the tests with a Ceph cluster, `rados`; `make test-ceph` sets the values in brackets:
+
+    FOREBAY_RADOS_KILLS     number of times that the server is killed (5) [200]
+    FOREBAY_RADOS_TAKEOVERS number of times that a standby takes over (2) [50]
+    FOREBAY_RADOS_PAUSES    number of times that a server is paused until a standby has taken over (1) [100]
+    FOREBAY_RADOS_RACES     number of times that two servers race for a pool (3) [1000]
+    FOREBAY_RADOS_OUTAGE_S  seconds for which most OSDs, or all monitors, are down (10) [60]
+    FOREBAY_CEPH_STORE      store of the OSDs: memstore or bluestore (memstore)
 """
 
 import os
@@ -60,6 +69,8 @@ import clients_hostile  # noqa: E402, F401
 import clients_failures  # noqa: E402, F401
 import clients_demo  # noqa: E402, F401
 import clients_restart  # noqa: E402, F401
+import clients_rados  # noqa: E402, F401
+import clients_rados_outages  # noqa: E402, F401
 
 if __name__ == "__main__":
     # SIGTERM ends the servers of a test run too.

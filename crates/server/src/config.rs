@@ -14,6 +14,7 @@ use serde::Deserialize;
 mod iscsi;
 mod limits;
 mod nbd;
+mod store;
 
 use crate::import::FetchPolicy;
 use crate::iscsi::Algorithm;
@@ -24,6 +25,7 @@ use crate::targets::{IqnName, Target};
 pub use iscsi::{InitiatorSection, IscsiSection, LunSection, SessionLimits, TargetSection, parse_portal};
 pub use limits::LimitsSection;
 pub use nbd::{NbdFlags, NbdListenerSection, NbdSection, TlsSection};
+pub use store::{PoolLocation, RadosPool, SlowSection, StoreFlags, StoreSection, rados_options};
 
 /// Default data directory of all commands other than `serve`.
 pub const DEFAULT_DATA: &str = "/var/lib/forebay";
@@ -34,8 +36,6 @@ pub const SOCKET_NAME: &str = "forebay.sock";
 /// Maximum delay of a commit. Together with the age at which dirty data is committed, it stays below the
 /// promised second.
 const MAX_COMMIT_DELAY: Duration = Duration::from_millis(500);
-/// Minimum size limit of a pool.
-const MIN_STORE: u64 = 64 << 20;
 /// Most data-plane threads.
 const MAX_CORES: usize = 256;
 
@@ -71,6 +71,11 @@ pub enum ConfigError {
     /// No data directory is configured.
     #[error("no data directory: give --data DIR, or set 'data' in the configuration file")]
     NoData,
+    /// An option makes sense only for a pool in Ceph.
+    #[error(
+        "{0} needs a pool in Ceph: give --pool rados:POOL/NAME, or set 'pool' in [store] of the configuration file"
+    )]
+    NotInCeph(&'static str),
     /// A value is out of range, or not allowed in combination with others.
     #[error("invalid value {value} for {option}: {why}")]
     Value {
@@ -245,30 +250,6 @@ pub struct MemorySection {
     pub directory: Option<PathBuf>,
 }
 
-/// `[store]`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StoreSection {
-    /// Maximum size of the pool; without it, the whole file system.
-    pub limit: Option<Size>,
-    /// Hard disks whose speed the store emulates.
-    pub slow: Option<SlowSection>,
-}
-
-/// `[store.slow]`: emulates slow disks, for experiments.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SlowSection {
-    /// Number of disks.
-    pub spindles: u32,
-    /// Mean seek time in milliseconds.
-    pub seek_ms: u32,
-    /// Rotational speed in revolutions per minute.
-    pub rpm: u32,
-    /// Transfer rate of one disk in bytes per second.
-    pub rate: Size,
-}
-
 /// `[commit]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -387,6 +368,10 @@ impl ConfigFile {
 pub struct ServeConfig {
     /// The data directory.
     pub data: PathBuf,
+    /// Where the pool is: in the data directory, or in Ceph.
+    pub location: PoolLocation,
+    /// Whether the addresses are bound only when no other server holds the pool.
+    pub standby: bool,
     /// The control socket.
     pub socket: PathBuf,
     /// Directory of the retained memory.
@@ -427,6 +412,7 @@ pub struct ServeConfig {
 pub struct Overrides {
     pub data: Option<PathBuf>,
     pub socket: Option<PathBuf>,
+    pub store: StoreFlags,
     pub nbd: NbdFlags,
     pub iscsi: Vec<ListenAddr>,
     pub http: Option<HttpAddr>,
@@ -476,21 +462,14 @@ impl ServeConfig {
                 "the API has no authentication; use a loopback address, or allow it with --http-allow-remote";
             return Err(ConfigError::Value { option: "http", value: addr.to_string(), why });
         }
-        let store_limit = file.store.limit.map(|limit| limit.0);
-        let store_slow = file.store.slow.as_ref().map(|slow| DiskArray {
-            spindles: slow.spindles.max(1) as usize,
-            seek: Duration::from_millis(slow.seek_ms.into()),
-            rpm: slow.rpm,
-            bytes_per_second: slow.rate.0,
-        });
-        if let Some(limit) = store_limit.filter(|limit| *limit < MIN_STORE) {
-            let why = "use at least 64M";
-            return Err(ConfigError::Value { option: "store.limit", value: Size(limit).to_string(), why });
-        }
+        let (store_limit, store_slow) = (file.store.limit()?, file.store.slow());
+        let (location, standby) = file.store.location(&data, flags.store)?;
         let (iscsi_limits, listen) = (file.iscsi.limits()?, file.iscsi.listen.clone());
         let chap_algorithms = file.iscsi.chap_algorithms()?;
         Ok(ServeConfig {
             data,
+            location,
+            standby,
             socket,
             memory_dir: flags.memory_dir.or(file.memory.directory).unwrap_or(DEFAULT_MEMORY_DIR.into()),
             nbd: file.nbd.config(flags.nbd)?,

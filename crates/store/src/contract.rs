@@ -17,8 +17,9 @@
 //! late, thin volumes, quotas) is a failed sync. After a failed `swap_superblock` the copy that was to be
 //! written is old, new or torn, and no other swap succeeds until the store is opened again.
 //!
-//! **Ownership.** Only one opener is allowed at a time: a second gets [`StoreError::Busy`]. On RADOS each
-//! append asserts the epoch; in a directory a lock file is used.
+//! **Ownership.** Only one opener is allowed at a time: a second gets [`StoreError::Busy`]. In a directory a
+//! lock file is used; on RADOS each operation compares the number of the ownership. An opener appends only to
+//! objects that it created itself.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -165,6 +166,11 @@ pub trait Store: Send + Sync + 'static {
     /// generation `new.generation - 1` (or if there is no valid copy and `new.generation` is 0 or 1). Returns
     /// [`StoreError::Fenced`] otherwise.
     fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>>;
+
+    /// Whether another host may open the pool next, while clients of this one live.
+    fn is_shared(&self) -> bool {
+        false
+    }
 
     /// Returns the total and the free space.
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>>;

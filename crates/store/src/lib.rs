@@ -15,6 +15,7 @@ mod directory;
 mod faulty;
 #[cfg(feature = "test-util")]
 mod memory;
+pub mod rados;
 
 pub use buf::IoBuf;
 pub use contract::{BoxFuture, Capacity, ObjectStat, Result, Selection, Store, StoreError, for_good};

@@ -151,6 +151,10 @@ impl Store for Limited {
     }
 
     /// The smaller of the limit and the capacity of the inner store.
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
+    }
+
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         Box::pin(async move {
             let inner = self.inner.capacity().await?;

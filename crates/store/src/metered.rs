@@ -210,6 +210,10 @@ impl Store for Metered {
     }
 
     /// Not counted, because it causes no I/O.
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
+    }
+
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         self.inner.capacity()
     }

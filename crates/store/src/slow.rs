@@ -155,6 +155,10 @@ impl Store for Slow {
         self.after(self.movement(SegmentId(0)), self.inner.swap_superblock(new))
     }
 
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
+    }
+
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         self.inner.capacity()
     }

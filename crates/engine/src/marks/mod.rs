@@ -33,6 +33,15 @@
 //! | lost, of local clients | lost, as of now: the writes of newer clients are lost too | none |
 //! | lost, of remote clients | lost, as of now | lost; all clients of this host are newer |
 //!
+//! **A shared store** may have been opened by another host in between, so another boot does not mean that the
+//! clients of the last one have died:
+//!
+//! | mark | the memory is lost, another boot, shared store |
+//! |---|---|
+//! | local | lost, of local clients; all clients of this host are admitted, since none had the answers |
+//! | remote | as above |
+//! | lost | lost, as of now: this host may have had the pool, and the clients, before the other one |
+//!
 //! A client of the same host that started after the loss was detected is admitted ([`Marks::check`]): it had
 //! no answers. Its own answers need no further mark: the mark *lost* is replaced as of the next loss.
 

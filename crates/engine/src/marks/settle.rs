@@ -14,16 +14,22 @@ struct Opening {
     lost: bool,
     /// It is in the boot of the host in which local clients were served last.
     same_boot: bool,
+    /// Another host may have had the pool, and local clients of it, or of this one, may live.
+    is_shared: bool,
     /// Milliseconds since that boot.
     now_ms: u64,
 }
 
 /// The mark of a disk after an opening; the table is in [`super`].
 fn settled(mark: Mark, opening: Opening) -> Mark {
-    let Opening { lost, same_boot, now_ms } = opening;
+    let Opening { lost, same_boot, is_shared, now_ms } = opening;
     match mark {
         Mark::None => Mark::None,
         Mark::Local | Mark::Remote if !lost => mark,
+        // Of another host: no client of this one had those answers.
+        Mark::Local if !same_boot && is_shared => Mark::Lost { remote: false, since_ms: 0 },
+        // Possibly of this host, when it had the pool before.
+        Mark::Lost { remote, .. } if !same_boot && is_shared => Mark::Lost { remote, since_ms: now_ms },
         Mark::Local | Mark::Lost { remote: false, .. } if !same_boot => Mark::None,
         Mark::Local => Mark::Lost { remote: false, since_ms: now_ms },
         // No client of this host had an answer in this boot.
@@ -54,7 +60,9 @@ impl Marks {
 
     /// Determines the new marks. They are in effect in memory at once.
     async fn decide(&self, loss: &MemoryLoss) {
-        let same_boot = self.committer.log.lock().await.superblock().boot == self.boot();
+        let log = self.committer.log.lock().await;
+        let (same_boot, is_shared) = (log.superblock().boot == self.boot(), log.store().is_shared());
+        drop(log);
         let now_ms = self.cx.host.boot_ms();
         let is_accepted = self.cx.config.on_memory_loss == OnMemoryLoss::Accept;
         let mut names = Vec::new();
@@ -63,7 +71,7 @@ impl Marks {
         for disk in catalogue.iter() {
             let before = disk.record().mark;
             let lost = loss.concerns(disk.id());
-            let mut mark = settled(before, Opening { lost, same_boot, now_ms });
+            let mut mark = settled(before, Opening { lost, same_boot, is_shared, now_ms });
             if matches!(mark, Mark::Lost { .. }) {
                 names.push(catalogue.export_name(disk));
                 mark = if is_accepted { Mark::None } else { mark };
@@ -134,7 +142,10 @@ mod tests {
     const REMOTE: Mark = Mark::Lost { remote: true, since_ms: 5 };
 
     fn all(lost: bool, same_boot: bool) -> [Mark; 5] {
-        let opening = Opening { lost, same_boot, now_ms: 9 };
+        after(Opening { lost, same_boot, is_shared: false, now_ms: 9 })
+    }
+
+    fn after(opening: Opening) -> [Mark; 5] {
         [Mark::None, Mark::Local, Mark::Remote, LOCAL, REMOTE].map(|mark| settled(mark, opening))
     }
 
@@ -146,5 +157,9 @@ mod tests {
         let early = lost(true, 0);
         assert_eq!(all(true, false), [Mark::None, Mark::None, early, Mark::None, early]);
         assert_eq!(all(false, true), [Mark::None, Mark::Local, Mark::Remote, LOCAL, REMOTE]);
+        let elsewhere = Opening { lost: true, same_boot: false, is_shared: true, now_ms: 9 };
+        assert_eq!(after(elsewhere), [Mark::None, lost(false, 0), early, local, remote]);
+        let here_again = Opening { same_boot: true, ..elsewhere };
+        assert_eq!(after(here_again), all(true, true));
     }
 }

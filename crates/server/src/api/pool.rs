@@ -16,7 +16,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route {
             method: Method::GET,
             path: "/pool",
-            about: "Show the server and its pool: release, data directory, addresses",
+            about: "Show the server and its pool: release, data directory, place of the pool, addresses",
             handler: get(|s: State<Api>| run(s, Action::Server)),
         },
         Route {

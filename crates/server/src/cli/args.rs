@@ -4,8 +4,9 @@
 use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser as Name;
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
+use forebay_store::rados::RadosAddress;
 
 use super::limit::{Change, LimitArgs};
 use crate::config::{AnswerMode, DEFAULT_DATA, HttpAddr, LossMode, parse_http_addr, parse_portal};
@@ -79,16 +80,25 @@ pub enum Command {
         #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
         timeout: Option<u64>,
     },
+    /// List the pools in Ceph; show which server holds one
+    #[command(subcommand)]
+    Pool(PoolCommand),
     /// Verify all checksums and block maps of a pool while its server is stopped
-    Check,
+    Check(PoolArgs),
     /// Show the superblocks and segments of a pool while its server is stopped
     Inspect {
+        /// The pool.
+        #[command(flatten)]
+        pool: PoolArgs,
         /// Show the batches of this segment instead, such as 0000002a (the name of its file)
         #[arg(value_name = "SEGMENT", value_parser = parse_segment)]
         segment: Option<u32>,
     },
     /// Report flushed writes that are lost to log damage, while the server is stopped
     Recover {
+        /// The pool.
+        #[command(flatten)]
+        pool: PoolArgs,
         /// Accept the loss with this damage ID from the report, so that the pool opens without the lost
         /// writes
         #[arg(long, value_name = "ID")]
@@ -111,12 +121,73 @@ fn parse_segment(text: &str) -> Result<u32, String> {
     number.flatten().ok_or_else(|| format!("'{text}' is not a segment; 'forebay inspect' lists the segments"))
 }
 
+/// Parses the name of a Ceph pool.
+fn parse_ceph_pool(text: &str) -> Result<String, String> {
+    // The same names as in the address of a pool.
+    match format!("rados:{text}/name").parse::<RadosAddress>() {
+        Ok(address) => Ok(address.pool),
+        Err(_) => Err(format!("'{text}' is not the name of a Ceph pool; 'ceph osd pool ls' lists them")),
+    }
+}
+
+/// The place of a pool. The group `place` holds the arguments that can name a pool in Ceph.
+#[derive(Debug, Args)]
+pub struct PoolArgs {
+    /// Pool in a Ceph cluster, instead of one in the data directory
+    #[arg(long, value_name = "rados:POOL/NAME", group = "place")]
+    pub pool: Option<RadosAddress>,
+    /// How to reach the cluster.
+    #[command(flatten)]
+    pub ceph: CephArgs,
+}
+
+/// How to reach a Ceph cluster.
+#[derive(Debug, Args)]
+pub struct CephArgs {
+    /// Configuration file of Ceph [default: /etc/ceph/ceph.conf]
+    #[arg(long, value_name = "FILE", requires = "place")]
+    pub ceph_conf: Option<PathBuf>,
+    /// Ceph user, without 'client.' [default: admin]
+    #[arg(long, value_name = "NAME", requires = "place")]
+    pub ceph_user: Option<String>,
+}
+
+/// `forebay pool …`
+#[derive(Debug, Subcommand)]
+pub enum PoolCommand {
+    /// List the pools in a Ceph pool
+    List {
+        /// Name of the Ceph pool
+        #[arg(value_name = "CEPHPOOL", group = "place", value_parser = parse_ceph_pool)]
+        ceph_pool: String,
+        /// How to reach the cluster.
+        #[command(flatten)]
+        ceph: CephArgs,
+    },
+    /// Show which server holds a pool in Ceph, and whether it is alive; takes some 4 seconds
+    Show {
+        /// The pool
+        #[arg(value_name = "rados:POOL/NAME", group = "place")]
+        pool: RadosAddress,
+        /// How to reach the cluster.
+        #[command(flatten)]
+        ceph: CephArgs,
+    },
+}
+
 /// Options of `serve`.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("place").multiple(true)))]
 pub struct ServeArgs {
     /// Configuration file (TOML); command-line options override it
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", group = "place")]
     pub config: Option<PathBuf>,
+    /// The pool.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+    /// Listen only when no other server holds the pool in Ceph; until then, wait
+    #[arg(long, requires = "place")]
+    pub standby: bool,
     /// NBD listen address: unix:PATH or HOST:PORT (repeatable)
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Vec<ListenAddr>,

@@ -10,6 +10,7 @@ mod import;
 mod limit;
 mod offline;
 mod output;
+mod pool;
 mod profile;
 mod progress;
 mod run;
@@ -24,8 +25,8 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches};
 
 pub use args::{
-    ChapArgs, Cli, Command, Global, ImageCommand, LunCommand, ServeArgs, SnapshotCommand, StatsArgs,
-    TargetCommand, VolumeCommand,
+    CephArgs, ChapArgs, Cli, Command, Global, ImageCommand, LunCommand, PoolArgs, PoolCommand, ServeArgs,
+    SnapshotCommand, StatsArgs, TargetCommand, VolumeCommand,
 };
 pub use client::{Client, ClientError, Lines};
 pub use offline::OfflineError;

@@ -1,20 +1,22 @@
 //! `forebay check`, `forebay inspect` and `forebay recover`: commands on a pool that no server has open. They
 //! only read the pool, unless `recover` accepts a loss by its ID.
 
+use std::fmt::Display;
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_engine::{
     BatchView, CheckReport, LogDamage, LossReport, Problem, SegmentId, SegmentView, SuperblockView,
     inspect_batches, inspect_segments, inspect_superblocks, recover_log,
 };
+use forebay_store::rados::{Claim, RadosStore, Waiting};
 use forebay_store::{DirectoryOptions, DirectoryStore, Store, StoreError};
 use parking_lot::Mutex;
 use serde_json::json;
 
 use super::progress::{Progress, Step};
 use super::{CliError, output};
+use crate::config::PoolLocation;
 use crate::serve::EngineThread;
 use crate::size::Size;
 
@@ -22,49 +24,57 @@ use crate::size::Size;
 #[derive(Debug, thiserror::Error)]
 pub enum OfflineError {
     /// The store cannot be opened, for example because a server has it open.
-    #[error("cannot open the pool in {path}: {source}{hint}")]
+    #[error("cannot open the pool in {pool}: {source}{hint}")]
     Open {
-        /// The data directory.
-        path: PathBuf,
+        /// Where the pool is.
+        pool: String,
         /// The cause.
         source: StoreError,
         /// A hint for the user, or an empty string.
         hint: &'static str,
     },
     /// The pool cannot be read.
-    #[error("cannot read the pool in {path}: {source}")]
+    #[error("cannot read the pool in {pool}: {source}")]
     Pool {
-        /// The data directory.
-        path: PathBuf,
+        /// Where the pool is.
+        pool: String,
         /// The cause.
         source: forebay_engine::Error,
     },
     /// The log is damaged, and the loss was not accepted.
     #[error(
-        "flushed writes in {path} are lost to log damage: restore the segments listed above from a backup, or accept the \
+        "flushed writes in {pool} are lost to log damage: restore the segments listed above from a backup, or accept the \
          loss with 'forebay recover --accept-loss {id}'"
     )]
     LossNotAccepted {
-        /// The data directory.
-        path: PathBuf,
+        /// Where the pool is.
+        pool: String,
         /// The damage ID.
         id: u64,
     },
+    /// The pools in a Ceph pool cannot be listed.
+    #[error("cannot list the pools in the Ceph pool '{pool}': {source}")]
+    List {
+        /// The Ceph pool.
+        pool: String,
+        /// The cause.
+        source: StoreError,
+    },
     /// The pool was read and is damaged.
     #[error(
-        "{count} problem(s) found in {path}: restore the disks listed above from a backup, or remove and recreate them"
+        "{count} problem(s) found in {pool}: restore the disks listed above from a backup, or remove and recreate them"
     )]
     Damaged {
-        /// The data directory.
-        path: PathBuf,
+        /// Where the pool is.
+        pool: String,
         /// The number of problems.
         count: usize,
     },
 }
 
 /// Verifies all checksums and all block maps. Prints the problems, then returns an error if there are any.
-pub(super) fn check(data: &Path, json: bool) -> Result<(), CliError> {
-    let (store, engine) = open(data)?;
+pub(super) fn check(location: &PoolLocation, json: bool) -> Result<(), CliError> {
+    let (store, engine) = open(location)?;
     let progress = Arc::new(Mutex::new(Progress::new(json)));
     let shown = progress.clone();
     let host = engine.host();
@@ -72,7 +82,7 @@ pub(super) fn check(data: &Path, json: bool) -> Result<(), CliError> {
         forebay_engine::check(store, host, |r| show(&mut shown.lock(), r.bytes_read)).await
     })?;
     progress.lock().clear();
-    let report = report.map_err(|source| OfflineError::Pool { path: data.to_owned(), source })?;
+    let report = report.map_err(|source| OfflineError::Pool { pool: location.to_string(), source })?;
     if json {
         output::json(&report)?;
     } else {
@@ -80,14 +90,14 @@ pub(super) fn check(data: &Path, json: bool) -> Result<(), CliError> {
     }
     match report.problems.len() {
         0 => Ok(()),
-        count => Err(OfflineError::Damaged { path: data.to_owned(), count }.into()),
+        count => Err(OfflineError::Damaged { pool: location.to_string(), count }.into()),
     }
 }
 
 /// Prints superblocks and segments, or the batches of one segment.
-pub(super) fn inspect(data: &Path, segment: Option<u32>, json: bool) -> Result<(), CliError> {
-    let (store, engine) = open(data)?;
-    let failed = |source| OfflineError::Pool { path: data.to_owned(), source };
+pub(super) fn inspect(location: &PoolLocation, segment: Option<u32>, json: bool) -> Result<(), CliError> {
+    let (store, engine) = open(location)?;
+    let failed = |source| OfflineError::Pool { pool: location.to_string(), source };
     if let Some(segment) = segment {
         let batches = run(&engine, async move { inspect_batches(&*store, SegmentId(segment)).await })?;
         let batches = batches.map_err(failed)?;
@@ -106,15 +116,14 @@ pub(super) fn inspect(data: &Path, segment: Option<u32>, json: bool) -> Result<(
 
 /// Reports the writes lost to log damage. With `accept`, the ID of that damage, lets the pool open without
 /// these writes. Prints the report, then returns an error if a loss is not accepted.
-pub(super) fn recover(data: &Path, accept: Option<u64>, json: bool) -> Result<(), CliError> {
-    let (store, engine) = open(data)?;
+pub(super) fn recover(location: &PoolLocation, accept: Option<u64>, json: bool) -> Result<(), CliError> {
+    let (store, engine) = open(location)?;
     let host = engine.host();
-    let failed = |source| OfflineError::Pool { path: data.to_owned(), source };
+    let failed = |source| OfflineError::Pool { pool: location.to_string(), source };
     let mut report = run(&engine, async move { recover_log(store, host, None).await })?.map_err(failed)?;
     if accept.is_some() {
         // The pool is written, so no other process may have it open, not even read-only.
-        let store = DirectoryStore::open(data, &DirectoryOptions::default());
-        let store = store.map_err(|source| cannot_open(data, source))?;
+        let store = open_for_writing(location).map_err(|source| cannot_open(location, source))?;
         let host = engine.host();
         let accepted = run(&engine, async move { recover_log(store, host, accept).await })?;
         report = accepted.map_err(failed)?;
@@ -126,25 +135,40 @@ pub(super) fn recover(data: &Path, accept: Option<u64>, json: bool) -> Result<()
     }
     match &report.damage {
         Some(damage) if !report.accepted => {
-            Err(OfflineError::LossNotAccepted { path: data.to_owned(), id: damage.id }.into())
+            Err(OfflineError::LossNotAccepted { pool: location.to_string(), id: damage.id }.into())
         }
         _ => Ok(()),
     }
 }
 
-fn cannot_open(path: &Path, source: StoreError) -> OfflineError {
+pub(super) fn cannot_open(location: &impl Display, source: StoreError) -> OfflineError {
     let hint = match source {
         StoreError::Busy(_) => "; stop the server first",
         _ => "",
     };
-    OfflineError::Open { path: path.to_owned(), source, hint }
+    OfflineError::Open { pool: location.to_string(), source, hint }
 }
 
-fn open(data: &Path) -> Result<(Arc<dyn Store>, EngineThread), CliError> {
-    let store = DirectoryStore::open_read_only(data, &DirectoryOptions::default());
-    let store = store.map_err(|source| cannot_open(data, source))?;
+fn open(location: &PoolLocation) -> Result<(Arc<dyn Store>, EngineThread), CliError> {
+    let store = open_read_only(location).map_err(|source| cannot_open(location, source))?;
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     Ok((store, EngineThread::start(cores).map_err(CliError::System)?))
+}
+
+fn open_read_only(location: &PoolLocation) -> Result<Arc<dyn Store>, StoreError> {
+    Ok(match location {
+        PoolLocation::Directory(path) => DirectoryStore::open_read_only(path, &DirectoryOptions::default())?,
+        PoolLocation::Rados(pool) => RadosStore::open_read_only(&pool.address, &pool.options)?,
+    })
+}
+
+fn open_for_writing(location: &PoolLocation) -> Result<Arc<dyn Store>, StoreError> {
+    Ok(match location {
+        PoolLocation::Directory(path) => DirectoryStore::open(path, &DirectoryOptions::default())?,
+        PoolLocation::Rados(pool) => {
+            RadosStore::open(&pool.address, &pool.options, Claim::IfFree, &Waiting::NONE)?
+        }
+    })
 }
 
 /// Runs `work` on the engine thread and waits for it.

@@ -5,10 +5,13 @@ use std::path::PathBuf;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::args::{Cli, Command, Global, ImageCommand, ServeArgs, SnapshotCommand, VolumeCommand};
+use super::args::{Cli, Command, Global, ImageCommand, PoolArgs, ServeArgs, SnapshotCommand, VolumeCommand};
 use super::client::Client;
-use super::{CliError, classes, gc, import, limit, offline, output, profile, stats, target};
-use crate::config::{ConfigFile, DEFAULT_DATA, NbdFlags, Overrides, SOCKET_NAME, ServeConfig, TlsSection};
+use super::{CliError, classes, gc, import, limit, offline, output, pool, profile, stats, target};
+use crate::config::{
+    ConfigError, ConfigFile, DEFAULT_DATA, NbdFlags, Overrides, PoolLocation, SOCKET_NAME, ServeConfig,
+    StoreFlags, TlsSection,
+};
 use crate::control::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Resets, Resize,
     Rollback, Upgrade, Upgraded,
@@ -25,11 +28,14 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
         }
         Command::Completions { shell } => output::completions(shell),
         Command::Man => output::man(),
-        Command::Check => offline::check(&data(&cli.global), cli.global.json),
-        Command::Inspect { segment } => offline::inspect(&data(&cli.global), segment, cli.global.json),
-        Command::Recover { accept_loss } => {
-            offline::recover(&data(&cli.global), accept_loss, cli.global.json)
+        Command::Check(pool) => offline::check(&location(&cli.global, pool)?, cli.global.json),
+        Command::Inspect { pool, segment } => {
+            offline::inspect(&location(&cli.global, pool)?, segment, cli.global.json)
         }
+        Command::Recover { pool, accept_loss } => {
+            offline::recover(&location(&cli.global, pool)?, accept_loss, cli.global.json)
+        }
+        Command::Pool(command) => pool::run(command, cli.global.json),
         command => {
             let client = Client::new(&socket_path(&cli.global));
             let commands = ClientCommands { client, json: cli.global.json };
@@ -52,6 +58,7 @@ fn serve_config(global: &Global, args: ServeArgs) -> Result<ServeConfig, CliErro
     let flags = Overrides {
         data: global.data.clone(),
         socket: global.socket.clone(),
+        store: store_flags(args.pool, args.standby),
         nbd: NbdFlags { listen: args.nbd, allow_remote: args.nbd_allow_remote, tls },
         iscsi: args.iscsi,
         http: args.http,
@@ -66,6 +73,16 @@ fn serve_config(global: &Global, args: ServeArgs) -> Result<ServeConfig, CliErro
         on_memory_loss: args.on_memory_loss,
     };
     Ok(ServeConfig::resolve(file, flags)?)
+}
+
+fn store_flags(args: PoolArgs, standby: bool) -> StoreFlags {
+    let PoolArgs { pool, ceph } = args;
+    StoreFlags { pool, ceph_conf: ceph.ceph_conf, ceph_user: ceph.ceph_user, standby }
+}
+
+/// The pool of a command that needs no server.
+fn location(global: &Global, args: PoolArgs) -> Result<PoolLocation, ConfigError> {
+    PoolLocation::new(&data(global), store_flags(args, false))
 }
 
 fn data(global: &Global) -> PathBuf {
@@ -95,7 +112,8 @@ impl ClientCommands {
             Command::Gc => gc::run(&self.client, self.json).await,
             Command::Upgrade { binary, timeout } => self.upgrade(binary, timeout).await,
             Command::Serve(_)
-            | Command::Check
+            | Command::Check(_)
+            | Command::Pool(_)
             | Command::Inspect { .. }
             | Command::Completions { .. }
             | Command::Recover { .. }

@@ -66,6 +66,13 @@ fn every_documented_command_line_parses() {
         "inspect 0000002a.seg",
         "recover",
         "recover --data /d --accept-loss 4711",
+        "serve --data /d --pool rados:vms/desktops --ceph-conf c --ceph-user forebay --standby",
+        "serve --config f.toml --standby --ceph-user forebay",
+        "check --pool rados:vms/desktops",
+        "inspect --pool rados:vms/desktops --ceph-user forebay 0000002a",
+        "recover --pool rados:vms/desktops --accept-loss 4711",
+        "pool list vms --ceph-conf c",
+        "pool show rados:vms/desktops --ceph-user forebay",
         "completions bash",
         "man",
     ] {
@@ -124,6 +131,51 @@ fn usage_errors_are_one_line_that_points_to_the_help() {
         "serve --data /d --tls-verify-peer",
         "stats a b",
         "image show ''x y",
+    ] {
+        usage_error(line);
+    }
+}
+
+#[test]
+fn wrong_pools_in_ceph_are_usage_errors() {
+    for (line, expected) in [
+        (
+            "serve --data /d --standby",
+            "the following required arguments were not provided: <--config <FILE>|--pool <rados:POOL/NAME>>; see \
+             'forebay serve --help'",
+        ),
+        (
+            "check --ceph-conf f",
+            "the following required arguments were not provided: <--pool <rados:POOL/NAME>>; see 'forebay check --help'",
+        ),
+        (
+            "pool list rados:vms",
+            "invalid value 'rados:vms' for '<CEPHPOOL>': 'rados:vms' is not the name of a Ceph pool; 'ceph osd pool ls' \
+             lists them; see 'forebay --help'",
+        ),
+        (
+            "serve --pool rados:vms",
+            "invalid value 'rados:vms' for '--pool <rados:POOL/NAME>': \"rados:vms\" is not the address of a pool: \
+             expected rados:POOL/NAME; see 'forebay --help'",
+        ),
+    ] {
+        assert_eq!(usage_error(line), expected, "{line}");
+    }
+    for line in [
+        "serve --data /d --pool vms/desktops",
+        "serve --data /d --pool rados:vms",
+        "serve --data /d --pool rados:vms/",
+        "serve --data /d --pool rados:vms/a/b",
+        "serve --data /d --pool rados:v%20s/a",
+        "serve --data /d --standby",
+        "serve --data /d --ceph-conf f",
+        "check --ceph-user forebay",
+        "check --standby",
+        "recover --pool desktops",
+        "pool list",
+        "pool list rados:vms",
+        "pool list vms/desktops",
+        "pool show desktops",
     ] {
         usage_error(line);
     }

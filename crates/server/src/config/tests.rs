@@ -286,3 +286,63 @@ fn client_memory_below_the_largest_request_is_refused() {
         assert!(error.contains("limits."), "{error}");
     }
 }
+
+fn in_ceph() -> Overrides {
+    let pool = Some("rados:vms/desktops".parse().unwrap());
+    Overrides { store: StoreFlags { pool, ..StoreFlags::default() }, ..data() }
+}
+
+#[test]
+fn a_pool_is_in_the_data_directory_or_in_ceph() {
+    let c = resolve("", data()).unwrap();
+    assert!(matches!(&c.location, PoolLocation::Directory(path) if *path == c.data) && !c.standby);
+    assert_eq!(c.location.to_string(), "/d");
+
+    let text = r#"
+        [store]
+        pool = "rados:vms/desktops"
+        ceph_conf = "/etc/ceph/other.conf"
+        ceph_user = "forebay"
+        standby = true
+        limit = "100G"
+    "#;
+    let c = resolve(text, data()).unwrap();
+    assert_eq!((c.location.to_string(), c.standby), ("rados:vms/desktops".into(), true));
+    assert_eq!((c.data.as_path(), c.store_limit), (Path::new("/d"), Some(100 << 30)));
+    let PoolLocation::Rados(pool) = c.location else { panic!("{}", c.location) };
+    assert_eq!(pool.options.conf.as_deref(), Some(Path::new("/etc/ceph/other.conf")));
+    assert_eq!(pool.options.user.as_deref(), Some("forebay"));
+
+    let flags = StoreFlags {
+        pool: Some("rados:fast/office".parse().unwrap()),
+        ceph_conf: Some("c".into()),
+        ceph_user: Some("u".into()),
+        standby: false,
+    };
+    let c = resolve(text, Overrides { store: flags, ..data() }).unwrap();
+    assert!(c.standby, "no option of the command line switches it off");
+    let PoolLocation::Rados(pool) = c.location else { panic!("{}", c.location) };
+    assert_eq!((pool.address.pool.as_str(), pool.address.name.as_str()), ("fast", "office"));
+    assert_eq!((pool.options.conf, pool.options.user), (Some("c".into()), Some("u".into())));
+    let PoolLocation::Rados(pool) = resolve("", in_ceph()).unwrap().location else { panic!() };
+    assert_eq!((pool.options.conf, pool.options.user), (None, None), "Ceph decides");
+}
+
+#[test]
+fn wrong_settings_of_ceph_are_refused() {
+    for wrong in ["vms/desktops", "rados:vms", "rados:/a", "rados:vms/", "rados:vms/a b", "rados:vms/a/b", ""]
+    {
+        let found = resolve(&format!("[store]\npool = '{wrong}'"), data());
+        assert!(matches!(found, Err(ConfigError::Syntax { line: 2, .. })), "{wrong}: {found:?}");
+    }
+    for alone in ["standby = true", "ceph_conf = '/c'", "ceph_user = 'u'"] {
+        let found = resolve(&format!("[store]\n{alone}"), data());
+        assert!(matches!(found, Err(ConfigError::NotInCeph(_))), "{alone}: {found:?}");
+    }
+    for user in ["", "client.admin", "a b"] {
+        let found = resolve(&format!("[store]\nceph_user = '{user}'"), in_ceph());
+        assert!(matches!(found, Err(ConfigError::Value { .. })), "{user}: {found:?}");
+    }
+    let none = Overrides { data: None, ..in_ceph() };
+    assert_eq!(resolve("", none).unwrap_err(), ConfigError::NoData, "the sockets are in it");
+}

@@ -159,6 +159,8 @@ pub enum Reply {
 pub struct ServerInfo {
     /// The data directory.
     pub data: PathBuf,
+    /// Where the pool is: the data directory, or an address in Ceph.
+    pub pool: String,
     /// Addresses on which NBD clients are served.
     pub nbd: Vec<String>,
     /// Addresses on which iSCSI initiators are served.
@@ -369,6 +371,7 @@ impl Control {
         ServerView {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             data: info.data.display().to_string(),
+            pool: info.pool.clone(),
             pid: std::process::id(),
             uptime_s: info.started.elapsed().as_secs(),
             nbd: info.nbd.clone(),

@@ -287,6 +287,8 @@ pub struct ServerView {
     pub version: String,
     /// The data directory.
     pub data: String,
+    /// Where the pool is: the data directory, or an address in Ceph.
+    pub pool: String,
     /// Process id of the server.
     pub pid: u32,
     /// Seconds since the server became ready.

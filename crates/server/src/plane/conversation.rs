@@ -23,6 +23,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::contain::contain;
+use super::gate::GateWait;
 use super::handover::{BusyGuard, Ended, ParkedStream, Phase, PlainSocket, Progress, Received};
 use super::memory::{Charge, Claim, Kind, MemoryAccount, Stall};
 use super::readiness::events_now;
@@ -144,6 +145,7 @@ pub(crate) struct Conversation<S, P> {
     last_passes: u8,
     account: Rc<MemoryAccount>,
     stall: Stall,
+    gate: GateWait,
     busy: BusyGuard,
 }
 
@@ -179,6 +181,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
             last_passes: 0,
             stall: Stall::new(&account),
             account,
+            gate: GateWait::default(),
             busy,
         };
         this.set_unread(received.input);
@@ -562,6 +565,7 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
     }
 
     fn write_some(&mut self, cx: &mut Context<'_>, fresh: &[u8]) -> Poll<io::Result<usize>> {
+        ready!(self.gate.poll(self.worker.gate(), cx));
         let stream = Pin::new(&mut self.stream);
         if !self.backlog.has_replies() {
             return stream.poll_write(cx, fresh);

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 use super::connections::{Admission, ConnectionLimits, Connections, Refused};
+use super::gate::Gate;
 use super::handover::{Busy, Parked, Phase, Received, Resume, Resumed};
 use super::listen::{Acceptor, Bound, ListenAddr, ListenError, Listener, RawSocket};
 use super::memory::{Memory, MemoryLimits};
@@ -54,6 +55,7 @@ pub struct Plane {
     until_resumed: Option<Arc<dyn Any + Send + Sync>>,
     limits: ConnectionLimits,
     memory: MemoryLimits,
+    gate: Gate,
 }
 
 /// A running data plane.
@@ -94,6 +96,11 @@ impl Plane {
             }
         }
         Ok(taken)
+    }
+
+    /// Replies leave only while this gate is open.
+    pub(crate) fn set_gate(&mut self, gate: Gate) {
+        self.gate = gate;
     }
 
     /// Keeps a value until all connections of another process are served again.
@@ -148,8 +155,8 @@ impl Plane {
         for (n, clients) in receivers.into_iter().enumerate() {
             let (connections, memory, accept) = (connections.clone(), memory.clone(), listeners.take());
             let worker = {
-                let (phase, busy) = (phase_rx.clone(), busy.clone());
-                move || Worker::new(phase, connections, busy, memory)
+                let (phase, busy, gate) = (phase_rx.clone(), busy.clone(), self.gate.clone());
+                move || Worker::new(phase, connections, busy, memory, gate)
             };
             let phase = phase_rx.clone();
             // If a thread cannot be started, dropping the handle stops those that were started.

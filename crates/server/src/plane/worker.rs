@@ -13,6 +13,7 @@ use tokio::task::LocalSet;
 
 use super::backlog::Backlog;
 use super::budget::next_round;
+use super::gate::Gate;
 use super::handover::{Busy, BusyGuard, Parked, Phase};
 use super::memory::Memory;
 use super::pace::{Pace, precise_timers};
@@ -33,6 +34,7 @@ pub(crate) struct Worker {
     /// Connections of all threads.
     total: Arc<AtomicUsize>,
     memory: Arc<Memory>,
+    gate: Gate,
     last_left: Notify,
     /// Sessions to wake when the server closes.
     sessions: RefCell<Vec<Weak<Backlog>>>,
@@ -40,12 +42,14 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// The worker of this thread. `server` is the phase of the server, `total` counts the connections of all
-    /// threads, `busy` those that are not quiet, `memory` is the memory of all clients.
+    /// threads, `busy` those that are not quiet, `memory` is the memory of all clients, `gate` lets
+    /// replies leave.
     pub fn new(
         server: watch::Receiver<Phase>,
         total: Arc<AtomicUsize>,
         busy: Arc<Busy>,
         memory: Arc<Memory>,
+        gate: Gate,
     ) -> Rc<Worker> {
         Rc::new(Worker {
             scratch: RefCell::new(Scratch::new()),
@@ -57,6 +61,7 @@ impl Worker {
             connections: Cell::new(0),
             total,
             memory,
+            gate,
             last_left: Notify::new(),
             sessions: RefCell::new(Vec::new()),
         })
@@ -75,6 +80,11 @@ impl Worker {
             })
             .build()?;
         LocalSet::new().block_on(&runtime, main)
+    }
+
+    /// Lets replies leave.
+    pub fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     /// The memory of all clients.

@@ -5,7 +5,7 @@
 //! closing its lease, not by dropping the last reference to the pool. From then on all operations fail; the
 //! lock is released when those that had begun have ended.
 
-use std::future::{Future, ready};
+use std::future::{Future, pending, ready};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
@@ -13,18 +13,38 @@ use forebay_format::{SegmentId, Superblock};
 use forebay_store::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
 use parking_lot::RwLock;
 
+use super::store::Opened;
+use crate::plane::Gate;
+
 /// A store that can be taken away.
-pub(super) struct Lease(RwLock<Option<Arc<dyn Store>>>);
+pub(super) struct Lease(RwLock<Option<Opened>>);
 
 impl Lease {
-    pub fn new(store: Arc<dyn Store>) -> Arc<Lease> {
-        Arc::new(Lease(RwLock::new(Some(store))))
+    pub fn new(opened: Opened) -> Arc<Lease> {
+        Arc::new(Lease(RwLock::new(Some(opened))))
+    }
+
+    /// Waits until another server has taken the store. Never completes once the lease is closed.
+    pub async fn lost(&self) {
+        let lost = self.0.read().as_ref().map(|opened| (opened.lost)());
+        if let Some(lost) = lost {
+            lost.await;
+        }
+        // A store may also report the loss when it is released.
+        if self.0.read().is_none() {
+            pending::<()>().await;
+        }
+    }
+
+    /// Lets replies leave while no other server can have taken the store.
+    pub fn gate(&self) -> Gate {
+        self.0.read().as_ref().map(|opened| opened.gate.clone()).unwrap_or_default()
     }
 
     /// Releases the store. May block until operations in progress have ended.
     pub fn close(&self) {
-        let store = self.0.write().take();
-        drop(store);
+        let opened = self.0.write().take();
+        drop(opened);
     }
 
     fn store(&self) -> Result<Arc<dyn Store>> {
@@ -33,7 +53,7 @@ impl Lease {
             reason: "the pool was handed over to another process".into(),
             errno: libc::ESHUTDOWN,
         };
-        self.0.read().clone().ok_or_else(closed)
+        self.0.read().as_ref().map(|opened| opened.store.clone()).ok_or_else(closed)
     }
 }
 
@@ -107,6 +127,10 @@ impl Store for Lease {
         begin(async move { store?.swap_superblock(&new).await })
     }
 
+    fn is_shared(&self) -> bool {
+        self.store().is_ok_and(|store| store.is_shared())
+    }
+
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         let store = self.store();
         begin(async move { store?.capacity().await })
@@ -116,14 +140,25 @@ impl Store for Lease {
 #[cfg(test)]
 mod tests {
     use forebay_store::{DirectoryOptions, DirectoryStore};
+    use tokio::sync::Notify;
 
     use super::*;
+
+    fn lease(directory: &std::path::Path, taken: &Arc<Notify>) -> Arc<Lease> {
+        let store = DirectoryStore::open(directory, &DirectoryOptions::default()).unwrap();
+        let taken = taken.clone();
+        let lost = move || -> BoxFuture<'static, ()> { Box::pin(taken.clone().notified_owned()) };
+        Lease::new(Opened { store, lost: Box::new(lost), gate: Gate::default() })
+    }
+
+    fn is_ready(future: std::pin::Pin<&mut impl Future>) -> bool {
+        future.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
 
     #[test]
     fn operations_progress_without_being_polled() {
         let dir = tempfile::tempdir().unwrap();
-        let store = DirectoryStore::open(dir.path(), &DirectoryOptions::default()).unwrap();
-        let lease = Lease::new(store);
+        let lease = lease(dir.path(), &Arc::default());
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let first = lease.append(SegmentId(1), 0, IoBuf::zeroed(4096), 4096);
         let listed = || runtime.block_on(lease.list()).unwrap().len();
@@ -133,5 +168,24 @@ mod tests {
         runtime.block_on(first).unwrap();
         lease.close();
         assert!(runtime.block_on(lease.list()).is_err());
+    }
+
+    #[test]
+    fn a_loss_is_reported_only_while_the_store_is_held() {
+        let (dir, taken) = (tempfile::tempdir().unwrap(), Arc::new(Notify::new()));
+        let held = lease(dir.path(), &taken);
+        let mut lost = std::pin::pin!(held.lost());
+        assert!(!is_ready(lost.as_mut()));
+        taken.notify_waiters();
+        assert!(is_ready(lost));
+
+        let mut lost = std::pin::pin!(held.lost());
+        assert!(!is_ready(lost.as_mut()));
+        held.close();
+        taken.notify_waiters();
+        assert!(!is_ready(lost), "the server gave the store away by itself");
+        assert!(!is_ready(std::pin::pin!(held.lost())));
+        // Nothing keeps the store open.
+        lease(dir.path(), &taken);
     }
 }

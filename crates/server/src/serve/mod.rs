@@ -3,7 +3,8 @@
 //! **Start.** The server opens the store (which refuses a second server), binds the listeners, and then opens
 //! the pool: clients that reconnect after a crash wait for the pool instead of failing. Last, it moves the
 //! control socket into place, prints one line, and accepts clients. A failure before that leaves no files
-//! behind.
+//! behind. A server on another host may hold a pool in Ceph: then the listeners are bound first, unless this
+//! server is a standby, and it waits for the store ([`claim`]).
 //!
 //! **Stop.** On the first SIGTERM or SIGINT the server accepts no new connections, finishes requests in
 //! progress (within a bounded time), undoes imports, makes everything durable and closes the pool. Exit
@@ -12,15 +13,19 @@
 //! **Upgrade.** On SIGUSR2, or on request of the API, another process takes over the sockets, the pool and
 //! the connections ([`upgrade`]). If that fails, this process takes them back: it builds its services
 //! ([`services`]) again.
-//! **Loss of the pool.** If another server has opened the pool, this one ends at once, with an error and
-//! without answering a request: its clients lose their connections, and look for the other server.
+//!
+//! **Loss of the pool.** If another server has opened the pool, or taken its store, this one ends at once,
+//! with an error and without answering a request: its clients lose their connections, and look for the other
+//! server.
 
 mod capped;
+mod claim;
 mod classes;
 mod descriptors;
 mod host;
 mod inherited;
 mod lease;
+mod loss;
 mod memory;
 mod notify;
 mod pressure;
@@ -36,6 +41,7 @@ mod workers;
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,7 +51,7 @@ use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::config::ServeConfig;
+use crate::config::{PoolLocation, ServeConfig};
 use crate::control::{Control, ControlError, Upgrade, UpgradeRequest, Upgraded};
 use crate::nbd;
 use crate::plane::{ListenAddr, ListenError};
@@ -53,6 +59,7 @@ use descriptors::Descriptors;
 pub use host::EngineThread;
 use inherited::Inherited;
 use lease::Lease;
+use loss::{Loss, exit_without_pool};
 use replace::{Outcome, replace};
 use services::{Prepared, Services};
 use signals::Signals;
@@ -66,8 +73,6 @@ const RELEASE: Duration = Duration::from_secs(5);
 const RELEASE_RETRY: Duration = Duration::from_millis(1);
 /// Time for the last replies of the API before the process of a predecessor ends.
 const LAST_REPLIES: Duration = Duration::from_secs(1);
-/// Exit status of a server that has lost its pool: EX_UNAVAILABLE (sysexits.h).
-const FENCED_STATUS: i32 = 69;
 
 /// Reasons for which a server cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -76,12 +81,31 @@ pub enum ServeError {
     #[error("cannot start: {0}")]
     System(#[from] std::io::Error),
     /// The store cannot be opened.
-    #[error("cannot open the pool in {path}: {source}")]
+    #[error("cannot open the pool in {pool}: {source}")]
     Store {
-        /// The data directory.
-        path: PathBuf,
+        /// Where the pool is.
+        pool: String,
         /// The error of the store.
         source: forebay_store::StoreError,
+    },
+    /// The data directory cannot be used.
+    #[error("cannot use the data directory {path}: {error}")]
+    Data {
+        /// The directory.
+        path: PathBuf,
+        /// The error of the system.
+        error: std::io::Error,
+    },
+    /// The pool is in Ceph, and there is another one in the data directory.
+    #[error(
+        "the data directory {path} contains a pool, and this server is to serve {pool}: use another directory with --data, \
+         or serve the pool in it without --pool"
+    )]
+    TwoPools {
+        /// The data directory.
+        path: PathBuf,
+        /// The address of the pool in Ceph.
+        pool: String,
     },
     /// The pool cannot be opened or closed.
     #[error("{0}")]
@@ -166,20 +190,7 @@ async fn serve(
     successor: Option<Successor>,
 ) -> Result<(), ServeError> {
     let binary = Binary::at_start();
-    let Some(successor) = successor else {
-        let mut server = Server::new(config, binary)?;
-        // The store is opened before the sockets are bound: creating a store requires an empty directory, and
-        // the sockets may be in the same one.
-        let store = server.open_store().await?;
-        let mut sockets = Sockets::bind(config, inherited)?;
-        let open = server.open_pool(store).await?;
-        let prepared = server.prepare(&open, &sockets, HandedOver::default()).await?;
-        let services = prepared.run(server.upgrades.clone())?;
-        sockets.publish()?;
-        print_ready_line(config, &services.control, json);
-        notify::notify("READY=1");
-        return server.serve(open, services, sockets).await;
-    };
+    let Some(successor) = successor else { return start(config, json, binary, inherited).await };
     match take_over(config, binary, &successor).await {
         Ok((mut server, open, services, sockets)) => server.serve(open, services, sockets).await,
         Err(e) => {
@@ -187,6 +198,24 @@ async fn serve(
             Err(e)
         }
     }
+}
+
+/// Starts a server without a predecessor, and serves until it ends.
+async fn start(
+    config: &ServeConfig,
+    json: bool,
+    binary: Binary,
+    inherited: Inherited,
+) -> Result<(), ServeError> {
+    let mut server = Server::new(config, binary)?;
+    let Some((store, mut sockets)) = server.open_store_and_bind(inherited).await? else { return Ok(()) };
+    let open = server.open_pool(store).await?;
+    let prepared = server.prepare(&open, &sockets, HandedOver::default()).await?;
+    let services = prepared.run(server.upgrades.clone())?;
+    sockets.publish()?;
+    print_ready_line(config, &services.control, json);
+    notify::notify("READY=1");
+    server.serve(open, services, sockets).await
 }
 
 /// Takes the place of another process.
@@ -228,11 +257,25 @@ impl OpenPool {
     /// closing failed.
     async fn release(&self) -> Result<(), ServeError> {
         let closed = self.close().await;
+        self.release_store().await;
+        closed
+    }
+
+    /// Lets another server open the pool, which was closed.
+    async fn release_store(&self) {
+        // The next server opens the store first, and then the memory.
+        self.engine.release_memory();
         let store = self.store.clone();
         // Only fails if the store panicked.
         let _ = tokio::task::spawn_blocking(move || store.close()).await;
-        self.engine.release_memory();
-        closed
+    }
+
+    /// Waits until another server has opened the pool or taken its store.
+    async fn fenced(&self) -> Loss {
+        tokio::select! {
+            () = self.pool.fenced() => Loss::Opened,
+            () = self.store.lost() => Loss::Taken,
+        }
     }
 }
 
@@ -252,8 +295,8 @@ struct Server<'a> {
 /// An event for the loop of the server.
 enum Event {
     Stop,
-    /// Another server has opened the pool.
-    Fenced,
+    /// The pool is lost to another server.
+    Fenced(Loss),
     /// An upgrade; the reply is for the API.
     Upgrade(Upgrade, Option<oneshot::Sender<Result<Upgraded, ControlError>>>),
 }
@@ -264,6 +307,7 @@ impl Server<'_> {
         let (signals, upgrade_signal) = (Signals::new()?, signal(SignalKind::user_defined2())?);
         let descriptors = Descriptors::raise(config.cores)?;
         nbd::check(&config.nbd)?;
+        store::prepare_data(config)?;
         let engine = Arc::new(EngineThread::retaining(&config.memory_dir, config.cores)?);
         let (upgrades, requests) = mpsc::channel(1);
         Ok(Server { config, binary, descriptors, engine, signals, upgrade_signal, upgrades, requests })
@@ -272,6 +316,26 @@ impl Server<'_> {
     async fn open_store(&self) -> Result<Arc<Lease>, ServeError> {
         let store = store::open(self.config, &self.descriptors, self.engine.host()).await?;
         Ok(Lease::new(store))
+    }
+
+    /// Opens the store, and binds the sockets. `None` if a signal to stop arrives while another server holds
+    /// the pool.
+    async fn open_store_and_bind(
+        &mut self,
+        inherited: Inherited,
+    ) -> Result<Option<(Arc<Lease>, Sockets)>, ServeError> {
+        let (config, host) = (self.config, self.engine.host());
+        let PoolLocation::Rados(pool) = &config.location else {
+            // Creating a store requires an empty directory, and the sockets may be in the same one.
+            let store = self.open_store().await?;
+            return Ok(Some((store, Sockets::bind(config, inherited)?)));
+        };
+        // The server that holds the pool may have the addresses of a standby.
+        let bound = if config.standby { Err(inherited) } else { Ok(Sockets::bind(config, inherited)?) };
+        let stop = pin!(self.signals.stop());
+        let Some(opened) = store::open_when_free(config, pool, host, stop).await? else { return Ok(None) };
+        let sockets = bound.or_else(|inherited| Sockets::bind(config, inherited))?;
+        Ok(Some((Lease::new(opened), sockets)))
     }
 
     /// Opens a store that another process, or this one, has just closed.
@@ -290,7 +354,11 @@ impl Server<'_> {
     async fn open_pool(&self, store: Arc<Lease>) -> Result<OpenPool, ServeError> {
         let opened = Instant::now();
         let opening = Pool::open(store.clone(), self.engine.host(), self.config.pool.clone());
-        let pool = self.engine.run(opening).await?;
+        let pool = tokio::select! {
+            biased;
+            () = store.lost() => exit_without_pool(Loss::Taken),
+            pool = self.engine.run(opening) => pool?,
+        };
         tracing::info!(ms = opened.elapsed().as_millis(), "pool open");
         Ok(OpenPool { pool, store, engine: self.engine.clone() })
     }
@@ -301,7 +369,8 @@ impl Server<'_> {
         sockets: &Sockets,
         state: HandedOver,
     ) -> Result<Prepared, ServeError> {
-        Prepared::new(self.config, &self.descriptors, open.pool.clone(), sockets, state).await
+        Prepared::new(self.config, &self.descriptors, open.pool.clone(), open.store.gate(), sockets, state)
+            .await
     }
 
     /// Serves until a stop signal, or until another process has taken over.
@@ -312,14 +381,21 @@ impl Server<'_> {
         mut sockets: Sockets,
     ) -> Result<(), ServeError> {
         loop {
-            let (upgrade, reply) = match self.event(&open.pool).await {
+            let (upgrade, reply) = match self.event(&open).await {
                 Event::Stop => return self.stop(open, services, sockets).await,
-                Event::Fenced => exit_fenced(sockets),
+                Event::Fenced(loss) => {
+                    drop(sockets);
+                    exit_without_pool(loss)
+                }
                 Event::Upgrade(upgrade, reply) => (upgrade, reply),
             };
             let binary = upgrade.binary.unwrap_or_else(|| self.binary.path().to_owned());
             let time = upgrade.timeout_s.map_or(UPGRADE_STEP, Duration::from_secs);
-            let (outcome, kept) = replace(binary, time, &open, services, sockets, &mut self.signals).await;
+            let (outcome, kept) = tokio::select! {
+                biased;
+                loss = open.fenced() => exit_without_pool(loss),
+                done = replace(binary, time, &open, services, sockets, &mut self.signals) => done,
+            };
             let (error, resume) = match (outcome, kept) {
                 (Outcome::Replaced(done, api), _) => {
                     self.signals.pass_on(done.pid).await;
@@ -354,9 +430,9 @@ impl Server<'_> {
         }
     }
 
-    async fn event(&mut self, pool: &Pool) -> Event {
+    async fn event(&mut self, open: &OpenPool) -> Event {
         tokio::select! {
-            () = pool.fenced() => Event::Fenced,
+            loss = open.fenced() => Event::Fenced(loss),
             () = self.signals.stop() => Event::Stop,
             _ = self.upgrade_signal.recv() => Event::Upgrade(Upgrade::default(), None),
             // The sender is in `self`.
@@ -374,11 +450,12 @@ impl Server<'_> {
             if closed.is_ok() && !open.pool.retains() {
                 self.engine.remove_memory();
             }
+            open.release_store().await;
             closed
         };
         tokio::select! {
             biased;
-            () = open.pool.fenced() => exit_without_pool(),
+            loss = open.fenced() => exit_without_pool(loss),
             closed = stop => closed?,
             () = self.signals.stop() => exit_immediately(),
         }
@@ -410,17 +487,6 @@ fn print_ready_line(config: &ServeConfig, control: &Control, json: bool) {
     };
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
-}
-
-/// Ends the process after another server has opened the pool: all connections end unanswered.
-fn exit_fenced(sockets: Sockets) -> ! {
-    drop(sockets);
-    exit_without_pool()
-}
-
-fn exit_without_pool() -> ! {
-    eprintln!("forebay: {}; exiting", forebay_engine::Error::Fenced);
-    std::process::exit(FENCED_STATUS)
 }
 
 fn exit_immediately() -> ! {

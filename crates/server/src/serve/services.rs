@@ -25,7 +25,7 @@ use crate::control::{Control, ServerInfo, UpgradeRequest};
 use crate::iscsi;
 use crate::limits::LimitTable;
 use crate::nbd;
-use crate::plane::{ConnectionLimits, Handle, Plane};
+use crate::plane::{ConnectionLimits, Gate, Handle, Plane};
 use crate::scsi::Units;
 use crate::targets::Targets;
 
@@ -73,6 +73,7 @@ impl Prepared {
         config: &ServeConfig,
         descriptors: &Descriptors,
         pool: Arc<Pool>,
+        gate: Gate,
         sockets: &Sockets,
         state: HandedOver,
     ) -> Result<Prepared, ServeError> {
@@ -86,6 +87,7 @@ impl Prepared {
         let resumed_units = units.resume(&pool, &state.units).await?;
         let limits = connection_limits(config, descriptors);
         let mut plane = Plane::with_bound(limits, config.client_memory, sockets.data()?);
+        plane.set_gate(gate);
         plane.keep_until_resumed(Arc::new(resumed_units));
         let nbd::Listening { addresses: nbd, certificates } = nbd::listen(&mut plane, &pool, &config.nbd)?;
         let iscsi = iscsi::listen(
@@ -108,6 +110,7 @@ impl Prepared {
         let http_address = http.as_ref().map(TcpListener::local_addr).transpose()?;
         let info = ServerInfo {
             data: config.data.clone(),
+            pool: config.location.to_string(),
             nbd: nbd.iter().map(ToString::to_string).collect(),
             iscsi: iscsi.iter().map(ToString::to_string).collect(),
             http: http_address.map(|addr| addr.to_string()),

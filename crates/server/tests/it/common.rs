@@ -31,6 +31,7 @@ impl Rig {
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().to_owned();
         let info = ServerInfo {
+            pool: data.display().to_string(),
             data,
             nbd: Vec::new(),
             iscsi: Vec::new(),

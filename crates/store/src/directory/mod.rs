@@ -86,6 +86,14 @@ struct SuperblockFile {
 }
 
 impl DirectoryStore {
+    /// Whether there is a store in the directory `path`.
+    ///
+    /// # Errors
+    /// The directory cannot be searched.
+    pub fn exists_in(path: &Path) -> std::io::Result<bool> {
+        open::has_superblock(path)
+    }
+
     /// Opens the store in `path` for writing, and creates it if the directory is missing or empty.
     ///
     /// Returns [`StoreError::Busy`] if another process has it open, [`StoreError::NotAStore`] if the

@@ -98,10 +98,15 @@ pub(super) fn open_read_only(dir: &Path, direct: bool) -> Result<OpenedFiles> {
     Ok(OpenedFiles { lock, superblock, segments: dir.join(SEGMENTS), direct })
 }
 
+/// Whether the directory has the file that makes it a store.
+pub(super) fn has_superblock(dir: &Path) -> io::Result<bool> {
+    dir.join(SUPERBLOCK).try_exists()
+}
+
 /// Whether the directory is a store. False if it may become one; an error if it contains other files.
 fn is_store(dir: &Path) -> Result<bool> {
     let io = |e: io::Error| store_error(|| format!("opening the store {}", dir.display()), &e);
-    if dir.join(SUPERBLOCK).try_exists().map_err(io)? {
+    if has_superblock(dir).map_err(io)? {
         return Ok(true);
     }
     let mut segments = false;

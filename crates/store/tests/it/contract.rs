@@ -252,6 +252,8 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Model {
     objects: [Option<(u32, Vec<u8>)>; 5],
+    /// Objects up to this one were created by an earlier opening, and do not grow any more.
+    closed: u32,
     next_id: u32,
     generation: u64,
 }
@@ -262,6 +264,9 @@ async fn follow(backend: &mut Backend, steps: &[Step]) {
         let store = backend.store().clone();
         match *step {
             Step::Append { object, pages } => {
+                if model.objects[object as usize].as_ref().is_some_and(|(at, _)| *at <= model.closed) {
+                    continue;
+                }
                 let data = pattern(n as u64, pages * 4096);
                 let (at, bytes) = model.objects[object as usize].get_or_insert_with(|| {
                     model.next_id += 1; // never reused
@@ -304,6 +309,7 @@ async fn follow(backend: &mut Backend, steps: &[Step]) {
             Step::Reopen => {
                 drop(store);
                 backend.reopen();
+                model.closed = model.next_id;
             }
         }
     }

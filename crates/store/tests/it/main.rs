@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
+mod ceph;
 mod common;
 mod contract;
 mod directory;
 mod faulty;
+mod rados;

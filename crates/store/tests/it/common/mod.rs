@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_format::{PoolId, SegmentId, Superblock};
+use forebay_store::rados::{Claim, RadosStore, SimulatedRados};
 use forebay_store::{DirectoryOptions, DirectoryStore, FaultyStore, IoBuf, IoMode, MemoryStore, Store};
 
 /// A store that can be closed and opened again.
@@ -38,6 +39,15 @@ fn directory(name: &'static str, options: DirectoryOptions) -> Backend {
     Backend::new(name, move || DirectoryStore::open(dir.path(), &options).expect("the directory opens"))
 }
 
+/// A simulated RADOS cluster, whose operations end at once.
+fn rados() -> Backend {
+    let cluster = SimulatedRados::immediate();
+    Backend::new("rados, simulated", move || {
+        let opened = RadosStore::open_immediate(cluster.client(), "test", Claim::IfFree);
+        opened.expect("the pool is free")
+    })
+}
+
 /// Every backend, new and empty.
 pub fn backends() -> Vec<Backend> {
     let memory = Arc::new(MemoryStore::new());
@@ -45,6 +55,7 @@ pub fn backends() -> Vec<Backend> {
     faulty.set_delay(3);
     vec![
         Backend::new("memory", move || memory.clone()),
+        rados(),
         Backend::new("faulty, without faults", move || faulty.reopen()),
         directory("directory", options(IoMode::Auto, true)),
         directory("directory, threads", options(IoMode::Threads, true)),

@@ -1,0 +1,32 @@
+//! The end of a server that lost its pool to another one.
+
+/// Exit status: EX_UNAVAILABLE (sysexits.h).
+const FENCED_STATUS: i32 = 69;
+
+/// How a server lost its pool.
+#[derive(Clone, Copy)]
+pub(super) enum Loss {
+    /// Another server has opened the pool.
+    Opened,
+    /// Another server has taken the store, or may take it.
+    Taken,
+}
+
+impl std::fmt::Display for Loss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Loss::Opened => forebay_engine::Error::Fenced.fmt(f),
+            Loss::Taken => f.write_str(
+                "another server has taken the pool, or this one could not renew its claim to it, and serves nothing any more",
+            ),
+        }
+    }
+}
+
+/// Ends the process: all connections end unanswered.
+pub(super) fn exit_without_pool(loss: Loss) -> ! {
+    eprintln!("forebay: {loss}; exiting");
+    // SAFETY: the call accesses no memory. Unlike exit(3) it runs no handlers, during which the other threads
+    // would answer requests.
+    unsafe { libc::_exit(FENCED_STATUS) }
+}

@@ -1,0 +1,110 @@
+//! What a pool needs of RADOS: atomic operations on single objects of one namespace.
+//!
+//! [`super::librados`] implements it with a Ceph cluster, and a simulation in memory for tests
+//! ([`super::simulated`]). The logic of a pool is above it, so both run the same code.
+//!
+//! **Guarantees that the logic builds on.** An operation takes effect as a whole or not at all. Operations of
+//! one client on one object take effect in the order in which they were begun, except for [`Cluster::read`],
+//! which may overtake writes that were not acknowledged yet. An operation whose answer was
+//! lost is repeated by the client's library and takes effect once. An operation that was begun may take
+//! effect at any later time, also after its client was paused for long: only a comparison within the
+//! operation prevents that.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{BoxFuture, Capacity, IoBuf};
+
+/// Result of an operation. The error is an errno.
+pub type Answer<T> = std::result::Result<T, Errno>;
+
+/// A positive error number of Linux, as RADOS returns them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+/// A step of an atomic operation that may write.
+#[derive(Debug)]
+pub enum Step {
+    /// Creates the object; fails with `EEXIST` if it exists.
+    Create,
+    /// Fails with `ENOENT` if the object does not exist.
+    AssertExists,
+    /// Fails with `ECANCELED` unless the attribute has this value. A missing attribute is empty.
+    Require(&'static str, String),
+    /// Fails with `ECANCELED` if the attribute is greater than this value, compared byte by byte.
+    RequireAtMost(&'static str, String),
+    /// Sets an attribute.
+    Set(&'static str, String),
+    /// Writes bytes at an offset. They are shared so that the caller gets its buffer back.
+    Write(u64, Arc<IoBuf>),
+    /// Adds entries to the object's map of keys and values. The values are empty.
+    AddKeys(Vec<String>),
+    /// Removes entries; missing ones are ignored.
+    RemoveKeys(Vec<String>),
+    /// Removes the object.
+    Remove,
+    /// The object will grow to this size, by appends.
+    Expect(u64),
+}
+
+/// What an operation does if the pool is full or over its quota.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It fails with `ENOSPC` or `EDQUOT` at once.
+    Fail,
+    /// It takes effect nevertheless: for what ends the shortage, and for a few bytes.
+    Proceed,
+}
+
+/// Attributes, keys and the first bytes of an object, as of one moment.
+#[derive(Debug, Clone, Default)]
+pub struct Contents {
+    /// Attributes by name.
+    pub attributes: Vec<(String, Vec<u8>)>,
+    /// Keys of its map.
+    pub keys: Vec<String>,
+    /// Up to as many bytes as requested.
+    pub bytes: Vec<u8>,
+}
+
+impl Contents {
+    /// An attribute as text; empty if it is missing.
+    pub fn attribute(&self, name: &str) -> String {
+        let found = self.attributes.iter().find(|(n, _)| n == name);
+        found.map_or_else(String::new, |(_, value)| String::from_utf8_lossy(value).into_owned())
+    }
+}
+
+/// The objects of one namespace of a RADOS pool. Every operation is begun by the call, in order, and
+/// progresses without being polled.
+pub trait Cluster: Send + Sync + 'static {
+    /// Executes the steps on an object, atomically.
+    fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> BoxFuture<'static, Answer<()>>;
+
+    /// Reads up to `len` bytes; fewer only at the end of the object.
+    fn read(&self, object: &str, offset: u64, len: usize) -> BoxFuture<'static, Answer<IoBuf>>;
+
+    /// Reads attributes, keys and the first `len` bytes.
+    fn contents(&self, object: &str, len: usize) -> BoxFuture<'static, Answer<Contents>>;
+
+    /// The length of an object.
+    fn len_of(&self, object: &str) -> BoxFuture<'static, Answer<u64>>;
+
+    /// The names of all objects.
+    fn list(&self) -> BoxFuture<'static, Answer<Vec<String>>>;
+
+    /// Total and free space for data, in bytes.
+    fn capacity(&self) -> BoxFuture<'static, Answer<Capacity>>;
+
+    /// Time since an arbitrary moment, including the time for which the machine was suspended.
+    fn now(&self) -> Duration;
+
+    /// Waits.
+    fn sleep(&self, time: Duration) -> BoxFuture<'static, ()>;
+
+    /// Runs a task until it ends.
+    fn spawn(&self, task: BoxFuture<'static, ()>);
+
+    /// Runs a task and blocks until it ends, at most for this time.
+    fn finish(&self, task: BoxFuture<'static, ()>, time: Duration);
+}

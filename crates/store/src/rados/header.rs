@@ -1,0 +1,207 @@
+//! The header object of a pool, and the batching of changes to it.
+//!
+//! ```text
+//! object pool        attribute term     number of the ownership, 16 hexadecimal digits
+//!                    attribute owner    the server that has it; empty after it released the pool
+//!                    attribute swaps    number of superblock writes, 16 hexadecimal digits
+//!                    attribute beat     changes each second while the owner is alive
+//!                    bytes              two superblock copies of 4096 bytes
+//!                    keys  open.ID      segments to which the owner may be appending
+//!                    keys  gone.ID      segments whose objects are being removed
+//! object segment.ID  attribute term     of the owner that may append to it
+//! ```
+//!
+//! Numbers have a fixed width because RADOS compares attributes as text.
+
+use std::sync::Arc;
+
+use forebay_format::SegmentId;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
+use crate::BoxFuture;
+use crate::superblock::COPY_BYTES;
+
+/// Name of the header object.
+pub(super) const HEADER: &str = "pool";
+pub(super) const TERM: &str = "term";
+pub(super) const OWNER: &str = "owner";
+pub(super) const SWAPS: &str = "swaps";
+pub(super) const BEAT: &str = "beat";
+
+const SEGMENT: &str = "segment.";
+const OPEN: &str = "open.";
+const GONE: &str = "gone.";
+
+/// Text of a number that RADOS orders as the number.
+pub(super) fn digits(number: u64) -> String {
+    format!("{number:016x}")
+}
+
+fn number(text: &str) -> Option<u64> {
+    if text.len() == 16 { u64::from_str_radix(text, 16).ok() } else { None }
+}
+
+/// Name of the object of a segment.
+pub(super) fn segment_object(id: SegmentId) -> String {
+    format!("{SEGMENT}{:08x}", id.0)
+}
+
+/// The segment of an object, if it is one.
+pub(super) fn segment_of(object: &str) -> Option<SegmentId> {
+    id_after(SEGMENT, object)
+}
+
+fn id_after(prefix: &str, text: &str) -> Option<SegmentId> {
+    let id = text.strip_prefix(prefix).filter(|id| id.len() == 8)?;
+    u32::from_str_radix(id, 16).ok().map(SegmentId)
+}
+
+pub(super) fn open_key(id: SegmentId) -> String {
+    format!("{OPEN}{:08x}", id.0)
+}
+
+pub(super) fn gone_key(id: SegmentId) -> String {
+    format!("{GONE}{:08x}", id.0)
+}
+
+/// The header as of one moment.
+#[derive(Debug)]
+pub(super) struct Header {
+    pub term: u64,
+    pub owner: String,
+    pub swaps: u64,
+    pub beat: String,
+    /// Superblock copies that were written.
+    pub copies: [Option<Vec<u8>>; 2],
+    pub open: Vec<SegmentId>,
+    pub gone: Vec<SegmentId>,
+}
+
+impl Header {
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// `ENOENT` if it does not exist, `EUCLEAN` if its attributes are not those of a pool.
+    pub async fn read(cluster: &dyn Cluster) -> Answer<Header> {
+        Header::parse(&cluster.contents(HEADER, 2 * COPY_BYTES).await?)
+    }
+
+    fn parse(contents: &Contents) -> Answer<Header> {
+        let damaged = Errno(libc::EUCLEAN);
+        let copy = |n: usize| {
+            let copy = contents.bytes.get(n * COPY_BYTES..(n + 1) * COPY_BYTES)?;
+            copy.iter().any(|b| *b != 0).then(|| copy.to_vec())
+        };
+        Ok(Header {
+            term: number(&contents.attribute(TERM)).ok_or(damaged)?,
+            owner: contents.attribute(OWNER),
+            beat: contents.attribute(BEAT),
+            swaps: number(&contents.attribute(SWAPS)).ok_or(damaged)?,
+            copies: [copy(0), copy(1)],
+            open: contents.keys.iter().filter_map(|key| id_after(OPEN, key)).collect(),
+            gone: contents.keys.iter().filter_map(|key| id_after(GONE, key)).collect(),
+        })
+    }
+}
+
+/// Changes of the header's keys by the owner of a term. Those that wait while one operation is in progress
+/// are written by the next one together, since operations on one object take place one after another.
+pub(super) struct HeaderKeys {
+    cluster: Arc<dyn Cluster>,
+    term: String,
+    pending: Mutex<Pending>,
+}
+
+#[derive(Default)]
+struct Pending {
+    add: Vec<String>,
+    remove: Vec<String>,
+    waiting: Vec<oneshot::Sender<Answer<()>>>,
+    is_writing: bool,
+}
+
+impl HeaderKeys {
+    pub fn new(cluster: Arc<dyn Cluster>, term: String) -> Arc<HeaderKeys> {
+        Arc::new(HeaderKeys { cluster, term, pending: Mutex::default() })
+    }
+
+    /// Adds and removes keys. Completes when this is durable.
+    ///
+    /// # Errors
+    /// `ECANCELED` if the pool has another owner.
+    pub fn change(self: &Arc<Self>, add: Vec<String>, remove: Vec<String>) -> BoxFuture<'static, Answer<()>> {
+        let (answer, answered) = oneshot::channel();
+        let mut pending = self.pending.lock();
+        pending.add.extend(add);
+        pending.remove.extend(remove);
+        pending.waiting.push(answer);
+        let begins = !std::mem::replace(&mut pending.is_writing, true);
+        drop(pending);
+        if begins {
+            let keys = self.clone();
+            self.cluster.spawn(Box::pin(async move { keys.write_all().await }));
+        }
+        Box::pin(async move { answered.await.unwrap_or(Err(Errno(libc::ESHUTDOWN))) })
+    }
+
+    /// Removes keys with the next change; without one, the next owner does it.
+    pub fn remove_later(&self, keys: impl IntoIterator<Item = String>) {
+        self.pending.lock().remove.extend(keys);
+    }
+
+    async fn write_all(&self) {
+        loop {
+            let (add, remove, waiting) = {
+                let mut pending = self.pending.lock();
+                if pending.waiting.is_empty() {
+                    pending.is_writing = false;
+                    return;
+                }
+                let pending = &mut *pending;
+                let taken = (&mut pending.add, &mut pending.remove, &mut pending.waiting);
+                (std::mem::take(taken.0), std::mem::take(taken.1), std::mem::take(taken.2))
+            };
+            let mut steps = vec![Step::Require(TERM, self.term.clone())];
+            steps.extend((!add.is_empty()).then_some(Step::AddKeys(add)));
+            steps.extend((!remove.is_empty()).then_some(Step::RemoveKeys(remove)));
+            let written = self.cluster.operate(HEADER, steps, WhenFull::Proceed).await;
+            for waiter in waiting {
+                // It may have given up.
+                let _ = waiter.send(written);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_are_read_back() {
+        let id = SegmentId(0x2a);
+        assert_eq!(segment_object(id), "segment.0000002a");
+        assert_eq!(segment_of("segment.0000002a"), Some(id));
+        for other in ["segment.2a", "segment.0000002g", "pool", "open.0000002a"] {
+            assert_eq!(segment_of(other), None, "{other}");
+        }
+        assert_eq!(number(&digits(u64::MAX)), Some(u64::MAX));
+        assert!(digits(9) < digits(10) && digits(15) < digits(16));
+        assert_eq!(number("1"), None);
+    }
+
+    #[test]
+    fn foreign_contents_are_no_header() {
+        let mut contents = Contents::default();
+        assert_eq!(Header::parse(&contents).unwrap_err(), Errno(libc::EUCLEAN));
+        let set = |name: &str, value: String| (name.to_owned(), value.into_bytes());
+        contents.attributes = vec![set(TERM, digits(3)), set(SWAPS, digits(0)), set(OWNER, "h".into())];
+        contents.keys = ["open.00000001", "gone.00000002", "other"].map(str::to_owned).to_vec();
+        let header = Header::parse(&contents).unwrap();
+        assert_eq!((header.term, header.owner.as_str()), (3, "h"));
+        assert_eq!((header.open, header.gone), (vec![SegmentId(1)], vec![SegmentId(2)]));
+        assert_eq!(header.copies, [None, None]);
+    }
+}

@@ -1,0 +1,218 @@
+//! A Ceph cluster behind librados, which is loaded when the first pool in RADOS is opened.
+//!
+//! **In flight.** Each operation is begun by its call: it passes the queue, whose bounds are below those of
+//! the library, and is submitted with a completion. The completion owns all memory into which the library
+//! writes, so that the future of an operation can be dropped at any time; it has no time limit, because an
+//! operation that failed could still take effect. While the cluster does not answer, operations wait.
+//!
+//! **Order.** RADOS executes operations on an object in the order of submission, with one exception: a plain
+//! read can overtake a write that waits for the recovery of its object. [`Cluster::contents`] and
+//! [`Cluster::len_of`] request the order; [`Cluster::read`] does not, because such reads of an object exclude
+//! each other.
+//!
+//! **Monitors.** They are needed to connect, to learn of changes in the cluster, and for free space. Their
+//! commands have a time limit.
+//!
+//! **End.** When a [`LibradosCluster`] is dropped, its tasks are dropped, operations that have been begun are
+//! awaited, and the connection is closed, by a separate thread. During an outage this lasts until the cluster
+//! answers or the process ends, so the drop itself waits for a short time only.
+
+mod api;
+mod capacity;
+mod connect;
+mod operations;
+mod queue;
+mod read_op;
+mod runtime;
+mod write_op;
+
+use std::ffi::c_char;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use self::api::Api;
+use self::capacity::Space;
+use self::operations::{Connection, received};
+use self::runtime::{End, Runtime};
+use super::{Answer, Cluster, Contents, Errno, RadosAddress, RadosOptions, Step, WhenFull};
+use crate::{BoxFuture, Capacity, IoBuf, StoreError};
+
+/// The name that stands for all namespaces. No pool has it.
+const ALL_NAMESPACES: &str = "*";
+/// How long dropping a cluster waits for operations in flight.
+const CLOSE_WAIT: Duration = Duration::from_secs(3);
+
+/// A namespace of a pool in a Ceph cluster.
+pub struct LibradosCluster {
+    connection: Arc<Connection>,
+    pool: String,
+    space: Arc<Space>,
+    runtime: Runtime,
+    end: Option<End>,
+}
+
+impl LibradosCluster {
+    /// Connects to a cluster. Blocks, for about 10 s if no monitor answers.
+    ///
+    /// # Errors
+    /// If librados is not installed, if the cluster does not answer or accept the user, or if the Ceph pool
+    /// does not exist. The error's text states what to do.
+    pub fn connect(
+        address: &RadosAddress,
+        options: &RadosOptions,
+    ) -> Result<Arc<LibradosCluster>, StoreError> {
+        let api = Api::get()?;
+        let (runtime, end) = Runtime::start().map_err(|e| StoreError::Io {
+            what: "a thread for RADOS cannot be started".to_owned(),
+            reason: e.to_string(),
+            errno: e.raw_os_error().unwrap_or(0),
+        })?;
+        let (cluster, io) = connect::connect(api, address, options)?;
+        Ok(Arc::new(LibradosCluster {
+            connection: Arc::new(Connection::new(api, cluster, io)),
+            pool: address.pool.clone(),
+            space: Arc::default(),
+            runtime,
+            end: Some(end),
+        }))
+    }
+}
+
+impl Drop for LibradosCluster {
+    fn drop(&mut self) {
+        let (connection, end) = (self.connection.clone(), self.end.take());
+        connection.closing.store(true, Ordering::Relaxed);
+        let (done, closed) = mpsc::channel::<()>();
+        let close = move || {
+            if let Some(end) = end {
+                end.wait();
+            }
+            connection.queue.wait_until_idle();
+            connection.shut_down();
+            drop(done);
+        };
+        if let Err(e) = thread::Builder::new().name("rados-close".into()).spawn(close) {
+            tracing::warn!("the connection to Ceph stays open: a thread cannot be started: {e}");
+            return;
+        }
+        // A task drops it: the thread waits for the end of this task.
+        if self.runtime.is_this_thread() {
+            return;
+        }
+        if closed.recv_timeout(CLOSE_WAIT) == Err(mpsc::RecvTimeoutError::Timeout) {
+            tracing::warn!("operations on the Ceph pool {} are still in flight", self.pool);
+        }
+    }
+}
+
+impl Cluster for LibradosCluster {
+    fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> BoxFuture<'static, Answer<()>> {
+        self.connection.operate(object, steps, full)
+    }
+
+    fn read(&self, object: &str, offset: u64, len: usize) -> BoxFuture<'static, Answer<IoBuf>> {
+        self.connection.read(object, offset, len)
+    }
+
+    fn contents(&self, object: &str, len: usize) -> BoxFuture<'static, Answer<Contents>> {
+        self.connection.contents(object, len)
+    }
+
+    fn len_of(&self, object: &str) -> BoxFuture<'static, Answer<u64>> {
+        self.connection.len_of(object)
+    }
+
+    fn list(&self) -> BoxFuture<'static, Answer<Vec<String>>> {
+        let (answer, answered) = oneshot::channel();
+        let connection = self.connection.clone();
+        let names = move || Ok(list(&connection)?.into_iter().map(|(_, name)| name).collect());
+        self.runtime.call(&self.connection, move || drop(answer.send(names())));
+        received(answered)
+    }
+
+    fn capacity(&self) -> BoxFuture<'static, Answer<Capacity>> {
+        self.space.get(&self.connection, &self.pool, &self.runtime)
+    }
+
+    fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
+        self.runtime.sleep(time)
+    }
+
+    fn now(&self) -> Duration {
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `now` can be written. The call cannot fail: Linux has this clock.
+        unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
+        Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
+    }
+
+    fn spawn(&self, task: BoxFuture<'static, ()>) {
+        self.runtime.spawn(task);
+    }
+
+    fn finish(&self, task: BoxFuture<'static, ()>, time: Duration) {
+        let (done, ended) = mpsc::channel();
+        self.runtime.spawn(Box::pin(async move {
+            task.await;
+            let _ = done.send(());
+        }));
+        if !self.runtime.is_this_thread() {
+            let _ = ended.recv_timeout(time);
+        }
+    }
+}
+
+/// The namespaces of a Ceph pool that have an object of this name. Blocks.
+///
+/// # Errors
+/// As [`LibradosCluster::connect`].
+pub(super) fn namespaces_with(
+    pool: &str,
+    options: &RadosOptions,
+    object: &str,
+) -> Result<Vec<String>, StoreError> {
+    let address = RadosAddress { pool: pool.to_owned(), name: ALL_NAMESPACES.to_owned() };
+    let cluster = LibradosCluster::connect(&address, options)?;
+    let found = list(&cluster.connection).map_err(|e| super::store_error("listing the pools", e))?;
+    Ok(found.into_iter().filter(|(_, name)| name == object).map(|(namespace, _)| namespace).collect())
+}
+
+/// The namespaces and names of all objects. Blocks.
+fn list(connection: &Connection) -> Answer<Vec<(String, String)>> {
+    let api = connection.api;
+    let check = |result: i32| if result < 0 { Err(Errno(result.saturating_neg())) } else { Ok(()) };
+    let mut listing = null_mut();
+    // SAFETY: the pool's handle is valid.
+    check(unsafe { (api.nobjects_list_open)(connection.io, &raw mut listing) })?;
+    let mut names = Vec::new();
+    let text = |bytes: *const c_char, len: usize| match bytes.is_null() {
+        true => String::new(),
+        // SAFETY: the text has this length, and is valid until the next call for the listing.
+        false => String::from_utf8_lossy(unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), len) })
+            .into_owned(),
+    };
+    let mut next = || {
+        let (mut name, mut len): (*const c_char, usize) = (null(), 0);
+        let (mut space, mut space_len): (*const c_char, usize) = (null(), 0);
+        let (n, l, s, sl) = (&raw mut name, &raw mut len, &raw mut space, &raw mut space_len);
+        // SAFETY: the listing is open. The locator is optional.
+        check(unsafe { (api.nobjects_list_next2)(listing, n, null_mut(), s, l, null_mut(), sl) })?;
+        names.push((text(space, space_len), text(name, len)));
+        Ok(())
+    };
+    let end = loop {
+        if let Err(e) = next() {
+            break e;
+        }
+    };
+    // SAFETY: it is open, and not used any more.
+    unsafe { (api.nobjects_list_close)(listing) };
+    match end {
+        Errno(libc::ENOENT) => Ok(names),
+        e => Err(e),
+    }
+}

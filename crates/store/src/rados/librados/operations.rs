@@ -1,0 +1,284 @@
+//! Operations on objects: how they are built, submitted and completed.
+
+use std::ffi::{CString, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use tokio::sync::oneshot;
+
+use super::api::{self, Api, Raw};
+use super::queue::{Limits, Queue};
+use super::read_op::{Page, ReadOp};
+use super::write_op::{WriteOp, cost_of};
+use crate::rados::{Answer, Contents, Errno, Step, WhenFull};
+use crate::{BoxFuture, IoBuf};
+
+/// Bounds of what is in flight. Those of the library are higher, so that submitting never blocks.
+const LIMITS: Limits = Limits { operations: 1_000, bytes: 96 << 20 };
+/// What an operation costs in addition to its data.
+const OVERHEAD: usize = 512;
+
+/// A connection that operations in flight and helper threads use.
+pub(super) struct Connection {
+    pub(super) api: &'static Api,
+    pub(super) cluster: Raw,
+    pub(super) io: Raw,
+    pub(super) queue: Queue,
+    /// Its owner was dropped: nothing new is begun.
+    pub(super) closing: AtomicBool,
+}
+
+// SAFETY: librados locks its handles of clusters and of pools itself; the header allows their use by any
+// number of threads.
+unsafe impl Send for Connection {}
+// SAFETY: as above.
+unsafe impl Sync for Connection {}
+
+/// Receives the result of an operation: 0 or more, or a negative errno.
+type Finish = Box<dyn FnOnce(c_int) + Send>;
+/// Passes an operation and its completion to the library.
+pub(super) type Submit = Box<dyn FnOnce(&Connection, Raw) -> c_int + Send>;
+
+/// What a completion owns.
+struct InFlight {
+    connection: Arc<Connection>,
+    cost: usize,
+    finish: Finish,
+}
+
+impl InFlight {
+    fn end(self, result: c_int) {
+        // A panic must not unwind into the library.
+        if catch_unwind(AssertUnwindSafe(|| (self.finish)(result))).is_err() {
+            tracing::error!("the handler of a completed RADOS operation panicked");
+        }
+        self.connection.queue.ended(self.cost);
+    }
+}
+
+/// Called by a thread of the library.
+unsafe extern "C" fn completed(completion: Raw, argument: *mut c_void) {
+    // SAFETY: `start` passed this box, and the library calls once for each completion.
+    let in_flight = unsafe { Box::from_raw(argument.cast::<InFlight>()) };
+    let api = in_flight.connection.api;
+    // SAFETY: the completion is valid until it is released here.
+    let result = unsafe { (api.aio_get_return_value)(completion) };
+    // SAFETY: as above; the library holds another reference during the callback.
+    unsafe { (api.aio_release)(completion) };
+    in_flight.end(result);
+}
+
+impl Connection {
+    pub(super) fn new(api: &'static Api, cluster: Raw, io: Raw) -> Connection {
+        Connection { api, cluster, io, queue: Queue::new(LIMITS), closing: AtomicBool::new(false) }
+    }
+
+    /// Adds an operation to the queue.
+    fn begin(self: &Arc<Self>, cost: usize, submit: Submit, finish: Finish) {
+        let in_flight = InFlight { connection: self.clone(), cost, finish };
+        self.queue.add(cost, Box::new(move || start(in_flight, submit)));
+    }
+
+    /// Closes the connection. Nothing may be in flight, and no call may follow.
+    pub(super) fn shut_down(&self) {
+        // SAFETY: no operation or call uses the handles, and none will.
+        unsafe {
+            (self.api.ioctx_destroy)(self.io);
+            (self.api.shutdown)(self.cluster);
+        }
+    }
+
+    /// See [`super::super::Cluster::operate`].
+    pub(super) fn operate(
+        self: &Arc<Self>,
+        object: &str,
+        steps: Vec<Step>,
+        full: WhenFull,
+    ) -> BoxFuture<'static, Answer<()>> {
+        let cost = OVERHEAD + steps.iter().map(cost_of).sum::<usize>();
+        let built = c_string(object).and_then(|o| Ok((o, WriteOp::new(self.api, steps)?)));
+        let (object, op) = match built {
+            Ok(built) => built,
+            Err(e) => return failed(e),
+        };
+        let flags = match full {
+            WhenFull::Fail => api::FULL_TRY,
+            WhenFull::Proceed => api::FULL_FORCE,
+        };
+        self.answered(cost, op.submit(object, flags), |result| result.map(|_| ()))
+    }
+
+    /// See [`super::super::Cluster::read`].
+    pub(super) fn read(
+        self: &Arc<Self>,
+        object: &str,
+        offset: u64,
+        len: usize,
+    ) -> BoxFuture<'static, Answer<IoBuf>> {
+        if len == 0 {
+            // To an OSD, a read of 0 bytes is one of the whole object.
+            let exists = self.len_of(object);
+            return Box::pin(async { exists.await.map(|_| IoBuf::with_capacity(0)) });
+        }
+        let object = match c_string(object) {
+            Ok(object) => object,
+            Err(e) => return failed(e),
+        };
+        let mut buffer = IoBuf::with_capacity(len);
+        let target = Target(buffer.as_mut_ptr());
+        let submit: Submit = Box::new(move |c, completion| {
+            let target = &target;
+            // SAFETY: the completion owns the buffer, whose memory stays in place until it is called.
+            unsafe { (c.api.aio_read)(c.io, object.as_ptr(), completion, target.0.cast(), len, offset) }
+        });
+        self.answered(OVERHEAD + len, submit, move |result| {
+            buffer.set_len(result?.min(len));
+            Ok(buffer)
+        })
+    }
+
+    /// See [`super::super::Cluster::len_of`].
+    pub(super) fn len_of(self: &Arc<Self>, object: &str) -> BoxFuture<'static, Answer<u64>> {
+        let object = match c_string(object) {
+            Ok(object) => object,
+            Err(e) => return failed(e),
+        };
+        let (op, output) = (ReadOp::new(self.api), Output::new(0u64));
+        // SAFETY: the operation is valid, and the completion owns the output.
+        unsafe { (self.api.read_op_stat)(op.raw, output.as_ptr(), null_mut(), null_mut()) };
+        self.answered(OVERHEAD, op.submit(object), move |result| result.map(|_| *output.into_box()))
+    }
+
+    /// See [`super::super::Cluster::contents`].
+    pub(super) fn contents(
+        self: &Arc<Self>,
+        object: &str,
+        len: usize,
+    ) -> BoxFuture<'static, Answer<Contents>> {
+        let object = match c_string(object) {
+            Ok(object) => object,
+            Err(e) => return failed(e),
+        };
+        let (answer, answered) = oneshot::channel();
+        self.page(object, Some(len), Contents::default(), answer);
+        received(answered)
+    }
+
+    /// Reads a page of keys, after those that `known` has, and then the next one. The first page includes
+    /// the attributes and `first` bytes.
+    fn page(
+        self: &Arc<Self>,
+        object: CString,
+        first: Option<usize>,
+        known: Contents,
+        answer: oneshot::Sender<Answer<Contents>>,
+    ) {
+        let request = known.keys.last().map_or(Ok(CString::default()), |last| c_string(last));
+        let request = request.map(|after| Page::request(self.api, &after, first));
+        let (op, page) = match request {
+            Ok(request) => request,
+            Err(e) => return drop(answer.send(Err(e))),
+        };
+        let this = self.clone();
+        let name = object.clone();
+        let finish: Finish = Box::new(move |result| {
+            let contents = as_answer(result).and_then(|_| page.into_box().take(known));
+            match contents {
+                Ok((contents, true)) if !answer.is_closed() => this.page(name, None, contents, answer),
+                Ok((contents, _)) => drop(answer.send(Ok(contents))),
+                Err(e) => drop(answer.send(Err(e))),
+            }
+        });
+        self.begin(OVERHEAD + first.unwrap_or(0) + (64 << 10), op.submit(object), finish);
+    }
+
+    /// Begins an operation whose result is converted by `convert` when it has ended, also if the answer is
+    /// not awaited.
+    fn answered<T: Send + 'static>(
+        self: &Arc<Self>,
+        cost: usize,
+        submit: Submit,
+        convert: impl FnOnce(Answer<usize>) -> Answer<T> + Send + 'static,
+    ) -> BoxFuture<'static, Answer<T>> {
+        let (answer, answered) = oneshot::channel();
+        self.begin(cost, submit, Box::new(move |result| drop(answer.send(convert(as_answer(result))))));
+        received(answered)
+    }
+}
+
+/// Submits an operation with a new completion.
+fn start(in_flight: InFlight, submit: Submit) {
+    let connection = in_flight.connection.clone();
+    let api = connection.api;
+    let argument = Box::into_raw(Box::new(in_flight));
+    let mut completion = null_mut();
+    // SAFETY: the argument stays valid until the callback, which is the only other user of it.
+    let mut result = unsafe { (api.aio_create_completion2)(argument.cast(), completed, &raw mut completion) };
+    if result >= 0 {
+        result = submit(&connection, completion);
+        if result >= 0 {
+            return;
+        }
+        // SAFETY: the library has refused the operation, so it neither calls nor uses the completion.
+        unsafe { (api.aio_release)(completion) };
+    }
+    // SAFETY: as above: the callback is not called.
+    let in_flight = unsafe { Box::from_raw(argument) };
+    in_flight.end(result);
+}
+
+/// Memory into which the library reads.
+struct Target(*mut u8);
+
+// SAFETY: it is passed to the library once, while the completion owns the memory.
+unsafe impl Send for Target {}
+
+/// A value that the library sets before it calls the completion. It is owned through a raw pointer, because
+/// its owner is moved while the library has its address.
+pub(super) struct Output<T>(NonNull<T>);
+
+// SAFETY: it is the only owner, like a box, and the library writes only before the completion.
+unsafe impl<T> Send for Output<T> {}
+
+impl<T> Output<T> {
+    pub(super) fn new(value: T) -> Output<T> {
+        // SAFETY: a box is not null.
+        Output(unsafe { NonNull::new_unchecked(Box::into_raw(Box::new(value))) })
+    }
+    pub(super) fn as_ptr(&self) -> *mut T {
+        self.0.as_ptr()
+    }
+    /// The value, when the library does not write any more.
+    fn into_box(self) -> Box<T> {
+        // SAFETY: it is the box of `new`, and the drop that would release it as well is prevented.
+        unsafe { Box::from_raw(std::mem::ManuallyDrop::new(self).0.as_ptr()) }
+    }
+}
+
+impl<T> Drop for Output<T> {
+    fn drop(&mut self) {
+        // SAFETY: it is the box of `new`, and this is its owner.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+pub(super) fn as_answer(result: c_int) -> Answer<usize> {
+    usize::try_from(result).map_err(|_| Errno(result.saturating_neg()))
+}
+
+fn failed<T: Send + 'static>(e: Errno) -> BoxFuture<'static, Answer<T>> {
+    Box::pin(std::future::ready(Err(e)))
+}
+
+/// The answer, or `EIO` if its sender panicked.
+pub(super) fn received<T: Send + 'static>(
+    answered: oneshot::Receiver<Answer<T>>,
+) -> BoxFuture<'static, Answer<T>> {
+    Box::pin(async { answered.await.unwrap_or(Err(Errno(libc::EIO))) })
+}
+
+pub(super) fn c_string(text: &str) -> Answer<CString> {
+    CString::new(text).map_err(|_| Errno(libc::EINVAL))
+}

@@ -1,0 +1,113 @@
+//! Steps of an operation that writes, as the library's calls.
+
+use std::ffi::{CString, c_char, c_int};
+use std::ptr::{null, null_mut};
+
+use super::api::{self, Api, Raw};
+use super::operations::{Submit, c_string};
+use crate::rados::{Answer, Errno, Step};
+
+/// The bytes of a step.
+pub(super) fn cost_of(step: &Step) -> usize {
+    match step {
+        Step::Write(_, bytes) => bytes.len(),
+        Step::AddKeys(keys) | Step::RemoveKeys(keys) => keys.iter().map(|k| k.len() + 16).sum(),
+        Step::Require(name, value) | Step::RequireAtMost(name, value) | Step::Set(name, value) => {
+            name.len() + value.len()
+        }
+        Step::Create | Step::AssertExists | Step::Remove | Step::Expect(_) => 0,
+    }
+}
+
+/// An operation that writes, not submitted yet.
+pub(super) struct WriteOp {
+    api: &'static Api,
+    raw: Raw,
+}
+
+// SAFETY: an operation is memory that is not bound to a thread.
+unsafe impl Send for WriteOp {}
+
+impl Drop for WriteOp {
+    fn drop(&mut self) {
+        // SAFETY: it was created by `new`.
+        unsafe { (self.api.release_write_op)(self.raw) };
+    }
+}
+
+impl WriteOp {
+    /// The library copies all that it needs of the steps.
+    pub(super) fn new(api: &'static Api, steps: Vec<Step>) -> Answer<WriteOp> {
+        // SAFETY: no preconditions.
+        let op = WriteOp { api, raw: unsafe { (api.create_write_op)() } };
+        steps.into_iter().try_for_each(|step| op.add(step))?;
+        Ok(op)
+    }
+
+    pub(super) fn submit(self, object: CString, flags: c_int) -> Submit {
+        Box::new(move |c, completion| {
+            let op = &self;
+            // SAFETY: all handles are valid. The library copies the name and takes the steps out of the
+            // operation, which may be released after the call.
+            unsafe {
+                (c.api.aio_write_op_operate)(op.raw, c.io, completion, object.as_ptr(), null_mut(), flags)
+            }
+        })
+    }
+
+    fn add(&self, step: Step) -> Answer<()> {
+        let (api, op) = (self.api, self.raw);
+        match step {
+            // SAFETY: the operation is valid, and a category is optional.
+            Step::Create => unsafe { (api.write_op_create)(op, api::CREATE_EXCLUSIVE, null()) },
+            // SAFETY: the operation is valid.
+            Step::AssertExists => unsafe { (api.write_op_assert_exists)(op) },
+            Step::Require(name, value) => self.compare(name, &value, api::EQUAL)?,
+            Step::RequireAtMost(name, value) => self.compare(name, &value, api::GREATER_OR_EQUAL)?,
+            Step::Set(name, value) => {
+                let name = c_string(name)?;
+                // SAFETY: the strings are valid during the call, and copied by it.
+                unsafe { (api.write_op_setxattr)(op, name.as_ptr(), value.as_ptr().cast(), value.len()) };
+            }
+            // SAFETY: the bytes are valid during the call, and copied by it.
+            Step::Write(offset, bytes) => unsafe {
+                (api.write_op_write)(op, bytes.as_ptr().cast(), bytes.len(), offset);
+            },
+            Step::AddKeys(keys) if !keys.is_empty() => {
+                let (keys, lengths) = pointers(&keys)?;
+                let (values, zeroes) = (vec![c"".as_ptr(); lengths.len()], vec![0; lengths.len()]);
+                let (values, zeroes, n) = (values.as_ptr(), zeroes.as_ptr(), lengths.len());
+                // SAFETY: the arrays have one element for each key. Their strings are copied.
+                unsafe { (api.write_op_omap_set2)(op, keys.as_ptr(), values, lengths.as_ptr(), zeroes, n) };
+            }
+            Step::RemoveKeys(keys) if !keys.is_empty() => {
+                let (keys, lengths) = pointers(&keys)?;
+                // SAFETY: as above.
+                unsafe {
+                    (api.write_op_omap_rm_keys2)(op, keys.as_ptr(), lengths.as_ptr(), lengths.len());
+                }
+            }
+            Step::AddKeys(_) | Step::RemoveKeys(_) => {}
+            // SAFETY: the operation is valid.
+            Step::Remove => unsafe { (api.write_op_remove)(op) },
+            // SAFETY: the operation is valid. An expected size of the writes is optional.
+            Step::Expect(size) => unsafe { (api.write_op_set_alloc_hint2)(op, size, 0, api::HINT_APPENDS) },
+        }
+        Ok(())
+    }
+
+    fn compare(&self, name: &str, value: &str, operator: u8) -> Answer<()> {
+        let (name, value, len) = (c_string(name)?, value.as_ptr().cast(), value.len());
+        // SAFETY: the strings are valid during the call, and copied by it.
+        unsafe { (self.api.write_op_cmpxattr)(self.raw, name.as_ptr(), operator, value, len) };
+        Ok(())
+    }
+}
+
+/// Pointers and lengths of keys, valid as long as these. A key with a zero byte could not be listed.
+fn pointers(keys: &[String]) -> Answer<(Vec<*const c_char>, Vec<usize>)> {
+    if keys.iter().any(|k| k.contains('\0')) {
+        return Err(Errno(libc::EINVAL));
+    }
+    Ok(keys.iter().map(|k| (k.as_ptr().cast::<c_char>(), k.len())).unzip())
+}

@@ -1,0 +1,333 @@
+//! A store in Ceph RADOS: a pool is the objects of one namespace.
+//!
+//! Modules, lowest first: [`cluster`] declares what is needed of RADOS; [`librados`] and [`simulated`]
+//! implement it; [`header`] is the layout of the pool's objects; [`ownership`] argues why no late operation
+//! of an earlier owner has an effect; [`ops`] implements the contract.
+
+mod cluster;
+mod growing;
+mod header;
+pub mod librados;
+mod ops;
+mod owner;
+mod ownership;
+#[cfg(feature = "test-util")]
+mod simulated;
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+pub use self::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
+use self::growing::Growing;
+use self::header::{HeaderKeys, digits};
+use self::librados::LibradosCluster;
+use self::owner::Owner;
+use self::ownership::{BEAT_EVERY, Taken, beat, release, take_over};
+#[cfg(feature = "test-util")]
+pub use self::simulated::{SimulatedClient, SimulatedRados, World};
+use crate::{BoxFuture, Result, StoreError};
+
+/// For this long after it sent a heartbeat that was acknowledged, no other server has taken the pool
+/// over: less than the time after which an owner is regarded as dead.
+const LEASE: Duration = Duration::from_secs(3);
+/// Longest wait of a server that gives its pool back.
+const RELEASE_TIME: Duration = Duration::from_secs(3);
+
+/// Where a pool is in a Ceph cluster: `rados:POOL/NAME`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RadosAddress {
+    /// The Ceph pool.
+    pub pool: String,
+    /// The name of our pool; its objects are in the namespace of this name.
+    pub name: String,
+}
+
+/// How to reach the cluster.
+#[derive(Debug, Clone, Default)]
+pub struct RadosOptions {
+    /// Configuration file; the library's default, `/etc/ceph/ceph.conf`, if `None`.
+    pub conf: Option<PathBuf>,
+    /// User without `client.`; `admin` if `None`.
+    pub user: Option<String>,
+}
+
+/// What opening does while another server owns the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// Fail with [`StoreError::Busy`], unless the owner is dead.
+    IfFree,
+    /// Wait until the owner releases the pool or dies.
+    Wait,
+}
+
+/// The caller of an opening that may wait.
+pub struct Waiting<'a> {
+    /// Whether to give up.
+    pub is_cancelled: &'a (dyn Fn() -> bool + Sync),
+    /// Called once when the wait for a server that is alive begins, with its name.
+    pub began: &'a (dyn Fn(&str) + Sync),
+}
+
+impl Waiting<'_> {
+    /// For an opening that does not wait.
+    pub const NONE: Waiting<'static> = Waiting { is_cancelled: &|| false, began: &|_| () };
+}
+
+/// Who owns a pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ownership {
+    /// The server, for messages; `None` if it released the pool.
+    pub owner: Option<String>,
+    /// Number of the ownership.
+    pub term: u64,
+    /// Whether its heartbeat changes, or `None` without an owner.
+    pub alive: Option<bool>,
+    /// Segments to which it may be appending.
+    pub open_segments: usize,
+}
+
+/// A store in RADOS.
+pub struct RadosStore {
+    shared: Arc<Shared>,
+    is_writable: bool,
+}
+
+/// State that operations in flight use as well.
+struct Shared {
+    cluster: Arc<dyn Cluster>,
+    /// The text of the ownership's term.
+    term: String,
+    keys: Arc<HeaderKeys>,
+    growing: Arc<Growing>,
+    lost: Lost,
+    lease: Arc<Lease>,
+}
+
+/// Set when the pool has another owner.
+struct Lost(watch::Sender<bool>);
+
+impl Lost {
+    fn set(&self) {
+        self.0.send_replace(true);
+    }
+}
+
+/// Until when no other server can have taken the pool over.
+#[derive(Debug, Default)]
+struct Lease(AtomicU64);
+
+impl Lease {
+    /// Whether it is valid at this time of [`Cluster::now`].
+    fn is_valid(&self, now: Duration) -> bool {
+        now < Duration::from_micros(self.0.load(Relaxed))
+    }
+
+    fn extend(&self, until: Duration) {
+        self.0.fetch_max(until.as_micros() as u64, Relaxed);
+    }
+}
+
+impl RadosStore {
+    /// Opens a pool for writing, and creates it if it is missing. Blocks; with [`Claim::Wait`] until the
+    /// owner releases the pool or dies.
+    ///
+    /// # Errors
+    /// [`StoreError::Busy`] if another server owns the pool; `ECANCELED` as [`StoreError::Io`] if cancelled;
+    /// other errors of the system if the cluster cannot be reached.
+    pub fn open(
+        address: &RadosAddress,
+        options: &RadosOptions,
+        claim: Claim,
+        waiting: &Waiting<'_>,
+    ) -> Result<Arc<RadosStore>> {
+        let cluster = LibradosCluster::connect(address, options)?;
+        block_on(RadosStore::claim(cluster, &Owner::this(), claim, waiting))
+    }
+
+    /// Opens a pool that no server owns, read-only. Blocks.
+    ///
+    /// # Errors
+    /// As [`RadosStore::open`].
+    pub fn open_read_only(address: &RadosAddress, options: &RadosOptions) -> Result<Arc<RadosStore>> {
+        let cluster = LibradosCluster::connect(address, options)?;
+        block_on(async {
+            let seen = ownership::look(&*cluster, &Owner::this()).await?;
+            match (seen.alive, seen.owner) {
+                (Some(true), Some(owner)) => Err(StoreError::Busy(format!(" ({owner})"))),
+                _ => Ok(RadosStore::read_only(cluster.clone())),
+            }
+        })
+    }
+
+    fn read_only(cluster: Arc<dyn Cluster>) -> Arc<RadosStore> {
+        let shared = Shared::new(cluster, String::new());
+        Arc::new(RadosStore { shared: Arc::new(shared), is_writable: false })
+    }
+
+    async fn claim(
+        cluster: Arc<dyn Cluster>,
+        owner: &Owner,
+        claim: Claim,
+        waiting: &Waiting<'_>,
+    ) -> Result<Arc<RadosStore>> {
+        let Taken { term, obsolete_keys } = take_over(&*cluster, owner, claim, waiting).await?;
+        let shared = Arc::new(Shared::new(cluster.clone(), digits(term)));
+        shared.keys.remove_later(obsolete_keys);
+        cluster.spawn(Box::pin(keep(Arc::downgrade(&shared))));
+        Ok(Arc::new(RadosStore { shared, is_writable: true }))
+    }
+
+    /// Opens a pool of a simulated cluster. A server that is dropped there has crashed.
+    #[cfg(feature = "test-util")]
+    pub async fn open_simulated(
+        cluster: Arc<SimulatedClient>,
+        name: &str,
+        claim: Claim,
+    ) -> Result<Arc<RadosStore>> {
+        RadosStore::claim(cluster, &Owner::simulated(name), claim, &Waiting::NONE).await
+    }
+
+    /// Opens a pool of a cluster in which no time passes.
+    #[cfg(feature = "test-util")]
+    pub fn open_immediate(
+        cluster: Arc<SimulatedClient>,
+        name: &str,
+        claim: Claim,
+    ) -> Result<Arc<RadosStore>> {
+        block_on(RadosStore::open_simulated(cluster, name, claim))
+    }
+
+    /// Completes when another server has taken the pool over.
+    pub fn lost(&self) -> BoxFuture<'static, ()> {
+        let mut lost = self.shared.lost.0.subscribe();
+        Box::pin(async move {
+            if lost.wait_for(|lost| *lost).await.is_err() {
+                // The store was closed.
+                std::future::pending::<()>().await;
+            }
+        })
+    }
+
+    /// A function that returns whether it is certain that no other server has taken the pool over. It does
+    /// not keep the store open, and returns false after its end.
+    pub fn ownership(&self) -> Arc<dyn Fn() -> bool + Send + Sync> {
+        let (lease, cluster) = (self.shared.lease.clone(), Arc::downgrade(&self.shared.cluster));
+        Arc::new(move || cluster.upgrade().is_some_and(|cluster| lease.is_valid(cluster.now())))
+    }
+}
+
+impl Shared {
+    fn new(cluster: Arc<dyn Cluster>, term: String) -> Shared {
+        let keys = HeaderKeys::new(cluster.clone(), term.clone());
+        let lost = Lost(watch::Sender::new(false));
+        Shared { cluster, term, keys, growing: Arc::default(), lost, lease: Arc::default() }
+    }
+}
+
+impl Drop for RadosStore {
+    fn drop(&mut self) {
+        if self.is_writable && !*self.shared.lost.0.borrow() {
+            let shared = self.shared.clone();
+            let give_back = async move {
+                if let Err(Errno(e)) = release(&*shared.cluster, &shared.term).await {
+                    tracing::warn!("the pool was not given back (error {e}): the next server waits for 4 s");
+                }
+            };
+            self.shared.cluster.finish(Box::pin(give_back), RELEASE_TIME);
+        }
+    }
+}
+
+/// Sends heartbeats until the store is closed or the pool is lost.
+async fn keep(store: Weak<Shared>) {
+    for count in 1.. {
+        let Some(shared) = store.upgrade() else { return };
+        let sent = shared.cluster.now();
+        match beat(&*shared.cluster, &shared.term, count).await {
+            Ok(()) => shared.lease.extend(sent + LEASE),
+            Err(Errno(libc::ECANCELED | libc::ENOENT | libc::ESHUTDOWN)) => return shared.lost.set(),
+            Err(Errno(e)) => tracing::warn!("a heartbeat failed (error {e})"),
+        }
+        let rest = shared.cluster.sleep(BEAT_EVERY);
+        drop(shared);
+        rest.await;
+    }
+}
+
+/// Who owns a pool. Observes its owner for some seconds if it is not known to have ended.
+///
+/// # Errors
+/// `ENOENT` as [`StoreError::Io`] if there is no such pool, and as [`RadosStore::open`].
+pub fn ownership(address: &RadosAddress, options: &RadosOptions) -> Result<Ownership> {
+    let cluster = LibradosCluster::connect(address, options)?;
+    block_on(ownership::look(&*cluster, &Owner::this()))
+}
+
+/// The names of the pools in a Ceph pool.
+///
+/// # Errors
+/// As [`RadosStore::open`].
+pub fn list_pools(pool: &str, options: &RadosOptions) -> Result<Vec<String>> {
+    librados::namespaces_with(pool, options, header::HEADER)
+}
+
+/// Translates an error that concerns no single segment.
+fn store_error(what: &str, e: Errno) -> StoreError {
+    match e {
+        Errno(libc::ENOSPC | libc::EDQUOT) => StoreError::Full,
+        // A comparison of terms failed, or this client was blocked by an administrator.
+        Errno(libc::ECANCELED | libc::ESHUTDOWN) => StoreError::Fenced,
+        Errno(errno) => {
+            let reason = std::io::Error::from_raw_os_error(errno).to_string();
+            StoreError::Io { what: what.to_owned(), reason, errno }
+        }
+    }
+}
+
+/// Waits for a future of a cluster, which progresses without being polled.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Thread(std::thread::Thread);
+    impl Wake for Thread {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Thread(std::thread::current())));
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+impl FromStr for RadosAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        let wrong = || format!("{text:?} is not the address of a pool: expected rados:POOL/NAME");
+        let (pool, name) = text.strip_prefix("rados:").and_then(|t| t.split_once('/')).ok_or_else(wrong)?;
+        let is_valid = |s: &str| {
+            let valid = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+            !s.is_empty() && s.len() <= 64 && s.bytes().all(valid)
+        };
+        match is_valid(pool) && is_valid(name) {
+            true => Ok(RadosAddress { pool: pool.to_owned(), name: name.to_owned() }),
+            false => Err(format!("{} (letters, digits, '-', '_' and '.', at most 64)", wrong())),
+        }
+    }
+}
+
+impl std::fmt::Display for RadosAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rados:{}/{}", self.pool, self.name)
+    }
+}

@@ -1,0 +1,266 @@
+//! The operations of the contract on RADOS.
+//!
+//! | contract | operations |
+//! |---|---|
+//! | creation | create the object with the owner's term; enter it in the header; then as below |
+//! | append | compare the term, write |
+//! | sync | none: what RADOS acknowledged is durable |
+//! | deletion | enter it in the header; remove the object; the entry is removed with a later change |
+//! | superblock | read the header; compare the term and the number of swaps, write the copy |
+//!
+//! An append whose future was dropped before its end counts as failed: the object accepts no more.
+
+use std::sync::Arc;
+
+use forebay_format::{SegmentId, Superblock};
+use tokio::sync::oneshot;
+
+use super::cluster::{Answer, Errno, Step, WhenFull};
+use super::growing::Growth;
+use super::header::{HEADER, Header, SWAPS, TERM, digits, gone_key, open_key, segment_object, segment_of};
+use super::ownership::remove_segment;
+use super::{RadosStore, Shared, store_error};
+use crate::contract::assert_aligned;
+use crate::superblock::{COPY_BYTES, check_swap, copy_of};
+use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
+
+/// Lengths that are queried concurrently.
+const STATS_AT_ONCE: usize = 64;
+
+impl Shared {
+    /// Translates an error, and notes the loss of the pool.
+    fn failed(&self, what: &str, id: Option<SegmentId>, e: Errno) -> StoreError {
+        let error = match (id, e) {
+            (Some(id), Errno(libc::ENOENT)) => StoreError::NotFound(id),
+            (Some(id), e) => store_error(&format!("{what} object {id}"), e),
+            (None, e) => store_error(what, e),
+        };
+        if error == StoreError::Fenced {
+            self.lost.set();
+        }
+        error
+    }
+
+    /// Creates the object of a segment, and enters it in the header.
+    async fn create(&self, id: SegmentId, expected: u64) -> Answer<()> {
+        let steps = || vec![Step::Create, Step::Set(TERM, self.term.clone()), Step::Expect(expected)];
+        let object = segment_object(id);
+        let mut created = self.cluster.operate(&object, steps(), WhenFull::Fail).await;
+        // An earlier owner created it and could not enter it in the header, so it is empty.
+        while created == Err(Errno(libc::EEXIST)) && self.cluster.len_of(&object).await == Ok(0) {
+            match remove_segment(&*self.cluster, id, &self.term).await {
+                Ok(()) | Err(Errno(libc::ENOENT)) => {}
+                Err(e) => return Err(e),
+            }
+            created = self.cluster.operate(&object, steps(), WhenFull::Fail).await;
+        }
+        created?;
+        self.keys.change(vec![open_key(id)], Vec::new()).await
+    }
+
+    fn write(&self, id: SegmentId, offset: u64, data: Arc<IoBuf>) -> BoxFuture<'static, Answer<()>> {
+        let steps = vec![Step::Require(TERM, self.term.clone()), Step::Write(offset, data)];
+        self.cluster.operate(&segment_object(id), steps, WhenFull::Fail)
+    }
+
+    fn end_append(&self, growth: Growth, written: Answer<()>) -> Result<()> {
+        let id = growth.id();
+        match written {
+            Ok(()) => growth.end(),
+            Err(Errno(libc::ENOENT)) => growth.cancel(),
+            Err(_) => drop(growth),
+        }
+        written.map_err(|e| self.failed("append to", Some(id), e))
+    }
+
+    async fn delete(&self, id: SegmentId) -> Answer<()> {
+        self.keys.change(vec![gone_key(id)], vec![open_key(id)]).await?;
+        match remove_segment(&*self.cluster, id, &self.term).await {
+            Ok(()) | Err(Errno(libc::ENOENT)) => {}
+            Err(e) => return Err(e),
+        }
+        self.growing.forget(id);
+        self.keys.remove_later([gone_key(id)]);
+        Ok(())
+    }
+
+    async fn swap_superblock(&self, new: &Superblock) -> Result<()> {
+        let failed = |e| self.failed("writing the superblock", None, e);
+        let header = Header::read(&*self.cluster).await.map_err(failed)?;
+        if digits(header.term) != self.term {
+            return Err(failed(Errno(libc::ECANCELED)));
+        }
+        check_swap(header.copies.each_ref().map(Option::as_deref), new)?;
+        let steps = vec![
+            Step::Require(TERM, self.term.clone()),
+            Step::Require(SWAPS, digits(header.swaps)),
+            Step::Write((copy_of(new) * COPY_BYTES) as u64, Arc::new(IoBuf::from(&new.encode()[..]))),
+            Step::Set(SWAPS, digits(header.swaps.wrapping_add(1))),
+        ];
+        self.cluster.operate(HEADER, steps, WhenFull::Proceed).await.map_err(failed)
+    }
+}
+
+/// Runs an operation of several steps to its end, also if the future is dropped.
+fn run<T: Send + 'static>(
+    shared: &Arc<Shared>,
+    operation: impl Future<Output = Result<T>> + Send + 'static,
+) -> BoxFuture<'static, Result<T>> {
+    let (answer, answered) = oneshot::channel();
+    shared.cluster.spawn(Box::pin(async move {
+        // The caller may have dropped the future.
+        let _ = answer.send(operation.await);
+    }));
+    Box::pin(async move {
+        let closed = StoreError::Io {
+            what: "waiting for the store".into(),
+            reason: "the store was closed".into(),
+            errno: libc::ESHUTDOWN,
+        };
+        answered.await.unwrap_or(Err(closed))
+    })
+}
+
+/// The buffer of a write, for reuse; an empty one if the cluster still holds it.
+fn returned(data: Arc<IoBuf>) -> IoBuf {
+    Arc::try_unwrap(data).unwrap_or_else(|_| IoBuf::with_capacity(0))
+}
+
+fn refuse<T: Send + 'static>(error: StoreError) -> BoxFuture<'static, Result<T>> {
+    Box::pin(std::future::ready(Err(error)))
+}
+
+fn failed_before(what: &str, id: SegmentId) -> StoreError {
+    StoreError::Io {
+        what: format!("{what} object {id}"),
+        reason: "an earlier operation on it failed".into(),
+        errno: libc::EIO,
+    }
+}
+
+impl Store for RadosStore {
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+        assert_aligned("append", id, offset, data.len());
+        if !self.is_writable {
+            return refuse(StoreError::ReadOnly);
+        }
+        let Some(growth) = self.shared.growing.begin(id) else {
+            return refuse(failed_before("append to", id));
+        };
+        let (shared, data) = (self.shared.clone(), Arc::new(data));
+        let end = offset + data.len() as u64;
+        if offset == 0 {
+            return run(&self.shared, async move {
+                let appended = async {
+                    shared.create(id, expected.max(end)).await?;
+                    shared.write(id, offset, data.clone()).await
+                };
+                shared.end_append(growth, appended.await)?;
+                Ok(returned(data))
+            });
+        }
+        // Begins here, not when it is first polled.
+        let written = shared.write(id, offset, data.clone());
+        Box::pin(async move {
+            shared.end_append(growth, written.await)?;
+            if end == expected {
+                shared.keys.remove_later([open_key(id)]);
+            }
+            Ok(returned(data))
+        })
+    }
+
+    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        if !self.is_writable {
+            return refuse(StoreError::ReadOnly);
+        }
+        if self.shared.growing.has_failed(id) {
+            return refuse(failed_before("sync of", id));
+        }
+        if self.shared.growing.is_known(id) {
+            return Box::pin(std::future::ready(Ok(())));
+        }
+        let length = self.shared.cluster.len_of(&segment_object(id));
+        Box::pin(
+            async move { length.await.map(drop).map_err(|e| self.shared.failed("sync of", Some(id), e)) },
+        )
+    }
+
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+        assert_aligned("read", id, offset, len);
+        let read = self.shared.cluster.read(&segment_object(id), offset, len);
+        Box::pin(async move { read.await.map_err(|e| self.shared.failed("read of", Some(id), e)) })
+    }
+
+    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        if !self.is_writable {
+            return refuse(StoreError::ReadOnly);
+        }
+        let shared = self.shared.clone();
+        run(&self.shared, async move {
+            let failed = |e| shared.failed("delete", Some(id), e);
+            shared.delete(id).await.map_err(failed)
+        })
+    }
+
+    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.list_lengths_of(Box::new(|_| true))
+    }
+
+    fn list_lengths_of(&self, selected: Selection) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        let shared = self.shared.clone();
+        run(&self.shared, async move {
+            let failed = |e| shared.failed("listing the objects", None, e);
+            let names = shared.cluster.list().await.map_err(failed)?;
+            let mut ids: Vec<SegmentId> = names.iter().filter_map(|name| segment_of(name)).collect();
+            ids.sort_unstable();
+            let mut stats = Vec::with_capacity(ids.len());
+            for some in ids.chunks(STATS_AT_ONCE) {
+                let lengths: Vec<_> = some
+                    .iter()
+                    .map(|id| selected(*id).then(|| shared.cluster.len_of(&segment_object(*id))))
+                    .collect();
+                for (id, length) in some.iter().zip(lengths) {
+                    let len = match length {
+                        None => u64::MAX,
+                        Some(length) => match length.await {
+                            Ok(len) => len,
+                            // Removed since.
+                            Err(Errno(libc::ENOENT)) => continue,
+                            Err(e) => return Err(failed(e)),
+                        },
+                    };
+                    stats.push(ObjectStat { id: *id, len });
+                }
+            }
+            Ok(stats)
+        })
+    }
+
+    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+        let shared = self.shared.clone();
+        run(&self.shared, async move {
+            let header = Header::read(&*shared.cluster).await;
+            header.map(|h| h.copies).map_err(|e| shared.failed("reading the superblock", None, e))
+        })
+    }
+
+    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+        if !self.is_writable {
+            return refuse(StoreError::ReadOnly);
+        }
+        let (shared, new) = (self.shared.clone(), new.clone());
+        run(&self.shared, async move { shared.swap_superblock(&new).await })
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
+        let capacity = self.shared.cluster.capacity();
+        Box::pin(
+            async move { capacity.await.map_err(|e| self.shared.failed("querying free space", None, e)) },
+        )
+    }
+}

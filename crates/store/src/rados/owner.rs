@@ -1,0 +1,115 @@
+//! The server that owns a pool, as the header names it.
+//!
+//! The text has five words: host, process, the host's boot, the namespace of processes, and the start time of
+//! the process. A server on the same boot and in the same namespace can determine at once whether that
+//! process still runs; others observe the heartbeat.
+
+use std::fmt;
+
+/// A server process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Owner {
+    host: String,
+    process: u32,
+    boot: String,
+    namespace: String,
+    started: String,
+}
+
+/// The word for a fact that could not be read.
+const UNKNOWN: &str = "-";
+
+fn word(text: std::io::Result<String>) -> String {
+    let text = text.unwrap_or_default();
+    let word: String = text.trim().chars().filter(|c| c.is_ascii_graphic()).take(64).collect();
+    if word.is_empty() { UNKNOWN.to_owned() } else { word }
+}
+
+/// The start time of a process in clock ticks since the boot; an error if it does not run.
+fn started(process: u32) -> std::io::Result<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The name of the program, in parentheses, may contain anything.
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let state = after_name.split_whitespace().next();
+    if matches!(state, Some("Z" | "X")) {
+        return Err(std::io::ErrorKind::NotFound.into());
+    }
+    after_name.split_whitespace().nth(19).map(str::to_owned).ok_or(std::io::ErrorKind::InvalidData.into())
+}
+
+impl Owner {
+    /// This process.
+    pub fn this() -> Owner {
+        let process = std::process::id();
+        let namespace =
+            std::fs::read_link("/proc/self/ns/pid").map(|link| link.to_string_lossy().into_owned());
+        Owner {
+            host: word(std::fs::read_to_string("/proc/sys/kernel/hostname")),
+            process,
+            boot: word(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")),
+            namespace: word(namespace),
+            started: word(started(process)),
+        }
+    }
+
+    /// A simulated one.
+    #[cfg(feature = "test-util")]
+    pub fn simulated(name: &str) -> Owner {
+        let unknown = || UNKNOWN.to_owned();
+        Owner { host: name.to_owned(), process: 1, boot: unknown(), namespace: unknown(), started: unknown() }
+    }
+
+    /// Reads the text of a header; `None` if it has another form.
+    pub fn parse(text: &str) -> Option<Owner> {
+        let words: Vec<&str> = text.split(' ').collect();
+        let [host, process, boot, namespace, started] = words.try_into().ok()?;
+        let [host, boot, namespace, started] = [host, boot, namespace, started].map(str::to_owned);
+        Some(Owner { host, process: process.parse().ok()?, boot, namespace, started })
+    }
+
+    /// The text for the header.
+    pub fn text(&self) -> String {
+        format!("{} {} {} {} {}", self.host, self.process, self.boot, self.namespace, self.started)
+    }
+
+    /// Whether it is known to have ended. False if that cannot be determined here.
+    pub fn has_ended(&self, here: &Owner) -> bool {
+        let known = [&self.boot, &self.namespace, &self.started].iter().all(|fact| *fact != UNKNOWN);
+        let can_tell = known && (&self.boot, &self.namespace) == (&here.boot, &here.namespace);
+        can_tell && word(started(self.process)) != self.started
+    }
+}
+
+/// For messages.
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "host {}, process {}", self.host, self.process)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_recognized_until_it_ends() {
+        let here = Owner::this();
+        assert_eq!(Owner::parse(&here.text()), Some(here.clone()));
+        assert!(!here.has_ended(&here), "this process runs");
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let ended = Owner { process: child.id(), started: "1".into(), ..here.clone() };
+        child.wait().unwrap();
+        assert!(ended.has_ended(&here));
+        let elsewhere = Owner { boot: "another".into(), ..ended.clone() };
+        assert!(!elsewhere.has_ended(&here), "cannot be determined here");
+        let unknown = Owner { started: UNKNOWN.into(), ..ended };
+        assert!(!unknown.has_ended(&here));
+    }
+
+    #[test]
+    fn other_texts_are_no_owners() {
+        for text in ["", "host", "host x boot ns 1", "a 1 b c d e"] {
+            assert_eq!(Owner::parse(text), None, "{text:?}");
+        }
+    }
+}

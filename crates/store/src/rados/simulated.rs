@@ -1,0 +1,283 @@
+//! A RADOS cluster in memory, for tests.
+//!
+//! Each client is a process with a separate connection: requests travel for some time, those of one client to
+//! one object in order, take effect, and their answers travel back. What a client had begun arrives even if
+//! the client has crashed or is paused since, possibly much later: that is what fences have to withstand.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
+use crate::{BoxFuture, Capacity, IoBuf};
+
+/// Clock, tasks and chance of a simulation.
+pub trait World: Send + Sync {
+    /// Time since the beginning.
+    fn now(&self) -> Duration;
+    /// Waits.
+    fn sleep(&self, time: Duration) -> BoxFuture<'static, ()>;
+    /// Runs a task. Those of a crashed process may be dropped, those of the cluster (`client` is `None`) not.
+    fn spawn(&self, client: Option<u64>, task: BoxFuture<'static, ()>);
+    /// How long the next request or answer travels.
+    fn delay(&self) -> Duration;
+}
+
+/// Interval at which requests of paused clients look whether they may arrive.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A world without time, for tests of one client: everything has happened when a call returns.
+struct Immediate;
+
+impl World for Immediate {
+    fn now(&self) -> Duration {
+        Duration::ZERO
+    }
+    fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
+        match time.is_zero() {
+            true => Box::pin(std::future::ready(())),
+            false => Box::pin(std::future::pending()),
+        }
+    }
+    fn spawn(&self, _: Option<u64>, mut task: BoxFuture<'static, ()>) {
+        // What still waits, waits for time to pass, which it does not.
+        let _ = task.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    }
+    fn delay(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+#[derive(Default, Clone)]
+struct Object {
+    bytes: Vec<u8>,
+    attributes: BTreeMap<String, String>,
+    keys: BTreeSet<String>,
+}
+
+type Effect = Box<dyn FnOnce(&mut State) + Send>;
+
+struct State {
+    objects: BTreeMap<String, Object>,
+    /// Requests that are on their way, by client and object, in order.
+    queues: HashMap<(u64, String), VecDeque<Effect>>,
+    capacity: u64,
+    clients: u64,
+    /// Clients whose requests do not arrive for now.
+    paused: BTreeSet<u64>,
+}
+
+/// The cluster.
+pub struct SimulatedRados {
+    state: Mutex<State>,
+    world: Arc<dyn World>,
+}
+
+/// A client of it.
+pub struct SimulatedClient {
+    rados: Arc<SimulatedRados>,
+    number: u64,
+}
+
+impl SimulatedRados {
+    /// An empty cluster.
+    pub fn new(world: Arc<dyn World>) -> Arc<SimulatedRados> {
+        let (objects, queues) = (BTreeMap::new(), HashMap::new());
+        let state = State { objects, queues, capacity: 1 << 40, clients: 0, paused: BTreeSet::new() };
+        Arc::new(SimulatedRados { state: Mutex::new(state), world })
+    }
+
+    /// An empty cluster in which no time passes, for a single client at a time.
+    pub fn immediate() -> Arc<SimulatedRados> {
+        SimulatedRados::new(Arc::new(Immediate))
+    }
+
+    /// Connects a client.
+    pub fn client(self: &Arc<Self>) -> Arc<SimulatedClient> {
+        let mut state = self.state.lock();
+        state.clients += 1;
+        Arc::new(SimulatedClient { rados: self.clone(), number: state.clients })
+    }
+
+    /// From now on, requests of a client do not arrive; the first one to connect has the number 1.
+    pub fn pause(&self, client: u64) {
+        self.state.lock().paused.insert(client);
+    }
+
+    /// What a paused client had begun arrives.
+    pub fn resume(&self, client: u64) {
+        self.state.lock().paused.remove(&client);
+    }
+
+    /// Changes the capacity of the pool.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.state.lock().capacity = bytes;
+    }
+
+    /// The bytes of all objects with their names, for comparisons.
+    pub fn snapshot(&self) -> BTreeMap<String, Vec<u8>> {
+        self.state.lock().objects.iter().map(|(name, object)| (name.clone(), object.bytes.clone())).collect()
+    }
+}
+
+impl State {
+    fn used(&self) -> u64 {
+        self.objects.values().map(|o| o.bytes.len() as u64).sum()
+    }
+
+    fn operate(&mut self, name: &str, steps: &[Step], full: WhenFull) -> Answer<()> {
+        let mut object = self.objects.get(name).cloned();
+        let before = object.as_ref().map_or(0, |o| o.bytes.len());
+        for step in steps {
+            apply(&mut object, step)?;
+        }
+        let grown = object.as_ref().map_or(0, |o| o.bytes.len()).saturating_sub(before) as u64;
+        if full == WhenFull::Fail && grown > 0 && self.used() + grown > self.capacity {
+            return Err(Errno(libc::EDQUOT));
+        }
+        match object {
+            Some(object) => drop(self.objects.insert(name.to_owned(), object)),
+            None => drop(self.objects.remove(name)),
+        }
+        Ok(())
+    }
+}
+
+fn apply(object: &mut Option<Object>, step: &Step) -> Answer<()> {
+    let exists = object.is_some();
+    match step {
+        Step::Create if exists => return Err(Errno(libc::EEXIST)),
+        Step::AssertExists | Step::Require(..) | Step::RequireAtMost(..) | Step::Remove if !exists => {
+            return Err(Errno(libc::ENOENT));
+        }
+        _ => {}
+    }
+    if let Step::Remove = step {
+        *object = None;
+        return Ok(());
+    }
+    let object = object.get_or_insert_default();
+    let value = |name: &str| object.attributes.get(name).cloned().unwrap_or_default();
+    match step {
+        Step::Require(name, wanted) if value(name) != *wanted => return Err(Errno(libc::ECANCELED)),
+        Step::RequireAtMost(name, most) if value(name) > *most => return Err(Errno(libc::ECANCELED)),
+        Step::Set(name, value) => drop(object.attributes.insert((*name).to_owned(), value.clone())),
+        Step::Write(offset, data) => {
+            let end = *offset as usize + data.len();
+            object.bytes.resize(object.bytes.len().max(end), 0);
+            object.bytes[*offset as usize..end].copy_from_slice(data);
+        }
+        Step::AddKeys(keys) => object.keys.extend(keys.iter().cloned()),
+        Step::RemoveKeys(keys) => object.keys.retain(|key| !keys.contains(key)),
+        _ => {}
+    }
+    Ok(())
+}
+
+impl SimulatedClient {
+    /// Begins a request: what it does when it arrives, and its answer.
+    fn request<T: Send + 'static>(
+        &self,
+        object: &str,
+        effect: impl FnOnce(&mut State) -> T + Send + 'static,
+    ) -> BoxFuture<'static, T> {
+        let (answer, answered) = oneshot::channel();
+        let queue = (self.number, object.to_owned());
+        let arrive: Effect = Box::new(move |state| {
+            // The client may have crashed.
+            let _ = answer.send(effect(state));
+        });
+        self.rados.state.lock().queues.entry(queue.clone()).or_default().push_back(arrive);
+        let (rados, world) = (self.rados.clone(), self.rados.world.clone());
+        let travels = world.sleep(world.delay());
+        world.spawn(
+            None,
+            Box::pin(async move {
+                travels.await;
+                while rados.state.lock().paused.contains(&queue.0) {
+                    rados.world.sleep(PAUSE).await;
+                }
+                let mut state = rados.state.lock();
+                // The first of the queue arrives, whichever this is: they stay in order.
+                let first = state.queues.get_mut(&queue).and_then(VecDeque::pop_front);
+                if let Some(arrive) = first {
+                    arrive(&mut state);
+                }
+            }),
+        );
+        let world = self.rados.world.clone();
+        Box::pin(async move {
+            let Ok(value) = answered.await else { std::future::pending().await };
+            world.sleep(world.delay()).await;
+            value
+        })
+    }
+}
+
+impl Cluster for SimulatedClient {
+    fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> BoxFuture<'static, Answer<()>> {
+        let name = object.to_owned();
+        self.request(object, move |state| state.operate(&name, &steps, full))
+    }
+
+    fn read(&self, object: &str, offset: u64, len: usize) -> BoxFuture<'static, Answer<IoBuf>> {
+        let name = object.to_owned();
+        self.request(object, move |state| {
+            let object = state.objects.get(&name).ok_or(Errno(libc::ENOENT))?;
+            Ok(IoBuf::from(crate::memory::slice_at(&object.bytes, offset, len)))
+        })
+    }
+
+    fn contents(&self, object: &str, len: usize) -> BoxFuture<'static, Answer<Contents>> {
+        let name = object.to_owned();
+        self.request(object, move |state| {
+            let object = state.objects.get(&name).ok_or(Errno(libc::ENOENT))?;
+            let attributes = object.attributes.iter().map(|(n, v)| (n.clone(), v.clone().into_bytes()));
+            Ok(Contents {
+                attributes: attributes.collect(),
+                keys: object.keys.iter().cloned().collect(),
+                bytes: object.bytes[..len.min(object.bytes.len())].to_vec(),
+            })
+        })
+    }
+
+    fn len_of(&self, object: &str) -> BoxFuture<'static, Answer<u64>> {
+        let name = object.to_owned();
+        self.request(object, move |state| {
+            let object = state.objects.get(&name).ok_or(Errno(libc::ENOENT))?;
+            Ok(object.bytes.len() as u64)
+        })
+    }
+
+    fn list(&self) -> BoxFuture<'static, Answer<Vec<String>>> {
+        self.request("", |state| Ok(state.objects.keys().cloned().collect()))
+    }
+
+    fn capacity(&self) -> BoxFuture<'static, Answer<Capacity>> {
+        self.request("", |state| {
+            Ok(Capacity { total: state.capacity, free: state.capacity.saturating_sub(state.used()) })
+        })
+    }
+
+    fn now(&self) -> Duration {
+        self.rados.world.now()
+    }
+
+    fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
+        self.rados.world.sleep(time)
+    }
+
+    fn spawn(&self, task: BoxFuture<'static, ()>) {
+        self.rados.world.spawn(Some(self.number), task);
+    }
+
+    /// A server that is dropped has crashed: it gives nothing back. Without time, it has ended in order.
+    fn finish(&self, task: BoxFuture<'static, ()>, _: Duration) {
+        if self.rados.world.now().is_zero() {
+            self.spawn(task);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Ownership of a pool in a simulated RADOS cluster: what operations of an earlier owner may do, whenever
+//! they arrive.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::common::{id, pattern, superblock};
+use forebay_store::rados::{Claim, RadosStore, SimulatedClient, SimulatedRados, World};
+use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
+use parking_lot::Mutex;
+
+/// Virtual time of tokio; delays as set.
+struct Paused {
+    begun: tokio::time::Instant,
+    delays: Mutex<VecDeque<Duration>>,
+}
+
+impl World for Paused {
+    fn now(&self) -> Duration {
+        // Never zero: time passes here.
+        self.begun.elapsed() + Duration::from_millis(1)
+    }
+    fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(time))
+    }
+    fn spawn(&self, _: Option<u64>, task: BoxFuture<'static, ()>) {
+        tokio::spawn(task);
+    }
+    fn delay(&self) -> Duration {
+        self.delays.lock().pop_front().unwrap_or(Duration::from_micros(500))
+    }
+}
+
+struct Site {
+    world: Arc<Paused>,
+    rados: Arc<SimulatedRados>,
+}
+
+fn site() -> Site {
+    let world = Arc::new(Paused { begun: tokio::time::Instant::now(), delays: Mutex::default() });
+    Site { rados: SimulatedRados::new(world.clone()), world }
+}
+
+impl Site {
+    async fn open(&self, name: &str, claim: Claim) -> Result<Arc<RadosStore>, StoreError> {
+        RadosStore::open_simulated(self.rados.client(), name, claim).await
+    }
+
+    /// The next request arrives after this time.
+    fn delay_next(&self, time: Duration) {
+        self.world.delays.lock().push_front(time);
+    }
+}
+
+fn on_a_cluster(test: impl AsyncFnOnce(Site)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime").block_on(async { test(site()).await });
+}
+
+async fn append(store: &RadosStore, n: u32, offset: u64, seed: u64) -> Result<(), StoreError> {
+    store.append(id(n), offset, pattern(seed, 4096), 1 << 20).await.map(drop)
+}
+
+const LATE: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_second_server_is_refused_while_the_first_one_lives() {
+    on_a_cluster(async |site| {
+        let first = site.open("first", Claim::IfFree).await.unwrap();
+        append(&first, 1, 0, 1).await.unwrap();
+        let refused = site.open("second", Claim::IfFree).await.map(drop);
+        assert_eq!(refused, Err(StoreError::Busy(" (host first, process 1)".into())));
+        assert!(first.ownership()());
+        append(&first, 1, 4096, 2).await.unwrap();
+    });
+}
+
+#[test]
+fn a_standby_takes_over_when_the_owner_dies() {
+    on_a_cluster(async |site| {
+        let first = site.open("first", Claim::IfFree).await.unwrap();
+        append(&first, 1, 0, 1).await.unwrap();
+        drop(first);
+        let begun = tokio::time::Instant::now();
+        let second = site.open("second", Claim::Wait).await.unwrap();
+        let took = begun.elapsed();
+        assert!(took > Duration::from_secs(3) && took < Duration::from_secs(6), "{took:?}");
+        assert_eq!(second.read(id(1), 0, 4096).await.unwrap()[..], pattern(1, 4096)[..]);
+    });
+}
+
+#[test]
+fn a_lease_ends_before_another_server_can_have_taken_over() {
+    on_a_cluster(async |site| {
+        let first = site.open("first", Claim::IfFree).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(first.ownership()());
+        // Its heartbeats do not arrive any more.
+        for _ in 0..40 {
+            site.delay_next(LATE);
+        }
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        site.world.delays.lock().clear();
+        let lost = first.lost();
+        let second = site.open("second", Claim::Wait).await.unwrap();
+        assert!(!first.ownership()());
+        tokio::time::timeout(LATE, lost).await.expect("the late heartbeat tells it");
+        assert_eq!(append(&first, 9, 0, 1).await, Err(StoreError::Fenced));
+        append(&second, 9, 0, 1).await.unwrap();
+    });
+}
+
+/// Begins an operation whose request arrives late, takes the pool over, and checks that it had no effect.
+fn arrives_late(
+    begin: impl for<'a> Fn(&'a RadosStore) -> BoxFuture<'a, Result<(), StoreError>>,
+    requests_before: usize,
+) {
+    on_a_cluster(async |site| {
+        let first = site.open("first", Claim::IfFree).await.unwrap();
+        first.swap_superblock(&superblock(1)).await.unwrap();
+        append(&first, 1, 0, 1).await.unwrap();
+        append(&first, 2, 0, 2).await.unwrap();
+        // A request and an answer each.
+        site.world.delays.lock().extend([Duration::from_millis(1)].repeat(2 * requests_before));
+        site.world.delays.lock().push_back(LATE);
+        let late = begin(&first);
+        // Its requests before the late one have arrived.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let client = site.rados.client();
+        let second = take_by_force(&site, client).await;
+        let list = second.list().await.unwrap();
+        let copies = second.read_superblock().await.unwrap();
+        append(&second, 3, 0, 3).await.unwrap();
+        let before = site.rados.snapshot();
+        // A deletion that the second server completed succeeds.
+        let _ = late.await;
+        let mut after = site.rados.snapshot();
+        // An object without data may appear.
+        after.retain(|name, bytes| before.contains_key(name) || !bytes.is_empty());
+        assert!(before == after, "nothing has changed");
+        assert_eq!(second.read_superblock().await.unwrap(), copies);
+        for object in list {
+            second.read(object.id, 0, 4096).await.unwrap();
+        }
+        // Numbers that the first one had begun to use are free.
+        for n in 4..8 {
+            append(&second, n, 0, n.into()).await.unwrap();
+        }
+    });
+}
+
+/// Takes a pool over from a server whose heartbeats do not arrive.
+async fn take_by_force(site: &Site, client: Arc<SimulatedClient>) -> Arc<RadosStore> {
+    site.rados.pause(1);
+    let second = RadosStore::open_simulated(client, "second", Claim::Wait).await.unwrap();
+    site.rados.resume(1);
+    second
+}
+
+#[test]
+fn a_late_append_has_no_effect() {
+    arrives_late(|s| Box::pin(async { s.append(id(1), 4096, pattern(9, 4096), 1 << 20).await.map(drop) }), 0);
+}
+
+#[test]
+fn a_late_superblock_has_no_effect() {
+    for requests_before in 0..2 {
+        arrives_late(|s| s.swap_superblock(&superblock(2)), requests_before);
+    }
+}
+
+#[test]
+fn a_late_creation_has_no_effect() {
+    for requests_before in 0..3 {
+        arrives_late(
+            |s| Box::pin(async { s.append(id(4), 0, pattern(9, 4096), 1 << 20).await.map(drop) }),
+            requests_before,
+        );
+    }
+}
+
+#[test]
+fn a_late_deletion_has_no_effect() {
+    for requests_before in 0..2 {
+        arrives_late(|s| s.delete(id(2)), requests_before);
+    }
+}
+
+#[test]
+fn of_two_servers_that_race_one_wins() {
+    on_a_cluster(async |site| {
+        for round in 0..50_u32 {
+            let open = || site.open("racer", Claim::IfFree);
+            site.world
+                .delays
+                .lock()
+                .extend([300, 700].map(|us| Duration::from_micros(us * u64::from(round))));
+            let (a, b) = tokio::join!(open(), open());
+            let winners = [&a, &b].into_iter().flatten().count();
+            assert!(winners >= 1, "round {round}");
+            let mut alive = 0;
+            for store in [&a, &b].into_iter().flatten() {
+                alive += u32::from(append(store, 100 + round, 0, 1).await.is_ok());
+            }
+            assert_eq!(alive, 1, "round {round}");
+            drop((a, b));
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+    });
+}
+
+#[test]
+fn a_full_pool_refuses_appends_and_permits_deletions() {
+    on_a_cluster(async |site| {
+        let store = site.open("first", Claim::IfFree).await.unwrap();
+        append(&store, 1, 0, 1).await.unwrap();
+        store.swap_superblock(&superblock(1)).await.unwrap();
+        // The object, and two copies of the superblock.
+        site.rados.set_capacity(3 * 4096);
+        assert_eq!(append(&store, 1, 4096, 2).await, Err(StoreError::Full));
+        assert!(append(&store, 1, 4096, 2).await.is_err(), "its end is unknown");
+        assert_eq!(append(&store, 2, 0, 2).await, Err(StoreError::Full));
+        store.swap_superblock(&superblock(2)).await.unwrap();
+        store.delete(id(1)).await.unwrap();
+        store.append(id(3), 0, IoBuf::zeroed(4096), 4096).await.unwrap();
+    });
+}
