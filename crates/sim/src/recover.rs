@@ -60,6 +60,9 @@ pub fn known_blocks(model: &Model, name: &str) -> Vec<u64> {
         blocks.extend(disk.blocks.keys());
         let source = disk.taken_from.as_ref().map(|s| &model.names[&s.name].versions[s.era].value);
         blocks.extend(source.into_iter().flatten().flat_map(|d| d.blocks.keys()));
+        // A desktop may be reset to it, also in blocks that it had discarded.
+        let origin = disk.origin.as_deref().filter(|_| disk.desktop).and_then(|name| model.immutable(name));
+        blocks.extend(origin.into_iter().flat_map(|d| d.blocks.keys()));
     }
     blocks.sort_unstable();
     blocks.dedup();

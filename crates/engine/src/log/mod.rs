@@ -259,8 +259,9 @@ impl Log {
     ) -> Result<Vec<BlockRef>, StoreError> {
         let was_short = self.is_short;
         match self.try_write_group(stream, items, workers).await {
-            // What frees room must not fail because a whole segment was to be reserved for it.
-            Err(StoreError::Full) if frees_room(stream) && !was_short => {
+            // A checkpoint must not fail because a whole segment was to be reserved for it. The cleaner begins a
+            // container again by itself: what it relates to each other must be in one.
+            Err(StoreError::Full) if stream == Stream::Map && !was_short => {
                 self.try_write_group(stream, items, workers).await
             }
             other => other,
@@ -477,8 +478,14 @@ impl Log {
         }
         // The only batch of a group, in a segment of which everything else is durable: one operation.
         let is_only = last && seq == group.start.seq + 1 && start > 0 && self.unsynced.is_empty();
-        let is_synced = is_only && preallocated;
-        let expected = if start > 0 || preallocated { segment_bytes } else { total as u64 };
+        let end = start + total as u64;
+        let is_synced = is_only && preallocated && end < segment_bytes;
+        // Only a footer is the last append to a segment.
+        let expected = match start > 0 || preallocated {
+            true if start > 0 && end == segment_bytes => segment_bytes + BLOCK as u64,
+            true => segment_bytes,
+            false => total as u64,
+        };
         group.under_way.push(match is_synced {
             true => group.store.append_synced(id, start, buf, expected),
             false => group.store.append(id, start, buf, expected),

@@ -371,7 +371,8 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
         // A client that is not being read from cannot make progress by sending.
         let is_read = self.claim.is_none() && !self.backlog.is_full();
         let inside_message = !self.held.is_empty() && self.held.len() < self.want;
-        self.backlog.has_replies() || (is_read && (inside_message || self.protocol.awaits_data()))
+        let has_replies = self.backlog.has_replies() && !self.gate.is_waiting();
+        has_replies || (is_read && (inside_message || self.protocol.awaits_data()))
     }
 
     /// Whether no work is left for this client.

@@ -36,6 +36,11 @@ impl Gate {
 pub(super) struct GateWait(Option<Pin<Box<Sleep>>>);
 
 impl GateWait {
+    /// Whether replies were withheld when they were last to be sent.
+    pub fn is_waiting(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Ready while the gate is open.
     pub fn poll(&mut self, gate: &Gate, cx: &mut Context<'_>) -> Poll<()> {
         while !gate.is_open() {

@@ -491,7 +491,8 @@ fn print_ready_line(config: &ServeConfig, control: &Control, json: bool) {
 
 fn exit_immediately() -> ! {
     eprintln!("forebay: second signal, exiting immediately; the next start recovers from the log");
-    std::process::exit(1)
+    // SAFETY: the call does not return. It runs no exit handlers, next to which other threads would go on.
+    unsafe { libc::_exit(1) }
 }
 
 /// Sends diagnostics to standard error; `FOREBAY_LOG` sets the filter, such as `debug` or

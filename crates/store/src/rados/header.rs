@@ -163,10 +163,14 @@ impl HeaderKeys {
                 let taken = (&mut pending.add, &mut pending.remove, &mut pending.waiting);
                 (std::mem::take(taken.0), std::mem::take(taken.1), std::mem::take(taken.2))
             };
+            let kept = remove.clone();
             let mut steps = vec![Step::Require(TERM, self.term.clone())];
             steps.extend((!add.is_empty()).then_some(Step::AddKeys(add)));
             steps.extend((!remove.is_empty()).then_some(Step::RemoveKeys(remove)));
             let written = self.cluster.operate(HEADER, steps, WhenFull::Proceed).await;
+            if written.is_err() {
+                self.pending.lock().remove.extend(kept);
+            }
             for waiter in waiting {
                 // It may have given up.
                 let _ = waiter.send(written);

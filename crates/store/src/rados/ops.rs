@@ -55,7 +55,8 @@ impl Shared {
             created = self.cluster.operate(&object, steps(), WhenFull::Fail).await;
         }
         created?;
-        self.keys.change(vec![open_key(id)], Vec::new()).await
+        // The number may have been used before, by an object whose removal was completed.
+        self.keys.change(vec![open_key(id)], vec![gone_key(id)]).await
     }
 
     fn write(&self, id: SegmentId, offset: u64, data: Arc<IoBuf>) -> BoxFuture<'static, Answer<()>> {

@@ -19,6 +19,9 @@ pub(super) struct Owner {
 /// The word for a fact that could not be read.
 const UNKNOWN: &str = "-";
 
+/// The error for a process that has ended and was not waited for.
+const ZOMBIE: &str = "the process has ended";
+
 fn word(text: std::io::Result<String>) -> String {
     let text = text.unwrap_or_default();
     let word: String = text.trim().chars().filter(|c| c.is_ascii_graphic()).take(64).collect();
@@ -32,9 +35,23 @@ fn started(process: u32) -> std::io::Result<String> {
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let state = after_name.split_whitespace().next();
     if matches!(state, Some("Z" | "X")) {
-        return Err(std::io::ErrorKind::NotFound.into());
+        return Err(std::io::Error::other(ZOMBIE));
     }
     after_name.split_whitespace().nth(19).map(str::to_owned).ok_or(std::io::ErrorKind::InvalidData.into())
+}
+
+/// Whether a process that was started then has ended. A process that cannot be looked at, because it belongs to
+/// another user, has not.
+fn is_over(process: u32, begun: &str) -> bool {
+    let Ok(pid) = libc::pid_t::try_from(process) else { return false };
+    // SAFETY: signal 0 only checks whether the process exists; the call accesses no memory.
+    let missing = unsafe { libc::kill(pid, 0) } < 0
+        && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+    missing
+        || match started(process) {
+            Ok(now) => now != begun,
+            Err(e) => e.kind() == std::io::ErrorKind::Other && e.to_string() == ZOMBIE,
+        }
 }
 
 impl Owner {
@@ -72,11 +89,21 @@ impl Owner {
         format!("{} {} {} {} {}", self.host, self.process, self.boot, self.namespace, self.started)
     }
 
+    /// The first term of a pool that it creates: the time in milliseconds, so that a pool that was created
+    /// again under the same name has other terms than the one before.
+    pub fn first_term(&self) -> u64 {
+        if self.boot == UNKNOWN {
+            return 1;
+        }
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.map_or(1, |now| now.as_millis() as u64)
+    }
+
     /// Whether it is known to have ended. False if that cannot be determined here.
     pub fn has_ended(&self, here: &Owner) -> bool {
         let known = [&self.boot, &self.namespace, &self.started].iter().all(|fact| *fact != UNKNOWN);
         let can_tell = known && (&self.boot, &self.namespace) == (&here.boot, &here.namespace);
-        can_tell && word(started(self.process)) != self.started
+        can_tell && is_over(self.process, &self.started)
     }
 }
 

@@ -86,10 +86,11 @@ fn not_a_pool() -> StoreError {
 }
 
 async fn create_header(cluster: &dyn Cluster, owner: &Owner) -> Answer<u64> {
-    let attributes = [(TERM, digits(1)), (OWNER, owner.text()), (SWAPS, digits(0)), (BEAT, digits(0))];
+    let term = owner.first_term();
+    let attributes = [(TERM, digits(term)), (OWNER, owner.text()), (SWAPS, digits(0)), (BEAT, digits(0))];
     let set = attributes.into_iter().map(|(name, value)| Step::Set(name, value));
     let steps = [Step::Create].into_iter().chain(set).collect();
-    cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| 1)
+    cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| term)
 }
 
 /// Also requires the heartbeat that was seen last: an owner that is alive again keeps the pool.
@@ -100,6 +101,8 @@ async fn swap_owner(cluster: &dyn Cluster, seen: &Header, owner: &Owner) -> Answ
         Step::Require(BEAT, seen.beat.clone()),
         Step::Set(TERM, digits(term)),
         Step::Set(OWNER, owner.text()),
+        // Differs from each beat of an owner.
+        Step::Set(BEAT, digits(0)),
     ];
     cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| term)
 }

@@ -1,6 +1,6 @@
 //! Operations on objects: how they are built, submitted and completed.
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use super::api::{self, Api, Raw};
 use super::queue::{Limits, Queue};
 use super::read_op::{Page, ReadOp};
 use super::write_op::{WriteOp, cost_of};
+use crate::rados::header::HEADER;
 use crate::rados::{Answer, Contents, Errno, Step, WhenFull};
 use crate::{BoxFuture, IoBuf};
 
@@ -75,10 +76,15 @@ impl Connection {
         Connection { api, cluster, io, queue: Queue::new(LIMITS), closing: AtomicBool::new(false) }
     }
 
-    /// Adds an operation to the queue.
-    fn begin(self: &Arc<Self>, cost: usize, submit: Submit, finish: Finish) {
+    /// Adds an operation on an object to the queue. Those on the header are submitted at once: a heartbeat must
+    /// not wait for data.
+    fn begin(self: &Arc<Self>, object: &CStr, cost: usize, submit: Submit, finish: Finish) {
         let in_flight = InFlight { connection: self.clone(), cost, finish };
-        self.queue.add(cost, Box::new(move || start(in_flight, submit)));
+        let job = Box::new(move || start(in_flight, submit));
+        match object.to_bytes() == HEADER.as_bytes() {
+            true => self.queue.add_urgent(cost, job),
+            false => self.queue.add(cost, job),
+        }
     }
 
     /// Closes the connection. Nothing may be in flight, and no call may follow.
@@ -107,7 +113,8 @@ impl Connection {
             WhenFull::Fail => api::FULL_TRY,
             WhenFull::Proceed => api::FULL_FORCE,
         };
-        self.answered(cost, op.submit(object, flags), |result| result.map(|_| ()))
+        let name = object.clone();
+        self.answered(&name, cost, op.submit(object, flags), |result| result.map(|_| ()))
     }
 
     /// See [`super::super::Cluster::read`].
@@ -126,6 +133,7 @@ impl Connection {
             Ok(object) => object,
             Err(e) => return failed(e),
         };
+        let name = object.clone();
         let mut buffer = IoBuf::with_capacity(len);
         let target = Target(buffer.as_mut_ptr());
         let submit: Submit = Box::new(move |c, completion| {
@@ -133,7 +141,7 @@ impl Connection {
             // SAFETY: the completion owns the buffer, whose memory stays in place until it is called.
             unsafe { (c.api.aio_read)(c.io, object.as_ptr(), completion, target.0.cast(), len, offset) }
         });
-        self.answered(OVERHEAD + len, submit, move |result| {
+        self.answered(&name, OVERHEAD + len, submit, move |result| {
             buffer.set_len(result?.min(len));
             Ok(buffer)
         })
@@ -148,7 +156,8 @@ impl Connection {
         let (op, output) = (ReadOp::new(self.api), Output::new(0u64));
         // SAFETY: the operation is valid, and the completion owns the output.
         unsafe { (self.api.read_op_stat)(op.raw, output.as_ptr(), null_mut(), null_mut()) };
-        self.answered(OVERHEAD, op.submit(object), move |result| result.map(|_| *output.into_box()))
+        let name = object.clone();
+        self.answered(&name, OVERHEAD, op.submit(object), move |result| result.map(|_| *output.into_box()))
     }
 
     /// See [`super::super::Cluster::contents`].
@@ -182,7 +191,7 @@ impl Connection {
             Err(e) => return drop(answer.send(Err(e))),
         };
         let this = self.clone();
-        let name = object.clone();
+        let (name, header) = (object.clone(), object.clone());
         let finish: Finish = Box::new(move |result| {
             let contents = as_answer(result).and_then(|_| page.into_box().take(known));
             match contents {
@@ -191,19 +200,25 @@ impl Connection {
                 Err(e) => drop(answer.send(Err(e))),
             }
         });
-        self.begin(OVERHEAD + first.unwrap_or(0) + (64 << 10), op.submit(object), finish);
+        self.begin(&header, OVERHEAD + first.unwrap_or(0) + (64 << 10), op.submit(object), finish);
     }
 
     /// Begins an operation whose result is converted by `convert` when it has ended, also if the answer is
     /// not awaited.
     fn answered<T: Send + 'static>(
         self: &Arc<Self>,
+        object: &CStr,
         cost: usize,
         submit: Submit,
         convert: impl FnOnce(Answer<usize>) -> Answer<T> + Send + 'static,
     ) -> BoxFuture<'static, Answer<T>> {
         let (answer, answered) = oneshot::channel();
-        self.begin(cost, submit, Box::new(move |result| drop(answer.send(convert(as_answer(result))))));
+        self.begin(
+            object,
+            cost,
+            submit,
+            Box::new(move |result| drop(answer.send(convert(as_answer(result))))),
+        );
         received(answered)
     }
 }

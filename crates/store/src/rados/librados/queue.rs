@@ -35,18 +35,22 @@ struct State {
     /// Blocking calls, which have no bound.
     calls: usize,
     waiting: VecDeque<(usize, Job)>,
+    /// Those that the bounds do not delay.
+    urgent: VecDeque<(usize, Job)>,
     /// A thread is submitting. It also submits what others add.
     submitting: bool,
 }
 
 impl State {
     fn next(&mut self, limits: Limits) -> Option<Job> {
-        let (bytes, _) = self.waiting.front()?;
-        let fits = self.operations < limits.operations && self.bytes + bytes <= limits.bytes;
-        if !fits && self.operations > 0 {
-            return None;
+        let urgent = self.urgent.pop_front();
+        if let (None, Some((bytes, _))) = (&urgent, self.waiting.front()) {
+            let fits = self.operations < limits.operations && self.bytes + bytes <= limits.bytes;
+            if !fits && self.operations > 0 {
+                return None;
+            }
         }
-        let (bytes, job) = self.waiting.pop_front()?;
+        let (bytes, job) = urgent.or_else(|| self.waiting.pop_front())?;
         self.operations += 1;
         self.bytes += bytes;
         Some(job)
@@ -54,7 +58,11 @@ impl State {
 
     /// Also false while a thread submits: an operation can end before its submission returns.
     fn is_idle(&self) -> bool {
-        self.operations == 0 && self.calls == 0 && self.waiting.is_empty() && !self.submitting
+        self.operations == 0
+            && self.calls == 0
+            && self.waiting.is_empty()
+            && self.urgent.is_empty()
+            && !self.submitting
     }
 }
 
@@ -67,6 +75,12 @@ impl Queue {
     /// called once after it was called.
     pub(super) fn add(&self, bytes: usize, job: Job) {
         self.state.lock().waiting.push_back((bytes, job));
+        self.submit();
+    }
+
+    /// As [`Queue::add`], but submits it at once, whatever is in flight.
+    pub(super) fn add_urgent(&self, bytes: usize, job: Job) {
+        self.state.lock().urgent.push_back((bytes, job));
         self.submit();
     }
 
