@@ -19,6 +19,7 @@ mod machine;
 mod medium;
 mod model;
 mod plan;
+pub mod rados;
 mod recover;
 mod refused;
 mod rng;
