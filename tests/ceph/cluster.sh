@@ -75,8 +75,8 @@ monitor() { "$PYTHON" "$HERE/monitor.py" "$CONF" "$@"; }
 
 # ---- processes ------------------------------------------------------------------------------------------
 
-# When a process began, in ticks since boot; fails if it has ended. It distinguishes a process from a later one
-# with the same number.
+# When a process began, in ticks since boot; fails if it has ended. It distinguishes a process from a later
+# one with the same number.
 began() {
   local stat
   stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1

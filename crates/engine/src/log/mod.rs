@@ -194,8 +194,8 @@ impl Log {
         }
     }
 
-    /// Whether the cleaner may write this many bytes: the room of its segment is reserved, or the store has them
-    /// and `spare` more for the checkpoint after which the cleaner's gain is deleted.
+    /// Whether the cleaner may write this many bytes: the room of its segment is reserved, or the store has
+    /// that much, and `spare` more for the checkpoint after which emptied objects are deleted.
     pub fn may_move(&self, bytes: u64, free: u64, spare: u64) -> bool {
         let reserved = self.open.get(&Stream::Moved).filter(|open| open.preallocated);
         let left =

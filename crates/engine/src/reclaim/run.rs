@@ -112,8 +112,8 @@ impl<'a> Reclaim<'a> {
         Ok(effort != Effort::Easy && victims.len() == worth_cleaning(&objects, effort))
     }
 
-    /// Whether there is room for what is live in an object. Without this, a move that does not fit could use up
-    /// the room that the next checkpoint needs.
+    /// Whether there is room for the live slots of an object. Without this check, a move that does not fit
+    /// could use up the room that the next checkpoint needs.
     async fn may_clean(&self, victim: &Object) -> Result<bool> {
         let (free, spare) =
             (self.headroom().await?.free, self.cleaner.space.segment_bytes() / CHECKPOINT_PART);

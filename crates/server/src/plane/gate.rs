@@ -16,7 +16,7 @@ use tokio::time::{Sleep, sleep};
 /// Interval at which a connection with replies looks whether the gate is open again.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Tells whether the server is certain to own the pool. Without a condition, it always is.
+/// Whether the server is certain to own the pool. Without a condition, it always is.
 #[derive(Clone, Default)]
 pub(crate) struct Gate(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
 

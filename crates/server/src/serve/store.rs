@@ -60,8 +60,8 @@ pub(super) async fn open(
     finish(opened, config, host).await
 }
 
-/// As [`open`] for a pool in Ceph, but a standby waits while another server holds it. `None` if `stop` completes
-/// before.
+/// As [`open`] for a pool in Ceph, but a standby waits while another server holds it. `None` if `stop`
+/// completes before.
 pub(super) async fn open_when_free(
     config: &ServeConfig,
     pool: &RadosPool,

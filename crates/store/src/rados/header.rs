@@ -83,7 +83,7 @@ impl Header {
     /// Reads the header.
     ///
     /// # Errors
-    /// `ENOENT` if there is none, `EUCLEAN` if its attributes are not those of a pool.
+    /// `ENOENT` if it does not exist, `EUCLEAN` if its attributes are not those of a pool.
     pub async fn read(cluster: &dyn Cluster) -> Answer<Header> {
         Header::parse(&cluster.contents(HEADER, 2 * COPY_BYTES).await?)
     }
@@ -146,7 +146,7 @@ impl HeaderKeys {
         Box::pin(async move { answered.await.unwrap_or(Err(Errno(libc::ESHUTDOWN))) })
     }
 
-    /// Removes keys with the next change; if there is none, the next owner does it.
+    /// Removes keys with the next change; without one, the next owner does it.
     pub fn remove_later(&self, keys: impl IntoIterator<Item = String>) {
         self.pending.lock().remove.extend(keys);
     }

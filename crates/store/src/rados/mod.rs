@@ -1,8 +1,8 @@
 //! A store in Ceph RADOS: a pool is the objects of one namespace.
 //!
-//! Modules, lowest first: [`cluster`] declares what is needed of RADOS, [`librados`] and [`simulated`]
-//! implement it; [`header`] is the layout of the pool's objects, [`ownership`] argues why no late operation of
-//! an earlier owner has an effect; [`ops`] implements the contract.
+//! Modules, lowest first: [`cluster`] declares what is needed of RADOS; [`librados`] and [`simulated`]
+//! implement it; [`header`] is the layout of the pool's objects; [`ownership`] argues why no late operation
+//! of an earlier owner has an effect; [`ops`] implements the contract.
 
 mod cluster;
 mod growing;
@@ -34,8 +34,8 @@ use self::ownership::{BEAT_EVERY, Taken, beat, release, take_over};
 pub use self::simulated::{Broken, SimulatedClient, SimulatedRados, World};
 use crate::{BoxFuture, Result, StoreError};
 
-/// For this long after it sent a heartbeat that was acknowledged, an owner knows that no other server has
-/// taken the pool over: less than the time after which it is taken for dead.
+/// For this long after it sent a heartbeat that was acknowledged, no other server has taken the pool
+/// over: less than the time after which an owner is regarded as dead.
 const LEASE: Duration = Duration::from_secs(3);
 /// Longest wait of a server that gives its pool back.
 const RELEASE_TIME: Duration = Duration::from_secs(3);
@@ -135,8 +135,8 @@ impl Lease {
 }
 
 impl RadosStore {
-    /// Opens a pool for writing, and creates it if it is missing. Blocks; with [`Claim::Wait`] until the owner
-    /// releases the pool or dies.
+    /// Opens a pool for writing, and creates it if it is missing. Blocks; with [`Claim::Wait`] until the
+    /// owner releases the pool or dies.
     ///
     /// # Errors
     /// [`StoreError::Busy`] if another server owns the pool; `ECANCELED` as [`StoreError::Io`] if cancelled;
@@ -221,8 +221,8 @@ impl RadosStore {
         })
     }
 
-    /// A function that tells whether it is certain that no other server has taken the pool over. It does not
-    /// keep the store open, and returns false after its end.
+    /// A function that returns whether it is certain that no other server has taken the pool over. It does
+    /// not keep the store open, and returns false after its end.
     pub fn ownership(&self) -> Arc<dyn Fn() -> bool + Send + Sync> {
         let (lease, cluster) = (self.shared.lease.clone(), Arc::downgrade(&self.shared.cluster));
         Arc::new(move || cluster.upgrade().is_some_and(|cluster| lease.is_valid(cluster.now())))
@@ -267,7 +267,7 @@ async fn keep(store: Weak<Shared>) {
     }
 }
 
-/// Who owns a pool. Observes its owner for a few seconds if that cannot be told at once.
+/// Who owns a pool. Observes its owner for some seconds if it is not known to have ended.
 ///
 /// # Errors
 /// `ENOENT` as [`StoreError::Io`] if there is no such pool, and as [`RadosStore::open`].
@@ -297,7 +297,7 @@ fn store_error(what: &str, e: Errno) -> StoreError {
     }
 }
 
-/// Waits for a future of a cluster, which progresses by itself.
+/// Waits for a future of a cluster, which progresses without being polled.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Thread(std::thread::Thread);
     impl Wake for Thread {

@@ -1,8 +1,8 @@
 //! The server that owns a pool, as the header names it.
 //!
 //! The text has five words: host, process, the host's boot, the namespace of processes, and the start time of
-//! the process. A server on the same boot and in the same namespace can tell at once whether that process
-//! still runs; others observe the heartbeat.
+//! the process. A server on the same boot and in the same namespace can determine at once whether that
+//! process still runs; others observe the heartbeat.
 
 use std::fmt;
 
@@ -72,7 +72,7 @@ impl Owner {
         format!("{} {} {} {} {}", self.host, self.process, self.boot, self.namespace, self.started)
     }
 
-    /// Whether it is known to have ended. False if that cannot be told from here.
+    /// Whether it is known to have ended. False if that cannot be determined here.
     pub fn has_ended(&self, here: &Owner) -> bool {
         let known = [&self.boot, &self.namespace, &self.started].iter().all(|fact| *fact != UNKNOWN);
         let can_tell = known && (&self.boot, &self.namespace) == (&here.boot, &here.namespace);
@@ -101,7 +101,7 @@ mod tests {
         child.wait().unwrap();
         assert!(ended.has_ended(&here));
         let elsewhere = Owner { boot: "another".into(), ..ended.clone() };
-        assert!(!elsewhere.has_ended(&here), "cannot be told from here");
+        assert!(!elsewhere.has_ended(&here), "cannot be determined here");
         let unknown = Owner { started: UNKNOWN.into(), ..ended };
         assert!(!unknown.has_ended(&here));
     }

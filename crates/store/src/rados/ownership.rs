@@ -13,8 +13,8 @@
 //! | removal of a segment | was entered in the header before; the successor completes the removals that it finds there before it reads the pool, so no later reference to the segment is possible. An object that was created under this number since has a higher term, with which the removal does not take place |
 //! | heartbeat | requires the old term in the header |
 //!
-//! What is read after the fence is durable: the change of the term is ordered after all earlier writes to that
-//! object, and it was acknowledged.
+//! What is read after the fence is durable: the change of the term is ordered after all earlier writes to
+//! that object, and it was acknowledged.
 //!
 //! **Time** decides only when a server takes a pool over that another one owns, never whether a write takes
 //! effect. An owner changes its heartbeat each second. A server that sees no change for [`DEAD_AFTER`], in
@@ -32,7 +32,7 @@ use crate::{BoxFuture, Result, StoreError};
 
 /// Interval between two beats of an owner.
 pub(super) const BEAT_EVERY: Duration = Duration::from_secs(1);
-/// An owner whose heartbeat does not change for this long is taken for dead.
+/// An owner whose heartbeat does not change for this long is regarded as dead.
 const DEAD_AFTER: Duration = Duration::from_secs(4);
 /// Interval between two looks at a heartbeat.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -146,7 +146,7 @@ async fn observe(
                 seen = now;
             }
             Err(Errno(libc::ENOENT)) => return Ok(None),
-            // It says nothing about the owner.
+            // It is no sign of the owner's state.
             Err(_) => unchanged = Duration::ZERO,
         }
     }

@@ -1,6 +1,6 @@
 //! A RADOS cluster in memory, for tests.
 //!
-//! Each client is a process with a connection of its own: requests travel for a while, those of one client to
+//! Each client is a process with a separate connection: requests travel for some time, those of one client to
 //! one object in order, take effect, and their answers travel back. What a client had begun arrives even if
 //! the client has crashed or is paused since, possibly much later: that is what fences have to withstand.
 

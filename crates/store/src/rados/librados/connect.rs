@@ -108,7 +108,7 @@ pub(super) fn connect(
     Ok((raw, io))
 }
 
-/// The library reports each file that it cannot open as missing: asks the system for the cause.
+/// The library reports each file that it cannot open as missing: the system reports the cause.
 fn cause_of(errno: i32, options: &RadosOptions) -> i32 {
     match &options.conf {
         Some(path) if errno == libc::ENOENT => {
