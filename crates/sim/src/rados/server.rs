@@ -142,7 +142,9 @@ impl Server {
     /// Closes the pool in order. The store is given back when the process ends.
     pub async fn close(self: Rc<Server>) {
         let ctx = self.ctx.borrow().clone().expect("it is ready");
-        ctx.tolerance.set(Tolerance { closed: true, ..ctx.tolerance.get() });
+        let tolerance = ctx.tolerance.get();
+        // An operation that finds no space while the pool closes never will: the pool latches.
+        ctx.tolerance.set(Tolerance { closed: true, latched: tolerance.full, ..tolerance });
         match ctx.pool.close().await {
             Ok(()) => {
                 let mut model = ctx.model.borrow_mut();
