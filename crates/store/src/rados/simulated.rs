@@ -302,7 +302,7 @@ impl Cluster for SimulatedClient {
 
     fn read(&self, object: &str, offset: u64, len: usize) -> BoxFuture<'static, Answer<IoBuf>> {
         let name = object.to_owned();
-        // It may overtake other requests, so it travels in a queue of its own.
+        // It may overtake other requests, so it travels in a separate queue.
         self.request(&format!("read {object}"), move |state| {
             let object = state.objects.get(&name).ok_or(Errno(libc::ENOENT))?;
             Ok(IoBuf::from(crate::memory::slice_at(&object.bytes, offset, len)))
