@@ -111,6 +111,34 @@ fn a_lease_ends_before_another_server_can_have_taken_over() {
     });
 }
 
+/// The first heartbeats of two owners must differ: a standby would not see that the second one lives.
+#[test]
+fn the_first_heartbeat_of_an_owner_is_seen() {
+    on_a_cluster(async |site| {
+        let first = site.open("first", Claim::IfFree).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        drop(first);
+        let second = site.open("second", Claim::Wait);
+        let third = async {
+            while site.rados.term() < 2 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            // The second one needs some time to complete its claim, sends one heartbeat, and is cut off.
+            site.rados.pause(2);
+            let cut_off = async {
+                tokio::time::sleep(Duration::from_millis(2_500)).await;
+                site.rados.resume(2);
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                site.rados.pause(2);
+            };
+            tokio::join!(site.open("third", Claim::Wait), cut_off).0
+        };
+        let (second, third) = tokio::join!(second, third);
+        let (second, _third) = (second.unwrap(), third.unwrap());
+        assert!(!second.ownership()(), "the third one has the pool");
+    });
+}
+
 /// Begins an operation whose request arrives late, takes the pool over, and checks that it had no effect.
 fn arrives_late(
     begin: impl for<'a> Fn(&'a RadosStore) -> BoxFuture<'a, Result<(), StoreError>>,
