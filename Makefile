@@ -69,7 +69,8 @@ soak-hostile: setup build ## hostile clients: FOREBAY_HOSTILE_S (120) each, FORE
 	FOREBAY_SESSIONS=$${FOREBAY_SESSIONS:-20000} $(CARGO) test --workspace --locked --test sessions
 
 soak-seeds: ## FOREBAY_ROUNDS (20000) seeds of each simulated world
-	FOREBAY_ROUNDS=$${FOREBAY_ROUNDS:-20000} $(CARGO) test -p forebay-sim --locked --test it -- world:: rounds:: faults::
+	FOREBAY_ROUNDS=$${FOREBAY_ROUNDS:-20000} $(CARGO) test -p forebay-sim --locked --test it -- world:: rounds:: faults:: \
+		rados::
 
 bench: setup build ## the promised figures, each next to its peer, in one run
 	$(CARGO) run --release --locked -p forebay-xray -- bench $(ARGS)

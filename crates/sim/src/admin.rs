@@ -144,7 +144,11 @@ async fn clone(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let Some(source) = ctx.pick(rng, DiskState::is_source) else { return };
     let Some(_busy) = ctx.busy(&source) else { return };
     let from_volume = ctx.model.borrow().disk(&source).is_some_and(|d| d.role == Role::Volume);
-    let write_cache = if !from_volume && rng.percent(35) { *rng.pick(&[4096, 16 << 10, 1 << 20]) } else { 0 };
+    let write_cache = if ctx.plan.desktops && !from_volume && rng.percent(35) {
+        *rng.pick(&[4096, 16 << 10, 1 << 20])
+    } else {
+        0
+    };
     let sync = if write_cache > 0 { SyncMode::Never } else { ctx.plan.pick_sync(rng) };
     let count = *rng.pick(&[1, 1, 1, 2, 3]);
     let names: Vec<_> = (0..count).map(|_| ctx.new_name("c")).collect();
@@ -189,15 +193,15 @@ async fn delete(ctx: &Rc<Ctx>, rng: &mut Rng) {
     let (snapshots, clones) = dependents(ctx, &name);
     // If operations can fail, a concurrent creation or deletion may fail, so that other disks depend on this
     // one or not.
-    let Tolerance { closed, full, unreadable, latched } = ctx.tolerance.get();
-    let unsure = closed || full || unreadable || latched;
+    let Tolerance { closed, full, unreadable, latched, superseded } = ctx.tolerance();
+    let unsure = closed || full || unreadable || latched || superseded;
     if snapshots + clones > 0 && unsure {
         return;
     }
     if snapshots + clones > 0 {
         note!("delete {name}, which others depend on");
         let refused = ctx.pool.delete(&name).await;
-        let tolerated = matches!(&refused, Err(e) if ctx.tolerance.get().permits(e));
+        let tolerated = matches!(&refused, Err(e) if ctx.tolerance().permits(e));
         let right = matches!(refused, Err(Error::HasClones { .. } | Error::HasSnapshots { .. }));
         assert!(right || tolerated, "'{name}' with {snapshots} snapshots, {clones} clones: {refused:?}");
         return;
@@ -271,7 +275,7 @@ async fn resize(ctx: &Rc<Ctx>, rng: &mut Rng) {
     if size < before && ctx.handles(&name) > 0 {
         note!("shrink of {name}, which is in use");
         let refused = ctx.pool.resize(&name, size).await;
-        let tolerated = matches!(&refused, Err(e) if ctx.tolerance.get().permits(e));
+        let tolerated = matches!(&refused, Err(e) if ctx.tolerance().permits(e));
         assert!(matches!(refused, Err(Error::InUse { .. })) || tolerated, "shrunk in use: {refused:?}");
         return;
     }

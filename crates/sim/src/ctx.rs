@@ -29,12 +29,16 @@ pub struct Tolerance {
     pub unreadable: bool,
     /// The pool may have latched.
     pub latched: bool,
+    /// Another server has taken the pool over: any operation may fail.
+    pub superseded: bool,
 }
 
 impl Tolerance {
     /// Whether `e` is possible in this run.
     pub fn permits(&self, e: &Error) -> bool {
         match e {
+            Error::Fenced => self.superseded,
+            _ if self.superseded => true,
             Error::Closed => self.closed || self.latched,
             Error::NoSpace => self.full,
             Error::Latched(_) => self.latched,
@@ -69,8 +73,10 @@ pub struct Ctx {
     pub left: Cell<u64>,
     /// An operation found the pool latched.
     pub latched: Cell<bool>,
-    /// The tolerated errors.
+    /// The tolerated errors, apart from [`Ctx::is_superseded`].
     pub tolerance: Cell<Tolerance>,
+    /// Whether another server has taken the pool over.
+    pub is_superseded: Option<Box<dyn Fn() -> bool>>,
     slots: RefCell<BTreeMap<String, Slot>>,
     next_name: Cell<u64>,
 }
@@ -131,22 +137,29 @@ impl Drop for Locked {
 
 impl Ctx {
     /// A new life of the pool.
-    pub fn new(pool: Arc<Pool>, host: Arc<SimHost>, model: Rc<RefCell<Model>>, plan: Plan) -> Rc<Ctx> {
+    pub fn new(pool: Arc<Pool>, host: Arc<SimHost>, model: Rc<RefCell<Model>>, plan: Plan) -> Ctx {
         let names = model.borrow();
         let slots = names.names.keys().map(|n| (n.clone(), Slot::default())).collect();
         let used = names.now();
         drop(names);
-        Rc::new(Ctx {
+        Ctx {
             pool,
             host,
             model,
             left: Cell::new(plan.ops),
             plan,
             tolerance: Cell::default(),
+            is_superseded: None,
             latched: Cell::new(false),
             slots: RefCell::new(slots),
             next_name: Cell::new(used * 1000),
-        })
+        }
+    }
+
+    /// The errors that are tolerated now.
+    pub fn tolerance(&self) -> Tolerance {
+        let superseded = self.is_superseded.as_ref().is_some_and(|is| is());
+        Tolerance { superseded, ..self.tolerance.get() }
     }
 
     fn slot<T>(&self, name: &str, f: impl FnOnce(&mut Slot) -> T) -> T {
@@ -159,8 +172,8 @@ impl Ctx {
             Ok(value) => Some(value),
             Err(e) => {
                 crate::note!("{what}: {e}");
-                self.latched.set(self.latched.get() || matches!(e, Error::Latched(_)));
-                assert!(self.tolerance.get().permits(&e), "{what} failed: {e}");
+                self.latched.set(self.latched.get() || matches!(e, Error::Latched(_) | Error::Fenced));
+                assert!(self.tolerance().permits(&e), "{what} failed: {e}");
                 None
             }
         }

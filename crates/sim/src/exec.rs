@@ -8,10 +8,13 @@
 //! A kill of the process can also be in the middle of a step: between two stores to the memory that outlives
 //! it ([`Executor::run_into_kill`]).
 //!
+//! Tasks belong to processes, which can be killed and paused one by one ([`Executor::kill_process`]). Process
+//! 0 is the one of all tasks for which none is given.
+//!
 //! It cannot detect races between instructions of two threads outside of locks.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -25,6 +28,7 @@ use forebay_format::PoolId;
 use forebay_retained::{HeapMemory, Memory, set_hook};
 use parking_lot::Mutex;
 
+use crate::machine::{Machine, MemoryFate};
 use crate::rng::{Rng, mix};
 
 /// Steps of all executors of the process; a watchdog checks that it increases.
@@ -40,37 +44,15 @@ struct State {
     /// Ascending: the order in which one poll woke several tasks must have no effect, because tokio's watch
     /// channel wakes its waiters in a random order.
     ready: Vec<usize>,
-    spawned: Vec<(&'static str, BoxFuture<'static, ()>)>,
+    /// With the process of each.
+    spawned: Vec<(u64, &'static str, BoxFuture<'static, ()>)>,
 }
 
 /// State shared by tasks and executor.
 struct World {
     state: Mutex<State>,
     random: Mutex<Rng>,
-    memory: Mutex<MachineMemory>,
 }
-
-/// The memory of the machine that outlives a process.
-struct MachineMemory {
-    retained: Arc<HeapMemory>,
-    /// Number of the machine's starts.
-    boot: u8,
-}
-
-/// The effect on the machine's memory of the end of a process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum MemoryFate {
-    /// It is as the process left it.
-    #[default]
-    Kept,
-    /// It was removed.
-    Wiped,
-    /// The machine was restarted.
-    Restarted,
-}
-
-/// Chunks of memory that a pool may use.
-const MAX_CHUNKS: u32 = 2048;
 
 impl State {
     fn make_ready(&mut self, task: usize) {
@@ -87,29 +69,40 @@ impl World {
 }
 
 /// The host that is passed to an engine.
-pub struct SimHost(Arc<World>);
+pub struct SimHost {
+    world: Arc<World>,
+    process: u64,
+    machine: Arc<Machine>,
+}
+
+impl SimHost {
+    /// The same machine as another process sees it.
+    pub fn of_process(&self, process: u64) -> SimHost {
+        SimHost { world: self.world.clone(), process, machine: self.machine.clone() }
+    }
+}
 
 impl Host for SimHost {
     fn now(&self) -> Duration {
-        self.0.now()
+        self.world.now()
     }
     fn unix_ms(&self) -> u64 {
         1_700_000_000_000 + self.now().as_millis() as u64
     }
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        Box::pin(Sleep { world: self.0.clone(), until: self.now() + duration, timer: None })
+        Box::pin(Sleep { world: self.world.clone(), until: self.now() + duration, timer: None })
     }
     fn spawn(&self, name: &'static str, task: BoxFuture<'static, ()>) {
-        self.0.state.lock().spawned.push((name, task));
+        self.world.state.lock().spawned.push((self.process, name, task));
     }
     fn random(&self, bytes: &mut [u8]) {
-        self.0.random.lock().fill(bytes);
+        self.world.random.lock().fill(bytes);
     }
     fn boot_id(&self) -> [u8; 16] {
-        [self.0.memory.lock().boot; 16]
+        self.machine.boot_id()
     }
     fn memory(&self, _: PoolId, _: u64) -> std::io::Result<Arc<dyn Memory>> {
-        Ok(self.0.memory.lock().retained.clone())
+        Ok(self.machine.retained())
     }
 }
 
@@ -163,6 +156,7 @@ impl Wake for TaskWaker {
 }
 
 struct Task {
+    process: u64,
     name: &'static str,
     /// It was started by the engine, not by a client.
     is_engine: bool,
@@ -218,6 +212,9 @@ pub struct Executor {
     steps: u64,
     /// The kill that is due.
     kill: Option<Rc<Kill>>,
+    machine: Arc<Machine>,
+    /// Processes whose tasks do not run for now.
+    paused: BTreeSet<u64>,
 }
 
 impl Executor {
@@ -225,25 +222,33 @@ impl Executor {
     pub fn new(seed: u64) -> Executor {
         let mut rng = Rng::new(seed);
         let random = Mutex::new(rng.fork());
-        let memory = MachineMemory { retained: Arc::new(HeapMemory::new(MAX_CHUNKS)), boot: 1 };
-        let world = Arc::new(World { state: Mutex::default(), random, memory: Mutex::new(memory) });
-        Executor { world, tasks: Vec::new(), rng, hasty_clock: 200, hash: 0, steps: 0, kill: None }
+        let world = Arc::new(World { state: Mutex::default(), random });
+        Executor {
+            world,
+            tasks: Vec::new(),
+            rng,
+            hasty_clock: 200,
+            hash: 0,
+            steps: 0,
+            kill: None,
+            machine: Machine::new(1),
+            paused: BTreeSet::new(),
+        }
     }
 
     /// The host for the engine.
     pub fn host(&self) -> Arc<SimHost> {
-        Arc::new(SimHost(self.world.clone()))
+        self.host_on(0, self.machine.clone())
     }
 
-    /// Ends the process as far as its retained memory is concerned: the next one finds it as it is now, or
-    /// none. What the present process still does to it has no effect.
+    /// The host for the engine in a process on a machine.
+    pub fn host_on(&self, process: u64, machine: Arc<Machine>) -> Arc<SimHost> {
+        Arc::new(SimHost { world: self.world.clone(), process, machine })
+    }
+
+    /// As [`Machine::end_process`], of the machine of [`Executor::host`].
     pub fn end_process(&mut self, fate: MemoryFate) {
-        let mut memory = self.world.memory.lock();
-        memory.retained = Arc::new(match fate {
-            MemoryFate::Kept => memory.retained.snapshot(),
-            MemoryFate::Wiped | MemoryFate::Restarted => HeapMemory::new(MAX_CHUNKS),
-        });
-        memory.boot += u8::from(fate == MemoryFate::Restarted);
+        self.machine.end_process(fate);
     }
 
     /// Virtual time.
@@ -268,20 +273,25 @@ impl Executor {
 
     /// Starts a task that does not belong to the engine.
     pub fn spawn(&mut self, name: &'static str, future: impl Future<Output = ()> + 'static) {
-        self.add(name, false, Box::pin(future));
+        self.spawn_in(0, name, future);
     }
 
-    fn add(&mut self, name: &'static str, is_engine: bool, future: LocalFuture) {
+    /// As [`Executor::spawn`], in a process.
+    pub fn spawn_in(&mut self, process: u64, name: &'static str, future: impl Future<Output = ()> + 'static) {
+        self.add(process, name, false, Box::pin(future));
+    }
+
+    fn add(&mut self, process: u64, name: &'static str, is_engine: bool, future: LocalFuture) {
         let task = self.tasks.len();
         let waker = Arc::new(TaskWaker { world: self.world.clone(), task, queued: AtomicBool::new(true) });
-        self.tasks.push(Some(Task { name, is_engine, future, waker }));
+        self.tasks.push(Some(Task { process, name, is_engine, future, waker }));
         self.world.state.lock().make_ready(task);
     }
 
     fn take_spawned(&mut self) {
         let spawned = std::mem::take(&mut self.world.state.lock().spawned);
-        for (name, future) in spawned {
-            self.add(name, true, future);
+        for (process, name, future) in spawned {
+            self.add(process, name, true, future);
         }
     }
 
@@ -296,6 +306,21 @@ impl Executor {
         true
     }
 
+    /// One of the tasks that are ready, apart from those of paused processes.
+    fn take_ready(&mut self) -> Option<usize> {
+        let ready = &mut self.world.state.lock().ready;
+        if self.paused.is_empty() {
+            let at = (!ready.is_empty()).then(|| self.rng.below(ready.len() as u64) as usize)?;
+            return Some(ready.remove(at));
+        }
+        let runs =
+            |task: &usize| self.tasks[*task].as_ref().is_none_or(|t| !self.paused.contains(&t.process));
+        let running: Vec<usize> = ready.iter().copied().filter(runs).collect();
+        let task = *(!running.is_empty()).then(|| self.rng.pick(&running))?;
+        ready.retain(|other| *other != task);
+        Some(task)
+    }
+
     /// Executes one step; false if no further step is possible.
     pub fn step(&mut self) -> bool {
         STEPS.fetch_add(1, SeqCst);
@@ -304,15 +329,13 @@ impl Executor {
         if self.hasty_clock > 0 && self.rng.one_in(self.hasty_clock) {
             self.fire_timer();
         }
-        while self.world.state.lock().ready.is_empty() {
+        let task = loop {
+            if let Some(task) = self.take_ready() {
+                break task;
+            }
             if !self.fire_timer() {
                 return false;
             }
-        }
-        let task = {
-            let ready = &mut self.world.state.lock().ready;
-            let at = self.rng.below(ready.len() as u64) as usize;
-            ready.remove(at)
         };
         self.note((task as u64) << 40 ^ self.now().as_nanos() as u64);
         let Some(mut running) = self.tasks[task].take() else { return true };
@@ -333,7 +356,7 @@ impl Executor {
     /// store, in the middle of a step, the process is killed: the memory stays as it is then, and `kill` is
     /// called. The rest of the step has no effect.
     pub fn run_into_kill(&mut self, stores: u64, steps: u64, kill: impl Fn() + 'static) {
-        let memory = self.world.memory.lock().retained.clone();
+        let memory = self.machine.retained();
         let state = RefCell::new(KillState { stores, found: None });
         let kill = Rc::new(Kill { memory, state, effect: Box::new(kill) });
         self.kill = Some(kill.clone());
@@ -344,7 +367,7 @@ impl Executor {
         }
         self.kill = None;
         if let Some(found) = kill.state.borrow_mut().found.take() {
-            self.world.memory.lock().retained = Arc::new(found);
+            self.machine.set_retained(found);
         }
     }
 
@@ -379,6 +402,36 @@ impl Executor {
         let mut count = BTreeMap::new();
         self.tasks.iter().flatten().for_each(|t| *count.entry(t.name).or_insert(0) += 1);
         format!("{count:?}")
+    }
+
+    /// From now on, the tasks of a process do not run.
+    pub fn pause_process(&mut self, process: u64) {
+        self.paused.insert(process);
+    }
+
+    /// The tasks of a paused process continue.
+    pub fn resume_process(&mut self, process: u64) {
+        self.paused.remove(&process);
+    }
+
+    /// The end of one process: its tasks are dropped. What they start in another process while they are
+    /// dropped continues.
+    pub fn kill_process(&mut self, process: u64) {
+        self.take_spawned();
+        let of_it = |task: &&mut Option<Task>| task.as_ref().is_some_and(|task| task.process == process);
+        let dropped: Vec<_> = self.tasks.iter_mut().filter(of_it).filter_map(Option::take).collect();
+        drop(dropped);
+        let spawned = {
+            let mut state = self.world.state.lock();
+            let (of_it, others) =
+                std::mem::take(&mut state.spawned).into_iter().partition(|s| s.0 == process);
+            state.spawned = others;
+            of_it
+        };
+        let spawned: Vec<_> = spawned;
+        drop(spawned);
+        self.paused.remove(&process);
+        self.note(0xdead ^ process << 16);
     }
 
     /// The end of the process: all tasks are dropped.

@@ -13,8 +13,8 @@ use forebay_engine::{Role, SyncMode};
 use forebay_format::BLOCK;
 
 use crate::content::{Content, WriteId, describe};
-use crate::exec::MemoryFate;
 use crate::history::{Cell, End, NEVER, Op, OpId, Ops, Stamp, TimeSet};
+use crate::machine::MemoryFate;
 
 /// An era of a name: the name and the number of the era.
 #[derive(Debug, Clone, PartialEq, Eq)]

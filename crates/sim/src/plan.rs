@@ -27,6 +27,8 @@ pub struct Plan {
     pub wide: bool,
     /// Consecutive requests of a guest that writes.
     pub scatter: u64,
+    /// Whether some clones of images are desktops.
+    pub desktops: bool,
     /// Percentage of administrators' operations that are sessions of a desktop's users.
     pub sessions: u64,
     /// Weights of [`SyncMode`] `Flush`, `Always`, `Never`.
@@ -82,6 +84,7 @@ impl Plan {
             huge: !overlapping && rng.percent(15),
             wide: false,
             scatter: 1,
+            desktops: true,
             sessions: 0,
             sync: *rng.pick(&[[1, 0, 0], [1, 1, 0], [2, 1, 1], [0, 1, 0]]),
             pool,

@@ -27,8 +27,8 @@ use forebay_engine::{Role, SyncMode};
 use forebay_format::BLOCK;
 
 use crate::content::{Content, describe};
-use crate::exec::MemoryFate;
 use crate::history::{Cell, End, NEVER, OpId, TimeSet};
+use crate::machine::MemoryFate;
 use crate::model::{DiskState, EraId, Model};
 
 /// Names with this prefix are unfinished imports, which no recovery keeps.

@@ -25,7 +25,7 @@ pub async fn refused(ctx: &Rc<Ctx>, rng: &mut Rng) {
 fn check<T: std::fmt::Debug>(ctx: &Ctx, what: &str, result: Result<T>, right: impl Fn(&Error) -> bool) {
     note!("{what}, which must be refused");
     match &result {
-        Err(e) if right(e) || ctx.tolerance.get().permits(e) => {}
+        Err(e) if right(e) || ctx.tolerance().permits(e) => {}
         _ => panic!("{what} gave {result:?}"),
     }
 }

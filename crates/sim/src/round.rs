@@ -13,8 +13,9 @@ use forebay_store::{Crash, FaultyStore, Image, Store};
 
 use crate::admin::admin_op;
 use crate::ctx::{Ctx, Tolerance};
-use crate::exec::{Executor, MemoryFate, Ran};
+use crate::exec::{Executor, Ran};
 use crate::guest::guest_op;
+use crate::machine::MemoryFate;
 use crate::medium::Medium;
 use crate::model::Model;
 use crate::note;
@@ -311,8 +312,9 @@ impl Round {
             inject(self.medium.faults(), &mut self.rng);
         }
         let ctx = Ctx::new(pool.clone(), self.exec.host(), self.model.clone(), self.plan.clone());
+        let ctx = Rc::new(ctx);
         ctx.tolerance.set(self.tolerance);
-        let running = self.start_clients(&ctx);
+        let running = start_clients(&mut self.exec, 0, &ctx, &mut self.rng);
         let idle = ctx.clone();
         let idle = async move {
             while running.get() > 0 {
@@ -339,30 +341,6 @@ impl Round {
                 self.close(pool);
             }
         }
-    }
-
-    fn start_clients(&mut self, ctx: &Rc<Ctx>) -> Rc<Cell<u64>> {
-        let running = Rc::new(Cell::new(self.plan.clients));
-        if let Some(most) = self.plan.reclaim_every {
-            let (ctx, mut rng, running) = (ctx.clone(), self.rng.fork(), running.clone());
-            // It counts as running, and ends when it is the only one.
-            running.set(running.get() + 1);
-            self.exec.spawn("cleaner", async move {
-                while running.get() > 1 && !ctx.latched.get() {
-                    ctx.sleep(1 + rng.below(most)).await;
-                    crate::admin::reclaim(&ctx).await;
-                }
-                running.set(running.get() - 1);
-            });
-        }
-        for _ in 0..self.plan.clients {
-            let (ctx, mut rng, running) = (ctx.clone(), self.rng.fork(), running.clone());
-            self.exec.spawn("client", async move {
-                client(&ctx, &mut rng).await;
-                running.set(running.get() - 1);
-            });
-        }
-        running
     }
 
     /// Closes the pool, or crashes while it closes. A close that succeeds makes all acknowledged changes
@@ -402,7 +380,7 @@ impl Round {
 }
 
 /// Admits clients to all disks again that refuse them because answered writes are lost. Returns their names.
-async fn admit_all(pool: &Arc<Pool>) -> Result<BTreeSet<String>, String> {
+pub(crate) async fn admit_all(pool: &Arc<Pool>) -> Result<BTreeSet<String>, String> {
     let mut refused = BTreeSet::new();
     for disk in pool.disks() {
         if let Err(Error::MemoryLost { .. }) = pool.attach(&disk.name) {
@@ -417,6 +395,36 @@ async fn admit_all(pool: &Arc<Pool>) -> Result<BTreeSet<String>, String> {
         }
     }
     Ok(refused)
+}
+
+/// Starts the clients of a life in a process. Returns the number of those that run.
+pub(crate) fn start_clients(
+    exec: &mut Executor,
+    process: u64,
+    ctx: &Rc<Ctx>,
+    rng: &mut Rng,
+) -> Rc<Cell<u64>> {
+    let running = Rc::new(Cell::new(ctx.plan.clients));
+    if let Some(most) = ctx.plan.reclaim_every {
+        let (ctx, mut rng, running) = (ctx.clone(), rng.fork(), running.clone());
+        // It counts as running, and ends when it is the only one.
+        running.set(running.get() + 1);
+        exec.spawn_in(process, "cleaner", async move {
+            while running.get() > 1 && !ctx.latched.get() {
+                ctx.sleep(1 + rng.below(most)).await;
+                crate::admin::reclaim(&ctx).await;
+            }
+            running.set(running.get() - 1);
+        });
+    }
+    for _ in 0..ctx.plan.clients {
+        let (ctx, mut rng, running) = (ctx.clone(), rng.fork(), running.clone());
+        exec.spawn_in(process, "client", async move {
+            client(&ctx, &mut rng).await;
+            running.set(running.get() - 1);
+        });
+    }
+    running
 }
 
 /// One client: works until the operations of this life are used up or the pool closes.

@@ -25,7 +25,7 @@ async fn attach(ctx: &Rc<Ctx>, name: &str) -> Option<Arc<DiskHandle>> {
         }
     }
     // If there is no space for the reset, no client can attach, and the data remains private.
-    assert!(ctx.tolerance.get().full, "'{name}' was not reset within {} s", TRIES * PAUSE / 1000);
+    assert!(ctx.tolerance().full, "'{name}' was not reset within {} s", TRIES * PAUSE / 1000);
     None
 }
 

@@ -454,8 +454,8 @@ impl DiskHandle {
     /// As [`DiskHandle::flush`], without counting a flush.
     pub(crate) async fn flush_changes(&self) -> Result<()> {
         match self.disk.sync() {
-            SyncMode::Never => self.intake.cx.check_fenced()?,
-            SyncMode::Flush | SyncMode::Always => self.intake.flush_disk(&self.disk).await?,
+            SyncMode::Never if !self.is_durable(true) => self.intake.cx.check_fenced()?,
+            _ => self.intake.flush_disk(&self.disk).await?,
         }
         self.disk.check_losses(&self.known_losses)
     }

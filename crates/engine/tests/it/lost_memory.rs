@@ -156,6 +156,8 @@ async fn durable_answers_do_not_mark() {
         assert!(pool.attach("read@s").unwrap().write(0, &[1; 512], false).await.is_err());
         if coalesce == Coalesce::Off {
             write(&pool.attach("read").unwrap()).await;
+            pool.create_volume("never", 1 << 20, SyncMode::Never, 0).await.unwrap();
+            pool.attach("never").unwrap().copy_from(0, &disk, 100, BLOCK as u64).await.unwrap();
         }
         let (machine, store) = machine.lose(&store).await;
         let pool = machine.open(&store).await;
@@ -167,6 +169,10 @@ async fn durable_answers_do_not_mark() {
         }
         assert_eq!(read(&pool.attach("remote").unwrap(), BLOCK as u64 + 5, 77).await, [7; 77]);
         drop(pool.attach("read").unwrap());
+        if coalesce == Coalesce::Off {
+            let copied = read(&pool.attach("never").unwrap(), 0, 512).await;
+            assert!(copied == noise(1, BLOCK)[100..612], "a copy is as durable as a write");
+        }
     }
 }
 

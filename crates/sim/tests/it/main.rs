@@ -7,6 +7,7 @@ mod faults;
 mod live;
 mod memory;
 mod one_disk;
+mod rados;
 mod room;
 mod rounds;
 mod world;

@@ -31,7 +31,7 @@ use self::librados::LibradosCluster;
 use self::owner::Owner;
 use self::ownership::{BEAT_EVERY, Taken, beat, release, take_over};
 #[cfg(feature = "test-util")]
-pub use self::simulated::{SimulatedClient, SimulatedRados, World};
+pub use self::simulated::{Broken, SimulatedClient, SimulatedRados, World};
 use crate::{BoxFuture, Result, StoreError};
 
 /// For this long after it sent a heartbeat that was acknowledged, no other server has taken the pool
@@ -202,6 +202,12 @@ impl RadosStore {
         claim: Claim,
     ) -> Result<Arc<RadosStore>> {
         block_on(RadosStore::open_simulated(cluster, name, claim))
+    }
+
+    /// The number of the ownership.
+    #[cfg(feature = "test-util")]
+    pub fn term(&self) -> u64 {
+        u64::from_str_radix(&self.shared.term, 16).expect("it was written as a number")
     }
 
     /// Completes when another server has taken the pool over.

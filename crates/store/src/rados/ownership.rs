@@ -101,7 +101,7 @@ async fn swap_owner(cluster: &dyn Cluster, seen: &Header, owner: &Owner) -> Answ
         Step::Require(BEAT, seen.beat.clone()),
         Step::Set(TERM, digits(term)),
         Step::Set(OWNER, owner.text()),
-        // Differs from each beat of an owner.
+        // The first heartbeat must be another one, also if it equals the last one of the owner before.
         Step::Set(BEAT, digits(0)),
     ];
     cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| term)

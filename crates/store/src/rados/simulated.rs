@@ -6,12 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
+use super::header::{HEADER, TERM};
 use crate::{BoxFuture, Capacity, IoBuf};
 
 /// Clock, tasks and chance of a simulation.
@@ -24,6 +26,22 @@ pub trait World: Send + Sync {
     fn spawn(&self, client: Option<u64>, task: BoxFuture<'static, ()>);
     /// How long the next request or answer travels.
     fn delay(&self) -> Duration;
+}
+
+/// A cluster that breaks a rule, for tests that a simulation notices it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Broken {
+    /// It breaks none.
+    #[default]
+    None,
+    /// Objects that exist do not get the term of a new owner: open segments are not fenced.
+    Fences,
+    /// Keys are not entered in the header: segments are open and removed unnoticed.
+    Keys,
+    /// Attributes need not have the required value.
+    Require,
+    /// Attributes may be greater than required: removals ignore terms.
+    RequireAtMost,
 }
 
 /// Interval at which requests of paused clients look whether they may arrive.
@@ -60,14 +78,24 @@ struct Object {
 
 type Effect = Box<dyn FnOnce(&mut State) + Send>;
 
+/// Requests of one client that are on their way to one object, in order.
+#[derive(Default)]
+struct Queue {
+    /// With whether it has travelled long enough.
+    requests: VecDeque<(bool, Effect)>,
+    /// Requests that have arrived.
+    arrived: u64,
+}
+
 struct State {
     objects: BTreeMap<String, Object>,
-    /// Requests that are on their way, by client and object, in order.
-    queues: HashMap<(u64, String), VecDeque<Effect>>,
+    /// Requests that are on their way, by client and object.
+    queues: HashMap<(u64, String), Queue>,
     capacity: u64,
     clients: u64,
     /// Clients whose requests do not arrive for now.
     paused: BTreeSet<u64>,
+    broken: Broken,
 }
 
 /// The cluster.
@@ -80,13 +108,15 @@ pub struct SimulatedRados {
 pub struct SimulatedClient {
     rados: Arc<SimulatedRados>,
     number: u64,
+    ends_in_order: AtomicBool,
 }
 
 impl SimulatedRados {
     /// An empty cluster.
     pub fn new(world: Arc<dyn World>) -> Arc<SimulatedRados> {
         let (objects, queues) = (BTreeMap::new(), HashMap::new());
-        let state = State { objects, queues, capacity: 1 << 40, clients: 0, paused: BTreeSet::new() };
+        let (paused, broken) = (BTreeSet::new(), Broken::None);
+        let state = State { objects, queues, capacity: 1 << 40, clients: 0, paused, broken };
         Arc::new(SimulatedRados { state: Mutex::new(state), world })
     }
 
@@ -99,7 +129,8 @@ impl SimulatedRados {
     pub fn client(self: &Arc<Self>) -> Arc<SimulatedClient> {
         let mut state = self.state.lock();
         state.clients += 1;
-        Arc::new(SimulatedClient { rados: self.clone(), number: state.clients })
+        let (number, ends_in_order) = (state.clients, AtomicBool::new(false));
+        Arc::new(SimulatedClient { rados: self.clone(), number, ends_in_order })
     }
 
     /// From now on, requests of a client do not arrive; the first one to connect has the number 1.
@@ -117,6 +148,23 @@ impl SimulatedRados {
         self.state.lock().capacity = bytes;
     }
 
+    /// The bytes of all objects together.
+    pub fn used(&self) -> u64 {
+        self.state.lock().used()
+    }
+
+    /// From now on, the cluster breaks a rule.
+    pub fn set_broken(&self, broken: Broken) {
+        self.state.lock().broken = broken;
+    }
+
+    /// The term of the pool's owner; 0 if there is no pool.
+    pub fn term(&self) -> u64 {
+        let state = self.state.lock();
+        let term = state.objects.get(HEADER).and_then(|header| header.attributes.get(TERM));
+        term.map_or(0, |term| u64::from_str_radix(term, 16).expect("only owners set it"))
+    }
+
     /// The bytes of all objects with their names, for comparisons.
     pub fn snapshot(&self) -> BTreeMap<String, Vec<u8>> {
         self.state.lock().objects.iter().map(|(name, object)| (name.clone(), object.bytes.clone())).collect()
@@ -132,7 +180,12 @@ impl State {
         let mut object = self.objects.get(name).cloned();
         let before = object.as_ref().map_or(0, |o| o.bytes.len());
         for step in steps {
-            apply(&mut object, step)?;
+            match (self.broken, step) {
+                (Broken::Fences, Step::Set(..)) if matches!(steps.first(), Some(Step::AssertExists)) => {}
+                (Broken::Keys, Step::AddKeys(_)) | (Broken::Require, Step::Require(..)) => {}
+                (Broken::RequireAtMost, Step::RequireAtMost(..)) => {}
+                _ => apply(&mut object, step)?,
+            }
         }
         let grown = object.as_ref().map_or(0, |o| o.bytes.len()).saturating_sub(before) as u64;
         if full == WhenFull::Fail && grown > 0 && self.used() + grown > self.capacity {
@@ -177,7 +230,27 @@ fn apply(object: &mut Option<Object>, step: &Step) -> Answer<()> {
     Ok(())
 }
 
+impl Queue {
+    /// A request has travelled long enough. Those that arrive now: all that do not wait for an earlier one.
+    fn travelled(&mut self, number: u64) -> Vec<Effect> {
+        self.requests[(number - self.arrived) as usize].0 = true;
+        let ready = self.requests.iter().take_while(|(has_travelled, _)| *has_travelled).count();
+        self.arrived += ready as u64;
+        self.requests.drain(..ready).map(|(_, effect)| effect).collect()
+    }
+}
+
 impl SimulatedClient {
+    /// The number of the client: the first one to connect has the number 1.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// A store of this client that is dropped from now on gives its pool back, although time passes.
+    pub fn end_in_order(&self) {
+        self.ends_in_order.store(true, Relaxed);
+    }
+
     /// Begins a request: what it does when it arrives, and its answer.
     fn request<T: Send + 'static>(
         &self,
@@ -190,7 +263,12 @@ impl SimulatedClient {
             // The client may have crashed.
             let _ = answer.send(effect(state));
         });
-        self.rados.state.lock().queues.entry(queue.clone()).or_default().push_back(arrive);
+        let number = {
+            let mut state = self.rados.state.lock();
+            let queue = state.queues.entry(queue.clone()).or_default();
+            queue.requests.push_back((false, arrive));
+            queue.arrived + queue.requests.len() as u64 - 1
+        };
         let (rados, world) = (self.rados.clone(), self.rados.world.clone());
         let travels = world.sleep(world.delay());
         world.spawn(
@@ -201,9 +279,8 @@ impl SimulatedClient {
                     rados.world.sleep(PAUSE).await;
                 }
                 let mut state = rados.state.lock();
-                // The first of the queue arrives, whichever this is: they stay in order.
-                let first = state.queues.get_mut(&queue).and_then(VecDeque::pop_front);
-                if let Some(arrive) = first {
+                let arriving = state.queues.get_mut(&queue).map(|queue| queue.travelled(number));
+                for arrive in arriving.into_iter().flatten() {
                     arrive(&mut state);
                 }
             }),
@@ -225,7 +302,8 @@ impl Cluster for SimulatedClient {
 
     fn read(&self, object: &str, offset: u64, len: usize) -> BoxFuture<'static, Answer<IoBuf>> {
         let name = object.to_owned();
-        self.request(object, move |state| {
+        // It may overtake other requests, so it travels in a separate queue.
+        self.request(&format!("read {object}"), move |state| {
             let object = state.objects.get(&name).ok_or(Errno(libc::ENOENT))?;
             Ok(IoBuf::from(crate::memory::slice_at(&object.bytes, offset, len)))
         })
@@ -274,10 +352,13 @@ impl Cluster for SimulatedClient {
         self.rados.world.spawn(Some(self.number), task);
     }
 
-    /// A server that is dropped has crashed: it gives nothing back. Without time, it has ended in order.
+    /// A server that is dropped has crashed, unless it was to end in order: it gives nothing back. Without
+    /// time, it has ended in order.
     fn finish(&self, task: BoxFuture<'static, ()>, _: Duration) {
         if self.rados.world.now().is_zero() {
             self.spawn(task);
+        } else if self.ends_in_order.load(Relaxed) {
+            self.rados.world.spawn(None, task);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{id, pattern, superblock};
-use forebay_store::rados::{Claim, RadosStore, SimulatedClient, SimulatedRados, World};
+use forebay_store::rados::{Broken, Claim, RadosStore, SimulatedClient, SimulatedRados, World};
 use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
 use parking_lot::Mutex;
 
@@ -111,6 +111,34 @@ fn a_lease_ends_before_another_server_can_have_taken_over() {
     });
 }
 
+/// The first heartbeats of two owners must differ: a standby would not see that the second one lives.
+#[test]
+fn the_first_heartbeat_of_an_owner_is_seen() {
+    on_a_cluster(async |site| {
+        let first = site.open("first", Claim::IfFree).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        drop(first);
+        let second = site.open("second", Claim::Wait);
+        let third = async {
+            while site.rados.term() < 2 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            // The second one needs some time to complete its claim, sends one heartbeat, and is cut off.
+            site.rados.pause(2);
+            let cut_off = async {
+                tokio::time::sleep(Duration::from_millis(2_500)).await;
+                site.rados.resume(2);
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                site.rados.pause(2);
+            };
+            tokio::join!(site.open("third", Claim::Wait), cut_off).0
+        };
+        let (second, third) = tokio::join!(second, third);
+        let (second, _third) = (second.unwrap(), third.unwrap());
+        assert!(!second.ownership()(), "the third one has the pool");
+    });
+}
+
 /// Begins an operation whose request arrives late, takes the pool over, and checks that it had no effect.
 fn arrives_late(
     begin: impl for<'a> Fn(&'a RadosStore) -> BoxFuture<'a, Result<(), StoreError>>,
@@ -185,6 +213,34 @@ fn a_late_deletion_has_no_effect() {
     for requests_before in 0..2 {
         arrives_late(|s| s.delete(id(2)), requests_before);
     }
+}
+
+/// The successor uses the number of a removed segment again, and the removal arrives late. Returns whether
+/// the new segment is there.
+fn survives_a_late_removal(broken: Broken) -> bool {
+    let survived = Arc::new(Mutex::new(false));
+    let result = survived.clone();
+    on_a_cluster(async move |site| {
+        site.rados.set_broken(broken);
+        let first = site.open("first", Claim::IfFree).await.unwrap();
+        append(&first, 2, 0, 2).await.unwrap();
+        // The entry in the header arrives in time, the removal does not.
+        site.world.delays.lock().extend([Duration::from_millis(1), Duration::from_millis(1), LATE]);
+        let late = first.delete(id(2));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let second = take_by_force(&site, site.rados.client()).await;
+        append(&second, 2, 0, 3).await.unwrap();
+        let _ = late.await;
+        let found = second.read(id(2), 0, 4096).await;
+        *result.lock() = found.is_ok_and(|bytes| bytes[..] == pattern(3, 4096)[..]);
+    });
+    *survived.lock()
+}
+
+#[test]
+fn a_late_removal_does_not_remove_the_next_segment_of_this_number() {
+    assert!(survives_a_late_removal(Broken::None));
+    assert!(!survives_a_late_removal(Broken::RequireAtMost), "the term prevents it");
 }
 
 #[test]

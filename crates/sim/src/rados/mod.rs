@@ -1,0 +1,64 @@
+//! Several servers that share a pool in a simulated RADOS cluster.
+//!
+//! Each machine runs at most one server at a time; each server is a process with a client of the cluster. The
+//! one that owns the pool has clients; the others wait to take it over. Servers are killed, paused (nothing
+//! of them runs or arrives, and later they continue), cut off (they run, and nothing that they send arrives),
+//! and closed in order. Requests and answers take any time, and arrive also after their sender has died.
+//!
+//! **The verdict.** When a server has taken the pool over, the contents that it finds must be a prefix of the
+//! history of the owner before it, as after a crash ([`crate::recover`]), as of the moment at which the fence
+//! was complete. The owner before it may not have noticed, and continues with a separate history, which is
+//! compared with the same contents when the round ends ([`chain::Shadow`]): whatever was acknowledged as
+//! durable, at any time, is in what the successor found, and a client with other answers is refused.
+//!
+//! In addition, the lease of an owner is never valid when the pool has another one, and no operation fails
+//! because of a successor that does not exist.
+
+mod chain;
+mod round;
+mod server;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_engine::{BoxFuture, Host};
+use forebay_store::rados::World;
+use parking_lot::Mutex;
+
+pub use self::round::{RadosRound, Seen};
+use crate::exec::SimHost;
+use crate::rng::Rng;
+
+/// Clock, tasks and chance of the simulated cluster.
+struct Network {
+    host: Arc<SimHost>,
+    rng: Mutex<Rng>,
+    /// One in this many requests or answers takes seconds.
+    late: u64,
+}
+
+impl World for Network {
+    fn now(&self) -> Duration {
+        // Never zero: time passes here.
+        self.host.now() + Duration::from_millis(1)
+    }
+
+    fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
+        self.host.sleep(time)
+    }
+
+    fn spawn(&self, client: Option<u64>, task: BoxFuture<'static, ()>) {
+        self.host.of_process(client.unwrap_or(0)).spawn("rados", task);
+    }
+
+    fn delay(&self) -> Duration {
+        let mut rng = self.rng.lock();
+        let most_us = match rng.below(100) {
+            _ if rng.one_in(self.late) => 20_000_000,
+            0..80 => 500,
+            80..97 => 5_000,
+            _ => 200_000,
+        };
+        Duration::from_micros(rng.range(1, most_us))
+    }
+}

@@ -1,0 +1,322 @@
+//! A round: servers start, fail and end at random moments.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_engine::Host;
+use forebay_store::rados::{Broken, Claim, SimulatedRados};
+use parking_lot::Mutex;
+
+use super::Network;
+use super::chain::Chain;
+use super::server::{Server, Stage};
+use crate::ctx::Ctx;
+use crate::exec::{Executor, Ran};
+use crate::machine::{Machine, MemoryFate};
+use crate::model::Model;
+use crate::note;
+use crate::plan::Plan;
+use crate::rng::Rng;
+use crate::round::start_clients;
+
+/// Longest pause between two events.
+const EVENTS: [u64; 5] = [20, 200, 1_000, 4_000, 12_000];
+/// Everything that was sent has arrived after this time.
+const ALL_ARRIVED: u64 = 120_000;
+/// A takeover is complete after this time: late answers can follow each other.
+const TAKEOVER: u64 = 3_600_000;
+
+/// What happened in a round, so that tests can tell whether it was worth something.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Seen {
+    /// Hash of everything that happened.
+    pub trace: u64,
+    /// Terms of the pool.
+    pub terms: u64,
+    /// Owners that lost the pool while they ran.
+    pub superseded: u64,
+    /// Owners that closed the pool.
+    pub closed: u64,
+}
+
+/// A running server.
+struct Seat {
+    server: Rc<Server>,
+    /// Its clients that run, once they were started.
+    running: Option<Rc<Cell<u64>>>,
+    /// Paused or cut off until then.
+    until: Option<Duration>,
+    was_superseded: bool,
+}
+
+/// See the module.
+pub struct RadosRound {
+    /// The world.
+    exec: Executor,
+    rados: Arc<SimulatedRados>,
+    chain: Rc<RefCell<Chain>>,
+    /// The shape of the run.
+    pub plan: Plan,
+    rng: Rng,
+    machines: Vec<Arc<Machine>>,
+    /// By machine.
+    seats: Vec<Option<Seat>>,
+    events: u64,
+    may_be_full: bool,
+    seen: Seen,
+}
+
+impl RadosRound {
+    /// The round of a seed, with at most `ops` operations of an owner at a time.
+    pub fn new(seed: u64, ops: Option<u64>) -> RadosRound {
+        let mut rng = Rng::new(seed);
+        let mut plan = Plan::new(&mut rng, ops);
+        plan.desktops = false;
+        note!("{plan:?}");
+        let exec = Executor::new(rng.next());
+        let late = *rng.pick(&[60, 300, 1_000]);
+        let network = Network { host: exec.host(), rng: Mutex::new(rng.fork()), late };
+        let mut model = Model::new();
+        model.overlapping = plan.overlapping;
+        let machines: Vec<_> = (1..=rng.range(2, 3)).map(|n| Machine::new(n as u8)).collect();
+        RadosRound {
+            rados: SimulatedRados::new(Arc::new(network)),
+            exec,
+            chain: Rc::new(RefCell::new(Chain::new(model))),
+            plan,
+            seats: machines.iter().map(|_| None).collect(),
+            machines,
+            events: rng.range(5, 30),
+            may_be_full: rng.percent(30),
+            rng,
+            seen: Seen::default(),
+        }
+    }
+
+    /// The cluster breaks a rule.
+    #[must_use]
+    pub fn with_broken(self, broken: Broken) -> RadosRound {
+        self.rados.set_broken(broken);
+        self
+    }
+
+    /// Runs the round. Panics if a verdict is negative.
+    pub fn run(mut self) -> Seen {
+        for _ in 0..self.events {
+            for index in 0..self.seats.len() {
+                if self.seats[index].is_none() && self.rng.percent(60) {
+                    self.start(index);
+                }
+            }
+            let most = *self.rng.pick(&EVENTS);
+            let time = self.rng.range(1, most);
+            self.pass(time);
+            self.event();
+        }
+        self.finale();
+        Seen { trace: self.exec.trace_hash(), terms: self.rados.term(), ..self.seen }
+    }
+
+    fn start(&mut self, index: usize) {
+        let client = self.rados.client();
+        let (number, machine) = (client.number(), self.machines[index].clone());
+        let claim = if self.rng.percent(80) { Claim::Wait } else { Claim::IfFree };
+        note!("{:?} server {number} starts on machine {index}: {claim:?}", self.exec.now());
+        let server = Rc::new(Server {
+            number,
+            index,
+            host: self.exec.host_on(number, machine.clone()),
+            machine,
+            client,
+            rados: self.rados.clone(),
+            chain: self.chain.clone(),
+            plan: self.plan.clone(),
+            claim,
+            checks: self.rng.percent(25),
+            may_be_full: self.may_be_full,
+            stage: Cell::new(Stage::Waiting),
+            store: RefCell::default(),
+            ctx: RefCell::default(),
+        });
+        self.exec.spawn_in(number, "open", server.clone().open());
+        let seat = Seat { server, running: None, until: None, was_superseded: false };
+        self.seats[index] = Some(seat);
+    }
+
+    /// Lets time pass.
+    fn pass(&mut self, ms: u64) {
+        let (host, end) = (self.exec.host(), self.exec.now() + Duration::from_millis(ms));
+        while self.exec.now() < end {
+            let slice = Duration::from_millis(self.rng.range(1, 400)).min(end - self.exec.now());
+            let host = host.clone();
+            match self.exec.run(async move { host.sleep(slice).await }, 3_000_000) {
+                Ran::Done(()) => {}
+                Ran::OutOfSteps => panic!("{slice:?} do not pass"),
+            }
+            self.look();
+        }
+    }
+
+    /// Starts clients, ends pauses, and ends servers that have nothing to do any more.
+    fn look(&mut self) {
+        for index in 0..self.seats.len() {
+            let Some(seat) = &mut self.seats[index] else { continue };
+            let (number, stage) = (seat.server.number, seat.server.stage.get());
+            if seat.until.is_some_and(|until| until <= self.exec.now()) {
+                note!("{:?} server {number} continues", self.exec.now());
+                seat.until = None;
+                self.exec.resume_process(number);
+                self.rados.resume(number);
+            }
+            seat.check_lease();
+            if seat.server.is_superseded() && stage != Stage::Ended && !seat.was_superseded {
+                note!("{:?} server {number} has lost the pool", self.exec.now());
+                seat.was_superseded = true;
+                self.seen.superseded += 1;
+            }
+            if stage == Stage::Ready {
+                seat.work(&mut self.exec, &mut self.rng);
+            }
+            if stage == Stage::Ended {
+                self.kill(index, MemoryFate::Kept);
+            }
+        }
+    }
+
+    /// The process ends.
+    fn kill(&mut self, index: usize, fate: MemoryFate) {
+        let Some(Seat { server, running, .. }) = self.seats[index].take() else { return };
+        let number = server.number;
+        note!("{:?} server {number} ends, memory {fate:?}", self.exec.now());
+        server.machine.end_process(fate);
+        // The store is dropped here, or with the tasks of the process.
+        let (store, ctx) = (server.store.take(), server.ctx.take());
+        drop((server, running, store, ctx));
+        self.exec.kill_process(number);
+        self.rados.resume(number);
+        let mut chain = self.chain.borrow_mut();
+        if chain.machine() == Some(index) {
+            chain.fate = chain.fate.max(fate);
+        }
+    }
+
+    fn fate(&mut self) -> MemoryFate {
+        match self.rng.below(100) {
+            0..70 => MemoryFate::Kept,
+            70..85 => MemoryFate::Wiped,
+            _ => MemoryFate::Restarted,
+        }
+    }
+
+    /// Something happens to a server or to the cluster.
+    fn event(&mut self) {
+        let any = self.rng.below(self.seats.len() as u64) as usize;
+        let owner = self.seats.iter().position(|seat| seat.as_ref().is_some_and(Seat::is_owner));
+        let index = owner.filter(|_| self.rng.percent(70)).unwrap_or(any);
+        let kind = self.rng.weighted(&[25, 25, 20, 15, 10, 20]);
+        if kind == 4 {
+            return self.shrink();
+        }
+        let Some(seat) = &mut self.seats[index] else { return };
+        let (number, stage) = (seat.server.number, seat.server.stage.get());
+        let until = self.exec.now() + Duration::from_millis(self.rng.range(100, 15_000));
+        match kind {
+            0 => {
+                let fate = self.fate();
+                self.kill(index, fate);
+            }
+            1 | 2 if seat.until.is_none() => {
+                seat.until = Some(until);
+                self.rados.pause(number);
+                if kind == 1 {
+                    self.exec.pause_process(number);
+                }
+                let what = if kind == 1 { "is paused" } else { "is cut off" };
+                note!("{:?} server {number} {what} until {until:?}", self.exec.now());
+            }
+            3 if stage == Stage::Ready => {
+                note!("{:?} server {number} closes", self.exec.now());
+                self.seen.closed += 1;
+                seat.server.stage.set(Stage::Closing);
+                let server = seat.server.clone();
+                self.exec.spawn_in(number, "close", server.close());
+            }
+            _ => {}
+        }
+    }
+
+    /// The pool is nearly full, or has room again.
+    fn shrink(&mut self) {
+        let is_idle = self.seats.iter().flatten().all(|seat| seat.server.stage.get() != Stage::Opening);
+        if self.may_be_full && is_idle {
+            let room = self.rng.below(4) * (128 << 10);
+            let capacity = if self.rng.percent(50) { self.rados.used() + room } else { 1 << 40 };
+            note!("{:?} capacity {capacity}", self.exec.now());
+            self.rados.set_capacity(capacity);
+        }
+    }
+
+    /// All servers end. A last one finds the contents, and finds them again when nothing can arrive any more.
+    fn finale(&mut self) {
+        note!("{:?} the end", self.exec.now());
+        self.rados.set_capacity(1 << 40);
+        for _ in 0..2 {
+            for index in 0..self.seats.len() {
+                let fate = self.fate();
+                self.kill(index, fate);
+            }
+            let index = self.rng.below(self.seats.len() as u64) as usize;
+            self.open_last(index);
+            self.pass(ALL_ARRIVED);
+        }
+        let settled = self.chain.borrow_mut().settle();
+        if let Err(why) = settled {
+            panic!("{why}");
+        }
+    }
+
+    /// Starts a server, and waits until its clients can work.
+    fn open_last(&mut self, index: usize) {
+        self.start(index);
+        let begun = self.exec.now();
+        loop {
+            let Some(seat) = &self.seats[index] else {
+                // It was refused.
+                self.start(index);
+                continue;
+            };
+            if seat.server.stage.get() == Stage::Ready {
+                return;
+            }
+            let waited = self.exec.now() - begun;
+            assert!(waited < Duration::from_millis(TAKEOVER), "no server takes the pool over");
+            self.pass(500);
+        }
+    }
+}
+
+impl Seat {
+    fn is_owner(&self) -> bool {
+        self.server.stage.get() == Stage::Ready && !self.server.is_superseded()
+    }
+
+    /// An owner that is certain of its ownership has it.
+    fn check_lease(&self) {
+        let store = self.server.store.borrow();
+        let is_certain = store.as_ref().is_some_and(|store| store.ownership()());
+        let superseded = self.server.is_superseded();
+        assert!(!(is_certain && superseded), "server {} has a lease, and a successor", self.server.number);
+    }
+
+    /// Clients work while there is something to do.
+    fn work(&mut self, exec: &mut Executor, rng: &mut Rng) {
+        let ctx: Rc<Ctx> = self.server.ctx.borrow().clone().expect("it is ready");
+        let is_idle = self.running.as_ref().is_none_or(|running| running.get() == 0);
+        if is_idle && !ctx.latched.get() && (self.running.is_none() || rng.percent(30)) {
+            ctx.left.set(ctx.plan.ops);
+            self.running = Some(start_clients(exec, self.server.number, &ctx, rng));
+        }
+    }
+}

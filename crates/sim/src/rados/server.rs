@@ -1,0 +1,170 @@
+//! A server: it claims the pool, opens it, passes the verdict, and serves clients.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_engine::{Error, Pool, check};
+use forebay_store::StoreError;
+use forebay_store::rados::{Claim, RadosStore, SimulatedClient, SimulatedRados};
+
+use super::chain::{Chain, Claimed, Findings};
+use crate::ctx::{Ctx, Tolerance};
+use crate::exec::SimHost;
+use crate::machine::{Machine, MemoryFate};
+use crate::model::Model;
+use crate::note;
+use crate::plan::Plan;
+use crate::round::admit_all;
+use crate::verify::{interesting, read_back};
+
+/// How far a server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It waits for the pool.
+    Waiting,
+    /// It has the pool and opens it.
+    Opening,
+    /// Its pool has passed the verdict.
+    Ready,
+    /// It closes the pool.
+    Closing,
+    /// It does nothing any more.
+    Ended,
+}
+
+/// A server process.
+pub(super) struct Server {
+    /// Number of the process, and of its client.
+    pub number: u64,
+    pub index: usize,
+    pub machine: Arc<Machine>,
+    pub host: Arc<SimHost>,
+    pub client: Arc<SimulatedClient>,
+    pub rados: Arc<SimulatedRados>,
+    pub chain: Rc<RefCell<Chain>>,
+    pub plan: Plan,
+    pub claim: Claim,
+    /// Check the pool before it is opened.
+    pub checks: bool,
+    /// The pool may be full now and then.
+    pub may_be_full: bool,
+    pub stage: Cell<Stage>,
+    pub store: RefCell<Option<Arc<RadosStore>>>,
+    pub ctx: RefCell<Option<Rc<Ctx>>>,
+}
+
+impl Server {
+    /// Whether the pool has another owner than this one had become.
+    pub fn is_superseded(&self) -> bool {
+        self.store.borrow().as_ref().is_some_and(|store| store.term() != self.rados.term())
+    }
+
+    /// The life of the server until its clients can work.
+    pub async fn open(self: Rc<Server>) {
+        let name = format!("server{}", self.number);
+        let store = match RadosStore::open_simulated(self.client.clone(), &name, self.claim).await {
+            Ok(store) => store,
+            Err(StoreError::Busy(_)) if self.claim == Claim::IfFree => return self.stage.set(Stage::Ended),
+            Err(e) => panic!("server {}: the claim failed: {e}", self.number),
+        };
+        let Claimed { term, model, is_stale } = self.chain.borrow_mut().claim(store.term(), self.index);
+        note!("server {} on machine {} owns the pool in term {term}", self.number, self.index);
+        *self.store.borrow_mut() = Some(store.clone());
+        self.stage.set(Stage::Opening);
+        self.rados.set_capacity(1 << 40);
+        if is_stale {
+            self.machine.end_process(MemoryFate::Wiped);
+        }
+        if self.checks {
+            self.check(&store).await;
+        }
+        let pool = match Pool::open(store, self.host.clone(), self.plan.pool.clone()).await {
+            Ok(pool) => pool,
+            Err(e) => {
+                assert!(self.is_superseded(), "server {}: the pool does not open: {e}", self.number);
+                return self.stage.set(Stage::Ended);
+            }
+        };
+        let history = match model {
+            Some(model) => self.judge(&pool, model, term).await,
+            None => None,
+        };
+        let Some(history) = history else { return self.stage.set(Stage::Ended) };
+        let mut ctx = Ctx::new(pool, self.host.clone(), history, self.plan.clone());
+        ctx.tolerance.set(Tolerance { full: self.may_be_full, ..Tolerance::default() });
+        let weak = Rc::downgrade(&self);
+        ctx.is_superseded =
+            Some(Box::new(move || weak.upgrade().is_none_or(|server| server.is_superseded())));
+        *self.ctx.borrow_mut() = Some(Rc::new(ctx));
+        self.stage.set(Stage::Ready);
+    }
+
+    async fn check(&self, store: &Arc<RadosStore>) {
+        match check(store.clone(), self.host.clone(), |_| {}).await {
+            Err(Error::NoPool(_)) => {}
+            Err(e) => assert!(self.is_superseded(), "the pool cannot be checked: {e}"),
+            Ok(report) => {
+                let is_sound = report.problems.is_empty() || self.is_superseded();
+                assert!(is_sound, "check says: {:?}", report.problems);
+            }
+        }
+    }
+
+    /// Compares the contents with the permitted ones. `None` if the pool has another owner.
+    async fn judge(&self, pool: &Arc<Pool>, model: Model, term: u64) -> Option<Rc<RefCell<Model>>> {
+        let memory = model.memory;
+        let found = async {
+            self.chain.borrow_mut().admitted.extend(refusing(pool));
+            let refused = admit_all(pool).await?;
+            let disks = read_back(pool, interesting(&model), false).await?;
+            if memory == MemoryFate::Kept {
+                // The model starts again from what was found, so a later one must not go back beyond it.
+                pool.flush().await.map_err(|e| format!("flush of the contents of memory: {e}"))?;
+                assert!(refused.is_empty(), "no client lost a write, but {refused:?} are refused");
+            }
+            Ok::<_, String>(Findings { disks, refused, memory })
+        };
+        let found = found.await;
+        let verdict = match found {
+            Ok(found) => self.chain.borrow_mut().verdict(model, term, self.index, found),
+            Err(why) if self.is_superseded() => {
+                note!("server {}: {why}", self.number);
+                Ok(None)
+            }
+            Err(why) => Err(why),
+        };
+        let history = verdict.unwrap_or_else(|why| panic!("server {}, term {term}: {why}", self.number))?;
+        note!("server {}: as it should be; {} disks", self.number, history.borrow().names.len());
+        Some(history)
+    }
+
+    /// Closes the pool in order. The store is given back when the process ends.
+    pub async fn close(self: Rc<Server>) {
+        let ctx = self.ctx.borrow().clone().expect("it is ready");
+        let tolerance = ctx.tolerance.get();
+        // An operation that finds no space while the pool closes never will: the pool latches.
+        ctx.tolerance.set(Tolerance { closed: true, latched: tolerance.full, ..tolerance });
+        match ctx.pool.close().await {
+            Ok(()) => {
+                let mut model = ctx.model.borrow_mut();
+                let now = model.tick();
+                model.all_flushed(now);
+                note!("{now} server {} closed the pool", self.number);
+            }
+            Err(e) => {
+                note!("server {}: close: {e}", self.number);
+                let tolerance = ctx.tolerance();
+                assert!(tolerance.permits(&e) || tolerance.full, "close failed: {e}");
+            }
+        }
+        self.client.end_in_order();
+        self.stage.set(Stage::Ended);
+    }
+}
+
+/// The disks that refuse clients.
+fn refusing(pool: &Pool) -> Vec<String> {
+    let names = pool.disks().into_iter().map(|disk| disk.name);
+    names.filter(|name| matches!(pool.attach(name), Err(Error::MemoryLost { .. }))).collect()
+}

@@ -1,0 +1,49 @@
+//! Servers that share a pool in a simulated RADOS cluster: takeovers, pauses, late requests.
+
+use forebay_sim::rados::RadosRound;
+use forebay_sim::{attempt, rounds};
+use forebay_store::rados::Broken;
+
+/// Default number of rounds.
+const ROUNDS: u64 = 100;
+
+#[test]
+fn what_was_acknowledged_survives_takeovers() {
+    rounds("what_was_acknowledged", 0, ROUNDS, |seed, ops| {
+        RadosRound::new(seed, ops).run();
+    });
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run_of_several_servers() {
+    for seed in 0..5 {
+        assert_eq!(
+            RadosRound::new(seed, None).run().trace,
+            RadosRound::new(seed, None).run().trace,
+            "{seed}"
+        );
+    }
+}
+
+#[test]
+fn owners_lose_the_pool_in_these_rounds() {
+    let seen: Vec<_> = (0..20).map(|seed| RadosRound::new(seed, None).run()).collect();
+    let sum = |of: fn(&forebay_sim::rados::Seen) -> u64| seen.iter().map(of).sum::<u64>();
+    let (terms, superseded, closed) = (sum(|s| s.terms), sum(|s| s.superseded), sum(|s| s.closed));
+    println!("{terms} terms, {superseded} owners superseded, {closed} closed");
+    assert!(terms > 60 && superseded > 8 && closed > 8);
+}
+
+fn caught(broken: Broken, within: u64) {
+    let caught = (0..within)
+        .find(|seed| attempt(*seed, || RadosRound::new(*seed, None).with_broken(broken).run()).is_err());
+    println!("{broken:?} was detected by seed {caught:?}");
+    assert!(caught.is_some(), "{broken:?}: {within} rounds, and no data was lost");
+}
+
+#[test]
+fn a_cluster_that_breaks_rules_is_detected() {
+    caught(Broken::Fences, 200);
+    caught(Broken::Keys, 200);
+    caught(Broken::Require, 200);
+}
