@@ -259,8 +259,8 @@ impl Log {
     ) -> Result<Vec<BlockRef>, StoreError> {
         let was_short = self.is_short;
         match self.try_write_group(stream, items, workers).await {
-            // A checkpoint must not fail because a whole segment was to be reserved for it. The cleaner begins a
-            // container again by itself: what it relates to each other must be in one.
+            // A checkpoint must not fail because a whole segment was to be reserved for it. The cleaner is
+            // not served so: the slots and the map of a segment must be in one container.
             Err(StoreError::Full) if stream == Stream::Map && !was_short => {
                 self.try_write_group(stream, items, workers).await
             }

@@ -491,7 +491,7 @@ fn print_ready_line(config: &ServeConfig, control: &Control, json: bool) {
 
 fn exit_immediately() -> ! {
     eprintln!("forebay: second signal, exiting immediately; the next start recovers from the log");
-    // SAFETY: the call does not return. It runs no exit handlers, next to which other threads would go on.
+    // SAFETY: the call does not return. It runs no exit handlers, because other threads still run.
     unsafe { libc::_exit(1) }
 }
 

@@ -28,7 +28,7 @@ const ALL_ARRIVED: u64 = 120_000;
 /// A takeover is complete after this time: late answers can follow each other.
 const TAKEOVER: u64 = 3_600_000;
 
-/// What happened in a round, so that tests can tell whether it was worth something.
+/// What happened in a round, so that tests can check that it was not idle.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Seen {
     /// Hash of everything that happened.

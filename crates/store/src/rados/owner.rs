@@ -40,7 +40,7 @@ fn started(process: u32) -> std::io::Result<String> {
     after_name.split_whitespace().nth(19).map(str::to_owned).ok_or(std::io::ErrorKind::InvalidData.into())
 }
 
-/// Whether a process that was started then has ended. A process that cannot be looked at, because it belongs to
+/// Whether a process that was started then has ended. One that cannot be inspected, because it belongs to
 /// another user, has not.
 fn is_over(process: u32, begun: &str) -> bool {
     let Ok(pid) = libc::pid_t::try_from(process) else { return false };

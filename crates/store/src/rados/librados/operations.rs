@@ -76,8 +76,8 @@ impl Connection {
         Connection { api, cluster, io, queue: Queue::new(LIMITS), closing: AtomicBool::new(false) }
     }
 
-    /// Adds an operation on an object to the queue. Those on the header are submitted at once: a heartbeat must
-    /// not wait for data.
+    /// Adds an operation on an object to the queue. Those on the header are submitted at once: a heartbeat
+    /// must not wait for data.
     fn begin(self: &Arc<Self>, object: &CStr, cost: usize, submit: Submit, finish: Finish) {
         let in_flight = InFlight { connection: self.clone(), cost, finish };
         let job = Box::new(move || start(in_flight, submit));
