@@ -464,6 +464,15 @@ impl ServeConfig {
         }
         let (store_limit, store_slow) = (file.store.limit()?, file.store.slow());
         let (location, standby) = file.store.location(&data, flags.store)?;
+        if matches!(location, PoolLocation::Rados(_)) && pool.segment_bytes > MAX_SEGMENT_IN_CEPH {
+            let why =
+                "use at most 64M for a pool in Ceph: OSDs limit objects to 128M, and packed ones are larger";
+            return Err(ConfigError::Value {
+                option: "log.segment",
+                value: pool.segment_bytes.to_string(),
+                why,
+            });
+        }
         let (iscsi_limits, listen) = (file.iscsi.limits()?, file.iscsi.listen.clone());
         let chap_algorithms = file.iscsi.chap_algorithms()?;
         Ok(ServeConfig {
@@ -495,6 +504,10 @@ impl ServeConfig {
         })
     }
 }
+
+/// The cleaner fills an object up to three quarters of a segment and adds the live part of another one: less
+/// than `osd_max_object_size` by default, 128 MiB.
+const MAX_SEGMENT_IN_CEPH: u32 = 64 << 20;
 
 fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, ConfigError> {
     let (memory, log) = (&file.memory, &file.log);
