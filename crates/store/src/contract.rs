@@ -25,6 +25,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use forebay_format::{SegmentId, Superblock};
+use tokio::sync::oneshot;
 
 use crate::IoBuf;
 
@@ -212,4 +213,34 @@ pub(crate) fn assert_aligned(what: &str, id: SegmentId, offset: u64, len: usize)
         "{what} of {len} bytes at {offset} of object {id} is not a multiple of {}",
         IoBuf::ALIGN
     );
+}
+
+/// The error after an earlier append or sync of the same object failed: no later one may succeed.
+pub(crate) fn failed_before(what: impl FnOnce() -> String) -> StoreError {
+    let reason = "an earlier write or sync of it failed, so the state of its last bytes is unknown".into();
+    StoreError::Io { what: what(), reason, errno: libc::EIO }
+}
+
+/// The future of an operation that runs independently.
+pub(crate) fn receive<T: Send + 'static>(
+    result: oneshot::Receiver<Result<T>>,
+) -> BoxFuture<'static, Result<T>> {
+    Box::pin(async move {
+        let gone = |_| StoreError::Io {
+            what: "waiting for the store".into(),
+            reason: "the store was closed".into(),
+            errno: libc::ESHUTDOWN,
+        };
+        result.await.map_err(gone)?
+    })
+}
+
+/// The future of an operation that is refused.
+pub(crate) fn refuse<T: Send + 'static>(error: StoreError) -> BoxFuture<'static, Result<T>> {
+    Box::pin(std::future::ready(Err(error)))
+}
+
+/// Names an operation and its object.
+pub(crate) fn describe(what: &str, id: SegmentId) -> impl FnOnce() -> String {
+    move || format!("{what} object {id}")
 }

@@ -7,6 +7,14 @@ use crate::{Result, StoreError};
 /// Bytes of one copy.
 pub(crate) const COPY_BYTES: usize = forebay_format::BLOCK;
 
+/// The copies in bytes that hold one after the other; a copy that was never written is all zero, or missing.
+pub(crate) fn written_copies(bytes: &[u8]) -> [Option<Vec<u8>>; 2] {
+    [0, 1].map(|n| {
+        let copy = bytes.get(n * COPY_BYTES..(n + 1) * COPY_BYTES)?;
+        copy.iter().any(|b| *b != 0).then(|| copy.to_vec())
+    })
+}
+
 /// The index of the copy that `new` replaces.
 pub(crate) fn copy_of(new: &Superblock) -> usize {
     (new.generation % 2) as usize

@@ -21,9 +21,3 @@ pub(super) fn directory_deleted(what: impl FnOnce() -> String) -> StoreError {
         errno: libc::ENOENT,
     }
 }
-
-/// The error after an earlier append or sync of the same object failed: no later one may succeed.
-pub(super) fn failed_before(what: impl FnOnce() -> String) -> StoreError {
-    let reason = "an earlier write or sync of it failed, so the state of its last bytes is unknown".into();
-    StoreError::Io { what: what(), reason, errno: libc::EIO }
-}

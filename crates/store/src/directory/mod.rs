@@ -42,7 +42,8 @@ use self::files::Files;
 use self::growing::GrowingObjects;
 use self::io::{Io, Op};
 use self::open::Lock;
-use crate::{BoxFuture, Result, StoreError};
+use crate::contract::receive;
+use crate::{BoxFuture, Result};
 
 pub use self::io::IoMode;
 
@@ -176,24 +177,4 @@ impl Drop for DirectoryStore {
     fn drop(&mut self) {
         self.io.shut_down();
     }
-}
-
-/// The future of an operation that runs independently.
-fn receive<T: Send + 'static>(result: oneshot::Receiver<Result<T>>) -> BoxFuture<'static, Result<T>> {
-    Box::pin(async move {
-        let gone = |_| StoreError::Io {
-            what: "waiting for the store".into(),
-            reason: "the store was closed".into(),
-            errno: libc::ESHUTDOWN,
-        };
-        result.await.map_err(gone)?
-    })
-}
-
-fn refuse<T: Send + 'static>(error: StoreError) -> BoxFuture<'static, Result<T>> {
-    Box::pin(std::future::ready(Err(error)))
-}
-
-fn describe(what: &str, id: SegmentId) -> impl FnOnce() -> String {
-    move || format!("{what} object {id}")
 }

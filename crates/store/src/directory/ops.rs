@@ -10,14 +10,14 @@ use std::sync::Arc;
 use forebay_format::{SegmentId, Superblock};
 use tokio::sync::oneshot;
 
-use super::errors::{directory_deleted, failed_before, store_error};
+use super::errors::{directory_deleted, store_error};
 use super::io::{Io, Op};
 use super::open::read_copies;
 use super::retry::retry_shortage;
 use super::trim::trim_tail;
-use super::{DirectoryStore, Shared, SuperblockFile, describe, receive, refuse};
-use crate::contract::{append_then_sync, assert_aligned};
-use crate::superblock::{COPY_BYTES, check_swap, copy_of};
+use super::{DirectoryStore, Shared, SuperblockFile};
+use crate::contract::{append_then_sync, assert_aligned, describe, failed_before, receive, refuse};
+use crate::superblock::{COPY_BYTES, check_swap, copy_of, written_copies};
 use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError, for_good};
 
 /// Largest synced append after which zeroes are written: see [`super::growing`].
@@ -135,11 +135,7 @@ impl SuperblockFile {
     fn read(&self) -> Result<[Option<Vec<u8>>; 2]> {
         let bytes = retry_shortage(|| read_copies(&self.file))
             .map_err(|e| store_error(|| "reading the superblock".into(), &e))?;
-        let copy = |n: usize| {
-            let copy = bytes.get(n * COPY_BYTES..(n + 1) * COPY_BYTES)?;
-            copy.iter().any(|b| *b != 0).then(|| copy.to_vec())
-        };
-        Ok([copy(0), copy(1)])
+        Ok(written_copies(&bytes))
     }
 }
 

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 
 use super::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
 use crate::BoxFuture;
-use crate::superblock::COPY_BYTES;
+use crate::superblock::{COPY_BYTES, written_copies};
 
 /// Name of the header object.
 pub(super) const HEADER: &str = "pool";
@@ -90,16 +90,12 @@ impl Header {
 
     fn parse(contents: &Contents) -> Answer<Header> {
         let damaged = Errno(libc::EUCLEAN);
-        let copy = |n: usize| {
-            let copy = contents.bytes.get(n * COPY_BYTES..(n + 1) * COPY_BYTES)?;
-            copy.iter().any(|b| *b != 0).then(|| copy.to_vec())
-        };
         Ok(Header {
             term: number(&contents.attribute(TERM)).ok_or(damaged)?,
             owner: contents.attribute(OWNER),
             beat: contents.attribute(BEAT),
             swaps: number(&contents.attribute(SWAPS)).ok_or(damaged)?,
-            copies: [copy(0), copy(1)],
+            copies: written_copies(&contents.bytes),
             open: contents.keys.iter().filter_map(|key| id_after(OPEN, key)).collect(),
             gone: contents.keys.iter().filter_map(|key| id_after(GONE, key)).collect(),
         })

@@ -20,7 +20,7 @@ use super::growing::Growth;
 use super::header::{HEADER, Header, SWAPS, TERM, digits, gone_key, open_key, segment_object, segment_of};
 use super::ownership::remove_segment;
 use super::{RadosStore, Shared, store_error};
-use crate::contract::assert_aligned;
+use crate::contract::{assert_aligned, describe, failed_before, receive, refuse};
 use crate::superblock::{COPY_BYTES, check_swap, copy_of};
 use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
 
@@ -32,7 +32,7 @@ impl Shared {
     fn failed(&self, what: &str, id: Option<SegmentId>, e: Errno) -> StoreError {
         let error = match (id, e) {
             (Some(id), Errno(libc::ENOENT)) => StoreError::NotFound(id),
-            (Some(id), e) => store_error(&format!("{what} object {id}"), e),
+            (Some(id), e) => store_error(&describe(what, id)(), e),
             (None, e) => store_error(what, e),
         };
         if error == StoreError::Fenced {
@@ -112,31 +112,12 @@ fn run<T: Send + 'static>(
         // The caller may have dropped the future.
         let _ = answer.send(operation.await);
     }));
-    Box::pin(async move {
-        let closed = StoreError::Io {
-            what: "waiting for the store".into(),
-            reason: "the store was closed".into(),
-            errno: libc::ESHUTDOWN,
-        };
-        answered.await.unwrap_or(Err(closed))
-    })
+    receive(answered)
 }
 
 /// The buffer of a write, for reuse; an empty one if the cluster still holds it.
 fn returned(data: Arc<IoBuf>) -> IoBuf {
     Arc::try_unwrap(data).unwrap_or_else(|_| IoBuf::with_capacity(0))
-}
-
-fn refuse<T: Send + 'static>(error: StoreError) -> BoxFuture<'static, Result<T>> {
-    Box::pin(std::future::ready(Err(error)))
-}
-
-fn failed_before(what: &str, id: SegmentId) -> StoreError {
-    StoreError::Io {
-        what: format!("{what} object {id}"),
-        reason: "an earlier operation on it failed".into(),
-        errno: libc::EIO,
-    }
 }
 
 impl Store for RadosStore {
@@ -146,7 +127,7 @@ impl Store for RadosStore {
             return refuse(StoreError::ReadOnly);
         }
         let Some(growth) = self.shared.growing.begin(id) else {
-            return refuse(failed_before("append to", id));
+            return refuse(failed_before(describe("append to", id)));
         };
         let (shared, data) = (self.shared.clone(), Arc::new(data));
         let end = offset + data.len() as u64;
@@ -176,7 +157,7 @@ impl Store for RadosStore {
             return refuse(StoreError::ReadOnly);
         }
         if self.shared.growing.has_failed(id) {
-            return refuse(failed_before("sync of", id));
+            return refuse(failed_before(describe("sync of", id)));
         }
         if self.shared.growing.is_known(id) {
             return Box::pin(std::future::ready(Ok(())));

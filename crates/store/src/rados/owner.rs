@@ -19,25 +19,23 @@ pub(super) struct Owner {
 /// The word for a fact that could not be read.
 const UNKNOWN: &str = "-";
 
-/// The error for a process that has ended and was not waited for.
-const ZOMBIE: &str = "the process has ended";
-
 fn word(text: std::io::Result<String>) -> String {
     let text = text.unwrap_or_default();
     let word: String = text.trim().chars().filter(|c| c.is_ascii_graphic()).take(64).collect();
     if word.is_empty() { UNKNOWN.to_owned() } else { word }
 }
 
-/// The start time of a process in clock ticks since the boot; an error if it does not run.
-fn started(process: u32) -> std::io::Result<String> {
+/// The start time of a process in clock ticks since the boot; `None` if it has ended and was not waited for.
+fn started(process: u32) -> std::io::Result<Option<String>> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
     // The name of the program, in parentheses, may contain anything.
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let state = after_name.split_whitespace().next();
     if matches!(state, Some("Z" | "X")) {
-        return Err(std::io::Error::other(ZOMBIE));
+        return Ok(None);
     }
-    after_name.split_whitespace().nth(19).map(str::to_owned).ok_or(std::io::ErrorKind::InvalidData.into())
+    let time = after_name.split_whitespace().nth(19).ok_or(std::io::ErrorKind::InvalidData)?;
+    Ok(Some(time.to_owned()))
 }
 
 /// Whether a process that was started then has ended. One that cannot be inspected, because it belongs to
@@ -47,11 +45,7 @@ fn is_over(process: u32, begun: &str) -> bool {
     // SAFETY: signal 0 only checks whether the process exists; the call accesses no memory.
     let missing = unsafe { libc::kill(pid, 0) } < 0
         && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
-    missing
-        || match started(process) {
-            Ok(now) => now != begun,
-            Err(e) => e.kind() == std::io::ErrorKind::Other && e.to_string() == ZOMBIE,
-        }
+    missing || started(process).is_ok_and(|now| now.as_deref() != Some(begun))
 }
 
 impl Owner {
@@ -65,7 +59,7 @@ impl Owner {
             process,
             boot: word(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")),
             namespace: word(namespace),
-            started: word(started(process)),
+            started: word(started(process).map(Option::unwrap_or_default)),
         }
     }
 
