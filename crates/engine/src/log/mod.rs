@@ -634,43 +634,17 @@ pub(crate) const SWAP: &str = "writing the superblock";
 
 #[cfg(test)]
 mod tests {
-    use forebay_format::PoolId;
-    use forebay_store::MemoryStore;
-
     use super::*;
-
-    struct Alone;
-
-    impl Workers for Alone {
-        fn threads(&self) -> usize {
-            1
-        }
-        fn run(&self, count: usize, each: &(dyn Fn(usize) + Sync)) {
-            (0..count).for_each(each);
-        }
-    }
+    use crate::testing::parts;
+    use crate::workers::Inline;
 
     #[tokio::test]
     async fn few_buffers_are_kept_however_many_segments_end() {
-        let superblock = Superblock {
-            pool: PoolId([1; 16]),
-            generation: 0,
-            epoch: 1,
-            fingerprint_key: [0; 32],
-            created_ms: 0,
-            segment_bytes: 64 << 10,
-            seq: 0,
-            chain: 0,
-            memory: 0,
-            boot: 0,
-            blobs: Vec::new(),
-        };
-        let store = Arc::new(MemoryStore::new());
-        let mut log = Log::new(store, superblock, Head { seq: 0, chain: 0 }, SegmentTable::default(), 1);
-        let blob = [7; 8 << 10];
+        let mut log = parts().await.log;
+        let blob = [7; 64 << 10];
         let items: Vec<Item> = (0..12).map(|_| Item::Blob(&blob)).collect();
-        for _ in 0..20 {
-            log.write_group(Stream::Data, &items, &Alone).await.unwrap();
+        for _ in 0..40 {
+            log.write_group(Stream::Data, &items, &Inline).await.unwrap();
         }
         assert!(log.next_segment > 20);
         assert!(log.spares.len() <= SPARES, "{} buffers", log.spares.len());
