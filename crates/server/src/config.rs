@@ -430,19 +430,7 @@ pub struct Overrides {
 impl ServeConfig {
     /// Merges the file with the command-line options and validates the result.
     pub fn resolve(file: ConfigFile, flags: Overrides) -> Result<ServeConfig, ConfigError> {
-        let mut pool = pool_config(flags.cache, &file)?;
-        if let Some(answers) = flags.remote_answers.or(file.durability.remote_answers) {
-            pool.remote_answers = match answers {
-                AnswerMode::Durable => RemoteAnswers::Durable,
-                AnswerMode::Memory => RemoteAnswers::Memory,
-            };
-        }
-        if let Some(reaction) = flags.on_memory_loss.or(file.durability.on_memory_loss) {
-            pool.on_memory_loss = match reaction {
-                LossMode::Refuse => OnMemoryLoss::Refuse,
-                LossMode::Accept => OnMemoryLoss::Accept,
-            };
-        }
+        let pool = with_durability(pool_config(flags.cache, &file)?, &file.durability, &flags);
         let data = flags.data.or(file.data).ok_or(ConfigError::NoData)?;
         let socket = flags.socket.or(file.socket).unwrap_or_else(|| data.join(SOCKET_NAME));
         let cores = flags.cores.or(file.cores).unwrap_or(2);
@@ -464,15 +452,7 @@ impl ServeConfig {
         }
         let (store_limit, store_slow) = (file.store.limit()?, file.store.slow());
         let (location, standby) = file.store.location(&data, flags.store)?;
-        if matches!(location, PoolLocation::Rados(_)) && pool.segment_bytes > MAX_SEGMENT_IN_CEPH {
-            let why =
-                "use at most 64M for a pool in Ceph: OSDs limit objects to 128M, and packed ones are larger";
-            return Err(ConfigError::Value {
-                option: "log.segment",
-                value: pool.segment_bytes.to_string(),
-                why,
-            });
-        }
+        segments_fit(&location, pool.segment_bytes)?;
         let (iscsi_limits, listen) = (file.iscsi.limits()?, file.iscsi.listen.clone());
         let chap_algorithms = file.iscsi.chap_algorithms()?;
         Ok(ServeConfig {
@@ -505,9 +485,33 @@ impl ServeConfig {
     }
 }
 
+/// The pool's configuration with the answers and the reaction that the options or the file name.
+fn with_durability(pool: PoolConfig, file: &DurabilitySection, flags: &Overrides) -> PoolConfig {
+    let remote_answers =
+        flags.remote_answers.or(file.remote_answers).map_or(pool.remote_answers, |answers| match answers {
+            AnswerMode::Durable => RemoteAnswers::Durable,
+            AnswerMode::Memory => RemoteAnswers::Memory,
+        });
+    let on_memory_loss =
+        flags.on_memory_loss.or(file.on_memory_loss).map_or(pool.on_memory_loss, |reaction| match reaction {
+            LossMode::Refuse => OnMemoryLoss::Refuse,
+            LossMode::Accept => OnMemoryLoss::Accept,
+        });
+    PoolConfig { remote_answers, on_memory_loss, ..pool }
+}
+
 /// The cleaner fills an object up to three quarters of a segment and adds the live part of another one: less
 /// than `osd_max_object_size` by default, 128 MiB.
 const MAX_SEGMENT_IN_CEPH: u32 = 64 << 20;
+
+/// Refuses segments whose packed objects Ceph would refuse.
+fn segments_fit(location: &PoolLocation, segment_bytes: u32) -> Result<(), ConfigError> {
+    if !matches!(location, PoolLocation::Rados(_)) || segment_bytes <= MAX_SEGMENT_IN_CEPH {
+        return Ok(());
+    }
+    let why = "use at most 64M for a pool in Ceph: OSDs limit objects to 128M, and packed ones are larger";
+    Err(ConfigError::Value { option: "log.segment", value: segment_bytes.to_string(), why })
+}
 
 fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, ConfigError> {
     let (memory, log) = (&file.memory, &file.log);
