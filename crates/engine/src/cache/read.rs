@@ -85,7 +85,8 @@ impl ReadCache {
 
     /// Inserts a block whose checksum was verified. Repeating an insertion changes nothing.
     pub fn insert_as(&self, addr: Address, block: &[u8; BLOCK], rank: Rank) {
-        if rank == Rank::Never {
+        // In a full cache, looking for the block would cost a long stream of writes more than its checksums.
+        if rank == Rank::Never || (rank == Rank::Spare && !self.has_room()) {
             return;
         }
         let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
