@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
-use super::header::{HEADER, TERM};
+use super::header::{HEADER, TERM, standby_of};
 use crate::{BoxFuture, Capacity, IoBuf};
 
 /// Clock, tasks and chance of a simulation.
@@ -163,6 +163,15 @@ impl SimulatedRados {
         let state = self.state.lock();
         let term = state.objects.get(HEADER).and_then(|header| header.attributes.get(TERM));
         term.map_or(0, |term| u64::from_str_radix(term, 16).expect("only owners set it"))
+    }
+
+    /// The number of standbys that are announced.
+    pub fn standbys(&self) -> usize {
+        let state = self.state.lock();
+        state
+            .objects
+            .get(HEADER)
+            .map_or(0, |header| header.keys.iter().filter_map(|key| standby_of(key)).count())
     }
 
     /// The bytes of all objects with their names, for comparisons.
