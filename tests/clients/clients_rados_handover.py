@@ -16,7 +16,8 @@ from harness import BLOCK, alone, check, equal, needs, run, test
 
 HANDOVERS = int(os.environ.get("FOREBAY_RADOS_HANDOVERS", "5"))
 UPGRADES = int(os.environ.get("FOREBAY_RADOS_UPGRADES", "3"))
-# Longest time without an answer in a handover, on a busy test machine. The goal is 1 s; the figures are printed.
+# Longest time without an answer in a handover, on a busy test machine. The goal is 1 s; the figures are
+# printed.
 PAUSE_S = 3.0
 
 
@@ -127,7 +128,7 @@ def rados_handover_loses_no_acknowledged_write(t):
     def take_over():
         after_handover(nodes)
         answers = probe.answers
-        wait_until(lambda: probe.error or probe.answers > answers, "the probe goes on")
+        wait_until(lambda: probe.error or probe.answers > answers, "the probe continues")
         seen.append(round(probe.take_longest() * 1000))
 
     clients = [kind(n, nodes, t.random.random()) for n, kind in enumerate((TcpClient, TcpClient, KeptClient))]
@@ -177,7 +178,7 @@ def rados_handover_that_fails_disconnects_no_client(t):
         watching.join()
         check("the handover failed" in why and "this server" in why, why)
         before = load.requests
-        wait_until(lambda: load.error or load.requests > before + 500, "the load goes on")
+        wait_until(lambda: load.error or load.requests > before + 500, "the load continues")
         check(load.error is None, f"{load.error!r}")
         if end == signal.SIGSTOP:
             heir.process.send_signal(signal.SIGCONT)
@@ -222,7 +223,7 @@ def rados_upgrades_leave_nothing_to_a_standby(t):
     why = nodes.serving.refused("upgrade")
     check("monitors" in why and "this process continues" in why, why)
     before = load.requests
-    wait_until(lambda: load.error or load.requests > before + 500, "the load goes on")
+    wait_until(lambda: load.error or load.requests > before + 500, "the load continues")
     CLUSTER.start_mon()
     CLUSTER.wait_up()
     nodes.check_waiting()

@@ -1,5 +1,5 @@
-//! `forebay pool`: the pools in a Ceph cluster, and which servers hold them, for which no server has to run; and
-//! the handover of a pool by its server.
+//! `forebay pool`: the pools in a Ceph cluster, and which servers hold them, for which no server has to run;
+//! and the handover of a pool by its server.
 
 use forebay_store::rados::{Ownership, RadosAddress, list_pools, ownership};
 use serde::Serialize;
@@ -106,7 +106,7 @@ fn show_text(pool: &PoolView) -> String {
     output::render(t)
 }
 
-/// Asks the server to hand its pool over.
+/// Requests the server to hand its pool over.
 pub(super) async fn hand_over(client: &Client, request: Handover, json: bool) -> Result<(), CliError> {
     let done: NewOwner = client.post(&["pool", "handover"], &request).await?;
     output::print_result(&done, json, new_owner_text)

@@ -289,8 +289,8 @@ impl Control {
         let task = tokio::spawn(async move {
             let mut result = this.execute_with_retry(&action).await;
             drop(permit);
-            // What the server remembers may be older than what another owner has done. A change was made by the
-            // owner, since the store compares that.
+            // What the server remembers may be older than what another owner has done. A change was made by
+            // the owner, since the store compares that.
             if action.is_query() && !this.inner.gate.get().is_none_or(Gate::is_open) {
                 result = Err(ControlError::not_owner());
             }

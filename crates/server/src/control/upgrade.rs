@@ -1,5 +1,5 @@
-//! Upgrades, and handovers of the pool: requested here, performed by the loop of the server, which owns what is
-//! handed over.
+//! Upgrades, and handovers of the pool: requested here, performed by the loop of the server, which owns what
+//! is handed over.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};

@@ -198,8 +198,8 @@ pub(super) async fn last_replies(api: Vec<JoinHandle<()>>, time: Duration) {
     let _ = tokio::time::timeout(time, replies).await;
 }
 
-/// Executes this program again, as the standby that it was when it was started. All descriptors and threads end
-/// with the former one, so nothing of it has to be undone. Returns if that is not possible.
+/// Executes this program again, as the standby that it was when it was started. All descriptors and threads
+/// end with the former one, so there is nothing to undo. Returns if that is not possible.
 pub(super) fn stand_by_again(binary: &Binary) -> ServeError {
     // SAFETY: the call accesses no memory. The descriptors stay open until the program is executed. A kernel
     // that lacks the call leaves those open that a library opened without the flag.

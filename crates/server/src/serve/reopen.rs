@@ -1,7 +1,7 @@
 //! Opening the pool again after this process released it to another one that did not take it.
 //!
-//! Clients wait meanwhile: their connections are parked. So an outage of Ceph delays them, as always, and does
-//! not end the server; a signal to stop does.
+//! Until then clients wait: their connections are parked. So an outage of Ceph delays them, as always, and
+//! does not end the server; a signal to stop does.
 
 use std::future::pending;
 use std::sync::Arc;

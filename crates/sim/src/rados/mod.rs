@@ -11,14 +11,14 @@
 //! compared with the same contents when the round ends ([`chain::Shadow`]): whatever was acknowledged as
 //! durable, at any time, is in what the successor found, and a client with other answers is refused.
 //!
-//! Owners also hand the pool over to a server that waits, which may fail at each step: while it waits, after the
-//! release, during the fence, while it opens the pool, and afterwards; the former owner may wait for the outcome,
-//! or have died. No other server takes a pool that is reserved.
+//! Owners also hand the pool over to a server that waits, which may fail at each step: while it waits, after
+//! the release, during the fence, while it opens the pool, and afterwards; the former owner may wait for the
+//! outcome, or have died. No other server takes a pool that is reserved.
 //!
-//! In some rounds the pool is *scarce*: an owner finds no room for the first batch of a new segment, removes it,
-//! and dies while the removal is on its way. Only then does a successor use the number of a removed segment again,
-//! since every other removal follows a checkpoint that knows the number; a removal that ignored terms would
-//! otherwise do no harm.
+//! In some rounds the pool is *scarce*: an owner finds no room for the first batch of a new segment, removes
+//! it, and dies while the removal is on its way. Only then does a successor use the number of a removed
+//! segment again, since every other removal follows a checkpoint that contains the number; a removal that
+//! ignored terms would otherwise do no harm.
 //!
 //! In addition, the lease of an owner is never valid when the pool has another one, and no operation fails
 //! because of a successor that does not exist.

@@ -97,6 +97,8 @@ pub struct RadosRound {
     may_be_full: bool,
     /// It often is, and removals are late.
     is_scarce: bool,
+    /// The weight of handovers among the events.
+    handovers: u64,
     doomed: Option<Doom>,
     seen: Seen,
 }
@@ -129,6 +131,7 @@ impl RadosRound {
             events: rng.range(5, 30),
             may_be_full: is_scarce || rng.percent(30),
             is_scarce,
+            handovers: *rng.pick(&[20, 200]),
             doomed: None,
             rng,
             seen: Seen::default(),
@@ -244,7 +247,7 @@ impl RadosRound {
                 self.kill(index, MemoryFate::Kept);
                 if let (true, Some(term)) = (server.has_handed_over.get(), term) {
                     self.seen.handed_over += 1;
-                    // Usually it waits what becomes of the pool; else it has died.
+                    // It usually awaits the outcome; otherwise it has died.
                     if self.rng.percent(70) {
                         self.start_as(index, Some((server.name.clone(), term)));
                     }
@@ -307,7 +310,7 @@ impl RadosRound {
         note!("{:?} server {number} {what} until {until:?}", self.exec.now());
     }
 
-    /// The owner hands the pool over to a server that waits, and that may fail meanwhile.
+    /// The owner hands the pool over to a server that waits, and that may fail.
     fn hand_over(&mut self, owner: usize) {
         let waits =
             |seat: &Seat| seat.server.stage.get() == Stage::Waiting && seat.server.claim == Claim::Wait;
@@ -317,7 +320,7 @@ impl RadosRound {
         note!("{:?} server {} is to hand the pool over to {}", self.exec.now(), server.number, heir.name);
         self.exec.spawn_in(server.number, "hand over", server.hand_over(heir.name.clone()));
         self.choose_doom(heir);
-        // Usually nothing else happens meanwhile.
+        // Usually there is no other event until then.
         if self.rng.percent(70) {
             let time = self.rng.range(2_000, 9_000);
             self.pass(time);
@@ -370,7 +373,7 @@ impl RadosRound {
         let owner = self.seats.iter().position(|seat| seat.as_ref().is_some_and(Seat::is_owner));
         let index = owner.filter(|_| self.rng.percent(70)).unwrap_or(any);
         let shortages = if self.is_scarce { 100 } else { 10 };
-        let kind = self.rng.weighted(&[25, 25, 20, 15, shortages, 30, 15]);
+        let kind = self.rng.weighted(&[25, 25, 20, 15, shortages, self.handovers, 15]);
         if kind == 4 {
             return self.shrink();
         }

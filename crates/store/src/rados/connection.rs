@@ -75,8 +75,8 @@ impl PoolConnection {
         Heir(self.here.clone())
     }
 
-    /// Opens the pool for writing, and creates it if it is missing. Blocks; with [`Claim::Wait`] until the owner
-    /// releases the pool or dies.
+    /// Opens the pool for writing, and creates it if it is missing. Blocks; with [`Claim::Wait`] until the
+    /// owner releases the pool or dies.
     ///
     /// # Errors
     /// [`StoreError::Busy`] if another server owns the pool; `ECANCELED` as [`StoreError::Io`] if cancelled;
@@ -86,7 +86,7 @@ impl PoolConnection {
     }
 
     /// A standby that is alive: any one, or the one that a user calls `HOST` or `HOST:PROCESS`. Observes for
-    /// some seconds before it reports that there is none. Blocks.
+    /// some seconds before it returns `None`. Blocks.
     ///
     /// # Errors
     /// Those of the cluster.
@@ -103,8 +103,8 @@ impl PoolConnection {
         found.map(|owner| owner.map(Heir)).map_err(|e| store_error("looking for a standby", e))
     }
 
-    /// Waits until the pool that this process released in `term` is served by another server, or takes it back.
-    /// Blocks.
+    /// Waits until the pool that this process released in `term` is served by another server, or takes it
+    /// back. Blocks.
     ///
     /// # Errors
     /// As [`PoolConnection::claim`].

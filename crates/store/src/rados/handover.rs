@@ -1,7 +1,7 @@
 //! What becomes of a pool that was released to an heir, as seen by the server that released it.
 //!
-//! **Invariant.** The pool is served by a server in the end: by the heir, by another standby, or by this server,
-//! which takes it back if the heir does not take it, or dies before it serves.
+//! **Invariant.** The pool is served by a server in the end: by the heir, by another standby, or by this
+//! server, which takes it back if the heir does not take it, or dies before it serves.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{Result, StoreError};
 
 /// Time for the heir to take the pool. Shorter than that for other servers, so that this one is before them.
 const HEIR_TAKES: Duration = Duration::from_secs(2);
-/// Time for the heir to serve clients, after which the pool is its own anyhow while it lives.
+/// Time for the heir to serve clients, after which this server waits no longer while it lives.
 const HEIR_SERVES: Duration = Duration::from_secs(15);
 
 /// The outcome of a handover.

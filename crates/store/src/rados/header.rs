@@ -1,17 +1,14 @@
 //! The header object of a pool, and the batching of changes to it.
 //!
 //! ```text
-//! object pool        attribute term     number of the ownership, 16 hexadecimal digits
-//!                    attribute owner    the server that has it; empty after it released the pool
-//!                    attribute swaps    number of superblock writes, 16 hexadecimal digits
-//!                    attribute beat     changes each second while the owner is alive
-//!                    attribute heir     the server for which the pool is reserved while it has no owner
-//!                    attribute serving  the term whose owner serves clients
-//!                    bytes              two superblock copies of 4096 bytes
-//!                    keys  open.ID      segments to which the owner may be appending
-//!                    keys  gone.ID      segments whose objects are being removed
-//!                    keys  standby.BEAT.SERVER  servers that wait for the pool; each replaces its key every second
-//! object segment.ID  attribute term     of the owner that may append to it
+//! object pool        attribute term     number of the ownership, 16 hexadecimal digits attribute owner
+//! the server that has it; empty after it released the pool attribute swaps    number of superblock writes,
+//! 16 hexadecimal digits attribute beat     changes each second while the owner is alive attribute heir
+//! the server for which the pool is reserved while it has no owner attribute serving  the term whose owner
+//! serves clients bytes              two superblock copies of 4096 bytes keys  open.ID      segments to which
+//! the owner may be appending keys  gone.ID      segments whose objects are being removed keys
+//! standby.BEAT.SERVER  servers that wait for the pool; each replaces its key every second object segment.ID
+//! attribute term     of the owner that may append to it
 //! ```
 //!
 //! Numbers have a fixed width because RADOS compares attributes as text.

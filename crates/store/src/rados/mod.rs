@@ -2,8 +2,8 @@
 //!
 //! Modules, lowest first: [`cluster`] declares what is needed of RADOS; [`librados`] and [`simulated`]
 //! implement it; [`header`] is the layout of the pool's objects; [`ownership`] argues why no late operation
-//! of an earlier owner has an effect; [`watch`], [`standby`] and [`handover`] decide when a server takes a pool;
-//! [`ops`] implements the contract.
+//! of an earlier owner has an effect; [`watch`], [`standby`] and [`handover`] decide when a server takes a
+//! pool; [`ops`] implements the contract.
 
 mod cluster;
 mod connection;
@@ -213,8 +213,8 @@ impl RadosStore {
         }
     }
 
-    /// The store of the owner of a term, after the fence; `None` if another server has taken the pool over. The
-    /// heartbeat begins before the fence, which may take longer than others wait for it.
+    /// The store of the owner of a term, after the fence; `None` if another server has taken the pool over.
+    /// The heartbeat begins before the fence, which may take longer than others wait for it.
     async fn of_owner(cluster: Arc<dyn Cluster>, term: u64) -> Result<Option<Arc<RadosStore>>> {
         let shared = Arc::new(Shared::new(cluster.clone(), digits(term)));
         cluster.spawn(Box::pin(keep(Arc::downgrade(&shared))));
@@ -257,8 +257,8 @@ impl RadosStore {
         u64::from_str_radix(&self.shared.term, 16).expect("it was written as a number")
     }
 
-    /// Announces to a standby that the pool is about to be released to it, so that it takes it without delay; or
-    /// with `None`, that it is not. Nothing is reserved yet.
+    /// Announces to a standby that the pool is about to be released to it, so that it takes it without delay;
+    /// or with `None`, that it is not. Nothing is reserved yet.
     pub fn invite(&self, heir: Option<&Heir>) -> BoxFuture<'static, Result<()>> {
         let (shared, heir) = (self.shared.clone(), heir.map(|heir| heir.0.clone()));
         Box::pin(async move {

@@ -41,8 +41,8 @@ impl Shared {
         error
     }
 
-    /// As [`Shared::failed`] for the object of a segment. If it is missing, another owner may have removed it: then
-    /// the pool is lost, and the segment is not. A store that owns nothing cannot know.
+    /// As [`Shared::failed`] for the object of a segment. If it is missing, another owner may have removed
+    /// it: then the pool is lost, and the segment is not. A store that owns nothing cannot know.
     async fn segment_failed(&self, what: &str, id: SegmentId, e: Errno) -> StoreError {
         let mut e = e;
         if e == Errno(libc::ENOENT) && !self.term.is_empty() {

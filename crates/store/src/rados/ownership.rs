@@ -16,17 +16,17 @@
 //! What is read after the fence is durable: the change of the term is ordered after all earlier writes to
 //! that object, and it was acknowledged.
 //!
-//! **Time** decides only when a server takes a pool over that another one owns, or that is reserved for another
-//! one, never whether a write takes effect. An owner changes its heartbeat each second, from the moment at which
-//! it took the pool. A server that sees no change for [`DEAD_AFTER`], in reads that all succeeded, takes the
-//! pool over.
+//! **Time** decides only when a server takes a pool over that another one owns, or that is reserved for
+//! another one, never whether a write takes effect. An owner changes its heartbeat each second, from the
+//! moment at which it took the pool. A server that sees no change for [`DEAD_AFTER`], in reads that all
+//! succeeded, takes the pool over.
 //!
-//! **Handing over.** An owner releases its pool with the name of an heir. From then on the pool has no owner, and
-//! until its next owner nothing in the header changes but keys. The heir takes it at once; every other server
-//! waits for [`DEAD_AFTER`], as for the heartbeat of an owner, except for the one that released it, which may
-//! take it back earlier. A reservation is a matter of time and of good will, like a heartbeat: a server that
-//! disregards it takes the pool with a higher term, and fences as always. The swap compares all that was seen, so a
-//! server that has waited for a dead owner does not take a pool that was reserved meanwhile.
+//! **Handing over.** An owner releases its pool with the name of an heir. From then on the pool has no owner,
+//! and until its next owner nothing in the header changes but keys. The heir takes it at once; every other
+//! server waits for [`DEAD_AFTER`], as for the heartbeat of an owner, except for the one that released it,
+//! which may take it back earlier. A reservation is a matter of time and of good will, like a heartbeat: a
+//! server that disregards it takes the pool with a higher term, and fences as always. The swap compares all
+//! that was seen, so a server that has waited for a dead owner does not take a pool that was reserved since.
 
 use std::time::Duration;
 
@@ -52,8 +52,8 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub(super) const LOOK_FOR_HEIR: Duration = Duration::from_millis(20);
 const HEIR_LOOKS: Duration = Duration::from_secs(30);
 
-/// Takes a pool, or creates it: this server is its owner then, and has to [`fence`] the earlier ones. Returns the
-/// term.
+/// Takes a pool, or creates it: this server is its owner then, and has to [`fence`] the earlier ones. Returns
+/// the term.
 ///
 /// # Errors
 /// [`StoreError::Busy`] if another server has it, and the claim does not wait; `ECANCELED` as
@@ -188,7 +188,8 @@ pub(super) fn name(text: &str) -> String {
     Owner::parse(text).map_or(text.to_owned(), |owner| owner.to_string())
 }
 
-/// Ends all that owners of earlier terms may have begun. Returns keys of the header that are not needed any more.
+/// Ends all that owners of earlier terms may have begun. Returns keys of the header that are not needed any
+/// more.
 pub(super) async fn fence(cluster: &dyn Cluster, term: u64) -> Answer<Vec<String>> {
     // Only the owner of this term changes it from now on.
     let header = Header::read(cluster).await?;
@@ -225,7 +226,7 @@ pub(super) fn remove_segment(
     cluster.operate(&segment_object(id), steps, WhenFull::Proceed)
 }
 
-/// Who owns the pool and who waits for it, without changing it.
+/// The owner of the pool and the servers that wait for it, without changing it.
 pub(super) async fn look(cluster: &dyn Cluster, here: &Owner) -> Result<Ownership> {
     let failed = |e| store_error("reading the header of the pool", e);
     let mut watch = Watch::new(Header::read(cluster).await.map_err(failed)?);

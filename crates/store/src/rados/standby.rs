@@ -1,8 +1,8 @@
 //! Servers that wait for a pool: how they announce themselves, and which of them are alive.
 //!
 //! A standby has one key in the header, which it replaces by another one each second. A key that stays the
-//! same for [`DEAD_AFTER`] belongs to a server that waits no more; other standbys, and an owner that looks for
-//! an heir, remove it. Their number is bounded: where [`MOST_STANDBYS`] are announced, further ones wait
+//! same for [`DEAD_AFTER`] belongs to a server that waits no more; other standbys, and an owner that looks
+//! for an heir, remove it. Their number is bounded: where [`MOST_STANDBYS`] are announced, further ones wait
 //! without a key. A key is news for administrators and owners, and decides nothing about writes.
 
 use std::collections::BTreeMap;
@@ -137,7 +137,7 @@ impl Survey {
     }
 }
 
-/// Looks for a living standby; `None` if there is none of this name. Removes the keys of dead ones.
+/// Looks for a living standby; `None` without one of this name. Removes the keys of dead ones.
 pub(super) async fn find_heir(cluster: &dyn Cluster, to: Option<&str>) -> Answer<Option<Owner>> {
     let mut watch = Watch::new(Header::read(cluster).await?);
     let mut survey = Survey::new(&watch.seen);
