@@ -170,8 +170,7 @@ pub enum PoolCommand {
         #[arg(long, value_name = "HOST")]
         to: Option<String>,
     },
-    /// Show which server holds a pool in Ceph, whether it is alive, and which servers wait; takes up to 4
-    /// seconds
+    /// Show which server holds a pool in Ceph, whether it is alive, and which servers wait; takes up to 4 seconds
     Show {
         /// The pool
         #[arg(value_name = "rados:POOL/NAME", group = "place")]
@@ -343,8 +342,7 @@ pub enum VolumeCommand {
         #[arg(value_parser = Name::new())]
         name: String,
         /// Create N clones, NAME-001, NAME-002 and so on; all or none
-        # [arg(long, value_name = "N", value_parser =
-        # clap::value_parser!(u32).range(1..=i64::from(crate::control::MAX_CLONES)))]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(crate::control::MAX_CLONES)))]
         count: Option<u32>,
         /// Durability of writes
         #[arg(long, value_enum, default_value_t)]

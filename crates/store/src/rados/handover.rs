@@ -37,7 +37,6 @@ pub(super) async fn settle(
     term: u64,
     waiting: &Waiting<'_>,
 ) -> Result<Fate> {
-    let begun = cluster.now();
     let mut watch = loop {
         match Header::read(cluster).await {
             Ok(header) => break Watch::new(header),
@@ -46,9 +45,16 @@ pub(super) async fn settle(
             Err(_) => cluster.sleep(LOOK_FOR_HEIR).await,
         }
     };
+    // When this owner, or its release, was first seen: a release may arrive late.
+    let mut since = cluster.now();
+    let mut ownership = (watch.seen.term, watch.seen.owner.clone());
     loop {
         let seen = &watch.seen;
-        let waited = cluster.now().saturating_sub(begun);
+        if (seen.term, &seen.owner) != (ownership.0, &ownership.1) {
+            ownership = (seen.term, seen.owner.clone());
+            since = cluster.now();
+        }
+        let waited = cluster.now().saturating_sub(since);
         let is_taken = seen.term != term;
         if is_taken && !seen.owner.is_empty() && (seen.is_serving || waited >= HEIR_SERVES) {
             let (owner, term, is_serving) = (name(&seen.owner), seen.term, seen.is_serving);
