@@ -5,8 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_engine::Pool;
+use forebay_store::rados::Heir;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
+use super::ServeError;
 use super::notify;
 use super::open::OpenPool;
 use super::pressure;
@@ -103,14 +106,8 @@ pub(super) async fn replace(
     let quiesced = begun.elapsed();
     let (state, closed, api) = park(services).await;
     let state = HandedOver { cache, ..state };
-    drop(paused);
     let resume = |state, e| Outcome::Resume(Box::new(Resumption::new(state, back)), e);
-    let has_closed = open.close().await;
-    if let (Ok(()), Some(store), Some(heir)) = (&has_closed, open.store.rados(), successor.heir.clone()) {
-        store.release_to(heir);
-    }
-    open.release_store().await;
-    if let Err(e) = has_closed {
+    if let Err(e) = release(open, successor.heir.clone(), paused).await {
         return (resume(state, failed(e, CONTINUES)), Some(sockets));
     }
     let pool_closed = begun.elapsed();
@@ -151,6 +148,22 @@ pub(super) async fn replace(
 async fn copy_cache(pool: Arc<Pool>) -> Option<CacheCopy> {
     let copied = blocking(move || CacheCopy::new(&pool, pressure::spare())).await;
     copied.inspect_err(|e| tracing::warn!("the read cache is not handed over: {e}")).ok()
+}
+
+/// Closes the pool, and releases it: to the successor only, if that is known. Jobs may begin again, which the
+/// control plane refuses now.
+async fn release(
+    open: &OpenPool,
+    heir: Option<Heir>,
+    paused: OwnedSemaphorePermit,
+) -> Result<(), ServeError> {
+    drop(paused);
+    let closed = open.close().await;
+    if let (Ok(()), Some(store), Some(heir)) = (&closed, open.store.rados(), heir) {
+        store.release_to(heir);
+    }
+    open.release_store().await;
+    closed
 }
 
 /// Ends the services, and returns their connections; also the number of those that were closed, and the tasks
