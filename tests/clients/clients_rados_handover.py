@@ -22,8 +22,8 @@ PAUSE_S = 3.0
 
 
 class Probe(threading.Thread):
-    """A client that writes durably and reads, one request at a time. When it loses its connection, it looks at
-    once for the server that has the pool. Records the longest time without an answer."""
+    """A client that writes durably and reads, one request at a time. When it loses its connection, it looks
+    at once for the server that has the pool. Records the longest time without an answer."""
 
     def __init__(self, nodes, export):
         super().__init__(daemon=True)

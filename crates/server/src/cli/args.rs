@@ -170,7 +170,7 @@ pub enum PoolCommand {
         #[arg(long, value_name = "HOST")]
         to: Option<String>,
     },
-    /// Show which server holds a pool in Ceph, whether it is alive, and which servers wait; takes up to 4 seconds
+    /// Show which server holds a pool in Ceph, whether it is alive, and which ones wait; takes some seconds
     Show {
         /// The pool
         #[arg(value_name = "rados:POOL/NAME", group = "place")]
