@@ -83,15 +83,19 @@ fn status(kind: ErrorKind) -> StatusCode {
         | ErrorKind::Mapped
         | ErrorKind::Volatile
         | ErrorKind::Full
+        | ErrorKind::NoStandby
         | ErrorKind::MapDamaged => StatusCode::CONFLICT,
         ErrorKind::Damaged | ErrorKind::Store | ErrorKind::Unreadable | ErrorKind::Internal => {
             StatusCode::INTERNAL_SERVER_ERROR
         }
-        ErrorKind::FetchFailed | ErrorKind::UpgradeFailed => StatusCode::BAD_GATEWAY,
+        ErrorKind::FetchFailed | ErrorKind::UpgradeFailed | ErrorKind::HandoverFailed => {
+            StatusCode::BAD_GATEWAY
+        }
         ErrorKind::Closed
         | ErrorKind::Upgrading
         | ErrorKind::Latched
         | ErrorKind::Fenced
+        | ErrorKind::NotOwner
         | ErrorKind::Cancelled => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
     }

@@ -9,7 +9,7 @@ use axum::routing::{get, post};
 use super::error::{ApiError, Refusal, Result};
 use super::extract::Body;
 use super::{Api, Origin, Route, lines, run};
-use crate::control::{Action, GcEvent, Upgrade, Upgraded};
+use crate::control::{Action, GcEvent, Handover, NewOwner, Upgrade, Upgraded};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -37,6 +37,12 @@ pub(super) fn routes() -> Vec<Route> {
             about: "Replace the running server by another binary without disconnecting clients",
             handler: post(upgrade),
         },
+        Route {
+            method: Method::POST,
+            path: "/pool/handover",
+            about: "Hand a pool in Ceph over to a standby",
+            handler: post(hand_over),
+        },
     ]
 }
 
@@ -46,6 +52,14 @@ async fn upgrade(State(api): State<Api>, Body(request): Body<Upgrade>) -> Result
         return Err(ApiError::refused(Refusal::NotHere, message));
     }
     Ok(Json(api.control.upgrade(request).await?))
+}
+
+async fn hand_over(State(api): State<Api>, Body(request): Body<Handover>) -> Result<Json<NewOwner>> {
+    if api.origin != Origin::Socket {
+        let message = "the pool can be handed over only over the control socket of its server";
+        return Err(ApiError::refused(Refusal::NotHere, message));
+    }
+    Ok(Json(api.control.hand_over(request).await?))
 }
 
 async fn reclaim(State(api): State<Api>) -> Result<Response> {

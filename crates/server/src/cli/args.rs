@@ -80,7 +80,7 @@ pub enum Command {
         #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
         timeout: Option<u64>,
     },
-    /// List the pools in Ceph; show which server holds one
+    /// List the pools in Ceph; show which server holds one; hand one over
     #[command(subcommand)]
     Pool(PoolCommand),
     /// Verify all checksums and block maps of a pool while its server is stopped
@@ -164,7 +164,13 @@ pub enum PoolCommand {
         #[command(flatten)]
         ceph: CephArgs,
     },
-    /// Show which server holds a pool in Ceph, and whether it is alive; takes some 4 seconds
+    /// Hand the pool in Ceph of the running server over to a standby
+    Handover {
+        /// The standby: HOST, or HOST:PROCESS as 'pool show' names it [default: any one that is alive]
+        #[arg(long, value_name = "HOST")]
+        to: Option<String>,
+    },
+    /// Show which server holds a pool in Ceph, whether it is alive, and which ones wait; takes some seconds
     Show {
         /// The pool
         #[arg(value_name = "rados:POOL/NAME", group = "place")]

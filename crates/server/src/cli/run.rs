@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::args::{Cli, Command, Global, ImageCommand, PoolArgs, ServeArgs, SnapshotCommand, VolumeCommand};
+use super::args::{
+    Cli, Command, Global, ImageCommand, PoolArgs, PoolCommand, ServeArgs, SnapshotCommand, VolumeCommand,
+};
 use super::client::Client;
 use super::{CliError, classes, gc, import, limit, offline, output, pool, profile, stats, target};
 use crate::config::{
@@ -13,8 +15,8 @@ use crate::config::{
     StoreFlags, TlsSection,
 };
 use crate::control::{
-    CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Resets, Resize,
-    Rollback, Upgrade, Upgraded,
+    CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Handover, Kind, Persist, Resets,
+    Resize, Rollback, Upgrade, Upgraded,
 };
 use crate::import::Request;
 use crate::size::Size;
@@ -35,7 +37,8 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
         Command::Recover { pool, accept_loss } => {
             offline::recover(&location(&cli.global, pool)?, accept_loss, cli.global.json)
         }
-        Command::Pool(command) => pool::run(command, cli.global.json),
+        Command::Pool(PoolCommand::List { ceph_pool, ceph }) => pool::list(ceph_pool, ceph, cli.global.json),
+        Command::Pool(PoolCommand::Show { pool, ceph }) => pool::show(pool, ceph, cli.global.json),
         command => {
             let client = Client::new(&socket_path(&cli.global));
             let commands = ClientCommands { client, json: cli.global.json };
@@ -111,9 +114,12 @@ impl ClientCommands {
             Command::Stats(args) => stats::run(&self.client, &args, self.json).await,
             Command::Gc => gc::run(&self.client, self.json).await,
             Command::Upgrade { binary, timeout } => self.upgrade(binary, timeout).await,
+            Command::Pool(PoolCommand::Handover { to }) => {
+                pool::hand_over(&self.client, Handover { to }, self.json).await
+            }
             Command::Serve(_)
             | Command::Check(_)
-            | Command::Pool(_)
+            | Command::Pool(PoolCommand::List { .. } | PoolCommand::Show { .. })
             | Command::Inspect { .. }
             | Command::Completions { .. }
             | Command::Recover { .. }

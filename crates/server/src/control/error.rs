@@ -75,6 +75,12 @@ pub enum ErrorKind {
     Internal,
     /// The server could not be upgraded.
     UpgradeFailed,
+    /// The pool could not be handed over.
+    HandoverFailed,
+    /// No standby waits for the pool.
+    NoStandby,
+    /// The server is not certain to own the pool.
+    NotOwner,
     /// An image file cannot be downloaded.
     FetchFailed,
     /// The server is shutting down.
@@ -121,6 +127,9 @@ impl ErrorKind {
             ErrorKind::Unreadable => "unreadable",
             ErrorKind::Internal => "internal",
             ErrorKind::UpgradeFailed => "upgrade_failed",
+            ErrorKind::HandoverFailed => "handover_failed",
+            ErrorKind::NoStandby => "no_standby",
+            ErrorKind::NotOwner => "not_owner",
             ErrorKind::FetchFailed => "fetch_failed",
             ErrorKind::Closed => "closed",
             ErrorKind::Upgrading => "upgrading",
@@ -171,8 +180,15 @@ impl ControlError {
 
     /// Creates the error of a server whose place another process is taking.
     pub fn upgrading() -> ControlError {
-        let message = "the server is being upgraded; nothing was changed, try again";
+        let message = "another process is taking the server's place; nothing was changed, try again";
         ControlError::new(ErrorKind::Upgrading, message)
+    }
+
+    /// Creates the error of a server whose pool another one may have taken over.
+    pub fn not_owner() -> ControlError {
+        let message = "this server is not certain to own the pool: it could not renew its claim in Ceph for 3 s, and \
+                       another server may have taken the pool over";
+        ControlError::new(ErrorKind::NotOwner, message)
     }
 
     /// Whether the action failed because clients are connected or have just disconnected.

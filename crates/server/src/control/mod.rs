@@ -21,7 +21,7 @@ mod upgrade;
 mod view;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_engine::{Pool, Role};
@@ -38,11 +38,12 @@ pub use profile::*;
 pub use reservations::*;
 pub use space::*;
 pub use targets::*;
-pub use upgrade::{Upgrade, UpgradeRequest, Upgraded};
+pub use upgrade::{Handover, NewOwner, ServerRequest, Upgrade, Upgraded};
 pub use view::*;
 
 use crate::import::FetchPolicy;
 use crate::limits::{LimitSet, LimitTable};
+use crate::plane::Gate;
 use crate::scsi::Units;
 use crate::targets::Targets;
 
@@ -189,6 +190,8 @@ struct Inner {
     stopping: watch::Sender<bool>,
     scans: Scans,
     upgrades: upgrade::Upgrades,
+    /// Open while the server is certain to own the pool.
+    gate: OnceLock<Gate>,
 }
 
 impl Control {
@@ -202,8 +205,15 @@ impl Control {
     ) -> Control {
         let running = Arc::new(Semaphore::new(MAX_RUNNING as usize));
         let (stopping, scans, upgrades) = (watch::Sender::new(false), Scans::default(), Default::default());
-        let inner = Inner { pool, targets, units, limits, info, running, stopping, scans, upgrades };
+        let gate = OnceLock::new();
+        let inner = Inner { pool, targets, units, limits, info, running, stopping, scans, upgrades, gate };
         Control { inner: Arc::new(inner) }
+    }
+
+    /// Queries are answered only while this gate is open.
+    pub(crate) fn set_gate(&self, gate: Gate) {
+        // It is set once, before the API is served.
+        let _ = self.inner.gate.set(gate);
     }
 
     /// Returns the pool.
@@ -277,8 +287,13 @@ impl Control {
         let permit = self.job_permit().await?;
         let this = self.clone();
         let task = tokio::spawn(async move {
-            let result = this.execute_with_retry(&action).await;
+            let mut result = this.execute_with_retry(&action).await;
             drop(permit);
+            // What the server remembers may be older than what another owner has done. A change was made by
+            // the owner, since the store compares that.
+            if action.is_query() && !this.inner.gate.get().is_none_or(Gate::is_open) {
+                result = Err(ControlError::not_owner());
+            }
             if !action.is_query() {
                 match &result {
                     Ok(_) => tracing::info!(?action, "action completed"),

@@ -1,4 +1,5 @@
-//! Upgrades: requested here, performed by the loop of the server, which owns what is handed over.
+//! Upgrades, and handovers of the pool: requested here, performed by the loop of the server, which owns what
+//! is handed over.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -35,19 +36,43 @@ pub struct Upgraded {
     pub closed: usize,
 }
 
-/// A request to the loop of the server.
+/// A handover of the pool to a server that waits for it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Handover {
+    /// `HOST` or `HOST:PROCESS` of the standby; any one if absent.
+    #[serde(default)]
+    pub to: Option<String>,
+}
+
+/// The server that has the pool after a handover.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewOwner {
+    /// The server: host and process.
+    pub owner: String,
+    /// Number of its ownership.
+    pub term: u64,
+    /// Whether it serves clients; if not, it has the pool and still opens it.
+    pub serving: bool,
+    /// The time in which no server served clients, in milliseconds.
+    pub pause_ms: u64,
+    /// Connections of the former server that were closed.
+    pub closed: usize,
+}
+
+/// A request to the loop of the server, and where its result is sent.
 #[derive(Debug)]
-pub struct UpgradeRequest {
-    /// The request.
-    pub upgrade: Upgrade,
-    /// Where the result is sent.
-    pub reply: oneshot::Sender<Result<Upgraded>>,
+pub enum ServerRequest {
+    /// Another process takes the place of this one.
+    Upgrade(Upgrade, oneshot::Sender<Result<Upgraded>>),
+    /// Another server takes the pool.
+    HandOver(Handover, oneshot::Sender<Result<NewOwner>>),
 }
 
 /// Access to the loop of the server.
 #[derive(Default)]
 pub(super) struct Upgrades {
-    requests: std::sync::OnceLock<mpsc::Sender<UpgradeRequest>>,
+    requests: std::sync::OnceLock<mpsc::Sender<ServerRequest>>,
     running: AtomicBool,
     /// Another process is taking over.
     begun: AtomicBool,
@@ -64,8 +89,8 @@ impl Upgrades {
 }
 
 impl Control {
-    /// Passes requests for upgrades to `requests`.
-    pub fn accept_upgrades(&self, requests: mpsc::Sender<UpgradeRequest>) {
+    /// Passes requests for upgrades and handovers to `requests`.
+    pub fn accept_upgrades(&self, requests: mpsc::Sender<ServerRequest>) {
         // It is set once, before the API is served.
         let _ = self.inner.upgrades.requests.set(requests);
     }
@@ -76,18 +101,34 @@ impl Control {
     /// [`ErrorKind::InUse`] during another upgrade, and while an import or a reclaim runs;
     /// [`ErrorKind::UpgradeFailed`].
     pub async fn upgrade(&self, upgrade: Upgrade) -> Result<Upgraded> {
+        self.request(|reply| ServerRequest::Upgrade(upgrade, reply)).await
+    }
+
+    /// Hands the pool over to a standby. Returns when that one has the pool, or this server does again.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoStandby`] if none waits; [`ErrorKind::InUse`] as [`Control::upgrade`];
+    /// [`ErrorKind::HandoverFailed`].
+    pub async fn hand_over(&self, handover: Handover) -> Result<NewOwner> {
+        self.request(|reply| ServerRequest::HandOver(handover, reply)).await
+    }
+
+    async fn request<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<Result<T>>) -> ServerRequest,
+    ) -> Result<T> {
         let upgrades = &self.inner.upgrades;
         let Some(requests) = upgrades.requests.get() else {
-            let why = "this server cannot be upgraded while it runs";
+            let why = "this server cannot be replaced while it runs";
             return Err(ControlError::new(ErrorKind::UpgradeFailed, why));
         };
         if upgrades.running.swap(true, SeqCst) {
-            return Err(ControlError::new(ErrorKind::InUse, "another upgrade is running; wait for its end"));
+            let why = "another upgrade or handover is running; wait for its end";
+            return Err(ControlError::new(ErrorKind::InUse, why));
         }
         let _running = Running(&upgrades.running);
         let (reply, result) = oneshot::channel();
-        let sent = requests.send(UpgradeRequest { upgrade, reply }).await;
-        sent.map_err(|_| ControlError::closed())?;
+        requests.send(request(reply)).await.map_err(|_| ControlError::closed())?;
         result.await.unwrap_or_else(|_| Err(ControlError::closed()))
     }
 
@@ -108,7 +149,7 @@ impl Control {
     }
 }
 
-/// An upgrade that was requested; ended when dropped, also if its client has disconnected.
+/// A request that was sent; ended when dropped, also if its client has disconnected.
 struct Running<'a>(&'a AtomicBool);
 
 impl Drop for Running<'_> {

@@ -26,7 +26,8 @@ impl Gate {
         Gate(Some(owns))
     }
 
-    fn is_open(&self) -> bool {
+    /// Whether the server is certain to own the pool at this moment.
+    pub fn is_open(&self) -> bool {
         self.0.as_ref().is_none_or(|owns| owns())
     }
 }

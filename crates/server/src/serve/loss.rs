@@ -10,12 +10,15 @@ pub(super) enum Loss {
     Opened,
     /// Another server has taken the store, or may take it.
     Taken,
+    /// This server handed the pool over, and does not wait for it.
+    HandedOver,
 }
 
 impl std::fmt::Display for Loss {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Loss::Opened => forebay_engine::Error::Fenced.fmt(f),
+            Loss::HandedOver => f.write_str("another server has the pool, to which it was handed over"),
             Loss::Taken => f.write_str(
                 "another server has taken the pool, or this one could not renew its claim to it, and serves nothing any more",
             ),

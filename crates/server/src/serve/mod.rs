@@ -14,6 +14,9 @@
 //! the connections ([`upgrade`]). If that fails, this process takes them back: it builds its services
 //! ([`services`]) again.
 //!
+//! **Handover.** On request of the API, a standby on another host takes a pool in Ceph over ([`handover`]).
+//! This server stands by then, if it was started as a standby, and ends otherwise.
+//!
 //! **Loss of the pool.** If another server has opened the pool, or taken its store, this one ends at once,
 //! with an error and without answering a request: its clients lose their connections, and look for the other
 //! server.
@@ -22,13 +25,16 @@ mod capped;
 mod claim;
 mod classes;
 mod descriptors;
+mod handover;
 mod host;
 mod inherited;
 mod lease;
 mod loss;
 mod memory;
 mod notify;
+mod open;
 mod pressure;
+mod reopen;
 mod replace;
 mod services;
 mod signals;
@@ -40,37 +46,38 @@ mod upgrade;
 mod workers;
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_engine::Pool;
-use forebay_store::StoreError;
+use forebay_store::rados::PoolConnection;
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 
 use crate::config::{PoolLocation, ServeConfig};
-use crate::control::{Control, ControlError, Upgrade, UpgradeRequest, Upgraded};
+use crate::control::{Control, ControlError, Handover, NewOwner, ServerRequest, Upgrade, Upgraded};
 use crate::nbd;
 use crate::plane::{ListenAddr, ListenError};
 use descriptors::Descriptors;
+use handover::{hand_over, last_replies, stand_by_again};
 pub use host::EngineThread;
 use inherited::Inherited;
 use lease::Lease;
 use loss::{Loss, exit_without_pool};
-use replace::{Outcome, replace};
+use open::OpenPool;
+use replace::{Outcome, Resumption, replace};
 use services::{Prepared, Services};
 use signals::Signals;
 use sockets::Sockets;
+use store::Opened;
 use upgrade::{Binary, HandedOver, Successor};
 
 /// Longest time for each step of the new process in an upgrade, unless the request says otherwise.
 const UPGRADE_STEP: Duration = Duration::from_secs(10);
-/// Time for the predecessor's store to be released, and the interval of attempts to open it.
-const RELEASE: Duration = Duration::from_secs(5);
-const RELEASE_RETRY: Duration = Duration::from_millis(1);
 /// Time for the last replies of the API before the process of a predecessor ends.
 const LAST_REPLIES: Duration = Duration::from_secs(1);
 
@@ -213,6 +220,7 @@ async fn start(
     let prepared = server.prepare(&open, &sockets, HandedOver::default()).await?;
     let services = prepared.run(server.upgrades.clone())?;
     sockets.publish()?;
+    open.announce_serving();
     print_ready_line(config, &services.control, json);
     notify::notify("READY=1");
     server.serve(open, services, sockets).await
@@ -225,58 +233,22 @@ async fn take_over<'a>(
     successor: &Successor,
 ) -> Result<(Server<'a>, OpenPool, Services, Sockets), ServeError> {
     let server = Server::new(config, binary)?;
-    let mut sockets = successor.prepare(config)?;
+    let mut sockets = successor.adopt_sockets(config)?;
+    let connection = server.connect().await?;
+    successor.ready(connection.as_ref().map(|connection| connection.as_heir()).as_ref())?;
     let state = successor.receive_state()?;
-    let store = server.open_released_store().await?;
+    let store = server.open_released_store(connection.as_ref()).await?;
     let open = server.open_pool(store).await?;
     let prepared = server.prepare(&open, &sockets, state).await?;
     let resumed = prepared.resumed;
     successor.opened()?;
     let services = prepared.run(server.upgrades.clone())?;
+    open.announce_serving();
     successor.serving(resumed);
     sockets.own_files();
     notify::taken_over();
     tracing::info!(connections = resumed, "took over from another process");
     Ok((server, open, services, sockets))
-}
-
-/// An open pool and its store.
-struct OpenPool {
-    pool: Arc<Pool>,
-    store: Arc<Lease>,
-    engine: Arc<EngineThread>,
-}
-
-impl OpenPool {
-    async fn close(&self) -> Result<(), ServeError> {
-        let pool = self.pool.clone();
-        Ok(self.engine.run(async move { pool.close().await }).await?)
-    }
-
-    /// Closes the pool, and then releases its store and its retained memory for the next opening, also if
-    /// closing failed.
-    async fn release(&self) -> Result<(), ServeError> {
-        let closed = self.close().await;
-        self.release_store().await;
-        closed
-    }
-
-    /// Lets another server open the pool, which was closed.
-    async fn release_store(&self) {
-        // The next server opens the store first, and then the memory.
-        self.engine.release_memory();
-        let store = self.store.clone();
-        // Only fails if the store panicked.
-        let _ = tokio::task::spawn_blocking(move || store.close()).await;
-    }
-
-    /// Waits until another server has opened the pool or taken its store.
-    async fn fenced(&self) -> Loss {
-        tokio::select! {
-            () = self.pool.fenced() => Loss::Opened,
-            () = self.store.lost() => Loss::Taken,
-        }
-    }
 }
 
 /// What exists as long as the process, also while it has no pool.
@@ -288,8 +260,47 @@ struct Server<'a> {
     signals: Signals,
     /// SIGUSR2.
     upgrade_signal: Signal,
-    upgrades: mpsc::Sender<UpgradeRequest>,
-    requests: mpsc::Receiver<UpgradeRequest>,
+    upgrades: mpsc::Sender<ServerRequest>,
+    requests: mpsc::Receiver<ServerRequest>,
+}
+
+/// How the server continues after an upgrade or a handover that failed.
+struct Continue {
+    how: How,
+    kept: Sockets,
+    /// Reports the failure; whether the server was interrupted.
+    report: Box<dyn FnOnce(bool)>,
+}
+
+enum How {
+    Unchanged(Box<Services>),
+    Resume(Box<Resumption>),
+}
+
+/// The result of an attempt that succeeded, the tasks of the API, and where the result is sent.
+type Succeeded<T> = (T, Vec<JoinHandle<()>>, oneshot::Sender<Result<T, ControlError>>);
+
+impl Continue {
+    /// `None` if the server stops.
+    fn after<T: 'static>(
+        outcome: Outcome<T>,
+        kept: Option<Sockets>,
+        reply: oneshot::Sender<Result<T, ControlError>>,
+    ) -> Result<Option<Continue>, Succeeded<T>> {
+        let (how, error) = match outcome {
+            Outcome::Done(done, api) => return Err((done, api, reply)),
+            Outcome::Stopped => return Ok(None),
+            Outcome::Unchanged(same, error) => (How::Unchanged(same), error),
+            Outcome::Resume(resumption, error) => (How::Resume(resumption), error),
+        };
+        let kept = kept.expect("sockets are left only to a successor that serves");
+        let report = move |resumed| {
+            tracing::error!(resumed, "{}", error.message);
+            // The client of the API may have disconnected.
+            let _ = reply.send(Err(error));
+        };
+        Ok(Some(Continue { how, kept, report: Box::new(report) }))
+    }
 }
 
 /// An event for the loop of the server.
@@ -297,8 +308,8 @@ enum Event {
     Stop,
     /// The pool is lost to another server.
     Fenced(Loss),
-    /// An upgrade; the reply is for the API.
-    Upgrade(Upgrade, Option<oneshot::Sender<Result<Upgraded, ControlError>>>),
+    /// An upgrade or a handover.
+    Request(ServerRequest),
 }
 
 impl Server<'_> {
@@ -313,9 +324,15 @@ impl Server<'_> {
         Ok(Server { config, binary, descriptors, engine, signals, upgrade_signal, upgrades, requests })
     }
 
-    async fn open_store(&self) -> Result<Arc<Lease>, ServeError> {
-        let store = store::open(self.config, &self.descriptors, self.engine.host()).await?;
-        Ok(Lease::new(store))
+    async fn open_store(&self, path: &Path) -> Result<Opened, ServeError> {
+        store::open(path, self.config, &self.descriptors, self.engine.host()).await
+    }
+
+    /// The connection to the cluster of a pool in Ceph.
+    async fn connect(&self) -> Result<Option<Arc<PoolConnection>>, ServeError> {
+        let PoolLocation::Rados(pool) = &self.config.location else { return Ok(None) };
+        let failed = |source| ServeError::Store { pool: self.config.location.to_string(), source };
+        store::connect(pool).await.map(Some).map_err(failed)
     }
 
     /// Opens the store, and binds the sockets. `None` if a signal to stop arrives while another server holds
@@ -325,10 +342,13 @@ impl Server<'_> {
         inherited: Inherited,
     ) -> Result<Option<(Arc<Lease>, Sockets)>, ServeError> {
         let (config, host) = (self.config, self.engine.host());
-        let PoolLocation::Rados(pool) = &config.location else {
-            // Creating a store requires an empty directory, and the sockets may be in the same one.
-            let store = self.open_store().await?;
-            return Ok(Some((store, Sockets::bind(config, inherited)?)));
+        let pool = match &config.location {
+            PoolLocation::Rados(pool) => pool,
+            PoolLocation::Directory(path) => {
+                // Creating a store requires an empty directory, and the sockets may be in the same one.
+                let store = Lease::new(self.open_store(path).await?);
+                return Ok(Some((store, Sockets::bind(config, inherited)?)));
+            }
         };
         // The server that holds the pool may have the addresses of a standby.
         let bound = if config.standby { Err(inherited) } else { Ok(Sockets::bind(config, inherited)?) };
@@ -336,19 +356,6 @@ impl Server<'_> {
         let Some(opened) = store::open_when_free(config, pool, host, stop).await? else { return Ok(None) };
         let sockets = bound.or_else(|inherited| Sockets::bind(config, inherited))?;
         Ok(Some((Lease::new(opened), sockets)))
-    }
-
-    /// Opens a store that another process, or this one, has just closed.
-    async fn open_released_store(&self) -> Result<Arc<Lease>, ServeError> {
-        let begun = Instant::now();
-        loop {
-            match self.open_store().await {
-                Err(ServeError::Store { source: StoreError::Busy(_), .. }) if begun.elapsed() < RELEASE => {
-                    tokio::time::sleep(RELEASE_RETRY).await;
-                }
-                other => return other,
-            }
-        }
     }
 
     async fn open_pool(&self, store: Arc<Lease>) -> Result<OpenPool, ServeError> {
@@ -381,62 +388,128 @@ impl Server<'_> {
         mut sockets: Sockets,
     ) -> Result<(), ServeError> {
         loop {
-            let (upgrade, reply) = match self.event(&open).await {
+            let done = match self.event(&open).await {
                 Event::Stop => return self.stop(open, services, sockets).await,
                 Event::Fenced(loss) => {
                     drop(sockets);
                     exit_without_pool(loss)
                 }
-                Event::Upgrade(upgrade, reply) => (upgrade, reply),
-            };
-            let binary = upgrade.binary.unwrap_or_else(|| self.binary.path().to_owned());
-            let time = upgrade.timeout_s.map_or(UPGRADE_STEP, Duration::from_secs);
-            let (outcome, kept) = tokio::select! {
-                biased;
-                loss = open.fenced() => exit_without_pool(loss),
-                done = replace(binary, time, &open, services, sockets, &mut self.signals) => done,
-            };
-            let (error, resume) = match (outcome, kept) {
-                (Outcome::Replaced(done, api), _) => {
-                    self.signals.pass_on(done.pid).await;
-                    let _ = reply.map(|reply| reply.send(Ok(done)));
-                    // Until the reply is sent.
-                    let replies = async {
-                        for listener in api {
-                            let _ = listener.await;
-                        }
-                    };
-                    let _ = tokio::time::timeout(LAST_REPLIES, replies).await;
-                    return Ok(());
+                Event::Request(ServerRequest::Upgrade(upgrade, reply)) => {
+                    self.upgrade(upgrade, reply, &open, services, sockets).await?
                 }
-                (Outcome::Unchanged(same, error), Some(kept)) => {
-                    (services, sockets) = (*same, kept);
-                    (error, None)
+                Event::Request(ServerRequest::HandOver(request, reply)) => {
+                    self.hand_over(request, reply, &open, services, sockets).await?
                 }
-                (Outcome::Resume(state, error), Some(kept)) => {
-                    sockets = kept;
-                    let store = self.open_released_store().await?;
-                    open = self.open_pool(store).await?;
-                    let prepared = self.prepare(&open, &sockets, state).await?;
-                    services = prepared.run(self.upgrades.clone())?;
-                    (error, Some(()))
-                }
-                (_, None) => unreachable!("sockets are left only to a successor that serves"),
             };
-            tracing::error!(resumed = resume.is_some(), "{}", error.message);
+            let Continue { how, kept, report } = match done {
+                Some(continues) => continues,
+                None => return Ok(()),
+            };
+            sockets = kept;
+            let is_resumed = matches!(how, How::Resume(_));
+            services = match how {
+                How::Unchanged(same) => *same,
+                How::Resume(resumption) => match self.resume(*resumption, &sockets).await? {
+                    Some((pool, services)) => {
+                        open = pool;
+                        services
+                    }
+                    None => return Ok(()),
+                },
+            };
             notify::notify("READY=1");
-            // The client of the API may have disconnected.
-            let _ = reply.map(|reply| reply.send(Err(error)));
+            report(is_resumed);
         }
+    }
+
+    /// Upgrades the server. `None` if another process serves the clients.
+    async fn upgrade(
+        &mut self,
+        upgrade: Upgrade,
+        reply: oneshot::Sender<Result<Upgraded, ControlError>>,
+        open: &OpenPool,
+        services: Services,
+        sockets: Sockets,
+    ) -> Result<Option<Continue>, ServeError> {
+        let binary = upgrade.binary.unwrap_or_else(|| self.binary.path().to_owned());
+        let time = upgrade.timeout_s.map_or(UPGRADE_STEP, Duration::from_secs);
+        let (outcome, kept) = tokio::select! {
+            biased;
+            loss = open.fenced() => exit_without_pool(loss),
+            done = replace(binary, time, self.config, open, services, sockets, &mut self.signals) => done,
+        };
+        match Continue::after(outcome, kept, reply) {
+            Ok(continues) => Ok(continues),
+            Err((done, api, reply)) => {
+                self.signals.pass_on(done.pid).await;
+                let _ = reply.send(Ok(done));
+                last_replies(api, LAST_REPLIES).await;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Hands the pool over to a standby. `None` if the server ends.
+    async fn hand_over(
+        &mut self,
+        request: Handover,
+        reply: oneshot::Sender<Result<NewOwner, ControlError>>,
+        open: &OpenPool,
+        services: Services,
+        sockets: Sockets,
+    ) -> Result<Option<Continue>, ServeError> {
+        let outcome = tokio::select! {
+            biased;
+            loss = open.fenced() => exit_without_pool(loss),
+            done = hand_over(request, self.config, open, services, &mut self.signals) => done,
+        };
+        match Continue::after(outcome, Some(sockets), reply) {
+            Ok(continues) => Ok(continues),
+            Err((done, api, reply)) => {
+                let _ = reply.send(Ok(done));
+                last_replies(api, LAST_REPLIES).await;
+                if self.signals.have_arrived().await {
+                    return Ok(None);
+                }
+                if !self.config.standby {
+                    exit_without_pool(Loss::HandedOver);
+                }
+                tracing::info!("standing by");
+                Err(stand_by_again(&self.binary))
+            }
+        }
+    }
+
+    /// Continues to serve after another process did not take the pool. `None` if a signal to stop arrives
+    /// before.
+    async fn resume(
+        &mut self,
+        resumption: Resumption,
+        sockets: &Sockets,
+    ) -> Result<Option<(OpenPool, Services)>, ServeError> {
+        let Resumption { state, back, store } = resumption;
+        let opened = match store {
+            Some(store) => Some(self.open_pool(Lease::new(store)).await?),
+            None => self.reopen(back.as_ref()).await?,
+        };
+        let Some(open) = opened else { return Ok(None) };
+        let prepared = self.prepare(&open, sockets, state).await?;
+        let services = prepared.run(self.upgrades.clone())?;
+        open.announce_serving();
+        Ok(Some((open, services)))
     }
 
     async fn event(&mut self, open: &OpenPool) -> Event {
         tokio::select! {
             loss = open.fenced() => Event::Fenced(loss),
             () = self.signals.stop() => Event::Stop,
-            _ = self.upgrade_signal.recv() => Event::Upgrade(Upgrade::default(), None),
+            _ = self.upgrade_signal.recv() => {
+                // Nothing awaits the result.
+                let (reply, _) = oneshot::channel();
+                Event::Request(ServerRequest::Upgrade(Upgrade::default(), reply))
+            }
             // The sender is in `self`.
-            Some(UpgradeRequest { upgrade, reply }) = self.requests.recv() => Event::Upgrade(upgrade, Some(reply)),
+            Some(request) = self.requests.recv() => Event::Request(request),
         }
     }
 

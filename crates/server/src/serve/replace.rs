@@ -5,31 +5,53 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_engine::Pool;
+use forebay_store::rados::Heir;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
-use super::OpenPool;
+use super::ServeError;
 use super::notify;
+use super::open::OpenPool;
 use super::pressure;
+use super::reopen::Back;
 use super::services::Services;
 use super::signals::Signals;
 use super::sockets::Sockets;
+use super::store::Opened;
 use super::upgrade::{CacheCopy, Failure, HandedOver, Predecessor};
+use crate::config::ServeConfig;
 use crate::control::{ControlError, ErrorKind, Upgraded};
 use crate::plane::Parked;
 
 /// Time in which the requests in progress have to be finished.
 const QUIESCE: Duration = Duration::from_millis(500);
 /// Time in which administrative jobs have to be finished.
-const JOBS: Duration = Duration::from_secs(2);
+pub(super) const JOBS: Duration = Duration::from_secs(2);
 
-/// The outcome of an attempt.
-pub(super) enum Outcome {
-    /// The successor serves the clients. The tasks answer the last requests of the API.
-    Replaced(Upgraded, Vec<JoinHandle<()>>),
+/// The outcome of an attempt to leave the pool to another process.
+pub(super) enum Outcome<T> {
+    /// Another process has the pool. The tasks answer the last requests of the API.
+    Done(T, Vec<JoinHandle<()>>),
     /// The server was not interrupted.
     Unchanged(Box<Services>, ControlError),
-    /// The services have stopped and the pool is closed: the server continues with these connections.
-    Resume(HandedOver, ControlError),
+    /// The services have stopped and the pool is closed: the server continues.
+    Resume(Box<Resumption>, ControlError),
+    /// A signal to stop arrived when the pool was closed.
+    Stopped,
+}
+
+/// With what the server continues.
+pub(super) struct Resumption {
+    pub state: HandedOver,
+    pub back: Option<Back>,
+    /// The store, if it was opened again.
+    pub store: Option<Opened>,
+}
+
+impl Resumption {
+    pub fn new(state: HandedOver, back: Option<Back>) -> Resumption {
+        Resumption { state, back, store: None }
+    }
 }
 
 /// A failure, and what became of it.
@@ -43,14 +65,20 @@ const CONTINUES: &str = "this process continues to serve its clients";
 pub(super) async fn replace(
     binary: PathBuf,
     time: Duration,
+    config: &ServeConfig,
     open: &OpenPool,
     services: Services,
     sockets: Sockets,
     signals: &mut Signals,
-) -> (Outcome, Option<Sockets>) {
+) -> (Outcome<Upgraded>, Option<Sockets>) {
     tracing::info!(binary = %binary.display(), "upgrade begins");
     notify::reloading();
     let unchanged = |services, e, sockets| (Outcome::Unchanged(Box::new(services), e), Some(sockets));
+    // Also shows that the cluster can be connected to, before anything is interrupted.
+    let back = match Back::connect(config, open).await {
+        Ok(back) => back,
+        Err(e) => return unchanged(services, failed(e, CONTINUES), sockets),
+    };
     let started = blocking(move || {
         let started = Predecessor::start(&binary, &sockets, time);
         (started, sockets)
@@ -72,18 +100,15 @@ pub(super) async fn replace(
         return unchanged(services, failed("a signal to stop has arrived", "the server stops"), sockets);
     }
     let begun = Instant::now();
-    // Requests that wait for a commit need not wait for others to share it.
-    let (quiet, _) = tokio::join!(services.plane.quiesce(QUIESCE), open.pool.flush());
-    if let Err(busy) = quiet {
-        let error = format!("requests of {busy} connections were not finished within {QUIESCE:?}");
-        return unchanged(services, failed(error, CONTINUES), sockets);
+    if let Err(e) = quiesce(&services, open).await {
+        return unchanged(services, failed(e, CONTINUES), sockets);
     }
     let quiesced = begun.elapsed();
     let (state, closed, api) = park(services).await;
     let state = HandedOver { cache, ..state };
-    drop(paused);
-    if let Err(e) = open.release().await {
-        return (Outcome::Resume(state, failed(e, CONTINUES)), Some(sockets));
+    let resume = |state, e| Outcome::Resume(Box::new(Resumption::new(state, back)), e);
+    if let Err(e) = release(open, successor.heir.clone(), paused).await {
+        return (resume(state, failed(e, CONTINUES)), Some(sockets));
     }
     let pool_closed = begun.elapsed();
     let (opened, state, mut successor) = blocking(move || {
@@ -94,7 +119,7 @@ pub(super) async fn replace(
     if let Err(e) = opened {
         // It must not use the connections any more.
         blocking(move || drop(successor)).await;
-        return (Outcome::Resume(state, failed(e, CONTINUES)), Some(sockets));
+        return (resume(state, failed(e, CONTINUES)), Some(sockets));
     }
     let opened = begun.elapsed();
     let (served, successor) = blocking(move || {
@@ -104,7 +129,10 @@ pub(super) async fn replace(
     .await;
     let resumed = match served {
         Ok(resumed) => resumed,
-        Err(e) => return (lost(e, successor, state).await, Some(sockets)),
+        Err(e) => {
+            let (state, e) = lost(e, successor, state).await;
+            return (resume(state, e), Some(sockets));
+        }
     };
     let (pid, pause) = (successor.pid(), begun.elapsed());
     tracing::info!(?quiesced, ?pool_closed, ?opened, ?pause, pid, "another process serves the clients");
@@ -113,7 +141,7 @@ pub(super) async fn replace(
     let closed = closed + (state.connections.len().saturating_sub(resumed));
     let pause_ms = pause.as_millis() as u64;
     let version = successor.release.clone();
-    (Outcome::Replaced(Upgraded { pid, version, pause_ms, connections: resumed, closed }, api), None)
+    (Outcome::Done(Upgraded { pid, version, pause_ms, connections: resumed, closed }, api), None)
 }
 
 /// A copy of the read cache, as far as there is memory for it.
@@ -122,9 +150,25 @@ async fn copy_cache(pool: Arc<Pool>) -> Option<CacheCopy> {
     copied.inspect_err(|e| tracing::warn!("the read cache is not handed over: {e}")).ok()
 }
 
+/// Closes the pool, and releases it: to the successor only, if that is known. Jobs may begin again, which the
+/// control plane refuses now.
+async fn release(
+    open: &OpenPool,
+    heir: Option<Heir>,
+    paused: OwnedSemaphorePermit,
+) -> Result<(), ServeError> {
+    drop(paused);
+    let closed = open.close().await;
+    if let (Ok(()), Some(store), Some(heir)) = (&closed, open.store.rados(), heir) {
+        store.release_to(heir);
+    }
+    open.release_store().await;
+    closed
+}
+
 /// Ends the services, and returns their connections; also the number of those that were closed, and the tasks
 /// that answer the last requests of the API.
-async fn park(services: Services) -> (HandedOver, usize, Vec<JoinHandle<()>>) {
+pub(super) async fn park(services: Services) -> (HandedOver, usize, Vec<JoinHandle<()>>) {
     let Services { plane, control, units, listeners, background } = services;
     // The API answers the requests that it has; the connection that requested the upgrade stays open.
     control.end();
@@ -139,15 +183,27 @@ async fn park(services: Services) -> (HandedOver, usize, Vec<JoinHandle<()>>) {
 
 /// The successor failed when it had the connections: it may have executed requests that this process does not
 /// know of, so clients have to connect again.
-async fn lost(error: Failure, successor: Predecessor, state: HandedOver) -> Outcome {
+async fn lost(error: Failure, successor: Predecessor, state: HandedOver) -> (HandedOver, ControlError) {
     blocking(move || drop(successor)).await;
+    cut(&state);
+    let then = "its clients were disconnected, and this process serves those that connect again";
+    let units = state.units;
+    (HandedOver { units, ..HandedOver::default() }, failed(error, then))
+}
+
+/// Finishes the requests that were read, and makes them durable.
+pub(super) async fn quiesce(services: &Services, open: &OpenPool) -> Result<(), String> {
+    // Requests that wait for a commit need not wait for others to share it.
+    let (quiet, _) = tokio::join!(services.plane.quiesce(QUIESCE), open.pool.flush());
+    quiet.map_err(|busy| format!("requests of {busy} connections were not finished within {QUIESCE:?}"))
+}
+
+/// Closes connections without an answer.
+pub(super) fn cut(state: &HandedOver) {
     for Parked { stream, .. } in &state.connections {
         // Other descriptors of the socket may be open for a moment.
         let _ = socket2::SockRef::from(&stream.socket).shutdown(std::net::Shutdown::Both);
     }
-    let then = "its clients were disconnected, and this process serves those that connect again";
-    let units = state.units;
-    Outcome::Resume(HandedOver { units, ..HandedOver::default() }, failed(error, then))
 }
 
 /// Runs work that blocks, on a separate thread.

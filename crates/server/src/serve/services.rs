@@ -21,7 +21,7 @@ use super::sockets::Sockets;
 use super::upgrade::{CacheCopy, HandedOver};
 use crate::api::{self, Origin};
 use crate::config::ServeConfig;
-use crate::control::{Control, ServerInfo, UpgradeRequest};
+use crate::control::{Control, ServerInfo, ServerRequest};
 use crate::iscsi;
 use crate::limits::LimitTable;
 use crate::nbd;
@@ -40,6 +40,7 @@ pub(super) struct Prepared {
     plane: Plane,
     cores: usize,
     pool: Arc<Pool>,
+    gate: Gate,
     targets: Arc<Targets>,
     limits: Arc<LimitTable>,
     units: Arc<Units>,
@@ -87,7 +88,7 @@ impl Prepared {
         let resumed_units = units.resume(&pool, &state.units).await?;
         let limits = connection_limits(config, descriptors);
         let mut plane = Plane::with_bound(limits, config.client_memory, sockets.data()?);
-        plane.set_gate(gate);
+        plane.set_gate(gate.clone());
         plane.keep_until_resumed(Arc::new(resumed_units));
         let nbd::Listening { addresses: nbd, certificates } = nbd::listen(&mut plane, &pool, &config.nbd)?;
         let iscsi = iscsi::listen(
@@ -121,6 +122,7 @@ impl Prepared {
             plane,
             cores: config.cores,
             pool,
+            gate,
             targets,
             limits: disk_limits,
             units,
@@ -136,7 +138,7 @@ impl Prepared {
     }
 
     /// Serves clients.
-    pub fn run(self, upgrades: mpsc::Sender<UpgradeRequest>) -> Result<Services, ServeError> {
+    pub fn run(self, upgrades: mpsc::Sender<ServerRequest>) -> Result<Services, ServeError> {
         let Prepared { pool, targets, units, .. } = self;
         let plane = self.plane.run(self.cores)?;
         if let Some(cache) = self.cache {
@@ -144,6 +146,7 @@ impl Prepared {
         }
         let control = Control::new(pool.clone(), targets.clone(), units.clone(), self.limits, self.info);
         control.accept_upgrades(upgrades);
+        control.set_gate(self.gate);
         let background = vec![
             tokio::spawn(pressure::watch(pool)),
             tokio::spawn(iscsi::follow(targets, units.clone())),

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use forebay_engine::Host;
-use forebay_store::rados::{Claim, RadosStore, Waiting};
+use forebay_store::rados::{Claim, PoolConnection, RadosStore, Waiting};
 use forebay_store::{BoxFuture, DirectoryOptions, DirectoryStore, Limited, Slow, Store, StoreError};
 
 use super::ServeError;
@@ -23,6 +23,8 @@ pub(super) struct Opened {
     pub store: Arc<dyn Store>,
     pub lost: Lost,
     pub gate: Gate,
+    /// The same store, if it is in Ceph.
+    pub rados: Option<Arc<RadosStore>>,
 }
 
 /// Prepares the data directory of a server whose pool is elsewhere: it holds the files of the server only.
@@ -40,24 +42,24 @@ pub(super) fn prepare_data(config: &ServeConfig) -> Result<(), ServeError> {
     }
 }
 
-/// Opens the store of a server, with the configured size limit and simulated latency. In a directory, creates
-/// it if the directory is missing or empty. `host` provides the timer for the latency.
+/// Opens the store of a server in its data directory, with the configured size limit and simulated latency.
+/// Creates it if the directory is missing or empty. `host` provides the timer for the latency.
 ///
 /// # Errors
 /// [`StoreError::Busy`] if another server holds the pool.
 pub(super) async fn open(
+    path: &Path,
     config: &ServeConfig,
     descriptors: &Descriptors,
     host: Arc<dyn Host>,
 ) -> Result<Opened, ServeError> {
-    let opened = match &config.location {
-        PoolLocation::Directory(path) => open_directory(path, descriptors),
-        PoolLocation::Rados(pool) => {
-            let open = opener(pool, Claim::IfFree);
-            claim::blocking(move || open(&Stopped::default())).await
-        }
-    };
-    finish(opened, config, host).await
+    finish(open_directory(path, descriptors), config, host).await
+}
+
+/// Connects to the cluster of a pool.
+pub(super) async fn connect(pool: &RadosPool) -> Result<Arc<PoolConnection>, StoreError> {
+    let RadosPool { address, options } = pool.clone();
+    claim::blocking(move || PoolConnection::new(&address, &options)).await
 }
 
 /// As [`open`] for a pool in Ceph, but a standby waits while another server holds it. `None` if `stop`
@@ -69,10 +71,41 @@ pub(super) async fn open_when_free(
     stop: Pin<&mut (dyn Future<Output = ()> + '_)>,
 ) -> Result<Option<Opened>, ServeError> {
     let claim = if config.standby { Claim::Wait } else { Claim::IfFree };
-    match claim::open(opener(pool, claim), stop).await.transpose() {
+    let (RadosPool { address, options }, name) = (pool.clone(), pool.address.to_string());
+    let opening = move |stopped: &Stopped| {
+        tracing::info!(pool = %name, "opening the pool");
+        let connection = PoolConnection::new(&address, &options)?;
+        claim_pool(&connection, &name, claim, stopped)
+    };
+    match claim::open(opening, stop).await.transpose() {
         Some(opened) => finish(opened, config, host).await.map(Some),
         None => Ok(None),
     }
+}
+
+/// As [`open_when_free`], over a connection.
+pub(super) async fn claim(
+    config: &ServeConfig,
+    connection: Arc<PoolConnection>,
+    claim: Claim,
+    host: Arc<dyn Host>,
+    stop: impl Future<Output = ()>,
+) -> Result<Option<Opened>, ServeError> {
+    let name = config.location.to_string();
+    let opening = move |stopped: &Stopped| claim_pool(&connection, &name, claim, stopped);
+    match claim::open(opening, stop).await.transpose() {
+        Some(opened) => finish(opened, config, host).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The store of a pool that this process has taken back.
+pub(super) async fn taken_back(
+    config: &ServeConfig,
+    store: Arc<RadosStore>,
+    host: Arc<dyn Host>,
+) -> Result<Opened, ServeError> {
+    finish(Ok(in_ceph(store)), config, host).await
 }
 
 fn open_directory(path: &Path, descriptors: &Descriptors) -> Result<Opened, StoreError> {
@@ -82,28 +115,30 @@ fn open_directory(path: &Path, descriptors: &Descriptors) -> Result<Opened, Stor
     tracing::info!(uring, direct, "store open");
     // The lock of the directory prevents it.
     let lost = Box::new(|| -> BoxFuture<'static, ()> { Box::pin(std::future::pending()) });
-    Ok(Opened { store, lost, gate: Gate::default() })
+    Ok(Opened { store, lost, gate: Gate::default(), rados: None })
 }
 
-/// A function that opens a pool in Ceph.
-fn opener(
-    pool: &RadosPool,
+/// Claims a pool in Ceph. Blocks.
+fn claim_pool(
+    connection: &PoolConnection,
+    pool: &str,
     claim: Claim,
-) -> impl FnOnce(&Stopped) -> Result<Opened, StoreError> + Send + 'static {
-    let RadosPool { address, options } = pool.clone();
-    move |stopped| {
-        tracing::info!(pool = %address, "opening the pool");
-        let began = |owner: &str| {
-            tracing::info!(pool = %address, %owner, "waiting for the pool: another server holds it");
-            notify::notify("STATUS=standby: waiting for the pool");
-        };
-        let waiting = Waiting { is_cancelled: &|| stopped.get(), began: &began };
-        let store = RadosStore::open(&address, &options, claim, &waiting)?;
-        tracing::info!(pool = %address, "store open");
-        notify::notify("STATUS=opening the pool");
-        let (held, gate) = (store.clone(), Gate::new(store.ownership()));
-        Ok(Opened { store, lost: Box::new(move || held.lost()), gate })
-    }
+    stopped: &Stopped,
+) -> Result<Opened, StoreError> {
+    let began = |owner: &str| {
+        tracing::info!(%pool, %owner, "waiting for the pool: another server holds it");
+        notify::notify("STATUS=standby: waiting for the pool");
+    };
+    let waiting = Waiting { is_cancelled: &|| stopped.get(), began: &began };
+    let store = connection.claim(claim, &waiting)?;
+    tracing::info!(%pool, "store open");
+    notify::notify("STATUS=opening the pool");
+    Ok(in_ceph(store))
+}
+
+fn in_ceph(store: Arc<RadosStore>) -> Opened {
+    let (held, gate) = (store.clone(), Gate::new(store.ownership()));
+    Opened { store: store.clone(), lost: Box::new(move || held.lost()), gate, rados: Some(store) }
 }
 
 /// Adds the limit and the latency of the configuration.
@@ -113,7 +148,7 @@ async fn finish(
     host: Arc<dyn Host>,
 ) -> Result<Opened, ServeError> {
     let failed = |source| ServeError::Store { pool: config.location.to_string(), source };
-    let Opened { mut store, lost, gate } = opened.map_err(failed)?;
+    let Opened { mut store, lost, gate, rados } = opened.map_err(failed)?;
     if let Some(limit) = config.store_limit {
         tracing::info!(limit, "the size of the pool is limited, as configured");
         store = Arc::new(Limited::new(store, limit).await.map_err(failed)?);
@@ -124,7 +159,7 @@ async fn finish(
         let sleep = Arc::new(move |time| host.sleep(time));
         store = Arc::new(Slow::new(store, array, Arc::new(move || clock.now()), sleep));
     }
-    Ok(Opened { store, lost, gate })
+    Ok(Opened { store, lost, gate, rados })
 }
 
 #[cfg(test)]

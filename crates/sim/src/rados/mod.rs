@@ -11,6 +11,15 @@
 //! compared with the same contents when the round ends ([`chain::Shadow`]): whatever was acknowledged as
 //! durable, at any time, is in what the successor found, and a client with other answers is refused.
 //!
+//! Owners also hand the pool over to a server that waits, which may fail at each step: while it waits, after
+//! the release, during the fence, while it opens the pool, and afterwards; the former owner may wait for the
+//! outcome, or have died. No other server takes a pool that is reserved.
+//!
+//! In some rounds the pool is *scarce*: an owner finds no room for the first batch of a new segment, removes
+//! it, and dies while the removal is on its way. Only then does a successor use the number of a removed
+//! segment again, since every other removal follows a checkpoint that contains the number; a removal that
+//! ignored terms would otherwise do no harm.
+//!
 //! In addition, the lease of an owner is never valid when the pool has another one, and no operation fails
 //! because of a successor that does not exist.
 
@@ -35,6 +44,8 @@ struct Network {
     rng: Mutex<Rng>,
     /// One in this many requests or answers takes seconds.
     late: u64,
+    /// Many removals take up to a minute.
+    late_removals: bool,
 }
 
 impl World for Network {
@@ -49,6 +60,14 @@ impl World for Network {
 
     fn spawn(&self, client: Option<u64>, task: BoxFuture<'static, ()>) {
         self.host.of_process(client.unwrap_or(0)).spawn("rados", task);
+    }
+
+    fn removal_delay(&self) -> Duration {
+        let late = || {
+            let mut rng = self.rng.lock();
+            rng.percent(60).then(|| Duration::from_millis(rng.range(1, 60_000)))
+        };
+        self.late_removals.then(late).flatten().unwrap_or_else(|| self.delay())
     }
 
     fn delay(&self) -> Duration {

@@ -39,6 +39,36 @@ pub struct Seen {
     pub superseded: u64,
     /// Owners that closed the pool.
     pub closed: u64,
+    /// Pools that were released to an heir.
+    pub handed_over: u64,
+    /// Heirs that failed: while they waited, after the release, after the swap, before and after the verdict.
+    pub failed_heirs: [u64; 5],
+    /// Pools that their former owner took back.
+    pub taken_back: u64,
+    /// Operations that met a greater term.
+    pub outdated: u64,
+}
+
+/// When an heir fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// At this time.
+    At(Duration),
+    /// When the pool is released to it.
+    Released,
+    /// When it has the term.
+    Taken,
+    /// When it opens the pool.
+    Opening,
+    /// When it serves clients.
+    Ready,
+}
+
+/// An heir that is to fail.
+struct Doom {
+    heir: Rc<Server>,
+    when: When,
+    until: Duration,
 }
 
 /// A running server.
@@ -65,6 +95,11 @@ pub struct RadosRound {
     seats: Vec<Option<Seat>>,
     events: u64,
     may_be_full: bool,
+    /// It often is, and removals are late.
+    is_scarce: bool,
+    /// The weight of handovers among the events.
+    handovers: u64,
+    doomed: Option<Doom>,
     seen: Seen,
 }
 
@@ -77,7 +112,12 @@ impl RadosRound {
         note!("{plan:?}");
         let exec = Executor::new(rng.next());
         let late = *rng.pick(&[60, 300, 1_000]);
-        let network = Network { host: exec.host(), rng: Mutex::new(rng.fork()), late };
+        let is_scarce = rng.percent(30);
+        if is_scarce {
+            plan.pool.segment_bytes = 64 << 10;
+        }
+        let network =
+            Network { host: exec.host(), rng: Mutex::new(rng.fork()), late, late_removals: is_scarce };
         let mut model = Model::new();
         model.overlapping = plan.overlapping;
         let machines: Vec<_> = (1..=rng.range(2, 3)).map(|n| Machine::new(n as u8)).collect();
@@ -89,7 +129,10 @@ impl RadosRound {
             seats: machines.iter().map(|_| None).collect(),
             machines,
             events: rng.range(5, 30),
-            may_be_full: rng.percent(30),
+            may_be_full: is_scarce || rng.percent(30),
+            is_scarce,
+            handovers: *rng.pick(&[20, 200]),
+            doomed: None,
             rng,
             seen: Seen::default(),
         }
@@ -116,13 +159,21 @@ impl RadosRound {
             self.event();
         }
         self.finale();
-        Seen { trace: self.exec.trace_hash(), terms: self.rados.term(), ..self.seen }
+        assert_eq!(self.rados.taken_early(), 0, "a server took a pool that was reserved for another one");
+        let (terms, outdated) = (self.rados.term(), self.rados.outdated());
+        Seen { trace: self.exec.trace_hash(), terms, outdated, ..self.seen }
     }
 
     fn start(&mut self, index: usize) {
+        self.start_as(index, None);
+    }
+
+    /// Starts a server: a new one, or one that continues as the former owner of a pool that it handed over.
+    fn start_as(&mut self, index: usize, former: Option<(String, u64)>) {
         let client = self.rados.client();
         let (number, machine) = (client.number(), self.machines[index].clone());
-        let claim = if self.rng.percent(80) { Claim::Wait } else { Claim::IfFree };
+        let waits = former.is_some() || self.rng.percent(80);
+        let claim = if waits { Claim::Wait } else { Claim::IfFree };
         note!("{:?} server {number} starts on machine {index}: {claim:?}", self.exec.now());
         let server = Rc::new(Server {
             number,
@@ -134,6 +185,10 @@ impl RadosRound {
             chain: self.chain.clone(),
             plan: self.plan.clone(),
             claim,
+            name: former.as_ref().map_or_else(|| format!("server{number}"), |(name, _)| name.clone()),
+            settles: former.map(|(_, term)| term),
+            has_handed_over: Cell::new(false),
+            has_taken_back: Cell::new(false),
             checks: self.rng.percent(25),
             may_be_full: self.may_be_full,
             stage: Cell::new(Stage::Waiting),
@@ -149,7 +204,8 @@ impl RadosRound {
     fn pass(&mut self, ms: u64) {
         let (host, end) = (self.exec.host(), self.exec.now() + Duration::from_millis(ms));
         while self.exec.now() < end {
-            let slice = Duration::from_millis(self.rng.range(1, 400)).min(end - self.exec.now());
+            let most_ms = if self.doomed.is_some() { 10 } else { 400 };
+            let slice = Duration::from_millis(self.rng.range(1, most_ms)).min(end - self.exec.now());
             let host = host.clone();
             match self.exec.run(async move { host.sleep(slice).await }, 3_000_000) {
                 Ran::Done(()) => {}
@@ -161,6 +217,7 @@ impl RadosRound {
 
     /// Starts clients, ends pauses, and ends servers that have nothing to do any more.
     fn look(&mut self) {
+        self.doom();
         for index in 0..self.seats.len() {
             let Some(seat) = &mut self.seats[index] else { continue };
             let (number, stage) = (seat.server.number, seat.server.stage.get());
@@ -178,11 +235,110 @@ impl RadosRound {
             }
             if stage == Stage::Ready {
                 seat.work(&mut self.exec, &mut self.rng);
+                if self.is_scarce && self.rados.removes(number) && self.rng.percent(30) {
+                    let fate = self.fate();
+                    self.kill(index, fate);
+                    continue;
+                }
             }
             if stage == Stage::Ended {
+                let server = seat.server.clone();
+                let term = server.store.borrow().as_ref().map(|store| store.term());
                 self.kill(index, MemoryFate::Kept);
+                if let (true, Some(term)) = (server.has_handed_over.get(), term) {
+                    self.seen.handed_over += 1;
+                    // It usually awaits the outcome; otherwise it has died.
+                    if self.rng.percent(70) {
+                        self.start_as(index, Some((server.name.clone(), term)));
+                    }
+                }
             }
         }
+    }
+
+    /// Lets an heir fail when its time has come.
+    fn doom(&mut self) {
+        let Some(Doom { heir, when, until }) = &self.doomed else { return };
+        let (owner, chosen) = self.rados.owner_and_heir();
+        let is_name = |text: &str| text.split(' ').next() == Some(heir.name.as_str());
+        let (stage, owns) = (heir.stage.get(), is_name(&owner));
+        let is_due = match when {
+            When::At(time) => *time <= self.exec.now(),
+            When::Released => owner.is_empty() && is_name(&chosen),
+            When::Taken => owns,
+            When::Opening => stage == Stage::Opening,
+            When::Ready => stage == Stage::Ready,
+        };
+        let index = heir.index;
+        let is_seated = self.seats[index].as_ref().is_some_and(|seat| seat.server.number == heir.number);
+        let step = match stage {
+            Stage::Waiting if owns => 2,
+            Stage::Waiting if owner.is_empty() && is_name(&chosen) => 1,
+            Stage::Waiting => 0,
+            Stage::Opening => 3,
+            _ => 4,
+        };
+        if !is_seated || *until <= self.exec.now() {
+            self.doomed = None;
+        } else if is_due {
+            note!("{:?} the heir {} fails: {when:?}, {stage:?}", self.exec.now(), heir.number);
+            self.doomed = None;
+            self.seen.failed_heirs[step] += 1;
+            if self.rng.percent(60) {
+                let fate = self.fate();
+                self.kill(index, fate);
+            } else {
+                let pause = self.rng.range(100, 15_000);
+                self.pause(index, pause, true);
+            }
+        }
+    }
+
+    /// A server is paused or cut off.
+    fn pause(&mut self, index: usize, ms: u64, is_paused: bool) {
+        let Some(seat) = &mut self.seats[index] else { return };
+        if seat.until.is_some() {
+            return;
+        }
+        let (number, until) = (seat.server.number, self.exec.now() + Duration::from_millis(ms));
+        seat.until = Some(until);
+        self.rados.pause(number);
+        if is_paused {
+            self.exec.pause_process(number);
+        }
+        let what = if is_paused { "is paused" } else { "is cut off" };
+        note!("{:?} server {number} {what} until {until:?}", self.exec.now());
+    }
+
+    /// The owner hands the pool over to a server that waits, and that may fail.
+    fn hand_over(&mut self, owner: usize) {
+        let waits =
+            |seat: &Seat| seat.server.stage.get() == Stage::Waiting && seat.server.claim == Claim::Wait;
+        let heir = self.seats.iter().flatten().find(|seat| waits(seat)).map(|seat| seat.server.clone());
+        let (Some(heir), Some(seat)) = (heir, &self.seats[owner]) else { return };
+        let server = seat.server.clone();
+        note!("{:?} server {} is to hand the pool over to {}", self.exec.now(), server.number, heir.name);
+        self.exec.spawn_in(server.number, "hand over", server.hand_over(heir.name.clone()));
+        self.choose_doom(heir);
+        // Usually there is no other event until then.
+        if self.rng.percent(70) {
+            let time = self.rng.range(2_000, 9_000);
+            self.pass(time);
+        }
+    }
+
+    /// Decides whether and when an heir fails.
+    fn choose_doom(&mut self, heir: Rc<Server>) {
+        let when = match self.rng.below(8) {
+            0 => When::At(self.exec.now() + Duration::from_millis(self.rng.range(1, 3_000))),
+            1 => When::Released,
+            2 | 3 => When::Taken,
+            4 => When::Opening,
+            5 => When::Ready,
+            _ => return,
+        };
+        let until = self.exec.now() + Duration::from_secs(30);
+        self.doomed = Some(Doom { heir, when, until });
     }
 
     /// The process ends.
@@ -190,6 +346,7 @@ impl RadosRound {
         let Some(Seat { server, running, .. }) = self.seats[index].take() else { return };
         let number = server.number;
         note!("{:?} server {number} ends, memory {fate:?}", self.exec.now());
+        self.seen.taken_back += u64::from(server.has_taken_back.get());
         server.machine.end_process(fate);
         // The store is dropped here, or with the tasks of the process.
         let (store, ctx) = (server.store.take(), server.ctx.take());
@@ -215,27 +372,20 @@ impl RadosRound {
         let any = self.rng.below(self.seats.len() as u64) as usize;
         let owner = self.seats.iter().position(|seat| seat.as_ref().is_some_and(Seat::is_owner));
         let index = owner.filter(|_| self.rng.percent(70)).unwrap_or(any);
-        let kind = self.rng.weighted(&[25, 25, 20, 15, 10, 20]);
+        let shortages = if self.is_scarce { 100 } else { 10 };
+        let kind = self.rng.weighted(&[25, 25, 20, 15, shortages, self.handovers, 15]);
         if kind == 4 {
             return self.shrink();
         }
         let Some(seat) = &mut self.seats[index] else { return };
         let (number, stage) = (seat.server.number, seat.server.stage.get());
-        let until = self.exec.now() + Duration::from_millis(self.rng.range(100, 15_000));
+        let ms = self.rng.range(100, 15_000);
         match kind {
             0 => {
                 let fate = self.fate();
                 self.kill(index, fate);
             }
-            1 | 2 if seat.until.is_none() => {
-                seat.until = Some(until);
-                self.rados.pause(number);
-                if kind == 1 {
-                    self.exec.pause_process(number);
-                }
-                let what = if kind == 1 { "is paused" } else { "is cut off" };
-                note!("{:?} server {number} {what} until {until:?}", self.exec.now());
-            }
+            1 | 2 => self.pause(index, ms, kind == 1),
             3 if stage == Stage::Ready => {
                 note!("{:?} server {number} closes", self.exec.now());
                 self.seen.closed += 1;
@@ -243,6 +393,7 @@ impl RadosRound {
                 let server = seat.server.clone();
                 self.exec.spawn_in(number, "close", server.close());
             }
+            5 if stage == Stage::Ready => self.hand_over(index),
             _ => {}
         }
     }
@@ -251,7 +402,8 @@ impl RadosRound {
     fn shrink(&mut self) {
         let is_idle = self.seats.iter().flatten().all(|seat| seat.server.stage.get() != Stage::Opening);
         if self.may_be_full && is_idle {
-            let room = self.rng.below(4) * (128 << 10);
+            let room =
+                if self.is_scarce { self.rng.below(64 << 10) } else { self.rng.below(4) * (128 << 10) };
             let capacity = if self.rng.percent(50) { self.rados.used() + room } else { 1 << 40 };
             note!("{:?} capacity {capacity}", self.exec.now());
             self.rados.set_capacity(capacity);

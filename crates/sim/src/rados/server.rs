@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use forebay_engine::{Error, Pool, check};
 use forebay_store::StoreError;
-use forebay_store::rados::{Claim, RadosStore, SimulatedClient, SimulatedRados};
+use forebay_store::rados::{
+    Claim, HandedOver, PoolConnection, RadosStore, SimulatedClient, SimulatedRados, Waiting,
+};
 
 use super::chain::{Chain, Claimed, Findings};
 use crate::ctx::{Ctx, Tolerance};
@@ -45,6 +47,14 @@ pub(super) struct Server {
     pub chain: Rc<RefCell<Chain>>,
     pub plan: Plan,
     pub claim: Claim,
+    /// The name in the header.
+    pub name: String,
+    /// The term in which this server released the pool to an heir, as a former process.
+    pub settles: Option<u64>,
+    /// It has released the pool to an heir.
+    pub has_handed_over: Cell<bool>,
+    /// It has taken the pool back.
+    pub has_taken_back: Cell<bool>,
     /// Check the pool before it is opened.
     pub checks: bool,
     /// The pool may be full now and then.
@@ -62,8 +72,7 @@ impl Server {
 
     /// The life of the server until its clients can work.
     pub async fn open(self: Rc<Server>) {
-        let name = format!("server{}", self.number);
-        let store = match RadosStore::open_simulated(self.client.clone(), &name, self.claim).await {
+        let store = match self.obtain().await {
             Ok(store) => store,
             Err(StoreError::Busy(_)) if self.claim == Claim::IfFree => return self.stage.set(Stage::Ended),
             Err(e) => panic!("server {}: the claim failed: {e}", self.number),
@@ -98,6 +107,58 @@ impl Server {
             Some(Box::new(move || weak.upgrade().is_none_or(|server| server.is_superseded())));
         *self.ctx.borrow_mut() = Some(Rc::new(ctx));
         self.stage.set(Stage::Ready);
+        if let Some(store) = &*self.store.borrow() {
+            store.announce_serving();
+        }
+    }
+
+    /// Claims the pool; a former owner that handed it over only if the heir fails.
+    async fn obtain(&self) -> Result<Arc<RadosStore>, StoreError> {
+        if let Some(term) = self.settles {
+            let connection = PoolConnection::simulated(self.client.clone(), &self.name);
+            match connection.settled(term, &Waiting::NONE).await? {
+                HandedOver::Back(store) => {
+                    note!("server {} took the pool back", self.number);
+                    self.has_taken_back.set(true);
+                    return Ok(store);
+                }
+                HandedOver::To { owner, term, is_serving } => {
+                    note!(
+                        "server {}: {owner} has the pool in term {term}, serves: {is_serving}",
+                        self.number
+                    );
+                }
+            }
+        }
+        RadosStore::open_simulated(self.client.clone(), &self.name, self.claim).await
+    }
+
+    /// Hands the pool over to a server, if that waits. The store is released when the process ends.
+    pub async fn hand_over(self: Rc<Server>, to: String) {
+        let connection = PoolConnection::simulated(self.client.clone(), &self.name);
+        let heir = match connection.find(Some(&to)).await {
+            Ok(Some(heir)) => heir,
+            Ok(None) => return,
+            Err(e) => panic!("server {}: {e}", self.number),
+        };
+        let store = self.store.borrow().clone();
+        let (Some(store), Stage::Ready) = (store, self.stage.get()) else { return };
+        if let Err(e) = store.invite(Some(&heir)).await {
+            assert!(self.is_superseded(), "server {}: {e}", self.number);
+            return;
+        }
+        if self.stage.get() != Stage::Ready {
+            return;
+        }
+        note!("server {} hands the pool over to {heir}", self.number);
+        self.stage.set(Stage::Closing);
+        if self.clone().close_pool().await {
+            store.release_to(heir);
+            self.has_handed_over.set(true);
+        }
+        drop(store);
+        self.client.end_in_order();
+        self.stage.set(Stage::Ended);
     }
 
     async fn check(&self, store: &Arc<RadosStore>) {
@@ -141,11 +202,19 @@ impl Server {
 
     /// Closes the pool in order. The store is given back when the process ends.
     pub async fn close(self: Rc<Server>) {
+        self.clone().close_pool().await;
+        self.client.end_in_order();
+        self.stage.set(Stage::Ended);
+    }
+
+    /// Whether the pool was closed without an error.
+    async fn close_pool(self: Rc<Server>) -> bool {
         let ctx = self.ctx.borrow().clone().expect("it is ready");
         let tolerance = ctx.tolerance.get();
         // An operation that finds no space while the pool closes never will: the pool latches.
         ctx.tolerance.set(Tolerance { closed: true, latched: tolerance.full, ..tolerance });
-        match ctx.pool.close().await {
+        let closed = ctx.pool.close().await;
+        match &closed {
             Ok(()) => {
                 let mut model = ctx.model.borrow_mut();
                 let now = model.tick();
@@ -155,11 +224,10 @@ impl Server {
             Err(e) => {
                 note!("server {}: close: {e}", self.number);
                 let tolerance = ctx.tolerance();
-                assert!(tolerance.permits(&e) || tolerance.full, "close failed: {e}");
+                assert!(tolerance.permits(e) || tolerance.full, "close failed: {e}");
             }
         }
-        self.client.end_in_order();
-        self.stage.set(Stage::Ended);
+        closed.is_ok()
     }
 }
 

@@ -27,11 +27,18 @@ fn the_same_seed_gives_the_same_run_of_several_servers() {
 
 #[test]
 fn owners_lose_the_pool_in_these_rounds() {
-    let seen: Vec<_> = (0..20).map(|seed| RadosRound::new(seed, None).run()).collect();
+    let seen: Vec<_> = (0..60).map(|seed| RadosRound::new(seed, None).run()).collect();
     let sum = |of: fn(&forebay_sim::rados::Seen) -> u64| seen.iter().map(of).sum::<u64>();
     let (terms, superseded, closed) = (sum(|s| s.terms), sum(|s| s.superseded), sum(|s| s.closed));
     println!("{terms} terms, {superseded} owners superseded, {closed} closed");
-    assert!(terms > 60 && superseded > 8 && closed > 8);
+    assert!(terms > 150 && superseded > 15 && closed > 8);
+    let (handed_over, taken_back, outdated) =
+        (sum(|s| s.handed_over), sum(|s| s.taken_back), sum(|s| s.outdated));
+    let failed: Vec<u64> = (0..5).map(|step| seen.iter().map(|s| s.failed_heirs[step]).sum()).collect();
+    println!("{handed_over} handed over, heirs failed at each step {failed:?}, {taken_back} taken back");
+    println!("{outdated} operations met a greater term");
+    assert!(handed_over > 15 && taken_back > 2 && outdated > 0);
+    assert!(failed[1..].iter().all(|count| *count > 0), "heirs fail at each step");
 }
 
 fn caught(broken: Broken, within: u64) {
@@ -46,4 +53,6 @@ fn a_cluster_that_breaks_rules_is_detected() {
     caught(Broken::Fences, 200);
     caught(Broken::Keys, 200);
     caught(Broken::Require, 200);
+    caught(Broken::RequireAtMost, 300);
+    caught(Broken::Heirs, 200);
 }

@@ -1,14 +1,14 @@
 //! The header object of a pool, and the batching of changes to it.
 //!
 //! ```text
-//! object pool        attribute term     number of the ownership, 16 hexadecimal digits
-//!                    attribute owner    the server that has it; empty after it released the pool
-//!                    attribute swaps    number of superblock writes, 16 hexadecimal digits
-//!                    attribute beat     changes each second while the owner is alive
-//!                    bytes              two superblock copies of 4096 bytes
-//!                    keys  open.ID      segments to which the owner may be appending
-//!                    keys  gone.ID      segments whose objects are being removed
-//! object segment.ID  attribute term     of the owner that may append to it
+//! object pool        attribute term     number of the ownership, 16 hexadecimal digits attribute owner
+//! the server that has it; empty after it released the pool attribute swaps    number of superblock writes,
+//! 16 hexadecimal digits attribute beat     changes each second while the owner is alive attribute heir
+//! the server for which the pool is reserved while it has no owner attribute serving  the term whose owner
+//! serves clients bytes              two superblock copies of 4096 bytes keys  open.ID      segments to which
+//! the owner may be appending keys  gone.ID      segments whose objects are being removed keys
+//! standby.BEAT.SERVER  servers that wait for the pool; each replaces its key every second object segment.ID
+//! attribute term     of the owner that may append to it
 //! ```
 //!
 //! Numbers have a fixed width because RADOS compares attributes as text.
@@ -29,10 +29,13 @@ pub(super) const TERM: &str = "term";
 pub(super) const OWNER: &str = "owner";
 pub(super) const SWAPS: &str = "swaps";
 pub(super) const BEAT: &str = "beat";
+pub(super) const HEIR: &str = "heir";
+pub(super) const SERVING: &str = "serving";
 
 const SEGMENT: &str = "segment.";
 const OPEN: &str = "open.";
 const GONE: &str = "gone.";
+const STANDBY: &str = "standby.";
 
 /// Text of a number that RADOS orders as the number.
 pub(super) fn digits(number: u64) -> String {
@@ -66,6 +69,18 @@ pub(super) fn gone_key(id: SegmentId) -> String {
     format!("{GONE}{:08x}", id.0)
 }
 
+/// The key by which a server announces that it waits. The beat is in the key, so that removing one that was
+/// seen has no effect on a server that has replaced it since.
+pub(super) fn standby_key(beat: u64, server: &str) -> String {
+    format!("{STANDBY}{}.{server}", digits(beat))
+}
+
+/// The server of such a key.
+pub(super) fn standby_of(key: &str) -> Option<&str> {
+    let (beat, server) = key.strip_prefix(STANDBY)?.split_once('.')?;
+    number(beat).map(|_| server)
+}
+
 /// The header as of one moment.
 #[derive(Debug)]
 pub(super) struct Header {
@@ -73,6 +88,11 @@ pub(super) struct Header {
     pub owner: String,
     pub swaps: u64,
     pub beat: String,
+    pub heir: String,
+    /// The owner serves clients.
+    pub is_serving: bool,
+    /// Keys of servers that wait.
+    pub standbys: Vec<String>,
     /// Superblock copies that were written.
     pub copies: [Option<Vec<u8>>; 2],
     pub open: Vec<SegmentId>,
@@ -90,10 +110,14 @@ impl Header {
 
     fn parse(contents: &Contents) -> Answer<Header> {
         let damaged = Errno(libc::EUCLEAN);
+        let term = contents.attribute(TERM);
         Ok(Header {
-            term: number(&contents.attribute(TERM)).ok_or(damaged)?,
+            term: number(&term).ok_or(damaged)?,
             owner: contents.attribute(OWNER),
             beat: contents.attribute(BEAT),
+            heir: contents.attribute(HEIR),
+            is_serving: contents.attribute(SERVING) == term,
+            standbys: contents.keys.iter().filter(|key| standby_of(key).is_some()).cloned().collect(),
             swaps: number(&contents.attribute(SWAPS)).ok_or(damaged)?,
             copies: written_copies(&contents.bytes),
             open: contents.keys.iter().filter_map(|key| id_after(OPEN, key)).collect(),
@@ -198,10 +222,12 @@ mod tests {
         assert_eq!(Header::parse(&contents).unwrap_err(), Errno(libc::EUCLEAN));
         let set = |name: &str, value: String| (name.to_owned(), value.into_bytes());
         contents.attributes = vec![set(TERM, digits(3)), set(SWAPS, digits(0)), set(OWNER, "h".into())];
-        contents.keys = ["open.00000001", "gone.00000002", "other"].map(str::to_owned).to_vec();
+        let waits = standby_key(7, "a 1 b.c d e");
+        assert_eq!(standby_of(&waits), Some("a 1 b.c d e"));
+        contents.keys = ["open.00000001", "gone.00000002", "other", &waits].map(str::to_owned).to_vec();
         let header = Header::parse(&contents).unwrap();
         assert_eq!((header.term, header.owner.as_str()), (3, "h"));
         assert_eq!((header.open, header.gone), (vec![SegmentId(1)], vec![SegmentId(2)]));
-        assert_eq!(header.copies, [None, None]);
+        assert_eq!((header.copies, header.standbys, header.is_serving), ([None, None], vec![waits], false));
     }
 }

@@ -2,10 +2,13 @@
 //!
 //! Modules, lowest first: [`cluster`] declares what is needed of RADOS; [`librados`] and [`simulated`]
 //! implement it; [`header`] is the layout of the pool's objects; [`ownership`] argues why no late operation
-//! of an earlier owner has an effect; [`ops`] implements the contract.
+//! of an earlier owner has an effect; [`watch`], [`standby`] and [`handover`] decide when a server takes a
+//! pool; [`ops`] implements the contract.
 
 mod cluster;
+mod connection;
 mod growing;
+mod handover;
 mod header;
 pub mod librados;
 mod ops;
@@ -13,6 +16,8 @@ mod owner;
 mod ownership;
 #[cfg(feature = "test-util")]
 mod simulated;
+mod standby;
+mod watch;
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -22,14 +27,16 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use parking_lot::Mutex;
+use tokio::sync::watch as channel;
 
 pub use self::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
+pub use self::connection::{HandedOver, Heir, PoolConnection};
 use self::growing::Growing;
 use self::header::{HeaderKeys, digits};
 use self::librados::LibradosCluster;
 use self::owner::Owner;
-use self::ownership::{BEAT_EVERY, Taken, beat, release, take_over};
+use self::ownership::{BEAT_EVERY, announce_serving, beat, fence, invite, release, take, taking_failed};
 #[cfg(feature = "test-util")]
 pub use self::simulated::{Broken, SimulatedClient, SimulatedRados, World};
 use crate::{BoxFuture, Result, StoreError};
@@ -63,8 +70,13 @@ pub struct RadosOptions {
 pub enum Claim {
     /// Fail with [`StoreError::Busy`], unless the owner is dead.
     IfFree,
-    /// Wait until the owner releases the pool or dies.
+    /// Wait until the owner releases the pool or dies, and announce it, so that it can hand the pool over.
     Wait,
+    /// As `IfFree`, and take the pool back that this server released in this term, although it is reserved.
+    Back {
+        /// The term.
+        term: u64,
+    },
 }
 
 /// The caller of an opening that may wait.
@@ -85,12 +97,27 @@ impl Waiting<'_> {
 pub struct Ownership {
     /// The server, for messages; `None` if it released the pool.
     pub owner: Option<String>,
+    /// The server that the pool without an owner is reserved for.
+    pub reserved_for: Option<String>,
     /// Number of the ownership.
     pub term: u64,
     /// Whether its heartbeat changes, or `None` without an owner.
     pub alive: Option<bool>,
+    /// Whether it has begun to serve clients.
+    pub is_serving: bool,
     /// Segments to which it may be appending.
     pub open_segments: usize,
+    /// Servers that wait for the pool.
+    pub standbys: Vec<Standby>,
+}
+
+/// A server that waits for a pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standby {
+    /// The server, for messages.
+    pub server: String,
+    /// Whether it has renewed its announcement.
+    pub alive: bool,
 }
 
 /// A store in RADOS.
@@ -108,10 +135,12 @@ struct Shared {
     growing: Arc<Growing>,
     lost: Lost,
     lease: Arc<Lease>,
+    /// For which server the pool is reserved when it is released.
+    heir: Mutex<Option<Owner>>,
 }
 
 /// Set when the pool has another owner.
-struct Lost(watch::Sender<bool>);
+struct Lost(channel::Sender<bool>);
 
 impl Lost {
     fn set(&self) {
@@ -147,8 +176,7 @@ impl RadosStore {
         claim: Claim,
         waiting: &Waiting<'_>,
     ) -> Result<Arc<RadosStore>> {
-        let cluster = LibradosCluster::connect(address, options)?;
-        block_on(RadosStore::claim(cluster, &Owner::this(), claim, waiting))
+        PoolConnection::new(address, options)?.claim(claim, waiting)
     }
 
     /// Opens a pool that no server owns, read-only. Blocks.
@@ -177,11 +205,31 @@ impl RadosStore {
         claim: Claim,
         waiting: &Waiting<'_>,
     ) -> Result<Arc<RadosStore>> {
-        let Taken { term, obsolete_keys } = take_over(&*cluster, owner, claim, waiting).await?;
+        loop {
+            let term = take(&*cluster, owner, claim, waiting).await?;
+            if let Some(store) = RadosStore::of_owner(cluster.clone(), term).await? {
+                return Ok(store);
+            }
+        }
+    }
+
+    /// The store of the owner of a term, after the fence; `None` if another server has taken the pool over.
+    /// The heartbeat begins before the fence, which may take longer than others wait for it.
+    async fn of_owner(cluster: Arc<dyn Cluster>, term: u64) -> Result<Option<Arc<RadosStore>>> {
         let shared = Arc::new(Shared::new(cluster.clone(), digits(term)));
-        shared.keys.remove_later(obsolete_keys);
         cluster.spawn(Box::pin(keep(Arc::downgrade(&shared))));
-        Ok(Arc::new(RadosStore { shared, is_writable: true }))
+        let store = Arc::new(RadosStore { shared, is_writable: true });
+        match fence(&*cluster, term).await {
+            Ok(obsolete_keys) => {
+                store.shared.keys.remove_later(obsolete_keys);
+                Ok(Some(store))
+            }
+            Err(Errno(libc::ECANCELED)) => {
+                store.shared.lost.set();
+                Ok(None)
+            }
+            Err(e) => Err(taking_failed(e)),
+        }
     }
 
     /// Opens a pool of a simulated cluster. A server that is dropped there has crashed.
@@ -205,9 +253,33 @@ impl RadosStore {
     }
 
     /// The number of the ownership.
-    #[cfg(feature = "test-util")]
     pub fn term(&self) -> u64 {
         u64::from_str_radix(&self.shared.term, 16).expect("it was written as a number")
+    }
+
+    /// Announces to a standby that the pool is about to be released to it, so that it takes it without delay;
+    /// or with `None`, that it is not. Nothing is reserved yet.
+    pub fn invite(&self, heir: Option<&Heir>) -> BoxFuture<'static, Result<()>> {
+        let (shared, heir) = (self.shared.clone(), heir.map(|heir| heir.0.clone()));
+        Box::pin(async move {
+            let invited = invite(&*shared.cluster, &shared.term, heir.as_ref()).await;
+            invited.map_err(|e| shared.failed("announcing the handover", None, e))
+        })
+    }
+
+    /// When the store is dropped, the pool is released to this server: it is reserved for some seconds.
+    pub fn release_to(&self, heir: Heir) {
+        *self.shared.heir.lock() = Some(heir.0);
+    }
+
+    /// Announces that clients are served.
+    pub fn announce_serving(&self) {
+        let shared = self.shared.clone();
+        self.shared.cluster.spawn(Box::pin(async move {
+            if let Err(Errno(e)) = announce_serving(&*shared.cluster, &shared.term).await {
+                tracing::warn!("the pool could not be marked as served (error {e})");
+            }
+        }));
     }
 
     /// Completes when another server has taken the pool over.
@@ -232,17 +304,25 @@ impl RadosStore {
 impl Shared {
     fn new(cluster: Arc<dyn Cluster>, term: String) -> Shared {
         let keys = HeaderKeys::new(cluster.clone(), term.clone());
-        let lost = Lost(watch::Sender::new(false));
-        Shared { cluster, term, keys, growing: Arc::default(), lost, lease: Arc::default() }
+        let lost = Lost(channel::Sender::new(false));
+        Shared {
+            cluster,
+            term,
+            keys,
+            growing: Arc::default(),
+            lost,
+            lease: Arc::default(),
+            heir: Mutex::default(),
+        }
     }
 }
 
 impl Drop for RadosStore {
     fn drop(&mut self) {
         if self.is_writable && !*self.shared.lost.0.borrow() {
-            let shared = self.shared.clone();
+            let (shared, heir) = (self.shared.clone(), self.shared.heir.lock().take());
             let give_back = async move {
-                if let Err(Errno(e)) = release(&*shared.cluster, &shared.term).await {
+                if let Err(Errno(e)) = release(&*shared.cluster, &shared.term, heir.as_ref()).await {
                     tracing::warn!("the pool was not given back (error {e}): the next server waits for 4 s");
                 }
             };

@@ -29,7 +29,7 @@ const STATS_AT_ONCE: usize = 64;
 
 impl Shared {
     /// Translates an error, and notes the loss of the pool.
-    fn failed(&self, what: &str, id: Option<SegmentId>, e: Errno) -> StoreError {
+    pub(super) fn failed(&self, what: &str, id: Option<SegmentId>, e: Errno) -> StoreError {
         let error = match (id, e) {
             (Some(id), Errno(libc::ENOENT)) => StoreError::NotFound(id),
             (Some(id), e) => store_error(&describe(what, id)(), e),
@@ -39,6 +39,23 @@ impl Shared {
             self.lost.set();
         }
         error
+    }
+
+    /// As [`Shared::failed`] for the object of a segment. If it is missing, another owner may have removed
+    /// it: then the pool is lost, and the segment is not. A store that owns nothing cannot know.
+    async fn segment_failed(&self, what: &str, id: SegmentId, e: Errno) -> StoreError {
+        let mut e = e;
+        if e == Errno(libc::ENOENT) && !self.term.is_empty() {
+            let header = Header::read(&*self.cluster).await;
+            let is_superseded = match &header {
+                Ok(header) => digits(header.term) != self.term,
+                Err(e) => *e == Errno(libc::ENOENT),
+            };
+            if is_superseded {
+                e = Errno(libc::ECANCELED);
+            }
+        }
+        self.failed(what, Some(id), e)
     }
 
     /// Creates the object of a segment, and enters it in the header.
@@ -64,14 +81,17 @@ impl Shared {
         self.cluster.operate(&segment_object(id), steps, WhenFull::Fail)
     }
 
-    fn end_append(&self, growth: Growth, written: Answer<()>) -> Result<()> {
+    async fn end_append(&self, growth: Growth, written: Answer<()>) -> Result<()> {
         let id = growth.id();
         match written {
             Ok(()) => growth.end(),
             Err(Errno(libc::ENOENT)) => growth.cancel(),
             Err(_) => drop(growth),
         }
-        written.map_err(|e| self.failed("append to", Some(id), e))
+        match written {
+            Ok(()) => Ok(()),
+            Err(e) => Err(self.segment_failed("append to", id, e).await),
+        }
     }
 
     async fn delete(&self, id: SegmentId) -> Answer<()> {
@@ -137,14 +157,14 @@ impl Store for RadosStore {
                     shared.create(id, expected.max(end)).await?;
                     shared.write(id, offset, data.clone()).await
                 };
-                shared.end_append(growth, appended.await)?;
+                shared.end_append(growth, appended.await).await?;
                 Ok(returned(data))
             });
         }
         // Begins here, not when it is first polled.
         let written = shared.write(id, offset, data.clone());
         Box::pin(async move {
-            shared.end_append(growth, written.await)?;
+            shared.end_append(growth, written.await).await?;
             if end == expected {
                 shared.keys.remove_later([open_key(id)]);
             }
@@ -163,15 +183,23 @@ impl Store for RadosStore {
             return Box::pin(std::future::ready(Ok(())));
         }
         let length = self.shared.cluster.len_of(&segment_object(id));
-        Box::pin(
-            async move { length.await.map(drop).map_err(|e| self.shared.failed("sync of", Some(id), e)) },
-        )
+        Box::pin(async move {
+            match length.await {
+                Ok(_) => Ok(()),
+                Err(e) => Err(self.shared.segment_failed("sync of", id, e).await),
+            }
+        })
     }
 
     fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
         assert_aligned("read", id, offset, len);
         let read = self.shared.cluster.read(&segment_object(id), offset, len);
-        Box::pin(async move { read.await.map_err(|e| self.shared.failed("read of", Some(id), e)) })
+        Box::pin(async move {
+            match read.await {
+                Ok(bytes) => Ok(bytes),
+                Err(e) => Err(self.shared.segment_failed("read of", id, e).await),
+            }
+        })
     }
 
     fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {

@@ -83,6 +83,11 @@ impl Owner {
         format!("{} {} {} {} {}", self.host, self.process, self.boot, self.namespace, self.started)
     }
 
+    /// Whether a user means this server by `HOST` or `HOST:PROCESS`.
+    pub fn is_called(&self, name: &str) -> bool {
+        name == self.host || name.strip_prefix(&self.host) == Some(&format!(":{}", self.process))
+    }
+
     /// The first term of a pool that it creates: the time in milliseconds, so that a pool that was created
     /// again under the same name has other terms than the one before.
     pub fn first_term(&self) -> u64 {
@@ -121,6 +126,8 @@ mod tests {
         let ended = Owner { process: child.id(), started: "1".into(), ..here.clone() };
         child.wait().unwrap();
         assert!(ended.has_ended(&here));
+        assert!(here.is_called(&here.host) && here.is_called(&format!("{}:{}", here.host, here.process)));
+        assert!(!here.is_called(&format!("{}:0", here.host)) && !here.is_called("x"));
         let elsewhere = Owner { boot: "another".into(), ..ended.clone() };
         assert!(!elsewhere.has_ended(&here), "cannot be determined here");
         let unknown = Owner { started: UNKNOWN.into(), ..ended };

@@ -16,68 +16,77 @@
 //! What is read after the fence is durable: the change of the term is ordered after all earlier writes to
 //! that object, and it was acknowledged.
 //!
-//! **Time** decides only when a server takes a pool over that another one owns, never whether a write takes
-//! effect. An owner changes its heartbeat each second. A server that sees no change for [`DEAD_AFTER`], in
-//! reads that all succeeded, takes the pool over.
+//! **Time** decides only when a server takes a pool over that another one owns, or that is reserved for
+//! another one, never whether a write takes effect. An owner changes its heartbeat each second, from the
+//! moment at which it took the pool. A server that sees no change for [`DEAD_AFTER`], in reads that all
+//! succeeded, takes the pool over.
+//!
+//! **Handing over.** An owner releases its pool with the name of an heir. From then on the pool has no owner,
+//! and until its next owner nothing in the header changes but keys. The heir takes it at once; every other
+//! server waits for [`DEAD_AFTER`], as for the heartbeat of an owner, except for the one that released it,
+//! which may take it back earlier. A reservation is a matter of time and of good will, like a heartbeat: a
+//! server that disregards it takes the pool with a higher term, and fences as always. The swap compares all
+//! that was seen, so a server that has waited for a dead owner does not take a pool that was reserved since.
 
 use std::time::Duration;
 
 use forebay_format::SegmentId;
 
 use super::cluster::{Answer, Cluster, Errno, Step, WhenFull};
-use super::header::{BEAT, HEADER, Header, OWNER, SWAPS, TERM, digits, gone_key, open_key, segment_object};
+use super::header::{
+    BEAT, HEADER, HEIR, Header, OWNER, SERVING, SWAPS, TERM, digits, gone_key, open_key, segment_object,
+};
 use super::owner::Owner;
+use super::standby::{Announcement, Survey};
+use super::watch::Watch;
 use super::{Claim, Ownership, Waiting, store_error};
 use crate::{BoxFuture, Result, StoreError};
 
 /// Interval between two beats of an owner.
 pub(super) const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// An owner whose heartbeat does not change for this long is regarded as dead.
-const DEAD_AFTER: Duration = Duration::from_secs(4);
+pub(super) const DEAD_AFTER: Duration = Duration::from_secs(4);
 /// Interval between two looks at a heartbeat.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Interval while a pool is being handed over, and for how long an heir looks so often.
+pub(super) const LOOK_FOR_HEIR: Duration = Duration::from_millis(20);
+const HEIR_LOOKS: Duration = Duration::from_secs(30);
 
-/// A pool that was taken over: its term, and keys of the header that are not needed any more.
-pub(super) struct Taken {
-    pub term: u64,
-    pub obsolete_keys: Vec<String>,
-}
-
-/// Takes a pool over, or creates it.
+/// Takes a pool, or creates it: this server is its owner then, and has to [`fence`] the earlier ones. Returns
+/// the term.
 ///
 /// # Errors
 /// [`StoreError::Busy`] if another server has it, and the claim does not wait; `ECANCELED` as
 /// [`StoreError::Io`] if cancelled.
-pub(super) async fn take_over(
+pub(super) async fn take(
     cluster: &dyn Cluster,
     owner: &Owner,
     claim: Claim,
     waiting: &Waiting<'_>,
-) -> Result<Taken> {
+) -> Result<u64> {
+    let mut announcement = Announcement::new(owner);
     loop {
         let taken = match Header::read(cluster).await {
-            Ok(header) => match observe(cluster, header, owner, claim, waiting).await? {
-                Some(free) => swap_owner(cluster, &free, owner).await,
+            Ok(header) => match observe(cluster, header, owner, claim, waiting, &mut announcement).await? {
+                Some(free) => swap_owner(cluster, &free, owner, announcement.keys()).await,
                 None => continue,
             },
             Err(Errno(libc::ENOENT)) => create_header(cluster, owner).await,
             Err(e) => Err(e),
         };
-        let fenced = match taken {
-            Ok(term) => fence(cluster, term).await,
-            Err(e) => Err(e),
-        };
-        match fenced {
-            Ok(taken) => return Ok(taken),
+        match taken {
+            Ok(term) => return Ok(term),
             // Another server was faster.
             Err(Errno(libc::ECANCELED | libc::EEXIST)) => {}
-            Err(Errno(libc::EUCLEAN)) => return Err(not_a_pool()),
-            Err(e) => return Err(store_error("taking over the pool", e)),
+            Err(e) => return Err(taking_failed(e)),
         }
     }
 }
 
-fn not_a_pool() -> StoreError {
+pub(super) fn taking_failed(e: Errno) -> StoreError {
+    if e != Errno(libc::EUCLEAN) {
+        return store_error("taking over the pool", e);
+    }
     StoreError::Io {
         what: "opening the pool".into(),
         reason: "the object \"pool\" of this namespace is not the header of a Forebay pool".into(),
@@ -93,70 +102,95 @@ async fn create_header(cluster: &dyn Cluster, owner: &Owner) -> Answer<u64> {
     cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| term)
 }
 
-/// Also requires the heartbeat that was seen last: an owner that is alive again keeps the pool.
-async fn swap_owner(cluster: &dyn Cluster, seen: &Header, owner: &Owner) -> Answer<u64> {
+/// Requires all that was seen: an owner that is alive again keeps the pool, and so does an heir.
+pub(super) async fn swap_owner(
+    cluster: &dyn Cluster,
+    seen: &Header,
+    owner: &Owner,
+    obsolete_keys: Vec<String>,
+) -> Answer<u64> {
     let term = seen.term.checked_add(1).ok_or(Errno(libc::EOVERFLOW))?;
     let steps = vec![
         Step::Require(TERM, digits(seen.term)),
         Step::Require(BEAT, seen.beat.clone()),
+        Step::Require(OWNER, seen.owner.clone()),
+        Step::Require(HEIR, seen.heir.clone()),
         Step::Set(TERM, digits(term)),
         Step::Set(OWNER, owner.text()),
+        Step::Set(HEIR, String::new()),
         // The first heartbeat must be another one, also if it equals the last one of the owner before.
         Step::Set(BEAT, digits(0)),
+        Step::RemoveKeys(obsolete_keys),
     ];
     cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| term)
+}
+
+/// Whether a pool can be taken without waiting for a sign of life.
+pub(super) fn is_free(seen: &Header, here: &Owner, claim: Claim) -> bool {
+    let is_gone = |text: &str| Owner::parse(text).is_some_and(|o| o == *here || o.has_ended(here));
+    match (seen.owner.is_empty(), seen.heir.is_empty()) {
+        (true, true) => true,
+        (true, false) => claim == Claim::Back { term: seen.term } || is_gone(&seen.heir),
+        (false, _) => is_gone(&seen.owner),
+    }
 }
 
 /// Returns the header if the pool can be taken over now, and `None` if its term has changed. Waits until then
 /// if the claim does.
 ///
 /// # Errors
-/// As [`take_over`].
+/// As [`take`].
 async fn observe(
     cluster: &dyn Cluster,
-    mut seen: Header,
+    seen: Header,
     here: &Owner,
     claim: Claim,
     waiting: &Waiting<'_>,
+    announcement: &mut Announcement,
 ) -> Result<Option<Header>> {
-    let (mut unchanged, mut has_begun) = (Duration::ZERO, false);
+    let (mut watch, mut has_begun) = (Watch::new(seen), false);
+    let mut as_heir = Duration::ZERO;
     loop {
-        let owner = Owner::parse(&seen.owner);
-        let is_free = seen.owner.is_empty() || owner.as_ref().is_some_and(|o| o == here || o.has_ended(here));
-        if is_free || unchanged >= DEAD_AFTER {
-            return Ok(Some(seen));
+        if is_free(&watch.seen, here, claim) || watch.is_silent() {
+            return Ok(Some(watch.seen));
         }
         if (waiting.is_cancelled)() {
+            announcement.withdraw(cluster);
             let (what, reason) = ("waiting for the pool".into(), "cancelled".into());
             return Err(StoreError::Io { what, reason, errno: libc::ECANCELED });
         }
-        cluster.sleep(LOOK_EVERY).await;
-        match Header::read(cluster).await {
-            Ok(now) if now.term != seen.term => return Ok(None),
-            Ok(now) if now.beat == seen.beat => {
-                unchanged += LOOK_EVERY;
-                seen = now;
-            }
-            Ok(now) => {
-                let owner = owner.map_or(now.owner.clone(), |owner| owner.to_string());
-                if claim == Claim::IfFree {
-                    return Err(StoreError::Busy(format!(" ({owner})")));
+        // The owner is about to release the pool to this server.
+        let is_heir = watch.seen.heir == here.text() && as_heir < HEIR_LOOKS;
+        let interval = if is_heir { LOOK_FOR_HEIR } else { LOOK_EVERY };
+        as_heir = if is_heir { as_heir + interval } else { as_heir };
+        let term = watch.seen.term;
+        match watch.look(cluster, interval).await {
+            Ok(_) if watch.seen.term != term => return Ok(None),
+            Ok(has_changed) => {
+                if has_changed && claim != Claim::Wait && !watch.seen.owner.is_empty() {
+                    return Err(StoreError::Busy(format!(" ({})", name(&watch.seen.owner))));
                 }
-                if !std::mem::replace(&mut has_begun, true) {
-                    (waiting.began)(&owner);
+                if has_changed && !std::mem::replace(&mut has_begun, true) {
+                    (waiting.began)(&name(&watch.seen.owner));
                 }
-                unchanged = Duration::ZERO;
-                seen = now;
+                if claim == Claim::Wait {
+                    announcement.renew(cluster, here, &watch.seen, interval).await;
+                }
             }
             Err(Errno(libc::ENOENT)) => return Ok(None),
-            // It is no sign of the owner's state.
-            Err(_) => unchanged = Duration::ZERO,
+            Err(_) => {}
         }
     }
 }
 
-/// Ends all that owners of earlier terms may have begun.
-async fn fence(cluster: &dyn Cluster, term: u64) -> Answer<Taken> {
+/// The name of a server for messages.
+pub(super) fn name(text: &str) -> String {
+    Owner::parse(text).map_or(text.to_owned(), |owner| owner.to_string())
+}
+
+/// Ends all that owners of earlier terms may have begun. Returns keys of the header that are not needed any
+/// more.
+pub(super) async fn fence(cluster: &dyn Cluster, term: u64) -> Answer<Vec<String>> {
     // Only the owner of this term changes it from now on.
     let header = Header::read(cluster).await?;
     if header.term != term {
@@ -179,7 +213,7 @@ async fn fence(cluster: &dyn Cluster, term: u64) -> Answer<Taken> {
         }
     }
     let obsolete = header.open.into_iter().map(open_key).chain(header.gone.into_iter().map(gone_key));
-    Ok(Taken { term, obsolete_keys: obsolete.collect() })
+    Ok(obsolete.collect())
 }
 
 /// Removes the object of a segment, unless an owner of a later term created it.
@@ -192,38 +226,66 @@ pub(super) fn remove_segment(
     cluster.operate(&segment_object(id), steps, WhenFull::Proceed)
 }
 
-/// Who owns the pool, without changing it.
+/// The owner of the pool and the servers that wait for it, without changing it.
 pub(super) async fn look(cluster: &dyn Cluster, here: &Owner) -> Result<Ownership> {
     let failed = |e| store_error("reading the header of the pool", e);
-    let header = Header::read(cluster).await.map_err(failed)?;
-    let owner = Owner::parse(&header.owner);
-    let alive = match &owner {
-        _ if header.owner.is_empty() => None,
+    let mut watch = Watch::new(Header::read(cluster).await.map_err(failed)?);
+    let mut survey = Survey::new(&watch.seen);
+    let Header { term, ref owner, ref beat, .. } = watch.seen;
+    let (owner, beat) = (owner.clone(), beat.clone());
+    let mut alive = match Owner::parse(&owner) {
+        _ if owner.is_empty() => None,
         Some(owner) if owner.has_ended(here) => Some(false),
-        _ => {
-            let mut beat = header.beat.clone();
-            let mut waited = Duration::ZERO;
-            while beat == header.beat && waited < DEAD_AFTER {
-                cluster.sleep(LOOK_EVERY).await;
-                waited += LOOK_EVERY;
-                beat = Header::read(cluster).await.map_err(failed)?.beat;
-            }
-            Some(beat != header.beat)
-        }
+        _ => Some(true),
     };
-    let name = owner.map_or(header.owner.clone(), |owner| owner.to_string());
-    let owner = (!header.owner.is_empty()).then_some(name);
-    Ok(Ownership { owner, term: header.term, alive, open_segments: header.open.len() })
+    let is_unsure = |seen: &Header| alive == Some(true) && seen.term == term && seen.beat == beat;
+    while (is_unsure(&watch.seen) && !watch.is_silent()) || !survey.is_complete() {
+        watch.look(cluster, LOOK_EVERY).await.map_err(failed)?;
+        survey.note(&watch.seen, LOOK_EVERY);
+    }
+    if is_unsure(&watch.seen) {
+        alive = Some(false);
+    }
+    let seen = watch.seen;
+    let text = |owner: &str| (!owner.is_empty()).then(|| name(owner));
+    if seen.term != term || seen.owner != owner {
+        // It has changed hands since.
+        alive = (!seen.owner.is_empty()).then_some(true);
+    }
+    Ok(Ownership {
+        owner: text(&seen.owner),
+        reserved_for: text(&seen.heir).filter(|_| seen.owner.is_empty()),
+        term: seen.term,
+        alive,
+        is_serving: seen.is_serving && !seen.owner.is_empty(),
+        open_segments: seen.open.len(),
+        standbys: survey.standbys(),
+    })
+}
+
+/// Changes the header as the owner of a term.
+async fn change(cluster: &dyn Cluster, term: &str, steps: impl IntoIterator<Item = Step>) -> Answer<()> {
+    let own = Step::Require(TERM, term.to_owned());
+    cluster.operate(HEADER, [own].into_iter().chain(steps).collect(), WhenFull::Proceed).await
 }
 
 /// Changes the heartbeat.
 pub(super) async fn beat(cluster: &dyn Cluster, term: &str, count: u64) -> Answer<()> {
-    let steps = vec![Step::Require(TERM, term.to_owned()), Step::Set(BEAT, digits(count))];
-    cluster.operate(HEADER, steps, WhenFull::Proceed).await
+    change(cluster, term, [Step::Set(BEAT, digits(count))]).await
 }
 
-/// Gives the pool back, so that another server can take it over at once.
-pub(super) async fn release(cluster: &dyn Cluster, term: &str) -> Answer<()> {
-    let steps = vec![Step::Require(TERM, term.to_owned()), Step::Set(OWNER, String::new())];
-    cluster.operate(HEADER, steps, WhenFull::Proceed).await
+/// Gives the pool back, so that another server can take it over at once: any one, or only the heir.
+pub(super) async fn release(cluster: &dyn Cluster, term: &str, heir: Option<&Owner>) -> Answer<()> {
+    let heir = heir.map(Owner::text).unwrap_or_default();
+    change(cluster, term, [Step::Set(OWNER, String::new()), Step::Set(HEIR, heir)]).await
+}
+
+/// Announces that the pool will be released to this server, or will not be.
+pub(super) async fn invite(cluster: &dyn Cluster, term: &str, heir: Option<&Owner>) -> Answer<()> {
+    change(cluster, term, [Step::Set(HEIR, heir.map(Owner::text).unwrap_or_default())]).await
+}
+
+/// Announces that the owner serves clients.
+pub(super) async fn announce_serving(cluster: &dyn Cluster, term: &str) -> Answer<()> {
+    change(cluster, term, [Step::Set(SERVING, term.to_owned())]).await
 }

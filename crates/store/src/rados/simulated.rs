@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
-use super::header::{HEADER, TERM};
+use super::header::{HEADER, HEIR, OWNER, TERM, standby_of};
 use crate::{BoxFuture, Capacity, IoBuf};
 
 /// Clock, tasks and chance of a simulation.
@@ -26,6 +26,10 @@ pub trait World: Send + Sync {
     fn spawn(&self, client: Option<u64>, task: BoxFuture<'static, ()>);
     /// How long the next request or answer travels.
     fn delay(&self) -> Duration;
+    /// The same for the request to remove an object.
+    fn removal_delay(&self) -> Duration {
+        self.delay()
+    }
 }
 
 /// A cluster that breaks a rule, for tests that a simulation notices it.
@@ -42,8 +46,12 @@ pub enum Broken {
     Require,
     /// Attributes may be greater than required: removals ignore terms.
     RequireAtMost,
+    /// The heir of a pool is not recorded: it is reserved for no server.
+    Heirs,
 }
 
+/// No server but the heir takes a pool that was released to it before this time has passed.
+const RESERVED: Duration = Duration::from_secs(2);
 /// Interval at which requests of paused clients look whether they may arrive.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -96,6 +104,14 @@ struct State {
     /// Clients whose requests do not arrive for now.
     paused: BTreeSet<u64>,
     broken: Broken,
+    /// Removals that are on their way, by client.
+    removals: HashMap<u64, u64>,
+    /// The server to which the pool was released, and when.
+    reserved: Option<(String, Duration)>,
+    /// Pools that another server took too early.
+    taken_early: u64,
+    /// Operations that had no effect because a term was greater.
+    outdated: u64,
 }
 
 /// The cluster.
@@ -116,7 +132,18 @@ impl SimulatedRados {
     pub fn new(world: Arc<dyn World>) -> Arc<SimulatedRados> {
         let (objects, queues) = (BTreeMap::new(), HashMap::new());
         let (paused, broken) = (BTreeSet::new(), Broken::None);
-        let state = State { objects, queues, capacity: 1 << 40, clients: 0, paused, broken };
+        let state = State {
+            objects,
+            queues,
+            capacity: 1 << 40,
+            clients: 0,
+            paused,
+            broken,
+            removals: HashMap::new(),
+            reserved: None,
+            taken_early: 0,
+            outdated: 0,
+        };
         Arc::new(SimulatedRados { state: Mutex::new(state), world })
     }
 
@@ -165,6 +192,40 @@ impl SimulatedRados {
         term.map_or(0, |term| u64::from_str_radix(term, 16).expect("only owners set it"))
     }
 
+    /// The owner of the pool, and the server that it is reserved for or will be released to.
+    pub fn owner_and_heir(&self) -> (String, String) {
+        let state = self.state.lock();
+        let value = |name| {
+            let found = state.objects.get(HEADER).and_then(|header| header.attributes.get(name));
+            found.cloned().unwrap_or_default()
+        };
+        (value(OWNER), value(HEIR))
+    }
+
+    /// Whether a removal of this client is on its way.
+    pub fn removes(&self, client: u64) -> bool {
+        self.state.lock().removals.get(&client).is_some_and(|count| *count > 0)
+    }
+
+    /// How often a server took the pool that was reserved for another one.
+    pub fn taken_early(&self) -> u64 {
+        self.state.lock().taken_early
+    }
+
+    /// How many operations had no effect because the term of their object was greater.
+    pub fn outdated(&self) -> u64 {
+        self.state.lock().outdated
+    }
+
+    /// The number of standbys that are announced.
+    pub fn standbys(&self) -> usize {
+        let state = self.state.lock();
+        state
+            .objects
+            .get(HEADER)
+            .map_or(0, |header| header.keys.iter().filter_map(|key| standby_of(key)).count())
+    }
+
     /// The bytes of all objects with their names, for comparisons.
     pub fn snapshot(&self) -> BTreeMap<String, Vec<u8>> {
         self.state.lock().objects.iter().map(|(name, object)| (name.clone(), object.bytes.clone())).collect()
@@ -184,6 +245,12 @@ impl State {
                 (Broken::Fences, Step::Set(..)) if matches!(steps.first(), Some(Step::AssertExists)) => {}
                 (Broken::Keys, Step::AddKeys(_)) | (Broken::Require, Step::Require(..)) => {}
                 (Broken::RequireAtMost, Step::RequireAtMost(..)) => {}
+                (Broken::Heirs, Step::Set(HEIR, _) | Step::Require(HEIR, _)) => {}
+                (_, Step::RequireAtMost(..)) => {
+                    let done = apply(&mut object, step);
+                    self.outdated += u64::from(done == Err(Errno(libc::ECANCELED)));
+                    done?;
+                }
                 _ => apply(&mut object, step)?,
             }
         }
@@ -196,6 +263,27 @@ impl State {
             None => drop(self.objects.remove(name)),
         }
         Ok(())
+    }
+}
+
+impl State {
+    /// An operation on the header has taken effect: notes the release to an heir, and who takes the pool.
+    fn note_reservation(&mut self, steps: &[Step], now: Duration) {
+        let set = |wanted| {
+            steps.iter().find_map(|step| match step {
+                Step::Set(name, value) if *name == wanted => Some(value.as_str()),
+                _ => None,
+            })
+        };
+        match (set(OWNER), set(HEIR)) {
+            (Some(""), Some("")) => self.reserved = None,
+            (Some(""), Some(heir)) => self.reserved = Some((heir.to_owned(), now)),
+            (Some(owner), _) => {
+                let is_early = |(heir, since): (String, Duration)| heir != owner && now < since + RESERVED;
+                self.taken_early += u64::from(self.reserved.take().is_some_and(is_early));
+            }
+            _ => {}
+        }
     }
 }
 
@@ -257,6 +345,16 @@ impl SimulatedClient {
         object: &str,
         effect: impl FnOnce(&mut State) -> T + Send + 'static,
     ) -> BoxFuture<'static, T> {
+        self.request_after(object, self.rados.world.delay(), effect)
+    }
+
+    /// As [`SimulatedClient::request`], for one that travels for this time.
+    fn request_after<T: Send + 'static>(
+        &self,
+        object: &str,
+        travels: Duration,
+        effect: impl FnOnce(&mut State) -> T + Send + 'static,
+    ) -> BoxFuture<'static, T> {
         let (answer, answered) = oneshot::channel();
         let queue = (self.number, object.to_owned());
         let arrive: Effect = Box::new(move |state| {
@@ -270,7 +368,7 @@ impl SimulatedClient {
             queue.arrived + queue.requests.len() as u64 - 1
         };
         let (rados, world) = (self.rados.clone(), self.rados.world.clone());
-        let travels = world.sleep(world.delay());
+        let travels = world.sleep(travels);
         world.spawn(
             None,
             Box::pin(async move {
@@ -297,7 +395,18 @@ impl SimulatedClient {
 impl Cluster for SimulatedClient {
     fn operate(&self, object: &str, steps: Vec<Step>, full: WhenFull) -> BoxFuture<'static, Answer<()>> {
         let name = object.to_owned();
-        self.request(object, move |state| state.operate(&name, &steps, full))
+        let (world, client) = (self.rados.world.clone(), self.number);
+        let removes = matches!(steps.last(), Some(Step::Remove));
+        let travels = if removes { world.removal_delay() } else { world.delay() };
+        *self.rados.state.lock().removals.entry(client).or_default() += u64::from(removes);
+        self.request_after(object, travels, move |state| {
+            *state.removals.entry(client).or_default() -= u64::from(removes);
+            let done = state.operate(&name, &steps, full);
+            if done.is_ok() && name == HEADER {
+                state.note_reservation(&steps, world.now());
+            }
+            done
+        })
     }
 
     fn read(&self, object: &str, offset: u64, len: usize) -> BoxFuture<'static, Answer<IoBuf>> {

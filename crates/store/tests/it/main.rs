@@ -8,3 +8,4 @@ mod contract;
 mod directory;
 mod faulty;
 mod rados;
+mod rados_handover;

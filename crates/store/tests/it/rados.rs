@@ -32,9 +32,9 @@ impl World for Paused {
     }
 }
 
-struct Site {
+pub(super) struct Site {
     world: Arc<Paused>,
-    rados: Arc<SimulatedRados>,
+    pub rados: Arc<SimulatedRados>,
 }
 
 fn site() -> Site {
@@ -43,26 +43,31 @@ fn site() -> Site {
 }
 
 impl Site {
-    async fn open(&self, name: &str, claim: Claim) -> Result<Arc<RadosStore>, StoreError> {
+    pub async fn open(&self, name: &str, claim: Claim) -> Result<Arc<RadosStore>, StoreError> {
         RadosStore::open_simulated(self.rados.client(), name, claim).await
     }
 
+    /// Requests and answers from now on.
+    pub fn delay_all(&self, times: impl IntoIterator<Item = Duration>) {
+        *self.world.delays.lock() = times.into_iter().collect();
+    }
+
     /// The next request arrives after this time.
-    fn delay_next(&self, time: Duration) {
+    pub fn delay_next(&self, time: Duration) {
         self.world.delays.lock().push_front(time);
     }
 }
 
-fn on_a_cluster(test: impl AsyncFnOnce(Site)) {
+pub(super) fn on_a_cluster(test: impl AsyncFnOnce(Site)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(async { test(site()).await });
 }
 
-async fn append(store: &RadosStore, n: u32, offset: u64, seed: u64) -> Result<(), StoreError> {
+pub(super) async fn append(store: &RadosStore, n: u32, offset: u64, seed: u64) -> Result<(), StoreError> {
     store.append(id(n), offset, pattern(seed, 4096), 1 << 20).await.map(drop)
 }
 
-const LATE: Duration = Duration::from_secs(60);
+pub(super) const LATE: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_second_server_is_refused_while_the_first_one_lives() {

@@ -13,7 +13,13 @@ pub(super) enum Message {
     /// The successor is to prepare itself. One descriptor for each listener follows.
     Start { listeners: Vec<ListenerState> },
     /// The successor is prepared.
-    Ready { release: String, formats: (u32, u32) },
+    Ready {
+        release: String,
+        formats: (u32, u32),
+        /// The successor as the heir of a pool in Ceph.
+        #[serde(default)]
+        heir: Option<String>,
+    },
     /// The successor cannot take over.
     Refused { reason: String },
     /// The pool is closed. The bytes of the connections follow one after the other, and one descriptor for

@@ -5,9 +5,9 @@
 //!
 //! | predecessor | | successor |
 //! |---|---|---|
-//! | `Start`, with the listening sockets | → | reads its configuration, compares the addresses |
+//! | `Start`, with the listening sockets | → | reads its configuration, compares the addresses, connects to Ceph |
 //! | | ← | `Ready`, with the format versions that it supports, or `Refused` |
-//! | copies its read cache; makes a checkpoint; quiesces and parks its connections; closes the pool | | |
+//! | copies its read cache; makes a checkpoint; quiesces and parks its connections; closes the pool, and releases one in Ceph to the successor | | |
 //! | `State`, with the connections and the copy | → | opens the pool, checks the connections |
 //! | | ← | `Opened`, or `Refused` |
 //! | `Go` | → | serves the connections; fills its read cache from the copy |
@@ -37,4 +37,4 @@ pub(super) use predecessor::{Binary, Failure, HandedOver, Predecessor};
 pub(super) use successor::Successor;
 
 /// The environment variable that makes a process a successor: the process id of its predecessor.
-const VARIABLE: &str = "FOREBAY_PREDECESSOR";
+pub(super) const VARIABLE: &str = "FOREBAY_PREDECESSOR";

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use forebay_store::rados::Heir;
+
 use super::VARIABLE;
 use super::cache::CacheCopy;
 use super::channel::{Channel, ChannelError, Frame};
@@ -86,6 +88,8 @@ pub(in crate::serve) struct Predecessor {
     time: Duration,
     /// Release of the successor.
     pub release: String,
+    /// The successor as the heir of a pool in Ceph.
+    pub heir: Option<Heir>,
     serves: bool,
 }
 
@@ -118,15 +122,17 @@ impl Predecessor {
             .spawn()
             .map_err(failed)?;
         let channel = Channel::to_successor(mine);
-        let mut this = Predecessor { child, channel, time, release: String::new(), serves: false };
+        let mut this =
+            Predecessor { child, channel, time, release: String::new(), heir: None, serves: false };
         let (listeners, fds) = sockets.describe();
         this.send(&Message::Start { listeners }, &[], &fds)?;
         match this.receive()? {
-            Message::Ready { release, formats: (_, newest) } if newest < forebay_format::VERSION => {
+            Message::Ready { release, formats: (_, newest), .. } if newest < forebay_format::VERSION => {
                 Err(Failure::Format { release, newest, needed: forebay_format::VERSION })
             }
-            Message::Ready { release, .. } => {
+            Message::Ready { release, heir, .. } => {
                 this.release = release;
+                this.heir = heir.as_deref().and_then(Heir::parse);
                 Ok(this)
             }
             _ => Err(unexpected()),

@@ -4,6 +4,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use forebay_store::rados::Heir;
+
 use super::VARIABLE;
 use super::cache::CacheCopy;
 use super::channel::{Channel, ChannelError, Frame};
@@ -50,18 +52,22 @@ impl Successor {
         Ok(Some(Successor { channel: Channel::to_predecessor(UnixStream::from(input)) }))
     }
 
-    /// Takes the listening sockets, and reports that this process is prepared.
+    /// Takes the listening sockets.
     ///
     /// # Errors
     /// The addresses differ from those in the configuration.
-    pub fn prepare(&self, config: &ServeConfig) -> Result<Sockets, ServeError> {
+    pub fn adopt_sockets(&self, config: &ServeConfig) -> Result<Sockets, ServeError> {
         let Frame { message: Message::Start { listeners }, fds, .. } = self.receive(Some(TIME))? else {
             return Err(lost(&ChannelError::Invalid("it is out of order".into())));
         };
-        let sockets = Sockets::adopt(config, listeners, fds)?;
+        Sockets::adopt(config, listeners, fds)
+    }
+
+    /// Reports that this process is prepared. A pool in Ceph is to be released to `heir`.
+    pub fn ready(&self, heir: Option<&Heir>) -> Result<(), ServeError> {
         let release = env!("CARGO_PKG_VERSION").to_owned();
-        self.send(&Message::Ready { release, formats: (1, forebay_format::VERSION) })?;
-        Ok(sockets)
+        let formats = (1, forebay_format::VERSION);
+        self.send(&Message::Ready { release, formats, heir: heir.map(Heir::text) })
     }
 
     /// Waits for the connections. When this returns, the predecessor has closed the pool.

@@ -1,0 +1,215 @@
+//! The steps of a handover of a pool in Ceph to a standby, on the side of the owner.
+//!
+//! **Order.** The requests that were read are finished and answered; no further one is read. Then everything
+//! is made durable, the pool is closed, and released to the standby. Until that one serves clients, the
+//! connections of this server stay open and are neither read nor written: then they are closed, so that their
+//! clients connect again at a moment at which they are served.
+//!
+//! **Failure.** If the standby does not take the pool, this server takes it back, and continues with the same
+//! connections, if no other server has had the pool in between.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_store::rados::{HandedOver as Settled, Heir, Waiting};
+use tokio::task::JoinHandle;
+
+use super::claim;
+use super::open::OpenPool;
+use super::reopen::Back;
+use super::replace::{JOBS, Outcome, Resumption, cut, park, quiesce};
+use super::services::Services;
+use super::signals::Signals;
+use super::upgrade::{Binary, HandedOver, VARIABLE};
+use super::{ServeError, store};
+use crate::config::ServeConfig;
+use crate::control::{ControlError, ErrorKind, Handover, NewOwner};
+
+/// The first descriptor that is not a standard one.
+const FIRST_DESCRIPTOR: u32 = 3;
+
+const CONTINUES: &str = "this server continues to serve its clients";
+
+fn failed(error: impl std::fmt::Display, then: &str) -> ControlError {
+    ControlError::new(ErrorKind::HandoverFailed, format!("the handover failed: {error}; {then}"))
+}
+
+/// A standby that is alive, and the means to get the pool back.
+async fn find_heir(
+    config: &ServeConfig,
+    open: &OpenPool,
+    to: Option<String>,
+) -> Result<(Heir, Back), ControlError> {
+    let back = Back::connect(config, open).await.map_err(|e| failed(e, CONTINUES))?;
+    let Some(back) = back else {
+        let why = "the pool is in a directory of this host; only a pool in Ceph can be handed over";
+        return Err(ControlError::bad_request(why));
+    };
+    let (connection, name) = (back.connection.clone(), to.clone());
+    let heir = claim::blocking(move || connection.find_heir(name.as_deref())).await;
+    match heir.map_err(|e| failed(e, CONTINUES))? {
+        Some(heir) => Ok((heir, back)),
+        None => {
+            let which = to.map_or("no standby waits".to_owned(), |to| format!("no standby '{to}' waits"));
+            let pool = &config.location;
+            let why = format!(
+                "{which} for the pool; start one on another host: forebay serve --standby --pool {pool}"
+            );
+            Err(ControlError::new(ErrorKind::NoStandby, why))
+        }
+    }
+}
+
+/// Announces the handover to the standby, or the end of an attempt.
+async fn invite(open: &OpenPool, heir: Option<&Heir>) -> Result<(), ControlError> {
+    let invited = open.store.rados().map(|store| store.invite(heir));
+    match invited {
+        Some(invited) => invited.await.map_err(|e| failed(e, CONTINUES)),
+        None => Ok(()),
+    }
+}
+
+/// Hands the pool over to a standby.
+pub(super) async fn hand_over(
+    request: Handover,
+    config: &ServeConfig,
+    open: &OpenPool,
+    services: Services,
+    signals: &mut Signals,
+) -> Outcome<NewOwner> {
+    let (heir, back) = match find_heir(config, open, request.to).await {
+        Ok(found) => found,
+        Err(e) => return Outcome::Unchanged(Box::new(services), e),
+    };
+    tracing::info!(%heir, "handover begins");
+    let begun = match prepare(open, &services, &heir, signals).await {
+        Ok(begun) => begun,
+        Err(e) => {
+            if let Err(e) = invite(open, None).await {
+                tracing::warn!("{e}");
+            }
+            return Outcome::Unchanged(Box::new(services), e);
+        }
+    };
+    let (state, closed, api) = park(services).await;
+    if let Err(e) = open.close().await {
+        open.release_store().await;
+        return Outcome::Resume(Box::new(Resumption::new(state, Some(back))), failed(e, CONTINUES));
+    }
+    if let Some(store) = open.store.rados() {
+        store.release_to(heir);
+    }
+    let settle = async {
+        let Back { connection, term } = back.clone();
+        let settled = claim::open(
+            move |stopped| {
+                let is_cancelled = || stopped.get();
+                connection.settle(term, &Waiting { is_cancelled: &is_cancelled, ..Waiting::NONE })
+            },
+            signals.stop(),
+        );
+        (settled.await, begun.elapsed())
+    };
+    let ((settled, pause), ()) = tokio::join!(settle, open.release_store());
+    match settled {
+        Ok(None) => {
+            cut(&state);
+            Outcome::Stopped
+        }
+        Ok(Some(Settled::To { owner, term, is_serving })) => {
+            tracing::info!(%owner, term, is_serving, ?pause, "another server has the pool");
+            cut(&state);
+            if !open.pool.retains() {
+                open.engine.remove_memory();
+            }
+            let closed = closed + state.connections.len();
+            let pause_ms = pause.as_millis() as u64;
+            Outcome::Done(NewOwner { owner, term, serving: is_serving, pause_ms, closed }, api)
+        }
+        Ok(Some(Settled::Back(store))) => taken_back(config, open, store, state, back).await,
+        Err(e) => {
+            let resumption = Resumption::new(state, Some(back));
+            Outcome::Resume(Box::new(resumption), failed(e, CONTINUES))
+        }
+    }
+}
+
+/// Everything before the connections are parked. Returns when clients began to wait.
+async fn prepare(
+    open: &OpenPool,
+    services: &Services,
+    heir: &Heir,
+    signals: &mut Signals,
+) -> Result<Instant, ControlError> {
+    let _paused = services.control.pause(JOBS).await?;
+    // So that little is left to do while clients wait.
+    open.pool.checkpoint().await.map_err(|e| failed(e, CONTINUES))?;
+    invite(open, Some(heir)).await?;
+    if signals.have_arrived().await {
+        return Err(failed("a signal to stop has arrived", "the server stops"));
+    }
+    let begun = Instant::now();
+    quiesce(services, open).await.map_err(|e| failed(e, CONTINUES))?;
+    Ok(begun)
+}
+
+/// The standby did not take the pool, or died before it served.
+async fn taken_back(
+    config: &ServeConfig,
+    open: &OpenPool,
+    store: Arc<forebay_store::rados::RadosStore>,
+    state: HandedOver,
+    back: Back,
+) -> Outcome<NewOwner> {
+    // Only then is the pool as these connections know it.
+    let is_same = store.term() == back.term + 1;
+    let term = store.term();
+    let state = if is_same {
+        state
+    } else {
+        cut(&state);
+        HandedOver::default()
+    };
+    let why = match is_same {
+        true => "the standby did not take the pool",
+        false => "the standby took the pool and died before it served clients",
+    };
+    let then = match is_same {
+        true => "this server took it back, and continues to serve its clients",
+        false => "this server took it back; its clients have to connect again",
+    };
+    let mut resumption = Resumption::new(state, Some(Back { term, ..back }));
+    match store::taken_back(config, store, open.engine.host()).await {
+        Ok(opened) => resumption.store = Some(opened),
+        Err(error) => tracing::warn!(%error, "the pool cannot be opened again; trying again"),
+    }
+    Outcome::Resume(Box::new(resumption), failed(why, then))
+}
+
+/// Sends the last replies of the API.
+pub(super) async fn last_replies(api: Vec<JoinHandle<()>>, time: Duration) {
+    let replies = async {
+        for listener in api {
+            let _ = listener.await;
+        }
+    };
+    let _ = tokio::time::timeout(time, replies).await;
+}
+
+/// Executes this program again, as the standby that it was when it was started. All descriptors and threads
+/// end with the former one, so there is nothing to undo. Returns if that is not possible.
+pub(super) fn stand_by_again(binary: &Binary) -> ServeError {
+    // SAFETY: the call accesses no memory. The descriptors stay open until the program is executed. A kernel
+    // that lacks the call leaves those open that a library opened without the flag.
+    unsafe {
+        libc::syscall(libc::SYS_close_range, FIRST_DESCRIPTOR, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+    }
+    let mut command = Command::new(binary.path());
+    command.args(std::env::args_os().skip(1));
+    for variable in [VARIABLE, "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
+        command.env_remove(variable);
+    }
+    command.exec().into()
+}

@@ -1,0 +1,47 @@
+//! An open pool and its store.
+
+use std::sync::Arc;
+
+use forebay_engine::Pool;
+
+use super::lease::Lease;
+use super::loss::Loss;
+use super::{EngineThread, ServeError};
+
+/// See the module.
+pub(super) struct OpenPool {
+    pub pool: Arc<Pool>,
+    pub store: Arc<Lease>,
+    pub engine: Arc<EngineThread>,
+}
+
+impl OpenPool {
+    pub async fn close(&self) -> Result<(), ServeError> {
+        let pool = self.pool.clone();
+        Ok(self.engine.run(async move { pool.close().await }).await?)
+    }
+
+    /// Lets another server open the pool, which was closed.
+    pub async fn release_store(&self) {
+        // The next server opens the store first, and then the memory.
+        self.engine.release_memory();
+        let store = self.store.clone();
+        // Only fails if the store panicked.
+        let _ = tokio::task::spawn_blocking(move || store.close()).await;
+    }
+
+    /// Waits until another server has opened the pool or taken its store.
+    pub async fn fenced(&self) -> Loss {
+        tokio::select! {
+            () = self.pool.fenced() => Loss::Opened,
+            () = self.store.lost() => Loss::Taken,
+        }
+    }
+
+    /// Clients are served from now on.
+    pub fn announce_serving(&self) {
+        if let Some(store) = self.store.rados() {
+            store.announce_serving();
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Opening the pool again after this process released it to another one that did not take it.
+//!
+//! Until then clients wait: their connections are parked. So an outage of Ceph delays them, as always, and
+//! does not end the server; a signal to stop does.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_engine::Error as EngineError;
+use forebay_store::StoreError;
+use forebay_store::rados::{Claim, PoolConnection};
+
+use super::lease::Lease;
+use super::loss::{Loss, exit_without_pool};
+use super::open::OpenPool;
+use super::{ServeError, Server, store};
+use crate::config::{PoolLocation, ServeConfig};
+
+/// Time for another process on this host to release a store, and the interval of attempts to open it.
+const RELEASE: Duration = Duration::from_secs(5);
+const RELEASE_RETRY: Duration = Duration::from_millis(1);
+/// Interval of attempts after an error of the cluster.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A pool in Ceph that this process is about to release: the means to get it back, which need no monitor.
+#[derive(Clone)]
+pub(super) struct Back {
+    pub connection: Arc<PoolConnection>,
+    /// The ownership that ends.
+    pub term: u64,
+}
+
+impl Back {
+    /// Connects; `None` if the pool is in a directory.
+    pub async fn connect(config: &ServeConfig, open: &OpenPool) -> Result<Option<Back>, StoreError> {
+        let (PoolLocation::Rados(pool), Some(term)) =
+            (&config.location, open.store.rados().map(|store| store.term()))
+        else {
+            return Ok(None);
+        };
+        Ok(Some(Back { connection: store::connect(pool).await?, term }))
+    }
+}
+
+impl Server<'_> {
+    /// Opens a store that another process, or this one, has just closed.
+    pub(super) async fn open_released_store(
+        &self,
+        connection: Option<&Arc<PoolConnection>>,
+    ) -> Result<Arc<Lease>, ServeError> {
+        let begun = Instant::now();
+        loop {
+            let opened = match (connection, &self.config.location) {
+                (Some(connection), _) => {
+                    let (config, host, connection) = (self.config, self.engine.host(), connection.clone());
+                    let opened = store::claim(config, connection, Claim::IfFree, host, pending()).await;
+                    opened.map(|opened| opened.expect("no signal ends the claim"))
+                }
+                (None, PoolLocation::Directory(path)) => self.open_store(path).await,
+                (None, PoolLocation::Rados(_)) => unreachable!("a pool in Ceph has a connection"),
+            };
+            match opened {
+                Err(ServeError::Store { source: StoreError::Busy(_), .. }) if begun.elapsed() < RELEASE => {
+                    tokio::time::sleep(RELEASE_RETRY).await;
+                }
+                other => return other.map(Lease::new),
+            }
+        }
+    }
+
+    /// Opens the pool after another process did not take it. `None` if a signal to stop arrives before.
+    pub(super) async fn reopen(&mut self, back: Option<&Back>) -> Result<Option<OpenPool>, ServeError> {
+        let Some(Back { connection, term }) = back else {
+            let store = self.open_released_store(None).await?;
+            return self.open_pool(store).await.map(Some);
+        };
+        loop {
+            let (config, host, connection) = (self.config, self.engine.host(), connection.clone());
+            let claim = Claim::Back { term: *term };
+            let error = match store::claim(config, connection, claim, host, self.signals.stop()).await {
+                Ok(None) => return Ok(None),
+                Ok(Some(opened)) => match self.open_pool(Lease::new(opened)).await {
+                    Err(e @ ServeError::Pool(EngineError::Store(_))) => e,
+                    other => return other.map(Some),
+                },
+                Err(ServeError::Store { source: StoreError::Busy(_), .. }) => exit_without_pool(Loss::Taken),
+                Err(e) => e,
+            };
+            tracing::warn!(%error, "the pool cannot be opened again; trying again, while clients wait");
+            if tokio::time::timeout(RETRY, self.signals.stop()).await.is_ok() {
+                return Ok(None);
+            }
+        }
+    }
+}

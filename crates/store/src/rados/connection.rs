@@ -1,0 +1,133 @@
+//! A connection to a pool: what a process can do before it owns the pool, and after it released it.
+
+use std::sync::Arc;
+
+use super::cluster::Cluster;
+use super::handover::{self, Fate};
+use super::librados::LibradosCluster;
+use super::owner::Owner;
+#[cfg(feature = "test-util")]
+use super::simulated::SimulatedClient;
+use super::{Claim, RadosAddress, RadosOptions, RadosStore, Waiting, block_on, standby, store_error};
+use crate::Result;
+
+/// A server to which a pool can be released.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Heir(pub(super) Owner);
+
+impl Heir {
+    /// The text from which [`Heir::parse`] makes it in another process.
+    pub fn text(&self) -> String {
+        self.0.text()
+    }
+
+    /// `None` if the text is not one of [`Heir::text`].
+    pub fn parse(text: &str) -> Option<Heir> {
+        Owner::parse(text).map(Heir)
+    }
+}
+
+impl std::fmt::Display for Heir {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What became of a pool that was released to an heir.
+pub enum HandedOver {
+    /// Another server has it.
+    To {
+        /// The server, for messages.
+        owner: String,
+        /// Number of its ownership.
+        term: u64,
+        /// Whether it serves clients.
+        is_serving: bool,
+    },
+    /// This server took it back.
+    Back(Arc<RadosStore>),
+}
+
+/// A connection to a pool, which this process may claim.
+pub struct PoolConnection {
+    cluster: Arc<dyn Cluster>,
+    here: Owner,
+}
+
+impl PoolConnection {
+    /// Connects. Blocks.
+    ///
+    /// # Errors
+    /// If the cluster cannot be reached.
+    pub fn new(address: &RadosAddress, options: &RadosOptions) -> Result<Arc<PoolConnection>> {
+        let cluster = LibradosCluster::connect(address, options)?;
+        Ok(Arc::new(PoolConnection { cluster, here: Owner::this() }))
+    }
+
+    /// A connection of a simulated server.
+    #[cfg(feature = "test-util")]
+    pub fn simulated(cluster: Arc<SimulatedClient>, name: &str) -> PoolConnection {
+        PoolConnection { cluster, here: Owner::simulated(name) }
+    }
+
+    /// This process, for a predecessor that releases the pool to it.
+    pub fn as_heir(&self) -> Heir {
+        Heir(self.here.clone())
+    }
+
+    /// Opens the pool for writing, and creates it if it is missing. Blocks; with [`Claim::Wait`] until the
+    /// owner releases the pool or dies.
+    ///
+    /// # Errors
+    /// [`StoreError::Busy`] if another server owns the pool; `ECANCELED` as [`StoreError::Io`] if cancelled;
+    /// other errors of the system.
+    pub fn claim(&self, claim: Claim, waiting: &Waiting<'_>) -> Result<Arc<RadosStore>> {
+        block_on(RadosStore::claim(self.cluster.clone(), &self.here, claim, waiting))
+    }
+
+    /// A standby that is alive: any one, or the one that a user calls `HOST` or `HOST:PROCESS`. Observes for
+    /// some seconds before it returns `None`. Blocks.
+    ///
+    /// # Errors
+    /// Those of the cluster.
+    pub fn find_heir(&self, to: Option<&str>) -> Result<Option<Heir>> {
+        block_on(self.find(to))
+    }
+
+    /// As [`PoolConnection::find_heir`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn find(&self, to: Option<&str>) -> Result<Option<Heir>> {
+        let found = standby::find_heir(&*self.cluster, to).await;
+        found.map(|owner| owner.map(Heir)).map_err(|e| store_error("looking for a standby", e))
+    }
+
+    /// Waits until the pool that this process released in `term` is served by another server, or takes it
+    /// back. Blocks.
+    ///
+    /// # Errors
+    /// As [`PoolConnection::claim`].
+    pub fn settle(&self, term: u64, waiting: &Waiting<'_>) -> Result<HandedOver> {
+        block_on(self.settled(term, waiting))
+    }
+
+    /// As [`PoolConnection::settle`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn settled(&self, term: u64, waiting: &Waiting<'_>) -> Result<HandedOver> {
+        loop {
+            match handover::settle(&*self.cluster, &self.here, term, waiting).await? {
+                Fate::Taken { owner, term, is_serving } => {
+                    return Ok(HandedOver::To { owner, term, is_serving });
+                }
+                Fate::Back(term) => {
+                    if let Some(store) = RadosStore::of_owner(self.cluster.clone(), term).await? {
+                        return Ok(HandedOver::Back(store));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What becomes of a pool that was released to an heir, as seen by the server that released it.
+//!
+//! **Invariant.** The pool is served by a server in the end: by the heir, by another standby, or by this
+//! server, which takes it back if the heir does not take it, or dies before it serves.
+
+use std::time::Duration;
+
+use super::cluster::{Cluster, Errno};
+use super::header::Header;
+use super::owner::Owner;
+use super::ownership::{LOOK_FOR_HEIR, is_free, name, swap_owner, taking_failed};
+use super::watch::Watch;
+use super::{Claim, Waiting};
+use crate::{Result, StoreError};
+
+/// Time for the heir to take the pool. Shorter than that for other servers, so that this one is before them.
+const HEIR_TAKES: Duration = Duration::from_secs(2);
+/// Time for the heir to serve clients, after which this server waits no longer while it lives.
+const HEIR_SERVES: Duration = Duration::from_secs(15);
+
+/// The outcome of a handover.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Another server has the pool.
+    Taken { owner: String, term: u64, is_serving: bool },
+    /// This server has it again, in this term.
+    Back(u64),
+}
+
+/// Waits until the pool that was released in `term` is served by another server, or takes it back.
+///
+/// # Errors
+/// `ECANCELED` as [`StoreError::Io`] if cancelled; that of the cluster if it cannot be taken back.
+pub(super) async fn settle(
+    cluster: &dyn Cluster,
+    here: &Owner,
+    term: u64,
+    waiting: &Waiting<'_>,
+) -> Result<Fate> {
+    let mut watch = loop {
+        match Header::read(cluster).await {
+            Ok(header) => break Watch::new(header),
+            Err(Errno(libc::EUCLEAN | libc::ENOENT)) => return Err(taking_failed(Errno(libc::EUCLEAN))),
+            Err(_) if (waiting.is_cancelled)() => return Err(cancelled()),
+            Err(_) => cluster.sleep(LOOK_FOR_HEIR).await,
+        }
+    };
+    // When this owner, or its release, was first seen: a release may arrive late.
+    let mut since = cluster.now();
+    let mut ownership = (watch.seen.term, watch.seen.owner.clone());
+    loop {
+        let seen = &watch.seen;
+        if (seen.term, &seen.owner) != (ownership.0, &ownership.1) {
+            ownership = (seen.term, seen.owner.clone());
+            since = cluster.now();
+        }
+        let waited = cluster.now().saturating_sub(since);
+        let is_taken = seen.term != term;
+        if is_taken && !seen.owner.is_empty() && (seen.is_serving || waited >= HEIR_SERVES) {
+            let (owner, term, is_serving) = (name(&seen.owner), seen.term, seen.is_serving);
+            return Ok(Fate::Taken { owner, term, is_serving });
+        }
+        let claim = if waited >= HEIR_TAKES { Claim::Back { term } } else { Claim::Wait };
+        // The release of this server may not have arrived yet.
+        let is_mine = !is_taken && seen.owner == here.text() && waited < HEIR_TAKES;
+        if (is_free(seen, here, claim) && !is_mine) || watch.is_silent() {
+            match swap_owner(cluster, seen, here, Vec::new()).await {
+                Ok(term) => return Ok(Fate::Back(term)),
+                Err(Errno(libc::ECANCELED)) => {}
+                Err(e) => return Err(taking_failed(e)),
+            }
+        }
+        if (waiting.is_cancelled)() {
+            return Err(cancelled());
+        }
+        // An error is logged, and ends with the outage.
+        let _ = watch.look(cluster, LOOK_FOR_HEIR).await;
+    }
+}
+
+fn cancelled() -> StoreError {
+    let (what, reason) = ("handing the pool over".into(), "cancelled".into());
+    StoreError::Io { what, reason, errno: libc::ECANCELED }
+}

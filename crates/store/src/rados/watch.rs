@@ -1,0 +1,133 @@
+//! Watching the header of a pool: what changes, and for how long nothing has.
+//!
+//! A duration is the sum of the intervals between reads that succeeded, so a server that is paused, or whose
+//! reads fail, measures less than has passed, and never takes a living owner for dead on that account.
+
+use std::time::Duration;
+
+use super::cluster::{Answer, Cluster, Errno};
+use super::header::Header;
+use super::ownership::DEAD_AFTER;
+
+/// Interval of the reports of an error that persists: at first, and at most.
+const FIRST_REPORT: Duration = Duration::from_secs(10);
+const LAST_REPORT: Duration = Duration::from_secs(3600);
+
+/// A header that is read again and again.
+pub(super) struct Watch {
+    pub seen: Header,
+    /// For how long neither the ownership nor the heartbeat has changed.
+    unchanged: Duration,
+    errors: Errors,
+}
+
+impl Watch {
+    pub fn new(seen: Header) -> Watch {
+        Watch {
+            seen,
+            unchanged: Duration::ZERO,
+            errors: Errors::new("the header of the pool cannot be read"),
+        }
+    }
+
+    /// Waits, and reads the header. Returns whether the ownership or the heartbeat has changed.
+    ///
+    /// # Errors
+    /// That of the read, which is no sign of the owner's state. It is logged unless the header is missing.
+    pub async fn look(&mut self, cluster: &dyn Cluster, interval: Duration) -> Answer<bool> {
+        cluster.sleep(interval).await;
+        match Header::read(cluster).await {
+            Ok(now) => {
+                self.errors.end();
+                let has_changed = state(&now) != state(&self.seen);
+                self.unchanged = if has_changed { Duration::ZERO } else { self.unchanged + interval };
+                self.seen = now;
+                Ok(has_changed)
+            }
+            Err(e) => {
+                self.unchanged = Duration::ZERO;
+                if e != Errno(libc::ENOENT) {
+                    self.errors.report(cluster.now(), e);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// Whether nothing has changed for so long that the owner is regarded as dead, or the heir of a pool that
+    /// was handed over.
+    pub fn is_silent(&self) -> bool {
+        self.unchanged >= DEAD_AFTER
+    }
+}
+
+/// What only owners and servers that take the pool over change.
+fn state(header: &Header) -> (u64, &str, &str, &str) {
+    (header.term, &header.owner, &header.heir, &header.beat)
+}
+
+/// Reports of an error that may persist: at once, and then at growing intervals.
+pub(super) struct Errors {
+    what: &'static str,
+    /// When the error is reported again, and the interval until then.
+    next: Option<(Duration, Duration)>,
+}
+
+impl Errors {
+    pub fn new(what: &'static str) -> Errors {
+        Errors { what, next: None }
+    }
+
+    /// An operation failed at this time of [`Cluster::now`].
+    pub fn report(&mut self, now: Duration, Errno(e): Errno) {
+        if let Some(interval) = self.is_due(now) {
+            let error = std::io::Error::from_raw_os_error(e);
+            let (what, missing) = (self.what, missing(e));
+            tracing::warn!(%error, again_in = ?interval, "{what}{missing}");
+        }
+    }
+
+    /// An operation succeeded.
+    pub fn end(&mut self) {
+        self.next = None;
+    }
+
+    fn is_due(&mut self, now: Duration) -> Option<Duration> {
+        let interval = match self.next {
+            Some((due, _)) if now < due => return None,
+            Some((_, last)) => (last * 2).min(LAST_REPORT),
+            None => FIRST_REPORT,
+        };
+        self.next = Some((now + interval, interval));
+        Some(interval)
+    }
+}
+
+/// What to do about an error.
+fn missing(errno: i32) -> &'static str {
+    match errno {
+        libc::EPERM | libc::EACCES => {
+            ": the key of the Ceph user lacks the right to read or write objects in this namespace; see 'ceph auth get'"
+        }
+        libc::ESHUTDOWN => ": this client is on the blocklist of Ceph; see 'ceph osd blocklist ls'",
+        libc::EUCLEAN => ": the object \"pool\" of this namespace is not the header of a Forebay pool",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_reported_at_growing_intervals() {
+        let mut errors = Errors::new("x");
+        let at = |errors: &mut Errors| {
+            (0..200).filter(|s| errors.is_due(Duration::from_secs(*s)).is_some()).collect::<Vec<_>>()
+        };
+        assert_eq!(at(&mut errors), [0, 10, 30, 70, 150]);
+        errors.end();
+        assert!(errors.is_due(Duration::from_secs(201)).is_some());
+        assert!(missing(libc::EPERM).contains("lacks the right"));
+    }
+}
