@@ -2,12 +2,13 @@
 //!
 //! Modules, lowest first: [`cluster`] declares what is needed of RADOS; [`librados`] and [`simulated`]
 //! implement it; [`header`] is the layout of the pool's objects; [`ownership`] argues why no late operation
-//! of an earlier owner has an effect; [`ops`] implements the contract.
+//! of an earlier owner has an effect; [`ops`] implements the contract; [`notice`] is what owners tell others.
 
 mod cluster;
 mod growing;
 mod header;
 pub mod librados;
+mod notice;
 mod ops;
 mod owner;
 mod ownership;
@@ -28,6 +29,7 @@ pub use self::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
 use self::growing::Growing;
 use self::header::{HeaderKeys, digits};
 use self::librados::LibradosCluster;
+pub use self::notice::{MAX_GROUPS, MAX_NOTICE, NoticeBoard, PoolView};
 use self::owner::Owner;
 use self::ownership::{BEAT_EVERY, Taken, beat, release, take_over};
 #[cfg(feature = "test-util")]
