@@ -71,6 +71,7 @@ import clients_demo  # noqa: E402, F401
 import clients_restart  # noqa: E402, F401
 import clients_rados  # noqa: E402, F401
 import clients_rados_outages  # noqa: E402, F401
+import clients_rados_paths  # noqa: E402, F401
 
 if __name__ == "__main__":
     # SIGTERM ends the servers of a test run too.

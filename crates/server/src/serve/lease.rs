@@ -6,10 +6,11 @@
 //! lock is released when those that had begun have ended.
 
 use std::future::{Future, pending, ready};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
 use forebay_format::{SegmentId, Superblock};
+use forebay_store::rados::RadosStore;
 use forebay_store::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, StoreError};
 use parking_lot::RwLock;
 
@@ -39,6 +40,11 @@ impl Lease {
     /// Lets replies leave while no other server can have taken the store.
     pub fn gate(&self) -> Gate {
         self.0.read().as_ref().map(|opened| opened.gate.clone()).unwrap_or_default()
+    }
+
+    /// The store itself, if it is in Ceph. It must not be kept open.
+    pub fn rados(&self) -> Option<Weak<RadosStore>> {
+        self.0.read().as_ref().and_then(|opened| opened.rados.clone())
     }
 
     /// Releases the store. May block until operations in progress have ended.
@@ -148,7 +154,7 @@ mod tests {
         let store = DirectoryStore::open(directory, &DirectoryOptions::default()).unwrap();
         let taken = taken.clone();
         let lost = move || -> BoxFuture<'static, ()> { Box::pin(taken.clone().notified_owned()) };
-        Lease::new(Opened { store, lost: Box::new(lost), gate: Gate::default() })
+        Lease::new(Opened { store, lost: Box::new(lost), gate: Gate::default(), rados: None })
     }
 
     fn is_ready(future: std::pin::Pin<&mut impl Future>) -> bool {

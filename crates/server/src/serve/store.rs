@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use forebay_engine::Host;
 use forebay_store::rados::{Claim, RadosStore, Waiting};
@@ -23,6 +23,8 @@ pub(super) struct Opened {
     pub store: Arc<dyn Store>,
     pub lost: Lost,
     pub gate: Gate,
+    /// The store itself, if it is in Ceph.
+    pub rados: Option<Weak<RadosStore>>,
 }
 
 /// Prepares the data directory of a server whose pool is elsewhere: it holds the files of the server only.
@@ -53,7 +55,7 @@ pub(super) async fn open(
     let opened = match &config.location {
         PoolLocation::Directory(path) => open_directory(path, descriptors),
         PoolLocation::Rados(pool) => {
-            let open = opener(pool, Claim::IfFree);
+            let open = opener(pool, Claim::IfFree, || ());
             claim::blocking(move || open(&Stopped::default())).await
         }
     };
@@ -61,15 +63,16 @@ pub(super) async fn open(
 }
 
 /// As [`open`] for a pool in Ceph, but a standby waits while another server holds it. `None` if `stop`
-/// completes before.
+/// completes before. Calls `waits` when the wait begins.
 pub(super) async fn open_when_free(
     config: &ServeConfig,
     pool: &RadosPool,
     host: Arc<dyn Host>,
     stop: Pin<&mut (dyn Future<Output = ()> + '_)>,
+    waits: impl Fn() + Send + Sync + 'static,
 ) -> Result<Option<Opened>, ServeError> {
     let claim = if config.standby { Claim::Wait } else { Claim::IfFree };
-    match claim::open(opener(pool, claim), stop).await.transpose() {
+    match claim::open(opener(pool, claim, waits), stop).await.transpose() {
         Some(opened) => finish(opened, config, host).await.map(Some),
         None => Ok(None),
     }
@@ -82,13 +85,14 @@ fn open_directory(path: &Path, descriptors: &Descriptors) -> Result<Opened, Stor
     tracing::info!(uring, direct, "store open");
     // The lock of the directory prevents it.
     let lost = Box::new(|| -> BoxFuture<'static, ()> { Box::pin(std::future::pending()) });
-    Ok(Opened { store, lost, gate: Gate::default() })
+    Ok(Opened { store, lost, gate: Gate::default(), rados: None })
 }
 
 /// A function that opens a pool in Ceph.
 fn opener(
     pool: &RadosPool,
     claim: Claim,
+    waits: impl Fn() + Send + Sync + 'static,
 ) -> impl FnOnce(&Stopped) -> Result<Opened, StoreError> + Send + 'static {
     let RadosPool { address, options } = pool.clone();
     move |stopped| {
@@ -96,13 +100,15 @@ fn opener(
         let began = |owner: &str| {
             tracing::info!(pool = %address, %owner, "waiting for the pool: another server holds it");
             notify::notify("STATUS=standby: waiting for the pool");
+            waits();
         };
         let waiting = Waiting { is_cancelled: &|| stopped.get(), began: &began };
         let store = RadosStore::open(&address, &options, claim, &waiting)?;
         tracing::info!(pool = %address, "store open");
         notify::notify("STATUS=opening the pool");
         let (held, gate) = (store.clone(), Gate::new(store.ownership()));
-        Ok(Opened { store, lost: Box::new(move || held.lost()), gate })
+        let rados = Some(Arc::downgrade(&store));
+        Ok(Opened { store, lost: Box::new(move || held.lost()), gate, rados })
     }
 }
 
@@ -113,7 +119,7 @@ async fn finish(
     host: Arc<dyn Host>,
 ) -> Result<Opened, ServeError> {
     let failed = |source| ServeError::Store { pool: config.location.to_string(), source };
-    let Opened { mut store, lost, gate } = opened.map_err(failed)?;
+    let Opened { mut store, lost, gate, rados } = opened.map_err(failed)?;
     if let Some(limit) = config.store_limit {
         tracing::info!(limit, "the size of the pool is limited, as configured");
         store = Arc::new(Limited::new(store, limit).await.map_err(failed)?);
@@ -124,7 +130,7 @@ async fn finish(
         let sleep = Arc::new(move |time| host.sleep(time));
         store = Arc::new(Slow::new(store, array, Arc::new(move || clock.now()), sleep));
     }
-    Ok(Opened { store, lost, gate })
+    Ok(Opened { store, lost, gate, rados })
 }
 
 #[cfg(test)]

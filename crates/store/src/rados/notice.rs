@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use super::cluster::{Answer, Cluster, Errno, Step, WhenFull};
+use super::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
 use super::header::{Header, TERM, digits};
 use super::librados::LibradosCluster;
 use super::{RadosAddress, RadosOptions, RadosStore, store_error};
@@ -89,13 +89,24 @@ impl NoticeBoard {
             Err(Errno(libc::ENOENT)) => return Ok(view),
             Err(e) => return Err(e),
         };
-        let groups = (1..).zip(GROUPS).map(|(number, name)| (number, seen.attribute(name)));
-        view.groups = groups.filter(|(_, text)| !text.is_empty()).collect();
+        view.groups = groups_in(&seen);
         let edition = seen.attribute(EDITION);
         if edition.split(' ').next() == Some(&term) {
             view.notice = self.edition(edition).await?;
         }
         Ok(view)
+    }
+
+    /// Reads what servers tell of themselves only.
+    ///
+    /// # Errors
+    /// As [`NoticeBoard::read`].
+    pub async fn read_groups(&self) -> Result<Vec<(u16, String)>> {
+        match self.cluster.contents(NOTICE, 0).await {
+            Ok(seen) => Ok(groups_in(&seen)),
+            Err(Errno(libc::ENOENT)) => Ok(Vec::new()),
+            Err(e) => Err(store_error("reading the notice of the pool", e)),
+        }
     }
 
     /// The bytes of an edition; `None` if another one has replaced it.
@@ -128,6 +139,11 @@ impl NoticeBoard {
     }
 }
 
+fn groups_in(seen: &Contents) -> Vec<(u16, String)> {
+    let groups = (1..).zip(GROUPS).map(|(number, name)| (number, seen.attribute(name)));
+    groups.filter(|(_, text)| !text.is_empty()).collect()
+}
+
 async fn tell(cluster: &dyn Cluster, number: u16, text: &str) -> Result<()> {
     let name = number.checked_sub(1).and_then(|index| GROUPS.get(usize::from(index)));
     let name = name.ok_or_else(|| failed(Errno(libc::EINVAL)))?;
@@ -147,7 +163,7 @@ impl RadosStore {
     /// cluster.
     pub fn publish(&self, edition: u64, bytes: &[u8]) -> BoxFuture<'static, Result<()>> {
         let (cluster, term) = (self.shared.cluster.clone(), self.shared.term.clone());
-        let (len, data) = (bytes.len(), Arc::new(IoBuf::from(bytes)));
+        let (len, mut data) = (bytes.len(), IoBuf::from(bytes));
         Box::pin(async move {
             if len > MAX_NOTICE {
                 return Err(failed(Errno(libc::EFBIG)));
@@ -157,17 +173,20 @@ impl RadosStore {
                 Ok(()) | Err(Errno(libc::EEXIST)) => {}
                 Err(e) => return Err(failed(e)),
             }
+            // Nothing is left of a longer edition, which may contain secrets that were removed.
+            let before = cluster.len_of(NOTICE).await.map_err(failed)?.min(MAX_NOTICE as u64) as usize;
+            data.resize(len.max(before));
             let steps = vec![
                 Step::RequireAtMost(TERM, term.clone()),
                 Step::Set(TERM, term.clone()),
                 Step::Set(EDITION, format!("{term} {} {len}", digits(edition))),
-                Step::Write(0, data),
+                Step::Write(0, Arc::new(data)),
             ];
             cluster.operate(NOTICE, steps, WhenFull::Proceed).await.map_err(failed)
         })
     }
 
-    /// As [`NoticeBoard::read`], for the owner. It does not keep the store open.
+    /// The notice board, for the owner. It keeps the connection open, but not the ownership.
     pub fn notice_board(&self) -> NoticeBoard {
         NoticeBoard { cluster: self.shared.cluster.clone(), last: None }
     }
