@@ -51,8 +51,7 @@ def connects(portal):
 
 
 def two(t, name, mode, more="", create=("--open",), apart=False):
-    """An owner with a target of one disk, and its standby; with `apart`, on hosts that do not see each other's
-    processes."""
+    """An owner with a target of one disk, and its standby; with `apart`, as if on different hosts."""
     groups = (1, 2) if mode == "alua" else (None, None)
     a, b = (Path(t, name, node, mode, group, more) for node, group in zip("ab", groups))
     if apart and os.geteuid() == 0:
@@ -103,7 +102,7 @@ def rados_standbys_redirect_logins(t):
     a, b = two(t, "redirect", "redirect", create=(), apart=True)
     a.cli("target", "allow", TARGET, "iqn.2026-01.org.example:friend")
     to_a = f"{a.portal[0]}:{a.portal[1]}"
-    # The same for all: a standby tells nobody which targets and initiators exist.
+    # The same for all: the answer does not depend on which targets and initiators exist.
     for target, name in ((TARGET, "friend"), (TARGET, "stranger"), (TARGET + "x", "friend"), (None, "stranger")):
         equal(moved_to(b.portal, target, f"iqn.2026-01.org.example:{name}"), to_a, "the owner's portal")
     broken_logins(b.portal)
@@ -135,7 +134,7 @@ def broken_logins(portal):
 
 
 def flood(portal, to):
-    """Thousands of redirections from several threads, next to connections that say nothing."""
+    """Thousands of redirections from several threads, next to silent connections."""
     silent = [socket.create_connection(portal) for _ in range(300)]
     errors = []
 

@@ -37,7 +37,7 @@ pub struct IscsiSection {
     /// Portals.
     #[serde(default, deserialize_with = "portals")]
     pub listen: Vec<ListenAddr>,
-    /// Portals that other servers tell to initiators; default: those of `listen` that are no wildcards.
+    /// Portals that other servers report to initiators; default: those of `listen` that are no wildcards.
     pub portals: Option<Vec<SocketAddr>>,
     /// What portals do while another server has the pool.
     #[serde(default)]
@@ -126,7 +126,7 @@ pub enum WhileStandby {
 /// The paths of a server to its pool, among those of other servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IscsiPaths {
-    /// Portals that other servers tell to initiators; those that are bound to specific addresses if `None`.
+    /// Portals that other servers report to initiators; those that are bound to specific addresses if `None`.
     pub portals: Option<Vec<SocketAddr>>,
     /// What the portals do while another server has the pool.
     pub while_standby: WhileStandby,

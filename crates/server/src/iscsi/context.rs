@@ -4,19 +4,40 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
+use forebay_engine::Pool;
 use forebay_wire::iscsi::Parameters;
 
 use super::attempts::Attempts;
 use super::chap::Algorithm;
 use super::groups::PortGroups;
-use super::listen::Disks;
 use super::registry::{Registered, Registry};
+use super::standby::Standby;
 use crate::plane::{ListenAddr, Received};
-use crate::scsi::StandbyState;
+use crate::scsi::{StandbyState, Units};
 use crate::targets::{Chap, IqnName, ServedTargets, Target};
 
 /// What an initiator has observed of units in the state standby, by LUN.
 pub(super) type StandbyStates = BTreeMap<u16, StandbyState>;
+
+/// The disks that targets map.
+pub enum Disks {
+    /// Those of the pool that this server has.
+    Own {
+        /// The pool.
+        pool: Arc<Pool>,
+        /// Its units that are open.
+        units: Arc<Units>,
+    },
+    /// Those of a pool that another server has.
+    OfOther(Arc<Standby>),
+}
+
+impl Disks {
+    /// Whether another server has opened the pool.
+    pub(super) fn are_lost(&self) -> bool {
+        matches!(self, Disks::Own { pool, .. } if pool.is_fenced())
+    }
+}
 
 /// The input of each connection.
 pub(super) struct Context {

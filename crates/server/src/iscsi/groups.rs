@@ -14,7 +14,7 @@ use parking_lot::RwLock;
 /// well, up to this number of targets.
 const PORTS_OF_A_GROUP: u32 = 4096;
 
-/// The groups, as far as this server knows them.
+/// The groups, as far as they were announced.
 pub struct PortGroups {
     own: u16,
     known: RwLock<Known>,

@@ -3,11 +3,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use forebay_engine::Pool;
-
 use super::chap::Algorithm;
 use super::connection::Front;
-use super::context::Context;
+use super::context::{Context, Disks};
 use super::groups::PortGroups;
 use super::registry::Registry;
 use super::standby::Standby;
@@ -15,26 +13,6 @@ use crate::config::SessionLimits;
 use crate::plane::{FrontEnd, ListenAddr, ListenError, Plane};
 use crate::scsi::Units;
 use crate::targets::{ServedTargets, Targets};
-
-/// The disks that targets map.
-pub enum Disks {
-    /// Those of the pool that this server has.
-    Own {
-        /// The pool.
-        pool: Arc<Pool>,
-        /// Its units that are open.
-        units: Arc<Units>,
-    },
-    /// Those of a pool that another server has.
-    OfOther(Arc<Standby>),
-}
-
-impl Disks {
-    /// Whether another server has opened the pool.
-    pub(super) fn are_lost(&self) -> bool {
-        matches!(self, Disks::Own { pool, .. } if pool.is_fenced())
-    }
-}
 
 /// Settings of the iSCSI target.
 pub struct Settings<'a> {

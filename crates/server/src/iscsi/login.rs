@@ -10,11 +10,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::authentication::value;
-use super::context::{Context, LoggedIn};
+use super::context::{Context, Disks, LoggedIn};
 use super::errors::End;
 use super::leading::Leading;
 use super::limits::{MAX_LOGIN_SEGMENT, OFFER, WINDOW};
-use super::listen::Disks;
 use super::registry::Key;
 use crate::plane::{Charge, Kind, MemoryAccount, Received};
 
@@ -223,7 +222,7 @@ impl LoginPhase<'_> {
     }
 
     /// Redirects the initiator to the owner of a pool for which this server waits, unless it serves sessions
-    /// itself. The answer does not depend on names, so it reveals nothing of the targets.
+    /// itself. The answer does not depend on names, so it does not reveal targets.
     async fn redirect(&self, pairs: &[(&str, &str)], out: &mut Vec<u8>) -> Result<(), LoginStatus> {
         let Disks::OfOther(standby) = &self.context.disks else { return Ok(()) };
         if value(pairs, "InitiatorName").is_none() {

@@ -9,9 +9,8 @@ use forebay_wire::scsi::PortGroup;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::context::{Context, StandbyStates};
+use super::context::{Context, Disks, StandbyStates};
 use super::groups::relative_port;
-use super::listen::Disks;
 use super::standby::Standby;
 use crate::scsi::{
     AbortTasks, Nexus, NexusOwner, Port, Response, Settings, StandbyUnit, Surroundings, UnitAttention, absent,

@@ -8,7 +8,7 @@
 //! does not cause. `handover` passes sessions to another process.
 //!
 //! A server that waits for a pool in Ceph can redirect logins to the pool's owner, or serve sessions in the
-//! state standby (`standby`), by the `notice` of the owner. `groups` are the target port groups of the servers.
+//! state standby (`standby`), by the `notice` of the owner. `groups` are the servers' target port groups.
 //!
 //! `context` is the input of a connection and of a session, `limits` their limits, `errors` the reasons why a
 //! connection ends. `listen` starts it all.
@@ -40,7 +40,8 @@ mod text;
 mod watch;
 
 pub use chap::Algorithm;
+pub use context::Disks;
 pub use groups::PortGroups;
-pub use listen::{Disks, Settings, follow, listen, listen_as_standby};
+pub use listen::{Settings, follow, listen, listen_as_standby};
 pub use notice::{Notice, Record, portals_of};
 pub use standby::Standby;

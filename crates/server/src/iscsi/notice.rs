@@ -13,7 +13,7 @@ use crate::scsi::UnitFacts;
 use crate::targets::{ServedTargets, Target, TargetMap};
 
 const VERSION: u32 = 1;
-/// Most bytes of what a server tells of itself.
+/// Most bytes of what a server announces.
 const MAX_RECORD: usize = 2048;
 
 /// The notice of an owner.
@@ -68,7 +68,7 @@ impl Notice {
     }
 }
 
-/// What a server tells of itself: its portals, and a word that differs for each server.
+/// What a server announces: its portals, and a word that differs for each server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// The server.
@@ -83,13 +83,13 @@ impl Record {
         serde_json::to_string(self).expect("texts can be represented in JSON")
     }
 
-    /// Decodes what another server told; `None` if this release does not understand it.
+    /// Decodes what another server announced; `None` if this release does not understand it.
     pub fn decode(text: &str) -> Option<Record> {
         if text.len() > MAX_RECORD { None } else { serde_json::from_str(text).ok() }
     }
 }
 
-/// The portals of all servers that told of themselves, by group.
+/// The portals of all servers that announced themselves, by group.
 pub fn portals_of(groups: &[(u16, String)]) -> BTreeMap<u16, Vec<SocketAddr>> {
     let known = |(group, text): &(u16, String)| Some((*group, Record::decode(text)?.portals));
     groups.iter().filter_map(known).collect()

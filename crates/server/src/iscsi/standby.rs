@@ -28,7 +28,7 @@ const MAX_HELD: usize = 256;
 /// What is known of the owner of the pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Owner {
-    /// There is none, it is dead, or it has published nothing yet.
+    /// No server has the pool, the owner is dead, or it has not published anything yet.
     #[default]
     Unknown,
     /// It is alive, and has these portals.
@@ -47,7 +47,7 @@ pub struct Standby {
 }
 
 impl Standby {
-    /// A server that knows nothing yet.
+    /// A server that has read nothing yet.
     pub fn new(mode: WhileStandby) -> Arc<Standby> {
         Arc::new(Standby {
             mode,
@@ -122,7 +122,7 @@ impl Standby {
     }
 }
 
-/// A portal of the same address family, if there is one.
+/// A portal, of the same address family if possible.
 fn portal_for(portals: &[SocketAddr], local: SocketAddr) -> Result<SocketAddr, LoginStatus> {
     let alike = portals.iter().find(|portal| portal.is_ipv4() == local.is_ipv4());
     alike.or(portals.first()).copied().ok_or(LoginStatus::ServiceUnavailable)

@@ -343,7 +343,7 @@ impl Server<'_> {
     }
 
     /// Opens the store, and binds the sockets. `None` if a signal to stop arrives while another server holds
-    /// the pool. The portals that were served meanwhile are returned as well.
+    /// the pool. The portals that were served until then are returned as well.
     async fn open_store_and_bind(
         &mut self,
         mut inherited: Inherited,

@@ -16,7 +16,7 @@ use crate::config::{IscsiPaths, WhileStandby};
 use crate::iscsi::{Notice, PortGroups, portals_of};
 use crate::targets::ServedTargets;
 
-/// Interval of looks for changes, and at what other servers told.
+/// Interval of looks for changes, and at what other servers announced.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Publishes for the owner of a pool.
@@ -27,12 +27,12 @@ pub(super) struct Publisher {
     groups: Arc<PortGroups>,
     paths: IscsiPaths,
     portals: Vec<SocketAddr>,
-    /// What this server tells of itself, in the state standby of another owner.
+    /// What this server announces, in the state standby of another owner.
     record: String,
     /// The number of the last edition, and the edition that was published.
     edition: u64,
     published: Vec<u8>,
-    told: bool,
+    announced: bool,
 }
 
 impl Publisher {
@@ -59,7 +59,7 @@ impl Publisher {
             record: record.encode(),
             edition: 0,
             published: Vec::new(),
-            told: false,
+            announced: false,
         }
     }
 
@@ -110,7 +110,7 @@ impl Publisher {
         Ok(true)
     }
 
-    /// Learns of other servers, and tells them of this one for the time when it does not have the pool.
+    /// Learns of other servers, and announces this one for the time when it does not have the pool.
     async fn exchange(&mut self, board: NoticeBoard) -> Result<(), StoreError> {
         let groups = board.read_groups().await?;
         self.groups.set_others(portals_of(&groups));
@@ -120,11 +120,11 @@ impl Publisher {
         let group = self.paths.group;
         let recorded = groups.iter().find(|(number, _)| *number == group);
         if recorded.is_none_or(|(_, text)| *text != self.record) {
-            if self.told {
+            if self.announced {
                 tracing::error!(group, "another server of the pool has the same [iscsi] port_group");
             }
-            board.tell(group, &self.record).await?;
-            self.told = true;
+            board.announce(group, &self.record).await?;
+            self.announced = true;
         }
         Ok(())
     }

@@ -61,7 +61,7 @@ impl StandbyPortals {
             paths,
             sign_of_life: None,
             notice: None,
-            told: false,
+            announced: false,
             in_conflict: false,
         };
         let follower = Following(tokio::spawn(follower.run(pool.clone())));
@@ -94,7 +94,7 @@ impl Drop for Following {
     }
 }
 
-/// What this server tells of itself.
+/// What this server announces.
 pub(super) fn own_record(paths: &IscsiPaths, bound: Vec<SocketAddr>) -> Record {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let portals = paths.portals.clone().unwrap_or(bound);
@@ -106,7 +106,7 @@ struct Follower {
     standby: Arc<Standby>,
     groups: Arc<PortGroups>,
     paths: IscsiPaths,
-    /// What this server tells of itself, in the state standby.
+    /// What this server announces, in the state standby.
     record: String,
     /// The last sign of life of the owner, and when it was first seen; `None` for one that was there at the
     /// beginning, which may be old.
@@ -114,7 +114,7 @@ struct Follower {
     /// The last notice, and the portals in it.
     notice: Option<(Arc<Vec<u8>>, Vec<SocketAddr>)>,
     /// The record was written.
-    told: bool,
+    announced: bool,
     /// Another server has the same target port group.
     in_conflict: bool,
 }
@@ -152,7 +152,7 @@ impl Follower {
         }
         if self.paths.while_standby == WhileStandby::Alua {
             self.groups.set_others(portals_of(&view.groups));
-            self.tell(board, &view).await?;
+            self.announce(board, &view).await?;
         }
         Ok(())
     }
@@ -185,16 +185,16 @@ impl Follower {
         self.notice = Some((bytes.clone(), portals));
     }
 
-    /// Tells other servers of this one.
-    async fn tell(&mut self, board: &NoticeBoard, view: &PoolView) -> Result<(), StoreError> {
+    /// Announces this server to others.
+    async fn announce(&mut self, board: &NoticeBoard, view: &PoolView) -> Result<(), StoreError> {
         let group = self.paths.group;
         let recorded = view.groups.iter().find(|(number, _)| *number == group);
         let is_own = recorded.is_some_and(|(_, text)| *text == self.record);
-        if self.told && !is_own {
+        if self.announced && !is_own {
             self.refuse_sessions();
-        } else if !self.told && !self.in_conflict {
-            board.tell(group, &self.record).await?;
-            self.told = true;
+        } else if !self.announced && !self.in_conflict {
+            board.announce(group, &self.record).await?;
+            self.announced = true;
         }
         Ok(())
     }
@@ -243,7 +243,7 @@ mod tests {
             record: "own".into(),
             sign_of_life: None,
             notice: None,
-            told: false,
+            announced: false,
             in_conflict: false,
         }
     }

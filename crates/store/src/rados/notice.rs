@@ -1,9 +1,9 @@
-//! The notice of a pool: what its owner tells servers that do not own it.
+//! The notice of a pool: what its owner publishes for servers that do not own it.
 //!
 //! ```text
 //! object notice      attribute term      of the owner that wrote the bytes
 //!                    attribute edition   term, number of the edition and length of the bytes
-//!                    attribute group.N   what server N tells of itself, for N from 1 to 16
+//!                    attribute group.N   what server N announces, for N from 1 to 16
 //!                    bytes               the notice, which this crate does not interpret
 //! ```
 //!
@@ -27,7 +27,7 @@ const GROUPS: [&str; MAX_GROUPS] = [
     "group.1", "group.2", "group.3", "group.4", "group.5", "group.6", "group.7", "group.8", "group.9",
     "group.10", "group.11", "group.12", "group.13", "group.14", "group.15", "group.16",
 ];
-/// Highest number of a server that tells of itself.
+/// Highest number of a server that announces.
 pub const MAX_GROUPS: usize = 16;
 /// Longest notice.
 pub const MAX_NOTICE: usize = 16 << 20;
@@ -39,7 +39,7 @@ pub struct PoolView {
     pub sign_of_life: String,
     /// The bytes of the notice, if the present owner wrote it.
     pub notice: Option<Arc<Vec<u8>>>,
-    /// What servers tell of themselves, with their numbers.
+    /// what servers announce, with their numbers.
     pub groups: Vec<(u16, String)>,
 }
 
@@ -97,7 +97,7 @@ impl NoticeBoard {
         Ok(view)
     }
 
-    /// Reads what servers tell of themselves only.
+    /// Reads what servers announce only.
     ///
     /// # Errors
     /// As [`NoticeBoard::read`].
@@ -129,13 +129,13 @@ impl NoticeBoard {
         Ok(Some(bytes))
     }
 
-    /// Tells what other servers should know of server `number`, from 1 to [`MAX_GROUPS`]. It stays when the
+    /// Announces to other servers `number`, from 1 to [`MAX_GROUPS`]. It stays when the
     /// server ends.
     ///
     /// # Errors
     /// Those of the cluster.
-    pub async fn tell(&self, number: u16, text: &str) -> Result<()> {
-        tell(&*self.cluster, number, text).await
+    pub async fn announce(&self, number: u16, text: &str) -> Result<()> {
+        announce(&*self.cluster, number, text).await
     }
 }
 
@@ -144,7 +144,7 @@ fn groups_in(seen: &Contents) -> Vec<(u16, String)> {
     groups.filter(|(_, text)| !text.is_empty()).collect()
 }
 
-async fn tell(cluster: &dyn Cluster, number: u16, text: &str) -> Result<()> {
+async fn announce(cluster: &dyn Cluster, number: u16, text: &str) -> Result<()> {
     let name = number.checked_sub(1).and_then(|index| GROUPS.get(usize::from(index)));
     let name = name.ok_or_else(|| failed(Errno(libc::EINVAL)))?;
     let steps = vec![Step::Set(name, text.to_owned())];

@@ -293,7 +293,7 @@ fn a_notice_is_that_of_the_present_owner() {
         let first = site.open("a", Claim::IfFree).await.unwrap();
         assert_eq!(board.read().await.unwrap().notice, None, "none was published");
         first.publish(1, b"of a").await.unwrap();
-        board.tell(3, "of server 3").await.unwrap();
+        board.announce(3, "of server 3").await.unwrap();
         let seen = board.read().await.unwrap();
         assert_eq!(seen.notice.unwrap()[..], *b"of a");
         assert_eq!(seen.groups, [(3, "of server 3".to_owned())]);
@@ -315,7 +315,10 @@ fn a_notice_is_that_of_the_present_owner() {
         assert_eq!(board.read().await.unwrap().notice.unwrap()[..], *b"of b");
 
         for number in [0, 17] {
-            assert!(matches!(board.tell(number, "x").await, Err(StoreError::Io { errno: libc::EINVAL, .. })));
+            assert!(matches!(
+                board.announce(number, "x").await,
+                Err(StoreError::Io { errno: libc::EINVAL, .. })
+            ));
         }
         let long = second.publish(2, &vec![0; MAX_NOTICE + 1]).await;
         assert!(matches!(long, Err(StoreError::Io { errno: libc::EFBIG, .. })));
