@@ -47,7 +47,8 @@ test-threads: ## the engine's locks, gate, latch and misses under thousands of t
 test-ceph: setup build ## pools in Ceph, for about an hour; `make test` runs the short forms of these tests
 	@FOREBAY_BIN=$(TARGET)/release/forebay FOREBAY_RADOS_KILLS=$${FOREBAY_RADOS_KILLS:-200} \
 		FOREBAY_RADOS_TAKEOVERS=$${FOREBAY_RADOS_TAKEOVERS:-50} FOREBAY_RADOS_PAUSES=$${FOREBAY_RADOS_PAUSES:-100} \
-		FOREBAY_RADOS_RACES=$${FOREBAY_RADOS_RACES:-1000} FOREBAY_RADOS_OUTAGE_S=$${FOREBAY_RADOS_OUTAGE_S:-60} \
+		FOREBAY_RADOS_RACES=$${FOREBAY_RADOS_RACES:-1000} \
+		FOREBAY_RADOS_GUEST_TAKEOVERS=$${FOREBAY_RADOS_GUEST_TAKEOVERS:-6} FOREBAY_RADOS_OUTAGE_S=$${FOREBAY_RADOS_OUTAGE_S:-60} \
 		$(PYTHON) tests/clients/run.py $(or $(ARGS),rados)
 
 demo: setup build ## boot real guests from clones of one golden image, and print the cost in the store

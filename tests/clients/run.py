@@ -23,6 +23,7 @@ Of the tests with a Ceph cluster, `rados`; `make test-ceph` sets the values in b
     FOREBAY_RADOS_TAKEOVERS number of times that a standby takes over (2) [50]
     FOREBAY_RADOS_PAUSES    number of times that a server is paused until a standby has taken over (1) [100]
     FOREBAY_RADOS_RACES     number of times that two servers race for a pool (3) [1000]
+    FOREBAY_RADOS_GUEST_TAKEOVERS  number of takeovers with a Linux host that has two paths (1) [6]
     FOREBAY_RADOS_OUTAGE_S  seconds for which most OSDs, or all monitors, are down (10) [60]
     FOREBAY_CEPH_STORE      store of the OSDs: memstore or bluestore (memstore)
 """
@@ -72,6 +73,7 @@ import clients_restart  # noqa: E402, F401
 import clients_rados  # noqa: E402, F401
 import clients_rados_outages  # noqa: E402, F401
 import clients_rados_paths  # noqa: E402, F401
+import clients_rados_multipath  # noqa: E402, F401
 
 if __name__ == "__main__":
     # SIGTERM ends the servers of a test run too.
