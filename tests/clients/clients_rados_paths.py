@@ -155,6 +155,22 @@ def flood(portal, to):
     check(not errors, f"during a flood: {errors[:1]}")
 
 
+@needs(CLUSTER)
+@test
+def rados_standbys_bound_their_connections(t):
+    a, b = two(t, "bounded", "redirect", more="[limits]\nconnections = 200\nnegotiating = 100\n")
+    to_a = f"{a.portal[0]}:{a.portal[1]}"
+    equal(moved_to(b.portal), to_a, "the owner's portal")
+    silent = []
+    for _ in range(3):
+        silent += [socket.create_connection(b.portal) for _ in range(150)]
+        # Silent connections give way after half a second.
+        equal(moved_to(b.portal), to_a, f"the owner's portal, next to {len(silent)} silent connections")
+    for s in silent:
+        s.close()
+    equal(moved_to(b.portal), to_a, "the owner's portal")
+
+
 def held_logins_are_served_after_a_takeover(a, b, through_b):
     """While the owner is dead, logins wait: at the end the standby serves the same address."""
     held = [Raw(b.portal) for _ in range(300)]
