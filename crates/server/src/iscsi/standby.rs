@@ -174,7 +174,9 @@ mod tests {
                 tokio::spawn(async move { standby.admit(local).await })
             })
             .collect();
-        tokio::task::yield_now().await;
+        while standby.held.load(SeqCst) < MAX_HELD {
+            tokio::task::yield_now().await;
+        }
         let begun = tokio::time::Instant::now();
         assert_eq!(standby.admit(local).await, Err(LoginStatus::ServiceUnavailable));
         assert_eq!(begun.elapsed(), Duration::ZERO);
