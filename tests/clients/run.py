@@ -25,6 +25,7 @@ Of the tests with a Ceph cluster, `rados`; `make test-ceph` sets the values in b
     FOREBAY_RADOS_RACES     number of times that two servers race for a pool (3) [1000]
     FOREBAY_RADOS_HANDOVERS number of times that a pool is handed over (5) [100]
     FOREBAY_RADOS_UPGRADES  number of upgrades while a standby waits (3) [20]
+    FOREBAY_RADOS_GUEST_TAKEOVERS  number of takeovers with a Linux host that has two paths (1) [6]
     FOREBAY_RADOS_OUTAGE_S  seconds for which most OSDs, or all monitors, are down (10) [60]
     FOREBAY_CEPH_STORE      store of the OSDs: memstore or bluestore (memstore)
 """
@@ -74,6 +75,8 @@ import clients_restart  # noqa: E402, F401
 import clients_rados  # noqa: E402, F401
 import clients_rados_outages  # noqa: E402, F401
 import clients_rados_handover  # noqa: E402, F401
+import clients_rados_paths  # noqa: E402, F401
+import clients_rados_multipath  # noqa: E402, F401
 
 if __name__ == "__main__":
     # SIGTERM ends the servers of a test run too.

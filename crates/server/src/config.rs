@@ -22,7 +22,10 @@ use crate::nbd::Config as NbdConfig;
 use crate::plane::{ConnectionLimits, ListenAddr, MemoryLimits};
 use crate::size::Size;
 use crate::targets::{IqnName, Target};
-pub use iscsi::{InitiatorSection, IscsiSection, LunSection, SessionLimits, TargetSection, parse_portal};
+pub use iscsi::{
+    InitiatorSection, IscsiPaths, IscsiSection, LunSection, SessionLimits, TargetSection, WhileStandby,
+    parse_portal,
+};
 pub use limits::LimitsSection;
 pub use nbd::{NbdFlags, NbdListenerSection, NbdSection, TlsSection};
 pub use store::{PoolLocation, RadosPool, SlowSection, StoreFlags, StoreSection, rados_options};
@@ -380,6 +383,8 @@ pub struct ServeConfig {
     pub nbd: NbdConfig,
     /// iSCSI portals.
     pub iscsi: Vec<ListenAddr>,
+    /// The iSCSI paths of this server, among those of other servers of the pool.
+    pub iscsi_paths: IscsiPaths,
     /// Limits on iSCSI sessions.
     pub iscsi_limits: SessionLimits,
     /// Hash functions that CHAP may use.
@@ -454,7 +459,7 @@ impl ServeConfig {
         let (location, standby) = file.store.location(&data, flags.store)?;
         segments_fit(&location, pool.segment_bytes)?;
         let (iscsi_limits, listen) = (file.iscsi.limits()?, file.iscsi.listen.clone());
-        let chap_algorithms = file.iscsi.chap_algorithms()?;
+        let (chap_algorithms, iscsi_paths) = (file.iscsi.chap_algorithms()?, file.iscsi.paths(&location)?);
         Ok(ServeConfig {
             data,
             location,
@@ -463,6 +468,7 @@ impl ServeConfig {
             memory_dir: flags.memory_dir.or(file.memory.directory).unwrap_or(DEFAULT_MEMORY_DIR.into()),
             nbd: file.nbd.config(flags.nbd)?,
             iscsi: if flags.iscsi.is_empty() { listen } else { flags.iscsi },
+            iscsi_paths,
             iscsi_limits,
             chap_algorithms,
             iscsi_targets: file.iscsi.targets()?,

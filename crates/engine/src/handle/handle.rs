@@ -19,7 +19,7 @@ use crate::map::RunKind;
 use crate::marks::Marks;
 use crate::read::{Origin, ReadMode, Reader};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use crate::{Client, Coalesce, Error, GuestStats, Mutation, RemoteAnswers, Result, Room};
+use crate::{Client, Coalesce, Error, GuestStats, Mutation, PoolConfig, RemoteAnswers, Result, Room};
 
 /// Result of a request that does not wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,12 +120,7 @@ impl DiskHandle {
 
     /// Whether writes are durable when they are acknowledged, so that no flush is needed.
     pub fn write_through(&self) -> bool {
-        let (sync, config) = (self.disk.sync(), &self.intake.cx.config);
-        let is_durable_to_remote =
-            self.client == Some(Client::Remote) && config.remote_answers == RemoteAnswers::Durable;
-        sync == SyncMode::Always
-            || (!self.disk.is_desktop()
-                && (config.coalesce == Coalesce::Off || (is_durable_to_remote && sync != SyncMode::Never)))
+        is_write_through(&self.disk, self.client, &self.intake.cx.config)
     }
 
     /// Whether a change is durable when it is answered.
@@ -482,4 +477,14 @@ impl DiskHandle {
 /// Whether a range consists of whole sectors.
 pub(crate) fn aligned(offset: u64, len: u64) -> bool {
     offset.is_multiple_of(SECTOR as u64) && len.is_multiple_of(SECTOR as u64)
+}
+
+/// Whether writes of a client to a disk are durable when they are acknowledged.
+pub(crate) fn is_write_through(disk: &Disk, client: Option<Client>, config: &PoolConfig) -> bool {
+    let sync = disk.sync();
+    let is_durable_to_remote =
+        client == Some(Client::Remote) && config.remote_answers == RemoteAnswers::Durable;
+    sync == SyncMode::Always
+        || (!disk.is_desktop()
+            && (config.coalesce == Coalesce::Off || (is_durable_to_remote && sync != SyncMode::Never)))
 }

@@ -7,4 +7,5 @@ mod handle;
 pub(crate) mod update;
 
 pub use extents::Extent;
+pub(crate) use handle::is_write_through;
 pub use handle::{DiskHandle, Fast};

@@ -10,10 +10,10 @@ use super::limits::{DiskLimits, limits_of};
 use super::pool::Pool;
 use crate::catalogue::{check_name, check_size, disk_by_id};
 use crate::disk::{Disk, Exclusive, check_persistent};
-use crate::handle::DiskHandle;
+use crate::handle::{DiskHandle, is_write_through};
 use crate::limits::FULL_RETRY;
 use crate::text::shorten;
-use crate::{Error, Result};
+use crate::{Client, Error, Result};
 
 /// A disk and its state.
 #[derive(Debug, Clone, Serialize)]
@@ -106,6 +106,15 @@ impl Pool {
         info.snapshots = catalogue.snapshots(disk.id());
         info.clones = catalogue.clones(disk.id()).0;
         Ok(info)
+    }
+
+    /// Whether writes of these clients to a disk are durable when they are acknowledged.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]
+    pub fn is_write_through(&self, name: &str, client: Client) -> Result<bool> {
+        let disk = self.parts.catalogue.read().find(name)?;
+        Ok(is_write_through(&disk, Some(client), &self.parts.cx.config))
     }
 
     /// A disk without the numbers of its snapshots and clones.

@@ -1,15 +1,20 @@
 //! `[iscsi]`: portals, session limits and targets.
 
 use std::fs::File;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use forebay_store::rados::MAX_GROUPS;
 use serde::Deserialize;
 
-use super::ConfigError;
+use super::{ConfigError, PoolLocation};
 use crate::iscsi::Algorithm;
 use crate::modes;
 use crate::plane::ListenAddr;
 use crate::targets::{Chap, Initiator, IqnName, Lun, Secret, Target, TargetError};
+
+/// Most portals of a server that others tell to initiators.
+const MAX_PORTALS: usize = 16;
 
 /// Parses a portal: `HOST:PORT`.
 pub fn parse_portal(text: &str) -> Result<ListenAddr, String> {
@@ -32,6 +37,13 @@ pub struct IscsiSection {
     /// Portals.
     #[serde(default, deserialize_with = "portals")]
     pub listen: Vec<ListenAddr>,
+    /// Portals that other servers report to initiators; default: those of `listen` that are no wildcards.
+    pub portals: Option<Vec<SocketAddr>>,
+    /// What portals do while another server has the pool.
+    #[serde(default)]
+    pub while_standby: WhileStandby,
+    /// Target port group and portal group tag of this server.
+    pub port_group: Option<u16>,
     /// Maximum number of sessions.
     pub max_sessions: Option<usize>,
     /// Maximum number of sessions of one initiator.
@@ -98,6 +110,30 @@ pub struct InitiatorSection {
     pub luns: Option<Vec<u16>>,
 }
 
+/// What the portals of a server do while another server has the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WhileStandby {
+    /// They are not bound.
+    #[default]
+    Closed,
+    /// They redirect logins to the owner.
+    Redirect,
+    /// They serve sessions, whose units are in the state standby.
+    Alua,
+}
+
+/// The paths of a server to its pool, among those of other servers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IscsiPaths {
+    /// Portals that other servers report to initiators; those that are bound to specific addresses if `None`.
+    pub portals: Option<Vec<SocketAddr>>,
+    /// What the portals do while another server has the pool.
+    pub while_standby: WhileStandby,
+    /// Target port group.
+    pub group: u16,
+}
+
 /// Limits on sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionLimits {
@@ -122,6 +158,39 @@ impl IscsiSection {
             }
         }
         Ok(limits)
+    }
+
+    /// The paths of a server whose pool is in this location.
+    pub(super) fn paths(&self, location: &PoolLocation) -> Result<IscsiPaths, ConfigError> {
+        let bad = |option, value: String, why| Err(ConfigError::Value { option, value, why });
+        for (option, is_given) in [
+            ("[iscsi] while_standby", self.while_standby != WhileStandby::Closed),
+            ("[iscsi] portals", self.portals.is_some()),
+            ("[iscsi] port_group", self.port_group.is_some()),
+        ] {
+            if is_given && !matches!(location, PoolLocation::Rados(_)) {
+                return Err(ConfigError::NotInCeph(option));
+            }
+        }
+        let unusable = |portal: &&SocketAddr| portal.ip().is_unspecified() || portal.port() == 0;
+        if let Some(portal) = self.portals.iter().flatten().find(unusable) {
+            let why = "use addresses of this server alone, with their ports, such as 10.0.0.11:3260";
+            return bad("iscsi.portals", portal.to_string(), why);
+        }
+        if let Some(portals) = self.portals.as_ref().filter(|portals| portals.len() > MAX_PORTALS) {
+            return bad("iscsi.portals", format!("of {} addresses", portals.len()), "use at most 16");
+        }
+        let group = match self.port_group {
+            Some(group) if group == 0 || usize::from(group) > MAX_GROUPS => {
+                return bad("iscsi.port_group", group.to_string(), "use 1 to 16");
+            }
+            None if self.while_standby == WhileStandby::Alua => {
+                let why = "it needs 'port_group', a number from 1 to 16 that no other server of the pool has";
+                return bad("iscsi.while_standby", "alua".into(), why);
+            }
+            group => group.unwrap_or(1),
+        };
+        Ok(IscsiPaths { portals: self.portals.clone(), while_standby: self.while_standby, group })
     }
 
     pub(super) fn chap_algorithms(&self) -> Result<Vec<Algorithm>, ConfigError> {

@@ -198,6 +198,32 @@ fn the_api_listens_on_loopback_addresses_unless_remote_ones_are_allowed() {
 }
 
 #[test]
+fn iscsi_paths_are_validated() {
+    let in_ceph = "[store]\npool = 'rados:vms/desktops'\n[iscsi]\n";
+    let c = resolve(in_ceph, data()).unwrap();
+    assert_eq!(c.iscsi_paths, IscsiPaths { portals: None, while_standby: WhileStandby::Closed, group: 1 });
+    let all = "portals = ['10.0.0.1:3260', '[fd00::1]:3260']\nwhile_standby = 'alua'\nport_group = 16";
+    let paths = resolve(&format!("{in_ceph}{all}"), data()).unwrap().iscsi_paths;
+    assert_eq!((paths.portals.unwrap().len(), paths.group), (2, 16));
+    for (line, why) in [
+        ("while_standby = 'alua'", "port_group"),
+        ("while_standby = 'open'", "unknown variant"),
+        ("port_group = 0", "1 to 16"),
+        ("port_group = 17", "1 to 16"),
+        ("portals = ['0.0.0.0:3260']", "this server alone"),
+        ("portals = ['10.0.0.1:0']", "this server alone"),
+        ("portals = ['10.0.0.1']", "invalid"),
+    ] {
+        let error = resolve(&format!("{in_ceph}{line}"), data()).unwrap_err().to_string();
+        assert!(error.contains(why), "{line}: {error}");
+    }
+    for line in ["while_standby = 'redirect'", "portals = ['10.0.0.1:3260']", "port_group = 2"] {
+        let error = resolve(&format!("[iscsi]\n{line}"), data()).unwrap_err();
+        assert!(matches!(error, ConfigError::NotInCeph(_)), "{line}: {error}");
+    }
+}
+
+#[test]
 fn iscsi_portals_and_targets_are_validated() {
     let c = resolve("", data()).unwrap();
     let limits = SessionLimits { all: 2048, per_initiator: 64 };

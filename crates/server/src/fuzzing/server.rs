@@ -73,8 +73,10 @@ async fn start() -> Server {
     let units = Arc::new(Units::new());
     let limits = SessionLimits { all: 2048, per_initiator: 64 };
     let listen = [ListenAddr::Tcp("127.0.0.1:0".into())];
-    let algorithms = &Algorithm::ALL;
-    let taken = iscsi::listen(&mut plane, pool.clone(), targets, units, limits, algorithms, &listen).unwrap();
+    let groups = Arc::new(iscsi::PortGroups::new(1));
+    let settings = iscsi::Settings { limits, chap_algorithms: &Algorithm::ALL, groups, addresses: &listen };
+    let disks = iscsi::Disks::Own { pool: pool.clone(), units };
+    let taken = iscsi::listen(&mut plane, disks, targets.served().clone(), &settings).unwrap();
     let front: Arc<dyn FrontEnd> = Arc::new(Neighbour);
     plane.listen(&front, &[ListenAddr::Unix(neighbour.clone())]).unwrap();
     let plane = plane.run(1).unwrap();

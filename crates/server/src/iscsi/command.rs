@@ -13,7 +13,7 @@ use super::link::{CommandSlot, Link, Sent};
 use super::lun_map::LunMap;
 use super::task::{TASK_COST, Task, Tasks, moved, work};
 use crate::plane::{Charge, Kind, Output, Worker};
-use crate::scsi::{Nexus, NexusOwner as _, Response, absent};
+use crate::scsi::{Nexus, Response, absent};
 
 /// Most PDUs of one read that is answered at once; their headers fit into the room that the output reserves
 /// for them.
@@ -83,7 +83,7 @@ impl Commands {
             return self.respond(command, place, 0, &absent(&command.cdb, &[]), output);
         };
         let Some(nexus) = command.lun.number().and_then(|lun| luns.unit(lun)) else {
-            let response = absent(&command.cdb, &luns.luns());
+            let response = luns.without_nexus(command.lun.number(), &command.cdb);
             return self.respond(command, place, response.data_in.len() as u64, &response, output);
         };
         let admitted = match nexus.admit(&command.cdb) {

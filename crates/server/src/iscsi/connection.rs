@@ -66,7 +66,7 @@ async fn serve(worker: Rc<Worker>, context: Arc<Context>, client: Client) -> Res
     let Client { socket, admission, listener } = client;
     let (mut stream, (peer, local)) = tcp(socket)?;
     // Boxed, so that an idle connection does not keep its memory during the session.
-    let login = Box::pin(login(&mut stream, &context, peer, MemoryAccount::new(worker.memory())));
+    let login = Box::pin(login(&mut stream, &context, (peer, local), MemoryAccount::new(worker.memory())));
     let logged_in = match admission.negotiate(&worker, login).await {
         Err(Cut::Stopping) => return Ok(()),
         done => done??,

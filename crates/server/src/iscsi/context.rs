@@ -1,6 +1,7 @@
 //! The input of a connection, and of its session.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use forebay_engine::Pool;
@@ -8,19 +9,41 @@ use forebay_wire::iscsi::Parameters;
 
 use super::attempts::Attempts;
 use super::chap::Algorithm;
+use super::groups::PortGroups;
 use super::registry::{Registered, Registry};
+use super::standby::Standby;
 use crate::plane::{ListenAddr, Received};
-use crate::scsi::Units;
-use crate::targets::{Chap, IqnName, Target, Targets};
+use crate::scsi::{StandbyState, Units};
+use crate::targets::{Chap, IqnName, ServedTargets, Target};
 
-/// The group of all portals (RFC 7143, 13.9).
-pub(super) const PORTAL_GROUP: u16 = 1;
+/// What an initiator has observed of units in the state standby, by LUN.
+pub(super) type StandbyStates = BTreeMap<u16, StandbyState>;
+
+/// The disks that targets map.
+pub enum Disks {
+    /// Those of the pool that this server has.
+    Own {
+        /// The pool.
+        pool: Arc<Pool>,
+        /// Its units that are open.
+        units: Arc<Units>,
+    },
+    /// Those of a pool that another server has.
+    OfOther(Arc<Standby>),
+}
+
+impl Disks {
+    /// Whether another server has opened the pool.
+    pub(super) fn are_lost(&self) -> bool {
+        matches!(self, Disks::Own { pool, .. } if pool.is_fenced())
+    }
+}
 
 /// The input of each connection.
 pub(super) struct Context {
-    pub pool: Arc<Pool>,
-    pub targets: Arc<Targets>,
-    pub units: Arc<Units>,
+    pub disks: Disks,
+    pub targets: Arc<ServedTargets>,
+    pub groups: Arc<PortGroups>,
     pub registry: Arc<Registry>,
     pub attempts: Attempts,
     /// Hash functions that CHAP may use.
@@ -52,6 +75,8 @@ pub(super) struct Continued {
     /// The time of login, in Unix milliseconds.
     pub since_ms: u64,
     pub transfer_tag: u32,
+    /// The units of a session that began while another server had the pool, by LUN.
+    pub standby: Option<StandbyStates>,
     /// Dropped when the session has opened its units.
     #[expect(dead_code, reason = "held until it is dropped")]
     pub until_resumed: Arc<dyn Any + Send + Sync>,

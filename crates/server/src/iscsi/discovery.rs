@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use forebay_wire::iscsi::text;
 
-use super::context::{Context, PORTAL_GROUP};
+use super::context::Context;
 use crate::plane::ListenAddr;
 use crate::targets::{IqnName, Target};
 
@@ -20,6 +20,8 @@ pub(super) fn send_targets(
     out: &mut Vec<u8>,
 ) {
     let (snapshot, portals) = (context.targets.snapshot(), portals(context, local));
+    // Portals of servers that serve the targets in the state standby.
+    let others = context.groups.others();
     let named: Option<IqnName> = wanted.parse().ok();
     let is_wanted = |target: &Target| match (wanted, current) {
         ("All", None) => true,
@@ -28,8 +30,13 @@ pub(super) fn send_targets(
     };
     for target in snapshot.values().filter(|t| is_wanted(t) && t.admission(initiator).is_some()) {
         text::push(out, "TargetName", target.name.as_str());
-        for portal in &portals {
-            text::push(out, "TargetAddress", &format!("{portal},{PORTAL_GROUP}"));
+        for (group, portals) in [(context.groups.own(), &portals)]
+            .into_iter()
+            .chain(others.iter().map(|(group, portals)| (*group, portals)))
+        {
+            for portal in portals {
+                text::push(out, "TargetAddress", &format!("{portal},{group}"));
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use forebay_wire::iscsi::{Digests, Parameters};
 use serde::{Deserialize, Serialize};
 
-use super::context::{Context, Continued, LoggedIn};
+use super::context::{Context, Continued, LoggedIn, StandbyStates};
 use super::registry::Key;
 use crate::plane::Received;
 use crate::targets::{Chap, IqnName};
@@ -31,6 +31,9 @@ pub(super) struct HandedOver {
     pub transfer_tag: u32,
     /// The time of login, in Unix milliseconds.
     pub since_ms: u64,
+    /// The units of a session that began while another server had the pool; only within one process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<StandbyStates>,
 }
 
 /// The fields of [`Parameters`].
@@ -84,6 +87,7 @@ impl HandedOver {
             continued: Some(Continued {
                 since_ms: self.since_ms,
                 transfer_tag: self.transfer_tag,
+                standby: self.standby,
                 until_resumed: Arc::new(()),
             }),
         })

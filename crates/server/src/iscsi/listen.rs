@@ -3,42 +3,61 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use forebay_engine::Pool;
-
 use super::chap::Algorithm;
 use super::connection::Front;
-use super::context::Context;
+use super::context::{Context, Disks};
+use super::groups::PortGroups;
 use super::registry::Registry;
+use super::standby::Standby;
 use crate::config::SessionLimits;
 use crate::plane::{FrontEnd, ListenAddr, ListenError, Plane};
 use crate::scsi::Units;
-use crate::targets::Targets;
+use crate::targets::{ServedTargets, Targets};
+
+/// Settings of the iSCSI target.
+pub struct Settings<'a> {
+    /// Limits on sessions.
+    pub limits: SessionLimits,
+    /// Hash functions that CHAP may use.
+    pub chap_algorithms: &'a [Algorithm],
+    /// The target port groups of the pool.
+    pub groups: Arc<PortGroups>,
+    /// Addresses to listen on.
+    pub addresses: &'a [ListenAddr],
+}
 
 /// Binds the addresses and lets the data plane serve targets over iSCSI. Returns the addresses with the
 /// actual ports.
 pub fn listen(
     plane: &mut Plane,
-    pool: Arc<Pool>,
-    targets: Arc<Targets>,
-    units: Arc<Units>,
-    limits: SessionLimits,
-    chap_algorithms: &[Algorithm],
-    addresses: &[ListenAddr],
+    disks: Disks,
+    targets: Arc<ServedTargets>,
+    settings: &Settings<'_>,
 ) -> Result<Vec<ListenAddr>, ListenError> {
     let context = Arc::new(Context {
-        pool,
+        disks,
         targets,
-        units,
-        registry: Registry::new(limits),
+        groups: settings.groups.clone(),
+        registry: Registry::new(settings.limits),
         attempts: Default::default(),
-        chap_algorithms: chap_algorithms.to_vec(),
+        chap_algorithms: settings.chap_algorithms.to_vec(),
         portals: Default::default(),
     });
     let front: Arc<dyn FrontEnd> = Arc::new(Front(context.clone()));
-    let bound = plane.listen(&front, addresses)?;
+    let bound = plane.listen(&front, settings.addresses)?;
     // This is the only call, and precedes the first connection: those are served once the plane runs.
     let _ = context.portals.set(bound.clone());
     Ok(bound)
+}
+
+/// As [`listen`], for a server that waits for the pool of another one.
+pub fn listen_as_standby(
+    plane: &mut Plane,
+    standby: Arc<Standby>,
+    settings: &Settings<'_>,
+) -> Result<Vec<ListenAddr>, ListenError> {
+    let targets = standby.targets().clone();
+    listen(plane, Disks::OfOther(standby), targets, settings)
 }
 
 /// Releases disks that no target maps any more: otherwise registrations of absent initiators hold them open.

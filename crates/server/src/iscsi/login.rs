@@ -9,7 +9,8 @@ use forebay_wire::iscsi::{Digests, Login, Negotiator, ProtocolError, Step, decod
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::context::{Context, LoggedIn, PORTAL_GROUP};
+use super::authentication::value;
+use super::context::{Context, Disks, LoggedIn};
 use super::errors::End;
 use super::leading::Leading;
 use super::limits::{MAX_LOGIN_SEGMENT, OFFER, WINDOW};
@@ -31,13 +32,14 @@ const DISCOVERY_TSIH: u16 = 1;
 pub(super) async fn login(
     stream: &mut TcpStream,
     context: &Context,
-    peer: SocketAddr,
+    (peer, local): (SocketAddr, SocketAddr),
     account: Rc<MemoryAccount>,
 ) -> Result<LoggedIn, End> {
     let phase = LoginPhase {
         stream,
         context,
         peer: peer.ip(),
+        local,
         received: Vec::new(),
         stat_sn: 1,
         leading: None,
@@ -53,6 +55,8 @@ struct LoginPhase<'a> {
     stream: &'a mut TcpStream,
     context: &'a Context,
     peer: IpAddr,
+    /// The address that the initiator connected to.
+    local: SocketAddr,
     received: Vec<u8>,
     stat_sn: u32,
     leading: Option<Leading>,
@@ -89,7 +93,11 @@ impl LoginPhase<'_> {
             let mut answer = Vec::new();
             let transit = match self.answer(header, &text, &mut answer).await {
                 Ok(transit) => transit,
-                Err(status) => return Err(self.refuse(header, status).await),
+                Err(status) => {
+                    // An answer that was begun is incomplete, except the address of a redirection.
+                    let said = if status == LoginStatus::TargetMoved { &answer[..] } else { &[] };
+                    return Err(self.refuse_with(header, status, said).await);
+                }
             };
             if transit && header.stages.1 == FULL_FEATURE {
                 return self.finish(header, &answer).await;
@@ -105,7 +113,7 @@ impl LoginPhase<'_> {
         };
         let session = match leading.target {
             None => None,
-            Some(_) if self.context.pool.is_fenced() => {
+            Some(_) if self.context.disks.are_lost() => {
                 return Err(self.refuse(header, LoginStatus::ServiceUnavailable).await);
             }
             Some(target) => {
@@ -203,19 +211,37 @@ impl LoginPhase<'_> {
 
     /// Sends a refusal.
     async fn refuse(&mut self, header: Header, status: LoginStatus) -> End {
+        self.refuse_with(header, status, &[]).await
+    }
+
+    async fn refuse_with(&mut self, header: Header, status: LoginStatus, said: &[u8]) -> End {
         // If this fails, the initiator sees the connection close.
-        let _ = self.respond(header, false, status, 0, &[]).await;
+        let _ = self.respond(header, false, status, 0, said).await;
         let initiator = self.leading.as_ref().map(|l| l.initiator.to_string());
         End::LoginRefused { status, initiator: initiator.unwrap_or_else(|| "an initiator".into()) }
+    }
+
+    /// Redirects the initiator to the owner of a pool for which this server waits, unless it serves sessions
+    /// itself. The answer does not depend on names, so it does not reveal targets.
+    async fn redirect(&self, pairs: &[(&str, &str)], out: &mut Vec<u8>) -> Result<(), LoginStatus> {
+        let Disks::OfOther(standby) = &self.context.disks else { return Ok(()) };
+        if value(pairs, "InitiatorName").is_none() {
+            return Err(LoginStatus::MissingParameter);
+        }
+        let Some(portal) = standby.admit(self.local).await? else { return Ok(()) };
+        // Without a portal group tag (RFC 7143, 13.8).
+        text::push(out, "TargetAddress", &portal.to_string());
+        Err(LoginStatus::TargetMoved)
     }
 
     /// Answers a complete text. Returns whether the login proceeds to the next stage.
     async fn answer(&mut self, header: Header, text: &[u8], out: &mut Vec<u8>) -> Result<bool, LoginStatus> {
         let pairs = text::parse(text).map_err(|_| LoginStatus::InitiatorError)?;
         if self.leading.is_none() {
+            self.redirect(&pairs, out).await?;
             let leading = Leading::new(self.context, self.peer, header.isid, &pairs)?;
             if leading.target.is_some() {
-                text::push(out, "TargetPortalGroupTag", &PORTAL_GROUP.to_string());
+                text::push(out, "TargetPortalGroupTag", &self.context.groups.own().to_string());
             }
             self.leading = Some(leading);
         }

@@ -5,22 +5,62 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
+use forebay_wire::scsi::PortGroup;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::context::{Context, PORTAL_GROUP};
-use crate::scsi::{AbortTasks, Nexus, NexusOwner, Port, Settings, UnitAttention};
+use super::context::{Context, Disks, StandbyStates};
+use super::groups::relative_port;
+use super::standby::Standby;
+use crate::scsi::{
+    AbortTasks, Nexus, NexusOwner, Port, Response, Settings, StandbyUnit, Surroundings, UnitAttention, absent,
+};
 use crate::targets::{Chap, IqnName, Lun, Target};
+
+/// The access of a session to a unit.
+#[derive(Clone)]
+enum Access {
+    Nexus(Arc<Nexus>),
+    /// Another server has the pool.
+    Standby(Arc<StandbyUnit>),
+}
+
+impl Access {
+    fn nexus(&self) -> Option<&Arc<Nexus>> {
+        match self {
+            Access::Nexus(nexus) => Some(nexus),
+            Access::Standby(_) => None,
+        }
+    }
+
+    fn standby(&self) -> Option<&Arc<StandbyUnit>> {
+        match self {
+            Access::Nexus(_) => None,
+            Access::Standby(unit) => Some(unit),
+        }
+    }
+
+    fn note(&self, attention: UnitAttention) {
+        match self {
+            Access::Nexus(nexus) => nexus.note(attention),
+            Access::Standby(unit) => unit.note(attention),
+        }
+    }
+}
 
 /// The units of a session, by LUN. Shared with the units, which request aborts of commands through it.
 pub(super) struct LunMap {
     context: Arc<Context>,
     target: IqnName,
+    /// The number of the target.
+    number: u16,
     initiator: IqnName,
     /// The credentials with which the initiator authenticated itself, if it did.
     proved: Option<Chap>,
     port: Arc<Port>,
-    units: Mutex<BTreeMap<u16, (Lun, Arc<Nexus>)>>,
+    units: Mutex<BTreeMap<u16, (Lun, Access)>>,
+    /// The units before this server had the pool, until they are opened.
+    before: Mutex<Option<StandbyStates>>,
     /// The session has ended.
     left: AtomicBool,
     /// LUNs whose commands another nexus aborted.
@@ -33,24 +73,26 @@ impl LunMap {
     pub fn new(
         context: Arc<Context>,
         target: &Target,
-        initiator: IqnName,
-        isid: [u8; 6],
+        (initiator, isid): (IqnName, [u8; 6]),
         proved: Option<Chap>,
+        before: Option<StandbyStates>,
     ) -> Arc<LunMap> {
         let port = Port {
             initiator: initiator.to_string(),
             isid,
             target: target.name.to_string(),
-            tpgt: PORTAL_GROUP,
-            relative_port: target.number,
+            tpgt: context.groups.own(),
+            relative_port: relative_port(target.number, context.groups.own()),
         };
         Arc::new(LunMap {
             context,
             target: target.name.clone(),
             initiator,
             proved,
+            number: target.number,
             port: Arc::new(port),
             units: Mutex::default(),
+            before: Mutex::new(before),
             left: AtomicBool::new(false),
             aborted: Mutex::default(),
             abort: Notify::new(),
@@ -64,7 +106,34 @@ impl LunMap {
 
     /// The nexus of a LUN.
     pub fn unit(&self, lun: u16) -> Option<Arc<Nexus>> {
-        self.units.lock().get(&lun).map(|(_, nexus)| nexus.clone())
+        self.units.lock().get(&lun).and_then(|(_, access)| access.nexus().cloned())
+    }
+
+    /// The unit of a LUN, if another server has the pool.
+    pub fn standby_unit(&self, lun: u16) -> Option<Arc<StandbyUnit>> {
+        self.units.lock().get(&lun).and_then(|(_, access)| access.standby().cloned())
+    }
+
+    /// The response to a command for a LUN without a nexus.
+    pub fn without_nexus(&self, lun: Option<u16>, cdb: &[u8]) -> Response {
+        let luns = self.luns();
+        let found = lun.and_then(|lun| self.units.lock().get(&lun).cloned());
+        match (found, &self.context.disks) {
+            (Some((lun, Access::Standby(unit))), Disks::OfOther(standby)) => {
+                let groups = self.port_groups();
+                let around = Surroundings { facts: standby.disk(&lun.disk), luns: &luns, groups: &groups };
+                unit.answer(cdb, &around)
+            }
+            _ => absent(cdb, &luns),
+        }
+    }
+
+    /// The units in the state standby, for the time when this server has the pool; `None` if it has it.
+    pub fn standby_states(&self) -> Option<StandbyStates> {
+        let Disks::OfOther(_) = self.context.disks else { return None };
+        let units = self.units.lock();
+        let states = units.iter().filter_map(|(lun, (_, access))| Some((*lun, access.standby()?.state())));
+        Some(states.collect())
     }
 
     /// Releases all units at the end of the session, so that a session that replaces it starts without its
@@ -95,32 +164,58 @@ impl LunMap {
         let before = self.luns();
         self.units.lock().retain(|number, (lun, _)| wanted.get(number) == Some(&&*lun));
         for (number, lun) in wanted {
-            if self.unit(*number).is_none() {
+            if !self.units.lock().contains_key(number) {
                 self.add(*number, lun).await;
             }
         }
-        if !before.is_empty() && self.luns() != before {
-            self.nexuses().iter().for_each(|nexus| nexus.note(UnitAttention::LunsChanged));
+        let observed = self.resume_standby().unwrap_or(before);
+        if !observed.is_empty() && self.luns() != observed {
+            self.units.lock().values().for_each(|(_, access)| access.note(UnitAttention::LunsChanged));
         }
         true
     }
 
+    /// Gives units that were opened the state that the initiator observed while another server had the pool.
+    /// Returns the LUNs that it observed.
+    fn resume_standby(&self) -> Option<Vec<u16>> {
+        let before = self.before.lock().take()?;
+        for nexus in self.nexuses() {
+            if let Some(state) = before.get(&nexus.lun()) {
+                nexus.after_standby(state);
+            }
+        }
+        Some(before.into_keys().collect())
+    }
+
     /// Opens the unit of a LUN. If that fails, the LUN is left out.
     async fn add(self: &Arc<Self>, number: u16, lun: &Lun) {
-        let unit = match self.context.units.open(&self.context.pool, &lun.disk).await {
-            Ok(unit) => unit,
-            Err(error) => {
-                tracing::warn!(disk = lun.disk, target = %self.target, %error, "cannot serve a LUN");
-                return;
-            }
-        };
         let settings = Settings { lun: number, read_only: lun.read_only, write_back: lun.write_back };
-        let owner: Weak<LunMap> = Arc::downgrade(self);
-        let nexus = unit.join(self.port.clone(), settings, owner);
+        let access = match &self.context.disks {
+            Disks::Own { pool, units } => match units.open(pool, &lun.disk).await {
+                Ok(unit) => {
+                    let owner: Weak<LunMap> = Arc::downgrade(self);
+                    Access::Nexus(unit.join(self.port.clone(), settings, owner))
+                }
+                Err(error) => {
+                    tracing::warn!(disk = lun.disk, target = %self.target, %error, "cannot serve a LUN");
+                    return;
+                }
+            },
+            Disks::OfOther(standby) => match self.describe(standby, settings, &lun.disk) {
+                Some(unit) => Access::Standby(unit),
+                None => return,
+            },
+        };
         let mut units = self.units.lock();
         if !self.left.load(Relaxed) {
-            units.insert(number, (lun.clone(), nexus));
+            units.insert(number, (lun.clone(), access));
         }
+    }
+
+    /// A unit of a disk that another server has; `None` if that did not publish it.
+    fn describe(&self, standby: &Standby, settings: Settings, disk: &str) -> Option<Arc<StandbyUnit>> {
+        let facts = standby.disk(disk)?;
+        Some(Arc::new(StandbyUnit::new(self.port.clone(), settings, &facts)))
     }
 }
 
@@ -130,7 +225,11 @@ impl NexusOwner for LunMap {
     }
 
     fn nexuses(&self) -> Vec<Arc<Nexus>> {
-        self.units.lock().values().map(|(_, nexus)| nexus.clone()).collect()
+        self.units.lock().values().filter_map(|(_, access)| access.nexus().cloned()).collect()
+    }
+
+    fn port_groups(&self) -> Vec<PortGroup> {
+        self.context.groups.of_target(self.number)
     }
 }
 

@@ -7,7 +7,7 @@ use forebay_wire::iscsi::{Lun, TaskFunction};
 use super::command::Commands;
 use super::link::CommandSlot;
 use super::task::Task;
-use crate::scsi::NexusOwner as _;
+use crate::scsi::{NexusOwner as _, UnitAttention};
 
 /// Responses (11.6.1).
 const FUNCTION_COMPLETE: u8 = 0;
@@ -47,7 +47,16 @@ impl Commands {
             }
             (TaskFunction::TaskReassign, _) => answer(place, NO_REASSIGN),
             (TaskFunction::Other(_), _) => answer(place, NOT_SUPPORTED),
-            (_, None) => answer(place, NO_LUN),
+            (function, None) => {
+                // A unit of a pool that another server has: it has no commands in progress.
+                let Some(unit) = lun.number().and_then(|lun| luns.standby_unit(lun)) else {
+                    return answer(place, NO_LUN);
+                };
+                if let TaskFunction::LogicalUnitReset = function {
+                    unit.note(UnitAttention::Reset);
+                }
+                answer(place, FUNCTION_COMPLETE);
+            }
             (function, Some(unit)) => {
                 let on_unit = async move {
                     match function {

@@ -7,6 +7,9 @@
 //! sends PDUs. `lun_map` holds the units that the initiator sees; `watch` reports events that the initiator
 //! does not cause. `handover` passes sessions to another process.
 //!
+//! A server that waits for a pool in Ceph can redirect logins to the pool's owner, or serve sessions in the
+//! state standby (`standby`), by the `notice` of the owner. `groups` are the servers' target port groups.
+//!
 //! `context` is the input of a connection and of a session, `limits` their limits, `errors` the reasons why a
 //! connection ends. `listen` starts it all.
 
@@ -19,6 +22,7 @@ mod context;
 mod discovery;
 mod errors;
 mod gather;
+mod groups;
 mod handover;
 mod leading;
 mod limits;
@@ -27,11 +31,17 @@ mod listen;
 mod login;
 mod lun_map;
 mod management;
+mod notice;
 mod registry;
 mod session;
+mod standby;
 mod task;
 mod text;
 mod watch;
 
 pub use chap::Algorithm;
-pub use listen::{follow, listen};
+pub use context::Disks;
+pub use groups::PortGroups;
+pub use listen::{Settings, follow, listen, listen_as_standby};
+pub use notice::{Notice, Record, portals_of};
+pub use standby::Standby;

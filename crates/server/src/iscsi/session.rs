@@ -56,7 +56,7 @@ pub(super) async fn session(
     worker: Rc<Worker>,
     context: Arc<Context>,
     stream: TcpStream,
-    login: LoggedIn,
+    mut login: LoggedIn,
     (peer, local): (SocketAddr, SocketAddr),
     discovery_idle: Option<Duration>,
 ) -> Result<Ended, End> {
@@ -72,7 +72,8 @@ pub(super) async fn session(
     let (mut luns, mut listed, mut end) = (None, None, None);
     if let Some((target, registered)) = &login.session {
         let (initiator, proved) = (login.initiator.clone(), login.proved.clone());
-        let map = LunMap::new(context.clone(), target, initiator.clone(), login.isid, proved);
+        let before = login.continued.as_mut().and_then(|continued| continued.standby.take());
+        let map = LunMap::new(context.clone(), target, (initiator.clone(), login.isid), proved, before);
         if !map.refresh().await {
             return Err(End::Ended(NOT_ADMITTED));
         }
@@ -98,6 +99,7 @@ pub(super) async fn session(
         exp_cmd_sn: login.exp_cmd_sn,
         transfer_tag: 0,
         since_ms,
+        standby: None,
     });
     let session = Session {
         worker: worker.clone(),
@@ -183,7 +185,8 @@ impl Protocol for Session {
         let identity = self.identity.clone().filter(|_| !self.text.is_busy())?;
         let (stat_sn, exp_cmd_sn) = self.link.next_numbers();
         let transfer_tag = self.link.next_transfer_tag();
-        serde_json::to_value(HandedOver { stat_sn, exp_cmd_sn, transfer_tag, ..identity }).ok()
+        let standby = self.commands.luns.as_ref().and_then(|luns| luns.standby_states());
+        serde_json::to_value(HandedOver { stat_sn, exp_cmd_sn, transfer_tag, standby, ..identity }).ok()
     }
 
     fn attend(&mut self, _: &mut task::Context<'_>, output: &mut Output) -> Result<(), End> {

@@ -30,6 +30,8 @@ pub enum UnitAttention {
     Threshold,
     /// The unit has become ready.
     Ready,
+    /// The access state of the target port changed.
+    AccessState,
 }
 
 impl UnitAttention {
@@ -48,6 +50,7 @@ impl UnitAttention {
             UnitAttention::LunsChanged => codes::REPORTED_LUNS_CHANGED,
             UnitAttention::Threshold => codes::THIN_PROVISIONING_THRESHOLD,
             UnitAttention::Ready => codes::MEDIUM_MAY_HAVE_CHANGED,
+            UnitAttention::AccessState => codes::ACCESS_STATE_CHANGED,
         }
     }
 

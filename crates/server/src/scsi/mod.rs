@@ -8,7 +8,7 @@
 //! (`medium` those changes that depend on the contents), `copy` copies them. A request to abort commands of
 //! other nexuses waits for those that change the unit (`underway`). `admin` shows and clears reservations for
 //! administrators. `errors` maps engine errors to sense data. `handover` passes the state of units to another
-//! process.
+//! process. `standby` is a unit of a pool that another server has.
 //!
 //! Locks are short, are not held across an await, and are not held during a call to a transport. The order in
 //! which they may be taken: a unit's reservations, its reserver, its members, a member's attentions.
@@ -27,6 +27,7 @@ mod perform;
 mod port;
 mod reserve;
 mod response;
+mod standby;
 mod stored;
 mod tokens;
 mod underway;
@@ -41,6 +42,7 @@ pub use member::AbortTasks;
 pub use nexus::{Admitted, Nexus, NexusOwner};
 pub use port::{Port, Settings};
 pub use response::{Response, absent};
+pub use standby::{StandbyState, StandbyUnit, Surroundings, UnitFacts};
 pub use underway::Underway;
 pub use unit::LogicalUnit;
 pub use units::Units;

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Acquire;
 use std::sync::{Arc, Weak};
 
 use forebay_engine::{DiskHandle, Error};
-use forebay_wire::scsi::{Request, Rules, Sense, SenseKey, codes};
+use forebay_wire::scsi::{PortGroup, Request, Rules, Sense, SenseKey, codes};
 use parking_lot::Mutex;
 
 use super::attention::UnitAttention;
@@ -18,6 +18,7 @@ use super::member::{AbortTasks, Member};
 use super::outcomes::Outcomes;
 use super::port::{Port, Settings};
 use super::response::Response;
+use super::standby::StandbyState;
 use super::underway::Underway;
 use super::unit::{HAS_TOKENS, LogicalUnit, NOT_READY, PROTECTED, RESERVED};
 
@@ -27,6 +28,8 @@ pub trait NexusOwner: AbortTasks {
     fn luns(&self) -> Vec<u16>;
     /// The session's nexuses; third-party copies can name their units.
     fn nexuses(&self) -> Vec<Arc<Nexus>>;
+    /// The groups of the target's ports, with their states.
+    fn port_groups(&self) -> Vec<PortGroup>;
 }
 
 /// An I_T_L nexus. Dropping it leaves the unit: RESERVE is released, registrations stay.
@@ -79,6 +82,11 @@ impl Nexus {
     /// The unit.
     pub fn unit(&self) -> &Arc<LogicalUnit> {
         &self.unit
+    }
+
+    /// Its logical unit number.
+    pub fn lun(&self) -> u16 {
+        self.settings.lun
     }
 
     /// The initiator port and target port that it connects.
@@ -208,6 +216,17 @@ impl Nexus {
     pub async fn clear_task_set(&self) {
         if !self.read_only {
             self.unit.clear_task_set(&self.member).await;
+        }
+    }
+
+    /// Continues a nexus of a session that began while another server had the pool: its initiator is
+    /// informed of what has changed, instead of a power-on condition.
+    pub fn after_standby(&self, state: &StandbyState) {
+        self.member.forget(UnitAttention::PowerOn);
+        state.attentions.iter().for_each(|attention| self.note(*attention));
+        self.note(UnitAttention::AccessState);
+        if state.size != self.disk().size() {
+            self.note(UnitAttention::CapacityChanged);
         }
     }
 

@@ -2,9 +2,9 @@
 
 use forebay_engine::Result;
 use forebay_wire::scsi::{
-    OpcodeQuery, PortIdentity, Request, ReserveOut, ReserveParameters, Sense, SenseKey, VpdPage, capacity10,
-    capacity16, codes, copy_parameters, mode_select, mode_sense, opcodes_all, opcodes_one, report_luns,
-    standard_inquiry, target_port_groups, task_management_functions, vpd_page,
+    OpcodeQuery, Request, ReserveOut, ReserveParameters, Sense, SenseKey, VpdPage, capacity10, capacity16,
+    codes, copy_parameters, mode_select, mode_sense, opcodes_all, opcodes_one, report_luns, standard_inquiry,
+    target_port_groups, task_management_functions, vpd_page,
 };
 
 use super::attention::UnitAttention;
@@ -93,8 +93,8 @@ impl Nexus {
             CopyParameters { allocation } => Response::data(copy_parameters(), allocation),
             TokenInformation { list, allocation } => self.token_information(list, allocation),
             TargetPortGroups { allocation } => {
-                let port = self.port();
-                Response::data(target_port_groups(port.tpgt, port.relative_port), allocation)
+                let groups = self.owner.upgrade().map_or(Vec::new(), |session| session.port_groups());
+                Response::data(target_port_groups(&groups), allocation)
             }
             SupportedOpcodes { query, timeouts, allocation } => match query {
                 OpcodeQuery::All => Response::data(opcodes_all(timeouts), allocation),
@@ -120,7 +120,7 @@ impl Nexus {
         let port = self.port();
         let about = VpdPage {
             identity: *self.unit.identity(),
-            port: PortIdentity { target: &port.target, group: port.tpgt, relative: port.relative_port },
+            port: port.identity(),
             volatile_cache: self.unit.is_cache_volatile(self.settings.write_back),
         };
         match vpd_page(code, &about) {

@@ -1,5 +1,7 @@
 //! The two ends of an I_T nexus, and how a unit is mapped for it.
 
+use forebay_wire::scsi::PortIdentity;
+
 /// An I_T nexus: an initiator port and a target port.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -17,6 +19,11 @@ pub struct Port {
 }
 
 impl Port {
+    /// The target port, as initiators see it.
+    pub(super) fn identity(&self) -> PortIdentity<'_> {
+        PortIdentity { target: &self.target, group: self.tpgt, relative: self.relative_port }
+    }
+
     /// Whether both are the same nexus; a new session can establish it again (RFC 7143, "SCSI architecture
     /// model").
     pub(super) fn is(&self, other: &Port) -> bool {

@@ -34,12 +34,14 @@ mod memory;
 mod notify;
 mod open;
 mod pressure;
+mod publish;
 mod reopen;
 mod replace;
 mod services;
 mod signals;
 mod socket;
 mod sockets;
+mod standby;
 mod store;
 mod timer;
 mod upgrade;
@@ -53,15 +55,17 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::Pool;
 use forebay_store::rados::PoolConnection;
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use crate::config::{PoolLocation, ServeConfig};
+use crate::config::{PoolLocation, RadosPool, ServeConfig, WhileStandby};
 use crate::control::{Control, ControlError, Handover, NewOwner, ServerRequest, Upgrade, Upgraded};
+use crate::iscsi::PortGroups;
 use crate::nbd;
-use crate::plane::{ListenAddr, ListenError};
+use crate::plane::{Bound, ListenAddr, ListenError};
 use descriptors::Descriptors;
 use handover::{hand_over, last_replies, stand_by_again};
 pub use host::EngineThread;
@@ -73,6 +77,7 @@ use replace::{Outcome, Resumption, replace};
 use services::{Prepared, Services};
 use signals::Signals;
 use sockets::Sockets;
+use standby::StandbyPortals;
 use store::Opened;
 use upgrade::{Binary, HandedOver, Successor};
 
@@ -215,9 +220,15 @@ async fn start(
     inherited: Inherited,
 ) -> Result<(), ServeError> {
     let mut server = Server::new(config, binary)?;
-    let Some((store, mut sockets)) = server.open_store_and_bind(inherited).await? else { return Ok(()) };
+    let Some((store, mut sockets, portals)) = server.open_store_and_bind(inherited).await? else {
+        return Ok(());
+    };
     let open = server.open_pool(store).await?;
-    let prepared = server.prepare(&open, &sockets, HandedOver::default()).await?;
+    let state = match portals {
+        Some(portals) => portals.hand_over().await,
+        None => HandedOver::default(),
+    };
+    let prepared = server.prepare(&open, &sockets, state).await?;
     let services = prepared.run(server.upgrades.clone())?;
     sockets.publish()?;
     open.announce_serving();
@@ -257,6 +268,8 @@ struct Server<'a> {
     binary: Binary,
     descriptors: Descriptors,
     engine: Arc<EngineThread>,
+    /// The target port groups of the pool.
+    groups: Arc<PortGroups>,
     signals: Signals,
     /// SIGUSR2.
     upgrade_signal: Signal,
@@ -321,7 +334,18 @@ impl Server<'_> {
         store::prepare_data(config)?;
         let engine = Arc::new(EngineThread::retaining(&config.memory_dir, config.cores)?);
         let (upgrades, requests) = mpsc::channel(1);
-        Ok(Server { config, binary, descriptors, engine, signals, upgrade_signal, upgrades, requests })
+        let groups = Arc::new(PortGroups::new(config.iscsi_paths.group));
+        Ok(Server {
+            config,
+            binary,
+            descriptors,
+            engine,
+            groups,
+            signals,
+            upgrade_signal,
+            upgrades,
+            requests,
+        })
     }
 
     async fn open_store(&self, path: &Path) -> Result<Opened, ServeError> {
@@ -336,26 +360,73 @@ impl Server<'_> {
     }
 
     /// Opens the store, and binds the sockets. `None` if a signal to stop arrives while another server holds
-    /// the pool.
+    /// the pool. The portals that were served until then are returned as well.
     async fn open_store_and_bind(
         &mut self,
-        inherited: Inherited,
-    ) -> Result<Option<(Arc<Lease>, Sockets)>, ServeError> {
-        let (config, host) = (self.config, self.engine.host());
+        mut inherited: Inherited,
+    ) -> Result<Option<(Arc<Lease>, Sockets, Option<StandbyPortals>)>, ServeError> {
+        let (config, none) = (self.config, Bound::default());
         let pool = match &config.location {
             PoolLocation::Rados(pool) => pool,
             PoolLocation::Directory(path) => {
                 // Creating a store requires an empty directory, and the sockets may be in the same one.
                 let store = Lease::new(self.open_store(path).await?);
-                return Ok(Some((store, Sockets::bind(config, inherited)?)));
+                return Ok(Some((store, Sockets::bind(config, inherited, none)?, None)));
             }
         };
+        if !config.standby {
+            let sockets = Sockets::bind(config, inherited, none)?;
+            let opened = self.wait_for_store(pool, None).await?;
+            return Ok(opened.map(|(store, _)| (store, sockets, None)));
+        }
         // The server that holds the pool may have the addresses of a standby.
-        let bound = if config.standby { Err(inherited) } else { Ok(Sockets::bind(config, inherited)?) };
+        let iscsi = match config.iscsi_paths.while_standby {
+            WhileStandby::Closed => None,
+            _ => Some(sockets::bind_iscsi(config, &mut inherited)?),
+        };
+        let Some((store, portals)) = self.wait_for_store(pool, iscsi.as_ref()).await? else {
+            return Ok(None);
+        };
+        let sockets = Sockets::bind(config, inherited, iscsi.unwrap_or_default())?;
+        Ok(Some((store, sockets, portals)))
+    }
+
+    /// Opens the store of a pool in Ceph. While another server holds it, clients of `iscsi` are served as a
+    /// standby does. `None` if a signal to stop arrives.
+    async fn wait_for_store(
+        &mut self,
+        pool: &RadosPool,
+        iscsi: Option<&Bound>,
+    ) -> Result<Option<(Arc<Lease>, Option<StandbyPortals>)>, ServeError> {
+        let (begins, begun) = oneshot::channel();
+        let begins = Mutex::new(Some(begins));
+        let waits = move || {
+            if let Some(begins) = begins.lock().take() {
+                // Without portals, nothing waits for it.
+                let _ = begins.send(());
+            }
+        };
+        let host = self.engine.host();
         let stop = pin!(self.signals.stop());
-        let Some(opened) = store::open_when_free(config, pool, host, stop).await? else { return Ok(None) };
-        let sockets = bound.or_else(|inherited| Sockets::bind(config, inherited))?;
-        Ok(Some((Lease::new(opened), sockets)))
+        let mut opening = pin!(store::open_when_free(self.config, pool, host, stop, waits));
+        let (opened, portals) = tokio::select! {
+            biased;
+            opened = &mut opening => (opened?, None),
+            Some(iscsi) = async { begun.await.ok().and(iscsi) } => {
+                let (descriptors, groups) = (&self.descriptors, &self.groups);
+                let portals = StandbyPortals::start(self.config, descriptors, pool, groups, iscsi.try_clone()?)?;
+                (opening.await?, Some(portals))
+            }
+        };
+        match (opened, portals) {
+            (Some(opened), portals) => Ok(Some((Lease::new(opened), portals))),
+            (None, portals) => {
+                if let Some(portals) = portals {
+                    portals.shutdown().await;
+                }
+                Ok(None)
+            }
+        }
     }
 
     async fn open_pool(&self, store: Arc<Lease>) -> Result<OpenPool, ServeError> {
@@ -376,8 +447,8 @@ impl Server<'_> {
         sockets: &Sockets,
         state: HandedOver,
     ) -> Result<Prepared, ServeError> {
-        Prepared::new(self.config, &self.descriptors, open.pool.clone(), open.store.gate(), sockets, state)
-            .await
+        let pool = (open.pool.clone(), &*open.store);
+        Prepared::new(self.config, &self.descriptors, pool, &self.groups, sockets, state).await
     }
 
     /// Serves until a stop signal, or until another process has taken over.

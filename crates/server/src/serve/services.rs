@@ -16,13 +16,15 @@ use super::ServeError;
 use super::capped::{Capped, stopped};
 use super::classes;
 use super::descriptors::Descriptors;
+use super::lease::Lease;
 use super::pressure;
-use super::sockets::Sockets;
+use super::publish::Publisher;
+use super::sockets::{Sockets, specific};
 use super::upgrade::{CacheCopy, HandedOver};
 use crate::api::{self, Origin};
 use crate::config::ServeConfig;
 use crate::control::{Control, ServerInfo, ServerRequest};
-use crate::iscsi;
+use crate::iscsi::{self, PortGroups};
 use crate::limits::LimitTable;
 use crate::nbd;
 use crate::plane::{ConnectionLimits, Gate, Handle, Plane};
@@ -52,6 +54,8 @@ pub(super) struct Prepared {
     api_connections: usize,
     /// A copy of the read cache of the former process.
     cache: Option<CacheCopy>,
+    /// For other servers of a pool in Ceph.
+    publisher: Option<Publisher>,
     /// Number of connections that continue.
     pub resumed: usize,
 }
@@ -73,11 +77,13 @@ impl Prepared {
     pub async fn new(
         config: &ServeConfig,
         descriptors: &Descriptors,
-        pool: Arc<Pool>,
-        gate: Gate,
+        (pool, store): (Arc<Pool>, &Lease),
+        groups: &Arc<PortGroups>,
         sockets: &Sockets,
         state: HandedOver,
     ) -> Result<Prepared, ServeError> {
+        groups.activate(groups.own());
+        let gate = store.gate();
         let targets = Arc::new(Targets::load(pool.clone()).await);
         if let Err(e) = targets.apply(&config.iscsi_targets).await {
             tracing::error!("cannot set up the iSCSI targets of the configuration: {e}");
@@ -93,13 +99,19 @@ impl Prepared {
         let nbd::Listening { addresses: nbd, certificates } = nbd::listen(&mut plane, &pool, &config.nbd)?;
         let iscsi = iscsi::listen(
             &mut plane,
-            pool.clone(),
-            targets.clone(),
-            units.clone(),
-            config.iscsi_limits,
-            &config.chap_algorithms,
-            &config.iscsi,
+            iscsi::Disks::Own { pool: pool.clone(), units: units.clone() },
+            targets.served().clone(),
+            &iscsi::Settings {
+                limits: config.iscsi_limits,
+                chap_algorithms: &config.chap_algorithms,
+                groups: groups.clone(),
+                addresses: &config.iscsi,
+            },
         )?;
+        let publisher = store.rados().filter(|_| !iscsi.is_empty()).map(|store| {
+            let (paths, bound) = (&config.iscsi_paths, specific(&iscsi));
+            Publisher::new(Arc::downgrade(&store), &pool, targets.served(), groups, paths, bound)
+        });
         let mut resumed = 0;
         for parked in state.connections {
             match plane.resume(parked) {
@@ -133,6 +145,7 @@ impl Prepared {
             http_hosts: config.http_hosts.clone(),
             api_connections: descriptors.control,
             cache: state.cache,
+            publisher,
             resumed,
         })
     }
@@ -147,12 +160,13 @@ impl Prepared {
         let control = Control::new(pool.clone(), targets.clone(), units.clone(), self.limits, self.info);
         control.accept_upgrades(upgrades);
         control.set_gate(self.gate);
-        let background = vec![
+        let mut background = vec![
             tokio::spawn(pressure::watch(pool)),
             tokio::spawn(iscsi::follow(targets, units.clone())),
             tokio::spawn(reload_on_hangup(self.certificates)?),
             tokio::spawn(classes::learn(control.clone())),
         ];
+        background.extend(self.publisher.map(|publisher| tokio::spawn(publisher.run())));
         let socket_listener = Capped::new(self.control_listener, self.api_connections, control.stopping());
         let mut listeners = vec![listen(socket_listener, &control, Origin::Socket, &[])];
         if let Some(listener) = self.http {
@@ -186,7 +200,7 @@ impl Services {
 }
 
 /// The limits of the configuration, lowered to the number of available descriptors.
-fn connection_limits(config: &ServeConfig, descriptors: &Descriptors) -> ConnectionLimits {
+pub(super) fn connection_limits(config: &ServeConfig, descriptors: &Descriptors) -> ConnectionLimits {
     let wanted = config.connections;
     let all = wanted.all.min(descriptors.clients);
     if all < wanted.all {

@@ -2,7 +2,7 @@
 //! that accept clients from them: clients that connect before wait in the kernel's queue. Services use
 //! clones, so in an upgrade the same sockets are passed to the successor.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use tokio::net::UnixListener;
@@ -23,6 +23,29 @@ pub(super) struct Sockets {
     files: Vec<Option<(u64, u64)>>,
 }
 
+/// The addresses that are not wildcards.
+pub(super) fn specific(addresses: &[ListenAddr]) -> Vec<SocketAddr> {
+    let specific = |address: &ListenAddr| match address {
+        ListenAddr::Tcp(text) => text.parse().ok().filter(|addr: &SocketAddr| !addr.ip().is_unspecified()),
+        ListenAddr::Unix(_) => None,
+    };
+    addresses.iter().filter_map(specific).collect()
+}
+
+/// Binds the addresses of iSCSI, except those of inherited sockets.
+pub(super) fn bind_iscsi(config: &ServeConfig, inherited: &mut Inherited) -> Result<Bound, ServeError> {
+    let mut bound = Bound::default();
+    for address in &config.iscsi {
+        bound.0.push((address.clone(), bind(inherited, "iscsi", address)?));
+    }
+    Ok(bound)
+}
+
+fn bind(inherited: &mut Inherited, service: &str, address: &ListenAddr) -> Result<Vec<Listener>, ServeError> {
+    let listeners = inherited.take(service, address);
+    if listeners.is_empty() { Ok(Listener::bind(address)?) } else { Ok(listeners) }
+}
+
 /// The data-plane addresses of a configuration, with the names of their services.
 fn data_addresses(config: &ServeConfig) -> impl Iterator<Item = (&'static str, &ListenAddr)> {
     let nbd = config.nbd.listeners.iter().flat_map(|l| &l.listen).map(|address| ("nbd", address));
@@ -34,8 +57,13 @@ fn http_address(config: &ServeConfig) -> Option<ListenAddr> {
 }
 
 impl Sockets {
-    /// Binds the addresses of the configuration, except those of inherited sockets.
-    pub fn bind(config: &ServeConfig, mut inherited: Inherited) -> Result<Sockets, ServeError> {
+    /// Binds the addresses of the configuration, except those of inherited sockets. `iscsi` are the listeners
+    /// of iSCSI that are bound already.
+    pub fn bind(
+        config: &ServeConfig,
+        mut inherited: Inherited,
+        mut iscsi: Bound,
+    ) -> Result<Sockets, ServeError> {
         let at_control = ListenAddr::Unix(config.socket.clone());
         let control = match inherited.take("control", &at_control).pop() {
             Some(Listener::Unix { listener, .. }) => ControlSocket::adopt(&config.socket, listener),
@@ -43,10 +71,11 @@ impl Sockets {
         };
         let mut data = Bound::default();
         for (service, address) in data_addresses(config) {
-            let mut listeners = inherited.take(service, address);
-            if listeners.is_empty() {
-                listeners = Listener::bind(address)?;
-            }
+            let bound = if service == "iscsi" { iscsi.take(address) } else { None };
+            let listeners = match bound {
+                Some(listeners) => listeners,
+                None => bind(&mut inherited, service, address)?,
+            };
             data.0.push((address.clone(), listeners));
         }
         let http = match (config.http, http_address(config)) {

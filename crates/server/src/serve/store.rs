@@ -63,19 +63,20 @@ pub(super) async fn connect(pool: &RadosPool) -> Result<Arc<PoolConnection>, Sto
 }
 
 /// As [`open`] for a pool in Ceph, but a standby waits while another server holds it. `None` if `stop`
-/// completes before.
+/// completes before. Calls `waits` when the wait begins.
 pub(super) async fn open_when_free(
     config: &ServeConfig,
     pool: &RadosPool,
     host: Arc<dyn Host>,
     stop: Pin<&mut (dyn Future<Output = ()> + '_)>,
+    waits: impl Fn() + Send + Sync + 'static,
 ) -> Result<Option<Opened>, ServeError> {
     let claim = if config.standby { Claim::Wait } else { Claim::IfFree };
     let (RadosPool { address, options }, name) = (pool.clone(), pool.address.to_string());
     let opening = move |stopped: &Stopped| {
         tracing::info!(pool = %name, "opening the pool");
         let connection = PoolConnection::new(&address, &options)?;
-        claim_pool(&connection, &name, claim, stopped)
+        claim_pool(&connection, &name, claim, stopped, &waits)
     };
     match claim::open(opening, stop).await.transpose() {
         Some(opened) => finish(opened, config, host).await.map(Some),
@@ -92,7 +93,7 @@ pub(super) async fn claim(
     stop: impl Future<Output = ()>,
 ) -> Result<Option<Opened>, ServeError> {
     let name = config.location.to_string();
-    let opening = move |stopped: &Stopped| claim_pool(&connection, &name, claim, stopped);
+    let opening = move |stopped: &Stopped| claim_pool(&connection, &name, claim, stopped, &|| ());
     match claim::open(opening, stop).await.transpose() {
         Some(opened) => finish(opened, config, host).await.map(Some),
         None => Ok(None),
@@ -124,10 +125,12 @@ fn claim_pool(
     pool: &str,
     claim: Claim,
     stopped: &Stopped,
+    waits: &(dyn Fn() + Sync),
 ) -> Result<Opened, StoreError> {
     let began = |owner: &str| {
         tracing::info!(%pool, %owner, "waiting for the pool: another server holds it");
         notify::notify("STATUS=standby: waiting for the pool");
+        waits();
     };
     let waiting = Waiting { is_cancelled: &|| stopped.get(), began: &began };
     let store = connection.claim(claim, &waiting)?;

@@ -22,6 +22,7 @@
 mod document;
 mod error;
 mod name;
+mod served;
 mod session;
 mod target;
 
@@ -29,12 +30,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_engine::{Pool, Role, SyncMode};
-use parking_lot::RwLock;
 use tokio::sync::watch;
 
 pub use error::TargetError;
 pub use name::{BadIqn, IqnName};
-use session::Sessions;
+pub use served::ServedTargets;
 pub use session::{SessionGuard, SessionInfo};
 pub use target::{Admission, Chap, Initiator, Lun, MAX_LUN, Secret, Target};
 
@@ -79,12 +79,10 @@ impl Table {
 /// The table of targets, and their sessions.
 pub struct Targets {
     pool: Arc<Pool>,
-    /// The visible targets.
-    served: RwLock<Arc<TargetMap>>,
+    /// The visible targets, and their sessions.
+    served: Arc<ServedTargets>,
     /// The contents of the document, or the reason why it cannot be read. The lock serialises changes.
     table: tokio::sync::Mutex<std::result::Result<Table, String>>,
-    changes: watch::Sender<u64>,
-    sessions: Sessions,
 }
 
 /// While this exists, a disk that was not mapped cannot be mapped.
@@ -100,28 +98,27 @@ impl Targets {
             tracing::error!("{}", TargetError::Unreadable(why.clone()));
         }
         let served = table.as_ref().map(|table| table.targets.clone()).unwrap_or_default();
-        Targets {
-            pool,
-            served: RwLock::new(Arc::new(served)),
-            table: tokio::sync::Mutex::new(table),
-            changes: watch::Sender::new(0),
-            sessions: Sessions::default(),
-        }
+        Targets { pool, served: Arc::new(ServedTargets::new(served)), table: tokio::sync::Mutex::new(table) }
+    }
+
+    /// The visible targets, for the front end.
+    pub fn served(&self) -> &Arc<ServedTargets> {
+        &self.served
     }
 
     /// All targets at present.
     pub fn snapshot(&self) -> Arc<TargetMap> {
-        self.served.read().clone()
+        self.served.snapshot()
     }
 
     /// One target at present.
     pub fn get(&self, name: &IqnName) -> Option<Arc<Target>> {
-        self.served.read().get(name).cloned()
+        self.served.get(name)
     }
 
     /// A channel that reports each change; its value is the number of changes.
     pub fn changed(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
+        self.served.changed()
     }
 
     /// Fails if the table could not be read.
@@ -137,12 +134,12 @@ impl Targets {
 
     /// Registers a session until the guard is dropped.
     pub fn session_began(&self, info: SessionInfo) -> SessionGuard {
-        self.sessions.begin(info)
+        self.served.session_began(info)
     }
 
     /// The sessions of a target, in the order of their login.
     pub fn sessions(&self, target: &IqnName) -> Vec<SessionInfo> {
-        self.sessions.list(|session| session.target == *target)
+        self.served.sessions(target)
     }
 
     /// Creates a target, and chooses its number.
@@ -338,9 +335,8 @@ impl Targets {
             return Ok(());
         }
         self.pool.set_document(document::NAME, Some(&document::encode(&changed))).await?;
-        *self.served.write() = Arc::new(changed.targets.clone());
+        self.served.replace(changed.targets.clone());
         *table = Ok(changed);
-        self.changes.send_modify(|count| *count += 1);
         Ok(())
     }
 }

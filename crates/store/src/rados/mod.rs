@@ -3,7 +3,7 @@
 //! Modules, lowest first: [`cluster`] declares what is needed of RADOS; [`librados`] and [`simulated`]
 //! implement it; [`header`] is the layout of the pool's objects; [`ownership`] argues why no late operation
 //! of an earlier owner has an effect; [`watch`], [`standby`] and [`handover`] decide when a server takes a
-//! pool; [`ops`] implements the contract.
+//! pool; [`ops`] implements the contract; [`notice`] is what owners tell others.
 
 mod cluster;
 mod connection;
@@ -11,6 +11,7 @@ mod growing;
 mod handover;
 mod header;
 pub mod librados;
+mod notice;
 mod ops;
 mod owner;
 mod ownership;
@@ -35,6 +36,7 @@ pub use self::connection::{HandedOver, Heir, PoolConnection};
 use self::growing::Growing;
 use self::header::{HeaderKeys, digits};
 use self::librados::LibradosCluster;
+pub use self::notice::{MAX_GROUPS, MAX_NOTICE, NoticeBoard, PoolView};
 use self::owner::Owner;
 use self::ownership::{BEAT_EVERY, announce_serving, beat, fence, invite, release, take, taking_failed};
 #[cfg(feature = "test-util")]

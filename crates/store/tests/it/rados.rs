@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{id, pattern, superblock};
-use forebay_store::rados::{Broken, Claim, RadosStore, SimulatedClient, SimulatedRados, World};
+use forebay_store::rados::{
+    Broken, Claim, MAX_NOTICE, NoticeBoard, PoolView, RadosStore, SimulatedClient, SimulatedRados, World,
+};
 use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
 use parking_lot::Mutex;
 
@@ -285,5 +287,45 @@ fn a_full_pool_refuses_appends_and_permits_deletions() {
         store.swap_superblock(&superblock(2)).await.unwrap();
         store.delete(id(1)).await.unwrap();
         store.append(id(3), 0, IoBuf::zeroed(4096), 4096).await.unwrap();
+    });
+}
+
+#[test]
+fn a_notice_is_that_of_the_present_owner() {
+    on_a_cluster(async |site| {
+        let mut board = NoticeBoard::simulated(site.rados.client());
+        assert_eq!(board.read().await, Ok(PoolView::default()), "there is no pool");
+        let first = site.open("a", Claim::IfFree).await.unwrap();
+        assert_eq!(board.read().await.unwrap().notice, None, "none was published");
+        first.publish(1, b"of a").await.unwrap();
+        board.announce(3, "of server 3").await.unwrap();
+        let seen = board.read().await.unwrap();
+        assert_eq!(seen.notice.unwrap()[..], *b"of a");
+        assert_eq!(seen.groups, [(3, "of server 3".to_owned())]);
+        first.publish(2, b"short").await.unwrap();
+        first.publish(3, b"long enough").await.unwrap();
+        first.publish(4, b"end").await.unwrap();
+        assert_eq!(board.read().await.unwrap().notice.unwrap()[..], *b"end");
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_ne!(board.read().await.unwrap().sign_of_life, seen.sign_of_life, "the owner lives");
+
+        // A paused owner, its successor, and what the former had begun.
+        site.rados.pause(2);
+        let late = first.publish(5, b"too late");
+        let second = site.open("b", Claim::Wait).await.unwrap();
+        assert_eq!(board.read().await.unwrap().notice, None, "of an earlier owner");
+        second.publish(1, b"of b").await.unwrap();
+        site.rados.resume(2);
+        assert_eq!(late.await, Err(StoreError::Fenced));
+        assert_eq!(board.read().await.unwrap().notice.unwrap()[..], *b"of b");
+
+        for number in [0, 17] {
+            assert!(matches!(
+                board.announce(number, "x").await,
+                Err(StoreError::Io { errno: libc::EINVAL, .. })
+            ));
+        }
+        let long = second.publish(2, &vec![0; MAX_NOTICE + 1]).await;
+        assert!(matches!(long, Err(StoreError::Io { errno: libc::EFBIG, .. })));
     });
 }

@@ -74,6 +74,8 @@ pub enum Reason {
 pub enum LoginStatus {
     /// The login proceeds.
     Success = 0x0000,
+    /// The initiator has to log in at another address, for now.
+    TargetMoved = 0x0101,
     /// An error of the initiator.
     InitiatorError = 0x0200,
     /// Authentication failed.

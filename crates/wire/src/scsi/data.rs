@@ -104,13 +104,38 @@ pub fn report_luns(luns: &[u16]) -> Vec<u8> {
     data
 }
 
-/// REPORT TARGET PORT GROUPS data: one group, active and optimised, with one port.
-pub fn target_port_groups(group: u16, relative_port: u16) -> Vec<u8> {
-    // Active/optimised is the only supported state.
-    let mut data = vec![0, 0, 0, 0, 0, 0x01];
-    data.put16(group);
-    data.extend_from_slice(&[0, 0, 0, 1, 0, 0]);
-    data.put16(relative_port);
+/// How a unit can be accessed through the ports of a group (SPC-4, "Target port asymmetric access states").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum AccessState {
+    /// Active/optimized: without restriction.
+    Optimized = 0x0,
+    /// Standby: only commands that describe the unit.
+    Standby = 0x2,
+}
+
+/// A group of target ports, with the one port of it that belongs to a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortGroup {
+    /// Target port group identifier.
+    pub group: u16,
+    /// The state of its ports.
+    pub state: AccessState,
+    /// Relative target port identifier.
+    pub relative_port: u16,
+}
+
+/// REPORT TARGET PORT GROUPS data.
+pub fn target_port_groups(groups: &[PortGroup]) -> Vec<u8> {
+    // Supported states: active/optimized, and standby if there is another group.
+    let (supported, changed_implicitly) = if groups.len() > 1 { (0x05, 2) } else { (0x01, 0) };
+    let mut data = vec![0; 4];
+    for PortGroup { group, state, relative_port } in groups {
+        data.extend_from_slice(&[*state as u8, supported]);
+        data.put16(*group);
+        data.extend_from_slice(&[0, changed_implicitly, 0, 1, 0, 0]);
+        data.put16(*relative_port);
+    }
     set_length(&mut data, 0, 4);
     data
 }
@@ -163,7 +188,13 @@ mod tests {
         assert_eq!(report_luns(&[])[..], [0; 8]);
         let luns = report_luns(&[1, 300]);
         assert_eq!((luns[3], &luns[8..10], &luns[16..18]), (16, &[0, 1][..], &[0x41, 44][..]));
-        let groups = target_port_groups(1, 2);
+        let one = PortGroup { group: 1, state: AccessState::Optimized, relative_port: 2 };
+        let groups = target_port_groups(&[one]);
         assert_eq!(groups, [0, 0, 0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 2]);
+        let other = PortGroup { group: 3, state: AccessState::Standby, relative_port: 0x2002 };
+        let groups = target_port_groups(&[one, other]);
+        let first = [0, 5, 0, 1, 0, 2, 0, 1, 0, 0, 0, 2];
+        let second = [2, 5, 0, 3, 0, 2, 0, 1, 0, 0, 0x20, 2];
+        assert_eq!(groups, [&[0, 0, 0, 24][..], &first, &second].concat());
     }
 }

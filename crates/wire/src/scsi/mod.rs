@@ -29,7 +29,8 @@ pub use copy::{
     CopyOutcome, CopySegment, Designator, copy_parameters, copy_status,
 };
 pub use data::{
-    BlockRange, LbaStatus, capacity10, capacity16, lba_status, report_luns, target_port_groups, unmap_list,
+    AccessState, BlockRange, LbaStatus, PortGroup, capacity10, capacity16, lba_status, report_luns,
+    target_port_groups, unmap_list,
 };
 pub use inquiry::standard_inquiry;
 pub use mode::{ModeState, mode_select, mode_sense};

@@ -44,6 +44,7 @@ pub mod codes {
         NO_ADDITIONAL_SENSE = 0x00, 0x00, "No additional information.";
         NOT_READY = 0x04, 0x00, "Logical unit not ready, cause not reportable.";
         MANUAL_INTERVENTION_REQUIRED = 0x04, 0x03, "Logical unit not ready, manual intervention required.";
+        STANDBY = 0x04, 0x0b, "Logical unit not accessible, target port in standby state.";
         INVALID_FIELD_IN_INFORMATION_UNIT = 0x0e, 0x03, "The expected data transfer length does not fit the CDB.";
         THIRD_PARTY_DEVICE_FAILURE = 0x0d, 0x01, "The source or destination of a copy failed.";
         COPY_TARGET_NOT_REACHABLE = 0x0d, 0x02, "The source or destination of a copy does not exist.";
@@ -75,6 +76,7 @@ pub mod codes {
         RESERVATIONS_PREEMPTED = 0x2a, 0x03, "By another nexus.";
         RESERVATIONS_RELEASED = 0x2a, 0x04, "By another nexus.";
         REGISTRATIONS_PREEMPTED = 0x2a, 0x05, "By another nexus.";
+        ACCESS_STATE_CHANGED = 0x2a, 0x06, "Asymmetric access state changed.";
         CAPACITY_CHANGED = 0x2a, 0x09, "The size of the unit has changed.";
         THIN_PROVISIONING_THRESHOLD = 0x38, 0x07, "The store is nearly full.";
         SAVING_NOT_SUPPORTED = 0x39, 0x00, "Mode pages cannot be saved.";

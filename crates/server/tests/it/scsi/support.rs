@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use forebay_engine::{Pool, PoolConfig, RemoteAnswers, SyncMode};
 use forebay_server::scsi::{AbortTasks, Nexus, NexusOwner, Port, Response, Settings, UnitAttention, Units};
 use forebay_store::MemoryStore;
-use forebay_wire::scsi::{Code, Request, Sense, SenseKey, Status};
+use forebay_wire::scsi::{AccessState, Code, PortGroup, Request, Sense, SenseKey, Status};
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 
@@ -96,6 +96,9 @@ impl NexusOwner for Shared {
     }
     fn nexuses(&self) -> Vec<Arc<Nexus>> {
         self.nexuses.lock().clone()
+    }
+    fn port_groups(&self) -> Vec<PortGroup> {
+        vec![PortGroup { group: 1, state: AccessState::Optimized, relative_port: 1 }]
     }
 }
 

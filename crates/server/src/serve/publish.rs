@@ -1,0 +1,131 @@
+//! What the owner of a pool in Ceph publishes for servers that wait for it ([`crate::iscsi::Notice`]).
+//!
+//! An edition is published when the targets change, and when a look at each interval finds another change,
+//! such as of the size of a disk. A failure is repaired by the next look.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use forebay_engine::Pool;
+use forebay_store::StoreError;
+use forebay_store::rados::{NoticeBoard, RadosStore};
+
+use super::standby::own_record;
+use crate::config::{IscsiPaths, WhileStandby};
+use crate::iscsi::{Notice, PortGroups, portals_of};
+use crate::targets::ServedTargets;
+
+/// Interval of looks for changes, and at what other servers announced.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Publishes for the owner of a pool.
+pub(super) struct Publisher {
+    store: Weak<RadosStore>,
+    pool: Weak<Pool>,
+    targets: Arc<ServedTargets>,
+    groups: Arc<PortGroups>,
+    paths: IscsiPaths,
+    portals: Vec<SocketAddr>,
+    /// What this server announces, in the state standby of another owner.
+    record: String,
+    /// The number of the last edition, and the edition that was published.
+    edition: u64,
+    published: Vec<u8>,
+    announced: bool,
+}
+
+impl Publisher {
+    /// A publisher of this pool. `bound` are the specific addresses of the portals.
+    pub fn new(
+        store: Weak<RadosStore>,
+        pool: &Arc<Pool>,
+        targets: &Arc<ServedTargets>,
+        groups: &Arc<PortGroups>,
+        paths: &IscsiPaths,
+        bound: Vec<SocketAddr>,
+    ) -> Publisher {
+        let record = own_record(paths, bound);
+        if record.portals.is_empty() {
+            tracing::info!("no portal is published for servers that wait for the pool: see [iscsi] portals");
+        }
+        Publisher {
+            store,
+            pool: Arc::downgrade(pool),
+            targets: targets.clone(),
+            groups: groups.clone(),
+            paths: paths.clone(),
+            portals: record.portals.clone(),
+            record: record.encode(),
+            edition: 0,
+            published: Vec::new(),
+            announced: false,
+        }
+    }
+
+    /// Publishes until the pool is closed or lost.
+    pub async fn run(mut self) {
+        let mut changed = self.targets.changed();
+        let mut failure = None;
+        loop {
+            changed.borrow_and_update();
+            match self.publish().await {
+                Ok(true) => failure = None,
+                Ok(false) | Err(StoreError::Fenced) => return,
+                Err(e) => {
+                    let error = Some(e.to_string());
+                    if error != failure {
+                        tracing::warn!(%e, "cannot publish the targets for servers that wait for the pool");
+                    }
+                    failure = error;
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                // The sender is in `self`.
+                _ = changed.changed() => {}
+            }
+        }
+    }
+
+    /// Publishes a new edition if anything has changed. False if the pool is closed.
+    async fn publish(&mut self) -> Result<bool, StoreError> {
+        let (published, board) = {
+            let (Some(store), Some(pool)) = (self.store.upgrade(), self.pool.upgrade()) else {
+                return Ok(false);
+            };
+            let notice = Notice::encode(self.paths.group, &self.portals, &self.targets, &pool);
+            let published = (notice != self.published).then(|| {
+                self.edition += 1;
+                (store.publish(self.edition, &notice), notice)
+            });
+            // The store must not be kept open while the cluster does not answer.
+            (published, store.notice_board())
+        };
+        if let Some((done, notice)) = published {
+            done.await?;
+            self.published = notice;
+        }
+        self.exchange(board).await?;
+        Ok(true)
+    }
+
+    /// Learns of other servers, and announces this one for the time when it does not have the pool.
+    async fn exchange(&mut self, board: NoticeBoard) -> Result<(), StoreError> {
+        let groups = board.read_groups().await?;
+        self.groups.set_others(portals_of(&groups));
+        if self.paths.while_standby != WhileStandby::Alua {
+            return Ok(());
+        }
+        let group = self.paths.group;
+        let recorded = groups.iter().find(|(number, _)| *number == group);
+        if recorded.is_none_or(|(_, text)| *text != self.record) {
+            if self.announced {
+                tracing::error!(group, "another server of the pool has the same [iscsi] port_group");
+            }
+            board.announce(group, &self.record).await?;
+            self.announced = true;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,193 @@
+//! The notice of a pool: what its owner publishes for servers that do not own it.
+//!
+//! ```text
+//! object notice      attribute term      of the owner that wrote the bytes
+//!                    attribute edition   term, number of the edition and length of the bytes
+//!                    attribute group.N   what server N announces, for N from 1 to 16
+//!                    bytes               the notice, which this crate does not interpret
+//! ```
+//!
+//! **Not the truth.** A notice is older than the state that it describes, and a server that lost the pool can
+//! replace it until its successor has published one. So no server decides by it what a client may do with the
+//! contents of a disk; the owner does, by the pool itself. From the successor's first edition on, writes of
+//! earlier terms have no effect.
+
+use std::sync::Arc;
+
+use super::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
+use super::header::{Header, TERM, digits};
+use super::librados::LibradosCluster;
+use super::{RadosAddress, RadosOptions, RadosStore, store_error};
+use crate::{BoxFuture, IoBuf, Result, StoreError};
+
+const NOTICE: &str = "notice";
+const EDITION: &str = "edition";
+/// Attributes of the servers, by number.
+const GROUPS: [&str; MAX_GROUPS] = [
+    "group.1", "group.2", "group.3", "group.4", "group.5", "group.6", "group.7", "group.8", "group.9",
+    "group.10", "group.11", "group.12", "group.13", "group.14", "group.15", "group.16",
+];
+/// Highest number of a server that announces.
+pub const MAX_GROUPS: usize = 16;
+/// Longest notice.
+pub const MAX_NOTICE: usize = 16 << 20;
+
+/// The state of a pool, as servers see it that do not own it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PoolView {
+    /// The term of the owner, and what changes while it is alive. Empty if the pool has no owner.
+    pub sign_of_life: String,
+    /// The bytes of the notice, if the present owner wrote it.
+    pub notice: Option<Arc<Vec<u8>>>,
+    /// what servers announce, with their numbers.
+    pub groups: Vec<(u16, String)>,
+}
+
+/// A connection to the notice of a pool.
+pub struct NoticeBoard {
+    cluster: Arc<dyn Cluster>,
+    /// The edition that was read last.
+    last: Option<(String, Arc<Vec<u8>>)>,
+}
+
+impl NoticeBoard {
+    /// Connects to the cluster. Blocks, for about 10 s if no monitor answers.
+    ///
+    /// # Errors
+    /// As [`RadosStore::open`].
+    pub fn connect(address: &RadosAddress, options: &RadosOptions) -> Result<NoticeBoard> {
+        Ok(NoticeBoard { cluster: LibradosCluster::connect(address, options)?, last: None })
+    }
+
+    /// Connects to a simulated cluster.
+    #[cfg(feature = "test-util")]
+    pub fn simulated(cluster: Arc<super::SimulatedClient>) -> NoticeBoard {
+        NoticeBoard { cluster, last: None }
+    }
+
+    /// Reads the state of the pool.
+    ///
+    /// # Errors
+    /// Those of the cluster; not if the pool or its notice is missing.
+    pub async fn read(&mut self) -> Result<PoolView> {
+        self.view().await.map_err(|e| store_error("reading the notice of the pool", e))
+    }
+
+    async fn view(&mut self) -> Answer<PoolView> {
+        let header = match Header::read(&*self.cluster).await {
+            Ok(header) => header,
+            Err(Errno(libc::ENOENT)) => return Ok(PoolView::default()),
+            Err(e) => return Err(e),
+        };
+        let term = digits(header.term);
+        let mut view = PoolView::default();
+        if !header.owner.is_empty() {
+            view.sign_of_life = format!("{term} {}", header.beat);
+        }
+        let seen = match self.cluster.contents(NOTICE, 0).await {
+            Ok(seen) => seen,
+            Err(Errno(libc::ENOENT)) => return Ok(view),
+            Err(e) => return Err(e),
+        };
+        view.groups = groups_in(&seen);
+        let edition = seen.attribute(EDITION);
+        if edition.split(' ').next() == Some(&term) {
+            view.notice = self.edition(edition).await?;
+        }
+        Ok(view)
+    }
+
+    /// Reads what servers announce only.
+    ///
+    /// # Errors
+    /// As [`NoticeBoard::read`].
+    pub async fn read_groups(&self) -> Result<Vec<(u16, String)>> {
+        match self.cluster.contents(NOTICE, 0).await {
+            Ok(seen) => Ok(groups_in(&seen)),
+            Err(Errno(libc::ENOENT)) => Ok(Vec::new()),
+            Err(e) => Err(store_error("reading the notice of the pool", e)),
+        }
+    }
+
+    /// The bytes of an edition; `None` if another one has replaced it.
+    async fn edition(&mut self, edition: String) -> Answer<Option<Arc<Vec<u8>>>> {
+        if let Some((last, bytes)) = &self.last
+            && *last == edition
+        {
+            return Ok(Some(bytes.clone()));
+        }
+        let len = edition.rsplit(' ').next().and_then(|len| len.parse().ok()).ok_or(Errno(libc::EUCLEAN))?;
+        if len > MAX_NOTICE {
+            return Err(Errno(libc::EFBIG));
+        }
+        let contents = self.cluster.contents(NOTICE, len).await?;
+        if contents.attribute(EDITION) != edition || contents.bytes.len() != len {
+            return Ok(None);
+        }
+        let bytes = Arc::new(contents.bytes);
+        self.last = Some((edition, bytes.clone()));
+        Ok(Some(bytes))
+    }
+
+    /// Announces to other servers `number`, from 1 to [`MAX_GROUPS`]. It stays when the
+    /// server ends.
+    ///
+    /// # Errors
+    /// Those of the cluster.
+    pub async fn announce(&self, number: u16, text: &str) -> Result<()> {
+        announce(&*self.cluster, number, text).await
+    }
+}
+
+fn groups_in(seen: &Contents) -> Vec<(u16, String)> {
+    let groups = (1..).zip(GROUPS).map(|(number, name)| (number, seen.attribute(name)));
+    groups.filter(|(_, text)| !text.is_empty()).collect()
+}
+
+async fn announce(cluster: &dyn Cluster, number: u16, text: &str) -> Result<()> {
+    let name = number.checked_sub(1).and_then(|index| GROUPS.get(usize::from(index)));
+    let name = name.ok_or_else(|| failed(Errno(libc::EINVAL)))?;
+    let steps = vec![Step::Set(name, text.to_owned())];
+    cluster.operate(NOTICE, steps, WhenFull::Proceed).await.map_err(failed)
+}
+
+fn failed(e: Errno) -> StoreError {
+    store_error("writing the notice of the pool", e)
+}
+
+impl RadosStore {
+    /// Publishes an edition of the notice. `edition` is higher than that of this owner's last one.
+    ///
+    /// # Errors
+    /// [`StoreError::Fenced`] if a later owner has published one; `EFBIG` as [`StoreError::Io`]; those of the
+    /// cluster.
+    pub fn publish(&self, edition: u64, bytes: &[u8]) -> BoxFuture<'static, Result<()>> {
+        let (cluster, term) = (self.shared.cluster.clone(), self.shared.term.clone());
+        let (len, mut data) = (bytes.len(), IoBuf::from(bytes));
+        Box::pin(async move {
+            if len > MAX_NOTICE {
+                return Err(failed(Errno(libc::EFBIG)));
+            }
+            // A comparison needs the object.
+            match cluster.operate(NOTICE, vec![Step::Create], WhenFull::Proceed).await {
+                Ok(()) | Err(Errno(libc::EEXIST)) => {}
+                Err(e) => return Err(failed(e)),
+            }
+            // Nothing is left of a longer edition, which may contain secrets that were removed.
+            let before = cluster.len_of(NOTICE).await.map_err(failed)?.min(MAX_NOTICE as u64) as usize;
+            data.resize(len.max(before));
+            let steps = vec![
+                Step::RequireAtMost(TERM, term.clone()),
+                Step::Set(TERM, term.clone()),
+                Step::Set(EDITION, format!("{term} {} {len}", digits(edition))),
+                Step::Write(0, Arc::new(data)),
+            ];
+            cluster.operate(NOTICE, steps, WhenFull::Proceed).await.map_err(failed)
+        })
+    }
+
+    /// The notice board, for the owner. It keeps the connection open, but not the ownership.
+    pub fn notice_board(&self) -> NoticeBoard {
+        NoticeBoard { cluster: self.shared.cluster.clone(), last: None }
+    }
+}
