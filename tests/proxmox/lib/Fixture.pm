@@ -12,29 +12,35 @@ use File::Basename qw(dirname);
 use File::Temp qw(tempdir);
 use Cwd qw(abs_path);
 use IO::Socket::INET;
+use POSIX ();
 use Time::HiRes qw(sleep time);
 
-our @EXPORT_OK = qw(plugin real start_server storage refused wait_for scratch mib);
+our @EXPORT_OK = qw(binary plugin real spawn start_server stop_server storage refused wait_for scratch mib);
 
-my $TESTS = abs_path(dirname(__FILE__) . '/..');
 my $PLUGIN = 'PVE::Storage::Custom::ForebayPlugin';
 my $START_TIMEOUT_S = 60;
 
 my %processes;
 my $owner = $$;
 
-BEGIN {
-    my $tests = abs_path(dirname(__FILE__) . '/..');
-    if (my $sources = $ENV{PVE_SOURCES}) {
-        unshift @INC, map { "$sources/$_/src" }
-            qw(pve-storage pve-common pve-cluster pve-access-control pve-guest-common qemu-server pve-container);
-        require WithoutNode;
-    } else {
-        unshift @INC, "$tests/contract";
-    }
-    unshift @INC, $ENV{FOREBAY_PLUGIN_LIB} // "$tests/../../packaging/proxmox/lib";
-    # Tests in taint mode have no PATH of their own.
-    $ENV{PATH} = '/usr/sbin:/usr/bin:/sbin:/bin';
+my $TESTS = _trusted(abs_path(dirname(__FILE__) . '/..'));
+if (real()) {
+    my $sources = _trusted($ENV{PVE_SOURCES});
+    unshift @INC, map { "$sources/$_/src" }
+        qw(pve-storage pve-common pve-cluster pve-access-control pve-guest-common qemu-server pve-container);
+    require WithoutNode;
+} else {
+    unshift @INC, "$TESTS/contract";
+}
+unshift @INC, _trusted($ENV{FOREBAY_PLUGIN_LIB} // "$TESTS/../../packaging/proxmox/lib");
+$ENV{PATH} = '/usr/sbin:/usr/bin:/sbin:/bin';
+delete @ENV{qw(IFS CDPATH ENV BASH_ENV)};
+
+# A path that the invoker of the tests chose. Some tests run in taint mode.
+sub _trusted {
+    my ($path) = @_;
+
+    return $path =~ m/\A(.*)\z/s ? $1 : undef;
 }
 
 # Whether PVE's own modules are used.
@@ -65,6 +71,11 @@ sub scratch {
     return tempdir('forebay-pve-XXXXXX', TMPDIR => 1, CLEANUP => 1);
 }
 
+# The server's binary.
+sub binary {
+    return _trusted($ENV{FOREBAY_BIN} // "$TESTS/../../target/debug/forebay");
+}
+
 # A server: { dir, control, nbd, tcp, http, pid }. `%options`: `limit` of the store, `dir` of an earlier server.
 sub start_server {
     my (%options) = @_;
@@ -84,21 +95,12 @@ sub start_server {
     close($config) or die "forebay.toml: $!\n";
     unlink $server->{control};
 
-    my ($bin) = ($ENV{FOREBAY_BIN} // "$TESTS/../../target/debug/forebay") =~ m/\A(.*)\z/s;
     my @command = (
-        'setpriv', '--pdeathsig', 'KILL', $bin, 'serve', '--config', "$dir/forebay.toml", '--data', "$dir/pool",
+        binary(), 'serve', '--config', "$dir/forebay.toml", '--data', "$dir/pool",
         '--socket', $server->{control}, '--nbd', "unix:$server->{nbd}", '--nbd', "127.0.0.1:$server->{tcp}",
         '--http', "127.0.0.1:$server->{http}", '--memory-dir', $server->{memory}, '--cores', '1', '--cache', '64M',
     );
-    my $pid = fork() // die "fork: $!\n";
-    if ($pid == 0) {
-        open(STDIN, '<', '/dev/null');
-        open(STDOUT, '>>', "$dir/log");
-        open(STDERR, '>&', \*STDOUT);
-        exec { $command[0] } @command or POSIX::_exit(127);
-    }
-    $processes{$pid} = 1;
-    $server->{pid} = $pid;
+    my $pid = $server->{pid} = spawn("$dir/log", @command);
     wait_for("the server in $dir", sub {
         die "the server ended: see $dir/log\n" if waitpid($pid, 1) == $pid;
         return -S $server->{control} && -S $server->{nbd};
@@ -111,8 +113,22 @@ sub stop_server {
 
     kill($signal // 'TERM', $server->{pid});
     waitpid($server->{pid}, 0);
-    delete $processes{ $server->{pid} };
     return;
+}
+
+# Starts a program that ends with the test, and appends its output to a file.
+sub spawn {
+    my ($log, @command) = @_;
+
+    my $pid = fork() // die "fork: $!\n";
+    if ($pid == 0) {
+        open(STDIN, '<', '/dev/null');
+        open(STDOUT, '>>', $log);
+        open(STDERR, '>&', \*STDOUT);
+        exec('setpriv', '--pdeathsig', 'KILL', @command) or POSIX::_exit(127);
+    }
+    $processes{$pid} = 1;
+    return $pid;
 }
 
 # The configuration of a storage on a server, as PVE's parser returns it.

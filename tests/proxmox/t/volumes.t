@@ -6,7 +6,7 @@ use warnings;
 
 use FindBin;
 use lib "$FindBin::Bin/../lib";
-use Fixture qw(plugin start_server storage refused mib);
+use Fixture qw(binary mib plugin refused spawn start_server storage);
 use Test::More;
 
 my $plugin = plugin();
@@ -18,17 +18,13 @@ sub io {
     my ($volname, @commands) = @_;
 
     my $uri = $plugin->path($scfg, $volname, 'fb');
-    my $pid = fork() // die "fork: $!\n";
-    if ($pid == 0) {
-        open(STDOUT, '>', "$server->{dir}/io.log");
-        open(STDERR, '>&', \*STDOUT);
-        exec 'qemu-io', '-f', 'raw', (map { ('-c', $_) } @commands), $uri or die "qemu-io: $!\n";
-    }
-    waitpid($pid, 0);
+    unlink "$server->{dir}/io.log";
+    waitpid(spawn("$server->{dir}/io.log", 'qemu-io', '-f', 'raw', (map { ('-c', $_) } @commands), $uri), 0);
+    my $status = $?;
     open(my $log, '<', "$server->{dir}/io.log") or die "io.log: $!\n";
     my $output = join('', <$log>);
     # qemu-io reports a wrong pattern, and succeeds.
-    return $? == 0 && $output !~ m/fail|error/i;
+    return $status == 0 && $output !~ m/fail|error/i;
 }
 
 sub volids {
@@ -136,10 +132,9 @@ like(refused(sub { $plugin->rename_volume($scfg, 'fb', 'vm-102-efi', 102, 'golde
 like(refused(sub { $plugin->rename_volume($scfg, 'fb', 'vm-102-efi', 103, 'vm-103-disk-0') }), qr/exists already/, 'to a taken one');
 $plugin->volume_snapshot($scfg, 'fb', 'vm-103-disk-0', 'daily');
 like(refused(sub { $plugin->rename_volume($scfg, 'fb', 'vm-103-disk-0', 104) }), qr/has snapshots/, 'with snapshots');
-system($ENV{FOREBAY_BIN} // "$FindBin::Bin/../../../target/debug/forebay", qw(volume limit vm-102-efi --iops 500 --json),
-    '--socket', $server->{control}) == 0 or die "volume limit failed\n";
-$plugin->rename_volume($scfg, 'fb', 'vm-102-efi', 105, 'vm-105-efi');
 my $api = Forebay::Proxmox::Api->new({ path => $server->{control}, text => 'test' });
+$api->call(PUT => '/volumes/vm-102-efi/limits', { limits => { iops => 500 } });
+$plugin->rename_volume($scfg, 'fb', 'vm-102-efi', 105, 'vm-105-efi');
 is($api->call(GET => '/volumes/vm-105-efi/limits')->{limits}->{iops}, 500, 'limits follow the volume');
 
 # Features

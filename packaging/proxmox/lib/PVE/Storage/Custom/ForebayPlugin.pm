@@ -18,6 +18,8 @@ package PVE::Storage::Custom::ForebayPlugin;
 use strict;
 use warnings;
 
+use POSIX ();
+
 use PVE::Storage::Plugin;
 use PVE::Tools qw(run_command);
 
@@ -32,8 +34,9 @@ use base qw(PVE::Storage::Plugin);
 use constant OLDEST_API => 9;
 use constant NEWEST_API => 15;
 
-# Names that are tried when other clients of the server take the free ones at the same time.
-use constant NAME_ATTEMPTS => 16;
+# Names that are tried when other clients of the server take the free ones at the same time: as many as PVE gives to the
+# disks of one guest. Each one that is taken is another client's success.
+use constant NAME_ATTEMPTS => 1024;
 
 # Status is queried every few seconds for all storages, one after the other.
 use constant STATUS_TIMEOUT_S => 5;
@@ -141,8 +144,6 @@ my sub list_disks {
     my $disks = {};
     for my $disk (@{ $api->call(GET => '/images') }, @{ $api->call(GET => '/volumes') }) {
         my $name = pve_name($settings, $disk->{name}) // next;
-        # An image named vm-* or a volume named base-* was not made by PVE.
-        next if ($disk->{kind} eq 'image') != ($name =~ m/\Abase-/);
         $disks->{$name} = $disk;
         my $origin = $disk->{origin} // next;
         my ($of, $snapname) = split(/@/, $origin, 2);
@@ -320,7 +321,9 @@ sub list_images {
     my $images = [];
     for my $name (sort keys %$disks) {
         my $disk = $disks->{$name};
-        my (undef, undef, $owner) = $class->parse_volname($name);
+        my (undef, undef, $owner, undef, undef, $is_base) = $class->parse_volname($name);
+        # An image named vm-* or a volume named base-* was not made by PVE.
+        next if ($disk->{kind} eq 'image') != ($is_base // 0);
         my $parent = $disk->{parent};
         my $volid = defined($parent) && $parent =~ m/\Abase-/ ? "$storeid:$parent/$name" : "$storeid:$name";
         next if $vollist ? !$wanted{$volid} : defined($vmid) && $owner ne $vmid;
@@ -629,6 +632,50 @@ sub volume_import_formats {
     return ('raw+size');
 }
 
+# Copies `$size_bytes` from one file to another. False if one of them ends or fails before.
+my sub pump {
+    my ($from, $to, $size_bytes) = @_;
+
+    while ($size_bytes > 0) {
+        my $most = $size_bytes < 1 << 20 ? $size_bytes : 1 << 20;
+        my $read = sysread($from, my $buffer, $most) or return 0;
+        for (my $done = 0; $done < $read;) {
+            $done += syswrite($to, $buffer, $read - $done, $done) // return 0;
+        }
+        $size_bytes -= $read;
+    }
+    return sysread($from, my $more, 1) == 0;
+}
+
+# Runs nbdcopy between an export and a stream of exactly `$size_bytes`. A process with a pipe stands between them: of a
+# file, such as that of `pvesm export`, nbdcopy would use the start instead of the part behind the header, and it cannot
+# know whether a stream was cut.
+my sub copy_stream {
+    my ($stream, $is_import, $size_bytes, @arguments) = @_;
+
+    pipe(my $out, my $in) or die "cannot make a pipe: $!\n";
+    my $pid = fork() // die "cannot start a process: $!\n";
+    if ($pid == 0) {
+        close($is_import ? $out : $in);
+        my $done = $is_import ? pump($stream, $in, $size_bytes) : pump($out, $stream, $size_bytes);
+        POSIX::_exit($done ? 0 : 1);
+    }
+    if ($is_import) {
+        close($in);
+        eval { run_command(['nbdcopy', @arguments], input => '<&' . fileno($out)) };
+    } else {
+        eval { run_command(['nbdcopy', @arguments], output => '>&' . fileno($in)) };
+        close($in);
+    }
+    my $err = $@;
+    close($out);
+    waitpid($pid, 0);
+    my $complete = $? == 0;
+    die $err if $err;
+    die "the stream does not have the $size_bytes bytes that it should have\n" if !$complete;
+    return;
+}
+
 my sub check_transfer {
     my ($format, $base_snapshot, $with_snapshots) = @_;
 
@@ -643,8 +690,9 @@ sub volume_export {
 
     check_transfer($format, $base_snapshot, $with_snapshots);
     my $uri = $class->path($scfg, $volname, $storeid, $snapshot);
-    PVE::Storage::Plugin::write_common_header($fh, _transfer_size($class, $scfg, $storeid, $volname, $snapshot));
-    run_command(['nbdcopy', '--', $uri, '-'], output => '>&' . fileno($fh));
+    my $size_bytes = _transfer_size($class, $scfg, $storeid, $volname, $snapshot);
+    PVE::Storage::Plugin::write_common_header($fh, $size_bytes);
+    copy_stream($fh, 0, $size_bytes, '--', $uri, '-');
     return;
 }
 
@@ -676,10 +724,7 @@ sub volume_import {
     my $imported = $class->alloc_image($storeid, $scfg, $vmid, 'raw', $requested, $size_kib);
     eval {
         my $uri = $class->path($scfg, $imported, $storeid);
-        run_command(
-            ['nbdcopy', '--flush', '--destination-is-zero', '--', '-', $uri],
-            input => '<&' . fileno($fh),
-        );
+        copy_stream($fh, 1, $size_bytes, '--flush', '--destination-is-zero', '--', '-', $uri);
         $imported = $class->create_base($storeid, $scfg, $imported) if $is_base;
     };
     if (my $err = $@) {
