@@ -60,7 +60,7 @@ sub type {
 
 sub plugindata {
     return {
-        content => [{ images => 1, rootdir => 1, none => 1 }, { images => 1 }],
+        content => [{ images => 1, rootdir => 1 }, { images => 1 }],
         format => [{ raw => 1 }, 'raw'],
         'sensitive-properties' => {},
     };
