@@ -48,15 +48,12 @@ sub real {
     return defined($ENV{PVE_SOURCES});
 }
 
-# The class of the plug-in, as PVE loads and registers it.
+# The class of the plug-in. PVE registers those of others before it initializes all of them, and that only once.
 sub plugin {
-    require PVE::Storage;
-    return $PLUGIN if $PLUGIN->can('api');
+    return $PLUGIN if $INC{'PVE/Storage.pm'};
     require PVE::Storage::Custom::ForebayPlugin;
-    if (real()) {
-        $PLUGIN->register();
-        PVE::Storage::Plugin->init();
-    }
+    $PLUGIN->register() if real();
+    require PVE::Storage;
     return $PLUGIN;
 }
 

@@ -13,6 +13,8 @@ use JSON;
 use Test::More;
 
 my $plugin = plugin();
+# Before version 9 there is no such module.
+my $qemu_server = real() && eval { require PVE::QemuServer::Blockdev; PVE::QemuServer::Blockdev->can('generate_drive_blockdev') };
 my $server = start_server();
 my $dir = scratch();
 my %storages = (
@@ -27,8 +29,7 @@ sub with_blockdev {
     my ($scfg, $volname, $snapname) = @_;
 
     my ($node, $throttle, $blockdev);
-    if (real()) {
-        require PVE::QemuServer::Blockdev;
+    if ($qemu_server) {
         my $cfg = { ids => { fb => $scfg } };
         my $drive = { interface => 'scsi', index => 0, file => "fb:$volname", discard => 'on' };
         my $options = defined($snapname) ? { 'snapshot-name' => $snapname, 'read-only' => 1 } : {};

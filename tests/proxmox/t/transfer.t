@@ -81,9 +81,12 @@ is(import_volume('base-7-disk-0/vm-102-disk-0', 'in', 0), 'fb:vm-102-disk-0', 'a
 export('base-101-disk-0', 'template');
 ok(content('template') eq content('in'), 'export of a template');
 
-write_stream('odd', 1000, 'x' x 1000);
-is(import_volume('vm-103-disk-0', 'odd', 0), 'fb:vm-103-disk-0', 'a size that is not a multiple of a sector');
-is($plugin->volume_size_info($scfg, 'fb', 'vm-103-disk-0'), 1024, 'is rounded up');
+# Version 9 of the API refuses it itself.
+if (PVE::Storage->APIVER() > 9) {
+    write_stream('odd', 1000, 'x' x 1000);
+    is(import_volume('vm-103-disk-0', 'odd', 0), 'fb:vm-103-disk-0', 'a size that is not a multiple of a sector');
+    is($plugin->volume_size_info($scfg, 'fb', 'vm-103-disk-0'), 1024, 'is rounded up');
+}
 
 write_stream('long', 1024, 'x' x 8192);
 write_stream('headless', 0, '');
