@@ -1,7 +1,6 @@
 #!/usr/bin/perl
 # Block devices for containers. The kernel's part is played by a program that takes the place of systemd-run and qemu-nbd,
-# and by a directory that looks like /sys: the machines that run this test have no module nbd. real/container.t uses the
-# true ones.
+# and by a directory that looks like /sys: the machines that run this test have no module nbd.
 
 use strict;
 use warnings;

@@ -159,6 +159,8 @@ is(feature('snapshot', $desktop), 0, 'it has no snapshots');
 is(feature('template', $desktop), 0, 'and makes no template');
 is(feature('copy', $desktop), 1, 'but can be copied');
 like(refused(sub { $plugin->volume_snapshot($scfg, 'fb', $desktop, 'x') }), qr/desktop/, 'a snapshot is refused');
+like(refused(sub { $plugin->rename_volume($scfg, 'fb', $desktop, 303) }), qr/desktop/, 'nor is it renamed');
+like(refused(sub { $plugin->create_base('fb', $scfg, $desktop) }), qr/desktop/, 'or made a template');
 is($plugin->alloc_image('fb', $scfg, 300, 'raw', undef, 1024), 'vm-300-disk-1', 'other disks of its guest');
 ok(io('vm-300-disk-1', 'write -P 9 0 1M') && io('vm-300-disk-1', 'read -P 9 0 1M'), 'are kept');
 my $kept = storage($server, 'forebay-desktops' => 1, 'forebay-desktop-reset' => 'never');
