@@ -8,8 +8,8 @@ MDBOOK ?= mdbook
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build dev check test test-rust test-clients test-threads test-ceph test-proxmox \
-	package-proxmox demo soak soak-space soak-crash soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi bench-boot bench-ats bench-scale fmt lint deny corpora \
-	book clean
+	package-proxmox demo soak soak-space soak-crash soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi \
+	bench-boot bench-ats bench-scale fmt lint deny corpora book clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
