@@ -7,12 +7,12 @@ PYTHON ?= /usr/bin/python3
 MDBOOK ?= mdbook
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build dev check test test-rust test-clients test-threads test-ceph demo soak soak-space soak-crash \
-	soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi bench-boot bench-ats bench-scale fmt lint deny corpora \
-	book clean
+.PHONY: help setup build dev check test test-rust test-clients test-threads test-ceph test-proxmox \
+	package-proxmox demo soak soak-space soak-crash soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi \
+	bench-boot bench-ats bench-scale fmt lint deny corpora book clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install the tools that the other commands need (Debian 12; needs root only if some are missing)
 	@scripts/setup.sh
@@ -51,6 +51,14 @@ test-ceph: setup build ## pools in Ceph, for about an hour; `make test` runs the
 		FOREBAY_RADOS_RACES=$${FOREBAY_RADOS_RACES:-1000} \
 		FOREBAY_RADOS_GUEST_TAKEOVERS=$${FOREBAY_RADOS_GUEST_TAKEOVERS:-6} FOREBAY_RADOS_OUTAGE_S=$${FOREBAY_RADOS_OUTAGE_S:-60} \
 		$(PYTHON) tests/clients/run.py $(or $(ARGS),rados)
+
+# The sources of Proxmox VE are cloned from GitHub once, or are in PVE_SOURCES. `make test` runs the same tests without them.
+test-proxmox: setup ## the storage plug-in on the sources of Proxmox VE, with its own tests
+	$(CARGO) build -q --locked -p forebay-server
+	@FOREBAY_BIN=$${FOREBAY_BIN:-$(abspath $(TARGET))/debug/forebay} tests/proxmox/real.sh $(ARGS)
+
+package-proxmox: ## the Debian package of the storage plug-in for Proxmox VE, in target/proxmox
+	@packaging/proxmox/build-deb $(TARGET)/proxmox
 
 demo: setup build ## boot real guests from clones of one golden image, and print the cost in the store
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) demo/demo.py

@@ -1,0 +1,185 @@
+package Forebay::Proxmox::Api;
+
+# A client of Forebay's HTTP API, on its control socket or over TCP.
+#
+# Each request has its own connection and one deadline. The plug-in runs inside PVE's daemons, whose storage locks use
+# alarm(2), so nothing here may: all waiting is select(2). A reply is used only if it is complete.
+#
+# PVE's daemons run in taint mode, where replies are tainted. Callers validate what they pass on to other programs.
+
+use strict;
+use warnings;
+
+use IO::Select;
+use IO::Socket::IP;
+use IO::Socket::UNIX;
+use JSON;
+use Socket qw(MSG_NOSIGNAL SOCK_STREAM);
+use Time::HiRes qw(time);
+
+use constant CONNECT_TIMEOUT_S => 5;
+
+# The server retries for a second what a closing connection still holds. Beyond that, only a store that does not
+# answer is slow.
+use constant REQUEST_TIMEOUT_S => 60;
+
+# A list of 100,000 disks has 50 MiB.
+use constant MAX_REPLY_BYTES => 256 << 20;
+
+# `$address` is { path } or { host, port }, as Forebay::Proxmox::Settings makes it. `$timeout_s` bounds each request.
+sub new {
+    my ($class, $address, $timeout_s) = @_;
+
+    return bless { address => $address, timeout_s => $timeout_s // REQUEST_TIMEOUT_S }, $class;
+}
+
+# The result of a request. Dies with a line that states what to do.
+sub call {
+    my ($self, $method, $path, $body) = @_;
+
+    my ($result, $error) = $self->attempt($method, $path, $body);
+    die "$error->{message}\n" if $error;
+    return $result;
+}
+
+# The result of a request, or what the server refused it for: ($result, undef) or (undef, { code, message }). Dies if
+# there is no answer.
+sub attempt {
+    my ($self, $method, $path, $body) = @_;
+
+    my $deadline = time() + $self->{timeout_s};
+    my $socket = $self->_connect();
+    my $request = $self->_request($method, $path, $body);
+    my ($status, $text) = eval {
+        _send($socket, $request, $deadline);
+        _parse(_receive($socket, $deadline));
+    };
+    if (my $err = $@) {
+        chomp $err;
+        my $unknown = $method eq 'GET' ? '' : ', and it is unknown whether the request was carried out';
+        die "Forebay at $self->{address}->{text}: $err$unknown\n";
+    }
+
+    my $data = eval { decode_json($text) };
+    if ($status < 200 || $status > 299) {
+        # RFC 9457 has the text in `detail`.
+        my $error = ref($data) eq 'HASH' ? ($data->{error} // $data) : undef;
+        $error = {} if ref($error) ne 'HASH';
+        my $message = $error->{message} // $error->{detail} // "HTTP status $status";
+        $message =~ s/[[:cntrl:]]+/ /g;
+        return (undef, { code => $error->{code} // '', message => "Forebay: $message" });
+    }
+    die "Forebay at $self->{address}->{text}: the reply is not JSON; is this the address of its API?\n"
+        if !ref($data);
+    return ($data, undef);
+}
+
+# A name in a path.
+sub escape {
+    my ($name) = @_;
+
+    utf8::encode($name) if utf8::is_utf8($name);
+    $name =~ s/([^A-Za-z0-9_.~-])/sprintf('%%%02X', ord($1))/ge;
+    return $name;
+}
+
+sub _connect {
+    my ($self) = @_;
+
+    my $address = $self->{address};
+    my $timeout_s = $self->{timeout_s} < CONNECT_TIMEOUT_S ? $self->{timeout_s} : CONNECT_TIMEOUT_S;
+    my $socket;
+    if (defined($address->{path})) {
+        $socket = IO::Socket::UNIX->new(Type => SOCK_STREAM, Peer => $address->{path}, Timeout => $timeout_s);
+    } else {
+        $socket = IO::Socket::IP->new(
+            Type => SOCK_STREAM,
+            PeerHost => $address->{host},
+            PeerPort => $address->{port},
+            Timeout => $timeout_s,
+        );
+    }
+    if (!$socket) {
+        my $why = $! || $@ || 'no connection';
+        die "cannot reach Forebay at $address->{text} ($why): start the server, or correct 'forebay-api'\n";
+    }
+    $socket->blocking(0);
+    return $socket;
+}
+
+# HTTP/1.0: the reply ends with the connection and is not chunked.
+sub _request {
+    my ($self, $method, $path, $body) = @_;
+
+    my $address = $self->{address};
+    my $host = 'localhost';
+    if (defined($address->{host})) {
+        $host = $address->{host} =~ m/:/ ? "[$address->{host}]" : $address->{host};
+        $host .= ":$address->{port}";
+    }
+    my $content = defined($body) ? encode_json($body) : '';
+    my $head = "$method /api/v1$path HTTP/1.0\r\nHost: $host\r\nX-Forebay: 1\r\nAccept: application/json\r\n";
+    if (defined($body)) {
+        $head .= "Content-Type: application/json\r\nContent-Length: " . length($content) . "\r\n";
+    }
+    return "$head\r\n$content";
+}
+
+sub _send {
+    my ($socket, $bytes, $deadline) = @_;
+
+    while (length($bytes)) {
+        _wait(can_write => $socket, $deadline);
+        my $sent = send($socket, $bytes, MSG_NOSIGNAL);
+        if (defined($sent)) {
+            substr($bytes, 0, $sent, '');
+        } elsif (!$!{EINTR} && !$!{EAGAIN}) {
+            # The server may have answered before it closed the connection.
+            return;
+        }
+    }
+    return;
+}
+
+sub _receive {
+    my ($socket, $deadline) = @_;
+
+    my $reply = '';
+    while (1) {
+        _wait(can_read => $socket, $deadline);
+        my $read = sysread($socket, $reply, 1 << 16, length($reply));
+        if (defined($read)) {
+            last if $read == 0;
+            die "the reply is too long\n" if length($reply) > MAX_REPLY_BYTES;
+        } elsif (!$!{EINTR} && !$!{EAGAIN}) {
+            die "the connection broke ($!)\n";
+        }
+    }
+    return $reply;
+}
+
+sub _wait {
+    my ($ready, $socket, $deadline) = @_;
+
+    my $select = IO::Select->new($socket);
+    while (1) {
+        my $left_s = $deadline - time();
+        die "no answer in time\n" if $left_s <= 0;
+        return if $select->$ready($left_s);
+    }
+    return;
+}
+
+sub _parse {
+    my ($reply) = @_;
+
+    my ($head, $body) = split(/\r?\n\r?\n/, $reply, 2);
+    die "the connection was closed without an answer\n" if !length($head // '');
+    my ($status) = $head =~ m!\AHTTP/1\.[01] (\d{3})!;
+    die "the reply is not HTTP; is this the address of its API?\n" if !defined($status);
+    my ($length) = $head =~ m/^content-length:\s*(\d+)\s*$/im;
+    die "the reply is incomplete\n" if !defined($body) || (defined($length) && length($body) != $length);
+    return ($status, $body);
+}
+
+1;

@@ -1,0 +1,48 @@
+"""The storage plug-in for Proxmox VE: its tests are in Perl, as it is, in tests/proxmox."""
+
+import os
+
+from forebay import binary, run
+from harness import check, test
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+PROXMOX = os.path.join(ROOT, "tests", "proxmox")
+PACKAGING = os.path.join(ROOT, "packaging", "proxmox")
+
+
+@test
+def proxmox_plugin(ctx):
+    """Each method of the plug-in, on the base classes that it may expect, with a real server and real QEMU."""
+    ran = run("prove", "--jobs", "2", os.path.join(PROXMOX, "t"), env=environment(ctx), timeout=900, check=False)
+    check(ran.returncode == 0, f"prove failed:\n{ran.stdout}{ran.stderr}")
+    check("All tests successful" in ran.stdout, f"prove ran no tests:\n{ran.stdout}")
+
+
+@test
+def proxmox_package(ctx):
+    """The Debian package has the plug-in, which compiles from there, restarts PVE's daemons, and is reproducible."""
+    for name in ("one", "two"):
+        run(os.path.join(PACKAGING, "build-deb"), ctx.path(name))
+    packages = [os.path.join(ctx.path(name), file) for name in ("one", "two") for file in os.listdir(ctx.path(name))]
+    check(len(packages) == 2, f"two packages expected: {packages}")
+    run("cmp", *packages)
+    fields = run("dpkg-deb", "--field", packages[0]).stdout
+    check("Architecture: all\n" in fields and "libpve-storage-perl" in fields, fields)
+
+    root = ctx.path("root")
+    run("dpkg-deb", "--raw-extract", packages[0], root)
+    with open(os.path.join(root, "DEBIAN", "triggers")) as triggers:
+        check("activate-noawait pve-api-updates\n" in triggers.readlines(), "PVE's daemons are not restarted")
+    lib = os.path.join(root, "usr/share/perl5")
+    found = sorted(os.path.join(at, name)[len(lib) + 1 :] for at, _, names in os.walk(lib) for name in names)
+    # PVE loads all modules in that directory as plug-ins.
+    custom = [path for path in found if path.startswith("PVE/")]
+    check(custom == ["PVE/Storage/Custom/ForebayPlugin.pm"], f"files of PVE: {custom}")
+    for path in found:
+        run("perl", "-T", "-W", f"-I{lib}", f"-I{PROXMOX}/contract", "-c", os.path.join(lib, path))
+    run("prove", os.path.join(PROXMOX, "t", "settings.t"), env={**environment(ctx), "FOREBAY_PLUGIN_LIB": lib})
+
+
+def environment(ctx):
+    """The tests find the server, and make their files in the directory of this test."""
+    return {**os.environ, "FOREBAY_BIN": binary(), "TMPDIR": ctx.dir}
