@@ -1,4 +1,4 @@
-"""A Linux host with two paths to a pool in Ceph, through takeovers: open-iscsi and dm-multipath of its kernel.
+"""A Linux host with two paths to a pool in Ceph, through takeovers: open-iscsi and dm-multipath of a guest.
 
 The guest's image has no multipathd, which needs a service manager and udev. A loop in the guest does what it
 does: it tests each path, fails and reinstates it, and selects the group of the path that is ready.
