@@ -13,17 +13,20 @@ use serde::Deserialize;
 
 mod iscsi;
 mod limits;
+mod metrics;
 mod nbd;
 mod store;
 
 use crate::import::FetchPolicy;
 use crate::iscsi::Algorithm;
+use crate::metrics::VolumeSeries;
 use crate::nbd::Config as NbdConfig;
 use crate::plane::{ConnectionLimits, ListenAddr, MemoryLimits};
 use crate::size::Size;
 use crate::targets::{IqnName, Target};
 pub use iscsi::{InitiatorSection, IscsiSection, LunSection, SessionLimits, TargetSection, parse_portal};
 pub use limits::LimitsSection;
+pub use metrics::MetricsSection;
 pub use nbd::{NbdFlags, NbdListenerSection, NbdSection, TlsSection};
 pub use store::{PoolLocation, RadosPool, SlowSection, StoreFlags, StoreSection, rados_options};
 
@@ -163,6 +166,9 @@ pub struct ConfigFile {
     /// Block classes.
     #[serde(default)]
     pub classes: ClassesSection,
+    /// Metrics.
+    #[serde(default)]
+    pub metrics: MetricsSection,
 }
 
 /// `[classes]`.
@@ -402,6 +408,8 @@ pub struct ServeConfig {
     pub store_limit: Option<u64>,
     /// Hard disks whose speed the store emulates.
     pub store_slow: Option<DiskArray>,
+    /// Volumes that have metrics of their own.
+    pub metrics: VolumeSeries,
     /// Configuration of the pool.
     pub pool: PoolConfig,
 }
@@ -478,6 +486,7 @@ impl ServeConfig {
                 allow_private: flags.import_allow_private || file.import.allow_private,
             },
             cores,
+            metrics: file.metrics.series()?,
             store_limit,
             store_slow,
             pool,

@@ -19,6 +19,7 @@ pub mod fuzzing;
 pub mod import;
 pub mod iscsi;
 pub mod limits;
+pub mod metrics;
 mod modes;
 pub mod nbd;
 mod peer;

@@ -7,4 +7,4 @@ mod handle;
 pub(crate) mod update;
 
 pub use extents::Extent;
-pub use handle::{DiskHandle, Fast};
+pub use handle::{DiskHandle, Fast, ReadFrom};

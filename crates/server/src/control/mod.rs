@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_engine::{Pool, Role};
+use parking_lot::RwLock;
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
@@ -43,6 +44,7 @@ pub use view::*;
 
 use crate::import::FetchPolicy;
 use crate::limits::{LimitSet, LimitTable};
+use crate::metrics::{Observed, VolumeSeries};
 use crate::scsi::Units;
 use crate::targets::Targets;
 
@@ -189,6 +191,7 @@ struct Inner {
     stopping: watch::Sender<bool>,
     scans: Scans,
     upgrades: upgrade::Upgrades,
+    observed: RwLock<Observed>,
 }
 
 impl Control {
@@ -202,7 +205,9 @@ impl Control {
     ) -> Control {
         let running = Arc::new(Semaphore::new(MAX_RUNNING as usize));
         let (stopping, scans, upgrades) = (watch::Sender::new(false), Scans::default(), Default::default());
-        let inner = Inner { pool, targets, units, limits, info, running, stopping, scans, upgrades };
+        let observed = RwLock::default();
+        let inner =
+            Inner { pool, targets, units, limits, info, running, stopping, scans, upgrades, observed };
         Control { inner: Arc::new(inner) }
     }
 
@@ -224,6 +229,21 @@ impl Control {
     /// Returns the limits of disks and tenants.
     pub(super) fn limits(&self) -> &LimitTable {
         &self.inner.limits
+    }
+
+    /// What metrics report besides the pool.
+    pub(crate) fn observed(&self) -> Observed {
+        self.inner.observed.read().clone()
+    }
+
+    /// Sets what metrics report besides the pool.
+    pub(crate) fn observe(&self, change: impl FnOnce(&mut Observed)) {
+        change(&mut self.inner.observed.write());
+    }
+
+    /// Sets the volumes that have metrics of their own.
+    pub fn set_volume_series(&self, series: VolumeSeries) {
+        self.observe(|observed| observed.series = series);
     }
 
     /// Returns information about the server.
@@ -382,7 +402,7 @@ impl Control {
 }
 
 /// Returns the resident memory of this process in bytes; 0 if `/proc` is not available.
-fn resident_memory() -> u64 {
+pub(crate) fn resident_memory() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm.split_ascii_whitespace().nth(1).and_then(|p| p.parse().ok()).unwrap_or(0);
     // SAFETY: sysconf has no preconditions; it reads a constant of the system.

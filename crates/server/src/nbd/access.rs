@@ -59,7 +59,7 @@ impl ExportPattern {
         ExportPattern { disk: Glob("*".into()), snapshot: None }
     }
 
-    fn matches(&self, export: &str) -> bool {
+    pub(crate) fn matches(&self, export: &str) -> bool {
         match (export.split_once('@'), &self.snapshot) {
             (None, None) => self.disk.matches(export),
             (None, Some(_)) => false,

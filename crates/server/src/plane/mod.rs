@@ -5,8 +5,8 @@
 //! large buffers (`scratch`) belong to the thread, not to the connection, which keeps only unfinished work
 //! (`backlog`); so an idle connection costs little, and a client that sends much, or does not read its
 //! replies, is throttled by not being read from. `pace` and `spin` decide when a thread sleeps, `budget`
-//! limits how long a connection may occupy its thread, `contain` limits the effect of a panic. `handover`
-//! passes established connections to another process.
+//! limits how long a connection may occupy its thread, `contain` limits the effect of a panic, `latency`
+//! measures requests. `handover` passes established connections to another process.
 //!
 //! `connections` limits the number of clients, `memory` the memory that the server holds for them. A
 //! `FrontEnd` serves an accepted socket in its protocol: [`crate::nbd`].
@@ -19,6 +19,7 @@ mod conversation;
 mod delegate;
 mod gate;
 mod handover;
+mod latency;
 mod listen;
 mod memory;
 mod pace;
@@ -40,12 +41,14 @@ pub(crate) use conversation::{Conversation, Protocol, Stop};
 pub(crate) use delegate::delegate_stream;
 pub(crate) use gate::Gate;
 pub(crate) use handover::{Ended, MAX_ASIDE, Parked, ParkedStream, PlainSocket, Received, Resume, Resumed};
+pub(crate) use latency::{BOUNDS_NS, Front, Served, Timed, Times};
 pub use listen::{BadAddr, ListenAddr, ListenError};
 pub(crate) use listen::{Bound, Listener, RawSocket, Socket};
 pub(crate) use memory::{Charge, Claim, Kind, MemoryAccount};
 pub use memory::{MIN_BUDGET, MemoryLimits};
 pub(crate) use readiness::events_now;
 pub(crate) use scratch::{INPUT, Output, Scratch};
+pub(crate) use server::PlaneCounters;
 pub(crate) use server::{Client, FrontEnd};
 pub use server::{Handle, Plane};
 pub(crate) use worker::Worker;

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 use super::connections::{Admission, ConnectionLimits, Connections, Refused};
 use super::gate::Gate;
 use super::handover::{Busy, Parked, Phase, Received, Resume, Resumed};
+use super::latency::{Counts, Front, Latencies, Served as ServedFrom};
 use super::listen::{Acceptor, Bound, ListenAddr, ListenError, Listener, RawSocket};
 use super::memory::{Memory, MemoryLimits};
 use super::worker::Worker;
@@ -65,6 +66,35 @@ pub struct Handle {
     phase: watch::Sender<Phase>,
     busy: Arc<Busy>,
     threads: Vec<JoinHandle<Vec<Parked>>>,
+    counters: PlaneCounters,
+}
+
+/// The counters of a running data plane. Reading them takes no lock.
+#[derive(Clone, Default)]
+pub(crate) struct PlaneCounters {
+    connections: Arc<AtomicUsize>,
+    memory: Option<Arc<Memory>>,
+    /// Of each thread.
+    latencies: Vec<Arc<Latencies>>,
+}
+
+impl PlaneCounters {
+    /// Connected clients, including those that are negotiating.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that the server holds for clients, and the budget.
+    pub fn memory(&self) -> (usize, usize) {
+        self.memory.as_ref().map_or((0, 0), |memory| memory.use_and_budget())
+    }
+
+    /// The times of the requests of all threads.
+    pub fn latencies(&self, front: Front, served: ServedFrom) -> Counts {
+        let mut counts = Counts::default();
+        self.latencies.iter().for_each(|thread| thread.add_to(&mut counts, front, served));
+        counts
+    }
 }
 
 impl Plane {
@@ -139,9 +169,16 @@ impl Plane {
             phase,
             busy: busy.clone(),
             threads: Vec::new(),
+            counters: PlaneCounters::default(),
         };
         let cores = cores.max(1);
         let memory = Memory::new(self.memory);
+        let latencies: Vec<Arc<Latencies>> = (0..cores).map(|_| Arc::default()).collect();
+        handle.counters = PlaneCounters {
+            connections: connections.clone(),
+            memory: Some(memory.clone()),
+            latencies: latencies.clone(),
+        };
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..cores).map(|_| mpsc::unbounded_channel()).unzip();
         let clients = Connections::new(self.limits);
         let until_resumed = self.until_resumed.unwrap_or_else(|| Arc::new(()));
@@ -156,7 +193,8 @@ impl Plane {
             let (connections, memory, accept) = (connections.clone(), memory.clone(), listeners.take());
             let worker = {
                 let (phase, busy, gate) = (phase_rx.clone(), busy.clone(), self.gate.clone());
-                move || Worker::new(phase, connections, busy, memory, gate)
+                let latencies = latencies[n].clone();
+                move || Worker::new(phase, connections, busy, memory, gate, latencies)
             };
             let phase = phase_rx.clone();
             // If a thread cannot be started, dropping the handle stops those that were started.
@@ -179,6 +217,11 @@ impl Handle {
     /// The number of connected clients, including those that are negotiating.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
+    }
+
+    /// The counters, which stay readable after the end.
+    pub(crate) fn counters(&self) -> PlaneCounters {
+        self.counters.clone()
     }
 
     /// Stops: accepts no new clients, finishes and answers requests received before, refuses those received

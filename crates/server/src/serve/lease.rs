@@ -14,6 +14,7 @@ use forebay_store::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, S
 use parking_lot::RwLock;
 
 use super::store::Opened;
+use crate::metrics::Held;
 use crate::plane::Gate;
 
 /// A store that can be taken away.
@@ -39,6 +40,11 @@ impl Lease {
     /// Lets replies leave while no other server can have taken the store.
     pub fn gate(&self) -> Gate {
         self.0.read().as_ref().map(|opened| opened.gate.clone()).unwrap_or_default()
+    }
+
+    /// The ownership of a pool in Ceph.
+    pub fn held(&self) -> Option<Held> {
+        self.0.read().as_ref().and_then(|opened| opened.held.clone())
     }
 
     /// Releases the store. May block until operations in progress have ended.
@@ -148,7 +154,7 @@ mod tests {
         let store = DirectoryStore::open(directory, &DirectoryOptions::default()).unwrap();
         let taken = taken.clone();
         let lost = move || -> BoxFuture<'static, ()> { Box::pin(taken.clone().notified_owned()) };
-        Lease::new(Opened { store, lost: Box::new(lost), gate: Gate::default() })
+        Lease::new(Opened { store, lost: Box::new(lost), gate: Gate::default(), held: None })
     }
 
     fn is_ready(future: std::pin::Pin<&mut impl Future>) -> bool {

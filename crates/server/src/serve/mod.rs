@@ -369,8 +369,10 @@ impl Server<'_> {
         sockets: &Sockets,
         state: HandedOver,
     ) -> Result<Prepared, ServeError> {
-        Prepared::new(self.config, &self.descriptors, open.pool.clone(), open.store.gate(), sockets, state)
-            .await
+        let (pool, gate) = (open.pool.clone(), open.store.gate());
+        let mut prepared = Prepared::new(self.config, &self.descriptors, pool, gate, sockets, state).await?;
+        prepared.observed.held = open.store.held();
+        Ok(prepared)
     }
 
     /// Serves until a stop signal, or until another process has taken over.

@@ -24,6 +24,7 @@ use crate::config::ServeConfig;
 use crate::control::{Control, ServerInfo, UpgradeRequest};
 use crate::iscsi;
 use crate::limits::LimitTable;
+use crate::metrics::Observed;
 use crate::nbd;
 use crate::plane::{ConnectionLimits, Gate, Handle, Plane};
 use crate::scsi::Units;
@@ -51,6 +52,8 @@ pub(super) struct Prepared {
     api_connections: usize,
     /// A copy of the read cache of the former process.
     cache: Option<CacheCopy>,
+    /// What metrics report besides the pool.
+    pub observed: Observed,
     /// Number of connections that continue.
     pub resumed: usize,
 }
@@ -131,6 +134,11 @@ impl Prepared {
             http_hosts: config.http_hosts.clone(),
             api_connections: descriptors.control,
             cache: state.cache,
+            observed: Observed {
+                write_buffer: config.pool.write_buffer,
+                series: config.metrics.clone(),
+                ..Observed::default()
+            },
             resumed,
         })
     }
@@ -144,6 +152,8 @@ impl Prepared {
         }
         let control = Control::new(pool.clone(), targets.clone(), units.clone(), self.limits, self.info);
         control.accept_upgrades(upgrades);
+        let observed = Observed { plane: plane.counters(), ..self.observed };
+        control.observe(|it| *it = observed);
         let background = vec![
             tokio::spawn(pressure::watch(pool)),
             tokio::spawn(iscsi::follow(targets, units.clone())),

@@ -13,6 +13,7 @@ use super::claim::{self, Stopped};
 use super::descriptors::Descriptors;
 use super::notify;
 use crate::config::{PoolLocation, RadosPool, ServeConfig};
+use crate::metrics::Held;
 use crate::plane::Gate;
 
 /// Creates a future that completes when another server has taken the store. It may keep the store open.
@@ -23,6 +24,8 @@ pub(super) struct Opened {
     pub store: Arc<dyn Store>,
     pub lost: Lost,
     pub gate: Gate,
+    /// The ownership of a pool in Ceph.
+    pub held: Option<Held>,
 }
 
 /// Prepares the data directory of a server whose pool is elsewhere: it holds the files of the server only.
@@ -82,7 +85,7 @@ fn open_directory(path: &Path, descriptors: &Descriptors) -> Result<Opened, Stor
     tracing::info!(uring, direct, "store open");
     // The lock of the directory prevents it.
     let lost = Box::new(|| -> BoxFuture<'static, ()> { Box::pin(std::future::pending()) });
-    Ok(Opened { store, lost, gate: Gate::default() })
+    Ok(Opened { store, lost, gate: Gate::default(), held: None })
 }
 
 /// A function that opens a pool in Ceph.
@@ -102,7 +105,9 @@ fn opener(
         tracing::info!(pool = %address, "store open");
         notify::notify("STATUS=opening the pool");
         let (held, gate) = (store.clone(), Gate::new(store.ownership()));
-        Ok(Opened { store, lost: Box::new(move || held.lost()), gate })
+        let ownership =
+            Held { owner: store.owner().to_owned(), term: store.term(), lease_left: store.lease_left() };
+        Ok(Opened { store, lost: Box::new(move || held.lost()), gate, held: Some(ownership) })
     }
 }
 
@@ -113,7 +118,7 @@ async fn finish(
     host: Arc<dyn Host>,
 ) -> Result<Opened, ServeError> {
     let failed = |source| ServeError::Store { pool: config.location.to_string(), source };
-    let Opened { mut store, lost, gate } = opened.map_err(failed)?;
+    let Opened { mut store, lost, gate, held } = opened.map_err(failed)?;
     if let Some(limit) = config.store_limit {
         tracing::info!(limit, "the size of the pool is limited, as configured");
         store = Arc::new(Limited::new(store, limit).await.map_err(failed)?);
@@ -124,7 +129,7 @@ async fn finish(
         let sleep = Arc::new(move |time| host.sleep(time));
         store = Arc::new(Slow::new(store, array, Arc::new(move || clock.now()), sleep));
     }
-    Ok(Opened { store, lost, gate })
+    Ok(Opened { store, lost, gate, held })
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod host;
 mod hostile;
 mod idle;
 mod import;
+mod monitoring;
 mod nbd;
 mod process;
 mod scsi;

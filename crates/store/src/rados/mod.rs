@@ -97,6 +97,8 @@ pub struct Ownership {
 pub struct RadosStore {
     shared: Arc<Shared>,
     is_writable: bool,
+    /// This server, as the header of the pool names it.
+    owner: String,
 }
 
 /// State that operations in flight use as well.
@@ -126,7 +128,11 @@ struct Lease(AtomicU64);
 impl Lease {
     /// Whether it is valid at this time of [`Cluster::now`].
     fn is_valid(&self, now: Duration) -> bool {
-        now < Duration::from_micros(self.0.load(Relaxed))
+        now < self.until()
+    }
+
+    fn until(&self) -> Duration {
+        Duration::from_micros(self.0.load(Relaxed))
     }
 
     fn extend(&self, until: Duration) {
@@ -168,7 +174,7 @@ impl RadosStore {
 
     fn read_only(cluster: Arc<dyn Cluster>) -> Arc<RadosStore> {
         let shared = Shared::new(cluster, String::new());
-        Arc::new(RadosStore { shared: Arc::new(shared), is_writable: false })
+        Arc::new(RadosStore { shared: Arc::new(shared), is_writable: false, owner: String::new() })
     }
 
     async fn claim(
@@ -181,7 +187,7 @@ impl RadosStore {
         let shared = Arc::new(Shared::new(cluster.clone(), digits(term)));
         shared.keys.remove_later(obsolete_keys);
         cluster.spawn(Box::pin(keep(Arc::downgrade(&shared))));
-        Ok(Arc::new(RadosStore { shared, is_writable: true }))
+        Ok(Arc::new(RadosStore { shared, is_writable: true, owner: owner.to_string() }))
     }
 
     /// Opens a pool of a simulated cluster. A server that is dropped there has crashed.
@@ -204,10 +210,14 @@ impl RadosStore {
         block_on(RadosStore::open_simulated(cluster, name, claim))
     }
 
+    /// This server, as the header of the pool names it.
+    pub fn owner(&self) -> &str {
+        &self.owner
+    }
+
     /// The number of the ownership.
-    #[cfg(feature = "test-util")]
     pub fn term(&self) -> u64 {
-        u64::from_str_radix(&self.shared.term, 16).expect("it was written as a number")
+        u64::from_str_radix(&self.shared.term, 16).unwrap_or_default()
     }
 
     /// Completes when another server has taken the pool over.
@@ -218,6 +228,16 @@ impl RadosStore {
                 // The store was closed.
                 std::future::pending::<()>().await;
             }
+        })
+    }
+
+    /// A function that returns how long it is certain that no other server has taken the pool over. It does
+    /// not keep the store open.
+    pub fn lease_left(&self) -> Arc<dyn Fn() -> Duration + Send + Sync> {
+        let (lease, cluster) = (self.shared.lease.clone(), Arc::downgrade(&self.shared.cluster));
+        Arc::new(move || {
+            let left = |cluster: Arc<dyn Cluster>| lease.until().saturating_sub(cluster.now());
+            cluster.upgrade().map_or(Duration::ZERO, left)
         })
     }
 
