@@ -69,6 +69,9 @@ import clients_hostile  # noqa: E402, F401
 import clients_failures  # noqa: E402, F401
 import clients_demo  # noqa: E402, F401
 import clients_restart  # noqa: E402, F401
+import clients_metrics  # noqa: E402, F401
+import clients_golden  # noqa: E402, F401
+import clients_package  # noqa: E402, F401
 import clients_rados  # noqa: E402, F401
 import clients_rados_outages  # noqa: E402, F401
 
