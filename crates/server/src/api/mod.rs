@@ -16,6 +16,7 @@ mod guard;
 mod images;
 mod lines;
 mod pool;
+mod request_id;
 mod snapshots;
 mod stats;
 mod targets;
@@ -100,8 +101,10 @@ pub fn router(control: Control, origin: Origin, hosts: &[String]) -> Router {
             let message = "this resource does not support the method; see docs/api.md for all routes";
             ApiError::refused(Refusal::MethodNotAllowed, message)
         })
-        // The outermost layer: the checks apply to every route and to the fallbacks.
+        // The checks apply to every route and to the fallbacks.
         .layer(middleware::from_fn_with_state(Guard::new(origin, hosts), guard))
+        // Refused requests have an id, too.
+        .layer(middleware::from_fn(request_id::identify))
         .with_state(Api { control, origin })
 }
 

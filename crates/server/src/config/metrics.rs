@@ -1,4 +1,4 @@
-//! `[metrics]`: which volumes have metrics of their own.
+//! `[metrics]`: which volumes have separate metrics.
 
 use serde::Deserialize;
 
@@ -6,17 +6,17 @@ use super::ConfigError;
 use crate::metrics::VolumeSeries;
 use crate::nbd::ExportPattern;
 
-/// Most volumes that may have metrics of their own: each has nine series.
+/// Most volumes with separate metrics: each has nine series.
 const MOST_VOLUMES: usize = 10_000;
 
 /// `[metrics]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MetricsSection {
-    /// Names of volumes with metrics of their own, where `*` matches any characters.
+    /// Names of volumes with separate metrics, where `*` matches any characters.
     #[serde(default)]
     pub volumes: Vec<ExportPattern>,
-    /// Most volumes with metrics of their own.
+    /// Most volumes with separate metrics.
     pub max_volumes: Option<usize>,
 }
 

@@ -28,6 +28,7 @@ use forebay_engine::{Pool, Role};
 use parking_lot::RwLock;
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
+use tracing::Instrument;
 
 pub use classes::*;
 pub use desktops::*;
@@ -68,6 +69,7 @@ pub enum Action {
     ChangeProfile { image: String, action: ProfileAction },
     RemoveProfile { image: String },
     ListVolumes,
+    ShowActivity,
     ShowVolume { name: String },
     CreateVolume(CreateVolume),
     CloneVolumes(CloneVolumes),
@@ -116,6 +118,7 @@ impl Action {
                 | ShowImage { .. }
                 | ShowProfile { .. }
                 | ListVolumes
+                | ShowActivity
                 | ShowVolume { .. }
                 | ShowClasses { .. }
                 | ShowLimits { .. }
@@ -139,6 +142,7 @@ impl Action {
 pub enum Reply {
     Disk(DiskView),
     Disks(Vec<DiskView>),
+    Activity(Vec<ActivityView>),
     Server(ServerView),
     Stats(Box<StatsView>),
     DiskStats(DiskStatsView),
@@ -231,17 +235,17 @@ impl Control {
         &self.inner.limits
     }
 
-    /// What metrics report besides the pool.
+    /// What metrics report in addition to the pool.
     pub(crate) fn observed(&self) -> Observed {
         self.inner.observed.read().clone()
     }
 
-    /// Sets what metrics report besides the pool.
+    /// Sets what metrics report in addition to the pool.
     pub(crate) fn observe(&self, change: impl FnOnce(&mut Observed)) {
         change(&mut self.inner.observed.write());
     }
 
-    /// Sets the volumes that have metrics of their own.
+    /// Sets the volumes with separate metrics.
     pub fn set_volume_series(&self, series: VolumeSeries) {
         self.observe(|observed| observed.series = series);
     }
@@ -296,7 +300,7 @@ impl Control {
         }
         let permit = self.job_permit().await?;
         let this = self.clone();
-        let task = tokio::spawn(async move {
+        let run = async move {
             let result = this.execute_with_retry(&action).await;
             drop(permit);
             if !action.is_query() {
@@ -306,7 +310,9 @@ impl Control {
                 }
             }
             result
-        });
+        };
+        // Events of the action name the request that it serves.
+        let task = tokio::spawn(run.in_current_span());
         task.await.unwrap_or_else(|e| {
             Err(ControlError::internal(format!("the action failed ({e}); see the server's log")))
         })
@@ -338,6 +344,7 @@ impl Control {
             A::ChangeProfile { image, action } => self.change_profile(image, *action).await,
             A::RemoveProfile { image } => self.remove_profile(image).await,
             A::ListVolumes => Ok(self.list_disks(Role::Volume)),
+            A::ShowActivity => Ok(Reply::Activity(pool.guest_stats().into_iter().map(Into::into).collect())),
             A::ShowVolume { name } => self.show_disk(name, Role::Volume),
             A::CreateVolume(v) => {
                 disk_reply(&pool.create_volume(&v.name, v.size_bytes, v.sync.into(), v.dedup_domain).await?)

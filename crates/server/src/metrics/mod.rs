@@ -25,7 +25,7 @@ const POOL_WAIT: Duration = Duration::from_secs(2);
 /// Default of `max_volumes`.
 const MAX_VOLUMES: usize = 2000;
 
-/// The volumes that have series of their own.
+/// The volumes with separate series.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeSeries {
     /// Names; none by default.
@@ -51,7 +51,7 @@ pub struct Held {
     pub lease_left: std::sync::Arc<dyn Fn() -> Duration + Send + Sync>,
 }
 
-/// What is measured besides the pool.
+/// What is measured in addition to the pool.
 #[derive(Clone, Default)]
 pub struct Observed {
     pub(crate) plane: PlaneCounters,

@@ -70,6 +70,13 @@ impl ExportPattern {
     }
 }
 
+impl fmt::Display for ExportPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.disk.0)?;
+        self.snapshot.iter().try_for_each(|snapshot| write!(f, "@{}", snapshot.0))
+    }
+}
+
 impl FromStr for ExportPattern {
     type Err = BadPattern;
 

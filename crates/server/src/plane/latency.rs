@@ -217,6 +217,22 @@ mod tests {
         assert_eq!(counts(&latencies, Front::Nbd, Served::Store), Counts::default());
     }
 
+    /// The promise is some nanoseconds; the bound is for a machine with other work.
+    #[test]
+    fn counting_costs_nanoseconds() {
+        let times = Times::new(Arc::default());
+        let (passes, requests) = (20_000, 16);
+        let begun = Instant::now();
+        for _ in 0..passes {
+            times.begin_pass();
+            (0..requests).for_each(|_| times.count(Front::Nbd, std::hint::black_box(Served::Ram)));
+            times.end_pass();
+        }
+        let each = begun.elapsed() / passes;
+        println!("a pass of {requests} requests is counted in {each:?}");
+        assert!(each < Duration::from_micros(20), "{each:?}");
+    }
+
     #[test]
     fn a_pass_counts_its_requests_once() {
         let times = Times::new(Arc::default());

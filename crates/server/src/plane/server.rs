@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
-use super::connections::{Admission, ConnectionLimits, Connections, Refused};
+use super::connections::{Admission, ConnectionLimits, Connections, LimitsHandle, Refused};
 use super::gate::Gate;
 use super::handover::{Busy, Parked, Phase, Received, Resume, Resumed};
 use super::latency::{Counts, Front, Latencies, Served as ServedFrom};
@@ -67,6 +67,25 @@ pub struct Handle {
     busy: Arc<Busy>,
     threads: Vec<JoinHandle<Vec<Parked>>>,
     counters: PlaneCounters,
+    limits: LimitsHandle,
+    probe: Probe,
+}
+
+/// Asks the threads of a data plane whether they make progress.
+#[derive(Clone)]
+pub(crate) struct Probe(Vec<mpsc::UnboundedSender<Served>>);
+
+impl Probe {
+    /// Returns when every thread has answered, also one that has ended.
+    pub async fn answered(&self) {
+        let asked = self.0.iter().filter_map(|thread| {
+            let (answer, answered) = oneshot::channel();
+            thread.send(Served::Probe(answer)).is_ok().then_some(answered)
+        });
+        for answered in asked.collect::<Vec<_>>() {
+            let _ = answered.await;
+        }
+    }
 }
 
 /// The counters of a running data plane. Reading them takes no lock.
@@ -163,6 +182,7 @@ impl Plane {
         let connections = Arc::new(AtomicUsize::new(0));
         let (phase, phase_rx) = watch::channel(Phase::Serving);
         let busy = Arc::new(Busy::default());
+        let clients = Connections::new(self.limits);
         let mut handle = Handle {
             addresses,
             connections: connections.clone(),
@@ -170,6 +190,8 @@ impl Plane {
             busy: busy.clone(),
             threads: Vec::new(),
             counters: PlaneCounters::default(),
+            limits: LimitsHandle::new(clients.clone()),
+            probe: Probe(Vec::new()),
         };
         let cores = cores.max(1);
         let memory = Memory::new(self.memory);
@@ -180,7 +202,7 @@ impl Plane {
             latencies: latencies.clone(),
         };
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..cores).map(|_| mpsc::unbounded_channel()).unzip();
-        let clients = Connections::new(self.limits);
+        handle.probe = Probe(senders.clone());
         let until_resumed = self.until_resumed.unwrap_or_else(|| Arc::new(()));
         let resumed = self.resumed.into_iter().zip(senders.iter().cycle());
         for ((resume, socket, listener, received), sender) in resumed {
@@ -222,6 +244,16 @@ impl Handle {
     /// The counters, which stay readable after the end.
     pub(crate) fn counters(&self) -> PlaneCounters {
         self.counters.clone()
+    }
+
+    /// Asks the threads whether they make progress.
+    pub(crate) fn probe(&self) -> Probe {
+        self.probe.clone()
+    }
+
+    /// Changes the limits on clients.
+    pub(crate) fn limits(&self) -> LimitsHandle {
+        self.limits.clone()
     }
 
     /// Stops: accepts no new clients, finishes and answers requests received before, refuses those received
@@ -283,6 +315,8 @@ enum Served {
     Accepted(Arc<dyn FrontEnd>, Client),
     /// A client of another process.
     Resumed(Resume, Resumed),
+    /// A question whether the thread makes progress.
+    Probe(oneshot::Sender<()>),
 }
 
 type Accept = (Vec<(Listener, Arc<dyn FrontEnd>)>, Vec<mpsc::UnboundedSender<Served>>, Arc<Connections>);
@@ -322,11 +356,11 @@ fn run_thread(
                     }
                     worker.enter_phase(phase);
                 }
-                                // Without listeners there are no senders, and only `server` can end the
-                                // loop.
+                // Only `server` ends the loop.
                 Some(client) = clients.recv() => match client {
                     Served::Accepted(front, client) => front.spawn(&worker, client),
                     Served::Resumed(resume, client) => resume(&worker, client),
+                    Served::Probe(answer) => drop(answer.send(())),
                 },
             }
         };

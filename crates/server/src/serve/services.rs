@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use axum::serve::Listener;
 use forebay_engine::Pool;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -16,7 +15,9 @@ use super::ServeError;
 use super::capped::{Capped, stopped};
 use super::classes;
 use super::descriptors::Descriptors;
-use super::pressure;
+use super::notify;
+use super::pressure::{self, Budgets};
+use super::reload::{self, Followers, Reloader};
 use super::sockets::Sockets;
 use super::upgrade::{CacheCopy, HandedOver};
 use crate::api::{self, Origin};
@@ -50,9 +51,10 @@ pub(super) struct Prepared {
     http: Option<TcpListener>,
     http_hosts: Vec<String>,
     api_connections: usize,
+    most_connections: usize,
     /// A copy of the read cache of the former process.
     cache: Option<CacheCopy>,
-    /// What metrics report besides the pool.
+    /// What metrics report in addition to the pool.
     pub observed: Observed,
     /// Number of connections that continue.
     pub resumed: usize,
@@ -133,6 +135,7 @@ impl Prepared {
             http,
             http_hosts: config.http_hosts.clone(),
             api_connections: descriptors.control,
+            most_connections: descriptors.clients,
             cache: state.cache,
             observed: Observed {
                 write_buffer: config.pool.write_buffer,
@@ -144,7 +147,11 @@ impl Prepared {
     }
 
     /// Serves clients.
-    pub fn run(self, upgrades: mpsc::Sender<UpgradeRequest>) -> Result<Services, ServeError> {
+    pub fn run(
+        self,
+        upgrades: mpsc::Sender<UpgradeRequest>,
+        reloader: Arc<Reloader>,
+    ) -> Result<Services, ServeError> {
         let Prepared { pool, targets, units, .. } = self;
         let plane = self.plane.run(self.cores)?;
         if let Some(cache) = self.cache {
@@ -154,11 +161,20 @@ impl Prepared {
         control.accept_upgrades(upgrades);
         let observed = Observed { plane: plane.counters(), ..self.observed };
         control.observe(|it| *it = observed);
+        let (budgets, configured) = watch::channel(Budgets::of(&pool));
+        let followers = Followers {
+            control: control.clone(),
+            certificates: self.certificates,
+            limits: plane.limits(),
+            most_connections: self.most_connections,
+            budgets,
+        };
         let background = vec![
-            tokio::spawn(pressure::watch(pool)),
+            tokio::spawn(pressure::watch(pool, configured)),
             tokio::spawn(iscsi::follow(targets, units.clone())),
-            tokio::spawn(reload_on_hangup(self.certificates)?),
+            tokio::spawn(reload::on_hangup(reloader, followers)?),
             tokio::spawn(classes::learn(control.clone())),
+            tokio::spawn(notify::feed_watchdog(plane.probe())),
         ];
         let socket_listener = Capped::new(self.control_listener, self.api_connections, control.stopping());
         let mut listeners = vec![listen(socket_listener, &control, Origin::Socket, &[])];
@@ -195,7 +211,8 @@ impl Services {
 /// The limits of the configuration, lowered to the number of available descriptors.
 fn connection_limits(config: &ServeConfig, descriptors: &Descriptors) -> ConnectionLimits {
     let wanted = config.connections;
-    let all = wanted.all.min(descriptors.clients);
+    let limits = lowered(wanted, descriptors.clients);
+    let all = limits.all;
     if all < wanted.all {
         let limit = descriptors.limit;
         tracing::warn!(
@@ -204,24 +221,13 @@ fn connection_limits(config: &ServeConfig, descriptors: &Descriptors) -> Connect
             "the limit of {limit} open files allows fewer connections than configured (ulimit -n, LimitNOFILE=)"
         );
     }
-    // A part of the connections is reserved for clients that have negotiated.
-    ConnectionLimits { all, negotiating: wanted.negotiating.min(all.div_ceil(2)), ..wanted }
+    limits
 }
 
-/// Reloads the certificates of the NBD server on each SIGHUP.
-fn reload_on_hangup(certificates: nbd::Certificates) -> std::io::Result<impl Future<Output = ()>> {
-    let mut hangup = signal(SignalKind::hangup())?;
-    Ok(async move {
-        while hangup.recv().await.is_some() {
-            match certificates.reload() {
-                Ok(true) => tracing::info!("TLS certificates read again"),
-                Ok(false) => {
-                    tracing::info!("SIGHUP: TLS is not configured, there are no certificates to reload")
-                }
-                Err(e) => tracing::error!("cannot reload the TLS certificates, those in use are kept: {e}"),
-            }
-        }
-    })
+/// The limits with at most this many connections. A part of them is reserved for clients that have negotiated.
+pub(super) fn lowered(wanted: ConnectionLimits, most: usize) -> ConnectionLimits {
+    let all = wanted.all.min(most);
+    ConnectionLimits { all, negotiating: wanted.negotiating.min(all.div_ceil(2)), ..wanted }
 }
 
 /// Serves the API on a listener until the control plane stops.

@@ -12,6 +12,7 @@ mod idle;
 mod import;
 mod monitoring;
 mod nbd;
+mod operate;
 mod process;
 mod scsi;
 mod targets;
