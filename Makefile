@@ -7,8 +7,8 @@ PYTHON ?= /usr/bin/python3
 MDBOOK ?= mdbook
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build dev check test test-rust test-clients test-threads test-ceph test-proxmox \
-	package-proxmox demo soak soak-space soak-crash soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi \
+.PHONY: help setup build dev check test test-rust test-clients test-threads test-ceph test-proxmox test-package \
+	package package-proxmox demo soak soak-space soak-crash soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi \
 	bench-boot bench-ats bench-scale fmt lint deny corpora book clean
 
 help: ## list the commands
@@ -103,6 +103,12 @@ bench-ats: setup build ## volumes that hosts share over iSCSI: locks, snapshots,
 
 bench-scale: ## what the tables of a pool of 1, 10 and 100 TB cost: pauses, memory, checkpoints, opening
 	$(CARGO) test --release --locked -p forebay-engine --lib -- scale:: --ignored --nocapture
+
+package: build ## the Debian package, in target/package (needs dpkg-deb)
+	@packaging/debian/build.sh $(TARGET)/release/forebay $(TARGET)/package
+
+test-package: setup build ## the package on clean roots of Debian 12 and 13 (needs root and debootstrap; minutes)
+	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/package/run.py $(ARGS)
 
 fmt: ## format all code
 	$(CARGO) fmt --all

@@ -73,6 +73,9 @@ import clients_failures  # noqa: E402, F401
 import clients_proxmox  # noqa: E402, F401
 import clients_demo  # noqa: E402, F401
 import clients_restart  # noqa: E402, F401
+import clients_metrics  # noqa: E402, F401
+import clients_golden  # noqa: E402, F401
+import clients_package  # noqa: E402, F401
 import clients_rados  # noqa: E402, F401
 import clients_rados_outages  # noqa: E402, F401
 import clients_rados_handover  # noqa: E402, F401

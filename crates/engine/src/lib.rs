@@ -65,7 +65,7 @@ pub use config::{BootProfile, Coalesce, OnMemoryLoss, PoolConfig, RemoteAnswers}
 pub use error::{Error, Result};
 pub use forebay_format::SegmentId;
 pub use forebay_format::{DiskId, Mark, PoolId, Role, SyncMode};
-pub use handle::{DiskHandle, Extent, Fast};
+pub use handle::{DiskHandle, Extent, Fast, ReadFrom};
 pub use host::{BoxFuture, Host};
 pub use limit::{Limits, Rate, RateLimits};
 pub use log_damage::{DamagedPlace, DiskLoss, LogDamage};
@@ -85,8 +85,8 @@ pub use profile::ProfileInfo;
 pub use quota::TenantUsage;
 pub use read::Prefetched;
 pub use stats::{
-    CacheStats, CommitStats, Count, DesktopStats, DiskSpace, DiskStats, GcPhase, GcProgress, GuestStats,
-    Memory, PoolStats, ReductionStats, Room, SpaceStats, StoreStats,
+    CacheStats, CommitStats, Count, DesktopStats, DiskGuestStats, DiskSpace, DiskStats, GcPhase, GcProgress,
+    GuestStats, Memory, PoolStats, ReductionStats, Room, SpaceStats, StoreStats,
 };
 pub use workers::Workers;
 pub use zero::is_zero;

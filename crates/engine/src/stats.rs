@@ -259,6 +259,25 @@ pub struct DiskStats {
     pub limited: Count,
 }
 
+/// A disk and its counters since the pool was opened.
+#[derive(Debug, Clone)]
+pub struct DiskGuestStats {
+    /// Export name.
+    pub name: String,
+    /// Its kind.
+    pub role: forebay_format::Role,
+    /// Connections that have it open.
+    pub clients: usize,
+    /// Guest operations.
+    pub guest: GuestStats,
+    /// For a desktop: bytes in its write cache.
+    pub cached_bytes: u64,
+    /// Acknowledged writes were lost with the memory that held them.
+    pub memory_lost: bool,
+    /// A node of its block map cannot be read.
+    pub map_damaged: bool,
+}
+
 /// Space usage of one disk, as of the last mark.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct DiskSpace {

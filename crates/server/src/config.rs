@@ -7,31 +7,42 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_engine::{BootProfile, Coalesce, OnMemoryLoss, PoolConfig, RemoteAnswers};
-use forebay_guest::{Change, Class, Policy};
+use forebay_guest::{Change as ClassChange, Class, Policy};
 use forebay_store::DiskArray;
 use serde::Deserialize;
 
+mod effective;
 mod iscsi;
 mod limits;
+mod logging;
+mod metrics;
 mod nbd;
+mod nearest;
 mod store;
 
 use crate::import::FetchPolicy;
 use crate::iscsi::Algorithm;
+use crate::log::{LogConfig, LogFormat};
+use crate::metrics::VolumeSeries;
 use crate::nbd::Config as NbdConfig;
 use crate::plane::{ConnectionLimits, ListenAddr, MemoryLimits};
 use crate::size::Size;
 use crate::targets::{IqnName, Target};
+pub use effective::{Change, Setting, lines_of_keys, settings};
 pub use iscsi::{
     InitiatorSection, IscsiPaths, IscsiSection, LunSection, SessionLimits, TargetSection, WhileStandby,
     parse_portal,
 };
 pub use limits::LimitsSection;
+pub use logging::LoggingSection;
+pub use metrics::MetricsSection;
 pub use nbd::{NbdFlags, NbdListenerSection, NbdSection, TlsSection};
 pub use store::{PoolLocation, RadosPool, SlowSection, StoreFlags, StoreSection, rados_options};
 
 /// Default data directory of all commands other than `serve`.
 pub const DEFAULT_DATA: &str = "/var/lib/forebay";
+/// Default configuration file of `forebay config`.
+pub const DEFAULT_CONFIG: &str = "/etc/forebay/forebay.toml";
 /// Default directory of the retained memory.
 const DEFAULT_MEMORY_DIR: &str = "/dev/shm";
 /// Name of the control socket in the data directory.
@@ -166,6 +177,12 @@ pub struct ConfigFile {
     /// Block classes.
     #[serde(default)]
     pub classes: ClassesSection,
+    /// Metrics.
+    #[serde(default)]
+    pub metrics: MetricsSection,
+    /// The log of the server.
+    #[serde(default)]
+    pub logging: LoggingSection,
 }
 
 /// `[classes]`.
@@ -175,17 +192,17 @@ pub struct ClassesSection {
     /// Whether disks are scanned automatically.
     pub learn: Option<bool>,
     /// `[classes.other]`: blocks of no other class.
-    pub other: Change,
+    pub other: ClassChange,
     /// `[classes.page]`
-    pub page: Change,
+    pub page: ClassChange,
     /// `[classes.temporary]`
-    pub temporary: Change,
+    pub temporary: ClassChange,
     /// `[classes.code]`
-    pub code: Change,
+    pub code: ClassChange,
     /// `[classes.metadata]`
-    pub metadata: Change,
+    pub metadata: ClassChange,
     /// `[classes.free]`
-    pub free: Change,
+    pub free: ClassChange,
 }
 
 impl ClassesSection {
@@ -360,7 +377,7 @@ impl ConfigFile {
         toml::from_str(text).map_err(|e| {
             let start = e.span().map_or(0, |span| span.start).min(text.len());
             let line = text.as_bytes()[..start].iter().filter(|b| **b == b'\n').count() + 1;
-            let reason = e.message().replace('\n', "; ");
+            let reason = nearest::explain(&e.message().replace('\n', "; "));
             ConfigError::Syntax { path: path.to_owned(), line, reason }
         })
     }
@@ -407,6 +424,10 @@ pub struct ServeConfig {
     pub store_limit: Option<u64>,
     /// Hard disks whose speed the store emulates.
     pub store_slow: Option<DiskArray>,
+    /// The log of the server.
+    pub log: LogConfig,
+    /// Volumes with separate metrics.
+    pub metrics: VolumeSeries,
     /// Configuration of the pool.
     pub pool: PoolConfig,
 }
@@ -430,6 +451,7 @@ pub struct Overrides {
     pub cores: Option<usize>,
     pub remote_answers: Option<AnswerMode>,
     pub on_memory_loss: Option<LossMode>,
+    pub log_format: Option<LogFormat>,
 }
 
 impl ServeConfig {
@@ -484,6 +506,8 @@ impl ServeConfig {
                 allow_private: flags.import_allow_private || file.import.allow_private,
             },
             cores,
+            log: file.logging.config(flags.log_format)?,
+            metrics: file.metrics.series()?,
             store_limit,
             store_slow,
             pool,

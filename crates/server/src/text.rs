@@ -56,13 +56,23 @@ pub(crate) fn json(text: &str) -> Cow<'_, str> {
 
 /// Standard error for the log: each call of `write` is one event including its line end, and becomes one
 /// line.
-pub(crate) struct LogWriter;
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum LogWriter {
+    /// Events are plain lines.
+    Text,
+    /// Events are JSON objects.
+    Json,
+}
 
 impl Write for LogWriter {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(event);
         let line = text.strip_suffix('\n').unwrap_or(&text);
-        let mut line = one_line(line).into_owned();
+        let mut line = match self {
+            LogWriter::Text => one_line(line),
+            LogWriter::Json => json(line),
+        }
+        .into_owned();
         line.push('\n');
         io::stderr().lock().write_all(line.as_bytes())?;
         Ok(event.len())

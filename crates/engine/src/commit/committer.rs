@@ -73,6 +73,25 @@ pub(crate) struct Committer {
     pub(super) checkpointed: AtomicU64,
     pub commits: Counter,
     pub checkpoints: Counter,
+    figures: Mutex<LogFigures>,
+}
+
+/// Figures of the log, which can be read while a commit has it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct LogFigures {
+    /// Sequence number of the last durable batch.
+    pub seq: u64,
+    /// Number of segments.
+    pub segments: u64,
+    /// Bytes of all segments that were not moved.
+    pub stored_bytes: u64,
+}
+
+impl LogFigures {
+    fn of(log: &Log) -> LogFigures {
+        let table = log.table();
+        LogFigures { seq: log.head().seq, segments: table.len() as u64, stored_bytes: table.in_place_bytes() }
+    }
 }
 
 impl Committer {
@@ -95,12 +114,21 @@ impl Committer {
             scans,
             tables: Mutex::new(tables),
             appended: log.appended.clone(),
+            figures: Mutex::new(LogFigures::of(&log)),
             log: tokio::sync::Mutex::new(log),
             checkpoint_lock: tokio::sync::Mutex::new(()),
             checkpointed: AtomicU64::new(0),
             commits: Counter::default(),
             checkpoints: Counter::default(),
         }
+    }
+
+    /// Figures of the log, at most one commit old. Never waits for the store.
+    pub fn log_figures(&self) -> LogFigures {
+        if let Ok(log) = self.log.try_lock() {
+            *self.figures.lock() = LogFigures::of(&log);
+        }
+        *self.figures.lock()
     }
 
     /// Current duration of a commit on the store: an append and a sync.
@@ -236,6 +264,7 @@ impl Committer {
             return Ok(());
         }
         self.log_group(&mut log, group, Stream::Data, &mut warm).await?;
+        *self.figures.lock() = LogFigures::of(&log);
         drop(log);
         self.after_commit().await;
         Ok(())

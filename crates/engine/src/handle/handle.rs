@@ -30,6 +30,15 @@ pub enum Fast {
     Wait,
 }
 
+/// Where the data of a read was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadFrom {
+    /// In RAM.
+    Ram,
+    /// Some of it in the store.
+    Store,
+}
+
 /// A disk that a client has open. Dropping it detaches the client.
 pub struct DiskHandle {
     pub(super) reader: Arc<Reader>,
@@ -124,7 +133,7 @@ impl DiskHandle {
     }
 
     /// Whether a change is durable when it is answered.
-    fn is_durable(&self, fua: bool) -> bool {
+    pub fn is_durable(&self, fua: bool) -> bool {
         !self.disk.is_desktop() && (self.write_through() || (fua && self.disk.sync() == SyncMode::Flush))
     }
 
@@ -240,12 +249,12 @@ impl DiskHandle {
     /// Reads into `out`.
     pub async fn read(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let request = offset..offset.saturating_add(out.len() as u64);
-        self.read_part(request, offset, out).await
+        self.read_part(request, offset, out).await.map(|_| ())
     }
 
     /// As [`DiskHandle::read`], for a part of a client's `request`, a range of bytes: the rest of it may be
     /// read ahead.
-    pub async fn read_part(&self, request: Range<u64>, offset: u64, out: &mut [u8]) -> Result<()> {
+    pub async fn read_part(&self, request: Range<u64>, offset: u64, out: &mut [u8]) -> Result<ReadFrom> {
         let len = out.len() as u64;
         self.check_read(offset, len)?;
         self.begin(Kind::Read, len).await;
@@ -256,7 +265,7 @@ impl DiskHandle {
         self.intake.cx.check_fenced()?;
         self.reader.end_sequential(&self.disk, &read, origin, together);
         self.count_read(offset, out.len(), origin == Origin::Ram);
-        Ok(())
+        Ok(if origin == Origin::Ram { ReadFrom::Ram } else { ReadFrom::Store })
     }
 
     fn count_read(&self, offset: u64, len: usize, hit: bool) {

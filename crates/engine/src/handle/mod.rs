@@ -8,4 +8,4 @@ pub(crate) mod update;
 
 pub use extents::Extent;
 pub(crate) use handle::is_write_through;
-pub use handle::{DiskHandle, Fast};
+pub use handle::{DiskHandle, Fast, ReadFrom};

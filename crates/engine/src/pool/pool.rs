@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use forebay_format::{SegmentId, Stream};
+use forebay_format::{Mark, SegmentId, Stream};
 use forebay_store::{Metered, Store};
 
 use crate::disk::Disk;
@@ -14,7 +14,7 @@ use crate::parts::Parts;
 use crate::recovery::{Mode, OnLoss, recover};
 use crate::stats::{StoreStats, count};
 use crate::sync::Mutex;
-use crate::{Client, DiskStats, Error, Host, Memory, PoolConfig, PoolStats, Result};
+use crate::{Client, DiskGuestStats, DiskStats, Error, Host, Memory, PoolConfig, PoolStats, Result};
 
 /// An open pool.
 pub struct Pool {
@@ -222,10 +222,7 @@ impl Pool {
 
     /// The counters.
     pub async fn stats(&self) -> PoolStats {
-        let (seq, segments, stored) = {
-            let log = self.parts.committer.log.lock().await;
-            (log.head().seq, log.table().len() as u64, log.table().in_place_bytes())
-        };
+        let log = self.parts.committer.log_figures();
         let room = self.parts.reader.source.store.capacity().await.ok();
         let (mut guest, disks) = (*self.parts.committer.applier.retired.lock(), {
             let catalogue = self.parts.catalogue.read();
@@ -244,12 +241,12 @@ impl Pool {
             read_cache: self.parts.reader.cache.stats(),
             map_cache: self.parts.reader.nodes.cache.stats(),
             dirty_bytes: self.parts.space.dirty(),
-            stored_bytes: stored,
+            stored_bytes: log.stored_bytes,
             store_total_bytes: room.map_or(0, |r| r.total),
             store_free_bytes: room.map_or(0, |r| r.free),
             disks,
-            segments,
-            seq,
+            segments: log.segments,
+            seq: log.seq,
             commits: self.parts.committer.commits.get().ops,
             commit: self.parts.committer.intake.schedule.stats(self.parts.committer.commit_cost()),
             checkpoints: self.parts.committer.checkpoints.get().ops,
@@ -263,6 +260,24 @@ impl Pool {
             moved_bytes: self.parts.space.moved.get().bytes,
             freed_bytes: self.parts.space.freed.get().bytes,
         }
+    }
+
+    /// The counters of all disks except imports under way. Guests do not wait for it.
+    pub fn guest_stats(&self) -> Vec<DiskGuestStats> {
+        let disks: Vec<_> = {
+            let catalogue = self.parts.catalogue.read();
+            catalogue.visible().map(|disk| (catalogue.export_name(disk), disk.clone())).collect()
+        };
+        let of = |(name, disk): (String, Arc<Disk>)| DiskGuestStats {
+            name,
+            role: disk.role(),
+            clients: disk.clients(),
+            guest: disk.guest.get(),
+            cached_bytes: disk.cached(),
+            memory_lost: matches!(disk.record().mark, Mark::Lost { .. }),
+            map_damaged: disk.has_damaged_map(),
+        };
+        disks.into_iter().map(of).collect()
     }
 
     /// The counters and the space of one disk.

@@ -16,6 +16,7 @@ mod guard;
 mod images;
 mod lines;
 mod pool;
+mod request_id;
 mod snapshots;
 mod stats;
 mod targets;
@@ -23,12 +24,14 @@ mod tenants;
 mod volumes;
 
 use axum::extract::State;
-use axum::http::{Method, StatusCode};
+use axum::http::{Method, StatusCode, header};
 use axum::middleware;
-use axum::routing::MethodRouter;
+use axum::response::IntoResponse;
+use axum::routing::{MethodRouter, get};
 use axum::{Json, Router};
 
 use crate::control::{Action, Control, Reply};
+use crate::metrics;
 use error::{ApiError, Refusal, Result};
 pub use guard::HEADER;
 use guard::{Guard, guard};
@@ -90,6 +93,7 @@ pub fn router(control: Control, origin: Origin, hosts: &[String]) -> Router {
         router = router.route(&format!("{PREFIX}{}", route.path), route.handler);
     }
     router
+        .route("/metrics", get(show_metrics))
         .fallback(|| async {
             ApiError::refused(Refusal::NoSuchResource, "no such resource; see docs/api.md for all routes")
         })
@@ -97,9 +101,16 @@ pub fn router(control: Control, origin: Origin, hosts: &[String]) -> Router {
             let message = "this resource does not support the method; see docs/api.md for all routes";
             ApiError::refused(Refusal::MethodNotAllowed, message)
         })
-        // The outermost layer: the checks apply to every route and to the fallbacks.
+        // The checks apply to every route and to the fallbacks.
         .layer(middleware::from_fn_with_state(Guard::new(origin, hosts), guard))
+        // Refused requests have an id, too.
+        .layer(middleware::from_fn(request_id::identify))
         .with_state(Api { control, origin })
+}
+
+/// `GET /metrics`, at the place where Prometheus looks for it.
+async fn show_metrics(State(api): State<Api>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::render(&api.control).await)
 }
 
 /// Runs an action and responds with status 200.

@@ -18,6 +18,12 @@ pub(super) fn routes() -> Vec<Route> {
         },
         Route {
             method: Method::GET,
+            path: "/activity",
+            about: "Show the guest I/O of all disks, in one list",
+            handler: get(|s: State<Api>| run(s, Action::ShowActivity)),
+        },
+        Route {
+            method: Method::GET,
             path: "/stats/{name}",
             about: "Show the guest I/O and space of a volume, image or `volume@snapshot`",
             handler: get(|s: State<Api>, Param(name)| run(s, Action::DiskStats { name })),

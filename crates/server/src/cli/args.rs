@@ -12,9 +12,11 @@ use super::limit::{Change, LimitArgs};
 use crate::config::{AnswerMode, DEFAULT_DATA, HttpAddr, LossMode, parse_http_addr, parse_portal};
 use crate::control::{Reset, SyncPolicy};
 use crate::import::Format;
+use crate::log::LogFormat;
 use crate::nbd::TlsMode;
 use crate::plane::ListenAddr;
 use crate::size::Size;
+use crate::sizing::{ImageKind, Profile};
 
 /// Serve virtual machine disks over NBD and iSCSI, with snapshots and clones of golden images
 #[derive(Debug, Parser)]
@@ -69,6 +71,10 @@ pub enum Command {
     Lun(LunCommand),
     /// Show I/O counters, cache hit rates, memory, data reduction and space
     Stats(StatsArgs),
+    /// Show the rates of the pool and of its busiest disks, until interrupted
+    Top(TopArgs),
+    /// Compute what a fleet of virtual desktops needs: memory, capacity, store operations, cores
+    Size(SizeArgs),
     /// Reclaim the space of removed, discarded and overwritten data now
     Gc,
     /// Replace the running server by another binary without disconnecting clients
@@ -80,6 +86,9 @@ pub enum Command {
         #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=3600))]
         timeout: Option<u64>,
     },
+    /// Check a configuration file, and show the values in effect
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// List the pools in Ceph; show which server holds one; hand one over
     #[command(subcommand)]
     Pool(PoolCommand),
@@ -243,6 +252,9 @@ pub struct ServeArgs {
     /// Number of data-plane threads [default: 2]
     #[arg(long, value_name = "N")]
     pub cores: Option<usize>,
+    /// Form of the log on standard error [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
 }
 
 /// `forebay image …`
@@ -619,6 +631,84 @@ pub enum LunCommand {
         #[arg(long)]
         clear: bool,
     },
+}
+
+/// `forebay config …`
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Check a configuration file, including its certificates
+    Check {
+        /// The file [default: /etc/forebay/forebay.toml]
+        file: Option<PathBuf>,
+    },
+    /// Show the values that 'serve' uses with the same options, and where they come from
+    Show {
+        /// The file, as --config [default: /etc/forebay/forebay.toml]
+        file: Option<PathBuf>,
+        /// Options of serve.
+        #[command(flatten)]
+        args: Box<ServeArgs>,
+    },
+}
+
+/// Options of `size`.
+#[derive(Debug, Args)]
+pub struct SizeArgs {
+    /// Number of desktops that work at the same time
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub desktops: u32,
+    /// Image
+    #[arg(long, value_enum, default_value_t)]
+    pub image: ImageKind,
+    /// Work of the users
+    #[arg(long, value_enum, default_value_t)]
+    pub profile: Profile,
+    /// Hours of work before a desktop is reset
+    #[arg(long, value_name = "H", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=720))]
+    pub hours: u16,
+    /// Memory of the read cache [default: as recommended]
+    #[arg(long, value_name = "SIZE")]
+    pub read_cache: Option<Size>,
+    /// Memory for writes of all desktops [default: as recommended]
+    #[arg(long, value_name = "SIZE")]
+    pub desktop_memory: Option<Size>,
+    /// Scale what the running server has measured, instead of published figures
+    #[arg(long)]
+    pub from_server: bool,
+}
+
+/// Options of `top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Seconds of each interval
+    #[arg(long, value_name = "S", default_value_t = 2.0, value_parser = parse_interval)]
+    pub interval: f64,
+    /// Show one interval and exit
+    #[arg(long)]
+    pub once: bool,
+    /// Order of the disks
+    #[arg(long, value_enum, default_value_t)]
+    pub sort: TopOrder,
+    /// Most disks that are shown
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub lines: usize,
+}
+
+/// `--sort`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum TopOrder {
+    /// Operations per second, the highest first
+    #[default]
+    Ops,
+    /// Bytes per second, the highest first
+    Bytes,
+    /// Name
+    Name,
+}
+
+fn parse_interval(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|s| (0.1..=3600.0).contains(s));
+    seconds.ok_or_else(|| format!("'{text}' is not an interval; use 0.1 to 3600 seconds"))
 }
 
 /// Options of `stats`.

@@ -5,6 +5,7 @@
 mod args;
 mod classes;
 mod client;
+mod config;
 mod gc;
 mod import;
 mod limit;
@@ -14,8 +15,10 @@ mod pool;
 mod profile;
 mod progress;
 mod run;
+mod sizing;
 mod stats;
 mod target;
+mod top;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -25,8 +28,8 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches};
 
 pub use args::{
-    CephArgs, ChapArgs, Cli, Command, Global, ImageCommand, LunCommand, PoolArgs, PoolCommand, ServeArgs,
-    SnapshotCommand, StatsArgs, TargetCommand, VolumeCommand,
+    CephArgs, ChapArgs, Cli, Command, ConfigCommand, Global, ImageCommand, LunCommand, PoolArgs, PoolCommand,
+    ServeArgs, SizeArgs, SnapshotCommand, StatsArgs, TargetCommand, TopArgs, TopOrder, VolumeCommand,
 };
 pub use client::{Client, ClientError, Lines};
 pub use offline::OfflineError;
@@ -63,6 +66,9 @@ pub enum CliError {
     /// Both secrets were to be read from standard input.
     #[error("only one secret can be read from standard input; put the other one into a file")]
     TwoSecrets,
+    /// A server has measured too little.
+    #[error("{0}")]
+    Sizing(String),
     /// Standard output cannot be written.
     #[error("cannot write the output: {0}")]
     Output(std::io::Error),

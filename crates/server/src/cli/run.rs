@@ -9,7 +9,9 @@ use super::args::{
     Cli, Command, Global, ImageCommand, PoolArgs, PoolCommand, ServeArgs, SnapshotCommand, VolumeCommand,
 };
 use super::client::Client;
-use super::{CliError, classes, gc, import, limit, offline, output, pool, profile, stats, target};
+use super::{
+    CliError, classes, config, gc, import, limit, offline, output, pool, profile, sizing, stats, target, top,
+};
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, NbdFlags, Overrides, PoolLocation, SOCKET_NAME, ServeConfig,
     StoreFlags, TlsSection,
@@ -25,8 +27,14 @@ use crate::size::Size;
 pub(super) fn run(cli: Cli) -> Result<(), CliError> {
     match cli.command {
         Command::Serve(args) => {
-            let config = serve_config(&cli.global, args)?;
-            Ok(crate::serve::run(&config, cli.global.json)?)
+            let file = args.config.clone();
+            let flags = overrides(&cli.global, args);
+            let load = move || {
+                let file = file.as_deref().map(ConfigFile::load).transpose()?.unwrap_or_default();
+                ServeConfig::resolve(file, flags.clone())
+            };
+            let config = load()?;
+            Ok(crate::serve::run(&config, cli.global.json, Box::new(load))?)
         }
         Command::Completions { shell } => output::completions(shell),
         Command::Man => output::man(),
@@ -37,6 +45,8 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
         Command::Recover { pool, accept_loss } => {
             offline::recover(&location(&cli.global, pool)?, accept_loss, cli.global.json)
         }
+        Command::Size(args) if !args.from_server => sizing::from_model(&args, cli.global.json),
+        Command::Config(command) => config::run(command, &cli.global),
         Command::Pool(PoolCommand::List { ceph_pool, ceph }) => pool::list(ceph_pool, ceph, cli.global.json),
         Command::Pool(PoolCommand::Show { pool, ceph }) => pool::show(pool, ceph, cli.global.json),
         command => {
@@ -48,17 +58,14 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
     }
 }
 
-fn serve_config(global: &Global, args: ServeArgs) -> Result<ServeConfig, CliError> {
-    let file = match &args.config {
-        Some(path) => ConfigFile::load(path)?,
-        None => ConfigFile::default(),
-    };
+/// The options of `serve` that override the file.
+pub(super) fn overrides(global: &Global, args: ServeArgs) -> Overrides {
     let tls = TlsSection {
         mode: args.tls,
         certificates: args.tls_certificates,
         verify_peer: args.tls_verify_peer.then_some(true),
     };
-    let flags = Overrides {
+    Overrides {
         data: global.data.clone(),
         socket: global.socket.clone(),
         store: store_flags(args.pool, args.standby),
@@ -74,8 +81,8 @@ fn serve_config(global: &Global, args: ServeArgs) -> Result<ServeConfig, CliErro
         cores: args.cores,
         remote_answers: args.remote_answers,
         on_memory_loss: args.on_memory_loss,
-    };
-    Ok(ServeConfig::resolve(file, flags)?)
+        log_format: args.log_format,
+    }
 }
 
 fn store_flags(args: PoolArgs, standby: bool) -> StoreFlags {
@@ -112,6 +119,8 @@ impl ClientCommands {
             Command::Target(c) => target::target(&self.client, c, self.json).await,
             Command::Lun(c) => target::lun(&self.client, c, self.json).await,
             Command::Stats(args) => stats::run(&self.client, &args, self.json).await,
+            Command::Top(args) => top::run(&self.client, &args, self.json).await,
+            Command::Size(args) => sizing::from_server(&self.client, &args, self.json).await,
             Command::Gc => gc::run(&self.client, self.json).await,
             Command::Upgrade { binary, timeout } => self.upgrade(binary, timeout).await,
             Command::Pool(PoolCommand::Handover { to }) => {
@@ -120,6 +129,7 @@ impl ClientCommands {
             Command::Serve(_)
             | Command::Check(_)
             | Command::Pool(PoolCommand::List { .. } | PoolCommand::Show { .. })
+            | Command::Config(_)
             | Command::Inspect { .. }
             | Command::Completions { .. }
             | Command::Recover { .. }

@@ -25,8 +25,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_engine::{Pool, Role};
+use parking_lot::RwLock;
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
+use tracing::Instrument;
 
 pub use classes::*;
 pub use desktops::*;
@@ -43,6 +45,7 @@ pub use view::*;
 
 use crate::import::FetchPolicy;
 use crate::limits::{LimitSet, LimitTable};
+use crate::metrics::{Observed, VolumeSeries};
 use crate::plane::Gate;
 use crate::scsi::Units;
 use crate::targets::Targets;
@@ -67,6 +70,7 @@ pub enum Action {
     ChangeProfile { image: String, action: ProfileAction },
     RemoveProfile { image: String },
     ListVolumes,
+    ShowActivity,
     ShowVolume { name: String },
     CreateVolume(CreateVolume),
     CloneVolumes(CloneVolumes),
@@ -115,6 +119,7 @@ impl Action {
                 | ShowImage { .. }
                 | ShowProfile { .. }
                 | ListVolumes
+                | ShowActivity
                 | ShowVolume { .. }
                 | ShowClasses { .. }
                 | ShowLimits { .. }
@@ -138,6 +143,7 @@ impl Action {
 pub enum Reply {
     Disk(DiskView),
     Disks(Vec<DiskView>),
+    Activity(Vec<ActivityView>),
     Server(ServerView),
     Stats(Box<StatsView>),
     DiskStats(DiskStatsView),
@@ -192,6 +198,7 @@ struct Inner {
     upgrades: upgrade::Upgrades,
     /// Open while the server is certain to own the pool.
     gate: OnceLock<Gate>,
+    observed: RwLock<Observed>,
 }
 
 impl Control {
@@ -205,8 +212,9 @@ impl Control {
     ) -> Control {
         let running = Arc::new(Semaphore::new(MAX_RUNNING as usize));
         let (stopping, scans, upgrades) = (watch::Sender::new(false), Scans::default(), Default::default());
-        let gate = OnceLock::new();
-        let inner = Inner { pool, targets, units, limits, info, running, stopping, scans, upgrades, gate };
+        let (gate, observed) = (OnceLock::new(), RwLock::default());
+        let inner =
+            Inner { pool, targets, units, limits, info, running, stopping, scans, upgrades, gate, observed };
         Control { inner: Arc::new(inner) }
     }
 
@@ -234,6 +242,21 @@ impl Control {
     /// Returns the limits of disks and tenants.
     pub(super) fn limits(&self) -> &LimitTable {
         &self.inner.limits
+    }
+
+    /// What metrics report in addition to the pool.
+    pub(crate) fn observed(&self) -> Observed {
+        self.inner.observed.read().clone()
+    }
+
+    /// Sets what metrics report in addition to the pool.
+    pub(crate) fn observe(&self, change: impl FnOnce(&mut Observed)) {
+        change(&mut self.inner.observed.write());
+    }
+
+    /// Sets the volumes with separate metrics.
+    pub fn set_volume_series(&self, series: VolumeSeries) {
+        self.observe(|observed| observed.series = series);
     }
 
     /// Returns information about the server.
@@ -286,7 +309,7 @@ impl Control {
         }
         let permit = self.job_permit().await?;
         let this = self.clone();
-        let task = tokio::spawn(async move {
+        let run = async move {
             let mut result = this.execute_with_retry(&action).await;
             drop(permit);
             // What the server remembers may be older than what another owner has done. A change was made by
@@ -301,7 +324,9 @@ impl Control {
                 }
             }
             result
-        });
+        };
+        // Events of the action name the request that it serves.
+        let task = tokio::spawn(run.in_current_span());
         task.await.unwrap_or_else(|e| {
             Err(ControlError::internal(format!("the action failed ({e}); see the server's log")))
         })
@@ -333,6 +358,7 @@ impl Control {
             A::ChangeProfile { image, action } => self.change_profile(image, *action).await,
             A::RemoveProfile { image } => self.remove_profile(image).await,
             A::ListVolumes => Ok(self.list_disks(Role::Volume)),
+            A::ShowActivity => Ok(Reply::Activity(pool.guest_stats().into_iter().map(Into::into).collect())),
             A::ShowVolume { name } => self.show_disk(name, Role::Volume),
             A::CreateVolume(v) => {
                 disk_reply(&pool.create_volume(&v.name, v.size_bytes, v.sync.into(), v.dedup_domain).await?)
@@ -397,7 +423,7 @@ impl Control {
 }
 
 /// Returns the resident memory of this process in bytes; 0 if `/proc` is not available.
-fn resident_memory() -> u64 {
+pub(crate) fn resident_memory() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm.split_ascii_whitespace().nth(1).and_then(|p| p.parse().ok()).unwrap_or(0);
     // SAFETY: sysconf has no preconditions; it reads a constant of the system.

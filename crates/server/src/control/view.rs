@@ -2,8 +2,8 @@
 //! derived from the types of the engine.
 
 use forebay_engine::{
-    CacheStats, CommitStats, Count, DiskInfo, GcPhase, GcProgress, GuestStats, PoolStats, Role, StoreStats,
-    SyncMode,
+    CacheStats, CommitStats, Count, DiskGuestStats, DiskInfo, GcPhase, GcProgress, GuestStats, PoolStats,
+    Role, StoreStats, SyncMode,
 };
 use serde::{Deserialize, Serialize};
 
@@ -481,6 +481,27 @@ pub struct DiskStatsView {
     /// Requests that waited for a limit of the disk or of its tenant.
     #[serde(default)]
     pub limited: LimitedView,
+}
+
+/// An element of `GET /activity`: a disk and its counters.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ActivityView {
+    /// Name; for a snapshot, `volume@snapshot`.
+    pub name: String,
+    /// Number of connections that have it open.
+    pub clients: usize,
+    /// Guest operations since the pool was opened.
+    #[serde(flatten)]
+    pub guest: GuestView,
+    /// For a desktop: bytes of its writes in RAM.
+    pub cached_bytes: u64,
+}
+
+impl From<DiskGuestStats> for ActivityView {
+    fn from(d: DiskGuestStats) -> ActivityView {
+        let guest = d.guest.into();
+        ActivityView { name: d.name, clients: d.clients, guest, cached_bytes: d.cached_bytes }
+    }
 }
 
 impl StatsView {

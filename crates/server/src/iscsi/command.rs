@@ -12,7 +12,7 @@ use super::gather::{Gather, OutOfOrder};
 use super::link::{CommandSlot, Link, Sent};
 use super::lun_map::LunMap;
 use super::task::{TASK_COST, Task, Tasks, moved, work};
-use crate::plane::{Charge, Kind, Output, Worker};
+use crate::plane::{Charge, Front, Kind, Output, Served, Worker};
 use crate::scsi::{Nexus, Response, absent};
 
 /// Most PDUs of one read that is answered at once; their headers fit into the room that the output reserves
@@ -57,7 +57,8 @@ pub(super) struct Commands {
 
 impl Commands {
     pub fn new(worker: Rc<Worker>, luns: Option<Arc<LunMap>>, link: Rc<Link>) -> Commands {
-        Commands { worker, luns, tasks: Tasks::new(link.clone()), link }
+        let tasks = Tasks::new(link.clone(), worker.times().clone());
+        Commands { worker, luns, tasks, link }
     }
 
     /// Answers a command at once. It first gives its place back, so that the answer announces it.
@@ -97,11 +98,12 @@ impl Commands {
         }
         match *request {
             scsi::Request::Read { offset, len } if self.read_now(command, &nexus, offset, len, output) => {
-                return;
+                return self.worker.times().count(Front::Iscsi, Served::Ram);
             }
             scsi::Request::Write { offset, len, fua: false }
                 if self.write_now(command, &nexus, offset, len) =>
             {
+                self.worker.times().count(Front::Iscsi, Served::Buffered);
                 return self.respond(command, place, u64::from(len), &Response::good(), output);
             }
             _ => {}

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use super::gather::Gather;
 use super::link::{CommandSlot, Link, SENT_AT_ONCE, Sent};
-use crate::plane::{Charge, Claim, FENCED, Kind, MAX_UNSENT, spawn_request};
+use crate::plane::{Charge, Claim, FENCED, Front, Kind, MAX_UNSENT, Times, spawn_request};
 use crate::scsi::{Admitted, Nexus, Response, Underway};
 
 /// Memory that a command is charged when it is accepted, in addition to its data and its work.
@@ -84,6 +84,7 @@ impl Task {
 /// The tasks of one session.
 pub(super) struct Tasks {
     link: Rc<Link>,
+    times: Rc<Times>,
     by_tag: RefCell<HashMap<u32, Rc<Task>>>,
     /// Tasks that gather and whose data is not solicited yet, in order of arrival.
     waiting: RefCell<VecDeque<Rc<Task>>>,
@@ -94,9 +95,10 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    pub fn new(link: Rc<Link>) -> Rc<Tasks> {
+    pub fn new(link: Rc<Link>, times: Rc<Times>) -> Rc<Tasks> {
         Rc::new(Tasks {
             link,
+            times,
             by_tag: RefCell::default(),
             waiting: RefCell::default(),
             solicited: Cell::new(0),
@@ -179,6 +181,7 @@ impl Tasks {
     /// already.
     pub fn run(self: &Rc<Self>, task: Rc<Task>, data: Vec<u8>, charge: Charge) {
         let ticket = self.link.backlog.enter_charged(charge);
+        let timed = self.times.begin(Front::Iscsi);
         let running = Running { tasks: self.clone(), task };
         spawn_request(&self.link.backlog, async move {
             let _ticket = ticket;
@@ -199,6 +202,9 @@ impl Tasks {
             }
             let response = task.nexus.perform(&task.request, &data).await;
             drop(data);
+            if let Some(served) = task.nexus.served(&task.request, &response) {
+                timed.end(served);
+            }
             if task.nexus.disk().is_fenced() {
                 return backlog.fail(FENCED);
             }

@@ -59,7 +59,7 @@ impl ExportPattern {
         ExportPattern { disk: Glob("*".into()), snapshot: None }
     }
 
-    fn matches(&self, export: &str) -> bool {
+    pub(crate) fn matches(&self, export: &str) -> bool {
         match (export.split_once('@'), &self.snapshot) {
             (None, None) => self.disk.matches(export),
             (None, Some(_)) => false,
@@ -67,6 +67,13 @@ impl ExportPattern {
                 self.disk.matches(volume) && pattern.as_ref().is_none_or(|p| p.matches(snapshot))
             }
         }
+    }
+}
+
+impl fmt::Display for ExportPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.disk.0)?;
+        self.snapshot.iter().try_for_each(|snapshot| write!(f, "@{}", snapshot.0))
     }
 }
 

@@ -7,14 +7,14 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_engine::{DiskHandle, Error, Result, is_zero};
+use forebay_engine::{DiskHandle, Error, ReadFrom, Result, is_zero};
 use forebay_wire::nbd::{
     self, BlockDescriptor, Command, DATA_CHUNK_HEADER, ErrorCode, SIMPLE_REPLY, STATE_HOLE, STATE_ZERO,
 };
 
 use super::attachments::Begun;
 use super::errors::{Fenced, error_code};
-use crate::plane::{Charge, FENCED, MemoryAccount, Ticket, spawn_request};
+use crate::plane::{Charge, FENCED, MemoryAccount, Served, Ticket, Timed, spawn_request};
 
 /// Chunk size in which a long read is read and sent.
 const PIECE: usize = 256 << 10;
@@ -42,11 +42,19 @@ pub(super) struct Job {
     begun: Begun,
     cookie: u64,
     structured: bool,
+    timed: Timed,
 }
 
 impl Job {
-    pub fn new(disk: Arc<DiskHandle>, ticket: Ticket, begun: Begun, cookie: u64, structured: bool) -> Job {
-        Job { disk, ticket, begun, cookie, structured }
+    pub fn new(
+        disk: Arc<DiskHandle>,
+        ticket: Ticket,
+        begun: Begun,
+        cookie: u64,
+        structured: bool,
+        timed: Timed,
+    ) -> Job {
+        Job { disk, ticket, begun, cookie, structured, timed }
     }
 
     /// Executes a read.
@@ -60,8 +68,11 @@ impl Job {
                     (false, _) => self.read_whole(offset, len as usize, SIMPLE_REPLY).await,
                 }
             };
-            if let Some(Err(e)) = self.begun.run(read).await {
-                self.reply(Err(e));
+            match self.begun.run(read).await {
+                Some(Ok(ReadFrom::Ram)) => self.timed.end(Served::Ram),
+                Some(Ok(ReadFrom::Store)) => self.timed.end(Served::Store),
+                Some(Err(e)) => self.reply(Err(e)),
+                None => {}
             }
         });
     }
@@ -72,7 +83,9 @@ impl Job {
         spawn_request(&backlog, async move {
             let done = self.begun.run(self.disk.write(offset, &message[start..], fua)).await;
             drop(message);
-            done.into_iter().for_each(|done| self.reply(done));
+            if let Some(done) = done {
+                self.changed(fua, done);
+            }
         });
     }
 
@@ -80,8 +93,11 @@ impl Job {
     pub fn spawn_other(self, command: Command) {
         let backlog = self.ticket.backlog().clone();
         spawn_request(&backlog, async move {
-            if let Some(Some(done)) = self.begun.run(self.execute(command)).await {
-                self.reply(done);
+            let Some(Some(done)) = self.begun.run(self.execute(command)).await else { return };
+            match command {
+                Command::Flush => self.changed(true, done),
+                Command::Trim { fua, .. } | Command::WriteZeroes { fua, .. } => self.changed(fua, done),
+                _ => self.reply(done),
             }
         });
     }
@@ -110,25 +126,26 @@ impl Job {
 
     /// Sends each chunk when it is read, and reads the next when the client has received enough of them: so a
     /// long read needs as little memory as a short one.
-    async fn read_in_pieces(&self, offset: u64, len: usize) -> Result<()> {
-        let mut at = 0;
+    async fn read_in_pieces(&self, offset: u64, len: usize) -> Result<ReadFrom> {
+        let (mut at, mut from) = (0, ReadFrom::Ram);
         while at < len {
             let piece = PIECE.min(len - at);
             self.ticket.backlog().room().await;
             if self.ticket.backlog().is_gone() {
-                return Ok(());
+                return Ok(from);
             }
             let charge = self.account().take_shared(DATA_CHUNK_HEADER + piece).await;
             let mut chunk = vec![0; DATA_CHUNK_HEADER + piece];
-            let from = offset + at as u64;
+            let start = offset + at as u64;
             let request = offset..offset + len as u64;
-            self.disk.read_part(request, from, &mut chunk[DATA_CHUNK_HEADER..]).await?;
+            let read = self.disk.read_part(request, start, &mut chunk[DATA_CHUNK_HEADER..]).await?;
+            from = if read == ReadFrom::Store { read } else { from };
             at += piece;
             let done = at == len;
             if is_sent_as_hole(&chunk[DATA_CHUNK_HEADER..]) {
-                chunk = nbd::hole_chunk(self.cookie, from, piece as u32, done).to_vec();
+                chunk = nbd::hole_chunk(self.cookie, start, piece as u32, done).to_vec();
             } else {
-                let header = nbd::data_chunk_header(self.cookie, from, piece as u32, done);
+                let header = nbd::data_chunk_header(self.cookie, start, piece as u32, done);
                 chunk[..DATA_CHUNK_HEADER].copy_from_slice(&header);
             }
             self.send_charged(chunk, charge);
@@ -136,20 +153,22 @@ impl Job {
                 tokio::task::yield_now().await;
             }
         }
-        Ok(())
+        Ok(from)
     }
 
     /// Sends one header, then all data. So all data is read before the first byte is sent.
-    async fn read_whole(&self, offset: u64, len: usize, header: usize) -> Result<()> {
+    async fn read_whole(&self, offset: u64, len: usize, header: usize) -> Result<ReadFrom> {
+        let mut from = ReadFrom::Ram;
         let charge = self.account().take_shared(header + len).await;
         if self.ticket.backlog().is_gone() {
-            return Ok(());
+            return Ok(from);
         }
         let mut reply = vec![0; header + len];
         let mut is_hole = len >= MIN_HOLE;
         for at in (0..len).step_by(PIECE) {
             let piece = &mut reply[header + at..header + len.min(at + PIECE)];
-            self.disk.read_part(offset..offset + len as u64, offset + at as u64, piece).await?;
+            let read = self.disk.read_part(offset..offset + len as u64, offset + at as u64, piece).await?;
+            from = if read == ReadFrom::Store { read } else { from };
             is_hole = is_hole && is_zero(piece);
             tokio::task::yield_now().await;
         }
@@ -161,7 +180,7 @@ impl Job {
             reply[..header].copy_from_slice(&nbd::data_chunk_header(self.cookie, offset, len as u32, true));
         }
         self.send_charged(reply, charge);
-        Ok(())
+        Ok(from)
     }
 
     async fn block_status(&self, offset: u64, len: u32, one: bool) -> Result<()> {
@@ -199,6 +218,14 @@ impl Job {
     fn send(&self, reply: Vec<u8>) {
         self.ticket.backlog().push(reply);
         self.ticket.backlog().wake();
+    }
+
+    /// Replies to a change or a flush.
+    fn changed(&self, durable: bool, done: Result<()>) {
+        if done.is_ok() {
+            self.timed.end(Served::change(self.disk.is_durable(durable)));
+        }
+        self.reply(done);
     }
 
     fn reply(&self, done: Result<()>) {

@@ -16,7 +16,9 @@ use super::errors::{End, Fenced, error_code};
 use super::handover::HandedOver;
 use super::job::{self, Job};
 use super::stream::Stream;
-use crate::plane::{Backlog, Charge, Conversation, Ended, Output, Protocol, Stop, Ticket, Worker};
+use crate::plane::{
+    Backlog, Charge, Conversation, Ended, Front, Output, Protocol, Served, Stop, Ticket, Worker,
+};
 
 /// Memory of a TLS session, including its buffers.
 const TLS_COST: usize = 32 << 10;
@@ -215,6 +217,7 @@ impl Transmission {
             Ok(Fast::Done) if !self.structured => header.copy_from_slice(&nbd::simple_reply(cookie, None)),
             Ok(Fast::Done) if job::is_sent_as_hole(data) => {
                 output.push(&nbd::hole_chunk(cookie, offset, len, true));
+                self.worker.times().count(Front::Nbd, Served::Ram);
                 return Ok(true);
             }
             Ok(Fast::Done) => header.copy_from_slice(&nbd::data_chunk_header(cookie, offset, len, true)),
@@ -224,6 +227,7 @@ impl Transmission {
             }
         }
         output.keep(header_len + bytes);
+        self.worker.times().count(Front::Nbd, Served::Ram);
         Ok(true)
     }
 
@@ -243,7 +247,10 @@ impl Transmission {
             self.disk.try_write(offset, data)
         };
         match now {
-            Ok(Fast::Done) => self.done(cookie, false, output),
+            Ok(Fast::Done) => {
+                self.worker.times().count(Front::Nbd, Served::Buffered);
+                self.done(cookie, false, output);
+            }
             Ok(Fast::Wait) => {
                 let ticket = self.backlog.enter(job::COST + data.len());
                 self.job(cookie, ticket).spawn_write(data.to_vec(), 0, offset, fua);
@@ -254,7 +261,8 @@ impl Transmission {
     }
 
     fn job(&self, cookie: u64, ticket: Ticket) -> Job {
-        Job::new(self.disk.clone(), ticket, self.attachment.begin(), cookie, self.structured)
+        let timed = self.worker.times().begin(Front::Nbd);
+        Job::new(self.disk.clone(), ticket, self.attachment.begin(), cookie, self.structured, timed)
     }
 
     fn done(&self, cookie: u64, read: bool, output: &mut Output) {

@@ -57,6 +57,20 @@ impl Default for ConnectionLimits {
 /// The address of a client; `None` for a UNIX socket.
 type Peer = Option<IpAddr>;
 
+/// Changes the limits of a running data plane, for clients that connect from then on.
+#[derive(Clone)]
+pub(crate) struct LimitsHandle(Arc<Connections>);
+
+impl LimitsHandle {
+    pub fn new(connections: Arc<Connections>) -> LimitsHandle {
+        LimitsHandle(connections)
+    }
+
+    pub fn set(&self, limits: ConnectionLimits) {
+        *self.0.limits.lock() = limits;
+    }
+}
+
 /// The address or network under which a client is counted.
 fn counted(peer: Peer) -> Peer {
     peer.map(|ip| match ip.to_canonical() {
@@ -89,7 +103,7 @@ pub(crate) enum Cut {
 
 /// The clients of all threads.
 pub(crate) struct Connections {
-    limits: ConnectionLimits,
+    limits: Mutex<ConnectionLimits>,
     inner: Mutex<Inner>,
     /// Signalled when a client leaves.
     left: Notify,
@@ -135,7 +149,11 @@ struct Negotiating {
 
 impl Connections {
     pub fn new(limits: ConnectionLimits) -> Arc<Connections> {
-        Arc::new(Connections { limits, inner: Mutex::default(), left: Notify::new() })
+        Arc::new(Connections { limits: Mutex::new(limits), inner: Mutex::default(), left: Notify::new() })
+    }
+
+    fn limits(&self) -> ConnectionLimits {
+        *self.limits.lock()
     }
 
     /// Admits a client, or returns the reason for the refusal.
@@ -161,16 +179,16 @@ impl Connections {
     }
 
     fn admit_at(self: &Arc<Self>, peer: Peer, now: Instant) -> Result<Admission, Refused> {
+        let limits = self.limits();
         let mut inner = self.inner.lock();
         if inner.all.leaving >= MAX_LEAVING {
             return Err(Refused::Wait(LEAVE_TIME));
         }
-        if peer.is_some()
-            && inner.peers.get(&peer).is_some_and(|p| p.count.remaining() >= self.limits.per_address)
+        if peer.is_some() && inner.peers.get(&peer).is_some_and(|p| p.count.remaining() >= limits.per_address)
         {
             inner.evict(peer, now).map_err(|no| no.unwrap_or(Refused::Address))?;
         }
-        if inner.all.remaining() >= self.limits.all || inner.negotiating >= self.limits.negotiating {
+        if inner.all.remaining() >= limits.all || inner.negotiating >= limits.negotiating {
             let most_negotiating =
                 inner.peers.iter().max_by_key(|(_, p)| p.negotiating.len()).map(|(peer, _)| *peer);
             inner.evict(most_negotiating.unwrap_or(peer), now).map_err(|no| no.unwrap_or(Refused::All))?;
@@ -253,7 +271,7 @@ impl Admission {
 
     /// The time limit of a negotiation.
     pub fn negotiation_time(&self) -> Duration {
-        self.connections.limits.negotiation
+        self.connections.limits().negotiation
     }
 }
 

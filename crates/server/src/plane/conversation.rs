@@ -498,17 +498,20 @@ impl<S: AsyncRead + AsyncWrite + PlainSocket + Unpin, P: Protocol> Conversation<
                 .take()
                 .unwrap_or_else(|| self.account.force(message.capacity(), Kind::Input));
             self.want = 0;
-            if self.protocol.serve_long(message, charge, &mut scratch.output)? == Stop::Leave {
-                self.leaving = true;
-            }
+            self.worker.times().begin_pass();
+            let stop = self.protocol.serve_long(message, charge, &mut scratch.output)?;
+            self.worker.times().end_pass();
+            self.leaving |= stop == Stop::Leave;
             return self.send(cx, &mut scratch.output);
         };
         let (mut used, mut stop) = (0, Stop::Output);
         let mut sent = Poll::Ready(Ok(()));
+        self.worker.times().begin_pass();
         while stop == Stop::Output && !self.leaving && matches!(sent, Poll::Ready(Ok(()))) {
             let input = &scratch.input[used..received];
             let n;
             (n, stop) = self.protocol.serve(input, &mut scratch.output)?;
+            self.worker.times().end_pass();
             used += n;
             sent = self.send(cx, &mut scratch.output);
         }

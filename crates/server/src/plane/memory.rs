@@ -127,6 +127,11 @@ impl Memory {
         if holds <= MEDIUM { self.total } else { self.total - self.total / 8 }
     }
 
+    /// Used bytes, and the budget without its reserve.
+    pub fn use_and_budget(&self) -> (usize, usize) {
+        (self.used.load(Relaxed), self.total)
+    }
+
     /// Whether no room is left for forced charges.
     pub fn is_full(&self) -> bool {
         self.used.load(Relaxed) >= self.limit(usize::MAX)

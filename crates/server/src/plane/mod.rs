@@ -5,8 +5,8 @@
 //! large buffers (`scratch`) belong to the thread, not to the connection, which keeps only unfinished work
 //! (`backlog`); so an idle connection costs little, and a client that sends much, or does not read its
 //! replies, is throttled by not being read from. `pace` and `spin` decide when a thread sleeps, `budget`
-//! limits how long a connection may occupy its thread, `contain` limits the effect of a panic. `handover`
-//! passes established connections to another process.
+//! limits how long a connection may occupy its thread, `contain` limits the effect of a panic, `latency`
+//! measures requests. `handover` passes established connections to another process.
 //!
 //! `connections` limits the number of clients, `memory` the memory that the server holds for them. A
 //! `FrontEnd` serves an accepted socket in its protocol: [`crate::nbd`].
@@ -19,6 +19,7 @@ mod conversation;
 mod delegate;
 mod gate;
 mod handover;
+mod latency;
 mod listen;
 mod memory;
 mod pace;
@@ -33,13 +34,14 @@ mod worker;
 pub(crate) use backlog::{Backlog, FENCED, MAX_UNSENT, Ticket, spawn_request};
 pub(crate) use budget::COSTLY_REQUEST;
 pub use connections::ConnectionLimits;
-pub(crate) use connections::{Cut, MAX_LEAVING};
+pub(crate) use connections::{Cut, LimitsHandle, MAX_LEAVING};
 pub(crate) use contain::contained;
 pub use contain::{is_contained, panics};
 pub(crate) use conversation::{Conversation, Protocol, Stop};
 pub(crate) use delegate::delegate_stream;
 pub(crate) use gate::Gate;
 pub(crate) use handover::{Ended, MAX_ASIDE, Parked, ParkedStream, PlainSocket, Received, Resume, Resumed};
+pub(crate) use latency::{BOUNDS_NS, Front, Served, Timed, Times};
 pub use listen::{BadAddr, ListenAddr, ListenError};
 pub(crate) use listen::{Bound, Listener, RawSocket, Socket};
 pub(crate) use memory::{Charge, Claim, Kind, MemoryAccount};
@@ -48,4 +50,5 @@ pub(crate) use readiness::events_now;
 pub(crate) use scratch::{INPUT, Output, Scratch};
 pub(crate) use server::{Client, FrontEnd};
 pub use server::{Handle, Plane};
+pub(crate) use server::{PlaneCounters, Probe};
 pub(crate) use worker::Worker;

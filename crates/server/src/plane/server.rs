@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
-use super::connections::{Admission, ConnectionLimits, Connections, Refused};
+use super::connections::{Admission, ConnectionLimits, Connections, LimitsHandle, Refused};
 use super::gate::Gate;
 use super::handover::{Busy, Parked, Phase, Received, Resume, Resumed};
+use super::latency::{Counts, Front, Latencies, Served as ServedFrom};
 use super::listen::{Acceptor, Bound, ListenAddr, ListenError, Listener, RawSocket};
 use super::memory::{Memory, MemoryLimits};
 use super::worker::Worker;
@@ -65,6 +66,54 @@ pub struct Handle {
     phase: watch::Sender<Phase>,
     busy: Arc<Busy>,
     threads: Vec<JoinHandle<Vec<Parked>>>,
+    counters: PlaneCounters,
+    limits: LimitsHandle,
+    probe: Probe,
+}
+
+/// Asks the threads of a data plane whether they make progress.
+#[derive(Clone)]
+pub(crate) struct Probe(Vec<mpsc::UnboundedSender<Served>>);
+
+impl Probe {
+    /// Returns when every thread has answered, also one that has ended.
+    pub async fn answered(&self) {
+        let asked = self.0.iter().filter_map(|thread| {
+            let (answer, answered) = oneshot::channel();
+            thread.send(Served::Probe(answer)).is_ok().then_some(answered)
+        });
+        for answered in asked.collect::<Vec<_>>() {
+            let _ = answered.await;
+        }
+    }
+}
+
+/// The counters of a running data plane. Reading them takes no lock.
+#[derive(Clone, Default)]
+pub(crate) struct PlaneCounters {
+    connections: Arc<AtomicUsize>,
+    memory: Option<Arc<Memory>>,
+    /// Of each thread.
+    latencies: Vec<Arc<Latencies>>,
+}
+
+impl PlaneCounters {
+    /// Connected clients, including those that are negotiating.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that the server holds for clients, and the budget.
+    pub fn memory(&self) -> (usize, usize) {
+        self.memory.as_ref().map_or((0, 0), |memory| memory.use_and_budget())
+    }
+
+    /// The times of the requests of all threads.
+    pub fn latencies(&self, front: Front, served: ServedFrom) -> Counts {
+        let mut counts = Counts::default();
+        self.latencies.iter().for_each(|thread| thread.add_to(&mut counts, front, served));
+        counts
+    }
 }
 
 impl Plane {
@@ -133,17 +182,27 @@ impl Plane {
         let connections = Arc::new(AtomicUsize::new(0));
         let (phase, phase_rx) = watch::channel(Phase::Serving);
         let busy = Arc::new(Busy::default());
+        let clients = Connections::new(self.limits);
         let mut handle = Handle {
             addresses,
             connections: connections.clone(),
             phase,
             busy: busy.clone(),
             threads: Vec::new(),
+            counters: PlaneCounters::default(),
+            limits: LimitsHandle::new(clients.clone()),
+            probe: Probe(Vec::new()),
         };
         let cores = cores.max(1);
         let memory = Memory::new(self.memory);
+        let latencies: Vec<Arc<Latencies>> = (0..cores).map(|_| Arc::default()).collect();
+        handle.counters = PlaneCounters {
+            connections: connections.clone(),
+            memory: Some(memory.clone()),
+            latencies: latencies.clone(),
+        };
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..cores).map(|_| mpsc::unbounded_channel()).unzip();
-        let clients = Connections::new(self.limits);
+        handle.probe = Probe(senders.clone());
         let until_resumed = self.until_resumed.unwrap_or_else(|| Arc::new(()));
         let resumed = self.resumed.into_iter().zip(senders.iter().cycle());
         for ((resume, socket, listener, received), sender) in resumed {
@@ -156,7 +215,8 @@ impl Plane {
             let (connections, memory, accept) = (connections.clone(), memory.clone(), listeners.take());
             let worker = {
                 let (phase, busy, gate) = (phase_rx.clone(), busy.clone(), self.gate.clone());
-                move || Worker::new(phase, connections, busy, memory, gate)
+                let latencies = latencies[n].clone();
+                move || Worker::new(phase, connections, busy, memory, gate, latencies)
             };
             let phase = phase_rx.clone();
             // If a thread cannot be started, dropping the handle stops those that were started.
@@ -179,6 +239,21 @@ impl Handle {
     /// The number of connected clients, including those that are negotiating.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
+    }
+
+    /// The counters, which stay readable after the end.
+    pub(crate) fn counters(&self) -> PlaneCounters {
+        self.counters.clone()
+    }
+
+    /// Asks the threads whether they make progress.
+    pub(crate) fn probe(&self) -> Probe {
+        self.probe.clone()
+    }
+
+    /// Changes the limits on clients.
+    pub(crate) fn limits(&self) -> LimitsHandle {
+        self.limits.clone()
     }
 
     /// Stops: accepts no new clients, finishes and answers requests received before, refuses those received
@@ -240,6 +315,8 @@ enum Served {
     Accepted(Arc<dyn FrontEnd>, Client),
     /// A client of another process.
     Resumed(Resume, Resumed),
+    /// A question whether the thread makes progress.
+    Probe(oneshot::Sender<()>),
 }
 
 type Accept = (Vec<(Listener, Arc<dyn FrontEnd>)>, Vec<mpsc::UnboundedSender<Served>>, Arc<Connections>);
@@ -279,11 +356,11 @@ fn run_thread(
                     }
                     worker.enter_phase(phase);
                 }
-                                // Without listeners there are no senders, and only `server` can end the
-                                // loop.
+                // Only `server` ends the loop.
                 Some(client) = clients.recv() => match client {
                     Served::Accepted(front, client) => front.spawn(&worker, client),
                     Served::Resumed(resume, client) => resume(&worker, client),
+                    Served::Probe(answer) => drop(answer.send(())),
                 },
             }
         };

@@ -15,6 +15,7 @@ use super::backlog::Backlog;
 use super::budget::next_round;
 use super::gate::Gate;
 use super::handover::{Busy, BusyGuard, Parked, Phase};
+use super::latency::{Latencies, Times};
 use super::memory::Memory;
 use super::pace::{Pace, precise_timers};
 use super::scratch::Scratch;
@@ -23,6 +24,7 @@ use super::scratch::Scratch;
 pub(crate) struct Worker {
     scratch: RefCell<Scratch>,
     pace: Arc<Pace>,
+    times: Rc<Times>,
     /// The phase of the server.
     server: watch::Receiver<Phase>,
     /// The phase that the connections of this thread follow.
@@ -43,17 +45,19 @@ pub(crate) struct Worker {
 impl Worker {
     /// The worker of this thread. `server` is the phase of the server, `total` counts the connections of all
     /// threads, `busy` those that are not quiet, `memory` is the memory of all clients, `gate` lets
-    /// replies leave.
+    /// replies leave, `latencies` counts the requests of this thread.
     pub fn new(
         server: watch::Receiver<Phase>,
         total: Arc<AtomicUsize>,
         busy: Arc<Busy>,
         memory: Arc<Memory>,
         gate: Gate,
+        latencies: Arc<Latencies>,
     ) -> Rc<Worker> {
         Rc::new(Worker {
             scratch: RefCell::new(Scratch::new()),
             pace: Arc::default(),
+            times: Times::new(latencies),
             server,
             phase: Cell::new(Phase::Serving),
             busy,
@@ -100,6 +104,11 @@ impl Worker {
     /// Decides when the thread sleeps.
     pub fn pace(&self) -> &Pace {
         &self.pace
+    }
+
+    /// Measures the requests of this thread.
+    pub fn times(&self) -> &Rc<Times> {
+        &self.times
     }
 
     /// Waits until the server is stopping, or hands its connections over.

@@ -1,6 +1,6 @@
 //! Commands that read, change or compare blocks.
 
-use forebay_engine::Result;
+use forebay_engine::{ReadFrom, Result};
 use forebay_wire::scsi::{
     BLOCK, BlockRange, LbaStatus, STATUS_DESCRIPTORS_MAX, Sense, SenseKey, TRANSFER_MAX, VerifyCheck, codes,
     lba_status, unmap_list,
@@ -31,17 +31,18 @@ impl Nexus {
     }
 
     pub(super) async fn read(&self, offset: u64, len: u32) -> Response {
-        let mut data = vec![0; len as usize];
+        let (mut data, mut is_from_store) = (vec![0; len as usize], false);
         for (n, piece) in data.chunks_mut(PIECE).enumerate() {
             if n > 0 {
                 yield_now().await;
             }
             let (request, at) = (offset..offset + u64::from(len), offset + (n * PIECE) as u64);
-            if let Err(error) = self.disk().read_part(request, at, piece).await {
-                return self.failed(&error);
+            match self.disk().read_part(request, at, piece).await {
+                Ok(from) => is_from_store |= from == ReadFrom::Store,
+                Err(error) => return self.failed(&error),
             }
         }
-        Response::data(data, len)
+        Response { is_from_store, ..Response::data(data, len) }
     }
 
     /// Writes the data that was sent, at most `len` bytes.

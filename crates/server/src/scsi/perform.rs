@@ -2,9 +2,9 @@
 
 use forebay_engine::Result;
 use forebay_wire::scsi::{
-    OpcodeQuery, Request, ReserveOut, ReserveParameters, Sense, SenseKey, VpdPage, capacity10, capacity16,
-    codes, copy_parameters, mode_select, mode_sense, opcodes_all, opcodes_one, report_luns, standard_inquiry,
-    target_port_groups, task_management_functions, vpd_page,
+    OpcodeQuery, Request, ReserveOut, ReserveParameters, Sense, SenseKey, Status, VpdPage, capacity10,
+    capacity16, codes, copy_parameters, mode_select, mode_sense, opcodes_all, opcodes_one, report_luns,
+    standard_inquiry, target_port_groups, task_management_functions, vpd_page,
 };
 
 use super::attention::UnitAttention;
@@ -12,6 +12,7 @@ use super::nexus::Nexus;
 use super::port::Port;
 use super::reserve::Refusal;
 use super::response::{REVISION, Response};
+use crate::plane::Served;
 
 impl Nexus {
     /// Executes a command that passed [`admit`](Self::admit), with the data that the initiator sent for it.
@@ -23,6 +24,21 @@ impl Nexus {
         let done = self.execute(request, data_out).await;
         self.unit.note_room();
         done.unwrap_or_else(|error| self.failed(&error))
+    }
+
+    /// How a command that has succeeded was served; `None` if it does not read, change or flush blocks.
+    pub(crate) fn served(&self, request: &Request, response: &Response) -> Option<Served> {
+        use Request::*;
+        let change = |fua| Served::change(self.disk().is_durable(self.durable(fua)));
+        match *request {
+            _ if response.status != Status::Good => None,
+            Read { .. } if response.is_from_store => Some(Served::Store),
+            Read { .. } => Some(Served::Ram),
+            Write { fua, .. } | OrWrite { fua, .. } | CompareAndWrite { fua, .. } => Some(change(fua)),
+            WriteSame { .. } | Unmap { .. } => Some(change(false)),
+            WriteAndVerify { .. } | SynchronizeCache { .. } => Some(Served::Durable),
+            _ => None,
+        }
     }
 
     async fn execute(&self, request: &Request, data_out: &[u8]) -> Result<Response> {

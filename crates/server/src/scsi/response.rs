@@ -15,12 +15,14 @@ pub struct Response {
     pub sense: Vec<u8>,
     /// Data for the initiator, cut to its allocation length.
     pub data_in: Vec<u8>,
+    /// Some of the data came from the store.
+    pub is_from_store: bool,
 }
 
 impl Response {
     /// Success without data.
     pub fn good() -> Response {
-        Response { status: Status::Good, sense: Vec::new(), data_in: Vec::new() }
+        Response { status: Status::Good, sense: Vec::new(), data_in: Vec::new(), is_from_store: false }
     }
 
     /// Success with data, cut to an allocation length.

@@ -15,6 +15,7 @@ use forebay_store::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, S
 use parking_lot::RwLock;
 
 use super::store::Opened;
+use crate::metrics::Held;
 use crate::plane::Gate;
 
 /// A store that can be taken away.
@@ -45,6 +46,15 @@ impl Lease {
     /// The store if it is in Ceph and not released. The caller must not keep it.
     pub fn rados(&self) -> Option<Arc<RadosStore>> {
         self.0.read().as_ref().and_then(|opened| opened.rados.clone())
+    }
+
+    /// The ownership of a pool in Ceph.
+    pub fn held(&self) -> Option<Held> {
+        self.rados().map(|store| Held {
+            owner: store.owner().to_owned(),
+            term: store.term(),
+            lease_left: store.lease_left(),
+        })
     }
 
     /// Releases the store. May block until operations in progress have ended.

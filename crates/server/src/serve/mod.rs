@@ -35,6 +35,7 @@ mod notify;
 mod open;
 mod pressure;
 mod publish;
+mod reload;
 mod reopen;
 mod replace;
 mod services;
@@ -73,6 +74,8 @@ use inherited::Inherited;
 use lease::Lease;
 use loss::{Loss, exit_without_pool};
 use open::OpenPool;
+pub use reload::Load;
+use reload::Reloader;
 use replace::{Outcome, Resumption, replace};
 use services::{Prepared, Services};
 use signals::Signals;
@@ -183,13 +186,15 @@ impl ServeError {
     }
 }
 
-/// Runs a server until a stop signal. With `json`, the ready line is a JSON object.
-pub fn run(config: &ServeConfig, json: bool) -> Result<(), ServeError> {
+/// Runs a server until a stop signal. With `json`, the ready line is a JSON object. `load` reads the
+/// configuration again, on SIGHUP.
+pub fn run(config: &ServeConfig, json: bool, load: Load) -> Result<(), ServeError> {
     let inherited = Inherited::from_environment()?;
     let successor = Successor::from_environment()?;
-    init_tracing();
+    crate::log::init(&config.log);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(serve(config, json, inherited, successor));
+    let reloader = Arc::new(Reloader::new(config.clone(), load));
+    let result = runtime.block_on(serve(config, json, inherited, successor, reloader));
     // A connection that is stuck must not delay the exit.
     runtime.shutdown_timeout(Duration::from_millis(100));
     result
@@ -200,10 +205,11 @@ async fn serve(
     json: bool,
     inherited: Inherited,
     successor: Option<Successor>,
+    reloader: Arc<Reloader>,
 ) -> Result<(), ServeError> {
     let binary = Binary::at_start();
-    let Some(successor) = successor else { return start(config, json, binary, inherited).await };
-    match take_over(config, binary, &successor).await {
+    let Some(successor) = successor else { return start(config, json, binary, inherited, reloader).await };
+    match take_over(config, binary, &successor, reloader).await {
         Ok((mut server, open, services, sockets)) => server.serve(open, services, sockets).await,
         Err(e) => {
             successor.refuse(&e);
@@ -218,8 +224,9 @@ async fn start(
     json: bool,
     binary: Binary,
     inherited: Inherited,
+    reloader: Arc<Reloader>,
 ) -> Result<(), ServeError> {
-    let mut server = Server::new(config, binary)?;
+    let mut server = Server::new(config, binary, reloader)?;
     let Some((store, mut sockets, portals)) = server.open_store_and_bind(inherited).await? else {
         return Ok(());
     };
@@ -229,7 +236,7 @@ async fn start(
         None => HandedOver::default(),
     };
     let prepared = server.prepare(&open, &sockets, state).await?;
-    let services = prepared.run(server.upgrades.clone())?;
+    let services = prepared.run(server.upgrades.clone(), server.reloader.clone())?;
     sockets.publish()?;
     open.announce_serving();
     print_ready_line(config, &services.control, json);
@@ -242,8 +249,9 @@ async fn take_over<'a>(
     config: &'a ServeConfig,
     binary: Binary,
     successor: &Successor,
+    reloader: Arc<Reloader>,
 ) -> Result<(Server<'a>, OpenPool, Services, Sockets), ServeError> {
-    let server = Server::new(config, binary)?;
+    let server = Server::new(config, binary, reloader)?;
     let mut sockets = successor.adopt_sockets(config)?;
     let connection = server.connect().await?;
     successor.ready(connection.as_ref().map(|connection| connection.as_heir()).as_ref())?;
@@ -253,7 +261,7 @@ async fn take_over<'a>(
     let prepared = server.prepare(&open, &sockets, state).await?;
     let resumed = prepared.resumed;
     successor.opened()?;
-    let services = prepared.run(server.upgrades.clone())?;
+    let services = prepared.run(server.upgrades.clone(), server.reloader.clone())?;
     open.announce_serving();
     successor.serving(resumed);
     sockets.own_files();
@@ -265,6 +273,8 @@ async fn take_over<'a>(
 /// What exists as long as the process, also while it has no pool.
 struct Server<'a> {
     config: &'a ServeConfig,
+    /// The configuration in effect: it differs from `config` after a reload.
+    reloader: Arc<Reloader>,
     binary: Binary,
     descriptors: Descriptors,
     engine: Arc<EngineThread>,
@@ -327,7 +337,7 @@ enum Event {
 
 impl Server<'_> {
     /// Checks everything that does not depend on the pool.
-    fn new(config: &ServeConfig, binary: Binary) -> Result<Server<'_>, ServeError> {
+    fn new(config: &ServeConfig, binary: Binary, reloader: Arc<Reloader>) -> Result<Server<'_>, ServeError> {
         let (signals, upgrade_signal) = (Signals::new()?, signal(SignalKind::user_defined2())?);
         let descriptors = Descriptors::raise(config.cores)?;
         nbd::check(&config.nbd)?;
@@ -337,6 +347,7 @@ impl Server<'_> {
         let groups = Arc::new(PortGroups::new(config.iscsi_paths.group));
         Ok(Server {
             config,
+            reloader,
             binary,
             descriptors,
             engine,
@@ -431,7 +442,7 @@ impl Server<'_> {
 
     async fn open_pool(&self, store: Arc<Lease>) -> Result<OpenPool, ServeError> {
         let opened = Instant::now();
-        let opening = Pool::open(store.clone(), self.engine.host(), self.config.pool.clone());
+        let opening = Pool::open(store.clone(), self.engine.host(), self.reloader.current().pool.clone());
         let pool = tokio::select! {
             biased;
             () = store.lost() => exit_without_pool(Loss::Taken),
@@ -565,7 +576,7 @@ impl Server<'_> {
         };
         let Some(open) = opened else { return Ok(None) };
         let prepared = self.prepare(&open, sockets, state).await?;
-        let services = prepared.run(self.upgrades.clone())?;
+        let services = prepared.run(self.upgrades.clone(), self.reloader.clone())?;
         open.announce_serving();
         Ok(Some((open, services)))
     }
@@ -637,16 +648,4 @@ fn exit_immediately() -> ! {
     eprintln!("forebay: second signal, exiting immediately; the next start recovers from the log");
     // SAFETY: the call does not return. It runs no exit handlers, because other threads still run.
     unsafe { libc::_exit(1) }
-}
-
-/// Sends diagnostics to standard error; `FOREBAY_LOG` sets the filter, such as `debug` or
-/// `forebay_engine=trace`.
-fn init_tracing() {
-    use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let done =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| crate::text::LogWriter).try_init();
-    if let Err(e) = done {
-        eprintln!("forebay: {}", crate::text::one_line(&e.to_string()));
-    }
 }

@@ -1,10 +1,13 @@
-//! Notification of a service manager that the server is ready, is replaced, or stops (sd_notify(3)).
+//! Notification of a service manager that the server is ready, is replaced, or stops, and to its watchdog (sd_notify(3)).
 
 use std::ffi::OsStr;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+use crate::plane::Probe;
 
 /// Sends `state`, such as `READY=1`, to the service manager that `NOTIFY_SOCKET` names. Failure to reach it
 /// is logged only.
@@ -33,6 +36,24 @@ pub fn replaced_by(pid: u32) {
 /// know yet only with `NotifyAccess=all`; otherwise the report of the predecessor suffices.
 pub fn taken_over() {
     replaced_by(std::process::id());
+}
+
+/// The time after which the service manager kills a process that does not report, if it does.
+fn watchdog() -> Option<Duration> {
+    let us: u64 = std::env::var("WATCHDOG_USEC").ok()?.parse().ok()?;
+    (us > 0).then(|| Duration::from_micros(us))
+}
+
+/// Reports to the watchdog of the service manager while every data-plane thread answers. Never completes with
+/// a watchdog. A store that does not answer stops no thread: a restart would not help.
+pub async fn feed_watchdog(plane: Probe) {
+    let Some(time) = watchdog() else { return };
+    let mut ticks = tokio::time::interval(time / 3);
+    loop {
+        ticks.tick().await;
+        plane.answered().await;
+        notify("WATCHDOG=1");
+    }
 }
 
 fn send(path: &OsStr, state: &str) -> io::Result<()> {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_engine::Pool;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Time between two checks.
@@ -37,9 +38,17 @@ struct Memory {
 
 /// Budgets or memory in use, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Budgets {
-    read_cache: u64,
-    desktops: u64,
+pub(super) struct Budgets {
+    pub read_cache: u64,
+    pub desktops: u64,
+}
+
+impl Budgets {
+    /// The budgets of a pool.
+    pub fn of(pool: &Pool) -> Budgets {
+        let memory = pool.memory();
+        Budgets { read_cache: memory.read_cache_budget, desktops: memory.desktops_budget }
+    }
 }
 
 /// Memory that should stay available, which leaves time to react.
@@ -78,10 +87,9 @@ pub(super) fn spare() -> u64 {
     memory.map_or(0, |memory| memory.available.saturating_sub(2 * reserve(memory.total)))
 }
 
-/// Adapts the budgets of a pool, forever.
-pub(super) async fn watch(pool: Arc<Pool>) {
-    let memory = pool.memory();
-    let configured = Budgets { read_cache: memory.read_cache_budget, desktops: memory.desktops_budget };
+/// Adapts the budgets of a pool, forever. `budgets` has the configured ones, which can change.
+pub(super) async fn watch(pool: Arc<Pool>, mut budgets: watch::Receiver<Budgets>) {
+    let mut configured = *budgets.borrow_and_update();
     let (mut now, mut short) = (configured, Instant::now() - CALM);
     let (mut source, mut before) = (Source::default(), 0);
     let mut ticks = tokio::time::interval(LOOK_EVERY);
@@ -95,6 +103,18 @@ pub(super) async fn watch(pool: Arc<Pool>) {
             give_back();
         }
         before = used.desktops;
+        if budgets.has_changed().unwrap_or(false) {
+            // They apply at once; if memory is short, the following checks shrink them.
+            configured = *budgets.borrow_and_update();
+            let target = Arc::clone(&pool);
+            let Budgets { read_cache, desktops } = configured;
+            let done = tokio::task::spawn_blocking(move || target.set_memory(read_cache, desktops)).await;
+            if done.is_err() {
+                return;
+            }
+            now = configured;
+            give_back();
+        }
         let wanted = next(now, used, configured, &memory, short.elapsed() >= CALM);
         if wanted.read_cache < now.read_cache || wanted.desktops < now.desktops {
             short = Instant::now();

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use axum::serve::Listener;
 use forebay_engine::Pool;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -17,8 +16,10 @@ use super::capped::{Capped, stopped};
 use super::classes;
 use super::descriptors::Descriptors;
 use super::lease::Lease;
-use super::pressure;
+use super::notify;
+use super::pressure::{self, Budgets};
 use super::publish::Publisher;
+use super::reload::{self, Followers, Reloader};
 use super::sockets::{Sockets, specific};
 use super::upgrade::{CacheCopy, HandedOver};
 use crate::api::{self, Origin};
@@ -26,6 +27,7 @@ use crate::config::ServeConfig;
 use crate::control::{Control, ServerInfo, ServerRequest};
 use crate::iscsi::{self, PortGroups};
 use crate::limits::LimitTable;
+use crate::metrics::Observed;
 use crate::nbd;
 use crate::plane::{ConnectionLimits, Gate, Handle, Plane};
 use crate::scsi::Units;
@@ -52,10 +54,13 @@ pub(super) struct Prepared {
     http: Option<TcpListener>,
     http_hosts: Vec<String>,
     api_connections: usize,
+    most_connections: usize,
     /// A copy of the read cache of the former process.
     cache: Option<CacheCopy>,
     /// For other servers of a pool in Ceph.
     publisher: Option<Publisher>,
+    /// What metrics report in addition to the pool.
+    observed: Observed,
     /// Number of connections that continue.
     pub resumed: usize,
 }
@@ -144,14 +149,25 @@ impl Prepared {
             http,
             http_hosts: config.http_hosts.clone(),
             api_connections: descriptors.control,
+            most_connections: descriptors.clients,
             cache: state.cache,
             publisher,
+            observed: Observed {
+                held: store.held(),
+                write_buffer: config.pool.write_buffer,
+                series: config.metrics.clone(),
+                ..Observed::default()
+            },
             resumed,
         })
     }
 
     /// Serves clients.
-    pub fn run(self, upgrades: mpsc::Sender<ServerRequest>) -> Result<Services, ServeError> {
+    pub fn run(
+        self,
+        upgrades: mpsc::Sender<ServerRequest>,
+        reloader: Arc<Reloader>,
+    ) -> Result<Services, ServeError> {
         let Prepared { pool, targets, units, .. } = self;
         let plane = self.plane.run(self.cores)?;
         if let Some(cache) = self.cache {
@@ -160,11 +176,22 @@ impl Prepared {
         let control = Control::new(pool.clone(), targets.clone(), units.clone(), self.limits, self.info);
         control.accept_upgrades(upgrades);
         control.set_gate(self.gate);
+        let observed = Observed { plane: plane.counters(), ..self.observed };
+        control.observe(|it| *it = observed);
+        let (budgets, configured) = watch::channel(Budgets::of(&pool));
+        let followers = Followers {
+            control: control.clone(),
+            certificates: self.certificates,
+            limits: plane.limits(),
+            most_connections: self.most_connections,
+            budgets,
+        };
         let mut background = vec![
-            tokio::spawn(pressure::watch(pool)),
+            tokio::spawn(pressure::watch(pool, configured)),
             tokio::spawn(iscsi::follow(targets, units.clone())),
-            tokio::spawn(reload_on_hangup(self.certificates)?),
+            tokio::spawn(reload::on_hangup(reloader, followers)?),
             tokio::spawn(classes::learn(control.clone())),
+            tokio::spawn(notify::feed_watchdog(plane.probe())),
         ];
         background.extend(self.publisher.map(|publisher| tokio::spawn(publisher.run())));
         let socket_listener = Capped::new(self.control_listener, self.api_connections, control.stopping());
@@ -202,7 +229,8 @@ impl Services {
 /// The limits of the configuration, lowered to the number of available descriptors.
 pub(super) fn connection_limits(config: &ServeConfig, descriptors: &Descriptors) -> ConnectionLimits {
     let wanted = config.connections;
-    let all = wanted.all.min(descriptors.clients);
+    let limits = lowered(wanted, descriptors.clients);
+    let all = limits.all;
     if all < wanted.all {
         let limit = descriptors.limit;
         tracing::warn!(
@@ -211,24 +239,13 @@ pub(super) fn connection_limits(config: &ServeConfig, descriptors: &Descriptors)
             "the limit of {limit} open files allows fewer connections than configured (ulimit -n, LimitNOFILE=)"
         );
     }
-    // A part of the connections is reserved for clients that have negotiated.
-    ConnectionLimits { all, negotiating: wanted.negotiating.min(all.div_ceil(2)), ..wanted }
+    limits
 }
 
-/// Reloads the certificates of the NBD server on each SIGHUP.
-fn reload_on_hangup(certificates: nbd::Certificates) -> std::io::Result<impl Future<Output = ()>> {
-    let mut hangup = signal(SignalKind::hangup())?;
-    Ok(async move {
-        while hangup.recv().await.is_some() {
-            match certificates.reload() {
-                Ok(true) => tracing::info!("TLS certificates read again"),
-                Ok(false) => {
-                    tracing::info!("SIGHUP: TLS is not configured, there are no certificates to reload")
-                }
-                Err(e) => tracing::error!("cannot reload the TLS certificates, those in use are kept: {e}"),
-            }
-        }
-    })
+/// The limits with at most this many connections. A part of them is reserved for clients that have negotiated.
+pub(super) fn lowered(wanted: ConnectionLimits, most: usize) -> ConnectionLimits {
+    let all = wanted.all.min(most);
+    ConnectionLimits { all, negotiating: wanted.negotiating.min(all.div_ceil(2)), ..wanted }
 }
 
 /// Serves the API on a listener until the control plane stops.

@@ -137,6 +137,11 @@ impl Targets {
         self.served.session_began(info)
     }
 
+    /// The number of sessions at all targets.
+    pub fn session_count(&self) -> usize {
+        self.served.session_count()
+    }
+
     /// The sessions of a target, in the order of their login.
     pub fn sessions(&self, target: &IqnName) -> Vec<SessionInfo> {
         self.served.sessions(target)

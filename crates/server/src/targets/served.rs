@@ -51,6 +51,11 @@ impl ServedTargets {
         self.sessions.begin(info)
     }
 
+    /// The number of sessions at all targets.
+    pub fn session_count(&self) -> usize {
+        self.sessions.count()
+    }
+
     /// The sessions of a target, in the order of their login.
     pub fn sessions(&self, target: &IqnName) -> Vec<SessionInfo> {
         self.sessions.list(|session| session.target == *target)

@@ -48,6 +48,10 @@ impl Sessions {
         SessionGuard { sessions: self.clone(), id }
     }
 
+    pub fn count(&self) -> usize {
+        self.0.lock().sessions.len()
+    }
+
     /// The sessions for which `wanted` returns true, in the order of their login.
     pub fn list(&self, wanted: impl Fn(&SessionInfo) -> bool) -> Vec<SessionInfo> {
         self.0.lock().sessions.values().filter(|s| wanted(s)).cloned().collect()

@@ -37,7 +37,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    fn signal(&self, signal: i32) {
+    pub fn signal(&self, signal: i32) {
         // SAFETY: the process is a child that was not waited for yet, so its id is not reused.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
@@ -82,7 +82,7 @@ impl PoolDir {
     }
 
     /// The same, with a destination for its log.
-    fn serve_logging(&self, args: &[&str], log: Stdio) -> Server {
+    pub fn serve_logging(&self, args: &[&str], log: Stdio) -> Server {
         let mut all = vec!["serve", "--cache", "16M"];
         all.extend(args);
         let mut child = self.command(&all).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
@@ -93,7 +93,7 @@ impl PoolDir {
         server
     }
 
-    fn run(&self, args: &[&str]) -> Output {
+    pub fn run(&self, args: &[&str]) -> Output {
         self.command(args).output().unwrap()
     }
 
@@ -105,7 +105,7 @@ impl PoolDir {
     }
 
     /// Runs a command that must fail with this status and print one line, and returns the line.
-    fn fails(&self, args: &[&str], code: i32) -> String {
+    pub fn fails(&self, args: &[&str], code: i32) -> String {
         let out = self.run(args);
         assert_eq!(out.status.code(), Some(code), "{args:?}");
         assert!(out.stdout.is_empty(), "{args:?}");

@@ -123,7 +123,7 @@ impl PoolConnection {
                     return Ok(HandedOver::To { owner, term, is_serving });
                 }
                 Fate::Back(term) => {
-                    if let Some(store) = RadosStore::of_owner(self.cluster.clone(), term).await? {
+                    if let Some(store) = RadosStore::of_owner(self.cluster.clone(), &self.here, term).await? {
                         return Ok(HandedOver::Back(store));
                     }
                 }

@@ -126,6 +126,8 @@ pub struct Standby {
 pub struct RadosStore {
     shared: Arc<Shared>,
     is_writable: bool,
+    /// This server, as the header of the pool names it.
+    owner: String,
 }
 
 /// State that operations in flight use as well.
@@ -157,7 +159,11 @@ struct Lease(AtomicU64);
 impl Lease {
     /// Whether it is valid at this time of [`Cluster::now`].
     fn is_valid(&self, now: Duration) -> bool {
-        now < Duration::from_micros(self.0.load(Relaxed))
+        now < self.until()
+    }
+
+    fn until(&self) -> Duration {
+        Duration::from_micros(self.0.load(Relaxed))
     }
 
     fn extend(&self, until: Duration) {
@@ -198,7 +204,7 @@ impl RadosStore {
 
     fn read_only(cluster: Arc<dyn Cluster>) -> Arc<RadosStore> {
         let shared = Shared::new(cluster, String::new());
-        Arc::new(RadosStore { shared: Arc::new(shared), is_writable: false })
+        Arc::new(RadosStore { shared: Arc::new(shared), is_writable: false, owner: String::new() })
     }
 
     async fn claim(
@@ -209,7 +215,7 @@ impl RadosStore {
     ) -> Result<Arc<RadosStore>> {
         loop {
             let term = take(&*cluster, owner, claim, waiting).await?;
-            if let Some(store) = RadosStore::of_owner(cluster.clone(), term).await? {
+            if let Some(store) = RadosStore::of_owner(cluster.clone(), owner, term).await? {
                 return Ok(store);
             }
         }
@@ -217,10 +223,14 @@ impl RadosStore {
 
     /// The store of the owner of a term, after the fence; `None` if another server has taken the pool over.
     /// The heartbeat begins before the fence, which may take longer than others wait for it.
-    async fn of_owner(cluster: Arc<dyn Cluster>, term: u64) -> Result<Option<Arc<RadosStore>>> {
+    async fn of_owner(
+        cluster: Arc<dyn Cluster>,
+        owner: &Owner,
+        term: u64,
+    ) -> Result<Option<Arc<RadosStore>>> {
         let shared = Arc::new(Shared::new(cluster.clone(), digits(term)));
         cluster.spawn(Box::pin(keep(Arc::downgrade(&shared))));
-        let store = Arc::new(RadosStore { shared, is_writable: true });
+        let store = Arc::new(RadosStore { shared, is_writable: true, owner: owner.to_string() });
         match fence(&*cluster, term).await {
             Ok(obsolete_keys) => {
                 store.shared.keys.remove_later(obsolete_keys);
@@ -254,9 +264,14 @@ impl RadosStore {
         block_on(RadosStore::open_simulated(cluster, name, claim))
     }
 
+    /// This server, as the header of the pool names it.
+    pub fn owner(&self) -> &str {
+        &self.owner
+    }
+
     /// The number of the ownership.
     pub fn term(&self) -> u64 {
-        u64::from_str_radix(&self.shared.term, 16).expect("it was written as a number")
+        u64::from_str_radix(&self.shared.term, 16).unwrap_or_default()
     }
 
     /// Announces to a standby that the pool is about to be released to it, so that it takes it without delay;
@@ -292,6 +307,16 @@ impl RadosStore {
                 // The store was closed.
                 std::future::pending::<()>().await;
             }
+        })
+    }
+
+    /// A function that returns how long it is certain that no other server has taken the pool over. It does
+    /// not keep the store open.
+    pub fn lease_left(&self) -> Arc<dyn Fn() -> Duration + Send + Sync> {
+        let (lease, cluster) = (self.shared.lease.clone(), Arc::downgrade(&self.shared.cluster));
+        Arc::new(move || {
+            let left = |cluster: Arc<dyn Cluster>| lease.until().saturating_sub(cluster.now());
+            cluster.upgrade().map_or(Duration::ZERO, left)
         })
     }
 

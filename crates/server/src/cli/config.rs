@@ -1,0 +1,78 @@
+//! `forebay config`: check a configuration file, and show the values in effect. Neither needs a server.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::args::{ConfigCommand, Global};
+use super::{CliError, output};
+use crate::config::{ConfigFile, DEFAULT_CONFIG, Overrides, ServeConfig, Setting, lines_of_keys, settings};
+
+/// A value in effect.
+#[derive(Debug, Serialize)]
+struct Shown {
+    key: &'static str,
+    /// In the syntax of the file; `null` if there is none.
+    value: Option<String>,
+    /// `default`, `option`, or the file and line.
+    source: String,
+}
+
+pub(super) fn run(command: ConfigCommand, global: &Global) -> Result<(), CliError> {
+    match command {
+        ConfigCommand::Check { file } => check(&path(file), global),
+        ConfigCommand::Show { file, args } => {
+            let args = *args;
+            let path = args.config.clone().or(file).unwrap_or_else(|| PathBuf::from(DEFAULT_CONFIG));
+            let (parsed, text) = ConfigFile::load_with_text(&path)?;
+            let flags = super::run::overrides(global, args);
+            let with = ServeConfig::resolve(parsed.clone(), flags.clone())?;
+            // The data directory has no default.
+            let data = flags.data.clone();
+            let without = ServeConfig::resolve(parsed, Overrides { data, ..Overrides::default() })?;
+            let shown = shown(&path, &text, &settings(&with), &settings(&without), flags.data.is_some());
+            output::print_result(&shown, global.json, |shown| table(shown))
+        }
+    }
+}
+
+fn path(file: Option<PathBuf>) -> PathBuf {
+    file.unwrap_or_else(|| PathBuf::from(DEFAULT_CONFIG))
+}
+
+/// Checks everything that does not depend on the pool.
+fn check(path: &Path, global: &Global) -> Result<(), CliError> {
+    let file = ConfigFile::load(path)?;
+    let flags =
+        Overrides { data: global.data.clone(), socket: global.socket.clone(), ..Overrides::default() };
+    let config = ServeConfig::resolve(file, flags)?;
+    crate::nbd::check(&config.nbd).map_err(crate::serve::ServeError::from)?;
+    let result = serde_json::json!({"file": path, "valid": true});
+    output::print_result(&result, global.json, |_| format!("{} is valid", path.display()))
+}
+
+/// The settings with their sources: `with` the options of the command line, and `without`.
+fn shown(path: &Path, text: &str, with: &[Setting], without: &[Setting], has_data: bool) -> Vec<Shown> {
+    let lines = lines_of_keys(text);
+    let plain: BTreeMap<_, _> = without.iter().map(|s| (s.key, &s.value)).collect();
+    let source = |s: &Setting| {
+        if plain.get(s.key) != Some(&&s.value) || (s.key == "data" && has_data) {
+            return "option or environment".to_owned();
+        }
+        match lines.get(s.key) {
+            Some(line) => format!("{}, line {line}", path.display()),
+            None => "default".to_owned(),
+        }
+    };
+    with.iter().map(|s| Shown { key: s.key, value: s.value.clone(), source: source(s) }).collect()
+}
+
+fn table(shown: &[Shown]) -> String {
+    let mut t = output::table(&["KEY", "VALUE", "FROM"], &[]);
+    for s in shown {
+        let value = s.value.as_deref().unwrap_or("-");
+        t.add_row([s.key, value, &s.source]);
+    }
+    output::render(t)
+}

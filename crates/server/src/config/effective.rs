@@ -1,0 +1,153 @@
+//! The values in effect, under the keys of the configuration file: for `forebay config show`, and for a reload
+//! to determine what has changed.
+
+use std::collections::BTreeMap;
+
+use super::{ConfigFile, PoolLocation, ServeConfig};
+use crate::size::Size;
+
+/// When a change of a key takes effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// With a reload.
+    Reload,
+    /// With an upgrade or a restart.
+    Upgrade,
+    /// With a restart only.
+    Restart,
+}
+
+/// A value in effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// The key, such as `memory.read_cache`.
+    pub key: &'static str,
+    /// The value in the syntax of the file; `None` if there is none.
+    pub value: Option<String>,
+    /// When a change takes effect.
+    pub change: Change,
+}
+
+fn quoted(text: impl std::fmt::Display) -> String {
+    // A string of JSON is one of TOML.
+    serde_json::Value::String(text.to_string()).to_string()
+}
+
+fn size(bytes: u64) -> String {
+    quoted(Size(bytes).to_string().replace(' ', ""))
+}
+
+fn list(items: impl IntoIterator<Item = impl std::fmt::Display>) -> String {
+    format!("[{}]", items.into_iter().map(quoted).collect::<Vec<_>>().join(", "))
+}
+
+/// Values that are shown in a short form only, in a text that differs when they differ.
+fn lower(value: impl std::fmt::Debug) -> String {
+    quoted(format!("{value:?}").to_lowercase())
+}
+
+/// All values in effect, in the order of `docs/cli.md`. Secrets are not among them.
+pub fn settings(c: &ServeConfig) -> Vec<Setting> {
+    use Change::{Reload, Restart, Upgrade};
+    let mut all = Vec::new();
+    let mut add = |key, value, change| all.push(Setting { key, value, change });
+    add("data", Some(quoted(c.data.display())), Restart);
+    add("socket", Some(quoted(c.socket.display())), Restart);
+    add("cores", Some(c.cores.to_string()), Upgrade);
+    let pool = &c.pool;
+    add("memory.read_cache", Some(size(pool.read_cache)), Reload);
+    add("memory.map_cache", Some(size(pool.map_cache)), Upgrade);
+    add("memory.write_buffer", Some(size(pool.write_buffer)), Upgrade);
+    add("memory.desktops", Some(size(pool.desktops)), Reload);
+    add("memory.mark", Some(size(pool.mark_memory)), Upgrade);
+    add("memory.directory", Some(quoted(c.memory_dir.display())), Restart);
+    add("store.limit", c.store_limit.map(size), Upgrade);
+    if let PoolLocation::Rados(rados) = &c.location {
+        add("store.pool", Some(quoted(&rados.address)), Restart);
+        add("store.ceph_conf", rados.options.conf.as_ref().map(|path| quoted(path.display())), Upgrade);
+        add("store.ceph_user", rados.options.user.as_ref().map(quoted), Upgrade);
+        add("store.standby", Some(c.standby.to_string()), Restart);
+    }
+    add("store.slow", c.store_slow.map(lower), Upgrade);
+    add("log.segment", Some(size(pool.segment_bytes.into())), Upgrade);
+    add("log.checkpoint", Some(size(pool.checkpoint_bytes)), Upgrade);
+    add("commit.coalesce", Some(lower(pool.coalesce)), Upgrade);
+    add("commit.max_delay_ms", Some(pool.commit_delay.as_millis().to_string()), Upgrade);
+    add("durability.remote_answers", Some(lower(pool.remote_answers)), Upgrade);
+    add("durability.on_memory_loss", Some(lower(pool.on_memory_loss)), Upgrade);
+    add("boot.profile", Some(lower(pool.boot_profile)), Upgrade);
+    add("classes.learn", Some(pool.learn_classes.to_string()), Upgrade);
+    add("classes", Some(lower(pool.classes)), Upgrade);
+    add("reduce.compress", Some(pool.compress.to_string()), Upgrade);
+    add("dedup.index", Some(size(pool.dedup_index)), Upgrade);
+    let (main, others) = c.nbd.listeners.split_first().map_or((None, &[][..]), |(m, o)| (Some(m), o));
+    add("nbd.listen", main.map(|l| list(&l.listen)), Restart);
+    add("nbd.allow_remote", main.map(|l| l.allow_remote.to_string()), Upgrade);
+    add("nbd.tls.mode", main.map(|l| lower(l.tls)), Upgrade);
+    add("nbd.tls.certificates", c.nbd.tls.dir.as_ref().map(|dir| quoted(dir.display())), Upgrade);
+    add(
+        "nbd.tls.verify_peer",
+        Some((c.nbd.tls.clients == crate::nbd::ClientCertificates::Required).to_string()),
+        Upgrade,
+    );
+    add("nbd.listener", (!others.is_empty()).then(|| list(others.iter().map(|l| format!("{l:?}")))), Upgrade);
+    add("iscsi.listen", Some(list(&c.iscsi)), Restart);
+    add("iscsi.max_sessions", Some(c.iscsi_limits.all.to_string()), Upgrade);
+    add("iscsi.max_sessions_per_initiator", Some(c.iscsi_limits.per_initiator.to_string()), Upgrade);
+    add(
+        "iscsi.chap_algorithms",
+        Some(list(c.chap_algorithms.iter().map(|a| format!("{a:?}").to_lowercase()))),
+        Upgrade,
+    );
+    add("iscsi.target", Some(list(c.iscsi_targets.iter().map(|t| &t.name))), Reload);
+    let (limits, memory) = (&c.connections, &c.client_memory);
+    add("limits.connections", Some(limits.all.to_string()), Reload);
+    add("limits.connections_per_address", Some(limits.per_address.to_string()), Reload);
+    add("limits.negotiating", Some(limits.negotiating.to_string()), Reload);
+    add("limits.negotiation_timeout_s", Some(limits.negotiation.as_secs().to_string()), Reload);
+    add("limits.client_memory", Some(size(memory.budget)), Upgrade);
+    add("limits.stall_timeout_s", Some(memory.stall.as_secs().to_string()), Upgrade);
+    add("metrics.volumes", Some(list(&c.metrics.volumes)), Reload);
+    add("metrics.max_volumes", Some(c.metrics.max.to_string()), Reload);
+    add("http.listen", c.http.map(quoted), Restart);
+    add("http.hosts", Some(list(&c.http_hosts)), Upgrade);
+    add("import.max_size", Some(size(c.imports.max_bytes)), Upgrade);
+    add("import.allow_private", Some(c.imports.allow_private.to_string()), Upgrade);
+    add("logging.format", Some(lower(c.log.format)), Upgrade);
+    add("logging.filter", Some(quoted(&c.log.filter)), Reload);
+    all
+}
+
+/// The keys that a file sets, such as `memory.read_cache`, with their lines. A separate table, such as
+/// `store.slow`, counts as one key as well.
+pub fn lines_of_keys(text: &str) -> BTreeMap<String, usize> {
+    fn add(found: &mut BTreeMap<String, usize>, prefix: &str, table: &toml::de::DeTable<'_>, text: &str) {
+        for (key, value) in table {
+            let name = match prefix {
+                "" => key.get_ref().to_string(),
+                prefix => format!("{prefix}.{}", key.get_ref()),
+            };
+            let before = &text.as_bytes()[..key.span().start.min(text.len())];
+            found.insert(name.clone(), before.iter().filter(|b| **b == b'\n').count() + 1);
+            if let toml::de::DeValue::Table(inner) = value.get_ref() {
+                add(found, &name, inner, text);
+            }
+        }
+    }
+    let mut found = BTreeMap::new();
+    if let Ok(table) = toml::de::DeTable::parse(text) {
+        add(&mut found, "", table.get_ref(), text);
+    }
+    found
+}
+
+impl ConfigFile {
+    /// Reads a file, as [`ConfigFile::load`], and its text.
+    ///
+    /// # Errors
+    /// As [`ConfigFile::load`].
+    pub fn load_with_text(path: &std::path::Path) -> Result<(ConfigFile, String), super::ConfigError> {
+        let file = ConfigFile::load(path)?;
+        Ok((file, std::fs::read_to_string(path).unwrap_or_default()))
+    }
+}

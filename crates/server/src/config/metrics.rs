@@ -1,0 +1,32 @@
+//! `[metrics]`: which volumes have separate metrics.
+
+use serde::Deserialize;
+
+use super::ConfigError;
+use crate::metrics::VolumeSeries;
+use crate::nbd::ExportPattern;
+
+/// Most volumes with separate metrics: each has nine series.
+const MOST_VOLUMES: usize = 10_000;
+
+/// `[metrics]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetricsSection {
+    /// Names of volumes with separate metrics, where `*` matches any characters.
+    #[serde(default)]
+    pub volumes: Vec<ExportPattern>,
+    /// Most volumes with separate metrics.
+    pub max_volumes: Option<usize>,
+}
+
+impl MetricsSection {
+    pub(super) fn series(self) -> Result<VolumeSeries, ConfigError> {
+        let max = self.max_volumes.unwrap_or(VolumeSeries::default().max);
+        if max > MOST_VOLUMES {
+            let why = "use at most 10000";
+            return Err(ConfigError::Value { option: "metrics.max_volumes", value: max.to_string(), why });
+        }
+        Ok(VolumeSeries { volumes: self.volumes, max })
+    }
+}

@@ -1,0 +1,59 @@
+//! Messages about unknown keys: the nearest known one is named.
+
+/// Most changes of characters between a key and the one that was probably meant.
+const MAX_CHANGES: usize = 3;
+
+/// The message of the parser about an unknown key, in our words; other messages stay as they are.
+pub(super) fn explain(message: &str) -> String {
+    let words: Vec<&str> = message.split('`').collect();
+    let [start, unknown, expected, known @ ..] = words.as_slice() else { return message.to_owned() };
+    if *start != "unknown field " || !(expected.contains("expected") || expected.contains("there are no")) {
+        return message.to_owned();
+    }
+    let known: Vec<&str> = known.iter().copied().step_by(2).collect();
+    let near = known.iter().map(|key| (changes(unknown, key), *key)).min();
+    match near {
+        Some((changes, key)) if changes <= MAX_CHANGES && changes < unknown.chars().count() => {
+            format!("unknown key '{unknown}'; did you mean '{key}'?")
+        }
+        _ => format!("unknown key '{unknown}'; known here: {}", known.join(", ")),
+    }
+}
+
+/// The number of insertions, removals and replacements of characters between two texts (Levenshtein).
+fn changes(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let (mut corner, mut left) = (i, i + 1);
+        row[0] = left;
+        for (j, y) in b.iter().enumerate() {
+            let best = (corner + usize::from(x != *y)).min(left + 1).min(row[j + 1] + 1);
+            (corner, left) = (row[j + 1], best);
+            row[j + 1] = best;
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_key_is_named() {
+        let message = "unknown field `read_cahce`, expected one of `read_cache`, `map_cache`, `mark`";
+        assert_eq!(explain(message), "unknown key 'read_cahce'; did you mean 'read_cache'?");
+        let message = "unknown field `colour`, expected `listen` or `hosts`";
+        assert_eq!(explain(message), "unknown key 'colour'; known here: listen, hosts");
+        assert_eq!(explain("invalid type: `x`"), "invalid type: `x`");
+    }
+
+    #[test]
+    fn changes_are_counted() {
+        let cases = [("", "abc", 3), ("abc", "abc", 0), ("kitten", "sitting", 3), ("ab", "ba", 2)];
+        for (a, b, n) in cases {
+            assert_eq!((changes(a, b), changes(b, a)), (n, n), "{a} {b}");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! The text format of Prometheus, version 0.0.4.
+//!
+//! `prometheus-client` writes OpenMetrics only, in which a counter's `# TYPE` line lacks `_total`; parsers of
+//! this format, and promtool's checks, then see counters without type and description.
+
+use std::fmt::Write;
+
+/// A metric.
+pub(super) struct Metric {
+    pub name: &'static str,
+    /// `counter`, `gauge` or `histogram`.
+    pub kind: &'static str,
+    pub help: &'static str,
+}
+
+/// Labels of a series.
+pub(super) type Labels<'a> = &'a [(&'static str, &'a str)];
+
+/// A text with metrics.
+#[derive(Default)]
+pub(super) struct Text(String);
+
+impl Text {
+    /// Begins a metric; its series follow.
+    pub fn begin(&mut self, metric: &Metric) {
+        let Metric { name, kind, help } = metric;
+        // Writing to a string cannot fail, here and below.
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    /// Adds a series.
+    pub fn series(&mut self, name: &str, labels: Labels<'_>, value: f64) {
+        self.0.push_str(name);
+        for (i, (label, text)) in labels.iter().enumerate() {
+            self.0.push(if i == 0 { '{' } else { ',' });
+            let _ = write!(self.0, "{label}=\"");
+            for c in text.chars() {
+                match c {
+                    '\\' => self.0.push_str("\\\\"),
+                    '"' => self.0.push_str("\\\""),
+                    '\n' => self.0.push_str("\\n"),
+                    c => self.0.push(c),
+                }
+            }
+            self.0.push('"');
+        }
+        if !labels.is_empty() {
+            self.0.push('}');
+        }
+        let _ = writeln!(self.0, " {value}");
+    }
+
+    pub fn finish(self) -> String {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn label_values_are_escaped() {
+        let mut text = Text::default();
+        text.begin(&Metric { name: "m", kind: "gauge", help: "About." });
+        text.series("m", &[("a", "q\"\\\n"), ("b", "")], 0.5);
+        text.series("m", &[], 18_446_744_073_709_551_615_u64 as f64);
+        let expected =
+            "# HELP m About.\n# TYPE m gauge\nm{a=\"q\\\"\\\\\\n\",b=\"\"} 0.5\nm 18446744073709552000\n";
+        assert_eq!(text.finish(), expected);
+    }
+}

@@ -1,0 +1,73 @@
+"""The Debian package, in short: its contents, scripts and units. `make test-package` installs it on clean roots."""
+
+import os
+import re
+import shutil
+import subprocess
+
+from forebay import binary, run
+from harness import Skipped, check, equal, test
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# The exposure that systemd-analyze may find at most, times ten.
+MOST_EXPOSED = 30
+
+
+def build_package(directory, revision="-1"):
+    """Builds the package from the binary under test; returns its path."""
+    script = os.path.join(ROOT, "packaging", "debian", "build.sh")
+    env = {**os.environ, "FOREBAY_DEB_REVISION": revision}
+    return run(script, binary(), directory, env=env).stdout.strip()
+
+
+@test
+def the_package_has_what_it_promises(t):
+    if shutil.which("dpkg-deb") is None:
+        raise Skipped("needs dpkg-deb")
+    package = build_package(t.path("out"))
+    listed = {}
+    for line in run("dpkg-deb", "--contents", package).stdout.splitlines():
+        mode, owner, _, _, _, name = line.split(maxsplit=5)
+        listed[name.lstrip(".")] = (mode, owner)
+    for path, mode in (
+        ("/usr/bin/forebay", "-rwxr-xr-x"),
+        ("/etc/forebay/forebay.toml", "-rw-r--r--"),
+        ("/usr/lib/systemd/system/forebay.service", "-rw-r--r--"),
+        ("/usr/lib/systemd/system/forebay.socket", "-rw-r--r--"),
+        ("/usr/lib/systemd/system/forebay-control.socket", "-rw-r--r--"),
+        ("/usr/share/man/man1/forebay.1.gz", "-rw-r--r--"),
+        ("/usr/share/bash-completion/completions/forebay", "-rw-r--r--"),
+        ("/usr/share/zsh/vendor-completions/_forebay", "-rw-r--r--"),
+        ("/usr/share/fish/vendor_completions.d/forebay.fish", "-rw-r--r--"),
+        ("/usr/share/doc/forebay/copyright", "-rw-r--r--"),
+        ("/usr/share/doc/forebay/examples/forebay-alerts.yml", "-rw-r--r--"),
+    ):
+        equal(listed.get(path), (mode, "root/root"), path)
+    check(not any(name.startswith("/var") for name in listed), "the package owns nothing below /var")
+    unpacked = t.path("unpacked")
+    run("dpkg-deb", "--raw-extract", package, unpacked)
+    equal(open(f"{unpacked}/DEBIAN/conffiles").read(), "/etc/forebay/forebay.toml\n", "configuration files")
+    run(binary(), "config", "check", f"{unpacked}/etc/forebay/forebay.toml")
+    for script in ("postinst", "prerm", "postrm"):
+        run("sh", "-n", f"{unpacked}/DEBIAN/{script}")
+    control = open(f"{unpacked}/DEBIAN/control").read()
+    check(re.search(r"^Depends: libc6 \(>= 2\.\d+\), ", control, re.M), f"dependencies in {control}")
+    service = open(f"{unpacked}/usr/lib/systemd/system/forebay.service").read()
+    check("ExecStart=/usr/bin/forebay serve" in service, "the unit starts the binary of the package")
+    for setting in ("WatchdogSec=", "NotifyAccess=all", "Sockets=forebay.socket", "ExecReload=", "Restart=always"):
+        check(setting in service, f"the unit has {setting}")
+    if shutil.which("lintian"):
+        found = run("lintian", "--fail-on", "error", "--no-tag-display-limit", package, check=False)
+        equal(found.returncode, 0, f"lintian: {found.stdout}")
+
+
+@test
+def the_unit_is_confined(t):
+    if shutil.which("systemd-analyze") is None:
+        raise Skipped("needs systemd-analyze")
+    unit = os.path.join(ROOT, "packaging", "systemd", "forebay.service")
+    argv = ["systemd-analyze", "--offline=true", f"--threshold={MOST_EXPOSED}", "security", unit]
+    found = subprocess.run(argv, capture_output=True, text=True)
+    if "unrecognized option" in found.stderr:
+        raise Skipped("needs systemd-analyze 250 or later")
+    equal(found.returncode, 0, f"exposure: {found.stdout.splitlines()[-1:]}")
