@@ -1,53 +1,53 @@
 //! `/pool`: the server and its pool; reclaim and checkpoint on request.
 
 use axum::Json;
-use axum::extract::State;
-use axum::http::Method;
 use axum::response::Response;
-use axum::routing::{get, post};
 
-use super::error::{ApiError, Refusal, Result};
+use super::auth::Caller;
 use super::extract::Body;
-use super::{Api, Origin, Route, lines, run};
-use crate::control::{Action, GcEvent, Upgrade, Upgraded};
+use super::problem::Result;
+use super::route::Route;
+use super::{lines, run};
+use crate::access::Right;
+use crate::control::{Action, GcEvent, ServerView, Upgrade, Upgraded};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
-        Route {
-            method: Method::GET,
-            path: "/pool",
-            about: "Show the server and its pool: release, data directory, place of the pool, addresses",
-            handler: get(|s: State<Api>| run(s, Action::Server)),
-        },
-        Route {
-            method: Method::POST,
-            path: "/pool/gc",
-            about: "Reclaim unused space; the response is a stream of progress events",
-            handler: post(reclaim),
-        },
-        Route {
-            method: Method::POST,
-            path: "/pool/checkpoint",
-            about: "Write a checkpoint, which bounds the log that a recovery reads",
-            handler: post(|s: State<Api>| run(s, Action::Checkpoint)),
-        },
-        Route {
-            method: Method::POST,
-            path: "/pool/upgrade",
-            about: "Replace the running server by another binary without disconnecting clients",
-            handler: post(upgrade),
-        },
+        Route::get(
+            "/pool",
+            "Show the server and its pool: release, data directory, place of the pool, addresses",
+            Right::ReadServer,
+            |c: Caller| run(c, Action::Server),
+        )
+        .returns::<ServerView>(),
+        Route::post(
+            "/pool/gc",
+            "Reclaim unused space; the response is a stream of progress events",
+            Right::Administer,
+            reclaim,
+        )
+        .streams::<GcEvent>(),
+        Route::post(
+            "/pool/checkpoint",
+            "Write a checkpoint, which bounds the log that a recovery reads",
+            Right::Administer,
+            |c: Caller| run(c, Action::Checkpoint),
+        ),
+        Route::post(
+            "/pool/upgrade",
+            "Replace the running server by another binary without disconnecting clients",
+            Right::Local,
+            upgrade,
+        )
+        .takes::<Upgrade>()
+        .returns::<Upgraded>(),
     ]
 }
 
-async fn upgrade(State(api): State<Api>, Body(request): Body<Upgrade>) -> Result<Json<Upgraded>> {
-    if api.origin != Origin::Socket {
-        let message = "the server can be upgraded only over its control socket";
-        return Err(ApiError::refused(Refusal::NotHere, message));
-    }
-    Ok(Json(api.control.upgrade(request).await?))
+async fn upgrade(caller: Caller, Body(request): Body<Upgrade>) -> Result<Json<Upgraded>> {
+    Ok(Json(caller.api.control.upgrade(request).await?))
 }
 
-async fn reclaim(State(api): State<Api>) -> Result<Response> {
-    lines::respond(api.control.reclaim().await?, |error| GcEvent::Failed { error }).await
+async fn reclaim(caller: Caller) -> Result<Response> {
+    lines::respond(caller.api.control.reclaim().await?, |error| GcEvent::Failed { error }).await
 }

@@ -16,6 +16,7 @@ mod progress;
 mod run;
 mod stats;
 mod target;
+mod token;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -26,7 +27,7 @@ use clap::{CommandFactory, FromArgMatches};
 
 pub use args::{
     CephArgs, ChapArgs, Cli, Command, Global, ImageCommand, LunCommand, PoolArgs, PoolCommand, ServeArgs,
-    SnapshotCommand, StatsArgs, TargetCommand, VolumeCommand,
+    SnapshotCommand, StatsArgs, TargetCommand, TokenCommand, VolumeCommand,
 };
 pub use client::{Client, ClientError, Lines};
 pub use offline::OfflineError;

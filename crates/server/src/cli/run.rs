@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::args::{Cli, Command, Global, ImageCommand, PoolArgs, ServeArgs, SnapshotCommand, VolumeCommand};
 use super::client::Client;
-use super::{CliError, classes, gc, import, limit, offline, output, pool, profile, stats, target};
+use super::{CliError, classes, gc, import, limit, offline, output, pool, profile, stats, target, token};
 use crate::config::{
-    ConfigError, ConfigFile, DEFAULT_DATA, NbdFlags, Overrides, PoolLocation, SOCKET_NAME, ServeConfig,
-    StoreFlags, TlsSection,
+    ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SOCKET_NAME,
+    ServeConfig, StoreFlags, TlsSection,
 };
 use crate::control::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Kind, Persist, Resets, Resize,
@@ -61,9 +61,14 @@ fn serve_config(global: &Global, args: ServeArgs) -> Result<ServeConfig, CliErro
         store: store_flags(args.pool, args.standby),
         nbd: NbdFlags { listen: args.nbd, allow_remote: args.nbd_allow_remote, tls },
         iscsi: args.iscsi,
-        http: args.http,
-        http_allow_remote: args.http_allow_remote,
-        http_hosts: args.http_host,
+        http: HttpFlags {
+            listen: args.http,
+            hosts: args.http_host,
+            certificate: args.http_certificate,
+            key: args.http_key,
+            tokens: args.http_tokens,
+        },
+        audit: args.audit_log,
         import_max_size: args.import_max_size,
         import_allow_private: args.import_allow_private,
         cache: args.cache,
@@ -108,6 +113,7 @@ impl ClientCommands {
             Command::Snapshot(c) => self.snapshot(c).await,
             Command::Target(c) => target::target(&self.client, c, self.json).await,
             Command::Lun(c) => target::lun(&self.client, c, self.json).await,
+            Command::Token(c) => token::run(&self.client, c, self.json).await,
             Command::Stats(args) => stats::run(&self.client, &args, self.json).await,
             Command::Gc => gc::run(&self.client, self.json).await,
             Command::Upgrade { binary, timeout } => self.upgrade(binary, timeout).await,

@@ -9,6 +9,7 @@ use forebay_guest::{Blocks, Class, Content, Options, ReadError, scan};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
+use utoipa::ToSchema;
 
 use super::view::ratio;
 use super::{Control, ControlError, Reply, Result};
@@ -18,20 +19,22 @@ const SCAN_BURST: Duration = Duration::from_millis(10);
 const PAUSE_FACTOR: u32 = 3;
 
 /// `GET /volumes/{name}/classes`: the block classes of a disk.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct ClassesView {
     /// Time of the last scan in Unix milliseconds; `None` before the first.
     pub learned_ms: Option<u64>,
     /// The content of each partition.
+    #[schema(value_type = Vec<String>, example = json!(["ntfs"]))]
     pub file_systems: Vec<Content>,
     /// All classes; empty before the first scan.
     pub classes: Vec<ClassView>,
 }
 
 /// A block class.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ClassView {
     /// The class.
+    #[schema(value_type = String, example = "page")]
     pub class: Class,
     /// Bytes of the disk in this class.
     pub bytes: u64,

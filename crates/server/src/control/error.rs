@@ -1,8 +1,9 @@
-//! Errors of the control plane: a closed set of kinds, each with a stable code. `api/error.rs` maps the kinds
+//! Errors of the control plane: a closed set of kinds, each with a stable code. `api/problem.rs` maps the kinds
 //! to HTTP statuses.
 
 use forebay_engine::Error as EngineError;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::limits::LimitError;
 use crate::targets::TargetError;
@@ -132,15 +133,8 @@ impl ErrorKind {
     }
 }
 
-/// The body of an error: `{"error": {"code": …, "message": …}}`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ErrorBody {
-    /// The error.
-    pub error: ErrorDetail,
-}
-
-/// Code and message.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Code and message of an error in a streamed response.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorDetail {
     /// Stable code, such as `not_found`.
     pub code: String,

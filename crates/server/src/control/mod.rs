@@ -32,7 +32,7 @@ pub use classes::*;
 pub use desktops::*;
 pub use disks::MAX_CLONES;
 use disks::disk_reply;
-pub use error::{ControlError, ErrorBody, ErrorDetail, ErrorKind, Result};
+pub use error::{ControlError, ErrorDetail, ErrorKind, Result};
 pub use limits::*;
 pub use profile::*;
 pub use reservations::*;
@@ -130,6 +130,62 @@ impl Action {
     }
 }
 
+impl Action {
+    /// The disks that the action concerns, for access control. Lists concern none; their replies are filtered.
+    /// Names of disks that do not exist yet are included: nothing is created outside of a scope.
+    pub fn disks(&self) -> Vec<String> {
+        use Action::*;
+        match self {
+            ShowImage { name }
+            | RemoveImage { name }
+            | ShowVolume { name }
+            | RemoveVolume { name }
+            | ResizeVolume { name, .. }
+            | ResetVolume { name }
+            | ResumeVolume { name }
+            | PersistVolume { name, .. }
+            | ShowClasses { name }
+            | LearnClasses { name }
+            | DiskStats { name } => vec![name.clone()],
+            ShowProfile { image: name }
+            | ChangeProfile { image: name, .. }
+            | RemoveProfile { image: name } => {
+                vec![name.clone()]
+            }
+            CreateImage { name, source } => vec![name.clone(), source.clone()],
+            CreateVolume(new) => vec![new.name.clone()],
+            CloneVolumes(new) => vec![new.name.clone(), new.source.clone()],
+            Reset { volumes } => volumes.clone(),
+            ShowLimits { volume } | SetLimits { volume, .. } | ListSnapshots { volume } => {
+                vec![volume.clone()]
+            }
+            RollbackVolume { name: volume, snapshot: name }
+            | CreateSnapshot { volume, name }
+            | RemoveSnapshot { volume, name } => vec![volume.clone(), format!("{volume}@{name}")],
+            MapLun { map, .. } => vec![map.disk.clone()],
+            ListImages
+            | ListVolumes
+            | ListTenants
+            | ShowTenant { .. }
+            | SetTenant { .. }
+            | RemoveTenant { .. }
+            | ListTargets
+            | ShowTarget { .. }
+            | CreateTarget(_)
+            | RemoveTarget { .. }
+            | RemoveTargets { .. }
+            | AllowInitiator { .. }
+            | DenyInitiator { .. }
+            | UnmapLun { .. }
+            | ShowReservations { .. }
+            | ClearReservations { .. }
+            | Server
+            | Stats
+            | Checkpoint => Vec::new(),
+        }
+    }
+}
+
 /// The reply to an action.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
@@ -224,6 +280,12 @@ impl Control {
     /// Returns the limits of disks and tenants.
     pub(super) fn limits(&self) -> &LimitTable {
         &self.inner.limits
+    }
+
+    /// The tenant of a disk; that of its volume for a snapshot.
+    pub fn tenant_of(&self, disk: &str) -> Option<String> {
+        let volume = disk.split_once('@').map_or(disk, |(volume, _)| volume);
+        self.pool().limits(volume).ok()?.tenant
     }
 
     /// Returns information about the server.

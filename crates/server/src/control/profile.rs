@@ -2,19 +2,21 @@
 
 use forebay_engine::{Prefetched, ProfileInfo};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::{Control, ControlError, Reply, Result};
 
 /// Body of `POST /images/{name}/profile`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"action": "record"}))]
 pub struct ChangeProfile {
     /// The action.
     pub action: ProfileAction,
 }
 
 /// An action on a boot profile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ProfileAction {
     /// Record the next boot of a clone.
@@ -26,7 +28,7 @@ pub enum ProfileAction {
 }
 
 /// A boot profile: the blocks that a boot of an image's clones reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProfileView {
     /// Bytes of the disk that a boot reads; 0 without a profile.
     pub bytes: u64,
@@ -77,7 +79,7 @@ impl From<ProfileInfo> for ProfileView {
 }
 
 /// The result of a prefetch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct PrefetchedView {
     /// Bytes of the disk that were read.
     pub bytes: u64,

@@ -5,15 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use utoipa::ToSchema;
 
 use super::{Arc, Control, ControlError, Duration, ErrorKind, MAX_RUNNING, Result};
 
 /// An upgrade of the running server.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"binary": "/usr/bin/forebay"}))]
 pub struct Upgrade {
     /// The new binary; the path from which the server was started if absent.
     #[serde(default)]
+    #[schema(value_type = Option<String>)]
     pub binary: Option<PathBuf>,
     /// Longest time in seconds for each step of the new process.
     #[serde(default)]
@@ -21,7 +24,7 @@ pub struct Upgrade {
 }
 
 /// A completed upgrade.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Upgraded {
     /// Process id of the server from now on.
     pub pid: u32,

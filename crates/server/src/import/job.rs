@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use forebay_engine::{DiskHandle, DiskInfo, Error as EngineError};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
+use utoipa::ToSchema;
 
 use super::file::ImageFile;
 use super::pump::{self, Copied};
@@ -23,8 +24,9 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 const EVENT_CAPACITY: usize = 8;
 
 /// Body of `POST /images`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = ImportRequest, example = json!({"name": "debian", "source": {"url": "https://example.org/debian.qcow2"}}))]
 pub struct Request {
     /// Name of the new image.
     pub name: String,
@@ -39,18 +41,21 @@ pub struct Request {
 }
 
 /// The location of an image file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
+#[schema(as = ImportSource)]
 pub enum Source {
     /// An absolute path on the server.
+    #[schema(value_type = String)]
     File(PathBuf),
     /// `http://…` or `https://…`
     Url(String),
 }
 
 /// A phase of an import.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
+#[schema(as = ImportPhase)]
 pub enum Phase {
     /// The file is downloaded; sizes are those of the file.
     Download,
@@ -59,8 +64,10 @@ pub enum Phase {
 }
 
 /// An event of an import. The last one is `Done` or `Failed`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "lowercase")]
+#[schema(as = ImportEvent, example = json!({"event": "progress", "phase": "import", "done_bytes": 268435456,
+    "total_bytes": 3221225472u64, "written_bytes": 201326592}))]
 pub enum Event {
     /// Progress.
     Progress {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_engine::{Pool, PoolConfig};
+use forebay_server::access::{Access, Audit};
 use forebay_server::control::{Control, ServerInfo};
 use forebay_server::import::{self, Event, FetchPolicy, Format, Request, Source};
 use forebay_server::limits::LimitTable;
@@ -17,6 +18,7 @@ use forebay_store::MemoryStore;
 /// A control plane over a pool in memory.
 pub struct Rig {
     pub control: Control,
+    pub access: Arc<Access>,
     pub dir: tempfile::TempDir,
     // Dropped last: the pool uses it.
     _engine: EngineThread,
@@ -42,7 +44,8 @@ impl Rig {
         let targets = Arc::new(Targets::load(pool.clone()).await);
         let units = Arc::new(Units::new());
         let limits = Arc::new(LimitTable::load(pool.clone()).await);
-        Rig { control: Control::new(pool, targets, units, limits, info), dir, _engine: engine }
+        let access = Access::load(dir.path(), false, Audit::open(Some(&dir.path().join("audit"))).unwrap());
+        Rig { control: Control::new(pool, targets, units, limits, info), access, dir, _engine: engine }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {

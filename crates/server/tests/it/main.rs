@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // an error fails the test
 
+mod access;
 mod api;
 mod common;
 mod formats;
@@ -11,6 +12,7 @@ mod hostile;
 mod idle;
 mod import;
 mod nbd;
+mod openapi;
 mod process;
 mod scsi;
 mod targets;
