@@ -7,7 +7,7 @@ PYTHON ?= /usr/bin/python3
 MDBOOK ?= mdbook
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build dev check test test-rust test-clients test-threads test-ceph demo soak soak-space soak-crash \
+.PHONY: help setup build dev check test test-rust test-clients test-threads test-ceph test-api demo soak soak-space soak-crash \
 	soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi bench-boot bench-ats bench-scale fmt lint deny corpora \
 	book clean
 
@@ -49,6 +49,9 @@ test-ceph: setup build ## pools in Ceph, for about an hour; `make test` runs the
 		FOREBAY_RADOS_TAKEOVERS=$${FOREBAY_RADOS_TAKEOVERS:-50} FOREBAY_RADOS_PAUSES=$${FOREBAY_RADOS_PAUSES:-100} \
 		FOREBAY_RADOS_RACES=$${FOREBAY_RADOS_RACES:-1000} FOREBAY_RADOS_OUTAGE_S=$${FOREBAY_RADOS_OUTAGE_S:-60} \
 		$(PYTHON) tests/clients/run.py $(or $(ARGS),rados)
+
+test-api: build ## send generated requests for every route of the API (needs schemathesis)
+	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) scripts/test-api.py $(ARGS)
 
 demo: setup build ## boot real guests from clones of one golden image, and print the cost in the store
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) demo/demo.py

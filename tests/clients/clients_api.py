@@ -187,7 +187,7 @@ def api_hostile_clients(t):
             sock = api.tls.wrap_socket(sock, server_hostname=HOST)
             sock.sendall(data)
         stuck.append(sock)
-    equal(api("GET", "/pool", token)[0], 200, "another client meanwhile")
+    equal(api("GET", "/pool", token)[0], 200, "another client at the same time")
     ends = []
     for sock in stuck:
         sock.settimeout(WAIT_S)

@@ -68,7 +68,7 @@ struct Output {
 pub struct Audit(Option<Mutex<Output>>);
 
 impl Audit {
-    /// Opens the file, if there is one; creates it with mode 0600.
+    /// Opens the file, if one is configured; creates it with mode 0600.
     ///
     /// # Errors
     /// Those of the file.

@@ -81,6 +81,15 @@ impl Access {
         Some(self.tokens.by_id(&token)?.principal(Via::Session, address))
     }
 
+    /// Whether a principal that was authenticated before still would be.
+    pub fn is_valid(&self, principal: &Principal) -> bool {
+        match (&principal.token, principal.via) {
+            (Some(token), _) => self.tokens.by_id(token).is_some(),
+            (None, Via::Loopback) => !self.demands_tokens(),
+            (None, _) => true,
+        }
+    }
+
     /// Begins a session with a token.
     ///
     /// # Errors

@@ -101,6 +101,8 @@ pub struct Principal {
     pub via: Via,
     /// Address of the client, over TCP.
     pub address: Option<IpAddr>,
+    /// The id of its token.
+    pub(super) token: Option<Arc<str>>,
 }
 
 /// A disk, for the decision of [`may`].
@@ -124,7 +126,7 @@ impl Principal {
     }
 
     fn administrator(name: &str, via: Via, address: Option<IpAddr>) -> Principal {
-        Principal { name: name.into(), role: Role::Administrator, scope: None, via, address }
+        Principal { name: name.into(), role: Role::Administrator, scope: None, via, address, token: None }
     }
 }
 
@@ -146,7 +148,7 @@ mod tests {
     use super::*;
 
     fn principal(role: Role, scope: Option<Scope>) -> Principal {
-        Principal { name: "t".into(), role, scope, via: Via::Token, address: None }
+        Principal { name: "t".into(), role, scope, via: Via::Token, address: None, token: None }
     }
 
     #[test]

@@ -174,7 +174,8 @@ pub(super) struct Found {
 
 impl Found {
     pub fn principal(self, via: Via, address: Option<IpAddr>) -> Principal {
-        Principal { name: self.name, role: self.role, scope: self.scope, via, address }
+        let token = Some(self.id.into());
+        Principal { name: self.name, role: self.role, scope: self.scope, via, address, token }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Authentication of requests, the rights of routes, and the audit log.
 //!
 //! [`authenticate`] runs for every request, after the guard against web pages: it determines the
-//! [`Principal`], if there is one. [`authorize`] runs in each route of the table. What a principal may do to a
+//! [`Principal`] of those with credentials. [`authorize`] runs in each route of the table. What a principal may do to a
 //! certain disk is decided where the disk is known ([`Caller::run`]), by [`may`].
 
 use std::convert::Infallible;
@@ -14,9 +14,9 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::problem::{ApiError, Code, Refusal, Result};
-use super::{Api, Origin};
+use super::{Api, Origin, PREFIX};
 use crate::access::{AuditRecord, Denied, DiskRef, Principal, Right, Role, may};
-use crate::control::{Action, ControlError, DiskView, Reply};
+use crate::control::{Action, ControlError, DiskView, Reply, Topic};
 
 /// Name of the cookie of a session. Browsers accept the prefix `__Host-` over TLS only, and then refuse a
 /// cookie that another host of the domain sets.
@@ -77,10 +77,21 @@ fn audit(
     response: &Response,
 ) {
     let code = response.extensions().get::<Code>().map(|code| code.0);
+    // A login determines its principal.
+    let principal = principal.or_else(|| response.extensions().get());
     let result = (response.status().as_u16(), code);
-    // Requests without credentials are answered 401 and have no effect; a client can send any number.
-    if principal.is_some() || code != Some("not_authenticated") {
-        api.access.audit.write(&AuditRecord::new(principal, peer, (method.as_str(), path), result));
+    // What a client without a token can send in any number is not logged: it has no effect, and invalid tokens
+    // beyond the limit have another code.
+    if principal.is_some() || matches!(code, Some("bad_token" | "token_expired")) {
+        let record = AuditRecord::new(principal, peer, (method.as_str(), path), result);
+        api.access.audit.write(&record);
+        let of_access = ["/tokens", "/session"]
+            .iter()
+            .any(|p| path.strip_prefix(PREFIX).is_some_and(|path| path.starts_with(p)));
+        if of_access || matches!(code, Some("bad_token" | "token_expired" | "forbidden" | "not_here")) {
+            let what = code.unwrap_or("access");
+            api.control.events().publish(Topic::Security, what, Vec::new(), serde_json::json!(record));
+        }
     }
 }
 
@@ -213,7 +224,7 @@ impl Caller {
             self.check(&disk)?;
         }
         self.check_tenants(&action)?;
-        let mut reply = self.api.control.run(action).await?;
+        let mut reply = self.api.control.run(action, &self.principal.name).await?;
         if self.principal.scope.is_some() {
             match &mut reply {
                 Reply::Disks(disks) => disks.retain(|disk: &DiskView| self.sees(&disk.name)),

@@ -7,7 +7,7 @@ use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
-use hyper::body::Body as _;
+use hyper::body::{Body as _, Bytes};
 use serde::de::DeserializeOwned;
 
 use super::problem::{ApiError, Refusal};
@@ -15,7 +15,7 @@ use super::problem::{ApiError, Refusal};
 /// Longest body. The longest that is useful names some thousand volumes.
 pub(super) const MAX_BODY: usize = 1 << 20;
 /// Time for a complete body.
-pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(20);
+const BODY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A JSON body.
 pub(super) struct Body<T>(pub T);
@@ -36,7 +36,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-pub(super) fn body_too_slow() -> ApiError {
+/// Reads the body of a request before it is handled, within the limits of [`Body`].
+pub(super) async fn buffer(request: Request) -> Result<(Parts, Bytes), ApiError> {
+    let (parts, body) = request.into_parts();
+    match tokio::time::timeout(BODY_TIMEOUT, axum::body::to_bytes(body, MAX_BODY)).await {
+        Ok(Ok(bytes)) => Ok((parts, bytes)),
+        // Too long, or the connection broke: then there is no client for the response.
+        Ok(Err(_)) => Err(ApiError::refused(Refusal::BodyTooLong, "the body is longer than 1 MiB")),
+        Err(_) => Err(body_too_slow()),
+    }
+}
+
+fn body_too_slow() -> ApiError {
     let detail = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
     ApiError::refused(Refusal::BodyTooSlow, detail)
 }

@@ -1,24 +1,29 @@
 //! `/images`: golden images.
 //!
-//! The response to an import is a stream of events, one JSON object per line. Closing the connection cancels
-//! the import.
+//! The response to an import is a stream of events, one JSON object per line, and closing the connection
+//! cancels the import; or it is a job, if the client prefers that.
 
+use axum::http::HeaderMap;
 use axum::response::Response;
 
 use super::auth::Caller;
 use super::extract::{Body, Param};
 use super::lines;
+use super::list::{DISKS, ListQuery};
 use super::problem::{ApiError, Refusal, Result};
 use super::route::{Content, Route};
-use super::{create, run};
+use super::{create, jobs, list, run};
 use crate::access::{Right, may};
 use crate::control::{Action, ChangeProfile, CreateImage, DiskView, ProfileView};
 use crate::import::{self, Event, Source};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
-        Route::get("/images", "List all images", Right::Read, |c: Caller| run(c, Action::ListImages))
-            .lists::<DiskView>(),
+        Route::get("/images", "List all images", Right::Read, |c: Caller, q: ListQuery| {
+            list(c, q, Action::ListImages)
+        })
+        .lists::<DiskView>()
+        .with_query(DISKS),
         Route::post(
             "/images",
             "Import an image from a file or URL; the response is a stream of progress events",
@@ -26,7 +31,8 @@ pub(super) fn routes() -> Vec<Route> {
             import_image,
         )
         .takes::<import::Request>()
-        .streams::<Event>(),
+        .streams::<Event>()
+        .or_job(),
         Route::get("/images/{name}", "Show an image", Right::Read, |c: Caller, Param(name)| {
             run(c, Action::ShowImage { name })
         })
@@ -74,11 +80,21 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-async fn import_image(caller: Caller, Body(request): Body<import::Request>) -> Result<Response> {
+async fn import_image(
+    caller: Caller,
+    headers: HeaderMap,
+    Body(request): Body<import::Request>,
+) -> Result<Response> {
     if matches!(request.source, Source::File(_)) && !may(&caller.principal, Right::Local, None) {
         let message = "files of the server can be imported only over its control socket; use a URL instead";
         return Err(ApiError::refused(Refusal::NotHere, message));
     }
-    let events = import::start(&caller.api.control, request).await?;
+    let name = &caller.principal.name;
+    let (job, mut events) = import::start(&caller.api.control, request, name).await?;
+    if jobs::prefers_job(&headers) {
+        // The import continues while its events are received.
+        tokio::spawn(async move { while events.recv().await.is_some() {} });
+        return Ok(jobs::accepted(job));
+    }
     lines::respond(events, |error| Event::Failed { error }).await
 }

@@ -10,15 +10,20 @@
 //! requires. Requests that a web page may have sent are refused (`guard`).
 //!
 //! **A request** passes, in this order: the headers of the response (`headers`), panics (`panics`), `guard`,
-//! authentication and the audit log (`auth`), the right of the route (`route`), the extractors, the handler.
+//! authentication and the audit log (`auth`), repetitions (`idempotent`), conditions (`etag`), the right of the route (`route`), the extractors, the handler.
 
 mod auth;
 mod clones;
+mod etag;
+mod events;
 mod extract;
 mod guard;
 mod headers;
+mod idempotent;
 mod images;
+mod jobs;
 mod lines;
+mod list;
 mod openapi;
 mod panics;
 mod pool;
@@ -37,7 +42,9 @@ use std::sync::Arc;
 use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
 use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::IntoResponse;
 use axum::{Json, Router};
+use tokio::sync::Semaphore;
 
 use crate::access::{Access, Right};
 use crate::control::{Action, Control, Reply};
@@ -89,6 +96,9 @@ pub(crate) struct Api {
     control: Control,
     access: Arc<Access>,
     entry: Entry,
+    keys: idempotent::Keys,
+    /// Permits of clients that follow the events.
+    streams: Arc<Semaphore>,
 }
 
 /// Returns all routes, grouped by resource.
@@ -102,6 +112,8 @@ pub fn routes() -> Vec<Route> {
         targets::routes(),
         stats::routes(),
         pool::routes(),
+        jobs::routes(),
+        events::routes(),
         tokens::routes(),
         session::routes(),
         vec![
@@ -121,11 +133,13 @@ pub fn routes() -> Vec<Route> {
 
 /// Builds the router of a listener.
 pub fn router(control: Control, access: Arc<Access>, entry: Entry) -> Router {
-    let api = Api { control, access, entry };
+    let streams = Arc::new(Semaphore::new(events::MAX_STREAMS));
+    let api = Api { control, access, entry, keys: Default::default(), streams };
     let mut router = Router::new();
     for route in routes() {
         router = router.route(&format!("{PREFIX}{}", route.path), route.handler);
     }
+    let conditions = etag::Conditions { api: api.clone(), routes: router.clone().with_state(api.clone()) };
     router
         .fallback(|| async {
             ApiError::refused(Refusal::NoSuchResource, "no such resource; see docs/api.md for all routes")
@@ -135,6 +149,8 @@ pub fn router(control: Control, access: Arc<Access>, entry: Entry) -> Router {
             ApiError::refused(Refusal::MethodNotAllowed, message)
         })
         .layer(DefaultBodyLimit::max(extract::MAX_BODY))
+        .layer(from_fn_with_state(conditions, etag::conditions))
+        .layer(from_fn_with_state(api.clone(), idempotent::once))
         // From here on, the last layer runs first; all apply to every route and to the fallbacks.
         .layer(from_fn_with_state(api.clone(), auth::authenticate))
         .layer(from_fn_with_state(Guard::new(api.entry.origin, &api.entry.hosts), guard))
@@ -146,6 +162,21 @@ pub fn router(control: Control, access: Arc<Access>, entry: Entry) -> Router {
 /// Runs an action and responds with status 200.
 async fn run(caller: Caller, action: Action) -> Result<Json<Reply>> {
     Ok(Json(caller.run(action).await?))
+}
+
+/// Runs an action that returns a list, and responds with a page of it.
+async fn list(caller: Caller, query: list::ListQuery, action: Action) -> route::Answer {
+    let reply = caller.run(action).await?;
+    if let Reply::Disks(disks) = reply {
+        let disks = disks.into_iter().filter(|disk| query.matches(disk)).collect();
+        return list::page(disks, &query, |disk| disk.name.clone());
+    }
+    query.refuse_filters()?;
+    match reply {
+        Reply::Tenants(tenants) => list::page(tenants, &query, |tenant| tenant.name.clone()),
+        Reply::Targets(targets) => list::page(targets, &query, |target| target.name.clone()),
+        other => Ok(Json(other).into_response()),
+    }
 }
 
 /// Runs an action that creates a resource, and responds with status 201.

@@ -9,13 +9,14 @@ use super::problem::{PROBLEM_JSON, Problem};
 use super::route::{Content, Route, Shape};
 use super::{PREFIX, routes};
 use crate::access::Right;
+use crate::control::JobView;
 
 /// Returns the document (OpenAPI 3.1).
 pub fn document() -> Value {
     let routes = routes();
     let mut paths: BTreeMap<String, Map<String, Value>> = BTreeMap::new();
     let mut schemas = Vec::new();
-    (Shape::of::<Problem>().collect)(&mut schemas);
+    [Shape::of::<Problem>(), Shape::of::<JobView>()].iter().for_each(|shape| (shape.collect)(&mut schemas));
     for route in &routes {
         let shapes = [route.body, shape(&route.reply.content)];
         shapes.into_iter().flatten().for_each(|shape| (shape.collect)(&mut schemas));
@@ -50,7 +51,9 @@ pub fn document() -> Value {
 
 fn shape(content: &Content) -> Option<Shape> {
     match content {
-        Content::One(shape) | Content::Many(shape) | Content::Lines(shape) => Some(*shape),
+        Content::One(shape) | Content::Many(shape) | Content::Lines(shape) | Content::Events(shape) => {
+            Some(*shape)
+        }
         Content::Empty | Content::Document => None,
     }
 }
@@ -103,7 +106,26 @@ fn parameters(route: &Route) -> Vec<Value> {
             "description": "Any value; required unless the body is declared as JSON",
             "schema": {"type": "string", "pattern": "^[!-~]+$", "example": "1"}})
     });
-    in_path.chain(in_query).chain(csrf).collect()
+    let header = |name: &str, about: &str, example: &str| json!({"name": name, "in": "header", "description": about, "schema": {"type": "string", "example": example}});
+    let mut all: Vec<Value> = in_path.chain(in_query).chain(csrf).collect();
+    if has_tag(route) {
+        all.push(header("If-None-Match", "The tag of a representation that the client has", "\"0123\""));
+    }
+    if route.method == Method::PUT {
+        all.push(header("If-Match", "Replace only the representation with this tag", "*"));
+    }
+    if route.method == Method::POST && !matches!(route.path, "/tokens" | "/session") {
+        let about = "A key of 1 to 128 characters; a repetition with the same key has no second effect";
+        all.push(header("Idempotency-Key", about, "f6a1c2"));
+    }
+    if route.or_job {
+        all.push(header("Prefer", "respond-async: respond with a job instead of a stream", "respond-async"));
+    }
+    all
+}
+
+fn has_tag(route: &Route) -> bool {
+    route.method == Method::GET && !matches!(route.reply.content, Content::Events(_))
 }
 
 fn responses(route: &Route) -> Map<String, Value> {
@@ -115,10 +137,19 @@ fn responses(route: &Route) -> Map<String, Value> {
             json!({"application/json": {"schema": {"type": "array", "items": reference(shape)}}})
         }
         Content::Lines(shape) => json!({"application/x-ndjson": {"schema": reference(shape)}}),
+        // The data of each event.
+        Content::Events(shape) => json!({"text/event-stream": {"schema": reference(shape)}}),
     };
     let about = route.reply.status.canonical_reason().unwrap_or_default();
     let success = json!({"description": about, "content": content});
     let mut all = Map::from_iter([(route.reply.status.as_str().to_owned(), success)]);
+    if route.or_job {
+        let job = json!({"application/json": {"schema": reference(&Shape::of::<JobView>())}});
+        all.insert("202".into(), json!({"description": "The work continues as a job", "content": job}));
+    }
+    if has_tag(route) {
+        all.insert("304".into(), json!({"description": "The client has the present representation"}));
+    }
     for status in problems(route) {
         all.insert(status.as_str().to_owned(), json!({"$ref": "#/components/responses/problem"}));
     }
@@ -149,6 +180,15 @@ fn problems(route: &Route) -> Vec<StatusCode> {
     }
     if route.method != Method::GET {
         all.extend([StatusCode::CONFLICT, StatusCode::INSUFFICIENT_STORAGE]);
+    }
+    match route.method {
+        Method::PUT => all.push(StatusCode::PRECONDITION_FAILED),
+        Method::POST => all.extend([
+            StatusCode::REQUEST_TIMEOUT,
+            StatusCode::PAYLOAD_TOO_LARGE,
+            StatusCode::UNPROCESSABLE_ENTITY,
+        ]),
+        _ => {}
     }
     all
 }

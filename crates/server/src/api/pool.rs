@@ -1,13 +1,14 @@
 //! `/pool`: the server and its pool; reclaim and checkpoint on request.
 
 use axum::Json;
+use axum::http::HeaderMap;
 use axum::response::Response;
 
 use super::auth::Caller;
 use super::extract::Body;
 use super::problem::Result;
 use super::route::Route;
-use super::{lines, run};
+use super::{jobs, lines, run};
 use crate::access::Right;
 use crate::control::{Action, GcEvent, ServerView, Upgrade, Upgraded};
 
@@ -26,7 +27,8 @@ pub(super) fn routes() -> Vec<Route> {
             Right::Administer,
             reclaim,
         )
-        .streams::<GcEvent>(),
+        .streams::<GcEvent>()
+        .or_job(),
         Route::post(
             "/pool/checkpoint",
             "Write a checkpoint, which bounds the log that a recovery reads",
@@ -45,9 +47,13 @@ pub(super) fn routes() -> Vec<Route> {
 }
 
 async fn upgrade(caller: Caller, Body(request): Body<Upgrade>) -> Result<Json<Upgraded>> {
-    Ok(Json(caller.api.control.upgrade(request).await?))
+    Ok(Json(caller.api.control.upgrade(request, &caller.principal.name).await?))
 }
 
-async fn reclaim(caller: Caller) -> Result<Response> {
-    lines::respond(caller.api.control.reclaim().await?, |error| GcEvent::Failed { error }).await
+async fn reclaim(caller: Caller, headers: HeaderMap) -> Result<Response> {
+    let (job, events) = caller.api.control.reclaim(&caller.principal.name).await?;
+    if jobs::prefers_job(&headers) {
+        return Ok(jobs::accepted(job));
+    }
+    lines::respond(events, |error| GcEvent::Failed { error }).await
 }

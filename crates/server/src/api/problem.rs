@@ -82,6 +82,14 @@ pub(super) enum Refusal {
     TooManyAttempts,
     /// The principal does not have the right.
     Forbidden,
+    /// Too many clients follow the events.
+    TooManyStreams,
+    /// The resource is not the one of `If-Match`.
+    Changed,
+    /// A request with the same `Idempotency-Key` is running, or its response was not kept.
+    KeyInUse,
+    /// Another request had the same `Idempotency-Key`.
+    KeyReused,
     /// The handler panicked.
     Panicked,
 }
@@ -113,6 +121,10 @@ impl Refusal {
             Refusal::TokenExpired => "token_expired",
             Refusal::TooManyAttempts => "too_many_attempts",
             Refusal::Forbidden => "forbidden",
+            Refusal::TooManyStreams => "too_many_streams",
+            Refusal::Changed => "changed",
+            Refusal::KeyInUse => "key_in_use",
+            Refusal::KeyReused => "key_reused",
             Refusal::Panicked => "internal",
         }
     }
@@ -153,6 +165,22 @@ impl Refusal {
             Refusal::Forbidden => {
                 (StatusCode::FORBIDDEN, "Forbidden", "use a token with a role and a scope that permit it")
             }
+            Refusal::TooManyStreams => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "Too many streams",
+                "close a page or program that follows the events",
+            ),
+            Refusal::Changed => {
+                (StatusCode::PRECONDITION_FAILED, "Changed", "read the resource again, and repeat the change")
+            }
+            Refusal::KeyInUse => {
+                (StatusCode::CONFLICT, "Request was made", "read the resource to see the result")
+            }
+            Refusal::KeyReused => (
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "Key was used",
+                "use a new Idempotency-Key for each request",
+            ),
             Refusal::Panicked => (
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "Defect of the server",
@@ -208,6 +236,7 @@ fn describe(kind: ErrorKind) -> Description {
         }
         K::Fenced => (unavailable, "Pool taken by another server", "use the other server"),
         K::Cancelled => (unavailable, "Cancelled", "begin it again, if it is still needed"),
+        K::BadState => (conflict, "Not possible now", "look at the state of the resource"),
         K::NoSpace => (
             StatusCode::INSUFFICIENT_STORAGE,
             "No space",

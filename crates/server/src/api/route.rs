@@ -27,6 +27,8 @@ pub struct Route {
     pub right: Right,
     pub(super) body: Option<Shape>,
     pub(super) reply: Reply,
+    /// With `Prefer: respond-async`, the response is a job.
+    pub(super) or_job: bool,
     pub(super) query: &'static [QueryParameter],
     pub(super) handler: MethodRouter<Api>,
 }
@@ -67,6 +69,8 @@ pub(super) enum Content {
     Many(Shape),
     /// One value for each line, while the work runs.
     Lines(Shape),
+    /// Server-sent events.
+    Events(Shape),
     /// An arbitrary JSON document.
     Document,
 }
@@ -107,6 +111,7 @@ impl Route {
             right,
             body: None,
             reply: Reply { status: StatusCode::OK, content: Content::Empty },
+            or_job: false,
             query: &[],
             handler: on(filter, handler).layer(from_fn(authorize)),
         }
@@ -171,6 +176,16 @@ impl Route {
     /// The response is a stream of values.
     pub(super) fn streams<T: ToSchema>(self) -> Route {
         self.content(Content::Lines(Shape::of::<T>()))
+    }
+
+    /// The response is a stream of server-sent events.
+    pub(super) fn follows<T: ToSchema>(self) -> Route {
+        self.content(Content::Events(Shape::of::<T>()))
+    }
+
+    /// The client can prefer a job to the stream.
+    pub(super) fn or_job(self) -> Route {
+        Route { or_job: true, ..self }
     }
 
     pub(super) fn content(mut self, content: Content) -> Route {

@@ -67,6 +67,8 @@ async fn login(State(api): State<Api>, peer: Option<axum::Extension<Peer>>, body
     };
     let mut response = (StatusCode::CREATED, Json(ClientView::from(&principal))).into_response();
     set_cookie(&mut response, api.entry.tls, &session.0, SESSION_LIFETIME.as_secs())?;
+    // For the audit log.
+    response.extensions_mut().insert(principal);
     Ok(response)
 }
 

@@ -2,8 +2,9 @@
 
 use super::auth::Caller;
 use super::extract::{Body, Param};
+use super::list::{DISKS, ListQuery};
 use super::route::Route;
-use super::{create, run};
+use super::{create, list, run};
 use crate::access::Right;
 use crate::control::{Action, CreateSnapshot, DiskView};
 
@@ -13,9 +14,10 @@ pub(super) fn routes() -> Vec<Route> {
             "/volumes/{name}/snapshots",
             "List the snapshots of a volume",
             Right::Read,
-            |c: Caller, Param(volume)| run(c, Action::ListSnapshots { volume }),
+            |c: Caller, Param(volume), q: ListQuery| list(c, q, Action::ListSnapshots { volume }),
         )
-        .lists::<DiskView>(),
+        .lists::<DiskView>()
+        .with_query(DISKS),
         Route::post(
             "/volumes/{name}/snapshots",
             "Create a snapshot; it contains every write acknowledged before",

@@ -2,8 +2,9 @@
 
 use super::auth::Caller;
 use super::extract::{Body, Force, Param};
+use super::list::{ListQuery, PAGE};
 use super::route::{QueryParameter, Route};
-use super::{create, run};
+use super::{create, list, run};
 use crate::access::Right;
 use crate::control::{Action, AllowInitiator, CreateTarget, LunView, MapLun, ReservationsView, TargetView};
 
@@ -20,10 +21,11 @@ pub(super) fn routes() -> Vec<Route> {
 
 fn target_routes() -> Vec<Route> {
     vec![
-        Route::get("/targets", "List all targets", Right::ReadServer, |c: Caller| {
-            run(c, Action::ListTargets)
+        Route::get("/targets", "List all targets", Right::ReadServer, |c: Caller, q: ListQuery| {
+            list(c, q, Action::ListTargets)
         })
-        .lists::<TargetView>(),
+        .lists::<TargetView>()
+        .with_query(PAGE),
         Route::post(
             "/targets",
             "Create a target; unless it is open, it admits only initiators with an ACL entry",

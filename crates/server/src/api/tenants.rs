@@ -2,18 +2,23 @@
 
 use super::auth::Caller;
 use super::extract::{Body, Param};
+use super::list::{ListQuery, PAGE};
 use super::route::Route;
-use super::run;
+use super::{list, run};
 use crate::access::Right;
 use crate::control::{Action, TenantView};
 use crate::limits::LimitSet;
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
-        Route::get("/tenants", "List the tenants that have limits or disks", Right::Read, |c: Caller| {
-            run(c, Action::ListTenants)
-        })
-        .lists::<TenantView>(),
+        Route::get(
+            "/tenants",
+            "List the tenants that have limits or disks",
+            Right::Read,
+            |c: Caller, q: ListQuery| list(c, q, Action::ListTenants),
+        )
+        .lists::<TenantView>()
+        .with_query(PAGE),
         Route::get("/tenants/{name}", "Show a tenant", Right::Read, |c: Caller, Param(name)| {
             run(c, Action::ShowTenant { name })
         })

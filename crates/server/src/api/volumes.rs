@@ -2,8 +2,9 @@
 
 use super::auth::Caller;
 use super::extract::{Body, Param};
+use super::list::{DISKS, ListQuery};
 use super::route::Route;
-use super::{create, run};
+use super::{create, list, run};
 use crate::access::Right;
 use crate::control::{
     Action, ClassesView, CreateVolume, DiskView, Persist, Resets, Resize, Rollback, VolumeLimits,
@@ -15,8 +16,11 @@ pub(super) fn routes() -> Vec<Route> {
 
 fn volume_routes() -> Vec<Route> {
     vec![
-        Route::get("/volumes", "List all volumes", Right::Read, |c: Caller| run(c, Action::ListVolumes))
-            .lists::<DiskView>(),
+        Route::get("/volumes", "List all volumes", Right::Read, |c: Caller, q: ListQuery| {
+            list(c, q, Action::ListVolumes)
+        })
+        .lists::<DiskView>()
+        .with_query(DISKS),
         Route::post(
             "/volumes",
             "Create an empty volume",

@@ -72,6 +72,9 @@ pub enum Command {
     /// Manage tokens for clients of the HTTP/JSON API over TCP
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Show and cancel jobs: imports, reclaims, scans, recordings of boot profiles, upgrades
+    #[command(subcommand)]
+    Job(JobCommand),
     /// Show I/O counters, cache hit rates, memory, data reduction and space
     Stats(StatsArgs),
     /// Reclaim the space of removed, discarded and overwritten data now
@@ -626,6 +629,23 @@ pub enum LunCommand {
         /// Clear all reservations and registrations; cluster nodes lose their fencing
         #[arg(long)]
         clear: bool,
+    },
+}
+
+/// `forebay job …`
+#[derive(Debug, Subcommand)]
+pub enum JobCommand {
+    /// List the running jobs and the last that ended
+    List,
+    /// Show one job
+    Show {
+        /// Number of the job
+        id: u64,
+    },
+    /// Cancel an import or the recording of a boot profile
+    Cancel {
+        /// Number of the job
+        id: u64,
     },
 }
 

@@ -7,6 +7,7 @@ mod classes;
 mod client;
 mod gc;
 mod import;
+mod job;
 mod limit;
 mod offline;
 mod output;
@@ -26,8 +27,8 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches};
 
 pub use args::{
-    CephArgs, ChapArgs, Cli, Command, Global, ImageCommand, LunCommand, PoolArgs, PoolCommand, ServeArgs,
-    SnapshotCommand, StatsArgs, TargetCommand, TokenCommand, VolumeCommand,
+    CephArgs, ChapArgs, Cli, Command, Global, ImageCommand, JobCommand, LunCommand, PoolArgs, PoolCommand,
+    ServeArgs, SnapshotCommand, StatsArgs, TargetCommand, TokenCommand, VolumeCommand,
 };
 pub use client::{Client, ClientError, Lines};
 pub use offline::OfflineError;

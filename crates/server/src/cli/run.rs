@@ -7,7 +7,9 @@ use serde_json::Value;
 
 use super::args::{Cli, Command, Global, ImageCommand, PoolArgs, ServeArgs, SnapshotCommand, VolumeCommand};
 use super::client::Client;
-use super::{CliError, classes, gc, import, limit, offline, output, pool, profile, stats, target, token};
+use super::{
+    CliError, classes, gc, import, job, limit, offline, output, pool, profile, stats, target, token,
+};
 use crate::config::{
     ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SOCKET_NAME,
     ServeConfig, StoreFlags, TlsSection,
@@ -113,6 +115,7 @@ impl ClientCommands {
             Command::Snapshot(c) => self.snapshot(c).await,
             Command::Target(c) => target::target(&self.client, c, self.json).await,
             Command::Lun(c) => target::lun(&self.client, c, self.json).await,
+            Command::Job(c) => job::run(&self.client, c, self.json).await,
             Command::Token(c) => token::run(&self.client, c, self.json).await,
             Command::Stats(args) => stats::run(&self.client, &args, self.json).await,
             Command::Gc => gc::run(&self.client, self.json).await,

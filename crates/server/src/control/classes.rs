@@ -12,7 +12,7 @@ use tokio::sync::{Mutex, watch};
 use utoipa::ToSchema;
 
 use super::view::ratio;
-use super::{Control, ControlError, Reply, Result};
+use super::{Control, ControlError, JobKind, Reply, Result};
 
 /// A background scan works this long, then pauses [`PAUSE_FACTOR`] times as long as it worked.
 const SCAN_BURST: Duration = Duration::from_millis(10);
@@ -78,11 +78,16 @@ impl Control {
     }
 
     /// Scans a disk at the request of an administrator, and replies with its classes.
-    pub(super) async fn scan_classes(&self, name: &str) -> Result<Reply> {
+    pub(super) async fn scan_classes(&self, name: &str, owner: &str) -> Result<Reply> {
         let requested = &self.inner.scans.requested;
         requested.fetch_add(1, Relaxed);
         let scanned = match self.pool().peek(name) {
-            Ok(peek) => self.learn(peek).await,
+            Ok(peek) => {
+                let job = self.begin_job(JobKind::Scan, Some(name), owner, false);
+                let learned = self.learn(peek).await;
+                job.end(learned.as_ref().map(|()| serde_json::Value::Null));
+                learned
+            }
             Err(e) => Err(e.into()),
         };
         requested.fetch_sub(1, Relaxed);

@@ -88,6 +88,8 @@ pub enum ErrorKind {
     Fenced,
     /// An import was cancelled.
     Cancelled,
+    /// The resource is in a state in which this is not possible.
+    BadState,
     /// The store is full, or the quota of a tenant is used up.
     NoSpace,
 }
@@ -128,6 +130,7 @@ impl ErrorKind {
             ErrorKind::Latched => "latched",
             ErrorKind::Fenced => "fenced",
             ErrorKind::Cancelled => "cancelled",
+            ErrorKind::BadState => "bad_state",
             ErrorKind::NoSpace => "no_space",
         }
     }

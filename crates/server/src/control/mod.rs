@@ -11,7 +11,9 @@ mod classes;
 mod desktops;
 mod disks;
 mod error;
+mod events;
 mod gc;
+mod jobs;
 mod limits;
 mod profile;
 mod reservations;
@@ -33,6 +35,8 @@ pub use desktops::*;
 pub use disks::MAX_CLONES;
 use disks::disk_reply;
 pub use error::{ControlError, ErrorDetail, ErrorKind, Result};
+pub use events::{Delivery, Event, EventDisk, Events, Subscription, Topic};
+pub use jobs::{Job, JobKind, JobState, JobView, Jobs, NewJob, ProgressView};
 pub use limits::*;
 pub use profile::*;
 pub use reservations::*;
@@ -48,6 +52,8 @@ use crate::targets::Targets;
 
 /// Most jobs that run at the same time; further ones wait.
 const MAX_RUNNING: u32 = 64;
+/// Most events of one action.
+const MAX_DISK_EVENTS: usize = 1000;
 /// How long an action that requires exclusive use of a disk or target is retried while connections use it:
 /// the server detects a disconnect a moment after the client has disconnected.
 const IN_USE_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -131,6 +137,22 @@ impl Action {
 }
 
 impl Action {
+    /// What the action does to disks, for the events; `None` if it changes none.
+    fn change(&self) -> Option<&'static str> {
+        use Action::*;
+        Some(match self {
+            CreateImage { .. } | CreateVolume(_) | CloneVolumes(_) | CreateSnapshot { .. } => "created",
+            RemoveImage { .. } | RemoveVolume { .. } | RemoveSnapshot { .. } => "removed",
+            ResizeVolume { .. } => "resized",
+            ResetVolume { .. } | Reset { .. } => "reset",
+            ResumeVolume { .. } => "resumed",
+            PersistVolume { .. } => "persisted",
+            SetLimits { .. } => "limited",
+            RollbackVolume { .. } => "rolled_back",
+            _ => return None,
+        })
+    }
+
     /// The disks that the action concerns, for access control. Lists concern none; their replies are filtered.
     /// Names of disks that do not exist yet are included: nothing is created outside of a scope.
     pub fn disks(&self) -> Vec<String> {
@@ -244,6 +266,10 @@ struct Inner {
     running: Arc<Semaphore>,
     stopping: watch::Sender<bool>,
     scans: Scans,
+    jobs: Jobs,
+    events: Events,
+    /// Held while a client replaces a resource, so that a condition on it holds until it is replaced.
+    replacements: tokio::sync::Mutex<()>,
     upgrades: upgrade::Upgrades,
 }
 
@@ -257,8 +283,20 @@ impl Control {
         info: ServerInfo,
     ) -> Control {
         let running = Arc::new(Semaphore::new(MAX_RUNNING as usize));
-        let (stopping, scans, upgrades) = (watch::Sender::new(false), Scans::default(), Default::default());
-        let inner = Inner { pool, targets, units, limits, info, running, stopping, scans, upgrades };
+        let inner = Inner {
+            pool,
+            targets,
+            units,
+            limits,
+            info,
+            running,
+            stopping: watch::Sender::new(false),
+            scans: Scans::default(),
+            jobs: Jobs::default(),
+            events: Events::default(),
+            replacements: tokio::sync::Mutex::default(),
+            upgrades: Default::default(),
+        };
         Control { inner: Arc::new(inner) }
     }
 
@@ -280,6 +318,31 @@ impl Control {
     /// Returns the limits of disks and tenants.
     pub(super) fn limits(&self) -> &LimitTable {
         &self.inner.limits
+    }
+
+    /// Returns the jobs.
+    pub fn jobs(&self) -> &Jobs {
+        &self.inner.jobs
+    }
+
+    /// Returns the events.
+    pub fn events(&self) -> &Events {
+        &self.inner.events
+    }
+
+    /// Waits until no other client replaces a resource.
+    pub(crate) async fn replacing(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.inner.replacements.lock().await
+    }
+
+    /// Begins a job.
+    pub(crate) fn begin_job(&self, kind: JobKind, disk: Option<&str>, owner: &str, cancellable: bool) -> Job {
+        let disk = disk.map(|name| self.event_disk(name));
+        self.inner.jobs.begin(&self.inner.events, NewJob { kind, disk, owner, cancellable })
+    }
+
+    fn event_disk(&self, name: &str) -> EventDisk {
+        EventDisk { name: name.to_owned(), tenant: self.tenant_of(name) }
     }
 
     /// The tenant of a disk; that of its volume for a snapshot.
@@ -331,16 +394,19 @@ impl Control {
         self.inner.running.close();
     }
 
-    /// Runs an action to its end.
-    pub async fn run(&self, action: Action) -> Result<Reply> {
+    /// Runs an action to its end. `owner` is the name of the client.
+    pub async fn run(&self, action: Action, owner: &str) -> Result<Reply> {
         if *self.inner.stopping.borrow() {
             return Err(self.ended());
         }
         let permit = self.job_permit().await?;
-        let this = self.clone();
+        let (this, owner) = (self.clone(), owner.to_owned());
         let task = tokio::spawn(async move {
-            let result = this.execute_with_retry(&action).await;
+            // The tenant of a disk is known before its removal, or after its creation.
+            let before = this.event_disks(&action);
+            let result = this.execute_with_retry(&action, &owner).await;
             drop(permit);
+            this.publish(&action, before, &result);
             if !action.is_query() {
                 match &result {
                     Ok(_) => tracing::info!(?action, "action completed"),
@@ -356,10 +422,10 @@ impl Control {
 
     /// Executes an action. Retries it for [`IN_USE_RETRY_TIMEOUT`] while a disk or target is in use; an
     /// action that is refused for that reason has changed nothing.
-    async fn execute_with_retry(&self, action: &Action) -> Result<Reply> {
+    async fn execute_with_retry(&self, action: &Action, owner: &str) -> Result<Reply> {
         let begun = Instant::now();
         loop {
-            match self.execute(action).await {
+            match self.execute(action, owner).await {
                 Err(e) if e.is_in_use() && begun.elapsed() < IN_USE_RETRY_TIMEOUT => {
                     tokio::time::sleep(IN_USE_RETRY_INTERVAL).await;
                 }
@@ -368,7 +434,37 @@ impl Control {
         }
     }
 
-    async fn execute(&self, action: &Action) -> Result<Reply> {
+    fn event_disks(&self, action: &Action) -> Vec<EventDisk> {
+        action
+            .change()
+            .map_or(Vec::new(), |_| action.disks().iter().map(|name| self.event_disk(name)).collect())
+    }
+
+    /// Publishes the event of an action that changed disks, or found that the pool has stopped.
+    fn publish(&self, action: &Action, before: Vec<EventDisk>, result: &Result<Reply>) {
+        let events = self.events();
+        match result {
+            Ok(reply) => {
+                let Some(what) = action.change() else { return };
+                let disks = match reply {
+                    Reply::Disk(disk) if before.len() == 1 => vec![self.event_disk(&disk.name)],
+                    Reply::Disks(disks) => disks.iter().map(|disk| self.event_disk(&disk.name)).collect(),
+                    _ => before,
+                };
+                // One event for each disk, so that a client sees those of its scope; only a few of many.
+                for disk in disks.into_iter().take(MAX_DISK_EVENTS) {
+                    events.publish(Topic::Volume, what, vec![disk], serde_json::Value::Null);
+                }
+            }
+            Err(e) if matches!(e.kind, ErrorKind::Latched | ErrorKind::Fenced | ErrorKind::Damaged) => {
+                let data = serde_json::json!({"message": e.message});
+                events.publish(Topic::Error, e.kind.code(), Vec::new(), data);
+            }
+            Err(_) => {}
+        }
+    }
+
+    async fn execute(&self, action: &Action, owner: &str) -> Result<Reply> {
         use Action as A;
         let pool = self.pool();
         match action {
@@ -377,7 +473,7 @@ impl Control {
             A::CreateImage { name, source } => self.create_image(name, source).await,
             A::RemoveImage { name } => self.remove_disk(name, Role::Image).await,
             A::ShowProfile { image } => self.show_profile(image).await,
-            A::ChangeProfile { image, action } => self.change_profile(image, *action).await,
+            A::ChangeProfile { image, action } => self.change_profile(image, *action, owner).await,
             A::RemoveProfile { image } => self.remove_profile(image).await,
             A::ListVolumes => Ok(self.list_disks(Role::Volume)),
             A::ShowVolume { name } => self.show_disk(name, Role::Volume),
@@ -398,7 +494,7 @@ impl Control {
             A::SetTenant { name, limits } => self.set_tenant(name, *limits).await,
             A::RemoveTenant { name } => self.remove_tenant(name).await,
             A::ShowClasses { name } => self.show_classes(name),
-            A::LearnClasses { name } => self.scan_classes(name).await,
+            A::LearnClasses { name } => self.scan_classes(name, owner).await,
             A::RollbackVolume { name, snapshot } => self.roll_back_volume(name, snapshot).await,
             A::ListSnapshots { volume } => self.list_snapshots(volume),
             A::CreateSnapshot { volume, name } => disk_reply(&pool.create_snapshot(volume, name).await?),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use utoipa::ToSchema;
 
-use super::{Arc, Control, ControlError, Duration, ErrorKind, MAX_RUNNING, Result};
+use super::{Arc, Control, ControlError, Duration, ErrorKind, JobKind, MAX_RUNNING, Result};
 
 /// An upgrade of the running server.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
@@ -78,7 +78,7 @@ impl Control {
     /// # Errors
     /// [`ErrorKind::InUse`] during another upgrade, and while an import or a reclaim runs;
     /// [`ErrorKind::UpgradeFailed`].
-    pub async fn upgrade(&self, upgrade: Upgrade) -> Result<Upgraded> {
+    pub async fn upgrade(&self, upgrade: Upgrade, owner: &str) -> Result<Upgraded> {
         let upgrades = &self.inner.upgrades;
         let Some(requests) = upgrades.requests.get() else {
             let why = "this server cannot be upgraded while it runs";
@@ -88,10 +88,15 @@ impl Control {
             return Err(ControlError::new(ErrorKind::InUse, "another upgrade is running; wait for its end"));
         }
         let _running = Running(&upgrades.running);
+        let job = self.begin_job(JobKind::Upgrade, None, owner, false);
         let (reply, result) = oneshot::channel();
         let sent = requests.send(UpgradeRequest { upgrade, reply }).await;
-        sent.map_err(|_| ControlError::closed())?;
-        result.await.unwrap_or_else(|_| Err(ControlError::closed()))
+        let done = match sent {
+            Ok(()) => result.await.unwrap_or_else(|_| Err(ControlError::closed())),
+            Err(_) => Err(ControlError::closed()),
+        };
+        job.end(done.as_ref().map(|done| serde_json::json!(done)));
+        done
     }
 
     /// Lets no job begin until the returned permit is dropped, once the running ones have ended.

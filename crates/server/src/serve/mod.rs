@@ -22,6 +22,7 @@ mod capped;
 mod claim;
 mod classes;
 mod descriptors;
+mod health;
 mod host;
 mod http;
 mod https;

@@ -17,6 +17,7 @@ use super::ServeError;
 use super::capped::{Capped, stopped};
 use super::classes;
 use super::descriptors::Descriptors;
+use super::health;
 use super::http::{self, ClientAddress};
 use super::https::HttpsCertificate;
 use super::pressure;
@@ -162,6 +163,7 @@ impl Prepared {
             tokio::spawn(reload_on_hangup(self.certificates, self.https.clone(), self.access.clone())?),
             tokio::spawn(flush_tokens(self.access.clone())),
             tokio::spawn(classes::learn(control.clone())),
+            tokio::spawn(health::watch(control.clone())),
         ];
         let serve = Api { control: control.clone(), access: self.access.clone() };
         let socket_listener = Capped::new(self.control_listener, self.api_connections, control.stopping());

@@ -16,3 +16,4 @@ mod openapi;
 mod process;
 mod scsi;
 mod targets;
+mod watch;
