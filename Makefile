@@ -7,7 +7,7 @@ PYTHON ?= /usr/bin/python3
 MDBOOK ?= mdbook
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build dev check test test-rust test-clients test-threads test-ceph test-proxmox test-package \
+.PHONY: help setup build dev check test test-rust test-clients test-threads test-ceph test-api test-proxmox test-package \
 	package package-proxmox demo soak soak-space soak-crash soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi \
 	bench-boot bench-ats bench-scale fmt lint deny corpora book clean
 
@@ -51,6 +51,9 @@ test-ceph: setup build ## pools in Ceph, for about an hour; `make test` runs the
 		FOREBAY_RADOS_RACES=$${FOREBAY_RADOS_RACES:-1000} \
 		FOREBAY_RADOS_GUEST_TAKEOVERS=$${FOREBAY_RADOS_GUEST_TAKEOVERS:-6} FOREBAY_RADOS_OUTAGE_S=$${FOREBAY_RADOS_OUTAGE_S:-60} \
 		$(PYTHON) tests/clients/run.py $(or $(ARGS),rados)
+
+test-api: build ## send generated requests for every route of the API (needs schemathesis)
+	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) scripts/test-api.py $(ARGS)
 
 # The sources of Proxmox VE are cloned from GitHub once, or are in PVE_SOURCES. `make test` runs the same tests without them.
 test-proxmox: setup ## the storage plug-in on the sources of Proxmox VE, with its own tests

@@ -2,7 +2,6 @@
 //!
 //! An unknown key is an error with its line: a misspelt durability option must not be ignored.
 
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use forebay_store::DiskArray;
 use serde::Deserialize;
 
 mod effective;
+mod http;
 mod iscsi;
 mod limits;
 mod logging;
@@ -29,6 +29,9 @@ use crate::plane::{ConnectionLimits, ListenAddr, MemoryLimits};
 use crate::size::Size;
 use crate::targets::{IqnName, Target};
 pub use effective::{Change, Setting, lines_of_keys, settings};
+pub use http::{
+    AuditSection, HttpAddr, HttpConfig, HttpFlags, HttpSection, HttpsFiles, TokenMode, parse_http_addr,
+};
 pub use iscsi::{
     InitiatorSection, IscsiPaths, IscsiSection, LunSection, SessionLimits, TargetSection, WhileStandby,
     parse_portal,
@@ -102,29 +105,6 @@ pub enum ConfigError {
     },
 }
 
-/// A TCP listen address of the API.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HttpAddr {
-    /// The address.
-    pub addr: SocketAddr,
-    /// The configured host: a name by which clients may address the API, or an IP address.
-    pub host: String,
-}
-
-/// Parses a TCP listen address of the API: `HOST:PORT`, where the host may be a name.
-pub fn parse_http_addr(text: &str) -> Result<HttpAddr, String> {
-    let invalid = |why: String| format!("invalid address '{text}' ({why}); use HOST:PORT");
-    let mut found = text.to_socket_addrs().map_err(|e| invalid(e.to_string()))?;
-    let addr = found.next().ok_or_else(|| invalid("the name does not resolve to an address".into()))?;
-    let host = text.rsplit_once(':').map_or(text, |(host, _)| host).to_owned();
-    Ok(HttpAddr { addr, host })
-}
-
-fn http_addr<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<HttpAddr>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    parse_http_addr(&text).map(Some).map_err(serde::de::Error::custom)
-}
-
 /// The configuration file. All keys are optional.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -168,6 +148,9 @@ pub struct ConfigFile {
     /// The API over TCP.
     #[serde(default)]
     pub http: HttpSection,
+    /// The audit log.
+    #[serde(default)]
+    pub audit: AuditSection,
     /// Imports from URLs.
     #[serde(default)]
     pub import: ImportSection,
@@ -348,21 +331,6 @@ pub struct LogSection {
     pub checkpoint: Option<Size>,
 }
 
-/// `[http]`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HttpSection {
-    /// Address.
-    #[serde(default, deserialize_with = "http_addr")]
-    pub listen: Option<HttpAddr>,
-    /// Whether an address that other machines can reach is allowed.
-    #[serde(default)]
-    pub allow_remote: bool,
-    /// Host names that clients may use, in addition to `localhost` and the host of `listen`.
-    #[serde(default)]
-    pub hosts: Vec<String>,
-}
-
 impl ConfigFile {
     /// Reads a file.
     pub fn load(path: &Path) -> Result<ConfigFile, ConfigError> {
@@ -412,10 +380,10 @@ pub struct ServeConfig {
     pub connections: ConnectionLimits,
     /// Limits on memory for clients.
     pub client_memory: MemoryLimits,
-    /// Address of the API over TCP.
-    pub http: Option<SocketAddr>,
-    /// Host names by which TCP clients may address the API.
-    pub http_hosts: Vec<String>,
+    /// The API over TCP.
+    pub http: HttpConfig,
+    /// File of the audit log.
+    pub audit: Option<PathBuf>,
     /// Policy for imports from URLs.
     pub imports: FetchPolicy,
     /// Number of data-plane threads.
@@ -441,9 +409,8 @@ pub struct Overrides {
     pub store: StoreFlags,
     pub nbd: NbdFlags,
     pub iscsi: Vec<ListenAddr>,
-    pub http: Option<HttpAddr>,
-    pub http_allow_remote: bool,
-    pub http_hosts: Vec<String>,
+    pub http: HttpFlags,
+    pub audit: Option<PathBuf>,
     pub import_max_size: Option<Size>,
     pub import_allow_private: bool,
     pub cache: Option<Size>,
@@ -465,18 +432,6 @@ impl ServeConfig {
             let why = "use 1 to 256";
             return Err(ConfigError::Value { option: "cores", value: cores.to_string(), why });
         }
-        let http = flags.http.or(file.http.listen);
-        let http_hosts =
-            [http.iter().map(|http| http.host.clone()).collect(), file.http.hosts, flags.http_hosts].concat();
-        let http = http.map(|http| http.addr);
-        if let Some(addr) = http
-            && !addr.ip().is_loopback()
-            && !(flags.http_allow_remote || file.http.allow_remote)
-        {
-            let why =
-                "the API has no authentication; use a loopback address, or allow it with --http-allow-remote";
-            return Err(ConfigError::Value { option: "http", value: addr.to_string(), why });
-        }
         let (store_limit, store_slow) = (file.store.limit()?, file.store.slow());
         let (location, standby) = file.store.location(&data, flags.store)?;
         segments_fit(&location, pool.segment_bytes)?;
@@ -496,8 +451,8 @@ impl ServeConfig {
             iscsi_targets: file.iscsi.targets()?,
             connections: file.limits.connections()?,
             client_memory: file.limits.memory()?,
-            http,
-            http_hosts,
+            http: file.http.config(flags.http)?,
+            audit: flags.audit.or(file.audit.file),
             imports: FetchPolicy {
                 max_bytes: flags
                     .import_max_size

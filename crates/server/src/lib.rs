@@ -7,6 +7,7 @@
 //! Disks and the durability of writes are the engine's responsibility, not this crate's. The control plane
 //! runs on separate threads and cannot delay a guest.
 
+pub mod access;
 pub mod api;
 pub mod cli;
 mod clock;

@@ -1,18 +1,22 @@
 //! `/clones`: creation of clones of an image, volume or snapshot.
 
-use axum::extract::State;
-use axum::http::Method;
-use axum::routing::post;
-
+use super::auth::Caller;
+use super::create;
 use super::extract::Body;
-use super::{Api, Route, create};
-use crate::control::{Action, CloneVolumes};
+use super::route::Route;
+use crate::access::Right;
+use crate::control::{Action, CloneVolumes, DiskView};
 
 pub(super) fn routes() -> Vec<Route> {
-    vec![Route {
-        method: Method::POST,
-        path: "/clones",
-        about: "Create one clone, or `count` numbered clones; all or none",
-        handler: post(|s: State<Api>, Body(b): Body<CloneVolumes>| create(s, Action::CloneVolumes(b))),
-    }]
+    vec![
+        Route::post(
+            "/clones",
+            "Create one clone, or `count` numbered clones; all or none",
+            Right::Administer,
+            |c: Caller, Body(b): Body<CloneVolumes>| create(c, Action::CloneVolumes(b)),
+        )
+        .takes::<CloneVolumes>()
+        .lists::<DiskView>()
+        .creates(),
+    ]
 }

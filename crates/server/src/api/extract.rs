@@ -1,13 +1,21 @@
 //! Request extractors: those of axum, with errors in the API's format.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
+use hyper::body::{Body as _, Bytes};
 use serde::de::DeserializeOwned;
 
-use super::error::{ApiError, Refusal};
+use super::problem::{ApiError, Refusal};
+
+/// Longest body. The longest that is useful names some thousand volumes.
+pub(super) const MAX_BODY: usize = 1 << 20;
+/// Time for a complete body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A JSON body.
 pub(super) struct Body<T>(pub T);
@@ -16,11 +24,32 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        match Json::from_request(request, state).await {
-            Ok(Json(value)) => Ok(Body(value)),
-            Err(e) => Err(ApiError::refused(json_refusal(&e), e.body_text())),
+        // Refused before any of it is read, if the client announces it.
+        if request.body().size_hint().lower() > MAX_BODY as u64 {
+            return Err(ApiError::refused(Refusal::BodyTooLong, "the body is longer than 1 MiB"));
+        }
+        match tokio::time::timeout(BODY_TIMEOUT, Json::from_request(request, state)).await {
+            Ok(Ok(Json(value))) => Ok(Body(value)),
+            Ok(Err(e)) => Err(ApiError::refused(json_refusal(&e), e.body_text())),
+            Err(_) => Err(body_too_slow()),
         }
     }
+}
+
+/// Reads the body of a request before it is handled, within the limits of [`Body`].
+pub(super) async fn buffer(request: Request) -> Result<(Parts, Bytes), ApiError> {
+    let (parts, body) = request.into_parts();
+    match tokio::time::timeout(BODY_TIMEOUT, axum::body::to_bytes(body, MAX_BODY)).await {
+        Ok(Ok(bytes)) => Ok((parts, bytes)),
+        // Too long, or the connection broke: then there is no client for the response.
+        Ok(Err(_)) => Err(ApiError::refused(Refusal::BodyTooLong, "the body is longer than 1 MiB")),
+        Err(_) => Err(body_too_slow()),
+    }
+}
+
+fn body_too_slow() -> ApiError {
+    let detail = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
+    ApiError::refused(Refusal::BodyTooSlow, detail)
 }
 
 fn json_refusal(e: &JsonRejection) -> Refusal {
@@ -35,7 +64,7 @@ fn json_refusal(e: &JsonRejection) -> Refusal {
     }
 }
 
-/// `?force=true`, the only query parameter of the API.
+/// `?force=true`.
 pub(super) struct Force(pub bool);
 
 impl<S: Send + Sync> FromRequestParts<S> for Force {

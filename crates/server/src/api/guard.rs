@@ -18,7 +18,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::Origin;
-use super::error::{ApiError, Refusal};
+use super::problem::{ApiError, Refusal};
 
 /// The header of requests that change state. Its value is ignored.
 pub const HEADER: &str = "x-forebay";

@@ -1,82 +1,100 @@
 //! `/images`: golden images.
 //!
-//! The response to an import is a stream of events, one JSON object per line. Closing the connection cancels
-//! the import.
+//! The response to an import is a stream of events, one JSON object per line, and closing the connection
+//! cancels the import; or it is a job, if the client prefers that.
 
-use axum::extract::State;
-use axum::http::Method;
+use axum::http::HeaderMap;
 use axum::response::Response;
-use axum::routing::{delete, get, post};
 
-use super::error::{ApiError, Refusal, Result};
+use super::auth::Caller;
 use super::extract::{Body, Param};
 use super::lines;
-use super::{Api, Origin, Route, create, run};
-use crate::control::{Action, ChangeProfile, CreateImage};
+use super::list::{DISKS, ListQuery};
+use super::problem::{ApiError, Refusal, Result};
+use super::route::{Content, Route};
+use super::{create, jobs, list, run};
+use crate::access::{Right, may};
+use crate::control::{Action, ChangeProfile, CreateImage, DiskView, ProfileView};
 use crate::import::{self, Event, Source};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
-        Route {
-            method: Method::GET,
-            path: "/images",
-            about: "List all images",
-            handler: get(|s: State<Api>| run(s, Action::ListImages)),
-        },
-        Route {
-            method: Method::POST,
-            path: "/images",
-            about: "Import an image from a file or URL; the response is a stream of progress events",
-            handler: post(import_image),
-        },
-        Route {
-            method: Method::GET,
-            path: "/images/{name}",
-            about: "Show an image",
-            handler: get(|s: State<Api>, Param(name)| run(s, Action::ShowImage { name })),
-        },
-        Route {
-            method: Method::POST,
-            path: "/images/{name}",
-            about: "Create an image from the current contents of a volume or snapshot",
-            handler: post(|s: State<Api>, Param(name), Body(b): Body<CreateImage>| {
-                create(s, Action::CreateImage { name, source: b.source })
-            }),
-        },
-        Route {
-            method: Method::DELETE,
-            path: "/images/{name}",
-            about: "Remove an image that has no clones",
-            handler: delete(|s: State<Api>, Param(name)| run(s, Action::RemoveImage { name })),
-        },
-        Route {
-            method: Method::GET,
-            path: "/images/{name}/profile",
-            about: "Show the boot profile of an image or VOLUME@SNAPSHOT",
-            handler: get(|s: State<Api>, Param(image)| run(s, Action::ShowProfile { image })),
-        },
-        Route {
-            method: Method::POST,
-            path: "/images/{name}/profile",
-            about: "Record the next boot of a clone, stop recording, or read the profile's blocks into the cache",
-            handler: post(|s: State<Api>, Param(image), Body(b): Body<ChangeProfile>| {
-                run(s, Action::ChangeProfile { image, action: b.action })
-            }),
-        },
-        Route {
-            method: Method::DELETE,
-            path: "/images/{name}/profile",
-            about: "Delete a boot profile",
-            handler: delete(|s: State<Api>, Param(image)| run(s, Action::RemoveProfile { image })),
-        },
+        Route::get("/images", "List all images", Right::Read, |c: Caller, q: ListQuery| {
+            list(c, q, Action::ListImages)
+        })
+        .lists::<DiskView>()
+        .with_query(DISKS),
+        Route::post(
+            "/images",
+            "Import an image from a file or URL; the response is a stream of progress events",
+            Right::Administer,
+            import_image,
+        )
+        .takes::<import::Request>()
+        .streams::<Event>()
+        .or_job(),
+        Route::get("/images/{name}", "Show an image", Right::Read, |c: Caller, Param(name)| {
+            run(c, Action::ShowImage { name })
+        })
+        .returns::<DiskView>(),
+        Route::post(
+            "/images/{name}",
+            "Create an image from the current contents of a volume or snapshot",
+            Right::Administer,
+            |c: Caller, Param(name), Body(b): Body<CreateImage>| {
+                create(c, Action::CreateImage { name, source: b.source })
+            },
+        )
+        .takes::<CreateImage>()
+        .returns::<DiskView>()
+        .creates(),
+        Route::delete(
+            "/images/{name}",
+            "Remove an image that has no clones",
+            Right::Administer,
+            |c: Caller, Param(name)| run(c, Action::RemoveImage { name }),
+        ),
+        Route::get(
+            "/images/{name}/profile",
+            "Show the boot profile of an image or VOLUME@SNAPSHOT",
+            Right::Read,
+            |c: Caller, Param(image)| run(c, Action::ShowProfile { image }),
+        )
+        .returns::<ProfileView>(),
+        Route::post(
+            "/images/{name}/profile",
+            "Record the next boot of a clone, stop recording, or read the profile's blocks into the cache",
+            Right::Administer,
+            |c: Caller, Param(image), Body(b): Body<ChangeProfile>| {
+                run(c, Action::ChangeProfile { image, action: b.action })
+            },
+        )
+        .takes::<ChangeProfile>()
+        .content(Content::Document),
+        Route::delete(
+            "/images/{name}/profile",
+            "Delete a boot profile",
+            Right::Administer,
+            |c: Caller, Param(image)| run(c, Action::RemoveProfile { image }),
+        ),
     ]
 }
 
-async fn import_image(State(api): State<Api>, Body(request): Body<import::Request>) -> Result<Response> {
-    if api.origin != Origin::Socket && matches!(request.source, Source::File(_)) {
+async fn import_image(
+    caller: Caller,
+    headers: HeaderMap,
+    Body(request): Body<import::Request>,
+) -> Result<Response> {
+    if matches!(request.source, Source::File(_)) && !may(&caller.principal, Right::Local, None) {
         let message = "files of the server can be imported only over its control socket; use a URL instead";
         return Err(ApiError::refused(Refusal::NotHere, message));
     }
-    let events = import::start(&api.control, request).await?;
+    let name = &caller.principal.name;
+    let (job, mut events) = import::start(&caller.api.control, request, name).await?;
+    if jobs::prefers_job(&headers) {
+        // The import continues while its events are received.
+        tokio::spawn(async move { while events.recv().await.is_some() {} });
+        return Ok(jobs::accepted(job));
+    }
     lines::respond(events, |error| Event::Failed { error }).await
 }

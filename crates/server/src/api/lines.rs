@@ -11,14 +11,14 @@ use hyper::body::{Bytes, Frame};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use super::error;
+use super::problem;
 use crate::control::{ControlError, ErrorDetail};
 
 /// Streams `events` as the response; `failed` converts an error after the first event to the last event.
 pub(super) async fn respond<E: Serialize + Send + Unpin + 'static>(
     mut events: mpsc::Receiver<Result<E, ControlError>>,
     failed: fn(ErrorDetail) -> E,
-) -> error::Result<Response> {
+) -> problem::Result<Response> {
     let first = events.recv().await.ok_or_else(ControlError::closed)??;
     let lines = Lines { first: Some(first), events, failed };
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], axum::body::Body::new(lines)).into_response())

@@ -1,45 +1,69 @@
 //! The HTTP/JSON API: `/api/v1/…`, over the control socket and optionally over TCP.
 //!
-//! Each resource is one file with its table of routes; the router is built from the tables, and a test
-//! compares `docs/api.md` with them. A handler decodes its request into an [`Action`] and passes it to the
-//! control plane. HTTP statuses of errors are in `error`.
+//! Each resource is one file with its table of routes; the router and the OpenAPI document are built from the
+//! tables, and tests compare `docs/api.md` and `docs/openapi.json` with them. A handler decodes its request
+//! into an [`Action`] and passes it to the control plane. HTTP statuses of errors are in `problem`.
 //!
 //! **Trust.** Only the server's user can open the control socket. A client of the socket has all rights of
-//! the server, such as reading any file by importing it. Over TCP there is no authentication yet: the address
-//! must be a loopback address unless the operator overrides this, and the server's own files cannot be
-//! imported. Requests that a web page may have sent are refused (`guard`).
+//! the server, such as reading any file by importing it. Over TCP a client needs a token ([`crate::access`]),
+//! except on a loopback address before the first token is created; and each route declares the right that it
+//! requires. Requests that a web page may have sent are refused (`guard`).
+//!
+//! **A request** passes, in this order: the headers of the response (`headers`), panics (`panics`), `guard`,
+//! authentication and the audit log (`auth`), repetitions (`idempotent`), conditions (`etag`), the right of the route (`route`), the extractors, the handler.
 
+mod auth;
 mod clones;
-mod error;
+mod etag;
+mod events;
 mod extract;
 mod guard;
+mod headers;
+mod idempotent;
 mod images;
+mod jobs;
 mod lines;
+mod list;
+mod openapi;
+mod panics;
 mod pool;
+mod problem;
 mod request_id;
+mod route;
+mod session;
 mod snapshots;
 mod stats;
 mod targets;
 mod tenants;
+mod tokens;
 mod volumes;
 
-use axum::extract::State;
-use axum::http::{Method, StatusCode, header};
-use axum::middleware;
-use axum::response::IntoResponse;
-use axum::routing::{MethodRouter, get};
-use axum::{Json, Router};
+use std::sync::Arc;
 
+use axum::extract::DefaultBodyLimit;
+use axum::http::{StatusCode, header};
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::IntoResponse;
+use axum::{Json, Router};
+use tokio::sync::Semaphore;
+
+use crate::access::{Access, Right};
 use crate::control::{Action, Control, Reply};
 use crate::metrics;
-use error::{ApiError, Refusal, Result};
+use auth::Caller;
+pub use auth::{Peer, cookie_name};
 pub use guard::HEADER;
 use guard::{Guard, guard};
+pub use headers::PAGE_POLICY;
+pub use openapi::document as openapi_document;
+pub use problem::{ApiError, PROBLEM_JSON, Problem};
+use problem::{Refusal, Result};
+pub use route::Route;
 
 /// Prefix of all paths.
 pub const PREFIX: &str = "/api/v1";
 
-/// The listener on which a request arrived.
+/// Where a request arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// The control socket, which only the server's user can open.
@@ -50,22 +74,33 @@ pub enum Origin {
     Remote,
 }
 
-/// The state that handlers share.
-#[derive(Clone)]
-struct Api {
-    control: Control,
-    origin: Origin,
+/// A listener of the API.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// Where it listens.
+    pub origin: Origin,
+    /// Its clients use TLS.
+    pub tls: bool,
+    /// Names by which TCP clients may address this server, in addition to `localhost` and IP addresses.
+    pub hosts: Arc<[String]>,
 }
 
-/// One method of one path.
-pub struct Route {
-    /// The HTTP method.
-    pub method: Method,
-    /// The path after [`PREFIX`], with `{parameters}`.
-    pub path: &'static str,
-    /// The description in `docs/api.md`.
-    pub about: &'static str,
-    handler: MethodRouter<Api>,
+impl Entry {
+    /// A listener without TLS.
+    pub fn new(origin: Origin, hosts: &[String]) -> Entry {
+        Entry { origin, tls: false, hosts: hosts.into() }
+    }
+}
+
+/// The state that handlers share.
+#[derive(Clone)]
+pub(crate) struct Api {
+    control: Control,
+    access: Arc<Access>,
+    entry: Entry,
+    keys: idempotent::Keys,
+    /// Permits of clients that follow the events.
+    streams: Arc<Semaphore>,
 }
 
 /// Returns all routes, grouped by resource.
@@ -79,21 +114,36 @@ pub fn routes() -> Vec<Route> {
         targets::routes(),
         stats::routes(),
         pool::routes(),
+        jobs::routes(),
+        events::routes(),
+        tokens::routes(),
+        session::routes(),
+        vec![
+            Route::get(
+                "/openapi.json",
+                "The description of this API in the OpenAPI format",
+                Right::Read,
+                async || Json(openapi::document()),
+            )
+            .content(route::Content::Document),
+        ],
     ]
     .into_iter()
     .flatten()
     .collect()
 }
 
-/// Builds the router for the listener `origin`. `hosts` are the names by which TCP clients may address this
-/// server, in addition to `localhost` and IP addresses.
-pub fn router(control: Control, origin: Origin, hosts: &[String]) -> Router {
+/// Builds the router of a listener.
+pub fn router(control: Control, access: Arc<Access>, entry: Entry) -> Router {
+    let streams = Arc::new(Semaphore::new(events::MAX_STREAMS));
+    let api = Api { control, access, entry, keys: Default::default(), streams };
     let mut router = Router::new();
     for route in routes() {
         router = router.route(&format!("{PREFIX}{}", route.path), route.handler);
     }
+    let conditions = etag::Conditions { api: api.clone(), routes: router.clone().with_state(api.clone()) };
     router
-        .route("/metrics", get(show_metrics))
+        .route("/metrics", metrics_route().handler)
         .fallback(|| async {
             ApiError::refused(Refusal::NoSuchResource, "no such resource; see docs/api.md for all routes")
         })
@@ -101,26 +151,50 @@ pub fn router(control: Control, origin: Origin, hosts: &[String]) -> Router {
             let message = "this resource does not support the method; see docs/api.md for all routes";
             ApiError::refused(Refusal::MethodNotAllowed, message)
         })
-        // The checks apply to every route and to the fallbacks.
-        .layer(middleware::from_fn_with_state(Guard::new(origin, hosts), guard))
+        .layer(DefaultBodyLimit::max(extract::MAX_BODY))
+        .layer(from_fn_with_state(conditions, etag::conditions))
+        .layer(from_fn_with_state(api.clone(), idempotent::once))
+        // From here on, the last layer runs first; all apply to every route and to the fallbacks.
+        .layer(from_fn_with_state(api.clone(), auth::authenticate))
+        .layer(from_fn_with_state(Guard::new(api.entry.origin, &api.entry.hosts), guard))
+        .layer(from_fn(panics::answer_panics))
+        .layer(from_fn_with_state(api.entry.tls, headers::secure))
         // Refused requests have an id, too.
-        .layer(middleware::from_fn(request_id::identify))
-        .with_state(Api { control, origin })
+        .layer(from_fn(request_id::identify))
+        .with_state(api)
 }
 
 /// `GET /metrics`, at the place where Prometheus looks for it.
-async fn show_metrics(State(api): State<Api>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::render(&api.control).await)
+fn metrics_route() -> Route {
+    let show = async |caller: Caller| {
+        ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::render(&caller.api.control).await)
+    };
+    Route::get("/metrics", "The counters in the text format of Prometheus", Right::ReadServer, show)
 }
 
 /// Runs an action and responds with status 200.
-async fn run(State(api): State<Api>, action: Action) -> Result<Json<Reply>> {
-    Ok(Json(api.control.run(action).await?))
+async fn run(caller: Caller, action: Action) -> Result<Json<Reply>> {
+    Ok(Json(caller.run(action).await?))
+}
+
+/// Runs an action that returns a list, and responds with a page of it.
+async fn list(caller: Caller, query: list::ListQuery, action: Action) -> route::Answer {
+    let reply = caller.run(action).await?;
+    if let Reply::Disks(disks) = reply {
+        let disks = disks.into_iter().filter(|disk| query.matches(disk)).collect();
+        return list::page(disks, &query, |disk| disk.name.clone());
+    }
+    query.refuse_filters()?;
+    match reply {
+        Reply::Tenants(tenants) => list::page(tenants, &query, |tenant| tenant.name.clone()),
+        Reply::Targets(targets) => list::page(targets, &query, |target| target.name.clone()),
+        other => Ok(Json(other).into_response()),
+    }
 }
 
 /// Runs an action that creates a resource, and responds with status 201.
-async fn create(State(api): State<Api>, action: Action) -> Result<(StatusCode, Json<Reply>)> {
-    Ok((StatusCode::CREATED, Json(api.control.run(action).await?)))
+async fn create(caller: Caller, action: Action) -> Result<(StatusCode, Json<Reply>)> {
+    Ok((StatusCode::CREATED, Json(caller.run(action).await?)))
 }
 
 #[cfg(test)]

@@ -1,67 +1,66 @@
 //! `/pool`: the server and its pool; reclaim and checkpoint on request.
 
 use axum::Json;
-use axum::extract::State;
-use axum::http::Method;
+use axum::http::HeaderMap;
 use axum::response::Response;
-use axum::routing::{get, post};
 
-use super::error::{ApiError, Refusal, Result};
+use super::auth::Caller;
 use super::extract::Body;
-use super::{Api, Origin, Route, lines, run};
-use crate::control::{Action, GcEvent, Handover, NewOwner, Upgrade, Upgraded};
+use super::problem::Result;
+use super::route::Route;
+use super::{jobs, lines, run};
+use crate::access::Right;
+use crate::control::{Action, GcEvent, Handover, NewOwner, ServerView, Upgrade, Upgraded};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
-        Route {
-            method: Method::GET,
-            path: "/pool",
-            about: "Show the server and its pool: release, data directory, place of the pool, addresses",
-            handler: get(|s: State<Api>| run(s, Action::Server)),
-        },
-        Route {
-            method: Method::POST,
-            path: "/pool/gc",
-            about: "Reclaim unused space; the response is a stream of progress events",
-            handler: post(reclaim),
-        },
-        Route {
-            method: Method::POST,
-            path: "/pool/checkpoint",
-            about: "Write a checkpoint, which bounds the log that a recovery reads",
-            handler: post(|s: State<Api>| run(s, Action::Checkpoint)),
-        },
-        Route {
-            method: Method::POST,
-            path: "/pool/upgrade",
-            about: "Replace the running server by another binary without disconnecting clients",
-            handler: post(upgrade),
-        },
-        Route {
-            method: Method::POST,
-            path: "/pool/handover",
-            about: "Hand a pool in Ceph over to a standby",
-            handler: post(hand_over),
-        },
+        Route::get(
+            "/pool",
+            "Show the server and its pool: release, data directory, place of the pool, addresses",
+            Right::ReadServer,
+            |c: Caller| run(c, Action::Server),
+        )
+        .returns::<ServerView>(),
+        Route::post(
+            "/pool/gc",
+            "Reclaim unused space; the response is a stream of progress events",
+            Right::Administer,
+            reclaim,
+        )
+        .streams::<GcEvent>()
+        .or_job(),
+        Route::post(
+            "/pool/checkpoint",
+            "Write a checkpoint, which bounds the log that a recovery reads",
+            Right::Administer,
+            |c: Caller| run(c, Action::Checkpoint),
+        ),
+        Route::post(
+            "/pool/upgrade",
+            "Replace the running server by another binary without disconnecting clients",
+            Right::Local,
+            upgrade,
+        )
+        .takes::<Upgrade>()
+        .returns::<Upgraded>(),
+        Route::post("/pool/handover", "Hand a pool in Ceph over to a standby", Right::Local, hand_over)
+            .takes::<Handover>()
+            .returns::<NewOwner>(),
     ]
 }
 
-async fn upgrade(State(api): State<Api>, Body(request): Body<Upgrade>) -> Result<Json<Upgraded>> {
-    if api.origin != Origin::Socket {
-        let message = "the server can be upgraded only over its control socket";
-        return Err(ApiError::refused(Refusal::NotHere, message));
-    }
-    Ok(Json(api.control.upgrade(request).await?))
+async fn upgrade(caller: Caller, Body(request): Body<Upgrade>) -> Result<Json<Upgraded>> {
+    Ok(Json(caller.api.control.upgrade(request, &caller.principal.name).await?))
 }
 
-async fn hand_over(State(api): State<Api>, Body(request): Body<Handover>) -> Result<Json<NewOwner>> {
-    if api.origin != Origin::Socket {
-        let message = "the pool can be handed over only over the control socket of its server";
-        return Err(ApiError::refused(Refusal::NotHere, message));
-    }
-    Ok(Json(api.control.hand_over(request).await?))
+async fn hand_over(caller: Caller, Body(request): Body<Handover>) -> Result<Json<NewOwner>> {
+    Ok(Json(caller.api.control.hand_over(request, &caller.principal.name).await?))
 }
 
-async fn reclaim(State(api): State<Api>) -> Result<Response> {
-    lines::respond(api.control.reclaim().await?, |error| GcEvent::Failed { error }).await
+async fn reclaim(caller: Caller, headers: HeaderMap) -> Result<Response> {
+    let (job, events) = caller.api.control.reclaim(&caller.principal.name).await?;
+    if jobs::prefers_job(&headers) {
+        return Ok(jobs::accepted(job));
+    }
+    lines::respond(events, |error| GcEvent::Failed { error }).await
 }

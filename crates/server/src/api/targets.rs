@@ -1,12 +1,19 @@
 //! `/targets`: iSCSI targets, their LUNs and initiator ACLs.
 
-use axum::extract::State;
-use axum::http::Method;
-use axum::routing::{delete, get, post, put};
-
+use super::auth::Caller;
 use super::extract::{Body, Force, Param};
-use super::{Api, Route, create, run};
-use crate::control::{Action, AllowInitiator, CreateTarget, MapLun};
+use super::list::{ListQuery, PAGE};
+use super::route::{QueryParameter, Route};
+use super::{create, list, run};
+use crate::access::Right;
+use crate::control::{Action, AllowInitiator, CreateTarget, LunView, MapLun, ReservationsView, TargetView};
+
+/// The query of removals.
+const FORCE: &[QueryParameter] = &[QueryParameter {
+    name: "force",
+    about: "Also if initiators are connected",
+    schema: r#"{"type": "boolean", "default": false}"#,
+}];
 
 pub(super) fn routes() -> Vec<Route> {
     [target_routes(), lun_routes(), initiator_routes()].into_iter().flatten().collect()
@@ -14,101 +21,107 @@ pub(super) fn routes() -> Vec<Route> {
 
 fn target_routes() -> Vec<Route> {
     vec![
-        Route {
-            method: Method::GET,
-            path: "/targets",
-            about: "List all targets",
-            handler: get(|s: State<Api>| run(s, Action::ListTargets)),
-        },
-        Route {
-            method: Method::POST,
-            path: "/targets",
-            about: "Create a target; unless it is open, it admits only initiators with an ACL entry",
-            handler: post(|s: State<Api>, Body(b): Body<CreateTarget>| create(s, Action::CreateTarget(b))),
-        },
-        Route {
-            method: Method::DELETE,
-            path: "/targets",
-            about: "Remove all targets, even if the target table cannot be read",
-            handler: delete(|s: State<Api>, Force(force)| run(s, Action::RemoveTargets { force })),
-        },
-        Route {
-            method: Method::GET,
-            path: "/targets/{name}",
-            about: "Show a target: LUNs, initiator ACL, sessions",
-            handler: get(|s: State<Api>, Param(name)| run(s, Action::ShowTarget { name })),
-        },
-        Route {
-            method: Method::DELETE,
-            path: "/targets/{name}",
-            about: "Remove a target; with `?force=true` even if it has sessions",
-            handler: delete(|s: State<Api>, Param(name), Force(force)| {
-                run(s, Action::RemoveTarget { name, force })
-            }),
-        },
+        Route::get("/targets", "List all targets", Right::ReadServer, |c: Caller, q: ListQuery| {
+            list(c, q, Action::ListTargets)
+        })
+        .lists::<TargetView>()
+        .with_query(PAGE),
+        Route::post(
+            "/targets",
+            "Create a target; unless it is open, it admits only initiators with an ACL entry",
+            Right::Administer,
+            |c: Caller, Body(b): Body<CreateTarget>| create(c, Action::CreateTarget(b)),
+        )
+        .takes::<CreateTarget>()
+        .returns::<TargetView>()
+        .creates(),
+        Route::delete(
+            "/targets",
+            "Remove all targets, even if the target table cannot be read",
+            Right::Administer,
+            |c: Caller, Force(force)| run(c, Action::RemoveTargets { force }),
+        )
+        .with_query(FORCE),
+        Route::get(
+            "/targets/{name}",
+            "Show a target: LUNs, initiator ACL, sessions",
+            Right::ReadServer,
+            |c: Caller, Param(name)| run(c, Action::ShowTarget { name }),
+        )
+        .returns::<TargetView>(),
+        Route::delete(
+            "/targets/{name}",
+            "Remove a target; with `?force=true` even if it has sessions",
+            Right::Administer,
+            |c: Caller, Param(name), Force(force)| run(c, Action::RemoveTarget { name, force }),
+        )
+        .with_query(FORCE),
     ]
 }
 
 fn lun_routes() -> Vec<Route> {
     vec![
-        Route {
-            method: Method::POST,
-            path: "/targets/{name}/luns",
-            about: "Map a disk to the lowest free LUN",
-            handler: post(|s: State<Api>, Param(target), Body(map): Body<MapLun>| {
-                create(s, Action::MapLun { target, lun: None, map })
-            }),
-        },
-        Route {
-            method: Method::PUT,
-            path: "/targets/{name}/luns/{lun}",
-            about: "Map a disk to this LUN, or change the options of a mapped LUN",
-            handler: put(|s: State<Api>, Param((target, lun)), Body(map): Body<MapLun>| {
-                run(s, Action::MapLun { target, lun: Some(lun), map })
-            }),
-        },
-        Route {
-            method: Method::DELETE,
-            path: "/targets/{name}/luns/{lun}",
-            about: "Unmap a LUN, also from initiators that are using it",
-            handler: delete(|s: State<Api>, Param((target, lun))| run(s, Action::UnmapLun { target, lun })),
-        },
-        Route {
-            method: Method::GET,
-            path: "/targets/{name}/luns/{lun}/reservations",
-            about: "Show the reservations and registrations of the disk of a LUN",
-            handler: get(|s: State<Api>, Param((target, lun))| {
-                run(s, Action::ShowReservations { target, lun })
-            }),
-        },
-        Route {
-            method: Method::DELETE,
-            path: "/targets/{name}/luns/{lun}/reservations",
-            about: "Clear all reservations and registrations of the disk of a LUN",
-            handler: delete(|s: State<Api>, Param((target, lun))| {
-                run(s, Action::ClearReservations { target, lun })
-            }),
-        },
+        Route::post(
+            "/targets/{name}/luns",
+            "Map a disk to the lowest free LUN",
+            Right::Administer,
+            |c: Caller, Param(target), Body(map): Body<MapLun>| {
+                create(c, Action::MapLun { target, lun: None, map })
+            },
+        )
+        .takes::<MapLun>()
+        .returns::<LunView>()
+        .creates(),
+        Route::put(
+            "/targets/{name}/luns/{lun}",
+            "Map a disk to this LUN, or change the options of a mapped LUN",
+            Right::Administer,
+            |c: Caller, Param((target, lun)), Body(map): Body<MapLun>| {
+                run(c, Action::MapLun { target, lun: Some(lun), map })
+            },
+        )
+        .takes::<MapLun>()
+        .returns::<LunView>(),
+        Route::delete(
+            "/targets/{name}/luns/{lun}",
+            "Unmap a LUN, also from initiators that are using it",
+            Right::Administer,
+            |c: Caller, Param((target, lun))| run(c, Action::UnmapLun { target, lun }),
+        ),
+        Route::get(
+            "/targets/{name}/luns/{lun}/reservations",
+            "Show the reservations and registrations of the disk of a LUN",
+            Right::ReadServer,
+            |c: Caller, Param((target, lun))| run(c, Action::ShowReservations { target, lun }),
+        )
+        .returns::<ReservationsView>(),
+        Route::delete(
+            "/targets/{name}/luns/{lun}/reservations",
+            "Clear all reservations and registrations of the disk of a LUN",
+            Right::Administer,
+            |c: Caller, Param((target, lun))| run(c, Action::ClearReservations { target, lun }),
+        ),
     ]
 }
 
 fn initiator_routes() -> Vec<Route> {
     vec![
-        Route {
-            method: Method::PUT,
-            path: "/targets/{name}/initiators/{initiator}",
-            about: "Add or update an initiator's ACL entry",
-            handler: put(|s: State<Api>, Param((target, initiator)), Body(allowed): Body<AllowInitiator>| {
-                run(s, Action::AllowInitiator { target, initiator, allowed })
-            }),
-        },
-        Route {
-            method: Method::DELETE,
-            path: "/targets/{name}/initiators/{initiator}",
-            about: "Remove an initiator's ACL entry",
-            handler: delete(|s: State<Api>, Param((target, initiator))| {
-                run(s, Action::DenyInitiator { target, initiator })
-            }),
-        },
+        Route::put(
+            "/targets/{name}/initiators/{initiator}",
+            "Add or update an initiator's ACL entry",
+            Right::Administer,
+            |c: Caller, Param((target, initiator)), Body(allowed): Body<AllowInitiator>| {
+                run(c, Action::AllowInitiator { target, initiator, allowed })
+            },
+        )
+        .takes::<AllowInitiator>()
+        .returns::<TargetView>(),
+        Route::delete(
+            "/targets/{name}/initiators/{initiator}",
+            "Remove an initiator's ACL entry",
+            Right::Administer,
+            |c: Caller, Param((target, initiator))| run(c, Action::DenyInitiator { target, initiator }),
+        )
+        .returns::<TargetView>(),
     ]
 }

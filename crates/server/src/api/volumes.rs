@@ -1,12 +1,14 @@
 //! `/volumes`: writable disks.
 
-use axum::extract::State;
-use axum::http::Method;
-use axum::routing::{delete, get, post, put};
-
+use super::auth::Caller;
 use super::extract::{Body, Param};
-use super::{Api, Route, create, run};
-use crate::control::{Action, CreateVolume, Persist, Resets, Resize, Rollback, VolumeLimits};
+use super::list::{DISKS, ListQuery};
+use super::route::Route;
+use super::{create, list, run};
+use crate::access::Right;
+use crate::control::{
+    Action, ClassesView, CreateVolume, DiskView, Persist, Resets, Resize, Rollback, VolumeLimits,
+};
 
 pub(super) fn routes() -> Vec<Route> {
     [volume_routes(), reset_routes(), limit_routes(), class_routes()].into_iter().flatten().collect()
@@ -14,114 +16,127 @@ pub(super) fn routes() -> Vec<Route> {
 
 fn volume_routes() -> Vec<Route> {
     vec![
-        Route {
-            method: Method::GET,
-            path: "/volumes",
-            about: "List all volumes",
-            handler: get(|s: State<Api>| run(s, Action::ListVolumes)),
-        },
-        Route {
-            method: Method::POST,
-            path: "/volumes",
-            about: "Create an empty volume",
-            handler: post(|s: State<Api>, Body(b): Body<CreateVolume>| create(s, Action::CreateVolume(b))),
-        },
-        Route {
-            method: Method::GET,
-            path: "/volumes/{name}",
-            about: "Show a volume",
-            handler: get(|s: State<Api>, Param(name)| run(s, Action::ShowVolume { name })),
-        },
-        Route {
-            method: Method::DELETE,
-            path: "/volumes/{name}",
-            about: "Remove a volume that has no clients and no snapshots",
-            handler: delete(|s: State<Api>, Param(name)| run(s, Action::RemoveVolume { name })),
-        },
-        Route {
-            method: Method::POST,
-            path: "/volumes/{name}/resize",
-            about: "Resize a volume; shrinking discards the data beyond the new end",
-            handler: post(|s: State<Api>, Param(name), Body(b): Body<Resize>| {
-                run(s, Action::ResizeVolume { name, size_bytes: b.size_bytes })
-            }),
-        },
+        Route::get("/volumes", "List all volumes", Right::Read, |c: Caller, q: ListQuery| {
+            list(c, q, Action::ListVolumes)
+        })
+        .lists::<DiskView>()
+        .with_query(DISKS),
+        Route::post(
+            "/volumes",
+            "Create an empty volume",
+            Right::Administer,
+            |c: Caller, Body(b): Body<CreateVolume>| create(c, Action::CreateVolume(b)),
+        )
+        .takes::<CreateVolume>()
+        .returns::<DiskView>()
+        .creates(),
+        Route::get("/volumes/{name}", "Show a volume", Right::Read, |c: Caller, Param(name)| {
+            run(c, Action::ShowVolume { name })
+        })
+        .returns::<DiskView>(),
+        Route::delete(
+            "/volumes/{name}",
+            "Remove a volume that has no clients and no snapshots",
+            Right::Administer,
+            |c: Caller, Param(name)| run(c, Action::RemoveVolume { name }),
+        ),
+        Route::post(
+            "/volumes/{name}/resize",
+            "Resize a volume; shrinking discards the data beyond the new end",
+            Right::Administer,
+            |c: Caller, Param(name), Body(b): Body<Resize>| {
+                run(c, Action::ResizeVolume { name, size_bytes: b.size_bytes })
+            },
+        )
+        .takes::<Resize>()
+        .returns::<DiskView>(),
     ]
 }
 
 fn reset_routes() -> Vec<Route> {
     vec![
-        Route {
-            method: Method::POST,
-            path: "/volumes/{name}/reset",
-            about: "Reset a clone to the image or snapshot it was created from",
-            handler: post(|s: State<Api>, Param(name)| run(s, Action::ResetVolume { name })),
-        },
-        Route {
-            method: Method::POST,
-            path: "/volumes/{name}/resume",
-            about: "Admit all clients again to a volume with lost writes; stop the clients that had them first",
-            handler: post(|s: State<Api>, Param(name)| run(s, Action::ResumeVolume { name })),
-        },
-        Route {
-            method: Method::POST,
-            path: "/resets",
-            about: "Reset several clones as fast as one; all or none",
-            handler: post(|s: State<Api>, Body(b): Body<Resets>| {
-                run(s, Action::Reset { volumes: b.volumes })
-            }),
-        },
-        Route {
-            method: Method::POST,
-            path: "/volumes/{name}/persist",
-            about: "Convert a desktop into a persistent volume, keeping its writes",
-            handler: post(|s: State<Api>, Param(name), Body(b): Body<Persist>| {
-                run(s, Action::PersistVolume { name, sync: b.sync })
-            }),
-        },
-        Route {
-            method: Method::POST,
-            path: "/volumes/{name}/rollback",
-            about: "Roll a volume back to one of its snapshots",
-            handler: post(|s: State<Api>, Param(name), Body(b): Body<Rollback>| {
-                run(s, Action::RollbackVolume { name, snapshot: b.snapshot })
-            }),
-        },
+        Route::post(
+            "/volumes/{name}/reset",
+            "Reset a clone to the image or snapshot it was created from",
+            Right::Operate,
+            |c: Caller, Param(name)| run(c, Action::ResetVolume { name }),
+        )
+        .returns::<DiskView>(),
+        Route::post(
+            "/volumes/{name}/resume",
+            "Admit all clients again to a volume with lost writes; stop the clients that had them first",
+            Right::Operate,
+            |c: Caller, Param(name)| run(c, Action::ResumeVolume { name }),
+        )
+        .returns::<DiskView>(),
+        Route::post(
+            "/resets",
+            "Reset several clones as fast as one; all or none",
+            Right::Operate,
+            |c: Caller, Body(b): Body<Resets>| run(c, Action::Reset { volumes: b.volumes }),
+        )
+        .takes::<Resets>()
+        .lists::<DiskView>(),
+        Route::post(
+            "/volumes/{name}/persist",
+            "Convert a desktop into a persistent volume, keeping its writes",
+            Right::Administer,
+            |c: Caller, Param(name), Body(b): Body<Persist>| {
+                run(c, Action::PersistVolume { name, sync: b.sync })
+            },
+        )
+        .takes::<Persist>()
+        .returns::<DiskView>(),
+        Route::post(
+            "/volumes/{name}/rollback",
+            "Roll a volume back to one of its snapshots",
+            Right::Operate,
+            |c: Caller, Param(name), Body(b): Body<Rollback>| {
+                run(c, Action::RollbackVolume { name, snapshot: b.snapshot })
+            },
+        )
+        .takes::<Rollback>()
+        .returns::<DiskView>(),
     ]
 }
 
 fn limit_routes() -> Vec<Route> {
     vec![
-        Route {
-            method: Method::GET,
-            path: "/volumes/{name}/limits",
-            about: "Show the limits, the weight and the tenant of a volume",
-            handler: get(|s: State<Api>, Param(volume)| run(s, Action::ShowLimits { volume })),
-        },
-        Route {
-            method: Method::PUT,
-            path: "/volumes/{name}/limits",
-            about: "Replace the limits, the weight and the tenant of a volume, effective at once",
-            handler: put(|s: State<Api>, Param(volume), Body(new): Body<VolumeLimits>| {
-                run(s, Action::SetLimits { volume, new })
-            }),
-        },
+        Route::get(
+            "/volumes/{name}/limits",
+            "Show the limits, the weight and the tenant of a volume",
+            Right::Read,
+            |c: Caller, Param(volume)| run(c, Action::ShowLimits { volume }),
+        )
+        .returns::<VolumeLimits>(),
+        Route::put(
+            "/volumes/{name}/limits",
+            "Replace the limits, the weight and the tenant of a volume, effective at once",
+            Right::Operate,
+            |c: Caller, Param(volume), Body(new): Body<VolumeLimits>| {
+                run(c, Action::SetLimits { volume, new })
+            },
+        )
+        .takes::<VolumeLimits>()
+        .returns::<VolumeLimits>(),
     ]
 }
 
 fn class_routes() -> Vec<Route> {
     vec![
-        Route {
-            method: Method::GET,
-            path: "/volumes/{name}/classes",
-            about: "Show the block classes of a volume, image or VOLUME@SNAPSHOT, with I/O counters",
-            handler: get(|s: State<Api>, Param(name)| run(s, Action::ShowClasses { name })),
-        },
-        Route {
-            method: Method::POST,
-            path: "/volumes/{name}/classes",
-            about: "Scan the disk for block classes now",
-            handler: post(|s: State<Api>, Param(name)| run(s, Action::LearnClasses { name })),
-        },
+        Route::get(
+            "/volumes/{name}/classes",
+            "Show the block classes of a volume, image or VOLUME@SNAPSHOT, with I/O counters",
+            Right::Read,
+            |c: Caller, Param(name)| run(c, Action::ShowClasses { name }),
+        )
+        .returns::<ClassesView>(),
+        Route::post(
+            "/volumes/{name}/classes",
+            "Scan the disk for block classes now",
+            Right::Operate,
+            |c: Caller, Param(name)| run(c, Action::LearnClasses { name }),
+        )
+        .returns::<ClassesView>(),
     ]
 }

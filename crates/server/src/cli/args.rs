@@ -9,11 +9,13 @@ use clap_complete::Shell;
 use forebay_store::rados::RadosAddress;
 
 use super::limit::{Change, LimitArgs};
-use crate::config::{AnswerMode, DEFAULT_DATA, HttpAddr, LossMode, parse_http_addr, parse_portal};
+use super::token::{self, Expiry};
+use crate::access::Role;
+use crate::config::{AnswerMode, DEFAULT_DATA, HttpAddr, LossMode, TokenMode, parse_http_addr, parse_portal};
 use crate::control::{Reset, SyncPolicy};
 use crate::import::Format;
 use crate::log::LogFormat;
-use crate::nbd::TlsMode;
+use crate::nbd::{ExportPattern, TlsMode};
 use crate::plane::ListenAddr;
 use crate::size::Size;
 use crate::sizing::{ImageKind, Profile};
@@ -69,6 +71,12 @@ pub enum Command {
     /// Map disks to iSCSI targets; show and clear reservations
     #[command(subcommand)]
     Lun(LunCommand),
+    /// Manage tokens for clients of the HTTP/JSON API over TCP
+    #[command(subcommand)]
+    Token(TokenCommand),
+    /// Show and cancel jobs: imports, reclaims, scans, recordings of boot profiles, upgrades
+    #[command(subcommand)]
+    Job(JobCommand),
     /// Show I/O counters, cache hit rates, memory, data reduction and space
     Stats(StatsArgs),
     /// Show the rates of the pool and of its busiest disks, until interrupted
@@ -221,15 +229,24 @@ pub struct ServeArgs {
     /// iSCSI listen address (portal): HOST:PORT (repeatable)
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_portal)]
     pub iscsi: Vec<ListenAddr>,
-    /// Additional listen address for the HTTP/JSON API, without authentication
+    /// Additional listen address for the HTTP/JSON API
     #[arg(long, value_name = "HOST:PORT", value_parser = parse_http_addr)]
     pub http: Option<HttpAddr>,
-    /// Allow an --http address that other machines can reach
-    #[arg(long)]
-    pub http_allow_remote: bool,
+    /// PEM file with the certificate chain of the API; required for an address that other machines can reach
+    #[arg(long, value_name = "FILE")]
+    pub http_certificate: Option<PathBuf>,
+    /// PEM file with the key of the API's certificate
+    #[arg(long, value_name = "FILE")]
+    pub http_key: Option<PathBuf>,
+    /// When HTTP clients on loopback addresses need a token [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub http_tokens: Option<TokenMode>,
     /// Host name that HTTP clients may use, in addition to localhost and the host of --http (repeatable)
     #[arg(long, value_name = "NAME")]
     pub http_host: Vec<String>,
+    /// File to which the audit log is appended, in addition to the log
+    #[arg(long, value_name = "FILE")]
+    pub audit_log: Option<PathBuf>,
     /// When writes over TCP and iSCSI are acknowledged [default: durable]
     #[arg(long, value_name = "WHEN")]
     pub remote_answers: Option<AnswerMode>,
@@ -709,6 +726,55 @@ pub enum TopOrder {
 fn parse_interval(text: &str) -> Result<f64, String> {
     let seconds = text.parse::<f64>().ok().filter(|s| (0.1..=3600.0).contains(s));
     seconds.ok_or_else(|| format!("'{text}' is not an interval; use 0.1 to 3600 seconds"))
+}
+
+/// `forebay job …`
+#[derive(Debug, Subcommand)]
+pub enum JobCommand {
+    /// List the running jobs and the last that ended
+    List,
+    /// Show one job
+    Show {
+        /// Number of the job
+        id: u64,
+    },
+    /// Cancel an import or the recording of a boot profile
+    Cancel {
+        /// Number of the job
+        id: u64,
+    },
+}
+
+/// `forebay token …`
+#[derive(Debug, Subcommand)]
+pub enum TokenCommand {
+    /// Create a token, and print its secret, which cannot be shown again
+    Create {
+        /// Name of the token, which the audit log shows
+        #[arg(value_parser = Name::new())]
+        name: String,
+        /// What the token permits
+        #[arg(long, value_enum)]
+        role: Role,
+        /// Restrict the token to disks that this pattern matches: NAME or VOLUME@SNAPSHOT, with * for any
+        /// characters (repeatable)
+        #[arg(long, value_name = "PATTERN", conflicts_with = "tenant")]
+        disks: Vec<ExportPattern>,
+        /// Restrict the token to the disks of a tenant
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<String>,
+        /// Time until it expires, such as 12h or 90d, or never
+        #[arg(long, value_name = "TIME|never", default_value = "365d", value_parser = token::parse_expiry)]
+        expires: Expiry,
+    },
+    /// List all tokens
+    List,
+    /// Revoke a token; it is invalid at once
+    Revoke {
+        /// Name of the token
+        #[arg(value_parser = Name::new())]
+        name: String,
+    },
 }
 
 /// Options of `stats`.

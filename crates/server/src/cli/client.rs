@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::net::UnixStream;
 
-use crate::api::{self, PREFIX};
-use crate::control::{ErrorBody, ErrorDetail, ErrorKind};
+use crate::api::{self, PREFIX, Problem};
+use crate::control::{ErrorDetail, ErrorKind};
 
 /// Characters that are escaped in a path segment: all except the unreserved characters of RFC 3986.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
@@ -173,8 +173,8 @@ impl Client {
         }
         let status = response.status();
         let bytes = response.into_body().collect().await.map_err(|e| broken(&e))?.to_bytes();
-        match serde_json::from_slice::<ErrorBody>(&bytes) {
-            Ok(e) => Err(e.error.into()),
+        match serde_json::from_slice::<Problem>(&bytes) {
+            Ok(Problem { code, detail, .. }) => Err(ClientError::Refused { code, message: detail }),
             Err(_) => Err(ClientError::Foreign(status.to_string())),
         }
     }

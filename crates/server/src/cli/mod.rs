@@ -8,6 +8,7 @@ mod client;
 mod config;
 mod gc;
 mod import;
+mod job;
 mod limit;
 mod offline;
 mod output;
@@ -18,6 +19,7 @@ mod run;
 mod sizing;
 mod stats;
 mod target;
+mod token;
 mod top;
 
 use std::ffi::OsString;
@@ -28,8 +30,9 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches};
 
 pub use args::{
-    CephArgs, ChapArgs, Cli, Command, ConfigCommand, Global, ImageCommand, LunCommand, PoolArgs, PoolCommand,
-    ServeArgs, SizeArgs, SnapshotCommand, StatsArgs, TargetCommand, TopArgs, TopOrder, VolumeCommand,
+    CephArgs, ChapArgs, Cli, Command, ConfigCommand, Global, ImageCommand, JobCommand, LunCommand, PoolArgs,
+    PoolCommand, ServeArgs, SizeArgs, SnapshotCommand, StatsArgs, TargetCommand, TokenCommand, TopArgs,
+    TopOrder, VolumeCommand,
 };
 pub use client::{Client, ClientError, Lines};
 pub use offline::OfflineError;

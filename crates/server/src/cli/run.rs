@@ -10,11 +10,12 @@ use super::args::{
 };
 use super::client::Client;
 use super::{
-    CliError, classes, config, gc, import, limit, offline, output, pool, profile, sizing, stats, target, top,
+    CliError, classes, config, gc, import, job, limit, offline, output, pool, profile, sizing, stats, target,
+    token, top,
 };
 use crate::config::{
-    ConfigError, ConfigFile, DEFAULT_DATA, NbdFlags, Overrides, PoolLocation, SOCKET_NAME, ServeConfig,
-    StoreFlags, TlsSection,
+    ConfigError, ConfigFile, DEFAULT_DATA, HttpFlags, NbdFlags, Overrides, PoolLocation, SOCKET_NAME,
+    ServeConfig, StoreFlags, TlsSection,
 };
 use crate::control::{
     CloneVolumes, CreateImage, CreateSnapshot, CreateVolume, DiskView, Handover, Kind, Persist, Resets,
@@ -71,9 +72,14 @@ pub(super) fn overrides(global: &Global, args: ServeArgs) -> Overrides {
         store: store_flags(args.pool, args.standby),
         nbd: NbdFlags { listen: args.nbd, allow_remote: args.nbd_allow_remote, tls },
         iscsi: args.iscsi,
-        http: args.http,
-        http_allow_remote: args.http_allow_remote,
-        http_hosts: args.http_host,
+        http: HttpFlags {
+            listen: args.http,
+            hosts: args.http_host,
+            certificate: args.http_certificate,
+            key: args.http_key,
+            tokens: args.http_tokens,
+        },
+        audit: args.audit_log,
         import_max_size: args.import_max_size,
         import_allow_private: args.import_allow_private,
         cache: args.cache,
@@ -118,6 +124,8 @@ impl ClientCommands {
             Command::Snapshot(c) => self.snapshot(c).await,
             Command::Target(c) => target::target(&self.client, c, self.json).await,
             Command::Lun(c) => target::lun(&self.client, c, self.json).await,
+            Command::Job(c) => job::run(&self.client, c, self.json).await,
+            Command::Token(c) => token::run(&self.client, c, self.json).await,
             Command::Stats(args) => stats::run(&self.client, &args, self.json).await,
             Command::Top(args) => top::run(&self.client, &args, self.json).await,
             Command::Size(args) => sizing::from_server(&self.client, &args, self.json).await,

@@ -109,8 +109,13 @@ pub fn settings(c: &ServeConfig) -> Vec<Setting> {
     add("limits.stall_timeout_s", Some(memory.stall.as_secs().to_string()), Upgrade);
     add("metrics.volumes", Some(list(&c.metrics.volumes)), Reload);
     add("metrics.max_volumes", Some(c.metrics.max.to_string()), Reload);
-    add("http.listen", c.http.map(quoted), Restart);
-    add("http.hosts", Some(list(&c.http_hosts)), Upgrade);
+    let https = c.http.https.as_ref();
+    add("http.listen", c.http.listen.map(quoted), Restart);
+    add("http.certificate", https.map(|files| quoted(files.certificate.display())), Upgrade);
+    add("http.key", https.map(|files| quoted(files.key.display())), Upgrade);
+    add("http.tokens", Some(lower(c.http.tokens)), Upgrade);
+    add("http.hosts", Some(list(&c.http.hosts)), Upgrade);
+    add("audit.file", c.audit.as_ref().map(|file| quoted(file.display())), Upgrade);
     add("import.max_size", Some(size(c.imports.max_bytes)), Upgrade);
     add("import.allow_private", Some(c.imports.allow_private.to_string()), Upgrade);
     add("logging.format", Some(lower(c.log.format)), Upgrade);

@@ -53,7 +53,7 @@ fn all_keys_of_the_file_are_applied() {
     assert_eq!((c.store_limit, c.pool.compress, c.pool.dedup_index), (Some(100 << 30), false, 1 << 30));
     let nbd: Vec<_> = c.nbd.listeners[0].listen.iter().map(ToString::to_string).collect();
     assert_eq!(nbd, ["unix:/run/a b.sock", "[::1]:10809"]);
-    assert_eq!(c.http.unwrap().port(), 8080);
+    assert_eq!(c.http.listen.unwrap().port(), 8080);
     assert_eq!((c.nbd.listeners[0].tls, c.nbd.tls.clients), (TlsMode::Require, ClientCertificates::Optional));
 }
 
@@ -181,20 +181,27 @@ fn values_out_of_range_are_refused() {
 }
 
 #[test]
-fn the_api_listens_on_loopback_addresses_unless_remote_ones_are_allowed() {
-    let http = |addr: &str, allow| Overrides {
-        http: Some(parse_http_addr(addr).unwrap()),
-        http_allow_remote: allow,
-        ..data()
+fn the_api_listens_on_loopback_addresses_unless_it_has_a_certificate() {
+    let http = |addr: &str, tls: bool| {
+        let file = || tls.then(|| PathBuf::from("file"));
+        let listen = Some(parse_http_addr(addr).unwrap());
+        let http = HttpFlags { listen, certificate: file(), key: file(), ..HttpFlags::default() };
+        Overrides { http, ..data() }
     };
     assert!(resolve("", http("127.0.0.1:80", false)).is_ok());
     assert!(resolve("", http("[::1]:80", false)).is_ok());
-    assert!(resolve("", http("0.0.0.0:80", false)).is_err());
+    assert!(resolve("", http("127.0.0.1:80", true)).unwrap().http.https.is_some());
+    let error = resolve("", http("0.0.0.0:80", false)).unwrap_err().to_string();
+    assert!(error.contains("--http-certificate"), "{error}");
     assert!(resolve("", http("0.0.0.0:80", true)).is_ok());
-    assert!(resolve("[http]\nallow_remote = true", http("10.0.0.1:80", false)).is_ok());
-    let flags = Overrides { http_hosts: vec!["b.lan".into()], ..http("localhost:80", false) };
-    let c = resolve("[http]\nhosts = ['a.lan']", flags).unwrap();
-    assert_eq!(c.http_hosts, ["localhost", "a.lan", "b.lan"]);
+    let files = "[http]\ncertificate = 'c'\nkey = 'k'";
+    assert!(resolve(files, http("10.0.0.1:80", false)).is_ok());
+    assert!(resolve("[http]\ncertificate = 'c'", http("127.0.0.1:80", false)).is_err());
+    let mut flags = http("localhost:80", false);
+    flags.http.hosts = vec!["b.lan".into()];
+    let c = resolve("[http]\nhosts = ['a.lan']\ntokens = 'always'\n[audit]\nfile = '/a'", flags).unwrap();
+    assert_eq!(c.http.hosts, ["localhost", "a.lan", "b.lan"]);
+    assert_eq!((c.http.tokens, c.audit), (TokenMode::Always, Some(PathBuf::from("/a"))));
 }
 
 #[test]

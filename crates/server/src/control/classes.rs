@@ -9,29 +9,32 @@ use forebay_guest::{Blocks, Class, Content, Options, ReadError, scan};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
+use utoipa::ToSchema;
 
 use super::view::ratio;
-use super::{Control, ControlError, Reply, Result};
+use super::{Control, ControlError, JobKind, Reply, Result};
 
 /// A background scan works this long, then pauses [`PAUSE_FACTOR`] times as long as it worked.
 const SCAN_BURST: Duration = Duration::from_millis(10);
 const PAUSE_FACTOR: u32 = 3;
 
 /// `GET /volumes/{name}/classes`: the block classes of a disk.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct ClassesView {
     /// Time of the last scan in Unix milliseconds; `None` before the first.
     pub learned_ms: Option<u64>,
     /// The content of each partition.
+    #[schema(value_type = Vec<String>, example = json!(["ntfs"]))]
     pub file_systems: Vec<Content>,
     /// All classes; empty before the first scan.
     pub classes: Vec<ClassView>,
 }
 
 /// A block class.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ClassView {
     /// The class.
+    #[schema(value_type = String, example = "page")]
     pub class: Class,
     /// Bytes of the disk in this class.
     pub bytes: u64,
@@ -75,11 +78,16 @@ impl Control {
     }
 
     /// Scans a disk at the request of an administrator, and replies with its classes.
-    pub(super) async fn scan_classes(&self, name: &str) -> Result<Reply> {
+    pub(super) async fn scan_classes(&self, name: &str, owner: &str) -> Result<Reply> {
         let requested = &self.inner.scans.requested;
         requested.fetch_add(1, Relaxed);
         let scanned = match self.pool().peek(name) {
-            Ok(peek) => self.learn(peek).await,
+            Ok(peek) => {
+                let job = self.begin_job(JobKind::Scan, Some(name), owner, false);
+                let learned = self.learn(peek).await;
+                job.end(learned.as_ref().map(|()| serde_json::Value::Null));
+                learned
+            }
             Err(e) => Err(e.into()),
         };
         requested.fetch_sub(1, Relaxed);

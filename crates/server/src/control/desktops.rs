@@ -2,12 +2,14 @@
 
 use forebay_engine::DesktopStats;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::{CountView, SyncPolicy};
 
 /// Body of `POST /volumes/{name}/persist`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"sync": "flush"}))]
 pub struct Persist {
     /// Durability of writes from then on.
     #[serde(default)]
@@ -15,15 +17,16 @@ pub struct Persist {
 }
 
 /// Body of `POST /resets`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"volumes": ["web-001", "web-002"]}))]
 pub struct Resets {
     /// Names of clones.
     pub volumes: Vec<String>,
 }
 
 /// Desktops and their write caches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct DesktopsView {
     /// Number of desktops.
     pub count: u64,

@@ -1,8 +1,9 @@
-//! Errors of the control plane: a closed set of kinds, each with a stable code. `api/error.rs` maps the kinds
+//! Errors of the control plane: a closed set of kinds, each with a stable code. `api/problem.rs` maps the kinds
 //! to HTTP statuses.
 
 use forebay_engine::Error as EngineError;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::limits::LimitError;
 use crate::targets::TargetError;
@@ -93,6 +94,8 @@ pub enum ErrorKind {
     Fenced,
     /// An import was cancelled.
     Cancelled,
+    /// The resource is in a state in which this is not possible.
+    BadState,
     /// The store is full, or the quota of a tenant is used up.
     NoSpace,
 }
@@ -136,20 +139,14 @@ impl ErrorKind {
             ErrorKind::Latched => "latched",
             ErrorKind::Fenced => "fenced",
             ErrorKind::Cancelled => "cancelled",
+            ErrorKind::BadState => "bad_state",
             ErrorKind::NoSpace => "no_space",
         }
     }
 }
 
-/// The body of an error: `{"error": {"code": …, "message": …}}`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ErrorBody {
-    /// The error.
-    pub error: ErrorDetail,
-}
-
-/// Code and message.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Code and message of an error in a streamed response.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorDetail {
     /// Stable code, such as `not_found`.
     pub code: String,

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{Control, ControlError, GcEvent, Reclaimed, Result};
+use super::{Control, ControlError, GcEvent, Job, JobKind, JobView, Reclaimed, Result};
 
 /// Minimum interval between progress events of the same phase.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
@@ -20,36 +20,43 @@ pub type GcResult = std::result::Result<GcEvent, ControlError>;
 
 impl Control {
     /// Reclaims unused space. The reclaim runs to its end even if the receiver is dropped.
-    pub async fn reclaim(&self) -> Result<mpsc::Receiver<GcResult>> {
+    pub async fn reclaim(&self, owner: &str) -> Result<(JobView, mpsc::Receiver<GcResult>)> {
         let permit = self.job_permit().await?;
         if *self.stopping().borrow() {
             return Err(self.ended());
         }
         let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
         let pool = Arc::clone(self.pool());
+        let job = self.begin_job(JobKind::Gc, None, owner, false);
+        let view = job.view();
         tokio::spawn(async move {
-            let reporter = Reporter { events: events.clone(), state: Mutex::default() };
+            let reporter = Reporter { events: events.clone(), job: &job, state: Mutex::default() };
             let freed = pool.reclaim(&|progress| reporter.report(progress)).await;
             drop(permit);
             let last = match freed {
                 Ok(freed_bytes) => {
                     let moved_bytes = reporter.state.lock().moved_bytes;
-                    Ok(GcEvent::Done(Reclaimed { freed_bytes, moved_bytes }))
+                    let done = Reclaimed { freed_bytes, moved_bytes };
+                    job.end(Ok(serde_json::json!(done)));
+                    Ok(GcEvent::Done(done))
                 }
                 Err(e) => {
                     tracing::info!(error = %e, "reclaim failed");
-                    Err(e.into())
+                    let e = ControlError::from(e);
+                    job.end(Err(&e));
+                    Err(e)
                 }
             };
             // The receiver may be dropped.
             let _ = events.send(last).await;
         });
-        Ok(receiver)
+        Ok((view, receiver))
     }
 }
 
 /// Sends progress events at a limited rate.
-struct Reporter {
+struct Reporter<'a> {
+    job: &'a Job,
     events: mpsc::Sender<GcResult>,
     state: Mutex<ReporterState>,
 }
@@ -60,7 +67,7 @@ struct ReporterState {
     moved_bytes: u64,
 }
 
-impl Reporter {
+impl Reporter<'_> {
     fn report(&self, progress: GcProgress) {
         let now = Instant::now();
         let mut state = self.state.lock();
@@ -68,6 +75,12 @@ impl Reporter {
         let last = state.last_event;
         if last.is_none_or(|(at, phase)| phase != progress.phase || now - at >= REPORT_INTERVAL) {
             state.last_event = Some((now, progress.phase));
+            let phase = match progress.phase {
+                GcPhase::Mark => "mark",
+                GcPhase::Clean => "clean",
+                GcPhase::Done => "done",
+            };
+            self.job.progress(phase, progress.done, (progress.total > 0).then_some(progress.total));
             // A slow receiver misses progress events only.
             let _ = self.events.try_send(Ok(progress.into()));
         }

@@ -2,13 +2,15 @@
 
 use forebay_engine::{DiskInfo, Error as EngineError, TenantInfo};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::{Control, Reply, Result};
 use crate::limits::LimitSet;
 
 /// Body of `PUT /volumes/{name}/limits`, and the reply: it replaces all limits.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"tenant": "acme", "limits": {"iops": 2000, "weight": 50}}))]
 pub struct VolumeLimits {
     /// The tenant to which the volume belongs.
     #[serde(default)]
@@ -19,7 +21,7 @@ pub struct VolumeLimits {
 }
 
 /// A tenant.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TenantView {
     /// Name.
     pub name: String,
@@ -33,7 +35,7 @@ pub struct TenantView {
 }
 
 /// The use of the quota of a tenant.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UsageView {
     /// Bytes that its volumes occupy, as far as they were counted.
     pub used_bytes: u64,
@@ -55,7 +57,7 @@ impl From<TenantInfo> for TenantView {
 }
 
 /// Requests that waited for a limit.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LimitedView {
     /// Requests.
     pub requests: u64,

@@ -11,7 +11,9 @@ mod classes;
 mod desktops;
 mod disks;
 mod error;
+mod events;
 mod gc;
+mod jobs;
 mod limits;
 mod profile;
 mod reservations;
@@ -34,7 +36,9 @@ pub use classes::*;
 pub use desktops::*;
 pub use disks::MAX_CLONES;
 use disks::disk_reply;
-pub use error::{ControlError, ErrorBody, ErrorDetail, ErrorKind, Result};
+pub use error::{ControlError, ErrorDetail, ErrorKind, Result};
+pub use events::{Delivery, Event, EventDisk, Events, Subscription, Topic};
+pub use jobs::{Job, JobKind, JobState, JobView, Jobs, NewJob, ProgressView};
 pub use limits::*;
 pub use profile::*;
 pub use reservations::*;
@@ -52,6 +56,8 @@ use crate::targets::Targets;
 
 /// Most jobs that run at the same time; further ones wait.
 const MAX_RUNNING: u32 = 64;
+/// Most events of one action.
+const MAX_DISK_EVENTS: usize = 1000;
 /// How long an action that requires exclusive use of a disk or target is retried while connections use it:
 /// the server detects a disconnect a moment after the client has disconnected.
 const IN_USE_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -136,6 +142,79 @@ impl Action {
     }
 }
 
+impl Action {
+    /// What the action does to disks, for the events; `None` if it changes none.
+    fn change(&self) -> Option<&'static str> {
+        use Action::*;
+        Some(match self {
+            CreateImage { .. } | CreateVolume(_) | CloneVolumes(_) | CreateSnapshot { .. } => "created",
+            RemoveImage { .. } | RemoveVolume { .. } | RemoveSnapshot { .. } => "removed",
+            ResizeVolume { .. } => "resized",
+            ResetVolume { .. } | Reset { .. } => "reset",
+            ResumeVolume { .. } => "resumed",
+            PersistVolume { .. } => "persisted",
+            SetLimits { .. } => "limited",
+            RollbackVolume { .. } => "rolled_back",
+            _ => return None,
+        })
+    }
+
+    /// The disks that the action concerns, for access control. Lists concern none; their replies are filtered.
+    /// Names of disks that do not exist yet are included: nothing is created outside of a scope.
+    pub fn disks(&self) -> Vec<String> {
+        use Action::*;
+        match self {
+            ShowImage { name }
+            | RemoveImage { name }
+            | ShowVolume { name }
+            | RemoveVolume { name }
+            | ResizeVolume { name, .. }
+            | ResetVolume { name }
+            | ResumeVolume { name }
+            | PersistVolume { name, .. }
+            | ShowClasses { name }
+            | LearnClasses { name }
+            | DiskStats { name } => vec![name.clone()],
+            ShowProfile { image: name }
+            | ChangeProfile { image: name, .. }
+            | RemoveProfile { image: name } => {
+                vec![name.clone()]
+            }
+            CreateImage { name, source } => vec![name.clone(), source.clone()],
+            CreateVolume(new) => vec![new.name.clone()],
+            CloneVolumes(new) => vec![new.name.clone(), new.source.clone()],
+            Reset { volumes } => volumes.clone(),
+            ShowLimits { volume } | SetLimits { volume, .. } | ListSnapshots { volume } => {
+                vec![volume.clone()]
+            }
+            RollbackVolume { name: volume, snapshot: name }
+            | CreateSnapshot { volume, name }
+            | RemoveSnapshot { volume, name } => vec![volume.clone(), format!("{volume}@{name}")],
+            MapLun { map, .. } => vec![map.disk.clone()],
+            ListImages
+            | ListVolumes
+            | ShowActivity
+            | ListTenants
+            | ShowTenant { .. }
+            | SetTenant { .. }
+            | RemoveTenant { .. }
+            | ListTargets
+            | ShowTarget { .. }
+            | CreateTarget(_)
+            | RemoveTarget { .. }
+            | RemoveTargets { .. }
+            | AllowInitiator { .. }
+            | DenyInitiator { .. }
+            | UnmapLun { .. }
+            | ShowReservations { .. }
+            | ClearReservations { .. }
+            | Server
+            | Stats
+            | Checkpoint => Vec::new(),
+        }
+    }
+}
+
 /// The reply to an action.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
@@ -195,6 +274,10 @@ struct Inner {
     running: Arc<Semaphore>,
     stopping: watch::Sender<bool>,
     scans: Scans,
+    jobs: Jobs,
+    events: Events,
+    /// Held while a client replaces a resource, so that a condition on it holds until it is replaced.
+    replacements: tokio::sync::Mutex<()>,
     upgrades: upgrade::Upgrades,
     /// Open while the server is certain to own the pool.
     gate: OnceLock<Gate>,
@@ -211,10 +294,22 @@ impl Control {
         info: ServerInfo,
     ) -> Control {
         let running = Arc::new(Semaphore::new(MAX_RUNNING as usize));
-        let (stopping, scans, upgrades) = (watch::Sender::new(false), Scans::default(), Default::default());
-        let (gate, observed) = (OnceLock::new(), RwLock::default());
-        let inner =
-            Inner { pool, targets, units, limits, info, running, stopping, scans, upgrades, gate, observed };
+        let inner = Inner {
+            pool,
+            targets,
+            units,
+            limits,
+            info,
+            running,
+            stopping: watch::Sender::new(false),
+            scans: Scans::default(),
+            jobs: Jobs::default(),
+            events: Events::default(),
+            replacements: tokio::sync::Mutex::default(),
+            upgrades: Default::default(),
+            gate: OnceLock::new(),
+            observed: RwLock::default(),
+        };
         Control { inner: Arc::new(inner) }
     }
 
@@ -257,6 +352,37 @@ impl Control {
     /// Sets the volumes with separate metrics.
     pub fn set_volume_series(&self, series: VolumeSeries) {
         self.observe(|observed| observed.series = series);
+    }
+
+    /// Returns the jobs.
+    pub fn jobs(&self) -> &Jobs {
+        &self.inner.jobs
+    }
+
+    /// Returns the events.
+    pub fn events(&self) -> &Events {
+        &self.inner.events
+    }
+
+    /// Waits until no other client replaces a resource.
+    pub(crate) async fn replacing(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.inner.replacements.lock().await
+    }
+
+    /// Begins a job.
+    pub(crate) fn begin_job(&self, kind: JobKind, disk: Option<&str>, owner: &str, cancellable: bool) -> Job {
+        let disk = disk.map(|name| self.event_disk(name));
+        self.inner.jobs.begin(&self.inner.events, NewJob { kind, disk, owner, cancellable })
+    }
+
+    fn event_disk(&self, name: &str) -> EventDisk {
+        EventDisk { name: name.to_owned(), tenant: self.tenant_of(name) }
+    }
+
+    /// The tenant of a disk; that of its volume for a snapshot.
+    pub fn tenant_of(&self, disk: &str) -> Option<String> {
+        let volume = disk.split_once('@').map_or(disk, |(volume, _)| volume);
+        self.pool().limits(volume).ok()?.tenant
     }
 
     /// Returns information about the server.
@@ -302,21 +428,24 @@ impl Control {
         self.inner.running.close();
     }
 
-    /// Runs an action to its end.
-    pub async fn run(&self, action: Action) -> Result<Reply> {
+    /// Runs an action to its end. `owner` is the name of the client.
+    pub async fn run(&self, action: Action, owner: &str) -> Result<Reply> {
         if *self.inner.stopping.borrow() {
             return Err(self.ended());
         }
         let permit = self.job_permit().await?;
-        let this = self.clone();
+        let (this, owner) = (self.clone(), owner.to_owned());
         let run = async move {
-            let mut result = this.execute_with_retry(&action).await;
+            // The tenant of a disk is known before its removal, or after its creation.
+            let before = this.event_disks(&action);
+            let mut result = this.execute_with_retry(&action, &owner).await;
             drop(permit);
             // What the server remembers may be older than what another owner has done. A change was made by
             // the owner, since the store compares that.
             if action.is_query() && !this.inner.gate.get().is_none_or(Gate::is_open) {
                 result = Err(ControlError::not_owner());
             }
+            this.publish(&action, before, &result);
             if !action.is_query() {
                 match &result {
                     Ok(_) => tracing::info!(?action, "action completed"),
@@ -334,10 +463,10 @@ impl Control {
 
     /// Executes an action. Retries it for [`IN_USE_RETRY_TIMEOUT`] while a disk or target is in use; an
     /// action that is refused for that reason has changed nothing.
-    async fn execute_with_retry(&self, action: &Action) -> Result<Reply> {
+    async fn execute_with_retry(&self, action: &Action, owner: &str) -> Result<Reply> {
         let begun = Instant::now();
         loop {
-            match self.execute(action).await {
+            match self.execute(action, owner).await {
                 Err(e) if e.is_in_use() && begun.elapsed() < IN_USE_RETRY_TIMEOUT => {
                     tokio::time::sleep(IN_USE_RETRY_INTERVAL).await;
                 }
@@ -346,7 +475,37 @@ impl Control {
         }
     }
 
-    async fn execute(&self, action: &Action) -> Result<Reply> {
+    fn event_disks(&self, action: &Action) -> Vec<EventDisk> {
+        action
+            .change()
+            .map_or(Vec::new(), |_| action.disks().iter().map(|name| self.event_disk(name)).collect())
+    }
+
+    /// Publishes the event of an action that changed disks, or found that the pool has stopped.
+    fn publish(&self, action: &Action, before: Vec<EventDisk>, result: &Result<Reply>) {
+        let events = self.events();
+        match result {
+            Ok(reply) => {
+                let Some(what) = action.change() else { return };
+                let disks = match reply {
+                    Reply::Disk(disk) if before.len() == 1 => vec![self.event_disk(&disk.name)],
+                    Reply::Disks(disks) => disks.iter().map(|disk| self.event_disk(&disk.name)).collect(),
+                    _ => before,
+                };
+                // One event for each disk, so that a client sees those of its scope; only a few of many.
+                for disk in disks.into_iter().take(MAX_DISK_EVENTS) {
+                    events.publish(Topic::Volume, what, vec![disk], serde_json::Value::Null);
+                }
+            }
+            Err(e) if matches!(e.kind, ErrorKind::Latched | ErrorKind::Fenced | ErrorKind::Damaged) => {
+                let data = serde_json::json!({"message": e.message});
+                events.publish(Topic::Error, e.kind.code(), Vec::new(), data);
+            }
+            Err(_) => {}
+        }
+    }
+
+    async fn execute(&self, action: &Action, owner: &str) -> Result<Reply> {
         use Action as A;
         let pool = self.pool();
         match action {
@@ -355,7 +514,7 @@ impl Control {
             A::CreateImage { name, source } => self.create_image(name, source).await,
             A::RemoveImage { name } => self.remove_disk(name, Role::Image).await,
             A::ShowProfile { image } => self.show_profile(image).await,
-            A::ChangeProfile { image, action } => self.change_profile(image, *action).await,
+            A::ChangeProfile { image, action } => self.change_profile(image, *action, owner).await,
             A::RemoveProfile { image } => self.remove_profile(image).await,
             A::ListVolumes => Ok(self.list_disks(Role::Volume)),
             A::ShowActivity => Ok(Reply::Activity(pool.guest_stats().into_iter().map(Into::into).collect())),
@@ -377,7 +536,7 @@ impl Control {
             A::SetTenant { name, limits } => self.set_tenant(name, *limits).await,
             A::RemoveTenant { name } => self.remove_tenant(name).await,
             A::ShowClasses { name } => self.show_classes(name),
-            A::LearnClasses { name } => self.scan_classes(name).await,
+            A::LearnClasses { name } => self.scan_classes(name, owner).await,
             A::RollbackVolume { name, snapshot } => self.roll_back_volume(name, snapshot).await,
             A::ListSnapshots { volume } => self.list_snapshots(volume),
             A::CreateSnapshot { volume, name } => disk_reply(&pool.create_snapshot(volume, name).await?),

@@ -1,13 +1,14 @@
 //! SCSI reservations of LUNs: their representation in the API, and the actions on them.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::{Control, Reply, Result};
 use crate::scsi::{Port, ReservationState};
 use crate::targets::{IqnName, TargetError};
 
 /// Reservations of the disk of a LUN, including those made through other targets that map the disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ReservationsView {
     /// The LUN.
     pub lun: u16,
@@ -26,7 +27,7 @@ pub struct ReservationsView {
 }
 
 /// A persistent reservation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PersistentView {
     /// The reservation type, such as `write_exclusive_registrants`.
     #[serde(rename = "type")]
@@ -36,7 +37,7 @@ pub struct PersistentView {
 }
 
 /// A registration.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RegistrationView {
     /// The key: 16 hexadecimal digits.
     pub key: String,
@@ -46,7 +47,7 @@ pub struct RegistrationView {
 }
 
 /// An initiator port and the target that it uses.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PortView {
     /// Name of the initiator.
     pub initiator: String,

@@ -3,6 +3,7 @@
 
 use forebay_engine::{DiskSpace, ReductionStats, Room, SpaceStats};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::view::ratio;
 
@@ -10,7 +11,7 @@ use super::view::ratio;
 const BLOCK: u64 = 4096;
 
 /// The state of the store's free space.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RoomView {
     /// Enough free space.
@@ -33,7 +34,7 @@ impl From<Room> for RoomView {
 }
 
 /// Data reduction of the blocks that guests and imports wrote since the pool was opened.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct ReductionView {
     /// Blocks of zeroes.
     pub zero_blocks: u64,
@@ -54,7 +55,7 @@ pub struct ReductionView {
 }
 
 /// The deduplication index.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct IndexView {
     /// Number of fingerprints.
     pub entries: u64,
@@ -98,7 +99,7 @@ impl From<ReductionStats> for ReductionView {
 }
 
 /// Use of space, as determined by the last mark.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct SpaceView {
     /// Time of the mark in Unix milliseconds.
     pub as_of_ms: u64,
@@ -140,7 +141,7 @@ impl From<SpaceStats> for SpaceView {
 }
 
 /// Use of space by one disk, as determined by the last mark.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct DiskSpaceView {
     /// Time of the mark in Unix milliseconds.
     pub as_of_ms: u64,

@@ -1,13 +1,15 @@
 //! iSCSI targets: their representation in the API, and the actions on them. No response contains a secret.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::{Control, Reply, Result};
 use crate::targets::{Chap, Initiator, IqnName, Lun, SessionInfo, Target, TargetError};
 
 /// Body of `POST /targets`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "iqn.2026-01.org.example:disks"}))]
 pub struct CreateTarget {
     /// Name (IQN).
     pub name: String,
@@ -23,8 +25,9 @@ pub struct CreateTarget {
 }
 
 /// Body of `POST /targets/{name}/luns`, which chooses the LUN, and of `PUT /targets/{name}/luns/{lun}`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"disk": "db"}))]
 pub struct MapLun {
     /// Volume, image, or `volume@snapshot`.
     pub disk: String,
@@ -37,8 +40,9 @@ pub struct MapLun {
 }
 
 /// Body of `PUT /targets/{name}/initiators/{initiator}`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"luns": [0]}))]
 pub struct AllowInitiator {
     /// CHAP credentials of the initiator; those of the target if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -49,7 +53,7 @@ pub struct AllowInitiator {
 }
 
 /// A target.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TargetView {
     /// Name (IQN).
     pub name: String,
@@ -70,7 +74,7 @@ pub struct TargetView {
 }
 
 /// A LUN of a target.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LunView {
     /// The LUN.
     pub lun: u16,
@@ -85,7 +89,7 @@ pub struct LunView {
 }
 
 /// An entry of a target's initiator ACL.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InitiatorView {
     /// Name of the initiator.
     pub name: String,
@@ -96,7 +100,7 @@ pub struct InitiatorView {
 }
 
 /// A session of a target.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SessionView {
     /// Name of the initiator.
     pub initiator: String,

@@ -6,15 +6,18 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use utoipa::ToSchema;
 
-use super::{Arc, Control, ControlError, Duration, ErrorKind, MAX_RUNNING, Result};
+use super::{Arc, Control, ControlError, Duration, ErrorKind, JobKind, MAX_RUNNING, Result};
 
 /// An upgrade of the running server.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"binary": "/usr/bin/forebay"}))]
 pub struct Upgrade {
     /// The new binary; the path from which the server was started if absent.
     #[serde(default)]
+    #[schema(value_type = Option<String>)]
     pub binary: Option<PathBuf>,
     /// Longest time in seconds for each step of the new process.
     #[serde(default)]
@@ -22,7 +25,7 @@ pub struct Upgrade {
 }
 
 /// A completed upgrade.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Upgraded {
     /// Process id of the server from now on.
     pub pid: u32,
@@ -37,7 +40,7 @@ pub struct Upgraded {
 }
 
 /// A handover of the pool to a server that waits for it.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Handover {
     /// `HOST` or `HOST:PROCESS` of the standby; any one if absent.
@@ -46,7 +49,7 @@ pub struct Handover {
 }
 
 /// The server that has the pool after a handover.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NewOwner {
     /// The server: host and process.
     pub owner: String,
@@ -100,8 +103,8 @@ impl Control {
     /// # Errors
     /// [`ErrorKind::InUse`] during another upgrade, and while an import or a reclaim runs;
     /// [`ErrorKind::UpgradeFailed`].
-    pub async fn upgrade(&self, upgrade: Upgrade) -> Result<Upgraded> {
-        self.request(|reply| ServerRequest::Upgrade(upgrade, reply)).await
+    pub async fn upgrade(&self, upgrade: Upgrade, owner: &str) -> Result<Upgraded> {
+        self.request(JobKind::Upgrade, owner, |reply| ServerRequest::Upgrade(upgrade, reply)).await
     }
 
     /// Hands the pool over to a standby. Returns when that one has the pool, or this server does again.
@@ -109,12 +112,14 @@ impl Control {
     /// # Errors
     /// [`ErrorKind::NoStandby`] if none waits; [`ErrorKind::InUse`] as [`Control::upgrade`];
     /// [`ErrorKind::HandoverFailed`].
-    pub async fn hand_over(&self, handover: Handover) -> Result<NewOwner> {
-        self.request(|reply| ServerRequest::HandOver(handover, reply)).await
+    pub async fn hand_over(&self, handover: Handover, owner: &str) -> Result<NewOwner> {
+        self.request(JobKind::Handover, owner, |reply| ServerRequest::HandOver(handover, reply)).await
     }
 
-    async fn request<T>(
+    async fn request<T: Serialize>(
         &self,
+        kind: JobKind,
+        owner: &str,
         request: impl FnOnce(oneshot::Sender<Result<T>>) -> ServerRequest,
     ) -> Result<T> {
         let upgrades = &self.inner.upgrades;
@@ -127,9 +132,14 @@ impl Control {
             return Err(ControlError::new(ErrorKind::InUse, why));
         }
         let _running = Running(&upgrades.running);
+        let job = self.begin_job(kind, None, owner, false);
         let (reply, result) = oneshot::channel();
-        requests.send(request(reply)).await.map_err(|_| ControlError::closed())?;
-        result.await.unwrap_or_else(|_| Err(ControlError::closed()))
+        let done = match requests.send(request(reply)).await {
+            Ok(()) => result.await.unwrap_or_else(|_| Err(ControlError::closed())),
+            Err(_) => Err(ControlError::closed()),
+        };
+        job.end(done.as_ref().map(|done| serde_json::json!(done)));
+        done
     }
 
     /// Lets no job begin until the returned permit is dropped, once the running ones have ended.

@@ -6,6 +6,7 @@ use forebay_engine::{
     Role, StoreStats, SyncMode,
 };
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::desktops::DesktopsView;
 use super::error::ErrorDetail;
@@ -14,7 +15,7 @@ use super::space::{DiskSpaceView, ReductionView, RoomView, SpaceView};
 use crate::limits::LimitSet;
 
 /// The kind of a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// A writable disk.
@@ -26,7 +27,7 @@ pub enum Kind {
 }
 
 /// Durability of writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum SyncPolicy {
     /// Volatile write cache: flush and FUA are honoured, and dirty data is never older than a second
@@ -59,7 +60,11 @@ impl From<SyncMode> for SyncPolicy {
 }
 
 /// A volume, snapshot or image.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({"name": "web-001", "kind": "volume", "size_bytes": 42949672960u64, "sync": "flush",
+    "created_ms": 1767225600000u64, "origin": "debian", "snapshots": 0, "clones": 0, "clients": 1,
+    "uuid": "6f1c0c7e-6d3e-4d0c-9d0a-0a2f3f5b7c11", "dedup_domain": 0, "map_damaged": false, "memory_lost": false,
+    "write_cache_bytes": null, "reset": null, "tenant": null, "limits": {}}))]
 pub struct DiskView {
     /// Name and NBD export name; for a snapshot, `volume@snapshot`.
     pub name: String,
@@ -141,8 +146,9 @@ fn uuid_text(uuid: &[u8; 16]) -> String {
 }
 
 /// Body of `POST /volumes`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "db", "size_bytes": 10737418240u64}))]
 pub struct CreateVolume {
     /// Name of the new volume.
     pub name: String,
@@ -157,7 +163,7 @@ pub struct CreateVolume {
 }
 
 /// When a desktop is reset automatically, in addition to every start of the server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Reset {
     /// Only when the server starts
@@ -168,16 +174,18 @@ pub enum Reset {
 }
 
 /// Body of `POST /images/{name}`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"source": "debian@clean"}))]
 pub struct CreateImage {
     /// Volume, image, or `volume@snapshot`.
     pub source: String,
 }
 
 /// Body of `POST /clones`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"source": "debian", "name": "web", "count": 10}))]
 pub struct CloneVolumes {
     /// Image, volume, or `volume@snapshot`.
     pub source: String,
@@ -199,31 +207,34 @@ pub struct CloneVolumes {
 }
 
 /// Body of `POST /volumes/{name}/resize`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"size_bytes": 21474836480u64}))]
 pub struct Resize {
     /// The new size.
     pub size_bytes: u64,
 }
 
 /// Body of `POST /volumes/{name}/snapshots`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "monday"}))]
 pub struct CreateSnapshot {
     /// Name of the snapshot, without that of the volume.
     pub name: String,
 }
 
 /// Body of `POST /volumes/{name}/rollback`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"snapshot": "monday"}))]
 pub struct Rollback {
     /// Name of the snapshot, without that of the volume.
     pub snapshot: String,
 }
 
 /// The result of a reclaim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct Reclaimed {
     /// Bytes freed in the store.
     pub freed_bytes: u64,
@@ -232,7 +243,7 @@ pub struct Reclaimed {
 }
 
 /// An event of a reclaim. The last one is `Done` or `Failed`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum GcEvent {
     /// Progress.
@@ -257,7 +268,7 @@ pub enum GcEvent {
 }
 
 /// A phase of a reclaim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum GcPhaseView {
     /// Finding live blocks.
@@ -281,7 +292,7 @@ impl From<GcProgress> for GcEvent {
 }
 
 /// The server and its pool.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ServerView {
     /// Release of the server.
     pub version: String,
@@ -302,7 +313,7 @@ pub struct ServerView {
 }
 
 /// A number of operations and their bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct CountView {
     /// Operations.
     pub ops: u64,
@@ -317,7 +328,7 @@ impl From<Count> for CountView {
 }
 
 /// I/O of guests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct GuestView {
     /// Reads.
     pub read: CountView,
@@ -341,7 +352,7 @@ impl From<GuestStats> for GuestView {
 }
 
 /// I/O of the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 pub struct StoreView {
     /// Reads.
     pub read: CountView,
@@ -360,7 +371,7 @@ impl From<StoreStats> for StoreView {
 }
 
 /// A cache.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct CacheView {
     /// Hits.
     pub hits: u64,
@@ -387,7 +398,7 @@ impl From<CacheStats> for CacheView {
 }
 
 /// Measurements and decisions of the commit scheduler.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct CommitView {
     /// Current cost of a commit on the store, in microseconds.
     pub cost_us: u64,
@@ -414,7 +425,7 @@ impl From<CommitStats> for CommitView {
 }
 
 /// `GET /stats`: the counters since the pool was opened.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct StatsView {
     /// Guest operations of all disks.
     pub guest: GuestView,
@@ -469,7 +480,7 @@ pub struct StatsView {
 }
 
 /// `GET /stats/{name}`: guest I/O and space of a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct DiskStatsView {
     /// Guest operations since the pool was opened.
     #[serde(flatten)]
@@ -484,7 +495,7 @@ pub struct DiskStatsView {
 }
 
 /// An element of `GET /activity`: a disk and its counters.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ActivityView {
     /// Name; for a snapshot, `volume@snapshot`.
     pub name: String,

@@ -1,13 +1,15 @@
 //! Detection of the image format from the contents of the file.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::file::ImageFile;
 use super::{Image, ImportError, Result, qcow2, raw, vhdx, vmdk};
 
 /// The format of an image file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
+#[schema(as = ImageFormat)]
 pub enum Format {
     /// Detect the format from the contents of the file
     #[default]

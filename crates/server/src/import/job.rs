@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use forebay_engine::{DiskHandle, DiskInfo, Error as EngineError};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
+use utoipa::ToSchema;
 
 use super::file::ImageFile;
 use super::pump::{self, Copied};
 use super::{Format, Image, ImportError, Result, detect, fetch};
-use crate::control::{Control, ControlError, DiskView, ErrorDetail, ServerInfo};
+use crate::control::{Control, ControlError, DiskView, ErrorDetail, Job, JobKind, JobView, ServerInfo};
 
 /// Minimum interval between progress events.
 const REPORT_INTERVAL: Duration = Duration::from_millis(200);
@@ -23,8 +24,9 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 const EVENT_CAPACITY: usize = 8;
 
 /// Body of `POST /images`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = ImportRequest, example = json!({"name": "debian", "source": {"url": "https://example.org/debian.qcow2"}}))]
 pub struct Request {
     /// Name of the new image.
     pub name: String,
@@ -39,18 +41,21 @@ pub struct Request {
 }
 
 /// The location of an image file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
+#[schema(as = ImportSource)]
 pub enum Source {
     /// An absolute path on the server.
+    #[schema(value_type = String)]
     File(PathBuf),
     /// `http://…` or `https://…`
     Url(String),
 }
 
 /// A phase of an import.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
+#[schema(as = ImportPhase)]
 pub enum Phase {
     /// The file is downloaded; sizes are those of the file.
     Download,
@@ -59,8 +64,10 @@ pub enum Phase {
 }
 
 /// An event of an import. The last one is `Done` or `Failed`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "lowercase")]
+#[schema(as = ImportEvent, example = json!({"event": "progress", "phase": "import", "done_bytes": 268435456,
+    "total_bytes": 3221225472u64, "written_bytes": 201326592}))]
 pub enum Event {
     /// Progress.
     Progress {
@@ -88,20 +95,24 @@ pub enum Event {
 /// An event, or the error that ended the import.
 pub type EventResult = std::result::Result<Event, ControlError>;
 
-/// Starts an import. It is rolled back when the receiver is dropped.
+/// Starts an import. It is rolled back when the receiver is dropped or its job is cancelled. `owner` is the
+/// name of the client.
 pub async fn start(
     control: &Control,
     request: Request,
-) -> crate::control::Result<mpsc::Receiver<EventResult>> {
+    owner: &str,
+) -> crate::control::Result<(JobView, mpsc::Receiver<EventResult>)> {
     let permit = control.job_permit().await?;
     if *control.stopping().borrow() {
         return Err(control.ended());
     }
     let (events, receiver) = mpsc::channel(EVENT_CAPACITY);
     let control = control.clone();
+    let job = control.begin_job(JobKind::Import, Some(&request.name), owner, true);
+    let view = job.view();
     tokio::spawn(async move {
         let name = request.name.clone();
-        let last = match run(&control, request, &events).await {
+        let last = match run(&control, request, &events, &job).await {
             Ok(info) => {
                 tracing::info!(name, bytes = info.size, "import completed");
                 DiskView::new(&info)
@@ -114,21 +125,31 @@ pub async fn start(
             }
         };
         drop(permit);
+        job.end(match &last {
+            Ok(Event::Done { image }) => Ok(serde_json::json!(image)),
+            Ok(_) => Ok(serde_json::Value::Null),
+            Err(e) => Err(e),
+        });
         // The receiver may be dropped.
         let _ = events.send(last).await;
     });
-    Ok(receiver)
+    Ok((view, receiver))
 }
 
-async fn run(control: &Control, request: Request, events: &mpsc::Sender<EventResult>) -> Result<DiskInfo> {
+async fn run(
+    control: &Control,
+    request: Request,
+    events: &mpsc::Sender<EventResult>,
+    job: &Job,
+) -> Result<DiskInfo> {
     let pool = control.pool();
     // Fails early for an existing name, before the download. The engine checks again.
     if pool.disk(&request.name).is_ok() {
         return Err(EngineError::Exists(request.name).into());
     }
-    let mut reporter = Reporter::new(events);
-    let file =
-        or_cancelled(control, events, open_source(request.source, control.info(), &mut reporter)).await?;
+    let mut reporter = Reporter::new(events, job);
+    let file = or_cancelled(control, events, job, open_source(request.source, control.info(), &mut reporter))
+        .await?;
     let format = request.format;
     let image = blocking(move || detect::open(file, format)).await?;
     if image.size() == 0 {
@@ -136,7 +157,7 @@ async fn run(control: &Control, request: Request, events: &mpsc::Sender<EventRes
     }
     let size = image.size().next_multiple_of(512);
     let disk = pool.begin_import(&request.name, size, request.dedup_domain).await?;
-    match or_cancelled(control, events, fill(image, &disk, size, &mut reporter)).await {
+    match or_cancelled(control, events, job, fill(image, &disk, size, &mut reporter)).await {
         Ok(()) => Ok(pool.finish_import(disk).await?),
         Err(e) => {
             if let Err(undo) = pool.abandon_import(disk).await {
@@ -170,16 +191,18 @@ async fn fill(
     Ok(disk.flush().await?)
 }
 
-/// Runs `work` until it ends, the receiver of events is dropped, or the server stops.
+/// Runs `work` until it ends, the receiver of events is dropped, the job is cancelled, or the server stops.
 async fn or_cancelled<T>(
     control: &Control,
     events: &mpsc::Sender<EventResult>,
+    job: &Job,
     work: impl Future<Output = Result<T>>,
 ) -> Result<T> {
     let mut stopping = control.stopping();
     tokio::select! {
         result = work => result,
         () = events.closed() => Err(ImportError::Cancelled),
+        () = job.cancelled() => Err(ImportError::Cancelled),
         _ = stopping.wait_for(|stopping| *stopping) => Err(ImportError::Cancelled),
     }
 }
@@ -193,12 +216,13 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
 /// Sends progress events at a limited rate.
 struct Reporter<'a> {
     events: &'a mpsc::Sender<EventResult>,
+    job: &'a Job,
     last_event: Option<(Instant, Phase)>,
 }
 
 impl<'a> Reporter<'a> {
-    fn new(events: &'a mpsc::Sender<EventResult>) -> Self {
-        Reporter { events, last_event: None }
+    fn new(events: &'a mpsc::Sender<EventResult>, job: &'a Job) -> Self {
+        Reporter { events, job, last_event: None }
     }
 
     fn report(&mut self, phase: Phase, copied: Copied, total: Option<u64>) {
@@ -206,6 +230,11 @@ impl<'a> Reporter<'a> {
         let due = self.last_event.is_none_or(|(at, p)| p != phase || now - at >= REPORT_INTERVAL);
         if due || total == Some(copied.done) {
             self.last_event = Some((now, phase));
+            let name = match phase {
+                Phase::Download => "download",
+                Phase::Import => "import",
+            };
+            self.job.progress(name, copied.done, total);
             let event = Event::Progress {
                 phase,
                 done_bytes: copied.done,

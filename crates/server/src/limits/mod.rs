@@ -15,13 +15,15 @@ use std::sync::Arc;
 
 use forebay_engine::{DiskLimits, Limits, Pool, Rate, RateLimits};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Most bytes of a tenant's name.
 const MAX_TENANT_NAME: usize = 64;
 
 /// Limits and weight, of a disk or of a tenant. Rates are per second; what is absent is not limited.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"iops": 10000, "bandwidth": 419430400}))]
 pub struct LimitSet {
     /// Operations; a request counts one for each 256 KiB that it begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]

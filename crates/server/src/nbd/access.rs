@@ -46,8 +46,8 @@ pub enum BadPattern {
 /// A pattern for the names of disks: `NAME` or `VOLUME@SNAPSHOT`, where `*` matches any characters.
 ///
 /// Without `@` it matches a disk and all its snapshots; with `@` only snapshots.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct ExportPattern {
     disk: Glob,
     snapshot: Option<Glob>,
@@ -59,6 +59,7 @@ impl ExportPattern {
         ExportPattern { disk: Glob("*".into()), snapshot: None }
     }
 
+    /// Whether the pattern matches a disk.
     pub(crate) fn matches(&self, export: &str) -> bool {
         match (export.split_once('@'), &self.snapshot) {
             (None, None) => self.disk.matches(export),
@@ -73,7 +74,13 @@ impl ExportPattern {
 impl fmt::Display for ExportPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.disk.0)?;
-        self.snapshot.iter().try_for_each(|snapshot| write!(f, "@{}", snapshot.0))
+        self.snapshot.as_ref().map_or(Ok(()), |snapshot| write!(f, "@{}", snapshot.0))
+    }
+}
+
+impl From<ExportPattern> for String {
+    fn from(pattern: ExportPattern) -> String {
+        pattern.to_string()
     }
 }
 

@@ -26,7 +26,10 @@ mod claim;
 mod classes;
 mod descriptors;
 mod handover;
+mod health;
 mod host;
+mod http;
+mod https;
 mod inherited;
 mod lease;
 mod loss;
@@ -70,6 +73,8 @@ use crate::plane::{Bound, ListenAddr, ListenError};
 use descriptors::Descriptors;
 use handover::{hand_over, last_replies, stand_by_again};
 pub use host::EngineThread;
+use https::HttpsCertificate;
+pub use https::HttpsError;
 use inherited::Inherited;
 use lease::Lease;
 use loss::{Loss, exit_without_pool};
@@ -138,6 +143,17 @@ pub enum ServeError {
         path: PathBuf,
         /// Longest path, in bytes.
         max: usize,
+    },
+    /// The certificate of the API cannot be used.
+    #[error("{0}")]
+    Https(#[from] HttpsError),
+    /// The audit log cannot be opened.
+    #[error("cannot open the audit log {path}: {error}")]
+    Audit {
+        /// The file.
+        path: PathBuf,
+        /// The error of the system.
+        error: std::io::Error,
     },
     /// The NBD server cannot start.
     #[error("{0}")]
@@ -341,6 +357,7 @@ impl Server<'_> {
         let (signals, upgrade_signal) = (Signals::new()?, signal(SignalKind::user_defined2())?);
         let descriptors = Descriptors::raise(config.cores)?;
         nbd::check(&config.nbd)?;
+        config.http.https.as_ref().map(HttpsCertificate::load).transpose()?;
         store::prepare_data(config)?;
         let engine = Arc::new(EngineThread::retaining(&config.memory_dir, config.cores)?);
         let (upgrades, requests) = mpsc::channel(1);

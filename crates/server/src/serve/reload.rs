@@ -12,9 +12,11 @@ use parking_lot::Mutex;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use super::https::HttpsCertificate;
 use super::notify;
 use super::pressure::Budgets;
 use super::services::lowered;
+use crate::access::Access;
 use crate::config::{Change, ConfigError, ServeConfig, settings};
 use crate::control::Control;
 use crate::log::set_filter;
@@ -34,6 +36,8 @@ pub(super) struct Reloader {
 pub(super) struct Followers {
     pub control: Control,
     pub certificates: nbd::Certificates,
+    pub https: Option<Arc<HttpsCertificate>>,
+    pub access: Arc<Access>,
     pub limits: LimitsHandle,
     /// Most connections that the descriptors allow.
     pub most_connections: usize,
@@ -101,6 +105,14 @@ async fn apply(old: &ServeConfig, new: ServeConfig, followers: &Followers) -> Se
         Ok(true) => tracing::info!("TLS certificates read again"),
         Ok(false) => {}
         Err(e) => tracing::error!("cannot reload the TLS certificates, those in use are kept: {e}"),
+    }
+    match followers.https.as_ref().map(|https| https.reload()) {
+        Some(Ok(())) => tracing::info!("the certificate of the API was read again"),
+        Some(Err(e)) => tracing::error!("cannot reload the certificate of the API: {e}"),
+        None => {}
+    }
+    if let Err(error) = followers.access.audit.reopen() {
+        tracing::error!(%error, "cannot open the audit log again; the file in use is kept");
     }
     if let Err(e) = control.targets().apply(&new.iscsi_targets).await {
         tracing::error!("cannot apply the iSCSI targets of the configuration: {e}");

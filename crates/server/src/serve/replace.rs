@@ -169,12 +169,15 @@ async fn release(
 /// Ends the services, and returns their connections; also the number of those that were closed, and the tasks
 /// that answer the last requests of the API.
 pub(super) async fn park(services: Services) -> (HandedOver, usize, Vec<JoinHandle<()>>) {
-    let Services { plane, control, units, listeners, background } = services;
+    let Services { plane, control, access, units, listeners, background } = services;
     // The API answers the requests that it has; the connection that requested the upgrade stays open.
     control.end();
     for task in background {
         task.abort();
         let _ = task.await;
+    }
+    if let Err(e) = access.tokens.flush() {
+        tracing::warn!("{e}");
     }
     let units = units.hand_over().await;
     let (connections, closed) = plane.hand_over().await;

@@ -2,6 +2,7 @@
 //! built from the listening sockets and from connections that another process, or an earlier incarnation of
 //! this one, handed over; a start, an upgrade and an upgrade that failed differ only in these.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,9 @@ use super::ServeError;
 use super::capped::{Capped, stopped};
 use super::classes;
 use super::descriptors::Descriptors;
+use super::health;
+use super::http::{self, ClientAddress};
+use super::https::HttpsCertificate;
 use super::lease::Lease;
 use super::notify;
 use super::pressure::{self, Budgets};
@@ -22,8 +26,9 @@ use super::publish::Publisher;
 use super::reload::{self, Followers, Reloader};
 use super::sockets::{Sockets, specific};
 use super::upgrade::{CacheCopy, HandedOver};
-use crate::api::{self, Origin};
-use crate::config::ServeConfig;
+use crate::access::{Access, Audit};
+use crate::api::{self, Entry, Origin};
+use crate::config::{ServeConfig, TokenMode};
 use crate::control::{Control, ServerInfo, ServerRequest};
 use crate::iscsi::{self, PortGroups};
 use crate::limits::LimitTable;
@@ -35,6 +40,9 @@ use crate::targets::Targets;
 
 /// Time that requests and jobs in progress have to finish after a stop signal.
 pub(super) const DRAIN: Duration = Duration::from_millis(2500);
+
+/// How often the times at which tokens were last used are written.
+const FLUSH_TOKENS: Duration = Duration::from_secs(60);
 
 /// Time for requests on connections that were accepted just before an upgrade. Their clients repeat them.
 const LATE_REQUESTS: Duration = Duration::from_millis(50);
@@ -52,7 +60,9 @@ pub(super) struct Prepared {
     info: ServerInfo,
     control_listener: UnixListener,
     http: Option<TcpListener>,
-    http_hosts: Vec<String>,
+    http_hosts: Arc<[String]>,
+    https: Option<Arc<HttpsCertificate>>,
+    access: Arc<Access>,
     api_connections: usize,
     most_connections: usize,
     /// A copy of the read cache of the former process.
@@ -69,6 +79,7 @@ pub(super) struct Prepared {
 pub(super) struct Services {
     pub plane: Handle,
     pub control: Control,
+    pub access: Arc<Access>,
     pub units: Arc<Units>,
     /// Tasks that serve the listeners of the API.
     pub listeners: Vec<JoinHandle<()>>,
@@ -147,7 +158,9 @@ impl Prepared {
             info,
             control_listener: sockets.control()?,
             http,
-            http_hosts: config.http_hosts.clone(),
+            http_hosts: config.http.hosts.clone().into(),
+            https: config.http.https.as_ref().map(HttpsCertificate::load).transpose()?.map(Arc::new),
+            access: access(config)?,
             api_connections: descriptors.control,
             most_connections: descriptors.clients,
             cache: state.cache,
@@ -182,6 +195,8 @@ impl Prepared {
         let followers = Followers {
             control: control.clone(),
             certificates: self.certificates,
+            https: self.https.clone(),
+            access: self.access.clone(),
             limits: plane.limits(),
             most_connections: self.most_connections,
             budgets,
@@ -190,19 +205,24 @@ impl Prepared {
             tokio::spawn(pressure::watch(pool, configured)),
             tokio::spawn(iscsi::follow(targets, units.clone())),
             tokio::spawn(reload::on_hangup(reloader, followers)?),
+            tokio::spawn(flush_tokens(self.access.clone())),
             tokio::spawn(classes::learn(control.clone())),
+            tokio::spawn(health::watch(control.clone())),
             tokio::spawn(notify::feed_watchdog(plane.probe())),
         ];
         background.extend(self.publisher.map(|publisher| tokio::spawn(publisher.run())));
+        let serve = Api { control: control.clone(), access: self.access.clone() };
         let socket_listener = Capped::new(self.control_listener, self.api_connections, control.stopping());
-        let mut listeners = vec![listen(socket_listener, &control, Origin::Socket, &[])];
+        let mut listeners = vec![serve.listen(socket_listener, Entry::new(Origin::Socket, &[]), None)];
         if let Some(listener) = self.http {
             let is_loopback = listener.local_addr()?.ip().is_loopback();
             let origin = if is_loopback { Origin::Loopback } else { Origin::Remote };
             let listener = Capped::new(listener, self.api_connections, control.stopping());
-            listeners.push(listen(listener, &control, origin, &self.http_hosts));
+            let entry = Entry { origin, tls: self.https.is_some(), hosts: self.http_hosts };
+            listeners.push(serve.listen(listener, entry, self.https));
         }
-        Ok(Services { plane, control, units, listeners, background })
+        let access = self.access;
+        Ok(Services { plane, control, access, units, listeners, background })
     }
 }
 
@@ -218,7 +238,11 @@ impl Services {
             }
         };
         // Connections that are still open then are cut, so that time is left to make everything durable.
-        if tokio::time::timeout(DRAIN, drained).await.is_err() {
+        let in_time = tokio::time::timeout(DRAIN, drained).await;
+        if let Err(e) = self.access.tokens.flush() {
+            tracing::warn!("{e}");
+        }
+        if in_time.is_err() {
             tracing::warn!(
                 "some clients did not receive their replies within {DRAIN:?}; their connections are cut"
             );
@@ -248,23 +272,53 @@ pub(super) fn lowered(wanted: ConnectionLimits, most: usize) -> ConnectionLimits
     ConnectionLimits { all, negotiating: wanted.negotiating.min(all.div_ceil(2)), ..wanted }
 }
 
-/// Serves the API on a listener until the control plane stops.
-fn listen<L>(listener: L, control: &Control, origin: Origin, hosts: &[String]) -> JoinHandle<()>
-where
-    L: Listener,
-    L::Addr: std::fmt::Debug,
-{
-    let mut stopping: watch::Receiver<bool> = control.stopping();
-    let (router, upgrading) = (api::router(control.clone(), origin, hosts), control.clone());
-    tokio::spawn(async move {
-        let stop = async move {
-            stopped(&mut stopping).await;
-            if upgrading.is_upgrading() {
-                tokio::time::sleep(LATE_REQUESTS).await;
-            }
-        };
-        if let Err(e) = axum::serve(listener, router).with_graceful_shutdown(stop).await {
-            tracing::error!(error = %e, "an API listener failed");
+/// The access control of a configuration.
+fn access(config: &ServeConfig) -> Result<Arc<Access>, ServeError> {
+    let path = config.audit.as_deref();
+    let failed = |error| ServeError::Audit { path: path.unwrap_or(Path::new("")).to_owned(), error };
+    let audit = Audit::open(path).map_err(failed)?;
+    Ok(Access::load(&config.data, config.http.tokens == TokenMode::Always, audit))
+}
+
+/// Writes the times at which tokens were last used.
+async fn flush_tokens(access: Arc<Access>) {
+    loop {
+        tokio::time::sleep(FLUSH_TOKENS).await;
+        if let Err(e) = access.tokens.flush() {
+            tracing::warn!("{e}");
         }
-    })
+    }
+}
+
+/// What the listeners of the API share.
+struct Api {
+    control: Control,
+    access: Arc<Access>,
+}
+
+impl Api {
+    /// Serves the API on a listener until the control plane stops.
+    fn listen<L>(
+        &self,
+        listener: L,
+        entry: Entry,
+        certificate: Option<Arc<HttpsCertificate>>,
+    ) -> JoinHandle<()>
+    where
+        L: Listener,
+        L::Addr: ClientAddress + Send,
+    {
+        let mut stopping: watch::Receiver<bool> = self.control.stopping();
+        let router = api::router(self.control.clone(), self.access.clone(), entry);
+        let upgrading = self.control.clone();
+        tokio::spawn(async move {
+            let stop = async move {
+                stopped(&mut stopping).await;
+                if upgrading.is_upgrading() {
+                    tokio::time::sleep(LATE_REQUESTS).await;
+                }
+            };
+            http::serve(listener, router, certificate, stop).await;
+        })
+    }
 }

@@ -53,7 +53,7 @@ fn data_addresses(config: &ServeConfig) -> impl Iterator<Item = (&'static str, &
 }
 
 fn http_address(config: &ServeConfig) -> Option<ListenAddr> {
-    config.http.map(|addr| ListenAddr::Tcp(addr.to_string()))
+    config.http.listen.map(|addr| ListenAddr::Tcp(addr.to_string()))
 }
 
 impl Sockets {
@@ -78,7 +78,7 @@ impl Sockets {
             };
             data.0.push((address.clone(), listeners));
         }
-        let http = match (config.http, http_address(config)) {
+        let http = match (config.http.listen, http_address(config)) {
             (Some(addr), Some(address)) => {
                 let fail = |e| ServeError::listen(&addr.to_string(), &e);
                 let listener = match inherited.take("http", &address).pop() {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::io::{self, Read};
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::{IqnName, TargetError};
 
@@ -65,12 +66,13 @@ pub struct Initiator {
 }
 
 /// A user name and secret (RFC 7143, section 12.1.3).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Chap {
     /// `CHAP_N`: 1 to 255 bytes.
     pub user: String,
     /// The shared secret.
+    #[schema(value_type = String, min_length = 12, max_length = 255)]
     pub secret: Secret,
 }
 

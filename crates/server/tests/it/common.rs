@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_engine::{Pool, PoolConfig};
+use forebay_server::access::{Access, Audit};
 use forebay_server::control::{Control, ServerInfo};
 use forebay_server::import::{self, Event, FetchPolicy, Format, Request, Source};
 use forebay_server::limits::LimitTable;
@@ -17,6 +18,8 @@ use forebay_store::MemoryStore;
 /// A control plane over a pool in memory.
 pub struct Rig {
     pub control: Control,
+    pub access: Arc<Access>,
+    audit: tempfile::TempDir,
     pub dir: tempfile::TempDir,
     // Dropped last: the pool uses it.
     _engine: EngineThread,
@@ -42,7 +45,15 @@ impl Rig {
         let targets = Arc::new(Targets::load(pool.clone()).await);
         let units = Arc::new(Units::new());
         let limits = Arc::new(LimitTable::load(pool.clone()).await);
-        Rig { control: Control::new(pool, targets, units, limits, info), dir, _engine: engine }
+        let audit = tempfile::tempdir().unwrap();
+        let log = Audit::open(Some(&audit.path().join("audit"))).unwrap();
+        let access = Access::load(dir.path(), false, log);
+        Rig { control: Control::new(pool, targets, units, limits, info), access, audit, dir, _engine: engine }
+    }
+
+    /// The text of the audit log.
+    pub fn audit(&self) -> String {
+        std::fs::read_to_string(self.audit.path().join("audit")).unwrap()
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -61,7 +72,7 @@ impl Rig {
         format: Format,
     ) -> Result<(), (String, String)> {
         let request = Request { name: name.into(), source, format, dedup_domain: 0 };
-        let mut events = import::start(&self.control, request).await.unwrap();
+        let mut events = import::start(&self.control, request, "a test").await.unwrap().1;
         while let Some(event) = events.recv().await {
             match event {
                 Ok(Event::Progress { .. }) => (),

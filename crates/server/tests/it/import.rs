@@ -42,7 +42,7 @@ async fn dropping_the_receiver_rolls_an_import_back() {
             format: Format::Auto,
             dedup_domain: 0,
         };
-        let mut events = import::start(&rig.control, request).await.unwrap();
+        let (_, mut events) = import::start(&rig.control, request, "a test").await.unwrap();
         for _ in 0..received {
             let _ = events.recv().await;
         }
@@ -77,7 +77,7 @@ async fn a_stop_rolls_an_import_back_and_refuses_new_ones() {
         format: Format::Auto,
         dedup_domain: 0,
     };
-    let mut events = import::start(&rig.control, request.clone()).await.unwrap();
+    let (_, mut events) = import::start(&rig.control, request.clone(), "a test").await.unwrap();
     let control = rig.control.clone();
     let stopped = tokio::spawn(async move { control.stop(Duration::from_secs(60)).await });
     let mut last = None;
@@ -93,7 +93,7 @@ async fn a_stop_rolls_an_import_back_and_refuses_new_ones() {
         // The import finished before the stop.
         Ok(_) => assert_eq!(rig.names(), ["x"]),
     }
-    assert!(import::start(&rig.control, request).await.is_err());
+    assert!(import::start(&rig.control, request, "a test").await.is_err());
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // an error fails the test
 
+mod access;
 mod api;
 mod common;
 mod formats;
@@ -12,7 +13,9 @@ mod idle;
 mod import;
 mod monitoring;
 mod nbd;
+mod openapi;
 mod operate;
 mod process;
 mod scsi;
 mod targets;
+mod watch;

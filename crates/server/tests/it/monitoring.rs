@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
-use forebay_server::api::{Origin, router};
+use forebay_server::api::{Entry, Origin, router};
 use forebay_server::metrics::{CONTENT_TYPE, VolumeSeries, list};
 use http_body_util::BodyExt;
 use serde_json::json;
@@ -20,7 +20,7 @@ use crate::common::Rig;
 const MONITORING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/monitoring");
 
 async fn scrape(rig: &Rig) -> String {
-    let router = router(rig.control.clone(), Origin::Loopback, &[]);
+    let router = router(rig.control.clone(), rig.access.clone(), Entry::new(Origin::Loopback, &[]));
     let request = Request::get("/metrics").header(header::HOST, "localhost").body(Body::empty()).unwrap();
     let response = router.oneshot(request).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);

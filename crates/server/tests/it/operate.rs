@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{Request, header};
-use forebay_server::api::{Origin, router};
+use forebay_server::api::{Entry, Origin, router};
 use serde_json::Value;
 use tower::ServiceExt;
 
@@ -132,7 +132,7 @@ fn top_shows_one_interval() {
 async fn responses_have_the_id_of_their_request() {
     let rig = Rig::new().await;
     let id_of = async |given: Option<&str>| {
-        let router = router(rig.control.clone(), Origin::Loopback, &[]);
+        let router = router(rig.control.clone(), rig.access.clone(), Entry::new(Origin::Loopback, &[]));
         let mut request = Request::get("/api/v1/nothing").header(header::HOST, "localhost");
         if let Some(given) = given {
             request = request.header("x-request-id", given);

@@ -16,9 +16,9 @@ async fn volume(api: &Caller, name: &str) {
 /// Sends a request that must fail with this status and code, and returns the message.
 async fn refusal(api: &Caller, method: Method, path: &str, body: Value, expected: (u16, &str)) -> String {
     let (status, answer) = api.call(method.clone(), path, body).await;
-    let code = answer["error"]["code"].as_str().unwrap_or_default();
+    let code = answer["code"].as_str().unwrap_or_default();
     assert_eq!((status.as_u16(), code), expected, "{method} {path}: {answer}");
-    answer["error"]["message"].as_str().unwrap().to_owned()
+    answer["detail"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test]

@@ -1,0 +1,189 @@
+//! Principals, and what they may do.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::nbd::ExportPattern;
+
+/// The role of a token.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema, clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Look at disks and counters
+    Reader,
+    /// Also reset, roll back, resume and limit volumes, and make and remove snapshots, within a scope
+    Operator,
+    /// Everything
+    Administrator,
+}
+
+/// The right that a route requires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Right {
+    /// None: the route is public.
+    Anyone,
+    /// Look at disks in the scope of the principal.
+    Read,
+    /// Look at the server as a whole; not for principals with a scope.
+    ReadServer,
+    /// Change disks in the scope of the principal, without creating or removing any but snapshots.
+    Operate,
+    /// Everything else.
+    Administer,
+    /// Act with the rights of the server's user: only over the control socket.
+    Local,
+}
+
+impl Right {
+    /// The name in the OpenAPI document.
+    pub fn name(self) -> &'static str {
+        match self {
+            Right::Anyone => "anyone",
+            Right::Read => "read",
+            Right::ReadServer => "read_server",
+            Right::Operate => "operate",
+            Right::Administer => "administer",
+            Right::Local => "local",
+        }
+    }
+}
+
+/// The disks to which a token is restricted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// Disks that a pattern matches: `NAME` with all its snapshots or `VOLUME@SNAPSHOT`, with `*` for any
+    /// characters.
+    #[schema(value_type = Vec<String>)]
+    Disks(Vec<ExportPattern>),
+    /// Disks that belong to this tenant.
+    Tenant(String),
+}
+
+impl Scope {
+    fn contains(&self, disk: &DiskRef<'_>) -> bool {
+        match self {
+            Scope::Disks(patterns) => patterns.iter().any(|pattern| pattern.matches(disk.name)),
+            Scope::Tenant(tenant) => disk.tenant == Some(tenant),
+        }
+    }
+}
+
+/// How a principal was authenticated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Via {
+    /// By the control socket, which only the server's user can open.
+    Socket,
+    /// By a loopback address, while no token is demanded there.
+    Loopback,
+    /// By a token.
+    Token,
+    /// By the session of a web page.
+    Session,
+}
+
+/// A client of the API that was authenticated.
+#[derive(Debug, Clone)]
+pub struct Principal {
+    /// Name of the token; for a client without one, that of the way in.
+    pub name: Arc<str>,
+    /// Role.
+    pub role: Role,
+    /// The disks to which it is restricted; `None` for the whole server.
+    pub scope: Option<Scope>,
+    /// How it was authenticated.
+    pub via: Via,
+    /// Address of the client, over TCP.
+    pub address: Option<IpAddr>,
+    /// The id of its token.
+    pub(super) token: Option<Arc<str>>,
+}
+
+/// A disk, for the decision of [`may`].
+#[derive(Debug, Clone, Copy)]
+pub struct DiskRef<'a> {
+    /// Name; for a snapshot, `volume@snapshot`.
+    pub name: &'a str,
+    /// Tenant; for a snapshot, that of its volume.
+    pub tenant: Option<&'a str>,
+}
+
+impl Principal {
+    /// A client of the control socket.
+    pub fn local() -> Principal {
+        Principal::administrator("control socket", Via::Socket, None)
+    }
+
+    /// A client on a loopback address that needs no token.
+    pub fn loopback(address: Option<IpAddr>) -> Principal {
+        Principal::administrator("loopback", Via::Loopback, address)
+    }
+
+    fn administrator(name: &str, via: Via, address: Option<IpAddr>) -> Principal {
+        Principal { name: name.into(), role: Role::Administrator, scope: None, via, address, token: None }
+    }
+}
+
+/// Whether a principal has a right: on the server, or on one disk.
+pub fn may(principal: &Principal, right: Right, disk: Option<&DiskRef<'_>>) -> bool {
+    let by_role = match right {
+        Right::Anyone | Right::Read => true,
+        Right::ReadServer => principal.scope.is_none(),
+        Right::Operate => principal.role >= Role::Operator,
+        Right::Administer => principal.role == Role::Administrator,
+        Right::Local => principal.role == Role::Administrator && principal.via == Via::Socket,
+    };
+    let in_scope = |disk: &DiskRef<'_>| principal.scope.as_ref().is_none_or(|scope| scope.contains(disk));
+    by_role && disk.is_none_or(in_scope)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn principal(role: Role, scope: Option<Scope>) -> Principal {
+        Principal { name: "t".into(), role, scope, via: Via::Token, address: None, token: None }
+    }
+
+    #[test]
+    fn each_role_has_the_rights_of_the_lower_ones() {
+        use Right::*;
+        for (role, rights) in [
+            (Role::Reader, [true, true, true, false, false, false]),
+            (Role::Operator, [true, true, true, true, false, false]),
+            (Role::Administrator, [true, true, true, true, true, false]),
+        ] {
+            let found = [Anyone, Read, ReadServer, Operate, Administer, Local]
+                .map(|right| may(&principal(role, None), right, None));
+            assert_eq!(found, rights, "{role:?}");
+        }
+        assert!(may(&Principal::local(), Local, None) && !may(&Principal::loopback(None), Local, None));
+    }
+
+    #[test]
+    fn a_scope_restricts_every_right_on_disks_and_excludes_the_server() {
+        let disk = |name, tenant| DiskRef { name, tenant };
+        let patterns = Scope::Disks(vec!["web-*".parse().unwrap(), "db".parse().unwrap()]);
+        for role in [Role::Reader, Role::Operator] {
+            let by_name = principal(role, Some(patterns.clone()));
+            let by_tenant = principal(role, Some(Scope::Tenant("acme".into())));
+            assert!(may(&by_name, Right::Read, Some(&disk("web-1", None))));
+            assert!(may(&by_name, Right::Read, Some(&disk("db@monday", Some("other")))));
+            assert!(!may(&by_name, Right::Read, Some(&disk("web", None))));
+            assert!(!may(&by_name, Right::Read, Some(&disk("mail", Some("acme")))));
+            assert!(may(&by_tenant, Right::Read, Some(&disk("mail", Some("acme")))));
+            assert!(!may(&by_tenant, Right::Read, Some(&disk("mail", Some("acme2")))));
+            assert!(!may(&by_tenant, Right::Read, Some(&disk("web-1", None))));
+            assert!(!may(&by_name, Right::ReadServer, None) && !may(&by_tenant, Right::ReadServer, None));
+        }
+        let operator = principal(Role::Operator, Some(patterns));
+        assert!(may(&operator, Right::Operate, Some(&disk("db", None))));
+        assert!(!may(&operator, Right::Operate, Some(&disk("mail", None))));
+    }
+}

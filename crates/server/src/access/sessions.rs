@@ -1,0 +1,99 @@
+//! Sessions of web pages. They are kept in memory: a restart or an upgrade of the server ends them.
+//!
+//! **Bounds.** At most [`MAX`] sessions; when there are more, the oldest ends.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::hash::{Hash, hash, random};
+
+/// How long a session lasts, whether it is used or not.
+pub const LIFETIME: Duration = Duration::from_secs(8 * 3600);
+/// Most sessions.
+const MAX: usize = 1024;
+
+/// The secret of a new session.
+pub struct SessionSecret(pub String);
+
+impl fmt::Debug for SessionSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SessionSecret")
+    }
+}
+
+#[derive(Debug)]
+struct Session {
+    /// The id of its token.
+    token: String,
+    begun: Instant,
+}
+
+/// All sessions, by the hash of their secrets.
+#[derive(Debug, Default)]
+pub struct Sessions(Mutex<HashMap<Hash, Session>>);
+
+impl Sessions {
+    /// Begins a session of a token.
+    pub(super) fn begin(&self, token: &str) -> SessionSecret {
+        let secret = random().expect("the system provided random numbers at the start, for the pool's keys");
+        let mut all = self.0.lock();
+        all.retain(|_, session| session.begun.elapsed() < LIFETIME);
+        if all.len() >= MAX
+            && let Some(oldest) = all.iter().min_by_key(|(_, s)| s.begun).map(|(hash, _)| *hash)
+        {
+            all.remove(&oldest);
+        }
+        all.insert(hash(&secret), Session { token: token.to_owned(), begun: Instant::now() });
+        SessionSecret(secret)
+    }
+
+    /// The token of a session that has not ended.
+    pub(super) fn token(&self, secret: &str) -> Option<String> {
+        // The key is a hash: the time of the look-up does not help to guess a secret.
+        let all = self.0.lock();
+        let session = all.get(&hash(secret))?;
+        (session.begun.elapsed() < LIFETIME).then(|| session.token.clone())
+    }
+
+    /// Ends a session.
+    pub fn end(&self, secret: &str) {
+        self.0.lock().remove(&hash(secret));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_ends_at_its_time_or_when_it_is_ended() {
+        let sessions = Sessions::default();
+        let (one, two) = (sessions.begin("a"), sessions.begin("b"));
+        assert_eq!(sessions.token(&one.0).as_deref(), Some("a"));
+        sessions.end(&one.0);
+        assert_eq!(sessions.token(&one.0), None);
+        tokio::time::advance(LIFETIME - Duration::from_secs(1)).await;
+        assert_eq!(sessions.token(&two.0).as_deref(), Some("b"));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(sessions.token(&two.0), None);
+        assert_eq!(sessions.token(""), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_session_ends_when_there_are_too_many() {
+        let sessions = Sessions::default();
+        let first = sessions.begin("a");
+        let mut last = None;
+        for _ in 0..MAX {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            last = Some(sessions.begin("b"));
+        }
+        assert_eq!(sessions.0.lock().len(), MAX);
+        assert_eq!(sessions.token(&first.0), None);
+        assert!(sessions.token(&last.unwrap().0).is_some());
+    }
+}

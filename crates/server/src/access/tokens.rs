@@ -1,0 +1,405 @@
+//! Tokens: a file of the data directory with the hash, role, scope and expiry of each.
+//!
+//! The file has mode 0600 and is replaced atomically: after a crash it has the tokens of before or after a
+//! change. A change counts when it is durable. The times of last use are written by [`Tokens::flush`].
+//!
+//! **An unreadable file is kept.** Then no token is valid, none can be created, and tokens are demanded.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq;
+use utoipa::ToSchema;
+
+use super::Denied;
+use super::hash::{Hash, hash, hex, parse, random};
+use super::principal::{Principal, Role, Scope, Via};
+use crate::clock::unix_ms;
+
+/// Name of the file in the data directory.
+pub const FILE_NAME: &str = "tokens.json";
+const VERSION: u32 = 1;
+/// Most tokens.
+const MAX: usize = 1024;
+/// Most bytes of a name.
+const MAX_NAME: usize = 64;
+/// Beginning of each secret, so that scanners for leaked secrets find it.
+const PREFIX: &str = "forebay_";
+/// Longest life of a token: beyond it, one that never expires is meant.
+const MAX_LIFE_S: u64 = 100 * 365 * 86_400;
+
+/// Body of `POST /tokens`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "backup", "role": "operator", "scope": {"disks": ["web-*"]}, "expires_in_s": 31536000}))]
+pub struct CreateToken {
+    /// Name of the token, which the audit log shows.
+    pub name: String,
+    /// Role.
+    pub role: Role,
+    /// The disks to which it is restricted; required for an operator, not possible for an administrator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scope: Option<Scope>,
+    /// Seconds until it expires; if absent, it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_in_s: Option<u64>,
+}
+
+/// A token without its secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({"name": "backup", "role": "operator", "scope": {"disks": ["web-*"]}, "created_ms": 1767225600000u64,
+    "expires_ms": 1798761600000u64, "last_used_ms": null, "expired": false}))]
+pub struct TokenView {
+    /// Name.
+    pub name: String,
+    /// Role.
+    pub role: Role,
+    /// The disks to which it is restricted; `null` for the whole server.
+    pub scope: Option<Scope>,
+    /// Creation time in Unix milliseconds.
+    pub created_ms: u64,
+    /// When it expires, in Unix milliseconds.
+    pub expires_ms: Option<u64>,
+    /// When it was last used, in Unix milliseconds.
+    pub last_used_ms: Option<u64>,
+    /// It has expired.
+    pub expired: bool,
+}
+
+/// A new token. The secret cannot be shown again.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CreatedToken {
+    /// The secret, for the header `Authorization: Bearer SECRET`.
+    pub secret: String,
+    /// The token.
+    pub token: TokenView,
+}
+
+/// Why tokens cannot be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The request is invalid.
+    #[error("{0}")]
+    Bad(String),
+    /// The name is taken.
+    #[error("a token named '{0}' exists; revoke it first, or choose another name")]
+    Exists(String),
+    /// No token has the name.
+    #[error("no token is named '{0}'; 'forebay token list' lists them")]
+    NotFound(String),
+    /// Too many tokens.
+    #[error("there are {MAX} tokens already; revoke some first")]
+    Full,
+    /// The file cannot be read.
+    #[error("the tokens in {} cannot be read: {why}; restore the file, or remove it and restart the server", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        why: String,
+    },
+    /// The file cannot be written.
+    #[error("cannot write the tokens to {}: {error}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The error of the system.
+        error: io::Error,
+    },
+    /// The system has no random numbers.
+    #[error("cannot create a secret: {0}")]
+    Random(#[from] getrandom::Error),
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    id: String,
+    name: String,
+    /// SHA-256 of the secret in hexadecimal digits.
+    sha256: String,
+    role: Role,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    scope: Option<Scope>,
+    created_ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expires_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    last_used_ms: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document<R> {
+    version: u32,
+    tokens: R,
+}
+
+#[derive(Debug, Clone)]
+struct Token {
+    hash: Hash,
+    record: Record,
+}
+
+impl Token {
+    fn is_expired(&self) -> bool {
+        self.record.expires_ms.is_some_and(|at| unix_ms() >= at)
+    }
+
+    fn view(&self) -> TokenView {
+        let Record { name, role, scope, created_ms, expires_ms, last_used_ms, .. } = self.record.clone();
+        TokenView { name, role, scope, created_ms, expires_ms, last_used_ms, expired: self.is_expired() }
+    }
+
+    fn found(&mut self) -> Found {
+        self.record.last_used_ms = Some(unix_ms());
+        let Record { id, name, role, scope, .. } = &self.record;
+        Found { id: id.clone(), name: name.as_str().into(), role: *role, scope: scope.clone() }
+    }
+}
+
+/// A valid token.
+pub(super) struct Found {
+    pub id: String,
+    name: Arc<str>,
+    role: Role,
+    scope: Option<Scope>,
+}
+
+impl Found {
+    pub fn principal(self, via: Via, address: Option<IpAddr>) -> Principal {
+        let token = Some(self.id.into());
+        Principal { name: self.name, role: self.role, scope: self.scope, via, address, token }
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    /// The tokens, or the reason why the file cannot be read.
+    tokens: Result<Vec<Token>, String>,
+    /// The file exists.
+    created: bool,
+    /// Times of last use changed since the file was written.
+    used: bool,
+}
+
+/// The tokens of a server; see the module documentation.
+#[derive(Debug)]
+pub struct Tokens {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+impl Tokens {
+    /// Reads the tokens of a data directory.
+    pub(super) fn load(data: &Path) -> Tokens {
+        let path = data.join(FILE_NAME);
+        let (tokens, created) = match fs::read(&path) {
+            Ok(bytes) => (decode(&bytes), true),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => (Ok(Vec::new()), false),
+            Err(e) => (Err(e.to_string()), true),
+        };
+        let tokens = match crate::modes::open_to_others(&path) {
+            Some(mode) => Err(format!("other users can read or change it (mode {mode:03o}); chmod 600")),
+            None => tokens,
+        };
+        if let Err(why) = &tokens {
+            tracing::error!("{}", TokenError::Unreadable { path: path.clone(), why: why.clone() });
+        }
+        Tokens { path, state: Mutex::new(State { tokens, created, used: false }) }
+    }
+
+    /// Whether a token was created since the data directory exists.
+    pub fn were_created(&self) -> bool {
+        self.state.lock().created
+    }
+
+    /// The token with this secret. The time that this takes depends on the number of tokens only.
+    pub(super) fn verify(&self, secret: &str) -> Result<Found, Denied> {
+        let presented = hash(secret);
+        let mut state = self.state.lock();
+        let tokens = state.tokens.as_mut().map_err(|_| Denied::Unknown)?;
+        let mut found = None;
+        for (i, token) in tokens.iter().enumerate() {
+            if token.hash.ct_eq(&presented).into() {
+                found = Some(i);
+            }
+        }
+        let token = found.and_then(|i| tokens.get_mut(i)).ok_or(Denied::Unknown)?;
+        if token.is_expired() {
+            return Err(Denied::Expired);
+        }
+        let found = token.found();
+        state.used = true;
+        Ok(found)
+    }
+
+    /// The valid token with this id.
+    pub(super) fn by_id(&self, id: &str) -> Option<Found> {
+        let mut state = self.state.lock();
+        let found = state.tokens.as_mut().ok()?.iter_mut().find(|token| token.record.id == id)?;
+        let found = (!found.is_expired()).then(|| found.found());
+        state.used |= found.is_some();
+        found
+    }
+
+    /// All tokens, by name.
+    ///
+    /// # Errors
+    /// [`TokenError::Unreadable`].
+    pub fn list(&self) -> Result<Vec<TokenView>, TokenError> {
+        let state = self.state.lock();
+        let tokens = state.tokens.as_ref().map_err(|why| self.unreadable(why))?;
+        let mut views: Vec<TokenView> = tokens.iter().map(Token::view).collect();
+        views.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(views)
+    }
+
+    /// Creates a token.
+    ///
+    /// # Errors
+    /// [`TokenError`]; nothing was changed.
+    pub fn create(&self, new: CreateToken) -> Result<CreatedToken, TokenError> {
+        check(&new)?;
+        let secret = format!("{PREFIX}{}", random()?);
+        let created_ms = unix_ms();
+        let hash = hash(&secret);
+        let mut id = random()?;
+        id.truncate(16);
+        let record = Record {
+            id,
+            name: new.name,
+            sha256: hex(&hash),
+            role: new.role,
+            scope: new.scope,
+            created_ms,
+            expires_ms: new.expires_in_s.map(|s| created_ms + s.saturating_mul(1000)),
+            last_used_ms: None,
+        };
+        let token = Token { hash, record };
+        let view = token.view();
+        self.change(|tokens| {
+            if tokens.iter().any(|other| other.record.name == token.record.name) {
+                return Err(TokenError::Exists(token.record.name));
+            }
+            if tokens.len() >= MAX {
+                return Err(TokenError::Full);
+            }
+            tokens.push(token);
+            Ok(())
+        })?;
+        Ok(CreatedToken { secret, token: view })
+    }
+
+    /// Revokes a token; its sessions end with it.
+    ///
+    /// # Errors
+    /// [`TokenError`]; nothing was changed.
+    pub fn revoke(&self, name: &str) -> Result<(), TokenError> {
+        self.change(|tokens| {
+            let count = tokens.len();
+            tokens.retain(|token| token.record.name != name);
+            if tokens.len() == count { Err(TokenError::NotFound(name.to_owned())) } else { Ok(()) }
+        })
+    }
+
+    /// Writes the times of last use, if there are new ones.
+    ///
+    /// # Errors
+    /// [`TokenError::Write`].
+    pub fn flush(&self) -> Result<(), TokenError> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        match (&state.tokens, state.used) {
+            (Ok(tokens), true) => self.write(tokens)?,
+            _ => return Ok(()),
+        }
+        state.used = false;
+        Ok(())
+    }
+
+    fn change(
+        &self,
+        change: impl FnOnce(&mut Vec<Token>) -> Result<(), TokenError>,
+    ) -> Result<(), TokenError> {
+        let mut state = self.state.lock();
+        let mut new = state.tokens.as_ref().map_err(|why| self.unreadable(why))?.clone();
+        change(&mut new)?;
+        self.write(&new)?;
+        *state = State { tokens: Ok(new), created: true, used: false };
+        Ok(())
+    }
+
+    fn write(&self, tokens: &[Token]) -> Result<(), TokenError> {
+        let records: Vec<&Record> = tokens.iter().map(|token| &token.record).collect();
+        let bytes = serde_json::to_vec_pretty(&Document { version: VERSION, tokens: records })
+            .expect("names and numbers can be represented in JSON");
+        replace(&self.path, &bytes).map_err(|error| TokenError::Write { path: self.path.clone(), error })
+    }
+
+    fn unreadable(&self, why: &str) -> TokenError {
+        TokenError::Unreadable { path: self.path.clone(), why: why.to_owned() }
+    }
+}
+
+fn decode(bytes: &[u8]) -> Result<Vec<Token>, String> {
+    let document: Document<Vec<Record>> = crate::document::decode(bytes, VERSION, ["it is", "it has"])?;
+    let token = |record: Record| {
+        let hash =
+            parse(&record.sha256).ok_or_else(|| format!("the hash of '{}' is invalid", record.name))?;
+        Ok(Token { hash, record })
+    };
+    document.tokens.into_iter().map(token).collect()
+}
+
+fn check(new: &CreateToken) -> Result<(), TokenError> {
+    let bad = |why: &str| Err(TokenError::Bad(why.to_owned()));
+    let name = &new.name;
+    if !(1..=MAX_NAME).contains(&name.len()) || name.contains('/') || name.chars().any(char::is_control) {
+        return bad("the name of a token must have 1 to 64 bytes, without '/' and control characters");
+    }
+    match (&new.scope, new.role) {
+        (None, Role::Operator) => {
+            return bad("an operator needs a scope: disks by name, such as '*', or a tenant");
+        }
+        (Some(_), Role::Administrator) => {
+            return bad("an administrator cannot have a scope; use the role operator");
+        }
+        (Some(Scope::Disks(patterns)), _) if patterns.is_empty() || patterns.len() > 64 => {
+            return bad("a scope of disks needs 1 to 64 patterns");
+        }
+        _ => {}
+    }
+    match new.expires_in_s {
+        Some(s) if !(1..=MAX_LIFE_S).contains(&s) => {
+            bad("a token can expire in 1 second to 100 years; without expires_in_s it does not expire")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Replaces a file durably and atomically, with mode 0600.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    // One that a crash left behind may have another mode.
+    match fs::remove_file(&new) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    let directory = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+#[path = "tokens/tests.rs"]
+mod tests;

@@ -1,0 +1,312 @@
+//! Authentication of requests, the rights of routes, and the audit log.
+//!
+//! [`authenticate`] runs for every request, after the guard against web pages: it determines the
+//! [`Principal`] of those with credentials. [`authorize`] runs in each route of the table. What a principal may do to a
+//! certain disk is decided where the disk is known ([`Caller::run`]), by [`may`].
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+
+use axum::extract::{FromRequestParts, OptionalFromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use super::problem::{ApiError, Code, Refusal, Result};
+use super::{Api, Origin, PREFIX};
+use crate::access::{AuditRecord, Denied, DiskRef, Principal, Right, Role, may};
+use crate::control::{Action, ControlError, DiskView, Reply, Topic};
+
+/// Name of the cookie of a session. Browsers accept the prefix `__Host-` over TLS only, and then refuse a
+/// cookie that another host of the domain sets.
+const COOKIE: &str = "forebay_session";
+const COOKIE_TLS: &str = "__Host-forebay_session";
+
+/// The address from which a request arrived, over TCP.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Peer(pub Option<IpAddr>);
+
+/// The right that the route requires.
+#[derive(Clone, Copy)]
+struct Granted(Right);
+
+/// The name of the session cookie on a listener.
+pub fn cookie_name(tls: bool) -> &'static str {
+    if tls { COOKIE_TLS } else { COOKIE }
+}
+
+/// The secret of the session that a request names.
+pub(super) fn session_of(headers: &HeaderMap, tls: bool) -> Option<&str> {
+    let pairs = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let mut values = pairs.flat_map(|pairs| pairs.split(';')).filter_map(|pair| pair.split_once('='));
+    values.find(|(name, _)| name.trim() == cookie_name(tls)).map(|(_, value)| value.trim())
+}
+
+/// Determines the principal of a request, runs the rest, and writes the audit log.
+pub(super) async fn authenticate(State(api): State<Api>, mut request: Request, next: Next) -> Response {
+    let peer = request.extensions().get::<Peer>().copied().unwrap_or_default().0;
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let principal = match principal(&api, request.headers(), peer) {
+        Ok(principal) => principal,
+        Err((refused, logged)) => {
+            let response = refused.into_response();
+            if logged {
+                audit(&api, None, peer, &method, &path, &response);
+            }
+            return response;
+        }
+    };
+    if let Some(principal) = &principal {
+        request.extensions_mut().insert(principal.clone());
+    }
+    let response = next.run(request).await;
+    let denied = matches!(response.extensions().get(), Some(Code("forbidden" | "not_here")));
+    if denied || !method.is_safe() {
+        audit(&api, principal.as_ref(), peer, &method, &path, &response);
+    }
+    response
+}
+
+fn audit(
+    api: &Api,
+    principal: Option<&Principal>,
+    peer: Option<IpAddr>,
+    method: &Method,
+    path: &str,
+    response: &Response,
+) {
+    let code = response.extensions().get::<Code>().map(|code| code.0);
+    // A login determines its principal.
+    let principal = principal.or_else(|| response.extensions().get());
+    let result = (response.status().as_u16(), code);
+    // What a client without a token can send in any number is not logged: it has no effect, and invalid tokens
+    // beyond the limit have another code.
+    if principal.is_some() || matches!(code, Some("bad_token" | "token_expired")) {
+        let record = AuditRecord::new(principal, peer, (method.as_str(), path), result);
+        api.access.audit.write(&record);
+        let of_access = ["/tokens", "/session"]
+            .iter()
+            .any(|p| path.strip_prefix(PREFIX).is_some_and(|path| path.starts_with(p)));
+        if of_access || matches!(code, Some("bad_token" | "token_expired" | "forbidden" | "not_here")) {
+            let what = code.unwrap_or("access");
+            api.control.events().publish(Topic::Security, what, Vec::new(), serde_json::json!(record));
+        }
+    }
+}
+
+/// The principal of a request, `None` without credentials. An error with whether it is to be logged.
+fn principal(
+    api: &Api,
+    headers: &HeaderMap,
+    peer: Option<IpAddr>,
+) -> std::result::Result<Option<Principal>, (ApiError, bool)> {
+    if api.entry.origin == Origin::Socket {
+        return Ok(Some(Principal::local()));
+    }
+    if headers.contains_key(header::AUTHORIZATION) {
+        let denied = |denied| denied_error(api, denied, peer);
+        let secret = bearer(headers).ok_or(Denied::Unknown).map_err(denied)?;
+        return api.access.by_token(secret, peer).map(Some).map_err(denied);
+    }
+    // A session that has ended is no failure: the page logs in again.
+    let session = session_of(headers, api.entry.tls);
+    if let Some(principal) = session.and_then(|secret| api.access.by_session(secret, peer)) {
+        return Ok(Some(principal));
+    }
+    let open = api.entry.origin == Origin::Loopback && !api.access.demands_tokens();
+    Ok(open.then(|| Principal::loopback(peer)))
+}
+
+/// The token in the only `Authorization` header (RFC 6750, section 2.1).
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let value = values.next().filter(|_| values.next().is_none())?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// The error for credentials that are not accepted, and whether it is to be logged: not beyond the limit.
+pub(super) fn denied_error(api: &Api, denied: Denied, peer: Option<IpAddr>) -> (ApiError, bool) {
+    if let Some(wait) = api.access.failures.record(peer) {
+        let detail =
+            "too many attempts with invalid tokens from this address; a valid one is accepted at any time";
+        return (
+            ApiError::refused(Refusal::TooManyAttempts, detail).retry_after(wait.as_secs().max(1)),
+            false,
+        );
+    }
+    let refused = match denied {
+        Denied::Unknown => ApiError::refused(Refusal::BadToken, "the token is unknown or was revoked"),
+        Denied::Expired => {
+            ApiError::refused(Refusal::TokenExpired, "the token has expired; create another one")
+        }
+    };
+    (refused, true)
+}
+
+/// Checks the right that a route requires.
+pub(super) fn authorize(right: Right, mut request: Request) -> Result<Request> {
+    if right != Right::Anyone {
+        let principal = request.extensions().get::<Principal>().ok_or_else(not_authenticated)?;
+        if !may(principal, right, None) {
+            return Err(forbidden(principal, right));
+        }
+    }
+    request.extensions_mut().insert(Granted(right));
+    Ok(request)
+}
+
+fn not_authenticated() -> ApiError {
+    let detail = "this server requires a token; send 'Authorization: Bearer TOKEN'";
+    ApiError::refused(Refusal::NotAuthenticated, detail)
+}
+
+fn forbidden(principal: &Principal, right: Right) -> ApiError {
+    let name = &principal.name;
+    match right {
+        Right::Local => ApiError::refused(Refusal::NotHere, "this is possible only over the control socket"),
+        Right::ReadServer => {
+            let detail = format!("the scope of '{name}' does not contain the server as a whole");
+            ApiError::refused(Refusal::Forbidden, detail)
+        }
+        _ => {
+            let role = match principal.role {
+                Role::Reader => "reader",
+                Role::Operator => "operator",
+                Role::Administrator => "administrator",
+            };
+            let detail = format!("'{name}' has the role {role}, which does not permit this");
+            ApiError::refused(Refusal::Forbidden, detail)
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Principal {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self> {
+        parts.extensions.get().cloned().ok_or_else(not_authenticated)
+    }
+}
+
+impl<S: Send + Sync> OptionalFromRequestParts<S> for Principal {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> std::result::Result<Option<Self>, Infallible> {
+        Ok(parts.extensions.get().cloned())
+    }
+}
+
+/// The client of a route that requires a right, and the API.
+pub(super) struct Caller {
+    pub api: Api,
+    pub principal: Principal,
+    right: Right,
+}
+
+impl FromRequestParts<Api> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self> {
+        let principal = parts.extensions.get().cloned().ok_or_else(not_authenticated)?;
+        // A route of the table always grants a right before its extractors run.
+        let Granted(right) = parts.extensions.get().copied().ok_or_else(not_authenticated)?;
+        Ok(Caller { api: api.clone(), principal, right })
+    }
+}
+
+impl Caller {
+    /// Runs an action if the principal has the right of the route on each of its disks. Lists contain only
+    /// what the principal can see.
+    pub async fn run(&self, action: Action) -> Result<Reply> {
+        for disk in action.disks() {
+            self.check(&disk)?;
+        }
+        self.check_tenants(&action)?;
+        let mut reply = self.api.control.run(action, &self.principal.name).await?;
+        if self.principal.scope.is_some() {
+            match &mut reply {
+                Reply::Disks(disks) => disks.retain(|disk: &DiskView| self.sees(&disk.name)),
+                Reply::Tenants(tenants) => tenants.retain(|tenant| self.sees_tenant(&tenant.name)),
+                _ => {}
+            }
+        }
+        Ok(reply)
+    }
+
+    /// Refuses a disk outside of the scope like one that does not exist.
+    pub fn check(&self, disk: &str) -> Result<()> {
+        match self.sees(disk) {
+            true => Ok(()),
+            false => Err(ControlError::from(forebay_engine::Error::NotFound(disk.to_owned())).into()),
+        }
+    }
+
+    /// Whether the principal has the right of the route on a disk.
+    fn sees(&self, disk: &str) -> bool {
+        if self.principal.scope.is_none() {
+            return true;
+        }
+        let tenant = self.api.control.tenant_of(disk);
+        may(&self.principal, self.right, Some(&DiskRef { name: disk, tenant: tenant.as_deref() }))
+    }
+
+    fn sees_tenant(&self, name: &str) -> bool {
+        use crate::access::Scope;
+        !matches!(&self.principal.scope, Some(Scope::Tenant(own)) if own != name)
+            && !matches!(&self.principal.scope, Some(Scope::Disks(_)))
+    }
+
+    /// Only an administrator moves a volume to another tenant: a tenant is the scope of tokens and quotas.
+    fn check_tenants(&self, action: &Action) -> Result<()> {
+        match action {
+            Action::ShowTenant { name } if !self.sees_tenant(name) => {
+                Err(ControlError::from(forebay_engine::Error::NotFound(name.clone())).into())
+            }
+            Action::SetLimits { volume, new }
+                if !may(&self.principal, Right::Administer, None)
+                    && self.api.control.tenant_of(volume) != new.tenant =>
+            {
+                let detail = "only an administrator can change the tenant of a volume; send the present one";
+                Err(ApiError::refused(Refusal::Forbidden, detail))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, value.parse().unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn a_bearer_token_is_read_from_exactly_one_header() {
+        assert_eq!(bearer(&headers(&[("authorization", "Bearer abc")])), Some("abc"));
+        assert_eq!(bearer(&headers(&[("authorization", "bearer  abc ")])), Some("abc"));
+        for bad in [
+            &[("authorization", "Basic abc")][..],
+            &[("authorization", "Bearer")],
+            &[("authorization", "Bearer a"), ("authorization", "Bearer b")],
+            &[],
+        ] {
+            assert_eq!(bearer(&headers(bad)), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_session_is_read_from_its_cookie() {
+        let some = headers(&[("cookie", "a=b; forebay_session=x"), ("cookie", "__Host-forebay_session=y")]);
+        assert_eq!((session_of(&some, false), session_of(&some, true)), (Some("x"), Some("y")));
+        let none = headers(&[("cookie", "xforebay_session=x; forebay_session")]);
+        assert_eq!(session_of(&none, false), None);
+    }
+}

@@ -1,0 +1,142 @@
+//! Entity tags: `If-None-Match` on responses to `GET`, and `If-Match` on requests that replace a resource.
+//!
+//! A tag is a hash of the representation, so a resource that returns to an earlier state has its tag again.
+//! A replacement (`PUT`) holds a lock from the check of `If-Match` to its end, so no other one comes between.
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use sha2::{Digest, Sha256};
+use tower::ServiceExt;
+
+use super::Api;
+use super::extract::buffer;
+use super::problem::{ApiError, Refusal};
+use crate::access::Principal;
+
+/// Largest response that gets a tag; others are sent as they are.
+const MAX: usize = 4 << 20;
+
+/// The state of [`conditions`].
+#[derive(Clone)]
+pub(super) struct Conditions {
+    pub api: Api,
+    /// The routes without layers, for the present representation of a resource.
+    pub routes: Router,
+}
+
+/// Adds tags, and evaluates the conditions of requests (RFC 9110, section 13).
+pub(super) async fn conditions(
+    State(Conditions { api, routes }): State<Conditions>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match *request.method() {
+        Method::GET => {
+            let none_match = request.headers().get(header::IF_NONE_MATCH).cloned();
+            tag(next.run(request).await, none_match.as_ref()).await
+        }
+        // Without a principal the route refuses it.
+        Method::PUT if request.extensions().get::<Principal>().is_some() => {
+            // A slow client must not make others wait.
+            let request = match buffer(request).await {
+                Ok((parts, bytes)) => Request::from_parts(parts, Body::from(bytes)),
+                Err(refused) => return refused.into_response(),
+            };
+            let _order = api.control.replacing().await;
+            if request.headers().contains_key(header::IF_MATCH) {
+                let mut get = Request::new(Body::empty());
+                *get.uri_mut() = request.uri().clone();
+                request.extensions().get::<Principal>().cloned().map(|p| get.extensions_mut().insert(p));
+                if let Err(refused) = check(get, request.headers().clone(), routes).await {
+                    return refused;
+                }
+            }
+            next.run(request).await
+        }
+        _ => next.run(request).await,
+    }
+}
+
+async fn tag(response: Response, none_match: Option<&HeaderValue>) -> Response {
+    let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|t| t == "application/json");
+    if response.status() != StatusCode::OK || !is_json {
+        return response;
+    }
+    let (mut parts, body) = response.into_parts();
+    // The handlers produce JSON as one buffer; reading it cannot fail.
+    let Ok(bytes) = to_bytes(body, usize::MAX).await else {
+        return ApiError::refused(Refusal::Panicked, "the response could not be read").into_response();
+    };
+    if bytes.len() <= MAX {
+        let tag = tag_of(&bytes);
+        let matches = none_match.is_some_and(|header| lists(header, &tag, true));
+        parts.headers.insert(header::ETAG, tag);
+        parts.headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
+        if matches {
+            parts.headers.remove(header::CONTENT_TYPE);
+            parts.headers.remove(header::CONTENT_LENGTH);
+            parts.status = StatusCode::NOT_MODIFIED;
+            return Response::from_parts(parts, Body::empty());
+        }
+    }
+    Response::from_parts(parts, Body::from(bytes))
+}
+
+/// Checks `If-Match` in `headers` against the present representation, which `get` requests.
+async fn check(get: Request, headers: HeaderMap, routes: Router) -> Result<(), Response> {
+    let present = routes.oneshot(get).await.unwrap_or_else(|never| match never {});
+    let present = tag(present, None).await;
+    if present.status() == StatusCode::METHOD_NOT_ALLOWED {
+        let detail = "this resource cannot be read alone, so it has no tag; omit If-Match";
+        return Err(ApiError::refused(Refusal::Malformed, detail).into_response());
+    }
+    if !matches!(present.status(), StatusCode::OK | StatusCode::NOT_FOUND) {
+        return Err(present);
+    }
+    let tag = present.headers().get(header::ETAG);
+    let matches = tag.is_some_and(|tag| all(&headers, header::IF_MATCH.as_str(), tag));
+    match matches {
+        true => Ok(()),
+        false => {
+            let detail = "the resource has changed since it was read; read it again";
+            Err(ApiError::refused(Refusal::Changed, detail).into_response())
+        }
+    }
+}
+
+fn tag_of(bytes: &[u8]) -> HeaderValue {
+    let digest = Sha256::digest(bytes);
+    let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    HeaderValue::from_str(&format!("\"{hex}\"")).expect("hexadecimal digits are valid in a header")
+}
+
+fn all(headers: &HeaderMap, name: &str, tag: &HeaderValue) -> bool {
+    headers.get_all(name).iter().any(|header| lists(header, tag, false))
+}
+
+/// Whether a header lists a tag, or is `*`. A weak tag never matches strongly.
+fn lists(header: &HeaderValue, tag: &HeaderValue, weakly: bool) -> bool {
+    let (Ok(header), Ok(tag)) = (header.to_str(), tag.to_str()) else { return false };
+    let strip = |one: &str| if weakly { one.trim_start_matches("W/").to_owned() } else { one.to_owned() };
+    header.split(',').map(str::trim).any(|one| one == "*" || strip(one) == tag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_compared_strongly_or_weakly() {
+        let tag = tag_of(b"{}");
+        let text = tag.to_str().unwrap().to_owned();
+        let lists = |header: &str, weakly| lists(&HeaderValue::from_str(header).unwrap(), &tag, weakly);
+        assert!(lists(&text, false) && lists("*", false) && lists(&format!("\"a\", {text}"), false));
+        assert!(lists(&format!("W/{text}"), true) && !lists(&format!("W/{text}"), false));
+        assert!(!lists("\"a\"", true) && !lists("", true));
+        assert_ne!(tag, tag_of(b"[]"));
+    }
+}

@@ -1,0 +1,241 @@
+//! Repeated requests: a `POST` with the header `Idempotency-Key` has its effect once. A repetition with the
+//! same key, path and body gets the response of the first.
+//!
+//! **Bounds.** Responses are kept for [`KEEP`], at most [`MAX_KEYS`] of them with [`MAX_BYTES`] in total, in
+//! memory: a restart of the server forgets them. The oldest are dropped first. Responses that are streams, or
+//! longer than [`MAX_RESPONSE`], are not kept; such a key is answered as done. Failures of the server (5xx) are
+//! not kept: a repetition tries again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+
+use super::Api;
+use super::extract::buffer;
+use super::problem::{ApiError, PROBLEM_JSON, Refusal};
+use crate::access::{Principal, Via};
+
+const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
+const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+/// Paths whose responses have secrets: these are not kept, and keys have no effect.
+const SECRETS: [&str; 2] = ["/api/v1/tokens", "/api/v1/session"];
+/// Longest key.
+const MAX_KEY: usize = 128;
+const KEEP: Duration = Duration::from_secs(24 * 3600);
+const MAX_KEYS: usize = 1024;
+const MAX_RESPONSE: usize = 256 << 10;
+const MAX_BYTES: usize = 8 << 20;
+
+/// Client and key.
+type Key = (String, String);
+
+#[derive(Clone)]
+enum Outcome {
+    Running,
+    /// Status, media type and body; `None` if the body was not kept.
+    Done(StatusCode, HeaderValue, Option<Bytes>),
+}
+
+struct Entry {
+    request: [u8; 32],
+    begun: Instant,
+    state: Outcome,
+}
+
+impl Entry {
+    fn bytes(&self) -> usize {
+        match &self.state {
+            Outcome::Done(_, _, Some(body)) => body.len(),
+            _ => 0,
+        }
+    }
+}
+
+/// The requests with keys.
+#[derive(Clone, Default)]
+pub(super) struct Keys(Arc<Mutex<HashMap<Key, Entry>>>);
+
+impl Keys {
+    /// Begins a request, unless one with its key was made: then its response is returned.
+    fn begin(&self, key: &Key, request: [u8; 32]) -> Option<Response> {
+        let mut all = self.0.lock();
+        all.retain(|_, entry| entry.begun.elapsed() < KEEP);
+        if let Some(entry) = all.get(key) {
+            return Some(if entry.request == request { replay(&entry.state) } else { other_request() });
+        }
+        while all.len() >= MAX_KEYS || all.values().map(Entry::bytes).sum::<usize>() > MAX_BYTES {
+            let ended = all.iter().filter(|(_, entry)| matches!(entry.state, Outcome::Done(..)));
+            let Some(oldest) = ended.min_by_key(|(_, entry)| entry.begun).map(|(key, _)| key.clone()) else {
+                break;
+            };
+            all.remove(&oldest);
+        }
+        all.insert(key.clone(), Entry { request, begun: Instant::now(), state: Outcome::Running });
+        None
+    }
+
+    fn end(&self, key: &Key, done: Outcome) {
+        if let Some(entry) = self.0.lock().get_mut(key) {
+            entry.state = done;
+        }
+    }
+
+    fn forget(&self, key: &Key) {
+        self.0.lock().remove(key);
+    }
+}
+
+/// Forgets a request that ended without a response that is kept, such as one whose client disconnected.
+struct Begun<'a> {
+    keys: &'a Keys,
+    key: &'a Key,
+    kept: bool,
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.keys.forget(self.key);
+        }
+    }
+}
+
+fn replay(state: &Outcome) -> Response {
+    match state {
+        Outcome::Running => {
+            let detail = "a request with this Idempotency-Key is running; repeat it in a moment";
+            ApiError::refused(Refusal::KeyInUse, detail).retry_after(1).into_response()
+        }
+        Outcome::Done(_, _, None) => {
+            let detail =
+                "the request with this Idempotency-Key was done; its response is not available any more";
+            ApiError::refused(Refusal::KeyInUse, detail).into_response()
+        }
+        Outcome::Done(status, media_type, Some(body)) => {
+            let headers =
+                [(header::CONTENT_TYPE, media_type.clone()), (REPLAYED, HeaderValue::from_static("true"))];
+            (*status, headers, body.clone()).into_response()
+        }
+    }
+}
+
+fn other_request() -> Response {
+    let detail = "another request was made with this Idempotency-Key; use a new key for each request";
+    ApiError::refused(Refusal::KeyReused, detail).into_response()
+}
+
+/// Handles requests with a key; passes others on.
+pub(super) async fn once(State(api): State<Api>, request: Request, next: Next) -> Response {
+    let has_secret = SECRETS.contains(&request.uri().path());
+    if request.method() != Method::POST || has_secret || !request.headers().contains_key(HEADER) {
+        return next.run(request).await;
+    }
+    let key = request.headers().get(HEADER).and_then(|key| key.to_str().ok()).map(str::to_owned);
+    let Some(key) = key.filter(|key| (1..=MAX_KEY).contains(&key.len())) else {
+        let detail = "an Idempotency-Key has 1 to 128 printable characters";
+        return ApiError::refused(Refusal::Malformed, detail).into_response();
+    };
+    // A client without a right has no keys; the route refuses it.
+    let Some(principal) = request.extensions().get::<Principal>() else { return next.run(request).await };
+    let client = match principal.via {
+        Via::Token | Via::Session => format!("token {}", principal.name),
+        Via::Socket | Via::Loopback => principal.name.to_string(),
+    };
+    let key = (client, key);
+    let (parts, bytes) = match buffer(request).await {
+        Ok(buffered) => buffered,
+        Err(refused) => return refused.into_response(),
+    };
+    let digest = Sha256::new().chain_update(parts.uri.to_string()).chain_update([0]).chain_update(&bytes);
+    if let Some(response) = api.keys.begin(&key, digest.finalize().into()) {
+        return response;
+    }
+    let mut begun = Begun { keys: &api.keys, key: &key, kept: false };
+    let response = next.run(Request::from_parts(parts, Body::from(bytes))).await;
+    if response.status().is_server_error() {
+        return response;
+    }
+    begun.kept = true;
+    keep(&api.keys, &key, response).await
+}
+
+/// Keeps a response that is short, and returns it.
+async fn keep(keys: &Keys, key: &Key, response: Response) -> Response {
+    let (status, media_type) = (response.status(), response.headers().get(header::CONTENT_TYPE).cloned());
+    let media_type = media_type.unwrap_or(HeaderValue::from_static("application/json"));
+    let is_json = media_type == "application/json" || media_type == PROBLEM_JSON;
+    let length = hyper::body::Body::size_hint(response.body()).exact();
+    if !is_json || length.is_none_or(|length| length > MAX_RESPONSE as u64) {
+        keys.end(key, Outcome::Done(status, media_type, None));
+        return response;
+    }
+    let (parts, body) = response.into_parts();
+    match to_bytes(body, MAX_RESPONSE).await {
+        Ok(bytes) => {
+            keys.end(key, Outcome::Done(status, media_type, Some(bytes.clone())));
+            Response::from_parts(parts, Body::from(bytes))
+        }
+        Err(e) => {
+            keys.end(key, Outcome::Done(status, media_type, None));
+            ApiError::refused(Refusal::Panicked, e.to_string()).into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done(len: usize) -> Outcome {
+        Outcome::Done(
+            StatusCode::CREATED,
+            HeaderValue::from_static("application/json"),
+            Some(vec![0; len].into()),
+        )
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keys_are_bounded_in_number_size_and_time() {
+        let keys = Keys::default();
+        for n in 0..2 * MAX_KEYS {
+            let key = ("a".to_owned(), n.to_string());
+            assert!(keys.begin(&key, [0; 32]).is_none());
+            keys.end(&key, done(64 << 10));
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        let all = keys.0.lock();
+        assert!(all.len() <= MAX_KEYS);
+        assert!(all.values().map(Entry::bytes).sum::<usize>() <= MAX_BYTES + (64 << 10));
+        drop(all);
+        tokio::time::advance(KEEP).await;
+        assert!(keys.begin(&("a".into(), "x".into()), [0; 32]).is_none());
+        assert_eq!(keys.0.lock().len(), 1);
+    }
+
+    #[test]
+    fn a_key_belongs_to_one_client_and_one_request() {
+        let keys = Keys::default();
+        let key = ("a".to_owned(), "k".to_owned());
+        assert!(keys.begin(&key, [1; 32]).is_none());
+        assert_eq!(keys.begin(&key, [1; 32]).unwrap().status(), StatusCode::CONFLICT);
+        keys.end(&key, done(2));
+        let replayed = keys.begin(&key, [1; 32]).unwrap();
+        assert_eq!(
+            (replayed.status(), &replayed.headers()[REPLAYED]),
+            (StatusCode::CREATED, &"true".parse().unwrap())
+        );
+        assert_eq!(keys.begin(&key, [2; 32]).unwrap().status(), StatusCode::UNPROCESSABLE_ENTITY);
+        assert!(keys.begin(&("b".into(), "k".into()), [2; 32]).is_none());
+        keys.forget(&key);
+        assert!(keys.begin(&key, [2; 32]).is_none());
+    }
+}

@@ -1,0 +1,335 @@
+//! Access control: each route with each kind of client, scopes, sessions, and the audit log.
+
+use axum::body::Body;
+use axum::http::{Method, Request, StatusCode, header};
+use forebay_server::access::{CreateToken, Right, Role, Scope};
+use forebay_server::api::{HEADER, Origin, PREFIX, Peer, router, routes};
+use serde_json::{Value, json};
+
+use crate::api::Caller;
+use crate::common::Rig;
+
+fn token(rig: &Rig, name: &str, role: Role, scope: Option<Scope>) -> String {
+    let new = CreateToken { name: name.into(), role, scope, expires_in_s: None };
+    rig.access.tokens.create(new).unwrap().secret
+}
+
+fn disks(pattern: &str) -> Option<Scope> {
+    Some(Scope::Disks(vec![pattern.parse().unwrap()]))
+}
+
+fn request(method: Method, path: &str, token: Option<&str>, body: Value) -> Request<Body> {
+    let request = Request::builder().method(method).uri(format!("{PREFIX}{path}"));
+    let request = request.header(header::HOST, "localhost").header(HEADER, "1");
+    let request = match token {
+        Some(token) => request.header(header::AUTHORIZATION, format!("Bearer {token}")),
+        None => request,
+    };
+    match body {
+        Value::Null => request.body(Body::empty()),
+        body => request.header(header::CONTENT_TYPE, "application/json").body(Body::from(body.to_string())),
+    }
+    .unwrap()
+}
+
+/// Status and code.
+async fn answer(
+    api: &Caller,
+    method: Method,
+    path: &str,
+    token: Option<&str>,
+    body: Value,
+) -> (u16, String, Value) {
+    let (status, answer) = api.send(request(method, path, token, body)).await;
+    (status.as_u16(), answer["code"].as_str().unwrap_or_default().to_owned(), answer)
+}
+
+#[tokio::test]
+async fn every_route_requires_its_right() {
+    for origin in [Origin::Loopback, Origin::Remote] {
+        let (rig, api) = Caller::new(origin).await;
+        let reader = token(&rig, "reader", Role::Reader, None);
+        let scoped = token(&rig, "scoped", Role::Reader, disks("none-*"));
+        let operator = token(&rig, "operator", Role::Operator, disks("none-*"));
+        let administrator = token(&rig, "administrator", Role::Administrator, None);
+        let revoked = token(&rig, "revoked", Role::Administrator, None);
+        rig.access.tokens.revoke("revoked").unwrap();
+        let new = CreateToken {
+            name: "short".into(),
+            role: Role::Administrator,
+            scope: None,
+            expires_in_s: Some(1),
+        };
+        let expired = rig.access.tokens.create(new).unwrap().secret;
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+
+        let mut walked = 0;
+        for route in routes().into_iter().filter(|route| route.path != "/session") {
+            walked += 1;
+            let path = route.path.replace("{lun}", "0").replace(['{', '}'], "");
+            let code = async |token: Option<&str>| {
+                // The body is invalid, so that no request has an effect; the right is checked first.
+                answer(&api, route.method.clone(), &path, token, json!([])).await
+            };
+            let what = format!("{} {path} ({:?})", route.method, route.right);
+            assert_eq!(code(None).await.1, "not_authenticated", "{what}");
+            // Beyond the limit on failures, the code is another one and the request is refused as well.
+            let (status, found, _) = code(Some(&revoked)).await;
+            assert!(matches!((status, &*found), (401, "bad_token") | (429, "too_many_attempts")), "{what}");
+            let (status, found, _) = code(Some(&expired)).await;
+            assert!(matches!((status, &*found), (401, "token_expired") | (429, _)), "{what}: {found}");
+            let denied = |found: &str| matches!(found, "forbidden" | "not_here");
+            for (name, token, rights) in [
+                ("reader", &reader, &[Right::Read, Right::ReadServer][..]),
+                ("scoped", &scoped, &[Right::Read]),
+                ("operator", &operator, &[Right::Read, Right::Operate]),
+            ] {
+                let (status, found, _) = code(Some(token)).await;
+                let permitted = rights.contains(&route.right);
+                assert_eq!(denied(&found), !permitted, "{name} {what}: {status} {found}");
+            }
+            if route.right == Right::Local {
+                assert_eq!(code(Some(&administrator)).await.1, "not_here", "{what}");
+            } else if route.method.is_safe() {
+                let (status, found, _) = code(Some(&administrator)).await;
+                assert!(status != 401 && !denied(&found), "administrator {what}: {status} {found}");
+            }
+        }
+        assert!(walked > 45);
+        let audit = rig.audit();
+        assert!(audit.lines().count() > 50, "denied requests are logged");
+        for secret in [&reader, &operator, &administrator, &revoked, &expired] {
+            assert!(!audit.contains(&**secret));
+        }
+    }
+}
+
+#[tokio::test]
+async fn loopback_clients_need_a_token_once_one_was_created() {
+    let (rig, api) = Caller::new(Origin::Loopback).await;
+    assert_eq!(answer(&api, Method::GET, "/pool", None, Value::Null).await.0, 200);
+    let made =
+        answer(&api, Method::POST, "/tokens", None, json!({"name": "a", "role": "administrator"})).await;
+    assert_eq!(made.0, 201);
+    let secret = made.2["secret"].as_str().unwrap();
+    assert_eq!(answer(&api, Method::GET, "/pool", None, Value::Null).await.0, 401);
+    assert_eq!(answer(&api, Method::GET, "/pool", Some(secret), Value::Null).await.0, 200);
+    assert_eq!(answer(&api, Method::DELETE, "/tokens/a", Some(secret), Value::Null).await.0, 200);
+    for token in [None, Some(secret)] {
+        assert_eq!(
+            answer(&api, Method::GET, "/pool", token, Value::Null).await.0,
+            401,
+            "also after the last"
+        );
+    }
+    let _rig = rig;
+}
+
+#[tokio::test]
+async fn an_operator_acts_within_its_scope_and_sees_nothing_else() {
+    let (rig, local) = Caller::new(Origin::Socket).await;
+    for name in ["web-1", "web-2", "mail"] {
+        local.post("/volumes", json!({"name": name, "size_bytes": 1 << 20})).await;
+    }
+    local.call(Method::PUT, "/volumes/web-1/limits", json!({"tenant": "acme"})).await;
+    local.post("/volumes/mail/snapshots", json!({"name": "s"})).await;
+    local.post("/clones", json!({"source": "mail@s", "name": "web-3"})).await;
+    let by_name = token(&rig, "by name", Role::Operator, disks("web-*"));
+    let by_tenant = token(&rig, "by tenant", Role::Operator, Some(Scope::Tenant("acme".into())));
+    let entry = forebay_server::api::Entry::new(Origin::Remote, &[]);
+    let api = Caller(router(rig.control.clone(), rig.access.clone(), entry));
+
+    let names = |list: &Value| {
+        let names = list.as_array().unwrap().iter().map(|d| d["name"].as_str().unwrap().to_owned());
+        names.collect::<Vec<_>>()
+    };
+    let listed = answer(&api, Method::GET, "/volumes", Some(&by_name), Value::Null).await.2;
+    assert_eq!(names(&listed), ["web-1", "web-2", "web-3"]);
+    let listed = answer(&api, Method::GET, "/volumes", Some(&by_tenant), Value::Null).await.2;
+    assert_eq!(names(&listed), ["web-1"]);
+    let tenants = answer(&api, Method::GET, "/tenants", Some(&by_tenant), Value::Null).await.2;
+    assert_eq!(names(&tenants), ["acme"]);
+    assert_eq!(answer(&api, Method::GET, "/tenants", Some(&by_name), Value::Null).await.2, json!([]));
+
+    // What is not visible is answered as what does not exist.
+    for (method, path, body) in [
+        (Method::GET, "/volumes/NAME", Value::Null),
+        (Method::GET, "/stats/NAME", Value::Null),
+        (Method::GET, "/volumes/NAME/limits", Value::Null),
+        (Method::POST, "/volumes/NAME/reset", Value::Null),
+        (Method::POST, "/volumes/NAME/resume", Value::Null),
+        (Method::POST, "/volumes/NAME/snapshots", json!({"name": "x"})),
+        (Method::POST, "/volumes/NAME/rollback", json!({"snapshot": "s"})),
+        (Method::PUT, "/volumes/NAME/limits", json!({})),
+        (Method::DELETE, "/volumes/NAME/snapshots/s", Value::Null),
+        (Method::POST, "/resets", json!({"volumes": ["web-3", "NAME"]})),
+    ] {
+        let ask = async |name: &str| {
+            let body = serde_json::from_str(&body.to_string().replace("NAME", name)).unwrap();
+            let path = path.replace("NAME", name);
+            let (status, code, answer) = answer(&api, method.clone(), &path, Some(&by_name), body).await;
+            (status, code, answer["detail"].as_str().unwrap_or_default().replace(name, "NAME"))
+        };
+        let hidden = ask("mail").await;
+        assert_eq!((hidden.0, &*hidden.1), (404, "not_found"), "{method} {path}");
+        assert_eq!(hidden, ask("none").await, "{method} {path}");
+    }
+
+    for (path, body) in
+        [("/volumes/web-2/snapshots", json!({"name": "x"})), ("/volumes/web-3/reset", Value::Null)]
+    {
+        let done = answer(&api, Method::POST, path, Some(&by_name), body).await;
+        assert!(done.0 < 300, "{done:?}");
+    }
+    let limits = json!({"tenant": "acme", "limits": {"iops": 5}});
+    let set = answer(&api, Method::PUT, "/volumes/web-1/limits", Some(&by_tenant), limits).await;
+    assert_eq!(set.0, 200, "{set:?}");
+    for tenant in [json!(null), json!("other")] {
+        let body = json!({"tenant": tenant, "limits": {}});
+        let moved = answer(&api, Method::PUT, "/volumes/web-1/limits", Some(&by_name), body).await;
+        assert_eq!((moved.0, &*moved.1), (403, "forbidden"));
+    }
+    // A session has the rights of its token.
+    assert_eq!(answer(&api, Method::GET, "/stats", Some(&by_name), Value::Null).await.1, "forbidden");
+}
+
+fn cookie(response: &axum::response::Response) -> String {
+    let cookie = response.headers()[header::SET_COOKIE].to_str().unwrap();
+    for attribute in ["HttpOnly", "SameSite=Strict", "Path=/", "Max-Age="] {
+        assert!(cookie.contains(attribute), "{cookie}");
+    }
+    cookie.split(';').next().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_session_lasts_until_logout_or_until_its_token_is_revoked() {
+    use tower::ServiceExt;
+    let (rig, _) = Caller::new(Origin::Socket).await;
+    let secret = token(&rig, "page", Role::Reader, None);
+    for tls in [false, true] {
+        let mut entry = forebay_server::api::Entry::new(Origin::Remote, &[]);
+        entry.tls = tls;
+        let api = Caller(router(rig.control.clone(), rig.access.clone(), entry));
+        let login = async |secret: &str| {
+            let request = request(Method::POST, "/session", None, json!({"token": secret}));
+            api.0.clone().oneshot(request).await.unwrap()
+        };
+        let with = |method: Method, path: &str, cookie: &str| {
+            let mut request = request(method, path, None, Value::Null);
+            request.headers_mut().insert(header::COOKIE, cookie.parse().unwrap());
+            request
+        };
+        assert_eq!(login("wrong").await.status(), StatusCode::UNAUTHORIZED);
+        let begun = login(&secret).await;
+        assert_eq!(begun.status(), StatusCode::CREATED);
+        let audit = rig.audit();
+        let last = audit.lines().last().unwrap();
+        assert!(last.contains("\"who\":\"page\"") && last.contains("/session"), "{last}");
+        assert_eq!(begun.headers()[header::SET_COOKIE].to_str().unwrap().contains("; Secure"), tls);
+        assert_eq!(begun.headers().contains_key(header::STRICT_TRANSPORT_SECURITY), tls);
+        let (one, two) = (cookie(&begun), cookie(&login(&secret).await));
+        assert_ne!(one, two);
+        assert!(!one.contains(&secret));
+        let (status, shown) = api.send(with(Method::GET, "/session", &one)).await;
+        assert_eq!(
+            (status.as_u16(), &shown["name"], &shown["via"]),
+            (200, &json!("page"), &json!("session"))
+        );
+        // A page of another site cannot use the cookie.
+        let mut foreign = with(Method::GET, "/session", &one);
+        foreign.headers_mut().insert(header::ORIGIN, "https://evil.example".parse().unwrap());
+        assert_eq!(api.send(foreign).await.0, StatusCode::FORBIDDEN);
+        let mut foreign = with(Method::POST, "/volumes/x/reset", &one);
+        foreign.headers_mut().remove(HEADER);
+        assert_eq!(api.send(foreign).await.1["code"], "header_missing");
+
+        assert_eq!(api.send(with(Method::DELETE, "/session", &one)).await.0, StatusCode::OK);
+        assert_eq!(api.send(with(Method::GET, "/session", &one)).await.0, StatusCode::UNAUTHORIZED);
+        assert_eq!(api.send(with(Method::GET, "/session", &two)).await.0, StatusCode::OK);
+        if tls {
+            rig.access.tokens.revoke("page").unwrap();
+            assert_eq!(api.send(with(Method::GET, "/session", &two)).await.0, StatusCode::UNAUTHORIZED);
+        }
+    }
+}
+
+#[tokio::test]
+async fn failed_attempts_are_limited_by_address_and_a_valid_token_is_always_accepted() {
+    let (rig, api) = Caller::new(Origin::Remote).await;
+    let secret = token(&rig, "a", Role::Reader, None);
+    let from = |address: [u8; 4], token: &str| {
+        let mut request = request(Method::GET, "/pool", Some(token), Value::Null);
+        request.extensions_mut().insert(Peer(Some(address.into())));
+        request
+    };
+    // Failed logins count as well, and what is no login at all is not logged.
+    for body in [json!({}), json!({"token": "wrong"})] {
+        let mut login = request(Method::POST, "/session", None, body);
+        login.extensions_mut().insert(Peer(Some([192, 0, 2, 1].into())));
+        assert!(api.send(login).await.0.is_client_error());
+    }
+    let mut codes = Vec::new();
+    for _ in 0..20 {
+        codes.push(api.send(from([192, 0, 2, 1], "wrong")).await.0.as_u16());
+    }
+    assert!(codes.starts_with(&[401; 9]) && codes.ends_with(&[429; 9]), "{codes:?}");
+    assert_eq!(api.send(from([192, 0, 2, 1], &secret)).await.0, StatusCode::OK);
+    assert_eq!(api.send(from([192, 0, 2, 2], "wrong")).await.0, StatusCode::UNAUTHORIZED);
+    let audit = rig.audit();
+    assert!(audit.lines().count() <= 12, "the log is bounded: {audit}");
+    assert!(audit.contains("192.0.2.1") && audit.contains("bad_token"), "{audit}");
+}
+
+#[tokio::test]
+async fn changes_are_audited_with_their_results() {
+    let (rig, api) = Caller::new(Origin::Loopback).await;
+    let secret = token(&rig, "robot", Role::Administrator, None);
+    let body = json!({"name": "v", "size_bytes": 1 << 20});
+    answer(&api, Method::POST, "/volumes", Some(&secret), body.clone()).await;
+    answer(&api, Method::POST, "/volumes", Some(&secret), body).await;
+    answer(&api, Method::GET, "/volumes", Some(&secret), Value::Null).await;
+    let audit = rig.audit();
+    let lines: Vec<Value> = audit.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let found: Vec<_> = lines.iter().map(|l| (&l["who"], &l["path"], &l["status"], &l["code"])).collect();
+    let path = json!("/api/v1/volumes");
+    assert_eq!(
+        found,
+        [
+            (&json!("robot"), &path, &json!(201), &json!(null)),
+            (&json!("robot"), &path, &json!(409), &json!("exists"))
+        ]
+    );
+}
+
+#[tokio::test]
+async fn responses_have_security_headers_and_errors_are_problems() {
+    use tower::ServiceExt;
+    let (rig, api) = Caller::new(Origin::Remote).await;
+    let secret = token(&rig, "a", Role::Administrator, None);
+    for (path, status) in [("/pool", 200), ("/nothing", 404), ("/volumes/none", 404)] {
+        let response =
+            api.0.clone().oneshot(request(Method::GET, path, Some(&secret), Value::Null)).await.unwrap();
+        assert_eq!(response.status().as_u16(), status);
+        let headers = response.headers();
+        for name in
+            ["content-security-policy", "x-content-type-options", "x-frame-options", "referrer-policy"]
+        {
+            assert!(headers.contains_key(name), "{path} {name}");
+        }
+        let cached = if status == 200 { "private, no-cache" } else { "no-store" };
+        assert_eq!(headers["cache-control"], cached);
+        let media_type = if status == 200 { "application/json" } else { "application/problem+json" };
+        assert_eq!(headers["content-type"], media_type, "{path}");
+    }
+    let huge = Request::post(format!("{PREFIX}/volumes"))
+        .header(header::HOST, "localhost")
+        .header(header::AUTHORIZATION, format!("Bearer {secret}"))
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Body::from(format!("{{\"name\": \"{}\"}}", "x".repeat(2 << 20))))
+        .unwrap();
+    let (status, problem) = api.send(huge).await;
+    assert_eq!((status.as_u16(), &problem["status"]), (413, &json!(413)));
+    for field in ["type", "title", "detail", "code", "remedy"] {
+        assert!(problem[field].as_str().is_some_and(|text| !text.is_empty()), "{field}: {problem}");
+    }
+}

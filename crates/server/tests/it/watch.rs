@@ -1,0 +1,266 @@
+//! Jobs, events, pages, entity tags and idempotent requests.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Method, Request, StatusCode, header, request};
+use axum::response::Response;
+use forebay_server::access::{CreateToken, Role, Scope};
+use forebay_server::api::{Entry, HEADER, Origin, PREFIX, router};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::api::Caller;
+
+fn build(method: Method, path: &str) -> request::Builder {
+    let request = Request::builder().method(method).uri(format!("{PREFIX}{path}"));
+    request.header(header::HOST, "localhost").header(HEADER, "1")
+}
+
+async fn send(api: &Caller, request: request::Builder, body: Value) -> Response {
+    let request = match body {
+        Value::Null => request.body(Body::empty()),
+        body => request.header(header::CONTENT_TYPE, "application/json").body(Body::from(body.to_string())),
+    };
+    api.0.clone().oneshot(request.unwrap()).await.unwrap()
+}
+
+async fn value(response: Response) -> Value {
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    serde_json::from_slice(&bytes).unwrap_or(Value::Null)
+}
+
+/// Reads events until one has this name; returns its data and id.
+async fn event(body: &mut Body, name: &str) -> (Value, String) {
+    let mut text = String::new();
+    loop {
+        while let Some((one, rest)) = text.split_once("\n\n") {
+            let field = |field: &str| {
+                one.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default().to_owned()
+            };
+            if field("event: ") == name {
+                return (serde_json::from_str(&field("data: ")).unwrap(), field("id: "));
+            }
+            text = rest.to_owned();
+        }
+        let frame = tokio::time::timeout(Duration::from_secs(60), body.frame()).await.unwrap();
+        text += str::from_utf8(&frame.unwrap().unwrap().into_data().unwrap()).unwrap();
+    }
+}
+
+async fn follow(api: &Caller, query: &str, token: Option<&str>, last: Option<&str>) -> Body {
+    let mut request = build(Method::GET, &format!("/events{query}"));
+    if let Some(token) = token {
+        request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+    }
+    if let Some(last) = last {
+        request = request.header("last-event-id", last);
+    }
+    let response = send(api, request, Value::Null).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()[header::CONTENT_TYPE], "text/event-stream");
+    response.into_body()
+}
+
+#[tokio::test]
+async fn a_job_is_followed_to_its_end() {
+    let (rig, api) = Caller::new(Origin::Socket).await;
+    std::fs::write(rig.path("f"), vec![1; 4 << 20]).unwrap();
+    let mut events = follow(&api, "?topics=job", None, None).await;
+    let import = json!({"name": "img", "source": {"file": rig.path("f")}});
+    let request = build(Method::POST, "/images").header("prefer", "respond-async");
+    let response = send(&api, request, import).await;
+    assert_eq!(response.status(), StatusCode::ACCEPTED);
+    let location = response.headers()[header::LOCATION].to_str().unwrap().to_owned();
+    let job = value(response).await;
+    assert_eq!(
+        (&job["kind"], &job["disk"], &job["state"]),
+        (&json!("import"), &json!("img"), &json!("running"))
+    );
+    let mut ended = event(&mut events, "job").await.0;
+    while ended["what"] != "done" {
+        assert!(matches!(ended["what"].as_str(), Some("started" | "progress")), "{ended}");
+        ended = event(&mut events, "job").await.0;
+    }
+    let (_, shown) = api.get(location.strip_prefix(PREFIX).unwrap()).await;
+    assert_eq!((&shown["state"], &shown["result"]["name"]), (&json!("done"), &json!("img")));
+    assert_eq!(ended["data"], shown);
+    assert_eq!(api.get("/jobs").await.1[0], shown);
+
+    api.post("/pool/gc", json!({})).await;
+    let (_, jobs) = api.get("/jobs?limit=1").await;
+    assert_eq!((jobs.as_array().map(Vec::len), &jobs[0]["kind"]), (Some(1), &json!("gc")));
+    let path = format!("/jobs/{}", jobs[0]["id"]);
+    let refused = api.call(Method::DELETE, &path, Value::Null).await;
+    assert_eq!((refused.0.as_u16(), &refused.1["code"]), (409, &json!("bad_state")));
+    assert_eq!(api.get("/jobs/1").await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_recording_is_a_job_that_can_be_cancelled() {
+    let (_rig, api) = Caller::new(Origin::Socket).await;
+    api.post("/volumes", json!({"name": "v", "size_bytes": 1 << 20})).await;
+    api.post("/images/i", json!({"source": "v"})).await;
+    api.post("/images/i/profile", json!({"action": "record"})).await;
+    let (_, jobs) = api.get("/jobs").await;
+    assert_eq!((&jobs[0]["kind"], &jobs[0]["state"]), (&json!("record"), &json!("running")));
+    let path = format!("/jobs/{}", jobs[0]["id"]);
+    let (status, job) = api.call(Method::DELETE, &path, Value::Null).await;
+    assert_eq!((status.as_u16(), &job["state"]), (200, &json!("cancelling")));
+    while api.get(&path).await.1["state"] != "cancelled" {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    api.post("/images/i/profile", json!({"action": "record"})).await;
+    api.post("/images/i/profile", json!({"action": "record"})).await;
+    assert_eq!(api.get("/jobs").await.1.as_array().map(Vec::len), Some(2), "one job for each image");
+    api.post("/images/i/profile", json!({"action": "stop"})).await;
+    while api.get("/jobs").await.1[0]["state"] != "cancelled" {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn events_resume_and_are_scoped() {
+    let (rig, local) = Caller::new(Origin::Socket).await;
+    let scope = Some(Scope::Disks(vec!["web-*".parse().unwrap()]));
+    let new = CreateToken { name: "w".into(), role: Role::Reader, scope, expires_in_s: None };
+    let token = rig.access.tokens.create(new).unwrap().secret;
+    let api = Caller(router(rig.control.clone(), rig.access.clone(), Entry::new(Origin::Remote, &[])));
+    let mut scoped = follow(&api, "", Some(&token), None).await;
+    let mut all = follow(&local, "", None, None).await;
+    for name in ["mail", "web-1"] {
+        local.post("/volumes", json!({"name": name, "size_bytes": 1 << 20})).await;
+    }
+    let (first, id) = event(&mut all, "volume").await;
+    assert_eq!((&first["what"], &first["disks"]), (&json!("created"), &json!(["mail"])));
+    assert_eq!(event(&mut scoped, "volume").await.0["disks"], json!(["web-1"]), "mail is not visible");
+    let mut resumed = follow(&local, "?topics=volume", None, Some(&id)).await;
+    assert_eq!(event(&mut resumed, "volume").await.0["disks"], json!(["web-1"]));
+    let mut old = follow(&local, "?topics=volume", None, Some("5")).await;
+    assert_eq!(event(&mut old, "missed").await.0, json!({"count": null}));
+    assert_eq!(event(&mut old, "volume").await.0["disks"], json!(["mail"]), "what is still there follows");
+
+    // A security event, which the scoped reader does not get, and the end of its stream.
+    let mut security = follow(&local, "?topics=security", None, None).await;
+    let wrong = build(Method::GET, "/pool").header(header::AUTHORIZATION, "Bearer x");
+    assert_eq!(send(&api, wrong, Value::Null).await.status(), StatusCode::UNAUTHORIZED);
+    assert_eq!(event(&mut security, "security").await.0["what"], "bad_token");
+    rig.access.tokens.revoke("w").unwrap();
+    local.call(Method::DELETE, "/volumes/web-1", Value::Null).await;
+    while let Some(frame) = scoped.frame().await {
+        let data = frame.unwrap().into_data().unwrap();
+        assert!(!str::from_utf8(&data).unwrap().contains("security"));
+    }
+    let bad = send(&local, build(Method::GET, "/events?topics=x"), Value::Null).await;
+    assert_eq!(bad.status(), StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn streams_of_events_are_limited_and_given_back() {
+    let (_rig, api) = Caller::new(Origin::Socket).await;
+    let mut streams = Vec::new();
+    let refused = loop {
+        let response = send(&api, build(Method::GET, "/events"), Value::Null).await;
+        match response.status() {
+            StatusCode::OK => streams.push(response),
+            _ => break response,
+        }
+        assert!(streams.len() < 64);
+    };
+    assert_eq!(value(refused).await["code"], "too_many_streams");
+    streams.pop();
+    let again = async {
+        while send(&api, build(Method::GET, "/events"), Value::Null).await.status() != StatusCode::OK {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), again).await.unwrap();
+}
+
+#[tokio::test]
+async fn lists_have_pages_and_filters() {
+    let (_rig, api) = Caller::new(Origin::Socket).await;
+    for n in 0..5 {
+        api.post("/volumes", json!({"name": format!("a {n}"), "size_bytes": 1 << 20})).await;
+    }
+    api.post("/volumes", json!({"name": "b", "size_bytes": 1 << 20})).await;
+    api.call(Method::PUT, "/volumes/b/limits", json!({"tenant": "acme"})).await;
+    let (mut path, mut found) = ("/volumes?limit=2&name=a*".to_owned(), Vec::new());
+    loop {
+        let response = send(&api, build(Method::GET, &path), Value::Null).await;
+        let link = response.headers().get(header::LINK).map(|link| link.to_str().unwrap().to_owned());
+        let page = value(response).await;
+        assert!(page.as_array().unwrap().len() <= 2);
+        found.extend(page.as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap().to_owned()));
+        let Some(link) = link else { break };
+        path = link.split(['<', '>']).nth(1).unwrap().strip_prefix(PREFIX).unwrap().to_owned();
+        // A volume that was on the page before can be removed.
+        api.call(Method::DELETE, &format!("/volumes/{}", found[0].replace(' ', "%20")), Value::Null).await;
+    }
+    assert_eq!(found, ["a 0", "a 1", "a 2", "a 3", "a 4"]);
+    assert_eq!(api.get("/volumes?tenant=acme").await.1[0]["name"], "b");
+    assert_eq!(api.get("/volumes?origin=none").await.1, json!([]));
+    for bad in ["/volumes?limit=0", "/volumes?x=1", "/tenants?name=a", "/volumes?cursor=a"] {
+        assert_eq!(api.get(bad).await.0, StatusCode::BAD_REQUEST, "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn tags_prevent_lost_updates() {
+    let (_rig, api) = Caller::new(Origin::Socket).await;
+    api.post("/volumes", json!({"name": "v", "size_bytes": 1 << 20})).await;
+    let path = "/volumes/v/limits";
+    let tag = async || {
+        let response = send(&api, build(Method::GET, path), Value::Null).await;
+        response.headers()[header::ETAG].clone()
+    };
+    let first = tag().await;
+    let unchanged = build(Method::GET, path).header(header::IF_NONE_MATCH, &first);
+    let unchanged = send(&api, unchanged, Value::Null).await;
+    assert_eq!((unchanged.status(), &unchanged.headers()[header::ETAG]), (StatusCode::NOT_MODIFIED, &first));
+    let put = async |tag: &str, iops: u64| {
+        let request = build(Method::PUT, path).header(header::IF_MATCH, tag);
+        let response = send(&api, request, json!({"limits": {"iops": iops}})).await;
+        (response.status().as_u16(), value(response).await)
+    };
+    let first = first.to_str().unwrap().to_owned();
+    assert_eq!(put(&first, 5).await.0, 200);
+    let late = put(&first, 6).await;
+    assert_eq!((late.0, &late.1["code"]), (412, &json!("changed")));
+    assert_eq!(api.get(path).await.1["limits"]["iops"], 5);
+    assert_eq!(put("*", 7).await.0, 200);
+    // Of several concurrent replacements of one representation, one has its effect.
+    let now = tag().await.to_str().unwrap().to_owned();
+    let all = [put(&now, 10), put(&now, 11), put(&now, 12)];
+    let [a, b, c] = all;
+    let (a, b, c) = tokio::join!(a, b, c);
+    let mut statuses = [a.0, b.0, c.0];
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 412, 412]);
+}
+
+#[tokio::test]
+async fn a_repeated_create_has_one_effect() {
+    let (_rig, api) = Caller::new(Origin::Socket).await;
+    let create = async |key: &str, name: &str| {
+        let request = build(Method::POST, "/volumes").header("idempotency-key", key);
+        let response = send(&api, request, json!({"name": name, "size_bytes": 1 << 20})).await;
+        let replayed = response.headers().contains_key("idempotency-replayed");
+        (response.status().as_u16(), replayed, value(response).await)
+    };
+    let first = create("k", "v").await;
+    assert_eq!((first.0, first.1), (201, false));
+    assert_eq!(create("k", "v").await, (201, true, first.2));
+    let other = create("k", "w").await;
+    assert_eq!((other.0, &other.2["code"]), (422, &json!("key_reused")));
+    // A secret is shown once.
+    let token = async || {
+        let request = build(Method::POST, "/tokens").header("idempotency-key", "k");
+        send(&api, request, json!({"name": "t", "role": "reader"})).await.status().as_u16()
+    };
+    assert_eq!((token().await, token().await), (201, 409));
+    assert_eq!(create("l", "v").await.2["code"], "exists");
+    assert_eq!(create(&"x".repeat(129), "w").await.0, 400);
+    assert_eq!(api.get("/volumes").await.1.as_array().map(Vec::len), Some(1));
+}

@@ -1,0 +1,204 @@
+"""The HTTP/JSON API over TLS: tokens, roles, sessions, renewed certificates, and hostile clients."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import time
+
+from clients_tls import Authority
+from harness import check, equal, test
+
+HOST = "127.0.0.1"
+WAIT_S = 60
+
+
+class Api:
+    """A client of the API over TLS. Each request has a connection."""
+
+    def __init__(self, server, authority):
+        self.port = int(json.loads(pool(server))["http"].rsplit(":", 1)[1])
+        self.tls = ssl.create_default_context(cafile=authority.cert)
+
+    def connect(self):
+        return http.client.HTTPSConnection(HOST, self.port, context=self.tls, timeout=WAIT_S)
+
+    def __call__(self, method, path, token=None, body=None, headers=None):
+        """Returns status, headers and the JSON body."""
+        headers = {"X-Forebay": "1", **(headers or {})}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        connection = self.connect()
+        try:
+            body = None if body is None else json.dumps(body)
+            connection.request(method, f"/api/v1{path}", body=body, headers=headers)
+            response = connection.getresponse()
+            text = response.read()
+            return response.status, response.headers, json.loads(text) if text else None
+        finally:
+            connection.close()
+
+
+class Unix(http.client.HTTPConnection):
+    """A connection to a UNIX socket."""
+
+    def __init__(self, path):
+        super().__init__("localhost", timeout=WAIT_S)
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(WAIT_S)
+        self.sock.connect(self.path)
+
+
+def pool(server):
+    connection = Unix(server.control)
+    try:
+        connection.request("GET", "/api/v1/pool")
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def start(t, *args):
+    authority = Authority(t.path("ca"))
+    authority.sign("server", "localhost", "subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth")
+    files = ("--http-certificate", authority.path("server-cert.pem"), "--http-key", authority.path("server-key.pem"))
+    server = t.server("--http", f"{HOST}:0", *files, *args)
+    return authority, server, Api(server, authority)
+
+
+def make_token(server, name, role, *args):
+    return server.cli("token", "create", name, "--role", role, *args).stdout.strip()
+
+
+@test
+def api_tokens_and_sessions_over_tls(t):
+    audit = t.path("audit.log")
+    authority, s, api = start(t, "--http-tokens", "always", "--audit-log", audit)
+    equal(api("GET", "/pool")[0], 401, "status without a token")
+    admin = make_token(s, "admin", "administrator")
+    operator = make_token(s, "web", "operator", "--disks", "web-*", "--expires", "1h")
+    check(admin.startswith("forebay_") and admin != operator, "tokens")
+
+    for name in ("web-1", "db"):
+        equal(api("POST", "/volumes", admin, {"name": name, "size_bytes": 1 << 20})[0], 201, "status of a create")
+    equal([v["name"] for v in api("GET", "/volumes", operator)[2]], ["web-1"], "volumes that the operator sees")
+    equal(api("POST", "/volumes/web-1/snapshots", operator, {"name": "s"})[0], 201, "status of a snapshot")
+    status, headers, problem = api("POST", "/volumes/db/reset", operator)
+    equal((status, problem["code"]), (404, "not_found"), "a volume outside of the scope")
+    equal(headers["content-type"], "application/problem+json", "media type of an error")
+    equal(api("DELETE", "/volumes/web-1", operator)[2]["code"], "forbidden", "a removal by the operator")
+    file = {"name": "x", "source": {"file": "/etc/passwd"}}
+    equal(api("POST", "/images", admin, file)[2]["code"], "not_here", "an import of a server file over TCP")
+
+    status, headers, _ = api("POST", "/session", body={"token": operator})
+    cookie = headers["set-cookie"]
+    equal(status, 201, "status of a login")
+    for attribute in ("__Host-", "HttpOnly", "SameSite=Strict", "Secure"):
+        check(attribute in cookie, f"{attribute} in {cookie}")
+    session = {"Cookie": cookie.split(";")[0]}
+    equal(api("GET", "/session", headers=session)[2]["name"], "web", "the client of a session")
+    cross = {**session, "Origin": "https://evil.example"}
+    equal(api("GET", "/volumes", headers=cross)[2]["code"], "foreign_origin", "a request of another site")
+    s.cli("token", "revoke", "web")
+    equal(api("GET", "/session", headers=session)[0], 401, "a session of a revoked token")
+    equal(api("GET", "/volumes", operator)[2]["code"], "bad_token", "a revoked token")
+
+    path = os.path.join(t.path("data"), "tokens.json")
+    equal(os.stat(path).st_mode & 0o777, 0o600, "mode of the tokens")
+    with open(path) as f:
+        check(admin.removeprefix("forebay_") not in f.read(), "no secret in the file")
+    with open(audit) as f:
+        text = f.read()
+    events = [json.loads(line) for line in text.splitlines()]
+    found = [e for e in events if e["who"] == "web" and e["code"] == "forbidden" and e["from"] == HOST]
+    equal(len(found), 1, "audited refusals of the operator")
+    check(admin not in text and operator not in text, "no secret in the audit log")
+    s.stop()
+    s.start()
+    equal(Api(s, authority)("GET", "/pool", admin)[0], 200, "a token after a restart")
+
+
+@test
+def api_certificates_are_renewed_without_a_restart(t):
+    authority, s, api = start(t)
+
+    def serial():
+        with contextlib.closing(api.connect()) as c:
+            c.connect()
+            return c.sock.getpeercert()["serialNumber"]
+
+    first = serial()
+    authority.sign("server", "localhost", "subjectAltName=DNS:localhost,IP:127.0.0.1")
+    deadline = time.monotonic() + WAIT_S
+    while serial() == first:
+        check(time.monotonic() < deadline, "the changed files are read")
+        time.sleep(0.1)
+    second = serial()
+    with open(authority.path("server-key.pem"), "w") as f:
+        f.write("no key")
+    s.process.send_signal(signal.SIGHUP)
+    equal(serial(), second, "the certificate stays in use while its files are invalid")
+
+
+@test
+def api_hostile_clients(t):
+    """Huge headers and bodies, slow bodies, floods of connections: each is answered or cut, and others are
+    served."""
+    _, s, api = start(t)
+    token = make_token(s, "admin", "administrator")
+
+    def raw(data, wait=True):
+        sock = api.tls.wrap_socket(socket.create_connection((HOST, api.port), WAIT_S), server_hostname=HOST)
+        try:
+            sock.sendall(data)
+            return sock.recv(64) if wait else b""
+        except OSError:
+            return b""
+        finally:
+            sock.close()
+
+    head = b"GET /api/v1/pool HTTP/1.1\r\nHost: localhost\r\n"
+    flood = b"".join(b"X-%d: y\r\n" % i for i in range(1000))
+    check(b" 431 " in raw(head + flood + b"\r\n"), "too many header fields")
+    check(b" 431 " in raw(head + b"X: " + b"y" * (1 << 20)), "a huge header")
+    check(b" 400 " in raw(b"\0\1\2 nonsense\r\n\r\n"), "no HTTP")
+    for body in (b"{", b"[" * 100_000, b"\xff", b'{"name": "a", "name": "b"}'):
+        request = (
+            b"POST /api/v1/volumes HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + token.encode()
+            + b"\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
+        check(raw(request)[9:12] in (b"400", b"422"), f"an invalid body: {body[:20]}")
+    long = b"POST /api/v1/session HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    check(b" 413 " in raw(long + b"Content-Length: 9999999\r\n\r\n"), "a body that is announced as too long")
+
+    # Clients that stop in the middle of a handshake, a header and a body.
+    stuck = []
+    for data in (None, head[:20], long + b"Content-Length: 100\r\n\r\n{"):
+        sock = socket.create_connection((HOST, api.port), WAIT_S)
+        if data is not None:
+            sock = api.tls.wrap_socket(sock, server_hostname=HOST)
+            sock.sendall(data)
+        stuck.append(sock)
+    equal(api("GET", "/pool", token)[0], 200, "another client at the same time")
+    ends = []
+    for sock in stuck:
+        sock.settimeout(WAIT_S)
+        try:
+            ends.append(sock.recv(64)[9:12])
+        except ConnectionError:
+            ends.append(b"")
+        sock.close()
+    equal(ends[2], b"408", "the answer to a body that does not arrive")
+    check(ends[0] == b"" and ends[1] in (b"", b"408"), f"ends of stuck clients: {ends}")
+
+    codes = [api("GET", "/pool", "forebay_wrong")[0] for _ in range(15)]
+    check(codes[0] == 401 and codes[-1] == 429, f"statuses of wrong tokens: {codes}")
+    equal(api("GET", "/pool", token)[0], 200, "a valid token is accepted nevertheless")
