@@ -80,5 +80,5 @@ Description: storage server for virtual machine disks over NBD and iSCSI
 CONTROL
 mkdir -p "$out"
 deb="$out/forebay_${version}_${arch}.deb"
-dpkg-deb --root-owner-group -Zxz --build "$stage" "$deb" > /dev/null
+dpkg-deb --root-owner-group "-Z${FOREBAY_DEB_COMPRESSION:-xz}" --build "$stage" "$deb" > /dev/null
 echo "$deb"

@@ -16,7 +16,7 @@ MOST_EXPOSED = 30
 def build_package(directory, revision="-1"):
     """Builds the package from the binary under test; returns its path."""
     script = os.path.join(ROOT, "packaging", "debian", "build.sh")
-    env = {**os.environ, "FOREBAY_DEB_REVISION": revision}
+    env = {**os.environ, "FOREBAY_DEB_REVISION": revision, "FOREBAY_DEB_COMPRESSION": "gzip"}
     return run(script, binary(), directory, env=env).stdout.strip()
 
 

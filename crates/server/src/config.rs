@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_engine::{BootProfile, Coalesce, OnMemoryLoss, PoolConfig, RemoteAnswers};
-use forebay_guest::{Change as ClassChange, Class, Policy};
+use forebay_guest::{Change, Class, Policy};
 use forebay_store::DiskArray;
 use serde::Deserialize;
 
@@ -28,7 +28,7 @@ use crate::nbd::Config as NbdConfig;
 use crate::plane::{ConnectionLimits, ListenAddr, MemoryLimits};
 use crate::size::Size;
 use crate::targets::{IqnName, Target};
-pub use effective::{Change, Setting, lines_of_keys, settings};
+pub use effective::{AppliedBy, Setting, lines_of_keys, settings};
 pub use http::{
     AuditSection, HttpAddr, HttpConfig, HttpFlags, HttpSection, HttpsFiles, TokenMode, parse_http_addr,
 };
@@ -175,17 +175,17 @@ pub struct ClassesSection {
     /// Whether disks are scanned automatically.
     pub learn: Option<bool>,
     /// `[classes.other]`: blocks of no other class.
-    pub other: ClassChange,
+    pub other: Change,
     /// `[classes.page]`
-    pub page: ClassChange,
+    pub page: Change,
     /// `[classes.temporary]`
-    pub temporary: ClassChange,
+    pub temporary: Change,
     /// `[classes.code]`
-    pub code: ClassChange,
+    pub code: Change,
     /// `[classes.metadata]`
-    pub metadata: ClassChange,
+    pub metadata: Change,
     /// `[classes.free]`
-    pub free: ClassChange,
+    pub free: Change,
 }
 
 impl ClassesSection {

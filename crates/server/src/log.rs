@@ -46,9 +46,11 @@ impl Default for LogConfig {
 /// Replaces the filter of the process's log.
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
-/// Whether a filter is valid.
+/// Whether a filter is valid. A word that is no level would select a module of that name, which does not exist.
 pub fn is_filter(text: &str) -> bool {
-    !text.trim().is_empty() && EnvFilter::try_new(text).is_ok()
+    let is_level = |word: &str| word.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+    let is_known = |part: &str| part.contains('=') || part.contains("::") || is_level(part.trim());
+    text.split(',').all(is_known) && EnvFilter::try_new(text).is_ok()
 }
 
 /// Starts the log of this process.
@@ -82,6 +84,6 @@ mod tests {
     #[test]
     fn filters_are_checked() {
         assert!(is_filter("warn") && is_filter("info,forebay_engine=debug"));
-        assert!(!is_filter("") && !is_filter("forebay=noise") && !is_filter("a=b=c"));
+        assert!(!is_filter("") && !is_filter("loud") && !is_filter("forebay=noise") && !is_filter("a=b=c"));
     }
 }

@@ -3,17 +3,19 @@
 
 use std::collections::BTreeMap;
 
+use forebay_guest::{Class, Treatment};
+
 use super::{ConfigFile, PoolLocation, ServeConfig};
 use crate::size::Size;
 
-/// When a change of a key takes effect.
+/// What applies a change of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
-    /// With a reload.
+pub enum AppliedBy {
+    /// A reload.
     Reload,
-    /// With an upgrade or a restart.
+    /// An upgrade or a restart.
     Upgrade,
-    /// With a restart only.
+    /// Only a restart.
     Restart,
 }
 
@@ -24,8 +26,8 @@ pub struct Setting {
     pub key: &'static str,
     /// The value in the syntax of the file; `None` if there is none.
     pub value: Option<String>,
-    /// When a change takes effect.
-    pub change: Change,
+    /// What applies a change.
+    pub applied_by: AppliedBy,
 }
 
 fn quoted(text: impl std::fmt::Display) -> String {
@@ -46,11 +48,26 @@ fn lower(value: impl std::fmt::Debug) -> String {
     quoted(format!("{value:?}").to_lowercase())
 }
 
+fn key_of(class: Class) -> &'static str {
+    match class {
+        Class::Other => "classes.other",
+        Class::Page => "classes.page",
+        Class::Temporary => "classes.temporary",
+        Class::Code => "classes.code",
+        Class::Metadata => "classes.metadata",
+        Class::Free => "classes.free",
+    }
+}
+
+fn treatment(t: Treatment) -> String {
+    format!("{{ dedup = {}, compress = {}, cache = {} }}", t.dedup, t.compress, lower(t.cache))
+}
+
 /// All values in effect, in the order of `docs/cli.md`. Secrets are not among them.
 pub fn settings(c: &ServeConfig) -> Vec<Setting> {
-    use Change::{Reload, Restart, Upgrade};
+    use AppliedBy::{Reload, Restart, Upgrade};
     let mut all = Vec::new();
-    let mut add = |key, value, change| all.push(Setting { key, value, change });
+    let mut add = |key, value, applied_by| all.push(Setting { key, value, applied_by });
     add("data", Some(quoted(c.data.display())), Restart);
     add("socket", Some(quoted(c.socket.display())), Restart);
     add("cores", Some(c.cores.to_string()), Upgrade);
@@ -77,7 +94,9 @@ pub fn settings(c: &ServeConfig) -> Vec<Setting> {
     add("durability.on_memory_loss", Some(lower(pool.on_memory_loss)), Upgrade);
     add("boot.profile", Some(lower(pool.boot_profile)), Upgrade);
     add("classes.learn", Some(pool.learn_classes.to_string()), Upgrade);
-    add("classes", Some(lower(pool.classes)), Upgrade);
+    for class in Class::ALL {
+        add(key_of(class), Some(treatment(pool.classes.of(class))), Upgrade);
+    }
     add("reduce.compress", Some(pool.compress.to_string()), Upgrade);
     add("dedup.index", Some(size(pool.dedup_index)), Upgrade);
     let (main, others) = c.nbd.listeners.split_first().map_or((None, &[][..]), |(m, o)| (Some(m), o));
@@ -92,6 +111,9 @@ pub fn settings(c: &ServeConfig) -> Vec<Setting> {
     );
     add("nbd.listener", (!others.is_empty()).then(|| list(others.iter().map(|l| format!("{l:?}")))), Upgrade);
     add("iscsi.listen", Some(list(&c.iscsi)), Restart);
+    add("iscsi.portals", c.iscsi_paths.portals.as_ref().map(list), Upgrade);
+    add("iscsi.while_standby", Some(lower(c.iscsi_paths.while_standby)), Upgrade);
+    add("iscsi.port_group", Some(c.iscsi_paths.group.to_string()), Upgrade);
     add("iscsi.max_sessions", Some(c.iscsi_limits.all.to_string()), Upgrade);
     add("iscsi.max_sessions_per_initiator", Some(c.iscsi_limits.per_initiator.to_string()), Upgrade);
     add(

@@ -17,7 +17,7 @@ use super::notify;
 use super::pressure::Budgets;
 use super::services::lowered;
 use crate::access::Access;
-use crate::config::{Change, ConfigError, ServeConfig, settings};
+use crate::config::{AppliedBy, ConfigError, ServeConfig, settings};
 use crate::control::Control;
 use crate::log::set_filter;
 use crate::nbd;
@@ -69,26 +69,25 @@ impl Reloader {
         };
         let old = self.current();
         let changed = changed(&old, &new);
-        for (key, change) in changed.iter().filter(|(_, change)| *change != Change::Reload) {
-            let with =
-                if *change == Change::Upgrade { "'forebay upgrade' or a restart" } else { "a restart" };
+        for (key, by) in changed.iter().filter(|(_, by)| *by != AppliedBy::Reload) {
+            let with = if *by == AppliedBy::Upgrade { "'forebay upgrade' or a restart" } else { "a restart" };
             tracing::warn!("{key} cannot change while the server runs; {with} applies it");
         }
         let applied = apply(&old, new, followers).await;
         *self.current.lock() = Arc::new(applied);
-        let applied = changed.iter().filter(|(_, change)| *change == Change::Reload);
+        let applied = changed.iter().filter(|(_, by)| *by == AppliedBy::Reload);
         let keys: Vec<&str> = applied.map(|(key, _)| *key).collect();
         tracing::info!(changed = keys.join(", "), "configuration reloaded");
     }
 }
 
 /// The keys with different values.
-fn changed(old: &ServeConfig, new: &ServeConfig) -> Vec<(&'static str, Change)> {
+fn changed(old: &ServeConfig, new: &ServeConfig) -> Vec<(&'static str, AppliedBy)> {
     let (old, new) = (settings(old), settings(new));
     let of = |key| new.iter().find(|s| s.key == key);
     let gone = old.iter().filter(|s| of(s.key).map(|n| &n.value) != Some(&s.value));
     let added = new.iter().filter(|n| old.iter().all(|s| s.key != n.key));
-    gone.chain(added).map(|s| (s.key, s.change)).collect()
+    gone.chain(added).map(|s| (s.key, s.applied_by)).collect()
 }
 
 /// Applies what can change, and returns the configuration in effect afterwards.
@@ -152,11 +151,11 @@ mod tests {
         let old = config("data = '/d'\n[memory]\nread_cache = '1G'");
         let new = config("data = '/e'\n[memory]\nread_cache = '2G'\nmap_cache = '1G'\n[store]\nlimit = '1G'");
         let expected = [
-            ("data", Change::Restart),
-            ("socket", Change::Restart),
-            ("memory.read_cache", Change::Reload),
-            ("memory.map_cache", Change::Upgrade),
-            ("store.limit", Change::Upgrade),
+            ("data", AppliedBy::Restart),
+            ("socket", AppliedBy::Restart),
+            ("memory.read_cache", AppliedBy::Reload),
+            ("memory.map_cache", AppliedBy::Upgrade),
+            ("store.limit", AppliedBy::Upgrade),
         ];
         assert_eq!(changed(&old, &new), expected);
         assert!(changed(&old, &old).is_empty());
