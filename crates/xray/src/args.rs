@@ -12,6 +12,8 @@ use forebay_xray::load::{Access, Spec, Stop};
 use forebay_xray::nbd::Target;
 use forebay_xray::vdi::{self, Cache, Phase};
 
+use crate::scenario_command::ScenarioCommand;
+
 /// Loads and benchmarks for NBD servers and iSCSI targets.
 #[derive(Debug, Parser)]
 #[command(name = "forebay-xray", version)]
@@ -34,6 +36,9 @@ pub enum Command {
     Vdi(Vdi),
     /// Measure volumes shared over iSCSI: locks, snapshots, and throughput compared with tgtd
     Ats(Ats),
+    /// List, show and check scenarios
+    #[command(subcommand)]
+    Scenario(ScenarioCommand),
 }
 
 /// The benchmarks.

@@ -10,6 +10,7 @@ pub mod bench;
 pub mod iscsi;
 pub mod load;
 pub mod nbd;
+pub mod scenario;
 mod rng;
 mod socket;
 pub mod vdi;

@@ -1,6 +1,7 @@
 //! The command `forebay-xray`: loads and benchmarks.
 
 mod args;
+mod scenario_command;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench(&args),
         Command::Vdi(args) => vdi(&args),
         Command::Ats(args) => ats(&args),
+        Command::Scenario(command) => command.run().map(|()| ExitCode::SUCCESS),
     };
     match done {
         Ok(code) => code,
