@@ -7,10 +7,12 @@
 //! replays fleets of virtual desktops and compares with published figures.
 pub mod ats;
 pub mod bench;
+pub mod device;
 pub mod iscsi;
 pub mod load;
 pub mod nbd;
 pub mod scenario;
 mod rng;
 mod socket;
+pub mod targets;
 pub mod vdi;
