@@ -13,6 +13,7 @@ pub mod load;
 pub mod nbd;
 pub mod scenario;
 mod rng;
+pub mod run;
 mod socket;
 pub mod targets;
 pub mod vdi;

@@ -1,6 +1,7 @@
 //! The command `forebay-xray`: loads and benchmarks.
 
 mod args;
+mod run_command;
 mod scenario_command;
 
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench(&args),
         Command::Vdi(args) => vdi(&args),
         Command::Ats(args) => ats(&args),
+        Command::Run(command) => command.run(),
         Command::Scenario(command) => command.run().map(|()| ExitCode::SUCCESS),
     };
     match done {

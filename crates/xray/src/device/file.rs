@@ -276,7 +276,7 @@ mod tests {
             Needs { depth: 4, writes: true, flushes: true, durable: false, patience: Duration::from_secs(1) };
         let mut device = FileDevice::open(&path, needs).expect("opens");
         assert_eq!(device.size(), 1 << 20);
-        let mut finish = |device: &mut FileDevice| {
+        let finish = |device: &mut FileDevice| {
             device.send().expect("sends");
             let mut done = Vec::new();
             while device.under_way() > 0 {

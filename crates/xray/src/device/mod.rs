@@ -128,6 +128,9 @@ pub enum DeviceError {
         /// The system's error.
         source: std::io::Error,
     },
+    /// The system call that waits for answers.
+    #[error("cannot wait for answers: {0}")]
+    Wait(#[from] std::io::Error),
     /// The target lacks what the load needs.
     #[error("the target {0}")]
     Lacks(&'static str),
@@ -143,7 +146,7 @@ impl DeviceError {
             DeviceError::Iscsi(e) => {
                 matches!(e, IscsiError::Io(_) | IscsiError::Closed(_) | IscsiError::Refused(_) | IscsiError::Stalled)
             }
-            DeviceError::File { .. } | DeviceError::Lacks(_) => false,
+            DeviceError::File { .. } | DeviceError::Wait(_) | DeviceError::Lacks(_) => false,
         }
     }
 }
