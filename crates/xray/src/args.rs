@@ -12,7 +12,7 @@ use forebay_xray::load::{Access, Spec, Stop};
 use forebay_xray::nbd::Target;
 use forebay_xray::vdi::{self, Cache, Phase};
 
-use crate::run_command::RunCommand;
+use crate::run_command::{CompareCommand, RunCommand};
 use crate::scenario_command::ScenarioCommand;
 
 /// Loads and benchmarks for NBD servers and iSCSI targets.
@@ -39,6 +39,8 @@ pub enum Command {
     Ats(Ats),
     /// Run a scenario on targets, and write a report
     Run(RunCommand),
+    /// Compare two reports of one scenario
+    Compare(CompareCommand),
     /// List, show and check scenarios
     #[command(subcommand)]
     Scenario(ScenarioCommand),

@@ -12,6 +12,7 @@ pub mod iscsi;
 pub mod load;
 pub mod nbd;
 pub mod scenario;
+pub mod report;
 mod rng;
 pub mod run;
 mod socket;

@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         Command::Vdi(args) => vdi(&args),
         Command::Ats(args) => ats(&args),
         Command::Run(command) => command.run(),
+        Command::Compare(command) => command.run(),
         Command::Scenario(command) => command.run().map(|()| ExitCode::SUCCESS),
     };
     match done {

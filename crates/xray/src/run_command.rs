@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use forebay_xray::report;
 use forebay_xray::run::record::{RunRecord, State};
 use forebay_xray::run::{self, Options, Request};
 use forebay_xray::scenario::Scale;
@@ -87,8 +88,12 @@ impl RunCommand {
                 (run::start(&request, &self.options(dir.clone())?)?, dir)
             }
         };
-        run::write_file(&dir.join("report.json"), serde_json::to_string_pretty(&record)?.as_bytes())?;
+        let page = report::write(&dir, &record)?;
         print(&record);
+        println!("report: {}, with report.json and report.csv", page.display());
+        if !record.complete {
+            println!("continue with: forebay-xray run --resume {}", dir.display());
+        }
         Ok(status(&record))
     }
 
@@ -170,5 +175,36 @@ fn print(record: &RunRecord) {
             };
             println!("  {word}  {}: {}", verdict.what, verdict.reason);
         }
+    }
+}
+
+/// `forebay-xray compare`.
+#[derive(Debug, Args)]
+pub struct CompareCommand {
+    /// report.json of the earlier run
+    earlier: PathBuf,
+    /// report.json of the later run
+    later: PathBuf,
+    /// Changes up to this many percent are no regression
+    #[arg(long, default_value_t = 10.0)]
+    threshold: f64,
+}
+
+impl CompareCommand {
+    /// Runs it. The status is 3 if something became worse.
+    pub fn run(&self) -> Result<ExitCode, Box<dyn std::error::Error>> {
+        let read = |path: &PathBuf| -> Result<RunRecord, Box<dyn std::error::Error>> {
+            let text = std::fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+            Ok(serde_json::from_slice(&text).map_err(|e| format!("{} is not a report: {e}", path.display()))?)
+        };
+        let found = report::compare(&read(&self.earlier)?, &read(&self.later)?, self.threshold)?;
+        println!("{}", found.table);
+        for change in &found.changes {
+            println!("{change}");
+        }
+        for regression in &found.regressions {
+            println!("worse: {regression}");
+        }
+        Ok(if found.regressions.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED_CHECK) })
     }
 }

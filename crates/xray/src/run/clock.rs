@@ -39,10 +39,6 @@ impl Clock {
         self.measure_ns.store(at.as_nanos() as u64, Relaxed);
     }
 
-    /// Start of the measured time, once it is known.
-    pub fn measured_from(&self) -> Option<Duration> {
-        Some(self.measure_ns.load(Relaxed)).filter(|ns| *ns != u64::MAX).map(Duration::from_nanos)
-    }
 
     pub fn is_measured(&self, at: Duration) -> bool {
         at.as_nanos() as u64 >= self.measure_ns.load(Relaxed)
