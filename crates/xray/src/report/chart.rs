@@ -160,9 +160,10 @@ impl Chart {
         }
         let _ = writeln!(
             out,
-            "<text class=\"tick\" x=\"{LEFT}\" y=\"{}\" text-anchor=\"end\">{}</text>\
+            "<text class=\"tick\" x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\
              <text class=\"tick\" x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
-            TOP - 8.0,
+            LEFT - 6.0,
+            TOP - 10.0,
             self.unit,
             WIDTH - RIGHT,
             HEIGHT - 6.0,
@@ -178,13 +179,14 @@ impl Chart {
                 continue;
             }
             let bottom = HEIGHT - BOTTOM;
+            // A row for each target, so that events of many targets do not cover each other.
             if to - from > 2.0 {
                 let _ = writeln!(
                     out,
-                    "<rect class=\"span c{}\" x=\"{from:.1}\" y=\"{TOP}\" width=\"{:.1}\" height=\"{}\"/>",
+                    "<rect class=\"span c{}\" x=\"{from:.1}\" y=\"{}\" width=\"{:.1}\" height=\"5\"/>",
                     mark.style,
-                    to - from,
-                    bottom - TOP
+                    TOP + 7.0 * mark.style as f64,
+                    to - from
                 );
             }
             let _ = writeln!(out, "<path class=\"mark c{}\" d=\"M{from:.1} {TOP}V{bottom}\"/>", mark.style);

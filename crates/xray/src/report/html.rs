@@ -7,6 +7,8 @@ use crate::run::band;
 use crate::run::record::{LoadRecord, PhaseRecord, Point, RunRecord, State, TargetRecord};
 
 const STYLE: &str = include_str!("style.css");
+/// Use of the CPU by other processes above which figures have little meaning.
+const QUIET_PERCENT: f64 = 5.0;
 /// Number of colours.
 const STYLES: usize = 8;
 
@@ -74,6 +76,14 @@ fn summary(out: &mut String, run: &RunRecord) {
             number(s.time)
         );
     }
+    let others = run.targets.iter().flat_map(|t| &t.phases).map(|p| p.others_percent).fold(0.0, f64::max);
+    if others > QUIET_PERCENT {
+        let _ = writeln!(
+            out,
+            "<p class=\"banner\"><b>The machine was not quiet.</b> Other processes used up to {others:.0} % of its CPU \
+             during a phase: rates and latencies have little meaning.</p>"
+        );
+    }
     legend(out, run);
     out.push_str("<h2>Summary</h2>\n<div class=\"table\"><table>\n<tr><th>target</th><th>version</th><th>state</th>");
     out.push_str("<th class=\"n\">checks passed</th><th class=\"n\">failed</th><th class=\"n\">open</th></tr>\n");
@@ -92,11 +102,49 @@ fn summary(out: &mut String, run: &RunRecord) {
             count(None)
         );
     }
-    out.push_str("</table></div>\n<h3>Checks</h3>\n<div class=\"table\"><table>\n<tr><th>check</th>");
+    out.push_str("</table></div>\n");
+    results(out, run);
+    checks(out, run);
+}
+
+fn heads(out: &mut String, run: &RunRecord, first: &str) {
+    let _ = write!(out, "<h3>{first}</h3>\n<div class=\"table\"><table>\n<tr><th></th>");
     for target in &run.targets {
         let _ = write!(out, "<th>{}</th>", escape(&target.name));
     }
     out.push_str("</tr>\n");
+}
+
+/// One line for each load of each phase; of a sweep, the depth with the highest rate.
+fn results(out: &mut String, run: &RunRecord) {
+    heads(out, run, "Results: requests per second, MiB/s, 95th percentile of the latency");
+    for (name, _) in phases(run) {
+        for load in load_names(&of_phase(run, &name)) {
+            let _ = write!(out, "<tr><td>{}: {}</td>", escape(&name), escape(&load));
+            for target in &run.targets {
+                let of_load = |p: &&PhaseRecord| p.loads.iter().any(|l| l.name == load);
+                let rate = |p: &PhaseRecord| p.loads.iter().find(|l| l.name == load).map_or(0.0, |l| l.iops);
+                let phases = target.phases.iter().filter(|p| p.name == name).filter(of_load);
+                let best = phases.max_by(|a, b| rate(a).total_cmp(&rate(b)));
+                let found = best.and_then(|p| Some((p, p.loads.iter().find(|l| l.name == load)?)));
+                let text = found.map_or_else(
+                    || "not measured".to_owned(),
+                    |(p, l)| {
+                        let depth = p.depth.map_or_else(String::new, |d| format!(", depth {d}"));
+                        let latency = if l.reads + l.writes > 0 { number(l.latency.p95) } else { "no".to_owned() };
+                        format!("{}/s, {} MiB/s, {latency} ms{depth}", number(l.iops), number(l.mib_s))
+                    },
+                );
+                let _ = write!(out, "<td>{text}</td>");
+            }
+            out.push_str("</tr>\n");
+        }
+    }
+    out.push_str("</table></div>\n");
+}
+
+fn checks(out: &mut String, run: &RunRecord) {
+    heads(out, run, "Checks");
     let mut checks: Vec<&str> = Vec::new();
     for verdict in run.targets.iter().flat_map(|t| &t.verdicts) {
         if !checks.contains(&verdict.what.as_str()) {
@@ -292,7 +340,7 @@ fn figures(out: &mut String, run: &RunRecord, name: &str) {
     for (_, target, phase) in &records {
         for l in &phase.loads {
             let depth = phase.depth.map_or_else(String::new, |d| format!(", depth {d}"));
-            let _ = write!(out, "<tr><td>{}</td><td>{}{depth}</td>", escape(&target.name), escape(&l.name));
+            let _ = write!(out, "<tr><td class=\"k\">{}</td><td class=\"k\">{}{depth}</td>", escape(&target.name), escape(&l.name));
             let a = l.latency;
             for v in [l.iops, l.mib_s, a.p50, a.p95, a.p99, a.p999, a.max] {
                 let _ = write!(out, "<td class=\"n\">{}</td>", number(v));
@@ -320,7 +368,7 @@ fn costs(out: &mut String, records: &[(usize, &TargetRecord, &PhaseRecord)]) {
     for (_, target, phase) in records {
         let depth = phase.depth.map_or_else(String::new, |d| format!(", depth {d}"));
         let steady = if phase.steady == Some(false) { ", not steady" } else { "" };
-        let _ = write!(out, "<tr><td>{}{depth}</td>", escape(&target.name));
+        let _ = write!(out, "<tr><td class=\"k\">{}{depth}</td>", escape(&target.name));
         // CPU is that of the whole phase, so it is divided by all requests of it.
         let ops: u64 = phase.loads.iter().flat_map(|l| &l.series).map(|p| p.ops).sum();
         let cpu = phase.server_cpu_s.filter(|_| ops > 0).map(|s| s * 1e6 / ops as f64);

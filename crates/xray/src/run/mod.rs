@@ -202,8 +202,8 @@ impl Plan {
             records.push(record);
         }
         progress.finish();
-        let complete =
-            records.len() == self.targets.len() && records.iter().all(|r| r.state == State::Complete);
+        let is_final = |r: &TargetRecord| matches!(r.state, State::Complete | State::NotSupported(_));
+        let complete = records.len() == self.targets.len() && records.iter().all(is_final);
         Ok(RunRecord {
             format: FORMAT,
             scenario: scenario.name.get_ref().clone(),

@@ -32,7 +32,7 @@ pub struct RunRecord {
     pub machine: String,
     /// Version of this program.
     pub version: String,
-    /// Whether all targets ran to their ends.
+    /// Whether all targets ran to their ends, apart from those that do not support the scenario.
     pub complete: bool,
     /// The targets, in the order of their runs.
     pub targets: Vec<TargetRecord>,

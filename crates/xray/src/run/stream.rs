@@ -25,6 +25,8 @@ const SHORT: u32 = 64 << 10;
 const LONG_VERIFIED: u64 = 8;
 /// Most attempts to find a position that no request in flight overlaps.
 const PICKS: u32 = 100;
+/// NBD_ESHUTDOWN: the request was not executed, and a client sends it again on another connection.
+const SHUTDOWN: u32 = 108;
 const RETRY: Duration = Duration::from_millis(20);
 /// Most arrivals that are counted as not sent.
 const MAX_UNSENT: u64 = 10_000_000;
@@ -113,6 +115,8 @@ pub(super) struct Stream {
     back: Vec<u32>,
     heard: Instant,
     ended: bool,
+    /// The server said that it shuts down.
+    shut_down: bool,
 }
 
 impl Stream {
@@ -146,6 +150,7 @@ impl Stream {
             back: Vec::new(),
             heard: Instant::now(),
             ended: false,
+            shut_down: false,
         })
     }
 
@@ -415,12 +420,16 @@ impl Stream {
             answered += 1;
         }
         clock.answered.fetch_add(answered, Relaxed);
+        if std::mem::take(&mut self.shut_down) {
+            return self.lost(crate::nbd::NbdError::Closed(self.again.len()).into(), series);
+        }
         Ok(())
     }
 
     fn settle(&mut self, done: Done, at: Duration, measured: bool, series: &mut Series) {
         if done.flush {
             match done.error {
+                Some(SHUTDOWN) if self.spec.reconnect => self.shut_down = true,
                 Some(code) => series.failed(code),
                 None => {
                     self.unflushed.flushed();
@@ -431,6 +440,11 @@ impl Stream {
         }
         let Some(request) = self.requests[done.slot].take() else { return };
         if let Some(code) = done.error {
+            if code == SHUTDOWN && self.spec.reconnect {
+                self.shut_down = true;
+                self.again.push_back(request);
+                return;
+            }
             series.failed(code);
             if request.write {
                 self.forget(&request);
