@@ -8,7 +8,7 @@ MDBOOK ?= mdbook
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build dev check test test-rust test-clients test-threads test-ceph demo soak soak-space soak-crash \
-	soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi bench-boot bench-ats bench-scale fmt lint deny corpora \
+	soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi bench-boot bench-ats bench-scale xray xray-fio fmt lint deny corpora \
 	book clean
 
 help: ## list the commands
@@ -93,6 +93,13 @@ bench-ats: setup build ## volumes that hosts share over iSCSI: locks, snapshots,
 
 bench-scale: ## what the tables of a pool of 1, 10 and 100 TB cost: pauses, memory, checkpoints, opening
 	$(CARGO) test --release --locked -p forebay-engine --lib -- scale:: --ignored --nocapture
+
+xray: setup build ## all built-in scenarios, scaled, with a peer: some 20 minutes (ARGS: names of scenarios)
+	$(CARGO) build --release --locked -p forebay-xray
+	@XRAY=$(TARGET)/release/forebay-xray FOREBAY_BIN=$(TARGET)/release/forebay scripts/xray.sh $(ARGS)
+
+xray-fio: setup ## the load generator next to fio: rates and percentiles
+	$(CARGO) test --release --locked -p forebay-xray --test it fio:: -- --ignored --nocapture
 
 fmt: ## format all code
 	$(CARGO) fmt --all

@@ -18,8 +18,9 @@ pub struct RunCommand {
     /// A built-in scenario, or a file (with a . or / in its name)
     #[arg(required_unless_present = "resume")]
     scenario: Option<String>,
-    /// forebay, forebay-tcp, forebay-iscsi, forebay-rados, qemu-nbd, nbdkit, tgtd, librbd, nbd://HOST:PORT/EXPORT,
-    /// nbd+unix:///EXPORT?socket=PATH, iscsi://HOST:PORT/TARGET/LUN or file:PATH (repeatable) [default: forebay]
+    /// forebay, forebay-tcp, forebay-iscsi, forebay-rados, qemu-nbd, nbdkit, tgtd, librbd,
+    /// nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH, iscsi://HOST:PORT/TARGET/LUN or file:PATH
+    /// (repeatable) [default: forebay]
     #[arg(long = "target", value_name = "TARGET")]
     targets: Vec<String>,
     /// File that describes targets (TOML)
@@ -82,7 +83,8 @@ impl RunCommand {
             Some(dir) => (run::resume(&self.options(dir.clone())?)?, dir.clone()),
             None => {
                 let request = self.request()?;
-                let name = std::path::Path::new(&request.file).file_stem().unwrap_or_default().to_string_lossy();
+                let name =
+                    std::path::Path::new(&request.file).file_stem().unwrap_or_default().to_string_lossy();
                 let dir = self.dir.clone();
                 let dir = dir.unwrap_or_else(|| run::free_directory("target/xray".as_ref(), &name));
                 (run::start(&request, &self.options(dir.clone())?)?, dir)
@@ -195,7 +197,8 @@ impl CompareCommand {
     pub fn run(&self) -> Result<ExitCode, Box<dyn std::error::Error>> {
         let read = |path: &PathBuf| -> Result<RunRecord, Box<dyn std::error::Error>> {
             let text = std::fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-            Ok(serde_json::from_slice(&text).map_err(|e| format!("{} is not a report: {e}", path.display()))?)
+            Ok(serde_json::from_slice(&text)
+                .map_err(|e| format!("{} is not a report: {e}", path.display()))?)
         };
         let found = report::compare(&read(&self.earlier)?, &read(&self.later)?, self.threshold)?;
         println!("{}", found.table);

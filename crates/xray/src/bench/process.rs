@@ -106,7 +106,8 @@ impl Process {
         // SAFETY: prctl with this option only sets an attribute of the process.
         match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) } {
             0 => Ok(()),
-            _ => Err(io::Error::last_os_error()).during(|| "cannot become the parent of a successor".to_owned()),
+            _ => Err(io::Error::last_os_error())
+                .during(|| "cannot become the parent of a successor".to_owned()),
         }
     }
 

@@ -1,4 +1,5 @@
-//! A file or block device of this machine, through io_uring, past the page cache if the file system allows it.
+//! A file or block device of this machine, through io_uring, past the page cache if the file system allows
+//! it.
 //!
 //! The kernel reads and writes the buffers of slots while requests are in flight. A buffer is moved or freed
 //! only when its slot is free, and the device waits for all requests before it drops its buffers.
@@ -31,7 +32,9 @@ unsafe impl Send for Aligned {}
 impl Aligned {
     fn new(len: usize) -> Aligned {
         let len = len.max(ALIGN).next_multiple_of(ALIGN);
-        let Ok(layout) = Layout::from_size_align(len, ALIGN) else { unreachable!("requests are at most 32 MiB") };
+        let Ok(layout) = Layout::from_size_align(len, ALIGN) else {
+            unreachable!("requests are at most 32 MiB")
+        };
         // SAFETY: the size of the layout is not zero.
         let start = unsafe { alloc_zeroed(layout) };
         if start.is_null() {
@@ -94,7 +97,8 @@ impl FileDevice {
         let file = file.map_err(failed("cannot open"))?;
         let size = size(&file).map_err(failed("cannot get the size of"))?;
         let room = slots(needs.depth);
-        let ring = IoUring::new((room as u32).next_power_of_two()).map_err(failed("cannot use io_uring for"))?;
+        let ring =
+            IoUring::new((room as u32).next_power_of_two()).map_err(failed("cannot use io_uring for"))?;
         let now = Instant::now();
         Ok(FileDevice {
             ring,
@@ -208,7 +212,11 @@ impl Device for FileDevice {
             Ok(_) => Ok(false),
             // The kernel has no room now: try again later.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN | libc::EINTR)) => Ok(true),
-            Err(source) => Err(DeviceError::File { what: "cannot send requests to", path: Path::new("io_uring").into(), source }),
+            Err(source) => Err(DeviceError::File {
+                what: "cannot send requests to",
+                path: Path::new("io_uring").into(),
+                source,
+            }),
         }
     }
 
@@ -252,7 +260,8 @@ impl Drop for FileDevice {
         // The kernel writes into the buffers until then.
         while self.under_way > 0 {
             let waited = self.ring.submit_and_wait(1);
-            if waited.is_err_and(|e| e.kind() != io::ErrorKind::Interrupted) || self.receive(&mut []).is_err() {
+            if waited.is_err_and(|e| e.kind() != io::ErrorKind::Interrupted) || self.receive(&mut []).is_err()
+            {
                 // Rather lose the memory than let the kernel write into memory of another owner.
                 std::mem::forget(std::mem::take(&mut self.slots));
                 return;

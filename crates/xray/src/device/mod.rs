@@ -141,10 +141,16 @@ impl DeviceError {
     pub fn is_connection(&self) -> bool {
         match self {
             DeviceError::Nbd(e) => {
-                matches!(e, NbdError::Io(_) | NbdError::Closed(_) | NbdError::Refused { .. } | NbdError::Stalled(_))
+                matches!(
+                    e,
+                    NbdError::Io(_) | NbdError::Closed(_) | NbdError::Refused { .. } | NbdError::Stalled(_)
+                )
             }
             DeviceError::Iscsi(e) => {
-                matches!(e, IscsiError::Io(_) | IscsiError::Closed(_) | IscsiError::Refused(_) | IscsiError::Stalled)
+                matches!(
+                    e,
+                    IscsiError::Io(_) | IscsiError::Closed(_) | IscsiError::Refused(_) | IscsiError::Stalled
+                )
             }
             DeviceError::File { .. } | DeviceError::Wait(_) | DeviceError::Lacks(_) => false,
         }

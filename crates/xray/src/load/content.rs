@@ -5,8 +5,9 @@
 //! (deduplication gains nothing), they do not compress, a reader can compute the expected content, and
 //! filling a request costs one copy.
 //!
-//! To measure reduction, the arena is real data instead, or the units are whole blocks of it without a stamp; or
-//! a share of each unit is zero, and a share of the units is equal to one of a few (`Fill::Shaped`).
+//! To measure reduction, the arena is real data instead, or the units are whole blocks of it without a
+//! stamp; or a share of each unit is zero, and a share of the units is equal to one of a few
+//! (`Fill::Shaped`).
 
 use std::sync::Arc;
 

@@ -228,7 +228,13 @@ fn draw(out: &mut String, line: &Line, s: &Scales) {
         let label = line.labels.get(i);
         // A point between two gaps has no line.
         if label.is_some() || alone(i) {
-            let _ = writeln!(out, "<circle class=\"dot c{}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"2.5\"/>", line.style, s.x(*x), s.y(*y));
+            let _ = writeln!(
+                out,
+                "<circle class=\"dot c{}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"2.5\"/>",
+                line.style,
+                s.x(*x),
+                s.y(*y)
+            );
         }
         if let Some(label) = label {
             let _ = writeln!(
@@ -257,8 +263,8 @@ fn ticks((low, high): (f64, f64), count: f64) -> Vec<f64> {
 
 fn time_ticks((low, high): (f64, f64)) -> Vec<f64> {
     const STEPS: [f64; 17] = [
-        0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14_400.0,
-        36_000.0,
+        0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0,
+        14_400.0, 36_000.0,
     ];
     let step = STEPS.into_iter().find(|s| (high - low) / s <= 12.0).unwrap_or(36_000.0);
     multiples(low, high, step)
@@ -318,7 +324,10 @@ mod tests {
         assert_eq!(ticks((0.0, 4300.0), 5.0), [0.0, 1000.0, 2000.0, 3000.0, 4000.0]);
         assert_eq!(decades((0.1, 100.0)), [0.1, 1.0, 10.0, 100.0]);
         assert_eq!(time_ticks((-5.0, 40.0)), [-5.0, 0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0]);
-        assert_eq!([time(90.0), time(600.0), number(0.1), number(1234.5)], ["90 s", "10 min", "0.1", "1,234"]);
+        assert_eq!(
+            [time(90.0), time(600.0), number(0.1), number(1234.5)],
+            ["90 s", "10 min", "0.1", "1,234"]
+        );
     }
 
     #[test]

@@ -43,7 +43,8 @@ pub fn compare(a: &RunRecord, b: &RunRecord, threshold: f64) -> Result<Compariso
     if pairs.is_empty() {
         return Err(CompareError::Targets);
     }
-    let mut table = new_table(&["target", "phase", "load", "requests/s", "was", "change", "p95 ms", "was", "change"]);
+    let mut table =
+        new_table(&["target", "phase", "load", "requests/s", "was", "change", "p95 ms", "was", "change"]);
     let mut result = Comparison { table: String::new(), changes: Vec::new(), regressions: Vec::new() };
     for (x, y) in pairs {
         for (place, was, now) in loads(x, y) {
@@ -72,7 +73,8 @@ pub fn compare(a: &RunRecord, b: &RunRecord, threshold: f64) -> Result<Compariso
         for verdict in &y.verdicts {
             let was = x.verdicts.iter().find(|v| v.what == verdict.what);
             let Some(was) = was.filter(|was| was.pass != verdict.pass) else { continue };
-            let change = format!("{}: {}: {} was {}", y.name, verdict.what, word(verdict.pass), word(was.pass));
+            let change =
+                format!("{}: {}: {} was {}", y.name, verdict.what, word(verdict.pass), word(was.pass));
             if verdict.pass == Some(false) {
                 result.regressions.push(change.clone());
             }

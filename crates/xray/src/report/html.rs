@@ -85,8 +85,12 @@ fn summary(out: &mut String, run: &RunRecord) {
         );
     }
     legend(out, run);
-    out.push_str("<h2>Summary</h2>\n<div class=\"table\"><table>\n<tr><th>target</th><th>version</th><th>state</th>");
-    out.push_str("<th class=\"n\">checks passed</th><th class=\"n\">failed</th><th class=\"n\">open</th></tr>\n");
+    out.push_str(
+        "<h2>Summary</h2>\n<div class=\"table\"><table>\n<tr><th>target</th><th>version</th><th>state</th>",
+    );
+    out.push_str(
+        "<th class=\"n\">checks passed</th><th class=\"n\">failed</th><th class=\"n\">open</th></tr>\n",
+    );
     for target in &run.targets {
         let count = |pass| target.verdicts.iter().filter(|v| v.pass == pass).count();
         let failed = count(Some(false));
@@ -131,7 +135,8 @@ fn results(out: &mut String, run: &RunRecord) {
                     || "not measured".to_owned(),
                     |(p, l)| {
                         let depth = p.depth.map_or_else(String::new, |d| format!(", depth {d}"));
-                        let latency = if l.reads + l.writes > 0 { number(l.latency.p95) } else { "no".to_owned() };
+                        let latency =
+                            if l.reads + l.writes > 0 { number(l.latency.p95) } else { "no".to_owned() };
                         format!("{}/s, {} MiB/s, {latency} ms{depth}", number(l.iops), number(l.mib_s))
                     },
                 );
@@ -304,7 +309,8 @@ fn sweep(out: &mut String, run: &RunRecord, name: &str) {
                 .filter_map(|p| Some((p.depth?, p.loads.iter().find(|l| l.name == load)?)))
                 .filter(|(_, l)| l.latency.p50 > 0.0)
                 .collect();
-            let points = |of: fn(&LoadRecord) -> f64| found.iter().map(|(_, l)| Some((l.iops, of(l)))).collect();
+            let points =
+                |of: fn(&LoadRecord) -> f64| found.iter().map(|(_, l)| Some((l.iops, of(l)))).collect();
             let labels = found.iter().map(|(depth, _)| depth.to_string()).collect();
             lines.push(Line { style: i % STYLES, thin: false, points: points(|l| l.latency.p50), labels });
             lines.push(Line {
@@ -315,7 +321,9 @@ fn sweep(out: &mut String, run: &RunRecord, name: &str) {
             });
         }
         let chart = Chart {
-            title: format!("{load}: median latency over throughput, thin: 99th percentile; numbers: depth of each disk"),
+            title: format!(
+                "{load}: median latency over throughput, thin: 99th percentile; numbers: depth of each disk"
+            ),
             unit: "ms",
             horizontal: "requests per second",
             axis: Axis::Number,
@@ -331,7 +339,16 @@ fn sweep(out: &mut String, run: &RunRecord, name: &str) {
 fn figures(out: &mut String, run: &RunRecord, name: &str) {
     out.push_str("<div class=\"table\"><table>\n<tr><th>target</th><th>load</th>");
     for head in [
-        "requests/s", "MiB/s", "p50 ms", "p95 ms", "p99 ms", "p99.9 ms", "max ms", "errors", "verified", "wrong",
+        "requests/s",
+        "MiB/s",
+        "p50 ms",
+        "p95 ms",
+        "p99 ms",
+        "p99.9 ms",
+        "max ms",
+        "errors",
+        "verified",
+        "wrong",
     ] {
         let _ = write!(out, "<th class=\"n\">{head}</th>");
     }
@@ -340,7 +357,12 @@ fn figures(out: &mut String, run: &RunRecord, name: &str) {
     for (_, target, phase) in &records {
         for l in &phase.loads {
             let depth = phase.depth.map_or_else(String::new, |d| format!(", depth {d}"));
-            let _ = write!(out, "<tr><td class=\"k\">{}</td><td class=\"k\">{}{depth}</td>", escape(&target.name), escape(&l.name));
+            let _ = write!(
+                out,
+                "<tr><td class=\"k\">{}</td><td class=\"k\">{}{depth}</td>",
+                escape(&target.name),
+                escape(&l.name)
+            );
             let a = l.latency;
             for v in [l.iops, l.mib_s, a.p50, a.p95, a.p99, a.p999, a.max] {
                 let _ = write!(out, "<td class=\"n\">{}</td>", number(v));
@@ -359,8 +381,17 @@ fn figures(out: &mut String, run: &RunRecord, name: &str) {
 fn costs(out: &mut String, records: &[(usize, &TargetRecord, &PhaseRecord)]) {
     out.push_str("<div class=\"table\"><table>\n<tr><th>target</th>");
     for head in [
-        "measured s", "warm-up s", "server CPU us/request", "server MiB at most", "this program's cores",
-        "other processes %", "store reads", "store writes", "syncs", "store MiB read", "written",
+        "measured s",
+        "warm-up s",
+        "server CPU us/request",
+        "server MiB at most",
+        "this program's cores",
+        "other processes %",
+        "store reads",
+        "store writes",
+        "syncs",
+        "store MiB read",
+        "written",
     ] {
         let _ = write!(out, "<th class=\"n\">{head}</th>");
     }

@@ -18,7 +18,8 @@ use crate::run::{RunError, write_file};
 pub fn write(dir: &Path, run: &RunRecord) -> Result<PathBuf, RunError> {
     let json = dir.join("report.json");
     let bytes = serde_json::to_vec_pretty(run);
-    let bytes = bytes.map_err(|e| RunError::Io { what: "cannot write", path: json.clone(), source: e.into() })?;
+    let bytes =
+        bytes.map_err(|e| RunError::Io { what: "cannot write", path: json.clone(), source: e.into() })?;
     write_file(&json, &bytes)?;
     write_file(&dir.join("report.csv"), csv(run).as_bytes())?;
     let page = dir.join("report.html");

@@ -39,7 +39,6 @@ impl Clock {
         self.measure_ns.store(at.as_nanos() as u64, Relaxed);
     }
 
-
     pub fn is_measured(&self, at: Duration) -> bool {
         at.as_nanos() as u64 >= self.measure_ns.load(Relaxed)
     }

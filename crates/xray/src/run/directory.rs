@@ -1,19 +1,19 @@
-//! The directory of a run: what was asked for, and the parts that are done, so that a run can be continued.
+//! The directory of a run: the request, and the parts that are done, so that a run can be continued.
 //!
-//! `run.json` has the request, `part-N.json` the results of target N. A part is written under another name and
-//! renamed, so it is complete or absent.
+//! `run.json` has the request, `part-N.json` the results of target N. A part is written under another name
+//! and renamed, so it is complete or absent.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::RunError;
 use super::record::TargetRecord;
 use crate::scenario::Scale;
 
-/// What was asked for.
+/// The request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// Name of the scenario's file.
@@ -69,7 +69,9 @@ impl RunDirectory {
     fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, RunError> {
         let path = self.0.join(name);
         match fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|e| failed("cannot read", &path, e.into())),
+            Ok(bytes) => {
+                serde_json::from_slice(&bytes).map(Some).map_err(|e| failed("cannot read", &path, e.into()))
+            }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(failed("cannot read", &path, e)),
         }

@@ -1,9 +1,9 @@
 //! What each block of a disk is expected to contain.
 //!
-//! A block's content is determined by its position and a version, so it can be verified without a copy. Version
-//! 0 is unknown (never written), 1 was written before the first phase, each later write has another one. Only
-//! one stream at a time writes a range (the scenario's check ensures it), so a version is read and written by one
-//! thread.
+//! A block's content is determined by its position and a version, so it can be verified without a copy.
+//! Version 0 is unknown (never written), 1 was written before the first phase, each later write has another
+//! one. Only one stream at a time writes a range (the scenario's check ensures it), so a version is read and
+//! written by one thread.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 

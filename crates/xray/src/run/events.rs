@@ -11,7 +11,7 @@ use super::record::EventRecord;
 use crate::scenario::{Action, Phase, Scenario};
 use crate::targets::{Act, System};
 
-/// How long a server is away if the file does not say.
+/// How long a server is away if the file does not specify it.
 const DEFAULT_AWAY: Duration = Duration::from_secs(1);
 
 /// A step of an event.
@@ -98,9 +98,10 @@ impl<'a, 'scope> Conductor<'a, 'scope> {
                     let places: Vec<_> =
                         (0..).zip(&disks).map(|(n, _)| self.system.place(&kind, n)).collect();
                     self.filling.push(scope.spawn(move || {
-                        let written = places.into_iter().zip(&disks).try_for_each(|(place, disk)| {
-                            write_all(&place?, disk)
-                        });
+                        let written = places
+                            .into_iter()
+                            .zip(&disks)
+                            .try_for_each(|(place, disk)| write_all(&place?, disk));
                         (step.event, clock.elapsed(), written)
                     }));
                 }

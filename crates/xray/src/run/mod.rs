@@ -1,8 +1,8 @@
 //! Running a scenario on targets, one after the other.
 //!
-//! `prepare` creates and fills disks; `phase` runs the loads of a phase in threads that `drive` a `stream` for each
-//! disk, while `events` happen and `sample` watches processes; `series` counts over time; `disk` and `unflushed`
-//! know what a block has to contain; `verdict` judges; `directory` keeps what is done.
+//! `prepare` creates and fills disks; `phase` runs the loads of a phase in threads that `drive` a `stream`
+//! for each disk, while `events` happen and `sample` watches processes; `series` counts over time; `disk`
+//! and `unflushed` know what a block has to contain; `verdict` judges; `directory` keeps what is done.
 
 mod clock;
 mod directory;

@@ -43,14 +43,14 @@ pub(super) struct Stage<'a> {
     pub seed: u64,
     /// Desktops between phases.
     pub desks: BTreeMap<String, Desk<'a>>,
-    /// Percentiles that checks ask for.
+    /// Percentiles that checks need.
     pub percentiles: Vec<f64>,
 }
 
 /// A stream before it is opened.
 enum Planned<'a> {
     Load(StreamSpec, Place, Arc<super::disk::DiskState>),
-    Script(Option<Desk<'a>>, (Steps<'a>, Family<'a>), Place, u32),
+    Script(Box<Option<Desk<'a>>>, (Steps<'a>, Family<'a>), Place, u32),
 }
 
 struct Plan<'a> {
@@ -91,7 +91,8 @@ fn part(script: Script) -> Part {
     }
 }
 
-/// Runs a phase. An error means that nothing was measured; a failure during the phase is in the second result.
+/// Runs a phase. An error means that nothing was measured; a failure during the phase is in the second
+/// result.
 pub(super) fn run<'a>(
     stage: &mut Stage<'a>,
     phase: &Phase,
@@ -126,7 +127,8 @@ pub(super) fn run<'a>(
             .collect();
         barrier.wait();
         clock.begun();
-        let sampler = scope.spawn(|| sample(clock, &pids, every.max(Duration::from_millis(500)), &sampled_enough));
+        let sampler =
+            scope.spawn(|| sample(clock, &pids, every.max(Duration::from_millis(500)), &sampled_enough));
         (steady, measured_from) = warm_up(phase, every, clock, running, progress);
         if let Some(duration) = phase.duration {
             clock.end_at(measured_from + duration.0);
@@ -222,7 +224,12 @@ fn plan<'a>(
                 Some(script) => {
                     let desk = stage.desks.remove(&name);
                     let Some(family) = stage.family else { continue };
-                    Planned::Script(desk, (steps(stage.scaled, family, load, script), family), place, n)
+                    Planned::Script(
+                        Box::new(desk),
+                        (steps(stage.scaled, family, load, script), family),
+                        place,
+                        n,
+                    )
                 }
                 None => {
                     let mut spec = stream(scenario, load, depth, stage.seed);
@@ -320,11 +327,16 @@ fn open(plan: Plan<'_>) -> Result<Active<'_>, DeviceError> {
     let kind = match plan.planned {
         Planned::Load(spec, place, disk) => Kind::Load(Box::new(Stream::open(spec, place, disk)?)),
         Planned::Script(desk, (steps, family), place, number) => {
-            let mut desk = match desk {
+            let mut desk = match *desk {
                 Some(desk) => desk,
                 None => {
-                    let needs =
-                        Needs { depth: DEPTH, writes: true, flushes: true, durable: false, patience: PATIENCE };
+                    let needs = Needs {
+                        depth: DEPTH,
+                        writes: true,
+                        flushes: true,
+                        durable: false,
+                        patience: PATIENCE,
+                    };
                     Desk::new(place.endpoint.open(needs)?, family, number, 1)
                 }
             };
@@ -397,7 +409,9 @@ fn collect<'a>(
         all.iter_mut().zip(part.series).for_each(|(mine, theirs)| mine.add(theirs));
         stage.desks.extend(part.desks);
         if let Some(f) = part.failure {
-            failure.get_or_insert_with(|| format!("load '{}' on {}: {}", loads[f.load].name.get_ref(), f.disk, f.error));
+            failure.get_or_insert_with(|| {
+                format!("load '{}' on {}: {}", loads[f.load].name.get_ref(), f.disk, f.error)
+            });
         }
     }
     let scenario = &stage.scaled.scenario;

@@ -34,11 +34,8 @@ pub(super) fn prepare(
     family: Option<Family<'_>>,
     progress: &mut Progress,
 ) -> Result<Disks, RunError> {
-    let wanted = |d: &Disk| Wanted {
-        kind: d.name.get_ref().clone(),
-        count: d.count,
-        size: d.size.map_or(0, |s| s.0),
-    };
+    let wanted =
+        |d: &Disk| Wanted { kind: d.name.get_ref().clone(), count: d.count, size: d.size.map_or(0, |s| s.0) };
     let (clones, origins): (Vec<&Disk>, Vec<&Disk>) =
         scenario.disks.iter().partition(|d| d.clone_of.is_some());
     system.create(&origins.iter().map(|d| wanted(d)).collect::<Vec<_>>())?;
@@ -82,11 +79,8 @@ pub(super) fn prepare(
 fn state(scenario: &Scenario, kind: &str, seed: u64, n: u32, clone: u32) -> DiskState {
     let origin = scenario.origin(kind).name.get_ref().clone();
     let family = |name: &str| scenario.origin(name).name.get_ref() == &origin;
-    let loads: Vec<_> = scenario
-        .loads
-        .iter()
-        .filter(|l| l.script.is_none() && family(l.disk.get_ref()))
-        .collect();
+    let loads: Vec<_> =
+        scenario.loads.iter().filter(|l| l.script.is_none() && family(l.disk.get_ref())).collect();
     let grain = loads.iter().map(|l| l.grain()).min().unwrap_or(4096);
     // The shares are properties of the disk, since any load can read what another one wrote.
     let zero_percent = loads.iter().map(|l| l.compressible_percent.0).max().unwrap_or(0);
@@ -119,8 +113,7 @@ pub(super) fn write_all(place: &Place, disk: &Arc<DiskState>) -> Result<(), RunE
     let clock = Clock::new();
     let failed = |error: String| RunError::Prepare { disk: disk.name.clone(), error };
     let stream = Stream::open(spec, place.clone(), disk.clone()).map_err(|e| failed(e.to_string()))?;
-    let mut active =
-        [Active { load: 0, disk: disk.name.clone(), kind: Kind::Load(Box::new(stream)) }];
+    let mut active = [Active { load: 0, disk: disk.name.clone(), kind: Kind::Load(Box::new(stream)) }];
     let mut series = [Series::new(Duration::from_secs(1))];
     let done = drive(&mut active, &mut series, &clock);
     if interrupted() {
@@ -140,9 +133,8 @@ pub(super) fn explain(code: u32) -> &'static str {
 
 /// Writes the image of desktops.
 fn write_image(place: &Place, family: Family<'_>) -> Result<(), RunError> {
-    let failed = |source| {
-        RunError::Target(TargetError::Device { endpoint: place.endpoint.to_string(), source })
-    };
+    let failed =
+        |source| RunError::Target(TargetError::Device { endpoint: place.endpoint.to_string(), source });
     let needs = Needs { depth: DEPTH, writes: true, flushes: true, durable: false, patience: PATIENCE };
     let mut device = place.endpoint.open(needs).map_err(failed)?;
     let mut buffer = vec![0; 1 << 20];
@@ -162,7 +154,12 @@ fn write_image(place: &Place, family: Family<'_>) -> Result<(), RunError> {
                     family.content.fill(Origin::Image(block), out);
                 }
             };
-            device.queue_write(place.base + u64::from(first) * BLOCK as u64, CELL * BLOCK as u32, now, &mut fill);
+            device.queue_write(
+                place.base + u64::from(first) * BLOCK as u64,
+                CELL * BLOCK as u32,
+                now,
+                &mut fill,
+            );
         }
         if device.under_way() == 0 {
             if flushed {

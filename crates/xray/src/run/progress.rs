@@ -27,7 +27,9 @@ impl Progress {
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new(1000);
             // An invalid template is not an error: use the default bar.
-            bar.set_style(ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.set_style(
+                ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar()),
+            );
             bar
         });
         Progress { bar, quiet, prefix: String::new(), total, done: Duration::ZERO, last: Instant::now() }
@@ -50,7 +52,7 @@ impl Progress {
     /// Reports how far a phase is.
     pub fn phase(&mut self, name: &str, elapsed: Duration, planned: Option<Duration>, rate: f64) {
         let left = planned.map(|planned| {
-            let left = self.total.saturating_sub(self.done) .saturating_sub(elapsed.min(planned));
+            let left = self.total.saturating_sub(self.done).saturating_sub(elapsed.min(planned));
             format!("; {} left in all", Span(Duration::from_secs(left.as_secs().max(1))))
         });
         let elapsed_text = Span(Duration::from_secs(elapsed.as_secs().max(1)));

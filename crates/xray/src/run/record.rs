@@ -18,7 +18,7 @@ pub struct RunRecord {
     pub title: String,
     /// What it shows.
     pub about: String,
-    /// Where its figures come from.
+    /// The source of its figures.
     pub source: Option<String>,
     /// Its file.
     pub text: String,
@@ -78,7 +78,7 @@ pub struct PhaseRecord {
     pub interval_s: f64,
     /// Seconds before the measured time.
     pub warm_up_s: f64,
-    /// Whether the rate was steady at the end of the warm-up; `None` if that was not asked for.
+    /// Whether the rate was steady at the end of the warm-up; `None` if that was not requested.
     pub steady: Option<bool>,
     /// Measured seconds.
     pub measured_s: f64,
@@ -157,7 +157,7 @@ pub struct LoadRecord {
     pub mib_s: f64,
     /// From the intended time with a rate, else from sending.
     pub latency: Latency,
-    /// Of any percentile that a check asks for.
+    /// Of any percentile that a check needs.
     pub percentiles: Vec<(f64, f64)>,
     /// Requests that were due and not sent by the end. They are in the latency with the time until the end.
     pub unsent: u64,
@@ -177,7 +177,7 @@ pub struct LoadRecord {
     pub first_wrong: Option<String>,
     /// Blocks whose last write was answered and not flushed when the server ended, and is lost.
     pub lost_unflushed: u64,
-    /// Whether all disks of a load that ends came to their ends.
+    /// Whether all disks of a load that ends reached their ends.
     pub ended: Option<bool>,
     /// Over time; the measured time starts at 0.
     pub series: Vec<Point>,

@@ -19,7 +19,12 @@ pub(super) struct Sampled {
 }
 
 /// Samples until `stop`. `pids` changes when servers are started and killed.
-pub(super) fn sample(clock: &Clock, pids: &Mutex<Vec<u32>>, interval: Duration, stop: &AtomicBool) -> Sampled {
+pub(super) fn sample(
+    clock: &Clock,
+    pids: &Mutex<Vec<u32>>,
+    interval: Duration,
+    stop: &AtomicBool,
+) -> Sampled {
     let mut known: BTreeMap<u32, f64> = BTreeMap::new();
     let own = || cpu_of(std::process::id()).map_or(0.0, |d| d.as_secs_f64());
     // The growth since the sample before; a process that is new has used nothing before.

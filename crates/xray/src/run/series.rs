@@ -47,7 +47,7 @@ pub(super) struct Series {
     pub wrong: u64,
     pub first_wrong: Option<String>,
     pub lost_unflushed: u64,
-    /// Disks that came to their ends, and did not.
+    /// Disks that reached their ends, and did not.
     pub ended: (u32, u32),
     /// Of the measured time.
     nanos: Histogram<u64>,

@@ -1,9 +1,9 @@
 //! A load on one disk: which request is next, when it is due, and whether what is read is what was written.
 //!
-//! With a rate, requests arrive as a Poisson process, and a request that finds no room waits; its latency begins
-//! when it was due. A request waits while it overlaps one in flight and one of the two writes, so the expected
-//! content of a read is always known. When the connection is lost, all requests in flight are sent again on the
-//! next one, as a guest does, and keep their due times: nothing of an outage is left out.
+//! With a rate, requests arrive as a Poisson process, and a request that finds no room waits; its latency
+//! begins when it was due. A request waits while it overlaps one in flight and one of the two writes, so the
+//! expected content of a read is always known. When the connection is lost, all requests in flight are sent
+//! again on the next one, as a guest does, and keep their due times, so the latency includes the outage.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -115,7 +115,7 @@ pub(super) struct Stream {
     back: Vec<u32>,
     heard: Instant,
     ended: bool,
-    /// The server said that it shuts down.
+    /// The server reported that it shuts down.
     shut_down: bool,
 }
 
@@ -163,7 +163,7 @@ impl Stream {
         self.stage == Stage::Over
     }
 
-    /// Whether a load that ends came to its end.
+    /// Whether a load that ends reached its end.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
@@ -302,7 +302,7 @@ impl Stream {
         Request { write, offset, len, version, due, keep, back: false }
     }
 
-    /// Position and length of the next request; `None` while requests in flight are in the way.
+    /// Position and length of the next request; `None` while requests in flight block it.
     fn pick(&mut self, write: bool) -> Option<(u64, u32)> {
         let (start, end) = self.spec.range;
         for _ in 0..PICKS {
@@ -327,7 +327,7 @@ impl Stream {
                 return None;
             }
             if !random {
-                // Continue after the request in the way.
+                // Continue after that request.
                 self.cursor = offset + u64::from(len);
             }
         }
@@ -485,11 +485,14 @@ impl Stream {
             series.verified += 1;
             if !self.disk.matches(block, version, data) {
                 let older = match suspect {
-                    // Too many versions to tell: the content is not known.
+                    // Too many versions: the content is not known.
                     Some(None) => Some(0),
                     Some(Some(versions)) => {
                         let zero = |v: u32| v == 0 && data.iter().all(|b| *b == 0);
-                        versions.iter().copied().find(|v| zero(*v) || *v > 0 && self.disk.matches(block, *v, data))
+                        versions
+                            .iter()
+                            .copied()
+                            .find(|v| zero(*v) || *v > 0 && self.disk.matches(block, *v, data))
                     }
                     None => None,
                 };
@@ -556,8 +559,12 @@ impl Stream {
     fn give_up(&mut self, series: &mut Series) {
         self.device = None;
         self.connecting = None;
-        let requests: Vec<Request> =
-            self.requests.iter_mut().filter_map(Option::take).chain(std::mem::take(&mut self.again)).collect();
+        let requests: Vec<Request> = self
+            .requests
+            .iter_mut()
+            .filter_map(Option::take)
+            .chain(std::mem::take(&mut self.again))
+            .collect();
         for request in requests {
             series.unanswered += u64::from(!request.back);
             if request.write {
@@ -583,7 +590,7 @@ fn needs(spec: &StreamSpec) -> Needs {
     }
 }
 
-/// Makes a connection in a thread of its own kind: a server that starts may keep a client waiting.
+/// Makes a connection in another thread: a server that starts may keep a client waiting.
 fn connect(endpoint: &Endpoint, needs: Needs) -> Connecting {
     let (sender, result) = channel();
     let stop = Arc::new(AtomicBool::new(false));

@@ -1,9 +1,9 @@
 //! What a block may contain after the server ended: the rule of write caches.
 //!
-//! A write that was answered may be lost until a flush that was sent later is answered. So a block has its last
-//! version, or one that it had since the last flush that covers it; anything else is wrong. Writes are collected
-//! in `recent`; a flush turns them into `covered` when it is sent, and forgets those when it is answered. When
-//! the connection is lost, all of them become suspects, until a read or a write settles them.
+//! A write that was answered may be lost until a flush that was sent later is answered. So a block has its
+//! last version, or one that it had since the last flush that covers it; anything else is wrong. Writes are
+//! collected in `recent`; a flush turns them into `covered` when it is sent, and forgets those when it is
+//! answered. When the connection is lost, all of them become suspects, until a read or a write settles them.
 
 use std::collections::HashMap;
 

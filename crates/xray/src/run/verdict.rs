@@ -1,9 +1,9 @@
 //! The judgement of each check: what is compared with what, and the figures.
 //!
 //! **The band.** Arrivals of a Poisson process of rate r vary: in one second, 95 % of the counts are within
-//! r +/- 1.96 sqrt(r). That is the published band of X-Ray. Two things have to hold: the mean rate is within the
-//! band, and so is the share of the points that chance explains: 95 % less three standard errors of that share.
-//! Points shorter than a second have the band of their length, longer ones the published one.
+//! r ± 1.96 √r. That is the published band of X-Ray. Two conditions have to hold: the mean rate is within the
+//! band, and so is the share of the points that chance explains, 95 % less three standard errors of that
+//! share. Points shorter than a second have the band of their length, longer ones the published one.
 
 use super::record::{EventRecord, LoadRecord, PhaseRecord, Point, State, TargetRecord, Verdict};
 use crate::scenario::{Check, Judge, Scenario};
@@ -117,9 +117,7 @@ fn of_load(check: &Check, load: &LoadRecord, phase: &PhaseRecord, target: &Targe
         Judge::NoTrend => no_trend(load, phase, percent),
         Judge::Back => back(check, load, phase),
         Judge::SameRate => same_rate(check, load, target, percent),
-        Judge::Complete => {
-            (load.ended, format!("{} reads and {} writes", load.reads, load.writes))
-        }
+        Judge::Complete => (load.ended, format!("{} reads and {} writes", load.reads, load.writes)),
         Judge::Errors | Judge::Verified | Judge::Events => (None, String::new()),
     }
 }
@@ -154,7 +152,9 @@ fn in_band(load: &LoadRecord, phase: &PhaseRecord) -> Judged {
 }
 
 fn latency(check: &Check, load: &LoadRecord) -> Judged {
-    let (Some(percentile), Some(below)) = (check.percentile, check.below) else { return (None, String::new()) };
+    let (Some(percentile), Some(below)) = (check.percentile, check.below) else {
+        return (None, String::new());
+    };
     if load.reads + load.writes + load.unsent == 0 {
         return (None, "no request was answered".to_owned());
     }
@@ -234,8 +234,12 @@ fn same_rate(check: &Check, load: &LoadRecord, target: &TargetRecord, percent: f
         return (None, format!("the phase '{name}' has no rate of this load"));
     };
     let change = (load.iops / before.iops - 1.0) * 100.0;
-    let reason = format!("{:.1}/s after {:.1}/s: {change:+.1} %, at most {percent} % permitted", load.iops, before.iops);
-    // Chance alone makes short runs differ: three standard errors of the difference of two counts are permitted.
+    let reason = format!(
+        "{:.1}/s after {:.1}/s: {change:+.1} %, at most {percent} % permitted",
+        load.iops, before.iops
+    );
+    // Chance alone makes short runs differ: three standard errors of the difference of two counts are
+    // permitted.
     let chance = |l: &LoadRecord| 1.0 / ((l.reads + l.writes).max(1) as f64);
     let allowed = percent.max(300.0 * (chance(load) + chance(before)).sqrt());
     (Some(change.abs() <= allowed), reason)
@@ -256,8 +260,7 @@ fn events(check: &Check, events: &[EventRecord]) -> Judged {
 
 fn errors(check: &Check, phases: &[&PhaseRecord]) -> Verdict {
     let all: Vec<&LoadRecord> = phases.iter().flat_map(|p| loads(check, p)).collect();
-    let (errors, unanswered) =
-        all.iter().fold((0, 0), |(e, u), l| (e + l.errors, u + l.unanswered));
+    let (errors, unanswered) = all.iter().fold((0, 0), |(e, u), l| (e + l.errors, u + l.unanswered));
     let requests: u64 = all.iter().map(|l| l.reads + l.writes).sum();
     let first = all.iter().find_map(|l| l.first_error);
     let reason = match first {
@@ -280,7 +283,9 @@ fn verified(check: &Check, phases: &[&PhaseRecord]) -> Verdict {
         reason += &format!(", the first: {first}");
     }
     if lost > 0 {
-        reason += &format!("; {lost} had an earlier version, which is permitted: no flush had covered the last one");
+        reason += &format!(
+            "; {lost} had an earlier version, which is permitted: no flush had covered the last one"
+        );
     }
     let pass = if wrong > 0 { Some(false) } else { (blocks > 0).then_some(true) };
     Verdict { what: title(check), pass, reason }

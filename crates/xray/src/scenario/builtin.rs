@@ -1,7 +1,7 @@
 //! The scenarios that belong to the program.
 //!
-//! Their figures are those of the open scenarios of X-Ray (nutanix/curie 3.3.1), and published measurements of
-//! desktops; each file names its source. Scenarios that differ only in numbers share a template.
+//! Their figures are those of the open scenarios of X-Ray (nutanix/curie 3.3.1), and published measurements
+//! of desktops; each file names its source. Scenarios that differ only in numbers share a template.
 
 /// A built-in scenario.
 #[derive(Debug, Clone, Copy)]
@@ -75,15 +75,26 @@ const ALL: &[Builtin] = &[
         name: "snapshot-impact-standard",
         template: SNAPSHOTS,
         values: small_oltp!(
-            "which" = "standard", "times" = "12", "every" = "60min", "duration" = "13h", "total" = "4,200"
+            "which" = "standard",
+            "times" = "12",
+            "every" = "60min",
+            "duration" = "13h",
+            "total" = "4,200"
         ),
     },
     Builtin {
         name: "snapshot-impact-high",
         template: SNAPSHOTS,
         values: oltp!(
-            "1500", "200", "28GiB", "2GiB",
-            "which" = "high", "times" = "16", "every" = "30min", "duration" = "510min", "total" = "6,400"
+            "1500",
+            "200",
+            "28GiB",
+            "2GiB",
+            "which" = "high",
+            "times" = "16",
+            "every" = "30min",
+            "duration" = "510min",
+            "total" = "6,400"
         ),
     },
     Builtin {

@@ -75,9 +75,7 @@ fn refers<'a>(
 }
 
 fn disk(s: &Scenario, d: &Disk) -> Checked {
-    ensure((1..=MAX_STREAMS).contains(&d.count), &d.name, || {
-        format!("'count' must be 1 to {MAX_STREAMS}")
-    })?;
+    ensure((1..=MAX_STREAMS).contains(&d.count), &d.name, || format!("'count' must be 1 to {MAX_STREAMS}"))?;
     if let Some(of) = &d.clone_of {
         refers(of, s.disks.iter().map(|d| &d.name), "disk")?;
         let origin = s.disk(of.get_ref());
@@ -85,10 +83,13 @@ fn disk(s: &Scenario, d: &Disk) -> Checked {
             "'clone_of' must name a disk that is not a clone itself".to_owned()
         })?;
         return ensure(d.size.is_none() && !d.prefill && !d.desktop_image, &d.name, || {
-            "a clone has size and content of its origin: remove 'size', 'prefill' and 'desktop_image'".to_owned()
+            "a clone has size and content of its origin: remove 'size', 'prefill' and 'desktop_image'"
+                .to_owned()
         });
     }
-    ensure(d.size.is_some(), &d.name, || format!("the disk '{}' needs 'size' or 'clone_of'", d.name.get_ref()))?;
+    ensure(d.size.is_some(), &d.name, || {
+        format!("the disk '{}' needs 'size' or 'clone_of'", d.name.get_ref())
+    })?;
     ensure(d.size.is_none_or(|s| s.0.is_multiple_of(4096)), &d.name, || {
         "'size' must be a multiple of 4 KiB".to_owned()
     })?;
@@ -101,9 +102,11 @@ fn load(s: &Scenario, l: &Load) -> Checked {
     let at = &l.name;
     refers(&l.disk, s.disks.iter().map(|d| &d.name), "disk")?;
     if l.script.is_some() {
-        let plain = l.blocks.is_empty() && l.rate.is_none() && !l.once && l.offset.is_none() && l.size.is_none();
+        let plain =
+            l.blocks.is_empty() && l.rate.is_none() && !l.once && l.offset.is_none() && l.size.is_none();
         ensure(plain, at, || {
-            "a script determines its requests: remove 'blocks', 'rate', 'once', 'offset' and 'size'".to_owned()
+            "a script determines its requests: remove 'blocks', 'rate', 'once', 'offset' and 'size'"
+                .to_owned()
         })?;
         let image = s.origin(l.disk.get_ref()).desktop_image;
         return ensure(image && s.disk(l.disk.get_ref()).clone_of.is_some(), &l.disk, || {
@@ -116,9 +119,13 @@ fn load(s: &Scenario, l: &Load) -> Checked {
     for (size, weight) in &l.blocks {
         let unit = if size.0 > 4096 { 4096 } else { 512 };
         ensure(size.0.is_multiple_of(unit) && size.0 <= MAX_BLOCK, at, || {
-            format!("the block size {size} must be a multiple of 512 bytes, of 4 KiB above that, and at most 32 MiB")
+            format!(
+                "the block size {size} must be a multiple of 512 bytes, of 4 KiB above that, and at most 32 MiB"
+            )
         })?;
-        ensure((1..=1_000_000).contains(weight), at, || "the weight of a block size must be above 0".to_owned())?;
+        ensure((1..=1_000_000).contains(weight), at, || {
+            "the weight of a block size must be above 0".to_owned()
+        })?;
     }
     let grain = l.grain();
     ensure(l.blocks.keys().all(|b| b.0.is_multiple_of(grain)), at, || {
@@ -143,7 +150,7 @@ fn phase(s: &Scenario, p: &Phase) -> Checked {
     p.loads.iter().try_for_each(|l| refers(l, s.loads.iter().map(|l| &l.name), "load"))?;
     let loads: Vec<&Load> = p.loads.iter().map(|l| s.load(l.get_ref())).collect();
     let ends = |l: &&Load| l.once || l.script.is_some();
-    ensure(p.duration.is_some() || loads.iter().all(|l| ends(&l)), at, || {
+    ensure(p.duration.is_some() || loads.iter().all(ends), at, || {
         "a phase needs 'duration' unless all its loads end: 'once', or a script".to_owned()
     })?;
     ensure(p.duration.is_none_or(|d| !d.0.is_zero()), at, || "'duration' must be above 0".to_owned())?;

@@ -23,7 +23,7 @@ pub struct Scenario {
     pub title: String,
     /// What it shows, in a few sentences.
     pub about: String,
-    /// Where its figures come from.
+    /// The source of its figures.
     #[serde(default)]
     pub source: Option<String>,
     /// The disks.
@@ -222,7 +222,7 @@ pub enum Judge {
     SameRate,
     /// The events of a phase succeeded, each in time.
     Events,
-    /// All loads that end came to their ends.
+    /// All loads that end reached their ends.
     Complete,
 }
 

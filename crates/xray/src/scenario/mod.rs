@@ -1,8 +1,8 @@
 //! Scenarios: what applications do, what breaks at the same time, and what is judged, as files.
 //!
-//! `file` has the format, `quantity` sizes and times, `parse` reads a file and `check` finds what is wrong with
-//! it, `builtin` has the files that belong to the program, `scale` makes a scenario smaller. A [`Scenario`] was
-//! checked: all names refer to something, and all ranges are within their disks.
+//! `file` has the format, `quantity` sizes and times, `parse` reads a file and `check` finds what is wrong
+//! with it, `builtin` has the files that belong to the program, `scale` makes a scenario smaller. A
+//! [`Scenario`] was checked: all names refer to something, and all ranges are within their disks.
 
 mod builtin;
 mod check;

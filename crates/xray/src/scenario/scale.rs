@@ -1,8 +1,9 @@
 //! Smaller scenarios: sizes, rates and times by a factor each, with a record of what was changed.
 //!
-//! Block sizes, depths, numbers of disks, numbers of events and the bounds of checks stay the same, so a scaled
-//! run has the shape of the full one and is judged by the same rules. It does not replace the full one: caches
-//! hold more of a smaller disk, and less time shows less wear. The report prints the record for this reason.
+//! Block sizes, depths, numbers of disks, numbers of events and the bounds of checks stay the same, so a
+//! scaled run has the shape of the full one and is judged by the same rules. It does not replace the full
+//! one: caches hold more of a smaller disk, and less time shows less wear. The report prints the record for
+//! this reason.
 
 use std::time::Duration;
 
@@ -109,7 +110,8 @@ impl Scale {
             let rate = full * self.rate;
             load.rate = Some(rate);
             let name = load.name.get_ref();
-            changes.push(format!("load '{name}': {rate:.3} requests a second for each disk instead of {full}"));
+            changes
+                .push(format!("load '{name}': {rate:.3} requests a second for each disk instead of {full}"));
         }
     }
 

@@ -86,7 +86,12 @@ fn each_kind_of_mistake_is_reported_with_its_line_and_the_nearest_name() {
         ("is = \"band\"", "is = \"bond\"", line("\"band\""), "did you mean 'band'?"),
         ("is = \"band\"", "is = \"latency\"", line("[[check]]"), "needs 'percentile'"),
         ("is = \"band\"", "is = \"band\"\nbelow = \"1s\"", line("[[check]]"), "does not belong"),
-        ("is = \"band\"\nload = \"reads\"", "is = \"band\"\nload = \"writes\"", line("[[check]]") + 2, "'rate'"),
+        (
+            "is = \"band\"\nload = \"reads\"",
+            "is = \"band\"\nload = \"writes\"",
+            line("[[check]]") + 2,
+            "'rate'",
+        ),
         ("[[disk]]", "[[disk]", line("[[disk]]"), ""),
     ] {
         let (found, what) = mistake(from, to);
@@ -105,7 +110,9 @@ fn all_built_in_scenarios_are_valid_at_any_scale() {
         let scenario = parse(builtin.name, &text).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(scenario.name.get_ref(), builtin.name);
         for factor in [1.0, 0.5, 0.01, 1e-4] {
-            let scaled = Scale::all(factor).apply(scenario.clone()).unwrap_or_else(|e| panic!("{}: {e}", builtin.name));
+            let scaled = Scale::all(factor)
+                .apply(scenario.clone())
+                .unwrap_or_else(|e| panic!("{}: {e}", builtin.name));
             assert_eq!(scaled.changes.is_empty(), factor == 1.0, "{}: {:?}", builtin.name, scaled.changes);
         }
     }

@@ -45,7 +45,10 @@ impl ForebaySystem {
         settings: &str,
     ) -> Result<ForebaySystem, TargetError> {
         if !around.forebay.is_file() {
-            let what = format!("{} does not exist: build forebay-server, or give --forebay", around.forebay.display());
+            let what = format!(
+                "{} does not exist: build forebay-server, or give --forebay",
+                around.forebay.display()
+            );
             return Err(TargetError::Unavailable(what));
         }
         let cluster = if rados { Some(Cluster::start(around)?) } else { None };

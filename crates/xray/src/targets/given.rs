@@ -1,4 +1,4 @@
-//! A disk that exists: a block device, a file, or an export or unit of a server that somebody else runs.
+//! A disk that exists: a block device, a file, or an export or unit of a server that is not started here.
 //!
 //! The disks of a scenario are ranges of it, one after the other. Nothing is written to it unless it is empty
 //! or the user gave permission; a block device is opened exclusively, so one that is mounted is refused.
@@ -69,7 +69,11 @@ impl System for Given {
             at += disk.size * u64::from(disk.count);
         }
         if at > self.size {
-            return Err(TargetError::TooSmall { endpoint: self.endpoint.to_string(), have: self.size, need: at });
+            return Err(TargetError::TooSmall {
+                endpoint: self.endpoint.to_string(),
+                have: self.size,
+                need: at,
+            });
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! The systems under test: what each can do, and how it is started and disturbed.
 //!
-//! [`TargetSpec`] says which one, by a word of the command line or by a description in TOML; [`TargetSpec::start`]
-//! makes it run. `forebay`, `qemu` (also librbd) and `raw` (`nbdkit` and `tgtd`, on raw files) start servers,
-//! `given` uses a disk that exists already. Each declares what it supports: what is not declared is never tried,
-//! and never pretended.
+//! [`TargetSpec`] selects one, by a word of the command line or by a description in TOML;
+//! [`TargetSpec::start`] makes it run. `forebay`, `qemu` (also librbd) and `raw` (`nbdkit` and `tgtd`, on
+//! raw files) start servers, `given` uses a disk that exists already. Each declares what it supports: what
+//! is not declared is never tried, and never pretended.
 
 mod ceph;
 mod forebay;

@@ -29,7 +29,12 @@ impl QemuSystem {
     /// On qcow2 files.
     pub fn qcow2(around: &Surroundings) -> Result<QemuSystem, TargetError> {
         let version = version("qemu-nbd", "qemu-utils")?;
-        Ok(QemuSystem { exports: BTreeMap::new(), cluster: None, dir: WorkDir::create(&around.parent)?, version })
+        Ok(QemuSystem {
+            exports: BTreeMap::new(),
+            cluster: None,
+            dir: WorkDir::create(&around.parent)?,
+            version,
+        })
     }
 
     /// On images of RBD.
@@ -56,7 +61,8 @@ impl QemuSystem {
     fn rbd(&self, args: &[&str]) -> Result<(), TargetError> {
         let Some(cluster) = &self.cluster else { return Err(TargetError::Unsupported("a command of RBD")) };
         let conf = cluster.conf();
-        Ok(run(Command::new("rbd").arg("--conf").arg(conf).args(args).current_dir(cluster.dir())).map(drop)?)
+        Ok(run(Command::new("rbd").arg("--conf").arg(conf).args(args).current_dir(cluster.dir()))
+            .map(drop)?)
     }
 
     fn all(&mut self) -> impl Iterator<Item = &mut Export> {

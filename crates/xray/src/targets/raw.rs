@@ -74,7 +74,8 @@ impl RawSystem {
         let mut server = match &self.portal {
             None => Running::Nbdkit(nbdkit_files(&self.dir, &files)?),
             Some(portal) => {
-                let unit = |(name, lun): (&String, u8)| Unit { lun, file: files.join(name), write_cache: true };
+                let unit =
+                    |(name, lun): (&String, u8)| Unit { lun, file: files.join(name), write_cache: true };
                 let units: Vec<Unit> = self.files.iter().zip(1..=u8::MAX).map(unit).collect();
                 if units.len() < self.files.len() {
                     return Err(TargetError::Unsupported("more than 255 disks"));
@@ -127,7 +128,8 @@ impl System for RawSystem {
         let index = *index.ok_or(TargetError::Unsupported("a disk of this kind"))?;
         let endpoint = match (&self.portal, &self.server) {
             (Some(_), Some(Running::Tgtd(tgtd))) => {
-                let lun = u8::try_from(index + 1).map_err(|_| TargetError::Unsupported("more than 255 disks"))?;
+                let lun =
+                    u8::try_from(index + 1).map_err(|_| TargetError::Unsupported("more than 255 disks"))?;
                 Endpoint::Iscsi(tgtd.target().unit(lun))
             }
             (Some(_), _) => return Err(TargetError::Unsupported("a disk while the server is killed")),

@@ -183,7 +183,9 @@ mod tests {
             Ok(Kind::Given(endpoint)) => endpoint.to_string(),
             other => panic!("{other:?}"),
         };
-        for uri in ["nbd://localhost:10/a", "nbd+unix:///a?socket=/s", "iscsi://h:1/iqn.x:y/3", "file:/dev/sdX"] {
+        for uri in
+            ["nbd://localhost:10/a", "nbd+unix:///a?socket=/s", "iscsi://h:1/iqn.x:y/3", "file:/dev/sdX"]
+        {
             assert_eq!(given(uri), uri);
         }
         assert_eq!(given("nbd://host/"), "nbd://host:10809/");
@@ -197,9 +199,12 @@ mod tests {
 
     #[test]
     fn descriptions_are_parsed_and_mistakes_have_their_line() {
-        let text = "[[target]]\nname = \"big\"\ntarget = \"forebay\"\ncache = \"4GiB\"\ntransport = \"tcp\"\n";
+        let text =
+            "[[target]]\nname = \"big\"\ntarget = \"forebay\"\ncache = \"4GiB\"\ntransport = \"tcp\"\n";
         let specs = parse_file("t", text).expect("is valid");
-        assert!(matches!(specs[0].kind, Kind::Forebay { transport: Transport::Tcp, cache: Size(n), .. } if n == 4 << 30));
+        assert!(
+            matches!(specs[0].kind, Kind::Forebay { transport: Transport::Tcp, cache: Size(n), .. } if n == 4 << 30)
+        );
         for (bad, part) in [
             (text.replace("cache", "cash"), "line 4"),
             (text.replace("\"forebay\"", "\"nbdkit\""), "belong to forebay"),

@@ -1,8 +1,8 @@
 //! The load generator next to fio, on the same server: `make xray-fio`.
 //!
-//! The server is `nbdkit memory` with a fixed delay, so that its latency is the same for both and much longer than
-//! what a generator adds. Both are measured in turns; the medians over the rounds are compared, since a single
-//! round on a shared machine means little. Rates may differ by 3 %, percentiles by 5 %.
+//! The server is `nbdkit memory` with a fixed delay, so that its latency is the same for both and much
+//! longer than what a generator adds. Both are measured in turns; the medians over the rounds are compared,
+//! since a single round on a shared machine means little. Rates may differ by 3 %, percentiles by 5 %.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -45,7 +45,15 @@ type Figures = [f64; 4];
 fn fio(socket: &Path, rate: Option<u32>) -> Figures {
     let mut command = Command::new("fio");
     let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
-    command.args(["--name=x", "--ioengine=nbd", "--rw=randread", "--bs=4k", "--iodepth=8", "--time_based", &uri]);
+    command.args([
+        "--name=x",
+        "--ioengine=nbd",
+        "--rw=randread",
+        "--bs=4k",
+        "--iodepth=8",
+        "--time_based",
+        &uri,
+    ]);
     command.args([&format!("--runtime={SECONDS}"), "--ramp_time=1", "--output-format=json"]);
     command.arg("--percentile_list=50:95:99");
     if let Some(rate) = rate {

@@ -126,7 +126,11 @@ fn a_run_has_a_page_that_loads_nothing_and_figures_that_add_up() {
     for loaded in ["http:", "https:", "src=", "@import", "url("] {
         assert!(!page.contains(loaded), "{loaded}");
     }
-    assert!(page.contains("prefers-color-scheme") && page.contains("@media print") && page.contains("class=\"band\""));
+    assert!(
+        page.contains("prefers-color-scheme")
+            && page.contains("@media print")
+            && page.contains("class=\"band\"")
+    );
     let csv = std::fs::read_to_string(t.path("run/report.csv")).expect("a table");
     assert_eq!(csv.lines().count(), 1 + load.series.len());
     t.assert_clean();
@@ -146,8 +150,8 @@ fn latency_begins_when_a_request_is_due_also_while_the_target_pauses() {
     let load = t.load();
     let seconds = PAUSE.as_secs_f64();
     assert!(load.latency.max >= seconds * 900.0, "{:?}", load.latency);
-    // A quarter of all requests arrive during the pause and wait for half of it on average. Only eight can be in
-    // flight: a generator that measures from sending would see one request of a hundred that is late.
+    // A quarter of all requests arrive during the pause and wait for half of it on average. Only eight can
+    // be in flight: a generator that measures from sending would see one request of a hundred that is late.
     let (_, p75) = load.percentiles[0];
     let late = load.latency.p95;
     assert!(late > seconds * 600.0 && p75 < late, "p75 {p75}, p95 {late}");
@@ -158,7 +162,8 @@ fn latency_begins_when_a_request_is_due_also_while_the_target_pauses() {
 #[test]
 fn an_unreachable_target_is_one_clear_line() {
     let t = Test::new();
-    let done = t.run(SCENARIO, &["--target", "nbd+unix:///x?socket=/nonexistent/s", "--overwrite", "--quiet"]);
+    let done =
+        t.run(SCENARIO, &["--target", "nbd+unix:///x?socket=/nonexistent/s", "--overwrite", "--quiet"]);
     assert_eq!(done.status.code(), Some(1));
     let out = text(&done.stdout);
     assert!(out.contains("cannot use nbd+unix:///x?socket=/nonexistent/s: the connection failed"), "{out}");
@@ -282,7 +287,8 @@ fn an_interrupted_run_keeps_what_is_done_and_can_be_continued() {
     let uri = server.uri();
     let args = ["--target", &uri, "--target", "qemu-nbd", "--overwrite"];
     // The first target runs to its end; the second one is interrupted while its load runs.
-    let mut child = t.command(SCENARIO, &args).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("runs");
+    let mut child =
+        t.command(SCENARIO, &args).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("runs");
     let mut lines = BufReader::new(child.stderr.take().expect("is piped")).lines();
     let writing = lines.find(|l| l.as_ref().is_ok_and(|l| l.contains("qemu-nbd: writing data-1")));
     assert!(writing.is_some(), "the second target begins");
@@ -310,9 +316,13 @@ fn an_interrupted_run_keeps_what_is_done_and_can_be_continued() {
 fn ctrl_c_during_a_load_ends_at_once_with_partial_results() {
     let (t, server) = (Test::new(), Server::start(Fault::None));
     let args = ["--target", &server.uri(), "--overwrite"];
-    let mut child = t.command(&long(), &args).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("runs");
+    let mut child =
+        t.command(&long(), &args).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("runs");
     let mut lines = BufReader::new(child.stderr.take().expect("is piped")).lines();
-    assert!(lines.any(|l| l.is_ok_and(|l| l.contains("run: ") && l.contains("left in all"))), "the load begins");
+    assert!(
+        lines.any(|l| l.is_ok_and(|l| l.contains("run: ") && l.contains("left in all"))),
+        "the load begins"
+    );
     let begun = Instant::now();
     interrupt(child.id());
     let done = child.wait_with_output().expect("ends");
@@ -322,7 +332,11 @@ fn ctrl_c_during_a_load_ends_at_once_with_partial_results() {
     let report = t.report();
     let load = &report.targets[0].phases[0].loads[0];
     assert!(load.reads > 100 && !report.targets[0].phases[0].complete);
-    assert!(report.targets[0].verdicts.iter().all(|v| v.pass != Some(true)), "{:?}", report.targets[0].verdicts);
+    assert!(
+        report.targets[0].verdicts.iter().all(|v| v.pass != Some(true)),
+        "{:?}",
+        report.targets[0].verdicts
+    );
     t.assert_clean();
 }
 
@@ -335,7 +349,8 @@ fn interrupt(pid: u32) {
 fn disturbed(target: &str, args: &[&str]) {
     let t = Test::new();
     let mut scenario = SCENARIO.replace("1MiB", "16MiB").replace("1500ms", "5s");
-    for (action, at, length) in [("kill", "500ms", "for = \"300ms\""), ("pause", "2500ms", "for = \"300ms\"")] {
+    for (action, at, length) in [("kill", "500ms", "for = \"300ms\""), ("pause", "2500ms", "for = \"300ms\"")]
+    {
         scenario += &format!("[[event]]\nphase = \"run\"\nat = \"{at}\"\ndo = \"{action}\"\n{length}\n");
     }
     scenario += "[[event]]\nphase = \"run\"\nat = \"3500ms\"\ndo = \"restart\"\n";
@@ -399,7 +414,8 @@ fn built_in_scenarios_run_on_forebay() {
         assert!(matches!(done.status.code(), Some(0 | 3)), "{name}: {out}{}", text(&done.stderr));
         let report = t.report();
         assert!(report.complete && !report.changes.is_empty(), "{name}: {out}");
-        let judged = |what: &str| report.targets[0].verdicts.iter().filter(|v| v.what.starts_with(what)).count();
+        let judged =
+            |what: &str| report.targets[0].verdicts.iter().filter(|v| v.what.starts_with(what)).count();
         let passed = |what: &str| {
             let found = report.targets[0].verdicts.iter().filter(|v| v.what.starts_with(what));
             found.filter(|v| v.pass == Some(true)).count()

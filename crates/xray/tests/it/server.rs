@@ -131,7 +131,13 @@ fn serve(mut s: UnixStream, disk: &Mutex<Vec<u8>>, fault: Fault, pause: Option<I
         }
         let failed = fault == Fault::Fails && faulty;
         let full = fault == Fault::Full && h[7] == 1 && at >= SIZE as usize / 2;
-        let error = if full { 28u32 } else if failed { 5 } else { 0 };
+        let error = if full {
+            28u32
+        } else if failed {
+            5
+        } else {
+            0
+        };
         s.write_all(&[&0x6744_6698u32.to_be_bytes()[..], &error.to_be_bytes(), &h[8..16]].concat()).ok()?;
         if h[7] == 0 && !failed {
             s.write_all(&data).ok()?;
@@ -145,4 +151,3 @@ fn take<const N: usize>(s: &mut UnixStream) -> Option<[u8; N]> {
     s.read_exact(&mut b).ok()?;
     Some(b)
 }
-
