@@ -273,6 +273,22 @@ fn what_a_target_does_not_support_is_not_run() {
     t.assert_clean();
 }
 
+#[test]
+fn a_disk_is_filled_during_a_phase() {
+    if !installed("nbdkit") {
+        return;
+    }
+    let t = Test::new();
+    let filler = "[[disk]]\nname = \"filler\"\nsize = \"8MiB\"\n";
+    let event = "[[event]]\nphase = \"run\"\nat = \"200ms\"\ndo = \"fill\"\ndisk = \"filler\"\n";
+    let check = "[[check]]\nis = \"events\"\nphase = \"run\"\n";
+    let done = t.run(&format!("{SCENARIO}{filler}{event}{check}"), &["--target", "nbdkit", "--quiet"]);
+    let out = text(&done.stdout);
+    assert!(done.status.success() && out.contains("pass  events succeed"), "{out}");
+    let event = &t.report().targets[0].phases[0].events[0];
+    assert!(event.end_s > event.start_s, "{event:?}");
+}
+
 /// A scenario that lasts longer than any test waits, but for an interruption.
 fn long() -> String {
     SCENARIO.replace("1500ms", "120s")
