@@ -25,6 +25,7 @@ factors() {
     clone-impact | database-colocation | power-loss) echo 0.004 0.1 0.005 ;;
     server-* | osd-lost) echo 0.004 0.1 0.006 ;;
     ingestion) echo 0.001 1 1 ;;
+    vdi-*) echo 0.004 0.5 0.003 ;;
     *) echo 0.004 0.1 0.003 ;;
   esac
 }

@@ -15,6 +15,8 @@ use crate::scenario::Action;
 struct Export {
     name: String,
     server: Option<Server>,
+    /// It is the origin of clones, which must not change, and whose image a server would lock.
+    frozen: bool,
 }
 
 /// See the module. Fields drop in order: servers, then the data.
@@ -70,8 +72,13 @@ impl QemuSystem {
     }
 
     fn start_all(&mut self) -> Result<(), TargetError> {
-        let names: Vec<String> =
-            self.exports.values().flatten().filter(|e| e.server.is_none()).map(|e| e.name.clone()).collect();
+        let names: Vec<String> = self
+            .exports
+            .values()
+            .flatten()
+            .filter(|e| e.server.is_none() && !e.frozen)
+            .map(|e| e.name.clone())
+            .collect();
         for name in names {
             let server = self.serve(&name)?;
             if let Some(export) = self.all().find(|e| e.name == name) {
@@ -88,6 +95,7 @@ impl QemuSystem {
         if let Some(mut server) = first.server.take() {
             server.process.stop()?;
         }
+        first.frozen = true;
         let origin = first.name.clone();
         if self.cluster.is_some() {
             let snapshot = format!("test/{origin}@base");
@@ -103,7 +111,7 @@ impl QemuSystem {
     }
 
     fn add(&mut self, kind: &str, names: Vec<String>) -> Result<(), TargetError> {
-        let exports = names.into_iter().map(|name| Export { name, server: None }).collect();
+        let exports = names.into_iter().map(|name| Export { name, server: None, frozen: false }).collect();
         self.exports.insert(kind.to_owned(), exports);
         self.start_all()
     }
