@@ -5,6 +5,7 @@
 //! and `unflushed` know what a block has to contain; `verdict` judges; `directory` keeps what is done.
 
 mod clock;
+mod connect;
 mod directory;
 mod disk;
 mod drive;

@@ -7,16 +7,15 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::thread::sleep;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::clock::Clock;
+use super::connect::{Attempt, Connecting, RETRY};
 use super::disk::DiskState;
 use super::series::Series;
 use super::unflushed::Unflushed;
-use crate::device::{Device, DeviceError, Done, Endpoint, Needs, slots};
+use crate::device::{Device, DeviceError, Done, Needs, slots};
 use crate::rng::Rng;
 use crate::targets::Place;
 
@@ -27,7 +26,6 @@ const LONG_VERIFIED: u64 = 8;
 const PICKS: u32 = 100;
 /// NBD_ESHUTDOWN: the request was not executed, and a client sends it again on another connection.
 const SHUTDOWN: u32 = 108;
-const RETRY: Duration = Duration::from_millis(20);
 /// Most arrivals that are counted as not sent.
 const MAX_UNSENT: u64 = 10_000_000;
 
@@ -80,19 +78,6 @@ enum Stage {
     Drain,
     ReadBack,
     Over,
-}
-
-/// A connection that is being made.
-struct Connecting {
-    result: Receiver<Box<dyn Device>>,
-    stop: Arc<AtomicBool>,
-    since: Instant,
-}
-
-impl Drop for Connecting {
-    fn drop(&mut self) {
-        self.stop.store(true, Relaxed);
-    }
 }
 
 /// See the module.
@@ -525,22 +510,22 @@ impl Stream {
         requests.extend(std::mem::take(&mut self.again));
         requests.sort_unstable_by_key(|r| r.due);
         self.again = requests.into();
-        self.connecting = Some(connect(&self.place.endpoint, needs(&self.spec)));
+        self.connecting = Some(Connecting::start(&self.place.endpoint, needs(&self.spec)));
         series.reconnects += 1;
         Ok(())
     }
 
     fn reconnected(&mut self, now: Instant, series: &mut Series) -> Result<bool, DeviceError> {
         let Some(connecting) = &self.connecting else { return Ok(false) };
-        match connecting.result.try_recv() {
-            Ok(device) => {
+        match connecting.poll(now, self.spec.patience) {
+            Attempt::Made(device) => {
                 self.device = Some(device);
                 self.connecting = None;
                 self.heard = now;
                 Ok(true)
             }
-            Err(TryRecvError::Empty) if now - connecting.since < self.spec.patience => Ok(false),
-            Err(_) => {
+            Attempt::Waits => Ok(false),
+            Attempt::Failed => {
                 self.give_up(series);
                 Err(crate::nbd::NbdError::Stalled(self.spec.patience.as_secs()).into())
             }
@@ -588,22 +573,4 @@ fn needs(spec: &StreamSpec) -> Needs {
         durable: writes && spec.durable,
         patience: spec.patience.min(Duration::from_secs(10)),
     }
-}
-
-/// Makes a connection in another thread: a server that starts may keep a client waiting.
-fn connect(endpoint: &Endpoint, needs: Needs) -> Connecting {
-    let (sender, result) = channel();
-    let stop = Arc::new(AtomicBool::new(false));
-    let (endpoint, stopped) = (endpoint.clone(), stop.clone());
-    std::thread::spawn(move || {
-        while !stopped.load(Relaxed) {
-            if let Ok(device) = endpoint.open(needs) {
-                // Without a receiver, the stream is over.
-                let _ = sender.send(device);
-                return;
-            }
-            sleep(RETRY);
-        }
-    });
-    Connecting { result, stop, since: Instant::now() }
 }

@@ -274,6 +274,24 @@ fn what_a_target_does_not_support_is_not_run() {
 }
 
 #[test]
+fn clones_of_qemu_nbd_survive_a_restart() {
+    if !installed("qemu-nbd") {
+        return;
+    }
+    let t = Test::new();
+    let clones = "[[disk]]\nname = \"desktop\"\ncount = 4\nclone_of = \"data\"\n";
+    let restart = "[[event]]\nphase = \"run\"\nat = \"300ms\"\ndo = \"restart\"\n";
+    let check = "[[check]]\nis = \"events\"\nphase = \"run\"\n";
+    let scenario =
+        SCENARIO.replace("count = 2", "count = 1").replace("disk = \"data\"", "disk = \"desktop\"");
+    let done = t.run(&format!("{scenario}{clones}{restart}{check}"), &["--target", "qemu-nbd", "--quiet"]);
+    let out = text(&done.stdout);
+    assert!(done.status.success() && out.contains("pass  events succeed"), "{out}");
+    assert!(t.load().reconnects >= 4 && t.load().verified > 100, "{out}");
+    t.assert_clean();
+}
+
+#[test]
 fn a_disk_is_filled_during_a_phase() {
     if !installed("nbdkit") {
         return;
