@@ -9,7 +9,7 @@ MDBOOK ?= mdbook
 .DEFAULT_GOAL := build
 .PHONY: help setup build dev check test test-rust test-clients test-threads test-ceph test-api test-proxmox test-package \
 	package package-proxmox demo soak soak-space soak-crash soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi \
-	bench-boot bench-ats bench-scale fmt lint deny corpora book clean
+	bench-boot bench-ats bench-scale xray xray-fio fmt lint deny corpora book clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,13 @@ package: build ## the Debian package, in target/package (needs dpkg-deb)
 
 test-package: setup build ## the package on clean roots of Debian 12 and 13 (needs root and debootstrap; minutes)
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/package/run.py $(ARGS)
+
+xray: setup build ## all built-in scenarios, scaled, with a peer: some 20 minutes (ARGS: names of scenarios)
+	$(CARGO) build --release --locked -p forebay-xray
+	@XRAY=$(TARGET)/release/forebay-xray FOREBAY_BIN=$(TARGET)/release/forebay scripts/xray.sh $(ARGS)
+
+xray-fio: setup ## the load generator next to fio: rates and percentiles
+	$(CARGO) test --release --locked -p forebay-xray --test it fio:: -- --ignored --nocapture
 
 fmt: ## format all code
 	$(CARGO) fmt --all

@@ -12,6 +12,9 @@ use forebay_xray::load::{Access, Spec, Stop};
 use forebay_xray::nbd::Target;
 use forebay_xray::vdi::{self, Cache, Phase};
 
+use crate::run_command::{CompareCommand, RunCommand};
+use crate::scenario_command::ScenarioCommand;
+
 /// Loads and benchmarks for NBD servers and iSCSI targets.
 #[derive(Debug, Parser)]
 #[command(name = "forebay-xray", version)]
@@ -34,6 +37,13 @@ pub enum Command {
     Vdi(Vdi),
     /// Measure volumes shared over iSCSI: locks, snapshots, and throughput compared with tgtd
     Ats(Ats),
+    /// Run a scenario on targets, and write a report
+    Run(RunCommand),
+    /// Compare two reports of one scenario
+    Compare(CompareCommand),
+    /// List, show and check scenarios
+    #[command(subcommand)]
+    Scenario(ScenarioCommand),
 }
 
 /// The benchmarks.

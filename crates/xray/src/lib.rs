@@ -5,11 +5,19 @@
 //! it reads, `iscsi` is the same for iSCSI targets. `bench` runs loads against Forebay and its peers in turns
 //! and compares the figures with the promises, `ats` does so for volumes that hosts share over iSCSI, `vdi`
 //! replays fleets of virtual desktops and compares with published figures.
+//!
+//! `run` runs a `scenario` on `targets` over `device`s, which are disks of any protocol, and `report` shows
+//! the results of all targets in one page.
 pub mod ats;
 pub mod bench;
+pub mod device;
 pub mod iscsi;
 pub mod load;
 pub mod nbd;
+pub mod report;
 mod rng;
+pub mod run;
+pub mod scenario;
 mod socket;
+pub mod targets;
 pub mod vdi;

@@ -1,6 +1,8 @@
 //! The command `forebay-xray`: loads and benchmarks.
 
 mod args;
+mod run_command;
+mod scenario_command;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,6 +22,9 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench(&args),
         Command::Vdi(args) => vdi(&args),
         Command::Ats(args) => ats(&args),
+        Command::Run(command) => command.run(),
+        Command::Compare(command) => command.run(),
+        Command::Scenario(command) => command.run().map(|()| ExitCode::SUCCESS),
     };
     match done {
         Ok(code) => code,

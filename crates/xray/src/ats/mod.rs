@@ -10,7 +10,7 @@ mod perf;
 mod plot;
 mod report;
 mod scenes;
-mod servers;
+pub(crate) mod servers;
 #[cfg(test)]
 mod tests;
 mod throughput;

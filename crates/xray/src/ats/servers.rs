@@ -66,7 +66,7 @@ impl Target<'_> {
 }
 
 /// An address of this machine with a free port.
-fn portal() -> Result<String> {
+pub fn portal() -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0").during(|| "cannot find a free port".to_owned())?;
     let address = listener.local_addr().during(|| "cannot find a free port".to_owned())?;
     Ok(address.to_string())
@@ -120,9 +120,20 @@ impl Ours {
 
 /// A separate `tgtd`, independent of others on this machine.
 pub struct Tgtd {
-    process: Process,
+    /// The process.
+    pub process: Process,
     portal: String,
     ipc: PathBuf,
+}
+
+/// A logical unit of `tgtd`: a raw file.
+pub struct Unit {
+    /// The unit's number, from 1.
+    pub lun: u8,
+    /// The file.
+    pub file: PathBuf,
+    /// Whether writes are answered before they are durable.
+    pub write_cache: bool,
 }
 
 /// The number of its control socket.
@@ -132,10 +143,20 @@ const NO_WRITE_CACHE: &str =
     "mode_page=8:0:18:0x10:0:0xff:0xff:0:0:0xff:0xff:0xff:0xff:0x80:0x14:0:0:0:0:0:0";
 
 impl Tgtd {
-    /// Starts `tgtd` with files of `size` random bytes next to Forebay's data, on its default backing store
-    /// `rdwr`, with limits not below Forebay's.
+    /// Starts `tgtd` with files of `size` random bytes next to Forebay's data.
     pub fn start(dir: &WorkDir, size: u64) -> Result<Tgtd> {
-        let (portal, ipc) = (portal()?, dir.socket("tgtd"));
+        let units = [READS, WRITES, DURABLE].map(|lun| Unit {
+            lun,
+            file: dir.data(&format!("tgtd-{lun}.raw")),
+            write_cache: lun != DURABLE,
+        });
+        units.iter().try_for_each(|unit| random_image(&unit.file, size))?;
+        Tgtd::serve(dir, &portal()?, &units)
+    }
+
+    /// Starts `tgtd` with these units on its default backing store `rdwr`, with limits not below Forebay's.
+    pub fn serve(dir: &WorkDir, portal: &str, units: &[Unit]) -> Result<Tgtd> {
+        let (portal, ipc) = (portal.to_owned(), dir.socket("tgtd"));
         let mut command = Command::new("tgtd");
         command
             .args(["-f", "-C", CONTROL, "--iscsi", &format!("portal={portal}")])
@@ -154,12 +175,11 @@ impl Tgtd {
         ] {
             admin(&["--mode", "target", "--op", "update", "--tid", "1", "-n", name, "-v", value])?;
         }
-        for lun in [READS, WRITES, DURABLE] {
-            let (file, lun_text) = (dir.data(&format!("tgtd-{lun}.raw")), lun.to_string());
-            random_image(&file, size)?;
-            let unit = ["--mode", "logicalunit", "--tid", "1", "--lun", &lun_text];
+        for Unit { lun, file, write_cache } in units {
+            let lun = lun.to_string();
+            let unit = ["--mode", "logicalunit", "--tid", "1", "--lun", &lun];
             admin(&[&unit[..], &["--op", "new", "-b", &file.to_string_lossy()]].concat())?;
-            if lun == DURABLE {
+            if !write_cache {
                 admin(&[&unit[..], &["--op", "update", "--params", NO_WRITE_CACHE]].concat())?;
             }
         }

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::device::DeviceError;
 use crate::iscsi::IscsiError;
 use crate::load::LoadError;
 use crate::nbd::NbdError;
@@ -69,6 +70,14 @@ pub enum BenchError {
         server: &'static str,
         /// The cause.
         source: NbdError,
+    },
+    /// A disk failed.
+    #[error("a disk of {server} failed: {source}")]
+    Device {
+        /// The server.
+        server: &'static str,
+        /// The cause.
+        source: DeviceError,
     },
     /// A server answered requests with errors.
     #[error("{server} answered {count} requests with errors, the first with NBD error {code}")]

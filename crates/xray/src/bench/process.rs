@@ -17,6 +17,8 @@ const LOG_TAIL: usize = 400;
 pub struct Process {
     name: &'static str,
     child: Child,
+    /// The process that has replaced the child, if it was upgraded.
+    successor: Option<u32>,
     log: PathBuf,
 }
 
@@ -45,19 +47,21 @@ impl Process {
             });
         }
         let child = command
+            // Ctrl-C at a terminal is for this process, which then ends its servers in order.
+            .process_group(0)
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)
             .spawn()
             .during(|| format!("cannot start {}", command.get_program().to_string_lossy()))?;
-        Ok(Process { name, child, log: log.to_owned() })
+        Ok(Process { name, child, successor: None, log: log.to_owned() })
     }
 
     /// Waits until `ready` holds.
     pub fn wait_until(&mut self, ready: impl Fn() -> bool) -> Result<()> {
         let begun = Instant::now();
         while !ready() {
-            if self.child.try_wait().during(|| format!("cannot watch {}", self.name))?.is_some() {
+            if self.has_ended()? {
                 return Err(self.failed("ended unexpectedly"));
             }
             if begun.elapsed() > READY_WITHIN {
@@ -76,43 +80,87 @@ impl Process {
 
     /// CPU time of all its threads, including ended ones.
     pub fn cpu(&self) -> Result<Duration> {
-        let path = format!("/proc/{}/stat", self.child.id());
-        let text = fs::read_to_string(&path).during(|| format!("cannot read {path}"))?;
-        let ticks = cpu_ticks(&text).ok_or(BenchError::Output { command: path, wanted: "CPU time" })?;
-        // SAFETY: sysconf has no preconditions.
-        let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1);
-        Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
+        cpu_of(self.id())
     }
 
     /// Its memory.
     pub fn memory(&self) -> Result<Memory> {
-        let path = format!("/proc/{}/status", self.child.id());
-        let text = fs::read_to_string(&path).during(|| format!("cannot read {path}"))?;
-        let field = |name| {
-            status_kib(&text, name)
-                .map(|kib| kib << 10)
-                .ok_or_else(|| BenchError::Output { command: path.clone(), wanted: "memory" })
-        };
-        Ok(Memory { resident: field("VmRSS:")?, peak: field("VmHWM:")? })
+        memory_of(self.id())
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.successor.unwrap_or_else(|| self.child.id())
+    }
+
+    /// Continues with the process that replaces the child: it becomes a child of this process when the former
+    /// one ends, because [`Process::expect_successor`] was called.
+    pub fn adopt(&mut self, successor: u32) -> Result<()> {
+        self.child.wait().during(|| format!("cannot wait for {}", self.name))?;
+        self.successor = Some(successor);
+        Ok(())
+    }
+
+    /// Makes descendants whose parents end children of this process.
+    pub fn expect_successor() -> Result<()> {
+        // SAFETY: prctl with this option only sets an attribute of the process.
+        match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error())
+                .during(|| "cannot become the parent of a successor".to_owned()),
+        }
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        match self.successor {
+            None => Ok(self.child.try_wait().during(|| format!("cannot watch {}", self.name))?.is_some()),
+            Some(pid) => {
+                let pid = libc::pid_t::try_from(pid).unwrap_or_default();
+                // SAFETY: waitpid accepts a null status; it only collects an ended child.
+                let ended = unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) };
+                // An error means that it has been collected.
+                Ok(ended != 0)
+            }
+        }
+    }
+
+    fn signal(&self, signal: i32, what: &str) -> Result<()> {
+        let pid = libc::pid_t::try_from(self.id()).unwrap_or_default();
+        // SAFETY: the process has not been waited for, so the number is still its own.
+        if pid <= 0 || unsafe { libc::kill(pid, signal) } != 0 {
+            return Err(io::Error::last_os_error()).during(|| format!("cannot {what} {}", self.name));
+        }
+        Ok(())
+    }
+
+    /// Stops it with SIGSTOP.
+    pub fn pause(&self) -> Result<()> {
+        self.signal(libc::SIGSTOP, "pause")
+    }
+
+    /// Continues it.
+    pub fn resume(&self) -> Result<()> {
+        self.signal(libc::SIGCONT, "continue")
     }
 
     /// Kills it with SIGKILL: no handler runs.
     pub fn kill(&mut self) -> Result<()> {
-        self.child.kill().during(|| format!("cannot kill {}", self.name))?;
-        self.child.wait().during(|| format!("cannot wait for {}", self.name)).map(drop)
+        self.signal(libc::SIGKILL, "kill")?;
+        self.wait_for_end("did not end after SIGKILL")
     }
 
     /// Sends SIGTERM and waits for the end.
     pub fn stop(&mut self) -> Result<()> {
-        let pid = libc::pid_t::try_from(self.child.id()).unwrap_or_default();
-        // SAFETY: the child has not been waited for, so the number is still its own.
-        if pid <= 0 || unsafe { libc::kill(pid, libc::SIGTERM) } != 0 {
-            return Err(io::Error::last_os_error()).during(|| format!("cannot stop {}", self.name));
-        }
+        self.signal(libc::SIGTERM, "stop")?;
+        self.wait_for_end("did not end after SIGTERM")
+    }
+
+    fn wait_for_end(&mut self, late: &'static str) -> Result<()> {
         let begun = Instant::now();
-        while self.child.try_wait().during(|| format!("cannot wait for {}", self.name))?.is_none() {
+        while !self.has_ended()? {
             if begun.elapsed() > READY_WITHIN {
-                return Err(self.failed("did not end after SIGTERM"));
+                return Err(self.failed(late));
             }
             sleep(Duration::from_millis(2));
         }
@@ -122,10 +170,33 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // It may have ended already; a number of a process that was waited for is not used.
+        if matches!(self.has_ended(), Ok(false)) {
+            let _ = self.kill();
+        }
     }
+}
+
+/// CPU time of all threads of a process, including ended ones.
+pub(crate) fn cpu_of(pid: u32) -> Result<Duration> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).during(|| format!("cannot read {path}"))?;
+    let ticks = cpu_ticks(&text).ok_or(BenchError::Output { command: path, wanted: "CPU time" })?;
+    // SAFETY: sysconf has no preconditions.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1);
+    Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
+}
+
+/// Memory of a process.
+pub(crate) fn memory_of(pid: u32) -> Result<Memory> {
+    let path = format!("/proc/{pid}/status");
+    let text = fs::read_to_string(&path).during(|| format!("cannot read {path}"))?;
+    let field = |name| {
+        status_kib(&text, name)
+            .map(|kib| kib << 10)
+            .ok_or_else(|| BenchError::Output { command: path.clone(), wanted: "memory" })
+    };
+    Ok(Memory { resident: field("VmRSS:")?, peak: field("VmHWM:")? })
 }
 
 /// User and system time, fields 14 and 15 of proc_pid_stat(5). The process name before them can contain any

@@ -23,6 +23,8 @@ pub struct Server {
 
 impl Server {
     fn start(name: &'static str, command: Command, socket: PathBuf, log: &Path) -> Result<Server> {
+        // The socket of a server that was killed remains.
+        let _ = std::fs::remove_file(&socket);
         let mut process = Process::start(name, command, log)?;
         process.wait_until(|| answers(&socket))?;
         Ok(Server { name, process, socket })
@@ -58,14 +60,34 @@ pub fn qemu_nbd(dir: &WorkDir, base: &Path, name: &str) -> Result<Server> {
         .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"])
         .arg(base)
         .arg(&clone))?;
+    serve_by_qemu(dir, "qemu-nbd qcow2", name, "qcow2", clone.as_os_str())
+}
+
+/// `qemu-nbd` on an image, which is a file or a URL; `name` is that of its socket.
+pub fn serve_by_qemu(
+    dir: &WorkDir,
+    label: &'static str,
+    name: &str,
+    format: &str,
+    image: &OsStr,
+) -> Result<Server> {
     let socket = dir.socket(name);
     let mut command = Command::new("qemu-nbd");
     command
-        .args(["--persistent", "--shared=16", "--format=qcow2", "--cache=writeback"])
-        .args(["--discard=unmap", "--aio=threads", "--export-name=", "--socket"])
+        .args(["--persistent", "--shared=16", "--cache=writeback", "--discard=unmap", "--aio=threads"])
+        .args(["--format", format, "--export-name=", "--socket"])
         .arg(&socket)
-        .arg(&clone);
-    Server::start("qemu-nbd qcow2", command, socket, &dir.data(&format!("{name}.log")))
+        .arg(image);
+    Server::start(label, command, socket, &dir.data(&format!("{name}.log")))
+}
+
+/// `nbdkit file`: the files of a directory, each an export with its name.
+pub fn nbdkit_files(dir: &WorkDir, files: &Path) -> Result<Server> {
+    let socket = dir.socket("nbdkit");
+    let mut command = Command::new("nbdkit");
+    command.args(["--foreground", "--unix"]).arg(&socket).arg("file");
+    command.arg(format!("dir={}", files.display()));
+    Server::start("nbdkit file", command, socket, &dir.data("nbdkit.log"))
 }
 
 /// The configuration of a Forebay server.
@@ -77,12 +99,14 @@ pub struct ForebayConfig {
     pub cache: u64,
     /// Additional text of its configuration file.
     pub settings: String,
+    /// Additional options of `serve`.
+    pub options: Vec<String>,
 }
 
 impl ForebayConfig {
     /// A server with default settings.
     pub fn new(name: &'static str, cache: u64) -> ForebayConfig {
-        ForebayConfig { name, cache, settings: String::new() }
+        ForebayConfig { name, cache, settings: String::new(), options: Vec::new() }
     }
 
     /// The same with additional settings.
@@ -111,7 +135,7 @@ impl Forebay {
         command.arg("--socket").arg(&control);
         command.arg("--nbd").arg(format!("unix:{}", socket.display()));
         command.arg("--cache").arg(config.cache.to_string());
-        command.arg("--memory-dir").arg(dir.memory());
+        command.arg("--memory-dir").arg(dir.memory()).args(&config.options);
         let mut process = Process::start("forebay", command, &dir.data(&format!("{name}.log")))?;
         process.wait_until(|| answers(&control) && answers(&socket))?;
         Ok(Forebay {
@@ -148,6 +172,16 @@ impl Forebay {
             .pointer(pointer)
             .and_then(Value::as_u64)
             .ok_or(BenchError::Output { command: "forebay stats --json".to_owned(), wanted: pointer })
+    }
+
+    /// Replaces the server by another process of the same binary.
+    pub fn upgrade(&mut self) -> Result<()> {
+        Process::expect_successor()?;
+        let done = self.cli(&["upgrade"])?;
+        let wanted = "the number of the new process";
+        let pid = done.get("pid").and_then(Value::as_u64).and_then(|pid| u32::try_from(pid).ok());
+        let pid = pid.ok_or(BenchError::Output { command: "forebay upgrade".to_owned(), wanted })?;
+        self.server.process.adopt(pid)
     }
 
     /// Frees garbage.
@@ -189,9 +223,12 @@ fn shown(command: &Command) -> String {
 
 /// The first line of the output of `program --version`.
 pub fn version(program: &'static str, package: &'static str) -> Result<String> {
-    let output = Command::new(program)
-        .arg("--version")
-        .output()
-        .map_err(|_| BenchError::Missing { program, package })?;
-    Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or(program).trim().to_owned())
+    version_of(Path::new(program)).map_err(|_| BenchError::Missing { program, package })
+}
+
+/// The same for any program.
+pub fn version_of(program: &Path) -> Result<String> {
+    let output = Command::new(program).arg("--version").output();
+    let output = output.during(|| format!("cannot run {}", program.display()))?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().trim().to_owned())
 }

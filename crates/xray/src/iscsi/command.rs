@@ -78,6 +78,17 @@ impl Command {
         Command::new("WRITE", Transfer::Out(len), &block_cdb(0x2a, 0x8a, offset, len))
     }
 
+    /// The same WRITE, durable when it is answered (FUA).
+    pub fn durable(mut self) -> Command {
+        self.cdb[1] |= 0x08;
+        self
+    }
+
+    /// Bytes that the target sends.
+    pub fn incoming(&self) -> u32 {
+        if let Transfer::In(len) = self.transfer { len } else { 0 }
+    }
+
     /// COMPARE AND WRITE of `len` bytes at `offset`, below 256 sectors; its data is the expected content
     /// followed by the new content.
     pub fn compare_and_write(offset: u64, len: u32) -> Command {
@@ -161,7 +172,7 @@ impl Status {
     }
 
     /// A number for reports: sense key, code and qualifier, or the status.
-    pub(super) fn number(self) -> u32 {
+    pub fn number(self) -> u32 {
         match self {
             Status::Good => 0,
             Status::Check(s) => u32::from_be_bytes([0, s.key, s.code.0, s.code.1]),

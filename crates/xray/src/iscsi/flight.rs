@@ -322,6 +322,10 @@ impl Sink for Flight {
                 self.left = true;
                 Ok(())
             }
+            // RFC 7143, 11.9: the target ends this connection, or all of the session.
+            opcode::ASYNC if (1..=3).contains(&header.async_event()) => {
+                Err(IscsiError::Closed(self.under_way()))
+            }
             opcode::ASYNC => Err(IscsiError::Protocol("an asynchronous message")),
             opcode::REJECT => Err(IscsiError::Protocol("a rejected PDU")),
             _ => Err(IscsiError::Protocol("a PDU of an unknown kind")),

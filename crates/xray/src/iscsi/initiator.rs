@@ -1,7 +1,7 @@
 //! A session of an initiator: the commands in progress, and the socket below them.
 
 use std::net::TcpStream;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::Instant;
 
 use super::command::{Command, SECTOR, Status};
@@ -79,28 +79,51 @@ impl InitiatorSession {
         self.flight.next_done()
     }
 
-    /// Sends queued PDUs, then waits for replies, at most until `until`, and parses them.
-    pub fn turn(&mut self, until: Option<Instant>) -> Result<(), IscsiError> {
+    /// Queues a command that reads; [`InitiatorSession::data`] has its data when it has ended.
+    pub fn queue_kept(&mut self, command: &Command, fill: impl FnOnce(&mut [u8])) -> usize {
+        self.flight.queue(command, true, fill)
+    }
+
+    /// The data of the last command of a slot, if it was kept.
+    pub fn data(&self, slot: usize) -> &[u8] {
+        self.flight.kept(slot)
+    }
+
+    /// Sends queued PDUs until the socket would block. Returns whether PDUs remain unsent.
+    pub fn send(&mut self) -> Result<bool, IscsiError> {
         let fd = self.stream.as_raw_fd();
-        let mut blocked = false;
-        while self.flight.unsent() && !blocked {
-            blocked = !self.flight.send(|parts| socket::send(fd, parts))?;
+        while self.flight.unsent() {
+            if !self.flight.send(|parts| socket::send(fd, parts))? {
+                return Ok(true);
+            }
         }
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        // If only a reply can allow progress, one system call is enough: it waits and receives.
-        let alone = !blocked && left.is_none();
-        if !alone && !socket::wait(&mut [socket::poll(fd, blocked)], left.unwrap_or(STALL))? {
-            return if left.is_some() { Ok(()) } else { Err(IscsiError::Stalled) };
-        }
-        match socket::receive(fd, &mut self.buffer, alone)? {
+        Ok(false)
+    }
+
+    /// Receives and parses replies; with `wait`, waits for them.
+    pub fn receive(&mut self, wait: bool) -> Result<(), IscsiError> {
+        match socket::receive(self.stream.as_raw_fd(), &mut self.buffer, wait)? {
             Some(0) => Err(IscsiError::Closed(self.flight.under_way())),
             Some(n) => {
                 self.flight.now = Instant::now();
                 self.parser.feed(&self.buffer[..n], &mut self.flight)
             }
-            None if alone => Err(IscsiError::Stalled),
+            None if wait => Err(IscsiError::Stalled),
             None => Ok(()),
         }
+    }
+
+    /// Sends queued PDUs, then waits for replies, at most until `until`, and parses them.
+    pub fn turn(&mut self, until: Option<Instant>) -> Result<(), IscsiError> {
+        let blocked = self.send()?;
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        // If only a reply can allow progress, one system call is enough: it waits and receives.
+        let alone = !blocked && left.is_none();
+        let fd = self.stream.as_raw_fd();
+        if !alone && !socket::wait(&mut [socket::poll(fd, blocked)], left.unwrap_or(STALL))? {
+            return if left.is_some() { Ok(()) } else { Err(IscsiError::Stalled) };
+        }
+        self.receive(alone)
     }
 
     /// Executes one command while no other is in progress, and repeats it after a unit attention.
@@ -140,5 +163,11 @@ impl InitiatorSession {
             self.turn(None)?;
         }
         Ok(())
+    }
+}
+
+impl AsRawFd for InitiatorSession {
+    fn as_raw_fd(&self) -> RawFd {
+        self.stream.as_raw_fd()
     }
 }

@@ -190,6 +190,10 @@ impl Reply {
     pub fn desired(&self) -> u32 {
         self.u32(44)
     }
+    /// Event of an asynchronous message.
+    pub fn async_event(&self) -> u8 {
+        self.0[36]
+    }
     /// Response or login stages, and the SCSI status.
     pub fn response(&self) -> (u8, u8) {
         (self.0[2], self.0[3])

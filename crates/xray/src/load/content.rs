@@ -5,7 +5,9 @@
 //! (deduplication gains nothing), they do not compress, a reader can compute the expected content, and
 //! filling a request costs one copy.
 //!
-//! To measure reduction, the arena is real data instead, or the units are whole blocks of it without a stamp.
+//! To measure reduction, the arena is real data instead, or the units are whole blocks of it without a
+//! stamp; or a share of each unit is zero, and a share of the units is equal to one of a few
+//! (`Fill::Shaped`).
 
 use std::sync::Arc;
 
@@ -15,6 +17,8 @@ use crate::rng::Rng;
 const ARENA_BYTES: usize = 256 << 10;
 const UNIT_BYTES: usize = 4096;
 const STAMP_BYTES: usize = 24;
+/// Units that the duplicates of shaped content are equal to.
+const REPEATED_UNITS: u64 = 1024;
 
 /// Generates and verifies content; deterministic for a seed.
 pub(crate) struct Content {
@@ -23,6 +27,10 @@ pub(crate) struct Content {
     /// Windows start at multiples of this.
     grain: usize,
     stamp_bytes: usize,
+    unit_bytes: usize,
+    /// Share of zeroes at the end of a unit, and share of units that are duplicates.
+    zero_percent: u8,
+    duplicate_percent: u8,
 }
 
 impl Content {
@@ -30,7 +38,15 @@ impl Content {
     pub fn new(seed: u64) -> Content {
         let mut arena = vec![0; ARENA_BYTES + UNIT_BYTES];
         Rng::new(seed).fill(&mut arena);
-        Content { seed, arena: Arc::new(arena), grain: 8, stamp_bytes: STAMP_BYTES }
+        Content {
+            seed,
+            arena: Arc::new(arena),
+            grain: 8,
+            stamp_bytes: STAMP_BYTES,
+            unit_bytes: UNIT_BYTES,
+            zero_percent: 0,
+            duplicate_percent: 0,
+        }
     }
 
     /// Content of the kind `fill`.
@@ -39,43 +55,69 @@ impl Content {
             Fill::Noise => return Content::new(seed),
             Fill::Stamped(arena) => (arena, 8, STAMP_BYTES),
             Fill::Repeated(arena) => (arena, UNIT_BYTES, 0),
+            Fill::Shaped { zero_percent, duplicate_percent } => {
+                let shares = (*zero_percent, *duplicate_percent);
+                return Content { zero_percent: shares.0, duplicate_percent: shares.1, ..Content::new(seed) };
+            }
         };
         assert!(arena.len() >= 16 * UNIT_BYTES, "an arena of {} bytes is too small", arena.len());
-        Content { seed, arena: Arc::clone(arena), grain, stamp_bytes }
+        Content { arena: Arc::clone(arena), grain, stamp_bytes, ..Content::new(seed) }
+    }
+
+    /// The same in units of at most this size, if requests can begin at multiples of it.
+    pub fn in_units_of(self, bytes: u64) -> Content {
+        Content { unit_bytes: (bytes as usize).min(UNIT_BYTES), ..self }
     }
 
     /// Fills `data`, to be written at `offset`.
     pub fn fill(&self, offset: u64, version: u64, data: &mut [u8]) {
-        for (i, unit) in data.chunks_mut(UNIT_BYTES).enumerate() {
-            let (window, stamp) = self.unit(position(offset, i), version, unit.len());
-            unit.copy_from_slice(window);
-            unit[..self.stamp_bytes].copy_from_slice(&stamp[..self.stamp_bytes]);
+        for (i, unit) in data.chunks_mut(self.unit_bytes).enumerate() {
+            let (window, stamp) = self.unit(self.position(offset, i), version, unit.len());
+            let zeroes = self.zeroes(unit.len());
+            let (filled, zero) = unit.split_at_mut(unit.len() - zeroes);
+            filled.copy_from_slice(&window[..filled.len()]);
+            zero.fill(0);
+            filled[..self.stamp_bytes].copy_from_slice(&stamp[..self.stamp_bytes]);
         }
     }
 
     /// Whether `data`, read at `offset`, is the content that `fill` generates.
     pub fn matches(&self, offset: u64, version: u64, data: &[u8]) -> bool {
-        data.chunks(UNIT_BYTES).enumerate().all(|(i, unit)| {
-            let (window, stamp) = self.unit(position(offset, i), version, unit.len());
+        data.chunks(self.unit_bytes).enumerate().all(|(i, unit)| {
+            let (window, stamp) = self.unit(self.position(offset, i), version, unit.len());
+            let (filled, zero) = unit.split_at(unit.len() - self.zeroes(unit.len()));
             let n = self.stamp_bytes;
-            unit[..n] == stamp[..n] && unit[n..] == window[n..]
+            filled[..n] == stamp[..n]
+                && filled[n..] == window[n..filled.len()]
+                && zero.iter().all(|b| *b == 0)
         })
+    }
+
+    /// Zeroes at the end of a unit, which always has room for its stamp.
+    fn zeroes(&self, len: usize) -> usize {
+        (len * usize::from(self.zero_percent) / 100).min(len - self.stamp_bytes)
     }
 
     fn unit(&self, at: u64, version: u64, len: usize) -> (&[u8], [u8; STAMP_BYTES]) {
         let mut mixed = Rng::new(at ^ version.rotate_left(32));
-        let windows = (self.arena.len() - UNIT_BYTES) / self.grain;
-        let start = mixed.below(windows as u64) as usize * self.grain;
+        let windows = ((self.arena.len() - UNIT_BYTES) / self.grain) as u64;
+        let (mut start, mut words) = (mixed.below(windows), [self.seed, at, version]);
+        if self.duplicate_percent > 0 && mixed.below(100) < u64::from(self.duplicate_percent) {
+            let number = mixed.below(REPEATED_UNITS);
+            // The same on all disks, whatever their seeds are.
+            (start, words) = (Rng::new(number).below(windows), [u64::MAX, number, len as u64]);
+        }
+        let start = start as usize * self.grain;
         let mut stamp = [0; STAMP_BYTES];
-        stamp[0..8].copy_from_slice(&self.seed.to_le_bytes());
-        stamp[8..16].copy_from_slice(&at.to_le_bytes());
-        stamp[16..24].copy_from_slice(&version.to_le_bytes());
+        for (part, word) in stamp.chunks_exact_mut(8).zip(words) {
+            part.copy_from_slice(&word.to_le_bytes());
+        }
         (&self.arena[start..start + len], stamp)
     }
-}
 
-fn position(offset: u64, unit: usize) -> u64 {
-    offset + (unit * UNIT_BYTES) as u64
+    fn position(&self, offset: u64, unit: usize) -> u64 {
+        offset + (unit * self.unit_bytes) as u64
+    }
 }
 
 #[cfg(test)]
@@ -110,6 +152,26 @@ mod tests {
             let known = data.chunks(4096).all(|d| arena.chunks(4096).any(|a| a == d));
             assert_eq!(known, matches!(fill, Fill::Repeated(_)));
         }
+    }
+
+    #[test]
+    fn shaped_content_has_its_shares_and_matches() {
+        let shaped = Fill::Shaped { zero_percent: 50, duplicate_percent: 40 };
+        let content = Content::of(1, &shaped);
+        let mut data = vec![0; 4096 * 2000];
+        content.fill(0, 9, &mut data);
+        assert!(content.matches(0, 9, &data) && !content.matches(0, 8, &data));
+        assert!(data.chunks(4096).all(|unit| unit[2048..].iter().all(|b| *b == 0)));
+        let mut units: Vec<&[u8]> = data.chunks(4096).collect();
+        units.sort_unstable();
+        units.dedup();
+        // 1,200 units that differ, and some 550 of the 1,024 repeated ones.
+        assert!((1_600..1_900).contains(&units.len()), "{}", units.len());
+        *data.last_mut().expect("has bytes") = 1;
+        assert!(!content.matches(0, 9, &data), "a damaged zero");
+        let small = Content::of(1, &shaped).in_units_of(512);
+        small.fill(512, 3, &mut data[..1024]);
+        assert!(small.matches(1024, 3, &data[512..1024]), "each unit has a stamp");
     }
 
     #[test]

@@ -28,6 +28,13 @@ pub enum Fill {
     /// Whole blocks of these bytes (at least 64 KiB): after each was written once, all further writes are
     /// duplicates.
     Repeated(Arc<Vec<u8>>),
+    /// Random units of which a share is zero; a share of the units is equal to one of 1,024.
+    Shaped {
+        /// Share of zeroes in each unit.
+        zero_percent: u8,
+        /// Share of the units that are duplicates.
+        duplicate_percent: u8,
+    },
 }
 
 /// Condition for the end of a load.

@@ -5,7 +5,6 @@
 //! result of a read is therefore always known. `drive` drives the connection, which never blocks.
 
 use std::collections::HashMap;
-use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
@@ -13,10 +12,10 @@ use super::content::{BLOCK, Content, Origin};
 use super::script::{Memory, Op, Script};
 use super::shape::{Piece, Shape};
 use super::tally::Tally;
-use crate::nbd::{Command, Connection, Done, NbdError, Pipeline};
+use crate::device::{Device, DeviceError, Done};
 
 /// Requests in progress on one desktop, as in a guest's disk driver; flushes are not counted.
-const DEPTH: usize = 16;
+pub const DEPTH: usize = 16;
 /// Writes between two flushes of a guest.
 const WRITES_PER_FLUSH: u64 = 20;
 /// One in this many reads is verified byte by byte; the others are only counted.
@@ -28,6 +27,17 @@ struct Request {
     piece: Piece,
     /// Expected content of the blocks of a read; empty if the read is not verified.
     expected: Vec<Origin>,
+}
+
+/// A read or write that succeeded.
+#[derive(Debug, Clone, Copy)]
+pub struct Answered {
+    /// Whether it was a write.
+    pub write: bool,
+    /// Its length.
+    pub bytes: u32,
+    /// Nanoseconds from its arrival.
+    pub nanos: u64,
 }
 
 /// Image and content, shared by all desktops of a run.
@@ -48,7 +58,7 @@ impl Family<'_> {
 
 /// See the module.
 pub struct Desk<'a> {
-    pipeline: Pipeline,
+    device: Box<dyn Device>,
     family: Family<'a>,
     memory: Memory,
     script: Option<Script<'a>>,
@@ -59,6 +69,7 @@ pub struct Desk<'a> {
     reads: u64,
     writes: u64,
     flush_due: bool,
+    stopped: bool,
     /// Blocks still to be read back.
     audit: Vec<u32>,
     /// Figures since the phase began.
@@ -67,18 +78,19 @@ pub struct Desk<'a> {
 
 impl<'a> Desk<'a> {
     /// A desktop in the state of its image, at the start of a day.
-    pub fn new(connection: Connection, family: Family<'a>, number: u32, day: u32) -> Desk<'a> {
+    pub fn new(device: Box<dyn Device>, family: Family<'a>, number: u32, day: u32) -> Desk<'a> {
         Desk {
-            pipeline: Pipeline::new(connection, DEPTH),
+            device,
             family,
             memory: Memory::new(number, day),
             script: None,
             next: None,
-            requests: (0..DEPTH).map(|_| None).collect(),
+            requests: (0..crate::device::slots(DEPTH)).map(|_| None).collect(),
             written: HashMap::new(),
             reads: 0,
             writes: 0,
             flush_due: false,
+            stopped: false,
             audit: Vec::new(),
             tally: Tally::default(),
         }
@@ -89,6 +101,17 @@ impl<'a> Desk<'a> {
         self.tally = Tally::default();
         self.next = script.next(&mut self.memory);
         self.script = Some(script);
+    }
+
+    /// Makes no further requests of the phase.
+    pub fn stop(&mut self) {
+        self.stopped |= self.next.take().is_some();
+        self.script = None;
+    }
+
+    /// Whether the phase was stopped before its end.
+    pub fn was_stopped(&self) -> bool {
+        self.stopped
     }
 
     /// Starts reading back at most `most` written blocks, spread evenly; all of them are verified.
@@ -103,18 +126,18 @@ impl<'a> Desk<'a> {
 
     /// Whether all requests of the phase have been answered.
     pub fn is_done(&self) -> bool {
-        self.pipeline.under_way() == 0 && self.next.is_none() && self.audit.is_empty() && !self.flush_due
+        self.device.under_way() == 0 && self.next.is_none() && self.audit.is_empty() && !self.flush_due
     }
 
     /// Queues the requests that are due `elapsed` after the start of the phase at `begun`. Returns when the
     /// next one is due; `None` if it waits for a reply.
     pub fn fill(&mut self, begun: Instant, elapsed: Duration) -> Option<Duration> {
-        while self.pipeline.has_room()
+        while self.device.has_room()
             && let Some(block) = self.audit.pop()
         {
             self.queue_read(Piece { block, blocks: 1 }, true, Instant::now());
         }
-        if self.flush_due && self.pipeline.queue_flush(Instant::now()) {
+        if self.flush_due && self.device.queue_flush(Instant::now()) {
             self.flush_due = false;
         }
         while let Some(op) = &self.next {
@@ -122,7 +145,7 @@ impl<'a> Desk<'a> {
                 return Some(op.due);
             }
             let write = !op.write.is_empty();
-            if !self.pipeline.has_room() || self.conflicts(op.piece, write) {
+            if !self.device.has_room() || self.conflicts(op.piece, write) {
                 return None;
             }
             let Some(op) = self.next.take() else { break };
@@ -148,7 +171,7 @@ impl<'a> Desk<'a> {
 
     fn queue_write(&mut self, op: &Op, due: Instant) {
         let (content, written) = (self.family.content, &mut self.written);
-        let slot = self.pipeline.queue_write(op.piece.offset(), op.piece.len(), due, |data| {
+        let slot = self.device.queue_write(op.piece.offset(), op.piece.len(), due, &mut |data| {
             for ((at, origin), block) in (op.piece.block..).zip(&op.write).zip(data.chunks_exact_mut(BLOCK)) {
                 content.fill(*origin, block);
                 written.insert(at, *origin);
@@ -165,31 +188,31 @@ impl<'a> Desk<'a> {
             let origin = |at| self.written.get(&at).copied().unwrap_or_else(|| self.family.origin(at));
             expected.extend((piece.block..piece.block + piece.blocks).map(origin));
         }
-        let slot = self.pipeline.queue_read(piece.offset(), piece.len(), checked, due);
+        let slot = self.device.queue_read(piece.offset(), piece.len(), checked, due);
         self.requests[slot] = Some(Request { write: false, piece, expected });
     }
 
-    /// Sends queued requests until the socket would block. Returns whether requests remain unsent.
-    pub fn send(&mut self) -> io::Result<bool> {
-        self.pipeline.send()
+    /// Sends queued requests until the transport would block. Returns whether requests remain unsent.
+    pub fn send(&mut self) -> Result<bool, DeviceError> {
+        self.device.send()
     }
 
-    /// Receives the replies that have arrived, counts them and verifies reads.
-    pub fn receive(&mut self, buffer: &mut [u8]) -> Result<(), NbdError> {
-        self.pipeline.receive(buffer, false)?;
-        while let Some(done) = self.pipeline.next_done() {
-            self.settle(done);
+    /// Receives the replies that have arrived, counts them, verifies reads, and passes each to `each`.
+    pub fn receive(&mut self, buffer: &mut [u8], each: &mut dyn FnMut(Answered)) -> Result<(), DeviceError> {
+        self.device.receive(buffer)?;
+        while let Some(done) = self.device.next_done() {
+            self.settle(done, each);
         }
         Ok(())
     }
 
-    fn settle(&mut self, done: Done) {
+    fn settle(&mut self, done: Done, each: &mut dyn FnMut(Answered)) {
         let tally = &mut self.tally;
         if let Some(code) = done.error {
             tally.errors += 1;
             tally.first_error.get_or_insert(code);
         }
-        if done.command == Command::Flush {
+        if done.flush {
             tally.flushes += 1;
             return;
         }
@@ -198,7 +221,8 @@ impl<'a> Desk<'a> {
             return;
         }
         tally.done(!request.write, request.piece.len(), done.nanos);
-        let blocks = self.pipeline.data(done.slot).chunks_exact(BLOCK);
+        each(Answered { write: request.write, bytes: request.piece.len(), nanos: done.nanos });
+        let blocks = self.device.data(done.slot).chunks_exact(BLOCK);
         let wrong = request.expected.iter().zip(blocks).filter(|(o, b)| !self.family.content.matches(**o, b));
         tally.wrong_blocks += wrong.count() as u64;
         tally.checked_blocks += request.expected.len() as u64;
@@ -207,6 +231,6 @@ impl<'a> Desk<'a> {
 
 impl AsRawFd for Desk<'_> {
     fn as_raw_fd(&self) -> RawFd {
-        self.pipeline.as_raw_fd()
+        self.device.as_raw_fd()
     }
 }

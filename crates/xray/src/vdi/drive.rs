@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use super::desk::Desk;
+use crate::device::DeviceError;
 use crate::nbd::NbdError;
 use crate::socket;
 
@@ -14,7 +15,7 @@ const STALL: Duration = Duration::from_secs(120);
 const RECEIVE_BYTES: usize = 512 << 10;
 
 /// Runs the phase that all desktops have begun to its end. Returns how long it took.
-pub fn run(desks: &mut [Desk<'_>]) -> Result<Duration, NbdError> {
+pub fn run(desks: &mut [Desk<'_>]) -> Result<Duration, DeviceError> {
     let begun = Instant::now();
     let mut answered = begun;
     let mut buffer = vec![0; RECEIVE_BYTES];
@@ -35,13 +36,13 @@ pub fn run(desks: &mut [Desk<'_>]) -> Result<Duration, NbdError> {
         }
         if !socket::wait(&mut polls, due.saturating_sub(begun.elapsed()).min(STALL))? {
             if due == Duration::MAX && answered.elapsed() > STALL {
-                return Err(NbdError::Stalled(STALL.as_secs()));
+                return Err(NbdError::Stalled(STALL.as_secs()).into());
             }
             continue;
         }
         answered = Instant::now();
         for (desk, _) in desks.iter_mut().zip(&polls).filter(|(_, p)| p.revents & !libc::POLLOUT != 0) {
-            desk.receive(&mut buffer)?;
+            desk.receive(&mut buffer, &mut |_| ())?;
         }
     }
 }

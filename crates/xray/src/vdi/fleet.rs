@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::counters::Counters;
-use super::desk::{Desk, Family};
+use super::desk::{DEPTH, Desk, Family};
 use super::drive;
 use super::figures::{GuestRow, Phase, StoreRow, guest, store};
 use super::script::Script;
@@ -15,7 +15,7 @@ use super::tally::Tally;
 use super::{IMAGE, Options, say};
 use crate::bench::error::{BenchError, Result};
 use crate::bench::servers::Forebay;
-use crate::nbd::{self, NbdError};
+use crate::device::{DeviceError, Endpoint, Needs};
 
 /// A server that does not answer for this long counts as stalled.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -195,8 +195,10 @@ impl<'a> Fleet<'a> {
         // Reads ahead triggered by the connections are part of the boot.
         let mut before = Counters::at_rest(self.forebay, self.options.still)?;
         let open = |(name, number): (&String, u32)| {
-            let connection = nbd::connect(&target, name, true, TIMEOUT).map_err(failed)?;
-            Ok(Desk::new(connection, self.family, number, self.days))
+            let needs =
+                Needs { depth: DEPTH, writes: true, flushes: true, durable: false, patience: TIMEOUT };
+            let device = Endpoint::Nbd(target.clone(), name.clone()).open(needs).map_err(failed)?;
+            Ok(Desk::new(device, self.family, number, self.days))
         };
         self.desks = self.names.iter().zip(0..).map(open).collect::<Result<Vec<_>>>()?;
         let mut results = Vec::new();
@@ -294,6 +296,6 @@ impl<'a> Fleet<'a> {
     }
 }
 
-fn failed(source: NbdError) -> BenchError {
-    BenchError::Nbd { server: "forebay", source }
+fn failed(source: DeviceError) -> BenchError {
+    BenchError::Device { server: "forebay", source }
 }

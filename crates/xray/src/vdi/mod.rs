@@ -6,17 +6,17 @@
 //! of blocks; `desk` is the connection of one desktop, `drive` runs all of them from one thread, `fleet` runs
 //! their phases and takes the server's `counters` before and after each, `report` compares.
 
-mod content;
-mod counters;
-mod desk;
+pub(crate) mod content;
+pub(crate) mod counters;
+pub(crate) mod desk;
 mod drive;
-mod figures;
+pub(crate) mod figures;
 mod fleet;
-mod image;
+pub(crate) mod image;
 mod report;
-mod script;
-mod shape;
-mod tally;
+pub(crate) mod script;
+pub(crate) mod shape;
+pub(crate) mod tally;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

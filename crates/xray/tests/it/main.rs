@@ -2,5 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
+mod fio;
 mod load;
+mod runs;
+mod server;
 mod vdi;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_xray::vdi::{Cache, Options, Phase, run};
 
 /// The server: `FOREBAY_BIN`, or the binary in the parent directory of this test's binary.
-fn server() -> Option<PathBuf> {
+pub fn server() -> Option<PathBuf> {
     let built = || Some(std::env::current_exe().ok()?.parent()?.parent()?.join("forebay"));
     std::env::var_os("FOREBAY_BIN").map(PathBuf::from).or_else(built).filter(|path| path.exists())
 }

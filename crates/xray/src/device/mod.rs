@@ -1,0 +1,158 @@
+//! A disk with many requests in flight, whatever is between: NBD, iSCSI, or a file of this machine.
+//!
+//! A load queues requests, sends them, waits until the descriptor is readable, and receives answers. Nothing
+//! here blocks apart from [`Endpoint::open`].
+
+mod file;
+mod iscsi;
+mod nbd;
+
+pub(crate) use file::has_data;
+
+use std::fmt;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::iscsi::{Address, IscsiError};
+use crate::nbd::{NbdError, Target};
+
+/// A request that has been answered.
+#[derive(Debug, Clone, Copy)]
+pub struct Done {
+    /// Its slot, which is free again.
+    pub slot: usize,
+    /// Whether it was a flush.
+    pub flush: bool,
+    /// Nanoseconds from when the request was due until its answer was received.
+    pub nanos: u64,
+    /// The error in the numbers of the protocol, if it failed.
+    pub error: Option<u32>,
+}
+
+/// An open disk.
+pub trait Device: AsRawFd + Send {
+    /// Size in bytes.
+    fn size(&self) -> u64;
+    /// Whether another read or write can be queued.
+    fn has_room(&self) -> bool;
+    /// Requests queued and not answered.
+    fn under_way(&self) -> usize;
+    /// Queues a read; there must be room. With `keep`, [`Device::data`] has its data when it is answered.
+    fn queue_read(&mut self, offset: u64, len: u32, keep: bool, due: Instant) -> usize;
+    /// Queues a write of what `fill` writes into its argument; there must be room.
+    fn queue_write(&mut self, offset: u64, len: u32, due: Instant, fill: &mut dyn FnMut(&mut [u8])) -> usize;
+    /// Queues a flush unless one is in progress. Returns whether it was queued.
+    fn queue_flush(&mut self, due: Instant) -> bool;
+    /// Sends queued requests until the transport would block. Returns whether requests remain unsent.
+    fn send(&mut self) -> Result<bool, DeviceError>;
+    /// Receives the answers that have arrived.
+    fn receive(&mut self, buffer: &mut [u8]) -> Result<(), DeviceError>;
+    /// The next request that was answered.
+    fn next_done(&mut self) -> Option<Done>;
+    /// The data of the last request of a slot.
+    fn data(&self, slot: usize) -> &[u8];
+}
+
+/// Slots of a device of a depth: one more than reads and writes, for the flush.
+pub fn slots(depth: usize) -> usize {
+    depth + 1
+}
+
+/// Where a disk is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Endpoint {
+    /// An export of an NBD server.
+    Nbd(Target, String),
+    /// A unit of an iSCSI target.
+    Iscsi(Address),
+    /// A file or block device.
+    File(PathBuf),
+}
+
+/// What a load needs of a disk.
+#[derive(Debug, Clone, Copy)]
+pub struct Needs {
+    /// Reads and writes in flight.
+    pub depth: usize,
+    /// Writes.
+    pub writes: bool,
+    /// Flushes.
+    pub flushes: bool,
+    /// Writes that are durable when they are answered.
+    pub durable: bool,
+    /// Longest wait for the server while connecting.
+    pub patience: Duration,
+}
+
+impl Endpoint {
+    /// Opens the disk.
+    pub fn open(&self, needs: Needs) -> Result<Box<dyn Device>, DeviceError> {
+        Ok(match self {
+            Endpoint::Nbd(target, export) => Box::new(nbd::open(target, export, needs)?),
+            Endpoint::Iscsi(address) => Box::new(iscsi::IscsiDevice::open(address, needs)?),
+            Endpoint::File(path) => Box::new(file::FileDevice::open(path, needs)?),
+        })
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Nbd(Target::Unix(path), export) => {
+                write!(f, "nbd+unix:///{export}?socket={}", path.display())
+            }
+            Endpoint::Nbd(Target::Tcp(address), export) => write!(f, "nbd://{address}/{export}"),
+            Endpoint::Iscsi(a) => write!(f, "iscsi://{}/{}/{}", a.portal, a.target, a.lun),
+            Endpoint::File(path) => write!(f, "file:{}", path.display()),
+        }
+    }
+}
+
+/// Why a disk cannot be used, or is not reachable any more.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// NBD.
+    #[error(transparent)]
+    Nbd(#[from] NbdError),
+    /// ISCSI.
+    #[error(transparent)]
+    Iscsi(#[from] IscsiError),
+    /// A file.
+    #[error("{what} {}: {source}", path.display())]
+    File {
+        /// The attempted action: "cannot …".
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// The system call that waits for answers.
+    #[error("cannot wait for answers: {0}")]
+    Wait(#[from] std::io::Error),
+    /// The target lacks what the load needs.
+    #[error("the target {0}")]
+    Lacks(&'static str),
+}
+
+impl DeviceError {
+    /// Whether a client tries again: the transport failed, the disk is the same.
+    pub fn is_connection(&self) -> bool {
+        match self {
+            DeviceError::Nbd(e) => {
+                matches!(
+                    e,
+                    NbdError::Io(_) | NbdError::Closed(_) | NbdError::Refused { .. } | NbdError::Stalled(_)
+                )
+            }
+            DeviceError::Iscsi(e) => {
+                matches!(
+                    e,
+                    IscsiError::Io(_) | IscsiError::Closed(_) | IscsiError::Refused(_) | IscsiError::Stalled
+                )
+            }
+            DeviceError::File { .. } | DeviceError::Wait(_) | DeviceError::Lacks(_) => false,
+        }
+    }
+}

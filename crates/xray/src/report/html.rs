@@ -1,0 +1,469 @@
+//! The report as one HTML file: style and charts are inside, and nothing is loaded.
+
+use std::fmt::Write;
+
+use super::chart::{Axis, Chart, Line, Mark, escape, number};
+use crate::run::band;
+use crate::run::record::{LoadRecord, PhaseRecord, Point, RunRecord, State, TargetRecord};
+
+const STYLE: &str = include_str!("style.css");
+/// Use of the CPU by other processes above which figures have little meaning.
+const QUIET_PERCENT: f64 = 5.0;
+/// Number of colours.
+const STYLES: usize = 8;
+
+/// The page. Writing to a string cannot fail.
+pub fn html(run: &RunRecord) -> String {
+    let title = escape(&run.title);
+    let mut out = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<p>{}</p>\n",
+        escape(&run.about.replace('\n', " "))
+    );
+    summary(&mut out, run);
+    for (name, depths) in phases(run) {
+        let _ = writeln!(out, "<section class=\"phase\">\n<h2>Phase '{}'</h2>", escape(&name));
+        legend(&mut out, run);
+        if depths {
+            sweep(&mut out, run, &name);
+        } else {
+            over_time(&mut out, run, &name);
+        }
+        figures(&mut out, run, &name);
+        out.push_str("</section>\n");
+    }
+    about(&mut out, run);
+    out.push_str("</body>\n</html>\n");
+    out
+}
+
+/// The phases of all targets, and whether they are sweeps over depths.
+fn phases(run: &RunRecord) -> Vec<(String, bool)> {
+    let mut found: Vec<(String, bool)> = Vec::new();
+    for phase in run.targets.iter().flat_map(|t| &t.phases) {
+        if !found.iter().any(|(name, _)| name == &phase.name) {
+            found.push((phase.name.clone(), phase.depth.is_some()));
+        }
+    }
+    found
+}
+
+fn state(target: &TargetRecord) -> String {
+    match &target.state {
+        State::Complete => "complete".to_owned(),
+        State::Interrupted => "interrupted: partial results".to_owned(),
+        State::Failed(reason) => format!("failed: {reason}; partial results"),
+        State::NotSupported(reason) => format!("not run: {reason}"),
+    }
+}
+
+fn summary(out: &mut String, run: &RunRecord) {
+    if !run.complete {
+        out.push_str(
+            "<p class=\"banner\"><b>Partial results.</b> At least one target did not run to its end: see the state \
+             of each below.</p>\n",
+        );
+    }
+    if !run.scale.is_full() {
+        let s = run.scale;
+        let _ = writeln!(
+            out,
+            "<p class=\"banner\"><b>Scaled.</b> Sizes x {}, rates x {}, times x {}: see <a href=\"#scaled\">what was \
+             scaled</a>. The figures are not those of the full scenario.</p>",
+            number(s.size),
+            number(s.rate),
+            number(s.time)
+        );
+    }
+    let others = run.targets.iter().flat_map(|t| &t.phases).map(|p| p.others_percent).fold(0.0, f64::max);
+    if others > QUIET_PERCENT {
+        let _ = writeln!(
+            out,
+            "<p class=\"banner\"><b>The machine was not quiet.</b> Other processes used up to {others:.0} % of its CPU \
+             during a phase: rates and latencies have little meaning.</p>"
+        );
+    }
+    legend(out, run);
+    out.push_str(
+        "<h2>Summary</h2>\n<div class=\"table\"><table>\n<tr><th>target</th><th>version</th><th>state</th>",
+    );
+    out.push_str(
+        "<th class=\"n\">checks passed</th><th class=\"n\">failed</th><th class=\"n\">open</th></tr>\n",
+    );
+    for target in &run.targets {
+        let count = |pass| target.verdicts.iter().filter(|v| v.pass == pass).count();
+        let failed = count(Some(false));
+        let _ = writeln!(
+            out,
+            "<tr><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n {}\">{failed}</td>\
+             <td class=\"n\">{}</td></tr>",
+            escape(&target.name),
+            escape(&target.version),
+            escape(&state(target)),
+            count(Some(true)),
+            if failed > 0 { "fail" } else { "" },
+            count(None)
+        );
+    }
+    out.push_str("</table></div>\n");
+    results(out, run);
+    checks(out, run);
+}
+
+fn heads(out: &mut String, run: &RunRecord, first: &str) {
+    let _ = write!(out, "<h3>{first}</h3>\n<div class=\"table\"><table>\n<tr><th></th>");
+    for target in &run.targets {
+        let _ = write!(out, "<th>{}</th>", escape(&target.name));
+    }
+    out.push_str("</tr>\n");
+}
+
+/// One line for each load of each phase; of a sweep, the depth with the highest rate.
+fn results(out: &mut String, run: &RunRecord) {
+    heads(out, run, "Results: requests per second, MiB/s, 95th percentile of the latency");
+    for (name, _) in phases(run) {
+        for load in load_names(&of_phase(run, &name)) {
+            let _ = write!(out, "<tr><td>{}: {}</td>", escape(&name), escape(&load));
+            for target in &run.targets {
+                let of_load = |p: &&PhaseRecord| p.loads.iter().any(|l| l.name == load);
+                let rate = |p: &PhaseRecord| p.loads.iter().find(|l| l.name == load).map_or(0.0, |l| l.iops);
+                let phases = target.phases.iter().filter(|p| p.name == name).filter(of_load);
+                let best = phases.max_by(|a, b| rate(a).total_cmp(&rate(b)));
+                let found = best.and_then(|p| Some((p, p.loads.iter().find(|l| l.name == load)?)));
+                let text = found.map_or_else(
+                    || "not measured".to_owned(),
+                    |(p, l)| {
+                        let depth = p.depth.map_or_else(String::new, |d| format!(", depth {d}"));
+                        let latency =
+                            if l.reads + l.writes > 0 { number(l.latency.p95) } else { "no".to_owned() };
+                        format!("{}/s, {} MiB/s, {latency} ms{depth}", number(l.iops), number(l.mib_s))
+                    },
+                );
+                let _ = write!(out, "<td>{text}</td>");
+            }
+            out.push_str("</tr>\n");
+        }
+    }
+    out.push_str("</table></div>\n");
+}
+
+fn checks(out: &mut String, run: &RunRecord) {
+    heads(out, run, "Checks");
+    let mut checks: Vec<&str> = Vec::new();
+    for verdict in run.targets.iter().flat_map(|t| &t.verdicts) {
+        if !checks.contains(&verdict.what.as_str()) {
+            checks.push(&verdict.what);
+        }
+    }
+    for what in checks {
+        let _ = write!(out, "<tr><td>{}</td>", escape(what));
+        for target in &run.targets {
+            let verdict = target.verdicts.iter().find(|v| v.what == what);
+            let (class, word) = match verdict.and_then(|v| v.pass) {
+                Some(true) => ("pass", "pass"),
+                Some(false) => ("fail", "FAIL"),
+                None => ("none", "open"),
+            };
+            let reason = verdict.map_or("", |v| v.reason.as_str());
+            let _ = write!(out, "<td><span class=\"{class}\">{word}</span> {}</td>", escape(reason));
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</table></div>\n");
+}
+
+fn legend(out: &mut String, run: &RunRecord) {
+    out.push_str("<div class=\"legend\">");
+    for (i, target) in run.targets.iter().enumerate() {
+        let _ = write!(
+            out,
+            "<span><svg viewBox=\"0 0 34 10\"><path class=\"line c{}\" d=\"M0 5H34\"/></svg>{}</span>",
+            i % STYLES,
+            escape(&target.name)
+        );
+    }
+    out.push_str("</div>\n");
+}
+
+/// The records of a phase: the number of the target's style, and the phase.
+fn of_phase<'a>(run: &'a RunRecord, name: &str) -> Vec<(usize, &'a TargetRecord, &'a PhaseRecord)> {
+    let targets = run.targets.iter().enumerate();
+    targets
+        .flat_map(|(i, t)| t.phases.iter().filter(|p| p.name == name).map(move |p| (i % STYLES, t, p)))
+        .collect()
+}
+
+fn load_names(records: &[(usize, &TargetRecord, &PhaseRecord)]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for load in records.iter().flat_map(|(_, _, p)| &p.loads) {
+        if !names.contains(&load.name) {
+            names.push(load.name.clone());
+        }
+    }
+    names
+}
+
+fn over_time(out: &mut String, run: &RunRecord, name: &str) {
+    let records = of_phase(run, name);
+    for load in load_names(&records) {
+        let of = |p: &PhaseRecord| p.loads.iter().find(|l| l.name == load).cloned();
+        let found: Vec<(usize, &PhaseRecord, LoadRecord)> =
+            records.iter().filter_map(|(i, _, p)| Some((*i, *p, of(p)?))).collect();
+        let line = |value: fn(&Point, f64) -> Option<f64>, thin: bool| -> Vec<Line> {
+            let points = |(_, phase, load): &(usize, &PhaseRecord, LoadRecord)| -> Vec<Option<(f64, f64)>> {
+                let each = phase.interval_s;
+                load.series.iter().map(|p| value(p, each).map(|v| (p.t + each / 2.0, v))).collect()
+            };
+            let line = |f: &(usize, &PhaseRecord, LoadRecord)| Line {
+                style: f.0,
+                thin,
+                points: points(f),
+                labels: Vec::new(),
+            };
+            found.iter().map(line).collect()
+        };
+        let rate = found.iter().find_map(|(_, p, l)| Some((l.target_rate?, p.interval_s)));
+        let chart = |title: String, unit, lines, band, log| Chart {
+            title,
+            unit,
+            horizontal: "time since the start of the measurement; before 0: warm-up",
+            axis: Axis::Time,
+            lines,
+            band,
+            marks: marks(&records),
+            log,
+        };
+        let with_band = if rate.is_some() { "; shaded: the 95 % band of the wanted rate" } else { "" };
+        let rates = chart(
+            format!("{load}: requests per second{with_band}"),
+            "1/s",
+            line(|p, each| Some(p.ops as f64 / each), false),
+            rate.map(|(rate, each)| band(rate, each)),
+            false,
+        );
+        let median = |p: &Point, _: f64| Some(p.p50).filter(|v| *v > 0.0);
+        let mut latencies = line(|p, _| Some(p.p95).filter(|v| *v > 0.0), false);
+        latencies.extend(line(median, true));
+        let latency =
+            chart(format!("{load}: latency, 95th percentile, thin: median"), "ms", latencies, None, true);
+        let tail = chart(
+            format!("{load}: latency, 99th percentile"),
+            "ms",
+            line(|p, _| Some(p.p99).filter(|v| *v > 0.0), false),
+            None,
+            true,
+        );
+        for chart in [rates, latency, tail] {
+            out.push_str(&chart.svg().unwrap_or_default());
+        }
+    }
+    processes(out, &records);
+}
+
+fn processes(out: &mut String, records: &[(usize, &TargetRecord, &PhaseRecord)]) {
+    let known: Vec<_> = records.iter().filter(|(_, _, p)| p.server_cpu_s.is_some()).collect();
+    if known.is_empty() {
+        return;
+    }
+    let line = |(style, _, phase): &&(usize, &TargetRecord, &PhaseRecord)| Line {
+        style: *style,
+        thin: false,
+        points: phase.samples.iter().map(|s| Some((s.t, s.server_cores))).collect(),
+        labels: Vec::new(),
+    };
+    let chart = Chart {
+        title: "CPU of the server's processes".to_owned(),
+        unit: "cores",
+        horizontal: "time since the start of the measurement",
+        axis: Axis::Time,
+        lines: known.iter().map(line).collect(),
+        band: None,
+        marks: Vec::new(),
+        log: false,
+    };
+    out.push_str(&chart.svg().unwrap_or_default());
+}
+
+fn marks(records: &[(usize, &TargetRecord, &PhaseRecord)]) -> Vec<Mark> {
+    let mut marks = Vec::new();
+    for (style, _, phase) in records {
+        for event in &phase.events {
+            let failed = if event.error.is_some() { " failed" } else { "" };
+            let label = format!("{}{failed}", event.action.replace('_', " "));
+            marks.push(Mark { style: *style, from: event.start_s, to: event.end_s, label });
+        }
+    }
+    marks.sort_by(|a, b| a.from.total_cmp(&b.from));
+    marks
+}
+
+/// Latency over throughput, a point for each depth.
+fn sweep(out: &mut String, run: &RunRecord, name: &str) {
+    let records = of_phase(run, name);
+    for load in load_names(&records) {
+        let mut lines: Vec<Line> = Vec::new();
+        for (i, target) in run.targets.iter().enumerate() {
+            let phases = target.phases.iter().filter(|p| p.name == name);
+            let found: Vec<(u32, &LoadRecord)> = phases
+                .filter_map(|p| Some((p.depth?, p.loads.iter().find(|l| l.name == load)?)))
+                .filter(|(_, l)| l.latency.p50 > 0.0)
+                .collect();
+            let points =
+                |of: fn(&LoadRecord) -> f64| found.iter().map(|(_, l)| Some((l.iops, of(l)))).collect();
+            let labels = found.iter().map(|(depth, _)| depth.to_string()).collect();
+            lines.push(Line { style: i % STYLES, thin: false, points: points(|l| l.latency.p50), labels });
+            lines.push(Line {
+                style: i % STYLES,
+                thin: true,
+                points: points(|l| l.latency.p99),
+                labels: Vec::new(),
+            });
+        }
+        let chart = Chart {
+            title: format!(
+                "{load}: median latency over throughput, thin: 99th percentile; numbers: depth of each disk"
+            ),
+            unit: "ms",
+            horizontal: "requests per second",
+            axis: Axis::Number,
+            lines,
+            band: None,
+            marks: Vec::new(),
+            log: true,
+        };
+        out.push_str(&chart.svg().unwrap_or_default());
+    }
+}
+
+fn figures(out: &mut String, run: &RunRecord, name: &str) {
+    out.push_str("<div class=\"table\"><table>\n<tr><th>target</th><th>load</th>");
+    for head in [
+        "requests/s",
+        "MiB/s",
+        "p50 ms",
+        "p95 ms",
+        "p99 ms",
+        "p99.9 ms",
+        "max ms",
+        "errors",
+        "verified",
+        "wrong",
+    ] {
+        let _ = write!(out, "<th class=\"n\">{head}</th>");
+    }
+    out.push_str("</tr>\n");
+    let records = of_phase(run, name);
+    for (_, target, phase) in &records {
+        for l in &phase.loads {
+            let depth = phase.depth.map_or_else(String::new, |d| format!(", depth {d}"));
+            let _ = write!(
+                out,
+                "<tr><td class=\"k\">{}</td><td class=\"k\">{}{depth}</td>",
+                escape(&target.name),
+                escape(&l.name)
+            );
+            let a = l.latency;
+            for v in [l.iops, l.mib_s, a.p50, a.p95, a.p99, a.p999, a.max] {
+                let _ = write!(out, "<td class=\"n\">{}</td>", number(v));
+            }
+            for v in [l.errors, l.verified, l.wrong] {
+                let _ = write!(out, "<td class=\"n\">{}</td>", number(v as f64));
+            }
+            out.push_str("</tr>\n");
+        }
+    }
+    out.push_str("</table></div>\n");
+    costs(out, &records);
+}
+
+/// What a phase cost the server.
+fn costs(out: &mut String, records: &[(usize, &TargetRecord, &PhaseRecord)]) {
+    out.push_str("<div class=\"table\"><table>\n<tr><th>target</th>");
+    for head in [
+        "measured s",
+        "warm-up s",
+        "server CPU us/request",
+        "server MiB at most",
+        "this program's cores",
+        "other processes %",
+        "store reads",
+        "store writes",
+        "syncs",
+        "store MiB read",
+        "written",
+    ] {
+        let _ = write!(out, "<th class=\"n\">{head}</th>");
+    }
+    out.push_str("</tr>\n");
+    for (_, target, phase) in records {
+        let depth = phase.depth.map_or_else(String::new, |d| format!(", depth {d}"));
+        let steady = if phase.steady == Some(false) { ", not steady" } else { "" };
+        let _ = write!(out, "<tr><td class=\"k\">{}{depth}</td>", escape(&target.name));
+        // CPU is that of the whole phase, so it is divided by all requests of it.
+        let ops: u64 = phase.loads.iter().flat_map(|l| &l.series).map(|p| p.ops).sum();
+        let cpu = phase.server_cpu_s.filter(|_| ops > 0).map(|s| s * 1e6 / ops as f64);
+        let memory = phase.samples.iter().map(|s| s.server_bytes).max().filter(|b| *b > 0);
+        let seconds = (phase.measured_s + phase.warm_up_s).max(1e-3);
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let cells = [
+            Some(phase.measured_s),
+            Some(phase.warm_up_s),
+            cpu,
+            memory.map(mib),
+            Some(phase.client_cpu_s / seconds),
+            Some(phase.others_percent),
+            phase.store.map(|s| s.read_ops as f64),
+            phase.store.map(|s| s.write_ops as f64),
+            phase.store.map(|s| s.sync_ops as f64),
+            phase.store.map(|s| mib(s.read_bytes)),
+            phase.store.map(|s| mib(s.write_bytes)),
+        ];
+        for (i, cell) in cells.into_iter().enumerate() {
+            let note = if i == 1 { steady } else { "" };
+            let text = cell.map_or_else(|| "unknown".to_owned(), number);
+            let _ = write!(out, "<td class=\"n\">{text}{note}</td>");
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</table></div>\n");
+    let events = records.iter().flat_map(|(_, t, p)| p.events.iter().map(move |e| (t, e)));
+    let failed: Vec<_> = events.filter(|(_, e)| e.error.is_some()).collect();
+    for (target, event) in failed {
+        let _ = writeln!(
+            out,
+            "<p class=\"fail\">{}: {} at {:.1} s failed: {}</p>",
+            escape(&target.name),
+            escape(&event.action),
+            event.start_s,
+            escape(event.error.as_deref().unwrap_or_default())
+        );
+    }
+}
+
+fn about(out: &mut String, run: &RunRecord) {
+    out.push_str("<section class=\"phase\">\n<h2 id=\"scaled\">What was scaled</h2>\n");
+    if run.changes.is_empty() {
+        out.push_str("<p>Nothing: sizes, rates and times are those of the scenario.</p>\n");
+    } else {
+        out.push_str("<ul>\n");
+        for change in &run.changes {
+            let _ = writeln!(out, "<li>{}</li>", escape(change));
+        }
+        out.push_str("</ul>\n<p>Block sizes, depths, numbers of disks and events, and the bounds of checks are not scaled.</p>\n");
+    }
+    let _ = writeln!(
+        out,
+        "<h2>About this run</h2>\n<p class=\"soft\">Machine: {}. forebay-xray {}, scenario '{}', seed {}.{}</p>",
+        escape(&run.machine),
+        escape(&run.version),
+        escape(&run.scenario),
+        run.seed,
+        run.source.as_ref().map_or_else(String::new, |s| format!(" Source of the figures: {}.", escape(s)))
+    );
+    let _ = writeln!(
+        out,
+        "<details><summary>The scenario's file</summary>\n<pre>{}</pre>\n</details>\n</section>",
+        escape(&run.text)
+    );
+}

@@ -1,0 +1,186 @@
+//! What happens during a phase, and when. The main thread calls [`Conductor::advance`] often.
+
+use std::sync::Mutex;
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::Duration;
+
+use super::RunError;
+use super::clock::Clock;
+use super::prepare::{Disks, write_all};
+use super::record::EventRecord;
+use crate::scenario::{Action, Phase, Scenario};
+use crate::targets::{Act, System};
+
+/// How long a server is away if the file does not specify it.
+const DEFAULT_AWAY: Duration = Duration::from_secs(1);
+
+/// A step of an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Step {
+    at: Duration,
+    event: usize,
+    action: Action,
+    what: What,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum What {
+    Act(Act),
+    Fill(String),
+}
+
+/// The steps of a phase, in order.
+pub(super) fn timeline(scenario: &Scenario, phase: &Phase) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut event = 0;
+    for e in scenario.events().filter(|e| e.phase.get_ref() == phase.name.get_ref()) {
+        for n in 0..e.times {
+            let at = e.at.0 + e.every.map_or(Duration::ZERO, |d| d.0) * n;
+            let disk = e.disk.as_ref().map_or_else(String::new, |d| d.get_ref().clone());
+            let name = format!("xray-{event}");
+            let back = at + e.length.map_or(DEFAULT_AWAY, |l| l.0);
+            let whats = match e.action {
+                Action::Snapshot => vec![(at, What::Act(Act::Snapshot(disk, name)))],
+                Action::Clone => vec![(at, What::Act(Act::Clone(disk, name, e.clones)))],
+                Action::Kill => vec![(at, What::Act(Act::Kill)), (back, What::Act(Act::Start))],
+                Action::Pause => vec![(at, What::Act(Act::Pause)), (back, What::Act(Act::Continue))],
+                Action::Restart => vec![(at, What::Act(Act::Restart))],
+                Action::Upgrade => vec![(at, What::Act(Act::Upgrade))],
+                Action::Fill => vec![(at, What::Fill(disk))],
+                Action::OsdKill => {
+                    vec![(at, What::Act(Act::OsdKill(e.osd))), (back, What::Act(Act::OsdStart(e.osd)))]
+                }
+            };
+            steps.extend(whats.into_iter().map(|(at, what)| Step { at, event, action: e.action, what }));
+            event += 1;
+        }
+    }
+    steps.sort_by_key(|s| s.at);
+    steps
+}
+
+/// What a filling thread returns: the event, its end, and its result.
+type Filling<'scope> = ScopedJoinHandle<'scope, (usize, Duration, Result<(), RunError>)>;
+
+/// See the module.
+pub(super) struct Conductor<'a, 'scope> {
+    steps: std::collections::VecDeque<Step>,
+    system: &'a mut dyn System,
+    pids: &'a Mutex<Vec<u32>>,
+    disks: &'a Disks,
+    /// By the number of the event.
+    records: Vec<EventRecord>,
+    filling: Vec<Filling<'scope>>,
+}
+
+impl<'a, 'scope> Conductor<'a, 'scope> {
+    pub fn new(
+        steps: Vec<Step>,
+        system: &'a mut dyn System,
+        pids: &'a Mutex<Vec<u32>>,
+        disks: &'a Disks,
+    ) -> Conductor<'a, 'scope> {
+        Conductor { steps: steps.into(), system, pids, disks, records: Vec::new(), filling: Vec::new() }
+    }
+
+    /// Does what is due. The measured time began at `start`.
+    pub fn advance<'env>(&mut self, scope: &'scope Scope<'scope, 'env>, clock: &'scope Clock, start: Duration)
+    where
+        'a: 'scope,
+    {
+        while self.steps.front().is_some_and(|s| clock.elapsed() >= start + s.at) && !clock.is_halted() {
+            let Some(step) = self.steps.pop_front() else { return };
+            match step.what.clone() {
+                What::Act(act) => self.act(&step, &act, clock, start),
+                What::Fill(kind) => {
+                    self.record(&step, clock, start);
+                    let disks = self.disks.get(&kind).cloned().unwrap_or_default();
+                    let places: Vec<_> =
+                        (0..).zip(&disks).map(|(n, _)| self.system.place(&kind, n)).collect();
+                    self.filling.push(scope.spawn(move || {
+                        let written = places
+                            .into_iter()
+                            .zip(&disks)
+                            .try_for_each(|(place, disk)| write_all(&place?, disk));
+                        (step.event, clock.elapsed(), written)
+                    }));
+                }
+            }
+        }
+    }
+
+    fn record(&mut self, step: &Step, clock: &Clock, start: Duration) -> usize {
+        let now = clock.elapsed().as_secs_f64() - start.as_secs_f64();
+        if self.records.len() <= step.event {
+            let none = |_| EventRecord {
+                action: step.action.name().to_owned(),
+                start_s: now,
+                end_s: now,
+                error: None,
+            };
+            let missing = self.records.len()..=step.event;
+            self.records.extend(missing.map(none));
+        }
+        step.event
+    }
+
+    fn act(&mut self, step: &Step, act: &Act, clock: &Clock, start: Duration) {
+        let index = self.record(step, clock, start);
+        // A killed server has no processes, and the sampler must not use their numbers.
+        if matches!(act, Act::Kill | Act::Restart)
+            && let Ok(mut pids) = self.pids.lock()
+        {
+            pids.clear();
+        }
+        let done = self.system.act(act);
+        if let Ok(mut pids) = self.pids.lock() {
+            *pids = self.system.pids();
+        }
+        let record = &mut self.records[index];
+        record.end_s = clock.elapsed().as_secs_f64() - start.as_secs_f64();
+        if let Err(error) = done {
+            record.error.get_or_insert(error.to_string());
+        }
+    }
+
+    /// After the loads: continues what is paused, starts what is killed, and waits for disks that are filled.
+    pub fn finish(&mut self, clock: &Clock, start: Duration) {
+        while let Some(step) = self.steps.pop_front() {
+            if let What::Act(act @ (Act::Start | Act::Continue | Act::OsdStart(_))) = &step.what
+                && self.records.len() > step.event
+            {
+                self.act(&step, act, clock, start);
+            }
+        }
+        for thread in std::mem::take(&mut self.filling) {
+            let Ok((event, end, result)) = thread.join() else { continue };
+            if let Some(record) = self.records.get_mut(event) {
+                record.end_s = end.as_secs_f64() - start.as_secs_f64();
+                record.error = result.err().map(|e| e.to_string());
+            }
+        }
+    }
+
+    pub fn into_records(self) -> Vec<EventRecord> {
+        self.records
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario;
+
+    #[test]
+    fn events_become_steps_in_order() {
+        let builtin = scenario::find("server-killed").expect("is built in");
+        let s = scenario::parse("t", &scenario::text(builtin)).expect("is valid");
+        let steps = timeline(&s, s.phase("run"));
+        let acts: Vec<_> = steps.iter().map(|s| (s.at.as_secs(), s.what.clone())).collect();
+        assert_eq!(acts, [(600, What::Act(Act::Kill)), (601, What::Act(Act::Start))]);
+        let builtin = scenario::find("snapshot-impact-standard").expect("is built in");
+        let s = scenario::parse("t", &scenario::text(builtin)).expect("is valid");
+        let steps = timeline(&s, s.phase("snapshots"));
+        assert_eq!((steps.len(), steps[11].at.as_secs()), (12, 12 * 3600));
+    }
+}

@@ -1,0 +1,240 @@
+//! The results of a run, as the report's JSON has them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::scenario::Scale;
+
+/// The version of this format.
+pub const FORMAT: u32 = 1;
+
+/// A run: one scenario, one or more targets.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RunRecord {
+    /// Version of the format.
+    pub format: u32,
+    /// The scenario's name.
+    pub scenario: String,
+    /// Its title.
+    pub title: String,
+    /// What it shows.
+    pub about: String,
+    /// The source of its figures.
+    pub source: Option<String>,
+    /// Its file.
+    pub text: String,
+    /// The factors.
+    pub scale: Scale,
+    /// What they changed.
+    pub changes: Vec<String>,
+    /// Seed of all random values.
+    pub seed: u64,
+    /// The machine, in one line.
+    pub machine: String,
+    /// Version of this program.
+    pub version: String,
+    /// Whether all targets ran to their ends, apart from those that do not support the scenario.
+    pub complete: bool,
+    /// The targets, in the order of their runs.
+    pub targets: Vec<TargetRecord>,
+}
+
+/// How far a target got.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "is", content = "reason")]
+pub enum State {
+    /// To the end.
+    Complete,
+    /// Until the user interrupted it.
+    Interrupted,
+    /// Until something failed.
+    Failed(String),
+    /// The scenario needs what the target does not support.
+    NotSupported(String),
+}
+
+/// The results of a target.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TargetRecord {
+    /// Its name.
+    pub name: String,
+    /// Program and version.
+    pub version: String,
+    /// How far it got.
+    pub state: State,
+    /// The phases that ran; the last one is partial if the state is not complete.
+    pub phases: Vec<PhaseRecord>,
+    /// The judgement of each check.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// The results of a phase.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PhaseRecord {
+    /// Its name.
+    pub name: String,
+    /// The depth of a sweep.
+    pub depth: Option<u32>,
+    /// Seconds of each point of a series.
+    pub interval_s: f64,
+    /// Seconds before the measured time.
+    pub warm_up_s: f64,
+    /// Whether the rate was steady at the end of the warm-up; `None` if that was not requested.
+    pub steady: Option<bool>,
+    /// Measured seconds.
+    pub measured_s: f64,
+    /// Whether it ran to its end.
+    pub complete: bool,
+    /// The loads.
+    pub loads: Vec<LoadRecord>,
+    /// What happened.
+    pub events: Vec<EventRecord>,
+    /// CPU and memory over time.
+    pub samples: Vec<Sample>,
+    /// CPU seconds of the server's processes; `None` if they are not known.
+    pub server_cpu_s: Option<f64>,
+    /// CPU seconds of this program.
+    pub client_cpu_s: f64,
+    /// Share of the machine's CPU that other processes used.
+    pub others_percent: f64,
+    /// Operations of the store, where they are known.
+    pub store: Option<StoreRecord>,
+}
+
+/// Operations of the store in a phase, warm-up included.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct StoreRecord {
+    /// Reads and writes of clients, as the server counts them.
+    pub guest_ops: u64,
+    /// Reads of the store.
+    pub read_ops: u64,
+    /// Writes of the store.
+    pub write_ops: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Syncs.
+    pub sync_ops: u64,
+}
+
+/// A percentile each, in milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: f64,
+    /// 95th.
+    pub p95: f64,
+    /// 99th.
+    pub p99: f64,
+    /// 99.9th.
+    pub p999: f64,
+    /// The longest.
+    pub max: f64,
+}
+
+/// The results of a load, all its disks together, in the measured time.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LoadRecord {
+    /// Its name.
+    pub name: String,
+    /// Number of disks.
+    pub disks: u32,
+    /// Requests per second of all disks together, if the load has a rate.
+    pub target_rate: Option<f64>,
+    /// Reads that were answered.
+    pub reads: u64,
+    /// Writes that were answered.
+    pub writes: u64,
+    /// Bytes of both.
+    pub bytes: u64,
+    /// Flushes that were answered.
+    pub flushes: u64,
+    /// Requests per second.
+    pub iops: f64,
+    /// MiB per second.
+    pub mib_s: f64,
+    /// From the intended time with a rate, else from sending.
+    pub latency: Latency,
+    /// Of any percentile that a check needs.
+    pub percentiles: Vec<(f64, f64)>,
+    /// Requests that were due and not sent by the end. They are in the latency with the time until the end.
+    pub unsent: u64,
+    /// Requests that failed, in the whole phase.
+    pub errors: u64,
+    /// The first error, in the numbers of the protocol.
+    pub first_error: Option<u32>,
+    /// Requests that were never answered.
+    pub unanswered: u64,
+    /// Connections that were made again.
+    pub reconnects: u64,
+    /// Blocks that were verified, in the whole phase.
+    pub verified: u64,
+    /// Verified blocks with wrong content.
+    pub wrong: u64,
+    /// Disk and offset of the first one.
+    pub first_wrong: Option<String>,
+    /// Blocks whose last write was answered and not flushed when the server ended, and is lost.
+    pub lost_unflushed: u64,
+    /// Whether all disks of a load that ends reached their ends.
+    pub ended: Option<bool>,
+    /// Over time; the measured time starts at 0.
+    pub series: Vec<Point>,
+}
+
+/// One interval of a load.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Point {
+    /// Start, in seconds since the start of the measured time.
+    pub t: f64,
+    /// Requests answered.
+    pub ops: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Median latency in milliseconds.
+    pub p50: f64,
+    /// 95th percentile.
+    pub p95: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// The longest.
+    pub max: f64,
+}
+
+/// An event that happened.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct EventRecord {
+    /// The action.
+    pub action: String,
+    /// When it began, in seconds since the start of the measured time.
+    pub start_s: f64,
+    /// When it was complete.
+    pub end_s: f64,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+/// Processes at a moment.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Sample {
+    /// Seconds since the start of the measured time.
+    pub t: f64,
+    /// Cores that the server's processes used since the sample before.
+    pub server_cores: f64,
+    /// Cores that this program used.
+    pub client_cores: f64,
+    /// Resident memory of the server's processes.
+    pub server_bytes: u64,
+}
+
+/// The judgement of a check.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Verdict {
+    /// What was judged.
+    pub what: String,
+    /// `None`: it could not be judged.
+    pub pass: Option<bool>,
+    /// The figures.
+    pub reason: String,
+}

@@ -1,0 +1,274 @@
+//! The contents of a scenario file, format 1. Names that refer to other parts keep their position, so that a
+//! mistake is reported with its line.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::quantity::{Size, Span};
+
+/// The version of the format that this program reads.
+pub const FORMAT: u32 = 1;
+
+/// A scenario.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// Version of the format.
+    pub format: Spanned<u32>,
+    /// Short name: lower-case letters, digits and dashes.
+    pub name: Spanned<String>,
+    /// The title of the report.
+    pub title: String,
+    /// What it shows, in a few sentences.
+    pub about: String,
+    /// The source of its figures.
+    #[serde(default)]
+    pub source: Option<String>,
+    /// The disks.
+    #[serde(rename = "disk")]
+    pub disks: Vec<Disk>,
+    /// The loads.
+    #[serde(rename = "load")]
+    pub loads: Vec<Load>,
+    /// The phases, in this order.
+    #[serde(rename = "phase")]
+    pub phases: Vec<Phase>,
+    /// What happens during the phases.
+    #[serde(rename = "event", default)]
+    pub events: Vec<Spanned<Event>>,
+    /// What the report judges.
+    #[serde(rename = "check", default)]
+    pub checks: Vec<Spanned<Check>>,
+}
+
+/// Disks of one kind.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// Its name.
+    pub name: Spanned<String>,
+    /// Number of disks.
+    #[serde(default = "one")]
+    pub count: u32,
+    /// Size of each; that of the origin for clones.
+    #[serde(default)]
+    pub size: Option<Size>,
+    /// Each is a linked clone of the first disk of this kind.
+    #[serde(default)]
+    pub clone_of: Option<Spanned<String>>,
+    /// Written from end to end before the first phase; reads are verified from then on.
+    #[serde(default)]
+    pub prefill: bool,
+    /// Filled with the image of a desktop, which scripts need.
+    #[serde(default)]
+    pub desktop_image: bool,
+}
+
+/// A load: a stream of requests on each disk of a kind.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Load {
+    /// Its name.
+    pub name: Spanned<String>,
+    /// The kind of disks.
+    pub disk: Spanned<String>,
+    /// A part of a desktop's day, instead of the fields below.
+    #[serde(default)]
+    pub script: Option<Script>,
+    /// Share of requests at a random position; the others continue where the last one ended.
+    #[serde(default)]
+    pub random_percent: Percent,
+    /// Share of reads.
+    #[serde(default)]
+    pub read_percent: Percent,
+    /// Block sizes and their weights.
+    #[serde(default)]
+    pub blocks: BTreeMap<Size, u32>,
+    /// Requests per second on each disk, as a Poisson process (open loop).
+    #[serde(default)]
+    pub rate: Option<f64>,
+    /// Requests in flight on each disk: at most, with a rate; always, without (closed loop).
+    #[serde(default = "one")]
+    pub depth: u32,
+    /// First byte of the range.
+    #[serde(default)]
+    pub offset: Option<Size>,
+    /// Bytes of the range; to the end of the disk by default.
+    #[serde(default)]
+    pub size: Option<Size>,
+    /// Interval of flushes.
+    #[serde(default)]
+    pub flush: Option<Span>,
+    /// Each write is durable when it is answered (FUA).
+    #[serde(default)]
+    pub durable: bool,
+    /// Ends after one pass over the range.
+    #[serde(default)]
+    pub once: bool,
+    /// Share of zeroes in each block, which compress.
+    #[serde(default)]
+    pub compressible_percent: Percent,
+    /// Share of blocks that are equal to one of 1,024.
+    #[serde(default)]
+    pub duplicate_percent: Percent,
+}
+
+/// A part of a desktop's day.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Script {
+    /// From power on to the logon screen.
+    Boot,
+    /// The user logs on.
+    Logon,
+    /// Office work.
+    Steady,
+}
+
+/// A phase: loads that run together.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Phase {
+    /// Its name.
+    pub name: Spanned<String>,
+    /// The loads.
+    pub loads: Vec<Spanned<String>>,
+    /// Measured time; without it, the phase ends with its loads.
+    #[serde(default)]
+    pub duration: Option<Span>,
+    /// Time before the measured time, at most.
+    #[serde(default)]
+    pub warm_up: Option<Span>,
+    /// The warm-up ends early when the rates of two windows differ by at most this.
+    #[serde(default)]
+    pub steady_percent: Option<f64>,
+    /// Runs once for each of these depths, which replace those of the loads.
+    #[serde(default)]
+    pub depths: Vec<u32>,
+}
+
+/// The kinds of events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// Takes a snapshot of each disk of a kind.
+    Snapshot,
+    /// Makes linked clones of the first disk of a kind.
+    Clone,
+    /// Ends the server with SIGKILL, and starts it again.
+    Kill,
+    /// Stops the server with SIGSTOP, and continues it.
+    Pause,
+    /// Ends the server in order, and starts it again.
+    Restart,
+    /// Replaces the running server by another process.
+    Upgrade,
+    /// Writes a disk from end to end.
+    Fill,
+    /// Ends an OSD of the Ceph cluster with SIGKILL, and starts it again.
+    OsdKill,
+}
+
+/// An event.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Event {
+    /// The phase.
+    pub phase: Spanned<String>,
+    /// Time since the start of the measured time.
+    pub at: Span,
+    /// What happens.
+    #[serde(rename = "do")]
+    pub action: Action,
+    /// The kind of disks.
+    #[serde(default)]
+    pub disk: Option<Spanned<String>>,
+    /// Number of clones.
+    #[serde(default = "one")]
+    pub clones: u32,
+    /// How often it happens.
+    #[serde(default = "one")]
+    pub times: u32,
+    /// Interval between the times.
+    #[serde(default)]
+    pub every: Option<Span>,
+    /// How long the server or OSD is away.
+    #[serde(rename = "for", default)]
+    pub length: Option<Span>,
+    /// Number of the OSD.
+    #[serde(default)]
+    pub osd: u32,
+}
+
+/// The kinds of checks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Judge {
+    /// The rate is within the band that is expected of its arrivals.
+    Band,
+    /// A percentile of the latency is below a bound.
+    Latency,
+    /// Rate and latency at the end are those of the start.
+    NoTrend,
+    /// No request failed.
+    Errors,
+    /// What was read is what was written.
+    Verified,
+    /// No request waited longer for the server during an event.
+    Back,
+    /// The rate is that of an earlier phase.
+    SameRate,
+    /// The events of a phase succeeded, each in time.
+    Events,
+    /// All loads that end reached their ends.
+    Complete,
+}
+
+/// A check.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Check {
+    /// What is judged.
+    pub is: Judge,
+    /// The phase; all phases by default.
+    #[serde(default)]
+    pub phase: Option<Spanned<String>>,
+    /// The load; all loads of the phase by default.
+    #[serde(default)]
+    pub load: Option<Spanned<String>>,
+    /// The percentile.
+    #[serde(default)]
+    pub percentile: Option<f64>,
+    /// Its bound.
+    #[serde(default)]
+    pub below: Option<Span>,
+    /// Most time of an event, or of a wait.
+    #[serde(default)]
+    pub within: Option<Span>,
+    /// Most difference.
+    #[serde(default)]
+    pub within_percent: Option<f64>,
+    /// The earlier phase.
+    #[serde(default)]
+    pub as_phase: Option<Spanned<String>>,
+}
+
+/// A share in percent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Percent(pub u8);
+
+impl<'de> Deserialize<'de> for Percent {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Percent, D::Error> {
+        let n = i64::deserialize(d)?;
+        match u8::try_from(n) {
+            Ok(n) if n <= 100 => Ok(Percent(n)),
+            _ => Err(serde::de::Error::custom(format!("{n} is not a percentage: use 0 to 100"))),
+        }
+    }
+}
+
+fn one() -> u32 {
+    1
+}

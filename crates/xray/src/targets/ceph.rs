@@ -1,0 +1,72 @@
+//! A Ceph cluster for tests, which ends with this process.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Surroundings, TargetError, program};
+use crate::bench::servers::run;
+
+/// See the module.
+pub(super) struct Cluster {
+    script: PathBuf,
+    dir: PathBuf,
+}
+
+/// The script uses this many ports from the first one, below those that Linux gives to clients.
+const PORTS: u16 = 200;
+
+impl Cluster {
+    /// Starts one.
+    pub fn start(around: &Surroundings) -> Result<Cluster, TargetError> {
+        for (name, package) in [("ceph-mon", "ceph-mon"), ("ceph-osd", "ceph-osd"), ("ceph", "ceph-common")] {
+            if program(name).is_none() {
+                let what = format!("Ceph is not installed: {name} is missing, run apt-get install {package}");
+                return Err(TargetError::Unavailable(what));
+            }
+        }
+        if !around.ceph_script.is_file() {
+            let what = format!("{} is missing: give --ceph-script", around.ceph_script.display());
+            return Err(TargetError::Unavailable(what));
+        }
+        let script = std::path::absolute(&around.ceph_script).unwrap_or(around.ceph_script.clone());
+        let dir = std::env::temp_dir().join(format!("forebay-xray-ceph-{}", std::process::id()));
+        let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+        let port = (22_000..30_000).step_by(PORTS.into()).find(free);
+        let port = port.ok_or(TargetError::Unavailable("no free range of ports for Ceph".to_owned()))?;
+        let cluster = Cluster { script, dir };
+        let mut command = cluster.command("start");
+        command.env("CL_PORT", port.to_string()).env("CL_OWNER", std::process::id().to_string());
+        run(&mut command)?;
+        Ok(cluster)
+    }
+
+    fn command(&self, what: &str) -> Command {
+        let mut command = Command::new(&self.script);
+        command.arg(what).env("CL_DIR", &self.dir);
+        command
+    }
+
+    /// The configuration file of its clients.
+    pub fn conf(&self) -> PathBuf {
+        self.dir.join("ceph.conf")
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Does something with an OSD.
+    pub fn osd(&self, what: &str, number: u32) -> Result<(), TargetError> {
+        Ok(run(self.command(what).arg(number.to_string())).map(drop)?)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // What fails here is repeated by the script's own watch when this process ends.
+        let _ = run(&mut self.command("destroy"));
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}

@@ -1,0 +1,190 @@
+//! The systems under test: what each can do, and how it is started and disturbed.
+//!
+//! [`TargetSpec`] selects one, by a word of the command line or by a description in TOML;
+//! [`TargetSpec::start`] makes it run. `forebay`, `qemu` (also librbd) and `raw` (`nbdkit` and `tgtd`, on
+//! raw files) start servers, `given` uses a disk that exists already. Each declares what it supports: what
+//! is not declared is never tried, and never pretended.
+
+mod ceph;
+mod forebay;
+mod given;
+mod qemu;
+mod raw;
+mod spec;
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+pub use spec::{Kind, SpecError, TargetSpec, Transport, parse_file};
+
+use crate::bench::BenchError;
+use crate::device::{DeviceError, Endpoint};
+use crate::scenario::Action;
+
+/// Where a disk is on a target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The disk or device.
+    pub endpoint: Endpoint,
+    /// Its first byte there.
+    pub base: u64,
+}
+
+/// One step of an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Act {
+    /// A snapshot of each disk of a kind, with this name.
+    Snapshot(String, String),
+    /// Clones of the first disk of a kind, with this name.
+    Clone(String, String, u32),
+    /// SIGKILL.
+    Kill,
+    /// Starts what was killed.
+    Start,
+    /// SIGSTOP.
+    Pause,
+    /// SIGCONT.
+    Continue,
+    /// An orderly end, and a start.
+    Restart,
+    /// Replaces the process.
+    Upgrade,
+    /// SIGKILL to an OSD.
+    OsdKill(u32),
+    /// Starts an OSD that was killed.
+    OsdStart(u32),
+}
+
+/// Disks of a kind to be created.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// The kind.
+    pub kind: String,
+    /// Number of disks.
+    pub count: u32,
+    /// Size of each.
+    pub size: u64,
+}
+
+/// Operations and bytes of the store below a target, since it was started.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct StoreOps {
+    /// Reads and writes of clients, as the server counts them.
+    pub guest_ops: u64,
+    /// Reads of the store.
+    pub read_ops: u64,
+    /// Writes of the store.
+    pub write_ops: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Syncs.
+    pub sync_ops: u64,
+}
+
+/// A running target.
+pub trait System: Send {
+    /// Program and version.
+    fn version(&self) -> &str;
+    /// Whether an action is possible; `Action::Clone` is also needed for disks that are clones.
+    fn supports(&self, action: Action) -> bool;
+    /// Its server processes.
+    fn pids(&self) -> Vec<u32>;
+    /// Creates disks, empty.
+    fn create(&mut self, disks: &[Wanted]) -> Result<(), TargetError>;
+    /// Makes linked clones of the first disk of `origin`, which no load uses.
+    fn clones(&mut self, origin: &str, kind: &str, count: u32) -> Result<(), TargetError>;
+    /// Where a disk is.
+    fn place(&self, kind: &str, number: u32) -> Result<Place, TargetError>;
+    /// Does one step of an event.
+    fn act(&mut self, act: &Act) -> Result<(), TargetError>;
+    /// Its counters, if it has any.
+    fn store(&self) -> Option<StoreOps> {
+        None
+    }
+}
+
+/// What targets need to start.
+#[derive(Debug, Clone)]
+pub struct Surroundings {
+    /// Directory for data, on the disk to be measured.
+    pub parent: PathBuf,
+    /// The `forebay` binary.
+    pub forebay: PathBuf,
+    /// The script that starts a Ceph cluster for tests.
+    pub ceph_script: PathBuf,
+    /// Whether data on given disks may be overwritten.
+    pub overwrite: bool,
+}
+
+impl TargetSpec {
+    /// Starts it.
+    pub fn start(&self, around: &Surroundings) -> Result<Box<dyn System>, TargetError> {
+        Ok(match &self.kind {
+            Kind::Forebay { transport, rados, cache, settings } => {
+                Box::new(forebay::ForebaySystem::start(around, *transport, *rados, cache.0, settings)?)
+            }
+            Kind::QemuNbd => Box::new(qemu::QemuSystem::qcow2(around)?),
+            Kind::Librbd => Box::new(qemu::QemuSystem::librbd(around)?),
+            Kind::Nbdkit => Box::new(raw::RawSystem::nbdkit(around)?),
+            Kind::Tgtd => Box::new(raw::RawSystem::tgtd(around)?),
+            Kind::Given(endpoint) => Box::new(given::Given::open(endpoint.clone(), around.overwrite)?),
+        })
+    }
+}
+
+/// Why a target cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// A server could not be started or controlled.
+    #[error(transparent)]
+    Bench(#[from] BenchError),
+    /// Its disk cannot be used.
+    #[error("cannot use {endpoint}: {source}")]
+    Device {
+        /// The disk.
+        endpoint: String,
+        /// The cause.
+        source: DeviceError,
+    },
+    /// It would be overwritten.
+    #[error("{0} may contain data: give --overwrite to lose it")]
+    HasData(String),
+    /// It is too small.
+    #[error("{endpoint} has {have} bytes, the scenario needs {need}: use a smaller --scale-size")]
+    TooSmall {
+        /// The disk.
+        endpoint: String,
+        /// Its size.
+        have: u64,
+        /// Size of all disks of the scenario.
+        need: u64,
+    },
+    /// What a scenario needs is not supported.
+    #[error("{0} is not supported by this target")]
+    Unsupported(&'static str),
+    /// Programs are missing.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// Finds a program in PATH.
+fn program(name: &str) -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH")?;
+    let mut found = std::env::split_paths(&paths).chain(["/usr/sbin".into(), "/sbin".into()]);
+    found.find_map(|dir| Some(dir.join(name)).filter(|path| path.is_file()))
+}
+
+/// The name of a disk on a target.
+fn disk_name(kind: &str, number: u32) -> String {
+    format!("{kind}-{number}")
+}
+
+/// Creates an empty file of a size.
+fn empty_file(path: &Path, size: u64) -> Result<(), TargetError> {
+    use crate::bench::error::During;
+    let file = std::fs::File::create(path).and_then(|file| file.set_len(size));
+    Ok(file.during(|| format!("cannot create {}", path.display()))?)
+}

@@ -1,0 +1,162 @@
+//! Servers of raw files: `nbdkit` and `tgtd`.
+
+use std::collections::BTreeMap;
+
+use super::{Act, Place, Surroundings, System, TargetError, Wanted, disk_name, empty_file, program};
+use crate::ats::servers::{Tgtd, Unit, portal};
+use crate::bench::error::During;
+use crate::bench::process::Process;
+use crate::bench::servers::{Server, nbdkit_files, version};
+use crate::bench::workdir::WorkDir;
+use crate::device::Endpoint;
+use crate::scenario::Action;
+
+enum Running {
+    Nbdkit(Server),
+    Tgtd(Tgtd),
+}
+
+impl Running {
+    fn process(&mut self) -> &mut Process {
+        match self {
+            Running::Nbdkit(server) => &mut server.process,
+            Running::Tgtd(tgtd) => &mut tgtd.process,
+        }
+    }
+}
+
+/// See the module. Fields drop in order: the server, then the data.
+pub(super) struct RawSystem {
+    /// `None` before the disks exist, and while it is killed.
+    server: Option<Running>,
+    pids: Vec<u32>,
+    dir: WorkDir,
+    version: String,
+    /// The portal of `tgtd`; `None` for `nbdkit`.
+    portal: Option<String>,
+    /// The disks of each kind, by their numbers in `files`.
+    disks: BTreeMap<String, Vec<usize>>,
+    files: Vec<String>,
+}
+
+impl RawSystem {
+    /// `nbdkit`.
+    pub fn nbdkit(around: &Surroundings) -> Result<RawSystem, TargetError> {
+        RawSystem::new(around, version("nbdkit", "nbdkit")?, None)
+    }
+
+    /// `tgtd`.
+    pub fn tgtd(around: &Surroundings) -> Result<RawSystem, TargetError> {
+        if program("tgtd").is_none() {
+            let what = "tgtd is not installed: run apt-get install tgt".to_owned();
+            return Err(TargetError::Unavailable(what));
+        }
+        RawSystem::new(around, format!("tgtd {}", version("tgtd", "tgt")?), Some(portal()?))
+    }
+
+    fn new(around: &Surroundings, version: String, portal: Option<String>) -> Result<RawSystem, TargetError> {
+        let dir = WorkDir::create(&around.parent)?;
+        let files = dir.data("disks");
+        std::fs::create_dir(&files).during(|| format!("cannot create {}", files.display()))?;
+        Ok(RawSystem {
+            server: None,
+            pids: Vec::new(),
+            dir,
+            version,
+            portal,
+            disks: BTreeMap::new(),
+            files: Vec::new(),
+        })
+    }
+
+    fn start(&mut self) -> Result<(), TargetError> {
+        let files = self.dir.data("disks");
+        let mut server = match &self.portal {
+            None => Running::Nbdkit(nbdkit_files(&self.dir, &files)?),
+            Some(portal) => {
+                let unit =
+                    |(name, lun): (&String, u8)| Unit { lun, file: files.join(name), write_cache: true };
+                let units: Vec<Unit> = self.files.iter().zip(1..=u8::MAX).map(unit).collect();
+                if units.len() < self.files.len() {
+                    return Err(TargetError::Unsupported("more than 255 disks"));
+                }
+                Running::Tgtd(Tgtd::serve(&self.dir, portal, &units)?)
+            }
+        };
+        self.pids = vec![server.process().id()];
+        self.server = Some(server);
+        Ok(())
+    }
+
+    fn process(&mut self) -> Result<&mut Process, TargetError> {
+        let server = self.server.as_mut();
+        server.map(Running::process).ok_or(TargetError::Unsupported("this event while the server is killed"))
+    }
+}
+
+impl System for RawSystem {
+    fn version(&self) -> &str {
+        &self.version
+    }
+
+    fn supports(&self, action: Action) -> bool {
+        matches!(action, Action::Kill | Action::Pause | Action::Restart | Action::Fill)
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        if self.server.is_some() { self.pids.clone() } else { Vec::new() }
+    }
+
+    fn create(&mut self, disks: &[Wanted]) -> Result<(), TargetError> {
+        for disk in disks {
+            for n in 0..disk.count {
+                let name = disk_name(&disk.kind, n);
+                empty_file(&self.dir.data("disks").join(&name), disk.size)?;
+                self.disks.entry(disk.kind.clone()).or_default().push(self.files.len());
+                self.files.push(name);
+            }
+        }
+        self.start()
+    }
+
+    fn clones(&mut self, _origin: &str, _kind: &str, _count: u32) -> Result<(), TargetError> {
+        Err(TargetError::Unsupported("a clone"))
+    }
+
+    fn place(&self, kind: &str, number: u32) -> Result<Place, TargetError> {
+        let index = self.disks.get(kind).and_then(|d| d.get(number as usize));
+        let index = *index.ok_or(TargetError::Unsupported("a disk of this kind"))?;
+        let endpoint = match (&self.portal, &self.server) {
+            (Some(_), Some(Running::Tgtd(tgtd))) => {
+                let lun =
+                    u8::try_from(index + 1).map_err(|_| TargetError::Unsupported("more than 255 disks"))?;
+                Endpoint::Iscsi(tgtd.target().unit(lun))
+            }
+            (Some(_), _) => return Err(TargetError::Unsupported("a disk while the server is killed")),
+            (None, _) => {
+                let socket = crate::nbd::Target::Unix(self.dir.socket("nbdkit"));
+                Endpoint::Nbd(socket, self.files[index].clone())
+            }
+        };
+        Ok(Place { endpoint, base: 0 })
+    }
+
+    fn act(&mut self, act: &Act) -> Result<(), TargetError> {
+        match act {
+            Act::Kill => {
+                self.process()?.kill()?;
+                self.server = None;
+            }
+            Act::Start => self.start()?,
+            Act::Pause => self.process()?.pause()?,
+            Act::Continue => self.process()?.resume()?,
+            Act::Restart => {
+                self.process()?.stop()?;
+                self.server = None;
+                self.start()?;
+            }
+            _ => return Err(TargetError::Unsupported("this event")),
+        }
+        Ok(())
+    }
+}

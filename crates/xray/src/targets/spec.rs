@@ -1,0 +1,217 @@
+//! Which target: a word of the command line, a URI, or a description in a file.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::Deserialize;
+
+use crate::device::Endpoint;
+use crate::iscsi::Address;
+use crate::nbd::Target;
+use crate::scenario::Size;
+
+/// How clients reach Forebay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Default)]
+#[serde(rename_all = "snake_case")]
+pub enum Transport {
+    /// NBD over a UNIX socket.
+    #[default]
+    Unix,
+    /// NBD over TCP.
+    Tcp,
+    /// ISCSI.
+    Iscsi,
+}
+
+/// The kinds of targets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// A Forebay server.
+    Forebay {
+        /// How clients reach it.
+        transport: Transport,
+        /// Its pool is in a Ceph cluster for tests.
+        rados: bool,
+        /// Its read cache.
+        cache: Size,
+        /// Additional text of its configuration.
+        settings: String,
+    },
+    /// `qemu-nbd` on qcow2 files, one server for each disk.
+    QemuNbd,
+    /// `qemu-nbd` on images of RBD, in a Ceph cluster for tests.
+    Librbd,
+    /// `nbdkit` on raw files.
+    Nbdkit,
+    /// `tgtd` on raw files.
+    Tgtd,
+    /// A disk that exists.
+    Given(Endpoint),
+}
+
+/// A target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TargetSpec {
+    /// Its name in reports.
+    pub name: String,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// A description that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// An unknown word.
+    #[error(
+        "unknown target \"{0}\": use forebay, forebay-tcp, forebay-iscsi, forebay-rados, qemu-nbd, nbdkit, tgtd, \
+         librbd, nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH, iscsi://HOST:PORT/TARGET/LUN or file:PATH"
+    )]
+    Unknown(String),
+    /// A wrong file.
+    #[error("{file}: {what}")]
+    File {
+        /// The file.
+        file: String,
+        /// The mistake.
+        what: String,
+    },
+}
+
+const DEFAULT_CACHE: Size = Size(1 << 30);
+
+impl FromStr for TargetSpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<TargetSpec, SpecError> {
+        let forebay = |transport, rados| Kind::Forebay {
+            transport,
+            rados,
+            cache: DEFAULT_CACHE,
+            settings: String::new(),
+        };
+        let kind = match text {
+            "forebay" => forebay(Transport::Unix, false),
+            "forebay-tcp" => forebay(Transport::Tcp, false),
+            "forebay-iscsi" => forebay(Transport::Iscsi, false),
+            "forebay-rados" => forebay(Transport::Unix, true),
+            "qemu-nbd" => Kind::QemuNbd,
+            "librbd" => Kind::Librbd,
+            "nbdkit" => Kind::Nbdkit,
+            "tgtd" => Kind::Tgtd,
+            uri => Kind::Given(endpoint(uri).ok_or_else(|| SpecError::Unknown(uri.to_owned()))?),
+        };
+        Ok(TargetSpec { name: text.to_owned(), kind })
+    }
+}
+
+fn endpoint(uri: &str) -> Option<Endpoint> {
+    if let Some(path) = uri.strip_prefix("file:").filter(|p| !p.is_empty()) {
+        return Some(Endpoint::File(path.into()));
+    }
+    if let Some(rest) = uri.strip_prefix("nbd+unix:///") {
+        let (export, socket) = rest.split_once("?socket=")?;
+        return Some(Endpoint::Nbd(Target::Unix(PathBuf::from(socket)), export.to_owned()));
+    }
+    if let Some(rest) = uri.strip_prefix("nbd://") {
+        let (address, export) = rest.split_once('/').unwrap_or((rest, ""));
+        let address = if has_port(address) { address.to_owned() } else { format!("{address}:10809") };
+        return Some(Endpoint::Nbd(address.parse().ok()?, export.to_owned()));
+    }
+    let mut parts = uri.strip_prefix("iscsi://")?.split('/');
+    let (portal, target, lun) = (parts.next()?, parts.next()?, parts.next()?);
+    let portal = if has_port(portal) { portal.to_owned() } else { format!("{portal}:3260") };
+    let address = Address { portal, target: target.to_owned(), lun: lun.parse().ok()? };
+    Some(Endpoint::Iscsi(address)).filter(|_| parts.next().is_none() && !target.is_empty())
+}
+
+fn has_port(address: &str) -> bool {
+    address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+}
+
+/// A file of targets.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    target: Vec<Described>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Described {
+    name: String,
+    /// A word or URI of the command line.
+    target: String,
+    cache: Option<Size>,
+    transport: Option<Transport>,
+    #[serde(default)]
+    settings: String,
+}
+
+/// Reads the targets of a description in TOML.
+pub fn parse_file(file: &str, text: &str) -> Result<Vec<TargetSpec>, SpecError> {
+    let wrong = |what: String| SpecError::File { file: file.to_owned(), what };
+    let parsed: File = toml::from_str(text).map_err(|e| {
+        let at = e.span().map_or(0, |s| s.start);
+        let line = text.as_bytes().iter().take(at).filter(|b| **b == b'\n').count() + 1;
+        wrong(format!("line {line}: {}", e.message().replace('\n', " ")))
+    })?;
+    let described = |d: Described| {
+        let mut spec: TargetSpec = d.target.parse().map_err(|e: SpecError| wrong(e.to_string()))?;
+        match &mut spec.kind {
+            Kind::Forebay { transport, cache, settings, .. } => {
+                *transport = d.transport.unwrap_or(*transport);
+                *cache = d.cache.unwrap_or(*cache);
+                *settings = d.settings;
+            }
+            _ if d.cache.is_some() || d.transport.is_some() || !d.settings.is_empty() => {
+                return Err(wrong(format!("'{}': cache, transport and settings belong to forebay", d.name)));
+            }
+            _ => {}
+        }
+        Ok(TargetSpec { name: d.name, ..spec })
+    };
+    parsed.target.into_iter().map(described).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_uris_are_parsed_and_others_rejected() {
+        let given = |uri: &str| match uri.parse::<TargetSpec>().map(|s| s.kind) {
+            Ok(Kind::Given(endpoint)) => endpoint.to_string(),
+            other => panic!("{other:?}"),
+        };
+        for uri in
+            ["nbd://localhost:10/a", "nbd+unix:///a?socket=/s", "iscsi://h:1/iqn.x:y/3", "file:/dev/sdX"]
+        {
+            assert_eq!(given(uri), uri);
+        }
+        assert_eq!(given("nbd://host/"), "nbd://host:10809/");
+        for word in ["forebay", "forebay-iscsi", "qemu-nbd", "nbdkit", "tgtd", "librbd"] {
+            assert_eq!(word.parse::<TargetSpec>().expect(word).name, word);
+        }
+        for bad in ["", "fore", "file:", "nbd+unix:///a", "iscsi://h/t", "iscsi://h/t/x", "http://a"] {
+            assert!(bad.parse::<TargetSpec>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn descriptions_are_parsed_and_mistakes_have_their_line() {
+        let text =
+            "[[target]]\nname = \"big\"\ntarget = \"forebay\"\ncache = \"4GiB\"\ntransport = \"tcp\"\n";
+        let specs = parse_file("t", text).expect("is valid");
+        assert!(
+            matches!(specs[0].kind, Kind::Forebay { transport: Transport::Tcp, cache: Size(n), .. } if n == 4 << 30)
+        );
+        for (bad, part) in [
+            (text.replace("cache", "cash"), "line 4"),
+            (text.replace("\"forebay\"", "\"nbdkit\""), "belong to forebay"),
+            (text.replace("\"forebay\"", "\"x\""), "unknown target"),
+        ] {
+            let error = parse_file("t", &bad).expect_err(&bad).to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

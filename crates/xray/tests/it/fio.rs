@@ -1,0 +1,126 @@
+//! The load generator next to fio, on the same server: `make xray-fio`.
+//!
+//! The server is `nbdkit memory` with a fixed delay, so that its latency is the same for both and much
+//! longer than what a generator adds. Both are measured in turns; the medians over the rounds are compared,
+//! since a single round on a shared machine means little. Rates may differ by 3 %, percentiles by 5 %.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const ROUNDS: usize = 7;
+const SECONDS: u32 = 4;
+/// Requests per second of the open loop: few enough that practically none waits for one of eight slots, since
+/// fio measures from sending, and this program from when a request is due.
+const RATE: u32 = 300;
+/// Of each request, in milliseconds.
+const DELAY_MS: u32 = 4;
+
+struct Nbdkit(Child);
+
+impl Nbdkit {
+    fn start(socket: &Path) -> Nbdkit {
+        let delay = format!("rdelay={DELAY_MS}ms");
+        let mut command = Command::new("nbdkit");
+        command.args(["--foreground", "--threads", "64", "--filter=delay", "--unix"]).arg(socket);
+        let child = command.args(["memory", "256M", &delay]).stdout(Stdio::null()).spawn().expect("starts");
+        let begun = Instant::now();
+        while std::os::unix::net::UnixStream::connect(socket).is_err() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "nbdkit starts");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Nbdkit(child)
+    }
+}
+
+impl Drop for Nbdkit {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Requests per second, and three percentiles in milliseconds.
+type Figures = [f64; 4];
+
+fn fio(socket: &Path, rate: Option<u32>) -> Figures {
+    let mut command = Command::new("fio");
+    let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
+    command.args([
+        "--name=x",
+        "--ioengine=nbd",
+        "--rw=randread",
+        "--bs=4k",
+        "--iodepth=8",
+        "--time_based",
+        &uri,
+    ]);
+    command.args([&format!("--runtime={SECONDS}"), "--ramp_time=1", "--output-format=json"]);
+    command.arg("--percentile_list=50:95:99");
+    if let Some(rate) = rate {
+        command.args(["--rate_process=poisson", &format!("--rate_iops={rate}")]);
+    }
+    let output = command.output().expect("fio runs");
+    // Messages precede the report.
+    let start = output.stdout.iter().position(|b| *b == b'{').expect("fio reports");
+    let report: Value = serde_json::from_slice(&output.stdout[start..]).expect("fio reports");
+    let read = &report["jobs"][0]["read"];
+    let ms = |p: &str| read["clat_ns"]["percentile"][p].as_f64().expect("a percentile") / 1e6;
+    [read["iops"].as_f64().expect("a rate"), ms("50.000000"), ms("95.000000"), ms("99.000000")]
+}
+
+fn xray(dir: &Path, socket: &Path, rate: Option<u32>, round: usize) -> Figures {
+    let rate = rate.map_or_else(String::new, |r| format!("rate = {r}\n"));
+    let scenario = format!(
+        "format = 1\nname = \"fio\"\ntitle = \"fio\"\nabout = \"fio\"\n[[disk]]\nname = \"d\"\nsize = \"256MiB\"\n\
+         [[load]]\nname = \"l\"\ndisk = \"d\"\nrandom_percent = 100\nread_percent = 100\nblocks = {{ \"4KiB\" = 1 }}\n\
+         depth = 8\n{rate}[[phase]]\nname = \"p\"\nloads = [\"l\"]\nwarm_up = \"1s\"\nduration = \"{SECONDS}s\"\n"
+    );
+    let file = dir.join("fio.toml");
+    std::fs::write(&file, scenario).expect("writes");
+    let run = dir.join(format!("run-{}-{round}", rate.len()));
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-xray"));
+    command.arg("run").arg(&file).arg("--dir").arg(&run).args(["--quiet", "--overwrite", "--target", &uri]);
+    assert!(command.output().expect("runs").status.success());
+    let bytes = std::fs::read(run.join("report.json")).expect("a report");
+    let report: forebay_xray::run::record::RunRecord = serde_json::from_slice(&bytes).expect("is a report");
+    let load = &report.targets[0].phases[0].loads[0];
+    [load.iops, load.latency.p50, load.latency.p95, load.latency.p99]
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+#[test]
+#[ignore = "takes two minutes, and needs a quiet machine: make xray-fio"]
+fn rates_and_percentiles_are_those_of_fio() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let socket = dir.path().join("s");
+    let _server = Nbdkit::start(&socket);
+    for rate in [None, Some(RATE)] {
+        let (mut theirs, mut ours) = (Vec::new(), Vec::new());
+        for round in 0..ROUNDS {
+            if round % 2 == 0 {
+                theirs.push(fio(&socket, rate));
+            }
+            ours.push(xray(dir.path(), &socket, rate, round));
+            if round % 2 == 1 {
+                theirs.push(fio(&socket, rate));
+            }
+        }
+        for (i, (name, percent)) in
+            [("requests/s", 3.0), ("p50 ms", 5.0), ("p95 ms", 5.0), ("p99 ms", 5.0)].into_iter().enumerate()
+        {
+            let of = |all: &[Figures]| median(all.iter().map(|f| f[i]).collect());
+            let (fio, xray) = (of(&theirs), of(&ours));
+            let difference = (xray / fio - 1.0) * 100.0;
+            println!("rate {rate:?}, {name}: fio {fio:.3}, xray {xray:.3}, {difference:+.1} %");
+            assert!(difference.abs() <= percent, "{name}: fio {fio}, xray {xray}");
+        }
+    }
+}
