@@ -22,7 +22,8 @@ factors() {
     snapshot-impact-*) echo 0.004 0.1 0.0003 ;;
     boot-storm | logon-storm) echo 0.02 0.2 0.02 ;;
     hci-workflow) echo 0.01 0.1 0.01 ;;
-    clone-impact | database-colocation | power-loss) echo 0.004 0.1 0.005 ;;
+    clone-impact | database-colocation) echo 0.004 0.1 0.005 ;;
+    power-loss) echo 0.004 0.1 0.02 ;;
     server-* | osd-lost) echo 0.004 0.1 0.006 ;;
     ingestion) echo 0.001 1 1 ;;
     vdi-*) echo 0.004 0.5 0.003 ;;

@@ -96,7 +96,8 @@ impl Process {
     /// Continues with the process that replaces the child: it becomes a child of this process when the former
     /// one ends, because [`Process::expect_successor`] was called.
     pub fn adopt(&mut self, successor: u32) -> Result<()> {
-        self.child.wait().during(|| format!("cannot wait for {}", self.name))?;
+        // The former one may itself be a successor, and may take a moment to end.
+        self.wait_for_end("did not end after its upgrade")?;
         self.successor = Some(successor);
         Ok(())
     }
@@ -119,8 +120,9 @@ impl Process {
                 let pid = libc::pid_t::try_from(pid).unwrap_or_default();
                 // SAFETY: waitpid accepts a null status; it only collects an ended child.
                 let ended = unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) };
-                // An error means that it has been collected.
-                Ok(ended != 0)
+                // An error means that it has been collected, or that its parent has not ended yet.
+                // SAFETY: signal 0 only tests whether the process exists.
+                Ok(ended > 0 || ended < 0 && unsafe { libc::kill(pid, 0) } != 0)
             }
         }
     }

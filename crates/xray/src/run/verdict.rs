@@ -211,6 +211,9 @@ fn back(check: &Check, load: &LoadRecord, phase: &PhaseRecord) -> Judged {
             .iter()
             .filter(|p| p.t + phase.interval_s > event.start_s && p.t < until && p.ops > 0)
             .collect();
+        if event.end_s + phase.interval_s > phase.measured_s {
+            return (None, format!("{} ended after the measured time", event.action));
+        }
         if !load.series.iter().any(|p| p.t >= event.end_s && p.ops > 0) {
             return (Some(false), format!("no request was answered after {}", event.action));
         }

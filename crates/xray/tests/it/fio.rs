@@ -14,9 +14,9 @@ const ROUNDS: usize = 7;
 const SECONDS: u32 = 4;
 /// Requests per second of the open loop: few enough that practically none waits for one of eight slots, since
 /// fio measures from sending, and this program from when a request is due.
-const RATE: u32 = 300;
+const RATE: u32 = 100;
 /// Of each request, in milliseconds.
-const DELAY_MS: u32 = 4;
+const DELAY_MS: u32 = 20;
 
 struct Nbdkit(Child);
 
