@@ -96,6 +96,11 @@ pub trait Cluster: Send + Sync + 'static {
     /// Total and free space for data, in bytes.
     fn capacity(&self) -> BoxFuture<'static, Answer<Capacity>>;
 
+    /// Bytes that may be appended regardless of the limits while the pool is full.
+    fn allowance(&self) -> u64 {
+        128 << 20
+    }
+
     /// Time since an arbitrary moment, including the time for which the machine was suspended.
     fn now(&self) -> Duration;
 

@@ -7,6 +7,7 @@
 
 mod cluster;
 mod connection;
+mod fullness;
 mod growing;
 mod handover;
 mod header;
@@ -33,6 +34,7 @@ use tokio::sync::watch as channel;
 
 pub use self::cluster::{Answer, Cluster, Contents, Errno, Step, WhenFull};
 pub use self::connection::{HandedOver, Heir, PoolConnection};
+use self::fullness::Fullness;
 use self::growing::Growing;
 use self::header::{HeaderKeys, digits};
 use self::librados::LibradosCluster;
@@ -137,6 +139,7 @@ struct Shared {
     term: String,
     keys: Arc<HeaderKeys>,
     growing: Arc<Growing>,
+    fullness: Fullness,
     lost: Lost,
     lease: Arc<Lease>,
     /// For which server the pool is reserved when it is released.
@@ -337,6 +340,7 @@ impl Shared {
             term,
             keys,
             growing: Arc::default(),
+            fullness: Fullness::default(),
             lost,
             lease: Arc::default(),
             heir: Mutex::default(),

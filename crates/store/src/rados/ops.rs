@@ -59,26 +59,59 @@ impl Shared {
     }
 
     /// Creates the object of a segment, and enters it in the header.
-    async fn create(&self, id: SegmentId, expected: u64) -> Answer<()> {
-        let steps = || vec![Step::Create, Step::Set(TERM, self.term.clone()), Step::Expect(expected)];
+    async fn create(self: &Arc<Self>, id: SegmentId, expected: u64) -> Answer<()> {
         let object = segment_object(id);
-        let mut created = self.cluster.operate(&object, steps(), WhenFull::Fail).await;
+        let create = || {
+            let term = self.term.clone();
+            let steps = move || vec![Step::Create, Step::Set(TERM, term.clone()), Step::Expect(expected)];
+            self.grow(object.clone(), 0, steps)
+        };
+        let mut created = create().await;
         // An earlier owner created it and could not enter it in the header, so it is empty.
         while created == Err(Errno(libc::EEXIST)) && self.cluster.len_of(&object).await == Ok(0) {
             match remove_segment(&*self.cluster, id, &self.term).await {
                 Ok(()) | Err(Errno(libc::ENOENT)) => {}
                 Err(e) => return Err(e),
             }
-            created = self.cluster.operate(&object, steps(), WhenFull::Fail).await;
+            created = create().await;
         }
         created?;
         // The number may have been used before, by an object whose removal was completed.
         self.keys.change(vec![open_key(id)], vec![gone_key(id)]).await
     }
 
-    fn write(&self, id: SegmentId, offset: u64, data: Arc<IoBuf>) -> BoxFuture<'static, Answer<()>> {
-        let steps = vec![Step::Require(TERM, self.term.clone()), Step::Write(offset, data)];
-        self.cluster.operate(&segment_object(id), steps, WhenFull::Fail)
+    fn write(
+        self: &Arc<Self>,
+        id: SegmentId,
+        offset: u64,
+        data: Arc<IoBuf>,
+    ) -> BoxFuture<'static, Answer<()>> {
+        let (term, len) = (self.term.clone(), data.len() as u64);
+        let steps = move || vec![Step::Require(TERM, term.clone()), Step::Write(offset, data.clone())];
+        self.grow(segment_object(id), len, steps)
+    }
+
+    /// Executes steps that need `len` bytes of space ([`super::fullness`]). It begins with the call.
+    fn grow(
+        self: &Arc<Self>,
+        object: String,
+        len: u64,
+        steps: impl Fn() -> Vec<Step> + Send + 'static,
+    ) -> BoxFuture<'static, Answer<()>> {
+        let (this, first) = (self.clone(), self.cluster.operate(&object, steps(), WhenFull::Fail));
+        Box::pin(async move {
+            let done = first.await;
+            match done {
+                Err(Errno(libc::ENOSPC | libc::EDQUOT))
+                    if this.fullness.refused(len, this.cluster.allowance(), this.cluster.now()) =>
+                {
+                    return this.cluster.operate(&object, steps(), WhenFull::Proceed).await;
+                }
+                Ok(()) if len > 0 => this.fullness.accepted(),
+                _ => {}
+            }
+            done
+        })
     }
 
     async fn end_append(&self, growth: Growth, written: Answer<()>) -> Result<()> {
@@ -269,8 +302,11 @@ impl Store for RadosStore {
 
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         let capacity = self.shared.cluster.capacity();
-        Box::pin(
-            async move { capacity.await.map_err(|e| self.shared.failed("querying free space", None, e)) },
-        )
+        Box::pin(async move {
+            let shared = &self.shared;
+            let known = capacity.await.map_err(|e| shared.failed("querying free space", None, e))?;
+            let is_full = shared.fullness.is_reported(shared.cluster.now());
+            Ok(if is_full { Capacity { free: 0, ..known } } else { known })
+        })
     }
 }

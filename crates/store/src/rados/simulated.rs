@@ -100,6 +100,7 @@ struct State {
     /// Requests that are on their way, by client and object.
     queues: HashMap<(u64, String), Queue>,
     capacity: u64,
+    allowance: u64,
     clients: u64,
     /// Clients whose requests do not arrive for now.
     paused: BTreeSet<u64>,
@@ -136,6 +137,7 @@ impl SimulatedRados {
             objects,
             queues,
             capacity: 1 << 40,
+            allowance: 0,
             clients: 0,
             paused,
             broken,
@@ -173,6 +175,11 @@ impl SimulatedRados {
     /// Changes the capacity of the pool.
     pub fn set_capacity(&self, bytes: u64) {
         self.state.lock().capacity = bytes;
+    }
+
+    /// Changes the allowance of a full pool, which is 0.
+    pub fn set_allowance(&self, bytes: u64) {
+        self.state.lock().allowance = bytes;
     }
 
     /// The bytes of all objects together.
@@ -447,6 +454,10 @@ impl Cluster for SimulatedClient {
         self.request("", |state| {
             Ok(Capacity { total: state.capacity, free: state.capacity.saturating_sub(state.used()) })
         })
+    }
+
+    fn allowance(&self) -> u64 {
+        self.rados.state.lock().allowance
     }
 
     fn now(&self) -> Duration {

@@ -290,6 +290,27 @@ fn a_full_pool_refuses_appends_and_permits_deletions() {
     });
 }
 
+/// What was admitted before Ceph noticed that the pool is full does not prevent what makes room.
+#[test]
+fn a_full_pool_accepts_an_allowance_and_reports_no_space() {
+    on_a_cluster(async |site| {
+        let store = site.open("first", Claim::IfFree).await.unwrap();
+        append(&store, 1, 0, 1).await.unwrap();
+        site.rados.set_capacity(4096);
+        site.rados.set_allowance(2 * 4096);
+        append(&store, 1, 4096, 2).await.unwrap();
+        append(&store, 2, 0, 2).await.unwrap();
+        assert_eq!(append(&store, 2, 4096, 2).await, Err(StoreError::Full));
+        site.rados.set_capacity(1 << 20);
+        assert_eq!(store.capacity().await.unwrap().free, 0, "guests must not use up the allowance");
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        assert!(store.capacity().await.unwrap().free > 0);
+        append(&store, 3, 0, 2).await.unwrap();
+        site.rados.set_capacity(0);
+        append(&store, 3, 4096, 2).await.unwrap();
+    });
+}
+
 #[test]
 fn a_notice_is_that_of_the_present_owner() {
     on_a_cluster(async |site| {

@@ -1,0 +1,69 @@
+//! A Ceph pool that is full or over its quota.
+//!
+//! Ceph's statistics are some seconds old, so it may refuse appends while guests are still admitted. What they
+//! wrote is in the buffers, and belongs to the next commit, also if that one removes a disk and so makes room.
+//! Therefore:
+//!
+//! - A refused append is repeated regardless of the limit, up to an allowance, until Ceph accepts one again. OSDs
+//!   keep room beyond the limits for it.
+//! - For some seconds no space is reported as free. So the engine refuses guests, and the allowance is left for
+//!   what makes room.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+/// How long no space is reported as free: then Ceph's statistics include what was written before.
+const REPORTED: Duration = Duration::from_secs(8);
+
+/// What is known of it.
+#[derive(Default)]
+pub(super) struct Fullness(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// When an append was last refused, if none was accepted since.
+    refused: Option<Duration>,
+    /// Bytes that were appended regardless of the limit.
+    forced: u64,
+}
+
+impl Fullness {
+    /// Notes that an append of `len` bytes was refused; returns whether it may be repeated.
+    pub fn refused(&self, len: u64, allowance: u64, now: Duration) -> bool {
+        let mut state = self.0.lock();
+        state.refused = Some(now);
+        let forced = state.forced.saturating_add(len);
+        if forced > allowance {
+            return false;
+        }
+        state.forced = forced;
+        true
+    }
+
+    /// Notes that an append was accepted within the limit.
+    pub fn accepted(&self) {
+        *self.0.lock() = State::default();
+    }
+
+    /// Whether no space is to be reported as free.
+    pub fn is_reported(&self, now: Duration) -> bool {
+        self.0.lock().refused.is_some_and(|at| now.saturating_sub(at) < REPORTED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_allowance_is_renewed_when_an_append_is_accepted() {
+        let (fullness, second) = (Fullness::default(), Duration::from_secs(1));
+        assert!(!fullness.is_reported(second));
+        assert!(fullness.refused(60, 100, second) && fullness.refused(40, 100, second));
+        assert!(!fullness.refused(1, 100, second));
+        assert!(fullness.is_reported(8 * second) && !fullness.is_reported(9 * second));
+        fullness.accepted();
+        assert!(!fullness.is_reported(second) && fullness.refused(100, 100, second));
+    }
+}
