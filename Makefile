@@ -55,7 +55,8 @@ test-ceph: setup build ## pools in Ceph, for about an hour; `make test` runs the
 test-api: build ## send generated requests for every route of the API (needs schemathesis)
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) scripts/test-api.py $(ARGS)
 
-# The sources of Proxmox VE are cloned from GitHub once, or are in PVE_SOURCES. `make test` runs the same tests without them.
+# The sources of Proxmox VE are cloned from GitHub once, or are in PVE_SOURCES. `make test` runs the same
+# tests without them.
 test-proxmox: setup ## the storage plug-in on the sources of Proxmox VE, with its own tests
 	$(CARGO) build -q --locked -p forebay-server
 	@FOREBAY_BIN=$${FOREBAY_BIN:-$(abspath $(TARGET))/debug/forebay} tests/proxmox/real.sh $(ARGS)
@@ -110,7 +111,7 @@ bench-scale: ## what the tables of a pool of 1, 10 and 100 TB cost: pauses, memo
 package: build ## the Debian package, in target/package (needs dpkg-deb)
 	@packaging/debian/build.sh $(TARGET)/release/forebay $(TARGET)/package
 
-test-package: setup build ## the package on clean roots of Debian 12 and 13 (needs root and debootstrap; minutes)
+test-package: setup build ## the package on clean roots of Debian 12 and 13 (root, debootstrap; minutes)
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/package/run.py $(ARGS)
 
 xray: setup build ## all built-in scenarios, scaled, with a peer: some 20 minutes (ARGS: names of scenarios)

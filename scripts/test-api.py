@@ -3,7 +3,8 @@
 
     test-api.py [EXAMPLES]     examples of each route (30)
 
-Needs schemathesis (`pip install schemathesis==4.*`), as SCHEMATHESIS or in PATH. FOREBAY_BIN is the server, FOREBAY_SEED the
+Needs schemathesis (`pip install schemathesis==4.*`), as SCHEMATHESIS or in PATH. FOREBAY_BIN is the server,
+FOREBAY_SEED the
 seed of the generated requests (1).
 """
 

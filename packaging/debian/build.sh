@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the Debian package from a built binary: packaging/debian/build.sh BINARY DIRECTORY
 #
-# Needs dpkg-deb, gzip, and the repository. Prints the path of the package. The binary determines the oldest Debian: one
-# that was built on Debian 12 runs on 12 and 13.
+# Needs dpkg-deb, gzip, and the repository. Prints the path of the package. The binary determines the oldest
+# Debian: one that was built on Debian 12 runs on 12 and 13.
 set -eu
 binary=$1
 out=$2

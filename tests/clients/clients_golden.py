@@ -1,5 +1,5 @@
-"""Golden pools: one of each format version from 3 on, as its release wrote it, opens with this release and reads the
-same. A pool of a later version is refused.
+"""Golden pools: one of each format version from 3 on, as its release wrote it, opens with this release and
+reads the same. A pool of a later version is refused.
 
 FOREBAY_WRITE_GOLDEN=1 writes the pool of the present version. Never change it after a release.
 """

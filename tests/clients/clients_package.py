@@ -1,4 +1,5 @@
-"""The Debian package, in short: its contents, scripts and units. `make test-package` installs it on clean roots."""
+"""The Debian package, in short: its contents, scripts and units. `make test-package` installs it on clean
+roots."""
 
 import os
 import re

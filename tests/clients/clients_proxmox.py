@@ -12,7 +12,8 @@ PACKAGING = os.path.join(ROOT, "packaging", "proxmox")
 
 @test
 def proxmox_plugin(ctx):
-    """Each method of the plug-in, on the base classes that it may expect, with a real server and real QEMU."""
+    """Each method of the plug-in, on the base classes that it may expect, with a real server and real
+    QEMU."""
     ran = run("prove", "--jobs", "2", os.path.join(PROXMOX, "t"), env=environment(ctx), timeout=900, check=False)
     check(ran.returncode == 0, f"prove failed:\n{ran.stdout}{ran.stderr}")
     check("All tests successful" in ran.stdout, f"prove ran no tests:\n{ran.stdout}")
@@ -20,7 +21,7 @@ def proxmox_plugin(ctx):
 
 @test
 def proxmox_package(ctx):
-    """The Debian package has the plug-in, which compiles from there, restarts PVE's daemons, and is reproducible."""
+    """The package has the plug-in, which compiles, restarts PVE's daemons, and is reproducible."""
     for name in ("one", "two"):
         run(os.path.join(PACKAGING, "build-deb"), ctx.path(name))
     packages = [os.path.join(ctx.path(name), file) for name in ("one", "two") for file in os.listdir(ctx.path(name))]

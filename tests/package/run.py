@@ -3,8 +3,9 @@
 
     FOREBAY_BIN=target/release/forebay tests/package/run.py [bookworm] [trixie]
 
-Needs root, debootstrap, and python3-libnbd; with systemd-nspawn, the units run under systemd. The roots are made once, in .cache/roots or FOREBAY_ROOTS. A client of
-this machine writes to a volume over the server's socket while the package is upgraded; it must keep its connection.
+Needs root, debootstrap, and python3-libnbd; with systemd-nspawn, the units run under systemd. The roots are
+made once, in .cache/roots or FOREBAY_ROOTS. A client of this machine writes to a volume over the server's
+socket while the package is upgraded; it must keep its connection.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ def clean_root(suite):
 
 
 class Machine:
-    """A copy of a clean root: booted with systemd in a container, or without systemd if that is not possible."""
+    """A copy of a clean root: booted with systemd in a container, or without systemd if it cannot be."""
 
     def __init__(self, suite, scratch):
         self.root = os.path.join(scratch, suite)
@@ -174,7 +175,7 @@ class Machine:
 
 
 class Writer(threading.Thread):
-    """A client that writes and flushes until it is told to stop, on one connection."""
+    """A client that writes and flushes until it is stopped, on one connection."""
 
     def __init__(self, socket):
         super().__init__(daemon=True)

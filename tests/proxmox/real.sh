@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Tests the storage plug-in on the sources of Proxmox VE: run by `make test-proxmox`. Arguments are passed to prove.
+# Tests the storage plug-in on the sources of Proxmox VE: run by `make test-proxmox`. Arguments are passed to
+# prove.
 #
-# They are cloned to .cache/proxmox, or are in PVE_SOURCES, with one directory for each repository. They are used as they
-# are, and nothing of them is built or installed: tests/proxmox/lib/WithoutNode.pm describes what is missing.
+# They are cloned to .cache/proxmox, or are in PVE_SOURCES, with one directory for each repository. They are
+# used as they are, and they are not built or installed: tests/proxmox/lib/WithoutNode.pm describes what
+# is missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 

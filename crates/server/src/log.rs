@@ -1,6 +1,7 @@
 //! The log: events on standard error, as text or as JSON, one line each.
 //!
-//! `FOREBAY_LOG` sets the filter; without it, `[logging] filter` does, which can change while the server runs.
+//! `FOREBAY_LOG` sets the filter; without it, `[logging] filter` does, which can change while the server
+//! runs.
 
 use std::sync::OnceLock;
 
@@ -46,7 +47,8 @@ impl Default for LogConfig {
 /// Replaces the filter of the process's log.
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
-/// Whether a filter is valid. A word that is no level would select a module of that name, which does not exist.
+/// Whether a filter is valid. A word that is no level would select a module of that name, which does not
+/// exist.
 pub fn is_filter(text: &str) -> bool {
     let is_level = |word: &str| word.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
     let is_known = |part: &str| part.contains('=') || part.contains("::") || is_level(part.trim());

@@ -65,7 +65,7 @@ sub mib {
 
 # A directory that is removed when the test ends.
 sub scratch {
-    return tempdir('forebay-pve-XXXXXX', TMPDIR => 1, CLEANUP => 1);
+    return tempdir('forebay-pve-' . ('X' x 6), TMPDIR => 1, CLEANUP => 1);
 }
 
 # The server's binary.
@@ -78,7 +78,7 @@ sub start_server {
     my (%options) = @_;
 
     my $dir = $options{dir} // scratch();
-    my $memory = tempdir('forebay-test-XXXXXX', DIR => '/dev/shm', CLEANUP => 1);
+    my $memory = tempdir('forebay-test-' . ('X' x 6), DIR => '/dev/shm', CLEANUP => 1);
     my $server = {
         dir => $dir,
         control => "$dir/control.sock",

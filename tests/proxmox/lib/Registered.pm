@@ -1,6 +1,6 @@
 package Registered;
 
-# For `perl -M`: PVE's storage layer with this plug-in, in the way of its own loader.
+# For `perl -M`: PVE's storage layer with this plug-in, as its loader does.
 
 use strict;
 use warnings;

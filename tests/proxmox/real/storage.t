@@ -15,21 +15,21 @@ my $plugin = plugin();
 my $server = start_server();
 my $cfg = configure(<<"END");
 forebay: fb
-	forebay-api unix:$server->{control}
-	forebay-nbd unix:$server->{nbd}
-	forebay-reconnect-delay 60
-	content images,rootdir
+        forebay-api unix:$server->{control}
+        forebay-nbd unix:$server->{nbd}
+        forebay-reconnect-delay 60
+        content images,rootdir
 
 forebay: shared
-	forebay-api http://127.0.0.1:$server->{http}
-	forebay-nbd 127.0.0.1:$server->{tcp}
-	forebay-namespace acme
-	forebay-desktops 1
-	shared 1
+        forebay-api http://127.0.0.1:$server->{http}
+        forebay-nbd 127.0.0.1:$server->{tcp}
+        forebay-namespace acme
+        forebay-desktops 1
+        shared 1
 
 forebay: down
-	forebay-api unix:$server->{dir}/none
-	content images
+        forebay-api unix:$server->{dir}/none
+        content images
 END
 
 # storage.cfg

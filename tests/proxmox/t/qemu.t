@@ -22,7 +22,7 @@ my %storages = (
     'TCP' => storage($server, 'forebay-nbd' => "127.0.0.1:$server->{tcp}", 'forebay-reconnect-delay' => 120),
 );
 
-# The monitor writes next to the device: hence share-rw.
+# The monitor writes next to the device: so share-rw.
 #
 # As in version 9: -blockdev, from qemu_blockdev_options().
 sub with_blockdev {

@@ -1,7 +1,7 @@
 //! The limit on failed authentication, for each address.
 //!
-//! A secret has 256 random bits, so the limit is not needed against guesses: it bounds the work, the audit log
-//! and the answers that a client without a valid token causes. A valid token is accepted at any time;
+//! A secret has 256 random bits, so the limit is not needed against guesses: it bounds the work, the audit
+//! log and the answers that a client without a valid token causes. A valid token is accepted at any time;
 //! otherwise any local user could lock out the administrators on a loopback address.
 //!
 //! **Bounds.** One record for each IPv4 address or /64 network of IPv6, at most [`MAX`]; a new one replaces
@@ -45,8 +45,8 @@ impl Record {
 pub struct Failures(Mutex<HashMap<IpAddr, Record>>);
 
 impl Failures {
-    /// Counts a failure. Returns the time to wait if the limit is exceeded; then the failure is to be answered
-    /// as such, and not to be logged.
+    /// Counts a failure. Returns the time to wait if the limit is exceeded; then the failure is to be
+    /// answered as such, and not to be logged.
     pub fn record(&self, address: Option<IpAddr>) -> Option<Duration> {
         let key = network(address.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED)));
         let now = Instant::now();

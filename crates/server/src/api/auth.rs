@@ -1,8 +1,8 @@
 //! Authentication of requests, the rights of routes, and the audit log.
 //!
 //! [`authenticate`] runs for every request, after the guard against web pages: it determines the
-//! [`Principal`] of those with credentials. [`authorize`] runs in each route of the table. What a principal may do to a
-//! certain disk is decided where the disk is known ([`Caller::run`]), by [`may`].
+//! [`Principal`] of those with credentials. [`authorize`] runs in each route of the table. What a principal
+//! may do to a certain disk is decided where the disk is known ([`Caller::run`]), by [`may`].
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -80,8 +80,8 @@ fn audit(
     // A login determines its principal.
     let principal = principal.or_else(|| response.extensions().get());
     let result = (response.status().as_u16(), code);
-    // What a client without a token can send in any number is not logged: it has no effect, and invalid tokens
-    // beyond the limit have another code.
+    // What a client without a token can send in any number is not logged: it has no effect, and invalid
+    // tokens beyond the limit have another code.
     if principal.is_some() || matches!(code, Some("bad_token" | "token_expired")) {
         let record = AuditRecord::new(principal, peer, (method.as_str(), path), result);
         api.access.audit.write(&record);

@@ -1,8 +1,8 @@
 //! `/events`: events as they happen (server-sent events, WHATWG HTML, section 9.2).
 //!
-//! A stream holds a position in the ring of events and one event on its way to the client. A client that reads
-//! slowly gets an event `missed` in place of those that the ring does not have any more. A stream ends when the
-//! token of its client is not valid any more, and after [`LIFETIME`], so that it
+//! A stream holds a position in the ring of events and one event on its way to the client. A client that
+//! reads slowly gets an event `missed` in place of those that the ring does not have any more. A stream ends
+//! when the token of its client is not valid any more, and after [`LIFETIME`], so that it
 //! does not outlive a session. Browsers connect again automatically, and continue after the last event that
 //! they received.
 

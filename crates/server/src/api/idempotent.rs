@@ -3,8 +3,8 @@
 //!
 //! **Bounds.** Responses are kept for [`KEEP`], at most [`MAX_KEYS`] of them with [`MAX_BYTES`] in total, in
 //! memory: a restart of the server forgets them. The oldest are dropped first. Responses that are streams, or
-//! longer than [`MAX_RESPONSE`], are not kept; such a key is answered as done. Failures of the server (5xx) are
-//! not kept: a repetition tries again.
+//! longer than [`MAX_RESPONSE`], are not kept; such a key is answered as done. Failures of the server (5xx)
+//! are not kept: a repetition tries again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -212,10 +212,11 @@ mod tests {
             keys.end(&key, done(64 << 10));
             tokio::time::advance(Duration::from_millis(1)).await;
         }
-        let all = keys.0.lock();
-        assert!(all.len() <= MAX_KEYS);
-        assert!(all.values().map(Entry::bytes).sum::<usize>() <= MAX_BYTES + (64 << 10));
-        drop(all);
+        let (len, bytes) = {
+            let all = keys.0.lock();
+            (all.len(), all.values().map(Entry::bytes).sum::<usize>())
+        };
+        assert!(len <= MAX_KEYS && bytes <= MAX_BYTES + (64 << 10), "{len} {bytes}");
         tokio::time::advance(KEEP).await;
         assert!(keys.begin(&("a".into(), "x".into()), [0; 32]).is_none());
         assert_eq!(keys.0.lock().len(), 1);

@@ -1,8 +1,8 @@
 //! Lists in pages, and their filters.
 //!
 //! A list without `limit` is complete. With it, the response has at most that many elements and, if there are
-//! more, a header `Link: <…>; rel="next"` (RFC 8288). The cursor is the key of the last element: a page begins
-//! after it, also if that element was removed at the same time.
+//! more, a header `Link: <…>; rel="next"` (RFC 8288). The cursor is the key of the last element: a page
+//! begins after it, also if that element was removed at the same time.
 
 use std::fmt::Write as _;
 

@@ -10,7 +10,8 @@
 //! requires. Requests that a web page may have sent are refused (`guard`).
 //!
 //! **A request** passes, in this order: the headers of the response (`headers`), panics (`panics`), `guard`,
-//! authentication and the audit log (`auth`), repetitions (`idempotent`), conditions (`etag`), the right of the route (`route`), the extractors, the handler.
+//! authentication and the audit log (`auth`), repetitions (`idempotent`), conditions (`etag`), the right of
+//! the route (`route`), the extractors, the handler.
 
 mod auth;
 mod clones;

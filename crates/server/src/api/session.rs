@@ -1,5 +1,5 @@
-//! `/session`: sessions of web pages. A login exchanges a token for a cookie that scripts cannot read and that
-//! browsers do not send with requests of other sites.
+//! `/session`: sessions of web pages. A login exchanges a token for a cookie that scripts cannot read and
+//! that browsers do not send with requests of other sites.
 
 use axum::Json;
 use axum::extract::State;

@@ -52,7 +52,7 @@ pub struct Global {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the server
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Manage golden images: import, create, list, show, remove, boot profile
     #[command(subcommand)]
     Image(ImageCommand),

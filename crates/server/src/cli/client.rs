@@ -55,7 +55,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Whether the server changed nothing, because another process is taking its place.
+    /// Whether the server changed nothing, because another process replaces it.
     fn is_upgrading(&self) -> bool {
         matches!(self, ClientError::Refused { code, .. } if code == ErrorKind::Upgrading.code())
     }

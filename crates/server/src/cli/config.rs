@@ -13,7 +13,7 @@ use crate::config::{ConfigFile, DEFAULT_CONFIG, Overrides, ServeConfig, Setting,
 #[derive(Debug, Serialize)]
 struct Shown {
     key: &'static str,
-    /// In the syntax of the file; `null` if there is none.
+    /// In the syntax of the file; `null` if it has no value.
     value: Option<String>,
     /// `default`, `option`, or the file and line.
     source: String,

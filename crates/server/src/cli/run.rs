@@ -29,7 +29,7 @@ pub(super) fn run(cli: Cli) -> Result<(), CliError> {
     match cli.command {
         Command::Serve(args) => {
             let file = args.config.clone();
-            let flags = overrides(&cli.global, args);
+            let flags = overrides(&cli.global, *args);
             let load = move || {
                 let file = file.as_deref().map(ConfigFile::load).transpose()?.unwrap_or_default();
                 ServeConfig::resolve(file, flags.clone())

@@ -1,5 +1,5 @@
-//! The values in effect, under the keys of the configuration file: for `forebay config show`, and for a reload
-//! to determine what has changed.
+//! The values in effect, under the keys of the configuration file: for `forebay config show`, and for a
+//! reload to determine what has changed.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub enum AppliedBy {
 pub struct Setting {
     /// The key, such as `memory.read_cache`.
     pub key: &'static str,
-    /// The value in the syntax of the file; `None` if there is none.
+    /// The value in the syntax of the file; `None` if the key has no value.
     pub value: Option<String>,
     /// What applies a change.
     pub applied_by: AppliedBy,
@@ -99,6 +99,33 @@ pub fn settings(c: &ServeConfig) -> Vec<Setting> {
     }
     add("reduce.compress", Some(pool.compress.to_string()), Upgrade);
     add("dedup.index", Some(size(pool.dedup_index)), Upgrade);
+    front_ends(c, &mut add);
+    let (limits, memory) = (&c.connections, &c.client_memory);
+    add("limits.connections", Some(limits.all.to_string()), Reload);
+    add("limits.connections_per_address", Some(limits.per_address.to_string()), Reload);
+    add("limits.negotiating", Some(limits.negotiating.to_string()), Reload);
+    add("limits.negotiation_timeout_s", Some(limits.negotiation.as_secs().to_string()), Reload);
+    add("limits.client_memory", Some(size(memory.budget)), Upgrade);
+    add("limits.stall_timeout_s", Some(memory.stall.as_secs().to_string()), Upgrade);
+    add("metrics.volumes", Some(list(&c.metrics.volumes)), Reload);
+    add("metrics.max_volumes", Some(c.metrics.max.to_string()), Reload);
+    let https = c.http.https.as_ref();
+    add("http.listen", c.http.listen.map(quoted), Restart);
+    add("http.certificate", https.map(|files| quoted(files.certificate.display())), Upgrade);
+    add("http.key", https.map(|files| quoted(files.key.display())), Upgrade);
+    add("http.tokens", Some(lower(c.http.tokens)), Upgrade);
+    add("http.hosts", Some(list(&c.http.hosts)), Upgrade);
+    add("audit.file", c.audit.as_ref().map(|file| quoted(file.display())), Upgrade);
+    add("import.max_size", Some(size(c.imports.max_bytes)), Upgrade);
+    add("import.allow_private", Some(c.imports.allow_private.to_string()), Upgrade);
+    add("logging.format", Some(lower(c.log.format)), Upgrade);
+    add("logging.filter", Some(quoted(&c.log.filter)), Reload);
+    all
+}
+
+/// Those of NBD and iSCSI.
+fn front_ends(c: &ServeConfig, add: &mut dyn FnMut(&'static str, Option<String>, AppliedBy)) {
+    use AppliedBy::{Reload, Restart, Upgrade};
     let (main, others) = c.nbd.listeners.split_first().map_or((None, &[][..]), |(m, o)| (Some(m), o));
     add("nbd.listen", main.map(|l| list(&l.listen)), Restart);
     add("nbd.allow_remote", main.map(|l| l.allow_remote.to_string()), Upgrade);
@@ -122,27 +149,6 @@ pub fn settings(c: &ServeConfig) -> Vec<Setting> {
         Upgrade,
     );
     add("iscsi.target", Some(list(c.iscsi_targets.iter().map(|t| &t.name))), Reload);
-    let (limits, memory) = (&c.connections, &c.client_memory);
-    add("limits.connections", Some(limits.all.to_string()), Reload);
-    add("limits.connections_per_address", Some(limits.per_address.to_string()), Reload);
-    add("limits.negotiating", Some(limits.negotiating.to_string()), Reload);
-    add("limits.negotiation_timeout_s", Some(limits.negotiation.as_secs().to_string()), Reload);
-    add("limits.client_memory", Some(size(memory.budget)), Upgrade);
-    add("limits.stall_timeout_s", Some(memory.stall.as_secs().to_string()), Upgrade);
-    add("metrics.volumes", Some(list(&c.metrics.volumes)), Reload);
-    add("metrics.max_volumes", Some(c.metrics.max.to_string()), Reload);
-    let https = c.http.https.as_ref();
-    add("http.listen", c.http.listen.map(quoted), Restart);
-    add("http.certificate", https.map(|files| quoted(files.certificate.display())), Upgrade);
-    add("http.key", https.map(|files| quoted(files.key.display())), Upgrade);
-    add("http.tokens", Some(lower(c.http.tokens)), Upgrade);
-    add("http.hosts", Some(list(&c.http.hosts)), Upgrade);
-    add("audit.file", c.audit.as_ref().map(|file| quoted(file.display())), Upgrade);
-    add("import.max_size", Some(size(c.imports.max_bytes)), Upgrade);
-    add("import.allow_private", Some(c.imports.allow_private.to_string()), Upgrade);
-    add("logging.format", Some(lower(c.log.format)), Upgrade);
-    add("logging.filter", Some(quoted(&c.log.filter)), Reload);
-    all
 }
 
 /// The keys that a file sets, such as `memory.read_cache`, with their lines. A separate table, such as

@@ -13,7 +13,7 @@ use crate::modes;
 use crate::plane::ListenAddr;
 use crate::targets::{Chap, Initiator, IqnName, Lun, Secret, Target, TargetError};
 
-/// Most portals of a server that others tell to initiators.
+/// Most portals of a server that others report to initiators.
 const MAX_PORTALS: usize = 16;
 
 /// Parses a portal: `HOST:PORT`.

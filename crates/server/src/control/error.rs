@@ -1,5 +1,5 @@
-//! Errors of the control plane: a closed set of kinds, each with a stable code. `api/problem.rs` maps the kinds
-//! to HTTP statuses.
+//! Errors of the control plane: a closed set of kinds, each with a stable code. `api/problem.rs` maps the
+//! kinds to HTTP statuses.
 
 use forebay_engine::Error as EngineError;
 use serde::{Deserialize, Serialize};

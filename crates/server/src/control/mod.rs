@@ -159,8 +159,8 @@ impl Action {
         })
     }
 
-    /// The disks that the action concerns, for access control. Lists concern none; their replies are filtered.
-    /// Names of disks that do not exist yet are included: nothing is created outside of a scope.
+    /// The disks that the action concerns, for access control. Lists concern none; their replies are
+    /// filtered. Names of disks that do not exist yet are included: nothing is created outside of a scope.
     pub fn disks(&self) -> Vec<String> {
         use Action::*;
         match self {

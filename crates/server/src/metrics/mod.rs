@@ -1,9 +1,9 @@
 //! `GET /metrics`: the counters of the server in Prometheus' text format.
 //!
-//! **Guests do not wait for a scrape.** It reads counters that exist anyway; the only lock that it shares with
-//! requests is the catalogue's, which it holds for reading while it copies the list of disks. It waits for
-//! the store only to learn its free room, and not longer than [`POOL_WAIT`]: without an answer, it reports
-//! everything else.
+//! **Guests do not wait for a scrape.** It reads counters that exist anyway; the only lock that it shares
+//! with requests is the catalogue's, which it holds for reading while it copies the list of disks. It waits
+//! for the store only to learn its free room, and not longer than [`POOL_WAIT`]: without an answer, it
+//! reports everything else.
 //!
 //! **Size.** The number of series is fixed, apart from those of single volumes, which are an option and
 //! limited ([`VolumeSeries`]).

@@ -4,7 +4,8 @@
 //! leave together after it. Each adds one to a counter of its thread; the pass then adds them to a histogram.
 //!
 //! **One writer.** A histogram belongs to one thread, which alone changes it, so its counters need no atomic
-//! read-modify-write. Others read them at any time ([`Latencies::add_to`]); a sum may then lack the last pass.
+//! read-modify-write. Others read them at any time ([`Latencies::add_to`]); a sum may then lack the last
+//! pass.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -49,7 +50,7 @@ pub(crate) enum Front {
 pub(crate) enum Served {
     /// A read: all data was in RAM.
     Ram,
-    /// A read: some data came from the store.
+    /// A read: some data was in the store only.
     Store,
     /// A change that was answered before it was durable.
     Buffered,

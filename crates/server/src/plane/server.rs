@@ -71,7 +71,7 @@ pub struct Handle {
     probe: Probe,
 }
 
-/// Asks the threads of a data plane whether they make progress.
+/// Determines whether the threads of a data plane make progress.
 #[derive(Clone)]
 pub(crate) struct Probe(Vec<mpsc::UnboundedSender<Served>>);
 
@@ -88,7 +88,7 @@ impl Probe {
     }
 }
 
-/// The counters of a running data plane. Reading them takes no lock.
+/// The counters of a running data plane. They are read without a lock.
 #[derive(Clone, Default)]
 pub(crate) struct PlaneCounters {
     connections: Arc<AtomicUsize>,
@@ -246,7 +246,7 @@ impl Handle {
         self.counters.clone()
     }
 
-    /// Asks the threads whether they make progress.
+    /// Determines whether the threads make progress.
     pub(crate) fn probe(&self) -> Probe {
         self.probe.clone()
     }

@@ -15,7 +15,7 @@ pub struct Response {
     pub sense: Vec<u8>,
     /// Data for the initiator, cut to its allocation length.
     pub data_in: Vec<u8>,
-    /// Some of the data came from the store.
+    /// Some of the data was in the store only.
     pub is_from_store: bool,
 }
 

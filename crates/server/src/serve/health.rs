@@ -1,5 +1,5 @@
-//! Events about the state of the pool: free space, and damaged data. The state is looked at only while a client
-//! follows the events.
+//! Events about the state of the pool: free space, and damaged data. The state is looked at only while a
+//! client follows the events.
 
 use std::time::Duration;
 

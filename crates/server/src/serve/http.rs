@@ -2,8 +2,8 @@
 //!
 //! **Bounds.** A listener has a limit on its connections (`capped`). A client has [`HEADER_TIME`] for the TLS
 //! handshake, and again for the header of each request, also on an idle connection; a header has at most
-//! [`HEADER_BYTES`] and [`HEADERS`] fields. Bodies are bounded in size and time by the API. What is no HTTP is
-//! answered by hyper, with an empty body.
+//! [`HEADER_BYTES`] and [`HEADERS`] fields. Bodies are bounded in size and time by the API. What is no HTTP
+//! is answered by hyper, with an empty body.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

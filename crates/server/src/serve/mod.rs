@@ -89,7 +89,7 @@ use standby::StandbyPortals;
 use store::Opened;
 use upgrade::{Binary, HandedOver, Successor};
 
-/// Longest time for each step of the new process in an upgrade, unless the request says otherwise.
+/// Longest time for each step of the new process in an upgrade, unless the request has another one.
 const UPGRADE_STEP: Duration = Duration::from_secs(10);
 /// Time for the last replies of the API before the process of a predecessor ends.
 const LAST_REPLIES: Duration = Duration::from_secs(1);

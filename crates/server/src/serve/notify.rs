@@ -1,4 +1,5 @@
-//! Notification of a service manager that the server is ready, is replaced, or stops, and to its watchdog (sd_notify(3)).
+//! Notification of a service manager that the server is ready, is replaced, or stops, and to its watchdog
+//! (sd_notify(3)).
 
 use std::ffi::OsStr;
 use std::io;

@@ -2,6 +2,7 @@
 //! built from the listening sockets and from connections that another process, or an earlier incarnation of
 //! this one, handed over; a start, an upgrade and an upgrade that failed differ only in these.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ use crate::iscsi::{self, PortGroups};
 use crate::limits::LimitTable;
 use crate::metrics::Observed;
 use crate::nbd;
-use crate::plane::{ConnectionLimits, Gate, Handle, Plane};
+use crate::plane::{ConnectionLimits, Gate, Handle, ListenAddr, Plane};
 use crate::scsi::Units;
 use crate::targets::Targets;
 
@@ -137,15 +138,7 @@ impl Prepared {
         }
         let http = sockets.http()?;
         let http_address = http.as_ref().map(TcpListener::local_addr).transpose()?;
-        let info = ServerInfo {
-            data: config.data.clone(),
-            pool: config.location.to_string(),
-            nbd: nbd.iter().map(ToString::to_string).collect(),
-            iscsi: iscsi.iter().map(ToString::to_string).collect(),
-            http: http_address.map(|addr| addr.to_string()),
-            imports: config.imports,
-            started: Instant::now(),
-        };
+        let info = server_info(config, &nbd, &iscsi, http_address);
         Ok(Prepared {
             plane,
             cores: config.cores,
@@ -165,12 +158,7 @@ impl Prepared {
             most_connections: descriptors.clients,
             cache: state.cache,
             publisher,
-            observed: Observed {
-                held: store.held(),
-                write_buffer: config.pool.write_buffer,
-                series: config.metrics.clone(),
-                ..Observed::default()
-            },
+            observed: observed(config, store),
             resumed,
         })
     }
@@ -250,6 +238,33 @@ impl Services {
     }
 }
 
+fn server_info(
+    config: &ServeConfig,
+    nbd: &[ListenAddr],
+    iscsi: &[ListenAddr],
+    http: Option<SocketAddr>,
+) -> ServerInfo {
+    ServerInfo {
+        data: config.data.clone(),
+        pool: config.location.to_string(),
+        nbd: nbd.iter().map(ToString::to_string).collect(),
+        iscsi: iscsi.iter().map(ToString::to_string).collect(),
+        http: http.map(|addr| addr.to_string()),
+        imports: config.imports,
+        started: Instant::now(),
+    }
+}
+
+/// What metrics report in addition to the pool, before the data plane runs.
+fn observed(config: &ServeConfig, store: &Lease) -> Observed {
+    Observed {
+        held: store.held(),
+        write_buffer: config.pool.write_buffer,
+        series: config.metrics.clone(),
+        ..Observed::default()
+    }
+}
+
 /// The limits of the configuration, lowered to the number of available descriptors.
 pub(super) fn connection_limits(config: &ServeConfig, descriptors: &Descriptors) -> ConnectionLimits {
     let wanted = config.connections;
@@ -266,7 +281,8 @@ pub(super) fn connection_limits(config: &ServeConfig, descriptors: &Descriptors)
     limits
 }
 
-/// The limits with at most this many connections. A part of them is reserved for clients that have negotiated.
+/// The limits with at most this many connections. A part of them is reserved for clients that have
+/// negotiated.
 pub(super) fn lowered(wanted: ConnectionLimits, most: usize) -> ConnectionLimits {
     let all = wanted.all.min(most);
     ConnectionLimits { all, negotiating: wanted.negotiating.min(all.div_ceil(2)), ..wanted }

@@ -1,10 +1,10 @@
 //! What a fleet of virtual desktops needs: memory, capacity, store operations and cores.
 //!
-//! **The model.** One desktop's operations in each phase are published (`docs/sizing.md` cites the sources). The
-//! store serves what RAM cannot: parts of the image that no desktop has read before, which the fleet reads
-//! once, and so in shares; reads at positions that no other desktop reads; and reads of a full cache. Writes
-//! stay in RAM until the memory for them is used up. The shares are calibrated with fleets that `bench-vdi`
-//! has replayed, and a test keeps the error within a quarter ([`MAX_ERROR`]).
+//! **The model.** One desktop's operations in each phase are published (`docs/sizing.md` cites the sources).
+//! The store serves what RAM cannot: parts of the image that no desktop has read before, which the fleet
+//! reads once, and so in shares; reads at positions that no other desktop reads; and reads of a full cache.
+//! Writes stay in RAM until the memory for them is used up. The shares are calibrated with fleets that
+//! `bench-vdi` has replayed, and a test keeps the error within a quarter ([`MAX_ERROR`]).
 
 mod measured;
 
@@ -116,7 +116,8 @@ const NEW_SHARE: f64 = 0.5;
 const DESKTOP_COST: f64 = 128.0 * 1024.0;
 /// Budgets with their defaults: map cache, index, write buffer, memory for clients.
 const FIXED_BUDGETS: f64 = (128.0 + 256.0 + 64.0) * MIB;
-/// CPU time of a guest operation, at the median of cached reads and small writes, with a safety factor of two.
+/// CPU time of a guest operation, at the median of cached reads and small writes, with a safety factor of
+/// two.
 const CPU_S: f64 = 40e-6;
 /// The memory that a process may need in addition to its budgets: a share of them, and a constant.
 const OVERHEAD: f64 = 1.1;
@@ -250,8 +251,8 @@ fn round_up(bytes: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Store operations of each desktop at work, as `docs/benchmarks.md` records them: cold fleets with a boot
-    /// profile. With the cache and the memory of that run.
+    /// Store operations of each desktop at work, as `docs/benchmarks.md` records them: cold fleets with a
+    /// boot profile. With the cache and the memory of that run.
     const RECORDED: [(u32, f64); 2] = [(11, 217.0), (150, 230.0)];
     /// Peak memory of 150 desktops in that run, MiB.
     const RECORDED_MEMORY: f64 = 12_380.0;

@@ -3,7 +3,7 @@
 //! Modules, lowest first: [`cluster`] declares what is needed of RADOS; [`librados`] and [`simulated`]
 //! implement it; [`header`] is the layout of the pool's objects; [`ownership`] argues why no late operation
 //! of an earlier owner has an effect; [`watch`], [`standby`] and [`handover`] decide when a server takes a
-//! pool; [`ops`] implements the contract; [`notice`] is what owners tell others.
+//! pool; [`ops`] implements the contract; [`notice`] is what owners publish.
 
 mod cluster;
 mod connection;

@@ -85,8 +85,8 @@ impl ConnectionState {
         }
     }
 
-    /// The connection with its socket; takes its bytes from the front of `bytes`. `None` if they are too few,
-    /// or the address is invalid.
+    /// The connection with its socket; removes the bytes of the message from `bytes`. `None` if they are too
+    /// few, or the address is invalid.
     pub fn into_parked(self, socket: std::os::fd::OwnedFd, bytes: &mut &[u8]) -> Option<Parked> {
         let mut take = |len| {
             let (part, rest) = bytes.split_at_checked(len)?;

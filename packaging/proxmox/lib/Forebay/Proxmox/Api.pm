@@ -2,7 +2,7 @@ package Forebay::Proxmox::Api;
 
 # A client of Forebay's HTTP API, on its control socket or over TCP.
 #
-# Each request has its own connection and one deadline. The plug-in runs inside PVE's daemons, whose storage locks use
+# Each request has a separate connection and one deadline. The plug-in runs inside PVE's daemons, whose storage locks use
 # alarm(2), so nothing here may: all waiting is select(2). A reply is used only if it is complete.
 #
 # PVE's daemons run in taint mode, where replies are tainted. Callers validate what they pass on to other programs.

@@ -64,7 +64,7 @@ sub attach {
 sub detach {
     my ($label) = @_;
 
-    # The common case, for each volume of each guest that stops, takes no lock.
+    # The common case, for each volume of each guest that stops, needs no lock.
     return if !defined(find($label));
     _locked(
         sub {

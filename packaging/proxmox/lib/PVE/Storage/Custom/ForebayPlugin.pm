@@ -11,7 +11,7 @@ package PVE::Storage::Custom::ForebayPlugin;
 #   base-100-disk-0                     image    Nbase-100-disk-0
 #   base-100-disk-0/vm-101-disk-0       volume   Nvm-101-disk-0, a clone of that image
 #
-# Nothing else is stored, here or there: whether a volume is a linked clone follows from its origin. The server decides
+# No more is stored, here or there: whether a volume is a linked clone follows from its origin. The server decides
 # about names: it refuses one that is taken, so that two allocations never get the same volume, whichever locks PVE
 # holds. Volumes with other names belong to others, and are neither listed nor touched.
 
@@ -508,7 +508,7 @@ sub filesystem_path {
     return $class->path($scfg, $volname, undef, $snapname);
 }
 
-# QAPI wants strings and integers as such, in JSON.
+# QAPI requires strings and integers as such, in JSON.
 my sub blockdev {
     my ($settings, $export) = @_;
 
