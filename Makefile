@@ -9,7 +9,7 @@ MDBOOK ?= mdbook
 .DEFAULT_GOAL := build
 .PHONY: help setup build dev check test test-rust test-clients test-threads test-ceph test-api test-proxmox test-package \
 	package package-proxmox demo soak soak-space soak-crash soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi \
-	bench-boot bench-ats bench-scale xray xray-fio fmt lint deny corpora book clean
+	bench-boot bench-ats bench-rados bench-scale xray xray-fio fmt lint deny corpora book clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,6 +104,10 @@ bench-boot: setup build ## real guests boot from a slow store, with and without 
 
 bench-ats: setup build ## volumes that hosts share over iSCSI: locks, snapshots, and throughput next to tgtd
 	$(CARGO) run --release --locked -p forebay-xray -- ats $(ARGS)
+
+bench-rados: setup build ## pools in Ceph next to librbd, on a throw-away cluster (ARGS=--quick for a short run)
+	$(CARGO) build --release --locked -p forebay-xray
+	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/ceph/bench.py $(ARGS)
 
 bench-scale: ## what the tables of a pool of 1, 10 and 100 TB cost: pauses, memory, checkpoints, opening
 	$(CARGO) test --release --locked -p forebay-engine --lib -- scale:: --ignored --nocapture

@@ -38,8 +38,7 @@ pub(crate) struct Parts {
 impl Parts {
     /// Assembles the parts of a recovered pool. No task is started.
     pub fn assemble(recovered: Recovered) -> Parts {
-        let Recovered { reader, progress, caches, applier, log, tables, dedup, stored, orphans, .. } =
-            recovered;
+        let Recovered { reader, progress, caches, applier, log, tables, dedup, stored, .. } = recovered;
         let (cx, catalogue) = (reader.cx.clone(), applier.catalogue.clone());
         let counter = Arc::new(Counter::new(reader.clone(), catalogue.clone()));
         let superblock = log.superblock();
@@ -47,7 +46,7 @@ impl Parts {
         let opened_at = log.head().seq;
         let space =
             Arc::new(SpaceGovernor::new(&cx.config, segment_bytes, log.appended.clone(), progress.clone()));
-        space.recovered(stored, orphans);
+        space.recovered(stored);
         let intake = Arc::new(Intake::new(reader.clone(), space.clone(), caches, progress));
         let scans = Arc::new(ScanQueue::new(cx.clone(), catalogue.clone()));
         let reducer = Reducer::new(reader.clone(), key, dedup);

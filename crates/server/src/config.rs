@@ -434,7 +434,6 @@ impl ServeConfig {
         }
         let (store_limit, store_slow) = (file.store.limit()?, file.store.slow());
         let (location, standby) = file.store.location(&data, flags.store)?;
-        segments_fit(&location, pool.segment_bytes)?;
         let (iscsi_limits, listen) = (file.iscsi.limits()?, file.iscsi.listen.clone());
         let (chap_algorithms, iscsi_paths) = (file.iscsi.chap_algorithms()?, file.iscsi.paths(&location)?);
         Ok(ServeConfig {
@@ -483,19 +482,6 @@ fn with_durability(pool: PoolConfig, file: &DurabilitySection, flags: &Overrides
             LossMode::Accept => OnMemoryLoss::Accept,
         });
     PoolConfig { remote_answers, on_memory_loss, ..pool }
-}
-
-/// The cleaner fills an object up to three quarters of a segment and adds the live part of another one: less
-/// than `osd_max_object_size` by default, 128 MiB.
-const MAX_SEGMENT_IN_CEPH: u32 = 64 << 20;
-
-/// Refuses segments whose packed objects Ceph would refuse.
-fn segments_fit(location: &PoolLocation, segment_bytes: u32) -> Result<(), ConfigError> {
-    if !matches!(location, PoolLocation::Rados(_)) || segment_bytes <= MAX_SEGMENT_IN_CEPH {
-        return Ok(());
-    }
-    let why = "use at most 64M for a pool in Ceph: OSDs limit objects to 128M, and packed ones are larger";
-    Err(ConfigError::Value { option: "log.segment", value: segment_bytes.to_string(), why })
 }
 
 fn pool_config(cache: Option<Size>, file: &ConfigFile) -> Result<PoolConfig, ConfigError> {

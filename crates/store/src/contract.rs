@@ -112,8 +112,20 @@ pub struct Capacity {
 
 /// A store. All offsets and lengths of appends and reads are multiples of [`IoBuf::ALIGN`].
 pub trait Store: Send + Sync + 'static {
+    /// Creates object `id`, empty, ahead of its first append, which then takes no longer than another one.
+    /// Space for `expected` bytes is preallocated, as by that append. The caller appends after this has
+    /// completed. After a crash, the object exists or does not. A store that creates objects quickly does
+    /// nothing.
+    ///
+    /// # Errors
+    /// As a first append. Then the object is to be deleted before an append may create it.
+    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+        let _ = (id, expected);
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// Appends `data` to object `id`, whose end must be at `offset`; offset 0 creates the object, and fails
-    /// if it exists. `expected` is the final length of the object, so that space can be preallocated; a later
+    /// if it exists, unless it was prepared in this opening. `expected` is the final length of the object, so that space can be preallocated; a later
     /// append that ends there is the last one, and preallocated space beyond it is returned. Returns the
     /// buffer for reuse. One append to an object at a time.
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>>;
@@ -153,6 +165,16 @@ pub trait Store: Send + Sync + 'static {
         self.list()
     }
 
+    /// The objects of `listed` that exist, and all from number `from` on, by ascending number, with their
+    /// lengths. The numbers from `from` on are few: a store that can find these objects without listing all
+    /// does so.
+    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        let is_wanted = move |id: SegmentId| id >= from || listed.contains(&id);
+        let is_selected = is_wanted.clone();
+        let all = self.list_lengths_of(Box::new(is_selected));
+        Box::pin(async move { Ok(all.await?.into_iter().filter(|o| is_wanted(o.id)).collect()) })
+    }
+
     /// Returns preallocated space after the last written byte of an object, to which nothing may be appended
     /// any more. Best effort.
     fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
@@ -173,7 +195,12 @@ pub trait Store: Send + Sync + 'static {
         false
     }
 
-    /// Returns the total and the free space.
+    /// The length that no object may exceed.
+    fn max_object_bytes(&self) -> u64 {
+        u64::MAX
+    }
+
+    /// Returns the total and the free space. Cheap enough to be asked after each commit.
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>>;
 }
 

@@ -17,7 +17,7 @@ use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, St
 pub struct Limited {
     inner: Arc<dyn Store>,
     limit: u64,
-    taken: Mutex<Taken>,
+    taken: Arc<Mutex<Taken>>,
 }
 
 /// Reserved space.
@@ -64,7 +64,7 @@ impl Limited {
         for object in inner.list().await? {
             taken.grow(object.id, object.len, u64::MAX);
         }
-        Ok(Limited { inner, limit, taken: Mutex::new(taken) })
+        Ok(Limited { inner, limit, taken: Arc::new(Mutex::new(taken)) })
     }
 
     /// Appends `len` bytes by `append`, if there is room for them.
@@ -96,6 +96,20 @@ impl Limited {
 }
 
 impl Store for Limited {
+    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+        if !self.taken.lock().grow(id, expected, self.limit) {
+            return Box::pin(ready(Err(StoreError::Full)));
+        }
+        let (prepared, taken) = (self.inner.prepare(id, expected), self.taken.clone());
+        Box::pin(async move {
+            let result = prepared.await;
+            if matches!(result, Err(StoreError::Full)) {
+                taken.lock().release(id);
+            }
+            result
+        })
+    }
+
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         let len = data.len() as u64;
         self.append_by(id, offset, len, expected, || self.inner.append(id, offset, data, expected))
@@ -138,6 +152,10 @@ impl Store for Limited {
         self.inner.list_lengths_of(selected)
     }
 
+    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.inner.tail(listed, from)
+    }
+
     fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
         self.inner.trim(id)
     }
@@ -150,11 +168,15 @@ impl Store for Limited {
         self.inner.swap_superblock(new)
     }
 
-    /// The smaller of the limit and the capacity of the inner store.
     fn is_shared(&self) -> bool {
         self.inner.is_shared()
     }
 
+    fn max_object_bytes(&self) -> u64 {
+        self.inner.max_object_bytes()
+    }
+
+    /// The smaller of the limit and the capacity of the inner store.
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         Box::pin(async move {
             let inner = self.inner.capacity().await?;

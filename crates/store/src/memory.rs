@@ -33,8 +33,11 @@ struct State {
     used: u64,
 }
 
+#[derive(Default)]
 struct Object {
     bytes: Vec<u8>,
+    /// It was created ahead of its first append.
+    is_prepared: bool,
     /// Accounted space: the larger of the appended and the expected length.
     reserved: u64,
 }
@@ -80,19 +83,29 @@ impl MemoryStore {
 }
 
 impl State {
+    fn prepare(&mut self, id: SegmentId, expected: u64) -> Result<()> {
+        assert!(!self.objects.contains_key(&id), "object {id} is created twice");
+        if self.used + expected > self.capacity.max(self.used) {
+            return Err(StoreError::Full);
+        }
+        self.used += expected;
+        self.objects.insert(id, Object { bytes: Vec::new(), is_prepared: true, reserved: expected });
+        Ok(())
+    }
+
     fn append(&mut self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> Result<IoBuf> {
         assert_aligned("append", id, offset, data.len());
         let end = offset + data.len() as u64;
         let object = self.objects.get(&id);
         if offset == 0 {
-            assert!(object.is_none(), "object {id} is created twice");
+            assert!(object.is_none_or(|o| o.is_prepared), "object {id} is created twice");
         } else {
             let Some(object) = object else { return Err(StoreError::NotFound(id)) };
             assert_eq!(object.bytes.len() as u64, offset, "append to object {id} is not at its end");
         }
         let before = object.map_or(0, |o| o.reserved);
         let reserved = match offset {
-            0 => expected.max(end),
+            0 => before.max(expected).max(end),
             // The last append: space reserved beyond it is returned.
             _ if end == expected => end,
             _ => before.max(end),
@@ -101,8 +114,8 @@ impl State {
             return Err(StoreError::Full);
         }
         self.used = self.used - before + reserved;
-        let object = self.objects.entry(id).or_insert_with(|| Object { bytes: Vec::new(), reserved });
-        object.reserved = reserved;
+        let object = self.objects.entry(id).or_default();
+        (object.reserved, object.is_prepared) = (reserved, false);
         object.bytes.extend_from_slice(&data);
         Ok(data)
     }
@@ -119,6 +132,10 @@ fn done<'a, T: Send + 'a>(value: T) -> BoxFuture<'a, T> {
 }
 
 impl Store for MemoryStore {
+    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+        done(self.state.lock().prepare(id, expected))
+    }
+
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         done(self.state.lock().append(id, offset, data, expected))
     }

@@ -148,6 +148,11 @@ impl Metered {
 }
 
 impl Store for Metered {
+    /// Not counted: the append that would create the object otherwise counts once, too.
+    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+        self.inner.prepare(id, expected)
+    }
+
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         self.meters.write.add(data.len());
         let timed = Some((&self.meters.append_time, (self.clock)()));
@@ -195,6 +200,11 @@ impl Store for Metered {
         self.watch(self.inner.list_lengths_of(selected), None)
     }
 
+    /// Not counted: few lengths.
+    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.watch(self.inner.tail(listed, from), None)
+    }
+
     fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
         self.inner.trim(id)
     }
@@ -209,11 +219,15 @@ impl Store for Metered {
         self.watch(self.inner.swap_superblock(new), None)
     }
 
-    /// Not counted, because it causes no I/O.
     fn is_shared(&self) -> bool {
         self.inner.is_shared()
     }
 
+    fn max_object_bytes(&self) -> u64 {
+        self.inner.max_object_bytes()
+    }
+
+    /// Not counted, because it causes no I/O.
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
         self.inner.capacity()
     }

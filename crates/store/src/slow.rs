@@ -118,6 +118,10 @@ impl Slow {
 }
 
 impl Store for Slow {
+    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+        self.inner.prepare(id, expected)
+    }
+
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         let took = self.transfer(id, offset, data.len() as u64);
         self.after(took, self.inner.append(id, offset, data, expected))
@@ -143,6 +147,10 @@ impl Store for Slow {
         self.inner.list_lengths_of(selected)
     }
 
+    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.inner.tail(listed, from)
+    }
+
     fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
         self.inner.trim(id)
     }
@@ -157,6 +165,10 @@ impl Store for Slow {
 
     fn is_shared(&self) -> bool {
         self.inner.is_shared()
+    }
+
+    fn max_object_bytes(&self) -> u64 {
+        self.inner.max_object_bytes()
     }
 
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {

@@ -34,6 +34,12 @@
 //! A new segment is preallocated, so that a full store is noticed when a segment begins. After a group was
 //! abandoned, checkpoints and the cleaner begin segments without that: a store with less room than a segment
 //! could not free any otherwise.
+//!
+//! The object of the next segment is *prepared* when an open one is half full: it exists, empty, before any
+//! stream needs it, and a commit waits for its creation only if it is not completed by then. Recovery finds
+//! in it what it finds in a segment whose first append a crash interrupted: nothing. There is one for all
+//! streams, since they share the numbers. One that is not used any more is deleted; that of a crashed server
+//! is in no table, so a reclaim deletes it.
 
 mod describe;
 mod draft;
@@ -59,6 +65,7 @@ pub(crate) use table::SegmentTable;
 
 use crate::cache::ReadCache;
 use crate::limits::{BATCH_BYTES, MAX_SEGMENT_BYTES};
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::workers::Workers;
 
@@ -107,6 +114,13 @@ struct Open {
     preallocated: bool,
 }
 
+/// The object of the next segment, created ahead of use.
+struct Prepared {
+    id: SegmentId,
+    /// Only taken out; in a lock because the log is shared by threads that read it.
+    created: Mutex<BoxFuture<'static, Result<(), StoreError>>>,
+}
+
 /// Sequence number and checksum of the newest batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Head {
@@ -123,6 +137,7 @@ pub(crate) struct Log {
     table: SegmentTable,
     unsynced: Vec<SegmentId>,
     next_segment: u32,
+    prepared: Option<Prepared>,
     /// The epoch must be raised before the next append; see the module documentation.
     raise_epoch: bool,
     /// A group found no room, and no segment was preallocated since.
@@ -156,6 +171,7 @@ impl Log {
             table,
             unsynced: Vec::new(),
             next_segment,
+            prepared: None,
             raise_epoch: false,
             is_short: false,
             failed: None,
@@ -415,7 +431,9 @@ impl Log {
         self.head = group.start;
         self.raise_epoch = true;
         self.is_short = true;
-        for id in (group.first_new.0..self.next_segment).map(SegmentId) {
+        let begun = group.first_new.0..self.next_segment;
+        self.discard_prepared().await;
+        for id in begun.map(SegmentId) {
             // Otherwise the next reclaim deletes those that remain.
             let deleted = self.store.delete(id).await;
             if group.is_ended {
@@ -441,8 +459,7 @@ impl Log {
         let (id, start, preallocated) = match self.open.get(&group.stream).filter(fits) {
             Some(o) => (o.id, o.offset, o.preallocated),
             None => {
-                let id = SegmentId(self.next_segment);
-                self.next_segment += 1;
+                let id = self.new_segment().await?;
                 // What frees room has to fit into the last of it.
                 (id, 0, !self.is_short || !frees_room(group.stream))
             }
@@ -495,7 +512,48 @@ impl Log {
         let appended = Open { id, offset: start + total as u64, directory, durable: 0, preallocated };
         self.note(group.stream, appended, Head { seq, chain });
         self.appended.fetch_add(total as u64, Relaxed);
+        self.prepare_next(end);
         Ok(())
+    }
+
+    /// The number of a new segment. If its object was prepared, waits until it exists.
+    async fn new_segment(&mut self) -> Result<SegmentId, StoreError> {
+        let id = SegmentId(self.next_segment);
+        self.next_segment += 1;
+        let Some(prepared) = self.prepared.take() else { return Ok(id) };
+        debug_assert_eq!(prepared.id, id);
+        match prepared.created.into_inner().await {
+            Ok(()) => Ok(id),
+            // There may be room by now, or this segment may need less.
+            Err(StoreError::Full) => {
+                self.store.delete(id).await.map_err(|e| for_good(e, "deletion of a prepared segment"))?;
+                Ok(id)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Begins to create the object of the next segment, if an open one is filled half.
+    fn prepare_next(&mut self, filled: u64) {
+        let segment_bytes = u64::from(self.superblock.segment_bytes);
+        if self.prepared.is_some() || self.is_short || filled < segment_bytes / 2 {
+            return;
+        }
+        let id = SegmentId(self.next_segment);
+        let created = self.store.prepare(id, segment_bytes);
+        self.prepared = Some(Prepared { id, created: Mutex::new(created) });
+    }
+
+    /// Deletes the object of the next segment, which is not used any more. Best effort: a reclaim deletes it
+    /// otherwise.
+    pub async fn discard_prepared(&mut self) {
+        let Some(prepared) = self.prepared.take() else { return };
+        // Its number is not used again.
+        self.next_segment += 1;
+        let _ = prepared.created.into_inner().await;
+        if let Err(e) = self.store.delete(prepared.id).await {
+            tracing::debug!(segment = %prepared.id, "cannot delete a segment that was not used: {e}");
+        }
     }
 
     /// Records a new reference to a stored block in the mark's barrier; see [`crate::dedup`].

@@ -52,12 +52,13 @@ impl Pool {
         let mut recovered = recover(store, host, config, Mode::Own, OnLoss::Refuse).await?;
         let (warm, taken) = (std::mem::take(&mut recovered.warm), std::mem::take(&mut recovered.taken));
         let (recovered_batches, recovery_ms) = (recovered.batches, recovered.took.as_millis() as u64);
+        let next_segment = recovered.log.next_segment();
         let (parts, tenants) = (Parts::assemble(recovered), Mutex::default());
         let pool = Arc::new(Pool { parts, tenants, recovered_batches, recovery_ms });
         // Before the upkeep task starts, for which unknown room would look like a full store.
         pool.parts.committer.check_space().await?;
         taken.dirty.iter().for_each(|(disk, cost)| pool.parts.intake.restored(disk, *cost));
-        pool.start(warm);
+        pool.start(warm, next_segment);
         let Parts { cx, classes, profiles, desktops, marks, .. } = &pool.parts;
         // Before desktops are reset, and before any client.
         marks.settle(&taken.loss).await?;
@@ -77,11 +78,12 @@ impl Pool {
     }
 
     /// Starts the background tasks.
-    fn start(&self, warm: Vec<SegmentId>) {
+    fn start(&self, warm: Vec<SegmentId>, next_segment: u32) {
         let Parts { cx, intake, committer, reclaimer, desktops, .. } = &self.parts;
         cx.host.spawn("commit", Box::pin(committer.clone().commit_loop()));
         cx.host.spawn("cold writes", Box::pin(intake.clone().warm_loop()));
         cx.host.spawn("upkeep", Box::pin(reclaimer.clone().upkeep_loop()));
+        cx.host.spawn("orphans", Box::pin(reclaimer.clone().find_orphans(next_segment)));
         let index = committer.clone();
         cx.host.spawn("index", Box::pin(async move { index.rebuild_index(warm).await }));
         cx.host.spawn("overflow", Box::pin(desktops.clone().overflow_loop()));
@@ -107,7 +109,9 @@ impl Pool {
         // Writes the segment's directory, from which the next start reads its fingerprints.
         let ended = committer.log.lock().await.end_segment(Stream::Data).await;
         committer.latching(ended)?;
-        committer.checkpoint().await
+        committer.checkpoint().await?;
+        committer.log.lock().await.discard_prepared().await;
+        Ok(())
     }
 
     /// Whether the retained memory holds something that the next opening needs.

@@ -1,12 +1,15 @@
 //! The upkeep task: makes checkpoints, and starts automatic reclaims.
 //!
-//! A reclaim begins if an image is to be packed, or if garbage is likely: a disk was deleted, much was
+//! A reclaim begins if a crash has left objects behind, if an image is to be packed, or if garbage is likely: a disk was deleted, much was
 //! appended or discarded since the last mark, or room is short. The next one does not begin immediately: the
 //! cost of a mark is spread over at least four times its duration, unless room is short. [`crate::space`]
 //! decides.
 
 use std::sync::Arc;
 use std::time::Duration;
+
+use forebay_format::SegmentId;
+use forebay_store::Store;
 
 use super::reclaimer::Reclaimer;
 use crate::space::SPACE_CHECK;
@@ -52,6 +55,26 @@ impl Reclaimer {
                 // The cause is unlikely to be gone at once.
                 self.wait_for_work(Some(SPACE_CHECK)).await;
             }
+        }
+    }
+
+    /// Starts a reclaim if a crash has left objects that no table lists, or in which no segment is stored:
+    /// the reclaim deletes them. Lists all objects, which takes long on some stores, so it is a separate
+    /// task. `next_segment` was the number of the next segment when the pool was opened.
+    pub(crate) async fn find_orphans(self: Arc<Reclaimer>, next_segment: u32) {
+        let listed = self.reader.source.store.list_lengths_of(Box::new(|_| false)).await;
+        if self.stopped.load(Relaxed) || self.cx.check_running().is_err() {
+            return;
+        }
+        let objects = match listed {
+            Ok(objects) => objects,
+            Err(e) => return tracing::warn!("cannot list the objects of the store: {e}"),
+        };
+        // Later than the list, so that it contains the segments of all listed objects in use.
+        let table = self.committer.log.lock().await.table().clone();
+        let is_orphan = |id: SegmentId| id.0 < next_segment && table.get(id).is_none_or(|r| r.map.is_some());
+        if objects.iter().any(|object| is_orphan(object.id)) {
+            self.space.reclaim_is_due();
         }
     }
 

@@ -20,6 +20,9 @@
 //! moved segment that the mark had not found. If only one copy referenced a checkpoint of that age, the maps
 //! of the older one could need nodes that the move left out.
 //!
+//! The objects of step 3 are found without listing all objects, of which a store may have millions; the
+//! upkeep task finds those that a crash left behind ([`crate::reclaim`]).
+//!
 //! The duration is bounded by the bytes of log since the checkpoint, and by the preallocated room in the
 //! segments that were open. Recovery deletes nothing.
 //!

@@ -67,8 +67,6 @@ pub(crate) struct Recovered {
     pub warm: Vec<SegmentId>,
     /// Bytes on the store.
     pub stored: u64,
-    /// There are objects that a crash left behind.
-    pub orphans: bool,
     /// Batches that were replayed.
     pub batches: u64,
     /// Duration of the recovery.
@@ -100,7 +98,7 @@ pub(crate) async fn recover(
     let reader = Arc::new(Reader::new(source, progress.clone()));
     let source = &*reader.source;
     let (checkpoint, tables) = read_checkpoint(source, &superblock).await?;
-    let objects = list_objects(&store, &checkpoint).await?;
+    let objects = log_objects(&store, &checkpoint).await?;
     check_ids(&checkpoint, &objects)?;
     let catalogue = Arc::new(RwLock::new(load_catalogue(&checkpoint, &cx)?));
     let caches = Arc::new(WriteCaches::new(cx.config.desktops));
@@ -136,7 +134,6 @@ pub(crate) async fn recover(
     log.appended = appended;
     // Counts towards the next checkpoint; otherwise a pool that crashes often would replay more each time.
     log.appended.fetch_add(replayed, crate::sync::atomic::Ordering::Relaxed);
-    let orphans = has_orphans(&log, &objects);
     let mut dedup = Dedup::new(cx.config.dedup_index, checkpoint.sampling.saturating_sub(1));
     dedup.segments_left = segments_with_blocks(log.table()).len() as u64;
     let took = cx.host.now().saturating_sub(begin);
@@ -153,7 +150,6 @@ pub(crate) async fn recover(
         dedup,
         warm,
         stored,
-        orphans,
         batches,
         took,
         damage,
@@ -167,19 +163,11 @@ fn may_continue(checkpoint: &Contents, id: SegmentId) -> bool {
     record.map_or(id.0 >= checkpoint.next_segment, |r| r.state == SegmentState::Open)
 }
 
-/// All objects, with the lengths of those that are scanned. The length of any other is in its record; if it
-/// is shorter, reads and checks detect that.
-async fn list_objects(store: &Metered, checkpoint: &Contents) -> Result<Vec<ObjectStat>> {
-    // Without the disks, which are not needed.
-    let (segments, next_segment) = (checkpoint.segments.clone(), checkpoint.next_segment);
-    let known = Contents { segments, next_segment, ..Contents::default() };
-    Ok(store.list_lengths_of(Box::new(move |id| may_continue(&known, id))).await?)
-}
-
-/// Whether a crash left behind objects: those that are in no table, and those in which no segment is stored.
-fn has_orphans(log: &Log, objects: &[ObjectStat]) -> bool {
-    let is_used = |o: &ObjectStat| log.table().get(o.id).is_some_and(|r| r.map.is_none());
-    !objects.iter().all(is_used)
+/// The objects for which [`may_continue`] holds. All others are in the segment table with their lengths; if
+/// one is missing or shorter, reads and checks detect that.
+async fn log_objects(store: &Metered, checkpoint: &Contents) -> Result<Vec<ObjectStat>> {
+    let open = checkpoint.segments.iter().filter(|r| r.state == SegmentState::Open).map(|r| r.segment);
+    Ok(store.tail(open.collect(), SegmentId(checkpoint.next_segment)).await?)
 }
 
 fn warn_of_gap(gap: &Gap) {

@@ -27,10 +27,8 @@ pub(super) async fn load_superblock(
 ) -> Result<Superblock> {
     // A small store gets small segments: otherwise the preallocated room of open segments could be the room
     // that a full store lacks to perform a deletion.
-    let share = u32::try_from(store.capacity().await?.total / SEGMENTS_AT_LEAST).unwrap_or(u32::MAX);
-    let segment_bytes = config.segment_bytes.min(share).clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
-        / BLOCK as u32
-        * BLOCK as u32;
+    let share = store.capacity().await?.total / SEGMENTS_AT_LEAST;
+    let segment_bytes = segment_bytes(config.segment_bytes, share, store.max_object_bytes());
     let copies = store.read_superblock().await?;
     let mut superblock = match Superblock::choose([copies[0].as_deref(), copies[1].as_deref()]) {
         Ok(superblock) => superblock,
@@ -52,6 +50,19 @@ pub(super) async fn load_superblock(
     superblock.segment_bytes = segment_bytes;
     store.swap_superblock(&superblock).await.map_err(|e| for_good(e, SWAP))?;
     Ok(superblock)
+}
+
+/// The length at which segments end: the configured one, if the store has room for many of them, and if
+/// objects can be twice as long. The cleaner fills an object up to three quarters of a segment, and adds the
+/// live slots of another one.
+fn segment_bytes(configured: u32, share: u64, max_object: u64) -> u32 {
+    let fitting = u32::try_from(max_object / 2).unwrap_or(u32::MAX);
+    if configured > fitting {
+        tracing::info!(configured, used = fitting, "objects of this store are limited: segments are shorter");
+    }
+    let share = u32::try_from(share).unwrap_or(u32::MAX);
+    let wanted = configured.min(fitting).min(share).clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES);
+    wanted / BLOCK as u32 * BLOCK as u32
 }
 
 async fn is_empty(store: &Metered) -> Result<bool> {
@@ -92,5 +103,23 @@ fn new_superblock(host: &dyn Host) -> Superblock {
         blobs: Vec::new(),
         memory: 0,
         boot: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_fit_into_the_store_and_its_objects() {
+        const MIB: u64 = 1 << 20;
+        let bytes = |configured: u64, share, object| {
+            u64::from(segment_bytes(u32::try_from(configured * MIB).unwrap(), share, object)) / MIB
+        };
+        assert_eq!(bytes(1024, u64::MAX, u64::MAX), 1024);
+        assert_eq!(bytes(68, u64::MAX, 128 * MIB), 64, "packed objects are up to twice as long");
+        assert_eq!(bytes(32, u64::MAX, 128 * MIB), 32);
+        assert_eq!(bytes(64, 10 * MIB + 1, u64::MAX), 10, "whole blocks");
+        assert_eq!(segment_bytes(1 << 20, 0, 0), MIN_SEGMENT_BYTES);
     }
 }

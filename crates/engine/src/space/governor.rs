@@ -427,11 +427,9 @@ impl SpaceGovernor {
         self.wake.notify_one();
     }
 
-    /// Records the results of recovery: bytes in the store, and whether a crash left objects that hold no
-    /// segment.
-    pub fn recovered(&self, stored: u64, orphans: bool) {
+    /// Records the bytes in the store that recovery found.
+    pub fn recovered(&self, stored: u64) {
         self.stored.store(stored, Relaxed);
-        self.reclaim_due.store(orphans, Relaxed);
     }
 
     /// Records that guests discarded `bytes`, not committed yet.

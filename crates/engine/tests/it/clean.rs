@@ -252,7 +252,7 @@ async fn an_incompressible_image_is_not_moved() {
 async fn damage_block(store: &MemoryStore, of: u64, block: u64) -> forebay_engine::SegmentId {
     let wanted = random_block(of << 32 | block);
     for object in store.list().await.unwrap() {
-        let bytes = store.read(object.id, 0, object.len as usize).await.unwrap();
+        let bytes = store.read(object.id, 0, (object.len as usize).max(4096)).await.unwrap();
         if let Some(at) = bytes.windows(4096).step_by(64).position(|w| w == wanted) {
             store.damage(object.id, |bytes| bytes[at * 64 + 5] ^= 1);
             return object.id;
@@ -315,7 +315,7 @@ async fn damage_in_a_container_is_reported_with_all_affected_disks() {
     );
     // A relocation map.
     for object in store.list().await.unwrap() {
-        let bytes = store.read(object.id, 0, object.len as usize).await.unwrap();
+        let bytes = store.read(object.id, 0, (object.len as usize).max(4096)).await.unwrap();
         let at = bytes.windows(8).step_by(64).position(|w| w == b"FBRELOCM");
         if let Some(at) = at {
             store.damage(object.id, |bytes| bytes[at * 64 + 100] ^= 1);

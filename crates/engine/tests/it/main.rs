@@ -22,6 +22,7 @@ mod mark;
 mod next_user;
 mod notes;
 mod pool;
+mod prepared;
 mod profile;
 mod quota;
 mod reduction;

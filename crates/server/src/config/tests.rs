@@ -379,14 +379,3 @@ fn wrong_settings_of_ceph_are_refused() {
     let none = Overrides { data: None, ..in_ceph() };
     assert_eq!(resolve("", none).unwrap_err(), ConfigError::NoData, "the sockets are in it");
 }
-
-#[test]
-fn segments_of_a_pool_in_ceph_fit_into_its_objects() {
-    let with = |segment: &str| {
-        let text =
-            format!("data = \"/d\"\n[store]\npool = \"rados:vms/a\"\n[log]\nsegment = \"{segment}\"\n");
-        resolve(&text, Overrides::default())
-    };
-    assert_eq!(with("64M").unwrap().pool.segment_bytes, 64 << 20);
-    assert!(with("68M").unwrap_err().to_string().contains("at most 64M for a pool in Ceph"));
-}

@@ -83,6 +83,13 @@ fn begin<'a, T: Send + 'a>(operation: impl Future<Output = T> + Send + 'a) -> Bo
 }
 
 impl Store for Lease {
+    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+        match self.store() {
+            Ok(store) => store.prepare(id, expected),
+            Err(e) => Box::pin(ready(Err(e))),
+        }
+    }
+
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         let store = self.store();
         begin(async move { store?.append(id, offset, data, expected).await })
@@ -124,6 +131,11 @@ impl Store for Lease {
         Box::pin(async move { store?.list_lengths_of(selected).await })
     }
 
+    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        let store = self.store();
+        Box::pin(async move { store?.tail(listed, from).await })
+    }
+
     fn trim(&self, id: SegmentId) -> BoxFuture<'_, ()> {
         let store = self.store();
         Box::pin(async move {
@@ -145,6 +157,10 @@ impl Store for Lease {
 
     fn is_shared(&self) -> bool {
         self.store().is_ok_and(|store| store.is_shared())
+    }
+
+    fn max_object_bytes(&self) -> u64 {
+        self.store().map_or(u64::MAX, |store| store.max_object_bytes())
     }
 
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {

@@ -26,6 +26,8 @@ const ZEROES_AHEAD: u64 = 256 << 10;
 struct Growing {
     /// Offset of the next append.
     end: u64,
+    /// Its file was created ahead of the first append.
+    prepared: bool,
     appending: bool,
     /// An append or sync failed: bytes after the last successful sync can never be relied on.
     failed: bool,
@@ -37,11 +39,26 @@ struct Growing {
 
 impl Growing {
     fn new(end: u64) -> Growing {
-        Growing { end, appending: false, failed: false, small: 0, zeroed: 0 }
+        Growing { end, prepared: false, appending: false, failed: false, small: 0, zeroed: 0 }
     }
 }
 
 impl GrowingObjects {
+    /// Records an object that was created ahead of its first append.
+    pub(super) fn prepare(&self, id: SegmentId) {
+        self.0.lock().insert(id, Growing { prepared: true, ..Growing::new(0) });
+    }
+
+    /// Whether an object was created ahead of its first append, which begins now.
+    pub(super) fn take_prepared(&self, id: SegmentId) -> bool {
+        let mut objects = self.0.lock();
+        let prepared = objects.get(&id).is_some_and(|object| object.prepared);
+        if prepared {
+            objects.remove(&id);
+        }
+        prepared
+    }
+
     /// Begins an append. Returns false if an earlier append or a sync failed; panics if it violates the
     /// contract.
     pub(super) fn begin(&self, id: SegmentId, offset: u64) -> bool {

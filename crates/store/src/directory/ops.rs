@@ -95,14 +95,13 @@ impl Shared {
         Op::sync(file, Box::new(finish))
     }
 
-    /// Creates the object for its first append.
-    fn create(&self, append: &Append, expected: u64) -> Result<Arc<File>> {
-        let room = expected.max(append.data.len() as u64);
-        self.files.create(append.id, room).map_err(|e| {
-            self.growing.forget(append.id);
+    /// Creates the object, for its first append or ahead of it.
+    fn create(&self, id: SegmentId, room: u64) -> Result<Arc<File>> {
+        self.files.create(id, room).map_err(|e| {
+            self.growing.forget(id);
             match e.raw_os_error() {
-                Some(libc::ENOENT) => directory_deleted(describe("create", append.id)),
-                _ => store_error(describe("create", append.id), &e),
+                Some(libc::ENOENT) => directory_deleted(describe("create", id)),
+                _ => store_error(describe("create", id), &e),
             }
         })
     }
@@ -175,6 +174,7 @@ impl DirectoryStore {
         if !self.shared.writable {
             return refuse(StoreError::ReadOnly);
         }
+        let exists = offset > 0 || self.shared.growing.take_prepared(id);
         if !self.shared.growing.begin(id, offset) {
             return refuse(failed_before(describe("append to", id)));
         }
@@ -186,12 +186,12 @@ impl DirectoryStore {
         let last = offset > 0 && offset + len == expected;
         let append = Append { id, offset, len, last, synced, data, io: self.io.clone(), answer };
         let shared = self.shared.clone();
-        if offset > 0 {
+        if exists {
             self.on_file("append to", id, move |opened| shared.write_or_fail(opened, append));
         } else {
             let io = self.io.clone();
             self.io.pool.run(move || {
-                let created = shared.create(&append, expected);
+                let created = shared.create(id, expected.max(append.data.len() as u64));
                 if let Some(op) = shared.write_or_fail(created, append) {
                     io.start_here(op);
                 }
@@ -202,6 +202,19 @@ impl DirectoryStore {
 }
 
 impl Store for DirectoryStore {
+    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+        if !self.shared.writable {
+            return refuse(StoreError::ReadOnly);
+        }
+        let (answer, result) = oneshot::channel();
+        let shared = self.shared.clone();
+        self.io.pool.run(move || {
+            let created = shared.create(id, expected).map(|_| shared.growing.prepare(id));
+            let _ = answer.send(created);
+        });
+        receive(result)
+    }
+
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         self.begin_append(id, offset, data, expected, false)
     }

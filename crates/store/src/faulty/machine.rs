@@ -19,6 +19,7 @@ use crate::{Capacity, IoBuf, ObjectStat, Result, StoreError};
 
 /// An operation, with the state captured when it began.
 pub(super) enum Effect {
+    Prepare { id: SegmentId, expected: u64 },
     Append { id: SegmentId, offset: u64, data: IoBuf, expected: u64 },
     Sync { id: SegmentId, end: usize },
     Read { id: SegmentId, offset: u64, len: usize },
@@ -32,6 +33,7 @@ pub(super) enum Effect {
 impl Effect {
     fn op(&self) -> Option<FaultyOp> {
         match self {
+            Effect::Prepare { .. } => Some(FaultyOp::Create),
             Effect::Append { .. } => Some(FaultyOp::Append),
             Effect::Sync { .. } => Some(FaultyOp::Sync),
             Effect::Read { .. } => Some(FaultyOp::Read),
@@ -119,6 +121,12 @@ impl Machine {
             return Err(crashed());
         }
         match &mut effect {
+            Effect::Prepare { id, expected } => {
+                assert!(!self.objects.contains_key(id), "object {id} is created twice");
+                if self.used() + *expected > self.capacity {
+                    return Err(StoreError::Full);
+                }
+            }
             Effect::Append { id, offset, data, expected } => {
                 self.check_append(*id, *offset, data.len() as u64, *expected)?;
             }
@@ -126,7 +134,9 @@ impl Machine {
             _ => {}
         }
         let mut fault = effect.op().and_then(|op| self.faults.next_fault(op, &mut self.random));
-        if let Effect::Append { offset: 0, .. } = effect {
+        if let Effect::Append { id, offset: 0, .. } = &effect
+            && !self.objects.contains_key(id)
+        {
             fault = fault.or_else(|| self.faults.next_fault(FaultyOp::Create, &mut self.random));
         }
         let polls = self.random.below(u64::from(self.max_delay) + 1);
@@ -148,7 +158,7 @@ impl Machine {
         let before = match self.objects.get(&id) {
             None if offset > 0 => return Err(StoreError::NotFound(id)),
             None => 0,
-            Some(_) if offset == 0 => {
+            Some(object) if offset == 0 && !object.is_prepared => {
                 return Err(StoreError::Io {
                     what: format!("create object {id}"),
                     reason: "it exists".into(),
@@ -170,7 +180,11 @@ impl Machine {
     /// Space in use, including the space that appends in flight will take.
     fn used(&self) -> u64 {
         let pending = self.in_flight.values().map(|op| match &op.effect {
-            Effect::Append { offset: 0, data, expected, .. } => (*expected).max(data.len() as u64),
+            Effect::Prepare { expected, .. } => *expected,
+            Effect::Append { id, offset: 0, data, expected } => {
+                let len = self.objects.get(id).map_or(0, Object::len);
+                (*expected).max(data.len() as u64).saturating_sub(len)
+            }
             Effect::Append { id, offset, data, .. } => {
                 let len = self.objects.get(id).map_or(0, Object::len);
                 (offset + data.len() as u64).saturating_sub(len)
@@ -184,6 +198,7 @@ impl Machine {
     pub(super) fn complete(&mut self, op: u64) -> Option<Result<Answer>> {
         let InFlight { effect, fault } = self.in_flight.remove(&op)?;
         Some(match effect {
+            Effect::Prepare { id, expected } => self.prepare(id, expected, fault),
             Effect::Append { id, data, expected, .. } => self.append(id, data, expected, fault),
             Effect::Sync { id, end } => self.sync(id, end, fault),
             Effect::Read { id, offset, len } => self.read(id, offset, len, fault),
@@ -204,6 +219,16 @@ impl Machine {
                 Ok(Answer::Capacity(Capacity { total: self.capacity, free }))
             }
         })
+    }
+
+    fn prepare(&mut self, id: SegmentId, expected: u64, fault: Option<Fault>) -> Result<Answer> {
+        if let Some(fault) = fault.filter(|f| f.is_reported()) {
+            return Err(injected(fault, "prepare"));
+        }
+        let mut object = Object::new(expected);
+        object.is_prepared = true;
+        self.objects.insert(id, object);
+        Ok(Answer::Done)
     }
 
     fn append(&mut self, id: SegmentId, data: IoBuf, expected: u64, fault: Option<Fault>) -> Result<Answer> {
@@ -328,6 +353,7 @@ impl Machine {
             self.objects.retain(|_, object| object.lose_power(random));
             self.superblock.iter_mut().for_each(|copy| copy.lose_power(random));
         }
+        self.objects.values_mut().for_each(|object| object.is_prepared = false);
         self.superblock_lost = false;
     }
 
@@ -335,6 +361,7 @@ impl Machine {
     fn interrupt(&mut self, effect: Effect, kind: Crash) {
         let coin = self.random.one_in(2);
         match effect {
+            Effect::Prepare { id, expected } if coin => drop(self.objects.insert(id, Object::new(expected))),
             Effect::Append { id, data, expected, .. } => {
                 // A kill leaves a prefix. Before a power loss all data counts as written, and is then lost by
                 // sectors.

@@ -31,6 +31,8 @@ pub(super) struct Object {
     /// (`fsync` writes the size of a file, too; and a reader that syncs after reading zeroes may rely on
     /// them.)
     sized: bool,
+    /// It was created ahead of its first append.
+    pub(super) is_prepared: bool,
     /// An append failed, so the end is unknown.
     pub(super) end_unknown: bool,
 }
@@ -54,6 +56,7 @@ impl Object {
     }
 
     pub(super) fn append(&mut self, data: &[u8]) {
+        self.is_prepared = false;
         let start = self.view.len();
         self.view.extend_from_slice(data);
         self.view.resize(self.view.len().next_multiple_of(IoBuf::ALIGN), 0);

@@ -159,7 +159,11 @@ impl FaultyStore {
         true
     }
 
-    fn start<T: Send + 'static>(&self, effect: Effect, answer: fn(Answer) -> T) -> BoxFuture<'_, Result<T>> {
+    fn start<T: Send + 'static>(
+        &self,
+        effect: Effect,
+        answer: fn(Answer) -> T,
+    ) -> BoxFuture<'static, Result<T>> {
         match self.machine.lock().begin(self.incarnation, effect) {
             Ok((op, polls)) => Box::pin(Pending { machine: self.machine.clone(), op, polls, answer }),
             Err(e) => Box::pin(std::future::ready(Err(e))),
@@ -207,6 +211,10 @@ fn buf(answer: Answer) -> IoBuf {
 }
 
 impl Store for FaultyStore {
+    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+        self.start(Effect::Prepare { id, expected }, done)
+    }
+
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         assert_aligned("append", id, offset, data.len());
         self.start(Effect::Append { id, offset, data, expected }, buf)

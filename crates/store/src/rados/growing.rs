@@ -1,4 +1,4 @@
-//! The segments to which this owner appends, and which of them accept nothing more.
+//! The segments to which this owner appends or is going to, and which of them accept nothing more.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,9 +6,19 @@ use std::sync::Arc;
 use forebay_format::SegmentId;
 use parking_lot::Mutex;
 
-/// Whether an operation on an object failed, by object.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    /// It exists, and nothing was appended yet.
+    Prepared,
+    #[default]
+    Sound,
+    /// An operation on it failed.
+    Failed,
+}
+
+/// The state of each.
 #[derive(Default)]
-pub(super) struct Growing(Mutex<HashMap<SegmentId, bool>>);
+pub(super) struct Growing(Mutex<HashMap<SegmentId, State>>);
 
 /// An append in progress. Dropped without [`Growth::end`], its outcome is unknown.
 pub(super) struct Growth {
@@ -20,13 +30,29 @@ pub(super) struct Growth {
 impl Growing {
     /// Begins an append; `None` if an earlier one failed.
     pub fn begin(self: &Arc<Self>, id: SegmentId) -> Option<Growth> {
-        let has_failed = *self.0.lock().entry(id).or_default();
-        (!has_failed).then(|| Growth { growing: self.clone(), id, is_settled: false })
+        let mut segments = self.0.lock();
+        let state = segments.entry(id).or_default();
+        if *state == State::Failed {
+            return None;
+        }
+        *state = State::Sound;
+        drop(segments);
+        Some(Growth { growing: self.clone(), id, is_settled: false })
     }
 
     /// Whether an append failed, or was dropped.
     pub fn has_failed(&self, id: SegmentId) -> bool {
-        self.0.lock().get(&id).copied().unwrap_or(false)
+        self.0.lock().get(&id) == Some(&State::Failed)
+    }
+
+    /// Records a segment that was created ahead of its first append.
+    pub fn prepare(&self, id: SegmentId) {
+        self.0.lock().insert(id, State::Prepared);
+    }
+
+    /// Whether it was created ahead of its first append.
+    pub fn is_prepared(&self, id: SegmentId) -> bool {
+        self.0.lock().get(&id) == Some(&State::Prepared)
     }
 
     /// Whether this owner has appended to it.
@@ -60,7 +86,7 @@ impl Growth {
 impl Drop for Growth {
     fn drop(&mut self) {
         if !self.is_settled {
-            self.growing.0.lock().insert(self.id, true);
+            self.growing.0.lock().insert(self.id, State::Failed);
         }
     }
 }

@@ -1,14 +1,19 @@
 //! The header object of a pool, and the batching of changes to it.
 //!
 //! ```text
-//! object pool        attribute term     number of the ownership, 16 hexadecimal digits attribute owner
-//! the server that has it; empty after it released the pool attribute swaps    number of superblock writes,
-//! 16 hexadecimal digits attribute beat     changes each second while the owner is alive attribute heir
-//! the server for which the pool is reserved while it has no owner attribute serving  the term whose owner
-//! serves clients bytes              two superblock copies of 4096 bytes keys  open.ID      segments to which
-//! the owner may be appending keys  gone.ID      segments whose objects are being removed keys
-//! standby.BEAT.SERVER  servers that wait for the pool; each replaces its key every second object segment.ID
-//! attribute term     of the owner that may append to it
+//! object pool        attribute term     number of the ownership, 16 hexadecimal digits
+//!                    attribute owner    the server that has it; empty after it released the pool
+//!                    attribute swaps    number of superblock writes, 16 hexadecimal digits
+//!                    attribute beat     changes each second while the owner is alive
+//!                    attribute heir     the server for which the pool is reserved while it has no owner
+//!                    attribute serving  the term whose owner serves clients
+//!                    attribute next     all segments have lower numbers, 16 hexadecimal digits; missing
+//!                                       before the first segment
+//!                    bytes              two superblock copies of 4096 bytes
+//!                    keys  open.ID      segments to which the owner may be appending
+//!                    keys  gone.ID      segments whose objects are being removed
+//!                    keys  standby.BEAT.SERVER  servers that wait; each replaces its key every second
+//! object segment.ID  attribute term     of the owner that may append to it
 //! ```
 //!
 //! Numbers have a fixed width because RADOS compares attributes as text.
@@ -31,6 +36,7 @@ pub(super) const SWAPS: &str = "swaps";
 pub(super) const BEAT: &str = "beat";
 pub(super) const HEIR: &str = "heir";
 pub(super) const SERVING: &str = "serving";
+pub(super) const NEXT: &str = "next";
 
 const SEGMENT: &str = "segment.";
 const OPEN: &str = "open.";
@@ -93,6 +99,8 @@ pub(super) struct Header {
     pub is_serving: bool,
     /// Keys of servers that wait.
     pub standbys: Vec<String>,
+    /// All segments have lower numbers; `None` if that is not known.
+    pub next: Option<SegmentId>,
     /// Superblock copies that were written.
     pub copies: [Option<Vec<u8>>; 2],
     pub open: Vec<SegmentId>,
@@ -118,6 +126,7 @@ impl Header {
             heir: contents.attribute(HEIR),
             is_serving: contents.attribute(SERVING) == term,
             standbys: contents.keys.iter().filter(|key| standby_of(key).is_some()).cloned().collect(),
+            next: number(&contents.attribute(NEXT)).and_then(|n| u32::try_from(n).ok()).map(SegmentId),
             swaps: number(&contents.attribute(SWAPS)).ok_or(damaged)?,
             copies: written_copies(&contents.bytes),
             open: contents.keys.iter().filter_map(|key| id_after(OPEN, key)).collect(),
@@ -138,6 +147,8 @@ pub(super) struct HeaderKeys {
 struct Pending {
     add: Vec<String>,
     remove: Vec<String>,
+    /// The number after the highest segment.
+    next: u32,
     waiting: Vec<oneshot::Sender<Answer<()>>>,
     is_writing: bool,
 }
@@ -152,8 +163,27 @@ impl HeaderKeys {
     /// # Errors
     /// `ECANCELED` if the pool has another owner.
     pub fn change(self: &Arc<Self>, add: Vec<String>, remove: Vec<String>) -> BoxFuture<'static, Answer<()>> {
+        self.change_all(add, remove, 0)
+    }
+
+    /// Enters a segment whose object exists, before its first append. Its number may have been used before,
+    /// by an object whose removal was completed.
+    ///
+    /// # Errors
+    /// As [`HeaderKeys::change`].
+    pub fn enter(self: &Arc<Self>, id: SegmentId) -> BoxFuture<'static, Answer<()>> {
+        self.change_all(vec![open_key(id)], vec![gone_key(id)], id.0.saturating_add(1))
+    }
+
+    fn change_all(
+        self: &Arc<Self>,
+        add: Vec<String>,
+        remove: Vec<String>,
+        next: u32,
+    ) -> BoxFuture<'static, Answer<()>> {
         let (answer, answered) = oneshot::channel();
         let mut pending = self.pending.lock();
+        pending.next = pending.next.max(next);
         pending.add.extend(add);
         pending.remove.extend(remove);
         pending.waiting.push(answer);
@@ -173,7 +203,7 @@ impl HeaderKeys {
 
     async fn write_all(&self) {
         loop {
-            let (add, remove, waiting) = {
+            let (add, remove, waiting, next) = {
                 let mut pending = self.pending.lock();
                 if pending.waiting.is_empty() {
                     pending.is_writing = false;
@@ -181,12 +211,14 @@ impl HeaderKeys {
                 }
                 let pending = &mut *pending;
                 let taken = (&mut pending.add, &mut pending.remove, &mut pending.waiting);
-                (std::mem::take(taken.0), std::mem::take(taken.1), std::mem::take(taken.2))
+                (std::mem::take(taken.0), std::mem::take(taken.1), std::mem::take(taken.2), pending.next)
             };
             let kept = remove.clone();
             let mut steps = vec![Step::Require(TERM, self.term.clone())];
             steps.extend((!add.is_empty()).then_some(Step::AddKeys(add)));
             steps.extend((!remove.is_empty()).then_some(Step::RemoveKeys(remove)));
+            // Repeated by each change from the first segment on: one attribute more costs nothing.
+            steps.extend((next > 0).then(|| Step::Set(NEXT, digits(next.into()))));
             let written = self.cluster.operate(HEADER, steps, WhenFull::Proceed).await;
             if written.is_err() {
                 self.pending.lock().remove.extend(kept);
@@ -229,5 +261,6 @@ mod tests {
         assert_eq!((header.term, header.owner.as_str()), (3, "h"));
         assert_eq!((header.open, header.gone), (vec![SegmentId(1)], vec![SegmentId(2)]));
         assert_eq!((header.copies, header.standbys, header.is_serving), ([None, None], vec![waits], false));
+        assert_eq!(header.next, None);
     }
 }

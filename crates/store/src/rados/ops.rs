@@ -2,11 +2,15 @@
 //!
 //! | contract | operations |
 //! |---|---|
-//! | creation | create the object with the owner's term; enter it in the header; then as below |
+//! | creation | create the object with the owner's term; enter it in the header |
 //! | append | compare the term, write |
 //! | sync | none: what RADOS acknowledged is durable |
 //! | deletion | enter it in the header; remove the object; the entry is removed with a later change |
 //! | superblock | read the header; compare the term and the number of swaps, write the copy |
+//! | objects from a number on | read the header; query the length of each object up to the highest number |
+//!
+//! The objects of a namespace are listed only where the contract requires all of them: RADOS reads the names
+//! of all objects of the Ceph pool for it, those of other namespaces as well.
 //!
 //! An append whose future was dropped before its end counts as failed: the object accepts no more.
 
@@ -26,6 +30,10 @@ use crate::{BoxFuture, Capacity, IoBuf, ObjectStat, Result, Selection, Store, St
 
 /// Lengths that are queried concurrently.
 const STATS_AT_ONCE: usize = 64;
+/// Most lengths that are queried instead of listing all objects.
+const MAX_STATS: usize = 1 << 16;
+/// The default of `osd_max_object_size`: an OSD refuses writes beyond it with EFBIG. Clients cannot query it.
+const MAX_OBJECT_BYTES: u64 = 128 << 20;
 
 impl Shared {
     /// Translates an error, and notes the loss of the pool.
@@ -76,8 +84,7 @@ impl Shared {
             created = create().await;
         }
         created?;
-        // The number may have been used before, by an object whose removal was completed.
-        self.keys.change(vec![open_key(id)], vec![gone_key(id)]).await
+        self.keys.enter(id).await
     }
 
     fn write(
@@ -155,6 +162,58 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Those of these segments whose objects exist, with the lengths of selected ones.
+    async fn stats(&self, ids: &[SegmentId], selected: &Selection) -> Answer<Vec<ObjectStat>> {
+        let mut stats = Vec::with_capacity(ids.len());
+        for some in ids.chunks(STATS_AT_ONCE) {
+            let lengths: Vec<_> = some
+                .iter()
+                .map(|id| selected(*id).then(|| self.cluster.len_of(&segment_object(*id))))
+                .collect();
+            for (id, length) in some.iter().zip(lengths) {
+                let len = match length {
+                    None => u64::MAX,
+                    Some(length) => match length.await {
+                        Ok(len) => len,
+                        // It was removed, or never created.
+                        Err(Errno(libc::ENOENT)) => continue,
+                        Err(e) => return Err(e),
+                    },
+                };
+                stats.push(ObjectStat { id: *id, len });
+            }
+        }
+        Ok(stats)
+    }
+
+    async fn list(&self, selected: &Selection) -> Answer<Vec<ObjectStat>> {
+        let names = self.cluster.list().await?;
+        let mut ids: Vec<SegmentId> = names.iter().filter_map(|name| segment_of(name)).collect();
+        ids.sort_unstable();
+        self.stats(&ids, selected).await
+    }
+
+    /// The objects of `ids` that exist, and all from `from` on. If the highest number is not known, because
+    /// the pool is new, its objects are listed: an older pool whose header was lost has some.
+    async fn tail(&self, mut ids: Vec<SegmentId>, from: SegmentId) -> Answer<Vec<ObjectStat>> {
+        ids.retain(|id| *id < from);
+        match Header::read(&*self.cluster).await?.next {
+            Some(next) if next.0.saturating_sub(from.0) as usize <= MAX_STATS => {
+                ids.extend((from.0..next.0).map(SegmentId));
+                ids.sort_unstable();
+                self.stats(&ids, &(Box::new(|_| true) as Selection)).await
+            }
+            _ => {
+                let wanted: Selection = Box::new(move |id| id >= from || ids.contains(&id));
+                let mut found = self.list(&wanted).await?;
+                found.retain(|object| wanted(object.id));
+                Ok(found)
+            }
+        }
+    }
+}
+
 /// Runs an operation of several steps to its end, also if the future is dropped.
 fn run<T: Send + 'static>(
     shared: &Arc<Shared>,
@@ -174,17 +233,31 @@ fn returned(data: Arc<IoBuf>) -> IoBuf {
 }
 
 impl Store for RadosStore {
+    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+        if !self.is_writable {
+            return refuse(StoreError::ReadOnly);
+        }
+        let shared = self.shared.clone();
+        run(&self.shared, async move {
+            let created = shared.create(id, expected).await;
+            created.map_err(|e| shared.failed("create", Some(id), e))?;
+            shared.growing.prepare(id);
+            Ok(())
+        })
+    }
+
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
         assert_aligned("append", id, offset, data.len());
         if !self.is_writable {
             return refuse(StoreError::ReadOnly);
         }
+        let is_first = offset == 0 && !self.shared.growing.is_prepared(id);
         let Some(growth) = self.shared.growing.begin(id) else {
             return refuse(failed_before(describe("append to", id)));
         };
         let (shared, data) = (self.shared.clone(), Arc::new(data));
         let end = offset + data.len() as u64;
-        if offset == 0 {
+        if is_first {
             return run(&self.shared, async move {
                 let appended = async {
                     shared.create(id, expected.max(end)).await?;
@@ -254,29 +327,15 @@ impl Store for RadosStore {
         let shared = self.shared.clone();
         run(&self.shared, async move {
             let failed = |e| shared.failed("listing the objects", None, e);
-            let names = shared.cluster.list().await.map_err(failed)?;
-            let mut ids: Vec<SegmentId> = names.iter().filter_map(|name| segment_of(name)).collect();
-            ids.sort_unstable();
-            let mut stats = Vec::with_capacity(ids.len());
-            for some in ids.chunks(STATS_AT_ONCE) {
-                let lengths: Vec<_> = some
-                    .iter()
-                    .map(|id| selected(*id).then(|| shared.cluster.len_of(&segment_object(*id))))
-                    .collect();
-                for (id, length) in some.iter().zip(lengths) {
-                    let len = match length {
-                        None => u64::MAX,
-                        Some(length) => match length.await {
-                            Ok(len) => len,
-                            // Removed since.
-                            Err(Errno(libc::ENOENT)) => continue,
-                            Err(e) => return Err(failed(e)),
-                        },
-                    };
-                    stats.push(ObjectStat { id: *id, len });
-                }
-            }
-            Ok(stats)
+            shared.list(&selected).await.map_err(failed)
+        })
+    }
+
+    fn tail(&self, listed: Vec<SegmentId>, from: SegmentId) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        let shared = self.shared.clone();
+        run(&self.shared, async move {
+            let failed = |e| shared.failed("finding the newest objects", None, e);
+            shared.tail(listed, from).await.map_err(failed)
         })
     }
 
@@ -298,6 +357,10 @@ impl Store for RadosStore {
 
     fn is_shared(&self) -> bool {
         true
+    }
+
+    fn max_object_bytes(&self) -> u64 {
+        MAX_OBJECT_BYTES
     }
 
     fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {

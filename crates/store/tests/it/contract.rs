@@ -125,6 +125,56 @@ fn objects_are_listed_in_order_and_deleted_permanently() {
 }
 
 #[test]
+fn a_prepared_object_is_empty_until_its_first_append() {
+    on_all(async |backend| {
+        let store = backend.store();
+        store.prepare(id(7), 65536).await.unwrap();
+        assert!(is_followed_by_zeroes(&store.read(id(7), 0, 8192).await.unwrap(), &[]));
+        store.append(id(7), 0, pattern(1, 4096), 65536).await.unwrap();
+        store.append_synced(id(7), 4096, pattern(2, 4096), 65536).await.unwrap();
+        store.sync(id(7)).await.unwrap();
+        // Unused ones.
+        for n in [8, 9] {
+            store.prepare(id(n), 65536).await.unwrap();
+        }
+        store.delete(id(8)).await.unwrap();
+        store.append(id(8), 0, pattern(3, 4096), 65536).await.unwrap();
+        store.sync(id(8)).await.unwrap();
+        backend.reopen();
+        let store = backend.store();
+        let whole = [&pattern(1, 4096)[..], &pattern(2, 4096)[..]].concat();
+        assert!(is_followed_by_zeroes(&store.read(id(7), 0, 1 << 20).await.unwrap(), &whole));
+        assert!(is_followed_by_zeroes(&store.read(id(8), 0, 1 << 20).await.unwrap(), &pattern(3, 4096)));
+        store.delete(id(9)).await.unwrap();
+    });
+}
+
+#[test]
+fn the_tail_has_the_newest_objects_and_those_that_are_named() {
+    on_all(async |backend| {
+        assert_eq!(backend.store().tail(vec![id(1)], id(0)).await.unwrap(), [], "no pool has objects yet");
+        for n in [1, 3, 4, 6, 9] {
+            backend.store().append(id(n), 0, pattern(n.into(), 4096), 4096).await.unwrap();
+            backend.store().sync(id(n)).await.unwrap();
+        }
+        backend.store().delete(id(6)).await.unwrap();
+        for _ in 0..2 {
+            let tail = async |named: &[u32], from| {
+                let named = named.iter().map(|n| id(*n)).collect();
+                let found = backend.store().tail(named, id(from)).await.unwrap();
+                assert!(found.iter().all(|object| object.len == 4096), "{found:?}");
+                found.iter().map(|object| object.id.0).collect::<Vec<_>>()
+            };
+            assert_eq!(tail(&[], 0).await, [1, 3, 4, 9]);
+            assert_eq!(tail(&[2, 3], 4).await, [3, 4, 9]);
+            assert_eq!(tail(&[9, 1, 4], 5).await, [1, 4, 9], "each once, in order");
+            assert_eq!(tail(&[], 10).await, [0; 0]);
+            backend.reopen();
+        }
+    });
+}
+
+#[test]
 fn an_object_that_exists_is_not_created_again() {
     // In the same opening this violates an invariant of the caller and may panic; in the next one a damaged
     // pool may cause it.

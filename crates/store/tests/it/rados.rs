@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use crate::common::{id, pattern, superblock};
 use forebay_store::rados::{
-    Broken, Claim, MAX_NOTICE, NoticeBoard, PoolView, RadosStore, SimulatedClient, SimulatedRados, World,
+    Broken, Claim, Cluster, MAX_NOTICE, NoticeBoard, PoolView, RadosStore, SimulatedClient, SimulatedRados,
+    Step, WhenFull, World,
 };
-use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
+use forebay_store::{BoxFuture, IoBuf, ObjectStat, Store, StoreError};
 use parking_lot::Mutex;
 
 /// Virtual time of tokio; delays as set.
@@ -348,5 +349,48 @@ fn a_notice_is_that_of_the_present_owner() {
         }
         let long = second.publish(2, &vec![0; MAX_NOTICE + 1]).await;
         assert!(matches!(long, Err(StoreError::Io { errno: libc::EFBIG, .. })));
+    });
+}
+
+/// A listing would take time in proportion to all objects of the Ceph pool.
+#[test]
+fn the_newest_segments_are_found_without_listing_objects() {
+    on_a_cluster(async |site| {
+        let first = site.open("first", Claim::IfFree).await.unwrap();
+        for n in [3, 5, 6] {
+            append(&first, n, 0, 1).await.unwrap();
+        }
+        first.prepare(id(7), 1 << 20).await.unwrap();
+        // Only a listing finds an object that its creator has not entered in the header. It is empty.
+        let late = site.rados.client().operate("segment.00000008", vec![Step::Create], WhenFull::Fail).await;
+        late.unwrap();
+        drop(first);
+        let second = site.open("second", Claim::Wait).await.unwrap();
+        let numbers = |objects: Vec<ObjectStat>| objects.iter().map(|o| (o.id.0, o.len)).collect::<Vec<_>>();
+        let tail = second.tail(vec![id(3), id(4)], id(6)).await.unwrap();
+        assert_eq!(numbers(tail), [(3, 4096), (6, 4096), (7, 0)]);
+        assert_eq!(numbers(second.list().await.unwrap()).len(), 5);
+        // The number is used by an owner that found nothing under it.
+        append(&second, 8, 0, 2).await.unwrap();
+        assert_eq!(numbers(second.tail(vec![], id(8)).await.unwrap()), [(8, 4096)]);
+    });
+}
+
+#[test]
+fn a_prepared_segment_is_fenced_as_one_with_data_is() {
+    on_a_cluster(async |site| {
+        let first = site.open("first", Claim::IfFree).await.unwrap();
+        first.prepare(id(1), 1 << 20).await.unwrap();
+        site.delay_next(LATE);
+        let late = tokio::spawn({
+            let first = first.clone();
+            async move { append(&first, 1, 0, 1).await }
+        });
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        site.rados.pause(1);
+        let second = site.open("second", Claim::Wait).await.unwrap();
+        site.rados.resume(1);
+        assert_eq!(late.await.unwrap(), Err(StoreError::Fenced));
+        assert!(second.read(id(1), 0, 4096).await.unwrap().is_empty());
     });
 }

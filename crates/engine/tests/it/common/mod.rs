@@ -145,6 +145,11 @@ pub async fn left_by_crash(store: &MemoryStore) -> Arc<MemoryStore> {
         copy.set_superblock(n, bytes);
     }
     for object in store.list().await.unwrap() {
+        if object.len == 0 {
+            // Created ahead of use.
+            copy.prepare(object.id, 0).await.unwrap();
+            continue;
+        }
         let bytes = store.read(object.id, 0, object.len as usize).await.unwrap();
         copy.append(object.id, 0, bytes, object.len).await.unwrap();
         copy.sync(object.id).await.unwrap();
