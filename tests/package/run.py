@@ -266,7 +266,9 @@ def life_of_a_package(m, packages):
     writer.handle.shutdown()
     if m.leader:
         m.run("dpkg", "--remove", "forebay")
-        equal(m.run("systemctl", "is-active", "forebay.service", check=False).stdout.strip(), "inactive", "the unit")
+        # In a container on cgroup v1, systemd does not wait for a main process that it did not start, and kills it.
+        state = m.run("systemctl", "is-active", "forebay.service", check=False).stdout.strip()
+        check(state in ("inactive", "failed"), f"the unit after the removal: {state}")
     else:
         m.stop()
         m.run("dpkg", "--remove", "forebay")

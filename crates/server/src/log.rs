@@ -47,12 +47,13 @@ impl Default for LogConfig {
 /// Replaces the filter of the process's log.
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
-/// Whether a filter is valid. A word that is no level would select a module of that name, which does not
-/// exist.
+/// Whether a filter is valid: each part is a level, or a module with its level. A word that is no level would
+/// select a module of that name, which does not exist.
 pub fn is_filter(text: &str) -> bool {
-    let is_level = |word: &str| word.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
-    let is_known = |part: &str| part.contains('=') || part.contains("::") || is_level(part.trim());
-    text.split(',').all(is_known) && EnvFilter::try_new(text).is_ok()
+    let is_level =
+        |word: &str| !word.is_empty() && word.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+    let level_of = |part: &'_ str| part.rsplit_once('=').map_or(part, |(_, level)| level).trim().to_owned();
+    text.split(',').all(|part| is_level(&level_of(part))) && EnvFilter::try_new(text).is_ok()
 }
 
 /// Starts the log of this process.

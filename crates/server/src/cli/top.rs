@@ -241,7 +241,7 @@ mod tests {
         let names: Vec<_> = found.disks.iter().map(|d| (d.name.as_str(), d.rates.read_ops)).collect();
         assert_eq!(names, [("fast", 200.0), ("slow", 5.0), ("new", 4.0)]);
         assert_eq!((found.active, found.offload), (4, Some(1.0)));
-        assert!(found.text().contains("800 KiB/s read"), "{}", found.text());
+        assert!(found.text().contains("836 KiB/s read"), "{}", found.text());
     }
 
     #[test]
