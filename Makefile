@@ -105,7 +105,7 @@ bench-boot: setup build ## real guests boot from a slow store, with and without 
 bench-ats: setup build ## volumes that hosts share over iSCSI: locks, snapshots, and throughput next to tgtd
 	$(CARGO) run --release --locked -p forebay-xray -- ats $(ARGS)
 
-bench-rados: setup build ## pools in Ceph next to librbd, on a throw-away cluster (ARGS=--quick for a short run)
+bench-rados: setup build ## pools in Ceph next to librbd, on a throw-away cluster (ARGS=--quick: short)
 	$(CARGO) build --release --locked -p forebay-xray
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/ceph/bench.py $(ARGS)
 

@@ -3,12 +3,12 @@
 
     bench.py [--quick] [--rounds N] [--seconds S] [--only WORD]
 
-Each row measures all of its ways in turns, A B C, then B C A, and so on; a ratio is the median of the ratios of
-the rounds. CPU times are those of the OSD processes together, and of the server (for librbd: of the process
-that links it), for each write of a guest.
+Each row measures all of its ways in turns, A B C, then B C A, and so on; a ratio is the median of the
+ratios of the rounds. CPU times are those of the OSD processes together, and of the server (for librbd: of
+the process that links it), for each write of a guest.
 
-FOREBAY_BIN is the server (target/release/forebay), FOREBAY_XRAY the load generator (beside the server);
-FOREBAY_CEPH_STORE=bluestore stores objects in files instead of in memory.
+FOREBAY_BIN is the server (target/release/forebay), FOREBAY_XRAY the load generator (next to the
+server); FOREBAY_CEPH_STORE=bluestore stores objects in files instead of in memory.
 """
 
 import argparse

@@ -266,7 +266,7 @@ def life_of_a_package(m, packages):
     writer.handle.shutdown()
     if m.leader:
         m.run("dpkg", "--remove", "forebay")
-        # In a container on cgroup v1, systemd does not wait for a main process that it did not start, and kills it.
+        # In a container on cgroup v1, systemd does not wait for a main process that it did not start.
         state = m.run("systemctl", "is-active", "forebay.service", check=False).stdout.strip()
         check(state in ("inactive", "failed"), f"the unit after the removal: {state}")
     else:

@@ -112,7 +112,7 @@ pub struct Capacity {
 
 /// A store. All offsets and lengths of appends and reads are multiples of [`IoBuf::ALIGN`].
 pub trait Store: Send + Sync + 'static {
-    /// Creates object `id`, empty, ahead of its first append, which then takes no longer than another one.
+    /// Creates object `id`, empty, ahead of its first append, which then is as short as another one.
     /// Space for `expected` bytes is preallocated, as by that append. The caller appends after this has
     /// completed. After a crash, the object exists or does not. A store that creates objects quickly does
     /// nothing.
@@ -125,9 +125,9 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Appends `data` to object `id`, whose end must be at `offset`; offset 0 creates the object, and fails
-    /// if it exists, unless it was prepared in this opening. `expected` is the final length of the object, so that space can be preallocated; a later
-    /// append that ends there is the last one, and preallocated space beyond it is returned. Returns the
-    /// buffer for reuse. One append to an object at a time.
+    /// if it exists, unless it was prepared in this opening. `expected` is the final length of the object, so
+    /// that space can be preallocated; a later append that ends there is the last one, and preallocated space
+    /// beyond it is returned. Returns the buffer for reuse. One append to an object at a time.
     fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>>;
 
     /// Makes all completed appends to `id` durable.

@@ -37,7 +37,7 @@
 //!
 //! The object of the next segment is *prepared* when an open one is half full: it exists, empty, before any
 //! stream needs it, and a commit waits for its creation only if it is not completed by then. Recovery finds
-//! in it what it finds in a segment whose first append a crash interrupted: nothing. There is one for all
+//! in it what it finds in a segment whose first append a crash interrupted: nothing. It is the same for all
 //! streams, since they share the numbers. One that is not used any more is deleted; that of a crashed server
 //! is in no table, so a reclaim deletes it.
 

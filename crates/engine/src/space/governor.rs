@@ -327,7 +327,7 @@ impl SpaceGovernor {
         (2 * self.segment_bytes + 2 * self.write_buffer).min(total / 4)
     }
 
-    /// Whether so much was written since the capacity was observed that it matters: a request costs as much
+    /// Whether enough was written since the capacity was observed to matter: a request costs as much
     /// as a small commit.
     pub fn wants_capacity(&self, now: Duration) -> bool {
         let written = self.appended.load(Relaxed) - self.observed_at.load(Relaxed);

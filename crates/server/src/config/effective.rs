@@ -63,7 +63,7 @@ fn treatment(t: Treatment) -> String {
     format!("{{ dedup = {}, compress = {}, cache = {} }}", t.dedup, t.compress, lower(t.cache))
 }
 
-/// All values in effect, in the order of `docs/cli.md`. Secrets are not among them.
+/// All values in effect, in the order of `docs/configuration.md`. Secrets are not among them.
 pub fn settings(c: &ServeConfig) -> Vec<Setting> {
     use AppliedBy::{Reload, Restart, Upgrade};
     let mut all = Vec::new();
