@@ -42,6 +42,7 @@ pub struct Upgraded {
 /// A handover of the pool to a server that waits for it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"to": "node2"}))]
 pub struct Handover {
     /// `HOST` or `HOST:PROCESS` of the standby; any one if absent.
     #[serde(default)]

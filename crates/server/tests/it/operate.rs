@@ -43,7 +43,10 @@ fn a_configuration_is_checked_with_the_nearest_key() {
             "line 3: unknown key 'read_cahce'; did you mean 'read_cache'?",
         ),
         ("[memroy]\nread_cache = '1G'\n", "line 1: unknown key 'memroy'; did you mean 'memory'?"),
-        ("[http]\ncolour = 1\n", "line 2: unknown key 'colour'; known here: listen, allow_remote, hosts"),
+        (
+            "[http]\ncolour = 1\n",
+            "line 2: unknown key 'colour'; known here: listen, hosts, certificate, key, tokens",
+        ),
         ("cores = 'two'\n", "line 1: invalid type"),
         ("cores = 0\n", "invalid value 0 for cores"),
         ("[logging]\nfilter = 'loud'\n", "invalid value loud for logging.filter"),
