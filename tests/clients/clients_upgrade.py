@@ -145,7 +145,7 @@ def only_one_upgrade_runs_at_a_time(t):
     command = [s.bin, "--socket", s.control, "--json", "upgrade", "--binary", slow]
     first = spawn(command, stdout=subprocess.PIPE, text=True)
     time.sleep(0.3)
-    check("another upgrade is running" in s.refused("upgrade"), "an upgrade during another one")
+    check("another upgrade or handover is running" in s.refused("upgrade"), "an upgrade during another one")
     out, _ = first.communicate(timeout=30)
     equal(first.returncode, 0, "exit status of the first one")
     s.succeed(int(out.split('"pid":')[1].split(",")[0]))

@@ -156,7 +156,8 @@ fn latency_begins_when_a_request_is_due_also_while_the_target_pauses() {
     let late = load.latency.p95;
     assert!(late > seconds * 600.0 && p75 < late, "p75 {p75}, p95 {late}");
     assert!((load.iops - 200.0).abs() < 40.0, "all requests are made: {}", load.iops);
-    assert_eq!(load.unsent, 0);
+    // One that is due at the last moment may not be sent any more.
+    assert!(load.unsent <= 2, "{}", load.unsent);
 }
 
 #[test]
