@@ -185,7 +185,7 @@ def tls_certificates_are_read_again_on_sighup(t):
     # A certificate that does not match the key is not used.
     with open(theirs.path("server-cert.pem")) as f:
         replace("server-cert.pem", f.read())
-    hang_up("those in use")
+    hang_up("the former one stays")
     anonymous = t.path("anonymous")
     os.mkdir(anonymous)
     for authority, works in ((ours, True), (theirs, False)):
