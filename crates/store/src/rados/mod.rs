@@ -160,11 +160,7 @@ impl Lost {
 struct Lease(AtomicU64);
 
 impl Lease {
-    /// Whether it is valid at this time of [`Cluster::now`].
-    fn is_valid(&self, now: Duration) -> bool {
-        now < self.until()
-    }
-
+    /// A time of [`Cluster::now`].
     fn until(&self) -> Duration {
         Duration::from_micros(self.0.load(Relaxed))
     }
@@ -326,8 +322,8 @@ impl RadosStore {
     /// A function that returns whether it is certain that no other server has taken the pool over. It does
     /// not keep the store open, and returns false after its end.
     pub fn ownership(&self) -> Arc<dyn Fn() -> bool + Send + Sync> {
-        let (lease, cluster) = (self.shared.lease.clone(), Arc::downgrade(&self.shared.cluster));
-        Arc::new(move || cluster.upgrade().is_some_and(|cluster| lease.is_valid(cluster.now())))
+        let left = self.lease_left();
+        Arc::new(move || !left().is_zero())
     }
 }
 

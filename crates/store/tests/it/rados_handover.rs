@@ -45,6 +45,17 @@ async fn release(client: &SimulatedClient, store: Arc<RadosStore>, heir: Heir) -
     term
 }
 
+/// An heir that waits no more, and another standby.
+async fn dead_heir(site: &Site, connection: &PoolConnection) -> (Heir, Opening) {
+    let (c, heir) = stand_by(site, "c");
+    let (_, other) = stand_by(site, "b");
+    sleep(3 * S).await;
+    let chosen = find(connection, "c").await;
+    site.rados.pause(c.number());
+    heir.abort();
+    (chosen, other)
+}
+
 async fn holds(store: &RadosStore) {
     assert_eq!(store.read(id(1), 0, 4096).await.unwrap()[..], pattern(1, 4096)[..]);
 }
@@ -74,12 +85,7 @@ fn an_heir_takes_the_pool_at_once_and_no_other_one_does() {
 fn an_heir_that_does_not_take_the_pool_loses_it_to_the_former_owner() {
     on_a_cluster(async |site| {
         let (client, store, connection) = owner(&site).await;
-        let (c, heir) = stand_by(&site, "c");
-        let (_b, other) = stand_by(&site, "b");
-        sleep(3 * S).await;
-        let chosen = find(&connection, "c").await;
-        site.rados.pause(c.number());
-        heir.abort();
+        let (chosen, other) = dead_heir(&site, &connection).await;
         let term = release(&client, store, chosen).await;
         let begun = Instant::now();
         let HandedOver::Back(back) = connection.settled(term, &Waiting::NONE).await.unwrap() else {
@@ -116,12 +122,7 @@ fn an_heir_that_dies_before_it_serves_loses_the_pool_to_the_former_owner() {
 fn a_reservation_ends_when_both_sides_have_died() {
     on_a_cluster(async |site| {
         let (client, store, connection) = owner(&site).await;
-        let (c, heir) = stand_by(&site, "c");
-        let (_b, other) = stand_by(&site, "b");
-        sleep(3 * S).await;
-        let chosen = find(&connection, "c").await;
-        site.rados.pause(c.number());
-        heir.abort();
+        let (chosen, other) = dead_heir(&site, &connection).await;
         release(&client, store, chosen).await;
         let begun = Instant::now();
         holds(&other.await.unwrap().unwrap()).await;
