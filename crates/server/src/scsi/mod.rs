@@ -8,7 +8,8 @@
 //! (`medium` those changes that depend on the contents), `copy` copies them. A request to abort commands of
 //! other nexuses waits for those that change the unit (`underway`). `admin` shows and clears reservations for
 //! administrators. `errors` maps engine errors to sense data. `handover` passes the state of units to another
-//! process. `standby` is a unit of a pool that another server has.
+//! process. `standby` is a unit of a pool that another server has; it and
+//! [`Nexus`] describe units by `describe`.
 //!
 //! Locks are short, are not held across an await, and are not held during a call to a transport. The order in
 //! which they may be taken: a unit's reservations, its reserver, its members, a member's attentions.
@@ -16,6 +17,7 @@
 mod admin;
 mod attention;
 mod copy;
+mod describe;
 mod errors;
 mod handover;
 mod io;
@@ -36,12 +38,13 @@ mod units;
 
 pub use admin::ReservationState;
 pub use attention::UnitAttention;
+pub use describe::absent;
 pub use errors::sense_of;
 pub use handover::{ResumedUnits, UnitState};
 pub use member::AbortTasks;
 pub use nexus::{Admitted, Nexus, NexusOwner};
 pub use port::{Port, Settings};
-pub use response::{Response, absent};
+pub use response::Response;
 pub use standby::{StandbyState, StandbyUnit, Surroundings, UnitFacts};
 pub use underway::Underway;
 pub use unit::LogicalUnit;

@@ -2,16 +2,16 @@
 
 use forebay_engine::Result;
 use forebay_wire::scsi::{
-    OpcodeQuery, Request, ReserveOut, ReserveParameters, Sense, SenseKey, Status, VpdPage, capacity10,
-    capacity16, codes, copy_parameters, mode_select, mode_sense, opcodes_all, opcodes_one, report_luns,
-    standard_inquiry, target_port_groups, task_management_functions, vpd_page,
+    Request, ReserveOut, ReserveParameters, Sense, SenseKey, Status, VpdPage, capacity10, capacity16, codes,
+    copy_parameters, mode_select, mode_sense, target_port_groups, task_management_functions,
 };
 
 use super::attention::UnitAttention;
+use super::describe;
 use super::nexus::Nexus;
 use super::port::Port;
 use super::reserve::Refusal;
-use super::response::{REVISION, Response};
+use super::response::Response;
 use crate::plane::Served;
 
 impl Nexus {
@@ -83,7 +83,7 @@ impl Nexus {
             ReportLuns { select, allocation } => {
                 let luns = self.owner.upgrade().map_or(Vec::new(), |session| session.luns());
                 self.member.forget(UnitAttention::LunsChanged);
-                Response::data(report_luns(if select == 1 { &[] } else { &luns }), allocation)
+                describe::luns(select, &luns, allocation)
             }
             ReadCapacity10 => Response::data(capacity10(self.unit.blocks()), u32::MAX),
             ReadCapacity16 { allocation } => Response::data(capacity16(self.unit.blocks()), allocation),
@@ -112,15 +112,9 @@ impl Nexus {
                 let groups = self.owner.upgrade().map_or(Vec::new(), |session| session.port_groups());
                 Response::data(target_port_groups(&groups), allocation)
             }
-            SupportedOpcodes { query, timeouts, allocation } => match query {
-                OpcodeQuery::All => Response::data(opcodes_all(timeouts), allocation),
-                OpcodeQuery::One { options, opcode, action } => {
-                    match opcodes_one(options, opcode, action, timeouts) {
-                        Ok(data) => Response::data(data, allocation),
-                        Err(sense) => self.check(&sense),
-                    }
-                }
-            },
+            SupportedOpcodes { query, timeouts, allocation } => {
+                describe::opcodes(query, timeouts, allocation).unwrap_or_else(|sense| self.check(&sense))
+            }
             SupportedTaskManagement { extended, allocation } => {
                 Response::data(task_management_functions(extended), allocation)
             }
@@ -130,19 +124,13 @@ impl Nexus {
     }
 
     fn inquiry(&self, page: Option<u8>, allocation: u32) -> Response {
-        let Some(code) = page else {
-            return Response::data(standard_inquiry(true, REVISION), allocation);
-        };
         let port = self.port();
         let about = VpdPage {
             identity: *self.unit.identity(),
             port: port.identity(),
             volatile_cache: self.unit.is_cache_volatile(self.settings.write_back),
         };
-        match vpd_page(code, &about) {
-            Some(data) => Response::data(data, allocation),
-            None => self.check(&Sense::cdb(2)),
-        }
+        describe::inquiry(page, &about, allocation).unwrap_or_else(|sense| self.check(&sense))
     }
 
     fn mode_select(&self, ten: bool, list: &[u8]) -> Response {

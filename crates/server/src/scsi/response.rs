@@ -1,10 +1,6 @@
 //! The response to a command.
 
-use forebay_wire::scsi::{Request, Rules, Sense, Status, codes, report_luns, standard_inquiry};
-
-/// Revision in INQUIRY data, a field of four characters.
-pub(super) const REVISION: &str =
-    concat!(env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
+use forebay_wire::scsi::{Sense, Status};
 
 /// The response to a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,22 +35,5 @@ impl Response {
     /// CHECK CONDITION, in one of the two formats of sense data.
     pub fn check(sense: &Sense, descriptor: bool) -> Response {
         Response { status: Status::CheckCondition, sense: sense.encode(descriptor), ..Response::good() }
-    }
-}
-
-/// The response to a command for a LUN without a unit. `luns` are the LUNs that the initiator can use.
-pub fn absent(cdb: &[u8], luns: &[u16]) -> Response {
-    let missing = Sense::illegal(codes::LOGICAL_UNIT_NOT_SUPPORTED);
-    match Request::decode(cdb, &Rules { blocks: 0 }) {
-        Ok(Request::Inquiry { page: None, allocation }) => {
-            Response::data(standard_inquiry(false, REVISION), allocation)
-        }
-        Ok(Request::ReportLuns { select, allocation }) => {
-            Response::data(report_luns(if select == 1 { &[] } else { luns }), allocation)
-        }
-        Ok(Request::RequestSense { descriptor, allocation }) => {
-            Response::data(missing.encode(descriptor), allocation)
-        }
-        _ => Response::check(&missing, false),
     }
 }

@@ -13,16 +13,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use forebay_wire::scsi::{
-    BLOCK, Identity, ModeState, OpcodeQuery, PortGroup, Request, Rules, Sense, SenseKey, VpdPage, capacity10,
-    capacity16, codes, mode_sense, opcodes_all, opcodes_one, report_luns, standard_inquiry,
-    target_port_groups, task_management_functions, vpd_page,
+    BLOCK, Identity, ModeState, PortGroup, Request, Rules, Sense, SenseKey, VpdPage, capacity10, capacity16,
+    codes, mode_sense, target_port_groups, task_management_functions,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::attention::{Attentions, UnitAttention};
+use super::describe;
 use super::port::{Port, Settings};
-use super::response::{REVISION, Response};
+use super::response::Response;
 
 /// What is known of the disk of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,20 +115,17 @@ impl StandbyUnit {
                 let sense = self.attentions.lock().take(false).map_or(standby(), UnitAttention::sense);
                 Response::data(sense.encode(descriptor), allocation)
             }
-            Request::Inquiry { page: None, allocation } => {
-                Response::data(standard_inquiry(true, REVISION), allocation)
-            }
-            Request::Inquiry { page: Some(code), allocation } => {
+            Request::Inquiry { page, allocation } => {
                 let about = VpdPage {
                     identity: Identity { uuid: facts.uuid },
                     port: self.port.identity(),
                     volatile_cache: self.is_cache_volatile(facts),
                 };
-                Response::data(vpd_page(code, &about).ok_or(Sense::cdb(2))?, allocation)
+                describe::inquiry(page, &about, allocation)?
             }
             Request::ReportLuns { select, allocation } => {
                 self.attentions.lock().forget(UnitAttention::LunsChanged);
-                Response::data(report_luns(if select == 1 { &[] } else { around.luns }), allocation)
+                describe::luns(select, around.luns, allocation)
             }
             Request::ReadCapacity10 => Response::data(capacity10(blocks), u32::MAX),
             Request::ReadCapacity16 { allocation } => Response::data(capacity16(blocks), allocation),
@@ -140,14 +137,9 @@ impl StandbyUnit {
             Request::TargetPortGroups { allocation } => {
                 Response::data(target_port_groups(around.groups), allocation)
             }
-            Request::SupportedOpcodes { query: OpcodeQuery::All, timeouts, allocation } => {
-                Response::data(opcodes_all(timeouts), allocation)
+            Request::SupportedOpcodes { query, timeouts, allocation } => {
+                describe::opcodes(query, timeouts, allocation)?
             }
-            Request::SupportedOpcodes {
-                query: OpcodeQuery::One { options, opcode, action },
-                timeouts,
-                allocation,
-            } => Response::data(opcodes_one(options, opcode, action, timeouts)?, allocation),
             Request::SupportedTaskManagement { extended, allocation } => {
                 Response::data(task_management_functions(extended), allocation)
             }
