@@ -1,6 +1,6 @@
-//! Wall-clock time, and time since the boot of the host.
+//! The clocks of the system.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Milliseconds since 1970; 0 if the clock is set earlier.
 pub(crate) fn unix_ms() -> u64 {
@@ -13,13 +13,16 @@ pub(crate) fn unix_ms() -> u64 {
 pub(crate) fn boot_ms() -> u64 {
     /// Later than any process can have started.
     const NEVER: u64 = 1 << 60;
+    read(libc::CLOCK_BOOTTIME).map_or(NEVER, |time| time.as_secs() * 1000 + u64::from(time.subsec_millis()))
+}
+
+/// The time of a clock of the system; `None` if it cannot be read.
+pub(crate) fn read(clock: libc::clockid_t) -> Option<Duration> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid timespec for the call to write.
-    let done = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
-    match (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec)) {
-        (Ok(seconds), Ok(nanoseconds)) if done == 0 => seconds * 1000 + nanoseconds / 1_000_000,
-        _ => NEVER,
-    }
+    let done = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    let (s, ns) = (u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?);
+    (done == 0).then(|| Duration::new(s, ns))
 }
 
 /// Unit in which the kernel reports times of processes.

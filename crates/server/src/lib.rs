@@ -25,6 +25,7 @@ pub mod metrics;
 mod modes;
 pub mod nbd;
 mod peer;
+mod pem;
 pub mod plane;
 pub mod scsi;
 pub mod serve;

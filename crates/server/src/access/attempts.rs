@@ -14,6 +14,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::plane::network;
+
 /// Failures at once before the limit applies.
 const BURST: u32 = 10;
 /// One more failure is permitted after this time.
@@ -65,14 +67,6 @@ impl Failures {
         record.count += 1;
         record.last = now;
         None
-    }
-}
-
-/// The network that counts as one client.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
-        v4 @ IpAddr::V4(_) => v4,
     }
 }
 

@@ -7,7 +7,7 @@ use forebay_engine::{Count, DiskGuestStats, PoolStats, Role, Room};
 
 use super::text::{Labels, Metric, Text};
 use super::{Observed, VolumeSeries};
-use crate::clock::unix_ms;
+use crate::clock::{self, unix_ms};
 use crate::control::resident_memory;
 use crate::plane::{BOUNDS_NS, Front, Served};
 
@@ -135,15 +135,8 @@ fn process(text: &mut Text, s: &Sample<'_>) {
     put(text, &BUILD, &[(&[("version", env!("CARGO_PKG_VERSION"))], 1.0)]);
     put(text, &UPTIME, &[(NONE, s.uptime.as_secs_f64())]);
     one(text, &RESIDENT, resident_memory());
-    put(text, &CPU, &[(NONE, cpu_seconds())]);
-}
-
-/// User and system time of this process.
-fn cpu_seconds() -> f64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a valid structure for the call to fill.
-    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut now) };
-    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+    let cpu = clock::read(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap_or_default();
+    put(text, &CPU, &[(NONE, cpu.as_secs_f64())]);
 }
 
 fn io(text: &mut Text, s: &PoolStats) {

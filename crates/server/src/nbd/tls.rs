@@ -10,15 +10,15 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use rustls::RootCertStore;
+use rustls::pki_types::CertificateRevocationListDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::config::{ClientCertificates, Config, ListenerConfig, TlsMode};
 use super::handshake::{HandshakeError, Handshakes, Seat};
-use crate::modes;
+use crate::pem::{self, PemError};
 use crate::plane::Socket;
 
 /// Why TLS cannot be set up.
@@ -65,6 +65,15 @@ pub enum TlsError {
         /// The reason.
         error: rustls::server::VerifierBuilderError,
     },
+}
+
+impl From<PemError> for TlsError {
+    fn from(e: PemError) -> TlsError {
+        match e {
+            PemError::File { path, error } => TlsError::File { path, error },
+            PemError::OpenKey { path, mode } => TlsError::OpenKey { path, mode },
+        }
+    }
 }
 
 /// The server's certificates and the handshake thread; empty if no listener uses TLS. Clones share both.
@@ -178,12 +187,8 @@ fn without_resumption(mut config: rustls::ServerConfig) -> rustls::ServerConfig 
 
 fn server_config(dir: &Path, clients: ClientCertificates) -> Result<rustls::ServerConfig, TlsError> {
     let unusable = |error| TlsError::Unusable { dir: dir.to_owned(), error };
-    let chain = certificates(&dir.join("server-cert.pem"))?;
-    let key_path = dir.join("server-key.pem");
-    if let Some(mode) = modes::open_to_others(&key_path) {
-        return Err(TlsError::OpenKey { path: key_path, mode });
-    }
-    let key = PrivateKeyDer::from_pem_file(&key_path).map_err(file(&key_path))?;
+    let chain = pem::certificates(&dir.join("server-cert.pem"))?;
+    let key = pem::private_key(&dir.join("server-key.pem"))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
@@ -194,7 +199,7 @@ fn server_config(dir: &Path, clients: ClientCertificates) -> Result<rustls::Serv
         return config.map(without_resumption).map_err(unusable);
     }
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(&ca_path)? {
+    for certificate in pem::certificates(&ca_path)? {
         roots.add(certificate).map_err(unusable)?;
     }
     let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
@@ -209,15 +214,6 @@ fn server_config(dir: &Path, clients: ClientCertificates) -> Result<rustls::Serv
     let verifier = verifier.build().map_err(|error| TlsError::Authority { dir: dir.to_owned(), error })?;
     let config = builder.with_client_cert_verifier(verifier).with_single_cert(chain, key);
     config.map(without_resumption).map_err(unusable)
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let found = CertificateDer::pem_file_iter(path).map_err(file(path))?;
-    let found = found.collect::<Result<Vec<_>, _>>().map_err(file(path))?;
-    if found.is_empty() {
-        return Err(file(path)(rustls::pki_types::pem::Error::NoItemsFound));
-    }
-    Ok(found)
 }
 
 fn file(path: &Path) -> impl Fn(rustls::pki_types::pem::Error) -> TlsError {

@@ -71,12 +71,17 @@ impl LimitsHandle {
     }
 }
 
-/// The address or network under which a client is counted.
-fn counted(peer: Peer) -> Peer {
-    peer.map(|ip| match ip.to_canonical() {
+/// The address, or of IPv6 the /64 network, that counts as one client.
+pub(crate) fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
         IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),
         ip => ip,
-    })
+    }
+}
+
+/// The address or network under which a client is counted.
+fn counted(peer: Peer) -> Peer {
+    peer.map(network)
 }
 
 /// Reasons for which a client is not admitted.

@@ -34,7 +34,7 @@ mod worker;
 pub(crate) use backlog::{Backlog, FENCED, MAX_UNSENT, Ticket, spawn_request};
 pub(crate) use budget::COSTLY_REQUEST;
 pub use connections::ConnectionLimits;
-pub(crate) use connections::{Cut, LimitsHandle, MAX_LEAVING};
+pub(crate) use connections::{Cut, LimitsHandle, MAX_LEAVING, network};
 pub(crate) use contain::contained;
 pub use contain::{is_contained, panics};
 pub(crate) use conversation::{Conversation, Protocol, Stop};

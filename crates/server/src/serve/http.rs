@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
+use super::capped;
 use super::https::HttpsCertificate;
 use crate::api::Peer;
 
@@ -104,8 +105,7 @@ where
     let mut serving = std::pin::pin!(serving);
     let served = tokio::select! {
         served = &mut serving => Some(served),
-        // The guard of the value is dropped within the future.
-        () = async { drop(stopped.wait_for(|stopped| *stopped).await) } => None,
+        () = capped::stopped(&mut stopped) => None,
     };
     let served = match served {
         Some(served) => served,

@@ -2,18 +2,16 @@
 //! used, the certificate in use stays in use.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::HttpsFiles;
-use crate::modes;
+use crate::pem::{self, PemError};
 
 /// Least time between two checks whether the files have changed.
 const CHECK: Duration = Duration::from_secs(2);
@@ -106,15 +104,7 @@ fn stamps(files: &HttpsFiles) -> [Stamp; 2] {
 
 fn read(files: &HttpsFiles) -> Result<TlsAcceptor, HttpsError> {
     let HttpsFiles { certificate, key } = files;
-    let chain = CertificateDer::pem_file_iter(certificate).map_err(file(certificate))?;
-    let chain = chain.collect::<Result<Vec<_>, _>>().map_err(file(certificate))?;
-    if chain.is_empty() {
-        return Err(file(certificate)(rustls::pki_types::pem::Error::NoItemsFound));
-    }
-    if let Some(mode) = modes::open_to_others(key) {
-        return Err(HttpsError::OpenKey { path: key.clone(), mode });
-    }
-    let key = PrivateKeyDer::from_pem_file(key).map_err(file(key))?;
+    let (chain, key) = (pem::certificates(certificate)?, pem::private_key(key)?);
     let unusable = |error| HttpsError::Unusable { path: certificate.clone(), error };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
@@ -127,8 +117,13 @@ fn read(files: &HttpsFiles) -> Result<TlsAcceptor, HttpsError> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-fn file(path: &Path) -> impl Fn(rustls::pki_types::pem::Error) -> HttpsError {
-    move |error| HttpsError::File { path: path.to_owned(), error }
+impl From<PemError> for HttpsError {
+    fn from(e: PemError) -> HttpsError {
+        match e {
+            PemError::File { path, error } => HttpsError::File { path, error },
+            PemError::OpenKey { path, mode } => HttpsError::OpenKey { path, mode },
+        }
+    }
 }
 
 #[cfg(test)]

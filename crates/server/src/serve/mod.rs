@@ -216,6 +216,13 @@ pub fn run(config: &ServeConfig, json: bool, load: Load) -> Result<(), ServeErro
     result
 }
 
+/// Checks the files that a configuration names and that a server reads when it starts: certificates.
+pub(crate) fn check(config: &ServeConfig) -> Result<(), ServeError> {
+    nbd::check(&config.nbd)?;
+    config.http.https.as_ref().map(HttpsCertificate::load).transpose()?;
+    Ok(())
+}
+
 async fn serve(
     config: &ServeConfig,
     json: bool,
@@ -356,8 +363,7 @@ impl Server<'_> {
     fn new(config: &ServeConfig, binary: Binary, reloader: Arc<Reloader>) -> Result<Server<'_>, ServeError> {
         let (signals, upgrade_signal) = (Signals::new()?, signal(SignalKind::user_defined2())?);
         let descriptors = Descriptors::raise(config.cores)?;
-        nbd::check(&config.nbd)?;
-        config.http.https.as_ref().map(HttpsCertificate::load).transpose()?;
+        check(config)?;
         store::prepare_data(config)?;
         let engine = Arc::new(EngineThread::retaining(&config.memory_dir, config.cores)?);
         let (upgrades, requests) = mpsc::channel(1);
@@ -475,8 +481,8 @@ impl Server<'_> {
         sockets: &Sockets,
         state: HandedOver,
     ) -> Result<Prepared, ServeError> {
-        let pool = (open.pool.clone(), &*open.store);
-        Prepared::new(self.config, &self.descriptors, pool, &self.groups, sockets, state).await
+        let (config, pool) = (self.reloader.current(), (open.pool.clone(), &*open.store));
+        Prepared::new(&config, &self.descriptors, pool, &self.groups, sockets, state).await
     }
 
     /// Serves until a stop signal, or until another process has taken over.

@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+use crate::clock;
 use crate::plane::Probe;
 
 /// Sends `state`, such as `READY=1`, to the service manager that `NOTIFY_SOCKET` names. Failure to reach it
@@ -21,10 +22,7 @@ pub fn notify(state: &str) {
 
 /// Reports that an upgrade begins; `READY=1` ends it.
 pub fn reloading() {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a valid structure for the call to fill.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    let us = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
+    let us = clock::read(libc::CLOCK_MONOTONIC).unwrap_or_default().as_micros();
     notify(&format!("RELOADING=1\nMONOTONIC_USEC={us}"));
 }
 

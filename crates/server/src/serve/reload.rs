@@ -57,7 +57,7 @@ impl Reloader {
     /// Reads the configuration, and applies it.
     async fn reload(&self, followers: &Followers) {
         let loaded = (self.load)().map_err(|e| e.to_string());
-        let checked = loaded.and_then(|new| match nbd::check(&new.nbd) {
+        let checked = loaded.and_then(|new| match super::check(&new) {
             Ok(()) => Ok(new),
             Err(e) => Err(e.to_string()),
         });

@@ -10,6 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 
 use super::ServeError;
+use super::claim::blocking;
 use super::notify;
 use super::open::OpenPool;
 use super::pressure;
@@ -206,13 +207,5 @@ pub(super) fn cut(state: &HandedOver) {
     for Parked { stream, .. } in &state.connections {
         // Other descriptors of the socket may be open for a moment.
         let _ = socket2::SockRef::from(&stream.socket).shutdown(std::net::Shutdown::Both);
-    }
-}
-
-/// Runs work that blocks, on a separate thread.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(e) => std::panic::resume_unwind(e.into_panic()),
     }
 }

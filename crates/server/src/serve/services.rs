@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::ServeError;
-use super::capped::{Capped, stopped};
+use super::capped::Capped;
 use super::classes;
 use super::descriptors::Descriptors;
 use super::health;
@@ -324,13 +324,12 @@ impl Api {
         L: Listener,
         L::Addr: ClientAddress + Send,
     {
-        let mut stopping: watch::Receiver<bool> = self.control.stopping();
         let router = api::router(self.control.clone(), self.access.clone(), entry);
-        let upgrading = self.control.clone();
+        let control = self.control.clone();
         tokio::spawn(async move {
             let stop = async move {
-                stopped(&mut stopping).await;
-                if upgrading.is_upgrading() {
+                control.stopped().await;
+                if control.is_upgrading() {
                     tokio::time::sleep(LATE_REQUESTS).await;
                 }
             };

@@ -1,8 +1,6 @@
 //! Needs of a fleet from what a running server has measured on a smaller one.
 
-use super::{
-    BOOT_S, DESKTOP_COST, FIXED_BUDGETS, Fleet, LIVE_SHARE, Needs, OVERHEAD, OVERHEAD_BYTES, cores, round_up,
-};
+use super::{BOOT_S, Fleet, LIVE_SHARE, Memory, Needs, cores};
 use crate::control::{ActivityView, ServerView, StatsView};
 
 /// The counters of a server.
@@ -38,13 +36,8 @@ impl Measured<'_> {
         let store = &self.stats.store;
         let store_iops = (store.read.ops + store.write.ops) as f64 / uptime as f64;
         let cached = active.iter().map(|d| d.cached_bytes).sum::<u64>() as f64 / now;
-        let read_cache = fleet
-            .read_cache
-            .map_or_else(|| round_up(self.stats.read_cache.bytes as f64 * 1.25), |bytes| bytes as f64);
-        let desktops =
-            fleet.desktop_memory.map_or_else(|| round_up(cached * fleet.count() * 1.15), |b| b as f64);
-        let ram = (read_cache + desktops + FIXED_BUDGETS + fleet.count() * DESKTOP_COST) * OVERHEAD
-            + OVERHEAD_BYTES;
+        let Memory { read_cache, desktops, ram } =
+            fleet.memory(self.stats.read_cache.bytes as f64, cached * fleet.count());
         let model = fleet.needs();
         Ok(Needs {
             read_cache_bytes: read_cache as u64,

@@ -150,6 +150,13 @@ pub struct Needs {
     pub assumptions: Vec<String>,
 }
 
+/// Memory of a server, in bytes.
+struct Memory {
+    read_cache: f64,
+    desktops: f64,
+    ram: f64,
+}
+
 impl Fleet {
     fn count(&self) -> f64 {
         f64::from(self.desktops.max(1))
@@ -172,13 +179,21 @@ impl Fleet {
         FIRST_BYTES + HOUR_BYTES * self.intensity() * (self.hours - WORK_S / 3600.0).max(0.0)
     }
 
+    /// The budgets, given or recommended for this working set of the image and these bytes written, and the
+    /// resident memory with them.
+    fn memory(&self, working_set: f64, written: f64) -> Memory {
+        let read_cache = self.read_cache.map_or_else(|| round_up(working_set * 1.25), |b| b as f64);
+        let desktops = self.desktop_memory.map_or_else(|| round_up(written * 1.15), |b| b as f64);
+        let budgets = read_cache + desktops + FIXED_BUDGETS + self.count() * DESKTOP_COST;
+        Memory { read_cache, desktops, ram: budgets * OVERHEAD + OVERHEAD_BYTES }
+    }
+
     /// Computes the needs.
     pub fn needs(&self) -> Needs {
         let n = self.count();
         let (_, image) = self.image.bytes();
-        let read_cache = self.read_cache.map_or_else(|| round_up(self.working_set() * 1.25), |b| b as f64);
         let wanted = n * self.written();
-        let desktops = self.desktop_memory.map_or_else(|| round_up(wanted * 1.15), |b| b as f64);
+        let Memory { read_cache, desktops, ram } = self.memory(self.working_set(), wanted);
         let (iops, reads) = self.profile.work();
         let work_reads = iops * WORK_S * reads;
         let shared = WORK_BYTES * self.intensity().sqrt() / MISS_BYTES / n;
@@ -190,7 +205,6 @@ impl Fleet {
         let boot_reads = BOOT_BYTES / (64.0 * 1024.0) * 1.2;
         let guest_boot = n * BOOT_OPS / BOOT_S;
         let guest_work = n * iops;
-        let ram = (read_cache + desktops + FIXED_BUDGETS + n * DESKTOP_COST) * OVERHEAD + OVERHEAD_BYTES;
         // The image may be replaced while desktops use the former one.
         let capacity = (2.0 * image + overflow * NEW_SHARE) / LIVE_SHARE + 1024.0 * MIB;
         Needs {
