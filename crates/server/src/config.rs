@@ -334,21 +334,30 @@ pub struct LogSection {
 impl ConfigFile {
     /// Reads a file.
     pub fn load(path: &Path) -> Result<ConfigFile, ConfigError> {
+        Self::load_with_text(path).map(|(file, _)| file)
+    }
+
+    /// Reads a file, and returns its text as well.
+    pub fn load_with_text(path: &Path) -> Result<(ConfigFile, String), ConfigError> {
         let shown = path.display().to_string();
         let text = std::fs::read_to_string(path)
             .map_err(|e| ConfigError::Read { path: shown.clone(), reason: e.to_string() })?;
-        Self::parse(&shown, &text)
+        Ok((Self::parse(&shown, &text)?, text))
     }
 
     /// Parses the text of the file at `path`.
     pub fn parse(path: &str, text: &str) -> Result<ConfigFile, ConfigError> {
         toml::from_str(text).map_err(|e| {
-            let start = e.span().map_or(0, |span| span.start).min(text.len());
-            let line = text.as_bytes()[..start].iter().filter(|b| **b == b'\n').count() + 1;
+            let line = line_of(text, e.span().map_or(0, |span| span.start));
             let reason = nearest::explain(&e.message().replace('\n', "; "));
             ConfigError::Syntax { path: path.to_owned(), line, reason }
         })
     }
+}
+
+/// The line of a position in a text, counted from 1.
+fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes()[..at.min(text.len())].iter().filter(|b| **b == b'\n').count() + 1
 }
 
 /// The resolved configuration of `serve`.

@@ -22,6 +22,17 @@ pub enum Role {
     Administrator,
 }
 
+impl Role {
+    /// The name in messages and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Reader => "reader",
+            Role::Operator => "operator",
+            Role::Administrator => "administrator",
+        }
+    }
+}
+
 /// The right that a route requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Right {
@@ -123,6 +134,15 @@ impl Principal {
     /// A client on a loopback address that needs no token.
     pub fn loopback(address: Option<IpAddr>) -> Principal {
         Principal::administrator("loopback", Via::Loopback, address)
+    }
+
+    /// Whether a tenant is in its scope.
+    pub fn sees_tenant(&self, name: &str) -> bool {
+        match &self.scope {
+            None => true,
+            Some(Scope::Tenant(own)) => own == name,
+            Some(Scope::Disks(_)) => false,
+        }
     }
 
     fn administrator(name: &str, via: Via, address: Option<IpAddr>) -> Principal {

@@ -4,18 +4,18 @@
 //! [`Principal`] of those with credentials. [`authorize`] runs in each route of the table. What a principal
 //! may do to a certain disk is decided where the disk is known ([`Caller::run`]), by [`may`].
 
-use std::convert::Infallible;
 use std::net::IpAddr;
 
-use axum::extract::{FromRequestParts, OptionalFromRequestParts, Request, State};
+use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::problem::{ApiError, Code, Refusal, Result};
+use super::route::is_of_access;
 use super::{Api, Origin, PREFIX};
-use crate::access::{AuditRecord, Denied, DiskRef, Principal, Right, Role, may};
+use crate::access::{AuditRecord, Denied, DiskRef, Principal, Right, may};
 use crate::control::{Action, ControlError, DiskView, Reply, Topic};
 
 /// Name of the cookie of a session. Browsers accept the prefix `__Host-` over TLS only, and then refuse a
@@ -49,11 +49,9 @@ pub(super) async fn authenticate(State(api): State<Api>, mut request: Request, n
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let principal = match principal(&api, request.headers(), peer) {
         Ok(principal) => principal,
-        Err((refused, logged)) => {
+        Err(refused) => {
             let response = refused.into_response();
-            if logged {
-                audit(&api, None, peer, &method, &path, &response);
-            }
+            audit(&api, None, peer, &method, &path, &response);
             return response;
         }
     };
@@ -61,8 +59,8 @@ pub(super) async fn authenticate(State(api): State<Api>, mut request: Request, n
         request.extensions_mut().insert(principal.clone());
     }
     let response = next.run(request).await;
-    let denied = matches!(response.extensions().get(), Some(Code("forbidden" | "not_here")));
-    if denied || !method.is_safe() {
+    let is_denied = response.extensions().get().is_some_and(|code: &Code| code.is_denied());
+    if is_denied || !method.is_safe() {
         audit(&api, principal.as_ref(), peer, &method, &path, &response);
     }
     response
@@ -76,31 +74,26 @@ fn audit(
     path: &str,
     response: &Response,
 ) {
-    let code = response.extensions().get::<Code>().map(|code| code.0);
+    let code = response.extensions().get::<Code>().copied();
     // A login determines its principal.
     let principal = principal.or_else(|| response.extensions().get());
-    let result = (response.status().as_u16(), code);
+    let result = (response.status().as_u16(), code.map(|code| code.0));
+    let is_bad_credential = code.is_some_and(Code::is_bad_credential);
     // What a client without a token can send in any number is not logged: it has no effect, and invalid
     // tokens beyond the limit have another code.
-    if principal.is_some() || matches!(code, Some("bad_token" | "token_expired")) {
+    if principal.is_some() || is_bad_credential {
         let record = AuditRecord::new(principal, peer, (method.as_str(), path), result);
         api.access.audit.write(&record);
-        let of_access = ["/tokens", "/session"]
-            .iter()
-            .any(|p| path.strip_prefix(PREFIX).is_some_and(|path| path.starts_with(p)));
-        if of_access || matches!(code, Some("bad_token" | "token_expired" | "forbidden" | "not_here")) {
-            let what = code.unwrap_or("access");
+        let of_access = path.strip_prefix(PREFIX).is_some_and(is_of_access);
+        if of_access || is_bad_credential || code.is_some_and(Code::is_denied) {
+            let what = code.map_or("access", |code| code.0);
             api.control.events().publish(Topic::Security, what, Vec::new(), serde_json::json!(record));
         }
     }
 }
 
-/// The principal of a request, `None` without credentials. An error with whether it is to be logged.
-fn principal(
-    api: &Api,
-    headers: &HeaderMap,
-    peer: Option<IpAddr>,
-) -> std::result::Result<Option<Principal>, (ApiError, bool)> {
+/// The principal of a request, `None` without credentials.
+fn principal(api: &Api, headers: &HeaderMap, peer: Option<IpAddr>) -> Result<Option<Principal>> {
     if api.entry.origin == Origin::Socket {
         return Ok(Some(Principal::local()));
     }
@@ -126,23 +119,19 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// The error for credentials that are not accepted, and whether it is to be logged: not beyond the limit.
-pub(super) fn denied_error(api: &Api, denied: Denied, peer: Option<IpAddr>) -> (ApiError, bool) {
+/// The error for credentials that are not accepted.
+pub(super) fn denied_error(api: &Api, denied: Denied, peer: Option<IpAddr>) -> ApiError {
     if let Some(wait) = api.access.failures.record(peer) {
         let detail =
             "too many attempts with invalid tokens from this address; a valid one is accepted at any time";
-        return (
-            ApiError::refused(Refusal::TooManyAttempts, detail).retry_after(wait.as_secs().max(1)),
-            false,
-        );
+        return ApiError::refused(Refusal::TooManyAttempts, detail).retry_after(wait.as_secs().max(1));
     }
-    let refused = match denied {
+    match denied {
         Denied::Unknown => ApiError::refused(Refusal::BadToken, "the token is unknown or was revoked"),
         Denied::Expired => {
             ApiError::refused(Refusal::TokenExpired, "the token has expired; create another one")
         }
-    };
-    (refused, true)
+    }
 }
 
 /// Checks the right that a route requires.
@@ -171,31 +160,16 @@ fn forbidden(principal: &Principal, right: Right) -> ApiError {
             ApiError::refused(Refusal::Forbidden, detail)
         }
         _ => {
-            let role = match principal.role {
-                Role::Reader => "reader",
-                Role::Operator => "operator",
-                Role::Administrator => "administrator",
-            };
+            let role = principal.role.name();
             let detail = format!("'{name}' has the role {role}, which does not permit this");
             ApiError::refused(Refusal::Forbidden, detail)
         }
     }
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Principal {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self> {
-        parts.extensions.get().cloned().ok_or_else(not_authenticated)
-    }
-}
-
-impl<S: Send + Sync> OptionalFromRequestParts<S> for Principal {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> std::result::Result<Option<Self>, Infallible> {
-        Ok(parts.extensions.get().cloned())
-    }
+/// The error for what is outside of a scope: as if it did not exist.
+fn hidden(name: &str) -> ApiError {
+    ControlError::from(forebay_engine::Error::NotFound(name.to_owned())).into()
 }
 
 /// The client of a route that requires a right, and the API.
@@ -228,7 +202,7 @@ impl Caller {
         if self.principal.scope.is_some() {
             match &mut reply {
                 Reply::Disks(disks) => disks.retain(|disk: &DiskView| self.sees(&disk.name)),
-                Reply::Tenants(tenants) => tenants.retain(|tenant| self.sees_tenant(&tenant.name)),
+                Reply::Tenants(tenants) => tenants.retain(|tenant| self.principal.sees_tenant(&tenant.name)),
                 _ => {}
             }
         }
@@ -239,7 +213,7 @@ impl Caller {
     pub fn check(&self, disk: &str) -> Result<()> {
         match self.sees(disk) {
             true => Ok(()),
-            false => Err(ControlError::from(forebay_engine::Error::NotFound(disk.to_owned())).into()),
+            false => Err(hidden(disk)),
         }
     }
 
@@ -252,18 +226,10 @@ impl Caller {
         may(&self.principal, self.right, Some(&DiskRef { name: disk, tenant: tenant.as_deref() }))
     }
 
-    fn sees_tenant(&self, name: &str) -> bool {
-        use crate::access::Scope;
-        !matches!(&self.principal.scope, Some(Scope::Tenant(own)) if own != name)
-            && !matches!(&self.principal.scope, Some(Scope::Disks(_)))
-    }
-
     /// Only an administrator moves a volume to another tenant: a tenant is the scope of tokens and quotas.
     fn check_tenants(&self, action: &Action) -> Result<()> {
         match action {
-            Action::ShowTenant { name } if !self.sees_tenant(name) => {
-                Err(ControlError::from(forebay_engine::Error::NotFound(name.clone())).into())
-            }
+            Action::ShowTenant { name } if !self.principal.sees_tenant(name) => Err(hidden(name)),
             Action::SetLimits { volume, new }
                 if !may(&self.principal, Right::Administer, None)
                     && self.api.control.tenant_of(volume) != new.tenant =>

@@ -90,13 +90,12 @@ async fn follow(
     _permit: OwnedSemaphorePermit,
 ) {
     let begun = Instant::now();
-    let mut stopping = caller.api.control.stopping();
     let mut text = Some("retry: 2000\n\n".to_owned());
     while begun.elapsed() < LIFETIME && caller.api.access.is_valid(&caller.principal) {
         if let Some(text) = text.take() {
             let sent = tokio::select! {
                 sent = sender.send(text.into()) => sent.is_ok(),
-                () = async { drop(stopping.wait_for(|stopping| *stopping).await) } => false,
+                () = caller.api.control.stopped() => false,
             };
             if !sent {
                 return;
@@ -106,7 +105,7 @@ async fn follow(
             delivery = subscription.next() => encode(&caller, &topics, delivery),
             () = tokio::time::sleep(KEEP_ALIVE) => Some(":\n\n".to_owned()),
             () = sender.closed() => return,
-            () = async { drop(stopping.wait_for(|stopping| *stopping).await) } => return,
+            () = caller.api.control.stopped() => return,
         };
     }
 }

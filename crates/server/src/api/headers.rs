@@ -7,12 +7,6 @@ use axum::response::Response;
 
 /// The content security policy of responses that are no pages: nothing can be loaded or embedded.
 const API_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
-/// The content security policy for pages of this server: only what the server itself sends, and no scripts or
-/// styles within the page.
-pub const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
-                               font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; \
-                               frame-ancestors 'none'";
-
 const HEADERS: [(HeaderName, &str); 6] = [
     (header::CONTENT_SECURITY_POLICY, API_POLICY),
     (header::CACHE_CONTROL, "no-store"),

@@ -19,15 +19,14 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
-use super::Api;
 use super::extract::buffer;
 use super::problem::{ApiError, PROBLEM_JSON, Refusal};
+use super::route::is_of_access;
+use super::{Api, PREFIX};
 use crate::access::{Principal, Via};
 
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
-/// Paths whose responses have secrets: these are not kept, and keys have no effect.
-const SECRETS: [&str; 2] = ["/api/v1/tokens", "/api/v1/session"];
 /// Longest key.
 const MAX_KEY: usize = 128;
 const KEEP: Duration = Duration::from_secs(24 * 3600);
@@ -135,7 +134,8 @@ fn other_request() -> Response {
 
 /// Handles requests with a key; passes others on.
 pub(super) async fn once(State(api): State<Api>, request: Request, next: Next) -> Response {
-    let has_secret = SECRETS.contains(&request.uri().path());
+    // Responses with secrets are not kept, and keys have no effect.
+    let has_secret = request.uri().path().strip_prefix(PREFIX).is_some_and(is_of_access);
     if request.method() != Method::POST || has_secret || !request.headers().contains_key(HEADER) {
         return next.run(request).await;
     }

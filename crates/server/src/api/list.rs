@@ -27,26 +27,19 @@ const LIMIT: QueryParameter = QueryParameter {
     about: "Most elements of the response; without it, all",
     schema: r#"{"type": "integer", "minimum": 1, "maximum": 10000}"#,
 };
-const CURSOR: QueryParameter = QueryParameter {
-    name: "cursor",
-    about: "Where the page begins, from the header Link of the page before",
-    schema: r#"{"type": "string", "minLength": 1}"#,
-};
+const CURSOR: QueryParameter =
+    text("cursor", "Where the page begins, from the header Link of the page before");
 const NAME: QueryParameter = QueryParameter {
     name: "name",
     about: "Only disks whose name matches this pattern, in which * stands for any characters",
     schema: r#"{"type": "string", "minLength": 1, "example": "web-*"}"#,
 };
-const TENANT: QueryParameter = QueryParameter {
-    name: "tenant",
-    about: "Only disks of this tenant",
-    schema: r#"{"type": "string", "minLength": 1}"#,
-};
-const ORIGIN: QueryParameter = QueryParameter {
-    name: "origin",
-    about: "Only clones of this image or snapshot",
-    schema: r#"{"type": "string", "minLength": 1}"#,
-};
+const TENANT: QueryParameter = text("tenant", "Only disks of this tenant");
+const ORIGIN: QueryParameter = text("origin", "Only clones of this image or snapshot");
+
+const fn text(name: &'static str, about: &'static str) -> QueryParameter {
+    QueryParameter { name, about, schema: r#"{"type": "string", "minLength": 1}"# }
+}
 
 /// The query of lists.
 pub(super) const PAGE: &[QueryParameter] = &[LIMIT, CURSOR];

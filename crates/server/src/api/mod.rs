@@ -55,7 +55,6 @@ use auth::Caller;
 pub use auth::{Peer, cookie_name};
 pub use guard::HEADER;
 use guard::{Guard, guard};
-pub use headers::PAGE_POLICY;
 pub use openapi::document as openapi_document;
 pub use problem::{ApiError, PROBLEM_JSON, Problem};
 use problem::{Refusal, Result};

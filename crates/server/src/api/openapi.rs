@@ -6,7 +6,7 @@ use axum::http::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::problem::{PROBLEM_JSON, Problem};
-use super::route::{Content, Route, Shape};
+use super::route::{Content, Route, Shape, is_of_access};
 use super::{PREFIX, routes};
 use crate::access::Right;
 use crate::control::JobView;
@@ -114,7 +114,7 @@ fn parameters(route: &Route) -> Vec<Value> {
     if route.method == Method::PUT {
         all.push(header("If-Match", "Replace only the representation with this tag", "*"));
     }
-    if route.method == Method::POST && !matches!(route.path, "/tokens" | "/session") {
+    if route.method == Method::POST && !is_of_access(route.path) {
         let about = "A key of 1 to 128 characters; a repetition with the same key has no second effect";
         all.push(header("Idempotency-Key", about, "f6a1c2"));
     }

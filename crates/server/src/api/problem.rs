@@ -254,6 +254,18 @@ fn describe(kind: ErrorKind) -> Description {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Code(pub &'static str);
 
+impl Code {
+    /// The request had an invalid token.
+    pub fn is_bad_credential(self) -> bool {
+        matches!(self.0, "bad_token" | "token_expired")
+    }
+
+    /// The client does not have the right.
+    pub fn is_denied(self) -> bool {
+        matches!(self.0, "forbidden" | "not_here")
+    }
+}
+
 impl ApiError {
     /// Creates the error of a refused request.
     pub(super) fn refused(why: Refusal, detail: impl Into<String>) -> ApiError {

@@ -200,5 +200,11 @@ impl Route {
     }
 }
 
+/// Whether a path after [`super::PREFIX`] is one of tokens or sessions: their requests or responses have
+/// secrets.
+pub(super) fn is_of_access(path: &str) -> bool {
+    ["/tokens", "/session"].iter().any(|of_access| path.starts_with(of_access))
+}
+
 /// The response of a handler.
 pub(super) type Answer = super::Result<Response>;

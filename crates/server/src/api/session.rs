@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Api;
-use super::auth::{Peer, cookie_name, denied_error, session_of};
+use super::auth::{Caller, Peer, cookie_name, denied_error, session_of};
 use super::extract::Body;
 use super::problem::{ApiError, Refusal};
 use super::route::{Answer, Route};
@@ -55,16 +55,14 @@ pub(super) fn routes() -> Vec<Route> {
     ]
 }
 
-async fn show(principal: Principal) -> Json<ClientView> {
-    Json(ClientView::from(&principal))
+async fn show(caller: Caller) -> Json<ClientView> {
+    Json(ClientView::from(&caller.principal))
 }
 
 async fn login(State(api): State<Api>, peer: Option<axum::Extension<Peer>>, body: Body<Login>) -> Answer {
     let peer = peer.and_then(|peer| peer.0.0);
-    let (principal, session) = match api.access.begin_session(&body.0.token, peer) {
-        Ok(begun) => begun,
-        Err(denied) => return Err(denied_error(&api, denied, peer).0),
-    };
+    let begun = api.access.begin_session(&body.0.token, peer);
+    let (principal, session) = begun.map_err(|denied| denied_error(&api, denied, peer))?;
     let mut response = (StatusCode::CREATED, Json(ClientView::from(&principal))).into_response();
     set_cookie(&mut response, api.entry.tls, &session.0, SESSION_LIFETIME.as_secs())?;
     // For the audit log.

@@ -24,7 +24,7 @@ pub(super) fn run(command: ConfigCommand, global: &Global) -> Result<(), CliErro
         ConfigCommand::Check { file } => check(&path(file), global),
         ConfigCommand::Show { file, args } => {
             let args = *args;
-            let path = args.config.clone().or(file).unwrap_or_else(|| PathBuf::from(DEFAULT_CONFIG));
+            let path = path(args.config.clone().or(file));
             let (parsed, text) = ConfigFile::load_with_text(&path)?;
             let flags = super::run::overrides(global, args);
             let with = ServeConfig::resolve(parsed.clone(), flags.clone())?;
@@ -47,7 +47,7 @@ fn check(path: &Path, global: &Global) -> Result<(), CliError> {
     let flags =
         Overrides { data: global.data.clone(), socket: global.socket.clone(), ..Overrides::default() };
     let config = ServeConfig::resolve(file, flags)?;
-    crate::nbd::check(&config.nbd).map_err(crate::serve::ServeError::from)?;
+    crate::serve::check(&config)?;
     let result = serde_json::json!({"file": path, "valid": true});
     output::print_result(&result, global.json, |_| format!("{} is valid", path.display()))
 }

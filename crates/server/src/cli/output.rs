@@ -40,6 +40,11 @@ pub(super) fn line(text: &str) -> Result<(), CliError> {
     if text.is_empty() { Ok(()) } else { print("", &text::lines(text)) }
 }
 
+/// Renders a share.
+pub(super) fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |s| format!("{:.1} %", s * 100.0))
+}
+
 /// Clears the terminal and prints a text.
 pub(super) fn screen(text: &str) -> Result<(), CliError> {
     print(CLEAR_SCREEN, &text::lines(text))

@@ -87,7 +87,7 @@ impl Facts {
 fn pool_facts(s: &StatsView) -> String {
     let mut facts = Facts::default();
     let mut row = |name: &str, value: String| facts.row(name, value);
-    row("offload", percent(s.offload));
+    row("offload", output::percent(s.offload));
     row("read cache", cache_text(&s.read_cache));
     row("map cache", cache_text(&s.map_cache));
     row("memory", Size(s.memory_bytes).to_string());
@@ -144,7 +144,7 @@ fn space_facts(s: &StatsView, now_ms: u64) -> String {
 const UNKNOWN: &str = "not yet known: run 'forebay gc'";
 
 fn reduction_rows(facts: &mut Facts, r: &ReductionView) {
-    let of = |n: u64| percent((r.blocks() != 0).then(|| n as f64 / r.blocks() as f64));
+    let of = |n: u64| output::percent((r.blocks() != 0).then(|| n as f64 / r.blocks() as f64));
     facts.row(
         "written blocks",
         format!(
@@ -248,10 +248,6 @@ fn ops_row(t: &mut comfy_table::Table, name: &str, now: u64, old: Option<u64>) {
     t.add_row(row);
 }
 
-fn percent(share: Option<f64>) -> String {
-    share.map_or_else(|| "-".to_owned(), |s| format!("{:.1} %", s * 100.0))
-}
-
 /// Renders a reduction ratio.
 fn times(ratio: Option<f64>) -> String {
     ratio.map_or_else(|| "-".to_owned(), |r| format!("{r:.2}x"))
@@ -259,7 +255,7 @@ fn times(ratio: Option<f64>) -> String {
 
 fn cache_text(c: &CacheView) -> String {
     let (held, budget) = (Size(c.bytes), Size(c.budget_bytes));
-    format!("{} hits, {held} of {budget} in use", percent(c.hit_rate))
+    format!("{} hits, {held} of {budget} in use", output::percent(c.hit_rate))
 }
 
 #[cfg(test)]

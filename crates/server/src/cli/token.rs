@@ -4,7 +4,7 @@ use super::CliError;
 use super::args::TokenCommand;
 use super::client::Client;
 use super::output::{age, print_result, render, table};
-use crate::access::{CreateToken, CreatedToken, Role, Scope, TokenView};
+use crate::access::{CreateToken, CreatedToken, Scope, TokenView};
 use crate::clock::unix_ms;
 
 /// The time until a token expires, in seconds; `None` for never.
@@ -65,18 +65,13 @@ fn list(tokens: &[TokenView]) -> String {
                 patterns.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
             }
         };
-        let role = match token.role {
-            Role::Reader => "reader",
-            Role::Operator => "operator",
-            Role::Administrator => "administrator",
-        };
         let expires = match token.expires_ms {
             None => "never".to_owned(),
             Some(_) if token.expired => "expired".to_owned(),
             Some(at) => format!("in {}", age(at, now)),
         };
         let used = token.last_used_ms.map_or("never".to_owned(), |at| format!("{} ago", age(now, at)));
-        rows.add_row([token.name.as_str(), role, &scope, &expires, &used]);
+        rows.add_row([token.name.as_str(), token.role.name(), &scope, &expires, &used]);
     }
     render(rows)
 }

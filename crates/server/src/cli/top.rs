@@ -136,7 +136,6 @@ impl Interval {
     }
 
     fn text(&self) -> String {
-        let share = |s: Option<f64>| s.map_or_else(|| "-".to_owned(), |s| format!("{:.1} %", s * 100.0));
         let size = |bytes: f64| Size(bytes as u64).to_string();
         let pool = format!(
             "guests {:.0} ops/s, {}/s read, {}/s written; store {:.0} ops/s, {}/s read, {}/s written\noffload {}, read \
@@ -147,8 +146,8 @@ impl Interval {
             self.store_read_ops + self.store_write_ops,
             size(self.store_read_bytes),
             size(self.store_write_bytes),
-            share(self.offload),
-            share(self.read_cache_hit_rate),
+            output::percent(self.offload),
+            output::percent(self.read_cache_hit_rate),
             Size(self.dirty_bytes),
             Size(self.store_free_bytes),
             self.active,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use forebay_guest::{Class, Treatment};
 
-use super::{ConfigFile, PoolLocation, ServeConfig};
+use super::{PoolLocation, ServeConfig, line_of};
 use crate::size::Size;
 
 /// What applies a change of a key.
@@ -160,8 +160,7 @@ pub fn lines_of_keys(text: &str) -> BTreeMap<String, usize> {
                 "" => key.get_ref().to_string(),
                 prefix => format!("{prefix}.{}", key.get_ref()),
             };
-            let before = &text.as_bytes()[..key.span().start.min(text.len())];
-            found.insert(name.clone(), before.iter().filter(|b| **b == b'\n').count() + 1);
+            found.insert(name.clone(), line_of(text, key.span().start));
             if let toml::de::DeValue::Table(inner) = value.get_ref() {
                 add(found, &name, inner, text);
             }
@@ -172,15 +171,4 @@ pub fn lines_of_keys(text: &str) -> BTreeMap<String, usize> {
         add(&mut found, "", table.get_ref(), text);
     }
     found
-}
-
-impl ConfigFile {
-    /// Reads a file, as [`ConfigFile::load`], and its text.
-    ///
-    /// # Errors
-    /// As [`ConfigFile::load`].
-    pub fn load_with_text(path: &std::path::Path) -> Result<(ConfigFile, String), super::ConfigError> {
-        let file = ConfigFile::load(path)?;
-        Ok((file, std::fs::read_to_string(path).unwrap_or_default()))
-    }
 }

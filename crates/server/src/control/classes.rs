@@ -85,7 +85,7 @@ impl Control {
             Ok(peek) => {
                 let job = self.begin_job(JobKind::Scan, Some(name), owner, false);
                 let learned = self.learn(peek).await;
-                job.end(learned.as_ref().map(|()| serde_json::Value::Null));
+                job.end(&learned);
                 learned
             }
             Err(e) => Err(e.into()),

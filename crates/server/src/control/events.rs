@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use tokio::sync::watch;
 use utoipa::ToSchema;
@@ -59,7 +59,7 @@ pub struct EventDisk {
 }
 
 /// An event.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = Event, example = json!({"id": 1767225600000000u64, "time_ms": 1767225600123u64, "topic": "volume",
     "what": "reset", "disks": ["web-001"], "data": null}))]
 pub struct Event {
@@ -72,7 +72,7 @@ pub struct Event {
     /// What happened, such as `reset`.
     pub what: String,
     /// The disks that it concerns.
-    #[serde(with = "names")]
+    #[serde(serialize_with = "names")]
     #[schema(value_type = Vec<String>)]
     pub disks: Vec<EventDisk>,
     /// Details, depending on the topic: a job, for example.
@@ -81,19 +81,8 @@ pub struct Event {
 }
 
 /// Disks of events by their names.
-mod names {
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    use super::EventDisk;
-
-    pub fn serialize<S: Serializer>(disks: &[EventDisk], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(disks.iter().map(|disk| &disk.name))
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<EventDisk>, D::Error> {
-        let names = Vec::<String>::deserialize(deserializer)?;
-        Ok(names.into_iter().map(|name| EventDisk { name, tenant: None }).collect())
-    }
+fn names<S: Serializer>(disks: &[EventDisk], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(disks.iter().map(|disk| &disk.name))
 }
 
 struct Shared {

@@ -33,22 +33,14 @@ impl Control {
             let reporter = Reporter { events: events.clone(), job: &job, state: Mutex::default() };
             let freed = pool.reclaim(&|progress| reporter.report(progress)).await;
             drop(permit);
-            let last = match freed {
-                Ok(freed_bytes) => {
-                    let moved_bytes = reporter.state.lock().moved_bytes;
-                    let done = Reclaimed { freed_bytes, moved_bytes };
-                    job.end(Ok(serde_json::json!(done)));
-                    Ok(GcEvent::Done(done))
-                }
-                Err(e) => {
-                    tracing::info!(error = %e, "reclaim failed");
-                    let e = ControlError::from(e);
-                    job.end(Err(&e));
-                    Err(e)
-                }
-            };
+            let moved_bytes = reporter.state.lock().moved_bytes;
+            let done = freed.map(|freed_bytes| Reclaimed { freed_bytes, moved_bytes }).map_err(|e| {
+                tracing::info!(error = %e, "reclaim failed");
+                ControlError::from(e)
+            });
+            job.end(&done);
             // The receiver may be dropped.
-            let _ = events.send(last).await;
+            let _ = events.send(done.map(GcEvent::Done)).await;
         });
         Ok((view, receiver))
     }

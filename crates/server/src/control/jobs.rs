@@ -115,7 +115,7 @@ struct Shared {
     cancel: watch::Sender<bool>,
     tenant: Option<String>,
     events: Events,
-    reported: Mutex<Option<Instant>>,
+    reported: Mutex<Option<(Instant, ProgressView)>>,
 }
 
 impl Shared {
@@ -254,10 +254,13 @@ impl Job {
 
     /// Reports progress.
     pub fn progress(&self, phase: &str, done: u64, total: Option<u64>) {
-        self.shared.view.lock().progress = ProgressView { phase: Some(phase.to_owned()), done, total };
+        let progress = ProgressView { phase: Some(phase.to_owned()), done, total };
+        self.shared.view.lock().progress = progress.clone();
         let mut reported = self.shared.reported.lock();
-        if reported.is_none_or(|at| at.elapsed() >= PROGRESS_INTERVAL) {
-            *reported = Some(Instant::now());
+        let is_due =
+            |(at, last): &(Instant, ProgressView)| at.elapsed() >= PROGRESS_INTERVAL && *last != progress;
+        if reported.as_ref().is_none_or(is_due) {
+            *reported = Some((Instant::now(), progress));
             drop(reported);
             self.shared.publish("progress");
         }
@@ -270,8 +273,8 @@ impl Job {
     }
 
     /// Ends the job.
-    pub fn end(mut self, result: Result<Value, &ControlError>) {
-        self.finish(result);
+    pub fn end<T: Serialize>(mut self, result: &Result<T, ControlError>) {
+        self.finish(result.as_ref().map(|value| json!(value)));
     }
 
     fn finish(&mut self, result: Result<Value, &ControlError>) {
@@ -320,7 +323,7 @@ mod tests {
         let (jobs, events) = (Jobs::default(), Events::default());
         let running = jobs.begin(&events, new(false));
         for _ in 0..2 * HISTORY {
-            jobs.begin(&events, new(false)).end(Ok(Value::Null));
+            jobs.begin(&events, new(false)).end(&Ok(()));
         }
         let all = jobs.list();
         assert!(all.len() <= HISTORY + 2, "{}", all.len());
@@ -337,7 +340,7 @@ mod tests {
         assert_eq!(jobs.cancel(other_id).unwrap_err().kind, ErrorKind::BadState);
         assert_eq!(jobs.cancel(id).unwrap().state, JobState::Cancelling);
         job.cancelled().await;
-        job.end(Err(&ControlError::new(ErrorKind::Cancelled, "cancelled")));
+        job.end::<()>(&Err(ControlError::new(ErrorKind::Cancelled, "cancelled")));
         assert_eq!(jobs.get(id).unwrap().state, JobState::Cancelled);
         assert_eq!(jobs.cancel(id).unwrap_err().kind, ErrorKind::BadState);
         assert_eq!(jobs.cancel(1).unwrap_err().kind, ErrorKind::NotFound);

@@ -159,6 +159,18 @@ impl Action {
         })
     }
 
+    /// The disk that a change concerns, if its reply does not name it.
+    fn unnamed(&self) -> Option<String> {
+        use Action::*;
+        match self {
+            RemoveImage { name } | RemoveVolume { name } | SetLimits { volume: name, .. } => {
+                Some(name.clone())
+            }
+            RemoveSnapshot { volume, name } => Some(format!("{volume}@{name}")),
+            _ => None,
+        }
+    }
+
     /// The disks that the action concerns, for access control. Lists concern none; their replies are
     /// filtered. Names of disks that do not exist yet are included: nothing is created outside of a scope.
     pub fn disks(&self) -> Vec<String> {
@@ -174,19 +186,17 @@ impl Action {
             | PersistVolume { name, .. }
             | ShowClasses { name }
             | LearnClasses { name }
-            | DiskStats { name } => vec![name.clone()],
-            ShowProfile { image: name }
+            | DiskStats { name }
+            | ShowProfile { image: name }
             | ChangeProfile { image: name, .. }
-            | RemoveProfile { image: name } => {
-                vec![name.clone()]
-            }
+            | RemoveProfile { image: name }
+            | ShowLimits { volume: name }
+            | SetLimits { volume: name, .. }
+            | ListSnapshots { volume: name } => vec![name.clone()],
             CreateImage { name, source } => vec![name.clone(), source.clone()],
             CreateVolume(new) => vec![new.name.clone()],
             CloneVolumes(new) => vec![new.name.clone(), new.source.clone()],
             Reset { volumes } => volumes.clone(),
-            ShowLimits { volume } | SetLimits { volume, .. } | ListSnapshots { volume } => {
-                vec![volume.clone()]
-            }
             RollbackVolume { name: volume, snapshot: name }
             | CreateSnapshot { volume, name }
             | RemoveSnapshot { volume, name } => vec![volume.clone(), format!("{volume}@{name}")],
@@ -418,6 +428,12 @@ impl Control {
         self.inner.upgrades.has_begun()
     }
 
+    /// Waits until the server begins to stop.
+    pub(crate) async fn stopped(&self) {
+        // The sender is in `self`.
+        let _ = self.inner.stopping.subscribe().wait_for(|stopping| *stopping).await;
+    }
+
     /// Refuses new jobs, cancels long ones, and waits at most `timeout` for running jobs.
     pub async fn stop(&self, timeout: Duration) {
         self.inner.stopping.send_replace(true);
@@ -436,8 +452,8 @@ impl Control {
         let permit = self.job_permit().await?;
         let (this, owner) = (self.clone(), owner.to_owned());
         let run = async move {
-            // The tenant of a disk is known before its removal, or after its creation.
-            let before = this.event_disks(&action);
+            // The tenant of a disk is known before its removal.
+            let before = action.unnamed().map(|name| this.event_disk(&name));
             let mut result = this.execute_with_retry(&action, &owner).await;
             drop(permit);
             // What the server remembers may be older than what another owner has done. A change was made by
@@ -475,25 +491,21 @@ impl Control {
         }
     }
 
-    fn event_disks(&self, action: &Action) -> Vec<EventDisk> {
-        action
-            .change()
-            .map_or(Vec::new(), |_| action.disks().iter().map(|name| self.event_disk(name)).collect())
-    }
-
     /// Publishes the event of an action that changed disks, or found that the pool has stopped.
-    fn publish(&self, action: &Action, before: Vec<EventDisk>, result: &Result<Reply>) {
+    fn publish(&self, action: &Action, before: Option<EventDisk>, result: &Result<Reply>) {
         let events = self.events();
         match result {
             Ok(reply) => {
                 let Some(what) = action.change() else { return };
-                let disks = match reply {
-                    Reply::Disk(disk) if before.len() == 1 => vec![self.event_disk(&disk.name)],
-                    Reply::Disks(disks) => disks.iter().map(|disk| self.event_disk(&disk.name)).collect(),
-                    _ => before,
-                };
                 // One event for each disk, so that a client sees those of its scope; only a few of many.
-                for disk in disks.into_iter().take(MAX_DISK_EVENTS) {
+                let disks: Vec<EventDisk> = match reply {
+                    Reply::Disk(disk) => vec![self.event_disk(&disk.name)],
+                    Reply::Disks(all) => {
+                        all.iter().take(MAX_DISK_EVENTS).map(|disk| self.event_disk(&disk.name)).collect()
+                    }
+                    _ => before.into_iter().collect(),
+                };
+                for disk in disks {
                     events.publish(Topic::Volume, what, vec![disk], serde_json::Value::Null);
                 }
             }

@@ -77,7 +77,7 @@ impl Control {
             ProfileAction::Prefetch => {
                 let job = self.begin_job(JobKind::Prefetch, Some(image), owner, false);
                 let done = pool.prefetch(image).await.map_err(ControlError::from).map(PrefetchedView::from);
-                job.end(done.as_ref().map(|done| serde_json::json!(done)));
+                job.end(&done);
                 return Ok(Reply::Prefetched(done?));
             }
         }
@@ -95,12 +95,11 @@ const RECORDING_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Ends the job of a recording when the recording has ended, or is cancelled.
 async fn follow_recording(control: Control, image: String, job: Job) {
-    let mut stopping = control.stopping();
     let ended = loop {
         let cancelled = tokio::select! {
             () = tokio::time::sleep(RECORDING_INTERVAL) => false,
             () = job.cancelled() => true,
-            () = async { drop(stopping.wait_for(|stopping| *stopping).await) } => break Err(control.ended()),
+            () = control.stopped() => break Err(control.ended()),
         };
         if cancelled {
             let stopped = control.pool().end_recording(&image).map_err(ControlError::from);
@@ -114,14 +113,11 @@ async fn follow_recording(control: Control, image: String, job: Job) {
                 let phase = if profile.recording { "recording" } else { "waiting" };
                 job.progress(phase, profile.bytes, None);
             }
-            Ok(profile) => break Ok(serde_json::json!(profile)),
+            Ok(profile) => break Ok(profile),
             Err(e) => break Err(e.into()),
         }
     };
-    match ended {
-        Ok(result) => job.end(Ok(result)),
-        Err(e) => job.end(Err(&e)),
-    }
+    job.end(&ended);
 }
 
 impl From<ProfileInfo> for ProfileView {

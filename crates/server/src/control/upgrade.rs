@@ -139,7 +139,7 @@ impl Control {
             Ok(()) => result.await.unwrap_or_else(|_| Err(ControlError::closed())),
             Err(_) => Err(ControlError::closed()),
         };
-        job.end(done.as_ref().map(|done| serde_json::json!(done)));
+        job.end(&done);
         done
     }
 

@@ -112,12 +112,10 @@ pub async fn start(
     let view = job.view();
     tokio::spawn(async move {
         let name = request.name.clone();
-        let last = match run(&control, request, &events, &job).await {
+        let imported: crate::control::Result<DiskView> = match run(&control, request, &events, &job).await {
             Ok(info) => {
                 tracing::info!(name, bytes = info.size, "import completed");
-                DiskView::new(&info)
-                    .map(|image| Event::Done { image })
-                    .ok_or_else(|| EngineError::NotFound(info.name.clone()).into())
+                DiskView::new(&info).ok_or_else(|| EngineError::NotFound(info.name.clone()).into())
             }
             Err(e) => {
                 tracing::info!(name, error = %e, "import failed");
@@ -125,13 +123,9 @@ pub async fn start(
             }
         };
         drop(permit);
-        job.end(match &last {
-            Ok(Event::Done { image }) => Ok(serde_json::json!(image)),
-            Ok(_) => Ok(serde_json::Value::Null),
-            Err(e) => Err(e),
-        });
+        job.end(&imported);
         // The receiver may be dropped.
-        let _ = events.send(last).await;
+        let _ = events.send(imported.map(|image| Event::Done { image })).await;
     });
     Ok((view, receiver))
 }
@@ -198,12 +192,11 @@ async fn or_cancelled<T>(
     job: &Job,
     work: impl Future<Output = Result<T>>,
 ) -> Result<T> {
-    let mut stopping = control.stopping();
     tokio::select! {
         result = work => result,
         () = events.closed() => Err(ImportError::Cancelled),
         () = job.cancelled() => Err(ImportError::Cancelled),
-        _ = stopping.wait_for(|stopping| *stopping) => Err(ImportError::Cancelled),
+        () = control.stopped() => Err(ImportError::Cancelled),
     }
 }
 

@@ -121,6 +121,25 @@ async fn a_recording_is_a_job_that_can_be_cancelled() {
 }
 
 #[tokio::test]
+async fn an_event_names_only_the_disk_that_has_changed() {
+    let (_rig, api) = Caller::new(Origin::Socket).await;
+    api.post("/volumes", json!({"name": "v", "size_bytes": 1 << 20})).await;
+    let mut events = follow(&api, "?topics=volume", None, None).await;
+    for (method, path, body, what, disk) in [
+        (Method::POST, "/volumes/v/snapshots", json!({"name": "s"}), "created", "v@s"),
+        (Method::POST, "/images/i", json!({"source": "v@s"}), "created", "i"),
+        (Method::POST, "/volumes/v/rollback", json!({"snapshot": "s"}), "rolled_back", "v"),
+        (Method::DELETE, "/images/i", Value::Null, "removed", "i"),
+        (Method::DELETE, "/volumes/v/snapshots/s", Value::Null, "removed", "v@s"),
+        (Method::DELETE, "/volumes/v", Value::Null, "removed", "v"),
+    ] {
+        api.call(method, path, body).await;
+        let (event, _) = event(&mut events, "volume").await;
+        assert_eq!((&event["what"], &event["disks"]), (&json!(what), &json!([disk])));
+    }
+}
+
+#[tokio::test]
 async fn events_resume_and_are_scoped() {
     let (rig, local) = Caller::new(Origin::Socket).await;
     let scope = Some(Scope::Disks(vec!["web-*".parse().unwrap()]));
