@@ -7,6 +7,7 @@
 //! shutdown waits for it. The same holds for a reclaim, which also reports progress ([`Control::reclaim`]).
 //! Imports are not actions: they are cancelled when their connection closes.
 
+mod cache;
 mod classes;
 mod desktops;
 mod disks;
@@ -32,6 +33,7 @@ use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 use tracing::Instrument;
 
+pub use cache::*;
 pub use classes::*;
 pub use desktops::*;
 pub use disks::MAX_CLONES;
