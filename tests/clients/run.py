@@ -76,6 +76,7 @@ import clients_proxmox  # noqa: E402, F401
 import clients_demo  # noqa: E402, F401
 import clients_restart  # noqa: E402, F401
 import clients_metrics  # noqa: E402, F401
+import clients_docs  # noqa: E402, F401
 import clients_golden  # noqa: E402, F401
 import clients_package  # noqa: E402, F401
 import clients_rados  # noqa: E402, F401
