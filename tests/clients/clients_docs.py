@@ -128,22 +128,30 @@ def commands(text):
                 yield part.split()[1:]
 
 
+def commands_in_text(page, names):
+    """Those in the sentences of a page, between backticks, with or without `forebay`."""
+    with open(os.path.join(ROOT, page), encoding="utf-8") as f:
+        text = re.sub(r"^ *```.*?^ *```$", "", f.read(), flags=re.M | re.S)
+    for code in re.findall(r"`([^`]+)`", text):
+        words = code.removeprefix("forebay ").split()
+        if " ".join(words[:2]) in names or (words and code.startswith("forebay ")):
+            yield words
+
+
 @test
 def examples_use_commands_and_flags_that_exist(t):
     flags = known_flags()
     check(len(flags) > 40, f"{GENERATED} has {len(flags)} commands")
     everywhere = {"--json", "--socket", "--data", "--help", "--version"}
-    seen, wrong = 0, []
-    for block in all_blocks():
-        for words in commands(block.text) if block.language in SHELL else ():
-            seen += 1
-            name = next((n for n in (" ".join(words[:2]), words[0]) if n in flags), None)
-            used = {word.split("=")[0] for word in words if word.startswith("--")}
-            if name is None and not used <= everywhere:
-                wrong.append(f"{block.where}: no command 'forebay {' '.join(words[:2])}'")
-            elif name is not None and not used <= flags[name] | everywhere:
-                wrong.append(f"{block.where}: forebay {name} has no {', '.join(used - flags[name] - everywhere)}")
-    check(seen > 100, f"only {seen} commands were found")
+    used = [(b.where, words) for b in all_blocks() if b.language in SHELL for words in commands(b.text)]
+    used += [(page, words) for page in pages() for words in commands_in_text(page, flags)]
+    check(len(used) > 200, f"only {len(used)} commands were found")
+    wrong = []
+    for where, words in used:
+        name = next((n for n in (" ".join(words[:2]), words[0]) if n in flags), None)
+        unknown = {word.split("=")[0] for word in words if word.startswith("--")} - flags.get(name, set()) - everywhere
+        if unknown:
+            wrong.append(f"{where}: forebay {name or ' '.join(words[:2])} has no {', '.join(unknown)}")
     check(not wrong, "\n".join(wrong))
 
 
