@@ -3,8 +3,8 @@
 
     test-api.py [EXAMPLES]     examples of each route (30)
 
-schemathesis is SCHEMATHESIS, or is fetched from PyPI. FOREBAY_BIN is the server. The generated requests are the
-same in each run. `make test` runs it with few examples (tests/clients/clients_openapi.py).
+schemathesis is SCHEMATHESIS, or is fetched from PyPI. FOREBAY_BIN is the server. The generated requests are
+the same in each run. `make test` runs it with few examples (tests/clients/clients_openapi.py).
 """
 
 import json

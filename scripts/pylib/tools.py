@@ -1,6 +1,6 @@
-"""Tools that tests use and that a machine may lack. Each is fetched once, to `.cache/tools`; nothing is installed.
+"""Tools that tests use and that a machine may lack. Each is fetched once, to `.cache/tools`.
 
-Without a network they are not available, and a test that needs one says so.
+Without a network they are not available, and a test that needs one is skipped.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ FETCH_S = 300
 
 
 class Unavailable(Exception):
-    """A tool cannot be fetched; the text says why, in one line."""
+    """A tool cannot be fetched; the text is the reason, in one line."""
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def schemathesis():
 
 
 def promtool():
-    """The path of promtool: an installed one, or that of Debian's package prometheus, which is not installed."""
+    """The path of promtool: an installed one, or one from Debian's package prometheus."""
     installed = shutil.which("promtool")
     if installed:
         return installed

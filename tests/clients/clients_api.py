@@ -250,7 +250,7 @@ def api_tokens_expire(t):
 
 
 def drop(connection, how):
-    """Ends a connection in the way in which browsers, or their machines, disappear."""
+    """Ends a connection as browsers, or their machines, disappear."""
     sock = connection.sock
     if how == "reset":
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -262,13 +262,13 @@ def drop(connection, how):
 
 @test
 def api_browsers_that_drop_off(t):
-    """Pages that follow the events and disappear leave nothing behind; one that does not read harms no other."""
+    """Pages that follow events and disappear leave nothing behind; one that does not read harms no other."""
     _, s, api = start(t)
     token = make_token(s, "admin", "administrator")
     authorization = {"Authorization": f"Bearer {token}"}
 
     def follow():
-        """A connection and the response; the server has few streams, and those of others may be about to end."""
+        """A connection and its response, as soon as a stream is free."""
         found = []
 
         def accepted():

@@ -7,8 +7,9 @@ The first line of each fenced block has, after the language, one of
     not-run=REASON   it cannot be run here; REASON is one of `REASONS`
 
 so a new block without one of them fails. All shell blocks of a page are one script, which runs in separate
-namespaces: with empty directories for the paths that pages name, the addresses that they use, and no other process. An
-HTML comment that begins with `<!-- test` is part of that script, to prepare what the page takes for granted.
+namespaces: with empty directories for the paths that pages name, the addresses that they use, and no
+other process. An HTML comment that begins with `<!-- test` is part of that script: it prepares what the page
+assumes.
 """
 
 import glob

@@ -96,7 +96,7 @@ def promtool_accepts_metrics_and_alerts(t):
 
 @test
 def a_read_cache_that_is_too_small_is_reported(t):
-    """A guest reads half as much again as the cache holds, in random order: a cache of twice the size would save reads."""
+    """A guest reads half as much again as the cache holds: one of twice the size would save reads."""
     s = t.server("--cache", "64M")
     size, piece = 96 * MIB, MIB // 16
     s.cli("volume", "create", "a", "--size", "96M")

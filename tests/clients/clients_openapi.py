@@ -1,5 +1,5 @@
-"""The API does what its OpenAPI document says: generated requests for every route, in a short form. `make test-api`
-has the long one."""
+"""The API does what its OpenAPI document states: generated requests for every route, in a short form. `make
+test-api` has the long one."""
 
 import os
 import sys

@@ -48,7 +48,7 @@ const MIN_ONE_OF: u64 = 32;
 const ROUND_MISSES: u64 = 256;
 /// Rates are means over a time between this and its double, or longer if a round takes longer.
 const WINDOW: Duration = Duration::from_secs(60);
-/// A rate over less time says nothing.
+/// A rate over less time means nothing.
 const MIN_WINDOW: Duration = Duration::from_secs(1);
 
 /// The range of [`draw`].

@@ -146,7 +146,7 @@ fn there_is_no_advice_without_samples() {
     assert_eq!(advice(&cache, 0), []);
 }
 
-/// A change of the budget that keeps the rate of sampling keeps what the simulation knows.
+/// A change of the budget that keeps the rate of sampling keeps the state of the simulation.
 #[test]
 fn sizes_follow_the_budget() {
     let cache = ReadCache::new(2 * BUDGET);
