@@ -52,7 +52,7 @@ test-ceph: setup build ## pools in Ceph, for about an hour; `make test` runs the
 		FOREBAY_RADOS_GUEST_TAKEOVERS=$${FOREBAY_RADOS_GUEST_TAKEOVERS:-6} FOREBAY_RADOS_OUTAGE_S=$${FOREBAY_RADOS_OUTAGE_S:-60} \
 		$(PYTHON) tests/clients/run.py $(or $(ARGS),rados)
 
-test-api: build ## send generated requests for every route of the API (needs schemathesis)
+test-api: build ## send generated requests for every route of the API; `make test` has a short form
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) scripts/test-api.py $(ARGS)
 
 # The sources of Proxmox VE are cloned from GitHub once, or are in PVE_SOURCES. `make test` runs the same

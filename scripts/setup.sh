@@ -17,7 +17,8 @@ packages=(
   util-linux python3-distlib                       # swap areas, and small Windows programs as test data
   ceph-mon ceph-mgr ceph-osd ceph-common           # a Ceph cluster for pools in RADOS
   python3-rados libtcmalloc-minimal4               # its control, with librados2, which the server loads
-  perl libjson-perl                                # the storage plug-in for Proxmox VE
+  perl libjson-perl libio-socket-ssl-perl          # the storage plug-in for Proxmox VE
+  python3-venv python3-yaml iproute2               # tools from PyPI; the examples of the documentation
   openssl python3 jq                               # TLS test certificates, test drivers, JSON
 )
 

@@ -60,6 +60,7 @@ import clients_iscsi  # noqa: E402, F401
 import clients_power  # noqa: E402, F401
 import clients_soak  # noqa: E402, F401
 import clients_api  # noqa: E402, F401
+import clients_openapi  # noqa: E402, F401
 import clients_tls  # noqa: E402, F401
 import clients_filesystems  # noqa: E402, F401
 import clients_space  # noqa: E402, F401
@@ -75,6 +76,7 @@ import clients_proxmox  # noqa: E402, F401
 import clients_demo  # noqa: E402, F401
 import clients_restart  # noqa: E402, F401
 import clients_metrics  # noqa: E402, F401
+import clients_docs  # noqa: E402, F401
 import clients_golden  # noqa: E402, F401
 import clients_package  # noqa: E402, F401
 import clients_rados  # noqa: E402, F401
