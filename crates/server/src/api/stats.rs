@@ -19,7 +19,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route::get(
             "/activity",
             "Show the guest I/O of all disks, in one list",
-            Right::ReadServer,
+            Right::Read,
             |c: Caller| run(c, Action::ShowActivity),
         )
         .lists::<ActivityView>(),
