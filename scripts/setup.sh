@@ -18,6 +18,8 @@ packages=(
   ceph-mon ceph-mgr ceph-osd ceph-common           # a Ceph cluster for pools in RADOS
   python3-rados libtcmalloc-minimal4               # its control, with librados2, which the server loads
   perl libjson-perl                                # the storage plug-in for Proxmox VE
+  chromium chromium-driver python3-selenium        # the dashboard in a real browser
+  fonts-dejavu-core                                # letters on its pages
   openssl python3 jq                               # TLS test certificates, test drivers, JSON
 )
 

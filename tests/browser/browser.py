@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import threading
@@ -36,11 +37,12 @@ ARGUMENTS = (
 
 
 class Browser:
-    """A browser with a new profile. `expected` are statuses of responses that the scenario causes; every other
-    message of the console fails the test when the browser is closed."""
+    """A browser with a new profile. `expected` are statuses of responses and errors of connections that the
+    scenario causes; every other message of the console fails the test when the browser is closed."""
 
     def __init__(self, base, size=DESKTOP, expected=()):
         self.base, self.expected = base, set(expected)
+        self.messages, self.gone = [], False
         self.profile = tempfile.mkdtemp(prefix="forebay-browser-")
         options = webdriver.ChromeOptions()
         options.binary_location = "/usr/bin/chromium"
@@ -117,15 +119,16 @@ class Browser:
     def field(self, label):
         """The control of a label, which may begin with this text."""
         def find():
-            labels = [e for e in self.css("dialog[open] label, main label") if e.text.strip().startswith(label) and e.is_displayed()]
+            labels = self.css("dialog[open] label, main label")
+            labels = [e for e in labels if e.text.strip().startswith(label) and e.is_displayed()]
             return labels and self.driver.find_element(By.ID, labels[-1].get_attribute("for"))
         return self.until(find, f"no field is named '{label}'")
 
     def fill(self, label, value):
         control = self.field(label)
         if control.tag_name == "select":
-            self.driver.execute_script(
-                "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))", control, value)
+            code = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))"
+            self.script(code, control, value)
             check(control.get_attribute("value") == value, f"'{label}' has no choice '{value}'")
             return
         if control.get_attribute("type") == "checkbox":
@@ -152,7 +155,7 @@ class Browser:
         """Moves the focus with the tabulator key until it is on what has this name."""
         for _ in range(most):
             active = self.driver.switch_to.active_element
-            labels = self.driver.execute_script("return [...(arguments[0].labels ?? [])].map((l) => l.textContent)", active)
+            labels = self.script("return [...(arguments[0].labels ?? [])].map((l) => l.textContent)", active)
             if name in (active.text.strip(), active.get_attribute("aria-label"), *labels):
                 return active
             active.send_keys(Keys.TAB)
@@ -189,14 +192,12 @@ class Browser:
 
     def console(self):
         """Messages of the console that the scenario does not cause."""
-        kept = getattr(self, "messages", [])
         for entry in self.driver.get_log("browser"):
-            caused = entry["source"] == "network" and any(f"status of {s}" in entry["message"] or s in entry["message"]
-                                                          for s in map(str, self.expected))
+            texts = [f"status of {one} " if isinstance(one, int) else one for one in self.expected]
+            caused = entry["source"] == "network" and any(text in entry["message"] for text in texts)
             if entry["level"] in ("SEVERE", "WARNING") and not caused:
-                kept.append(f"{entry['source']}: {entry['message']}")
-        self.messages = kept
-        return kept
+                self.messages.append(f"{entry['source']}: {entry['message']}")
+        return self.messages
 
     def screenshot(self, name):
         directory = os.environ.get("FOREBAY_SCREENSHOTS")
@@ -204,15 +205,22 @@ class Browser:
             os.makedirs(directory, exist_ok=True)
             self.driver.save_screenshot(os.path.join(directory, f"{name}.png"))
 
-    def quit(self):
-        """Ends the browser at once, whatever it is doing."""
-        self.driver.quit()
-        shutil.rmtree(self.profile, ignore_errors=True)
+    def vanish(self):
+        """Kills all processes of the browser: its connections end without a word."""
+        self.gone = True
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{process}/cmdline", "rb") as f:
+                    if self.profile.encode() in f.read():
+                        os.kill(int(process), signal.SIGKILL)
+        self.driver.service.stop()
 
     def close(self):
         """Ends the browser, and fails the test if its console has messages."""
-        messages = self.console()
-        self.quit()
+        messages = [] if self.gone else self.console()
+        if not self.gone:
+            self.driver.quit()
+        shutil.rmtree(self.profile, ignore_errors=True)
         check(not messages, "messages in the console:\n" + "\n".join(messages))
 
 

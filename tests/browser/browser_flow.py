@@ -32,9 +32,10 @@ class Load:
             self.stopping.wait(0.002)
 
     def stop(self):
-        self.stopping.set()
-        self.thread.join()
-        self.handle.shutdown()
+        if not self.stopping.is_set():
+            self.stopping.set()
+            self.thread.join()
+            self.handle.shutdown()
 
 
 def noise_image(t, name, size):
@@ -52,7 +53,7 @@ def a_day_of_an_administrator(t):
     check(not b.css("nav"), "a client without a session sees the navigation")
     b.fill("Token", "forebay_" + "0" * 64)
     b.click("Log in")
-    b.shows("unknown or revoked")
+    b.shows("was revoked")
     b.log_in(token)
 
     # A file of the server is imported over the control socket: this page has the rights of its user.
@@ -136,7 +137,8 @@ def a_volume_is_created_and_deleted_by_keyboard_alone(t):
     b.press("typed", Keys.TAB, "1 GiB")
     for _ in range(12):
         b.press(Keys.TAB)
-        inside = "return !document.hasFocus() || document.activeElement === document.body || Boolean(document.activeElement.closest('dialog'))"
+        # After the last control comes the body, for the browser's own controls.
+        inside = "const e = document.activeElement; return e === document.body || Boolean(e.closest('dialog'))"
         check(b.script(inside), "the focus has left the dialog")
     b.tab_to("Create").send_keys(Keys.ENTER)
     b.until(lambda: b.named("a", "typed"), "the volume is not listed")
@@ -161,25 +163,25 @@ def names_with_html_are_shown_as_text(t):
     server, token, b = start(t, expected=[401, 404])
     control(server, "POST", "/volumes", {"name": EVIL, "size_bytes": MIB})
     path = "/volumes/" + EVIL.replace("<", "%3C").replace(">", "%3E").replace(" ", "%20")
-    control(server, "POST", f"{path}/snapshots", {"name": "<b>s</b>"})
+    control(server, "POST", f"{path}/snapshots", {"name": "<b>s<b>"})
     control(server, "PUT", f"{path}/limits", {"tenant": EVIL_TENANT, "limits": {}})
-    control(server, "POST", "/images/%3Ci%3Ei%3C%2Fi%3E", {"source": f"{EVIL}@<b>s</b>"})
-    control(server, "POST", "/clones", {"source": "<i>i</i>", "name": "<u>clone</u>"})
+    control(server, "POST", "/images/%3Ci%3Ei%3Ci%3E", {"source": f"{EVIL}@<b>s<b>"})
+    control(server, "POST", "/clones", {"source": "<i>i<i>", "name": "<u>clone<u>"})
     b.log_in(token)
     b.go("#/volumes")
     b.shows(EVIL)
     b.shows(EVIL_TENANT)
     b.click(EVIL)
-    b.shows("<b>s</b>")
+    b.shows("<b>s<b>")
     b.click("Roll back")
-    b.shows(f"Roll {EVIL} back to <b>s</b>?")
+    b.shows(f"Roll {EVIL} back to <b>s<b>?")
     b.press(Keys.ESCAPE)
     b.go("#/images")
-    b.shows("<i>i</i>")
+    b.shows("<i>i<i>")
     b.go("#/events")
     b.shows(f"{EVIL} created")
     b.go("#/overview")
-    b.shows(f"{EVIL}@<b>s</b> created")
+    b.shows(f"{EVIL}@<b>s<b> created")
     b.go("#/volumes/%3Cscript%3Ewindow.pwned%3D1%3C%2Fscript%3E")
     b.shows("There is no such volume.")
     equal(b.script("return window.pwned ?? null"), None, "what a name has executed")
@@ -215,11 +217,11 @@ def an_import_survives_its_browser(t):
     b.go("#/images")
     b.click("Import an image")
     b.submit({"Name": "slow", "URL": f"http://127.0.0.1:{web.server_port}/slow.raw", "Format": "raw"})
-    b.shows("download: 4.00 MiB")
+    b.shows("import slow")
+    b.shows("download: ")
     b.screenshot("import")
     # The browser disappears without a word.
-    b.driver.service.process.kill()
-    b.driver.service.process.wait()
+    b.vanish()
     again = browser(t, address(server), expected=[401])
     again.log_in(token)
     again.go("#/jobs")
@@ -236,5 +238,6 @@ def an_import_survives_its_browser(t):
     again.shows("import given-up")
     again.click("Cancel")
     again.submit()
+    web.permitted.set()
     again.lacks("import given-up")
     equal([d["name"] for d in control(server, "GET", "/images")], ["slow"], "images after the cancellation")

@@ -8,8 +8,13 @@ from harness import MIB, check, equal, test
 TARGET = "iqn.2026-01.org.example:cluster"
 PAGES = (
     ("overview", "Busiest disks"), ("volumes", "web-001"), ("volumes/web-001", "Block classes"), ("images", "debian"),
-    ("images/debian", "Boot profile"), ("iscsi", TARGET), (f"iscsi/{TARGET}", "Allowed initiators"), ("pools", "Data directory"),
+    ("images/debian", "Boot profile"), ("tenants", "acme"), ("iscsi", TARGET),
+    (f"iscsi/{TARGET}", "Allowed initiators"), ("pools", "Data directory"),
     ("cache", "Read cache"), ("jobs", "import"), ("events", "created"), ("access", "There are no tokens"),
+)
+DIALOGS = (
+    ("volumes", "Create a volume"), ("volumes", "Create clones"), ("images", "Import an image"),
+    ("access", "Create a token"), ("volumes/db", "Delete"), ("volumes/db", "Change"), ("iscsi", "Create a target"),
 )
 
 
@@ -49,11 +54,9 @@ def no_page_has_a_serious_fault_in_both_themes(t):
             visit(b, page, shown)
             if page in ("overview", "volumes/web-001"):
                 b.until(lambda: b.css(".chart canvas"), "no chart")
-                b.until(lambda: b.css(".hero-number, .sparkline") or True, "")
             equal(b.faults(), [], f"faults on {page} ({scheme})")
             b.screenshot(f"{page.split('/')[0]}{'-detail' if '/' in page else ''}-{scheme}")
-    for page, name in (("volumes", "Create a volume"), ("volumes", "Create clones"), ("images", "Import an image"), ("access", "Create a token"),
-                       ("volumes/db", "Delete"), ("volumes/db", "Change"), ("iscsi", "Create a target")):
+    for page, name in DIALOGS:
         b.go(f"#/{page}")
         b.click(name, "main button")
         b.until(lambda: b.css("dialog[open]"), "no dialog")
@@ -105,22 +108,32 @@ def changes_on_all_pages(t):
     b.until(lambda: control(server, "GET", "/volumes/db")["size_bytes"] == 64 * MIB, "the volume was not resized")
     b.click("Change")
     b.submit({"Operations per second": "777", "Weight": ""})
-    b.until(lambda: control(server, "GET", "/volumes/db/limits")["limits"]["iops"] == 777, "the limit was not set")
-    equal(control(server, "GET", "/volumes/db/limits")["limits"]["bandwidth"], 100 * MIB, "the limit that was kept")
+    limits = lambda: control(server, "GET", "/volumes/db/limits")["limits"]  # noqa: E731
+    b.until(lambda: limits()["iops"] == 777, "the limit was not set")
+    equal(limits()["bandwidth"], 100 * MIB, "the limit that was kept")
     b.go("#/volumes/web-012")
     b.shows("Make persistent")
     b.click("Make persistent")
     b.submit()
-    b.until(lambda: control(server, "GET", "/volumes/web-012")["write_cache_bytes"] is None, "the desktop was not converted")
+    converted = lambda: control(server, "GET", "/volumes/web-012")["write_cache_bytes"] is None  # noqa: E731
+    b.until(converted, "the desktop was not converted")
     b.go("#/images/debian")
+    # The first boot of a clone is recorded without a request; the load is one.
+    b.until(lambda: b.named("button", "Stop recording") or b.named("button", "Record the next boot"), "no boot profile")
+    if b.named("button", "Stop recording"):
+        b.click("Stop recording")
     b.click("Record the next boot")
-    b.shows("the next boot is recorded")
     b.click("Stop recording")
-    b.lacks("the next boot is recorded")
+    b.until(lambda: b.named("button", "Record the next boot"), "the recording was not stopped")
+    b.go("#/tenants")
+    b.click("Change")
+    b.submit({"Quota": "1 GiB"})
+    b.until(lambda: control(server, "GET", "/tenants/acme")["limits"].get("quota") == 1 << 30, "the quota was not set")
     b.go(f"#/iscsi/{TARGET}")
     b.click("Map a disk")
     b.submit({"Disk": "db", "LUN": "7"})
-    b.until(lambda: [lun["lun"] for lun in control(server, "GET", f"/targets/{TARGET}")["luns"]] == [0, 7], "the disk was not mapped")
+    luns = lambda: [lun["lun"] for lun in control(server, "GET", f"/targets/{TARGET}")["luns"]]  # noqa: E731
+    b.until(lambda: luns() == [0, 7], "the disk was not mapped")
     b.click("Reservations")
     b.shows("No registrations.")
     b.click("Close")
@@ -137,9 +150,10 @@ def changes_on_all_pages(t):
     b.submit()
     b.go("#/jobs")
     b.shows("gc")
-    b.until(lambda: any(j["kind"] == "gc" and j["state"] == "done" for j in control(server, "GET", "/jobs")), "no reclaim ended")
+    states = lambda: [(job["kind"], job["state"]) for job in control(server, "GET", "/jobs")]  # noqa: E731
+    b.until(lambda: ("gc", "done") in states(), "no reclaim has ended")
     b.go("#/volumes")
-    b.fill_filter = b.css("input[type=search]")[0].send_keys("web-00")
+    b.css("input[type=search]")[0].send_keys("web-00")
     b.shows("9 of 14")
     # An invalid value is explained where it was entered.
     b.click("Create a volume")
@@ -151,6 +165,6 @@ def changes_on_all_pages(t):
     b.fill("Size", "1000 B")
     b.css("dialog button[type=submit]")[0].click()
     b.until(lambda: "multiple" in b.css("dialog .error")[0].text, "the server's reason is not shown")
-    b.fill("Size", "4 KiB")
+    b.fill("Size", "4 MiB")
     b.submit()
-    b.until(lambda: b.named("a", "bad") or "10 of" in b.text() or "15" in b.text(), "the volume is not listed")
+    b.shows("9 of 15")

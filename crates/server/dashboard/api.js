@@ -43,7 +43,8 @@ async function problemOf(response) {
 
 async function send(path, options) {
   try {
-    return await fetch(PREFIX + path, { credentials: "same-origin", cache: "no-cache", ...options });
+    // Nothing is left in the cache of the browser after the session.
+    return await fetch(PREFIX + path, { credentials: "same-origin", cache: "no-store", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem({ code: "offline", title: "No connection", detail: "The server cannot be reached.", remedy: "The page tries again." });
@@ -98,7 +99,7 @@ export function parseEvents(text) {
 /** Follows the events until `signal` is aborted or the stream ends. `EventSource` cannot tell why a stream
  *  was refused, and cannot begin in the past. */
 export async function follow(after, signal, receive) {
-  const response = await send("/events", { headers: { "Last-Event-ID": after }, signal, cache: "no-store" });
+  const response = await send("/events", { headers: { "Last-Event-ID": after }, signal });
   if (!response.ok) {
     const problem = await problemOf(response);
     if (problem.status === 401) signedOut(problem);

@@ -5,6 +5,8 @@ import { clock } from "./format.js";
 import UPlot from "./vendor/uplot/uPlot.esm.js";
 
 const HEIGHT = 200;
+/** The least time that a chart shows, in seconds: the first samples are at its right end. */
+const MIN_SPAN_S = 60;
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
@@ -58,9 +60,9 @@ export class TimeChart {
     const axis = { stroke: color("muted"), grid: { stroke: color("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     const options = {
       width: this.canvas.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { y: false, points: { size: 6 } }, padding: [8, 8, 0, 0],
-      scales: { y: { range: (_, __, max) => [0, Math.max(max, 1) * 1.08] } },
+      scales: { x: { range: (_, min, max) => [Math.min(min, max - MIN_SPAN_S), max] }, y: { range: (_, __, max) => [0, Math.max(max, 1) * 1.08] } },
       axes: [
-        { ...axis, space: 70, values: (_, times) => times.map((time) => clock(time * 1000).slice(0, 8)) },
+        { ...axis, size: 30, space: 80, values: (_, times) => times.map((time) => clock(time * 1000)) },
         { ...axis, size: 64, values: (_, values) => values.map((value) => this.#format(value)) },
       ],
       series: [{}, ...this.#series.map((one) => ({

@@ -86,7 +86,11 @@ export function formDialog({ title, intro, fields: list = [], action, danger = f
   const titleId = `dialog-${++fields}`;
   const shown = () => {
     const values = Object.fromEntries(made.map(({ field, control }) => [field.name, field.type === "checkbox" ? control.checked : control.value]));
-    for (const { field, element } of made) element.hidden = Boolean(field.when && !field.when(values));
+    for (const { field, control, element } of made) {
+      element.hidden = Boolean(field.when && !field.when(values));
+      // The browser demands no value for it then.
+      control.disabled = element.hidden;
+    }
     if (typed) send.disabled = typed.control.value !== confirm;
   };
   if (confirm !== undefined) {

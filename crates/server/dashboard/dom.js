@@ -35,6 +35,7 @@ const ICONS = {
   images: "M10 2.5 17 6l-7 3.5L3 6zM3 10l7 3.5L17 10M3 14l7 3.5L17 14",
   iscsi: "M4 3h12v5H4zM4 12h12v5H4zM10 8v4M7 5.5h.01M7 14.5h.01",
   pools: "M3 4h14v12H3zM3 8h14M6 12h4",
+  tenants: "M7 9a3 3 0 1 0 0-6 3 3 0 0 0 0 6zM2 17c0-3 2-5 5-5s5 2 5 5M13 9a2.5 2.5 0 1 0 0-5M14 12c2.5 .3 4 2.2 4 5",
   jobs: "M10 3a7 7 0 1 0 7 7M10 6v4l3 2M14 3h3v3",
   events: "M4 5h12M4 10h12M4 15h7",
   cache: "M6 6h8v8H6zM8 3v3M12 3v3M8 14v3M12 14v3M3 8h3M3 12h3M14 8h3M14 12h3",

@@ -6,6 +6,8 @@ import { may } from "./session.js";
 const SAMPLE_MS = 2000;
 const SAMPLES = 180;
 const EVENTS = 2000;
+/** In place of events that are not available any more: pages that follow a topic read everything again. */
+const MISSED = ["volume", "job", "security"].map((topic) => ({ topic }));
 const RETRY_MS = [1000, 2000, 4000, 8000];
 
 /** Runs `work` at once and then every `ms` while the tab is visible; never twice at the same time. Returns
@@ -119,8 +121,10 @@ class Live {
   #receive(received) {
     const events = [];
     for (const { id, kind, data } of received) {
+      // Before the first event, everything was missed.
+      if (kind === "missed" && this.#after !== "0") this.happened.publish(MISSED);
+      else if (kind !== "missed") events.push(JSON.parse(data));
       if (id) this.#after = id;
-      if (kind !== "missed") events.push(JSON.parse(data));
     }
     if (events.length === 0) return;
     this.events.push(...events);

@@ -15,6 +15,7 @@ import { jobsPage } from "./pages/jobs.js";
 import { showLogin } from "./pages/login.js";
 import { overviewPage } from "./pages/overview.js";
 import { poolsPage } from "./pages/pools.js";
+import { tenantsPage } from "./pages/tenants.js";
 import { volumePage } from "./pages/volume.js";
 import { volumesPage } from "./pages/volumes.js";
 
@@ -22,6 +23,7 @@ const PAGES = [
   { path: "overview", label: "Overview", page: overviewPage, may: may.readServer },
   { path: "volumes", label: "Volumes & desktops", page: volumesPage, detail: volumePage, may: () => true },
   { path: "images", label: "Images", page: imagesPage, detail: imagePage, may: () => true },
+  { path: "tenants", label: "Tenants", page: tenantsPage, may: () => true },
   { path: "iscsi", label: "iSCSI", page: iscsiPage, detail: targetPage, may: may.readServer },
   { path: "pools", label: "Pools", page: poolsPage, may: may.readServer },
   { path: "cache", label: "Cache statistics", page: cachePage, may: may.readServer },
@@ -58,11 +60,15 @@ class Context {
   /** Calls `work` now, after each event of these topics (at most once a second), and every `ms`. */
   refresh(topics, work, ms = 30000) {
     let timer = null;
+    let failure = null;
     const run = async () => {
       try {
         await work();
+        failure = null;
       } catch (problem) {
-        if (problem.code !== "offline") showProblem(problem);
+        // A failure that lasts is shown once.
+        if (problem.code !== "offline" && problem.message !== failure) showProblem(problem);
+        failure = problem.message;
       }
     };
     const soon = (events) => {
@@ -134,7 +140,7 @@ function toggleTheme() {
 async function logOut() {
   await call("DELETE", "/session").catch(() => {});
   // Nothing of the session stays in the memory of the page.
-  location.replace("/");
+  history.replaceState(null, "", "/");
   location.reload();
 }
 

@@ -20,7 +20,9 @@ function cacheCard(window, stats, name, color) {
   const misses = rateOf(window, (s) => s[name].misses);
   const recent = hits + misses > 0 ? hits / (hits + misses) : NaN;
   return [
-    h("p", { class: "big" }, percent(recent), h("span", { class: "unit" }, ` hits, last ${RECENT_S} s`)),
+    Number.isFinite(recent)
+      ? h("p", { class: "big" }, percent(recent), h("span", { class: "unit" }, ` hits, last ${RECENT_S} s`))
+      : h("p", { class: "big" }, h("span", { class: "unit" }, `No look-ups in the last ${RECENT_S} s`)),
     fill(cache.bytes, cache.budget_bytes, color, "Size"),
     facts([
       ["Size", `${bytes(cache.bytes)} of ${bytes(cache.budget_bytes)}`],

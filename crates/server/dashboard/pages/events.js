@@ -14,9 +14,8 @@ export function eventText(event) {
   const data = event.data ?? {};
   switch (event.topic) {
     case "job": {
-      const what = `${data.kind ?? "job"} ${event.what}`;
-      const on = data.disk ? ` of ${data.disk}` : "";
-      return what.charAt(0).toUpperCase() + what.slice(1) + on + (data.error ? `: ${data.error.message}` : "");
+      const job = `${data.kind ?? "job"}${data.disk ? ` of ${data.disk}` : ""}`;
+      return `${job.charAt(0).toUpperCase()}${job.slice(1)} ${event.what}${data.error ? `: ${data.error.message}` : ""}`;
     }
     case "capacity":
       return `Free space: ${event.what}`;
@@ -44,9 +43,9 @@ export function eventsPage(context) {
   const table = new Table({
     caption: "Events",
     columns: [
-      { id: "time", label: "Time", value: (e) => e.id, text: (e) => time(e.time_ms), first: "descending", number: true },
+      { id: "time", label: "Time", value: (e) => e.id, text: (e) => time(e.time_ms), first: "descending" },
       { id: "topic", label: "Topic", value: (e) => e.topic, node: (e) => badge(e.topic, `topic-${e.topic}`) },
-      { id: "text", label: "What happened", text: eventText, wide: true },
+      { id: "text", label: "What happened", text: eventText, wide: true, grow: true },
     ],
     key: (e) => String(e.id), search: (e) => `${e.topic} ${eventText(e)}`, sort: ["time", true], empty: "No events yet.",
     filters: h("div", { class: "chips", role: "group", "aria-label": "Topics" }, boxes,

@@ -45,11 +45,11 @@ export function jobsPage(context) {
   const table = new Table({
     caption: "Jobs",
     columns: [
-      { id: "started", label: "Started", value: (j) => j.started_ms, text: (j) => time(j.started_ms), number: true, first: "descending" },
+      { id: "started", label: "Started", value: (j) => j.started_ms, text: (j) => time(j.started_ms), first: "descending" },
       { id: "kind", label: "Kind", value: (j) => j.kind },
       { id: "disk", label: "Disk", value: (j) => j.disk ?? "", wide: true },
       { id: "state", label: "State", value: (j) => j.state, node: (j) => badge(j.state, STATES[j.state]) },
-      { id: "result", label: "Progress and result", text: resultText, wide: true, node: (j) => (isRunning(j)
+      { id: "result", label: "Progress and result", text: resultText, wide: true, grow: true, node: (j) => (isRunning(j)
         ? h("div", { class: "job" }, progress(j.progress.done, j.progress.total, "Progress"), h("span", { class: "number" }, progressText(j)))
         : document.createTextNode(resultText(j))) },
       { id: "took", label: "Duration", number: true, minor: true, value: (j) => (j.ended_ms ?? Date.now()) - j.started_ms, text: (j) => duration((j.ended_ms ?? Date.now()) - j.started_ms) },

@@ -37,7 +37,7 @@ export async function cloneDisks(source) {
   formDialog({
     title: source ? `Clone ${source}` : "Create clones", action: "Create",
     fields: [
-      { name: "source", label: "Source", value: source ?? "", required: true, list: names, help: "An image, a volume, or VOLUME@SNAPSHOT" },
+      { name: "source", label: "Source", value: source ?? (names.length === 1 ? names[0] : ""), required: true, list: names, help: "An image, a volume, or VOLUME@SNAPSHOT" },
       { ...nameField("Name"), help: "With a number of clones, the prefix: NAME-001, NAME-002 …" },
       { name: "count", label: "Number of clones", value: "", parse: parseCount, placeholder: "one clone, without a number" },
       { name: "desktop", label: "Desktops: writes stay in memory until a reset", type: "checkbox",
@@ -167,7 +167,8 @@ export function createImageOf(source) {
   });
 }
 
-const LIMITS = [
+/** Limits: the field, its label, and how it is read. */
+export const LIMITS = [
   ["iops", "Operations per second", parseCount], ["iops_read", "Reads per second", parseCount], ["iops_write", "Writes per second", parseCount],
   ["iops_burst", "Burst of operations", parseCount], ["bandwidth", "Bytes per second", parseSize],
   ["bandwidth_read", "Bytes read per second", parseSize], ["bandwidth_write", "Bytes written per second", parseSize],
@@ -177,19 +178,24 @@ const LIMITS = [
 export const limitTexts = (limits) => LIMITS.filter(([id]) => limits[id] !== null && limits[id] !== undefined)
   .map(([id, label, parse]) => [label, parse === parseSize ? bytes(limits[id]) : count(limits[id])]);
 
-export async function limitVolume(name) {
-  const path = url`/volumes/${name}/limits`;
-  const [present, tenants] = await Promise.all([get(path), getOr("/tenants", [])]);
+/** Fields of a form with the present limits. */
+export function limitFields(limits, present) {
   const value = (id, parse) => {
-    const limit = present.limits[id];
+    const limit = present[id];
     if (limit === null || limit === undefined) return "";
     return parse === parseSize ? size(limit) : String(limit);
   };
+  return limits.map(([id, label, parse]) => ({ name: id, label, parse, value: value(id, parse) }));
+}
+
+export async function limitVolume(name) {
+  const path = url`/volumes/${name}/limits`;
+  const [present, tenants] = await Promise.all([get(path), getOr("/tenants", [])]);
   formDialog({
     title: `Limits of ${name}`, action: "Apply", intro: h("p", {}, "Empty: no limit. They are effective at once."),
     fields: [
       may.administer() && { name: "tenant", label: "Tenant", value: present.tenant ?? "", list: tenants.map((tenant) => tenant.name) },
-      ...LIMITS.map(([id, label, parse]) => ({ name: id, label, parse, value: value(id, parse) })),
+      ...limitFields(LIMITS, present.limits),
     ].filter(Boolean),
     submit: ({ tenant, ...limits }) =>
       call("PUT", path, { body: { tenant: may.administer() ? tenant || null : present.tenant, limits } }),

@@ -45,6 +45,7 @@ assets! {
     "pages/login.js" SCRIPT;
     "pages/overview.js" SCRIPT;
     "pages/pools.js" SCRIPT;
+    "pages/tenants.js" SCRIPT;
     "pages/volume.js" SCRIPT;
     "pages/volumes.js" SCRIPT;
     "pages/volume_actions.js" SCRIPT;
