@@ -3,10 +3,12 @@
 import http.client
 import os
 import statistics
+import sys
 import threading
 import time
 
 from browser import address, browser, control
+from forebay import spawn
 from harness import BLOCK, MIB, alone, check, connect, test
 
 VOLUMES = int(os.environ.get("FOREBAY_BROWSER_VOLUMES", "2000"))
@@ -40,6 +42,39 @@ def server_times(base):
     return times
 
 
+# What the page of volumes requests, for several of them; the argument is the address.
+POLLER = """
+import http.client, sys, time
+connection = http.client.HTTPConnection(sys.argv[1])
+while True:
+    for path in ("/stats", "/activity"):
+        connection.request("GET", "/api/v1" + path)
+        connection.getresponse().read()
+    time.sleep(2 / PAGES)
+"""
+WATCHING_PAGES, WATCHED_S = 5, 4
+
+
+def watched(base, latencies):
+    """Prints the latency of the guests' writes without pages, and with several that follow the volumes."""
+    def measure(what):
+        begin = len(latencies)
+        time.sleep(WATCHED_S)
+        found = sorted(latencies[begin:])
+        check(found, "no write was answered")
+        at = [found[min(len(found) - 1, int(len(found) * q))] * 1e6 for q in (0.5, 0.99)]
+        print(f"guest writes {what}: {len(found)}, median {at[0]:.0f} us, 99 % {at[1]:.0f} us")
+
+    measure("without pages")
+    code = POLLER.replace("PAGES", str(WATCHING_PAGES))
+    poller = spawn([sys.executable, "-c", code, base.removeprefix("http://")])
+    try:
+        measure(f"with {WATCHING_PAGES} pages of volumes")
+    finally:
+        poller.kill()
+        poller.wait()
+
+
 @alone
 @test
 def two_thousand_volumes(t):
@@ -48,13 +83,15 @@ def two_thousand_volumes(t):
     control(server, "POST", "/images/golden", {"source": "base"})
     control(server, "POST", "/clones", {"source": "golden", "name": "v", "count": VOLUMES})
     guests = [connect(server, f"v-{n:04}") for n in range(1, VOLUMES // 4 + 1)]
-    stopping = threading.Event()
+    stopping, latencies = threading.Event(), []
 
     def work():
         n = 0
         while not stopping.is_set():
             guest = guests[n % len(guests)]
+            begin = time.perf_counter()
             guest.pwrite(n.to_bytes(8, "big") * (BLOCK // 8), n % 64 * BLOCK)
+            latencies.append(time.perf_counter() - begin)
             n += 1
 
     load = threading.Thread(target=work)
@@ -63,6 +100,7 @@ def two_thousand_volumes(t):
         base = address(server)
         for path, took in server_times(base).items():
             check(took < SERVER_S, f"{path} took {took:.2f} s")
+        watched(base, latencies)
         b = browser(t, base)
         b.open()
         b.shows("Offload of the store")

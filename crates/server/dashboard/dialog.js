@@ -21,7 +21,7 @@ export function showProblem(problem) {
   toast(problemText(problem), "bad");
 }
 
-/** Runs an action of a button; the button is disabled meanwhile, and a failure is shown. */
+/** Runs an action of a button; the button is disabled until it has ended, and a failure is shown. */
 export async function act(button, work, done) {
   button.disabled = true;
   try {

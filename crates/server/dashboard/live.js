@@ -68,7 +68,11 @@ class Live {
   #wasOnline = true;
 
   start() {
-    if (may.readServer()) poll(() => this.#sample(), SAMPLE_MS);
+    if (may.readServer()) {
+      poll(() => this.#sample(), SAMPLE_MS);
+      // The first rates need two samples.
+      setTimeout(() => this.#sample().catch(() => {}), SAMPLE_MS / 3);
+    }
     this.#follow();
   }
 

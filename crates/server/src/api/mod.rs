@@ -1,5 +1,5 @@
-//! The HTTP/JSON API: `/api/v1/…`, over the control socket and optionally over TCP. The listeners serve the files
-//! of the dashboard, too, to clients without a right.
+//! The HTTP/JSON API: `/api/v1/…`, over the control socket and optionally over TCP. The listeners serve the
+//! files of the dashboard, too, to clients without a right.
 //!
 //! Each resource is one file with its table of routes; the router and the OpenAPI document are built from the
 //! tables, and tests compare `docs/api.md` and `docs/openapi.json` with them. A handler decodes its request

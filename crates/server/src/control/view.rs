@@ -540,8 +540,8 @@ impl From<DiskGuestStats> for ActivityView {
 }
 
 impl StatsView {
-    /// Creates the view of a pool's counters; `memory_bytes` is the resident memory of the process. Front ends
-    /// are not included.
+    /// Creates the view of a pool's counters; `memory_bytes` is the resident memory of the process. What
+    /// front ends count is not included.
     pub(super) fn new(s: &PoolStats, memory_bytes: u64) -> StatsView {
         let guest_ops = s.guest.read.ops + s.guest.write.ops;
         let store_ops = s.store.read.ops + s.store.write.ops;

@@ -1,10 +1,10 @@
 //! The dashboard: pages for administrators, which a browser renders from the API.
 //!
-//! Only static files are served here, to everyone who reaches the listener; they contain no data. All data comes
-//! from the API with the rights of the session, so access is decided in one place.
+//! Only static files are served here, to everyone who reaches the listener; they contain no data. All data
+//! comes from the API with the rights of the session, so access is decided in one place.
 //!
-//! **Caching.** The paths of all files but the shell contain a hash of the whole set, so browsers keep them, and
-//! a page never combines files of two releases. The shell, `/`, is asked for each time.
+//! **Caching.** The paths of all files but the shell contain a hash of the whole set, so browsers keep them,
+//! and a page never combines files of two releases. The shell, `/`, is requested each time.
 
 mod assets;
 
@@ -73,7 +73,8 @@ async fn shell(headers: HeaderMap) -> Response {
 
 async fn asset(Path((version, path)): Path<(String, String)>) -> Response {
     let Some(asset) = ASSETS.iter().find(|asset| asset.path == path) else {
-        return (StatusCode::NOT_FOUND, "this release has no such file; load the page again\n").into_response();
+        return (StatusCode::NOT_FOUND, "this release has no such file; load the page again\n")
+            .into_response();
     };
     // A page of another release gets the present file, but does not keep it.
     let cached = if version == PAGES.version { "public, max-age=31536000, immutable" } else { "no-store" };

@@ -49,7 +49,9 @@ async fn files_are_served_to_clients_without_a_token_and_data_is_not() {
         assert_eq!(value(&headers, "content-type"), "text/html; charset=utf-8");
         assert_eq!(value(&headers, "cache-control"), "no-cache");
         let policy = value(&headers, "content-security-policy");
-        for part in ["default-src 'none'", "script-src 'self'", "connect-src 'self'", "frame-ancestors 'none'"] {
+        for part in
+            ["default-src 'none'", "script-src 'self'", "connect-src 'self'", "frame-ancestors 'none'"]
+        {
             assert!(policy.contains(part), "{policy}");
         }
         assert!(!policy.contains("unsafe"));
@@ -79,11 +81,16 @@ async fn browsers_keep_files_of_this_release_only() {
     let same = get(&api, "/", &[("if-none-match", &tag)]).await;
     assert_eq!(same.status(), StatusCode::NOT_MODIFIED);
     assert!(text(same).await.is_empty());
-    for path in ["/assets/0/none.js", "/assets/0/../main.js", "/assets/0/%2e%2e/index.html", "/assets/main.js"] {
+    for path in
+        ["/assets/0/none.js", "/assets/0/../main.js", "/assets/0/%2e%2e/index.html", "/assets/main.js"]
+    {
         assert_eq!(get(&api, path, &[]).await.status(), StatusCode::NOT_FOUND, "{path}");
     }
     let posted = Request::post("/").header(header::HOST, "localhost").header("x-forebay", "1");
-    assert_eq!(send(&api, posted.body(Body::empty()).unwrap()).await.status(), StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(
+        send(&api, posted.body(Body::empty()).unwrap()).await.status(),
+        StatusCode::METHOD_NOT_ALLOWED
+    );
 }
 
 #[tokio::test]
