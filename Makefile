@@ -7,7 +7,7 @@ PYTHON ?= /usr/bin/python3
 MDBOOK ?= mdbook
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build dev check test test-rust test-clients test-threads test-ceph test-api test-proxmox test-package \
+.PHONY: help setup build dev check test test-rust test-clients test-browser test-threads test-ceph test-api test-proxmox test-package \
 	package package-proxmox demo soak soak-space soak-crash soak-hostile soak-seeds bench bench-fair bench-engine bench-vdi \
 	bench-boot bench-ats bench-rados bench-scale xray xray-fio fmt lint deny corpora book clean
 
@@ -31,6 +31,7 @@ check: ## formatting, clippy and unit tests: under 2 minutes when warm
 test: setup ## all tests: Rust first, then real clients against the server
 	@$(MAKE) --no-print-directory test-rust
 	@$(MAKE) --no-print-directory test-clients
+	@$(MAKE) --no-print-directory test-browser
 
 test-rust: ## the Rust tests alone, several test binaries at once
 	$(CARGO) run -q --locked -p xtask -- test
@@ -39,6 +40,10 @@ test-rust: ## the Rust tests alone, several test binaries at once
 test-clients: ## the real clients alone: nbdinfo, nbdcopy, qemu, fio, file systems, kill -9
 	$(CARGO) test --workspace --locked --no-run
 	@FOREBAY_BIN=$(TARGET)/debug/forebay $(PYTHON) tests/clients/run.py $(ARGS)
+
+test-browser: ## the dashboard in Chromium: FOREBAY_SCREENSHOTS=DIR keeps pictures of all pages
+	$(CARGO) test --workspace --locked --no-run
+	@FOREBAY_BIN=$(TARGET)/debug/forebay $(PYTHON) tests/browser/run.py $(ARGS)
 
 # A failing schedule is printed and can be replayed. The engine's locks and atomics are those of shuttle here.
 test-threads: ## the engine's locks, gate, latch and misses under thousands of thread schedules (minutes)

@@ -19,6 +19,8 @@ packages=(
   python3-rados libtcmalloc-minimal4               # its control, with librados2, which the server loads
   perl libjson-perl libio-socket-ssl-perl          # the storage plug-in for Proxmox VE
   python3-venv python3-yaml iproute2               # tools from PyPI; the examples of the documentation
+  chromium chromium-driver python3-selenium        # the dashboard in a real browser
+  fonts-dejavu-core                                # letters on its pages
   openssl python3 jq                               # TLS test certificates, test drivers, JSON
 )
 

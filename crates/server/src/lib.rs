@@ -13,6 +13,7 @@ pub mod cli;
 mod clock;
 pub mod config;
 pub mod control;
+mod dashboard;
 mod document;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

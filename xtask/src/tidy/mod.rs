@@ -81,9 +81,10 @@ pub fn check(root: &Path, all_words: bool) -> io::Result<Report> {
     Ok(report)
 }
 
-/// Whether a file is a golden file or of a fuzz corpus: binary, even where it is valid UTF-8.
+/// Whether a file is a golden file or of a fuzz corpus: binary, even where it is valid UTF-8; or of another
+/// project.
 fn is_bytes(path: &str) -> bool {
-    path.starts_with("fuzz/corpus/") || path.contains("/tests/golden/")
+    path.starts_with("fuzz/corpus/") || path.contains("/tests/golden/") || path.contains("/vendor/")
 }
 
 fn check_file(root: &Path, path: &str, content: &str, report: &mut Report) {

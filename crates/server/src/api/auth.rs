@@ -202,6 +202,7 @@ impl Caller {
         if self.principal.scope.is_some() {
             match &mut reply {
                 Reply::Disks(disks) => disks.retain(|disk: &DiskView| self.sees(&disk.name)),
+                Reply::Activity(disks) => disks.retain(|disk| self.sees(&disk.name)),
                 Reply::Tenants(tenants) => tenants.retain(|tenant| self.principal.sees_tenant(&tenant.name)),
                 _ => {}
             }

@@ -13,12 +13,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, Method, header};
+use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::Origin;
 use super::problem::{ApiError, Refusal};
+use crate::dashboard;
 
 /// The header of requests that change state. Its value is ignored.
 pub const HEADER: &str = "x-forebay";
@@ -37,7 +38,8 @@ impl Guard {
         Guard { origin, hosts: hosts.into() }
     }
 
-    fn check(&self, method: &Method, headers: &HeaderMap) -> Result<(), ApiError> {
+    fn check(&self, request: &Request) -> Result<(), ApiError> {
+        let (method, headers) = (request.method(), request.headers());
         let refused = |why, message: &str| Err(ApiError::refused(why, message));
         if self.origin != Origin::Socket
             && !only(headers, header::HOST.as_str(), |h| self.names_this_server(h))
@@ -47,6 +49,10 @@ impl Guard {
             return refused(Refusal::BadHost, message);
         }
         let host = headers.get(header::HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
+        // A link may lead to the dashboard's shell, which is the same for everyone.
+        if dashboard::is_shell(method, request.uri().path()) {
+            return Ok(());
+        }
         let own_site = |site: &str| matches!(site, "same-origin" | "none");
         if !all(headers, "sec-fetch-site", own_site)
             || !all(headers, header::ORIGIN.as_str(), |origin| is_origin_of(origin, host))
@@ -105,7 +111,7 @@ fn declares_json(headers: &HeaderMap) -> bool {
 
 /// Runs the checks as a layer of the router.
 pub(super) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    match guard.check(request.method(), request.headers()) {
+    match guard.check(&request) {
         Ok(()) => next.run(request).await,
         Err(refused) => refused.into_response(),
     }

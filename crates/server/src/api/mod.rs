@@ -1,4 +1,5 @@
-//! The HTTP/JSON API: `/api/v1/…`, over the control socket and optionally over TCP.
+//! The HTTP/JSON API: `/api/v1/…`, over the control socket and optionally over TCP. The listeners serve the
+//! files of the dashboard, too, to clients without a right.
 //!
 //! Each resource is one file with its table of routes; the router and the OpenAPI document are built from the
 //! tables, and tests compare `docs/api.md` and `docs/openapi.json` with them. A handler decodes its request
@@ -50,7 +51,7 @@ use tokio::sync::Semaphore;
 
 use crate::access::{Access, Right};
 use crate::control::{Action, Control, Reply};
-use crate::metrics;
+use crate::{dashboard, metrics};
 use auth::Caller;
 pub use auth::{Peer, cookie_name};
 pub use guard::HEADER;
@@ -144,6 +145,7 @@ pub fn router(control: Control, access: Arc<Access>, entry: Entry) -> Router {
     let conditions = etag::Conditions { api: api.clone(), routes: router.clone().with_state(api.clone()) };
     router
         .route("/metrics", metrics_route().handler)
+        .merge(dashboard::router())
         .fallback(|| async {
             ApiError::refused(Refusal::NoSuchResource, "no such resource; see docs/api.md for all routes")
         })

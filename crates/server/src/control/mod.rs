@@ -1,6 +1,6 @@
 //! The control plane: all administrative actions as one enum, and their execution on the pool.
 //!
-//! Every interface (the API over the control socket or TCP, later a dashboard) converts its request to an
+//! Every interface (the API over the control socket or TCP) converts its request to an
 //! [`Action`] and passes it to [`Control::run`], so actions are executed and logged in one place.
 //!
 //! An action that has begun runs to its end even if the client disconnects: it runs in a separate task, and a
@@ -19,6 +19,7 @@ mod jobs;
 mod limits;
 mod profile;
 mod reservations;
+mod served;
 mod space;
 mod targets;
 mod upgrade;
@@ -45,6 +46,7 @@ pub use jobs::{Job, JobKind, JobState, JobView, Jobs, NewJob, ProgressView};
 pub use limits::*;
 pub use profile::*;
 pub use reservations::*;
+pub use served::*;
 pub use space::*;
 pub use targets::*;
 pub use upgrade::{Handover, NewOwner, ServerRequest, Upgrade, Upgraded};
@@ -386,7 +388,7 @@ impl Control {
             A::ShowReservations { target, lun } => self.show_reservations(target, *lun).await,
             A::ClearReservations { target, lun } => self.clear_reservations(target, *lun).await,
             A::Server => Ok(Reply::Server(self.server_view())),
-            A::Stats => Ok(Reply::Stats(Box::new(StatsView::new(&pool.stats().await, resident_memory())))),
+            A::Stats => Ok(Reply::Stats(Box::new(self.stats_view().await))),
             A::DiskStats { name } => self.disk_stats(name).await,
             A::Checkpoint => {
                 pool.checkpoint().await?;
@@ -395,8 +397,24 @@ impl Control {
         }
     }
 
+    async fn stats_view(&self) -> StatsView {
+        let stats = self.pool().stats().await;
+        let observed = self.observed();
+        StatsView {
+            write_buffer_bytes: observed.write_buffer,
+            clients: ClientsView::new(&observed, self.targets().session_count()),
+            latency: LatencyView::new(&observed),
+            ..StatsView::new(&stats, resident_memory())
+        }
+    }
+
     fn server_view(&self) -> ServerView {
         let info = &self.inner.info;
+        let owner = self.observed().held.map(|held| OwnerView {
+            lease_ms: u64::try_from((held.lease_left)().as_millis()).unwrap_or(u64::MAX),
+            server: held.owner,
+            term: held.term,
+        });
         ServerView {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             data: info.data.display().to_string(),
@@ -406,6 +424,7 @@ impl Control {
             nbd: info.nbd.clone(),
             iscsi: info.iscsi.clone(),
             http: info.http.clone(),
+            owner,
         }
     }
 }

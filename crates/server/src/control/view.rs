@@ -12,6 +12,7 @@ use super::cache::{CacheView, ReadCacheView};
 use super::desktops::DesktopsView;
 use super::error::ErrorDetail;
 use super::limits::LimitedView;
+use super::served::{ClientsView, LatencyView};
 use super::space::{DiskSpaceView, ReductionView, RoomView, SpaceView};
 use crate::limits::LimitSet;
 
@@ -311,6 +312,20 @@ pub struct ServerView {
     pub iscsi: Vec<String>,
     /// Address of the API over TCP.
     pub http: Option<String>,
+    /// The ownership of a pool in Ceph.
+    #[serde(default)]
+    pub owner: Option<OwnerView>,
+}
+
+/// The ownership of a pool in Ceph by this server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OwnerView {
+    /// This server, as the pool names it.
+    pub server: String,
+    /// Number of the ownership.
+    pub term: u64,
+    /// Milliseconds for which it is certain that no other server has the pool.
+    pub lease_ms: u64,
 }
 
 /// A number of operations and their bytes.
@@ -451,6 +466,15 @@ pub struct StatsView {
     pub moved_bytes: u64,
     /// Bytes freed since the pool was opened.
     pub freed_bytes: u64,
+    /// Budget of the bytes that are not yet durable, above which writers wait.
+    #[serde(default)]
+    pub write_buffer_bytes: u64,
+    /// Connections of guests.
+    #[serde(default)]
+    pub clients: ClientsView,
+    /// Times of the requests of guests.
+    #[serde(default)]
+    pub latency: LatencyView,
 }
 
 /// `GET /stats/{name}`: guest I/O and space of a disk.
@@ -490,8 +514,9 @@ impl From<DiskGuestStats> for ActivityView {
 }
 
 impl StatsView {
-    /// Creates the view of a pool's counters; `memory_bytes` is the resident memory of the process.
-    pub fn new(s: &PoolStats, memory_bytes: u64) -> StatsView {
+    /// Creates the view of a pool's counters; `memory_bytes` is the resident memory of the process. What
+    /// front ends count is not included.
+    pub(super) fn new(s: &PoolStats, memory_bytes: u64) -> StatsView {
         let guest_ops = s.guest.read.ops + s.guest.write.ops;
         let store_ops = s.store.read.ops + s.store.write.ops;
         StatsView {
@@ -520,6 +545,7 @@ impl StatsView {
             space: s.space.map(SpaceView::from),
             moved_bytes: s.moved_bytes,
             freed_bytes: s.freed_bytes,
+            ..StatsView::default()
         }
     }
 }

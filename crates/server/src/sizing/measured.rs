@@ -85,6 +85,7 @@ mod tests {
             nbd: Vec::new(),
             iscsi: Vec::new(),
             http: None,
+            owner: None,
         };
         let fleet = Fleet {
             desktops: 20,

@@ -147,6 +147,8 @@ async fn an_operator_acts_within_its_scope_and_sees_nothing_else() {
     assert_eq!(names(&listed), ["web-1", "web-2", "web-3"]);
     let listed = answer(&api, Method::GET, "/volumes", Some(&by_tenant), Value::Null).await.2;
     assert_eq!(names(&listed), ["web-1"]);
+    let active = answer(&api, Method::GET, "/activity", Some(&by_tenant), Value::Null).await.2;
+    assert_eq!(names(&active), ["web-1"]);
     let tenants = answer(&api, Method::GET, "/tenants", Some(&by_tenant), Value::Null).await.2;
     assert_eq!(names(&tenants), ["acme"]);
     assert_eq!(answer(&api, Method::GET, "/tenants", Some(&by_name), Value::Null).await.2, json!([]));

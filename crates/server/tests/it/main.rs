@@ -6,6 +6,7 @@
 mod access;
 mod api;
 mod common;
+mod dashboard;
 mod formats;
 mod host;
 mod hostile;

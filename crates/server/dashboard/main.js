@@ -1,0 +1,219 @@
+// The frame of the dashboard: session, navigation, and the page that the address names.
+
+import { call, onSignedOut } from "./api.js";
+import { redrawCharts } from "./chart.js";
+import { showProblem } from "./dialog.js";
+import { h, icon, link, replace, setText } from "./dom.js";
+import { live, poll } from "./live.js";
+import { may, scopeText, setClient, who } from "./session.js";
+import { accessPage } from "./pages/access.js";
+import { cachePage } from "./pages/cache.js";
+import { eventsPage } from "./pages/events.js";
+import { imagePage, imagesPage } from "./pages/images.js";
+import { iscsiPage, targetPage } from "./pages/iscsi.js";
+import { jobsPage } from "./pages/jobs.js";
+import { showLogin } from "./pages/login.js";
+import { overviewPage } from "./pages/overview.js";
+import { poolsPage } from "./pages/pools.js";
+import { tenantsPage } from "./pages/tenants.js";
+import { volumePage } from "./pages/volume.js";
+import { volumesPage } from "./pages/volumes.js";
+
+const PAGES = [
+  { path: "overview", label: "Overview", page: overviewPage, may: may.readServer },
+  { path: "volumes", label: "Volumes & desktops", page: volumesPage, detail: volumePage, may: () => true },
+  { path: "images", label: "Images", page: imagesPage, detail: imagePage, may: () => true },
+  { path: "tenants", label: "Tenants", page: tenantsPage, may: () => true },
+  { path: "iscsi", label: "iSCSI", page: iscsiPage, detail: targetPage, may: may.readServer },
+  { path: "pools", label: "Pools", page: poolsPage, may: may.readServer },
+  { path: "cache", label: "Cache statistics", page: cachePage, may: may.readServer },
+  { path: "jobs", label: "Jobs", page: jobsPage, may: () => true },
+  { path: "events", label: "Events", page: eventsPage, may: () => true },
+  { path: "access", label: "Access", page: accessPage, may: may.administer },
+];
+
+const app = document.getElementById("app");
+const SESSION_KEY = "forebay-signed-out";
+
+/** What a page uses while it is shown; everything ends with it. */
+class Context {
+  #ends = [];
+
+  constructor(title) {
+    this.title = title;
+  }
+
+  onEnd(end) {
+    this.#ends.push(end);
+  }
+
+  poll(work, ms) {
+    this.onEnd(poll(work, ms));
+  }
+
+  onSample(reader) {
+    this.onEnd(live.sampled.subscribe(reader));
+    const last = live.samples.at(-1);
+    if (last) reader(last.stats);
+  }
+
+  /** Calls `work` now, after each event of these topics (at most once a second), and every `ms`. */
+  refresh(topics, work, ms = 30000) {
+    let timer = null;
+    let failure = null;
+    const run = async () => {
+      try {
+        await work();
+        failure = null;
+      } catch (problem) {
+        // A failure that lasts is shown once.
+        if (problem.code !== "offline" && problem.message !== failure) showProblem(problem);
+        failure = problem.message;
+      }
+    };
+    const soon = (events) => {
+      if (timer === null && events.some((event) => topics.includes(event.topic))) {
+        timer = setTimeout(() => { timer = null; run(); }, 700);
+      }
+    };
+    this.onEnd(live.happened.subscribe(soon));
+    this.onEnd(() => clearTimeout(timer));
+    this.poll(run, ms);
+    return run;
+  }
+
+  onEvents(reader) {
+    this.onEnd(live.happened.subscribe(reader));
+  }
+
+  end() {
+    for (const end of this.#ends.splice(0)) end();
+  }
+}
+
+let shown = null;
+let hasShown = false;
+
+function route() {
+  const parts = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decode);
+  const allowed = PAGES.filter((page) => page.may());
+  const page = allowed.find((one) => one.path === parts[0]) ?? allowed[0];
+  const isDetail = parts[0] === page.path && parts.length > 1 && page.detail;
+  shown?.end();
+  shown = new Context(isDetail ? parts[1] : page.label);
+  document.title = `${shown.title} – Forebay`;
+  const main = document.getElementById("main");
+  for (const item of document.querySelectorAll("nav a")) {
+    if (item.dataset.path === page.path) item.setAttribute("aria-current", "page");
+    else item.removeAttribute("aria-current");
+  }
+  document.body.classList.remove("menu-open");
+  document.getElementById("menu-button").setAttribute("aria-expanded", "false");
+  replace(main, isDetail ? page.detail(shown, parts[1]) : page.page(shown));
+  window.scrollTo(0, 0);
+  // After a change of the page, the keyboard continues at its content.
+  if (hasShown) main.focus({ preventScroll: true });
+  hasShown = true;
+}
+
+function decode(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+function toggleTheme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const root = document.documentElement;
+  const now = root.dataset.theme ?? (dark ? "dark" : "light");
+  root.dataset.theme = now === "dark" ? "light" : "dark";
+  try {
+    localStorage.setItem("forebay-theme", root.dataset.theme);
+  } catch {
+    // Storage is disabled: the choice lasts until the page is loaded again.
+  }
+  redrawCharts();
+}
+
+async function logOut() {
+  await call("DELETE", "/session").catch(() => {});
+  // Nothing of the session stays in the memory of the page.
+  history.replaceState(null, "", "/");
+  location.reload();
+}
+
+function toggleMenu() {
+  const isOpen = document.body.classList.toggle("menu-open");
+  document.getElementById("menu-button").setAttribute("aria-expanded", String(isOpen));
+}
+
+function frame() {
+  const client = who();
+  const items = PAGES.filter((page) => page.may()).map((page) =>
+    h("li", {}, link(`#/${page.path}`, [icon(page.path), page.label], { "data-path": page.path })));
+  const skip = h("a", { href: "#main", class: "skip", onclick: (event) => {
+    event.preventDefault();
+    document.getElementById("main").focus();
+  } }, "Skip to the content");
+  const menu = h("button", { type: "button", id: "menu-button", class: "icon-button", "aria-label": "Menu", "aria-expanded": "false",
+    "aria-controls": "menu", onclick: toggleMenu }, icon("menu"));
+  const theme = h("button", { type: "button", class: "icon-button", "aria-label": "Switch between light and dark", onclick: toggleTheme }, icon("theme"));
+  const out = client.via === "session" ? h("button", { type: "button", class: "button small", onclick: logOut }, "Log out") : null;
+  const person = h("div", { class: "who" }, h("span", { class: "who-name" }, client.name),
+    h("span", { class: "who-role" }, `${client.role}, ${scopeText(client.scope)}`));
+  const banner = h("div", { id: "banner", role: "status", "aria-live": "polite", hidden: true });
+  live.online.subscribe((isOnline) => {
+    banner.hidden = isOnline;
+    setText(banner, isOnline ? "" : "The connection to the server is lost. Numbers are those of the last sample; the page reconnects by itself.");
+  });
+  const hint = client.via === "loopback"
+    ? h("p", { class: "hint" }, "This server has no tokens: every local user may use this page. ", link("#/access", "Create a token"), " to require one.")
+    : null;
+  replace(app, skip,
+    h("header", { class: "top" }, menu, h("span", { class: "brand" }, h("span", { class: "mark", "aria-hidden": "true" }), "Forebay"),
+      h("span", { class: "spring" }), person, theme, out),
+    h("nav", { id: "menu", "aria-label": "Pages" }, h("ul", {}, items)),
+    h("div", { class: "content" }, banner, hint, h("main", { id: "main", tabindex: "-1" })));
+}
+
+async function begin() {
+  let client;
+  try {
+    client = await call("GET", "/session", { login: true });
+  } catch (problem) {
+    if (problem.status === 401) {
+      showLogin(app, begin, takeReason());
+    } else {
+      replace(app, h("main", { class: "login-page" }, h("p", { role: "alert" }, `${problem.message} ${problem.remedy}`)));
+      setTimeout(begin, 3000);
+    }
+    return;
+  }
+  setClient(client);
+  frame();
+  addEventListener("hashchange", route);
+  route();
+  live.start();
+}
+
+/** Why the last session ended, once. */
+function takeReason() {
+  const reason = sessionStorage.getItem(SESSION_KEY);
+  sessionStorage.removeItem(SESSION_KEY);
+  return reason;
+}
+
+let leaving = false;
+onSignedOut((problem) => {
+  if (leaving) return;
+  leaving = true;
+  sessionStorage.setItem(SESSION_KEY, problem.code === "not_authenticated" ? "The session has ended. Log in again." : problem.message);
+  // A new document has nothing of the session.
+  replace(app);
+  for (const dialog of document.querySelectorAll("dialog")) dialog.remove();
+  location.reload();
+});
+
+begin();

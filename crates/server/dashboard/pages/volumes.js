@@ -1,0 +1,94 @@
+// All volumes: thousands, sorted and filtered, with their activity.
+
+import { get } from "../api.js";
+import { showProblem } from "../dialog.js";
+import { badge, button, h, link, pageHead, pagePath, setText } from "../dom.js";
+import { sparkCell } from "../chart.js";
+import { count, perSecond, size, throughput, time } from "../format.js";
+import { activity, sampleActivity } from "../live.js";
+import { may } from "../session.js";
+import { Table } from "../table.js";
+import { cloneDisks, createVolume, removeVolumes, resetVolumes } from "./volume_actions.js";
+
+const SETS = [
+  ["all", "All", () => true],
+  ["used", "In use", (disk) => clientsOf(disk) > 0],
+  ["desktops", "Desktops", isDesktop],
+  ["lasting", "Persistent", (disk) => !isDesktop(disk)],
+  ["attention", "Need attention", (disk) => disk.memory_lost || disk.map_damaged],
+];
+
+export function isDesktop(disk) {
+  return disk.write_cache_bytes !== null;
+}
+
+const clientsOf = (disk) => activity.get(disk.name)?.counters.clients ?? disk.clients;
+const opsOf = (disk) => activity.get(disk.name)?.rates?.ops;
+
+export function kindText(disk) {
+  if (isDesktop(disk)) return "desktop";
+  return disk.origin ? "clone" : "volume";
+}
+
+export function troubles(disk) {
+  return [disk.memory_lost && badge("writes lost", "bad"), disk.map_damaged && badge("map damaged", "bad")].filter(Boolean);
+}
+
+function bytesOf(disk) {
+  const rates = activity.get(disk.name)?.rates;
+  return rates ? rates.readBytes + rates.writeBytes : undefined;
+}
+
+const COLUMNS = [
+  { id: "name", label: "Name", value: (d) => d.name, text: (d) => `${d.name}/${d.memory_lost}/${d.map_damaged}`, wide: true,
+    node: (d) => h("span", { class: "named" }, link(pagePath("volumes", d.name), d.name), troubles(d)) },
+  { id: "kind", label: "Kind", value: kindText, minor: true },
+  { id: "size", label: "Size", value: (d) => d.size_bytes, text: (d) => size(d.size_bytes), number: true, first: "descending", minor: true },
+  { id: "origin", label: "Created from", value: (d) => d.origin ?? "", minor: true },
+  { id: "tenant", label: "Tenant", value: (d) => d.tenant ?? "", minor: true },
+  { id: "clients", label: "Clients", value: clientsOf, text: (d) => count(clientsOf(d)), number: true, first: "descending" },
+  { id: "ops", label: "Ops/s", value: (d) => opsOf(d) ?? 0, text: (d) => perSecond(opsOf(d) ?? 0), number: true, first: "descending" },
+  { id: "bytes", label: "Throughput", value: (d) => bytesOf(d) ?? 0, text: (d) => throughput(bytesOf(d) ?? 0), number: true, first: "descending", minor: true },
+  { id: "line", label: "2 minutes", live: (d, cell) => sparkCell(cell, activity.get(d.name)?.history), minor: true },
+  { id: "snapshots", label: "Snapshots", value: (d) => d.snapshots, number: true, first: "descending", minor: true },
+  { id: "created", label: "Created", value: (d) => d.created_ms, text: (d) => time(d.created_ms).slice(0, 16), number: true, first: "descending", minor: true },
+];
+
+/** Buttons that act on the selected rows. */
+function selectionBar(actions, clear) {
+  const text = h("span", { class: "number", "aria-live": "polite" });
+  const element = h("div", { class: "selection", hidden: true }, text, actions, button("Clear", clear, "small"));
+  return { element, show: (selected) => {
+    element.hidden = selected.length === 0;
+    setText(text, `${count(selected.length)} selected`);
+  } };
+}
+
+export function volumesPage(context) {
+  let disks = [];
+  let wanted = SETS[0][2];
+  const select = h("select", { "aria-label": "Kind of volumes", onchange: () => {
+    wanted = SETS.find(([id]) => id === select.value)[2];
+    draw();
+  } }, SETS.map(([id, label]) => h("option", { value: id }, label)));
+  const chosen = selectionBar([
+    may.operate() && button("Reset", () => resetVolumes(table.selected), "small"),
+    may.administer() && button("Delete", () => removeVolumes(table.selected, () => table.clearSelection()), "small danger"),
+  ].filter(Boolean), () => table.clearSelection());
+  const table = new Table({
+    caption: "Volumes", columns: COLUMNS, key: (d) => d.name, search: (d) => `${d.name} ${d.origin ?? ""} ${d.tenant ?? ""} ${kindText(d)}`,
+    empty: "There are no volumes yet.", filters: select, select: may.operate() ? (selected) => chosen.show(selected) : undefined,
+  });
+  const draw = () => table.update(disks.filter(wanted));
+  context.refresh(["volume"], async () => {
+    disks = await get("/volumes");
+    draw();
+  });
+  context.poll(async () => {
+    await sampleActivity();
+    draw();
+  }, 2000);
+  const actions = may.administer()
+    ? [button("Create clones", () => cloneDisks().catch(showProblem)), button("Create a volume", createVolume, "primary")] : [];
+  return [pageHead("Volumes & desktops", actions), h("section", { class: "card flush" }, chosen.element, table.element)];
+}

@@ -1,0 +1,170 @@
+"""All pages: no serious fault of accessibility in both themes, no sideways scrolling on a phone, no message in the
+console."""
+
+from browser import DESKTOP, PHONE, SocketBridge, browser, control
+from browser_flow import Load, noise_image
+from harness import MIB, check, equal, test
+
+TARGET = "iqn.2026-01.org.example:cluster"
+PAGES = (
+    ("overview", "Busiest disks"), ("volumes", "web-001"), ("volumes/web-001", "Block classes"), ("images", "debian"),
+    ("images/debian", "Boot profile"), ("tenants", "acme"), ("iscsi", TARGET),
+    (f"iscsi/{TARGET}", "Allowed initiators"), ("pools", "Data directory"),
+    ("cache", "Read cache"), ("jobs", "import"), ("events", "created"), ("access", "There are no tokens"),
+)
+DIALOGS = (
+    ("volumes", "Create a volume"), ("volumes", "Create clones"), ("images", "Import an image"),
+    ("access", "Create a token"), ("volumes/db", "Delete"), ("volumes/db", "Change"), ("iscsi", "Create a target"),
+)
+
+
+def furnished(t):
+    """A server with something on each page, and a browser."""
+    server = t.server("--iscsi", "127.0.0.1:0")
+    image = noise_image(t, "debian", 32 * MIB)
+    server.cli("image", "import", "debian", image)
+    control(server, "POST", "/clones", {"source": "debian", "name": "web", "count": 12, "write_cache_bytes": 16 * MIB})
+    control(server, "POST", "/clones", {"source": "debian", "name": "db"})
+    control(server, "POST", "/volumes", {"name": "files", "size_bytes": 2 << 40})
+    control(server, "POST", "/volumes/db/snapshots", {"name": "monday"})
+    control(server, "PUT", "/volumes/db/limits", {"tenant": "acme", "limits": {"iops": 5000, "bandwidth": 100 * MIB}})
+    control(server, "POST", "/targets", {"name": TARGET, "chap": {"user": "hosts", "secret": "0123456789ab"}})
+    control(server, "POST", f"/targets/{TARGET}/luns", {"disk": "files"})
+    control(server, "PUT", f"/targets/{TARGET}/initiators/iqn.1998-01.com.vmware:esx-1", {})
+    for name in ("web-001", "web-002", "db"):
+        t.defer(Load(server, name).stop)
+    bridge = SocketBridge(server.control)
+    t.defer(bridge.close)
+    return server, browser(t, bridge.base)
+
+
+def visit(b, page, shown):
+    b.go(f"#/{page}")
+    b.shows(shown)
+    b.until(lambda: not b.css("#banner:not([hidden])"), "the connection is lost")
+
+
+@test
+def no_page_has_a_serious_fault_in_both_themes(t):
+    server, b = furnished(t)
+    b.open()
+    for scheme in ("light", "dark"):
+        b.prefer(prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
+        for page, shown in PAGES:
+            visit(b, page, shown)
+            if page in ("overview", "volumes/web-001"):
+                b.until(lambda: b.css(".chart canvas"), "no chart")
+            equal(b.faults(), [], f"faults on {page} ({scheme})")
+            b.screenshot(f"{page.split('/')[0]}{'-detail' if '/' in page else ''}-{scheme}")
+    for page, name in DIALOGS:
+        b.go(f"#/{page}")
+        b.click(name, "main button")
+        b.until(lambda: b.css("dialog[open]"), "no dialog")
+        equal(b.faults(), [], f"faults of the dialog '{name}'")
+        b.screenshot(f"dialog-{name.lower().replace(' ', '-')}")
+        b.click("Cancel")
+    # The switch overrides the system, and is kept.
+    b.prefer(prefers_color_scheme="light")
+    background = "return getComputedStyle(document.body).backgroundColor"
+    light = b.script(background)
+    b.click("Switch between light and dark")
+    b.until(lambda: b.script(background) != light, "the theme is the same")
+    b.driver.refresh()
+    b.until(lambda: b.css("nav"), "no page")
+    check(b.script(background) != light, "the theme was forgotten")
+
+
+@test
+def all_pages_fit_on_a_phone(t):
+    server, b = furnished(t)
+    b.resize(PHONE)
+    b.open()
+    overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    for page, shown in PAGES:
+        visit(b, page, shown)
+        equal(b.script(overflow), 0, f"pixels by which {page} is wider than a phone")
+        b.screenshot(f"phone-{page.split('/')[0]}{'-detail' if '/' in page else ''}")
+    check(not b.named("nav a", "Images"), "the menu is open")
+    b.click("Menu")
+    b.screenshot("phone-menu")
+    b.click("Images", "nav a")
+    b.shows("debian")
+    check(not b.named("nav a", "Images"), "the menu is still open")
+    b.click("Import an image")
+    equal(b.script(overflow), 0, "pixels by which a dialog is wider than a phone")
+    equal(b.faults(), [], "faults on a phone")
+    b.screenshot("phone-dialog")
+    b.resize(DESKTOP)
+    b.click("Cancel")
+
+
+@test
+def changes_on_all_pages(t):
+    """Actions that no other test performs."""
+    server, b = furnished(t)
+    b.open("#/volumes/db")
+    b.click("Resize")
+    b.submit({"Size": "64 MiB"})
+    b.until(lambda: control(server, "GET", "/volumes/db")["size_bytes"] == 64 * MIB, "the volume was not resized")
+    b.click("Change")
+    b.submit({"Operations per second": "777", "Weight": ""})
+    limits = lambda: control(server, "GET", "/volumes/db/limits")["limits"]  # noqa: E731
+    b.until(lambda: limits()["iops"] == 777, "the limit was not set")
+    equal(limits()["bandwidth"], 100 * MIB, "the limit that was kept")
+    b.go("#/volumes/web-012")
+    b.shows("Make persistent")
+    b.click("Make persistent")
+    b.submit()
+    converted = lambda: control(server, "GET", "/volumes/web-012")["write_cache_bytes"] is None  # noqa: E731
+    b.until(converted, "the desktop was not converted")
+    b.go("#/images/debian")
+    # The first boot of a clone is recorded without a request; the load is one.
+    b.until(lambda: b.named("button", "Stop recording") or b.named("button", "Record the next boot"), "no boot profile")
+    if b.named("button", "Stop recording"):
+        b.click("Stop recording")
+    b.click("Record the next boot")
+    b.click("Stop recording")
+    b.until(lambda: b.named("button", "Record the next boot"), "the recording was not stopped")
+    b.go("#/tenants")
+    b.click("Change")
+    b.submit({"Quota": "1 GiB"})
+    b.until(lambda: control(server, "GET", "/tenants/acme")["limits"].get("quota") == 1 << 30, "the quota was not set")
+    b.go(f"#/iscsi/{TARGET}")
+    b.click("Map a disk")
+    b.submit({"Disk": "db", "LUN": "7"})
+    luns = lambda: [lun["lun"] for lun in control(server, "GET", f"/targets/{TARGET}")["luns"]]  # noqa: E731
+    b.until(lambda: luns() == [0, 7], "the disk was not mapped")
+    b.click("Reservations")
+    b.shows("No registrations.")
+    b.click("Close")
+    b.click("Allow an initiator")
+    b.submit({"Name": "iqn.2026-01.org.example:host", "LUNs": "0, 7"})
+    b.shows("iqn.2026-01.org.example:host")
+    b.click("Delete", "main .actions button")
+    b.submit({"To confirm": TARGET})
+    b.shows("There are no targets yet.")
+    b.go("#/pools")
+    b.click("Write a checkpoint")
+    b.shows("Wrote a checkpoint")
+    b.click("Reclaim space")
+    b.submit()
+    b.go("#/jobs")
+    b.shows("gc")
+    states = lambda: [(job["kind"], job["state"]) for job in control(server, "GET", "/jobs")]  # noqa: E731
+    b.until(lambda: ("gc", "done") in states(), "no reclaim has ended")
+    b.go("#/volumes")
+    b.css("input[type=search]")[0].send_keys("web-00")
+    b.shows("9 of 14")
+    # An invalid value is explained where it was entered.
+    b.click("Create a volume")
+    b.fill("Name", "bad")
+    b.fill("Size", "much")
+    b.css("dialog button[type=submit]")[0].click()
+    b.shows("'much' is not a size")
+    b.expected.add(400)
+    b.fill("Size", "1000 B")
+    b.css("dialog button[type=submit]")[0].click()
+    b.until(lambda: "multiple" in b.css("dialog .error")[0].text, "the server's reason is not shown")
+    b.fill("Size", "4 MiB")
+    b.submit()
+    b.shows("9 of 15")
