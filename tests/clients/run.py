@@ -79,6 +79,8 @@ import clients_golden  # noqa: E402, F401
 import clients_package  # noqa: E402, F401
 import clients_rados  # noqa: E402, F401
 import clients_rados_outages  # noqa: E402, F401
+import clients_rados_memory  # noqa: E402, F401
+import clients_rados_upgrade  # noqa: E402, F401
 import clients_rados_handover  # noqa: E402, F401
 import clients_rados_paths  # noqa: E402, F401
 import clients_rados_multipath  # noqa: E402, F401
