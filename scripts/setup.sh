@@ -17,6 +17,7 @@ packages=(
   util-linux python3-distlib                       # swap areas, and small Windows programs as test data
   ceph-mon ceph-mgr ceph-osd ceph-common           # a Ceph cluster for pools in RADOS
   python3-rados libtcmalloc-minimal4               # its control, with librados2, which the server loads
+  iproute2 nftables                                # networks of tests, and their failures
   perl libjson-perl                                # the storage plug-in for Proxmox VE
   openssl python3 jq                               # TLS test certificates, test drivers, JSON
 )
