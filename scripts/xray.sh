@@ -26,15 +26,20 @@ factors() {
     power-loss) echo 0.004 0.1 0.02 ;;
     server-* | osd-lost) echo 0.004 0.1 0.006 ;;
     ingestion) echo 0.001 1 1 ;;
+    node-failure | sequential-node-failure | vm-high-availability) echo 0.004 0.1 0.03 ;;
+    extended-node-failure) echo 0.004 0.5 0.008 ;;
+    rolling-upgrade | live-migration) echo 0.004 0.1 0.015 ;;
     vdi-*) echo 0.004 0.5 0.003 ;;
     *) echo 0.004 0.1 0.003 ;;
   esac
 }
 
-# A snapshot of a disk in use, and OSDs, need Ceph on the side of the peer.
+# A snapshot of a disk in use, OSDs and nodes need Ceph on the side of the peer.
 targets() {
   case $1 in
     snapshot-impact-* | osd-lost) echo forebay-rados librbd ;;
+    *node-failure | vm-high-availability) echo forebay-rados-2 librbd ;;
+    rolling-upgrade | live-migration) echo forebay-rados-2 ;;
     server-upgraded) echo forebay ;;
     *) echo forebay "$PEER" ;;
   esac

@@ -33,7 +33,7 @@ enum What {
 pub(super) fn timeline(scenario: &Scenario, phase: &Phase) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut event = 0;
-    for e in scenario.events().filter(|e| e.phase.get_ref() == phase.name.get_ref()) {
+    for e in scenario.events_of(phase) {
         for n in 0..e.times {
             let at = e.at.0 + e.every.map_or(Duration::ZERO, |d| d.0) * n;
             let disk = e.disk.as_ref().map_or_else(String::new, |d| d.get_ref().clone());
@@ -50,6 +50,10 @@ pub(super) fn timeline(scenario: &Scenario, phase: &Phase) -> Vec<Step> {
                 Action::OsdKill => {
                     vec![(at, What::Act(Act::OsdKill(e.osd))), (back, What::Act(Act::OsdStart(e.osd)))]
                 }
+                Action::NodeKill => vec![(at, What::Act(Act::NodeKill))],
+                Action::NodeStart => vec![(at, What::Act(Act::NodeStart))],
+                Action::Handover => vec![(at, What::Act(Act::Handover))],
+                Action::RollingUpgrade => vec![(at, What::Act(Act::RollingUpgrade))],
             };
             steps.extend(whats.into_iter().map(|(at, what)| Step { at, event, action: e.action, what }));
             event += 1;
@@ -127,7 +131,7 @@ impl<'a, 'scope> Conductor<'a, 'scope> {
     fn act(&mut self, step: &Step, act: &Act, clock: &Clock, start: Duration) {
         let index = self.record(step, clock, start);
         // A killed server has no processes, and the sampler must not use their numbers.
-        if matches!(act, Act::Kill | Act::Restart)
+        if matches!(act, Act::Kill | Act::Restart | Act::NodeKill | Act::RollingUpgrade)
             && let Ok(mut pids) = self.pids.lock()
         {
             pids.clear();

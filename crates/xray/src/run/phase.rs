@@ -106,6 +106,9 @@ pub(super) fn run<'a>(
     let every = interval(whole.max(Duration::from_secs(1)));
     let plans = plan(stage, phase, &loads, depth, system)?;
     let store_before = system.store();
+    // The counters start again with the server.
+    let ends_server =
+        scenario.events_of(phase).any(|e| e.action.disconnects() || e.action == Action::Upgrade);
     let cpu_before = CpuTimes::now();
     let clock = Clock::new();
     let pids = Mutex::new(system.pids());
@@ -167,7 +170,7 @@ pub(super) fn run<'a>(
         server_cpu_s: server_known.then_some(server_cpu_s),
         client_cpu_s,
         others_percent: (cpu_before.others_percent() - used).max(0.0),
-        store: store_growth(store_before, system.store()),
+        store: if ends_server { None } else { store_growth(store_before, system.store()) },
     };
     Ok((record, failure))
 }
@@ -210,8 +213,8 @@ fn plan<'a>(
     system: &dyn System,
 ) -> Result<Vec<Plan<'a>>, RunError> {
     let scenario = &stage.scaled.scenario;
-    let events: Vec<_> = scenario.events().filter(|e| e.phase.get_ref() == phase.name.get_ref()).collect();
-    let reconnect = events.iter().any(|e| matches!(e.action, Action::Kill | Action::Restart));
+    let events: Vec<_> = scenario.events_of(phase).collect();
+    let reconnect = events.iter().any(|e| e.action.disconnects());
     let away = events.iter().filter_map(|e| e.length).map(|l| l.0).max().unwrap_or_default();
     let mut plans = Vec::new();
     for (index, load) in loads.iter().enumerate() {
@@ -337,7 +340,7 @@ fn open(plan: Plan<'_>) -> Result<Active<'_>, DeviceError> {
                         durable: false,
                         patience: PATIENCE,
                     };
-                    Desk::new(place.endpoint.open(needs)?, family, number, 1)
+                    Desk::new(place.open(needs)?, family, number, 1)
                 }
             };
             desk.begin(steps);

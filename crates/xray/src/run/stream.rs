@@ -107,7 +107,7 @@ pub(super) struct Stream {
 impl Stream {
     /// Opens the disk.
     pub fn open(spec: StreamSpec, place: Place, disk: Arc<DiskState>) -> Result<Stream, DeviceError> {
-        let device = place.endpoint.open(needs(&spec))?;
+        let device = place.open(needs(&spec))?;
         if place.base + spec.range.1 > device.size() {
             return Err(DeviceError::Lacks("is smaller than the disk of the scenario"));
         }
@@ -510,7 +510,7 @@ impl Stream {
         requests.extend(std::mem::take(&mut self.again));
         requests.sort_unstable_by_key(|r| r.due);
         self.again = requests.into();
-        self.connecting = Some(Connecting::start(&self.place.endpoint, needs(&self.spec)));
+        self.connecting = Some(Connecting::start(&self.place, needs(&self.spec)));
         series.reconnects += 1;
         Ok(())
     }

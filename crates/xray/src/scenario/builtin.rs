@@ -125,6 +125,32 @@ const ALL: &[Builtin] = &[
     },
     Builtin { name: "power-loss", template: include_str!("builtin/power-loss.toml"), values: small_oltp!() },
     Builtin { name: "osd-lost", template: include_str!("builtin/osd-lost.toml"), values: small_oltp!() },
+    Builtin {
+        name: "node-failure",
+        template: include_str!("builtin/node-failure.toml"),
+        values: small_oltp!(),
+    },
+    Builtin {
+        name: "sequential-node-failure",
+        template: include_str!("builtin/sequential-node-failure.toml"),
+        values: small_oltp!(),
+    },
+    plain("extended-node-failure", include_str!("builtin/extended-node-failure.toml")),
+    Builtin {
+        name: "vm-high-availability",
+        template: include_str!("builtin/vm-high-availability.toml"),
+        values: small_oltp!(),
+    },
+    Builtin {
+        name: "rolling-upgrade",
+        template: include_str!("builtin/rolling-upgrade.toml"),
+        values: small_oltp!(),
+    },
+    Builtin {
+        name: "live-migration",
+        template: include_str!("builtin/live-migration.toml"),
+        values: small_oltp!(),
+    },
 ];
 
 const fn plain(name: &'static str, template: &'static str) -> Builtin {

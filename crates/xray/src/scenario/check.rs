@@ -218,6 +218,10 @@ fn event(s: &Scenario, spanned: &Spanned<Event>) -> Checked {
     ensure(away || e.length.is_none(), spanned, || {
         "'for' belongs to 'kill', 'pause' and 'osd_kill'".to_owned()
     })?;
+    let killed = |other: &Event| other.action == Action::NodeKill && other.at.0 < e.at.0;
+    ensure(e.action != Action::NodeStart || s.events_of(phase).any(killed), spanned, || {
+        "'node_start' needs an earlier 'node_kill' in the same phase".to_owned()
+    })?;
     let filled = e.disk.iter().filter(|_| e.action == Action::Fill);
     for disk in filled {
         let used = phase.loads.iter().any(|l| s.load(l.get_ref()).disk.get_ref() == disk.get_ref());

@@ -169,6 +169,14 @@ pub enum Action {
     Fill,
     /// Ends an OSD of the Ceph cluster with SIGKILL, and starts it again.
     OsdKill,
+    /// Ends the server that has the pool with SIGKILL; another one takes the pool over.
+    NodeKill,
+    /// Starts the node that was killed.
+    NodeStart,
+    /// Moves the pool to another server.
+    Handover,
+    /// Replaces all servers, one after the other.
+    RollingUpgrade,
 }
 
 /// An event.

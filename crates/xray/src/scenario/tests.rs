@@ -83,6 +83,8 @@ fn each_kind_of_mistake_is_reported_with_its_line_and_the_nearest_name() {
         ("\"kill\"", "\"kil\"", line("\"kill\""), "did you mean 'kill'?"),
         ("phase = \"run\"", "phase = \"ran\"", line("phase = "), "did you mean 'run'?"),
         ("for = \"1s\"", "disk = \"data\"", line("[[event]]"), "remove 'disk'"),
+        ("\"kill\"\nfor = \"1s\"", "\"node_start\"", line("[[event]]"), "an earlier 'node_kill'"),
+        ("\"kill\"", "\"node_kill\"", line("[[event]]"), "'for' belongs to"),
         ("is = \"band\"", "is = \"bond\"", line("\"band\""), "did you mean 'band'?"),
         ("is = \"band\"", "is = \"latency\"", line("[[check]]"), "needs 'percentile'"),
         ("is = \"band\"", "is = \"band\"\nbelow = \"1s\"", line("[[check]]"), "does not belong"),

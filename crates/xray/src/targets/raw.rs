@@ -138,7 +138,7 @@ impl System for RawSystem {
                 Endpoint::Nbd(socket, self.files[index].clone())
             }
         };
-        Ok(Place { endpoint, base: 0 })
+        Ok(Place::of(endpoint))
     }
 
     fn act(&mut self, act: &Act) -> Result<(), TargetError> {
