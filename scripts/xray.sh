@@ -25,6 +25,7 @@ factors() {
     clone-impact | database-colocation) echo 0.004 0.1 0.005 ;;
     power-loss) echo 0.004 0.1 0.02 ;;
     server-* | osd-lost) echo 0.004 0.1 0.006 ;;
+    shared-volume) echo 0.016 0.5 0.03 ;;
     ingestion) echo 0.001 1 1 ;;
     node-failure | sequential-node-failure | vm-high-availability) echo 0.004 0.1 0.03 ;;
     extended-node-failure) echo 0.004 0.5 0.008 ;;
@@ -40,6 +41,7 @@ targets() {
     snapshot-impact-* | osd-lost) echo forebay-rados librbd ;;
     *node-failure | vm-high-availability) echo forebay-rados-2 librbd ;;
     rolling-upgrade | live-migration) echo forebay-rados-2 ;;
+    shared-volume) echo forebay-iscsi tgtd ;;
     server-upgraded) echo forebay ;;
     *) echo forebay "$PEER" ;;
   esac

@@ -168,6 +168,10 @@ fn print(record: &RunRecord) {
                     load.latency.max
                 );
             }
+            for event in &phase.events {
+                let Some(figures) = &event.figures else { continue };
+                println!("  {}, {} at {:.1} s: {figures}", phase.name, event.action, event.start_s);
+            }
         }
         for verdict in &target.verdicts {
             let word = match verdict.pass {

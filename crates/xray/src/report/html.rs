@@ -427,9 +427,34 @@ fn costs(out: &mut String, records: &[(usize, &TargetRecord, &PhaseRecord)]) {
         out.push_str("</tr>\n");
     }
     out.push_str("</table></div>\n");
+    notes(out, records);
+}
+
+/// What events did, and which of them failed.
+fn notes(out: &mut String, records: &[(usize, &TargetRecord, &PhaseRecord)]) {
+    for (_, target, phase) in records {
+        for load in phase.loads.iter().filter(|l| l.conflicts > 0) {
+            let _ = writeln!(
+                out,
+                "<p class=\"soft\">{}: {} requests of '{}' met a reservation, and were sent again.</p>",
+                escape(&target.name),
+                number(load.conflicts as f64),
+                escape(&load.name)
+            );
+        }
+        for event in &phase.events {
+            let Some(figures) = &event.figures else { continue };
+            let name = event.action.replace('_', " ");
+            let (target, name, figures) = (escape(&target.name), escape(&name), escape(figures));
+            let _ = writeln!(
+                out,
+                "<p class=\"soft\">{target}: {name} at {} s: {figures}.</p>",
+                number(event.start_s)
+            );
+        }
+    }
     let events = records.iter().flat_map(|(_, t, p)| p.events.iter().map(move |e| (t, e)));
-    let failed: Vec<_> = events.filter(|(_, e)| e.error.is_some()).collect();
-    for (target, event) in failed {
+    for (target, event) in events.filter(|(_, e)| e.error.is_some()) {
         let _ = writeln!(
             out,
             "<p class=\"fail\">{}: {} at {:.1} s failed: {}</p>",

@@ -135,6 +135,7 @@ const ALL: &[Builtin] = &[
         template: include_str!("builtin/sequential-node-failure.toml"),
         values: small_oltp!(),
     },
+    plain("shared-volume", include_str!("builtin/shared-volume.toml")),
     plain("extended-node-failure", include_str!("builtin/extended-node-failure.toml")),
     Builtin {
         name: "vm-high-availability",

@@ -177,6 +177,10 @@ pub enum Action {
     Handover,
     /// Replaces all servers, one after the other.
     RollingUpgrade,
+    /// Another host changes metadata on the first disk of a kind, each time under RESERVE.
+    Reserve,
+    /// The same under COMPARE AND WRITE.
+    CompareAndWrite,
 }
 
 /// An event.
@@ -202,7 +206,7 @@ pub struct Event {
     /// Interval between the times.
     #[serde(default)]
     pub every: Option<Span>,
-    /// How long the server or OSD is away.
+    /// How long the server or OSD is away, or the other host works.
     #[serde(rename = "for", default)]
     pub length: Option<Span>,
     /// Number of the OSD.

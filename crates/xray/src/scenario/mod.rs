@@ -100,7 +100,14 @@ impl Action {
             Action::NodeStart => "node_start",
             Action::Handover => "handover",
             Action::RollingUpgrade => "rolling_upgrade",
+            Action::Reserve => "reserve",
+            Action::CompareAndWrite => "compare_and_write",
         }
+    }
+
+    /// Whether another host changes metadata.
+    pub fn locks(self) -> bool {
+        matches!(self, Action::Reserve | Action::CompareAndWrite)
     }
 
     /// Whether clients lose their connections, and connect again.

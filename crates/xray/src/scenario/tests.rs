@@ -85,6 +85,8 @@ fn each_kind_of_mistake_is_reported_with_its_line_and_the_nearest_name() {
         ("for = \"1s\"", "disk = \"data\"", line("[[event]]"), "remove 'disk'"),
         ("\"kill\"\nfor = \"1s\"", "\"node_start\"", line("[[event]]"), "an earlier 'node_kill'"),
         ("\"kill\"", "\"node_kill\"", line("[[event]]"), "'for' belongs to"),
+        ("\"kill\"", "\"reserve\"", line("[[event]]"), "needs 'disk'"),
+        ("\"kill\"", "\"reserve\"\ndisk = \"data\"", line("[[event]]") + 4, "the last MiB of the disk"),
         ("is = \"band\"", "is = \"bond\"", line("\"band\""), "did you mean 'band'?"),
         ("is = \"band\"", "is = \"latency\"", line("[[check]]"), "needs 'percentile'"),
         ("is = \"band\"", "is = \"band\"\nbelow = \"1s\"", line("[[check]]"), "does not belong"),

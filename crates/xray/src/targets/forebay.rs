@@ -7,7 +7,9 @@ use serde_json::Value;
 
 use super::ceph::Cluster;
 use super::node::Node;
-use super::{Act, ForebayKind, Place, StoreOps, Surroundings, System, TargetError, Transport, Wanted, disk_name};
+use super::{
+    Act, ForebayKind, Place, StoreOps, Surroundings, System, TargetError, Transport, Wanted, disk_name,
+};
 use crate::bench::servers::{Forebay, version_of};
 use crate::device::Endpoint;
 use crate::iscsi::Address;
@@ -187,6 +189,7 @@ impl System for ForebaySystem {
             Action::NodeKill | Action::NodeStart | Action::Handover | Action::RollingUpgrade => is_pair,
             // Another node takes over: that is `NodeKill`.
             Action::Kill | Action::Pause | Action::Restart => !is_pair,
+            Action::Reserve | Action::CompareAndWrite => self.transport == Transport::Iscsi,
             Action::Snapshot | Action::Clone | Action::Upgrade | Action::Fill => true,
         }
     }

@@ -137,7 +137,11 @@ impl System for QemuSystem {
             Action::Snapshot | Action::OsdKill | Action::NodeKill | Action::NodeStart => {
                 self.cluster.is_some()
             }
-            Action::Upgrade | Action::Handover | Action::RollingUpgrade => false,
+            Action::Upgrade
+            | Action::Handover
+            | Action::RollingUpgrade
+            | Action::Reserve
+            | Action::CompareAndWrite => false,
         }
     }
 

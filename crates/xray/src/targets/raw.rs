@@ -100,7 +100,8 @@ impl System for RawSystem {
     }
 
     fn supports(&self, action: Action) -> bool {
-        matches!(action, Action::Kill | Action::Pause | Action::Restart | Action::Fill)
+        let of_both = matches!(action, Action::Kill | Action::Pause | Action::Restart | Action::Fill);
+        of_both || self.portal.is_some() && action.locks()
     }
 
     fn pids(&self) -> Vec<u32> {
