@@ -136,6 +136,7 @@ const ALL: &[Builtin] = &[
         values: small_oltp!(),
     },
     plain("shared-volume", include_str!("builtin/shared-volume.toml")),
+    plain("shared-volume-reserve", include_str!("builtin/shared-volume-reserve.toml")),
     plain("extended-node-failure", include_str!("builtin/extended-node-failure.toml")),
     Builtin {
         name: "vm-high-availability",

@@ -101,7 +101,8 @@ impl System for RawSystem {
 
     fn supports(&self, action: Action) -> bool {
         let of_both = matches!(action, Action::Kill | Action::Pause | Action::Restart | Action::Fill);
-        of_both || self.portal.is_some() && action.locks()
+        // `tgtd` 1.0 has no COMPARE AND WRITE.
+        of_both || self.portal.is_some() && action == Action::Reserve
     }
 
     fn pids(&self) -> Vec<u32> {
