@@ -123,7 +123,7 @@ package: build ## the Debian package, in target/package (needs dpkg-deb)
 test-package: setup build ## the package on clean roots of Debian 12 and 13 (root, debootstrap; minutes)
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/package/run.py $(ARGS)
 
-xray: setup build ## all built-in scenarios, scaled, with a peer: some 20 minutes (ARGS: names of scenarios)
+xray: setup build ## all built-in scenarios, scaled, with a peer: some 30 minutes (ARGS: names of scenarios)
 	$(CARGO) build --release --locked -p forebay-xray
 	@XRAY=$(TARGET)/release/forebay-xray FOREBAY_BIN=$(TARGET)/release/forebay scripts/xray.sh $(ARGS)
 
