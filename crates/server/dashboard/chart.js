@@ -29,10 +29,13 @@ export class TimeChart {
     this.canvas = h("div", { class: "chart", role: "img", "aria-label": label });
     this.values = series.map(() => h("span", { class: "number" }));
     const names = series.map((one, n) =>
-      h("li", {}, h("span", { class: "swatch", vars: { color: `var(--${one.color})` } }), one.label, this.values[n]));
+      h("li", {}, h("span", { class: "swatch", vars: { color: `var(--${one.color})` } }), one.label, this.values[n]),
+    );
     this.element = h("div", { class: "chart-box" }, h("ul", { class: "legend inline" }, names), this.canvas);
     this.observer = new ResizeObserver(() => {
-      if (this.canvas.clientWidth) this.#plot?.setSize({ width: this.canvas.clientWidth, height: HEIGHT });
+      if (!this.canvas.clientWidth) return;
+      if (this.#plot) this.#plot.setSize({ width: this.canvas.clientWidth, height: HEIGHT });
+      else if (this.#data[0].length > 0) this.draw();
     });
     this.observer.observe(this.canvas);
     charts.add(this);
@@ -57,17 +60,36 @@ export class TimeChart {
   draw() {
     this.#plot?.destroy();
     if (!this.canvas.clientWidth) return;
-    const axis = { stroke: color("muted"), grid: { stroke: color("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+    const axis = {
+      stroke: color("muted"),
+      grid: { stroke: color("line"), width: 1 },
+      ticks: { show: false },
+      font: "11px system-ui",
+    };
     const options = {
-      width: this.canvas.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { y: false, points: { size: 6 } }, padding: [8, 8, 0, 0],
-      scales: { x: { range: (_, min, max) => [Math.min(min, max - MIN_SPAN_S), max] }, y: { range: (_, __, max) => [0, Math.max(max, 1) * 1.08] } },
+      width: this.canvas.clientWidth,
+      height: HEIGHT,
+      legend: { show: false },
+      cursor: { y: false, points: { size: 6 } },
+      padding: [8, 8, 0, 0],
+      scales: {
+        x: { range: (_, min, max) => [Math.min(min, max - MIN_SPAN_S), max] },
+        y: { range: (_, __, max) => [0, Math.max(max, 1) * 1.08] },
+      },
       axes: [
         { ...axis, size: 30, space: 80, values: (_, times) => times.map((time) => clock(time * 1000)) },
         { ...axis, size: 64, values: (_, values) => values.map((value) => this.#format(value)) },
       ],
-      series: [{}, ...this.#series.map((one) => ({
-        label: one.label, stroke: color(one.color), fill: `${color(one.color)}22`, width: 2, points: { show: false },
-      }))],
+      series: [
+        {},
+        ...this.#series.map((one) => ({
+          label: one.label,
+          stroke: color(one.color),
+          fill: `${color(one.color)}22`,
+          width: 2,
+          points: { show: false },
+        })),
+      ],
     };
     this.#plot = new UPlot(options, this.#data, this.canvas);
   }
@@ -81,14 +103,20 @@ export class Sparkline {
   #line = svg("polyline", { points: "" });
 
   constructor() {
-    this.element = svg("svg", { viewBox: `0 0 ${WIDTH} ${TALL}`, class: "sparkline", "aria-hidden": "true" }, this.#line);
+    this.element = svg(
+      "svg",
+      { viewBox: `0 0 ${WIDTH} ${TALL}`, class: "sparkline", "aria-hidden": "true" },
+      this.#line,
+    );
   }
 
   set(values) {
     const most = Math.max(1, ...values);
     const step = WIDTH / 59;
     const begin = WIDTH - step * (values.length - 1);
-    const points = values.map((value, n) => `${(begin + n * step).toFixed(1)},${(TALL - 2 - ((TALL - 4) * value) / most).toFixed(1)}`);
+    const points = values.map(
+      (value, n) => `${(begin + n * step).toFixed(1)},${(TALL - 2 - ((TALL - 4) * value) / most).toFixed(1)}`,
+    );
     this.#line.setAttribute("points", points.join(" "));
   }
 }

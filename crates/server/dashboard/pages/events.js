@@ -47,12 +47,21 @@ export function eventsPage(context) {
       { id: "topic", label: "Topic", value: (e) => e.topic, node: (e) => badge(e.topic, `topic-${e.topic}`) },
       { id: "text", label: "What happened", text: eventText, wide: true, grow: true },
     ],
-    key: (e) => String(e.id), search: (e) => `${e.topic} ${eventText(e)}`, sort: ["time", true], empty: "No events yet.",
-    filters: h("div", { class: "chips", role: "group", "aria-label": "Topics" }, boxes,
-      h("label", { class: "chip" }, withProgress, "progress of jobs")),
+    key: (e) => String(e.id),
+    search: (e) => `${e.topic} ${eventText(e)}`,
+    sort: ["time", true],
+    empty: "No events yet.",
+    filters: h(
+      "div",
+      { class: "chips", role: "group", "aria-label": "Topics" },
+      boxes,
+      h("label", { class: "chip" }, withProgress, "progress of jobs"),
+    ),
   });
-  const draw = () => table.update(live.events.filter((event) =>
-    shown.has(event.topic) && (withProgress.checked || event.what !== "progress")));
+  const draw = () =>
+    table.update(
+      live.events.filter((event) => shown.has(event.topic) && (withProgress.checked || event.what !== "progress")),
+    );
   context.onEvents(draw);
   draw();
   return [pageHead("Events"), h("section", { class: "card flush" }, table.element)];
