@@ -49,11 +49,13 @@ export class TimeChart {
 
   /** `data`: times in seconds, then the values of each series. */
   set(data) {
-    this.#data = data;
+    // A single time would be shown as a day.
+    const pad = (values, n) => (n === 0 ? [values[0] - MIN_SPAN_S, values[0]] : [null, values[0]]);
+    this.#data = data[0].length === 1 ? data.map(pad) : data;
     const last = this.#series.map((one, n) => `${one.label} ${this.#format(data[n + 1].at(-1) ?? 0)}`);
     this.values.forEach((value, n) => setText(value, this.#format(data[n + 1].at(-1) ?? 0)));
     this.canvas.setAttribute("aria-label", `${this.#label}: ${last.join(", ")}`);
-    if (this.#plot) this.#plot.setData(data);
+    if (this.#plot) this.#plot.setData(this.#data);
     else if (this.canvas.isConnected && this.canvas.clientWidth) this.draw();
   }
 

@@ -3,8 +3,8 @@
 //
 // A column: `id`, `label`, `value` (of a row, to sort by; without it the column is not sortable), `text` (default:
 // the value), `node` (an element instead of a text; made again when the text changes), `live` (called with the row
-// and its cell at each update), `number` (aligned), `minor` (hidden on narrow screens),
-// `wide` (its text is wrapped), `grow` (takes the room that is left), `first` (descending first).
+// and its cell at each update), `number` (aligned), `minor` (hidden on narrow screens), `wide` (its text is wrapped),
+// `grow` (takes the room that is left), `right` (aligned, for buttons), `first` (descending first).
 
 import { h, setText } from "./dom.js";
 import { count } from "./format.js";
@@ -243,6 +243,7 @@ function cellClass(column) {
     column.minor && "minor",
     column.wide && "wide",
     column.grow && "grow",
+    column.right && "right",
   ].filter(Boolean);
   return classes.length ? classes.join(" ") : undefined;
 }

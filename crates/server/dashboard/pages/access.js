@@ -166,6 +166,7 @@ export function accessPage(context) {
       {
         id: "actions",
         label: "Actions",
+        right: true,
         text: (t) => t.name,
         node: (t) =>
           button(

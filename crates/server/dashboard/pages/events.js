@@ -8,6 +8,8 @@ import { Table } from "../table.js";
 
 const TOPICS = ["volume", "job", "capacity", "error", "security"];
 
+const CHANGES = { limited: "has other limits", rolled_back: "rolled back" };
+
 /** An event as a sentence. */
 export function eventText(event) {
   const disks = event.disks.join(", ");
@@ -24,7 +26,7 @@ export function eventText(event) {
     case "security":
       return [event.what, data.token ?? data.name, data.method, data.path, data.address].filter(Boolean).join(" · ");
     default:
-      return `${disks} ${event.what.replace("_", " ")}`;
+      return `${disks} ${CHANGES[event.what] ?? event.what}`;
   }
 }
 

@@ -128,6 +128,7 @@ export function imagesPage(context) {
       may.administer() && {
         id: "actions",
         label: "Actions",
+        right: true,
         text: (d) => d.name,
         node: (d) => button("Clone", () => cloneDisks(d.name).catch(showProblem), "small"),
       },

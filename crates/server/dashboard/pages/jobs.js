@@ -95,6 +95,7 @@ export function jobsPage(context) {
       may.administer() && {
         id: "cancel",
         label: "Actions",
+        right: true,
         text: (j) => `${j.cancellable && j.state === "running"}`,
         node: (j) =>
           j.cancellable && j.state === "running"

@@ -2,7 +2,7 @@
 
 import { call, get, url } from "../api.js";
 import { ask, formDialog } from "../dialog.js";
-import { button, h, link, pageHead } from "../dom.js";
+import { button, h, pageHead } from "../dom.js";
 import { bytes, count, parseSize, percent, size } from "../format.js";
 import { may } from "../session.js";
 import { Table } from "../table.js";
@@ -82,6 +82,7 @@ export function tenantsPage(context) {
       may.administer() && {
         id: "actions",
         label: "Actions",
+        right: true,
         text: (t) => JSON.stringify(t.limits),
         node: (t) =>
           h(
@@ -113,8 +114,5 @@ export function tenantsPage(context) {
   });
   const refresh = context.refresh(["volume"], async () => table.update(await get("/tenants")), 3000);
   const actions = may.administer() ? [button("Create a tenant", () => changeTenant(null), "primary")] : [];
-  return [
-    pageHead("Tenants", actions, h("p", { class: "sub" }, link("#/volumes", "Volumes"))),
-    h("section", { class: "card flush" }, table.element),
-  ];
+  return [pageHead("Tenants", actions), h("section", { class: "card flush" }, table.element)];
 }
