@@ -101,7 +101,7 @@ const WIDTH = 96;
 const TALL = 22;
 
 /** A small line of the last values, which a screen reader need not read: the number is next to it. */
-export class Sparkline {
+class Sparkline {
   #line = svg("polyline", { points: "" });
 
   constructor() {

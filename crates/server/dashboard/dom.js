@@ -19,7 +19,7 @@ export function h(tag, properties = {}, ...children) {
 }
 
 /** Sets CSS variables of an element; a style attribute would be refused by the content security policy. */
-export function setVars(element, vars) {
+function setVars(element, vars) {
   for (const [name, value] of Object.entries(vars)) element.style.setProperty(`--${name}`, value);
 }
 

@@ -61,10 +61,6 @@ export class Table {
     return [...this.#selected];
   }
 
-  get visible() {
-    return this.#shown;
-  }
-
   clearSelection() {
     this.#selected.clear();
     this.refresh();

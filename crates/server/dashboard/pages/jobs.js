@@ -11,7 +11,7 @@ const STATES = { running: "info", cancelling: "warn", done: "good", failed: "bad
 
 export const isRunning = (job) => job.state === "running" || job.state === "cancelling";
 
-export function progressText(job) {
+function progressText(job) {
   const { phase, done, total } = job.progress;
   const amount = job.kind === "import" ? bytes(done) : count(done);
   const share = total ? ` (${percent(done / total)})` : "";
@@ -39,7 +39,7 @@ export function jobProgress(job) {
   );
 }
 
-export function cancelJob(job) {
+function cancelJob(job) {
   ask({
     title: `Cancel the ${job.kind}?`,
     action: "Cancel the job",

@@ -12,7 +12,7 @@ const BUSIEST = 8;
 const EVENTS = 8;
 
 /** Rates between two samples of the statistics. */
-export function poolRates({ before, now, seconds }) {
+function poolRates({ before, now, seconds }) {
   const store = (of) => grown(of(before.store), of(now.store)) / seconds;
   const guest = guestRates(before.guest, now.guest, seconds);
   const storeReadOps = store((s) => s.read.ops);
@@ -74,7 +74,7 @@ function latencyRows({ before, now, seconds }) {
   return rows;
 }
 
-export function memoryParts(stats) {
+function memoryParts(stats) {
   const parts = [
     { label: "Read cache", value: stats.read_cache.bytes, color: "var(--c1)" },
     { label: "Desktops' writes", value: stats.desktops.cached_bytes, color: "var(--c2)" },

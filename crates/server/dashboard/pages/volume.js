@@ -39,7 +39,7 @@ import { isDesktop, kindText, troubles } from "./volumes.js";
 
 const SAMPLES = 120;
 
-export function imageOrVolumeLink(name) {
+function imageOrVolumeLink(name) {
   return name.includes("@") ? diskLink(name) : link(pagePath("images", name), name);
 }
 
@@ -171,7 +171,7 @@ function actionsOf(disk) {
 }
 
 /** The rates of a disk over time. */
-export class DiskChart {
+class DiskChart {
   #last = null;
   #data = [[], [], []];
 
