@@ -73,6 +73,7 @@ def watched(base, latencies):
     finally:
         poller.kill()
         poller.wait()
+    measure("without pages again")
 
 
 @alone

@@ -47,7 +47,12 @@ async function send(path, options) {
     return await fetch(PREFIX + path, { credentials: "same-origin", cache: "no-store", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem({ code: "offline", title: "No connection", detail: "The server cannot be reached.", remedy: "The page tries again." });
+    throw new Problem({
+      code: "offline",
+      title: "No connection",
+      detail: "The server cannot be reached.",
+      remedy: "The page tries again.",
+    });
   }
 }
 

@@ -29,10 +29,13 @@ export class TimeChart {
     this.canvas = h("div", { class: "chart", role: "img", "aria-label": label });
     this.values = series.map(() => h("span", { class: "number" }));
     const names = series.map((one, n) =>
-      h("li", {}, h("span", { class: "swatch", vars: { color: `var(--${one.color})` } }), one.label, this.values[n]));
+      h("li", {}, h("span", { class: "swatch", vars: { color: `var(--${one.color})` } }), one.label, this.values[n]),
+    );
     this.element = h("div", { class: "chart-box" }, h("ul", { class: "legend inline" }, names), this.canvas);
     this.observer = new ResizeObserver(() => {
-      if (this.canvas.clientWidth) this.#plot?.setSize({ width: this.canvas.clientWidth, height: HEIGHT });
+      if (!this.canvas.clientWidth) return;
+      if (this.#plot) this.#plot.setSize({ width: this.canvas.clientWidth, height: HEIGHT });
+      else if (this.#data[0].length > 0) this.draw();
     });
     this.observer.observe(this.canvas);
     charts.add(this);
@@ -46,28 +49,49 @@ export class TimeChart {
 
   /** `data`: times in seconds, then the values of each series. */
   set(data) {
-    this.#data = data;
+    // A single time would be shown as a day.
+    const pad = (values, n) => (n === 0 ? [values[0] - MIN_SPAN_S, values[0]] : [null, values[0]]);
+    this.#data = data[0].length === 1 ? data.map(pad) : data;
     const last = this.#series.map((one, n) => `${one.label} ${this.#format(data[n + 1].at(-1) ?? 0)}`);
     this.values.forEach((value, n) => setText(value, this.#format(data[n + 1].at(-1) ?? 0)));
     this.canvas.setAttribute("aria-label", `${this.#label}: ${last.join(", ")}`);
-    if (this.#plot) this.#plot.setData(data);
+    if (this.#plot) this.#plot.setData(this.#data);
     else if (this.canvas.isConnected && this.canvas.clientWidth) this.draw();
   }
 
   draw() {
     this.#plot?.destroy();
     if (!this.canvas.clientWidth) return;
-    const axis = { stroke: color("muted"), grid: { stroke: color("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+    const axis = {
+      stroke: color("muted"),
+      grid: { stroke: color("line"), width: 1 },
+      ticks: { show: false },
+      font: "11px system-ui",
+    };
     const options = {
-      width: this.canvas.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { y: false, points: { size: 6 } }, padding: [8, 8, 0, 0],
-      scales: { x: { range: (_, min, max) => [Math.min(min, max - MIN_SPAN_S), max] }, y: { range: (_, __, max) => [0, Math.max(max, 1) * 1.08] } },
+      width: this.canvas.clientWidth,
+      height: HEIGHT,
+      legend: { show: false },
+      cursor: { y: false, points: { size: 6 } },
+      padding: [8, 8, 0, 0],
+      scales: {
+        x: { range: (_, min, max) => [Math.min(min, max - MIN_SPAN_S), max] },
+        y: { range: (_, __, max) => [0, Math.max(max, 1) * 1.08] },
+      },
       axes: [
         { ...axis, size: 30, space: 80, values: (_, times) => times.map((time) => clock(time * 1000)) },
         { ...axis, size: 64, values: (_, values) => values.map((value) => this.#format(value)) },
       ],
-      series: [{}, ...this.#series.map((one) => ({
-        label: one.label, stroke: color(one.color), fill: `${color(one.color)}22`, width: 2, points: { show: false },
-      }))],
+      series: [
+        {},
+        ...this.#series.map((one) => ({
+          label: one.label,
+          stroke: color(one.color),
+          fill: `${color(one.color)}22`,
+          width: 2,
+          points: { show: false },
+        })),
+      ],
     };
     this.#plot = new UPlot(options, this.#data, this.canvas);
   }
@@ -77,18 +101,24 @@ const WIDTH = 96;
 const TALL = 22;
 
 /** A small line of the last values, which a screen reader need not read: the number is next to it. */
-export class Sparkline {
+class Sparkline {
   #line = svg("polyline", { points: "" });
 
   constructor() {
-    this.element = svg("svg", { viewBox: `0 0 ${WIDTH} ${TALL}`, class: "sparkline", "aria-hidden": "true" }, this.#line);
+    this.element = svg(
+      "svg",
+      { viewBox: `0 0 ${WIDTH} ${TALL}`, class: "sparkline", "aria-hidden": "true" },
+      this.#line,
+    );
   }
 
   set(values) {
     const most = Math.max(1, ...values);
     const step = WIDTH / 59;
     const begin = WIDTH - step * (values.length - 1);
-    const points = values.map((value, n) => `${(begin + n * step).toFixed(1)},${(TALL - 2 - ((TALL - 4) * value) / most).toFixed(1)}`);
+    const points = values.map(
+      (value, n) => `${(begin + n * step).toFixed(1)},${(TALL - 2 - ((TALL - 4) * value) / most).toFixed(1)}`,
+    );
     this.#line.setAttribute("points", points.join(" "));
   }
 }

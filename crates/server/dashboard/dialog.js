@@ -43,7 +43,9 @@ function input(field) {
   const common = { id, name: field.name, "aria-describedby": helpId, required: field.required };
   let control;
   if (field.type === "select") {
-    const options = field.options.map(([value, label]) => h("option", { value, selected: value === field.value }, label));
+    const options = field.options.map(([value, label]) =>
+      h("option", { value, selected: value === field.value }, label),
+    );
     control = h("select", common, options);
   } else if (field.type === "checkbox") {
     control = h("input", { ...common, type: "checkbox", checked: Boolean(field.value) });
@@ -52,10 +54,20 @@ function input(field) {
   } else {
     const list = field.list ? `${id}-list` : undefined;
     control = h("input", {
-      ...common, type: field.type === "password" ? "password" : "text", value: field.value ?? "", list,
-      placeholder: field.placeholder, autocomplete: field.type === "password" ? "new-password" : "off", spellcheck: "false",
+      ...common,
+      type: field.type === "password" ? "password" : "text",
+      value: field.value ?? "",
+      list,
+      placeholder: field.placeholder,
+      autocomplete: field.type === "password" ? "new-password" : "off",
+      spellcheck: "false",
     });
-    if (list) field.choices = h("datalist", { id: list }, field.list.map((value) => h("option", { value })));
+    if (list)
+      field.choices = h(
+        "datalist",
+        { id: list },
+        field.list.map((value) => h("option", { value })),
+      );
   }
   const help = field.help ? h("p", { class: "help", id: helpId }, field.help) : null;
   const label = h("label", { for: id }, field.label);
@@ -85,7 +97,9 @@ export function formDialog({ title, intro, fields: list = [], action, danger = f
   const send = h("button", { type: "submit", class: `button ${danger ? "danger" : "primary"}` }, action);
   const titleId = `dialog-${++fields}`;
   const shown = () => {
-    const values = Object.fromEntries(made.map(({ field, control }) => [field.name, field.type === "checkbox" ? control.checked : control.value]));
+    const values = Object.fromEntries(
+      made.map(({ field, control }) => [field.name, field.type === "checkbox" ? control.checked : control.value]),
+    );
     for (const { field, control, element } of made) {
       element.hidden = Boolean(field.when && !field.when(values));
       // The browser demands no value for it then.
@@ -98,9 +112,16 @@ export function formDialog({ title, intro, fields: list = [], action, danger = f
     typed.element.querySelector("label").append(h("code", { class: "confirm-text" }, confirm));
   }
   const cancel = h("button", { type: "button", class: "button", onclick: () => dialog.close() }, "Cancel");
-  const form = h("form", { method: "dialog", oninput: shown },
-    h("h2", { id: titleId }, title), intro ? h("div", { class: "intro" }, intro) : null,
-    made.map(({ element }) => element), typed?.element, error, h("div", { class: "dialog-buttons" }, cancel, send));
+  const form = h(
+    "form",
+    { method: "dialog", oninput: shown },
+    h("h2", { id: titleId }, title),
+    intro ? h("div", { class: "intro" }, intro) : null,
+    made.map(({ element }) => element),
+    typed?.element,
+    error,
+    h("div", { class: "dialog-buttons" }, cancel, send),
+  );
   const dialog = h("dialog", { "aria-labelledby": titleId }, form);
   const keys = { text: "", key: "" };
 
@@ -155,7 +176,12 @@ export function ask({ title, intro, action, danger, submit, done }) {
 export function showDialog(title, ...children) {
   const titleId = `dialog-${++fields}`;
   const close = h("button", { type: "button", class: "button primary", onclick: () => dialog.close() }, "Close");
-  const dialog = h("dialog", { "aria-labelledby": titleId, class: "wide-dialog" },
-    h("h2", { id: titleId }, title), ...children, h("div", { class: "dialog-buttons" }, close));
+  const dialog = h(
+    "dialog",
+    { "aria-labelledby": titleId, class: "wide-dialog" },
+    h("h2", { id: titleId }, title),
+    ...children,
+    h("div", { class: "dialog-buttons" }, close),
+  );
   return open(dialog);
 }

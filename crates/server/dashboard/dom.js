@@ -12,12 +12,14 @@ export function h(tag, properties = {}, ...children) {
     else if (name === "value" || name === "checked" || name === "disabled") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
 /** Sets CSS variables of an element; a style attribute would be refused by the content security policy. */
-export function setVars(element, vars) {
+function setVars(element, vars) {
   for (const [name, value] of Object.entries(vars)) element.style.setProperty(`--${name}`, value);
 }
 
@@ -56,15 +58,22 @@ export function setText(element, text) {
 }
 
 const CONTROLS = "a, button, input, select, textarea, [tabindex]";
-const same = (a, b) => a.tagName === b.tagName && a.textContent === b.textContent && a.getAttribute("aria-label") === b.getAttribute("aria-label");
+const same = (a, b) =>
+  a.tagName === b.tagName &&
+  a.textContent === b.textContent &&
+  a.getAttribute("aria-label") === b.getAttribute("aria-label");
 
 /** Replaces the children of an element. If one of them has the focus, its successor gets it: the control with the
  *  same text, and as many equal ones before it. */
 export function replace(element, ...children) {
   const active = document.activeElement;
   const hadFocus = active !== element && element.contains(active);
-  const equal = hadFocus ? [...element.querySelectorAll(CONTROLS)].filter((control) => same(control, active)).indexOf(active) : -1;
-  element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  const equal = hadFocus
+    ? [...element.querySelectorAll(CONTROLS)].filter((control) => same(control, active)).indexOf(active)
+    : -1;
+  element.replaceChildren(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   if (hadFocus) {
     const successors = [...element.querySelectorAll(CONTROLS)].filter((control) => same(control, active));
     (successors[equal] ?? successors.at(-1))?.focus({ preventScroll: true });
@@ -114,14 +123,22 @@ export const diskLink = (name) => {
 /** A bar of parts: `[{label, value, color}]` of a total. */
 export function bar(parts, total, label) {
   const width = (value) => `${total > 0 ? Math.min(100, (100 * value) / total) : 0}%`;
-  const pieces = parts.map((part) => h("span", { class: "bar-part", vars: { width: width(part.value), color: part.color } }));
+  const pieces = parts.map((part) =>
+    h("span", { class: "bar-part", vars: { width: width(part.value), color: part.color } }),
+  );
   return h("div", { class: "bar", role: "img", "aria-label": label }, pieces);
 }
 
 export function legend(parts, format) {
   const items = parts.map((part) =>
-    h("li", {}, h("span", { class: "swatch", vars: { color: part.color } }), h("span", { class: "legend-label" }, part.label),
-      h("span", { class: "number" }, format(part.value))));
+    h(
+      "li",
+      {},
+      h("span", { class: "swatch", vars: { color: part.color } }),
+      h("span", { class: "legend-label" }, part.label),
+      h("span", { class: "number" }, format(part.value)),
+    ),
+  );
   return h("ul", { class: "legend" }, items);
 }
 
@@ -136,5 +153,10 @@ export function progress(done, total, label) {
 
 /** The top of a page: its title, what belongs to it, and its actions. */
 export function pageHead(title, actions = [], extra = null) {
-  return h("div", { class: "page-head" }, h("div", {}, h("h1", {}, title), extra), h("div", { class: "actions" }, actions));
+  return h(
+    "div",
+    { class: "page-head" },
+    h("div", {}, h("h1", {}, title), extra),
+    h("div", { class: "actions" }, actions),
+  );
 }

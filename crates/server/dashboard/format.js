@@ -89,6 +89,7 @@ export function parseSize(text) {
 /** Reads a whole number. */
 export function parseCount(text) {
   const value = Number(text.trim().replaceAll(",", ""));
-  if (!text.trim() || !Number.isSafeInteger(value) || value < 0) throw new Error(`'${text.trim()}' is not a whole number`);
+  if (!text.trim() || !Number.isSafeInteger(value) || value < 0)
+    throw new Error(`'${text.trim()}' is not a whole number`);
   return value;
 }

@@ -161,8 +161,11 @@ export function guestRates(before, now, seconds) {
   const writeOps = rate((g) => g.write.ops);
   const other = rate((g) => g.discard.ops) + rate((g) => g.flush_ops);
   return {
-    readOps, writeOps, ops: readOps + writeOps + other,
-    readBytes: rate((g) => g.read.bytes), writeBytes: rate((g) => g.write.bytes),
+    readOps,
+    writeOps,
+    ops: readOps + writeOps + other,
+    readBytes: rate((g) => g.read.bytes),
+    writeBytes: rate((g) => g.write.bytes),
   };
 }
 

@@ -73,7 +73,10 @@ class Context {
     };
     const soon = (events) => {
       if (timer === null && events.some((event) => topics.includes(event.topic))) {
-        timer = setTimeout(() => { timer = null; run(); }, 700);
+        timer = setTimeout(() => {
+          timer = null;
+          run();
+        }, 700);
       }
     };
     this.onEnd(live.happened.subscribe(soon));
@@ -152,30 +155,84 @@ function toggleMenu() {
 function frame() {
   const client = who();
   const items = PAGES.filter((page) => page.may()).map((page) =>
-    h("li", {}, link(`#/${page.path}`, [icon(page.path), page.label], { "data-path": page.path })));
-  const skip = h("a", { href: "#main", class: "skip", onclick: (event) => {
-    event.preventDefault();
-    document.getElementById("main").focus();
-  } }, "Skip to the content");
-  const menu = h("button", { type: "button", id: "menu-button", class: "icon-button", "aria-label": "Menu", "aria-expanded": "false",
-    "aria-controls": "menu", onclick: toggleMenu }, icon("menu"));
-  const theme = h("button", { type: "button", class: "icon-button", "aria-label": "Switch between light and dark", onclick: toggleTheme }, icon("theme"));
-  const out = client.via === "session" ? h("button", { type: "button", class: "button small", onclick: logOut }, "Log out") : null;
-  const person = h("div", { class: "who" }, h("span", { class: "who-name" }, client.name),
-    h("span", { class: "who-role" }, `${client.role}, ${scopeText(client.scope)}`));
+    h("li", {}, link(`#/${page.path}`, [icon(page.path), page.label], { "data-path": page.path })),
+  );
+  const skip = h(
+    "a",
+    {
+      href: "#main",
+      class: "skip",
+      onclick: (event) => {
+        event.preventDefault();
+        document.getElementById("main").focus();
+      },
+    },
+    "Skip to the content",
+  );
+  const menu = h(
+    "button",
+    {
+      type: "button",
+      id: "menu-button",
+      class: "icon-button",
+      "aria-label": "Menu",
+      "aria-expanded": "false",
+      "aria-controls": "menu",
+      onclick: toggleMenu,
+    },
+    icon("menu"),
+  );
+  const theme = h(
+    "button",
+    { type: "button", class: "icon-button", "aria-label": "Switch between light and dark", onclick: toggleTheme },
+    icon("theme"),
+  );
+  const out =
+    client.via === "session"
+      ? h("button", { type: "button", class: "button small", onclick: logOut }, "Log out")
+      : null;
+  const person = h(
+    "div",
+    { class: "who" },
+    h("span", { class: "who-name" }, client.name),
+    h("span", { class: "who-role" }, `${client.role}, ${scopeText(client.scope)}`),
+  );
   const banner = h("div", { id: "banner", role: "status", "aria-live": "polite", hidden: true });
   live.online.subscribe((isOnline) => {
     banner.hidden = isOnline;
-    setText(banner, isOnline ? "" : "The connection to the server is lost. Numbers are those of the last sample; the page reconnects by itself.");
+    setText(
+      banner,
+      isOnline
+        ? ""
+        : "The connection to the server is lost. Numbers are those of the last sample; the page reconnects by itself.",
+    );
   });
-  const hint = client.via === "loopback"
-    ? h("p", { class: "hint" }, "This server has no tokens: every local user may use this page. ", link("#/access", "Create a token"), " to require one.")
-    : null;
-  replace(app, skip,
-    h("header", { class: "top" }, menu, h("span", { class: "brand" }, h("span", { class: "mark", "aria-hidden": "true" }), "Forebay"),
-      h("span", { class: "spring" }), person, theme, out),
+  const hint =
+    client.via === "loopback"
+      ? h(
+          "p",
+          { class: "hint" },
+          "This server has no tokens: every local user may use this page. ",
+          link("#/access", "Create a token"),
+          " to require one.",
+        )
+      : null;
+  replace(
+    app,
+    skip,
+    h(
+      "header",
+      { class: "top" },
+      menu,
+      h("span", { class: "brand" }, h("span", { class: "mark", "aria-hidden": "true" }), "Forebay"),
+      h("span", { class: "spring" }),
+      person,
+      theme,
+      out,
+    ),
     h("nav", { id: "menu", "aria-label": "Pages" }, h("ul", {}, items)),
-    h("div", { class: "content" }, banner, hint, h("main", { id: "main", tabindex: "-1" })));
+    h("div", { class: "content" }, banner, hint, h("main", { id: "main", tabindex: "-1" })),
+  );
 }
 
 async function begin() {
@@ -186,7 +243,10 @@ async function begin() {
     if (problem.status === 401) {
       showLogin(app, begin, takeReason());
     } else {
-      replace(app, h("main", { class: "login-page" }, h("p", { role: "alert" }, `${problem.message} ${problem.remedy}`)));
+      replace(
+        app,
+        h("main", { class: "login-page" }, h("p", { role: "alert" }, `${problem.message} ${problem.remedy}`)),
+      );
       setTimeout(begin, 3000);
     }
     return;
@@ -209,7 +269,10 @@ let leaving = false;
 onSignedOut((problem) => {
   if (leaving) return;
   leaving = true;
-  sessionStorage.setItem(SESSION_KEY, problem.code === "not_authenticated" ? "The session has ended. Log in again." : problem.message);
+  sessionStorage.setItem(
+    SESSION_KEY,
+    problem.code === "not_authenticated" ? "The session has ended. Log in again." : problem.message,
+  );
   // A new document has nothing of the session.
   replace(app);
   for (const dialog of document.querySelectorAll("dialog")) dialog.remove();

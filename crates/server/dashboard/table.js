@@ -3,8 +3,8 @@
 //
 // A column: `id`, `label`, `value` (of a row, to sort by; without it the column is not sortable), `text` (default:
 // the value), `node` (an element instead of a text; made again when the text changes), `live` (called with the row
-// and its cell at each update), `number` (aligned), `minor` (hidden on narrow screens),
-// `wide` (its text is wrapped), `grow` (takes the room that is left), `first` (descending first).
+// and its cell at each update), `number` (aligned), `minor` (hidden on narrow screens), `wide` (its text is wrapped),
+// `grow` (takes the room that is left), `right` (aligned, for buttons), `first` (descending first).
 
 import { h, setText } from "./dom.js";
 import { count } from "./format.js";
@@ -29,13 +29,28 @@ export class Table {
     this.#sort = options.sort ?? [this.#columns[0].id, false];
     this.head = h("tr");
     this.body = h("tbody");
-    this.table = h("table", {}, h("caption", { class: "hidden" }, options.caption), h("thead", {}, this.head), this.body);
-    const scroller = h("div", { class: "table-scroll", tabindex: "0", role: "group", "aria-label": options.caption }, this.table);
+    this.table = h(
+      "table",
+      {},
+      h("caption", { class: "hidden" }, options.caption),
+      h("thead", {}, this.head),
+      this.body,
+    );
+    const scroller = h(
+      "div",
+      { class: "table-scroll", tabindex: "0", role: "group", "aria-label": options.caption },
+      this.table,
+    );
     this.summary = h("span", { class: "table-summary", "aria-live": "polite" });
     this.pager = h("div", { class: "pager" });
     this.filter = options.search
-      ? h("input", { type: "search", placeholder: "Filter", "aria-label": `Filter ${options.caption.toLowerCase()}`,
-          class: "filter", oninput: () => this.#turn(0) })
+      ? h("input", {
+          type: "search",
+          placeholder: "Filter",
+          "aria-label": `Filter ${options.caption.toLowerCase()}`,
+          class: "filter",
+          oninput: () => this.#turn(0),
+        })
       : null;
     const tools = h("div", { class: "table-tools" }, this.filter, options.filters, this.summary);
     this.element = h("div", { class: "table" }, options.search || options.filters ? tools : null, scroller, this.pager);
@@ -44,10 +59,6 @@ export class Table {
 
   get selected() {
     return [...this.#selected];
-  }
-
-  get visible() {
-    return this.#shown;
   }
 
   clearSelection() {
@@ -80,7 +91,11 @@ export class Table {
       return cell;
     });
     if (this.#options.select) {
-      this.all = h("input", { type: "checkbox", "aria-label": "Select all rows that match the filter", onchange: () => this.#selectAll() });
+      this.all = h("input", {
+        type: "checkbox",
+        "aria-label": "Select all rows that match the filter",
+        onchange: () => this.#selectAll(),
+      });
       cells.unshift(h("th", { scope: "col", class: "tick" }, this.all));
     }
     this.head.replaceChildren(...cells);
@@ -205,7 +220,8 @@ export class Table {
       return;
     }
     if (!this.pages) {
-      const turn = (label, to) => h("button", { type: "button", class: "button", onclick: () => this.#turn(to(this.#page)) }, label);
+      const turn = (label, to) =>
+        h("button", { type: "button", class: "button", onclick: () => this.#turn(to(this.#page)) }, label);
       const [first, previous] = [turn("First", () => 0), turn("Previous", (page) => Math.max(0, page - 1))];
       const [next, last] = [turn("Next", (page) => page + 1), turn("Last", () => Infinity)];
       this.pages = { back: [first, previous], on: [next, last], text: h("span", { class: "number" }) };
@@ -218,7 +234,13 @@ export class Table {
 }
 
 function cellClass(column) {
-  const classes = [column.number && "number", column.minor && "minor", column.wide && "wide", column.grow && "grow"].filter(Boolean);
+  const classes = [
+    column.number && "number",
+    column.minor && "minor",
+    column.wide && "wide",
+    column.grow && "grow",
+    column.right && "right",
+  ].filter(Boolean);
   return classes.length ? classes.join(" ") : undefined;
 }
 
@@ -234,8 +256,20 @@ function compare(a, b) {
 export function plainTable(caption, columns, rows, empty) {
   const labels = columns.map((column) => (Array.isArray(column) ? column : [column, undefined]));
   const head = labels.map(([label, kind]) => h("th", { scope: "col", class: kind }, label));
-  const lines = rows.map((cells) => h("tr", {}, cells.map((cell, n) => h("td", { class: labels[n][1] }, cell))));
+  const lines = rows.map((cells) =>
+    h(
+      "tr",
+      {},
+      cells.map((cell, n) => h("td", { class: labels[n][1] }, cell)),
+    ),
+  );
   if (lines.length === 0) lines.push(h("tr", { class: "empty" }, h("td", { colspan: labels.length }, empty)));
-  const table = h("table", {}, h("caption", { class: "hidden" }, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, lines));
+  const table = h(
+    "table",
+    {},
+    h("caption", { class: "hidden" }, caption),
+    h("thead", {}, h("tr", {}, head)),
+    h("tbody", {}, lines),
+  );
   return h("div", { class: "table-scroll", tabindex: "0", role: "group", "aria-label": caption }, table);
 }

@@ -9,7 +9,8 @@ import { Table } from "../table.js";
 
 const DAY_S = 86400;
 const ROLES = [
-  ["reader", "reader: looks at disks"], ["operator", "operator: resets, limits and snapshots disks of its scope"],
+  ["reader", "reader: looks at disks"],
+  ["operator", "operator: resets, limits and snapshots disks of its scope"],
   ["administrator", "administrator: everything"],
 ];
 
@@ -22,19 +23,60 @@ function createToken(refresh) {
   // From the first token on, this page needs a session, too: that of the new token.
   const isFirst = who().via === "loopback";
   formDialog({
-    title: "Create a token", action: "Create",
-    intro: isFirst ? h("p", {}, "From now on, every client over TCP needs a token. This page continues with the rights of the new one, so it should be that of an administrator.") : null,
+    title: "Create a token",
+    action: "Create",
+    intro: isFirst
+      ? h(
+          "p",
+          {},
+          "From now on, every client over TCP needs a token. This page continues with the rights of the new one, so it should be that of an administrator.",
+        )
+      : null,
     fields: [
       { name: "name", label: "Name", required: true },
-      { name: "role", label: "Role", type: "select", options: ROLES, value: isFirst ? "administrator" : "reader" },
-      { name: "scope", label: "Scope", type: "select", value: "all", when: (v) => v.role !== "administrator",
-        options: [["all", "the whole server"], ["disks", "disks by name"], ["tenant", "disks of a tenant"]], help: "An operator needs a scope." },
-      { name: "disks", label: "Disks", placeholder: "web-* db", required: true, when: (v) => v.role !== "administrator" && v.scope === "disks", help: "Names or patterns; * stands for any characters" },
-      { name: "tenant", label: "Tenant", required: true, when: (v) => v.role !== "administrator" && v.scope === "tenant" },
+      {
+        name: "role",
+        label: "Role",
+        type: "select",
+        options: ROLES,
+        value: isFirst ? "administrator" : "reader",
+      },
+      {
+        name: "scope",
+        label: "Scope",
+        type: "select",
+        value: "all",
+        when: (v) => v.role !== "administrator",
+        options: [
+          ["all", "the whole server"],
+          ["disks", "disks by name"],
+          ["tenant", "disks of a tenant"],
+        ],
+        help: "An operator needs a scope.",
+      },
+      {
+        name: "disks",
+        label: "Disks",
+        placeholder: "web-* db",
+        required: true,
+        when: (v) => v.role !== "administrator" && v.scope === "disks",
+        help: "Names or patterns; * stands for any characters",
+      },
+      {
+        name: "tenant",
+        label: "Tenant",
+        required: true,
+        when: (v) => v.role !== "administrator" && v.scope === "tenant",
+      },
       { name: "days", label: "Valid for days", value: "365", required: true, parse: parseCount },
     ],
     submit: async (values) => {
-      const body = { name: values.name, role: values.role, scope: scopeOf(values), expires_in_s: values.days * DAY_S };
+      const body = {
+        name: values.name,
+        role: values.role,
+        scope: scopeOf(values),
+        expires_in_s: values.days * DAY_S,
+      };
       if (isFirst) ignoreSignOut();
       const { secret } = await call("POST", "/tokens", { body });
       if (isFirst) await call("POST", "/session", { body: { token: secret } });
@@ -46,7 +88,14 @@ function createToken(refresh) {
 }
 
 function showSecret(name, secret, closed) {
-  const text = h("input", { type: "text", readonly: true, value: secret, class: "secret", "aria-label": `Secret of ${name}`, onfocus: () => text.select() });
+  const text = h("input", {
+    type: "text",
+    readonly: true,
+    value: secret,
+    class: "secret",
+    "aria-label": `Secret of ${name}`,
+    onfocus: () => text.select(),
+  });
   const copy = button("Copy", async () => {
     try {
       await navigator.clipboard.writeText(secret);
@@ -56,8 +105,17 @@ function showSecret(name, secret, closed) {
       toast("Press Ctrl+C to copy");
     }
   });
-  const dialog = showDialog(`Token ${name}`, h("p", {}, "This is the only time that the secret is shown. Clients send it as ", h("code", {}, "Authorization: Bearer SECRET"), "."),
-    h("div", { class: "secret-row" }, text, copy));
+  const dialog = showDialog(
+    `Token ${name}`,
+    h(
+      "p",
+      {},
+      "This is the only time that the secret is shown. Clients send it as ",
+      h("code", {}, "Authorization: Bearer SECRET"),
+      ".",
+    ),
+    h("div", { class: "secret-row" }, text, copy),
+  );
   if (closed) dialog.addEventListener("close", closed);
 }
 
@@ -65,21 +123,80 @@ export function accessPage(context) {
   const table = new Table({
     caption: "Tokens",
     columns: [
-      { id: "name", label: "Name", value: (t) => t.name, text: (t) => `${t.name}/${t.expired}`, wide: true,
-        node: (t) => h("span", { class: "named" }, t.name, t.expired ? badge("expired", "warn") : null, t.name === who().name && who().via === "session" ? badge("this session", "info") : null) },
+      {
+        id: "name",
+        label: "Name",
+        value: (t) => t.name,
+        text: (t) => `${t.name}/${t.expired}`,
+        wide: true,
+        node: (t) =>
+          h(
+            "span",
+            { class: "named" },
+            t.name,
+            t.expired ? badge("expired", "warn") : null,
+            t.name === who().name && who().via === "session" ? badge("this session", "info") : null,
+          ),
+      },
       { id: "role", label: "Role", value: (t) => t.role },
       { id: "scope", label: "Scope", value: (t) => scopeText(t.scope), minor: true },
-      { id: "created", label: "Created", value: (t) => t.created_ms, text: (t) => time(t.created_ms), number: true, minor: true },
-      { id: "expires", label: "Expires", value: (t) => t.expires_ms ?? Infinity, text: (t) => (t.expires_ms ? time(t.expires_ms) : "never"), number: true, minor: true },
-      { id: "used", label: "Last used", value: (t) => t.last_used_ms ?? 0, text: (t) => (t.last_used_ms ? time(t.last_used_ms) : "never"), number: true },
-      { id: "actions", label: "Actions", text: (t) => t.name, node: (t) => button("Revoke", () => ask({
-        title: `Revoke the token ${t.name}?`, action: "Revoke", danger: true, done: `Revoked ${t.name}`,
-        intro: "Its clients and sessions are refused at once. This cannot be undone.",
-        submit: async () => { await call("DELETE", url`/tokens/${t.name}`); await refresh(); },
-      }), "small danger") },
+      {
+        id: "created",
+        label: "Created",
+        value: (t) => t.created_ms,
+        text: (t) => time(t.created_ms),
+        number: true,
+        minor: true,
+      },
+      {
+        id: "expires",
+        label: "Expires",
+        value: (t) => t.expires_ms ?? Infinity,
+        text: (t) => (t.expires_ms ? time(t.expires_ms) : "never"),
+        number: true,
+        minor: true,
+      },
+      {
+        id: "used",
+        label: "Last used",
+        value: (t) => t.last_used_ms ?? 0,
+        text: (t) => (t.last_used_ms ? time(t.last_used_ms) : "never"),
+        number: true,
+      },
+      {
+        id: "actions",
+        label: "Actions",
+        right: true,
+        text: (t) => t.name,
+        node: (t) =>
+          button(
+            "Revoke",
+            () =>
+              ask({
+                title: `Revoke the token ${t.name}?`,
+                action: "Revoke",
+                danger: true,
+                done: `Revoked ${t.name}`,
+                intro: "Its clients and sessions are refused at once. This cannot be undone.",
+                submit: async () => {
+                  await call("DELETE", url`/tokens/${t.name}`);
+                  await refresh();
+                },
+              }),
+            "small danger",
+          ),
+      },
     ],
-    key: (t) => t.name, search: (t) => `${t.name} ${t.role} ${scopeText(t.scope)}`, empty: "There are no tokens. On a loopback address, every local user may do everything.",
+    key: (t) => t.name,
+    search: (t) => `${t.name} ${t.role} ${scopeText(t.scope)}`,
+    empty: "There are no tokens. On a loopback address, every local user may do everything.",
   });
   const refresh = context.refresh(["security"], async () => table.update(await get("/tokens")), 15000);
-  return [pageHead("Access", button("Create a token", () => createToken(() => refresh()), "primary")), h("section", { class: "card flush" }, table.element)];
+  return [
+    pageHead(
+      "Access",
+      button("Create a token", () => createToken(() => refresh()), "primary"),
+    ),
+    h("section", { class: "card flush" }, table.element),
+  ];
 }

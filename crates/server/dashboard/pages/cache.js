@@ -7,7 +7,8 @@ import { plainTable } from "../table.js";
 
 const RECENT_S = 60;
 
-const fill = (used, budget, color, label) => bar([{ label, value: used, color }], budget, `${label}: ${bytes(used)} of ${bytes(budget)}`);
+const fill = (used, budget, color, label) =>
+  bar([{ label, value: used, color }], budget, `${label}: ${bytes(used)} of ${bytes(budget)}`);
 
 function rateOf(window, of) {
   if (!window) return null;
@@ -29,7 +30,12 @@ function cacheCard(window, stats, name, color) {
       ["Hit rate since the start", percent(cache.hit_rate ?? NaN)],
       ["Hits", hits === null ? count(cache.hits) : `${perSecond(hits)}/s · ${count(cache.hits)}`],
       ["Misses", misses === null ? count(cache.misses) : `${perSecond(misses)}/s · ${count(cache.misses)}`],
-      cache.evictions === undefined ? null : ["Evictions", `${perSecond(rateOf(window, (s) => s[name].evictions ?? 0) ?? 0)}/s · ${count(cache.evictions)}`],
+      cache.evictions === undefined
+        ? null
+        : [
+            "Evictions",
+            `${perSecond(rateOf(window, (s) => s[name].evictions ?? 0) ?? 0)}/s · ${count(cache.evictions)}`,
+          ],
     ]),
   ];
 }
@@ -42,7 +48,14 @@ function advice(cache) {
     return `${Math.round(100 * more)} % more (${bytes(one.size_bytes)}) would save ${perSecond(one.saved_reads_per_s)} reads a second`;
   };
   const rows = cache.advice.map((one) => [sentence(one), count(one.saved_reads)]);
-  return [h("h3", {}, "Advice"), plainTable("Advice on the size of the read cache", ["A larger read cache", ["Reads saved since the start", "number"]], rows)];
+  return [
+    h("h3", {}, "Advice"),
+    plainTable(
+      "Advice on the size of the read cache",
+      ["A larger read cache", ["Reads saved since the start", "number"]],
+      rows,
+    ),
+  ];
 }
 
 function classes(cache) {
@@ -51,39 +64,79 @@ function classes(cache) {
     const looked = (one.read_hits ?? one.hits ?? 0) + (one.read_misses ?? one.misses ?? 0);
     return [one.class, count(looked), percent(one.hit_rate ?? NaN)];
   });
-  return [h("h3", {}, "By class of blocks"), plainTable("Hit rates by class", ["Class", ["Look-ups", "number"], ["Hit rate", "number"]], rows)];
+  return [
+    h("h3", {}, "By class of blocks"),
+    plainTable("Hit rates by class", ["Class", ["Look-ups", "number"], ["Hit rate", "number"]], rows),
+  ];
 }
 
 export function cachePage(context) {
   const parts = { read: h("div"), map: h("div"), index: h("div"), write: h("div"), reduction: h("div") };
   context.onSample((stats) => {
     const window = live.window(RECENT_S);
-    replace(parts.read, cacheCard(window, stats, "read_cache", "var(--c1)"), classes(stats.read_cache), advice(stats.read_cache));
+    replace(
+      parts.read,
+      cacheCard(window, stats, "read_cache", "var(--c1)"),
+      classes(stats.read_cache),
+      advice(stats.read_cache),
+    );
     replace(parts.map, cacheCard(window, stats, "map_cache", "var(--c4)"));
     const { index } = stats.reduction;
-    replace(parts.index, h("p", { class: "big" }, count(index.entries), h("span", { class: "unit" }, " fingerprints")),
+    replace(
+      parts.index,
+      h("p", { class: "big" }, count(index.entries), h("span", { class: "unit" }, " fingerprints")),
       fill(index.bytes, index.budget_bytes, "var(--c5)", "Size"),
       facts([
         ["Size", `${bytes(index.bytes)} of ${bytes(index.budget_bytes)}`],
         ["Sampling", index.one_of === 1 ? "every fingerprint" : `1 of ${count(index.one_of)} fingerprints`],
         ["Segments still to load", count(index.segments_left)],
-      ]));
+      ]),
+    );
     const { desktops } = stats;
-    replace(parts.write, h("h3", {}, "Write buffers"), fill(stats.dirty_bytes, stats.write_buffer_bytes, "var(--c3)", "Not durable yet"),
+    replace(
+      parts.write,
+      h("h3", {}, "Write buffers"),
+      fill(stats.dirty_bytes, stats.write_buffer_bytes, "var(--c3)", "Not durable yet"),
       facts([["Not durable yet", `${bytes(stats.dirty_bytes)} of ${bytes(stats.write_buffer_bytes)}`]]),
-      h("h3", {}, "Desktops"), fill(desktops.cached_bytes, desktops.budget_bytes, "var(--c2)", "Writes of desktops"),
+      h("h3", {}, "Desktops"),
+      fill(desktops.cached_bytes, desktops.budget_bytes, "var(--c2)", "Writes of desktops"),
       facts([
-        ["Writes in memory", `${bytes(desktops.cached_bytes)} of ${bytes(desktops.budget_bytes)}`], ["Desktops", count(desktops.count)],
+        ["Writes in memory", `${bytes(desktops.cached_bytes)} of ${bytes(desktops.budget_bytes)}`],
+        ["Desktops", count(desktops.count)],
         ["Overflows to the store", `${count(desktops.overflow.ops)} · ${bytes(desktops.overflow.bytes)}`],
-      ]));
+      ]),
+    );
     const r = stats.reduction;
     const blocks = r.new_blocks + r.duplicate_blocks + r.unchanged_blocks + r.zero_blocks;
     const row = (label, n) => [label, count(n), percent(blocks ? n / blocks : NaN)];
-    replace(parts.reduction, plainTable("Blocks written since the start", ["Blocks written", ["Number", "number"], ["Share", "number"]], [
-      row("New", r.new_blocks), row("Duplicates", r.duplicate_blocks), row("Unchanged", r.unchanged_blocks), row("Zeroes", r.zero_blocks),
-    ]), facts([["Compression of new blocks", ratio(r.compression_ratio ?? NaN)], ["Reduction of written data", ratio(r.reduction_ratio ?? NaN)]]));
+    replace(
+      parts.reduction,
+      plainTable(
+        "Blocks written since the start",
+        ["Blocks written", ["Number", "number"], ["Share", "number"]],
+        [
+          row("New", r.new_blocks),
+          row("Duplicates", r.duplicate_blocks),
+          row("Unchanged", r.unchanged_blocks),
+          row("Zeroes", r.zero_blocks),
+        ],
+      ),
+      facts([
+        ["Compression of new blocks", ratio(r.compression_ratio ?? NaN)],
+        ["Reduction of written data", ratio(r.reduction_ratio ?? NaN)],
+      ]),
+    );
   });
-  return [pageHead("Cache statistics"), h("div", { class: "grid" },
-    card("Read cache", parts.read), card("Map cache", parts.map), card("Deduplication index", parts.index),
-    card("Write caches", parts.write), card("Data reduction", parts.reduction))];
+  return [
+    pageHead("Cache statistics"),
+    h(
+      "div",
+      { class: "grid" },
+      card("Read cache", parts.read),
+      card("Map cache", parts.map),
+      card("Deduplication index", parts.index),
+      card("Write caches", parts.write),
+      card("Data reduction", parts.reduction),
+    ),
+  ];
 }

@@ -8,6 +8,8 @@ import { Table } from "../table.js";
 
 const TOPICS = ["volume", "job", "capacity", "error", "security"];
 
+const CHANGES = { limited: "has other limits", rolled_back: "rolled back" };
+
 /** An event as a sentence. */
 export function eventText(event) {
   const disks = event.disks.join(", ");
@@ -24,7 +26,7 @@ export function eventText(event) {
     case "security":
       return [event.what, data.token ?? data.name, data.method, data.path, data.address].filter(Boolean).join(" · ");
     default:
-      return `${disks} ${event.what.replace("_", " ")}`;
+      return `${disks} ${CHANGES[event.what] ?? event.what}`;
   }
 }
 
@@ -47,12 +49,21 @@ export function eventsPage(context) {
       { id: "topic", label: "Topic", value: (e) => e.topic, node: (e) => badge(e.topic, `topic-${e.topic}`) },
       { id: "text", label: "What happened", text: eventText, wide: true, grow: true },
     ],
-    key: (e) => String(e.id), search: (e) => `${e.topic} ${eventText(e)}`, sort: ["time", true], empty: "No events yet.",
-    filters: h("div", { class: "chips", role: "group", "aria-label": "Topics" }, boxes,
-      h("label", { class: "chip" }, withProgress, "progress of jobs")),
+    key: (e) => String(e.id),
+    search: (e) => `${e.topic} ${eventText(e)}`,
+    sort: ["time", true],
+    empty: "No events yet.",
+    filters: h(
+      "div",
+      { class: "chips", role: "group", "aria-label": "Topics" },
+      boxes,
+      h("label", { class: "chip" }, withProgress, "progress of jobs"),
+    ),
   });
-  const draw = () => table.update(live.events.filter((event) =>
-    shown.has(event.topic) && (withProgress.checked || event.what !== "progress")));
+  const draw = () =>
+    table.update(
+      live.events.filter((event) => shown.has(event.topic) && (withProgress.checked || event.what !== "progress")),
+    );
   context.onEvents(draw);
   draw();
   return [pageHead("Events"), h("section", { class: "card flush" }, table.element)];

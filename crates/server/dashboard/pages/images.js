@@ -10,23 +10,55 @@ import { isRunning, jobProgress } from "./jobs.js";
 import { classesCard } from "./volume.js";
 import { cloneDisks } from "./volume_actions.js";
 
-const FORMATS = [["auto", "detect"], ["raw", "raw"], ["qcow2", "qcow2"], ["vmdk", "vmdk"], ["vhdx", "vhdx"]];
+const FORMATS = [
+  ["auto", "detect"],
+  ["raw", "raw"],
+  ["qcow2", "qcow2"],
+  ["vmdk", "vmdk"],
+  ["vhdx", "vhdx"],
+];
 
 function importImage() {
   const isLocal = may.local();
   formDialog({
-    title: "Import an image", action: "Import",
-    intro: h("p", {}, isLocal ? "The server reads the file or downloads the URL." : "The server downloads the URL. Files of the server are imported on its command line."),
+    title: "Import an image",
+    action: "Import",
+    intro: h(
+      "p",
+      {},
+      isLocal
+        ? "The server reads the file or downloads the URL."
+        : "The server downloads the URL. Files of the server are imported on its command line.",
+    ),
     fields: [
       { name: "name", label: "Name", required: true },
-      isLocal && { name: "from", label: "Source", type: "select", value: "url", options: [["url", "URL"], ["file", "file on the server"]] },
+      isLocal && {
+        name: "from",
+        label: "Source",
+        type: "select",
+        value: "url",
+        options: [
+          ["url", "URL"],
+          ["file", "file on the server"],
+        ],
+      },
       { name: "url", label: "URL", required: true, placeholder: "https://…", when: (v) => v.from !== "file" },
-      { name: "file", label: "Path on the server", required: true, placeholder: "/…", when: (v) => v.from === "file" },
+      {
+        name: "file",
+        label: "Path on the server",
+        required: true,
+        placeholder: "/…",
+        when: (v) => v.from === "file",
+      },
       { name: "format", label: "Format", type: "select", options: FORMATS, value: "auto" },
     ].filter(Boolean),
     submit: ({ name, format, url: from, file }, key) => {
       const source = file !== undefined ? { file } : { url: from };
-      return call("POST", "/images", { body: { name, format, source }, key, headers: { Prefer: "respond-async" } });
+      return call("POST", "/images", {
+        body: { name, format, source },
+        key,
+        headers: { Prefer: "respond-async" },
+      });
     },
     done: (job) => `The import of ${job.disk} has begun`,
   });
@@ -34,7 +66,11 @@ function importImage() {
 
 function removeImage(name) {
   formDialog({
-    title: `Delete the image ${name}?`, action: "Delete", danger: true, confirm: name, intro: h("p", {}, "Its data is lost. An image with clones cannot be deleted."),
+    title: `Delete the image ${name}?`,
+    action: "Delete",
+    danger: true,
+    confirm: name,
+    intro: h("p", {}, "Its data is lost. An image with clones cannot be deleted."),
     submit: async () => {
       await call("DELETE", url`/images/${name}`);
       location.hash = "#/images";
@@ -46,7 +82,9 @@ function removeImage(name) {
 /** The running and the recently failed imports. */
 function importsOf(jobs) {
   const recent = Date.now() - 10 * 60 * 1000;
-  return jobs.filter((job) => job.kind === "import" && (isRunning(job) || (job.state === "failed" && job.ended_ms > recent)));
+  return jobs.filter(
+    (job) => job.kind === "import" && (isRunning(job) || (job.state === "failed" && job.ended_ms > recent)),
+  );
 }
 
 export function imagesPage(context) {
@@ -54,76 +92,218 @@ export function imagesPage(context) {
   const table = new Table({
     caption: "Images",
     columns: [
-      { id: "name", label: "Name", value: (d) => d.name, node: (d) => link(pagePath("images", d.name), d.name), wide: true },
-      { id: "size", label: "Size", value: (d) => d.size_bytes, text: (d) => size(d.size_bytes), number: true, first: "descending" },
-      { id: "clones", label: "Clones", value: (d) => d.clones, text: (d) => count(d.clones), number: true, first: "descending" },
+      {
+        id: "name",
+        label: "Name",
+        value: (d) => d.name,
+        node: (d) => link(pagePath("images", d.name), d.name),
+        wide: true,
+      },
+      {
+        id: "size",
+        label: "Size",
+        value: (d) => d.size_bytes,
+        text: (d) => size(d.size_bytes),
+        number: true,
+        first: "descending",
+      },
+      {
+        id: "clones",
+        label: "Clones",
+        value: (d) => d.clones,
+        text: (d) => count(d.clones),
+        number: true,
+        first: "descending",
+      },
       { id: "domain", label: "Dedup domain", value: (d) => d.dedup_domain, number: true, minor: true },
-      { id: "created", label: "Created", value: (d) => d.created_ms, text: (d) => time(d.created_ms), number: true, minor: true, first: "descending" },
-      may.administer() && { id: "actions", label: "Actions", text: (d) => d.name,
-        node: (d) => button("Clone", () => cloneDisks(d.name).catch(showProblem), "small") },
+      {
+        id: "created",
+        label: "Created",
+        value: (d) => d.created_ms,
+        text: (d) => time(d.created_ms),
+        number: true,
+        minor: true,
+        first: "descending",
+      },
+      may.administer() && {
+        id: "actions",
+        label: "Actions",
+        right: true,
+        text: (d) => d.name,
+        node: (d) => button("Clone", () => cloneDisks(d.name).catch(showProblem), "small"),
+      },
     ],
-    key: (d) => d.name, search: (d) => d.name, empty: "There are no images yet.",
+    key: (d) => d.name,
+    search: (d) => d.name,
+    empty: "There are no images yet.",
   });
-  context.refresh(["volume"], async () => table.update(await get("/images")));
-  context.refresh(["job"], async () => {
-    const jobs = importsOf(await get("/jobs"));
-    imports.hidden = jobs.length === 0;
-    replace(imports, h("h2", {}, "Imports"), jobs.map((job) => (isRunning(job) ? jobProgress(job)
-      : h("div", { class: "job" }, badge("failed", "bad"), h("span", { class: "job-name" }, job.disk), h("span", {}, job.error?.message ?? "")))));
-  }, 2000);
+  // The end of an import is an event of its job.
+  context.refresh(["volume", "job"], async () => table.update(await get("/images")));
+  context.refresh(
+    ["job"],
+    async () => {
+      const jobs = importsOf(await get("/jobs"));
+      imports.hidden = jobs.length === 0;
+      replace(
+        imports,
+        h("h2", {}, "Imports"),
+        jobs.map((job) =>
+          isRunning(job)
+            ? jobProgress(job)
+            : h(
+                "div",
+                { class: "job" },
+                badge("failed", "bad"),
+                h("span", { class: "job-name" }, job.disk),
+                h("span", {}, job.error?.message ?? ""),
+              ),
+        ),
+      );
+    },
+    2000,
+  );
   const actions = may.administer() ? [button("Import an image", importImage, "primary")] : [];
   return [pageHead("Images", actions), imports, h("section", { class: "card flush" }, table.element)];
 }
 
 function profileCard(name, profile, refresh) {
-  const change = (label, action, done) => button(label, (event) => act(event.target, async () => {
-    await call("POST", url`/images/${name}/profile`, { body: { action } });
-    await refresh();
-  }, done), "small");
-  const isBusy = profile.recording || profile.waiting;
-  const state = profile.waiting ? badge("the next boot is recorded", "info") : profile.recording ? badge("recording", "info") : null;
-  const actions = may.administer() ? [
-    isBusy ? change("Stop recording", "stop", "Stopped the recording") : change("Record the next boot", "record", "The next boot of a clone is recorded"),
-    profile.bytes ? change("Read into the cache", "prefetch", "The profile is in the cache") : null,
-    profile.bytes ? button("Delete", () => ask({
-      title: "Delete the boot profile?", action: "Delete", danger: true, intro: `Boots of clones of ${name} are not prefetched any more.`,
-      done: "Deleted the boot profile", submit: async () => { await call("DELETE", url`/images/${name}/profile`); await refresh(); },
-    }), "small danger") : null,
-  ].filter(Boolean) : [];
-  return cardWith("Boot profile", actions, state, facts([
-    ["Recorded", profile.recorded_ms ? time(profile.recorded_ms) : "no"],
-    profile.recorded_ms ? ["Size", bytes(profile.bytes)] : null, profile.recorded_ms ? ["In the cache", bytes(profile.cached_bytes)] : null,
-    profile.recorded_ms ? ["Prefetched", `${count(profile.runs)} runs`] : null,
-  ]));
+  const change = (label, action, done) =>
+    button(
+      label,
+      (event) =>
+        act(
+          event.target,
+          async () => {
+            await call("POST", url`/images/${name}/profile`, { body: { action } });
+            await refresh();
+          },
+          done,
+        ),
+      "small",
+    );
+  // An image without a profile waits for a boot without a request, which cannot be taken back.
+  const isRequested = profile.recording || (profile.waiting && profile.recorded_ms !== null);
+  const state = profile.recording
+    ? badge("recording", "info")
+    : profile.waiting
+      ? badge("the next boot is recorded", "info")
+      : null;
+  const actions = may.administer()
+    ? [
+        isRequested ? change("Stop recording", "stop", "Stopped the recording") : null,
+        profile.recording || profile.waiting
+          ? null
+          : change("Record the next boot", "record", "The next boot of a clone is recorded"),
+        profile.bytes ? change("Read into the cache", "prefetch", "The profile is in the cache") : null,
+        profile.bytes
+          ? button(
+              "Delete",
+              () =>
+                ask({
+                  title: "Delete the boot profile?",
+                  action: "Delete",
+                  danger: true,
+                  intro: `Boots of clones of ${name} are not prefetched any more.`,
+                  done: "Deleted the boot profile",
+                  submit: async () => {
+                    await call("DELETE", url`/images/${name}/profile`);
+                    await refresh();
+                  },
+                }),
+              "small danger",
+            )
+          : null,
+      ].filter(Boolean)
+    : [];
+  return cardWith(
+    "Boot profile",
+    actions,
+    state,
+    facts([
+      ["Recorded", profile.recorded_ms ? time(profile.recorded_ms) : "no"],
+      profile.recorded_ms ? ["Size", bytes(profile.bytes)] : null,
+      profile.recorded_ms ? ["In the cache", bytes(profile.cached_bytes)] : null,
+      profile.recorded_ms ? ["Prefetched", `${count(profile.runs)} runs`] : null,
+    ]),
+  );
 }
 
 export function imagePage(context, name) {
   const head = h("div");
   const body = h("div", { class: "columns" });
-  const refresh = context.refresh(["volume", "job"], async () => {
-    const image = await getOr(url`/images/${name}`, null);
-    if (!image) {
-      replace(head, pageHead(name), h("p", { class: "note" }, "There is no such image. ", link("#/images", "All images")));
-      replace(body);
-      return;
-    }
-    const [profile, classes, stats, clones] = await Promise.all([
-      get(url`/images/${name}/profile`), getOr(url`/volumes/${name}/classes`, null), get(url`/stats/${name}`),
-      get(`/volumes?limit=50&origin=${encodeURIComponent(name)}`),
-    ]);
-    replace(head, pageHead(name, may.administer() ? [
-      button("Create clones", () => cloneDisks(name).catch(showProblem), "primary"), button("Delete", () => removeImage(name), "danger"),
-    ] : [], h("p", { class: "sub" }, badge("image"), image.map_damaged ? badge("map damaged", "bad") : null)));
-    const rows = clones.map((disk) => [link(pagePath("volumes", disk.name), disk.name), count(disk.clients), time(disk.created_ms)]);
-    const more = image.clones > rows.length ? h("p", { class: "note" }, `${count(rows.length)} of ${count(image.clones)} clones.`) : null;
-    replace(body,
-      h("div", { class: "stack" }, profileCard(name, profile, () => refresh()), classesCard(name, classes, () => refresh()),
-        card("Clones", plainTable("Clones", ["Name", ["Clients", "number"], ["Created", "number minor"]], rows, "No clones."), more)),
-      h("div", { class: "stack" }, card("Properties", facts([
-        ["Size", size(image.size_bytes)], ["Clones", count(image.clones)], ["Deduplication domain", String(image.dedup_domain)],
-        stats.space ? ["Occupied", bytes(stats.space.mapped_bytes)] : null, stats.space ? ["Of this disk only", bytes(stats.space.exclusive_bytes)] : null,
-        ["Created", time(image.created_ms)], ["UUID", h("code", {}, image.uuid)],
-      ]))));
-  }, 10000);
+  const refresh = context.refresh(
+    ["volume", "job"],
+    async () => {
+      const image = await getOr(url`/images/${name}`, null);
+      if (!image) {
+        replace(
+          head,
+          pageHead(name),
+          h("p", { class: "note" }, "There is no such image. ", link("#/images", "All images")),
+        );
+        replace(body);
+        return;
+      }
+      const [profile, classes, stats, clones] = await Promise.all([
+        get(url`/images/${name}/profile`),
+        getOr(url`/volumes/${name}/classes`, null),
+        get(url`/stats/${name}`),
+        get(`/volumes?limit=50&origin=${encodeURIComponent(name)}`),
+      ]);
+      replace(
+        head,
+        pageHead(
+          name,
+          may.administer()
+            ? [
+                button("Create clones", () => cloneDisks(name).catch(showProblem), "primary"),
+                button("Delete", () => removeImage(name), "danger"),
+              ]
+            : [],
+          h("p", { class: "sub" }, badge("image"), image.map_damaged ? badge("map damaged", "bad") : null),
+        ),
+      );
+      const rows = clones.map((disk) => [
+        link(pagePath("volumes", disk.name), disk.name),
+        count(disk.clients),
+        time(disk.created_ms),
+      ]);
+      const more =
+        image.clones > rows.length
+          ? h("p", { class: "note" }, `${count(rows.length)} of ${count(image.clones)} clones.`)
+          : null;
+      replace(
+        body,
+        h(
+          "div",
+          { class: "stack" },
+          profileCard(name, profile, () => refresh()),
+          classesCard(name, classes, () => refresh()),
+          card(
+            "Clones",
+            plainTable("Clones", ["Name", ["Clients", "number"], ["Created", "number minor"]], rows, "No clones."),
+            more,
+          ),
+        ),
+        h(
+          "div",
+          { class: "stack" },
+          card(
+            "Properties",
+            facts([
+              ["Size", size(image.size_bytes)],
+              ["Clones", count(image.clones)],
+              ["Deduplication domain", String(image.dedup_domain)],
+              stats.space ? ["Occupied", bytes(stats.space.mapped_bytes)] : null,
+              stats.space ? ["Of this disk only", bytes(stats.space.exclusive_bytes)] : null,
+              ["Created", time(image.created_ms)],
+              ["UUID", h("code", {}, image.uuid)],
+            ]),
+          ),
+        ),
+      );
+    },
+    10000,
+  );
   return [head, body];
 }

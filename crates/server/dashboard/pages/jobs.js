@@ -11,7 +11,7 @@ const STATES = { running: "info", cancelling: "warn", done: "good", failed: "bad
 
 export const isRunning = (job) => job.state === "running" || job.state === "cancelling";
 
-export function progressText(job) {
+function progressText(job) {
   const { phase, done, total } = job.progress;
   const amount = job.kind === "import" ? bytes(done) : count(done);
   const share = total ? ` (${percent(done / total)})` : "";
@@ -27,16 +27,28 @@ function resultText(job) {
 
 /** A bar with the progress of a running job. */
 export function jobProgress(job) {
-  return h("div", { class: "job" },
-    h("span", { class: "job-name" }, `${job.kind} ${job.disk ?? ""}`), progress(job.progress.done, job.progress.total, `Progress of ${job.kind} ${job.disk ?? ""}`),
+  return h(
+    "div",
+    { class: "job" },
+    h("span", { class: "job-name" }, `${job.kind} ${job.disk ?? ""}`),
+    progress(job.progress.done, job.progress.total, `Progress of ${job.kind} ${job.disk ?? ""}`),
     h("span", { class: "number" }, progressText(job)),
-    may.administer() && job.cancellable && job.state === "running" ? button("Cancel", () => cancelJob(job), "small") : null);
+    may.administer() && job.cancellable && job.state === "running"
+      ? button("Cancel", () => cancelJob(job), "small")
+      : null,
+  );
 }
 
-export function cancelJob(job) {
+function cancelJob(job) {
   ask({
-    title: `Cancel the ${job.kind}?`, action: "Cancel the job", danger: true, done: "The job is being cancelled",
-    intro: job.kind === "import" ? `The import of ${job.disk} is rolled back.` : `The ${job.kind} of ${job.disk ?? "the pool"} ends.`,
+    title: `Cancel the ${job.kind}?`,
+    action: "Cancel the job",
+    danger: true,
+    done: "The job is being cancelled",
+    intro:
+      job.kind === "import"
+        ? `The import of ${job.disk} is rolled back.`
+        : `The ${job.kind} of ${job.disk ?? "the pool"} ends.`,
     submit: () => call("DELETE", url`/jobs/${job.id}`),
   });
 }
@@ -45,19 +57,55 @@ export function jobsPage(context) {
   const table = new Table({
     caption: "Jobs",
     columns: [
-      { id: "started", label: "Started", value: (j) => j.started_ms, text: (j) => time(j.started_ms), first: "descending" },
+      {
+        id: "started",
+        label: "Started",
+        value: (j) => j.started_ms,
+        text: (j) => time(j.started_ms),
+        first: "descending",
+      },
       { id: "kind", label: "Kind", value: (j) => j.kind },
       { id: "disk", label: "Disk", value: (j) => j.disk ?? "", wide: true },
       { id: "state", label: "State", value: (j) => j.state, node: (j) => badge(j.state, STATES[j.state]) },
-      { id: "result", label: "Progress and result", text: resultText, wide: true, grow: true, node: (j) => (isRunning(j)
-        ? h("div", { class: "job" }, progress(j.progress.done, j.progress.total, "Progress"), h("span", { class: "number" }, progressText(j)))
-        : document.createTextNode(resultText(j))) },
-      { id: "took", label: "Duration", number: true, minor: true, value: (j) => (j.ended_ms ?? Date.now()) - j.started_ms, text: (j) => duration((j.ended_ms ?? Date.now()) - j.started_ms) },
+      {
+        id: "result",
+        label: "Progress and result",
+        text: resultText,
+        wide: true,
+        grow: true,
+        node: (j) =>
+          isRunning(j)
+            ? h(
+                "div",
+                { class: "job" },
+                progress(j.progress.done, j.progress.total, "Progress"),
+                h("span", { class: "number" }, progressText(j)),
+              )
+            : document.createTextNode(resultText(j)),
+      },
+      {
+        id: "took",
+        label: "Duration",
+        number: true,
+        minor: true,
+        value: (j) => (j.ended_ms ?? Date.now()) - j.started_ms,
+        text: (j) => duration((j.ended_ms ?? Date.now()) - j.started_ms),
+      },
       { id: "owner", label: "Started by", value: (j) => j.owner, minor: true },
-      may.administer() && { id: "cancel", label: "Actions", text: (j) => `${j.cancellable && j.state === "running"}`,
-        node: (j) => (j.cancellable && j.state === "running" ? button("Cancel", () => cancelJob(j), "small") : document.createTextNode("")) },
+      may.administer() && {
+        id: "cancel",
+        label: "Actions",
+        right: true,
+        text: (j) => `${j.cancellable && j.state === "running"}`,
+        node: (j) =>
+          j.cancellable && j.state === "running"
+            ? button("Cancel", () => cancelJob(j), "small")
+            : document.createTextNode(""),
+      },
     ],
-    key: (j) => String(j.id), search: (j) => `${j.kind} ${j.disk ?? ""} ${j.state} ${j.owner}`, sort: ["started", true],
+    key: (j) => String(j.id),
+    search: (j) => `${j.kind} ${j.disk ?? ""} ${j.state} ${j.owner}`,
+    sort: ["started", true],
     empty: "No job has run since the server was started.",
   });
   context.refresh(["job"], async () => table.update(await get("/jobs")), 5000);

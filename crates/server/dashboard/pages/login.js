@@ -8,7 +8,12 @@ import { h, replace, setText } from "../dom.js";
 export function showLogin(app, done, reason) {
   const error = h("p", { class: "error", role: "alert" }, reason ?? "");
   const token = h("input", {
-    id: "token", name: "token", type: "password", required: true, autocomplete: "current-password", spellcheck: "false",
+    id: "token",
+    name: "token",
+    type: "password",
+    required: true,
+    autocomplete: "current-password",
+    spellcheck: "false",
     "aria-describedby": "token-help",
   });
   const send = h("button", { type: "submit", class: "button primary" }, "Log in");
@@ -26,12 +31,25 @@ export function showLogin(app, done, reason) {
       token.focus();
     }
   };
-  const form = h("form", { class: "card login", onsubmit: submit },
+  const form = h(
+    "form",
+    { class: "card login", onsubmit: submit },
     h("h1", {}, "Forebay"),
-    h("div", { class: "field" }, h("label", { for: "token" }, "Token"), token,
-      h("p", { class: "help", id: "token-help" }, "An administrator of the server makes one: ",
-        h("code", {}, "forebay token create NAME --role ROLE"))),
-    error, send);
+    h(
+      "div",
+      { class: "field" },
+      h("label", { for: "token" }, "Token"),
+      token,
+      h(
+        "p",
+        { class: "help", id: "token-help" },
+        "An administrator of the server makes one: ",
+        h("code", {}, "forebay token create NAME --role ROLE"),
+      ),
+    ),
+    error,
+    send,
+  );
   document.title = "Log in – Forebay";
   replace(app, h("main", { id: "main", class: "login-page", tabindex: "-1" }, form));
   token.focus();

@@ -12,7 +12,7 @@ const BUSIEST = 8;
 const EVENTS = 8;
 
 /** Rates between two samples of the statistics. */
-export function poolRates({ before, now, seconds }) {
+function poolRates({ before, now, seconds }) {
   const store = (of) => grown(of(before.store), of(now.store)) / seconds;
   const guest = guestRates(before.guest, now.guest, seconds);
   const storeReadOps = store((s) => s.read.ops);
@@ -20,9 +20,14 @@ export function poolRates({ before, now, seconds }) {
   const asked = guest.readOps + guest.writeOps;
   const caused = storeReadOps + storeWriteOps;
   return {
-    guest, storeReadOps, storeWriteOps, storeOps: caused,
-    storeReadBytes: store((s) => s.read.bytes), storeWriteBytes: store((s) => s.write.bytes),
-    offload: asked > 0 ? 1 - caused / asked : null, asked,
+    guest,
+    storeReadOps,
+    storeWriteOps,
+    storeOps: caused,
+    storeReadBytes: store((s) => s.read.bytes),
+    storeWriteBytes: store((s) => s.write.bytes),
+    offload: asked > 0 ? 1 - caused / asked : null,
+    asked,
   };
 }
 
@@ -43,7 +48,10 @@ export function quantile(bounds, buckets, q) {
 }
 
 const PATHS = {
-  ram: "Reads from RAM", store: "Reads from the store", buffered: "Writes to RAM", durable: "Durable writes and flushes",
+  ram: "Reads from RAM",
+  store: "Reads from the store",
+  buffered: "Writes to RAM",
+  durable: "Durable writes and flushes",
 };
 
 function latencyRows({ before, now, seconds }) {
@@ -55,13 +63,18 @@ function latencyRows({ before, now, seconds }) {
     const requests = buckets.reduce((sum, found) => sum + found, 0);
     if (requests === 0) return;
     const front = path.front_end === "nbd" ? "NBD" : "iSCSI";
-    rows.push([PATHS[path.path] ?? path.path, front, perSecond(requests / seconds),
-      micros(quantile(bounds, buckets, 0.5)), micros(quantile(bounds, buckets, 0.99))]);
+    rows.push([
+      PATHS[path.path] ?? path.path,
+      front,
+      perSecond(requests / seconds),
+      micros(quantile(bounds, buckets, 0.5)),
+      micros(quantile(bounds, buckets, 0.99)),
+    ]);
   });
   return rows;
 }
 
-export function memoryParts(stats) {
+function memoryParts(stats) {
   const parts = [
     { label: "Read cache", value: stats.read_cache.bytes, color: "var(--c1)" },
     { label: "Desktops' writes", value: stats.desktops.cached_bytes, color: "var(--c2)" },
@@ -85,11 +98,18 @@ function capacityCard(stats) {
   const used = stats.store_total_bytes > 0 ? 1 - stats.store_free_bytes / stats.store_total_bytes : NaN;
   const space = stats.space;
   return [
-    h("p", { class: "big" }, percent(used), h("span", { class: "unit" }, ` of ${bytes(stats.store_total_bytes)} in use`)),
+    h(
+      "p",
+      { class: "big" },
+      percent(used),
+      h("span", { class: "unit" }, ` of ${bytes(stats.store_total_bytes)} in use`),
+    ),
     bar(parts, stats.store_total_bytes, `Capacity: ${parts.map((p) => `${p.label} ${bytes(p.value)}`).join(", ")}`),
     legend(parts, bytes),
     facts([
-      space ? ["Reduction of stored data", ratio(space.reduction_ratio)] : ["Reduction of written data", ratio(stats.reduction.reduction_ratio)],
+      space
+        ? ["Reduction of stored data", ratio(space.reduction_ratio)]
+        : ["Reduction of written data", ratio(stats.reduction.reduction_ratio)],
       space ? ["Deduplication × compression", `${ratio(space.dedup_ratio)} × ${ratio(space.compression_ratio)}`] : null,
       space ? ["Size of all disks", bytes(space.logical_bytes)] : null,
       space ? ["Reclaimable", bytes(space.reclaimable_bytes)] : null,
@@ -98,7 +118,11 @@ function capacityCard(stats) {
 }
 
 function healthItems(stats) {
-  const room = { ok: ["Free space", "enough", "good"], low: ["Free space", "low: the pool reclaims", "warn"], full: ["Free space", "full: writes fail", "bad"] };
+  const room = {
+    ok: ["Free space", "enough", "good"],
+    low: ["Free space", "low: the pool reclaims", "warn"],
+    full: ["Free space", "full: writes fail", "bad"],
+  };
   const damaged = stats.damaged_blocks;
   const lost = stats.space?.damaged_disks ?? 0;
   const index = stats.reduction.index.segments_left;
@@ -106,7 +130,11 @@ function healthItems(stats) {
     room[stats.room] ?? ["Free space", stats.room, "warn"],
     ["Damaged blocks", damaged ? `${count(damaged)} read since the start` : "none", damaged ? "bad" : "good"],
     ["Damaged block maps", lost ? `${count(lost)} disks` : "none", lost ? "bad" : "good"],
-    ["Write buffers", `${bytes(stats.dirty_bytes)} not durable yet`, stats.write_buffer_bytes && stats.dirty_bytes > 0.9 * stats.write_buffer_bytes ? "warn" : "good"],
+    [
+      "Write buffers",
+      `${bytes(stats.dirty_bytes)} not durable yet`,
+      stats.write_buffer_bytes && stats.dirty_bytes > 0.9 * stats.write_buffer_bytes ? "warn" : "good",
+    ],
     index ? ["Dedup index", `${count(index)} segments still to load`, "warn"] : null,
     ["Last recovery", `${micros(stats.recovery_ms * 1000)}, ${count(stats.recovered_batches)} batches`, "good"],
   ].filter(Boolean);
@@ -123,15 +151,23 @@ function busiestTable() {
       { id: "bytes", label: "Throughput", number: true, text: (d) => throughput(d.bytes), minor: true },
       { id: "line", label: "2 minutes", live: (d, cell) => sparkCell(cell, d.history), minor: true },
     ],
-    key: (d) => d.name, sort: ["ops", true], empty: "No disk is in use at present.",
+    key: (d) => d.name,
+    sort: ["ops", true],
+    empty: "No disk is in use at present.",
   });
 }
 
 export function overviewPage(context) {
   const offload = h("p", { class: "hero-number" }, "–");
   const story = h("p", { class: "hero-text" }, "Waiting for the second sample …");
-  const chart = new TimeChart("Operations per second", [
-    { label: "Guests", color: "guest" }, { label: "Store", color: "store" }], perSecond);
+  const chart = new TimeChart(
+    "Operations per second",
+    [
+      { label: "Guests", color: "guest" },
+      { label: "Store", color: "store" },
+    ],
+    perSecond,
+  );
   context.onEnd(() => chart.destroy());
   const traffic = h("div");
   const latency = h("div");
@@ -147,22 +183,55 @@ export function overviewPage(context) {
     const rates = poolRates(window);
     const isIdle = rates.asked < 0.05;
     setText(offload, isIdle ? "idle" : percent(Math.max(0, rates.offload)));
-    setText(story, isIdle
-      ? `No guest reads or writes at present; since the start, ${percent(Math.max(0, window.now.offload ?? NaN))} of their operations needed none of the store.`
-      : `of the guests' operations need no separate operation of the store: ${perSecond(rates.asked)} of guests against ${perSecond(rates.storeOps)} of the store, per second.`);
-    replace(traffic, plainTable("Traffic", ["", ["Reads/s", "number"], ["Writes/s", "number"], ["Read", "number minor"], ["Written", "number minor"]], [
-      ["Guests", perSecond(rates.guest.readOps), perSecond(rates.guest.writeOps), throughput(rates.guest.readBytes), throughput(rates.guest.writeBytes)],
-      ["Store", perSecond(rates.storeReadOps), perSecond(rates.storeWriteOps), throughput(rates.storeReadBytes), throughput(rates.storeWriteBytes)],
-    ]));
-    replace(latency, plainTable("Latency", ["Path", ["Front end", "minor"], ["Requests/s", "number minor"], ["Median", "number"], ["99 %", "number"]],
-      latencyRows(window), "No requests in the last seconds."));
+    setText(
+      story,
+      isIdle
+        ? `No guest reads or writes at present; since the start, ${percent(Math.max(0, window.now.offload ?? NaN))} of their operations needed none of the store.`
+        : `of the guests' operations need no separate operation of the store: ${perSecond(rates.asked)} of guests against ${perSecond(rates.storeOps)} of the store, per second.`,
+    );
+    replace(
+      traffic,
+      plainTable(
+        "Traffic",
+        ["", ["Reads/s", "number"], ["Writes/s", "number"], ["Read", "number minor"], ["Written", "number minor"]],
+        [
+          [
+            "Guests",
+            perSecond(rates.guest.readOps),
+            perSecond(rates.guest.writeOps),
+            throughput(rates.guest.readBytes),
+            throughput(rates.guest.writeBytes),
+          ],
+          [
+            "Store",
+            perSecond(rates.storeReadOps),
+            perSecond(rates.storeWriteOps),
+            throughput(rates.storeReadBytes),
+            throughput(rates.storeWriteBytes),
+          ],
+        ],
+      ),
+    );
+    replace(
+      latency,
+      plainTable(
+        "Latency",
+        ["Path", ["Front end", "minor"], ["Requests/s", "number minor"], ["Median", "number"], ["99 %", "number"]],
+        latencyRows(window),
+        "No requests in the last seconds.",
+      ),
+    );
   };
   const drawChart = () => {
     const data = [[], [], []];
     live.samples.forEach((sample, n) => {
       const before = live.samples[n - 1];
       if (!before) return;
-      const rates = poolRates({ before: before.stats, now: sample.stats, seconds: (sample.at - before.at) / 1000 });
+      const rates = poolRates({
+        before: before.stats,
+        now: sample.stats,
+        seconds: (sample.at - before.at) / 1000,
+      });
       data[0].push(sample.time / 1000);
       data[1].push(rates.guest.readOps + rates.guest.writeOps);
       data[2].push(rates.storeOps);
@@ -170,8 +239,19 @@ export function overviewPage(context) {
     if (data[0].length > 0) chart.set(data);
   };
   const drawEvents = () => {
-    const last = live.events.filter((event) => event.what !== "progress").slice(-EVENTS).reverse();
-    const lines = last.map((event) => h("li", {}, h("time", { class: "number" }, clock(event.time_ms)), badge(event.topic, `topic-${event.topic}`), h("span", {}, eventText(event))));
+    const last = live.events
+      .filter((event) => event.what !== "progress")
+      .slice(-EVENTS)
+      .reverse();
+    const lines = last.map((event) =>
+      h(
+        "li",
+        {},
+        h("time", { class: "number" }, clock(event.time_ms)),
+        badge(event.topic, `topic-${event.topic}`),
+        h("span", {}, eventText(event)),
+      ),
+    );
     replace(events, lines.length ? lines : h("li", { class: "muted" }, "No events yet."));
   };
 
@@ -180,29 +260,59 @@ export function overviewPage(context) {
     drawChart();
     replace(capacity, capacityCard(stats));
     const parts = memoryParts(stats);
-    replace(memory, h("p", { class: "big" }, bytes(stats.memory_bytes), h("span", { class: "unit" }, " resident")),
-      bar(parts, Math.max(stats.memory_bytes, 1), "Memory by use"), legend(parts, bytes));
-    replace(health, healthItems(stats).map(([what, state, kind]) =>
-      h("li", {}, badge(KINDS[kind], kind), h("span", { class: "health-what" }, what), h("span", { class: "health-state" }, state))));
+    replace(
+      memory,
+      h("p", { class: "big" }, bytes(stats.memory_bytes), h("span", { class: "unit" }, " resident")),
+      bar(parts, Math.max(stats.memory_bytes, 1), "Memory by use"),
+      legend(parts, bytes),
+    );
+    replace(
+      health,
+      healthItems(stats).map(([what, state, kind]) =>
+        h(
+          "li",
+          {},
+          badge(KINDS[kind], kind),
+          h("span", { class: "health-what" }, what),
+          h("span", { class: "health-state" }, state),
+        ),
+      ),
+    );
   });
   context.onEvents(drawEvents);
   drawEvents();
   context.poll(async () => {
     await sampleActivity();
-    const busy = [...activity.disks.values()].filter((disk) => disk.rates?.ops > 0).map((disk) => ({
-      name: disk.counters.name, ops: disk.rates.ops, bytes: disk.rates.readBytes + disk.rates.writeBytes, history: disk.history,
-    }));
+    const busy = [...activity.disks.values()]
+      .filter((disk) => disk.rates?.ops > 0)
+      .map((disk) => ({
+        name: disk.counters.name,
+        ops: disk.rates.ops,
+        bytes: disk.rates.readBytes + disk.rates.writeBytes,
+        history: disk.history,
+      }));
     busy.sort((a, b) => b.ops - a.ops);
     busiest.update(busy.slice(0, BUSIEST));
   }, 2000);
 
   return [
     pageHead("Overview"),
-    h("div", { class: "grid" },
-      h("section", { class: "card hero span-2" }, h("div", { class: "hero-side" }, h("h2", {}, "Offload of the store"), offload, story), chart.element),
-      card("Traffic", traffic), cardWith("Latency", h("span", { class: "muted" }, `last ${RECENT_S} s`), latency),
-      card("Capacity", capacity), cardWith("Memory by use", link("#/cache", "Cache statistics"), memory),
-      cardWith("Busiest disks", link("#/volumes", "All volumes"), busiest.element), card("Health", health),
-      h("div", { class: "span-2" }, cardWith("Recent events", link("#/events", "All events"), events))),
+    h(
+      "div",
+      { class: "grid" },
+      h(
+        "section",
+        { class: "card hero span-2" },
+        h("div", { class: "hero-side" }, h("h2", {}, "Offload of the store"), offload, story),
+        chart.element,
+      ),
+      card("Traffic", traffic),
+      cardWith("Latency", h("span", { class: "muted" }, `last ${RECENT_S} s`), latency),
+      card("Capacity", capacity),
+      cardWith("Memory by use", link("#/cache", "Cache statistics"), memory),
+      cardWith("Busiest disks", link("#/volumes", "All volumes"), busiest.element),
+      card("Health", health),
+      h("div", { class: "span-2" }, cardWith("Recent events", link("#/events", "All events"), events)),
+    ),
   ];
 }

@@ -2,7 +2,7 @@
 
 import { call, get, url } from "../api.js";
 import { ask, formDialog } from "../dialog.js";
-import { button, h, link, pageHead } from "../dom.js";
+import { button, h, pageHead } from "../dom.js";
 import { bytes, count, parseSize, percent, size } from "../format.js";
 import { may } from "../session.js";
 import { Table } from "../table.js";
@@ -12,7 +12,8 @@ const QUOTA = ["quota", "Quota: bytes that its volumes may occupy", parseSize];
 
 function changeTenant(tenant) {
   formDialog({
-    title: tenant ? `Limits of the tenant ${tenant.name}` : "Create a tenant", action: tenant ? "Apply" : "Create",
+    title: tenant ? `Limits of the tenant ${tenant.name}` : "Create a tenant",
+    action: tenant ? "Apply" : "Create",
     intro: h("p", {}, "They apply to all volumes of the tenant together. Empty: no limit."),
     fields: [
       !tenant && { name: "name", label: "Name", required: true },
@@ -34,20 +35,84 @@ export function tenantsPage(context) {
     caption: "Tenants",
     columns: [
       { id: "name", label: "Name", value: (t) => t.name, wide: true },
-      { id: "disks", label: "Disks", value: (t) => t.disks, text: (t) => count(t.disks), number: true, first: "descending" },
-      { id: "quota", label: "Quota", value: (t) => t.limits.quota ?? 0, text: (t) => (t.limits.quota ? size(t.limits.quota) : "–"), number: true, minor: true, first: "descending" },
-      { id: "used", label: "Occupied", value: (t) => t.usage?.used_bytes ?? 0, text: useText, number: true, first: "descending" },
-      { id: "refused", label: "Refused writes", value: (t) => t.usage?.refused ?? 0, text: (t) => count(t.usage?.refused ?? 0), number: true, minor: true, first: "descending" },
-      { id: "limits", label: "Limits", minor: true, wide: true, text: (t) => limitTexts(t.limits).map(([label, value]) => `${label}: ${value}`).join(", ") || "–" },
-      may.administer() && { id: "actions", label: "Actions", text: (t) => JSON.stringify(t.limits), node: (t) => h("div", { class: "row-actions" },
-        button("Change", () => changeTenant(t), "small"), button("Remove", () => ask({
-          title: `Remove the limits of ${t.name}?`, action: "Remove", danger: true, intro: "Its volumes keep their label.", done: `Removed the limits of ${t.name}`,
-          submit: async () => { await call("DELETE", url`/tenants/${t.name}`); await refresh(); },
-        }), "small danger")) },
+      {
+        id: "disks",
+        label: "Disks",
+        value: (t) => t.disks,
+        text: (t) => count(t.disks),
+        number: true,
+        first: "descending",
+      },
+      {
+        id: "quota",
+        label: "Quota",
+        value: (t) => t.limits.quota ?? 0,
+        text: (t) => (t.limits.quota ? size(t.limits.quota) : "–"),
+        number: true,
+        minor: true,
+        first: "descending",
+      },
+      {
+        id: "used",
+        label: "Occupied",
+        value: (t) => t.usage?.used_bytes ?? 0,
+        text: useText,
+        number: true,
+        first: "descending",
+      },
+      {
+        id: "refused",
+        label: "Refused writes",
+        value: (t) => t.usage?.refused ?? 0,
+        text: (t) => count(t.usage?.refused ?? 0),
+        number: true,
+        minor: true,
+        first: "descending",
+      },
+      {
+        id: "limits",
+        label: "Limits",
+        minor: true,
+        wide: true,
+        text: (t) =>
+          limitTexts(t.limits)
+            .map(([label, value]) => `${label}: ${value}`)
+            .join(", ") || "–",
+      },
+      may.administer() && {
+        id: "actions",
+        label: "Actions",
+        right: true,
+        text: (t) => JSON.stringify(t.limits),
+        node: (t) =>
+          h(
+            "div",
+            { class: "row-actions" },
+            button("Change", () => changeTenant(t), "small"),
+            button(
+              "Remove",
+              () =>
+                ask({
+                  title: `Remove the limits of ${t.name}?`,
+                  action: "Remove",
+                  danger: true,
+                  intro: "Its volumes keep their label.",
+                  done: `Removed the limits of ${t.name}`,
+                  submit: async () => {
+                    await call("DELETE", url`/tenants/${t.name}`);
+                    await refresh();
+                  },
+                }),
+              "small danger",
+            ),
+          ),
+      },
     ],
-    key: (t) => t.name, search: (t) => t.name, empty: "There are no tenants. A volume gets one with its limits.",
+    key: (t) => t.name,
+    search: (t) => t.name,
+    empty: "There are no tenants. A volume gets one with its limits.",
   });
   const refresh = context.refresh(["volume"], async () => table.update(await get("/tenants")), 3000);
   const actions = may.administer() ? [button("Create a tenant", () => changeTenant(null), "primary")] : [];
-  return [pageHead("Tenants", actions, h("p", { class: "sub" }, link("#/volumes", "Volumes"))), h("section", { class: "card flush" }, table.element)];
+  return [pageHead("Tenants", actions), h("section", { class: "card flush" }, table.element)];
 }

@@ -3,50 +3,105 @@
 import { call, get, getOr, url } from "../api.js";
 import { TimeChart } from "../chart.js";
 import { act, showProblem } from "../dialog.js";
-import { badge, button, card, cardWith, diskLink, facts, h, link, pageHead, pagePath, progress, replace } from "../dom.js";
+import {
+  badge,
+  button,
+  card,
+  cardWith,
+  diskLink,
+  facts,
+  h,
+  link,
+  pageHead,
+  pagePath,
+  progress,
+  replace,
+} from "../dom.js";
 import { bytes, count, duration, percent, perSecond, size, time } from "../format.js";
 import { grown, guestRates } from "../live.js";
 import { may } from "../session.js";
 import { plainTable } from "../table.js";
 import {
-  cloneDisks, createImageOf, createSnapshot, limitTexts, limitVolume, persistVolume, removeSnapshot, removeVolumes, resetVolumes,
-  resizeVolume, resumeVolume, rollBack,
+  cloneDisks,
+  createImageOf,
+  createSnapshot,
+  limitTexts,
+  limitVolume,
+  persistVolume,
+  removeSnapshot,
+  removeVolumes,
+  resetVolumes,
+  resizeVolume,
+  resumeVolume,
+  rollBack,
 } from "./volume_actions.js";
 import { isDesktop, kindText, troubles } from "./volumes.js";
 
 const SAMPLES = 120;
 
-export function imageOrVolumeLink(name) {
+function imageOrVolumeLink(name) {
   return name.includes("@") ? diskLink(name) : link(pagePath("images", name), name);
 }
 
 function properties(disk, stats) {
   return facts([
-    ["Kind", kindText(disk)], ["Size", size(disk.size_bytes)],
+    ["Kind", kindText(disk)],
+    ["Size", size(disk.size_bytes)],
     disk.origin ? ["Created from", imageOrVolumeLink(disk.origin)] : null,
     ["Clients", count(disk.clients)],
-    isDesktop(disk) ? ["Writes in memory", `${bytes(stats.cached_bytes)} of ${bytes(disk.write_cache_bytes)}`] : ["Durability of writes", disk.sync],
+    isDesktop(disk)
+      ? ["Writes in memory", `${bytes(stats.cached_bytes)} of ${bytes(disk.write_cache_bytes)}`]
+      : ["Durability of writes", disk.sync],
     isDesktop(disk) ? ["Reset", disk.reset === "disconnect" ? "when the last client disconnects" : "on request"] : null,
     stats.space ? ["Occupied", bytes(stats.space.mapped_bytes)] : null,
     stats.space ? ["Of this disk only", bytes(stats.space.exclusive_bytes)] : null,
-    ["Tenant", disk.tenant ?? "–"], ["Deduplication domain", String(disk.dedup_domain)],
-    ["Created", time(disk.created_ms)], ["UUID", h("code", {}, disk.uuid)],
+    ["Tenant", disk.tenant ?? "–"],
+    ["Deduplication domain", String(disk.dedup_domain)],
+    ["Created", time(disk.created_ms)],
+    ["UUID", h("code", {}, disk.uuid)],
   ]);
 }
 
 /** The classes of a disk, with a bar for each. */
 export function classesCard(name, classes, refresh) {
-  const scan = may.operate() ? button("Scan now", (event) => act(event.target, async () => {
-    await call("POST", url`/volumes/${name}/classes`);
-    await refresh();
-  }, `Scanned ${name}`), "small") : null;
+  const scan = may.operate()
+    ? button(
+        "Scan now",
+        (event) =>
+          act(
+            event.target,
+            async () => {
+              await call("POST", url`/volumes/${name}/classes`);
+              await refresh();
+            },
+            `Scanned ${name}`,
+          ),
+        "small",
+      )
+    : null;
   if (!classes) return null;
   const most = Math.max(1, ...classes.classes.map((one) => one.bytes));
   const rows = classes.classes.map((one) => [
-    one.class, progress(one.bytes, most, `Share of ${one.class}`), bytes(one.bytes), bytes(one.written_bytes), count(one.read_hits + one.read_misses), percent(one.hit_rate ?? NaN),
+    one.class,
+    progress(one.bytes, most, `Share of ${one.class}`),
+    bytes(one.bytes),
+    bytes(one.written_bytes),
+    count(one.read_hits + one.read_misses),
+    percent(one.hit_rate ?? NaN),
   ]);
-  const table = plainTable("Block classes", ["Class", ["", "minor"], ["Size", "number"], ["Written", "number"], ["Reads (sample)", "number minor"], ["Served from RAM", "number"]],
-    rows, "The disk was not scanned yet, or no file system was recognized.");
+  const table = plainTable(
+    "Block classes",
+    [
+      "Class",
+      ["", "minor"],
+      ["Size", "number"],
+      ["Written", "number"],
+      ["Reads (sample)", "number minor"],
+      ["Served from RAM", "number"],
+    ],
+    rows,
+    "The disk was not scanned yet, or no file system was recognized.",
+  );
   const learned = classes.learned_ms ? `${classes.file_systems.join(", ")}; scanned ${time(classes.learned_ms)}` : "";
   return cardWith("Block classes", scan, table, learned ? h("p", { class: "note" }, learned) : null);
 }
@@ -54,23 +109,43 @@ export function classesCard(name, classes, refresh) {
 function snapshotsCard(volume, snapshots) {
   const rows = snapshots.map((snapshot) => {
     const name = snapshot.name.slice(volume.length + 1);
-    return [name, time(snapshot.created_ms), count(snapshot.clones), h("div", { class: "row-actions" },
-      may.administer() && button("Clone", () => cloneDisks(snapshot.name).catch(showProblem), "small"),
-      may.administer() && button("Image", () => createImageOf(snapshot.name), "small"),
-      may.operate() && button("Roll back", () => rollBack(volume, name), "small"),
-      may.operate() && button("Delete", () => removeSnapshot(volume, name), "small danger"))];
+    return [
+      name,
+      time(snapshot.created_ms),
+      count(snapshot.clones),
+      h(
+        "div",
+        { class: "row-actions" },
+        may.administer() && button("Clone", () => cloneDisks(snapshot.name).catch(showProblem), "small"),
+        may.administer() && button("Image", () => createImageOf(snapshot.name), "small"),
+        may.operate() && button("Roll back", () => rollBack(volume, name), "small"),
+        may.operate() && button("Delete", () => removeSnapshot(volume, name), "small danger"),
+      ),
+    ];
   });
   const columns = ["Name", ["Created", "number"], ["Clones", "number minor"]];
-  return cardWith("Snapshots", may.operate() && button("Create a snapshot", () => createSnapshot(volume), "small"),
-    plainTable("Snapshots", [...columns, ["Actions", "right"]], rows, "No snapshots."));
+  return cardWith(
+    "Snapshots",
+    may.operate() && button("Create a snapshot", () => createSnapshot(volume), "small"),
+    plainTable("Snapshots", [...columns, ["Actions", "right"]], rows, "No snapshots."),
+  );
 }
 
 function limitsCard(disk, stats) {
   const texts = limitTexts(disk.limits);
   const waited = stats.limited.requests
-    ? h("p", { class: "note" }, `${count(stats.limited.requests)} requests waited for limits, ${duration(stats.limited.waited_us / 1000)} in total.`) : null;
-  return cardWith("Limits", may.operate() && button("Change", () => limitVolume(disk.name).catch(showProblem), "small"),
-    texts.length ? facts(texts) : h("p", { class: "note" }, "No limits."), waited);
+    ? h(
+        "p",
+        { class: "note" },
+        `${count(stats.limited.requests)} requests waited for limits, ${duration(stats.limited.waited_us / 1000)} in total.`,
+      )
+    : null;
+  return cardWith(
+    "Limits",
+    may.operate() && button("Change", () => limitVolume(disk.name).catch(showProblem), "small"),
+    texts.length ? facts(texts) : h("p", { class: "note" }, "No limits."),
+    waited,
+  );
 }
 
 function actionsOf(disk) {
@@ -83,18 +158,33 @@ function actionsOf(disk) {
     may.administer() && button("Resize", () => resizeVolume(disk)),
     may.administer() && isDesktop(disk) && button("Make persistent", () => persistVolume(name)),
     may.operate() && disk.origin && button("Reset", () => resetVolumes([name])),
-    may.administer() && button("Delete", () => removeVolumes([name], () => { location.hash = "#/volumes"; }), "danger"),
+    may.administer() &&
+      button(
+        "Delete",
+        () =>
+          removeVolumes([name], () => {
+            location.hash = "#/volumes";
+          }),
+        "danger",
+      ),
   ].filter(Boolean);
 }
 
 /** The rates of a disk over time. */
-export class DiskChart {
+class DiskChart {
   #last = null;
   #data = [[], [], []];
 
   constructor(name) {
     this.name = name;
-    this.chart = new TimeChart(`Operations of ${name}`, [{ label: "Reads/s", color: "guest" }, { label: "Writes/s", color: "store" }], perSecond);
+    this.chart = new TimeChart(
+      `Operations of ${name}`,
+      [
+        { label: "Reads/s", color: "guest" },
+        { label: "Writes/s", color: "store" },
+      ],
+      perSecond,
+    );
   }
 
   async sample() {
@@ -120,34 +210,87 @@ export function volumePage(context, name) {
   const chart = new DiskChart(name);
   context.onEnd(() => chart.chart.destroy());
 
-  const refresh = context.refresh(["volume", "job"], async () => {
-    const path = (what) => url`/volumes/${name}` + what;
-    const disk = await getOr(path(""), null);
-    if (!disk) {
-      replace(head, pageHead(name), h("p", { class: "note" }, "There is no such volume. ", link("#/volumes", "All volumes")));
-      replace(side);
-      replace(rest);
-      return;
-    }
-    const [stats, snapshots, classes, targets] = await Promise.all([
-      get(url`/stats/${name}`), get(path("/snapshots")), getOr(path("/classes"), null), may.readServer() ? getOr("/targets", []) : [],
-    ]);
-    replace(head, pageHead(name, actionsOf(disk), h("p", { class: "sub" }, badge(kindText(disk)), troubles(disk), isDesktop(disk) ? badge("writes in memory") : null)));
-    replace(side, card("Properties", properties(disk, stats)), limitsCard(disk, stats));
-    const luns = targets.flatMap((target) => target.luns.filter((lun) => lun.disk === name)
-      .map((lun) => [link(pagePath("iscsi", target.name), target.name), String(lun.lun), lun.write_back ? "write-back" : "write-through", count(target.sessions.length)]));
-    replace(rest, snapshotsCard(name, snapshots), classesCard(name, classes, () => refresh()),
-      luns.length ? card("iSCSI", plainTable("LUNs of this volume", ["Target", ["LUN", "number"], "Cache", ["Sessions", "number"]], luns)) : null);
-  }, 10000);
+  const refresh = context.refresh(
+    ["volume", "job"],
+    async () => {
+      const path = (what) => url`/volumes/${name}` + what;
+      const disk = await getOr(path(""), null);
+      if (!disk) {
+        replace(
+          head,
+          pageHead(name),
+          h("p", { class: "note" }, "There is no such volume. ", link("#/volumes", "All volumes")),
+        );
+        replace(side);
+        replace(rest);
+        return;
+      }
+      const [stats, snapshots, classes, targets] = await Promise.all([
+        get(url`/stats/${name}`),
+        get(path("/snapshots")),
+        getOr(path("/classes"), null),
+        may.readServer() ? getOr("/targets", []) : [],
+      ]);
+      replace(
+        head,
+        pageHead(
+          name,
+          actionsOf(disk),
+          h(
+            "p",
+            { class: "sub" },
+            badge(kindText(disk)),
+            troubles(disk),
+            isDesktop(disk) ? badge("writes in memory") : null,
+          ),
+        ),
+      );
+      replace(side, card("Properties", properties(disk, stats)), limitsCard(disk, stats));
+      const luns = targets.flatMap((target) =>
+        target.luns
+          .filter((lun) => lun.disk === name)
+          .map((lun) => [
+            link(pagePath("iscsi", target.name), target.name),
+            String(lun.lun),
+            lun.write_back ? "write-back" : "write-through",
+            count(target.sessions.length),
+          ]),
+      );
+      replace(
+        rest,
+        snapshotsCard(name, snapshots),
+        classesCard(name, classes, () => refresh()),
+        luns.length
+          ? card(
+              "iSCSI",
+              plainTable("LUNs of this volume", ["Target", ["LUN", "number"], "Cache", ["Sessions", "number"]], luns),
+            )
+          : null,
+      );
+    },
+    10000,
+  );
   context.poll(async () => {
     const { stats, before } = await chart.sample();
     const since = (of) => (before ? grown(of(before), of(stats)) : 0);
-    replace(counters, facts([
-      ["Reads", `${count(stats.read.ops)} · ${bytes(stats.read.bytes)}`], ["Writes", `${count(stats.write.ops)} · ${bytes(stats.write.bytes)}`],
-      ["Discards", `${count(stats.discard.ops)} · ${bytes(stats.discard.bytes)}`], ["Flushes", count(stats.flush_ops)],
-      since((s) => s.limited.requests) ? ["Limited", "requests wait for a limit at present"] : null,
-    ]));
+    replace(
+      counters,
+      facts([
+        ["Reads", `${count(stats.read.ops)} · ${bytes(stats.read.bytes)}`],
+        ["Writes", `${count(stats.write.ops)} · ${bytes(stats.write.bytes)}`],
+        ["Discards", `${count(stats.discard.ops)} · ${bytes(stats.discard.bytes)}`],
+        ["Flushes", count(stats.flush_ops)],
+        since((s) => s.limited.requests) ? ["Limited", "requests wait for a limit at present"] : null,
+      ]),
+    );
   }, 2000);
-  return [head, h("div", { class: "columns" },
-    h("div", { class: "stack" }, card("Activity", chart.chart.element, counters), rest), side)];
+  return [
+    head,
+    h(
+      "div",
+      { class: "columns" },
+      h("div", { class: "stack" }, card("Activity", chart.chart.element, counters), rest),
+      side,
+    ),
+  ];
 }

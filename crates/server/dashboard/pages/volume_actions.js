@@ -14,17 +14,30 @@ const SYNC = [
 
 const nameField = (label, value) => ({ name: "name", label, value, required: true });
 const sizeField = (value) => ({
-  name: "size_bytes", label: "Size", value, required: true, parse: parseSize, placeholder: "10 GiB", help: "With a unit: 512 MiB, 10 GiB, 2 TiB",
+  name: "size_bytes",
+  label: "Size",
+  value,
+  required: true,
+  parse: parseSize,
+  placeholder: "10 GiB",
+  help: "With a unit: 512 MiB, 10 GiB, 2 TiB",
 });
 
 export function createVolume() {
   formDialog({
-    title: "Create a volume", action: "Create",
+    title: "Create a volume",
+    action: "Create",
     fields: [
-      nameField("Name"), sizeField(""),
+      nameField("Name"),
+      sizeField(""),
       { name: "sync", label: "Durability of writes", type: "select", options: SYNC, value: "flush" },
-      { name: "dedup_domain", label: "Deduplication domain", value: "0", parse: parseCount,
-        help: "Identical blocks are stored once among the disks of a domain." },
+      {
+        name: "dedup_domain",
+        label: "Deduplication domain",
+        value: "0",
+        parse: parseCount,
+        help: "Identical blocks are stored once among the disks of a domain.",
+      },
     ],
     submit: (body, key) => call("POST", "/volumes", { body, key }),
     done: (disk) => `Created ${disk.name}`,
@@ -35,17 +48,58 @@ export function createVolume() {
 export async function cloneDisks(source) {
   const names = source ? [] : (await get("/images")).map((image) => image.name);
   formDialog({
-    title: source ? `Clone ${source}` : "Create clones", action: "Create",
+    title: source ? `Clone ${source}` : "Create clones",
+    action: "Create",
     fields: [
-      { name: "source", label: "Source", value: source ?? (names.length === 1 ? names[0] : ""), required: true, list: names, help: "An image, a volume, or VOLUME@SNAPSHOT" },
+      {
+        name: "source",
+        label: "Source",
+        value: source ?? (names.length === 1 ? names[0] : ""),
+        required: true,
+        list: names,
+        help: "An image, a volume, or VOLUME@SNAPSHOT",
+      },
       { ...nameField("Name"), help: "With a number of clones, the prefix: NAME-001, NAME-002 …" },
-      { name: "count", label: "Number of clones", value: "", parse: parseCount, placeholder: "one clone, without a number" },
-      { name: "desktop", label: "Desktops: writes stay in memory until a reset", type: "checkbox",
-        help: "The writes of a desktop are lost when the server stops; its contents are those of the source again." },
-      { name: "write_cache", label: "Memory for the writes of each desktop", value: "256 MiB", parse: parseSize, when: (v) => v.desktop, required: true },
-      { name: "reset", label: "Reset", type: "select", value: "never", when: (v) => v.desktop,
-        options: [["never", "on request, and when the server starts"], ["disconnect", "also when the last client disconnects"]] },
-      { name: "sync", label: "Durability of writes", type: "select", options: SYNC, value: "flush", when: (v) => !v.desktop },
+      {
+        name: "count",
+        label: "Number of clones",
+        value: "",
+        parse: parseCount,
+        placeholder: "one clone, without a number",
+      },
+      {
+        name: "desktop",
+        label: "Desktops: writes stay in memory until a reset",
+        type: "checkbox",
+        help: "The writes of a desktop are lost when the server stops; its contents are those of the source again.",
+      },
+      {
+        name: "write_cache",
+        label: "Memory for the writes of each desktop",
+        value: "256 MiB",
+        parse: parseSize,
+        when: (v) => v.desktop,
+        required: true,
+      },
+      {
+        name: "reset",
+        label: "Reset",
+        type: "select",
+        value: "never",
+        when: (v) => v.desktop,
+        options: [
+          ["never", "on request, and when the server starts"],
+          ["disconnect", "also when the last client disconnects"],
+        ],
+      },
+      {
+        name: "sync",
+        label: "Durability of writes",
+        type: "select",
+        options: SYNC,
+        value: "flush",
+        when: (v) => !v.desktop,
+      },
     ],
     submit: (values, key) => {
       const body = { source: values.source, name: values.name };
@@ -60,8 +114,10 @@ export async function cloneDisks(source) {
 
 export function createSnapshot(volume) {
   formDialog({
-    title: `Create a snapshot of ${volume}`, action: "Create",
-    intro: h("p", {}, "It contains every write acknowledged before."), fields: [nameField("Name of the snapshot")],
+    title: `Create a snapshot of ${volume}`,
+    action: "Create",
+    intro: h("p", {}, "It contains every write acknowledged before."),
+    fields: [nameField("Name of the snapshot")],
     submit: (body, key) => call("POST", url`/volumes/${volume}/snapshots`, { body, key }),
     done: (disk) => `Created ${disk.name}`,
   });
@@ -69,33 +125,48 @@ export function createSnapshot(volume) {
 
 export function resizeVolume(disk) {
   formDialog({
-    title: `Resize ${disk.name}`, action: "Resize", fields: [sizeField(size(disk.size_bytes))],
+    title: `Resize ${disk.name}`,
+    action: "Resize",
+    fields: [sizeField(size(disk.size_bytes))],
     intro: h("p", {}, "A smaller size discards the data beyond the new end."),
     submit: ({ size_bytes: bytesWanted }, key) => {
-      if (bytesWanted >= disk.size_bytes) return call("POST", url`/volumes/${disk.name}/resize`, { body: { size_bytes: bytesWanted }, key });
+      if (bytesWanted >= disk.size_bytes)
+        return call("POST", url`/volumes/${disk.name}/resize`, { body: { size_bytes: bytesWanted }, key });
       confirmShrink(disk, bytesWanted);
       return disk;
     },
-    done: (result, values) => (values.size_bytes < disk.size_bytes ? "Confirm the smaller size" : `Resized ${disk.name}`),
+    done: (result, values) =>
+      values.size_bytes < disk.size_bytes ? "Confirm the smaller size" : `Resized ${disk.name}`,
   });
 }
 
 function confirmShrink(disk, wanted) {
   // After the dialog before it has closed, so that the focus returns to the page.
-  setTimeout(() => formDialog({
-    title: `Shrink ${disk.name} to ${size(wanted)}?`, action: "Shrink", danger: true, confirm: disk.name,
-    intro: h("p", {}, `The last ${bytes(disk.size_bytes - wanted)} of its data are discarded.`),
-    submit: (_, key) => call("POST", url`/volumes/${disk.name}/resize`, { body: { size_bytes: wanted }, key }),
-    done: `Resized ${disk.name}`,
-  }));
+  setTimeout(() =>
+    formDialog({
+      title: `Shrink ${disk.name} to ${size(wanted)}?`,
+      action: "Shrink",
+      danger: true,
+      confirm: disk.name,
+      intro: h("p", {}, `The last ${bytes(disk.size_bytes - wanted)} of its data are discarded.`),
+      submit: (_, key) => call("POST", url`/volumes/${disk.name}/resize`, { body: { size_bytes: wanted }, key }),
+      done: `Resized ${disk.name}`,
+    }),
+  );
 }
 
 export function resetVolumes(names) {
   const one = names.length === 1;
   formDialog({
-    title: one ? `Reset ${names[0]}?` : `Reset ${count(names.length)} clones?`, action: "Reset", danger: true,
+    title: one ? `Reset ${names[0]}?` : `Reset ${count(names.length)} clones?`,
+    action: "Reset",
+    danger: true,
     confirm: one ? names[0] : `reset ${names.length} clones`,
-    intro: h("p", {}, "All writes since the clone was created, or was last reset, are discarded. Clients must be disconnected."),
+    intro: h(
+      "p",
+      {},
+      "All writes since the clone was created, or was last reset, are discarded. Clients must be disconnected.",
+    ),
     submit: (_, key) => call("POST", "/resets", { body: { volumes: names }, key }),
     done: one ? `Reset ${names[0]}` : `Reset ${count(names.length)} clones`,
   });
@@ -103,7 +174,10 @@ export function resetVolumes(names) {
 
 export function rollBack(volume, snapshot) {
   formDialog({
-    title: `Roll ${volume} back to ${snapshot}?`, action: "Roll back", danger: true, confirm: volume,
+    title: `Roll ${volume} back to ${snapshot}?`,
+    action: "Roll back",
+    danger: true,
+    confirm: volume,
     intro: h("p", {}, "All writes after the snapshot are discarded. Clients must be disconnected."),
     submit: (_, key) => call("POST", url`/volumes/${volume}/rollback`, { body: { snapshot }, key }),
     done: `Rolled ${volume} back to ${snapshot}`,
@@ -112,7 +186,10 @@ export function rollBack(volume, snapshot) {
 
 export function removeSnapshot(volume, snapshot) {
   ask({
-    title: `Delete the snapshot ${snapshot}?`, action: "Delete", danger: true, done: `Deleted ${volume}@${snapshot}`,
+    title: `Delete the snapshot ${snapshot}?`,
+    action: "Delete",
+    danger: true,
+    done: `Deleted ${volume}@${snapshot}`,
     intro: `${volume} cannot be rolled back to it any more.`,
     submit: () => call("DELETE", url`/volumes/${volume}/snapshots/${snapshot}`),
   });
@@ -122,7 +199,9 @@ export function removeSnapshot(volume, snapshot) {
 export function removeVolumes(names, done) {
   const one = names.length === 1;
   formDialog({
-    title: one ? `Delete ${names[0]}?` : `Delete ${count(names.length)} volumes?`, action: "Delete", danger: true,
+    title: one ? `Delete ${names[0]}?` : `Delete ${count(names.length)} volumes?`,
+    action: "Delete",
+    danger: true,
     confirm: one ? names[0] : `delete ${names.length} volumes`,
     intro: h("p", {}, one ? "Its data is lost." : "Their data is lost."),
     submit: async () => {
@@ -136,7 +215,8 @@ export function removeVolumes(names, done) {
         }
       }
       if (failures.length === 1) throw failures[0];
-      if (failures.length) throw new Error(`${failures.length} volumes were not deleted. The first: ${failures[0].message}`);
+      if (failures.length)
+        throw new Error(`${failures.length} volumes were not deleted. The first: ${failures[0].message}`);
       done?.();
     },
     done: one ? `Deleted ${names[0]}` : `Deleted ${count(names.length)} volumes`,
@@ -145,38 +225,57 @@ export function removeVolumes(names, done) {
 
 export function persistVolume(name) {
   formDialog({
-    title: `Convert ${name} into a persistent volume`, action: "Convert",
+    title: `Convert ${name} into a persistent volume`,
+    action: "Convert",
     intro: h("p", {}, "Its writes are kept, and it is not reset any more."),
-    fields: [{ name: "sync", label: "Durability of writes from then on", type: "select", options: SYNC, value: "flush" }],
-    submit: (body, key) => call("POST", url`/volumes/${name}/persist`, { body, key }), done: `${name} is persistent`,
+    fields: [
+      { name: "sync", label: "Durability of writes from then on", type: "select", options: SYNC, value: "flush" },
+    ],
+    submit: (body, key) => call("POST", url`/volumes/${name}/persist`, { body, key }),
+    done: `${name} is persistent`,
   });
 }
 
 export function resumeVolume(name) {
   formDialog({
-    title: `Admit clients to ${name} again?`, action: "Resume", danger: true, confirm: name,
+    title: `Admit clients to ${name} again?`,
+    action: "Resume",
+    danger: true,
+    confirm: name,
     intro: h("p", {}, "Writes that clients had acknowledged are lost. Stop the clients that had them first."),
-    submit: (_, key) => call("POST", url`/volumes/${name}/resume`, { key }), done: `${name} admits all clients`,
+    submit: (_, key) => call("POST", url`/volumes/${name}/resume`, { key }),
+    done: `${name} admits all clients`,
   });
 }
 
 export function createImageOf(source) {
   formDialog({
-    title: `Create an image of ${source}`, action: "Create", fields: [nameField("Name of the image")],
-    submit: ({ name }, key) => call("POST", url`/images/${name}`, { body: { source }, key }), done: (image) => `Created ${image.name}`,
+    title: `Create an image of ${source}`,
+    action: "Create",
+    fields: [nameField("Name of the image")],
+    submit: ({ name }, key) => call("POST", url`/images/${name}`, { body: { source }, key }),
+    done: (image) => `Created ${image.name}`,
   });
 }
 
 /** Limits: the field, its label, and how it is read. */
 export const LIMITS = [
-  ["iops", "Operations per second", parseCount], ["iops_read", "Reads per second", parseCount], ["iops_write", "Writes per second", parseCount],
-  ["iops_burst", "Burst of operations", parseCount], ["bandwidth", "Bytes per second", parseSize],
-  ["bandwidth_read", "Bytes read per second", parseSize], ["bandwidth_write", "Bytes written per second", parseSize],
-  ["bandwidth_burst", "Burst of bytes", parseSize], ["weight", "Weight", parseCount],
+  ["iops", "Operations per second", parseCount],
+  ["iops_read", "Reads per second", parseCount],
+  ["iops_write", "Writes per second", parseCount],
+  ["iops_burst", "Burst of operations", parseCount],
+  ["bandwidth", "Bytes per second", parseSize],
+  ["bandwidth_read", "Bytes read per second", parseSize],
+  ["bandwidth_write", "Bytes written per second", parseSize],
+  ["bandwidth_burst", "Burst of bytes", parseSize],
+  ["weight", "Weight", parseCount],
 ];
 
-export const limitTexts = (limits) => LIMITS.filter(([id]) => limits[id] !== null && limits[id] !== undefined)
-  .map(([id, label, parse]) => [label, parse === parseSize ? bytes(limits[id]) : count(limits[id])]);
+export const limitTexts = (limits) =>
+  LIMITS.filter(([id]) => limits[id] !== null && limits[id] !== undefined).map(([id, label, parse]) => [
+    label,
+    parse === parseSize ? bytes(limits[id]) : count(limits[id]),
+  ]);
 
 /** Fields of a form with the present limits. */
 export function limitFields(limits, present) {
@@ -192,9 +291,16 @@ export async function limitVolume(name) {
   const path = url`/volumes/${name}/limits`;
   const [present, tenants] = await Promise.all([get(path), getOr("/tenants", [])]);
   formDialog({
-    title: `Limits of ${name}`, action: "Apply", intro: h("p", {}, "Empty: no limit. They are effective at once."),
+    title: `Limits of ${name}`,
+    action: "Apply",
+    intro: h("p", {}, "Empty: no limit. They are effective at once."),
     fields: [
-      may.administer() && { name: "tenant", label: "Tenant", value: present.tenant ?? "", list: tenants.map((tenant) => tenant.name) },
+      may.administer() && {
+        name: "tenant",
+        label: "Tenant",
+        value: present.tenant ?? "",
+        list: tenants.map((tenant) => tenant.name),
+      },
       ...limitFields(LIMITS, present.limits),
     ].filter(Boolean),
     submit: ({ tenant, ...limits }) =>

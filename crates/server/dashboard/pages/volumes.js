@@ -31,7 +31,9 @@ export function kindText(disk) {
 }
 
 export function troubles(disk) {
-  return [disk.memory_lost && badge("writes lost", "bad"), disk.map_damaged && badge("map damaged", "bad")].filter(Boolean);
+  return [disk.memory_lost && badge("writes lost", "bad"), disk.map_damaged && badge("map damaged", "bad")].filter(
+    Boolean,
+  );
 }
 
 function bytesOf(disk) {
@@ -40,44 +42,107 @@ function bytesOf(disk) {
 }
 
 const COLUMNS = [
-  { id: "name", label: "Name", value: (d) => d.name, text: (d) => `${d.name}/${d.memory_lost}/${d.map_damaged}`, wide: true,
-    node: (d) => h("span", { class: "named" }, link(pagePath("volumes", d.name), d.name), troubles(d)) },
+  {
+    id: "name",
+    label: "Name",
+    value: (d) => d.name,
+    text: (d) => `${d.name}/${d.memory_lost}/${d.map_damaged}`,
+    wide: true,
+    node: (d) => h("span", { class: "named" }, link(pagePath("volumes", d.name), d.name), troubles(d)),
+  },
   { id: "kind", label: "Kind", value: kindText, minor: true },
-  { id: "size", label: "Size", value: (d) => d.size_bytes, text: (d) => size(d.size_bytes), number: true, first: "descending", minor: true },
+  {
+    id: "size",
+    label: "Size",
+    value: (d) => d.size_bytes,
+    text: (d) => size(d.size_bytes),
+    number: true,
+    first: "descending",
+    minor: true,
+  },
   { id: "origin", label: "Created from", value: (d) => d.origin ?? "", minor: true },
   { id: "tenant", label: "Tenant", value: (d) => d.tenant ?? "", minor: true },
-  { id: "clients", label: "Clients", value: clientsOf, text: (d) => count(clientsOf(d)), number: true, first: "descending" },
-  { id: "ops", label: "Ops/s", value: (d) => opsOf(d) ?? 0, text: (d) => perSecond(opsOf(d) ?? 0), number: true, first: "descending" },
-  { id: "bytes", label: "Throughput", value: (d) => bytesOf(d) ?? 0, text: (d) => throughput(bytesOf(d) ?? 0), number: true, first: "descending", minor: true },
+  {
+    id: "clients",
+    label: "Clients",
+    value: clientsOf,
+    text: (d) => count(clientsOf(d)),
+    number: true,
+    first: "descending",
+  },
+  {
+    id: "ops",
+    label: "Ops/s",
+    value: (d) => opsOf(d) ?? 0,
+    text: (d) => perSecond(opsOf(d) ?? 0),
+    number: true,
+    first: "descending",
+  },
+  {
+    id: "bytes",
+    label: "Throughput",
+    value: (d) => bytesOf(d) ?? 0,
+    text: (d) => throughput(bytesOf(d) ?? 0),
+    number: true,
+    first: "descending",
+    minor: true,
+  },
   { id: "line", label: "2 minutes", live: (d, cell) => sparkCell(cell, activity.get(d.name)?.history), minor: true },
   { id: "snapshots", label: "Snapshots", value: (d) => d.snapshots, number: true, first: "descending", minor: true },
-  { id: "created", label: "Created", value: (d) => d.created_ms, text: (d) => time(d.created_ms).slice(0, 16), number: true, first: "descending", minor: true },
+  {
+    id: "created",
+    label: "Created",
+    value: (d) => d.created_ms,
+    text: (d) => time(d.created_ms).slice(0, 16),
+    number: true,
+    first: "descending",
+    minor: true,
+  },
 ];
 
 /** Buttons that act on the selected rows. */
 function selectionBar(actions, clear) {
   const text = h("span", { class: "number", "aria-live": "polite" });
   const element = h("div", { class: "selection", hidden: true }, text, actions, button("Clear", clear, "small"));
-  return { element, show: (selected) => {
-    element.hidden = selected.length === 0;
-    setText(text, `${count(selected.length)} selected`);
-  } };
+  return {
+    element,
+    show: (selected) => {
+      element.hidden = selected.length === 0;
+      setText(text, `${count(selected.length)} selected`);
+    },
+  };
 }
 
 export function volumesPage(context) {
   let disks = [];
   let wanted = SETS[0][2];
-  const select = h("select", { "aria-label": "Kind of volumes", onchange: () => {
-    wanted = SETS.find(([id]) => id === select.value)[2];
-    draw();
-  } }, SETS.map(([id, label]) => h("option", { value: id }, label)));
-  const chosen = selectionBar([
-    may.operate() && button("Reset", () => resetVolumes(table.selected), "small"),
-    may.administer() && button("Delete", () => removeVolumes(table.selected, () => table.clearSelection()), "small danger"),
-  ].filter(Boolean), () => table.clearSelection());
+  const select = h(
+    "select",
+    {
+      "aria-label": "Kind of volumes",
+      onchange: () => {
+        wanted = SETS.find(([id]) => id === select.value)[2];
+        draw();
+      },
+    },
+    SETS.map(([id, label]) => h("option", { value: id }, label)),
+  );
+  const chosen = selectionBar(
+    [
+      may.operate() && button("Reset", () => resetVolumes(table.selected), "small"),
+      may.administer() &&
+        button("Delete", () => removeVolumes(table.selected, () => table.clearSelection()), "small danger"),
+    ].filter(Boolean),
+    () => table.clearSelection(),
+  );
   const table = new Table({
-    caption: "Volumes", columns: COLUMNS, key: (d) => d.name, search: (d) => `${d.name} ${d.origin ?? ""} ${d.tenant ?? ""} ${kindText(d)}`,
-    empty: "There are no volumes yet.", filters: select, select: may.operate() ? (selected) => chosen.show(selected) : undefined,
+    caption: "Volumes",
+    columns: COLUMNS,
+    key: (d) => d.name,
+    search: (d) => `${d.name} ${d.origin ?? ""} ${d.tenant ?? ""} ${kindText(d)}`,
+    empty: "There are no volumes yet.",
+    filters: select,
+    select: may.operate() ? (selected) => chosen.show(selected) : undefined,
   });
   const draw = () => table.update(disks.filter(wanted));
   context.refresh(["volume"], async () => {
@@ -89,6 +154,13 @@ export function volumesPage(context) {
     draw();
   }, 2000);
   const actions = may.administer()
-    ? [button("Create clones", () => cloneDisks().catch(showProblem)), button("Create a volume", createVolume, "primary")] : [];
-  return [pageHead("Volumes & desktops", actions), h("section", { class: "card flush" }, chosen.element, table.element)];
+    ? [
+        button("Create clones", () => cloneDisks().catch(showProblem)),
+        button("Create a volume", createVolume, "primary"),
+      ]
+    : [];
+  return [
+    pageHead("Volumes & desktops", actions),
+    h("section", { class: "card flush" }, chosen.element, table.element),
+  ];
 }
