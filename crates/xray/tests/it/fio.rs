@@ -4,9 +4,9 @@
 //! longer than what a generator adds. Both are measured in turns; the medians over the rounds are compared,
 //! since a single round on a shared machine means little. Rates may differ by 3 %, percentiles by 5 %.
 //!
-//! The number of arrivals of a Poisson process varies by its square root, so the rates of open loops are those
-//! of all rounds together, each with other seeds: of 28,000 requests each, which by chance differ by 3 % once
-//! in 2,500 runs.
+//! The number of arrivals of a Poisson process varies by its square root. The rates of open loops are
+//! therefore those of all rounds together, each with another seed: 28,000 requests each, which differ by 3 % by chance
+//! once in 2,500 runs.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -16,8 +16,8 @@ use serde_json::Value;
 
 const ROUNDS: usize = 7;
 const SECONDS: u32 = 4;
-/// A closed loop, and an open one with its requests per second: 20 are in flight on average, so that practically
-/// none waits for one of 64 slots, since fio measures from sending, and this program from when a request is due.
+/// A closed loop, and an open one with its requests per second. 20 are in flight on average, and practically
+/// none waits for one of 64 slots: fio measures from sending, this program from when a request is due.
 const LOOPS: [(u32, Option<u32>); 2] = [(8, None), (64, Some(1000))];
 /// Of each request, in milliseconds.
 const DELAY_MS: u32 = 20;
