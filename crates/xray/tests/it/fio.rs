@@ -4,9 +4,9 @@
 //! longer than what a generator adds. Both are measured in turns; the medians over the rounds are compared,
 //! since a single round on a shared machine means little. Rates may differ by 3 %, percentiles by 5 %.
 //!
-//! The number of arrivals of a Poisson process varies by its square root. The rates of open loops are those of
-//! all rounds together, each with another seed: 28,000 requests each, which differ by 3 % by chance once in
-//! 2,500 runs.
+//! The number of arrivals of a Poisson process varies by its square root. The rates of open loops are those
+//! of all rounds together, each with another seed: 28,000 requests each, which differ by 3 % by chance once
+//! in 2,500 runs.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
