@@ -67,8 +67,8 @@ impl Target<'_> {
     }
 }
 
-/// Ports of servers: below those that Linux gives to clients, so that a server that is started later, or again,
-/// finds its port unused.
+/// Ports of servers: below those that Linux gives to clients, so that a server that is started later, or
+/// again, finds its port unused.
 const PORTS: Range<u32> = 30_000..32_000;
 
 /// An address of this machine with a free port.

@@ -120,8 +120,8 @@ impl ForebaySystem {
         Ok(self.server()?.wait_ready()?)
     }
 
-    /// Replaces the process that stands by, hands the pool over to it, and waits until the former owner, which
-    /// executes its program again, stands by.
+    /// Replaces the process that stands by, hands the pool over to it, and waits until the former owner,
+    /// which executes its program again, stands by.
     fn rolling_upgrade(&mut self) -> Result<(), TargetError> {
         let (first, other) = (self.serving, self.other()?);
         self.nodes[other].running()?.server.process.stop()?;

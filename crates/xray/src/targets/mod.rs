@@ -28,7 +28,7 @@ use crate::scenario::Action;
 pub struct Place {
     /// The disk or device.
     pub endpoint: Endpoint,
-    /// Where else it can be: on another server, if the first one does not serve it.
+    /// Other servers that may have it, if the first one does not serve it.
     pub others: Vec<Endpoint>,
     /// Its first byte there.
     pub base: u64,

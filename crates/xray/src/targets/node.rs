@@ -1,9 +1,9 @@
-//! One server of Forebay with its directories. Two of them on one Ceph cluster are a pair: one serves the pool,
-//! the other one stands by.
+//! One server of Forebay with its directories. Two of them on one Ceph cluster are a pair: one serves the
+//! pool, the other one stands by.
 //!
-//! Both run on this host. A server recognizes that a process of its own host has ended, and takes its pool over
-//! at once; of another host it has to observe the heartbeat first. So each node of a pair runs in a mount
-//! namespace in which the host has another boot id: what is measured is the failure of a host.
+//! Both run on this host. A server recognizes that a process of the same host has ended, and acquires the
+//! pool at once; of another host it has to observe the heartbeat first. Therefore each node of a pair runs in
+//! a mount namespace in which the host has another boot id, and the failure of a host is measured.
 
 use std::path::Path;
 use std::process::Command;

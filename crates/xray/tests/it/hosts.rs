@@ -1,5 +1,5 @@
-//! Scenarios of several hosts, against real servers: pairs of servers on one Ceph cluster, and initiators that
-//! share a volume.
+//! Scenarios of several hosts, against real servers: pairs of servers on one Ceph cluster, and initiators
+//! that share a volume.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -48,7 +48,7 @@ fn a_pair_serves_through_failure_handover_and_upgrade() {
     assert!(done.status.success() && out.contains("pass  events succeed"), "{out}{}", text(&done.stderr));
     let phase = &t.report().targets[0].phases[0];
     assert_eq!(phase.events.len(), 4, "{out}");
-    // The standby does not know that the process has ended, as of another host: it observes it for a while.
+    // As on another host, the standby does not know that the process has ended: it observes its heartbeat.
     let takeover = phase.events[0].end_s - phase.events[0].start_s;
     assert!(takeover > 2.0, "{takeover}");
     assert!(phase.loads[0].reconnects >= 6, "two disks change nodes three times: {out}");
