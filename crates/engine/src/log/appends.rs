@@ -25,6 +25,11 @@ impl Watched<'_> {
 }
 
 impl<'a> Appends<'a> {
+    /// An append that has begun: see [`Appends::add`].
+    pub fn one(append: Append<'a>, overdue: BoxFuture<'a, ()>) -> Appends<'a> {
+        Appends(vec![Watched { append, overdue }])
+    }
+
     /// An append has begun. When `overdue` completes, the group need not wait for it any longer.
     pub fn add(&mut self, append: Append<'a>, overdue: BoxFuture<'a, ()>) {
         self.0.push(Watched { append, overdue });

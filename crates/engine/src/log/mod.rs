@@ -92,6 +92,9 @@ use crate::workers::Workers;
 
 /// Buffers that are kept for reuse.
 const SPARES: usize = 2;
+/// How often a group is given up because an append is overdue. Then it waits: objects that are slow, but do
+/// answer, would otherwise make a large group begin again and again.
+const MOST_LEFT_BEHIND: u32 = 3;
 
 /// A group that is being written.
 pub(crate) struct Writing<'a> {
@@ -107,6 +110,8 @@ pub(crate) struct Writing<'a> {
     /// The append of the previous batch, and of the footer of the segment that ended before it; they continue
     /// while the next batch is prepared.
     under_way: Appends<'a>,
+    /// It continues elsewhere if an append is overdue.
+    may_move_on: bool,
     /// Its last batch was appended, or its append is under way.
     is_ended: bool,
     /// The segment of a group of one batch, whose append also syncs it.
@@ -117,10 +122,10 @@ pub(crate) struct Writing<'a> {
 impl<'a> Writing<'a> {
     /// An append of `len` bytes has begun.
     fn watch(&mut self, append: Append<'a>, len: usize) {
-        let overdue: BoxFuture<'a, ()> = match self.stream {
-            // What it moves must be in the container of earlier groups.
-            Stream::Moved => Box::pin(pending()),
-            _ => self.store.overdue(len),
+        // What the cleaner moves must be in the container of earlier groups.
+        let overdue: BoxFuture<'a, ()> = match self.may_move_on && self.stream != Stream::Moved {
+            true => self.store.overdue(len),
+            false => Box::pin(pending()),
         };
         self.under_way.add(append, overdue);
     }
@@ -162,8 +167,8 @@ pub(crate) struct Log {
     raise_epoch: bool,
     /// A group found no room, and no segment was preallocated since.
     is_short: bool,
-    /// An append of the present group was given up because it was overdue, and may still take effect.
-    is_left_behind: bool,
+    /// How often the present group was given up because an append was overdue, which may still take effect.
+    left_behind: u32,
     /// The first failure. No later operation (commit or checkpoint) may build on it: a durable group after
     /// one that is not durable would be lost although it was acknowledged.
     failed: Option<StoreError>,
@@ -195,7 +200,7 @@ impl Log {
             unsynced: Vec::new(),
             raise_epoch: false,
             is_short: false,
-            is_left_behind: false,
+            left_behind: 0,
             failed: None,
             barrier: None,
             spares: Vec::new(),
@@ -357,6 +362,7 @@ impl Log {
             before: self.open.get(&stream).and_then(|o| self.table.get(o.id)).copied(),
             first_new: SegmentId(self.next_segment()),
             under_way: Appends::default(),
+            may_move_on: self.left_behind < MOST_LEFT_BEHIND,
             is_ended: false,
             synced: None,
             placed: Vec::new(),
@@ -399,7 +405,7 @@ impl Log {
     ) -> Result<Vec<BlockRef>, StoreError> {
         let settled = self.settle(&mut group).await;
         self.check_append(&mut group, settled).await?;
-        self.is_left_behind = false;
+        self.left_behind = 0;
         let found_room = !frees_room(group.stream) && self.next_segment() > group.first_new.0;
         self.is_short &= !found_room;
         self.unsynced.retain(|id| group.synced != Some(*id));
@@ -448,7 +454,7 @@ impl Log {
     /// would find it complete, so it must not be reported as abandoned. Likewise if an earlier attempt may
     /// still become complete.
     async fn give_up(&mut self, group: &mut Writing<'_>) -> Result<(), StoreError> {
-        if self.is_left_behind {
+        if self.left_behind > 0 {
             return Err(for_good(StoreError::Full, "writing a group again"));
         }
         self.abandon(group);
@@ -482,7 +488,7 @@ impl Log {
     fn move_on(&mut self, group: &Writing<'_>) {
         tracing::warn!(stream = ?group.stream, "an append is overdue; continuing in another segment");
         self.abandon(group);
-        self.is_left_behind = true;
+        self.left_behind += 1;
         self.next.prepare_elsewhere(self.superblock.segment_bytes.into());
     }
 
@@ -615,8 +621,8 @@ impl Log {
         self.table.insert(SegmentRecord { written: end as u32, last_seq: head.seq, ..record });
     }
 
-    /// Ends the segment of a stream, durably, outside of a group. If there is no room for its footer, the
-    /// segment ends without one.
+    /// Ends the segment of a stream, durably, outside of a group. If there is no room for its footer, or it is
+    /// overdue, the segment ends without one.
     pub async fn end_segment(&mut self, stream: Stream) -> Result<(), StoreError> {
         if let Some(e) = &self.failed {
             return Err(e.clone());
@@ -629,16 +635,17 @@ impl Log {
     async fn try_end_segment(&mut self, stream: Stream) -> Result<(), StoreError> {
         let store = self.store.clone();
         let id = self.open.get(&stream).map(|open| open.id);
-        if let (Some(id), Some((footer, _))) = (id, self.seal(stream, &*store)) {
-            match footer.await {
-                Err(StoreError::Full) => {
+        if let (Some(id), Some((footer, len))) = (id, self.seal(stream, &*store)) {
+            let mut footer = Appends::one(footer, store.overdue(len));
+            match footer.settle(drop).await {
+                Err(StoreError::Full | StoreError::Overdue) => {
                     // Everything before the footer is durable, and an object is not synced after a failure.
                     self.unsynced.retain(|unsynced| *unsynced != id);
                     self.close_record(id, false);
                     // Distinguishes it from segments that must have a footer; see `crate::footers`.
                     self.raise_epoch = true;
                 }
-                other => drop(other?),
+                other => other?,
             }
         }
         self.sync_all().await

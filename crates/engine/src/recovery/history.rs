@@ -17,10 +17,14 @@
 //!   and synced them. So the batches from `G` to `g - 1` were once durable, and the group at `G` is missing.
 //! - A stop at any moment leaves no such proof. Any remains after the end of history belong to the one group
 //!   that was not synced, whichever of its batches are intact and in whichever segments they are, and that
-//!   group begins at `G`. The same holds for a group that was abandoned, which the next one of a higher epoch replaces, and for
-//!   remains of earlier lives of the pool (a life is the time from one opening to the next): each left one
-//!   group, begun where its history ended, and later lives continued from there. So the group of any such
-//!   remains begins at `G` or before.
+//!   group begins at `G`. The same holds for a group that was abandoned, which the next one of a higher epoch
+//!   replaces, and for remains of earlier lives of the pool (a life is the time from one opening to the next):
+//!   each left one group, begun where its history ended, and later lives continued from there. So the group of
+//!   any such remains begins at `G` or before.
+//! - A group that was abandoned because an object did not answer may become complete later ([`crate::log`]).
+//!   If the one in its place is damaged, history continues with the abandoned one, and what follows begins at
+//!   `G`, not after it. It proves damage by its link: it follows another batch than the last one of history,
+//!   of a later epoch.
 //! - One exception: after a loss was accepted ([`crate::offline`]), complete groups of earlier epochs remain
 //!   after the end of history. History continues from there with a higher epoch, so a batch proves nothing if
 //!   its epoch is below that of the end of history. Until the first batch of that epoch is durable, the same
@@ -113,7 +117,9 @@ pub(crate) fn history(scans: Vec<SegmentScan>, head: Head) -> History {
     }
     let first = at.seq.saturating_add(1);
     let unreadable = gaps.iter().any(|gap| gap.unreadable && gap.may_hold(first));
-    let proven = unreadable || found.proves_damage(end.seq.saturating_add(1), end_epoch);
+    let proven = unreadable
+        || found.proves_damage(end.seq.saturating_add(1), end_epoch)
+        || found.follows_another(end, end_epoch);
     let lost = proven.then(|| LostHistory {
         first,
         end: end.seq,
@@ -189,6 +195,14 @@ impl IntactBatches {
     /// Whether a batch of this epoch or a later one belongs to a group that begins after `seq`.
     fn proves_damage(&self, seq: u64, epoch: u64) -> bool {
         self.last_begun.range(epoch..).any(|(_, begun)| *begun > seq)
+    }
+
+    /// Whether a group of a later epoch begins after `end` and links to another batch than the last one: that
+    /// batch was durable, and written in place of an abandoned group, which took effect late.
+    fn follows_another(&self, end: Head, epoch: u64) -> bool {
+        let Some(next) = end.seq.checked_add(1) else { return false };
+        let begins = |b: &Scanned| b.header.group == next && b.header.epoch > epoch;
+        self.by_seq.get(&next).into_iter().flatten().any(|b| begins(b) && b.header.chain != end.chain)
     }
 
     /// The gap in the map stream that held batch `seq`, and the batch after it.
@@ -297,6 +311,17 @@ mod tests {
         // A batch of a group that was itself not synced proves damage as well; one of an older group does
         // not.
         assert_eq!(found(&[(DATA, &[Some(one), None, Some((3, 5, 3, false))])], &[two]), (1, Some(2)));
+    }
+
+    #[test]
+    fn a_group_that_follows_a_damaged_twin_proves_damage() {
+        let (late, durable, next) = ((1, 5, 1, true), (1, 6, 1, true), (2, 6, 2, true));
+        let found =
+            |again: &[Option<B>], missing: &[B]| found(&[(DATA, &[Some(late)]), (DATA, again)], missing);
+        assert_eq!(found(&[Some(durable), Some(next)], &[]), (2, None));
+        assert_eq!(found(&[None, Some(next)], &[durable]), (1, Some(2)));
+        // Nothing was durable after the abandoned group.
+        assert_eq!(found(&[None], &[durable]), (1, None));
     }
 
     #[test]

@@ -198,3 +198,14 @@ async fn a_checkpoint_continues_in_another_segment() {
     expect_after_crash(&store, 3).await;
     pool.close().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_pool_closes_although_footers_do_not_end() {
+    let (store, pool) = prepared().await;
+    store.silence().await;
+    let closed = tokio::time::timeout(Duration::from_secs(30), pool.close()).await;
+    closed.expect("it does not wait for the object").unwrap();
+    expect_after_crash(&store, 1).await;
+    assert!(store.release().await > 0);
+    expect_after_crash(&store, 1).await;
+}

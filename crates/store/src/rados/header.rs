@@ -18,6 +18,7 @@
 //!
 //! Numbers have a fixed width because RADOS compares attributes as text.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_format::SegmentId;
@@ -145,8 +146,8 @@ pub(super) struct HeaderKeys {
 
 #[derive(Default)]
 struct Pending {
-    add: Vec<String>,
-    remove: Vec<String>,
+    /// Whether each key is to exist: the last request counts.
+    keys: BTreeMap<String, bool>,
     /// The number after the highest segment.
     next: u32,
     waiting: Vec<oneshot::Sender<Answer<()>>>,
@@ -184,8 +185,8 @@ impl HeaderKeys {
         let (answer, answered) = oneshot::channel();
         let mut pending = self.pending.lock();
         pending.next = pending.next.max(next);
-        pending.add.extend(add);
-        pending.remove.extend(remove);
+        pending.keys.extend(add.into_iter().map(|key| (key, true)));
+        pending.keys.extend(remove.into_iter().map(|key| (key, false)));
         pending.waiting.push(answer);
         let begins = !std::mem::replace(&mut pending.is_writing, true);
         drop(pending);
@@ -198,21 +199,23 @@ impl HeaderKeys {
 
     /// Removes keys with the next change; without one, the next owner does it.
     pub fn remove_later(&self, keys: impl IntoIterator<Item = String>) {
-        self.pending.lock().remove.extend(keys);
+        self.pending.lock().keys.extend(keys.into_iter().map(|key| (key, false)));
     }
 
     async fn write_all(&self) {
         loop {
-            let (add, remove, waiting, next) = {
+            let (keys, waiting, next) = {
                 let mut pending = self.pending.lock();
                 if pending.waiting.is_empty() {
                     pending.is_writing = false;
                     return;
                 }
                 let pending = &mut *pending;
-                let taken = (&mut pending.add, &mut pending.remove, &mut pending.waiting);
-                (std::mem::take(taken.0), std::mem::take(taken.1), std::mem::take(taken.2), pending.next)
+                (std::mem::take(&mut pending.keys), std::mem::take(&mut pending.waiting), pending.next)
             };
+            let chosen = |wanted| keys.iter().filter(move |(_, exists)| **exists == wanted);
+            let [add, remove] = [true, false]
+                .map(|wanted| -> Vec<String> { chosen(wanted).map(|(key, _)| key.clone()).collect() });
             let kept = remove.clone();
             let mut steps = vec![Step::Require(TERM, self.term.clone())];
             steps.extend((!add.is_empty()).then_some(Step::AddKeys(add)));
@@ -221,7 +224,10 @@ impl HeaderKeys {
             steps.extend((next > 0).then(|| Step::Set(NEXT, digits(next.into()))));
             let written = self.cluster.operate(HEADER, steps, WhenFull::Proceed).await;
             if written.is_err() {
-                self.pending.lock().remove.extend(kept);
+                let mut pending = self.pending.lock();
+                for key in kept {
+                    pending.keys.entry(key).or_insert(false);
+                }
             }
             for waiter in waiting {
                 // It may have given up.

@@ -25,7 +25,7 @@ mod watch;
 use std::future::Future;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -147,6 +147,8 @@ struct Shared {
     lease: Arc<Lease>,
     /// For which server the pool is reserved when it is released.
     heir: Mutex<Option<Owner>>,
+    /// The store was closed. Requests that are under way keep the rest.
+    is_closed: AtomicBool,
 }
 
 /// Set when the pool has another owner.
@@ -344,12 +346,14 @@ impl Shared {
             lost,
             lease: Arc::default(),
             heir: Mutex::default(),
+            is_closed: AtomicBool::new(false),
         }
     }
 }
 
 impl Drop for RadosStore {
     fn drop(&mut self) {
+        self.shared.is_closed.store(true, Relaxed);
         if self.is_writable && !*self.shared.lost.0.borrow() {
             let (shared, heir) = (self.shared.clone(), self.shared.heir.lock().take());
             let give_back = async move {
@@ -365,7 +369,7 @@ impl Drop for RadosStore {
 /// Sends heartbeats until the store is closed or the pool is lost.
 async fn keep(store: Weak<Shared>) {
     for count in 1.. {
-        let Some(shared) = store.upgrade() else { return };
+        let Some(shared) = store.upgrade().filter(|shared| !shared.is_closed.load(Relaxed)) else { return };
         let sent = shared.cluster.now();
         match beat(&*shared.cluster, &shared.term, count).await {
             Ok(()) => shared.lease.extend(sent + LEASE),

@@ -6,7 +6,7 @@
 //! whole cluster is slow or does not answer, nothing is overdue.
 //!
 //! What was given up wrongly costs an append and a segment, so the time doubles with each one that is overdue,
-//! until one ends in time.
+//! and is halved by each one that ends in time.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub(super) struct Patience(Mutex<State>);
 struct State {
     /// The longest one of recent appends, which decreases with each shorter one.
     usual: Duration,
-    /// Appends that were overdue, since the last one that was not.
+    /// Appends that were overdue, less those since then that were not.
     overdue: u32,
 }
 
@@ -38,18 +38,20 @@ impl Patience {
     pub fn time(&self, len: usize) -> Duration {
         let state = self.0.lock();
         let once = LEAST + PER_BYTE.saturating_mul(len as u32) + FACTOR * state.usual;
-        once * (1 << state.overdue.min(DOUBLINGS))
+        once * (1 << state.overdue)
     }
 
     /// An append has ended that was not overdue.
     pub fn ended(&self, took: Duration) {
         let mut state = self.0.lock();
-        *state = State { usual: took.max(state.usual - state.usual / 8), overdue: 0 };
+        let usual = took.max(state.usual - state.usual / 8);
+        *state = State { usual, overdue: state.overdue.saturating_sub(1) };
     }
 
     /// An append was overdue.
     pub fn was_overdue(&self) {
-        self.0.lock().overdue += 1;
+        let mut state = self.0.lock();
+        state.overdue = (state.overdue + 1).min(DOUBLINGS);
     }
 }
 
@@ -69,13 +71,13 @@ mod tests {
     }
 
     #[test]
-    fn patience_grows_until_an_append_ends_in_time() {
+    fn patience_grows_with_overdue_appends_and_falls_with_others() {
         let patience = Patience::default();
         (0..3).for_each(|_| patience.was_overdue());
         assert_eq!(patience.time(0), 8 * LEAST);
         (0..100).for_each(|_| patience.was_overdue());
         assert_eq!(patience.time(0), 32 * LEAST);
-        patience.ended(Duration::ZERO);
-        assert_eq!(patience.time(0), LEAST);
+        (0..3).for_each(|_| patience.ended(Duration::ZERO));
+        assert_eq!(patience.time(0), 4 * LEAST);
     }
 }
