@@ -42,7 +42,7 @@
 //!
 //! | it takes effect | recovery |
 //! |---|---|
-//! | and the group is not durable elsewhere | may find the group complete, and applies it: nothing else was acknowledged in its place, and the same group was to be written again |
+//! | and the group is not durable elsewhere | may find the group complete, and applies it: no other group was acknowledged in its place, and the same one was to be written again |
 //! | and the group is durable in another segment | finds its numbers twice, and takes those of the higher epoch |
 //! | after another owner has taken the pool over | does not happen: the store fences its object |
 //! | after a checkpoint | does not read it: the segment is not open any more |
