@@ -340,7 +340,7 @@ def rados_errors_of_users_are_one_line(t):
     CLUSTER.ec_pool("coded")
     coded = RadosServer(t, CLUSTER, "coded", pool="coded")
     refuses_to_start(t, coded, "an erasure-coded pool", "erasure-coded", "replicated")
-    refuses_to_start(t, coded, "the same once more", "erasure-coded")
+    refuses_to_start(t, coded, "the same again", "erasure-coded")
     conf = t.path("nosuch.conf")
     refuses_to_start(t, RadosServer(t, CLUSTER, "conf", conf=conf), "a missing configuration", conf)
     keyless = t.path("keyless.conf")

@@ -40,7 +40,7 @@ def rados_local_clients_of_a_host_that_lost_its_memory_are_refused(t):
     lose_memory(a)
     only_affected_disks_are_refused(t, a, unaffected)
     refused(a.tcp_uri("dirty"), "'dirty'", "forebay volume resume dirty")
-    # Another server has the pool for a while, and loses nothing itself.
+    # Another server has the pool in between, and loses nothing itself.
     a.kill()
     b.start()
     for name, expected in unaffected.items():

@@ -1,4 +1,4 @@
-"""Hosts in networks of their own on this machine, and packet filters between them. All of it ends with the test.
+"""Hosts in separate networks on this machine, and packet filters between them. All of it ends with the test.
 
 The process of the test moves into a new network, the hub: what it starts from then on is there. Further hosts are
 network namespaces that are connected to the hub only.

@@ -35,21 +35,22 @@
 //! abandoned, checkpoints and the cleaner begin segments without that: a store with less room than a segment
 //! could not free any otherwise.
 //!
-//! **When an object does not answer** while others do, for example because an OSD hangs, a group need not wait
-//! for it: if an append is overdue ([`Store::overdue`]), the log abandons the group, and the caller writes it
-//! again at once ([`StoreError::Overdue`]), into a segment whose object was just created. Other than after a
-//! failed append, the one that was given up may still take effect, at any time. It does no harm:
+//! **When an object does not answer** while others do, for example because an OSD hangs, a group need not
+//! wait for it: if an append is overdue ([`Store::overdue`]), the log abandons the group, and the caller
+//! writes it again at once ([`StoreError::Overdue`]), into a segment whose object was just created. Other
+//! than after a failed append, the one that was given up may still take effect, at any time. It does no harm:
 //!
 //! | it takes effect | recovery |
 //! |---|---|
-//! | and the group is not durable elsewhere | may find the group complete, and applies it: nothing else was acknowledged in its place, and the same group was to be written again |
+//! | and the group is not durable elsewhere | may find the group complete, and applies it: no other group was acknowledged in its place, and the same one was to be written again |
 //! | and the group is durable in another segment | finds its numbers twice, and takes those of the higher epoch |
 //! | after another owner has taken the pool over | does not happen: the store fences its object |
 //! | after a checkpoint | does not read it: the segment is not open any more |
 //!
 //! A batch that was read is never one of each: a batch links to its predecessor by checksum, which includes
 //! the epoch. One case remains: if the group is written again and finds no room, it must not be reported as
-//! abandoned, since recovery could still find it. Then the log fails permanently.
+//! abandoned, since recovery could still find it. Then the log fails permanently. So no room is reserved for
+//! the rest of the segment then.
 //!
 //! The groups of the cleaner wait, because slots that they move must be in one object.
 //!
@@ -489,7 +490,7 @@ impl Log {
         tracing::warn!(stream = ?group.stream, "an append is overdue; continuing in another segment");
         self.abandon(group);
         self.left_behind += 1;
-        self.next.prepare_elsewhere(self.superblock.segment_bytes.into());
+        self.next.prepare_elsewhere();
     }
 
     /// Lays out a batch while the previous one is being written, and begins to write it. The state is updated
@@ -508,9 +509,10 @@ impl Log {
         let (id, start, preallocated) = match self.open.get(&group.stream).filter(fits) {
             Some(o) => (o.id, o.offset, o.preallocated),
             None => {
-                let id = self.next.take(segment_bytes).await?;
-                // What frees room has to fit into the last of it.
-                (id, 0, !self.is_short || !frees_room(group.stream))
+                let id = self.next.take().await?;
+                // What frees room has to fit into the last of it, and so has what cannot be abandoned.
+                let is_needed = self.is_left_behind || (self.is_short && frees_room(group.stream));
+                (id, 0, !is_needed)
             }
         };
         let at = start.max(BLOCK as u64);

@@ -10,7 +10,7 @@ use futures_util::future::{Either, select, select_ok};
 use crate::sync::Mutex;
 
 /// Segments that are created when an object does not answer. The first one that exists is used: its OSDs
-/// answer. The others remain empty, and a reclaim deletes them.
+/// answer. The others remain empty, without room reserved for them, and a reclaim deletes them.
 const CANDIDATES: u32 = 4;
 
 /// The next segment.
@@ -45,8 +45,8 @@ impl NextSegment {
     }
 
     /// The segment to be opened. If its object was prepared, waits until it exists, or another one if it is
-    /// overdue. `len` is the length of a segment.
-    pub async fn take(&mut self, len: u64) -> Result<SegmentId, StoreError> {
+    /// overdue.
+    pub async fn take(&mut self) -> Result<SegmentId, StoreError> {
         while let Some(Prepared { ids, created }) = self.prepared.take() {
             debug_assert_eq!(ids.start, self.number);
             self.number = ids.end;
@@ -58,14 +58,14 @@ impl NextSegment {
                     return deleted.map(|()| id).map_err(|e| for_good(e, "deletion of a prepared segment"));
                 }
                 Either::Left((created, _)) => return created,
-                Either::Right(_) => self.create(CANDIDATES, len),
+                Either::Right(_) => self.create(CANDIDATES, 0),
             }
         }
         self.number += 1;
         Ok(SegmentId(self.number - 1))
     }
 
-    /// Begins to create its object, unless it has begun.
+    /// Begins to create its object of this length, unless it has begun.
     pub fn prepare(&mut self, len: u64) {
         if self.prepared.is_none() {
             self.create(1, len);
@@ -73,11 +73,11 @@ impl NextSegment {
     }
 
     /// Begins to create several objects, of which one is used that answers; a prepared one is not.
-    pub fn prepare_elsewhere(&mut self, len: u64) {
+    pub fn prepare_elsewhere(&mut self) {
         if let Some(prepared) = self.prepared.take() {
             self.number = prepared.ids.end;
         }
-        self.create(CANDIDATES, len);
+        self.create(CANDIDATES, 0);
     }
 
     fn create(&mut self, count: u32, len: u64) {

@@ -101,7 +101,7 @@ impl Server {
         };
         let Some(history) = history else { return self.stage.set(Stage::Ended) };
         let mut ctx = Ctx::new(pool, self.host.clone(), history, self.plan.clone());
-        // A group that is written again because an append was overdue, and then finds no room, stops the pool.
+        // A group that is written again after an append was overdue, and finds no room, stops the pool.
         let full = self.may_be_full;
         ctx.tolerance.set(Tolerance { full, latched: full, ..Tolerance::default() });
         let weak = Rc::downgrade(&self);

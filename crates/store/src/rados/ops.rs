@@ -273,7 +273,7 @@ impl Store for RadosStore {
         Box::pin(async move {
             shared.end_append(growth, written.await).await?;
             shared.patience.ended(shared.cluster.now().saturating_sub(begun));
-            // A first append may be as long as was expected, and is not the last.
+            // The first append to a prepared object is not the last one.
             if offset > 0 && end == expected {
                 shared.keys.remove_later([open_key(id)]);
             }

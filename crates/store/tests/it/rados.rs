@@ -394,3 +394,43 @@ fn a_prepared_segment_is_fenced_as_one_with_data_is() {
         assert!(second.read(id(1), 0, 4096).await.unwrap().is_empty());
     });
 }
+
+/// Its length may be unknown, when it is not reserved.
+#[test]
+fn a_prepared_segment_stays_open_after_its_first_append() {
+    on_a_cluster(async |site| {
+        let first = site.open("first", Claim::IfFree).await.unwrap();
+        first.prepare(id(1), 0).await.unwrap();
+        first.append(id(1), 0, pattern(1, 4096), 4096).await.unwrap();
+        // Changes the header.
+        first.prepare(id(2), 0).await.unwrap();
+        site.delay_next(LATE);
+        let late = tokio::spawn({
+            let first = first.clone();
+            async move { append(&first, 1, 4096, 2).await }
+        });
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        site.rados.pause(1);
+        let second = site.open("second", Claim::Wait).await.unwrap();
+        site.rados.resume(1);
+        assert_eq!(late.await.unwrap(), Err(StoreError::Fenced));
+        assert_eq!(second.read(id(1), 0, 8192).await.unwrap().len(), 4096);
+    });
+}
+
+#[test]
+fn an_append_is_overdue_while_the_header_answers() {
+    on_a_cluster(async |site| {
+        let store = site.open("first", Claim::IfFree).await.unwrap();
+        append(&store, 1, 0, 1).await.unwrap();
+        let begun = tokio::time::Instant::now();
+        store.overdue(4096).await;
+        assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+        let again = tokio::time::Instant::now();
+        store.overdue(4096).await;
+        assert!(again.elapsed() > begun.elapsed() / 2, "the time doubles");
+        site.rados.set_hung([SimulatedRados::group_of_header()]);
+        let waited = tokio::time::timeout(Duration::from_secs(30), store.overdue(4096)).await;
+        assert!(waited.is_err(), "the whole cluster may be slow");
+    });
+}
