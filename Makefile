@@ -53,11 +53,11 @@ test-ceph: setup build ## pools in Ceph, for about an hour; `make test` runs the
 	@FOREBAY_BIN=$(TARGET)/release/forebay FOREBAY_RADOS_KILLS=$${FOREBAY_RADOS_KILLS:-200} \
 		FOREBAY_RADOS_TAKEOVERS=$${FOREBAY_RADOS_TAKEOVERS:-50} FOREBAY_RADOS_PAUSES=$${FOREBAY_RADOS_PAUSES:-100} \
 		FOREBAY_RADOS_HANDOVERS=$${FOREBAY_RADOS_HANDOVERS:-100} FOREBAY_RADOS_UPGRADES=$${FOREBAY_RADOS_UPGRADES:-20} \
-		FOREBAY_RADOS_RACES=$${FOREBAY_RADOS_RACES:-1000} \
+		FOREBAY_RADOS_RACES=$${FOREBAY_RADOS_RACES:-1000} FOREBAY_RADOS_PARTITIONS=$${FOREBAY_RADOS_PARTITIONS:-40} \
 		FOREBAY_RADOS_GUEST_TAKEOVERS=$${FOREBAY_RADOS_GUEST_TAKEOVERS:-6} FOREBAY_RADOS_OUTAGE_S=$${FOREBAY_RADOS_OUTAGE_S:-60} \
 		$(PYTHON) tests/clients/run.py $(or $(ARGS),rados)
 
-test-api: build ## send generated requests for every route of the API (needs schemathesis)
+test-api: build ## send generated requests for every route of the API; `make test` has a short form
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) scripts/test-api.py $(ARGS)
 
 # The sources of Proxmox VE are cloned from GitHub once, or are in PVE_SOURCES. `make test` runs the same
@@ -123,7 +123,7 @@ package: build ## the Debian package, in target/package (needs dpkg-deb)
 test-package: setup build ## the package on clean roots of Debian 12 and 13 (root, debootstrap; minutes)
 	@FOREBAY_BIN=$(TARGET)/release/forebay $(PYTHON) tests/package/run.py $(ARGS)
 
-xray: setup build ## all built-in scenarios, scaled, with a peer: some 20 minutes (ARGS: names of scenarios)
+xray: setup build ## all built-in scenarios, scaled, with a peer: some 30 minutes (ARGS: names of scenarios)
 	$(CARGO) build --release --locked -p forebay-xray
 	@XRAY=$(TARGET)/release/forebay-xray FOREBAY_BIN=$(TARGET)/release/forebay scripts/xray.sh $(ARGS)
 

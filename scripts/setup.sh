@@ -17,9 +17,11 @@ packages=(
   util-linux python3-distlib                       # swap areas, and small Windows programs as test data
   ceph-mon ceph-mgr ceph-osd ceph-common           # a Ceph cluster for pools in RADOS
   python3-rados libtcmalloc-minimal4               # its control, with librados2, which the server loads
-  perl libjson-perl                                # the storage plug-in for Proxmox VE
+  perl libjson-perl libio-socket-ssl-perl          # the storage plug-in for Proxmox VE
+  python3-venv python3-yaml                        # tools from PyPI; the examples of the documentation
   chromium chromium-driver python3-selenium        # the dashboard in a real browser
   fonts-dejavu-core                                # letters on its pages
+  iproute2 nftables                                # networks of tests, and their failures
   openssl python3 jq                               # TLS test certificates, test drivers, JSON
 )
 

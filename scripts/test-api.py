@@ -3,13 +3,12 @@
 
     test-api.py [EXAMPLES]     examples of each route (30)
 
-Needs schemathesis (`pip install schemathesis==4.*`), as SCHEMATHESIS or in PATH. FOREBAY_BIN is the server.
-The generated requests are the same in each run.
+schemathesis is SCHEMATHESIS, or is fetched from PyPI. FOREBAY_BIN is the server. The generated requests are
+the same in each run. `make test` runs it with few examples (tests/clients/clients_openapi.py).
 """
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "pylib"))
 
 from forebay import Server  # noqa: E402
+from tools import Unavailable, schemathesis  # noqa: E402
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 # A stream without an end; and the route that replaces the server.
@@ -29,9 +29,10 @@ EXCLUDED_OPERATIONS = ("post_images", "delete_tokens_name")
 
 def main():
     examples = sys.argv[1] if len(sys.argv) > 1 else "30"
-    tool = os.environ.get("SCHEMATHESIS") or shutil.which("schemathesis")
-    if not tool:
-        sys.exit("test-api.py: schemathesis is not installed: pip install 'schemathesis==4.*', or set SCHEMATHESIS")
+    try:
+        tool = schemathesis()
+    except Unavailable as e:
+        sys.exit(f"test-api.py: {e}; set SCHEMATHESIS to an installed one")
     with tempfile.TemporaryDirectory(prefix="forebay-api-") as place:
         server = Server(os.path.join(place, "data"), args=("--http", "127.0.0.1:0", "--import-max-size", "1M"))
         with server:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs all built-in scenarios of forebay-xray, scaled so that all take some 20 minutes on two cores.
+# Runs all built-in scenarios of forebay-xray, scaled so that all take some 30 minutes on two cores.
 #
 #   xray.sh [NAME...]    only these scenarios
 #
@@ -25,16 +25,24 @@ factors() {
     clone-impact | database-colocation) echo 0.004 0.1 0.005 ;;
     power-loss) echo 0.004 0.1 0.02 ;;
     server-* | osd-lost) echo 0.004 0.1 0.006 ;;
+    shared-volume*) echo 0.016 0.5 0.03 ;;
     ingestion) echo 0.001 1 1 ;;
+    node-failure | sequential-node-failure | vm-high-availability) echo 0.004 0.1 0.02 ;;
+    extended-node-failure) echo 0.004 0.5 0.004 ;;
+    rolling-upgrade | live-migration) echo 0.004 0.1 0.01 ;;
     vdi-*) echo 0.004 0.5 0.003 ;;
     *) echo 0.004 0.1 0.003 ;;
   esac
 }
 
-# A snapshot of a disk in use, and OSDs, need Ceph on the side of the peer.
+# A snapshot of a disk in use, OSDs and nodes need Ceph on the side of the peer.
 targets() {
   case $1 in
     snapshot-impact-* | osd-lost) echo forebay-rados librbd ;;
+    *node-failure | vm-high-availability) echo forebay-rados-2 librbd ;;
+    rolling-upgrade | live-migration) echo forebay-rados-2 ;;
+    shared-volume) echo forebay-iscsi ;;
+    shared-volume-reserve) echo forebay-iscsi tgtd ;;
     server-upgraded) echo forebay ;;
     *) echo forebay "$PEER" ;;
   esac

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A throw-away Ceph cluster on the loopback interface, for tests: a monitor, a manager and several OSDs.
 #
-# It needs no root and no service manager, and writes only to its directory. It listens on 127.0.0.1 only.
+# It needs no root and no service manager, and writes only to its directory. It listens on one address only.
 #
 #   cluster.sh start               start a cluster with the pool `test`; returns when it is clean, in 3 to 6 s
 #   cluster.sh destroy             kill all its processes, and remove its directory
@@ -15,12 +15,16 @@
 #   cluster.sh wait-up [S]         wait until all OSDs are up, for at most S (60) seconds
 #   cluster.sh wait-clean [S]      wait until all placement groups are active and clean
 #   cluster.sh pool NAME           create a pool
+#   cluster.sh ec-pool NAME        create an erasure-coded pool
+#   cluster.sh acting POOL NAMESPACE OBJECT  the OSDs that have an object, one per line, the primary first
+#   cluster.sh growing POOL NAMESPACE S  the objects that grow within S seconds, one per line
 #   cluster.sh quota NAME BYTES    limit the bytes in a pool; 0: no limit
 #
 # Environment variables of `start`, with their defaults; the other commands need CL_DIR only:
 #
 #   CL_DIR       directory of the cluster, with ceph.conf (${TMPDIR:-/tmp}/forebay-ceph)
 #   CL_PORT      the monitor's port; the 199 following ones are for the other processes (17800)
+#   CL_IP        the address of all processes (127.0.0.1)
 #   CL_OSDS      number of OSDs (3)
 #   CL_STORE     memstore: fast, in memory; bluestore: in files, durable (memstore)
 #   CL_SIZE      size of each OSD (16G; bluestore's files are sparse)
@@ -40,6 +44,7 @@ if [[ -f $DIR/settings ]]; then
   source "$DIR/settings"
 fi
 PORT=${CL_PORT:-17800}
+IP=${CL_IP:-127.0.0.1}
 OSDS=${CL_OSDS:-3}
 STORE=${CL_STORE:-memstore}
 SIZE=${CL_SIZE:-16G}
@@ -147,9 +152,9 @@ write_conf() {
   cat >"$CONF" <<C
 [global]
 fsid = $FSID
-mon_host = [v2:127.0.0.1:$PORT/0]
-public_addr = 127.0.0.1
-cluster_addr = 127.0.0.1
+mon_host = [v2:$IP:$PORT/0]
+public_addr = $IP
+cluster_addr = $IP
 ms_bind_ipv6 = false
 ms_bind_port_min = $((PORT + 10))
 ms_bind_port_max = $((PORT + 199))
@@ -256,11 +261,11 @@ start() {
   ((${#DIR} <= MAX_DIR_BYTES)) || die "the path $DIR is too long: use CL_DIR with at most $MAX_DIR_BYTES bytes"
   [[ $STORE == memstore || $STORE == bluestore ]] || die "unknown CL_STORE $STORE: memstore or bluestore"
   command -v ceph-osd >/dev/null || die "Ceph is not installed: run 'make setup'"
-  if (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; then die "port $PORT is in use; choose another CL_PORT"; fi
+  if (exec 3<>"/dev/tcp/$IP/$PORT") 2>/dev/null; then die "port $PORT is in use; choose another CL_PORT"; fi
   mkdir -p "$DIR"/{run,log,mon,mgr}
   FSID=$(</proc/sys/kernel/random/uuid)
   cat >"$DIR/settings" <<S
-CL_PORT=$PORT CL_OSDS=$OSDS CL_STORE=$STORE CL_SIZE=$SIZE CL_AUTH=$AUTH
+CL_PORT=$PORT CL_IP=$IP CL_OSDS=$OSDS CL_STORE=$STORE CL_SIZE=$SIZE CL_AUTH=$AUTH
 CL_REPLICAS=$REPLICAS CL_MIN=$MIN CL_PGS=$PGS
 S
   # `destroy` in another process ends this script first, so that it starts no other process.
@@ -284,7 +289,7 @@ S
 # Makes the stores of the monitor and of the OSDs, at the same time, and starts all processes.
 make_processes() {
   local i mkfs=() uuids=()
-  monmaptool --create --clobber --fsid "$FSID" --addv a "[v2:127.0.0.1:$PORT]" "$DIR/monmap" >"$DIR/log/monmap.out" 2>&1
+  monmaptool --create --clobber --fsid "$FSID" --addv a "[v2:$IP:$PORT]" "$DIR/monmap" >"$DIR/log/monmap.out" 2>&1
   for ((i = 0; i < OSDS; i++)); do
     uuids+=("$(</proc/sys/kernel/random/uuid)")
     mkdir "$DIR/osd$i"
@@ -351,6 +356,9 @@ main() {
     wait-up) monitor wait-up "$OSDS" "${argument:-60}" ;;
     wait-clean) monitor wait-clean "${argument:-60}" ;;
     pool) monitor pool "$argument" "$PGS" ;;
+    ec-pool) monitor ec-pool "$argument" "$PGS" ;;
+    growing) monitor growing "$argument" "$3" "$4" ;;
+    acting) monitor acting "$argument" "$3" "$4" ;;
     quota) monitor quota "$argument" "$3" ;;
     watch) watch "$argument" ;;
     *) usage ;;

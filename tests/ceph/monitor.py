@@ -5,6 +5,9 @@
     monitor.py CONF wait-up OSDS SECONDS    wait until as many OSDs are up
     monitor.py CONF wait-clean SECONDS      wait until all placement groups are active and clean
     monitor.py CONF pool NAME PGS           create a pool
+    monitor.py CONF ec-pool NAME PGS        create an erasure-coded pool
+    monitor.py CONF acting POOL NAMESPACE OBJECT  print the OSDs that have an object, the primary first
+    monitor.py CONF growing POOL NAMESPACE SECONDS  print the objects that grow within this time
     monitor.py CONF quota NAME BYTES        limit the bytes in a pool; 0: no limit
 """
 
@@ -116,6 +119,27 @@ class Monitor:
         self.request("osd pool create", pool=name, pg_num=groups, pgp_num=groups)
         self.request("osd pool application enable", pool=name, app="forebay", yes_i_really_mean_it=True)
 
+    def ec_pool(self, name, groups):
+        profile = ["k=2", "m=1", "crush-failure-domain=osd"]
+        self.request("osd erasure-code-profile set", name=name, profile=profile)
+        kind = {"pool_type": "erasure", "erasure_code_profile": name}
+        self.request("osd pool create", pool=name, pg_num=groups, pgp_num=groups, **kind)
+
+    def acting(self, pool, namespace, name):
+        return self.request("osd map", pool=pool, object=name, nspace=namespace)["acting"]
+
+    def growing(self, pool, namespace, seconds):
+        """Names of objects whose length changes."""
+        with self.cluster.open_ioctx(pool) as io:
+            io.set_namespace(namespace)
+
+            def lengths():
+                return {name: io.stat(name)[0] for name in (found.key for found in io.list_objects())}
+
+            before = lengths()
+            time.sleep(seconds)
+            return [name for name, length in lengths().items() if length != before.get(name)]
+
     def quota(self, name, size):
         self.request("osd pool set-quota", pool=name, field="max_bytes", val=size)
 
@@ -136,6 +160,13 @@ def main(conf, command, *arguments):
                 monitor.wait_clean(float(arguments[0]))
             case "pool":
                 monitor.pool(arguments[0], int(arguments[1]))
+            case "ec-pool":
+                monitor.ec_pool(arguments[0], int(arguments[1]))
+            case "acting":
+                print(*monitor.acting(*arguments), sep="\n")
+            case "growing":
+                pool, namespace, seconds = arguments
+                print(*monitor.growing(pool, namespace, float(seconds)), sep="\n")
             case "quota":
                 monitor.quota(arguments[0], arguments[1])
             case _:

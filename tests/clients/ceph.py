@@ -117,9 +117,27 @@ class Cluster:
         """Creates a pool."""
         self.command("pool", name)
 
+    def ec_pool(self, name):
+        """Creates an erasure-coded pool."""
+        self.command("ec-pool", name)
+
+    def acting(self, pool, namespace, name):
+        """The numbers of the OSDs that have an object."""
+        return [int(n) for n in self.command("acting", pool, namespace, name).stdout.split()]
+
+    def growing(self, pool, namespace, seconds=0.5):
+        """The names of the objects that grow within this time."""
+        return self.command("growing", pool, namespace, seconds).stdout.split()
+
     def quota(self, pool, size):
         """Limits the bytes in a pool. The limit takes effect after some seconds."""
         self.command("quota", pool, size)
+
+
+class LargeCluster(Cluster):
+    """A cluster in which an OSD does not have all objects."""
+
+    OSDS = 6
 
 
 class RadosServer(Server):
@@ -129,15 +147,17 @@ class RadosServer(Server):
     retained memory, which the others cannot read.
     """
 
-    def __init__(self, t, cluster, name, *args, pool="test", node="a", conf=None, config=None):
+    def __init__(
+        self, t, cluster, name, *args, pool="test", node="a", conf=None, config=None, address="127.0.0.1"
+    ):
         directory = f"{name}-{node}"
         memory = os.path.join(t.memory, directory)
         os.makedirs(memory, mode=0o700, exist_ok=True)
         super().__init__(t.path(directory), log=t.path(f"{directory}.log"), memory=memory)
         self.address = f"rados:{pool}/{name}"
         self.conf = conf or cluster.conf
-        self.port = free_port()
-        self.fixed_args = ["--nbd", f"127.0.0.1:{self.port}", *args]
+        self.host, self.port = address, free_port()
+        self.fixed_args = ["--nbd", f"{self.host}:{self.port}", *args]
         if config is not None:
             file = t.path(f"{directory}.toml")
             with open(file, "w") as f:
@@ -158,7 +178,7 @@ class RadosServer(Server):
         return self.launch(standby=True)
 
     def tcp_uri(self, export):
-        return f"nbd://127.0.0.1:{self.port}/{export}"
+        return f"nbd://{self.host}:{self.port}/{export}"
 
 
 class OverTcp:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import struct
 import time
 
 from clients_tls import Authority
@@ -204,3 +205,116 @@ def api_hostile_clients(t):
     codes = [api("GET", "/pool", "forebay_wrong")[0] for _ in range(15)]
     check(codes[0] == 401 and codes[-1] == 429, f"statuses of wrong tokens: {codes}")
     equal(api("GET", "/pool", token)[0], 200, "a valid token is accepted nevertheless")
+
+
+def eventually(condition, what):
+    """Waits for a condition, and fails after a time that is much longer than it needs."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        check(time.monotonic() < deadline, what)
+        time.sleep(0.05)
+
+
+@test
+def api_tokens_expire(t):
+    """An expired token is refused on every kind of route; the session and the stream that it began end."""
+    _, s, api = start(t)
+    admin = make_token(s, "admin", "administrator")
+    request = {"name": "short", "role": "administrator", "expires_in_s": 8}
+    status, _, made = api("POST", "/tokens", admin, request)
+    equal(status, 201, "status of a token")
+    token = made["secret"]
+    equal(api("GET", "/pool", token)[0], 200, "status before it expires")
+    status, headers, _ = api("POST", "/session", body={"token": token})
+    equal(status, 201, "status of a login")
+    session = {"Cookie": headers["set-cookie"].split(";")[0]}
+    with contextlib.closing(api.connect()) as stream:
+        stream.request("GET", "/api/v1/events", headers={"Authorization": f"Bearer {token}"})
+        events = stream.getresponse()
+        equal(events.status, 200, "status of the events")
+        eventually(lambda: api("GET", "/pool", token)[0] == 401, "the token expires")
+        # The stream looks when something happens.
+        s.cli("volume", "create", "noticed", "--size", "1M")
+        events.read()
+    for method, path, body in (
+        ("GET", "/volumes", None),
+        ("POST", "/volumes", {"name": "v", "size_bytes": 1 << 20}),
+        ("DELETE", "/volumes/noticed", None),
+        ("GET", "/events", None),
+        ("POST", "/session", {"token": token}),
+    ):
+        status, _, problem = api(method, path, None if path == "/session" else token, body)
+        equal((status, problem["code"]), (401, "token_expired"), f"{method} {path} with an expired token")
+    equal(api("GET", "/session", headers=session)[0], 401, "the session of an expired token")
+    equal([v["name"] for v in api("GET", "/volumes", admin)[2]], ["noticed"], "volumes afterwards")
+
+
+def drop(connection, how):
+    """Ends a connection as browsers, or their machines, disappear."""
+    sock = connection.sock
+    if how == "reset":
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    elif how == "half-closed":
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+    connection.close()
+
+
+@test
+def api_browsers_that_drop_off(t):
+    """Pages that follow events and disappear leave nothing behind; one that does not read harms no other."""
+    _, s, api = start(t)
+    token = make_token(s, "admin", "administrator")
+    authorization = {"Authorization": f"Bearer {token}"}
+
+    def follow():
+        """A connection and its response, as soon as a stream is free."""
+        found = []
+
+        def accepted():
+            connection = api.connect()
+            connection.request("GET", "/api/v1/events?topics=volume", headers=authorization)
+            # The response takes the socket of a connection that is to be closed after it.
+            sock = connection.sock
+            response = connection.getresponse()
+            if response.status == 200:
+                connection.sock = sock
+                found.append((connection, response))
+                return True
+            connection.close()
+            equal(response.status, 429, "status of a stream too many")
+            return False
+
+        eventually(accepted, "the streams of pages that are gone end")
+        return found[0]
+
+    def descriptors():
+        return len(os.listdir(f"/proc/{s.process.pid}/fd"))
+
+    # Opens what the server keeps open.
+    drop(follow()[0], "closed")
+    s.cli("volume", "create", "first", "--size", "1M")
+    before = descriptors()
+    for round_number in range(40):
+        pages = [follow()[0] for _ in range(4)]
+        for page, how in zip(pages, ("closed", "reset", "half-closed", "reset")):
+            drop(page, how)
+        if round_number % 10 == 0:
+            s.cli("volume", "create", f"v{round_number}", "--size", "1M")
+    # Events reveal the last ones.
+    s.cli("volume", "create", "last", "--size", "1M")
+    eventually(lambda: descriptors() <= before + 2, f"{before} open files before, {descriptors()} after")
+
+    stalled, _ = follow()
+    reader, events = follow()
+    for number in range(300):
+        s.cli("volume", "resize", "first", f"{number + 2}M")
+    s.cli("volume", "create", "seen", "--size", "1M")
+    seen = b""
+    while b'"seen"' not in seen:
+        line = events.readline()
+        check(line, "the stream of a page that reads does not end")
+        seen = line if line.startswith(b"data:") else seen
+    equal(api("GET", "/pool", token)[0], 200, "another client")
+    drop(stalled, "reset")
+    drop(reader, "closed")

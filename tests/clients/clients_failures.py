@@ -3,6 +3,7 @@ SIGTERM under load."""
 
 import os
 import shutil
+import socket
 import threading
 import time
 
@@ -67,6 +68,60 @@ def a_second_server_is_refused(t):
     # The lock ends with its owner, so that a restart is possible.
     second.start()
     equal(bytes(connect(second, "disk").pread(1, BLOCK)), b"2", "block after the first server died")
+
+
+def listen(t, family, address):
+    """Another program that listens; returns its address."""
+    sock = socket.socket(family)
+    t.defer(sock.close)
+    sock.bind(address)
+    sock.listen()
+    return sock.getsockname()
+
+
+@test
+def addresses_in_use_are_refused(t):
+    """Each kind of address: one line names it, and neither the pool nor the other program is touched."""
+    port = listen(t, socket.AF_INET, ("127.0.0.1", 0))[1]
+    path = os.path.join(t.memory, "socket")
+    listen(t, socket.AF_UNIX, path)
+    tcp = f"127.0.0.1:{port}"
+    for option, address in (("--nbd", tcp), ("--iscsi", tcp), ("--http", tcp), ("--nbd", f"unix:{path}")):
+        s = t.server(option, address, start=False)
+        line = one_line(s, f"{option} {address} in use")
+        check(address in line and "stop it or choose another" in line, f"{option} {address}: {line}")
+    control = t.server(start=False)
+    listen(t, socket.AF_UNIX, control.control)
+    check(control.control in one_line(control, "a control socket in use"), "the control socket is named")
+    for family, address in ((socket.AF_INET, ("127.0.0.1", port)), (socket.AF_UNIX, path)):
+        with socket.socket(family) as client:
+            client.connect(address)
+    s = t.server()
+    equal(s.json("volume", "list"), [], "volumes of a pool that no failed start has changed")
+
+
+@test
+def a_store_that_fills_up_during_an_import_keeps_no_part_of_it(t):
+    where = mount_tmpfs(t, "320M")
+    s = t.server("--cache", "16M", data=os.path.join(where, "data"))
+    s.cli("volume", "create", "disk", "--size", "16M")
+    h = connect(s, "disk")
+    h.pwrite(b"1" * BLOCK, 0)
+    h.flush()
+    big = t.noise_file("big.raw", 512 * MIB)
+    line = s.refused("image", "import", "big", big)
+    check("full" in line or "space" in line, f"the reason of the failed import: {line}")
+    equal(s.json("image", "list"), [], "images")
+    h.pwrite(b"2" * BLOCK, BLOCK)
+    h.flush()
+    s.cli("gc")
+    small = t.noise_file("small.raw", 32 * MIB)
+    s.cli("image", "import", "small", small)
+    run("qemu-img", "compare", "-f", "raw", "-F", "raw", small, s.uri("small"))
+    equal(bytes(h.pread(1, 0)) + bytes(h.pread(1, BLOCK)), b"12", "blocks of a client at the same time")
+    h.shutdown()
+    s.stop()
+    s.offline("check")
 
 
 @test

@@ -1,4 +1,4 @@
-"""Invalid input: names, sizes, commands, and clients that do not follow the NBD protocol."""
+"""Invalid input: names, sizes, commands, configurations, and clients that do not follow the NBD protocol."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import struct
 import subprocess
 import time
 
-from forebay import Failed, spawn
+from forebay import Failed, binary, spawn
 from harness import BLOCK, MIB, check, connect, equal, refused_by_server, run, test
 
 NBD_MAGIC = 0x4E42444D41474943
@@ -70,6 +70,43 @@ def wrong_usage_has_its_own_status(t):
     check("exists" in s.refused("volume", "create", "x", "--size", "1M"), "a name taken twice")
     s.stop()
     check("serve" in s.refused("volume", "list"), "without a server, the error does not suggest 'serve'")
+
+# Content of a configuration file, and what the message names.
+MISTAKES = (
+    ("read_cahe = 1", "line 2", "unknown key"),
+    ("data = 5", "line 2", "duplicate key"),
+    ("cores = 'four'", "line 2", "invalid type"),
+    ("cores = 0", "cores", "use 1 to"),
+    ("[memory", "line 2", "]"),
+    ("[memory]\nread_cache = '8Q'", "line 3", "not a size"),
+    ("[nbd]\nlisten = 'unix:/x'", "line 3", "sequence"),
+    ("[nbd]\nlisten = ['0.0.0.0:1']", "in clear", "--nbd-allow-remote"),
+    ("[nbd.tls]\ncertificates = '/nonexistent'", "/nonexistent", "No such file"),
+    ("[http]\nlisten = '0.0.0.0:80'", "0.0.0.0:80", "--http-certificate"),
+    ("[http]\nlisten = '127.0.0.1:80'\ncertificate = 'none.pem'\nkey = 'none.pem'", "none.pem", "PEM"),
+    ("[[iscsi.target]]\nname = 'x y'", "x y", "not an iSCSI name"),
+    ("[logging]\nfilter = 'loud'", "loud", "use a level"),
+)
+
+
+@test
+def mistakes_of_the_configuration_are_named(t):
+    """Each is one line, the same from `config check` and from a server, which has touched nothing then."""
+    pool, file = t.path("pool"), t.path("forebay.toml")
+    for number, (text, *words) in enumerate(MISTAKES):
+        with open(file, "w") as f:
+            f.write(f'data = "{pool}"\n{text}\n')
+        said = set()
+        for command in (("config", "check", file), ("serve", "--config", file)):
+            done = run(binary(), *command, check=False, timeout=30)
+            lines = done.stderr.strip().splitlines()
+            check(done.returncode == 1 and len(lines) == 1, f"{command} of {text!r}: {done}")
+            said.add(lines[0])
+        check(len(said) == 1 and all(word in lines[0] for word in words), f"{text!r}: {said} without {words}")
+        check(not os.path.exists(pool), f"mistake {number} made a pool")
+    for path in (t.path("absent"), t.dir, t.noise_file("noise", BLOCK)):
+        done = run(binary(), "serve", "--config", path, check=False, timeout=30)
+        check(done.returncode == 1 and path in done.stderr, f"the configuration {path}: {done}")
 
 
 @test

@@ -337,6 +337,10 @@ def accepted(handle, data, offset):
 def rados_errors_of_users_are_one_line(t):
     missing = RadosServer(t, CLUSTER, "nowhere", pool="nosuch")
     refuses_to_start(t, missing, "a pool that does not exist", "nosuch")
+    CLUSTER.ec_pool("coded")
+    coded = RadosServer(t, CLUSTER, "coded", pool="coded")
+    refuses_to_start(t, coded, "an erasure-coded pool", "erasure-coded", "replicated")
+    refuses_to_start(t, coded, "the same once more", "erasure-coded")
     conf = t.path("nosuch.conf")
     refuses_to_start(t, RadosServer(t, CLUSTER, "conf", conf=conf), "a missing configuration", conf)
     keyless = t.path("keyless.conf")

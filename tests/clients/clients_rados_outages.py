@@ -7,7 +7,7 @@ import math
 import os
 import time
 
-from ceph import Nodes, first_answer
+from ceph import LargeCluster, Nodes, first_answer
 from clients_rados import CLUSTER, TAKEOVER_S, wait_until
 from harness import alone, check, needs, test
 from upgrade_load import NbdLoad
@@ -17,8 +17,13 @@ OUTAGE_S = float(os.environ.get("FOREBAY_RADOS_OUTAGE_S", "10"))
 CONTINUE_S = 60.0
 # The longest request while no OSD fails, on a busy test machine.
 GAP_S = 5.0
+# The longest request while an OSD hangs that has a segment, and not the header; Ceph itself needs 5 s.
+HUNG_S = 3.0
 # How many requests prove that the load makes progress.
 PROGRESS = 500
+
+
+LARGE_CLUSTER = LargeCluster()
 
 
 class RadosLoad(NbdLoad):
@@ -30,10 +35,10 @@ class RadosLoad(NbdLoad):
 class LoadedNodes:
     """Two nodes and a load over TCP and over a UNIX socket, each on a separate volume."""
 
-    def __init__(self, t, name):
+    def __init__(self, t, name, cluster=CLUSTER):
         # Last, after the end of the servers.
-        t.defer(CLUSTER.heal)
-        self.nodes = Nodes(t, CLUSTER, name).start()
+        t.defer(cluster.heal)
+        self.nodes = Nodes(t, cluster, name).start()
         self.loads = []
         for kind in ("tcp", "unix"):
             self.nodes.cli("volume", "create", kind, "--size", "8M")
@@ -136,6 +141,39 @@ def rados_outage_of_a_hanging_osd_delays_requests(t):
         loaded.wait_progress("requests after it continued")
     print(f"OSDs hung: the longest request took {longest[0]:.2f} s")
     loaded.finish()
+
+
+@needs(LARGE_CLUSTER)
+@alone
+@test
+def rados_outage_of_an_osd_that_has_a_segment_is_short(t):
+    cluster = LARGE_CLUSTER
+    # The objects of some pools are on the same OSDs as their headers.
+    names = (f"segment-{n}" for n in range(20))
+    name = next(n for n in names if all(elsewhere(cluster, n, f"segment.{i:08x}") for i in range(1, 5)))
+    loaded = LoadedNodes(t, name, cluster)
+    for _ in range(3):
+        (segment, *_) = (o for o in cluster.growing("test", name) if o.startswith("segment."))
+        osds = elsewhere(cluster, name, segment)
+        if not osds:
+            continue
+        hung = t.random.choice(sorted(osds))
+        with loaded.longest() as longest:
+            cluster.pause_osd(hung)
+            # Ceph has not noticed it yet.
+            stopped = loaded.watch(HUNG_S)
+            cluster.resume_osd(hung)
+            loaded.wait_progress("requests after it continued")
+        print(f"an OSD with {segment} hung for {HUNG_S:.0f} s: the longest request took {longest[0]:.2f} s")
+        check(stopped < HUNG_S / 2 and longest[0] < HUNG_S, f"{longest[0]:.1f} s, none completed for {stopped:.1f} s")
+        cluster.wait_clean()
+    check("an append is overdue" in open(loaded.nodes.serving.log).read(), "no append was overdue")
+    loaded.finish()
+
+
+def elsewhere(cluster, pool, segment):
+    """The OSDs that have a segment, and not the header."""
+    return set(cluster.acting("test", pool, segment)) - set(cluster.acting("test", pool, "pool"))
 
 
 @needs(CLUSTER)

@@ -26,6 +26,7 @@ Of the tests with a Ceph cluster, `rados`; `make test-ceph` sets the values in b
     FOREBAY_RADOS_HANDOVERS number of times that a pool is handed over (5) [100]
     FOREBAY_RADOS_UPGRADES  number of upgrades while a standby waits (3) [20]
     FOREBAY_RADOS_GUEST_TAKEOVERS  number of takeovers with a Linux host that has two paths (1) [6]
+    FOREBAY_RADOS_PARTITIONS  number of partitions of the network, at random; 0: each kind of some (0) [40]
     FOREBAY_RADOS_OUTAGE_S  seconds for which most OSDs, or all monitors, are down (10) [60]
     FOREBAY_CEPH_STORE      store of the OSDs: memstore or bluestore (memstore)
 """
@@ -60,6 +61,7 @@ import clients_iscsi  # noqa: E402, F401
 import clients_power  # noqa: E402, F401
 import clients_soak  # noqa: E402, F401
 import clients_api  # noqa: E402, F401
+import clients_openapi  # noqa: E402, F401
 import clients_tls  # noqa: E402, F401
 import clients_filesystems  # noqa: E402, F401
 import clients_space  # noqa: E402, F401
@@ -75,10 +77,14 @@ import clients_proxmox  # noqa: E402, F401
 import clients_demo  # noqa: E402, F401
 import clients_restart  # noqa: E402, F401
 import clients_metrics  # noqa: E402, F401
+import clients_docs  # noqa: E402, F401
 import clients_golden  # noqa: E402, F401
 import clients_package  # noqa: E402, F401
 import clients_rados  # noqa: E402, F401
 import clients_rados_outages  # noqa: E402, F401
+import clients_rados_partitions  # noqa: E402, F401
+import clients_rados_memory  # noqa: E402, F401
+import clients_rados_upgrade  # noqa: E402, F401
 import clients_rados_handover  # noqa: E402, F401
 import clients_rados_paths  # noqa: E402, F401
 import clients_rados_multipath  # noqa: E402, F401

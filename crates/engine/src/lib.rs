@@ -85,8 +85,9 @@ pub use profile::ProfileInfo;
 pub use quota::TenantUsage;
 pub use read::Prefetched;
 pub use stats::{
-    CacheStats, CommitStats, Count, DesktopStats, DiskGuestStats, DiskSpace, DiskStats, GcPhase, GcProgress,
-    GuestStats, Memory, PoolStats, ReductionStats, Room, SpaceStats, StoreStats,
+    CacheAdvice, CacheStats, ClassReads, CommitStats, Count, DesktopStats, DiskGuestStats, DiskSpace,
+    DiskStats, GcPhase, GcProgress, GuestStats, Memory, PoolStats, ReductionStats, Room, SpaceStats,
+    StoreStats,
 };
 pub use workers::Workers;
 pub use zero::is_zero;

@@ -75,6 +75,8 @@ pub enum Mutation {
     DropMemory,
     /// Opening a pool adds records to the buffers that are in the log already.
     IgnoreCover,
+    /// A group that is written again after an append was overdue keeps its epoch.
+    KeepEpoch,
     /// A group that is given up leaves its cover.
     KeepCover,
     /// Opening a pool treats the contents of every desktop in retained memory as valid.

@@ -95,6 +95,32 @@ pub struct CacheStats {
     pub budget: u64,
 }
 
+/// What a read cache of another size would save.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct CacheAdvice {
+    /// The size, in bytes.
+    pub size: u64,
+    /// By how much it is larger than the present one, in percent.
+    pub more_percent: u64,
+    /// Blocks that were read from the store and would have been in a cache of this size: an estimate, since
+    /// the pool was opened or the size of the sample changed.
+    pub saved_reads: u64,
+    /// The same, for each second of the last minutes; `None` if that is not known yet.
+    pub saved_reads_per_s: Option<f64>,
+}
+
+/// Reads of guests by the class of their first block, on disks whose classes are known: an estimate from one
+/// of 16 reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ClassReads {
+    /// The class.
+    pub class: forebay_guest::Class,
+    /// Reads that were served from RAM.
+    pub hits: u64,
+    /// Reads that waited for the store.
+    pub misses: u64,
+}
+
 /// Data reduction since the pool was opened, and the state of the dedup index.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct ReductionStats {
@@ -204,6 +230,12 @@ pub struct PoolStats {
     pub store: StoreStats,
     /// The read cache.
     pub read_cache: CacheStats,
+    /// Blocks that were evicted from it.
+    pub read_cache_evictions: u64,
+    /// What larger sizes of it would save; empty before that is known.
+    pub read_cache_advice: Vec<CacheAdvice>,
+    /// Reads by the class of their first block.
+    pub class_reads: Vec<ClassReads>,
     /// The map cache.
     pub map_cache: CacheStats,
     /// Bytes in write buffers that are not yet durable.

@@ -35,6 +35,18 @@ impl Class {
     pub fn from_number(number: u8) -> Option<Class> {
         Class::ALL.get(usize::from(number)).copied()
     }
+
+    /// Its name in configuration, output and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Other => "other",
+            Class::Page => "page",
+            Class::Temporary => "temporary",
+            Class::Code => "code",
+            Class::Metadata => "metadata",
+            Class::Free => "free",
+        }
+    }
 }
 
 /// The set of classes that claim a block or parts of it.

@@ -57,6 +57,9 @@ pub enum StoreError {
     /// The superblock is not the expected one: another server has opened the pool.
     #[error("the superblock was changed by another server; this one has lost the pool")]
     Fenced,
+    /// An append takes longer than it should: see [`Store::overdue`]. No operation returns this.
+    #[error("an object of the store does not answer")]
+    Overdue,
     /// Another error of the operating system.
     #[error("{what}: {reason}")]
     Io {
@@ -147,6 +150,15 @@ pub trait Store: Send + Sync + 'static {
         expected: u64,
     ) -> BoxFuture<'_, Result<IoBuf>> {
         append_then_sync(self, id, offset, data, expected)
+    }
+
+    /// Completes when an append of `len` bytes that begins now, or the creation of an object for 0 bytes, is
+    /// overdue, and the store answers otherwise: the caller may drop its future and continue with another
+    /// object. The append may still take effect, until another opener has the store. A store in which one
+    /// object does not fail alone never completes it.
+    fn overdue(&self, len: usize) -> BoxFuture<'static, ()> {
+        let _ = len;
+        Box::pin(std::future::pending())
     }
 
     /// Reads up to `len` bytes at `offset`; fewer only at the end of the object.

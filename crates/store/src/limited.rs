@@ -126,6 +126,10 @@ impl Store for Limited {
         self.append_by(id, offset, len, expected, || self.inner.append_synced(id, offset, data, expected))
     }
 
+    fn overdue(&self, len: usize) -> BoxFuture<'static, ()> {
+        self.inner.overdue(len)
+    }
+
     fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
         self.inner.sync(id)
     }

@@ -174,6 +174,10 @@ impl Store for Metered {
         self.watch(self.inner.append_synced(id, offset, data, expected), timed)
     }
 
+    fn overdue(&self, len: usize) -> BoxFuture<'static, ()> {
+        self.inner.overdue(len)
+    }
+
     fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
         self.meters.sync.fetch_add(1, Relaxed);
         let timed = Some((&self.meters.sync_time, (self.clock)()));

@@ -127,6 +127,10 @@ impl Store for Slow {
         self.after(took, self.inner.append(id, offset, data, expected))
     }
 
+    fn overdue(&self, len: usize) -> BoxFuture<'static, ()> {
+        self.inner.overdue(len)
+    }
+
     fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
         self.after(self.movement(id), self.inner.sync(id))
     }

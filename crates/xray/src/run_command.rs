@@ -18,7 +18,7 @@ pub struct RunCommand {
     /// A built-in scenario, or a file (with a . or / in its name)
     #[arg(required_unless_present = "resume")]
     scenario: Option<String>,
-    /// forebay, forebay-tcp, forebay-iscsi, forebay-rados, qemu-nbd, nbdkit, tgtd, librbd,
+    /// forebay, forebay-tcp, forebay-iscsi, forebay-rados, forebay-rados-2, qemu-nbd, nbdkit, tgtd, librbd,
     /// nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH, iscsi://HOST:PORT/TARGET/LUN or file:PATH
     /// (repeatable) [default: forebay]
     #[arg(long = "target", value_name = "TARGET")]
@@ -167,6 +167,10 @@ fn print(record: &RunRecord) {
                     load.latency.p99,
                     load.latency.max
                 );
+            }
+            for event in &phase.events {
+                let Some(figures) = &event.figures else { continue };
+                println!("  {}, {} at {:.1} s: {figures}", phase.name, event.action, event.start_s);
             }
         }
         for verdict in &target.verdicts {

@@ -73,7 +73,8 @@ sub binary {
     return _trusted($ENV{FOREBAY_BIN} // "$TESTS/../../target/debug/forebay");
 }
 
-# A server: { dir, control, nbd, tcp, http, pid }. `%options`: `limit` of the store, `dir` of an earlier server.
+# A server: { dir, control, nbd, tcp, http, pid }. `%options`: `limit` of the store, `dir` of an earlier server,
+# `https` with certificate and key.
 sub start_server {
     my (%options) = @_;
 
@@ -97,6 +98,7 @@ sub start_server {
         '--socket', $server->{control}, '--nbd', "unix:$server->{nbd}", '--nbd', "127.0.0.1:$server->{tcp}",
         '--http', "127.0.0.1:$server->{http}", '--memory-dir', $server->{memory}, '--cores', '1', '--cache', '64M',
     );
+    push @command, '--http-certificate', $options{https}[0], '--http-key', $options{https}[1] if $options{https};
     my $pid = $server->{pid} = spawn("$dir/log", @command);
     wait_for("the server in $dir", sub {
         die "the server ended: see $dir/log\n" if waitpid($pid, 1) == $pid;

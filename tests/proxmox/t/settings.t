@@ -26,6 +26,12 @@ my $properties = $plugin->properties();
 is_deeply([grep { !m/\Aforebay-/ } keys %$properties], [], 'all properties have the prefix of this plug-in');
 is_deeply([grep { !$plugin->options()->{$_} } keys %$properties], [], 'all properties can be set');
 
+sub values_of {
+    my ($files) = @_;
+
+    return @$files{qw(forebay-token-file forebay-ca-file)};
+}
+
 sub settings {
     return Forebay::Proxmox::Settings::parse({@_});
 }
@@ -34,9 +40,12 @@ is(settings()->{api}->{path}, '/run/forebay/control.sock', 'the default is the c
 is(settings()->{reconnect_delay_s}, 300, 'guests wait for five minutes by default');
 is_deeply(
     settings('forebay-api' => 'http://[fd00::5]:8080')->{api},
-    { host => 'fd00::5', port => 8080, text => 'http://[fd00::5]:8080' },
+    { host => 'fd00::5', port => 8080, text => 'http://[fd00::5]:8080', tls => 0, token => undef, ca => undef },
     'an IPv6 address',
 );
+my %files = ('forebay-token-file' => '/etc/pve/priv/forebay.token', 'forebay-ca-file' => '/etc/pve/priv/forebay.pem');
+my $api = settings('forebay-api' => 'https://storage.example:8443', %files)->{api};
+is_deeply([@$api{qw(host port tls token ca)}], ['storage.example', 8443, 1, values_of(\%files)], 'TLS and a token');
 is_deeply(
     settings('forebay-desktops' => 1, 'forebay-write-cache' => '2G')->{desktops},
     { write_cache_bytes => 2 << 30, reset => 'disconnect' },
@@ -47,10 +56,11 @@ is(settings('forebay-namespace' => 'acme')->{prefix}, 'acme.', 'a namespace');
 ok(settings(shared => 1, 'forebay-api' => 'http://10.0.0.5:8080', 'forebay-nbd' => '10.0.0.5:10809'), 'a shared storage');
 
 for my $case (
-    ['forebay-api', '/run/forebay/control.sock', qr/use unix:PATH or http/],
+    ['forebay-api', '/run/forebay/control.sock', qr/use unix:PATH, https/],
     ['forebay-api', 'unix:relative', qr/use unix:PATH/],
     ['forebay-api', "unix:/a\n", qr/use unix:PATH/],
-    ['forebay-api', 'https://host:1', qr/use unix:PATH/],
+    ['forebay-api', 'https://host', qr/use unix:PATH/],
+    ['forebay-token-file', '/etc/pve/priv/forebay.token', qr/for a forebay-api that begins with https/],
     ['forebay-api', 'http://host', qr/use unix:PATH/],
     ['forebay-api', 'http://user@host:80', qr/use unix:PATH/],
     ['forebay-api', 'http://host:70000', qr/port/],

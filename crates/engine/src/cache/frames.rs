@@ -1,7 +1,9 @@
 //! Frames: the memory of a shard, one block each, in chunks that are allocated and freed as a whole.
 //!
-//! A frame's number is its chunk's number times [`CHUNK_FRAMES`] plus its index in the chunk, so numbers stay
-//! valid while chunks are added. Only the last chunk may be shorter than the others.
+//! `BYTES` is the size of a block, or 0 for a shard that simulates a cache and holds no contents.
+//!
+//! A frame's number is its chunk's number times [`CHUNK_FRAMES`] plus its index in the chunk, so numbers
+//! stay valid while chunks are added. Only the last chunk may be shorter than the others.
 
 use std::ops::Range;
 
@@ -28,16 +30,17 @@ pub(super) struct Meta {
 }
 
 /// Blocks, page-aligned, so that a copy touches as few pages and cache lines as possible.
-pub(super) struct Chunk {
+pub(super) struct Chunk<const BYTES: usize> {
     meta: Box<[Meta]>,
     bytes: Pages,
 }
 
-impl Chunk {
-    /// New frames; `None` if the system has no memory. May be slow: not to be called under a lock.
-    pub fn new(frames: usize) -> Option<Chunk> {
+impl<const BYTES: usize> Chunk<BYTES> {
+    /// New frames; `None` if the system has no memory. Slow, unless the blocks have no bytes: not to be
+    /// called under a lock.
+    pub fn new(frames: usize) -> Option<Self> {
         let meta = vec![Meta { key: 0, next: NIL, hits: 0, is_low: false }; frames].into();
-        Some(Chunk { meta, bytes: Pages::new(frames * BLOCK)? })
+        Some(Chunk { meta, bytes: Pages::new(frames * BYTES)? })
     }
 
     /// Number of its frames.
@@ -46,21 +49,21 @@ impl Chunk {
     }
 
     fn block(&self, at: usize) -> &[u8] {
-        &self.bytes[at * BLOCK..][..BLOCK]
+        &self.bytes[at * BYTES..][..BYTES]
     }
 
     fn block_mut(&mut self, at: usize) -> &mut [u8] {
-        &mut self.bytes[at * BLOCK..][..BLOCK]
+        &mut self.bytes[at * BYTES..][..BYTES]
     }
 
-    fn copy_from(&mut self, at: usize, other: &Chunk, from: usize) {
+    fn copy_from(&mut self, at: usize, other: &Self, from: usize) {
         self.meta[at] = other.meta[from];
         self.block_mut(at).copy_from_slice(other.block(from));
     }
 
     fn truncate(&mut self, frames: usize) {
         self.meta = self.meta[..frames].into();
-        self.bytes.truncate(frames * BLOCK);
+        self.bytes.truncate(frames * BYTES);
     }
 
     fn heap_bytes(&self) -> usize {
@@ -73,13 +76,18 @@ fn split(frame: u32) -> (usize, usize) {
 }
 
 /// All frames of a shard.
-#[derive(Default)]
-pub(super) struct Frames {
-    chunks: Vec<Chunk>,
+pub(super) struct Frames<const BYTES: usize> {
+    chunks: Vec<Chunk<BYTES>>,
     capacity: usize,
 }
 
-impl Frames {
+impl<const BYTES: usize> Default for Frames<BYTES> {
+    fn default() -> Self {
+        Frames { chunks: Vec::new(), capacity: 0 }
+    }
+}
+
+impl<const BYTES: usize> Frames<BYTES> {
     /// Number of frames.
     pub fn capacity(&self) -> usize {
         self.capacity
@@ -87,7 +95,8 @@ impl Frames {
 
     /// Bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
-        self.chunks.iter().map(Chunk::heap_bytes).sum::<usize>() + self.chunks.capacity() * size_of::<Chunk>()
+        self.chunks.iter().map(Chunk::heap_bytes).sum::<usize>()
+            + self.chunks.capacity() * size_of::<Chunk<BYTES>>()
     }
 
     fn last_len(&self) -> usize {
@@ -103,7 +112,7 @@ impl Frames {
     }
 
     /// Adds a chunk of the length that [`Frames::wanted`] returned; returns the numbers of the new frames.
-    pub fn add(&mut self, mut chunk: Chunk) -> Range<u32> {
+    pub fn add(&mut self, mut chunk: Chunk<BYTES>) -> Range<u32> {
         let short = self.last_len() % CHUNK_FRAMES;
         if short > 0
             && let Some(old) = self.chunks.pop()
@@ -146,7 +155,7 @@ impl Frames {
             Some(other) => other.copy_from(to, last, from),
             None => {
                 last.meta[to] = last.meta[from];
-                last.bytes.copy_within(from * BLOCK..(from + 1) * BLOCK, to * BLOCK);
+                last.bytes.copy_within(from * BYTES..(from + 1) * BYTES, to * BYTES);
             }
         }
     }
@@ -165,7 +174,7 @@ impl Frames {
     pub fn hit(&mut self, frame: u32) -> (&mut Meta, &[u8]) {
         let (chunk, at) = split(frame);
         let Chunk { meta, bytes } = &mut self.chunks[chunk];
-        (&mut meta[at], &bytes[at * BLOCK..][..BLOCK])
+        (&mut meta[at], &bytes[at * BYTES..][..BYTES])
     }
 
     pub fn block(&self, frame: u32) -> &[u8] {
@@ -194,7 +203,7 @@ impl Queue {
         self.len
     }
 
-    pub fn push(&mut self, frames: &mut Frames, frame: u32) {
+    pub fn push<const BYTES: usize>(&mut self, frames: &mut Frames<BYTES>, frame: u32) {
         frames.meta_mut(frame).next = NIL;
         match self.tail {
             NIL => self.head = frame,
@@ -204,7 +213,7 @@ impl Queue {
         self.len += 1;
     }
 
-    pub fn pop(&mut self, frames: &Frames) -> Option<u32> {
+    pub fn pop<const BYTES: usize>(&mut self, frames: &Frames<BYTES>) -> Option<u32> {
         let frame = self.head;
         if frame == NIL {
             return None;

@@ -10,12 +10,13 @@
 //!   bytes that were inserted for that address, never a mixture: insertion, copying out and eviction exclude
 //!   each other by the lock of the address's shard.
 //! - All memory, overhead included, stays within the budget. Overhead is at most 64 bytes for each cached
-//!   block, and there is no allocation per block.
+//!   block, and that of the advice on its size; there is no allocation per block.
 //! - No lock is held across an await, or while memory for blocks is allocated.
 //!
 //! **Misses.** If several readers miss the same address, [`MissTable`] makes one of them the *leader*, which
 //! reads the store; the others wait for its result. The protocol between cache and table is described there.
 
+mod advice;
 mod copy;
 mod frames;
 mod ghost;

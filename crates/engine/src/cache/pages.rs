@@ -42,10 +42,12 @@ impl Pages {
     /// Bytes of a page.
     pub const PAGE: usize = 4096;
 
-    /// `len` zero bytes (a multiple of the page size and not 0), present in memory; `None` if the kernel
-    /// refuses.
+    /// `len` zero bytes (a multiple of the page size), present in memory; `None` if the kernel refuses.
     pub fn new(len: usize) -> Option<Pages> {
-        assert!(len > 0 && len.is_multiple_of(Self::PAGE));
+        assert!(len.is_multiple_of(Self::PAGE));
+        if len == 0 {
+            return Some(Pages { ptr: NonNull::dangling(), len });
+        }
         let at = if len.is_multiple_of(HUGE) {
             let wide = map(len + HUGE)?;
             let head = wide.addr().next_multiple_of(HUGE) - wide.addr();
@@ -88,7 +90,8 @@ impl Drop for Pages {
 impl Deref for Pages {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` bytes are mapped readable, and anonymous memory is initialised to zero.
+        // SAFETY: `len` bytes are mapped readable, and anonymous memory is initialised to zero; no byte needs
+        // no mapping.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 }

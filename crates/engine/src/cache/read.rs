@@ -1,13 +1,16 @@
 //! The read cache: blocks by address, in shards.
 
+use std::time::Duration;
+
 use forebay_format::{Address, BLOCK};
 
+use super::advice::Advisor;
 use super::copy::CachedBlock;
 use super::frames::Chunk;
 use super::shard::{COPIED_AT_ONCE, Rank, Shard, hash_of};
-use crate::CacheStats;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use crate::{CacheAdvice, CacheStats};
 
 /// Most shards. Two readers use the same shard with a probability of 1 in 64, for the 100 ns of a copy.
 const MAX_SHARDS: usize = 64;
@@ -17,7 +20,7 @@ const MIN_SHARD_BYTES: u64 = 4 << 20;
 /// A shard on separate cache lines.
 #[derive(Default)]
 #[repr(align(128))]
-struct PaddedShard(Mutex<Shard>);
+struct PaddedShard(Mutex<Shard<BLOCK>>);
 
 /// Blocks in RAM, keyed by address. Its invariants are in the [module documentation](super).
 ///
@@ -33,6 +36,7 @@ pub(crate) struct ReadCache {
     full: AtomicBool,
     /// Held while the budget changes.
     resizing: Mutex<()>,
+    pub(super) advisor: Advisor,
 }
 
 impl ReadCache {
@@ -44,12 +48,13 @@ impl ReadCache {
             budget: AtomicU64::new(0),
             full: AtomicBool::new(false),
             resizing: Mutex::new(()),
+            advisor: Advisor::default(),
         };
         cache.set_budget(budget);
         cache
     }
 
-    fn place(&self, hash: u64) -> &Mutex<Shard> {
+    fn place(&self, hash: u64) -> &Mutex<Shard<BLOCK>> {
         // The shard's index uses the lowest and the highest bits.
         &self.places[(hash >> 40) as usize & (self.active.load(Relaxed) - 1)].0
     }
@@ -61,13 +66,19 @@ impl ReadCache {
         let mut shard = self.place(hash).lock();
         let hit = shard.get(key, hash, offset_in_block, out);
         shard.misses += u64::from(!hit);
+        drop(shard);
+        self.advisor.looked_up(key, hash, hit);
         hit
     }
 
     /// As [`ReadCache::get`], but counts no miss: for a caller that calls `get` after a miss.
     pub fn probe(&self, addr: Address, offset_in_block: usize, out: &mut [u8]) -> bool {
         let (key, hash) = (addr.to_u64(), hash_of(addr.to_u64()));
-        self.place(hash).lock().get(key, hash, offset_in_block, out)
+        let hit = self.place(hash).lock().get(key, hash, offset_in_block, out);
+        if hit {
+            self.advisor.looked_up(key, hash, true);
+        }
+        hit
     }
 
     /// As [`ReadCache::get`], but without counting a hit, a miss or a use: for a caller whose reads do not
@@ -102,6 +113,8 @@ impl ReadCache {
         if shard.is_full() && !self.full.load(Relaxed) {
             self.full.store(true, Relaxed);
         }
+        drop(shard);
+        self.advisor.inserted(key, hash, rank);
     }
 
     /// Passes a copy of each block to `receive`, until that returns false. Blocks that are inserted or
@@ -159,7 +172,8 @@ impl ReadCache {
             self.active.store(active, Relaxed);
         }
         self.budget.store(budget, Relaxed);
-        let each = Shard::frames_within(budget / active as u64);
+        let advisor = self.advisor.set_frames(Shard::<BLOCK>::frames_within(budget));
+        let each = Shard::<BLOCK>::frames_within((budget - advisor) / active as u64);
         self.set_limits(|at| if at < active { each } else { 0 });
         self.full.store(false, Relaxed);
     }
@@ -185,7 +199,23 @@ impl ReadCache {
             stats.misses += shard.misses;
             stats.bytes += shard.heap_bytes();
         }
+        stats.bytes += self.advisor.heap_bytes();
         stats
+    }
+
+    /// Number of blocks that were evicted.
+    pub fn evictions(&self) -> u64 {
+        self.places.iter().map(|place| place.0.lock().evictions).sum()
+    }
+
+    /// Updates the advice; to be called often, since rates are means of the time between some of the calls.
+    pub fn tick(&self, now: Duration) {
+        self.advisor.tick(now, self.places.iter().map(|place| place.0.lock().misses).sum());
+    }
+
+    /// The reads that larger sizes would save; empty before that is known.
+    pub fn advice(&self, now: Duration) -> Vec<CacheAdvice> {
+        self.advisor.advice(now, self.budget())
     }
 
     /// Number of blocks held.

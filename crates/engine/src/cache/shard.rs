@@ -26,10 +26,10 @@ const MAX_STEPS: usize = 128;
 
 /// Memory of a shard that does not depend on its frames: smallest index and ghost, a chunk's record.
 const BASE_COST: u64 = 512;
-/// Most memory that a frame costs: the block; 16 bytes of metadata; at most 23 in the index (5 per bucket, of
-/// which 7/8 are usable; a table in which erased buckets accumulate doubles once beyond the size that its
-/// content needs); 4 in the ghost; 21 in reserve.
-const FRAME_COST: u64 = BLOCK as u64 + 64;
+/// Most memory that a frame costs in addition to its block: 16 bytes of metadata; at most 23 in the index
+/// (5 per bucket, of which 7/8 are usable; a table in which erased buckets accumulate doubles once beyond
+/// the size that its content needs); 4 in the ghost; 21 in reserve.
+const FRAME_OVERHEAD: u64 = 64;
 
 /// Frames that [`Shard::copy_some`] examines.
 pub(super) const COPIED_AT_ONCE: u32 = 64;
@@ -60,20 +60,22 @@ pub(super) fn hash_of(key: u64) -> u64 {
     (wide >> 64) as u64 ^ wide as u64
 }
 
-/// A part of the cache with a separate lock.
-pub(super) struct Shard {
+/// A part of the cache with a separate lock. With blocks of 0 bytes, it simulates one: the policy is the
+/// same, and it holds no contents.
+pub(super) struct Shard<const BYTES: usize> {
     limit: usize,
     index: HashTable<u32>,
-    frames: Frames,
+    frames: Frames<BYTES>,
     free: Queue,
     small: Queue,
     main: Queue,
     ghost: Ghost,
     pub hits: u64,
     pub misses: u64,
+    pub evictions: u64,
 }
 
-impl Default for Shard {
+impl<const BYTES: usize> Default for Shard<BYTES> {
     fn default() -> Self {
         Shard {
             limit: 0,
@@ -85,14 +87,20 @@ impl Default for Shard {
             ghost: Ghost::default(),
             hits: 0,
             misses: 0,
+            evictions: 0,
         }
     }
 }
 
-impl Shard {
+impl<const BYTES: usize> Shard<BYTES> {
     /// Number of frames that fit a budget.
     pub fn frames_within(budget: u64) -> usize {
-        (budget.saturating_sub(BASE_COST) / FRAME_COST) as usize
+        (budget.saturating_sub(BASE_COST) / (BYTES as u64 + FRAME_OVERHEAD)) as usize
+    }
+
+    /// Most memory that a shard of this many frames takes.
+    pub fn cost(frames: usize) -> u64 {
+        BASE_COST + frames as u64 * (BYTES as u64 + FRAME_OVERHEAD)
     }
 
     /// Number of blocks held.
@@ -126,20 +134,6 @@ impl Shard {
         true
     }
 
-    /// Appends copies of the blocks in the next [`COPIED_AT_ONCE`] frames to `out`, from frame `from` on;
-    /// returns the frame with which to continue. The number is small, so that the lock is held briefly.
-    pub fn copy_some(&self, from: u32, out: &mut Vec<CachedBlock>) -> Option<u32> {
-        let (capacity, until) = (self.frames.capacity() as u32, from.saturating_add(COPIED_AT_ONCE));
-        for frame in from..until.min(capacity) {
-            let Meta { key, hits, .. } = *self.frames.meta(frame);
-            // A free frame keeps the key of its last block.
-            if self.find(key, hash_of(key)) == Some(frame) {
-                out.push(CachedBlock::new(key, hits > 0, self.frames.block(frame)));
-            }
-        }
-        (until < capacity).then_some(until)
-    }
-
     /// Copies from the block to `out`, from byte `offset` on.
     pub fn get(&mut self, key: u64, hash: u64, offset: usize, out: &mut [u8]) -> bool {
         let Some(frame) = self.find(key, hash) else { return false };
@@ -158,7 +152,7 @@ impl Shard {
     }
 
     /// Adds a chunk, unless it is no longer wanted: the lock was free while it was allocated.
-    pub fn add(&mut self, chunk: Chunk) {
+    pub fn add(&mut self, chunk: Chunk<BYTES>) {
         if self.wanted() == Some(chunk.len()) {
             for frame in self.frames.add(chunk) {
                 self.free.push(&mut self.frames, frame);
@@ -167,7 +161,7 @@ impl Shard {
     }
 
     /// Inserts a block, or overwrites the one that is held for the same key.
-    pub fn insert(&mut self, key: u64, hash: u64, block: &[u8; BLOCK], rank: Rank) {
+    pub fn insert(&mut self, key: u64, hash: u64, block: &[u8; BYTES], rank: Rank) {
         if let Some(frame) = self.find(key, hash) {
             self.frames.block_mut(frame).copy_from_slice(block);
             return;
@@ -228,6 +222,7 @@ impl Shard {
     }
 
     fn release(&mut self, frame: u32, hash: u64) {
+        self.evictions += 1;
         if let Ok(entry) = self.index.find_entry(hash, |f| *f == frame) {
             entry.remove();
         }
@@ -288,5 +283,21 @@ impl Shard {
             kept.push(&mut self.frames, to);
         }
         kept
+    }
+}
+
+impl Shard<BLOCK> {
+    /// Appends copies of the blocks in the next [`COPIED_AT_ONCE`] frames to `out`, from frame `from` on;
+    /// returns the frame with which to continue. The number is small, so that the lock is held briefly.
+    pub fn copy_some(&self, from: u32, out: &mut Vec<CachedBlock>) -> Option<u32> {
+        let (capacity, until) = (self.frames.capacity() as u32, from.saturating_add(COPIED_AT_ONCE));
+        for frame in from..until.min(capacity) {
+            let Meta { key, hits, .. } = *self.frames.meta(frame);
+            // A free frame keeps the key of its last block.
+            if self.find(key, hash_of(key)) == Some(frame) {
+                out.push(CachedBlock::new(key, hits > 0, self.frames.block(frame)));
+            }
+        }
+        (until < capacity).then_some(until)
     }
 }

@@ -26,4 +26,4 @@ pub(crate) use learn::ClassLearner;
 pub use learn::Peek;
 pub(crate) use queue::ScanQueue;
 pub use state::{ClassStats, ClassesInfo};
-pub(crate) use state::{Classes, Classifier};
+pub(crate) use state::{Classes, Classifier, ReadsByClass};

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use forebay_format::{BLOCK, DiskId};
 use forebay_guest::{Class, ClassMap, Content};
 
+use crate::ClassReads;
 use crate::sync::RwLock;
 
 /// One in this many reads is counted by class: counting all of them would cost more than it is worth.
@@ -76,20 +77,39 @@ impl Classes {
     }
 
     /// Samples reads: counts this one if `before`, the number of earlier reads of the disk, is a multiple of
-    /// the sample interval. `hit`: it was served from RAM.
-    pub fn record_read(&self, before: u64, offset: u64, hit: bool) {
+    /// the sample interval, also in `total`. `hit`: it was served from RAM.
+    pub fn record_read(&self, before: u64, offset: u64, hit: bool, total: &ReadsByClass) {
         if before.is_multiple_of(READ_SAMPLE) {
-            self.sample_read(offset / BLOCK as u64, hit);
+            self.sample_read(offset / BLOCK as u64, hit, total);
         }
     }
 
     #[cold]
-    fn sample_read(&self, block: u64, hit: bool) {
+    fn sample_read(&self, block: u64, hit: bool, total: &ReadsByClass) {
         let state = self.state.read();
         if let Some(learned) = &state.learned {
-            let counters = &self.counters[learned.map.class_of(block) as usize];
-            if hit { &counters.hits } else { &counters.misses }.fetch_add(1, Relaxed);
+            let class = learned.map.class_of(block) as usize;
+            for counters in [&self.counters, &total.0] {
+                let Counters { hits, misses, .. } = &counters[class];
+                if hit { hits } else { misses }.fetch_add(1, Relaxed);
+            }
         }
+    }
+}
+
+/// Sampled reads of all disks since the pool was opened.
+#[derive(Default)]
+pub(crate) struct ReadsByClass([Counters; Class::COUNT]);
+
+impl ReadsByClass {
+    /// Estimates of the reads of each class.
+    pub fn get(&self) -> Vec<ClassReads> {
+        let of = |class: Class| {
+            let Counters { hits, misses, .. } = &self.0[class as usize];
+            let [hits, misses] = [hits, misses].map(|sampled| sampled.load(Relaxed) * READ_SAMPLE);
+            ClassReads { class, hits, misses }
+        };
+        Class::ALL.into_iter().map(of).collect()
     }
 }
 

@@ -284,7 +284,15 @@ impl Committer {
         let completed = self.complete_partial_blocks(group, warm).await?;
         completed.values().filter_map(|page| page.as_ref().err()).for_each(|lost| log.refer(lost));
         group.is_written = true;
-        let written = self.write_group(log, group, &completed, stream).await;
+        let written = loop {
+            match self.write_group(log, group, &completed, stream).await {
+                Err(StoreError::Overdue) if self.cx.config.mutation == Mutation::KeepEpoch => {
+                    log.keep_epoch();
+                }
+                Err(StoreError::Overdue) => {}
+                other => break other,
+            }
+        };
         group.logged = self.appended.load(Relaxed) - before;
         self.space.wrote(group.logged);
         let changes = match written {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_format::{BLOCK, BlockRef, Fingerprint, MapValue, crc32c};
 
-use crate::cache::ReadCache;
+use crate::cache::{Rank, ReadCache};
 use crate::dedup::Fingerprinter;
 use crate::lost::is_lost;
 use crate::zero::is_zero;
@@ -20,6 +20,10 @@ pub(super) struct Given<'a> {
     /// `None` if the block is not to be deduplicated.
     pub fingerprinter: Option<Arc<Fingerprinter>>,
     pub compress: bool,
+    /// Its rank in the read cache.
+    pub rank: Rank,
+    /// It is one of many consecutive blocks.
+    pub is_in_run: bool,
 }
 
 /// What a block was found to be.
@@ -33,6 +37,8 @@ pub(super) enum Examined {
         fingerprint: Option<Fingerprint>,
         /// The present block of the disk, if its checksum is equal.
         now: Option<BlockRef>,
+        /// Its rank in the read cache.
+        rank: Rank,
     },
 }
 
@@ -67,7 +73,19 @@ fn examine_one(given: &Given<'_>, cache: &ReadCache) -> Examined {
     if now.is_some_and(|now| is_cached_as(cache, now, given.content)) {
         return Examined::Unchanged;
     }
-    Examined::Other { crc, fingerprint: None, now }
+    Examined::Other { crc, fingerprint: None, now, rank: rank(given, cache) }
+}
+
+/// Blocks of large writes displace others from the read cache only if they overwrite a cached block. What is
+/// written at length, by copies, backups and installations, is seldom read back soon, least of all by a guest
+/// that still has it in memory; and copying it into the cache would take a fifth of the CPU time of its
+/// commit. What guests do read stays cached when it is overwritten.
+fn rank(given: &Given<'_>, cache: &ReadCache) -> Rank {
+    let replaces = || matches!(given.now, Some(MapValue::At(now)) if cache.contains(now.addr));
+    match given.rank {
+        rank if rank > Rank::Spare && given.is_in_run && (cache.has_room() || !replaces()) => Rank::Spare,
+        rank => rank,
+    }
 }
 
 /// Whether the read cache holds the block `at` and it equals `content`.

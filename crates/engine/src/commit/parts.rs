@@ -18,6 +18,22 @@ pub(super) enum Part<'a> {
     Lost { disk: &'a Arc<Disk>, block: u64, target: BlockRef },
 }
 
+impl<'a> Part<'a> {
+    /// The block, if it is a written one.
+    pub fn written(&self) -> Option<&Written<'a>> {
+        match self {
+            Part::Block(written) => Some(written),
+            Part::Zeroes { .. } | Part::Lost { .. } => None,
+        }
+    }
+
+    /// Whether both are written blocks, and `next` is the one that follows on the same disk.
+    pub fn is_before(&self, next: &Part<'a>) -> bool {
+        let (Some(this), Some(next)) = (self.written(), next.written()) else { return false };
+        this.disk.id() == next.disk.id() && this.block + 1 == next.block
+    }
+}
+
 /// A written block.
 pub(super) struct Written<'a> {
     pub disk: &'a Arc<Disk>,

@@ -46,28 +46,8 @@ const DIRECTORY_FOR: usize = 1024;
 /// A directory is about one part in this number of its segment: 32 bytes for each block of some 2 KiB.
 const DIRECTORY_PART: u64 = 64;
 
-/// The first blocks of a long run are cached as others are; the rest displaces nothing in the cache. Such
-/// streams are written by copies and backups, whose guests seldom read the data back soon, and caching it
-/// would cost a tenth of the commit.
-const STREAM_BLOCKS: u64 = 256;
-
-/// Consecutive blocks of a disk.
-#[derive(Default)]
-struct Run {
-    disk: Option<DiskId>,
-    next: u64,
-    len: u64,
-}
-
-impl Run {
-    /// Adds a block; returns the length of the run that it ends.
-    fn add(&mut self, disk: DiskId, block: u64) -> u64 {
-        let continues = self.disk == Some(disk) && self.next == block;
-        let len = if continues { self.len + 1 } else { 1 };
-        *self = Run { disk: Some(disk), next: block + 1, len };
-        len
-    }
-}
+/// At least this number of consecutive blocks are a large write.
+const LARGE_BLOCKS: usize = 16;
 
 /// The decision on a block.
 enum Outcome {
@@ -164,7 +144,6 @@ impl Reducer {
             keys: HashMap::new(),
             classifier: Classifier::default(),
             visible: None,
-            run: Run::default(),
             new: HashMap::new(),
             stored: 0,
         }
@@ -271,8 +250,6 @@ pub(super) struct Reduction<'r> {
     classifier: Classifier,
     /// The last disk, and whether its blocks are cached when they are written.
     visible: Option<(DiskId, bool)>,
-    /// The consecutive blocks that end with the last one.
-    run: Run,
     /// The new blocks of the group so far, by fingerprint.
     new: HashMap<Fingerprint, usize>,
     /// Their number.
@@ -283,29 +260,30 @@ impl Reduction<'_> {
     /// Decides on the blocks of a slice. The caller holds the log until the group is logged.
     pub async fn reduce<'a>(&mut self, log: &mut Log, parts: Vec<Part<'a>>) -> Reduced<'a> {
         let reducer = self.reducer;
-        let (mut given, mut ranks) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
-        for part in &parts {
-            if let Part::Block(written) = part {
-                let (block, rank) = self.given(written);
-                given.push(block);
-                ranks.push(rank);
-            }
+        let mut given = Vec::with_capacity(parts.len());
+        for run in parts.chunk_by(Part::is_before) {
+            let is_in_run = run.len() >= LARGE_BLOCKS;
+            given.extend(run.iter().filter_map(Part::written).map(|block| self.given(block, is_in_run)));
         }
         let workers = reducer.cx.host.workers();
         let chunks = given.chunks(WORKER_BLOCKS).collect();
         let examined = map(workers, chunks, |chunk| examine(chunk, &reducer.reader.cache));
         let (mut outcomes, mut candidates) = (Vec::with_capacity(given.len()), Vec::new());
+        let mut ranks = Vec::with_capacity(given.len());
         for (given, examined) in given.iter().zip(examined.into_iter().flatten()) {
             outcomes.push(match examined {
                 Examined::Zero { known: false } => Outcome::Zero,
                 Examined::Zero { known: true } | Examined::Unchanged => Outcome::Unchanged,
-                Examined::Other { crc, fingerprint, now } => {
+                Examined::Other { crc, fingerprint, now, rank } => {
+                    ranks.resize(outcomes.len(), Rank::Never);
+                    ranks.push(rank);
                     let (content, compress, outcome) = (given.content, given.compress, outcomes.len());
                     candidates.push(Candidate { content, crc, fingerprint, compress, now, outcome });
                     Outcome::Unchanged
                 }
             });
         }
+        ranks.resize(outcomes.len(), Rank::Never);
         let known = reducer.look_up(log, &candidates).await;
         let new = self.decide(log, candidates, known, &mut outcomes);
         let packed = self.compress(&new, &mut outcomes);
@@ -313,8 +291,8 @@ impl Reduction<'_> {
         Reduced { parts, outcomes, ranks, packed }
     }
 
-    /// What is known of a block without its contents, and its rank in the read cache.
-    fn given<'a>(&mut self, written: &Written<'a>) -> (Given<'a>, Rank) {
+    /// What is known of a block without its contents.
+    fn given<'a>(&mut self, written: &Written<'a>, is_in_run: bool) -> Given<'a> {
         let Written { disk, block, content, crc, over_zeroes } = *written;
         let (reducer, id) = (self.reducer, disk.id());
         self.classifier.count_written(id, &disk.classes, block);
@@ -335,9 +313,8 @@ impl Reduction<'_> {
         self.visible = Some((id, visible));
         // At most normal: blocks that are written repeatedly, such as metadata, would leave stale versions at
         // a high rank.
-        let most = if self.run.add(id, block) > STREAM_BLOCKS { Rank::Spare } else { Rank::Normal };
-        let rank = if visible { reducer.reader.rank(class).min(most) } else { Rank::Never };
-        (Given { content, crc, now, fingerprinter, compress }, rank)
+        let rank = if visible { reducer.reader.rank(class).min(Rank::Normal) } else { Rank::Never };
+        Given { content, crc, now, fingerprinter, compress, rank, is_in_run }
     }
 
     /// Decides on the candidates, of which `known` are stored already. Returns the new ones.
@@ -348,7 +325,8 @@ impl Reduction<'_> {
         known: Vec<Option<BlockRef>>,
         outcomes: &mut [Outcome],
     ) -> Vec<Candidate<'a>> {
-        let mut new = Vec::new();
+        let mut new = Vec::with_capacity(candidates.len());
+        self.new.reserve(candidates.len());
         for (candidate, known) in candidates.into_iter().zip(known) {
             let fingerprint = candidate.fingerprint;
             let first = || fingerprint.and_then(|fingerprint| self.new.get(&fingerprint).copied());

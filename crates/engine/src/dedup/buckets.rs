@@ -64,8 +64,8 @@ impl<E: Entry, const WAYS: usize> Buckets<E, WAYS> {
         for hash in hashes {
             if let Some(set) = self.sets.get(self.index(hash)) {
                 // One entry in each cache line of the part that is usually occupied.
-                let step = (CACHE_LINE / size_of::<E>()).max(1);
-                empty += set[..WAYS / 2].iter().step_by(step).filter(|e| e.is_empty()).count();
+                let step = (CACHE_LINE / size_of::<E>()).clamp(1, WAYS / 2);
+                empty += set[..=WAYS / 2].iter().step_by(step).filter(|e| e.is_empty()).count();
             }
         }
         std::hint::black_box(empty);

@@ -125,10 +125,13 @@ impl Dedup {
         }
     }
 
-    /// Prepares to find these fingerprints: most of the time of a search is that of the memory.
-    pub fn fetch<'a>(&self, fingerprints: impl Iterator<Item = &'a Fingerprint>) {
+    /// Prepares to find or insert these fingerprints: most of the time of either is that of the memory.
+    pub fn fetch<'a>(&self, fingerprints: impl Iterator<Item = &'a Fingerprint> + Clone) {
         if let Some(table) = &self.exact {
-            table.fetch(fingerprints);
+            table.fetch(fingerprints.clone());
+        }
+        if let Some(hooks) = &self.hooks {
+            hooks.fetch(fingerprints);
         }
     }
 

@@ -270,7 +270,7 @@ impl DiskHandle {
 
     fn count_read(&self, offset: u64, len: usize, hit: bool) {
         let before = self.disk.guest.read.next(len as u64);
-        self.disk.classes.record_read(before, offset, hit);
+        self.disk.classes.record_read(before, offset, hit, &self.reader.reads_by_class);
     }
 
     /// Writes if that is possible without waiting: room in the buffer, whole sectors, not write-through, the

@@ -35,14 +35,34 @@
 //! abandoned, checkpoints and the cleaner begin segments without that: a store with less room than a segment
 //! could not free any otherwise.
 //!
+//! **When an object does not answer** while others do, for example because an OSD hangs, a group need not wait
+//! for it: if an append is overdue ([`Store::overdue`]), the log abandons the group, and the caller writes it
+//! again at once ([`StoreError::Overdue`]), into a segment whose object was just created. Other than after a
+//! failed append, the one that was given up may still take effect, at any time. It does no harm:
+//!
+//! | it takes effect | recovery |
+//! |---|---|
+//! | and the group is not durable elsewhere | may find the group complete, and applies it: nothing else was acknowledged in its place, and the same group was to be written again |
+//! | and the group is durable in another segment | finds its numbers twice, and takes those of the higher epoch |
+//! | after another owner has taken the pool over | does not happen: the store fences its object |
+//! | after a checkpoint | does not read it: the segment is not open any more |
+//!
+//! A batch that was read is never one of each: a batch links to its predecessor by checksum, which includes
+//! the epoch. One case remains: if the group is written again and finds no room, it must not be reported as
+//! abandoned, since recovery could still find it. Then the log fails permanently.
+//!
+//! The groups of the cleaner wait, because slots that they move must be in one object.
+//!
 //! The object of the next segment is *prepared* when an open one is half full: it exists, empty, before any
 //! stream needs it, and a commit waits for its creation only if it is not completed by then. Recovery finds
 //! in it what it finds in a segment whose first append a crash interrupted: nothing. It is the same for all
 //! streams, since they share the numbers. One that is not used any more is deleted; that of a crashed server
 //! is in no table, so a reclaim deletes it.
 
+mod appends;
 mod describe;
 mod draft;
+mod next;
 mod scan;
 mod table;
 
@@ -55,25 +75,23 @@ use forebay_format::{
 };
 pub(crate) use forebay_store::for_good;
 use forebay_store::{BoxFuture, IoBuf, Store, StoreError};
-use futures_util::future::{join, join_all};
+use futures_util::future::{join, pending};
 
+use appends::{Append, Appends};
 pub(crate) use describe::describe;
 use draft::{Draft, Medium, fill};
 pub(crate) use draft::{Item, block_at, directory_entry};
+use next::NextSegment;
 pub(crate) use scan::{Gap, Neighbour, Scanned, SegmentScan, scan_past_gaps, scan_segment};
 pub(crate) use table::SegmentTable;
 
 use crate::cache::ReadCache;
 use crate::limits::{BATCH_BYTES, MAX_SEGMENT_BYTES};
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::workers::Workers;
 
 /// Buffers that are kept for reuse.
 const SPARES: usize = 2;
-
-/// An append to an object.
-type Append<'a> = BoxFuture<'a, Result<IoBuf, StoreError>>;
 
 /// A group that is being written.
 pub(crate) struct Writing<'a> {
@@ -88,7 +106,7 @@ pub(crate) struct Writing<'a> {
     first_new: SegmentId,
     /// The append of the previous batch, and of the footer of the segment that ended before it; they continue
     /// while the next batch is prepared.
-    under_way: Vec<Append<'a>>,
+    under_way: Appends<'a>,
     /// Its last batch was appended, or its append is under way.
     is_ended: bool,
     /// The segment of a group of one batch, whose append also syncs it.
@@ -96,7 +114,17 @@ pub(crate) struct Writing<'a> {
     placed: Vec<BlockRef>,
 }
 
-impl Writing<'_> {
+impl<'a> Writing<'a> {
+    /// An append of `len` bytes has begun.
+    fn watch(&mut self, append: Append<'a>, len: usize) {
+        let overdue: BoxFuture<'a, ()> = match self.stream {
+            // What it moves must be in the container of earlier groups.
+            Stream::Moved => Box::pin(pending()),
+            _ => self.store.overdue(len),
+        };
+        self.under_way.add(append, overdue);
+    }
+
     /// The references of the payload items so far, in order.
     pub fn placed(&self) -> &[BlockRef] {
         &self.placed
@@ -114,13 +142,6 @@ struct Open {
     preallocated: bool,
 }
 
-/// The object of the next segment, created ahead of use.
-struct Prepared {
-    id: SegmentId,
-    /// Only taken out; in a lock because the log is shared by threads that read it.
-    created: Mutex<BoxFuture<'static, Result<(), StoreError>>>,
-}
-
 /// Sequence number and checksum of the newest batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Head {
@@ -136,12 +157,13 @@ pub(crate) struct Log {
     open: BTreeMap<Stream, Open>,
     table: SegmentTable,
     unsynced: Vec<SegmentId>,
-    next_segment: u32,
-    prepared: Option<Prepared>,
+    next: NextSegment,
     /// The epoch must be raised before the next append; see the module documentation.
     raise_epoch: bool,
     /// A group found no room, and no segment was preallocated since.
     is_short: bool,
+    /// An append of the present group was given up because it was overdue, and may still take effect.
+    is_left_behind: bool,
     /// The first failure. No later operation (commit or checkpoint) may build on it: a durable group after
     /// one that is not durable would be lost although it was acknowledged.
     failed: Option<StoreError>,
@@ -164,16 +186,16 @@ impl Log {
         next_segment: u32,
     ) -> Log {
         Log {
+            next: NextSegment::new(store.clone(), next_segment),
             store,
             superblock,
             head,
             open: BTreeMap::new(),
             table,
             unsynced: Vec::new(),
-            next_segment,
-            prepared: None,
             raise_epoch: false,
             is_short: false,
+            is_left_behind: false,
             failed: None,
             barrier: None,
             spares: Vec::new(),
@@ -193,7 +215,7 @@ impl Log {
 
     /// Number of the next segment to be opened.
     pub fn next_segment(&self) -> u32 {
-        self.next_segment
+        self.next.number()
     }
 
     /// All segments. Loops over all of them use a copy, which is cheap.
@@ -205,7 +227,7 @@ impl Log {
     #[cfg(test)]
     pub fn grow(&mut self, records: impl IntoIterator<Item = SegmentRecord>) {
         for record in records {
-            self.next_segment = self.next_segment.max(record.segment.0 + 1);
+            self.next.skip_to(record.segment.0 + 1);
             self.table.insert(record);
         }
     }
@@ -259,6 +281,11 @@ impl Log {
         self.table.change(segment, |r| (r.container, r.map) = (container.0, Some(map)));
     }
 
+    /// Breaks the rule that a group which is written again has a higher epoch.
+    pub fn keep_epoch(&mut self) {
+        self.raise_epoch = false;
+    }
+
     /// Size limit of a batch: at least four fit into a segment.
     pub fn batch_limit(&self) -> usize {
         BATCH_BYTES.min(self.superblock.segment_bytes as usize / 4)
@@ -273,14 +300,15 @@ impl Log {
         items: &[Item<'_>],
         workers: &dyn Workers,
     ) -> Result<Vec<BlockRef>, StoreError> {
-        let was_short = self.is_short;
-        match self.try_write_group(stream, items, workers).await {
-            // A checkpoint must not fail because a whole segment was to be reserved for it. The cleaner is
-            // not served so: the slots and the map of a segment must be in one container.
-            Err(StoreError::Full) if stream == Stream::Map && !was_short => {
-                self.try_write_group(stream, items, workers).await
+        loop {
+            let was_short = self.is_short;
+            match self.try_write_group(stream, items, workers).await {
+                // A checkpoint must not fail because a whole segment was to be reserved for it. The cleaner
+                // is not served so: the slots and the map of a segment must be in one container.
+                Err(StoreError::Full) if stream == Stream::Map && !was_short => {}
+                Err(StoreError::Overdue) => {}
+                other => return other,
             }
-            other => other,
         }
     }
 
@@ -327,8 +355,8 @@ impl Log {
             stream,
             start: self.head,
             before: self.open.get(&stream).and_then(|o| self.table.get(o.id)).copied(),
-            first_new: SegmentId(self.next_segment),
-            under_way: Vec::new(),
+            first_new: SegmentId(self.next_segment()),
+            under_way: Appends::default(),
             is_ended: false,
             synced: None,
             placed: Vec::new(),
@@ -339,7 +367,8 @@ impl Log {
     /// set. The last append may still be under way on return.
     ///
     /// # Errors
-    /// As [`Log::write_group`].
+    /// As [`Log::write_group`]; and [`StoreError::Overdue`]: the caller has to write the same group again, at
+    /// once.
     pub async fn append(
         &mut self,
         group: &mut Writing<'_>,
@@ -362,7 +391,7 @@ impl Log {
     /// group takes effect unless the log fails for good.
     ///
     /// # Errors
-    /// As [`Log::write_group`].
+    /// As [`Log::append`].
     pub async fn end_group(
         &mut self,
         mut group: Writing<'_>,
@@ -370,7 +399,8 @@ impl Log {
     ) -> Result<Vec<BlockRef>, StoreError> {
         let settled = self.settle(&mut group).await;
         self.check_append(&mut group, settled).await?;
-        let found_room = !frees_room(group.stream) && self.next_segment > group.first_new.0;
+        self.is_left_behind = false;
+        let found_room = !frees_room(group.stream) && self.next_segment() > group.first_new.0;
         self.is_short &= !found_room;
         self.unsynced.retain(|id| group.synced != Some(*id));
         let (synced, ()) = join(self.sync_all(), async { appended(&group.placed) }).await;
@@ -387,6 +417,7 @@ impl Log {
     ) -> Result<(), StoreError> {
         match &appended {
             Ok(()) => {}
+            Err(StoreError::Overdue) => self.move_on(group),
             Err(StoreError::Full) => {
                 let given_up = self.give_up(group).await;
                 self.failed = given_up.as_ref().err().cloned();
@@ -397,22 +428,16 @@ impl Log {
         appended
     }
 
-    /// Waits for the appends that are under way: for all of them also if one fails, since no append of an
-    /// abandoned group may continue. [`StoreError::Full`] only if none failed otherwise.
+    /// Waits for the appends that are under way.
     async fn settle(&mut self, group: &mut Writing<'_>) -> Result<(), StoreError> {
-        let mut settled = Ok(());
-        for appended in join_all(group.under_way.drain(..)).await {
-            match appended {
-                // One is filled while one is written. Those of footers are too small.
-                Ok(buf) if self.spares.len() < SPARES && buf.capacity() >= self.batch_limit() => {
-                    self.spares.push(buf);
-                }
-                Ok(_) => {}
-                Err(e) if settled.is_ok() || e != StoreError::Full => settled = Err(e),
-                Err(_) => {}
+        // One is filled while one is written. Those of footers are too small.
+        let (most, spares) = (self.batch_limit(), &mut self.spares);
+        let reuse = |buf: IoBuf| {
+            if spares.len() < SPARES && buf.capacity() >= most {
+                spares.push(buf);
             }
-        }
-        settled
+        };
+        group.under_way.settle(reuse).await
     }
 
     /// Abandons a group for which there was no room. Deletes its segments: when the group is tried again and
@@ -420,19 +445,16 @@ impl Log {
     ///
     /// # Errors
     /// That of a deletion, if the group was appended to its end and only a footer found no room: recovery
-    /// would find it complete, so it must not be reported as abandoned.
+    /// would find it complete, so it must not be reported as abandoned. Likewise if an earlier attempt may
+    /// still become complete.
     async fn give_up(&mut self, group: &mut Writing<'_>) -> Result<(), StoreError> {
-        self.open.remove(&group.stream);
-        self.unsynced.clear();
-        self.table.remove_from(group.first_new);
-        if let Some(record) = group.before {
-            self.table.insert(SegmentRecord { state: SegmentState::Sealed, ..record });
+        if self.is_left_behind {
+            return Err(for_good(StoreError::Full, "writing a group again"));
         }
-        self.head = group.start;
-        self.raise_epoch = true;
+        self.abandon(group);
         self.is_short = true;
-        let begun = group.first_new.0..self.next_segment;
-        self.discard_prepared().await;
+        let begun = group.first_new.0..self.next_segment();
+        self.next.discard().await;
         for id in begun.map(SegmentId) {
             // Otherwise the next reclaim deletes those that remain.
             let deleted = self.store.delete(id).await;
@@ -441,6 +463,27 @@ impl Log {
             }
         }
         Ok(())
+    }
+
+    /// Returns to the state before a group. It continues in another segment, with a higher epoch.
+    fn abandon(&mut self, group: &Writing<'_>) {
+        self.open.remove(&group.stream);
+        self.unsynced.clear();
+        self.table.remove_from(group.first_new);
+        if let Some(record) = group.before {
+            self.table.insert(SegmentRecord { state: SegmentState::Sealed, ..record });
+        }
+        self.head = group.start;
+        self.raise_epoch = true;
+    }
+
+    /// Abandons a group because an append is overdue. Segments that it began are deleted by a reclaim: their
+    /// objects may not answer. A prepared object may be as silent, so others are created.
+    fn move_on(&mut self, group: &Writing<'_>) {
+        tracing::warn!(stream = ?group.stream, "an append is overdue; continuing in another segment");
+        self.abandon(group);
+        self.is_left_behind = true;
+        self.next.prepare_elsewhere(self.superblock.segment_bytes.into());
     }
 
     /// Lays out a batch while the previous one is being written, and begins to write it. The state is updated
@@ -459,7 +502,7 @@ impl Log {
         let (id, start, preallocated) = match self.open.get(&group.stream).filter(fits) {
             Some(o) => (o.id, o.offset, o.preallocated),
             None => {
-                let id = self.new_segment().await?;
+                let id = self.next.take(segment_bytes).await?;
                 // What frees room has to fit into the last of it.
                 (id, 0, !self.is_short || !frees_room(group.stream))
             }
@@ -490,8 +533,10 @@ impl Log {
         let (chain, directory) =
             fill(&header, draft, &mut buf[(at - start) as usize..], &mut group.placed, &group.medium);
         self.settle(group).await?;
-        if start == 0 {
-            group.under_way.extend(self.seal(group.stream, group.store));
+        if start == 0
+            && let Some((footer, len)) = self.seal(group.stream, group.store)
+        {
+            group.watch(footer, len);
         }
         // The only batch of a group, in a segment of which everything else is durable: one operation.
         let is_only = last && seq == group.start.seq + 1 && start > 0 && self.unsynced.is_empty();
@@ -503,57 +548,25 @@ impl Log {
             true => segment_bytes,
             false => total as u64,
         };
-        group.under_way.push(match is_synced {
+        let append = match is_synced {
             true => group.store.append_synced(id, start, buf, expected),
             false => group.store.append(id, start, buf, expected),
-        });
+        };
+        group.watch(append, total);
         group.is_ended = last;
         group.synced = is_synced.then_some(id);
         let appended = Open { id, offset: start + total as u64, directory, durable: 0, preallocated };
         self.note(group.stream, appended, Head { seq, chain });
         self.appended.fetch_add(total as u64, Relaxed);
-        self.prepare_next(end);
+        if end >= segment_bytes / 2 && !self.is_short {
+            self.next.prepare(segment_bytes);
+        }
         Ok(())
     }
 
-    /// The number of a new segment. If its object was prepared, waits until it exists.
-    async fn new_segment(&mut self) -> Result<SegmentId, StoreError> {
-        let id = SegmentId(self.next_segment);
-        self.next_segment += 1;
-        let Some(prepared) = self.prepared.take() else { return Ok(id) };
-        debug_assert_eq!(prepared.id, id);
-        match prepared.created.into_inner().await {
-            Ok(()) => Ok(id),
-            // There may be room by now, or this segment may need less.
-            Err(StoreError::Full) => {
-                self.store.delete(id).await.map_err(|e| for_good(e, "deletion of a prepared segment"))?;
-                Ok(id)
-            }
-            Err(e) => Err(e),
-        }
-    }
-
-    /// Begins to create the object of the next segment, if an open one is filled half.
-    fn prepare_next(&mut self, filled: u64) {
-        let segment_bytes = u64::from(self.superblock.segment_bytes);
-        if self.prepared.is_some() || self.is_short || filled < segment_bytes / 2 {
-            return;
-        }
-        let id = SegmentId(self.next_segment);
-        let created = self.store.prepare(id, segment_bytes);
-        self.prepared = Some(Prepared { id, created: Mutex::new(created) });
-    }
-
-    /// Deletes the object of the next segment, which is not used any more. Best effort: a reclaim deletes it
-    /// otherwise.
+    /// Deletes the object of the next segment, which is not used any more. Best effort.
     pub async fn discard_prepared(&mut self) {
-        let Some(prepared) = self.prepared.take() else { return };
-        // Its number is not used again.
-        self.next_segment += 1;
-        let _ = prepared.created.into_inner().await;
-        if let Err(e) = self.store.delete(prepared.id).await {
-            tracing::debug!(segment = %prepared.id, "cannot delete a segment that was not used: {e}");
-        }
+        self.next.discard().await;
     }
 
     /// Records a new reference to a stored block in the mark's barrier; see [`crate::dedup`].
@@ -616,7 +629,7 @@ impl Log {
     async fn try_end_segment(&mut self, stream: Stream) -> Result<(), StoreError> {
         let store = self.store.clone();
         let id = self.open.get(&stream).map(|open| open.id);
-        if let (Some(id), Some(footer)) = (id, self.seal(stream, &*store)) {
+        if let (Some(id), Some((footer, _))) = (id, self.seal(stream, &*store)) {
             match footer.await {
                 Err(StoreError::Full) => {
                     // Everything before the footer is durable, and an object is not synced after a failure.
@@ -641,8 +654,8 @@ impl Log {
     }
 
     /// Begins to write the footer of a stream's open segment, to which no append may be under way; the next
-    /// one opens a new segment. As with batches, success is assumed.
-    fn seal<'a>(&mut self, stream: Stream, store: &'a dyn Store) -> Option<Append<'a>> {
+    /// one opens a new segment. As with batches, success is assumed. Returns the append and its length.
+    fn seal<'a>(&mut self, stream: Stream, store: &'a dyn Store) -> Option<(Append<'a>, usize)> {
         let Open { id, offset, directory, .. } = self.open.remove(&stream)?;
         let footer = SegmentFooter {
             pool: self.superblock.pool,
@@ -658,7 +671,7 @@ impl Log {
         }
         // A checkpoint records this only when the footer is synced: checkpoints are taken between groups.
         self.close_record(id, true);
-        Some(store.append(id, offset, IoBuf::from(&bytes[..]), offset + bytes.len() as u64))
+        Some((store.append(id, offset, IoBuf::from(&bytes[..]), offset + bytes.len() as u64), bytes.len()))
     }
 
     fn close_record(&mut self, id: SegmentId, footer: bool) {
@@ -704,7 +717,7 @@ mod tests {
         for _ in 0..40 {
             log.write_group(Stream::Data, &items, &Inline).await.unwrap();
         }
-        assert!(log.next_segment > 20);
+        assert!(log.next_segment() > 20);
         assert!(log.spares.len() <= SPARES, "{} buffers", log.spares.len());
     }
 }

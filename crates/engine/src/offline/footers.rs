@@ -2,7 +2,7 @@
 //! durably.
 //!
 //! The sealed state does not imply that: a segment that was open at a crash is sealed too, without a footer
-//! or with a torn one, and so is one that was left in the middle of a group because the store was full. The
+//! or with a torn one, and so is one that was left in the middle of a group that was abandoned. The
 //! following segments are known to have a footer:
 //!
 //! - segments for which the checkpoint records it. It does so from the time at which a footer was written and
@@ -10,7 +10,7 @@
 //!   segment that the checkpoint in force lists as sealed and that is of that life's epoch was ended before
 //!   the checkpoint was made, in a group that was synced.
 //! - segments that were ended since the last checkpoint of a life that ended with a crash. The *epoch* is
-//!   raised by every opening, and before anything is written after the store was full, so within one epoch
+//!   raised by every opening, and before anything is written after a group was abandoned, so within one epoch
 //!   writing the footer is the only way to leave a segment. One after which its stream began another one of
 //!   the same epoch was ended no later than in the group of that one's first batch. When a later group of
 //!   that epoch began, that group had been synced, including the footer. Batches record where their group

@@ -204,8 +204,10 @@ impl Pool {
         self.parts.cx.is_fenced()
     }
 
-    /// The use of memory whose budgets can be changed.
+    /// The use of memory whose budgets can be changed. Servers call this often, so it also updates the
+    /// advice on the read cache.
     pub fn memory(&self) -> Memory {
+        self.parts.reader.cache.tick(self.parts.cx.host.now());
         let cache = self.parts.reader.cache.stats();
         Memory {
             read_cache: cache.bytes,
@@ -243,6 +245,9 @@ impl Pool {
                 delete: counts.delete,
             },
             read_cache: self.parts.reader.cache.stats(),
+            read_cache_evictions: self.parts.reader.cache.evictions(),
+            read_cache_advice: self.parts.reader.cache.advice(self.parts.cx.host.now()),
+            class_reads: self.parts.reader.reads_by_class.get(),
             map_cache: self.parts.reader.nodes.cache.stats(),
             dirty_bytes: self.parts.space.dirty(),
             stored_bytes: log.stored_bytes,

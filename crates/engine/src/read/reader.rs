@@ -22,6 +22,7 @@ use super::store::StoreReader;
 use super::turns::ReadTurns;
 use crate::buffer::{ALL_SECTORS, BlockBox, copy_sectors, sectors, zero_sectors};
 use crate::cache::{MissTable, Rank, ReadCache};
+use crate::classes::ReadsByClass;
 use crate::context::Context;
 use crate::disk::Disk;
 use crate::limits::{CHUNK_BLOCKS, READ_RETRIES};
@@ -41,6 +42,7 @@ pub(crate) struct Reader {
     pub(super) misses: MissTable<Fetched>,
     pub turns: Arc<ReadTurns>,
     pub recordings: Arc<Recordings>,
+    pub reads_by_class: ReadsByClass,
     progress: Arc<CommitProgress>,
 }
 
@@ -68,6 +70,7 @@ impl Reader {
             misses: MissTable::default(),
             turns: Arc::new(ReadTurns::new(cx.clone())),
             recordings: Arc::default(),
+            reads_by_class: ReadsByClass::default(),
             progress,
             source,
             cx,
@@ -181,7 +184,9 @@ impl Reader {
         mode: ReadMode,
     ) -> bool {
         let get = |offset, out: &mut [u8]| match mode {
-            ReadMode::CachedOnly | ReadMode::Wait => self.cache.get(target.addr, offset, out),
+            // After a miss the caller reads again, and waits.
+            ReadMode::CachedOnly => self.cache.probe(target.addr, offset, out),
+            ReadMode::Wait => self.cache.get(target.addr, offset, out),
             ReadMode::Internal => self.cache.peek(target.addr, offset, out),
         };
         if have == 0 {

@@ -17,7 +17,7 @@
 //!   and synced them. So the batches from `G` to `g - 1` were once durable, and the group at `G` is missing.
 //! - A stop at any moment leaves no such proof. Any remains after the end of history belong to the one group
 //!   that was not synced, whichever of its batches are intact and in whichever segments they are, and that
-//!   group begins at `G`. The same holds for a group that was abandoned because the store was full, and for
+//!   group begins at `G`. The same holds for a group that was abandoned, which the next one of a higher epoch replaces, and for
 //!   remains of earlier lives of the pool (a life is the time from one opening to the next): each left one
 //!   group, begun where its history ended, and later lives continued from there. So the group of any such
 //!   remains begins at `G` or before.

@@ -21,6 +21,7 @@ mod maps_damaged;
 mod mark;
 mod next_user;
 mod notes;
+mod overdue;
 mod pool;
 mod prepared;
 mod profile;

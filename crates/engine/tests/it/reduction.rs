@@ -67,6 +67,36 @@ async fn compressible_data_takes_less_room_and_is_read_back() {
     assert_eq!(read(&a, 123_456, 10_000).await, text(1, 4 * MIB)[123_456..133_456]);
 }
 
+/// Large writes do not displace what is cached, unless they overwrite it.
+#[tokio::test]
+async fn large_writes_displace_nothing_in_the_read_cache_but_what_they_overwrite() {
+    let store = Arc::new(MemoryStore::new());
+    let pool = open_with(&store, PoolConfig { read_cache: 2 << 20, ..config() }).await;
+    let (a, b) = (volume(&pool, "a").await, volume(&pool, "b").await);
+    const LEN: usize = 64 << 10;
+    let write = async |disk: &DiskHandle, at: usize, seed| {
+        disk.write((at * 2 * LEN) as u64, &noise(seed, LEN), true).await.unwrap();
+    };
+    // Cached while there is room; then the cache becomes full, and much more is written.
+    for at in 0..8 {
+        write(&a, at, at as u64).await;
+    }
+    for at in 0..200 {
+        write(&b, at, 1000 + at as u64).await;
+    }
+    let misses = async || pool.stats().await.read_cache.misses;
+    let before = misses().await;
+    for at in 0..8 {
+        assert_eq!(read(&a, (at * 2 * LEN) as u64, LEN).await, noise(at as u64, LEN));
+    }
+    assert_eq!(misses().await, before, "what was cached first is still cached");
+    write(&a, 3, 99).await;
+    assert_eq!(read(&a, 3 * 2 * LEN as u64, LEN).await, noise(99, LEN));
+    assert_eq!(misses().await, before, "what was read stays cached when it is overwritten");
+    read(&b, 199 * 2 * LEN as u64, LEN).await;
+    assert!(misses().await > before);
+}
+
 /// A block that is discarded and written again in one commit has its old content; it must not be treated as
 /// unchanged.
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! `forebay volume classes`: the classes of a disk's blocks, as derived from the guest's file systems.
 
-use forebay_guest::{Class, Content};
+use forebay_guest::Content;
 
 use super::CliError;
 use super::client::Client;
@@ -27,7 +27,7 @@ fn describe(view: &ClassesView) -> String {
     let mut t = table(&["CLASS", "BYTES", "SHARE", "READ HITS", "WRITTEN"], &[1, 2, 3, 4]);
     for class in &view.classes {
         t.add_row([
-            class_name(class.class).to_owned(),
+            class.class.name().to_owned(),
             Size(class.bytes).to_string(),
             format!("{:.1} %", class.bytes as f64 * 100.0 / total as f64),
             class.hit_rate.map_or("-".into(), |rate| format!("{:.0} %", rate * 100.0)),
@@ -47,19 +47,10 @@ fn file_system(content: Content) -> &'static str {
     }
 }
 
-fn class_name(class: Class) -> &'static str {
-    match class {
-        Class::Other => "other",
-        Class::Page => "page",
-        Class::Temporary => "temporary",
-        Class::Code => "code",
-        Class::Metadata => "metadata",
-        Class::Free => "free",
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use forebay_guest::Class;
+
     use super::*;
     use crate::control::ClassView;
 

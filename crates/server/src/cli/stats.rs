@@ -8,8 +8,8 @@ use super::client::Client;
 use super::{CliError, output};
 use crate::clock::unix_ms;
 use crate::control::{
-    CacheView, CountView, DiskSpaceView, DiskStatsView, GuestView, ReductionView, RoomView, SpaceView,
-    StatsView,
+    CacheAdviceView, CacheView, CountView, DiskSpaceView, DiskStatsView, GuestView, ReadCacheView,
+    ReductionView, RoomView, SpaceView, StatsView,
 };
 use crate::size::Size;
 
@@ -88,8 +88,17 @@ fn pool_facts(s: &StatsView) -> String {
     let mut facts = Facts::default();
     let mut row = |name: &str, value: String| facts.row(name, value);
     row("offload", output::percent(s.offload));
-    row("read cache", cache_text(&s.read_cache));
-    row("map cache", cache_text(&s.map_cache));
+    let c = &s.read_cache;
+    row("read cache", cache_text(c.hit_rate, c.bytes, c.budget_bytes));
+    row("  more of it", advice_text(c));
+    for r in c.classes.iter().filter(|r| r.hits + r.misses > 0) {
+        row(
+            &format!("  {}", r.class.name()),
+            format!("{} hits of {} reads", output::percent(r.hit_rate), r.hits + r.misses),
+        );
+    }
+    let CacheView { hit_rate, bytes, budget_bytes, .. } = s.map_cache;
+    row("map cache", cache_text(hit_rate, bytes, budget_bytes));
     row("memory", Size(s.memory_bytes).to_string());
     if s.desktops.count != 0 {
         let (d, over) = (&s.desktops, s.desktops.overflow);
@@ -253,9 +262,19 @@ fn times(ratio: Option<f64>) -> String {
     ratio.map_or_else(|| "-".to_owned(), |r| format!("{r:.2}x"))
 }
 
-fn cache_text(c: &CacheView) -> String {
-    let (held, budget) = (Size(c.bytes), Size(c.budget_bytes));
-    format!("{} hits, {held} of {budget} in use", output::percent(c.hit_rate))
+fn cache_text(hit_rate: Option<f64>, bytes: u64, budget: u64) -> String {
+    format!("{} hits, {} of {} in use", output::percent(hit_rate), Size(bytes), Size(budget))
+}
+
+/// What larger read caches would save.
+fn advice_text(c: &ReadCacheView) -> String {
+    let of_size =
+        |a: &CacheAdviceView| Some(format!("{} % saves {:.0}", a.more_percent, a.saved_reads_per_s?));
+    match c.advice.iter().map(of_size).collect::<Option<Vec<_>>>() {
+        Some(sizes) if !sizes.is_empty() => format!("{} block reads/s", sizes.join(", ")),
+        _ if c.evictions == 0 => "saves nothing: no block was evicted yet".to_owned(),
+        _ => "not known: too few reads yet, or a cache under 60 MiB".to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -279,6 +298,24 @@ mod tests {
         assert!(!text.contains("DAMAGED"), "{text}");
         now.damaged_blocks = 1;
         assert!(pool_text(&now, None).contains("DAMAGED"), "{text}");
+    }
+
+    #[test]
+    fn advice_says_what_is_known() {
+        let sized = |more_percent, saved_reads_per_s| CacheAdviceView {
+            size_bytes: 1 << 30,
+            more_percent,
+            saved_reads: 1000,
+            saved_reads_per_s,
+        };
+        let mut c = ReadCacheView::default();
+        assert_eq!(advice_text(&c), "saves nothing: no block was evicted yet");
+        c.evictions = 1;
+        assert!(advice_text(&c).starts_with("not known: too few reads yet"));
+        c.advice = vec![sized(10, None), sized(25, None)];
+        assert!(advice_text(&c).starts_with("not known: too few reads yet"));
+        c.advice = vec![sized(10, Some(11.6)), sized(25, Some(30.0))];
+        assert_eq!(advice_text(&c), "10 % saves 12, 25 % saves 30 block reads/s");
     }
 
     fn line<'a>(text: &'a str, name: &str) -> &'a str {

@@ -2,12 +2,13 @@
 //! derived from the types of the engine.
 
 use forebay_engine::{
-    CacheStats, CommitStats, Count, DiskGuestStats, DiskInfo, GcPhase, GcProgress, GuestStats, PoolStats,
-    Role, StoreStats, SyncMode,
+    CommitStats, Count, DiskGuestStats, DiskInfo, GcPhase, GcProgress, GuestStats, PoolStats, Role,
+    StoreStats, SyncMode,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::cache::{CacheView, ReadCacheView};
 use super::desktops::DesktopsView;
 use super::error::ErrorDetail;
 use super::limits::LimitedView;
@@ -385,33 +386,6 @@ impl From<StoreStats> for StoreView {
     }
 }
 
-/// A cache.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
-pub struct CacheView {
-    /// Hits.
-    pub hits: u64,
-    /// Misses.
-    pub misses: u64,
-    /// Share of look-ups that are hits; `None` before the first look-up.
-    pub hit_rate: Option<f64>,
-    /// Bytes in the cache.
-    pub bytes: u64,
-    /// Budget in bytes.
-    pub budget_bytes: u64,
-}
-
-impl From<CacheStats> for CacheView {
-    fn from(s: CacheStats) -> CacheView {
-        CacheView {
-            hits: s.hits,
-            misses: s.misses,
-            hit_rate: ratio(s.hits, s.hits + s.misses),
-            bytes: s.bytes,
-            budget_bytes: s.budget,
-        }
-    }
-}
-
 /// Measurements and decisions of the commit scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 pub struct CommitView {
@@ -449,7 +423,7 @@ pub struct StatsView {
     /// Share of guest reads and writes that caused no separate store read or write; `None` before the first.
     pub offload: Option<f64>,
     /// The read cache.
-    pub read_cache: CacheView,
+    pub read_cache: ReadCacheView,
     /// The map cache.
     pub map_cache: CacheView,
     /// Bytes that are not yet durable.
@@ -549,7 +523,7 @@ impl StatsView {
             guest: s.guest.into(),
             store: s.store.into(),
             offload: ratio(store_ops, guest_ops).map(|cost| 1.0 - cost),
-            read_cache: s.read_cache.into(),
+            read_cache: ReadCacheView::new(s),
             map_cache: s.map_cache.into(),
             dirty_bytes: s.dirty_bytes,
             memory_bytes,

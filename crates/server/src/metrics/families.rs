@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use forebay_engine::{Count, DiskGuestStats, PoolStats, Role, Room};
+use forebay_engine::{ClassReads, Count, DiskGuestStats, PoolStats, Role, Room};
 
 use super::text::{Labels, Metric, Text};
 use super::{Observed, VolumeSeries};
@@ -46,6 +46,10 @@ metrics! {
     CACHE_MISSES counter "cache_misses_total" "Look-ups that missed.";
     CACHE_BYTES gauge "cache_bytes" "Memory in use by a cache.";
     CACHE_BUDGET gauge "cache_budget_bytes" "Memory that a cache may use.";
+    EVICTIONS counter "read_cache_evictions_total" "Blocks that were evicted from the read cache.";
+    GHOST_HITS counter "read_cache_ghost_hits_total" "Misses of the read cache that a larger one, by the label size, would have had as hits; an estimate.";
+    CLASS_HITS counter "class_read_hits_total" "Reads served from RAM, by class of their first block; estimated from one of 16.";
+    CLASS_MISSES counter "class_read_misses_total" "Reads that waited for the store, by class of their first block; estimated from one of 16.";
     INDEX_ENTRIES gauge "dedup_index_entries" "Fingerprints in the deduplication index.";
     INDEX_BYTES gauge "dedup_index_bytes" "Memory in use by the deduplication index.";
     INDEX_BUDGET gauge "dedup_index_budget_bytes" "Memory that the deduplication index may use.";
@@ -196,6 +200,20 @@ fn memory(text: &mut Text, s: &PoolStats, write_buffer: u64) {
     both(&CACHE_MISSES, |c| c.misses);
     both(&CACHE_BYTES, |c| c.bytes);
     both(&CACHE_BUDGET, |c| c.budget);
+    one(text, &EVICTIONS, s.read_cache_evictions);
+    text.begin(&GHOST_HITS);
+    for advice in &s.read_cache_advice {
+        let size = format!("+{}%", advice.more_percent);
+        text.series(GHOST_HITS.name, &[("size", &size)], advice.saved_reads as f64);
+    }
+    for (metric, value) in
+        [(&CLASS_HITS, (|r| r.hits) as fn(&ClassReads) -> u64), (&CLASS_MISSES, |r| r.misses)]
+    {
+        text.begin(metric);
+        for reads in &s.class_reads {
+            text.series(metric.name, &[("class", reads.class.name())], value(reads) as f64);
+        }
+    }
     let r = &s.reduction;
     one(text, &INDEX_ENTRIES, r.index_entries);
     one(text, &INDEX_BYTES, r.index_bytes);

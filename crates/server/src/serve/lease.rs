@@ -106,6 +106,13 @@ impl Store for Lease {
         begin(async move { store?.append_synced(id, offset, data, expected).await })
     }
 
+    fn overdue(&self, len: usize) -> BoxFuture<'static, ()> {
+        match self.store() {
+            Ok(store) => store.overdue(len),
+            Err(_) => Box::pin(std::future::pending()),
+        }
+    }
+
     fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
         let store = self.store();
         begin(async move { store?.sync(id).await })

@@ -21,10 +21,12 @@
 //! with an error and without answering a request: its clients lose their connections, and look for the other
 //! server.
 
+mod begin;
 mod capped;
 mod claim;
 mod classes;
 mod descriptors;
+mod error;
 mod handover;
 mod health;
 mod host;
@@ -52,25 +54,20 @@ mod upgrade;
 mod workers;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use forebay_engine::Pool;
-use forebay_store::rados::PoolConnection;
-use parking_lot::Mutex;
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use crate::config::{PoolLocation, RadosPool, ServeConfig, WhileStandby};
+use crate::config::ServeConfig;
 use crate::control::{Control, ControlError, Handover, NewOwner, ServerRequest, Upgrade, Upgraded};
 use crate::iscsi::PortGroups;
 use crate::nbd;
-use crate::plane::{Bound, ListenAddr, ListenError};
 use descriptors::Descriptors;
+pub use error::ServeError;
 use handover::{hand_over, last_replies, stand_by_again};
 pub use host::EngineThread;
 use https::HttpsCertificate;
@@ -85,122 +82,12 @@ use replace::{Outcome, Resumption, replace};
 use services::{Prepared, Services};
 use signals::Signals;
 use sockets::Sockets;
-use standby::StandbyPortals;
-use store::Opened;
 use upgrade::{Binary, HandedOver, Successor};
 
 /// Longest time for each step of the new process in an upgrade, unless the request has another one.
 const UPGRADE_STEP: Duration = Duration::from_secs(10);
 /// Time for the last replies of the API before the process of a predecessor ends.
 const LAST_REPLIES: Duration = Duration::from_secs(1);
-
-/// Reasons for which a server cannot run.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// A basic system call failed.
-    #[error("cannot start: {0}")]
-    System(#[from] std::io::Error),
-    /// The store cannot be opened.
-    #[error("cannot open the pool in {pool}: {source}")]
-    Store {
-        /// Where the pool is.
-        pool: String,
-        /// The error of the store.
-        source: forebay_store::StoreError,
-    },
-    /// The data directory cannot be used.
-    #[error("cannot use the data directory {path}: {error}")]
-    Data {
-        /// The directory.
-        path: PathBuf,
-        /// The error of the system.
-        error: std::io::Error,
-    },
-    /// The pool is in Ceph, and there is another one in the data directory.
-    #[error(
-        "the data directory {path} contains a pool, and this server is to serve {pool}: use another directory with --data, \
-         or serve the pool in it without --pool"
-    )]
-    TwoPools {
-        /// The data directory.
-        path: PathBuf,
-        /// The address of the pool in Ceph.
-        pool: String,
-    },
-    /// The pool cannot be opened or closed.
-    #[error("{0}")]
-    Pool(#[from] forebay_engine::Error),
-    /// Another server is using the control socket.
-    #[error("another server is using the control socket {0}; stop it first, or use another --socket")]
-    SocketInUse(PathBuf),
-    /// The path of the control socket exists and is not a socket.
-    #[error("{0} exists and is not a socket; remove it, or use another --socket")]
-    NotASocket(PathBuf),
-    /// The path of the control socket is too long for the system.
-    #[error("the socket path {path} is too long: use --socket with at most {max} bytes")]
-    SocketPath {
-        /// The path.
-        path: PathBuf,
-        /// Longest path, in bytes.
-        max: usize,
-    },
-    /// The certificate of the API cannot be used.
-    #[error("{0}")]
-    Https(#[from] HttpsError),
-    /// The audit log cannot be opened.
-    #[error("cannot open the audit log {path}: {error}")]
-    Audit {
-        /// The file.
-        path: PathBuf,
-        /// The error of the system.
-        error: std::io::Error,
-    },
-    /// The NBD server cannot start.
-    #[error("{0}")]
-    Nbd(#[from] nbd::BindError),
-    /// An address of the data plane cannot be listened on.
-    #[error("{0}")]
-    Address(#[from] ListenError),
-    /// A socket that the service manager passed cannot be used.
-    #[error("the socket '{name}' that the service manager passed cannot be used: {error}")]
-    Passed {
-        /// Its name.
-        name: String,
-        /// The error.
-        error: std::io::Error,
-    },
-    /// A socket that the service manager passed has an address that is not configured.
-    #[error(
-        "the service manager passed the socket '{name}' on {address}, which is not configured: add the address to \
-         the configuration, or remove it from the socket unit"
-    )]
-    NotConfigured {
-        /// Its name.
-        name: String,
-        /// Its address.
-        address: ListenAddr,
-    },
-    /// The addresses of the predecessor differ from those of the configuration.
-    #[error("{0} is listened on by only one of both processes; restart the server to change its addresses")]
-    OtherAddresses(ListenAddr),
-    /// The exchange with the predecessor failed.
-    #[error("cannot take over from another process: {0}")]
-    Predecessor(String),
-    /// An address cannot be listened on.
-    #[error("cannot listen on {address}: {reason}")]
-    Listen {
-        /// The address.
-        address: String,
-        /// The error of the system.
-        reason: String,
-    },
-}
-
-impl ServeError {
-    fn listen(address: &str, e: &std::io::Error) -> ServeError {
-        ServeError::Listen { address: address.to_owned(), reason: e.to_string() }
-    }
-}
 
 /// Runs a server until a stop signal. With `json`, the ready line is a JSON object. `load` reads the
 /// configuration again, on SIGHUP.
@@ -380,99 +267,6 @@ impl Server<'_> {
             upgrades,
             requests,
         })
-    }
-
-    async fn open_store(&self, path: &Path) -> Result<Opened, ServeError> {
-        store::open(path, self.config, &self.descriptors, self.engine.host()).await
-    }
-
-    /// The connection to the cluster of a pool in Ceph.
-    async fn connect(&self) -> Result<Option<Arc<PoolConnection>>, ServeError> {
-        let PoolLocation::Rados(pool) = &self.config.location else { return Ok(None) };
-        let failed = |source| ServeError::Store { pool: self.config.location.to_string(), source };
-        store::connect(pool).await.map(Some).map_err(failed)
-    }
-
-    /// Opens the store, and binds the sockets. `None` if a signal to stop arrives while another server holds
-    /// the pool. The portals that were served until then are returned as well.
-    async fn open_store_and_bind(
-        &mut self,
-        mut inherited: Inherited,
-    ) -> Result<Option<(Arc<Lease>, Sockets, Option<StandbyPortals>)>, ServeError> {
-        let (config, none) = (self.config, Bound::default());
-        let pool = match &config.location {
-            PoolLocation::Rados(pool) => pool,
-            PoolLocation::Directory(path) => {
-                // Creating a store requires an empty directory, and the sockets may be in the same one.
-                let store = Lease::new(self.open_store(path).await?);
-                return Ok(Some((store, Sockets::bind(config, inherited, none)?, None)));
-            }
-        };
-        if !config.standby {
-            let sockets = Sockets::bind(config, inherited, none)?;
-            let opened = self.wait_for_store(pool, None).await?;
-            return Ok(opened.map(|(store, _)| (store, sockets, None)));
-        }
-        // The server that holds the pool may have the addresses of a standby.
-        let iscsi = match config.iscsi_paths.while_standby {
-            WhileStandby::Closed => None,
-            _ => Some(sockets::bind_iscsi(config, &mut inherited)?),
-        };
-        let Some((store, portals)) = self.wait_for_store(pool, iscsi.as_ref()).await? else {
-            return Ok(None);
-        };
-        let sockets = Sockets::bind(config, inherited, iscsi.unwrap_or_default())?;
-        Ok(Some((store, sockets, portals)))
-    }
-
-    /// Opens the store of a pool in Ceph. While another server holds it, clients of `iscsi` are served as a
-    /// standby does. `None` if a signal to stop arrives.
-    async fn wait_for_store(
-        &mut self,
-        pool: &RadosPool,
-        iscsi: Option<&Bound>,
-    ) -> Result<Option<(Arc<Lease>, Option<StandbyPortals>)>, ServeError> {
-        let (begins, begun) = oneshot::channel();
-        let begins = Mutex::new(Some(begins));
-        let waits = move || {
-            if let Some(begins) = begins.lock().take() {
-                // Without portals, nothing waits for it.
-                let _ = begins.send(());
-            }
-        };
-        let host = self.engine.host();
-        let stop = pin!(self.signals.stop());
-        let mut opening = pin!(store::open_when_free(self.config, pool, host, stop, waits));
-        let (opened, portals) = tokio::select! {
-            biased;
-            opened = &mut opening => (opened?, None),
-            Some(iscsi) = async { begun.await.ok().and(iscsi) } => {
-                let (descriptors, groups) = (&self.descriptors, &self.groups);
-                let portals = StandbyPortals::start(self.config, descriptors, pool, groups, iscsi.try_clone()?)?;
-                (opening.await?, Some(portals))
-            }
-        };
-        match (opened, portals) {
-            (Some(opened), portals) => Ok(Some((Lease::new(opened), portals))),
-            (None, portals) => {
-                if let Some(portals) = portals {
-                    portals.shutdown().await;
-                }
-                Ok(None)
-            }
-        }
-    }
-
-    async fn open_pool(&self, store: Arc<Lease>) -> Result<OpenPool, ServeError> {
-        let opened = Instant::now();
-        let opening = Pool::open(store.clone(), self.engine.host(), self.reloader.current().pool.clone());
-        let pool = tokio::select! {
-            biased;
-            () = store.lost() => exit_without_pool(Loss::Taken),
-            pool = self.engine.run(opening) => pool?,
-        };
-        tracing::info!(ms = opened.elapsed().as_millis(), "pool open");
-        Ok(OpenPool { pool, store, engine: self.engine.clone() })
     }
 
     async fn prepare(

@@ -15,6 +15,9 @@
 //! the release, during the fence, while it opens the pool, and afterwards; the former owner may wait for the
 //! outcome, or have died. No other server takes a pool that is reserved.
 //!
+//! In some rounds OSDs hang: objects of some placement groups do not answer for a while, and owners continue in
+//! segments of other groups.
+//!
 //! In some rounds the pool is *scarce*: an owner finds no room for the first batch of a new segment, removes
 //! it, and dies while the removal is on its way. Only then does a successor use the number of a removed
 //! segment again, since every other removal follows a checkpoint that contains the number; a removal that

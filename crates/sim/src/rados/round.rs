@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_engine::Host;
-use forebay_store::rados::{Broken, Claim, SimulatedRados};
+use forebay_engine::{Host, Mutation};
+use forebay_store::rados::{Broken, Claim, GROUPS, SimulatedRados};
 use parking_lot::Mutex;
 
 use super::Network;
@@ -47,6 +47,8 @@ pub struct Seen {
     pub taken_back: u64,
     /// Operations that met a greater term.
     pub outdated: u64,
+    /// How often OSDs hung.
+    pub hangs: u64,
 }
 
 /// When an heir fails.
@@ -99,7 +101,11 @@ pub struct RadosRound {
     is_scarce: bool,
     /// The weight of handovers among the events.
     handovers: u64,
+    /// The same of OSDs that hang.
+    hangs: u64,
     doomed: Option<Doom>,
+    /// Until when some placement groups hang.
+    hung_until: Option<Duration>,
     seen: Seen,
 }
 
@@ -132,7 +138,9 @@ impl RadosRound {
             may_be_full: is_scarce || rng.percent(30),
             is_scarce,
             handovers: *rng.pick(&[20, 200]),
+            hangs: *rng.pick(&[0, 20, 100]),
             doomed: None,
+            hung_until: None,
             rng,
             seen: Seen::default(),
         }
@@ -142,6 +150,13 @@ impl RadosRound {
     #[must_use]
     pub fn with_broken(self, broken: Broken) -> RadosRound {
         self.rados.set_broken(broken);
+        self
+    }
+
+    /// The engine breaks a rule.
+    #[must_use]
+    pub fn with_mutation(mut self, mutation: Mutation) -> RadosRound {
+        self.plan.pool.mutation = mutation;
         self
     }
 
@@ -218,6 +233,10 @@ impl RadosRound {
     /// Starts clients, ends pauses, and ends servers that have nothing to do any more.
     fn look(&mut self) {
         self.doom();
+        if self.hung_until.is_some_and(|until| until <= self.exec.now()) {
+            self.hung_until = None;
+            self.rados.set_hung([]);
+        }
         for index in 0..self.seats.len() {
             let Some(seat) = &mut self.seats[index] else { continue };
             let (number, stage) = (seat.server.number, seat.server.stage.get());
@@ -234,6 +253,12 @@ impl RadosRound {
                 self.seen.superseded += 1;
             }
             if stage == Stage::Ready {
+                if seat.has_latched() {
+                    // Its process ends.
+                    let fate = self.fate();
+                    self.kill(index, fate);
+                    continue;
+                }
                 seat.work(&mut self.exec, &mut self.rng);
                 if self.is_scarce && self.rados.removes(number) && self.rng.percent(30) {
                     let fate = self.fate();
@@ -373,9 +398,11 @@ impl RadosRound {
         let owner = self.seats.iter().position(|seat| seat.as_ref().is_some_and(Seat::is_owner));
         let index = owner.filter(|_| self.rng.percent(70)).unwrap_or(any);
         let shortages = if self.is_scarce { 100 } else { 10 };
-        let kind = self.rng.weighted(&[25, 25, 20, 15, shortages, self.handovers, 15]);
-        if kind == 4 {
-            return self.shrink();
+        let kind = self.rng.weighted(&[25, 25, 20, 15, shortages, self.handovers, 15, self.hangs]);
+        match kind {
+            4 => return self.shrink(),
+            7 => return self.hang(),
+            _ => {}
         }
         let Some(seat) = &mut self.seats[index] else { return };
         let (number, stage) = (seat.server.number, seat.server.stage.get());
@@ -398,6 +425,19 @@ impl RadosRound {
         }
     }
 
+    /// An OSD hangs: some placement groups do not answer. Usually the one of the header does.
+    fn hang(&mut self) {
+        let mut groups: Vec<u64> = (0..GROUPS).filter(|_| self.rng.percent(40)).collect();
+        if self.rng.percent(80) {
+            groups.retain(|group| *group != SimulatedRados::group_of_header());
+        }
+        let until = self.exec.now() + Duration::from_millis(self.rng.range(300, 20_000));
+        note!("{:?} groups {groups:?} hang until {until:?}", self.exec.now());
+        self.rados.set_hung(groups);
+        self.hung_until = Some(until);
+        self.seen.hangs += 1;
+    }
+
     /// The pool is nearly full, or has room again.
     fn shrink(&mut self) {
         let is_idle = self.seats.iter().flatten().all(|seat| seat.server.stage.get() != Stage::Opening);
@@ -414,6 +454,8 @@ impl RadosRound {
     fn finale(&mut self) {
         note!("{:?} the end", self.exec.now());
         self.rados.set_capacity(1 << 40);
+        self.rados.set_hung([]);
+        self.hung_until = None;
         for _ in 0..2 {
             for index in 0..self.seats.len() {
                 let fate = self.fate();
@@ -452,6 +494,12 @@ impl RadosRound {
 impl Seat {
     fn is_owner(&self) -> bool {
         self.server.stage.get() == Stage::Ready && !self.server.is_superseded()
+    }
+
+    /// An operation found that the pool has stopped, although the server owns it.
+    fn has_latched(&self) -> bool {
+        let latched = self.server.ctx.borrow().as_ref().is_some_and(|ctx| ctx.latched.get());
+        latched && !self.server.is_superseded()
     }
 
     /// An owner that is certain of its ownership has it.

@@ -101,7 +101,9 @@ impl Server {
         };
         let Some(history) = history else { return self.stage.set(Stage::Ended) };
         let mut ctx = Ctx::new(pool, self.host.clone(), history, self.plan.clone());
-        ctx.tolerance.set(Tolerance { full: self.may_be_full, ..Tolerance::default() });
+        // A group that is written again because an append was overdue, and then finds no room, stops the pool.
+        let full = self.may_be_full;
+        ctx.tolerance.set(Tolerance { full, latched: full, ..Tolerance::default() });
         let weak = Rc::downgrade(&self);
         ctx.is_superseded =
             Some(Box::new(move || weak.upgrade().is_none_or(|server| server.is_superseded())));

@@ -1,5 +1,6 @@
 //! Servers that share a pool in a simulated RADOS cluster: takeovers, pauses, late requests.
 
+use forebay_engine::Mutation;
 use forebay_sim::rados::RadosRound;
 use forebay_sim::{attempt, rounds};
 use forebay_store::rados::Broken;
@@ -37,6 +38,9 @@ fn owners_lose_the_pool_in_these_rounds() {
     let failed: Vec<u64> = (0..5).map(|step| seen.iter().map(|s| s.failed_heirs[step]).sum()).collect();
     println!("{handed_over} handed over, heirs failed at each step {failed:?}, {taken_back} taken back");
     println!("{outdated} operations met a greater term");
+    let hangs = sum(|s| s.hangs);
+    println!("OSDs hung {hangs} times");
+    assert!(hangs > 40);
     assert!(handed_over > 15 && taken_back > 2 && outdated > 0);
     assert!(failed[1..].iter().all(|count| *count > 0), "heirs fail at each step");
 }
@@ -55,4 +59,12 @@ fn a_cluster_that_breaks_rules_is_detected() {
     caught(Broken::Require, 200);
     caught(Broken::RequireAtMost, 300);
     caught(Broken::Heirs, 200);
+}
+
+#[test]
+fn a_group_that_is_written_again_needs_a_higher_epoch() {
+    let round = |seed| RadosRound::new(seed, None).with_mutation(Mutation::KeepEpoch);
+    let caught = (0..300).find(|seed| attempt(*seed, || round(*seed).run()).is_err());
+    println!("detected by seed {caught:?}");
+    assert!(caught.is_some(), "no data was lost");
 }

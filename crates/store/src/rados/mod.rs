@@ -16,6 +16,7 @@ mod notice;
 mod ops;
 mod owner;
 mod ownership;
+mod patience;
 #[cfg(feature = "test-util")]
 mod simulated;
 mod standby;
@@ -41,8 +42,9 @@ use self::librados::LibradosCluster;
 pub use self::notice::{MAX_GROUPS, MAX_NOTICE, NoticeBoard, PoolView};
 use self::owner::Owner;
 use self::ownership::{BEAT_EVERY, announce_serving, beat, fence, invite, release, take, taking_failed};
+use self::patience::Patience;
 #[cfg(feature = "test-util")]
-pub use self::simulated::{Broken, SimulatedClient, SimulatedRados, World};
+pub use self::simulated::{Broken, GROUPS, SimulatedClient, SimulatedRados, World};
 use crate::{BoxFuture, Result, StoreError};
 
 /// For this long after it sent a heartbeat that was acknowledged, no other server has taken the pool
@@ -140,6 +142,7 @@ struct Shared {
     keys: Arc<HeaderKeys>,
     growing: Arc<Growing>,
     fullness: Fullness,
+    patience: Patience,
     lost: Lost,
     lease: Arc<Lease>,
     /// For which server the pool is reserved when it is released.
@@ -337,6 +340,7 @@ impl Shared {
             keys,
             growing: Arc::default(),
             fullness: Fullness::default(),
+            patience: Patience::default(),
             lost,
             lease: Arc::default(),
             heir: Mutex::default(),

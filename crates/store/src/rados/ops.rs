@@ -12,7 +12,8 @@
 //! The objects of a namespace are listed only where the contract requires all of them: RADOS reads the names
 //! of all objects of the Ceph pool for it, those of other namespaces as well.
 //!
-//! An append whose future was dropped before its end counts as failed: the object accepts no more.
+//! An append whose future was dropped before its end counts as failed: the object accepts no more. It may
+//! still take effect, until the next owner fences its object, which the header lists until it is deleted.
 
 use std::sync::Arc;
 
@@ -268,13 +269,26 @@ impl Store for RadosStore {
             });
         }
         // Begins here, not when it is first polled.
-        let written = shared.write(id, offset, data.clone());
+        let (written, begun) = (shared.write(id, offset, data.clone()), shared.cluster.now());
         Box::pin(async move {
             shared.end_append(growth, written.await).await?;
+            shared.patience.ended(shared.cluster.now().saturating_sub(begun));
             if end == expected {
                 shared.keys.remove_later([open_key(id)]);
             }
             Ok(returned(data))
+        })
+    }
+
+    fn overdue(&self, len: usize) -> BoxFuture<'static, ()> {
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            shared.cluster.sleep(shared.patience.time(len)).await;
+            // Changes nothing, but is written to all replicas of the header.
+            match shared.keys.change(Vec::new(), Vec::new()).await {
+                Ok(()) => shared.patience.was_overdue(),
+                Err(_) => std::future::pending().await,
+            }
         })
     }
 

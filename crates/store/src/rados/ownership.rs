@@ -84,21 +84,21 @@ pub(super) async fn take(
 }
 
 pub(super) fn taking_failed(e: Errno) -> StoreError {
-    if e != Errno(libc::EUCLEAN) {
-        return store_error("taking over the pool", e);
-    }
-    StoreError::Io {
-        what: "opening the pool".into(),
-        reason: "the object \"pool\" of this namespace is not the header of a Forebay pool".into(),
-        errno: libc::EUCLEAN,
-    }
+    let reason = match e {
+        Errno(libc::EUCLEAN) => "the object \"pool\" of this namespace is not the header of a Forebay pool",
+        Errno(libc::EOPNOTSUPP) => "the Ceph pool is erasure-coded and has no omap; use a replicated pool",
+        e => return store_error("taking over the pool", e),
+    };
+    StoreError::Io { what: "opening the pool".into(), reason: reason.into(), errno: e.0 }
 }
 
 async fn create_header(cluster: &dyn Cluster, owner: &Owner) -> Answer<u64> {
     let term = owner.first_term();
     let attributes = [(TERM, digits(term)), (OWNER, owner.text()), (SWAPS, digits(0)), (BEAT, digits(0))];
     let set = attributes.into_iter().map(|(name, value)| Step::Set(name, value));
-    let steps = [Step::Create].into_iter().chain(set).collect();
+    // Removes nothing, but fails in a Ceph pool whose objects cannot have keys.
+    let needs_keys = Step::RemoveKeys(vec![open_key(SegmentId(0))]);
+    let steps = [Step::Create].into_iter().chain(set).chain([needs_keys]).collect();
     cluster.operate(HEADER, steps, WhenFull::Proceed).await.map(|()| term)
 }
 

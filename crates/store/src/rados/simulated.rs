@@ -52,7 +52,9 @@ pub enum Broken {
 
 /// No server but the heir takes a pool that was released to it before this time has passed.
 const RESERVED: Duration = Duration::from_secs(2);
-/// Interval at which requests of paused clients look whether they may arrive.
+/// Placement groups.
+pub const GROUPS: u64 = 8;
+/// Interval at which requests look whether they may arrive that are of paused clients or for hung groups.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A world without time, for tests of one client: everything has happened when a call returns.
@@ -84,6 +86,9 @@ struct Object {
     keys: BTreeSet<String>,
 }
 
+/// Distinguishes the queue of reads of an object.
+const READ: &str = "read ";
+
 type Effect = Box<dyn FnOnce(&mut State) + Send>;
 
 /// Requests of one client that are on their way to one object, in order.
@@ -104,6 +109,8 @@ struct State {
     clients: u64,
     /// Clients whose requests do not arrive for now.
     paused: BTreeSet<u64>,
+    /// Placement groups that do not answer for now.
+    hung: BTreeSet<u64>,
     broken: Broken,
     /// Removals that are on their way, by client.
     removals: HashMap<u64, u64>,
@@ -140,6 +147,7 @@ impl SimulatedRados {
             allowance: 0,
             clients: 0,
             paused,
+            hung: BTreeSet::new(),
             broken,
             removals: HashMap::new(),
             reserved: None,
@@ -165,6 +173,21 @@ impl SimulatedRados {
     /// From now on, requests of a client do not arrive; the first one to connect has the number 1.
     pub fn pause(&self, client: u64) {
         self.state.lock().paused.insert(client);
+    }
+
+    /// From now on, these placement groups do not answer: what is requested of their objects waits.
+    pub fn set_hung(&self, groups: impl IntoIterator<Item = u64>) {
+        self.state.lock().hung = groups.into_iter().collect();
+    }
+
+    /// The placement group of an object.
+    pub fn group_of(object: &str) -> u64 {
+        object.bytes().fold(7, |hash: u64, byte| hash.wrapping_mul(31).wrapping_add(byte.into())) % GROUPS
+    }
+
+    /// The placement group of the header of each pool.
+    pub fn group_of_header() -> u64 {
+        SimulatedRados::group_of(HEADER)
     }
 
     /// What a paused client had begun arrives.
@@ -240,6 +263,11 @@ impl SimulatedRados {
 }
 
 impl State {
+    /// Whether a request of this client to this group does not arrive for now.
+    fn detains(&self, client: u64, group: u64) -> bool {
+        self.paused.contains(&client) || self.hung.contains(&group)
+    }
+
     fn used(&self) -> u64 {
         self.objects.values().map(|o| o.bytes.len() as u64).sum()
     }
@@ -375,12 +403,13 @@ impl SimulatedClient {
             queue.arrived + queue.requests.len() as u64 - 1
         };
         let (rados, world) = (self.rados.clone(), self.rados.world.clone());
+        let group = SimulatedRados::group_of(object.strip_prefix(READ).unwrap_or(object));
         let travels = world.sleep(travels);
         world.spawn(
             None,
             Box::pin(async move {
                 travels.await;
-                while rados.state.lock().paused.contains(&queue.0) {
+                while rados.state.lock().detains(queue.0, group) {
                     rados.world.sleep(PAUSE).await;
                 }
                 let mut state = rados.state.lock();
@@ -419,7 +448,7 @@ impl Cluster for SimulatedClient {
     fn read(&self, object: &str, offset: u64, len: usize) -> BoxFuture<'static, Answer<IoBuf>> {
         let name = object.to_owned();
         // It may overtake other requests, so it travels in a separate queue.
-        self.request(&format!("read {object}"), move |state| {
+        self.request(&format!("{READ}{object}"), move |state| {
             let object = state.objects.get(&name).ok_or(Errno(libc::ENOENT))?;
             Ok(IoBuf::from(crate::memory::slice_at(&object.bytes, offset, len)))
         })

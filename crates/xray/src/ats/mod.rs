@@ -14,7 +14,7 @@ pub(crate) mod servers;
 #[cfg(test)]
 mod tests;
 mod throughput;
-mod updates;
+pub(crate) mod updates;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 pub use plot::svg;
 pub use report::AtsReport;
 pub use scenes::{Moment, Scene};
+pub use updates::METADATA_BYTES;
 
 use crate::bench::Result;
 use crate::bench::error::{BenchError, During};

@@ -221,7 +221,7 @@ fn moment(
 
 fn updates(unit: &Address, lock: Lock, rate: Option<f64>, halt: &AtomicBool) -> Result<Moment> {
     let host = Host::connect(unit, HOST_B, lock, BACKOFF).map_err(failed)?;
-    let updates = host.run(rate, halt).map_err(failed)?;
+    let updates = host.run(rate, || halt.load(Relaxed)).map_err(failed)?;
     let each_second = |n: u64| n as f64 / updates.seconds;
     Ok(Moment {
         operations: each_second(updates.done),

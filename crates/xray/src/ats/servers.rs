@@ -2,8 +2,10 @@
 //! space.
 
 use std::net::TcpListener;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::bench::Result;
 use crate::bench::error::{BenchError, During};
@@ -65,11 +67,23 @@ impl Target<'_> {
     }
 }
 
+/// Ports of servers: below those that Linux gives to clients, so that a server that is started later, or
+/// again, finds its port unused.
+const PORTS: Range<u32> = 30_000..32_000;
+
 /// An address of this machine with a free port.
 pub fn portal() -> Result<String> {
-    let listener = TcpListener::bind("127.0.0.1:0").during(|| "cannot find a free port".to_owned())?;
-    let address = listener.local_addr().during(|| "cannot find a free port".to_owned())?;
-    Ok(address.to_string())
+    // Servers that do not listen yet have different ports, and so have those of other processes.
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_add(GIVEN.fetch_add(1, Relaxed));
+    let count = PORTS.end - PORTS.start;
+    let mut addresses = (0..count).map(|n| PORTS.start + first.wrapping_add(n) % count);
+    let free = addresses.find_map(|port| {
+        let address = format!("127.0.0.1:{port}");
+        TcpListener::bind(&address).ok().map(|_| address)
+    });
+    let none = || std::io::Error::from(std::io::ErrorKind::AddrInUse);
+    free.ok_or_else(none).during(|| "cannot find a free port".to_owned())
 }
 
 /// A Forebay server with the units.

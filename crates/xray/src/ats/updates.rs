@@ -1,7 +1,6 @@
 //! A host that changes the metadata of a shared volume as a cluster file system does: it acquires a lock
 //! shared by all hosts, reads a block, changes it, writes it, and releases the lock.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -74,11 +73,11 @@ impl Host {
         self.session.must(&Command::write(self.lock_at, SECTOR), &self.free).map(drop)
     }
 
-    /// Makes updates until `halt`, at most `rate` per second if set.
-    pub fn run(mut self, rate: Option<f64>, halt: &AtomicBool) -> Result<Updates, IscsiError> {
+    /// Makes updates until `is_over`, at most `rate` per second if set.
+    pub fn run(mut self, rate: Option<f64>, is_over: impl Fn() -> bool) -> Result<Updates, IscsiError> {
         let began = Instant::now();
         let first = self.counter()?;
-        while !halt.load(Relaxed) {
+        while !is_over() {
             self.update()?;
             self.updates.done += 1;
             if let Some(rate) = rate {

@@ -19,12 +19,15 @@ use super::rounds::{Disk, generate};
 use super::servers::{Forebay, ForebayConfig};
 use super::{Bench, Pace};
 use crate::load::{Access, LoadError, Report, Spec, Stop};
+use crate::nbd;
 
 const MIB: u64 = 1 << 20;
 /// The read cache: the data that the victim reads fits in, that of the scanner does not.
 const CACHE: u64 = 64 * MIB;
 const VICTIM_BYTES: u64 = 8 * MIB;
 const HOG_BYTES: u64 = 1 << 30;
+/// What the trimmer writes at a time, and then discards block by block.
+const TRIMMED: u64 = 256 << 10;
 /// Time for which a hog runs before the victim is measured.
 const HEAD_START: Duration = Duration::from_millis(500);
 /// Promised ratios of the victim's p99 next to a hog to that alone.
@@ -39,15 +42,17 @@ const TOLERANCE: f64 = 0.05;
 enum Hog {
     Writer,
     Scanner,
+    Trimmer,
     Snapshots,
 }
 
 /// Sets of hogs, and their names in rows.
-const HOGS: [(&str, &[Hog]); 4] = [
+const HOGS: [(&str, &[Hog]); 5] = [
     ("a 1 MiB writer, depth 64", &[Hog::Writer]),
     ("a scanner of misses, 1 MiB, depth 64", &[Hog::Scanner]),
+    ("a trimmer of what it writes", &[Hog::Trimmer]),
     ("a loop of snapshots", &[Hog::Snapshots]),
-    ("all of these", &[Hog::Writer, Hog::Scanner, Hog::Snapshots]),
+    ("all of these", &[Hog::Writer, Hog::Scanner, Hog::Trimmer, Hog::Snapshots]),
 ];
 
 /// What the victim does.
@@ -58,7 +63,15 @@ enum Victim {
 }
 
 impl Hog {
-    /// Loads its volume for `time`, or until `stop`. Returns its rate: MiB or snapshots per second.
+    /// The unit of its rate.
+    fn unit(self) -> Unit {
+        match self {
+            Hog::Writer | Hog::Scanner => Unit::MibPerSecond,
+            Hog::Trimmer | Hog::Snapshots => Unit::Iops,
+        }
+    }
+
+    /// Loads its volume for `time`, or until `stop`. Returns its rate.
     fn run(self, forebay: &Forebay, time: Duration, stop: &AtomicBool, names: &AtomicU32) -> Result<f64> {
         leave_cpu_to_others()?;
         let disk = |export| Disk { server: &forebay.server, export };
@@ -71,16 +84,29 @@ impl Hog {
         match self {
             Hog::Writer => Ok(generate(disk("hog-writes"), |spec| large(spec, 0))?.mib_s),
             Hog::Scanner => Ok(generate(disk("hog-reads"), |spec| large(spec, 100))?.mib_s),
-            Hog::Snapshots => {
-                let (began, mut count) = (Instant::now(), 0);
-                while !stop.load(Relaxed) {
-                    count += 1;
-                    let name = format!("s{}", names.fetch_add(1, Relaxed));
-                    forebay.cli(&["snapshot", "create", "hog-writes", &name])?;
-                    forebay.cli(&["snapshot", "rm", "hog-writes", &name])?;
-                }
-                Ok(f64::from(count) / began.elapsed().as_secs_f64())
+            Hog::Trimmer => {
+                let failed = |source| BenchError::Nbd { server: forebay.server.name, source };
+                let mut disk = nbd::Disk::open(&forebay.server.target(), "hog-trims").map_err(failed)?;
+                let mut written = vec![0x5a; TRIMMED as usize];
+                each_until(stop, |n| {
+                    // No two blocks are equal.
+                    let numbers = u64::from(n) * (TRIMMED / 4096)..;
+                    written
+                        .chunks_mut(4096)
+                        .zip(numbers)
+                        .for_each(|(b, n)| b[..8].copy_from_slice(&n.to_le_bytes()));
+                    let at = u64::from(n) * TRIMMED % HOG_BYTES;
+                    disk.write(at, &written).map_err(failed)?;
+                    // As a file system does that discards the blocks of many deleted files.
+                    (at..at + TRIMMED).step_by(4096).try_for_each(|at| disk.trim(at, 4096).map_err(failed))
+                })
             }
+            Hog::Snapshots => each_until(stop, |_| {
+                let name = format!("s{}", names.fetch_add(1, Relaxed));
+                forebay.cli(&["snapshot", "create", "hog-writes", &name])?;
+                forebay.cli(&["snapshot", "rm", "hog-writes", &name])?;
+                Ok(())
+            }),
         }
     }
 }
@@ -100,6 +126,16 @@ impl Victim {
         })?;
         Ok(report.latency.p99_us)
     }
+}
+
+/// Repeats what gets the number of the repetition, until `stop`; returns its rate.
+fn each_until(stop: &AtomicBool, mut each: impl FnMut(u32) -> Result<()>) -> Result<f64> {
+    let (began, mut count) = (Instant::now(), 0);
+    while !stop.load(Relaxed) {
+        each(count)?;
+        count += 1;
+    }
+    Ok(f64::from(count) / began.elapsed().as_secs_f64())
 }
 
 /// Lets this thread, and what it starts, run only while a CPU would be idle.
@@ -131,7 +167,7 @@ fn prepare(forebay: &Forebay) -> Result<()> {
     create(forebay, "victim-reads", VICTIM_BYTES)?;
     let size = VICTIM_BYTES.to_string();
     forebay.cli(&["volume", "create", "victim-writes", "--size", &size, "--sync", "always"])?;
-    for hog in ["hog-writes", "hog-reads"] {
+    for hog in ["hog-writes", "hog-reads", "hog-trims"] {
         create(forebay, hog, HOG_BYTES)?;
     }
     for (export, bytes) in [("victim-reads", VICTIM_BYTES), ("hog-reads", HOG_BYTES)] {
@@ -204,7 +240,7 @@ pub fn hogs(bench: &Bench, pace: &Pace, binary: &Path) -> Result<Vec<Row>> {
                 p99s,
                 ("alone", &alone),
             ));
-            let unit = if hogs == &[Hog::Snapshots] { Unit::Iops } else { Unit::MibPerSecond };
+            let unit = hogs.first().map_or(Unit::Iops, |hog| hog.unit());
             rows.push(Row::alone(
                 format!("rate of the first of these next to {what}: {name}"),
                 unit,

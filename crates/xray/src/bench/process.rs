@@ -58,7 +58,7 @@ impl Process {
     }
 
     /// Waits until `ready` holds.
-    pub fn wait_until(&mut self, ready: impl Fn() -> bool) -> Result<()> {
+    pub fn wait_until(&mut self, mut ready: impl FnMut() -> bool) -> Result<()> {
         let begun = Instant::now();
         while !ready() {
             if self.has_ended()? {

@@ -101,12 +101,14 @@ pub struct ForebayConfig {
     pub settings: String,
     /// Additional options of `serve`.
     pub options: Vec<String>,
+    /// A program and its arguments that run the server's command line in another environment; empty: none.
+    pub wrapper: Vec<String>,
 }
 
 impl ForebayConfig {
     /// A server with default settings.
     pub fn new(name: &'static str, cache: u64) -> ForebayConfig {
-        ForebayConfig { name, cache, settings: String::new(), options: Vec::new() }
+        ForebayConfig { name, cache, settings: String::new(), options: Vec::new(), wrapper: Vec::new() }
     }
 
     /// The same with additional settings.
@@ -126,23 +128,42 @@ pub struct Forebay {
 impl Forebay {
     /// Starts a server on the data directory for its name; an existing pool is opened.
     pub fn start(dir: &WorkDir, binary: &Path, config: &ForebayConfig) -> Result<Forebay> {
+        let mut server = Forebay::launch(dir, binary, config)?;
+        server.wait_ready()?;
+        Ok(server)
+    }
+
+    /// The same without waiting: a server that stands by is ready when it has the pool.
+    pub fn launch(dir: &WorkDir, binary: &Path, config: &ForebayConfig) -> Result<Forebay> {
         let name = config.name;
         let (control, socket) = (dir.socket(&format!("{name}.ctl")), dir.socket(name));
         let file = dir.data(&format!("{name}.toml"));
         std::fs::write(&file, &config.settings).during(|| format!("cannot write {}", file.display()))?;
-        let mut command = Command::new(binary);
+        let mut command = match config.wrapper.split_first() {
+            None => Command::new(binary),
+            Some((program, arguments)) => {
+                let mut command = Command::new(program);
+                command.args(arguments).arg(binary);
+                command
+            }
+        };
         command.arg("serve").arg("--data").arg(dir.data(name)).arg("--config").arg(&file);
         command.arg("--socket").arg(&control);
         command.arg("--nbd").arg(format!("unix:{}", socket.display()));
         command.arg("--cache").arg(config.cache.to_string());
         command.arg("--memory-dir").arg(dir.memory()).args(&config.options);
-        let mut process = Process::start("forebay", command, &dir.data(&format!("{name}.log")))?;
-        process.wait_until(|| answers(&control) && answers(&socket))?;
+        let process = Process::start("forebay", command, &dir.data(&format!("{name}.log")))?;
         Ok(Forebay {
             server: Server { name: "forebay", process, socket },
             binary: binary.to_owned(),
             control,
         })
+    }
+
+    /// Waits until it serves.
+    pub fn wait_ready(&mut self) -> Result<()> {
+        let (control, socket) = (&self.control, &self.server.socket);
+        self.server.process.wait_until(|| answers(control) && answers(socket))
     }
 
     /// Runs a command of the command line and parses its JSON output.

@@ -234,7 +234,7 @@ impl Device for FileDevice {
                 Err(_) => Some(result.unsigned_abs()),
             };
             let nanos = now.saturating_duration_since(slot.due).as_nanos() as u64;
-            self.done.push_back(Done { slot: index, flush, nanos, error });
+            self.done.push_back(Done { slot: index, flush, nanos, error, conflict: false });
             self.under_way -= 1;
             if flush {
                 self.flushing = false;

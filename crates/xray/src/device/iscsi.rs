@@ -110,7 +110,8 @@ impl Device for IscsiDevice {
                 status => Some(status.number()),
             };
             let nanos = ended.at.saturating_duration_since(request.due).as_nanos() as u64;
-            self.done.push_back(Done { slot: ended.slot, flush: request.flush, nanos, error });
+            let conflict = ended.status == Status::Conflict;
+            self.done.push_back(Done { slot: ended.slot, flush: request.flush, nanos, error, conflict });
         }
         Ok(())
     }

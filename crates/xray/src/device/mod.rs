@@ -28,6 +28,8 @@ pub struct Done {
     pub nanos: u64,
     /// The error in the numbers of the protocol, if it failed.
     pub error: Option<u32>,
+    /// It was not executed, because another host has reserved the disk.
+    pub conflict: bool,
 }
 
 /// An open disk.

@@ -58,7 +58,7 @@ impl Device for Pipeline {
     fn next_done(&mut self) -> Option<Done> {
         let done = Pipeline::next_done(self)?;
         let flush = done.command == Command::Flush;
-        Some(Done { slot: done.slot, flush, nanos: done.nanos, error: done.error })
+        Some(Done { slot: done.slot, flush, nanos: done.nanos, error: done.error, conflict: false })
     }
 
     fn data(&self, slot: usize) -> &[u8] {

@@ -37,6 +37,8 @@ pub(super) struct Chart {
     pub unit: &'static str,
     pub horizontal: &'static str,
     pub axis: Axis,
+    /// The ends of the horizontal axis; those of the points without them.
+    pub span: Option<(f64, f64)>,
     pub lines: Vec<Line>,
     pub band: Option<(f64, f64)>,
     pub marks: Vec<Mark>,
@@ -111,7 +113,8 @@ impl Chart {
                 Some(ends.map_or((v, v), |(low, high)| (low.min(v), high.max(v))))
             })
         };
-        let (mut x0, mut x1) = ends(&mut points().map(|p| p.0))?;
+        let found = ends(&mut points().map(|p| p.0))?;
+        let (mut x0, mut x1) = self.span.unwrap_or(found);
         if self.axis == Axis::Number {
             x0 = 0.0;
             x1 *= 1.05;
@@ -343,6 +346,7 @@ mod tests {
             unit: "ms",
             horizontal: "time",
             axis: Axis::Time,
+            span: None,
             lines: vec![line],
             band: Some((0.5, 1.5)),
             marks: vec![Mark { style: 1, from: 1.0, to: 2.0, label: "kill".into() }],
@@ -354,6 +358,8 @@ mod tests {
         }
         let path = svg.lines().find(|l| l.contains("line c1")).expect("a line");
         assert_eq!((path.matches('M').count(), path.matches('L').count()), (2, 1));
-        assert!(Chart { lines: Vec::new(), ..chart }.svg().is_none());
+        let longer = Chart { span: Some((-1.0, 6.0)), ..chart };
+        assert!(longer.svg().is_some_and(|svg| svg.contains(">6 s<") && !svg.contains(">7 s<")));
+        assert!(Chart { lines: Vec::new(), ..longer }.svg().is_none());
     }
 }

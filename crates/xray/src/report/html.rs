@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::chart::{Axis, Chart, Line, Mark, escape, number};
+use super::tables::{Of, figures};
 use crate::run::band;
 use crate::run::record::{LoadRecord, PhaseRecord, Point, RunRecord, State, TargetRecord};
 
@@ -30,7 +31,7 @@ pub fn html(run: &RunRecord) -> String {
         } else {
             over_time(&mut out, run, &name);
         }
-        figures(&mut out, run, &name);
+        figures(&mut out, &of_phase(run, &name));
         out.push_str("</section>\n");
     }
     about(&mut out, run);
@@ -187,14 +188,14 @@ fn legend(out: &mut String, run: &RunRecord) {
 }
 
 /// The records of a phase: the number of the target's style, and the phase.
-fn of_phase<'a>(run: &'a RunRecord, name: &str) -> Vec<(usize, &'a TargetRecord, &'a PhaseRecord)> {
+fn of_phase<'a>(run: &'a RunRecord, name: &str) -> Vec<Of<'a>> {
     let targets = run.targets.iter().enumerate();
     targets
         .flat_map(|(i, t)| t.phases.iter().filter(|p| p.name == name).map(move |p| (i % STYLES, t, p)))
         .collect()
 }
 
-fn load_names(records: &[(usize, &TargetRecord, &PhaseRecord)]) -> Vec<String> {
+fn load_names(records: &[Of<'_>]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for load in records.iter().flat_map(|(_, _, p)| &p.loads) {
         if !names.contains(&load.name) {
@@ -206,14 +207,18 @@ fn load_names(records: &[(usize, &TargetRecord, &PhaseRecord)]) -> Vec<String> {
 
 fn over_time(out: &mut String, run: &RunRecord, name: &str) {
     let records = of_phase(run, name);
+    let longest = |of: fn(&PhaseRecord) -> f64| records.iter().map(|(_, _, p)| of(p)).fold(0.0, f64::max);
+    let span = Some((-longest(|p| p.warm_up_s), longest(|p| p.measured_s)));
     for load in load_names(&records) {
         let of = |p: &PhaseRecord| p.loads.iter().find(|l| l.name == load).cloned();
         let found: Vec<(usize, &PhaseRecord, LoadRecord)> =
             records.iter().filter_map(|(i, _, p)| Some((*i, *p, of(p)?))).collect();
         let line = |value: fn(&Point, f64) -> Option<f64>, thin: bool| -> Vec<Line> {
             let points = |(_, phase, load): &(usize, &PhaseRecord, LoadRecord)| -> Vec<Option<(f64, f64)>> {
-                let each = phase.interval_s;
-                load.series.iter().map(|p| value(p, each).map(|v| (p.t + each / 2.0, v))).collect()
+                // The last interval may be partial, and is not comparable with the others.
+                let (each, end) = (phase.interval_s, phase.measured_s + 0.01);
+                let whole = load.series.iter().filter(|p| p.t + each <= end);
+                whole.map(|p| value(p, each).map(|v| (p.t + each / 2.0, v))).collect()
             };
             let line = |f: &(usize, &PhaseRecord, LoadRecord)| Line {
                 style: f.0,
@@ -229,6 +234,7 @@ fn over_time(out: &mut String, run: &RunRecord, name: &str) {
             unit,
             horizontal: "time since the start of the measurement; before 0: warm-up",
             axis: Axis::Time,
+            span,
             lines,
             band,
             marks: marks(&records),
@@ -258,25 +264,32 @@ fn over_time(out: &mut String, run: &RunRecord, name: &str) {
             out.push_str(&chart.svg().unwrap_or_default());
         }
     }
-    processes(out, &records);
+    processes(out, &records, span);
 }
 
-fn processes(out: &mut String, records: &[(usize, &TargetRecord, &PhaseRecord)]) {
+fn processes(out: &mut String, records: &[Of<'_>], span: Option<(f64, f64)>) {
     let known: Vec<_> = records.iter().filter(|(_, _, p)| p.server_cpu_s.is_some()).collect();
     if known.is_empty() {
         return;
     }
-    let line = |(style, _, phase): &&(usize, &TargetRecord, &PhaseRecord)| Line {
+    let line = |(style, _, phase): &&Of<'_>| Line {
         style: *style,
         thin: false,
-        points: phase.samples.iter().map(|s| Some((s.t, s.server_cores))).collect(),
+        // The last sample includes what follows the measured time.
+        points: phase
+            .samples
+            .iter()
+            .filter(|s| s.t <= phase.measured_s)
+            .map(|s| Some((s.t, s.server_cores)))
+            .collect(),
         labels: Vec::new(),
     };
     let chart = Chart {
         title: "CPU of the server's processes".to_owned(),
         unit: "cores",
-        horizontal: "time since the start of the measurement",
+        horizontal: "time since the start of the measurement; before 0: warm-up",
         axis: Axis::Time,
+        span,
         lines: known.iter().map(line).collect(),
         band: None,
         marks: Vec::new(),
@@ -285,7 +298,7 @@ fn processes(out: &mut String, records: &[(usize, &TargetRecord, &PhaseRecord)])
     out.push_str(&chart.svg().unwrap_or_default());
 }
 
-fn marks(records: &[(usize, &TargetRecord, &PhaseRecord)]) -> Vec<Mark> {
+fn marks(records: &[Of<'_>]) -> Vec<Mark> {
     let mut marks = Vec::new();
     for (style, _, phase) in records {
         for event in &phase.events {
@@ -327,117 +340,13 @@ fn sweep(out: &mut String, run: &RunRecord, name: &str) {
             unit: "ms",
             horizontal: "requests per second",
             axis: Axis::Number,
+            span: None,
             lines,
             band: None,
             marks: Vec::new(),
             log: true,
         };
         out.push_str(&chart.svg().unwrap_or_default());
-    }
-}
-
-fn figures(out: &mut String, run: &RunRecord, name: &str) {
-    out.push_str("<div class=\"table\"><table>\n<tr><th>target</th><th>load</th>");
-    for head in [
-        "requests/s",
-        "MiB/s",
-        "p50 ms",
-        "p95 ms",
-        "p99 ms",
-        "p99.9 ms",
-        "max ms",
-        "errors",
-        "verified",
-        "wrong",
-    ] {
-        let _ = write!(out, "<th class=\"n\">{head}</th>");
-    }
-    out.push_str("</tr>\n");
-    let records = of_phase(run, name);
-    for (_, target, phase) in &records {
-        for l in &phase.loads {
-            let depth = phase.depth.map_or_else(String::new, |d| format!(", depth {d}"));
-            let _ = write!(
-                out,
-                "<tr><td class=\"k\">{}</td><td class=\"k\">{}{depth}</td>",
-                escape(&target.name),
-                escape(&l.name)
-            );
-            let a = l.latency;
-            for v in [l.iops, l.mib_s, a.p50, a.p95, a.p99, a.p999, a.max] {
-                let _ = write!(out, "<td class=\"n\">{}</td>", number(v));
-            }
-            for v in [l.errors, l.verified, l.wrong] {
-                let _ = write!(out, "<td class=\"n\">{}</td>", number(v as f64));
-            }
-            out.push_str("</tr>\n");
-        }
-    }
-    out.push_str("</table></div>\n");
-    costs(out, &records);
-}
-
-/// What a phase cost the server.
-fn costs(out: &mut String, records: &[(usize, &TargetRecord, &PhaseRecord)]) {
-    out.push_str("<div class=\"table\"><table>\n<tr><th>target</th>");
-    for head in [
-        "measured s",
-        "warm-up s",
-        "server CPU us/request",
-        "server MiB at most",
-        "this program's cores",
-        "other processes %",
-        "store reads",
-        "store writes",
-        "syncs",
-        "store MiB read",
-        "written",
-    ] {
-        let _ = write!(out, "<th class=\"n\">{head}</th>");
-    }
-    out.push_str("</tr>\n");
-    for (_, target, phase) in records {
-        let depth = phase.depth.map_or_else(String::new, |d| format!(", depth {d}"));
-        let steady = if phase.steady == Some(false) { ", not steady" } else { "" };
-        let _ = write!(out, "<tr><td class=\"k\">{}{depth}</td>", escape(&target.name));
-        // CPU is that of the whole phase, so it is divided by all requests of it.
-        let ops: u64 = phase.loads.iter().flat_map(|l| &l.series).map(|p| p.ops).sum();
-        let cpu = phase.server_cpu_s.filter(|_| ops > 0).map(|s| s * 1e6 / ops as f64);
-        let memory = phase.samples.iter().map(|s| s.server_bytes).max().filter(|b| *b > 0);
-        let seconds = (phase.measured_s + phase.warm_up_s).max(1e-3);
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let cells = [
-            Some(phase.measured_s),
-            Some(phase.warm_up_s),
-            cpu,
-            memory.map(mib),
-            Some(phase.client_cpu_s / seconds),
-            Some(phase.others_percent),
-            phase.store.map(|s| s.read_ops as f64),
-            phase.store.map(|s| s.write_ops as f64),
-            phase.store.map(|s| s.sync_ops as f64),
-            phase.store.map(|s| mib(s.read_bytes)),
-            phase.store.map(|s| mib(s.write_bytes)),
-        ];
-        for (i, cell) in cells.into_iter().enumerate() {
-            let note = if i == 1 { steady } else { "" };
-            let text = cell.map_or_else(|| "unknown".to_owned(), number);
-            let _ = write!(out, "<td class=\"n\">{text}{note}</td>");
-        }
-        out.push_str("</tr>\n");
-    }
-    out.push_str("</table></div>\n");
-    let events = records.iter().flat_map(|(_, t, p)| p.events.iter().map(move |e| (t, e)));
-    let failed: Vec<_> = events.filter(|(_, e)| e.error.is_some()).collect();
-    for (target, event) in failed {
-        let _ = writeln!(
-            out,
-            "<p class=\"fail\">{}: {} at {:.1} s failed: {}</p>",
-            escape(&target.name),
-            escape(&event.action),
-            event.start_s,
-            escape(event.error.as_deref().unwrap_or_default())
-        );
     }
 }
 

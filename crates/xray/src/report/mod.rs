@@ -4,6 +4,7 @@ mod chart;
 mod compare;
 mod csv;
 mod html;
+mod tables;
 
 use std::path::{Path, PathBuf};
 

@@ -6,7 +6,8 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::device::{Device, Endpoint, Needs};
+use crate::device::{Device, Needs};
+use crate::targets::Place;
 
 /// Interval between attempts.
 pub(super) const RETRY: Duration = Duration::from_millis(20);
@@ -27,13 +28,13 @@ pub(super) enum Attempt {
 
 impl Connecting {
     /// Starts to connect.
-    pub fn start(endpoint: &Endpoint, needs: Needs) -> Connecting {
+    pub fn start(place: &Place, needs: Needs) -> Connecting {
         let (sender, result) = channel();
         let stop = Arc::new(AtomicBool::new(false));
-        let (endpoint, stopped) = (endpoint.clone(), stop.clone());
+        let (place, stopped) = (place.clone(), stop.clone());
         std::thread::spawn(move || {
             while !stopped.load(Relaxed) {
-                if let Ok(device) = endpoint.open(needs) {
+                if let Ok(device) = place.open(needs) {
                     // Without a receiver, the stream is over.
                     let _ = sender.send(device);
                     return;

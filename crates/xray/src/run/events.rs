@@ -2,15 +2,22 @@
 
 use std::sync::Mutex;
 use std::thread::{Scope, ScopedJoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::RunError;
 use super::clock::Clock;
 use super::prepare::{Disks, write_all};
 use super::record::EventRecord;
+use crate::ats::updates::{Host, Lock};
+use crate::device::Endpoint;
+use crate::iscsi::IscsiError;
 use crate::scenario::{Action, Phase, Scenario};
-use crate::targets::{Act, System};
+use crate::targets::{Act, Place, System, TargetError};
 
+/// Number of the initiator that changes metadata; those of loads count from 1.
+const OTHER_HOST: u16 = 60_000;
+/// Mean delay of that host before it tries a lock again.
+const BACKOFF: Duration = Duration::from_millis(1);
 /// How long a server is away if the file does not specify it.
 const DEFAULT_AWAY: Duration = Duration::from_secs(1);
 
@@ -27,13 +34,15 @@ pub(super) struct Step {
 enum What {
     Act(Act),
     Fill(String),
+    /// Another host works on the first disk of a kind for this time.
+    Locks(String, Lock, Duration),
 }
 
 /// The steps of a phase, in order.
 pub(super) fn timeline(scenario: &Scenario, phase: &Phase) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut event = 0;
-    for e in scenario.events().filter(|e| e.phase.get_ref() == phase.name.get_ref()) {
+    for e in scenario.events_of(phase) {
         for n in 0..e.times {
             let at = e.at.0 + e.every.map_or(Duration::ZERO, |d| d.0) * n;
             let disk = e.disk.as_ref().map_or_else(String::new, |d| d.get_ref().clone());
@@ -47,9 +56,15 @@ pub(super) fn timeline(scenario: &Scenario, phase: &Phase) -> Vec<Step> {
                 Action::Restart => vec![(at, What::Act(Act::Restart))],
                 Action::Upgrade => vec![(at, What::Act(Act::Upgrade))],
                 Action::Fill => vec![(at, What::Fill(disk))],
+                Action::Reserve => vec![(at, What::Locks(disk, Lock::Reserve, back - at))],
+                Action::CompareAndWrite => vec![(at, What::Locks(disk, Lock::CompareAndWrite, back - at))],
                 Action::OsdKill => {
                     vec![(at, What::Act(Act::OsdKill(e.osd))), (back, What::Act(Act::OsdStart(e.osd)))]
                 }
+                Action::NodeKill => vec![(at, What::Act(Act::NodeKill))],
+                Action::NodeStart => vec![(at, What::Act(Act::NodeStart))],
+                Action::Handover => vec![(at, What::Act(Act::Handover))],
+                Action::RollingUpgrade => vec![(at, What::Act(Act::RollingUpgrade))],
             };
             steps.extend(whats.into_iter().map(|(at, what)| Step { at, event, action: e.action, what }));
             event += 1;
@@ -59,8 +74,8 @@ pub(super) fn timeline(scenario: &Scenario, phase: &Phase) -> Vec<Step> {
     steps
 }
 
-/// What a filling thread returns: the event, its end, and its result.
-type Filling<'scope> = ScopedJoinHandle<'scope, (usize, Duration, Result<(), RunError>)>;
+/// What a thread of an event returns: the event, its end, and its figures.
+type Working<'scope> = ScopedJoinHandle<'scope, (usize, Duration, Result<Option<String>, RunError>)>;
 
 /// See the module.
 pub(super) struct Conductor<'a, 'scope> {
@@ -70,7 +85,7 @@ pub(super) struct Conductor<'a, 'scope> {
     disks: &'a Disks,
     /// By the number of the event.
     records: Vec<EventRecord>,
-    filling: Vec<Filling<'scope>>,
+    working: Vec<Working<'scope>>,
 }
 
 impl<'a, 'scope> Conductor<'a, 'scope> {
@@ -80,7 +95,7 @@ impl<'a, 'scope> Conductor<'a, 'scope> {
         pids: &'a Mutex<Vec<u32>>,
         disks: &'a Disks,
     ) -> Conductor<'a, 'scope> {
-        Conductor { steps: steps.into(), system, pids, disks, records: Vec::new(), filling: Vec::new() }
+        Conductor { steps: steps.into(), system, pids, disks, records: Vec::new(), working: Vec::new() }
     }
 
     /// Does what is due. The measured time began at `start`.
@@ -97,12 +112,21 @@ impl<'a, 'scope> Conductor<'a, 'scope> {
                     let disks = self.disks.get(&kind).cloned().unwrap_or_default();
                     let places: Vec<_> =
                         (0..).zip(&disks).map(|(n, _)| self.system.place(&kind, n)).collect();
-                    self.filling.push(scope.spawn(move || {
+                    self.working.push(scope.spawn(move || {
                         let written = places
                             .into_iter()
                             .zip(&disks)
                             .try_for_each(|(place, disk)| write_all(&place?, disk));
-                        (step.event, clock.elapsed(), written)
+                        (step.event, clock.elapsed(), written.map(|()| None))
+                    }));
+                }
+                What::Locks(kind, lock, length) => {
+                    self.record(&step, clock, start);
+                    let place = self.system.place(&kind, 0);
+                    self.working.push(scope.spawn(move || {
+                        let done =
+                            place.map_err(RunError::from).and_then(|p| updates(&p, lock, length, clock));
+                        (step.event, clock.elapsed(), done.map(Some))
                     }));
                 }
             }
@@ -117,6 +141,7 @@ impl<'a, 'scope> Conductor<'a, 'scope> {
                 start_s: now,
                 end_s: now,
                 error: None,
+                figures: None,
             };
             let missing = self.records.len()..=step.event;
             self.records.extend(missing.map(none));
@@ -127,7 +152,7 @@ impl<'a, 'scope> Conductor<'a, 'scope> {
     fn act(&mut self, step: &Step, act: &Act, clock: &Clock, start: Duration) {
         let index = self.record(step, clock, start);
         // A killed server has no processes, and the sampler must not use their numbers.
-        if matches!(act, Act::Kill | Act::Restart)
+        if matches!(act, Act::Kill | Act::Restart | Act::NodeKill | Act::RollingUpgrade)
             && let Ok(mut pids) = self.pids.lock()
         {
             pids.clear();
@@ -143,7 +168,7 @@ impl<'a, 'scope> Conductor<'a, 'scope> {
         }
     }
 
-    /// After the loads: continues what is paused, starts what is killed, and waits for disks that are filled.
+    /// After the loads: continues what is paused, starts what is killed, and waits for threads of events.
     pub fn finish(&mut self, clock: &Clock, start: Duration) {
         while let Some(step) = self.steps.pop_front() {
             if let What::Act(act @ (Act::Start | Act::Continue | Act::OsdStart(_))) = &step.what
@@ -152,11 +177,14 @@ impl<'a, 'scope> Conductor<'a, 'scope> {
                 self.act(&step, act, clock, start);
             }
         }
-        for thread in std::mem::take(&mut self.filling) {
+        for thread in std::mem::take(&mut self.working) {
             let Ok((event, end, result)) = thread.join() else { continue };
             if let Some(record) = self.records.get_mut(event) {
                 record.end_s = end.as_secs_f64() - start.as_secs_f64();
-                record.error = result.err().map(|e| e.to_string());
+                match result {
+                    Ok(figures) => record.figures = figures,
+                    Err(error) => record.error = Some(error.to_string()),
+                }
             }
         }
     }
@@ -164,6 +192,21 @@ impl<'a, 'scope> Conductor<'a, 'scope> {
     pub fn into_records(self) -> Vec<EventRecord> {
         self.records
     }
+}
+
+/// Changes metadata as another host does, for a time.
+fn updates(place: &Place, lock: Lock, length: Duration, clock: &Clock) -> Result<String, RunError> {
+    let Endpoint::Iscsi(address) = &place.endpoint else {
+        return Err(TargetError::Unsupported("a lock of SCSI").into());
+    };
+    let failed = |source: IscsiError| {
+        RunError::Target(TargetError::Device { endpoint: place.endpoint.to_string(), source: source.into() })
+    };
+    let mut host = Host::connect(address, OTHER_HOST, lock, BACKOFF).map_err(failed)?;
+    host.format().map_err(failed)?;
+    let end = Instant::now() + length;
+    let done = host.run(None, || Instant::now() >= end || clock.is_halted()).map_err(failed)?;
+    Ok(format!("{} updates, the lock was held at {} attempts", done.done, done.conflicts))
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use super::stream::{Stream, StreamSpec};
 use super::{RunError, interrupted};
 use crate::bench::machine::CpuTimes;
 use crate::device::{DeviceError, Needs};
-use crate::scenario::{Action, Load, Phase, Scaled, Scenario, Script};
+use crate::scenario::{Action, Event, Load, Phase, Scaled, Scenario, Script};
 use crate::targets::{Place, StoreOps, System};
 use crate::vdi::Phase as Part;
 use crate::vdi::desk::{DEPTH, Desk, Family};
@@ -105,7 +105,7 @@ pub(super) fn run<'a>(
     let whole = planned(stage.scaled, phase) / phase.depths.len().max(1) as u32;
     let every = interval(whole.max(Duration::from_secs(1)));
     let plans = plan(stage, phase, &loads, depth, system)?;
-    let store_before = system.store();
+    let store_before = counters(scenario, phase, system);
     let cpu_before = CpuTimes::now();
     let clock = Clock::new();
     let pids = Mutex::new(system.pids());
@@ -167,7 +167,7 @@ pub(super) fn run<'a>(
         server_cpu_s: server_known.then_some(server_cpu_s),
         client_cpu_s,
         others_percent: (cpu_before.others_percent() - used).max(0.0),
-        store: store_growth(store_before, system.store()),
+        store: store_growth(store_before, counters(scenario, phase, system)),
     };
     Ok((record, failure))
 }
@@ -188,7 +188,13 @@ fn shifted(sampled: Option<Sampled>, start: Duration) -> (Vec<Sample>, f64, f64)
     (sampled.samples, sampled.server_cpu_s, sampled.client_cpu_s)
 }
 
-/// Growth of the counters; `None` if they are unknown, or started again with the server.
+/// Counters of the store; `None` in a phase in which they start again with the server.
+fn counters(scenario: &Scenario, phase: &Phase, system: &dyn System) -> Option<StoreOps> {
+    let ends_server = |e: &Event| e.action.disconnects() || e.action == Action::Upgrade;
+    if scenario.events_of(phase).any(ends_server) { None } else { system.store() }
+}
+
+/// Growth of the counters; `None` if they are unknown.
 fn store_growth(before: Option<StoreOps>, after: Option<StoreOps>) -> Option<StoreRecord> {
     let (before, after) = (before?, after?);
     Some(StoreRecord {
@@ -210,8 +216,8 @@ fn plan<'a>(
     system: &dyn System,
 ) -> Result<Vec<Plan<'a>>, RunError> {
     let scenario = &stage.scaled.scenario;
-    let events: Vec<_> = scenario.events().filter(|e| e.phase.get_ref() == phase.name.get_ref()).collect();
-    let reconnect = events.iter().any(|e| matches!(e.action, Action::Kill | Action::Restart));
+    let events: Vec<_> = scenario.events_of(phase).collect();
+    let reconnect = events.iter().any(|e| e.action.disconnects());
     let away = events.iter().filter_map(|e| e.length).map(|l| l.0).max().unwrap_or_default();
     let mut plans = Vec::new();
     for (index, load) in loads.iter().enumerate() {
@@ -337,7 +343,7 @@ fn open(plan: Plan<'_>) -> Result<Active<'_>, DeviceError> {
                         durable: false,
                         patience: PATIENCE,
                     };
-                    Desk::new(place.endpoint.open(needs)?, family, number, 1)
+                    Desk::new(place.open(needs)?, family, number, 1)
                 }
             };
             desk.begin(steps);
@@ -436,6 +442,7 @@ fn collect<'a>(
             first_error: series.first_error,
             unanswered: series.unanswered,
             reconnects: series.reconnects,
+            conflicts: series.conflicts,
             verified: series.verified,
             wrong: series.wrong,
             first_wrong: series.first_wrong.clone(),

@@ -136,7 +136,7 @@ fn write_image(place: &Place, family: Family<'_>) -> Result<(), RunError> {
     let failed =
         |source| RunError::Target(TargetError::Device { endpoint: place.endpoint.to_string(), source });
     let needs = Needs { depth: DEPTH, writes: true, flushes: true, durable: false, patience: PATIENCE };
-    let mut device = place.endpoint.open(needs).map_err(failed)?;
+    let mut device = place.open(needs).map_err(failed)?;
     let mut buffer = vec![0; 1 << 20];
     let mut cells = family.shape.data.iter();
     let mut flushed = false;

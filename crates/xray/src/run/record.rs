@@ -169,6 +169,9 @@ pub struct LoadRecord {
     pub unanswered: u64,
     /// Connections that were made again.
     pub reconnects: u64,
+    /// Requests that met a reservation of another host, and were sent again.
+    #[serde(default)]
+    pub conflicts: u64,
     /// Blocks that were verified, in the whole phase.
     pub verified: u64,
     /// Verified blocks with wrong content.
@@ -213,6 +216,9 @@ pub struct EventRecord {
     pub end_s: f64,
     /// Why it failed.
     pub error: Option<String>,
+    /// What it did, in figures.
+    #[serde(default)]
+    pub figures: Option<String>,
 }
 
 /// Processes at a moment.

@@ -43,6 +43,8 @@ pub(super) struct Series {
     pub first_error: Option<u32>,
     pub unanswered: u64,
     pub reconnects: u64,
+    /// Requests that met a reservation, and were sent again.
+    pub conflicts: u64,
     pub verified: u64,
     pub wrong: u64,
     pub first_wrong: Option<String>,
@@ -71,6 +73,7 @@ impl Series {
             first_error: None,
             unanswered: 0,
             reconnects: 0,
+            conflicts: 0,
             verified: 0,
             wrong: 0,
             first_wrong: None,
@@ -132,6 +135,7 @@ impl Series {
         self.first_error = self.first_error.or(other.first_error);
         self.unanswered += other.unanswered;
         self.reconnects += other.reconnects;
+        self.conflicts += other.conflicts;
         self.verified += other.verified;
         self.wrong += other.wrong;
         self.first_wrong = self.first_wrong.take().or(other.first_wrong);

@@ -26,6 +26,8 @@ const LONG_VERIFIED: u64 = 8;
 const PICKS: u32 = 100;
 /// NBD_ESHUTDOWN: the request was not executed, and a client sends it again on another connection.
 const SHUTDOWN: u32 = 108;
+/// Mean delay before a request that met a reservation is sent again; it varies by half.
+const BACKOFF: Duration = Duration::from_millis(1);
 /// Most arrivals that are counted as not sent.
 const MAX_UNSENT: u64 = 10_000_000;
 
@@ -96,6 +98,8 @@ pub(super) struct Stream {
     longs: u64,
     requests: Vec<Option<Request>>,
     again: VecDeque<Request>,
+    /// Nothing is sent before: another host has reserved the disk.
+    held: Option<Instant>,
     unflushed: Unflushed,
     back: Vec<u32>,
     heard: Instant,
@@ -107,7 +111,7 @@ pub(super) struct Stream {
 impl Stream {
     /// Opens the disk.
     pub fn open(spec: StreamSpec, place: Place, disk: Arc<DiskState>) -> Result<Stream, DeviceError> {
-        let device = place.endpoint.open(needs(&spec))?;
+        let device = place.open(needs(&spec))?;
         if place.base + spec.range.1 > device.size() {
             return Err(DeviceError::Lacks("is smaller than the disk of the scenario"));
         }
@@ -131,6 +135,7 @@ impl Stream {
             cursor,
             longs: 0,
             again: VecDeque::new(),
+            held: None,
             unflushed: Unflushed::default(),
             back: Vec::new(),
             heard: Instant::now(),
@@ -174,12 +179,18 @@ impl Stream {
             }
             return Ok((Some(now + RETRY), false));
         }
-        while self.room()
-            && let Some(request) = self.again.pop_front()
-        {
-            self.queue(request);
-        }
-        let due = self.advance(now, clock, series);
+        self.held = self.held.filter(|at| now < *at);
+        let due = match self.held {
+            Some(at) => Some(at),
+            None => {
+                while self.room()
+                    && let Some(request) = self.again.pop_front()
+                {
+                    self.queue(request);
+                }
+                self.advance(now, clock, series)
+            }
+        };
         let sent = self.device.as_mut().map_or(Ok(false), |d| d.send());
         match sent {
             Ok(blocked) => {
@@ -412,8 +423,14 @@ impl Stream {
     }
 
     fn settle(&mut self, done: Done, at: Duration, measured: bool, series: &mut Series) {
+        if done.conflict {
+            self.held = Some(Instant::now() + BACKOFF.mul_f64(0.5 + self.rng.unit()));
+            series.conflicts += 1;
+        }
         if done.flush {
             match done.error {
+                // It is repeated at its interval.
+                Some(_) if done.conflict => {}
                 Some(SHUTDOWN) if self.spec.reconnect => self.shut_down = true,
                 Some(code) => series.failed(code),
                 None => {
@@ -424,6 +441,10 @@ impl Stream {
             return;
         }
         let Some(request) = self.requests[done.slot].take() else { return };
+        if done.conflict {
+            self.again.push_back(request);
+            return;
+        }
         if let Some(code) = done.error {
             if code == SHUTDOWN && self.spec.reconnect {
                 self.shut_down = true;
@@ -510,7 +531,7 @@ impl Stream {
         requests.extend(std::mem::take(&mut self.again));
         requests.sort_unstable_by_key(|r| r.due);
         self.again = requests.into();
-        self.connecting = Some(Connecting::start(&self.place.endpoint, needs(&self.spec)));
+        self.connecting = Some(Connecting::start(&self.place, needs(&self.spec)));
         series.reconnects += 1;
         Ok(())
     }

@@ -50,6 +50,7 @@ fn load(series: Vec<Point>) -> LoadRecord {
         errors: 0,
         first_error: None,
         unanswered: 0,
+        conflicts: 0,
         reconnects: 0,
         verified: 10,
         wrong: 0,
@@ -61,7 +62,7 @@ fn load(series: Vec<Point>) -> LoadRecord {
 }
 
 fn target(load: LoadRecord, state: State) -> TargetRecord {
-    let event = EventRecord { action: "kill".into(), start_s: 1.0, end_s: 2.0, error: None };
+    let event = EventRecord { action: "kill".into(), start_s: 1.0, end_s: 2.0, error: None, figures: None };
     let phase = |name: &str, load: LoadRecord, events| PhaseRecord {
         name: name.into(),
         depth: None,

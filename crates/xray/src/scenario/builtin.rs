@@ -31,6 +31,17 @@ macro_rules! small_oltp {
     ($($key:literal = $value:literal),*) => { oltp!("1000", "100", "28GiB", "2GiB" $(, $key = $value)*) };
 }
 
+/// A scenario with the small database, in a file of its name.
+macro_rules! beside_oltp {
+    ($name:literal) => {
+        Builtin {
+            name: $name,
+            template: include_str!(concat!("builtin/", $name, ".toml")),
+            values: small_oltp!(),
+        }
+    };
+}
+
 macro_rules! vdi {
     ($worker:literal, $rate:literal, $count:literal) => {
         Builtin {
@@ -55,11 +66,7 @@ const ALL: &[Builtin] = &[
         values: oltp!("1500", "200", "28GiB", "2GiB", "which" = "high"),
     },
     plain("dss", include_str!("builtin/dss.toml")),
-    Builtin {
-        name: "database-colocation",
-        template: include_str!("builtin/database-colocation.toml"),
-        values: small_oltp!(),
-    },
+    beside_oltp!("database-colocation"),
     vdi!("task", "4", "25"),
     vdi!("task", "4", "50"),
     vdi!("task", "4", "100"),
@@ -97,34 +104,22 @@ const ALL: &[Builtin] = &[
             "total" = "6,400"
         ),
     },
-    Builtin {
-        name: "clone-impact",
-        template: include_str!("builtin/clone-impact.toml"),
-        values: small_oltp!(),
-    },
+    beside_oltp!("clone-impact"),
     plain("ingestion", include_str!("builtin/ingestion.toml")),
-    Builtin {
-        name: "hci-workflow",
-        template: include_str!("builtin/hci-workflow.toml"),
-        values: small_oltp!(),
-    },
-    Builtin {
-        name: "server-killed",
-        template: include_str!("builtin/server-killed.toml"),
-        values: small_oltp!(),
-    },
-    Builtin {
-        name: "server-paused",
-        template: include_str!("builtin/server-paused.toml"),
-        values: small_oltp!(),
-    },
-    Builtin {
-        name: "server-upgraded",
-        template: include_str!("builtin/server-upgraded.toml"),
-        values: small_oltp!(),
-    },
-    Builtin { name: "power-loss", template: include_str!("builtin/power-loss.toml"), values: small_oltp!() },
-    Builtin { name: "osd-lost", template: include_str!("builtin/osd-lost.toml"), values: small_oltp!() },
+    beside_oltp!("hci-workflow"),
+    beside_oltp!("server-killed"),
+    beside_oltp!("server-paused"),
+    beside_oltp!("server-upgraded"),
+    beside_oltp!("power-loss"),
+    beside_oltp!("osd-lost"),
+    beside_oltp!("node-failure"),
+    beside_oltp!("sequential-node-failure"),
+    plain("extended-node-failure", include_str!("builtin/extended-node-failure.toml")),
+    beside_oltp!("vm-high-availability"),
+    beside_oltp!("rolling-upgrade"),
+    beside_oltp!("live-migration"),
+    plain("shared-volume", include_str!("builtin/shared-volume.toml")),
+    plain("shared-volume-reserve", include_str!("builtin/shared-volume-reserve.toml")),
 ];
 
 const fn plain(name: &'static str, template: &'static str) -> Builtin {

@@ -5,6 +5,7 @@ use toml::Spanned;
 use super::file::{Action, Check, Disk, Event, FORMAT, Judge, Load, Phase, Scenario};
 use super::parse::unknown;
 use super::quantity::Size;
+use crate::ats::METADATA_BYTES;
 
 /// A mistake, and its position in the text.
 pub(super) struct Mistake {
@@ -205,7 +206,7 @@ fn event(s: &Scenario, spanned: &Spanned<Event>) -> Checked {
     if let Some(disk) = &e.disk {
         refers(disk, s.disks.iter().map(|d| &d.name), "disk")?;
     }
-    let with_disk = matches!(e.action, Action::Snapshot | Action::Clone | Action::Fill);
+    let with_disk = matches!(e.action, Action::Snapshot | Action::Clone | Action::Fill) || e.action.locks();
     ensure(with_disk == e.disk.is_some(), spanned, || match with_disk {
         true => "the event needs 'disk'".to_owned(),
         false => "the event concerns the server: remove 'disk'".to_owned(),
@@ -214,10 +215,24 @@ fn event(s: &Scenario, spanned: &Spanned<Event>) -> Checked {
         "'clones' belongs to 'do = \"clone\"'".to_owned()
     })?;
     ensure((1..=10_000).contains(&e.clones), spanned, || "'clones' must be 1 to 10000".to_owned())?;
-    let away = matches!(e.action, Action::Kill | Action::Pause | Action::OsdKill);
-    ensure(away || e.length.is_none(), spanned, || {
-        "'for' belongs to 'kill', 'pause' and 'osd_kill'".to_owned()
+    let lasts = matches!(e.action, Action::Kill | Action::Pause | Action::OsdKill) || e.action.locks();
+    ensure(lasts || e.length.is_none(), spanned, || {
+        "'for' belongs to 'kill', 'pause', 'osd_kill', 'reserve' and 'compare_and_write'".to_owned()
     })?;
+    let killed = |other: &Event| other.action == Action::NodeKill && other.at.0 < e.at.0;
+    ensure(e.action != Action::NodeStart || s.events_of(phase).any(killed), spanned, || {
+        "'node_start' needs an earlier 'node_kill' in the same phase".to_owned()
+    })?;
+    let locked = e.disk.iter().filter(|_| e.action.locks());
+    for disk in locked {
+        let end = s.size(disk.get_ref()).0.saturating_sub(METADATA_BYTES);
+        let loads = s.loads.iter().filter(|l| l.disk.get_ref() == disk.get_ref());
+        let free = loads.clone().all(|l| l.range(s.size(disk.get_ref()).0).1 <= end);
+        ensure(free, disk, || {
+            "the last MiB of the disk has the metadata that the other host changes: give its loads a smaller 'size'"
+                .to_owned()
+        })?;
+    }
     let filled = e.disk.iter().filter(|_| e.action == Action::Fill);
     for disk in filled {
         let used = phase.loads.iter().any(|l| s.load(l.get_ref()).disk.get_ref() == disk.get_ref());

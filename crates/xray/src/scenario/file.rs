@@ -169,6 +169,18 @@ pub enum Action {
     Fill,
     /// Ends an OSD of the Ceph cluster with SIGKILL, and starts it again.
     OsdKill,
+    /// Ends the server that has the pool with SIGKILL; another one takes the pool over.
+    NodeKill,
+    /// Starts the node that was killed.
+    NodeStart,
+    /// Moves the pool to another server.
+    Handover,
+    /// Replaces all servers, one after the other.
+    RollingUpgrade,
+    /// Another host changes metadata on the first disk of a kind, each time under RESERVE.
+    Reserve,
+    /// The same under COMPARE AND WRITE.
+    CompareAndWrite,
 }
 
 /// An event.
@@ -194,7 +206,7 @@ pub struct Event {
     /// Interval between the times.
     #[serde(default)]
     pub every: Option<Span>,
-    /// How long the server or OSD is away.
+    /// How long the server or OSD is away, or the other host works.
     #[serde(rename = "for", default)]
     pub length: Option<Span>,
     /// Number of the OSD.

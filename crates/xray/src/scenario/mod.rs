@@ -54,6 +54,11 @@ impl Scenario {
         self.events.iter().map(|e| e.get_ref())
     }
 
+    /// The events of a phase.
+    pub fn events_of(&self, phase: &Phase) -> impl Iterator<Item = &Event> {
+        self.events().filter(move |e| e.phase.get_ref() == phase.name.get_ref())
+    }
+
     /// What a target has to support.
     pub fn actions(&self) -> Vec<Action> {
         let mut actions: Vec<Action> = self.events().map(|e| e.action).collect();
@@ -91,6 +96,23 @@ impl Action {
             Action::Upgrade => "upgrade",
             Action::Fill => "fill",
             Action::OsdKill => "osd_kill",
+            Action::NodeKill => "node_kill",
+            Action::NodeStart => "node_start",
+            Action::Handover => "handover",
+            Action::RollingUpgrade => "rolling_upgrade",
+            Action::Reserve => "reserve",
+            Action::CompareAndWrite => "compare_and_write",
         }
+    }
+
+    /// Whether another host changes metadata.
+    pub fn locks(self) -> bool {
+        matches!(self, Action::Reserve | Action::CompareAndWrite)
+    }
+
+    /// Whether clients lose their connections, and connect again.
+    pub fn disconnects(self) -> bool {
+        use Action::{Handover, Kill, NodeKill, Restart, RollingUpgrade};
+        matches!(self, Kill | Restart | NodeKill | Handover | RollingUpgrade)
     }
 }

@@ -1,4 +1,4 @@
-//! A Forebay server, started for the run.
+//! Forebay: a server, or a pair of which one serves and the other one stands by, started for the run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::ceph::Cluster;
-use super::{Act, Place, StoreOps, Surroundings, System, TargetError, Transport, Wanted, disk_name};
-use crate::ats::servers::portal;
-use crate::bench::servers::{Forebay, ForebayConfig, version_of};
-use crate::bench::workdir::WorkDir;
+use super::node::Node;
+use super::{
+    Act, ForebayKind, Place, StoreOps, Surroundings, System, TargetError, Transport, Wanted, disk_name,
+};
+use crate::bench::servers::{Forebay, version_of};
 use crate::device::Endpoint;
 use crate::iscsi::Address;
 use crate::nbd::Target;
@@ -17,18 +18,17 @@ use crate::scenario::Action;
 use crate::vdi::counters::Counters;
 
 const IQN: &str = "iqn.2026-01.org.example:xray";
+const NO_CLUSTER: TargetError = TargetError::Unsupported("an event of a Ceph cluster");
 
-/// See the module. Fields drop in order: the server ends before its pool.
+/// See the module. Fields drop in order: servers end before their pool.
 pub(super) struct ForebaySystem {
-    /// `None` while it is killed.
-    server: Option<Forebay>,
+    /// One, or a pair.
+    nodes: Vec<Node>,
+    /// The node that serves.
+    serving: usize,
     cluster: Option<Cluster>,
-    dir: WorkDir,
     binary: PathBuf,
-    config: ForebayConfig,
     transport: Transport,
-    /// Address of NBD over TCP, or of iSCSI.
-    address: String,
     version: String,
     /// The names of the disks of each kind.
     disks: BTreeMap<String, Vec<String>>,
@@ -37,13 +37,7 @@ pub(super) struct ForebaySystem {
 
 impl ForebaySystem {
     /// Starts it on an empty pool.
-    pub fn start(
-        around: &Surroundings,
-        transport: Transport,
-        rados: bool,
-        cache: u64,
-        settings: &str,
-    ) -> Result<ForebaySystem, TargetError> {
+    pub fn start(around: &Surroundings, kind: &ForebayKind) -> Result<ForebaySystem, TargetError> {
         if !around.forebay.is_file() {
             let what = format!(
                 "{} does not exist: build forebay-server, or give --forebay",
@@ -51,40 +45,103 @@ impl ForebaySystem {
             );
             return Err(TargetError::Unavailable(what));
         }
-        let cluster = if rados { Some(Cluster::start(around)?) } else { None };
-        let dir = WorkDir::create(&around.parent)?;
-        let address = portal()?;
-        let mut config = ForebayConfig::new("forebay", cache).with(settings);
-        match transport {
-            Transport::Unix => {}
-            Transport::Tcp => config.options.extend(["--nbd".to_owned(), address.clone()]),
-            Transport::Iscsi => config.options.extend(["--iscsi".to_owned(), address.clone()]),
-        }
-        if let Some(cluster) = &cluster {
-            let conf = cluster.conf().display().to_string();
-            config.options.extend(["--pool".into(), "rados:test/xray".into(), "--ceph-conf".into(), conf]);
-        }
-        let server = Forebay::start(&dir, &around.forebay, &config)?;
-        if transport == Transport::Iscsi {
-            server.cli(&["target", "create", IQN, "--open"])?;
-        }
         let version = version_of(&around.forebay)?;
-        Ok(ForebaySystem {
-            server: Some(server),
+        let cluster = if kind.rados { Some(Cluster::start(around)?) } else { None };
+        let node = |number| Node::new(around, kind, cluster.as_ref(), number);
+        let nodes: Vec<Node> = (0..kind.nodes.max(1)).map(node).collect::<Result<_, _>>()?;
+        let mut system = ForebaySystem {
+            nodes,
+            serving: 0,
             cluster,
-            dir,
             binary: around.forebay.clone(),
-            config,
-            transport,
-            address,
-            version,
+            transport: kind.transport,
+            version: if kind.nodes > 1 { format!("{version}, {} servers", kind.nodes) } else { version },
             disks: BTreeMap::new(),
             luns: Vec::new(),
-        })
+        };
+        system.boot()?;
+        if system.transport == Transport::Iscsi {
+            system.server()?.cli(&["target", "create", IQN, "--open"])?;
+        }
+        for number in 1..system.nodes.len() {
+            system.stand_by(number)?;
+        }
+        Ok(system)
     }
 
+    /// The server that has the pool.
     fn server(&mut self) -> Result<&mut Forebay, TargetError> {
-        self.server.as_mut().ok_or(TargetError::Unsupported("this event while the server is killed"))
+        self.nodes[self.serving].running()
+    }
+
+    fn boot(&mut self) -> Result<(), TargetError> {
+        self.nodes[self.serving].start(&self.binary)
+    }
+
+    /// Starts the server of a node that does not serve.
+    fn stand_by(&mut self, number: usize) -> Result<String, TargetError> {
+        let cluster = self.cluster.as_ref().ok_or(NO_CLUSTER)?;
+        self.nodes[number].stand_by(&self.binary, cluster)
+    }
+
+    /// The node that does not serve.
+    fn other(&self) -> Result<usize, TargetError> {
+        match self.nodes.len() {
+            2 => Ok(1 - self.serving),
+            _ => Err(TargetError::Unsupported("an event of a second node")),
+        }
+    }
+
+    /// Ends the node that serves; the other one takes the pool over.
+    fn kill_node(&mut self) -> Result<(), TargetError> {
+        let other = self.other()?;
+        self.nodes[other].running()?;
+        self.server()?.server.process.kill()?;
+        self.nodes[self.serving].server = None;
+        self.serving = other;
+        Ok(self.server()?.wait_ready()?)
+    }
+
+    fn start_node(&mut self) -> Result<(), TargetError> {
+        let other = self.other()?;
+        if self.nodes[other].server.is_some() {
+            return Err(TargetError::Unsupported("the start of a node that runs"));
+        }
+        self.stand_by(other).map(drop)
+    }
+
+    /// Moves the pool to the other node; the former one stands by.
+    fn hand_over(&mut self) -> Result<(), TargetError> {
+        let other = self.other()?;
+        let cluster = self.cluster.as_ref().ok_or(NO_CLUSTER)?;
+        let heir = self.nodes[other].wait_standby(&self.binary, cluster)?;
+        self.server()?.cli(&["pool", "handover", "--to", &heir])?;
+        self.serving = other;
+        Ok(self.server()?.wait_ready()?)
+    }
+
+    /// Replaces the process that stands by, hands the pool over to it, and waits until the former owner,
+    /// which executes its program again, stands by.
+    fn rolling_upgrade(&mut self) -> Result<(), TargetError> {
+        let (first, other) = (self.serving, self.other()?);
+        self.nodes[other].running()?.server.process.stop()?;
+        self.nodes[other].server = None;
+        self.stand_by(other)?;
+        self.hand_over()?;
+        let cluster = self.cluster.as_ref().ok_or(NO_CLUSTER)?;
+        self.nodes[first].wait_standby(&self.binary, cluster).map(drop)
+    }
+
+    fn endpoint(&self, node: &Node, name: &str) -> Result<Endpoint, TargetError> {
+        Ok(match self.transport {
+            Transport::Unix => Endpoint::Nbd(Target::Unix(node.dir.socket("forebay")), name.to_owned()),
+            Transport::Tcp => Endpoint::Nbd(Target::Tcp(node.address.clone()), name.to_owned()),
+            Transport::Iscsi => {
+                let lun = self.luns.iter().position(|n| n == name).and_then(|n| u8::try_from(n).ok());
+                let lun = lun.ok_or(TargetError::Unsupported("a unit above 255"))?;
+                Endpoint::Iscsi(Address { portal: node.address.clone(), target: IQN.to_owned(), lun })
+            }
+        })
     }
 
     fn add(&mut self, kind: &str, names: Vec<String>) -> Result<(), TargetError> {
@@ -99,13 +156,8 @@ impl ForebaySystem {
         Ok(())
     }
 
-    fn boot(&mut self) -> Result<(), TargetError> {
-        self.server = Some(Forebay::start(&self.dir, &self.binary, &self.config)?);
-        Ok(())
-    }
-
     fn cluster(&self) -> Result<&Cluster, TargetError> {
-        self.cluster.as_ref().ok_or(TargetError::Unsupported("an event of a Ceph cluster"))
+        self.cluster.as_ref().ok_or(NO_CLUSTER)
     }
 
     fn clone_disk(&mut self, origin: &str, name: &str, count: u32) -> Result<Vec<String>, TargetError> {
@@ -131,11 +183,20 @@ impl System for ForebaySystem {
     }
 
     fn supports(&self, action: Action) -> bool {
-        action != Action::OsdKill || self.cluster.is_some()
+        let is_pair = self.nodes.len() > 1;
+        match action {
+            Action::OsdKill => self.cluster.is_some(),
+            Action::NodeKill | Action::NodeStart | Action::Handover | Action::RollingUpgrade => is_pair,
+            // Another node takes over: that is `NodeKill`.
+            Action::Kill | Action::Pause | Action::Restart => !is_pair,
+            Action::Reserve | Action::CompareAndWrite => self.transport == Transport::Iscsi,
+            Action::Snapshot | Action::Clone | Action::Upgrade | Action::Fill => true,
+        }
     }
 
     fn pids(&self) -> Vec<u32> {
-        self.server.iter().map(|s| s.server.process.id()).collect()
+        let servers = self.nodes.iter().filter_map(|n| n.server.as_ref());
+        servers.map(|s| s.server.process.id()).collect()
     }
 
     fn create(&mut self, disks: &[Wanted]) -> Result<(), TargetError> {
@@ -158,16 +219,10 @@ impl System for ForebaySystem {
         let names = self.disks.get(kind);
         let name = names.and_then(|names| names.get(number as usize));
         let name = name.ok_or(TargetError::Unsupported("a disk of this kind"))?;
-        let endpoint = match self.transport {
-            Transport::Unix => Endpoint::Nbd(Target::Unix(self.dir.socket(self.config.name)), name.clone()),
-            Transport::Tcp => Endpoint::Nbd(Target::Tcp(self.address.clone()), name.clone()),
-            Transport::Iscsi => {
-                let lun = self.luns.iter().position(|n| n == name).and_then(|n| u8::try_from(n).ok());
-                let lun = lun.ok_or(TargetError::Unsupported("a unit above 255"))?;
-                Endpoint::Iscsi(Address { portal: self.address.clone(), target: IQN.to_owned(), lun })
-            }
-        };
-        Ok(Place { endpoint, base: 0 })
+        let (before, serving_on) = self.nodes.split_at(self.serving);
+        let mut endpoints = serving_on.iter().chain(before).map(|node| self.endpoint(node, name));
+        let first = endpoints.next().ok_or(TargetError::Unsupported("a disk without a server"))??;
+        Ok(Place { others: endpoints.collect::<Result<_, _>>()?, ..Place::of(first) })
     }
 
     fn act(&mut self, act: &Act) -> Result<(), TargetError> {
@@ -180,25 +235,29 @@ impl System for ForebaySystem {
             Act::Clone(origin, name, count) => drop(self.clone_disk(origin, name, *count)?),
             Act::Kill => {
                 self.server()?.server.process.kill()?;
-                self.server = None;
+                self.nodes[self.serving].server = None;
             }
             Act::Start => self.boot()?,
             Act::Pause => self.server()?.server.process.pause()?,
             Act::Continue => self.server()?.server.process.resume()?,
             Act::Restart => {
                 self.server()?.server.process.stop()?;
-                self.server = None;
+                self.nodes[self.serving].server = None;
                 self.boot()?;
             }
             Act::Upgrade => self.server()?.upgrade()?,
             Act::OsdKill(n) => self.cluster()?.osd("kill-osd", *n)?,
             Act::OsdStart(n) => self.cluster()?.osd("start-osd", *n)?,
+            Act::NodeKill => self.kill_node()?,
+            Act::NodeStart => self.start_node()?,
+            Act::Handover => self.hand_over()?,
+            Act::RollingUpgrade => self.rolling_upgrade()?,
         }
         Ok(())
     }
 
     fn store(&self) -> Option<StoreOps> {
-        let c = Counters::now(self.server.as_ref()?).ok()?;
+        let c = Counters::now(self.nodes[self.serving].server.as_ref()?).ok()?;
         Some(StoreOps {
             guest_ops: c.guest_ops,
             read_ops: c.read_ops,

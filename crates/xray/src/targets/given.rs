@@ -85,7 +85,8 @@ impl System for Given {
     fn place(&self, kind: &str, number: u32) -> Result<Place, TargetError> {
         let found = self.disks.iter().find(|(disk, _)| disk.kind == kind && number < disk.count);
         let (disk, first) = found.ok_or(TargetError::Unsupported("a disk of this kind"))?;
-        Ok(Place { endpoint: self.endpoint.clone(), base: first + disk.size * u64::from(number) })
+        let base = first + disk.size * u64::from(number);
+        Ok(Place { base, ..Place::of(self.endpoint.clone()) })
     }
 
     fn act(&mut self, _act: &Act) -> Result<(), TargetError> {

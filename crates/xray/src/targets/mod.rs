@@ -1,13 +1,14 @@
 //! The systems under test: what each can do, and how it is started and disturbed.
 //!
 //! [`TargetSpec`] selects one, by a word of the command line or by a description in TOML;
-//! [`TargetSpec::start`] makes it run. `forebay`, `qemu` (also librbd) and `raw` (`nbdkit` and `tgtd`, on
-//! raw files) start servers, `given` uses a disk that exists already. Each declares what it supports: what
-//! is not declared is never tried, and never pretended.
+//! [`TargetSpec::start`] makes it run. `forebay` with its `node`s, `qemu` (also librbd) and `raw`
+//! (`nbdkit` and `tgtd`, on raw files) start servers, `given` uses a disk that exists already. Each declares
+//! what it supports: what is not declared is never tried, and never pretended.
 
 mod ceph;
 mod forebay;
 mod given;
+mod node;
 mod qemu;
 mod raw;
 mod spec;
@@ -16,10 +17,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-pub use spec::{Kind, SpecError, TargetSpec, Transport, parse_file};
+pub use spec::{ForebayKind, Kind, SpecError, TargetSpec, Transport, parse_file};
 
 use crate::bench::BenchError;
-use crate::device::{DeviceError, Endpoint};
+use crate::device::{Device, DeviceError, Endpoint, Needs};
 use crate::scenario::Action;
 
 /// Where a disk is on a target.
@@ -27,8 +28,25 @@ use crate::scenario::Action;
 pub struct Place {
     /// The disk or device.
     pub endpoint: Endpoint,
+    /// Other servers that may have it, if the first one does not serve it.
+    pub others: Vec<Endpoint>,
     /// Its first byte there.
     pub base: u64,
+}
+
+impl Place {
+    /// A disk that is on one server, from its first byte.
+    pub fn of(endpoint: Endpoint) -> Place {
+        Place { endpoint, others: Vec::new(), base: 0 }
+    }
+
+    /// Opens the disk where it is served. The error is that of the first endpoint.
+    pub fn open(&self, needs: Needs) -> Result<Box<dyn Device>, DeviceError> {
+        self.endpoint.open(needs).or_else(|first| {
+            let found = self.others.iter().find_map(|other| other.open(needs).ok());
+            found.ok_or(first)
+        })
+    }
 }
 
 /// One step of an event.
@@ -54,6 +72,14 @@ pub enum Act {
     OsdKill(u32),
     /// Starts an OSD that was killed.
     OsdStart(u32),
+    /// SIGKILL to the node that serves; ends when another one does.
+    NodeKill,
+    /// Starts the node that was killed.
+    NodeStart,
+    /// Moves the disks to the other node.
+    Handover,
+    /// Replaces the processes of all nodes, one after the other.
+    RollingUpgrade,
 }
 
 /// Disks of a kind to be created.
@@ -123,9 +149,7 @@ impl TargetSpec {
     /// Starts it.
     pub fn start(&self, around: &Surroundings) -> Result<Box<dyn System>, TargetError> {
         Ok(match &self.kind {
-            Kind::Forebay { transport, rados, cache, settings } => {
-                Box::new(forebay::ForebaySystem::start(around, *transport, *rados, cache.0, settings)?)
-            }
+            Kind::Forebay(kind) => Box::new(forebay::ForebaySystem::start(around, kind)?),
             Kind::QemuNbd => Box::new(qemu::QemuSystem::qcow2(around)?),
             Kind::Librbd => Box::new(qemu::QemuSystem::librbd(around)?),
             Kind::Nbdkit => Box::new(raw::RawSystem::nbdkit(around)?),

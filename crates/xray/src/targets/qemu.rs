@@ -88,6 +88,15 @@ impl QemuSystem {
         Ok(())
     }
 
+    fn kill_all(&mut self) -> Result<(), TargetError> {
+        for export in self.all() {
+            if let Some(mut server) = export.server.take() {
+                server.process.kill()?;
+            }
+        }
+        Ok(())
+    }
+
     /// Makes a clone that is not served yet. The origin is not served any more: a server locks its image.
     fn clone_image(&mut self, origin: &str, name: &str) -> Result<(), TargetError> {
         let first = self.exports.get_mut(origin).and_then(|e| e.first_mut());
@@ -125,8 +134,14 @@ impl System for QemuSystem {
     fn supports(&self, action: Action) -> bool {
         match action {
             Action::Clone | Action::Kill | Action::Pause | Action::Restart | Action::Fill => true,
-            Action::Snapshot | Action::OsdKill => self.cluster.is_some(),
-            Action::Upgrade => false,
+            Action::Snapshot | Action::OsdKill | Action::NodeKill | Action::NodeStart => {
+                self.cluster.is_some()
+            }
+            Action::Upgrade
+            | Action::Handover
+            | Action::RollingUpgrade
+            | Action::Reserve
+            | Action::CompareAndWrite => false,
         }
     }
 
@@ -163,7 +178,7 @@ impl System for QemuSystem {
         let export = self.exports.get(kind).and_then(|e| e.get(number as usize));
         let export = export.ok_or(TargetError::Unsupported("a disk of this kind"))?;
         let target = crate::nbd::Target::Unix(self.dir.socket(&export.name));
-        Ok(Place { endpoint: Endpoint::Nbd(target, String::new()), base: 0 })
+        Ok(Place::of(Endpoint::Nbd(target, String::new())))
     }
 
     fn act(&mut self, act: &Act) -> Result<(), TargetError> {
@@ -180,13 +195,14 @@ impl System for QemuSystem {
                     self.clone_image(origin, &disk_name(name, n))?;
                 }
             }
-            Act::Kill => {
-                for export in self.all() {
-                    if let Some(mut server) = export.server.take() {
-                        server.process.kill()?;
-                    }
-                }
+            Act::Kill => self.kill_all()?,
+            // The clients of the cluster run again at once, as on another host whose manager has noticed
+            // the failure without delay: there is no such manager here, so this is the best case.
+            Act::NodeKill => {
+                self.kill_all()?;
+                self.start_all()?;
             }
+            Act::NodeStart => {}
             Act::Start => self.start_all()?,
             Act::Pause => {
                 for server in self.all().filter_map(|e| e.server.as_ref()) {
@@ -210,7 +226,9 @@ impl System for QemuSystem {
                 let what = if matches!(act, Act::OsdKill(_)) { "kill-osd" } else { "start-osd" };
                 self.cluster.as_ref().ok_or(TargetError::Unsupported("an OSD"))?.osd(what, *n)?;
             }
-            Act::Upgrade => return Err(TargetError::Unsupported("an upgrade")),
+            Act::Upgrade | Act::Handover | Act::RollingUpgrade => {
+                return Err(TargetError::Unsupported("this event"));
+            }
         }
         Ok(())
     }

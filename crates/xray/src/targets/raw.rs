@@ -100,7 +100,9 @@ impl System for RawSystem {
     }
 
     fn supports(&self, action: Action) -> bool {
-        matches!(action, Action::Kill | Action::Pause | Action::Restart | Action::Fill)
+        let of_both = matches!(action, Action::Kill | Action::Pause | Action::Restart | Action::Fill);
+        // `tgtd` 1.0 has no COMPARE AND WRITE.
+        of_both || self.portal.is_some() && action == Action::Reserve
     }
 
     fn pids(&self) -> Vec<u32> {
@@ -138,7 +140,7 @@ impl System for RawSystem {
                 Endpoint::Nbd(socket, self.files[index].clone())
             }
         };
-        Ok(Place { endpoint, base: 0 })
+        Ok(Place::of(endpoint))
     }
 
     fn act(&mut self, act: &Act) -> Result<(), TargetError> {

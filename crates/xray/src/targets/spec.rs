@@ -23,20 +23,26 @@ pub enum Transport {
     Iscsi,
 }
 
+/// How Forebay runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForebayKind {
+    /// How clients reach it.
+    pub transport: Transport,
+    /// Its pool is in a Ceph cluster for tests.
+    pub rados: bool,
+    /// Number of servers of the pool: 1, or 2 of which one stands by.
+    pub nodes: u32,
+    /// Its read cache.
+    pub cache: Size,
+    /// Additional text of its configuration.
+    pub settings: String,
+}
+
 /// The kinds of targets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// A Forebay server.
-    Forebay {
-        /// How clients reach it.
-        transport: Transport,
-        /// Its pool is in a Ceph cluster for tests.
-        rados: bool,
-        /// Its read cache.
-        cache: Size,
-        /// Additional text of its configuration.
-        settings: String,
-    },
+    /// Forebay.
+    Forebay(ForebayKind),
     /// `qemu-nbd` on qcow2 files, one server for each disk.
     QemuNbd,
     /// `qemu-nbd` on images of RBD, in a Ceph cluster for tests.
@@ -63,8 +69,8 @@ pub struct TargetSpec {
 pub enum SpecError {
     /// An unknown word.
     #[error(
-        "unknown target \"{0}\": use forebay, forebay-tcp, forebay-iscsi, forebay-rados, qemu-nbd, nbdkit, tgtd, \
-         librbd, nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH, iscsi://HOST:PORT/TARGET/LUN or file:PATH"
+        "unknown target \"{0}\": use forebay, forebay-tcp, forebay-iscsi, forebay-rados, forebay-rados-2, qemu-nbd, \
+         nbdkit, tgtd, librbd, nbd://HOST:PORT/EXPORT, nbd+unix:///EXPORT?socket=PATH, iscsi://HOST:PORT/TARGET/LUN or file:PATH"
     )]
     Unknown(String),
     /// A wrong file.
@@ -83,17 +89,17 @@ impl FromStr for TargetSpec {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<TargetSpec, SpecError> {
-        let forebay = |transport, rados| Kind::Forebay {
-            transport,
-            rados,
-            cache: DEFAULT_CACHE,
-            settings: String::new(),
+        let forebay = |transport, nodes: u32| {
+            let (rados, cache, settings) = (nodes > 0, DEFAULT_CACHE, String::new());
+            Kind::Forebay(ForebayKind { transport, rados, nodes: nodes.max(1), cache, settings })
         };
         let kind = match text {
-            "forebay" => forebay(Transport::Unix, false),
-            "forebay-tcp" => forebay(Transport::Tcp, false),
-            "forebay-iscsi" => forebay(Transport::Iscsi, false),
-            "forebay-rados" => forebay(Transport::Unix, true),
+            "forebay" => forebay(Transport::Unix, 0),
+            "forebay-tcp" => forebay(Transport::Tcp, 0),
+            "forebay-iscsi" => forebay(Transport::Iscsi, 0),
+            "forebay-rados" => forebay(Transport::Unix, 1),
+            // Clients on a UNIX socket belong to one host.
+            "forebay-rados-2" => forebay(Transport::Tcp, 2),
             "qemu-nbd" => Kind::QemuNbd,
             "librbd" => Kind::Librbd,
             "nbdkit" => Kind::Nbdkit,
@@ -158,10 +164,14 @@ pub fn parse_file(file: &str, text: &str) -> Result<Vec<TargetSpec>, SpecError> 
     let described = |d: Described| {
         let mut spec: TargetSpec = d.target.parse().map_err(|e: SpecError| wrong(e.to_string()))?;
         match &mut spec.kind {
-            Kind::Forebay { transport, cache, settings, .. } => {
-                *transport = d.transport.unwrap_or(*transport);
-                *cache = d.cache.unwrap_or(*cache);
-                *settings = d.settings;
+            Kind::Forebay(kind) => {
+                kind.transport = d.transport.unwrap_or(kind.transport);
+                kind.cache = d.cache.unwrap_or(kind.cache);
+                kind.settings = d.settings;
+                if kind.nodes > 1 && kind.transport == Transport::Unix {
+                    let what = "clients of two nodes need transport = \"tcp\" or \"iscsi\"";
+                    return Err(wrong(format!("'{}': {what}", d.name)));
+                }
             }
             _ if d.cache.is_some() || d.transport.is_some() || !d.settings.is_empty() => {
                 return Err(wrong(format!("'{}': cache, transport and settings belong to forebay", d.name)));
@@ -189,7 +199,7 @@ mod tests {
             assert_eq!(given(uri), uri);
         }
         assert_eq!(given("nbd://host/"), "nbd://host:10809/");
-        for word in ["forebay", "forebay-iscsi", "qemu-nbd", "nbdkit", "tgtd", "librbd"] {
+        for word in ["forebay", "forebay-iscsi", "forebay-rados-2", "qemu-nbd", "nbdkit", "tgtd", "librbd"] {
             assert_eq!(word.parse::<TargetSpec>().expect(word).name, word);
         }
         for bad in ["", "fore", "file:", "nbd+unix:///a", "iscsi://h/t", "iscsi://h/t/x", "http://a"] {
@@ -203,12 +213,13 @@ mod tests {
             "[[target]]\nname = \"big\"\ntarget = \"forebay\"\ncache = \"4GiB\"\ntransport = \"tcp\"\n";
         let specs = parse_file("t", text).expect("is valid");
         assert!(
-            matches!(specs[0].kind, Kind::Forebay { transport: Transport::Tcp, cache: Size(n), .. } if n == 4 << 30)
+            matches!(&specs[0].kind, Kind::Forebay(f) if f.transport == Transport::Tcp && f.cache.0 == 4 << 30)
         );
         for (bad, part) in [
             (text.replace("cache", "cash"), "line 4"),
             (text.replace("\"forebay\"", "\"nbdkit\""), "belong to forebay"),
             (text.replace("\"forebay\"", "\"x\""), "unknown target"),
+            (text.replace("forebay", "forebay-rados-2").replace("tcp", "unix"), "need transport"),
         ] {
             let error = parse_file("t", &bad).expect_err(&bad).to_string();
             assert!(error.contains(part), "{error}");

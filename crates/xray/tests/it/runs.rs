@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use forebay_xray::run::record::{LoadRecord, RunRecord, State};
 use crate::server::{Fault, PAUSE, Server};
 
 /// Two disks of 1 MiB with a mix, one of 2 MiB that is only read; some checks.
-const SCENARIO: &str = r#"format = 1
+pub(crate) const SCENARIO: &str = r#"format = 1
 name = "small"
 title = "Small"
 about = "A test."
@@ -45,21 +45,22 @@ percentile = 75
 below = "10s"
 "#;
 
-struct Test {
-    dir: tempfile::TempDir,
+/// A directory for a run.
+pub(crate) struct Test {
+    pub dir: tempfile::TempDir,
 }
 
 impl Test {
-    fn new() -> Test {
+    pub fn new() -> Test {
         Test { dir: tempfile::tempdir().expect("a directory") }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// The command that runs a scenario with these targets and options.
-    fn command(&self, scenario: &str, args: &[&str]) -> Command {
+    pub fn command(&self, scenario: &str, args: &[&str]) -> Command {
         let file = self.path("scenario.toml");
         std::fs::write(&file, scenario).expect("writes");
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-xray"));
@@ -68,21 +69,21 @@ impl Test {
         command
     }
 
-    fn run(&self, scenario: &str, args: &[&str]) -> Output {
+    pub fn run(&self, scenario: &str, args: &[&str]) -> Output {
         self.command(scenario, args).output().expect("runs")
     }
 
-    fn report(&self) -> RunRecord {
+    pub fn report(&self) -> RunRecord {
         let bytes = std::fs::read(self.path("run/report.json")).expect("a report");
         serde_json::from_slice(&bytes).expect("is a report")
     }
 
-    fn load(&self) -> LoadRecord {
+    pub fn load(&self) -> LoadRecord {
         self.report().targets[0].phases[0].loads[0].clone()
     }
 
     /// Nothing is left: no directory for servers, no unfinished file, and no process that uses the directory.
-    fn assert_clean(&self) {
+    pub fn assert_clean(&self) {
         let mut entries: Vec<String> = Vec::new();
         for dir in [self.dir.path().to_owned(), self.path("run")] {
             let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -98,11 +99,11 @@ impl Test {
     }
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn installed(program: &str) -> bool {
+pub(crate) fn installed(program: &str) -> bool {
     let found = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if found.is_err() {
         eprintln!("skipped: {program} is not installed");
@@ -462,30 +463,4 @@ fn built_in_scenarios_run_on_forebay() {
         }
         t.assert_clean();
     }
-}
-
-#[test]
-fn two_reports_are_compared() {
-    let (t, server) = (Test::new(), Server::start(Fault::None));
-    let done = t.run(SCENARIO, &["--target", &server.uri(), "--overwrite", "--quiet"]);
-    assert!(done.status.success());
-    let report = t.path("run/report.json");
-    let compare = |later: &Path| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-xray"));
-        command.arg("compare").arg(&report).arg(later).output().expect("runs")
-    };
-    let same = compare(&report);
-    assert!(same.status.success() && text(&same.stdout).contains("+0.0 %"), "{}", text(&same.stdout));
-    let mut slower = t.report();
-    let load = &mut slower.targets[0].phases[0].loads[0];
-    (load.iops, load.latency.p95) = (load.iops / 2.0, load.latency.p95 * 2.0);
-    let path = t.path("slower.json");
-    std::fs::write(&path, serde_json::to_vec(&slower).expect("is JSON")).expect("writes");
-    let worse = compare(&path);
-    let out = text(&worse.stdout);
-    assert_eq!(worse.status.code(), Some(3), "{out}");
-    assert!(out.contains("rate -50.0 %") && out.contains("p95 latency +100.0 %"), "{out}");
-    slower.scale = forebay_xray::scenario::Scale::all(0.5);
-    std::fs::write(&path, serde_json::to_vec(&slower).expect("is JSON")).expect("writes");
-    assert!(text(&compare(&path).stderr).contains("scaled differently"));
 }

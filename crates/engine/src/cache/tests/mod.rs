@@ -1,5 +1,6 @@
 //! Tests of the read cache and of the table of misses. All of them are seeded.
 
+mod advice;
 mod misses;
 mod model;
 mod policy;

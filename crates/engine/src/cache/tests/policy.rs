@@ -34,10 +34,10 @@ impl Lru {
 }
 
 /// Ranks with probability in proportion to 1 / rank^s.
-struct Zipf(Vec<f64>);
+pub(super) struct Zipf(Vec<f64>);
 
 impl Zipf {
-    fn new(n: usize, s: f64) -> Zipf {
+    pub fn new(n: usize, s: f64) -> Zipf {
         let mut sum = 0.0;
         let mut cumulative = Vec::with_capacity(n);
         for rank in 1..=n {
@@ -47,7 +47,7 @@ impl Zipf {
         cumulative.iter_mut().for_each(|c| *c /= sum);
         Zipf(cumulative)
     }
-    fn draw(&self, random: &mut Random) -> u64 {
+    pub fn draw(&self, random: &mut Random) -> u64 {
         let u = random.unit();
         self.0.partition_point(|c| *c < u) as u64
     }

@@ -1,6 +1,6 @@
 package Forebay::Proxmox::Api;
 
-# A client of Forebay's HTTP API, on its control socket or over TCP.
+# A client of Forebay's HTTP API, on its control socket, or over TCP with or without TLS.
 #
 # Each request has a separate connection and one deadline. The plug-in runs inside PVE's daemons, whose storage locks use
 # alarm(2), so nothing here may: all waiting is select(2). A reply is used only if it is complete.
@@ -26,7 +26,7 @@ use constant REQUEST_TIMEOUT_S => 60;
 # A list of 100,000 disks has 50 MiB.
 use constant MAX_REPLY_BYTES => 256 << 20;
 
-# `$address` is { path } or { host, port }, as Forebay::Proxmox::Settings makes it. `$timeout_s` bounds each request.
+# `$address` is { path } or { host, port, tls, token, ca }, as Forebay::Proxmox::Settings makes it. `$timeout_s` bounds each request.
 sub new {
     my ($class, $address, $timeout_s) = @_;
 
@@ -48,8 +48,8 @@ sub attempt {
     my ($self, $method, $path, $body) = @_;
 
     my $deadline = time() + $self->{timeout_s};
-    my $socket = $self->_connect();
     my $request = $self->_request($method, $path, $body);
+    my $socket = $self->_connect();
     my ($status, $text) = eval {
         _send($socket, $request, $deadline);
         _parse(_receive($socket, $deadline));
@@ -103,8 +103,40 @@ sub _connect {
         my $why = $! || $@ || 'no connection';
         die "cannot reach Forebay at $address->{text} ($why): start the server, or correct 'forebay-api'\n";
     }
+    $socket = _start_tls($socket, $address, $timeout_s) if $address->{tls};
     $socket->blocking(0);
     return $socket;
+}
+
+sub _start_tls {
+    my ($socket, $address, $timeout_s) = @_;
+
+    # Only a part of the installations needs it.
+    require IO::Socket::SSL;
+    my $tls = IO::Socket::SSL->start_SSL(
+        $socket,
+        Timeout => $timeout_s,
+        SSL_verify_mode => IO::Socket::SSL::SSL_VERIFY_PEER(),
+        SSL_verifycn_scheme => 'http',
+        SSL_verifycn_name => $address->{host},
+        SSL_hostname => $address->{host} =~ m/\A[0-9.]+\z|:/ ? '' : $address->{host},
+        (defined($address->{ca}) ? (SSL_ca_file => $address->{ca}) : ()),
+    );
+    return $tls if $tls;
+    my $why = IO::Socket::SSL::errstr();
+    die "cannot reach Forebay at $address->{text} ($why): check its certificate and 'forebay-ca-file'\n";
+}
+
+# The header that identifies this client.
+sub _authorization {
+    my ($address) = @_;
+
+    my $file = $address->{token} // return '';
+    open(my $in, '<', $file) or die "cannot read the token of Forebay in $file ($!): correct 'forebay-token-file'\n";
+    my $token = <$in> // '';
+    close($in);
+    $token =~ m/\A([A-Za-z0-9_-]+)\s*\z/ or die "$file has no token: write the output of 'forebay token create' to it\n";
+    return "Authorization: Bearer $1\r\n";
 }
 
 # HTTP/1.0: the reply ends with the connection and is not chunked.
@@ -119,6 +151,7 @@ sub _request {
     }
     my $content = defined($body) ? encode_json($body) : '';
     my $head = "$method /api/v1$path HTTP/1.0\r\nHost: $host\r\nX-Forebay: 1\r\nAccept: application/json\r\n";
+    $head .= _authorization($address);
     if (defined($body)) {
         $head .= "Content-Type: application/json\r\nContent-Length: " . length($content) . "\r\n";
     }
@@ -130,7 +163,7 @@ sub _send {
 
     while (length($bytes)) {
         _wait(can_write => $socket, $deadline);
-        my $sent = send($socket, $bytes, MSG_NOSIGNAL);
+        my $sent = _send_some($socket, $bytes);
         if (defined($sent)) {
             substr($bytes, 0, $sent, '');
         } elsif (!$!{EINTR} && !$!{EAGAIN}) {
@@ -141,13 +174,22 @@ sub _send {
     return;
 }
 
+# A broken connection is an error here, not a signal.
+sub _send_some {
+    my ($socket, $bytes) = @_;
+
+    return send($socket, $bytes, MSG_NOSIGNAL) if !$socket->isa('IO::Socket::SSL');
+    local $SIG{PIPE} = 'IGNORE';
+    return $socket->syswrite($bytes);
+}
+
 sub _receive {
     my ($socket, $deadline) = @_;
 
     my $reply = '';
     while (1) {
         _wait(can_read => $socket, $deadline);
-        my $read = sysread($socket, $reply, 1 << 16, length($reply));
+        my $read = $socket->sysread($reply, 1 << 16, length($reply));
         if (defined($read)) {
             last if $read == 0;
             die "the reply is too long\n" if length($reply) > MAX_REPLY_BYTES;
@@ -161,6 +203,8 @@ sub _receive {
 sub _wait {
     my ($ready, $socket, $deadline) = @_;
 
+    # Of a record of TLS, a part may have been read.
+    return if $ready eq 'can_read' && $socket->isa('IO::Socket::SSL') && $socket->pending();
     my $select = IO::Select->new($socket);
     while (1) {
         my $left_s = $deadline - time();

@@ -26,9 +26,17 @@ my %UNIT = ('' => 1, K => 1 << 10, M => 1 << 20, G => 1 << 30, T => 1 << 40);
 sub properties {
     return {
         'forebay-api' => {
-            description => "Address of the API of the Forebay server: unix:PATH or http://HOST:PORT.",
+            description => "Address of the API of the Forebay server: unix:PATH, https://HOST:PORT or http://HOST:PORT.",
             type => 'string',
             default => DEFAULT_API,
+        },
+        'forebay-token-file' => {
+            description => "File with a token of the API, for an https address.",
+            type => 'string',
+        },
+        'forebay-ca-file' => {
+            description => "File with the certificate authority of an https address; default: those of the system.",
+            type => 'string',
         },
         'forebay-nbd' => {
             description => "Address of the NBD server: unix:PATH or HOST:PORT.",
@@ -94,6 +102,9 @@ sub parse {
         sync => _one_of($scfg, 'forebay-sync', 'flush', qw(flush always never)),
         pool => $scfg->{'forebay-pool'},
     };
+    for my $property (qw(token ca)) {
+        $settings->{api}->{$property} = _file($scfg, "forebay-$property-file", $settings->{api});
+    }
     if (defined(my $namespace = $scfg->{'forebay-namespace'})) {
         $namespace =~ m/\A($NAMESPACE)\z/
             or die "forebay-namespace '$namespace' is not valid: use up to 64 letters, digits, '-' and '_'\n";
@@ -114,8 +125,21 @@ sub _api {
     my ($text) = @_;
 
     return { path => $1, text => $text } if $text =~ m!\Aunix:($PATH)\z!;
-    return _host_and_port($text, $1, $2) if $text =~ m!\Ahttp://($HOST):($PORT)/?\z!;
-    die "forebay-api '$text' is not valid: use unix:PATH or http://HOST:PORT\n";
+    if ($text =~ m!\Ahttp(s?)://($HOST):($PORT)/?\z!) {
+        my $is_tls = $1 ? 1 : 0;
+        return { %{ _host_and_port($text, $2, $3) }, tls => $is_tls };
+    }
+    die "forebay-api '$text' is not valid: use unix:PATH, https://HOST:PORT or http://HOST:PORT\n";
+}
+
+# A secret is sent only over a connection that is encrypted, to a server that has proved who it is.
+sub _file {
+    my ($scfg, $property, $api) = @_;
+
+    my $text = $scfg->{$property} // return undef;
+    die "$property is for a forebay-api that begins with https://\n" if !$api->{tls};
+    return $1 if $text =~ m!\A($PATH)\z!;
+    die "$property '$text' is not valid: use an absolute path\n";
 }
 
 sub _nbd {

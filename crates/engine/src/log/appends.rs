@@ -1,0 +1,101 @@
+//! The appends of a group that are under way.
+
+use forebay_store::{BoxFuture, IoBuf, StoreError};
+use futures_util::future::{Either, join_all, select};
+
+/// An append to an object.
+pub(super) type Append<'a> = BoxFuture<'a, Result<IoBuf, StoreError>>;
+
+/// Appends that are under way.
+#[derive(Default)]
+pub(super) struct Appends<'a>(Vec<Watched<'a>>);
+
+struct Watched<'a> {
+    append: Append<'a>,
+    overdue: BoxFuture<'a, ()>,
+}
+
+impl Watched<'_> {
+    async fn end(self) -> Result<IoBuf, StoreError> {
+        match select(self.append, self.overdue).await {
+            Either::Left((ended, _)) => ended,
+            Either::Right(_) => Err(StoreError::Overdue),
+        }
+    }
+}
+
+impl<'a> Appends<'a> {
+    /// An append has begun. When `overdue` completes, the group need not wait for it any longer.
+    pub fn add(&mut self, append: Append<'a>, overdue: BoxFuture<'a, ()>) {
+        self.0.push(Watched { append, overdue });
+    }
+
+    /// Waits for all of them, also if one fails, since no append of an abandoned group may continue, except
+    /// for one that is overdue. Passes their buffers to `reuse`.
+    ///
+    /// # Errors
+    /// [`StoreError::Overdue`] if one was given up and none failed, but for lack of room;
+    /// [`StoreError::Full`] only if none failed otherwise.
+    pub async fn settle(&mut self, mut reuse: impl FnMut(IoBuf)) -> Result<(), StoreError> {
+        let mut settled = Ok(());
+        for ended in join_all(self.0.drain(..).map(Watched::end)).await {
+            match ended {
+                Ok(buf) => reuse(buf),
+                Err(e) => settled = Err(graver(settled.err(), e)),
+            }
+        }
+        settled
+    }
+}
+
+/// The graver one of two failures.
+fn graver(known: Option<StoreError>, other: StoreError) -> StoreError {
+    match known {
+        None | Some(StoreError::Full) => other,
+        Some(StoreError::Overdue) if other != StoreError::Full => other,
+        Some(known) => known,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use super::*;
+
+    const FAILED: StoreError = StoreError::Fenced;
+
+    fn settled(ends: &[Option<StoreError>]) -> Result<(), StoreError> {
+        let mut appends = Appends::default();
+        for end in ends {
+            match end.clone() {
+                Some(StoreError::Overdue) => appends.add(Box::pin(pending()), Box::pin(ready(()))),
+                end => {
+                    let result = end.map_or(Ok(IoBuf::zeroed(4096)), Err);
+                    appends.add(Box::pin(ready(result)), Box::pin(pending()));
+                }
+            }
+        }
+        let mut reused = 0;
+        let settled = futures_util::FutureExt::now_or_never(appends.settle(|_| reused += 1));
+        assert_eq!(reused, ends.iter().filter(|end| end.is_none()).count());
+        settled.expect("it waits for nothing")
+    }
+
+    #[test]
+    fn the_gravest_failure_is_reported() {
+        let (full, overdue) = (Some(StoreError::Full), Some(StoreError::Overdue));
+        assert_eq!(settled(&[None, None]), Ok(()));
+        for (ends, expected) in [
+            ([None, full.clone()], StoreError::Full),
+            ([None, overdue.clone()], StoreError::Overdue),
+            ([full.clone(), overdue.clone()], StoreError::Overdue),
+            ([full, Some(FAILED)], FAILED),
+            ([overdue, Some(FAILED)], FAILED),
+        ] {
+            assert_eq!(settled(&ends), Err(expected.clone()), "{ends:?}");
+            let [a, b] = ends;
+            assert_eq!(settled(&[b, a]), Err(expected));
+        }
+    }
+}

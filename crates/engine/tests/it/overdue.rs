@@ -1,0 +1,200 @@
+//! Objects that do not answer: the log continues in another segment, and the appends that it gave up take
+//! effect at any time.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use forebay_engine::{BoxFuture, Pool, SyncMode};
+use forebay_format::{SegmentId, Superblock};
+use forebay_store::{Capacity, IoBuf, MemoryStore, ObjectStat, Result, Store};
+
+use crate::common::{check, left_by_crash, noise, open, open_with, read};
+
+/// An append, or a creation of an object.
+struct Late {
+    id: SegmentId,
+    offset: u64,
+    data: Option<IoBuf>,
+    expected: u64,
+}
+
+/// A store of which objects may not answer. What is requested of them takes effect later.
+#[derive(Default)]
+struct Silent {
+    store: MemoryStore,
+    /// Objects up to this one do not answer appends.
+    until: Mutex<Option<SegmentId>>,
+    /// Every second object that is created does not answer.
+    skips: AtomicBool,
+    late: Mutex<Vec<Late>>,
+}
+
+impl Silent {
+    fn is_silent(&self, id: SegmentId) -> bool {
+        self.until.lock().unwrap().is_some_and(|until| id <= until)
+    }
+
+    async fn newest(&self) -> SegmentId {
+        self.store.list().await.unwrap().last().unwrap().id
+    }
+
+    /// All existing objects do not answer from now on.
+    async fn silence(&self) {
+        let newest = self.newest().await;
+        *self.until.lock().unwrap() = Some(newest);
+    }
+
+    /// What did not answer takes effect now.
+    async fn release(&self) -> usize {
+        *self.until.lock().unwrap() = None;
+        let late = std::mem::take(&mut *self.late.lock().unwrap());
+        let count = late.len();
+        for Late { id, offset, data, expected } in late {
+            match data {
+                Some(data) => drop(self.store.append(id, offset, data, expected).await.unwrap()),
+                None => self.store.prepare(id, expected).await.unwrap(),
+            }
+        }
+        count
+    }
+}
+
+impl Store for Silent {
+    fn prepare(&self, id: SegmentId, expected: u64) -> BoxFuture<'static, Result<()>> {
+        if self.skips.load(Relaxed) && id.0.is_multiple_of(2) {
+            self.late.lock().unwrap().push(Late { id, offset: 0, data: None, expected });
+            return Box::pin(std::future::pending());
+        }
+        self.store.prepare(id, expected)
+    }
+    fn append(&self, id: SegmentId, offset: u64, data: IoBuf, expected: u64) -> BoxFuture<'_, Result<IoBuf>> {
+        if self.is_silent(id) {
+            self.late.lock().unwrap().push(Late { id, offset, data: Some(data), expected });
+            return Box::pin(std::future::pending());
+        }
+        self.store.append(id, offset, data, expected)
+    }
+    fn overdue(&self, _: usize) -> BoxFuture<'static, ()> {
+        match self.late.lock().unwrap().is_empty() {
+            true => Box::pin(std::future::pending()),
+            false => Box::pin(std::future::ready(())),
+        }
+    }
+    fn sync(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        self.store.sync(id)
+    }
+    fn read(&self, id: SegmentId, offset: u64, len: usize) -> BoxFuture<'_, Result<IoBuf>> {
+        self.store.read(id, offset, len)
+    }
+    fn delete(&self, id: SegmentId) -> BoxFuture<'_, Result<()>> {
+        self.store.delete(id)
+    }
+    fn list(&self) -> BoxFuture<'_, Result<Vec<ObjectStat>>> {
+        self.store.list()
+    }
+    fn read_superblock(&self) -> BoxFuture<'_, Result<[Option<Vec<u8>>; 2]>> {
+        self.store.read_superblock()
+    }
+    fn swap_superblock(&self, new: &Superblock) -> BoxFuture<'_, Result<()>> {
+        self.store.swap_superblock(new)
+    }
+    fn capacity(&self) -> BoxFuture<'_, Result<Capacity>> {
+        self.store.capacity()
+    }
+}
+
+const PIECE: usize = 64 << 10;
+
+async fn write(pool: &Pool, number: u64) {
+    let v = pool.attach("v").unwrap();
+    v.write(0, &noise(number, PIECE), false).await.unwrap();
+    let flushed = tokio::time::timeout(Duration::from_secs(30), v.flush()).await;
+    flushed.expect("it does not wait for the object").unwrap();
+}
+
+async fn prepared() -> (Arc<Silent>, Arc<Pool>) {
+    let store = Arc::new(Silent::default());
+    let pool = open_with(&store, crate::common::config()).await;
+    pool.create_volume("v", 4 << 20, SyncMode::Flush, 0).await.unwrap();
+    write(&pool, 1).await;
+    (store, pool)
+}
+
+/// What a server finds after a crash of this one.
+async fn expect_after_crash(store: &Silent, number: u64) {
+    let left = left_by_crash(&store.store).await;
+    assert_eq!(check(&left).await, Vec::<String>::new());
+    let pool = open(&left).await;
+    assert!(read(&pool.attach("v").unwrap(), 0, PIECE).await == noise(number, PIECE), "contents of {number}");
+    pool.close().await.unwrap();
+    assert_eq!(check(&left).await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_commit_continues_in_another_segment() {
+    let (store, pool) = prepared().await;
+    let before = store.newest().await;
+    store.silence().await;
+    write(&pool, 2).await;
+    assert!(store.newest().await > before);
+    expect_after_crash(&store, 2).await;
+    write(&pool, 3).await;
+    assert!(store.release().await > 0, "an append was given up");
+    // The batch that was given up is there twice now.
+    expect_after_crash(&store, 3).await;
+    write(&pool, 4).await;
+    expect_after_crash(&store, 4).await;
+    pool.close().await.unwrap();
+    expect_after_crash(&store, 4).await;
+}
+
+#[tokio::test]
+async fn a_group_whose_append_was_given_up_may_be_found_alone() {
+    let (store, pool) = prepared().await;
+    store.silence().await;
+    write(&pool, 2).await;
+    let other = store.newest().await;
+    assert!(store.release().await > 0);
+    // The crash was before the group was written again; the superblock has the higher epoch already.
+    let left = left_by_crash(&store.store).await;
+    for object in left.list().await.unwrap().into_iter().filter(|object| object.id > SegmentId(1)) {
+        left.delete(object.id).await.unwrap();
+    }
+    assert!(left.list().await.unwrap().last().unwrap().id < other);
+    let found = open(&left).await;
+    assert!(read(&found.attach("v").unwrap(), 0, PIECE).await == noise(2, PIECE));
+    found.close().await.unwrap();
+    pool.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_segment_is_used_that_can_be_created() {
+    let (store, pool) = prepared().await;
+    store.skips.store(true, Relaxed);
+    for round in 0..4 {
+        store.silence().await;
+        write(&pool, 10 + round).await;
+        expect_after_crash(&store, 10 + round).await;
+        assert!(store.release().await > 0);
+        expect_after_crash(&store, 10 + round).await;
+    }
+    store.skips.store(false, Relaxed);
+    pool.close().await.unwrap();
+    expect_after_crash(&store, 13).await;
+}
+
+#[tokio::test]
+async fn a_checkpoint_continues_in_another_segment() {
+    let (store, pool) = prepared().await;
+    pool.checkpoint().await.unwrap();
+    write(&pool, 2).await;
+    store.silence().await;
+    pool.checkpoint().await.unwrap();
+    expect_after_crash(&store, 2).await;
+    write(&pool, 3).await;
+    assert!(store.release().await > 0);
+    expect_after_crash(&store, 3).await;
+    pool.close().await.unwrap();
+}

@@ -1,0 +1,196 @@
+//! Administrative actions and their replies.
+
+use serde::Serialize;
+
+use super::{
+    ActivityView, AllowInitiator, ClassesView, CloneVolumes, CreateTarget, CreateVolume, DiskStatsView,
+    DiskView, LunView, MapLun, PrefetchedView, ProfileAction, ProfileView, ReservationsView, ServerView,
+    StatsView, SyncPolicy, TargetView, TenantView, VolumeLimits,
+};
+use crate::limits::LimitSet;
+
+/// An administrative action.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)] // the variants correspond to methods of the pool and to resources of the API
+pub enum Action {
+    ListImages,
+    ShowImage { name: String },
+    CreateImage { name: String, source: String },
+    RemoveImage { name: String },
+    ShowProfile { image: String },
+    ChangeProfile { image: String, action: ProfileAction },
+    RemoveProfile { image: String },
+    ListVolumes,
+    ShowActivity,
+    ShowVolume { name: String },
+    CreateVolume(CreateVolume),
+    CloneVolumes(CloneVolumes),
+    RemoveVolume { name: String },
+    ResizeVolume { name: String, size_bytes: u64 },
+    ResetVolume { name: String },
+    ResumeVolume { name: String },
+    Reset { volumes: Vec<String> },
+    PersistVolume { name: String, sync: SyncPolicy },
+    ShowLimits { volume: String },
+    SetLimits { volume: String, new: VolumeLimits },
+    ListTenants,
+    ShowTenant { name: String },
+    SetTenant { name: String, limits: LimitSet },
+    RemoveTenant { name: String },
+    ShowClasses { name: String },
+    LearnClasses { name: String },
+    RollbackVolume { name: String, snapshot: String },
+    ListSnapshots { volume: String },
+    CreateSnapshot { volume: String, name: String },
+    RemoveSnapshot { volume: String, name: String },
+    ListTargets,
+    ShowTarget { name: String },
+    CreateTarget(CreateTarget),
+    RemoveTarget { name: String, force: bool },
+    RemoveTargets { force: bool },
+    AllowInitiator { target: String, initiator: String, allowed: AllowInitiator },
+    DenyInitiator { target: String, initiator: String },
+    MapLun { target: String, lun: Option<u16>, map: MapLun },
+    UnmapLun { target: String, lun: u16 },
+    ShowReservations { target: String, lun: u16 },
+    ClearReservations { target: String, lun: u16 },
+    Server,
+    Stats,
+    DiskStats { name: String },
+    Checkpoint,
+}
+
+impl Action {
+    /// Whether the action has no effect on the state.
+    pub fn is_query(&self) -> bool {
+        use Action::*;
+        matches!(
+            self,
+            ListImages
+                | ShowImage { .. }
+                | ShowProfile { .. }
+                | ListVolumes
+                | ShowActivity
+                | ShowVolume { .. }
+                | ShowClasses { .. }
+                | ShowLimits { .. }
+                | ListTenants
+                | ShowTenant { .. }
+                | ListSnapshots { .. }
+                | ListTargets
+                | ShowTarget { .. }
+                | ShowReservations { .. }
+                | Server
+                | Stats
+                | DiskStats { .. }
+        )
+    }
+}
+
+impl Action {
+    /// What the action does to disks, for the events; `None` if it changes none.
+    pub(super) fn change(&self) -> Option<&'static str> {
+        use Action::*;
+        Some(match self {
+            CreateImage { .. } | CreateVolume(_) | CloneVolumes(_) | CreateSnapshot { .. } => "created",
+            RemoveImage { .. } | RemoveVolume { .. } | RemoveSnapshot { .. } => "removed",
+            ResizeVolume { .. } => "resized",
+            ResetVolume { .. } | Reset { .. } => "reset",
+            ResumeVolume { .. } => "resumed",
+            PersistVolume { .. } => "persisted",
+            SetLimits { .. } => "limited",
+            RollbackVolume { .. } => "rolled_back",
+            _ => return None,
+        })
+    }
+
+    /// The disk that a change concerns, if its reply does not name it.
+    pub(super) fn unnamed(&self) -> Option<String> {
+        use Action::*;
+        match self {
+            RemoveImage { name } | RemoveVolume { name } | SetLimits { volume: name, .. } => {
+                Some(name.clone())
+            }
+            RemoveSnapshot { volume, name } => Some(format!("{volume}@{name}")),
+            _ => None,
+        }
+    }
+
+    /// The disks that the action concerns, for access control. Lists concern none; their replies are
+    /// filtered. Names of disks that do not exist yet are included: nothing is created outside of a scope.
+    pub fn disks(&self) -> Vec<String> {
+        use Action::*;
+        match self {
+            ShowImage { name }
+            | RemoveImage { name }
+            | ShowVolume { name }
+            | RemoveVolume { name }
+            | ResizeVolume { name, .. }
+            | ResetVolume { name }
+            | ResumeVolume { name }
+            | PersistVolume { name, .. }
+            | ShowClasses { name }
+            | LearnClasses { name }
+            | DiskStats { name }
+            | ShowProfile { image: name }
+            | ChangeProfile { image: name, .. }
+            | RemoveProfile { image: name }
+            | ShowLimits { volume: name }
+            | SetLimits { volume: name, .. }
+            | ListSnapshots { volume: name } => vec![name.clone()],
+            CreateImage { name, source } => vec![name.clone(), source.clone()],
+            CreateVolume(new) => vec![new.name.clone()],
+            CloneVolumes(new) => vec![new.name.clone(), new.source.clone()],
+            Reset { volumes } => volumes.clone(),
+            RollbackVolume { name: volume, snapshot: name }
+            | CreateSnapshot { volume, name }
+            | RemoveSnapshot { volume, name } => vec![volume.clone(), format!("{volume}@{name}")],
+            MapLun { map, .. } => vec![map.disk.clone()],
+            ListImages
+            | ListVolumes
+            | ShowActivity
+            | ListTenants
+            | ShowTenant { .. }
+            | SetTenant { .. }
+            | RemoveTenant { .. }
+            | ListTargets
+            | ShowTarget { .. }
+            | CreateTarget(_)
+            | RemoveTarget { .. }
+            | RemoveTargets { .. }
+            | AllowInitiator { .. }
+            | DenyInitiator { .. }
+            | UnmapLun { .. }
+            | ShowReservations { .. }
+            | ClearReservations { .. }
+            | Server
+            | Stats
+            | Checkpoint => Vec::new(),
+        }
+    }
+}
+
+/// The reply to an action.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+#[allow(missing_docs)]
+pub enum Reply {
+    Disk(DiskView),
+    Disks(Vec<DiskView>),
+    Activity(Vec<ActivityView>),
+    Server(ServerView),
+    Stats(Box<StatsView>),
+    DiskStats(DiskStatsView),
+    Profile(ProfileView),
+    Prefetched(PrefetchedView),
+    Classes(ClassesView),
+    Target(TargetView),
+    Targets(Vec<TargetView>),
+    Limits(VolumeLimits),
+    Tenant(TenantView),
+    Tenants(Vec<TenantView>),
+    Lun(LunView),
+    Reservations(ReservationsView),
+    /// Success without data; an empty JSON object.
+    Done {},
+}

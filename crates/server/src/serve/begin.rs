@@ -1,0 +1,117 @@
+//! Opening the store and the pool, and binding the sockets, in the order that the start needs.
+
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay_engine::Pool;
+use forebay_store::rados::PoolConnection;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::inherited::Inherited;
+use super::lease::Lease;
+use super::loss::{Loss, exit_without_pool};
+use super::open::OpenPool;
+use super::sockets::{self, Sockets};
+use super::standby::StandbyPortals;
+use super::store::{self, Opened};
+use super::{ServeError, Server};
+use crate::config::{PoolLocation, RadosPool, WhileStandby};
+use crate::plane::Bound;
+
+impl Server<'_> {
+    pub(super) async fn open_store(&self, path: &Path) -> Result<Opened, ServeError> {
+        store::open(path, self.config, &self.descriptors, self.engine.host()).await
+    }
+
+    /// The connection to the cluster of a pool in Ceph.
+    pub(super) async fn connect(&self) -> Result<Option<Arc<PoolConnection>>, ServeError> {
+        let PoolLocation::Rados(pool) = &self.config.location else { return Ok(None) };
+        let failed = |source| ServeError::Store { pool: self.config.location.to_string(), source };
+        store::connect(pool).await.map(Some).map_err(failed)
+    }
+
+    /// Opens the store, and binds the sockets. `None` if a signal to stop arrives while another server holds
+    /// the pool. The portals that were served until then are returned as well.
+    pub(super) async fn open_store_and_bind(
+        &mut self,
+        mut inherited: Inherited,
+    ) -> Result<Option<(Arc<Lease>, Sockets, Option<StandbyPortals>)>, ServeError> {
+        let (config, none) = (self.config, Bound::default());
+        let pool = match &config.location {
+            PoolLocation::Rados(pool) => pool,
+            PoolLocation::Directory(path) => {
+                // Creating a store requires an empty directory, and the sockets may be in the same one.
+                let store = Lease::new(self.open_store(path).await?);
+                return Ok(Some((store, Sockets::bind(config, inherited, none)?, None)));
+            }
+        };
+        if !config.standby {
+            let sockets = Sockets::bind(config, inherited, none)?;
+            let opened = self.wait_for_store(pool, None).await?;
+            return Ok(opened.map(|(store, _)| (store, sockets, None)));
+        }
+        // The server that holds the pool may have the addresses of a standby.
+        let iscsi = match config.iscsi_paths.while_standby {
+            WhileStandby::Closed => None,
+            _ => Some(sockets::bind_iscsi(config, &mut inherited)?),
+        };
+        let Some((store, portals)) = self.wait_for_store(pool, iscsi.as_ref()).await? else {
+            return Ok(None);
+        };
+        let sockets = Sockets::bind(config, inherited, iscsi.unwrap_or_default())?;
+        Ok(Some((store, sockets, portals)))
+    }
+
+    /// Opens the store of a pool in Ceph. While another server holds it, clients of `iscsi` are served as a
+    /// standby does. `None` if a signal to stop arrives.
+    async fn wait_for_store(
+        &mut self,
+        pool: &RadosPool,
+        iscsi: Option<&Bound>,
+    ) -> Result<Option<(Arc<Lease>, Option<StandbyPortals>)>, ServeError> {
+        let (begins, begun) = oneshot::channel();
+        let begins = Mutex::new(Some(begins));
+        let waits = move || {
+            if let Some(begins) = begins.lock().take() {
+                // Without portals, nothing waits for it.
+                let _ = begins.send(());
+            }
+        };
+        let host = self.engine.host();
+        let stop = pin!(self.signals.stop());
+        let mut opening = pin!(store::open_when_free(self.config, pool, host, stop, waits));
+        let (opened, portals) = tokio::select! {
+            biased;
+            opened = &mut opening => (opened?, None),
+            Some(iscsi) = async { begun.await.ok().and(iscsi) } => {
+                let (descriptors, groups) = (&self.descriptors, &self.groups);
+                let portals = StandbyPortals::start(self.config, descriptors, pool, groups, iscsi.try_clone()?)?;
+                (opening.await?, Some(portals))
+            }
+        };
+        match (opened, portals) {
+            (Some(opened), portals) => Ok(Some((Lease::new(opened), portals))),
+            (None, portals) => {
+                if let Some(portals) = portals {
+                    portals.shutdown().await;
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    pub(super) async fn open_pool(&self, store: Arc<Lease>) -> Result<OpenPool, ServeError> {
+        let opened = Instant::now();
+        let opening = Pool::open(store.clone(), self.engine.host(), self.reloader.current().pool.clone());
+        let pool = tokio::select! {
+            biased;
+            () = store.lost() => exit_without_pool(Loss::Taken),
+            pool = self.engine.run(opening) => pool?,
+        };
+        tracing::info!(ms = opened.elapsed().as_millis(), "pool open");
+        Ok(OpenPool { pool, store, engine: self.engine.clone() })
+    }
+}

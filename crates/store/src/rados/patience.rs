@@ -1,0 +1,81 @@
+//! When an append is overdue.
+//!
+//! An OSD that hangs answers nothing until Ceph has detected it, which takes from some seconds to half a
+//! minute. Objects in other placement groups answer meanwhile. So an append is overdue if it takes much longer
+//! than usual, and a change of the pool's header, which began later, is acknowledged before it. While the
+//! whole cluster is slow or does not answer, nothing is overdue.
+//!
+//! What was given up wrongly costs an append and a segment, so the time doubles with each one that is overdue,
+//! until one ends in time.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+/// An append is not overdue before this time.
+const LEAST: Duration = Duration::from_millis(400);
+/// The same, for each byte of it: a slow network.
+const PER_BYTE: Duration = Duration::from_nanos(100);
+/// An append is overdue after this many times the usual time.
+const FACTOR: u32 = 4;
+/// Most doublings.
+const DOUBLINGS: u32 = 5;
+
+/// How long to wait for appends.
+#[derive(Default)]
+pub(super) struct Patience(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// The longest one of recent appends, which decreases with each shorter one.
+    usual: Duration,
+    /// Appends that were overdue, since the last one that was not.
+    overdue: u32,
+}
+
+impl Patience {
+    /// How long an append of `len` bytes may take.
+    pub fn time(&self, len: usize) -> Duration {
+        let state = self.0.lock();
+        let once = LEAST + PER_BYTE.saturating_mul(len as u32) + FACTOR * state.usual;
+        once * (1 << state.overdue.min(DOUBLINGS))
+    }
+
+    /// An append has ended that was not overdue.
+    pub fn ended(&self, took: Duration) {
+        let mut state = self.0.lock();
+        *state = State { usual: took.max(state.usual - state.usual / 8), overdue: 0 };
+    }
+
+    /// An append was overdue.
+    pub fn was_overdue(&self) {
+        self.0.lock().overdue += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_follows_what_appends_take() {
+        let patience = Patience::default();
+        assert_eq!(patience.time(0), LEAST);
+        assert_eq!(patience.time(4 << 20), LEAST + (4 << 20) * PER_BYTE);
+        patience.ended(Duration::from_millis(800));
+        assert_eq!(patience.time(0), LEAST + Duration::from_millis(3_200));
+        (0..100).for_each(|_| patience.ended(Duration::from_millis(1)));
+        assert!(patience.time(0) < LEAST + Duration::from_millis(5));
+    }
+
+    #[test]
+    fn patience_grows_until_an_append_ends_in_time() {
+        let patience = Patience::default();
+        (0..3).for_each(|_| patience.was_overdue());
+        assert_eq!(patience.time(0), 8 * LEAST);
+        (0..100).for_each(|_| patience.was_overdue());
+        assert_eq!(patience.time(0), 32 * LEAST);
+        patience.ended(Duration::ZERO);
+        assert_eq!(patience.time(0), LEAST);
+    }
+}

@@ -1,0 +1,139 @@
+//! The tables of a phase.
+
+use std::fmt::Write;
+
+use super::chart::{escape, number};
+use crate::run::record::{PhaseRecord, TargetRecord};
+
+/// The number of a target's style, the target, and its record of the phase.
+pub(super) type Of<'a> = (usize, &'a TargetRecord, &'a PhaseRecord);
+
+/// All figures of a phase, and what it cost.
+pub(super) fn figures(out: &mut String, records: &[Of<'_>]) {
+    out.push_str("<div class=\"table\"><table>\n<tr><th>target</th><th>load</th>");
+    for head in [
+        "requests/s",
+        "MiB/s",
+        "p50 ms",
+        "p95 ms",
+        "p99 ms",
+        "p99.9 ms",
+        "max ms",
+        "errors",
+        "verified",
+        "wrong",
+    ] {
+        let _ = write!(out, "<th class=\"n\">{head}</th>");
+    }
+    out.push_str("</tr>\n");
+    for (_, target, phase) in records {
+        for l in &phase.loads {
+            let depth = phase.depth.map_or_else(String::new, |d| format!(", depth {d}"));
+            let _ = write!(
+                out,
+                "<tr><td class=\"k\">{}</td><td class=\"k\">{}{depth}</td>",
+                escape(&target.name),
+                escape(&l.name)
+            );
+            let a = l.latency;
+            for v in [l.iops, l.mib_s, a.p50, a.p95, a.p99, a.p999, a.max] {
+                let _ = write!(out, "<td class=\"n\">{}</td>", number(v));
+            }
+            for v in [l.errors, l.verified, l.wrong] {
+                let _ = write!(out, "<td class=\"n\">{}</td>", number(v as f64));
+            }
+            out.push_str("</tr>\n");
+        }
+    }
+    out.push_str("</table></div>\n");
+    costs(out, records);
+}
+
+/// What a phase cost the server.
+fn costs(out: &mut String, records: &[Of<'_>]) {
+    out.push_str("<div class=\"table\"><table>\n<tr><th>target</th>");
+    for head in [
+        "measured s",
+        "warm-up s",
+        "server CPU us/request",
+        "server MiB at most",
+        "this program's cores",
+        "other processes %",
+        "store reads",
+        "store writes",
+        "syncs",
+        "store MiB read",
+        "written",
+    ] {
+        let _ = write!(out, "<th class=\"n\">{head}</th>");
+    }
+    out.push_str("</tr>\n");
+    for (_, target, phase) in records {
+        let depth = phase.depth.map_or_else(String::new, |d| format!(", depth {d}"));
+        let steady = if phase.steady == Some(false) { ", not steady" } else { "" };
+        let _ = write!(out, "<tr><td class=\"k\">{}{depth}</td>", escape(&target.name));
+        // CPU is that of the whole phase, so it is divided by all requests of it.
+        let ops: u64 = phase.loads.iter().flat_map(|l| &l.series).map(|p| p.ops).sum();
+        let cpu = phase.server_cpu_s.filter(|_| ops > 0).map(|s| s * 1e6 / ops as f64);
+        let memory = phase.samples.iter().map(|s| s.server_bytes).max().filter(|b| *b > 0);
+        let seconds = (phase.measured_s + phase.warm_up_s).max(1e-3);
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let cells = [
+            Some(phase.measured_s),
+            Some(phase.warm_up_s),
+            cpu,
+            memory.map(mib),
+            Some(phase.client_cpu_s / seconds),
+            Some(phase.others_percent),
+            phase.store.map(|s| s.read_ops as f64),
+            phase.store.map(|s| s.write_ops as f64),
+            phase.store.map(|s| s.sync_ops as f64),
+            phase.store.map(|s| mib(s.read_bytes)),
+            phase.store.map(|s| mib(s.write_bytes)),
+        ];
+        for (i, cell) in cells.into_iter().enumerate() {
+            let note = if i == 1 { steady } else { "" };
+            let text = cell.map_or_else(|| "unknown".to_owned(), number);
+            let _ = write!(out, "<td class=\"n\">{text}{note}</td>");
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</table></div>\n");
+    notes(out, records);
+}
+
+/// What events did, and which of them failed.
+fn notes(out: &mut String, records: &[Of<'_>]) {
+    for (_, target, phase) in records {
+        for load in phase.loads.iter().filter(|l| l.conflicts > 0) {
+            let _ = writeln!(
+                out,
+                "<p class=\"soft\">{}: {} requests of '{}' met a reservation, and were sent again.</p>",
+                escape(&target.name),
+                number(load.conflicts as f64),
+                escape(&load.name)
+            );
+        }
+        for event in &phase.events {
+            let Some(figures) = &event.figures else { continue };
+            let name = event.action.replace('_', " ");
+            let (target, name, figures) = (escape(&target.name), escape(&name), escape(figures));
+            let _ = writeln!(
+                out,
+                "<p class=\"soft\">{target}: {name} at {} s: {figures}.</p>",
+                number(event.start_s)
+            );
+        }
+    }
+    let events = records.iter().flat_map(|(_, t, p)| p.events.iter().map(move |e| (t, e)));
+    for (target, event) in events.filter(|(_, e)| e.error.is_some()) {
+        let _ = writeln!(
+            out,
+            "<p class=\"fail\">{}: {} at {:.1} s failed: {}</p>",
+            escape(&target.name),
+            escape(&event.action),
+            event.start_s,
+            escape(event.error.as_deref().unwrap_or_default())
+        );
+    }
+}
