@@ -1,7 +1,7 @@
 """A browser for tests: Chromium without a window, on loopback addresses only.
 
-Everything is found as a user finds it: by the text of buttons and links, by the labels of fields. Waiting is for
-a state, never for a time.
+Everything is found as a user finds it: by the text of buttons and links, by the labels of fields. Waits are
+for a state, never for a time.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ class Browser:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def named(self, kind, name):
-        """Visible elements of a kind (CSS) with this text or label; those of the open dialog if there is one."""
+        """Visible elements of a kind (CSS) with this text or label; only those of an open dialog."""
         root = (self.css("dialog[open]") or [self.driver.find_element(By.TAG_NAME, "body")])[-1]
         found = root.find_elements(By.CSS_SELECTOR, kind)
         return [e for e in found if name in (e.text.strip(), e.get_attribute("aria-label")) and e.is_displayed()]
@@ -266,7 +266,7 @@ class SocketBridge:
 
 
 def start(t, *args, expected=(), tokens=True, **options):
-    """A server with an address for browsers, a token of an administrator, and a browser that is not logged in."""
+    """A server with an address for browsers, a token of an administrator, and a browser without a session."""
     server = t.server("--http", "127.0.0.1:0", *args, **options)
     token = make_token(server, "admin", "administrator") if tokens else None
     base = address(server)

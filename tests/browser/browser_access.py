@@ -1,4 +1,4 @@
-"""Tokens and roles on the pages: what a client may not do is not offered, and refused if it is sent anyway."""
+"""Tokens and roles on the pages: what a client may not do is not offered, and is refused if it is sent."""
 
 import time
 

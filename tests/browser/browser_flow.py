@@ -1,5 +1,5 @@
-"""The work of a day in the browser: import, clone, watch a load, reset, delete; by keyboard, and with names that
-look like HTML."""
+"""The work of a day in the browser: import, clone, watch a load, reset, delete; by keyboard, and with names
+that look like HTML."""
 
 import http.server
 import threading
@@ -137,7 +137,7 @@ def a_volume_is_created_and_deleted_by_keyboard_alone(t):
     b.press("typed", Keys.TAB, "1 GiB")
     for _ in range(12):
         b.press(Keys.TAB)
-        # After the last control comes the body, for the browser's own controls.
+        # The body follows the last control, for the controls of the browser.
         inside = "const e = document.activeElement; return e === document.body || Boolean(e.closest('dialog'))"
         check(b.script(inside), "the focus has left the dialog")
     b.tab_to("Create").send_keys(Keys.ENTER)

@@ -1,5 +1,5 @@
-"""All pages: no serious fault of accessibility in both themes, no sideways scrolling on a phone, no message in the
-console."""
+"""All pages: no serious fault of accessibility in both themes, no sideways scrolling on a phone, no message
+in the console."""
 
 from browser import DESKTOP, PHONE, SocketBridge, address, browser, control
 from browser_flow import Load, noise_image

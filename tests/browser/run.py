@@ -3,12 +3,12 @@
 
     run.py [NAME...]      only tests whose name contains NAME
 
-Debian's Chromium is controlled by its driver (packages chromium, chromium-driver and python3-selenium). Environment
-variables, with their defaults:
+Debian's Chromium is controlled by its driver (packages chromium, chromium-driver and python3-selenium).
+Environment variables, with their defaults:
 
     FOREBAY_BIN           the server (target/debug/forebay)
     FOREBAY_SEED          seed of all random data (1)
-    FOREBAY_SCREENSHOTS   directory for pictures of all pages, in both themes and at the width of a phone (none)
+    FOREBAY_SCREENSHOTS   directory for pictures of all pages, in both themes and on a phone (none)
     FOREBAY_BROWSER_VOLUMES  number of volumes of the test with many (2000); a quarter of them has a client
 """
 

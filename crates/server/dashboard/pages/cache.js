@@ -40,33 +40,31 @@ function cacheCard(window, stats, name, color) {
   ];
 }
 
-/** What a larger read cache would achieve, as its ghost entries measured. */
+/** What a larger read cache would achieve, as the server estimates from a sample of its misses. */
 function advice(cache) {
-  if (!cache.advice?.length) return null;
+  const title = h("h3", {}, "Advice");
+  if (!cache.advice?.length)
+    return [title, h("p", { class: "note" }, "Not enough misses yet, or a cache under 60 MiB.")];
   const sentence = (one) => {
-    const more = cache.budget_bytes ? (one.size_bytes - cache.budget_bytes) / cache.budget_bytes : NaN;
-    return `${Math.round(100 * more)} % more (${bytes(one.size_bytes)}) would save ${perSecond(one.saved_reads_per_s)} reads a second`;
+    const rate = one.saved_reads_per_s;
+    const saves = rate === null ? "would save reads" : `would save ${perSecond(rate)} reads a second`;
+    return `${one.more_percent} % more (${bytes(one.size_bytes)}) ${saves}`;
   };
   const rows = cache.advice.map((one) => [sentence(one), count(one.saved_reads)]);
-  return [
-    h("h3", {}, "Advice"),
-    plainTable(
-      "Advice on the size of the read cache",
-      ["A larger read cache", ["Reads saved since the start", "number"]],
-      rows,
-    ),
+  const columns = [
+    ["A larger read cache", "wide"],
+    ["Since the start", "number"],
   ];
+  return [title, plainTable("Reads that a larger cache would save", columns, rows)];
 }
 
 function classes(cache) {
-  if (!cache.classes?.length) return null;
-  const rows = cache.classes.map((one) => {
-    const looked = (one.read_hits ?? one.hits ?? 0) + (one.read_misses ?? one.misses ?? 0);
-    return [one.class, count(looked), percent(one.hit_rate ?? NaN)];
-  });
+  const read = cache.classes?.filter((one) => one.hits + one.misses > 0) ?? [];
+  if (read.length === 0) return null;
+  const rows = read.map((one) => [one.class, count(one.hits + one.misses), percent(one.hit_rate ?? NaN)]);
   return [
     h("h3", {}, "By class of blocks"),
-    plainTable("Hit rates by class", ["Class", ["Look-ups", "number"], ["Hit rate", "number"]], rows),
+    plainTable("Reads by class", ["Class", ["Reads", "number"], ["Served from RAM", "number"]], rows),
   ];
 }
 

@@ -1,7 +1,7 @@
 //! The dashboard: pages for administrators, which a browser renders from the API.
 //!
 //! Only static files are served here, to everyone who reaches the listener; they contain no data. All data
-//! comes from the API with the rights of the session, so access is decided in one place.
+//! is read from the API with the rights of the session, so access is decided in one place.
 //!
 //! **Caching.** The paths of all files but the shell contain a hash of the whole set, so browsers keep them,
 //! and a page never combines files of two releases. The shell, `/`, is requested each time.
